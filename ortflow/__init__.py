@@ -1,0 +1,21 @@
+"""ortflow: one run file trains any ONNX model, on a laptop or a cluster, with restarts that lose nothing."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from ortflow.export import export_for_training
+
+__all__ = ["__version__", "export_for_training"]
+
+__version__ = "0.1.0"
+
+
+def __getattr__(name: str) -> Any:
+    """Load the exporter when it is first asked for: `import ortflow` stays cheap."""
+    if name == "export_for_training":
+        from ortflow.export import export_for_training
+
+        return export_for_training
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,0 +1,67 @@
+"""How many cores a rank really has: affinity and cgroup quota, not the machine's total."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class Grant:
+    """What the kernel lets one rank use."""
+
+    host: str
+    cores: frozenset[int]
+    """Cores of its affinity mask."""
+    quota: float | None
+    """CPU seconds a second that its cgroup may take; None without a limit."""
+    cgroup: str
+    """The cgroup that the quota belongs to."""
+
+
+def grant_of_this_process(host: str) -> Grant:
+    """Affinity and the tightest CPU quota on the way up the cgroup tree."""
+    if hasattr(os, "sched_getaffinity"):
+        cores = frozenset(os.sched_getaffinity(0))
+    else:
+        cores = frozenset(range(os.cpu_count() or 1))
+    quota, cgroup = _quota(Path("/proc/self/cgroup"), Path("/sys/fs/cgroup"))
+    return Grant(host, cores, quota, cgroup)
+
+
+def cores_of(mine: Grant, all_ranks: Sequence[Grant]) -> int:
+    """Cores for one rank, at least 1: its mask and quota, divided by the ranks of its host that share them."""
+    here = [grant for grant in all_ranks if grant.host == mine.host]
+    shared_mask = sum(1 for grant in here if grant.cores & mine.cores)
+    cores = len(mine.cores) / max(1, shared_mask)
+    if mine.quota is not None:
+        shared_quota = sum(1 for grant in here if grant.cgroup == mine.cgroup)
+        cores = min(cores, mine.quota / max(1, shared_quota))
+    return max(1, int(cores))
+
+
+def _quota(membership: Path, root: Path) -> tuple[float | None, str]:
+    try:
+        rows = membership.read_text().splitlines()
+    except OSError:
+        return None, ""
+    path = next((row.split(":", 2)[2] for row in rows if row.startswith("0::")), None)
+    if path is None:
+        return None, ""
+    tightest: float | None = None
+    holder = ""
+    folder = root / path.lstrip("/")
+    while True:
+        try:
+            limit, period = (folder / "cpu.max").read_text().split()
+        except (OSError, ValueError):
+            limit, period = "max", "1"
+        if limit != "max":
+            quota = int(limit) / int(period)
+            if tightest is None or quota < tightest:
+                tightest, holder = quota, str(folder)
+        if folder in (root, folder.parent):
+            return tightest, holder
+        folder = folder.parent

@@ -1,0 +1,78 @@
+"""Flat buffers in host memory."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+ALIGNMENT = 256
+"""Bytes: what the flat layout's offsets keep, so that every tensor starts on a cache line."""
+
+
+@dataclass(frozen=True)
+class HostBuffer:
+    """A one-dimensional array; slices are views of it."""
+
+    array: npt.NDArray[Any]
+
+    @property
+    def pointer(self) -> int:
+        """Address of the first element."""
+        return int(self.array.ctypes.data)
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """Element type."""
+        return self.array.dtype
+
+    @property
+    def count(self) -> int:
+        """Number of elements."""
+        return int(self.array.size)
+
+    def slice(self, start: int, stop: int) -> HostBuffer:
+        """Elements [start, stop), the same memory."""
+        return HostBuffer(self.array[start:stop])
+
+    def read(self, out: npt.NDArray[Any] | None = None) -> npt.NDArray[Any]:
+        """A copy, in `out` if given."""
+        if out is None:
+            return np.array(self.array)
+        np.copyto(out, self.array)
+        return out
+
+    def write(self, values: npt.NDArray[Any]) -> None:
+        """Copy from `values`."""
+        np.copyto(self.array, values.reshape(-1))
+
+    def fill(self, value: float) -> None:
+        """Set every element."""
+        self.array.fill(value)
+
+    def add(self, other: HostBuffer) -> None:
+        """Add another buffer, element by element."""
+        np.add(self.array, other.array, out=self.array)
+
+
+class CpuDevice:
+    """Host memory and ONNX Runtime's CPU provider."""
+
+    kind = "cpu"
+    index = 0
+
+    def allocate(self, count: int, dtype: npt.DTypeLike) -> HostBuffer:
+        """A zeroed buffer whose first element lies on a 256-byte boundary."""
+        itemsize = np.dtype(dtype).itemsize
+        raw = np.zeros(count * itemsize + ALIGNMENT, np.uint8)
+        start = -raw.ctypes.data % ALIGNMENT
+        return HostBuffer(raw[start : start + count * itemsize].view(dtype))
+
+    def providers(self) -> list[str | tuple[str, dict[str, str]]]:
+        """The CPU provider alone."""
+        return ["CPUExecutionProvider"]
+
+    def synchronize(self) -> None:
+        """The CPU provider returns when it is done."""

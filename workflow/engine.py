@@ -1,0 +1,70 @@
+"""The seven-step engine: runs the steps in order, times each, and tells when each starts and ends.
+
+Every rank runs the same executor over the same steps. Two kinds: a step that runs once in its place, and a step that
+also recurs while `train` runs (`checkpoint`, `monitor`); what a recurring step took in all is told at its end. The
+engine knows nothing of graphs, schedulers or files but the event log.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Generic, TypeVar
+
+from ortflow.workflow.events import EventLog
+
+C = TypeVar("C")
+
+
+@dataclass(frozen=True)
+class Step(Generic[C]):
+    """One of the seven: `run` does its work in its place in the order."""
+
+    name: str
+    run: Callable[[C], None]
+    recurs: bool = False
+    """Also runs inside a later or earlier step, which enters it through `Engine.within`."""
+
+
+@dataclass
+class Clock:
+    """Seconds and times a step was entered."""
+
+    seconds: float = 0.0
+    entered: int = 0
+
+
+@dataclass
+class Engine(Generic[C]):
+    """Runs `steps` over a context; `between` is called behind each, where ranks agree to go on."""
+
+    steps: Sequence[Step[C]]
+    events: EventLog
+    between: Callable[[str], None] = lambda name: None
+    clocks: dict[str, Clock] = field(default_factory=dict)
+
+    def run(self, context: C) -> None:
+        """All steps in order; an exception of one ends the run, its event tells how long it took."""
+        for step in self.steps:
+            self.events.write("phase_start", phase=step.name)
+            try:
+                with self.within(step.name):
+                    step.run(context)
+            finally:
+                clock = self.clocks[step.name]
+                recurring = {"times": clock.entered} if step.recurs else {}
+                self.events.write("phase_end", phase=step.name, seconds=round(clock.seconds, 6), **recurring)
+            self.between(step.name)
+
+    @contextmanager
+    def within(self, name: str) -> Iterator[None]:
+        """Time one entry of a step; recurring steps are entered many times."""
+        clock = self.clocks.setdefault(name, Clock())
+        clock.entered += 1
+        start = time.perf_counter()
+        try:
+            yield
+        finally:
+            clock.seconds += time.perf_counter() - start

@@ -1,0 +1,75 @@
+"""The rank-aware executor: the seven steps over one context, and how a rank ends.
+
+Called by `rank` once its log is in place. Ranks leave together when they are done or preempted; a rank that fails
+takes the others down at once, because they would wait for it for ever.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import traceback
+
+from ortflow.workflow.engine import Engine, Step
+from ortflow.workflow.errors import EXIT_DONE, EXIT_FAILURE, OrtflowError, Preempted
+from ortflow.workflow.events import SCHEMA_VERSION, EventLog
+from ortflow.workflow.ranks import Place
+from ortflow.workflow.rundir import RunDir
+from ortflow.workflow.signals import StopFlag
+from ortflow.workflow.spec.load import load_run_file
+from ortflow.workflow.steps.checkpoint import checkpoint
+from ortflow.workflow.steps.configure import configure
+from ortflow.workflow.steps.context import Context
+from ortflow.workflow.steps.export import export
+from ortflow.workflow.steps.monitor import monitor
+from ortflow.workflow.steps.runtime import runtime
+from ortflow.workflow.steps.shard import shard
+from ortflow.workflow.steps.train import train
+
+STEPS: tuple[Step[Context], ...] = (
+    Step("configure", configure),
+    Step("runtime", runtime),
+    Step("shard", shard),
+    Step("train", train),
+    Step("checkpoint", checkpoint, recurs=True),
+    Step("monitor", monitor, recurs=True),
+    Step("export", export),
+)
+
+
+def execute(run_dir: RunDir, place: Place, attempt: int, stop: StopFlag) -> int:
+    """Run the seven steps; returns the exit code."""
+    faulthandler.enable()
+    events = EventLog(run_dir.events(place.rank), place.rank, attempt)
+    events.write("attempt_start", schema=SCHEMA_VERSION, world_size=place.world_size, host=place.host)
+    context = None
+    try:
+        spec = load_run_file(run_dir.run_file)
+        context = Context(run_dir, spec, place, attempt, stop, events)
+        context.engine = Engine(STEPS, events)
+        context.engine.run(context)
+        events.write("finished", step=context.progress.step)
+        code = EXIT_DONE
+    except Preempted as error:
+        print(error, flush=True)
+        code = error.exit_code
+    except OrtflowError as error:
+        print(f"error: {error}", flush=True)
+        events.write("failure", reason=str(error), exit_code=error.exit_code)
+        code = error.exit_code
+    except Exception as error:  # noqa: BLE001 - whatever it is, the record must have it and the other ranks must go
+        traceback.print_exc()
+        events.write("failure", reason=f"{type(error).__name__}: {error}", exit_code=EXIT_FAILURE)
+        code = EXIT_FAILURE
+    finish(context, together=code in (EXIT_DONE, Preempted.exit_code), code=code)
+    events.close()
+    return code
+
+
+def finish(context: Context | None, *, together: bool, code: int) -> None:
+    """Leave the world: in order with the others, or taking them along."""
+    if context is None or context.comm is None:
+        return
+    if not together:
+        context.comm.abort(code)
+    context.comm.barrier()
+    context.comm.close()

@@ -1,0 +1,94 @@
+"""What configure resolved: the numbers every rank runs by. Pure; stored as plan.json in the run directory."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from ortflow.workflow.data.plan import Plan as Division
+from ortflow.workflow.errors import UserError
+from ortflow.workflow.rundir import write_atomically
+from ortflow.workflow.spec.run import RunSpec
+
+VERSION = 1
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Resolved sizes of a run."""
+
+    fingerprint: str
+    """Of everything the graphs were made from."""
+    world_size: int
+    micro_batch: int
+    """Samples a rank and micro-step."""
+    gradient_accumulation: int
+    global_batch: int
+    """Samples a step over all ranks."""
+    samples: int
+    """Samples of the training set."""
+    steps_per_epoch: int
+    total_steps: int
+    """Steps of the whole run."""
+    parameters: int
+    """Trained elements."""
+    version: int = VERSION
+
+    def save(self, path: Path) -> None:
+        """Write as JSON."""
+        write_atomically(path, (json.dumps(asdict(self), indent=2) + "\n").encode())
+
+    @classmethod
+    def load(cls, path: Path) -> Plan:
+        """Read what `save` wrote."""
+        return cls(**json.loads(path.read_text()))
+
+
+def resolve(spec: RunSpec, *, samples: int, parameters: int, fingerprint: str) -> Plan:
+    """The plan of a run over `samples` samples.
+
+    Raises UserError where the training set is smaller than one global batch and the rest is dropped.
+    """
+    batch, accumulation = spec.data.micro_batch, spec.train.gradient_accumulation
+    division = Division(samples, batch, accumulation, spec.world_size, spec.data.last_batch)
+    global_batch, steps_per_epoch = division.global_batch, division.steps_per_epoch
+    if steps_per_epoch == 0:
+        raise UserError(
+            f"the training set has {samples} samples, fewer than one global batch of {global_batch} "
+            f"({batch} samples x {accumulation} micro-batches x {spec.world_size} ranks)",
+            where="data.last_batch",
+            fix="lower data.micro_batch, or set data.last_batch to keep or pad",
+        )
+    if spec.train.steps is not None:
+        total = spec.train.steps
+    else:
+        assert spec.train.epochs is not None
+        total = spec.train.epochs * steps_per_epoch
+    return Plan(
+        fingerprint=fingerprint,
+        world_size=spec.world_size,
+        micro_batch=batch,
+        gradient_accumulation=accumulation,
+        global_batch=global_batch,
+        samples=samples,
+        steps_per_epoch=steps_per_epoch,
+        total_steps=total,
+        parameters=parameters,
+    )
+
+
+def total_steps(plan: Plan, spec: RunSpec, *, step: int, epoch: int, sample: int) -> int:
+    """Steps of the whole run, seen from a position: another world size has another global batch.
+
+    A run of N steps ends at step N; a run of N epochs when its samples are through.
+    """
+    epochs = spec.train.epochs
+    if epochs is None or step == 0:
+        return plan.total_steps
+    if epoch >= epochs:
+        return step
+    rest = Division(
+        plan.samples - sample, plan.micro_batch, plan.gradient_accumulation, plan.world_size, spec.data.last_batch
+    )
+    return step + rest.steps_per_epoch + (epochs - epoch - 1) * plan.steps_per_epoch

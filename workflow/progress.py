@@ -1,0 +1,43 @@
+"""How far a run is: what a checkpoint holds besides the flat buffers. Plain numbers, equal on all ranks."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import asdict, dataclass, fields
+from typing import Any
+
+
+@dataclass
+class Progress:
+    """Counters of a run; `epoch` and `sample` are the global place of the next sample."""
+
+    step: int = 0
+    """Steps done, skipped ones included."""
+    updates: int = 0
+    """Parameter updates done: what Adam's bias correction counts."""
+    epoch: int = 0
+    sample: int = 0
+    """Samples of the epoch already seen, over all ranks."""
+    skipped_in_a_row: int = 0
+    skipped: int = 0
+    evaluated_step: int = 0
+    """Last step behind which the evaluation set was run to its end."""
+    best_metric: float | None = None
+    evaluations_without_improvement: int = 0
+    stopped_early: bool = False
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data for a manifest."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, record: dict[str, Any]) -> Progress:
+        """What `to_json` wrote; fields of a later version are passed over."""
+        names = {field.name for field in fields(cls)}
+        return cls(**{key: value for key, value in record.items() if key in names})
+
+
+def dropout_seed(seed: int, step: int, rank: int, micro_step: int) -> int:
+    """A seed for one run of the training graph: from its place alone, so that a resumed run draws the same masks."""
+    text = f"{seed}/{step}/{rank}/{micro_step}".encode()
+    return int.from_bytes(hashlib.blake2b(text, digest_size=4).digest(), "little") & 0x7FFFFFFF

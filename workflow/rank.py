@@ -1,0 +1,70 @@
+"""What every rank runs, wherever it was placed: `python -m ortflow.workflow.rank RUN_DIR`.
+
+Started by mpirun, srun or alone. The order at the top is on purpose: the stop signals first, because a preemption
+does not wait for imports; then the log, so that whatever fails later is read by somebody; the heavy imports last.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import fcntl
+import os
+import signal
+import sys
+from pathlib import Path
+
+from ortflow.workflow.ranks import Place
+from ortflow.workflow.rundir import RunDir
+from ortflow.workflow.signals import StopFlag
+
+PR_SET_PDEATHSIG = 1
+
+
+def main(arguments: list[str]) -> int:
+    """Run this rank to its end; the exit code of the design's table."""
+    run_dir = RunDir(Path(arguments[0]).resolve())
+    stop = StopFlag(run_dir.stop_request)
+    stop.install()
+    place = Place.from_environment()
+    attempt = int(os.environ.get("ORTFLOW_ATTEMPT", "0"))
+    if os.environ.get("ORTFLOW_LAUNCHER") == "local":
+        die_with_parent()
+        redirect_output(run_dir.log(attempt, place.rank))
+    lock = hold_ranks_lock(run_dir.ranks_lock)
+
+    from ortflow.workflow.executor import execute
+
+    code = execute(run_dir, place, attempt, stop)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os.close(lock)
+    return code
+
+
+def die_with_parent() -> None:
+    """Have the kernel kill this rank when its process manager dies: nobody is left behind (Linux)."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+        if os.getppid() == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+def redirect_output(path: Path) -> None:
+    """Standard output and error, also of libraries, into this rank's own log."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    os.dup2(descriptor, 1)
+    os.dup2(descriptor, 2)
+    os.close(descriptor)
+
+
+def hold_ranks_lock(path: Path) -> int:
+    """Hold a shared lock while this rank lives: a launcher waits for all of them before it starts others."""
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    fcntl.flock(descriptor, fcntl.LOCK_SH)
+    return descriptor
+
+
+if __name__ == "__main__":
+    # Threads of libraries must not delay or change the end that was decided on.
+    os._exit(main(sys.argv[1:]))

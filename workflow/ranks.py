@@ -1,0 +1,59 @@
+"""Who am I: the table from neutral names to the variables each process manager sets.
+
+Read before MPI is initialised, so that a rank can name its log and rank 0 can begin to configure. The numbers are
+checked against MPI's own in step `runtime`: a wrong process manager gives silent worlds of one.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+TABLE: tuple[tuple[str, str, str, str, str], ...] = (
+    # process manager, rank, world size, local rank, ranks on this node
+    (
+        "Open MPI",
+        "OMPI_COMM_WORLD_RANK",
+        "OMPI_COMM_WORLD_SIZE",
+        "OMPI_COMM_WORLD_LOCAL_RANK",
+        "OMPI_COMM_WORLD_LOCAL_SIZE",
+    ),
+    ("MPICH", "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"),
+    # Of Slurm's variables only those of a step: the batch script and salloc's shell see SLURM_PROCID=0 too.
+    ("Slurm", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", "SLURM_STEP_TASKS_PER_NODE"),
+    ("PMIx", "PMIX_RANK", "PMIX_SIZE", "PMIX_LOCAL_RANK", "PMIX_LOCAL_SIZE"),
+)
+
+
+@dataclass(frozen=True)
+class Place:
+    """A rank's place in the world, as its process manager tells it."""
+
+    rank: int
+    world_size: int
+    local_rank: int
+    local_size: int
+    manager: str
+    host: str
+
+    @classmethod
+    def from_environment(cls, environment: Mapping[str, str] = os.environ) -> Place:
+        """The first process manager of the table that set a rank; rank 0 of 1 if none did."""
+        for manager, rank, world, local_rank, local_size in TABLE:
+            if rank in environment and world in environment:
+                return cls(
+                    rank=int(environment[rank]),
+                    world_size=int(environment[world]),
+                    local_rank=int(environment.get(local_rank, "0")),
+                    local_size=_first_count(environment.get(local_size, "1")),
+                    manager=manager,
+                    host=socket.gethostname(),
+                )
+        return cls(0, 1, 0, 1, "none", socket.gethostname())
+
+
+def _first_count(text: str) -> int:
+    """Slurm writes `2(x3)` or `2,1` for the tasks of each node."""
+    return int(text.split("(")[0].split(",")[0])

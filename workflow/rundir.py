@@ -1,0 +1,130 @@
+"""The run directory: what lies where. Pure paths and small records; survives every attempt.
+
+Launchers, ranks and readers all go through here. Nothing here may import ONNX Runtime or MPI.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+
+@dataclass(frozen=True)
+class RunDir:
+    """Paths of one run."""
+
+    root: Path
+
+    @property
+    def run_file(self) -> Path:
+        """The resolved run file."""
+        return self.root / "run.yaml"
+
+    @property
+    def plan(self) -> Path:
+        """What configure resolved: layout, steps, batch sizes."""
+        return self.root / "plan.json"
+
+    @property
+    def graphs(self) -> Path:
+        """Training, evaluation and optimizer graph, shared by all ranks."""
+        return self.root / "graphs"
+
+    @property
+    def attempts(self) -> Path:
+        """One JSON line when an attempt starts, one when it ends."""
+        return self.root / "attempts.jsonl"
+
+    @property
+    def lock(self) -> Path:
+        """Held by the launcher while the run is its own."""
+        return self.root / ".launcher.lock"
+
+    @property
+    def ranks_lock(self) -> Path:
+        """Shared by every living rank of this machine."""
+        return self.root / ".ranks.lock"
+
+    @property
+    def stop_request(self) -> Path:
+        """Exists while somebody has asked the run to save and leave."""
+        return self.root / ".stop"
+
+    def events(self, rank: int) -> Path:
+        """JSON-lines events of a rank."""
+        return self.root / "events" / f"rank-{rank:04d}.jsonl"
+
+    def log(self, attempt: int, rank: int) -> Path:
+        """Standard output and error of a rank in an attempt."""
+        return self.root / "logs" / f"attempt-{attempt:02d}" / f"rank-{rank:04d}.log"
+
+    def launcher_log(self, attempt: int) -> Path:
+        """What mpirun itself said in an attempt."""
+        return self.root / "logs" / f"attempt-{attempt:02d}" / "launcher.log"
+
+    def read_attempts(self) -> list[dict[str, Any]]:
+        """Every record, oldest first; a torn last line is passed over."""
+        return read_json_lines(self.attempts)
+
+    def record_attempt(self, **fields: Any) -> None:
+        """Append a record: `event` is start or end; an end tells its `cause`."""
+        append_json_line(self.attempts, {"time": time.time(), **fields})
+
+
+def read_json_lines(path: Path) -> list[dict[str, Any]]:
+    """Records of a JSON-lines file; none if it does not exist; lines that are cut short are passed over."""
+    try:
+        text = path.read_text(encoding="utf-8", errors="replace")
+    except FileNotFoundError:
+        return []
+    records = []
+    for line in text.splitlines():
+        try:
+            record = json.loads(line)
+        except ValueError:
+            continue
+        if isinstance(record, dict):
+            records.append(record)
+    return records
+
+
+def append_json_line(path: Path, record: dict[str, Any]) -> None:
+    """Append one line in one write, so that two writers never mix."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    line = json.dumps(record, separators=(",", ":")) + "\n"
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    try:
+        os.write(descriptor, line.encode())
+    finally:
+        os.close(descriptor)
+
+
+def write_atomically(path: Path, data: bytes) -> None:
+    """The whole file or the old one: written beside it, fsynced, renamed; the folder fsynced too."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.chmod(temporary, 0o644)
+        os.replace(temporary, path)
+    except BaseException:
+        os.unlink(temporary)
+        raise
+    sync_directory(path.parent)
+
+
+def sync_directory(path: Path) -> None:
+    """Make renames in a folder last through a power cut."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

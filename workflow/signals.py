@@ -1,0 +1,52 @@
+"""The request to save and leave: a flag that every place looks at where a rank can wait.
+
+Set by SIGTERM, SIGUSR2 or SIGINT, or by a file in the run directory where no signal reaches. The handler only sets
+the flag: saving, agreeing with other ranks and leaving are the executor's business. Installed before anything heavy
+is imported, because a preemption does not wait for imports.
+"""
+
+from __future__ import annotations
+
+import signal
+import time
+from pathlib import Path
+from types import FrameType
+
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGUSR2, signal.SIGINT)
+FILE_PERIOD = 0.25
+"""Seconds between two looks at the file: a look is a system call, on a network file system a slow one."""
+
+
+class StopFlag:
+    """Whether this rank was asked to leave, and by what."""
+
+    def __init__(self, file: Path | None = None) -> None:
+        self._reason: str | None = None
+        self._file = file
+        self._next_look = 0.0
+
+    def install(self) -> None:
+        """Take over the stop signals; only in the main thread."""
+        for number in STOP_SIGNALS:
+            signal.signal(number, self._handle)
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        self.request(signal.Signals(number).name)
+
+    def request(self, reason: str) -> None:
+        """Set the flag; the first reason stays."""
+        self._reason = self._reason or reason
+
+    @property
+    def reason(self) -> str | None:
+        """Why this rank shall leave; None if it shall not."""
+        if self._reason is None and self._file is not None:
+            now = time.monotonic()
+            if now >= self._next_look:
+                self._next_look = now + FILE_PERIOD
+                if self._file.exists():
+                    self.request("stop file")
+        return self._reason
+
+    def __bool__(self) -> bool:
+        return self.reason is not None
