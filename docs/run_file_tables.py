@@ -1,0 +1,109 @@
+"""Writes the tables of docs/run-file.md from the run file's types: `python docs/run_file_tables.py`.
+
+A test fails while the tables differ from the types. Everything outside the two marker lines is written by hand.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from pydantic.fields import FieldInfo
+from pydantic_core import PydanticUndefined
+
+from ortflow.workflow.spec.base import LARGEST, Section
+from ortflow.workflow.spec.keys import SectionType, discriminator, sections, tags
+from ortflow.workflow.spec.run import RunSpec
+
+PAGE = Path(__file__).with_name("run-file.md")
+BEGIN = "<!-- tables: written by docs/run_file_tables.py -->"
+END = "<!-- end of tables -->"
+
+
+def tables() -> str:
+    """Markdown: one heading and table a section, in the order of the run file."""
+    return "\n".join(_section(RunSpec, (), ""))
+
+
+def updated(page: str) -> str:
+    """The page with its tables made anew."""
+    before, _, rest = page.partition(BEGIN)
+    _, _, after = rest.partition(END)
+    return f"{before}{BEGIN}\n\n{tables()}\n{END}{after}"
+
+
+def _section(section: SectionType, path: tuple[str, ...], which: str) -> Iterator[str]:
+    title = f"`{'.'.join(path)}`{which}" if path else "The top level"
+    yield f"### {title}\n"
+    yield f"{_line(section.__doc__ or '')}\n"
+    yield "| key | type | default | meaning |\n|---|---|---|---|"
+    schema = section.model_json_schema()
+    below: list[tuple[str, FieldInfo]] = []
+    for name, field in section.model_fields.items():
+        inner = sections(field)
+        if inner:
+            below.append((name, field))
+            kind = "section"
+        else:
+            kind = _type(schema["properties"][name])
+        yield f"| `{name}` | {kind} | {_default(field)} | {_line(field.description or '')} |"
+    yield ""
+    for name, field in below:
+        key = discriminator(field)
+        for inner_section in sections(field):
+            which = (
+                "" if key is None else f" with `{key}` " + " or ".join(f"`{tag}`" for tag in tags(inner_section, key))
+            )
+            yield from _section(inner_section, (*path, name), which)
+
+
+def _type(schema: dict[str, Any]) -> str:
+    """A type in plain words, from its JSON schema."""
+    if "anyOf" in schema:
+        kinds = [_type(arm) for arm in schema["anyOf"] if arm.get("type") != "null"]
+        return "number" if kinds == ["whole number", "number"] else " or ".join(kinds)
+    if "enum" in schema or "const" in schema:
+        return ", ".join(f"`{choice}`" for choice in schema.get("enum", [schema.get("const")]))
+    match schema.get("type"):
+        case "array" if "prefixItems" in schema:
+            return f"list of {len(schema['prefixItems'])}: {_type(schema['prefixItems'][0])}"
+        case "array":
+            return f"list of {_type(schema['items'])}"
+        case "object":
+            values = next(iter(schema.get("patternProperties", {}).values()), {})
+            return f"{_type(values)} per key" if "type" in values or "anyOf" in values else "keys of its own"
+        case "boolean":
+            return "`true`, `false`"
+        case "integer":
+            return "whole number" + _bounds(schema)
+        case "number":
+            return "number" + _bounds(schema)
+    return "text"
+
+
+def _bounds(schema: dict[str, Any]) -> str:
+    words = [
+        f"{sign} {schema[key]:g}"
+        for key, sign in (("exclusiveMinimum", ">"), ("minimum", "≥"), ("exclusiveMaximum", "<"), ("maximum", "≤"))
+        if key in schema and abs(schema[key]) < LARGEST
+    ]
+    return "".join(f" {word}" for word in words)
+
+
+def _default(field: FieldInfo) -> str:
+    default = field.get_default(call_default_factory=True)
+    if default is PydanticUndefined:
+        return "required"
+    if isinstance(default, Section):
+        return ""
+    return "none" if default is None or default == [] or default == {} else f"`{json.dumps(default)}`"
+
+
+def _line(text: str) -> str:
+    return " ".join(text.split()).replace("|", "\\|")
+
+
+if __name__ == "__main__":
+    PAGE.write_text(updated(PAGE.read_text(encoding="utf-8")), encoding="utf-8")

@@ -1,0 +1,160 @@
+"""What the sections must agree on."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from run_files import spec_of
+
+from ortflow.workflow.spec.check import CHECKS, check
+from ortflow.workflow.spec.problem import dotted
+
+ADAMW = {"name": "adamw", "lr": 0.001}
+TRAIN = {"steps": 100, "optimizer": ADAMW}
+DATA = {"train": {"path": "t.arrow"}, "micro_batch": 4}
+EVAL = {**DATA, "eval": {"path": "e.arrow"}}
+
+
+def model(loss: dict[str, Any] | None = None, **more: Any) -> dict[str, Any]:
+    return {"path": "m.onnx", "loss": loss or {"kind": "cross_entropy"}, **more}
+
+
+def test_a_run_that_agrees_with_itself() -> None:
+    assert check(spec_of()) == []
+    sections = {
+        "model": model(metrics=["accuracy", "perplexity"]),
+        "data": EVAL,
+        "train": {
+            **TRAIN,
+            "optimizer": {"name": "sgd", "lr": 1.0, "momentum": 0.9, "nesterov": True},
+            "schedule": {"warmup_steps": 100},
+            "evaluation": {"every_steps": 10},
+            "early_stop": {"metric": "perplexity"},
+        },
+        "parallel": {"data": 6},
+        "resources": {"nodes": 2, "ranks_per_node": 3, "memory": "1G", "time_limit": "10"},
+        "checkpoint": {"directory": "saved/here"},
+        "export": {"path": "/elsewhere/model.onnx"},
+    }
+    assert check(spec_of(**sections)) == []
+
+
+@pytest.mark.parametrize(
+    ("sections", "told"),
+    [
+        ({"train": {"optimizer": ADAMW}}, ["train.steps: is missing, and so is train.epochs"]),
+        ({"train": {**TRAIN, "epochs": 1}}, ["train.steps: is given beside train.epochs"]),
+        (
+            {"train": {**TRAIN, "schedule": {"warmup_steps": 101}}},
+            ["train.schedule.warmup_steps: is 101, longer than the run of 100 steps"],
+        ),
+        (
+            {"train": {**TRAIN, "optimizer": {"name": "sgd", "lr": 1.0, "nesterov": True}}},
+            ["train.optimizer.nesterov: needs momentum"],
+        ),
+        (
+            {"train": {**TRAIN, "evaluation": {"every_steps": 10}}},
+            ["train.evaluation.every_steps: needs an evaluation set"],
+        ),
+        ({"train": {**TRAIN, "early_stop": {}}}, ["train.early_stop: needs an evaluation set"]),
+        ({"data": EVAL, "train": {**TRAIN, "early_stop": {}}}, ["train.early_stop: needs periodic evaluation"]),
+        (
+            {
+                "data": EVAL,
+                "train": {**TRAIN, "early_stop": {"metric": "accuracy"}, "evaluation": {"every_steps": 10}},
+            },
+            ["train.early_stop.metric: is accuracy, which evaluation does not compute"],
+        ),
+        (
+            {"model": model({"kind": "mse"}, metrics=["accuracy", "perplexity"])},
+            [
+                "model.metrics[0]: is accuracy, which is computed for the loss cross_entropy only, not for mse",
+                "model.metrics[1]: is perplexity, which is computed for the loss cross_entropy only, not for mse",
+            ],
+        ),
+        (
+            {"model": model(metrics=["accuracy", "accuracy"])},
+            ["model.metrics[1]: names accuracy a second time"],
+        ),
+        (
+            {"model": model({"kind": "output", "output": "loss"}), "data": {**DATA, "last_batch": "pad"}},
+            [
+                "data.last_batch: cannot be pad where the loss is an output of the graph: "
+                "the filled-up samples would count"
+            ],
+        ),
+        (
+            {"data": {**EVAL, "train": {"path": "t", "columns": {"x": "tokens[1]"}}}},
+            ["data.train.columns.x: 'tokens[1]' is neither a column nor a slice of one"],
+        ),
+        (
+            {"data": {**DATA, "eval": {"path": "t", "columns": {"x": "tokens[a:b]"}}}},
+            ["data.eval.columns.x: 'tokens[a:b]' is neither a column nor a slice of one"],
+        ),
+        (
+            {"parallel": {"data": 3}, "resources": {"nodes": 2, "ranks_per_node": 2}},
+            [
+                "parallel.data: does not fit the world size: data 3 x pipeline 1 x horizontal 1 = 3, "
+                "and resources has 2 x 2 = 4 ranks"
+            ],
+        ),
+        (
+            {"parallel": {"pipeline": 2}, "resources": {"ranks_per_node": 3}},
+            [
+                "parallel.pipeline: does not fit the world size: pipeline 2 x horizontal 1 = 2, "
+                "and resources has 1 x 3 = 3 ranks",
+                "parallel.pipeline: above 1 does not run yet in this version",
+            ],
+        ),
+        (
+            {"parallel": {"pipeline": 2, "horizontal": 2}, "resources": {"ranks_per_node": 4}},
+            [
+                "parallel.pipeline: above 1 does not run yet in this version",
+                "parallel.horizontal: above 1 does not run yet in this version",
+            ],
+        ),
+        ({"parallel": {"zero": 1}}, ["parallel.zero: is 1, and ZeRO needs NCCL on GPUs: resources.gpus_per_rank is 0"]),
+        (
+            {"parallel": {"zero": 3}, "resources": {"gpus_per_rank": 1}},
+            [
+                "parallel.zero: above 0 does not run yet in this version",
+                "resources.gpus_per_rank: above 0 does not run yet in this version",
+            ],
+        ),
+        ({"resources": {"memory": "lots"}}, ["resources.memory: 'lots' is no amount of memory"]),
+        ({"resources": {"time_limit": "soon"}}, ["resources.time_limit: 'soon' is no length of time"]),
+        (
+            {"restart": {"backoff": {"first": 10.0, "limit": 5.0}}},
+            ["restart.backoff.first: is 10 seconds, longer than the limit of 5"],
+        ),
+        (
+            {"checkpoint": {"directory": "../shared"}},
+            ["checkpoint.directory: leads out of the run directory (../shared)"],
+        ),
+        ({"checkpoint": {"directory": "."}}, ["checkpoint.directory: is ., which the run directory needs itself"]),
+        (
+            {"monitor": {"tensorboard_directory": "logs/tb"}},
+            ["monitor.tensorboard_directory: is logs/tb, which the run directory needs itself"],
+        ),
+        (
+            {"export": {"path": "./checkpoints/"}},
+            ["export.path: is ./checkpoints/, and so is checkpoint.directory"],
+        ),
+    ],
+)
+def test_a_contradiction(sections: dict[str, Any], told: list[str]) -> None:
+    assert [f"{dotted(problem.path)}: {problem.what}" for problem in check(spec_of(**sections))] == told
+
+
+def test_every_check_has_a_contradiction_that_it_alone_finds() -> None:
+    marks = {mark.name: mark for mark in test_a_contradiction.pytestmark}  # type: ignore[attr-defined]
+    specs = [spec_of(**sections) for sections, _ in marks["parametrize"].args[1]]
+    for find in CHECKS:
+        assert any(list(find(spec)) for spec in specs), find.__name__
+
+
+def test_every_problem_says_what_to_do() -> None:
+    marks = {mark.name: mark for mark in test_a_contradiction.pytestmark}  # type: ignore[attr-defined]
+    for sections, _ in marks["parametrize"].args[1]:
+        assert all(problem.fix for problem in check(spec_of(**sections)))

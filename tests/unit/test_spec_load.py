@@ -1,0 +1,325 @@
+"""From text to a RunSpec: every class of fault in the user's words, all of them at once."""
+# ruff: noqa: E501 - the sentences stand whole, so that they can be searched for
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from run_files import FULL, SMALL, told
+
+from ortflow.workflow.errors import Faults
+from ortflow.workflow.spec.load import check_run_file, load_run_file
+from ortflow.workflow.spec.train import Adam
+
+
+def load(tmp_path: Path, text: str, *overrides: str):  # type: ignore[no-untyped-def]
+    file = tmp_path / "run.yaml"
+    file.write_text(text)
+    return load_run_file(file, overrides)
+
+
+def changed(line: str, to: str) -> str:
+    """SMALL with one line changed."""
+    assert f"{line}\n" in SMALL
+    return SMALL.replace(f"{line}\n", f"{to}\n" if to else "")
+
+
+def test_the_small_and_the_full_one_load(tmp_path: Path) -> None:
+    small = load(tmp_path, SMALL)
+    assert isinstance(small.train.optimizer, Adam)
+    assert (small.train.optimizer.lr, small.train.optimizer.betas) == (0.001, (0.9, 0.999))
+    assert (small.model.loss.kind, small.data.train.path) == ("cross_entropy", "train.arrow")
+    full = load(tmp_path, FULL)
+    assert full.world_size == 6
+    assert full.resources.time_limit == "1-02:00:00"
+    assert full.backends.slurm["nested"] == [1, 2.5, True, {"a": None}]
+
+
+@pytest.mark.parametrize(
+    ("line", "to", "message"),
+    [
+        # unknown keys
+        ("  steps: 100", "  step: 100", "run.yaml:9 train.step: is no known key; did you mean steps?"),
+        ("name: small", "name: small\nlr: 1", "run.yaml:2 lr: is no known key here; did you mean train.optimizer.lr?"),
+        (
+            "    lr: 1e-3",
+            "    lr: 1e-3\n    foo: 1",
+            "run.yaml:13 train.optimizer.foo: is no known key; "
+            "known here: name, lr, weight_decay, no_decay, betas, epsilon",
+        ),
+        ("    lr: 1e-3", "    LR: 1e-3", "run.yaml:12 train.optimizer.LR: is no known key; did you mean lr?"),
+        ("    name: adamw", "    nmae: adamw", "run.yaml:11 train.optimizer.nmae: is no known key; did you mean name?"),
+        # missing keys
+        (
+            "    lr: 1e-3",
+            "",
+            "run.yaml:10 train.optimizer.lr: is missing; add it (learning rate at the schedule's peak)",
+        ),
+        ("    lr: 1e-3", "    lr:", "run.yaml:12 train.optimizer.lr: is missing; add it (learning rate at the schedule's peak)"),
+        ("    name: adamw", "", "run.yaml:10 train.optimizer.name: is missing; add it: adam, adamw, lamb or sgd"),
+        ("  loss: cross_entropy", "  loss: output", "run.yaml:4 model.loss.output: is missing; add it (the scalar output)"),
+        # choices
+        (
+            "    name: adamw",
+            "    name: adan",
+            "run.yaml:11 train.optimizer.name: must be adam, adamw, lamb or sgd, not the text 'adan'; did you mean adam?",
+        ),
+        (
+            "  loss: cross_entropy",
+            "  loss: {kind: crossentropy}",
+            "run.yaml:4 model.loss.kind: must be cross_entropy, mse, l1, bce_with_logits or output, "
+            "not the text 'crossentropy'; did you mean cross_entropy?",
+        ),
+        (
+            "  loss: cross_entropy",
+            "  loss: cross_entropy\n  metrics: [accuracy, bleu]",
+            "run.yaml:5 model.metrics[1]: must be accuracy or perplexity, not the text 'bleu'",
+        ),
+        (
+            "  steps: 100",
+            "  steps: 100\n  schedule: cosin",
+            "run.yaml:10 train.schedule.name: must be constant, linear, polynomial or cosine, "
+            "not the text 'cosin'; did you mean cosine?",
+        ),
+        ("  micro_batch: 4", "  micro_batch: 4\nparallel: {zero: 4}", "run.yaml:8 parallel.zero: must be 0, 1, 2 or 3, not 4"),
+        # types
+        ("  steps: 100", '  steps: "100"', "run.yaml:9 train.steps: must be a whole number, not the text '100'; take the quotes away: 100"),
+        ("  steps: 100", "  steps: 1e5", "run.yaml:9 train.steps: must be a whole number, not 100000.0; write 100000"),
+        ("  steps: 100", "  steps: 1.5", "run.yaml:9 train.steps: must be a whole number, not 1.5"),
+        ("  steps: 100", "  steps: true", "run.yaml:9 train.steps: must be a whole number, not true"),
+        ("  steps: 100", "  steps: [1]", "run.yaml:9 train.steps: must be a whole number, not a list"),
+        ("    lr: 1e-3", "    lr: fast", "run.yaml:12 train.optimizer.lr: must be a number, not the text 'fast'"),
+        ("    lr: 1e-3", '    lr: "1e-3"', "run.yaml:12 train.optimizer.lr: must be a number, not the text '1e-3'; take the quotes away: 1e-3"),
+        ("    lr: 1e-3", "    lr: .nan", "run.yaml:12 train.optimizer.lr: must be a finite number, not nan"),
+        ("    lr: 1e-3", "    lr: 1e999", "run.yaml:12 train.optimizer.lr: must be a finite number, not inf"),
+        ("  micro_batch: 4", "  micro_batch: 4\n  shuffle: yes", "run.yaml:8 data.shuffle: must be true or false, not the text 'yes'; write true"),
+        ("  micro_batch: 4", "  micro_batch: 4\n  shuffle: 0", "run.yaml:8 data.shuffle: must be true or false, not 0; write false"),
+        ("name: small", "name: 3", "run.yaml:1 name: must be text, not 3; put it in quotes"),
+        ("name: small", "name: small\nprepare: [python, 4]", "run.yaml:2 prepare[1]: must be text, not 4; put it in quotes"),
+        ("  path: model.onnx", "  path: [model.onnx]", "run.yaml:3 model.path: must be text, not a list"),
+        ("  loss: cross_entropy", "  loss: cross_entropy\n  labels: y", "run.yaml:5 model.labels: must be a list, not the text 'y'; write [y]"),
+        ("  train: train.arrow", "  train: 3", "run.yaml:6 data.train: must be a section of keys, not 3"),
+        ("  micro_batch: 4", "  micro_batch: 4\n  pad_value: 3", "run.yaml:8 data.pad_value: must be a section of keys, not 3"),
+        ("  micro_batch: 4", "  micro_batch: 4\n  pad_value: {x: a}", "run.yaml:8 data.pad_value.x: must be a number, not the text 'a'"),
+        ("  micro_batch: 4", "  micro_batch: 4\nrestart: 3", "run.yaml:8 restart: must be a section of keys, not 3"),
+        ("    lr: 1e-3", "    lr: 1e-3\n    betas: 0.9", "run.yaml:13 train.optimizer.betas: must be a list, not 0.9"),
+        (
+            "    lr: 1e-3",
+            "    lr: 1e-3\n    betas: [0.9]",
+            "run.yaml:13 train.optimizer.betas: has too few items; it is: decay rates of the first and second moment",
+        ),
+        ("    lr: 1e-3", "    lr: 1e-3\n    betas: [0.9, 1, 1]", "run.yaml:13 train.optimizer.betas: has 3 items; 2 belong here"),
+        ("    lr: 1e-3", '    lr: 1e-3\n    betas: [0.9, "1"]', "run.yaml:13 train.optimizer.betas[1]: must be a number, not the text '1'; take the quotes away: 1"),
+        # ranges
+        ("  micro_batch: 4", "  micro_batch: 0", "run.yaml:7 data.micro_batch: must be more than 0, not 0"),
+        ("  steps: 100", "  steps: 100\n  gradient_accumulation: 0", "run.yaml:10 train.gradient_accumulation: must be more than 0, not 0"),
+        ("name: small", "name: small\nseed: -1", "run.yaml:2 seed: must be at least 0, not -1"),
+        ("name: small", f"name: small\nseed: {2**63}", "run.yaml:2 seed: must be at most 2^63 - 1, not 9223372036854775808"),
+        ("name: small", f"name: small\nseed: {10**4000}", "run.yaml:2 seed: must be at most 2^63 - 1, not a very large number"),
+        ("    lr: 1e-3", "    lr: 1e-3\n    betas: [0.9, 1]", "run.yaml:13 train.optimizer.betas[1]: must be less than 1.0, not 1"),
+        # text
+        (
+            "name: small",
+            "name: My_Run",
+            "run.yaml:1 name: cannot be the text 'My_Run'; it is: the run's name: lower-case letters, digits and "
+            "hyphens, at most 52, a letter or digit first and last",
+        ),
+        ("  path: model.onnx", '  path: ""', "run.yaml:3 model.path: must not be empty"),
+        ("  path: model.onnx", '  path: "a\\0b"', "run.yaml:3 model.path: must not hold a NUL character"),
+        ("name: small", "name: small\nprepare: 'it''s'", "run.yaml:2 prepare: has a quotation mark that is never closed; close it"),
+        # amounts
+        ("name: small", "name: small\nresources: {memory: 16}", "run.yaml:2 resources.memory: '16' is no amount of memory; write a number and a unit, such as 16G, 16Gi or 512M"),
+        (
+            "name: small",
+            "name: small\nresources: {time_limit: 12:30}",
+            "run.yaml:2 resources.time_limit: '12:30' is no length of time; write [days-]hours:minutes:seconds, such "
+            "as 12:00:00 or 1-06:30:00, or a number of minutes",
+        ),
+        # the file as such
+        ("  steps: 100", "  steps: 100\n  steps: 200", "run.yaml:10 train.steps: stands twice, here and on line 9; keep one of them"),
+        ("  steps: 100", "  steps: *x", "run.yaml:9 train.steps: is an alias (*x), which run files do not have; write the value out, or, where the text itself begins with *, put it in quotes"),
+    ],
+)  # fmt: skip
+def test_one_fault(tmp_path: Path, line: str, to: str, message: str) -> None:
+    assert told(tmp_path, changed(line, to)) == [message]
+
+
+@pytest.mark.parametrize(
+    ("text", "messages"),
+    [
+        ("", ["run.yaml: is empty; write at least name, model, data and train"]),
+        ("# nothing\n", ["run.yaml: is empty; write at least name, model, data and train"]),
+        ("- a\n", ["run.yaml: holds no keys; write sections such as `train:`"]),
+        ("hello\n", ["run.yaml: holds no keys; write sections such as `train:`"]),
+        (
+            SMALL.partition("data:")[0],
+            [
+                "run.yaml data: is missing; add it (the samples)",
+                "run.yaml train: is missing; add it (the optimisation)",
+            ],
+        ),
+        ("a: [1\n", ["run.yaml:2: is not valid YAML: expected ',' or ']', but got '<stream end>'"]),
+    ],
+)
+def test_a_file_that_is_no_run(tmp_path: Path, text: str, messages: list[str]) -> None:
+    assert told(tmp_path, text) == messages
+
+
+def test_all_faults_at_once_and_by_line(tmp_path: Path) -> None:
+    text = """\
+name: Bad
+seed: "3"
+model:
+  pth: model.onnx
+  loss: {kind: output}
+data:
+  train: train.arrow
+  micro_batch: 0
+  micro_batch: 8
+  last_batch: pad
+trian:
+  stpes: 100
+train:
+  stpes: 100
+  epochs: 3
+  optimizer: {name: sgd, lr: fast, nesterov: true}
+parallel:
+  data: 3
+  zero: 1
+resources:
+  memory: lots
+  ranks_per_node: 2
+checkpoint:
+  directory: ../x
+"""
+    assert [re.match(r"\S+ [\w. ,]*(?=:)", line).group() for line in told(tmp_path, text, "train.foo=1", "seed")] == [
+        "run.yaml:1 name",
+        "run.yaml:2 seed",
+        "run.yaml:4 model.pth",
+        "run.yaml:5 model.loss.output",
+        "run.yaml:9 data.micro_batch",
+        "run.yaml:10 data.last_batch",
+        "run.yaml:11 trian",
+        "run.yaml:14 train.stpes",
+        "run.yaml:16 train.optimizer.lr",
+        "run.yaml:16 train.optimizer.nesterov",
+        "run.yaml:18 parallel.data",
+        "run.yaml:19 parallel.zero",
+        "run.yaml:21 resources.memory",
+        "run.yaml:24 checkpoint.directory",
+        "on the command line",
+        "on the command line, train.foo",
+    ]  # fmt: skip
+
+
+def test_an_effect_of_a_fault_is_no_fault_of_its_own(tmp_path: Path) -> None:
+    """A misspelt `steps` does not also miss steps; a wrong count of ranks does not also clash with the degrees."""
+    text = changed("  steps: 100", "  setps: 100") + "parallel: {data: 2}\nresources: {ranks_per_node: two}\n"
+    assert [line.partition(":")[2].partition(":")[0] for line in told(tmp_path, text)] == [
+        "9 train.setps",
+        "14 resources.ranks_per_node",
+    ]
+
+
+def test_faults_carry_their_place(tmp_path: Path) -> None:
+    file = tmp_path / "run.yaml"
+    file.write_text(changed("  steps: 100", "  step: 100"))
+    with pytest.raises(Faults) as caught:
+        load_run_file(file)
+    (fault,) = check_run_file(file, files=False)
+    assert (fault.file, fault.line, fault.key) == (str(file), 9, "train.step")
+    assert [str(each) for each in caught.value.faults] == [str(fault)]
+    assert caught.value.exit_code == 2
+
+
+def test_a_file_that_is_not_there() -> None:
+    (fault,) = check_run_file(Path("nowhere/run.yaml"))
+    assert str(fault) == "nowhere/run.yaml: there is no such file; give the path of a run file"
+
+
+def test_what_is_told_stays_on_its_line(tmp_path: Path) -> None:
+    """Keys and values may hold anything; what the terminal gets is one printable line a fault."""
+    for line in told(tmp_path, SMALL + '"a\\nb\\e[31m": 1\n"\\ud800": 1\nseed: "x\\ny\\ud800"\n'):
+        assert line.isprintable()
+        line.encode()
+
+
+def test_a_key_without_a_value_is_not_given(tmp_path: Path) -> None:
+    text = SMALL + "restart:\n#  failures: 3\nseed:\nprepare:\n"
+    assert load(tmp_path, text) == load(tmp_path, SMALL)
+    assert told(tmp_path, SMALL + "retsart:\n") == ["run.yaml:13 retsart: is no known key; did you mean restart?"]
+
+
+def test_short_forms(tmp_path: Path) -> None:
+    short = changed("  steps: 100", "  steps: 100\n  schedule: linear")
+    short += "prepare: python 'my file.py' --layers 4\nresources: {time_limit: 90}\n"
+    long = changed("  steps: 100", "  steps: 100\n  schedule: {name: linear}")
+    long = long.replace("loss: cross_entropy", "loss: {kind: cross_entropy}")
+    long = long.replace("train: train.arrow", "train: {path: train.arrow}")
+    long += 'prepare: [python, my file.py, --layers, "4"]\nresources: {time_limit: "90"}\n'
+    assert load(tmp_path, short) == load(tmp_path, long)
+
+
+class TestOverrides:
+    def test_values(self, tmp_path: Path) -> None:
+        spec = load(
+            tmp_path,
+            SMALL,
+            "train.steps=7",
+            "data.train.path=x=y.arrow",
+            "train.optimizer.betas=[0.9, 0.95]",
+            "train.optimizer.lr=3e-4",
+            "data.eval=e.arrow",
+            "checkpoint.keep.newest=5",
+            'model.parameters.freeze=["*.bias"]',
+        )
+        assert spec.train.steps == 7
+        assert spec.data.train.path == "x=y.arrow"
+        assert (spec.train.optimizer.betas, spec.train.optimizer.lr) == ((0.9, 0.95), 0.0003)
+        assert spec.data.eval.path == "e.arrow"
+        assert spec.checkpoint.keep.newest == 5
+        assert spec.model.parameters.freeze == ["*.bias"]
+
+    def test_the_last_one_wins(self, tmp_path: Path) -> None:
+        assert load(tmp_path, SMALL, "train.steps=7", "train.steps=8").train.steps == 8
+
+    def test_null_takes_away(self, tmp_path: Path) -> None:
+        spec = load(tmp_path, SMALL, "train.steps=null", "train.epochs=2")
+        assert (spec.train.steps, spec.train.epochs) == (None, 2)
+
+    def test_a_key_of_a_section_given_short(self, tmp_path: Path) -> None:
+        spec = load(tmp_path, SMALL, "data.train.columns={x: y}", "model.loss.ignore_index=0")
+        assert (spec.data.train.path, spec.data.train.columns) == ("train.arrow", {"x": "y"})
+        assert spec.model.loss.ignore_index == 0
+
+    def test_a_whole_section(self, tmp_path: Path) -> None:
+        spec = load(
+            tmp_path, SMALL, "model.loss=mse", "train.optimizer={name: sgd, lr: 1}", "train.optimizer.momentum=0.9"
+        )
+        assert spec.model.loss.kind == "mse"
+        assert (spec.train.optimizer.name, spec.train.optimizer.momentum) == ("sgd", 0.9)
+
+    @pytest.mark.parametrize(
+        ("override", "message"),
+        [
+            ("train.stpes=3", "on the command line, train.stpes: is no known key; did you mean steps?"),
+            ("train.steps=x", "on the command line, train.steps: must be a whole number, not the text 'x'"),
+            ("train.steps", "on the command line: 'train.steps' is no override; write key.path=value, such as train.steps=100"),
+            ("=3", "on the command line: '=3' is no override; write key.path=value, such as train.steps=100"),
+            ("a..b=3", "on the command line: 'a..b=3' is no override; write key.path=value, such as train.steps=100"),
+            ("train.steps.x=3", "on the command line, train.steps.x: cannot be set, because train.steps has no keys"),
+            ("train.optimizer={lr: 1}", "on the command line, train.optimizer.name: is missing; add it: adam, adamw, lamb or sgd"),
+            (
+                "model.parameters.freeze=[*.bias]",
+                "on the command line, model.parameters.freeze: is not valid YAML: expected alphabetic or numeric "
+                "character, but found '.'; put text that begins with * in quotes",
+            ),
+            ("train.early_stop.patiance=3", "on the command line, train.early_stop.patiance: is no known key; did you mean patience?"),
+            ("train.optimizer.betas=[1]", "on the command line, train.optimizer.betas[0]: must be less than 1.0, not 1"),
+            ("train.epochs=3", "run.yaml:9 train.steps: is given beside train.epochs; give one of them (train.epochs=null on the command line takes the other away)"),
+        ],
+    )  # fmt: skip
+    def test_faults(self, tmp_path: Path, override: str, message: str) -> None:
+        assert told(tmp_path, SMALL, override)[0] == message

@@ -1,0 +1,103 @@
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+from run_files import FULL, SMALL, spec_of
+
+from ortflow.workflow.spec.load import check_run_file, load_run_file
+from ortflow.workflow.spec.paths import check_files, resolve_paths, run_directory
+
+
+def test_each_path_is_relative_to_its_own_folder(tmp_path: Path) -> None:
+    file = tmp_path / "jobs" / "run.yaml"
+    file.parent.mkdir()
+    file.write_text(FULL)
+    spec = resolve_paths(load_run_file(file), file, cwd=tmp_path)
+    home, root = str(tmp_path / "jobs"), str(tmp_path / "elsewhere")
+    assert spec.model.path == f"{home}/model.onnx"
+    assert [*spec.model.graphs.model_dump().values()] == [f"{home}/{name}.onnx" for name in "teo"]
+    assert (spec.data.train.path, spec.data.eval.path) == (f"{home}/train.arrow", f"{home}/eval.arrow")  # type: ignore[union-attr]
+    assert spec.run_dir == root
+    assert spec.checkpoint.directory == "/big/disk"
+    assert spec.monitor.tensorboard_directory == f"{root}/tb"
+    assert spec.export.path == f"{root}/out.onnx"
+    assert resolve_paths(spec, Path("/other/run.yaml"), cwd=Path("/other")) == spec
+
+
+def test_a_run_file_named_from_the_current_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "jobs").mkdir()
+    (tmp_path / "jobs/run.yaml").write_text(SMALL.replace("model.onnx", "../model.onnx"))
+    monkeypatch.chdir(tmp_path)
+    file = Path("jobs/run.yaml")
+    spec = resolve_paths(load_run_file(file), file)
+    assert spec.model.path == str(tmp_path / "model.onnx")
+    assert spec.data.eval is None
+    assert spec.model.graphs.train is None
+    assert spec.run_dir == str(tmp_path / "runs" / "small")
+
+
+def test_links_stay_links(tmp_path: Path) -> None:
+    (tmp_path / "link.onnx").symlink_to("target.onnx")
+    spec = spec_of(model={"path": "link.onnx", "loss": {"kind": "mse"}})
+    assert resolve_paths(spec, tmp_path / "run.yaml").model.path == str(tmp_path / "link.onnx")
+
+
+def test_the_home_folder(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "/home/ada")
+    spec = spec_of(model={"path": "~/m.onnx", "loss": {"kind": "mse"}}, run_dir="~")
+    resolved = resolve_paths(spec, Path("/jobs/run.yaml"))
+    assert resolved.model.path == "/home/ada/m.onnx"
+    assert resolved.run_dir == "/home/ada"
+    assert resolve_paths(spec_of(run_dir="~x"), Path("/jobs/run.yaml"), Path("/now")).run_dir == "/now/~x"
+
+
+def test_the_run_directory() -> None:
+    assert run_directory(spec_of(), Path("/now")) == Path("/now/runs/small")
+    assert run_directory(spec_of(run_dir="../x"), Path("/now")) == Path("/x")
+    assert run_directory(spec_of(run_dir="/x"), Path("/now")) == Path("/x")
+
+
+class TestFiles:
+    def told(self, tmp_path: Path, text: str = SMALL, *overrides: str) -> list[str]:
+        file = tmp_path / "run.yaml"
+        file.write_text(text)
+        return [str(fault).replace(f"{tmp_path}/", "") for fault in check_run_file(file, overrides)]
+
+    def test_what_is_missing_is_told_with_its_line(self, tmp_path: Path) -> None:
+        fix = "correct the path, or give a `prepare` command that makes it"
+        assert self.told(tmp_path) == [
+            f"run.yaml:3 model.path: there is no file model.onnx; {fix}",
+            f"run.yaml:6 data.train.path: there is no file train.arrow; {fix}",
+        ]
+        assert self.told(tmp_path, SMALL, "data.eval=e.arrow")[-1] == (
+            f"on the command line, data.eval.path: there is no file e.arrow; {fix}"
+        )
+
+    def test_what_is_there_is_no_fault(self, tmp_path: Path) -> None:
+        (tmp_path / "model.onnx").touch()
+        (tmp_path / "train.arrow").mkdir()
+        assert self.told(tmp_path) == []
+
+    def test_what_prepare_makes_is_no_fault(self, tmp_path: Path) -> None:
+        assert self.told(tmp_path, SMALL, "prepare=python make.py") == []
+
+    def test_a_model_that_is_a_folder(self, tmp_path: Path) -> None:
+        (tmp_path / "model.onnx").mkdir()
+        (tmp_path / "train.arrow").touch()
+        message = "run.yaml:3 model.path: model.onnx is a folder; give the ONNX file itself"
+        assert self.told(tmp_path) == [message]
+        assert self.told(tmp_path, SMALL, "prepare=python make.py") == [message]
+
+    @pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
+    def test_a_model_that_may_not_be_read(self, tmp_path: Path) -> None:
+        (tmp_path / "model.onnx").touch(mode=0)
+        (tmp_path / "train.arrow").touch()
+        assert "may not be read" in self.told(tmp_path)[0]
+
+    def test_launchers_with_files_elsewhere_leave_it_out(self, tmp_path: Path) -> None:
+        file = tmp_path / "run.yaml"
+        file.write_text(SMALL)
+        assert check_run_file(file, files=False) == []
+        assert len(check_files(resolve_paths(load_run_file(file), file))) == 2

@@ -1,0 +1,97 @@
+"""The JSON schema and docs/run-file.md say what the types say."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import re
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+from run_files import told
+
+from ortflow.workflow.spec import load
+from ortflow.workflow.spec.keys import every_key, sections, tags
+from ortflow.workflow.spec.schema import run_file_schema
+from ortflow.workflow.spec.shorthand import SECTIONS
+
+DOCS = Path(__file__).parents[2] / "docs"
+PAGE = (DOCS / "run-file.md").read_text(encoding="utf-8")
+
+
+@pytest.fixture(scope="module")
+def generator() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("run_file_tables", DOCS / "run_file_tables.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_tables_are_those_of_the_types(generator: ModuleType) -> None:
+    assert generator.updated(PAGE) == PAGE, "run: python docs/run_file_tables.py"
+
+
+def test_every_key_is_documented() -> None:
+    for path, field in every_key():
+        assert field.description, f"{'.'.join(path)} has no help text"
+        heading = f"### `{'.'.join(path[:-1])}`" if len(path) > 1 else "### The top level"
+        tables = [part.partition("\n### ")[0] for part in PAGE.split(heading)[1:]]
+        assert any(f"\n| `{path[-1]}` |" in table for table in tables), f"{'.'.join(path)} is not in docs/run-file.md"
+
+
+def test_the_examples_of_the_docs_are_valid(tmp_path: Path) -> None:
+    examples = re.findall(r"```yaml\n(name:.*?)```", PAGE, re.DOTALL)
+    assert len(examples) >= 4
+    for example in examples:
+        assert told(tmp_path, example) == []
+
+
+def test_the_faults_of_the_docs_are_told_that_way(tmp_path: Path) -> None:
+    example = re.findall(r"```yaml\n(name:.*?)```", PAGE, re.DOTALL)[0]
+    wrong = example.replace("name: adamw, lr: 1e-3", "name: adan")
+    unknown = example.replace("lr: 1e-3", "learning_rate: 1e-3")
+    found = [*told(tmp_path, wrong), *told(tmp_path, unknown), *told(tmp_path, example, "train.stpes=1")]
+    lines = re.findall(r"^(?:run\.yaml:\d+|on the command line,) .*$", PAGE, re.MULTILINE)
+    assert len(lines) == 3
+    for line in lines:
+        assert line in found
+
+
+def test_every_required_key_has_a_stand_in() -> None:
+    """Without one, a file that lacks the key would not be checked any further."""
+    for path, field in every_key():
+        if field.is_required() and path not in load._CHOOSES:
+            assert path in load.STAND_INS, ".".join(path)
+
+
+def test_the_schema_knows_short_forms() -> None:
+    schema = run_file_schema()
+    assert json.loads(json.dumps(schema)) == schema
+    train = schema["$defs"]["TrainSection"]["properties"]
+    assert train["schedule"]["anyOf"][0]["enum"] == ["constant", "linear", "polynomial", "cosine"]
+    assert train["optimizer"]["anyOf"][0]["enum"] == ["adam", "adamw", "lamb", "sgd"]
+    assert schema["$defs"]["DataSection"]["properties"]["eval"]["anyOf"][0]["type"] == "string"
+    assert schema["properties"]["prepare"]["anyOf"][0] == {"type": "string"}
+    assert schema["additionalProperties"] is False
+
+
+def test_the_schema_describes_every_key() -> None:
+    def described(section: dict[str, Any]) -> None:
+        for name, value in section["properties"].items():
+            assert "description" in value or "$ref" in value, name
+
+    schema = run_file_schema()
+    described(schema)
+    for section in schema["$defs"].values():
+        described(section)
+
+
+def test_short_forms_name_keys_that_exist() -> None:
+    fields = dict(every_key())
+    for path, key in SECTIONS.items():
+        assert any(key in section.model_fields for section in sections(fields[path]))
+    assert tags(sections(fields["train", "optimizer"])[0], "name") == ("adam", "adamw")

@@ -1,0 +1,148 @@
+"""`ortflow validate` and `ortflow schema`: what they say and how they end."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import typer
+from run_files import SMALL
+from typer.testing import CliRunner, Result
+
+from ortflow.cli.schema import schema
+from ortflow.cli.validate import validate
+
+app = typer.Typer()
+app.command()(validate)
+app.command()(schema)
+
+
+def run(*arguments: str) -> Result:
+    return CliRunner().invoke(app, arguments)
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "run.yaml"
+    path.write_text(SMALL)
+    return path
+
+
+@pytest.fixture
+def whole(file: Path) -> Path:
+    """The small run with a linear classifier of 3 classes over 4 numbers and 8 samples."""
+    onnx = pytest.importorskip("onnx")
+    pytest.importorskip("onnxruntime")
+    from ortflow.workflow.data.convert import convert_arrays
+
+    weight = onnx.numpy_helper.from_array(np.ones((4, 3), np.float32), "weight")
+    node = onnx.helper.make_node("MatMul", ["x", "weight"], ["logits"], name="head")
+    value = onnx.helper.make_tensor_value_info
+    graph = onnx.helper.make_graph(
+        [node], "g", [value("x", 1, ["batch", 4])], [value("logits", 1, ["batch", 3])], [weight]
+    )
+    opset = [onnx.helper.make_opsetid("", 17)]
+    onnx.save(onnx.helper.make_model(graph, opset_imports=opset, ir_version=8), file.parent / "model.onnx")
+    samples = file.parent / "samples.npz"
+    np.savez(samples, x=np.ones((8, 4), np.float32), labels=np.arange(8) % 3)
+    convert_arrays([samples], file.parent / "train.arrow")
+    return file
+
+
+def test_faults_end_with_2_and_all_stand_there(file: Path) -> None:
+    done = run("validate", str(file), "train.stpes=3", "data.micro_batch=0")
+    assert done.exit_code == 2
+    assert done.stdout == ""
+    assert [line.partition(": ")[2].replace(str(file), "run.yaml") for line in done.stderr.splitlines()] == [
+        "run.yaml:3 model.path: there is no file " + str(file.parent / "model.onnx")
+        + "; correct the path, or give a `prepare` command that makes it",
+        "run.yaml:6 data.train.path: there is no file " + str(file.parent / "train.arrow")
+        + "; correct the path, or give a `prepare` command that makes it",
+        "on the command line, data.micro_batch: must be more than 0, not 0",
+        "on the command line, train.stpes: is no known key; did you mean steps?",
+    ]  # fmt: skip
+
+
+def test_json(file: Path) -> None:
+    done = run("validate", str(file), "prepare=make", "train.optimizer.lr=x", "--json")
+    assert done.exit_code == 2
+    (fault,) = json.loads(done.stdout)["faults"]
+    assert fault == {
+        "file": str(file),
+        "line": None,
+        "key": "train.optimizer.lr",
+        "what": "must be a number, not the text 'x'",
+        "fix": None,
+    }
+
+
+def test_what_is_not_there_yet_is_not_checked(file: Path) -> None:
+    done = run("validate", str(file), "prepare=python make.py")
+    assert done.exit_code == 0
+    assert done.stdout.startswith(f"{file}: valid, as far as it was checked\nnot checked: the model and the data")
+    assert json.loads(run("validate", str(file), "prepare=python make.py", "--json").stdout)["valid"]
+
+
+def test_a_machine_without_the_packages_of_a_rank(whole: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from ortflow.launchers import interpreter
+
+    monkeypatch.setattr(interpreter, "examine", lambda path: interpreter.Interpreter(path, (3, 13), "linux", {}))
+    done = run("validate", str(whole))
+    assert done.exit_code == 0
+    assert "not checked: the model and the data, because ranks need onnxruntime-training" in done.stdout
+
+
+def test_a_whole_run_is_valid(whole: Path) -> None:
+    done = run("validate", str(whole))
+    assert (done.exit_code, done.stdout, done.stderr) == (0, f"{whole}: valid\n", "")
+    assert sorted(path.name for path in whole.parent.iterdir()) == [
+        "model.onnx", "run.yaml", "samples.npz", "train.arrow",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("override", "place"),
+    [
+        ("model.parameters.freeze=[nothing]", "on the command line, model.parameters.freeze[0]: "),
+        ("data.train.columns={labels: missing}", "on the command line, data.train.columns.labels: "),
+        ("data.micro_batch=9", "run.yaml:5 data.last_batch: "),
+        ("model.loss.output=nowhere", "on the command line, model.loss.output: "),
+    ],
+)
+def test_faults_of_model_and_data_have_their_line(whole: Path, override: str, place: str) -> None:
+    done = run("validate", str(whole), override)
+    assert done.exit_code == 2
+    assert done.stderr.replace(str(whole), "run.yaml").startswith(f"error: {place}")
+    assert "Traceback" not in done.stderr
+
+
+def test_a_model_that_is_none(whole: Path) -> None:
+    (whole.parent / "model.onnx").write_bytes(b"hello")
+    done = run("validate", str(whole))
+    assert done.exit_code == 2
+    assert str(whole.parent / "model.onnx") in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+
+
+def test_signs_of_a_wrong_export_are_warnings(whole: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from ortflow.workflow.graph import inspect
+
+    real = inspect.findings
+
+    def suspicious(*arguments: Any) -> inspect.Report:
+        report = real(*arguments)
+        report.signs.append("something is off")
+        return report
+
+    monkeypatch.setattr(inspect, "findings", suspicious)
+    done = run("validate", str(whole))
+    assert (done.exit_code, done.stderr) == (0, "warning: something is off\n")
+
+
+def test_the_schema_is_printed() -> None:
+    done = run("schema")
+    assert done.exit_code == 0
+    assert json.loads(done.stdout)["title"] == "ortflow run file"

@@ -1,0 +1,175 @@
+"""What the sections of a run file must agree on. Pure: no file is opened and no device asked.
+
+Called by `load`, and by whoever builds a RunSpec in Python. Each check is a generator of problems; a problem names
+the other keys it hangs on, so that a fault in one of them is not told twice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import PurePosixPath
+
+from ortflow.workflow.data.mapping import parse_reference
+from ortflow.workflow.errors import UserError
+from ortflow.workflow.spec.model import CrossEntropy
+from ortflow.workflow.spec.problem import Problem
+from ortflow.workflow.spec.run import RunSpec
+from ortflow.workflow.spec.train import Sgd
+from ortflow.workflow.spec.units import parse_memory, parse_time
+
+NOT_YET = "does not run yet in this version"
+
+
+def check(spec: RunSpec) -> list[Problem]:
+    """Every contradiction within a run file."""
+    return [problem for find in CHECKS for problem in find(spec)]
+
+
+def _length(spec: RunSpec) -> Iterator[Problem]:
+    steps, epochs = ("train", "steps"), ("train", "epochs")
+    if spec.train.steps is None and spec.train.epochs is None:
+        yield Problem(steps, "is missing, and so is train.epochs", "give one of them", others=(epochs,))
+    if spec.train.steps is not None and spec.train.epochs is not None:
+        fix = "give one of them (train.epochs=null on the command line takes the other away)"
+        yield Problem(steps, "is given beside train.epochs", fix, others=(epochs,))
+
+
+def _schedule(spec: RunSpec) -> Iterator[Problem]:
+    warmup, steps = spec.train.schedule.warmup_steps, spec.train.steps
+    if steps is not None and warmup > steps:
+        what = f"is {warmup}, longer than the run of {steps} steps"
+        path = ("train", "schedule", "warmup_steps")
+        yield Problem(path, what, f"give at most {steps}", others=(("train", "steps"), ("train", "epochs")))
+
+
+def _optimizer(spec: RunSpec) -> Iterator[Problem]:
+    optimizer = spec.train.optimizer
+    if isinstance(optimizer, Sgd) and optimizer.nesterov and optimizer.momentum == 0:
+        path, momentum = ("train", "optimizer", "nesterov"), ("train", "optimizer", "momentum")
+        yield Problem(path, "needs momentum", "give train.optimizer.momentum, such as 0.9", others=(momentum,))
+
+
+def _evaluation(spec: RunSpec) -> Iterator[Problem]:
+    data_eval, period = ("data", "eval"), ("train", "evaluation", "every_steps")
+    if spec.data.eval is None:
+        if spec.train.evaluation.every_steps is not None:
+            yield Problem(period, "needs an evaluation set", "give data.eval", others=(data_eval,))
+        if spec.train.early_stop is not None:
+            yield Problem(("train", "early_stop"), "needs an evaluation set", "give data.eval", others=(data_eval,))
+    elif spec.train.early_stop is not None and spec.train.evaluation.every_steps is None:
+        fix = "give train.evaluation.every_steps"
+        yield Problem(("train", "early_stop"), "needs periodic evaluation", fix, others=(period,))
+
+
+def _metrics(spec: RunSpec) -> Iterator[Problem]:
+    metrics, path = spec.model.metrics, ("model", "metrics")
+    for place, metric in enumerate(metrics):
+        if metric in metrics[:place]:
+            yield Problem((*path, place), f"names {metric} a second time", "keep one")
+        elif not isinstance(spec.model.loss, CrossEntropy):
+            what = f"is {metric}, which is computed for the loss cross_entropy only, not for {spec.model.loss.kind}"
+            yield Problem((*path, place), what, "take it away", others=(("model", "loss", "kind"),))
+    if spec.train.early_stop is not None:
+        watched = spec.train.early_stop.metric
+        if watched != "loss" and watched not in metrics:
+            what = f"is {watched}, which evaluation does not compute"
+            yield Problem(("train", "early_stop", "metric"), what, f"add {watched} to model.metrics", others=(path,))
+
+
+def _padding(spec: RunSpec) -> Iterator[Problem]:
+    if spec.model.loss.kind == "output" and spec.data.last_batch == "pad":
+        what = "cannot be pad where the loss is an output of the graph: the filled-up samples would count"
+        yield Problem(("data", "last_batch"), what, "use drop or keep", others=(("model", "loss", "kind"),))
+
+
+def _columns(spec: RunSpec) -> Iterator[Problem]:
+    for key, data_set in (("train", spec.data.train), ("eval", spec.data.eval)):
+        for name, text in (data_set.columns if data_set is not None else {}).items():
+            try:
+                parse_reference(text)
+            except UserError as error:
+                yield Problem(("data", key, "columns", name), error.what, error.fix)
+
+
+def _parallel(spec: RunSpec) -> Iterator[Problem]:
+    parallel, world = spec.parallel, spec.world_size
+    degrees = {"data": parallel.data, "pipeline": parallel.pipeline, "horizontal": parallel.horizontal}
+    product = (parallel.data or 1) * parallel.pipeline * parallel.horizontal
+    if (product != world) if parallel.data is not None else (world % product != 0):
+        given = {name: degree for name, degree in degrees.items() if degree is not None}
+        sum_up = " x ".join(f"{name} {degree}" for name, degree in given.items())
+        ranks = f"{spec.resources.nodes} x {spec.resources.ranks_per_node} = {world} ranks"
+        what = f"does not fit the world size: {sum_up} = {product}, and resources has {ranks}"
+        largest = max(given, key=lambda name: given[name])
+        others = (("resources", "nodes"), ("resources", "ranks_per_node"), *(("parallel", name) for name in degrees))
+        yield Problem(("parallel", largest), what, "change one of them", others=others)
+    for name in ("pipeline", "horizontal"):
+        if (degrees[name] or 1) > 1:
+            yield Problem(("parallel", name), f"above 1 {NOT_YET}", "set it to 1")
+    if parallel.zero and spec.resources.gpus_per_rank == 0:
+        what = f"is {parallel.zero}, and ZeRO needs NCCL on GPUs: resources.gpus_per_rank is 0"
+        yield Problem(("parallel", "zero"), what, "set it to 0", others=(("resources", "gpus_per_rank"),))
+    elif parallel.zero:
+        yield Problem(("parallel", "zero"), f"above 0 {NOT_YET}", "set it to 0")
+
+
+def _resources(spec: RunSpec) -> Iterator[Problem]:
+    if spec.resources.gpus_per_rank > 0:
+        yield Problem(("resources", "gpus_per_rank"), f"above 0 {NOT_YET}", "set it to 0")
+    for key, text, parse in (
+        ("memory", spec.resources.memory, parse_memory),
+        ("time_limit", spec.resources.time_limit, parse_time),
+    ):
+        if text is not None:
+            try:
+                parse(text)
+            except UserError as error:
+                yield Problem(("resources", key), error.what, error.fix)
+
+
+def _backoff(spec: RunSpec) -> Iterator[Problem]:
+    first, limit = spec.restart.backoff.first, spec.restart.backoff.limit
+    if first > limit:
+        path, other = ("restart", "backoff", "first"), ("restart", "backoff", "limit")
+        yield Problem(
+            path, f"is {first:g} seconds, longer than the limit of {limit:g}", "raise the limit", others=(other,)
+        )
+
+
+def _places(spec: RunSpec) -> Iterator[Problem]:
+    """What is written must stay inside the run directory, each in a place of its own, or be given in full."""
+    places = [
+        (("checkpoint", "directory"), spec.checkpoint.directory),
+        (("monitor", "tensorboard_directory"), spec.monitor.tensorboard_directory),
+        (("export", "path"), spec.export.path),
+    ]
+    taken: dict[PurePosixPath, tuple[str, ...]] = {}
+    for path, text in places:
+        place = PurePosixPath(text)
+        if ".." in place.parts:
+            what = f"leads out of the run directory ({text})"
+            yield Problem(path, what, "give a path inside it, or an absolute one")
+        elif not place.parts or place.parts[0] in RESERVED:
+            yield Problem(path, f"is {text}, which the run directory needs itself", "give another name")
+        elif place in taken:
+            other = taken[place]
+            yield Problem(path, f"is {text}, and so is {'.'.join(other)}", "give each its own", others=(other,))
+        taken.setdefault(place, path)
+
+
+RESERVED = frozenset({"run.yaml", "plan.json", "attempts.jsonl", "events", "logs", "graphs"})
+"""Names in the run directory that are not the user's to give."""
+
+CHECKS: tuple[Callable[[RunSpec], Iterator[Problem]], ...] = (
+    _length,
+    _schedule,
+    _optimizer,
+    _evaluation,
+    _metrics,
+    _padding,
+    _columns,
+    _parallel,
+    _resources,
+    _backoff,
+    _places,
+)

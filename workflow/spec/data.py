@@ -1,0 +1,53 @@
+"""The run file's `data` section: the sets, the micro-batch and the order of the samples."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from ortflow.workflow.spec.base import Number, Positive, Section, Text
+
+
+class DataSet(Section):
+    """An Arrow IPC file, or a folder of such shards, as `ortflow data convert` writes them."""
+
+    path: Text
+    """File or folder, relative to the run file."""
+    columns: dict[Text, Text] = Field(default_factory=dict)
+    """Graph input -> column, where the names differ: `tokens`, or a slice along the first axis, `tokens[:-1]`."""
+
+
+class ByLength(Section):
+    """Load balancing: ranks get samples of like length in the same step."""
+
+    column: Text
+    """Column whose length (variable columns) or value (integer columns) is a sample's cost."""
+    bucket: Positive = 256
+    """Samples of neighbouring length that are shuffled among themselves."""
+
+
+class DataSection(Section):
+    """What is read, and in which order."""
+
+    train: DataSet
+    """Training set."""
+    eval: DataSet | None = None
+    """Evaluation set."""
+    micro_batch: Positive
+    """Samples a rank takes in one micro-step."""
+    shuffle: bool = True
+    """A new order each epoch, from seed and epoch alone."""
+    by_length: ByLength | None = None
+    """Group samples of like length."""
+    pad_value: dict[Text, Number] = Field(default_factory=dict)
+    """Graph input -> what variable-length samples are padded with; 0, and the loss's ignore index for labels."""
+    last_batch: Literal["drop", "keep", "pad"] = "drop"
+    """The rest of an epoch that fills no global batch: leave it out, train on the smaller batch, or fill it up
+    with samples that weigh nothing (for graphs with a fixed batch size)."""
+    eval_mode: Literal["partitioned", "replicated"] = "partitioned"
+    """Evaluation set divided over the ranks, or read whole by each."""
+    eval_micro_batch: Positive | None = None
+    """Samples of an evaluation micro-batch; `micro_batch` if not given."""
+    eval_samples: Positive | None = None
+    """Evaluate on the first so many samples only."""

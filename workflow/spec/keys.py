@@ -1,0 +1,84 @@
+"""Which keys a run file may have: a walk over the section types.
+
+Serves the wording of faults, the shorthands, and the tables of docs/run-file.md. Knows types, never values of a run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, get_args
+
+from pydantic.fields import FieldInfo
+
+from ortflow.workflow.spec.base import Section
+from ortflow.workflow.spec.problem import KeyPath
+from ortflow.workflow.spec.run import RunSpec
+
+SectionType = type[Section]
+
+
+def discriminator(field: FieldInfo) -> str | None:
+    """The key that says which of several sections stands here: `kind` of a loss, `name` of an optimizer."""
+    return field.discriminator if isinstance(field.discriminator, str) else None
+
+
+def sections(field: FieldInfo) -> list[SectionType]:
+    """The sections that may stand under a field: none for a plain value, several for a loss or an optimizer."""
+    annotation = field.annotation
+    return [arm for arm in (annotation, *get_args(annotation)) if isinstance(arm, type) and issubclass(arm, Section)]
+
+
+def tags(section: SectionType, key: str) -> tuple[str, ...]:
+    """Values of the discriminator `key` that mean this section."""
+    return tuple(get_args(section.model_fields[key].annotation))
+
+
+def choices(field: FieldInfo) -> list[str]:
+    """Every value of a field's discriminator."""
+    key = discriminator(field)
+    assert key is not None
+    return [tag for section in sections(field) for tag in tags(section, key)]
+
+
+def every_key(
+    section: SectionType = RunSpec, path: tuple[str, ...] = ()
+) -> Iterator[tuple[tuple[str, ...], FieldInfo]]:
+    """Each key path with its field, depth first, in the order of the run file."""
+    for name, field in section.model_fields.items():
+        yield (*path, name), field
+        for below in sections(field):
+            yield from every_key(below, (*path, name))
+
+
+def follow(location: tuple[Any, ...], values: Any) -> tuple[KeyPath, SectionType | None, FieldInfo | None]:
+    """Translate a location of pydantic, which also names the arm of a union, into a key path of `values`.
+
+    Returns the path, the section that its last key stands in, and that key's field; for an unknown key no field,
+    for a path into a plain value (an item of a list) the field of the value.
+    """
+    path: list[str | int] = []
+    section: SectionType | None = RunSpec
+    arms: list[SectionType] = []
+    arm_key: str | None = None
+    holder, field = section, None
+    for part in location:
+        if arm_key is not None:
+            section = next(arm for arm in arms if part in tags(arm, arm_key))
+            arm_key = None
+            continue
+        if section is not None:
+            holder, field = section, section.model_fields.get(part)
+            arms = sections(field) if field else []
+            arm_key = discriminator(field) if field else None
+            section = arms[0] if len(arms) == 1 else None
+        elif not (isinstance(values, dict | list) and _has(values, part)):
+            break
+        path.append(part)
+        values = values[part] if isinstance(values, dict | list) and _has(values, part) else None
+    return tuple(path), holder, field
+
+
+def _has(values: dict[str, Any] | list[Any], part: Any) -> bool:
+    if isinstance(values, dict):
+        return part in values
+    return isinstance(part, int) and part < len(values)

@@ -1,0 +1,101 @@
+"""The run file's `model` section: the graph, what of it is trained, its loss and its metrics."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from ortflow.workflow.spec.base import Fraction, Section, Text
+
+Metric = Literal["accuracy", "perplexity"]
+
+
+class OwnGraphs(Section):
+    """Graphs of the user's own, in place of those that configure builds from `path`."""
+
+    train: Text | None = None
+    """Training graph: outputs the loss and `<parameter>_grad` for each trained parameter."""
+    eval: Text | None = None
+    """Evaluation graph: outputs the loss and the metrics."""
+    optimizer: Text | None = None
+    """Optimizer graph over one flat segment."""
+
+
+class ParameterPatterns(Section):
+    """Glob patterns over initializer names; a later list wins over ortflow's own decision."""
+
+    train: list[Text] = Field(default_factory=list)
+    """Initializers that are parameters although ortflow takes them for constants."""
+    freeze: list[Text] = Field(default_factory=list)
+    """Parameters that keep their value."""
+    constant: list[Text] = Field(default_factory=list)
+    """Initializers that are no parameters: rotary tables, masks, shapes."""
+
+
+class CrossEntropy(Section):
+    """-log softmax(logits)[label], averaged over the labels that are not `ignore_index`."""
+
+    kind: Literal["cross_entropy"]
+    """Which loss."""
+    output: Text | None = None
+    """Graph output that holds the logits; needed where the graph has several outputs."""
+    label: Text = "labels"
+    """Name of the label input (int64) that the training graph gets."""
+    ignore_index: int = -100
+    """Labels of this value weigh nothing."""
+    label_smoothing: Fraction = 0.0
+    """Weight of the uniform distribution in the target, as in torch.nn.CrossEntropyLoss."""
+    class_axis: int = -1
+    """Axis of the logits that runs over the classes."""
+
+
+class Regression(Section):
+    """Mean squared error or mean absolute error over all elements."""
+
+    kind: Literal["mse", "l1"]
+    """Which loss."""
+    output: Text | None = None
+    """Graph output that holds the prediction."""
+    label: Text = "labels"
+    """Name of the label input (the prediction's shape and type)."""
+
+
+class BinaryCrossEntropy(Section):
+    """Binary cross-entropy of logits against targets in [0, 1], averaged over all elements."""
+
+    kind: Literal["bce_with_logits"]
+    """Which loss."""
+    output: Text | None = None
+    """Graph output that holds the logits."""
+    label: Text = "labels"
+    """Name of the label input (the logits' shape and type)."""
+
+
+class OwnLoss(Section):
+    """A scalar output of the graph is the loss: a mean over the samples of the batch."""
+
+    kind: Literal["output"]
+    """Which loss."""
+    output: Text
+    """The scalar output."""
+
+
+Loss = Annotated[CrossEntropy | Regression | BinaryCrossEntropy | OwnLoss, Field(discriminator="kind")]
+
+
+class ModelSection(Section):
+    """The model and what is learned of it."""
+
+    path: Text
+    """ONNX file of the forward graph, relative to the run file."""
+    loss: Loss
+    """What is minimised."""
+    graphs: OwnGraphs = OwnGraphs()
+    """Graphs of your own in place of those built from `path`."""
+    parameters: ParameterPatterns = ParameterPatterns()
+    """Patterns that override which initializers are trained."""
+    labels: list[Text] = Field(default_factory=list)
+    """Inputs of the graph that are labels: needed for training, absent from the exported model."""
+    metrics: list[Metric] = Field(default_factory=list)
+    """What evaluation computes besides the loss."""

@@ -1,0 +1,88 @@
+"""The paths of a run file: what each is relative to, and whether it is there.
+
+`resolve_paths` and `run_directory` are arithmetic; `check_files` alone looks at the disk, and launchers whose files
+lie elsewhere leave it out.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from ortflow.workflow.spec.problem import Problem, printable
+from ortflow.workflow.spec.run import RunSpec
+
+INPUTS: tuple[tuple[str, ...], ...] = (
+    ("model", "path"),
+    ("model", "graphs", "train"),
+    ("model", "graphs", "eval"),
+    ("model", "graphs", "optimizer"),
+    ("data", "train", "path"),
+    ("data", "eval", "path"),
+)
+"""What a run reads: relative to the run file's folder."""
+
+OUTPUTS: tuple[tuple[str, ...], ...] = (
+    ("checkpoint", "directory"),
+    ("monitor", "tensorboard_directory"),
+    ("export", "path"),
+)
+"""What a run writes: relative to the run directory."""
+
+
+def run_directory(spec: RunSpec, cwd: Path) -> Path:
+    """The absolute run directory: `run_dir` or runs/NAME, seen from the current folder."""
+    return Path(_absolute(spec.run_dir or f"runs/{spec.name}", cwd))
+
+
+def resolve_paths(spec: RunSpec, run_file: Path, cwd: Path | None = None) -> RunSpec:
+    """The same run with every path absolute; `cwd` is what `run_dir` is relative to. A second time changes nothing."""
+    cwd = Path.cwd() if cwd is None else cwd
+    home = Path(_absolute(str(run_file), cwd)).parent
+    root = run_directory(spec, cwd)
+    values = spec.model_dump()
+    values["run_dir"] = str(root)
+    for keys, base in [(keys, home) for keys in INPUTS] + [(keys, root) for keys in OUTPUTS]:
+        holder = _holder(values, keys)
+        if holder is not None and holder[keys[-1]] is not None:
+            holder[keys[-1]] = _absolute(holder[keys[-1]], base)
+    return RunSpec.model_validate(values)
+
+
+def check_files(spec: RunSpec) -> list[Problem]:
+    """What a run with resolved paths would not find; where `prepare` makes it, a missing file is no problem."""
+    return list(_check_files(spec))
+
+
+def _check_files(spec: RunSpec) -> Iterator[Problem]:
+    values = spec.model_dump()
+    for keys in INPUTS:
+        holder = _holder(values, keys)
+        path = holder[keys[-1]] if holder is not None else None
+        if path is None:
+            continue
+        shown = printable(path)
+        if not os.path.exists(path):
+            if not spec.prepare:
+                fix = "correct the path, or give a `prepare` command that makes it"
+                yield Problem(keys, f"there is no file {shown}", fix)
+        elif keys[0] == "model" and os.path.isdir(path):
+            yield Problem(keys, f"{shown} is a folder", "give the ONNX file itself")
+        elif not os.access(path, os.R_OK):
+            yield Problem(keys, f"{shown} may not be read", "change its permissions")
+
+
+def _absolute(path: str, base: Path) -> str:
+    """`path` seen from `base`, `~/` being the home folder; links are left as they are."""
+    if path == "~" or path.startswith("~/"):
+        path = os.path.expanduser(path)
+    return os.path.abspath(base / path)
+
+
+def _holder(values: Any, keys: tuple[str, ...]) -> dict[str, Any] | None:
+    """The mapping that has the last of `keys`, if the sections around it are there."""
+    for key in keys[:-1]:
+        values = values[key] if values is not None else None
+    return values if isinstance(values, dict) else None

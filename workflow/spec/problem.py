@@ -1,0 +1,95 @@
+"""What is wrong with a run file: at a key path first, with file and line once the document is known.
+
+The pure checks yield `Problem`s; `Document.fault` turns each into the `Fault` that the user sees.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from ortflow.workflow.errors import UserError
+
+KeyPath = tuple[str | int, ...]
+
+COMMAND_LINE = 0
+"""The line number of what was given on the command line."""
+
+
+@dataclass(frozen=True)
+class Problem:
+    """Something wrong with the value at `path`."""
+
+    path: KeyPath
+    what: str
+    fix: str | None = None
+    line: int | None = None
+    """Where it stands, if that is not the line of `path`."""
+    others: tuple[KeyPath, ...] = ()
+    """Other keys it hangs on: if one of them is wrong itself, this may be no problem of its own."""
+
+    def hangs_on(self, path: KeyPath) -> bool:
+        """Whether `path`, something in it, or something around it plays a part."""
+        return any(mine[: len(path)] == path[: len(mine)] for mine in (self.path, *self.others))
+
+
+class Fault(UserError):
+    """A problem of a run file, with its place: `line` is None where the whole file is meant."""
+
+    def __init__(self, problem: Problem, file: str, line: int | None) -> None:
+        self.file, self.line, self.key = file, line, dotted(problem.path)
+        if line == COMMAND_LINE:
+            place = ["on the command line", self.key]
+            where = ", ".join(part for part in place if part)
+        else:
+            place = [printable(file) if line is None else f"{printable(file)}:{line}", self.key]
+            where = " ".join(part for part in place if part)
+        super().__init__(problem.what, where=where, fix=problem.fix)
+
+
+def dotted(path: KeyPath) -> str:
+    """`train.optimizer.betas[0]`."""
+    parts = (f"[{part}]" if isinstance(part, int) else f".{printable(part)}" for part in path)
+    return "".join(parts).removeprefix(".")
+
+
+def parse_dotted(text: str) -> KeyPath:
+    """The key path that `dotted` wrote; keys that hold dots come out as several."""
+    parts = re.findall(r"[^.\[\]]+", text)
+    return tuple(int(part) if f"[{part}]" in text and part.isdigit() else part for part in parts)
+
+
+def printable(text: str) -> str:
+    """Text that can stand in a line on a terminal, whatever a file said."""
+    return text if text.isprintable() else repr(text)[1:-1]
+
+
+def nearest(word: str, known: Iterable[str]) -> str | None:
+    """The known word that `word` is most likely a slip of."""
+    by_lower = {name.lower(): name for name in known}
+    found = difflib.get_close_matches(word.lower(), by_lower, n=1, cutoff=0.6)
+    return by_lower[found[0]] if found else None
+
+
+def listed(words: Iterable[str]) -> str:
+    """`a, b or c`."""
+    *most, last = words
+    return f"{', '.join(most)} or {last}" if most else last
+
+
+def shown(value: Any) -> str:
+    """A value in a sentence: what it is, and what it says if it is short."""
+    if isinstance(value, str):
+        text = value if len(value) <= 40 else value[:37] + "..."
+        return f"the text {text!r}"
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, int | float):
+        # An int of thousands of digits cannot even be printed.
+        return "a very large number" if isinstance(value, int) and abs(value) > 10**30 else repr(value)
+    if value is None:
+        return "nothing"
+    return "a list" if isinstance(value, list | tuple) else "a section of keys"

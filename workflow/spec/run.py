@@ -1,0 +1,170 @@
+"""The run file as a whole, and the sections that say where and under which rules it runs."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import Field
+
+from ortflow.workflow.spec.base import Count, NonNegativeFloat, Positive, PositiveFloat, Section, Text
+from ortflow.workflow.spec.data import DataSection
+from ortflow.workflow.spec.model import ModelSection
+from ortflow.workflow.spec.train import TrainSection
+
+
+class Parallel(Section):
+    """Degrees of parallelism; their product is the world size."""
+
+    data: Positive | None = None
+    """Replicas; whatever the others leave of the world if not given."""
+    pipeline: Positive = 1
+    """Pipeline stages."""
+    horizontal: Positive = 1
+    """Ranks that share one layer (tensor parallelism)."""
+    zero: Literal[0, 1, 2, 3] = 0
+    """ZeRO stage: what of the training state is partitioned over the replicas."""
+
+
+class Keep(Section):
+    """Which checkpoints stay."""
+
+    newest: Positive = 2
+    """The newest so many."""
+    every: Positive | None = None
+    """Also, for ever, those whose step is a multiple of this."""
+
+
+class CheckpointSection(Section):
+    """When the state is saved, where, and what is kept."""
+
+    directory: Text = "checkpoints"
+    """Folder, relative to the run directory."""
+    every_steps: Positive | None = None
+    """Period in steps; without any period, only at the end and when the run is asked to leave."""
+    every_seconds: PositiveFloat | None = None
+    """Period in seconds; whichever comes first where both are given."""
+    keep: Keep = Keep()
+    """Which checkpoints stay."""
+    asynchronous: bool = True
+    """Write in the background from a copy."""
+
+
+class MonitorSection(Section):
+    """What is told about the run."""
+
+    every_steps: Positive = 10
+    """Steps between two lines of progress in the log."""
+    tensorboard: bool = True
+    """Write TensorBoard scalars."""
+    tensorboard_directory: Text = "tensorboard"
+    """Folder, relative to the run directory."""
+    runtime_log: Literal["verbose", "info", "warning", "error", "fatal"] = "error"
+    """ONNX Runtime's own log level."""
+
+
+class ExportSection(Section):
+    """The inference model made at the end."""
+
+    path: Text = "export/model.onnx"
+    """File, relative to the run directory."""
+    tolerance: NonNegativeFloat = 1e-4
+    """Largest difference to the evaluation graph, absolute plus relative, on real samples."""
+    enabled: bool = True
+    """Export after the last step."""
+
+
+class Resources(Section):
+    """What a run takes of the machines."""
+
+    nodes: Positive = 1
+    """Machines."""
+    ranks_per_node: Positive = 1
+    """Ranks on each."""
+    cpus_per_rank: Positive | None = None
+    """Cores of a rank; a fair share of what is there if not given."""
+    gpus_per_rank: Count = 0
+    """GPUs of a rank."""
+    memory: Text | None = None
+    """Memory of a node: a number and a unit, such as 16G or 16Gi."""
+    time_limit: Text | None = None
+    """Wall-clock limit: [days-]hours:minutes:seconds, or minutes."""
+    python: Text | None = None
+    """Interpreter of the ranks; the one that runs ortflow if not given."""
+
+
+class Backoff(Section):
+    """Pause before a restart: doubled each time."""
+
+    first: NonNegativeFloat = 1.0
+    """Seconds before the first restart."""
+    limit: NonNegativeFloat = 60.0
+    """Longest pause in seconds."""
+
+
+class Restart(Section):
+    """How often a run is started again, and how soon."""
+
+    failures: Count = 3
+    """Failures after which the run is given up."""
+    preemptions: Count | None = None
+    """Preemptions after which the run is given up; no limit if not given."""
+    backoff: Backoff = Backoff()
+    """Pause before a restart."""
+
+
+class LocalBackend(Section):
+    """What only the local backend needs."""
+
+    mpi: Literal["auto", "mpich", "openmpi"] = "auto"
+    """Whose mpirun starts the ranks."""
+    arguments: list[Text] = Field(default_factory=list)
+    """More arguments for mpirun."""
+
+
+class Backends(Section):
+    """What only one backend needs."""
+
+    local: LocalBackend = LocalBackend()
+    """This machine."""
+    slurm: dict[Text, Any] = Field(default_factory=dict)
+    """Slurm; kept for its launcher."""
+    kubernetes: dict[Text, Any] = Field(default_factory=dict)
+    """Kubernetes; kept for its launcher."""
+
+
+class RunSpec(Section):
+    """One run file."""
+
+    name: str = Field(pattern=r"^[a-z0-9]([a-z0-9-]{0,50}[a-z0-9])?$")
+    """The run's name: lower-case letters, digits and hyphens, at most 52, a letter or digit first and last."""
+    run_dir: Text | None = None
+    """Run directory, relative to the current folder; runs/NAME if not given."""
+    seed: Count = 0
+    """Seed of the order of the samples and of dropout."""
+    prepare: list[Text] = Field(default_factory=list)
+    """Command run once in the run file's folder, by `ortflow run`, if the model or the data is not there yet."""
+    model: ModelSection
+    """The model and its loss."""
+    data: DataSection
+    """The samples."""
+    train: TrainSection
+    """The optimisation."""
+    parallel: Parallel = Parallel()
+    """Degrees of parallelism."""
+    checkpoint: CheckpointSection = CheckpointSection()
+    """Saving the state."""
+    monitor: MonitorSection = MonitorSection()
+    """Events, TensorBoard, logs."""
+    export: ExportSection = ExportSection()
+    """The inference model."""
+    resources: Resources = Resources()
+    """Nodes, ranks, cores."""
+    restart: Restart = Restart()
+    """Budgets."""
+    backends: Backends = Backends()
+    """What only one backend needs."""
+
+    @property
+    def world_size(self) -> int:
+        """Ranks in all."""
+        return self.resources.nodes * self.resources.ranks_per_node

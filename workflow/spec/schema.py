@@ -1,0 +1,51 @@
+"""The JSON schema of a run file as people write it: RunSpec's own, and the short forms beside it.
+
+Called by `ortflow schema`. It cannot say what `check` says of several keys at once.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ortflow.workflow.spec.run import RunSpec
+from ortflow.workflow.spec.shorthand import COMMANDS, SECTIONS
+
+
+def run_file_schema() -> dict[str, Any]:
+    """JSON schema (draft 2020-12) of a run file."""
+    schema = RunSpec.model_json_schema()
+    for path, key in SECTIONS.items():
+        _also(schema, path, _short_form(schema, _property(schema, path), key))
+    for path in COMMANDS:
+        _also(schema, path, {"type": "string"})
+    _also(schema, ("resources", "time_limit"), {"type": "integer", "exclusiveMinimum": 0})
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema, "title": "ortflow run file"}
+
+
+def _also(schema: dict[str, Any], path: tuple[str, ...], form: dict[str, Any]) -> None:
+    """Let `form` stand at `path`, too."""
+    described = _property(schema, path)
+    full = {key: described.pop(key) for key in [*described] if key not in ("title", "description", "default")}
+    described["anyOf"] = [form, full]
+
+
+def _short_form(schema: dict[str, Any], described: dict[str, Any], key: str) -> dict[str, Any]:
+    """What a bare text in place of a section may be: what the section's `key` may be."""
+    if "discriminator" in described:
+        return {"type": "string", "enum": [*described["discriminator"]["mapping"]]}
+    references = [arm["$ref"] for arm in (described, *described.get("anyOf", ())) if "$ref" in arm]
+    short: dict[str, Any] = _section(schema, references[0])["properties"][key]
+    return short
+
+
+def _property(schema: dict[str, Any], path: tuple[str, ...]) -> dict[str, Any]:
+    section = schema
+    for name in path[:-1]:
+        section = _section(schema, section["properties"][name]["$ref"])
+    found: dict[str, Any] = section["properties"][path[-1]]
+    return found
+
+
+def _section(schema: dict[str, Any], reference: str) -> dict[str, Any]:
+    section: dict[str, Any] = schema["$defs"][reference.rpartition("/")[2]]
+    return section
