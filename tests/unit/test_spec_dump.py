@@ -17,7 +17,25 @@ from ortflow.workflow.spec.run import RunSpec
 
 text = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), min_size=1, max_size=100) | (
     st.sampled_from(
-        ["1e-3", "12:30:00", "yes", "null", "~", "1_000", "<<", "*x", "&x", "!x", "0x1F", "a: b", "# c", " "]
+        [
+            "1e-3",
+            "12:30:00",
+            "yes",
+            "null",
+            "~",
+            "1_000",
+            "<<",
+            "*x",
+            "&x",
+            "!x",
+            "0x1F",
+            "a: b",
+            "# c",
+            " ",
+            "\x85",
+            "\u2028",
+            " a\n b ",
+        ]
     )
     | st.from_regex(r"[-+.0-9eE_:]{1,8}", fullmatch=True)
 )

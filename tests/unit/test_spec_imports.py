@@ -11,7 +11,7 @@ HEAVY = {"numpy", "onnx", "onnxruntime", "pyarrow", "mpi4py", "safetensors", "te
 
 def modules_after(code: str) -> set[str]:
     program = f"import sys, json\n{code}\nprint(json.dumps([*sys.modules]))"
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, cwd="/")
     return {name.partition(".")[0] for name in json.loads(done.stdout)}
 
 
@@ -34,5 +34,5 @@ def test_importing_takes_little_time() -> None:
         "import time, pydantic.main, pydantic.types, yaml; start = time.process_time(); "
         "import ortflow.workflow.spec.load; print(time.process_time() - start)"
     )
-    runs = [subprocess.run([sys.executable, "-c", program], capture_output=True, check=True) for _ in range(2)]
+    runs = [subprocess.run([sys.executable, "-c", program], capture_output=True, check=True, cwd="/") for _ in range(2)]
     assert min(float(done.stdout) for done in runs) < 0.4

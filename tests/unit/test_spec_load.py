@@ -99,7 +99,7 @@ def test_the_small_and_the_full_one_load(tmp_path: Path) -> None:
         ("name: small", "name: 3", "run.yaml:1 name: must be text, not 3; put it in quotes"),
         ("name: small", "name: small\nprepare: [python, 4]", "run.yaml:2 prepare[1]: must be text, not 4; put it in quotes"),
         ("  path: model.onnx", "  path: [model.onnx]", "run.yaml:3 model.path: must be text, not a list"),
-        ("  loss: cross_entropy", "  loss: cross_entropy\n  labels: y", "run.yaml:5 model.labels: must be a list, not the text 'y'; write [y]"),
+        ("  loss: cross_entropy", "  loss: cross_entropy\n  labels: y", "run.yaml:5 model.labels: must be a list, not the text 'y'; write ['y']"),
         ("  train: train.arrow", "  train: 3", "run.yaml:6 data.train: must be a section of keys, not 3"),
         ("  micro_batch: 4", "  micro_batch: 4\n  pad_value: 3", "run.yaml:8 data.pad_value: must be a section of keys, not 3"),
         ("  micro_batch: 4", "  micro_batch: 4\n  pad_value: {x: a}", "run.yaml:8 data.pad_value.x: must be a number, not the text 'a'"),

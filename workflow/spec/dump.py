@@ -28,8 +28,9 @@ class _Dumper(yaml.SafeDumper):
 
 
 def _text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
-    # PyYAML quotes what YAML 1.1 would take for something else; our reader has a few cases of its own (1e-3).
-    style = None if isinstance(scalar(text), str) else '"'
+    # PyYAML quotes what YAML 1.1 would take for something else; our reader has a few cases of its own (1e-3). And
+    # between single quotes it loses rare line breaks (U+0085, U+2028).
+    style = None if isinstance(scalar(text), str) and text.isprintable() else '"'
     return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=style)
 
 

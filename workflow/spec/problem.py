@@ -47,7 +47,7 @@ class Fault(UserError):
         else:
             place = [printable(file) if line is None else f"{printable(file)}:{line}", self.key]
             where = " ".join(part for part in place if part)
-        super().__init__(problem.what, where=where, fix=problem.fix)
+        super().__init__(printable(problem.what), where=where, fix=printable(problem.fix) if problem.fix else None)
 
 
 def dotted(path: KeyPath) -> str:

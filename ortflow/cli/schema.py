@@ -1,0 +1,17 @@
+"""`ortflow schema`: the run file's JSON schema, for editors that complete and check YAML.
+
+Wired into the command line by `ortflow.cli.app`. Nothing heavy may be imported at module level: `--help` reads this.
+"""
+
+from __future__ import annotations
+
+import typer
+
+
+def schema() -> None:
+    """Print the JSON schema of the run file, for editors."""
+    import json
+
+    from ortflow.workflow.spec.schema import run_file_schema
+
+    typer.echo(json.dumps(run_file_schema(), indent=2))

@@ -1,0 +1,128 @@
+"""`ortflow validate`: everything that is wrong with a run, found without running it.
+
+Wired into the command line by `ortflow.cli.app`. Nothing heavy may be imported at module level: `--help` reads this.
+The run file is checked on any machine; its model and data where the packages of a rank are installed, too, by doing
+what a rank does before its first step, in a folder that is thrown away.
+"""
+
+from __future__ import annotations
+
+import json as jsonlib
+import sys
+import tempfile
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from ortflow.cli.submission import FileArgument, OverridesArgument
+from ortflow.workflow.errors import EXIT_USER, Faults, OrtflowError, UserError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ortflow.workflow.spec.problem import Fault
+    from ortflow.workflow.spec.run import RunSpec
+
+
+def validate(
+    run_file: FileArgument,
+    overrides: OverridesArgument = None,
+    json: Annotated[bool, typer.Option("--json", help="Print the findings as JSON.")] = False,
+) -> None:
+    """List everything that is wrong with a run file, its model and its data, without running it."""
+    findings = examine(run_file, overrides or ())
+    if json:
+        typer.echo(jsonlib.dumps(findings.to_json(), indent=2))
+    else:
+        for fault in findings.faults:
+            typer.echo(f"error: {fault}", err=True)
+        for warning in findings.warnings:
+            typer.echo(f"warning: {warning}", err=True)
+        if not findings.faults:
+            typer.echo(f"{run_file}: valid, as far as it was checked" if findings.unchecked else f"{run_file}: valid")
+        if findings.unchecked:
+            typer.echo(f"not checked: {findings.unchecked}")
+    if findings.faults:
+        raise typer.Exit(EXIT_USER)
+
+
+@dataclass
+class Findings:
+    """What `examine` found."""
+
+    faults: list[Fault] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
+    unchecked: str | None = None
+    """What could not be checked, and why."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data."""
+        return {
+            "valid": not self.faults,
+            "faults": [
+                {"file": fault.file, "line": fault.line or None, "key": fault.key, "what": fault.what, "fix": fault.fix}
+                for fault in self.faults
+            ],
+            "warnings": self.warnings,
+            "unchecked": self.unchecked,
+        }
+
+
+def examine(run_file: Path, overrides: Sequence[str]) -> Findings:
+    """Check the run file; if nothing is wrong with it, the model and the data."""
+    from ortflow.launchers import interpreter
+    from ortflow.workflow.spec.load import read_run_file
+    from ortflow.workflow.spec.paths import check_files, resolve_paths
+
+    reading = read_run_file(run_file, overrides)
+    findings = Findings(reading.faults)
+    if reading.spec is None or findings.faults:
+        return findings
+    spec = resolve_paths(reading.spec, run_file)
+    missing = check_files(spec.model_copy(update={"prepare": []}))
+    if missing:
+        findings.unchecked = f"the model and the data, because {missing[0].what}; the `prepare` command makes it"
+        return findings
+    try:
+        interpreter.check(interpreter.examine(sys.executable))
+    except UserError as error:
+        findings.unchecked = f"the model and the data, because {error}"
+        return findings
+    findings.warnings = _signs(spec)
+    try:
+        _as_a_rank(spec)
+    except Faults as faults:
+        findings.faults = [reading.located(fault) for fault in faults.faults]
+    except OrtflowError as error:
+        fault = error if isinstance(error, UserError) else UserError(str(error))
+        findings.faults = [reading.located(fault)]
+    return findings
+
+
+def _signs(spec: RunSpec) -> list[str]:
+    """Signs that the model was exported in a way that trains wrongly."""
+    from ortflow.workflow.graph.inspect import findings
+
+    try:
+        return findings(Path(spec.model.path), spec.model.parameters, spec.model.labels).signs
+    except UserError:  # found again, and told, by what follows
+        return []
+
+
+def _as_a_rank(spec: RunSpec) -> None:
+    """Do what rank 0 does before its first step; raises UserError or Faults where that fails."""
+    from ortflow.workflow.graph.types import GraphSet
+    from ortflow.workflow.plan import Plan
+    from ortflow.workflow.progress import Progress
+    from ortflow.workflow.ranks import Place
+    from ortflow.workflow.rundir import RunDir
+    from ortflow.workflow.steps.configure import prepare
+    from ortflow.workflow.steps.shard import Stream
+
+    with tempfile.TemporaryDirectory(prefix="ortflow-validate-") as folder:
+        run_dir = RunDir(Path(folder))
+        prepare(run_dir, spec)
+        place = Place(0, spec.world_size, 0, spec.resources.ranks_per_node, "none", "localhost")
+        Stream(spec, Plan.load(run_dir.plan), GraphSet.load(run_dir.graphs), place, Progress()).close()

@@ -1,0 +1,88 @@
+"""Run files for tests: a small valid one, and what is said about a changed one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from ortflow.workflow.spec.load import check_run_file
+from ortflow.workflow.spec.run import RunSpec
+
+SMALL = """\
+name: small
+model:
+  path: model.onnx
+  loss: cross_entropy
+data:
+  train: train.arrow
+  micro_batch: 4
+train:
+  steps: 100
+  optimizer:
+    name: adamw
+    lr: 1e-3
+"""
+
+FULL = """\
+name: full-1
+run_dir: elsewhere
+seed: 7
+prepare: [python, make.py]
+model:
+  path: model.onnx
+  loss: {kind: cross_entropy, output: logits, label: targets, ignore_index: 0, label_smoothing: 0.1, class_axis: 1}
+  graphs: {train: t.onnx, eval: e.onnx, optimizer: o.onnx}
+  parameters: {train: [a], freeze: ["*.bias"], constant: [c]}
+  labels: [targets]
+  metrics: [accuracy, perplexity]
+data:
+  train: {path: train.arrow, columns: {x: "tokens[:-1]"}}
+  eval: eval.arrow
+  micro_batch: 4
+  shuffle: false
+  by_length: {column: tokens, bucket: 3}
+  pad_value: {x: 1, y: 0.5}
+  last_batch: pad
+  eval_mode: replicated
+  eval_micro_batch: 2
+  eval_samples: 10
+train:
+  epochs: 3
+  optimizer: {name: sgd, lr: 1, momentum: 0.9, nesterov: true, weight_decay: 0.1, no_decay: []}
+  schedule: {name: polynomial, warmup_steps: 5, final_fraction: 0.1, power: 3}
+  gradient_accumulation: 2
+  clip_norm: 1
+  evaluation: {every_steps: 10}
+  early_stop: {metric: perplexity, patience: 2, min_delta: 0.01}
+  max_skipped_steps: 4
+parallel: {data: 6}
+checkpoint:
+  {directory: /big/disk, every_steps: 5, every_seconds: 60, keep: {newest: 3, every: 100}, asynchronous: false}
+monitor: {every_steps: 1, tensorboard: false, tensorboard_directory: tb, runtime_log: info}
+export: {path: out.onnx, tolerance: 0, enabled: false}
+resources:
+  {nodes: 2, ranks_per_node: 3, cpus_per_rank: 4, memory: 16Gi, time_limit: 1-02:00:00, python: /usr/bin/python3}
+restart: {failures: 0, preemptions: 9, backoff: {first: 0, limit: 5}}
+backends:
+  local: {mpi: openmpi, arguments: [--bind-to, none]}
+  slurm: {partition: gpu, nested: [1, 2.5, true, {a: null}]}
+"""
+
+
+def told(tmp_path: Path, text: str, *overrides: str) -> list[str]:
+    """Each fault of a run file, as the user sees it; the file is called run.yaml."""
+    file = tmp_path / "run.yaml"
+    file.write_text(text)
+    found = check_run_file(file, overrides, files=False)
+    return [str(fault).replace(str(file), "run.yaml") for fault in found]
+
+
+def spec_of(**sections: Any) -> RunSpec:
+    """The small run with whole sections replaced."""
+    values: dict[str, Any] = {
+        "name": "small",
+        "model": {"path": "model.onnx", "loss": {"kind": "cross_entropy"}},
+        "data": {"train": {"path": "train.arrow"}, "micro_batch": 4},
+        "train": {"steps": 100, "optimizer": {"name": "adamw", "lr": 0.001}},
+    }
+    return RunSpec.model_validate({**values, **sections})
