@@ -1,0 +1,31 @@
+"""Which slices are updated together."""
+
+from __future__ import annotations
+
+from ortflow.workflow.layout import FlatIndex, Group, Tensor
+from ortflow.workflow.optim.segments import Segment, segments
+from ortflow.workflow.spec.train import Adam, Lamb, Sgd
+
+
+def index(*groups: Group) -> FlatIndex:
+    return FlatIndex.place([Tensor(f"t{i}", (10, 10), group) for i, group in enumerate(groups)])
+
+
+def test_element_wise_rules_get_a_segment_a_group() -> None:
+    flat = index("no_decay", "decay", "frozen", "decay", "state")
+    expected = [Segment(0, 256, 0.1), Segment(256, 384, 0.0)]
+    assert segments(Adam(name="adamw", lr=1.0, weight_decay=0.1), flat) == expected
+    assert segments(Sgd(name="sgd", lr=1.0, weight_decay=0.1), flat) == expected
+
+
+def test_lamb_gets_a_segment_a_parameter() -> None:
+    flat = index("no_decay", "decay", "frozen", "decay", "state")
+    expected = [Segment(0, 128, 0.1), Segment(128, 256, 0.1), Segment(256, 384, 0.0)]
+    assert segments(Lamb(name="lamb", lr=1.0, weight_decay=0.1), flat) == expected
+
+
+def test_a_group_without_tensors_gets_none() -> None:
+    optimizer = Adam(name="adam", lr=1.0, weight_decay=0.1)
+    assert segments(optimizer, index("no_decay", "frozen")) == [Segment(0, 128, 0.0)]
+    assert segments(optimizer, index("decay")) == [Segment(0, 128, 0.1)]
+    assert segments(optimizer, index("frozen", "state")) == []

@@ -1,0 +1,73 @@
+"""Adam and AdamW, by ONNX Runtime's fused kernel.
+
+Adam (Kingma & Ba 2015, algorithm 1): m = b1 m + (1 - b1) g; v = b2 v + (1 - b2) g^2;
+w = w - lr (m / (1 - b1^t)) / (sqrt(v / (1 - b2^t)) + epsilon). Its weight decay is L2 regularisation, g = g
++ decay w, as in torch.optim.Adam. AdamW (Loshchilov & Hutter 2019, algorithm 2) decays the weight itself, w
+= w - lr decay w, as torch.optim.AdamW does. `weight_decay_mode` 0 of the kernel is that order of
+operations; mode 1 is another one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ortflow.workflow.optim.builder import MICROSOFT, Builder
+from ortflow.workflow.optim.segments import Segment
+from ortflow.workflow.spec.train import Adam, Lamb
+
+MOMENTS = ("moment_1", "moment_2")
+
+
+def update(build: Builder, optimizer: Adam, segments: Sequence[Segment]) -> None:
+    """Append the update of `segments`."""
+    own_steps(build, len(segments))
+    for i, segment in enumerate(segments):
+        gradients, decay = f"gradients.{i}", segment.weight_decay
+        if optimizer.name == "adam" and decay:
+            decayed = build.op("Mul", f"parameters.{i}", build.constant([decay], "float32"))
+            gradients, decay = build.op("Add", gradients, decayed), 0.0
+        kernel(
+            build,
+            optimizer,
+            i,
+            rate="learning_rate",
+            gradients=gradients,
+            weight_decay=decay,
+            parameters_out=f"parameters.{i}.out",
+        )
+
+
+def own_steps(build: Builder, count: int) -> None:
+    """Append copies `step.i` of the step, one for each of `count` kernels.
+
+    The kernel raises its step in place, in the memory of the graph's input: with one input for all, the second
+    kernel would take the next step's bias correction.
+    """
+    copies = build.op("Tile", "step", build.constant([count], "int64"))
+    build.node("Split", [copies], [f"step.{i}" for i in range(count)], axis=0, num_outputs=count)
+
+
+def kernel(
+    build: Builder,
+    optimizer: Adam | Lamb,
+    i: int,
+    *,
+    rate: str,
+    gradients: str,
+    weight_decay: float,
+    parameters_out: str = "",
+    change_out: str = "",
+) -> None:
+    """Append the fused kernel, which takes `step.i`, on segment `i`: new moments and new parameters or their change."""
+    build.node(
+        "AdamOptimizer",
+        [rate, f"step.{i}", f"parameters.{i}", gradients, *(f"{moment}.{i}" for moment in MOMENTS)],
+        [f"next_step.{i}", *(f"{moment}.{i}.out" for moment in MOMENTS), parameters_out, change_out],
+        domain=MICROSOFT,
+        alpha=optimizer.betas[0],
+        beta=optimizer.betas[1],
+        epsilon=optimizer.epsilon,
+        do_bias_correction=1,
+        weight_decay_mode=0,
+        **{"lambda": weight_decay},
+    )

@@ -1,0 +1,52 @@
+"""The optimizer graph: one update rule over every segment of the flat buffers, in place.
+
+Built by `configure`, bound and run by the trainer. Outputs may lie in the memory of their inputs: in every
+graph made here each reader of an input comes before, or is, the element-wise node that writes its output.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import onnx
+from onnx import TensorProto
+
+from ortflow.workflow.optim import adam, lamb, sgd
+from ortflow.workflow.optim.builder import Builder
+from ortflow.workflow.optim.segments import Segment
+from ortflow.workflow.spec.train import Adam, Lamb, Optimizer
+
+
+def moments(optimizer: Optimizer) -> tuple[str, ...]:
+    """Names of the flat buffers, zero at first, that `optimizer` keeps beside the parameters."""
+    if isinstance(optimizer, Adam):
+        return adam.MOMENTS
+    if isinstance(optimizer, Lamb):
+        return lamb.MOMENTS
+    return sgd.moments(optimizer)
+
+
+def optimizer_graph(optimizer: Optimizer, segments: Sequence[Segment]) -> onnx.ModelProto:
+    """One step of `optimizer` over `segments`.
+
+    Inputs `learning_rate` fp32 [1], `step` int64 [1] (1 for the first; only where the rule has bias
+    correction), and for segment i `parameters.i`, `gradients.i` and `<moment>.i`, fp32 [count]. Outputs
+    `parameters.i.out` and `<moment>.i.out`, to be bound to the memory of the inputs. The gradients are
+    spent: what they hold afterwards is undefined.
+    """
+    build = Builder("optimizer")
+    build.input("learning_rate", 1)
+    build.input("step", 1, TensorProto.INT64)
+    for i, segment in enumerate(segments):
+        kept = [f"{name}.{i}" for name in ("parameters", *moments(optimizer))]
+        for name in (*kept, f"gradients.{i}"):
+            build.input(name, segment.count)
+        for name in kept:
+            build.output(f"{name}.out", segment.count)
+    if isinstance(optimizer, Adam):
+        adam.update(build, optimizer, segments)
+    elif isinstance(optimizer, Lamb):
+        lamb.update(build, optimizer, segments)
+    else:
+        sgd.update(build, optimizer, segments)
+    return build.model()

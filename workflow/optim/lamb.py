@@ -1,0 +1,44 @@
+"""LAMB (You et al. 2020, "Large batch optimization for deep learning", algorithm 2).
+
+u = m^ / (sqrt(v^) + epsilon) + decay w with Adam's bias-corrected moments m^, v^; w = w - lr r u with the
+trust ratio r = ||w|| / ||u|| of the whole tensor, and r = 1 where either norm is 0. The paper's phi is the
+identity: the ratio is not clipped, and parameters without decay are scaled like all others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ortflow.workflow.optim import adam
+from ortflow.workflow.optim.builder import Builder
+from ortflow.workflow.optim.segments import Segment
+from ortflow.workflow.spec.train import Lamb
+
+MOMENTS = adam.MOMENTS
+
+
+def update(build: Builder, optimizer: Lamb, segments: Sequence[Segment]) -> None:
+    """Append the update of `segments`, each of which is one parameter."""
+    places = range(len(segments))
+    adam.own_steps(build, len(segments))
+    # The fused kernel at rate 1 gives -u. It lies in the memory of the gradients, which the kernel takes over.
+    for i in places:
+        adam.kernel(
+            build,
+            optimizer,
+            i,
+            rate=build.constant([1.0], "float32"),
+            gradients=f"gradients.{i}",
+            weight_decay=segments[i].weight_decay,
+            change_out=f"change.{i}",
+        )
+    # One vector of ratios: a handful of scalar nodes for each parameter would double the time to build a session.
+    weights = build.op("Concat", *(build.square_sum(f"parameters.{i}") for i in places), axis=0)
+    changes = build.op("Concat", *(build.square_sum(f"change.{i}") for i in places), axis=0)
+    both = build.op("Greater", build.op("Min", weights, changes), build.constant([0.0], "float64"))
+    squared = build.op("Where", both, build.op("Div", weights, changes), build.constant([1.0], "float64"))
+    rates = build.op("Mul", build.root(squared), "learning_rate")
+    build.node("Split", [rates], [f"rate.{i}" for i in places], axis=0, num_outputs=len(segments))
+    for i in places:
+        scaled = build.op("Mul", f"change.{i}", f"rate.{i}")
+        build.op("Add", f"parameters.{i}", scaled, out=f"parameters.{i}.out")

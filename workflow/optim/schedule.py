@@ -1,0 +1,38 @@
+"""The learning rate over the steps: pure arithmetic, called by the trainer before each step."""
+
+from __future__ import annotations
+
+import math
+
+from ortflow.workflow.spec.train import Schedule
+
+
+def learning_rate(schedule: Schedule, peak: float, step: int, total_steps: int | None) -> float:
+    """Rate of `step`, counted from 1; `total_steps` may be None for a constant schedule only.
+
+    Warm-up (Goyal et al. 2017, section 2.2), w steps: peak step / w, so step w has the peak. Afterwards,
+    with p = (step - w) / (total_steps - w), at most 1, and f the final fraction, peak times:
+
+    - constant: 1
+    - linear: f + (1 - f) (1 - p)
+    - polynomial: f + (1 - f) (1 - p)^power (as in DeepLab and BERT)
+    - cosine: f + (1 - f) (1 + cos(pi p)) / 2 (Loshchilov & Hutter 2017, equation 5)
+
+    The last step has the rate f peak, and so have steps beyond it. A warm-up that does not fit in
+    `total_steps` ends with the run before the peak is reached.
+    """
+    warmup = schedule.warmup_steps
+    if step <= warmup:
+        return peak * step / warmup
+    if schedule.name == "constant":
+        return peak
+    if total_steps is None:
+        raise ValueError(f"a {schedule.name} schedule needs the number of steps")
+    left = max(total_steps - step, 0) / max(total_steps - warmup, 1)
+    if schedule.name == "linear":
+        shape = left
+    elif schedule.name == "polynomial":
+        shape = left**schedule.power
+    else:
+        shape = (1 + math.cos(math.pi * (1 - left))) / 2
+    return peak * (schedule.final_fraction + (1 - schedule.final_fraction) * shape)

@@ -1,0 +1,43 @@
+"""Which slices of the flat buffer an optimizer graph updates, each with one weight decay.
+
+Called by `configure` to build the graph and by the trainer to bind it; both must see the same list.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ortflow.workflow.layout import ALIGNMENT, FlatIndex
+from ortflow.workflow.spec.train import Lamb, Optimizer
+
+
+@dataclass(frozen=True)
+class Segment:
+    """Elements [start, stop) of the flat buffer, padding included: a multiple of `ALIGNMENT` elements."""
+
+    start: int
+    stop: int
+    weight_decay: float
+
+    @property
+    def count(self) -> int:
+        """Number of elements."""
+        return self.stop - self.start
+
+
+def segments(optimizer: Optimizer, index: FlatIndex) -> list[Segment]:
+    """The trained part of the flat buffer, cut where `optimizer` treats it differently.
+
+    LAMB takes norms of whole tensors, so it gets a segment a parameter; every other rule works element by
+    element and gets one a group. Frozen tensors and state are in no segment.
+    """
+    decays = {"decay": optimizer.weight_decay, "no_decay": 0.0}
+    if isinstance(optimizer, Lamb):
+        return [
+            Segment(entry.offset, -(-entry.end // ALIGNMENT) * ALIGNMENT, decays[entry.tensor.group])
+            for entry in index
+            if entry.tensor.group in decays and entry.tensor.count
+        ]
+    decayed, plain = index.span("decay"), index.span("no_decay")
+    spans = ((*decayed, decays["decay"]), (*plain, decays["no_decay"]))
+    return [Segment(start, stop, decay) for start, stop, decay in spans if stop > start]

@@ -1,0 +1,35 @@
+"""Stochastic gradient descent as torch.optim.SGD defines it (dampening 0).
+
+g = g + decay w; b = momentum b + g, where b starts at 0, so that the first b is g; w = w - lr b, or with
+Nesterov's momentum w = w - lr (g + momentum b).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ortflow.workflow.optim.builder import Builder
+from ortflow.workflow.optim.segments import Segment
+from ortflow.workflow.spec.train import Sgd
+
+MOMENT = "momentum"
+
+
+def moments(optimizer: Sgd) -> tuple[str, ...]:
+    """The momentum buffer, if there is momentum."""
+    return (MOMENT,) if optimizer.momentum else ()
+
+
+def update(build: Builder, optimizer: Sgd, segments: Sequence[Segment]) -> None:
+    """Append the update of `segments`."""
+    for i, segment in enumerate(segments):
+        parameters, change = f"parameters.{i}", f"gradients.{i}"
+        if segment.weight_decay:
+            decay = build.constant([segment.weight_decay], "float32")
+            change = build.op("Add", change, build.op("Mul", parameters, decay))
+        if optimizer.momentum:
+            momentum = build.constant([optimizer.momentum], "float32")
+            kept = build.op("Mul", f"{MOMENT}.{i}", momentum)
+            summed = build.op("Add", kept, change, out=f"{MOMENT}.{i}.out")
+            change = build.op("Add", change, build.op("Mul", summed, momentum)) if optimizer.nesterov else summed
+        build.op("Sub", parameters, build.op("Mul", change, "learning_rate"), out=f"{parameters}.out")
