@@ -1,0 +1,110 @@
+"""`ortflow data`: make sets of samples, and look into them.
+
+Wired into the command line by `ortflow.cli.app`. Nothing heavy may be imported at module level: `--help` reads this.
+"""
+
+from __future__ import annotations
+
+import json
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from ortflow.workflow.errors import UserError
+
+if TYPE_CHECKING:
+    from ortflow.workflow.data.dataset import Dataset
+
+app = typer.Typer(name="data", help="Make sets of samples, and look into them.", no_args_is_help=True)
+
+
+@app.command()
+def convert(
+    sources: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="SOURCE...", help=".npz or .npy files; with --text or --lines files, folders or patterns."
+        ),
+    ],
+    output: Annotated[
+        Path, typer.Option("--output", "-o", help="File to write; a folder with --shard-samples or --eval-fraction.")
+    ],
+    text: Annotated[bool, typer.Option("--text", help="Text as byte tokens, in windows of --length + 1.")] = False,
+    lines: Annotated[bool, typer.Option("--lines", help="Text as byte tokens, each line a sample.")] = False,
+    length: Annotated[int | None, typer.Option(min=1, help="Tokens of a window, and from one to the next.")] = None,
+    column: Annotated[
+        str | None, typer.Option(help="Name of the column of text (tokens if not given) or of one .npy file.")
+    ] = None,
+    eval_fraction: Annotated[
+        float, typer.Option(min=0.0, max=1.0, help="Share set aside: writes train and eval into the output folder.")
+    ] = 0.0,
+    shard_samples: Annotated[
+        int | None, typer.Option(min=1, help="Write a folder of shards of so many samples each.")
+    ] = None,
+    force: Annotated[bool, typer.Option("--force", help="Replace what is there.")] = False,
+) -> None:
+    """Convert arrays or text into a set of samples that ranks read in any order."""
+    _require_packages()
+    from ortflow.workflow.data.convert import convert_arrays, convert_text
+    from ortflow.workflow.data.text import find_files
+
+    if text and lines:
+        raise UserError("--text and --lines exclude each other", fix="give one of them")
+    if text != (length is not None):
+        raise UserError("--text and --length need each other", fix="give both, as in --text --length 256")
+    files = find_files(sources)
+    more: dict[str, Any] = {"eval_fraction": eval_fraction, "shard_samples": shard_samples, "replace": force}
+    if text or lines:
+        written = convert_text(files, output, length=length, column=column or "tokens", **more)
+    else:
+        written = convert_arrays(files, output, column=column, **more)
+    for path, count in written.items():
+        typer.echo(f"{path}: {count} samples")
+
+
+@app.command()
+def show(
+    path: Annotated[Path, typer.Argument(help="File or folder of shards.")],
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Print the columns of a set, its number of samples, and each column's minimum and maximum."""
+    _require_packages()
+    from ortflow.workflow.data.dataset import Dataset
+
+    told = describe(Dataset.open(path))
+    if as_json:
+        typer.echo(json.dumps(told))
+        return
+    typer.echo(f"{path}: {told['samples']} samples in {told['shards']} file{'s' if told['shards'] > 1 else ''}")
+    for name, column in told["columns"].items():
+        shape = f"shape {column['shape']}" if column["shape"] else "scalar"
+        if column["variable"]:
+            shortest, longest = column["lengths"]
+            shape = f"{shortest} to {longest} elements"
+        span = "" if column["minimum"] is None else f", {column['minimum']:g} to {column['maximum']:g}"
+        typer.echo(f"  {name}: {column['dtype']}, {shape}{span}")
+
+
+def describe(dataset: Dataset) -> dict[str, Any]:
+    """A set as plain data; a variable column also has the shortest and the longest sample's length."""
+    columns = {}
+    for name, column in dataset.columns.items():
+        columns[name] = {
+            "dtype": column.dtype.name,
+            "shape": list(column.shape),
+            "variable": column.variable,
+            "minimum": column.minimum,
+            "maximum": column.maximum,
+        }
+        if column.variable:
+            lengths = dataset.lengths(name)
+            columns[name]["lengths"] = [int(lengths.min()), int(lengths.max())]
+    return {"samples": len(dataset), "shards": len(dataset.shard_counts), "columns": columns}
+
+
+def _require_packages() -> None:
+    for package in ("numpy", "pyarrow"):
+        if find_spec(package) is None:
+            raise UserError(f"this command needs {package}", fix="install it with: pip install 'ortflow[train]'")

@@ -1,0 +1,238 @@
+"""Does a set fit the graph's inputs: every misfit is told, with the sample and the value."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from data_sets import ragged, write_batches
+
+from ortflow.workflow.data.check import Limits, check_inputs
+from ortflow.workflow.data.dataset import Dataset
+from ortflow.workflow.data.feed import Feed
+from ortflow.workflow.data.mapping import ColumnReference, parse_reference
+from ortflow.workflow.errors import Faults, UserError
+from ortflow.workflow.graph.types import GraphInput
+
+Shape = tuple[int | None, ...]
+
+
+def data(name: str, shape: Shape, dtype: str = "int64", role: Literal["data", "label"] = "data") -> GraphInput:
+    return GraphInput(name, dtype, shape, role)
+
+
+def check(
+    dataset: Dataset,
+    inputs: Sequence[GraphInput],
+    columns: Mapping[str, str] | None = None,
+    bounds: Mapping[str, int] | None = None,
+    *,
+    ignore_index: int | None = None,
+    pad_value: Mapping[str, float] | None = None,
+    **changed: Any,
+) -> tuple[Feed, ...]:
+    limits = Limits(bounds or {}, ignore_index, pad_value)
+    options: dict[str, Any] = {"micro_batch": 2, "smaller_batch": False, "where": "data.train"} | changed
+    return check_inputs(dataset, inputs, columns or {}, limits, **options)
+
+
+def faults(dataset: Dataset, inputs: Sequence[GraphInput], *rest: Any, **options: Any) -> list[str]:
+    with pytest.raises(Faults) as caught:
+        check(dataset, inputs, *rest, **options)
+    assert not any("\n" in str(fault) for fault in caught.value.faults)
+    return [str(fault) for fault in caught.value.faults]
+
+
+@pytest.fixture
+def tokens(tmp_path: Path) -> Dataset:
+    values = np.arange(50, dtype=np.uint8).reshape(5, 10)
+    return write_batches(tmp_path / "set.arrow", {"tokens": values[:3]}, {"tokens": values[3:]})
+
+
+@pytest.mark.parametrize(
+    ("text", "reference"),
+    [
+        ("tokens", ColumnReference("tokens")),
+        ("tokens[:-1]", ColumnReference("tokens", None, -1)),
+        ("tokens[1:]", ColumnReference("tokens", 1, None)),
+        ("a b.c[-3:12]", ColumnReference("a b.c", -3, 12)),
+        ("x[:]", ColumnReference("x")),
+    ],
+)
+def test_references(text: str, reference: ColumnReference) -> None:
+    assert parse_reference(text) == reference
+    assert parse_reference(str(reference)) == reference
+
+
+@pytest.mark.parametrize(
+    "text", ["", "x[", "x[1]", "x[::2]", "x[1:2:3]", "x[a:]", "x[1:] ", " x", "x[1:][2:]", "[1:]", "x[1.5:]", "x[ 1:]"]
+)
+def test_what_is_no_reference(text: str) -> None:
+    with pytest.raises(UserError, match=r"here: .* is neither a column nor a slice of one; write column"):
+        parse_reference(text, "here")
+
+
+def test_a_set_that_fits(tokens: Dataset) -> None:
+    inputs = [data("input_ids", (None, 9)), data("labels", (2, None), role="label")]
+    feeds = check(
+        tokens, inputs, {"input_ids": "tokens[:-1]", "labels": "tokens[1:]"}, {"input_ids": 50}, ignore_index=-100
+    )
+    assert [(feed.input, str(feed.source), feed.dtype.name) for feed in feeds] == [
+        ("input_ids", "tokens[:-1]", "int64"),
+        ("labels", "tokens[1:]", "int64"),
+    ]
+
+
+def test_every_fault_is_told_at_once(tokens: Dataset) -> None:
+    inputs = [data("input_ids", (None, 8)), data("mask", (None, 10)), data("labels", (None,), "float32")]
+    told = faults(tokens, inputs, {"input_ids": "tokens[:-1]", "label": "tokens", "labels": "token"})
+    assert len(told) == 4
+    assert told[0] == "data.train.columns: the graph has no input 'label'; did you mean 'labels'?"
+    assert (
+        "column 'tokens[:-1]' holds samples of shape [9], but the graph's input 'input_ids' takes shape [8]" in told[1]
+    )
+    assert "no column 'mask' for the graph's input 'mask'; name one of: tokens" in told[2]
+    assert told[2].startswith("data.train.columns.mask: ")
+    assert "no column 'token' for the graph's input 'labels'; did you mean 'tokens'?" in told[3]
+
+
+@pytest.mark.parametrize(
+    ("column", "shape", "told"),
+    [
+        ("scalar", (None, 1), "holds samples of scalars, but the graph's input 'x' takes shape [1]"),
+        ("scalar[1:]", (None,), "which cannot be sliced"),
+        ("image", (None, 3, None), "holds samples of shape [3, 4, 5], but the graph's input 'x' takes shape [3, any]"),
+        ("image[:2]", (None, 3, 4, 5), "holds samples of shape [2, 4, 5]"),
+        ("image[3:]", (None, None, 4, 5), "holds samples without elements"),
+        ("image", (), "has no batch axis"),
+        ("variable", (None,), "holds samples of float32 variable, but the graph's input 'x' takes scalars"),
+        (
+            "variable",
+            (None, 2),
+            "sample 1 of column 'variable' has 3 elements, but the graph's input 'x' takes shape [2]",
+        ),
+        ("variable[2:]", (None, None), "sample 0 of column 'variable[2:]' has no element"),
+    ],
+)
+def test_shapes(column: str, shape: Shape, told: str, tmp_path: Path) -> None:
+    variable = ragged([[1, 2], [1, 2, 3], [1, 2]], "float32")
+    image = np.zeros((3, 3, 4, 5), np.float32)
+    dataset = write_batches(
+        tmp_path / "set.arrow", {"scalar": np.zeros(3, np.float32), "image": image, "variable": variable}
+    )
+    assert told in faults(dataset, [data("x", shape, "float32")], {"x": column})[0]
+
+
+@pytest.mark.parametrize(
+    ("part", "lengths"), [("[1:]", 2), ("[:-1]", 2), ("[-2:]", 2), ("[:1]", 1), ("[-9:9]", 3), ("[1:-1]", 1)]
+)
+def test_a_variable_column_that_just_fits(part: str, lengths: int, tmp_path: Path) -> None:
+    dataset = write_batches(tmp_path / "set.arrow", {"x": ragged([[1, 2, 3], [4, 5, 6]])})
+    assert check(dataset, [data("x", (None, lengths))], {"x": f"x{part}"})[0].length == lengths
+    if lengths > 1:
+        assert "elements, but" in faults(dataset, [data("x", (None, lengths - 1))], {"x": f"x{part}"})[0]
+
+
+@pytest.mark.parametrize(
+    ("stored", "wanted"),
+    [
+        ("uint8", "int64"),
+        ("uint16", "int32"),
+        ("int32", "int64"),
+        ("float16", "float32"),
+        ("int64", "int64"),
+        ("uint8", "bool"),
+    ],
+)
+def test_types_that_lose_nothing(stored: str, wanted: str, tmp_path: Path) -> None:
+    dataset = write_batches(tmp_path / "set.arrow", {"x": np.array([0, 1, 1], stored)})
+    assert check(dataset, [data("x", (None,), wanted)])[0].dtype == np.dtype(wanted)
+
+
+@pytest.mark.parametrize(
+    ("stored", "wanted"),
+    [
+        ("int64", "int32"),
+        ("float64", "float32"),
+        ("uint8", "float32"),
+        ("float32", "int64"),
+        ("int64", "bool"),
+        ("uint64", "int64"),
+        ("int8", "uint8"),
+        ("int64", "float64"),
+    ],
+)
+def test_types_that_would_lose(stored: str, wanted: str, tmp_path: Path) -> None:
+    dataset = write_batches(tmp_path / "set.arrow", {"x": np.array([0, 1, 1], stored)})
+    told = faults(dataset, [data("x", (None,), wanted)])[0]
+    assert f"column 'x' is {stored}, which does not go into the {wanted} of the graph's input 'x' without loss" in told
+
+
+def test_a_number_that_is_no_truth_value(tmp_path: Path) -> None:
+    dataset = write_batches(tmp_path / "set.arrow", {"x": np.array([0, 1, 2], np.uint8)})
+    assert (
+        "sample 2 of column 'x' holds 2, which is neither 0 nor 1" in faults(dataset, [data("x", (None,), "bool")])[0]
+    )
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_a_token_beyond_the_vocabulary(known: bool, tmp_path: Path) -> None:
+    """Whether the file brings its ranges or not: the first sample that has one is named."""
+    values = np.full((9000, 4), 7)
+    values[8500, 3], values[8600, 0] = 300, -2
+    if known:
+        dataset = write_batches(tmp_path / "set.arrow", {"tokens": values[:100]}, {"tokens": values[100:]})
+    else:
+        storage = pa.FixedSizeListArray.from_arrays(pa.array(values.reshape(-1)), 4)
+        batch = pa.record_batch({"tokens": storage})
+        with pa.OSFile(str(tmp_path / "set.arrow"), "wb") as file, pa.ipc.new_file(file, batch.schema) as writer:
+            writer.write_batch(batch)
+        dataset = Dataset.open(tmp_path / "set.arrow")
+    assert (dataset.columns["tokens"].maximum is not None) == known
+
+    def told(name: str, source: str, bound: int, **options: Any) -> list[str]:
+        inputs = [data(name, (None, None), role="label" if name == "labels" else "data")]
+        return faults(dataset, inputs, {name: source}, {name: bound}, **options)
+
+    assert (
+        "sample 8500 of column 'tokens' holds 300, but the graph's input 'ids' takes 0 to 255"
+        in told("ids", "tokens", 256)[0]
+    )
+    assert "sample 8600 of column 'tokens' holds -2" in told("ids", "tokens[:3]", 256)[0]
+    assert "sample 8600 of column 'tokens' holds -2" in told("labels", "tokens", 301, ignore_index=-100)[0]
+    assert check(dataset, [data("ids", (None, 2))], {"ids": "tokens[1:3]"}, {"ids": 256})
+    labels = [data("labels", (None, 4), role="label")]
+    assert check(dataset, labels, {"labels": "tokens"}, {"labels": 301}, ignore_index=-2)
+
+
+def test_a_token_beyond_the_vocabulary_in_variable_samples(tmp_path: Path) -> None:
+    dataset = write_batches(tmp_path / "set.arrow", {"x": ragged([[1, 2], [3]])}, {"x": ragged([[4], [5, 9, 6]])})
+    assert "sample 3 of column 'x' holds 9" in faults(dataset, [data("x", (None, None))], {}, {"x": 8})[0]
+    assert check(dataset, [data("x", (None, None))], {"x": "x[:1]"}, {"x": 8})
+
+
+def test_what_variable_samples_are_padded_with(tmp_path: Path) -> None:
+    dataset = write_batches(tmp_path / "set.arrow", {"x": ragged([[1, 2], [3]])})
+    inputs = [data("ids", (None, None)), data("labels", (None, None), role="label")]
+    columns = {"ids": "x", "labels": "x"}
+    bounds = {"ids": 10, "labels": 10}
+    feeds = check(dataset, inputs, columns, bounds, ignore_index=-100)
+    assert [feed.pad for feed in feeds] == [0, -100]
+    assert check(dataset, inputs, columns, bounds, pad_value={"ids": 9})[0].pad == 9
+    wrong = faults(dataset, inputs, columns, bounds, pad_value={"ids": 10, "labels": 0.5, "idz": 1})
+    assert [fault.split(":")[0] for fault in wrong] == ["data.pad_value", "data.pad_value.ids", "data.pad_value.labels"]
+
+
+def test_a_fixed_batch_axis(tokens: Dataset) -> None:
+    columns = {"x": "tokens"}
+    assert check(tokens, [data("x", (2, 10))], columns)
+    assert "takes batches of 4 samples, not 2" in faults(tokens, [data("x", (4, 10))], columns)[0]
+    assert (
+        "data.last_batch: the graph's input 'x' takes batches of 2 samples, but the last one is smaller"
+        in (faults(tokens, [data("x", (2, 10))], columns, smaller_batch=True)[0])
+    )
+    assert check(tokens, [data("x", (2, 10))], columns, smaller_batch=True, samples=4)

@@ -1,0 +1,180 @@
+"""The batches of a rank: endless for training, once over the set for evaluation.
+
+Driven by the training loop and the evaluation. Keeps no state between steps but the position, which each batch
+brings along: whoever saves the position of the last step that counted can go on from it with any number of ranks.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from ortflow.workflow.data.ahead import ReadAhead
+from ortflow.workflow.data.dataset import Dataset
+from ortflow.workflow.data.feed import Feed, collate
+from ortflow.workflow.data.order import Indices, SampleOrder
+from ortflow.workflow.data.plan import LastBatch, Plan, Position, Step
+from ortflow.workflow.errors import UserError
+from ortflow.workflow.spec.data import DataSection
+from ortflow.workflow.trainer import MicroBatch
+
+_AHEAD = 2
+"""Groups of steps read in advance."""
+_GROUP_BYTES = 1 << 20
+_GROUP_STEPS = 16
+"""Small steps are made in groups of about a megabyte: below that, numpy's calls cost more than the bytes."""
+
+
+@dataclass(frozen=True)
+class StepBatch:
+    """What a rank trains on in one step: `accumulation` micro-batches, some of them with fewer or no real samples."""
+
+    micro_batches: Sequence[MicroBatch]
+    epoch: int
+    """Epoch of these samples, from 0."""
+    samples: int
+    """Real samples over all ranks."""
+    next: Position
+    """Where training stands once this step is done."""
+    epoch_end: bool
+    """True where the next step begins another epoch."""
+
+
+class Batches:
+    """A rank's part of every global batch, from any position on."""
+
+    def __init__(
+        self,
+        dataset: Dataset,
+        order: SampleOrder,
+        feeds: Sequence[Feed],
+        *,
+        micro_batch: int,
+        accumulation: int,
+        rank: int,
+        world_size: int,
+        last_batch: LastBatch,
+    ) -> None:
+        """Raises UserError where the set is smaller than a global batch and `last_batch` drops it."""
+        self.plan = Plan(len(dataset), micro_batch, accumulation, world_size, last_batch)
+        if self.plan.steps_per_epoch == 0:
+            raise UserError(
+                f"holds {len(dataset)} samples, fewer than the {self.plan.global_batch} of one step "
+                f"({micro_batch} x {accumulation} micro-steps x {world_size} ranks)",
+                where=str(dataset.path),
+                fix="lower data.micro_batch, or set data.last_batch to keep or pad",
+            )
+        self._dataset, self._order, self._feeds, self._rank = dataset, order, tuple(feeds), rank
+
+    def read_from(self, position: Position) -> ReadAhead[StepBatch]:
+        """Every step from a position on, without end, read ahead in the background; close it, or leave its `with`."""
+        step_bytes = _bytes_per_sample(self._dataset, self._feeds) * self.plan.micro_batch * self.plan.accumulation
+        return ReadAhead(self._groups(position, min(_GROUP_STEPS, max(1, _GROUP_BYTES // step_bytes))), _AHEAD)
+
+    def _groups(self, position: Position, size: int) -> Iterator[list[StepBatch]]:
+        while True:
+            steps = []
+            for _ in range(size):
+                steps.append(self.plan.step(position))
+                position = steps[-1].next
+            yield self._read(steps)
+
+    def _read(self, steps: Sequence[Step]) -> list[StepBatch]:
+        accumulation = self.plan.accumulation
+        wanted = [self._indices(step, number) for step in steps for number in range(accumulation)]
+        collated = collate(self._dataset, self._feeds, [indices for indices, _ in wanted])
+        made = [MicroBatch(arrays, count) for arrays, (_, count) in zip(collated, wanted, strict=True)]
+        return [
+            StepBatch(
+                made[number * accumulation : (number + 1) * accumulation],
+                step.epoch,
+                step.stop - step.start,
+                step.next,
+                step.epoch_end,
+            )
+            for number, step in enumerate(steps)
+        ]
+
+    def _indices(self, step: Step, number: int) -> tuple[Indices, int]:
+        """The samples of a micro-step, and how many of them are real."""
+        first, last = self.plan.places(step, number, self._rank)
+        indices = self._order.indices(step.epoch, first, last)
+        if self.plan.last_batch == "pad":
+            indices = _filled_up(indices, self.plan.micro_batch)
+        return indices, last - first
+
+
+def evaluation_batches(
+    dataset: Dataset,
+    feeds: Sequence[Feed],
+    *,
+    micro_batch: int,
+    rank: int,
+    world_size: int,
+    mode: Literal["partitioned", "replicated"] = "partitioned",
+    last_batch: LastBatch = "keep",
+    samples: int | None = None,
+) -> ReadAhead[MicroBatch]:
+    """A rank's micro-batches of the first `samples` samples (all if None), each once, in their stored order.
+
+    Partitioned: micro-batch k goes to rank k % world_size; replicated: each rank gets all. The last one is smaller,
+    or with `pad` filled up; evaluation drops nothing.
+    """
+    count = len(dataset) if samples is None else min(samples, len(dataset))
+    first, stride = (rank, world_size) if mode == "partitioned" else (0, 1)
+
+    def read() -> Iterator[list[MicroBatch]]:
+        for start in range(first * micro_batch, count, stride * micro_batch):
+            indices = np.arange(start, min(start + micro_batch, count))
+            rows = _filled_up(indices, micro_batch) if last_batch == "pad" else indices
+            yield [MicroBatch(arrays, len(indices)) for arrays in collate(dataset, feeds, [rows])]
+
+    return ReadAhead(read(), _AHEAD)
+
+
+def sample_order(dataset: Dataset, section: DataSection, seed: int) -> SampleOrder:
+    """The training order that the run file's `data` section asks for.
+
+    Raises UserError where `by_length` names no column whose length or value can be a cost.
+    """
+    by_length = section.by_length
+    if by_length is None:
+        return SampleOrder(len(dataset), seed, section.shuffle)
+    where = "data.by_length.column"
+    column = dataset.columns.get(by_length.column)
+    if column is None:
+        known = ", ".join(dataset.columns)
+        raise UserError(f"{dataset.path} has no column {by_length.column!r}", where=where, fix=f"choose of: {known}")
+    if column.variable:
+        costs = dataset.lengths(by_length.column)
+    elif column.shape == () and column.dtype.kind in "iu":
+        costs = np.concatenate([values for _, values in dataset.scan(by_length.column)])
+    else:
+        raise UserError(
+            f"column {by_length.column!r} is {column}, neither of variable length nor an integer a sample",
+            where=where,
+            fix="name a column that tells a sample's length",
+        )
+    return SampleOrder(len(dataset), seed, section.shuffle, costs, by_length.bucket)
+
+
+def _filled_up(indices: Indices, count: int) -> Indices:
+    """`count` samples: the given ones, repeated; the set's first where there are none. Real values weigh nothing as
+    safely as zeros, and keep what a model averages over a batch near what it would be."""
+    if len(indices) == 0:
+        return np.zeros(count, dtype=np.int64)
+    return np.resize(indices, count)
+
+
+def _bytes_per_sample(dataset: Dataset, feeds: Sequence[Feed]) -> int:
+    """Bytes of one sample in a micro-batch; a guess where its length varies."""
+    total = 0
+    for feed in feeds:
+        column = dataset.columns[feed.source.column]
+        shape = itertools.chain([1024 if column.variable else 1], column.shape)
+        total += int(np.prod(list(shape))) * feed.dtype.itemsize
+    return total

@@ -1,0 +1,211 @@
+"""Does a set fit a graph? Asked once when both are open, so that no step fails for its data.
+
+Called by the shard step and by `ortflow validate`. Finds all faults before it gives up. Looks at the values themselves
+only where the shards' own minimum and maximum do not settle the question.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ortflow.workflow.data.dataset import Dataset
+from ortflow.workflow.data.feed import Feed
+from ortflow.workflow.data.mapping import ColumnReference, parse_reference
+from ortflow.workflow.data.scan import first_outside
+from ortflow.workflow.data.schema import Column
+from ortflow.workflow.errors import Faults, UserError
+from ortflow.workflow.graph.types import GraphInput
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What the model can take beyond types and shapes."""
+
+    bounds: Mapping[str, int]
+    """Input -> first integer that is too large: the vocabulary's size, the number of classes."""
+    ignore_index: int | None = None
+    """Value of a label that weighs nothing, whatever the bound."""
+    pad_value: Mapping[str, float] | None = None
+    """Input -> what shorter samples are padded with; by default 0, and `ignore_index` for labels."""
+
+
+def check_inputs(
+    dataset: Dataset,
+    inputs: Sequence[GraphInput],
+    columns: Mapping[str, str],
+    limits: Limits,
+    *,
+    micro_batch: int,
+    smaller_batch: bool,
+    where: str,
+    samples: int | None = None,
+) -> tuple[Feed, ...]:
+    """How each graph input is filled from the set.
+
+    `columns` maps inputs to columns or slices of them, `where` is its section in the run file; `smaller_batch` tells
+    that what is left of the set (of its first `samples`) is a smaller micro-batch. Raises Faults with every input
+    that has no column of its shape and type, and every value that is out of bounds, by sample.
+    """
+    count = len(dataset) if samples is None else min(samples, len(dataset))
+    smaller_batch = smaller_batch and count % micro_batch > 0
+    faults: list[UserError] = []
+    names = [graph_input.name for graph_input in inputs]
+    faults += _unknown_inputs(columns, names, f"{where}.columns")
+    faults += _unknown_inputs(limits.pad_value or {}, names, "data.pad_value")
+    feeds = []
+    for graph_input in inputs:
+        try:
+            feed = _feed(dataset, graph_input, columns, limits, where)
+            _check_batch_axis(graph_input, micro_batch, smaller_batch)
+            _check_bound(dataset, graph_input, feed, limits)
+            feeds.append(feed)
+        except UserError as fault:
+            faults.append(fault)
+    if faults:
+        raise Faults(faults)
+    return tuple(feeds)
+
+
+def _unknown_inputs(given: Mapping[str, Any], names: Sequence[str], where: str) -> list[UserError]:
+    return [
+        UserError(f"the graph has no input {name!r}", where=where, fix=_choose(name, names))
+        for name in given
+        if name not in names
+    ]
+
+
+def _choose(name: str, names: Sequence[str]) -> str:
+    near = difflib.get_close_matches(name, names, n=1)
+    return f"did you mean {near[0]!r}?" if near else f"choose of: {', '.join(names)}"
+
+
+def _feed(dataset: Dataset, graph_input: GraphInput, columns: Mapping[str, str], limits: Limits, where: str) -> Feed:
+    name = graph_input.name
+    place = f"{where}.columns.{name}"
+    reference = parse_reference(columns[name], place) if name in columns else ColumnReference(name)
+    column = dataset.columns.get(reference.column)
+    if column is None:
+        known = list(dataset.columns)
+        raise UserError(
+            f"{dataset.path} has no column {reference.column!r} for the graph's input {name!r}",
+            where=place,
+            fix=_choose(reference.column, known) if name in columns else f"name one of: {', '.join(known)}",
+        )
+    if not graph_input.shape:
+        raise UserError(f"the graph's input {name!r} has no batch axis", fix="export it with one")
+    fault = _shape_fault(dataset, graph_input, reference, column) or _dtype_fault(dataset, graph_input, reference)
+    if fault:
+        raise UserError(fault, where=str(dataset.path), fix="convert the data so that it fits, or map another column")
+    length = graph_input.shape[1] if column.variable else None
+    pad = _pad(graph_input, limits)
+    return Feed(name, np.dtype(graph_input.dtype), reference, pad, length)
+
+
+def _shape_fault(dataset: Dataset, graph_input: GraphInput, reference: ColumnReference, column: Column) -> str | None:
+    told = f"column {str(reference)!r} holds samples of {column}"
+    wanted = graph_input.shape[1:]
+    asked = f"the graph's input {graph_input.name!r} takes {_axes(wanted)}"
+    if column.variable:
+        lengths = _sliced_lengths(dataset.lengths(reference.column), reference.slice)
+        if len(wanted) != 1:
+            return f"{told}, but {asked}"
+        if not lengths.all():
+            return f"sample {int(np.argmin(lengths))} of column {str(reference)!r} has no element"
+        if wanted[0] is not None and lengths.max() > wanted[0]:
+            longest = int(np.argmax(lengths))
+            return f"sample {longest} of column {str(reference)!r} has {lengths[longest]} elements, but {asked}"
+        return None
+    if not column.shape and not reference.whole:
+        return f"{told}, which cannot be sliced"
+    shape = column.shape
+    if not reference.whole:
+        shape = (len(range(shape[0])[reference.slice]), *shape[1:])
+    if len(shape) != len(wanted) or any(w is not None and w != s for s, w in zip(shape, wanted, strict=True)):
+        return f"column {str(reference)!r} holds samples of {_axes(shape)}, but {asked}"
+    return f"column {str(reference)!r} holds samples without elements" if 0 in shape else None
+
+
+def _axes(shape: Sequence[int | None]) -> str:
+    return f"shape [{', '.join('any' if axis is None else str(axis) for axis in shape)}]" if shape else "scalars"
+
+
+def _sliced_lengths(lengths: npt.NDArray[np.int64], part: slice) -> npt.NDArray[np.int64]:
+    """Lengths of `sample[part]`."""
+
+    def end(at: int | None, default: npt.NDArray[np.int64] | int) -> npt.NDArray[np.int64]:
+        if at is None:
+            return np.asarray(default)
+        return np.clip(at if at >= 0 else lengths + at, 0, lengths)
+
+    left: npt.NDArray[np.int64] = np.maximum(end(part.stop, lengths) - end(part.start, 0), 0)
+    return left
+
+
+def _dtype_fault(dataset: Dataset, graph_input: GraphInput, reference: ColumnReference) -> str | None:
+    column, wanted = dataset.columns[reference.column], np.dtype(graph_input.dtype)
+    if wanted.kind == "b" and column.dtype == np.uint8:
+        found = first_outside(dataset, reference, bound=2, allowed=None)
+        if found is None:
+            return None
+        return f"sample {found[0]} of column {reference.column!r} holds {found[1]}, which is neither 0 nor 1"
+    integers = column.dtype.kind in "iu" and wanted.kind in "iu"
+    if (integers or column.dtype.kind == wanted.kind) and np.can_cast(column.dtype, wanted, "safe"):
+        return None
+    return (
+        f"column {reference.column!r} is {column.dtype.name}, which does not go into the {wanted.name} "
+        f"of the graph's input {graph_input.name!r} without loss"
+    )
+
+
+def _pad(graph_input: GraphInput, limits: Limits) -> float:
+    dtype, name = np.dtype(graph_input.dtype), graph_input.name
+    ignored = limits.ignore_index if graph_input.role == "label" and dtype.kind in "iu" else None
+    pad = (limits.pad_value or {}).get(name, 0 if ignored is None else ignored)
+    bound = limits.bounds.get(name)
+    if dtype.kind in "iu":
+        kind = np.iinfo(dtype)
+        fits = float(pad).is_integer() and kind.min <= pad <= kind.max
+        fits = fits and (bound is None or 0 <= pad < bound or pad == ignored)
+        if not fits:
+            limit = f"below {bound}" if bound is not None else dtype.name
+            raise UserError(
+                f"{pad} is no value of the graph's input {name!r}",
+                where=f"data.pad_value.{name}",
+                fix=f"give an integer, {limit}",
+            )
+    return pad
+
+
+def _check_batch_axis(graph_input: GraphInput, micro_batch: int, smaller_batch: bool) -> None:
+    fixed = graph_input.shape[0]
+    if fixed is None:
+        return
+    told = f"the graph's input {graph_input.name!r} takes batches of {fixed} samples"
+    if fixed != micro_batch:
+        raise UserError(
+            f"{told}, not {micro_batch}", fix=f"set the micro-batch to {fixed}, or export a free batch axis"
+        )
+    if smaller_batch:
+        raise UserError(f"{told}, but the last one is smaller", where="data.last_batch", fix="set it to pad")
+
+
+def _check_bound(dataset: Dataset, graph_input: GraphInput, feed: Feed, limits: Limits) -> None:
+    bound = limits.bounds.get(graph_input.name)
+    if bound is None:
+        return
+    ignored = limits.ignore_index if graph_input.role == "label" else None
+    found = first_outside(dataset, feed.source, bound, ignored)
+    if found:
+        sample, value = found
+        raise UserError(
+            f"sample {sample} of column {feed.source.column!r} holds {value}, but the graph's input "
+            f"{graph_input.name!r} takes 0 to {bound - 1}",
+            where=str(dataset.path),
+            fix="convert the data with the model's vocabulary",
+        )

@@ -1,0 +1,200 @@
+"""A set of samples: Arrow IPC files, memory-mapped, readable in any order.
+
+Opened by the shard step on every rank, by the checks and by `ortflow data show`. Holds views of the mapped files and
+never a copy of them: what a process reads is in the system's page cache, shared by the ranks of a machine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from ortflow.workflow.data.schema import (
+    VERSION,
+    VERSION_KEY,
+    Array,
+    Column,
+    Ragged,
+    Range,
+    UnusableError,
+    column_of,
+    decode_ranges,
+    join_ranges,
+    view,
+)
+from ortflow.workflow.errors import UserError
+
+Indices = npt.NDArray[np.int64]
+
+_MAGIC = b"ARROW1"
+_ROW_BY_ROW_BYTES = 4096
+"""Samples of this size and more are copied one by one where they lie in several record batches: once, not twice."""
+
+
+@dataclass(frozen=True)
+class _Shard:
+    """One file: its columns, and for each record batch the number of samples, and a view and a range by column."""
+
+    columns: dict[str, Column]
+    counts: list[int]
+    views: list[dict[str, Array | Ragged]]
+    ranges: list[dict[str, Range]]
+
+
+class Dataset:
+    """All samples of one file, or of a folder of shards in the order of their names."""
+
+    def __init__(self, path: Path, columns: dict[str, Column], shards: list[_Shard]) -> None:
+        self.path = path
+        self.columns = columns
+        self.shard_counts = [sum(shard.counts) for shard in shards]
+        batches = [views for shard in shards for views in shard.views]
+        self._fixed: dict[str, list[Array]] = {name: [] for name in columns}
+        self._ragged: dict[str, list[Ragged]] = {name: [] for name in columns}
+        for name, samples in (item for batch in batches for item in batch.items()):
+            if isinstance(samples, Ragged):
+                self._ragged[name].append(samples)
+            else:
+                self._fixed[name].append(samples)
+        self._starts = np.cumsum([0, *(count for shard in shards for count in shard.counts)], dtype=np.int64)
+
+    @classmethod
+    def open(cls, path: str | Path) -> Dataset:
+        """Map a file or a folder of shards.
+
+        Raises UserError, naming the file, where it is missing, no Arrow IPC file, cut short, compressed, without
+        samples, has missing values or columns that are no numbers, or where shards differ in their columns.
+        """
+        path = Path(path)
+        files = _shard_files(path)
+        shards = [_open_shard(file) for file in files]
+        first = shards[0].columns
+        for file, shard in zip(files, shards, strict=True):
+            if shard.columns.keys() != first.keys() or any(not shard.columns[name].like(first[name]) for name in first):
+                raise UserError(
+                    f"has the columns {_describe(shard.columns)}, but {files[0].name} has {_describe(first)}",
+                    where=str(file),
+                    fix="keep shards of one set only in a folder",
+                )
+        if not any(sum(shard.counts) for shard in shards):
+            raise UserError("holds no sample", where=str(path), fix="convert the data again")
+        ranges = [batch for shard in shards for batch in shard.ranges]
+        columns = {
+            name: column.with_range(join_ranges([batch[name] for batch in ranges]))
+            if all(name in batch for batch in ranges)
+            else column
+            for name, column in first.items()
+        }
+        return cls(path, columns, shards)
+
+    def __len__(self) -> int:
+        return int(self._starts[-1])
+
+    def read(self, name: str, indices: Indices) -> Array:
+        """A copy of samples, each in [0, len(self)), of a fixed-size column: [len(indices), *shape]."""
+        views = self._fixed[name]
+        if len(views) == 1:
+            return views[0].take(indices, axis=0)
+        batches, rows = self._locate(indices)
+        column = self.columns[name]
+        out = np.empty((len(indices), *column.shape), column.dtype)
+        if out.nbytes >= _ROW_BY_ROW_BYTES * len(indices):
+            for place, (batch, row) in enumerate(zip(batches.tolist(), rows.tolist(), strict=True)):
+                out[place] = views[batch][row]
+            return out
+        for batch in np.unique(batches).tolist():
+            places = np.flatnonzero(batches == batch)
+            out[places] = views[batch][rows[places]]
+        return out
+
+    def read_ragged(self, name: str, indices: Indices) -> list[Array]:
+        """Samples of a variable-length column, one array each, without a copy."""
+        views = self._ragged[name]
+        batches, rows = self._locate(indices)
+        return [views[batch][row] for batch, row in zip(batches.tolist(), rows.tolist(), strict=True)]
+
+    def lengths(self, name: str) -> Indices:
+        """Elements of every sample of a variable-length column, [len(self)]."""
+        return np.concatenate([ragged.lengths for ragged in self._ragged[name]])
+
+    def scan(self, name: str) -> Iterator[tuple[int, Array | Ragged]]:
+        """Every record batch of a column in order: its first sample's number, and its samples."""
+        views: Sequence[Array | Ragged] = self._fixed[name] or self._ragged[name]
+        return zip(self._starts[:-1].tolist(), views, strict=True)
+
+    def _locate(self, indices: Indices) -> tuple[Indices, Indices]:
+        """Record batch and row of each sample."""
+        batches = np.searchsorted(self._starts, indices, side="right") - 1
+        return batches, indices - self._starts[batches]
+
+
+def _shard_files(path: Path) -> list[Path]:
+    if not path.exists():
+        raise UserError("no such file or folder", where=str(path), fix="make it with `ortflow data convert`")
+    if not path.is_dir():
+        return [path]
+    files = sorted(file for file in path.glob("*.arrow") if not file.name.startswith("."))
+    if not files:
+        raise UserError("holds no .arrow file", where=str(path), fix="make shards with `ortflow data convert`")
+    return files
+
+
+def _open_shard(file: Path) -> _Shard:
+    try:
+        with file.open("rb") as head:
+            if head.read(len(_MAGIC)) != _MAGIC:
+                raise UserError(
+                    "is not an Arrow IPC file", where=str(file), fix="convert it with `ortflow data convert`"
+                )
+        return _map_shard(file)
+    except UnusableError as reason:
+        raise UserError(str(reason), where=str(file), fix="convert the data again") from None
+    except (pa.ArrowException, OSError, ValueError) as reason:
+        first_line = str(reason).partition("\n")[0]
+        raise UserError(
+            f"cannot be read, it is cut short or damaged ({first_line})", where=str(file), fix="convert it again"
+        ) from None
+
+
+def _map_shard(file: Path) -> _Shard:
+    with pa.memory_map(str(file)) as mapped:
+        whole = mapped.read_buffer()
+        mapped.seek(0)
+        reader = pa.ipc.open_file(mapped)
+        _check_version(reader.schema)
+        columns = {field.name: column_of(field) for field in reader.schema}
+        if len(columns) < len(reader.schema):
+            raise UnusableError("two columns have one name")
+        shard = _Shard(columns, [], [], [])
+        for number in range(reader.num_record_batches):
+            batch, metadata = reader.get_batch_with_custom_metadata(number)
+            if batch.num_rows == 0:
+                continue
+            batch.validate()
+            shard.counts.append(batch.num_rows)
+            shard.views.append({name: view(batch.column(name), name, columns[name]) for name in columns})
+            shard.ranges.append(decode_ranges(metadata))
+    if not all(_lies_in(views, whole) for views in shard.views):
+        raise UnusableError("is compressed, which cannot be read in any order")
+    return shard
+
+
+def _check_version(schema: pa.Schema) -> None:
+    version = (schema.metadata or {}).get(VERSION_KEY, b"1").decode()
+    if version != str(VERSION):
+        raise UnusableError(f"is of version {version} of the format, this ortflow reads version {VERSION}")
+
+
+def _lies_in(views: dict[str, Array | Ragged], mapped: pa.Buffer) -> bool:
+    """True where the views are of the mapped file and not of memory that was filled from it."""
+    arrays = [samples.values if isinstance(samples, Ragged) else samples for samples in views.values()]
+    return all(mapped.address <= array.ctypes.data <= mapped.address + mapped.size for array in arrays if array.size)
+
+
+def _describe(columns: dict[str, Column]) -> str:
+    return ", ".join(f"{name} ({column})" for name, column in columns.items()) or "none"

@@ -1,0 +1,69 @@
+"""From samples to micro-batches: which column fills which graph input, sliced, widened and padded.
+
+Called by the batches in their background thread, so everything that can be refused was refused by `check` before.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ortflow.workflow.data.dataset import Dataset, Indices
+from ortflow.workflow.data.mapping import ColumnReference
+from ortflow.workflow.data.schema import Array
+
+
+@dataclass(frozen=True)
+class Feed:
+    """How one graph input is filled from a column or a slice of it.
+
+    `length` is the fixed length that variable samples are padded to; None pads to the longest of the micro-batch.
+    """
+
+    input: str
+    dtype: np.dtype[Any]
+    source: ColumnReference
+    pad: float = 0
+    length: int | None = None
+
+
+def collate(dataset: Dataset, feeds: Sequence[Feed], batches: Sequence[Indices]) -> list[dict[str, Array]]:
+    """Each micro-batch's samples as {graph input: array [samples, ...]}.
+
+    Samples of all are read at once, and a column that fills several inputs once: small batches cost numpy's calls,
+    not their bytes.
+    """
+    ends = list(itertools.accumulate(map(len, batches)))
+    parts = [slice(end - len(batch), end) for end, batch in zip(ends, batches, strict=True)]
+    indices = np.concatenate(batches)
+    columns: dict[str, Array | list[Array]] = {}
+    collated: list[dict[str, Array]] = [{} for _ in batches]
+    for feed in feeds:
+        name = feed.source.column
+        if name not in columns:
+            read = dataset.read_ragged if dataset.columns[name].variable else dataset.read
+            columns[name] = read(name, indices)
+        for batch, array in zip(collated, _fill(feed, columns[name], parts), strict=True):
+            batch[feed.input] = array
+    return collated
+
+
+def _fill(feed: Feed, samples: Array | list[Array], parts: Sequence[slice]) -> list[Array]:
+    if isinstance(samples, list):
+        sliced = [sample[feed.source.slice] for sample in samples]
+        return [_padded(feed, sliced[part]) for part in parts]
+    whole = samples if feed.source.whole else samples[:, feed.source.slice]
+    whole = whole.astype(feed.dtype, order="C", copy=False)
+    return [whole[part] for part in parts]
+
+
+def _padded(feed: Feed, samples: list[Array]) -> Array:
+    length = max(map(len, samples), default=0) if feed.length is None else feed.length
+    batch = np.full((len(samples), length), feed.pad, feed.dtype)
+    for row, sample in zip(batch, samples, strict=True):
+        row[: len(sample)] = sample
+    return batch

@@ -1,0 +1,51 @@
+"""A look at every value of a column, in memory of a part of it.
+
+Called by the checks, where the shards' own minimum and maximum do not settle the question.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ortflow.workflow.data.dataset import Dataset
+from ortflow.workflow.data.mapping import ColumnReference
+from ortflow.workflow.data.schema import Array, Ragged
+
+_ROWS = 1 << 12
+"""Samples looked at together."""
+
+
+def first_outside(
+    dataset: Dataset, reference: ColumnReference, bound: int, allowed: int | None
+) -> tuple[int, int] | None:
+    """The first sample with an integer outside [0, bound) that is not `allowed`, and the integer; None if none has."""
+    column = dataset.columns[reference.column]
+    if column.minimum is not None and column.maximum is not None and column.minimum >= 0 and column.maximum < bound:
+        return None
+    for first, samples in dataset.scan(reference.column):
+        for start in range(0, len(samples), _ROWS):
+            found = _outside(samples, slice(start, start + _ROWS), reference, bound, allowed)
+            if found is not None:
+                return first + start + found[0], found[1]
+    return None
+
+
+def _outside(
+    samples: Array | Ragged, rows: slice, reference: ColumnReference, bound: int, allowed: int | None
+) -> tuple[int, int] | None:
+    if isinstance(samples, Ragged):
+        numbers = range(len(samples))[rows]
+        parts = [samples[number][reference.slice] for number in numbers]
+        owners = np.repeat(np.arange(len(parts)), [len(part) for part in parts])
+        values = np.concatenate(parts)
+    else:
+        part = samples[rows] if reference.whole else samples[rows, reference.slice]
+        values = part.reshape(-1)
+        owners = np.arange(len(values)) // max(1, len(values) // len(part))
+    outside = (values < 0) | (values >= bound)
+    if allowed is not None:
+        outside &= values != allowed
+    if not outside.any():
+        return None
+    at = int(np.argmax(outside))
+    return int(owners[at]), int(values[at])

@@ -1,0 +1,121 @@
+"""Text as byte tokens: windows of one length, or lines of their own.
+
+Called by the conversions. Bytes are the tokens, so any text and any language has a vocabulary of 256.
+"""
+
+from __future__ import annotations
+
+import glob
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO
+
+import numpy as np
+
+from ortflow.workflow.data.schema import Array, Ragged
+from ortflow.workflow.data.write import BATCH_BYTES
+from ortflow.workflow.errors import UserError
+
+
+def find_files(sources: Sequence[str]) -> list[Path]:
+    """Files, all files below folders (hidden ones left out), and glob patterns (`**` for any depth), sorted by name.
+
+    Raises UserError for a source that gives no file.
+    """
+    files: set[Path] = set()
+    for source in sources:
+        path = Path(source)
+        if path.is_dir():
+            found = [file for file in path.rglob("*") if not _hidden(file.relative_to(path))]
+        elif path.exists():
+            found = [path]
+        else:
+            found = [Path(name) for name in glob.glob(source, recursive=True)]
+        found = [file for file in found if file.is_file()]
+        if not found:
+            raise UserError("no such file, or no file in it", where=source, fix="name a file, a folder or a pattern")
+        files.update(found)
+    return sorted(files)
+
+
+def _hidden(path: Path) -> bool:
+    return any(part.startswith(".") for part in path.parts)
+
+
+def windows(files: Sequence[Path], length: int) -> Iterator[Array]:
+    """The files' bytes in one row, cut into uint8 windows [n, length + 1] that begin `length` apart.
+
+    So each byte is the target of one window: inputs are `window[:-1]`, targets `window[1:]`. What is left at the end
+    is too short for a window and falls away.
+    """
+    rest = np.empty(0, np.uint8)
+    for block in _blocks(files):
+        data = np.concatenate([rest, block])
+        count = (len(data) - 1) // length
+        if count > 0:
+            views = np.lib.stride_tricks.sliding_window_view(data, length + 1)
+            yield np.ascontiguousarray(views[: count * length : length])
+        rest = data[max(0, count) * length :]
+
+
+def count_windows(files: Sequence[Path], length: int) -> int:
+    """Windows that `windows` gives."""
+    return max(0, (sum(file.stat().st_size for file in files) - 1) // length)
+
+
+def _blocks(files: Sequence[Path]) -> Iterator[Array]:
+    """The files' bytes in one row, BATCH_BYTES at a time."""
+    held = bytearray()
+    for path in files:
+        with _opened(path) as file:
+            while data := file.read(BATCH_BYTES - len(held)):
+                held += data
+                if len(held) == BATCH_BYTES:
+                    yield np.frombuffer(bytes(held), np.uint8)
+                    held.clear()
+    if held:
+        yield np.frombuffer(bytes(held), np.uint8)
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[IO[bytes]]:
+    try:
+        with path.open("rb") as file:
+            yield file
+    except OSError as error:
+        raise UserError(f"cannot be read ({error.strerror})", where=str(path), fix="check the source") from None
+
+
+def lines(files: Sequence[Path]) -> Iterator[bytes]:
+    """Every line with its newline, which the last line of a file gets if it has none; empty lines left out."""
+    for path in files:
+        with _opened(path) as file:
+            for line in file:
+                text = line.rstrip(b"\r\n")
+                if text:
+                    yield text + b"\n"
+
+
+def count_lines(files: Sequence[Path]) -> int:
+    """Lines that `lines` gives."""
+    return sum(1 for _ in lines(files))
+
+
+def line_chunks(files: Sequence[Path]) -> Iterator[Ragged]:
+    """The lines as uint8 samples, gathered into record batches."""
+    held: list[bytes] = []
+    size = 0
+    for line in lines(files):
+        held.append(line)
+        size += len(line)
+        if size >= BATCH_BYTES:
+            yield _ragged(held)
+            held, size = [], 0
+    if held:
+        yield _ragged(held)
+
+
+def _ragged(samples: Sequence[bytes]) -> Ragged:
+    offsets = np.cumsum([0, *map(len, samples)], dtype=np.int64)
+    return Ragged(np.frombuffer(b"".join(samples), np.uint8), offsets)

@@ -1,0 +1,176 @@
+"""Writing sets of samples: one file, or a folder of shards, whole or not at all.
+
+Called by the conversions and by programs that make data. Record batches are written as they come, so a set may be
+larger than the memory; a set appears under its name only once it is complete and on the disk.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from ortflow.workflow.data.schema import (
+    VERSION,
+    VERSION_KEY,
+    Array,
+    Ragged,
+    column_of,
+    encode_ranges,
+    to_arrow,
+    value_range,
+    view,
+)
+from ortflow.workflow.errors import UserError
+from ortflow.workflow.rundir import sync_directory
+
+BATCH_BYTES = 1 << 26
+"""Size of a record batch that conversions aim at: what is in memory at a time."""
+
+
+def record_batch(columns: Mapping[str, Array | Ragged]) -> pa.RecordBatch:
+    """Samples of several columns, all of the same count: arrays [n, ...] of numbers, or Ragged.
+
+    Booleans become uint8. Raises UserError, naming the column, where counts differ or values are no numbers.
+    """
+    stored = {name: _storable(name, samples) for name, samples in columns.items()}
+    if len({len(samples) for samples in stored.values()}) > 1:
+        told = ", ".join(f"{name} has {len(samples)}" for name, samples in stored.items())
+        raise UserError(f"the columns differ in their number of samples: {told}", fix="make them equal")
+    arrays = {name: to_arrow(samples) for name, samples in stored.items()}
+    fields = [pa.field(name, array.type, nullable=False) for name, array in arrays.items()]
+    schema = pa.schema(fields, metadata={VERSION_KEY: str(VERSION)})
+    return pa.RecordBatch.from_arrays(list(arrays.values()), schema=schema)
+
+
+def _storable(name: str, samples: Array | Ragged) -> Array | Ragged:
+    if isinstance(samples, Ragged):
+        return samples
+    check_storable(name, samples.dtype, samples.shape)
+    if samples.dtype.kind == "b":
+        return samples.view(np.uint8)
+    return samples.astype(samples.dtype.newbyteorder("="), copy=False)
+
+
+def check_storable(name: str, dtype: np.dtype[Any], shape: tuple[int, ...], where: str | None = None) -> None:
+    """Raise UserError where an array is no column: no numbers of up to 64 bits, no axis of samples, empty samples."""
+    if dtype.kind not in "biuf" or dtype.itemsize > 8:
+        kind = "objects" if dtype.hasobject else str(dtype)
+        raise UserError(
+            f"array {name!r} holds {kind}, neither integers nor floats of up to 64 bits",
+            where=where,
+            fix="save it as numbers",
+        )
+    if not shape or 0 in shape[1:]:
+        told = f"samples of shape {list(shape[1:])}" if shape else "one number"
+        raise UserError(
+            f"array {name!r} holds {told}", where=where, fix="give it a first axis that runs over the samples"
+        )
+
+
+def write_set(
+    path: Path, batches: Iterable[pa.RecordBatch], *, shard_samples: int | None = None, replace: bool = False
+) -> int:
+    """Write one file, or with `shard_samples` a folder of files of so many samples each; the number of samples.
+
+    Raises UserError where `path` exists and `replace` is not set, or where there is no sample. Nothing is left of a
+    set that could not be written whole.
+    """
+    with whole_or_nothing(path, replace=replace) as partial:
+        if shard_samples is None:
+            count = _write_file(partial, iter(batches))
+        else:
+            partial.mkdir()
+            count = sum(
+                _write_file(partial / f"shard-{number:05d}.arrow", shard)
+                for number, shard in enumerate(_shards(iter(batches), shard_samples))
+            )
+            sync_directory(partial)
+        if count == 0:
+            raise UserError("there is no sample to write", where=str(path), fix="check the sources")
+    return count
+
+
+@contextmanager
+def whole_or_nothing(path: Path, *, replace: bool) -> Iterator[Path]:
+    """A path beside `path` to write a file or folder to; renamed to `path` at the end, removed on any failure."""
+    if path.exists() and not replace:
+        raise UserError("exists already", where=str(path), fix="choose another output, or replace it with --force")
+    made = [folder for folder in path.parents if not folder.exists()]
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary = Path(tempfile.mkdtemp(dir=path.parent, prefix=f".{path.name}."))
+    except OSError as error:
+        _remove_empty(made)
+        raise UserError(f"cannot be written ({error.strerror})", where=str(path), fix="choose another output") from None
+    try:
+        partial = temporary / path.name
+        yield partial
+        if path.is_dir():
+            path.rename(temporary / "old")
+        os.replace(partial, path)
+        sync_directory(path.parent)
+    except BaseException as error:
+        shutil.rmtree(temporary)
+        _remove_empty(made)
+        if isinstance(error, OSError):
+            raise UserError(
+                f"cannot be written ({error.strerror})", where=str(path), fix="choose another output"
+            ) from None
+        raise
+    shutil.rmtree(temporary)
+
+
+def _remove_empty(folders: list[Path]) -> None:
+    for folder in folders:
+        if folder.exists():
+            folder.rmdir()
+
+
+def _shards(batches: Iterator[pa.RecordBatch], samples: int) -> Iterator[Iterator[pa.RecordBatch]]:
+    """Cut a stream of batches into streams of `samples` samples; each must be used up before the next."""
+    rest: list[pa.RecordBatch] = []
+
+    def shard() -> Iterator[pa.RecordBatch]:
+        missing = samples
+        while missing and rest:
+            batch = rest.pop()
+            taken = batch.slice(0, missing)
+            if taken.num_rows < batch.num_rows:
+                rest.append(batch.slice(missing))
+            elif (following := next(batches, None)) is not None:
+                rest.append(following)
+            missing -= taken.num_rows
+            yield taken
+
+    rest.extend(batch for batch in [next(batches, None)] if batch is not None)
+    while rest:
+        yield shard()
+
+
+def _write_file(path: Path, batches: Iterator[pa.RecordBatch]) -> int:
+    first = next(batches, None)
+    if first is None:
+        return 0
+    columns = {field.name: column_of(field) for field in first.schema}
+    count = 0
+    with path.open("wb") as file:
+        with pa.ipc.new_file(file, first.schema) as writer:
+            batch: pa.RecordBatch | None = first
+            while batch is not None:
+                views = {name: view(batch.column(name), name, column) for name, column in columns.items()}
+                spans = {name: value_range(samples) for name, samples in views.items()}
+                known = {name: span for name, span in spans.items() if span is not None}
+                writer.write_batch(batch, custom_metadata=encode_ranges(known))
+                count += batch.num_rows
+                batch = next(batches, None)
+        file.flush()
+        os.fsync(file.fileno())
+    return count
