@@ -1,0 +1,235 @@
+"""`ortflow checkpoint`: look at the checkpoints of a run, verify them, delete some.
+
+Wired into the command line by `ortflow.cli.app`. It needs neither numpy nor ONNX Runtime, and nothing heavy may be
+imported at module level: `--help` reads this.
+"""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from ortflow.cli.runs import RUNS, JsonOption, RunsOption, complete_run, find_run, print_json
+from ortflow.workflow.errors import EXIT_FAILURE, UserError
+
+if TYPE_CHECKING:
+    from ortflow.workflow.checkpoint.manifest import Damaged, Manifest
+    from ortflow.workflow.checkpoint.store import DirectoryStore
+
+app = typer.Typer(
+    name="checkpoint", help="Look at a run's checkpoints, verify them, delete some.", no_args_is_help=True
+)
+
+PlaceArgument = Annotated[
+    str,
+    typer.Argument(
+        metavar="RUN", help="Name or directory of the run, or a folder of checkpoints.", autocompletion=complete_run
+    ),
+]
+StepOption = Annotated[int | None, typer.Option(min=0, help="Only the checkpoint of this step.")]
+
+
+@app.command(name="list")
+def list_checkpoints(run: PlaceArgument, as_json: JsonOption = False, runs: RunsOption = Path(RUNS)) -> None:
+    """List the checkpoints, oldest first, with what can be told without reading the tensors."""
+    store = _store(run, runs)
+    rows = [_row(store, step) for step in store.steps()]
+    if as_json:
+        print_json(rows)
+        return
+    if not rows:
+        typer.echo(f"no checkpoints in {store.path}")
+    for row in rows:
+        name = Path(row["path"]).name
+        if row["reason"] is not None:
+            typer.echo(f"{name}  damaged: {row['reason']}")
+            continue
+        when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(row["time"]))
+        typer.echo(f"{name}  {when}  {_size(row['bytes']):>9}  {_count(row['world_size'], 'rank')}")
+    for path in store.set_asides():
+        typer.echo(f"{path.name}  damaged, set aside")
+
+
+@app.command()
+def verify(
+    run: PlaceArgument, step: StepOption = None, as_json: JsonOption = False, runs: RunsOption = Path(RUNS)
+) -> None:
+    """Read every byte of the checkpoints and name each file that is not as it was saved; exit code 1 if any is."""
+    from ortflow.workflow.checkpoint.verify import verify as faults_of
+
+    store = _store(run, runs)
+    found = {one: faults_of(store, one) for one in _steps(store, step)}
+    if as_json:
+        print_json(
+            [
+                {"step": one, "path": str(store.place(one)), "whole": not faults, "faults": _plain(faults)}
+                for one, faults in found.items()
+            ]
+        )
+    else:
+        for one, faults in found.items():
+            for fault in faults:
+                typer.echo(str(fault))
+            if not faults:
+                typer.echo(f"{store.place(one)}: whole")
+    if any(found.values()):
+        raise typer.Exit(EXIT_FAILURE)
+
+
+@app.command()
+def show(
+    run: PlaceArgument,
+    step: StepOption = None,
+    tensors: Annotated[bool, typer.Option("--tensors", help="Also each tensor: shape, group and place.")] = False,
+    as_json: JsonOption = False,
+    runs: RunsOption = Path(RUNS),
+) -> None:
+    """Print what a checkpoint holds: the newest committed one if no step is given."""
+    store = _store(run, runs)
+    manifest = _manifest(store, step)
+    if as_json:
+        print_json(_describe(store, manifest))
+        return
+    typer.echo(f"{store.place(manifest.step)}")
+    typer.echo(f"saved     {time.strftime('%Y-%m-%d %H:%M:%S', time.localtime(manifest.time))}")
+    for name, spec in manifest.buffers.items():
+        typer.echo(f"buffer    {name}: {spec.count} elements of {spec.dtype}")
+    for file in manifest.files:
+        typer.echo(f"file      {file.name}: {_size(file.size)}, {file.hash}")
+    for name, value in manifest.progress.items():
+        typer.echo(f"progress  {name}: {value}")
+    typer.echo(f"tensors   {len(manifest.index)}")
+    for entry in manifest.index if tensors else ():
+        shape = "x".join(map(str, entry.tensor.shape)) or "scalar"
+        typer.echo(f"  {entry.name}  {shape}  {entry.tensor.group}  at {entry.offset}")
+
+
+@app.command()
+def prune(
+    run: PlaceArgument,
+    newest: Annotated[int, typer.Option(min=1, help="Keep the newest so many.")],
+    every: Annotated[int | None, typer.Option(min=1, help="Also keep multiples of this step.")] = None,
+    damaged: Annotated[
+        bool,
+        typer.Option("--damaged", help="Also delete torn and corrupt ones; reads all that stay. Not while it runs."),
+    ] = False,
+    runs: RunsOption = Path(RUNS),
+) -> None:
+    """Delete old checkpoints. Damaged ones stay unless asked for: they may be all that is left of something."""
+    from ortflow.workflow.checkpoint.retain import prune as prune_store
+    from ortflow.workflow.checkpoint.verify import verify as faults_of
+
+    store = _store(run, runs)
+    if damaged:
+        _refuse_if_saving(store)
+        for one in [one for one in store.steps() if faults_of(store, one)]:
+            store.remove(one)
+            typer.echo(f"deleted {store.place(one)}, which was damaged")
+        for path in store.remove_set_asides():
+            typer.echo(f"deleted {path}, which was damaged")
+    for one in prune_store(store, newest, every):
+        typer.echo(f"deleted {store.place(one)}")
+
+
+def _store(run: str, runs: Path) -> DirectoryStore:
+    from ortflow.workflow.checkpoint.store import DirectoryStore
+
+    folder = DirectoryStore(Path(run))
+    if folder.steps() or folder.set_asides():
+        return folder
+    found = find_run(run, runs)
+    return DirectoryStore(found.root / _checkpoint_directory(found.run_file))
+
+
+def _refuse_if_saving(store: DirectoryStore) -> None:
+    """A checkpoint that a living run has renamed and not yet marked looks like a torn one."""
+    from ortflow.launchers.locks import holder_of
+    from ortflow.workflow.rundir import RunDir
+
+    for folder in store.path.absolute().parents:
+        if holder_of(RunDir(folder).lock) is not None:
+            raise UserError(f"the run in {folder} is going on", fix="cancel it, or wait until it has ended")
+
+
+def _checkpoint_directory(run_file: Path) -> str:
+    import yaml
+
+    from ortflow.workflow.spec.run import CheckpointSection
+
+    try:
+        section = yaml.safe_load(run_file.read_text()).get("checkpoint") or {}
+        return CheckpointSection.model_validate(section).directory
+    except (OSError, ValueError, AttributeError, yaml.YAMLError):
+        raise UserError("cannot be read", where=str(run_file), fix="give the folder of the checkpoints") from None
+
+
+def _steps(store: DirectoryStore, step: int | None) -> list[int]:
+    steps = store.steps()
+    if not steps or (step is not None and step not in steps):
+        what = "no checkpoint" if step is None else f"no checkpoint of step {step}"
+        there = f"there are steps {', '.join(map(str, steps))}" if steps else "let the run go on until it has saved one"
+        raise UserError(f"{what} in {store.path}", fix=there)
+    return steps if step is None else [step]
+
+
+def _manifest(store: DirectoryStore, step: int | None) -> Manifest:
+    from ortflow.workflow.checkpoint.manifest import Damaged
+    from ortflow.workflow.checkpoint.verify import read_manifest
+
+    faults = []
+    for one in reversed(_steps(store, step)):
+        try:
+            return read_manifest(store, one)
+        except Damaged as fault:
+            faults.append(fault)
+    raise faults[0]
+
+
+def _row(store: DirectoryStore, step: int) -> dict[str, Any]:
+    from ortflow.workflow.checkpoint.manifest import Damaged
+    from ortflow.workflow.checkpoint.verify import check_sizes, read_manifest
+
+    row: dict[str, Any] = {"step": step, "path": str(store.place(step)), "committed": False, "reason": None}
+    try:
+        manifest = read_manifest(store, step)
+        for fault in check_sizes(store, manifest):
+            raise fault
+    except Damaged as fault:
+        return {**row, "reason": f"{fault.path.name} {fault.reason}"}
+    return {
+        **row,
+        "committed": True,
+        "time": manifest.time,
+        "bytes": manifest.size,
+        "world_size": manifest.world_size,
+        "progress": dict(manifest.progress),
+    }
+
+
+def _describe(store: DirectoryStore, manifest: Manifest) -> dict[str, Any]:
+    return {
+        "step": manifest.step,
+        "path": str(store.place(manifest.step)),
+        "time": manifest.time,
+        "bytes": manifest.size,
+        "world_size": manifest.world_size,
+        "buffers": {name: vars(spec) for name, spec in manifest.buffers.items()},
+        "files": [vars(file) for file in manifest.files],
+        "progress": dict(manifest.progress),
+        "tensors": manifest.index.to_json(),
+    }
+
+
+def _plain(faults: list[Damaged]) -> list[dict[str, str]]:
+    return [{"path": str(fault.path), "reason": fault.reason} for fault in faults]
+
+
+def _size(count: int) -> str:
+    return f"{count / 1e6:.1f} MB"
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}{'' if number == 1 else 's'}"

@@ -1,0 +1,218 @@
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from checkpoints import INDEX, Rejections, changed, same, save, state
+
+from ortflow.workflow.checkpoint.load import load, load_newest
+from ortflow.workflow.checkpoint.manifest import Damaged, FileRecord, Manifest, decode, mark
+from ortflow.workflow.checkpoint.store import DirectoryStore
+from ortflow.workflow.checkpoint.tensors import BufferSpec, file_layout
+from ortflow.workflow.checkpoint.verify import newest_whole, verify
+
+OLD, NEW = state(1), state(2)
+FILES = ("COMMITTED", "manifest.json", "rank-0000.safetensors", "rank-0001.safetensors")
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> DirectoryStore:
+    """A whole checkpoint of step 10, and the one of step 20 that is to be damaged."""
+    store = DirectoryStore(tmp_path)
+    save(store, 10, OLD)
+    save(store, 20, NEW)
+    return store
+
+
+def assert_passed_over(store: DirectoryStore, name: str) -> None:
+    """Reported by the file's name, and the checkpoint before it loaded."""
+    rejections = Rejections()
+    found = load_newest(store, on_reject=rejections)
+    assert found is not None
+    assert found.manifest.step == 10
+    assert same(found.buffers, OLD)
+    assert rejections.paths == [store.place(20) / name]
+    assert rejections.faults[0].reason
+
+
+def test_sound(store: DirectoryStore) -> None:
+    found = load_newest(store)
+    assert found is not None
+    assert found.manifest.step == 20
+    assert same(found.buffers, NEW)
+    assert newest_whole(store) == 20
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_cut_short_at_any_byte(store: DirectoryStore, name: str) -> None:
+    path = store.place(20) / name
+    for length in reversed(places(path.stat().st_size)):
+        os.truncate(path, length)
+        assert [fault.path for fault in verify(store, 20)] == [path], length
+        if length % 97 == 0:
+            assert_passed_over(store, name)
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_too_long(store: DirectoryStore, name: str) -> None:
+    path = store.place(20) / name
+    with changed(path, path.read_bytes() + b"\n"):
+        assert_passed_over(store, name)
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_any_flipped_bit(store: DirectoryStore, name: str) -> None:
+    path = store.place(20) / name
+    whole = path.read_bytes()
+    with open(path, "r+b", buffering=0) as file:
+        for place, bit in flips(name, len(whole)):
+            os.pwrite(file.fileno(), bytes([whole[place] ^ (1 << bit)]), place)
+            faults = verify(store, 20)
+            assert [fault.path for fault in faults] == [path], (place, bit)
+            if place % 101 == bit:
+                assert_passed_over(store, name)
+            os.pwrite(file.fileno(), whole[place : place + 1], place)
+    assert verify(store, 20) == []
+
+
+def places(length: int) -> list[int]:
+    """Every byte, but only every 16th of the spaces that pad a tensors' file to a page."""
+    return [place for place in range(length) if place < 400 or place >= 4088 or place % 16 == 0]
+
+
+def flips(name: str, length: int) -> Iterator[tuple[int, int]]:
+    """Every bit of the small files; of the tensors' files one bit of a byte, and every bit of both ends."""
+    for place in places(length):
+        every = not name.startswith("rank") or place < 8 or place >= length - 32
+        for bit in range(8) if every else (place % 8,):
+            yield place, bit
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_missing(store: DirectoryStore, name: str) -> None:
+    (store.place(20) / name).unlink()
+    assert_passed_over(store, name)
+    assert "is missing" in verify(store, 20)[0].reason
+
+
+def test_marker_missing_says_that_the_save_was_never_finished(store: DirectoryStore) -> None:
+    (store.place(20) / "COMMITTED").unlink()
+    assert "the save was never finished" in str(verify(store, 20)[0])
+
+
+def test_every_bad_file_is_named(store: DirectoryStore) -> None:
+    os.truncate(store.place(20) / "rank-0000.safetensors", 5000)
+    (store.place(20) / "rank-0001.safetensors").unlink()
+    rejections = Rejections()
+    assert newest_whole(store, rejections) == 10
+    assert [path.name for path in rejections.paths] == ["rank-0000.safetensors", "rank-0001.safetensors"]
+
+
+def test_a_folder_in_a_files_place(store: DirectoryStore) -> None:
+    path = store.place(20) / "manifest.json"
+    path.unlink()
+    path.mkdir()
+    assert_passed_over(store, "manifest.json")
+
+
+def test_files_of_two_checkpoints_mixed(store: DirectoryStore) -> None:
+    shutil.copy(store.place(10) / FILES[2], store.place(20) / FILES[2])
+    assert_passed_over(store, FILES[2])
+
+
+def test_a_checkpoint_under_another_steps_name(store: DirectoryStore) -> None:
+    os.rename(store.place(20), store.place(30))
+    rejections = Rejections()
+    assert newest_whole(store, rejections) == 10
+    assert "is that of step 20" in rejections.faults[0].reason
+
+
+def test_foreign_things_in_the_folder(store: DirectoryStore) -> None:
+    for name in ("README", "step-abc", "step-1", "step-000000030", "latest", ".DS_Store"):
+        (store.path / name).write_text("not ours")
+    (store.place(20) / "notes.txt").write_text("not ours")
+    assert store.steps() == [10, 20]
+    assert newest_whole(store) == 20
+    (store.path / "step-00000040").write_text("not a folder")
+    (store.path / "step-00000050").mkdir()
+    rejections = Rejections()
+    found = load_newest(store, on_reject=rejections)
+    assert found is not None
+    assert found.manifest.step == 20
+    assert [path.parent.name for path in rejections.paths] == ["step-00000050", "step-00000040"]
+    assert store.clean() == []
+    assert (store.path / "README").exists()
+
+
+def test_reading_changes_nothing(store: DirectoryStore) -> None:
+    os.truncate(store.place(20) / FILES[2], 100)
+    (store.path / ".tmp-step-00000030-00").mkdir()
+
+    def listing() -> list[tuple[str, int, int]]:
+        return [(str(path), path.stat().st_size, path.stat().st_mtime_ns) for path in sorted(store.path.rglob("*"))]
+
+    before = listing()
+    load_newest(store)
+    newest_whole(store)
+    assert listing() == before
+
+
+def claim(store: DirectoryStore, manifest: Manifest) -> None:
+    """A checkpoint of step 20 whose hashes are right and whose claims are not."""
+    data = manifest.encode()
+    (store.place(20) / "manifest.json").write_bytes(data)
+    (store.place(20) / "COMMITTED").write_bytes(mark(data))
+
+
+def test_no_memory_is_taken_for_what_is_not_there(store: DirectoryStore) -> None:
+    buffers = {"parameters": BufferSpec("F32", 1 << 50)}
+    size = file_layout(buffers, 0, 1).size
+    files = (FileRecord("rank-0000.safetensors", size, "xxh3_128:0"),)
+    claim(store, Manifest(20, 1, buffers, INDEX, {}, files, 0.0))
+    assert_passed_over(store, "rank-0000.safetensors")
+    os.truncate(store.place(20) / "manifest.json", 1 << 40)
+    assert_passed_over(store, "manifest.json")
+
+
+@pytest.mark.parametrize(
+    ("name", "size"),
+    [("../../etc/passwd", 0), ("rank-0001.safetensors", 0), ("rank-0000.safetensors", 17)],
+)
+def test_files_that_do_not_hold_the_buffers(store: DirectoryStore, name: str, size: int) -> None:
+    buffers = {"parameters": BufferSpec("F32", 64)}
+    size = size or file_layout(buffers, 0, 1).size
+    claim(store, Manifest(20, 1, buffers, INDEX, {}, (FileRecord(name, size, "xxh3_128:0"),), 0.0))
+    assert_passed_over(store, "manifest.json")
+
+
+@pytest.mark.parametrize("data", [b"", b"\0" * 50, b"[]", b'{"a":1}', b"[" * 100_000, b"\xff\xfe", b"null"])
+def test_what_is_no_manifest(data: bytes) -> None:
+    with pytest.raises(ValueError, match="is not"):
+        decode(data)
+
+
+def test_a_later_format_is_refused_by_its_number(store: DirectoryStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = store.place(20) / "manifest.json"
+    manifest = decode(path.read_bytes())
+    with monkeypatch.context() as patch:
+        patch.setattr("ortflow.workflow.checkpoint.manifest.VERSION", 2)
+        claim(store, manifest)
+    assert json.loads(path.read_bytes())["version"] == 2
+    assert_passed_over(store, "manifest.json")
+    with pytest.raises(Damaged, match="format version 2, this ortflow reads 1"):
+        load(store, 20)
+
+
+def test_an_unreadable_file(store: DirectoryStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise OSError(5, "Input/output error")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "posix_fadvise", fail)
+        faults = verify(store, 20)
+    assert [fault.path.name for fault in faults] == list(FILES[2:])
+    assert "cannot be read: Input/output error" in str(faults[0])

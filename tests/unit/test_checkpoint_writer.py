@@ -1,0 +1,178 @@
+from __future__ import annotations
+
+import errno
+import os
+import threading
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from checkpoints import INDEX, same, save, state
+
+from ortflow.workflow.checkpoint import writer as module
+from ortflow.workflow.checkpoint.commit import commit
+from ortflow.workflow.checkpoint.load import load
+from ortflow.workflow.checkpoint.store import DirectoryStore
+from ortflow.workflow.checkpoint.verify import verify
+from ortflow.workflow.checkpoint.writer import Status, Writer, specs
+from ortflow.workflow.device.cpu import HostBuffer
+
+
+class SlowBuffer(HostBuffer):
+    """A buffer whose copy to the host waits until it is let go."""
+
+    gate = threading.Event()
+
+    def slice(self, start: int, stop: int) -> SlowBuffer:
+        return SlowBuffer(self.array[start:stop])
+
+    def read(self, out: npt.NDArray[np.float32] | None = None) -> npt.NDArray[np.float32]:
+        assert self.gate.wait(10)
+        return super().read(out)
+
+
+class FailingBuffer(SlowBuffer):
+    """A buffer on a device that has gone."""
+
+    def slice(self, start: int, stop: int) -> FailingBuffer:
+        return FailingBuffer(self.array[start:stop])
+
+    def read(self, out: npt.NDArray[np.float32] | None = None) -> npt.NDArray[np.float32]:
+        raise RuntimeError("device lost")
+
+
+def finish(store: DirectoryStore, step: int, status: Status, buffers: dict[str, HostBuffer]) -> None:
+    assert status.record is not None, status
+    commit(store, step, 0, [status.record], buffers=specs(buffers), index=INDEX, progress={})
+
+
+def test_what_is_saved_is_the_state_at_the_start(tmp_path: Path) -> None:
+    store, buffers, before = DirectoryStore(tmp_path), state(1, 100_000), state(1, 100_000)
+    writer = Writer(store, buffers, rank=0, world_size=1, attempt=0)
+    assert writer.poll().state == "idle"
+    for step in (1, 2):
+        writer.start(step)
+        writer.wait_copied()
+        for buffer in buffers.values():
+            buffer.fill(step)
+        status = writer.wait()
+        assert status.state == "written"
+        assert status.seconds > 0
+        finish(store, step, status, buffers)
+    assert same(load(store, 1).buffers, before)
+    for name, array in load(store, 2).buffers.items():
+        assert (array == 1).all(), name
+
+
+def test_the_caller_waits_for_the_copy_and_knows_how_long(tmp_path: Path) -> None:
+    buffers = {"parameters": SlowBuffer(np.ones(100, np.float32))}
+    writer = Writer(DirectoryStore(tmp_path), buffers, rank=0, world_size=1, attempt=0)
+    writer.wait_copied()
+    assert writer.stall_seconds == 0
+    SlowBuffer.gate.clear()
+    writer.start(1)
+    threading.Timer(0.2, SlowBuffer.gate.set).start()
+    writer.wait_copied()
+    assert SlowBuffer.gate.is_set()
+    assert writer.stall_seconds > 0.1
+    assert writer.wait().state == "written"
+
+
+def test_one_save_at_a_time(tmp_path: Path) -> None:
+    buffers = {"parameters": SlowBuffer(np.ones(100, np.float32))}
+    writer = Writer(DirectoryStore(tmp_path), buffers, rank=0, world_size=1, attempt=0)
+    SlowBuffer.gate.clear()
+    writer.start(1)
+    assert writer.poll().state == "writing"
+    with pytest.raises(RuntimeError, match="still going on"):
+        writer.start(2)
+    SlowBuffer.gate.set()
+    assert writer.wait().state == "written"
+    writer.start(2)
+    assert writer.wait().state == "written"
+
+
+def test_it_pauses_beside_the_training_and_hurries_when_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "DUTY", 1e-9)
+    monkeypatch.setattr(module, "CHUNK", 4096)
+    writer = Writer(DirectoryStore(tmp_path), state(1, 100_000), rank=0, world_size=1, attempt=0)
+    writer.start(1)
+    writer.wait_copied()
+    path = tmp_path / ".tmp-step-00000001-00" / "rank-0000.safetensors"
+    for _ in range(500):
+        if path.exists() and path.stat().st_size:
+            break
+        threading.Event().wait(0.01)
+    threading.Event().wait(0.2)
+    assert writer.poll().state == "writing"
+    assert path.stat().st_size < writer.size
+    waiting = threading.Thread(target=writer.wait, daemon=True)
+    waiting.start()
+    waiting.join(20)
+    assert writer.poll().state == "written"
+    assert path.stat().st_size == writer.size
+    writer.start(2, urgent=True)
+    assert writer.wait().seconds < 5
+
+
+def test_a_device_that_fails_ends_the_save_and_lets_the_caller_go(tmp_path: Path) -> None:
+    buffers = {"parameters": FailingBuffer(np.ones(100, np.float32))}
+    writer = Writer(DirectoryStore(tmp_path), buffers, rank=3, world_size=4, attempt=0)
+    writer.start(1)
+    writer.wait_copied()
+    status = writer.wait()
+    assert status.state == "written"  # rank 3 of 4 has no share of 100 elements
+    writer = Writer(DirectoryStore(tmp_path), buffers, rank=0, world_size=4, attempt=0)
+    writer.start(1)
+    writer.wait_copied()
+    status = writer.wait()
+    assert status.state == "failed"
+    assert "device lost" in status.reason
+
+
+def test_an_unwritable_folder(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("in the way")
+    writer = Writer(DirectoryStore(tmp_path / "file"), state(1), rank=0, world_size=1, attempt=0)
+    writer.start(1)
+    status = writer.wait()
+    assert status.state == "failed"
+    assert "Not a directory" in status.reason
+
+
+@pytest.mark.parametrize("refusal", ["open", "write"])
+def test_a_file_system_without_direct_writes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refusal: str) -> None:
+    opened, written = os.open, os.write
+    refused = []
+
+    def refuse_open(path: str, flags: int, mode: int = 0o777) -> int:
+        if flags & os.O_DIRECT and refusal == "open":
+            refused.append(path)
+            raise OSError(errno.EINVAL, "Invalid argument")
+        return opened(path, flags, mode)
+
+    def refuse_write(descriptor: int, data: bytes) -> int:
+        import fcntl
+
+        if fcntl.fcntl(descriptor, fcntl.F_GETFL) & os.O_DIRECT and refusal == "write":
+            refused.append(descriptor)
+            raise OSError(errno.EINVAL, "Invalid argument")
+        return written(descriptor, data)
+
+    monkeypatch.setattr(os, "open", refuse_open)
+    monkeypatch.setattr(os, "write", refuse_write)
+    store, buffers = DirectoryStore(tmp_path), state(1, 5000)
+    save(store, 1, buffers, 2)
+    assert len(refused) == 2
+    assert verify(store, 1) == []
+    assert same(load(store, 1).buffers, buffers)
+
+
+def test_writes_cut_short_are_continued(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    written = os.write
+    monkeypatch.setattr(os, "write", lambda descriptor, data: written(descriptor, data[: max(1, len(data) // 3)]))
+    store, buffers = DirectoryStore(tmp_path), state(1, 5000)
+    save(store, 1, buffers, 1)
+    assert same(load(store, 1).buffers, buffers)

@@ -1,0 +1,70 @@
+"""Rank 0's part of a save: is there room, and making a checkpoint of what all ranks have written.
+
+`commit` fsyncs and may read an old checkpoint, so it may run in a thread of its own; nothing here talks to ranks.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ortflow.workflow.checkpoint.manifest import FileRecord, Manifest, mark
+from ortflow.workflow.checkpoint.store import MANIFEST, MARKER, CheckpointStore
+from ortflow.workflow.checkpoint.tensors import BufferSpec, file_layout
+from ortflow.workflow.checkpoint.verify import verify
+from ortflow.workflow.errors import OrtflowError
+from ortflow.workflow.layout import FlatIndex
+from ortflow.workflow.rundir import write_atomically
+
+HEADROOM = 64 << 20
+"""Bytes that a save must leave free: logs and events go on being written."""
+
+
+class SaveFailed(OrtflowError):
+    """A save could not be finished; it is gone, and the checkpoints before it are as they were."""
+
+
+def no_room(store: CheckpointStore, buffers: Mapping[str, BufferSpec], world_size: int) -> str | None:
+    """Why a save of all ranks would not fit on the disk; None if it does."""
+    needed = sum(file_layout(buffers, rank, world_size).size for rank in range(world_size)) + HEADROOM
+    try:
+        free = store.free_bytes()
+    except OSError as error:
+        return f"the checkpoint folder cannot be used: {error.strerror}"
+    if free >= needed:
+        return None
+    return f"a checkpoint needs {needed / 1e6:,.0f} MB of disk and {free / 1e6:,.0f} MB are free"
+
+
+def commit(
+    store: CheckpointStore,
+    step: int,
+    attempt: int,
+    records: Sequence[FileRecord],
+    *,
+    buffers: Mapping[str, BufferSpec],
+    index: FlatIndex,
+    progress: Mapping[str, Any],
+) -> Manifest:
+    """Describe the files of all ranks (`records`, by rank) and make them the checkpoint of `step`.
+
+    A whole checkpoint of the same step is replaced, a damaged one set aside. `progress` is plain JSON data.
+    Raises SaveFailed, with the temporary files removed.
+    """
+    manifest = Manifest(step, len(records), buffers, index, progress, tuple(records), time.time())
+    data = manifest.encode()
+    try:
+        folder = store.begin(step, attempt)
+        for record in records:
+            if (folder / record.name).stat().st_size != record.size:
+                raise OSError(0, "has another size than its rank wrote", str(folder / record.name))
+        write_atomically(folder / MANIFEST, data)
+        if (store.place(step) / MARKER).exists() and verify(store, step):
+            store.set_aside(step, attempt)
+        store.commit(step, attempt, mark(data))
+    except OSError as error:
+        store.abandon(step, attempt)
+        where = error.filename or store.place(step)
+        raise SaveFailed(f"checkpoint of step {step}: {where}: {error.strerror}") from error
+    return manifest

@@ -1,0 +1,37 @@
+"""Which checkpoints stay: the newest K, and every M-th step for ever.
+
+Called by rank 0 after a commit and by the command line. What is not committed and in its sizes is never counted
+and never deleted: it may be all that is left of something.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+from ortflow.workflow.checkpoint.manifest import Damaged
+from ortflow.workflow.checkpoint.store import CheckpointStore
+from ortflow.workflow.checkpoint.verify import check_sizes, read_manifest
+
+
+def expired(steps: Sequence[int], newest: int, every: int | None = None) -> list[int]:
+    """Of these steps, those that are neither of the `newest` so many nor a multiple of `every`; ascending."""
+    ordered = sorted(steps)
+    return [step for step in ordered[: max(0, len(ordered) - newest)] if every is None or step % every]
+
+
+def prune(store: CheckpointStore, newest: int, every: int | None = None, distrusted: Collection[int] = ()) -> list[int]:
+    """Delete the expired checkpoints, oldest first; tells their steps.
+
+    `distrusted` are steps found corrupt when they were read: they do not count among the newest. Raises OSError.
+    """
+    gone = expired([step for step in store.steps() if step not in distrusted and _sound(store, step)], newest, every)
+    for step in gone:
+        store.remove(step)
+    return gone
+
+
+def _sound(store: CheckpointStore, step: int) -> bool:
+    try:
+        return not check_sizes(store, read_manifest(store, step))
+    except Damaged:
+        return False

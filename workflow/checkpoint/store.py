@@ -1,0 +1,178 @@
+"""Where checkpoints lie, and the order in which one appears and disappears.
+
+Called by the writers of all ranks (`begin`), by rank 0 (everything that changes names) and by readers. It answers
+questions about places only: it knows nothing of what the files hold, and never deletes a committed checkpoint
+that it was not told to delete.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import shutil
+from pathlib import Path
+from typing import Protocol
+
+from ortflow.workflow.rundir import sync_directory, write_atomically
+
+MARKER = "COMMITTED"
+MANIFEST = "manifest.json"
+
+_STEP = re.compile(r"step-([0-9]{8,})")
+_TEMPORARY = ".tmp-"
+_TRASH = ".trash-"
+_ASIDE = "rejected-"
+_UNMARKED = ".unmarked"
+
+
+class CheckpointStore(Protocol):
+    """Where checkpoints lie. All ranks see the same place."""
+
+    def steps(self) -> list[int]:
+        """Steps that something is kept under, ascending: whole, torn or corrupt."""
+
+    def place(self, step: int) -> Path:
+        """Folder of a step's checkpoint, for reading and for messages; it may not exist."""
+
+    def begin(self, step: int, attempt: int) -> Path:
+        """Temporary folder of a save, made if it is not there yet: any rank may be the first."""
+
+    def commit(self, step: int, attempt: int, mark: bytes) -> Path:
+        """Make a written save the checkpoint of its step: rank 0, when all files are on the disk."""
+
+    def abandon(self, step: int, attempt: int) -> None:
+        """Remove a save that failed: rank 0, when no rank writes any more."""
+
+    def remove(self, step: int) -> None:
+        """Delete a checkpoint; killed half-way, it is no checkpoint any more."""
+
+    def set_aside(self, step: int, attempt: int) -> Path:
+        """Rename a damaged checkpoint whose place is needed, so that nothing is lost."""
+
+    def clean(self) -> list[Path]:
+        """Tidy up what dead attempts left: rank 0 at start, when no other attempt is alive."""
+
+    def free_bytes(self) -> int:
+        """Bytes that can still be written."""
+
+
+class DirectoryStore:
+    """Checkpoints in a folder of a file system where rename is atomic."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = Path(path)
+
+    def steps(self) -> list[int]:
+        """Steps that something is kept under, ascending."""
+        try:
+            names = os.listdir(self.path)
+        except (FileNotFoundError, NotADirectoryError):
+            return []
+        found = [(int(match[1]), match[0]) for match in map(_STEP.fullmatch, names) if match]
+        return sorted(step for step, name in found if name == step_name(step))
+
+    def place(self, step: int) -> Path:
+        """Folder of a step's checkpoint."""
+        return self.path / step_name(step)
+
+    def begin(self, step: int, attempt: int) -> Path:
+        """Temporary folder of a save; it lies beside the checkpoints, so that a rename can move it there."""
+        folder = self._temporary(step, attempt)
+        folder.mkdir(parents=True, exist_ok=True)
+        return folder
+
+    def commit(self, step: int, attempt: int, mark: bytes) -> Path:
+        """Rename, then mark: what has no marker was never a checkpoint, so a kill at any point leaves no torn one.
+
+        A checkpoint that already stands there is deleted; set it aside first if it must stay.
+        """
+        folder = self.place(step)
+        temporary = self._temporary(step, attempt)
+        # The marker's blocks are on the disk before its name is, so a full disk cannot come between.
+        write_atomically(temporary / _UNMARKED, mark)
+        if os.path.lexists(folder):
+            self.remove(step)
+        os.rename(temporary, folder)
+        try:
+            sync_directory(self.path)
+            sync_directory(self.path.parent)
+            self._mark(step)
+        except OSError:
+            with contextlib.suppress(OSError):
+                self.remove(step)
+            raise
+        return folder
+
+    def abandon(self, step: int, attempt: int) -> None:
+        """Remove a save that failed."""
+        shutil.rmtree(self._temporary(step, attempt), ignore_errors=True)
+
+    def remove(self, step: int) -> None:
+        """Delete a checkpoint: renamed first, so that no half of it can be taken for a torn one."""
+        trash = self._unused(_TRASH + step_name(step))
+        os.rename(self.place(step), trash)
+        _delete(trash)
+
+    def set_aside(self, step: int, attempt: int) -> Path:
+        """Rename a damaged checkpoint to `rejected-step-…`."""
+        aside = self._unused(f"{_ASIDE}{step_name(step)}-{attempt:02d}")
+        os.rename(self.place(step), aside)
+        return aside
+
+    def set_asides(self) -> list[Path]:
+        """Damaged checkpoints that were set aside."""
+        try:
+            return sorted(path for path in self.path.iterdir() if path.name.startswith(_ASIDE))
+        except (FileNotFoundError, NotADirectoryError):
+            return []
+
+    def remove_set_asides(self) -> list[Path]:
+        """Delete what was set aside; tells which."""
+        gone = self.set_asides()
+        for path in gone:
+            _delete(path)
+        return gone
+
+    def clean(self) -> list[Path]:
+        """Remove unfinished saves and deletions, telling which; a save that only lacked its marker is finished."""
+        if not self.path.is_dir():
+            return []
+        left = [path for path in self.path.iterdir() if path.name.startswith((_TEMPORARY, _TRASH))]
+        for path in left:
+            _delete(path)
+        for step in self.steps():
+            if (self.place(step) / _UNMARKED).exists():
+                self._mark(step)
+        return left
+
+    def free_bytes(self) -> int:
+        """Bytes that this user can still write on the file system."""
+        self.path.mkdir(parents=True, exist_ok=True)
+        return shutil.disk_usage(self.path).free
+
+    def _mark(self, step: int) -> None:
+        folder = self.place(step)
+        os.rename(folder / _UNMARKED, folder / MARKER)
+        sync_directory(folder)
+
+    def _temporary(self, step: int, attempt: int) -> Path:
+        return self.path / f"{_TEMPORARY}{step_name(step)}-{attempt:02d}"
+
+    def _unused(self, name: str) -> Path:
+        path, number = self.path / name, 1
+        while os.path.lexists(path):
+            path, number = self.path / f"{name}.{number}", number + 1
+        return path
+
+
+def step_name(step: int) -> str:
+    """Folder name of a checkpoint."""
+    return f"step-{step:08d}"
+
+
+def _delete(path: Path) -> None:
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        path.unlink(missing_ok=True)

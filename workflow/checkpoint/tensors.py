@@ -1,0 +1,71 @@
+"""The layout of a rank's file: safetensors, with the data on a page boundary.
+
+Rank r of W holds elements `share(count, r, W)` of every named flat buffer, each as one tensor of the buffer's name.
+The padding in the header lets the writer go past the page cache. Pure arithmetic and JSON.
+Format: https://github.com/huggingface/safetensors#format
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ortflow.workflow.layout import share
+
+PAGE = 4096
+"""Bytes that the data's offset and the length of a write past the page cache are multiples of."""
+
+ITEM_SIZES = {"F64": 8, "I64": 8, "F32": 4, "I32": 4, "F16": 2, "BF16": 2, "U8": 1}
+"""Bytes of an element, by the format's type names."""
+
+
+@dataclass(frozen=True)
+class BufferSpec:
+    """A whole flat buffer: element type by its safetensors name, and number of elements."""
+
+    dtype: str
+    count: int
+
+
+@dataclass(frozen=True)
+class Span:
+    """A tensor of a file: elements [start, stop) of a buffer at bytes [offset, end) of the file."""
+
+    buffer: str
+    start: int
+    stop: int
+    offset: int
+    end: int
+
+
+@dataclass(frozen=True)
+class FileLayout:
+    """A rank's file: its header and its tensors, in the order of their places."""
+
+    header: bytes
+    spans: tuple[Span, ...]
+    size: int
+
+
+def file_name(rank: int) -> str:
+    """Name of a rank's file."""
+    return f"rank-{rank:04d}.safetensors"
+
+
+def file_layout(buffers: Mapping[str, BufferSpec], rank: int, world_size: int) -> FileLayout:
+    """Where this rank's shares lie in its file. Wide types come first, so that every tensor is aligned."""
+    order = sorted(buffers, key=lambda name: (-ITEM_SIZES[buffers[name].dtype], name))
+    header: dict[str, Any] = {"__metadata__": {"rank": str(rank), "world_size": str(world_size)}}
+    places, offset = [], 0
+    for name in order:
+        start, stop = share(buffers[name].count, rank, world_size)
+        end = offset + (stop - start) * ITEM_SIZES[buffers[name].dtype]
+        header[name] = {"dtype": buffers[name].dtype, "shape": [stop - start], "data_offsets": [offset, end]}
+        places.append((name, start, stop, offset, end))
+        offset = end
+    text = json.dumps(header, separators=(",", ":")).encode()
+    base = -(-(8 + len(text)) // PAGE) * PAGE
+    spans = tuple(Span(name, start, stop, base + begin, base + end) for name, start, stop, begin, end in places)
+    return FileLayout((base - 8).to_bytes(8, "little") + text.ljust(base - 8), spans, base + offset)

@@ -1,0 +1,161 @@
+"""Is a checkpoint whole? Its marker, its manifest, and size and hash of every file.
+
+Called by `load`, by `commit` and by the command line. It reads and tells; it never changes, moves or deletes
+anything, and takes no memory on the word of a file that is not verified.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import xxhash
+
+from ortflow.workflow.checkpoint.manifest import Damaged, FileRecord, Manifest, decode, finished, mark
+from ortflow.workflow.checkpoint.store import MANIFEST, MARKER, CheckpointStore
+from ortflow.workflow.checkpoint.tensors import file_layout, file_name
+
+CHUNK = 4 << 20
+"""Bytes read and hashed at once."""
+
+LONGEST_MANIFEST = 256 << 20
+"""Bytes: what is longer is no manifest, and is not read."""
+
+FILES_AT_ONCE = 4
+"""Files read side by side: distant file systems give more to several readers than to one."""
+
+OnReject = Callable[[Damaged], None]
+"""Told of each file or folder for which a checkpoint is passed over."""
+
+Views = Callable[[int, FileRecord], Iterable[memoryview]]
+"""Memory that takes the file of a rank, piece after piece."""
+
+
+def read_manifest(store: CheckpointStore, step: int) -> Manifest:
+    """The manifest of a committed checkpoint; raises Damaged. Says nothing of the rank files."""
+    folder = store.place(step)
+    marker = _contents(folder / MARKER, missing="is missing: the save was never finished")
+    data = _contents(folder / MANIFEST)
+    try:
+        manifest = decode(data)
+        _check_sense(manifest, step)
+    except ValueError as error:
+        raise Damaged(folder / MANIFEST, str(error)) from None
+    if marker != mark(data):
+        raise Damaged(folder / MARKER, "does not hold the manifest's hash")
+    return manifest
+
+
+def check_sizes(store: CheckpointStore, manifest: Manifest) -> list[Damaged]:
+    """Rank files that are missing or of a wrong size: what can be told without reading them."""
+    faults = []
+    for record in manifest.files:
+        path = store.place(manifest.step) / record.name
+        try:
+            _check_size(path, path.stat().st_size, record)
+        except Damaged as fault:
+            faults.append(fault)
+        except OSError as error:
+            faults.append(_unreadable(path, error))
+    return faults
+
+
+def check_contents(store: CheckpointStore, manifest: Manifest, views: Views) -> list[Damaged]:
+    """Read every rank file once, into `views`, and compare size and hash; what is wrong, file by file."""
+
+    def check(rank: int) -> list[Damaged]:
+        record = manifest.files[rank]
+        path = store.place(manifest.step) / record.name
+        try:
+            _read_file(path, record, views(rank, record))
+        except Damaged as fault:
+            return [fault]
+        except OSError as error:
+            return [_unreadable(path, error)]
+        return []
+
+    with ThreadPoolExecutor(min(FILES_AT_ONCE, manifest.world_size)) as pool:
+        return [fault for faults in pool.map(check, range(manifest.world_size)) for fault in faults]
+
+
+def verify(store: CheckpointStore, step: int) -> list[Damaged]:
+    """Everything that is wrong with a checkpoint, by name of the file; reads all of it."""
+    try:
+        manifest = read_manifest(store, step)
+    except Damaged as fault:
+        return [fault]
+    return check_contents(store, manifest, _discard)
+
+
+def newest_whole(store: CheckpointStore, on_reject: OnReject | None = None) -> int | None:
+    """The newest step whose checkpoint is whole, every byte of it read; what is passed over is reported."""
+    for step in reversed(store.steps()):
+        faults = verify(store, step)
+        if not faults:
+            return step
+        if on_reject:
+            for fault in faults:
+                on_reject(fault)
+    return None
+
+
+def _check_sense(manifest: Manifest, step: int) -> None:
+    if manifest.step != step:
+        raise ValueError(f"is that of step {manifest.step}")
+    try:
+        expected = [
+            (file_name(rank), file_layout(manifest.buffers, rank, len(manifest.files)).size)
+            for rank in range(len(manifest.files))
+        ]
+    except (KeyError, TypeError) as error:
+        raise ValueError(f"describes no buffers: {error}") from None
+    stated = [(record.name, record.size) for record in manifest.files]
+    if manifest.world_size < 1 or len(stated) != manifest.world_size or stated != expected:
+        raise ValueError("describes files that do not hold its buffers")
+
+
+def _read_file(path: Path, record: FileRecord, views: Iterable[memoryview]) -> None:
+    hashing = xxhash.xxh3_128()
+    with open(path, "rb", buffering=0) as file:
+        _check_size(path, os.fstat(file.fileno()).st_size, record)
+        if hasattr(os, "posix_fadvise"):
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_SEQUENTIAL)
+        for view in views:
+            taken = 0
+            while taken < len(view):
+                count = file.readinto(view[taken:])
+                if not count:
+                    raise Damaged(path, "ends before its size")
+                taken += count
+            hashing.update(view)
+    if finished(hashing) != record.hash:
+        raise Damaged(path, "is corrupt: its hash is not the manifest's")
+
+
+def _check_size(path: Path, size: int, record: FileRecord) -> None:
+    if size != record.size:
+        raise Damaged(path, f"has {size} bytes, the manifest says {record.size}")
+
+
+def _discard(_: int, record: FileRecord) -> Iterator[memoryview]:
+    scratch = memoryview(bytearray(min(CHUNK, record.size)))
+    for start in range(0, record.size, CHUNK):
+        yield scratch[: record.size - start]
+
+
+def _contents(path: Path, missing: str = "is missing") -> bytes:
+    try:
+        with open(path, "rb") as file:
+            if os.fstat(file.fileno()).st_size > LONGEST_MANIFEST:
+                raise Damaged(path, "is too long to be what its name says")
+            return file.read()
+    except FileNotFoundError:
+        raise Damaged(path, missing) from None
+    except OSError as error:
+        raise _unreadable(path, error) from None
+
+
+def _unreadable(path: Path, error: OSError) -> Damaged:
+    return Damaged(path, "is missing" if isinstance(error, FileNotFoundError) else f"cannot be read: {error.strerror}")

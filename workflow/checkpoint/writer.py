@@ -1,0 +1,228 @@
+"""One rank's part of a save: its share copied to host memory, then written, hashed and fsynced in the background.
+
+The training loop owns a `Writer`. `start` begins a save, `wait_copied` ends the copy and must be called before any
+buffer changes; the rest goes on beside the next steps. The writer talks to no other rank (MPI belongs to the main
+thread): the loop polls, agrees with the others, and rank 0 then commits or abandons.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import mmap
+import os
+import threading
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+import numpy as np
+import xxhash
+
+from ortflow.workflow.checkpoint.manifest import FileRecord, finished
+from ortflow.workflow.checkpoint.store import CheckpointStore
+from ortflow.workflow.checkpoint.tensors import PAGE, BufferSpec, FileLayout, file_layout, file_name
+
+if TYPE_CHECKING:
+    from ortflow.workflow.device import Buffer
+
+CHUNK = 8 << 20
+"""Bytes written and hashed at once: long enough for the disk to run at its full speed."""
+
+DUTY = 0.01
+"""Share of one core that writing beside the training takes: every core is busy computing there."""
+
+DTYPES = {"F64": "<f8", "I64": "<i8", "F32": "<f4", "I32": "<i4", "F16": "<f2", "U8": "|u1"}
+"""numpy's types, by the format's names."""
+
+
+@dataclass(frozen=True)
+class Status:
+    """Where a save stands. `failed` has a reason; `written` has the file's record."""
+
+    state: Literal["idle", "writing", "written", "failed"]
+    record: FileRecord | None = None
+    reason: str = ""
+    seconds: float = 0.0
+    """From `start` to the fsync's end."""
+
+
+def specs(buffers: Mapping[str, Buffer]) -> dict[str, BufferSpec]:
+    """Type and length of each buffer, as the manifest holds them."""
+    return {name: BufferSpec(_dtype_name(buffer.dtype), buffer.count) for name, buffer in buffers.items()}
+
+
+class Writer:
+    """Saves this rank's share of `buffers`, again and again, from the same staging memory.
+
+    The staging memory is as large as the share; it is taken and touched here, so that no step pays for it.
+    """
+
+    def __init__(
+        self,
+        store: CheckpointStore,
+        buffers: Mapping[str, Buffer],
+        *,
+        rank: int,
+        world_size: int,
+        attempt: int,
+    ) -> None:
+        self._store, self._attempt = store, attempt
+        self._name = file_name(rank)
+        self._layout = file_layout(specs(buffers), rank, world_size)
+        self._image = _staging(self._layout)
+        self._copies = [
+            (
+                buffers[span.buffer].slice(span.start, span.stop),
+                np.frombuffer(
+                    self._image,
+                    DTYPES[_dtype_name(buffers[span.buffer].dtype)],
+                    span.stop - span.start,
+                    span.offset,
+                ),
+            )
+            for span in self._layout.spans
+            if span.stop > span.start
+        ]
+        self._thread: threading.Thread | None = None
+        self._copied = threading.Event()
+        self._copied.set()
+        self._hurry = threading.Event()
+        self._status, self._stall = Status("idle"), 0.0
+        self._started = 0.0
+
+    @property
+    def size(self) -> int:
+        """Bytes of this rank's file."""
+        return self._layout.size
+
+    @property
+    def stall_seconds(self) -> float:
+        """What the last save made its caller wait for the copy."""
+        return self._stall
+
+    def start(self, step: int, *, urgent: bool = False) -> None:
+        """Begin a save. The buffers must stay as they are until `wait_copied` has returned.
+
+        An `urgent` one takes what it needs of a core; otherwise it takes next to nothing until it is waited for.
+        """
+        if self._status.state == "writing":
+            raise RuntimeError("a save is still going on")
+        self._started, self._stall, self._status = time.perf_counter(), 0.0, Status("writing")
+        self._copied.clear()
+        if urgent:
+            self._hurry.set()
+        else:
+            self._hurry.clear()
+        self._thread = threading.Thread(target=self._save, args=(step,), name="checkpoint", daemon=True)
+        self._thread.start()
+
+    def wait_copied(self) -> None:
+        """Wait until the buffers may change again; at once if no save is copying."""
+        if not self._copied.is_set():
+            before = time.perf_counter()
+            self._copied.wait()
+            self._stall += time.perf_counter() - before
+
+    def poll(self) -> Status:
+        """Where the save stands; after `written` or `failed` the writer is free for the next one."""
+        return self._status
+
+    def wait(self) -> Status:
+        """Wait until the save is written or has failed; it hurries from now on."""
+        self._hurry.set()
+        if self._thread is not None:
+            self._thread.join()
+        return self._status
+
+    def _save(self, step: int) -> None:
+        path: Path | None = None
+        try:
+            try:
+                for source, target in self._copies:
+                    source.read(target)
+            finally:
+                self._copied.set()
+            path = self._store.begin(step, self._attempt) / self._name
+            record = FileRecord(self._name, self.size, write_file(path, self._image, self.size, self._hurry))
+        except Exception as error:  # noqa: BLE001 - whatever a device or a disk raises ends the save, not the run
+            if path is not None:
+                with contextlib.suppress(OSError):
+                    path.unlink()
+            what = error.strerror if isinstance(error, OSError) and error.strerror else repr(error)
+            self._status = Status("failed", reason=f"{what} writing {path or self._name}", seconds=self._seconds())
+        else:
+            self._status = Status("written", record, seconds=self._seconds())
+
+    def _seconds(self) -> float:
+        return time.perf_counter() - self._started
+
+
+def write_file(path: Path, image: mmap.mmap, size: int, hurry: threading.Event) -> str:
+    """Write and fsync the first `size` bytes of a page-aligned image, zero up to its page; returns their hash.
+
+    Past the page cache where the file system can: it costs no second copy and pushes nothing of the data out.
+    Until `hurry` is set, pauses keep the use of a core under DUTY. A lower priority would do that too, but starves
+    on a busy machine and cannot be raised again when a signal makes the save urgent.
+    """
+    hashing = xxhash.xxh3_128()
+    whole = memoryview(image)
+    descriptor = _open(path)
+    try:
+        for start in range(0, len(whole), CHUNK):
+            wall, used = time.perf_counter(), time.thread_time()
+            _write_all(descriptor, whole[start : start + CHUNK])
+            hashing.update(whole[start : min(start + CHUNK, size)])
+            if not hurry.is_set():
+                pause = (time.thread_time() - used) / DUTY - (time.perf_counter() - wall)
+                hurry.wait(max(0.0, pause))
+        os.ftruncate(descriptor, size)
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+    return finished(hashing)
+
+
+def _open(path: Path) -> int:
+    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
+    try:
+        return os.open(path, flags | getattr(os, "O_DIRECT", 0), 0o644)
+    except OSError as error:
+        if error.errno != errno.EINVAL:
+            raise
+        return os.open(path, flags, 0o644)
+
+
+def _write_all(descriptor: int, data: memoryview) -> None:
+    while data:
+        try:
+            written = os.write(descriptor, data)
+        except OSError as error:
+            flags = fcntl.fcntl(descriptor, fcntl.F_GETFL)
+            direct = getattr(os, "O_DIRECT", 0)
+            if error.errno != errno.EINVAL or not flags & direct:
+                raise
+            # Some file systems take the flag and refuse the write, or stop a write off a page's boundary.
+            fcntl.fcntl(descriptor, fcntl.F_SETFL, flags & ~direct)
+            continue
+        data = data[written:]
+
+
+def _staging(layout: FileLayout) -> mmap.mmap:
+    """Page-aligned memory for the whole file, zero behind its end, every page touched."""
+    image = mmap.mmap(-1, -(-layout.size // PAGE) * PAGE)
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        image.madvise(mmap.MADV_HUGEPAGE)
+    np.frombuffer(image, np.uint8).fill(0)
+    image[: len(layout.header)] = layout.header
+    return image
+
+
+def _dtype_name(dtype: np.dtype) -> str:
+    for name, numpy_name in DTYPES.items():
+        if np.dtype(numpy_name) == dtype:
+            return name
+    raise TypeError(f"a buffer of {dtype} cannot be saved")
