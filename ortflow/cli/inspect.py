@@ -1,0 +1,85 @@
+"""`ortflow inspect`: what a model file holds and what ortflow would train of it."""
+
+from __future__ import annotations
+
+import json as jsonlib
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from ortflow.workflow.graph.inspect import Report, Value
+    from ortflow.workflow.graph.roles import Role
+
+
+def inspect(
+    model: Annotated[Path, typer.Argument(help="ONNX file of the forward graph.", show_default=False)],
+    json: Annotated[bool, typer.Option("--json", help="Print everything as JSON.")] = False,
+    every: Annotated[bool, typer.Option("--all", help="List every tensor, small constants too.")] = False,
+) -> None:
+    """Say what a model holds: inputs, parameters, constants, and what stands in the way of training it."""
+    from ortflow.workflow.graph.inspect import findings
+
+    report = findings(model)
+    if json:
+        typer.echo(jsonlib.dumps(report.to_json(), indent=2))
+    else:
+        _print(report, every)
+
+
+def _print(report: Report, every: bool) -> None:
+    from rich.console import Console
+    from rich.text import Text
+
+    console = Console()
+    by = f", by {report.producer}" if report.producer else ""
+    console.print(Text(f"{report.path}: opset {report.opset}, IR version {report.ir_version}{by}"))
+    for title, values in (("input", report.inputs), ("output", report.outputs)):
+        for value in values:
+            console.print(Text(f"  {title:<7}{value.name}  {value.dtype} {_dims(value)}"))
+    console.print(Text(f"{report.parameters:,} values to train in {len(report.trained)} tensors"))
+    constants = report.constants if every else [role for role in report.constants if _worth_listing(role)]
+    for title, roles in (
+        ("trained", report.trained),
+        ("frozen", report.frozen),
+        ("state", report.state),
+        ("constants", constants),
+    ):
+        if roles:
+            console.print(_table(title, roles, report.tied))
+    hidden = len(report.constants) - len(constants)
+    if hidden:
+        console.print(Text(f"{hidden} more constants (integers and single numbers): --all lists them"))
+    for title, lines in (
+        ("changed for training", report.notes),
+        ("signs of a wrong export", report.signs),
+        ("without a gradient", report.undifferentiable),
+    ):
+        if lines:
+            console.print(Text(f"{title}:", style="bold"))
+            for line in lines:
+                console.print(Text(f"  - {line}"))
+
+
+def _worth_listing(role: Role) -> bool:
+    return role.dtype == "FLOAT" and role.count > 1
+
+
+def _dims(value: Value) -> str:
+    return "?" if value.shape is None else str([d if d is not None else "?" for d in value.shape])
+
+
+def _table(title: str, roles: list[Role], tied: dict[str, list[str]]) -> Table:
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(title=f"{title} ({len(roles)})", title_justify="left", box=None, pad_edge=False)
+    for heading in ("name", "shape", "why"):
+        table.add_column(heading, overflow="fold")
+    for role in roles:
+        why = role.reason + (f", read by {len(tied[role.name])} nodes" if role.name in tied else "")
+        table.add_row(Text(role.name), str(list(role.shape)), Text(why))
+    return table

@@ -1,0 +1,195 @@
+"""Differentiating in a child process, and what it says when ONNX Runtime cannot: the node by name, never a crash."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from graph_build_models import Array, built, run_graph, save_model, tensors_of, value
+from onnx import helper
+
+from ortflow.workflow.errors import UserError
+from ortflow.workflow.graph.child import Child, RuntimeFault
+from ortflow.workflow.graph.differentiate import check_loads, gradient_graph
+from ortflow.workflow.graph.scatter import replace_gather_gradients
+
+RNG = np.random.default_rng(11)
+MSE = {"kind": "mse", "label": "target"}
+
+
+def forward(nodes: list[onnx.NodeProto], inputs: list[onnx.ValueInfoProto], loss: str = "loss") -> onnx.ModelProto:
+    graph = helper.make_graph(nodes, "forward", inputs, [value(loss, [])])
+    imports = [helper.make_opsetid("", 18), helper.make_opsetid("com.microsoft", 1)]
+    return helper.make_model(graph, opset_imports=imports, ir_version=9)
+
+
+def summed(name: str) -> onnx.NodeProto:
+    return helper.make_node("ReduceSum", [name], ["loss"], name="/sum", keepdims=0)
+
+
+def test_gradient_and_outputs_in_order() -> None:
+    model = forward(
+        [helper.make_node("Mul", ["a", "b"], ["ab"]), helper.make_node("Mul", ["ab", "c"], ["abc"]), summed("abc")],
+        [value(name, [3]) for name in "abcd"],
+    )
+    with Child() as child:
+        made, trained = gradient_graph(child, model, "loss", ["d", "c", "b", "a"])
+    assert trained == ["c", "b", "a"]
+    assert [output.name for output in made.graph.output] == ["loss", "c_grad", "b_grad", "a_grad"]
+
+
+def test_parameter_that_only_shapes_read() -> None:
+    """A gradient stops at a Shape: the builder says so, and the parameter is left out."""
+    nodes = [
+        helper.make_node("Shape", ["b"], ["shape"]),
+        helper.make_node("Expand", ["a", "shape"], ["wide"]),
+        summed("wide"),
+    ]
+    with Child() as child:
+        _, trained = gradient_graph(child, forward(nodes, [value("a", [1]), value("b", [3])]), "loss", ["a", "b"])
+    assert trained == ["a"]
+
+
+def test_operator_without_gradient_is_named() -> None:
+    model = forward([helper.make_node("Det", ["a"], ["d"], name="/layer/Det"), summed("d")], [value("a", [3, 3])])
+    with Child() as child, pytest.raises(UserError, match=r"node '/layer/Det' \(Det\) has no gradient"):
+        gradient_graph(child, model, "loss", ["a"])
+
+
+def test_form_without_gradient_is_named() -> None:
+    """The builder's own message names no node here: the node is found by differentiating each alone."""
+    nodes = [
+        helper.make_node("Exp", ["a"], ["e"], name="/first"),
+        helper.make_node("Dropout", ["e"], ["d"], name="/second"),
+        summed("d"),
+    ]
+    with Child() as child, pytest.raises(UserError, match=r"cannot differentiate node '/second' \(Dropout\)"):
+        gradient_graph(child, forward(nodes, [value("a", [3, 3])]), "loss", ["a"])
+
+
+def test_kernel_that_is_missing_is_named() -> None:
+    nodes = [helper.make_node("ConvTranspose", ["x", "w"], ["y"], name="/up/ConvTranspose"), summed("y")]
+    model = forward(nodes, [value("x", [1, 2, 4, 4]), value("w", [2, 3, 2, 2])])
+    with Child() as child:
+        made, _ = gradient_graph(child, model, "loss", ["w"])
+        with pytest.raises(UserError) as caught:
+            check_loads(child, made.SerializeToString(), "training", "cpu")
+    assert "node '/up/ConvTranspose' has a gradient, ConvTransposeGrad" in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+class Dying(Child):
+    """A child that ONNX Runtime ends while it differentiates a node of the kind."""
+
+    kind = b"Exp"
+
+    def gradient(self, model: bytes, parameters: object, loss: str) -> bytes:
+        if self.kind in model:
+            os.kill(self._process.pid, signal.SIGSEGV)
+            self._process.wait()
+        return super().gradient(model, parameters, loss)  # type: ignore[arg-type]
+
+
+def test_crash_becomes_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ortflow.workflow.graph.differentiate.Child", Dying)
+    nodes = [
+        helper.make_node("Neg", ["a"], ["n"], name="/first"),
+        helper.make_node("Exp", ["n"], ["e"], name="/second"),
+        summed("e"),
+    ]
+    with Dying() as child, pytest.raises(UserError) as caught:
+        gradient_graph(child, forward(nodes, [value("a", [3])]), "loss", ["a"])
+    assert "cannot differentiate node '/second' (Exp) (it crashed, signal 11)" in str(caught.value)
+
+
+def test_child_is_deaf_to_the_users_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: object) -> None:
+    (tmp_path / "json.py").write_text("raise SystemExit('the wrong json')\n")
+    monkeypatch.chdir(tmp_path)
+    model = forward([helper.make_node("Exp", ["a"], ["e"]), summed("e")], [value("a", [3])])
+    with Child() as child:
+        assert child.gradient(model.SerializeToString(), ["a"], "loss")
+        with pytest.raises(RuntimeFault):
+            child.gradient(b"no model", ["a"], "loss")
+        # And it lives on.
+        assert child.gradient(model.SerializeToString(), ["a"], "loss")
+    assert capfd.readouterr() == ("", "")  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    ("table", "axis", "indices"),
+    [((7, 3), 0, (5, 4)), ((7, 3, 2), 1, (40,)), ((4, 5, 6), 1, ()), ((4, 5, 6), -1, (3, 9)), ((6,), 0, (50,))],
+)
+def test_scatter_adds_what_gather_took(
+    tmp_path: Path, table: tuple[int, ...], axis: int, indices: tuple[int, ...]
+) -> None:
+    """sum(gather(table) * g): the gradient is g added up by index, the same each time with two threads."""
+    taken = (*table[: axis % len(table)], *indices, *table[axis % len(table) + 1 :])
+    nodes = [
+        helper.make_node("Gather", ["t", "i"], ["rows"], axis=axis),
+        helper.make_node("Mul", ["rows", "g"], ["weighted"]),
+        summed("weighted"),
+    ]
+    model = forward(nodes, [value("t", table), value("i", indices, "int64"), value("g", taken)])
+    with Child() as child:
+        made, _ = gradient_graph(child, model, "loss", ["t"])
+    assert any(node.op_type == "GatherGrad" for node in made.graph.node)
+    replace_gather_gradients(made.graph)
+    assert not any(node.op_type == "GatherGrad" for node in made.graph.node)
+    onnx.save(made, tmp_path / "m.onnx")
+    place = RNG.integers(0, table[axis], indices)
+    g = RNG.normal(size=taken).astype("float32")
+    feeds: dict[str, Array] = {"t": np.zeros(table, "float32"), "i": np.asarray(place), "g": g}
+    results = {run_graph(tmp_path / "m.onnx", feeds, threads=2)["t_grad"].tobytes() for _ in range(5)}
+    assert len(results) == 1
+    moved = np.zeros((table[axis], *(d for j, d in enumerate(table) if j != axis % len(table))))
+    start = axis % len(table)
+    rows = np.moveaxis(g.reshape(*table[:start], -1, *table[start + 1 :]), start, 0)
+    np.add.at(moved, np.asarray(place).reshape(-1), rows)
+    expected = np.moveaxis(moved, 0, start)
+    np.testing.assert_allclose(np.frombuffer(results.pop(), "float32").reshape(table), expected, rtol=1e-5, atol=1e-6)
+
+
+def test_gradient_without_kernel_from_the_model(tmp_path: Path) -> None:
+    """The whole way: whichever part refuses it, the sentence names the node."""
+    nodes = [
+        helper.make_node("MatMul", ["x", "w"], ["h"], name="/in"),
+        helper.make_node("Det", ["h"], ["y"], name="/layer/Det"),
+    ]
+    path = save_model(
+        tmp_path / "m.onnx",
+        nodes,
+        [value("x", ["batch", 3, 3])],
+        [value("y", ["batch"])],
+        {"w": RNG.normal(size=(3, 3)).astype("float32")},
+    )
+    with pytest.raises(UserError, match="/layer/Det"):
+        built(path, MSE)
+    assert not (tmp_path / "graphs").exists()
+
+
+def test_tied_weights_add_up(tmp_path: Path) -> None:
+    nodes = [
+        helper.make_node("Gather", ["w", "ids"], ["e"]),
+        helper.make_node("Transpose", ["w"], ["wt"], perm=[1, 0]),
+        helper.make_node("MatMul", ["e", "wt"], ["logits"]),
+    ]
+    w = RNG.normal(size=(7, 4)).astype("float32")
+    path = save_model(
+        tmp_path / "m.onnx", nodes, [value("ids", ["batch"], "int64")], [value("logits", ["batch", 7])], {"w": w}
+    )
+    graphs = built(path)
+    ids, labels = np.array([1, 2, 1, 6]), np.array([0, 2, 5, 1])
+    train = run_graph(graphs.train, {"ids": ids, "labels": labels, **tensors_of(graphs)})
+    wide = w.astype("float64")
+    logits = wide[ids] @ wide.T
+    p = np.exp(logits - logits.max(-1, keepdims=True))
+    p /= p.sum(-1, keepdims=True)
+    p[np.arange(4), labels] -= 1
+    expected = p.T @ wide[ids]
+    np.add.at(expected, ids, p @ wide)
+    np.testing.assert_allclose(train["w_grad"], expected, rtol=1e-5, atol=1e-6)
+    assert graphs.vocabulary == {"ids": 7, "labels": 7}

@@ -1,0 +1,531 @@
+"""Every operator that ortflow lets through trains right: its gradient against finite differences of the operator
+itself, and the form it is brought to against the operator's own values."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+from onnxruntime.capi import _pybind_state as runtime
+
+from ortflow.workflow.errors import UserError
+from ortflow.workflow.graph import gradients
+from ortflow.workflow.graph.expand import make_differentiable
+from ortflow.workflow.graph.lower import prepare
+from ortflow.workflow.graph.repair import REPAIRS
+from ortflow.workflow.graph.stash import add_stashes
+
+ort.set_default_logger_severity(4)
+RUNTIME_ERRORS = (RuntimeError, runtime.Fail, runtime.NotImplemented, runtime.RuntimeException, runtime.InvalidGraph)
+
+
+def random(*shape: int) -> np.ndarray:
+    return np.random.default_rng(list(shape)).normal(size=shape).astype(np.float32)
+
+
+def positive(*shape: int) -> np.ndarray:
+    return np.abs(random(*shape)) + np.float32(0.5)
+
+
+def spaced(*shape: int, shift: float = 0.0) -> np.ndarray:
+    """Values no two of which are near: extremes stay extremes under a small step."""
+    count = int(np.prod(shape))
+    order = np.random.default_rng(count).permutation(count)
+    return ((order - count / 2) * 0.2 + 0.03 + shift).reshape(shape).astype(np.float32)
+
+
+def ints(*values: int) -> np.ndarray:
+    return np.array(values, np.int64)
+
+
+@dataclass
+class Case:
+    """A node whose inputs `trained` get a gradient and `constant` do not; keys are input places."""
+
+    op_type: str
+    trained: dict[int, np.ndarray]
+    constant: dict[int, np.ndarray] = field(default_factory=dict)
+    attributes: dict[str, Any] = field(default_factory=dict)
+    outputs: int = 1
+    read: int = 0
+    opset: int = 18
+    domain: str = ""
+    dynamic: bool | Literal["batch"] = False
+    """Which axes of the trained inputs have no known size: all, or the first."""
+    note: str = ""
+
+    @property
+    def label(self) -> str:
+        words = [self.op_type, *(f"{k}={v}" for k, v in self.attributes.items())]
+        shapes = "x".join(str(list(a.shape)).replace(" ", "") for a in self.trained.values())
+        return " ".join([*words, shapes, f"o{self.opset}", self.note]).strip()
+
+    def dims(self, array: np.ndarray) -> list[int | None]:
+        if self.dynamic == "batch":
+            return [None, *array.shape[1:]]
+        return [None if self.dynamic else size for size in array.shape]
+
+    def model(self) -> onnx.ModelProto:
+        arrays = self.trained | self.constant
+        inputs = [f"i{place}" if place in arrays else "" for place in range(max(arrays) + 1)]
+        outputs = [f"o{place}" for place in range(self.outputs)]
+        node = helper.make_node(self.op_type, inputs, outputs, "node", domain=self.domain, **self.attributes)
+        graph = helper.make_graph(
+            [node],
+            "case",
+            [
+                helper.make_tensor_value_info(f"i{place}", TensorProto.FLOAT, self.dims(array))
+                for place, array in self.trained.items()
+            ],
+            [helper.make_tensor_value_info(outputs[self.read], TensorProto.FLOAT, None)],
+            initializer=[numpy_helper.from_array(array, f"i{place}") for place, array in self.constant.items()],
+        )
+        opsets = [helper.make_opsetid("", self.opset), helper.make_opsetid("com.microsoft", 1)]
+        return helper.make_model(graph, opset_imports=opsets, ir_version=10)
+
+
+def session(model: onnx.ModelProto) -> ort.InferenceSession:
+    options = ort.SessionOptions()
+    options.intra_op_num_threads = 1
+    options.log_severity_level = 4
+    return ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+
+
+def with_loss(model: onnx.ModelProto, value: str, weights: np.ndarray) -> onnx.ModelProto:
+    """`model` with the output `loss` = sum(weights * value)."""
+    copy = onnx.ModelProto()
+    copy.CopyFrom(model)
+    copy.graph.initializer.append(numpy_helper.from_array(weights, "weights"))
+    copy.graph.node.extend(
+        [
+            helper.make_node("Mul", [value, "weights"], ["weighted"], "weigh"),
+            helper.make_node("ReduceSum", ["weighted"], ["loss"], "total", keepdims=0),
+        ]
+    )
+    del copy.graph.output[:]
+    copy.graph.output.append(helper.make_tensor_value_info("loss", TensorProto.FLOAT, []))
+    return copy
+
+
+def gradient_of(model: onnx.ModelProto, trained: list[str]) -> onnx.ModelProto:
+    copy = onnx.ModelProto()
+    copy.CopyFrom(model)
+    add_stashes(copy.graph)
+    builder = runtime.GradientGraphBuilder(copy.SerializeToString(), {"loss"}, set(trained), "loss")
+    builder.build()
+    return onnx.ModelProto.FromString(builder.get_model())
+
+
+def check(case: Case, tolerance: float = 4e-3) -> onnx.ModelProto:
+    """Compares the gradient of the graph that ortflow makes with differences of the graph as it was."""
+    original = case.model()
+    prepared, _ = prepare(original)
+    feeds = {f"i{place}": array for place, array in case.trained.items()}
+    trained, output = list(feeds), original.graph.output[0].name
+    # ONNX Runtime knows no opset above 21.
+    forward = session(original if case.opset <= 21 else prepared)
+    values = forward.run([output], feeds)[0]
+    weights = np.random.default_rng(1).normal(size=values.shape).astype(np.float32)
+    ready, _ = make_differentiable(with_loss(prepared, output, weights), trained, "loss")
+    products = values.astype(np.float64) * weights
+    after = float(session(ready).run(["loss"], feeds)[0])
+    assert abs(after - products.sum()) < 2e-5 * np.abs(products).sum() + 1e-6
+    training = session(gradient_of(ready, trained))
+    found = dict(zip(trained, training.run([f"{name}_grad" for name in trained], feeds), strict=True))
+    rng = np.random.default_rng(2)
+
+    def loss(name: str, moved: np.ndarray) -> float:
+        result = forward.run([output], {**feeds, name: moved.astype(np.float32)})[0]
+        return float((result.astype(np.float64) * weights).sum())
+
+    for name, array in feeds.items():
+        assert found[name].shape == array.shape
+        direction = rng.uniform(-1, 1, size=array.shape)
+        step = 1e-2
+
+        def slope(h: float, name: str = name, array: np.ndarray = array, direction: np.ndarray = direction) -> float:
+            return (loss(name, array + h * direction) - loss(name, array - h * direction)) / (2 * h)
+
+        numeric = (4 * slope(step / 2) - slope(step)) / 3
+        exact = float((found[name].astype(np.float64) * direction).sum())
+        scale = max(0.1, abs(numeric), float(np.abs(found[name] * direction).sum()) / 10)
+        assert abs(numeric - exact) < tolerance * scale, f"{name}: {exact} instead of {numeric}"
+    return ready
+
+
+X = random(2, 3, 4)
+IMAGE = random(2, 3, 7, 8)
+UNARY = [
+    Case(op, {0: values})
+    for ops, values in (
+        ("Celu Cos Elu Erf Exp Identity LogSoftmax Mish Neg Sigmoid Sin Softmax Softplus Softsign Tanh", X),
+        ("Abs HardSigmoid HardSwish LeakyRelu Relu Selu Shrink ThresholdedRelu", spaced(2, 3, 4)),
+        ("Log Sqrt Reciprocal", positive(2, 3, 4)),
+        ("LpNormalization", X),
+        ("MeanVarianceNormalization GlobalAveragePool", IMAGE),
+        ("GlobalMaxPool", spaced(2, 3, 4, 4)),
+    )
+    for op in ops.split()
+]
+REDUCTIONS = [
+    Case(op, {0: values}, {} if axes is None else {1: axes}, {"keepdims": keep})
+    for op, values in (
+        *((op, positive(2, 3, 4)) for op in ["ReduceSum", "ReduceMean", "ReduceL1", "ReduceL2", "ReduceLogSum"]),
+        *((op, positive(2, 3, 4)) for op in ["ReduceLogSumExp", "ReduceSumSquare"]),
+        *((op, spaced(2, 3, 4)) for op in ["ReduceMax", "ReduceMin"]),
+    )
+    for axes, keep in ((ints(1), 1), (ints(1, 2), 0), (None, 0), (None, 1), (ints(-1), 0))
+]
+OLD_REDUCTIONS = [
+    Case(op, {0: spaced(2, 3, 4) / 5 + 4}, {}, {"axes": [-1], "keepdims": keep}, opset=opset)
+    for op in ["ReduceMean", "ReduceL1", "ReduceL2", "ReduceMax", "ReduceLogSumExp", "ReduceSumSquare"]
+    for opset, keep in ((13, 1), (17, 0))
+]
+PAIRS = [
+    *(Case(op, {0: positive(2, 3, 4), 1: positive(3, 1) + 0.2}) for op in ["Add", "Sub", "Mul", "Div", "Pow", "PRelu"]),
+    *(Case(op, {0: spaced(2, 4), 1: spaced(4, shift=0.05)}) for op in ("Max", "Min")),
+    *(Case(op, {0: spaced(2, 4), 1: spaced(4, shift=0.05), 2: spaced(2, 1, shift=0.1)}) for op in ("Max", "Min")),
+    *(Case(op, {0: random(2, 4), 1: random(4), 2: random(2, 1)}) for op in ("Sum", "Mean")),
+    *(Case(op, {0: spaced(2, 4)}) for op in ("Sum", "Mean", "Max", "Min")),
+    Case("Pow", {0: positive(2, 3)}, {1: np.float32(2.5)}),
+    Case("Pow", {0: random(2, 3)}, {1: ints(3)}),
+    Case("Pow", {0: random(2, 3)}, {1: np.float32(2)}),
+    Case("Pow", {1: random(2, 3)}, {0: np.array([2.0], np.float32)}),
+    Case("Where", {1: random(2, 3), 2: random(3)}, {0: np.array([[1, 0, 1], [0, 0, 1]], bool)}),
+    Case("Clip", {0: spaced(2, 3, 4)}, {1: np.float32(-0.52), 2: np.float32(0.52)}),
+    Case("Clip", {0: spaced(2, 3, 4)}, {2: np.float32(0.52)}),
+]
+LINEAR = [
+    Case("MatMul", {0: X, 1: random(4, 5)}),
+    Case("MatMul", {0: random(4), 1: random(4, 5)}),
+    Case("MatMul", {0: X, 1: random(4)}),
+    Case("MatMul", {0: random(3, 4), 1: random(4)}),
+    Case("MatMul", {0: random(4), 1: random(4)}),
+    Case("MatMul", {0: X, 1: random(2, 4, 3)}),
+    Case("MatMul", {0: random(3, 4), 1: random(2, 4, 3)}),
+    Case("Gemm", {0: random(3, 4), 1: random(5, 4), 2: random(5)}, {}, {"transB": 1, "alpha": 0.5, "beta": 0.3}),
+    Case("Gemm", {0: random(4, 3), 1: random(4, 5)}, {}, {"transA": 1}),
+    Case("Gemm", {0: random(4, 3), 1: random(3, 5), 2: random(4, 1)}),
+    *(
+        Case("Einsum", {0: random(*a), 1: random(*b)}, {}, {"equation": equation})
+        for equation, a, b in (
+            ("ij,jk->ik", (2, 3), (3, 4)),
+            ("bij,ik->bjk", (2, 3, 5), (3, 4)),
+            ("bqhd,bkhd->bhqk", (2, 3, 4, 5), (2, 6, 4, 5)),
+            ("bhqk,bkhd->bqhd", (2, 4, 3, 6), (2, 6, 4, 5)),
+            ("abc,cd", (2, 3, 4), (4, 5)),
+            ("i,j->ij", (3,), (4,)),
+            ("i,i->", (4,), (4,)),
+            ("abc,abc->ab", (2, 3, 4), (2, 3, 4)),
+            ("abx,bcy->ac", (2, 3, 4), (3, 5, 2)),
+        )
+    ),
+    Case("Einsum", {0: X}, {}, {"equation": "abc->cab"}),
+    Case("Einsum", {0: random(2, 3), 1: random(3, 4), 2: random(4, 5)}, {}, {"equation": "ab,bc,cd->ad"}),
+]
+CONV = [
+    *(
+        Case("Conv", {0: IMAGE, 1: random(4, 3, 3, 3), 2: random(4)}, {}, attributes, note=str(i))
+        for i, attributes in enumerate(
+            (
+                {},
+                {"pads": [1, 0, 2, 1], "strides": [2, 1]},
+                {"dilations": [2, 2]},
+                {"auto_pad": "SAME_UPPER", "strides": [2, 2]},
+                {"auto_pad": "SAME_LOWER", "strides": [2, 3]},
+                {"auto_pad": "VALID"},
+            )
+        )
+    ),
+    Case("Conv", {0: random(2, 4, 9), 1: random(4, 1, 3)}, {}, {"group": 4, "strides": [2]}),
+    Case("Conv", {0: random(1, 2, 4, 4, 4), 1: random(2, 2, 3, 3, 3)}),
+    Case(
+        "Conv", {0: IMAGE, 1: random(4, 3, 3, 3)}, {}, {"auto_pad": "SAME_UPPER", "kernel_shape": [3, 3]}, dynamic=True
+    ),
+    *(
+        Case("ConvTranspose", {0: random(2, 4, 5, 6), 1: random(4, 3, 3, 2), 2: random(3)}, {}, attributes, note=str(i))
+        for i, attributes in enumerate(
+            (
+                {},
+                {"strides": [2, 2]},
+                {"strides": [2, 3], "pads": [1, 0, 2, 1], "output_padding": [1, 0]},
+                {"strides": [2, 1], "dilations": [2, 3], "pads": [3, 3, 3, 3]},
+            )
+        )
+    ),
+    Case("ConvTranspose", {0: random(2, 4, 5), 1: random(4, 3, 2)}, {}, {"strides": [2], "group": 2}),
+    Case("ConvTranspose", {0: random(2, 4, 5), 1: random(4, 3, 2)}, {}, {"strides": [2], "pads": [2, 2]}),
+]
+POOL = [
+    Case(op, {0: spaced(2, 3, 7, 8)}, {}, attributes, dynamic=dynamic, note=f"{i} {dynamic}")
+    for op in ("MaxPool", "AveragePool")
+    for dynamic in (False, "batch")
+    for i, attributes in enumerate(
+        (
+            {"kernel_shape": [2, 2], "strides": [2, 2]},
+            {"kernel_shape": [3, 3], "pads": [1, 1, 1, 1]},
+            {"kernel_shape": [2, 2], "strides": [2, 2], "ceil_mode": 1},
+            {"kernel_shape": [3, 3], "auto_pad": "SAME_UPPER", "strides": [2, 2]},
+            {"kernel_shape": [3, 3], "auto_pad": "SAME_LOWER"},
+            {"kernel_shape": [3, 3], "auto_pad": "VALID"},
+        )
+    )
+] + [
+    Case("MaxPool", {0: spaced(2, 3, 7, 8)}, {}, {"kernel_shape": [2, 2], "dilations": [2, 2]}),
+    Case("MaxPool", {0: spaced(2, 2, 4, 4, 5)}, {}, {"kernel_shape": [2, 2, 2]}),
+    Case("MaxPool", {0: spaced(2, 3, 9)}, {}, {"kernel_shape": [3], "strides": [2]}),
+    Case("AveragePool", {0: random(2, 3, 9)}, {}, {"kernel_shape": [3], "strides": [2]}),
+    *(
+        Case("AveragePool", {0: IMAGE}, {}, {"kernel_shape": [3, 3], "pads": [1, 1, 1, 1], **more}, dynamic="batch")
+        for more in ({"count_include_pad": 1}, {"count_include_pad": 0, "strides": [2, 1]})
+    ),
+    Case("AveragePool", {0: IMAGE}, {}, {"kernel_shape": [3, 3], "pads": [1, 1, 1, 1], "count_include_pad": 1}),
+    Case("AveragePool", {0: random(1, 2, 4, 4, 5)}, {}, {"kernel_shape": [2, 3, 2]}),
+]
+NORMS = [
+    Case("LayerNormalization", {0: X, 1: random(4), 2: random(4)}, {}, {"axis": -1}),
+    Case("LayerNormalization", {0: X, 1: random(3, 4), 2: random(3, 4)}, {}, {"axis": 1}),
+    Case("LayerNormalization", {0: X, 1: random(4)}, {}, {"axis": -1}),
+    Case("InstanceNormalization", {0: IMAGE, 1: random(3), 2: random(3)}, {}, {"epsilon": 0.1}),
+    Case("InstanceNormalization", {0: X, 1: random(3), 2: random(3)}),
+    Case("GroupNormalization", {0: random(2, 4, 3, 5), 1: random(2), 2: random(2)}, {}, {"num_groups": 2}),
+    Case("GroupNormalization", {0: random(2, 4, 3, 5), 1: random(4), 2: random(4)}, {}, {"num_groups": 2}, opset=21),
+    Case("RMSNormalization", {0: X, 1: random(4)}, opset=23),
+    Case("RMSNormalization", {0: X, 1: random(3, 4)}, {}, {"axis": 1, "epsilon": 0.1}, opset=23),
+    Case("SimplifiedLayerNormalization", {0: X, 1: random(4)}, {}, {"axis": -1}),
+    Case("LpNormalization", {0: spaced(2, 3, 4)}, {}, {"p": 1, "axis": 1}),
+    Case("MeanVarianceNormalization", {0: IMAGE}, {}, {"axes": [2]}),
+    Case("LRN", {0: random(2, 6, 3, 3)}, {}, {"size": 3, "alpha": 0.5, "bias": 1.5}),
+    Case("LRN", {0: random(2, 6, 3, 3)}, {}, {"size": 5, "alpha": 0.5}),
+    Case(
+        "BatchNormalization",
+        {0: random(4, 3, 5), 1: random(3), 2: random(3)},
+        {3: random(3), 4: positive(3)},
+        {"training_mode": 1},
+        outputs=3,
+    ),
+]
+SHAPES = [
+    Case("Reshape", {0: X}, {1: ints(6, 4)}),
+    Case("Flatten", {0: X}, {}, {"axis": -1}),
+    Case("Transpose", {0: X}, {}, {"perm": [2, 0, 1]}),
+    Case("Squeeze", {0: random(2, 1, 3)}, {1: ints(1)}),
+    Case("Unsqueeze", {0: X}, {1: ints(0, 2)}),
+    Case("Concat", {0: random(2, 3), 1: random(2, 4)}, {}, {"axis": 1}),
+    Case("Split", {0: random(2, 6)}, {1: ints(2, 4)}, {"axis": 1}, outputs=2, note="sizes"),
+    Case("Split", {0: random(2, 7)}, {}, {"axis": -1, "num_outputs": 2}, outputs=2, read=1),
+    Case("Split", {0: random(2, 6)}, {}, {"axis": 1}, outputs=3, read=1, opset=13),
+    Case("Slice", {0: random(5, 6)}, {1: ints(-1), 2: ints(-99), 3: ints(0), 4: ints(-1)}),
+    Case("Slice", {0: random(5, 6)}, {1: ints(1, 4), 2: ints(4, -99), 3: ints(0, 1), 4: ints(1, -2)}),
+    Case("Slice", {0: random(5, 6)}, {1: ints(-1, -1), 2: ints(-99, -99), 3: ints(-1, 0), 4: ints(-1, -1)}),
+    Case("Gather", {0: random(5, 6)}, {1: ints(1, 1, 3)}),
+    Case("Gather", {0: random(5, 6)}, {1: np.array(-1)}, {"axis": 1}),
+    Case("GatherElements", {0: random(5, 6)}, {1: np.array([[0, 1], [1, 1]])}, {"axis": 1}),
+    Case("GatherND", {0: random(2, 5, 6)}, {1: np.array([[[0], [1]], [[2], [2]]])}, {"batch_dims": 1}),
+    Case("ScatterND", {0: random(5, 6), 2: random(2, 6)}, {1: np.array([[0], [3]])}),
+    Case("ScatterND", {0: random(5, 6), 2: random(2, 6)}, {1: np.array([[0], [3]])}, {"reduction": "add"}),
+    Case("ScatterElements", {0: random(5, 6), 2: random(5, 2)}, {1: np.array([[0, 1]] * 5)}, {"axis": 1}),
+    Case("ScatterElements", {0: random(5, 6), 2: random(2, 2)}, {1: np.array([[0, 1], [0, 1]])}, {"reduction": "add"}),
+    Case("Expand", {0: random(3, 1)}, {1: ints(2, 3, 4)}),
+    Case("Tile", {0: random(3, 2)}, {1: ints(2, 3)}),
+    Case("Trilu", {0: random(4, 5)}, {1: np.array(1)}, {"upper": 1}),
+    Case("TopK", {0: spaced(2, 5)}, {1: ints(2)}, outputs=2),
+    Case("CumSum", {0: X}, {1: np.array(1)}),
+    Case("CumSum", {0: X}, {1: np.array(-1)}, {"exclusive": 1}),
+    Case("CumSum", {0: X}, {1: np.array(0)}, {"reverse": 1, "exclusive": 1}),
+    Case("Cast", {0: X}, {}, {"to": 1}),
+    Case("CastLike", {0: X}, {1: random(1)}),
+    *(Case("Pad", {0: random(4, 5)}, {1: ints(1, 2, 3, 1)}, {"mode": m}) for m in ("constant", "reflect", "edge")),
+    Case("Pad", {0: random(4, 5)}, {1: ints(1, 2, 3, 1)}, {"mode": "wrap"}, opset=19),
+    Case("Pad", {0: random(4, 5)}, {1: ints(2, 1), 3: ints(-1)}),
+    Case("Pad", {0: random(4, 5)}, {1: ints(-1, 0, 0, 1)}),
+    Case("DepthToSpace", {0: random(2, 8, 3, 4)}, {}, {"blocksize": 2}),
+    Case("DepthToSpace", {0: random(2, 8, 3, 4)}, {}, {"blocksize": 2, "mode": "CRD"}),
+    Case("SpaceToDepth", {0: random(2, 3, 4, 6)}, {}, {"blocksize": 2}),
+    *(
+        Case("Resize", {0: random(1, 2, 4, 5)}, {2: np.array(scales, np.float32)}, attributes)
+        for scales, attributes in (
+            (
+                [1, 1, 2, 2],
+                {"mode": "nearest", "coordinate_transformation_mode": "asymmetric", "nearest_mode": "floor"},
+            ),
+            ([1, 1, 1.5, 3], {"mode": "linear"}),
+            ([1, 1, 2, 2], {"mode": "cubic", "cubic_coeff_a": -0.75}),
+            ([1, 1, 0.5, 1], {"mode": "linear", "antialias": 1}),
+        )
+    ),
+    Case(
+        "Resize",
+        {0: random(1, 2, 4, 5)},
+        {3: ints(1, 2, 7, 9)},
+        {"mode": "linear", "coordinate_transformation_mode": "align_corners"},
+    ),
+    Case("Resize", {0: random(1, 2, 4, 5)}, {3: ints(6, 7)}, {"mode": "linear", "axes": [2, 3]}),
+]
+ACTIVATIONS = [
+    Case("Gelu", {0: random(40)}, opset=20),
+    Case("Gelu", {0: random(40)}, {}, {"approximate": "tanh"}, opset=20),
+    Case("Elu", {0: random(40) * 60}, {}, {"alpha": 0.5}, note="far"),
+    Case("Celu", {0: random(40)}, {}, {"alpha": 0.7}),
+    Case("Softplus", {0: random(40) * 60}, note="far"),
+    Case("HardSigmoid", {0: random(40) * 3}, {}, {"alpha": 0.3, "beta": 0.4}),
+    Case("Swish", {0: random(40)}, {}, {"alpha": 0.7}, opset=24),
+    Case("FastGelu", {0: random(2, 30), 1: random(30)}, domain="com.microsoft"),
+    Case("QuickGelu", {0: random(30)}, domain="com.microsoft"),
+    Case("BiasGelu", {0: random(2, 30), 1: random(30)}, domain="com.microsoft"),
+    Case("Gelu", {0: random(30)}, domain="com.microsoft"),
+    Case("Trilu", {0: random(4, 5)}, domain="com.microsoft"),
+    Case("SoftmaxCrossEntropyLoss", {0: random(4, 5)}, {1: ints(0, 1, 2, 3)}, {"reduction": "sum"}),
+    Case("NegativeLogLikelihoodLoss", {0: random(4, 5)}, {1: ints(0, 1, 2, 3)}, {"reduction": "mean"}),
+]
+STEPS, BATCH, INPUT, HIDDEN = 4, 2, 3, 5
+
+
+def recurrent(kind: str, gates: int, directions: int = 1, bias: bool = True, **attributes: Any) -> Case:
+    trained = {
+        0: random(STEPS, BATCH, INPUT),
+        1: random(directions, gates * HIDDEN, INPUT),
+        2: random(directions, gates * HIDDEN, HIDDEN),
+    }
+    if bias:
+        trained[3] = random(directions, 2 * gates * HIDDEN)
+    direction = {} if directions == 1 else {"direction": "bidirectional"}
+    return Case(kind, trained, {}, {"hidden_size": HIDDEN, **direction, **attributes}, outputs=2)
+
+
+RECURRENT = [
+    *(recurrent("LSTM", 4, d) for d in (1, 2)),
+    *(recurrent("GRU", 3, d, linear_before_reset=1) for d in (1, 2)),
+    *(recurrent("RNN", 1, d) for d in (1, 2)),
+    recurrent("RNN", 1, bias=False, direction="reverse"),
+]
+CASES = [
+    *UNARY,
+    *REDUCTIONS,
+    *OLD_REDUCTIONS,
+    *PAIRS,
+    *LINEAR,
+    *CONV,
+    *POOL,
+    *NORMS,
+    *SHAPES,
+    *ACTIVATIONS,
+    *RECURRENT,
+]
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.label)
+def test_gradient_is_that_of_the_operator(case: Case) -> None:
+    check(case)
+
+
+def test_repairs_are_needed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a repair, the gradient of each case that one changes is wrong or cannot be built."""
+    monkeypatch.setattr("ortflow.workflow.graph.expand.REPAIRS", {})
+    right = []
+    for case in (case for case in CASES if repaired(case)):
+        try:
+            check(case)
+        except (AssertionError, UserError, *RUNTIME_ERRORS):
+            continue
+        right.append(case.label)
+    assert right == []
+
+
+def repaired(case: Case) -> bool:
+    """Whether ortflow changes the node although ONNX Runtime has a gradient of its operator."""
+    if case.op_type not in REPAIRS or case.opset != 18:
+        return False
+    model = case.model()
+    trained = [f"i{place}" for place in case.trained]
+    weights = np.ones((), np.float32)
+    _, notes = make_differentiable(with_loss(prepare(model)[0], model.graph.output[0].name, weights), trained, "loss")
+    return bool(notes)
+
+
+@pytest.mark.parametrize(
+    "op_type", sorted({c.op_type for c in CASES if c.opset <= 18 and c.domain == ""} - {"CastLike"})
+)
+def test_table_is_what_the_wheel_has(op_type: str) -> None:
+    """An operator is in the table if, and only if, the wheel differentiates and loads one of its cases as it is."""
+    built = False
+    for case in (case for case in CASES if case.op_type == op_type and case.opset <= 18):
+        model, _ = prepare(case.model())
+        ready = with_loss(model, model.graph.output[0].name, np.ones((), np.float32))
+        try:
+            session(gradient_of(ready, [f"i{place}" for place in case.trained]))
+        except RUNTIME_ERRORS:
+            continue
+        built = True
+    assert built == (op_type in gradients.ONNX_GRADIENTS)
+
+
+def test_every_gradient_of_the_table_is_checked() -> None:
+    checked = {case.op_type for case in CASES if case.domain == ""}
+    assert gradients.ONNX_GRADIENTS - checked == {"Dropout"}
+    assert {case.op_type for case in CASES if case.domain == "com.microsoft"} == gradients.MICROSOFT_GRADIENTS
+
+
+@pytest.mark.parametrize("op_type", ["Floor", "Ceil", "Round", "Sign"])
+def test_steps_pass_no_gradient(op_type: str) -> None:
+    """y = x step(x) has the gradient step(x), and the forward pass is the operator's, halves and negatives too."""
+    x = np.array([-2.5, -1.5, -1.2, -0.5, 0.0, 0.3, 0.5, 1.5, 2.5, 2.7, -7.0], np.float32)
+    graph = helper.make_graph(
+        [helper.make_node(op_type, ["x"], ["s"], "step"), helper.make_node("Mul", ["x", "s"], ["y"], "mul")],
+        "steps",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, x.shape)],
+        [helper.make_tensor_value_info("s", TensorProto.FLOAT, x.shape)],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=8)
+    steps = session(model).run(["s"], {"x": x})[0]
+    weights = np.arange(1, 12, dtype=np.float32)
+    ready, _ = make_differentiable(with_loss(prepare_with(model, "y"), "y", weights), ["x"], "loss")
+    training = session(gradient_of(ready, ["x"]))
+    assert training.run(["loss"], {"x": x})[0] == pytest.approx(float((x * steps * weights).sum()))
+    np.testing.assert_array_equal(training.run(["x_grad"], {"x": x})[0], steps * weights)
+
+
+def prepare_with(model: onnx.ModelProto, output: str) -> onnx.ModelProto:
+    copy = onnx.ModelProto()
+    copy.CopyFrom(model)
+    copy.graph.output.append(helper.make_tensor_value_info(output, TensorProto.FLOAT, None))
+    return prepare(copy)[0]
+
+
+def test_parameter_read_twice_by_one_node() -> None:
+    x = random(5)
+    graph = helper.make_graph(
+        [helper.make_node("Mul", ["x", "x"], ["y"], "square")],
+        "square",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, [5])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, [5])],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=8)
+    ready, _ = make_differentiable(with_loss(prepare(model)[0], "y", np.ones(5, np.float32)), ["x"], "loss")
+    np.testing.assert_allclose(session(gradient_of(ready, ["x"])).run(["x_grad"], {"x": x})[0], 2 * x, rtol=1e-6)
+
+
+REFUSED = [
+    Case("Atan", {0: X}),
+    Case("Det", {0: random(3, 3)}),
+    Case("GridSample", {0: random(1, 2, 4, 4), 1: random(1, 3, 3, 2)}),
+    Case("AveragePool", {0: random(1, 2, 4, 4)}, {}, {"kernel_shape": [2, 2]}, dynamic=True),
+    Case("ScatterElements", {0: random(5, 6), 2: random(2, 2)}, {1: np.array([[0, 1], [3, 2]])}, {"reduction": "mul"}),
+    Case("Einsum", {0: random(3, 3)}, {}, {"equation": "ii->i"}),
+    Case("Resize", {0: random(1, 2, 4, 4)}, {2: np.array([1, 1, 2, 2], np.float32)}, {"mode": "linear"}, dynamic=True),
+    recurrent("RNN", 1, activations=["Relu"]),
+    Case("SkipLayerNormalization", {0: X, 1: X, 2: random(4), 3: random(4)}, domain="com.microsoft"),
+]
+
+
+@pytest.mark.parametrize("case", REFUSED, ids=lambda case: case.label)
+def test_what_has_no_gradient_is_named(case: Case) -> None:
+    model, _ = prepare(case.model())
+    ready = with_loss(model, model.graph.output[0].name, np.ones((), np.float32))
+    with pytest.raises(UserError, match=rf"node 'node' \((com.microsoft.)?{case.op_type}\) has no gradient here: "):
+        make_differentiable(ready, [f"i{place}" for place in case.trained], "loss")

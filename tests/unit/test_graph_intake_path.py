@@ -1,0 +1,127 @@
+"""Which nodes training differentiates, and that only those are changed for it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+from ortflow.workflow.errors import UserError
+from ortflow.workflow.graph import shapes
+from ortflow.workflow.graph.expand import check_differentiable, make_differentiable
+from ortflow.workflow.graph.lower import prepare
+from ortflow.workflow.graph.path import Path, gradient_path
+
+
+def node(op: str, *inputs: str, output: str, **attributes: Any) -> onnx.NodeProto:
+    return helper.make_node(op, inputs, [output], output, **attributes)
+
+
+def graph(*nodes: onnx.NodeProto, outputs: tuple[str, ...] = ("loss",)) -> onnx.ModelProto:
+    """w is the only parameter, x an input."""
+    return prepare(
+        helper.make_model(
+            helper.make_graph(
+                list(nodes),
+                "test",
+                [helper.make_tensor_value_info(name, TensorProto.FLOAT, [4]) for name in ("x", "w")],
+                [helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in outputs],
+                initializer=[
+                    numpy_helper.from_array(np.zeros(4, np.float32), "zero"),
+                    numpy_helper.from_array(np.array([2]), "two"),
+                ],
+            ),
+            opset_imports=[helper.make_opsetid("", 18)],
+            ir_version=8,
+        )
+    )[0]
+
+
+def path(model: onnx.ModelProto) -> tuple[set[str], Path]:
+    found = gradient_path(model.graph, shapes.value_types(model), ["w"], ["loss"])
+    return {model.graph.node[place].name for place in found.nodes}, found
+
+
+LOSS = node("ReduceSum", "h", output="loss", keepdims=0)
+
+
+def test_what_needs_no_parameter_or_does_not_reach_the_loss_is_left_out() -> None:
+    model = graph(
+        node("Atan", "x", output="a"),
+        node("Mul", "w", "a", output="h"),
+        node("Atan", "w", output="other"),
+        LOSS,
+        outputs=("loss", "other"),
+    )
+    nodes, found = path(model)
+    assert nodes == {"h", "loss"}
+    assert found.values == {"w", "h", "loss"}
+    assert found.reached == {"w"}
+    check_differentiable(model, ["w"], "loss")
+    with pytest.raises(
+        UserError, match=r"node 'other' \(Atan\) has no gradient here: .*freeze every parameter before it"
+    ):
+        check_differentiable(model, ["w"], "other")
+
+
+@pytest.mark.parametrize("stop", ["ArgMax", "Greater", "Cast", "Shape"])
+def test_whole_numbers_and_truths_carry_no_gradient(stop: str) -> None:
+    before = {
+        "ArgMax": node("ArgMax", "w", output="stopped"),
+        "Greater": node("Greater", "w", "zero", output="stopped"),
+        "Cast": node("Cast", "w", output="stopped", to=TensorProto.INT64),
+        "Shape": node("Shape", "w", output="stopped"),
+    }[stop]
+    nodes, found = path(
+        graph(before, node("Cast", "stopped", output="number", to=1), node("Mul", "w", "number", output="h"), LOSS)
+    )
+    assert nodes == {"h", "loss"}
+    assert found.reached == {"w"}
+
+
+def test_a_parameter_behind_a_stop_is_not_reached() -> None:
+    _, found = path(graph(node("Cast", "w", output="i", to=7), node("Cast", "i", output="h", to=1), LOSS))
+    assert found.reached == frozenset()
+
+
+def test_only_the_path_is_written_out() -> None:
+    model = graph(
+        node("HardSwish", "x", output="a"), node("Mul", "w", "a", output="m"), node("HardSwish", "m", output="h"), LOSS
+    )
+    ready, notes = make_differentiable(model, ["w"], "loss")
+    kinds = [n.op_type for n in ready.graph.node]
+    assert kinds.count("HardSwish") == 1
+    assert notes == ["1 HardSwish written out for training"]
+    assert [n.name for n in model.graph.node] == ["a", "m", "h", "loss"]
+
+
+def test_a_subgraph_on_the_path_is_named() -> None:
+    branches = [
+        helper.make_graph(
+            [node(op, "w", output=f"in {op}")],
+            op,
+            [],
+            [helper.make_tensor_value_info(f"in {op}", TensorProto.FLOAT, [4])],
+        )
+        for op in ("Relu", "Neg")
+    ]
+    choice = node("If", "positive", output="h", then_branch=branches[0], else_branch=branches[1])
+    model = graph(
+        node("ReduceMax", "x", output="largest", keepdims=0),
+        node("Cast", "largest", output="positive", to=9),
+        choice,
+        LOSS,
+    )
+    with pytest.raises(UserError, match=r"node 'h' \(If\) has no gradient here: ONNX Runtime cannot differentiate If"):
+        make_differentiable(model, ["w"], "loss")
+
+
+def test_split_is_kept_where_all_of_it_is_needed() -> None:
+    halves = helper.make_node("Split", ["w"], ["a", "b"], "split", num_outputs=2)
+    whole = graph(halves, node("Mul", "a", "b", output="h"), LOSS)
+    assert "Split" in [n.op_type for n in make_differentiable(whole, ["w"], "loss")[0].graph.node]
+    half = graph(halves, node("Mul", "a", "a", output="h"), LOSS)
+    assert "Slice" in [n.op_type for n in make_differentiable(half, ["w"], "loss")[0].graph.node]

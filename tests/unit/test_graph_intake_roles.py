@@ -1,0 +1,358 @@
+"""What of a model is a parameter: judged by place, name and value, said by the export, overridden by the user."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+from ortflow.workflow.errors import UserError
+from ortflow.workflow.graph.lower import prepare
+from ortflow.workflow.graph.roles import Roles, classify
+from ortflow.workflow.graph.signs import signs_of_wrong_export
+from ortflow.workflow.spec.model import ParameterPatterns
+
+RNG = np.random.default_rng(0)
+NONE = ParameterPatterns()
+
+
+def random(*shape: int) -> np.ndarray:
+    return RNG.normal(size=shape).astype(np.float32) * np.float32(0.02)
+
+
+def node(op: str, *inputs: str, output: str = "y", **attributes: Any) -> onnx.NodeProto:
+    return helper.make_node(op, inputs, [output], f"{op.lower()}-{output}", **attributes)
+
+
+def graph(
+    nodes: list[onnx.NodeProto],
+    tensors: dict[str, np.ndarray],
+    inputs: dict[str, tuple[int, list[int | str]]] | None = None,
+    properties: dict[str, list[str]] | None = None,
+) -> onnx.ModelProto:
+    inputs = inputs or {"x": (TensorProto.FLOAT, ["batch", 4])}
+    model = helper.make_model(
+        helper.make_graph(
+            nodes,
+            "test",
+            [helper.make_tensor_value_info(name, kind, shape) for name, (kind, shape) in inputs.items()],
+            [helper.make_tensor_value_info("y", TensorProto.FLOAT, None)],
+            initializer=[numpy_helper.from_array(array, name) for name, array in tensors.items()],
+        ),
+        opset_imports=[helper.make_opsetid("", 18)],
+        ir_version=8,
+    )
+    for key, names in (properties or {}).items():
+        model.metadata_props.add(key=key, value=json.dumps(names))
+    return prepare(model)[0]
+
+
+def judged(model: onnx.ModelProto, **patterns: list[str]) -> dict[str, str]:
+    return {role.name: role.role for role in classify(model, ParameterPatterns(**patterns), [])}
+
+
+def with_head(*nodes: onnx.NodeProto) -> list[onnx.NodeProto]:
+    """Nodes that end in h, and a linear layer behind them, so that something is trained."""
+    return [*nodes, node("MatMul", "h", "head.weight")]
+
+
+HEAD = {"head.weight": random(4, 4)}
+
+
+class TestByPlace:
+    @pytest.mark.parametrize("name", ["layer.weight", "onnx::MatMul_7", "val_3", "StatefulPartitionedCall/MatMul"])
+    def test_linear_weights_whatever_their_name(self, name: str) -> None:
+        assert judged(graph([node("MatMul", "x", name)], {name: random(4, 4)})) == {name: "trained"}
+
+    @pytest.mark.parametrize("name", ["layer.bias", "onnx::Add_8", "val_3", "/Constant_output_0"])
+    def test_bias_behind_a_product(self, name: str) -> None:
+        model = graph(
+            [node("MatMul", "x", "w", output="h"), node("Add", "h", name)], {"w": random(4, 4), name: random(4)}
+        )
+        assert judged(model) == {"w": "trained", name: "trained"}
+
+    def test_convolution_and_its_norm(self) -> None:
+        model = graph(
+            [
+                node("Conv", "x", "w", "b", output="h"),
+                helper.make_node("BatchNormalization", ["h", "scale", "shift", "mean", "var"], ["y"], "norm"),
+            ],
+            {"w": random(3, 2, 3, 3), **{n: np.ones(3, np.float32) for n in ("b", "scale", "shift", "mean", "var")}},
+            {"x": (TensorProto.FLOAT, ["batch", 2, 8, 8])},
+        )
+        assert judged(model) == {
+            **dict.fromkeys(["w", "b", "scale", "shift"], "trained"),
+            **dict.fromkeys(["mean", "var"], "state"),
+        }
+
+    def test_weight_behind_a_transposition(self) -> None:
+        model = graph([node("Transpose", "w", output="t", perm=[1, 0]), node("MatMul", "x", "t")], {"w": random(4, 4)})
+        assert judged(model) == {"w": "trained"}
+
+    def test_embedding_and_positions(self) -> None:
+        model = graph(
+            [
+                node("Gather", "wte", "x", output="e"),
+                node("Gather", "wpe", "places", output="p"),
+                node("Add", "e", "p", output="h"),
+                node("MatMul", "h", "head.weight"),
+            ],
+            {"wte": random(10, 4), "wpe": random(3, 4), "places": np.arange(3), **HEAD},
+            {"x": (TensorProto.INT64, ["batch", 3])},
+        )
+        assert judged(model) == {"wte": "trained", "wpe": "trained", "head.weight": "trained", "places": "constant"}
+
+    def test_class_token_and_position_embedding(self) -> None:
+        model = graph(
+            [
+                node("Unsqueeze", "x", "axis", output="u"),
+                node("Concat", "cls_token", "u", output="c", axis=1),
+                node("Add", "c", "pos_embed", output="h"),
+                node("MatMul", "h", "head.weight"),
+            ],
+            {"axis": np.array([1]), "cls_token": random(1, 1, 4), "pos_embed": random(1, 2, 4), **HEAD},
+            {"x": (TensorProto.FLOAT, [1, 4])},
+        )
+        assert judged(model) == {
+            "axis": "constant",
+            **dict.fromkeys(["cls_token", "pos_embed", "head.weight"], "trained"),
+        }
+
+    def test_layer_scale(self) -> None:
+        model = graph(with_head(node("Mul", "x", "block.gamma", output="h")), {"block.gamma": random(4), **HEAD})
+        assert judged(model)["block.gamma"] == "trained"
+
+    def test_single_numbers(self) -> None:
+        tensors = {"scale": np.float32(0.5), "one": np.ones(1, np.float32)}
+        nodes = with_head(node("Mul", "x", "scale", output="a"), node("Add", "a", "one", output="h"))
+        assert judged(graph(nodes, {**tensors, **HEAD})) == {
+            "scale": "constant",
+            "one": "constant",
+            "head.weight": "trained",
+        }
+
+    def test_norms_without_parameters(self) -> None:
+        """TorchScript writes GroupNorm as InstanceNormalization with ones and zeros of its own."""
+        model = graph(
+            [node("InstanceNormalization", "x", "/Constant_1_output_0", "/Constant_2_output_0", output="h"),
+             node("Mul", "h", "gn.weight")],
+            {
+                "/Constant_1_output_0": np.ones(2, np.float32),
+                "/Constant_2_output_0": np.zeros(2, np.float32),
+                "gn.weight": np.ones((2, 1), np.float32),
+            },
+            {"x": (TensorProto.FLOAT, ["batch", 2, 8])},
+        )  # fmt: skip
+        roles = judged(model)
+        assert roles["gn.weight"] == "trained"
+        assert set(roles.values()) == {"trained", "constant"}
+        assert list(roles.values()).count("constant") == 2
+
+    def test_weights_of_classes_looked_up_by_the_label(self) -> None:
+        model = graph(
+            [node("Gather", "class_weight", "label", output="g"), node("MatMul", "x", "w", output="h"),
+             node("Mul", "h", "g")],
+            {"class_weight": np.array([0.2, 0.8, 0.5], np.float32), "w": random(4, 1)},
+            {"x": (TensorProto.FLOAT, [2, 4]), "label": (TensorProto.INT64, [2, 1])},
+        )  # fmt: skip
+        roles = classify(model, NONE, ["label"])
+        assert (roles["class_weight"].role, roles["class_weight"].reason) == ("constant", "indexed by labels only")
+        assert classify(model, NONE, [])["class_weight"].role == "trained"
+
+
+class TestByName:
+    @pytest.mark.parametrize(
+        "name",
+        ["model.rotary_emb.inv_freq", "attn.causal_mask", "rope.cos_cached", "embeddings.position_ids", "freqs_cis"],
+    )
+    def test_buffers(self, name: str) -> None:
+        model = graph(with_head(node("Mul", "x", name, output="h")), {name: random(4), **HEAD})
+        assert judged(model)[name] == "constant"
+
+    @pytest.mark.parametrize(
+        "name", ["val_12", "onnx::Mul_55", "/block/Constant_3_output_0", "_lifted_tensor_constant2"]
+    )
+    def test_made_up_names_where_a_parameter_need_not_be(self, name: str) -> None:
+        model = graph(with_head(node("Mul", "x", name, output="h")), {name: random(4), **HEAD})
+        assert judged(model)[name] == "constant"
+
+
+class TestByValue:
+    @pytest.mark.parametrize("low", [-np.inf, -1e4, np.finfo(np.float32).min])
+    def test_masks(self, low: float) -> None:
+        mask = np.triu(np.full((4, 4), low, np.float32), 1)
+        model = graph(with_head(node("Add", "x", "bias", output="h")), {"bias": mask, **HEAD})
+        role = classify(model, NONE, [])["bias"]
+        assert (role.role, role.reason) == ("constant", "holds a mask")
+
+    def test_zeros_and_ones(self) -> None:
+        tensors = {"attn.bias": np.tril(np.ones((4, 4), np.float32)), **HEAD}
+        assert judged(graph(with_head(node("Mul", "x", "attn.bias", output="h")), tensors))["attn.bias"] == "constant"
+
+    def test_a_table_of_sines(self) -> None:
+        angles = np.arange(32)[:, None] / 10000 ** (np.arange(8) / 8)
+        table = np.concatenate([np.sin(angles), np.cos(angles)], 1).astype(np.float32)
+        nodes = [node("Gather", "positions.weight", "x", output="h"), node("MatMul", "h", "w")]
+        model = graph(nodes, {"positions.weight": table, "w": random(16, 4)}, {"x": (TensorProto.INT64, ["n"])})
+        assert judged(model) == {"positions.weight": "constant", "w": "trained"}
+
+    def test_weights_that_look_like_none_stay_weights(self) -> None:
+        """An identity matrix, a range and ones, as fresh weights of layers."""
+        tensors = {"a": np.eye(4, dtype=np.float32), "b": np.arange(16, dtype=np.float32).reshape(4, 4)}
+        model = graph([node("MatMul", "x", "a", output="h"), node("MatMul", "h", "b")], tensors)
+        assert judged(model) == {"a": "trained", "b": "trained"}
+
+
+class TestSaidByTheExport:
+    def test_wins_over_judgement(self) -> None:
+        model = graph(
+            [node("MatMul", "x", "a", output="h"), node("Mul", "h", "mask", output="i"), node("MatMul", "i", "b")],
+            {"a": random(4, 4), "mask": random(4), "b": random(4, 4)},
+            properties={"ortflow.parameters": ["mask", "gone"], "ortflow.frozen": ["b"], "ortflow.constants": ["a"]},
+        )
+        assert judged(model) == {"a": "constant", "mask": "trained", "b": "frozen"}
+
+    def test_running_statistics_are_state_whatever_it_says(self) -> None:
+        names = ["scale", "shift", "mean", "var"]
+        model = graph(
+            [helper.make_node("BatchNormalization", ["x", *names], ["y"], "norm")],
+            {name: np.ones(4, np.float32) for name in names},
+            properties={"ortflow.constants": ["mean", "var"]},
+        )
+        assert judged(model) == {"scale": "trained", "shift": "trained", "mean": "state", "var": "state"}
+
+    @pytest.mark.parametrize("value", ["no json", '{"a": 1}', "[1]"])
+    def test_nonsense_is_refused(self, value: str) -> None:
+        model = graph([node("MatMul", "x", "a")], {"a": random(4, 4)})
+        model.metadata_props.add(key="ortflow.frozen", value=value)
+        with pytest.raises(UserError, match=r"property 'ortflow.frozen' is no list of names; export the model again"):
+            classify(model, NONE, [])
+
+
+class TestPatterns:
+    def model(self) -> onnx.ModelProto:
+        return graph(
+            [node("MatMul", "x", "body.weight", output="a"), node("Mul", "a", "inv_freq", output="h"),
+             node("MatMul", "h", "head.weight")],
+            {"body.weight": random(4, 4), "inv_freq": random(4), **HEAD},
+            properties={"ortflow.parameters": ["body.weight", "head.weight"], "ortflow.constants": ["inv_freq"]},
+        )  # fmt: skip
+
+    def test_win_over_all(self) -> None:
+        assert judged(self.model(), train=["inv_*"], freeze=["body.*"]) == {
+            "inv_freq": "trained",
+            "body.weight": "frozen",
+            "head.weight": "trained",
+        }
+
+    def test_a_later_list_wins(self) -> None:
+        roles = judged(self.model(), train=["*"], freeze=["*.weight"], constant=["body.*"])
+        assert roles == {"inv_freq": "trained", "body.weight": "constant", "head.weight": "frozen"}
+
+    def test_that_match_nothing(self) -> None:
+        with pytest.raises(UserError) as caught:
+            judged(self.model(), freeze=["head.weight", "bdy.weight"])
+        assert str(caught.value) == (
+            "model.parameters.freeze[1]: the pattern 'bdy.weight' matches no initializer of the model; "
+            "did you mean 'body.weight' or 'head.weight'?"
+        )
+
+    def test_nothing_left_to_train(self) -> None:
+        with pytest.raises(UserError, match="the model has no parameter to train; name the initializers"):
+            judged(self.model(), freeze=["*.weight"])
+
+    def test_what_cannot_be_a_parameter(self) -> None:
+        model = graph(
+            [node("Unsqueeze", "x", "axes", output="h"), node("MatMul", "h", "w")],
+            {"axes": np.array([1]), "w": random(4, 4)},
+        )
+        with pytest.raises(
+            UserError, match=r"model.parameters.train\[0\]: 'axes' is int64, which cannot be a parameter"
+        ):
+            judged(model, train=["axes"])
+
+    def test_state(self) -> None:
+        names = ["scale", "shift", "mean", "var"]
+        tensors = {name: np.ones(4, np.float32) for name in names}
+        model = graph([helper.make_node("BatchNormalization", ["x", *names], ["y"], "norm")], tensors)
+        with pytest.raises(UserError, match=r"model.parameters.freeze\[0\]: 'mean' holds running statistics"):
+            judged(model, freeze=["m*"])
+
+
+def test_a_parameter_that_is_infinite() -> None:
+    weight = random(4, 4)
+    weight[1, 1] = np.inf
+    model = graph([node("MatMul", "x", "w")], {"w": weight})
+    with pytest.raises(UserError, match="parameter 'w' holds 1 value not finite, of 16"):
+        classify(model, NONE, [])
+    with pytest.raises(UserError, match="no parameter to train"):
+        judged(model, constant=["w"])
+
+
+class TestSigns:
+    def norms(
+        self, scales: list[np.ndarray], names: list[str], **properties: list[str]
+    ) -> tuple[onnx.ModelProto, Roles]:
+        """A chain of linear layers, each with a LayerNormalization of the scale named."""
+        nodes, tensors, value = [], dict(zip(names, scales, strict=False)), "x"
+        for i, name in enumerate(names):
+            nodes.append(node("LayerNormalization", value, name, f"b{i}", output=f"n{i}"))
+            value = f"v{i}" if i + 1 < len(names) else "y"
+            nodes.append(node("MatMul", f"n{i}", f"w{i}", output=value))
+            tensors |= {f"b{i}": random(4), f"w{i}": random(4, 4)}
+        model = graph(nodes, tensors, properties={f"ortflow.{key}": value for key, value in properties.items()})
+        return model, classify(model, NONE, [])
+
+    def test_merged_norms(self) -> None:
+        signs = signs_of_wrong_export(*self.norms([np.ones(4, np.float32)], ["scale", "scale"]))
+        assert len(signs) == 1
+        assert signs[0].startswith(
+            "'scale' feeds 2 LayerNormalization nodes: the exporter merged weights of equal value"
+        )
+        assert "ortflow.export_for_training" in signs[0]
+
+    def test_norms_of_their_own_are_no_sign(self) -> None:
+        assert signs_of_wrong_export(*self.norms([np.ones(4, np.float32)] * 2, ["s0", "s1"])) == []
+
+    def test_a_trained_norm_that_is_shared_is_no_sign(self) -> None:
+        assert signs_of_wrong_export(*self.norms([random(4)], ["scale", "scale"])) == []
+
+    def test_what_export_for_training_wrote_has_no_signs(self) -> None:
+        model, roles = self.norms([np.ones(4, np.float32)], ["scale", "scale"], parameters=["scale", "w0", "w1"])
+        assert signs_of_wrong_export(model, roles) == []
+
+    def test_shared_layers_are_no_sign(self) -> None:
+        nodes = [node("LayerNormalization", "x", "s", "b", output="n"), node("MatMul", "n", "w", output="v"),
+                 node("LayerNormalization", "v", "s", "b", output="m"), node("MatMul", "m", "w")]  # fmt: skip
+        model = graph(nodes, {"s": np.ones(4, np.float32), "b": np.zeros(4, np.float32), "w": random(4, 4)})
+        assert signs_of_wrong_export(model, classify(model, NONE, [])) == []
+
+    def test_folded_weights(self) -> None:
+        model = graph([node("MatMul", "x", "val_3", output="h"), node("MatMul", "h", "val_12")],
+                      {"val_3": random(4, 20), "val_12": random(20, 4)})  # fmt: skip
+        (sign,) = signs_of_wrong_export(model, classify(model, NONE, []))
+        assert sign.startswith("2 large constants named by the exporter, such as 'val_3': it folded weights into them")
+
+    def test_a_mask_named_by_the_exporter_is_no_sign(self) -> None:
+        tensors = {"val_9": np.tril(np.ones((10, 10), np.float32)), "w": random(10, 4)}
+        model = graph([node("Mul", "x", "val_9", output="h"), node("MatMul", "h", "w")], tensors,
+                      {"x": (TensorProto.FLOAT, [10, 10])})  # fmt: skip
+        assert signs_of_wrong_export(model, classify(model, NONE, [])) == []
+
+    @pytest.mark.parametrize("exporter", ["torchscript", "dynamo", "plain"])
+    def test_folded_batch_norm(self, exporter: str) -> None:
+        names = ["onnx::Conv_24", "onnx::Conv_25"] if exporter == "torchscript" else ["conv.weight", "conv.bias"]
+        conv = node("Conv", "x", *names)
+        if exporter == "dynamo":
+            conv.metadata_props.add(key="pkg.onnxscript.rewriter.rule_name", value="FuseBatchNormIntoConv")
+        model = graph([conv], {names[0]: random(3, 2, 3, 3), names[1]: random(3)},
+                      {"x": (TensorProto.FLOAT, ["batch", 2, 8, 8])})  # fmt: skip
+        signs = signs_of_wrong_export(model, classify(model, NONE, []))
+        if exporter == "plain":
+            assert signs == []
+        else:
+            assert signs[0].startswith("BatchNormalization is folded into 1 convolution, such as node 'conv-y' (Conv)")

@@ -1,0 +1,209 @@
+"""Builds the graphs of a run from its model file: the one entry of this package for step `configure`.
+
+Called once, by rank 0. Writes nothing before everything has succeeded, and graphs.json last. Gives the same bytes for
+the same run file and model.
+"""
+
+from __future__ import annotations
+
+import difflib
+import fnmatch
+import os
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+import onnx
+from safetensors.numpy import save_file
+
+from ortflow.workflow.errors import UserError
+from ortflow.workflow.graph import evaluation, speed
+from ortflow.workflow.graph.child import Child
+from ortflow.workflow.graph.differentiate import check_loads, gradient_graph
+from ortflow.workflow.graph.edit import Editor, make_outputs, prune, replace, scalar, used
+from ortflow.workflow.graph.expand import make_differentiable
+from ortflow.workflow.graph.inference import infer_graph
+from ortflow.workflow.graph.loss import attach, output_of
+from ortflow.workflow.graph.metrics import with_outputs
+from ortflow.workflow.graph.modes import train_mode
+from ortflow.workflow.graph.own import own_eval, own_optimizer, own_train
+from ortflow.workflow.graph.scatter import replace_gather_gradients
+from ortflow.workflow.graph.signature import batch_inputs, check_batches
+from ortflow.workflow.graph.source import Source, read_source
+from ortflow.workflow.graph.stash import add_stashes
+from ortflow.workflow.graph.types import LOSS_SUM, LOSS_WEIGHT, VALID, GraphSet
+from ortflow.workflow.graph.vocabulary import table_bounds
+from ortflow.workflow.layout import FlatIndex, Group, Tensor
+from ortflow.workflow.rundir import sync_directory, write_atomically
+from ortflow.workflow.spec.model import CrossEntropy
+from ortflow.workflow.spec.run import RunSpec
+
+
+def build_graphs(spec: RunSpec, device: str, out: Path) -> GraphSet:
+    """Make the training, evaluation and inference graph and the initial tensors of a run, and write them into `out`.
+
+    `spec` holds absolute paths. Raises UserError, one sentence, for whatever of model and run file does not fit.
+    """
+    section, padded = spec.model, spec.data.last_batch == "pad"
+    # Differentiating and loading happen in a process of their own, which starts while the model is read.
+    with Child() as child:
+        source = read_source(section)
+        notes = list(source.notes)
+        forward = source.forward(output_of(source.skeleton.graph, section.loss))
+        batch = _batch_input(forward.graph, source)
+        if section.graphs.train:
+            train, trained = own_train(section.graphs.train, source)
+        else:
+            train, trained, more = _train_graph(child, forward, spec, source, batch)
+            notes += more
+        left = [name for name in source.roles.trained if name not in trained]
+        if left:
+            notes.append(f"frozen, because the training graph has no gradient of it: {_some(left)}")
+        evaluate, bounds = _eval_graph(forward, spec, source, batch)
+        data = [value.name for value in source.skeleton.graph.input if value.name not in source.labels]
+        inputs = batch_inputs([train.graph, evaluate.graph], source.tensors, data)
+        check_batches(inputs, spec.data)
+        unread = [name for name in data if name not in {i.name for i in inputs}]
+        if unread:
+            notes.append(f"left out of training, because the loss does not depend on it: input {', '.join(unread)}")
+        known = {value.name: value for graph in (forward.graph, evaluate.graph, train.graph) for value in graph.input}
+        order = [known[name] for name in (*(i.name for i in inputs), *([VALID] if padded else []), *source.tensors)]
+        infer = infer_graph(source.skeleton, source.labels) if spec.export.enabled else None
+        files = {"train.onnx": _bytes(train, order), "eval.onnx": _bytes(evaluate, order)}
+        if infer is not None:
+            files["infer.onnx"] = infer.SerializeToString(deterministic=True)
+        check_loads(child, files["train.onnx"], "training", device)
+        check_loads(child, files["eval.onnx"], "evaluation", device)
+        if section.graphs.optimizer:
+            files["optimizer.onnx"] = own_optimizer(section.graphs.optimizer).SerializeToString(deterministic=True)
+            check_loads(child, files["optimizer.onnx"], "optimizer", device)
+    integers = [i.name for i in inputs if np.issubdtype(np.dtype(i.dtype), np.integer)]
+    result = GraphSet(
+        root=out,
+        index=_index(spec, source, trained),
+        inputs=inputs,
+        notes=tuple(notes),
+        vocabulary={**table_bounds(forward.graph, integers), **bounds},
+        metrics=with_outputs(section.metrics),
+        padded=padded,
+        own_optimizer=section.graphs.optimizer is not None,
+    )
+    _write(result, files, source.tensors)
+    return result
+
+
+def _batch_input(graph: onnx.GraphProto, source: Source) -> str:
+    """A data input that the loss depends on: its first axis is the batch."""
+    read = used(graph)
+    names = [str(v.name) for v in graph.input if v.name in read and v.name not in source.tensors]
+    if not names:
+        raise UserError("the loss depends on no input of the model", where="model.loss", fix="name another output")
+    return min(names, key=lambda name: name in source.labels)
+
+
+def _train_graph(
+    child: Child, forward: onnx.ModelProto, spec: RunSpec, source: Source, batch: str
+) -> tuple[onnx.ModelProto, list[str], list[str]]:
+    """The training graph, the parameters it has gradients of, and log lines."""
+    model = onnx.ModelProto()
+    model.CopyFrom(forward)
+    graph = model.graph
+    notes, updates = train_mode(graph)
+    attach(graph, spec.model.loss, batch, spec.data.last_batch == "pad")
+    edit = Editor(graph)
+    outputs = [scalar(LOSS_SUM), scalar(LOSS_WEIGHT)]
+    for name in source.roles.state:
+        new = edit.node("Identity", updates.get(name, name), output=f"{name}_new")
+        described = onnx.helper.make_tensor_value_info(new, onnx.TensorProto.FLOAT, source.tensors[name].shape)
+        outputs.append(described)
+    make_outputs(graph, outputs)
+    prune(graph)
+    model, more = make_differentiable(model, source.roles.trained, LOSS_SUM)
+    speed.before(model.graph)
+    add_stashes(model.graph)
+    model, trained = gradient_graph(child, model, LOSS_SUM, source.roles.trained)
+    replace_gather_gradients(model.graph)
+    speed.after(model.graph)
+    return model, trained, [*notes, *more]
+
+
+def _eval_graph(
+    forward: onnx.ModelProto, spec: RunSpec, source: Source, batch: str
+) -> tuple[onnx.ModelProto, dict[str, int]]:
+    """The evaluation graph, and for labels that are classes the number of classes, where it is known."""
+    section = spec.model
+    model = onnx.ModelProto()
+    model.CopyFrom(forward)
+    padded = spec.data.last_batch == "pad"
+    target = evaluation.complete(model.graph, section.loss, section.metrics, batch, padded)
+    bounds = {}
+    if isinstance(section.loss, CrossEntropy) and target.classes is not None:
+        bounds[section.loss.label] = target.classes
+    if section.graphs.eval:
+        outputs = [value.name for value in model.graph.output if value.name.startswith("ortflow.")]
+        model = own_eval(section.graphs.eval, source, outputs)
+    return model, bounds
+
+
+def _bytes(model: onnx.ModelProto, inputs: Sequence[onnx.ValueInfoProto]) -> bytes:
+    """The model with exactly these inputs, in this order: those that it does not read are there all the same."""
+    graph = model.graph
+    replace(graph.input, inputs)
+    replace(graph.initializer, sorted(graph.initializer, key=lambda tensor: tensor.name))
+    replace(graph.value_info, sorted(graph.value_info, key=lambda value: value.name))
+    return bytes(model.SerializeToString(deterministic=True))
+
+
+def _index(spec: RunSpec, source: Source, trained: Collection[str]) -> FlatIndex:
+    patterns = spec.train.optimizer.no_decay
+    if patterns is not None:
+        _check_patterns(patterns, trained)
+    state = set(source.roles.state)
+
+    def group(name: str, shape: tuple[int, ...]) -> Group:
+        if name not in trained:
+            return "state" if name in state else "frozen"
+        excluded = (
+            len(shape) <= 1 if patterns is None else any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
+        )
+        return "no_decay" if excluded else "decay"
+
+    return FlatIndex.place(
+        Tensor(name, array.shape, group(name, array.shape)) for name, array in source.tensors.items()
+    )
+
+
+def _check_patterns(patterns: Sequence[str], trained: Collection[str]) -> None:
+    for place, pattern in enumerate(patterns):
+        if not any(fnmatch.fnmatchcase(name, pattern) for name in trained):
+            near = difflib.get_close_matches(pattern, trained, n=3, cutoff=0.4)
+            raise UserError(
+                f"the pattern {pattern!r} matches no trained parameter",
+                where=f"train.optimizer.no_decay[{place}]",
+                fix=f"did you mean {' or '.join(map(repr, near))}?" if near else "`ortflow inspect` lists them",
+            )
+
+
+def _write(result: GraphSet, files: Mapping[str, bytes], tensors: Mapping[str, np.ndarray]) -> None:
+    """Everything into the set's folder, graphs.json last."""
+    root = result.root
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+        for name in ("infer.onnx", "optimizer.onnx"):
+            # What an earlier attempt left.
+            (root / name).unlink(missing_ok=True)
+        for name, data in files.items():
+            write_atomically(root / name, data)
+        temporary = root / f".{result.initial.name}"
+        save_file({name: np.ascontiguousarray(array) for name, array in tensors.items()}, temporary)
+        os.replace(temporary, result.initial)
+        sync_directory(root)
+        result.save()
+    except OSError as error:
+        raise UserError(f"cannot write into {root}: {error.strerror}", where="run_dir") from None
+
+
+def _some(names: Sequence[str], limit: int = 5) -> str:
+    """The first few names, and how many more there are."""
+    more = f" and {len(names) - limit} more" if len(names) > limit else ""
+    return ", ".join(names[:limit]) + more

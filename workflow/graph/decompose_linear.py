@@ -1,0 +1,142 @@
+"""Products: Einsum by matrix products, a transposed convolution by a convolution."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import onnx
+
+from ortflow.workflow.graph import shapes
+from ortflow.workflow.graph.writer import LAST, Context, Writer
+
+
+def einsum(node: onnx.NodeProto, context: Context) -> list[onnx.NodeProto]:
+    """Einsum of any number of inputs, taken two at a time from the left; no diagonals and no ellipsis."""
+    w = Writer(node, context)
+    equation = w.attribute("equation", "").replace(" ", "")
+    left, arrow, result = equation.partition("->")
+    terms = left.split(",")
+    if not arrow:
+        every = left.replace(",", "")
+        result = "".join(sorted(label for label in set(every) if every.count(label) == 1))
+    if "." in equation or any(len(set(term)) < len(term) for term in [*terms, result]):
+        raise w.refusal(f"its equation {equation!r} has an ellipsis or a label twice in one term")
+    value, labels = w.input(0), terms[0]
+    for place, term in enumerate(terms[1:], start=1):
+        later = set(result).union(*terms[place + 1 :])
+        value, labels = _pair(w, value, labels, w.input(place), term, later)
+    value, labels = _summed(w, value, labels, set(result))
+    return w.done(_ordered(w, value, labels, result))
+
+
+def _summed(w: Writer, value: str, labels: str, kept: set[str]) -> tuple[str, str]:
+    """Sums over the labels that nothing needs any more."""
+    gone = [i for i, label in enumerate(labels) if label not in kept]
+    if not gone:
+        return value, labels
+    return w("ReduceSum", value, w.ints(*gone), keepdims=0), "".join(x for x in labels if x in kept)
+
+
+def _ordered(w: Writer, value: str, labels: str, order: Sequence[str]) -> str:
+    perm = [labels.index(label) for label in order]
+    return value if perm == sorted(perm) else w("Transpose", value, perm=perm)
+
+
+def _pair(w: Writer, a: str, a_labels: str, b: str, b_labels: str, later: set[str]) -> tuple[str, str]:
+    """The product of two terms, summed over what both have and nothing needs later."""
+    a, a_labels = _summed(w, a, a_labels, later | set(b_labels))
+    b, b_labels = _summed(w, b, b_labels, later | set(a_labels))
+    batch = [x for x in a_labels if x in b_labels and x in later]
+    inner = [x for x in a_labels if x in b_labels and x not in later]
+    rows = [x for x in a_labels if x not in b_labels]
+    columns = [x for x in b_labels if x not in a_labels]
+    a = _ordered(w, a, a_labels, [*batch, *rows, *inner])
+    b = _ordered(w, b, b_labels, [*batch, *inner, *columns])
+    counts = len(batch), len(rows), len(inner), len(columns)
+    sizes = _sizes(w, a, 0, counts[0]), _sizes(w, a, counts[0], counts[0] + counts[1])
+    depth = _product(w, _sizes(w, a, counts[0] + counts[1], sum(counts[:3])))
+    width = _sizes(w, b, counts[0] + counts[2], counts[0] + counts[2] + counts[3])
+    left = w("Reshape", a, w("Concat", *sizes[0], _product(w, sizes[1]), depth, axis=0))
+    right = w("Reshape", b, w("Concat", *sizes[0], depth, _product(w, width), axis=0))
+    shape = [*sizes[0], *sizes[1], *width]
+    product = w("MatMul", left, right)
+    value = w("Reshape", product, w("Concat", *shape, axis=0) if shape else w.constant([], "int64"))
+    return value, "".join([*batch, *rows, *columns])
+
+
+def _sizes(w: Writer, value: str, start: int, end: int) -> list[str]:
+    return [w("Shape", value, start=i, end=i + 1) for i in range(start, end)]
+
+
+def _product(w: Writer, sizes: list[str]) -> str:
+    result = sizes[0] if sizes else w.ints(1)
+    for size in sizes[1:]:
+        result = w("Mul", result, size)
+    return result
+
+
+def matrix_by_vector(node: onnx.NodeProto, context: Context) -> list[onnx.NodeProto] | None:
+    """MatMul with a vector on the right, which ONNX Runtime differentiates only as a matrix of one column."""
+    w = Writer(node, context)
+    if shapes.rank(context.types, w.input(1)) != 1:
+        return None
+    column = w("Unsqueeze", w.input(1), w.ints(1))
+    return w.done(w("Squeeze", w("MatMul", w.input(0), column), w.ints(-1)))
+
+
+def conv_transpose(node: onnx.NodeProto, context: Context) -> list[onnx.NodeProto]:
+    """ConvTranspose as the convolution of the input, zeros between its elements, with the kernel turned round."""
+    w = Writer(node, context)
+    if w.attribute("auto_pad", "NOTSET") not in ("NOTSET", "VALID") or w.attribute("output_shape", None):
+        raise w.refusal("its padding is given by auto_pad or output_shape and not by pads")
+    weight_shape = w.shape(1)
+    if None in weight_shape:
+        raise w.refusal("the shape of its weight is not known")
+    channels, out_channels, *kernel = (int(d or 0) for d in weight_shape)
+    axes, groups = len(kernel), w.attribute("group", 1)
+    strides = w.attribute("strides", [1] * axes)
+    dilations = w.attribute("dilations", [1] * axes)
+    pads = w.attribute("pads", [0] * (2 * axes))
+    extra = w.attribute("output_padding", [0] * axes)
+    x = _spread(w, w.input(0), strides)
+    begins, ends = [], []
+    for i, size in enumerate(kernel):
+        reach = dilations[i] * (size - 1)
+        begins.append(reach - pads[i])
+        # Spreading leaves stride - 1 zeros behind the last element, too.
+        ends.append(reach - pads[axes + i] + extra[i] - (strides[i] - 1))
+    x = _cropped(w, x, begins, ends)
+    spatial = w.ints(*range(2, 2 + axes))
+    turned = w("Slice", w.input(1), w.ints(*[-1] * axes), w.ints(*[-LAST] * axes), spatial, w.ints(*[-1] * axes))
+    behind = list(range(3, 3 + axes))
+    grouped = w("Reshape", turned, w.ints(groups, channels // groups, out_channels, *kernel))
+    swapped = w("Transpose", grouped, perm=[0, 2, 1, *behind])
+    weight = w("Reshape", swapped, w.ints(groups * out_channels, channels // groups, *kernel))
+    bias = [w.input(2)] if w.input(2) else []
+    paddings = [max(0, n) for n in (*begins, *ends)]
+    return w.done(w("Conv", x, weight, *bias, kernel_shape=kernel, dilations=dilations, pads=paddings, group=groups))
+
+
+def _spread(w: Writer, x: str, strides: list[int]) -> str:
+    """Puts stride - 1 zeros behind each element along each spatial axis."""
+    if max(strides) == 1:
+        return x
+    axes = len(strides)
+    opened = w("Unsqueeze", x, w.ints(*(3 + 2 * i for i in range(axes))))
+    pads = [0] * (2 * (2 + 2 * axes))
+    for i, stride in enumerate(strides):
+        pads[2 + 2 * axes + 3 + 2 * i] = stride - 1
+    shape = w("Mul", w("Shape", x), w.ints(1, 1, *strides))
+    return w("Reshape", w("Pad", opened, w.ints(*pads)), shape)
+
+
+def _cropped(w: Writer, x: str, begins: list[int], ends: list[int]) -> str:
+    """Takes away what a negative padding would."""
+    if min(*begins, *ends) >= 0:
+        return x
+    starts = [max(0, -n) for n in begins]
+    stops = [min(0, n) or LAST for n in ends]
+    return w("Slice", x, w.ints(*starts), w.ints(*stops), w.ints(*range(2, 2 + len(begins))))
+
+
+LINEAR = {"Einsum": einsum, "ConvTranspose": conv_transpose}

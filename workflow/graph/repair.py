@@ -1,0 +1,124 @@
+"""Forms in which ONNX Runtime 1.19.2 cannot build an operator's gradient, or builds a wrong one without a word.
+
+Called by `expand`. Each was found by comparing the gradient with finite differences (`gradients`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import onnx
+from onnx import TensorProto
+
+from ortflow.workflow.graph import shapes
+from ortflow.workflow.graph.decompose_images import average_pool, explicit_pads, pad
+from ortflow.workflow.graph.decompose_linear import matrix_by_vector
+from ortflow.workflow.graph.decompose_reductions import chained, with_kept_axes
+from ortflow.workflow.graph.writer import Context, Writer
+
+Repair = Callable[[onnx.NodeProto, Context], "list[onnx.NodeProto] | None"]
+
+
+def split(node: onnx.NodeProto, context: Context) -> list[onnx.NodeProto] | None:
+    """Split with a part that the loss does not need, as slices: its gradient concatenates only those there are."""
+    gradients = context.gradients
+    if gradients is None or all(name in gradients for name in node.output):
+        return None
+    w = Writer(node, context)
+    axis, count = w.attribute("axis", 0), len(node.output)
+    size = w.shape(0)[axis]
+    if w.input(1):
+        lengths = [int(n) for n in w.known_value(1, "sizes")]
+    else:
+        if size is None:
+            raise w.refusal("the size of its axis is not known and not all its parts are used")
+        each = -(-size // count)
+        lengths = [min(each, size - i * each) for i in range(count)]
+    start = 0
+    values = []
+    for length in lengths:
+        values.append(w("Slice", w.input(0), w.ints(start), w.ints(start + length), w.ints(axis)))
+        start += length
+    return w.done(*values)
+
+
+def power(node: onnx.NodeProto, context: Context) -> list[onnx.NodeProto] | None:
+    """Pow with an integer exponent, as one with a floating one; with a trained exponent, as exp(y log x)."""
+    w = Writer(node, context)
+    if context.gradients is not None and w.input(1) in context.gradients:
+        return w.done(w("Exp", w("Mul", w.input(1), w("Log", w.input(0)))))
+    if shapes.element_type(context.types, w.input(1)) in (TensorProto.FLOAT, TensorProto.UNDEFINED):
+        return None
+    return w.done(w("Pow", w.input(0), w("Cast", w.input(1), to=TensorProto.FLOAT)))
+
+
+def scatter(node: onnx.NodeProto, context: Context) -> list[onnx.NodeProto] | None:
+    """ScatterElements that adds, as data plus a scatter onto zeros: ONNX Runtime takes any for one that overwrites."""
+    w = Writer(node, context)
+    kind = w.attribute("reduction", "none")
+    if kind == "none" or (kind == "add" and w.input(0) not in (context.gradients or ())):
+        return None
+    if kind != "add":
+        raise w.refusal(f"it scatters by {kind}")
+    zeros = w("Expand", w.constant(0.0), w("Shape", w.input(0)))
+    added = w("ScatterElements", zeros, w.input(1), w.input(2), axis=w.attribute("axis", 0), reduction="add")
+    return w.done(w("Add", w.input(0), added))
+
+
+def slice_backwards(node: onnx.NodeProto, context: Context) -> list[onnx.NodeProto] | None:
+    """Slice with a negative step, which ONNX Runtime differentiates along the first axis only, each along the first."""
+    w = Writer(node, context)
+    steps = w.value(4)
+    if steps is None or (steps > 0).all():
+        return None
+    rank = w.rank(0)
+    axes = [int(a) % rank for a in w.known_value(3, "axes")] if w.input(3) else list(range(len(steps)))
+    if axes == [0]:
+        return None
+    starts, ends = w.known_value(1, "starts"), w.known_value(2, "ends")
+    value = w.input(0)
+    for axis, *numbers in zip(axes, starts, ends, steps, strict=True):
+        order = [axis, *(i for i in range(rank) if i != axis)]
+        start, end, step = (w.ints(int(n)) for n in numbers)
+        first = w("Slice", w("Transpose", value, perm=order), start, end, w.ints(0), step)
+        value = w("Transpose", first, perm=[order.index(i) for i in range(rank)])
+    return w.done(value)
+
+
+def where(node: onnx.NodeProto, context: Context) -> list[onnx.NodeProto] | None:
+    """Where with a branch that it broadcasts, as one that is as large as the result.
+
+    ONNX Runtime's gradient is not summed over the axes that were broadcast.
+    """
+    w = Writer(node, context)
+    whole = shapes.named_shape(context.types, w.output(0))
+    small = [
+        place
+        for place in (1, 2)
+        if w.input(place) in (context.gradients or ())
+        and (whole is None or None in whole or shapes.named_shape(context.types, w.input(place)) != whole)
+    ]
+    if not small:
+        return None
+    # Only the shape of this one is used, so that no gradient goes through it.
+    shape = w("Shape", w("Where", *node.input))
+    branches = [w("Expand", w.input(p), shape) if p in small else w.input(p) for p in (1, 2)]
+    return w.done(w("Where", w.input(0), *branches))
+
+
+REPAIRS: dict[str, Repair] = {
+    "AveragePool": average_pool,
+    "Conv": explicit_pads,
+    "MatMul": matrix_by_vector,
+    "Max": chained,
+    "Min": chained,
+    "Pad": pad,
+    "Pow": power,
+    "ReduceL2": with_kept_axes,
+    "ReduceLogSumExp": with_kept_axes,
+    "ScatterElements": scatter,
+    "Slice": slice_backwards,
+    "Split": split,
+    "Where": where,
+}
+"""Operator -> the nodes to stand for one of it, None where it is in a form that is differentiated right."""

@@ -1,0 +1,102 @@
+"""Types and shapes of a graph's values, as onnx infers them.
+
+Called by the modules of this package that need them. Large weights are kept away from onnx's native code, which would
+copy them several times.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+import onnx
+from onnx import TensorProto, helper, shape_inference
+
+from ortflow.workflow.errors import UserError
+
+_AGAIN = "export the model again"
+LARGE = 4096
+"""Elements above which a tensor's values say nothing about shapes."""
+
+
+def without_weights(model: onnx.ModelProto) -> onnx.ModelProto:
+    """A copy whose large initializers are inputs of the same type and shape."""
+    light = onnx.ModelProto()
+    light.ir_version = model.ir_version
+    light.opset_import.extend(model.opset_import)
+    light.functions.extend(model.functions)
+    light.graph.name = model.graph.name or "model"
+    light.graph.node.extend(model.graph.node)
+    light.graph.output.extend(model.graph.output)
+    light.graph.value_info.extend(model.graph.value_info)
+    light.graph.input.extend(model.graph.input)
+    inputs = {value.name for value in model.graph.input}
+    for tensor in model.graph.initializer:
+        if math.prod(tensor.dims) > LARGE and tensor.data_location != TensorProto.EXTERNAL:
+            if tensor.name not in inputs:
+                light.graph.input.append(
+                    helper.make_tensor_value_info(tensor.name, tensor.data_type, list(tensor.dims))
+                )
+        else:
+            light.graph.initializer.append(tensor)
+    return light
+
+
+def infer(model: onnx.ModelProto) -> None:
+    """Gives the main graph's values the types and shapes that follow from its inputs, in place.
+
+    What onnx cannot infer stays unknown: ONNX Runtime's own operators, say.
+    """
+    inferred = _inferred(model)
+    del model.graph.value_info[:]
+    model.graph.value_info.extend(inferred.graph.value_info)
+    declared = {value.name: value for value in inferred.graph.output}
+    for value in model.graph.output:
+        if value.name in declared and declared[value.name].type.WhichOneof("value"):
+            value.type.CopyFrom(declared[value.name].type)
+
+
+def _inferred(model: onnx.ModelProto) -> onnx.ModelProto:
+    light = without_weights(model)
+    del light.graph.value_info[:]
+    try:
+        return shape_inference.infer_shapes(light, data_prop=True)
+    except (shape_inference.InferenceError, RuntimeError, ValueError, IndexError) as error:
+        reason = " ".join(str(error).split())
+        raise UserError(f"the shapes within the model contradict each other: {reason[:300]}", fix=_AGAIN) from None
+
+
+def value_types(model: onnx.ModelProto) -> dict[str, onnx.TypeProto]:
+    """Value name -> type with shape, of inputs, initializers, outputs and every value that inference reaches."""
+    graph = _inferred(model).graph
+    types = {v.name: v.type for part in (graph.input, graph.value_info, graph.output) for v in part}
+    for tensor in graph.initializer:
+        types[tensor.name] = helper.make_tensor_type_proto(tensor.data_type, list(tensor.dims))
+    return types
+
+
+def element_type(types: Mapping[str, onnx.TypeProto], name: str) -> int:
+    """The TensorProto type of a value, UNDEFINED (0) where it is not known."""
+    return int(types[name].tensor_type.elem_type) if name in types else int(TensorProto.UNDEFINED)
+
+
+def rank(types: Mapping[str, onnx.TypeProto], name: str) -> int | None:
+    """How many axes a value has, None where that is not known."""
+    if name not in types or not types[name].tensor_type.HasField("shape"):
+        return None
+    return len(types[name].tensor_type.shape.dim)
+
+
+def shape(types: Mapping[str, onnx.TypeProto], name: str) -> list[int | None] | None:
+    """A value's dims, None for each that is not a number; None where the rank is not known."""
+    if rank(types, name) is None:
+        return None
+    return [d.dim_value if d.HasField("dim_value") else None for d in types[name].tensor_type.shape.dim]
+
+
+def named_shape(types: Mapping[str, onnx.TypeProto], name: str) -> list[int | str | None] | None:
+    """As `shape`, with the names of dynamic axes."""
+    if rank(types, name) is None:
+        return None
+    dims = types[name].tensor_type.shape.dim
+    return [d.dim_value if d.HasField("dim_value") else (d.dim_param or None) for d in dims]

@@ -1,0 +1,81 @@
+"""What all graphs of a run are made of: the prepared model, taken apart into nodes and tensors.
+
+Called by `build`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import onnx
+from onnx import TensorProto, helper, numpy_helper
+
+from ortflow.workflow.errors import UserError
+from ortflow.workflow.graph.edit import make_outputs, prune
+from ortflow.workflow.graph.lower import prepare
+from ortflow.workflow.graph.read import read_model
+from ortflow.workflow.graph.roles import Roles, classify
+from ortflow.workflow.spec.model import ModelSection, OwnLoss
+
+
+@dataclass(frozen=True)
+class Source:
+    """A prepared model in parts."""
+
+    skeleton: onnx.ModelProto
+    """The model without `tensors`: what it is exported as."""
+    tensors: Mapping[str, np.ndarray]
+    """Parameters and state, in the file's order."""
+    roles: Roles
+    labels: frozenset[str]
+    """The model's own inputs that are labels."""
+    notes: tuple[str, ...]
+
+    def forward(self, output: str) -> onnx.ModelProto:
+        """The part that makes one output, with every tensor as an input; the model's own inputs come first."""
+        model = onnx.ModelProto()
+        model.CopyFrom(self.skeleton)
+        del model.metadata_props[:]
+        graph = model.graph
+        kept = next(value for value in graph.output if value.name == output)
+        make_outputs(graph, [onnx.ValueInfoProto.FromString(kept.SerializeToString())])
+        prune(graph)
+        graph.input.extend(
+            helper.make_tensor_value_info(name, TensorProto.FLOAT, array.shape) for name, array in self.tensors.items()
+        )
+        return model
+
+
+def read_source(section: ModelSection) -> Source:
+    """Read, prepare and take apart the model of a run file. Raises UserError."""
+    prepared, notes = prepare(read_model(Path(section.path)), section.path)
+    names = [value.name for value in prepared.graph.input]
+    for place, label in enumerate(section.labels):
+        if label not in names:
+            raise UserError(
+                f"the model has no input {label!r}",
+                where=f"model.labels[{place}]",
+                fix=f"its inputs are {', '.join(names)}" if names else "it has no inputs",
+            )
+    labels = set(section.labels)
+    if not isinstance(section.loss, OwnLoss) and section.loss.label in names:
+        labels.add(section.loss.label)
+    roles = classify(prepared, section.parameters, sorted(labels))
+    learned = set(roles.of("trained", "frozen", "state"))
+    skeleton = onnx.ModelProto(
+        ir_version=prepared.ir_version,
+        opset_import=prepared.opset_import,
+        metadata_props=prepared.metadata_props,
+    )
+    whole, graph = prepared.graph, skeleton.graph
+    graph.name = whole.name or "model"
+    graph.node.extend(whole.node)
+    graph.input.extend(whole.input)
+    graph.output.extend(whole.output)
+    graph.value_info.extend(whole.value_info)
+    graph.initializer.extend(tensor for tensor in whole.initializer if tensor.name not in learned)
+    tensors = {t.name: numpy_helper.to_array(t) for t in whole.initializer if t.name in learned}
+    return Source(skeleton, tensors, roles, frozenset(labels), tuple(notes))

@@ -1,0 +1,90 @@
+"""Puts faster nodes for slow ones in the training graph, where that changes nothing but rounding.
+
+Called by `build`: `before` the graph is differentiated and `after`. Measured on the CPU, where a step of a small
+transformer spends a third of its time outside of matrix products.
+"""
+
+from __future__ import annotations
+
+import onnx
+
+from ortflow.workflow.graph import gelu
+from ortflow.workflow.graph.edit import MICROSOFT, Editor, constants_of, described, dims_of, sort_nodes
+
+
+def before(graph: onnx.GraphProto) -> None:
+    """Forms whose gradient is cheaper, in place."""
+    gelu.fuse(graph)
+    _powers(graph)
+
+
+def after(graph: onnx.GraphProto) -> None:
+    """Kernels that use all threads and fewer passes over memory, in place."""
+    gelu.unfuse(graph)
+    _norm_gradients(graph)
+    _sums(graph)
+    sort_nodes(graph)
+
+
+def _powers(graph: onnx.GraphProto) -> None:
+    """x^2 and x^3 by multiplication: the Pow kernel takes ten times as long."""
+    edit = Editor(graph)
+    constants = constants_of(graph)
+    for node in list(graph.node):
+        if node.op_type != "Pow" or node.domain != "":
+            continue
+        exponent = constants.get(node.input[1])
+        if exponent is None or exponent.size != 1 or float(exponent.reshape(-1)[0]) not in (2.0, 3.0):
+            continue
+        x, result = node.input[0], node.output[0]
+        graph.node.remove(node)
+        if float(exponent.reshape(-1)[0]) == 2.0:
+            edit.node("Mul", x, x, output=result)
+        else:
+            edit.node("Mul", edit.node("Mul", x, x), x, output=result)
+    sort_nodes(graph)
+
+
+def _norm_gradients(graph: onnx.GraphProto) -> None:
+    """LayerNormalization's gradient out of parallel kernels: its own runs on one thread.
+
+    With n = (x - mean) / deviation, g = dy * scale and means over the last axis of D elements:
+    dx = (g - mean(g) - n mean(g n)) / deviation; the means are products of dy and of dy n with scale / D.
+    """
+    edit = Editor(graph)
+    shapes = {name: dims_of(value) for name, value in described(graph).items()}
+    for node in list(graph.node):
+        if node.op_type != "LayerNormalizationGrad" or node.domain != MICROSOFT:
+            continue
+        dy, x, scale, mean, inverse = node.input
+        axis = next((a.i for a in node.attribute if a.name == "axis"), -1)
+        dims, width = shapes.get(x), shapes.get(scale)
+        if not dims or not width or len(width) != 1 or not isinstance(width[0], int) or axis not in (-1, len(dims) - 1):
+            continue
+        graph.node.remove(node)
+        rows = edit.integers(*range(len(dims) - 1))
+        column = edit.node("Mul", scale, edit.constant(1 / width[0]))
+        column = edit.node("Reshape", column, edit.integers(width[0], 1))
+        normal = edit.node("Mul", edit.node("Sub", x, mean), inverse)
+        turned = edit.node("Mul", dy, normal)
+        if len(node.output) > 1 and node.output[1]:
+            edit.node("ReduceSum", turned, rows, output=node.output[1], keepdims=0)
+        if len(node.output) > 2 and node.output[2]:
+            edit.node("ReduceSum", dy, rows, output=node.output[2], keepdims=0)
+        if node.output[0]:
+            along = edit.node("Mul", normal, edit.node("MatMul", turned, column))
+            rest = edit.node("Sub", edit.node("Mul", dy, scale), along)
+            rest = edit.node("Sub", rest, edit.node("MatMul", dy, column))
+            edit.node("Mul", rest, inverse, output=node.output[0])
+
+
+def _sums(graph: onnx.GraphProto) -> None:
+    """Sum of several values as Adds, which use all threads."""
+    edit = Editor(graph)
+    for node in list(graph.node):
+        if node.op_type == "Sum" and node.domain == "" and len(node.input) > 1:
+            graph.node.remove(node)
+            total = node.input[0]
+            for value in node.input[1:-1]:
+                total = edit.node("Add", total, value)
+            edit.node("Add", total, node.input[-1], output=node.output[0])

@@ -1,0 +1,111 @@
+"""What configure makes of a model: the graphs on disk and all that is known of them, as plain data.
+
+Written by `build`, read by every rank and by the export. Must never import ONNX or ONNX Runtime.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from ortflow.workflow.layout import FlatIndex
+from ortflow.workflow.rundir import write_atomically
+
+LOSS_SUM = "ortflow.loss_sum"
+"""Output, fp32 []: the loss of the micro-batch, summed over what counts."""
+LOSS_WEIGHT = "ortflow.loss_weight"
+"""Output, fp32 []: how much counts (labels, elements or samples)."""
+VALID = "ortflow.valid"
+"""Input, int64 [1], of padded graphs: only the first so many rows of the batch count."""
+
+Role = Literal["data", "label"]
+
+
+@dataclass(frozen=True)
+class GraphInput:
+    """An input that a batch fills: `dtype` as numpy names it, `shape` with None where it may vary."""
+
+    name: str
+    dtype: str
+    shape: tuple[int | None, ...]
+    role: Role
+
+
+@dataclass(frozen=True)
+class GraphSet:
+    """The graphs of a run. The files lie in `root`."""
+
+    root: Path
+    index: FlatIndex
+    """Where each parameter and state tensor lies in the flat buffers."""
+    inputs: tuple[GraphInput, ...]
+    """What a batch fills, labels last."""
+    notes: tuple[str, ...] = ()
+    """What was switched on, expanded or frozen: lines for the log."""
+    vocabulary: Mapping[str, int] = field(default_factory=dict)
+    """Input name -> exclusive upper bound of its values: rows of the table it looks up, classes of a label."""
+    metrics: tuple[str, ...] = ()
+    """Metrics with outputs `ortflow.<metric>_sum` and `ortflow.<metric>_weight` in the evaluation graph."""
+    padded: bool = False
+    """The graphs have the input `ortflow.valid`."""
+    own_optimizer: bool = False
+    """`optimizer.onnx` is the user's own."""
+
+    @property
+    def train(self) -> Path:
+        """Forward and backward: loss, gradients, new state."""
+        return self.root / "train.onnx"
+
+    @property
+    def eval(self) -> Path:
+        """Forward in evaluation mode: loss and metrics."""
+        return self.root / "eval.onnx"
+
+    @property
+    def infer(self) -> Path:
+        """The model as it is exported, its parameters left out."""
+        return self.root / "infer.onnx"
+
+    @property
+    def initial(self) -> Path:
+        """Every parameter and state tensor as in the model file, fp32."""
+        return self.root / "initial.safetensors"
+
+    @property
+    def optimizer(self) -> Path:
+        """The user's own optimizer graph, where there is one."""
+        return self.root / "optimizer.onnx"
+
+    def to_json(self) -> dict[str, Any]:
+        """The set as plain data, its folder left out."""
+        return {
+            "index": self.index.to_json(),
+            "inputs": [{"name": i.name, "dtype": i.dtype, "shape": list(i.shape), "role": i.role} for i in self.inputs],
+            "notes": list(self.notes),
+            "vocabulary": dict(self.vocabulary),
+            "metrics": list(self.metrics),
+            "padded": self.padded,
+            "own_optimizer": self.own_optimizer,
+        }
+
+    def save(self) -> None:
+        """Write graphs.json: last of all files, so that a folder that has it is whole."""
+        write_atomically(self.root / "graphs.json", (json.dumps(self.to_json(), indent=1) + "\n").encode())
+
+    @classmethod
+    def load(cls, root: Path) -> GraphSet:
+        """The set that `build_graphs` left in `root`; FileNotFoundError if there is none."""
+        data = json.loads((root / "graphs.json").read_text(encoding="utf-8"))
+        return cls(
+            root=root,
+            index=FlatIndex.from_json(data["index"]),
+            inputs=tuple(GraphInput(i["name"], i["dtype"], tuple(i["shape"]), i["role"]) for i in data["inputs"]),
+            notes=tuple(data["notes"]),
+            vocabulary=data["vocabulary"],
+            metrics=tuple(data["metrics"]),
+            padded=data["padded"],
+            own_optimizer=data["own_optimizer"],
+        )
