@@ -28,7 +28,8 @@ def main(arguments: list[str]) -> int:
     place = Place.from_environment()
     attempt = int(os.environ.get("ORTFLOW_ATTEMPT", "0"))
     if os.environ.get("ORTFLOW_LAUNCHER") == "local":
-        die_with_parent()
+        if place.manager != "none":  # a rank without mpirun was bound to its launcher before exec
+            die_with_parent()
         redirect_output(run_dir.log(attempt, place.rank))
     lock = hold_ranks_lock(run_dir.ranks_lock)
 

@@ -1,0 +1,222 @@
+"""Step 5: save the state while training goes on, and find it again at the start.
+
+Recurs inside `train`. Each rank writes its own file in a background thread that talks to nobody; whether all are done
+the ranks learn from numbers that ride along in the step's all-reduce, so no step waits for a disk. Rank 0 then makes
+the files a checkpoint, in a thread of its own, because that waits for the disk too.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ortflow.workflow.checkpoint.commit import SaveFailed, commit, no_room
+from ortflow.workflow.checkpoint.load import Loaded, load, load_newest
+from ortflow.workflow.checkpoint.manifest import Damaged, FileRecord
+from ortflow.workflow.checkpoint.retain import prune
+from ortflow.workflow.checkpoint.store import DirectoryStore
+from ortflow.workflow.checkpoint.writer import Writer, specs
+from ortflow.workflow.errors import OrtflowError
+from ortflow.workflow.progress import Progress
+from ortflow.workflow.steps.context import Context
+
+VOTES = 3
+"""Numbers a rank adds to the step's all-reduce: still writing, failed, time for a save."""
+
+
+@dataclass
+class Save:
+    """A save under way."""
+
+    step: int
+    progress: dict[str, Any]
+    started: float
+
+
+class Saver:
+    """All the checkpoints of one rank's run."""
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+        self._section = context.spec.checkpoint
+        self._store = DirectoryStore(context.run_dir.root / self._section.directory)
+        self._buffers = context.trainer.state()
+        world = context.world
+        self._writer = Writer(
+            self._store, self._buffers, rank=world.rank, world_size=world.world_size, attempt=context.attempt
+        )
+        context.trainer.before_update = self._writer.wait_copied
+        self._save: Save | None = None
+        self._time_due = False
+        self._last_save = time.monotonic()
+        self._saved_step = 0
+        self._distrusted: set[int] = set()
+        self._commit: threading.Thread | None = None
+        self._outcome: dict[str, Any] | None = None
+
+    def resume(self) -> None:
+        """Fill the state from the newest whole checkpoint; rank 0 chooses it, each rank verifies what it reads."""
+        context = self._context
+        targets = {name: np.empty(buffer.count, buffer.dtype) for name, buffer in self._buffers.items()}
+        loaded: Loaded | None = None
+        if context.leads:
+            self._store.clean()
+            loaded = load_newest(self._store, targets, self._reject)
+        step = context.world.share(loaded.manifest.step if loaded else None)
+        if step is None:
+            context.events.rewind(0)
+            context.monitor.begin()
+            return
+        if loaded is None:
+            loaded = load(self._store, step, targets)
+        for name, buffer in self._buffers.items():
+            buffer.write(targets[name])
+        context.progress = Progress.from_json(dict(loaded.manifest.progress))
+        self._saved_step = step
+        context.events.rewind(step)
+        context.events.write("resume", step=step, path=str(self._store.place(step)))
+        context.monitor.begin()
+        if context.leads:
+            print(f"resumed from {self._store.place(step)}", flush=True)
+
+    def _reject(self, fault: Damaged) -> None:
+        context = self._context
+        context.events.write("checkpoint_rejected", path=str(fault.path), reason=fault.reason)
+        print(f"warning: checkpoint rejected: {fault}", flush=True)
+        for step in self._store.steps():
+            if fault.path.is_relative_to(self._store.place(step)):
+                self._distrusted.add(step)
+
+    def votes(self) -> Sequence[float]:
+        """This rank's numbers for the all-reduce of the next step."""
+        every = self._section.every_seconds
+        time_due = self._context.leads and every is not None and time.monotonic() - self._last_save >= every
+        status = self._writer.poll()
+        return (float(status.state == "writing"), float(status.state == "failed"), float(time_due))
+
+    def count(self, votes: Sequence[float]) -> None:
+        """The votes of all ranks: finish a save that all have written, or give up one that any could not write."""
+        writing, _, time_due = votes
+        self._time_due = time_due > 0
+        if self._save is not None and writing == 0:
+            self._settle(self._save)
+        self._tell()
+
+    @property
+    def due(self) -> bool:
+        """Whether the run file asks for a save behind the step just done."""
+        step, every = self._context.progress.step, self._section.every_steps
+        return self._time_due or (every is not None and step % every == 0)
+
+    def save(self) -> None:
+        """Save behind this step; a save still under way is waited for, so that none is left out."""
+        context = self._context
+        self.wait()
+        step = context.progress.step
+        if step == self._saved_step:
+            return
+        self._last_save = time.monotonic()
+        self._time_due = False
+        trouble = no_room(self._store, specs(self._buffers), context.world.world_size) if context.leads else None
+        trouble = context.world.share(trouble)
+        if trouble is not None:
+            self._failed(step, trouble)
+            return
+        context.events.write("checkpoint_start", step=step)
+        self._save = Save(step, context.progress.to_json(), time.perf_counter())
+        self._writer.start(step, urgent=not self._section.asynchronous)
+        if not self._section.asynchronous:
+            self.wait()
+
+    def save_and_wait(self) -> bool:
+        """Save behind this step and return when that is done; False where it failed, and the record says why."""
+        self.wait()
+        if self._context.progress.step not in (0, self._saved_step):
+            self.save()
+            self.wait()
+        return self._context.progress.step in (0, self._saved_step)
+
+    def wait(self) -> None:
+        """Return when no save is under way on any rank; the ranks come here together."""
+        if self._save is not None:
+            self._writer.wait_copied()
+            self._writer.wait()
+            self._settle(self._save)
+        if self._commit is not None:
+            self._commit.join()
+        self._tell()
+        # What came of a commit only rank 0 has seen.
+        self._saved_step = self._context.world.share(self._saved_step)
+
+    def _settle(self, save: Save) -> None:
+        """All ranks have written or failed: rank 0 makes a checkpoint of it, or removes it."""
+        context = self._context
+        status = self._writer.wait()
+        self._save = None
+        stall = self._writer.stall_seconds
+        answers = context.world.gather((status.record, status.reason, stall))
+        if context.leads and answers is not None:
+            context.monitor.stall(save.step, stall)
+            reasons = [reason for record, reason, _ in answers if record is None]
+            if reasons:
+                self._store.abandon(save.step, context.attempt)
+                self._failed(save.step, reasons[0])
+                return
+            records = [record for record, _, _ in answers]
+            if self._commit is not None:
+                self._commit.join()
+            self._commit = threading.Thread(
+                target=self._make, args=(save, records, max(a[2] for a in answers)), name="commit", daemon=True
+            )
+            self._commit.start()
+
+    def _make(self, save: Save, records: list[FileRecord], stall: float) -> None:
+        context = self._context
+        try:
+            manifest = commit(
+                self._store, save.step, context.attempt, records,
+                buffers=specs(self._buffers), index=context.trainer.index, progress=save.progress,
+            )  # fmt: skip
+            keep = self._section.keep
+            prune(self._store, keep.newest, keep.every, self._distrusted)
+        except (SaveFailed, OSError) as error:
+            self._outcome = {"step": save.step, "reason": str(error)}
+            return
+        seconds = time.perf_counter() - save.started
+        self._outcome = {
+            "step": save.step, "seconds": round(seconds, 6), "stall_seconds": round(stall, 6), "bytes": manifest.size
+        }  # fmt: skip
+
+    def _tell(self) -> None:
+        """Put what the commit's thread has done into the record, from the thread that writes events."""
+        outcome, self._outcome = self._outcome, None
+        if outcome is None:
+            return
+        if "reason" in outcome:
+            self._failed(outcome["step"], outcome["reason"])
+            return
+        self._saved_step = outcome["step"]
+        self._context.events.write("checkpoint", **outcome)
+
+    def _failed(self, step: int, reason: str) -> None:
+        self._context.events.write("checkpoint_failed", step=step, reason=reason)
+        print(f"warning: no checkpoint of step {step}: {reason}; the one before it stays", flush=True)
+
+
+def checkpoint(context: Context) -> None:
+    """The step in its own place: the end of training is saved before anything is made of it.
+
+    Raises OrtflowError where it cannot be saved: a run that is done must not be able to lose its result.
+    """
+    context.saver.save_and_wait()
+    if (
+        context.leads
+        and context.progress.step
+        not in DirectoryStore(context.run_dir.root / context.spec.checkpoint.directory).steps()
+    ):
+        raise OrtflowError(f"the end of training, step {context.progress.step}, could not be saved")

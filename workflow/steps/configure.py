@@ -1,0 +1,75 @@
+"""Step 1: from the run file to graphs and plan. Done once, by rank 0; the others read what it wrote.
+
+A restart finds the graphs of the attempt before and keeps them while nothing they were made from has changed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+
+from ortflow import __version__
+from ortflow.workflow.errors import OrtflowError
+from ortflow.workflow.plan import Plan, resolve
+from ortflow.workflow.rundir import RunDir, write_atomically
+from ortflow.workflow.spec.run import RunSpec
+from ortflow.workflow.steps.context import Context
+from ortflow.workflow.trainer import GRADIENT_GRAPH
+
+DEVICE = "cpu"
+
+
+def configure(context: Context) -> None:
+    """Build or reuse the graphs and write the plan; a fault waits until all ranks can hear of it."""
+    if not context.leads:
+        return
+    try:
+        for line in prepare(context.run_dir, context.spec):
+            print(line, flush=True)
+    except OrtflowError as error:
+        context.trouble = error
+
+
+def prepare(run_dir: RunDir, spec: RunSpec) -> list[str]:
+    """Graphs and plan in the run directory; returns what is worth a line in the log."""
+    from ortflow.workflow.data.dataset import Dataset
+    from ortflow.workflow.graph.build import build_graphs
+    from ortflow.workflow.graph.types import GraphSet
+    from ortflow.workflow.optim.gradient import gradient_graph
+    from ortflow.workflow.optim.graph import optimizer_graph
+    from ortflow.workflow.optim.segments import segments
+
+    fingerprint = fingerprint_of(spec)
+    notes: list[str] = []
+    if run_dir.plan.exists() and Plan.load(run_dir.plan).fingerprint == fingerprint:
+        graphs = GraphSet.load(run_dir.graphs)
+    else:
+        run_dir.plan.unlink(missing_ok=True)
+        graphs = build_graphs(spec, DEVICE, run_dir.graphs)
+        notes += graphs.notes
+        if not graphs.own_optimizer:
+            model = optimizer_graph(spec.train.optimizer, segments(spec.train.optimizer, graphs.index))
+            write_atomically(graphs.optimizer, model.SerializeToString())
+        write_atomically(graphs.root / GRADIENT_GRAPH, gradient_graph().SerializeToString())
+    samples = len(Dataset.open(Path(spec.data.train.path)))
+    trained = sum(e.tensor.count for e in graphs.index if e.tensor.group in ("decay", "no_decay"))
+    resolve(spec, samples=samples, parameters=trained, fingerprint=fingerprint).save(run_dir.plan)
+    return notes
+
+
+def fingerprint_of(spec: RunSpec) -> str:
+    """A hash of everything the graphs are made from: model file, its section, the optimizer, our version."""
+    made_from = {
+        "version": __version__,
+        "model": spec.model.model_dump(mode="json"),
+        "optimizer": spec.train.optimizer.model_dump(mode="json"),
+        "last_batch": spec.data.last_batch,
+        "device": DEVICE,
+        "files": [
+            (path, Path(path).stat().st_size, Path(path).stat().st_mtime_ns)
+            for path in (spec.model.path, *filter(None, spec.model.graphs.model_dump().values()))
+            if Path(path).exists()
+        ],
+    }
+    return hashlib.sha256(json.dumps(made_from, sort_keys=True).encode()).hexdigest()

@@ -1,0 +1,81 @@
+"""What the seven steps hand to each other. Each attribute is made by the step named beside it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from ortflow.workflow.comm import Communicator
+from ortflow.workflow.errors import OrtflowError, Preempted
+from ortflow.workflow.events import EventLog
+from ortflow.workflow.plan import Plan
+from ortflow.workflow.progress import Progress
+from ortflow.workflow.ranks import Place
+from ortflow.workflow.rundir import RunDir
+from ortflow.workflow.signals import StopFlag
+from ortflow.workflow.spec.run import RunSpec
+from ortflow.workflow.trainer import Trainer
+
+if TYPE_CHECKING:
+    from ortflow.workflow.engine import Engine
+    from ortflow.workflow.graph.types import GraphSet
+    from ortflow.workflow.steps.checkpoint import Saver
+    from ortflow.workflow.steps.monitor import Monitor
+    from ortflow.workflow.steps.shard import Stream
+
+
+@dataclass
+class Context:
+    """One rank's run."""
+
+    run_dir: RunDir
+    spec: RunSpec
+    place: Place
+    attempt: int
+    stop: StopFlag
+    events: EventLog
+    engine: Engine[Context] = field(init=False)
+    trouble: OrtflowError | None = None
+    """configure: what went wrong on rank 0, told to all ranks as soon as they can hear."""
+    plan: Plan = field(init=False)
+    """runtime, from what configure wrote."""
+    graphs: GraphSet = field(init=False)
+    """runtime, from what configure wrote."""
+    comm: Communicator | None = None
+    """runtime"""
+    trainer: Trainer = field(init=False)
+    """runtime"""
+    saver: Saver = field(init=False)
+    """runtime"""
+    monitor: Monitor = field(init=False)
+    """runtime"""
+    progress: Progress = field(default_factory=Progress)
+    """runtime: of the newest whole checkpoint"""
+    stream: Stream = field(init=False)
+    """shard"""
+
+    @property
+    def leads(self) -> bool:
+        """Whether this is the rank that speaks for all."""
+        return self.place.rank == 0
+
+    @property
+    def world(self) -> Communicator:
+        """The ranks; only after runtime began."""
+        if self.comm is None:
+            raise RuntimeError("the ranks are not connected before step runtime")
+        return self.comm
+
+    def leave_if_asked(self) -> None:
+        """Agree with all ranks whether any was asked to leave, and if so leave: nothing is lost between steps."""
+        asked = self.world.gather(self.stop.reason)
+        reason = self.world.share(next((r for r in asked if r), None) if asked is not None else None)
+        if reason:
+            self.leave(reason)
+
+    def leave(self, reason: str, *, saved: bool = True) -> None:
+        """Say that the run is preempted, and whether everything is saved; raises Preempted."""
+        self.events.write("stop_requested", reason=reason)
+        self.events.write("preempted", step=self.progress.step, saved=saved)
+        told = "saved at" if saved else "could not save, a restart repeats what follows the checkpoint before"
+        raise Preempted(f"asked to leave by {reason}; {told} step {self.progress.step}")

@@ -1,0 +1,85 @@
+"""Step 6: tell what happens. Events of every rank, TensorBoard scalars and log lines of rank 0.
+
+Recurs inside `train`; in its own place it closes what it wrote. It only tells: nothing here may change a run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from ortflow.workflow.steps.context import Context
+from ortflow.workflow.trainer import StepOutcome
+
+
+class Monitor:
+    """Where the numbers of a run go."""
+
+    def __init__(self, context: Context) -> None:
+        self._context = context
+        self._every = context.spec.monitor.every_steps
+        self._writer: Any = None
+
+    def begin(self) -> None:
+        """Open TensorBoard's file; scalars of steps that are taken back are purged in it."""
+        context = self._context
+        if context.leads and context.spec.monitor.tensorboard:
+            from tensorboardX import SummaryWriter
+
+            folder = context.run_dir.root / context.spec.monitor.tensorboard_directory
+            self._writer = SummaryWriter(str(folder), purge_step=context.progress.step + 1)
+
+    def step(self, outcome: StepOutcome, *, lr: float, seconds: float, epoch: int) -> None:
+        """A training step is done."""
+        context, step = self._context, self._context.progress.step
+        if outcome.skipped is not None:
+            context.events.write("skipped_step", step=step, reason=outcome.skipped)
+        context.events.write(
+            "step", step=step, loss=outcome.loss, lr=lr, grad_norm=outcome.grad_norm,
+            seconds=round(seconds, 6), samples=outcome.samples, epoch=epoch,
+        )  # fmt: skip
+        speed = outcome.samples / seconds
+        self._scalars(
+            step, {"loss": outcome.loss, "lr": lr, "grad_norm": outcome.grad_norm, "samples_per_second": speed}
+        )
+        if context.leads and (step % self._every == 0 or outcome.skipped):
+            skipped = f"  skipped: {outcome.skipped}" if outcome.skipped else ""
+            print(
+                f"step {step}/{context.plan.total_steps}  loss {outcome.loss:.4f}  lr {lr:.3g}  "
+                f"|g| {outcome.grad_norm:.3f}  {speed:.0f} samples/s{skipped}",
+                flush=True,
+            )
+
+    def evaluation(self, metrics: Mapping[str, float], samples: int, seconds: float) -> None:
+        """The evaluation set is through."""
+        context, step = self._context, self._context.progress.step
+        context.events.write("evaluation", step=step, samples=samples, seconds=round(seconds, 6), **metrics)
+        self._scalars(step, {f"eval/{name}": value for name, value in metrics.items()})
+        if context.leads:
+            told = "  ".join(f"{name} {value:.4f}" for name, value in metrics.items())
+            print(f"evaluation at step {step}  {told}", flush=True)
+
+    def stall(self, step: int, seconds: float) -> None:
+        """Training stood still for a checkpoint."""
+        self._scalars(step, {"checkpoint_stall_seconds": seconds})
+
+    def warn(self, message: str) -> None:
+        """Something a person should know, which the run survives."""
+        self._context.events.write("warning", message=message)
+        print(f"warning: {message}", flush=True)
+
+    def _scalars(self, step: int, values: Mapping[str, float]) -> None:
+        if self._writer is not None:
+            for name, value in values.items():
+                self._writer.add_scalar(name, value, step)
+
+    def close(self) -> None:
+        """Write out what TensorBoard's file still owes."""
+        if self._writer is not None:
+            self._writer.close()
+            self._writer = None
+
+
+def monitor(context: Context) -> None:
+    """The step in its own place: the record is complete, close it."""
+    context.monitor.close()

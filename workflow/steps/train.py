@@ -1,0 +1,115 @@
+"""Step 4: the loop. Micro-batches, gradient sum over ranks, update, schedule, periodic evaluation.
+
+Knows the trainer only by its protocol. At every step the ranks agree, with numbers that ride along in the one
+all-reduce, whether anybody was asked to leave and whether it is time for a checkpoint.
+"""
+
+from __future__ import annotations
+
+import time
+from itertools import takewhile
+
+from ortflow.workflow.errors import UserError
+from ortflow.workflow.optim.schedule import learning_rate
+from ortflow.workflow.plan import total_steps
+from ortflow.workflow.progress import dropout_seed
+from ortflow.workflow.steps.context import Context
+from ortflow.workflow.steps.early_stop import judge
+
+
+def train(context: Context) -> None:
+    """Train from where the newest checkpoint left off to the end, or until the run is asked to leave.
+
+    Raises Preempted when asked to leave, with everything saved; UserError when too many steps in a row gave a
+    loss or gradient that is no number.
+    """
+    total = total_of(context)
+    asked = evaluation_pending(context, total) and not evaluate(context)
+    while not asked and not finished(context, total):
+        asked = one_step(context, total)
+        if not asked and evaluation_pending(context, total):
+            asked = not evaluate(context)
+        if context.saver.due and not asked:
+            with context.engine.within("checkpoint"):
+                context.saver.save()
+    if asked:
+        with context.engine.within("checkpoint"):
+            saved = context.saver.save_and_wait()
+        context.leave(context.stop.reason or "another rank", saved=saved)
+
+
+def total_of(context: Context) -> int:
+    """Steps of the whole run, seen from where it stands."""
+    progress = context.progress
+    return total_steps(context.plan, context.spec, step=progress.step, epoch=progress.epoch, sample=progress.sample)
+
+
+def finished(context: Context, total: int) -> bool:
+    """Whether there is nothing left to train."""
+    return context.progress.step >= total or context.progress.stopped_early
+
+
+def one_step(context: Context, total: int) -> bool:
+    """One optimizer step; whether any rank was asked to leave."""
+    spec, progress = context.spec, context.progress
+    start = time.perf_counter()
+    batch = context.stream.next()
+    lr = learning_rate(spec.train.schedule, spec.train.optimizer.lr, progress.step + 1, total)
+    seeds = [
+        dropout_seed(spec.seed, progress.step + 1, context.place.rank, micro)
+        for micro in range(len(batch.micro_batches))
+    ]
+    outcome = context.trainer.step(
+        batch.micro_batches,
+        learning_rate=lr,
+        update=progress.updates + 1,
+        seeds=seeds,
+        votes=[float(bool(context.stop)), *context.saver.votes()],
+    )
+    epoch = progress.epoch
+    progress.step += 1
+    progress.epoch, progress.sample = batch.next.epoch, batch.next.sample
+    if outcome.skipped is None:
+        progress.updates += 1
+        progress.skipped_in_a_row = 0
+    else:
+        progress.skipped += 1
+        progress.skipped_in_a_row += 1
+    with context.engine.within("monitor"):
+        context.monitor.step(outcome, lr=lr, seconds=time.perf_counter() - start, epoch=epoch)
+    if progress.skipped_in_a_row >= spec.train.max_skipped_steps:
+        raise UserError(
+            f"{progress.skipped_in_a_row} steps in a row gave no usable gradient, the last because {outcome.skipped}",
+            where=f"step {progress.step}",
+            fix="lower train.optimizer.lr, lengthen train.schedule.warmup_steps or set train.clip_norm",
+        )
+    with context.engine.within("checkpoint"):
+        context.saver.count(outcome.votes[1:].tolist())
+    return bool(outcome.votes[0] > 0)
+
+
+def evaluation_pending(context: Context, total: int) -> bool:
+    """Whether the evaluation set is to be run behind the step just done."""
+    step, every = context.progress.step, context.spec.train.evaluation.every_steps
+    if context.spec.data.eval is None or step == 0 or context.progress.evaluated_step >= step:
+        return False
+    return finished(context, total) or (every is not None and step % every == 0)
+
+
+def evaluate(context: Context) -> bool:
+    """Run the evaluation set; False where a rank was asked to leave, so that the result is none."""
+    start = time.perf_counter()
+    batches = takewhile(lambda batch: not context.stop, context.stream.evaluation())
+    outcome = context.trainer.evaluate(batches, lambda: [float(bool(context.stop))])
+    if outcome.votes[0] > 0:
+        return False
+    progress = context.progress
+    progress.evaluated_step = progress.step
+    copies = context.world.world_size if context.spec.data.eval_mode == "replicated" else 1
+    with context.engine.within("monitor"):
+        context.monitor.evaluation(outcome.metrics, outcome.samples // copies, time.perf_counter() - start)
+    rule = context.spec.train.early_stop
+    if rule is not None and judge(rule, progress, outcome.metrics[rule.metric]):
+        progress.stopped_early = True
+        context.events.write("early_stop", step=progress.step, metric=rule.metric)
+    return True

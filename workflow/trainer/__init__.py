@@ -1,0 +1,91 @@
+"""The seam to what step 4 runs. `graph` trains ONNX graphs; engine, checkpointing and monitoring know only this.
+
+A trainer holds its state in named flat buffers that are equal on all ranks between two steps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+from ortflow.workflow.device import Buffer
+from ortflow.workflow.layout import FlatIndex
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    import numpy as np
+    import numpy.typing as npt
+
+GRADIENT_GRAPH = "gradient.onnx"
+"""Beside the other graphs: scales and clips the flat gradients."""
+
+
+@dataclass(frozen=True)
+class MicroBatch:
+    """Arrays by graph input, and how many of their rows are real samples."""
+
+    arrays: Mapping[str, npt.NDArray[Any]]
+    count: int
+
+
+@dataclass(frozen=True)
+class StepOutcome:
+    """What one step over all ranks gave; equal on all ranks."""
+
+    loss: float
+    grad_norm: float
+    samples: int
+    votes: npt.NDArray[np.float32]
+    """Sums over the ranks of what each put in."""
+    skipped: str | None
+    """Why the parameters were left as they are; None if they were updated."""
+
+
+@dataclass(frozen=True)
+class EvaluationOutcome:
+    """Metrics over the whole evaluation set; equal on all ranks."""
+
+    metrics: Mapping[str, float]
+    samples: int
+    votes: npt.NDArray[np.float64]
+
+
+class Trainer(Protocol):
+    """What the training loop drives."""
+
+    index: FlatIndex
+    """Where each tensor lies in the parameters buffer."""
+    before_update: Callable[[], None]
+    """Called in every step when the gradients are ready, before anything that a checkpoint holds changes."""
+
+    def state(self) -> Mapping[str, Buffer]:
+        """The flat buffers a checkpoint holds, by name."""
+
+    def step(
+        self,
+        batches: Sequence[MicroBatch],
+        *,
+        learning_rate: float,
+        update: int,
+        seeds: Sequence[int],
+        votes: Sequence[float],
+    ) -> StepOutcome:
+        """One optimizer step over this rank's micro-batches.
+
+        `update` counts parameter updates from 1; `seeds` are one a micro-batch; `votes` are summed over the ranks
+        with the gradients.
+        """
+
+    def evaluate(self, batches: Iterable[MicroBatch], votes: Callable[[], Sequence[float]]) -> EvaluationOutcome:
+        """Metrics of the evaluation graph over all ranks' batches.
+
+        `votes` is asked when the batches are through; the answers are summed over the ranks with the metrics.
+        """
+
+    def export(self, path: Path, samples: Sequence[MicroBatch], tolerance: float) -> float:
+        """Write the inference model; the largest difference to the evaluation graph on the samples.
+
+        Raises OrtflowError where the difference is larger than the tolerance.
+        """

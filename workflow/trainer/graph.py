@@ -1,0 +1,255 @@
+"""The trainer of ONNX graphs over flat buffers: training, evaluation and optimizer graph run by ONNX Runtime.
+
+One buffer holds all parameters (and running statistics behind them), one all gradients. The gradients are followed
+in the same memory by the running statistics and a short tail of sums, so that one all-reduce a step carries
+everything the ranks have to agree on. Driven by the training loop; never looks at files but its graphs.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import onnxruntime
+
+from ortflow.workflow.comm import Communicator
+from ortflow.workflow.device import Buffer
+from ortflow.workflow.errors import OrtflowError
+from ortflow.workflow.graph.types import LOSS_SUM, LOSS_WEIGHT, VALID, GraphSet
+from ortflow.workflow.layout import FlatIndex
+from ortflow.workflow.optim.graph import moments
+from ortflow.workflow.optim.segments import segments
+from ortflow.workflow.spec.run import RunSpec
+from ortflow.workflow.trainer import GRADIENT_GRAPH, EvaluationOutcome, MicroBatch, StepOutcome
+from ortflow.workflow.trainer.inference import largest_difference
+from ortflow.workflow.trainer.sessions import Binding, Sessions
+
+TAIL = 64
+"""Elements of the tail: loss, weight, samples, then the votes."""
+VOTES = 3
+LARGEST_EXPONENT = 700.0
+"""Of a double: a perplexity beyond it is infinite for anybody."""
+
+
+class GraphTrainer:
+    """Drives the three graphs of a run; see the module."""
+
+    def __init__(
+        self,
+        graphs: GraphSet,
+        spec: RunSpec,
+        sessions: Sessions,
+        communicator: Communicator,
+    ) -> None:
+        self.index: FlatIndex = graphs.index
+        self.before_update: Callable[[], None] = lambda: None
+        self._graphs, self._spec, self._sessions, self._comm = graphs, spec, sessions, communicator
+        device = sessions.device
+        state_start, state_end = self.index.span("state")
+        self._state_span = (state_start, state_end)
+        trained, states = self.index.trained, state_end - state_start
+        self._parameters = device.allocate(self.index.size, np.float32)
+        # Gradients, running statistics and tail in one piece: one collective call a step.
+        self._sync = device.allocate(trained + states + TAIL, np.float32)
+        self._gradients = self._sync.slice(0, trained)
+        self._statistics = self._sync.slice(trained, trained + states)
+        self._tail = self._sync.slice(trained + states, trained + states + TAIL)
+        # The running statistics that a micro-batch starts from: the state proper moves only with an update.
+        self._running = device.allocate(states, np.float32)
+        self._moments = {name: device.allocate(trained, np.float32) for name in moments(spec.train.optimizer)}
+        self._sums = device.allocate(2, np.float32)
+        self._scratch = device.allocate(trained, np.float32) if spec.train.gradient_accumulation > 1 else None
+
+        training = sessions.open(graphs.train)
+        self._first = self._bind_training(training, self._gradients)
+        self._further = self._bind_training(training, self._scratch) if self._scratch else self._first
+        self._eval_session = sessions.open(graphs.eval)
+        self._evaluation = Binding(self._eval_session, device)
+        self._evaluation.read_tensors(self.index, self._parameters)
+        self._metric_outputs = sorted(name for name in self._evaluation.outputs if name.startswith("ortflow."))
+        self._metric_sums = device.allocate(len(self._metric_outputs), np.float32)
+        self._totals = device.allocate(len(self._metric_outputs) + TAIL, np.float64)
+        for place, name in enumerate(self._metric_outputs):
+            self._evaluation.write_to(name, self._metric_sums.slice(place, place + 1), ())
+        self._bind_update()
+
+    def _bind_training(self, session: onnxruntime.InferenceSession, gradients: Buffer) -> Binding:
+        binding = Binding(session, self._sessions.device)
+        binding.read_tensors(self.index, self._parameters)
+        for entry in self.index:
+            gradient, new = f"{entry.name}_grad", f"{entry.name}_new"
+            if gradient in binding.outputs:
+                binding.write_to(gradient, gradients.slice(entry.offset, entry.end), entry.tensor.shape)
+            if new in binding.outputs:
+                start = entry.offset - self._state_span[0]
+                end = start + entry.tensor.count
+                binding.read_from(entry.name, self._running.slice(start, end), entry.tensor.shape)
+                binding.write_to(new, self._statistics.slice(start, end), entry.tensor.shape)
+        binding.write_to(LOSS_SUM, self._sums.slice(0, 1), ())
+        binding.write_to(LOSS_WEIGHT, self._sums.slice(1, 2), ())
+        return binding
+
+    def _bind_update(self) -> None:
+        device, sessions, optimizer = self._sessions.device, self._sessions, self._spec.train.optimizer
+        count = self._gradients.count
+        self._scale = device.allocate(2, np.float32)
+        self._norm = device.allocate(1, np.float32)
+        self._scaling = Binding(sessions.open(self._graphs.root / GRADIENT_GRAPH), device)
+        self._scaling.read_from("gradients", self._gradients, (count,))
+        self._scaling.read_from("inverse_weight", self._scale.slice(0, 1), (1,))
+        self._scaling.read_from("max_norm", self._scale.slice(1, 2), (1,))
+        self._scaling.write_to("gradients.out", self._gradients, (count,))
+        self._scaling.write_to("norm", self._norm, (1,))
+
+        self._rate = device.allocate(1, np.float32)
+        self._update_number = device.allocate(1, np.int64)
+        self._update = Binding(sessions.open(self._graphs.optimizer), device)
+        for name, scalar in (("learning_rate", self._rate), ("step", self._update_number)):
+            if name in self._update.inputs:
+                self._update.read_from(name, scalar, (1,))
+        for number, piece in enumerate(segments(optimizer, self.index)):
+            shape = (piece.stop - piece.start,)
+            flat = {"parameters": self._parameters, **self._moments}
+            for name, buffer in flat.items():
+                part = buffer.slice(piece.start, piece.stop)
+                self._update.read_from(f"{name}.{number}", part, shape)
+                self._update.write_to(f"{name}.{number}.out", part, shape)
+            self._update.read_from(f"gradients.{number}", self._gradients.slice(piece.start, piece.stop), shape)
+
+    def state(self) -> Mapping[str, Buffer]:
+        """Parameters (with running statistics) and the optimizer's moments."""
+        return {"parameters": self._parameters, **self._moments}
+
+    def load_tensors(self, tensors: Mapping[str, npt.NDArray[np.float32]]) -> None:
+        """Set every tensor of the index to the values given by name."""
+        for entry in self.index:
+            self._parameters.slice(entry.offset, entry.end).write(tensors[entry.name])
+
+    def step(
+        self,
+        batches: Sequence[MicroBatch],
+        *,
+        learning_rate: float,
+        update: int,
+        seeds: Sequence[int],
+        votes: Sequence[float],
+    ) -> StepOutcome:
+        """Forward and backward over the micro-batches, one all-reduce, one optimizer update."""
+        tail = self._accumulate(batches, seeds)
+        tail[VOTES : VOTES + len(votes)] = votes
+        self._tail.write(tail)
+        self._comm.all_reduce(self._sync)
+        tail = self._tail.read()
+        loss_sum, weight, samples = (float(value) for value in tail[:VOTES])
+        summed_votes = tail[VOTES : VOTES + len(votes)].copy()
+        if weight <= 0:
+            return StepOutcome(math.nan, math.nan, int(samples), summed_votes, "no label of the batch counts")
+
+        clip = self._spec.train.clip_norm
+        self._scale.write(np.array([1.0 / weight, math.inf if clip is None else clip], np.float32))
+        self._scaling.run()
+        loss, norm = loss_sum / weight, float(self._norm.read()[0])
+        outcome = StepOutcome(loss, norm, round(samples), summed_votes, _fault(loss, norm))
+        self.before_update()
+        if outcome.skipped is None:
+            self._adopt_statistics()
+            self._rate.write(np.array([learning_rate], np.float32))
+            self._update_number.write(np.array([update], np.int64))
+            self._update.run()
+        return outcome
+
+    def _accumulate(self, batches: Sequence[MicroBatch], seeds: Sequence[int]) -> npt.NDArray[np.float32]:
+        tail = np.zeros(TAIL, np.float32)
+        self._statistics.write(self._parameters.slice(*self._state_span).read())
+        fresh = True
+        for batch, seed in zip(batches, seeds, strict=True):
+            if batch.count == 0:
+                continue
+            binding = self._first if fresh else self._further
+            # Running statistics move with each micro-batch, as they do in PyTorch.
+            self._running.write(self._statistics.read())
+            self._feed(binding, batch)
+            # Dropout's masks come from ONNX Runtime's global generator: seeded each run, a resumed run repeats them.
+            onnxruntime.set_seed(seed)
+            binding.run()
+            if not fresh and self._scratch is not None:
+                self._gradients.add(self._scratch)
+            tail[:2] += self._sums.read()
+            tail[2] += batch.count
+            fresh = False
+        if fresh:
+            self._gradients.fill(0)
+        return tail
+
+    def _adopt_statistics(self) -> None:
+        mean = self._statistics.read() / np.float32(self._comm.world_size)
+        self._parameters.slice(*self._state_span).write(mean)
+
+    def _feed(self, binding: Binding, batch: MicroBatch) -> None:
+        for name, array in batch.arrays.items():
+            if name in binding.inputs:
+                binding.feed(name, array)
+        if VALID in binding.inputs:
+            binding.feed(VALID, np.array([batch.count], np.int64))
+
+    def evaluate(self, batches: Iterable[MicroBatch], votes: Callable[[], Sequence[float]]) -> EvaluationOutcome:
+        """Sums of every metric over this rank's batches, then over the ranks."""
+        sums = np.zeros(self._totals.count, np.float64)
+        names = self._metric_outputs
+        for batch in batches:
+            if batch.count:
+                self._feed(self._evaluation, batch)
+                self._evaluation.run()
+                sums[: len(names)] += self._metric_sums.read()
+                sums[len(names)] += batch.count
+        mine = votes()
+        sums[len(names) + 1 : len(names) + 1 + len(mine)] = mine
+        self._totals.write(sums)
+        self._comm.all_reduce(self._totals)
+        totals = self._totals.read()
+        metrics = ratios(dict(zip(names, totals.tolist(), strict=False)))
+        if "perplexity" in self._spec.model.metrics:
+            metrics["perplexity"] = math.exp(min(metrics["loss"], LARGEST_EXPONENT))
+        end = len(names) + 1
+        return EvaluationOutcome(metrics, round(totals[len(names)]), totals[end : end + len(mine)])
+
+    def export(self, path: Path, samples: Sequence[MicroBatch], tolerance: float) -> float:
+        """Write the inference model with the trained parameters, checked; see the protocol."""
+        from ortflow.workflow.graph.inference import export_inference
+
+        tensors = {
+            entry.name: self._parameters.slice(entry.offset, entry.end).read().reshape(entry.tensor.shape)
+            for entry in self.index
+        }
+        export_inference(self._graphs.infer, tensors, path)
+        evaluation = Binding(self._eval_session, self._sessions.device)
+        evaluation.read_tensors(self.index, self._parameters)
+        difference = largest_difference(path, evaluation, self._feed, samples)
+        if not difference <= tolerance:
+            raise OrtflowError(
+                f"the exported model {path} is {difference:.3g} off the evaluation graph on real samples, "
+                f"more than export.tolerance allows ({tolerance:g})"
+            )
+        return difference
+
+
+def ratios(sums: Mapping[str, float]) -> dict[str, float]:
+    """`ortflow.NAME_sum` over `ortflow.NAME_weight`, by name; NaN where nothing counted."""
+    metrics = {}
+    for name in sums:
+        if name.endswith("_sum"):
+            weight = sums[name.removesuffix("_sum") + "_weight"]
+            metric = name.removeprefix("ortflow.").removesuffix("_sum")
+            metrics[metric] = sums[name] / weight if weight else math.nan
+    return metrics
+
+
+def _fault(loss: float, norm: float) -> str | None:
+    if not math.isfinite(loss):
+        return f"the loss is {loss}"
+    if not math.isfinite(norm):
+        return f"the gradient norm is {norm}"
+    return None

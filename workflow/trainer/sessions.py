@@ -1,0 +1,119 @@
+"""ONNX Runtime sessions as ranks run them, and binding them to flat buffers."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy.typing as npt
+import onnxruntime
+from onnxruntime.capi import _pybind_state
+
+from ortflow.workflow.device import Buffer, Device
+from ortflow.workflow.errors import OrtflowError, UserError
+from ortflow.workflow.layout import FlatIndex
+
+SEVERITY = {"verbose": 0, "info": 1, "warning": 2, "error": 3, "fatal": 4}
+
+
+class Sessions:
+    """Makes every session of a rank alike: its threads, its log level, its device."""
+
+    def __init__(self, device: Device, threads: int, log_level: str) -> None:
+        self.device, self._threads, self._severity = device, threads, SEVERITY[log_level]
+        onnxruntime.set_default_logger_severity(self._severity)
+
+    def open(self, model: Path | bytes) -> onnxruntime.InferenceSession:
+        """A session of a graph of ours; files are handed over as bytes, so that none is followed out of its folder."""
+        options = onnxruntime.SessionOptions()
+        options.intra_op_num_threads = self._threads
+        options.inter_op_num_threads = 1
+        options.log_severity_level = self._severity
+        options.use_deterministic_compute = True
+        # A rank has several sessions and each its own threads: idle ones must not spin beside the one at work.
+        options.add_session_config_entry("session.force_spinning_stop", "1")
+        content = model if isinstance(model, bytes) else model.read_bytes()
+        try:
+            return onnxruntime.InferenceSession(content, options, providers=self.device.providers())
+        except _SESSION_ERRORS as error:
+            name = model.name if isinstance(model, Path) else "graph"
+            raise OrtflowError(f"ONNX Runtime refuses {name}: {error}") from error
+
+
+class Binding:
+    """An I/O binding of a session: graph inputs and outputs tied to slices of flat buffers or to arrays."""
+
+    def __init__(self, session: onnxruntime.InferenceSession, device: Device) -> None:
+        self._session, self._device = session, device
+        self._binding = session.io_binding()
+        self._options = onnxruntime.RunOptions()
+        self._options.log_severity_level = 3
+        self._kept: dict[str, Any] = {}
+        self.inputs = {value.name for value in session.get_inputs()}
+        self.outputs = {value.name for value in session.get_outputs()}
+
+    def read_from(self, name: str, buffer: Buffer, shape: tuple[int, ...]) -> None:
+        """Tie an input to a buffer."""
+        self._binding.bind_input(name, self._device.kind, self._device.index, buffer.dtype, list(shape), buffer.pointer)
+
+    def write_to(self, name: str, buffer: Buffer, shape: tuple[int, ...]) -> None:
+        """Tie an output to a buffer."""
+        self._binding.bind_output(
+            name, self._device.kind, self._device.index, buffer.dtype, list(shape), buffer.pointer
+        )
+
+    def read_tensors(self, index: FlatIndex, buffer: Buffer) -> None:
+        """Tie every input that the index names to its slice."""
+        for entry in index:
+            if entry.name in self.inputs:
+                self.read_from(entry.name, buffer.slice(entry.offset, entry.end), entry.tensor.shape)
+
+    def feed(self, name: str, array: Any) -> None:
+        """Tie an input to an array's values; the array must live until the run is over."""
+        value = onnxruntime.OrtValue.ortvalue_from_numpy(array, self._device.kind, self._device.index)
+        self._kept[name] = (array, value)
+        self._binding.bind_ortvalue_input(name, value)
+
+    def run(self) -> None:
+        """Run the graph once.
+
+        Raises UserError where a node refuses what it is given: the same batch would be refused again.
+        """
+        try:
+            self._session.run_with_iobinding(self._binding, self._options)
+        except _SESSION_ERRORS as error:
+            raise _refusal(str(error)) from error
+
+    def fetch(self, outputs: Sequence[str]) -> list[npt.NDArray[Any]]:
+        """Run the graph once; these outputs, none of which may be tied, as arrays on the host."""
+        for name in outputs:
+            self._binding.bind_output(name)
+        self.run()
+        fetched: list[npt.NDArray[Any]] = self._binding.copy_outputs_to_cpu()
+        return fetched
+
+
+def _refusal(message: str) -> OrtflowError:
+    """What ONNX Runtime says of a failed run, shortened to what a person can act on."""
+    if "alloc" in message.lower():
+        return OrtflowError(f"out of memory in a step: {message}")
+    node = re.search(r"while running (\S+) node\. Name:'([^']*)' Status Message: (.*)", message, re.DOTALL)
+    if node is None:
+        return OrtflowError(f"ONNX Runtime failed in a step: {message}")
+    operator, name, reason = node.groups()
+    reason = re.sub(r"^/\S+ .*?\) ", "", " ".join(reason.split()))
+    return UserError(
+        f"node {name!r} ({operator}) of the graph refuses the batch: {reason}",
+        fix="give data of the lengths and values the model was exported for",
+    )
+
+
+_SESSION_ERRORS = (RuntimeError, *(
+    getattr(_pybind_state, name)
+    for name in (
+        "Fail", "InvalidArgument", "NoSuchFile", "NoModel", "EngineError", "RuntimeException", "InvalidProtobuf",
+        "ModelLoaded", "NotImplemented", "InvalidGraph", "EPFail",
+    )
+))  # fmt: skip
