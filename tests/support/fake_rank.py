@@ -27,7 +27,8 @@ def main() -> None:
     script = json.loads(os.environ.get("FAKE_SCRIPT", "{}"))
     steps, pause = int(os.environ.get("FAKE_STEPS", "10")), float(os.environ.get("FAKE_PAUSE", "0.02"))
     stop.install()
-    die_with_parent()
+    if place.manager != "none":
+        die_with_parent()
     redirect_output(run.log(attempt, place.rank))
     hold_ranks_lock(run.ranks_lock)
     events = EventLog(run.events(place.rank), place.rank, attempt)

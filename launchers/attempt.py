@@ -1,0 +1,101 @@
+"""One attempt: mpirun (or the only rank) as a child process, and the ranks below it.
+
+Used by the supervisor alone. Ranks write their own logs; what mpirun says goes to launcher.log. The child leads a
+session of its own, so that Ctrl-C in the terminal reaches the launcher and nobody else, and dies with the launcher.
+"""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import time
+from collections.abc import Mapping, Sequence
+
+import psutil
+
+from ortflow.launchers import processes
+from ortflow.workflow.rundir import RunDir
+
+LOOK_PERIOD = 0.25
+"""Seconds between two looks for ranks that are not known yet: a look reads the whole process table."""
+UNSEEN = 10.0
+"""Seconds after which a rank that no look has found has come and gone."""
+
+
+class Attempt:
+    """A started attempt; `poll` often."""
+
+    def __init__(
+        self, run: RunDir, number: int, command: Sequence[str], environment: Mapping[str, str], world_size: int
+    ) -> None:
+        self.run, self.number, self.world_size = run, number, world_size
+        self.ranks: dict[int, psutil.Process] = {}
+        """Ranks seen so far."""
+        self._family: dict[int, psutil.Process] = {}
+        self._started = time.monotonic()
+        self._next_look = 0.0
+        log = run.launcher_log(number)
+        log.parent.mkdir(parents=True, exist_ok=True)
+        with log.open("ab") as output:
+            self._child = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                cwd=run.root,
+                env=dict(environment),
+                start_new_session=True,
+                preexec_fn=processes.dies_with_us(),
+            )
+
+    @property
+    def pid(self) -> int:
+        """Of mpirun, or of the only rank."""
+        return self._child.pid
+
+    def poll(self) -> int | None:
+        """The exit code of mpirun (minus the signal if one ended it); None while it runs. Learns ranks on the way."""
+        returncode = self._child.poll()
+        now = time.monotonic()
+        if returncode is None and len(self.ranks) < self.world_size and now >= self._next_look:
+            self._next_look = now + LOOK_PERIOD
+            self._look()
+        return returncode
+
+    def _look(self) -> None:
+        try:
+            root = psutil.Process(self._child.pid)
+        except psutil.Error:
+            return
+        members = processes.family(root)
+        self._family.update({process.pid: process for process in members})
+        # Alone it is its own rank, before any process manager has named it one.
+        self.ranks.update({0: root} if self.world_size == 1 else processes.ranks_among(members))
+
+    def gone(self) -> set[int]:
+        """Ranks that no longer run."""
+        gone = {rank for rank, process in self.ranks.items() if not processes.runs(process)}
+        if time.monotonic() > self._started + UNSEEN:
+            gone |= set(range(self.world_size)) - set(self.ranks)
+        return gone
+
+    def pids(self) -> dict[int, int]:
+        """Process id -> rank, of the ranks seen so far."""
+        return {process.pid: rank for rank, process in self.ranks.items()}
+
+    def ask_to_leave(self) -> None:
+        """SIGTERM to the ranks, never to mpirun, which would kill them."""
+        self._look()
+        processes.send(self.ranks.values(), signal.SIGTERM)
+
+    def kill(self) -> None:
+        """End everything now; also what mpirun left behind."""
+        if self._child.poll() is None:
+            self._look()
+            self._child.kill()
+            self._child.wait()
+        processes.kill(process for pid, process in self._family.items() if pid != self._child.pid)
+
+    def words(self) -> str:
+        """What mpirun printed."""
+        return self.run.launcher_log(self.number).read_text(errors="replace")

@@ -1,0 +1,82 @@
+"""What a launcher is.
+
+A launcher places a run somewhere and follows it. It comes in two steps: `request` looks and starts nothing, and what
+it returns can be printed (`ortflow render`); `submit` starts exactly that. A run is known by its directory, so status,
+logs and cancel take nothing else. Others add launchers through the entry-point group `ortflow.launchers`:
+docs/launchers.md. Nothing here knows a scheduler.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from importlib.metadata import entry_points
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from ortflow.launchers.status import RunStatus
+from ortflow.workflow.errors import UserError
+from ortflow.workflow.rundir import RunDir
+
+if TYPE_CHECKING:
+    from ortflow.workflow.spec.run import RunSpec
+
+GROUP = "ortflow.launchers"
+
+
+@dataclass(frozen=True)
+class Submission:
+    """A run that somebody wants started: what the command line hands to a launcher."""
+
+    spec: RunSpec
+    """With every path absolute."""
+    run: RunDir
+    folder: Path | None = None
+    """The run file's, where `prepare` runs; None for a run that is resumed from its directory."""
+    fresh: bool = False
+    """Put the run that the directory holds aside, and start anew."""
+    new_budget: bool = False
+    """Failures and preemptions so far no longer count."""
+
+
+class Request(Protocol):
+    """What a launcher would start. `str(request)` is what `ortflow render` prints, and nothing else."""
+
+    def __str__(self) -> str: ...
+
+
+class Launcher(Protocol):
+    """Where runs are placed. `R` stands for its own kind of request."""
+
+    def request(self, submission: Submission) -> Any:
+        """The request for a run: starts nothing, writes nothing, needs nothing that only ranks need."""
+
+    def submit(self, request: Any) -> str:
+        """Start it and return its handle, LAUNCHER://WHERE. Raises UserError where it can never run."""
+
+    def status(self, run: RunDir) -> RunStatus:
+        """How the run is, in ortflow's own words."""
+
+    def logs(self, run: RunDir, *, attempt: int | None, rank: int, follow: bool) -> Iterator[str]:
+        """Lines of a rank's log, of the newest attempt if none is named; while the run is active if followed."""
+
+    def cancel(self, run: RunDir, *, now: bool) -> bool:
+        """Ask the run to save and leave, or to leave `now`; False if it is not active."""
+
+
+def find_launcher(name: str) -> Launcher:
+    """The launcher of a name; raises UserError naming those that exist."""
+    found = {point.name: point for point in entry_points(group=GROUP)}
+    if name not in found:
+        near = difflib.get_close_matches(name, found, 1)
+        hint = f"did you mean {near[0]}?" if near else f"there are: {', '.join(sorted(found))}"
+        raise UserError(f"there is no launcher {name!r}", fix=hint)
+    launcher: Launcher = found[name].load()()
+    return launcher
+
+
+def launcher_of(run: RunDir) -> Launcher:
+    """The launcher that a run was submitted to last."""
+    names = [r["launcher"] for r in run.read_attempts() if r.get("event") == "submit" and "launcher" in r]
+    return find_launcher(names[-1] if names else "local")

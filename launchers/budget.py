@@ -1,0 +1,50 @@
+"""Whether a run is started again, and after what pause. Pure.
+
+Two budgets, counted over all launchers of a run since it was last given up or resumed by hand: failures and
+preemptions. Progress between two failures renews neither: a run that fails every hour is looked at after three.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ortflow.launchers.records import Outcome, Used
+
+if TYPE_CHECKING:
+    from ortflow.workflow.spec.run import Backoff, Restart
+
+
+@dataclass(frozen=True)
+class Decision:
+    """What follows an attempt."""
+
+    again: bool
+    pause: float = 0.0
+    """Seconds before the next attempt."""
+    why: str = ""
+    """For people."""
+
+
+def decide(outcome: Outcome, used: Used, restart: Restart) -> Decision:
+    """What follows an attempt that nobody asked to stop; `used` counts it already."""
+    if outcome is Outcome.FINISHED:
+        return Decision(False, why="done")
+    if outcome is Outcome.USER_ERROR:
+        return Decision(False, why="wrong input is not tried again")
+    if outcome is Outcome.PREEMPTED:
+        if restart.preemptions is not None and used.preemptions > restart.preemptions:
+            return Decision(False, why=f"the budget of {_times(restart.preemptions, 'preemption')} is spent")
+        return Decision(True, restart.backoff.first, f"preemption {used.preemptions}")
+    if used.failures > restart.failures:
+        return Decision(False, why=f"the budget of {_times(restart.failures, 'failure')} is spent")
+    return Decision(True, pause(restart.backoff, used.failures), f"failure {used.failures} of {restart.failures}")
+
+
+def pause(backoff: Backoff, failures: int) -> float:
+    """Seconds before the restart that follows so many failures: doubled each time, up to the limit."""
+    return float(min(backoff.first * 2.0 ** min(failures - 1, 60), backoff.limit))
+
+
+def _times(count: int, noun: str) -> str:
+    return f"{count} {noun}" + ("" if count == 1 else "s")

@@ -1,0 +1,113 @@
+"""Why an attempt ended, from what can be seen of it. Pure.
+
+mpirun folds the endings of all ranks into one exit code (Hydra takes the bitwise or), so three witnesses are heard:
+the exit status of each rank as far as mpirun tells it, the `failure` event that a rank writes when it can, and the
+exit code of the whole.
+"""
+
+from __future__ import annotations
+
+import re
+import signal
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ortflow.launchers.records import Outcome
+from ortflow.manifests.local import MpiKind
+from ortflow.workflow.errors import EXIT_DONE, EXIT_PREEMPTED, EXIT_USER
+
+_HYDRA_CODES = re.compile(r"Exit codes: \[[^\]]*\] ([-\d,]+)")
+_HYDRA_FIRST = re.compile(r"PID (\d+) RUNNING AT")
+_OPENMPI_SIGNAL = re.compile(r"process rank (\d+) with PID \d+ on node \S+\s+exited on\s+signal (\d+)")
+_OPENMPI_CODE = re.compile(r"Process name: \[\S+?,(\d+)\]\s+Exit code:\s+(\d+)")
+_LEAVE = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR2, signal.SIGHUP)
+
+
+@dataclass(frozen=True)
+class Cause:
+    """How an attempt ended and why, for the record and for people."""
+
+    outcome: Outcome
+    exit_code: int
+    sentence: str
+    rank: int | None = None
+    """The rank it began with, where that is known."""
+    told: bool = False
+    """The rank itself has said why."""
+
+
+def statuses(kind: MpiKind | None, returncode: int, words: str, pids: Mapping[int, int]) -> dict[int, int]:
+    """Exit status of the ranks that did not end with 0, as far as it is told; minus the signal for killed ones.
+
+    `kind` None: one rank without mpirun, `returncode` is its own. `words` is what mpirun printed, `pids` the rank of
+    each known process: Hydra names the process that ended first, and kills the others itself.
+    """
+    if kind is None:
+        return {0: returncode} if returncode else {}
+    if kind == "mpich":
+        codes = [int(code) for line in _HYDRA_CODES.findall(words) for code in line.split(",")]
+        ended = {rank: _from_wait_status(status) for rank, status in enumerate(codes) if status}
+        first = next((pids[int(pid)] for pid in _HYDRA_FIRST.findall(words) if int(pid) in pids), None)
+        return {rank: code for rank, code in ended.items() if first in (None, rank) or code > 0}
+    found = {int(rank): -int(number) for rank, number in _OPENMPI_SIGNAL.findall(words)}
+    return found or {int(rank): int(code) for rank, code in _OPENMPI_CODE.findall(words)}
+
+
+def cause(
+    returncode: int,
+    ended: Mapping[int, int],
+    failures: Mapping[int, Mapping[str, Any]],
+    *,
+    out_of_memory: bool = False,
+) -> Cause:
+    """The cause of an attempt's end.
+
+    `ended` is what `statuses` found, `failures` the newest failure event of each rank in this attempt.
+    """
+    if returncode == EXIT_DONE and not failures:
+        return Cause(Outcome.FINISHED, EXIT_DONE, "finished")
+    killed = [rank for rank, status in ended.items() if status < 0 and -status not in _LEAVE]
+    if killed:
+        status = ended[killed[0]]
+        who = f"rank {killed[0]} was" if len(killed) == 1 else f"ranks {', '.join(map(str, killed))} were"
+        memory = " (out of memory)" if out_of_memory and -status == signal.SIGKILL else ""
+        sentence = f"{who} killed by {_name(-status)}{memory}"
+        return Cause(Outcome.FAILURE, status, sentence, killed[0] if len(killed) == 1 else None)
+    told = sorted(failures.items(), key=lambda item: item[1].get("time", 0.0))
+    for rank, failure in told:
+        code = int(failure.get("exit_code") or ended.get(rank) or returncode)
+        if code not in (EXIT_DONE, EXIT_PREEMPTED):
+            outcome = Outcome.USER_ERROR if code == EXIT_USER else Outcome.FAILURE
+            return Cause(outcome, code, str(failure.get("reason", f"rank {rank} failed")), rank, told=True)
+    for rank, status in sorted(ended.items()):
+        if status > 0 and status not in (EXIT_PREEMPTED, EXIT_USER):
+            return Cause(Outcome.FAILURE, status, f"rank {rank} ended with exit code {status}", rank)
+    for rank, status in sorted(ended.items()):
+        if status == EXIT_USER:
+            return Cause(Outcome.USER_ERROR, status, f"rank {rank} ended with exit code {status}", rank)
+    if ended:
+        status, rank = min((status, rank) for rank, status in ended.items())
+        if status < 0:
+            return Cause(Outcome.PREEMPTED, EXIT_PREEMPTED, f"rank {rank} was ended by {_name(-status)}", rank)
+        return Cause(Outcome.PREEMPTED, EXIT_PREEMPTED, "saved and left")
+    if returncode < 0:
+        return Cause(Outcome.FAILURE, returncode, f"mpirun was killed by {_name(-returncode)}")
+    if returncode == EXIT_PREEMPTED:
+        return Cause(Outcome.PREEMPTED, EXIT_PREEMPTED, "saved and left")
+    if returncode == EXIT_USER:
+        return Cause(Outcome.USER_ERROR, EXIT_USER, f"the ranks ended with exit code {EXIT_USER}")
+    return Cause(Outcome.FAILURE, returncode, f"the ranks ended with exit code {returncode}")
+
+
+def _from_wait_status(status: int) -> int:
+    """What os.waitstatus_to_exitcode says, for the statuses a process can end with."""
+    number = status & 0x7F
+    return -number if number else (status >> 8) & 0xFF
+
+
+def _name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"

@@ -1,0 +1,31 @@
+"""The supervisor in the background: `python -m ortflow.launchers.detached RUN_DIR LOCK`.
+
+Started by the local launcher's `submit`, which hands over the lock as an inherited descriptor. Standard output is
+RUN_DIR/logs/supervisor.log.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from ortflow.launchers.base import Submission
+from ortflow.launchers.local import LocalLauncher
+from ortflow.launchers.locks import sign
+from ortflow.launchers.plain import PlainView
+from ortflow.launchers.starting import supervise
+from ortflow.workflow.rundir import RunDir
+from ortflow.workflow.spec.load import load_run_file
+
+
+def main(arguments: list[str]) -> int:
+    """Supervise the run of a directory; the exit code of the design's table."""
+    run = RunDir(Path(arguments[0]))
+    sign(int(arguments[1]))
+    spec = load_run_file(run.run_file)
+    request = LocalLauncher().request(Submission(spec, run))
+    return supervise(request, PlainView(run, spec.monitor.every_steps))
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,105 @@
+"""Events in words: one line for those that a person wants to read. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from ortflow.launchers.progress import Progress, metrics
+
+TOLD_PHASES = ("configure", "runtime", "shard")
+"""Steps whose duration is worth a line; the others tell more in events of their own."""
+
+
+def line(record: Mapping[str, Any], progress: Progress, every_steps: int) -> str | None:
+    """The line of an event that `progress` has taken in; None where there is nothing to tell."""
+    event = str(record.get("event"))
+    if event == "step":
+        return step_line(progress) if progress.step % every_steps == 0 else None
+    tell = _LINES.get(event)
+    return tell(record) if tell is not None else None
+
+
+def step_line(progress: Progress) -> str:
+    """Where the run stands, in one line."""
+    total = f"/{progress.total_steps}" if progress.total_steps else ""
+    parts = [f"step {progress.step}{total}", f"loss {number(progress.loss)}"]
+    if progress.lr is not None:
+        parts.append(f"lr {progress.lr:.3g}")
+    if progress.grad_norm is not None:
+        parts.append(f"|g| {progress.grad_norm:.3f}")
+    if progress.samples_per_second is not None:
+        parts.append(f"{progress.samples_per_second:.0f} samples/s")
+    if progress.seconds_left:
+        parts.append(f"{duration(progress.seconds_left)} left")
+    return "  ".join(parts)
+
+
+def number(value: float | None) -> str:
+    """A loss or metric; events have null where it is not finite."""
+    return "not finite" if value is None else f"{value:.4f}"
+
+
+def duration(seconds: float) -> str:
+    """Seconds as people say them: 4.2 s, 1:05 min, 3:20 h."""
+    if seconds < 60:
+        return f"{seconds:.1f} s" if seconds < 10 else f"{seconds:.0f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    if minutes < 60:
+        return f"{minutes}:{rest:02d} min"
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d} h" if hours < 48 else f"{hours // 24} days {hours % 24} h"
+
+
+def size(count: float) -> str:
+    """Bytes as people say them, in powers of ten."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if count < 1000:
+            return f"{count:.0f} {unit}" if unit == "B" or count >= 10 else f"{count:.1f} {unit}"
+        count /= 1000
+    return f"{count:.1f} TB"
+
+
+def evaluation_words(values: Mapping[str, float]) -> str:
+    """Loss and metrics of an evaluation."""
+    return "  ".join(f"{name} {number(value)}" for name, value in values.items())
+
+
+def _phase_end(record: Mapping[str, Any]) -> str | None:
+    if record.get("phase") not in TOLD_PHASES:
+        return None
+    return f"{record['phase']}: {duration(float(record.get('seconds', 0.0)))}"
+
+
+def _evaluation(record: Mapping[str, Any]) -> str:
+    return f"evaluation at step {record.get('step')}: {evaluation_words(metrics(record))}"
+
+
+def _checkpoint(record: Mapping[str, Any]) -> str:
+    told = f"checkpoint at step {record.get('step')}"
+    if "bytes" in record and "seconds" in record:
+        told += f": {size(record['bytes'])} in {duration(record['seconds'])}"
+    if "stall_seconds" in record:
+        told += f", training stood still for {1000 * record['stall_seconds']:.0f} ms"
+    return told
+
+
+def _export(record: Mapping[str, Any]) -> str:
+    return f"exported {record.get('path')}, at most {record.get('max_difference') or 0:.2g} off the evaluation graph"
+
+
+_LINES: dict[str, Callable[[Mapping[str, Any]], str | None]] = {
+    "phase_end": _phase_end,
+    "evaluation": _evaluation,
+    "checkpoint": _checkpoint,
+    "export": _export,
+    "resume": lambda r: f"resumed at step {r.get('step')}",
+    "rewind": lambda r: f"steps {r.get('to_step', 0) + 1} to {r.get('from_step')} are taken back and run again",
+    "checkpoint_failed": lambda r: f"warning: no checkpoint at step {r.get('step')}: {r.get('reason')}",
+    "checkpoint_rejected": lambda r: f"warning: checkpoint {r.get('path')} is passed over: {r.get('reason')}",
+    "skipped_step": lambda r: f"warning: step {r.get('step')} changed nothing: {r.get('reason')}",
+    "early_stop": lambda r: f"stopping early at step {r.get('step')}: {r.get('metric')} no longer improves",
+    "preempted": lambda r: f"saved at step {r.get('step')}",
+    "finished": lambda r: f"finished at step {r.get('step')}",
+    "warning": lambda r: f"warning: {r.get('message')}",
+}

@@ -1,0 +1,112 @@
+"""The live view on a terminal: a panel that stands still, with notable lines scrolling above it.
+
+No thread of its own: the supervisor forks, and its ticks redraw.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from rich.console import Console
+from rich.live import Live
+from rich.panel import Panel
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from ortflow.launchers.lines import duration, evaluation_words, number
+from ortflow.launchers.plain import take_in
+from ortflow.launchers.progress import Progress
+from ortflow.workflow.rundir import RunDir
+
+REDRAW = 0.25
+
+
+class LiveView:
+    """A context manager: the panel stands while it is entered."""
+
+    def __init__(self, run: RunDir, name: str, console: Console | None = None) -> None:
+        self.progress = Progress()
+        self._run, self._name = run, name
+        self._attempt = 0
+        self._console = console or Console(highlight=False)
+        self._live = Live(console=self._console, auto_refresh=False, transient=True)
+        self._next_draw = 0.0
+
+    def __enter__(self) -> LiveView:
+        self._live.start()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._live.stop()
+
+    def attempt(self, number: int) -> None:
+        """Show how often the run was started."""
+        self._attempt = number
+
+    def record(self, record: Mapping[str, Any]) -> None:
+        """Take in an event; steps move the panel, other notable ones get a line above it."""
+        told = take_in(record, self.progress, self._run, 1)
+        if told is not None and record.get("event") != "step":
+            self.say(told)
+
+    def say(self, text: str) -> None:
+        """A line above the panel."""
+        self._console.print(Text(f"{time.strftime('%H:%M:%S')}  {text}", style=_style(text)))
+
+    def tick(self) -> None:
+        """Redraw, four times a second."""
+        moment = time.monotonic()
+        if moment >= self._next_draw:
+            self._next_draw = moment + REDRAW
+            self._live.update(panel(self._name, self.progress, self._attempt, time.time()), refresh=True)
+
+
+def panel(name: str, progress: Progress, attempt: int, now: float) -> Panel:
+    """What the panel shows. Pure."""
+    rows = Table.grid(padding=(0, 2), expand=True)
+    rows.add_column(style="dim", no_wrap=True)
+    rows.add_column(ratio=1)
+    if progress.total_steps:
+        bar = Table.grid(padding=(0, 1), expand=True)
+        bar.add_column(ratio=1)
+        bar.add_column(no_wrap=True)
+        bar.add_row(ProgressBar(progress.total_steps, progress.step), f"{progress.step}/{progress.total_steps}")
+        rows.add_row("steps", bar)
+    rows.add_row("doing", _doing(progress, now))
+    if progress.loss is not None:
+        rows.add_row("loss", "  ".join(_step_words(progress)))
+    if progress.evaluation_step is not None:
+        rows.add_row("evaluation", f"{evaluation_words(progress.evaluation)}  (step {progress.evaluation_step})")
+    if progress.checkpoint is not None or progress.saving:
+        saved = "none yet" if progress.checkpoint is None else f"step {progress.checkpoint}"
+        rows.add_row("checkpoint", saved + ("  saving" if progress.saving else ""))
+    if attempt:
+        rows.add_row("restarts", str(attempt))
+    return Panel(rows, title=name, title_align="left", border_style="dim")
+
+
+def _doing(progress: Progress, now: float) -> str:
+    doing = progress.phase or "starting"
+    if progress.phase == "train" and progress.seconds_left is not None:
+        doing += f"  {duration(progress.seconds_left)} left"
+    if progress.time is not None and now - progress.time > 10:
+        doing += f"  nothing heard for {duration(now - progress.time)}"
+    return doing
+
+
+def _step_words(progress: Progress) -> list[str]:
+    words = [number(progress.loss)]
+    if progress.lr is not None:
+        words.append(f"lr {progress.lr:.3g}")
+    if progress.samples_per_second is not None:
+        words.append(f"{progress.samples_per_second:.0f} samples/s")
+    if progress.skipped:
+        words.append(f"{progress.skipped} steps skipped")
+    return words
+
+
+def _style(text: str) -> str:
+    return "yellow" if text.startswith("warning") else ""

@@ -1,0 +1,89 @@
+"""The launcher for this machine: mpirun under a supervisor, in the foreground or detached.
+
+Submitting starts a supervisor (`ortflow.launchers.detached`) in a session of its own; `ortflow run` is the same
+supervisor in the foreground (`ortflow.launchers.starting`). Status, logs and cancel speak with it through the run
+directory alone, and import nothing that starting a run needs.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from ortflow.launchers.base import Submission
+from ortflow.launchers.interpreter import locate
+from ortflow.launchers.locks import holder_of
+from ortflow.launchers.logs import log_lines
+from ortflow.launchers.mpi import find_mpi
+from ortflow.launchers.records import next_attempt
+from ortflow.launchers.status import RunStatus, read_status
+from ortflow.launchers.stop import write_request
+from ortflow.manifests.local import Mpi, command, environment, settings
+from ortflow.workflow.errors import UserError
+from ortflow.workflow.rundir import RunDir
+
+
+@dataclass(frozen=True)
+class LocalRequest:
+    """What starts the ranks of a run here."""
+
+    submission: Submission
+    python: str
+    mpi: Mpi | None
+    """None where one rank runs without mpirun."""
+
+    def start(self, attempt: int) -> tuple[list[str], dict[str, str]]:
+        """Command line and environment of an attempt."""
+        spec, run = self.submission.spec, self.submission.run
+        own = settings(spec, run.root, attempt, self.mpi)
+        return command(spec, run.root, self.python, self.mpi), environment(own, os.environ, os.getcwd())
+
+    def __str__(self) -> str:
+        spec, run = self.submission.spec, self.submission.run
+        own = settings(spec, run.root, next_attempt(run.read_attempts()), self.mpi)
+        words = [f"{name}={value}" for name, value in own.items()]
+        return shlex.join(["env", *words, *command(spec, run.root, self.python, self.mpi)])
+
+
+class LocalLauncher:
+    """Runs on this machine."""
+
+    def request(self, submission: Submission) -> LocalRequest:
+        """The request; where no MPI is installed it names `mpirun`, and `submit` refuses it."""
+        spec = submission.spec
+        if spec.resources.nodes > 1:
+            raise UserError(
+                f"is {spec.resources.nodes}, and the local backend has one machine",
+                where="resources.nodes",
+                fix="set resources.nodes=1 and give resources.ranks_per_node",
+            )
+        python = locate(spec.resources.python)
+        mpi = None
+        if spec.world_size > 1:
+            wanted = spec.backends.local.mpi
+            mpi = find_mpi(python, wanted) or Mpi("openmpi" if wanted == "openmpi" else "mpich", "mpirun")
+        return LocalRequest(submission, python, mpi)
+
+    def submit(self, request: LocalRequest) -> str:
+        """Start a detached supervisor; raises UserError where the ranks cannot run or the directory is not free."""
+        from ortflow.launchers.starting import start_detached
+
+        start_detached(request)
+        return f"local://{request.submission.run.root}"
+
+    def status(self, run: RunDir) -> RunStatus:
+        """As the run directory tells it."""
+        return read_status(run)
+
+    def logs(self, run: RunDir, *, attempt: int | None, rank: int, follow: bool) -> Iterator[str]:
+        """Lines of a rank's log."""
+        return log_lines(run, attempt=attempt, rank=rank, active=lambda: follow and self.status(run).state.active)
+
+    def cancel(self, run: RunDir, *, now: bool) -> bool:
+        """Leave a request that the supervisor and the ranks look at."""
+        if holder_of(run.lock) is None:
+            return False
+        write_request(run.stop_request, "cancel", now=now)
+        return True

@@ -1,0 +1,89 @@
+"""Who holds a run directory: advisory locks (flock) that the kernel lets go of when their holder dies.
+
+The launcher holds RunDir.lock exclusively and writes who it is into it; every rank holds RunDir.ranks_lock shared.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import socket
+import time
+from pathlib import Path
+
+PROBE = 0.3
+"""Seconds for which taking a lock is tried: a reader that only asks holds it for an instant."""
+
+
+class HeldError(Exception):
+    """Somebody else holds the lock; `holder` is what they wrote into it."""
+
+    def __init__(self, holder: dict[str, str | int]) -> None:
+        self.holder = holder
+        super().__init__(f"held by process {holder.get('pid', '?')} on {holder.get('host', '?')}")
+
+
+def hold(path: Path) -> int:
+    """Take the lock and write who we are; returns the descriptor that holds it until it is closed or we die.
+
+    A child that inherits the descriptor holds the lock too. Raises HeldError.
+    """
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    if not _take(descriptor, PROBE):
+        holder = _holder(path)
+        os.close(descriptor)
+        raise HeldError(holder)
+    sign(descriptor)
+    return descriptor
+
+
+def sign(descriptor: int) -> None:
+    """Write who we are into a lock that we hold."""
+    os.ftruncate(descriptor, 0)
+    os.pwrite(descriptor, json.dumps({"pid": os.getpid(), "host": socket.gethostname()}).encode(), 0)
+
+
+def holder_of(path: Path) -> dict[str, str | int] | None:
+    """Who holds the lock; None if nobody does."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return None
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return _holder(path)
+    finally:
+        os.close(descriptor)
+    return None
+
+
+def wait_free(path: Path, seconds: float) -> bool:
+    """Whether nobody holds the lock within so many seconds; the file is made if it is not there."""
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    try:
+        return _take(descriptor, seconds)
+    finally:
+        os.close(descriptor)
+
+
+def _take(descriptor: int, seconds: float) -> bool:
+    end = time.monotonic() + seconds
+    while True:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() >= end:
+                return False
+            time.sleep(0.02)
+        else:
+            return True
+
+
+def _holder(path: Path) -> dict[str, str | int]:
+    try:
+        holder = json.loads(path.read_text())
+    except (OSError, ValueError):
+        return {}
+    return holder if isinstance(holder, dict) else {}

@@ -1,0 +1,35 @@
+"""Whether the kernel has killed for want of memory: read before and after an attempt. Linux only, read only."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+
+def oom_kills(proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cgroup")) -> int | None:
+    """Kills for want of memory so far: in this process's cgroup where it counts them, else on the whole machine.
+
+    None where neither is told (not Linux, or hidden in a container).
+    """
+    try:
+        rows = [row.split(":", 2) for row in (proc / "self/cgroup").read_text().splitlines()]
+    except OSError:
+        return None
+    for _, controllers, path in rows:
+        if not controllers:
+            files = [cgroups / path.lstrip("/") / "memory.events"]
+        elif "memory" in controllers.split(","):
+            files = [cgroups / "memory" / path.lstrip("/") / "memory.oom_control"]
+        else:
+            continue
+        for file in files:
+            if (count := _field(file, "oom_kill")) is not None:
+                return count
+    return _field(proc / "vmstat", "oom_kill")
+
+
+def _field(file: Path, name: str) -> int | None:
+    try:
+        fields = dict(line.split(None, 1) for line in file.read_text().splitlines())
+        return int(fields[name])
+    except (OSError, KeyError, ValueError):
+        return None

@@ -1,0 +1,36 @@
+"""Which mpirun starts the ranks: the one beside their interpreter first, because mpi4py loads its library first."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Literal
+
+from ortflow.manifests.local import Mpi, MpiKind
+
+NAMES = ("mpirun", "mpiexec", "mpiexec.hydra", "mpirun.mpich", "mpirun.openmpi")
+
+
+def find_mpi(python: str, wanted: Literal["auto", "mpich", "openmpi"], search: str | None = None) -> Mpi | None:
+    """The first mpirun of the wanted kind, beside the ranks' interpreter or on the PATH (`search` if given)."""
+    for folder in (str(Path(python).parent), search or os.environ.get("PATH", os.defpath)):
+        for name in NAMES:
+            executable = shutil.which(name, path=folder)
+            kind = kind_of(executable) if executable else None
+            if executable and kind and wanted in ("auto", kind):
+                return Mpi(kind, os.path.abspath(executable))
+    return None
+
+
+def kind_of(executable: str) -> MpiKind | None:
+    """What an mpirun says it is; Intel MPI and MVAPICH start processes with Hydra as MPICH does."""
+    try:
+        told = subprocess.run([executable, "--version"], capture_output=True, text=True, timeout=20)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    words = told.stdout + told.stderr
+    if "HYDRA" in words or "Intel(R) MPI" in words:
+        return "mpich"
+    return "openmpi" if "Open MPI" in words or "OpenRTE" in words else None

@@ -1,0 +1,207 @@
+"""Taking a run directory: made, locked, and checked to hold this very run, or left as it was.
+
+Used by a launcher before it starts anything. A directory that holds a run goes on with it if the run file still asks
+for the same training; what may differ is what does not change it.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ortflow.launchers.base import Submission
+from ortflow.launchers.locks import HeldError, hold
+from ortflow.launchers.records import State, state
+from ortflow.launchers.tail import last_records
+from ortflow.workflow.errors import UserError
+from ortflow.workflow.rundir import RunDir, write_atomically
+from ortflow.workflow.spec.dump import dump_run_file
+from ortflow.workflow.spec.load import load_run_file
+from ortflow.workflow.spec.paths import OUTPUTS
+from ortflow.workflow.spec.run import RunSpec
+
+HARMLESS: tuple[tuple[str, ...], ...] = (
+    ("name",), ("run_dir",), ("prepare",), ("train", "steps"), ("train", "epochs"), ("monitor",),
+    ("checkpoint", "every_steps"), ("checkpoint", "every_seconds"), ("checkpoint", "keep"),
+    ("checkpoint", "asynchronous"), ("restart",), ("resources",), ("backends",), ("export",), ("parallel", "data"),
+)  # fmt: skip
+"""Keys that may change while a run goes on: how long, how often, where. All else would make it another run."""
+
+
+@dataclass
+class Opened:
+    """A run directory that is ours; `lock` holds it."""
+
+    run: RunDir
+    spec: RunSpec
+    lock: int
+    notes: tuple[str, ...] = ()
+    """What a person should know before it starts."""
+    finished: bool = False
+    """There is nothing left to do."""
+    handed_over: bool = False
+    """Another process holds the lock now and answers for the directory."""
+
+
+@contextmanager
+def opened(submission: Submission) -> Iterator[Opened]:
+    """Take the directory, and let go of it behind the block.
+
+    Raises UserError where it is in use, holds something else, or cannot be made. Where the block raises, or ends
+    without an attempt or with one that refused its input, a directory that was made here is removed again.
+    """
+    run = submission.run
+    made = _make(run.root)
+    lock = _lock(run)
+    result = None
+    try:
+        if submission.fresh and not _empty(run):
+            lock = _put_aside(run, lock)
+        new = _empty(run)
+        try:
+            result = _settle(submission, lock, new)
+            yield result
+        finally:
+            if new and _worthless(run) and not (result and result.handed_over):
+                _remove(run.root, made)
+    finally:
+        os.close(lock)
+
+
+def _settle(submission: Submission, lock: int, new: bool) -> Opened:
+    run, spec = submission.run, submission.spec
+    notes: list[str] = []
+    finished = False
+    if not new and run.run_file.exists():
+        before = moved(load_run_file(run.run_file), run.root)
+        changes = differences(before.model_dump(), spec.model_dump())
+        refuse(run.root, changes)
+        notes = [f"{key}: {old} before, {new} now" for key, old, new in changes]
+        finished = not changes and state(run.read_attempts(), alive=False) is State.FINISHED
+    elif not new:
+        raise UserError(
+            f"{run.root} is neither empty nor a run directory", where="run_dir", fix="choose another run_dir"
+        )
+    if not finished:
+        write_atomically(run.run_file, dump_run_file(spec).encode())
+    return Opened(run, spec, lock, tuple(notes), finished)
+
+
+def differences(before: dict[str, Any], now: dict[str, Any]) -> list[tuple[str, Any, Any]]:
+    """Keys whose values differ, as (dotted key, before, now). Pure."""
+    found: list[tuple[str, Any, Any]] = []
+    for key in {**before, **now}:
+        old, new = before.get(key), now.get(key)
+        if isinstance(old, dict) and isinstance(new, dict):
+            found += [(f"{key}.{inner}", a, b) for inner, a, b in differences(old, new)]
+        elif old != new:
+            found.append((key, old, new))
+    return found
+
+
+def refuse(root: Path, changes: Sequence[tuple[str, Any, Any]]) -> None:
+    """Raise UserError where one of the changes would make it another run. Pure."""
+    others = [(key, old, new) for key, old, new in changes if not _harmless(key)]
+    if not others:
+        return
+    told = ", ".join(f"{key} {old} where this one has {new}" for key, old, new in others[:3])
+    more = f" and {len(others) - 3} other differences" if len(others) > 3 else ""
+    raise UserError(
+        f"{root} holds another run, with {told}{more}",
+        fix="choose another run_dir, or start anew with --fresh, which puts the old run aside",
+    )
+
+
+def _harmless(key: str) -> bool:
+    parts = tuple(key.split("."))
+    return any(parts[: len(harmless)] == harmless for harmless in HARMLESS)
+
+
+def moved(spec: RunSpec, root: Path) -> RunSpec:
+    """The run of a directory that may have been moved or copied since: what it writes lies in it still. Pure."""
+    old = spec.run_dir
+    if old is None or Path(old) == root:
+        return spec
+    values = spec.model_dump()
+    values["run_dir"] = str(root)
+    for section, key in OUTPUTS:
+        path = Path(values[section][key])
+        if path.is_relative_to(old):
+            values[section][key] = str(root / path.relative_to(old))
+    return RunSpec.model_validate(values)
+
+
+def _make(root: Path) -> Path | None:
+    """Make the folder; the topmost one that was not there, or None if all were."""
+    topmost = None
+    for folder in (root, *root.parents):
+        if folder.exists():
+            break
+        topmost = folder
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise _unwritable(root, error) from error
+    return topmost
+
+
+def _lock(run: RunDir) -> int:
+    try:
+        return hold(run.lock)
+    except HeldError as error:
+        raise UserError(
+            f"{run.root} is in use by process {error.holder.get('pid', '?')} on {error.holder.get('host', '?')}",
+            fix=f"follow it with `ortflow logs -f {run.root}`, stop it with `ortflow cancel {run.root}`",
+        ) from error
+    except OSError as error:
+        raise _unwritable(run.root, error) from error
+
+
+def _unwritable(root: Path, error: OSError) -> UserError:
+    return UserError(f"{root} cannot be written: {error.strerror}", where="run_dir", fix="choose another run_dir")
+
+
+def _put_aside(run: RunDir, lock: int) -> int:
+    """Rename the directory to the first free NAME.N, its run file with it, and take a new one."""
+    number = 1
+    while (aside := run.root.with_name(f"{run.root.name}.{number}")).exists():
+        number += 1
+    run.root.rename(aside)
+    old = RunDir(aside)
+    if old.run_file.exists():
+        write_atomically(old.run_file, dump_run_file(moved(load_run_file(old.run_file), aside)).encode())
+    run.root.mkdir()
+    new = _lock(run)
+    os.close(lock)
+    return new
+
+
+def _empty(run: RunDir) -> bool:
+    """Whether nothing is lost if the directory is taken for another run."""
+    names = set(os.listdir(run.root))
+    return names <= {run.lock.name, run.ranks_lock.name} or (run.run_file.name in names and _worthless(run))
+
+
+def _worthless(run: RunDir) -> bool:
+    """Whether nothing came of it: no attempt, or only one that refused its input before the first step."""
+    attempts = [record for record in run.read_attempts() if record.get("event") in ("start", "end")]
+    if attempts and (len(attempts) > 2 or attempts[-1].get("outcome") != "user_error"):
+        return False
+    return not any(record.get("event") == "step" for record in last_records(run.events(0)))
+
+
+def _remove(root: Path, topmost: Path | None) -> None:
+    if topmost is None:
+        for path in root.iterdir():
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+        return
+    shutil.rmtree(root)
+    for folder in root.parents:
+        if root == topmost or not folder.is_relative_to(topmost) or any(folder.iterdir()):
+            return
+        folder.rmdir()

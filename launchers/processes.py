@@ -1,0 +1,101 @@
+"""Processes of a run on this machine: which are its ranks, and how to end them all.
+
+A rank is known by its environment: the process manager has named its rank there, and the launcher the run directory.
+Children that a rank starts inherit both, so of a family only the eldest is the rank. Nothing here may touch a process
+that does not carry the run directory in its environment.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+import psutil
+
+from ortflow.workflow.ranks import Place
+
+PR_SET_PDEATHSIG = 1
+
+
+def dies_with_us() -> Callable[[], None]:
+    """For a child before exec: the kernel kills it when this process dies. Linux; nothing elsewhere."""
+    if sys.platform != "linux":
+        return lambda: None
+    parent, prctl = os.getpid(), ctypes.CDLL(None).prctl
+
+    def before_exec() -> None:
+        prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+        if os.getppid() != parent:
+            os._exit(1)
+
+    return before_exec
+
+
+def family(root: psutil.Process) -> list[psutil.Process]:
+    """The process and all its descendants; empty if it is gone."""
+    try:
+        return [root, *root.children(recursive=True)]
+    except psutil.Error:
+        return []
+
+
+def ranks_among(processes: Iterable[psutil.Process]) -> dict[int, psutil.Process]:
+    """The ranks of a family that is listed parents first."""
+    found: dict[int, psutil.Process] = {}
+    inside: set[int] = set()
+    for process in processes:
+        try:
+            if process.ppid() in inside:
+                inside.add(process.pid)
+                continue
+            environment = process.environ()
+        except (psutil.Error, OSError):
+            continue
+        place = Place.from_environment(environment)
+        if place.manager != "none":
+            found[place.rank] = process
+            inside.add(process.pid)
+    return found
+
+
+def of_run(run_dir: Path) -> list[psutil.Process]:
+    """Every process of this user, but our own, that was started for the run directory."""
+    mine = {os.getpid(), *(parent.pid for parent in psutil.Process().parents())}
+    found = []
+    for process in psutil.process_iter():
+        if process.pid in mine:
+            continue
+        with contextlib.suppress(psutil.Error, OSError):
+            if process.environ().get("ORTFLOW_RUN_DIR") == str(run_dir):
+                found.append(process)
+    return found
+
+
+def send(processes: Iterable[psutil.Process], number: signal.Signals) -> None:
+    """Send a signal to those that still run."""
+    for process in processes:
+        with contextlib.suppress(psutil.Error):
+            process.send_signal(number)
+
+
+def runs(process: psutil.Process) -> bool:
+    """Whether it is still at work; a zombie that nobody has collected is not."""
+    try:
+        return bool(process.is_running() and process.status() != psutil.STATUS_ZOMBIE)
+    except psutil.Error:
+        return False
+
+
+def kill(processes: Iterable[psutil.Process], seconds: float = 5.0) -> None:
+    """Kill, and wait until they are gone. Not for our own children, whose exit status would be lost."""
+    processes = list(processes)
+    send(processes, signal.SIGKILL)
+    end = time.monotonic() + seconds
+    while any(runs(process) for process in processes) and time.monotonic() < end:
+        time.sleep(0.01)

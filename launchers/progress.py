@@ -1,0 +1,119 @@
+"""How far a run is, folded from rank 0's events. Pure: for the live view, the plain lines and `ortflow status`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+SMOOTHING = 0.1
+"""Weight of the newest step in the average seconds a step."""
+
+
+@dataclass
+class Progress:
+    """What is known of a run; None where nothing was told yet."""
+
+    total_steps: int | None = None
+    phase: str | None = None
+    """The step of the seven that runs."""
+    step: int = 0
+    loss: float | None = None
+    lr: float | None = None
+    grad_norm: float | None = None
+    samples_per_second: float | None = None
+    seconds_per_step: float | None = None
+    """Moving average."""
+    checkpoint: int | None = None
+    """Step of the newest checkpoint."""
+    saving: bool = False
+    evaluation: dict[str, float] = field(default_factory=dict)
+    """The newest: loss and metrics."""
+    evaluation_step: int | None = None
+    skipped: int = 0
+    exported: str | None = None
+    time: float | None = None
+    """Of the newest event."""
+
+    def apply(self, record: Mapping[str, Any]) -> None:
+        """Take in one event."""
+        self.time = record.get("time", self.time)
+        handler = _HANDLERS.get(str(record.get("event")))
+        if handler is not None:
+            handler(self, record)
+
+    @property
+    def seconds_left(self) -> float | None:
+        """An estimate from the average step; None where it cannot be told."""
+        if self.total_steps is None or self.seconds_per_step is None:
+            return None
+        return max(0, self.total_steps - self.step) * self.seconds_per_step
+
+    def _attempt_start(self, record: Mapping[str, Any]) -> None:
+        # The first step of an attempt is slow, and waits that lie between attempts are no steps.
+        self.phase, self.saving, self.seconds_per_step = None, False, None
+
+    def _phase_start(self, record: Mapping[str, Any]) -> None:
+        self.phase = record.get("phase")
+
+    def _step(self, record: Mapping[str, Any]) -> None:
+        self.step = int(record["step"])
+        self.loss, self.lr, self.grad_norm = (record.get(key) for key in ("loss", "lr", "grad_norm"))
+        seconds = record.get("seconds")
+        if seconds:
+            before = self.seconds_per_step
+            self.seconds_per_step = seconds if before is None else before + SMOOTHING * (seconds - before)
+            if record.get("samples"):
+                self.samples_per_second = record["samples"] / seconds
+
+    def _evaluation(self, record: Mapping[str, Any]) -> None:
+        self.evaluation_step = record.get("step")
+        self.evaluation = metrics(record)
+
+    def _checkpoint_start(self, record: Mapping[str, Any]) -> None:
+        self.saving = True
+
+    def _checkpoint(self, record: Mapping[str, Any]) -> None:
+        self.saving, self.checkpoint = False, record.get("step")
+
+    def _checkpoint_failed(self, record: Mapping[str, Any]) -> None:
+        self.saving = False
+
+    def _resume(self, record: Mapping[str, Any]) -> None:
+        self.step = int(record.get("step", 0))
+        self.checkpoint = self.step
+
+    def _rewind(self, record: Mapping[str, Any]) -> None:
+        self.step = int(record.get("to_step", self.step))
+
+    def _skipped_step(self, record: Mapping[str, Any]) -> None:
+        self.skipped += 1
+
+    def _export(self, record: Mapping[str, Any]) -> None:
+        self.exported = record.get("path")
+
+    def _finished(self, record: Mapping[str, Any]) -> None:
+        self.phase, self.step = None, int(record.get("step", self.step))
+
+
+def metrics(record: Mapping[str, Any]) -> dict[str, float]:
+    """Loss and metrics of an evaluation event, the loss first; those that are not finite are left out."""
+    about = ("event", "time", "attempt", "rank", "step", "seconds", "samples")
+    names = sorted((key for key in record if key not in about), key=lambda key: (key != "loss", key))
+    return {key: float(record[key]) for key in names if isinstance(record[key], (int, float))}
+
+
+_HANDLERS = {
+    "attempt_start": Progress._attempt_start,
+    "phase_start": Progress._phase_start,
+    "step": Progress._step,
+    "evaluation": Progress._evaluation,
+    "checkpoint_start": Progress._checkpoint_start,
+    "checkpoint": Progress._checkpoint,
+    "checkpoint_failed": Progress._checkpoint_failed,
+    "resume": Progress._resume,
+    "rewind": Progress._rewind,
+    "skipped_step": Progress._skipped_step,
+    "export": Progress._export,
+    "finished": Progress._finished,
+}

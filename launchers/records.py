@@ -1,0 +1,112 @@
+"""What attempts.jsonl says: pure functions over its records.
+
+Written by whatever supervises the run. Four kinds of record: `submit` (a launcher took the run; `new_budget` when
+failures before it no longer count), `start` and `end` of an attempt, and `stop` (left without an attempt running). An
+`end` tells the outcome, its cause, and what comes `next`: restart or stop.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+Records = Sequence[dict[str, Any]]
+
+
+class State(str, Enum):
+    """States of a run, whoever runs it."""
+
+    PENDING = "pending"
+    """Submitted; no rank has started yet."""
+    RUNNING = "running"
+    RESTARTING = "restarting"
+    """Between two attempts."""
+    PREEMPTED = "preempted"
+    """Saved and left when asked; `ortflow resume` goes on."""
+    FAILED = "failed"
+    """Given up: wrong input, or the budget is spent."""
+    FINISHED = "finished"
+    CANCELLED = "cancelled"
+    LOST = "lost"
+    """Its launcher is gone without a word; `ortflow resume` goes on."""
+
+    @property
+    def active(self) -> bool:
+        """Somebody is at work on it, or will be without being asked."""
+        return self in (State.PENDING, State.RUNNING, State.RESTARTING)
+
+
+class Outcome(str, Enum):
+    """How an attempt ended."""
+
+    FINISHED = "finished"
+    USER_ERROR = "user_error"
+    PREEMPTED = "preempted"
+    FAILURE = "failure"
+    LOST = "lost"
+    """The launcher died with it."""
+
+
+@dataclass(frozen=True)
+class Used:
+    """What of the two budgets is used."""
+
+    failures: int = 0
+    preemptions: int = 0
+
+
+def next_attempt(records: Records) -> int:
+    """The number of the attempt to come, from 0."""
+    return 1 + max((record["attempt"] for record in records if record.get("event") == "start"), default=-1)
+
+
+def used(records: Records) -> Used:
+    """Failures and preemptions since the budgets were last renewed; a dead launcher counts against neither."""
+    failures = preemptions = 0
+    for record in records:
+        if record.get("event") == "submit" and record.get("new_budget"):
+            failures = preemptions = 0
+        elif record.get("event") == "end":
+            failures += record.get("outcome") == Outcome.FAILURE
+            preemptions += record.get("outcome") == Outcome.PREEMPTED and record.get("next") == "restart"
+    return Used(failures, preemptions)
+
+
+def open_attempt(records: Records) -> int | None:
+    """The attempt that started and never ended."""
+    for record in reversed(records):
+        if record.get("event") == "end":
+            return None
+        if record.get("event") == "start":
+            return int(record["attempt"])
+    return None
+
+
+def last_end(records: Records) -> dict[str, Any] | None:
+    """The newest record that tells how an attempt, or the pause behind one, ended."""
+    return next((record for record in reversed(records) if record.get("event") in ("end", "stop")), None)
+
+
+def state(records: Records, alive: bool) -> State:
+    """The run's state; `alive` says whether something supervises it now."""
+    last = next((r for r in reversed(records) if r.get("event") in ("submit", "start", "end", "stop")), None)
+    if last is None:
+        return State.PENDING if alive else State.LOST
+    if last["event"] == "stop" or (last["event"] == "end" and last.get("next") == "stop"):
+        outcome = Outcome(last["outcome"])
+        cancelled = outcome is Outcome.PREEMPTED and last.get("asked") == "cancel"
+        return State.CANCELLED if cancelled else _FINAL[outcome]
+    if not alive:
+        return State.LOST
+    return {"submit": State.PENDING, "start": State.RUNNING, "end": State.RESTARTING}[last["event"]]
+
+
+_FINAL = {
+    Outcome.FINISHED: State.FINISHED,
+    Outcome.USER_ERROR: State.FAILED,
+    Outcome.PREEMPTED: State.PREEMPTED,
+    Outcome.FAILURE: State.FAILED,
+    Outcome.LOST: State.LOST,
+}

@@ -1,0 +1,115 @@
+"""Starting a run on this machine: everything between the request and the supervisor.
+
+Used by `ortflow run` in the foreground and by the local launcher's `submit`.
+"""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+
+from ortflow.launchers.interpreter import check, examine
+from ortflow.launchers.local import LocalRequest
+from ortflow.launchers.opening import Opened, opened
+from ortflow.launchers.prepare import prepare
+from ortflow.launchers.records import State, last_end, state
+from ortflow.launchers.stop import Stop, interruptible
+from ortflow.launchers.supervisor import Job, Supervisor, View
+from ortflow.workflow.errors import EXIT_DONE, UserError
+from ortflow.workflow.rundir import RunDir
+from ortflow.workflow.spec.units import parse_time
+
+
+@dataclass(frozen=True)
+class Ending:
+    """How a run in the foreground ended."""
+
+    code: int
+    """Of the design's table."""
+    cause: str = ""
+    """Why the last attempt ended."""
+    why: str = ""
+    """Why it was not started again."""
+
+
+def run_here(request: LocalRequest, watch: Callable[[Opened], AbstractContextManager[View]]) -> Ending:
+    """Start in the foreground and stay until the end; `watch` makes the view.
+
+    Raises UserError where the ranks cannot run or the directory is not free.
+    """
+    check_request(request)
+    with interruptible(), opened(request.submission) as ours:
+        if not ours.finished:
+            begin(request, ours)
+        with watch(ours) as view:
+            if ours.finished:
+                view.say(f"{ours.run.root} holds this run, finished; --fresh starts anew and keeps the old one")
+                return Ending(EXIT_DONE)
+            for note in ours.notes:
+                view.say(note)
+            code = supervise(request, view)
+        end = last_end(ours.run.read_attempts()) or {}
+        return Ending(code, end.get("cause") or "", end.get("why") or "")
+
+
+def start_detached(request: LocalRequest) -> None:
+    """Start in the background and come back; raises what `run_here` raises."""
+    check_request(request)
+    with interruptible(), opened(request.submission) as ours:
+        if not ours.finished:
+            begin(request, ours)
+            detach(ours.run, ours.lock)
+            ours.handed_over = True
+
+
+def check_request(request: LocalRequest) -> None:
+    """Raise UserError where the ranks of a request could not run here."""
+    check(examine(request.python))
+    if request.mpi is not None and shutil.which(request.mpi.executable) is None:
+        wanted = request.submission.spec.backends.local.mpi
+        raise UserError(
+            f"{request.submission.spec.world_size} ranks need an MPI, and "
+            + ("there is none" if wanted == "auto" else f"there is no {wanted}")
+            + f" beside {request.python} or on the PATH",
+            fix=f"`{request.python} -m pip install 'ortflow[{'mpich' if wanted == 'auto' else wanted}]'`",
+        )
+
+
+def begin(request: LocalRequest, ours: Opened) -> None:
+    """What comes before the first attempt: missing files made, the submission on record.
+
+    Whoever starts a run that was given up wants it tried, so its budgets are new; one whose launcher died goes on with
+    what is left of them.
+    """
+    submission = request.submission
+    prepare(submission.spec, submission.folder, request.python)
+    ours.run.stop_request.unlink(missing_ok=True)
+    new_budget = submission.new_budget or state(ours.run.read_attempts(), alive=False) is State.FAILED
+    ours.run.record_attempt(event="submit", launcher="local", new_budget=new_budget)
+
+
+def supervise(request: LocalRequest, view: View) -> int:
+    """Keep the run going to its end; the launcher's lock is held. The exit code of the design's table."""
+    spec, run = request.submission.spec, request.submission.run
+    limit = spec.resources.time_limit
+    job = Job(run, spec.world_size, request.mpi.kind if request.mpi else None, spec.restart, request.start)
+    return Supervisor(job, view, Stop(run.stop_request, parse_time(limit) if limit else None)).supervise()
+
+
+def detach(run: RunDir, lock: int) -> None:
+    """Start the supervisor in a session of its own; it inherits the lock."""
+    log = run.root / "logs" / "supervisor.log"
+    log.parent.mkdir(parents=True, exist_ok=True)
+    with log.open("ab") as output:
+        subprocess.Popen(
+            [sys.executable, "-m", "ortflow.launchers.detached", str(run.root), str(lock)],
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+            pass_fds=(lock,),
+        )

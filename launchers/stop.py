@@ -1,0 +1,97 @@
+"""Who wants the run to stop: signals to the launcher, a file in the run directory, the time limit.
+
+Once means save and leave; a second Ctrl-C, or `ortflow cancel --now`, means leave now.
+"""
+
+from __future__ import annotations
+
+import json
+import signal
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, suppress
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from ortflow.workflow.errors import Preempted
+
+FILE_PERIOD = 0.25
+"""Seconds between two looks at the file, which may lie on a slow file system."""
+
+
+class Stop:
+    """Set by signals and by the file; read by the supervisor."""
+
+    def __init__(self, file: Path, limit: float | None = None) -> None:
+        self.reason: str | None = None
+        """Why the run shall stop: interrupt, SIGTERM, SIGHUP, cancel, time limit."""
+        self.now = False
+        """Without saving."""
+        self._file = file
+        self._end = None if limit is None else time.monotonic() + limit
+        self._next_look = 0.0
+
+    def listening(self) -> AbstractContextManager[None]:
+        """Take over the signals."""
+        return taken_over(self._handle)
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        if number == signal.SIGINT:
+            self.now = self.reason is not None
+            self.reason = self.reason or "interrupt"
+        else:
+            self.reason = self.reason or signal.Signals(number).name
+
+    def look(self, *, at_once: bool = False) -> str | None:
+        """The reason, after a look at file and clock."""
+        moment = time.monotonic()
+        if at_once or moment >= self._next_look:
+            self._next_look = moment + FILE_PERIOD
+            if (request := read_request(self._file)) is not None:
+                self.reason = self.reason or str(request.get("reason", "cancel"))
+                self.now = self.now or bool(request.get("now"))
+        if self._end is not None and moment >= self._end:
+            self.reason = self.reason or "time limit"
+        return self.reason
+
+
+def interruptible() -> AbstractContextManager[None]:
+    """Before ranks run: a signal to stop raises Preempted, so that what was begun is cleaned up."""
+
+    def leave(number: int, frame: FrameType | None) -> None:
+        raise Preempted(f"stopped by {signal.Signals(number).name} before a rank was started")
+
+    return taken_over(leave)
+
+
+@contextmanager
+def taken_over(handler: Callable[[int, FrameType | None], Any]) -> Iterator[None]:
+    """Handle SIGINT, SIGTERM and SIGHUP; one that is ignored (nohup) stays so."""
+    before: dict[int, Callable[[int, FrameType | None], Any] | int | None] = {}
+    for taken in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(taken) is not signal.SIG_IGN:
+            before[taken] = signal.signal(taken, handler)
+    try:
+        yield
+    finally:
+        for number, earlier in before.items():
+            signal.signal(number, earlier)
+
+
+def write_request(file: Path, reason: str, *, now: bool = False) -> None:
+    """Ask a run to stop; its ranks look at the file too."""
+    file.write_text(json.dumps({"reason": reason, "now": now}))
+
+
+def read_request(file: Path) -> dict[str, Any] | None:
+    """What stands in the file; None if there is none. One that is being written asks too."""
+    try:
+        text = file.read_text()
+    except OSError:
+        return None
+    with suppress(ValueError):
+        request = json.loads(text)
+        if isinstance(request, dict):
+            return request
+    return {}

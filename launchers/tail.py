@@ -1,0 +1,115 @@
+"""Following files that others write: event records and logs. Read only; cheap enough to call ten times a second."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any, BinaryIO
+
+
+class LineTail:
+    """New whole lines of a file that may not exist yet."""
+
+    def __init__(self, path: Path, *, from_end: bool = False) -> None:
+        self.path = path
+        self.replaced = False
+        """Whether the last `read` met another file under the name, and so began at its start."""
+        self._rest = b""
+        self._file = self._open()
+        if from_end and self._file is not None:
+            self._file.seek(0, os.SEEK_END)
+
+    def _open(self) -> BinaryIO | None:
+        try:
+            return self.path.open("rb")
+        except OSError:
+            return None
+
+    def read(self) -> list[bytes]:
+        """The lines since the last call, without their ends."""
+        self.replaced = False
+        if self._file is not None and self._is_other_file(self._file):
+            self._file.close()
+            self._file, self._rest, self.replaced = None, b"", True
+        if self._file is None:
+            self._file = self._open()
+        data = self._file.read() if self._file is not None else b""
+        if not data:
+            return []
+        *lines, self._rest = (self._rest + data).split(b"\n")
+        return lines
+
+    def rest(self) -> bytes:
+        """What stands behind the last whole line; taken out."""
+        rest, self._rest = self._rest, b""
+        return rest
+
+    def _is_other_file(self, file: BinaryIO) -> bool:
+        try:
+            now, ours = self.path.stat(), os.fstat(file.fileno())
+        except OSError:
+            return False
+        return (now.st_dev, now.st_ino) != (ours.st_dev, ours.st_ino)
+
+    def close(self) -> None:
+        """Close the file."""
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+
+class EventTail:
+    """New records of an event file. A rank that rewinds its record replaces the file: nothing is told twice."""
+
+    def __init__(self, path: Path) -> None:
+        self._lines = LineTail(path, from_end=True)
+        self._newest = (-1, 0.0)
+
+    def read(self) -> list[dict[str, Any]]:
+        """The records since the last call."""
+        records = []
+        for line in self._lines.read():
+            record = _record(line)
+            if record is None:
+                continue
+            moment = (int(record.get("attempt", 0)), float(record.get("time", 0.0)))
+            if self._lines.replaced and moment <= self._newest:
+                continue
+            self._newest = max(self._newest, moment)
+            records.append(record)
+        return records
+
+    def close(self) -> None:
+        """Close the file."""
+        self._lines.close()
+
+
+def last_lines(path: Path, count: int, limit: int = 1 << 16) -> list[str]:
+    """The last lines of a text file, from its last `limit` bytes; none if there is no such file."""
+    return [line.decode(errors="replace") for line in _last_bytes(path, limit).splitlines()[-count:]]
+
+
+def last_records(path: Path, limit: int = 1 << 16) -> list[dict[str, Any]]:
+    """The records in the last `limit` bytes of an event file, oldest first."""
+    found = (_record(line) for line in _last_bytes(path, limit).splitlines())
+    return [record for record in found if record is not None]
+
+
+def _last_bytes(path: Path, limit: int) -> bytes:
+    try:
+        with path.open("rb") as file:
+            size = file.seek(0, os.SEEK_END)
+            file.seek(max(0, size - limit))
+            data = file.read()
+    except OSError:
+        return b""
+    return data if size <= limit else data.partition(b"\n")[2]
+
+
+def _record(line: bytes) -> dict[str, Any] | None:
+    try:
+        record = json.loads(line)
+    except ValueError:
+        return None
+    return record if isinstance(record, dict) else None

@@ -1,0 +1,96 @@
+"""From a run file to the command line and the environment that start its ranks on this machine.
+
+Pure: nothing is looked up, started or written here. `ortflow.launchers.local` finds the interpreter and the MPI and
+runs what this module says; `ortflow render` prints it.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+if TYPE_CHECKING:
+    from ortflow.workflow.spec.run import RunSpec
+
+
+RANK_MODULE = "ortflow.workflow.rank"
+FOREIGN = ("SLURM_", "PMI_", "PMIX_RANK", "PMIX_NAMESPACE", "PMIX_SERVER", "OMPI_COMM_WORLD_", "MPI_LOCAL", "HYDI_")
+"""Variables of a job around this shell: with them a rank takes a place in that job's world for its own."""
+
+MpiKind = Literal["mpich", "openmpi"]
+
+
+@dataclass(frozen=True)
+class Mpi:
+    """An MPI's own starter of processes."""
+
+    kind: MpiKind
+    """mpich stands for all that start processes with Hydra."""
+    executable: str
+
+
+def command(spec: RunSpec, run_dir: Path, python: str, mpi: Mpi | None) -> list[str]:
+    """What starts all ranks of the run; one rank needs no mpirun."""
+    rank = [python, "-m", RANK_MODULE, str(run_dir)]
+    if spec.world_size == 1:
+        return rank
+    if mpi is None:
+        raise ValueError(f"{spec.world_size} ranks need an MPI to start them")
+    count = ["-n", str(spec.world_size)]
+    arguments = spec.backends.local.arguments
+    if mpi.kind == "mpich":
+        # Without it Hydra asks the name service for this machine, which a laptop off its network does not find.
+        return [mpi.executable, "-localhost", "127.0.0.1", "-print-all-exitcodes", *arguments, *count, *rank]
+    # Each rank pins its own threads. More ranks than cores is slow, not wrong.
+    return [mpi.executable, "--oversubscribe", "--bind-to", "none", *arguments, *count, *rank]
+
+
+def settings(spec: RunSpec, run_dir: Path, attempt: int, mpi: Mpi | None) -> dict[str, str]:
+    """The variables that ortflow sets for mpirun and the ranks."""
+    own = {
+        "ORTFLOW_RUN_DIR": str(run_dir),
+        "ORTFLOW_ATTEMPT": str(attempt),
+        "ORTFLOW_LAUNCHER": "local",
+        "PYTHONUNBUFFERED": "1",
+    }
+    if spec.world_size > 1 and mpi is not None:
+        own.update(_MPI_SETTINGS[mpi.kind])
+    return own
+
+
+def environment(own: Mapping[str, str], outer: Mapping[str, str], folder: str) -> dict[str, str]:
+    """The whole environment of mpirun: the shell's (`outer`) without the place in a job around it, then `own`.
+
+    What the user has set for MPI wins over our defaults. Relative entries of PYTHONPATH become absolute, seen from the
+    shell's `folder`, because ranks run in the run directory.
+    """
+    merged = {name: value for name, value in outer.items() if not name.startswith(FOREIGN)}
+    for name, value in own.items():
+        if name.startswith("ORTFLOW_") or name not in merged:
+            merged[name] = value
+    if merged.get("PYTHONPATH"):
+        entries = merged["PYTHONPATH"].split(os.pathsep)
+        merged["PYTHONPATH"] = os.pathsep.join(os.path.join(folder, entry) for entry in entries)
+    return merged
+
+
+_MPI_SETTINGS: dict[MpiKind, dict[str, str]] = {
+    # All ranks are on this machine: nothing listens on a network.
+    "mpich": {"FI_PROVIDER": "tcp", "FI_TCP_IFACE": "lo"},
+    "openmpi": {
+        "OMPI_MCA_btl_tcp_if_include": "lo",
+        "OMPI_MCA_pml": "ob1",
+        # Its search for network hardware takes a second of each start.
+        "OMPI_MCA_btl": "^ofi",
+        # Ranks that wait leave the core to those that work, where cores are fewer than ranks.
+        "OMPI_MCA_mpi_yield_when_idle": "1",
+        # Containers often have no other user than root; Open MPI 4 reads the first pair, 5 the second.
+        "OMPI_ALLOW_RUN_AS_ROOT": "1",
+        "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+        "PRTE_ALLOW_RUN_AS_ROOT": "1",
+        "PRTE_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+    },
+}

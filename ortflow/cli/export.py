@@ -1,0 +1,37 @@
+"""`ortflow export`: the inference model of any checkpoint, offline."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ortflow.cli.runs import RUNS, RunArgument, RunsOption, find_run
+
+
+def export(
+    run: RunArgument,
+    step: Annotated[int | None, typer.Option("--step", min=0, help="Of which checkpoint; the newest.")] = None,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="The file to write; the run file's export.path.")
+    ] = None,
+    runs: RunsOption = Path(RUNS),
+) -> None:
+    """Write the inference model of a checkpoint.
+
+    It is checked on real samples.
+    """
+    from ortflow.launchers.interpreter import check, examine
+
+    found = find_run(run, runs)
+    check(examine(sys.executable))
+
+    from ortflow.workflow.steps.export import export_checkpoint
+
+    done = export_checkpoint(found, step, output.absolute() if output else None)
+    off = "not checked: there are no samples"
+    if done.max_difference is not None:
+        off = f"at most {done.max_difference:.2g} off the evaluation graph"
+    typer.echo(f"{done.path}: step {done.step}, {off}")

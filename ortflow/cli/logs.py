@@ -1,0 +1,30 @@
+"""`ortflow logs`: what a rank printed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ortflow.cli.runs import RUNS, RunArgument, RunsOption, find_run
+
+
+def logs(
+    run: RunArgument,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on while the run is active.")] = False,
+    rank: Annotated[int, typer.Option("--rank", min=0, help="Whose log.")] = 0,
+    attempt: Annotated[
+        int | None, typer.Option("--attempt", min=0, help="Of which attempt, from 0; the newest if not given.")
+    ] = None,
+    runs: RunsOption = Path(RUNS),
+) -> None:
+    """Print a rank's log."""
+    from ortflow.launchers.base import launcher_of
+
+    found = find_run(run, runs)
+    try:
+        for line in launcher_of(found).logs(found, attempt=attempt, rank=rank, follow=follow):
+            typer.echo(line)
+    except KeyboardInterrupt:
+        return

@@ -1,0 +1,23 @@
+"""`ortflow rank`: what every rank runs; for launchers and containers, hidden from people."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ortflow.cli.runs import is_run
+from ortflow.workflow.errors import UserError
+from ortflow.workflow.rundir import RunDir
+
+
+def rank(run_dir: Annotated[Path, typer.Argument(metavar="RUN_DIR")]) -> None:
+    """Run one rank of a run, whose place in the world the environment tells."""
+    from ortflow.workflow.rank import main
+
+    if not is_run(RunDir(run_dir)):
+        raise UserError(f"{run_dir} is no run directory")
+    # As `python -m ortflow.workflow.rank` does: threads of libraries must not delay the end that was decided on.
+    os._exit(main([str(run_dir)]))

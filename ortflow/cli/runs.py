@@ -1,0 +1,75 @@
+"""What verbs about runs share: how a run is named on the command line, and how words go to people or programs.
+
+A run is named by its name, looked up in the runs folder (./runs, --runs-dir or ORTFLOW_RUNS), or by its directory.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+import os
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from ortflow.workflow.errors import UserError
+from ortflow.workflow.rundir import RunDir
+
+RUNS = "runs"
+
+
+def complete_run(incomplete: str) -> list[str]:
+    """Names for shell completion."""
+    return [run.root.name for run in runs_in(default_runs()) if run.root.name.startswith(incomplete)]
+
+
+def default_runs() -> Path:
+    """The runs folder where no option names one."""
+    return Path(os.environ.get("ORTFLOW_RUNS") or RUNS)
+
+
+RunArgument = Annotated[
+    str, typer.Argument(metavar="RUN", help="Name or directory of the run.", autocompletion=complete_run)
+]
+RunsOption = Annotated[
+    Path, typer.Option("--runs-dir", envvar="ORTFLOW_RUNS", show_default=True, help="Folder of the runs.")
+]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+
+
+def find_run(text: str, runs: Path) -> RunDir:
+    """The run of a name or directory; raises UserError naming what there is."""
+    for path in (Path(text),) if os.sep in text or text in (".", "..") else (runs / text, Path(text)):
+        run = RunDir(Path(os.path.abspath(path)))
+        if is_run(run):
+            return run
+    names = [run.root.name for run in runs_in(runs)]
+    near = difflib.get_close_matches(text, names, 1)
+    hint = f"did you mean {near[0]}?" if near else (f"there are: {', '.join(names)}" if names else None)
+    raise UserError(f"there is no run {text} in {runs}", fix=hint or "give its directory, or --runs-dir")
+
+
+def runs_in(folder: Path) -> list[RunDir]:
+    """The runs of a folder, by name."""
+    try:
+        found = sorted(path for path in folder.iterdir() if path.is_dir())
+    except OSError:
+        return []
+    return [run for path in found if is_run(run := RunDir(Path(os.path.abspath(path))))]
+
+
+def is_run(run: RunDir) -> bool:
+    """Whether a directory holds a run."""
+    return run.run_file.is_file()
+
+
+def reference(run: RunDir, runs: Path) -> str:
+    """How to name the run in the next command: by name where that is enough."""
+    usual = Path(os.path.abspath(runs)) == run.root.parent and Path(os.path.abspath(default_runs())) == run.root.parent
+    return run.root.name if usual else os.path.relpath(run.root)
+
+
+def print_json(value: Any) -> None:
+    """One JSON document on standard output."""
+    typer.echo(json.dumps(value, indent=2))

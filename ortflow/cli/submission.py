@@ -1,0 +1,38 @@
+"""From a run file on the command line to a submission: used by run, submit and render."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ortflow.launchers.base import Submission
+
+FileArgument = Annotated[Path, typer.Argument(metavar="RUN_FILE", help="The run file (YAML).")]
+OverridesArgument = Annotated[
+    list[str] | None, typer.Argument(metavar="KEY=VALUE", help="Values in place of the run file's.")
+]
+FreshOption = Annotated[
+    bool, typer.Option("--fresh", help="Start anew; the run that the directory holds is put aside as NAME.1, .2, …")
+]
+BackendOption = Annotated[str, typer.Option("--backend", "-b", help="Launcher: local, or one that is installed.")]
+
+
+def submission_of(
+    file: Path, overrides: Sequence[str] | None, runs: Path, *, fresh: bool = False, files: bool = True
+) -> Submission:
+    """The checked run of a run file; raises Faults. `files` also looks whether its inputs are there."""
+    from ortflow.launchers.base import Submission
+    from ortflow.workflow.rundir import RunDir
+    from ortflow.workflow.spec.load import load_run_file
+    from ortflow.workflow.spec.paths import resolve_paths
+
+    spec = load_run_file(file, overrides or (), files=files)
+    if spec.run_dir is None:
+        spec = spec.model_copy(update={"run_dir": str(runs / spec.name)})
+    spec = resolve_paths(spec, file)
+    return Submission(spec, RunDir(Path(str(spec.run_dir))), file.absolute().parent, fresh=fresh)

@@ -1,0 +1,333 @@
+"""Export a PyTorch module to an ONNX file that can be trained: `ortflow.export_for_training`.
+
+Called by users, in the program that has their module. PyTorch is imported in the call only, and nothing else of
+ortflow may import this module: a rank knows no PyTorch.
+
+Why not `torch.onnx.export` alone: with its defaults it merges initializers of equal value (all LayerNorm weights of a
+fresh model become one tensor, which then trains tied) and folds weights into constants, which then do not train. Both
+happen in its optimizer, so the parameters and buffers are graph inputs, which it cannot merge or fold, while that runs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import inspect
+import json
+import os
+import tempfile
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ortflow.workflow.errors import UserError
+from ortflow.workflow.rundir import sync_directory, write_atomically
+
+if TYPE_CHECKING:
+    import torch
+
+OPSET = 18
+"""Newer ones have operators whose gradient ONNX Runtime computes slightly wrong (Gelu, from 20 on)."""
+
+EXTERNAL_DATA_BYTES = 1_500_000_000
+"""A protobuf message ends at 2 GiB: weights beyond this go to a file of their own beside the model."""
+
+
+def export_for_training(
+    module: torch.nn.Module,
+    example_inputs: torch.Tensor | Sequence[Any] | Mapping[str, Any],
+    path: str | os.PathLike[str],
+    *,
+    input_names: Sequence[str] | None = None,
+    output_names: Sequence[str] | None = None,
+    dynamic_shapes: Mapping[str, Any] | Sequence[Any] | None = None,
+) -> Path:
+    """Write `module` as an ONNX model whose parameters, running statistics and dropout all survive.
+
+    `example_inputs`: a tensor, the positional arguments of `forward`, or a mapping of keyword arguments.
+    `dynamic_shapes`: which axes vary, as `torch.export` takes it, axes by name (`{"tokens": {0: "batch", 1: "time"}}`);
+    by default the first axis of every input, `batch`; `{}` fixes all.
+    `input_names`, `output_names`: by default the names of `forward`'s arguments and of the keys or fields of what it
+    returns (`output`, or `output_0`, `output_1`, … where there are none).
+
+    The module is traced in training mode (dropout would be lost otherwise) and left as it was: mode, parameters and
+    running statistics. The file's metadata lists `ortflow.parameters` (trained), `ortflow.frozen` (those that do not
+    require gradients) and `ortflow.constants` (all other initializers but running statistics). A tied parameter has
+    the first of its names. Parameters that no output depends on are left out. More than 1.5 GB of weights lie beside
+    the file in `<name>.data`. A UserWarning tells what ONNX cannot say of the module.
+
+    Returns the path. Raises UserError where PyTorch is missing or cannot export the module; nothing is written then.
+    """
+    _require_torch()
+    path = Path(path)
+    args, kwargs = _arguments(example_inputs)
+    inputs = _bind(module, args, kwargs)
+    _check_parameters(module)
+    if dynamic_shapes is None:
+        dynamic_shapes = _batch_axis(inputs)
+    with _in_training_mode(module):
+        for loss in _not_in_onnx(module):
+            warnings.warn(loss, stacklevel=2)
+        program = _export(module, args, kwargs, input_names, output_names, dynamic_shapes or None)
+    changed = set(program.exported_program.graph_signature.buffers_to_mutate.values()) - _statistics(module)
+    for name in sorted(changed - _counters(module)):
+        warnings.warn(f"buffer {name!r} changes in forward: in the ONNX model it keeps its value", stacklevel=2)
+    _rename_tied(program.model.graph, module)
+    if output_names is None:
+        _rename_outputs(program)
+    _optimize(program, module)
+    _write_metadata(program.model, module)
+    _save(program, path)
+    return path
+
+
+def _require_torch() -> None:
+    for name in ("torch.onnx", "onnxscript"):
+        try:
+            importlib.import_module(name)
+        except ImportError as error:
+            raise UserError(
+                f"exporting a PyTorch module needs torch and onnxscript ({error})",
+                fix="pip install torch onnxscript",
+            ) from error
+
+
+def _arguments(example_inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    import torch
+
+    if isinstance(example_inputs, torch.Tensor):
+        return (example_inputs,), {}
+    if isinstance(example_inputs, Mapping):
+        return (), dict(example_inputs)
+    return tuple(example_inputs), {}
+
+
+def _bind(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+    try:
+        return inspect.signature(module.forward).bind(*args, **kwargs).arguments
+    except TypeError as error:
+        name = type(module).__name__
+        raise UserError(
+            f"the example inputs do not fit {name}.forward: {error}",
+            fix="give a tensor, a tuple of positional arguments or a dict of keyword arguments",
+        ) from error
+
+
+def _batch_axis(inputs: dict[str, Any]) -> dict[str, Any]:
+    """Dynamic shapes that name the first axis of every tensor `batch`."""
+    import torch
+    from torch.utils import _pytree as pytree
+
+    tensors = [leaf for leaf in pytree.tree_leaves(inputs) if isinstance(leaf, torch.Tensor) and leaf.ndim]
+    sizes = sorted({int(tensor.shape[0]) for tensor in tensors})
+    if len(sizes) > 1:
+        raise UserError(
+            f"the first axes of the example inputs are {', '.join(map(str, sizes))}, not one batch",
+            fix='say which axes vary, such as dynamic_shapes={"tokens": {0: "batch"}, "table": None}',
+        )
+    return {
+        name: pytree.tree_map(
+            lambda leaf: {0: "batch"} if isinstance(leaf, torch.Tensor) and leaf.ndim else None, value
+        )
+        for name, value in inputs.items()
+    }
+
+
+def _check_parameters(module: torch.nn.Module) -> None:
+    import torch
+
+    places: dict[int, str] = {}
+    for name, parameter in module.named_parameters():
+        if parameter.device.type == "meta":
+            raise UserError(f"parameter {name!r} has no values (meta device)", fix="load the weights first")
+        if parameter.dtype != torch.float32:
+            kind = str(parameter.dtype).removeprefix("torch.")
+            raise UserError(f"parameter {name!r} is {kind}, not float32", fix="call module.float() first")
+        other = places.setdefault(parameter.data_ptr(), name) if parameter.numel() else name
+        if other != name:
+            raise UserError(
+                f"parameters {other!r} and {name!r} are two objects over one memory, which ONNX cannot say",
+                fix="tie them as one torch.nn.Parameter",
+            )
+
+
+@contextlib.contextmanager
+def _in_training_mode(module: torch.nn.Module) -> Iterator[None]:
+    """Training mode for all of a module in evaluation mode; one in training mode stays as it is, part by part."""
+    modes = {part: part.training for part in module.modules()}
+    if not module.training:
+        module.train()
+    try:
+        yield
+    finally:
+        for part, training in modes.items():
+            part.training = training
+
+
+def _not_in_onnx(module: torch.nn.Module) -> Iterator[str]:
+    """What PyTorch does with the module in training and the ONNX model does not."""
+    import torch
+
+    for name, part in module.named_modules():
+        if isinstance(part, torch.nn.Embedding) and part.padding_idx is not None and part.weight.requires_grad:
+            yield (
+                f"{name!r} has padding_idx={part.padding_idx}, which ONNX cannot say: PyTorch gives that row no"
+                " gradient, the ONNX model trains it"
+            )
+        if isinstance(part, torch.nn.modules.batchnorm._BatchNorm) and not part.training:
+            yield f"{name!r} is in evaluation mode, which ONNX training cannot keep: it will use batch statistics"
+
+
+def _export(
+    module: torch.nn.Module,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    input_names: Sequence[str] | None,
+    output_names: Sequence[str] | None,
+    dynamic_shapes: Any,
+) -> Any:
+    import torch
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+    from torch.onnx import OnnxExporterError
+
+    try:
+        # Fused attention leaves strides that make `contiguous` a no-op, and so vanish, where ONNX needs it.
+        with warnings.catch_warnings(), sdpa_kernel(SDPBackend.MATH):
+            warnings.simplefilter("ignore")  # PyTorch's own internals, and that this is training mode
+            return torch.onnx.export(
+                module,
+                args,
+                kwargs=kwargs,
+                dynamo=True,
+                opset_version=OPSET,
+                optimize=False,
+                verbose=False,
+                input_names=input_names,
+                output_names=output_names,
+                dynamic_shapes=dynamic_shapes,
+            )
+    except (OnnxExporterError, ValueError) as error:
+        cause: BaseException = error
+        while cause.__cause__ is not None:
+            cause = cause.__cause__
+        lines = [line.strip() for line in str(cause).splitlines() if line.strip()] or [type(cause).__name__]
+        reason = " ".join(lines[:2]) if lines[0].endswith(":") else lines[0]
+        raise UserError(
+            f"PyTorch cannot export {type(module).__name__}: {reason}",
+            fix="mend its forward, or fix the shapes with dynamic_shapes={} if a varying batch is what fails",
+        ) from error
+
+
+def _statistics(module: torch.nn.Module) -> set[str]:
+    """Names of the running means and variances: the forward pass updates them, ortflow keeps them."""
+    import torch
+
+    return {
+        f"{prefix}.{buffer}" if prefix else buffer
+        for prefix, part in module.named_modules(remove_duplicate=False)
+        if isinstance(part, torch.nn.modules.batchnorm._BatchNorm)
+        for buffer in ("running_mean", "running_var")
+    }
+
+
+def _counters(module: torch.nn.Module) -> set[str]:
+    return {name for name, _ in module.named_buffers() if name.endswith("num_batches_tracked")}
+
+
+def _rename_tied(graph: Any, module: torch.nn.Module) -> None:
+    """Give tied tensors their first name, as `named_parameters` does; the exporter keeps the last."""
+    for tensors in (module.named_parameters, module.named_buffers):
+        first = {id(tensor): name for name, tensor in tensors()}
+        for alias, tensor in tensors(remove_duplicate=False):
+            name = first[id(tensor)]
+            if alias != name and alias in graph.initializers and name not in graph.initializers:
+                value = graph.initializers.pop(alias)
+                value.name = name
+                graph.initializers[name] = value
+
+
+def _rename_outputs(program: Any) -> None:
+    """Name outputs after the keys or fields of what `forward` returns."""
+    graph = program.model.graph
+    names = _leaf_names(program.exported_program.call_spec.out_spec, "")
+    specs = [s for s in program.exported_program.graph_signature.output_specs if s.kind.name == "USER_OUTPUT"]
+    returned = [n for n, s in zip(names, specs, strict=True) if type(s.arg).__name__ != "ConstantArgument"]
+    taken = {value.name for node in graph for value in node.outputs}
+    taken |= {value.name for value in graph.inputs} | set(graph.initializers)
+    for value, name in zip(graph.outputs, returned, strict=True):
+        if value.producer() is None:
+            continue
+        taken.discard(value.name)
+        while name in taken:
+            name += "_"
+        taken.add(name)
+        value.name = name
+
+
+def _leaf_names(spec: Any, prefix: str) -> list[str]:
+    if spec.type is None:
+        return [prefix or "output"]
+    children = spec.children()
+    context = spec.context
+    keys: Sequence[Any] = getattr(context, "_fields", None) or (
+        context if isinstance(context, list) and len(context) == len(children) else range(len(children))
+    )
+    names = []
+    for key, child in zip(keys, children, strict=True):
+        head = prefix or ("" if isinstance(key, str) else "output")
+        names += _leaf_names(child, f"{head}_{key}" if head else str(key))
+    return names
+
+
+def _optimize(program: Any, module: torch.nn.Module) -> None:
+    """Run the exporter's optimizer with parameters and buffers out of its reach; leave out what nothing uses."""
+    graph = program.model.graph
+    protected = {name for name, _ in module.named_parameters()} | {name for name, _ in module.named_buffers()}
+    values = {}
+    for name in [name for name in graph.initializers if name in protected]:
+        value = graph.initializers.pop(name)
+        values[name], value.const_value = value.const_value, None
+        graph.inputs.append(value)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of folding constants that are infinite
+        program.optimize()
+    graph = program.model.graph
+    for value in [value for value in graph.inputs if value.name in values]:
+        graph.inputs.remove(value)
+        if value.uses() or value.is_graph_output():
+            value.const_value = values[value.name]
+            graph.initializers[value.name] = value
+
+
+def _write_metadata(model: Any, module: torch.nn.Module) -> None:
+    present = model.graph.initializers
+    parameters = {name: parameter for name, parameter in module.named_parameters() if name in present}
+    statistics = _statistics(module)
+    lists = {
+        "parameters": [name for name, parameter in parameters.items() if parameter.requires_grad],
+        "frozen": [name for name, parameter in parameters.items() if not parameter.requires_grad],
+        "constants": [name for name in present if name not in parameters and name not in statistics],
+    }
+    for key, names in lists.items():
+        model.metadata_props[f"ortflow.{key}"] = json.dumps(names)
+    for node in model.graph.all_nodes():
+        # Source paths and lines of the machine that exported: large, and nobody else's business.
+        node.metadata_props.pop("pkg.torch.onnx.stack_trace", None)
+
+
+def _save(program: Any, path: Path) -> None:
+    """Write the whole model or nothing; never an old model beside new weights."""
+    size = sum(value.const_value.nbytes for value in program.model.graph.initializers.values())
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if size <= EXTERNAL_DATA_BYTES:
+        write_atomically(path, program.model_proto.SerializeToString())
+        return
+    with tempfile.TemporaryDirectory(dir=path.parent, prefix=f".{path.name}.") as folder:
+        new = Path(folder) / path.name
+        data = path.with_name(f"{path.name}.data")
+        program.save(new, external_data=True)
+        path.unlink(missing_ok=True)
+        os.replace(new.with_name(data.name), data)
+        os.replace(new, path)
+    sync_directory(path.parent)

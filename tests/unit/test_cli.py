@@ -1,0 +1,187 @@
+"""The command line: start-up, exit codes, how runs are named, and what the plain install says."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from ortflow.cli.extras import needs_extra
+from ortflow.cli.runs import complete_run, find_run, reference
+from ortflow.cli.status import table
+from ortflow.workflow.errors import UserError
+
+HEAVY = ("onnx", "onnxruntime", "numpy", "pyarrow", "rich", "psutil", "yaml", "mpi4py", "torch")
+RUN_FILE = """
+name: gpt
+model: {path: m.onnx, loss: mse}
+data: {train: d.arrow, micro_batch: 1}
+train: {steps: 1, optimizer: {name: sgd, lr: 0.1}}
+"""
+
+
+def ortflow(*arguments: str, folder: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("ORTFLOW_")}
+    return subprocess.run(
+        [sys.executable, "-m", "ortflow", *arguments],
+        cwd=folder, env={**kept, **environment}, capture_output=True, text=True, timeout=60, stdin=subprocess.DEVNULL,
+    )  # fmt: skip
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "run.yaml").write_text(RUN_FILE)
+    for name in ("m.onnx", "d.arrow"):
+        (tmp_path / name).touch()
+    for name in ("gpt", "gpt-large"):
+        (tmp_path / "runs" / name).mkdir(parents=True)
+        (tmp_path / "runs" / name / "run.yaml").write_text(f"name: {name}\n")
+    (tmp_path / "runs" / "notes").mkdir()
+    return tmp_path
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["run", "--help"], ["data", "--help"], ["checkpoint", "--help"]])
+def test_help_imports_nothing_heavy(arguments: list[str]) -> None:
+    # Typer reads the parameters of a single command with pydantic where that is installed.
+    heavy = {*HEAVY} if len(arguments) > 1 else {*HEAVY, "pydantic"}
+    program = (
+        "import sys; sys.argv = ['ortflow', *sys.argv[1:]]\n"
+        "from ortflow.cli.app import main\n"
+        "try: main()\n"
+        "except SystemExit as end: assert not end.code\n"
+        f"found = {heavy!r} & set(sys.modules); assert not found, found"
+    )
+    done = subprocess.run([sys.executable, "-c", program, *arguments], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "Usage: ortflow" in done.stdout
+
+
+def test_help_lists_the_verbs(folder: Path) -> None:
+    told = ortflow("--help", folder=folder).stdout
+    verbs = "run validate inspect submit render status list logs cancel resume export schema data checkpoint"
+    assert [verb for verb in verbs.split() if f"\n  {verb} " not in told] == []
+    assert "\n  rank " not in told, "what ranks run is hidden"
+
+
+def test_version(folder: Path) -> None:
+    assert ortflow("--version", folder=folder).stdout.startswith("ortflow 0.")
+
+
+def test_render_prints_the_command_and_nothing_else(folder: Path) -> None:
+    done = ortflow("render", "--backend", "local", "run.yaml", "name=other", folder=folder)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.count("\n") == 1
+    assert done.stdout.endswith(f"-m ortflow.workflow.rank {folder}/runs/other\n")
+    assert not (folder / "runs" / "other").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["run", "none.yaml"], "none.yaml"),
+        (["run", "run.yaml", "train.stepz=1"], "train.stepz"),
+        (["run", "run.yaml", "model.path=gone.onnx"], "there is no file"),
+        (["run", "run.yaml", "run_dir=/proc/1/x"], "run_dir: /proc/1/x cannot be written"),
+        (["run", "run.yaml", "resources.nodes=2"], "resources.nodes: is 2, and the local backend has one machine"),
+        (["run", "run.yaml", "resources.python=/nowhere/python"], "resources.python: there is no interpreter"),
+        (["submit", "run.yaml", "--backend", "slurmm"], "there is no launcher 'slurmm'"),
+        (["status", "gtp"], "there is no run gtp in runs; did you mean gpt?"),
+        (["logs", "gpt"], "has no log of rank 0 in attempt 0; no rank has started in it"),
+        (["cancel", "elsewhere/gpt"], "there is no run elsewhere/gpt"),
+        (["resume", "gpt"], "run.yaml"),
+    ],
+)
+def test_wrong_input_is_one_sentence_and_exit_2(folder: Path, arguments: list[str], words: str) -> None:
+    before = sorted(folder.rglob("*"))
+    done = ortflow(*arguments, folder=folder)
+    assert done.returncode == 2, done.stderr
+    assert done.stdout == ""
+    assert all(line.startswith("error: ") for line in done.stderr.splitlines())
+    assert words in done.stderr
+    assert sorted(folder.rglob("*")) == before, "nothing is left behind"
+
+
+def test_usage_errors_exit_2(folder: Path) -> None:
+    assert ortflow("run", folder=folder).returncode == 2
+    assert ortflow("frobnicate", folder=folder).returncode == 2
+
+
+def test_list_and_status_as_json(folder: Path) -> None:
+    listed = json.loads(ortflow("list", "--json", folder=folder).stdout)
+    assert [one["name"] for one in listed] == ["gpt", "gpt-large"]
+    elsewhere = ortflow("list", "--json", folder=folder.parent, ORTFLOW_RUNS=str(folder / "runs"))
+    assert json.loads(elsewhere.stdout) == listed
+    assert json.loads(ortflow("status", "runs/gpt", "--json", folder=folder).stdout) == listed[0]
+    assert ortflow("list", "--json", "--runs-dir", "nowhere", folder=folder).stdout.strip() == "[]"
+
+
+def test_a_run_is_named_by_name_or_directory(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(folder)
+    monkeypatch.delenv("ORTFLOW_RUNS", raising=False)
+    runs = Path("runs")
+    for text in ("gpt", "runs/gpt", str(folder / "runs" / "gpt")):
+        assert find_run(text, runs).root == folder / "runs" / "gpt"
+    assert reference(find_run("gpt", runs), runs) == "gpt"
+    monkeypatch.chdir(folder / "runs")
+    assert find_run("gpt", runs).root == folder / "runs" / "gpt"
+    assert reference(find_run("./gpt", runs), runs) == "gpt"
+    with pytest.raises(UserError):
+        find_run("notes", runs)
+
+
+def test_names_complete(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ORTFLOW_RUNS", str(folder / "runs"))
+    assert complete_run("gpt-") == ["gpt-large"]
+    done = ortflow(
+        folder=folder, _ORTFLOW_COMPLETE="complete_bash", COMP_WORDS="ortflow status gpt-", COMP_CWORD="2",
+        ORTFLOW_RUNS=str(folder / "runs"),
+    )  # fmt: skip
+    assert done.stdout.strip() == "gpt-large", done.stderr
+
+
+def test_tables_are_aligned() -> None:
+    assert table([("NAME", "STATE"), ("a", "finished"), ("longer", "")]) == [
+        "NAME    STATE",
+        "a       finished",
+        "longer",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("module", "version", "platform", "words"),
+    [
+        ("numpy", (3, 13), "linux", "this needs numpy, which is not installed; install it with `pip install"),
+        ("onnx.helper", (3, 13), "linux", "'ortflow[train]'"),
+        ("onnxruntime.capi", (3, 11), "linux", "this needs onnxruntime, which is not installed"),
+        ("onnxruntime", (3, 13), "linux", "CPython 3.10 and 3.11 on Linux only, and this is 3.13 on linux"),
+        ("onnxruntime", (3, 11), "darwin", "and this is 3.11 on darwin"),
+    ],
+)
+def test_what_the_plain_install_lacks(module: str, version: tuple[int, int], platform: str, words: str) -> None:
+    assert words in str(needs_extra(module, version, platform))
+
+
+def test_other_missing_modules_are_bugs() -> None:
+    assert needs_extra("ortflow.nonsense") is None
+
+
+def test_a_missing_package_is_one_sentence(folder: Path) -> None:
+    blocker = folder / "block" / "sitecustomize.py"
+    blocker.parent.mkdir()
+    blocker.write_text(
+        "import sys\n"
+        "class Block:\n"
+        "    def find_spec(self, name, path=None, target=None):\n"
+        "        if name == 'onnx': raise ModuleNotFoundError(f'No module named {name!r}', name=name)\n"
+        "sys.meta_path.insert(0, Block())\n"
+    )
+    done = ortflow("inspect", "m.onnx", folder=folder, PYTHONPATH=str(blocker.parent))
+    assert done.returncode == 2
+    assert (
+        done.stderr
+        == "error: this needs onnx, which is not installed; install it with `pip install 'ortflow[train]'`\n"
+    )

@@ -1,0 +1,92 @@
+"""Budgets, back-off and states: pure functions over attempts.jsonl."""
+
+from __future__ import annotations
+
+import pytest
+
+from ortflow.launchers.budget import decide, pause
+from ortflow.launchers.records import Outcome, State, Used, next_attempt, open_attempt, state, used
+from ortflow.workflow.spec.run import Backoff, Restart
+
+SUBMIT = {"event": "submit", "launcher": "local", "new_budget": False}
+RENEW = {**SUBMIT, "new_budget": True}
+
+
+def start(attempt: int) -> dict:
+    return {"event": "start", "attempt": attempt}
+
+
+def end(attempt: int, outcome: str, following: str = "restart", asked: str | None = None) -> dict:
+    return {"event": "end", "attempt": attempt, "outcome": outcome, "next": following, "asked": asked}
+
+
+def test_pause_doubles_up_to_the_limit() -> None:
+    backoff = Backoff(first=1.0, limit=10.0)
+    assert [pause(backoff, failures) for failures in (1, 2, 3, 4, 5, 5000)] == [1, 2, 4, 8, 10, 10]
+
+
+@pytest.mark.parametrize(
+    ("outcome", "counted", "again", "seconds"),
+    [
+        (Outcome.FINISHED, Used(), False, 0),
+        (Outcome.USER_ERROR, Used(), False, 0),
+        (Outcome.FAILURE, Used(failures=1), True, 1),
+        (Outcome.FAILURE, Used(failures=2), True, 2),
+        (Outcome.FAILURE, Used(failures=3), False, 0),
+        (Outcome.PREEMPTED, Used(failures=3, preemptions=1), True, 1),
+        (Outcome.PREEMPTED, Used(preemptions=2), False, 0),
+    ],
+)
+def test_decisions(outcome, counted, again, seconds) -> None:
+    restart = Restart(failures=2, preemptions=1, backoff=Backoff(first=1.0, limit=60.0))
+    found = decide(outcome, counted, restart)
+    assert (found.again, found.pause) == (again, seconds)
+    assert found.why
+
+
+def test_preemptions_have_no_limit_unless_given() -> None:
+    assert decide(Outcome.PREEMPTED, Used(preemptions=1000), Restart()).again
+
+
+def test_budgets_span_launchers_and_end_with_a_renewal() -> None:
+    records = [SUBMIT, start(0), end(0, "failure"), start(1), end(1, "preempted"), SUBMIT, start(2), end(2, "lost")]
+    assert used(records) == Used(failures=1, preemptions=1)
+    assert used([*records, start(3), end(3, "failure")]) == Used(failures=2, preemptions=1)
+    assert used([*records, RENEW]) == Used()
+    assert used([SUBMIT, start(0), end(0, "preempted", "stop", asked="interrupt")]) == Used()
+
+
+def test_attempt_numbers_never_repeat() -> None:
+    assert next_attempt([]) == 0
+    assert next_attempt([SUBMIT, start(0), end(0, "failure"), RENEW]) == 1
+    assert open_attempt([SUBMIT, start(0)]) == 0
+    assert open_attempt([SUBMIT, start(0), SUBMIT]) == 0
+    assert open_attempt([SUBMIT, start(0), end(0, "failure"), SUBMIT]) is None
+
+
+@pytest.mark.parametrize(
+    ("records", "alive", "expected"),
+    [
+        ([], True, State.PENDING),
+        ([], False, State.LOST),
+        ([SUBMIT], True, State.PENDING),
+        ([SUBMIT, start(0)], True, State.RUNNING),
+        ([SUBMIT, start(0)], False, State.LOST),
+        ([SUBMIT, start(0), end(0, "failure")], True, State.RESTARTING),
+        ([SUBMIT, start(0), end(0, "failure")], False, State.LOST),
+        ([SUBMIT, start(0), end(0, "failure", "stop")], False, State.FAILED),
+        ([SUBMIT, start(0), end(0, "failure", "stop"), SUBMIT], True, State.PENDING),
+        ([SUBMIT, start(0), end(0, "user_error", "stop")], True, State.FAILED),
+        ([SUBMIT, start(0), end(0, "finished", "stop")], False, State.FINISHED),
+        ([SUBMIT, start(0), end(0, "finished", "stop", "cancel")], False, State.FINISHED),
+        ([SUBMIT, start(0), end(0, "preempted", "stop", "interrupt")], False, State.PREEMPTED),
+        ([SUBMIT, start(0), end(0, "preempted", "stop", "cancel")], False, State.CANCELLED),
+        (
+            [SUBMIT, start(0), end(0, "failure"), {"event": "stop", "outcome": "preempted", "asked": "SIGTERM"}],
+            False,
+            State.PREEMPTED,
+        ),
+    ],
+)
+def test_states(records, alive, expected) -> None:
+    assert state(records, alive) is expected

@@ -1,0 +1,92 @@
+"""Why an attempt ended, from what the two MPIs really print."""
+
+from __future__ import annotations
+
+import pytest
+
+from ortflow.launchers.cause import cause, statuses
+from ortflow.launchers.records import Outcome
+
+HYDRA_KILLED = """
+===================================================================================
+=   BAD TERMINATION OF ONE OF YOUR APPLICATION PROCESSES
+=   PID 6736 RUNNING AT vm
+=   EXIT CODE: 9
+=   CLEANING UP REMAINING PROCESSES
+=   YOU CAN IGNORE THE BELOW CLEANUP MESSAGES
+===================================================================================
+[mpiexec@vm] Exit codes: [vm] {codes}
+YOUR APPLICATION TERMINATED WITH THE EXIT STRING: Killed (signal 9)
+"""
+OPENMPI_KILLED = """
+--------------------------------------------------------------------------
+prterun noticed that process rank 1 with PID 6918 on node vm exited on
+signal 9 (Killed).
+--------------------------------------------------------------------------
+"""
+OPENMPI_CODE = """
+prterun detected that one or more processes exited with non-zero status,
+thus causing the job to be terminated. The first process to do so was:
+
+   Process name: [prterun-vm-6788@1,0]
+   Exit code:    75
+"""
+
+
+@pytest.mark.parametrize(
+    ("kind", "returncode", "words", "pids", "expected"),
+    [
+        (None, 0, "", {}, {}),
+        (None, -9, "", {}, {0: -9}),
+        (None, 75, "", {}, {0: 75}),
+        ("mpich", 0, "[mpiexec@vm] Exit codes: [vm] 0,0\n", {}, {}),
+        ("mpich", 75, "[mpiexec@vm] Exit codes: [vm] 19200,256\n", {}, {0: 75, 1: 1}),
+        ("mpich", 9, HYDRA_KILLED.format(codes="0,9"), {}, {1: -9}),
+        ("mpich", 9, HYDRA_KILLED.format(codes="9,9"), {6735: 0, 6736: 1}, {1: -9}),
+        ("mpich", 9, HYDRA_KILLED.format(codes="9,9"), {}, {0: -9, 1: -9}),
+        ("mpich", 7, "Abort(7) on node 1 (rank 1 in comm 0)", {}, {}),
+        ("openmpi", 137, OPENMPI_KILLED, {}, {1: -9}),
+        ("openmpi", 75, OPENMPI_CODE, {}, {0: 75}),
+    ],
+)
+def test_statuses(kind, returncode, words, pids, expected) -> None:
+    assert statuses(kind, returncode, words, pids) == expected
+
+
+FAILED = {1: {"reason": "disk on fire", "exit_code": 1, "time": 5.0}}
+WRONG = {0: {"reason": "no such file", "exit_code": 2, "time": 5.0}}
+
+
+@pytest.mark.parametrize(
+    ("returncode", "ended", "failures", "outcome", "sentence", "rank"),
+    [
+        (0, {}, {}, Outcome.FINISHED, "finished", None),
+        (75, {0: 75, 1: 75}, {}, Outcome.PREEMPTED, "saved and left", None),
+        (75, {}, {}, Outcome.PREEMPTED, "saved and left", None),
+        (9, {1: -9}, {}, Outcome.FAILURE, "rank 1 was killed by SIGKILL", 1),
+        (9, {0: -9, 1: -9}, {}, Outcome.FAILURE, "ranks 0, 1 were killed by SIGKILL", None),
+        (11, {0: -11}, {}, Outcome.FAILURE, "rank 0 was killed by SIGSEGV", 0),
+        (15, {1: -15}, {}, Outcome.PREEMPTED, "rank 1 was ended by SIGTERM", 1),
+        (79, {0: 75, 1: -15}, {}, Outcome.PREEMPTED, "rank 1 was ended by SIGTERM", 1),
+        (75, {0: 75, 1: 1}, {}, Outcome.FAILURE, "rank 1 ended with exit code 1", 1),
+        (3, {0: 2, 1: 1}, {}, Outcome.FAILURE, "rank 1 ended with exit code 1", 1),
+        (2, {0: 2, 1: 2}, {}, Outcome.USER_ERROR, "rank 0 ended with exit code 2", 0),
+        (1, {}, FAILED, Outcome.FAILURE, "disk on fire", 1),
+        (0, {}, FAILED, Outcome.FAILURE, "disk on fire", 1),
+        (75, {0: 75}, FAILED, Outcome.FAILURE, "disk on fire", 1),
+        (2, {}, WRONG, Outcome.USER_ERROR, "no such file", 0),
+        (9, {1: -9}, WRONG, Outcome.FAILURE, "rank 1 was killed by SIGKILL", 1),
+        (1, {}, {**FAILED, 0: {"reason": "later", "exit_code": 1, "time": 6.0}}, Outcome.FAILURE, "disk on fire", 1),
+        (-9, {}, {}, Outcome.FAILURE, "mpirun was killed by SIGKILL", None),
+        (255, {}, {}, Outcome.FAILURE, "the ranks ended with exit code 255", None),
+        (2, {}, {}, Outcome.USER_ERROR, "the ranks ended with exit code 2", None),
+    ],
+)
+def test_cause(returncode, ended, failures, outcome, sentence, rank) -> None:
+    found = cause(returncode, ended, failures)
+    assert (found.outcome, found.sentence, found.rank) == (outcome, sentence, rank)
+
+
+def test_out_of_memory_explains_only_a_kill() -> None:
+    assert cause(9, {1: -9}, {}, out_of_memory=True).sentence == "rank 1 was killed by SIGKILL (out of memory)"
+    assert "memory" not in cause(11, {1: -11}, {}, out_of_memory=True).sentence

@@ -1,0 +1,181 @@
+"""Taking a run directory: what is refused, what goes on, and that nothing is left behind."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ortflow.launchers.base import Submission
+from ortflow.launchers.locks import HeldError, hold, holder_of, wait_free
+from ortflow.launchers.opening import differences, moved, opened, refuse
+from ortflow.launchers.prepare import prepare
+from ortflow.workflow.errors import UserError
+from ortflow.workflow.events import EventLog
+from ortflow.workflow.rundir import RunDir
+from ortflow.workflow.spec.load import load_run_file
+from ortflow.workflow.spec.paths import resolve_paths
+from ortflow.workflow.spec.run import RunSpec
+
+
+def submission(folder: Path, fresh: bool = False, **train: Any) -> Submission:
+    spec = RunSpec.model_validate(
+        {
+            "name": "gpt",
+            "run_dir": str(folder / "runs" / "gpt"),
+            "model": {"path": "m.onnx", "loss": {"kind": "mse"}},
+            "data": {"train": {"path": "d.arrow"}, "micro_batch": 1},
+            "train": {"steps": 10, "optimizer": {"name": "sgd", "lr": 0.1}, **train},
+        }
+    )
+    return Submission(resolve_paths(spec, folder / "run.yaml"), RunDir(folder / "runs" / "gpt"), folder, fresh=fresh)
+
+
+def take(wanted: Submission, outcome: str = "failure", step: int = 3) -> None:
+    """A run that ran one attempt."""
+    with opened(wanted) as ours:
+        ours.run.record_attempt(event="start", attempt=0)
+        EventLog(ours.run.events(0), 0, 0).write("step", step=step)
+        ours.run.record_attempt(event="end", attempt=0, outcome=outcome, next="stop")
+
+
+def test_a_new_directory_is_made_with_the_resolved_run_file(tmp_path: Path) -> None:
+    wanted = submission(tmp_path)
+    take(wanted)
+    assert load_run_file(wanted.run.run_file) == wanted.spec
+    assert holder_of(wanted.run.lock) is None
+
+
+def test_nothing_is_left_where_nothing_was_started(tmp_path: Path) -> None:
+    wanted = submission(tmp_path)
+    with pytest.raises(ZeroDivisionError), opened(wanted):
+        raise ZeroDivisionError
+    assert list(tmp_path.iterdir()) == []
+    (tmp_path / "runs" / "other").mkdir(parents=True)
+    with opened(wanted):
+        pass
+    assert [path.name for path in (tmp_path / "runs").iterdir()] == ["other"]
+    wanted.run.root.mkdir()
+    with opened(wanted) as ours:
+        ours.run.record_attempt(event="start", attempt=0)
+        ours.run.record_attempt(event="end", attempt=0, outcome="user_error", next="stop")
+    assert list(wanted.run.root.iterdir()) == [], "a folder of the user's own stays"
+
+
+def test_a_detached_run_stays(tmp_path: Path) -> None:
+    wanted = submission(tmp_path)
+    with opened(wanted) as ours:
+        ours.handed_over = True
+    assert wanted.run.run_file.exists()
+
+
+def test_the_same_run_goes_on_and_may_become_longer(tmp_path: Path) -> None:
+    take(submission(tmp_path))
+    with opened(submission(tmp_path, steps=20)) as ours:
+        assert ours.notes == ("train.steps: 10 before, 20 now",)
+    assert load_run_file(ours.run.run_file).train.steps == 20
+
+
+def test_a_finished_run_is_not_run_again_unless_it_became_longer(tmp_path: Path) -> None:
+    take(submission(tmp_path), outcome="finished")
+    with opened(submission(tmp_path)) as ours:
+        assert ours.finished
+    with opened(submission(tmp_path, steps=20)) as ours:
+        assert not ours.finished
+
+
+def test_another_run_is_refused_and_fresh_puts_the_old_one_aside(tmp_path: Path) -> None:
+    take(submission(tmp_path))
+    with pytest.raises(UserError) as refused, opened(submission(tmp_path, gradient_accumulation=2)):
+        pass
+    assert "holds another run, with train.gradient_accumulation 1 where this one has 2; choose" in str(refused.value)
+    take(submission(tmp_path, fresh=True, gradient_accumulation=2))
+    take(submission(tmp_path, fresh=True, gradient_accumulation=3))
+    runs = {path.name: load_run_file(path / "run.yaml") for path in (tmp_path / "runs").iterdir()}
+    assert {name: spec.train.gradient_accumulation for name, spec in runs.items()} == {"gpt.1": 1, "gpt.2": 2, "gpt": 3}
+    assert runs["gpt.1"].checkpoint.directory == str(tmp_path / "runs" / "gpt.1" / "checkpoints")
+
+
+def test_a_run_that_only_refused_its_input_makes_way(tmp_path: Path) -> None:
+    wanted = submission(tmp_path)
+    with opened(wanted) as ours:
+        ours.handed_over = True
+        ours.run.record_attempt(event="start", attempt=0)
+        ours.run.record_attempt(event="end", attempt=0, outcome="user_error", next="stop")
+    take(submission(tmp_path, gradient_accumulation=2))
+    assert load_run_file(wanted.run.run_file).train.gradient_accumulation == 2
+
+
+def test_what_is_no_run_directory_is_refused(tmp_path: Path) -> None:
+    wanted = submission(tmp_path)
+    wanted.run.root.mkdir(parents=True)
+    (wanted.run.root / "thesis.tex").touch()
+    with pytest.raises(UserError, match="neither empty nor a run directory; choose another run_dir"), opened(wanted):
+        pass
+    assert sorted(path.name for path in wanted.run.root.iterdir()) == [".launcher.lock", "thesis.tex"]
+
+
+def test_a_directory_that_cannot_be_made_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "runs").touch()
+    with pytest.raises(UserError, match=r"run_dir: .*/runs/gpt cannot be written: Not a directory"):  # noqa: SIM117
+        with opened(submission(tmp_path)):
+            pass
+
+
+def test_the_lock_is_held_by_one_and_inherited(tmp_path: Path) -> None:
+    path = tmp_path / "lock"
+    first = hold(path)
+    assert holder_of(path) == {"pid": os.getpid(), "host": os.uname().nodename}
+    with pytest.raises(HeldError):
+        hold(path)
+    inherited = os.dup(first)
+    os.close(first)
+    assert holder_of(path) is not None
+    assert not wait_free(path, 0.05)
+    os.close(inherited)
+    assert holder_of(path) is None
+    assert wait_free(path, 0.0)
+
+
+def test_a_moved_directory_writes_where_it_is(tmp_path: Path) -> None:
+    spec = submission(tmp_path).spec
+    there = moved(spec, Path("/elsewhere/gpt"))
+    assert (there.run_dir, there.checkpoint.directory) == ("/elsewhere/gpt", "/elsewhere/gpt/checkpoints")
+    assert there.model.path == spec.model.path
+    assert moved(spec, Path(str(spec.run_dir))) is spec
+
+
+def test_differences_are_told_by_key() -> None:
+    before = {"a": {"b": 1, "c": [1]}, "d": None}
+    now = {"a": {"b": 2, "c": [1]}, "d": {"e": 1}}
+    assert differences(before, now) == [("a.b", 1, 2), ("d", None, {"e": 1})]
+    refuse(Path("/r"), [("train.steps", 1, 2), ("checkpoint.keep.newest", 1, 2), ("resources.ranks_per_node", 1, 2)])
+    for key in ("train.optimizer.lr", "checkpoint.directory", "seed", "parallel.zero"):
+        with pytest.raises(UserError):
+            refuse(Path("/r"), [(key, 1, 2)])
+
+
+def test_prepare_runs_in_the_folder_of_the_run_file_only_if_something_is_missing(tmp_path: Path) -> None:
+    wanted = submission(tmp_path)
+    script = "touch m.onnx d.arrow; echo ran >> ran"
+    spec = wanted.spec.model_copy(update={"prepare": ["sh", "-c", script]})
+    prepare(spec, tmp_path, "/bin/sh")
+    prepare(spec, tmp_path, "/bin/sh")
+    assert (tmp_path / "ran").read_text() == "ran\n"
+
+
+@pytest.mark.parametrize(
+    ("command", "words"),
+    [
+        (["sh", "-c", "exit 3"], r"prepare: `sh -c 'exit 3'` ended with exit code 3"),
+        (["true"], r"model.path: there is no file .*m.onnx"),
+        (["no-such-command"], r"prepare: no-such-command does not start: No such file"),
+        (["python", "-c", "exit 7"], r"ended with exit code 0|model.path"),
+    ],
+)
+def test_prepare_that_fails_is_one_sentence(tmp_path: Path, command: list[str], words: str) -> None:
+    spec = submission(tmp_path).spec.model_copy(update={"prepare": command})
+    with pytest.raises(UserError, match=words):
+        prepare(spec, tmp_path, "/bin/true")  # a leading python is the ranks' interpreter: here one that does nothing

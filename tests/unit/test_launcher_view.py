@@ -1,0 +1,194 @@
+"""Events in words, folded into progress, and drawn."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from io import StringIO
+from pathlib import Path
+from subprocess import PIPE
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from ortflow.launchers.lines import duration, line, size
+from ortflow.launchers.live import LiveView, panel
+from ortflow.launchers.memory import oom_kills
+from ortflow.launchers.plain import PlainView
+from ortflow.launchers.progress import Progress
+from ortflow.launchers.status import read_status
+from ortflow.workflow.rundir import RunDir
+
+
+def step(number: int, **fields: Any) -> dict[str, Any]:
+    return {
+        "event": "step", "time": 1000.0 + number, "attempt": 0, "rank": 0, "step": number, "loss": 2.5, "lr": 0.001,
+        "grad_norm": 0.5, "seconds": 0.5, "samples": 16, "epoch": 0, **fields,
+    }  # fmt: skip
+
+
+def told(*records: dict[str, Any], every: int = 1) -> tuple[Progress, list[str]]:
+    progress, lines = Progress(total_steps=100), []
+    for record in records:
+        progress.apply(record)
+        text = line(record, progress, every)
+        if text is not None:
+            lines.append(text)
+    return progress, lines
+
+
+def test_steps_are_told_at_the_period() -> None:
+    progress, lines = told(*(step(number) for number in range(1, 21)), every=10)
+    assert lines == [
+        "step 10/100  loss 2.5000  lr 0.001  |g| 0.500  32 samples/s  45 s left",
+        "step 20/100  loss 2.5000  lr 0.001  |g| 0.500  32 samples/s  40 s left",
+    ]
+    assert progress.seconds_left == pytest.approx(40.0)
+
+
+def test_a_loss_that_is_not_finite_is_said() -> None:
+    _, lines = told(step(1, loss=None, grad_norm=None, samples=None, seconds=0.0))
+    assert lines == ["step 1/100  loss not finite  lr 0.001"]
+
+
+@pytest.mark.parametrize(
+    ("record", "words"),
+    [
+        ({"event": "phase_end", "phase": "configure", "seconds": 1.25}, "configure: 1.2 s"),
+        ({"event": "phase_end", "phase": "train", "seconds": 1.25}, None),
+        ({"event": "evaluation", "step": 5, "accuracy": 0.5, "loss": 1.5, "samples": 9, "seconds": 1.0},
+         "evaluation at step 5: loss 1.5000  accuracy 0.5000"),
+        ({"event": "checkpoint", "step": 5, "seconds": 0.25, "stall_seconds": 0.012, "bytes": 39_100_000},
+         "checkpoint at step 5: 39 MB in 0.2 s, training stood still for 12 ms"),
+        ({"event": "rewind", "from_step": 9, "to_step": 5}, "steps 6 to 9 are taken back and run again"),
+        ({"event": "checkpoint_rejected", "path": "/c", "reason": "torn"},
+         "warning: checkpoint /c is passed over: torn"),
+        ({"event": "of the future", "step": 5}, None),
+    ],
+)  # fmt: skip
+def test_lines(record: dict[str, Any], words: str | None) -> None:
+    assert told(record)[1] == ([] if words is None else [words])
+
+
+def test_progress_follows_a_restart() -> None:
+    progress, _ = told(
+        step(7),
+        {"event": "checkpoint", "step": 5},
+        {"event": "attempt_start", "time": 2000.0},
+        {"event": "rewind", "from_step": 7, "to_step": 5},
+        {"event": "resume", "step": 5},
+    )
+    assert (progress.step, progress.checkpoint, progress.seconds_per_step) == (5, 5, None)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "words"), [(4.25, "4.2 s"), (42, "42 s"), (65, "1:05 min"), (12000, "3:20 h"), (260000, "3 days 0 h")]
+)
+def test_durations(seconds: float, words: str) -> None:
+    assert duration(seconds) == words
+
+
+def test_sizes() -> None:
+    assert [size(count) for count in (12, 3400, 39_100_000, 5e9, 7e12)] == [
+        "12 B",
+        "3.4 kB",
+        "39 MB",
+        "5.0 GB",
+        "7.0 TB",
+    ]
+
+
+def drawn(renderable: Any) -> str:
+    console = Console(file=StringIO(), width=70, force_terminal=False)
+    console.print(renderable)
+    return console.file.getvalue()  # type: ignore[attr-defined]
+
+
+def test_panel_shows_what_is_known() -> None:
+    progress, _ = told(
+        {"event": "phase_start", "phase": "train"},
+        step(50),
+        {"event": "evaluation", "step": 40, "loss": 1.5},
+        {"event": "checkpoint", "step": 40},
+        {"event": "checkpoint_start", "step": 50},
+    )
+    text = drawn(panel("gpt", progress, 2, now=1050.0))
+    for words in (
+        "gpt",
+        "50/100",
+        "train  25 s left",
+        "2.5000",
+        "loss 1.5000  (step 40)",
+        "step 40  saving",
+        "restarts",
+    ):
+        assert words in text
+    assert "nothing heard" not in text
+    assert "nothing heard for 1:00 min" in drawn(panel("gpt", Progress(time=1000.0), 0, now=1060.0))
+
+
+def test_live_view_draws_and_scrolls(tmp_path: Path) -> None:
+    console = Console(file=StringIO(), width=70, force_terminal=True)
+    run = RunDir(tmp_path)
+    run.plan.write_text(json.dumps({"total_steps": 20}))
+    with LiveView(run, "gpt", console) as view:
+        view.record({"event": "phase_start", "phase": "train"})
+        view.record(step(10))
+        view.tick()
+        view.record({"event": "warning", "message": "hot"})
+    text = console.file.getvalue()  # type: ignore[attr-defined]
+    assert "10/20" in text
+    assert "warning: hot" in text
+
+
+def test_plain_view_prints_lines(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    PlainView(RunDir(tmp_path), 1).record(step(1))
+    assert capfd.readouterr().out.endswith("  step 1  loss 2.5000  lr 0.001  |g| 0.500  32 samples/s\n")
+
+
+def test_the_run_goes_on_when_nobody_reads_any_more(tmp_path: Path) -> None:
+    program = (
+        "import pathlib, sys; from ortflow.launchers.plain import PlainView\n"
+        "view = PlainView(pathlib.Path(), 1); sys.stdin.read(); view.say('a'); view.say('b'); sys.exit(7)"
+    )
+    child = subprocess.Popen([sys.executable, "-c", program], stdin=PIPE, stdout=PIPE, stderr=PIPE)
+    assert child.stdin
+    assert child.stdout
+    assert child.stderr
+    child.stdout.close()
+    child.stdin.close()
+    assert (child.wait(), child.stderr.read()) == (7, b"")
+    child.stderr.close()
+
+
+def test_status_of_a_directory(tmp_path: Path) -> None:
+    run = RunDir(tmp_path / "gpt")
+    run.root.mkdir()
+    run.run_file.write_text("name: other\n")
+    run.plan.write_text(json.dumps({"total_steps": 20}))
+    run.events(0).parent.mkdir()
+    run.events(0).write_text("".join(json.dumps(record) + "\n" for record in (step(1), step(2))) + '{"event": "st')
+    run.record_attempt(event="submit", launcher="local", new_budget=False)
+    run.record_attempt(event="start", attempt=0)
+    how = read_status(run).to_json()
+    assert {key: how[key] for key in ("name", "state", "step", "total_steps", "loss", "attempts", "pid")} == {
+        "name": "other", "state": "lost", "step": 2, "total_steps": 20, "loss": 2.5, "attempts": 1, "pid": None,
+    }  # fmt: skip
+
+
+def test_out_of_memory_kills_are_counted_where_the_kernel_tells_them(tmp_path: Path) -> None:
+    proc, cgroups = tmp_path / "proc", tmp_path / "cgroup"
+    (proc / "self").mkdir(parents=True)
+    assert oom_kills(proc, cgroups) is None
+    (proc / "vmstat").write_text("pgfault 9\noom_kill 4\n")
+    (proc / "self" / "cgroup").write_text("0::/user\n")
+    assert oom_kills(proc, cgroups) == 4
+    (cgroups / "user").mkdir(parents=True)
+    (cgroups / "user" / "memory.events").write_text("low 0\noom 2\noom_kill 1\n")
+    assert oom_kills(proc, cgroups) == 1
+    (proc / "self" / "cgroup").write_text("4:memory:/mine\n0::/\n")
+    (cgroups / "memory" / "mine").mkdir(parents=True)
+    (cgroups / "memory" / "mine" / "memory.oom_control").write_text("under_oom 0\noom_kill 3\n")
+    assert oom_kills(proc, cgroups) == 3
