@@ -1,0 +1,165 @@
+"""Time of a training step on the CPU: ortflow against PyTorch, eager and torch.compile.
+
+    python benchmarks/step.py [--layers 4 --width 256 --context 128 --batch 8 --threads 2 --rounds 8]
+
+The same GPT with the same weights on the same batches, fp32, AdamW (fused in PyTorch), gradient clipping, the same
+number of threads. All take turns, a few steps each, because a machine's speed drifts. First all losses must agree.
+Prints medians, and ortflow's time over the better peer's: the median of the rounds' ratios.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import onnx
+import torch
+from safetensors.numpy import load_file
+from torch_gpt import Sizes, TorchStep
+
+from ortflow.workflow.comm.solo import SoloCommunicator
+from ortflow.workflow.device.cpu import CpuDevice
+from ortflow.workflow.graph.build import build_graphs
+from ortflow.workflow.graph.types import GraphSet
+from ortflow.workflow.optim.gradient import gradient_graph
+from ortflow.workflow.optim.graph import optimizer_graph
+from ortflow.workflow.optim.segments import segments
+from ortflow.workflow.spec.run import RunSpec
+from ortflow.workflow.trainer import GRADIENT_GRAPH, MicroBatch
+from ortflow.workflow.trainer.graph import GraphTrainer
+from ortflow.workflow.trainer.sessions import Sessions
+
+sys.path.insert(0, str(Path(__file__).parent.parent / "examples" / "gpt"))
+from model import Config, build
+
+Tokens = npt.NDArray[np.int64]
+Step = Callable[[Tokens, Tokens], float]
+RATE, DECAY, CLIP = 1e-3, 0.1, 1.0
+AGREEMENT = 5e-6
+"""Largest relative difference of the losses over the first steps."""
+
+
+class OrtflowStep:
+    """One step of the trainer that ranks run."""
+
+    def __init__(self, graphs: GraphSet, spec: RunSpec, threads: int) -> None:
+        sessions = Sessions(CpuDevice(), threads, "error")
+        self._trainer = GraphTrainer(graphs, spec, sessions, SoloCommunicator())
+        self._trainer.load_tensors(load_file(graphs.initial))
+        self._update = 0
+
+    def __call__(self, tokens: Tokens, labels: Tokens) -> float:
+        """The loss before the update."""
+        self._update += 1
+        batch = MicroBatch({"tokens": tokens, "labels": labels}, len(tokens))
+        outcome = self._trainer.step([batch], learning_rate=RATE, update=self._update, seeds=[0], votes=())
+        return outcome.loss
+
+
+def make_graphs(config: Config, batch: int, folder: Path) -> tuple[GraphSet, RunSpec]:
+    """The graphs of the example's model, as step configure makes them."""
+    onnx.save(build(config), folder / "model.onnx")
+    spec = RunSpec.model_validate(
+        {
+            "name": "benchmark",
+            "model": {"path": str(folder / "model.onnx"), "loss": {"kind": "cross_entropy"}},
+            "data": {"train": {"path": "none"}, "micro_batch": batch},
+            "train": {
+                "steps": 1,
+                "optimizer": {"name": "adamw", "lr": RATE, "weight_decay": DECAY},
+                "clip_norm": CLIP,
+            },
+        }
+    )
+    graphs = build_graphs(spec, "cpu", folder / "graphs")
+    optimizer = optimizer_graph(spec.train.optimizer, segments(spec.train.optimizer, graphs.index))
+    graphs.optimizer.write_bytes(optimizer.SerializeToString())
+    (graphs.root / GRADIENT_GRAPH).write_bytes(gradient_graph().SerializeToString())
+    return graphs, spec
+
+
+def batches(config: Config, batch: int) -> Iterator[tuple[Tokens, Tokens]]:
+    """Random windows and the same shifted by one."""
+    random = np.random.default_rng(0)
+    while True:
+        window = random.integers(0, config.vocabulary, (batch, config.context + 1))
+        yield np.ascontiguousarray(window[:, :-1]), np.ascontiguousarray(window[:, 1:])
+
+
+def check_losses(steps: dict[str, Step], stream: Iterator[tuple[Tokens, Tokens]]) -> None:
+    """Three updates on the same batches must give the same losses; also warms everything up."""
+    for _ in range(3):
+        arrays = next(stream)
+        losses = {name: step(*arrays) for name, step in steps.items()}
+        spread = max(losses.values()) - min(losses.values())
+        if not spread <= AGREEMENT * min(losses.values()):
+            raise SystemExit(f"the losses differ, so the times mean nothing: {losses}")
+
+
+def race(
+    steps: dict[str, Step], stream: Iterator[tuple[Tokens, Tokens]], rounds: int, block: int
+) -> dict[str, list[float]]:
+    """Median seconds of a step, for each round and candidate."""
+    medians: dict[str, list[float]] = {name: [] for name in steps}
+    for _ in range(rounds):
+        for name, step in steps.items():
+            # One step untimed: the threads of the candidate before may still spin, caches are cold.
+            step(*next(stream))
+            seconds = []
+            for _ in range(block):
+                arrays = next(stream)
+                start = time.perf_counter()
+                step(*arrays)
+                seconds.append(time.perf_counter() - start)
+            medians[name].append(statistics.median(seconds))
+    return medians
+
+
+def report(medians: dict[str, list[float]]) -> float:
+    """Print the table; ortflow over the better peer."""
+    overall = {name: statistics.median(values) for name, values in medians.items()}
+    for name, values in medians.items():
+        spread = f"rounds {1e3 * min(values):.1f} to {1e3 * max(values):.1f}"
+        print(f"{name:14} {1e3 * overall[name]:8.1f} ms a step   ({spread})")
+    best = min((name for name in overall if name != "ortflow"), key=overall.__getitem__)
+    ratio = statistics.median(a / b for a, b in zip(medians["ortflow"], medians[best], strict=True))
+    print(f"ortflow / {best} = {ratio:.2f}")
+    return ratio
+
+
+def main() -> None:
+    """Build, check, race, report."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    for name in ("layers", "width", "heads", "context", "vocabulary"):
+        parser.add_argument(f"--{name}", type=int, default=getattr(Config(), name))
+    for name, value in (("batch", 8), ("threads", 2), ("rounds", 8), ("block", 4)):
+        parser.add_argument(f"--{name}", type=int, default=value)
+    parser.add_argument("--no-compile", action="store_true", help="leave torch.compile out: it takes half a minute")
+    options = parser.parse_args()
+    sizes: dict[str, Any] = {name: getattr(options, name) for name in vars(Sizes(0, 0, 0, 0, 0))}
+    config = Config(**sizes)
+    torch.set_num_threads(options.threads)
+    with tempfile.TemporaryDirectory() as folder:
+        graphs, spec = make_graphs(config, options.batch, Path(folder))
+        weights = load_file(graphs.initial)
+        steps: dict[str, Step] = {"ortflow": OrtflowStep(graphs, spec, options.threads)}
+        for name, compiled in (("torch eager", False), ("torch.compile", True)):
+            if not (compiled and options.no_compile):
+                steps[name] = TorchStep(
+                    Sizes(**sizes), weights, rate=RATE, weight_decay=DECAY, clip=CLIP, compiled=compiled
+                )
+        stream = batches(config, options.batch)
+        check_losses(steps, stream)
+        report(race(steps, stream, options.rounds, options.block))
+
+
+if __name__ == "__main__":
+    main()

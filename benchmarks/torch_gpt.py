@@ -1,0 +1,101 @@
+"""The GPT of examples/gpt in PyTorch, with the same weights, trained as its users would: the peer of step.py."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F  # noqa: N812
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """What of the example's Config a module needs."""
+
+    layers: int
+    width: int
+    heads: int
+    context: int
+    vocabulary: int
+
+
+class Block(nn.Module):
+    """Attention and feed-forward, each on a normalised copy and added back."""
+
+    def __init__(self, sizes: Sizes) -> None:
+        super().__init__()
+        width = sizes.width
+        self.heads = sizes.heads
+        self.ln_1, self.ln_2 = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.attn = nn.ModuleDict({"c_attn": nn.Linear(width, 3 * width), "c_proj": nn.Linear(width, width)})
+        self.mlp = nn.ModuleDict({"c_fc": nn.Linear(width, 4 * width), "c_proj": nn.Linear(4 * width, width)})
+
+    def forward(self, x: Tensor) -> Tensor:
+        batch, length, width = x.shape
+        merged = self.attn["c_attn"](self.ln_1(x)).view(batch, length, 3, self.heads, width // self.heads)
+        q, k, v = merged.permute(2, 0, 3, 1, 4)
+        mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        x = x + self.attn["c_proj"](mixed.transpose(1, 2).reshape(batch, length, width))
+        return x + self.mlp["c_proj"](F.gelu(self.mlp["c_fc"](self.ln_2(x))))
+
+
+class Gpt(nn.Module):
+    """Tokens and labels to the mean cross-entropy."""
+
+    def __init__(self, sizes: Sizes) -> None:
+        super().__init__()
+        self.wte, self.wpe = nn.Embedding(sizes.vocabulary, sizes.width), nn.Embedding(sizes.context, sizes.width)
+        self.h = nn.ModuleList(Block(sizes) for _ in range(sizes.layers))
+        self.ln_f = nn.LayerNorm(sizes.width)
+
+    def forward(self, tokens: Tensor, labels: Tensor) -> Tensor:
+        x = self.wte(tokens) + self.wpe.weight[: tokens.shape[1]]
+        for block in self.h:
+            x = block(x)
+        logits = F.linear(self.ln_f(x), self.wte.weight)
+        return F.cross_entropy(logits.flatten(0, 1), labels.flatten())
+
+
+def load(model: Gpt, weights: Mapping[str, npt.NDArray[np.float32]]) -> None:
+    """Fill the module with the graph's tensors by name; the graph keeps a linear layer's weight as [in, out]."""
+    for name, parameter in model.named_parameters():
+        values = torch.tensor(weights[name])
+        linear = values.ndim == 2 and not name.startswith(("wte", "wpe"))
+        parameter.data.copy_(values.T if linear else values)
+
+
+class TorchStep:
+    """One training step: forward, backward, clip, fused AdamW."""
+
+    def __init__(
+        self,
+        sizes: Sizes,
+        weights: Mapping[str, npt.NDArray[np.float32]],
+        *,
+        rate: float,
+        weight_decay: float,
+        clip: float,
+        compiled: bool,
+    ) -> None:
+        self._model, self._clip = Gpt(sizes), clip
+        load(self._model, weights)
+        parameters = list(self._model.parameters())
+        groups = [
+            {"params": [p for p in parameters if p.ndim > 1], "weight_decay": weight_decay},
+            {"params": [p for p in parameters if p.ndim <= 1], "weight_decay": 0.0},
+        ]
+        self._optimizer = torch.optim.AdamW(groups, lr=rate, fused=True)
+        self._forward: Callable[[Tensor, Tensor], Tensor] = torch.compile(self._model) if compiled else self._model
+
+    def __call__(self, tokens: npt.NDArray[np.int64], labels: npt.NDArray[np.int64]) -> float:
+        """The loss before the update."""
+        loss = self._forward(torch.from_numpy(tokens), torch.from_numpy(labels))
+        loss.backward()
+        nn.utils.clip_grad_norm_(self._model.parameters(), self._clip)
+        self._optimizer.step()
+        self._optimizer.zero_grad()
+        return float(loss.detach())

@@ -1,0 +1,155 @@
+"""Kills and signals at random moments: whatever happens, the end is that of a run never touched.
+
+pytest -m chaos tests/chaos                    # 30 kills, 30 signals
+ORTFLOW_CHAOS=4 pytest -m chaos tests/chaos    # a short round
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+from project import ORTFLOW, Project, curve, environment, evaluations, leftovers, logs, of_kind
+
+pytestmark = pytest.mark.chaos
+MOMENTS = int(os.environ.get("ORTFLOW_CHAOS", "30"))
+KILLS_A_RUN = 5
+LEAVES_WITHIN = 5.0
+"""Seconds from SIGTERM to the launcher's end."""
+
+
+@pytest.fixture(scope="module")
+def project(tmp_path_factory: pytest.TempPathFactory) -> Project:
+    return Project.make(tmp_path_factory.mktemp("chaos"))
+
+
+@pytest.fixture(scope="module")
+def undisturbed(project: Project) -> Path:
+    return project.run("undisturbed", **SHAPE)
+
+
+SHAPE = {"train__steps": 120, "train__evaluation": {"every_steps": 15}, "checkpoint__every_steps": 4}
+
+
+@pytest.fixture(scope="module")
+def seconds(project: Project, undisturbed: Path) -> float:
+    """How long a run takes from start to end, so that moments spread over all of it."""
+    start = time.monotonic()
+    project.run("timed", **SHAPE)
+    return time.monotonic() - start
+
+
+def begin(project: Project, file: Path) -> subprocess.Popen[bytes]:
+    with (project.folder / "launcher.out").open("ab") as out:
+        return subprocess.Popen(
+            [*ORTFLOW, "run", file.name], cwd=project.folder, env=environment(), stdin=subprocess.DEVNULL,
+            stdout=out, stderr=out, start_new_session=True,
+        )  # fmt: skip
+
+
+def ranks_of(launcher: subprocess.Popen[bytes]) -> list[psutil.Process]:
+    """Rank processes under a launcher, by rank."""
+    found = []
+    for process in descendants(launcher.pid):
+        try:
+            if "ortflow.workflow.rank" in process.cmdline():
+                found.append(process)
+        except psutil.Error:
+            continue
+    return [p for p in found if not any("mpi" in part for part in p.cmdline()[:1])]
+
+
+def descendants(pid: int) -> Iterator[psutil.Process]:
+    try:
+        yield from psutil.Process(pid).children(recursive=True)
+    except psutil.Error:
+        return
+
+
+def kill_rank(launcher: subprocess.Popen[bytes], number: int) -> None:
+    ranks = ranks_of(launcher)
+    if len(ranks) > number:
+        ranks[number].kill()
+
+
+def kill_all(launcher: subprocess.Popen[bytes]) -> None:
+    for process in list(descendants(launcher.pid)):
+        try:
+            process.kill()
+        except psutil.Error:
+            continue
+
+
+def kill_launcher(launcher: subprocess.Popen[bytes]) -> None:
+    launcher.kill()
+
+
+VICTIMS: dict[str, Callable[[subprocess.Popen[bytes]], None]] = {
+    "rank 0": lambda launcher: kill_rank(launcher, 0),
+    "rank 1": lambda launcher: kill_rank(launcher, 1),
+    "all but the launcher": kill_all,
+    "the launcher": kill_launcher,
+}
+
+
+def same_end(run_dir: Path, undisturbed: Path) -> None:
+    for rank in (0, 1):
+        steps = [step for step, *_ in curve(run_dir, rank)]
+        assert steps == sorted(set(steps)), "a step stands twice in the record"
+        assert curve(run_dir, rank) == curve(undisturbed, rank)
+    assert evaluations(run_dir) == evaluations(undisturbed)
+    assert (run_dir / "export/model.onnx").read_bytes() == (undisturbed / "export/model.onnx").read_bytes()
+    assert leftovers(run_dir) == []
+
+
+@pytest.mark.parametrize("number", range(max(1, MOMENTS // KILLS_A_RUN)))
+def test_kill_9_at_random_moments(project: Project, undisturbed: Path, seconds: float, number: int) -> None:
+    chance = random.Random(number)
+    name = f"killed-{number}"
+    file = project.write(name, **SHAPE)
+    history = []
+    launcher = begin(project, file)
+    for _ in range(KILLS_A_RUN):
+        wait, victim = chance.uniform(0.0, seconds), chance.choice(list(VICTIMS))
+        time.sleep(wait)
+        history.append(f"{wait:.2f} s: {victim}")
+        VICTIMS[victim](launcher)
+        if victim == "the launcher" or launcher.poll() is not None:
+            launcher.wait()
+            launcher = begin(project, file)
+    assert launcher.wait(timeout=120) == 0, f"{history}\n{logs(project.run_dir(name))}"
+    same_end(project.run_dir(name), undisturbed)
+
+
+@pytest.mark.parametrize("number", range(MOMENTS))
+def test_sigterm_at_random_moments(project: Project, undisturbed: Path, seconds: float, number: int) -> None:
+    chance = random.Random(1000 + number)
+    name = f"asked-{number}"
+    file = project.write(name, **SHAPE)
+    launcher = begin(project, file)
+    time.sleep(chance.uniform(0.0, seconds))
+    to_ranks = chance.random() < 0.5
+    asked = time.monotonic()
+    if to_ranks:
+        # As a scheduler does: every process of the step gets it, the launcher too.
+        for rank in ranks_of(launcher):
+            rank.send_signal(signal.SIGTERM)
+    launcher.send_signal(signal.SIGTERM)
+    code = launcher.wait(timeout=60)
+    took = time.monotonic() - asked
+    run_dir = project.run_dir(name)
+    done = bool(run_dir.exists() and of_kind(run_dir, "finished")) if (run_dir / "events").exists() else False
+    assert code == (0 if done else 75) or not run_dir.exists(), logs(run_dir)
+    assert took < LEAVES_WITHIN, f"left after {took:.1f} s\n{logs(run_dir)}"
+    before = [step for step, *_ in curve(run_dir)] if (run_dir / "events").exists() else []
+    final = begin(project, file)
+    assert final.wait(timeout=120) == 0, logs(run_dir)
+    same_end(run_dir, undisturbed)
+    assert not of_kind(run_dir, "rewind"), f"work was lost: {before[-1:]}"

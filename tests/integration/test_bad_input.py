@@ -1,0 +1,119 @@
+"""Every class of wrong input through `ortflow run`: one sentence, exit 2, no traceback, nothing left behind."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+from project import Project, command
+
+
+@pytest.fixture(scope="module")
+def project(tmp_path_factory: pytest.TempPathFactory) -> Project:
+    made = Project.make(tmp_path_factory.mktemp("bad"))
+    folder = made.folder
+    (folder / "text.onnx").write_text("not a model")
+    convert(folder, "beyond", tokens=np.full((64, 33), 999, np.int16))
+    convert(folder, "floats", tokens=np.zeros((64, 33), np.float32))
+    convert(folder, "matrix", tokens=np.zeros((64, 4, 33), np.uint8))
+    whole = (folder / "set" / "train.arrow").read_bytes()
+    (folder / "cut.arrow").write_bytes(whole[: len(whole) // 2])
+    onnx.save(without_gradient(), folder / "undifferentiable.onnx")
+    return made
+
+
+def convert(folder: Path, name: str, **arrays: np.ndarray) -> None:  # type: ignore[type-arg]
+    np.savez(folder / f"{name}.npz", **arrays)
+    done = command("data", "convert", f"{name}.npz", "--output", f"{name}.arrow", folder=folder)
+    assert done.returncode == 0, done.stderr
+
+
+def without_gradient() -> onnx.ModelProto:
+    """Logits through Det, which has neither a gradient nor a definition by others."""
+    weight = numpy_helper.from_array(np.ones((256, 4), np.float32), "table.weight")
+    nodes = [
+        helper.make_node("Gather", ["table.weight", "tokens"], ["embedded"], name="embed"),
+        helper.make_node("Unsqueeze", ["embedded", "axis"], ["columns"], name="columns"),
+        helper.make_node("Mul", ["columns", "embedded_row"], ["square"], name="square"),
+        helper.make_node("Unsqueeze", ["embedded", "last"], ["embedded_row"], name="row"),
+        helper.make_node("Det", ["square"], ["determinant"], name="the_determinant"),
+        helper.make_node("Unsqueeze", ["determinant", "axis"], ["one"], name="one"),
+        helper.make_node("Concat", ["one", "one"], ["logits"], name="logits", axis=-1),
+    ]
+    axes = [
+        numpy_helper.from_array(np.array([-1]), "axis"),
+        numpy_helper.from_array(np.array([-2]), "last"),
+    ]
+    nodes[2], nodes[3] = nodes[3], nodes[2]
+    graph = helper.make_graph(
+        nodes,
+        "g",
+        [helper.make_tensor_value_info("tokens", TensorProto.INT64, ["batch", "sequence"])],
+        [helper.make_tensor_value_info("logits", TensorProto.FLOAT, ["batch", "sequence", 2])],
+        [weight, *axes],
+    )
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9)
+
+
+CASES: dict[str, tuple[dict[str, Any], list[str]]] = {
+    "no model file": ({"model__path": "nowhere.onnx"}, ["model.path", "nowhere.onnx"]),
+    "no ONNX file": ({"model__path": "text.onnx"}, ["text.onnx", "ONNX"]),
+    "wrong key": ({"train__stepps": 3}, ["train.stepps", "did you mean steps"]),
+    "wrong type": ({"train__steps": "many"}, ["train.steps", "many"]),
+    "batch of 0": ({"data__micro_batch": 0}, ["data.micro_batch"]),
+    "no label column": ({"data__train": {"path": "set/train.arrow", "columns": {"tokens": "tokens[1:]"}}}, ["labels"]),
+    "wrong dtype": (
+        {"data__train": {"path": "floats.arrow", "columns": {"tokens": "tokens[1:]", "labels": "tokens[1:]"}}},
+        ["float32", "tokens"],
+    ),
+    "wrong shape": (
+        {"data__train": {"path": "matrix.arrow", "columns": {"tokens": "tokens", "labels": "tokens"}}},
+        ["tokens", "shape"],
+    ),
+    "longer than the model": (
+        {"data__train": {"path": "set/train.arrow", "columns": {"tokens": "tokens", "labels": "tokens"}}},
+        ["33"],
+    ),
+    "beyond the vocabulary": (
+        {"data__train": {"path": "beyond.arrow", "columns": {"tokens": "tokens[1:]", "labels": "tokens[1:]"}}},
+        ["999", "255"],
+    ),
+    "truncated shard": (
+        {"data__train": {"path": "cut.arrow", "columns": {"tokens": "tokens[:-1]", "labels": "tokens[1:]"}}},
+        ["cut.arrow"],
+    ),
+    "no gradient": ({"model__path": "undifferentiable.onnx"}, ["Det", "the_determinant"]),
+    "unknown optimizer": ({"train__optimizer": {"name": "adan", "lr": 0.1}}, ["train.optimizer.name", "adan"]),
+    "degrees that do not multiply": ({"parallel__data": 3}, ["parallel"]),
+    "pipeline": ({"parallel__pipeline": 2, "resources__ranks_per_node": 2}, ["parallel.pipeline", "not run"]),
+    "too few samples": ({"data__micro_batch": 5000}, ["samples", "global batch"]),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_one_sentence_exit_2_and_nothing_left_behind(project: Project, case: str) -> None:
+    changes, expected = CASES[case]
+    name = case.replace(" ", "-").lower()
+    file = project.write(name, **changes)
+    done = command("run", file.name, folder=project.folder)
+    said = done.stderr
+    assert done.returncode == 2, done.stdout + said
+    for words in expected:
+        assert words in said, said
+    assert "Traceback" not in done.stdout + said
+    assert not project.run_dir(name).exists(), sorted(project.run_dir(name).rglob("*"))
+
+
+@pytest.mark.skipif(os.geteuid() == 0 and not Path("/proc/self").exists(), reason="needs /proc")
+def test_an_unwritable_directory(project: Project) -> None:
+    """/proc refuses a new folder to anybody, root too."""
+    file = project.write("unwritable", run_dir="/proc/self/run")
+    done = command("run", file.name, folder=project.folder)
+    assert done.returncode == 2
+    assert "cannot be written" in done.stderr
+    assert "Traceback" not in done.stderr

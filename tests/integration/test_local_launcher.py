@@ -1,0 +1,291 @@
+"""The local launcher with real processes under a real mpirun; the ranks are tests/support/fake_rank.py."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+from launching import Bench, wait_until
+
+KILL_RANK_1 = {"rank": 1, "step": 4, "do": f"signal {signal.SIGKILL.value}"}
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> Iterator[Bench]:
+    made = Bench.make(tmp_path)
+    made.write()
+    yield made
+    made.close()
+
+
+def nobody_left(bench: Bench) -> None:
+    wait_until(lambda: not bench.processes(), 10)
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_runs_to_the_end_and_tells_it(bench: Bench, ranks: int) -> None:
+    bench.write(ranks)
+    done = bench.run("run", "run.yaml")
+    assert done.code == 0, done.err
+    assert "step 10" in done.out
+    assert "finished at step 10" in done.out
+    assert [record["outcome"] for record in bench.attempts("end")] == ["finished"]
+    for rank in range(ranks):
+        log = bench.run_dir / "logs" / "attempt-00" / f"rank-{rank:04d}.log"
+        assert f"rank {rank} of {ranks} begins" in log.read_text()
+    nobody_left(bench)
+
+
+def test_a_killed_rank_is_named_and_the_run_starts_again(bench: Bench) -> None:
+    done = bench.run("run", "run.yaml", script={0: KILL_RANK_1})
+    assert done.code == 0, done.err
+    assert "rank 1 was killed by SIGKILL" in done.out
+    assert "rank 1 now does signal 9" in done.out, "the last lines of its log are told"
+    first, second = bench.attempts("end")
+    assert (first["outcome"], first["rank"], first["next"]) == ("failure", 1, "restart")
+    assert second["outcome"] == "finished"
+
+
+def test_killed_alone(bench: Bench) -> None:
+    bench.write(1)
+    done = bench.run("run", "run.yaml", script={0: {**KILL_RANK_1, "rank": 0}})
+    assert done.code == 0, done.err
+    assert "rank 0 was killed by SIGKILL" in done.out
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_as_the_first_process_of_a_container(bench: Bench, ranks: int) -> None:
+    unshare = "unshare --pid --fork --mount-proc "
+    if subprocess.run(f"{unshare}true", shell=True, capture_output=True, check=False).returncode:
+        pytest.skip("no process namespace can be made here")
+    bench.write(ranks)
+    done = bench.run("run", "run.yaml", shell=f"exec {unshare}")
+    assert done.code == 0, done.err
+    assert [record["outcome"] for record in bench.attempts("end")] == ["finished"]
+
+
+def test_failure_budget_ends_the_run_and_survives_its_launcher(bench: Bench) -> None:
+    always = dict.fromkeys(range(9), KILL_RANK_1)
+    done = bench.run("run", "run.yaml", script=always)
+    assert done.code == 1
+    assert [record["next"] for record in bench.attempts("end")] == ["restart", "restart", "stop"]
+    assert done.err == (
+        "error: rank 1 was killed by SIGKILL; the budget of 2 failures is spent; "
+        "`ortflow resume fake` tries again, `ortflow logs fake` tells more\n"
+    )
+    again = bench.run("resume", "fake", script=always)
+    assert again.code == 1
+    assert "3 failures and 0 preemptions no longer count" in again.err
+    assert len(bench.attempts("end")) == 6
+
+
+def test_back_off_doubles(bench: Bench) -> None:
+    bench.write(restart={"failures": 3, "backoff": {"first": 0.1, "limit": 0.3}})
+    bench.run("run", "run.yaml", script=dict.fromkeys(range(9), KILL_RANK_1))
+    assert [record["pause"] for record in bench.attempts("end")] == [0.1, 0.2, 0.3, 0.0]
+    ends, starts = bench.attempts("end"), bench.attempts("start")
+    waited = [start["time"] - end["time"] for end, start in zip(ends, starts[1:], strict=False)]
+    assert all(took >= pause for took, pause in zip(waited, [0.1, 0.2, 0.3], strict=True))
+
+
+def test_wrong_input_is_not_tried_again_and_leaves_nothing(bench: Bench) -> None:
+    done = bench.run("run", "run.yaml", script={0: {"rank": 0, "step": 0, "do": "fail 2"}})
+    assert done.code == 2
+    assert done.err == "error: rank 0 is told to fail\n"
+    assert not (bench.folder / "runs").exists()
+
+
+def test_wrong_input_later_keeps_the_run(bench: Bench) -> None:
+    done = bench.run("run", "run.yaml", script={0: {"rank": 0, "step": 4, "do": "fail 2"}})
+    assert done.code == 2
+    assert len(bench.events("step")) == 3
+    assert json.loads(bench.run("status", "fake", "--json").out)["state"] == "failed"
+
+
+def test_a_failing_rank_tells_why(bench: Bench) -> None:
+    done = bench.run("run", "run.yaml", script={0: {"rank": 1, "step": 3, "do": "fail 1"}})
+    assert done.code == 0
+    assert "rank 1 is told to fail; the end of" in done.out
+
+
+def test_sigterm_from_outside_is_a_preemption(bench: Bench) -> None:
+    bench.write(restart={"failures": 0, "backoff": {"first": 0.05}})
+    script = {0: {"rank": 1, "step": 3, "do": "signal 15"}, 1: {"rank": 0, "step": 6, "do": "sigterm-default"}}
+    done = bench.run("run", "run.yaml", script=script)
+    assert done.code == 0, done.err
+    assert [record["outcome"] for record in bench.attempts("end")] == ["preempted", "preempted", "finished"]
+    assert "resumed at step 3" in done.out
+
+
+def test_preemption_budget(bench: Bench) -> None:
+    bench.write(restart={"failures": 0, "preemptions": 1, "backoff": {"first": 0.05}})
+    script = {attempt: {"rank": 0, "step": 2 + attempt, "do": "signal 15"} for attempt in range(5)}
+    done = bench.run("run", "run.yaml", script=script)
+    assert done.code == 75
+    assert len(bench.attempts("end")) == 2
+    assert "the budget of 1 preemption is spent" in done.err
+
+
+def test_a_rank_that_dies_before_mpi_does_not_hang_the_run(bench: Bench) -> None:
+    done = bench.run("run", "run.yaml", script={0: {"rank": 1, "step": 0, "do": "exit 3"}})
+    assert done.code == 0, done.err
+    end = bench.attempts("end")[0]
+    assert (end["outcome"], end["rank"]) == ("failure", 1)
+
+
+def test_out_of_memory_is_told(bench: Bench) -> None:
+    group = memory_cgroup(300 << 20)
+    if group is None:
+        pytest.skip("no memory cgroup can be made here")
+    try:
+        enter = f"echo $$ > {group}/cgroup.procs && exec "
+        hog = {0: {"rank": 1, "step": 3, "do": "hog"}}
+        done = bench.run("run", "run.yaml", script=hog, shell=enter)
+        assert done.code == 0, done.err
+        assert "rank 1 was killed by SIGKILL (out of memory)" in done.out
+    finally:
+        group.rmdir()
+
+
+def memory_cgroup(limit: int) -> Path | None:
+    """A new memory cgroup below our own, of version 1 or 2."""
+    for row in Path("/proc/self/cgroup").read_text().splitlines():
+        _, controllers, path = row.split(":", 2)
+        root = Path("/sys/fs/cgroup") / ("memory" if controllers else "") / path.lstrip("/")
+        file = "memory.limit_in_bytes" if controllers else "memory.max"
+        if controllers in ("memory", ""):
+            group = root / f"ortflow-test-{os.getpid()}"
+            try:
+                group.mkdir()
+            except OSError:
+                continue
+            try:
+                (group / file).write_text(str(limit))
+            except OSError:
+                group.rmdir()
+                continue
+            return group
+    return None
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_asked_once_saves_and_leaves(bench: Bench, number: signal.Signals) -> None:
+    running = bench.start("run", "run.yaml", steps=1000)
+    running.until_step(3)
+    running.send(number)
+    done = running.wait(10)
+    assert done.code == 75
+    saved = int((bench.run_dir / "saved").read_text())
+    assert f"saved at step {saved}" in done.out
+    assert "`ortflow resume fake` goes on" in done.err
+    nobody_left(bench)
+    on = bench.run("resume", "fake", steps=saved + 2)
+    assert on.code == 0, on.err
+    assert f"resumed at step {saved}" in on.out
+
+
+def test_ctrl_c_twice_leaves_now(bench: Bench) -> None:
+    running = bench.start("run", "run.yaml", steps=1000, script={0: {"step": -1, "do": "deaf"}})
+    running.until_step(3)
+    running.send(signal.SIGINT)
+    running.until(lambda: (bench.run_dir / ".stop").exists())
+    assert running.process.poll() is None
+    running.send(signal.SIGINT)
+    done = running.wait(5)
+    assert done.code == 75
+    assert not (bench.run_dir / "saved").exists()
+    assert "killed without saving" in bench.attempts("end")[0]["cause"]
+    nobody_left(bench)
+
+
+def test_asked_between_two_attempts(bench: Bench) -> None:
+    bench.write(restart={"failures": 5, "backoff": {"first": 60.0, "limit": 60.0}})
+    running = bench.start("run", "run.yaml", script={0: KILL_RANK_1})
+    running.until(lambda: bench.attempts("end"))
+    assert json.loads(bench.run("status", "fake", "--json").out)["state"] == "restarting"
+    running.send(signal.SIGINT)
+    assert running.wait(5).code == 75
+    assert json.loads(bench.run("status", "fake", "--json").out)["state"] == "preempted"
+
+
+def test_time_limit(bench: Bench) -> None:
+    bench.write(resources={"ranks_per_node": 2, "python": str(bench.folder / "python"), "time_limit": "0:00:02"})
+    done = bench.run("run", "run.yaml", steps=1000)
+    assert done.code == 75
+    assert bench.attempts("end")[0]["asked"] == "time limit"
+
+
+def test_killed_launcher_leaves_nobody(bench: Bench) -> None:
+    running = bench.start("run", "run.yaml", steps=10000)
+    running.until_step(2)
+    running.send(signal.SIGKILL)
+    running.wait()
+    nobody_left(bench)
+    assert json.loads(bench.run("status", "fake", "--json").out)["state"] == "lost"
+    done = bench.run("run", "run.yaml", steps=5)
+    assert done.code == 0, done.err
+    assert [record["outcome"] for record in bench.attempts("end")] == ["lost", "finished"]
+
+
+def test_killed_mpirun_is_a_failure(bench: Bench) -> None:
+    running = bench.start("run", "run.yaml", pause=0.05)
+    running.until_step(2)
+    os.kill(bench.attempts("start")[0]["pid"], signal.SIGKILL)
+    done = running.wait()
+    assert done.code == 0, done.err
+    assert bench.attempts("end")[0]["cause"] == "mpirun was killed by SIGKILL"
+
+
+def test_a_directory_in_use_is_refused(bench: Bench) -> None:
+    running = bench.start("run", "run.yaml", steps=1000)
+    running.until_step(1)
+    second = bench.run("run", "run.yaml")
+    assert second.code == 2
+    assert f"is in use by process {running.process.pid} on" in second.err
+    assert second.err.count("\n") == 1
+    running.send(signal.SIGINT)
+    assert running.wait().code == 75
+
+
+def test_detached_and_its_verbs(bench: Bench) -> None:
+    done = bench.run("run", "run.yaml", "--detach", steps=1000)
+    assert done.code == 0, done.err
+    assert "ortflow logs -f fake" in done.out
+    wait_until(lambda: bench.events("step"))
+    how = json.loads(bench.run("status", "--json").out)
+    assert (how["state"], how["name"], how["launcher"]) == ("running", "fake", "local")
+    assert psutil.pid_exists(how["pid"])
+    assert how["step"] >= 1
+    assert [one["name"] for one in json.loads(bench.run("list", "--json").out)] == ["fake"]
+    following = bench.start("logs", "-f", "fake", "--rank", "1")
+    cancelled = bench.run("cancel", "fake")
+    assert cancelled.code == 0, cancelled.err
+    assert cancelled.out.startswith("fake: cancelled at step")
+    assert "rank 1 of 2 begins" in following.wait(10).out
+    nobody_left(bench)
+    assert "not running" in bench.run("cancel", "fake").out
+    assert bench.run("resume", "fake", "--detach", steps=5).code == 0
+    wait_until(lambda: json.loads(bench.run("status", "fake", "--json").out)["state"] == "finished")
+    assert "finished at step" in (bench.run_dir / "logs" / "supervisor.log").read_text()
+
+
+def test_cancel_now_does_not_wait_for_a_save(bench: Bench) -> None:
+    deaf = {0: {"step": -1, "do": "deaf"}}
+    assert bench.run("run", "run.yaml", "--detach", steps=10000, script=deaf).code == 0
+    wait_until(lambda: bench.events("step"))
+    assert bench.run("cancel", "fake", "--now").code == 0
+    nobody_left(bench)
+
+
+def test_killed_supervisor_leaves_nobody(bench: Bench) -> None:
+    assert bench.run("run", "run.yaml", "--detach", steps=10000).code == 0
+    wait_until(lambda: bench.events("step"))
+    os.kill(json.loads(bench.run("status", "fake", "--json").out)["pid"], signal.SIGKILL)
+    nobody_left(bench)
+    assert json.loads(bench.run("status", "fake", "--json").out)["state"] == "lost"

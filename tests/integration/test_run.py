@@ -1,0 +1,107 @@
+"""The main job end to end: real ranks under the real mpirun, through the command line."""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+from pathlib import Path
+
+import pytest
+from project import Project, command, curve, evaluations, events, leftovers, of_kind
+
+PHASES = ["configure", "runtime", "shard", "train", "checkpoint", "monitor", "export"]
+
+
+@pytest.fixture(scope="module")
+def project(tmp_path_factory: pytest.TempPathFactory) -> Project:
+    return Project.make(tmp_path_factory.mktemp("project"))
+
+
+@pytest.fixture(scope="module")
+def undisturbed(project: Project) -> Path:
+    """A run that nobody touched."""
+    return project.run("undisturbed")
+
+
+def exported(run_dir: Path) -> str:
+    return hashlib.sha256((run_dir / "export" / "model.onnx").read_bytes()).hexdigest()
+
+
+def test_all_seven_steps_run_in_order_on_every_rank(undisturbed: Path) -> None:
+    for rank in (0, 1):
+        record = events(undisturbed, rank)
+        assert [r["phase"] for r in record if r["event"] == "phase_start"] == PHASES
+        assert [r["phase"] for r in record if r["event"] == "phase_end"] == PHASES
+        assert all({"event", "time", "attempt", "rank"} <= r.keys() for r in record)
+        assert record[-1]["event"] == "finished"
+    assert [step for step, *_ in curve(undisturbed)] == list(range(1, 31))
+    assert curve(undisturbed, 0) == curve(undisturbed, 1)
+    assert curve(undisturbed)[-1][1] < curve(undisturbed)[0][1] - 1
+    assert [r["step"] for r in of_kind(undisturbed, "checkpoint")] == [5, 10, 15, 20, 25, 30]
+    assert [step for step, *_ in evaluations(undisturbed)] == [10, 20, 30]
+    assert leftovers(undisturbed) == []
+
+
+def test_the_same_run_twice_is_bit_identical(project: Project, undisturbed: Path) -> None:
+    again = project.run("again")
+    assert curve(again) == curve(undisturbed)
+    assert evaluations(again) == evaluations(undisturbed)
+    assert exported(again) == exported(undisturbed)
+
+
+def test_a_rank_with_two_threads_is_bit_identical_to_itself(project: Project) -> None:
+    """Two threads add in an order of their own in some kernels: none of those may be in the graph."""
+    alone = {"resources__ranks_per_node": 1, "resources__cpus_per_rank": 2, "train__steps": 12}
+    assert curve(project.run("alone-a", **alone)) == curve(project.run("alone-b", **alone))
+
+
+def test_two_ranks_follow_one_rank_with_twice_the_batch(project: Project) -> None:
+    plain = Project.make(project.folder / "plain", dropout=0.0)
+    two = curve(plain.run("two"))
+    one = curve(plain.run("one", resources__ranks_per_node=1, data__micro_batch=8))
+    accumulated = curve(plain.run("accumulated", resources__ranks_per_node=1, train__gradient_accumulation=2))
+    for other in (one, accumulated):
+        for (step, loss, norm, _), (same_step, same_loss, same_norm, _) in zip(two, other, strict=True):
+            assert step == same_step
+            assert loss == pytest.approx(same_loss, rel=2e-5)
+            assert norm == pytest.approx(same_norm, rel=2e-3)
+
+
+def test_an_extended_run_goes_on_exactly(project: Project) -> None:
+    """Stopped at step 15 and extended to 30, a run with a constant rate is that of 30 steps."""
+    constant = {"train__schedule": {"name": "constant"}}
+    whole = project.run("whole", **constant)
+    project.run("parts", **constant, train__steps=15)
+    parts = project.run("parts", **constant)
+    assert curve(parts) == curve(whole)
+    assert exported(parts) == exported(whole)
+
+
+@pytest.mark.parametrize(("before", "after"), [(2, 1), (1, 3)])
+def test_a_run_goes_on_with_another_number_of_ranks(project: Project, before: int, after: int) -> None:
+    name = f"ranks-{before}-{after}"
+    common = {"train__epochs": 2, "train__steps": None, "data__last_batch": "keep", "data__micro_batch": 8}
+    count = sum(r["samples"] for r in of_kind(project.run(f"{name}-whole", **common), "step"))
+    first = project.run(name, **{**common, "train__epochs": None, "train__steps": 7}, resources__ranks_per_node=before)
+    second = project.run(name, **common, resources__ranks_per_node=after)
+    assert first == second
+    (resumed,) = of_kind(second, "resume")
+    assert resumed["step"] == 7
+    assert sum(r["samples"] for r in of_kind(second, "step")) == count
+
+
+def test_ranks_that_are_not_connected_say_so(project: Project) -> None:
+    """A rank started alone although the run file wants two: the silent world of one."""
+    file = project.write("lonely")
+    shutil.rmtree(project.run_dir("lonely"), ignore_errors=True)
+    project.run_dir("lonely").mkdir(parents=True)
+    from ortflow.workflow.spec.dump import dump_run_file
+    from ortflow.workflow.spec.load import load_run_file
+    from ortflow.workflow.spec.paths import resolve_paths
+
+    spec = resolve_paths(load_run_file(file), file, project.folder)
+    (project.run_dir("lonely") / "run.yaml").write_text(dump_run_file(spec))
+    done = command("rank", str(project.run_dir("lonely")), folder=project.folder)
+    assert done.returncode == 2
+    assert "2 ranks were asked for" in done.stdout + done.stderr
+    assert "Traceback" not in done.stdout + done.stderr
