@@ -105,7 +105,7 @@ def test_wrong_input_later_keeps_the_run(bench: Bench) -> None:
     done = bench.run("run", "run.yaml", script={0: {"rank": 0, "step": 4, "do": "fail 2"}})
     assert done.code == 2
     assert len(bench.events("step")) == 3
-    assert json.loads(bench.run("status", "fake", "--json").out)["state"] == "failed"
+    assert bench.state() == "failed"
 
 
 def test_a_failing_rank_tells_why(bench: Bench) -> None:
@@ -185,6 +185,14 @@ def test_asked_once_saves_and_leaves(bench: Bench, number: signal.Signals) -> No
     assert f"saved at step {saved}" in done.out
     assert "`ortflow resume fake` goes on" in done.err
     nobody_left(bench)
+
+
+def test_resume_goes_on(bench: Bench) -> None:
+    running = bench.start("run", "run.yaml", steps=1000)
+    running.until_step(3)
+    running.send(signal.SIGINT)
+    assert running.wait(10).code == 75
+    saved = int((bench.run_dir / "saved").read_text())
     on = bench.run("resume", "fake", steps=saved + 2)
     assert on.code == 0, on.err
     assert f"resumed at step {saved}" in on.out
@@ -208,10 +216,10 @@ def test_asked_between_two_attempts(bench: Bench) -> None:
     bench.write(restart={"failures": 5, "backoff": {"first": 60.0, "limit": 60.0}})
     running = bench.start("run", "run.yaml", script={0: KILL_RANK_1})
     running.until(lambda: bench.attempts("end"))
-    assert json.loads(bench.run("status", "fake", "--json").out)["state"] == "restarting"
+    assert bench.state() == "restarting"
     running.send(signal.SIGINT)
     assert running.wait(5).code == 75
-    assert json.loads(bench.run("status", "fake", "--json").out)["state"] == "preempted"
+    assert bench.state() == "preempted"
 
 
 def test_time_limit(bench: Bench) -> None:
@@ -227,7 +235,7 @@ def test_killed_launcher_leaves_nobody(bench: Bench) -> None:
     running.send(signal.SIGKILL)
     running.wait()
     nobody_left(bench)
-    assert json.loads(bench.run("status", "fake", "--json").out)["state"] == "lost"
+    assert bench.state() == "lost"
     done = bench.run("run", "run.yaml", steps=5)
     assert done.code == 0, done.err
     assert [record["outcome"] for record in bench.attempts("end")] == ["lost", "finished"]
@@ -271,7 +279,7 @@ def test_detached_and_its_verbs(bench: Bench) -> None:
     nobody_left(bench)
     assert "not running" in bench.run("cancel", "fake").out
     assert bench.run("resume", "fake", "--detach", steps=5).code == 0
-    wait_until(lambda: json.loads(bench.run("status", "fake", "--json").out)["state"] == "finished")
+    wait_until(lambda: bench.state() == "finished")
     assert "finished at step" in (bench.run_dir / "logs" / "supervisor.log").read_text()
 
 
@@ -286,6 +294,6 @@ def test_cancel_now_does_not_wait_for_a_save(bench: Bench) -> None:
 def test_killed_supervisor_leaves_nobody(bench: Bench) -> None:
     assert bench.run("run", "run.yaml", "--detach", steps=10000).code == 0
     wait_until(lambda: bench.events("step"))
-    os.kill(json.loads(bench.run("status", "fake", "--json").out)["pid"], signal.SIGKILL)
+    os.kill(bench.supervisor(), signal.SIGKILL)
     nobody_left(bench)
-    assert json.loads(bench.run("status", "fake", "--json").out)["state"] == "lost"
+    assert bench.state() == "lost"

@@ -22,6 +22,9 @@ from typing import Any
 import psutil
 import yaml
 
+from ortflow.launchers.status import read_status
+from ortflow.workflow.rundir import RunDir
+
 RANK = Path(__file__).parent / "fake_rank.py"
 PYTHON = os.environ.get("ORTFLOW_TEST_PYTHON", sys.executable)
 WRAPPER = """#!/bin/sh
@@ -111,10 +114,13 @@ class Bench:
                 continue
         return found
 
-    def ranks(self) -> dict[int, int]:
-        """Rank -> process id, as the newest attempt's ranks say."""
-        newest = [self.events("attempt_start", rank) for rank in range(2)]
-        return {rank: records[-1]["pid"] for rank, records in enumerate(newest) if records}
+    def state(self) -> str:
+        return read_status(RunDir(self.run_dir)).state.value
+
+    def supervisor(self) -> int:
+        pid = read_status(RunDir(self.run_dir)).pid
+        assert pid is not None
+        return pid
 
     def close(self) -> None:
         for process in self.started:

@@ -6,10 +6,13 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
+from ortflow.cli.app import main
 from ortflow.cli.extras import needs_extra
 from ortflow.cli.runs import complete_run, find_run, reference
 from ortflow.cli.status import table
@@ -24,7 +27,35 @@ train: {steps: 1, optimizer: {name: sgd, lr: 0.1}}
 """
 
 
-def ortflow(*arguments: str, folder: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+@dataclass
+class Done:
+    returncode: int
+    stdout: str
+    stderr: str
+
+
+Call = Callable[..., Done]
+
+
+@pytest.fixture
+def call(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Call:
+    """Call `ortflow ARGUMENTS` in a folder, in this process."""
+
+    def ortflow(*arguments: str, folder: Path, **environment: str) -> Done:
+        monkeypatch.setattr(sys, "argv", ["ortflow", *arguments])
+        monkeypatch.chdir(folder)
+        monkeypatch.delenv("ORTFLOW_RUNS", raising=False)
+        for name, value in environment.items():
+            monkeypatch.setenv(name, value)
+        with pytest.raises(SystemExit) as end:
+            main()
+        return Done(int(end.value.code or 0), *capfd.readouterr())
+
+    return ortflow
+
+
+def process(*arguments: str, folder: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    """The same in a process of its own."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith("ORTFLOW_")}
     return subprocess.run(
         [sys.executable, "-m", "ortflow", *arguments],
@@ -60,19 +91,19 @@ def test_help_imports_nothing_heavy(arguments: list[str]) -> None:
     assert "Usage: ortflow" in done.stdout
 
 
-def test_help_lists_the_verbs(folder: Path) -> None:
-    told = ortflow("--help", folder=folder).stdout
+def test_help_lists_the_verbs(folder: Path, call: Call) -> None:
+    told = call("--help", folder=folder).stdout
     verbs = "run validate inspect submit render status list logs cancel resume export schema data checkpoint"
     assert [verb for verb in verbs.split() if f"\n  {verb} " not in told] == []
     assert "\n  rank " not in told, "what ranks run is hidden"
 
 
-def test_version(folder: Path) -> None:
-    assert ortflow("--version", folder=folder).stdout.startswith("ortflow 0.")
+def test_version(folder: Path, call: Call) -> None:
+    assert call("--version", folder=folder).stdout.startswith("ortflow 0.")
 
 
-def test_render_prints_the_command_and_nothing_else(folder: Path) -> None:
-    done = ortflow("render", "--backend", "local", "run.yaml", "name=other", folder=folder)
+def test_render_prints_the_command_and_nothing_else(folder: Path, call: Call) -> None:
+    done = call("render", "--backend", "local", "run.yaml", "name=other", folder=folder)
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.count("\n") == 1
     assert done.stdout.endswith(f"-m ortflow.workflow.rank {folder}/runs/other\n")
@@ -95,9 +126,9 @@ def test_render_prints_the_command_and_nothing_else(folder: Path) -> None:
         (["resume", "gpt"], "run.yaml"),
     ],
 )
-def test_wrong_input_is_one_sentence_and_exit_2(folder: Path, arguments: list[str], words: str) -> None:
+def test_wrong_input_is_one_sentence_and_exit_2(folder: Path, call: Call, arguments: list[str], words: str) -> None:
     before = sorted(folder.rglob("*"))
-    done = ortflow(*arguments, folder=folder)
+    done = call(*arguments, folder=folder)
     assert done.returncode == 2, done.stderr
     assert done.stdout == ""
     assert all(line.startswith("error: ") for line in done.stderr.splitlines())
@@ -105,18 +136,18 @@ def test_wrong_input_is_one_sentence_and_exit_2(folder: Path, arguments: list[st
     assert sorted(folder.rglob("*")) == before, "nothing is left behind"
 
 
-def test_usage_errors_exit_2(folder: Path) -> None:
-    assert ortflow("run", folder=folder).returncode == 2
-    assert ortflow("frobnicate", folder=folder).returncode == 2
+def test_usage_errors_exit_2(folder: Path, call: Call) -> None:
+    assert call("run", folder=folder).returncode == 2
+    assert call("frobnicate", folder=folder).returncode == 2
 
 
-def test_list_and_status_as_json(folder: Path) -> None:
-    listed = json.loads(ortflow("list", "--json", folder=folder).stdout)
+def test_list_and_status_as_json(folder: Path, call: Call) -> None:
+    listed = json.loads(call("list", "--json", folder=folder).stdout)
     assert [one["name"] for one in listed] == ["gpt", "gpt-large"]
-    elsewhere = ortflow("list", "--json", folder=folder.parent, ORTFLOW_RUNS=str(folder / "runs"))
+    elsewhere = call("list", "--json", folder=folder.parent, ORTFLOW_RUNS=str(folder / "runs"))
     assert json.loads(elsewhere.stdout) == listed
-    assert json.loads(ortflow("status", "runs/gpt", "--json", folder=folder).stdout) == listed[0]
-    assert ortflow("list", "--json", "--runs-dir", "nowhere", folder=folder).stdout.strip() == "[]"
+    assert json.loads(call("status", "runs/gpt", "--json", folder=folder).stdout) == listed[0]
+    assert call("list", "--json", "--runs-dir", "nowhere", folder=folder).stdout.strip() == "[]"
 
 
 def test_a_run_is_named_by_name_or_directory(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -136,7 +167,7 @@ def test_a_run_is_named_by_name_or_directory(folder: Path, monkeypatch: pytest.M
 def test_names_complete(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ORTFLOW_RUNS", str(folder / "runs"))
     assert complete_run("gpt-") == ["gpt-large"]
-    done = ortflow(
+    done = process(
         folder=folder, _ORTFLOW_COMPLETE="complete_bash", COMP_WORDS="ortflow status gpt-", COMP_CWORD="2",
         ORTFLOW_RUNS=str(folder / "runs"),
     )  # fmt: skip
@@ -179,7 +210,7 @@ def test_a_missing_package_is_one_sentence(folder: Path) -> None:
         "        if name == 'onnx': raise ModuleNotFoundError(f'No module named {name!r}', name=name)\n"
         "sys.meta_path.insert(0, Block())\n"
     )
-    done = ortflow("inspect", "m.onnx", folder=folder, PYTHONPATH=str(blocker.parent))
+    done = process("inspect", "m.onnx", folder=folder, PYTHONPATH=str(blocker.parent))
     assert done.returncode == 2
     assert (
         done.stderr

@@ -66,14 +66,14 @@ class Saver:
         loaded: Loaded | None = None
         if context.leads:
             self._store.clean()
-            loaded = load_newest(self._store, targets, self._reject)
+            loaded = load_newest(self._store, targets, self._reject, index=context.trainer.index)
         step = context.world.share(loaded.manifest.step if loaded else None)
         if step is None:
             context.events.rewind(0)
             context.monitor.begin()
             return
         if loaded is None:
-            loaded = load(self._store, step, targets)
+            loaded = load(self._store, step, targets, index=context.trainer.index)
         for name, buffer in self._buffers.items():
             buffer.write(targets[name])
         context.progress = Progress.from_json(dict(loaded.manifest.progress))

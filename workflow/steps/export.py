@@ -23,6 +23,7 @@ from ortflow.workflow.comm.solo import SoloCommunicator
 from ortflow.workflow.device.cpu import CpuDevice
 from ortflow.workflow.errors import UserError
 from ortflow.workflow.graph.types import GraphSet
+from ortflow.workflow.layout import FlatIndex
 from ortflow.workflow.plan import Plan
 from ortflow.workflow.progress import Progress
 from ortflow.workflow.ranks import Place
@@ -75,7 +76,7 @@ def export_checkpoint(run_dir: RunDir, step: int | None, path: Path | None) -> E
     sessions = Sessions(CpuDevice(), os.cpu_count() or 1, spec.monitor.runtime_log)
     trainer = GraphTrainer(graphs, spec, sessions, SoloCommunicator())
     targets = {name: np.empty(buffer.count, buffer.dtype) for name, buffer in trainer.state().items()}
-    loaded = find(DirectoryStore(run_dir.root / spec.checkpoint.directory), step, targets)
+    loaded = find(DirectoryStore(run_dir.root / spec.checkpoint.directory), step, targets, trainer.index)
     for name, buffer in trainer.state().items():
         buffer.write(targets[name])
     path = path or run_dir.root / spec.export.path
@@ -89,17 +90,17 @@ def export_checkpoint(run_dir: RunDir, step: int | None, path: Path | None) -> E
     return Exported(path, loaded.manifest.step, difference if batches else None)
 
 
-def find(store: DirectoryStore, step: int | None, targets: Mapping[str, npt.NDArray[Any]]) -> Loaded:
+def find(store: DirectoryStore, step: int | None, targets: Mapping[str, npt.NDArray[Any]], index: FlatIndex) -> Loaded:
     """A whole checkpoint, of `step` or the newest; raises UserError where there is none."""
     known = ", ".join(map(str, store.steps())) or "none"
     if step is None:
-        loaded = load_newest(store, targets)
+        loaded = load_newest(store, targets, index=index)
         if loaded is None:
             raise UserError(f"no whole checkpoint (steps there: {known})", where=str(store.path))
         return loaded
     if step not in store.steps():
         raise UserError(f"no checkpoint of step {step}", where=str(store.path), fix=f"choose of: {known}")
     try:
-        return load(store, step, targets)
+        return load(store, step, targets, index=index)
     except Damaged as fault:
         raise UserError(fault.reason, where=str(fault.path), fix="choose another step") from fault
