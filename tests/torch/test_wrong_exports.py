@@ -1,4 +1,4 @@
-"""Exports that would train something else are recognised, right ones are not accused, and what cannot train is named."""
+"""Exports that would train something else are recognised, right ones not accused, and what cannot train is named."""
 
 from __future__ import annotations
 

@@ -1,10 +1,13 @@
-"""Small models, run files and runs for the tests of graph building. Independent of the code under test."""
+"""Small models, run files and runs for the tests of graph building."""
 
 from __future__ import annotations
 
+import atexit
+import functools
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import numpy.typing as npt
@@ -12,7 +15,8 @@ import onnx
 import onnxruntime as ort
 from onnx import TensorProto, helper, numpy_helper
 
-from ortflow.workflow.graph.build import build_graphs
+from ortflow.workflow.graph import build
+from ortflow.workflow.graph.child import Child
 from ortflow.workflow.graph.types import GraphSet
 from ortflow.workflow.spec.run import RunSpec
 
@@ -73,9 +77,19 @@ def run_file(model: Path, loss: Mapping[str, Any] | None = None, **changes: Any)
     return RunSpec.model_validate(data)
 
 
+@functools.cache
+def kept_child() -> Child:
+    """One child process for all tests: starting one takes longer than most of what they ask of it."""
+    child = Child()
+    atexit.register(child.__exit__, None, None, None)
+    return child
+
+
 def built(model: Path, loss: Mapping[str, Any] | None = None, **changes: Any) -> GraphSet:
     """The graphs of a run file, in `graphs` beside the model."""
-    return build_graphs(run_file(model, loss, **changes), "cpu", model.parent / "graphs")
+    with mock.patch.object(build, "Child") as child:
+        child.return_value.__enter__.return_value = kept_child()
+        return build.build_graphs(run_file(model, loss, **changes), "cpu", model.parent / "graphs")
 
 
 def run_graph(path: Path, feeds: Mapping[str, Array], threads: int = 1) -> dict[str, Array]:

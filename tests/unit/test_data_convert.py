@@ -147,6 +147,7 @@ def test_dividing_several_texts_keeps_files_whole(tmp_path: Path) -> None:
     train, held_out = (set(fixed(tmp_path / "set" / f"{part}.arrow", "tokens").flat) for part in ("train", "eval"))
     assert not train & held_out
     assert len(held_out) == 6
+    assert held_out != set(range(6)), "the first files by name are no fair sample"
     assert len(train | held_out) == 20
 
 
@@ -205,6 +206,9 @@ def bad_sources(folder: Path) -> dict[str, tuple[list[Path], str]]:
     zipped = archive("zipped.npz", x=np.arange(1000)).read_bytes()
     with zipfile.ZipFile(folder / "text.npz", "w") as text_inside:
         text_inside.writestr("readme.txt", "hello")
+    wide = b"\x93NUMPY\x01\x00v\x00" + b"{'descr': '<i8', 'fortran_order': False, 'shape': (1, 1099511627776), }".ljust(
+        117
+    )
     huge = b"\x93NUMPY\x01\x00v\x00" + b"{'descr': '<i8', 'fortran_order': False, 'shape': (1099511627776,), }".ljust(
         117
     )
@@ -221,6 +225,7 @@ def bad_sources(folder: Path) -> dict[str, tuple[list[Path], str]]:
         "cut short": ([written("c.npy", whole[:-8])], r"c\.npy: array 'c' is cut short"),
         "cut header": ([written("h.npy", whole[:20])], r"h\.npy: cannot be read"),
         "claims a terabyte": ([written("t.npy", huge + b"\n" + b"\0" * 64)], r"t\.npy: array 't' is cut short"),
+        "claims a huge sample": ([written("s.npy", wide + b"\n" + b"\0" * 64)], r"s\.npy: array 's' is cut short"),
         "cut archive": ([written("z.npz", zipped[: len(zipped) // 2])], r"z\.npz: cannot be read"),
         "broken archive": ([written("k.npz", zipped[:300] + b"\xff" * 8 + zipped[308:])], r"k\.npz: cannot be read"),
         "no archive": ([written("e.npz", b"PK")], r"e\.npz: cannot be read"),
@@ -244,6 +249,7 @@ CASES = [
     "cut short",
     "cut header",
     "claims a terabyte",
+    "claims a huge sample",
     "cut archive",
     "broken archive",
     "no archive",

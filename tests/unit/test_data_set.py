@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 from pathlib import Path
 from typing import Any
 
@@ -125,6 +126,16 @@ def test_a_changed_byte_is_a_sentence_or_other_values(tmp_path: Path) -> None:
         for name, column in dataset.columns.items():
             (dataset.read_ragged if column.variable else dataset.read)(name, np.arange(len(dataset)))
     assert refused > 100
+
+
+def test_more_samples_claimed_than_there_are(tmp_path: Path) -> None:
+    path = tmp_path / "set.arrow"
+    numbered(path, 1237)
+    whole = path.read_bytes()
+    assert whole.count(struct.pack("<q", 1237)) >= 2
+    path.write_bytes(whole.replace(struct.pack("<q", 1237), struct.pack("<q", 10**9)))
+    with pytest.raises(UserError, match="cut short or damaged"):
+        Dataset.open(path)
 
 
 @pytest.mark.parametrize(

@@ -9,10 +9,11 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from graph_build_models import built, linear, run_graph, save_model, tensors_of, value
+from graph_build_models import built, linear, run_file, run_graph, save_model, tensors_of, value
 from onnx import helper
 
 from ortflow.workflow.errors import UserError
+from ortflow.workflow.graph.build import build_graphs
 from ortflow.workflow.graph.types import GraphInput, GraphSet
 
 RNG = np.random.default_rng(2)
@@ -73,7 +74,7 @@ def test_the_set(tmp_path: Path) -> None:
 
 def test_same_bytes_and_same_numbers(tmp_path: Path) -> None:
     """Built twice, in processes of other hash seeds: the same files. Run ten times with two threads: the same bits."""
-    graphs = built(language_model(tmp_path / "m.onnx"))
+    graphs = build_graphs(run_file(language_model(tmp_path / "m.onnx")), "cpu", tmp_path / "graphs")
     first = {path.name: path.read_bytes() for path in graphs.root.iterdir()}
     script = (
         "import sys; sys.path.insert(0, sys.argv[1]); from pathlib import Path; from graph_build_models import built\n"

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from graph_build_models import Array, built, run_graph, save_model, tensors_of, value
+from graph_build_models import Array, built, kept_child, run_graph, save_model, tensors_of, value
 from onnx import helper
 
 from ortflow.workflow.errors import UserError
@@ -49,15 +49,14 @@ def test_parameter_that_only_shapes_read() -> None:
         helper.make_node("Expand", ["a", "shape"], ["wide"]),
         summed("wide"),
     ]
-    with Child() as child:
-        _, trained = gradient_graph(child, forward(nodes, [value("a", [1]), value("b", [3])]), "loss", ["a", "b"])
+    _, trained = gradient_graph(kept_child(), forward(nodes, [value("a", [1]), value("b", [3])]), "loss", ["a", "b"])
     assert trained == ["a"]
 
 
 def test_operator_without_gradient_is_named() -> None:
     model = forward([helper.make_node("Det", ["a"], ["d"], name="/layer/Det"), summed("d")], [value("a", [3, 3])])
-    with Child() as child, pytest.raises(UserError, match=r"node '/layer/Det' \(Det\) has no gradient"):
-        gradient_graph(child, model, "loss", ["a"])
+    with pytest.raises(UserError, match=r"node '/layer/Det' \(Det\) has no gradient"):
+        gradient_graph(kept_child(), model, "loss", ["a"])
 
 
 def test_form_without_gradient_is_named() -> None:
@@ -67,17 +66,16 @@ def test_form_without_gradient_is_named() -> None:
         helper.make_node("Dropout", ["e"], ["d"], name="/second"),
         summed("d"),
     ]
-    with Child() as child, pytest.raises(UserError, match=r"cannot differentiate node '/second' \(Dropout\)"):
-        gradient_graph(child, forward(nodes, [value("a", [3, 3])]), "loss", ["a"])
+    with pytest.raises(UserError, match=r"cannot differentiate node '/second' \(Dropout\)"):
+        gradient_graph(kept_child(), forward(nodes, [value("a", [3, 3])]), "loss", ["a"])
 
 
 def test_kernel_that_is_missing_is_named() -> None:
     nodes = [helper.make_node("ConvTranspose", ["x", "w"], ["y"], name="/up/ConvTranspose"), summed("y")]
     model = forward(nodes, [value("x", [1, 2, 4, 4]), value("w", [2, 3, 2, 2])])
-    with Child() as child:
-        made, _ = gradient_graph(child, model, "loss", ["w"])
-        with pytest.raises(UserError) as caught:
-            check_loads(child, made.SerializeToString(), "training", "cpu")
+    made, _ = gradient_graph(kept_child(), model, "loss", ["w"])
+    with pytest.raises(UserError) as caught:
+        check_loads(kept_child(), made.SerializeToString(), "training", "cpu")
     assert "node '/up/ConvTranspose' has a gradient, ConvTransposeGrad" in str(caught.value)
     assert "\n" not in str(caught.value)
 
@@ -134,8 +132,7 @@ def test_scatter_adds_what_gather_took(
         summed("weighted"),
     ]
     model = forward(nodes, [value("t", table), value("i", indices, "int64"), value("g", taken)])
-    with Child() as child:
-        made, _ = gradient_graph(child, model, "loss", ["t"])
+    made, _ = gradient_graph(kept_child(), model, "loss", ["t"])
     assert any(node.op_type == "GatherGrad" for node in made.graph.node)
     replace_gather_gradients(made.graph)
     assert not any(node.op_type == "GatherGrad" for node in made.graph.node)

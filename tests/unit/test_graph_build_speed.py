@@ -8,11 +8,10 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from graph_build_models import Array, run_graph, value
+from graph_build_models import Array, kept_child, run_graph, value
 from onnx import helper, numpy_helper
 
 from ortflow.workflow.graph import gelu, speed
-from ortflow.workflow.graph.child import Child
 from ortflow.workflow.graph.differentiate import gradient_graph
 from ortflow.workflow.graph.stash import add_stashes
 
@@ -64,8 +63,7 @@ def differentiated(forward: onnx.ModelProto, parameters: list[str], path: Path, 
     if fast:
         speed.before(forward.graph)
     add_stashes(forward.graph)
-    with Child() as child:
-        made, _ = gradient_graph(child, forward, "loss", parameters)
+    made, _ = gradient_graph(kept_child(), forward, "loss", parameters)
     if fast:
         speed.after(made.graph)
     onnx.save(made, path)

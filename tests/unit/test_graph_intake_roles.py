@@ -293,6 +293,13 @@ def test_a_parameter_that_is_infinite() -> None:
         judged(model, constant=["w"])
 
 
+def test_a_weight_of_bytes_is_quantised() -> None:
+    tensors = {"w": np.ones((4, 4), np.int8), **HEAD}
+    model = graph(with_head(node("Cast", "w", output="f", to=1), node("MatMul", "x", "f", output="h")), tensors)
+    with pytest.raises(UserError, match="weight 'w' is int8: the model is quantised; train the float model"):
+        classify(model, NONE, [])
+
+
 class TestSigns:
     def norms(
         self, scales: list[np.ndarray], names: list[str], **properties: list[str]

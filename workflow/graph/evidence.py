@@ -96,6 +96,11 @@ def is_weight(node: onnx.NodeProto, place: int) -> bool:
     return place in _WEIGHT_INPUTS.get(node.op_type, ())
 
 
+def is_product(node: onnx.NodeProto, place: int) -> bool:
+    """Whether this is the weight of a matrix product or a convolution."""
+    return node.op_type in _LINEAR and is_weight(node, place)
+
+
 def is_placeholder(node: onnx.NodeProto, name: str, values: np.ndarray) -> bool:
     """Whether this is the scale or bias that a normalisation without parameters has to have: ones or zeros."""
     if not node.op_type.endswith("Normalization") or not is_made_up(name):

@@ -24,6 +24,8 @@ from ortflow.workflow.spec.model import ParameterPatterns
 
 RoleName = Literal["trained", "frozen", "constant", "state"]
 
+_QUANTISED = (TensorProto.INT8, TensorProto.UINT8)
+
 METADATA: dict[str, RoleName] = {
     "ortflow.parameters": "trained",
     "ortflow.frozen": "frozen",
@@ -118,6 +120,11 @@ def _judge(
     """What the initializer is, from where it stands, what it is called and what it holds, in this order."""
     if any(evidence.is_state(*use) for use in uses):
         return _role(tensor, "state", "running statistics")
+    if tensor.data_type in _QUANTISED and any(evidence.is_product(*use) for use in uses):
+        raise UserError(
+            f"weight {tensor.name!r} is {type_name(tensor.data_type).lower()}: the model is quantised",
+            fix="train the float model it was made from",
+        )
     if tensor.data_type != TensorProto.FLOAT:
         return _role(tensor, "constant", type_name(tensor.data_type).lower())
     if len(tensor.dims) == 0:

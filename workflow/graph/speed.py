@@ -30,8 +30,10 @@ def _powers(graph: onnx.GraphProto) -> None:
     """x^2 and x^3 by multiplication: the Pow kernel takes ten times as long."""
     edit = Editor(graph)
     constants = constants_of(graph)
+    inputs = {value.name for value in graph.input}
     for node in list(graph.node):
-        if node.op_type != "Pow" or node.domain != "":
+        # Of a parameter itself the gradient would be named twice: ONNX Runtime refuses Mul(w, w).
+        if node.op_type != "Pow" or node.domain != "" or node.input[0] in inputs:
             continue
         exponent = constants.get(node.input[1])
         if exponent is None or exponent.size != 1 or float(exponent.reshape(-1)[0]) not in (2.0, 3.0):
