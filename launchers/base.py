@@ -47,9 +47,9 @@ class Request(Protocol):
 
 
 class Launcher(Protocol):
-    """Where runs are placed. `R` stands for its own kind of request."""
+    """Where runs are placed."""
 
-    def request(self, submission: Submission) -> Any:
+    def request(self, submission: Submission) -> Request:
         """The request for a run: starts nothing, writes nothing, needs nothing that only ranks need."""
 
     def submit(self, request: Any) -> str:

@@ -52,15 +52,15 @@ class RunStatus:
         return {**asdict(self), "state": self.state.value}
 
 
-def read_status(run: RunDir, state_now: State | None = None) -> RunStatus:
-    """The status; `state_now` where a launcher knows better than the directory, which only sees this machine."""
+def read_status(run: RunDir) -> RunStatus:
+    """The status as the directory tells it; whether a launcher lives is seen where its lock is."""
     records = run.read_attempts()
     holder = holder_of(run.lock)
     progress = Progress(total_steps=total_steps(run))
     for record in last_records(run.events(0), 1 << 20):
         progress.apply(record)
     budget, end = used(records), last_end(records)
-    found = state_now or state(records, holder is not None)
+    found = state(records, holder is not None)
     submits = [record for record in records if record.get("event") == "submit"]
     return RunStatus(
         name=_name(run.run_file) or run.root.name,

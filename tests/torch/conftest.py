@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING
 import pytest
 
 if TYPE_CHECKING:
+    import torch
     from workshop import Workshop
 
+    torch.set_num_threads(1)  # models this small only wait for each other's threads
 # transformers must neither look for files on the network nor wait for it.
 os.environ["HF_HUB_OFFLINE"] = "1"
 
@@ -32,8 +34,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session")
 def workshop(tmp_path_factory: pytest.TempPathFactory) -> Workshop:
+    import torch
     from workshop import Workshop
 
+    torch.set_num_threads(1)  # models this small only wait for each other's threads
     return Workshop(tmp_path_factory.mktemp("zoo"))
 
 

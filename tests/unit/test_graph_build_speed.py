@@ -96,6 +96,21 @@ def test_gelu(name: str, tmp_path: Path) -> None:
     np.testing.assert_allclose(outputs["input_grad"], g * slope, rtol=2e-6, atol=2e-6 if exact else 5e-6)
 
 
+def test_two_of_the_same_value(tmp_path: Path) -> None:
+    """Two Gelus of one x, whose gradients add up."""
+    graph = model(
+        "d1 = Div x root2; e1 = Erf d1; a1 = Add e1 one; h1 = Mul half a1; y1 = Mul x h1;"
+        "d = Mul x root_half; e = Erf d; a = Add one e; h = Mul half x; y2 = Mul h a; y = Add y1 y2"
+    )
+    made = differentiated(graph, ["input"], tmp_path / "m.onnx", fast=True)
+    assert [node.op_type for node in made.node].count("Erf") == 2
+    x = RNG.normal(size=(64, 32)).astype("float32")
+    feeds = {"input": x, "bias": np.zeros(32, "float32"), "g": np.ones_like(x)}
+    below = np.vectorize(math.erf)(x.astype("float64") / math.sqrt(2)) / 2 + 0.5
+    slope = below + x * np.exp(-(x.astype("float64") ** 2) / 2) / math.sqrt(2 * math.pi)
+    np.testing.assert_allclose(run_graph(tmp_path / "m.onnx", feeds)["input_grad"], 2 * slope, rtol=5e-6, atol=5e-6)
+
+
 @pytest.mark.parametrize("name", NEITHER)
 def test_what_is_no_gelu(name: str) -> None:
     forward = model(NEITHER[name])

@@ -122,7 +122,9 @@ def view(array: pa.Array, name: str, column: Column) -> Array | Ragged:
 def to_arrow(samples: Array | Ragged) -> pa.Array:
     """Samples as an Arrow array; the opposite of `view`."""
     if isinstance(samples, Ragged):
-        return pa.LargeListArray.from_arrays(pa.array(samples.offsets), pa.array(samples.values))
+        # Some releases of pyarrow write offsets that do not begin at 0 without the values before them.
+        first, last = samples.offsets[0], samples.offsets[-1]
+        return pa.LargeListArray.from_arrays(pa.array(samples.offsets - first), pa.array(samples.values[first:last]))
     flat = pa.array(np.ascontiguousarray(samples).reshape(-1))
     if samples.ndim == 1:
         return flat

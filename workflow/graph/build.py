@@ -196,6 +196,9 @@ def _write(result: GraphSet, files: Mapping[str, bytes], tensors: Mapping[str, n
             write_atomically(root / name, data)
         temporary = root / f".{result.initial.name}"
         save_file({name: np.ascontiguousarray(array) for name, array in tensors.items()}, temporary)
+        with temporary.open("rb+") as file:
+            os.fsync(file.fileno())
+        temporary.chmod(0o644)
         os.replace(temporary, result.initial)
         sync_directory(root)
         result.save()

@@ -56,12 +56,12 @@ def fuse(graph: onnx.GraphProto) -> None:
 def unfuse(graph: onnx.GraphProto) -> None:
     """Write each fused node that has a gradient, and the gradient, out of vectorised kernels, in place."""
     edit = Editor(graph)
-    gradients = {node.input[1]: node for node in graph.node if node.op_type in ("GeluGrad", "FastGeluGrad")}
+    gradients = {node.input[0]: node for node in graph.node if node.op_type in ("GeluGrad", "FastGeluGrad")}
     for node in list(graph.node):
         if node.op_type not in _FUSED.values() or node.domain != MICROSOFT or len(node.input) > 1:
             continue
-        gradient = gradients.get(node.input[0])
-        if gradient is not None and gradient.op_type == f"{node.op_type}Grad":
+        gradient = gradients.get(f"{node.output[0]}_grad")
+        if gradient is not None:
             write = _exact if node.op_type == "Gelu" else _approximate
             write(edit, node.input[0], node.output[0], gradient.input[0], gradient.output[0])
             graph.node.remove(node)

@@ -17,7 +17,6 @@ from ortflow.workflow.graph import shapes, walk
 # Floating inputs through which ONNX Runtime's builder passes no gradient (its stop-gradient edges).
 _STOPS: dict[str, Collection[int]] = {
     "BatchNormalization": (3, 4),
-    "CastLike": (1,),
     "Clip": (1, 2),
     "Dropout": (1, 2),
     "EyeLike": (0,),

@@ -9,7 +9,7 @@ from __future__ import annotations
 import onnx
 
 from ortflow.workflow.graph import gelu
-from ortflow.workflow.graph.edit import MICROSOFT, Editor, constants_of, described, dims_of, sort_nodes
+from ortflow.workflow.graph.edit import MICROSOFT, Editor, constants_of, described, dims_of, prune, sort_nodes
 
 
 def before(graph: onnx.GraphProto) -> None:
@@ -23,6 +23,7 @@ def after(graph: onnx.GraphProto) -> None:
     gelu.unfuse(graph)
     _norm_gradients(graph)
     _sums(graph)
+    prune(graph)
     sort_nodes(graph)
 
 

@@ -1,0 +1,176 @@
+"""What `prepare` computes ahead: shapes within a graph, and pooling windows as the standard counts them."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Sequence
+from functools import cache
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+from ortflow.workflow.graph import lower
+from ortflow.workflow.graph.child import Child
+from ortflow.workflow.graph.differentiate import gradient_graph
+from ortflow.workflow.graph.lower import prepare
+
+RNG = np.random.default_rng(0)
+TIME, WIDTH = 5, 3
+
+
+def node(op: str, *inputs: str, output: str, **attributes: Any) -> onnx.NodeProto:
+    return helper.make_node(op, inputs, [output], f"{op.lower()}-{output}", **attributes)
+
+
+def model(
+    nodes: Sequence[onnx.NodeProto], kind: int, shape: Sequence[int | str], **initializers: np.ndarray
+) -> onnx.ModelProto:
+    """A graph from x to y."""
+    graph = helper.make_graph(
+        nodes,
+        "test",
+        [helper.make_tensor_value_info("x", kind, shape)],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, None)],
+        initializer=[numpy_helper.from_array(array, name) for name, array in initializers.items()],
+    )
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=10)
+
+
+def run(graph: onnx.ModelProto, outputs: list[str], **inputs: np.ndarray) -> list[np.ndarray]:
+    options = ort.SessionOptions()
+    options.intra_op_num_threads = 1
+    options.log_severity_level = 4
+    session = ort.InferenceSession(graph.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    return session.run(outputs, inputs)
+
+
+def integer(value: int | list[int]) -> np.ndarray:
+    return np.array(value, np.int64)
+
+
+@cache
+def positions() -> onnx.ModelProto:
+    """Token and position embeddings as TorchScript writes them: the positions are cut to the length of the tokens."""
+    return model(
+        [
+            node("Shape", "x", output="shape"),
+            node("Gather", "shape", "one", output="time"),
+            node("Unsqueeze", "time", "zero_axis", output="end"),
+            node("Unsqueeze", "zero", "zero_axis", output="start"),
+            node("Unsqueeze", "one", "zero_axis", output="axis"),
+            node("Slice", "range", "start", "end", "axis", "axis", output="places"),
+            node("Gather", "table", "x", output="tokens"),
+            node("Gather", "position", "places", output="positions"),
+            node("Add", "tokens", "positions", output="y"),
+        ],
+        TensorProto.INT64,
+        ["batch", TIME],
+        zero=integer(0),
+        one=integer(1),
+        zero_axis=integer([0]),
+        range=np.arange(8, dtype=np.int64)[None],
+        table=RNG.normal(size=(7, WIDTH)).astype(np.float32),
+        position=RNG.normal(size=(8, WIDTH)).astype(np.float32),
+    )
+
+
+def position_gradient(x: np.ndarray) -> np.ndarray:
+    """Gradient of the sum of squares, as ONNX Runtime builds it of the prepared graph."""
+    ready, _ = prepare(positions())
+    graph = ready.graph
+    graph.node.extend([node("Mul", "y", "y", output="square"), node("ReduceSum", "square", output="loss", keepdims=0)])
+    del graph.output[:]
+    graph.output.append(helper.make_tensor_value_info("loss", TensorProto.FLOAT, []))
+    weights = {t.name: numpy_helper.to_array(t) for t in graph.initializer if t.name in ("table", "position")}
+    kept = [t for t in graph.initializer if t.name not in weights]
+    copies = [onnx.TensorProto.FromString(t.SerializeToString()) for t in kept]
+    del graph.initializer[:]
+    graph.initializer.extend(copies)
+    for name, values in weights.items():
+        graph.input.append(helper.make_tensor_value_info(name, TensorProto.FLOAT, values.shape))
+    with Child() as child:
+        training, _ = gradient_graph(child, ready, "loss", list(weights))
+    return run(training, ["position_grad"], x=x, **weights)[0]
+
+
+def test_broadcast_position_embeddings_have_the_right_gradient(monkeypatch: pytest.MonkeyPatch) -> None:
+    x = RNG.integers(0, 7, (3, TIME))
+    (y,) = run(positions(), ["y"], x=x)
+    expected = np.zeros((8, WIDTH), np.float32)
+    expected[:TIME] = 2 * y.sum(0)
+    np.testing.assert_allclose(position_gradient(x), expected, rtol=1e-5)
+    monkeypatch.setattr(lower, "fold_integers", lambda model: None)
+    assert not np.allclose(position_gradient(x), expected, rtol=1e-5)
+
+
+def test_only_integers_are_folded_and_outputs_stay() -> None:
+    nodes = [
+        node("Shape", "x", output="shape"),
+        node("Cast", "shape", output="float", to=TensorProto.FLOAT),
+        node("Sqrt", "four", output="root"),
+        node("Mul", "x", "root", output="scaled"),
+        node("ReduceSum", "float", output="size", keepdims=0),
+        node("Mul", "scaled", "size", output="y"),
+    ]
+    ready, _ = prepare(model(nodes, TensorProto.FLOAT, [2, 3], four=np.array([4, 4, 4], np.float32)))
+    assert [n.op_type for n in ready.graph.node] == ["Cast", "Sqrt", "Mul", "ReduceSum", "Mul"]
+    shape = next(t for t in ready.graph.initializer if t.name == "shape")
+    assert numpy_helper.to_array(shape).tolist() == [2, 3]
+    x = np.ones((2, 3), np.float32)
+    np.testing.assert_array_equal(run(ready, ["y"], x=x)[0], 10 * x)
+
+
+def test_what_varies_stays() -> None:
+    nodes = [node("Shape", "x", output="shape"), node("Cast", "shape", output="y", to=TensorProto.FLOAT)]
+    ready, _ = prepare(model(nodes, TensorProto.FLOAT, ["batch", 3]))
+    assert [n.op_type for n in ready.graph.node] == ["Shape", "Cast"]
+
+
+@pytest.mark.parametrize(
+    "large",
+    [
+        [node("Range", "zero", "many", "one", output="r")],
+        [node("ConstantOfShape", "many_axis", output="r", value=numpy_helper.from_array(integer([0])))],
+        [node("Expand", "one", "many_axis", output="r")],
+        [node("Tile", "pair", "many_axis", output="r")],
+    ],
+    ids=lambda nodes: nodes[0].op_type,
+)
+def test_nothing_large_is_made(large: list[onnx.NodeProto]) -> None:
+    nodes = [
+        *large,
+        node("ReduceMax", "r", output="top", keepdims=0),
+        node("Cast", "top", output="float", to=TensorProto.FLOAT),
+        node("Mul", "x", "float", output="y"),
+    ]
+    numbers = {"zero": integer(0), "one": integer(1), "many": integer(10**11), "many_axis": integer([10**11])}
+    start = time.monotonic()
+    ready, _ = prepare(model(nodes, TensorProto.FLOAT, ["batch"], pair=integer([1, 2]), **numbers))
+    assert time.monotonic() - start < 2
+    assert ready.graph.node[0].op_type == large[0].op_type
+
+
+def averages(x: np.ndarray, kernel: int, stride: int, pad: int) -> np.ndarray:
+    """Average pooling that rounds up: a window counts its elements and its padding, and nothing beyond."""
+    for axis in (2, 3):
+        x = np.moveaxis(x, axis, 0)
+        end = len(x) + pad
+        starts = range(-pad, -pad + stride * (-(-(len(x) + 2 * pad - kernel) // stride) + 1), stride)
+        windows = [(x[max(s, 0) : s + kernel].sum(0), min(s + kernel, end) - s) for s in starts]
+        x = np.moveaxis(np.stack([total / count for total, count in windows]), 0, axis)
+    return x
+
+
+@pytest.mark.parametrize(("kernel", "stride", "pad"), [*itertools.product((2, 3), (1, 2), (0, 1))])
+def test_average_pool_that_rounds_up_counts_no_more_than_its_padding(kernel: int, stride: int, pad: int) -> None:
+    x = RNG.normal(size=(2, 3, 5, 8)).astype(np.float32)
+    sizes = {"kernel_shape": [kernel] * 2, "strides": [stride] * 2, "pads": [pad] * 4}
+    pool = node("AveragePool", "x", output="y", ceil_mode=1, count_include_pad=1, **sizes)
+    ready, _ = prepare(model([pool], TensorProto.FLOAT, ["batch", 3, 5, 8]))
+    expected = averages(x, kernel, stride, pad)
+    np.testing.assert_allclose(run(ready, ["y"], x=x)[0], expected, atol=1e-6)
