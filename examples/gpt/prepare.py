@@ -24,7 +24,7 @@ def main() -> None:
     subprocess.run(
         [sys.executable, "-m", "ortflow", "data", "convert", f"{library}/*.py", f"{library}/asyncio/*.py",
          f"{library}/email/*.py", f"{library}/json/*.py", f"{library}/http/*.py", f"{library}/importlib/*.py",
-         "--text", "--length", str(CONTEXT), "--eval-fraction", "0.02", "--output", str(build / "text")],
+         "--text", "--length", str(CONTEXT), "--eval-fraction", "0.02", "--force", "--output", str(build / "text")],
         check=True,
     )  # fmt: skip
 

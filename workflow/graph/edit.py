@@ -88,7 +88,7 @@ def scalar(name: str) -> onnx.ValueInfoProto:
 
 
 def prune(graph: onnx.GraphProto) -> None:
-    """Take out the nodes, initializers and descriptions that no output needs; inputs stay."""
+    """Take out the nodes, initializers and descriptions that no output needs; inputs stay. Nodes must be sorted."""
     wanted = {value.name for value in graph.output}
     kept = []
     for node in reversed(graph.node):

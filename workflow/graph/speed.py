@@ -23,8 +23,8 @@ def after(graph: onnx.GraphProto) -> None:
     gelu.unfuse(graph)
     _norm_gradients(graph)
     _sums(graph)
-    prune(graph)
     sort_nodes(graph)
+    prune(graph)
 
 
 def _powers(graph: onnx.GraphProto) -> None:

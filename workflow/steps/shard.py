@@ -79,6 +79,7 @@ class Stream:
             limits,
             micro_batch=micro_batch,
             smaller_batch=section.last_batch == "keep" or (evaluating and section.last_batch == "drop"),
+            samples=section.eval_samples if evaluating else None,
             where=where,
         )
         return dataset, feeds
