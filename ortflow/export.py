@@ -67,8 +67,8 @@ def export_for_training(
     if dynamic_shapes is None:
         dynamic_shapes = _batch_axis(inputs)
     with _in_training_mode(module):
-        for loss in _not_in_onnx(module):
-            warnings.warn(loss, stacklevel=2)
+        for message in _not_in_onnx(module):
+            warnings.warn(message, stacklevel=2)
         program = _export(module, args, kwargs, input_names, output_names, dynamic_shapes or None)
     changed = set(program.exported_program.graph_signature.buffers_to_mutate.values()) - _statistics(module)
     for name in sorted(changed - _counters(module)):
@@ -78,7 +78,10 @@ def export_for_training(
         _rename_outputs(program)
     _optimize(program, module)
     _write_metadata(program.model, module)
-    _save(program, path)
+    try:
+        _save(program, path)
+    except OSError as error:
+        raise UserError(f"the model cannot be written ({error.strerror})", where=str(path)) from error
     return path
 
 

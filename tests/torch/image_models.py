@@ -108,6 +108,20 @@ def mobilenet() -> nn.Module:
     )
 
 
+def batchnorm() -> nn.Module:
+    """Batch normalisation without weights, and without running statistics: batch statistics in evaluation, too."""
+    return nn.Sequential(
+        nn.Conv2d(3, 8, 3, padding=1, bias=False),
+        nn.BatchNorm2d(8, affine=False),
+        nn.ReLU(),
+        nn.Conv2d(8, 8, 3, stride=2, bias=False),
+        nn.BatchNorm2d(8, track_running_stats=False),
+        nn.LeakyReLU(),
+        nn.Flatten(),
+        nn.Linear(8 * 49, CLASSES),
+    )
+
+
 def groupnorm() -> nn.Module:
     """Normalisations and activations that ONNX Runtime cannot differentiate but ONNX defines by others."""
     return nn.Sequential(
@@ -145,5 +159,5 @@ def cases() -> Iterator[Case]:
     }
     for build in (vit, resnet, convnext, efficientnet):
         yield Case(build.__name__, build, _images("pixel_values"), HF_LOSS, free=free.get(build, ()))
-    for build in (squeezenet, mobilenet, groupnorm):
+    for build in (squeezenet, mobilenet, batchnorm, groupnorm):
         yield Case(build.__name__, build, _images("input"), LOSS)

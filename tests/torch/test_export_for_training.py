@@ -252,6 +252,12 @@ def test_refused_with_one_sentence_and_nothing_written(module, example, sentence
     assert path.read_bytes() == b"what was there before"
 
 
+def test_unwritable_place(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(UserError, match=r"file/model.onnx: the model cannot be written \(File exists\)"):
+        ortflow.export_for_training(nn.Linear(3, 3), X, tmp_path / "file" / "model.onnx")
+
+
 def test_large_models_have_external_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     module = nn.Sequential(nn.Linear(64, 64), nn.Linear(64, 64))
     small = export(module, torch.zeros(2, 64), tmp_path / "deep" / "small.onnx")
