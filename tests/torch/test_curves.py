@@ -82,7 +82,7 @@ def test_export_for_training(name: str, follow: Follow) -> None:
     follow(name, "for_training", 18)
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", [name for name in CASES if name != "batchnorm"])  # which TorchScript cannot export
 def test_torchscript(name: str, follow: Follow) -> None:
     follow(name, "torchscript", 17)
 

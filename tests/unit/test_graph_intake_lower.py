@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ from onnx.reference import ReferenceEvaluator
 
 from ortflow.workflow.errors import UserError
 from ortflow.workflow.graph.lower import prepare
+from ortflow.workflow.graph.read import read_model
 
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=(2, 4, 6, 6)).astype(np.float32)
@@ -95,6 +97,15 @@ def test_opsets_that_onnx_runtime_knows(opset: int) -> None:
     assert is_in_form(ready)
     assert notes == ([] if opset == 18 else [f"opset {opset} brought to 18"])
     np.testing.assert_allclose(run(ready, X), run(original, X), rtol=1e-6)
+
+
+def test_split_by_count_in_an_opset_without(tmp_path: Path) -> None:
+    """What torch's dynamo exporter writes for opset 17."""
+    split = helper.make_node("Split", ["x"], ["a", "b"], "split", axis=3, num_outputs=2)
+    path = tmp_path / "model.onnx"
+    path.write_bytes(model([split, node("Sub", "a", "b")], opset=17).SerializeToString())
+    ready, _ = prepare(read_model(path))
+    np.testing.assert_array_equal(run(ready, X), X[..., :3] - X[..., 3:])
 
 
 @pytest.mark.parametrize("opset", [9, 11, 12])

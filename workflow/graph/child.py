@@ -34,8 +34,6 @@ class Child:
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - closed with the process
         environment = {
             **os.environ,
-            # The order in which names are handed over becomes the order of outputs.
-            "PYTHONHASHSEED": "0",
             "PYTHONPATH": os.pathsep.join(os.path.abspath(entry) for entry in sys.path if entry),
         }
         self._process = subprocess.Popen(

@@ -18,6 +18,7 @@ from ortflow.workflow.graph.edit import make_outputs, prune
 from ortflow.workflow.graph.lower import prepare
 from ortflow.workflow.graph.read import read_model
 from ortflow.workflow.graph.roles import Roles, classify
+from ortflow.workflow.graph.signs import signs_of_wrong_export
 from ortflow.workflow.spec.model import ModelSection, OwnLoss
 
 
@@ -33,6 +34,7 @@ class Source:
     labels: frozenset[str]
     """The model's own inputs that are labels."""
     notes: tuple[str, ...]
+    """What preparing changed, and signs that the exporter changed more than it should have."""
 
     def forward(self, output: str) -> onnx.ModelProto:
         """The part that makes one output, with every tensor as an input; the model's own inputs come first."""
@@ -64,6 +66,7 @@ def read_source(section: ModelSection) -> Source:
     if not isinstance(section.loss, OwnLoss) and section.loss.label in names:
         labels.add(section.loss.label)
     roles = classify(prepared, section.parameters, sorted(labels))
+    notes += signs_of_wrong_export(prepared, roles)
     learned = set(roles.of("trained", "frozen", "state"))
     skeleton = onnx.ModelProto(
         ir_version=prepared.ir_version,

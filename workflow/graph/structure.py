@@ -1,6 +1,6 @@
 """The graph of an untrusted model as a graph: names made once, everything read is made, no cycle, known operators.
 
-Called by `read`; sorts the nodes, and changes nothing else.
+Called by `read`; sorts the nodes, drops what an exporter forgot in Split, and changes nothing else.
 """
 
 from __future__ import annotations
@@ -44,6 +44,7 @@ _QUANTISED = frozenset(
 _RUNTIME_ONLY = frozenset({"SimplifiedLayerNormalization"})
 _CONTEXT = re.compile(r"Bad node spec for node\. Name: (\S+)")
 _AGAIN = "export the model again"
+_SPLIT_BY_COUNT = 18
 _FLOAT_MODEL = "train the float model it was made from, and quantise what training exports"
 
 
@@ -84,6 +85,7 @@ def check_valid(model: onnx.ModelProto, where: str) -> None:
 
 def _check_operators(model: onnx.ModelProto, where: str) -> None:
     local = {(f.domain, f.name) for f in model.functions}
+    opset = max((o.version for o in model.opset_import if o.domain in ("", "ai.onnx")), default=0)
     for graph in walk.all_graphs(model):
         if graph.sparse_initializer:
             name = graph.sparse_initializer[0].values.name
@@ -102,15 +104,29 @@ def _check_operators(model: onnx.ModelProto, where: str) -> None:
             continue
         if node.op_type in _QUANTISED or node.op_type.startswith("QLinear"):
             raise UserError(f"the model is quantised: {walk.called(node)}", where=where, fix=_FLOAT_MODEL)
-        if node.op_type == "Split" and any(a.name == "num_outputs" and a.i != len(node.output) for a in node.attribute):
-            # onnx's shape inference would take memory for as many as it claims.
-            raise UserError(f"{walk.called(node)} claims more or fewer outputs than it has", where=where, fix=_AGAIN)
+        if node.op_type == "Split":
+            _check_split(node, opset, where)
         if node.domain not in DOMAINS:
             raise UserError(
                 f"{walk.called(node)} is an operator of its own, which ONNX Runtime does not know",
                 where=where,
                 fix="export the model with ONNX's operators only",
             )
+
+
+def _check_split(node: onnx.NodeProto, opset: int, where: str) -> None:
+    """Split claims as many outputs as it has; drops the claim where the opset does not know it, in place."""
+    for place, attribute in enumerate(node.attribute):
+        if attribute.name == "num_outputs":
+            if attribute.i != len(node.output):
+                # onnx's shape inference would take memory for as many as it claims.
+                raise UserError(
+                    f"{walk.called(node)} claims more or fewer outputs than it has", where=where, fix=_AGAIN
+                )
+            if opset < _SPLIT_BY_COUNT:
+                # Torch's dynamo exporter leaves it when it lowers its opset 18 to 17.
+                del node.attribute[place]
+            return
 
 
 def _check_functions(model: onnx.ModelProto, where: str) -> None:
