@@ -19,13 +19,13 @@ Exporter = Callable[[Case, nn.Module, Path], None]
 class Positional(nn.Module):
     """A module for TorchScript, which takes other keyword arguments with a default for inputs."""
 
-    def __init__(self, module: nn.Module, names: list[str], output: str) -> None:
+    def __init__(self, module: nn.Module, inputs: list[str], outputs: list[str]) -> None:
         super().__init__()
-        self.module, self.names, self.output = module, names, output
+        self.module, self.inputs, self.outputs = module, inputs, outputs
 
-    def forward(self, *tensors: torch.Tensor) -> torch.Tensor:
-        output = self.module(**dict(zip(self.names, tensors, strict=True)))
-        return getattr(output, self.output, output)
+    def forward(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        output = self.module(**dict(zip(self.inputs, tensors, strict=True)))
+        return tuple(getattr(output, name, output) for name in self.outputs)
 
 
 def for_training(case: Case, module: nn.Module, path: Path) -> None:
@@ -45,17 +45,17 @@ def torchscript_default(opset: int = 17) -> Exporter:
 
 def _torchscript(opset: int, **options: Any) -> Exporter:
     def export(case: Case, module: nn.Module, path: Path) -> None:
-        example = case.example()
+        example, outputs = case.example(), ["loss", "logits"] if case.labels else [case.loss.output or "output"]
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             torch.onnx.export(
-                Positional(module, list(example), case.loss.output or "output"),
+                Positional(module, list(example), outputs),
                 tuple(example.values()),
                 str(path),
                 dynamo=False,
                 opset_version=opset,
                 input_names=list(example),
-                output_names=[case.loss.output or "output"],
+                output_names=outputs,
                 dynamic_axes={name: {0: "batch"} for name in example},
                 **options,
             )

@@ -7,6 +7,7 @@ transformer spends a third of its time outside of matrix products.
 from __future__ import annotations
 
 import onnx
+from onnx import helper
 
 from ortflow.workflow.graph import gelu
 from ortflow.workflow.graph.edit import MICROSOFT, Editor, constants_of, described, dims_of, prune, sort_nodes
@@ -23,6 +24,7 @@ def after(graph: onnx.GraphProto) -> None:
     gelu.unfuse(graph)
     _norm_gradients(graph)
     _sums(graph)
+    _weight_gradients(graph)
     sort_nodes(graph)
     prune(graph)
 
@@ -91,3 +93,35 @@ def _sums(graph: onnx.GraphProto) -> None:
             for value in node.input[1:-1]:
                 total = edit.node("Add", total, value)
             edit.node("Add", total, node.input[-1], output=node.output[0])
+
+
+def _weight_gradients(graph: onnx.GraphProto) -> None:
+    """x^T dy by a product of matrices that lie as they are read: Gemm turns its first factor once for each block.
+
+    The smaller factor is turned; where that is dy, so is the result. The Reshape, which changes nothing, keeps ONNX
+    Runtime from putting Transpose and product together again.
+    """
+    edit = Editor(graph)
+    shapes = {name: dims_of(value) for name, value in described(graph).items()}
+
+    def turned(value: str) -> str:
+        return edit.node("Reshape", edit.node("Transpose", value, perm=[1, 0]), edit.integers(0, -1))
+
+    for node in list(graph.node):
+        flags = {a.name: helper.get_attribute_value(a) for a in node.attribute}
+        dims = shapes.get(node.output[0])
+        if (
+            node.op_type != "Gemm"
+            or len(node.input) != 2
+            or (flags.get("transA", 0), flags.get("transB", 0), flags.get("alpha", 1.0)) != (1, 0, 1.0)
+            or dims is None
+            or not isinstance(dims[0], int)
+            or not isinstance(dims[1], int)
+        ):
+            continue
+        x, dy = node.input
+        graph.node.remove(node)
+        if dims[0] <= dims[1]:
+            edit.node("MatMul", turned(x), dy, output=node.output[0])
+        else:
+            edit.node("Transpose", edit.node("MatMul", turned(dy), x), output=node.output[0], perm=[1, 0])
