@@ -85,15 +85,22 @@ class Supervisor:
 
     def supervise(self) -> int:
         """Run to the end; the exit code of the design's table."""
+        try:
+            with self._stop.listening():
+                return self._keep_going()
+        finally:
+            # Answered, one way or another: nobody is left to read it.
+            self._run.stop_request.unlink(missing_ok=True)
+
+    def _keep_going(self) -> int:
         pause = 0.0
-        with self._stop.listening():
-            self._clear_leftovers()
-            self._close_lost_attempt()
-            while not self._pause(pause):
-                outcome, decision = self._attempt(next_attempt(self._run.read_attempts()))
-                if not decision.again:
-                    return EXIT_CODES[outcome]
-                pause = decision.pause
+        self._clear_leftovers()
+        self._close_lost_attempt()
+        while not self._pause(pause):
+            outcome, decision = self._attempt(next_attempt(self._run.read_attempts()))
+            if not decision.again:
+                return EXIT_CODES[outcome]
+            pause = decision.pause
         asked = self._stop.reason or ""
         why = f"asked to by {ASKED.get(asked, asked)}"
         self._run.record_attempt(event="stop", outcome=Outcome.PREEMPTED.value, why=why, asked=asked)
