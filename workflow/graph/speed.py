@@ -6,11 +6,14 @@ transformer spends a third of its time outside of matrix products.
 
 from __future__ import annotations
 
+import numpy as np
 import onnx
-from onnx import helper
+from onnx import helper, numpy_helper
 
 from ortflow.workflow.graph import gelu
 from ortflow.workflow.graph.edit import MICROSOFT, Editor, constants_of, described, dims_of, prune, sort_nodes
+
+Dims = tuple[int | str | None, ...]
 
 
 def before(graph: onnx.GraphProto) -> None:
@@ -22,9 +25,12 @@ def before(graph: onnx.GraphProto) -> None:
 def after(graph: onnx.GraphProto) -> None:
     """Kernels that use all threads and fewer passes over memory, in place."""
     gelu.unfuse(graph)
-    _norm_gradients(graph)
-    _sums(graph)
-    _weight_gradients(graph)
+    edit = Editor(graph)
+    rows = _Rows(edit)
+    _bias_gradients(graph, rows)
+    _norm_gradients(graph, edit, rows)
+    _sums(graph, edit)
+    _weight_gradients(graph, edit)
     sort_nodes(graph)
     prune(graph)
 
@@ -50,32 +56,70 @@ def _powers(graph: onnx.GraphProto) -> None:
     sort_nodes(graph)
 
 
-def _norm_gradients(graph: onnx.GraphProto) -> None:
+class _Rows:
+    """Sums over all axes of a value but the last, by products with ones.
+
+    Half the time of ReduceSum on one thread, a third on two, and twice as exact, since it adds in blocks.
+    """
+
+    def __init__(self, edit: Editor) -> None:
+        self._edit = edit
+        self._ones: dict[Dims, str] = {}
+
+    def sum(self, value: str, dims: Dims, output: str) -> None:
+        """`dims` are the value's; all values with the same rows share the ones."""
+        edit, width = self._edit, dims[-1]
+        assert isinstance(width, int)
+        if dims[:-1] not in self._ones:
+            count = edit.node("Div", edit.node("Size", value), edit.constant(width, "int64"))
+            shape = edit.node("Concat", edit.integers(1), edit.node("Reshape", count, edit.integers(1)), axis=0)
+            one = numpy_helper.from_array(np.ones(1, np.float32))
+            self._ones[dims[:-1]] = edit.node("ConstantOfShape", shape, value=one)
+        product = edit.node("MatMul", self._ones[dims[:-1]], edit.node("Reshape", value, edit.integers(-1, width)))
+        edit.node("Reshape", product, edit.integers(width), output=output)
+
+
+def _bias_gradients(graph: onnx.GraphProto, rows: _Rows) -> None:
+    """The builder's ReduceSum where it sums over all axes but the last."""
+    constants = constants_of(graph)
+    shapes = _known_shapes(graph)
+    for node in list(graph.node):
+        if node.op_type != "ReduceSum" or len(node.input) != 2 or node.input[1] not in constants:
+            continue
+        dims = shapes.get(node.input[0])
+        axes = sorted(int(axis) for axis in constants[node.input[1]].reshape(-1))
+        keeps = next((a.i for a in node.attribute if a.name == "keepdims"), 1)
+        if dims is not None and not keeps and axes and axes == list(range(len(dims) - 1)):
+            graph.node.remove(node)
+            rows.sum(node.input[0], dims, node.output[0])
+
+
+def _norm_gradients(graph: onnx.GraphProto, edit: Editor, rows: _Rows) -> None:
     """LayerNormalization's gradient out of parallel kernels: its own runs on one thread.
 
     With n = (x - mean) / deviation, g = dy * scale and means over the last axis of D elements:
     dx = (g - mean(g) - n mean(g n)) / deviation; the means are products of dy and of dy n with scale / D.
     """
-    edit = Editor(graph)
-    shapes = {name: dims_of(value) for name, value in described(graph).items()}
+    shapes = _known_shapes(graph)
     for node in list(graph.node):
         if node.op_type != "LayerNormalizationGrad" or node.domain != MICROSOFT:
             continue
         dy, x, scale, mean, inverse = node.input
         axis = next((a.i for a in node.attribute if a.name == "axis"), -1)
-        dims, width = shapes.get(x), shapes.get(scale)
-        if not dims or not width or len(width) != 1 or not isinstance(width[0], int) or axis not in (-1, len(dims) - 1):
+        dims = shapes.get(x)
+        if dims is None or axis not in (-1, len(dims) - 1):
             continue
+        width = dims[-1]
+        assert isinstance(width, int)
         graph.node.remove(node)
-        rows = edit.integers(*range(len(dims) - 1))
-        column = edit.node("Mul", scale, edit.constant(1 / width[0]))
-        column = edit.node("Reshape", column, edit.integers(width[0], 1))
+        column = edit.node("Mul", scale, edit.constant(1 / width))
+        column = edit.node("Reshape", column, edit.integers(width, 1))
         normal = edit.node("Mul", edit.node("Sub", x, mean), inverse)
         turned = edit.node("Mul", dy, normal)
         if len(node.output) > 1 and node.output[1]:
-            edit.node("ReduceSum", turned, rows, output=node.output[1], keepdims=0)
+            rows.sum(turned, dims, node.output[1])
         if len(node.output) > 2 and node.output[2]:
-            edit.node("ReduceSum", dy, rows, output=node.output[2], keepdims=0)
+            rows.sum(dy, dims, node.output[2])
         if node.output[0]:
             along = edit.node("Mul", normal, edit.node("MatMul", turned, column))
             rest = edit.node("Sub", edit.node("Mul", dy, scale), along)
@@ -83,9 +127,14 @@ def _norm_gradients(graph: onnx.GraphProto) -> None:
             edit.node("Mul", rest, inverse, output=node.output[0])
 
 
-def _sums(graph: onnx.GraphProto) -> None:
+def _known_shapes(graph: onnx.GraphProto) -> dict[str, Dims]:
+    """Values of two axes and more whose last is a number and whose others have names at least."""
+    shapes = {name: dims_of(value) for name, value in described(graph).items()}
+    return {n: d for n, d in shapes.items() if d and len(d) > 1 and isinstance(d[-1], int) and None not in d}
+
+
+def _sums(graph: onnx.GraphProto, edit: Editor) -> None:
     """Sum of several values as Adds, which use all threads."""
-    edit = Editor(graph)
     for node in list(graph.node):
         if node.op_type == "Sum" and node.domain == "" and len(node.input) > 1:
             graph.node.remove(node)
@@ -95,13 +144,12 @@ def _sums(graph: onnx.GraphProto) -> None:
             edit.node("Add", total, node.input[-1], output=node.output[0])
 
 
-def _weight_gradients(graph: onnx.GraphProto) -> None:
+def _weight_gradients(graph: onnx.GraphProto, edit: Editor) -> None:
     """x^T dy by a product of matrices that lie as they are read: Gemm turns its first factor once for each block.
 
     The smaller factor is turned; where that is dy, so is the result. The Reshape, which changes nothing, keeps ONNX
     Runtime from putting Transpose and product together again.
     """
-    edit = Editor(graph)
     shapes = {name: dims_of(value) for name, value in described(graph).items()}
 
     def turned(value: str) -> str:
