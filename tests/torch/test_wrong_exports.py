@@ -29,7 +29,6 @@ FOLDED_NORM = "BatchNormalization is folded"
     [
         ("gpt2", "dynamo-default", {MERGED}),
         ("bert", "dynamo-default", {MERGED, FOLDED}),
-        ("vit", "dynamo-default", {MERGED, FOLDED}),
         ("llama", "dynamo-default", {FOLDED}),
         ("lstm", "dynamo-default", {FOLDED}),
         ("resnet", "dynamo-default", {FOLDED_NORM}),
