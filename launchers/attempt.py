@@ -1,4 +1,4 @@
-"""One attempt: mpirun (or the only rank) as a child process, and the ranks below it.
+"""One attempt on this machine: mpirun (or the only rank) as a child process, and the ranks below it.
 
 Used by the supervisor alone. Ranks write their own logs; what mpirun says goes to launcher.log. The child leads a
 session of its own, so that Ctrl-C in the terminal reaches the launcher and nobody else, and dies with the launcher.
@@ -14,6 +14,9 @@ from collections.abc import Mapping, Sequence
 import psutil
 
 from ortflow.launchers import processes
+from ortflow.launchers.cause import Cause, statuses
+from ortflow.manifests.local import MpiKind
+from ortflow.workflow.errors import OrtflowError
 from ortflow.workflow.rundir import RunDir
 
 LOOK_PERIOD = 0.25
@@ -26,27 +29,21 @@ class Attempt:
     """A started attempt; `poll` often."""
 
     def __init__(
-        self, run: RunDir, number: int, command: Sequence[str], environment: Mapping[str, str], world_size: int
+        self,
+        run: RunDir,
+        number: int,
+        command: Sequence[str],
+        environment: Mapping[str, str],
+        world_size: int,
+        mpi: MpiKind | None,
     ) -> None:
-        self.run, self.number, self.world_size = run, number, world_size
+        self.run, self.number, self.world_size, self.mpi = run, number, world_size, mpi
         self.ranks: dict[int, psutil.Process] = {}
         """Ranks seen so far."""
         self._family: dict[int, psutil.Process] = {}
         self._started = time.monotonic()
         self._next_look = 0.0
-        log = run.launcher_log(number)
-        log.parent.mkdir(parents=True, exist_ok=True)
-        with log.open("ab") as output:
-            self._child = subprocess.Popen(
-                command,
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                cwd=run.root,
-                env=dict(environment),
-                start_new_session=True,
-                preexec_fn=processes.dies_with_us(),
-            )
+        self._child = start_child(run, number, command, environment)
 
     @property
     def pid(self) -> int:
@@ -79,9 +76,15 @@ class Attempt:
             gone |= set(range(self.world_size)) - set(self.ranks)
         return gone
 
-    def pids(self) -> dict[int, int]:
-        """Process id -> rank, of the ranks seen so far."""
-        return {process.pid: rank for rank, process in self.ranks.items()}
+    def statuses(self, returncode: int) -> dict[int, int]:
+        """Exit status of the ranks that did not end with 0, as far as mpirun tells it."""
+        pids = {process.pid: rank for rank, process in self.ranks.items()}
+        words = self.run.launcher_log(self.number).read_text(errors="replace")
+        return statuses(self.mpi, returncode, words, pids)
+
+    def verdict(self, returncode: int) -> Cause | None:
+        """mpirun knows nothing that the statuses do not tell."""
+        return None
 
     def ask_to_leave(self) -> None:
         """SIGTERM to the ranks, never to mpirun, which would kill them."""
@@ -96,6 +99,24 @@ class Attempt:
             self._child.wait()
         processes.kill(process for pid, process in self._family.items() if pid != self._child.pid)
 
-    def words(self) -> str:
-        """What mpirun printed."""
-        return self.run.launcher_log(self.number).read_text(errors="replace")
+
+def start_child(
+    run: RunDir, number: int, command: Sequence[str], environment: Mapping[str, str]
+) -> subprocess.Popen[bytes]:
+    """Start what starts the ranks; its output is the attempt's launcher.log. Raises OrtflowError."""
+    log = run.launcher_log(number)
+    log.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        with log.open("ab") as output:
+            return subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                cwd=run.root,
+                env=dict(environment),
+                start_new_session=True,
+                preexec_fn=processes.dies_with_us(),
+            )
+    except OSError as error:
+        raise OrtflowError(f"{command[0]} does not start: {error.strerror}") from error

@@ -14,6 +14,9 @@ from ortflow.launchers.records import Outcome, Used
 if TYPE_CHECKING:
     from ortflow.workflow.spec.run import Backoff, Restart
 
+FRUITLESS = 5
+"""Attempts that may end in a row without a step: more is no bad luck but, say, a time limit that is too short."""
+
 
 @dataclass(frozen=True)
 class Decision:
@@ -26,16 +29,23 @@ class Decision:
     """For people."""
 
 
-def decide(outcome: Outcome, used: Used, restart: Restart) -> Decision:
-    """What follows an attempt that nobody asked to stop; `used` counts it already."""
+def decide(outcome: Outcome, used: Used, restart: Restart, fruitless: int = 0) -> Decision:
+    """What follows an attempt that nobody asked to stop; `used` counts it already.
+
+    `fruitless` attempts in a row, this one among them, did not get beyond the one before.
+    """
     if outcome is Outcome.FINISHED:
         return Decision(False, why="done")
     if outcome is Outcome.USER_ERROR:
         return Decision(False, why="wrong input is not tried again")
+    if outcome in (Outcome.PREEMPTED, Outcome.LOST) and fruitless >= FRUITLESS:
+        return Decision(False, why=f"{fruitless} attempts in a row ended before a step was done")
     if outcome is Outcome.PREEMPTED:
         if restart.preemptions is not None and used.preemptions > restart.preemptions:
             return Decision(False, why=f"the budget of {_times(restart.preemptions, 'preemption')} is spent")
         return Decision(True, restart.backoff.first, f"preemption {used.preemptions}")
+    if outcome is Outcome.LOST:
+        return Decision(True, restart.backoff.first, "that counts against no budget")
     if used.failures > restart.failures:
         return Decision(False, why=f"the budget of {_times(restart.failures, 'failure')} is spent")
     return Decision(True, pause(restart.backoff, used.failures), f"failure {used.failures} of {restart.failures}")

@@ -21,7 +21,8 @@ _HYDRA_CODES = re.compile(r"Exit codes: \[[^\]]*\] ([-\d,]+)")
 _HYDRA_FIRST = re.compile(r"PID (\d+) RUNNING AT")
 _OPENMPI_SIGNAL = re.compile(r"process rank (\d+) with PID \d+ on node \S+\s+exited on\s+signal (\d+)")
 _OPENMPI_CODE = re.compile(r"Process name: \[\S+?,(\d+)\]\s+Exit code:\s+(\d+)")
-_LEAVE = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR2, signal.SIGHUP)
+_LEAVE = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR2, signal.SIGHUP, signal.SIGALRM)
+"""Signals by which a rank is asked to leave, or leaves an MPI that does not let it go."""
 
 
 @dataclass(frozen=True)

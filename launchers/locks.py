@@ -5,6 +5,7 @@ The launcher holds RunDir.lock exclusively and writes who it is into it; every r
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import json
 import os
@@ -14,6 +15,8 @@ from pathlib import Path
 
 PROBE = 0.3
 """Seconds for which taking a lock is tried: a reader that only asks holds it for an instant."""
+NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
+"""A file system without locks, as some parallel ones are mounted: nothing can be held there."""
 
 
 class HeldError(Exception):
@@ -54,6 +57,9 @@ def holder_of(path: Path) -> dict[str, str | int] | None:
         fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
         return _holder(path)
+    except OSError as error:
+        if error.errno not in NO_LOCKS:
+            raise
     finally:
         os.close(descriptor)
     return None
@@ -77,6 +83,10 @@ def _take(descriptor: int, seconds: float) -> bool:
             if time.monotonic() >= end:
                 return False
             time.sleep(0.02)
+        except OSError as error:
+            if error.errno not in NO_LOCKS:
+                raise
+            return True
         else:
             return True
 

@@ -12,6 +12,9 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
+CANCELS = ("cancel", "scancel")
+"""Who asked, where nobody shall start the run again unasked."""
+
 Records = Sequence[dict[str, Any]]
 
 
@@ -46,7 +49,7 @@ class Outcome(str, Enum):
     PREEMPTED = "preempted"
     FAILURE = "failure"
     LOST = "lost"
-    """The launcher died with it."""
+    """The launcher died with it, or its node did."""
 
 
 @dataclass(frozen=True)
@@ -74,6 +77,21 @@ def used(records: Records) -> Used:
     return Used(failures, preemptions)
 
 
+def fruitless(records: Records) -> int:
+    """How many of the newest attempts in a row ended where the one before them had; none where a person began anew."""
+    count = 0
+    step = None
+    for record in reversed(records):
+        if record.get("event") == "submit" and record.get("new_budget"):
+            break
+        if record.get("event") != "end":
+            continue
+        if step is not None and record.get("step") != step:
+            break
+        count, step = count + 1, record.get("step")
+    return max(0, count - 1)
+
+
 def open_attempt(records: Records) -> int | None:
     """The attempt that started and never ended."""
     for record in reversed(records):
@@ -96,7 +114,7 @@ def state(records: Records, alive: bool) -> State:
         return State.PENDING if alive else State.LOST
     if last["event"] == "stop" or (last["event"] == "end" and last.get("next") == "stop"):
         outcome = Outcome(last["outcome"])
-        cancelled = outcome is Outcome.PREEMPTED and last.get("asked") == "cancel"
+        cancelled = outcome is Outcome.PREEMPTED and last.get("asked") in CANCELS
         return State.CANCELLED if cancelled else _FINAL[outcome]
     if not alive:
         return State.LOST

@@ -12,16 +12,22 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
+from ortflow.launchers import processes
+from ortflow.launchers.attempt import Attempt
 from ortflow.launchers.interpreter import check, examine
 from ortflow.launchers.local import LocalRequest
+from ortflow.launchers.locks import wait_free
 from ortflow.launchers.opening import Opened, opened
 from ortflow.launchers.prepare import prepare
 from ortflow.launchers.records import State, last_end, state
 from ortflow.launchers.stop import Stop, interruptible
 from ortflow.launchers.supervisor import Job, Supervisor, View
-from ortflow.workflow.errors import EXIT_DONE, UserError
+from ortflow.workflow.errors import EXIT_DONE, OrtflowError, UserError
 from ortflow.workflow.rundir import RunDir
 from ortflow.workflow.spec.units import parse_time
+
+LEFTOVERS = 10.0
+"""Seconds that ranks of a dead launcher have to be gone."""
 
 
 @dataclass(frozen=True)
@@ -96,8 +102,22 @@ def supervise(request: LocalRequest, view: View) -> int:
     """Keep the run going to its end; the launcher's lock is held. The exit code of the design's table."""
     spec, run = request.submission.spec, request.submission.run
     limit = spec.resources.time_limit
-    job = Job(run, spec.world_size, request.mpi.kind if request.mpi else None, spec.restart, request.start)
+    mpi = request.mpi.kind if request.mpi else None
+
+    def start(number: int) -> Attempt:
+        return Attempt(run, number, *request.start(number), spec.world_size, mpi)
+
+    job = Job(run, spec.world_size, spec.restart, start, lambda: clear_leftovers(run))
     return Supervisor(job, view, Stop(run.stop_request, parse_time(limit) if limit else None)).supervise()
+
+
+def clear_leftovers(run: RunDir) -> None:
+    """Two generations of ranks must never write to one run directory."""
+    if wait_free(run.ranks_lock, 0.0):
+        return
+    processes.kill(processes.of_run(run.root))
+    if not wait_free(run.ranks_lock, LEFTOVERS):
+        raise OrtflowError(f"ranks of an earlier attempt still run: they hold {run.ranks_lock}")
 
 
 def detach(run: RunDir, lock: int) -> None:

@@ -8,12 +8,13 @@ from __future__ import annotations
 import json
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from ortflow.launchers.records import CANCELS
 from ortflow.workflow.errors import Preempted
 
 FILE_PERIOD = 0.25
@@ -28,6 +29,8 @@ class Stop:
         """Why the run shall stop: interrupt, SIGTERM, SIGHUP, cancel, time limit."""
         self.now = False
         """Without saving."""
+        self.signalled = False
+        """The reason came by a signal, not from the file or the clock."""
         self._file = file
         self._end = None if limit is None else time.monotonic() + limit
         self._next_look = 0.0
@@ -40,8 +43,8 @@ class Stop:
         if number == signal.SIGINT:
             self.now = self.reason is not None
             self.reason = self.reason or "interrupt"
-        else:
-            self.reason = self.reason or signal.Signals(number).name
+        elif self.reason is None:
+            self.reason, self.signalled = signal.Signals(number).name, True
 
     def look(self, *, at_once: bool = False) -> str | None:
         """The reason, after a look at file and clock."""
@@ -49,11 +52,20 @@ class Stop:
         if at_once or moment >= self._next_look:
             self._next_look = moment + FILE_PERIOD
             if (request := read_request(self._file)) is not None:
-                self.reason = self.reason or str(request.get("reason", "cancel"))
+                self.take(str(request.get("reason", "cancel")))
                 self.now = self.now or bool(request.get("now"))
         if self._end is not None and moment >= self._end:
             self.reason = self.reason or "time limit"
         return self.reason
+
+    def settle(self) -> str | None:
+        """The reason, looked for everywhere: what is decided next hangs on it."""
+        return self.look(at_once=True)
+
+    def take(self, reason: str) -> None:
+        """A person's wish goes before a signal."""
+        if self.reason is None or (self.signalled and reason in CANCELS):
+            self.reason, self.signalled = reason, False
 
 
 def interruptible() -> AbstractContextManager[None]:
@@ -66,17 +78,23 @@ def interruptible() -> AbstractContextManager[None]:
 
 
 @contextmanager
-def taken_over(handler: Callable[[int, FrameType | None], Any]) -> Iterator[None]:
-    """Handle SIGINT, SIGTERM and SIGHUP; one that is ignored (nohup) stays so."""
+def taken_over(
+    handler: Callable[[int, FrameType | None], Any],
+    numbers: Sequence[signal.Signals] = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP),
+    *,
+    for_good: bool = False,
+) -> Iterator[None]:
+    """Handle signals to stop while inside; one that is ignored (nohup) stays so. `for_good`: all, and for ever."""
     before: dict[int, Callable[[int, FrameType | None], Any] | int | None] = {}
-    for taken in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        if signal.getsignal(taken) is not signal.SIG_IGN:
+    for taken in numbers:
+        if for_good or signal.getsignal(taken) is not signal.SIG_IGN:
             before[taken] = signal.signal(taken, handler)
     try:
         yield
     finally:
         for number, earlier in before.items():
-            signal.signal(number, earlier)
+            if not for_good:
+                signal.signal(number, earlier)
 
 
 def write_request(file: Path, reason: str, *, now: bool = False) -> None:

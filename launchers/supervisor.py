@@ -1,29 +1,27 @@
-"""Keeps a run on this machine going: starts attempts, waits, tells why they ended, starts again within the budgets.
+"""Keeps a run going: starts attempts, waits, tells why they ended, starts again within the budgets.
 
-Called by the local launcher, in the foreground or detached, with the launcher's lock held. It never touches
-checkpoints or events: ranks find the newest checkpoint themselves. Everything it decides stands in attempts.jsonl
-before it acts on it, so that whoever comes next finds it.
+Called with the launcher's lock held: by the local launcher, in the foreground or detached, and by the batch step of
+a Slurm job. How ranks are started and ended is the `Job`'s. It never touches checkpoints or events: ranks find the
+newest checkpoint themselves. Everything it decides stands in attempts.jsonl before it acts on it, so that whoever
+comes next finds it.
 """
 
 from __future__ import annotations
 
 import socket
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Protocol
 
-from ortflow.launchers import processes
-from ortflow.launchers.attempt import Attempt
 from ortflow.launchers.budget import Decision, decide
-from ortflow.launchers.cause import Cause, cause, statuses
-from ortflow.launchers.locks import wait_free
+from ortflow.launchers.cause import Cause, cause
 from ortflow.launchers.memory import oom_kills
-from ortflow.launchers.records import Outcome, next_attempt, open_attempt, used
+from ortflow.launchers.records import Outcome, fruitless, next_attempt, open_attempt, used
 from ortflow.launchers.stop import Stop, write_request
 from ortflow.launchers.tail import EventTail, last_lines, last_records
-from ortflow.manifests.local import MpiKind
-from ortflow.workflow.errors import EXIT_DONE, EXIT_FAILURE, EXIT_PREEMPTED, EXIT_USER, OrtflowError
+from ortflow.workflow.errors import EXIT_DONE, EXIT_FAILURE, EXIT_PREEMPTED, EXIT_USER
 from ortflow.workflow.rundir import RunDir
 from ortflow.workflow.spec.run import Restart
 
@@ -35,8 +33,6 @@ PATIENCE = 5.0
 MPI's initialisation."""
 PATIENCE_TOLD = 1.0
 """The same where the dead rank has written why it failed."""
-LEFTOVERS = 10.0
-"""Seconds that ranks of a dead launcher have to be gone."""
 LAST_LINES = 12
 
 EXIT_CODES = {
@@ -44,6 +40,7 @@ EXIT_CODES = {
     Outcome.USER_ERROR: EXIT_USER,
     Outcome.PREEMPTED: EXIT_PREEMPTED,
     Outcome.FAILURE: EXIT_FAILURE,
+    Outcome.LOST: EXIT_FAILURE,
 }
 ASKED = {"interrupt": "Ctrl-C", "cancel": "ortflow cancel"}
 
@@ -64,17 +61,49 @@ class View(Protocol):
         """Called ten times a second."""
 
 
+class Running(Protocol):
+    """A started attempt."""
+
+    number: int
+
+    @property
+    def pid(self) -> int:
+        """Of mpirun, srun, or the only rank."""
+
+    def poll(self) -> int | None:
+        """The exit code of what starts the ranks (minus the signal if one ended it); None while it runs."""
+
+    def gone(self) -> set[int]:
+        """Ranks that are seen to run no longer."""
+
+    def statuses(self, returncode: int) -> dict[int, int]:
+        """Exit status of the ranks that did not end with 0, as far as it is told; minus the signal for killed ones."""
+
+    def verdict(self, returncode: int) -> Cause | None:
+        """The cause of the end where what starts the ranks knows one that no rank can tell."""
+
+    def ask_to_leave(self) -> None:
+        """Have the ranks save and leave."""
+
+    def kill(self) -> None:
+        """End everything now."""
+
+
 @dataclass(frozen=True)
 class Job:
-    """What a supervisor keeps going."""
+    """What a supervisor keeps going, and by which means."""
 
     run: RunDir
     world_size: int
-    mpi: MpiKind | None
-    """None where one rank runs without mpirun."""
     restart: Restart
-    start: Callable[[int], tuple[Sequence[str], Mapping[str, str]]]
-    """Command and environment of an attempt."""
+    start: Callable[[int], Running]
+    """Start the attempt of a number; raises OrtflowError where that fails."""
+    clear: Callable[[], None]
+    """Return when no rank of an earlier attempt can write any more; raises OrtflowError if that cannot be had."""
+    lost: str = "its launcher died"
+    """Why an attempt has no end on record."""
+    hands_back: bool = False
+    """A preempted run leaves its place, and a scheduler starts it again."""
 
 
 class Supervisor:
@@ -94,35 +123,40 @@ class Supervisor:
 
     def _keep_going(self) -> int:
         pause = 0.0
-        self._clear_leftovers()
+        self._job.clear()
         self._close_lost_attempt()
         while not self._pause(pause):
             outcome, decision = self._attempt(next_attempt(self._run.read_attempts()))
             if not decision.again:
                 return EXIT_CODES[outcome]
+            if self._job.hands_back and (outcome in (Outcome.PREEMPTED, Outcome.LOST) or self._stop.reason):
+                return EXIT_PREEMPTED
             pause = decision.pause
+        if self._comes_back:
+            return EXIT_PREEMPTED
         asked = self._stop.reason or ""
         why = f"asked to by {ASKED.get(asked, asked)}"
         self._run.record_attempt(event="stop", outcome=Outcome.PREEMPTED.value, why=why, asked=asked)
         return EXIT_PREEMPTED
+
+    @property
+    def _comes_back(self) -> bool:
+        """Whether who asks the run to leave also starts it again."""
+        return self._job.hands_back and self._stop.signalled
 
     def _close_lost_attempt(self) -> None:
         """Put on record what a launcher that died could not."""
         number = open_attempt(self._run.read_attempts())
         if number is not None:
             end = {"event": "end", "attempt": number, "outcome": Outcome.LOST.value, "next": "restart"}
-            self._run.record_attempt(**end, cause="its launcher died")
+            self._run.record_attempt(**end, cause=self._job.lost, step=self._step())
 
     def _attempt(self, number: int) -> tuple[Outcome, Decision]:
         run, job = self._run, self._job
-        command, environment = job.start(number)
         self._view.attempt(number)
         tail = EventTail(run.events(0))
         kills = oom_kills()
-        try:
-            attempt = Attempt(run, number, command, environment, job.world_size)
-        except OSError as error:
-            raise OrtflowError(f"{command[0]} does not start: {error.strerror}") from error
+        attempt = job.start(number)
         run.record_attempt(
             event="start", attempt=number, world_size=job.world_size, pid=attempt.pid, host=socket.gethostname()
         )
@@ -130,18 +164,22 @@ class Supervisor:
             returncode, verdict = self._follow(attempt, tail)
         finally:
             attempt.kill()
-        self._clear_leftovers()
+        job.clear()
         self._pass_on(tail)
         tail.close()
-        found = verdict or cause(
-            returncode,
-            self._ended(attempt, returncode),
-            self._failures(number),
-            out_of_memory=_grew(kills, oom_kills()),
+        found = (
+            verdict
+            or attempt.verdict(returncode)
+            or cause(
+                returncode,
+                attempt.statuses(returncode),
+                self._failures(number),
+                out_of_memory=_grew(kills, oom_kills()),
+            )
         )
         return found.outcome, self._judge(number, found)
 
-    def _follow(self, attempt: Attempt, tail: EventTail) -> tuple[int, Cause | None]:
+    def _follow(self, attempt: Running, tail: EventTail) -> tuple[int, Cause | None]:
         """Wait for the end; a cause where the end is our own doing."""
         asked_at: float | None = None
         dead_since: float | None = None
@@ -158,6 +196,11 @@ class Supervisor:
                 return EXIT_PREEMPTED, Cause(Outcome.PREEMPTED, EXIT_PREEMPTED, sentence)
             if moment >= next_check:
                 next_check = moment + 1.0
+                if self._silent(attempt.number) and asked_at is None:
+                    attempt.kill()
+                    seconds = self._job.restart.hung_seconds
+                    sentence = f"the ranks hung: no sign of life for {seconds:g} s"
+                    return EXIT_FAILURE, Cause(Outcome.FAILURE, EXIT_FAILURE, sentence)
                 dead = self._dead(attempt)
                 dead_since = (dead_since or moment) if dead else None
                 told = self._failures(attempt.number) if dead else {}
@@ -169,7 +212,15 @@ class Supervisor:
             time.sleep(TICK)
         return returncode, None
 
-    def _ask(self, attempt: Attempt) -> None:
+    def _silent(self, number: int) -> bool:
+        """Whether the ranks have been still for too long, rank 0 among them: it waits for all others."""
+        limit = self._job.restart.hung_seconds
+        if limit is None:
+            return False
+        signs = (self._run.heartbeat, self._run.events(0), self._run.launcher_log(number))
+        return all(time.time() - changed(path) > limit for path in signs)
+
+    def _ask(self, attempt: Running) -> None:
         reason = self._stop.reason or ""
         if reason != "cancel":
             write_request(self._run.stop_request, reason)
@@ -177,7 +228,7 @@ class Supervisor:
         again = "; Ctrl-C again leaves now" if reason == "interrupt" else ""
         self._view.say(f"{ASKED.get(reason, reason)}: saving and leaving{again}")
 
-    def _dead(self, attempt: Attempt) -> set[int]:
+    def _dead(self, attempt: Running) -> set[int]:
         """Ranks that are gone and have not said that they were done."""
         return {rank for rank in attempt.gone() if not self._said_goodbye(attempt.number, rank)}
 
@@ -187,15 +238,14 @@ class Supervisor:
             for record in last_records(self._run.events(rank), 4096)
         )
 
-    def _hung(self, attempt: Attempt, rank: int) -> Cause:
+    def _hung(self, attempt: Running, rank: int) -> Cause:
         """Why a rank died, where mpirun did not end with it; `rank` if nobody says which it was."""
-        ended, failures = self._ended(attempt, EXIT_FAILURE), self._failures(attempt.number)
+        if known := attempt.verdict(EXIT_FAILURE):
+            return known
+        ended, failures = attempt.statuses(EXIT_FAILURE), self._failures(attempt.number)
         if ended or failures:
             return cause(EXIT_FAILURE, ended, failures)
         return Cause(Outcome.FAILURE, EXIT_FAILURE, f"rank {rank} died and mpirun did not notice", rank)
-
-    def _ended(self, attempt: Attempt, returncode: int) -> dict[int, int]:
-        return statuses(self._job.mpi, returncode, attempt.words(), attempt.pids())
 
     def _failures(self, number: int) -> dict[int, dict[str, Any]]:
         """The newest failure event of each rank in an attempt."""
@@ -208,11 +258,11 @@ class Supervisor:
 
     def _judge(self, number: int, found: Cause) -> Decision:
         """Decide what follows, put it on record, tell it."""
-        asked = self._stop.look(at_once=True)
-        end = {"event": "end", "attempt": number, "outcome": found.outcome.value}
-        counted = used([*self._run.read_attempts(), {**end, "next": "restart"}])
-        decision = decide(found.outcome, counted, self._job.restart)
-        if asked and decision.again:
+        asked = self._stop.settle()
+        end = {"event": "end", "attempt": number, "outcome": found.outcome.value, "step": self._step()}
+        records = [*self._run.read_attempts(), {**end, "next": "restart"}]
+        decision = decide(found.outcome, used(records), self._job.restart, fruitless(records))
+        if asked and decision.again and not self._comes_back:
             decision = Decision(False, why=f"asked to by {ASKED.get(asked, asked)}")
         self._run.record_attempt(
             **end,
@@ -232,6 +282,13 @@ class Supervisor:
             self._view.say(f"{told}starting again{pause} ({decision.why})")
         return decision
 
+    def _step(self) -> int:
+        """The newest step on record."""
+        steps = (
+            record["step"] for record in reversed(last_records(self._run.events(0))) if record.get("event") == "step"
+        )
+        return int(next(steps, 0))
+
     def _last_words(self, number: int, rank: int | None) -> str:
         """The end of the log that tells most about a failure."""
         for path in (self._run.log(number, rank or 0), self._run.launcher_log(number)):
@@ -249,17 +306,17 @@ class Supervisor:
             time.sleep(min(TICK, max(0.0, end - time.monotonic())))
         return True
 
-    def _clear_leftovers(self) -> None:
-        """Two generations of ranks must never write to one run directory."""
-        if wait_free(self._run.ranks_lock, 0.0):
-            return
-        processes.kill(processes.of_run(self._run.root))
-        if not wait_free(self._run.ranks_lock, LEFTOVERS):
-            raise OrtflowError(f"ranks of an earlier attempt still run: they hold {self._run.ranks_lock}")
-
     def _pass_on(self, tail: EventTail) -> None:
         for record in tail.read():
             self._view.record(record)
+
+
+def changed(path: Path) -> float:
+    """Unix time of a file's last change; 0 where there is none."""
+    try:
+        return path.stat().st_mtime
+    except OSError:
+        return 0.0
 
 
 def _grew(before: int | None, after: int | None) -> bool:

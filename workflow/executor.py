@@ -7,11 +7,13 @@ takes the others down at once, because they would wait for it for ever.
 from __future__ import annotations
 
 import faulthandler
+import signal
 import traceback
 
 from ortflow.workflow.engine import Engine, Step
 from ortflow.workflow.errors import EXIT_DONE, EXIT_FAILURE, OrtflowError, Preempted
 from ortflow.workflow.events import SCHEMA_VERSION, EventLog
+from ortflow.workflow.fence import Fence
 from ortflow.workflow.ranks import Place
 from ortflow.workflow.rundir import RunDir
 from ortflow.workflow.signals import StopFlag
@@ -25,6 +27,9 @@ from ortflow.workflow.steps.runtime import runtime
 from ortflow.workflow.steps.shard import shard
 from ortflow.workflow.steps.train import train
 
+PATIENCE = 10
+"""Seconds that MPI has to let a rank go."""
+
 STEPS: tuple[Step[Context], ...] = (
     Step("configure", configure),
     Step("runtime", runtime),
@@ -36,7 +41,7 @@ STEPS: tuple[Step[Context], ...] = (
 )
 
 
-def execute(run_dir: RunDir, place: Place, attempt: int, stop: StopFlag) -> int:
+def execute(run_dir: RunDir, place: Place, attempt: int, stop: StopFlag, fence: Fence) -> int:
     """Run the seven steps; returns the exit code."""
     faulthandler.enable()
     events = EventLog(run_dir.events(place.rank), place.rank, attempt)
@@ -44,7 +49,7 @@ def execute(run_dir: RunDir, place: Place, attempt: int, stop: StopFlag) -> int:
     context = None
     try:
         spec = load_run_file(run_dir.run_file)
-        context = Context(run_dir, spec, place, attempt, stop, events)
+        context = Context(run_dir, spec, place, attempt, stop, events, fence)
         context.engine = Engine(STEPS, events)
         context.engine.run(context)
         events.write("finished", step=context.progress.step)
@@ -69,7 +74,12 @@ def finish(context: Context | None, *, together: bool, code: int) -> None:
     """Leave the world: in order with the others, or taking them along."""
     if context is None or context.comm is None:
         return
+    if together:
+        context.comm.barrier()
+    # MPI leaves with Python's lock held, and waits for ever where its process manager has died: the kernel sees to it.
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)
+    signal.alarm(PATIENCE)
     if not together:
         context.comm.abort(code)
-    context.comm.barrier()
     context.comm.close()
+    signal.alarm(0)

@@ -7,17 +7,23 @@ does not wait for imports; then the log, so that whatever fails later is read by
 from __future__ import annotations
 
 import ctypes
+import errno
 import fcntl
 import os
 import signal
 import sys
 from pathlib import Path
 
+from ortflow.workflow.errors import EXIT_USER
+from ortflow.workflow.fence import of_this_rank
 from ortflow.workflow.ranks import Place
 from ortflow.workflow.rundir import RunDir
 from ortflow.workflow.signals import StopFlag
 
 PR_SET_PDEATHSIG = 1
+UNSEEN = "it must lie on storage that every node mounts; set run_dir, or leave the node out"
+KEEP_LOGS = ("local", "slurm")
+"""Launchers whose ranks write their own logs; another's collects what they print."""
 
 
 def main(arguments: list[str]) -> int:
@@ -27,15 +33,24 @@ def main(arguments: list[str]) -> int:
     stop.install()
     place = Place.from_environment()
     attempt = int(os.environ.get("ORTFLOW_ATTEMPT", "0"))
-    if os.environ.get("ORTFLOW_LAUNCHER") == "local":
-        if place.manager != "none":  # a rank without mpirun was bound to its launcher before exec
-            die_with_parent()
+    launcher = os.environ.get("ORTFLOW_LAUNCHER")
+    if not run_dir.run_file.exists():
+        print(f"error: {place.host} does not see the run directory {run_dir.root}: {UNSEEN}", flush=True)
+        return EXIT_USER
+    if launcher == "local" and place.manager != "none":  # a rank without mpirun was bound to its launcher before exec
+        die_with_parent()
+    if launcher in KEEP_LOGS:
         redirect_output(run_dir.log(attempt, place.rank))
+    fence = of_this_rank(run_dir)
+    fence.hold()
+    fence.watch()
+    if place.rank == 0:
+        stop.beat(run_dir.heartbeat)
     lock = hold_ranks_lock(run_dir.ranks_lock)
 
     from ortflow.workflow.executor import execute
 
-    code = execute(run_dir, place, attempt, stop)
+    code = execute(run_dir, place, attempt, stop, fence)
     sys.stdout.flush()
     sys.stderr.flush()
     os.close(lock)
@@ -62,7 +77,12 @@ def redirect_output(path: Path) -> None:
 def hold_ranks_lock(path: Path) -> int:
     """Hold a shared lock while this rank lives: a launcher waits for all of them before it starts others."""
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-    fcntl.flock(descriptor, fcntl.LOCK_SH)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH)
+    except OSError as error:
+        # Some parallel file systems are mounted without locks; there the fence has to serve alone.
+        if error.errno not in (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP):
+            raise
     return descriptor
 
 

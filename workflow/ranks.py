@@ -7,6 +7,7 @@ checked against MPI's own in step `runtime`: a wrong process manager gives silen
 from __future__ import annotations
 
 import os
+import re
 import socket
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -46,14 +47,24 @@ class Place:
                 return cls(
                     rank=int(environment[rank]),
                     world_size=int(environment[world]),
-                    local_rank=int(environment.get(local_rank, "0")),
-                    local_size=_first_count(environment.get(local_size, "1")),
+                    # srun speaks PMI with MPICH and tells the place on the node in variables of its own.
+                    local_rank=int(environment.get(local_rank) or environment.get("SLURM_LOCALID") or "0"),
+                    local_size=_local_size(environment, local_size),
                     manager=manager,
                     host=socket.gethostname(),
                 )
         return cls(0, 1, 0, 1, "none", socket.gethostname())
 
 
-def _first_count(text: str) -> int:
-    """Slurm writes `2(x3)` or `2,1` for the tasks of each node."""
-    return int(text.split("(")[0].split(",")[0])
+def _local_size(environment: Mapping[str, str], name: str) -> int:
+    if name in environment and not name.startswith("SLURM_"):
+        return int(environment[name])
+    counts = _counts(environment.get("SLURM_STEP_TASKS_PER_NODE", "1"))
+    node = int(environment.get("SLURM_NODEID", "0"))
+    return counts[node] if node < len(counts) else counts[0]
+
+
+def _counts(text: str) -> list[int]:
+    """Tasks of each node of a step, which Slurm writes as `2(x3),1`."""
+    found = re.findall(r"(\d+)(?:\(x(\d+)\))?", text)
+    return [int(count) for count, times in found for _ in range(int(times or 1))] or [1]

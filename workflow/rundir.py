@@ -47,13 +47,23 @@ class RunDir:
 
     @property
     def ranks_lock(self) -> Path:
-        """Shared by every living rank of this machine."""
+        """Held, shared, by every living rank."""
         return self.root / ".ranks.lock"
 
     @property
     def stop_request(self) -> Path:
         """Exists while somebody has asked the run to save and leave."""
         return self.root / ".stop"
+
+    @property
+    def owner(self) -> Path:
+        """Token of the generation of ranks that may write here."""
+        return self.root / ".owner"
+
+    @property
+    def heartbeat(self) -> Path:
+        """Touched by rank 0 wherever it passes a point that all ranks must reach."""
+        return self.root / ".heartbeat"
 
     def events(self, rank: int) -> Path:
         """JSON-lines events of a rank."""

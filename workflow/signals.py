@@ -3,10 +3,14 @@
 Set by SIGTERM, SIGUSR2 or SIGINT, or by a file in the run directory where no signal reaches. The handler only sets
 the flag: saving, agreeing with other ranks and leaving are the executor's business. Installed before anything heavy
 is imported, because a preemption does not wait for imports.
+
+The places that look are those that every rank passes again and again, so a look is also the sign of life (`beat`)
+by which a launcher tells a run that hangs.
 """
 
 from __future__ import annotations
 
+import contextlib
 import signal
 import time
 from pathlib import Path
@@ -15,6 +19,8 @@ from types import FrameType
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGUSR2, signal.SIGINT)
 FILE_PERIOD = 0.25
 """Seconds between two looks at the file: a look is a system call, on a network file system a slow one."""
+BEAT_PERIOD = 5.0
+"""Seconds between two signs of life."""
 
 
 class StopFlag:
@@ -24,6 +30,8 @@ class StopFlag:
         self._reason: str | None = None
         self._file = file
         self._next_look = 0.0
+        self._heartbeat: Path | None = None
+        self._next_beat = 0.0
 
     def install(self) -> None:
         """Take over the stop signals; only in the main thread."""
@@ -37,9 +45,17 @@ class StopFlag:
         """Set the flag; the first reason stays."""
         self._reason = self._reason or reason
 
+    def beat(self, file: Path) -> None:
+        """From now on touch the file at each look, at most every BEAT_PERIOD."""
+        self._heartbeat = file
+
     @property
     def reason(self) -> str | None:
         """Why this rank shall leave; None if it shall not."""
+        if self._heartbeat is not None and time.monotonic() >= self._next_beat:
+            self._next_beat = time.monotonic() + BEAT_PERIOD
+            with contextlib.suppress(OSError):
+                self._heartbeat.touch()
         if self._reason is None and self._file is not None:
             now = time.monotonic()
             if now >= self._next_look:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from ortflow.launchers.budget import decide, pause
-from ortflow.launchers.records import Outcome, State, Used, next_attempt, open_attempt, state, used
+from ortflow.launchers.records import Outcome, State, Used, fruitless, next_attempt, open_attempt, state, used
 from ortflow.workflow.spec.run import Backoff, Restart
 
 SUBMIT = {"event": "submit", "launcher": "local", "new_budget": False}
@@ -90,3 +90,15 @@ def test_attempt_numbers_never_repeat() -> None:
 )
 def test_states(records, alive, expected) -> None:
     assert state(records, alive) is expected
+
+
+def test_attempts_without_a_step_end_a_run_that_is_preempted_for_ever() -> None:
+    ends = [{"event": "end", "outcome": "preempted", "next": "restart", "step": step} for step in (4, 9, 9, 9, 9, 9, 9)]
+    assert fruitless(ends[:2]) == 0
+    assert fruitless(ends[:3]) == 1
+    assert decide(Outcome.PREEMPTED, Used(), Restart(), fruitless(ends[:6])).again
+    spent = decide(Outcome.PREEMPTED, Used(), Restart(), fruitless(ends))
+    assert not spent.again
+    assert "5 attempts in a row" in spent.why
+    renewed = [*ends, {"event": "submit", "new_budget": True}, ends[-1]]
+    assert fruitless(renewed) == 0

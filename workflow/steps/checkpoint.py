@@ -177,6 +177,7 @@ class Saver:
 
     def _make(self, save: Save, records: list[FileRecord], stall: float) -> None:
         context = self._context
+        context.fence.hold()
         try:
             manifest = commit(
                 self._store, save.step, context.attempt, records,

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from ortflow.workflow.comm import Communicator
 from ortflow.workflow.errors import OrtflowError, Preempted
 from ortflow.workflow.events import EventLog
+from ortflow.workflow.fence import Fence, Open
 from ortflow.workflow.plan import Plan
 from ortflow.workflow.progress import Progress
 from ortflow.workflow.ranks import Place
@@ -34,6 +35,7 @@ class Context:
     attempt: int
     stop: StopFlag
     events: EventLog
+    fence: Fence = field(default_factory=Open)
     engine: Engine[Context] = field(init=False)
     trouble: OrtflowError | None = None
     """configure: what went wrong on rank 0, told to all ranks as soon as they can hear."""

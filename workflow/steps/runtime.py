@@ -62,7 +62,8 @@ def connect(place: Place, spec: RunSpec) -> Communicator:
             f"{spec.world_size} ranks were asked for, {place.manager} placed {place.world_size}, and MPI "
             f"({comm.library()}) connected {comm.world_size}",
             where="resources",
-            fix="start the ranks with the mpirun of that MPI, or choose another with backends.local.mpi",
+            fix="start the ranks with what that MPI speaks with: set "
+            f"backends.{os.environ.get('ORTFLOW_LAUNCHER', 'local')}.mpi",
         )
     return comm
 

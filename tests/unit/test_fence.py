@@ -1,0 +1,68 @@
+"""Two generations of ranks on one run directory: the older one leaves on the spot, and writes nothing more."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from ortflow.workflow.fence import DELAY, EXIT_FENCED, VARIABLE, claim, of_this_rank
+from ortflow.workflow.rundir import RunDir
+
+STUCK = """
+import sys, time
+from pathlib import Path
+from ortflow.workflow.fence import of_this_rank
+from ortflow.workflow.rundir import RunDir
+fence = of_this_rank(RunDir(Path(sys.argv[1])))
+fence.watch()
+print("watching", flush=True)
+time.sleep(3600)  # a rank that never comes back to a place where it could look
+"""
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunDir:
+    return RunDir(tmp_path)
+
+
+def test_a_claim_fences_off_the_one_before(run: RunDir) -> None:
+    first = claim(run, job="7", restarts=0)
+    assert not first.lost
+    second = claim(run, job="7", restarts=1)
+    assert first.lost
+    assert not second.lost
+
+
+def test_a_file_that_cannot_be_read_says_nothing(run: RunDir) -> None:
+    fence = claim(run)
+    run.owner.write_text("{")
+    assert not fence.lost
+    run.owner.unlink()
+    assert not fence.lost
+
+
+def test_a_rank_that_hangs_leaves_within_the_delay(run: RunDir) -> None:
+    token = claim(run).token
+    command = [sys.executable, "-c", STUCK, str(run.root)]
+    with subprocess.Popen(command, env={**os.environ, VARIABLE: token}, stdout=subprocess.PIPE, text=True) as child:
+        assert child.stdout is not None
+        assert child.stdout.readline() == "watching\n"
+        claim(run)
+        started = time.monotonic()
+        words, _ = child.communicate(timeout=20)
+    assert child.returncode == EXIT_FENCED
+    assert time.monotonic() - started < DELAY
+    assert "a newer attempt owns the run directory" in words
+
+
+def test_a_rank_without_a_token_has_no_fence(run: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(VARIABLE, raising=False)
+    claim(run)
+    fence = of_this_rank(run)
+    fence.hold()
+    assert not fence.lost

@@ -1,0 +1,98 @@
+"""Whose the run directory is, where two generations of ranks can be alive at once.
+
+A scheduler that has lost sight of a node starts the run elsewhere while the old ranks may run on. Whoever starts ranks
+therefore first writes a fresh token into the directory (`claim`) and hands it to them; each rank looks at it from a
+thread of its own, and one that finds another there leaves on the spot, wherever it hangs, without another write.
+Locks do not serve for this: on network file systems a node that is cut off may hold one for ever.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+import uuid
+from collections.abc import Callable
+from pathlib import Path
+
+from ortflow.workflow.rundir import RunDir, write_atomically
+
+VARIABLE = "ORTFLOW_OWNER"
+"""Environment variable with the token of the ranks' generation."""
+PERIOD = 0.5
+"""Seconds between two looks."""
+DELAY = 4 * PERIOD
+"""Seconds after a claim in which ranks of the generation before have surely looked."""
+EXIT_FENCED = 76
+"""Told to nobody that acts on it: a fenced generation has no say any more."""
+
+
+class Fence:
+    """The token of a generation, and whether the directory still carries it."""
+
+    def __init__(self, path: Path, token: str) -> None:
+        self._path, self.token = path, token
+
+    @property
+    def lost(self) -> bool:
+        """Whether the directory belongs to another generation; a file that cannot be read says nothing."""
+        try:
+            text = self._path.read_text()
+        except OSError:
+            return False
+        try:
+            owner = json.loads(text)
+        except ValueError:
+            return False
+        return isinstance(owner, dict) and owner.get("token") not in (None, self.token)
+
+    def hold(self) -> None:
+        """Leave on the spot if the directory is another's: the last look before something becomes visible."""
+        if self.lost:
+            leave()
+
+    def watch(self, react: Callable[[], None] | None = None) -> None:
+        """Look every PERIOD from a thread of its own; `react` to a loss, by default by leaving on the spot."""
+        thread = threading.Thread(target=self._look_on, args=(react or leave,), name="fence", daemon=True)
+        thread.start()
+
+    def _look_on(self, react: Callable[[], None]) -> None:
+        pause = threading.Event()
+        while not pause.wait(PERIOD):
+            if self.lost:
+                react()
+                return
+
+
+class Open(Fence):
+    """The fence of a run that only one generation can have: nothing to look at."""
+
+    def __init__(self) -> None:
+        super().__init__(Path(os.devnull), "")
+
+    @property
+    def lost(self) -> bool:
+        """Never."""
+        return False
+
+    def watch(self, react: Callable[[], None] | None = None) -> None:
+        """Nothing to watch."""
+
+
+def claim(run: RunDir, **about: str | int) -> Fence:
+    """Make the directory ours; `about` tells people who that is."""
+    token = uuid.uuid4().hex
+    write_atomically(run.owner, json.dumps({"token": token, **about}).encode())
+    return Fence(run.owner, token)
+
+
+def of_this_rank(run: RunDir) -> Fence:
+    """The fence that this rank was started behind."""
+    token = os.environ.get(VARIABLE)
+    return Fence(run.owner, token) if token else Open()
+
+
+def leave() -> None:
+    """End this process without another write to the run directory's records."""
+    print("a newer attempt owns the run directory: this one leaves at once", flush=True)
+    os._exit(EXIT_FENCED)
