@@ -65,7 +65,15 @@ resources:
 restart: {failures: 0, preemptions: 9, backoff: {first: 0, limit: 5}}
 backends:
   local: {mpi: openmpi, arguments: [--bind-to, none]}
-  slurm: {partition: gpu, nested: [1, 2.5, true, {a: null}]}
+  slurm:
+    {partition: "gpu,big", account: lab, qos: high, constraint: a100&ib, reservation: maint, exclusive: true,
+     nodelist: "node[1-2]", exclude: node3, dependency: "afterok:12", begin: now+1hour, nice: 5, job_name: mine,
+     mail: {types: [END, TIME_LIMIT_90], user: me@example.org}, gpus_as: gres, gres: "nvme:1", memory_per: cpu,
+     requeue: false, signal_seconds: 60, mpi: pmix, srun_arguments: [--cpu-bind=cores], directives: ["--switches=1"],
+     omit: [time], prologue: ["module load gcc", "export A=1"], epilogue: [date],
+     container: {kind: pyxis, image: a.sqsh, mounts: ["/data:/d:ro"], arguments: [--container-remap-root]},
+     python: /opt/python}
+  kubernetes: {queue: gpu, nested: [1, 2.5, true, {a: null}]}
 """
 
 

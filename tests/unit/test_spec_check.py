@@ -138,6 +138,10 @@ def test_a_run_that_agrees_with_itself() -> None:
             ["monitor.tensorboard_directory: is logs/tb, which the run directory needs itself"],
         ),
         (
+            {"backends": {"slurm": {"mpi": "none"}}, "resources": {"ranks_per_node": 2}},
+            ["backends.slurm.mpi: is none, which starts 2 runs of one rank each"],
+        ),
+        (
             {"export": {"path": "./checkpoints/"}},
             ["export.path: is ./checkpoints/, and so is checkpoint.directory"],
         ),

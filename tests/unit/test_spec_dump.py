@@ -62,7 +62,7 @@ specs = st.builds(
             "pad_value": parts["pad"],
         },
         train={"steps": 9, "optimizer": {"name": "lamb", "lr": parts["lr"], "no_decay": parts["no_decay"]}},
-        backends={"slurm": parts["extra"]},
+        backends={"kubernetes": parts["extra"], "slurm": parts["slurm"]},
     ),
     seed=st.integers(0, 2**63 - 1),
     path=text,
@@ -72,6 +72,16 @@ specs = st.builds(
     lr=finite,
     pad=st.dictionaries(text, st.integers(-(2**63), 2**63 - 1) | st.floats(allow_nan=False, allow_infinity=False)),
     extra=st.dictionaries(text, anything, max_size=3),
+    slurm=st.fixed_dictionaries(
+        {"prologue": names.map(lambda lines: [line for line in lines if line.isprintable() and line[0] != "#"])},
+        optional={
+            "nodelist": st.sampled_from(["node[1-4,7]", "1e3", "0x1F"]),
+            "begin": st.sampled_from(["12:30:00", "0130", "now+60"]),
+            "container": st.fixed_dictionaries(
+                {"image": text.filter(lambda name: name.isprintable() and name[0] != "-")}
+            ),
+        },
+    ),
 )
 
 
@@ -105,7 +115,7 @@ def test_every_key_in_the_order_of_the_model(tmp_path: Path) -> None:
 
 def test_no_aliases() -> None:
     shared: dict[str, Any] = {"a": [1, 2]}
-    told = dump_run_file(spec_of(backends={"slurm": {"x": shared, "y": shared, "z": shared["a"]}}))
+    told = dump_run_file(spec_of(backends={"kubernetes": {"x": shared, "y": shared, "z": shared["a"]}}))
     assert "&" not in told
     assert "*" not in told
 

@@ -14,6 +14,7 @@ from ortflow.workflow.errors import UserError
 from ortflow.workflow.spec.model import CrossEntropy
 from ortflow.workflow.spec.problem import Problem
 from ortflow.workflow.spec.run import RunSpec
+from ortflow.workflow.spec.slurm_check import check_slurm
 from ortflow.workflow.spec.train import Sgd
 from ortflow.workflow.spec.units import parse_memory, parse_time
 
@@ -172,4 +173,5 @@ CHECKS: tuple[Callable[[RunSpec], Iterator[Problem]], ...] = (
     _resources,
     _backoff,
     _places,
+    check_slurm,
 )

@@ -116,6 +116,7 @@ STAND_INS: dict[KeyPath, Any] = {
     ("train",): {"steps": 1, "optimizer": _OPTIMIZER},
     ("train", "optimizer"): _OPTIMIZER,
     ("train", "optimizer", "lr"): 1.0,
+    ("backends", "slurm", "container", "image"): "-",
 }
 """Values in place of required ones that are missing or wrong. What hangs on them is not reported."""
 

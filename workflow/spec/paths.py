@@ -24,6 +24,9 @@ INPUTS: tuple[tuple[str, ...], ...] = (
 )
 """What a run reads: relative to the run file's folder."""
 
+IMAGE = ("backends", "slurm", "container", "image")
+"""Relative to the run file's folder too, where it is a file and not the name of an image."""
+
 OUTPUTS: tuple[tuple[str, ...], ...] = (
     ("checkpoint", "directory"),
     ("monitor", "tensorboard_directory"),
@@ -48,7 +51,15 @@ def resolve_paths(spec: RunSpec, run_file: Path, cwd: Path | None = None) -> Run
         holder = _holder(values, keys)
         if holder is not None and holder[keys[-1]] is not None:
             holder[keys[-1]] = _absolute(holder[keys[-1]], base)
+    holder = _holder(values, IMAGE)
+    if holder is not None and is_image_file(holder["image"]):
+        holder["image"] = _absolute(holder["image"], home)
     return RunSpec.model_validate(values)
+
+
+def is_image_file(image: str) -> bool:
+    """Whether a container's image is a file; else it is a name in a registry, or of a container made before."""
+    return image.startswith(("/", "./", "../", "~/")) or ("://" not in image and image.endswith((".sif", ".sqsh")))
 
 
 def check_files(spec: RunSpec) -> list[Problem]:

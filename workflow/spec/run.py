@@ -9,6 +9,7 @@ from pydantic import Field
 from ortflow.workflow.spec.base import Count, NonNegativeFloat, Positive, PositiveFloat, Section, Text
 from ortflow.workflow.spec.data import DataSection
 from ortflow.workflow.spec.model import ModelSection
+from ortflow.workflow.spec.slurm import SlurmBackend
 from ortflow.workflow.spec.train import TrainSection
 
 
@@ -108,6 +109,8 @@ class Restart(Section):
     """Failures after which the run is given up."""
     preemptions: Count | None = None
     """Preemptions after which the run is given up; no limit if not given."""
+    hung_seconds: PositiveFloat | None = 1800.0
+    """Seconds without a sign of life from rank 0 after which an attempt counts as hung, a failure; null for never."""
     backoff: Backoff = Backoff()
     """Pause before a restart."""
 
@@ -126,8 +129,8 @@ class Backends(Section):
 
     local: LocalBackend = LocalBackend()
     """This machine."""
-    slurm: dict[Text, Any] = Field(default_factory=dict)
-    """Slurm; kept for its launcher."""
+    slurm: SlurmBackend = SlurmBackend()
+    """A Slurm cluster."""
     kubernetes: dict[Text, Any] = Field(default_factory=dict)
     """Kubernetes; kept for its launcher."""
 

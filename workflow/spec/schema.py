@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from ortflow.workflow.spec.run import RunSpec
-from ortflow.workflow.spec.shorthand import COMMANDS, SECTIONS
+from ortflow.workflow.spec.shorthand import COMMANDS, LINES, SECTIONS
 
 
 def run_file_schema() -> dict[str, Any]:
@@ -16,7 +16,7 @@ def run_file_schema() -> dict[str, Any]:
     schema = RunSpec.model_json_schema()
     for path, key in SECTIONS.items():
         _also(schema, path, _short_form(schema, _property(schema, path), key))
-    for path in COMMANDS:
+    for path in COMMANDS + LINES:
         _also(schema, path, {"type": "string"})
     _also(schema, ("resources", "time_limit"), {"type": "integer", "exclusiveMinimum": 0})
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema, "title": "ortflow run file"}

@@ -17,11 +17,20 @@ SECTIONS: dict[tuple[str, ...], str] = {
     ("data", "eval"): "path",
     ("train", "optimizer"): "name",
     ("train", "schedule"): "name",
+    ("backends", "slurm", "container"): "image",
 }
 """Section -> the key that a bare text stands for."""
 
-COMMANDS: tuple[tuple[str, ...], ...] = (("prepare",), ("backends", "local", "arguments"))
+COMMANDS: tuple[tuple[str, ...], ...] = (
+    ("prepare",),
+    ("backends", "local", "arguments"),
+    ("backends", "slurm", "srun_arguments"),
+    ("backends", "slurm", "directives"),
+)
 """Lists of words that may be given as one line, split as a shell splits it."""
+
+LINES: tuple[tuple[str, ...], ...] = (("backends", "slurm", "prologue"), ("backends", "slurm", "epilogue"))
+"""Lists of lines that may be given as one text of several lines."""
 
 NUMBERS: tuple[tuple[str, ...], ...] = (("resources", "time_limit"), ("resources", "memory"))
 """Texts that may be written as a bare number: minutes, or what is refused for want of a unit."""
@@ -42,6 +51,10 @@ def expand(document: Document) -> None:
             except ValueError:
                 problem = Problem(path, "has a quotation mark that is never closed", "close it")
                 document.problems.append(problem)
+    for path in LINES:
+        holder = _holder(document.values, path)
+        if holder is not None and isinstance(holder[path[-1]], str):
+            holder[path[-1]] = [line for line in holder[path[-1]].split("\n") if line.strip()]
     for path in NUMBERS:
         holder = _holder(document.values, path)
         if holder is not None and type(holder[path[-1]]) is int:

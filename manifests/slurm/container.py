@@ -1,0 +1,96 @@
+"""A rank inside an image. The keeper, srun and mpirun stay outside, where Slurm and its MPI are."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import PurePosixPath
+from typing import TYPE_CHECKING
+
+from ortflow.manifests.slurm.placement import Placement
+from ortflow.workflow.errors import UserError
+from ortflow.workflow.spec.problem import printable
+from ortflow.workflow.spec.slurm_syntax import MOUNT
+
+if TYPE_CHECKING:
+    from ortflow.workflow.spec.run import RunSpec
+    from ortflow.workflow.spec.slurm import Container
+
+_PASS_ON = (
+    "exec enroot start"
+    ' $(compgen -e | sed -nE "s/^((ORTFLOW|SLURM|PMI|PMIX|OMPI|PRTE|MPIR|FI|UCX|NCCL|CUDA)_.*)/--env=\\1/p")'
+    ' "$@"'
+)
+"""Enroot gives a container no variable that is not named; without them a rank does not know its place."""
+
+
+def inside(spec: RunSpec) -> Container | None:
+    """The container that ranks run in."""
+    container = spec.backends.slurm.container
+    return container if container is not None and container.kind != "none" else None
+
+
+def srun_words(spec: RunSpec, placement: Placement) -> list[str]:
+    """What srun itself is told: with Pyxis, the image and the mounts."""
+    container = inside(spec)
+    if container is None or container.kind != "pyxis":
+        return []
+    mounts = ",".join(":".join(mount).removesuffix(":") for mount in _mounts(spec, placement, container))
+    return [f"--container-image={container.image}", f"--container-mounts={mounts}", *container.arguments]
+
+
+def rank_prefix(spec: RunSpec, placement: Placement) -> list[str]:
+    """What stands before a rank's own command."""
+    container = inside(spec)
+    if container is None or container.kind == "pyxis":
+        return []
+    mounts = [*_mounts(spec, placement, container)]
+    gpus = spec.resources.gpus_per_rank > 0
+    if container.kind == "enroot":
+        flags = [
+            f"--mount={source}:{target}:none:x-create=auto,rbind{',ro' if mode == 'ro' else ''}"
+            for source, target, mode in mounts
+        ]
+        return ["bash", "-c", _PASS_ON, "enroot", *flags, *container.arguments, container.image]
+    flags = [f"--bind={':'.join(mount).removesuffix(':')}" for mount in mounts]
+    return [container.kind, "exec", *(["--nv"] if gpus else []), *flags, *container.arguments, container.image]
+
+
+def settings(spec: RunSpec) -> dict[str, str]:
+    """Variables by which Enroot's hook shows the GPUs to a container whose image does not ask for them."""
+    container = inside(spec)
+    if container is None or container.kind not in ("enroot", "pyxis") or spec.resources.gpus_per_rank == 0:
+        return {}
+    return {"NVIDIA_VISIBLE_DEVICES": "all", "NVIDIA_DRIVER_CAPABILITIES": "compute,utility"}
+
+
+def _mounts(spec: RunSpec, placement: Placement, container: Container) -> Iterator[tuple[str, str, str]]:
+    """(outside, inside, mode): the run directory and what the run reads under their own names, then the user's."""
+    given = [MOUNT.fullmatch(mount) for mount in container.mounts]
+    users = [(match[1], match[2] or match[1], match[3] or "") for match in given if match]
+    seen = {PurePosixPath(source) for source, target, _ in users if source == target}
+    for path in _needed(spec, placement):
+        if not any(path.is_relative_to(folder) for folder in seen):
+            seen.add(path)
+            yield _plain(str(path)), str(path), ""
+    yield from users
+
+
+def _needed(spec: RunSpec, placement: Placement) -> Iterator[PurePosixPath]:
+    yield PurePosixPath(placement.run_dir)
+    graphs = spec.model.graphs
+    models = [spec.model.path, graphs.train, graphs.eval, graphs.optimizer]
+    # A model's weights may lie beside it.
+    folders = [PurePosixPath(model).parent for model in models if model is not None]
+    sets = [PurePosixPath(data.path) for data in (spec.data.train, spec.data.eval) if data is not None]
+    yield from (path for path in (*folders, *sets) if path.is_absolute())
+
+
+def _plain(path: str) -> str:
+    if re.search(r"[\s,:]", path):
+        raise UserError(
+            f"{printable(path)} cannot be mounted into a container: it holds a blank, a comma or a colon",
+            where="backends.slurm.container",
+            fix="move or rename it",
+        )
+    return path

@@ -1,0 +1,149 @@
+"""The #SBATCH lines of a job: only what is set, always in the same order."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from ortflow.manifests.slurm.placement import Placement
+from ortflow.manifests.slurm.quoting import directive
+from ortflow.workflow.errors import UserError
+from ortflow.workflow.spec.problem import printable
+from ortflow.workflow.spec.slurm_syntax import carries_control, gpus_in
+from ortflow.workflow.spec.units import parse_memory, parse_time
+
+if TYPE_CHECKING:
+    from ortflow.workflow.spec.run import RunSpec
+
+SIGNAL = "USR2"
+"""What the ranks get ahead of the time limit: they save, and the keeper has the job put back into the queue."""
+
+_MIB = 1024**2
+
+
+def directives(spec: RunSpec, placement: Placement) -> list[str]:
+    """The lines; raises UserError where a value cannot stand in one."""
+    omitted = spec.backends.slurm.omit
+    asked = _asked(spec, placement)
+    lines = [directive(name, value) for name, value in asked if name.removeprefix("no-") not in omitted]
+    for text in spec.backends.slurm.directives:
+        name, equals, value = text.removeprefix("--").partition("=")
+        lines.append(directive(name, value if equals else None))
+    return lines
+
+
+def _asked(spec: RunSpec, placement: Placement) -> Iterator[tuple[str, str | None]]:
+    yield from _who(spec, placement)
+    yield from _what(spec)
+    yield from _where(spec)
+    yield from _when(spec, placement)
+    yield from _how(spec, placement)
+
+
+def _who(spec: RunSpec, placement: Placement) -> Iterator[tuple[str, str | None]]:
+    slurm = spec.backends.slurm
+    yield "job-name", slurm.job_name or spec.name
+    yield "comment", f"ortflow {placement.submission}"
+    for name in ("partition", "account", "qos", "reservation"):
+        value: str | None = getattr(slurm, name)
+        if value is not None:
+            yield name, value
+
+
+def _what(spec: RunSpec) -> Iterator[tuple[str, str | None]]:
+    resources = spec.resources
+    yield "nodes", str(resources.nodes)
+    yield "ntasks-per-node", str(resources.ranks_per_node)
+    if resources.cpus_per_rank is not None:
+        yield "cpus-per-task", str(resources.cpus_per_rank)
+    yield from _gpus(spec)
+    if resources.memory is not None:
+        mebibytes = -(-parse_memory(resources.memory) // _MIB)
+        if spec.backends.slurm.memory_per == "node":
+            yield "mem", _mebibytes(mebibytes)
+        else:
+            cores = resources.ranks_per_node * (resources.cpus_per_rank or 1)
+            yield "mem-per-cpu", _mebibytes(-(-mebibytes // cores))
+
+
+def _gpus(spec: RunSpec) -> Iterator[tuple[str, str | None]]:
+    slurm, each = spec.backends.slurm, spec.resources.gpus_per_rank
+    of_node = each * spec.resources.ranks_per_node
+    gres = [slurm.gres] if slurm.gres is not None else []
+    if each and slurm.gpus_as == "gpus-per-task":
+        yield "gpus-per-task", str(each)
+    elif each and slurm.gpus_as == "gpus-per-node":
+        yield "gpus-per-node", str(of_node)
+    elif each and gpus_in(slurm.gres) is None:
+        gres.insert(0, f"gpu:{of_node}")
+    if gres:
+        yield "gres", ",".join(gres)
+
+
+def _where(spec: RunSpec) -> Iterator[tuple[str, str | None]]:
+    slurm = spec.backends.slurm
+    if slurm.constraint is not None:
+        yield "constraint", slurm.constraint
+    if slurm.exclusive:
+        yield "exclusive", None
+    if slurm.nodelist is not None:
+        yield "nodelist", slurm.nodelist
+    if slurm.exclude is not None:
+        yield "exclude", slurm.exclude
+
+
+def _when(spec: RunSpec, placement: Placement) -> Iterator[tuple[str, str | None]]:
+    slurm = spec.backends.slurm
+    if spec.resources.time_limit is not None:
+        yield "time", _time(parse_time(spec.resources.time_limit))
+    if slurm.begin is not None:
+        yield "begin", slurm.begin
+    if slurm.nice is not None:
+        yield "nice", str(slurm.nice)
+    dependency = placement.dependency or slurm.dependency
+    if dependency is not None:
+        yield "dependency", dependency
+    # Without it a job that waits for one that failed waits for ever.
+    yield "kill-on-invalid-dep", "yes"
+
+
+def _how(spec: RunSpec, placement: Placement) -> Iterator[tuple[str, str | None]]:
+    slurm = spec.backends.slurm
+    if not slurm.requeue:
+        yield "no-requeue", None
+    else:
+        yield "requeue", "expedite" if placement.expedite else None
+    # Without `B:`, which would keep it from the ranks.
+    limit = spec.resources.time_limit
+    ahead = min(slurm.signal_seconds, parse_time(limit) // 2) if limit is not None else slurm.signal_seconds
+    yield "signal", f"{SIGNAL}@{max(1, ahead)}"
+    yield "open-mode", "append"
+    yield "output", _pattern(str(placement.run_dir / "logs")) + "/slurm-%j.log"
+    if slurm.mail.types:
+        yield "mail-type", ",".join(slurm.mail.types)
+    if slurm.mail.user is not None:
+        yield "mail-user", slurm.mail.user
+
+
+def _pattern(path: str) -> str:
+    """A path in --output, where `%` stands for something, and with a backslash nothing does any more."""
+    if "\\" in path or carries_control(path):
+        raise UserError(
+            f"{printable(path)} holds a backslash or a line break, which Slurm does not take in the path of a log",
+            where="run_dir",
+            fix="choose another run_dir",
+        )
+    return path.replace("%", "%%")
+
+
+def _time(seconds: int) -> str:
+    """Slurm's [days-]hours:minutes:seconds."""
+    minutes, second = divmod(seconds, 60)
+    hours, minute = divmod(minutes, 60)
+    days, hour = divmod(hours, 24)
+    return (f"{days}-" if days else "") + f"{hour:02d}:{minute:02d}:{second:02d}"
+
+
+def _mebibytes(amount: int) -> str:
+    """Slurm's units are binary: its G is 2^30."""
+    return f"{amount // 1024}G" if amount % 1024 == 0 else f"{amount}M"

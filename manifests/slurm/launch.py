@@ -1,0 +1,96 @@
+"""What starts the ranks inside a job: the words that the keeper runs as an attempt, and their variables."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ortflow.manifests.local import RANK_MODULE
+from ortflow.manifests.slurm import container
+from ortflow.manifests.slurm.placement import Placement
+from ortflow.workflow.errors import UserError
+
+if TYPE_CHECKING:
+    from ortflow.workflow.spec.run import RunSpec
+
+
+def launch(spec: RunSpec, placement: Placement) -> list[str]:
+    """The words behind the keeper's `--`."""
+    return [*starter(spec, placement), *rank(spec, placement)]
+
+
+def starter(spec: RunSpec, placement: Placement) -> list[str]:
+    """srun or mpirun, without the rank's command behind it."""
+    if placement.start == "mpirun":
+        return _mpirun(spec, placement)
+    if placement.start == "none" and spec.world_size > 1:
+        raise ValueError(f"{spec.world_size} ranks need an MPI to start them")
+    return _srun(spec, placement)
+
+
+def rank(spec: RunSpec, placement: Placement) -> list[str]:
+    """A rank, in its container if it has one."""
+    python = placement.rank_python
+    if container.inside(spec) is not None:
+        # Paths of interpreters out here mean nothing in there.
+        python = spec.resources.python or "python"
+    return [*container.rank_prefix(spec, placement), python, "-m", RANK_MODULE, str(placement.run_dir)]
+
+
+def settings(spec: RunSpec, placement: Placement) -> dict[str, str]:
+    """The variables that ortflow sets for srun, mpirun and the ranks, beside the number of the attempt."""
+    own = {"ORTFLOW_RUN_DIR": str(placement.run_dir), "ORTFLOW_LAUNCHER": "slurm", "PYTHONUNBUFFERED": "1"}
+    if spec.world_size > 1 and (placement.kind == "openmpi" or placement.start == "pmix"):
+        own.update(_OPENMPI)
+    if placement.start == "mpirun":
+        # Under sbatch --export=NONE the srun inside mpirun would start its daemons without PATH. Wins over Slurm's own.
+        own["SLURM_EXPORT_ENV"] = "ALL"
+    return own | container.settings(spec)
+
+
+def _srun(spec: RunSpec, placement: Placement) -> list[str]:
+    resources, slurm = spec.resources, spec.backends.slurm
+    words = [
+        "srun",
+        f"--mpi={placement.start}",
+        f"--nodes={resources.nodes}",
+        f"--ntasks={spec.world_size}",
+        # The count alone may place 3 ranks on one of two nodes and 1 on the other.
+        f"--ntasks-per-node={resources.ranks_per_node}",
+    ]
+    # Since Slurm 22.05 a step no longer takes over what the job asked for a task.
+    if resources.cpus_per_rank is not None:
+        words.append(f"--cpus-per-task={resources.cpus_per_rank}")
+    if resources.gpus_per_rank and slurm.gpus_as == "gpus-per-task":
+        words.append(f"--gpus-per-task={resources.gpus_per_rank}")
+    # A rank that fails takes the others along. One that is done does not, whatever the site's WaitTime says: another
+    # may still export. Under sbatch --export=NONE ranks would otherwise see nothing of what the keeper sets.
+    words += ["--kill-on-bad-exit=1", "--wait=0", "--unbuffered", "--export=ALL"]
+    return [*words, *slurm.srun_arguments, *container.srun_words(spec, placement)]
+
+
+def _mpirun(spec: RunSpec, placement: Placement) -> list[str]:
+    if placement.mpirun is None or placement.kind is None:
+        raise ValueError("mpirun needs its path and its kind")
+    box = container.inside(spec)
+    if box is not None and box.kind == "pyxis":
+        raise UserError(
+            "is pyxis, which srun starts, and this MPI is started with mpirun",
+            where="backends.slurm.container.kind",
+            fix="set backends.slurm.mpi to the one that the image's MPI knows: pmix (Open MPI) or pmi2 (MPICH)",
+        )
+    count, on_each = str(spec.world_size), str(spec.resources.ranks_per_node)
+    if placement.kind == "mpich":
+        return [placement.mpirun, "-print-all-exitcodes", "-n", count, "-ppn", on_each]
+    # Each rank pins its own threads.
+    return [placement.mpirun, "--map-by", f"ppr:{on_each}:node", "--bind-to", "none", "-n", count]
+
+
+_OPENMPI = {
+    # Ranks that wait leave the core to those that work, where a site gives fewer cores than ranks.
+    "OMPI_MCA_mpi_yield_when_idle": "1",
+    # Open MPI 4 reads the first pair, 5 the second.
+    "OMPI_ALLOW_RUN_AS_ROOT": "1",
+    "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+    "PRTE_ALLOW_RUN_AS_ROOT": "1",
+    "PRTE_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+}

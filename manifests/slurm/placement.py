@@ -1,0 +1,35 @@
+"""What the launcher has found out about a cluster: everything that a script needs beside the run file."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from ortflow.manifests.local import MpiKind
+
+Start = Literal["pmi2", "pmix", "none", "mpirun"]
+
+
+@dataclass(frozen=True)
+class Placement:
+    """Where a run lies and how its ranks are started."""
+
+    run_dir: Path
+    """Absolute, on storage that every node sees."""
+    keeper_python: str
+    """Interpreter of the batch step."""
+    rank_python: str
+    """Interpreter of the ranks; a container brings its own."""
+    start: Start
+    """srun's --mpi, or mpirun."""
+    submission: str
+    """Unique: by it a job is found again whose submission got no answer."""
+    mpirun: str | None = None
+    """Its absolute path, where it starts the ranks."""
+    kind: MpiKind | None = None
+    """Whose MPI the ranks have, where that is known; needed with mpirun."""
+    expedite: bool = False
+    """Slurm knows --requeue=expedite (25.11 and newer)."""
+    dependency: str | None = None
+    """Wins over the run file's."""

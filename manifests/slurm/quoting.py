@@ -1,0 +1,64 @@
+"""Text in a batch script: in a directive as sbatch reads it, in a command as bash does.
+
+sbatch splits a directive into words itself: blanks outside quotation marks end a word, `#` outside them ends the line,
+a backslash keeps the next character, nothing else has a meaning. So neither `$` nor a backtick does anything there.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterator, Sequence
+
+from ortflow.workflow.errors import UserError
+from ortflow.workflow.spec.problem import printable
+from ortflow.workflow.spec.slurm_syntax import carries_control, is_directive
+
+WIDTH = 100
+_BARE = re.compile(r"[A-Za-z0-9_.,:@%+/=\[\]^~-]+")
+
+
+def directive(name: str, value: str | None = None) -> str:
+    """One #SBATCH line; raises UserError where no line can hold the value."""
+    if value is None:
+        return f"#SBATCH --{name}"
+    return f"#SBATCH --{name}={value if _BARE.fullmatch(value) else _in_quotes(one_line(value, f'--{name}'))}"
+
+
+def one_line(text: str, what: str) -> str:
+    """The text itself, if a line of a script can hold it; raises UserError."""
+    if carries_control(text):
+        raise UserError(
+            f"{what} holds a line break or another control character: {printable(text)}",
+            fix="a batch script has no way to write it: leave it out",
+        )
+    return text
+
+
+def shell_line(line: str) -> str:
+    """A line of the user's own, as it is; raises UserError if it would be more than that."""
+    if is_directive(one_line(line.replace("\t", " "), "a line of the prologue or epilogue")):
+        raise UserError(f"{line} is a directive, not a line for the shell", fix="give it in backends.slurm.directives")
+    return line
+
+
+def shell(*parts: Sequence[str]) -> list[str]:
+    """One bash command: each part of its words begins a line, and a long part is broken over several."""
+    lines = [line for place, part in enumerate(parts) for line in _wrapped(part, "  " * place)]
+    return [f"{line} \\" for line in lines[:-1]] + lines[-1:]
+
+
+def _wrapped(words: Sequence[str], indent: str) -> Iterator[str]:
+    line = ""
+    for word in map(shlex.quote, words):
+        if line and len(line) + len(word) + 3 > WIDTH:
+            yield line
+            line = f"{indent}  {word}"
+        else:
+            line = f"{line} {word}" if line else indent + word
+    yield line
+
+
+def _in_quotes(text: str) -> str:
+    escaped = text.replace("\\", "\\\\").replace('"', '\\"')
+    return f'"{escaped}"'

@@ -1,0 +1,25 @@
+#!/bin/bash
+# gpt: a training run of ortflow, in /scratch/runs/gpt
+#
+#SBATCH --job-name=gpt
+#SBATCH --comment="ortflow 6f1d0c52"
+#SBATCH --nodes=2
+#SBATCH --ntasks-per-node=2
+#SBATCH --cpus-per-task=2
+#SBATCH --mem=2G
+#SBATCH --time=12:00:00
+#SBATCH --kill-on-invalid-dep=yes
+#SBATCH --requeue
+#SBATCH --signal=USR2@90
+#SBATCH --open-mode=append
+#SBATCH --output=/scratch/runs/gpt/logs/slurm-%j.log
+
+# The keeper starts the ranks, starts them again when they fail, and has a preempted job requeued.
+exec /home/me/venv/bin/python -m ortflow.launchers.slurm.keeper /scratch/runs/gpt -- \
+  srun --mpi=pmi2 --nodes=2 --ntasks=4 --ntasks-per-node=2 --cpus-per-task=2 --kill-on-bad-exit=1 \
+    --wait=0 --unbuffered --export=ALL \
+    bash -c \
+      'exec enroot start $(compgen -e | sed -nE "s/^((ORTFLOW|SLURM|PMI|PMIX|OMPI|PRTE|MPIR|FI|UCX|NCCL|CUDA)_.*)/--env=\1/p") "$@"' \
+      enroot --mount=/scratch/runs/gpt:/scratch/runs/gpt:none:x-create=auto,rbind \
+      --mount=/data/gpt:/data/gpt:none:x-create=auto,rbind /images/ort.sqsh python -m \
+      ortflow.workflow.rank /scratch/runs/gpt

@@ -1,0 +1,23 @@
+#!/bin/bash
+# gpt: a training run of ortflow, in /scratch/it's 100% #1/$HOME `id` "x"
+#
+#SBATCH --job-name=gpt
+#SBATCH --comment="ortflow 6f1d0c52"
+#SBATCH --nodes=2
+#SBATCH --ntasks-per-node=2
+#SBATCH --cpus-per-task=2
+#SBATCH --mem=2G
+#SBATCH --time=12:00:00
+#SBATCH --kill-on-invalid-dep=yes
+#SBATCH --requeue
+#SBATCH --signal=USR2@90
+#SBATCH --open-mode=append
+#SBATCH --output="/scratch/it's 100%% #1/$HOME `id` \"x\"/logs/slurm-%j.log"
+
+# The keeper starts the ranks, starts them again when they fail, and has a preempted job requeued.
+exec /home/me/venv/bin/python -m ortflow.launchers.slurm.keeper \
+  '/scratch/it'"'"'s 100% #1/$HOME `id` "x"' -- \
+  srun --mpi=pmi2 --nodes=2 --ntasks=4 --ntasks-per-node=2 --cpus-per-task=2 --kill-on-bad-exit=1 \
+    --wait=0 --unbuffered --export=ALL \
+    '/home/me/my venv/bin/python' -m ortflow.workflow.rank \
+      '/scratch/it'"'"'s 100% #1/$HOME `id` "x"'

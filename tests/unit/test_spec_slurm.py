@@ -1,0 +1,271 @@
+"""`backends.slurm`: what is refused before sbatch sees it, and in which words."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any, get_args
+
+import pytest
+from run_files import SMALL, spec_of, told
+
+from ortflow.workflow.spec.check import check
+from ortflow.workflow.spec.load import load_run_file
+from ortflow.workflow.spec.paths import resolve_paths
+from ortflow.workflow.spec.problem import dotted
+from ortflow.workflow.spec.schema import run_file_schema
+from ortflow.workflow.spec.slurm import DirectiveName
+from ortflow.workflow.spec.slurm_flags import OWN_DIRECTIVES
+from ortflow.workflow.spec.slurm_syntax import gpus_in
+
+NAME = "use letters, digits and . _ - + @ / : = , only, a letter or digit first"
+NODES = "write names with commas and ranges in brackets, such as node[1-4,7],big3"
+FLAG = "write --flag or --flag=value, in its long form"
+DEPENDENCY = "write after, afterany, afterok, afternotok, aftercorr with job ids, or singleton, such as afterok:123:124"
+LOGS = "leave it out: what the job says is kept in the run directory's logs"
+HERE = "backends.slurm."
+TWO_RANKS = {"ranks_per_node": 2, "gpus_per_rank": 2}
+
+
+def found(slurm: dict[str, Any], **sections: Any) -> list[str]:
+    problems = check(spec_of(backends={"slurm": slurm}, **sections))
+    sentences = [f"{dotted(problem.path)}: {problem.what}; {problem.fix}" for problem in problems]
+    return [line.removeprefix(HERE) for line in sentences if line.startswith(HERE)]
+
+
+GOOD: dict[str, list[str]] = {
+    "partition": ["gpu", "gpu,big", "8xA100", "lab/gpu"],
+    "account": ["lab-1", "a@b"],
+    "reservation": ["maint_1"],
+    "job_name": ["my.job-1"],
+    "constraint": ["a100&ib", "(a|b)&c", "[rack1*2&rack2*2]", "a|b"],
+    "nodelist": ["node1", "node[1-4,7],big3", "r[1-2]n[01-16]"],
+    "exclude": ["node[1-4]"],
+    "dependency": [
+        "afterok:1", "afterok:1:2,afterany:3", "after:12+30", "singleton", "aftercorr:12_3", "afterok:1?afterok:2",
+    ],
+    "begin": [
+        "now+1hour", "now+60", "22:00", "16:00:30", "4:00 PM", "noon", "tomorrow", "2030-01-31T08:00", "1231",
+        "12/31/30-8:00",
+    ],
+    "gres": ["nvme:1", "lustre:1,nvme:big:2", "gres/nvme:1"],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("key", "text"), [(key, text) for key, texts in GOOD.items() for text in texts])
+def test_what_slurm_takes(key: str, text: str) -> None:
+    assert found({key: text}) == []
+
+
+@pytest.mark.parametrize(
+    ("slurm", "sentence"),
+    [
+        ({"partition": "a b"}, f"partition: is no name of a partition: 'a b'; {NAME}"),
+        ({"partition": "a\n#SBATCH --uid=0"}, f"partition: is no name of a partition: 'a\\n#SBATCH --uid=0'; {NAME}"),
+        ({"account": "lab'"}, f'account: is no name of an account: "lab\'"; {NAME}'),
+        ({"qos": '"high"'}, f"qos: is no name of a quality of service: '\"high\"'; {NAME}"),
+        ({"reservation": "-x"}, f"reservation: is no name of a reservation: '-x'; {NAME}"),
+        ({"job_name": "a`b`"}, f"job_name: is no name for a job: 'a`b`'; {NAME}"),
+        (
+            {"constraint": "a100 & ib"},
+            "constraint: is no list of features: 'a100 & ib'; "
+            "write names with & (all), | (one of), parentheses and counts, such as a100&ib or [rack1*2&rack2*2]",
+        ),
+        ({"nodelist": "node[1-4"}, f"nodelist: is no list of nodes: 'node[1-4'; {NODES}"),
+        ({"nodelist": "./nodes.txt"}, f"nodelist: is no list of nodes: './nodes.txt'; {NODES}"),
+        ({"exclude": "node1 node2"}, f"exclude: is no list of nodes: 'node1 node2'; {NODES}"),
+        ({"dependency": "afterok:abc"}, f"dependency: is no dependency: 'afterok:abc'; {DEPENDENCY}"),
+        ({"dependency": "123"}, f"dependency: is no dependency: '123'; {DEPENDENCY}"),
+        ({"begin": "soon"}, "begin: is no time to begin: 'soon'; write now+1hour, 22:00, tomorrow or 2030-01-31T08:00"),
+        (
+            {"gres": "gpu:"},
+            "gres: is no list of generic resources: 'gpu:'; "
+            "write NAME[:TYPE][:COUNT] with commas, such as gpu:a100:4,nvme:1",
+        ),
+        (
+            {"python": "/opt/py\nthon"},
+            "python: is no interpreter: '/opt/py\\nthon'; give its path, without line breaks",
+        ),
+        (
+            {"mail": {"user": "a b", "types": ["END"]}},
+            "mail.user: is no address: 'a b'; write a user or an address, such as me@example.org",
+        ),
+        (
+            {"mail": {"user": "me"}},
+            "mail.user: gets no mail: there is no occasion for one; "
+            "give backends.slurm.mail.types, such as [END, FAIL]",
+        ),
+        ({"directives": ["-p gpu"]}, f"directives[0]: is no directive: '-p gpu'; {FLAG}"),
+        ({"directives": ["--a=1", "--b\n--c"]}, f"directives[1]: is no directive: '--b\\n--c'; {FLAG}"),
+        (
+            {"directives": ['--licenses="a"']},
+            'directives[0]: holds a quotation mark or a backslash: --licenses="a"; '
+            "leave it away: ortflow quotes the value",
+        ),
+        ({"directives": ["--nodes=2"]}, "directives[0]: may not hold --nodes; use resources.nodes"),
+        ({"directives": ["--node=2"]}, "directives[0]: may not hold --node; use resources.nodes"),
+        ({"directives": ["--exclusive"]}, "directives[0]: may not hold --exclusive; use backends.slurm.exclusive"),
+        ({"directives": ["--output=x"]}, f"directives[0]: may not hold --output; {LOGS}"),
+        (
+            {"directives": ["--comment=x"]},
+            "directives[0]: may not hold --comment; leave it out: ortflow sets it itself",
+        ),
+        ({"directives": ["--wrap=x"]}, "directives[0]: may not hold --wrap; leave it out: the script is ortflow's"),
+        (
+            {"directives": ["--array=0-3"]},
+            "directives[0]: may not hold --array; leave it out: a run is one job, and a sweep is submitted as several",
+        ),
+        (
+            {"directives": ["--wait"]},
+            "directives[0]: may not hold --wait; leave it out: ortflow could not follow the job",
+        ),
+        ({"srun_arguments": ["--cpu-bind", "cores"]}, f"srun_arguments[1]: is no argument for srun: 'cores'; {FLAG}"),
+        ({"srun_arguments": ["--mpi=pmix"]}, "srun_arguments[0]: may not hold --mpi; use backends.slurm.mpi"),
+        (
+            {"srun_arguments": ["--x"], "mpi": "mpirun"},
+            "srun_arguments: say nothing where mpirun starts the ranks; "
+            "take them away, or set backends.slurm.mpi to pmi2 or pmix",
+        ),
+        (
+            {"prologue": ["a\nb"]},
+            "prologue[0]: holds a line break or another control character; make each line an item of its own",
+        ),
+        (
+            {"epilogue": ["fine", "#SBATCH --nodes=9"]},
+            "epilogue[1]: is a directive; give it in backends.slurm.directives, as --flag=value",
+        ),
+        (
+            {"container": {"kind": "pyxis", "image": "i"}, "mpi": "mpirun"},
+            "container.kind: is pyxis, which srun starts, and backends.slurm.mpi is mpirun; "
+            "set backends.slurm.mpi to pmix or pmi2",
+        ),
+        ({"container": {"image": "-i"}}, "container.image: is no image: '-i'; give a file or a name"),
+        (
+            {"container": {"image": "i", "mounts": ["/a", "data"]}},
+            "container.mounts[1]: is no folder to mount: 'data'; "
+            "write /path, /path:/inside or /path:/inside:ro, without blanks and commas",
+        ),
+        (
+            {"container": {"image": "i", "arguments": ["-B", "/x"]}},
+            f"container.arguments[0]: is no argument for apptainer: '-B'; {FLAG}",
+        ),
+    ],
+)
+def test_what_is_refused(slurm: dict[str, Any], sentence: str) -> None:
+    assert found(slurm)[0] == sentence
+
+
+def test_gpus_are_asked_for_once() -> None:
+    asked = {"gres": "gpu:a100:4"}
+    assert found({**asked, "gpus_as": "gres"}, resources=TWO_RANKS) == []
+    assert found(asked, resources=TWO_RANKS) == [
+        "gres: asks for GPUs (gpu:a100:4), and so does --gpus-per-task; set backends.slurm.gpus_as to gres"
+    ]
+    assert found({**asked, "gpus_as": "gres"}, resources={"gpus_per_rank": 1}) == [
+        "gres: asks a node for 4 GPUs, and resources has 1 ranks x 1 = 1; change one of them"
+    ]
+    assert found(asked) == ["gres: asks a node for 4 GPUs, and resources has 1 ranks x 0 = 0; change one of them"]
+    assert [gpus_in(text) for text in (None, "nvme:3", "gpu", "gpu:a100", "gres/gpu:2,gpu:x:1")] == [
+        None,
+        None,
+        1,
+        1,
+        3,
+    ]
+
+
+def test_one_rank_needs_no_mpi() -> None:
+    assert found({"mpi": "none"}) == []
+    assert found({"mpi": "none"}, resources={"nodes": 2}) == [
+        "mpi: is none, which starts 2 runs of one rank each; set it to auto, pmi2 (MPICH), pmix (Open MPI) or mpirun"
+    ]
+
+
+def test_what_has_no_key_of_its_own_may_be_a_directive() -> None:
+    assert found({"directives": ["--licenses=a:1", "--hold", "--time-min=10", "--mem-per-gpu=4G"]}) == []
+    assert found({"directives": ["--exclusive=user", "--mem=0"], "srun_arguments": ["--container=/x"]}) == []
+    assert found({"directives": ["--mem=0"]}, resources={"memory": "1G"}) == [
+        "directives[0]: may not hold --mem; use resources.memory and backends.slurm.memory_per"
+    ]
+
+
+def test_a_container_of_kind_none_is_not_checked() -> None:
+    assert found({"container": {"kind": "none", "image": "-", "mounts": ["x"]}, "mpi": "mpirun"}) == []
+
+
+def test_every_directive_that_may_be_omitted_is_one_of_ours() -> None:
+    assert {*get_args(DirectiveName)} <= OWN_DIRECTIVES.keys()
+    assert not {"nodes", "ntasks-per-node", "comment", "output"} & {*get_args(DirectiveName)}
+
+
+SLURM = f"{SMALL}backends:\n  slurm:\n"
+
+
+@pytest.mark.parametrize(
+    ("line", "sentence"),
+    [
+        ("partitoin: gpu", "run.yaml:15 backends.slurm.partitoin: is no known key; did you mean partition?"),
+        (
+            "time_limit: 9",
+            "run.yaml:15 backends.slurm.time_limit: is no known key here; did you mean resources.time_limit?",
+        ),
+        ("array: 0-3", "run.yaml:15 backends.slurm.array: is no known key; known here: partition, account, "),
+        ("mpi: pmi3", "run.yaml:15 backends.slurm.mpi: must be auto, pmi2, pmix, none or mpirun, not the text 'pmi3'"),
+        ("omit: [times]", "run.yaml:15 backends.slurm.omit[0]: must be account, begin, constraint, "),
+        ("omit: [output]", "run.yaml:15 backends.slurm.omit[0]: must be account, begin, constraint, "),
+        ("mail: {types: [end]}", "run.yaml:15 backends.slurm.mail.types[0]: must be NONE, BEGIN, END, FAIL, "),
+        ("nice: low", "run.yaml:15 backends.slurm.nice: must be a whole number, not the text 'low'"),
+        ("signal_seconds: 0", "run.yaml:15 backends.slurm.signal_seconds: must be at least 1, not 0"),
+        ("container: {kind: docker, image: x}", "run.yaml:15 backends.slurm.container.kind: must be none, apptainer, "),
+        ("container: {kind: pyxis}", "run.yaml:15 backends.slurm.container.image: is missing; add it (image file, "),
+        ("partition: a b", "run.yaml:15 backends.slurm.partition: is no name of a partition: 'a b'; use letters, "),
+        ("exclude: [node1]", "run.yaml:15 backends.slurm.exclude: must be text, not a list"),
+    ],
+)
+def test_a_fault_has_its_line(tmp_path: Path, line: str, sentence: str) -> None:
+    assert [fault[: len(sentence)] for fault in told(tmp_path, f"{SLURM}    {line}\n")] == [sentence]
+
+
+def test_short_forms(tmp_path: Path) -> None:
+    file = tmp_path / "run.yaml"
+    file.write_text(
+        SLURM
+        + "    container: a.sif\n    prologue: |\n      module load gcc\n\n      if x; then\n        y\n      fi\n"
+        "    epilogue: date\n    directives: --licenses=a --hold\n    srun_arguments: '--cpu-bind=cores'\n"
+    )
+    slurm = load_run_file(file).backends.slurm
+    assert slurm.container is not None
+    assert (slurm.container.kind, slurm.container.image) == ("apptainer", "a.sif")
+    assert slurm.prologue == ["module load gcc", "if x; then", "  y", "fi"]
+    assert slurm.epilogue == ["date"]
+    assert slurm.directives == ["--licenses=a", "--hold"]
+    assert slurm.srun_arguments == ["--cpu-bind=cores"]
+    other = load_run_file(file, ["backends.slurm.container.kind=singularity", "backends.slurm.prologue=echo hi"])
+    assert other.backends.slurm.container is not None
+    assert (other.backends.slurm.container.kind, other.backends.slurm.prologue) == ("singularity", ["echo hi"])
+
+
+def test_the_schema_knows_the_short_forms() -> None:
+    schema = run_file_schema()
+    keys = json.loads(json.dumps(schema))["$defs"]["SlurmBackend"]["properties"]
+    for key in ("container", "prologue", "epilogue", "directives", "srun_arguments"):
+        assert keys[key]["anyOf"][0]["type"] == "string", key
+
+
+@pytest.mark.parametrize(
+    ("image", "resolved"),
+    [
+        ("a.sif", "/home/me/a.sif"),
+        ("./images/a", "/home/me/images/a"),
+        ("/images/a.sqsh", "/images/a.sqsh"),
+        ("docker://x/y.sif", "docker://x/y.sif"),
+        ("nvcr.io#nvidia/pytorch:24.01-py3", "nvcr.io#nvidia/pytorch:24.01-py3"),
+        ("pytorch", "pytorch"),
+    ],
+)
+def test_an_image_file_lies_beside_the_run_file(image: str, resolved: str) -> None:
+    spec = spec_of(backends={"slurm": {"container": {"image": image}}})
+    once = resolve_paths(spec, Path("/home/me/run.yaml"), Path("/"))
+    assert once.backends.slurm.container is not None
+    assert once.backends.slurm.container.image == resolved
+    assert resolve_paths(once, Path("/other/run.yaml"), Path("/")) == once

@@ -1,0 +1,104 @@
+"""The run file's `backends.slurm` section: what a Slurm job needs beside `resources`.
+
+Names are Slurm's own. What several keys must agree on, and the syntax of the texts, is checked in `slurm_check`.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from ortflow.workflow.spec.base import Section, Text
+
+DirectiveName = Literal[
+    "account", "begin", "constraint", "cpus-per-task", "dependency", "exclude", "exclusive", "gpus-per-node",
+    "gpus-per-task", "gres", "job-name", "kill-on-invalid-dep", "mail-type", "mail-user", "mem", "mem-per-cpu", "nice",
+    "nodelist", "open-mode", "partition", "qos", "requeue", "reservation", "signal", "time",
+]  # fmt: skip
+"""Directives that a site may not want; without the others (nodes, ntasks-per-node, output, comment) no run works."""
+
+MailType = Literal[
+    "NONE", "BEGIN", "END", "FAIL", "REQUEUE", "ALL", "INVALID_DEPEND", "STAGE_OUT", "TIME_LIMIT", "TIME_LIMIT_90",
+    "TIME_LIMIT_80", "TIME_LIMIT_50", "ARRAY_TASKS",
+]  # fmt: skip
+
+
+class Mail(Section):
+    """When Slurm writes a mail, and to whom."""
+
+    types: list[MailType] = Field(default_factory=list)
+    """Occasions, in Slurm's words."""
+    user: Text | None = None
+    """Receiver; the user who submits if not given."""
+
+
+class Container(Section):
+    """The image that ranks run in; the rest of the job runs outside."""
+
+    kind: Literal["none", "apptainer", "singularity", "enroot", "pyxis"] = "apptainer"
+    """What runs it: `pyxis` is srun's plug-in, `none` leaves it out."""
+    image: Text
+    """Image file, relative to the run file, or a name that `kind` knows."""
+    mounts: list[Text] = Field(default_factory=list)
+    """Folders that ranks see beside run directory, model and data: `PATH`, `PATH:INSIDE` or `PATH:INSIDE:ro`."""
+    arguments: list[Text] = Field(default_factory=list)
+    """More arguments, each as --flag or --flag=value."""
+
+
+class SlurmBackend(Section):
+    """What only Slurm needs; nodes, cores, GPUs, memory and time are in `resources`."""
+
+    partition: Text | None = None
+    """Partition, or several with commas."""
+    account: Text | None = None
+    """Account that is charged."""
+    qos: Text | None = None
+    """Quality of service."""
+    constraint: Text | None = None
+    """Features that nodes must have, such as a100&ib."""
+    reservation: Text | None = None
+    """Reservation that the job may use."""
+    exclusive: bool = False
+    """Share no node with another job."""
+    nodelist: Text | None = None
+    """Nodes that the job must have, such as node[1-4,7]: a dead one among them keeps it waiting."""
+    exclude: Text | None = None
+    """Nodes that the job must not have."""
+    dependency: Text | None = None
+    """Jobs to wait for, as Slurm writes it: afterok:123."""
+    begin: Text | None = None
+    """Earliest start, as Slurm writes it: now+1hour, 22:00 or 2030-01-31T08:00."""
+    nice: Annotated[int, Field(ge=-10000, le=10000)] | None = None
+    """Added to the job's niceness: above 0 lets others go first."""
+    job_name: Text | None = None
+    """Name of the job; the run's name if not given."""
+    mail: Mail = Mail()
+    """Mails from Slurm."""
+    gpus_as: Literal["gpus-per-task", "gpus-per-node", "gres"] = "gpus-per-task"
+    """Directive that asks for the GPUs of `resources.gpus_per_rank`, as the site wants it."""
+    gres: Text | None = None
+    """Generic resources of a node, as Slurm writes them; with `gpus_as: gres` also its GPUs by type: gpu:a100:4."""
+    memory_per: Literal["node", "cpu"] = "node"
+    """Whether `resources.memory` is asked as --mem, or divided by the cores of a node's ranks as --mem-per-cpu."""
+    requeue: bool = True
+    """Let Slurm put the job back into the queue, after a preemption or the loss of a node."""
+    signal_seconds: Annotated[int, Field(ge=1, le=65535)] = 90
+    """Seconds ahead of the time limit at which the ranks are told to save, half of the limit at most; Slurm may be 60
+    early."""
+    mpi: Literal["auto", "pmi2", "pmix", "none", "mpirun"] = "auto"
+    """How the ranks find each other: srun's --mpi, or an mpirun inside the job."""
+    srun_arguments: list[Text] = Field(default_factory=list)
+    """More arguments for srun, each as --flag or --flag=value."""
+    directives: list[Text] = Field(default_factory=list)
+    """More directives for sbatch, each as --flag or --flag=value."""
+    omit: list[DirectiveName] = Field(default_factory=list)
+    """Directives that the script must not have."""
+    prologue: list[Text] = Field(default_factory=list)
+    """Shell lines before the ranks start: modules, a virtual environment."""
+    epilogue: list[Text] = Field(default_factory=list)
+    """Shell lines after the last rank has ended; a requeued job does not come to them."""
+    container: Container | None = None
+    """The image that ranks run in; with one, `resources.python` is the image's (`python` if not given)."""
+    python: Text | None = None
+    """Interpreter on the compute node that keeps the run going; the one that submits if not given."""
