@@ -9,11 +9,12 @@ docs/launchers.md. Nothing here knows a scheduler.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache
 from importlib.metadata import entry_points
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from ortflow.launchers.status import RunStatus
 from ortflow.workflow.errors import UserError
@@ -38,6 +39,10 @@ class Submission:
     """Put the run that the directory holds aside, and start anew."""
     new_budget: bool = False
     """Failures and preemptions so far no longer count."""
+    after: tuple[RunDir, ...] = ()
+    """Runs that have to finish first; a launcher that cannot wait for others refuses them."""
+    retry: float = 0.0
+    """Seconds for which a scheduler that does not answer is asked again."""
 
 
 class Request(Protocol):
@@ -65,6 +70,15 @@ class Launcher(Protocol):
         """Ask the run to save and leave, or to leave `now`; False if it is not active."""
 
 
+@runtime_checkable
+class Overview(Protocol):
+    """What a launcher may offer beside: the status of many runs for the price of one."""
+
+    def statuses(self, runs: Sequence[RunDir]) -> list[RunStatus]:
+        """How the runs are, in their order; in fewer words than `status` has where those would cost."""
+
+
+@cache
 def find_launcher(name: str) -> Launcher:
     """The launcher of a name; raises UserError naming those that exist."""
     found = {point.name: point for point in entry_points(group=GROUP)}
@@ -78,5 +92,30 @@ def find_launcher(name: str) -> Launcher:
 
 def launcher_of(run: RunDir) -> Launcher:
     """The launcher that a run was submitted to last."""
-    names = [r["launcher"] for r in run.read_attempts() if r.get("event") == "submit" and "launcher" in r]
-    return find_launcher(names[-1] if names else "local")
+    return find_launcher(launcher_name(run.read_attempts()))
+
+
+def launcher_name(records: Sequence[dict[str, Any]]) -> str:
+    """The name of the launcher that has the run, or is being asked to take it (`submitting`). Pure."""
+    refused = {record.get("submission") for record in records if record.get("event") == "refused"}
+    names = [
+        str(record["launcher"])
+        for record in records
+        if record.get("event") in ("submit", "submitting")
+        and "launcher" in record
+        and record.get("submission", "") not in refused
+    ]
+    return names[-1] if names else "local"
+
+
+def statuses(runs: Sequence[RunDir]) -> list[RunStatus]:
+    """How many runs are, in their order: each launcher is asked once where it can tell of many."""
+    by_name: dict[str, list[int]] = {}
+    for place, run in enumerate(runs):
+        by_name.setdefault(launcher_name(run.read_attempts()), []).append(place)
+    found: dict[int, RunStatus] = {}
+    for name, places in by_name.items():
+        launcher, those = find_launcher(name), [runs[place] for place in places]
+        told = launcher.statuses(those) if isinstance(launcher, Overview) else [launcher.status(run) for run in those]
+        found.update(zip(places, told, strict=True))
+    return [found[place] for place in range(len(runs))]

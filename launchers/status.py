@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -12,8 +14,10 @@ from ortflow.launchers.locks import holder_of
 from ortflow.launchers.plain import total_steps
 from ortflow.launchers.progress import Progress
 from ortflow.launchers.records import State, last_end, next_attempt, state, used
-from ortflow.launchers.tail import last_records
+from ortflow.launchers.tail import telling_records
 from ortflow.workflow.rundir import RunDir
+
+_NAME_LINE = re.compile(rb"^name: ([a-z0-9-]*[a-z][a-z0-9-]*)$", re.MULTILINE)
 
 
 @dataclass(frozen=True)
@@ -46,21 +50,39 @@ class RunStatus:
     pid: int | None
     """Of whatever supervises the run now."""
     exported: str | None
+    job: str | None = None
+    """A scheduler's id of the job that the run has, or had last."""
+    job_restarts: int | None = None
+    """How often the scheduler has started that job again."""
+    nodes: str | None = None
+    """Where it runs, in the scheduler's words."""
+    waits: str | None = None
+    """Why nothing runs at the moment, and what a person can do."""
+    starts_at: float | None = None
+    """Unix time at which the scheduler expects it to start."""
+    job_ends_at: float | None = None
+    """Unix time at which the scheduler ends it: its time limit."""
 
     def to_json(self) -> dict[str, Any]:
         """Plain data."""
         return {**asdict(self), "state": self.state.value}
 
 
-def read_status(run: RunDir) -> RunStatus:
-    """The status as the directory tells it; whether a launcher lives is seen where its lock is."""
-    records = run.read_attempts()
-    holder = holder_of(run.lock)
+def read_status(
+    run: RunDir, *, records: Sequence[dict[str, Any]] | None = None, alive: bool | None = None
+) -> RunStatus:
+    """The status as the directory tells it.
+
+    `records`: those of attempts.jsonl, if they are known. `alive`: whether a launcher is at work on the run; where
+    nobody says, that is seen by its lock.
+    """
+    records = run.read_attempts() if records is None else records
+    holder = holder_of(run.lock) if alive is None else None
     progress = Progress(total_steps=total_steps(run))
-    for record in last_records(run.events(0), 1 << 20):
+    for record in telling_records(run.events(0)):
         progress.apply(record)
     budget, end = used(records), last_end(records)
-    found = state(records, holder is not None)
+    found = state(records, holder is not None if alive is None else alive)
     submits = [record for record in records if record.get("event") == "submit"]
     return RunStatus(
         name=_name(run.run_file) or run.root.name,
@@ -88,7 +110,11 @@ def read_status(run: RunDir) -> RunStatus:
 
 def _name(run_file: Path) -> str | None:
     try:
-        values = yaml.load(run_file.read_bytes(), Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+        text = run_file.read_bytes()
+        # As a launcher writes it; hundreds of whole files take a second to parse.
+        if match := _NAME_LINE.search(text):
+            return match[1].decode()
+        values = yaml.load(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
     except (OSError, yaml.YAMLError):
         return None
     name = values.get("name") if isinstance(values, dict) else None

@@ -7,6 +7,9 @@ import os
 from pathlib import Path
 from typing import Any, BinaryIO
 
+_MANY = (b'{"event":"step"', b'{"event":"phase_')
+"""How lines begin that there are most of."""
+
 
 class LineTail:
     """New whole lines of a file that may not exist yet."""
@@ -93,6 +96,21 @@ def last_lines(path: Path, count: int, limit: int = 1 << 16) -> list[str]:
 def last_records(path: Path, limit: int = 1 << 16) -> list[dict[str, Any]]:
     """The records in the last `limit` bytes of an event file, oldest first."""
     found = (_record(line) for line in _last_bytes(path, limit).splitlines())
+    return [record for record in found if record is not None]
+
+
+def telling_records(path: Path, limit: int = 1 << 20, whole: int = 1 << 12) -> list[dict[str, Any]]:
+    """As `last_records`, but only the last `whole` bytes with their steps and phases, of which the newest count.
+
+    Most of a long record are those; of hundreds of runs, reading them all would take seconds.
+    """
+    lines = _last_bytes(path, limit).splitlines()
+    position, kept = 0, []
+    for line in reversed(lines):
+        position += len(line) + 1
+        if position <= whole or not line.startswith(_MANY):
+            kept.append(line)
+    found = (_record(line) for line in reversed(kept))
     return [record for record in found if record is not None]
 
 

@@ -78,6 +78,8 @@ def _mounts(spec: RunSpec, placement: Placement, container: Container) -> Iterat
 
 def _needed(spec: RunSpec, placement: Placement) -> Iterator[PurePosixPath]:
     yield PurePosixPath(placement.run_dir)
+    if placement.code is not None:
+        yield PurePosixPath(placement.code)
     graphs = spec.model.graphs
     models = [spec.model.path, graphs.train, graphs.eval, graphs.optimizer]
     # A model's weights may lie beside it.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from ortflow.manifests.slurm.placement import Placement
+from ortflow.manifests.slurm.placement import TASK, Placement
 from ortflow.manifests.slurm.quoting import directive
 from ortflow.workflow.errors import UserError
 from ortflow.workflow.spec.problem import printable
@@ -44,6 +44,8 @@ def _who(spec: RunSpec, placement: Placement) -> Iterator[tuple[str, str | None]
     slurm = spec.backends.slurm
     yield "job-name", slurm.job_name or spec.name
     yield "comment", f"ortflow {placement.submission}"
+    if placement.array is not None:
+        yield "array", placement.array
     for name in ("partition", "account", "qos", "reservation"):
         value: str | None = getattr(slurm, name)
         if value is not None:
@@ -118,11 +120,18 @@ def _how(spec: RunSpec, placement: Placement) -> Iterator[tuple[str, str | None]
     ahead = min(slurm.signal_seconds, parse_time(limit) // 2) if limit is not None else slurm.signal_seconds
     yield "signal", f"{SIGNAL}@{max(1, ahead)}"
     yield "open-mode", "append"
-    yield "output", _pattern(str(placement.run_dir / "logs")) + "/slurm-%j.log"
+    yield "output", _output(placement)
     if slurm.mail.types:
         yield "mail-type", ",".join(slurm.mail.types)
     if slurm.mail.user is not None:
         yield "mail-user", slurm.mail.user
+
+
+def _output(placement: Placement) -> str:
+    logs = str(placement.run_dir / "logs")
+    if placement.array is None:
+        return f"{_pattern(logs)}/slurm-%j.log"
+    return "%a".join(map(_pattern, logs.split(TASK))) + "/slurm-%A_%a.log"
 
 
 def _pattern(path: str) -> str:

@@ -29,11 +29,12 @@ def starter(spec: RunSpec, placement: Placement) -> list[str]:
 
 def rank(spec: RunSpec, placement: Placement) -> list[str]:
     """A rank, in its container if it has one."""
-    python = placement.rank_python
+    words = [placement.rank_python]
     if container.inside(spec) is not None:
-        # Paths of interpreters out here mean nothing in there.
-        python = spec.resources.python or "python"
-    return [*container.rank_prefix(spec, placement), python, "-m", RANK_MODULE, str(placement.run_dir)]
+        # Paths of interpreters out here mean nothing in there, and neither does PYTHONPATH, if it comes in at all.
+        code = ["env", f"PYTHONPATH={placement.code}"] if placement.code is not None else []
+        words = [*code, spec.resources.python or "python"]
+    return [*container.rank_prefix(spec, placement), *words, "-m", RANK_MODULE, str(placement.run_dir)]
 
 
 def settings(spec: RunSpec, placement: Placement) -> dict[str, str]:

@@ -8,6 +8,9 @@ from typing import Literal
 
 from ortflow.manifests.local import MpiKind
 
+TASK = "\x1a"
+"""In `run_dir`: where the number of the task stands, in a job array that is several runs. In no path of a user's."""
+
 Start = Literal["pmi2", "pmix", "none", "mpirun"]
 
 
@@ -33,3 +36,7 @@ class Placement:
     """Slurm knows --requeue=expedite (25.11 and newer)."""
     dependency: str | None = None
     """Wins over the run file's."""
+    array: str | None = None
+    """Tasks of a job array as Slurm writes them, such as 0-7%2: each is a run, and `run_dir` holds TASK."""
+    code: Path | None = None
+    """Folder of the ortflow that was brought along by whoever submits from outside; wins over one that is installed."""

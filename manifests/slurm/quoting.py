@@ -10,6 +10,7 @@ import re
 import shlex
 from collections.abc import Iterator, Sequence
 
+from ortflow.manifests.slurm.placement import TASK
 from ortflow.workflow.errors import UserError
 from ortflow.workflow.spec.problem import printable
 from ortflow.workflow.spec.slurm_syntax import carries_control, is_directive
@@ -50,13 +51,20 @@ def shell(*parts: Sequence[str]) -> list[str]:
 
 def _wrapped(words: Sequence[str], indent: str) -> Iterator[str]:
     line = ""
-    for word in map(shlex.quote, words):
+    for word in map(_shell_word, words):
         if line and len(line) + len(word) + 3 > WIDTH:
             yield line
             line = f"{indent}  {word}"
         else:
             line = f"{line} {word}" if line else indent + word
     yield line
+
+
+def _shell_word(word: str) -> str:
+    """The word in quotes where it needs them, TASK as what bash puts in its place."""
+    if TASK not in word:
+        return shlex.quote(word)
+    return '"$SLURM_ARRAY_TASK_ID"'.join(shlex.quote(part) if part else "" for part in word.split(TASK))
 
 
 def _in_quotes(text: str) -> str:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from ortflow.manifests.slurm.directives import directives
 from ortflow.manifests.slurm.launch import rank, starter
-from ortflow.manifests.slurm.placement import Placement
+from ortflow.manifests.slurm.placement import TASK, Placement
 from ortflow.manifests.slurm.quoting import shell, shell_line
 from ortflow.workflow.spec.problem import printable
 
@@ -24,9 +25,21 @@ def script(spec: RunSpec, placement: Placement) -> str:
 
 def _head(spec: RunSpec, placement: Placement) -> Iterator[str]:
     yield "#!/bin/bash"
-    yield f"# {printable(spec.name)}: a training run of ortflow, in {printable(str(placement.run_dir))}"
+    what = "a training run of ortflow" if placement.array is None else "training runs of ortflow, one a task"
+    yield f"# {printable(spec.name)}: {what}, in {printable(str(placement.run_dir).replace(TASK, '%a'))}"
     yield "#"
     yield from directives(spec, placement)
+
+
+def code_lines(placement: Placement) -> Iterator[str]:
+    """What has the job find the code that was brought along: behind the prologue, before whatever else is installed.
+
+    In the script and not in the environment, which --export=NONE or a module would take away.
+    """
+    if placement.code is not None:
+        yield "# The code that came along with the submission."
+        yield f'export PYTHONPATH={shlex.quote(str(placement.code))}"${{PYTHONPATH:+:$PYTHONPATH}}"'
+        yield ""
 
 
 def _body(spec: RunSpec, placement: Placement) -> Iterator[str]:
@@ -37,6 +50,7 @@ def _body(spec: RunSpec, placement: Placement) -> Iterator[str]:
     if slurm.prologue:
         yield from map(shell_line, slurm.prologue)
         yield ""
+    yield from code_lines(placement)
     yield "# The keeper starts the ranks, starts them again when they fail, and has a preempted job requeued."
     if not slurm.epilogue:
         yield from shell(["exec", *keeper], *command)

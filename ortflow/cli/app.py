@@ -12,8 +12,23 @@ from typing import Annotated
 import typer
 
 import ortflow
-from ortflow.cli import cancel, checkpoint, data, export, inspect, logs, rank, run, schema, status, submit, validate
+from ortflow.cli import (
+    cancel,
+    checkpoint,
+    data,
+    doctor,
+    export,
+    inspect,
+    logs,
+    rank,
+    run,
+    schema,
+    status,
+    submit,
+    validate,
+)
 from ortflow.cli.extras import needs_extra
+from ortflow.cli.host import reachable
 from ortflow.workflow.errors import OrtflowError, Preempted
 
 app = typer.Typer(
@@ -43,13 +58,14 @@ def ortflow_command(
 app.command("run")(run.run)
 app.command("validate")(validate.validate)
 app.command("inspect")(inspect.inspect)
-app.command("submit")(submit.submit)
-app.command("render")(submit.render)
-app.command("status")(status.status)
-app.command("list")(status.list_runs)
-app.command("logs")(logs.logs)
-app.command("cancel")(cancel.cancel)
-app.command("resume")(run.resume)
+app.command("doctor")(reachable(doctor.doctor))
+app.command("submit")(reachable(submit.submit))
+app.command("render")(reachable(submit.render))
+app.command("status")(reachable(status.status))
+app.command("list")(reachable(status.list_runs))
+app.command("logs")(reachable(logs.logs))
+app.command("cancel")(reachable(cancel.cancel))
+app.command("resume")(reachable(run.resume))
 app.command("export")(export.export)
 app.command("rank", hidden=True)(rank.rank)
 app.command("schema")(schema.schema)

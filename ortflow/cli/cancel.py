@@ -8,32 +8,45 @@ from typing import Annotated
 
 import typer
 
-from ortflow.cli.runs import RUNS, RunArgument, RunsOption, find_run
-from ortflow.workflow.errors import OrtflowError
+from ortflow.cli.runs import RUNS, RunsOption, complete_run, find_run
+from ortflow.cli.sweep import SweepOption, cancel_sweep
+from ortflow.workflow.errors import OrtflowError, UserError
 
 PATIENCE = 60.0
 """Seconds after which waiting ends; a supervisor kills ranks that do not leave within 30."""
 
 
 def cancel(
-    run: RunArgument,
+    run: Annotated[
+        str | None, typer.Argument(metavar="[RUN]", help="Name or directory of the run.", autocompletion=complete_run)
+    ] = None,
+    sweep: SweepOption = None,
     now: Annotated[bool, typer.Option("--now", help="Leave at once, without saving.")] = False,
     runs: RunsOption = Path(RUNS),
 ) -> None:
-    """Have a run save and leave.
+    """Have a run, or all runs of a sweep, save and leave.
 
     Waits until it has. Resume goes on with it.
     """
     from ortflow.launchers.base import launcher_of
 
+    if (run is None) == (sweep is None):
+        raise UserError("cancel takes a run or a sweep", fix="give RUN, or --sweep NAME")
+    if sweep is not None:
+        cancel_sweep(sweep, runs, now=now)
+        return
+    assert run is not None
     found = find_run(run, runs)
     launcher = launcher_of(found)
     if not launcher.cancel(found, now=now):
         typer.echo(f"{found.root.name} is not running: {launcher.status(found).state.value}")
         return
-    end = time.monotonic() + PATIENCE
+    end, pause = time.monotonic() + PATIENCE, 0.2
     while (how := launcher.status(found)).state.active:
         if time.monotonic() > end:
-            raise OrtflowError(f"{found.root.name} was asked to leave and has not within {PATIENCE:.0f} s")
-        time.sleep(0.2)
+            harder = "" if now else "; `ortflow cancel --now` does not ask"
+            raise OrtflowError(f"{found.root.name} was asked to leave and has not within {PATIENCE:.0f} s{harder}")
+        time.sleep(pause)
+        # Each look may be a call to a scheduler.
+        pause = min(2.0, pause * 1.3)
     typer.echo(f"{found.root.name}: {how.state.value} at step {how.step}")

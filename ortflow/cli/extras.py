@@ -14,6 +14,7 @@ EXTRAS = {
     "pyarrow": "train",
     "safetensors": "train",
     "tensorboardX": "train",
+    "submitit": "slurm",
 }
 """Import name -> the extra that brings it."""
 PYTHONS = ((3, 10), (3, 11))

@@ -23,8 +23,11 @@ def logs(
     from ortflow.launchers.base import launcher_of
 
     found = find_run(run, runs)
+    launcher = launcher_of(found)
     try:
-        for line in launcher_of(found).logs(found, attempt=attempt, rank=rank, follow=follow):
+        if follow and attempt is None and (how := launcher.status(found)).waits:
+            typer.echo(f"{found.root.name} is {how.state.value}: {how.waits}", err=True)
+        for line in launcher.logs(found, attempt=attempt, rank=rank, follow=follow):
             typer.echo(line)
     except KeyboardInterrupt:
         return

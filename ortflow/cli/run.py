@@ -15,9 +15,10 @@ from ortflow.workflow.errors import EXIT_FAILURE, EXIT_PREEMPTED, EXIT_USER, Ort
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
-    from ortflow.launchers.base import Submission
+    from ortflow.launchers.base import Launcher, Submission
     from ortflow.launchers.opening import Opened
     from ortflow.launchers.supervisor import View
+    from ortflow.workflow.rundir import RunDir
 
 DetachOption = Annotated[bool, typer.Option("--detach", "-d", help="Run in the background.")]
 
@@ -38,11 +39,12 @@ def run(
 
 
 def resume(run: RunArgument, detach: DetachOption = False, runs: RunsOption = Path(RUNS)) -> None:
-    """Go on with a stopped, failed or lost run.
+    """Go on with a stopped, failed or lost run where it was.
 
-    Its failures and preemptions so far no longer count.
+    One that was in Slurm is submitted there again. Its failures and preemptions so far no longer count.
     """
-    from ortflow.launchers.base import Submission
+    from ortflow.launchers.base import Submission, launcher_of
+    from ortflow.launchers.local import LocalLauncher
     from ortflow.launchers.opening import moved
     from ortflow.launchers.records import used
     from ortflow.workflow.spec.load import load_run_file
@@ -56,7 +58,11 @@ def resume(run: RunArgument, detach: DetachOption = False, runs: RunsOption = Pa
             f"{spec.restart.failures} failures are allowed from here",
             err=True,
         )
-    start(Submission(spec, found, new_budget=True), runs, detach=detach)
+    submission, launcher = Submission(spec, found, new_budget=True), launcher_of(found)
+    if isinstance(launcher, LocalLauncher):
+        start(submission, runs, detach=detach)
+    else:
+        hand_over(launcher, submission, runs, follow=False)
 
 
 def start(submission: Submission, runs: Path, *, detach: bool) -> None:
@@ -65,6 +71,7 @@ def start(submission: Submission, runs: Path, *, detach: bool) -> None:
     from ortflow.launchers.starting import run_here
 
     launcher, name = LocalLauncher(), reference(submission.run, runs)
+    refuse_elsewhere(submission.run, launcher)
     request = launcher.request(submission)
     if detach:
         launcher.submit(request)
@@ -81,6 +88,53 @@ def start(submission: Submission, runs: Path, *, detach: bool) -> None:
     raise typer.Exit(end.code)
 
 
+def hand_over(launcher: Launcher, submission: Submission, runs: Path, *, follow: bool) -> None:
+    """Have a launcher start a run, say what can be done next, and stay with it if wanted."""
+    from ortflow.launchers.records import State, state
+
+    run, name = submission.run, reference(submission.run, runs)
+    refuse_elsewhere(run, launcher)
+    request = launcher.request(submission)
+    if not follow:
+        typer.echo(launcher.submit(request))
+        if state(run.read_attempts(), alive=False) is State.FINISHED:
+            typer.echo(f"{run.root} holds this run, finished; --fresh starts anew and keeps the old one")
+        else:
+            tell_how_to_follow(name)
+        return
+    from ortflow.launchers.following import Follower
+    from ortflow.launchers.plain import PlainView
+
+    follower = Follower(run, launcher, PlainView(run, submission.spec.monitor.every_steps))
+    typer.echo(launcher.submit(request))
+    try:
+        end = follower.follow()
+    except KeyboardInterrupt:
+        typer.echo(f"the run goes on; follow it: ortflow logs -f {name}", err=True)
+        raise typer.Exit(130) from None
+    told = end.how.cause or end.how.state.value
+    if end.code == EXIT_USER:
+        raise UserError(told)
+    if end.code == EXIT_FAILURE:
+        raise OrtflowError(f"{told}; `ortflow resume {name}` tries again, `ortflow logs {name}` tells more")
+    if end.code == EXIT_PREEMPTED:
+        typer.echo(f"stopped: {end.how.why or told}; `ortflow resume {name}` goes on", err=True)
+    raise typer.Exit(end.code)
+
+
+def refuse_elsewhere(run: RunDir, launcher: Launcher) -> None:
+    """Raise UserError where another launcher than this one has the run at work."""
+    from ortflow.launchers.base import launcher_of
+
+    other = launcher_of(run)
+    if type(other) is not type(launcher) and (how := other.status(run)).state.active:
+        raise UserError(
+            f"{run.root} is {how.state.value} with the {how.launcher} launcher"
+            + (f", job {how.job}" if how.job else ""),
+            fix=f"stop it first with `ortflow cancel {run.root}`",
+        )
+
+
 def watch(ours: Opened) -> AbstractContextManager[View]:
     """The view that fits where the output goes."""
     if sys.stdout.isatty():
@@ -94,5 +148,7 @@ def watch(ours: Opened) -> AbstractContextManager[View]:
 
 def tell_how_to_follow(name: str) -> None:
     """The verbs that work on a run in the background."""
-    typer.echo(f"{name} runs in the background; follow it: ortflow logs -f {name}")
+    from ortflow.launchers.remote.arrival import as_typed
+
+    typer.echo(f"{name.removeprefix(as_typed())} runs in the background; follow it: ortflow logs -f {name}")
     typer.echo(f"  how it is: ortflow status {name}    save and leave: ortflow cancel {name}")

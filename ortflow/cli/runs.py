@@ -65,9 +65,11 @@ def is_run(run: RunDir) -> bool:
 
 
 def reference(run: RunDir, runs: Path) -> str:
-    """How to name the run in the next command: by name where that is enough."""
+    """How to name the run in the next command: by name where that is enough, from outside with the login node."""
+    from ortflow.launchers.remote.arrival import as_typed
+
     usual = Path(os.path.abspath(runs)) == run.root.parent and Path(os.path.abspath(default_runs())) == run.root.parent
-    return run.root.name if usual else os.path.relpath(run.root)
+    return as_typed() + (run.root.name if usual else os.path.relpath(run.root))
 
 
 def print_json(value: Any) -> None:

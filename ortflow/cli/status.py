@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ortflow.cli.runs import RUNS, JsonOption, RunsOption, complete_run, find_run, print_json, runs_in
+from ortflow.cli.sweep import SweepOption, find_sweep
 from ortflow.workflow.errors import UserError
 
 if TYPE_CHECKING:
@@ -44,24 +45,64 @@ def status(
         typer.echo(f"{key:<12}{value}")
 
 
-def list_runs(as_json: JsonOption = False, runs: RunsOption = Path(RUNS)) -> None:
-    """List the runs of the runs folder."""
-    from ortflow.launchers.base import launcher_of
+def list_runs(
+    sweep: SweepOption = None,
+    by: Annotated[
+        str | None,
+        typer.Option("--by", metavar="METRIC", help="What tells the best run of a sweep; the first if not given."),
+    ] = None,
+    as_json: JsonOption = False,
+    runs: RunsOption = Path(RUNS),
+) -> None:
+    """List the runs of the runs folder, or the results of a sweep."""
+    from ortflow.launchers.base import statuses
 
-    found = [launcher_of(run).status(run) for run in runs_in(runs)]
+    if sweep is not None:
+        _list_sweep(sweep, by, runs, as_json=as_json)
+        return
+    if by is not None:
+        raise UserError("--by is for the runs of a sweep", fix="add --sweep NAME")
+    found = statuses(runs_in(runs))
     if as_json:
         print_json([how.to_json() for how in found])
         return
     if not found:
         typer.echo(f"no runs in {runs}")
         return
-    rows = [("NAME", "STATE", "STEP", "LOSS", "HEARD OF")]
-    rows += [
-        (Path(how.directory).name, how.state.value, _step(how), _number(how.loss), _ago(how.time, time.time()))
+    for text in table(overview(found, time.time())):
+        typer.echo(text)
+
+
+def _list_sweep(name: str, by: str | None, runs: Path, *, as_json: bool) -> None:
+    from ortflow.cli.sweep_table import results
+    from ortflow.launchers.base import statuses
+
+    found = find_sweep(name, runs)
+    told = results(found, statuses(found.runs), by)
+    if as_json:
+        print_json(told.to_json())
+        return
+    for text in table(told.rows()):
+        typer.echo(text)
+
+
+def overview(found: Sequence[RunStatus], now: float) -> list[tuple[str, ...]]:
+    """Many statuses as rows for people; a column that nobody has anything in is left out. Pure."""
+    head = ("NAME", "STATE", "STEP", "LOSS", "HEARD OF", "JOB", "WAITS")
+    rows = [
+        (
+            Path(how.directory).name,
+            how.state.value,
+            _step(how),
+            _number(how.loss),
+            _ago(how.time, now),
+            how.job or "",
+            _short((how.waits or "").partition(";")[0]),
+        )
         for how in found
     ]
-    for text in table(rows):
-        typer.echo(text)
+    columns = [place for place in range(len(head)) if place < 5 or any(row[place] for row in rows)]
+    return [tuple(row[place] for place in columns) for row in (head, *rows)]
 
 
 def describe(how: RunStatus, now: float) -> list[tuple[str, str]]:
@@ -69,6 +110,16 @@ def describe(how: RunStatus, now: float) -> list[tuple[str, str]]:
     from ortflow.launchers.lines import duration, evaluation_words
 
     rows = [("run", how.name), ("directory", how.directory), ("state", how.state.value)]
+    if how.waits is not None:
+        rows.append(("waits", how.waits))
+    if how.starts_at is not None:
+        rows.append(("expected", _moment(how.starts_at, now)))
+    if how.job is not None:
+        times = "once" if how.job_restarts == 1 else f"{how.job_restarts} times"
+        again = f", started again {times}" if how.job_restarts else ""
+        rows.append(("job", f"{how.job}{again}" + (f", on {how.nodes}" if how.nodes else "")))
+    if how.job_ends_at is not None:
+        rows.append(("job ends", _moment(how.job_ends_at, now)))
     if how.phase is not None:
         rows.append(("doing", how.phase))
     rows.append(("step", _step(how)))
@@ -97,12 +148,25 @@ def table(rows: Sequence[tuple[str, ...]]) -> list[str]:
     return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
 
 
+def _short(text: str, width: int = 60) -> str:
+    return text if len(text) <= width else text[: width - 1].rstrip() + "…"
+
+
 def _step(how: RunStatus) -> str:
     return f"{how.step}/{how.total_steps}" if how.total_steps else str(how.step)
 
 
 def _number(value: float | None) -> str:
     return "-" if value is None else f"{value:.4f}"
+
+
+def _moment(moment: float, now: float) -> str:
+    """A time to come, by the clock and from now; one that is over is about to be put right by whoever named it."""
+    from ortflow.launchers.lines import duration
+
+    days = "%a %H:%M" if abs(moment - now) < 6 * 86400 else "%Y-%m-%d %H:%M"
+    clock = time.strftime("%H:%M" if abs(moment - now) < 12 * 3600 else days, time.localtime(moment))
+    return f"at {clock}, in {duration(moment - now)}" if moment > now else f"at {clock}"
 
 
 def _ago(moment: float | None, now: float) -> str:

@@ -19,7 +19,9 @@ OverridesArgument = Annotated[
 FreshOption = Annotated[
     bool, typer.Option("--fresh", help="Start anew; the run that the directory holds is put aside as NAME.1, .2, …")
 ]
-BackendOption = Annotated[str, typer.Option("--backend", "-b", help="Launcher: local, or one that is installed.")]
+BackendOption = Annotated[
+    str, typer.Option("--backend", "-b", help="Launcher: local, slurm, or one that is installed.")
+]
 
 
 def submission_of(

@@ -3,42 +3,90 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ortflow.cli.run import tell_how_to_follow
-from ortflow.cli.runs import RUNS, RunsOption, reference
+from ortflow.cli.run import hand_over
+from ortflow.cli.runs import RUNS, RunsOption, find_run
 from ortflow.cli.submission import BackendOption, FileArgument, FreshOption, OverridesArgument, submission_of
+from ortflow.cli.sweep import AtOnceOption, SetOption, request_sweep, submit_sweep
+from ortflow.workflow.errors import UserError
+
+if TYPE_CHECKING:
+    from ortflow.launchers.slurm.commands import Slurm
 
 
 def submit(
     file: FileArgument,
     overrides: OverridesArgument = None,
     backend: BackendOption = "local",
+    sets: SetOption = None,
+    at_once: AtOnceOption = None,
     fresh: FreshOption = False,
+    after: Annotated[
+        list[str] | None,
+        typer.Option("--after", metavar="RUN[,RUN…]", help="Start when these runs have finished; for Slurm."),
+    ] = None,
+    retry: Annotated[
+        float, typer.Option("--retry", metavar="SECONDS", min=0, help="Wait so long for a scheduler that is away.")
+    ] = 0.0,
+    follow: Annotated[
+        bool, typer.Option("--follow", "-f", help="Stay until the run ends, with its exit code; Ctrl-C only leaves.")
+    ] = False,
     runs: RunsOption = Path(RUNS),
 ) -> None:
     """Start a run on a launcher and come back.
 
     On the local one this is run --detach.
     """
+    from dataclasses import replace
+
     from ortflow.launchers.base import find_launcher
 
     launcher = find_launcher(backend)
-    submission = submission_of(file, overrides, runs, fresh=fresh)
-    handle = launcher.submit(launcher.request(submission))
-    typer.echo(handle)
-    tell_how_to_follow(reference(submission.run, runs))
+    names = [name for text in after or () for name in text.split(",") if name]
+    if names and backend == "local":
+        raise UserError("--after is for runs in Slurm: nothing on this machine waits for others", fix="add -b slurm")
+    before = tuple(find_run(name, runs) for name in names)
+    if sets or at_once is not None:
+        slurm = _array_of(backend, sets)
+        if follow:
+            raise UserError("--follow follows one run", fix="`ortflow list --sweep NAME` shows a sweep's")
+        wanted = request_sweep(
+            file, overrides, sets or (), runs, slurm, fresh=fresh, after=before, retry=retry, at_once=at_once
+        )
+        submit_sweep(wanted, slurm, runs)
+        return
+    submission = replace(submission_of(file, overrides, runs, fresh=fresh), after=before, retry=retry)
+    hand_over(launcher, submission, runs, follow=follow)
 
 
 def render(
     file: FileArgument,
     overrides: OverridesArgument = None,
     backend: BackendOption = "local",
+    sets: SetOption = None,
+    at_once: AtOnceOption = None,
     runs: RunsOption = Path(RUNS),
 ) -> None:
     """Print what submit would start, and nothing else."""
     from ortflow.launchers.base import find_launcher
 
     launcher = find_launcher(backend)
+    if sets or at_once is not None:
+        slurm = _array_of(backend, sets)
+        typer.echo(str(request_sweep(file, overrides, sets or (), runs, slurm, files=False, at_once=at_once)))
+        return
     typer.echo(str(launcher.request(submission_of(file, overrides, runs, files=False))))
+
+
+def _array_of(backend: str, sets: list[str] | None) -> Slurm:
+    """The cluster for a sweep; raises UserError where there is none to be."""
+    from ortflow.launchers.slurm.commands import Slurm
+
+    if not sets:
+        raise UserError("--at-once is for a sweep", fix="add --set KEY=VALUES")
+    if backend != "slurm":
+        raise UserError("--set makes a job array of Slurm; other launchers have none", fix="add -b slurm")
+    return Slurm()

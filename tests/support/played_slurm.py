@@ -40,6 +40,10 @@ class Played:
     settings: list[Settings] = field(default_factory=list)
     scripts: list[str] = field(default_factory=list)
     next_id: int = 100
+    config: str = ""
+    """What `scontrol show config` says."""
+    arrays: dict[str, str] = field(default_factory=dict)
+    """--array of the jobs that are one."""
 
     @property
     def slurm(self) -> Slurm:
@@ -64,8 +68,9 @@ class Played:
         self.jobs = [replace(job, **fields) if job.id == job_id else job for job in self.jobs]  # type: ignore[arg-type]
 
     def take(self, job: Job) -> None:
-        """A job comes into the queue."""
-        self.jobs.append(job)
+        """A job comes into the queue, with all its tasks if it is an array."""
+        tasks = [f"_{task}" for task in _tasks(self.arrays[job.id])] if job.id in self.arrays else [""]
+        self.jobs += [replace(job, id=job.id + task, array=job.id if task else None) for task in tasks]
 
     def _away(self, command: str) -> Answer | None:
         if self.away is None:
@@ -89,6 +94,8 @@ class Played:
             dependency=found.get("dependency", ""),
         )  # fmt: skip
         self.next_id += 1
+        if "array" in found:
+            self.arrays[job.id] = found["array"]
         if self.on_sbatch is not None and (answer := self.on_sbatch(self, job)) is not None:
             return answer
         self.take(job)
@@ -102,7 +109,7 @@ class Played:
     def _scontrol(self, arguments: Sequence[str]) -> Answer:
         if (away := self._away("scontrol")) is not None:
             return away
-        return Answer(1, "", UNKNOWN)
+        return Answer(0, self.config, "") if arguments[-1] == "config" else Answer(1, "", UNKNOWN)
 
     def _sacct(self, arguments: Sequence[str]) -> Answer:
         if not self.accounted:
@@ -113,8 +120,12 @@ class Played:
     def _scancel(self, arguments: Sequence[str]) -> Answer:
         if (away := self._away("scancel")) is not None:
             return away
+        named = {*arguments}
+        if "--state=PENDING" in named:
+            # As 22.05 does: with a filter, one waiting task of an array stands for all of them.
+            named |= {job_id.partition("_")[0] for job_id in named}
         for job in self.jobs:
-            if job.id == arguments[-1] and job.active and ("--state=PENDING" not in arguments or job.waits):
+            if {job.id, job.array} & named and job.active and ("--state=PENDING" not in arguments or job.waits):
                 self.change(job.id, state="CANCELLED")
         return Answer(0, "", "")
 
@@ -131,6 +142,11 @@ def late(played: Played, job: Job) -> Answer:
     """The controller takes the job and says so too late."""
     played.take(job)
     return Answer(1, "", HUNG_SBATCH)
+
+
+def _tasks(array: str) -> list[int]:
+    spans = [part.partition("-") for part in array.partition("%")[0].split(",")]
+    return [task for first, _, last in spans for task in range(int(first), int(last or first) + 1)]
 
 
 def _squeue_line(job: Job) -> str:

@@ -12,6 +12,7 @@ from typing import Any
 from run_files import spec_of
 
 from ortflow.manifests.slurm import Placement, script
+from ortflow.manifests.slurm.placement import TASK
 from ortflow.workflow.spec.run import RunSpec
 
 GOLDEN = Path(__file__).parents[1] / "unit" / "golden" / "slurm"
@@ -77,6 +78,14 @@ CASES: dict[str, tuple[RunSpec, Placement]] = {
             run_dir=Path('/scratch/it\'s 100% #1/$HOME `id` "x"'),
             rank_python="/home/me/my venv/bin/python",
         ),
+    ),
+    "array": (
+        _run({"partition": "main", "container": {"image": "/images/ort.sif"}}, resources=FOUR),
+        replace(PLAIN, run_dir=Path(f"/scratch/runs/gpt-{TASK}"), array="0-3,6%2"),
+    ),
+    "array-in-an-odd-place": (
+        _run(),
+        replace(PLAIN, start="none", run_dir=Path(f'/scratch/it\'s 100%-$HOME `id` "x"-{TASK}'), array="0-7"),
     ),
     "everything": (
         _run(EVERYTHING, resources={**FOUR, "gpus_per_rank": 1, "python": "/opt/venv/bin/python"}),

@@ -210,7 +210,7 @@ def fields(message: Any) -> list[tuple[Any, Any]]:
 
 def change(rng: random.Random, model: onnx.ModelProto) -> None:
     """One field of the model taken away, doubled, or given a value of another."""
-    names = sorted({name for node in model.graph.node for name in [*node.input, *node.output, node.op_type]})
+    names = sorted({"", *(name for node in model.graph.node for name in [*node.input, *node.output, node.op_type])})
     message, field = rng.choice(fields(model))
     value = getattr(message, field.name)
     scalar = {

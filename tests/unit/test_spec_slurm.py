@@ -113,7 +113,8 @@ def test_what_slurm_takes(key: str, text: str) -> None:
         ({"directives": ["--wrap=x"]}, "directives[0]: may not hold --wrap; leave it out: the script is ortflow's"),
         (
             {"directives": ["--array=0-3"]},
-            "directives[0]: may not hold --array; leave it out: a run is one job, and a sweep is submitted as several",
+            "directives[0]: may not hold --array; leave it out: `ortflow submit --set KEY=V1,V2` makes an array, of a "
+            "run for each value",
         ),
         (
             {"directives": ["--wait"]},

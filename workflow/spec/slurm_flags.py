@@ -11,7 +11,7 @@ _NODES, _RANKS = "use resources.nodes", "use resources.ranks_per_node"
 _CORES, _GPUS = "use resources.cpus_per_rank", "use resources.gpus_per_rank and backends.slurm.gpus_as"
 _MEMORY = "use resources.memory and backends.slurm.memory_per"
 _REQUEUE = "use backends.slurm.requeue"
-_SWEEP = "leave it out: a run is one job, and a sweep is submitted as several"
+_SWEEP = "leave it out: `ortflow submit --set KEY=V1,V2` makes an array, of a run for each value"
 
 
 def _key(name: str) -> str:

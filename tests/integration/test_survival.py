@@ -5,11 +5,16 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+import time
 from pathlib import Path
 
 import numpy as np
+import psutil
 import pytest
-from project import Project, command, curve, logs, of_kind
+from project import ORTFLOW, Project, command, curve, environment, logs, of_kind
+
+from ortflow.launchers.processes import family, ranks_among
+from ortflow.workflow.rundir import RunDir
 
 ALONE = {"resources__ranks_per_node": 1, "resources__cpus_per_rank": 1}
 
@@ -112,6 +117,29 @@ def test_steps_without_a_usable_gradient_are_skipped_and_then_end_the_run(projec
     assert "4 steps in a row" in done.stdout + done.stderr
     assert "train.optimizer.lr" in done.stdout + done.stderr
     assert of_kind(run_dir, "step")[-1]["loss"] is None
+
+
+def test_a_rank_that_hangs_is_started_again(project: Project) -> None:
+    """One of two ranks stops dead, the other waits for it in an all-reduce: nobody dies, and nothing goes on."""
+    whole = project.run("whole")
+    file = project.write("hangs", restart={"failures": 1, "hung_seconds": 8.0, "backoff": {"first": 0.0}})
+    run_dir = project.run_dir("hangs")
+    with subprocess.Popen([*ORTFLOW, "run", file.name], cwd=project.folder, env=environment()) as launcher:
+        stopped = None
+        while stopped is None and launcher.poll() is None:
+            ranks = ranks_among(family(psutil.Process(launcher.pid))) if checkpointed(run_dir) else {}
+            stopped = ranks.get(1)
+            time.sleep(0.05)
+        assert stopped is not None, logs(run_dir)
+        stopped.suspend()
+        assert launcher.wait(120) == 0, logs(run_dir)
+    (end,) = [record for record in RunDir(run_dir).read_attempts() if record.get("outcome") == "failure"]
+    assert "hung: no sign of life for 8 s" in end["cause"]
+    assert curve(run_dir) == curve(whole)
+
+
+def checkpointed(run_dir: Path) -> bool:
+    return (run_dir / "checkpoints" / "step-00000010").exists()
 
 
 def test_tensorboard_opens_the_scalars(undisturbed: Path) -> None:

@@ -1,0 +1,87 @@
+"""What `ortflow doctor` finds out: one line each, and what to do where something is wrong. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any
+
+from ortflow.workflow.errors import UserError
+
+
+class Level(str, Enum):
+    """How a thing is."""
+
+    OK = "ok"
+    WARNING = "warning"
+    """Runs work; one may go slowly, or not as somebody expects."""
+    FAULT = "fault"
+    """A run would fail, or never start."""
+    UNTESTED = "untested"
+    """Nothing is known of it."""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing that was looked at."""
+
+    level: Level
+    about: str
+    """Which thing, in a word or two."""
+    what: str
+    fix: str = ""
+    data: Mapping[str, Any] = field(default_factory=dict)
+    """Measured numbers, for programs."""
+
+    def __str__(self) -> str:
+        return f"{self.level.value:<9} {self.about}: {self.what}" + (f"; {self.fix}" if self.fix else "")
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data."""
+        told = {"level": self.level.value, "about": self.about, "what": self.what, "fix": self.fix or None}
+        return {**told, **({"data": dict(self.data)} if self.data else {})}
+
+
+def ok(about: str, what: str, **data: Any) -> Finding:
+    """Works."""
+    return Finding(Level.OK, about, what, data=data)
+
+
+def warning(about: str, what: str, fix: str = "", **data: Any) -> Finding:
+    """Works, but."""
+    return Finding(Level.WARNING, about, what, fix, data)
+
+
+def fault(about: str, what: str, fix: str = "", **data: Any) -> Finding:
+    """Does not work."""
+    return Finding(Level.FAULT, about, what, fix, data)
+
+
+def untested(about: str, what: str, fix: str = "") -> Finding:
+    """Not looked at, and why."""
+    return Finding(Level.UNTESTED, about, what, fix)
+
+
+def from_error(about: str, error: UserError, level: Level = Level.FAULT) -> Finding:
+    """A wrong input as a finding."""
+    where = f"{error.where}: " if error.where else ""
+    return Finding(level, about, where + error.what, error.fix or "")
+
+
+def summary(found: Sequence[Finding]) -> str:
+    """The last line: how many of each kind that is not ok."""
+    counts = {level: sum(one.level is level for one in found) for level in Level}
+    words = [
+        f"{counts[level]} {level.value}{'s' if counts[level] > 1 and level is not Level.UNTESTED else ''}"
+        for level in (Level.FAULT, Level.WARNING, Level.UNTESTED)
+        if counts[level]
+    ]
+    if not counts[Level.FAULT]:
+        words.insert(0, "no fault")
+    return ", ".join(words)
+
+
+def has_fault(found: Iterable[Finding]) -> bool:
+    """Whether something is wrong."""
+    return any(one.level is Level.FAULT for one in found)

@@ -1,0 +1,166 @@
+"""`ortflow doctor` for this machine: whether a run can work here. Starts no run, but two ranks that only connect."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import shutil
+import socket
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import ortflow
+from ortflow.launchers.findings import Finding, fault, from_error, ok, untested, warning
+from ortflow.launchers.interpreter import NEEDED, TRAINING, Interpreter, check, examine, locate
+from ortflow.launchers.lines import duration, size
+from ortflow.launchers.local import LocalLauncher
+from ortflow.launchers.mpi import find_mpi
+from ortflow.workflow.cores import cores_of, grant_of_this_process
+from ortflow.workflow.errors import UserError
+from ortflow.workflow.spec.units import parse_memory
+
+if TYPE_CHECKING:
+    from ortflow.launchers.base import Submission
+    from ortflow.workflow.spec.run import RunSpec
+
+CONNECT = 60.0
+"""Seconds for ranks on one machine to find each other."""
+LITTLE = 1_000_000_000
+"""Bytes of disk or memory below which even a small run may not get by."""
+
+
+def examine_machine(submission: Submission, *, of_user: bool = True) -> Iterator[Finding]:
+    """Everything that is found out, as it is; `of_user` False: the run stands in for one that is not known yet."""
+    spec = submission.spec
+    if spec.resources.nodes > 1:
+        yield fault("resources.nodes", f"is {spec.resources.nodes}, and the local backend has one machine",
+                    "set resources.nodes=1, or use another --backend")  # fmt: skip
+    good = True
+    try:
+        python = examine(locate(spec.resources.python))
+        check(python)
+        yield ok("interpreter", interpreter_line(python))
+    except UserError as error:
+        good = False
+        yield from_error("interpreter", error)
+    if not good:
+        yield untested("MPI", "it needs an interpreter that can run ranks")
+    elif spec.resources.nodes == 1:
+        yield _mpi(submission, of_user)
+    yield _cores(spec, of_user)
+    yield _memory(spec)
+    yield from _disk(existing(submission.run.root.parent))
+
+
+def interpreter_line(python: Interpreter) -> str:
+    """An interpreter that can run ranks, in one line."""
+    names = [name for name in (*TRAINING, *NEEDED) if name in python.packages]
+    versions = ", ".join(f"{name} {python.packages[name]}" for name in names)
+    return f"{python.path}: CPython {'.'.join(map(str, python.version))}, ortflow {ortflow.__version__}, {versions}"
+
+
+def existing(path: Path) -> Path:
+    """The folder itself, or the nearest above it that there is."""
+    while not path.is_dir() and path != path.parent:
+        path = path.parent
+    return path
+
+
+def filesystem(path: Path, mounts: Path = Path("/proc/self/mounts")) -> str:
+    """The type of the file system that holds a path; empty where that is not told."""
+    best, kind = "", ""
+    try:
+        rows = [row.split() for row in mounts.read_text().splitlines()]
+    except OSError:
+        return kind
+    where = os.path.realpath(path)
+    for row in rows:
+        point = row[1].replace("\\040", " ")
+        # The later of two on the same folder lies over the earlier.
+        if (where == point or where.startswith(point.rstrip("/") + "/")) and len(point) >= len(best):
+            best, kind = point, row[2]
+    return kind
+
+
+def _mpi(submission: Submission, of_user: bool) -> Finding:
+    spec, about = submission.spec, "MPI"
+    if spec.world_size == 1:
+        return ok(about, "one rank runs without mpirun")
+    wanted = spec.backends.local.mpi
+    mpi = find_mpi(locate(spec.resources.python), wanted)
+    if mpi is None:
+        what = "there is no mpirun" + ("" if wanted == "auto" else f" of {wanted}")
+        tell = fault if of_user else warning
+        return tell(about, f"{what} beside the interpreter or on the PATH, and several ranks need one",
+                    "`pip install 'ortflow[mpich]'`")  # fmt: skip
+    try:
+        ranks = _connect(submission)
+    except (OSError, ValueError, subprocess.SubprocessError) as error:
+        return fault(about, f"{mpi.executable} does not start {spec.world_size} ranks: {error}")
+    sizes = [rank.get("size") for rank in ranks]
+    if sizes != [spec.world_size] * spec.world_size:
+        errors = [str(rank["error"]) for rank in ranks if "error" in rank]
+        told = errors[0] if errors else f"they came to worlds of {sizes}"
+        return fault(about, f"{spec.world_size} ranks do not connect with {mpi.executable}: {told}",
+                     "use the mpirun of the MPI that lies beside the interpreter")  # fmt: skip
+    seconds = duration(max(float(rank["seconds"]) for rank in ranks))
+    return ok(about, f"{spec.world_size} ranks connect with {mpi.executable} in {seconds} ({ranks[0]['library']})")
+
+
+def _connect(submission: Submission) -> list[dict[str, Any]]:
+    """What the ranks of a world tell that is started as the run's would be."""
+    from ortflow.launchers.slurm import node_report
+
+    words, environment = LocalLauncher().request(submission).start(0)
+    with tempfile.TemporaryDirectory(prefix="ortflow-doctor-") as folder:
+        (Path(folder) / "request.json").write_text(json.dumps({}))
+        program = [words[-4], str(node_report.__file__), "rank", folder]
+        done = subprocess.run(
+            [*words[:-4], *program], env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True,
+            timeout=CONNECT, cwd=folder, errors="replace",
+        )  # fmt: skip
+        ranks = [json.loads(file.read_text()) for file in sorted(Path(folder).glob("*.rank.json"))]
+    if not ranks:
+        lines = [line for line in (done.stderr or done.stdout).splitlines() if line.strip()]
+        raise ValueError(f"exit code {done.returncode}" + (f", {lines[0].strip()}" if lines else ""))
+    return ranks
+
+
+def _cores(spec: RunSpec, of_user: bool) -> Finding:
+    cores = cores_of(grant := grant_of_this_process(socket.gethostname()), [grant])
+    wanted = spec.resources.ranks_per_node * (spec.resources.cpus_per_rank or 1)
+    if of_user and wanted > cores:
+        return warning("cores", f"{cores}, and the run asks for {wanted}: ranks will wait for each other",
+                       "lower resources.ranks_per_node or cpus_per_rank")  # fmt: skip
+    return ok("cores", str(cores))
+
+
+def _memory(spec: RunSpec) -> Finding:
+    import psutil
+
+    state, about = psutil.virtual_memory(), "memory"
+    told = f"{size(state.available)} of {size(state.total)} free"
+    wanted = parse_memory(spec.resources.memory) if spec.resources.memory is not None else LITTLE
+    if wanted > state.available:
+        return warning(about, f"{told}, and the run may need {size(wanted)}", "end something else, or lower its needs")
+    return ok(about, told)
+
+
+def _disk(folder: Path) -> Iterator[Finding]:
+    about = "run directory"
+    if not os.access(folder, os.W_OK):
+        yield fault(about, f"{folder} may not be written", "give another run_dir, or --runs-dir")
+        return
+    free = shutil.disk_usage(folder).free
+    kind = filesystem(folder)
+    told = f"{folder}" + (f" ({kind})" if kind else "") + f", {size(free)} free"
+    yield warning(about, told, "make room") if free < LITTLE else ok(about, told)
+    try:
+        with tempfile.TemporaryFile(dir=folder) as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        yield warning("locks", f"{folder} has none: {error.strerror}", "start no run there a second time")

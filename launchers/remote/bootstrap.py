@@ -1,0 +1,110 @@
+"""What runs on the login node before any code of ours is there: the standard library, one file, sent as text.
+
+Reads a line of JSON from its standard input and, to take files, a tar behind it; answers with a line of JSON behind
+MARK, because a login may print things of its own.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import sys
+import tarfile
+import tempfile
+from importlib import metadata
+from typing import Any
+
+MARK = "ortflow-answer:"
+_NUMBERS = re.compile(r"\d+")
+
+
+def main() -> None:
+    """Do what the first line says."""
+    wish = json.loads(sys.stdin.buffer.readline())
+    try:
+        answer = take(wish) if wish["do"] == "take" else ask(wish)
+    except OSError as error:
+        answer = {"error": error.strerror or str(error), "file": error.filename, "errno": error.errno}
+    print("\n" + MARK + json.dumps(answer), flush=True)
+
+
+def ask(wish: dict[str, Any]) -> dict[str, Any]:
+    """What is here: packages, whole folders, files."""
+    return {
+        "python": sys.executable,
+        "version": sys.version_info[:2],
+        "lacking": [name for name, low, high in wish["packages"] if not _fits(name, low, high)],
+        "whole": [whole(folder, files) for folder, files in wish["folders"]],
+        "there": [os.path.exists(os.path.expanduser(path)) for path in wish["paths"]],
+    }
+
+
+def take(wish: dict[str, Any]) -> dict[str, Any]:
+    """Unpack a tar into a folder: all of it or nothing; with `into`, file by file into one that stays."""
+    final = os.path.expanduser(wish["folder"])
+    parent = os.path.dirname(final)
+    os.makedirs(parent, exist_ok=True)
+    box = tempfile.mkdtemp(prefix=".incoming-", dir=parent)
+    try:
+        new = os.path.join(box, "new")
+        os.mkdir(new)
+        unpack(new)
+        if not whole(new, wish["files"]):
+            return {"error": "the connection broke while files were copied", "file": final, "errno": None}
+        if wish.get("into") and os.path.isdir(final):
+            for name in wish["files"]:
+                os.makedirs(os.path.dirname(os.path.join(final, name)), exist_ok=True)
+                os.replace(os.path.join(new, name), os.path.join(final, name))
+        else:
+            if os.path.lexists(final) and not whole(final, wish["files"]):
+                os.rename(final, os.path.join(box, "old"))
+            try:
+                os.rename(new, final)
+            except OSError:  # somebody was faster
+                if not whole(final, wish["files"]):
+                    raise
+    finally:
+        shutil.rmtree(box, ignore_errors=True)
+    return {}
+
+
+def unpack(folder: str) -> None:
+    """The regular files of the tar behind the wish, each below the folder."""
+    try:
+        with tarfile.open(fileobj=sys.stdin.buffer, mode="r|*") as files:
+            for member in files:
+                parts = member.name.split("/")
+                source = files.extractfile(member) if member.isfile() else None
+                if source is None or ".." in parts or "" in parts:
+                    raise OSError(None, "the archive holds something that is no plain file", member.name)
+                path = os.path.join(folder, *parts)
+                os.makedirs(os.path.dirname(path), exist_ok=True)
+                with open(path, "wb") as target:
+                    shutil.copyfileobj(source, target, 1 << 20)
+                if member.mode & 0o100:
+                    os.chmod(path, os.stat(path).st_mode | 0o111)
+    except (tarfile.TarError, EOFError):  # cut short: the files are counted next
+        pass
+
+
+def whole(folder: str, files: dict[str, int]) -> bool:
+    """Whether a folder holds these files, by their sizes."""
+    folder = os.path.expanduser(folder)
+    try:
+        return all(os.path.getsize(os.path.join(folder, name)) == size for name, size in files.items())
+    except OSError:
+        return False
+
+
+def _fits(name: str, low: list[int], high: list[int]) -> bool:
+    try:
+        numbers = [int(number) for number in _NUMBERS.findall(metadata.version(name))[:3]]
+    except metadata.PackageNotFoundError:
+        return False
+    return low <= numbers and (not high or numbers < high)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,177 @@
+"""A way to another machine: the system's ssh, one connection for all commands, its socket in a private folder.
+
+Nothing of ssh's own checks is touched: host keys, agents, jump hosts and second factors are as in ~/.ssh/config
+(ORTFLOW_SSH_CONFIG names another file), and what is set there wins over what is set here.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+
+from ortflow.launchers.remote.failures import SSH_FAILED, explain
+from ortflow.workflow.errors import OrtflowError, UserError
+
+CONFIG = "ORTFLOW_SSH_CONFIG"
+PERSIST = 300
+"""Seconds for which the connection stays after the last command."""
+ANSWERS = 120.0
+"""Seconds until an unattended first command is given up: ssh itself has done so long before, unless it hangs."""
+LEAVES = 15.0
+"""Seconds that a command there has to end when it is left."""
+LONGEST = 104 - 41 - 18
+"""A socket's path may have 104 bytes where that is least; ssh adds a name of 40 and, for a moment, 17 more."""
+_HOST = re.compile(r"[^-\s\x00-\x1f][^\s\x00-\x1f]*")
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a command over there said."""
+
+    code: int
+    out: bytes
+    err: str
+
+
+@dataclass(frozen=True)
+class Connection:
+    """ssh to one host."""
+
+    host: str
+    options: tuple[str, ...] = ()
+    apart: bool = False
+    """ssh has nobody to ask any more, and may be kept from the terminal's keys."""
+
+    def command(self, line: str) -> list[str]:
+        """The whole local command for a line of the remote shell."""
+        return ["ssh", *self.options, "--", self.host, line]
+
+    def call(
+        self, line: str, feed: Callable[[IO[bytes]], object] = lambda pipe: None, seconds: float | None = None
+    ) -> Answer:
+        """Run a line; `feed` writes its input. Raises OrtflowError where ssh itself fails."""
+        # Not a pipe: the connection that stays behind would keep it open.
+        with tempfile.TemporaryFile() as complaints:
+            process = subprocess.Popen(
+                self.command(line), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=complaints
+            )
+            try:
+                assert process.stdin is not None
+                # A command that ends before it has read everything says why on its output.
+                with suppress(BrokenPipeError), process.stdin as pipe:
+                    feed(pipe)
+                process.stdin = None
+                out, _ = process.communicate(timeout=seconds)
+            except subprocess.TimeoutExpired as error:
+                raise OrtflowError(f"{self.host} had no answer within {seconds:.0f} s; try again") from error
+            finally:
+                if process.poll() is None:
+                    process.kill()
+                    process.wait()
+            complaints.seek(0)
+            err = complaints.read().decode(errors="replace")
+        if process.returncode == SSH_FAILED:
+            raise explain(self.host, err)
+        return Answer(process.returncode, out, err)
+
+    def stream(self, line: str) -> int:
+        """Run a line with this process's output and error; its exit code.
+
+        Its standard input stays open as long as somebody is interested, and Ctrl-C closes it: the command there ends
+        as if the key had been pressed there, and says what it has to say.
+        """
+        # In a session of its own ssh does not see the key, but cannot ask for a password either. Without it, the end
+        # of the connection has the same effect over there, and nobody reads what is said.
+        process = subprocess.Popen(self.command(line), stdin=subprocess.PIPE, start_new_session=self.apart)
+        assert process.stdin is not None
+        try:
+            code = process.wait()
+        except KeyboardInterrupt:
+            process.stdin.close()
+            try:
+                code = process.wait(LEAVES)
+            except (KeyboardInterrupt, subprocess.TimeoutExpired):
+                process.kill()
+                code = 130
+            return 130 if code == SSH_FAILED else code
+        finally:
+            if process.poll() is None:
+                process.kill()
+                process.wait()
+            with suppress(OSError):
+                process.stdin.close()
+        if code == SSH_FAILED:
+            raise OrtflowError(
+                f"the connection to {self.host} broke; what was submitted goes on there, and `ortflow list --host "
+                f"{self.host}` shows it"
+            )
+        return code
+
+
+def connect(host: str) -> Connection:
+    """The way to a host, not gone yet; raises UserError where there is no ssh, or its configuration is wrong."""
+    if not _HOST.fullmatch(host):
+        raise UserError(f"{host!r} is no host", where="--host", fix="give it as ssh takes it: user@login")
+    config = os.environ.get(CONFIG)
+    own = ("-F", config) if config else ()
+    try:
+        told = subprocess.run(
+            ["ssh", "-G", *own, "--", host],
+            capture_output=True, text=True, errors="replace", stdin=subprocess.DEVNULL, timeout=30,
+        )  # fmt: skip
+    except FileNotFoundError as error:
+        raise UserError("--host needs ssh, and there is none on the PATH", fix="install OpenSSH's client") from error
+    except subprocess.TimeoutExpired as error:
+        raise OrtflowError(f"`ssh -G {host}` had no answer within 30 s") from error
+    if told.returncode:
+        raise UserError(f"ssh does not take its configuration: {told.stderr.strip().splitlines()[-1]}")
+    given = dict(line.partition(" ")[::2] for line in told.stdout.splitlines())
+    folder = socket_folder()
+    attended = sys.stdin.isatty()
+    added = settings(given, folder, attended=attended)
+    apart = folder is not None or "controlpath" in given or not attended
+    return Connection(host, (*own, *(part for one in added for part in ("-o", one))), apart)
+
+
+def settings(given: Mapping[str, str], folder: Path | None, *, attended: bool) -> list[str]:
+    """Options beside those of `ssh -G`: time-outs and one connection for all, where nothing is said of them. Pure."""
+    options = ["LogLevel=ERROR"]
+    if given.get("connecttimeout", "none") in ("none", "0"):
+        options.append("ConnectTimeout=10")
+    if given.get("serveraliveinterval", "0") == "0":
+        options += ["ServerAliveInterval=5", "ServerAliveCountMax=3"]
+    if not attended:
+        # Nobody is there to be asked for a password or about a key: say so instead of waiting.
+        options.append("BatchMode=yes")
+    if folder is not None and given.get("controlpath", "none") == "none":
+        options += ["ControlMaster=auto", f"ControlPath={folder}/%C", f"ControlPersist={PERSIST}"]
+    return options
+
+
+def socket_folder() -> Path | None:
+    """A folder that only this user can enter; None where its path is too long for sockets."""
+    runtime = os.environ.get("XDG_RUNTIME_DIR")
+    bases = [runtime, "/tmp"] if runtime and os.path.isdir(runtime) else ["/tmp"]
+    folders = [Path(base) / f"ortflow-ssh-{os.getuid()}" for base in bases]
+    # ssh reads `%` and `$` in it.
+    fitting = [one for one in folders if len(os.fsencode(one)) <= LONGEST and not re.search(r"[%$\s\"']", str(one))]
+    if not fitting:
+        return None
+    folder = fitting[0]
+    with suppress(FileExistsError):
+        folder.mkdir(mode=0o700)
+    found = folder.lstat()
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:
+        raise UserError(
+            f"{folder} is not a folder that only you can enter, and connections are kept there", fix="remove it"
+        )
+    return folder

@@ -1,0 +1,67 @@
+"""What ssh says when it does not get there, and what to do about it. Pure."""
+
+from __future__ import annotations
+
+import re
+
+from ortflow.workflow.errors import OrtflowError, UserError
+
+SSH_FAILED = 255
+"""ssh's own exit code; all others are those of the command."""
+
+_CHANGED = re.compile(r"REMOTE HOST IDENTIFICATION HAS CHANGED|host key .*has (?:changed|just been changed)", re.I)
+_UNKNOWN = re.compile(r"Host key verification failed|authenticity of host|host key is known for", re.I)
+_NO_NAME = re.compile(r"Could not resolve hostname", re.I)
+_AWAY = re.compile(
+    r"timed out|Connection refused|No route to host|Network is unreachable|Connection (?:closed|reset)|"
+    r"kex_exchange_identification|Broken pipe|not responding|port \d+: ",
+    re.I,
+)
+_REFUSED = re.compile(r"Permission denied|Too many authentication failures|No more authentication methods", re.I)
+_NOISE = re.compile(r"^(?:@+|Warning: .*|\*\* .*|debug\d: .*)$")
+
+
+def explain(host: str, words: str) -> OrtflowError:
+    """The error for an ssh that ended with its own exit code."""
+    told = last_line(words)
+    if _CHANGED.search(words):
+        return UserError(
+            f"{host} shows another host key than before: it was installed anew, or somebody stands in between",
+            fix=f"ask its administrators; if the new key is right, `ssh-keygen -R {bare(host)}`, then `ssh {host}`",
+        )
+    if _UNKNOWN.search(words):
+        return UserError(
+            f"the host key of {host} is not known here",
+            fix=f"connect once with `ssh {host}` and compare what it shows with what the site publishes",
+        )
+    if _REFUSED.search(words):
+        return UserError(
+            f"{host} does not let you in ({told})",
+            fix=f"`ssh {host}` has to work by itself: `ssh-add` your key, or `ssh-copy-id {host}`",
+        )
+    if _NO_NAME.search(words):
+        return UserError(f"there is no host {bare(host)} ({told})", fix="correct --host, or your ~/.ssh/config")
+    if _AWAY.search(words):
+        return OrtflowError(f"{host} cannot be reached ({told}); is the network or the VPN up? Try again")
+    return OrtflowError(f"ssh to {host} failed: {told or 'it says nothing'}")
+
+
+def no_python(host: str, python: str, code: int, words: str) -> OrtflowError:
+    """The error for a command that was to be a Python and ended so."""
+    if code in (126, 127):
+        return UserError(
+            f"there is no {python} on {host} ({last_line(words)})",
+            fix="give a Python of its own with --host-python, or resources.python in the run file",
+        )
+    return UserError(f"{python} on {host} is no Python that works: {last_line(words) or f'exit code {code}'}")
+
+
+def last_line(words: str) -> str:
+    """What matters in what ssh or a shell said: the last line that says something."""
+    lines = [line.strip() for line in words.splitlines()]
+    return next((line for line in reversed(lines) if line and not _NOISE.match(line)), "").rstrip(".")
+
+
+def bare(host: str) -> str:
+    """The host without its user."""
+    return host.rpartition("@")[2]

@@ -1,0 +1,143 @@
+"""What a run reads and lies here: found by the run file's paths, named by its content, so that it is copied once.
+
+A file keeps its name in a folder that is called by the hash of what is in it. So nothing that a run over there reads
+ever changes under it, runs share what is the same, and another model under an old name is another run.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import tarfile
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from mmap import ACCESS_READ, mmap
+from pathlib import Path
+from typing import IO, Any
+
+from ortflow.workflow.errors import UserError
+from ortflow.workflow.spec.paths import IMAGE, INPUTS, is_image_file
+from ortflow.workflow.spec.run import RunSpec
+
+_LOCATION = re.compile(rb"\x0a\x08location\x12([\x80-\xff]?[\x01-\x7f])")
+"""How an ONNX file names a file beside it that holds weights: an entry of `external_data`, its length behind it."""
+_SCRIPTS = (".py", ".sh")
+
+
+@dataclass(frozen=True)
+class Named:
+    """A path of the run file."""
+
+    key: str
+    """Dotted."""
+    text: str
+    """As it stands there."""
+    here: Path
+    """Seen from the run file's folder."""
+
+    @property
+    def relative(self) -> bool:
+        """Whether it belongs to the run file's folder; else it may be the cluster's own."""
+        return not self.text.startswith(("/", "~"))
+
+
+@dataclass(frozen=True)
+class Item:
+    """Files that go along, in a folder of their own."""
+
+    files: dict[str, Path]
+    """By their names in that folder."""
+    main: str = ""
+    """The one that the run file names; empty for the folder itself."""
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """Bytes by name."""
+        return {name: path.stat().st_size for name, path in self.files.items()}
+
+    def digest(self) -> str:
+        """Over names and contents."""
+        import xxhash
+
+        summary = xxhash.xxh3_128()
+        for name, path in sorted(self.files.items()):
+            summary.update(f"{name}\0{path.stat().st_size}\0".encode())
+            with path.open("rb") as file:
+                while part := file.read(1 << 22):
+                    summary.update(part)
+        return summary.hexdigest()
+
+    def write_tar(self, pipe: IO[bytes]) -> None:
+        """All files, one after the other."""
+        with tarfile.open(fileobj=pipe, mode="w|", format=tarfile.PAX_FORMAT, bufsize=1 << 20) as archive:
+            for name, path in sorted(self.files.items()):
+                about = tarfile.TarInfo(name)
+                about.size = path.stat().st_size
+                about.mode = 0o755 if os.access(path, os.X_OK) else 0o644
+                with path.open("rb") as file:
+                    archive.addfile(about, file)
+
+
+def named(spec: RunSpec, folder: Path) -> list[Named]:
+    """The paths that a run file in `folder` says to read."""
+    values = spec.model_dump()
+    found = []
+    for keys in (*INPUTS, IMAGE):
+        text: Any = values
+        for key in keys:
+            text = text.get(key) if isinstance(text, dict) else None
+        if isinstance(text, str) and (keys != IMAGE or is_image_file(text)):
+            here = Path(os.path.abspath(folder / os.path.expanduser(text)))
+            found.append(Named(".".join(keys), text, here))
+    return found
+
+
+def item(one: Named) -> Item:
+    """What lies at a path: a file, with the weights that an ONNX file keeps beside it; or all files of a folder."""
+    try:
+        if one.here.is_dir():
+            files = dict(_in_folder(one.here))
+            if not files:
+                raise UserError(f"the folder {one.here} is empty", where=one.key)
+            return Item(files)
+        beside = external_data(one.here) if one.key.startswith("model.") else []
+        return Item({name: one.here.parent / name for name in (one.here.name, *beside)}, one.here.name)
+    except OSError as error:
+        raise UserError(f"{error.filename} cannot be read: {error.strerror}", where=one.key) from error
+
+
+def external_data(model: Path) -> list[str]:
+    """Files beside an ONNX file that hold its weights, relative to its folder. Needs no ONNX."""
+    with model.open("rb") as file:
+        if not os.fstat(file.fileno()).st_size:
+            return []
+        with mmap(file.fileno(), 0, access=ACCESS_READ) as data:
+            texts = {
+                data[match.end() : match.end() + _length(match[1])].decode(errors="replace")
+                for match in _LOCATION.finditer(data)
+            }
+    inside = [text for text in texts if not text.startswith("/") and ".." not in text.split("/")]
+    return sorted(os.path.normpath(text) for text in inside if "\0" not in text and (model.parent / text).is_file())
+
+
+def _length(varint: bytes) -> int:
+    return sum((byte & 0x7F) << (7 * place) for place, byte in enumerate(varint))
+
+
+def prepare_files(command: Sequence[str], folder: Path) -> dict[str, Path]:
+    """What `prepare` needs to make what is missing: files that its words name, and Python files beside a script."""
+    found: dict[str, Path] = {}
+    for word in command:
+        path = Path(os.path.normpath(folder / word))
+        if not path.is_file() or not path.is_relative_to(folder):
+            continue
+        beside = sorted(path.parent.glob("*.py")) if path.suffix in _SCRIPTS else []
+        found |= {one.relative_to(folder).as_posix(): one for one in (path, *beside)}
+    return found
+
+
+def _in_folder(folder: Path) -> Iterator[tuple[str, Path]]:
+    for path in sorted(folder.rglob("*")):
+        name = path.relative_to(folder)
+        if path.is_file() and not any(part.startswith(".") for part in name.parts):
+            yield name.as_posix(), path

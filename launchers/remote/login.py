@@ -1,0 +1,141 @@
+"""The login node: what is there, what has to go there, and ortflow run there as if it had been typed there."""
+
+from __future__ import annotations
+
+import errno
+import json
+import shlex
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+from ortflow.launchers.remote.bootstrap import MARK
+from ortflow.launchers.remote.code import Code, Requirement
+from ortflow.launchers.remote.connection import ANSWERS, Answer, Connection
+from ortflow.launchers.remote.failures import no_python
+from ortflow.launchers.remote.words import OLDEST, TOO_OLD, python_line
+from ortflow.workflow.errors import OrtflowError, UserError
+
+BOOTSTRAP = Path(__file__).with_name("bootstrap.py")
+_FULL = (errno.ENOSPC, errno.EDQUOT)
+_BEGIN = """\
+import base64, json, os, runpy, sys
+wish = json.loads(base64.urlsafe_b64decode(sys.argv[2]))
+code = os.path.abspath(os.path.expanduser(wish["code"]))
+sys.path[:] = [code, *filter(None, sys.path)]
+from ortflow.launchers.remote.arrival import settle
+settle(code, wish)
+sys.argv[1:] = wish["arguments"]
+runpy.run_module("ortflow", run_name="__main__", alter_sys=True)
+"""
+"""Runs the code that was brought along. A `-c` has the current folder on its path: the user's own, hence taken off."""
+
+
+@dataclass(frozen=True)
+class Look:
+    """What was found there."""
+
+    lacking: list[str]
+    """Names of packages."""
+    whole: list[bool]
+    """Of each folder asked for, whether it is there with all its files."""
+    there: list[bool]
+    """Of each path asked for, whether it is there."""
+
+
+@dataclass(frozen=True)
+class Login:
+    """A login node, a Python there, and the folder for everything of ours."""
+
+    connection: Connection
+    python: str
+    folder: str
+    """Absolute, or from `~/`."""
+
+    @property
+    def host(self) -> str:
+        """As the user named it."""
+        return self.connection.host
+
+    def look(
+        self,
+        packages: Sequence[Requirement] = (),
+        folders: Sequence[tuple[str, Mapping[str, int]]] = (),
+        paths: Sequence[str] = (),
+    ) -> Look:
+        """Ask for all of it at once; raises UserError where there is no Python, or an old one."""
+        wish = {
+            "do": "ask",
+            "packages": [(one.name, one.low, one.high) for one in packages],
+            "folders": [(folder, dict(files)) for folder, files in folders],
+            "paths": list(paths),
+        }
+        told = self._ask(wish)
+        return Look(told["lacking"], told["whole"], told["there"])
+
+    def require(self, packages: Sequence[Requirement], lacking: Sequence[str]) -> None:
+        """Raise UserError where packages are lacking there."""
+        if not lacking:
+            return
+        texts = [one.text for one in packages if one.name in lacking]
+        raise UserError(
+            f"{self.python} on {self.host} lacks {', '.join(lacking)}",
+            fix=f"run there: {self.python} -m pip install {shlex.join(texts)}; or give another with --host-python",
+        )
+
+    def take(
+        self, folder: str, sizes: Mapping[str, int], write: Callable[[IO[bytes]], object], *, into: bool = False
+    ) -> None:
+        """Bring files there: the whole folder or nothing; `into`: into one that stays, file by file."""
+        self._ask({"do": "take", "folder": folder, "files": dict(sizes), "into": into}, write)
+
+    def bring_code(self, code: Code) -> None:
+        """Bring the code there."""
+        archive = code.archive()
+        self.take(self.code_folder(code), code.sizes, lambda pipe: pipe.write(archive))
+
+    def code_folder(self, code: Code) -> str:
+        """Where it lies there: beside the runs, because whoever sees these has to see it."""
+        return f"{self.folder}/code/{code.hash}"
+
+    def input_folder(self, name: str) -> str:
+        """Where inputs of a name lie there."""
+        return f"{self.folder}/inputs/{name}"
+
+    def run(self, code: Code, arguments: Sequence[str]) -> int:
+        """Run `ortflow ARGUMENTS` there, its output here; the exit code."""
+        wish = {
+            "code": self.code_folder(code), "folder": self.folder, "host": self.host, "arguments": list(arguments),
+        }  # fmt: skip
+        return self.connection.stream(python_line(self.python, _BEGIN, wish))
+
+    def _ask(self, wish: Mapping[str, Any], write: Callable[[IO[bytes]], object] = lambda pipe: None) -> dict[str, Any]:
+        def feed(pipe: IO[bytes]) -> None:
+            pipe.write(json.dumps(wish).encode() + b"\n")
+            write(pipe)
+
+        seconds = ANSWERS if wish["do"] == "ask" else None
+        line = python_line(self.python, BOOTSTRAP.read_text(encoding="utf-8"))
+        return self._read(self.connection.call(line, feed, seconds))
+
+    def _read(self, answer: Answer) -> dict[str, Any]:
+        *_, last = ["", *answer.out.decode(errors="replace").split(MARK)]
+        if TOO_OLD in answer.err:
+            version = answer.err.split(TOO_OLD)[1].split()[0]
+            raise UserError(
+                f"{self.python} on {self.host} is Python {version}, and ortflow needs {'.'.join(map(str, OLDEST))}",
+                fix="give a newer one with --host-python, or resources.python in the run file",
+            )
+        try:
+            told: dict[str, Any] = json.loads(last)
+        except ValueError:
+            raise no_python(self.host, self.python, answer.code, answer.err) from None
+        if "error" in told:
+            where = f"{told['file']} on {self.host}" if told.get("file") else self.host
+            if told.get("errno") in _FULL:
+                raise OrtflowError(
+                    f"there is no room left for {where}; make some, or give another folder with --host-dir"
+                )
+            raise OrtflowError(f"{where}: {told['error']}; --host-dir names another folder")
+        return told

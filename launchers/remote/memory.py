@@ -1,0 +1,49 @@
+"""What was last used on a host, so that it has to be said once: a small file of this user's."""
+
+from __future__ import annotations
+
+import json
+import os
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from ortflow.workflow.rundir import write_atomically
+
+
+@dataclass(frozen=True)
+class Used:
+    """A Python and a folder there; None where nothing was ever said."""
+
+    python: str | None = None
+    folder: str | None = None
+
+
+def recall(host: str) -> Used:
+    """What was last used on a host."""
+    known = _read().get(host)
+    known = known if isinstance(known, dict) else {}
+    python, folder = known.get("python"), known.get("folder")
+    return Used(python if isinstance(python, str) else None, folder if isinstance(folder, str) else None)
+
+
+def remember(host: str, used: Used) -> None:
+    """Keep it; where that cannot be, it has to be said again."""
+    if used == recall(host):
+        return
+    with suppress(OSError):
+        write_atomically(_file(), json.dumps(_read() | {host: asdict(used)}, indent=2).encode())
+
+
+def _read() -> dict[str, Any]:
+    try:
+        found = json.loads(_file().read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _file() -> Path:
+    state = os.environ.get("XDG_STATE_HOME")
+    return (Path(state) if state else Path.home() / ".local" / "state") / "ortflow" / "hosts.json"

@@ -1,0 +1,206 @@
+"""Slurm's commands, each with a time-out, each gap or silence one sentence.
+
+Used by everything on the submitting side. Every command goes through a `Runner`, so that a way to another machine can
+be put before it. Nothing here knows a run.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from ortflow.launchers.remote.arrival import place_words
+from ortflow.launchers.slurm.jobs import FORMAT, SACCT_FIELDS, SEPARATOR, Job, read_sacct, read_scontrol, read_squeue
+from ortflow.manifests.local import FOREIGN
+from ortflow.workflow.errors import OrtflowError, UserError
+
+PATIENCE = 12.0
+"""Seconds for one command: a controller that hangs is given up by Slurm's own commands after 10."""
+GLANCE = 1.5
+"""Seconds for a command of which only the beginning counts."""
+KEPT = ("SLURM_CONF", "SLURM_CONF_SERVER", "SLURM_JWT", "SLURM_CLUSTERS")
+"""Variables that say where the cluster is; all others of Slurm's are a job's around this shell, or change answers."""
+OURS = ("SLURM_", "SQUEUE_", "SACCT_", "SCANCEL_", "SCONTROL_")
+SETTINGS = {"LC_ALL": "C", "SLURM_TIME_FORMAT": "%s"}
+"""For commands that are read: words and times that do not depend on where and by whom they are asked for."""
+NEVER_A_JOB = "67108862"
+"""Beyond the largest id that Slurm gives to a job (MaxJobId)."""
+
+Settings = Mapping[str, str | None]
+"""Variables of a command beside those of the shell; None takes one away."""
+
+_AWAY = re.compile(
+    r"Unable to contact slurm controller|Socket timed out|Connection (?:refused|timed out|reset)|Zero Bytes were|"
+    r"Unexpected message received|in standby mode|connect failure|Transport endpoint|Unable to connect to database",
+    re.IGNORECASE,
+)
+_UNCONFIGURED = re.compile(r"configuration source|cannot stat file|Unable to process configuration", re.IGNORECASE)
+_PREFIX = re.compile(r"^(?:sbatch|squeue|scontrol|sacct|scancel|srun): (?:error|fatal): *", re.MULTILINE)
+_SUBMITTED = re.compile(r"(?:Submitted batch job )?(\d+)(?:;\S*)?\s*$")
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a command said."""
+
+    code: int
+    out: str
+    err: str
+
+    @property
+    def words(self) -> str:
+        """Its complaint on one line, without the command's own name."""
+        return "; ".join(line.strip() for line in _PREFIX.sub("", self.err or self.out).splitlines() if line.strip())
+
+
+Runner = Callable[[Sequence[str], Settings, float], Answer]
+"""Runs a command within so many seconds. Raises FileNotFoundError where there is none of its name, and
+subprocess.TimeoutExpired."""
+
+
+class NoAnswer(OrtflowError):
+    """The controller is dead, hung or out of reach: what was asked of it may have been done all the same."""
+
+    def __init__(self, words: str, *, then: str = "try again later") -> None:
+        self.words = words
+        super().__init__(f"the Slurm controller does not answer ({words}); {then}")
+
+
+class NotInstalled(UserError):
+    """There is no such command."""
+
+
+class Refused(Exception):
+    """sbatch does not take the job; `words` are its own."""
+
+    def __init__(self, words: str) -> None:
+        self.words = words
+        super().__init__(words)
+
+
+def run_here(command: Sequence[str], settings: Settings, seconds: float) -> Answer:
+    """The runner for this machine."""
+    environment = outside_of_jobs(os.environ)
+    for name, value in settings.items():
+        if value is None:
+            environment.pop(name, None)
+        else:
+            environment[name] = value
+    told = subprocess.run(
+        command, stdin=subprocess.DEVNULL, capture_output=True, timeout=seconds, env=environment, errors="replace"
+    )
+    return Answer(told.returncode, told.stdout, told.stderr)
+
+
+def outside_of_jobs(environment: Mapping[str, str]) -> dict[str, str]:
+    """The environment without the job around this shell and without defaults for the commands that are read. Pure."""
+    foreign = (*FOREIGN, *OURS)
+    return {name: value for name, value in environment.items() if name in KEPT or not name.startswith(foreign)}
+
+
+class Slurm:
+    """The cluster, as its commands tell of it. Every method raises NoAnswer, and UserError where Slurm is not here."""
+
+    def __init__(self, runner: Runner = run_here) -> None:
+        self._runner = runner
+
+    def mine(self, seconds: float | None = None) -> list[Job]:
+        """All jobs of this user, those that have ended a few minutes ago (MinJobAge) among them: one call."""
+        command = ["squeue", "--me", "--noheader", "--array", "--states=all", f"--Format={FORMAT}"]
+        answer = self._run(command, SETTINGS, seconds or PATIENCE)
+        if answer.code:
+            raise OrtflowError(f"squeue says: {answer.words}")
+        return read_squeue(answer.out)
+
+    def job(self, job_id: str) -> Job | None:
+        """A job by its id, wherever Slurm still knows of it: the controller first, then the accounting; None if not."""
+        answer = self._read("scontrol", "show", "job", "--oneliner", job_id)
+        if answer.code == 0 and (found := read_scontrol(answer.out)):
+            return next((job for job in found if job.id == job_id), found[0])
+        return self.accounted([job_id]).get(job_id)
+
+    def accounted(self, job_ids: Sequence[str]) -> dict[str, Job]:
+        """What the accounting knows of jobs, by id: one call. Nothing where the site keeps none."""
+        if not job_ids:
+            return {}
+        fields = [f"--delimiter={SEPARATOR}", f"--format={SACCT_FIELDS}"]
+        answer = self._sacct("-X", "-P", "-n", *fields, "-j", ",".join(job_ids))
+        return {job.id: job for job in read_sacct(answer.out)} if answer.code == 0 else {}
+
+    def submit(self, script: str, settings: Settings) -> str:
+        """sbatch a script and return the job's id. Raises Refused, and NoAnswer where it may have been taken or not."""
+        answer = self._run(["sbatch", "--parsable", script], {"LC_ALL": "C", **settings})
+        if answer.code:
+            raise Refused(answer.words)
+        match = _SUBMITTED.search(answer.out.strip())
+        if match is None:
+            raise NoAnswer(f"sbatch said {answer.out.strip()!r}, which names no job")
+        return match[1]
+
+    def cancel(self, *job_ids: str, pending: bool = False) -> None:
+        """scancel; `pending`: only those that have not started. A job that is gone already is no error."""
+        # With a filter, scancel ends all waiting tasks of an array in place of the one that it is told.
+        filtered = [job_id for job_id in job_ids if pending and "_" not in job_id]
+        for some, options in ((filtered, ["--state=PENDING"]), ([one for one in job_ids if one not in filtered], [])):
+            answer = self._read("scancel", *options, *some) if some else None
+            if answer is not None and answer.code and "Invalid job id" not in answer.words:
+                raise OrtflowError(f"scancel says: {answer.words}")
+
+    def version(self) -> tuple[int, int]:
+        """Major and minor version, such as (22, 5); (0, 0) where the words are none."""
+        match = re.search(r"(\d+)\.(\d+)", self._read("sbatch", "--version").out)
+        return (int(match[1]), int(match[2])) if match else (0, 0)
+
+    def longest_array(self) -> int | None:
+        """How many tasks an array may have (MaxArraySize); None where nobody says."""
+        told = self._run(["scontrol", "show", "config"], SETTINGS, GLANCE)
+        match = re.search(r"^MaxArraySize\s*=\s*(\d+)", told.out, re.MULTILINE)
+        return int(match[1]) if match else None
+
+    def starts_with(self, kind: str) -> bool:
+        """Whether srun really loads the plug-in of --mpi=KIND here.
+
+        `srun --mpi=list` names some that do not load. srun loads it before it looks for the job to run in, so it has
+        done so where it gets no answer.
+        """
+        try:
+            answer = self._run(["srun", f"--mpi={kind}", f"--jobid={NEVER_A_JOB}", "true"], SETTINGS, GLANCE)
+        except NoAnswer:
+            return True
+        return "Invalid MPI type" not in answer.err
+
+    def accounts(self) -> bool:
+        """Whether the site keeps accounts: without them an ended job is forgotten after some minutes."""
+        return self._sacct("-n", "-X", "-j", NEVER_A_JOB).code == 0
+
+    def _sacct(self, *arguments: str) -> Answer:
+        """sacct, which a site without accounts may not even have installed."""
+        try:
+            return self._read("sacct", *arguments)
+        except NotInstalled:
+            return Answer(127, "", "sacct is not installed")
+
+    def _read(self, *command: str) -> Answer:
+        return self._run(command, SETTINGS)
+
+    def _run(self, command: Sequence[str], settings: Settings, seconds: float = PATIENCE) -> Answer:
+        try:
+            answer = self._runner(command, settings, seconds)
+        except FileNotFoundError as error:
+            raise NotInstalled(
+                f"Slurm is not installed {place_words()}, or not on the PATH: there is no {command[0]}",
+                fix="log in to the cluster, or load the site's module for Slurm",
+            ) from error
+        except subprocess.TimeoutExpired as error:
+            raise NoAnswer(f"{command[0]} had no answer within {seconds:.0f} s") from error
+        if answer.code and _UNCONFIGURED.search(answer.err):
+            raise UserError(
+                f"Slurm's commands know no cluster here: {answer.words.splitlines()[0]}",
+                fix="set SLURM_CONF to the cluster's slurm.conf, or load the site's module for Slurm",
+            )
+        if answer.code and _AWAY.search(answer.err):
+            raise NoAnswer(answer.words)
+        return answer

@@ -1,0 +1,221 @@
+"""`ortflow doctor --backend slurm`: whether a run can work on this cluster, told before one is submitted.
+
+Asks and starts nothing, but for the trial job that the user has to want. What cannot be answered is a finding too.
+"""
+
+from __future__ import annotations
+
+import os
+import pwd
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ortflow.launchers.findings import Finding, Level, fault, from_error, ok, untested, warning
+from ortflow.launchers.interpreter import check, examine, locate
+from ortflow.launchers.lines import duration
+from ortflow.launchers.machine import existing, filesystem, interpreter_line
+from ortflow.launchers.slurm import checks
+from ortflow.launchers.slurm.commands import Refused
+from ortflow.launchers.slurm.fit import asked, chosen
+from ortflow.launchers.slurm.launcher import SlurmLauncher
+from ortflow.launchers.slurm.probe import Start
+from ortflow.launchers.slurm.refusals import refusal
+from ortflow.launchers.slurm.restart_checks import restarts
+from ortflow.launchers.slurm.site import Association, Settings
+from ortflow.launchers.slurm.submitting import new_submission, require_submitit, settings
+from ortflow.launchers.slurm.survey import FINE_TO_HAVE, NEEDED, Survey
+from ortflow.launchers.slurm.trial import NotRun, run_trial
+from ortflow.launchers.slurm.trial_findings import findings
+from ortflow.manifests.slurm.container import inside
+from ortflow.manifests.slurm.trial import trial_spec
+from ortflow.workflow.errors import OrtflowError, UserError
+
+if TYPE_CHECKING:
+    from ortflow.launchers.base import Submission
+    from ortflow.launchers.slurm.launcher import SlurmRequest
+    from ortflow.workflow.spec.run import RunSpec
+
+SLOW_ANSWER = 2.0
+"""Seconds of the controller behind which a user of it waits."""
+
+NO_PLACE = "node configuration is not available"
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A job that the user wants, to look from the nodes."""
+
+    nodes: int | None
+    """The run's own number if not given."""
+    wait: float
+    """Seconds for it to start."""
+    tell: Callable[[str], None]
+    """Told how it goes."""
+
+
+def examine_cluster(
+    submission: Submission, trial: Trial | None, slurm: Survey | None = None, *, of_user: bool = True
+) -> Iterator[Finding]:
+    """Everything that is found out, as it is; `of_user` False: the run stands in for one that is not known yet."""
+    slurm = slurm or Survey()
+    try:
+        yield from _commands(slurm)
+        yield from _site(submission, slurm, of_user)
+    except OrtflowError as error:
+        yield from_error("Slurm", error) if isinstance(error, UserError) else fault("controller", str(error))
+        yield from _here(submission)
+        yield untested("everything else", "it needs an answer from Slurm")
+        return
+    yield from _here(submission)
+    yield from _nodes(submission, slurm, trial)
+
+
+def _commands(slurm: Survey) -> Iterator[Finding]:
+    missing = [name for name in (*NEEDED, *FINE_TO_HAVE) if not slurm.has(name)]
+    if needed := [name for name in missing if name in NEEDED]:
+        raise UserError(
+            f"there is no {', '.join(needed)} on the PATH", fix="log in to the cluster, or load the site's module"
+        )
+    major, minor = slurm.version()
+    there = [name for name in (*NEEDED, *FINE_TO_HAVE) if name not in missing]
+    told = f"{major}.{minor:02d}, with {', '.join(there)}"
+    yield ok("Slurm", told + (f"; without {', '.join(missing)}" if missing else ""))
+    seconds = slurm.ping()
+    words = f"answers in {1000 * seconds:.0f} ms" if seconds < 1 else f"answers in {duration(seconds)}"
+    yield ok("controller", words) if seconds < SLOW_ANSWER else warning("controller", words)
+
+
+def _site(submission: Submission, slurm: Survey, of_user: bool) -> Iterator[Finding]:
+    spec, wanted = submission.spec, asked(submission.spec)
+    config, partitions, nodes, jobs = slurm.config(), slurm.partitions(), slurm.nodes(), slurm.mine()
+    yield ok("queue", f"squeue is understood; {sum(job.active for job in jobs)} jobs of yours are in it")
+    yield checks.accounting(config, slurm.accounts())
+    user = pwd.getpwuid(os.geteuid()).pw_name
+    yield from checks.identity(user, _associations(slurm, config, user), config, wanted if of_user else None)
+    yield from (checks.partition_line(partition, nodes) for partition in partitions)
+    places = chosen(wanted, partitions)
+    if of_user:
+        yield from checks.fits(wanted, partitions, nodes)
+        yield checks.memory(wanted, spec.resources.ranks_per_node, places, config)
+        yield from checks.time(wanted, places)
+    yield from restarts(config, places, spec.backends.slurm.requeue)
+    yield from _starts(submission, slurm, of_user)
+
+
+def _associations(slurm: Survey, config: Settings, user: str) -> list[Association] | None:
+    if not config.get("AccountingStorageType", "").endswith("slurmdbd"):
+        return None
+    try:
+        return slurm.associations(user)
+    except OrtflowError:
+        return None
+
+
+def _starts(submission: Submission, slurm: Survey, of_user: bool) -> Iterator[Finding]:
+    """MPI plug-ins, the start of the ranks, and what sbatch says of the very script."""
+    names = slurm.plugins()
+    with ThreadPoolExecutor(len(names) or 1) as pool:
+        loads = dict(zip(names, pool.map(slurm.starts_with, names), strict=True))
+    yield checks.plugins(loads)
+    request = _request(submission, slurm)
+    if isinstance(request, Finding):
+        yield request
+        return
+    placement, setting = request.placement, submission.spec.backends.slurm.mpi
+    yield checks.start(setting, Start(placement.start, placement.mpirun, placement.kind), placement.rank_python, loads)
+    if of_user:
+        yield _sbatch(request, slurm)
+
+
+def _request(submission: Submission, slurm: Survey) -> SlurmRequest | Finding:
+    try:
+        return SlurmLauncher(slurm).request(submission)
+    except UserError as error:
+        return from_error("MPI", error)
+
+
+def _sbatch(request: SlurmRequest, slurm: Survey) -> Finding:
+    """What sbatch says of the script, without taking it."""
+    about = "sbatch"
+    try:
+        text = request.script(new_submission())
+        with tempfile.NamedTemporaryFile("w", prefix="ortflow-doctor-", suffix=".sh") as file:
+            file.write(text)
+            file.flush()
+            words = slurm.would_take(file.name, settings(text, os.environ, Path.cwd()))
+    except Refused as error:
+        if NO_PLACE in error.words:
+            # Without --test-only it would take the job and have it wait.
+            more = "nodes may be down, or backends.slurm.constraint, nodelist and exclude leave too few"
+            return warning(about, f"finds no place for the job now: {error.words}", more)
+        return from_error(about, refusal(error.words))
+    except UserError as error:
+        return from_error(about, error)
+    return ok(about, f"takes the job {words}")
+
+
+def _here(submission: Submission) -> Iterator[Finding]:
+    """What needs no Slurm: submitit, the interpreter, the folder of the runs."""
+    try:
+        require_submitit()
+        yield ok("submitit", "installed")
+    except UserError as error:
+        yield from_error("submitit", error)
+    yield _interpreter(submission.spec)
+    folder, about = existing(submission.run.root.parent), "run directory"
+    if os.access(folder, os.W_OK):
+        yield ok(about, f"{submission.run.root}, on {filesystem(folder) or 'a file system that is not told'}")
+    else:
+        yield fault(about, f"{folder} may not be written", "give another run_dir, or --runs-dir")
+
+
+def _interpreter(spec: RunSpec) -> Finding:
+    about, python = "interpreter", spec.resources.python
+    if (box := inside(spec)) is not None:
+        return untested(about, f"it is inside {box.image}, which only the nodes open")
+    if python is not None and os.path.isabs(python) and not os.path.exists(python):
+        return untested(about, f"{python} is not here; the nodes may have it")
+    try:
+        found = examine(locate(python))
+        check(found)
+    except UserError as error:
+        return from_error(about, error)
+    return ok(about, interpreter_line(found))
+
+
+def _nodes(submission: Submission, slurm: Survey, trial: Trial | None) -> Iterator[Finding]:
+    """What only a job can tell."""
+    about = "nodes"
+    if trial is None:
+        what = "whether they see the run directory and the interpreter, whether ranks connect; their disk, clocks, NCCL"
+        yield untested(about, what, "a job of two minutes at most tells: add --job")
+        return
+    spec = trial_spec(submission.spec, trial.nodes)
+    request = _request(replace(submission, spec=spec, after=()), slurm)
+    if isinstance(request, Finding):
+        yield untested(about, "no job was tried, because the ranks cannot be started")
+        return
+    placement = replace(request.placement, submission=new_submission(), dependency=None)
+    paths = [path for path in _inputs(spec) if os.path.exists(path)]
+    try:
+        results, left = run_trial(spec, placement, paths, slurm, trial.wait, trial.tell)
+    except NotRun as error:
+        yield error.finding
+        if error.finding.level is not Level.FAULT:
+            yield untested(about, "the job did not run")
+        return
+    start, model = Start(placement.start, placement.mpirun, placement.kind), Path(spec.model.path)
+    folder, size = str(existing(placement.run_dir.parent)), model.stat().st_size if model.is_file() else None
+    yield from findings(results, spec.world_size, start, folder, size)
+    yield from left
+
+
+def _inputs(spec: RunSpec) -> Sequence[str]:
+    """Files that ranks read."""
+    graphs = spec.model.graphs
+    sets = [data.path for data in (spec.data.train, spec.data.eval) if data is not None]
+    return [path for path in (spec.model.path, graphs.train, graphs.eval, graphs.optimizer, *sets) if path is not None]

@@ -1,0 +1,144 @@
+"""Whether what a run asks for can be had in a partition. Pure.
+
+Slurm takes most of what does not fit and lets it wait for ever (EnforcePartLimits=NO), so it is told before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ortflow.launchers.slurm.site import Node, Partition
+from ortflow.workflow.spec.slurm_syntax import gpus_in
+from ortflow.workflow.spec.units import parse_memory, parse_time
+
+if TYPE_CHECKING:
+    from ortflow.workflow.spec.run import RunSpec
+
+_MIB = 2**20
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What a run wants of a cluster."""
+
+    nodes: int
+    cpus: int
+    """Of each node."""
+    memory: int | None
+    """MiB of each node; None where the partition's default decides."""
+    gpus: int
+    """Of each node."""
+    time: int | None
+    """Seconds; None where the partition's default decides."""
+    partitions: tuple[str, ...]
+    """Those it names; none for the default one."""
+    account: str | None
+    qos: str | None
+
+    def __str__(self) -> str:
+        words = [f"{self.nodes} node{'s' if self.nodes > 1 else ''} with {self.cpus} cores"]
+        if self.gpus:
+            words.append(f"{self.gpus} GPUs")
+        if self.memory:
+            words.append(f"{self.memory} MiB")
+        each = " each" if self.nodes > 1 else ""
+        return ", ".join(words) + each + (f", for {clock(self.time)}" if self.time else "")
+
+
+@dataclass(frozen=True)
+class Misfit:
+    """Why a partition cannot have a run, and what to change."""
+
+    what: str
+    fix: str
+    never: bool = True
+    """False where it can, once nodes that are down are back."""
+
+
+def asked(spec: RunSpec) -> Asked:
+    """What a run file asks for."""
+    resources, slurm = spec.resources, spec.backends.slurm
+    gpus = resources.ranks_per_node * resources.gpus_per_rank
+    return Asked(
+        nodes=resources.nodes,
+        cpus=resources.ranks_per_node * (resources.cpus_per_rank or 1),
+        memory=-(-parse_memory(resources.memory) // _MIB) if resources.memory is not None else None,
+        gpus=gpus if gpus else (gpus_in(slurm.gres) or 0),
+        time=parse_time(resources.time_limit) if resources.time_limit is not None else None,
+        partitions=tuple(name.strip() for name in (slurm.partition or "").split(",") if name.strip()),
+        account=slurm.account,
+        qos=slurm.qos,
+    )
+
+
+def chosen(wanted: Asked, partitions: Iterable[Partition]) -> list[Partition]:
+    """The partitions that Slurm would look in."""
+    return [one for one in partitions if (one.name in wanted.partitions if wanted.partitions else one.default)]
+
+
+def misfits(wanted: Asked, partition: Partition, nodes: Sequence[Node]) -> list[Misfit]:
+    """All that keeps the run out of a partition; `nodes` are the cluster's."""
+    return [*_rules(wanted, partition), *_machines(wanted, [one for one in nodes if partition.name in one.partitions])]
+
+
+def _rules(wanted: Asked, partition: Partition) -> Iterator[Misfit]:
+    if partition.state != "UP":
+        yield Misfit(f"is {partition.state}", "choose another backends.slurm.partition, or wait", never=False)
+    if wanted.time is not None and partition.max_time is not None and wanted.time > partition.max_time:
+        limit = clock(partition.max_time)
+        yield Misfit(f"gives a job {limit}, and the run asks for {clock(wanted.time)}",
+                     f"set resources.time_limit to {limit} at most: the run goes on in the next job")  # fmt: skip
+    if partition.max_nodes is not None and wanted.nodes > partition.max_nodes:
+        yield Misfit(f"gives a job {partition.max_nodes} nodes, and the run asks for {wanted.nodes}",
+                     f"set resources.nodes to {partition.max_nodes} at most")  # fmt: skip
+    for key, what, value in (("account", "accounts", wanted.account), ("qos", "qos", wanted.qos)):
+        allowed, denied = partition.allowed.get(what), partition.denied.get(what, frozenset())
+        if value is not None and (value in denied or (allowed is not None and value not in allowed)):
+            names = f": it takes {', '.join(sorted(allowed))}" if allowed else ""
+            yield Misfit(f"does not take {key} {value}{names}", f"change backends.slurm.{key} or partition")
+
+
+def _machines(wanted: Asked, nodes: Sequence[Node]) -> Iterator[Misfit]:
+    if wanted.nodes > len(nodes):
+        yield Misfit(f"has {len(nodes)} nodes, and the run asks for {wanted.nodes}", "lower resources.nodes")
+        return
+    fitting = [node for node in nodes if _fits(wanted, node)]
+    if len(fitting) < wanted.nodes:
+        yield from _short(wanted, nodes, len(fitting))
+    elif (up := sum(node.up for node in fitting)) < wanted.nodes:
+        what = f"has {len(fitting)} nodes that fit, and {up} of them are up: the run waits for {wanted.nodes}"
+        yield Misfit(what, "`sinfo -R` tells why nodes are down", never=False)
+
+
+def _fits(wanted: Asked, node: Node) -> bool:
+    return node.cpus >= wanted.cpus and node.memory >= (wanted.memory or 0) and node.gpus >= wanted.gpus
+
+
+def _short(wanted: Asked, nodes: Sequence[Node], fitting: int) -> Iterator[Misfit]:
+    """Which of the wishes too few nodes meet; each alone may be met, and all of them on none."""
+    found = False
+    for what, need, key, has in (
+        ("cores", wanted.cpus, "ranks_per_node or cpus_per_rank", [node.cpus for node in nodes]),
+        ("MiB of memory", wanted.memory or 0, "memory", [node.memory for node in nodes]),
+        ("GPUs", wanted.gpus, "gpus_per_rank", [node.gpus for node in nodes]),
+    ):
+        able = sum(amount >= need for amount in has)
+        if able < wanted.nodes:
+            found = True
+            told = f"has {able} nodes with {need} {what}, and the run asks for {wanted.nodes}"
+            if not able:
+                told = f"has no node with more than {max(has)} {what}, and the run asks for {need} on each"
+            yield Misfit(told, f"lower resources.{key}")
+    if not found:
+        yield Misfit(f"has {fitting} nodes with all of that, and the run asks for {wanted.nodes}",
+                     "lower what resources asks for")  # fmt: skip
+
+
+def clock(amount: float) -> str:
+    """Seconds as a run file has them: [days-]hours:minutes:seconds."""
+    minutes, second = divmod(int(amount), 60)
+    hours, minute = divmod(minutes, 60)
+    days, hour = divmod(hours, 24)
+    return (f"{days}-" if days else "") + f"{hour:02d}:{minute:02d}:{second:02d}"

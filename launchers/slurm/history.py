@@ -1,0 +1,96 @@
+"""What attempts.jsonl tells of a run's Slurm jobs. Pure.
+
+Before sbatch is called, `submitting` puts a unique id on record, which the job carries in its comment; `submit` names
+the job behind it, `refused` says that there is none. So a job whose submission got no answer is found again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ortflow.launchers.slurm.jobs import Job
+
+SETTLE = 30.0
+"""Seconds for which a job may still come into the queue that sbatch had no answer about."""
+COMMENT = "ortflow"
+"""First word of the comment of every job; the second is the submission's id."""
+
+
+@dataclass(frozen=True)
+class Placed:
+    """One submission of a run."""
+
+    submission: str | None
+    """Its unique id; None for a job that follows another, with that one's comment."""
+    job: str | None
+    """Its job; None where sbatch gave no answer."""
+    task: str | None = None
+    """The run's task, where an array of several runs was submitted."""
+
+
+def placed(records: Sequence[dict[str, Any]]) -> list[Placed]:
+    """The submissions that Slurm has taken, or may have, oldest first."""
+    found: dict[str, Placed] = {}
+    for record in records:
+        event, submission = record.get("event"), record.get("submission")
+        if record.get("launcher") == "slurm" and event in ("submitting", "submit"):
+            found[submission or f"job {record.get('job')}"] = Placed(submission, record.get("job"), record.get("task"))
+        elif event == "refused" and submission in found:
+            del found[submission]
+    return list(found.values())
+
+
+def find(history: Sequence[Placed], jobs: Iterable[Job]) -> Job | None:
+    """The run's job among `jobs`: of its submissions the newest that is still active, else the newest of all."""
+    known = list(jobs)
+    ended: Job | None = None
+    for one in reversed(history):
+        matching = [job for job in known if belongs(job, one)]
+        for job in sorted(matching, key=lambda job: job.number, reverse=True):
+            if job.active:
+                return job
+            ended = ended or job
+    return ended
+
+
+def belongs(job: Job, one: Placed) -> bool:
+    """Whether a job is that of a submission."""
+    if one.job is not None:
+        return one.job in (job.id, job.array)
+    if one.task is not None and job.id.partition("_")[2] != one.task:
+        return False
+    return job.comment.split()[:2] == [COMMENT, one.submission]
+
+
+def in_doubt(records: Sequence[dict[str, Any]]) -> float | None:
+    """When sbatch was called last, if it was called since the last end and nobody knows what came of it."""
+    answered = {record.get("submission") for record in records if record.get("event") in ("submit", "refused")}
+    for record in reversed(records):
+        if record.get("event") == "submitting" and record.get("submission") not in answered:
+            return float(record.get("time", 0.0))
+        if record.get("event") in ("end", "stop"):
+            return None
+    return None
+
+
+def in_order(records: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The records with each `submit` where its `submitting` stands.
+
+    A job may start before the one who submitted it has put its id on record: an attempt's start would stand before it.
+    """
+    submits = {
+        record["submission"]: record
+        for record in records
+        if record.get("event") == "submit" and record.get("submission") is not None
+    }
+    begun = {record.get("submission") for record in records if record.get("event") == "submitting"}
+    ordered = []
+    for record in records:
+        event, submission = record.get("event"), record.get("submission")
+        if event == "submitting" and submission in submits:
+            ordered.append(submits[submission])
+        elif not (event == "submit" and submission in begun):
+            ordered.append(record)
+    return ordered

@@ -1,0 +1,199 @@
+"""The batch step of a run's Slurm job: `python -m ortflow.launchers.slurm.keeper RUN_DIR -- SRUN …`.
+
+It starts what stands behind `--` as an attempt, starts it again after a failure while the budget lasts, and after a
+preemption or ahead of the time limit asks Slurm to queue the job again. Then it stays: a batch step that ends in its
+grace period makes the job COMPLETED, and nobody starts it any more. Slurm may have lost sight of a node on which an
+earlier keeper still runs, so it first makes the run directory its own (`ortflow.workflow.fence`).
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from ortflow.launchers import processes
+from ortflow.launchers.locks import HeldError, hold, wait_free
+from ortflow.launchers.plain import PlainView
+from ortflow.launchers.records import CANCELS, Outcome, last_end, open_attempt
+from ortflow.launchers.slurm import requeue
+from ortflow.launchers.slurm.mandate import is_on_record, revoked, submission_of
+from ortflow.launchers.slurm.requeue import Answer, Fate, JobOfOurs
+from ortflow.launchers.slurm.step import StepAttempt
+from ortflow.launchers.slurm.stopping import JobStop
+from ortflow.launchers.stop import read_request
+from ortflow.launchers.supervisor import Job, Supervisor
+from ortflow.manifests.local import MpiKind
+from ortflow.manifests.slurm import Placement, settings
+from ortflow.manifests.slurm.placement import Start
+from ortflow.workflow.errors import EXIT_DONE, EXIT_FAILURE, EXIT_PREEMPTED, EXIT_USER, OrtflowError
+from ortflow.workflow.fence import DELAY, EXIT_FENCED, VARIABLE, Fence, claim
+from ortflow.workflow.rundir import RunDir
+from ortflow.workflow.spec.load import load_run_file
+from ortflow.workflow.spec.run import RunSpec
+
+OLD_KEEPER = 10.0
+"""Seconds that a fenced keeper has to let go of the lock; a node that is cut off may hold it for ever."""
+SLOW_RANKS = 5.0
+"""Seconds in which ranks leave by themselves when their step has ended."""
+OLD_RANKS = 5.0
+"""Seconds that ranks on other nodes have to be gone; those that hang inside MPI's start cannot look, nor write."""
+STAY = 600.0
+"""Seconds in which Slurm takes a job away that it has queued again."""
+CANCELLING = 60.0
+"""The same for one that it has been told to cancel."""
+AWAY = 3600.0
+"""Seconds for which a controller that is away is asked again; Slurm ends the job before where its time is up."""
+OURS = ("ORTFLOW_", "SLURM_")
+STARTS: tuple[Start, ...] = ("pmi2", "pmix", "none")
+LOST = "Slurm ended the job before more could be told: its node was lost, or it was killed without grace"
+
+
+class Keeper:
+    """One life of a run's job."""
+
+    def __init__(self, run: RunDir, launch: Sequence[str], job: JobOfOurs, comment: str) -> None:
+        self._run, self._launch, self._job, self._comment = run, list(launch), job, comment
+        self._spec: RunSpec = load_run_file(run.run_file)
+        self._placement = placement_of(run, launch)
+        self._view = PlainView(run, self._spec.monitor.every_steps)
+        self._attempt: StepAttempt | None = None
+        self._held: int | None = None
+        self._fence: Fence = claim(run, job=job.id, restarts=job.restarts, node=job.node)
+
+    def keep(self) -> int:
+        """Keep the run going until it is done, given up, or Slurm's again; the exit code of the batch step."""
+        self._fence.watch(self._fenced)
+        self._lock()
+        request = read_request(self._run.stop_request)
+        if request is not None and request.get("reason") != "cancel":
+            # An earlier life passed on a signal with it and could not take it away.
+            self._run.stop_request.unlink(missing_ok=True)
+        if not is_on_record(self._run.read_attempts(), self._job.id):
+            # Who submitted it was gone before Slurm had answered.
+            submission = submission_of(self._comment)
+            self._run.record_attempt(event="submit", launcher="slurm", job=self._job.id, submission=submission)
+        if self._job.restarts:
+            self._view.say(f"started again by Slurm, the {self._job.restarts}. time, on {self._job.node}")
+        spec = self._spec
+        job = Job(self._run, spec.world_size, spec.restart, self._start, self._clear, lost=LOST, hands_back=True)
+        code = Supervisor(
+            job, self._view, JobStop(self._run.stop_request, self._job, spec.backends.slurm.signal_seconds)
+        ).supervise()
+        end = last_end(self._run.read_attempts()) or {}
+        if code == EXIT_PREEMPTED:
+            code = self._cancelled() if end.get("asked") in CANCELS else self._again()
+        return code
+
+    def _lock(self) -> None:
+        """Show who keeps the run; a lock that cannot be had stops nobody, the fence does."""
+        if wait_free(self._run.lock, OLD_KEEPER):
+            with suppress(HeldError, OSError):
+                self._held = hold(self._run.lock)
+
+    def _start(self, number: int) -> StepAttempt:
+        own = settings(self._spec, self._placement)
+        # What the user's prologue has set for MPI wins over our defaults.
+        ours = {name: value for name, value in own.items() if name not in os.environ or name.startswith(OURS)}
+        environment = {
+            **os.environ,
+            **ours,
+            "ORTFLOW_ATTEMPT": str(number),
+            VARIABLE: self._fence.token,
+        }
+        mpirun = self._placement.kind if self._placement.start == "mpirun" else None
+        self._attempt = StepAttempt(self._run, number, self._launch, environment, mpirun)
+        return self._attempt
+
+    def _clear(self) -> None:
+        """Wait for ranks of another life: fenced ones leave within DELAY, if they live at all.
+
+        Ranks hold a lock that is let go when they die. Where it stays held by a node that is cut off, the fence has to
+        serve: whoever wakes up there looks at it before anything becomes visible.
+        """
+        if open_attempt(self._run.read_attempts()) is not None and self._attempt is None:
+            time.sleep(DELAY)
+        if wait_free(self._run.ranks_lock, SLOW_RANKS):
+            return
+        # A node that Slurm has given up while its daemon was away: srun is gone, ranks beside us are not.
+        processes.kill(processes.of_run(self._run.root))
+        if not wait_free(self._run.ranks_lock, OLD_RANKS):
+            self._view.say(f"{self._run.ranks_lock} is still held by ranks that cannot be seen; they are fenced off")
+
+    def _fenced(self) -> None:
+        """A newer life has the run directory: end ours before it can write another word; its ranks see it as we do."""
+        print("a newer job or restart owns the run directory: this one ends", flush=True)
+        os._exit(EXIT_FENCED)
+
+    def _cancelled(self) -> int:
+        """Somebody wanted it: no success, and nobody starts it again."""
+        if self._held is not None:
+            # All is on record: whoever resumes the run need not wait until Slurm has taken this job away.
+            os.close(self._held)
+        if requeue.fate(self._job) is Fate.RUNNING:
+            requeue.cancel(self._job)
+            self._stay(CANCELLING)
+        return EXIT_PREEMPTED
+
+    def _again(self) -> int:
+        """Have Slurm start the run again, and stay until this life is ended."""
+        answer, words = requeue.requeue(self._job, AWAY)
+        if answer is Answer.QUEUED:
+            self._view.say("queued again; waiting for Slurm to take the job")
+            self._stay(STAY)
+            return EXIT_PREEMPTED
+        if answer is Answer.CANCELLED:
+            self._run.record_attempt(event="stop", outcome=Outcome.PREEMPTED.value, asked="scancel", why="scancel")
+            return EXIT_PREEMPTED
+        if answer is Answer.REFUSED:
+            script = self._run.root / "slurm" / "job.sh"
+            new, why = requeue.follow_up(self._job, script)
+            if new is not None:
+                self._view.say(f"this job may not be queued again ({words}); job {new} follows it")
+                self._run.record_attempt(event="submit", launcher="slurm", job=new, follows=self._job.id)
+                return EXIT_PREEMPTED
+            words = f"{words}; {why}"
+        self._view.say(f"Slurm does not start the run again ({words}); `ortflow resume` does")
+        self._run.record_attempt(
+            event="stop", outcome=Outcome.LOST.value, why=f"Slurm refused to start it again: {words}"
+        )
+        return EXIT_FAILURE
+
+    def _stay(self, seconds: float) -> None:
+        end = time.monotonic() + seconds
+        while time.monotonic() < end:
+            time.sleep(1.0)
+
+
+def placement_of(run: RunDir, launch: Sequence[str]) -> Placement:
+    """How the words start the ranks, read back from them: an administrator may have changed the script. Pure."""
+    kind: MpiKind = "openmpi" if {"--map-by", "--mpi=pmix"} & set(launch) else "mpich"
+    start: Start = "mpirun"
+    if Path(launch[0]).name == "srun":
+        start = next((known for known in STARTS if f"--mpi={known}" in launch), "none")
+    return Placement(run.root, sys.executable, sys.executable, start, submission="", kind=kind)
+
+
+def main(arguments: list[str]) -> int:
+    """Keep the run of a directory."""
+    run, launch = RunDir(Path(arguments[0])), arguments[arguments.index("--") + 1 :]
+    job = JobOfOurs.from_environment()
+    comment = requeue.comment(job)
+    if why := revoked(run.read_attempts(), job.id, comment):
+        print(f"this job has nothing to do: {why}", flush=True)
+        return EXIT_DONE if why.endswith(": done") else EXIT_PREEMPTED
+    try:
+        return Keeper(run, launch, job, comment).keep()
+    except OrtflowError as error:
+        print(f"error: {error}", flush=True)
+        with suppress(OSError):
+            outcome = Outcome.USER_ERROR if error.exit_code == EXIT_USER else Outcome.FAILURE
+            run.record_attempt(event="stop", outcome=outcome.value, cause=str(error), why="the job could not begin")
+        return error.exit_code
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

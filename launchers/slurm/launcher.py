@@ -1,0 +1,255 @@
+"""The launcher for Slurm: a run as a batch job that keeps itself going (`ortflow.launchers.slurm.keeper`).
+
+Submits, tells and cancels. What goes on inside the job is the keeper's; the two speak through the run directory and
+through Slurm alone, from any machine that sees both.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ortflow.launchers.base import Submission
+from ortflow.launchers.interpreter import check, examine, locate
+from ortflow.launchers.logs import log_lines
+from ortflow.launchers.records import Outcome, State, state
+from ortflow.launchers.remote.arrival import shipped_code, submit_record
+from ortflow.launchers.slurm.commands import NoAnswer, Slurm
+from ortflow.launchers.slurm.history import in_order, placed
+from ortflow.launchers.slurm.jobs import Job
+from ortflow.launchers.slurm.status import gone, is_settled, status
+from ortflow.launchers.status import RunStatus
+from ortflow.launchers.stop import write_request
+from ortflow.workflow.errors import OrtflowError, UserError
+from ortflow.workflow.rundir import RunDir
+
+if TYPE_CHECKING:
+    from ortflow.launchers.opening import Opened
+    from ortflow.manifests.slurm import Placement
+    from ortflow.workflow.spec.run import RunSpec
+
+KILL = 45.0
+"""Seconds in which Slurm ends a job that it was told to (KillWait, 30 by default)."""
+LOOK = 5.0
+"""Seconds between two looks at the queue while a log is followed."""
+
+
+@dataclass(frozen=True)
+class SlurmRequest:
+    """The batch job of a run."""
+
+    submission: Submission
+    placement: Placement
+
+    def script(self, submission_id: str) -> str:
+        """The batch script, with the id that the job is found by."""
+        from ortflow.manifests.slurm import script
+
+        return script(self.submission.spec, replace(self.placement, submission=submission_id))
+
+    def __str__(self) -> str:
+        return self.script(self.placement.submission).rstrip("\n")
+
+
+class SlurmLauncher:
+    """Runs in Slurm."""
+
+    def __init__(self, slurm: Slurm | None = None) -> None:
+        self._slurm = slurm or Slurm()
+
+    def request(self, submission: Submission) -> SlurmRequest:
+        """The request; which start fits is asked of srun where there is one."""
+        from ortflow.launchers.slurm.probe import choose_start, knows_expedite
+        from ortflow.launchers.slurm.submitting import new_submission
+        from ortflow.manifests.slurm import Placement
+
+        spec = submission.spec
+        python = _rank_python(spec)
+        start = choose_start(spec, python, self._slurm)
+        placement = Placement(
+            run_dir=submission.run.root,
+            keeper_python=spec.backends.slurm.python or sys.executable,
+            rank_python=python,
+            start=start.how,
+            submission=new_submission(),
+            mpirun=start.mpirun,
+            kind=start.kind,
+            expedite=knows_expedite(self._slurm),
+            dependency=self._dependency(spec, submission.after),
+            code=Path(code) if (code := shipped_code()) else None,
+        )
+        return SlurmRequest(submission, placement)
+
+    def submit(self, request: SlurmRequest) -> str:
+        """Submit the job; raises UserError where Slurm or the run directory does not take it."""
+        from ortflow.launchers.opening import opened
+        from ortflow.launchers.slurm.submitting import place, require_submitit, settle
+        from ortflow.launchers.stop import interruptible
+
+        submission, run = request.submission, request.submission.run
+        require_submitit()
+        check_ranks(request)
+        str(request)  # what has no place in a script is told before anything is made
+        if (job := settle(run, self._slurm)) is not None and (job.waits or not is_settled(run.read_attempts())):
+            return self._adopted(request, job)
+        before = placed(run.read_attempts())
+        with interruptible(), opened(submission) as ours:
+            if placed(run.read_attempts()) not in (before, []):
+                ours.handed_over = True
+                raise UserError(f"{run.root} was submitted by somebody else just now")
+            if ours.finished:
+                return f"slurm://{before[-1].job if before else ''}"
+            new_budget = begin(request, ours)
+            # From here on a job may exist that needs the directory, however this ends.
+            ours.handed_over = True
+            try:
+                submission_id, job_id = place(run, request.script, self._slurm, submission.retry)
+            except (UserError, NoAnswer):
+                ours.handed_over = False
+                raise
+            run.record_attempt(
+                event="submit", launcher="slurm", job=job_id, submission=submission_id, new_budget=new_budget,
+                **submit_record(),
+            )  # fmt: skip
+        return f"slurm://{job_id}"
+
+    def status(self, run: RunDir) -> RunStatus:
+        """As Slurm and the run directory tell it; as the directory alone does where Slurm does not answer."""
+        if is_settled(run.read_attempts()):
+            return status(run, [], _nobody)
+        try:
+            return status(run, self._slurm.mine(), self._slurm.job)
+        except OrtflowError as error:
+            return status(run, None, _nobody, str(error))
+
+    def statuses(self, runs: Sequence[RunDir]) -> list[RunStatus]:
+        """The same of many runs with one call of squeue, and one of sacct where jobs have left without a word."""
+        open_ones = {run.root for run in runs if not is_settled(run.read_attempts())}
+        try:
+            jobs = self._slurm.mine() if open_ones else []
+            left = {run.root: job for run in runs if run.root in open_ones and (job := gone(run, jobs)) is not None}
+            known = self._slurm.accounted([*left.values()])
+            # Another user's jobs are not among ours: each is asked for.
+            return [status(run, jobs, known.get if _is_ours(run) else self._slurm.job) for run in runs]
+        except OrtflowError as error:
+            return [status(run, None, _nobody, str(error)) for run in runs]
+
+    def logs(self, run: RunDir, *, attempt: int | None, rank: int, follow: bool) -> Iterator[str]:
+        """Lines of a rank's log; followed, on into later attempts as long as the job is in the queue."""
+        active = every(LOOK, lambda: self.status(run).state.active) if follow else lambda: False
+        return log_lines(run, attempt=attempt, rank=rank, active=active)
+
+    def cancel(self, run: RunDir, *, now: bool) -> bool:
+        """Take a waiting job out of the queue; have a running one save and leave, or end it `now`."""
+        from ortflow.launchers.slurm.submitting import active
+
+        try:
+            job = active(run, self._slurm)
+        except NoAnswer:
+            # Without the controller a running job still sees the file.
+            if state(in_order(run.read_attempts()), alive=True) is not State.RUNNING:
+                raise
+            write_request(run.stop_request, "cancel", now=now)
+            return True
+        if job is None or is_settled(run.read_attempts()):
+            return False
+        if job.waits:
+            self._slurm.cancel(job.id, pending=True)
+            job = active(run, self._slurm)
+            if job is not None and job.waits:  # held, in a state that --state=PENDING does not name
+                self._slurm.cancel(job.id)
+                job = None
+            if job is None:
+                record_cancelled(run)
+                return True
+        # The keeper has to know whose wish it is: a job that Slurm merely ends is queued again.
+        write_request(run.stop_request, "cancel", now=now)
+        if now or job.state in ("SUSPENDED", "STOPPED"):
+            self._slurm.cancel(job.id)
+            end = time.monotonic() + KILL
+            while time.monotonic() < end and active(run, self._slurm) is not None:
+                time.sleep(1.0)
+            record_cancelled(run)
+        return True
+
+    def _adopted(self, request: SlurmRequest, job: Job) -> str:
+        """The handle of a job whose submission got no answer; raises UserError where it got one."""
+        from ortflow.workflow.spec.dump import dump_run_file
+
+        run = request.submission.run
+        unanswered = placed(run.read_attempts())[-1]
+        same = run.run_file.read_bytes() == dump_run_file(request.submission.spec).encode()
+        if unanswered.job is None and same and not request.submission.fresh:
+            run.record_attempt(event="submit", launcher="slurm", job=job.id, submission=unanswered.submission)
+            return f"slurm://{job.id}"
+        raise UserError(
+            f"{run.root} is job {job.id} in Slurm, {job.state.lower()}",
+            fix=f"follow it with `ortflow logs -f {run.root}`, stop it with `ortflow cancel {run.root}`",
+        )
+
+    def _dependency(self, spec: RunSpec, after: Sequence[RunDir]) -> str | None:
+        """The job's dependency: the run file's, and that the runs `after` which it comes have finished."""
+        from ortflow.launchers.slurm.chain import dependency
+
+        return dependency(spec.backends.slurm.dependency, after, self.statuses) if after else None
+
+
+def check_ranks(request: SlurmRequest) -> None:
+    """Raise UserError where the ranks' interpreter is seen here and cannot run them."""
+    from ortflow.manifests.slurm.container import inside
+
+    python = request.placement.rank_python
+    if inside(request.submission.spec) is None and os.path.exists(python):
+        check(examine(python))
+
+
+def begin(request: SlurmRequest, ours: Opened) -> bool:
+    """What comes before the job: missing files made, an old wish to stop taken away. Whether budgets are new."""
+    from ortflow.launchers.prepare import prepare
+
+    submission = request.submission
+    prepare(submission.spec, submission.folder, request.placement.rank_python)
+    ours.run.stop_request.unlink(missing_ok=True)
+    return submission.new_budget or state(in_order(ours.run.read_attempts()), alive=False) is State.FAILED
+
+
+def record_cancelled(run: RunDir) -> None:
+    """Put on record that a person wanted the run to end, unless it has ended by itself."""
+    if not is_settled(run.read_attempts()):
+        why = "asked to by ortflow cancel"
+        run.record_attempt(event="stop", outcome=Outcome.PREEMPTED.value, asked="cancel", why=why)
+
+
+def _nobody(job_id: str) -> None:
+    """Who remembers a job that has left the queue: nobody is asked."""
+
+
+def _is_ours(run: RunDir) -> bool:
+    """Whether this user's jobs are the ones to look among."""
+    return run.root.stat().st_uid == os.geteuid()
+
+
+def _rank_python(spec: RunSpec) -> str:
+    """The ranks' interpreter; one that only the nodes have is taken at its word."""
+    python = spec.resources.python
+    if python is not None and os.path.isabs(python) and not os.path.exists(python):
+        return python
+    return locate(python)
+
+
+def every(seconds: float, ask: Callable[[], bool]) -> Callable[[], bool]:
+    """`ask`, but its last answer until so many seconds are over."""
+    answer, due = True, 0.0
+
+    def asked() -> bool:
+        nonlocal answer, due
+        if time.monotonic() >= due:
+            answer, due = ask(), time.monotonic() + seconds
+        return answer
+
+    return asked

@@ -1,0 +1,118 @@
+"""What a rank of a trial job sees of its GPUs, and whether NCCL connects them: beside `node_report`, by ctypes alone.
+
+A sum over one number of each rank, on a GPU of each rank, through the driver and NCCL as they are installed.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import glob
+import os
+import site
+from collections.abc import Callable
+from typing import Any
+
+_ID_BYTES = 128
+_FLOAT32, _SUM = 7, 0
+"""ncclDataType_t and ncclRedOp_t."""
+_LOCAL_RANKS = ("SLURM_LOCALID", "OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID")
+
+
+class Failed(Exception):
+    """A call that did not work."""
+
+
+class UniqueId(ctypes.Structure):
+    """ncclUniqueId: passed by value."""
+
+    _fields_ = (("internal", ctypes.c_char * _ID_BYTES),)
+
+
+def look(rank: int, size: int, gather: Callable[[Any], list[Any]]) -> dict[str, Any]:
+    """GPUs of this rank and what NCCL says; `gather` hands every rank what all of them give, in their order."""
+    report: dict[str, Any] = {"visible": os.environ.get("CUDA_VISIBLE_DEVICES")}
+    nccl: ctypes.CDLL | None = None
+    unique = UniqueId()
+    try:
+        report["count"] = _count()
+        nccl = _library()
+        version = ctypes.c_int()
+        _checked(nccl, nccl.ncclGetVersion(ctypes.byref(version)), "ncclGetVersion")
+        report["nccl"] = version.value
+        if rank == 0:
+            _checked(nccl, nccl.ncclGetUniqueId(ctypes.byref(unique)), "ncclGetUniqueId")
+    except Failed as error:
+        report["error"] = str(error)
+    # A rank that cannot take part would leave the others waiting for it: all begin, or none.
+    told = gather(None if "error" in report else bytes(unique))
+    if nccl is None or None in told:
+        return report
+    # Where a site shows all of a node's GPUs to each of its ranks, every rank takes one of its own.
+    local = next((int(os.environ[name]) for name in _LOCAL_RANKS if name in os.environ), 0)
+    try:
+        report["sum"] = _sum(nccl, UniqueId.from_buffer_copy(told[0]), rank, size, local % int(report["count"]))
+    except Failed as error:
+        report["error"] = str(error)
+    return report
+
+
+def _count() -> int:
+    """GPUs that the driver shows to this process."""
+    driver = _driver()
+    _driven(driver.cuInit(0), "cuInit")
+    count = ctypes.c_int()
+    _driven(driver.cuDeviceGetCount(ctypes.byref(count)), "cuDeviceGetCount")
+    if count.value == 0:
+        raise Failed("the driver shows no GPU")
+    return count.value
+
+
+def _sum(nccl: ctypes.CDLL, unique: UniqueId, rank: int, size: int, gpu: int) -> float:
+    driver = _driver()
+    device, context, memory = ctypes.c_int(), ctypes.c_void_p(), ctypes.c_void_p()
+    _driven(driver.cuDeviceGet(ctypes.byref(device), gpu), "cuDeviceGet")
+    _driven(driver.cuDevicePrimaryCtxRetain(ctypes.byref(context), device), "cuDevicePrimaryCtxRetain")
+    _driven(driver.cuCtxSetCurrent(context), "cuCtxSetCurrent")
+    _driven(driver.cuMemAlloc_v2(ctypes.byref(memory), ctypes.c_size_t(4)), "cuMemAlloc")
+    value = ctypes.c_float(1.0)
+    _driven(driver.cuMemcpyHtoD_v2(memory, ctypes.byref(value), ctypes.c_size_t(4)), "cuMemcpyHtoD")
+    world = ctypes.c_void_p()
+    nccl.ncclCommInitRank.argtypes = [ctypes.POINTER(ctypes.c_void_p), ctypes.c_int, UniqueId, ctypes.c_int]
+    _checked(nccl, nccl.ncclCommInitRank(ctypes.byref(world), size, unique, rank), "ncclCommInitRank")
+    counted = nccl.ncclAllReduce(memory, memory, ctypes.c_size_t(1), _FLOAT32, _SUM, world, None)
+    _checked(nccl, counted, "ncclAllReduce")
+    _driven(driver.cuCtxSynchronize(), "cuCtxSynchronize")
+    _driven(driver.cuMemcpyDtoH_v2(ctypes.byref(value), memory, ctypes.c_size_t(4)), "cuMemcpyDtoH")
+    _checked(nccl, nccl.ncclCommDestroy(world), "ncclCommDestroy")
+    return value.value
+
+
+def _driver() -> ctypes.CDLL:
+    try:
+        return ctypes.CDLL("libcuda.so.1")
+    except OSError as error:
+        raise Failed(f"no CUDA driver: {error}") from error
+
+
+def _library() -> ctypes.CDLL:
+    """NCCL as pip installs it, else as the system has it."""
+    folders = [*site.getsitepackages(), site.getusersitepackages()]
+    found = [path for folder in folders for path in glob.glob(f"{folder}/nvidia/nccl/lib/libnccl.so.2")]
+    try:
+        nccl = ctypes.CDLL([*found, "libnccl.so.2"][0])
+    except OSError as error:
+        raise Failed(f"no NCCL: {error}") from error
+    nccl.ncclGetErrorString.restype = ctypes.c_char_p
+    return nccl
+
+
+def _checked(nccl: ctypes.CDLL, code: int, what: str) -> None:
+    if code:
+        raise Failed(f"{what}: {nccl.ncclGetErrorString(code).decode()}")
+
+
+def _driven(code: int, what: str) -> None:
+    if code:
+        words = ctypes.c_char_p()
+        _driver().cuGetErrorString(code, ctypes.byref(words))
+        raise Failed(f"{what}: {(words.value or b'an unknown error').decode()} (CUDA error {code})")

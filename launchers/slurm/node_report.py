@@ -1,0 +1,177 @@
+"""What a node of a trial job sees: run there, from a copy in the shared folder, by the ranks' interpreter.
+
+    python node_report.py node FOLDER      one a node: folder, disk, packages, inputs
+    python node_report.py rank FOLDER      one a rank: the MPI world, GPUs
+
+Needs nothing but the standard library, because what is missing is what it is to tell; `ortflow.launchers.slurm.trial`
+collects the files. FOLDER/request.json says what to look for.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import importlib
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from importlib import metadata
+from typing import Any
+
+BLOCK, BLOCKS = 1 << 22, 16
+"""Bytes, and how many times they are written to measure the disk: 64 MiB."""
+PATIENCE = 4.0
+"""Seconds after which no further block is written."""
+OTHERS = 10.0
+"""Seconds for the files of other nodes to come into sight."""
+IMPORTS = "import onnx, onnxruntime, pyarrow, safetensors, ortflow.workflow.executor"
+"""What shows that compiled packages fit the node's system."""
+
+
+def main(kind: str, folder: str) -> None:
+    """Write one report."""
+    with open(os.path.join(folder, "request.json")) as file:
+        request = json.load(file)
+    if kind == "node":
+        name = os.environ.get("SLURMD_NODENAME") or socket.gethostname()
+        write(folder, f"{name}.node", look(folder, name, request))
+    else:
+        write(folder, f"{socket.gethostname()}-{os.getpid()}.rank", connect(request))
+
+
+def look(folder: str, name: str, request: Mapping[str, Any]) -> dict[str, Any]:
+    """What one node sees."""
+    return {
+        "node": name,
+        "host": socket.gethostname(),
+        "path": sys.executable,
+        "version": sys.version_info[:2],
+        "platform": sys.platform,
+        "packages": packages(request["packages"]),
+        "imports": imports(),
+        "others": others(folder, int(os.environ.get("SLURM_JOB_NUM_NODES", "1"))),
+        "lock": lock(os.path.join(folder, "lock")),
+        "bytes_per_second": speed(os.path.join(folder, f"{name}.data")),
+        "free": free(folder),
+        "missing": [path for path in request["paths"] if not os.access(path, os.R_OK)],
+    }
+
+
+def connect(request: Mapping[str, Any]) -> dict[str, Any]:
+    """What one rank sees of the world."""
+    report: dict[str, Any] = {
+        "host": socket.gethostname(),
+        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else None,
+    }
+    begun = time.monotonic()
+    try:
+        # By name: nothing of ortflow's launchers may need MPI.
+        mpi = importlib.import_module("mpi4py.MPI")
+    except Exception as error:  # noqa: BLE001  # whatever it is, it is the finding
+        return {**report, "error": f"{type(error).__name__}: {error}"}
+    world = mpi.COMM_WORLD
+    report["size"], report["rank"] = world.Get_size(), world.Get_rank()
+    report["counted"] = world.allreduce(1)
+    report["seconds"] = time.monotonic() - begun
+    report["library"] = " ".join(mpi.Get_library_version().splitlines()[0].strip("\x00").split())
+    if request.get("gpus"):
+        nccl = importlib.import_module("nccl_report")
+        report["gpus"] = nccl.look(report["rank"], report["size"], world.allgather)
+    return report
+
+
+def packages(names: Sequence[str]) -> dict[str, str]:
+    """Versions of those that are installed; ortflow's by importing it, because it may run from a checkout."""
+    found = {}
+    for name in names:
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    try:
+        found["ortflow"] = importlib.import_module("ortflow").__version__
+    except ImportError:
+        found.pop("ortflow", None)
+    return found
+
+
+def imports() -> str:
+    """Why what ranks import cannot be imported; empty if it can. In a process of its own: it may crash."""
+    try:
+        told = subprocess.run([sys.executable, "-c", IMPORTS], capture_output=True, text=True, timeout=40)
+    except subprocess.TimeoutExpired:
+        return "importing onnxruntime takes more than 40 s"
+    if told.returncode < 0:
+        return f"importing onnxruntime was ended by signal {-told.returncode}"
+    lines = told.stderr.strip().splitlines()
+    return (lines[-1] if lines else f"exit code {told.returncode}") if told.returncode else ""
+
+
+def others(folder: str, count: int) -> dict[str, Any]:
+    """Which nodes' files can be read here, and how long the last of them took to come into sight."""
+    begun = time.monotonic()
+    while True:
+        afresh(folder)
+        seen = []
+        for entry in sorted(os.listdir(folder)):
+            if entry.endswith(".seen"):
+                with open(os.path.join(folder, entry)) as file:
+                    if file.read().strip():
+                        seen.append(entry[: -len(".seen")])
+        waited = time.monotonic() - begun
+        if len(seen) >= count or waited > OTHERS:
+            return {"seen": seen, "seconds": waited}
+        time.sleep(0.1)
+
+
+def afresh(folder: str) -> None:
+    """Have a network file system look at the folder now: one that is changed from here is not read from a cache."""
+    path = os.path.join(folder, f"{socket.gethostname()}-{os.getpid()}.look")
+    with open(path, "w"):
+        pass
+    os.unlink(path)
+
+
+def lock(path: str) -> str:
+    """Whether a lock that another machine holds is seen: held, free (it is not), or why there are none."""
+    try:
+        with open(path, "r+") as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        return "held" if error.errno in (errno.EWOULDBLOCK, errno.EACCES) else str(error.strerror)
+    return "free"
+
+
+def speed(path: str) -> float:
+    """Bytes a second that are written and flushed."""
+    block = os.urandom(BLOCK)
+    begun, written = time.monotonic(), 0
+    with open(path, "wb", buffering=0) as file:
+        while written < BLOCK * BLOCKS and time.monotonic() - begun < PATIENCE:
+            written += file.write(block) or 0
+        os.fsync(file.fileno())
+    seconds = time.monotonic() - begun
+    os.unlink(path)
+    return written / seconds
+
+
+def free(folder: str) -> int:
+    """Bytes that may still be written."""
+    state = os.statvfs(folder)
+    return state.f_bavail * state.f_frsize
+
+
+def write(folder: str, name: str, report: Mapping[str, Any]) -> None:
+    """Put a report where it is looked for, whole or not at all."""
+    path = os.path.join(folder, name)
+    with open(path + ".part", "w") as file:
+        json.dump(report, file)
+    os.replace(path + ".part", path + ".json")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], sys.argv[2])

@@ -1,0 +1,159 @@
+"""Why a job waits, in words, and whether waiting helps. Pure."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from ortflow.launchers.slurm.jobs import Job
+
+
+@dataclass(frozen=True)
+class Reason:
+    """One of Slurm's reasons in words."""
+
+    words: str
+    never: bool = False
+    """Waiting alone never ends it."""
+    fix: str = ""
+    """What a person can do; JOB stands for the job's id."""
+
+
+_RESUBMIT = "cancel the run, correct the run file and submit it again"
+_EXACT: dict[str, Reason] = {
+    "": Reason("Slurm has not looked at it yet"),
+    "Resources": Reason("waits for free nodes, cores, memory or GPUs"),
+    "Priority": Reason("jobs of a higher priority come first"),
+    "Dependency": Reason("waits for another job to end"),
+    "DependencyNeverSatisfied": Reason(
+        "the job it waits for has not ended as it should", True, "cancel the run and submit it again"
+    ),
+    "BeginTime": Reason("its time to begin has not come"),
+    "JobHeldUser": Reason("it is held by its user", True, "`scontrol release JOB`"),
+    "JobHeldAdmin": Reason("it is held by an administrator", True, "ask the administrators of the cluster"),
+    "JobHoldMaxRequeue": Reason(
+        "Slurm has queued it again too often and holds it", True, "see why it ends, then `scontrol release JOB`"
+    ),
+    "PartitionNodeLimit": Reason(
+        "it asks for more nodes than the partition has or allows, or those it names are down",
+        True,
+        f"lower resources.nodes or choose another backends.slurm.partition: {_RESUBMIT}",
+    ),
+    "PartitionTimeLimit": Reason(
+        "its time limit is longer than the partition allows",
+        True,
+        f"shorten resources.time_limit or choose another backends.slurm.partition: {_RESUBMIT}",
+    ),
+    "PartitionConfig": Reason(
+        "the partition has fewer nodes than it asks for, or none with as many cores, as much memory or as many GPUs",
+        True,
+        f"lower resources.nodes, ranks_per_node, cpus_per_rank, gpus_per_rank or memory: {_RESUBMIT}",
+    ),
+    "PartitionDown": Reason("the partition is down"),
+    "PartitionInactive": Reason("the partition takes jobs and starts none"),
+    "BadConstraints": Reason(
+        "no node has what it asks for",
+        True,
+        f"correct backends.slurm.constraint, or what resources asks for: {_RESUBMIT}",
+    ),
+    "InvalidQOS": Reason("there is no such QOS, or not for this account", True, f"backends.slurm.qos: {_RESUBMIT}"),
+    "InvalidAccount": Reason(
+        "there is no such account, or not for this user", True, f"backends.slurm.account: {_RESUBMIT}"
+    ),
+    "AccountNotAllowed": Reason(
+        "the partition does not take this account", True, f"backends.slurm.account or partition: {_RESUBMIT}"
+    ),
+    "QOSNotAllowed": Reason(
+        "the partition does not take this QOS", True, f"backends.slurm.qos or partition: {_RESUBMIT}"
+    ),
+    "AccountingPolicy": Reason("a limit of the account or the QOS is reached"),
+    "QOSUsageThreshold": Reason("the account's use is beyond what the QOS allows"),
+    "ReqNodeNotAvail": Reason("a node that it needs is down, drained or reserved"),
+    "NodeDown": Reason("a node that it needs is down"),
+    "Reservation": Reason("its reservation has not begun, or has no free nodes"),
+    "ReservationDeleted": Reason(
+        "its reservation was deleted", True, f"take backends.slurm.reservation out: {_RESUBMIT}"
+    ),
+    "Licenses": Reason("waits for a licence"),
+    "Cleaning": Reason("Slurm still cleans up after its last start"),
+    "Prolog": Reason("the site's prolog runs on its nodes"),
+    "DeadLine": Reason("it cannot end before its deadline any more", True, _RESUBMIT),
+    "JobArrayTaskLimit": Reason("as many tasks of the array run as may at once"),
+    "NodeReboot": Reason("its nodes are restarted first"),
+    "BurstBufferResources": Reason("waits for burst buffer space"),
+    "BurstBufferStageIn": Reason("files are brought to the burst buffer"),
+    "BurstBufferOperation": Reason(
+        "the burst buffer could not be set up", True, "ask the administrators of the cluster"
+    ),
+    "SchedDefer": Reason("Slurm looks at it with its next round"),
+    "OutOfMemory": Reason("it has used more memory than it asked for"),
+    "JobLaunchFailure": Reason("Slurm could not start it", True, "see why, then `scontrol release JOB`"),
+    "SystemFailure": Reason("Slurm itself has failed", True, "ask the administrators of the cluster"),
+}
+_PATTERNS: tuple[tuple[str, Reason], ...] = (
+    (
+        r"launch failed requeued held",
+        Reason(
+            "Slurm could not start it on its nodes and holds it: the run directory may be missing there",
+            True,
+            "`scontrol release JOB` tries again; or cancel the run, and submit it with the bad node in "
+            "backends.slurm.exclude",
+        ),
+    ),
+    (
+        r"(?:job )?requeued (?:in )?(?:held|special)",
+        Reason("it is held since it was queued again", True, "`scontrol release JOB`"),
+    ),
+    (r"ReqNodeNotAvail.*reserved", Reason("a node that it needs is reserved, as for maintenance")),
+    (r"ReqNodeNotAvail.*UnavailableNodes:(?P<nodes>\S*)", Reason("nodes that it needs are down or drained")),
+    (r"(?:ReqNodeNotAvail|Nodes required for job are)", Reason("a node that it needs is down, drained or reserved")),
+    (
+        r"(?:AssocMax|QOSMax)\w*(?:PerJob|PerNode|MinutesPerJob|WallDurationPerJob)\w*|QOSMin\w+|MaxMemPerLimit|"
+        r"QOS(?:TimeLimit|MaxWall\w*)|Association(?:Time)Limit",
+        Reason(
+            "it alone asks for more than a limit of its {whose} allows",
+            True,
+            f"ask for less of the machines or less time, or use another {{whose}}: {_RESUBMIT}",
+        ),
+    ),
+    (
+        r"(?:AssocGrp|QOSGrp)\w*Minutes\w*",
+        Reason(
+            "the {whose} has used up its time budget",
+            True,
+            "wait until it is renewed, or submit it under another {whose}",
+        ),
+    ),
+    (r"(?:AssocGrp|QOSGrp)\w*", Reason("all jobs of the {whose} together are at their limit")),
+    (r"(?:Assoc|QOS)\w*(?:PerUser|JobsLimit|JobLimit)\w*", Reason("this user's jobs are at the limit of the {whose}")),
+    (r"(?:Max\w+PerAccount|QOSMax\w*PerAccount\w*)", Reason("the account's jobs are at their limit")),
+    (r"(?:QOS|Assoc)\w*", Reason("a limit of the {whose} is reached")),
+)  # fmt: skip
+
+
+def explain(reason: str) -> Reason:
+    """A reason of squeue's in words; one that is not known comes through as it is."""
+    reason = reason.strip("() ")
+    if reason in _EXACT:
+        return _EXACT[reason]
+    for pattern, found in _PATTERNS:
+        if match := re.match(pattern, reason):
+            whose = "QOS" if reason.startswith("QOS") else "account"
+            nodes = match.groupdict().get("nodes")
+            words = found.words.format(whose=whose) + (f": {nodes}" if nodes else "")
+            return Reason(f"{words} ({reason})", found.never, found.fix.format(whose=whose))
+    return Reason(f"Slurm says: {reason}")
+
+
+def waits(job: Job) -> str:
+    """Why a job waits, in one sentence; that it never starts by itself where that is so."""
+    found = explain(job.reason)
+    if job.state == "REQUEUE_HOLD" and not found.never:
+        found = _EXACT["JobHeldUser"]
+    if job.reason == "Dependency" and job.dependency:
+        found = Reason(f"{found.words}: {job.dependency.replace('(unfulfilled)', '')}")
+    if job.reason == "BeginTime" and job.restarts:
+        found = Reason("Slurm lets it rest before it starts again, for up to two minutes")
+    fix = found.fix.replace("JOB", job.id)
+    told = f"will never start by itself: {found.words}" if found.never else found.words
+    return f"{told}; {fix}" if fix else told

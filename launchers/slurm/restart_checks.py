@@ -1,0 +1,71 @@
+"""What a cluster's settings mean for a job that is preempted, out of time, or loses a node; as findings. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from ortflow.launchers.findings import Finding, ok, warning
+from ortflow.launchers.lines import duration
+from ortflow.launchers.slurm.site import Partition, Settings, credential_expiry, listed, seconds
+
+SHORT_GRACE = 20.0
+"""Seconds below which a large model's checkpoint may not be done."""
+SUSPENDING = {"SUSPEND", "GANG", "SUSPEND,GANG", "GANG,SUSPEND"}
+
+
+def restarts(settings: Settings, places: Sequence[Partition], requeue: bool) -> Iterator[Finding]:
+    """All of it; `places` are the partitions that the run may go to, `requeue` is the run file's."""
+    yield _requeue(settings, requeue)
+    yield _preemption(settings, places)
+    yield _signal(settings)
+    yield _delay(settings)
+    yield _prolog(settings)
+
+
+def _requeue(settings: Settings, requeue: bool) -> Finding:
+    about, value = "requeue", settings.get("JobRequeue", "")
+    if not requeue:
+        told = "backends.slurm.requeue is false: nobody starts a job again that has lost a node"
+        return warning(about, told, "set it to true, unless the site does not allow it")
+    asks = "" if value == "1" else ": only jobs that ask for it are queued again, and ortflow's do"
+    return ok(about, f"JobRequeue={value or 'unknown'}{asks}")
+
+
+def _preemption(settings: Settings, places: Sequence[Partition]) -> Finding:
+    about, how = "preemption", settings.get("PreemptType", "preempt/none").removeprefix("preempt/")
+    kill = seconds(settings.get("KillWait", "")) or 30.0
+    modes = {place.preempt_mode for place in places} or {settings.get("PreemptMode", "OFF")}
+    if how == "none" or modes <= {"OFF", ""}:
+        return ok(about, f"jobs are not preempted; ranks of one that is ended have KillWait {kill:g} s to save")
+    if modes <= SUSPENDING:
+        return ok(about, "jobs are suspended, and go on by themselves")
+    grace = min((place.grace for place in places), default=0)
+    told = f"{how}, {' and '.join(sorted(modes)).lower()}: ranks have {grace + kill:g} s to save "
+    told += f"(grace {grace} s, KillWait {kill:g} s)"
+    if "CANCEL" in modes and not grace:
+        told += "; a job is cancelled, not queued again, and ortflow submits another in its place"
+    if grace + kill < SHORT_GRACE:
+        return warning(about, told, "checkpoint.every_seconds bounds what is lost where that is too short")
+    return ok(about, told)
+
+
+def _signal(settings: Settings) -> Finding:
+    about = "preempt_send_user_signal"
+    if about in listed(settings, "SlurmctldParameters"):
+        return ok(about, "set: ranks are told by SIGUSR2")
+    return ok(about, "not set: ranks are told by SIGTERM, which they heed as well")
+
+
+def _delay(settings: Settings) -> Finding:
+    source = "cred_expire in AuthInfo" if "cred_expire" in listed(settings, "AuthInfo") else "cred_expire by default"
+    rests = duration(credential_expiry(settings))
+    return ok("restart delay", f"a job that is queued again rests up to {rests} (BeginTime): {source}")
+
+
+def _prolog(settings: Settings) -> Finding:
+    flags, prolog = settings.get("PrologFlags", ""), settings.get("Prolog") or settings.get("Prolog[0]")
+    if not prolog:
+        return ok("PrologFlags", f"{flags or 'none'}; the site has no prolog")
+    early = listed(settings, "PrologFlags").keys() & {"Alloc", "Contain", "X11"}
+    when = "when the job begins" if early else "with the first step on each node"
+    return ok("PrologFlags", f"{flags or 'none'}: the site's prolog runs {when}")

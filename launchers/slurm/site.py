@@ -1,0 +1,168 @@
+"""A cluster as `scontrol show` and its like print it: settings, partitions, nodes, associations. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from ortflow.launchers.slurm.requeue import read_seconds
+
+_FIELD = re.compile(r"(?:^|\s)([A-Za-z]\w*(?:\[\d+\])?)=(.*?)(?=\s+[A-Za-z]\w*(?:\[\d+\])?=|\s*$)")
+_GPUS = re.compile(r"(?:^|,)gpu(?::[^:,()]+)*?:(\d+)(?=\(|,|$)")
+_AWAY = ("DOWN", "DRAIN", "FAIL", "NOT_RESPONDING", "POWERED_DOWN", "MAINT", "INVAL", "FUTURE")
+Settings = Mapping[str, str]
+"""Of slurm.conf, by name."""
+DEFAULT_EXPIRY = 120
+"""Seconds for which a job's credential is valid where AuthInfo says nothing (cred_expire)."""
+
+
+@dataclass(frozen=True)
+class Partition:
+    """A partition's rules; None where there is no limit."""
+
+    name: str
+    state: str
+    """UP, DOWN, DRAIN or INACTIVE."""
+    default: bool
+    nodes: int
+    max_nodes: int | None
+    max_time: float | None
+    """Seconds."""
+    default_time: float | None
+    """Seconds, for a job that asks for none; else it gets the maximum."""
+    preempt_mode: str
+    grace: int
+    """Seconds."""
+    memory_per_cpu: int | None
+    """MiB, for a job that asks for none."""
+    memory_per_node: int | None
+    allowed: dict[str, frozenset[str]]
+    """Who may use it, by accounts, qos and groups; everybody where a key is missing."""
+    denied: dict[str, frozenset[str]]
+
+
+@dataclass(frozen=True)
+class Node:
+    """A compute node."""
+
+    name: str
+    state: str
+    """Slurm's words: IDLE, MIXED+DRAIN, DOWN*."""
+    cpus: int
+    memory: int
+    """MiB."""
+    gpus: int
+    partitions: frozenset[str]
+
+    @property
+    def up(self) -> bool:
+        """Whether a job may start there, now or when another ends."""
+        return not any(word in self.state for word in _AWAY) and not self.state.endswith("*")
+
+
+@dataclass(frozen=True)
+class Association:
+    """What an account lets a user have."""
+
+    account: str
+    partition: str
+    qos: tuple[str, ...]
+
+
+def read_config(text: str) -> dict[str, str]:
+    """Settings of `scontrol show config`; (null) is empty."""
+    settings = {}
+    for line in text.splitlines():
+        name, equals, value = line.partition("=")
+        if equals and name.strip():
+            value = value.strip()
+            settings[name.strip()] = "" if value == "(null)" else value
+    return settings
+
+
+def listed(settings: Settings, name: str) -> dict[str, str]:
+    """A setting that is a list: each word of it, with what stands behind its `=`."""
+    words = [word.partition("=") for word in settings.get(name, "").split(",") if word]
+    return {key.strip(): value for key, _, value in words}
+
+
+def credential_expiry(settings: Settings) -> int:
+    """Seconds until a job's old credential has expired: a requeued job cannot start before."""
+    told = listed(settings, "AuthInfo").get("cred_expire", "")
+    return int(told) if told.isdigit() else DEFAULT_EXPIRY
+
+
+def seconds(text: str) -> float | None:
+    """Seconds of settings such as `30 sec`; None for words."""
+    match = re.match(r"\d+", text)
+    return float(match[0]) if match else None
+
+
+def read_partitions(text: str) -> list[Partition]:
+    """Partitions of `scontrol show partition --oneliner`."""
+    return [_partition(dict(_FIELD.findall(line))) for line in text.splitlines() if line.startswith("PartitionName=")]
+
+
+def read_nodes(text: str) -> list[Node]:
+    """Nodes of `scontrol show node --oneliner`."""
+    return [_node(dict(_FIELD.findall(line))) for line in text.splitlines() if line.startswith("NodeName=")]
+
+
+def read_associations(text: str) -> list[Association]:
+    """Rows of `sacctmgr -nP show assoc format=account,partition,qos`."""
+    rows = [line.split("|") for line in text.splitlines()]
+    return [Association(row[0], row[1], tuple(filter(None, row[2].split(",")))) for row in rows if len(row) == 3]
+
+
+def read_plugins(text: str) -> list[str]:
+    """Names of `srun --mpi=list`."""
+    names = []
+    for line in text.splitlines():
+        word = line.removeprefix("srun:").strip()
+        if re.fullmatch(r"\w+", word):
+            names.append(word)
+        elif match := re.match(r"specific pmix plugin versions available: (.*)", word):
+            names += [name.strip() for name in match[1].split(",")]
+    return names
+
+
+def _partition(told: dict[str, str]) -> Partition:
+    allowed, denied = {}, {}
+    for key, what in (("Accounts", "accounts"), ("Qos", "qos"), ("Groups", "groups")):
+        names = told.get(f"Allow{key}", "ALL")
+        if names not in ("ALL", "N/A", "(null)"):
+            allowed[what] = frozenset(names.split(","))
+        if f"Deny{key}" in told:
+            denied[what] = frozenset(told[f"Deny{key}"].split(","))
+    return Partition(
+        name=told["PartitionName"],
+        state=told.get("State", ""),
+        default=told.get("Default") == "YES",
+        nodes=_count(told.get("TotalNodes", "")) or 0,
+        max_nodes=_count(told.get("MaxNodes", "")),
+        max_time=read_seconds(told.get("MaxTime", "")),
+        default_time=read_seconds(told.get("DefaultTime", "")),
+        preempt_mode=told.get("PreemptMode", "OFF"),
+        grace=_count(told.get("GraceTime", "")) or 0,
+        memory_per_cpu=_count(told.get("DefMemPerCPU", "")),
+        memory_per_node=_count(told.get("DefMemPerNode", "")),
+        allowed=allowed,
+        denied=denied,
+    )
+
+
+def _node(told: dict[str, str]) -> Node:
+    return Node(
+        name=told["NodeName"],
+        state=told.get("State", ""),
+        # The cores left when some are kept for the system.
+        cpus=_count(told.get("CPUEfctv", "")) or _count(told.get("CPUTot", "")) or 0,
+        memory=_count(told.get("RealMemory", "")) or 0,
+        gpus=sum(int(count) for count in _GPUS.findall(told.get("Gres", ""))),
+        partitions=frozenset(told.get("Partitions", "").split(",")),
+    )
+
+
+def _count(text: str) -> int | None:
+    return int(text) if text.isdigit() else None

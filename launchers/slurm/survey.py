@@ -1,0 +1,91 @@
+"""What the doctor asks of a cluster beyond what a run needs: read only, each question one command."""
+
+from __future__ import annotations
+
+import re
+import time
+
+from ortflow.launchers.slurm.commands import SETTINGS, NoAnswer, Refused, Runner, Settings, Slurm, run_here
+from ortflow.launchers.slurm.site import (
+    Association,
+    Node,
+    Partition,
+    read_associations,
+    read_config,
+    read_nodes,
+    read_partitions,
+    read_plugins,
+)
+from ortflow.workflow.errors import OrtflowError, UserError
+
+NEEDED = ("sbatch", "squeue", "scontrol", "scancel", "srun")
+"""Commands without which nothing works; srun only inside a job, but it belongs to the same package."""
+FINE_TO_HAVE = ("sacct", "sacctmgr")
+
+
+class Survey(Slurm):
+    """The cluster under examination; raises as `Slurm` does, and OrtflowError with Slurm's words."""
+
+    def __init__(self, runner: Runner = run_here) -> None:
+        super().__init__(runner)
+
+    def has(self, command: str) -> bool:
+        """Whether there is a command of this name; raises UserError where it knows no cluster."""
+        try:
+            self._read(command, "--version")
+        except UserError as error:
+            if isinstance(error.__cause__, FileNotFoundError):
+                return False
+            raise
+        return True
+
+    def accounts(self) -> bool:
+        """Whether ended jobs are remembered, and can be asked for here."""
+        return self.has("sacct") and super().accounts()
+
+    def ping(self) -> float:
+        """Seconds until the controller has answered; raises NoAnswer."""
+        begun = time.monotonic()
+        answer = self._read("scontrol", "ping")
+        if not re.search(r"is UP\b", answer.out):
+            raise NoAnswer(answer.words.partition(";")[0])
+        return time.monotonic() - begun
+
+    def config(self) -> dict[str, str]:
+        """Its settings."""
+        return read_config(self._told("scontrol", "show", "config"))
+
+    def partitions(self) -> list[Partition]:
+        """Its partitions, those that this user may see."""
+        return read_partitions(self._told("scontrol", "show", "partition", "--oneliner"))
+
+    def nodes(self) -> list[Node]:
+        """Its compute nodes."""
+        return read_nodes(self._told("scontrol", "show", "node", "--oneliner"))
+
+    def associations(self, user: str) -> list[Association]:
+        """What the accounting lets a user have."""
+        wanted = ["assoc", f"user={user}", "format=account,partition,qos"]
+        return read_associations(self._told("sacctmgr", "-n", "-P", "show", *wanted))
+
+    def plugins(self) -> list[str]:
+        """Plug-ins that `srun --mpi=list` names, whether they load or not."""
+        answer = self._read("srun", "--mpi=list")
+        return read_plugins(f"{answer.out}\n{answer.err}")
+
+    def hostnames(self, nodes: str) -> list[str]:
+        """node[1-2] as single names."""
+        return self._told("scontrol", "show", "hostnames", nodes).split()
+
+    def would_take(self, script: str, settings: Settings) -> str:
+        """What sbatch says of a script without taking it; raises Refused."""
+        answer = self._run(["sbatch", "--test-only", script], {"LC_ALL": "C", **settings})
+        if answer.code:
+            raise Refused(answer.words)
+        return re.sub(r"^(?:sbatch: )?Job \d+ ", "", answer.words)
+
+    def _told(self, *command: str) -> str:
+        answer = self._run(command, SETTINGS)
+        if answer.code:
+            raise OrtflowError(f"{command[0]} says: {answer.words}")
+        return answer.out

@@ -1,0 +1,50 @@
+"""Ending all runs of a sweep: those that wait leave the queue together, those that run save and leave."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from ortflow.launchers.slurm.commands import Slurm
+from ortflow.launchers.slurm.history import find, placed
+from ortflow.launchers.slurm.jobs import Job
+from ortflow.launchers.slurm.launcher import SlurmLauncher, record_cancelled
+from ortflow.launchers.slurm.status import is_settled
+from ortflow.launchers.stop import write_request
+from ortflow.workflow.rundir import RunDir
+
+
+def cancel(runs: Sequence[RunDir], slurm: Slurm, *, now: bool) -> int:
+    """Ask the runs to end, as `SlurmLauncher.cancel` does each; how many were active. Raises NoAnswer."""
+    jobs = _active(runs, slurm)
+    waiting = {task: job for task, job in jobs.items() if job.waits}
+    if waiting:
+        # Those that are held are in a state that --state=PENDING does not name.
+        slurm.cancel(*(job.id for job in waiting.values() if job.state == "PENDING"), pending=True)
+        left = _active(runs, slurm)
+        held = {task: job for task, job in left.items() if job.waits}
+        slurm.cancel(*(job.id for job in held.values()))
+        for task in waiting.keys() - (left.keys() - held.keys()):
+            record_cancelled(runs[task])
+        at_work: Mapping[int, Job] = {task: job for task, job in left.items() if not job.waits}
+    else:
+        at_work = jobs
+    for task in at_work:
+        write_request(runs[task].stop_request, "cancel", now=now)
+    if now or any(job.state in ("SUSPENDED", "STOPPED") for job in at_work.values()):
+        # They are on their way already: one after the other costs no time.
+        launcher = SlurmLauncher(slurm)
+        for task in at_work:
+            launcher.cancel(runs[task], now=now)
+    return len(jobs)
+
+
+def _active(runs: Sequence[RunDir], slurm: Slurm) -> dict[int, Job]:
+    """The jobs of runs that are not over, by task."""
+    mine = slurm.mine()
+    found: dict[int, Job] = {}
+    for task, run in enumerate(runs):
+        records = run.read_attempts()
+        job = find(placed(records), mine)
+        if job is not None and job.active and not is_settled(records):
+            found[task] = job
+    return found

@@ -1,0 +1,198 @@
+"""What the reports of a trial job's nodes mean; `trial_ranks` tells of its ranks. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from statistics import median
+
+from ortflow.launchers.findings import Finding, fault, ok, untested, warning
+from ortflow.launchers.interpreter import Interpreter, check
+from ortflow.launchers.lines import duration, size
+from ortflow.launchers.slurm.probe import Start
+from ortflow.launchers.slurm.trial import Results
+from ortflow.launchers.slurm.trial_ranks import telling, world_of
+from ortflow.manifests.slurm.trial import LOOK, UNSEEN
+from ortflow.workflow.errors import UserError
+
+SKEW = 2.0
+"""Seconds by which clocks may differ; tasks of a step begin within less."""
+SLOW_SIGHT = 5.0
+"""Seconds for a file of another node to come into sight behind which a restart may read what is out of date."""
+SLOW_DISK = 20e6
+"""Bytes a second."""
+LITTLE = 2e9
+"""Bytes that should be free where nothing is known of the model."""
+CHECKPOINTS = 11
+"""Times a model's size that a run writes: its newest two checkpoints and the one being written, each with the weights
+and two moments, the graphs, and the export."""
+MANY = 6
+"""Nodes that are named before the rest is only counted."""
+ENDED = {"COMPLETED", "FAILED", "UNKNOWN"}
+"""States of a job whose script came to its end."""
+FENCED = "ortflow fences runs off by a file instead; but start none of them by hand a second time"
+ENVIRONMENT = "the environment must lie where every node sees it; set resources.python to one that does"
+
+
+def findings(results: Results, world: int, start: Start, folder: str, model_bytes: int | None) -> Iterator[Finding]:
+    """Everything the job tells; `folder` is what the nodes were to see, `world` the number of ranks."""
+    nodes = results.nodes
+    told = f"job {results.job.id} ran on {results.job.nodes or 'no node'}, waited {duration(results.waited)}"
+    yield ok("job", told, waited=results.waited)
+    unseen = [node for node in nodes if node not in results.seen]
+    good = [node for node in nodes if node in results.reports]
+    silent = [node for node in nodes if node in results.seen and node not in good]
+    if (broken := _broken(results, unseen)) is not None:
+        yield broken
+        yield untested("nodes", "the job did not come to look")
+        return
+    if unseen:
+        told = f"{named(unseen)} {_do(unseen)} not see {folder}, or may not write there"
+        yield fault("shared folder", told, "put the run directory (run_dir, --runs-dir) where every node sees it")
+    if good:
+        yield _sight(results, good, folder)
+        yield _locks(results, good, folder)
+    yield from _interpreters(results, good, silent)
+    yield from _inputs(results, good)
+    if results.seen:
+        yield _clocks(results)
+    if good:
+        yield _disk(results, good, folder, model_bytes)
+    if unseen or silent:
+        yield untested("MPI", f"ranks cannot start on {named([*unseen, *silent])}")
+    else:
+        yield from world_of(results, world, start)
+
+
+def _broken(results: Results, unseen: Sequence[str]) -> Finding | None:
+    """The job itself failed, and tells nothing of the nodes."""
+    job, log = results.job, results.logs.get("job", "")
+    if job.state not in ENDED:
+        return fault("job", f"it ended as {job.state}, and not by itself", "try again; see backends.slurm.prologue")
+    if job.code not in (0, UNSEEN) or job.signal:
+        how = f"was ended by signal {job.signal}" if job.signal else f"ended with exit code {job.code}"
+        said = f": {telling(log)}" if log.strip() else ""
+        return fault("job", f"its script {how} ({job.state.lower()}){said}", "see backends.slurm.prologue")
+    if log.strip() and len(unseen) == len(results.nodes):
+        return fault("job", f"srun could not start anything on its nodes: {telling(log)}")
+    return None
+
+
+def _sight(results: Results, good: Sequence[str], folder: str) -> Finding:
+    about, names = "shared folder", named(good)
+    slowest = max(float(results.reports[node]["others"]["seconds"]) for node in good)
+    for node in good:
+        if blind := sorted(set(good) - set(results.reports[node]["others"]["seen"])):
+            told = f"{node} does not see what {named(blind)} wrote to {folder}"
+            return fault(about, told, "every node must mount the same folder")
+    told = f"{names} {'sees' if len(good) == 1 else 'see'} {folder} and may write there"
+    if len(good) == 1:
+        return ok(about, told)
+    if slowest > SLOW_SIGHT and len(good) == len(results.nodes):
+        return warning(about, f"{told}; one sees what another wrote only after {duration(slowest)}")
+    return ok(about, f"{told}, and each reads what the others wrote")
+
+
+def _locks(results: Results, good: Sequence[str], folder: str) -> Finding:
+    about, told = "locks", {node: str(results.reports[node]["lock"]) for node in good}
+    if not results.locked:
+        return warning(about, f"{folder} has no locks (flock) here", FENCED)
+    if all(lock == "held" for lock in told.values()):
+        return ok(about, "one that is held here is seen on every node")
+    if free := [node for node, lock in told.items() if lock == "free"]:
+        return warning(about, f"one that is held here is not seen on {named(free)}", FENCED)
+    return warning(about, f"there are none on the nodes: {', '.join(sorted({*told.values()} - {'held'}))}", FENCED)
+
+
+def _interpreters(results: Results, good: Sequence[str], silent: Sequence[str]) -> Iterator[Finding]:
+    about = "interpreter on the nodes"
+    for node in silent:
+        code, said = results.codes.get(node), _last(results.logs.get(node, ""))
+        if code in (126, 127):
+            yield fault(about, f"{node} cannot run it: {said}", ENVIRONMENT)
+        elif code is None:
+            yield fault(about, f"{node} did not report within {LOOK} s", "its file system may be slow, or hang")
+        else:
+            yield fault(about, f"on {node} it ended with exit code {code}: {said}", ENVIRONMENT)
+    wrong: dict[str, list[str]] = {}
+    for node in good:
+        if told := _lacks(results, node):
+            wrong.setdefault(told, []).append(node)
+    for told, nodes in wrong.items():
+        yield fault(about, f"{named(nodes)}: {told}")
+    if good and not wrong:
+        versions = sorted({".".join(map(str, results.reports[node]["version"])) for node in good})
+        yield ok(about, f"CPython {' and '.join(versions)} imports what ranks need, on {named(good)}")
+    if (code := results.codes.get("keeper")) and results.nodes[0] not in silent:
+        said = _last(results.logs.get("keeper", ""))
+        told = f"what keeps the run going ended with exit code {code} on {results.nodes[0]}: {said}"
+        yield fault("keeper", told, "set backends.slurm.python to an interpreter that the nodes have, with ortflow")
+
+
+def _lacks(results: Results, node: str) -> str:
+    """What is wrong with a node's interpreter; empty if nothing is."""
+    report = results.reports[node]
+    major, minor = report["version"]
+    try:
+        check(Interpreter(report["path"], (major, minor), report["platform"], report["packages"]))
+    except UserError as error:
+        return str(error)
+    return f"importing what ranks need fails: {report['imports']}" if report["imports"] else ""
+
+
+def _inputs(results: Results, good: Sequence[str]) -> Iterator[Finding]:
+    missing: dict[str, list[str]] = {}
+    for node in good:
+        for path in results.reports[node]["missing"]:
+            missing.setdefault(path, []).append(node)
+    for path, nodes in missing.items():
+        yield fault("input", f"{named(nodes)} {_do(nodes)} not see {path}", "put it where every node sees it")
+
+
+def _clocks(results: Results) -> Finding:
+    """Tasks of a step begin at about the same time, and between the submission and now."""
+    about, known = "clocks", {node: moment for node, moment in results.seen.items() if moment is not None}
+    if not known:
+        return untested(about, "no node told its time")
+    middle = median(known.values())
+    off = {node: moment - middle for node, moment in known.items() if abs(moment - middle) > SKEW}
+    for node, moment in known.items():
+        if moment < results.submitted - SKEW:
+            off[node] = moment - results.submitted
+        elif moment > results.collected + SKEW:
+            off[node] = moment - results.collected
+    if off:
+        told = ", ".join(f"{node} by {amount:+.0f} s or more" for node, amount in sorted(off.items()))
+        return warning(about, f"differ: {told}", "times in the run's records will be wrong")
+    among = f"; the nodes' by less than {max(known.values()) - min(known.values()) + 0.05:.1f} s" if known else ""
+    return ok(about, "agree with the one here" + (among if len(known) > 1 else ""))
+
+
+def _disk(results: Results, good: Sequence[str], folder: str, model_bytes: int | None) -> Finding:
+    about, speeds = "disk", {node: float(results.reports[node]["bytes_per_second"]) for node in good}
+    slowest, fastest = min(speeds.values()), max(speeds.values())
+    free = min(int(results.reports[node]["free"]) for node in good)
+    spread = f"{size(slowest)}/s" if fastest < 1.2 * slowest else f"{size(slowest)}/s to {size(fastest)}/s"
+    told = f"{folder} takes {spread}{' a node, all at once' if len(good) > 1 else ''}; {size(free)} free"
+    need = LITTLE if model_bytes is None else float(CHECKPOINTS * model_bytes)
+    if free < need:
+        more = f"{told}; a run's checkpoints may need {size(need)}"
+        return warning(about, more, "make room, or use another run_dir", bytes_per_second=speeds, free=free)
+    if slowest < SLOW_DISK:
+        return warning(about, f"{told}: slow", "save less often", bytes_per_second=speeds, free=free)
+    return ok(about, told, bytes_per_second=speeds, free=free)
+
+
+def named(nodes: Sequence[str]) -> str:
+    """Nodes by name, as far as a line holds them."""
+    more = f" and {len(nodes) - MANY} more" if len(nodes) > MANY else ""
+    return ", ".join(nodes[:MANY]) + more
+
+
+def _last(text: str) -> str:
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    return re.sub(r"^sh: \d+: ", "", lines[-1]) if lines else "it said nothing"
+
+
+def _do(names: Sequence[str]) -> str:
+    return "does" if len(names) == 1 else "do"

@@ -1,0 +1,81 @@
+"""What the ranks of a trial job tell: whether MPI connects them, their cores, their GPUs. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Any
+
+from ortflow.launchers.findings import Finding, fault, ok, untested
+from ortflow.launchers.lines import duration
+from ortflow.launchers.slurm.checks import FITTING, NAMES
+from ortflow.launchers.slurm.probe import Start
+from ortflow.launchers.slurm.trial import Results
+from ortflow.launchers.slurm.words import verdict
+from ortflow.manifests.slurm.trial import CONNECT
+
+KILLED = (124, 137)
+"""Exit codes of `timeout`."""
+_ERROR = re.compile(r"error|fail|cannot|unable|abort|invalid|no such", re.IGNORECASE)
+_CONSEQUENCE = re.compile(r"Exited with|Terminating|CANCELLED|srun: error: \S+: tasks? |Force Terminated")
+
+
+def world_of(results: Results, world: int, start: Start) -> Iterator[Finding]:
+    """Whether the ranks came to one world of `world`; if so, the rest."""
+    about, ranks = "MPI", results.ranks
+    how = "mpirun" if start.how == "mpirun" else f"--mpi={start.how}"
+    sizes = {rank.get("size") for rank in ranks}
+    if errors := sorted({str(rank["error"]) for rank in ranks if "error" in rank}):
+        yield fault(about, f"the ranks cannot import mpi4py: {errors[0]}", "`pip install 'ortflow[train,mpich]'`")
+    elif len(ranks) == world and sizes == {world}:
+        seconds = duration(max(float(rank["seconds"]) for rank in ranks))
+        told = f"{_count(world, 'rank')} on {_count(len(results.nodes), 'node')} connect with {how} in {seconds}"
+        yield ok(about, f"{told} ({ranks[0]['library']})")
+        yield from _cores(ranks)
+        yield _nccl(ranks, world)
+    elif sizes == {1} and world > 1:
+        yield fault(about, f"each of {world} ranks is alone in a world of 1 with {how}", _advice(start))
+    elif not ranks and results.codes.get("ranks") in KILLED:
+        yield fault(about, f"{world} ranks did not connect with {how} within {CONNECT} s", _advice(start))
+    else:
+        words = results.logs.get("ranks", "")
+        known = verdict(words, results.codes.get("ranks", 1))
+        said = known.sentence if known is not None else telling(words)
+        yield fault(about, f"{len(ranks)} of {world} ranks came into a world with {how}: {said}", _advice(start))
+
+
+def telling(text: str) -> str:
+    """The line of a log that tells most: the first error that is not one of the consequences."""
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    errors = [line for line in lines if _ERROR.search(line)]
+    causes = [line for line in errors if not _CONSEQUENCE.search(line)]
+    return next(iter([*causes, *errors, *lines[-1:]]), "not a word was left")
+
+
+def _advice(start: Start) -> str:
+    if start.kind is not None and start.how != "mpirun" and FITTING[start.kind] != start.how:
+        return f"the ranks have {NAMES[start.kind]}: set backends.slurm.mpi to auto, {FITTING[start.kind]} or mpirun"
+    return "set backends.slurm.mpi to another: pmi2 is for MPICH, pmix for Open MPI, mpirun for either"
+
+
+def _cores(ranks: list[dict[str, Any]]) -> Iterator[Finding]:
+    if cores := sorted({int(rank["cores"]) for rank in ranks if rank.get("cores") is not None}):
+        told = str(cores[0]) if len(cores) == 1 else f"{cores[0]} to {cores[-1]}"
+        yield ok("cores", f"a rank may run on {told}", cores=cores)
+
+
+def _nccl(ranks: list[dict[str, Any]], world: int) -> Finding:
+    about, reports = "NCCL", [rank["gpus"] for rank in ranks if "gpus" in rank]
+    if not reports:
+        return untested(about, "the run asks for no GPUs (resources.gpus_per_rank), so NCCL is not tested")
+    if errors := sorted({str(report["error"]) for report in reports if "error" in report}):
+        return fault(about, errors[0], "the nodes need GPUs, their driver, and NCCL, which the ranks' python must see")
+    if any(report.get("sum") != world for report in reports):
+        return fault(about, f"{world} ranks did not add up to {world} over their GPUs")
+    version = int(reports[0]["nccl"])
+    named = f"{version // 10000}.{version // 100 % 100}.{version % 100}"
+    return ok(about, f"{_count(world, 'rank')} add up over their GPUs (NCCL {named})")
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}{'' if number == 1 else 's'}"

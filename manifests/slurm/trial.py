@@ -1,0 +1,117 @@
+"""The batch script of `ortflow doctor --job`: every node reports what it sees, in the very job that a run would get.
+
+Directives, prologue, interpreter, container and the start of the ranks are the run's. Nothing here may fail because a
+node does not see the shared folder: that is what the job is to tell.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from ortflow.manifests.slurm import container
+from ortflow.manifests.slurm.directives import directives
+from ortflow.manifests.slurm.launch import settings, starter
+from ortflow.manifests.slurm.placement import Placement
+from ortflow.manifests.slurm.quoting import shell, shell_line
+from ortflow.manifests.slurm.script import code_lines
+from ortflow.workflow.spec.slurm import Mail
+
+if TYPE_CHECKING:
+    from ortflow.workflow.spec.run import RunSpec
+    from ortflow.workflow.spec.slurm import DirectiveName
+
+LIMIT = 120
+"""Seconds that the job may take."""
+LOOK, CONNECT = 55, 45
+"""Seconds for the nodes' reports, and for the ranks to find each other."""
+UNSEEN = 77
+"""Exit code of a job whose first node does not see the folder."""
+REPORT = "node_report.py"
+"""The program in the folder that each node runs: a copy of ortflow.launchers.slurm.node_report."""
+_OMIT: tuple[DirectiveName, ...] = ("open-mode", "signal")
+_NODE = (
+    'cd /; [ "${SLURM_LOCALID:-0}" = 0 ] || exit 0; me="$1/$SLURMD_NODENAME"; shift; '
+    '{ date +%s.%N >"$me.seen"; } 2>/dev/null || exit 0; '
+    '"$@" >"$me.log" 2>&1; echo $? >"$me.code"'
+)
+"""What a task does on its node, before any Python: $1 is the folder; the interpreter and its program follow."""
+
+
+def trial_spec(spec: RunSpec, nodes: int | None) -> RunSpec:
+    """The run as it is tried: for two minutes, now, on so many nodes, and without mails."""
+    resources = spec.resources.model_copy(update={"time_limit": f"00:{LIMIT // 60:02d}:{LIMIT % 60:02d}"})
+    if nodes is not None:
+        resources = resources.model_copy(update={"nodes": nodes})
+    own = spec.backends.slurm
+    changes = {"job_name": None, "dependency": None, "begin": None, "mail": Mail(), "omit": [*own.omit, *_OMIT]}
+    backends = spec.backends.model_copy(update={"slurm": own.model_copy(update=changes)})
+    return spec.model_copy(update={"name": "ortflow-doctor", "resources": resources, "backends": backends})
+
+
+def script(spec: RunSpec, placement: Placement) -> str:
+    """The whole text for a `trial_spec`; the placement's run directory is the trial's folder."""
+    return "\n".join([*_head(spec, placement), *_body(spec, placement)]) + "\n"
+
+
+def _head(spec: RunSpec, placement: Placement) -> Iterator[str]:
+    yield "#!/bin/bash"
+    yield "# ortflow doctor: every node reports what it sees, in two minutes at most"
+    yield "#"
+    yield from (line for line in directives(spec, placement) if not line.startswith("#SBATCH --output="))
+    # An output that a node cannot open would keep the job from starting.
+    yield "#SBATCH --output=/dev/null"
+
+
+def _body(spec: RunSpec, placement: Placement) -> Iterator[str]:
+    folder = str(placement.run_dir)
+    log = shlex.quote(f"{folder}/job.log")
+    yield ""
+    yield "code=0"
+    yield f"if [ -w {shlex.quote(folder)} ]; then exec >{log} 2>&1; else code={UNSEEN}; fi"
+    yield ""
+    yield from map(shell_line, spec.backends.slurm.prologue)
+    yield from code_lines(placement)
+    for name, value in settings(spec, placement).items():
+        # What the prologue has set for MPI wins, as it does in a run.
+        yield f"export {name}=${{{name}-{shlex.quote(value)}}}"
+    yield ""
+    yield "# The keeper's interpreter, on the node where it would run."
+    keeper = [placement.keeper_python, "-c", "import ortflow.launchers.slurm.keeper"]
+    yield from _recorded(shell(keeper), folder, "keeper")
+    yield ""
+    yield "# Each node by itself: the step of the run, without MPI."
+    program = [*container.rank_prefix(spec, placement), _python(spec, placement), f"{folder}/{REPORT}"]
+    yield from shell(
+        ["timeout", "--kill-after=5", str(LOOK)], _step(spec, placement), ["sh", "-c", _NODE, "sh", folder],
+        [*program, "node", folder],
+    )  # fmt: skip
+    yield ""
+    yield "# The ranks together."
+    ranks = shell(
+        ["timeout", "--kill-after=5", str(CONNECT)], starter(spec, placement), [*program, "rank", folder]
+    )  # fmt: skip
+    yield from _recorded(ranks, folder, "ranks")
+    yield 'exit "$code"'
+
+
+def _recorded(lines: list[str], folder: str, name: str) -> Iterator[str]:
+    """A command whose output and exit code are kept under a name."""
+    log, code = shlex.quote(f"{folder}/{name}.log"), shlex.quote(f"{folder}/{name}.code")
+    yield from lines[:-1]
+    yield f"{lines[-1]} >{log} 2>&1"
+    yield f"echo $? >{code}"
+
+
+def _step(spec: RunSpec, placement: Placement) -> list[str]:
+    """srun as the run has it, but for MPI; the plug-in that is named must be one of several ranks."""
+    words = starter(spec, replace(placement, start="pmi2"))
+    return [{"--mpi=pmi2": "--mpi=none", "--kill-on-bad-exit=1": "--kill-on-bad-exit=0"}.get(w, w) for w in words]
+
+
+def _python(spec: RunSpec, placement: Placement) -> str:
+    if container.inside(spec) is not None:
+        return spec.resources.python or "python"
+    return placement.rank_python

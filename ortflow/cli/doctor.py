@@ -1,0 +1,127 @@
+"""`ortflow doctor`: whether a run can work here or on a cluster, told before one is started."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from ortflow.cli.runs import RUNS, JsonOption, RunsOption, print_json
+from ortflow.cli.submission import BackendOption
+from ortflow.workflow.errors import EXIT_FAILURE, Faults, UserError
+
+if TYPE_CHECKING:
+    from ortflow.launchers.base import Submission
+    from ortflow.launchers.findings import Finding
+
+STAND_IN = """\
+name: doctor
+model: {path: model.onnx, loss: mse}
+data: {train: train.arrow, micro_batch: 1}
+train: {steps: 1, optimizer: {name: sgd, lr: 0.1}}
+resources: {nodes: 1, ranks_per_node: 2, cpus_per_rank: 1}
+"""
+"""What is looked at where no run file is given: two ranks, so that they have to connect."""
+
+
+def doctor(
+    words: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[RUN_FILE] [KEY=VALUE]", help="The run that is to work, and values in place of its."),
+    ] = None,
+    backend: BackendOption = "local",
+    job: Annotated[
+        bool, typer.Option("--job", help="Submit a job of two minutes at most that looks from the nodes; for Slurm.")
+    ] = False,
+    nodes: Annotated[
+        int | None, typer.Option("--nodes", min=1, help="Nodes of that job; as many as the run has if not given.")
+    ] = None,
+    wait: Annotated[
+        float, typer.Option("--wait", metavar="SECONDS", min=0, help="Wait so long for that job to start.")
+    ] = 120.0,
+    as_json: JsonOption = False,
+    runs: RunsOption = Path(RUNS),
+) -> None:
+    """Tell what would keep a run from working, here or on a cluster.
+
+    A line for each thing looked at; exit code 1 if one is at fault.
+    """
+    from ortflow.launchers.findings import has_fault, summary
+
+    if (job or nodes is not None) and backend != "slurm":
+        raise UserError("--job and --nodes are for a cluster", fix="add -b slurm")
+    if nodes is not None and not job:
+        raise UserError("--nodes is for the job", fix="add --job")
+    file, overrides = split(words or ())
+    found: list[Finding] = []
+    for finding in _examine(file, overrides, backend, (nodes, wait) if job else None, runs):
+        found.append(finding)
+        if not as_json:
+            typer.echo(str(finding))
+    if as_json:
+        print_json({"fault": has_fault(found), "findings": [finding.to_json() for finding in found]})
+    else:
+        typer.echo(summary(found))
+    if has_fault(found):
+        raise typer.Exit(EXIT_FAILURE)
+
+
+def split(words: Sequence[str]) -> tuple[Path | None, list[str]]:
+    """The run file, if the first word is one, and the overrides."""
+    if words and ("=" not in words[0] or Path(words[0]).is_file()):
+        return Path(words[0]), list(words[1:])
+    return None, list(words)
+
+
+def _examine(
+    file: Path | None, overrides: list[str], backend: str, job: tuple[int | None, float] | None, runs: Path
+) -> Iterator[Finding]:
+    from ortflow.launchers.findings import warning
+    from ortflow.workflow.spec.check import NOT_YET
+
+    submission = _submission(file, overrides, runs)
+    if gpus := submission.spec.resources.gpus_per_rank:
+        yield warning("resources.gpus_per_rank", f"is {gpus}, and training on GPUs {NOT_YET}")
+    if backend == "local":
+        from ortflow.launchers.machine import examine_machine
+
+        yield from examine_machine(submission, of_user=file is not None)
+    elif backend == "slurm":
+        from ortflow.launchers.slurm.doctor import Trial, examine_cluster
+
+        trial = Trial(job[0], job[1], lambda text: typer.echo(text, err=True)) if job is not None else None
+        yield from examine_cluster(submission, trial, of_user=file is not None or bool(overrides))
+    else:
+        raise UserError(f"the launcher {backend!r} cannot be examined", fix="local and slurm can")
+
+
+def _read(file: Path, overrides: list[str], runs: Path) -> Submission:
+    """A checked run; raises Faults. GPUs it may ask for: a cluster can have them before ranks can use them."""
+    from ortflow.launchers.base import Submission
+    from ortflow.workflow.rundir import RunDir
+    from ortflow.workflow.spec.check import NOT_YET
+    from ortflow.workflow.spec.load import read_run_file
+    from ortflow.workflow.spec.paths import resolve_paths
+
+    reading = read_run_file(file, overrides, files=False)
+    wrong = [fault for fault in reading.faults if fault.key != "resources.gpus_per_rank" or NOT_YET not in fault.what]
+    if reading.spec is None or wrong:
+        raise Faults(wrong or reading.faults)
+    spec = reading.spec
+    if spec.run_dir is None:
+        spec = spec.model_copy(update={"run_dir": str(runs / spec.name)})
+    spec = resolve_paths(spec, file)
+    return Submission(spec, RunDir(Path(str(spec.run_dir))), file.absolute().parent)
+
+
+def _submission(file: Path | None, overrides: list[str], runs: Path) -> Submission:
+    """The run of the file, its inputs there or not; a stand-in where there is no file."""
+    if file is not None:
+        return _read(file, overrides, runs)
+    with tempfile.TemporaryDirectory(prefix="ortflow-doctor-") as folder:
+        stand_in = Path(folder) / "run.yaml"
+        stand_in.write_text(STAND_IN)
+        return _read(stand_in, overrides, runs)

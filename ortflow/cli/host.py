@@ -1,0 +1,160 @@
+"""`--host user@login`: a verb carried out by this same ortflow on a cluster's login node, over ssh.
+
+Wired around verbs in `ortflow.cli.app`. What was typed is put together again from the parsed command line, so that a
+verb need not know: only a run file and what it reads have other names over there.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
+
+import typer
+
+if TYPE_CHECKING:
+    from ortflow.launchers.remote.memory import Used
+    from ortflow.workflow.spec.run import RunSpec
+
+FOLDER = "~/ortflow"
+PYTHON = "python3"
+OURS = {
+    "host": Annotated[
+        str | None,
+        typer.Option("--host", metavar="[USER@]HOST", envvar="ORTFLOW_HOST", help="Do it on this login node, by ssh."),
+    ],
+    "host_dir": Annotated[
+        str | None,
+        typer.Option(
+            "--host-dir", metavar="DIR", envvar="ORTFLOW_HOST_DIR",
+            help=f"Folder there for runs, inputs and code; {FOLDER}, or the one last given for the host.",
+        ),
+    ],
+    "host_python": Annotated[
+        str | None,
+        typer.Option(
+            "--host-python", metavar="PYTHON", envvar="ORTFLOW_HOST_PYTHON",
+            help="Python there; the run file's resources.python, the one last used there, or python3.",
+        ),
+    ],
+}  # fmt: skip
+FILE, OVERRIDES, BOTH, BACKEND = "file", "overrides", "words", "backend"
+"""Parameters of verbs that mean something here, too."""
+
+
+def reachable(verb: Callable[..., None]) -> Callable[..., None]:
+    """The verb with --host: without it, the verb itself."""
+
+    def carried_out(
+        ctx: typer.Context, host: str | None, host_dir: str | None, host_python: str | None, **given: Any
+    ) -> None:
+        if not host:
+            verb(**given)
+            return
+        raise typer.Exit(carry_out(ctx, host, host_dir, host_python))
+
+    hints = get_type_hints(verb, include_extras=True)
+    own = [one.replace(annotation=hints[one.name]) for one in inspect.signature(verb).parameters.values()]
+    kind = inspect.Parameter.KEYWORD_ONLY
+    context = inspect.Parameter("ctx", inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation=typer.Context)
+    added = [inspect.Parameter(name, kind, default=None, annotation=hint) for name, hint in OURS.items()]
+    parameters = [context, *(one.replace(kind=kind) for one in own), *added]
+    carried_out.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    carried_out.__annotations__ = {one.name: one.annotation for one in parameters}
+    carried_out.__name__, carried_out.__doc__ = verb.__name__, verb.__doc__
+    return carried_out
+
+
+def carry_out(ctx: typer.Context, host: str, folder: str | None, python: str | None) -> int:
+    """Do there what was typed here; the exit code."""
+    from ortflow.launchers.remote.cargo import cluster_own, pack, send
+    from ortflow.launchers.remote.code import own_code, requirements
+    from ortflow.launchers.remote.connection import connect
+    from ortflow.launchers.remote.inputs import named
+    from ortflow.launchers.remote.login import Login
+    from ortflow.launchers.remote.memory import recall, remember
+    from ortflow.workflow.spec.load import load_run_file
+
+    file, overrides = run_file_of(ctx)
+    spec = load_run_file(file, overrides) if file is not None else None
+    used = choose(recall(host), python or python_of(spec), folder)
+    login = Login(connect(host), used.python or PYTHON, used.folder or FOLDER)
+    own = cluster_own(named(spec, file.absolute().parent)) if spec is not None and file is not None else []
+    code, packages = own_code(), requirements("slurm")
+    look = login.look(packages, [(login.code_folder(code), code.sizes)], [one.text for one in own])
+    login.require(packages, look.lacking)
+    remember(host, used)
+    if not look.whole[0]:
+        login.bring_code(code)
+    if spec is None or file is None:
+        return login.run(code, retyped(ctx))
+    there = [one.text for one, found in zip(own, look.there, strict=True) if found]
+    cargo = pack(spec, file, login, there)
+    # Nothing is read by what only looks.
+    send(cargo, login, only_run_file=ctx.command.name != "submit")
+    return login.run(code, retyped(ctx, cargo.run_file, cargo.overrides()))
+
+
+def run_file_of(ctx: typer.Context) -> tuple[Path | None, list[str]]:
+    """The run file that was typed, if one was, and the overrides."""
+    from ortflow.cli.doctor import split
+
+    if BOTH in ctx.params:
+        return split(ctx.params[BOTH] or ())
+    return ctx.params.get(FILE), list(ctx.params.get(OVERRIDES) or ())
+
+
+def choose(before: Used, python: str | None, folder: str | None) -> Used:
+    """What to use on a host: what is said now, else what was used before. Pure."""
+    from ortflow.launchers.remote.memory import Used
+
+    if folder is not None:
+        # As scp has it: what is not absolute is seen from the home folder.
+        folder = folder.rstrip("/") if folder.startswith(("/", "~")) else f"~/{folder.strip('/')}"
+    return Used(python or before.python, folder or before.folder)
+
+
+def python_of(spec: RunSpec | None) -> str | None:
+    """The Python that a run file names for what runs outside of containers. Pure."""
+    if spec is None or spec.backends.slurm.python is not None:
+        return spec.backends.slurm.python if spec is not None else None
+    container = spec.backends.slurm.container
+    return spec.resources.python if container is None or container.kind == "none" else None
+
+
+def retyped(ctx: typer.Context, run_file: str | None = None, overrides: Sequence[str] = ()) -> list[str]:
+    """The command line as it was typed, without what concerns this side, the run file under its name over there.
+
+    What comes from this side's environment is left out: it tells of this side. Without a --backend it is Slurm's, as a
+    login node is no place to train.
+    """
+    options: list[str] = []
+    arguments: list[str] = []
+    for param in ctx.command.params:
+        name, value = str(param.name), ctx.params.get(str(param.name))
+        source = ctx.get_parameter_source(name)
+        typed = source is not None and source.name == "COMMANDLINE"
+        if name == FILE and run_file is not None:
+            arguments.append(run_file)
+        elif name == OVERRIDES:
+            arguments += [*(value or ()), *overrides]
+        elif name == BOTH and run_file is not None:
+            arguments += [run_file, *run_file_of(ctx)[1], *overrides]
+        elif name == BACKEND and not typed:
+            options.append("--backend=slurm")
+        elif name in OURS or not typed:
+            continue
+        elif param.param_type_name == "argument":
+            arguments += map(str, value if isinstance(value, (list, tuple)) else [value])
+        else:
+            options += _option(param, value)
+    return [str(ctx.command.name), *options, *(["--", *arguments] if arguments else [])]
+
+
+def _option(param: Any, value: Any) -> list[str]:
+    if isinstance(value, bool):
+        return [max(param.opts if value else param.secondary_opts, key=len)]
+    name = max(param.opts, key=len)
+    values = value if isinstance(value, (list, tuple)) else [value]
+    return [f"{name}={getattr(one, 'value', one)}" for one in values]

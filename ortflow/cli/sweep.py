@@ -1,0 +1,178 @@
+"""Sweeps: what `submit --set` and `cancel --sweep` do."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from ortflow.cli.runs import default_runs
+from ortflow.workflow.errors import OrtflowError, UserError
+
+if TYPE_CHECKING:
+    from ortflow.launchers.base import Submission
+    from ortflow.launchers.slurm.commands import Slurm
+    from ortflow.launchers.slurm.sweep import SweepRequest
+    from ortflow.launchers.sweeps import Sweep
+    from ortflow.workflow.rundir import RunDir
+    from ortflow.workflow.spec.combinations import Axis
+
+SetOption = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="KEY=VALUES", help="A sweep over V1,V2,… or FIRST..LAST; for Slurm, a job array."),
+]
+AtOnceOption = Annotated[
+    int | None, typer.Option("--at-once", metavar="N", min=1, help="Of a sweep, run at most so many at a time.")
+]
+SweepOption = Annotated[str | None, typer.Option("--sweep", metavar="NAME", help="All runs of a sweep.")]
+
+LONGEST = 52
+"""Letters of a run's name."""
+
+
+def request_sweep(
+    file: Path,
+    overrides: Sequence[str] | None,
+    sets: Sequence[str],
+    runs: Path,
+    slurm: Slurm,
+    *,
+    fresh: bool = False,
+    files: bool = True,
+    after: tuple[RunDir, ...] = (),
+    retry: float = 0.0,
+    at_once: int | None = None,
+) -> SweepRequest:
+    """The checked request for a sweep; raises Faults and UserError. Makes nothing."""
+    from ortflow.launchers.slurm.launcher import SlurmLauncher
+    from ortflow.launchers.slurm.sweep import check_length, request
+    from ortflow.launchers.sweeps import Member, Sweep
+    from ortflow.workflow.spec.combinations import combinations, count, read_axes
+
+    axes = read_axes(sets, overrides or ())
+    _refuse_fixed(axes)
+    check_length(count(axes), slurm)
+    members, submissions = [], []
+    for task, values in enumerate(combinations(axes)):
+        given = [*(overrides or ()), *(f"{key}={value}" for key, value in values.items())]
+        root, one = _submission(file, given, runs, task, fresh=fresh, files=files)
+        members.append(Member(one.run, values))
+        submissions.append(replace(one, after=after, retry=retry))
+    return request(Sweep(root, tuple(members)), submissions, at_once, SlurmLauncher(slurm))
+
+
+def _submission(
+    file: Path, given: Sequence[str], runs: Path, task: int, *, fresh: bool, files: bool
+) -> tuple[Path, Submission]:
+    """The run of a task, and what the directories of all runs of its sweep begin with."""
+    from ortflow.launchers.base import Submission
+    from ortflow.launchers.sweeps import member_root
+    from ortflow.workflow.rundir import RunDir
+    from ortflow.workflow.spec.load import load_run_file
+    from ortflow.workflow.spec.paths import resolve_paths, run_directory
+
+    spec = load_run_file(file, given, files=files)
+    if spec.run_dir is None:
+        spec = spec.model_copy(update={"run_dir": str(runs / spec.name)})
+    root, name = run_directory(spec, Path.cwd()), f"{spec.name}-{task}"
+    if len(name) > LONGEST:
+        raise UserError(
+            f"{name} is longer than the {LONGEST} letters that a run's name may have",
+            where="name",
+            fix=f"use a name of at most {LONGEST - len(name) + len(spec.name)} letters for the sweep",
+        )
+    run = RunDir(member_root(root, task))
+    spec = resolve_paths(spec.model_copy(update={"name": name, "run_dir": str(run.root)}), file)
+    return root, Submission(spec, run, file.absolute().parent, fresh=fresh)
+
+
+def _refuse_fixed(axes: Sequence[Axis]) -> None:
+    """Raise UserError for keys that are the same for all tasks of an array, or that tell its runs apart."""
+    for axis in axes:
+        path = axis.key.split(".")
+        if path[0] in ("name", "run_dir"):
+            raise UserError(
+                f"--set {axis.key}: a sweep gives each run its own, {path[0]}-0, {path[0]}-1, …",
+                fix=f"leave it out, or give one {path[0]} for all: {path[0]}=VALUE",
+            )
+        if path[0] == "resources" or path == ["backends"] or path[:2] == ["backends", "slurm"]:
+            raise UserError(
+                f"--set {axis.key}: it is the same for all runs of a sweep, which are one job array",
+                fix="submit one run for each value",
+            )
+
+
+def submit_sweep(wanted: SweepRequest, slurm: Slurm, runs: Path) -> None:
+    """Submit a sweep, and say what can be done next."""
+    from ortflow.cli.run import refuse_elsewhere
+    from ortflow.launchers.records import State, state
+    from ortflow.launchers.slurm.launcher import SlurmLauncher
+    from ortflow.launchers.slurm.sweep import submit
+
+    sweep = wanted.sweep
+    launcher = SlurmLauncher(slurm)
+    for run in sweep.runs:
+        refuse_elsewhere(run, launcher)
+    typer.echo(submit(wanted, slurm))
+    finished = sum(state(run.read_attempts(), alive=False) is State.FINISHED for run in sweep.runs)
+    if finished == len(sweep.runs):
+        typer.echo(f"{sweep.root} holds this sweep, finished; --fresh starts anew and keeps the old runs")
+        return
+    name = _reference(sweep, runs)
+    told = f"{len(sweep.runs)} runs" + (f", {finished} of them finished already" if finished else "")
+    typer.echo(f"{name} is a job array of {told}; how they are: ortflow list --sweep {name}")
+    typer.echo(f"  one of them: ortflow status {name}-0    save and leave, all: ortflow cancel --sweep {name}")
+
+
+def cancel_sweep(name: str, runs: Path, *, now: bool) -> None:
+    """Have all runs of a sweep save and leave, and wait until they have."""
+    from ortflow.cli.cancel import PATIENCE
+    from ortflow.launchers.base import find_launcher, launcher_name, statuses
+    from ortflow.launchers.slurm.commands import Slurm
+    from ortflow.launchers.slurm.sweep_cancel import cancel
+
+    sweep = find_sweep(name, runs)
+    there = [run for run in sweep.runs if run.run_file.is_file()]
+    launchers = [launcher_name(run.read_attempts()) for run in there]
+    ours = [run for run, launcher in zip(there, launchers, strict=True) if launcher == "slurm"]
+    asked = cancel(ours, Slurm(), now=now) if ours else 0
+    for run, launcher in zip(there, launchers, strict=True):
+        asked += launcher != "slurm" and find_launcher(launcher).cancel(run, now=now)
+    end, pause = time.monotonic() + PATIENCE, 0.2
+    found = statuses(there)
+    while active := [how for how in found if how.state.active]:
+        if time.monotonic() > end:
+            others = f" and {len(active) - 1} others were" if len(active) > 1 else " was"
+            harder = "" if now else "; `ortflow cancel --now` does not ask"
+            raise OrtflowError(f"{active[0].name}{others} asked to leave and not gone within {PATIENCE:.0f} s{harder}")
+        time.sleep(pause)
+        pause, found = min(2.0, pause * 1.3), statuses(there)
+    counts = Counter(how.state.value for how in found)
+    told = ", ".join(f"{number} {state}" for state, number in counts.items())
+    typer.echo(f"{sweep.name}: {told}" if asked else f"{sweep.name} is not running: {told}")
+
+
+def find_sweep(text: str, runs: Path) -> Sweep:
+    """The sweep of a name, or of the path that its runs' directories begin with; raises UserError."""
+    from ortflow.launchers.sweeps import SUFFIX, is_sweep, read_sweep
+
+    for path in (Path(text),) if os.sep in text else (runs / text, Path(text)):
+        root = Path(os.path.abspath(path))
+        root = root.with_name(root.name.removesuffix(SUFFIX))
+        if is_sweep(root):
+            return read_sweep(root)
+    names = [path.name.removesuffix(SUFFIX) for path in sorted(runs.glob(f"*{SUFFIX}"))]
+    hint = f"there are: {', '.join(names)}" if names else "`ortflow submit --backend slurm --set` makes one"
+    raise UserError(f"there is no sweep {text} in {runs}", fix=hint)
+
+
+def _reference(sweep: Sweep, runs: Path) -> str:
+    """How to name the sweep in the next command: by name where that is enough."""
+    folders = {Path(os.path.abspath(folder)) for folder in (runs, default_runs())}
+    return sweep.name if folders == {sweep.root.parent} else os.path.relpath(sweep.root)

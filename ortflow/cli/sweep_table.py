@@ -1,0 +1,76 @@
+"""`ortflow list --sweep`: what came of each run, beside the values that it has."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from ortflow.workflow.errors import UserError
+
+if TYPE_CHECKING:
+    from ortflow.launchers.status import RunStatus
+    from ortflow.launchers.sweeps import Sweep
+
+HIGHEST = ("accuracy",)
+"""Metrics of which more is better."""
+
+
+@dataclass(frozen=True)
+class Results:
+    """The runs of a sweep as they are, and the best of them."""
+
+    sweep: Sweep
+    found: Sequence[RunStatus]
+    """As the sweep's members."""
+    metric: str | None
+    """By which they are compared; None where nothing was evaluated yet."""
+    best: int | None
+
+    def rows(self) -> list[tuple[str, ...]]:
+        """For people; the best is marked."""
+        metrics = metrics_of(self.found)
+        rows: list[tuple[str, ...]] = [
+            ("", "NAME", *self.sweep.keys, "STATE", "STEP", "LOSS", *(f"EVAL {name.upper()}" for name in metrics))
+        ]
+        for place, (member, how) in enumerate(zip(self.sweep.members, self.found, strict=True)):
+            step = f"{how.step}/{how.total_steps}" if how.total_steps else str(how.step)
+            results = [number(how.loss), *(number(how.evaluation.get(name)) for name in metrics)]
+            mark = "*" if place == self.best else ""
+            rows.append((mark, member.run.root.name, *member.values.values(), how.state.value, step, *results))
+        return rows
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data."""
+        runs = [
+            {"values": dict(member.values), "best": place == self.best, **how.to_json()}
+            for place, (member, how) in enumerate(zip(self.sweep.members, self.found, strict=True))
+        ]
+        return {"sweep": self.sweep.name, "metric": self.metric, "runs": runs}
+
+
+def results(sweep: Sweep, found: Sequence[RunStatus], by: str | None) -> Results:
+    """The results compared `by` a metric, the first if none is named; raises UserError where there is none such."""
+    metrics = metrics_of(found)
+    if by is not None and metrics and by not in metrics:
+        raise UserError(f"no run of {sweep.name} was evaluated by {by}", fix=f"there are: {', '.join(metrics)}")
+    metric = by if by in metrics else next(iter(metrics), None)
+    if metric is None:
+        return Results(sweep, found, None, None)
+    sign = -1.0 if metric in HIGHEST else 1.0
+    ranked = [
+        (sign * value, place)
+        for place, how in enumerate(found)
+        if (value := how.evaluation.get(metric)) is not None and value == value
+    ]
+    return Results(sweep, found, metric, min(ranked)[1] if ranked else None)
+
+
+def metrics_of(found: Sequence[RunStatus]) -> list[str]:
+    """What any of them was evaluated by, in the order of the record."""
+    return list(dict.fromkeys(name for how in found for name in how.evaluation))
+
+
+def number(value: float | None) -> str:
+    """A loss or a metric; one that is not finite has no number."""
+    return "-" if value is None else f"{value:.4f}"

@@ -1,0 +1,27 @@
+#!/bin/bash
+# gpt: training runs of ortflow, one a task, in /scratch/runs/gpt-%a
+#
+#SBATCH --job-name=gpt
+#SBATCH --comment="ortflow 6f1d0c52"
+#SBATCH --array=0-3,6%2
+#SBATCH --partition=main
+#SBATCH --nodes=2
+#SBATCH --ntasks-per-node=2
+#SBATCH --cpus-per-task=2
+#SBATCH --mem=2G
+#SBATCH --time=12:00:00
+#SBATCH --kill-on-invalid-dep=yes
+#SBATCH --requeue
+#SBATCH --signal=USR2@90
+#SBATCH --open-mode=append
+#SBATCH --output=/scratch/runs/gpt-%a/logs/slurm-%A_%a.log
+
+# The keeper starts the ranks, starts them again when they fail, and has a preempted job requeued.
+exec /home/me/venv/bin/python -m ortflow.launchers.slurm.keeper \
+  /scratch/runs/gpt-"$SLURM_ARRAY_TASK_ID" -- \
+  srun --mpi=pmi2 --nodes=2 --ntasks=4 --ntasks-per-node=2 --cpus-per-task=2 --kill-on-bad-exit=1 \
+    --wait=0 --unbuffered --export=ALL \
+    apptainer exec \
+      --bind=/scratch/runs/gpt-"$SLURM_ARRAY_TASK_ID":/scratch/runs/gpt-"$SLURM_ARRAY_TASK_ID" \
+      --bind=/data/gpt:/data/gpt /images/ort.sif python -m ortflow.workflow.rank \
+      /scratch/runs/gpt-"$SLURM_ARRAY_TASK_ID"

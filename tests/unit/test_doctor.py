@@ -1,0 +1,212 @@
+"""`ortflow doctor` as a whole: this machine, a cluster that is played, the command line."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from run_files import SMALL, spec_of
+from slurm_site import CONFIG, NODE, PARTITIONS, PLUGINS
+
+from ortflow.cli.doctor import split
+from ortflow.launchers.base import Submission
+from ortflow.launchers.findings import Level, fault, ok, summary, untested, warning
+from ortflow.launchers.machine import examine_machine, filesystem
+from ortflow.launchers.slurm.commands import Answer
+from ortflow.launchers.slurm.doctor import examine_cluster
+from ortflow.launchers.slurm.survey import Survey
+from ortflow.workflow.rundir import RunDir
+
+
+def test_findings() -> None:
+    found = [ok("a", "fine"), warning("b", "so so", "do this"), fault("c", "broken"), fault("d", "broken")]
+    assert str(found[1]) == "warning   b: so so; do this"
+    assert summary(found) == "2 faults, 1 warning"
+    assert summary([*found[:2], untested("x", "y")]) == "no fault, 1 warning, 1 untested"
+    assert ok("a", "b", free=3).to_json() == {
+        "level": "ok",
+        "about": "a",
+        "what": "b",
+        "fix": None,
+        "data": {"free": 3},
+    }
+
+
+def test_a_file_or_values(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "a=b.yaml").touch()
+    assert split(["run.yaml", "seed=1"]) == (Path("run.yaml"), ["seed=1"])
+    assert split(["seed=1"]) == (None, ["seed=1"])
+    assert split(["a=b.yaml"]) == (Path("a=b.yaml"), [])
+    assert split([]) == (None, [])
+
+
+def submission(tmp_path: Path, **sections: Any) -> Submission:
+    return Submission(spec_of(**sections), RunDir(tmp_path / "runs/small"), tmp_path)
+
+
+def test_this_machine(tmp_path: Path) -> None:
+    found = {one.about: one for one in examine_machine(submission(tmp_path, resources={"ranks_per_node": 2}))}
+    assert found["interpreter"].level is Level.OK
+    assert found["MPI"].what.startswith("2 ranks connect with")
+    assert found["run directory"].what.startswith(f"{tmp_path} (")
+    assert {"cores", "memory"} <= found.keys()
+    assert list(tmp_path.iterdir()) == []
+    resources = {"nodes": 2, "ranks_per_node": 4096, "memory": "900T", "python": sys.executable}
+    asked_too_much = {one.about: one.level for one in examine_machine(submission(tmp_path, resources=resources))}
+    assert asked_too_much["resources.nodes"] is Level.FAULT
+    assert asked_too_much["cores"] is asked_too_much["memory"] is Level.WARNING
+
+
+def test_an_interpreter_that_cannot_run_ranks(tmp_path: Path) -> None:
+    resources = {"python": shutil.which("true"), "ranks_per_node": 2}
+    found = {one.about: one for one in examine_machine(submission(tmp_path, resources=resources))}
+    assert "does not run as a Python interpreter" in found["interpreter"].what
+    assert found["MPI"].level is Level.UNTESTED
+
+
+def test_the_file_system_of_a_folder(tmp_path: Path) -> None:
+    mounts = tmp_path / "mounts"
+    mounts.write_text(
+        f"server:/x {tmp_path} nfs4 rw 0 0\ntmpfs {tmp_path}/a\\040b tmpfs rw 0 0\n/dev/a / ext4 rw 0 0\n"
+    )
+    assert filesystem(tmp_path / "data", mounts) == "nfs4"
+    assert filesystem(tmp_path / "a b" / "c", mounts) == "tmpfs"
+    assert filesystem(Path("/"), mounts) == "ext4"
+    assert filesystem(Path("/"), tmp_path / "none") == ""
+
+
+Said = dict[tuple[str, ...], Answer]
+FINE = Answer(0, "", "")
+
+
+def played(said: Said, *, without: Sequence[str] = ()) -> Survey:
+    """A cluster that gives these answers; the longest beginning of a command counts."""
+
+    def runner(command: Sequence[str], settings: Mapping[str, str | None], seconds: float) -> Answer:
+        if command[0] in without:
+            raise FileNotFoundError(command[0])
+        fitting = [words for words in said if tuple(command[: len(words)]) == words]
+        return said[max(fitting, key=len)] if fitting else FINE
+
+    return Survey(runner)
+
+
+CLUSTER: Said = {
+    ("sbatch", "--version"): Answer(0, "slurm-wlm 22.05.8\n", ""),
+    ("scontrol", "ping"): Answer(0, "Slurmctld(primary) at vm is UP\n", ""),
+    ("scontrol", "show", "config"): Answer(0, CONFIG, ""),
+    ("scontrol", "show", "partition"): Answer(0, PARTITIONS, ""),
+    ("scontrol", "show", "node"): Answer(0, NODE.format(gres="gpu:2", state="IDLE"), ""),
+    ("sacctmgr",): Answer(0, "lab||normal\n", ""),
+    ("srun", "--mpi=list"): Answer(0, PLUGINS, ""),
+    ("srun", "--mpi=pmix"): Answer(1, "", "srun: error: Invalid MPI type 'pmix', --mpi=list for acceptable types\n"),
+    ("sbatch", "--test-only"): Answer(0, "", "sbatch: Job 5 to start at 2026-11-21T14:29:31 using 2 processors\n"),
+}
+
+
+def test_a_cluster(tmp_path: Path) -> None:
+    run = submission(tmp_path, backends={"slurm": {"account": "lab"}}, resources={"ranks_per_node": 2})
+    found = list(examine_cluster(run, None, played(CLUSTER)))
+    by_name = {one.about: one for one in found}
+    assert [one.about for one in found if one.level is Level.FAULT] == []
+    assert by_name["Slurm"].what.startswith("22.05, with sbatch")
+    assert (
+        by_name["srun --mpi"].what
+        == "none, cray_shasta, pmi2, pmix_v4, pmix_v5 load; pmix is listed and cannot be loaded"
+    )
+    assert by_name["sbatch"].what == "takes the job to start at 2026-11-21T14:29:31 using 2 processors"
+    assert by_name["request"].what == "1 node with 2 cores: fits in main"
+    assert found[-1].level is Level.UNTESTED
+    assert "--job" in found[-1].fix
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("changes", "without", "about", "words"),
+    [
+        ({}, ["sbatch", "srun"], "Slurm", "there is no sbatch, srun on the PATH"),
+        ({("scontrol", "ping"): Answer(0, "Slurmctld(primary) at vm is DOWN\n***\n", "")}, [], "controller",
+         "the Slurm controller does not answer (Slurmctld(primary) at vm is DOWN)"),
+        ({("squeue",): Answer(1, "", "slurm_load_jobs error: Unable to contact slurm controller (connect failure)\n")},
+         [], "controller", "does not answer"),
+        ({("sbatch", "--version"): Answer(1, "", "sbatch: fatal: Could not establish a configuration source\n")}, [],
+         "Slurm", "know no cluster here"),
+        ({("sbatch", "--test-only"): Answer(1, "", "sbatch: error: Invalid qos specification\n")}, [], "sbatch",
+         "`sacctmgr show assoc"),
+    ],
+)  # fmt: skip
+def test_a_cluster_at_fault(tmp_path: Path, changes: Said, without: list[str], about: str, words: str) -> None:
+    found = list(examine_cluster(submission(tmp_path), None, played({**CLUSTER, **changes}, without=without)))
+    (bad,) = [one for one in found if one.level is Level.FAULT]
+    assert bad.about == about
+    assert words in str(bad)
+    assert found[-1].level is Level.UNTESTED
+    assert any(one.about == "interpreter" and one.level is Level.OK for one in found)
+
+
+def test_a_site_without_accounting_commands(tmp_path: Path) -> None:
+    bare = {**CLUSTER, ("scontrol", "show", "config"): Answer(0, CONFIG.replace("/slurmdbd", "/none"), "")}
+    found = {one.about: one for one in examine_cluster(submission(tmp_path), None, played(bare, without=["sacct"]))}
+    assert found["Slurm"].what.endswith("; without sacct")
+    assert found["accounting"].what.startswith("none: Slurm forgets a job")
+
+
+def ortflow(*arguments: str, folder: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "ortflow", "doctor", *arguments],
+        cwd=folder, capture_output=True, text=True, timeout=120, env={**os.environ, **environment},
+    )  # fmt: skip
+
+
+def test_the_command(tmp_path: Path) -> None:
+    (tmp_path / "run.yaml").write_text(SMALL)
+    done = ortflow("run.yaml", folder=tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.splitlines()[-1].startswith("no fault")
+    done = ortflow("run.yaml", "resources.nodes=2", "--json", folder=tmp_path)
+    assert done.returncode == 1
+    report = json.loads(done.stdout)
+    assert report["fault"] is True
+    assert [one["about"] for one in report["findings"] if one["level"] == "fault"] == ["resources.nodes"]
+    assert sorted(tmp_path.iterdir()) == [tmp_path / "run.yaml"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--job"], "error: --job and --nodes are for a cluster; add -b slurm"),
+        (["-b", "slurm", "--nodes", "2"], "error: --nodes is for the job; add --job"),
+        (["-b", "nope"], "error: the launcher 'nope' cannot be examined; local and slurm can"),
+        (["gone.yaml"], "gone.yaml"),
+        (["run.yaml", "train.lr=nope"], "train.lr"),
+    ],
+)
+def test_wrong_words(tmp_path: Path, arguments: list[str], words: str) -> None:
+    (tmp_path / "run.yaml").write_text(SMALL)
+    done = ortflow(*arguments, folder=tmp_path)
+    assert done.returncode == 2
+    assert words in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_without_slurm(tmp_path: Path) -> None:
+    done = ortflow("-b", "slurm", "--job", folder=tmp_path, PATH="/nowhere")
+    assert done.returncode == 1
+    assert "fault     Slurm: there is no sbatch, squeue, scontrol, scancel, srun on the PATH" in done.stdout
+    assert done.stderr == ""
+
+
+def test_gpus_may_be_looked_for(tmp_path: Path) -> None:
+    (tmp_path / "run.yaml").write_text(SMALL)
+    done = ortflow("run.yaml", "resources.gpus_per_rank=1", "train.steps=no", folder=tmp_path)
+    assert (done.returncode, "gpus_per_rank" in done.stderr) == (2, False)
+    done = ortflow("run.yaml", "resources.gpus_per_rank=1", folder=tmp_path)
+    assert done.stdout.startswith("warning   resources.gpus_per_rank: is 1, and training on GPUs does not run yet")

@@ -1,0 +1,108 @@
+"""ssh: its options, its private folder, and its words put into one sentence."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from ortflow.launchers.remote.connection import Connection, connect, settings, socket_folder
+from ortflow.launchers.remote.failures import explain, no_python
+from ortflow.workflow.errors import OrtflowError, UserError
+
+FOLDER = Path("/run/user/7/ortflow-ssh-7")
+
+
+def test_options_where_nothing_is_set() -> None:
+    assert settings({"connecttimeout": "none", "serveraliveinterval": "0"}, FOLDER, attended=False) == [
+        "LogLevel=ERROR", "ConnectTimeout=10", "ServerAliveInterval=5", "ServerAliveCountMax=3", "BatchMode=yes",
+        "ControlMaster=auto", f"ControlPath={FOLDER}/%C", "ControlPersist=300",
+    ]  # fmt: skip
+
+
+def test_the_users_settings_win() -> None:
+    given = {"connecttimeout": "60", "serveraliveinterval": "30", "controlpath": "/x/%C"}
+    assert settings(given, FOLDER, attended=True) == ["LogLevel=ERROR"]
+
+
+@pytest.mark.parametrize("given", [{}, {"stricthostkeychecking": "ask", "connecttimeout": "none"}])
+@pytest.mark.parametrize("attended", [True, False])
+def test_checks_of_host_keys_are_never_touched(given: dict[str, str], attended: bool) -> None:
+    told = " ".join(settings(given, FOLDER, attended=attended)).lower()
+    assert "hostkey" not in told
+    assert "knownhosts" not in told
+
+
+def test_the_host_is_never_an_option() -> None:
+    command = Connection("user@login").command("true")
+    assert command[command.index("--") :] == ["--", "user@login", "true"]
+    for host in ("-oProxyCommand=x", "a b", "a\nb", ""):
+        with pytest.raises(UserError, match="is no host"):
+            connect(host)
+
+
+def test_without_ssh(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(UserError, match="there is none on the PATH; install OpenSSH"):
+        connect("login")
+
+
+def test_a_connection_that_breaks(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "ssh").write_text("#!/bin/sh\necho begun; exit ${CODE:-255}\n")
+    (tmp_path / "ssh").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(OrtflowError, match="the connection to login broke; what was submitted goes on there"):
+        Connection("login").stream("true")
+    monkeypatch.setenv("CODE", "75")
+    assert Connection("login").stream("true") == 75
+
+
+def test_the_folder_of_the_sockets_is_private(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    short = Path("/tmp") / f"o{os.getpid()}"
+    short.mkdir(mode=0o700)
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(short))
+    folder = short / f"ortflow-ssh-{os.getuid()}"
+    try:
+        assert socket_folder() == folder
+        assert folder.stat().st_mode & 0o777 == 0o700
+        folder.chmod(0o755)
+        with pytest.raises(UserError, match="only you can enter"):
+            socket_folder()
+        folder.rmdir()
+        folder.symlink_to(tmp_path)
+        with pytest.raises(UserError, match="only you can enter"):
+            socket_folder()
+        folder.unlink()
+    finally:
+        short.rmdir()
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "sentence"),
+    [
+        ("ssh: Could not resolve hostname u: Name or service not known", 2, "there is no host login"),
+        ("ssh: connect to host login port 22: Connection refused", 1, "cannot be reached"),
+        ("ssh: connect to host login port 22: Connection timed out", 1, "is the network or the VPN up"),
+        ("ssh: connect to host login port 22: No route to host", 1, "cannot be reached"),
+        ("Connection timed out during banner exchange\nConnection to 1.2.3.4 timed out", 1, "cannot be reached"),
+        ("kex_exchange_identification: Connection closed by remote host", 1, "cannot be reached"),
+        ("u@login: Permission denied (publickey,password).", 2, "does not let you in (u@login: Permission denied"),
+        ("Received disconnect from 1.2.3.4: 2: Too many authentication failures", 2, "does not let you in"),
+        ("No ED25519 host key is known for login and you have requested strict checking.\n"
+         "Host key verification failed.", 2, "is not known here; connect once"),
+        ("@@@@@\n@ WARNING: REMOTE HOST IDENTIFICATION HAS CHANGED! @\n@@@@@\nHost key verification failed.", 2,
+         "another host key than before"),
+        ("", 1, "failed: it says nothing"),
+    ],
+)  # fmt: skip
+def test_one_sentence_for_each_failure(words: str, code: int, sentence: str) -> None:
+    error = explain("u@login", words)
+    assert sentence in str(error)
+    assert (error.exit_code, str(error).count("\n")) == (code, 0)
+
+
+def test_no_python() -> None:
+    error = no_python("login", "python3.12", 127, "bash: line 1: python3.12: command not found\n")
+    assert str(error).startswith("there is no python3.12 on login (bash: line 1: python3.12: command not found); give")
+    assert "is no Python that works: exit code 3" in str(no_python("login", "true", 3, ""))

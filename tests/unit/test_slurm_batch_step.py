@@ -1,0 +1,191 @@
+"""What the batch step of a Slurm job makes of Slurm's words: all of them are as a real Slurm 22.05 wrote them."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ortflow.launchers.records import Outcome
+from ortflow.launchers.slurm.keeper import placement_of
+from ortflow.launchers.slurm.mandate import revoked
+from ortflow.launchers.slurm.requeue import Fate, JobOfOurs, read_fate, read_seconds
+from ortflow.launchers.slurm.words import first_end, never_launched, verdict
+from ortflow.workflow.ranks import Place
+from ortflow.workflow.rundir import RunDir
+
+KILLED = """\
+srun: error: node2: task 3: Killed
+srun: launch/slurm: _step_signal: Terminating StepId=55269464.0
+slurmstepd-node1: error: *** STEP 55269464.0 ON node1 CANCELLED AT 2026-11-21T13:59:34 ***
+srun: error: node2: task 2: Killed
+srun: error: node1: tasks 0-1: Killed
+srun: Force Terminated StepId=55269464.0
+"""
+LEFT = """\
+srun: error: node1: tasks 0-1: Exited with exit code 75
+srun: launch/slurm: _step_signal: Terminating StepId=7.0
+srun: error: node2: tasks 2-3: Killed
+"""
+OUT_OF_MEMORY = """\
+slurmstepd-node1: error: Detected 1 oom-kill event(s) in StepId=7.0. Some of your processes may have been killed by \
+the cgroup out-of-memory handler.
+srun: error: node1: task 1: Out Of Memory
+srun: error: node2: tasks 2-3: Killed
+"""
+NO_PYTHON = """\
+slurmstepd-node2: error: execve(): /data/venv/bin/python: No such file or directory
+slurmstepd-node2: error: execve(): /data/venv/bin/python: No such file or directory
+srun: error: node2: tasks 2-3: Exited with exit code 2
+srun: error: node1: tasks 0-1: Terminated
+srun: Force Terminated StepId=7.0
+"""
+NODE_LOST = """\
+srun: error: Node failure on node2
+srun: Job step aborted: Waiting up to 7 seconds for job step to finish.
+srun: error: node1: tasks 0-1: Exited with exit code 75
+"""
+NOT_LAUNCHED = "srun: error: task 2 launch failed: Slurmd could not connect IO\n" * 2
+ABORTED = """\
+srun: Job step aborted: Waiting up to 7 seconds for job step to finish.
+slurmstepd-node1: error: *** STEP 7.0 ON node1 CANCELLED AT 2026-11-21T14:03:34 ***
+srun: error: node2: tasks 2-3: Killed
+srun: launch/slurm: _step_signal: Terminating StepId=7.0
+srun: error: node1: tasks 0-1: Killed
+"""
+UNSEEN = """\
+error: node2 does not see the run directory /data/runs/a: it must lie on storage that every node mounts
+srun: error: node2: tasks 2-3: Exited with exit code 2
+"""
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (KILLED, {3: -signal.SIGKILL}),
+        (LEFT, {0: 75}),
+        (OUT_OF_MEMORY, {1: -signal.SIGKILL}),
+        ("srun: error: node1: task 0: Segmentation fault (core dumped)\n", {0: -signal.SIGSEGV}),
+        ("srun: error: node1: tasks 1,3: Exited with exit code 2\n", {1: 2}),
+        (ABORTED, {}),
+        ("", {}),
+    ],
+)
+def test_the_first_task_that_srun_tells_of_is_the_cause(words: str, expected: dict[int, int]) -> None:
+    assert first_end(words) == expected
+
+
+def test_ranks_that_left_or_were_killed_tell_for_themselves() -> None:
+    assert verdict(LEFT, 75) is None
+    assert verdict(KILLED, 137) is None
+
+
+@pytest.mark.parametrize(
+    ("words", "outcome", "told"),
+    [
+        (OUT_OF_MEMORY, Outcome.FAILURE, "rank 1 was killed by SIGKILL (out of memory)"),
+        (NO_PYTHON, Outcome.USER_ERROR, "/data/venv/bin/python cannot be run on node2"),
+        (NODE_LOST, Outcome.LOST, "node node2 was lost"),
+        (NOT_LAUNCHED, Outcome.FAILURE, "Slurmd could not connect IO"),
+        (UNSEEN, Outcome.USER_ERROR, "node2 does not see the run directory"),
+        ("srun: error: Invalid MPI type 'pmix', --mpi=list for acceptable types\n", Outcome.USER_ERROR, "--mpi=pmix"),
+    ],
+)
+def test_what_only_slurm_knows(words: str, outcome: Outcome, told: str) -> None:
+    found = verdict(words, 1)
+    assert found is not None
+    assert found.outcome is outcome
+    assert told in found.sentence
+
+
+SUBMITTING = {"event": "submitting", "launcher": "slurm", "submission": "a1"}
+SUBMIT = {"event": "submit", "launcher": "slurm", "submission": "a1", "job": "7"}
+AGAIN = {"event": "submit", "launcher": "slurm", "submission": "b2", "job": "8"}
+FOLLOWS = {"event": "submit", "launcher": "slurm", "job": "9", "follows": "7"}
+CANCELLED = {"event": "stop", "outcome": "preempted", "asked": "cancel", "why": "asked to by ortflow cancel"}
+
+
+@pytest.mark.parametrize(
+    ("records", "job", "comment", "told"),
+    [
+        ([SUBMITTING, SUBMIT], "7", "ortflow a1", None),
+        ([SUBMITTING], "7", "ortflow a1", None),  # before the one who submits has sbatch's answer
+        ([SUBMITTING], "7", "", None),  # a site that keeps no comments
+        ([SUBMITTING, SUBMIT, FOLLOWS], "9", "ortflow a1", None),
+        ([SUBMITTING, SUBMIT, AGAIN], "7", "ortflow a1", "submitted again since, as job 8"),
+        ([SUBMITTING, SUBMIT, AGAIN], "7", "", "submitted again since, as job 8"),
+        ([SUBMITTING, SUBMIT, CANCELLED], "7", "ortflow a1", "has ended: asked to by ortflow cancel"),
+        ([SUBMITTING, SUBMIT, CANCELLED, {**SUBMITTING, "submission": "b2"}], "8", "ortflow b2", None),
+    ],
+)
+def test_a_job_whose_run_has_gone_on_without_it_leaves(
+    records: list[dict[str, Any]], job: str, comment: str, told: str | None
+) -> None:
+    why = revoked(records, job, comment)
+    assert why is None if told is None else told in (why or "")
+
+
+def test_a_rank_that_was_never_launched_is_missed() -> None:
+    assert never_launched(NOT_LAUNCHED) == {2}
+    assert never_launched(KILLED) == set()
+
+
+JOB = JobOfOurs("7", restarts=1, node="node1")
+
+
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [
+        # Each row: the event, seen from inside the job.
+        ("JobState=COMPLETING Reason=None Restarts=2 PreemptTime=None", Fate.QUEUED),  # requeue, preemption, lost node
+        ("JobState=RUNNING Reason=None Restarts=1 PreemptTime=2026-11-21T13:59:34", Fate.PREEMPTED),  # grace
+        ("JobState=COMPLETING Reason=None Restarts=1 PreemptTime=2026-11-21T13:59:34", Fate.PREEMPTED),  # Requeue=0
+        ("JobState=COMPLETING Reason=TimeLimit Restarts=1 PreemptTime=None", Fate.TIME_LIMIT),
+        ("JobState=COMPLETING Reason=None Restarts=1 PreemptTime=None", Fate.CANCELLED),  # scancel
+        ("JobState=CANCELLED Reason=None Restarts=1 PreemptTime=None", Fate.CANCELLED),
+        ("JobState=RUNNING Reason=None Restarts=1 PreemptTime=None", Fate.RUNNING),  # a signal by hand
+        ("JobState=RUNNING Reason=None Restarts=2 PreemptTime=None", Fate.QUEUED),  # a newer life of this job runs
+    ],
+)
+def test_what_slurm_is_doing_with_the_job(fields: str, expected: Fate) -> None:
+    assert read_fate(f"JobId=7 JobName=a UserId=root(0) {fields} ExitCode=0:0", JOB) is expected
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [("1-02:03:04", 93784.0), ("2:03:04", 7384.0), ("1:05", 65.0), ("0:00", 0.0), ("UNLIMITED", None), ("", None)],
+)
+def test_the_time_that_is_left(text: str, seconds: float | None) -> None:
+    assert read_seconds(text) == seconds
+
+
+@pytest.mark.parametrize(
+    ("launch", "start", "kind"),
+    [
+        (["srun", "--mpi=pmi2", "python"], "pmi2", "mpich"),
+        (["srun", "--mpi=pmix", "python"], "pmix", "openmpi"),
+        (["/opt/bin/mpirun", "--map-by", "ppr:2:node", "python"], "mpirun", "openmpi"),
+        (["/opt/bin/mpirun", "-ppn", "2", "python"], "mpirun", "mpich"),
+    ],
+)
+def test_how_ranks_are_started_is_read_back_from_the_script(launch: list[str], start: str, kind: str) -> None:
+    placement = placement_of(RunDir(Path("/runs/a")), launch)
+    assert (placement.start, placement.kind) == (start, kind)
+
+
+def test_a_rank_under_srun_and_mpich_knows_its_place_on_the_node() -> None:
+    environment = {
+        "PMI_RANK": "3",
+        "PMI_SIZE": "5",
+        "SLURM_PROCID": "3",
+        "SLURM_LOCALID": "1",
+        "SLURM_NODEID": "1",
+        "SLURM_STEP_NUM_TASKS": "5",
+        "SLURM_STEP_TASKS_PER_NODE": "2(x2),1",
+    }
+    place = Place.from_environment(environment)
+    assert (place.rank, place.world_size, place.local_rank, place.local_size) == (3, 5, 1, 2)
+    assert place.manager == "MPICH"
+    assert Place.from_environment({**environment, "SLURM_NODEID": "2"}).local_size == 1

@@ -1,0 +1,845 @@
+"""The launcher for Slurm against a scheduler that is played: submitting once, telling, cancelling in every state."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from played_slurm import Played, late
+
+from ortflow.launchers.base import Submission, launcher_name
+from ortflow.launchers.records import State
+from ortflow.launchers.slurm import history, launcher, probe, status, submitting
+from ortflow.launchers.slurm.commands import Answer, NoAnswer
+from ortflow.launchers.slurm.jobs import Job
+from ortflow.launchers.slurm.launcher import SlurmLauncher, SlurmRequest
+from ortflow.launchers.slurm.submitting import InDoubt
+from ortflow.workflow.errors import UserError
+from ortflow.workflow.rundir import RunDir
+from ortflow.workflow.spec.dump import dump_run_file
+from ortflow.workflow.spec.load import load_run_file
+from ortflow.workflow.spec.paths import resolve_paths
+from ortflow.workflow.spec.run import RunSpec
+
+
+@pytest.fixture(autouse=True)
+def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Clocks are played too."""
+    monkeypatch.setattr(submitting, "PAUSE", 0.01)
+    monkeypatch.setattr(submitting, "PATIENCE", 0.3)
+    for module in (submitting, status):
+        monkeypatch.setattr(module, "SETTLE", 0.2)
+    monkeypatch.setattr(launcher, "KILL", 0.1)
+    monkeypatch.setattr(launcher, "LOOK", 0.05)
+
+
+def submission(folder: Path, name: str = "gpt", **sections: Any) -> Submission:
+    """A run whose files are there."""
+    for file in ("m.onnx", "d.arrow"):
+        (folder / file).touch()
+    values = {
+        "name": name,
+        "run_dir": str(folder / "runs" / name),
+        "model": {"path": "m.onnx", "loss": {"kind": "mse"}},
+        "data": {"train": {"path": "d.arrow"}, "micro_batch": 1},
+        "train": {"steps": 10, "optimizer": {"name": "sgd", "lr": 0.1}},
+        **sections,
+    }
+    spec = resolve_paths(RunSpec.model_validate(values), folder / "run.yaml")
+    return Submission(spec, RunDir(folder / "runs" / name), folder)
+
+
+def submit(played: Played, wanted: Submission) -> str:
+    slurm = SlurmLauncher(played.slurm)
+    return slurm.submit(slurm.request(wanted))
+
+
+def events(run: RunDir) -> list[str]:
+    return [record["event"] for record in run.read_attempts()]
+
+
+def attempt(run: RunDir, number: int = 0, **end: Any) -> None:
+    """What a keeper puts on record."""
+    run.record_attempt(event="start", attempt=number)
+    if end:
+        run.record_attempt(event="end", attempt=number, **end)
+
+
+FINISHED = {"outcome": "finished", "next": "stop", "cause": "finished"}
+PREEMPTED = {"outcome": "preempted", "next": "restart", "cause": "saved and left"}
+
+
+# --- submitting
+
+
+def test_a_job_is_submitted_and_on_record(tmp_path: Path) -> None:
+    played, wanted = Played(), submission(tmp_path)
+    assert submit(played, wanted) == "slurm://100"
+    before, after = wanted.run.read_attempts()
+    assert (before["event"], after["event"]) == ("submitting", "submit")
+    told = {"launcher": "slurm", "job": "100", "submission": before["submission"], "new_budget": False}
+    assert after == {**after, **told}
+    assert played.jobs[0].comment == f"ortflow {before['submission']}"
+    assert played.count("sbatch") == 2, "its version and the job"
+    assert played.count("squeue") == 0, "nobody asks after a run that is new"
+    script = wanted.run.root / "slurm" / "job.sh"
+    assert script.read_text() == played.scripts[0]
+    assert (wanted.run.root / "slurm" / "100_submission.sh").read_text() == played.scripts[0], "as submitit lays it out"
+    assert (wanted.run.root / "logs").is_dir(), "Slurm does not make it, and starts nothing without it"
+    assert load_run_file(wanted.run.run_file) == wanted.spec
+    assert launcher_name(wanted.run.read_attempts()) == "slurm"
+
+
+def test_what_is_printed_is_what_is_submitted(tmp_path: Path) -> None:
+    played, wanted = Played(), submission(tmp_path)
+    slurm = SlurmLauncher(played.slurm)
+    request = slurm.request(wanted)
+    printed = str(request)
+    assert not (tmp_path / "runs").exists()
+    slurm.submit(request)
+
+    def without_id(text: str) -> list[str]:
+        return [line for line in text.splitlines() if not line.startswith("#SBATCH --comment")]
+
+    assert without_id(printed) == without_id(played.scripts[0])
+    assert "#SBATCH --comment" in printed
+
+
+def test_a_refusal_leaves_nothing_behind(tmp_path: Path) -> None:
+    played = Played(refuses="sbatch: error: Batch job submission failed: Invalid qos specification\n")
+    wanted = submission(tmp_path)
+    with pytest.raises(UserError, match=r"^backends.slurm.qos: .*Invalid qos specification; .*sacctmgr"):
+        submit(played, wanted)
+    assert not (tmp_path / "runs").exists()
+    assert played.count("sbatch") == 2, "what is refused is not tried again"
+
+
+def test_a_refusal_changes_nothing_of_a_run_that_was_there(tmp_path: Path) -> None:
+    played, wanted = Played(), submission(tmp_path)
+    submit(played, wanted)
+    attempt(wanted.run, **{**FINISHED, "outcome": "failure"})
+    played.change("100", state="FAILED")
+    played.refuses = "sbatch: error: Invalid --time specification\n"
+    with pytest.raises(UserError, match=r"resources\.time_limit"):
+        submit(played, wanted)
+    told = SlurmLauncher(played.slurm).status(wanted.run)
+    assert told.state is State.FAILED
+    assert launcher_name(wanted.run.read_attempts()) == "slurm"
+    played.refuses = None
+    assert submit(played, wanted) == "slurm://101"
+    assert wanted.run.read_attempts()[-1]["new_budget"] is True, "who submits one that was given up wants it tried"
+
+
+def test_a_refused_submission_does_not_take_a_local_run_over(tmp_path: Path) -> None:
+    played = Played(refuses="sbatch: error: Invalid --time specification\n")
+    wanted = submission(tmp_path)
+    wanted.run.root.mkdir(parents=True)
+    wanted.run.record_attempt(event="submit", launcher="local")
+    attempt(wanted.run, outcome="preempted", next="stop")
+    wanted.run.run_file.write_text(dump_run_file(wanted.spec))
+    with pytest.raises(UserError):
+        submit(played, wanted)
+    assert launcher_name(wanted.run.read_attempts()) == "local"
+
+
+def test_a_controller_that_is_dead(tmp_path: Path) -> None:
+    played, wanted = Played(away="dead"), submission(tmp_path)
+    with pytest.raises(NoAnswer, match=r"does not answer .*nothing was submitted.*--retry"):
+        submit(played, wanted)
+    assert not (tmp_path / "runs").exists()
+    assert played.count("sbatch") == 2
+
+
+def test_waiting_for_a_controller(tmp_path: Path) -> None:
+    played, wanted = Played(away="dead"), replace(submission(tmp_path), retry=20.0)
+    answer = played._sbatch
+
+    def back_after_three(arguments: list[str]) -> Answer:
+        if len(played.scripts) == 3:
+            played.away = None
+        return answer(arguments)
+
+    played._sbatch = back_after_three  # type: ignore[method-assign, assignment]
+    assert submit(played, wanted) == "slurm://100"
+    assert events(wanted.run) == ["submitting", "refused"] * 3 + ["submitting", "submit"]
+    assert len(played.jobs) == 1
+
+
+def test_a_controller_that_hangs_leaves_a_doubt(tmp_path: Path) -> None:
+    played, wanted = Played(away="hung"), submission(tmp_path)
+    begun = time.monotonic()
+    with pytest.raises(InDoubt, match=r"may have taken the job or not.*ortflow status.*starts no second one"):
+        submit(played, wanted)
+    assert time.monotonic() - begun < 5
+    assert events(wanted.run) == ["submitting"], "the directory stays: a job may need it"
+    told = SlurmLauncher(played.slurm).status(wanted.run)
+    assert told.state is State.PENDING
+    assert "does not answer" in (told.waits or "")
+
+
+@pytest.mark.parametrize("retry", [0.0, 20.0])
+def test_a_controller_that_is_slow_gets_one_job(tmp_path: Path, retry: float) -> None:
+    played, wanted = Played(on_sbatch=late), replace(submission(tmp_path), retry=retry)
+    assert submit(played, wanted) == "slurm://100"
+    assert len(played.jobs) == 1
+    assert events(wanted.run) == ["submitting", "submit"]
+
+
+def test_a_job_that_comes_into_the_queue_after_the_first_look(tmp_path: Path) -> None:
+    played, wanted = Played(), replace(submission(tmp_path), retry=20.0)
+    waiting: list[Job] = []
+    squeue = played._squeue
+
+    def much_later(one: Played, job: Job) -> Answer:
+        waiting.append(job)
+        return late(Played(), job)
+
+    def third_look(arguments: list[str]) -> Answer:
+        if played.count("squeue") == 3:
+            played.take(waiting.pop())
+        return squeue(arguments)
+
+    played.on_sbatch = much_later
+    played._squeue = third_look  # type: ignore[method-assign, assignment]
+    assert submit(played, wanted) == "slurm://100"
+    assert len(played.scripts) == 1, "no second try while it may still come"
+
+
+def test_another_try_once_it_surely_does_not_come(tmp_path: Path) -> None:
+    def lost_once(one: Played, job: Job) -> Answer | None:
+        return late(Played(), job) if len(one.scripts) == 1 else None
+
+    played, wanted = Played(on_sbatch=lost_once), replace(submission(tmp_path), retry=20.0)
+    assert submit(played, wanted) == "slurm://101"
+    first, second, done = wanted.run.read_attempts()
+    assert first["submission"] != second["submission"] == done["submission"], "each try can be told from the others"
+
+
+def test_submitting_again_after_a_doubt_takes_the_job_that_came(tmp_path: Path) -> None:
+    played, wanted = Played(), submission(tmp_path)
+
+    def late_and_gone(one: Played, job: Job) -> Answer:
+        one.away = "hung"
+        return late(one, job)
+
+    played.on_sbatch = late_and_gone
+    with pytest.raises(InDoubt):
+        submit(played, wanted)
+    played.away, played.on_sbatch = None, None
+    assert SlurmLauncher(played.slurm).status(wanted.run).job == "100", "it is found by its comment"
+    assert submit(played, wanted) == "slurm://100"
+    assert len(played.jobs) == 1
+    with pytest.raises(UserError, match="is job 100 in Slurm, pending"):
+        submit(played, wanted)
+
+
+def test_submitting_again_at_once_waits_for_what_may_still_come(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(submitting, "SETTLE", 1.0)
+    played, wanted = Played(away="hung"), submission(tmp_path)
+    with pytest.raises(InDoubt):
+        submit(played, wanted)
+    played.away = None
+    assert submit(played, wanted) == "slurm://100"
+    seconds = wanted.run.read_attempts()[1]["time"] - wanted.run.read_attempts()[0]["time"]
+    assert seconds >= 1.0
+
+
+def test_a_run_that_had_failed_and_is_submitted_into_a_doubt(tmp_path: Path) -> None:
+    played, wanted = Played(), submission(tmp_path)
+    submit(played, wanted)
+    attempt(wanted.run, outcome="failure", next="stop")
+    played.change("100", state="FAILED")
+
+    def late_and_gone(one: Played, job: Job) -> Answer:
+        one.away = "hung"
+        return late(one, job)
+
+    played.on_sbatch = late_and_gone
+    with pytest.raises(InDoubt):
+        submit(played, wanted)
+    played.away = None
+    told = SlurmLauncher(played.slurm).status(wanted.run)
+    assert (told.job, told.state) == ("101", State.PENDING)
+    played.change("101", state="RUNNING")
+    assert SlurmLauncher(played.slurm).status(wanted.run).state is State.PENDING
+    attempt(wanted.run, 1)
+    assert SlurmLauncher(played.slurm).status(wanted.run).state is State.RUNNING
+
+
+def test_a_submission_that_never_came_into_the_queue(tmp_path: Path) -> None:
+    played, wanted = Played(), submission(tmp_path)
+    submit(played, wanted)
+    attempt(wanted.run, outcome="failure", next="stop")
+    played.change("100", state="FAILED")
+    played.away = "hung"
+    with pytest.raises(NoAnswer):
+        submit(played, wanted)
+    played.away, played.on_sbatch = None, lambda one, job: late(Played(), job)
+    with pytest.raises(InDoubt):
+        submit(played, wanted)
+    wanted.run.record_attempt(event="submitting", launcher="slurm", submission="newest")
+    told = SlurmLauncher(played.slurm).status(wanted.run)
+    assert (told.state, told.waits) == (State.PENDING, "sbatch had no answer: the job may still come into the queue")
+    time.sleep(0.25)
+    told = SlurmLauncher(played.slurm).status(wanted.run)
+    assert told.state is State.LOST
+    assert "was not taken into the queue" in (told.cause or "")
+
+
+def test_a_run_in_the_queue_is_not_submitted_again(tmp_path: Path) -> None:
+    played, wanted = Played(), submission(tmp_path)
+    submit(played, wanted)
+    before = wanted.run.run_file.read_bytes()
+    changed = submission(tmp_path, train={"steps": 20, "optimizer": {"name": "sgd", "lr": 0.1}})
+    for again in (wanted, changed, replace(wanted, fresh=True)):
+        for state in ("PENDING", "RUNNING", "SUSPENDED", "REQUEUE_HOLD"):
+            played.change("100", state=state)
+            with pytest.raises(UserError, match=r"is job 100 in Slurm.*ortflow cancel"):
+                submit(played, again)
+    assert len(played.jobs) == 1
+    assert wanted.run.run_file.read_bytes() == before
+    assert wanted.run.root.is_dir()
+
+
+def test_a_job_that_only_leaves_holds_nobody_up(tmp_path: Path) -> None:
+    played, wanted = Played(), submission(tmp_path)
+    submit(played, wanted)
+    attempt(wanted.run, outcome="preempted", next="stop", asked="cancel")
+    played.change("100", state="COMPLETING")
+    assert submit(played, wanted) == "slurm://101"
+
+
+def test_a_finished_run_is_not_submitted(tmp_path: Path) -> None:
+    played, wanted = Played(), submission(tmp_path)
+    submit(played, wanted)
+    attempt(wanted.run, **FINISHED)
+    played.change("100", state="COMPLETED")
+    assert submit(played, wanted) == "slurm://100"
+    assert len(played.jobs) == 1
+
+
+def test_an_old_wish_to_stop_is_taken_away(tmp_path: Path) -> None:
+    played, wanted = Played(), submission(tmp_path)
+    submit(played, wanted)
+    attempt(wanted.run, outcome="preempted", next="stop", asked="cancel")
+    played.change("100", state="CANCELLED")
+    wanted.run.stop_request.touch()
+    submit(played, wanted)
+    assert not wanted.run.stop_request.exists()
+
+
+def test_an_interpreter_that_cannot_run_ranks(tmp_path: Path) -> None:
+    played = Played()
+    wanted = submission(tmp_path, resources={"python": "/bin/false"})
+    with pytest.raises(UserError, match=r"resources\.python"):
+        submit(played, wanted)
+    assert not (tmp_path / "runs").exists()
+    elsewhere = submission(tmp_path, resources={"python": "/only/on/the/nodes/python"})
+    assert submit(played, elsewhere) == "slurm://100", "what only the nodes have is not looked at here"
+    assert "/only/on/the/nodes/python -m ortflow.workflow.rank" in " ".join(played.scripts[-1].split())
+
+
+def test_without_submitit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "submitit", None)
+    with pytest.raises(UserError, match=r"pip install 'ortflow\[slurm\]'"):
+        submit(Played(), submission(tmp_path))
+    assert not (tmp_path / "runs").exists()
+    assert "#SBATCH" in str(SlurmLauncher(Played().slurm).request(submission(tmp_path))), "printing needs it not"
+
+
+def test_a_missing_file_is_told_before_anything_is_submitted(tmp_path: Path) -> None:
+    played, wanted = Played(), submission(tmp_path)
+    (tmp_path / "d.arrow").unlink()
+    with pytest.raises(UserError, match=r"data\.train\.path"):
+        submit(played, wanted)
+    assert played.scripts == []
+    assert not (tmp_path / "runs").exists()
+
+
+# --- the start
+
+
+def library(folder: Path, name: str) -> str:
+    """An interpreter beside an MPI."""
+    (folder / "bin").mkdir(parents=True, exist_ok=True)
+    (folder / "lib").mkdir(exist_ok=True)
+    (folder / "lib" / name).touch()
+    return str(folder / "bin" / "python")
+
+
+@pytest.mark.parametrize(
+    ("file", "plugins", "start"),
+    [("libmpi.so.12", ("pmi2", "pmix"), "pmi2"), ("libmpi.so.40.30.1", ("pmi2", "pmix"), "pmix")],
+)
+def test_the_start_that_fits_the_mpi(tmp_path: Path, file: str, plugins: tuple[str, ...], start: str) -> None:
+    played, python = Played(plugins=plugins), library(tmp_path, file)
+    spec = submission(tmp_path, resources={"ranks_per_node": 2}).spec
+    assert probe.choose_start(spec, python, played.slurm).how == start
+    assert played.count("srun") == 1
+
+
+@pytest.mark.parametrize(("file", "said"), [("libmpi.so.12", "HYDRA build details"), ("libmpi.so.40", "Open MPI")])
+def test_mpirun_where_no_plugin_loads(tmp_path: Path, file: str, said: str) -> None:
+    python = library(tmp_path, file)
+    mpirun = tmp_path / "bin" / "mpirun"
+    mpirun.write_text(f"#!/bin/sh\necho {said}\n")
+    mpirun.chmod(0o755)
+    spec = submission(tmp_path, resources={"ranks_per_node": 2}).spec
+    found = probe.choose_start(spec, python, Played(plugins=()).slurm)
+    assert (found.how, found.mpirun) == ("mpirun", str(mpirun))
+    assert found.kind == ("mpich" if "12" in file else "openmpi")
+
+
+def test_no_mpi_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    spec = submission(tmp_path, resources={"ranks_per_node": 2}).spec
+    with pytest.raises(UserError, match=r"backends\.slurm\.mpi: 2 ranks need an MPI"):
+        probe.choose_start(spec, str(tmp_path / "bin" / "python"), Played().slurm)
+
+
+def test_what_the_run_file_says_is_not_asked_about(tmp_path: Path) -> None:
+    played = Played()
+    backends = {"slurm": {"mpi": "pmix"}}
+    spec = submission(tmp_path, resources={"ranks_per_node": 2}, backends=backends).spec
+    assert probe.choose_start(spec, sys.executable, played.slurm).how == "pmix"
+    assert probe.choose_start(submission(tmp_path).spec, sys.executable, played.slurm).how == "none", "one rank"
+    container = {"slurm": {"container": {"kind": "apptainer", "image": "/a.sif"}}}
+    inside = submission(tmp_path, resources={"ranks_per_node": 2}, backends=container).spec
+    assert probe.choose_start(inside, "/nowhere/python", played.slurm).how == "pmi2", "what the image has is not seen"
+    assert played.calls == []
+
+
+@pytest.mark.parametrize(
+    ("version", "directive"), [("slurm-wlm 22.05.8", "--requeue"), ("slurm 25.11.2", "--requeue=expedite")]
+)
+def test_expedited_restarts_where_slurm_knows_them(tmp_path: Path, version: str, directive: str) -> None:
+    played = Played(version=version)
+    submit(played, submission(tmp_path))
+    assert f"#SBATCH {directive}\n" in played.scripts[0]
+
+
+def test_a_script_is_printed_without_any_slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    text = str(SlurmLauncher().request(submission(tmp_path, resources={"ranks_per_node": 2})))
+    assert text.startswith("#!/bin/bash\n")
+    assert "--mpi=pmi2" in text
+
+
+# --- telling
+
+
+def test_a_pending_run(tmp_path: Path) -> None:
+    played, wanted = Played(), submission(tmp_path)
+    submit(played, wanted)
+    played.change("100", start=2_000_000_000.0)
+    told = SlurmLauncher(played.slurm).status(wanted.run)
+    assert (told.state, told.job, told.launcher) == (State.PENDING, "100", "slurm")
+    assert told.waits == "waits for free nodes, cores, memory or GPUs"
+    assert told.starts_at == 2_000_000_000.0
+    assert json.loads(json.dumps(told.to_json()))["job"] == "100"
+
+
+def test_a_running_run(tmp_path: Path) -> None:
+    played, wanted = Played(), submission(tmp_path)
+    submit(played, wanted)
+    played.change("100", state="RUNNING", nodes="node[1-2]", end=2_000_000_000.0)
+    slurm = SlurmLauncher(played.slurm)
+    told = slurm.status(wanted.run)
+    assert told.state is State.PENDING
+    assert "its first attempt has not" in (told.waits or "")
+    attempt(wanted.run)
+    told = slurm.status(wanted.run)
+    assert (told.state, told.nodes, told.job_ends_at) == (State.RUNNING, "node[1-2]", 2_000_000_000.0)
+    assert told.waits is None
+    assert told.starts_at is None
+
+
+def test_a_job_may_start_before_its_submission_is_on_record(tmp_path: Path) -> None:
+    played, wanted = Played(), submission(tmp_path)
+
+    def at_once(one: Played, job: Job) -> Answer:
+        one.take(replace(job, state="RUNNING"))
+        attempt(wanted.run)
+        return Answer(0, f"{job.id}\n", "")
+
+    played.on_sbatch = at_once
+    submit(played, wanted)
+    assert events(wanted.run) == ["submitting", "start", "submit"]
+    assert SlurmLauncher(played.slurm).status(wanted.run).state is State.RUNNING
+
+
+def test_a_restarting_run(tmp_path: Path) -> None:
+    played, wanted = Played(), submission(tmp_path)
+    submit(played, wanted)
+    attempt(wanted.run, **PREEMPTED)
+    played.change("100", state="PENDING", reason="BeginTime", restarts=2)
+    told = SlurmLauncher(played.slurm).status(wanted.run)
+    assert (told.state, told.job_restarts, told.cause) == (State.RESTARTING, 2, "saved and left")
+    assert "starts again" in (told.waits or "")
+    attempt(wanted.run, 1)
+    assert SlurmLauncher(played.slurm).status(wanted.run).state is State.RESTARTING, "its node was lost: no word of it"
+
+
+def test_a_follow_up_job_is_the_run_s(tmp_path: Path) -> None:
+    played, wanted = Played(), submission(tmp_path)
+    submit(played, wanted)
+    attempt(wanted.run, **PREEMPTED)
+    played.change("100", state="FAILED")
+    played.take(Job("101", None, "PENDING", "Dependency", comment=played.jobs[0].comment, name="gpt"))
+    wanted.run.record_attempt(event="submit", launcher="slurm", job="101", follows="100")
+    told = SlurmLauncher(played.slurm).status(wanted.run)
+    assert (told.state, told.job) == (State.PENDING, "101")
+
+
+@pytest.mark.parametrize(
+    ("ended", "state", "cause"),
+    [
+        ({"state": "TIMEOUT"}, State.LOST, r"time limit.*backends\.slurm\.signal_seconds"),
+        ({"state": "NODE_FAIL"}, State.LOST, "a node of the job was lost"),
+        ({"state": "OUT_OF_MEMORY"}, State.LOST, r"out of memory.*resources\.memory"),
+        ({"state": "PREEMPTED"}, State.LOST, "preempted"),
+        ({"state": "CANCELLED"}, State.CANCELLED, "cancelled in Slurm"),
+        ({"state": "CANCELLED", "reason": "DependencyNeverSatisfied"}, State.CANCELLED, "the one it waited for"),
+        ({"state": "FAILED", "signal": 53, "nodes": "node2"}, State.LOST, r"write .*/logs on node2.*every node"),
+        ({"state": "FAILED", "reason": "JobLaunchFailure"}, State.LOST, r"could not write .*/logs"),
+        ({"state": "FAILED", "code": 127, "nodes": "node1"}, State.LOST, r"could not be started on node1.*every node"),
+        ({"state": "FAILED", "code": 3}, State.LOST, "ended with exit code 3"),
+        ({"state": "FAILED", "signal": 9}, State.LOST, "ended by signal 9"),
+        ({"state": "COMPLETED"}, State.LOST, "left no word.*the same folder on every node"),
+    ],
+)  # fmt: skip
+def test_a_job_that_ended_without_a_word(tmp_path: Path, ended: dict[str, Any], state: State, cause: str) -> None:
+    played, wanted = Played(), submission(tmp_path)
+    submit(played, wanted)
+    played.change("100", **{"reason": "", **ended})
+    for _ in range(2):
+        told = SlurmLauncher(played.slurm).status(wanted.run)
+        assert told.state is state
+        assert re.search(cause, told.cause or ""), told.cause
+        # Then the queue forgets it, and the accounting does not.
+        played.accounted, played.jobs = [*played.jobs, *played.accounted], []
+        if "reason" in ended:
+            return
+
+
+def test_the_last_words_of_the_batch_script(tmp_path: Path) -> None:
+    played, wanted = Played(), submission(tmp_path)
+    submit(played, wanted)
+    played.change("100", state="FAILED", code=1)
+    (wanted.run.root / "logs" / "slurm-100.log").write_text("hello\nmodule: command not found\n\n")
+    cause = SlurmLauncher(played.slurm).status(wanted.run).cause or ""
+    assert cause.endswith("slurm-100.log ends with: module: command not found")
+
+
+def test_a_job_that_nobody_remembers(tmp_path: Path) -> None:
+    played, wanted = Played(), submission(tmp_path)
+    submit(played, wanted)
+    played.jobs = []
+    told = SlurmLauncher(played.slurm).status(wanted.run)
+    assert told.state is State.LOST
+    assert told.cause == "Slurm no longer knows of job 100, and it left no word"
+
+
+def test_slurm_is_not_asked_about_a_run_that_has_ended(tmp_path: Path) -> None:
+    played, wanted = Played(), submission(tmp_path)
+    submit(played, wanted)
+    attempt(wanted.run, **FINISHED)
+    played.calls.clear()
+    told = SlurmLauncher(played.slurm).status(wanted.run)
+    assert (told.state, told.job) == (State.FINISHED, "100")
+    assert played.calls == []
+
+
+def test_many_runs_cost_one_call(tmp_path: Path) -> None:
+    played = Played()
+    runs = [submission(tmp_path, f"r{number}") for number in range(20)]
+    for wanted in runs:
+        submit(played, wanted)
+    attempt(runs[0].run, **FINISHED)
+    played.change("101", state="RUNNING")
+    attempt(runs[1].run)
+    played.calls.clear()
+    told = SlurmLauncher(played.slurm).statuses([wanted.run for wanted in runs])
+    assert [call[0] for call in played.calls] == ["squeue"]
+    assert [how.state for how in told] == [State.FINISHED, State.RUNNING, *[State.PENDING] * 18]
+    assert [how.job for how in told] == [str(100 + number) for number in range(20)]
+
+
+def test_of_many_runs_those_that_left_without_a_word_cost_one_more(tmp_path: Path) -> None:
+    played = Played()
+    runs = [submission(tmp_path, f"r{number}") for number in range(5)]
+    for wanted in runs:
+        submit(played, wanted)
+    played.accounted, played.jobs = [replace(job, state="CANCELLED") for job in played.jobs[:2]], played.jobs[3:]
+    played.calls.clear()
+    told = SlurmLauncher(played.slurm).statuses([wanted.run for wanted in runs])
+    assert [call[0] for call in played.calls] == ["squeue", "sacct"]
+    assert [how.state for how in told] == [State.CANCELLED] * 2 + [State.LOST] + [State.PENDING] * 2
+
+
+@pytest.mark.parametrize("away", ["dead", "hung"])
+def test_a_controller_that_is_away_while_somebody_asks(tmp_path: Path, away: str) -> None:
+    played, wanted = Played(), submission(tmp_path)
+    submit(played, wanted)
+    attempt(wanted.run)
+    played.away = away
+    slurm = SlurmLauncher(played.slurm)
+    for told in (slurm.status(wanted.run), *slurm.statuses([wanted.run])):
+        assert told.state is State.RUNNING, "nobody says otherwise"
+        assert (told.waits or "").startswith("the Slurm controller does not answer")
+
+
+def test_a_job_that_slurm_ends(tmp_path: Path) -> None:
+    played, wanted = Played(), submission(tmp_path)
+    submit(played, wanted)
+    attempt(wanted.run, **PREEMPTED)
+    played.change("100", state="COMPLETING", nodes="node1")
+    told = SlurmLauncher(played.slurm).status(wanted.run)
+    assert (told.state, told.nodes) == (State.RESTARTING, None)
+    assert "Slurm ends the job" in (told.waits or "")
+
+
+def test_a_machine_without_slurm_reads_the_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    wanted = submission(tmp_path)
+    submit(Played(), wanted)
+    attempt(wanted.run)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    for told in (SlurmLauncher().status(wanted.run), *SlurmLauncher().statuses([wanted.run])):
+        assert told.state is State.RUNNING
+        assert "Slurm is not installed here" in (told.waits or "")
+
+
+def test_a_log_is_followed_while_the_job_is_in_the_queue(tmp_path: Path) -> None:
+    played, wanted = Played(), submission(tmp_path)
+    submit(played, wanted)
+    lines = SlurmLauncher(played.slurm).logs(wanted.run, attempt=None, rank=0, follow=True)
+    attempt(wanted.run, **PREEMPTED)
+    for number, text in enumerate(("first\n", "second\n")):
+        log = wanted.run.log(number, 0)
+        log.parent.mkdir(parents=True)
+        log.write_text(text)
+        assert next(lines) == text.strip()
+    played.away = "dead"
+    time.sleep(0.1)
+    with log.open("a") as file:
+        file.write("third\n")
+    assert next(lines) == "third", "a controller that is away ends nothing"
+    played.away = None
+    attempt(wanted.run, 1, **FINISHED)
+    assert list(lines) == []
+
+
+# --- cancelling
+
+
+def cancelled(played: Played, wanted: Submission, *, now: bool = False) -> bool:
+    return SlurmLauncher(played.slurm).cancel(wanted.run, now=now)
+
+
+@pytest.mark.parametrize("state", ["PENDING", "REQUEUED", "SPECIAL_EXIT"])
+def test_a_waiting_job_is_taken_out_of_the_queue(tmp_path: Path, state: str) -> None:
+    played, wanted = Played(), submission(tmp_path)
+    submit(played, wanted)
+    played.change("100", state=state)
+    assert cancelled(played, wanted)
+    assert played.jobs[0].state == "CANCELLED"
+    assert not wanted.run.stop_request.exists()
+    told = SlurmLauncher(played.slurm).status(wanted.run)
+    assert told.state is State.CANCELLED
+    assert not cancelled(played, wanted)
+
+
+def test_a_job_that_starts_while_it_is_cancelled_saves_and_leaves(tmp_path: Path) -> None:
+    played, wanted = Played(), submission(tmp_path)
+    submit(played, wanted)
+    scancel = played._scancel
+
+    def too_late(arguments: list[str]) -> Answer:
+        played.change("100", state="RUNNING")
+        return scancel(arguments)
+
+    played._scancel = too_late  # type: ignore[method-assign, assignment]
+    assert cancelled(played, wanted)
+    assert played.jobs[0].state == "RUNNING", "it is asked, not killed"
+    assert json.loads(wanted.run.stop_request.read_text()) == {"reason": "cancel", "now": False}
+
+
+def test_a_running_job_is_asked(tmp_path: Path) -> None:
+    played, wanted = Played(), submission(tmp_path)
+    submit(played, wanted)
+    attempt(wanted.run)
+    played.change("100", state="RUNNING")
+    assert cancelled(played, wanted)
+    assert played.count("scancel") == 0
+    assert wanted.run.stop_request.exists()
+
+
+@pytest.mark.parametrize(("state", "now"), [("RUNNING", True), ("SUSPENDED", False), ("COMPLETING", True)])
+def test_a_running_job_is_ended(tmp_path: Path, state: str, now: bool) -> None:
+    played, wanted = Played(), submission(tmp_path)
+    submit(played, wanted)
+    attempt(wanted.run)
+    played.change("100", state=state)
+    assert cancelled(played, wanted, now=now)
+    assert played.jobs[0].state == "CANCELLED"
+    assert json.loads(wanted.run.stop_request.read_text())["reason"] == "cancel", "the keeper knows whose wish it is"
+    assert SlurmLauncher(played.slurm).status(wanted.run).state is State.CANCELLED
+
+
+def test_a_run_that_has_ended_is_not_cancelled(tmp_path: Path) -> None:
+    played, wanted = Played(), submission(tmp_path)
+    submit(played, wanted)
+    attempt(wanted.run, **FINISHED)
+    assert not cancelled(played, wanted)
+    assert not wanted.run.stop_request.exists()
+    assert played.jobs[0].state == "PENDING"
+
+
+def test_cancelling_without_a_controller(tmp_path: Path) -> None:
+    played, wanted = Played(), submission(tmp_path)
+    submit(played, wanted)
+    played.away = "dead"
+    with pytest.raises(NoAnswer):
+        cancelled(played, wanted)
+    attempt(wanted.run)
+    assert cancelled(played, wanted), "a running job sees the file"
+    assert wanted.run.stop_request.exists()
+
+
+def test_a_submission_in_doubt_is_cancelled(tmp_path: Path) -> None:
+    played, wanted = Played(), submission(tmp_path)
+
+    def late_and_gone(one: Played, job: Job) -> Answer:
+        one.away = "hung"
+        return late(one, job)
+
+    played.on_sbatch = late_and_gone
+    with pytest.raises(InDoubt):
+        submit(played, wanted)
+    played.away = None
+    assert cancelled(played, wanted)
+    assert played.jobs[0].state == "CANCELLED"
+    assert SlurmLauncher(played.slurm).status(wanted.run).state is State.CANCELLED
+
+
+# --- chains
+
+
+def test_a_run_after_others(tmp_path: Path) -> None:
+    played = Played()
+    first, second, third = (submission(tmp_path, name) for name in ("a", "b", "c"))
+    for wanted in (first, second):
+        submit(played, wanted)
+    submit(played, replace(third, after=(first.run, second.run)))
+    assert played.jobs[-1].dependency == "afterok:100:101"
+
+
+def test_one_that_has_finished_needs_no_waiting(tmp_path: Path) -> None:
+    played = Played()
+    first, second, third = (submission(tmp_path, name) for name in ("a", "b", "c"))
+    for wanted in (first, second):
+        submit(played, wanted)
+    attempt(first.run, **FINISHED)
+    submit(played, replace(third, after=(first.run, second.run)))
+    assert played.jobs[-1].dependency == "afterok:101"
+    attempt(second.run, **FINISHED)
+    submit(played, replace(submission(tmp_path, "d"), after=(first.run, second.run)))
+    assert played.jobs[-1].dependency == ""
+
+
+def test_the_run_file_s_own_dependency_counts_too(tmp_path: Path) -> None:
+    played, first = Played(), submission(tmp_path, "a")
+    submit(played, first)
+    own = submission(tmp_path, "b", backends={"slurm": {"dependency": "afterany:7"}})
+    submit(played, replace(own, after=(first.run,)))
+    assert played.jobs[-1].dependency == "afterany:7,afterok:100"
+    either = submission(tmp_path, "c", backends={"slurm": {"dependency": "afterany:7?afterok:8"}})
+    with pytest.raises(UserError, match=r"backends\.slurm\.dependency"):
+        submit(played, replace(either, after=(first.run,)))
+
+
+@pytest.mark.parametrize(
+    "end", [{"outcome": "failure", "next": "stop"}, {"outcome": "preempted", "next": "stop", "asked": "cancel"}]
+)
+def test_one_that_will_not_finish(tmp_path: Path, end: dict[str, Any]) -> None:
+    played, first = Played(), submission(tmp_path, "a")
+    submit(played, first)
+    attempt(first.run, **end)
+    with pytest.raises(UserError, match=r"will not finish.*ortflow resume"):
+        submit(played, replace(submission(tmp_path, "b"), after=(first.run,)))
+    assert len(played.jobs) == 1
+
+
+def test_one_that_is_not_in_slurm(tmp_path: Path) -> None:
+    other = RunDir(tmp_path / "other")
+    other.root.mkdir()
+    other.record_attempt(event="submit", launcher="local")
+    with pytest.raises(UserError, match="is not in Slurm but with the local launcher"):
+        submit(Played(), replace(submission(tmp_path), after=(other,)))
+
+
+def test_waiting_for_a_job_needs_a_controller(tmp_path: Path) -> None:
+    played, first = Played(), submission(tmp_path, "a")
+    submit(played, first)
+    played.away = "dead"
+    with pytest.raises(UserError, match="its job is not known: the Slurm controller does not answer"):
+        submit(played, replace(submission(tmp_path, "b"), after=(first.run,)))
+
+
+# --- what the record tells
+
+
+def test_history() -> None:
+    records = [
+        {"event": "submit", "launcher": "local"},
+        {"event": "submitting", "launcher": "slurm", "submission": "a"},
+        {"event": "refused", "submission": "a"},
+        {"event": "submitting", "launcher": "slurm", "submission": "b"},
+        {"event": "start"},
+        {"event": "submit", "launcher": "slurm", "submission": "b", "job": "7"},
+        {"event": "submit", "launcher": "slurm", "job": "8", "follows": "7"},
+        {"event": "submitting", "launcher": "slurm", "submission": "c", "time": 5.0},
+    ]
+    assert [(one.submission, one.job) for one in history.placed(records)] == [("b", "7"), (None, "8"), ("c", None)]
+    assert history.in_doubt(records) == 5.0
+    assert history.in_doubt(records[:-1]) is None
+    assert history.in_doubt([*records, {"event": "stop"}]) is None
+    ordered = [record["event"] for record in history.in_order(records)]
+    assert ordered == ["submit", "submitting", "refused", "submit", "start", "submit", "submitting"]
+
+
+def test_the_job_of_a_run_is_the_active_one() -> None:
+    placed = [history.Placed("a", None), history.Placed("b", "7")]
+    old = Job("6", None, "RUNNING", comment="ortflow a")
+    new = Job("7", None, "FAILED", comment="ortflow b")
+    other = Job("9", None, "RUNNING", comment="ortflow zzz")
+    assert history.find(placed, [other, old, new]) == old
+    assert history.find(placed, [other, new]) == new
+    assert history.find(placed, [other]) is None
+
+
+def test_the_environment_does_not_change_what_the_script_says(tmp_path: Path) -> None:
+    script = "#!/bin/bash\n#SBATCH --partition=a\n#SBATCH --time=1\n#SBATCH --no-requeue\n#SBATCH --mem=1G\n"
+    environment = {
+        "SBATCH_PARTITION": "b", "SBATCH_TIMELIMIT": "2", "SBATCH_REQUEUE": "1", "SBATCH_MEM_PER_NODE": "3",
+        "SBATCH_ARRAY_INX": "0-3", "SBATCH_WAIT": "1", "SBATCH_ACCOUNT": "mine", "PYTHONPATH": "lib:/abs", "HOME": "/h",
+    }  # fmt: skip
+    changes = submitting.settings(script, environment, tmp_path)
+    taken_away = {name for name, value in changes.items() if value is None}
+    assert taken_away == {
+        "SBATCH_PARTITION", "SBATCH_TIMELIMIT", "SBATCH_REQUEUE", "SBATCH_MEM_PER_NODE", "SBATCH_ARRAY_INX",
+        "SBATCH_WAIT",
+    }  # fmt: skip
+    assert changes["PYTHONPATH"] == f"{tmp_path}/lib:/abs"
+
+
+def test_the_request_is_of_the_launcher(tmp_path: Path) -> None:
+    assert isinstance(SlurmLauncher(Played().slurm).request(submission(tmp_path)), SlurmRequest)
