@@ -1,0 +1,183 @@
+"""Runs on a bed: a small real training on 2 nodes with 2 ranks each, submitted through the command line."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from copy import deepcopy
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+from bed import FINAL, Bed, wait_until
+from project import ORTFLOW, Project, curve, evaluations, leftovers, logs, of_kind
+
+SHAPE: dict[str, Any] = {
+    "train__steps": 40,
+    "train__evaluation": {"every_steps": 10},
+    "checkpoint__every_steps": 5,
+    "resources": {"nodes": 2, "ranks_per_node": 2, "cpus_per_rank": 1, "memory": "1Gi"},
+    "restart": {"failures": 3, "preemptions": 9, "backoff": {"first": 0.0, "limit": 0.0}},
+}
+RANKS = range(4)
+STARTS = 60.0
+"""Seconds from the submission to the first step, on two busy cores."""
+ENDS = 150.0
+"""Seconds that a run may take to its end, with a restart by Slurm in it."""
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """A bed and a folder that its nodes see, with a model and data."""
+
+    bed: Bed
+    project: Project
+
+    def ortflow(self, *arguments: str, timeout: float = 60, **environment: str) -> subprocess.CompletedProcess[str]:
+        """Run `ortflow ARGUMENTS` as a person on the login node does."""
+        return subprocess.run(
+            [*ORTFLOW, *arguments],
+            cwd=self.project.folder, env={**self.bed.environment, **environment}, capture_output=True, text=True,
+            timeout=timeout, check=False, stdin=subprocess.DEVNULL,
+        )  # fmt: skip
+
+    def write(self, name: str, **changes: Any) -> Path:
+        """A run file of the usual shape."""
+        return self.project.write(name, **deepcopy({**SHAPE, **changes}))
+
+    def submit(self, name: str, *arguments: str, **changes: Any) -> Run:
+        """Submit a run; what is to be followed."""
+        file = self.write(name, **changes)
+        done = self.ortflow("submit", "--backend", "slurm", file.name, *arguments)
+        assert done.returncode == 0, done.stdout + done.stderr
+        return Run(self, name)
+
+    def run(self, name: str, *arguments: str, **changes: Any) -> Run:
+        """Submit, and wait for a good end."""
+        run = self.submit(name, *arguments, **changes)
+        run.finish()
+        return run
+
+
+@dataclass(frozen=True)
+class Run:
+    """A submitted run."""
+
+    cluster: Cluster
+    name: str
+
+    @property
+    def bed(self) -> Bed:
+        return self.cluster.bed
+
+    @property
+    def run_dir(self) -> Path:
+        return self.cluster.project.run_dir(self.name)
+
+    def records(self, kind: str) -> list[dict[str, Any]]:
+        """Records of attempts.jsonl."""
+        path = self.run_dir / "attempts.jsonl"
+        lines = path.read_text().splitlines() if path.exists() else []
+        return [record for record in map(json.loads, lines) if record["event"] == kind]
+
+    @property
+    def job(self) -> str:
+        """The id of its newest job."""
+        return str(self.records("submit")[-1]["job"])
+
+    @property
+    def restarts(self) -> int:
+        """How often Slurm started the job again."""
+        return int(self.bed.job(self.job)["Restarts"])
+
+    def steps(self) -> int:
+        """The newest step of rank 0."""
+        path = self.run_dir / "events/rank-0000.jsonl"
+        if not path.exists():
+            return 0
+        lines = path.read_text().splitlines(keepends=True)
+        whole = [json.loads(line) for line in lines if line.endswith("\n")]
+        return max((record["step"] for record in whole if record["event"] == "step"), default=0)
+
+    def until_step(self, step: int, timeout: float = STARTS) -> None:
+        """Wait until it has come so far."""
+        wait_until(lambda: self.steps() >= step, timeout, self.story)
+
+    def until_state(self, *states: str, timeout: float = ENDS) -> dict[str, Any]:
+        """Wait until `ortflow status` says so; the whole status."""
+        told: dict[str, Any] = {}
+
+        def there() -> bool:
+            told.update(self.status())
+            return told["state"] in states
+
+        wait_until(there, timeout, lambda: f"{told}\n{self.story()}")
+        return told
+
+    def status(self) -> dict[str, Any]:
+        """What `ortflow status --json` says."""
+        done = self.cluster.ortflow("status", self.name, "--json")
+        assert done.returncode == 0, done.stderr
+        found: dict[str, Any] = json.loads(done.stdout)
+        return found
+
+    def finish(self, timeout: float = ENDS) -> None:
+        """Wait for the end, which has to be a good one."""
+        wait_until(lambda: self.bed.state(self.job) in FINAL, timeout, self.story)
+        assert self.bed.state(self.job) == "COMPLETED", self.story()
+        assert of_kind(self.run_dir, "finished"), self.story()
+
+    def outcomes(self) -> list[str]:
+        """How its attempts ended."""
+        return [record["outcome"] for record in self.records("end")]
+
+    def log(self) -> str:
+        """What the batch step printed."""
+        return (self.run_dir / f"logs/slurm-{self.job}.log").read_text()
+
+    def story(self) -> str:
+        """Everything that may tell why a test failed."""
+        records = self.run_dir / "attempts.jsonl"
+        job = self.bed.ask("scontrol", "show", "job", "-o", self.job).stdout if self.records("submit") else "no job"
+        return f"{job}\n{records.read_text() if records.exists() else ''}\n{logs(self.run_dir)}"
+
+
+def same_end(run: Run, undisturbed: Run) -> None:
+    """Bit for bit the end of the run that nobody touched, and nothing left lying about."""
+    ours, theirs = run.run_dir, undisturbed.run_dir
+    for rank in RANKS:
+        steps = [step for step, *_ in curve(ours, rank)]
+        assert steps == sorted(set(steps)), f"a step stands twice in the record\n{run.story()}"
+        assert curve(ours, rank) == curve(theirs, rank), run.story()
+    assert evaluations(ours) == evaluations(theirs)
+    assert (ours / "export/model.onnx").read_bytes() == (theirs / "export/model.onnx").read_bytes()
+    assert leftovers(ours) == []
+
+
+def ill(rank: int, step: int, do: str, attempt: int = 0) -> dict[str, Any]:
+    """Changes of a run file that have a rank fall ill: see ill/sitecustomize.py."""
+    return _sitecustomize("ILL", json.dumps({"attempt": attempt, "rank": rank, "step": step, "do": do}))
+
+
+def slow(seconds: float, attempts: int = 1000) -> dict[str, Any]:
+    """Changes of a run file that have steps of the first attempts take so long, without work for the cores."""
+    return _sitecustomize("SLOW", f"{seconds} {attempts}")
+
+
+def _sitecustomize(name: str, value: str) -> dict[str, Any]:
+    folder = Path(__file__).parent / "ill"
+    return {"backends__slurm__prologue": [f"export PYTHONPATH={folder}", f"export {name}='{value}'"]}
+
+
+def rank_processes(run_dir: Path) -> dict[int, psutil.Process]:
+    """The running ranks of a run, by rank."""
+    found = {}
+    for process in psutil.process_iter():
+        try:
+            words = process.cmdline()
+            if words[1:4] == ["-m", "ortflow.workflow.rank", str(run_dir)] and process.status() != "zombie":
+                found[int(process.environ()["PMI_RANK"])] = process
+        except (psutil.Error, KeyError):
+            continue
+    return found

@@ -1,0 +1,115 @@
+"""A bed for the tests of this folder: a real Slurm on this machine (tests/beds/slurm).
+
+ORTFLOW_SLURM=1     starts one, installing what is missing; where that cannot be, it is an error
+ORTFLOW_SLURM=0     skips
+not set             starts one where root and the packages are there, skips otherwise
+ORTFLOW_SLURM_BED   folder of the bed: one that is up already is used as it is (its nodes must see the tests' folders)
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from bed import SCRIPTS, Bed
+from cluster import Cluster, Run
+from project import Project
+
+# Started in the background or by nohup, a test run ignores these, and so would every process it starts.
+signal.signal(signal.SIGINT, signal.default_int_handler)
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
+
+HERE = Path(__file__).parent
+QUICK = ["--set", "SlurmdTimeout=6", "--set", "MessageTimeout=5"]
+"""A dead node is noticed within 20 s, not after 5 minutes."""
+if Path("/sys/fs/cgroup/memory").is_dir():
+    QUICK.append("--cgroup")
+DAEMONS = ("munged", "slurmctld", "slurmd", "sbatch")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "slurm: on a real Slurm cluster on this machine; see tests/slurm/conftest.py")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if HERE in item.path.parents:
+            item.add_marker(pytest.mark.slurm)
+
+
+def missing() -> str | None:
+    """Why no bed can be had without installing anything; None if it can."""
+    if os.geteuid() != 0:
+        return "a Slurm cluster of one's own needs root"
+    lacking = [name for name in DAEMONS if shutil.which(name, path=f"{os.environ['PATH']}:/usr/sbin") is None]
+    return f"no Slurm here: {', '.join(lacking)} (ORTFLOW_SLURM=1 installs it)" if lacking else None
+
+
+def start(folder: Path, port: int, shared: list[Path], *options: str) -> Bed:
+    """A bed with everything that tests need to be seen from its nodes."""
+    seen = [SCRIPTS.parents[2], Path(sys.prefix), Path(sys.base_prefix), *shared]
+    command = [
+        str(SCRIPTS / "up"), "--bed", str(folder), "--base-port", str(port), "--names", f"n{port}x",
+        "--shared", " ".join(sorted({str(path) for path in seen})), *options,
+    ]  # fmt: skip
+    done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr
+    return Bed(folder)
+
+
+def stop(bed: Bed) -> None:
+    """Take it away."""
+    subprocess.run([str(SCRIPTS / "down"), "--bed", str(bed.folder)], check=True, timeout=60)
+
+
+@pytest.fixture(scope="session")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bed]:
+    """The bed of all tests."""
+    wanted = os.environ.get("ORTFLOW_SLURM", "")
+    if wanted == "0":
+        pytest.skip("ORTFLOW_SLURM=0")
+    port = 20000 + os.getpid() % 100 * 100
+    folder = Path(os.environ.get("ORTFLOW_SLURM_BED", f"/var/tmp/ortflow-slurm-{port}"))
+    if (folder / "env").exists():
+        yield Bed(folder)
+        return
+    why = missing()
+    if why is not None and wanted != "1":
+        pytest.skip(why)
+    bed = start(folder, port, [tmp_path_factory.getbasetemp()], *QUICK)
+    try:
+        yield bed
+    finally:
+        stop(bed)
+
+
+@pytest.fixture
+def bed(cluster: Bed) -> Iterator[Bed]:
+    """The bed, all nodes idle."""
+    cluster.restore()
+    yield cluster
+    cluster.restore()
+
+
+@pytest.fixture(scope="session")
+def project(cluster: Bed, tmp_path_factory: pytest.TempPathFactory) -> Project:
+    """A model and data, where all nodes see them."""
+    return Project.make(tmp_path_factory.mktemp("project"))
+
+
+@pytest.fixture(scope="session")
+def undisturbed(cluster: Bed, project: Project) -> Run:
+    """A run that nobody touched."""
+    return Cluster(cluster, project).run("undisturbed")
+
+
+@pytest.fixture
+def cluster_of(bed: Bed, project: Project) -> Cluster:
+    """The bed, idle, and what to train on it."""
+    return Cluster(bed, project)

@@ -1,0 +1,46 @@
+"""Makes ranks slow, or one of them ill at one step: Python imports this at its start if the folder is on PYTHONPATH.
+
+SLOW: seconds that a step takes longer, and in how many attempts.
+ILL is JSON: {"attempt": a, "rank": r, "step": s, "do": what}.
+"""
+
+import json
+import os
+import signal
+import sys
+import time
+
+
+def fall_ill(what: str) -> None:
+    if what == "raise":
+        raise RuntimeError("this rank was told to raise")
+    if what == "hog":
+        held = []
+        while True:
+            held.append(bytearray(b"x" * (64 << 20)))
+    if what == "stop":
+        os.kill(os.getpid(), signal.SIGSTOP)
+
+
+def infect() -> None:
+    from ortflow.workflow.events import EventLog
+
+    whole = EventLog.write
+    attempt, rank = int(os.environ["ORTFLOW_ATTEMPT"]), int(os.environ["PMI_RANK"])
+    seconds, attempts = os.environ.get("SLOW", "0 0").split()
+    pause = float(seconds) if attempt < int(attempts) else 0.0
+    ill = json.loads(os.environ.get("ILL", "{}"))
+    mine = bool(ill) and (attempt, rank) == (ill["attempt"], ill["rank"])
+
+    def write(self: EventLog, event: str, **fields: object) -> None:
+        whole(self, event, **fields)
+        if event == "step":
+            time.sleep(pause)
+            if mine and fields["step"] == ill["step"]:
+                fall_ill(ill["do"])
+
+    EventLog.write = write  # type: ignore[method-assign]
+
+
+if "ortflow.workflow.rank" in sys.orig_argv and {"ILL", "SLOW"} & os.environ.keys():
+    infect()

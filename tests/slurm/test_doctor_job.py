@@ -1,0 +1,154 @@
+"""`ortflow doctor --backend slurm --job`: what is wrong with a real cluster is told, and nothing is left on it."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from bed import Bed, wait_until
+from cluster import Cluster
+from project import ORTFLOW
+
+
+@dataclass(frozen=True)
+class Report:
+    """What the doctor said."""
+
+    code: int
+    found: list[dict[str, Any]]
+    stderr: str
+
+    def one(self, about: str) -> dict[str, Any]:
+        """The only line about a thing."""
+        (found,) = [line for line in self.found if line["about"] == about]
+        return found
+
+    def bad(self) -> list[str]:
+        """What is at fault."""
+        return [line["about"] for line in self.found if line["level"] == "fault"]
+
+
+def examine(cluster: Cluster, file: Path | None, *arguments: str) -> Report:
+    words = [*([file.name] if file else []), *arguments]
+    done = cluster.ortflow("doctor", "--backend", "slurm", "--json", *words, timeout=90)
+    assert done.stdout, done.stderr
+    return Report(done.returncode, json.loads(done.stdout)["findings"], done.stderr)
+
+
+@pytest.fixture
+def doctored(cluster_of: Cluster) -> Iterator[Cluster]:
+    """A cluster on which nothing is left behind."""
+    yield cluster_of
+    assert not list(cluster_of.project.folder.glob("**/.ortflow-doctor-*"))
+    assert "ortflow-doctor" not in cluster_of.bed.told("squeue", "-h", "-o", "%j")
+
+
+def test_a_cluster_on_which_the_run_works(doctored: Cluster) -> None:
+    file = doctored.write("sound")
+    report = examine(doctored, file, "--job")
+    assert (report.code, report.bad()) == (0, []), report
+    assert "4 ranks on 2 nodes connect with --mpi=pmi2" in report.one("MPI")["what"]
+    assert "each reads what the others wrote" in report.one("shared folder")["what"]
+    assert report.one("clocks")["level"] == report.one("locks")["level"] == "ok"
+    speeds = report.one("disk")["data"]["bytes_per_second"]
+    assert len(speeds) == 2
+    assert min(speeds.values()) > 1e6
+    assert report.one("request")["what"].startswith("2 nodes with 2 cores, ")
+    assert report.one("request")["what"].endswith(" each: fits in main")
+    assert report.one("sbatch")["what"].startswith("takes the job to start at")
+    assert report.one("NCCL")["level"] == "untested"
+    loads = report.one("srun --mpi")["what"]
+    assert "pmi2" in loads.partition(";")[0]
+    assert not doctored.project.run_dir("sound").exists()
+
+
+def test_what_two_nodes_lack(doctored: Cluster) -> None:
+    """The batch step's node does not see the runs, the other not the interpreter: one job tells both."""
+    first, second = doctored.bed.nodes[:2]
+    runs = doctored.project.folder / "runs"
+    runs.mkdir(exist_ok=True)
+    file = doctored.write("lacking", backends__slurm__nodelist=f"{first},{second}")
+    with doctored.bed.lacking(first, runs), doctored.bed.lacking(second, Path(sys.prefix)):
+        report = examine(doctored, file, "--job")
+    assert (report.code, report.bad()) == (1, ["shared folder", "interpreter on the nodes"])
+    assert report.one("shared folder")["what"].startswith(f"{first} does not see {runs}")
+    assert report.one("interpreter on the nodes")["what"] == f"{second} cannot run it: {sys.executable}: not found"
+    assert report.one("MPI")["level"] == "untested"
+
+
+def test_inputs_and_a_start_that_does_not_fit(doctored: Cluster) -> None:
+    """A node without the data, and MPICH with pmix."""
+    first, second = doctored.bed.nodes[:2]
+    data = doctored.project.folder / "set"
+    changes = {"backends__slurm__nodelist": f"{first},{second}", "backends__slurm__mpi": "pmix"}
+    with doctored.bed.lacking(second, data):
+        report = examine(doctored, doctored.write("pmix", **changes), "--job")
+    assert (report.code, report.bad()) == (1, ["input", "input", "MPI"])
+    inputs = [line["what"] for line in report.found if line["about"] == "input"]
+    assert inputs == [f"{second} does not see {data / name}.arrow" for name in ("train", "eval")]
+    assert "0 of 4 ranks came into a world with --mpi=pmix" in report.one("MPI")["what"]
+    assert "set backends.slurm.mpi to auto, pmi2 or mpirun" in report.one("MPI")["fix"]
+    assert report.one("backends.slurm.mpi pmix")["level"] == "warning"
+
+
+def test_ranks_that_are_each_alone(doctored: Cluster) -> None:
+    """A site whose srun does not do what it is told: nothing fails, and every rank is a world of its own."""
+    wrapper = doctored.project.folder / "site/srun"
+    wrapper.parent.mkdir()
+    wrapper.write_text('#!/bin/bash\nexec /usr/bin/srun "${@/--mpi=pmi2/--mpi=none}"\n')
+    wrapper.chmod(0o755)
+    prologue = [f"export PATH={wrapper.parent}:$PATH"]
+    report = examine(doctored, doctored.write("alone", backends__slurm__prologue=prologue), "--job")
+    assert (report.code, report.bad()) == (1, ["MPI"])
+    assert report.one("MPI")["what"] == "each of 4 ranks is alone in a world of 1 with --mpi=pmi2"
+
+
+def test_a_job_that_would_never_start(doctored: Cluster) -> None:
+    report = examine(doctored, doctored.write("too-much", resources__nodes=9), "--job")
+    assert (report.code, report.bad()) == (1, ["request", "job"])
+    assert report.one("request")["what"] == "partition main has 4 nodes, and the run asks for 9"
+    assert "would never start" in report.one("job")["what"]
+
+
+def test_a_busy_cluster(doctored: Cluster) -> None:
+    """Pending: told why and cancelled; and so it is when the doctor is sent away."""
+    bed = doctored.bed
+    everything = ["--partition=urgent", "--exclusive", f"--nodes={len(bed.nodes)}"]
+    other = bed.sbatch(*everything, "--time=5", "--output=/dev/null", "--wrap=sleep 99")
+    wait_until(lambda: bed.state(other) == "RUNNING", 10)
+    report = examine(doctored, None, "--job", "--nodes", "2", "--wait", "3")
+    assert (report.code, report.bad()) == (0, [])
+    assert "was still pending after 3 s" in report.one("job")["what"]
+    assert "--wait" in report.one("job")["fix"]
+    assert report.one("nodes")["level"] == "untested"
+    assert bed.told("squeue", "-h", "-n", "ortflow-doctor") == ""
+    process = subprocess.Popen(
+        [*ORTFLOW, "doctor", "--backend", "slurm", "--job"],
+        cwd=doctored.project.folder, env=bed.environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    wait_until(lambda: "PENDING" in bed.told("squeue", "-h", "-n", "ortflow-doctor", "-o", "%T"), 15)
+    process.send_signal(signal.SIGTERM)
+    _, words = process.communicate(timeout=20)
+    assert process.returncode == 1
+    assert words.splitlines()[-1] == "error: stopped by SIGTERM; the trial job was cancelled"
+    assert bed.told("squeue", "-h", "-n", "ortflow-doctor") == ""
+
+
+def test_a_controller_that_is_away(doctored: Cluster) -> None:
+    bed: Bed = doctored.bed
+    bed.controller("stop")
+    begun = time.monotonic()
+    report = examine(doctored, None, "--job")
+    bed.controller("start")
+    assert time.monotonic() - begun < 15
+    assert (report.code, report.bad()) == (1, ["controller"])
+    assert "the Slurm controller does not answer" in report.one("controller")["what"]
+    assert report.one("interpreter")["level"] == "ok"

@@ -1,0 +1,183 @@
+"""Whatever Slurm, its nodes and the ranks do: the end is that of a run that nobody touched, bit for bit.
+
+Where another test is near enough, one is marked `chaos`: it takes time, and is not part of a plain `pytest`.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import pytest
+from bed import Bed, wait_until
+from cluster import SHAPE, Cluster, Run, ill, rank_processes, same_end, slow
+from project import curve, events, of_kind
+
+MIDDLE = 15
+"""A step at which there is a checkpoint, and much is still to come."""
+
+
+@pytest.mark.parametrize("grace", [0, 15])
+def test_preempted(cluster_of: Cluster, undisturbed: Run, grace: int) -> None:
+    bed = cluster_of.bed
+    bed.grace(grace)
+    run = cluster_of.submit(f"preempted-{grace}")
+    run.until_step(MIDDLE)
+    bed.preempt(run.job)
+    run.finish()
+    same_end(run, undisturbed)
+    assert run.restarts == 1
+    assert run.outcomes() == ["preempted", "finished"]
+    assert not of_kind(run.run_dir, "rewind"), "it saved when it was told"
+    assert run.status()["preemptions"] == 1
+    assert run.status()["failures"] == 0
+
+
+@pytest.mark.chaos
+def test_requeued_by_an_administrator(cluster_of: Cluster, undisturbed: Run) -> None:
+    run = cluster_of.submit("requeued")
+    run.until_step(MIDDLE)
+    cluster_of.bed.told("scontrol", "requeue", run.job)
+    run.finish()
+    same_end(run, undisturbed)
+    assert run.restarts == 1
+    assert run.outcomes() == ["preempted", "finished"]
+    assert not of_kind(run.run_dir, "rewind")
+
+
+@pytest.mark.chaos
+def test_time_limit(cluster_of: Cluster, undisturbed: Run) -> None:
+    """A run that needs more time than its jobs have: Slurm's signal comes up to a minute ahead of the end."""
+    limit = {"resources__time_limit": "00:01:00", "backends__slurm__signal_seconds": 30}
+    run = cluster_of.submit("in-pieces", **limit, **slow(0.9))
+    run.finish(timeout=300)
+    same_end(run, undisturbed)
+    assert run.restarts >= 1
+    assert set(run.outcomes()[:-1]) == {"preempted"}
+    assert not of_kind(run.run_dir, "rewind")
+
+
+@pytest.mark.parametrize(
+    "which", [pytest.param(0, id="the batch step's"), pytest.param(1, id="the other", marks=pytest.mark.chaos)]
+)
+def test_node_off(cluster_of: Cluster, undisturbed: Run, which: int) -> None:
+    bed = cluster_of.bed
+    run = cluster_of.submit(f"node-off-{which}")
+    run.until_step(MIDDLE)
+    bed.node("off", bed.hosts(run.job)[which])
+    run.finish()
+    same_end(run, undisturbed)
+    assert run.restarts == 1
+    assert "failure" not in run.outcomes(), "a lost node is not the run's fault"
+
+
+def test_two_lives_at_once(cluster_of: Cluster, undisturbed: Run) -> None:
+    """The daemon of the batch step's node dies and its processes live on: Slurm starts the job elsewhere."""
+    bed = cluster_of.bed
+    run = cluster_of.submit("two-lives", **slow(2.0, attempts=1))
+    run.until_step(5)
+    old = rank_processes(run.run_dir)
+    bed.node("slurmd-kill", bed.hosts(run.job)[0])
+    wait_until(lambda: run.restarts == 1 and bed.state(run.job) == "RUNNING", 60, run.story)
+    assert any(process.is_running() for process in old.values()), "both live now"
+    run.finish()
+    same_end(run, undisturbed)
+    assert not any(process.is_running() for process in old.values())
+    assert max(r["step"] for r in events(run.run_dir) if r["event"] == "step" and r["attempt"] == 0) < 35
+    assert "a newer job or restart owns the run directory" in run.log()
+
+
+@pytest.mark.parametrize("rank", [pytest.param(0, marks=pytest.mark.chaos), 3])
+def test_a_rank_is_killed(cluster_of: Cluster, undisturbed: Run, rank: int) -> None:
+    run = cluster_of.submit(f"killed-{rank}")
+    run.until_step(MIDDLE)
+    rank_processes(run.run_dir)[rank].kill()
+    run.finish()
+    same_end(run, undisturbed)
+    first, second = run.records("end")
+    assert (first["outcome"], first["rank"], second["outcome"]) == ("failure", rank, "finished")
+    assert f"rank {rank} was killed by SIGKILL" in first["cause"]
+    assert run.restarts == 0, "within the allocation"
+
+
+def test_a_rank_raises(cluster_of: Cluster, undisturbed: Run) -> None:
+    run = cluster_of.run("raises", **ill(2, MIDDLE, "raise"))
+    same_end(run, undisturbed)
+    first, second = run.records("end")
+    assert (first["outcome"], first["rank"], second["outcome"]) == ("failure", 2, "finished")
+    assert "this rank was told to raise" in first["cause"]
+    assert run.restarts == 0
+
+
+@pytest.mark.skipif(not os.path.isdir("/sys/fs/cgroup/memory"), reason="needs cgroup version 1")
+def test_out_of_memory(cluster_of: Cluster, undisturbed: Run) -> None:
+    run = cluster_of.run("out-of-memory", **ill(3, MIDDLE, "hog"))
+    same_end(run, undisturbed)
+    first, second = run.records("end")
+    assert (first["outcome"], first["rank"], second["outcome"]) == ("failure", 3, "finished")
+    assert "out of memory" in first["cause"]
+
+
+@pytest.mark.parametrize("how", [pytest.param("stop", marks=pytest.mark.chaos), "kill"])
+def test_the_controller_is_restarted(cluster_of: Cluster, undisturbed: Run, how: str) -> None:
+    bed = cluster_of.bed
+    run = cluster_of.submit(f"controller-{how}")
+    run.until_step(MIDDLE)
+    bed.controller(how)
+    run.until_step(MIDDLE + 5)
+    bed.controller("start")
+    run.finish()
+    same_end(run, undisturbed)
+    assert len(curve(run.run_dir)) == SHAPE["train__steps"]
+
+
+@pytest.mark.chaos
+def test_a_controller_that_is_away_when_the_ranks_have_left(cluster_of: Cluster, undisturbed: Run) -> None:
+    """The signal has come, the ranks have saved, and nobody takes the wish to be queued again."""
+    bed = cluster_of.bed
+    run = cluster_of.submit("away")
+    run.until_step(MIDDLE)
+    bed.controller("kill")
+    for process in rank_processes(run.run_dir).values():
+        process.terminate()
+    wait_until(lambda: run.outcomes() == ["preempted"], 30, run.story)
+    bed.controller("start")
+    run.finish()
+    same_end(run, undisturbed)
+
+
+def test_budget_is_spent(cluster_of: Cluster) -> None:
+    """A rank that fails wherever it comes to: given up within the allocation, and told."""
+    run = cluster_of.submit("hopeless", restart={"failures": 0}, **ill(1, 3, "raise"))
+    told = run.until_state("failed")
+    assert "this rank was told to raise" in told["cause"]
+    assert cluster_of.bed.ended(run.job, 20)["JobState"] == "FAILED"
+    assert run.restarts == 0
+
+
+def test_venv_missing_on_one_node(cluster_of: Cluster) -> None:
+    bed = cluster_of.bed
+    run = _on_two(cluster_of, bed, "no-venv", Path(sys.prefix))
+    told = run.until_state("failed")
+    assert "cannot be run on" in told["cause"]
+    assert "resources.python" in told["cause"]
+    assert len(run.outcomes()) <= 1, "trying again would not help"
+
+
+def test_run_directory_missing_on_one_node(cluster_of: Cluster) -> None:
+    bed = cluster_of.bed
+    run = _on_two(cluster_of, bed, "no-folder", cluster_of.project.folder / "runs")
+    told = run.until_state("failed")
+    assert "no-folder" in told["cause"]
+    assert "every node" in told["cause"]
+
+
+def _on_two(cluster: Cluster, bed: Bed, name: str, path: Path) -> Run:
+    """Submit to two nodes of which the second sees nothing in `path`; wait until the job has ended."""
+    first, second = bed.nodes[:2]
+    path.mkdir(exist_ok=True)
+    with bed.lacking(second, path):
+        run = cluster.submit(name, backends__slurm__nodelist=f"{first},{second}")
+        bed.ended(run.job, 60)
+    return run

@@ -1,0 +1,146 @@
+"""Sites that are not like the others: accounting, limits, a controller that is slow, no requeue, a signal of one's own.
+
+Each has a bed of its own.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from bed import FINAL, Bed, wait_until
+from cluster import Cluster, Run, same_end, slow
+from conftest import QUICK, start, stop
+from project import Project, of_kind
+
+pytestmark = pytest.mark.chaos
+LATER = {"backends__slurm__begin": "now+1hour"}
+MakeSite = Callable[..., Cluster]
+
+
+@pytest.fixture
+def site(cluster: Bed, project: Project, tmp_path_factory: pytest.TempPathFactory) -> Iterator[MakeSite]:
+    """Makes a bed with more options."""
+    beds = []
+
+    def make(*options: str) -> Cluster:
+        port = 18000 + os.getpid() % 100 * 10
+        folder = Path(f"/var/tmp/ortflow-slurm-site-{port}")
+        bed = start(folder, port, [tmp_path_factory.getbasetemp()], *QUICK, *options)
+        beds.append(bed)
+        return Cluster(bed, project)
+
+    yield make
+    for bed in beds:
+        stop(bed)
+
+
+def test_accounting_remembers_what_the_queue_has_forgotten(site: MakeSite) -> None:
+    there = site("--accounting", "--set", "MinJobAge=2")
+    run = there.submit("forgotten", **LATER)
+    there.bed.told("scancel", run.job)
+    wait_until(lambda: run.job not in there.bed.ask("scontrol", "show", "job", run.job).stdout, 60)
+    wait_until(lambda: "CANCELLED" in there.bed.told("sacct", "-n", "-j", run.job, "-o", "state%30"), 20)
+    told = run.status()
+    assert told["state"] == "cancelled"
+    assert "cancelled in Slurm" in told["cause"]
+
+
+def test_without_accounting_it_says_that_nobody_knows(site: MakeSite) -> None:
+    there = site("--set", "MinJobAge=2")
+    run = there.submit("unknown", **LATER)
+    there.bed.told("scancel", run.job)
+    wait_until(lambda: run.job not in there.bed.ask("scontrol", "show", "job", run.job).stdout, 60)
+    told = run.status()
+    assert told["state"] == "lost"
+    assert run.job in told["cause"]
+    done = there.ortflow("resume", "unknown")
+    assert done.returncode == 0, done.stderr
+
+
+def test_limits_are_told_in_the_words_of_the_run_file(site: MakeSite) -> None:
+    there = site("--accounting", "--enforce", "associations,limits,qos")
+    there.bed.told("sacctmgr", "-i", "add", "account", "lab")
+    there.bed.told("sacctmgr", "-i", "add", "user", "root", "account=lab")
+    for key, value in (("account", "nope"), ("qos", "nope")):
+        file = there.write(f"bad-{key}", **{f"backends__slurm__{key}": value})
+        done = there.ortflow("submit", "--backend", "slurm", file.name)
+        assert done.returncode == 2, done.stderr
+        assert f"backends.slurm.{key}" in done.stderr
+    there.bed.told("sacctmgr", "-i", "modify", "account", "lab", "set", "GrpTRES=cpu=1")
+    run = there.submit("limited", backends__slurm__account="lab")
+    wait_until(lambda: "Assoc" in there.bed.job(run.job)["Reason"], 20, lambda: str(there.bed.job(run.job)))
+    assert "account" in run.status()["waits"]
+
+
+SLOW_CONTROLLER = """
+function slurm_job_submit(description, partitions, user)
+  os.execute("sleep 8")
+  return slurm.SUCCESS
+end
+function slurm_job_modify(description, record, partitions, user) return slurm.SUCCESS end
+return slurm.SUCCESS
+"""
+
+
+def test_a_slow_controller_gets_the_run_once(site: MakeSite) -> None:
+    """sbatch is told of a time-out and yet the job is there: whoever tries again must find it."""
+    there = site()
+    bed = there.bed
+    (bed.folder / "etc/job_submit.lua").write_text(SLOW_CONTROLLER)
+    bed.controller("stop")
+    with (bed.folder / "etc/slurm.conf").open("a") as conf:
+        conf.write("JobSubmitPlugins=lua\n")
+    bed.controller("start")
+    file = there.write("slowly", **LATER)
+    first = there.ortflow("submit", "--backend", "slurm", file.name)
+    again = there.ortflow("submit", "--backend", "slurm", "--retry", "60", file.name, timeout=120)
+    assert again.returncode == 0 or "is job" in again.stderr, f"{first}\n{again}"
+    time.sleep(10)
+    assert bed.told("squeue", "-h", "-o", "%j").split() == ["slowly"]
+    assert Run(there, "slowly").status()["state"] == "pending"
+
+
+@pytest.mark.parametrize("grace", ["0", "15"])
+def test_where_nothing_is_requeued_another_job_follows(site: MakeSite, undisturbed: Run, grace: str) -> None:
+    there = site("--grace", grace, "--set", "JobRequeue=0")
+    name = f"follows-{grace}"
+    run = there.submit(name, backends__slurm__requeue=False)
+    first = run.job
+    run.until_step(15)
+    there.bed.preempt(first)
+    wait_until(lambda: run.job != first, 60, run.story)
+    run.finish()
+    same_end(run, undisturbed)
+    assert run.outcomes() == ["preempted", "finished"]
+    assert not of_kind(run.run_dir, "rewind")
+    assert there.bed.state(first) in FINAL
+
+
+@pytest.mark.parametrize("grace", ["0", "15"])
+def test_preemption_with_a_signal_of_ones_own(site: MakeSite, undisturbed: Run, grace: str) -> None:
+    """USR2 comes first, and with no grace TERM right behind it."""
+    there = site("--grace", grace, "--preempt-signal")
+    run = there.submit(f"told-{grace}")
+    run.until_step(15)
+    there.bed.preempt(run.job)
+    run.finish()
+    same_end(run, undisturbed)
+    assert run.restarts == 1
+    assert run.outcomes() == ["preempted", "finished"]
+    assert not of_kind(run.run_dir, "rewind")
+
+
+def test_a_rank_that_does_not_leave_in_time(site: MakeSite, undisturbed: Run) -> None:
+    """A step longer than the grace period: killed without having saved, and goes on from the checkpoint before."""
+    there = site("--set", "KillWait=2")
+    run = there.submit("late", **slow(10.0, attempts=1))
+    run.until_step(2)
+    there.bed.preempt(run.job)
+    run.finish()
+    same_end(run, undisturbed)
+    assert run.restarts == 1
+    assert run.status()["failures"] == 0

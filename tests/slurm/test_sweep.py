@@ -1,0 +1,133 @@
+"""A sweep on a real Slurm: one job array, each of whose tasks is a run of its own."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+from bed import Bed, wait_until
+from cluster import Cluster, Run, slow
+from project import evaluations, of_kind
+
+# ill/sitecustomize.py knows ranks by PMI.
+ONE = {"resources": {"cpus_per_rank": 1, "memory": "800Mi"}, "train__steps": 12, "backends__slurm__mpi": "pmi2"}
+ENDS = 90.0
+
+
+def table(cluster: Cluster, name: str) -> list[dict[str, Any]]:
+    done = cluster.ortflow("list", "--sweep", name, "--json")
+    assert done.returncode == 0, done.stderr
+    found: list[dict[str, Any]] = json.loads(done.stdout)["runs"]
+    return found
+
+
+def states(cluster: Cluster, name: str) -> list[str]:
+    return [row["state"] for row in table(cluster, name)]
+
+
+def submit(cluster: Cluster, name: str, *arguments: str, **changes: Any) -> list[Run]:
+    """Submit a sweep; its runs."""
+    file = cluster.write(name, **{**ONE, **changes})
+    done = cluster.ortflow("submit", "-b", "slurm", file.name, *arguments)
+    assert done.returncode == 0, done.stdout + done.stderr
+    record = json.loads((cluster.project.folder / "runs" / f"{name}.sweep" / "sweep.json").read_text())
+    return [Run(cluster, run["run"]) for run in record["runs"]]
+
+
+def queued(bed: Bed) -> list[str]:
+    return bed.told("squeue", "-h", "--array", "-o", "%i").split()
+
+
+def test_an_array_of_eight(cluster_of: Cluster) -> None:
+    """One is cancelled while it waits, one while it runs, and one is queued again; all come to their end."""
+    sets = ["--set", "train.optimizer.lr=5e-3,5e-4", "--set", "seed=1..4"]
+    # With four at a time the last one waits for sure.
+    runs = submit(cluster_of, "eight", *sets, "--at-once", "4", **slow(0.4))
+    bed, array = cluster_of.bed, runs[0].job.partition("_")[0]
+    assert [run.job for run in runs] == [f"{array}_{task}" for task in range(8)]
+    assert runs[7].status()["state"] == "pending"
+    done = cluster_of.ortflow("cancel", "eight-7")
+    assert done.returncode == 0, done.stderr
+    assert len(queued(bed)) == 7, "the others are not cancelled with it"
+    runs[0].until_step(2)
+    bed.told("scontrol", "requeue", runs[0].job)
+    runs[1].until_step(2)
+    done = cluster_of.ortflow("cancel", "eight-1", timeout=90)
+    assert done.returncode == 0, done.stderr
+    assert states(cluster_of, "eight")[1] == states(cluster_of, "eight")[7] == "cancelled"
+    for name in ("eight-1", "eight-7"):
+        done = cluster_of.ortflow("resume", name)
+        assert done.returncode == 0, done.stderr
+    wait_until(lambda: states(cluster_of, "eight") == ["finished"] * 8, ENDS, lambda: str(table(cluster_of, "eight")))
+    assert "_" not in runs[7].job, "alone now"
+    assert runs[0].restarts == 1
+    rows = table(cluster_of, "eight")
+    assert [row["values"] for row in rows] == [
+        {"train.optimizer.lr": rate, "seed": str(seed)} for rate in ("5e-3", "5e-4") for seed in range(1, 5)
+    ]
+    losses = [evaluations(run.run_dir)[-1][1] for run in runs]
+    assert len(set(losses)) == 8, "each had its own values"
+    assert [row["evaluation"]["loss"] for row in rows] == losses
+    assert [row["best"] for row in rows] == [loss == min(losses) for loss in losses]
+    shown = cluster_of.ortflow("list", "--sweep", "eight").stdout.splitlines()
+    assert shown[0].split()[:4] == ["NAME", "train.optimizer.lr", "seed", "STATE"]
+    assert [line.split()[1] for line in shown if line.startswith("*")] == [runs[losses.index(min(losses))].name]
+    done = cluster_of.ortflow("submit", "-b", "slurm", "eight.yaml", *sets)
+    assert "finished" in done.stdout, "nothing is left to submit"
+    assert queued(bed) == []
+
+
+def test_the_last_task_alone_is_ended(cluster_of: Cluster) -> None:
+    """Slurm gives it the number of the whole array."""
+    runs = submit(cluster_of, "last", "--set", "seed=1,2", **{**slow(0.3), "train__steps": 60})
+    for run in runs:
+        run.until_step(2)
+    done = cluster_of.ortflow("cancel", "last-1", timeout=90)
+    assert done.returncode == 0, done.stderr
+    wait_until(lambda: queued(cluster_of.bed) == [runs[0].job], 20, lambda: str(queued(cluster_of.bed)))
+    assert states(cluster_of, "last") == ["running", "cancelled"]
+    done = cluster_of.ortflow("cancel", "--sweep", "last", timeout=90)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "last: 2 cancelled\n"
+    assert of_kind(runs[0].run_dir, "preempted"), "it saved"
+
+
+def test_a_task_that_may_not_be_queued_again_is_followed(cluster_of: Cluster) -> None:
+    changes = {**slow(0.3), "backends__slurm__requeue": False, "train__steps": 14}
+    runs = submit(cluster_of, "followed", "--set", "seed=1,2", **changes)
+    cluster_of.bed.grace(20)
+    task = runs[1].job
+    runs[1].until_step(3)
+    urgent = cluster_of.bed.preempt(task, seconds=2)
+    wait_until(lambda: runs[1].job != task, 30, runs[1].story)
+    assert "_" not in runs[1].job
+    wait_until(lambda: states(cluster_of, "followed") == ["finished"] * 2, ENDS, runs[1].story)
+    assert runs[1].records("start")[-1]["attempt"] == 1
+    assert cluster_of.bed.state(urgent) == "COMPLETED"
+
+
+def test_cancel_of_what_waits(cluster_of: Cluster) -> None:
+    runs = submit(cluster_of, "held", "--set", "seed=1..20", backends__slurm__begin="now+1hour")
+    begun = time.monotonic()
+    done = cluster_of.ortflow("cancel", "--sweep", "held")
+    assert (done.returncode, done.stdout) == (0, "held: 20 cancelled\n"), done.stderr
+    assert time.monotonic() - begun < 5
+    assert queued(cluster_of.bed) == []
+    done = cluster_of.ortflow("submit", "-b", "slurm", "held.yaml", "--set", "seed=1..20")
+    assert done.returncode == 0, done.stderr
+    assert runs[19].job.endswith("_19")
+    assert cluster_of.ortflow("cancel", "--sweep", "held").returncode == 0
+
+
+def test_an_odd_folder(cluster_of: Cluster, tmp_path: Path) -> None:
+    """Its name stands in a directive and in a command, with the task's number behind it."""
+    folder = tmp_path / "it's 100% $HOME"
+    file = cluster_of.write("odd", **ONE, run_dir=str(folder / "odd"))
+    done = cluster_of.ortflow("submit", "-b", "slurm", file.name, "--set", "seed=1,2")
+    assert done.returncode == 0, done.stderr
+    name = str(folder / "odd")
+    wait_until(lambda: states(cluster_of, name) == ["finished"] * 2, ENDS, lambda: str(table(cluster_of, name)))
+    job = table(cluster_of, name)[1]["job"]
+    assert (folder / f"odd-1/logs/slurm-{job}.log").exists()
