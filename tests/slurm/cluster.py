@@ -167,7 +167,7 @@ def slow(seconds: float, attempts: int = 1000) -> dict[str, Any]:
 
 def _sitecustomize(name: str, value: str) -> dict[str, Any]:
     folder = Path(__file__).parent / "ill"
-    return {"backends__slurm__prologue": [f"export PYTHONPATH={folder}", f"export {name}='{value}'"]}
+    return {"backends__slurm__prologue": [f'export PYTHONPATH={folder}:"$PYTHONPATH"', f"export {name}='{value}'"]}
 
 
 def rank_processes(run_dir: Path) -> dict[int, psutil.Process]:

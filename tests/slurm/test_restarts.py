@@ -110,6 +110,20 @@ def test_a_rank_raises(cluster_of: Cluster, undisturbed: Run) -> None:
     assert run.restarts == 0
 
 
+def test_a_rank_hangs(cluster_of: Cluster, undisturbed: Run) -> None:
+    """Stopped dead, while the others wait for it in an all-reduce: Slurm sees nothing wrong."""
+    restart = {"failures": 3, "hung_seconds": 8.0, "backoff": {"first": 0.0, "limit": 0.0}}
+    run = cluster_of.submit("hangs", restart=restart)
+    run.until_step(MIDDLE)
+    rank_processes(run.run_dir)[3].suspend()
+    run.finish()
+    same_end(run, undisturbed)
+    first, second = run.records("end")
+    assert (first["outcome"], second["outcome"]) == ("failure", "finished")
+    assert "hung: no sign of life for 8 s" in first["cause"]
+    assert run.restarts == 0, "within the allocation"
+
+
 @pytest.mark.skipif(not os.path.isdir("/sys/fs/cgroup/memory"), reason="needs cgroup version 1")
 def test_out_of_memory(cluster_of: Cluster, undisturbed: Run) -> None:
     run = cluster_of.run("out-of-memory", **ill(3, MIDDLE, "hog"))

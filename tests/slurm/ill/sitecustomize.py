@@ -6,7 +6,6 @@ ILL is JSON: {"attempt": a, "rank": r, "step": s, "do": what}.
 
 import json
 import os
-import signal
 import sys
 import time
 
@@ -18,8 +17,6 @@ def fall_ill(what: str) -> None:
         held = []
         while True:
             held.append(bytearray(b"x" * (64 << 20)))
-    if what == "stop":
-        os.kill(os.getpid(), signal.SIGSTOP)
 
 
 def infect() -> None:
@@ -42,5 +39,5 @@ def infect() -> None:
     EventLog.write = write  # type: ignore[method-assign]
 
 
-if "ortflow.workflow.rank" in sys.orig_argv and {"ILL", "SLOW"} & os.environ.keys():
+if sys.orig_argv[1:3] == ["-m", "ortflow.workflow.rank"] and {"ILL", "SLOW"} & os.environ.keys():
     infect()
