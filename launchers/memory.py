@@ -15,10 +15,14 @@ def oom_kills(proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cgroup")
     except OSError:
         return None
     for _, controllers, path in rows:
+        # A container sees its own cgroup at the top, and is told a path that only the host knows.
         if not controllers:
-            files = [cgroups / path.lstrip("/") / "memory.events"]
+            files = [cgroups / path.lstrip("/") / "memory.events", cgroups / "memory.events"]
         elif "memory" in controllers.split(","):
-            files = [cgroups / "memory" / path.lstrip("/") / "memory.oom_control"]
+            files = [
+                cgroups / "memory" / path.lstrip("/") / "memory.oom_control",
+                cgroups / "memory/memory.oom_control",
+            ]
         else:
             continue
         for file in files:

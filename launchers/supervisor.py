@@ -104,6 +104,8 @@ class Job:
     """Why an attempt has no end on record."""
     hands_back: bool = False
     """A preempted run leaves its place, and a scheduler starts it again."""
+    comes_back: bool = False
+    """Whoever signals us to leave also starts us again."""
 
 
 class Supervisor:
@@ -129,7 +131,7 @@ class Supervisor:
             outcome, decision = self._attempt(next_attempt(self._run.read_attempts()))
             if not decision.again:
                 return EXIT_CODES[outcome]
-            if self._job.hands_back and (outcome in (Outcome.PREEMPTED, Outcome.LOST) or self._stop.reason):
+            if self._comes_back or (self._job.hands_back and outcome in (Outcome.PREEMPTED, Outcome.LOST)):
                 return EXIT_PREEMPTED
             pause = decision.pause
         if self._comes_back:
@@ -142,7 +144,7 @@ class Supervisor:
     @property
     def _comes_back(self) -> bool:
         """Whether who asks the run to leave also starts it again."""
-        return self._job.hands_back and self._stop.signalled
+        return self._job.comes_back and self._stop.signalled
 
     def _close_lost_attempt(self) -> None:
         """Put on record what a launcher that died could not."""

@@ -7,6 +7,7 @@ takes the others down at once, because they would wait for it for ever.
 from __future__ import annotations
 
 import faulthandler
+import os
 import signal
 import traceback
 
@@ -45,7 +46,7 @@ def execute(run_dir: RunDir, place: Place, attempt: int, stop: StopFlag, fence: 
     """Run the seven steps; returns the exit code."""
     faulthandler.enable()
     events = EventLog(run_dir.events(place.rank), place.rank, attempt)
-    events.write("attempt_start", schema=SCHEMA_VERSION, world_size=place.world_size, host=place.host)
+    events.write("attempt_start", schema=SCHEMA_VERSION, world_size=place.world_size, host=place.host, pid=os.getpid())
     context = None
     try:
         spec = load_run_file(run_dir.run_file)

@@ -36,15 +36,14 @@ class Fence:
     @property
     def lost(self) -> bool:
         """Whether the directory belongs to another generation; a file that cannot be read says nothing."""
+        return self._owner() not in (None, self.token)
+
+    def _owner(self) -> str | None:
         try:
-            text = self._path.read_text()
-        except OSError:
-            return False
-        try:
-            owner = json.loads(text)
-        except ValueError:
-            return False
-        return isinstance(owner, dict) and owner.get("token") not in (None, self.token)
+            owner = json.loads(self._path.read_text())
+        except (OSError, ValueError):
+            return None
+        return owner.get("token") if isinstance(owner, dict) else None
 
     def hold(self) -> None:
         """Leave on the spot if the directory is another's: the last look before something becomes visible."""
@@ -64,6 +63,28 @@ class Fence:
                 return
 
 
+class Owner(Fence):
+    """Who starts one generation after another, each behind a fence of its own: none of ours is a loss to us."""
+
+    def __init__(self, run: RunDir) -> None:
+        super().__init__(run.owner, "")
+        self._run = run
+        self._ours: set[str] = set()
+
+    @property
+    def lost(self) -> bool:
+        """Whether the directory belongs to somebody else's generation."""
+        owner = self._owner()
+        return bool(self._ours) and owner is not None and owner not in self._ours
+
+    def renew(self, **about: str | int) -> str:
+        """Make the directory that of a new generation, and all earlier ones leave; its token."""
+        token = uuid.uuid4().hex
+        self._ours.add(token)
+        write_atomically(self._run.owner, json.dumps({"token": token, **about}).encode())
+        return token
+
+
 class Open(Fence):
     """The fence of a run that only one generation can have: nothing to look at."""
 
@@ -81,9 +102,7 @@ class Open(Fence):
 
 def claim(run: RunDir, **about: str | int) -> Fence:
     """Make the directory ours; `about` tells people who that is."""
-    token = uuid.uuid4().hex
-    write_atomically(run.owner, json.dumps({"token": token, **about}).encode())
-    return Fence(run.owner, token)
+    return Fence(run.owner, Owner(run).renew(**about))
 
 
 def of_this_rank(run: RunDir) -> Fence:

@@ -22,7 +22,7 @@ from ortflow.workflow.signals import StopFlag
 
 PR_SET_PDEATHSIG = 1
 UNSEEN = "it must lie on storage that every node mounts; set run_dir, or leave the node out"
-KEEP_LOGS = ("local", "slurm")
+KEEP_LOGS = ("local", "slurm", "kubernetes")
 """Launchers whose ranks write their own logs; another's collects what they print."""
 
 

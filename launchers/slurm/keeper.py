@@ -79,7 +79,9 @@ class Keeper:
         if self._job.restarts:
             self._view.say(f"started again by Slurm, the {self._job.restarts}. time, on {self._job.node}")
         spec = self._spec
-        job = Job(self._run, spec.world_size, spec.restart, self._start, self._clear, lost=LOST, hands_back=True)
+        job = Job(
+            self._run, spec.world_size, spec.restart, self._start, self._clear, LOST, hands_back=True, comes_back=True
+        )
         code = Supervisor(
             job, self._view, JobStop(self._run.stop_request, self._job, spec.backends.slurm.signal_seconds)
         ).supervise()

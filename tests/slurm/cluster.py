@@ -156,7 +156,7 @@ def same_end(run: Run, undisturbed: Run) -> None:
 
 
 def ill(rank: int, step: int, do: str, attempt: int = 0) -> dict[str, Any]:
-    """Changes of a run file that have a rank fall ill: see ill/sitecustomize.py."""
+    """Changes of a run file that have a rank fall ill: see support/ill/sitecustomize.py."""
     return _sitecustomize("ILL", json.dumps({"attempt": attempt, "rank": rank, "step": step, "do": do}))
 
 
@@ -166,7 +166,7 @@ def slow(seconds: float, attempts: int = 1000) -> dict[str, Any]:
 
 
 def _sitecustomize(name: str, value: str) -> dict[str, Any]:
-    folder = Path(__file__).parent / "ill"
+    folder = Path(__file__).parent.parent / "support" / "ill"
     return {"backends__slurm__prologue": [f'export PYTHONPATH={folder}:"$PYTHONPATH"', f"export {name}='{value}'"]}
 
 

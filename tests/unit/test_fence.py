@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from ortflow.workflow.fence import DELAY, EXIT_FENCED, VARIABLE, claim, of_this_rank
+from ortflow.workflow.fence import DELAY, EXIT_FENCED, VARIABLE, Owner, claim, of_this_rank
 from ortflow.workflow.rundir import RunDir
 
 STUCK = """
@@ -28,6 +28,22 @@ time.sleep(3600)  # a rank that never comes back to a place where it could look
 @pytest.fixture
 def run(tmp_path: Path) -> RunDir:
     return RunDir(tmp_path)
+
+
+def test_an_owner_loses_nothing_to_itself(run: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that starts attempt after attempt fences off its own earlier ranks, and is fenced off by others alone."""
+    ours, theirs = Owner(run), Owner(run)
+    assert not ours.lost
+    monkeypatch.setenv(VARIABLE, ours.renew(attempt=0))
+    ranks = of_this_rank(run)
+    assert not ranks.lost
+    ours.renew(attempt=1)
+    assert ranks.lost
+    assert not ours.lost
+    assert not theirs.lost, "it has claimed nothing yet"
+    theirs.renew()
+    assert ours.lost
+    assert not theirs.lost
 
 
 def test_a_claim_fences_off_the_one_before(run: RunDir) -> None:

@@ -1,7 +1,7 @@
 """Makes ranks slow, or one of them ill at one step: Python imports this at its start if the folder is on PYTHONPATH.
 
 SLOW: seconds that a step takes longer, and in how many attempts.
-ILL is JSON: {"attempt": a, "rank": r, "step": s, "do": what}.
+ILL is JSON: {"attempt": a, "rank": r, "step": s, "do": what}; attempt null for all.
 """
 
 import json
@@ -27,7 +27,7 @@ def infect() -> None:
     seconds, attempts = os.environ.get("SLOW", "0 0").split()
     pause = float(seconds) if attempt < int(attempts) else 0.0
     ill = json.loads(os.environ.get("ILL", "{}"))
-    mine = bool(ill) and (attempt, rank) == (ill["attempt"], ill["rank"])
+    mine = bool(ill) and rank == ill["rank"] and ill["attempt"] in (None, attempt)
 
     def write(self: EventLog, event: str, **fields: object) -> None:
         whole(self, event, **fields)
