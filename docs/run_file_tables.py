@@ -13,7 +13,7 @@ from typing import Any
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
-from ortflow.workflow.spec.base import LARGEST, Section
+from ortflow.workflow.spec.base import Section
 from ortflow.workflow.spec.keys import SectionType, discriminator, sections, tags
 from ortflow.workflow.spec.run import RunSpec
 
@@ -87,7 +87,7 @@ def _bounds(schema: dict[str, Any]) -> str:
     words = [
         f"{sign} {schema[key]:g}"
         for key, sign in (("exclusiveMinimum", ">"), ("minimum", "≥"), ("exclusiveMaximum", "<"), ("maximum", "≤"))
-        if key in schema and abs(schema[key]) < LARGEST
+        if key in schema and abs(schema[key]) < 2**31 - 1
     ]
     return "".join(f" {word}" for word in words)
 

@@ -9,7 +9,7 @@ docs/launchers.md. Nothing here knows a scheduler.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import entry_points
@@ -43,6 +43,8 @@ class Submission:
     """Runs that have to finish first; a launcher that cannot wait for others refuses them."""
     retry: float = 0.0
     """Seconds for which a scheduler that does not answer is asked again."""
+    source: Mapping[str, Any] | None = None
+    """The run file's values as written, for a launcher whose files lie elsewhere; None where nobody wrote one."""
 
 
 class Request(Protocol):

@@ -73,7 +73,21 @@ backends:
      omit: [time], prologue: ["module load gcc", "export A=1"], epilogue: [date],
      container: {kind: pyxis, image: a.sqsh, mounts: ["/data:/d:ro"], arguments: [--container-remap-root]},
      python: /opt/python}
-  kubernetes: {queue: gpu, nested: [1, 2.5, true, {a: null}]}
+  kubernetes:
+    {image: "img:1", image_pull_policy: Always, image_pull_secrets: [pull], namespace: lab, context: east,
+     python: /opt/python, mpi: openmpi, launcher_as_worker: true, backoff_limit: 3, grace_seconds: 120, ssh_port: 2022,
+     ssh_folder: /home/me/.ssh, folder: /ortflow/in, files: [make.py], volume: {mount: /data, claim: big, sub_path: x},
+     volumes: [{name: more, mount: /more, read_only: true, source: {hostPath: {path: /srv}}}], shared_memory: 8Gi,
+     ephemeral_storage: 10Gi, gpu: {resource: nvidia.com/mig-1g.10gb, runtime_class: nvidia},
+     extended_resources: {rdma/hca: 1}, launcher_resources: {cpu: "1", memory: 2Gi}, node_selector: {zone: a},
+     affinity: {nodeAffinity: {}}, tolerations: [{key: gpu, operator: Exists}], spread: require,
+     topology_spread: [{maxSkew: 1, topologyKey: zone, whenUnsatisfiable: DoNotSchedule, labelSelector: {}}],
+     priority_class: high, env: {A: "1", B: ""}, secret_env: {TOKEN: hub/token},
+     security: {run_as_user: 0, run_as_group: 0, fs_group: 0, capabilities: [IPC_LOCK], seccomp: Unconfined},
+     service_account: me, annotations: {a/b: c}, labels: {team: x}, queue: gpu, suspend: true,
+     gang: {scheduler: volcano, scheduler_name: v, queue: q, timeout_seconds: 5}, time_to_live: 60, deadline: 120,
+     supervisor: true, tensorboard: true, network_policy: true, disruption_budget: true,
+     overlay: [{kind: MPIJob, patch: {metadata: {annotations: {x: null}}}}]}
 """
 
 

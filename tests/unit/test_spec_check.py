@@ -142,6 +142,10 @@ def test_a_run_that_agrees_with_itself() -> None:
             ["backends.slurm.mpi: is none, which starts 2 runs of one rank each"],
         ),
         (
+            {"backends": {"kubernetes": {"env": {"ORTFLOW_JOB": "x"}}}},
+            ["backends.kubernetes.env.ORTFLOW_JOB: is set by ortflow or the operator"],
+        ),
+        (
             {"export": {"path": "./checkpoints/"}},
             ["export.path: is ./checkpoints/, and so is checkpoint.directory"],
         ),

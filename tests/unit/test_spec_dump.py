@@ -62,7 +62,10 @@ specs = st.builds(
             "pad_value": parts["pad"],
         },
         train={"steps": 9, "optimizer": {"name": "lamb", "lr": parts["lr"], "no_decay": parts["no_decay"]}},
-        backends={"kubernetes": parts["extra"], "slurm": parts["slurm"]},
+        backends={
+            "kubernetes": {"overlay": [{"kind": "MPIJob", "patch": parts["extra"]}]},
+            "slurm": parts["slurm"],
+        },
     ),
     seed=st.integers(0, 2**63 - 1),
     path=text,
@@ -115,7 +118,8 @@ def test_every_key_in_the_order_of_the_model(tmp_path: Path) -> None:
 
 def test_no_aliases() -> None:
     shared: dict[str, Any] = {"a": [1, 2]}
-    told = dump_run_file(spec_of(backends={"kubernetes": {"x": shared, "y": shared, "z": shared["a"]}}))
+    overlay = [{"patch": shared}, {"patch": shared}, {"patch": shared["a"]}]
+    told = dump_run_file(spec_of(backends={"kubernetes": {"overlay": overlay}}))
     assert "&" not in told
     assert "*" not in told
 

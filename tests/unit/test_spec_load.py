@@ -34,7 +34,7 @@ def test_the_small_and_the_full_one_load(tmp_path: Path) -> None:
     full = load(tmp_path, FULL)
     assert full.world_size == 6
     assert full.resources.time_limit == "1-02:00:00"
-    assert full.backends.kubernetes["nested"] == [1, 2.5, True, {"a": None}]
+    assert full.backends.kubernetes.overlay[0]["patch"] == {"metadata": {"annotations": {"x": None}}}
     assert full.backends.slurm.mail.types == ["END", "TIME_LIMIT_90"]
     assert full.backends.slurm.container is not None
     assert full.backends.slurm.container.mounts == ["/data:/d:ro"]

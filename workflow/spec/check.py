@@ -11,6 +11,7 @@ from pathlib import PurePosixPath
 
 from ortflow.workflow.data.mapping import parse_reference
 from ortflow.workflow.errors import UserError
+from ortflow.workflow.spec.kubernetes_check import check_kubernetes
 from ortflow.workflow.spec.model import CrossEntropy
 from ortflow.workflow.spec.problem import Problem
 from ortflow.workflow.spec.run import RunSpec
@@ -174,4 +175,5 @@ CHECKS: tuple[Callable[[RunSpec], Iterator[Problem]], ...] = (
     _backoff,
     _places,
     check_slurm,
+    check_kubernetes,
 )

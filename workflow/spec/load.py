@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from copy import deepcopy
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,9 @@ class Reading:
     faults: list[Fault]
     spec: RunSpec | None
     document: Document
+    written: dict[str, Any] = field(default_factory=dict)
+    """The values as they stand in the file, paths relative and short forms short; with overrides, short forms are
+    expanded."""
 
     def located(self, error: UserError) -> Fault:
         """A fault that was found later: with file and line, if `where` is one of the file's key paths."""
@@ -64,6 +68,7 @@ def read_run_file(path: Path, overrides: Sequence[str] = (), *, files: bool = Tr
         document.problems.append(Problem((), "holds no keys", "write sections such as `train:`"))
     if not isinstance(document.values, dict):
         return Reading([document.fault(problem) for problem in document.problems], None, document)
+    written = deepcopy(document.values)
     expand(document)
     override(document, overrides)
     spec, problems = _typed(document)
@@ -73,7 +78,7 @@ def read_run_file(path: Path, overrides: Sequence[str] = (), *, files: bool = Tr
             missing = check_files(resolve_paths(spec, path))
             problems += [problem for problem in missing if not _follows(problem, problems)]
     faults = sorted((document.fault(problem) for problem in problems), key=lambda fault: fault.line or math.inf)
-    return Reading(faults, spec, document)
+    return Reading(faults, spec, document, document.values if overrides else written)
 
 
 def _typed(document: Document) -> tuple[RunSpec | None, list[Problem]]:
@@ -117,6 +122,11 @@ STAND_INS: dict[KeyPath, Any] = {
     ("train", "optimizer"): _OPTIMIZER,
     ("train", "optimizer", "lr"): 1.0,
     ("backends", "slurm", "container", "image"): "-",
+    ("backends", "kubernetes", "volume", "create", "size"): "1Gi",
+    ("backends", "kubernetes", "volume", "nfs", "server"): "-",
+    ("backends", "kubernetes", "volume", "nfs", "path"): "/",
+    ("backends", "kubernetes", "volume", "s3", "driver"): "a",
+    ("backends", "kubernetes", "gang", "scheduler"): "volcano",
 }
 """Values in place of required ones that are missing or wrong. What hangs on them is not reported."""
 

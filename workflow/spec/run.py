@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Literal
 
 from pydantic import Field
 
 from ortflow.workflow.spec.base import Count, NonNegativeFloat, Positive, PositiveFloat, Section, Text
 from ortflow.workflow.spec.data import DataSection
+from ortflow.workflow.spec.kubernetes import KubernetesBackend
 from ortflow.workflow.spec.model import ModelSection
 from ortflow.workflow.spec.slurm import SlurmBackend
 from ortflow.workflow.spec.train import TrainSection
@@ -131,8 +132,8 @@ class Backends(Section):
     """This machine."""
     slurm: SlurmBackend = SlurmBackend()
     """A Slurm cluster."""
-    kubernetes: dict[Text, Any] = Field(default_factory=dict)
-    """Kubernetes; kept for its launcher."""
+    kubernetes: KubernetesBackend = KubernetesBackend()
+    """A Kubernetes cluster with Kubeflow's mpi-operator."""
 
 
 class RunSpec(Section):

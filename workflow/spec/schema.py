@@ -18,7 +18,8 @@ def run_file_schema() -> dict[str, Any]:
         _also(schema, path, _short_form(schema, _property(schema, path), key))
     for path in COMMANDS + LINES:
         _also(schema, path, {"type": "string"})
-    _also(schema, ("resources", "time_limit"), {"type": "integer", "exclusiveMinimum": 0})
+    for path in (("resources", "time_limit"), ("backends", "kubernetes", "deadline")):
+        _also(schema, path, {"type": "integer", "exclusiveMinimum": 0})
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema, "title": "ortflow run file"}
 
 

@@ -32,7 +32,11 @@ COMMANDS: tuple[tuple[str, ...], ...] = (
 LINES: tuple[tuple[str, ...], ...] = (("backends", "slurm", "prologue"), ("backends", "slurm", "epilogue"))
 """Lists of lines that may be given as one text of several lines."""
 
-NUMBERS: tuple[tuple[str, ...], ...] = (("resources", "time_limit"), ("resources", "memory"))
+NUMBERS: tuple[tuple[str, ...], ...] = (
+    ("resources", "time_limit"),
+    ("resources", "memory"),
+    ("backends", "kubernetes", "deadline"),
+)
 """Texts that may be written as a bare number: minutes, or what is refused for want of a unit."""
 
 

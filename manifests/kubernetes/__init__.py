@@ -1,0 +1,10 @@
+"""From a run file to the documents of a run in Kubernetes: an MPIJob and what it needs.
+
+Pure: nothing is asked, sent or read here. `ortflow render --backend kubernetes` prints the documents, the launcher
+sends the same ones, and the chart is generated from the same trees (`python -m ortflow.manifests.kubernetes.chart`).
+"""
+
+from ortflow.manifests.kubernetes.documents import Placement, documents, job_name
+from ortflow.manifests.kubernetes.dump import dump
+
+__all__ = ["Placement", "documents", "dump", "job_name"]

@@ -1,0 +1,72 @@
+"""The chart's values.schema.json: the run file's own schema, in the draft that every Helm knows. Pure."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ortflow.workflow.spec.kubernetes_check import STORAGE
+from ortflow.workflow.spec.schema import run_file_schema
+
+LARGEST = 2**53 - 1
+"""Helm reads numbers as floating-point ones: a larger whole number would silently become another."""
+
+
+def chart_schema() -> dict[str, Any]:
+    """The schema (draft 7): a run file, with what Kubernetes needs, and what Helm adds to values."""
+    schema: dict[str, Any] = _older(run_file_schema())
+    schema["$schema"] = "http://json-schema.org/draft-07/schema#"
+    schema["title"] = "ortflow run file, as the chart's values"
+    schema["properties"]["global"] = {"type": "object", "description": "Helm's own."}
+    schema["properties"]["contents"] = {
+        "type": "object",
+        "additionalProperties": {"type": "string"},
+        "description": "Texts of backends.kubernetes.files: --set-file contents.file-0=FILE.",
+    }
+    definitions = schema["definitions"]
+    definitions["KubernetesBackend"]["required"] = ["image", "volume"]
+    definitions["RunVolume"]["oneOf"] = [{"required": [kind], "properties": {kind: _given(kind)}} for kind in STORAGE]
+    return schema
+
+
+def _given(kind: str) -> dict[str, Any]:
+    return {"enum": [True]} if kind == "empty_dir" else {"not": {"type": "null"}}
+
+
+def _older(schema: Any) -> Any:
+    """A schema in the words of draft 7."""
+    if isinstance(schema, list):
+        return [_older(part) for part in schema]
+    if not isinstance(schema, dict):
+        return schema
+    found: dict[str, Any] = {}
+    for key, value in schema.items():
+        if key == "$ref":
+            found[key] = value.replace("#/$defs/", "#/definitions/")
+        elif key == "$defs":
+            found["definitions"] = _older(value)
+        elif key == "prefixItems":
+            found["items"] = _older(value)
+        elif key == "maximum" and value > LARGEST:
+            found[key] = LARGEST
+        elif key == "minimum" and value < -LARGEST:
+            found[key] = -LARGEST
+        elif key == "properties":
+            required = schema.get("required", ())
+            found[key] = {
+                name: _older(below) if name in required else _or_null(_older(below)) for name, below in value.items()
+            }
+        elif key in ("discriminator", "$schema"):
+            continue
+        else:
+            found[key] = _older(value)
+    return found
+
+
+def _or_null(schema: dict[str, Any]) -> dict[str, Any]:
+    """A key that may also stand there without a value."""
+    if "anyOf" in schema:
+        return {**schema, "anyOf": [*schema["anyOf"], {"type": "null"}]}
+    if "type" in schema and "enum" not in schema and "const" not in schema:
+        return {**schema, "type": [schema["type"], "null"]}
+    told: dict[str, Any] = {key: schema.pop(key) for key in ("title", "description", "default") if key in schema}
+    return {**told, "anyOf": [schema, {"type": "null"}]}

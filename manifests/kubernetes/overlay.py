@@ -1,0 +1,62 @@
+"""Strategic merge patches, as the API server does them: lists of things with names are merged by name. Pure.
+
+`$patch: delete` takes a section or an item away, `$patch: replace` puts it in place of what is there, null takes a key
+away. The chart's twin is `ortflow.merge` in `_functions.tpl`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from ortflow.workflow.spec.kubernetes_native import DIRECTIVE, MERGE_KEYS
+
+
+def matches(entry: Mapping[str, Any], document: Mapping[str, Any]) -> bool:
+    """Whether an overlay is meant for a document: by kind, and by how its name ends."""
+    name = entry.get("name")
+    meant = name is None or document["metadata"]["name"].endswith(f"-{name}")
+    return bool(entry["kind"] == document["kind"] and meant)
+
+
+def merge(base: dict[str, Any], patch: Mapping[str, Any]) -> dict[str, Any]:
+    """A section with a patch laid over it."""
+    found = dict(base)
+    for key, value in patch.items():
+        if key == DIRECTIVE:
+            continue
+        if value is None or (isinstance(value, Mapping) and value.get(DIRECTIVE) == "delete"):
+            found.pop(key, None)
+        elif isinstance(value, Mapping):
+            under = found.get(key)
+            keeps = isinstance(under, dict) and value.get(DIRECTIVE) != "replace"
+            found[key] = merge(under if keeps and isinstance(under, dict) else {}, value)
+        elif isinstance(value, list) and (name := merge_key(key, value)):
+            under = found.get(key)
+            found[key] = _merge_list(under if isinstance(under, list) else [], value, name)
+        else:
+            found[key] = value
+    return found
+
+
+def merge_key(key: str, patch: list[Any]) -> str | None:
+    """What the items of a list are known by; None where they are not."""
+    names = MERGE_KEYS.get(key, ())
+    given = next((name for name in names if any(name in item for item in patch)), None)
+    # A list that only says that it replaces names nothing.
+    return given or next((name for name in names if any(DIRECTIVE in item for item in patch)), None)
+
+
+def _merge_list(base: list[Any], patch: list[Any], name: str) -> list[Any]:
+    if any(item.get(DIRECTIVE) == "replace" for item in patch):
+        base = []
+    found: list[Any] = []
+    for old in base:
+        ours = [item for item in patch if item.get(name) == old.get(name)]
+        if any(item.get(DIRECTIVE) == "delete" for item in ours):
+            continue
+        for item in ours:
+            old = merge(old, item)
+        found.append(old)
+    known = [old.get(name) for old in base]
+    return [*found, *(merge({}, item) for item in patch if DIRECTIVE not in item and item.get(name) not in known)]

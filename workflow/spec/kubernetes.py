@@ -1,0 +1,209 @@
+"""The run file's `backends.kubernetes` section: what an MPIJob needs beside `resources`.
+
+What several keys must agree on, and the syntax of the texts, is checked in `kubernetes_check`. Values marked native
+are passed on as Kubernetes writes them.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from ortflow.workflow.spec.base import Positive, Section, Text
+
+AccessMode = Literal["ReadWriteMany", "ReadWriteOnce", "ReadWriteOncePod"]
+Native = dict[Text, Any]
+Port = Annotated[int, Field(ge=1, le=65535)]
+Seconds = Annotated[int, Field(ge=0, le=2**31 - 1)]
+"""The API server's own limit."""
+UserId = Annotated[int, Field(ge=0, le=2**31 - 1)]
+
+
+class CreatedClaim(Section):
+    """A claim for a volume, made with the first submission and kept when the run is deleted."""
+
+    size: Text
+    """Size: a number and a unit, such as 100Gi."""
+    storage_class: Text | None = None
+    """Storage class; the cluster's default if not given."""
+    access_modes: list[AccessMode] = Field(default=["ReadWriteMany"], min_length=1)
+    """Who may write: ReadWriteOnce serves where all pods are on one node."""
+
+
+class Nfs(Section):
+    """A folder of an NFS server."""
+
+    server: Text
+    """Name or address."""
+    path: Text
+    """Folder, absolute."""
+
+
+class S3(Section):
+    """A bucket, through a CSI driver that can mount it inline."""
+
+    driver: Text
+    """The CSI driver's name."""
+    attributes: dict[Text, Text] = Field(default_factory=dict)
+    """What the driver asks for: bucket, mounter, options."""
+    secret: Text | None = None
+    """Secret with the driver's credentials."""
+
+
+class RunVolume(Section):
+    """Where run directory and inputs lie: one of `claim`, `create`, `host_path`, `nfs`, `s3`, `empty_dir`."""
+
+    mount: Text = "/ortflow"
+    """Where pods see it."""
+    claim: Text | None = None
+    """A claim that is there."""
+    create: CreatedClaim | None = None
+    """A claim for a volume, made with the first submission and kept when the run is deleted."""
+    host_path: Text | None = None
+    """A folder of every node, such as a parallel file system's."""
+    nfs: Nfs | None = None
+    """A folder of an NFS server."""
+    s3: S3 | None = None
+    """A bucket, through a CSI driver that can mount it inline."""
+    empty_dir: bool = False
+    """A folder that goes with the pod: for trials of one node with `launcher_as_worker`."""
+    sub_path: Text | None = None
+    """Folder of the volume to mount in place of all of it."""
+
+
+class Gpu(Section):
+    """What a GPU is called here."""
+
+    resource: Text = "nvidia.com/gpu"
+    """Name of the resource, such as nvidia.com/mig-1g.10gb."""
+    runtime_class: Text | None = None
+    """Runtime class of pods with GPUs."""
+
+
+class LauncherResources(Section):
+    """What the launcher's pod takes, where it is no worker."""
+
+    cpu: Text = "250m"
+    """Cores asked for, as Kubernetes writes them."""
+    memory: Text = "1Gi"
+    """Memory, of which `prepare` runs, too: a number and a unit."""
+
+
+class Security(Section):
+    """Who the processes are, and what they may do."""
+
+    run_as_user: UserId = 1000
+    """User of all processes; 0 is root, for images whose ssh daemon needs it."""
+    run_as_group: UserId = 1000
+    """Group of all processes."""
+    fs_group: UserId = 1000
+    """Group that owns what is mounted, where the volume's driver can set one."""
+    capabilities: list[Text] = Field(default_factory=list)
+    """Linux capabilities beside none, such as IPC_LOCK."""
+    seccomp: Literal["RuntimeDefault", "Unconfined"] = "RuntimeDefault"
+    """Filter of system calls."""
+
+
+class Gang(Section):
+    """All workers are placed at once, or none: needs an operator that was started for it."""
+
+    scheduler: Literal["volcano", "scheduler-plugins"]
+    """The scheduler."""
+    scheduler_name: Text | None = None
+    """The name that it goes by, if not volcano or scheduler-plugins-scheduler."""
+    queue: Text | None = None
+    """Its queue."""
+    timeout_seconds: Seconds | None = None
+    """How long it waits for all."""
+
+
+class KubernetesBackend(Section):
+    """What only Kubernetes needs; nodes, cores, GPUs, memory and time are in `resources`."""
+
+    image: Text | None = None
+    """Image of all pods; needed."""
+    image_pull_policy: Literal["Always", "IfNotPresent", "Never"] | None = None
+    """When nodes fetch the image."""
+    image_pull_secrets: list[Text] = Field(default_factory=list)
+    """Secrets with which nodes fetch it."""
+    namespace: Text | None = None
+    """Namespace; the context's if not given."""
+    context: Text | None = None
+    """Context of the kubeconfig that `ortflow` uses; the current one if not given."""
+    python: Text = "python"
+    """Interpreter in the image."""
+    mpi: Literal["mpich", "openmpi"] = "mpich"
+    """The image's MPI."""
+    launcher_as_worker: bool = False
+    """Run ranks in the launcher's pod, too."""
+    backoff_limit: Seconds = 10
+    """Launcher pods that may be lost before the operator gives up; failures of ranks do not count."""
+    grace_seconds: Annotated[int, Field(ge=5, le=2**31 - 1)] = 60
+    """Time that ranks have to save when their pod is taken away."""
+    ssh_port: Port = 2222
+    """Port of the ssh daemon in each pod."""
+    ssh_folder: Text | None = None
+    """Where the operator's ssh keys are mounted; /home/ortflow/.ssh if not given, /root/.ssh for root."""
+    folder: Text | None = None
+    """Folder on the volume that paths of inputs are relative to; MOUNT/files/NAME if not given."""
+    files: list[Text] = Field(default_factory=list)
+    """Small text files beside the run file that travel with it, such as the script of `prepare`."""
+    volume: RunVolume = RunVolume()
+    """Where run directory and inputs lie: one of `claim`, `create`, `host_path`, `nfs`, `s3`, `empty_dir`."""
+    volumes: list[Native] = Field(default_factory=list)
+    """More volumes: `name`, `mount`, `read_only`, `sub_path`, and the source as Kubernetes writes it."""
+    shared_memory: Text | None = None
+    """Limit of /dev/shm: a number and a unit; a worker's memory if not given."""
+    ephemeral_storage: Text | None = None
+    """Scratch space of a worker on its node: a number and a unit."""
+    gpu: Gpu = Gpu()
+    """What a GPU is called here."""
+    extended_resources: dict[Text, Positive] = Field(default_factory=dict)
+    """More resources of a worker and their number, such as rdma/hca: 1."""
+    launcher_resources: LauncherResources = LauncherResources()
+    """What the launcher's pod takes, where it is no worker."""
+    node_selector: dict[Text, Text] = Field(default_factory=dict)
+    """Labels that nodes must have."""
+    affinity: Native = Field(default_factory=dict)
+    """Affinity of the pods, native."""
+    tolerations: list[Native] = Field(default_factory=list)
+    """Tolerations of the pods, native."""
+    spread: Literal["prefer", "require", "none"] = "prefer"
+    """Whether each worker gets a node of its own."""
+    topology_spread: list[Native] = Field(default_factory=list)
+    """More constraints on where workers are placed, native."""
+    priority_class: Text | None = None
+    """Priority class of the pods."""
+    env: dict[Text, Annotated[str, Field(pattern=r"^[^\x00]*$")]] = Field(default_factory=dict)
+    """Environment variables of the ranks."""
+    secret_env: dict[Text, Text] = Field(default_factory=dict)
+    """Environment variables from secrets: VARIABLE: SECRET/KEY."""
+    security: Security = Security()
+    """Who the processes are, and what they may do."""
+    service_account: Text | None = None
+    """Service account that is there; one of its own, without rights, if not given."""
+    annotations: dict[Text, str] = Field(default_factory=dict)
+    """Annotations of job and pods."""
+    labels: dict[Text, str] = Field(default_factory=dict)
+    """Labels of job and pods."""
+    queue: Text | None = None
+    """Kueue's queue."""
+    suspend: bool = False
+    """Make the job, and start nothing until it is resumed."""
+    gang: Gang | None = None
+    """All workers are placed at once, or none: needs an operator that was started for it."""
+    time_to_live: Seconds | None = None
+    """Seconds after the end at which the launcher's pod goes."""
+    deadline: Text | None = None
+    """Time after which the operator ends the run for good; at `resources.time_limit` it saves and leaves by itself."""
+    supervisor: bool = False
+    """Run what heals what the operator cannot, in the cluster."""
+    tensorboard: bool = False
+    """Run a TensorBoard on the run."""
+    network_policy: bool = False
+    """Let nothing but the run's own pods reach them."""
+    disruption_budget: bool = False
+    """Refuse evictions: a drain of a node then waits for the run."""
+    overlay: list[Native] = Field(default_factory=list)
+    """Strategic merge patches: `kind`, `name` where there are several, and `patch`."""
