@@ -18,6 +18,7 @@ from ortflow.cli import (
     data,
     doctor,
     export,
+    image,
     inspect,
     logs,
     rank,
@@ -25,6 +26,7 @@ from ortflow.cli import (
     schema,
     status,
     submit,
+    supervise,
     validate,
 )
 from ortflow.cli.extras import needs_extra
@@ -66,11 +68,13 @@ app.command("list")(reachable(status.list_runs))
 app.command("logs")(reachable(logs.logs))
 app.command("cancel")(reachable(cancel.cancel))
 app.command("resume")(reachable(run.resume))
+app.command("supervise")(supervise.supervise)
 app.command("export")(export.export)
 app.command("rank", hidden=True)(rank.rank)
 app.command("schema")(schema.schema)
 app.add_typer(data.app)
 app.add_typer(checkpoint.app)
+app.add_typer(image.app)
 
 
 def main() -> None:

@@ -52,7 +52,7 @@ def doctor(
     from ortflow.launchers.findings import has_fault, summary
 
     if (job or nodes is not None) and backend != "slurm":
-        raise UserError("--job and --nodes are for a cluster", fix="add -b slurm")
+        raise UserError("--job and --nodes are for Slurm", fix="add -b slurm")
     if nodes is not None and not job:
         raise UserError("--nodes is for the job", fix="add --job")
     file, overrides = split(words or ())
@@ -82,7 +82,7 @@ def _examine(
     from ortflow.launchers.findings import warning
     from ortflow.workflow.spec.check import NOT_YET
 
-    submission = _submission(file, overrides, runs)
+    submission = _submission(file, overrides, runs, elsewhere=backend == "kubernetes")
     if gpus := submission.spec.resources.gpus_per_rank:
         yield warning("resources.gpus_per_rank", f"is {gpus}, and training on GPUs {NOT_YET}")
     if backend == "local":
@@ -94,11 +94,15 @@ def _examine(
 
         trial = Trial(job[0], job[1], lambda text: typer.echo(text, err=True)) if job is not None else None
         yield from examine_cluster(submission, trial, of_user=file is not None or bool(overrides))
+    elif backend == "kubernetes":
+        from ortflow.launchers.kubernetes.doctor import examine_kubernetes
+
+        yield from examine_kubernetes(submission, of_user=file is not None)
     else:
-        raise UserError(f"the launcher {backend!r} cannot be examined", fix="local and slurm can")
+        raise UserError(f"the launcher {backend!r} cannot be examined", fix="local, slurm and kubernetes can")
 
 
-def _read(file: Path, overrides: list[str], runs: Path) -> Submission:
+def _read(file: Path, overrides: list[str], runs: Path, *, elsewhere: bool) -> Submission:
     """A checked run; raises Faults. GPUs it may ask for: a cluster can have them before ranks can use them."""
     from ortflow.launchers.base import Submission
     from ortflow.workflow.rundir import RunDir
@@ -111,17 +115,19 @@ def _read(file: Path, overrides: list[str], runs: Path) -> Submission:
     if reading.spec is None or wrong:
         raise Faults(wrong or reading.faults)
     spec = reading.spec
+    if elsewhere:
+        return Submission(spec, RunDir(runs / spec.name), file.absolute().parent, source=reading.written)
     if spec.run_dir is None:
         spec = spec.model_copy(update={"run_dir": str(runs / spec.name)})
     spec = resolve_paths(spec, file)
     return Submission(spec, RunDir(Path(str(spec.run_dir))), file.absolute().parent)
 
 
-def _submission(file: Path | None, overrides: list[str], runs: Path) -> Submission:
+def _submission(file: Path | None, overrides: list[str], runs: Path, *, elsewhere: bool) -> Submission:
     """The run of the file, its inputs there or not; a stand-in where there is no file."""
     if file is not None:
-        return _read(file, overrides, runs)
+        return _read(file, overrides, runs, elsewhere=elsewhere)
     with tempfile.TemporaryDirectory(prefix="ortflow-doctor-") as folder:
         stand_in = Path(folder) / "run.yaml"
         stand_in.write_text(STAND_IN)
-        return _read(stand_in, overrides, runs)
+        return _read(stand_in, overrides, runs, elsewhere=elsewhere)

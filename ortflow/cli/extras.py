@@ -15,6 +15,7 @@ EXTRAS = {
     "safetensors": "train",
     "tensorboardX": "train",
     "submitit": "slurm",
+    "kubernetes": "kubernetes",
 }
 """Import name -> the extra that brings it."""
 PYTHONS = ((3, 10), (3, 11))

@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
 
+from ortflow.workflow.errors import UserError
+
 if TYPE_CHECKING:
     from ortflow.launchers.remote.memory import Used
     from ortflow.workflow.spec.run import RunSpec
@@ -76,6 +78,8 @@ def carry_out(ctx: typer.Context, host: str, folder: str | None, python: str | N
     from ortflow.launchers.remote.memory import recall, remember
     from ortflow.workflow.spec.load import load_run_file
 
+    if ctx.params.get(BACKEND) == "kubernetes" or ctx.params.get("only") == "kubernetes":
+        raise UserError("--host is for login nodes; a cluster of Kubernetes is reached from here", fix="leave it out")
     file, overrides = run_file_of(ctx)
     spec = load_run_file(file, overrides) if file is not None else None
     used = choose(recall(host), python or python_of(spec), folder)

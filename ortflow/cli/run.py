@@ -41,7 +41,7 @@ def run(
 def resume(run: RunArgument, detach: DetachOption = False, runs: RunsOption = Path(RUNS)) -> None:
     """Go on with a stopped, failed or lost run where it was.
 
-    One that was in Slurm is submitted there again. Its failures and preemptions so far no longer count.
+    One that was in Slurm or on Kubernetes is submitted there again. Failures and preemptions so far no longer count.
     """
     from ortflow.launchers.base import Submission, launcher_of
     from ortflow.launchers.local import LocalLauncher

@@ -1,6 +1,7 @@
 """What verbs about runs share: how a run is named on the command line, and how words go to people or programs.
 
-A run is named by its name, looked up in the runs folder (./runs, --runs-dir or ORTFLOW_RUNS), or by its directory.
+A run is named by its name, looked up in the runs folder (./runs, --runs-dir or ORTFLOW_RUNS), or by its directory. One
+on Kubernetes that was submitted from elsewhere is named kubernetes://NAMESPACE/MPIJOB.
 """
 
 from __future__ import annotations
@@ -39,7 +40,11 @@ JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
 def find_run(text: str, runs: Path) -> RunDir:
-    """The run of a name or directory; raises UserError naming what there is."""
+    """The run of a name, a directory or a handle of Kubernetes; raises UserError naming what there is."""
+    if text.startswith("kubernetes://"):
+        from ortflow.launchers.kubernetes.adopting import adopt
+
+        return adopt(text, runs)
     for path in (Path(text),) if os.sep in text or text in (".", "..") else (runs / text, Path(text)):
         run = RunDir(Path(os.path.abspath(path)))
         if is_run(run):

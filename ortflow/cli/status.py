@@ -51,6 +51,15 @@ def list_runs(
         str | None,
         typer.Option("--by", metavar="METRIC", help="What tells the best run of a sweep; the first if not given."),
     ] = None,
+    only: Annotated[
+        str | None,
+        typer.Option(
+            "--backend", "-b", help="Only those of this launcher; for kubernetes also the cluster's, whoever submitted."
+        ),
+    ] = None,
+    everywhere: Annotated[
+        bool, typer.Option("--all-namespaces", "-A", help="With -b kubernetes: of every namespace.")
+    ] = False,
     as_json: JsonOption = False,
     runs: RunsOption = Path(RUNS),
 ) -> None:
@@ -62,7 +71,9 @@ def list_runs(
         return
     if by is not None:
         raise UserError("--by is for the runs of a sweep", fix="add --sweep NAME")
-    found = statuses(runs_in(runs))
+    if everywhere and only != "kubernetes":
+        raise UserError("--all-namespaces is for runs on Kubernetes", fix="add -b kubernetes")
+    found = statuses(runs_in(runs)) if only is None else _list_of(only, runs, everywhere=everywhere)
     if as_json:
         print_json([how.to_json() for how in found])
         return
@@ -71,6 +82,20 @@ def list_runs(
         return
     for text in table(overview(found, time.time())):
         typer.echo(text)
+
+
+def _list_of(name: str, runs: Path, *, everywhere: bool) -> list[RunStatus]:
+    """The runs of one launcher."""
+    from ortflow.launchers.base import find_launcher, launcher_name, statuses
+
+    launcher = find_launcher(name)
+    ours = [run for run in runs_in(runs) if launcher_name(run.read_attempts()) == name]
+    if name != "kubernetes":
+        return statuses(ours)
+    from ortflow.launchers.kubernetes.launcher import KubernetesLauncher
+
+    assert isinstance(launcher, KubernetesLauncher)
+    return launcher.listed(ours, everywhere=everywhere)
 
 
 def _list_sweep(name: str, by: str | None, runs: Path, *, as_json: bool) -> None:

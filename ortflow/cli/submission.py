@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -20,19 +21,36 @@ FreshOption = Annotated[
     bool, typer.Option("--fresh", help="Start anew; the run that the directory holds is put aside as NAME.1, .2, …")
 ]
 BackendOption = Annotated[
-    str, typer.Option("--backend", "-b", help="Launcher: local, slurm, or one that is installed.")
+    str, typer.Option("--backend", "-b", help="Launcher: local, slurm, kubernetes, or one that is installed.")
 ]
 
 
 def submission_of(
-    file: Path, overrides: Sequence[str] | None, runs: Path, *, fresh: bool = False, files: bool = True
+    file: Path,
+    overrides: Sequence[str] | None,
+    runs: Path,
+    *,
+    fresh: bool = False,
+    files: bool = True,
+    elsewhere: bool = False,
 ) -> Submission:
-    """The checked run of a run file; raises Faults. `files` also looks whether its inputs are there."""
+    """The checked run of a run file; raises Faults. `files` also looks whether its inputs are there.
+
+    `elsewhere`: its launcher's runs read and write where this machine does not see it. Paths then stay as they are
+    written, and the directory keeps the record alone.
+    """
     from ortflow.launchers.base import Submission
+    from ortflow.workflow.errors import Faults
     from ortflow.workflow.rundir import RunDir
-    from ortflow.workflow.spec.load import load_run_file
+    from ortflow.workflow.spec.load import load_run_file, read_run_file
     from ortflow.workflow.spec.paths import resolve_paths
 
+    if elsewhere:
+        reading = read_run_file(file, overrides or (), files=False)
+        if reading.spec is None or reading.faults:
+            raise Faults(reading.faults)
+        run = RunDir(Path(os.path.abspath(runs / reading.spec.name)))
+        return Submission(reading.spec, run, file.absolute().parent, fresh=fresh, source=reading.written)
     spec = load_run_file(file, overrides or (), files=files)
     if spec.run_dir is None:
         spec = spec.model_copy(update={"run_dir": str(runs / spec.name)})

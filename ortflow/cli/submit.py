@@ -46,8 +46,9 @@ def submit(
 
     launcher = find_launcher(backend)
     names = [name for text in after or () for name in text.split(",") if name]
-    if names and backend == "local":
-        raise UserError("--after is for runs in Slurm: nothing on this machine waits for others", fix="add -b slurm")
+    if names and backend in ("local", "kubernetes"):
+        where = "nothing on this machine" if backend == "local" else "nothing in Kubernetes"
+        raise UserError(f"--after is for runs in Slurm: {where} waits for others", fix="add -b slurm")
     before = tuple(find_run(name, runs) for name in names)
     if sets or at_once is not None:
         slurm = _array_of(backend, sets)
@@ -58,7 +59,9 @@ def submit(
         )
         submit_sweep(wanted, slurm, runs)
         return
-    submission = replace(submission_of(file, overrides, runs, fresh=fresh), after=before, retry=retry)
+    elsewhere = bool(getattr(launcher, "elsewhere", False))
+    wanted_run = submission_of(file, overrides, runs, fresh=fresh, elsewhere=elsewhere)
+    submission = replace(wanted_run, after=before, retry=retry)
     hand_over(launcher, submission, runs, follow=follow)
 
 
@@ -78,7 +81,8 @@ def render(
         slurm = _array_of(backend, sets)
         typer.echo(str(request_sweep(file, overrides, sets or (), runs, slurm, files=False, at_once=at_once)))
         return
-    typer.echo(str(launcher.request(submission_of(file, overrides, runs, files=False))))
+    elsewhere = bool(getattr(launcher, "elsewhere", False))
+    typer.echo(str(launcher.request(submission_of(file, overrides, runs, files=False, elsewhere=elsewhere))))
 
 
 def _array_of(backend: str, sets: list[str] | None) -> Slurm:

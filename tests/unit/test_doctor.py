@@ -182,9 +182,9 @@ def test_the_command(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["--job"], "error: --job and --nodes are for a cluster; add -b slurm"),
+        (["--job"], "error: --job and --nodes are for Slurm; add -b slurm"),
         (["-b", "slurm", "--nodes", "2"], "error: --nodes is for the job; add --job"),
-        (["-b", "nope"], "error: the launcher 'nope' cannot be examined; local and slurm can"),
+        (["-b", "nope"], "error: the launcher 'nope' cannot be examined; local, slurm and kubernetes can"),
         (["gone.yaml"], "gone.yaml"),
         (["run.yaml", "train.lr=nope"], "train.lr"),
     ],

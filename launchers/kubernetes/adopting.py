@@ -1,0 +1,71 @@
+"""A record directory for a run that was submitted elsewhere: by kubectl, Helm, or from another machine."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+
+from ortflow.launchers.kubernetes import objects
+from ortflow.launchers.kubernetes.api import Cluster, Object
+from ortflow.launchers.kubernetes.carried import FOLDER, keep
+from ortflow.launchers.kubernetes.links import Links
+from ortflow.launchers.kubernetes.place import Place, read_place, write_place
+from ortflow.launchers.kubernetes.refusals import in_a_sentence
+from ortflow.workflow.errors import UserError
+from ortflow.workflow.rundir import RunDir, write_atomically
+from ortflow.workflow.spec.dump import dump_run_file
+from ortflow.workflow.spec.load import load_run_file
+
+SCHEME = "kubernetes://"
+_HANDLE = re.compile(r"kubernetes://([a-z0-9-]+)/([a-z0-9-]+)")
+
+
+def adopt(handle: str, runs: Path, links: Links | None = None) -> RunDir:
+    """The record directory of kubernetes://NAMESPACE/JOB, made if there is none yet; raises UserError."""
+    found = _HANDLE.fullmatch(handle)
+    if found is None:
+        raise UserError(f"{handle} names no run", fix="write kubernetes://NAMESPACE/MPIJOB")
+    namespace, job = found[1], found[2]
+    with in_a_sentence():
+        cluster = (links or Links()).connect(None, namespace)
+        mpijob = cluster.find("MPIJob", job, namespace)
+        if mpijob is None:
+            raise UserError(
+                f"there is no MPIJob {job} in namespace {namespace}",
+                fix="`ortflow list -b kubernetes -A` lists the runs",
+            )
+        name = objects.label(mpijob, objects.RUN)
+        if not name:
+            raise UserError(f"the MPIJob {job} was not made by ortflow")
+        place = Place(namespace, name, job, cluster.context)
+        for folder in (runs / name, runs / f"{namespace}-{name}"):
+            run = RunDir(Path(os.path.abspath(folder)))
+            known = read_place(run)
+            if known is not None and (known.namespace, known.name) == (namespace, name):
+                return run
+            if not run.root.exists():
+                return _make(run, cluster, place, mpijob)
+    raise UserError(f"{runs / name} and {run.root} hold other runs", fix="give another --runs-dir")
+
+
+def _make(run: RunDir, cluster: Cluster, place: Place, mpijob: Object) -> RunDir:
+    carried = cluster.find("ConfigMap", config_map_of(mpijob), place.namespace)
+    if carried is None or "run.yaml" not in (carried.get("data") or {}):
+        raise UserError(f"the run file of MPIJob {place.job} is not in the cluster any more")
+    keep(run, carried)
+    spec = load_run_file(run.root / FOLDER / "run.yaml").model_copy(update={"run_dir": None})
+    write_place(run, place)
+    write_atomically(run.run_file, dump_run_file(spec).encode())
+    run.record_attempt(event="submit", launcher="kubernetes", job=place.job)
+    return run
+
+
+def config_map_of(mpijob: Object) -> str:
+    """The name of the ConfigMap with the run file: one that a supervisor submitted has its predecessor's. Pure."""
+    replicas = (mpijob.get("spec") or {}).get("mpiReplicaSpecs") or {}
+    volumes = ((replicas.get("Launcher") or {}).get("template") or {}).get("spec", {}).get("volumes") or []
+    return next(
+        (str(one["configMap"]["name"]) for one in volumes if one.get("name") == "run" and "configMap" in one),
+        f"{objects.name(mpijob)}-run",
+    )

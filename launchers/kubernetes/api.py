@@ -1,0 +1,266 @@
+"""Talking to the API server through the `kubernetes` client: plain objects in, plain objects out.
+
+Everything else of the launcher goes through a `Cluster`. What the server refuses is raised as `Refused`, where nobody
+answers as `Unreachable`; `refusals` makes sentences of the first. Credentials and transport are the client's alone.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
+
+from ortflow.workflow.errors import OrtflowError, UserError
+
+if TYPE_CHECKING:
+    from kubernetes.client import Configuration
+
+Object = dict[str, Any]
+"""An object as the API server shows it."""
+
+CONNECT, READ = 4.0, 20.0
+"""Seconds."""
+QUIET = 30.0
+"""Seconds without a line after which a followed log is asked for anew."""
+PAGE = 500
+
+PLURALS = {
+    "NetworkPolicy": "networkpolicies", "Endpoints": "endpoints", "StorageClass": "storageclasses",
+    "PriorityClass": "priorityclasses", "RuntimeClass": "runtimeclasses", "LocalQueue": "localqueues",
+}  # fmt: skip
+"""Of kinds whose plural is not the kind in small letters and an s."""
+VERSIONS = {
+    "Job": "batch/v1", "Deployment": "apps/v1", "Role": "rbac.authorization.k8s.io/v1",
+    "RoleBinding": "rbac.authorization.k8s.io/v1", "NetworkPolicy": "networking.k8s.io/v1",
+    "PodDisruptionBudget": "policy/v1", "MPIJob": "kubeflow.org/v2beta1", "StorageClass": "storage.k8s.io/v1",
+    "PriorityClass": "scheduling.k8s.io/v1", "RuntimeClass": "node.k8s.io/v1", "Lease": "coordination.k8s.io/v1",
+    "EndpointSlice": "discovery.k8s.io/v1",
+}  # fmt: skip
+"""API versions of kinds that are not in v1."""
+KUEUE, OF_KUEUE = "kueue.x-k8s.io", ("Workload", "LocalQueue")
+"""Its versions come and go: the one that is served is asked for."""
+
+
+class Unreachable(OrtflowError):
+    """Nobody answers: what was asked for may have been done or not."""
+
+
+class Refused(OrtflowError):
+    """The API server's no."""
+
+    def __init__(self, code: int, body: str, verb: str, kind: str, name: str, namespace: str | None) -> None:
+        answer = _json(body)
+        self.code, self.verb, self.kind, self.name, self.namespace = code, verb, kind, name, namespace
+        self.reason = str(answer.get("reason") or "")
+        self.words = str(answer.get("message") or body.strip())
+        self.details: Object = answer.get("details") or {}
+        super().__init__(f"the API server refuses to {verb} {kind} {name}: {self.words}")
+
+
+class Cluster:
+    """An API server, the namespace that is meant, and the context it was found by (None inside a cluster)."""
+
+    def __init__(self, configuration: Configuration, namespace: str, context: str | None) -> None:
+        from kubernetes.client import ApiClient
+        from kubernetes.dynamic import DynamicClient
+
+        # One try: whoever asks knows whether it may be asked again.
+        configuration.retries = False
+        self.server, self.namespace, self.context = str(configuration.host), namespace, context
+        self._kueue = ""
+        # Nothing is to be discovered: what ortflow asks for has fixed paths.
+        self._client = DynamicClient(ApiClient(configuration), discoverer=lambda client, cache: None)
+
+    def get(self, kind: str, name: str, namespace: str | None = None) -> Object:
+        """An object of our namespace, or another; raises Refused, 404 if there is none."""
+        return self._call("get", kind, name, namespace)
+
+    def find(self, kind: str, name: str, namespace: str | None = None) -> Object | None:
+        """The object, or None if there is none."""
+        try:
+            return self.get(kind, name, namespace)
+        except Refused as error:
+            if error.code == 404:
+                return None
+            raise
+
+    def find_all(
+        self, kind: str, *, labels: str = "", fields: str = "", namespace: str | None = None, everywhere: bool = False
+    ) -> list[Object]:
+        """Objects of a kind, in our namespace, another, or `everywhere`."""
+        found: list[Object] = []
+        query = {"labelSelector": labels, "fieldSelector": fields, "limit": str(PAGE), "continue": ""}
+        while True:
+            answer = self._call("list", kind, "", namespace, query=query, everywhere=everywhere)
+            found += answer.get("items") or []
+            query["continue"] = (answer.get("metadata") or {}).get("continue") or ""
+            if not query["continue"]:
+                return found
+
+    def create(self, document: Object, *, dry_run: bool = False) -> Object:
+        """Make an object; unknown fields are refused. `dry_run`: all checks, and nothing is made."""
+        kind, metadata = str(document["kind"]), document["metadata"]
+        query = {"fieldValidation": "Strict", "fieldManager": "ortflow", "dryRun": "All" if dry_run else ""}
+        return self._call(
+            "create", kind, str(metadata["name"]), metadata.get("namespace"), query=query, body=document,
+            version=str(document["apiVersion"]),
+        )  # fmt: skip
+
+    def patch(self, kind: str, name: str, change: Object, namespace: str | None = None) -> Object:
+        """Merge a change into an object."""
+        return self._call("patch", kind, name, namespace, body=change, query={"fieldManager": "ortflow"})
+
+    def delete(
+        self, kind: str, name: str, namespace: str | None = None, *, grace: int | None = None, uid: str | None = None
+    ) -> bool:
+        """Have an object deleted, and in the background what it owns; False if there is none, or not of this `uid`."""
+        options: Object = {"apiVersion": "v1", "kind": "DeleteOptions", "propagationPolicy": "Background"}
+        if grace is not None:
+            options["gracePeriodSeconds"] = grace
+        if uid is not None:
+            options["preconditions"] = {"uid": uid}
+        try:
+            self._call("delete", kind, name, namespace, body=options)
+        except Refused as error:
+            if error.code == 404 or (error.code == 409 and uid is not None):
+                return False
+            raise
+        return True
+
+    def log(
+        self, pod: str, container: str, namespace: str | None = None, *, since: str | None = None, follow: bool = False
+    ) -> Iterator[bytes]:
+        """The log of a container in pieces as they come, each line behind its time."""
+        query = {"container": container, "timestamps": "true", "sinceTime": since or "", "follow": "true" * follow}
+        path = f"{self._path('Pod', pod, namespace)}/log"
+        answer = self._send(
+            "get", path, query, ("read", "Pod", f"{pod}/log", namespace or self.namespace), quiet=follow
+        )
+        try:
+            yield from self._pieces(answer)
+        finally:
+            answer.close()
+
+    def served(self, group: str) -> list[str]:
+        """The versions of an API group that are served; none if there is no such group."""
+        try:
+            answer = self.ask(f"/apis/{group}")
+        except Refused as error:
+            if error.code == 404:
+                return []
+            raise
+        return [str(one["version"]) for one in answer.get("versions") or []]
+
+    def ask(self, path: str) -> Object:
+        """What stands at a path of the API, such as /version."""
+        return _json(self._send("get", path, {}, ("get", "path", path, None)).data)
+
+    def may(self, verb: str, group: str, resource: str, subresource: str = "", namespace: str | None = None) -> bool:
+        """Whether these credentials may do something (`kubectl auth can-i`)."""
+        attributes = {"namespace": namespace or self.namespace, "verb": verb, "group": group, "resource": resource}
+        if subresource:
+            attributes["subresource"] = subresource
+        body = {
+            "apiVersion": "authorization.k8s.io/v1",
+            "kind": "SelfSubjectAccessReview",
+            "spec": {"resourceAttributes": attributes},
+        }
+        path = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
+        answer = self._send("post", path, {}, ("create", "SelfSubjectAccessReview", "", None), body=body)
+        return bool(_json(answer.data).get("status", {}).get("allowed"))
+
+    def _call(
+        self, verb: str, kind: str, name: str, namespace: str | None, *, query: Mapping[str, str] | None = None,
+        body: Object | None = None, version: str | None = None, everywhere: bool = False,
+    ) -> Object:  # fmt: skip
+        method = {"create": "post", "list": "get"}.get(verb, verb)
+        path = self._path(kind, "" if verb == "create" else name, namespace, version, everywhere)
+        asked = (verb, kind, name, None if everywhere else namespace or self.namespace)
+        return _json(self._send(method, path, query or {}, asked, body=body).data)
+
+    def _version(self, kind: str) -> str:
+        if kind not in OF_KUEUE:
+            return VERSIONS.get(kind, "v1")
+        if not self._kueue:
+            self._kueue = f"{KUEUE}/{(self.served(KUEUE) or ['v1beta1'])[0]}"
+        return self._kueue
+
+    def _path(
+        self, kind: str, name: str, namespace: str | None, version: str | None = None, everywhere: bool = False
+    ) -> str:
+        version = version or self._version(kind)
+        whole = kind in CLUSTER_WIDE or everywhere
+        where = "" if whole else f"/namespaces/{quote(namespace or self.namespace)}"
+        return f"/{'apis' if '/' in version else 'api'}/{version}{where}/{plural(kind)}" + (
+            f"/{quote(name)}" if name else ""
+        )
+
+    def _send(
+        self, method: str, path: str, query: Mapping[str, str], asked: tuple[str, str, str, str | None], *,
+        body: Object | None = None, quiet: bool = False,
+    ) -> Any:  # fmt: skip
+        from kubernetes.client import ApiException
+        from urllib3.exceptions import HTTPError
+
+        accepted = "application/merge-patch+json" if method == "patch" else None
+        try:
+            return self._client.request(
+                method, path, body=body, query_params=[(key, value) for key, value in query.items() if value],
+                header_params={"Accept": "application/json, */*"}, content_type=accepted, serialize=False,
+                _request_timeout=(CONNECT, QUIET if quiet else READ),
+            )  # fmt: skip
+        except ApiException as error:
+            if not error.status:  # the client's way to tell of its own trouble
+                raise self._silence(error.reason or error) from None
+            told = error.body.decode(errors="replace") if isinstance(error.body, bytes) else str(error.body or "")
+            raise Refused(int(error.status), told or str(error.reason), *asked) from None
+        except (HTTPError, OSError) as error:
+            raise self._silence(error) from error
+
+    def _pieces(self, answer: Any) -> Iterator[bytes]:
+        from urllib3.exceptions import HTTPError, ReadTimeoutError
+
+        try:
+            yield from answer.stream(1 << 16)
+        except ReadTimeoutError:
+            return  # nothing was said for a while
+        except (HTTPError, OSError) as error:
+            raise self._silence(error) from error
+
+    def _silence(self, error: object) -> OrtflowError:
+        told = " ".join(str(error).split())
+        if "CERTIFICATE_VERIFY_FAILED" in told:
+            words = told.partition("certificate verify failed: ")[2].partition(" (_ssl")[0] or told
+            return UserError(
+                f"the API server {self.server} is not trusted: {words}",
+                fix="correct certificate-authority-data of the cluster in the kubeconfig",
+            )
+        how = "in time" if "timed out" in told else f"({_shortest(told)})"
+        return Unreachable(f"the API server {self.server} does not answer {how}")
+
+
+CLUSTER_WIDE = frozenset({"Namespace", "Node", "StorageClass", "PriorityClass", "RuntimeClass", "PersistentVolume"})
+
+
+def plural(kind: str) -> str:
+    """What a kind is called in paths and rights."""
+    return PLURALS.get(kind, f"{kind.lower()}s")
+
+
+def _json(data: bytes | str) -> Object:
+    try:
+        value = json.loads(data)
+    except ValueError:
+        return {}
+    return value if isinstance(value, dict) else {}
+
+
+def _shortest(words: str) -> str:
+    """What the operating system said, at the end of a nested error."""
+    if found := re.findall(r"Error\((?:-?\d+, )?'([^']+)'\)", words):
+        return str(found[-1])
+    if "SSL" in words:
+        return "the connection was cut"
+    return words.rpartition("] ")[2].rpartition(": ")[2].strip(" )'\"") or words

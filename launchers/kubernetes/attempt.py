@@ -1,0 +1,177 @@
+"""One attempt in Kubernetes: mpirun in the launcher pod, its ranks over ssh in the workers. Used by the keeper.
+
+mpirun alone is not believed. Open MPI 5 may start all ranks beside itself, or end with 0 after it has lost a host, and
+no mpirun hears of a node whose power is gone; so the ranks' own events tell where they run, and each host is asked.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Mapping, Sequence
+
+import psutil
+
+from ortflow.launchers import processes
+from ortflow.launchers.attempt import start_child
+from ortflow.launchers.cause import Cause, statuses
+from ortflow.launchers.kubernetes.hosts import addresses, short
+from ortflow.launchers.kubernetes.pod import Pod
+from ortflow.launchers.kubernetes.witness import Witnesses, conclude, hear
+from ortflow.launchers.kubernetes.words import Process, first_end
+from ortflow.launchers.records import Outcome
+from ortflow.launchers.tail import last_records
+from ortflow.manifests.local import MpiKind
+from ortflow.workflow.errors import EXIT_DONE, EXIT_FAILURE, EXIT_PREEMPTED, EXIT_USER
+from ortflow.workflow.rundir import RunDir
+
+CHECK = 1.0
+"""Seconds between two looks at where ranks are, until all have begun."""
+LOOK = 5.0
+"""Seconds between two looks at the hosts."""
+SILENCE = 45.0
+"""Seconds of silence after which a host is lost: a cable that was out for a moment costs nothing."""
+SETTLE = 3.0
+"""Seconds that a worker has to tell what happened to it."""
+
+
+class PodAttempt:
+    """A started attempt; `poll` often."""
+
+    def __init__(
+        self,
+        run: RunDir,
+        number: int,
+        command: Sequence[str],
+        environment: Mapping[str, str],
+        kind: MpiKind,
+        pod: Pod,
+        hosts: Mapping[str, str],
+        slots: int,
+    ) -> None:
+        self.run, self.number = run, number
+        self._kind, self._pod, self._slots = kind, pod, slots
+        self._hosts = dict(hosts)
+        """Address of each host, in the order of the ranks."""
+        self._before: Witnesses = hear(pod, map(short, hosts))
+        self._heard = dict.fromkeys(hosts, time.monotonic())
+        self._lost: set[str] = set()
+        self._misplaced: str | None = None
+        self._placed = False
+        self._processes: dict[int, Process] = {}
+        self._next_check = 0.0
+        self._next_look = time.monotonic() + LOOK
+        self._child = start_child(run, number, command, environment)
+
+    @property
+    def pid(self) -> int:
+        """Of mpirun."""
+        return self._child.pid
+
+    def poll(self) -> int | None:
+        """The exit code of mpirun (minus the signal if one ended it); None while it runs."""
+        returncode = self._child.poll()
+        if not self._placed and (now := time.monotonic()) >= self._next_check:
+            self._next_check = now + CHECK
+            self._look_where()
+        if returncode is None and self._misplaced is not None:
+            self.kill()
+            return EXIT_USER
+        return self._proven() if returncode == EXIT_DONE else returncode
+
+    def gone(self) -> set[int]:
+        """Ranks on hosts that are another pod by now, or have been silent for too long."""
+        if (now := time.monotonic()) >= self._next_look:
+            self._next_look = now + LOOK
+            for host, address in addresses(list(self._hosts), self._pod.ssh_port).items():
+                if address == self._hosts[host]:
+                    self._heard[host] = now
+                elif address is not None or now > self._heard[host] + SILENCE:
+                    self._lost.add(host)
+        return {
+            place * self._slots + k
+            for place, host in enumerate(self._hosts)
+            if host in self._lost
+            for k in range(self._slots)
+        }
+
+    def statuses(self, returncode: int) -> dict[int, int]:
+        """Exit status of the ranks that did not end with 0, as far as mpirun tells it."""
+        if self._kind == "mpich":
+            return first_end(self._words(), {process: rank for rank, process in self._where().items()})
+        return statuses(self._kind, returncode, self._words(), {})
+
+    def verdict(self, returncode: int) -> Cause | None:
+        """What workers and hosts tell of an end that no rank can tell of."""
+        if self._misplaced is not None:
+            return Cause(Outcome.USER_ERROR, EXIT_USER, self._misplaced)
+        if returncode in (EXIT_DONE, EXIT_PREEMPTED, EXIT_USER):
+            return None
+        end = time.monotonic() + (0.0 if self._told("failure") else SETTLE)
+        while True:
+            silent = {short(host) for host in self._lost}
+            if (found := conclude(self._before, hear(self._pod, self._before), silent)) is not None:
+                return found
+            if time.monotonic() >= end:
+                break
+            time.sleep(0.2)
+        known = addresses(list(self._hosts), self._pod.ssh_port)
+        silent = {short(host) for host, address in known.items() if address != self._hosts[host]}
+        return conclude(self._before, hear(self._pod, self._before), silent)
+
+    def ask_to_leave(self) -> None:
+        """The stop file tells ranks: no signal of ours reaches another pod."""
+
+    def kill(self) -> None:
+        """End everything now: without mpirun the far sides end their ranks."""
+        if self._child.poll() is None:
+            family = processes.family(psutil.Process(self._child.pid))
+            self._child.kill()
+            self._child.wait()
+            processes.kill(process for process in family if process.pid != self._child.pid)
+
+    def _proven(self) -> int:
+        """What the ranks make of mpirun's 0: the exit code if each of them says so itself."""
+        ends = self._told("finished", "preempted")
+        if len(ends) < len(self._hosts) * self._slots:
+            return EXIT_FAILURE
+        return EXIT_PREEMPTED if "preempted" in ends.values() else EXIT_DONE
+
+    def _told(self, *events: str) -> dict[int, str]:
+        """Which of the events each rank has written last in this attempt; ranks that wrote none are left out."""
+        found = {}
+        for rank in range(len(self._hosts) * self._slots):
+            for record in last_records(self.run.events(rank), 4096):
+                if record.get("attempt") == self.number and record.get("event") in events:
+                    found[rank] = str(record["event"])
+        return found
+
+    def _look_where(self) -> None:
+        """Compare, once all ranks have begun, where they are with where they should be."""
+        where = self._where()
+        if len(where) < len(self._hosts) * self._slots:
+            return
+        found = Counter(host for host, _ in where.values())
+        self._placed = True
+        wanted = {short(host): self._slots for host in self._hosts}
+        if dict(found) != wanted:
+            told = ", ".join(f"{count} on {host}" for host, count in found.items())
+            self._misplaced = (
+                f"mpirun started the ranks in the wrong pods ({told}, where {self._slots} on each of "
+                f"{', '.join(wanted)} were asked for): the MPI of the image does not go with ortflow's command"
+            )
+
+    def _where(self) -> dict[int, Process]:
+        """Host and process of each rank that has begun."""
+        found = self._processes
+        for rank in set(range(len(self._hosts) * self._slots)) - found.keys():
+            for record in last_records(self.run.events(rank)):
+                if record.get("event") == "attempt_start" and record.get("attempt") == self.number:
+                    found[rank] = (str(record["host"]), int(record["pid"]))
+        return found
+
+    def _words(self) -> str:
+        try:
+            return self.run.launcher_log(self.number).read_text(errors="replace")
+        except OSError:
+            return ""

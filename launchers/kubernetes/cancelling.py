@@ -1,0 +1,71 @@
+"""Ending a run that somebody no longer wants: its MPIJob is deleted, its ranks save and leave, nothing stays but the
+volume.
+
+The launcher pod's log goes with the pod, so it is read on while the pod ends: what the run says of its last step is the
+last that will ever be known here.
+"""
+
+from __future__ import annotations
+
+import time
+
+from ortflow.launchers.kubernetes import objects
+from ortflow.launchers.kubernetes.api import Cluster, Object
+from ortflow.launchers.kubernetes.links import Links
+from ortflow.launchers.kubernetes.look import View, look
+from ortflow.launchers.kubernetes.mirror import Mirror
+from ortflow.launchers.kubernetes.place import Place, read_place
+from ortflow.launchers.kubernetes.status import is_settled
+from ortflow.launchers.kubernetes.submitting import sweep
+from ortflow.launchers.records import Outcome
+from ortflow.workflow.rundir import RunDir
+
+EXTRA = 30.0
+"""Seconds beyond the pods' grace."""
+PERIOD = 0.5
+
+
+def cancel(run: RunDir, links: Links, *, now: bool) -> bool:
+    """Have the run save and leave, or end it `now`; False if it is not active."""
+    cluster, place = links.of(run)
+    active = links.status(run).state.active
+    view = look(cluster, place.namespace, place.name, closely=False)
+    if view.mpijob is None or objects.over(view.mpijob):
+        return False
+    jobs = doomed(view)
+    for mpijob in jobs:
+        cluster.delete("MPIJob", objects.name(mpijob), place.namespace, uid=objects.uid(mpijob))
+    if now:
+        for pod in view.pods:
+            cluster.delete("Pod", objects.name(pod), place.namespace, grace=0, uid=objects.uid(pod))
+    _read_on(run, cluster, place, view)
+    for mpijob in jobs:
+        sweep(cluster, place.namespace, objects.name(mpijob))
+    if active and not is_settled(run.read_attempts()):
+        why = "asked to by ortflow cancel"
+        run.record_attempt(event="stop", outcome=Outcome.PREEMPTED.value, asked="cancel", why=why)
+    return active
+
+
+def doomed(view: View) -> list[Object]:
+    """The MPIJobs that go: the newest, those it hangs on, and those that are not over. Pure."""
+    assert view.mpijob is not None
+    owners = {str(one.get("uid")) for one in view.mpijob["metadata"].get("ownerReferences") or []}
+    others = [one for one in view.others if not objects.over(one) or objects.uid(one) in owners]
+    return [view.mpijob, *others]
+
+
+def _read_on(run: RunDir, cluster: Cluster, place: Place, view: View) -> None:
+    """Take over what the launcher pod says until no pod is left, for as long as its grace lasts."""
+    graces = [int((pod.get("spec") or {}).get("terminationGracePeriodSeconds") or 30) for pod in view.pods]
+    end = time.monotonic() + max(graces, default=0) + EXTRA
+    labels = f"{objects.JOB}={view.name}"
+    while time.monotonic() < end:
+        pods = cluster.find_all("Pod", labels=labels, namespace=place.namespace)
+        ours = [pod for pod in pods if objects.role(pod) in ("launcher", "worker")]
+        if not ours:
+            return
+        for pod in objects.of_role(ours, "launcher"):
+            if read_place(run) is not None:
+                Mirror(run, cluster).follow(pod)
+        time.sleep(PERIOD)

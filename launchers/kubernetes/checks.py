@@ -1,0 +1,208 @@
+"""What the doctor concludes from the objects of a cluster. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from ortflow.launchers.findings import Finding, fault, ok, warning
+from ortflow.launchers.kubernetes import objects
+from ortflow.launchers.kubernetes.api import Object
+from ortflow.launchers.kubernetes.quantity import parse, show
+from ortflow.launchers.lines import duration
+
+DEFAULT_CLASS = "storageclass.kubernetes.io/is-default-class"
+STALE = 60.0
+"""Seconds since its lease was renewed after which an operator does not run."""
+MANY = ("ReadWriteMany",)
+
+
+def worker_asks(mpijob: Object) -> dict[str, float]:
+    """What one worker asks for; the launcher's where that is the only one."""
+    replicas = mpijob["spec"]["mpiReplicaSpecs"]
+    template = (replicas.get("Worker") or replicas["Launcher"])["template"]["spec"]
+    return _asks(template)
+
+
+def all_asks(mpijob: Object) -> dict[str, float]:
+    """What all pods of the run ask for, as quotas count it."""
+    total: dict[str, float] = {"pods": 0.0}
+    for replica in mpijob["spec"]["mpiReplicaSpecs"].values():
+        count = int(replica.get("replicas", 1))
+        total["pods"] += count
+        spec = replica["template"]["spec"]
+        for kind in ("requests", "limits"):
+            for resource, amount in _asks(spec, kind).items():
+                key = f"{kind}.{resource}"
+                total[key] = total.get(key, 0.0) + count * amount
+                if kind == "requests" and resource in ("cpu", "memory"):
+                    total[resource] = total.get(resource, 0.0) + count * amount
+    return total
+
+
+def _asks(spec: Object, kind: str = "requests") -> dict[str, float]:
+    found: dict[str, float] = {}
+    for container in spec["containers"]:
+        for resource, amount in ((container.get("resources") or {}).get(kind) or {}).items():
+            found[resource] = found.get(resource, 0.0) + parse(amount)
+    return found
+
+
+def operator(leases: Sequence[Object], now: float) -> Finding:
+    """Whether an mpi-operator runs: it renews a lease every few seconds."""
+    about = "operator"
+    renewed = [(objects.moment((one.get("spec") or {}).get("renewTime")) or 0.0, one) for one in leases]
+    if not renewed:
+        return fault(about, "no mpi-operator has ever run here", "have an administrator install it: docs/kubernetes.md")
+    newest, lease = max(renewed, key=lambda pair: pair[0])
+    where = lease["metadata"].get("namespace")
+    if now - newest > STALE:
+        return fault(
+            about, f"the mpi-operator of {where} does not run: its lease was renewed {duration(now - newest)} ago",
+            f"`kubectl -n {where} get pods` tells why",
+        )  # fmt: skip
+    return ok(about, f"runs in namespace {where}, as {lease['spec'].get('holderIdentity')}")
+
+
+def quotas(found: Sequence[Object], asked: Mapping[str, float]) -> Iterator[Finding]:
+    """Whether the run fits into the namespace's quotas."""
+    about = "quota"
+    if not found:
+        yield ok(about, "the namespace has none")
+    for quota in found:
+        told = quota.get("status") or {}
+        hard, used = told.get("hard") or (quota.get("spec") or {}).get("hard") or {}, told.get("used") or {}
+        never, full = [], []
+        for resource, limit in hard.items():
+            need, most = asked.get(resource, 0.0), parse(limit)
+            words = f"{resource} {show(resource, need)} of {show(resource, most)}"
+            if need > most:
+                never.append(words)
+            elif need > most - parse(used.get(resource, 0)):
+                full.append(f"{words}, {show(resource, parse(used.get(resource, 0)))} in use")
+        name = objects.name(quota)
+        if never:
+            yield fault(
+                about, f"{name} never has room for the run: {'; '.join(never)}", "lower what resources asks for"
+            )
+        elif full:
+            yield warning(about, f"{name} has no room for the run now: {'; '.join(full)}")
+        else:
+            yield ok(about, f"{name} has room for the run")
+
+
+def fits(nodes: Sequence[Object], spec: Object, wanted: int, asks: Mapping[str, float]) -> Iterator[Finding]:
+    """Whether nodes could hold the workers, were they empty; `spec` is a worker pod's."""
+    about = "nodes"
+    need = (
+        ", ".join(f"{resource} {show(resource, amount)}" for resource, amount in asks.items())
+        or "nothing in particular"
+    )
+    reasons: dict[str, int] = {}
+    holds = []
+    for node in nodes:
+        if (why := _unfit(node, spec, asks)) is None:
+            holds.append(objects.name(node))
+        else:
+            reasons[why] = reasons.get(why, 0) + 1
+    told = "; ".join(f"{count} {why}" for why, count in reasons.items())
+    if not holds:
+        yield fault(about, f"none of {len(nodes)} can hold a worker ({need}): {told or 'there are none'}")
+        return
+    text = f"{len(holds)} of {len(nodes)} can hold a worker ({need})" + (f": {told}" if told else "")
+    if len(holds) < wanted:
+        strict = any(
+            one.get("whenUnsatisfiable") == "DoNotSchedule" for one in spec.get("topologySpreadConstraints") or []
+        )
+        make = fault if strict else warning
+        yield make(about, f"{text}, and the run has {wanted}", "workers will share nodes" if not strict else "")
+    else:
+        yield ok(about, text)
+
+
+def _unfit(node: Object, spec: Object, asks: Mapping[str, float]) -> str | None:
+    if not objects.holds(node, "Ready"):
+        return "not ready"
+    if (node.get("spec") or {}).get("unschedulable"):
+        return "cordoned"
+    labels = node["metadata"].get("labels") or {}
+    if any(labels.get(key) != value for key, value in (spec.get("nodeSelector") or {}).items()):
+        return "without the labels of backends.kubernetes.node_selector"
+    for taint in (node.get("spec") or {}).get("taints") or []:
+        if taint.get("effect") in ("NoSchedule", "NoExecute") and not _tolerated(taint, spec.get("tolerations") or []):
+            return f"with the taint {taint.get('key')}"
+    room = (node.get("status") or {}).get("allocatable") or {}
+    for resource, amount in asks.items():
+        if parse(room.get(resource, 0)) < amount:
+            return f"with {show(resource, parse(room.get(resource, 0)))} of {resource}"
+    return None
+
+
+def _tolerated(taint: Object, tolerations: Sequence[Object]) -> bool:
+    for one in tolerations:
+        if one.get("effect") not in (None, "", taint.get("effect")):
+            continue
+        if one.get("operator") == "Exists" and one.get("key") in (None, "", taint.get("key")):
+            return True
+        if one.get("key") == taint.get("key") and (one.get("value") or "") == (taint.get("value") or ""):
+            return True
+    return False
+
+
+def claim(found: Object | None, name: str, nodes: int) -> Finding:
+    """A claim that the run uses."""
+    about = "volume"
+    if found is None:
+        return fault(about, f"there is no claim {name}", "correct backends.kubernetes.volume.claim, or make it")
+    modes = (found.get("spec") or {}).get("accessModes") or []
+    state = (found.get("status") or {}).get("phase")
+    told = f"claim {name}, {str(state).lower()}, {', '.join(modes)}"
+    if state == "Lost":
+        return fault(about, f"{told}: its volume is gone")
+    if nodes > 1 and not set(MANY) & set(modes):
+        return warning(about, f"{told}: pods on several nodes cannot share it", "use one that is ReadWriteMany")
+    return ok(about, told)
+
+
+def storage_class(classes: Sequence[Object], wanted: str | None) -> Finding:
+    """The class that a claim is made of."""
+    about = "storage class"
+    names = [objects.name(one) for one in classes]
+    if wanted is not None:
+        if wanted in names:
+            return ok(about, wanted)
+        return fault(about, f"there is no {wanted}", f"there are: {', '.join(names) or 'none'}")
+    for one in classes:
+        if (one["metadata"].get("annotations") or {}).get(DEFAULT_CLASS) == "true":
+            return ok(about, f"{objects.name(one)}, the default")
+    return fault(
+        about,
+        "the cluster has no default one",
+        f"give backends.kubernetes.volume.create.storage_class: {', '.join(names)}",
+    )
+
+
+def rights(told: Mapping[str, bool], useful: Mapping[str, bool]) -> Iterator[Finding]:
+    """What these credentials may do: `useful` is what a run works without."""
+    about = "rights"
+    missing = [what for what, may in told.items() if not may]
+    lesser = [what for what, may in useful.items() if not may]
+    if missing:
+        yield fault(about, f"you may not {', '.join(missing)}", "ask an administrator for a role that allows it")
+    else:
+        yield ok(about, f"all {len(told)} that a run needs")
+    if lesser:
+        yield warning(about, f"you may not {', '.join(lesser)}", "status tells less without, and supervise cannot heal")
+
+
+def documents_ask(documents: Sequence[Object]) -> list[tuple[str, str, str]]:
+    """Verb, group and resource of each thing that is made for the run."""
+    from ortflow.launchers.kubernetes.api import plural
+
+    found: dict[tuple[str, str, str], Any] = {}
+    for document in documents:
+        group = str(document["apiVersion"]).rpartition("/")[0]
+        verbs = ("create",) if document["kind"] == "PersistentVolumeClaim" else ("create", "patch", "delete")
+        for verb in verbs:
+            found[verb, group, plural(str(document["kind"]))] = None
+    return list(found)

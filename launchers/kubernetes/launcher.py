@@ -1,0 +1,181 @@
+"""The launcher for Kubernetes: a run as an MPIJob whose launcher pod keeps it going (`keeper`).
+
+Submits, tells, shows logs and cancels, from anywhere that reaches the API server. The run's files lie on a volume that
+only its pods see; what is known here is the record directory, which `mirror` fills from the launcher pods' logs.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from ortflow.launchers.base import Submission
+from ortflow.launchers.kubernetes.api import Cluster, Unreachable
+from ortflow.launchers.kubernetes.carried import Cargo, cargo_of
+from ortflow.launchers.kubernetes.links import Links
+from ortflow.launchers.kubernetes.place import Place, is_real, read_place, write_place
+from ortflow.launchers.logs import log_lines
+from ortflow.launchers.records import State, state
+from ortflow.launchers.status import RunStatus
+from ortflow.workflow.errors import OrtflowError, UserError
+from ortflow.workflow.rundir import RunDir
+
+if TYPE_CHECKING:
+    from ortflow.launchers.opening import Opened
+
+FOLLOWING = 1.0
+"""Seconds between two looks while a log is followed."""
+
+
+@dataclass(frozen=True)
+class KubernetesRequest:
+    """The documents of a run."""
+
+    submission: Submission
+    cargo: Cargo
+
+    def documents(self, suffix: str | None, namespace: str | None, *, new_budget: bool) -> list[dict[str, Any]]:
+        """As they are sent; `suffix` makes the job's name a new one."""
+        from ortflow.manifests.kubernetes import Placement, documents
+
+        placement = Placement(
+            suffix=suffix, new_budget=new_budget, fresh=self.submission.fresh, namespace=namespace,
+            contents=self.cargo.contents,
+        )  # fmt: skip
+        return documents(self.cargo.source, self.cargo.spec, placement)
+
+    def __str__(self) -> str:
+        from ortflow.manifests.kubernetes import dump
+
+        return dump(self.documents(None, None, new_budget=self.submission.new_budget)).rstrip("\n")
+
+
+class KubernetesLauncher:
+    """Runs on Kubernetes."""
+
+    elsewhere = True
+    """Its runs' files lie where only their pods see them."""
+
+    def __init__(self, links: Links | None = None) -> None:
+        self._links = links or Links()
+
+    def request(self, submission: Submission) -> KubernetesRequest:
+        """The request: reads the files that travel along, asks nobody."""
+        if submission.after:
+            raise UserError("runs on Kubernetes cannot wait for others", fix="leave --after out")
+        return KubernetesRequest(submission, cargo_of(submission))
+
+    def submit(self, request: KubernetesRequest) -> str:
+        """Make the run's objects; raises UserError where the cluster or the record directory does not take it."""
+        from ortflow.launchers.kubernetes.submitting import new_suffix, require_operator
+        from ortflow.launchers.opening import opened
+        from ortflow.launchers.stop import interruptible
+
+        run, backend = request.submission.run, request.cargo.spec.backends.kubernetes
+        # What has no place in a document is told before anybody is asked.
+        request.documents(None, backend.namespace or "default", new_budget=False)
+        before = read_place(run)
+        cluster = self._links.connect(backend.context or (before.context if before else None), backend.namespace)
+        self._patiently(request.submission.retry, lambda: require_operator(cluster))
+        place = Place(cluster.namespace, request.cargo.spec.name, context=cluster.context)
+        self._settle(run, cluster, place)
+        # Where it writes is the pods' business: the record directory is no part of the run file.
+        spec = request.cargo.spec.model_copy(update={"run_dir": None})
+        with interruptible(), opened(replace(request.submission, spec=spec)) as ours:
+            if ours.finished:
+                return (read_place(run) or place).handle
+            documents = request.documents(new_suffix(), cluster.namespace, new_budget=_new_budget(request, ours))
+            return self._place(request, ours, cluster, place, documents)
+
+    def status(self, run: RunDir) -> RunStatus:
+        """As the records and the cluster tell it; as the records alone do where the API server does not answer."""
+        return self._links.status(run)
+
+    def statuses(self, runs: Sequence[RunDir]) -> list[RunStatus]:
+        """The same of many runs, each namespace being asked once."""
+        return self._links.statuses(runs)
+
+    def logs(self, run: RunDir, *, attempt: int | None, rank: int, follow: bool) -> Iterator[str]:
+        """Lines of a rank's log; followed, across pods that are replaced, as long as the run is active."""
+        how, due = self.status(run), time.monotonic() + FOLLOWING
+
+        def active() -> bool:
+            nonlocal how, due
+            if time.monotonic() >= due:
+                how, due = self.status(run), time.monotonic() + FOLLOWING
+            return how.state.active
+
+        return log_lines(run, attempt=attempt, rank=rank, active=active if follow else lambda: False)
+
+    def cancel(self, run: RunDir, *, now: bool) -> bool:
+        """Delete the MPIJob, so that ranks save and leave, and read on until its launcher pod is gone."""
+        from ortflow.launchers.kubernetes.cancelling import cancel
+        from ortflow.launchers.kubernetes.refusals import in_a_sentence
+
+        with in_a_sentence():
+            return cancel(run, self._links, now=now)
+
+    def listed(self, runs: Sequence[RunDir], *, everywhere: bool) -> list[RunStatus]:
+        """Those of the runs that are on Kubernetes, and the cluster's other runs, of our namespace or `everywhere`."""
+        return self._links.listed(runs, everywhere=everywhere)
+
+    def _settle(self, run: RunDir, cluster: Cluster, place: Place) -> None:
+        """Raise UserError where the run is at work already; take away a job that only seems to be."""
+        from ortflow.launchers.kubernetes.look import mpijobs
+        from ortflow.launchers.kubernetes.objects import name, over
+        from ortflow.launchers.kubernetes.refusals import in_a_sentence
+        from ortflow.launchers.kubernetes.submitting import sweep
+
+        with in_a_sentence():
+            for mpijob in mpijobs(cluster, place.namespace, place.name):
+                if over(mpijob):
+                    continue
+                how = self._links.closely(run, cluster, place.at(name(mpijob)))
+                if how.state.active:
+                    handle = place.at(name(mpijob)).handle
+                    raise UserError(
+                        f"the run {place.name} is {how.state.value} as MPIJob {name(mpijob)}"
+                        f" in namespace {place.namespace}",
+                        fix=f"follow it with `ortflow logs -f {handle}`, stop it with `ortflow cancel {handle}`",
+                    )
+                cluster.delete("MPIJob", name(mpijob), place.namespace)
+                sweep(cluster, place.namespace, name(mpijob))
+
+    def _place(
+        self, request: KubernetesRequest, ours: Opened, cluster: Cluster, place: Place, documents: list[dict[str, Any]]
+    ) -> str:
+        from ortflow.launchers.kubernetes.carried import keep
+        from ortflow.launchers.kubernetes.objects import name
+        from ortflow.launchers.kubernetes.submitting import create
+
+        run = ours.run
+        mpijob = create(cluster, documents)
+        # From here on there is a run that the directory is known by, however this ends.
+        ours.handed_over = True
+        before = read_place(run)
+        known: Mapping[str, Any] = {} if before is None else {"cursors": before.cursors, "sizes": before.sizes}
+        if not is_real(run):
+            write_place(run, replace(place.at(name(mpijob)), **known))
+            keep(run, next(one for one in documents if one["kind"] == "ConfigMap"))
+        run.record_attempt(
+            event="submit", launcher="kubernetes", job=name(mpijob), new_budget=_new_budget(request, ours)
+        )
+        return place.at(name(mpijob)).handle
+
+    def _patiently(self, seconds: float, ask: Any) -> None:
+        end = time.monotonic() + seconds
+        while True:
+            try:
+                ask()
+                return
+            except Unreachable as error:
+                if time.monotonic() >= end:
+                    raise OrtflowError(f"{error}; nothing was submitted") from error
+                time.sleep(min(2.0, max(0.0, end - time.monotonic())))
+
+
+def _new_budget(request: KubernetesRequest, ours: Opened) -> bool:
+    records = ours.run.read_attempts()
+    return request.submission.new_budget or (bool(records) and state(records, alive=False) is State.FAILED)

@@ -1,0 +1,58 @@
+"""The three kinds of lines that a keeper prints (`story`), read back from a pod's log. Pure."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass
+from typing import Any
+
+from ortflow.launchers.kubernetes.story import MARK
+
+FILES = ("attempts", "events", "plan")
+_RANK = re.compile(r"\[(\d{1,7})\] (.*)", re.DOTALL)
+_STAMP = re.compile(rb"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)(\.\d+)?(?:Z|\+00:00) ?(.*)", re.DOTALL)
+
+
+@dataclass(frozen=True)
+class Text:
+    """A line of a rank's log, or (rank None) words for people."""
+
+    rank: int | None
+    text: str
+
+
+@dataclass(frozen=True)
+class Record:
+    """A record of the run directory."""
+
+    file: str
+    """One of FILES."""
+    record: dict[str, Any]
+
+
+Line = Text | Record
+
+
+def read_line(text: str) -> Line:
+    """One line of the log, without its time."""
+    if text.startswith(MARK):
+        try:
+            told = json.loads(text[len(MARK) :])
+        except ValueError:
+            return Text(None, text)
+        if isinstance(told, dict) and isinstance(told.get("record"), dict) and told.get("file") in FILES:
+            return Record(str(told["file"]), told["record"])
+        return Text(None, text)
+    if found := _RANK.fullmatch(text):
+        return Text(int(found[1]), found[2])
+    return Text(None, text)
+
+
+def stamped(line: bytes) -> tuple[str, str] | None:
+    """Time, of the same length for all, and text of a line with its time; None for what has none."""
+    found = _STAMP.fullmatch(line)
+    if found is None:
+        return None
+    fraction = (found[2] or b".")[1:].ljust(9, b"0")[:9]
+    return f"{found[1].decode()}.{fraction.decode()}Z", found[3].decode(errors="replace")

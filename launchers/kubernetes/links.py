@@ -1,0 +1,207 @@
+"""From a record directory to its cluster, and the status of runs through it.
+
+A connection is kept for each context and namespace. An API server that does not answer is left alone for a while,
+longer each time, so that whoever follows a run through an outage neither waits nor hammers.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from ortflow.launchers.kubernetes import objects
+from ortflow.launchers.kubernetes.api import Cluster, Object, Refused, Unreachable
+from ortflow.launchers.kubernetes.look import View, look
+from ortflow.launchers.kubernetes.mirror import Mirror
+from ortflow.launchers.kubernetes.place import Place, is_real, read_place, write_place
+from ortflow.launchers.kubernetes.refusals import refusal
+from ortflow.launchers.kubernetes.status import is_settled, status
+from ortflow.launchers.status import RunStatus, read_status
+from ortflow.workflow.errors import OrtflowError
+from ortflow.workflow.rundir import RunDir
+from ortflow.workflow.spec.load import load_run_file
+
+LONGEST = 8.0
+"""Seconds between two tries while the API server is away."""
+AT_ONCE = 8
+_NOWHERE = Path("/dev/null/none")
+Connect = Callable[[str | None, str | None], Cluster]
+
+
+def _connect(context: str | None, namespace: str | None) -> Cluster:
+    from ortflow.launchers.kubernetes.contexts import connect
+
+    return connect(context, namespace)
+
+
+class Links:
+    """Connections to clusters."""
+
+    def __init__(self, connect: Connect = _connect) -> None:
+        self._connect = connect
+        self._known: dict[tuple[str | None, str | None], Cluster] = {}
+        self._pause, self._until, self._silence = 0.0, 0.0, ""
+
+    def connect(self, context: str | None, namespace: str | None) -> Cluster:
+        """The cluster of a context; raises UserError where none is known."""
+        key = (context, namespace)
+        if key not in self._known:
+            self._known[key] = self._connect(context, namespace)
+        return self._known[key]
+
+    def of(self, run: RunDir) -> tuple[Cluster, Place]:
+        """The cluster of a run, and where in it the run is."""
+        place = read_place(run)
+        if place is not None:
+            return self.connect(place.context, place.namespace), place
+        spec = load_run_file(run.run_file)
+        backend = spec.backends.kubernetes
+        cluster = self.connect(backend.context, backend.namespace)
+        jobs = [record["job"] for record in run.read_attempts() if record.get("event") == "submit" and "job" in record]
+        return cluster, Place(cluster.namespace, spec.name, jobs[-1] if jobs else None, cluster.context)
+
+    def status(self, run: RunDir) -> RunStatus:
+        """A run's status, its records brought up to date before."""
+        try:
+            if time.monotonic() < self._until:
+                raise Unreachable(self._silence)
+            cluster, place = self.of(run)
+            view = look(cluster, place.namespace, place.name)
+            self._until = self._pause = 0.0
+            return self._told(run, cluster, place, view)
+        except Unreachable as error:
+            self._be_patient(str(error))
+            return unasked(run, self._silence)
+        except OrtflowError as error:
+            return unasked(run, in_words(error))
+
+    def statuses(self, runs: Sequence[RunDir]) -> list[RunStatus]:
+        """Many runs: MPIJobs and pods of each namespace are listed once, and the logs read of those that run."""
+        asked = [self._place(run) for run in runs]
+        keys = {(known[1].context, known[1].namespace): known[0] for known in asked if not isinstance(known, str)}
+        views = {key: _views_or_words(cluster, key[1]) for key, cluster in keys.items()}
+
+        def one(run: RunDir, known: tuple[Cluster, Place] | str) -> RunStatus:
+            if isinstance(known, str):
+                return unasked(run, known)
+            cluster, place = known
+            found = views[place.context, place.namespace]
+            if isinstance(found, str):
+                return unasked(run, found)
+            view = next((view for view in found if of_run(view, place.name)), View(None, time.time()))
+            try:
+                return self._told(run, cluster, place, view)
+            except OrtflowError as error:
+                return unasked(run, in_words(error))
+
+        with ThreadPoolExecutor(AT_ONCE) as pool:
+            return list(pool.map(one, runs, asked))
+
+    def _place(self, run: RunDir) -> tuple[Cluster, Place] | str:
+        try:
+            return self.of(run)
+        except OrtflowError as error:
+            return in_words(error)
+
+    def listed(self, runs: Sequence[RunDir], *, everywhere: bool) -> list[RunStatus]:
+        """The status of our runs, and of those in the cluster that no directory here knows of."""
+        cluster = self.connect(None, None)
+        ours = self.statuses(runs)
+        known = {(place.namespace, place.name) for run in runs if (place := read_place(run)) is not None}
+        views = every_view(cluster, cluster.namespace, everywhere=everywhere)
+        return [*ours, *(foreign(view) for view in views if _key(view) not in known)]
+
+    def closely(self, run: RunDir, cluster: Cluster, place: Place) -> RunStatus:
+        """How a run is that may be at work, whether the directory knows of it or not."""
+        view = look(cluster, place.namespace, place.name)
+        if read_place(run) is not None or is_real(run):
+            return self._told(run, cluster, place, view)
+        return foreign(view)
+
+    def _told(self, run: RunDir, cluster: Cluster, place: Place, view: View) -> RunStatus:
+        adopt_job(run, view)
+        if view.mpijob is not None and read_place(run) is not None:
+            Mirror(run, cluster).sync(view.pods)
+        records = run.read_attempts()
+        told = replace(read_status(run, records=records, alive=True), job=place.job)
+        return status(told, records, view)
+
+    def _be_patient(self, silence: str) -> None:
+        """Wait longer each time; one outage has one sentence, however it feels from try to try."""
+        if not self._pause:
+            self._silence = silence
+        if time.monotonic() >= self._until:
+            self._pause = min(LONGEST, self._pause * 2 or 0.5)
+            self._until = time.monotonic() + self._pause
+
+
+def adopt_job(run: RunDir, view: View) -> None:
+    """Put a submission on record that was made elsewhere, by a supervisor or a person: the run goes on in it."""
+    if view.mpijob is None or objects.over(view.mpijob) or is_real(run):
+        return
+    records = run.read_attempts()
+    if records and not any(record.get("job") == view.name for record in records):
+        run.record_attempt(event="submit", launcher="kubernetes", job=view.name)
+        if (place := read_place(run)) is not None:
+            write_place(run, place.at(view.name))
+
+
+def unasked(run: RunDir, why: str) -> RunStatus:
+    """What the records alone tell; `why` nobody else could be asked."""
+    records, place = run.read_attempts(), read_place(run)
+    told = read_status(run, records=records, alive=True)
+    told = replace(told, launcher="kubernetes", job=place.job if place is not None else None)
+    return told if is_settled(records) else replace(told, waits=why)
+
+
+def in_words(error: OrtflowError) -> str:
+    """The sentence of an error."""
+    return str(refusal(error) if isinstance(error, Refused) else error)
+
+
+def _views_or_words(cluster: Cluster, namespace: str) -> list[View] | str:
+    try:
+        return every_view(cluster, namespace)
+    except OrtflowError as error:
+        return in_words(error)
+
+
+def every_view(cluster: Cluster, namespace: str | None, *, everywhere: bool = False) -> list[View]:
+    """The newest MPIJob of each run of a namespace, with its pods."""
+    found = cluster.find_all("MPIJob", labels=objects.OURS, namespace=namespace, everywhere=everywhere)
+    pods = cluster.find_all("Pod", labels=objects.OURS, namespace=namespace, everywhere=everywhere)
+    newest: dict[tuple[Any, str], Object] = {}
+    for mpijob in sorted(found, key=objects.created):
+        newest[mpijob["metadata"].get("namespace"), objects.label(mpijob, objects.RUN)] = mpijob
+    return [
+        View(mpijob, time.time(), pods=[pod for pod in pods if _belongs(pod, mpijob)]) for mpijob in newest.values()
+    ]
+
+
+def of_run(view: View, name: str) -> bool:
+    """Whether it shows the run of a name."""
+    return view.mpijob is not None and objects.label(view.mpijob, objects.RUN) == name
+
+
+def _key(view: View) -> tuple[str, str]:
+    assert view.mpijob is not None
+    return str(view.mpijob["metadata"].get("namespace")), objects.label(view.mpijob, objects.RUN)
+
+
+def foreign(view: View) -> RunStatus:
+    """The status of a run that no directory here knows of."""
+    assert view.mpijob is not None
+    place = Place(*_key(view), view.name)
+    records = [{"event": "submit", "launcher": "kubernetes"}]
+    blank = read_status(RunDir(_NOWHERE), records=records, alive=True)
+    how = status(replace(blank, name=place.name, directory=place.handle), records, view)
+    return replace(how, job=place.handle)
+
+
+def _belongs(pod: Object, mpijob: Object) -> bool:
+    same = pod["metadata"].get("namespace") == mpijob["metadata"].get("namespace")
+    return same and objects.label(pod, objects.JOB) == objects.name(mpijob)

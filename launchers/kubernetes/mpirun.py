@@ -1,0 +1,83 @@
+"""From a run to the mpirun that starts its ranks on the operator's hosts, over ssh. Pure.
+
+The manifest gives no such command: the keeper makes it anew for each attempt, because which MPI an image has, and the
+launcher pod's address, are known only in there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ortflow.manifests.local import RANK_MODULE, Mpi, MpiKind
+
+if TYPE_CHECKING:
+    from ortflow.workflow.spec.run import RunSpec
+
+OWN = ("HOSTNAME", "HOME", "PWD", "OLDPWD", "SHLVL", "_", "TERM")
+"""Variables that are the launcher pod's own business, and not the ranks'."""
+OPERATORS = ("KUBERNETES_", "HYDRA_", "I_MPI_HYDRA", "OMPI_MCA_orte_", "OMPI_MCA_plm_", "K_MPI_")
+"""Settings by which the operator would have mpirun find its hosts, and by which a pod finds the API server."""
+
+
+DEFAULTS: dict[MpiKind, dict[str, str]] = {
+    # Ranks of one pod may not read each other's memory where the container has no SYS_PTRACE: MPI would die trying.
+    "mpich": {"MPIR_CVAR_CH4_CMA_ENABLE": "0", "UCX_TLS": "^cma", "UCX_POSIX_USE_PROC_LINK": "n"},
+    "openmpi": {
+        "OMPI_MCA_smsc": "^cma",
+        "OMPI_MCA_btl_vader_single_copy_mechanism": "none",
+        # Ranks that wait leave the core to those that work, where cores are fewer than ranks.
+        "OMPI_MCA_mpi_yield_when_idle": "1",
+    },
+}
+"""Defaults that what the container sets wins over."""
+
+
+def ssh_options(port: int) -> list[str]:
+    """Options of ssh between the pods of a run: their keys are the job's own, made by the operator."""
+    options = {
+        "StrictHostKeyChecking": "no", "UserKnownHostsFile": "/dev/null", "LogLevel": "ERROR",
+        "ConnectTimeout": "10", "ServerAliveInterval": "10", "ServerAliveCountMax": "6",
+    }  # fmt: skip
+    return ["-p", str(port), *(word for name, value in options.items() for word in ("-o", f"{name}={value}"))]
+
+
+def hostfile(kind: str, hosts: Sequence[str], slots: int) -> str:
+    """The hosts in the words of the MPI that reads them, whatever the operator took it for."""
+    entry = "{}:{}" if kind == "mpich" else "{} slots={}"
+    return "".join(entry.format(host, slots) + "\n" for host in hosts)
+
+
+def command(
+    spec: RunSpec, run_dir: Path, python: str, mpi: Mpi, hosts: Path, here: str, names: Sequence[str]
+) -> list[str]:
+    """What starts all ranks; `hosts` is the hostfile, `here` our address, `names` the variables that ranks get."""
+    rank = [python, "-m", RANK_MODULE, str(run_dir)]
+    count, each = str(spec.world_size), str(spec.resources.ranks_per_node)
+    if mpi.kind == "mpich":
+        # Without -localhost the far sides look for this pod by a name that no DNS knows. All variables go along.
+        return [
+            mpi.executable, "-localhost", here, "-launcher", "ssh", "-f", str(hosts), "-print-all-exitcodes",
+            "-ppn", each, "-n", count, *rank,
+        ]  # fmt: skip
+    carried = [word for name in names for word in ("-x", name)]
+    return [
+        mpi.executable, "--hostfile", str(hosts), "--map-by", f"ppr:{each}:node", "--bind-to", "none",
+        *carried, "-n", count, *rank,
+    ]  # fmt: skip
+
+
+def environment(own: Mapping[str, str], outer: Mapping[str, str], mpi: Mpi, port: int) -> dict[str, str]:
+    """The environment of mpirun and, as far as it carries it there, of the ranks: the container's, then `own`."""
+    ours = dict(DEFAULTS[mpi.kind])
+    ours |= {name: value for name, value in outer.items() if name not in OWN and not name.startswith(OPERATORS)}
+    ssh = " ".join(ssh_options(port))
+    if mpi.kind == "mpich":
+        ours["HYDRA_LAUNCHER_EXTRA_ARGS"] = ssh
+    else:
+        # Open MPI 5 reads the first of each pair, 4 the second.
+        ours |= {"PRTE_MCA_plm_ssh_args": ssh, "OMPI_MCA_plm_rsh_args": ssh}
+        ours |= {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+        ours |= {"PRTE_ALLOW_RUN_AS_ROOT": "1", "PRTE_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
+    return {**ours, **own, "HOME": outer.get("HOME", "/")}

@@ -1,0 +1,154 @@
+"""Reading the objects that make up a run: MPIJob, its launcher Job, pods, events. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from datetime import datetime, timezone
+from typing import Any
+
+from ortflow.launchers.kubernetes.api import Cluster, Object
+
+RUN, JOB, COMPONENT = "ortflow.dev/run", "ortflow.dev/job", "ortflow.dev/component"
+"""Labels."""
+OURS = "app.kubernetes.io/name=ortflow"
+"""What everything of ortflow is found by."""
+QUEUE = "kueue.x-k8s.io/queue-name"
+OPERATOR_JOB, ROLE = "training.kubeflow.org/job-name", "training.kubeflow.org/job-role"
+"""Labels that the operator gives the pods."""
+
+
+def name(thing: Object) -> str:
+    """The object's name."""
+    return str(thing["metadata"]["name"])
+
+
+def uid(thing: Object) -> str:
+    """The object's uid."""
+    return str(thing["metadata"].get("uid", ""))
+
+
+def namespace(thing: Object, cluster: Cluster) -> str:
+    """Where it is, or would be."""
+    return str(thing["metadata"].get("namespace") or cluster.namespace)
+
+
+def label(thing: Object, key: str) -> str:
+    """A label; empty if it has none of the key."""
+    return str((thing["metadata"].get("labels") or {}).get(key, ""))
+
+
+def moment(text: str | None) -> float | None:
+    """Unix time of a time as Kubernetes writes it, with nanoseconds or without."""
+    if not text:
+        return None
+    whole, _, rest = text.rstrip("Z").partition(".")
+    try:
+        seconds = datetime.fromisoformat(whole).replace(tzinfo=timezone.utc).timestamp()
+    except ValueError:
+        return None
+    return seconds + (float(f"0.{rest}") if rest.isdigit() else 0.0)
+
+
+def created(thing: Object) -> float:
+    """Unix time."""
+    return moment(thing["metadata"].get("creationTimestamp")) or 0.0
+
+
+def deleted_at(thing: Object) -> float | None:
+    """Unix time at which it has to be gone, its grace period over; None if nobody deletes it."""
+    return moment(thing["metadata"].get("deletionTimestamp"))
+
+
+def condition(thing: Object | None, kind: str) -> Object | None:
+    """The condition of a kind, whatever its status."""
+    conditions = ((thing or {}).get("status") or {}).get("conditions") or []
+    return next((one for one in conditions if one.get("type") == kind), None)
+
+
+def holds(thing: Object | None, kind: str) -> bool:
+    """Whether a condition is True."""
+    return (condition(thing, kind) or {}).get("status") == "True"
+
+
+def over(mpijob: Object) -> bool:
+    """Whether the operator is done with it: a Failed condition alone is no end."""
+    return bool((mpijob.get("status") or {}).get("completionTime"))
+
+
+def role(pod: Object) -> str:
+    """launcher, worker, supervisor, tensorboard; empty for another's."""
+    return label(pod, COMPONENT) or label(pod, ROLE)
+
+
+def of_role(pods: Iterable[Object], wanted: str) -> list[Object]:
+    """The pods of a role, oldest first."""
+    return sorted((pod for pod in pods if role(pod) == wanted), key=lambda pod: (created(pod), name(pod)))
+
+
+def node(pod: Object) -> str:
+    """The node that it is on; empty before it has one."""
+    return str((pod.get("spec") or {}).get("nodeName") or "")
+
+
+def phase(pod: Object) -> str:
+    """Pending, Running, Succeeded, Failed or Unknown."""
+    return str((pod.get("status") or {}).get("phase") or "Unknown")
+
+
+def main_container(pod: Object) -> Object:
+    """The status of the pod's first container; empty before there is one."""
+    statuses = (pod.get("status") or {}).get("containerStatuses") or []
+    wanted = pod["spec"]["containers"][0]["name"] if (pod.get("spec") or {}).get("containers") else None
+    return next((one for one in statuses if one.get("name") == wanted), statuses[0] if statuses else {})
+
+
+def container_name(pod: Object) -> str:
+    """The name of the pod's first container."""
+    return str(pod["spec"]["containers"][0]["name"])
+
+
+def has_begun(pod: Object) -> bool:
+    """Whether its container has, or had, a log."""
+    state = main_container(pod).get("state") or {}
+    return "running" in state or "terminated" in state
+
+
+def exit_code(pod: Object) -> int | None:
+    """What its container ended with."""
+    ended = (main_container(pod).get("state") or {}).get("terminated") or {}
+    return ended.get("exitCode")
+
+
+def has_ended(pod: Object) -> bool:
+    """Whether it will write no more."""
+    return phase(pod) in ("Succeeded", "Failed")
+
+
+def is_ready(pod: Object) -> bool:
+    """Whether its readiness probe says so, and nobody deletes it."""
+    return holds(pod, "Ready") and deleted_at(pod) is None
+
+
+def disrupted(pod: Object) -> str | None:
+    """Why the cluster took the pod away, if it did: preempted, evicted, drained, its node lost."""
+    found = condition(pod, "DisruptionTarget")
+    if found is not None and found.get("status") == "True":
+        return str(found.get("reason") or "DisruptionTarget")
+    reason = (pod.get("status") or {}).get("reason")
+    return str(reason) if reason in ("Evicted", "NodeLost", "Preempting", "Shutdown", "NodeShutdown") else None
+
+
+def events_of(events: Iterable[Object], thing: str, *, warnings: bool = False) -> list[Object]:
+    """Events about an object of a name, oldest first."""
+    found = [
+        event
+        for event in events
+        if (event.get("involvedObject") or {}).get("name") == thing and (not warnings or event.get("type") == "Warning")
+    ]
+    return sorted(found, key=last_seen)
+
+
+def last_seen(event: Object) -> float:
+    """When an event came last."""
+    times: list[Any] = [event.get("lastTimestamp"), event.get("eventTime"), event.get("firstTimestamp")]
+    return next((found for text in times if (found := moment(text)) is not None), 0.0)

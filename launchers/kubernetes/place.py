@@ -1,0 +1,86 @@
+"""Where a run is, as its record directory knows it: kubernetes.json beside the copied records.
+
+Cluster and namespace are pinned when the run is submitted: who changes kubectl's context afterwards still finds it.
+`Cursor` says how far a launcher pod's log has been copied (`mirror`).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
+
+from ortflow.workflow.rundir import RunDir, write_atomically
+
+FILE = "kubernetes.json"
+
+
+@dataclass(frozen=True)
+class Cursor:
+    """How far the log of a pod was copied."""
+
+    pod: str
+    """Its name, for people."""
+    time: str = ""
+    """Of the last line that was taken, as the kubelet writes it."""
+    lines: int = 0
+    """Lines of that very time."""
+    done: bool = False
+    """The pod had ended, and everything was taken."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """A run in a cluster."""
+
+    namespace: str
+    name: str
+    """The run's, in the label."""
+    job: str | None = None
+    """The newest MPIJob."""
+    context: str | None = None
+    """Of the kubeconfig; None inside the cluster."""
+    attempt: int = 0
+    """Whose lines the log tells now."""
+    cursors: Mapping[str, Cursor] = field(default_factory=dict)
+    """By the pod's uid."""
+    sizes: Mapping[str, int] = field(default_factory=dict)
+    """How long the copied logs were when this was written: what is beyond comes from a copying that did not end."""
+
+    @property
+    def handle(self) -> str:
+        """How the run is named from everywhere."""
+        return f"kubernetes://{self.namespace}/{self.job or self.name}"
+
+    def at(self, job: str) -> Place:
+        """The same run in another MPIJob."""
+        return replace(self, job=job)
+
+
+def read_place(run: RunDir) -> Place | None:
+    """The place that a record directory knows; None if it knows none."""
+    try:
+        told = json.loads((run.root / FILE).read_text())
+        cursors = {uid: Cursor(**cursor) for uid, cursor in told.pop("cursors", {}).items()}
+        return Place(**told, cursors=cursors)
+    except (OSError, ValueError, TypeError, AttributeError):
+        return None
+
+
+def write_place(run: RunDir, place: Place) -> None:
+    """Keep it."""
+    values: dict[str, Any] = asdict(place)
+    write_atomically(run.root / FILE, json.dumps(values, indent=1).encode())
+
+
+def is_real(run: RunDir) -> bool:
+    """Whether the directory is the run's own, seen through a mount or copied from the volume: no record of ours.
+
+    Only a launcher's pod claims it, and where no log was copied from, no attempt can stand in it.
+    """
+    if run.owner.exists():
+        return True
+    place = read_place(run)
+    copied = place is not None and bool(place.cursors)
+    return not copied and any(record.get("event") == "start" for record in run.read_attempts())

@@ -1,0 +1,120 @@
+"""Why a pod does not run, or ended, in words. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from ortflow.launchers.kubernetes import objects
+from ortflow.launchers.kubernetes.api import Object
+
+_BESIDE = re.compile(r"\.? (?:no new claims to deallocate,? ?)?(?:preemption: |not found$)|\.$")
+"""Where the scheduler turns to what preempting others would help."""
+_PULL = ("ErrImagePull", "ImagePullBackOff", "ImageInspectError", "RegistryUnavailable")
+_CREATE = ("CreateContainerError", "RunContainerError", "CreateContainerConfigError", "StartError", "PreStartHookError")
+_HINTS = (
+    (r"Insufficient nvidia\.com|Insufficient amd\.com", "lower resources.gpus_per_rank, or wait for GPUs"),
+    (r"Insufficient (?:cpu|memory|ephemeral-storage)", "lower what resources asks for, or wait for room"),
+    (r"untolerated taint", "give backends.kubernetes.tolerations"),
+    (r"node affinity/selector|node selector", "correct backends.kubernetes.node_selector or affinity"),
+    (r"unbound immediate PersistentVolumeClaims|persistentvolumeclaim", "look at the claim: `kubectl get pvc`"),
+    (r"topology spread", "set backends.kubernetes.spread: prefer, or ask for fewer nodes"),
+)
+_TAKEN = {
+    "PreemptionByScheduler": "preempted by a pod of a higher priority",
+    "PreemptionByKubeScheduler": "preempted by a pod of a higher priority",
+    "DeletionByTaintManager": "its node was tainted or lost",
+    "EvictionByEvictionAPI": "evicted: its node is drained, or somebody wanted it",
+    "DeletionByPodGC": "its node is gone",
+    "TerminationByKubelet": "its node had too little disk or memory, or was shut down",
+    "WorkloadEvictedDueToPreemption": "preempted in its queue",
+    "Evicted": "its node had too little disk or memory",
+}
+
+
+def trouble(pod: Object, events: Sequence[Object]) -> str | None:
+    """Why a pod that nobody deletes is not at work; None if it is, or has ended."""
+    scheduled = objects.condition(pod, "PodScheduled")
+    if objects.phase(pod) == "Pending" and scheduled is not None and scheduled.get("status") == "False":
+        if scheduled.get("reason") == "SchedulingGated":
+            return "is held back by a scheduling gate, as of a queue"
+        return f"finds no place: {scheduler_words(str(scheduled.get('message') or 'the scheduler does not say why'))}"
+    if objects.phase(pod) == "Pending" and scheduled is None:
+        who = (pod.get("spec") or {}).get("schedulerName") or "default-scheduler"
+        return f"is not placed yet by {who}"
+    own = objects.events_of(events, objects.name(pod))
+    state = objects.main_container(pod).get("state") or {}
+    if waiting := state.get("waiting"):
+        return _waiting(pod, waiting, own)
+    if objects.phase(pod) == "Pending":
+        return _creating(own)
+    return None
+
+
+def scheduler_words(message: str) -> str:
+    """The scheduler's own sentence, without what it thinks of preemption, and what can be done."""
+    told = _BESIDE.split(" ".join(message.split()))[0]
+    hint = next((fix for pattern, fix in _HINTS if re.search(pattern, told)), None)
+    return f"{told}; {hint}" if hint else told
+
+
+def _waiting(pod: Object, waiting: Object, own: Sequence[Object]) -> str:
+    reason, message = str(waiting.get("reason") or ""), " ".join(str(waiting.get("message") or "").split())
+    image = (pod["spec"]["containers"][0]).get("image")
+    if reason in _PULL:
+        told = [str(event.get("message")) for event in own if event.get("reason") == "Failed"]
+        why = next((words for words in reversed(told) if "Failed to pull image" in words), message)
+        why = " ".join(why.split()).removeprefix(f'Failed to pull image "{image}": ')
+        return f"cannot pull the image {image}: {why}; correct backends.kubernetes.image or image_pull_secrets"
+    if reason == "ErrImageNeverPull":
+        return f"has no image {image} on its node, and backends.kubernetes.image_pull_policy is Never"
+    if reason == "InvalidImageName":
+        return f"cannot pull the image {image}: that is no image's name; correct backends.kubernetes.image"
+    if reason in _CREATE:
+        return f"cannot be started: {message or reason}"
+    if reason == "CrashLoopBackOff":
+        last = (objects.main_container(pod).get("lastState") or {}).get("terminated") or {}
+        return f"ends again and again: {_end_words(last)}"
+    return _creating(own)
+
+
+def _creating(own: Sequence[Object]) -> str:
+    """A container that is being made: the newest thing that was said of it."""
+    for event in reversed(own):
+        reason, message = str(event.get("reason") or ""), " ".join(str(event.get("message") or "").split())
+        if "failed to sync" in message:
+            continue  # a kubelet that has not heard of it yet
+        if reason in ("FailedMount", "FailedAttachVolume", "FailedMapVolume"):
+            return f"waits for a volume: {message}"
+        if reason == "FailedCreatePodSandBox":
+            return f"has no network yet: {message}"
+        if reason == "Pulling":
+            return "is pulling its image"
+        if reason in ("Pulled", "Created", "Started"):
+            break
+    return "is being made ready"
+
+
+def _end_words(ended: Object) -> str:
+    if ended.get("reason") == "OOMKilled":
+        return "out of memory; raise resources.memory"
+    message = " ".join(str(ended.get("message") or "").split())
+    code = f"exit code {ended.get('exitCode')}"
+    return f"{message} ({code})" if message else code
+
+
+def end_words(pod: Object) -> str:
+    """Why a pod has ended, or goes."""
+    if taken := objects.disrupted(pod):
+        message = (pod.get("status") or {}).get("message")
+        return _TAKEN.get(taken, taken) + (f": {message}" if message else "")
+    ended = (objects.main_container(pod).get("state") or {}).get("terminated")
+    if ended:
+        return _end_words(ended)
+    return "deleted" if objects.deleted_at(pod) is not None else objects.phase(pod).lower()
+
+
+def told_end(pod: Object) -> tuple[int | None, str]:
+    """Exit code, and the last words that the container left for people."""
+    ended = (objects.main_container(pod).get("state") or {}).get("terminated") or {}
+    return ended.get("exitCode"), " ".join(str(ended.get("message") or "").split())

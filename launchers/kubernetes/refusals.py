@@ -1,0 +1,118 @@
+"""What the API server refuses: one sentence each, and what to do. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from ortflow.launchers.kubernetes.api import Refused
+from ortflow.workflow.errors import OrtflowError, UserError
+
+NAMESPACE = "backends.kubernetes.namespace"
+_FORBIDDEN = re.compile(
+    r'is forbidden: User "(?P<user>[^"]*)" cannot (?P<verb>\w+) resource "(?P<what>[^"]*)"'
+    r'(?: in API group "[^"]*")?(?: in the namespace "(?P<where>[^"]*)")?'
+)
+_GRANTS = re.compile(r'user "(?P<user>[^"]*)" .*is attempting to grant RBAC permissions not currently held', re.DOTALL)
+_QUOTA = re.compile(r"exceeded quota: (?P<words>.*)", re.DOTALL)
+_NEEDS = re.compile(r"failed quota: (?P<quota>[^:]*): must specify (?P<what>.*)", re.DOTALL)
+_HOOK = re.compile(r'admission webhook "(?P<hook>[^"]*)" denied the request:? ?(?P<words>.*)', re.DOTALL)
+_POLICY = re.compile(r"ValidatingAdmissionPolicy '(?P<hook>[^']*)' .*?denied request: (?P<words>.*)", re.DOTALL)
+_BROKEN_HOOK = re.compile(r'failed calling webhook "(?P<hook>[^"]*)": (?P<words>.*)', re.DOTALL)
+_SECURITY = re.compile(r'violates PodSecurity "(?P<level>[^"]*)": (?P<words>.*)', re.DOTALL)
+_UNKNOWN = re.compile(r'unknown field "(?P<field>[^"]*)"')
+_LIMIT = re.compile(r"is forbidden: \[?(?P<words>(?:maximum|minimum) .*? per (?:Pod|Container).*)", re.DOTALL)
+
+
+@contextmanager
+def in_a_sentence() -> Iterator[None]:
+    """Whatever the API server refuses inside comes out as the sentence for it."""
+    try:
+        yield
+    except Refused as error:
+        raise refusal(error) from error
+
+
+def refusal(error: Refused) -> OrtflowError:
+    """The sentence for a no: a UserError where somebody has to change something, else one that may pass."""
+    words = " ".join(error.words.split())
+    where = f"namespace {error.namespace}"
+    thing = f"{error.kind} {error.name}".strip()
+    if error.code == 401:
+        return UserError(
+            "the API server does not know who asks: the credentials are wrong or have expired",
+            fix="log in again, then try `kubectl auth whoami`",
+        )
+    if error.code == 404 and (
+        error.details.get("kind") == "namespaces" or re.search(r"namespaces? \S+ not found", words)
+    ):
+        return UserError(
+            f"there is no {where}",
+            where=NAMESPACE,
+            fix=f"`kubectl create namespace {error.namespace}`, or name another",
+        )
+    if error.code == 404:
+        return UserError(f"there is no {thing} in {where}")
+    if found := _HOOK.search(words) or _POLICY.search(words):
+        return UserError(f"the cluster's policy {found['hook']} refuses {thing}: {found['words'].strip()}")
+    if found := _QUOTA.search(words):
+        return UserError(
+            f"the quota of {where} has no room for {thing}: {found['words']}",
+            fix="wait until it has, ask for less in resources, or use another backends.kubernetes.namespace",
+        )
+    if found := _NEEDS.search(words):
+        return UserError(
+            f"the quota {found['quota']} of {where} wants every pod to say its {found['what']}",
+            where="resources", fix="give resources.cpus_per_rank and resources.memory",
+        )  # fmt: skip
+    if found := _SECURITY.search(words):
+        return UserError(
+            f"{where} takes only pods of the security level {found['level']}: {found['words']}",
+            where="backends.kubernetes.security", fix="change what it names, or use another namespace",
+        )  # fmt: skip
+    if found := _LIMIT.search(words):
+        return UserError(f"a limit of {where} refuses {thing}: {found['words'].rstrip(']')}", where="resources")
+    if "because it is being terminated" in words:
+        return UserError(f"{where} is being deleted", where=NAMESPACE, fix="wait, or name another")
+    if found := _GRANTS.search(words):
+        return UserError(
+            f"{found['user']} may not give {thing} rights that it has not itself",
+            where="backends.kubernetes.supervisor",
+            fix="leave it out, or have an administrator make the role, and name its service account",
+        )
+    if found := _FORBIDDEN.search(words):
+        spot = f"in namespace {found['where']}" if found["where"] else "in the cluster"
+        return UserError(
+            f"{found['user']} may not {found['verb']} {found['what']} {spot}",
+            fix="ask an administrator for a role that allows it; `ortflow doctor -b kubernetes` lists what is needed",
+        )
+    if error.code == 403:
+        return UserError(f"the API server does not allow to {error.verb} {thing} in {where}: {words}")
+    if error.code == 409 and error.reason == "AlreadyExists":
+        return UserError(f"the name is taken: there is a {thing} in {where} already", fix="delete it, or submit again")
+    if error.code == 413 or "[]: Too long" in words:
+        return UserError(
+            f"{thing} is too large for the API server",
+            where="backends.kubernetes.files",
+            fix="carry fewer or smaller files",
+        )
+    if error.code in (400, 422):
+        return _invalid(error, words, thing)
+    if found := _BROKEN_HOOK.search(words):
+        return OrtflowError(f"a policy of the cluster, {found['hook']}, does not answer: {found['words']}")
+    if error.code == 429:
+        return OrtflowError("the API server has too much to do; try again")
+    return OrtflowError(f"the API server fails to {error.verb} {thing} ({error.code}): {words}")
+
+
+def _invalid(error: Refused, words: str, thing: str) -> UserError:
+    causes = [cause for cause in error.details.get("causes") or [] if cause.get("field")]
+    if fields := _UNKNOWN.findall(words):
+        told = f"there is no field {', '.join(dict.fromkeys(fields))} in {error.kind}"
+        return UserError(told, where="backends.kubernetes", fix="correct it; an overlay takes Kubernetes' own names")
+    if causes:
+        told = "; ".join(f"{cause['field']}: {cause.get('message', '')}".rstrip(": ") for cause in causes[:3])
+        more = f" and {len(causes) - 3} more" if len(causes) > 3 else ""
+        return UserError(f"the API server does not take {thing}: {told}{more}")
+    return UserError(f"the API server does not take {thing}: {words}")

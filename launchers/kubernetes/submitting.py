@@ -1,0 +1,159 @@
+"""Making a run's objects, all or none.
+
+Every document is first sent as a dry run, so that what the API server, its policies and quotas have against one of them
+is told before anything exists. Then they are made in order, the MPIJob last, and given to it: who deletes the MPIJob
+deletes them, but for the claim of the volume. Whatever goes wrong in between takes away what was made.
+"""
+
+from __future__ import annotations
+
+import secrets
+import string
+from collections.abc import Sequence
+from contextlib import suppress
+
+from ortflow.launchers.kubernetes import objects
+from ortflow.launchers.kubernetes.api import Cluster, Object, Refused
+from ortflow.launchers.kubernetes.refusals import refusal
+from ortflow.workflow.errors import OrtflowError, UserError
+
+GROUP, VERSION, CRD = "kubeflow.org", "v2beta1", "mpijobs.kubeflow.org"
+KEPT = "PersistentVolumeClaim"
+"""Outlives its run, and is used as it is where it is there."""
+SHARED = ("Deployment", "Service")
+"""Named after the run, not the job: there may be one of an earlier submission, which then serves this one too."""
+SWEPT = (
+    "ConfigMap", "ServiceAccount", "Role", "RoleBinding", "Job", "NetworkPolicy", "PodDisruptionBudget", "Deployment",
+    "Service",
+)  # fmt: skip
+FOUND = "found"
+"""Marks what was there before us."""
+
+
+def new_suffix() -> str:
+    """What makes a job's name a new one."""
+    return "".join(secrets.choice(string.ascii_lowercase + string.digits) for _ in range(6))
+
+
+def require_operator(cluster: Cluster) -> None:
+    """Raise UserError where the cluster knows no MPIJobs, or only those of the old operator."""
+    try:
+        versions = cluster.served(GROUP)
+        if VERSION in versions:
+            kinds = [one.get("name") for one in cluster.ask(f"/apis/{GROUP}/{VERSION}").get("resources") or []]
+            if "mpijobs" in kinds:
+                return
+        if "v1" in versions:
+            kinds = [one.get("name") for one in cluster.ask(f"/apis/{GROUP}/v1").get("resources") or []]
+            if "mpijobs" in kinds:
+                raise UserError(
+                    f"the cluster's {CRD} is that of the old training-operator: it serves v1, not {VERSION}",
+                    fix="have an administrator install the mpi-operator in its place; the two cannot be there together",
+                )
+    except Refused as error:
+        raise refusal(error) from error
+    raise UserError(
+        f"the cluster knows no MPIJobs: the mpi-operator ({CRD}, {VERSION}) is not installed",
+        fix="have an administrator install it: docs/kubernetes.md, 'An empty cluster'",
+    )
+
+
+def create(cluster: Cluster, documents: Sequence[Object]) -> Object:
+    """Make them all; the MPIJob. Raises UserError with what the API server has against one, nothing being left."""
+    ordered = sorted(documents, key=lambda one: one["kind"] == "MPIJob")
+    rehearse(cluster, ordered)
+    made: list[Object] = []
+    try:
+        for document in ordered:
+            _make(cluster, document, made)
+        mpijob = made[-1]
+        for thing in made[:-1]:
+            _give(cluster, thing, mpijob)
+    except BaseException as error:
+        left = _take_away(cluster, made)
+        if isinstance(error, Refused):
+            raise refusal(error) from error
+        if left and isinstance(error, OrtflowError):
+            names = " ".join(f"{thing['kind'].lower()}/{objects.name(thing)}" for thing in left)
+            where = objects.namespace(left[0], cluster)
+            raise OrtflowError(f"{error}; what may be left: `kubectl delete -n {where} {names}`") from error
+        raise
+    return mpijob
+
+
+def rehearse(cluster: Cluster, documents: Sequence[Object]) -> None:
+    """Have the API server check all of them; raises the sentence for what it has against one."""
+    for document in documents:
+        if document["kind"] == "RoleBinding":
+            continue  # its role has to be there
+        try:
+            cluster.create(document, dry_run=True)
+        except Refused as error:
+            if not _is_there(error):
+                raise refusal(error) from error
+
+
+def _make(cluster: Cluster, document: Object, made: list[Object]) -> None:
+    try:
+        made.append(cluster.create(document))
+    except Refused as error:
+        if not _is_there(error):
+            raise
+        if document["kind"] in SHARED:
+            there = cluster.get(str(document["kind"]), objects.name(document), document["metadata"].get("namespace"))
+            made.insert(0, {**there, "kind": document["kind"], FOUND: True})
+    except BaseException:
+        # Nobody knows whether it was made before the answer was lost. What may have been there before stays.
+        if document["kind"] not in (KEPT, *SHARED):
+            made.append(document)
+        raise
+
+
+def _is_there(error: Refused) -> bool:
+    return error.code == 409 and error.reason == "AlreadyExists" and error.kind in (KEPT, *SHARED)
+
+
+def _give(cluster: Cluster, thing: Object, mpijob: Object) -> None:
+    """Make the MPIJob the owner, so that the thing goes with it."""
+    if thing["kind"] == KEPT:
+        return
+    owners = [*(thing["metadata"].get("ownerReferences") or []), owner(mpijob)]
+    change = {"metadata": {"ownerReferences": owners}}
+    cluster.patch(str(thing["kind"]), objects.name(thing), change, thing["metadata"].get("namespace"))
+
+
+def owner(mpijob: Object) -> Object:
+    """The reference by which things belong to an MPIJob."""
+    return {
+        "apiVersion": f"{GROUP}/{VERSION}",
+        "kind": "MPIJob",
+        "name": objects.name(mpijob),
+        "uid": objects.uid(mpijob),
+    }
+
+
+def _take_away(cluster: Cluster, made: Sequence[Object]) -> list[Object]:
+    """Delete what was made, the newest first; what could not be."""
+    left = []
+    for thing in reversed(made):
+        if thing.get(FOUND):
+            continue
+        try:
+            cluster.delete(
+                str(thing["kind"]),
+                objects.name(thing),
+                thing["metadata"].get("namespace"),
+                uid=objects.uid(thing) or None,
+            )
+        except OrtflowError:
+            left.append(thing)
+    return left
+
+
+def sweep(cluster: Cluster, namespace: str, job: str) -> None:
+    """Delete what belongs to a job and has no owner, as `kubectl apply` leaves it; what may not be seen stays."""
+    for kind in SWEPT:
+        with suppress(Refused):
+            for thing in cluster.find_all(kind, labels=f"{objects.OURS},{objects.JOB}={job}", namespace=namespace):
+                if not thing["metadata"].get("ownerReferences"):
+                    cluster.delete(kind, objects.name(thing), namespace, uid=objects.uid(thing))

@@ -1,0 +1,198 @@
+"""Heals what the operator cannot: `python -m ortflow.launchers.kubernetes.supervise`, or `ortflow supervise`.
+
+In the cluster it is a pod of its own, with the run directory on the volume; in a terminal the record directory serves,
+brought up to date from the logs before each look. Both look, decide (`healer`), act, until the run has ended. Whatever
+it misses while it is away it sees at its next look: it keeps nothing in mind.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from ortflow.launchers.kubernetes import objects
+from ortflow.launchers.kubernetes.api import Cluster, Object, Refused, Unreachable
+from ortflow.launchers.kubernetes.healer import Action, DeletePod, Done, EndRetries, Resubmit, heal
+from ortflow.launchers.kubernetes.links import Links, adopt_job
+from ortflow.launchers.kubernetes.look import View, look
+from ortflow.launchers.kubernetes.mirror import Mirror
+from ortflow.launchers.kubernetes.place import read_place
+from ortflow.launchers.kubernetes.refusals import refusal
+from ortflow.launchers.kubernetes.submitting import new_suffix, owner
+from ortflow.launchers.records import Outcome, State, state
+from ortflow.workflow.errors import EXIT_DONE, EXIT_FAILURE, EXIT_PREEMPTED, OrtflowError
+from ortflow.workflow.rundir import RunDir
+from ortflow.workflow.spec.load import load_run_file
+from ortflow.workflow.spec.paths import run_directory
+from ortflow.workflow.spec.run import Restart
+
+PERIOD = 3.0
+"""Seconds between two looks."""
+BIRTH = 60.0
+"""Seconds for which the MPIJob may be missing: this pod is made before it."""
+ONCE_ONLY = ("ORTFLOW_NEW_BUDGET", "ORTFLOW_FRESH")
+"""What a person wanted of the first submission, and of no other."""
+
+
+@dataclass(frozen=True)
+class Charge:
+    """The run that is looked after."""
+
+    run: RunDir
+    """Where its records are."""
+    name: str
+    namespace: str
+    restart: Restart
+    refresh: Callable[[View], None] = lambda view: None
+    """Bring the records up to date."""
+
+
+def supervise(charge: Charge, cluster: Cluster, say: Callable[[str], None]) -> int:
+    """Look after the run until it has ended; the exit code of the design's table."""
+    said, begun = "", time.monotonic()
+    while True:
+        try:
+            view = look(cluster, charge.namespace, charge.name)
+            if view.mpijob is None and time.monotonic() < begun + BIRTH and not _was_there(charge):
+                time.sleep(PERIOD)
+                continue
+            charge.refresh(view)
+            for action in heal(view, charge.run.read_attempts(), charge.restart):
+                say(str(action))
+                if isinstance(action, Done):
+                    return _end(charge, action)
+                carry_out(action, charge, cluster, view)
+            said = ""
+        except (Unreachable, Refused) as error:
+            words = str(refusal(error) if isinstance(error, Refused) else error)
+            if words != said:
+                say(f"{words}; trying again")
+                said = words
+        time.sleep(PERIOD)
+
+
+def _was_there(charge: Charge) -> bool:
+    """Whether the records know of a submission: then a missing MPIJob was deleted."""
+    return any(record.get("event") == "submit" for record in charge.run.read_attempts())
+
+
+def carry_out(action: Action, charge: Charge, cluster: Cluster, view: View) -> None:
+    """Do what was decided."""
+    if isinstance(action, DeletePod):
+        grace = 0 if action.force else None
+        cluster.delete("Pod", action.name, charge.namespace, grace=grace, uid=action.uid)
+    elif isinstance(action, EndRetries):
+        cluster.patch("Job", action.job, {"spec": {"backoffLimit": 0}}, charge.namespace)
+    elif isinstance(action, Resubmit):
+        assert view.mpijob is not None
+        time.sleep(action.pause)
+        new = cluster.create(successor(view.mpijob, new_suffix()))
+        charge.run.record_attempt(
+            event="submit", launcher="kubernetes", job=objects.name(new), follows=view.name, why=action.why
+        )
+
+
+def successor(mpijob: Object, suffix: str) -> Object:
+    """The MPIJob that follows one that is over: the same under another name, on what the first one owns. Pure.
+
+    It belongs to the first one, so that deleting that ends it, too.
+    """
+    old = objects.name(mpijob)
+    new = f"{old.rpartition('-')[0]}-{suffix}"
+    metadata, spec = mpijob["metadata"], copy.deepcopy(mpijob["spec"])
+    for replica in (spec.get("mpiReplicaSpecs") or {}).values():
+        template = replica.get("template") or {}
+        _relabel(template.get("metadata") or {}, new)
+        for container in template.get("spec", {}).get("containers") or []:
+            kept = [one for one in container.get("env") or [] if one.get("name") not in ONCE_ONLY]
+            container["env"] = [{**one, "value": new} if one.get("name") == "ORTFLOW_JOB" else one for one in kept]
+        for spread in template.get("spec", {}).get("topologySpreadConstraints") or []:
+            labels = (spread.get("labelSelector") or {}).get("matchLabels") or {}
+            if labels.get(objects.JOB) == old:
+                labels[objects.JOB] = new
+    owners = [one for one in metadata.get("ownerReferences") or [] if one.get("kind") == "MPIJob"]
+    notes = {
+        key: value
+        for key, value in (metadata.get("annotations") or {}).items()
+        if key != "kubectl.kubernetes.io/last-applied-configuration"
+    }
+    made: Object = {
+        "name": new, "labels": dict(metadata.get("labels") or {}), "annotations": notes,
+        "ownerReferences": owners or [owner(mpijob)],
+    }  # fmt: skip
+    if "namespace" in metadata:
+        made["namespace"] = metadata["namespace"]
+    _relabel(made, new)
+    return {"apiVersion": mpijob["apiVersion"], "kind": mpijob["kind"], "metadata": made, "spec": spec}
+
+
+def _relabel(metadata: Object, job: str) -> None:
+    if objects.JOB in (metadata.get("labels") or {}):
+        metadata["labels"][objects.JOB] = job
+
+
+def _end(charge: Charge, done: Done) -> int:
+    records = charge.run.read_attempts()
+    if done.outcome is not None:
+        charge.run.record_attempt(event="stop", outcome=done.outcome.value, why=done.why, cause=done.why)
+        return EXIT_PREEMPTED if done.outcome is Outcome.PREEMPTED else EXIT_FAILURE
+    how = state(records, alive=False) if records else State.LOST
+    if how is State.FINISHED:
+        return EXIT_DONE
+    return EXIT_PREEMPTED if how in (State.PREEMPTED, State.CANCELLED) else EXIT_FAILURE
+
+
+def in_terminal(run: RunDir, links: Links, say: Callable[[str], None]) -> int:
+    """Look after a run from outside, its records being copied here; the exit code of the design's table."""
+    cluster, place = links.of(run)
+    spec = load_run_file(run.run_file)
+
+    def refresh(view: View) -> None:
+        adopt_job(run, view)
+        if read_place(run) is not None:
+            Mirror(run, cluster).sync(view.pods)
+
+    return supervise(Charge(run, place.name, place.namespace, spec.restart, refresh), cluster, say)
+
+
+def in_cluster(namespace: str, job: str) -> int:
+    """Look after the run of the pod that we are beside."""
+    from ortflow.launchers.kubernetes.contexts import connect
+
+    spec = load_run_file(Path(os.environ["ORTFLOW_RUN_FILE"]))
+    run = RunDir(run_directory(spec, Path(os.environ["ORTFLOW_MOUNT"])))
+
+    def say(text: str) -> None:
+        print(f"{time.strftime('%H:%M:%S')}  {text}", flush=True)
+
+    cluster = connect(None, namespace)
+    say(f"looking after {spec.name}, from MPIJob {job} on")
+    # As a Job of its own it has done its work however the run has ended.
+    supervise(Charge(run, spec.name, namespace, spec.restart), cluster, say)
+    return EXIT_DONE
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The command of the supervisor's pod."""
+    parser = argparse.ArgumentParser(prog="supervise")
+    parser.add_argument("--namespace", required=True)
+    parser.add_argument("--job", required=True)
+    given = parser.parse_args(arguments)
+    # The first process of a container has no default for it, and would be waited for.
+    signal.signal(signal.SIGTERM, lambda number, frame: os._exit(128 + number))
+    try:
+        return in_cluster(given.namespace, given.job)
+    except OrtflowError as error:
+        print(f"error: {error}", flush=True)
+        return error.exit_code
+
+
+if __name__ == "__main__":
+    sys.exit(main())

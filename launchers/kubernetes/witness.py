@@ -1,0 +1,86 @@
+"""What workers say of themselves on the volume, and what the keeper concludes when ranks have ended without a word.
+
+An exit code of mpirun does not tell a deleted pod from a crashed one, and the two count differently: one that was taken
+away is nobody's failure, one that ran out of memory is.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass
+
+from ortflow.launchers.cause import Cause
+from ortflow.launchers.kubernetes.pod import Pod
+from ortflow.launchers.records import Outcome
+from ortflow.workflow.errors import EXIT_FAILURE, EXIT_PREEMPTED
+from ortflow.workflow.rundir import write_atomically
+
+
+@dataclass(frozen=True)
+class Witness:
+    """A worker at one moment."""
+
+    address: str
+    """Of its pod: another pod of the same name has another."""
+    started: float
+    """Unix time at which its container began."""
+    leaving: bool = False
+    """It was told to end."""
+    out_of_memory: int = 0
+    """Kills for want of memory since then."""
+
+
+Witnesses = Mapping[str, Witness | None]
+"""By host; None for one that has said nothing."""
+
+
+def tell(pod: Pod, host: str, witness: Witness) -> None:
+    """Put a worker's word on the volume."""
+    write_atomically(pod.witness(host), json.dumps(asdict(witness)).encode())
+
+
+def hear(pod: Pod, hosts: Iterable[str]) -> dict[str, Witness | None]:
+    """What each host's worker said last."""
+    return {host: _read(pod, host) for host in hosts}
+
+
+def _read(pod: Pod, host: str) -> Witness | None:
+    try:
+        values = json.loads(pod.witness(host).read_text())
+        return Witness(**values)
+    except (OSError, ValueError, TypeError):
+        return None
+
+
+def conclude(before: Witnesses, after: Witnesses, silent: Iterable[str]) -> Cause | None:
+    """Why ranks ended, where that lies with their workers; None where it does not. Pure.
+
+    `before` as of the attempt's start; `silent` are the hosts that cannot be reached now.
+    """
+    changed = [host for host, old in before.items() if old is not None]
+    for host in changed:
+        old, new = before[host], after.get(host)
+        assert old is not None
+        if new is not None and new.address == old.address and new.out_of_memory > old.out_of_memory:
+            return _failure(f"the worker {host} ran out of memory; raise resources.memory")
+        if new is not None and new.address == old.address and new.started != old.started:
+            return _failure(f"the container of worker {host} ended and was started again: out of memory, or it crashed")
+    for host in changed:
+        old, new = before[host], after.get(host)
+        assert old is not None
+        if new is not None and (new.address != old.address or (new.leaving and not old.leaving)):
+            return _taken(host)
+    for host in sorted(silent):
+        return Cause(
+            Outcome.LOST, EXIT_FAILURE, f"the worker {host} does not answer any more: its node is lost, or cut off"
+        )
+    return None
+
+
+def _failure(sentence: str) -> Cause:
+    return Cause(Outcome.FAILURE, EXIT_FAILURE, sentence)
+
+
+def _taken(host: str) -> Cause:
+    return Cause(Outcome.PREEMPTED, EXIT_PREEMPTED, f"the worker {host} was taken away")

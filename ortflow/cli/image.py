@@ -1,0 +1,56 @@
+"""`ortflow image`: about the image that pods of a run are made from.
+
+Wired into the command line by `ortflow.cli.app`. Nothing heavy may be imported at module level: `--help` reads this.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import Annotated
+
+import typer
+
+from ortflow.cli.runs import JsonOption, print_json
+from ortflow.workflow.errors import EXIT_FAILURE
+
+app = typer.Typer(name="image", help="About the image that pods of a run are made from.", no_args_is_help=True)
+
+
+class AnyMpi(str, Enum):
+    """As in the run file, or whichever there is."""
+
+    AUTO = "auto"
+    MPICH = "mpich"
+    OPENMPI = "openmpi"
+
+
+@app.callback()
+def image() -> None:
+    """Keeps `check` a word of its own."""
+
+
+@app.command()
+def check(
+    python: Annotated[str, typer.Option(help="Interpreter of the ranks: backends.kubernetes.python.")] = "python",
+    mpi: Annotated[AnyMpi, typer.Option(help="MPI that is to be there: backends.kubernetes.mpi.")] = AnyMpi.AUTO,
+    port: Annotated[int, typer.Option(min=1, max=65535, help="Port of sshd: backends.kubernetes.ssh_port.")] = 2222,
+    as_json: JsonOption = False,
+) -> None:
+    """Tell whether the image this runs in has what ranks need: run it inside, as the user of the run.
+
+    A line for each thing looked at; exit code 1 if one is at fault.
+    """
+    from ortflow.launchers.findings import Finding, has_fault, summary
+    from ortflow.launchers.image import Wanted, examine_image
+
+    found: list[Finding] = []
+    for finding in examine_image(Wanted(python, mpi.value, port)):
+        found.append(finding)
+        if not as_json:
+            typer.echo(str(finding))
+    if as_json:
+        print_json({"fault": has_fault(found), "findings": [finding.to_json() for finding in found]})
+    else:
+        typer.echo(summary(found))
+    if has_fault(found):
+        raise typer.Exit(EXIT_FAILURE)

@@ -1,0 +1,164 @@
+"""The command line with Kubernetes: every verb by name, by directory or by handle, and options that do not apply."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from kubernetes_objects import NOW, mpijob, pod
+from played_kubernetes import PlayedCluster
+
+from ortflow.cli.app import app
+from ortflow.launchers.kubernetes import cancelling
+from ortflow.workflow.errors import OrtflowError
+
+RUN = """\
+name: digits
+model: {path: m.onnx, loss: mse}
+data: {train: {path: d.arrow}, micro_batch: 1}
+train: {steps: 10, optimizer: {name: sgd, lr: 0.1}}
+resources: {nodes: 2}
+backends: {kubernetes: {image: "localhost/ortflow:test", volume: {create: {size: 1Gi}}}}
+"""
+
+
+@dataclass(frozen=True)
+class Done:
+    code: int
+    out: str
+    err: str
+
+
+@dataclass(frozen=True)
+class Person:
+    """Somebody at a terminal: verbs are carried out in this process, which has the slow imports behind it."""
+
+    played: PlayedCluster
+    screen: pytest.CaptureFixture[str]
+
+    def tell(self, *arguments: str) -> Done:
+        self.screen.readouterr()
+        code, told = 0, ""
+        try:
+            code = app(list(arguments), standalone_mode=False) or 0
+        except OrtflowError as error:
+            code, told = error.exit_code, f"error: {error}"
+        screen = self.screen.readouterr()
+        return Done(code, screen.out, screen.err + told)
+
+
+@pytest.fixture
+def person(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Iterator[Person]:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(cancelling, "PERIOD", 0.05)
+    (tmp_path / "run.yaml").write_text(RUN)
+    with PlayedCluster(tmp_path) as cluster:
+        monkeypatch.setenv("KUBECONFIG", str(cluster.kubeconfig))
+        yield Person(cluster, capsys)
+
+
+def test_a_run_from_submit_to_resume(person: Person, tmp_path: Path) -> None:
+    played = person.played
+    done = person.tell("submit", "-b", "kubernetes", "run.yaml")
+    assert done.code == 0, done.err
+    handle = done.out.splitlines()[0]
+    job = handle.rpartition("/")[2]
+    assert "follow it: ortflow logs -f digits" in done.out
+
+    played.objects["mpijobs", "default", job]["status"] = mpijob()["status"]
+    for made in (pod("worker", 0), pod("worker", 1), pod("launcher")):
+        made["metadata"]["labels"]["ortflow.dev/job"] = job
+        played.add(made)
+    start = {"event": "start", "attempt": 0, "time": NOW}
+    played.say(made["metadata"]["name"], "::ortflow " + json.dumps({"file": "attempts", "record": start}), "[1] hello")
+    told = json.loads(person.tell("status", "digits", "--json").out)
+    assert (told["state"], told["job"], told["launcher"], told["total_steps"]) == ("running", job, "kubernetes", 10)
+    assert person.tell("logs", "digits", "--rank", "1").out == "hello\n"
+
+    other = tmp_path / "other"
+    listed = person.tell("list", "-b", "kubernetes", "-A", "--runs-dir", str(other)).out.splitlines()
+    assert handle in listed[1]
+    assert "running" in person.tell("status", handle, "--runs-dir", str(other)).out
+    assert (other / "digits" / "run.yaml").is_file()
+
+    for arguments in (("submit", "-b", "kubernetes", "run.yaml"), ("resume", "digits")):
+        refused = person.tell(*arguments)
+        assert refused.code == 2, arguments
+        assert f"is running as MPIJob {job}" in refused.err
+
+    def gone(plural: str, name: str) -> None:
+        if plural == "mpijobs":
+            for one in played.of("pods"):
+                played.remove("pods", one["metadata"]["name"])
+
+    played.deleted = gone
+    assert person.tell("cancel", "digits").out == "digits: cancelled at step 0\n"
+    again = person.tell("resume", "digits")
+    assert again.code == 0, again.err
+    assert len(played.of("mpijobs")) == 1
+
+
+def test_render_needs_no_cluster(person: Person, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KUBECONFIG", "/nowhere")
+    done = person.tell("render", "-b", "kubernetes", "run.yaml")
+    assert done.code == 0, done.err
+    assert done.out.count("\nkind: ") == 4
+    assert done.out == person.tell("render", "-b", "kubernetes", "run.yaml").out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("submit", "-b", "kubernetes", "run.yaml", "--after", "x"), "--after is for runs in Slurm"),
+        (("submit", "-b", "kubernetes", "run.yaml", "--set", "seed=1,2"), "--set makes a job array of Slurm"),
+        (("submit", "-b", "kubernetes", "run.yaml", "--host", "login"), "--host is for login nodes"),
+        (("list", "-A"), "--all-namespaces is for runs on Kubernetes; add -b kubernetes"),
+        (("doctor", "-b", "kubernetes", "--job"), "--job and --nodes are for Slurm"),
+        (("status", "kubernetes://default/nobody"), "there is no MPIJob nobody in namespace default"),
+        (("submit", "-b", "kubernetes", "run.yaml", "backends.kubernetes.context=b"), "there is no context b"),
+        (("submit", "-b", "kubernetes", "run.yaml", "backends.kubernetes.image=null"), "backends.kubernetes.image"),
+    ],
+)
+def test_what_does_not_apply(person: Person, arguments: tuple[str, ...], words: str) -> None:
+    refused = person.tell(*arguments)
+    assert refused.code == 2, refused.err
+    assert words in refused.err
+    assert not person.played.of("mpijobs")
+
+
+def test_supervise_is_for_runs_on_kubernetes(person: Person, tmp_path: Path) -> None:
+    folder = tmp_path / "runs" / "here"
+    folder.mkdir(parents=True)
+    (folder / "run.yaml").write_text("name: here\n")
+    refused = person.tell("supervise", "here")
+    assert refused.code == 2
+    assert "here is a run of the local launcher, which looks after it itself" in refused.err
+
+
+def test_without_the_package(tmp_path: Path) -> None:
+    (tmp_path / "run.yaml").write_text(RUN)
+    script = "import sys; sys.modules['kubernetes'] = None; from ortflow.cli.app import main; main()"
+    done = subprocess.run(
+        [sys.executable, "-c", script, "submit", "-b", "kubernetes", "run.yaml"],
+        cwd=tmp_path, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 2
+    assert (
+        done.stderr
+        == "error: this needs kubernetes, which is not installed; install it with `pip install 'ortflow[kubernetes]'`\n"
+    )
+
+
+def test_help_does_not_import_the_package(tmp_path: Path) -> None:
+    script = (
+        "import sys; sys.argv[1:] = ['--help']; from ortflow.cli.app import app\n"
+        "try: app()\nexcept SystemExit: pass\nassert 'kubernetes' not in sys.modules"
+    )
+    done = subprocess.run([sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "supervise" in done.stdout

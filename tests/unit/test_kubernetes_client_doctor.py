@@ -1,0 +1,215 @@
+"""The doctor: one line for each thing, right for what is there, for what is not, and for what may not be looked at."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from kubernetes_objects import Object
+from played_kubernetes import PlayedCluster
+
+from ortflow.cli.doctor import _submission
+from ortflow.launchers.findings import Finding, Level
+from ortflow.launchers.kubernetes import checks
+from ortflow.launchers.kubernetes.doctor import examine_kubernetes
+from ortflow.launchers.kubernetes.quantity import parse, show
+
+RUN = """\
+name: digits
+model: {path: m.onnx, loss: mse}
+data: {train: {path: d.arrow}, micro_batch: 1}
+train: {steps: 10, optimizer: {name: sgd, lr: 0.1}}
+resources: {nodes: 2, ranks_per_node: 2, cpus_per_rank: 1, memory: 1Gi}
+backends: {kubernetes: {image: "localhost/ortflow:test", volume: {create: {size: 1Gi}}}}
+"""
+
+
+@pytest.fixture
+def played(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[PlayedCluster]:
+    (tmp_path / "run.yaml").write_text(RUN)
+    with PlayedCluster(tmp_path) as cluster:
+        monkeypatch.setenv("KUBECONFIG", str(cluster.kubeconfig))
+        yield cluster
+
+
+def node(name: str, memory: str = "8Gi", **spec: Any) -> Object:
+    return {
+        "kind": "Node",
+        "metadata": {"name": name, "labels": {"kind": "big"}},
+        "spec": spec,
+        "status": {
+            "conditions": [{"type": "Ready", "status": "True"}],
+            "allocatable": {"cpu": "4", "memory": memory, "nvidia.com/gpu": "1"},
+        },
+    }
+
+
+def lease(age: float = 1.0) -> Object:
+    renewed = time.strftime("%Y-%m-%dT%H:%M:%S.123456Z", time.gmtime(time.time() - age))
+    return {
+        "kind": "Lease",
+        "metadata": {"name": "mpi-operator", "namespace": "mpi-operator"},
+        "spec": {"renewTime": renewed, "holderIdentity": "somebody"},
+    }
+
+
+def storage(name: str = "fast", *, default: bool = True) -> Object:
+    notes = {"storageclass.kubernetes.io/is-default-class": "true"} if default else {}
+    return {"kind": "StorageClass", "metadata": {"name": name, "annotations": notes}}
+
+
+def dns() -> list[Object]:
+    labels = {"kubernetes.io/service-name": "kube-dns"}
+    return [
+        {"kind": "Service", "metadata": {"name": "kube-dns", "namespace": "kube-system"}},
+        {
+            "kind": "EndpointSlice",
+            "metadata": {"name": "x", "namespace": "kube-system", "labels": labels},
+            "endpoints": [1],
+        },
+    ]
+
+
+def found(folder: Path, *overrides: str, file: bool = True) -> dict[str, list[Finding]]:
+    run = _submission(folder / "run.yaml" if file else None, list(overrides), folder / "runs", elsewhere=True)
+    told: dict[str, list[Finding]] = {}
+    for finding in examine_kubernetes(run, of_user=file):
+        told.setdefault(finding.about, []).append(finding)
+    return told
+
+
+def levels(told: dict[str, list[Finding]]) -> dict[str, str]:
+    return {about: findings[0].level.value for about, findings in told.items()}
+
+
+def test_a_cluster_on_which_the_run_works(tmp_path: Path, played: PlayedCluster) -> None:
+    played.add(lease(), storage(), node("n1"), node("n2"), *dns())
+    told = found(tmp_path)
+    assert set(levels(told).values()) == {"ok"}, told
+    assert set(told) >= {
+        "API server",
+        "MPIJob",
+        "operator",
+        "rights",
+        "quota",
+        "storage class",
+        "nodes",
+        "cluster DNS",
+        "dry run",
+    }
+    assert not [path for method, path, query in played.asked if method in ("PATCH", "DELETE")]
+    assert all(query.get("dryRun") for method, path, query in played.asked if method == "POST" and "review" not in path)
+    assert set(levels(found(tmp_path, file=False)).values()) == {"ok"}
+
+
+def test_what_is_missing(tmp_path: Path, played: PlayedCluster) -> None:
+    told = found(
+        tmp_path, "backends.kubernetes.priority_class=high", "backends.kubernetes.queue=team",
+        "backends.kubernetes.image_pull_secrets=[keys]", "backends.kubernetes.secret_env={TOKEN: keys2/token}",
+    )  # fmt: skip
+    wrong = {about for about, level in levels(told).items() if level == "fault"}
+    assert wrong == {"operator", "storage class", "nodes", "priority class", "queue", "secret"}
+    assert [one.what for one in told["secret"]] == ["there is no keys", "there is no keys2"]
+    assert levels(told)["cluster DNS"] == "warning"
+
+
+def test_an_operator_that_died(tmp_path: Path, played: PlayedCluster) -> None:
+    played.add(lease(age=3000))
+    assert "its lease was renewed 50:0" in str(found(tmp_path)["operator"][0])
+    played.versions = {"v1": ["mpijobs"]}
+    assert "old training-operator" in str(found(tmp_path)["MPIJob"][0])
+
+
+def test_somebody_who_may_do_little(tmp_path: Path, played: PlayedCluster) -> None:
+    played.forbidden = {"create configmaps", "get pods/log", "delete pods"}
+    played.refuse = lambda method, plural, body: (
+        "forbidden_cluster" if plural in ("nodes", "leases", "namespaces", "resourcequotas", "services") else None
+    )
+    told = found(tmp_path)
+    needed, useful = told["rights"]
+    assert needed.level is Level.FAULT
+    assert "get pods/log, create configmaps" in needed.what
+    assert useful.level is Level.WARNING
+    for about in ("nodes", "operator", "namespace", "quota", "cluster DNS"):
+        assert told[about][0].level is Level.UNTESTED, about
+
+
+def test_nobody_answers(tmp_path: Path, played: PlayedCluster) -> None:
+    played.away = True
+    told = found(tmp_path)
+    assert levels(told) == {"client": "ok", "API server": "fault", "everything else": "untested"}
+
+
+def test_the_run_itself_is_refused(tmp_path: Path, played: PlayedCluster) -> None:
+    played.refuse = lambda method, plural, body: "webhook" if (method, plural) == ("POST", "mpijobs") else None
+    assert "images must come from" in str(found(tmp_path)["dry run"][0])
+    assert "image" in str(found(tmp_path, "backends.kubernetes.image=null")["run file"][0])
+
+
+def claim_of(*modes: str, phase: str = "Bound") -> Object:
+    return {"metadata": {"name": "data"}, "spec": {"accessModes": list(modes)}, "status": {"phase": phase}}
+
+
+def test_claims() -> None:
+    assert checks.claim(None, "data", 1).level is Level.FAULT
+    assert checks.claim(claim_of("ReadWriteOnce"), "data", 1).level is Level.OK
+    assert checks.claim(claim_of("ReadWriteOnce"), "data", 2).level is Level.WARNING
+    assert checks.claim(claim_of("ReadWriteMany"), "data", 2).level is Level.OK
+    assert checks.claim(claim_of("ReadWriteMany", phase="Lost"), "data", 2).level is Level.FAULT
+    assert checks.storage_class([storage("a", default=False)], None).level is Level.FAULT
+    assert checks.storage_class([storage("a")], "b").fix == "there are: a"
+
+
+def test_quotas() -> None:
+    def told(hard: str, used: str = "0") -> Level:
+        quota = {"metadata": {"name": "q"}, "status": {"hard": {"requests.cpu": hard}, "used": {"requests.cpu": used}}}
+        return next(iter(checks.quotas([quota], {"requests.cpu": 4.0}))).level
+
+    assert told("8") is Level.OK
+    assert told("8", "4500m") is Level.WARNING
+    assert told("3500m") is Level.FAULT
+
+
+def test_nodes_that_can_hold_a_worker() -> None:
+    def told(nodes: list[Object], asks: dict[str, float], **spec: Any) -> Finding:
+        return next(iter(checks.fits(nodes, spec, 2, asks)))
+
+    small, big = node("n1", memory="512Mi"), node("n2")
+    assert told([big, node("n3")], {"memory": 2**30}).level is Level.OK
+    assert told([small, big], {"memory": 2**30}).level is Level.WARNING
+    strict = [{"whenUnsatisfiable": "DoNotSchedule"}]
+    assert told([small, big], {"memory": 2**30}, topologySpreadConstraints=strict).level is Level.FAULT
+    gpus = told([small, big], {"nvidia.com/gpu": 2.0})
+    assert gpus.level is Level.FAULT
+    assert "2 with 1 of nvidia.com/gpu" in gpus.what
+    assert told([big, big], {}, nodeSelector={"kind": "small"}).level is Level.FAULT
+    taint = {"key": "spot", "value": "yes", "effect": "NoSchedule"}
+    spot = node("n4", taints=[taint])
+    assert "1 with the taint spot" in told([spot], {}).what
+    for toleration in ({"key": "spot", "operator": "Exists"}, {"key": "spot", "value": "yes"}, {"operator": "Exists"}):
+        assert told([spot, spot], {}, tolerations=[toleration]).level is Level.OK, toleration
+    assert "cordoned" in told([node("n5", unschedulable=True)], {}).what
+    down = node("n6")
+    down["status"]["conditions"][0]["status"] = "Unknown"
+    assert "not ready" in told([down], {}).what
+
+
+@pytest.mark.parametrize(
+    ("text", "number"),
+    [
+        ("1", 1),
+        ("250m", 0.25),
+        ("24603460Ki", 24603460 * 1024),
+        ("1Gi", 2**30),
+        ("2G", 2e9),
+        ("1e3", 1000),
+        ("junk", 0),
+        (3, 3),
+    ],
+)
+def test_quantities(text: object, number: float) -> None:
+    assert parse(text) == pytest.approx(number)
+    assert show("memory", 2**30) == "1Gi"

@@ -1,0 +1,231 @@
+"""What is done for a run that the operator cannot heal, and that no more is done than that."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from kubernetes_objects import JOB, NAMESPACE, NOW, RUN, Object, batch_job, event, mpijob, pod, stamp
+from played_kubernetes import PlayedCluster
+
+from ortflow.launchers.kubernetes import supervise as module
+from ortflow.launchers.kubernetes.contexts import connect
+from ortflow.launchers.kubernetes.healer import Action, DeletePod, Done, EndRetries, Resubmit, heal, in_vain
+from ortflow.launchers.kubernetes.look import View
+from ortflow.launchers.kubernetes.supervise import Charge, successor, supervise
+from ortflow.launchers.records import Outcome
+from ortflow.workflow.rundir import RunDir
+from ortflow.workflow.spec.run import Backoff, Restart
+
+SUBMIT = {"event": "submit", "launcher": "kubernetes", "job": JOB}
+START = {"event": "start", "attempt": 0}
+RUNNING = [SUBMIT, START]
+RESTART = Restart(failures=2, backoff=Backoff(first=0.0))
+FAILED = [("Failed", "True", "BackoffLimitExceeded", "Job has reached the specified backoff limit")]
+
+
+def actions(records: list[dict[str, Any]], pods: list[Object], restart: Restart = RESTART, **view: Any) -> list[Action]:
+    given = {"mpijob": mpijob(), "job": batch_job(), "events": [], **view}
+    return heal(View(given["mpijob"], NOW, given["job"], pods, given["events"]), records, restart)
+
+
+def over(**given: Any) -> Object:
+    return mpijob(conditions=FAILED, completionTime=stamp(NOW), **given)
+
+
+def test_nothing_is_done_to_a_healthy_run() -> None:
+    pods = [pod("worker", 0), pod("worker", 1, phase="Pending", node="", ready=False), pod("launcher")]
+    assert actions(RUNNING, pods) == []
+    assert actions(RUNNING, [pod("worker", 0, deleted=NOW + 40), pod("launcher", phase="Failed")]) == []
+    assert actions(RUNNING, [], mpijob=mpijob(suspend=True)) == []
+
+
+def test_dead_workers_are_deleted() -> None:
+    evicted = pod("worker", 0, phase="Failed", reason="Evicted")
+    succeeded = pod("worker", 1, phase="Succeeded", uid="u1")
+    found = actions(RUNNING, [evicted, succeeded, pod("launcher", phase="Failed")])
+    assert [(one.name, one.force) for one in found if isinstance(one, DeletePod)] == [
+        (f"{JOB}-worker-0", False), (f"{JOB}-worker-1", False),
+    ]  # fmt: skip
+    assert len(found) == 2
+
+
+def test_pods_on_lost_nodes_are_removed_by_force_and_only_when_late() -> None:
+    assert actions(RUNNING, [pod("worker", 0, deleted=NOW - 10)]) == []
+    (found,) = actions(RUNNING, [pod("worker", 0, node="n2", deleted=NOW - 16)])
+    assert isinstance(found, DeletePod)
+    assert found.force
+    assert str(found) == f"removing lost pod {JOB}-worker-0: its node n2 does not answer"
+    (launcher,) = actions(RUNNING, [pod("launcher", deleted=NOW - 16)])
+    assert isinstance(launcher, DeletePod)
+
+
+@pytest.mark.parametrize("outcome", ["failure", "user_error"])
+def test_retries_of_a_run_that_has_ended_are_ended(outcome: str) -> None:
+    ended = [*RUNNING, {"event": "end", "attempt": 0, "outcome": outcome, "next": "stop"}]
+    dead = pod("worker", 0, phase="Succeeded")
+    assert [type(one) for one in actions(ended, [dead])] == [EndRetries]
+    assert actions(ended, [], job=batch_job(limit=0)) == []
+    assert [type(one) for one in actions(ended, [], mpijob=over())] == [Done]
+
+
+def test_a_finished_run_is_left_to_the_operator() -> None:
+    done = [*RUNNING, {"event": "end", "attempt": 0, "outcome": "finished", "next": "stop"}]
+    assert actions(done, [pod("worker", 0)]) == []
+    succeeded = mpijob(conditions=[("Succeeded", "True", "", "")], completionTime=stamp(NOW))
+    assert [str(one) for one in actions(done, [], mpijob=succeeded)] == ["the run has ended: finished"]
+
+
+def test_wrong_input_is_not_tried_again() -> None:
+    said = pod("launcher", phase="Failed", state={"terminated": {"exitCode": 2, "message": "no such file"}})
+    (found,) = actions([SUBMIT], [said])
+    assert isinstance(found, EndRetries)
+    (ended,) = actions([SUBMIT], [said], mpijob=over())
+    assert isinstance(ended, Done)
+    assert ended.outcome is Outcome.USER_ERROR
+
+
+def test_a_run_that_the_operator_gave_up_is_submitted_again() -> None:
+    (found,) = actions(RUNNING, [pod("launcher", phase="Failed")], mpijob=over())
+    assert isinstance(found, Resubmit)
+    assert "counts against no budget" in found.why
+
+
+def test_submissions_without_an_attempt_spend_the_budget_of_failures() -> None:
+    records: list[dict[str, Any]] = [*RUNNING]
+    for number in range(2):
+        records.append({**SUBMIT, "job": f"digits-{number}"})
+        (found,) = actions(records, [pod("launcher", phase="Failed")], mpijob=over())
+        assert isinstance(found, Resubmit), number
+    records.append({**SUBMIT, "job": "digits-2"})
+    assert in_vain(records) == 3
+    (found,) = actions(records, [pod("launcher", phase="Failed")], mpijob=over())
+    assert isinstance(found, Done)
+    assert found.outcome is Outcome.FAILURE
+    assert "the budget of 2 failures is spent" in found.why
+
+
+def test_preemptions_spend_only_their_own() -> None:
+    target = [{"type": "DisruptionTarget", "status": "True", "reason": "PreemptionByScheduler"}]
+    taken = pod("launcher", phase="Failed", conditions=target)
+    failures = [{"event": "end", "attempt": n, "outcome": "failure", "next": "restart", "step": n} for n in range(2)]
+    records = [*RUNNING, *failures, {**START, "attempt": 2}]
+    (found,) = actions(records, [taken], mpijob=over())
+    assert isinstance(found, Resubmit)
+    (none_left,) = actions(records, [taken], Restart(failures=2, preemptions=0), mpijob=over())
+    assert isinstance(none_left, Done)
+
+
+def test_ends_that_are_nobodys_to_heal() -> None:
+    (gone,) = actions(RUNNING, [], mpijob=None)
+    assert isinstance(gone, Done)
+    late = mpijob(conditions=[("Failed", "True", "DeadlineExceeded", "")], completionTime=stamp(NOW))
+    (deadline,) = actions(RUNNING, [], mpijob=late)
+    assert isinstance(deadline, Done)
+    assert deadline.outcome is Outcome.PREEMPTED
+    (refused,) = actions([SUBMIT], [], mpijob=mpijob(conditions=[]), events=[event(JOB, "ValidationError", "wrong")])
+    assert isinstance(refused, Done)
+
+
+def test_the_successor_is_the_same_run_under_another_name() -> None:
+    old = mpijob()
+    old["metadata"] |= {"resourceVersion": "7", "managedFields": [], "annotations": {"a": "b"}}
+    new = successor(old, "zzz999")
+    assert new["metadata"]["name"] == "digits-zzz999"
+    assert new["metadata"]["labels"]["ortflow.dev/job"] == "digits-zzz999"
+    assert new["metadata"]["labels"]["ortflow.dev/run"] == RUN
+    assert [owner["name"] for owner in new["metadata"]["ownerReferences"]] == [JOB]
+    assert set(new) == {"apiVersion", "kind", "metadata", "spec"}
+    assert set(new["metadata"]) == {"name", "namespace", "labels", "annotations", "ownerReferences"}
+    launcher = new["spec"]["mpiReplicaSpecs"]["Launcher"]["template"]
+    assert launcher["metadata"]["labels"]["ortflow.dev/job"] == "digits-zzz999"
+    assert launcher["spec"]["containers"][0]["env"] == [{"name": "ORTFLOW_JOB", "value": "digits-zzz999"}]
+    assert launcher["spec"]["volumes"][0]["configMap"]["name"] == f"{JOB}-run", "what the first one owns"
+    assert old["spec"]["mpiReplicaSpecs"]["Launcher"]["template"]["spec"]["containers"][0]["env"][0]["value"] == JOB
+    third = successor({**new, "metadata": {**new["metadata"], "uid": "other"}}, "yyy888")
+    assert third["metadata"]["name"] == "digits-yyy888"
+    assert [owner["name"] for owner in third["metadata"]["ownerReferences"]] == [JOB], "all hang on the first"
+
+
+@pytest.fixture
+def played(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[PlayedCluster]:
+    monkeypatch.setattr(module, "PERIOD", 0.05)
+    with PlayedCluster(tmp_path) as cluster:
+        monkeypatch.setenv("KUBECONFIG", str(cluster.kubeconfig))
+        yield cluster
+
+
+def test_the_loop_heals_submits_again_and_ends(played: PlayedCluster, tmp_path: Path) -> None:
+    run = RunDir(tmp_path / "run")
+    for record in (SUBMIT, START):
+        run.record_attempt(**record)
+    played.add(mpijob(now=NOW), batch_job(), pod("worker", 0, phase="Failed"), pod("worker", 1), pod("launcher"))
+    said: list[str] = []
+    changed = threading.Condition()
+
+    def say(text: str) -> None:
+        with changed:
+            said.append(text)
+            changed.notify_all()
+
+    def until(words: str) -> None:
+        with changed:
+            assert changed.wait_for(lambda: any(words in text for text in said), 10), said
+
+    codes: list[int] = []
+    charge = Charge(run, RUN, NAMESPACE, RESTART)
+    loop = threading.Thread(target=lambda: codes.append(supervise(charge, connect(), say)))
+    loop.start()
+    until(f"deleting dead pod {JOB}-worker-0")
+    played.away = True
+    until("does not answer")
+    played.away = False
+    played.objects["mpijobs", NAMESPACE, JOB]["status"] = over()["status"]
+    until("submitting again")
+    end = time.monotonic() + 5
+    while len(played.of("mpijobs")) < 2 or "follows" not in run.read_attempts()[-1]:
+        assert time.monotonic() < end, said
+        time.sleep(0.02)
+    new = next(one for one in played.of("mpijobs") if one["metadata"]["name"] != JOB)
+    assert run.read_attempts()[-1]["follows"] == JOB
+    assert run.read_attempts()[-1]["job"] == new["metadata"]["name"]
+    run.record_attempt(event="start", attempt=1)
+    run.record_attempt(event="end", attempt=1, outcome="finished", next="stop")
+    new["status"] = {"conditions": [{"type": "Succeeded", "status": "True"}], "completionTime": stamp(NOW)}
+    loop.join(10)
+    assert codes == [0], said
+    assert [text for text in said if "does not answer" in text][1:] == [], "said once"
+
+
+def test_a_supervisor_that_comes_before_the_mpijob_waits_for_it(
+    played: PlayedCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "BIRTH", 0.5)
+    said: list[str] = []
+    assert supervise(Charge(RunDir(tmp_path / "run"), RUN, NAMESPACE, RESTART), connect(), said.append) == 1
+    assert said == ["the MPIJob is not there any more: somebody deleted it"]
+    assert len([path for _, path, _ in played.asked if path.endswith("/mpijobs")]) > 3
+
+
+def test_in_the_cluster_it_reads_the_run_directory_on_the_volume(
+    played: PlayedCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "run.yaml"
+    file.write_text(
+        f"name: {RUN}\nmodel: {{path: m.onnx, loss: mse}}\ndata: {{train: {{path: d.arrow}}, micro_batch: 1}}\n"
+        "train: {steps: 10, optimizer: {name: sgd, lr: 0.1}}\n"
+    )
+    run = RunDir(tmp_path / "volume" / "runs" / RUN)
+    run.root.mkdir(parents=True)
+    for record in (*RUNNING, {"event": "end", "attempt": 0, "outcome": "failure", "next": "stop"}):
+        run.record_attempt(**record)
+    played.add(over(now=NOW))
+    monkeypatch.setenv("ORTFLOW_RUN_FILE", str(file))
+    monkeypatch.setenv("ORTFLOW_MOUNT", str(tmp_path / "volume"))
+    monkeypatch.setattr(module.signal, "signal", lambda number, handler: None)
+    assert module.main(["--namespace", NAMESPACE, "--job", JOB]) == 0, "a Job that has done its work"
+    assert "the run has ended: failed" in capsys.readouterr().out

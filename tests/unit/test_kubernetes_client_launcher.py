@@ -1,0 +1,440 @@
+"""The launcher against an API server over real HTTP: made as a whole or not at all, followed, ended, found again."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from kubernetes_objects import NOW, Object, mpijob, pod, stamp
+from played_kubernetes import PlayedCluster
+
+from ortflow.cli.submission import submission_of
+from ortflow.launchers.base import Submission
+from ortflow.launchers.following import Follower
+from ortflow.launchers.kubernetes import cancelling, links
+from ortflow.launchers.kubernetes.adopting import adopt
+from ortflow.launchers.kubernetes.launcher import KubernetesLauncher
+from ortflow.launchers.kubernetes.place import read_place
+from ortflow.launchers.plain import PlainView
+from ortflow.launchers.records import State
+from ortflow.workflow.errors import OrtflowError, UserError
+from ortflow.workflow.rundir import RunDir
+
+RUN = """\
+name: digits
+prepare: [python, prepare.py]
+model: {path: m.onnx, loss: mse}
+data: {train: {path: d.arrow}, micro_batch: 1}
+train: {steps: 10, optimizer: {name: sgd, lr: 0.1}}
+resources: {nodes: 2}
+backends:
+  kubernetes:
+    image: localhost/ortflow:test
+    files: [prepare.py]
+    volume: {create: {size: 1Gi}}
+"""
+
+
+@pytest.fixture
+def played(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[PlayedCluster]:
+    monkeypatch.setattr(cancelling, "PERIOD", 0.05)
+    (tmp_path / "run.yaml").write_text(RUN)
+    (tmp_path / "prepare.py").write_text("print('ready')\n")
+    with PlayedCluster(tmp_path) as cluster:
+        monkeypatch.setenv("KUBECONFIG", str(cluster.kubeconfig))
+        yield cluster
+
+
+def wanted(folder: Path, *overrides: str, **given: Any) -> Submission:
+    return submission_of(folder / "run.yaml", overrides, folder / "runs", elsewhere=True, **given)
+
+
+def submit(folder: Path, *overrides: str, **given: Any) -> str:
+    launcher = KubernetesLauncher()
+    return launcher.submit(launcher.request(wanted(folder, *overrides, **given)))
+
+
+def directory(folder: Path) -> RunDir:
+    return RunDir(folder / "runs" / "digits")
+
+
+def kinds(played: PlayedCluster) -> list[str]:
+    return sorted(kind for kind, namespace, _ in played.objects if namespace)
+
+
+def job_of(folder: Path) -> str:
+    place = read_place(directory(folder))
+    assert place is not None
+    return str(place.job)
+
+
+def launcher_pod(job: str, index: int = 0, **given: Any) -> Object:
+    made = pod("launcher", index, created=time.time(), **given)
+    made["metadata"]["name"] = f"{job}-launcher-{index}"
+    made["metadata"]["labels"]["ortflow.dev/job"] = job
+    return made
+
+
+def worker_pods(job: str) -> list[Object]:
+    made = [pod("worker", index) for index in range(2)]
+    for index, one in enumerate(made):
+        one["metadata"]["name"] = f"{job}-worker-{index}"
+        one["metadata"]["labels"]["ortflow.dev/job"] = job
+    return made
+
+
+def told(file: str, **record: Any) -> str:
+    return "::ortflow " + json.dumps({"file": file, "record": record})
+
+
+def start(played: PlayedCluster, job: str) -> str:
+    """As operator and keeper do; the launcher pod's name."""
+    played.objects["mpijobs", "default", job]["status"] = mpijob()["status"]
+    made = launcher_pod(job)
+    played.add(made, *worker_pods(job))
+    name = str(made["metadata"]["name"])
+    played.say(
+        name,
+        told("attempts", event="submit", launcher="kubernetes", job=job, submission="x", time=NOW),
+        told("attempts", event="start", attempt=0, time=NOW + 1),
+        "[0] hello",
+        told("events", event="step", attempt=0, time=NOW + 2, step=3, loss=0.5, seconds=0.1, samples=4),
+    )
+    return name
+
+
+def finish(played: PlayedCluster, job: str, name: str) -> None:
+    played.say(
+        name,
+        "[0] goodbye",
+        told("events", event="finished", attempt=0, time=NOW + 9, step=10),
+        told("attempts", event="end", attempt=0, time=NOW + 10, outcome="finished", next="stop", cause="finished"),
+    )
+    done = {"conditions": [{"type": "Succeeded", "status": "True"}], "completionTime": stamp(NOW)}
+    played.objects["mpijobs", "default", job]["status"] = done
+
+
+def until(condition: Callable[[], Any], seconds: float = 10) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "waited in vain"
+        time.sleep(0.02)
+
+
+def test_the_request_asks_nobody(tmp_path: Path, played: PlayedCluster) -> None:
+    text = str(KubernetesLauncher().request(wanted(tmp_path)))
+    assert text == str(KubernetesLauncher().request(wanted(tmp_path)))
+    assert "kind: MPIJob" in text
+    assert "print('ready')" in text
+    assert "path: m.onnx" in text or '"path":"m.onnx"' in text, "paths mean what they mean in the pods"
+    assert played.asked == []
+    assert not (tmp_path / "runs").exists()
+
+
+def test_submit_rehearses_makes_and_gives(tmp_path: Path, played: PlayedCluster) -> None:
+    handle = submit(tmp_path)
+    job = job_of(tmp_path)
+    assert handle == f"kubernetes://default/{job}"
+    assert kinds(played) == ["configmaps", "mpijobs", "persistentvolumeclaims", "serviceaccounts"]
+    created = [
+        (path.rpartition("/")[2], query.get("dryRun")) for method, path, query in played.asked if method == "POST"
+    ]
+    assert [kind for kind, dry in created if dry] == [kind for kind, dry in created if not dry]
+    assert created[3][1] == "All", "all are rehearsed before one is made"
+    assert created[-1] == ("mpijobs", None)
+    uid = played.objects["mpijobs", "default", job]["metadata"]["uid"]
+    for kind in ("configmaps", "serviceaccounts"):
+        (thing,) = played.of(kind)
+        assert [owner["uid"] for owner in thing["metadata"]["ownerReferences"]] == [uid], kind
+    (claim,) = played.of("persistentvolumeclaims")
+    assert "ownerReferences" not in claim["metadata"]
+    played.remove("mpijobs", job)
+    assert kinds(played) == ["persistentvolumeclaims"], "nothing is left but the volume"
+
+
+@pytest.mark.parametrize(
+    ("method", "kind", "answer", "words"),
+    [
+        ("POST", "mpijobs", "quota", "the quota of namespace default has no room for MPIJob"),
+        ("POST", "mpijobs", "webhook", "images must come from the house's registry"),
+        ("POST", "mpijobs", "unknown_field", "there is no field spec.slotPerWorker"),
+        ("POST", "configmaps", "forbidden_create", "may not create configmaps"),
+        ("POST", "serviceaccounts", "no_namespace", "there is no namespace default"),
+        ("GET", "mpijobs", "forbidden_list", "may not list mpijobs"),
+        ("GET", "mpijobs", "unauthorised", "does not know who asks"),
+    ],
+)
+def test_nothing_is_made_where_something_is_refused(
+    tmp_path: Path, played: PlayedCluster, method: str, kind: str, answer: str, words: str
+) -> None:
+    played.refuse = lambda how, plural, body: answer if (how, plural) == (method, kind) else None
+    with pytest.raises(UserError, match=words):
+        submit(tmp_path)
+    assert kinds(played) == []
+    assert all(query.get("dryRun") for how, _, query in played.asked if how == "POST")
+    assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize(("method", "kind"), [("POST", "mpijobs"), ("POST", "configmaps"), ("PATCH", "configmaps")])
+def test_what_was_made_is_taken_away_again(tmp_path: Path, played: PlayedCluster, method: str, kind: str) -> None:
+    rehearsed = 0
+
+    def refuse(how: str, plural: str, body: Object) -> str | None:
+        nonlocal rehearsed
+        if (how, plural) != (method, kind):
+            return None
+        rehearsed += 1
+        return "webhook" if method == "PATCH" or rehearsed == 2 else None
+
+    played.refuse = refuse
+    with pytest.raises(UserError, match="refuses"):
+        submit(tmp_path)
+    assert kinds(played) == []
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_claim_that_is_there_is_used_and_survives_a_failure(tmp_path: Path, played: PlayedCluster) -> None:
+    mine = {"kind": "PersistentVolumeClaim", "metadata": {"name": "digits-data", "namespace": "default", "uid": "mine"}}
+    played.add(mine)
+    played.refuse = lambda how, plural, body: "webhook" if how == "PATCH" else None
+    with pytest.raises(UserError):
+        submit(tmp_path)
+    assert kinds(played) == ["persistentvolumeclaims"]
+    played.refuse = lambda how, plural, body: None
+    submit(tmp_path)
+    assert [one["metadata"]["uid"] for one in played.of("persistentvolumeclaims")] == ["mine"]
+
+
+@pytest.mark.parametrize(
+    ("versions", "words"),
+    [
+        ({}, "the mpi-operator .* is not installed"),
+        ({"v1": ["mpijobs", "tfjobs"]}, "old training-operator: it serves v1"),
+        ({"v2beta1": ["others"]}, "is not installed"),
+    ],
+)
+def test_no_operator_or_the_old_one(
+    tmp_path: Path, played: PlayedCluster, versions: dict[str, list[str]], words: str
+) -> None:
+    played.versions = versions
+    with pytest.raises(UserError, match=words):
+        submit(tmp_path)
+    assert not (tmp_path / "runs").exists()
+
+
+def test_an_api_server_that_is_away(tmp_path: Path, played: PlayedCluster) -> None:
+    played.away = True
+    with pytest.raises(OrtflowError, match=r"does not answer.*nothing was submitted"):
+        submit(tmp_path)
+    threading.Timer(0.5, lambda: setattr(played, "away", False)).start()
+    launcher = KubernetesLauncher()
+    launcher.submit(launcher.request(replace(wanted(tmp_path), retry=10)))
+    assert len(played.of("mpijobs")) == 1
+
+
+def test_a_run_is_never_there_twice(tmp_path: Path, played: PlayedCluster) -> None:
+    submit(tmp_path)
+    job = job_of(tmp_path)
+    with pytest.raises(UserError, match=f"the run digits is pending as MPIJob {job} in namespace default; follow it"):
+        submit(tmp_path)
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    for name in ("run.yaml", "prepare.py"):
+        (elsewhere / name).write_text((tmp_path / name).read_text())
+    with pytest.raises(UserError, match="the run digits is pending"):
+        submit(elsewhere)
+    assert len(played.of("mpijobs")) == 1
+
+
+def test_status_and_logs_follow_the_run(tmp_path: Path, played: PlayedCluster) -> None:
+    submit(tmp_path)
+    job, run, launcher = job_of(tmp_path), directory(tmp_path), KubernetesLauncher()
+    how = launcher.status(run)
+    assert (how.state, how.job, how.total_steps) == (State.PENDING, job, 10)
+    name = start(played, job)
+    how = launcher.status(run)
+    assert (how.state, how.step, how.loss, how.nodes) == (State.RUNNING, 3, 0.5, "n1")
+    assert how.seconds_left == pytest.approx(0.7)
+    assert list(launcher.logs(run, attempt=None, rank=0, follow=False)) == ["hello"]
+    lines: list[str] = []
+    follower = threading.Thread(target=lambda: lines.extend(launcher.logs(run, attempt=None, rank=0, follow=True)))
+    follower.start()
+    until(lambda: lines == [])
+    finish(played, job, name)
+    follower.join(10)
+    assert lines == ["hello", "goodbye"]
+    played.remove("mpijobs", job)
+    played.remove("pods", name)
+    assert launcher.status(run).state is State.FINISHED
+    assert list(launcher.logs(run, attempt=None, rank=0, follow=False)) == ["hello", "goodbye"], "the pods are gone"
+
+
+def test_following_goes_on_through_an_outage(
+    tmp_path: Path, played: PlayedCluster, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from ortflow.launchers import following
+
+    monkeypatch.setattr(following, "LOOK", 0.1)
+    monkeypatch.setattr(links, "LONGEST", 0.3)
+    submit(tmp_path)
+    job, run, launcher = job_of(tmp_path), directory(tmp_path), KubernetesLauncher()
+    name = start(played, job)
+    codes: list[int] = []
+    follower = threading.Thread(target=lambda: codes.append(Follower(run, launcher, PlainView(run, 1)).follow().code))
+    follower.start()
+    until(lambda: run.events(0).exists())
+    played.away = True
+    time.sleep(0.8)
+    before = len(played.asked)
+    played.away = False
+    finish(played, job, name)
+    follower.join(10)
+    assert codes == [0]
+    out = capsys.readouterr().out
+    assert out.count("does not answer") == 1, out
+    assert "finished" in out
+    assert len(played.asked) > before
+
+
+def test_status_while_the_api_server_is_away(tmp_path: Path, played: PlayedCluster) -> None:
+    submit(tmp_path)
+    job, run = job_of(tmp_path), directory(tmp_path)
+    start(played, job)
+    KubernetesLauncher().status(run)
+    played.away = True
+    how = KubernetesLauncher().status(run)
+    assert (how.state, how.step) == (State.RUNNING, 3)
+    assert "does not answer" in (how.waits or "")
+    (many,) = KubernetesLauncher().statuses([run])
+    assert "does not answer" in (many.waits or "")
+
+
+def test_cancel_reads_to_the_end(tmp_path: Path, played: PlayedCluster) -> None:
+    submit(tmp_path)
+    job, run, launcher = job_of(tmp_path), directory(tmp_path), KubernetesLauncher()
+    name = start(played, job)
+
+    def ends() -> None:
+        step = told("events", event="step", attempt=0, time=NOW + 5, step=4, loss=0.4)
+        played.say(name, step, "[0] saved at step 4")
+        time.sleep(0.2)
+        end = {"event": "end", "attempt": 0, "time": NOW + 6, "outcome": "preempted", "next": "restart"}
+        played.say(name, told("attempts", **end))
+        for one in played.of("pods"):
+            played.remove("pods", one["metadata"]["name"])
+
+    played.deleted = lambda plural, what: threading.Timer(0.2, ends).start() if plural == "mpijobs" else None
+    assert launcher.cancel(run, now=False)
+    how = launcher.status(run)
+    assert (how.state, how.step) == (State.CANCELLED, 4)
+    assert [record["event"] for record in run.read_attempts()] == ["submit", "start", "end", "stop"]
+    assert kinds(played) == ["persistentvolumeclaims"]
+    assert not launcher.cancel(run, now=False)
+
+
+def test_cancel_now_asks_nobody_to_save(tmp_path: Path, played: PlayedCluster) -> None:
+    submit(tmp_path)
+    job, run = job_of(tmp_path), directory(tmp_path)
+    start(played, job)
+    assert KubernetesLauncher().cancel(run, now=True)
+    assert played.of("pods") == []
+    assert KubernetesLauncher().status(run).state is State.CANCELLED
+
+
+def test_what_kubectl_made_is_swept_up_too(tmp_path: Path, played: PlayedCluster) -> None:
+    from ortflow.manifests.kubernetes import Placement, documents
+
+    one = wanted(tmp_path)
+    assert one.source is not None
+    made = documents(one.source, one.spec, Placement(namespace="default", contents={"prepare.py": "x"}))
+    for document in made:
+        document["metadata"]["namespace"] = "default"
+    played.add(*made)
+    job = next(document["metadata"]["name"] for document in made if document["kind"] == "MPIJob")
+    run = adopt(f"kubernetes://default/{job}", tmp_path / "runs")
+    assert run.root.name == "digits"
+    assert KubernetesLauncher().status(run).state is State.PENDING
+    assert KubernetesLauncher().cancel(run, now=False)
+    assert kinds(played) == ["persistentvolumeclaims"]
+
+
+def test_a_run_is_adopted_and_resumed_where_nobody_knew_it(tmp_path: Path, played: PlayedCluster) -> None:
+    submit(tmp_path)
+    job = job_of(tmp_path)
+    name = start(played, job)
+    other = tmp_path / "other"
+    run = adopt(f"kubernetes://default/{job}", other)
+    launcher = KubernetesLauncher()
+    assert launcher.status(run).state is State.RUNNING
+    assert list(launcher.logs(run, attempt=None, rank=0, follow=False)) == ["hello"]
+    assert adopt(f"kubernetes://default/{job}", other) == run
+    again = Submission(launcher.request(wanted(tmp_path)).cargo.spec, run, new_budget=True)
+    with pytest.raises(UserError, match="the run digits is running"):
+        launcher.submit(launcher.request(again))
+    end = {"event": "end", "attempt": 0, "time": NOW + 6, "outcome": "failure", "next": "stop"}
+    played.say(name, told("attempts", **end))
+    handle = launcher.submit(launcher.request(again))
+    (new,) = played.of("mpijobs")
+    assert handle.endswith(new["metadata"]["name"]), "the failed one would go on trying"
+    assert new["metadata"]["name"] != job
+    env = new["spec"]["mpiReplicaSpecs"]["Launcher"]["template"]["spec"]["containers"][0]["env"]
+    assert {"name": "ORTFLOW_NEW_BUDGET", "value": "1"} in env
+    (carried,) = played.of("configmaps")
+    assert "print('ready')\n" in carried["data"].values()
+    assert run.read_attempts()[-1]["new_budget"] is True
+
+
+@pytest.mark.parametrize(
+    ("handle", "words"),
+    [
+        ("kubernetes://default", "names no run; write kubernetes://NAMESPACE/MPIJOB"),
+        ("kubernetes://default/nobody", "there is no MPIJob nobody in namespace default"),
+    ],
+)
+def test_handles_that_name_nothing(tmp_path: Path, played: PlayedCluster, handle: str, words: str) -> None:
+    with pytest.raises(UserError, match=words):
+        adopt(handle, tmp_path / "runs")
+    assert not (tmp_path / "runs").exists()
+
+
+def test_lists_across_namespaces(tmp_path: Path, played: PlayedCluster) -> None:
+    submit(tmp_path)
+    there = mpijob(now=time.time(), name="foreign-abc123")
+    there["metadata"] |= {"namespace": "team", "uid": "f"}
+    there["metadata"]["labels"] |= {"ortflow.dev/run": "foreign"}
+    played.add(there)
+    launcher, run = KubernetesLauncher(), directory(tmp_path)
+    assert [how.name for how in launcher.listed([run], everywhere=False)] == ["digits"]
+    before = len(played.asked)
+    ours, foreign = launcher.listed([run], everywhere=True)
+    assert (ours.name, foreign.name, foreign.job) == ("digits", "foreign", "kubernetes://team/foreign-abc123")
+    assert len([path for _, path, _ in played.asked[before:] if path.endswith("/mpijobs")]) == 2
+
+
+def test_a_submission_from_elsewhere_is_seen(tmp_path: Path, played: PlayedCluster) -> None:
+    submit(tmp_path)
+    job, run = job_of(tmp_path), directory(tmp_path)
+    finish(played, job, start(played, job))
+    assert KubernetesLauncher().status(run).state is State.FINISHED
+    played.remove("mpijobs", job)
+    other = mpijob(now=time.time(), name="digits-zzz999")
+    other["metadata"]["uid"] = "other"
+    played.add(other)
+    how = KubernetesLauncher().status(run)
+    assert (how.state, how.job) == (State.PENDING, "digits-zzz999")
+
+
+def test_a_small_file_that_is_not_there_or_no_text(tmp_path: Path, played: PlayedCluster) -> None:
+    (tmp_path / "prepare.py").write_bytes(b"\xff\xfe")
+    with pytest.raises(UserError, match=r"backends\.kubernetes\.files: prepare\.py is no text"):
+        submit(tmp_path)
+    (tmp_path / "prepare.py").unlink()
+    with pytest.raises(UserError, match=r"prepare\.py cannot be read: No such file"):
+        submit(tmp_path)
+    assert played.asked == []

@@ -1,0 +1,223 @@
+"""The copy of a run's records from launcher pods' logs: complete, once, whatever comes between."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from kubernetes_objects import JOB, NAMESPACE, NOW, RUN, pod
+from played_kubernetes import PlayedCluster
+
+from ortflow.launchers.kubernetes import mirror as module
+from ortflow.launchers.kubernetes.api import Cluster
+from ortflow.launchers.kubernetes.contexts import connect
+from ortflow.launchers.kubernetes.mirror import Mirror
+from ortflow.launchers.kubernetes.place import Place, is_real, read_place, write_place
+from ortflow.launchers.locks import hold
+from ortflow.launchers.status import read_status
+from ortflow.workflow.rundir import RunDir
+
+
+@pytest.fixture
+def played(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[PlayedCluster]:
+    with PlayedCluster(tmp_path) as cluster:
+        monkeypatch.setenv("KUBECONFIG", str(cluster.kubeconfig))
+        yield cluster
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunDir:
+    found = RunDir(tmp_path / "runs" / RUN)
+    found.root.mkdir(parents=True)
+    write_place(found, Place(NAMESPACE, RUN, JOB, "played"))
+    found.record_attempt(event="submit", launcher="kubernetes", job=JOB)
+    return found
+
+
+def told(file: str, **record: Any) -> str:
+    return "::ortflow " + json.dumps({"file": file, "record": record})
+
+
+def step(number: int, attempt: int = 0) -> str:
+    return told(
+        "events", event="step", attempt=attempt, time=NOW + number + 100 * attempt, step=number, loss=1.0 / number
+    )
+
+
+START = told("attempts", event="start", attempt=0, time=NOW)
+
+
+def launcher(index: int = 0, **given: Any) -> dict[str, Any]:
+    return pod("launcher", index, created=NOW + index, **given)
+
+
+def sync(run: RunDir, played: PlayedCluster) -> Cluster:
+    cluster = connect()
+    Mirror(run, cluster).sync(cluster.find_all("Pod"))
+    return cluster
+
+
+def steps(run: RunDir) -> list[int]:
+    lines = run.events(0).read_text().splitlines()
+    return [record["step"] for line in lines if (record := json.loads(line))["event"] == "step"]
+
+
+def test_everything_is_copied_once(run: RunDir, played: PlayedCluster) -> None:
+    one = launcher()
+    played.add(one)
+    name = one["metadata"]["name"]
+    played.say(name, "12:00:00  waiting for 2 workers", START, "[0] hello", "[1] hello too", step(1), at=NOW)
+    sync(run, played)
+    played.say(name, "[0] same second", step(2), at=NOW)
+    sync(run, played)
+    sync(run, played)
+    played.say(name, "[0] later", step(3), at=NOW + 1.25)
+    sync(run, played)
+    assert steps(run) == [1, 2, 3]
+    assert run.log(0, 0).read_text() == "hello\nsame second\nlater\n"
+    assert run.log(0, 1).read_text() == "hello too\n"
+    assert (run.root / "logs" / "launcher.log").read_text() == "12:00:00  waiting for 2 workers\n"
+    assert [record["event"] for record in run.read_attempts()] == ["submit", "start"]
+    how = read_status(run, alive=True)
+    assert (how.state.value, how.step) == ("running", 3)
+    assert [query.get("sinceTime") for _, path, query in played.asked if path.endswith("/log")][1]
+
+
+def test_a_new_launcher_pod_goes_on_and_repeats_nothing(run: RunDir, played: PlayedCluster) -> None:
+    first = launcher()
+    played.add(first)
+    played.say(first["metadata"]["name"], START, "[0] zero", step(1), step(2), at=NOW)
+    sync(run, played)
+    first["status"]["phase"] = "Failed"
+    first["status"]["containerStatuses"][0]["state"] = {"terminated": {"exitCode": 1}}
+    second = launcher(1)
+    played.add(second)
+    end = told("attempts", event="end", attempt=0, time=NOW + 9, outcome="lost", next="restart")
+    start = told("attempts", event="start", attempt=1, time=NOW + 10)
+    back = told("events", event="rewind", attempt=1, time=NOW + 101, from_step=2, to_step=1)
+    lines = (START, end, step(1), step(2), start, back, "[0] one", step(2, 1))
+    played.say(second["metadata"]["name"], *lines, at=NOW + 11)
+    sync(run, played)
+    assert [record["event"] for record in run.read_attempts()] == ["submit", "start", "end", "start"]
+    assert steps(run) == [1, 2], "the step that was taken back stands there once"
+    assert run.log(0, 0).read_text() == "zero\n"
+    assert run.log(1, 0).read_text() == "one\n"
+    before = len(played.asked)
+    sync(run, played)
+    assert not any(first["metadata"]["name"] in path for _, path, _ in played.asked[before:]), "it is done with"
+
+
+def test_a_pod_that_vanishes_and_a_log_that_was_rotated(run: RunDir, played: PlayedCluster) -> None:
+    one = launcher()
+    played.add(one)
+    name = one["metadata"]["name"]
+    played.say(name, START, step(1), at=NOW)
+    cluster = sync(run, played)
+    played.logs[name] = []
+    played.say(name, step(5), at=NOW + 60)
+    sync(run, played)
+    assert steps(run) == [1, 5]
+    pods = cluster.find_all("Pod")
+    played.remove("pods", name)
+    Mirror(run, cluster).sync(pods)
+    assert steps(run) == [1, 5]
+
+
+def test_half_a_line_is_left_for_later(run: RunDir, played: PlayedCluster) -> None:
+    one = launcher()
+    played.add(one)
+    played.say(one["metadata"]["name"], START, at=NOW)
+    played.say(one["metadata"]["name"], "[0] a line that is long enough", at=NOW + 0.5)
+    played.tear = 45
+    sync(run, played)
+    assert not run.log(0, 0).exists()
+    sync(run, played)
+    assert run.log(0, 0).read_text() == "a line that is long enough\n"
+
+
+def test_a_copying_that_was_killed_leaves_no_line_twice(
+    run: RunDir, played: PlayedCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = launcher()
+    played.add(one)
+    name = one["metadata"]["name"]
+    played.say(name, START, "[0] one", step(1), at=NOW)
+    sync(run, played)
+    played.say(name, "[0] two", step(2), told("attempts", event="end", attempt=0, time=NOW + 5), at=NOW + 2)
+
+    def dies(*arguments: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(module, "write_place", dies)
+        with pytest.raises(KeyboardInterrupt):
+            sync(run, played)
+    assert "two" in run.log(0, 0).read_text(), "the test kills too early"
+    sync(run, played)
+    assert run.log(0, 0).read_text() == "one\ntwo\n"
+    assert steps(run) == [1, 2]
+    assert [record["event"] for record in run.read_attempts()] == ["submit", "start", "end"]
+
+
+def test_two_at_once_do_not_mix(run: RunDir, played: PlayedCluster) -> None:
+    one = launcher()
+    played.add(one)
+    played.say(one["metadata"]["name"], START, "[0] one", at=NOW)
+    held = hold(run.root / module.LOCK)
+    sync(run, played)
+    assert not run.log(0, 0).exists()
+    os.close(held)
+    sync(run, played)
+    assert run.log(0, 0).read_text() == "one\n"
+
+
+def test_the_runs_own_record_of_a_submission_takes_the_place_of_ours(run: RunDir, played: PlayedCluster) -> None:
+    one = launcher()
+    played.add(one)
+    old = [
+        told("attempts", event="submit", launcher="kubernetes", job="digits-old111", submission="a", time=NOW - 90),
+        told("attempts", event="start", attempt=0, time=NOW - 80),
+        told("attempts", event="end", attempt=0, time=NOW - 70, outcome="failure", next="stop"),
+    ]
+    new = told("attempts", event="submit", launcher="kubernetes", job=JOB, submission="b", time=NOW, new_budget=True)
+    played.say(one["metadata"]["name"], *old, new, at=NOW)
+    sync(run, played)
+    records = run.read_attempts()
+    assert [record.get("job") for record in records if record["event"] == "submit"] == ["digits-old111", JOB]
+    assert read_status(run, alive=True).state.value == "pending", "what failed was the submission before"
+
+
+def test_the_plan_comes_along(run: RunDir, played: PlayedCluster) -> None:
+    one = launcher()
+    played.add(one)
+    played.say(one["metadata"]["name"], told("plan", total_steps=7), at=NOW)
+    sync(run, played)
+    assert read_status(run, alive=True).total_steps == 7
+
+
+def test_the_real_run_directory_is_never_written_to(run: RunDir, played: PlayedCluster) -> None:
+    one = launcher()
+    played.add(one)
+    played.say(one["metadata"]["name"], START, "[0] one", at=NOW)
+    run.owner.write_text("{}")
+    before = {path: path.stat().st_mtime_ns for path in run.root.rglob("*")}
+    assert is_real(run)
+    sync(run, played)
+    assert {path: path.stat().st_mtime_ns for path in run.root.rglob("*")} == before
+    run.owner.unlink()
+    run.record_attempt(event="start", attempt=0)
+    assert is_real(run), "an attempt that came from no log"
+    place = read_place(run)
+    assert place is not None
+    assert not place.cursors
+
+
+def test_a_broken_cursor_file_is_as_good_as_none(run: RunDir) -> None:
+    (run.root / "kubernetes.json").write_text("{")
+    assert read_place(run) is None
+    (run.root / "kubernetes.json").write_text('{"namespace": "a", "name": "b", "colour": 3}')
+    assert read_place(run) is None

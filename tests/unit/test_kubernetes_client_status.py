@@ -1,0 +1,250 @@
+"""What a person is told of a run, from objects as a real cluster shows them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from kubernetes_objects import JOB, NOW, Object, batch_job, event, mpijob, pod, stamp, unschedulable
+
+from ortflow.launchers.kubernetes.look import View
+from ortflow.launchers.kubernetes.reasons import scheduler_words
+from ortflow.launchers.kubernetes.status import status
+from ortflow.launchers.records import State
+from ortflow.launchers.status import RunStatus, read_status
+from ortflow.workflow.rundir import RunDir
+
+SUBMIT = {"event": "submit", "launcher": "kubernetes", "job": JOB}
+START = {"event": "start", "attempt": 0}
+END = {"event": "end", "attempt": 0, "outcome": "preempted", "next": "restart", "cause": "saved and left"}
+WORKERS = [pod("worker", 0), pod("worker", 1, node="n2")]
+LAUNCHER = pod("launcher")
+SCHEDULER = "0/2 nodes are available: 2 Insufficient cpu. preemption: 0/2 nodes are available: 2 No preemption victims."
+
+
+def told(records: list[dict[str, Any]], pods: list[Object], *, job: Object | None = None, **view: Any) -> RunStatus:
+    given = {"mpijob": mpijob(), "job": job or batch_job(), "events": [], **view}
+    shown = View(given["mpijob"], NOW, given["job"], pods, given["events"], given.get("workload"))
+    blank = read_status(RunDir(Path("/nowhere")), records=records, alive=True)
+    return status(replace(blank, job=JOB), records, shown)
+
+
+def test_at_work() -> None:
+    how = told([SUBMIT, START], [*WORKERS, LAUNCHER])
+    assert (how.state, how.waits, how.nodes, how.job) == (State.RUNNING, None, "n1, n2", JOB)
+
+
+WAITING: list[tuple[str, list[Object], dict[str, Any], str]] = [
+    ("before the operator", [], {"mpijob": mpijob(5, conditions=[])}, "the operator has not looked at it yet"),
+    (
+        "no operator", [], {"mpijob": mpijob(20, conditions=[])},
+        "no operator has looked at it for 20 s: is the mpi-operator running?",
+    ),
+    (
+        "no room", [pod("worker", 0), pod("worker", 1, **unschedulable(SCHEDULER))], {},
+        "worker 1 finds no place: 0/2 nodes are available: 2 Insufficient cpu; lower what resources asks for, or wait",
+    ),
+    (
+        "GPUs", [pod("worker", 0, **unschedulable("0/2 nodes are available: 2 Insufficient nvidia.com/gpu."))], {},
+        "2 Insufficient nvidia.com/gpu; lower resources.gpus_per_rank",
+    ),
+    (
+        "a gate",
+        [pod("worker", 0, phase="Pending", node="", ready=False, conditions=[
+            {"type": "PodScheduled", "status": "False", "reason": "SchedulingGated"}])],
+        {}, "worker 0 is held back by a scheduling gate",
+    ),
+    (
+        "pulling", [pod("worker", 0, phase="Pending", ready=False, state={"waiting": {"reason": "ContainerCreating"}})],
+        {"events": [event(f"{JOB}-worker-0", "Pulling", "Pulling image", "Normal")]}, "worker 0 is pulling its image",
+    ),
+    (
+        "no such image",
+        [pod("worker", 0, phase="Pending", ready=False, state={"waiting": {"reason": "ImagePullBackOff"}})],
+        {"events": [event(f"{JOB}-worker-0", "Failed", 'Failed to pull image "localhost/ortflow:test": not found')]},
+        "worker 0 cannot pull the image localhost/ortflow:test: not found; correct backends.kubernetes.image",
+    ),
+    (
+        "never pulled",
+        [pod("worker", 0, phase="Pending", ready=False, state={"waiting": {"reason": "ErrImageNeverPull"}})],
+        {}, "has no image localhost/ortflow:test on its node, and backends.kubernetes.image_pull_policy is Never",
+    ),
+    (
+        "no volume",
+        [pod("worker", 0, phase="Pending", ready=False, state={"waiting": {"reason": "ContainerCreating"}})],
+        {"events": [event(f"{JOB}-worker-0", "FailedMount", 'MountVolume.SetUp failed for volume "data": no export')]},
+        'worker 0 waits for a volume: MountVolume.SetUp failed for volume "data": no export',
+    ),
+    (
+        "no secret",
+        [pod("worker", 0, phase="Pending", ready=False, state={
+            "waiting": {"reason": "CreateContainerConfigError", "message": 'secret "keys" not found'}})],
+        {}, 'worker 0 cannot be started: secret "keys" not found',
+    ),
+    (
+        "crashes",
+        [pod("worker", 0, ready=False, state={"waiting": {"reason": "CrashLoopBackOff"}}, last={
+            "terminated": {"exitCode": 1, "message": "no sshd"}})],
+        {}, "worker 0 ends again and again: no sshd (exit code 1)",
+    ),
+    ("not ready", [pod("worker", 0), pod("worker", 1, ready=False)], {}, "waiting for workers: 1 of 2 are ready"),
+    (
+        "no such priority class", [],
+        {
+            "mpijob": mpijob(30, conditions=[]),
+            "events": [event(JOB, "MPIJobFailed", 'worker pod created failed: pods "x" is forbidden: no class')],
+        },
+        'no pod can be made: pods "x" is forbidden: no class',
+    ),
+    (
+        "a quota for pods", [],
+        {"events": [event(JOB, "MPIJobFailed", 'worker pod created failed: pods "x" is forbidden: exceeded quota: q')]},
+        'no pod can be made: pods "x" is forbidden: exceeded quota',
+    ),
+    ("no launcher yet", [*WORKERS], {}, "the operator makes the launcher pod"),
+    ("starting", [*WORKERS, LAUNCHER], {}, "starting: the launcher pod runs, its attempt has not begun"),
+    (
+        "the launcher has no place", [*WORKERS, pod("launcher", **unschedulable(SCHEDULER))], {},
+        "the launcher pod finds no place: 0/2 nodes",
+    ),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("pods", "view", "words"), [case[1:] for case in WAITING], ids=[case[0] for case in WAITING])
+def test_why_it_waits(pods: list[Object], view: dict[str, Any], words: str) -> None:
+    how = told([SUBMIT], pods, **view)
+    assert how.state is State.PENDING
+    assert words in (how.waits or "")
+    again = told([SUBMIT, START, END], pods, **view)
+    assert again.state is State.RESTARTING
+    assert words in (again.waits or "")
+
+
+@pytest.mark.parametrize(
+    ("message", "words"),
+    [
+        (
+            "0/2 nodes are available: 2 Insufficient memory. no new claims to deallocate, preemption: 0/2 nodes are "
+            "available: 2 Preemption is not helpful for scheduling.",
+            "0/2 nodes are available: 2 Insufficient memory; lower what resources asks for, or wait for room",
+        ),
+        (
+            "0/2 nodes are available: pod has unbound immediate PersistentVolumeClaims. not found",
+            "0/2 nodes are available: pod has unbound immediate PersistentVolumeClaims; look at the claim: "
+            "`kubectl get pvc`",
+        ),
+        ("0/3 nodes are available: 3 node(s) were odd.", "0/3 nodes are available: 3 node(s) were odd"),
+    ],
+)
+def test_the_schedulers_own_sentence(message: str, words: str) -> None:
+    assert scheduler_words(message) == words
+
+
+def test_suspended_by_a_person_or_a_queue() -> None:
+    assert "it is suspended; `kubectl patch mpijob digits-abc123" in (
+        told([SUBMIT], [], mpijob=mpijob(suspend=True)).waits or ""
+    )
+    queued = mpijob(suspend=True)
+    queued["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] = "team"
+    assert told([SUBMIT], [], mpijob=queued).waits == "waits for quota in queue team"
+    words = (
+        "couldn't assign flavors to pod set worker: insufficient unused quota for cpu in flavor default, 2 more needed"
+    )
+    workload = {"status": {"conditions": [{"type": "QuotaReserved", "status": "False", "message": words}]}}
+    how = told([SUBMIT], [], mpijob=queued, workload=workload)
+    assert (how.state, how.waits) == (State.PENDING, f"waits for quota in queue team: {words}")
+    assert told([SUBMIT, START, END], [], mpijob=queued).state is State.RESTARTING
+
+
+def test_a_worker_is_replaced() -> None:
+    disrupted = [
+        {
+            "type": "DisruptionTarget",
+            "status": "True",
+            "reason": "EvictionByEvictionAPI",
+            "message": "Eviction API: evicting",
+        }
+    ]
+    leaving = pod("worker", 1, deleted=NOW + 30, conditions=disrupted)
+    how = told([SUBMIT, START], [pod("worker", 0), leaving, LAUNCHER])
+    assert how.state is State.RESTARTING
+    assert "worker 1 leaves (evicted: its node is drained" in (how.waits or "")
+    assert how.phase is None
+
+
+def test_a_lost_node_and_a_dead_worker() -> None:
+    lost = told([SUBMIT, START], [pod("worker", 0), pod("worker", 1, node="n2", deleted=NOW - 20), LAUNCHER])
+    assert "should be gone since 20 s: its node n2 does not answer; `ortflow supervise`" in (lost.waits or "")
+    evicted = pod("worker", 1, phase="Failed", ready=False, reason="Evicted", message="The node was low on resource")
+    how = told([SUBMIT, START], [pod("worker", 0), evicted, LAUNCHER])
+    assert "worker 1 is dead (its node had too little disk or memory: The node was low" in (how.waits or "")
+
+
+def test_the_launcher_pod_is_tried_again() -> None:
+    ended = pod("launcher", phase="Failed", ready=False, state={"terminated": {"exitCode": 137, "reason": "OOMKilled"}})
+    how = told([SUBMIT, START], [*WORKERS, ended], job=batch_job(failed=2))
+    assert how.state is State.RESTARTING
+    assert "the launcher pod ended (out of memory; raise resources.memory)" in (how.waits or "")
+    assert "2 of 10 retries are used" in (how.waits or "")
+    assert how.job_restarts == 2
+
+
+def test_failed_without_an_end_is_no_end() -> None:
+    failed = mpijob(
+        conditions=[("Created", "True", "", ""), ("Failed", "True", "MPIJobEvicted", "1/2 workers evicted")]
+    )
+    assert told([SUBMIT, START], [*WORKERS, LAUNCHER], mpijob=failed).state is State.RUNNING
+    over = mpijob(
+        conditions=[("Failed", "True", "BackoffLimitExceeded", "Job has reached the specified backoff limit")],
+        completionTime=stamp(NOW),
+    )
+    how = told([SUBMIT, START], [pod("launcher", phase="Failed", ready=False)], mpijob=over)
+    assert how.state is State.LOST
+    assert (
+        "the operator has given it up (Job has reached the specified backoff limit); its last launcher pod:"
+        in how.cause
+    )  # type: ignore[operator]
+
+
+def test_a_deadline() -> None:
+    over = mpijob(conditions=[("Failed", "True", "DeadlineExceeded", "was active")], completionTime=stamp(NOW))
+    assert "its deadline is over" in (told([SUBMIT, START], [], mpijob=over).cause or "")
+
+
+def test_succeeded_before_its_last_lines_came() -> None:
+    done = mpijob(conditions=[("Succeeded", "True", "MPIJobSucceeded", "")], completionTime=stamp(NOW))
+    assert told([SUBMIT, START], [], mpijob=done).state is State.FINISHED
+
+
+def test_what_the_operator_refuses() -> None:
+    words = 'Found validation errors: spec.runPolicy.cleanPodPolicy: Unsupported value: "Sometimes"'
+    how = told([SUBMIT], [], mpijob=mpijob(conditions=[]), events=[event(JOB, "ValidationError", words)])
+    assert how.state is State.FAILED
+    assert (
+        how.cause
+        == 'the operator does not take the MPIJob: spec.runPolicy.cleanPodPolicy: Unsupported value: "Sometimes"'
+    )
+
+
+def test_wrong_input_that_never_came_to_a_run_directory() -> None:
+    said = {"terminated": {"exitCode": 2, "message": "model.path: there is no file /ortflow/files/digits/m.onnx"}}
+    ended = pod("launcher", phase="Failed", ready=False, state=said)
+    how = told([SUBMIT], [*WORKERS, ended], job=batch_job(failed=1))
+    assert (how.state, how.cause) == (State.FAILED, "model.path: there is no file /ortflow/files/digits/m.onnx")
+
+
+def test_deleted() -> None:
+    how = told([SUBMIT, START], [], mpijob=None)
+    assert (how.state, how.cause) == (State.CANCELLED, f"MPIJob {JOB} is not there any more: it was deleted")
+    going = mpijob()
+    going["metadata"]["deletionTimestamp"] = stamp(NOW)
+    assert told([SUBMIT, START], [LAUNCHER], mpijob=going).waits == "it is being deleted: ranks save and leave"
+
+
+def test_the_records_have_the_last_word() -> None:
+    done = [SUBMIT, START, {"event": "end", "attempt": 0, "outcome": "finished", "next": "stop"}]
+    assert told(done, [], mpijob=None).state is State.FINISHED
+    stopped = [SUBMIT, START, {"event": "stop", "outcome": "preempted", "asked": "cancel"}]
+    assert told(stopped, [*WORKERS, LAUNCHER]).state is State.CANCELLED

@@ -1,0 +1,245 @@
+"""What goes on inside the pods of a run, as far as it needs no cluster: hosts, mpirun, witnesses, the story."""
+
+from __future__ import annotations
+
+import json
+import socket
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from run_files import spec_of
+
+from ortflow.launchers.kubernetes.hosts import address, read_hosts, short, wait_for
+from ortflow.launchers.kubernetes.mpirun import DEFAULTS, command, environment, hostfile
+from ortflow.launchers.kubernetes.pod import Pod
+from ortflow.launchers.kubernetes.story import MARK, Story
+from ortflow.launchers.kubernetes.witness import Witness, Witnesses, conclude, hear, tell
+from ortflow.launchers.kubernetes.words import first_end
+from ortflow.launchers.kubernetes.worker import sshd_config
+from ortflow.launchers.records import Outcome
+from ortflow.manifests.local import Mpi
+from ortflow.workflow.errors import OrtflowError, Preempted, UserError
+from ortflow.workflow.rundir import RunDir, append_json_line
+
+SPEC = spec_of(resources={"nodes": 2, "ranks_per_node": 3})
+VARIABLES = {
+    "ORTFLOW_JOB": "gpt-abc", "ORTFLOW_RUN_FILE": "/etc/ortflow/run/run.yaml", "ORTFLOW_MOUNT": "/data",
+    "ORTFLOW_SSH_PORT": "2222",
+}  # fmt: skip
+
+
+def pod(mount: Path) -> Pod:
+    return Pod("gpt-abc", "uid", Path("/etc/ortflow/run/run.yaml"), mount, 2222, new_budget=False, fresh=False)
+
+
+@pytest.fixture
+def daemon() -> Iterator[int]:
+    """The port of something that greets as sshd does."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def greet() -> None:
+            while True:
+                try:
+                    connection, _ = server.accept()
+                except OSError:
+                    return
+                with connection:
+                    connection.sendall(b"SSH-2.0-OpenSSH_9.2\r\n")
+
+        threading.Thread(target=greet, daemon=True).start()
+        yield server.getsockname()[1]
+        server.shutdown(socket.SHUT_RDWR)
+
+
+class TestPod:
+    def test_is_told_by_its_environment(self) -> None:
+        told = Pod.from_environment({**VARIABLES, "ORTFLOW_NEW_BUDGET": "1", "ORTFLOW_SUBMISSION": "u"})
+        assert (told.job, told.submission, told.mount, told.new_budget, told.fresh) == (
+            "gpt-abc",
+            "u",
+            Path("/data"),
+            True,
+            False,
+        )
+        assert told.carried == Path("/etc/ortflow/run/files")
+
+    def test_outside_of_one_the_missing_variable_is_named(self) -> None:
+        with pytest.raises(UserError, match=r"ORTFLOW_JOB is not set.*for the pods of a run"):
+            Pod.from_environment({})
+
+
+class TestHosts:
+    @pytest.mark.parametrize("text", ["a-worker-0.a.ns.svc:2\nb-1.b\n", "a-worker-0.a.ns.svc slots=2\nb-1.b\n\n"])
+    def test_of_either_mpi_are_read(self, tmp_path: Path, text: str) -> None:
+        (tmp_path / "hostfile").write_text(text)
+        assert read_hosts(tmp_path / "hostfile") == ["a-worker-0.a.ns.svc", "b-1.b"]
+
+    @pytest.mark.parametrize("text", ["", "\n", "a slots\n", "a;reboot\n"])
+    def test_a_file_of_somebody_elses_is_refused(self, tmp_path: Path, text: str) -> None:
+        (tmp_path / "hostfile").write_text(text)
+        with pytest.raises(OrtflowError, match="lists no hosts"):
+            read_hosts(tmp_path / "hostfile")
+
+    def test_no_file_is_told(self, tmp_path: Path) -> None:
+        with pytest.raises(OrtflowError, match="not made by the mpi-operator"):
+            read_hosts(tmp_path / "hostfile")
+
+    def test_one_that_greets_as_ssh_is_there(self, daemon: int) -> None:
+        assert address("localhost", daemon) == "127.0.0.1"
+
+    def test_one_that_does_not_is_not(self) -> None:
+        with socket.create_server(("127.0.0.1", 0)) as server:
+            port = server.getsockname()[1]
+            threading.Thread(target=lambda: server.accept()[0].close(), daemon=True).start()
+            assert address("127.0.0.1", port) is None
+        assert address("127.0.0.1", port) is None
+        assert address("no-such-host.invalid", port) is None
+
+    def test_all_are_waited_for(self, daemon: int) -> None:
+        assert wait_for(["localhost"], daemon, 5.0, lambda: None, print) == {"localhost": "127.0.0.1"}
+
+    def test_those_that_never_answer_are_named(self, daemon: int) -> None:
+        with pytest.raises(OrtflowError, match=f"no answer on port {daemon} within 0 s from gone$"):
+            wait_for(["localhost", "gone.invalid"], daemon, 0.0, lambda: None, print)
+
+    def test_waiting_ends_when_told(self) -> None:
+        def look() -> None:
+            raise Preempted("enough")
+
+        with pytest.raises(Preempted):
+            wait_for(["gone.invalid"], 1, 60.0, look, print)
+
+
+class TestMpirun:
+    def test_of_mpich_gives_hosts_places_and_its_own_address(self) -> None:
+        words = command(SPEC, Path("/data/runs/gpt"), "/py", Mpi("mpich", "/bin/mpirun"), Path("/h"), "10.0.0.7", ["A"])
+        assert words[:3] == ["/bin/mpirun", "-localhost", "10.0.0.7"]
+        assert words[words.index("-f") + 1] == "/h"
+        assert words[words.index("-ppn") + 1] == "3"
+        assert words[words.index("-n") + 1] == "6"
+        assert words[-4:] == ["/py", "-m", "ortflow.workflow.rank", "/data/runs/gpt"]
+
+    def test_of_openmpi_names_hostfile_and_every_variable(self) -> None:
+        words = command(SPEC, Path("/d"), "/py", Mpi("openmpi", "/bin/mpirun"), Path("/h"), "10.0.0.7", ["A", "B"])
+        assert words[words.index("--hostfile") + 1] == "/h"
+        assert words[words.index("--map-by") + 1] == "ppr:3:node"
+        assert [words[place + 1] for place, word in enumerate(words) if word == "-x"] == ["A", "B"]
+
+    def test_hostfile_is_written_as_each_reads_it(self) -> None:
+        assert hostfile("mpich", ["a", "b"], 2) == "a:2\nb:2\n"
+        assert hostfile("openmpi", ["a", "b"], 2) == "a slots=2\nb slots=2\n"
+
+    def test_settings_of_the_operator_are_replaced_by_ours(self) -> None:
+        outer = {
+            "PATH": "/bin", "HOSTNAME": "gpt-launcher", "HOME": "/home/ortflow", "HYDRA_HOST_FILE": "/etc/mpi/hostfile",
+            "HYDRA_LAUNCH_EXTRA_ARGS": "-o x", "KUBERNETES_PORT": "1", "TOKEN": "secret",
+        }  # fmt: skip
+        ours = environment({"ORTFLOW_ATTEMPT": "2"}, outer, Mpi("mpich", "mpirun"), 2200)
+        assert ours.keys() - DEFAULTS["mpich"].keys() == {
+            "PATH", "HOME", "TOKEN", "ORTFLOW_ATTEMPT", "HYDRA_LAUNCHER_EXTRA_ARGS",
+        }  # fmt: skip
+        assert ours["HYDRA_LAUNCHER_EXTRA_ARGS"].startswith("-p 2200 -o StrictHostKeyChecking=no")
+
+    def test_what_the_container_sets_wins_over_defaults(self) -> None:
+        assert environment({}, {}, Mpi("mpich", "mpirun"), 2222)["UCX_TLS"] == "^cma"
+        assert environment({}, {"UCX_TLS": "rc"}, Mpi("mpich", "mpirun"), 2222)["UCX_TLS"] == "rc"
+
+    def test_both_generations_of_openmpi_get_the_port(self) -> None:
+        ours = environment({}, {}, Mpi("openmpi", "mpirun"), 2200)
+        assert ours["PRTE_MCA_plm_ssh_args"] == ours["OMPI_MCA_plm_rsh_args"]
+        assert "-p 2200" in ours["PRTE_MCA_plm_ssh_args"]
+
+
+BEFORE: Witnesses = {"w-0": Witness("10.0.0.1", 100.0), "w-1": Witness("10.0.0.2", 100.0), "w-2": None}
+
+
+class TestWitnesses:
+    def test_are_told_and_heard(self, tmp_path: Path) -> None:
+        tell(pod(tmp_path), "w-0", Witness("10.0.0.1", 5.0, leaving=True))
+        (tmp_path / ".ortflow/gpt-abc/workers/w-1.json").write_text("{torn")
+        heard = hear(pod(tmp_path), ["w-0", "w-1", "w-2"])
+        assert heard == {"w-0": Witness("10.0.0.1", 5.0, leaving=True), "w-1": None, "w-2": None}
+
+    def test_that_say_nothing_new_explain_nothing(self) -> None:
+        assert conclude(BEFORE, BEFORE, []) is None
+
+    def test_one_without_memory_is_a_failure(self) -> None:
+        after = {**BEFORE, "w-1": Witness("10.0.0.2", 100.0, out_of_memory=1)}
+        found = conclude(BEFORE, after, [])
+        assert found is not None
+        assert found.outcome is Outcome.FAILURE
+        assert found.sentence == "the worker w-1 ran out of memory; raise resources.memory"
+
+    def test_a_container_that_began_again_is_a_failure(self) -> None:
+        found = conclude(BEFORE, {**BEFORE, "w-0": Witness("10.0.0.1", 200.0)}, ["w-0"])
+        assert found is not None
+        assert found.outcome is Outcome.FAILURE
+
+    @pytest.mark.parametrize("now", [Witness("10.0.0.9", 200.0), Witness("10.0.0.1", 100.0, leaving=True)])
+    def test_a_pod_that_was_taken_away_is_nobodys_failure(self, now: Witness) -> None:
+        found = conclude(BEFORE, {**BEFORE, "w-0": now}, [])
+        assert found is not None
+        assert found.outcome is Outcome.PREEMPTED
+
+    def test_one_that_is_silent_is_lost(self) -> None:
+        found = conclude(BEFORE, BEFORE, ["w-1"])
+        assert found is not None
+        assert found.outcome is Outcome.LOST
+        assert "w-1 does not answer" in found.sentence
+
+
+HYDRA = """
+=   BAD TERMINATION OF ONE OF YOUR APPLICATION PROCESSES
+=   PID 16 RUNNING AT gpt-abc-worker-1.gpt-abc.team.svc
+=   EXIT CODE: {code}
+=   CLEANING UP REMAINING PROCESSES
+"""
+
+
+@pytest.mark.parametrize(("code", "status"), [(9, -9), (11, -11), (1, 1), (75, 75), (256, 1), (19200, 75)])
+def test_hydra_names_the_rank_that_ended_first(code: int, status: int) -> None:
+    ranks = {("gpt-abc-worker-0", 16): 0, ("gpt-abc-worker-1", 15): 2, ("gpt-abc-worker-1", 16): 3}
+    assert first_end(HYDRA.format(code=code), ranks) == {3: status}
+
+
+def test_a_process_that_is_no_rank_tells_nothing() -> None:
+    assert first_end(HYDRA.format(code=9), {}) == {}
+    assert first_end("all is well", {("gpt-abc-worker-1", 16): 3}) == {}
+
+
+class TestStory:
+    def test_tells_words_ranks_and_records(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        run = RunDir(tmp_path)
+        run.record_attempt(event="submit", launcher="kubernetes")
+        append_json_line(run.events(0), {"event": "step", "time": 1.0, "attempt": 0, "step": 1})
+        with Story(run, 10, 2) as story:
+            story.begin()
+            story.attempt(1)
+            run.record_attempt(event="start", attempt=1)
+            for rank, text in ((0, "hello\nhalf"), (1, "there\n")):
+                run.log(1, rank).parent.mkdir(parents=True, exist_ok=True)
+                run.log(1, rank).write_text(text)
+            story.tick()
+            story.record({"event": "failure", "time": 2.0, "attempt": 1, "reason": "no"})
+        lines = capsys.readouterr().out.splitlines()
+        told = [json.loads(line[len(MARK) :]) for line in lines if line.startswith(MARK)]
+        assert [(one["file"], one["record"]["event"]) for one in told] == [
+            ("attempts", "submit"), ("events", "step"), ("attempts", "start"), ("events", "failure"),
+        ]  # fmt: skip
+        assert [line for line in lines if line.startswith("[")] == ["[0] hello", "[1] there", "[0] half"]
+        # The start of an attempt stands before what its ranks print: that is how a reader knows whose lines they are.
+        assert lines.index("[0] hello") > next(n for n, line in enumerate(lines) if '"start"' in line)
+
+
+def test_sshd_lets_nobody_in_without_a_key() -> None:
+    config = sshd_config(2222, Path("/home/ortflow/.ssh")).splitlines()
+    assert "Port 2222" in config
+    assert "PasswordAuthentication no" in config
+    assert "PermitRootLogin prohibit-password" in config
+    assert "HostKey /home/ortflow/.ssh/id_rsa" in config
+
+
+def test_short_is_the_pods_own_name() -> None:
+    assert short("gpt-abc-worker-0.gpt-abc.team.svc") == "gpt-abc-worker-0"
