@@ -1,0 +1,133 @@
+"""A bed for the tests of this folder: a real Kubernetes on this machine (tests/beds/kubernetes).
+
+ORTFLOW_KUBERNETES=1     starts one, installing and building what is missing; where that cannot be, it is an error
+ORTFLOW_KUBERNETES=0     skips
+not set                  starts one where root is and everything was built, skips otherwise
+ORTFLOW_KUBERNETES_BED   folder of the bed: one that is up already is used as it is
+ORTFLOW_CACHE            folder of built pieces (~/.cache/ortflow)
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+from collections.abc import Iterator
+from itertools import count
+from pathlib import Path
+
+import pytest
+from kubernetes_bed import SCRIPTS, Bed, Space
+from kubernetes_cluster import SHAPE, Cluster, make_project
+from project import Project
+
+# Started in the background or by nohup, a test run ignores these, and so would every process it starts.
+signal.signal(signal.SIGINT, signal.default_int_handler)
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
+
+HERE = Path(__file__).parent
+PROGRAMS = ("etcd", "containerd", "runc", "debootstrap", "busybox")
+NUMBERS = count(1)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line(
+        "markers", "kubernetes: on a real Kubernetes cluster on this machine; see tests/kubernetes/conftest.py"
+    )
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if HERE in item.path.parents:
+            item.add_marker(pytest.mark.kubernetes)
+
+
+def missing() -> str | None:
+    """Why no bed can be had without installing or building anything; None if it can."""
+    if os.geteuid() != 0:
+        return "a Kubernetes cluster of one's own needs root"
+    install = "ORTFLOW_KUBERNETES=1 installs and builds it"
+    lacking = [name for name in PROGRAMS if shutil.which(name, path=f"{os.environ['PATH']}:/usr/sbin") is None]
+    if lacking:
+        return f"no Kubernetes here: {', '.join(lacking)} ({install})"
+    cache = Path(os.environ.get("ORTFLOW_CACHE", Path.home() / ".cache/ortflow")) / "kubernetes"
+    return None if (cache / "store.have").is_dir() else f"nothing was built in {cache} ({install})"
+
+
+def start(folder: Path, *options: str) -> Bed:
+    """A bed."""
+    command = [str(SCRIPTS / "up"), "--bed", str(folder), *options]
+    done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=1800, check=False)
+    assert done.returncode == 0, done.stderr
+    return Bed(folder)
+
+
+def stop(bed: Bed) -> None:
+    """Take it away."""
+    subprocess.run([str(SCRIPTS / "down"), "--bed", str(bed.folder)], check=True, timeout=60)
+
+
+@pytest.fixture(scope="session")
+def cluster_bed() -> Iterator[Bed]:
+    """The bed of all tests."""
+    wanted = os.environ.get("ORTFLOW_KUBERNETES", "")
+    if wanted == "0":
+        pytest.skip("ORTFLOW_KUBERNETES=0")
+    folder = Path(os.environ.get("ORTFLOW_KUBERNETES_BED", f"/var/tmp/ortflow-kubernetes-{os.getpid()}"))
+    if (folder / "env").exists():
+        yield Bed(folder)
+        return
+    why = missing()
+    if why is not None and wanted != "1":
+        pytest.skip(why)
+    bed = start(folder)
+    try:
+        yield bed
+    finally:
+        stop(bed)
+
+
+@pytest.fixture
+def kubernetes_bed(cluster_bed: Bed) -> Iterator[Bed]:
+    """The bed for a test that harms it: whole before and after."""
+    cluster_bed.restore()
+    yield cluster_bed
+    cluster_bed.restore()
+
+
+@pytest.fixture
+def space(cluster_bed: Bed) -> Iterator[Space]:
+    """A namespace of the test's own."""
+    made = Space.make(cluster_bed, f"test-{os.getpid()}-{next(NUMBERS)}")
+    yield made
+    made.remove()
+
+
+@pytest.fixture(scope="session")
+def kubernetes_project(tmp_path_factory: pytest.TempPathFactory) -> Project:
+    """A model and data."""
+    return make_project(tmp_path_factory.mktemp("kubernetes-project"))
+
+
+@pytest.fixture(scope="session")
+def trained_here(kubernetes_project: Project) -> Path:
+    """The run directory of the same training on this machine; sums over ranks of one node may round otherwise."""
+    return kubernetes_project.run("trained-here", **{**SHAPE, "resources": {"ranks_per_node": 4}})
+
+
+@pytest.fixture(scope="session")
+def left_alone(
+    cluster_bed: Bed, kubernetes_project: Project, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Path]:
+    """The run directory of a run on the cluster that nobody touched."""
+    space = Space.make(cluster_bed, f"left-alone-{os.getpid()}")
+    cluster = Cluster.make(space, kubernetes_project, tmp_path_factory.mktemp("left-alone"))
+    yield cluster.run("left-alone").run_dir
+    space.remove()
+
+
+@pytest.fixture
+def cluster(space: Space, kubernetes_project: Project, tmp_path: Path) -> Cluster:
+    """A namespace with a volume on which model and data lie, and a folder to submit from."""
+    return Cluster.make(space, kubernetes_project, tmp_path)

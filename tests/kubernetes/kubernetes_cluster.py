@@ -1,0 +1,218 @@
+"""Runs on a bed: a small real training on 2 nodes with 2 ranks each, submitted through the command line."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+from copy import deepcopy
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from kubernetes_bed import Object, Space, wait_until
+from project import ORTFLOW, Project, curve, evaluations, leftovers, of_kind
+
+MOUNT = "/ortflow"
+CLAIM = "data"
+SHAPE: dict[str, Any] = {
+    "train__steps": 40,
+    "train__evaluation": {"every_steps": 10},
+    "checkpoint__every_steps": 5,
+    "restart": {"failures": 5, "preemptions": 9, "backoff": {"first": 0.0, "limit": 0.0}},
+}
+PLACE: dict[str, Any] = {
+    "resources": {"nodes": 2, "ranks_per_node": 2, "cpus_per_rank": 1, "memory": "1Gi"},
+    "backends__kubernetes": {
+        "image": "localhost/ortflow:bed",
+        "folder": f"{MOUNT}/project",
+        "grace_seconds": 20,
+        "volume": {"mount": MOUNT, "claim": CLAIM},
+    },
+}
+RANKS = range(4)
+STARTS = 60.0
+"""Seconds from the submission to the first step, on two busy cores."""
+ENDS = 180.0
+"""Seconds that a run may take to its end, with a restart in it."""
+
+
+def make_project(folder: Path) -> Project:
+    """A model and data, which also pods can read."""
+    project = Project.make(folder)
+    for path in folder.rglob("*"):
+        path.chmod(0o755 if path.is_dir() else 0o644)
+    return project
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """A namespace with a volume, and the folder on this machine from which a person submits."""
+
+    space: Space
+    project: Project
+    volume: Path
+    folder: Path
+
+    @classmethod
+    def make(cls, space: Space, project: Project, folder: Path) -> Cluster:
+        """With the project's model and data on the volume, where its run files look for them."""
+        volume = space.claim(CLAIM)
+        (volume / "project").mkdir()
+        shutil.copy(project.folder / "model.onnx", volume / "project")
+        shutil.copytree(project.folder / "set", volume / "project/set")
+        return cls(space, project, volume, folder)
+
+    def ortflow(self, *arguments: str, timeout: float = 60, **environment: str) -> subprocess.CompletedProcess[str]:
+        """Run `ortflow ARGUMENTS` as a person with a kubeconfig does."""
+        return subprocess.run(
+            [*ORTFLOW, *arguments],
+            cwd=self.folder, env={**self.space.bed.environment, **environment}, capture_output=True, text=True,
+            timeout=timeout, check=False, stdin=subprocess.DEVNULL,
+        )  # fmt: skip
+
+    def write(self, name: str, **changes: Any) -> Path:
+        """A run file of the usual shape, in the folder from which it is submitted."""
+        place = deepcopy(PLACE)
+        place["backends__kubernetes"]["namespace"] = self.space.name
+        return Project(self.folder).write(name, **{**deepcopy(SHAPE), **place, **changes})
+
+    def submit(self, name: str, *arguments: str, **changes: Any) -> Run:
+        """Submit a run; what is to be followed."""
+        file = self.write(name, **changes)
+        done = self.ortflow("submit", "--backend", "kubernetes", file.name, *arguments)
+        assert done.returncode == 0, done.stdout + done.stderr
+        return Run(self, name)
+
+    def run(self, name: str, *arguments: str, **changes: Any) -> Run:
+        """Submit, and wait for a good end."""
+        run = self.submit(name, *arguments, **changes)
+        run.finish()
+        return run
+
+
+@dataclass(frozen=True)
+class Run:
+    """A submitted run, read from the volume."""
+
+    cluster: Cluster
+    name: str
+
+    @property
+    def space(self) -> Space:
+        return self.cluster.space
+
+    @property
+    def run_dir(self) -> Path:
+        """On the volume, as seen from this machine."""
+        return self.cluster.volume / "runs" / self.name
+
+    def pods(self, component: str) -> list[Object]:
+        """Its pods: of the launcher, worker, supervisor or tensorboard."""
+        return self.space.pods(f"ortflow.dev/run={self.name},ortflow.dev/component={component}")
+
+    def pod(self, component: str, index: int = 0) -> str:
+        """The name of one; of several launchers the newest counts."""
+        found = self.pods(component)
+        assert found, self.story()
+        if component == "launcher":
+            found.sort(key=lambda pod: str(pod["metadata"]["creationTimestamp"]), reverse=True)
+        return str(found[index]["metadata"]["name"])
+
+    def job(self) -> Object:
+        """Its newest MPIJob."""
+        jobs = self.space.get("mpijobs", "-l", f"ortflow.dev/run={self.name}")["items"]
+        assert jobs, self.story()
+        return dict(max(jobs, key=lambda job: str(job["metadata"]["creationTimestamp"])))
+
+    def records(self, kind: str) -> list[dict[str, Any]]:
+        """Records of attempts.jsonl on the volume."""
+        path = self.run_dir / "attempts.jsonl"
+        lines = path.read_text().splitlines(keepends=True) if path.exists() else []
+        return [record for record in map(json.loads, _whole(lines)) if record["event"] == kind]
+
+    def outcomes(self) -> list[str]:
+        """How its attempts ended."""
+        return [record["outcome"] for record in self.records("end")]
+
+    def steps(self) -> int:
+        """The newest step of rank 0."""
+        path = self.run_dir / "events/rank-0000.jsonl"
+        lines = path.read_text().splitlines(keepends=True) if path.exists() else []
+        steps = [record["step"] for record in map(json.loads, _whole(lines)) if record["event"] == "step"]
+        return max(steps, default=0)
+
+    def until_step(self, step: int, timeout: float = STARTS) -> None:
+        """Wait until it has come so far."""
+        wait_until(lambda: self.steps() >= step, timeout, self.story)
+
+    def status(self) -> dict[str, Any]:
+        """What `ortflow status --json` says."""
+        done = self.cluster.ortflow("status", self.name, "--json")
+        assert done.returncode == 0, done.stderr
+        found: dict[str, Any] = json.loads(done.stdout)
+        return found
+
+    def until_state(self, *states: str, timeout: float = ENDS) -> dict[str, Any]:
+        """Wait until `ortflow status` says so; the whole status."""
+        told: dict[str, Any] = {}
+
+        def there() -> bool:
+            told.update(self.status())
+            return told["state"] in states
+
+        wait_until(there, timeout, lambda: f"{told}\n{self.story()}")
+        return told
+
+    def over(self) -> bool:
+        """Whether the operator is done with it: a time of completion is the only end."""
+        return "completionTime" in self.job().get("status", {})
+
+    def finish(self, timeout: float = ENDS) -> None:
+        """Wait for the end, which has to be a good one."""
+        wait_until(self.over, timeout, self.story)
+        assert self.space.condition(self.job()["metadata"]["name"], "Succeeded"), self.story()
+        assert of_kind(self.run_dir, "finished"), self.story()
+
+    def story(self) -> str:
+        """Everything that may tell why a test failed."""
+        records = self.run_dir / "attempts.jsonl"
+        logs = [
+            f"--- {path.relative_to(self.run_dir)}\n{path.read_text(errors='replace')[-3000:]}"
+            for path in sorted(self.run_dir.rglob("*.log"))
+        ]
+        there = os.listdir(self.cluster.volume) if self.cluster.volume.exists() else "no volume"
+        told = records.read_text() if records.exists() else f"nothing at {self.run_dir}: {there}"
+        return "\n".join([self.space.story(), told, *logs])
+
+
+def same_end(run_dir: Path, left_alone: Path) -> None:
+    """Bit for bit the end of the run that nobody touched, and nothing left lying about."""
+    for rank in RANKS:
+        steps = [step for step, *_ in curve(run_dir, rank)]
+        assert steps == sorted(set(steps)), f"a step of rank {rank} stands twice in the record"
+        assert curve(run_dir, rank) == curve(left_alone, rank)
+    assert evaluations(run_dir) == evaluations(left_alone)
+    assert (run_dir / "export/model.onnx").read_bytes() == (left_alone / "export/model.onnx").read_bytes()
+    assert leftovers(run_dir) == []
+
+
+def ill(cluster: Cluster, rank: int, step: int, do: str, attempt: int | None = 0) -> dict[str, Any]:
+    """Changes of a run file that have a rank fall ill, in all attempts if none is named: see support/ill."""
+    return _sitecustomize(cluster, "ILL", json.dumps({"attempt": attempt, "rank": rank, "step": step, "do": do}))
+
+
+def slow(cluster: Cluster, seconds: float, attempts: int = 1000) -> dict[str, Any]:
+    """Changes of a run file that have steps of the first attempts take so long, without work for the cores."""
+    return _sitecustomize(cluster, "SLOW", f"{seconds} {attempts}")
+
+
+def _sitecustomize(cluster: Cluster, name: str, value: str) -> dict[str, Any]:
+    shutil.copytree(Path(__file__).parent.parent / "support" / "ill", cluster.volume / "ill", dirs_exist_ok=True)
+    return {"backends__kubernetes__env": {"PYTHONPATH": f"{MOUNT}/ill", name: value}}
+
+
+def _whole(lines: list[str]) -> list[str]:
+    """Without the last one if it is being written."""
+    return [line for line in lines if line.endswith("\n")]

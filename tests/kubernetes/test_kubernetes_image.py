@@ -1,0 +1,78 @@
+"""The image from the project's Dockerfile, and `ortflow image check` in it and in broken ones."""
+
+from __future__ import annotations
+
+import json
+import os
+from typing import Any
+
+from kubernetes_bed import Object, Space, image_pod
+
+CHECK = "ortflow image check --json"
+BREAKS = {
+    "rm /usr/sbin/sshd": "sshd",
+    "rm /usr/bin/ssh": "ssh",
+    "rm /opt/ortflow/lib/libmpi*.so*": "MPI",
+    "pip uninstall -qy onnxruntime-training-cpu": "interpreter",
+    "chsh -s /bin/false": "login",
+}
+"""What is done to an image, and what is at fault then."""
+
+
+def checked(space: Space, pods: list[Object]) -> list[tuple[dict[str, str], Any]]:
+    """What the check says in each pod: levels by what was looked at, and its exit code. They run side by side."""
+    space.make_all(*pods)
+    answers = []
+    for pod in pods:
+        name = pod["metadata"]["name"]
+        space.until_phase(name, "Succeeded", "Failed")
+        told = json.loads(space.kubectl("logs", name))
+        state = space.get("pod", name)["status"]["containerStatuses"][0]["state"]["terminated"]
+        answers.append(({one["about"]: one["level"] for one in told["findings"]}, state["exitCode"]))
+    return answers
+
+
+def as_user(uid: int, pod: Object) -> Object:
+    """The pod, run by somebody else."""
+    pod["spec"]["securityContext"] = {"runAsUser": uid}
+    return pod
+
+
+def test_the_image_has_what_ranks_need(space: Space) -> None:
+    """With both MPIs, and as root too; to the user that the image does not know it says what is missing."""
+    own = image_pod("own", ["bash", "-c", f"{CHECK} --mpi mpich"])
+    other = image_pod("openmpi", ["bash", "-c", f"{CHECK} --mpi openmpi"], image="localhost/ortflow:openmpi")
+    root = as_user(0, image_pod("root", ["bash", "-c", CHECK]))
+    unknown = as_user(12345, image_pod("unknown", ["bash", "-c", CHECK]))
+    *good, (found, code) = checked(space, [own, other, root, unknown])
+    for levels, status in good:
+        assert status == 0
+        assert set(levels.values()) <= {"ok", "warning"}
+        assert levels["login"] == levels["MPI"] == levels["ssh keys"] == "ok"
+    assert code == 1
+    assert found["user"] == "fault"
+    assert found["login"] == "untested"
+
+
+def test_broken_images(space: Space) -> None:
+    broken = [f"{{ {do}; }} >/dev/null 2>&1; exec {CHECK}" for do in BREAKS]
+    pods = [as_user(0, image_pod(f"broken-{i}", ["bash", "-c", script])) for i, script in enumerate(broken)]
+    for (found, code), at_fault in zip(checked(space, pods), BREAKS.values(), strict=True):
+        assert code == 1
+        assert found[at_fault] == "fault"
+
+
+def test_nothing_of_the_place_where_it_was_built(space: Space) -> None:
+    """No keys that every copy would share, no settings of this machine's; the command runs as uid 1000 unasked."""
+    here = os.environ.get("PIP_FIND_LINKS", "/wheels")
+    script = f"""
+    id -u
+    find / -xdev \\( -name 'ssh_host_*' -o -name id_rsa -o -name pip.conf \\) 2>/dev/null
+    env | grep -i pip
+    ls -d {here} /build /wheel 2>/dev/null
+    """
+    pod = image_pod("look", ["bash", "-c", f"{script}\ntrue"])
+    del pod["spec"]["securityContext"]
+    space.make_all(pod)
+    space.until_phase("look", "Succeeded")
+    assert space.kubectl("logs", "look").splitlines() == ["1000"]

@@ -1,0 +1,357 @@
+"""Whatever happens to the pods of a run, its nodes and the cluster: the end is that of a run that nobody touched.
+
+Where another test is near enough, one is marked `chaos`: it takes time, and is not part of a plain `pytest`.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+from kubernetes_bed import Bed, Space, wait_until
+from kubernetes_cluster import ENDS, Cluster, Run, ill, same_end, slow
+from project import ORTFLOW, of_kind
+
+MIDDLE = 15
+"""A step at which there is a checkpoint, and much is still to come."""
+SUPERVISED = {"backends__kubernetes__supervisor": True}
+
+
+def test_a_run_that_nobody_touches(cluster: Cluster, left_alone: Path) -> None:
+    """Again the same, with a follower that has its exit code."""
+    run = cluster.submit("again", "--follow")
+    same_end(run.run_dir, left_alone)
+    assert run.outcomes() == ["finished"]
+    hosts = {of_kind(run.run_dir, "attempt_start", rank)[0]["host"] for rank in range(4)}
+    assert len(hosts) == 2, "its ranks are in two pods"
+    assert len({pod["spec"]["nodeName"] for pod in run.pods("worker")}) in (0, 2), "on two nodes, while they are there"
+
+
+def test_the_launcher_pod_is_deleted(cluster: Cluster, left_alone: Path) -> None:
+    run = cluster.submit("launcher-deleted")
+    run.until_step(MIDDLE)
+    run.space.kubectl("delete", "pod", run.pod("launcher"), "--wait=false")
+    run.finish()
+    same_end(run.run_dir, left_alone)
+    assert run.outcomes() == ["preempted", "finished"]
+    assert not of_kind(run.run_dir, "rewind"), "it saved when it was told"
+
+
+@pytest.mark.chaos
+def test_the_launcher_pod_is_killed(cluster: Cluster, left_alone: Path) -> None:
+    run = cluster.submit("launcher-killed")
+    run.until_step(MIDDLE)
+    run.space.kubectl("delete", "pod", run.pod("launcher"), "--force", "--grace-period=0", "--wait=false")
+    run.finish()
+    same_end(run.run_dir, left_alone)
+    assert run.outcomes() in (["lost", "finished"], ["preempted", "finished"])
+
+
+def test_a_worker_pod_is_deleted(cluster: Cluster, left_alone: Path) -> None:
+    run = cluster.submit("worker-deleted")
+    run.until_step(MIDDLE)
+    run.space.kubectl("delete", "pod", run.pod("worker", 1), "--wait=false")
+    run.finish()
+    same_end(run.run_dir, left_alone)
+    assert run.outcomes() == ["preempted", "finished"]
+    assert not of_kind(run.run_dir, "rewind"), "it saved when it was told"
+    assert len(run.pods("launcher")) == 1, "the operator took no notice"
+
+
+@pytest.mark.chaos
+def test_a_worker_pod_vanishes(cluster: Cluster, left_alone: Path) -> None:
+    run = cluster.submit("worker-vanished")
+    run.until_step(MIDDLE)
+    run.space.kubectl("delete", "pod", run.pod("worker", 0), "--force", "--grace-period=0", "--wait=false")
+    run.finish()
+    same_end(run.run_dir, left_alone)
+    assert "failure" not in run.outcomes(), "that is not the run's fault"
+
+
+@pytest.mark.parametrize("rank", [pytest.param(0, marks=pytest.mark.chaos), 3])
+def test_a_rank_is_killed(cluster: Cluster, left_alone: Path, rank: int) -> None:
+    run = cluster.submit(f"killed-{rank}")
+    run.until_step(MIDDLE)
+    rank_processes(run)[rank].kill()
+    run.finish()
+    same_end(run.run_dir, left_alone)
+    assert run.outcomes() == ["failure", "finished"]
+    assert f"rank {rank} was killed by SIGKILL" in run.records("end")[0]["cause"]
+    assert len(run.pods("launcher")) == 1, "within the pods that there are"
+
+
+@pytest.mark.chaos
+def test_all_ranks_of_a_worker_are_killed(cluster: Cluster, left_alone: Path) -> None:
+    run = cluster.submit("killed-two")
+    run.until_step(MIDDLE)
+    processes = rank_processes(run)
+    for rank in (2, 3):
+        processes[rank].kill()
+    run.finish()
+    same_end(run.run_dir, left_alone)
+    assert run.outcomes() == ["failure", "finished"]
+
+
+@pytest.mark.chaos
+def test_a_rank_hangs(cluster: Cluster, left_alone: Path) -> None:
+    restart = {"failures": 3, "hung_seconds": 8.0, "backoff": {"first": 0.0, "limit": 0.0}}
+    run = cluster.submit("hangs", restart=restart)
+    run.until_step(MIDDLE)
+    rank_processes(run)[3].suspend()
+    run.finish()
+    same_end(run.run_dir, left_alone)
+    assert run.records("end")[0]["cause"] == "the ranks hung: no sign of life for 8 s"
+
+
+def test_a_worker_is_out_of_memory(cluster: Cluster, left_alone: Path) -> None:
+    run = cluster.run("hog", **ill(cluster, 2, MIDDLE, "hog"))
+    same_end(run.run_dir, left_alone)
+    assert run.outcomes() == ["failure", "finished"]
+    assert "out of memory" in run.records("end")[0]["cause"]
+
+
+@pytest.mark.chaos
+def test_a_worker_is_evicted(cluster: Cluster, left_alone: Path) -> None:
+    run = cluster.submit("evicted")
+    run.until_step(MIDDLE)
+    evict(run, run.pod("worker", 0))
+    run.finish()
+    same_end(run.run_dir, left_alone)
+    assert run.outcomes() == ["preempted", "finished"]
+
+
+@pytest.mark.chaos
+def test_a_worker_is_evicted_for_its_use_of_disk(cluster: Cluster, left_alone: Path) -> None:
+    """The operator leaves the dead pod as it is; the supervisor takes it away."""
+    scratch = {"backends__kubernetes__ephemeral_storage": "100M", **SUPERVISED}
+    run = cluster.submit("disk", **scratch, **slow(cluster, 0.5, attempts=1))
+    run.until_step(MIDDLE)
+    victim = run.pod("worker", 1)
+    fill = ["dd", "if=/dev/zero", "of=/tmp/fill", "bs=1M", "count=300"]
+    run.space.bed.ask("kubectl", "-n", run.space.name, "exec", victim, "--", *fill)
+    wait_until(lambda: reason_of(run.space, victim) == "Evicted", 60, run.story)
+    run.finish(timeout=300)
+    same_end(run.run_dir, left_alone)
+    assert run.outcomes() == ["preempted", "finished"]
+
+
+@pytest.mark.chaos
+def test_a_node_is_drained(kubernetes_bed: Bed, cluster: Cluster, left_alone: Path) -> None:
+    run = cluster.submit("drained")
+    run.until_step(MIDDLE)
+    drain = ("drain", "n2", "--ignore-daemonsets", "--delete-emptydir-data", "--force", "--timeout=60s")
+    kubernetes_bed.kubectl(*drain, timeout=90)
+    run.finish()
+    same_end(run.run_dir, left_alone)
+    assert set(run.outcomes()[:-1]) == {"preempted"}
+
+
+@pytest.mark.chaos
+@pytest.mark.parametrize("which", ["worker", "launcher"])
+def test_a_node_is_switched_off(kubernetes_bed: Bed, cluster: Cluster, left_alone: Path, which: str) -> None:
+    """Its pods stay Terminating for ever; the supervisor takes them away."""
+    run = cluster.submit(f"off-{which}", **SUPERVISED, **slow(cluster, 0.5, attempts=1))
+    run.until_step(MIDDLE)
+    launcher = run.pods("launcher")[0]["spec"]["nodeName"]
+    kubernetes_bed.node("off", launcher if which == "launcher" else "n1" if launcher == "n2" else "n2")
+    run.finish(timeout=400)
+    same_end(run.run_dir, left_alone)
+    assert "failure" not in run.outcomes(), "a lost node is not the run's fault"
+
+
+@pytest.mark.chaos
+def test_preempted_and_pending(kubernetes_bed: Bed, cluster: Cluster, left_alone: Path) -> None:
+    space = cluster.space
+    run = cluster.submit("preempted")
+    run.until_step(MIDDLE)
+    victim = run.pods("worker")[1]
+    node = victim["spec"]["nodeName"]
+    kubernetes_bed.kubectl("cordon", "n1" if node == "n2" else "n2")
+    urgent(space, node)
+    wait_until(lambda: space.phase(victim["metadata"]["name"]) == "Pending", 60, run.story)
+    told = run.until_state("restarting", "pending", "running")
+    wait_until(lambda: "nodes are available" in str(run.status()["waits"]), 30, lambda: f"{told}{run.story()}")
+    time.sleep(60)
+    space.kubectl("delete", "pod", "urgent", "--force", "--grace-period=0")
+    run.finish()
+    same_end(run.run_dir, left_alone)
+    assert run.outcomes() == ["preempted", "finished"]
+    assert run.records("end")[-1]["attempt"] == 1, "a pending worker costs no attempt"
+    assert len(run.pods("launcher")) == 1, "and no retry of the operator's"
+
+
+@pytest.mark.chaos
+def test_suspended_and_resumed(cluster: Cluster, left_alone: Path) -> None:
+    space = cluster.space
+    run = cluster.submit("suspended")
+    run.until_step(MIDDLE)
+    name = run.job()["metadata"]["name"]
+    suspend(space, name, True)
+    wait_until(lambda: not run.pods("worker"), 60, run.story)
+    wait_until(lambda: "suspended" in str(run.status()["waits"]), 30, lambda: f"{run.status()}{run.story()}")
+    suspend(space, name, False)
+    run.finish()
+    same_end(run.run_dir, left_alone)
+    assert run.outcomes() == ["preempted", "finished"]
+    assert not of_kind(run.run_dir, "rewind")
+
+
+@pytest.mark.chaos
+def test_the_api_server_is_away(kubernetes_bed: Bed, cluster: Cluster, left_alone: Path) -> None:
+    run = cluster.submit("api-away", **slow(cluster, 1.0))
+    follower = subprocess.Popen(
+        [*ORTFLOW, "logs", "-f", "api-away"],
+        cwd=cluster.folder, env=kubernetes_bed.environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+    )  # fmt: skip
+    run.until_step(5)
+    with kubernetes_bed.without("apiserver"):
+        time.sleep(30)
+    run.finish(timeout=300)
+    told, _ = follower.communicate(timeout=60)
+    assert follower.returncode == 0, told
+    same_end(run.run_dir, left_alone)
+    assert "failure" not in run.outcomes()
+
+
+@pytest.mark.chaos
+def test_the_operator_is_started_again(kubernetes_bed: Bed, cluster: Cluster, left_alone: Path) -> None:
+    run = cluster.submit("operator")
+    run.until_step(5)
+    with kubernetes_bed.without("operator"):
+        run.space.kubectl("delete", "pod", run.pod("worker", 0), "--wait=false")
+        time.sleep(5)
+    run.finish()
+    same_end(run.run_dir, left_alone)
+    assert run.outcomes() == ["preempted", "finished"]
+
+
+@pytest.mark.chaos
+def test_a_cable_is_out(kubernetes_bed: Bed, cluster: Cluster, left_alone: Path) -> None:
+    run = cluster.submit("cable", **slow(cluster, 0.5, attempts=1))
+    run.until_step(MIDDLE)
+    kubernetes_bed.node("cut", "n2")
+    time.sleep(16)
+    kubernetes_bed.node("heal", "n2")
+    run.finish(timeout=300)
+    same_end(run.run_dir, left_alone)
+    assert "failure" not in run.outcomes()
+
+
+def test_openmpi(cluster: Cluster, left_alone: Path) -> None:
+    """Sums are rounded as its all-reduce orders them; what is the same is that a lost worker loses nothing."""
+    other = {"backends__kubernetes__image": "localhost/ortflow:openmpi", "backends__kubernetes__mpi": "openmpi"}
+    run = cluster.submit("openmpi", **other)
+    run.until_step(MIDDLE)
+    run.space.kubectl("delete", "pod", run.pod("worker", 1), "--wait=false")
+    run.finish()
+    assert run.outcomes()[-1] == "finished"
+    assert "failure" not in run.outcomes()
+    close_end(run.run_dir, left_alone)
+
+
+def test_the_launcher_as_a_worker(cluster: Cluster, left_alone: Path) -> None:
+    run = cluster.run("as-worker", backends__kubernetes__launcher_as_worker=True)
+    same_end(run.run_dir, left_alone)
+    hosts = {of_kind(run.run_dir, "attempt_start", rank)[0]["host"] for rank in range(4)}
+    assert any(host.endswith("-launcher") for host in hosts)
+
+
+def test_given_up(cluster: Cluster) -> None:
+    """A run that fails again and again ends as failed, and holds no worker while the operator still tries."""
+    restart = {"failures": 1, "backoff": {"first": 0.0, "limit": 0.0}}
+    run = cluster.submit("given-up", restart=restart, **ill(cluster, 1, 2, "raise", attempt=None))
+    wait_until(lambda: run.outcomes() == ["failure", "failure"], ENDS, run.story)
+    wait_until(lambda: phases(run) == {"Succeeded"}, 30, run.story)
+    told = run.until_state("failed", timeout=30)
+    assert "this rank was told to raise" in told["cause"]
+    assert not run.space.condition(run.job()["metadata"]["name"], "Succeeded")
+
+
+def test_deleted(cluster: Cluster) -> None:
+    """kubectl delete ends everything; what stays is the volume."""
+    run = cluster.submit("deleted", **slow(cluster, 1.0))
+    run.until_step(2)
+    space = cluster.space
+    space.kubectl("delete", "mpijob", run.job()["metadata"]["name"], "--wait=true", timeout=90)
+    kinds = "mpijobs,jobs,pods,services,configmaps,secrets,serviceaccounts,roles,rolebindings"
+    usual = {"kube-root-ca.crt", "default"}
+
+    def left() -> set[str]:
+        return {item["metadata"]["name"] for item in space.get(kinds)["items"]} - usual
+
+    wait_until(lambda: not left(), 60, lambda: str(left()))
+    assert run.outcomes() == ["preempted"]
+    assert (run.run_dir / "checkpoints").is_dir()
+    assert [item["metadata"]["name"] for item in space.get("pvc")["items"]] == ["data"]
+
+
+def rank_processes(run: Run) -> dict[int, psutil.Process]:
+    """The running ranks of a run, by rank, as this machine sees them."""
+    job = run.job()["metadata"]["name"]
+    found = {}
+    for process in psutil.process_iter():
+        try:
+            words = process.cmdline()
+            if words[1:3] == ["-m", "ortflow.workflow.rank"] and process.status() != "zombie":
+                environment = process.environ()
+                if environment.get("ORTFLOW_JOB") == job:
+                    found[int(environment["PMI_RANK"])] = process
+        except (psutil.Error, KeyError):
+            continue
+    return found
+
+
+def phases(run: Run) -> set[str]:
+    """Of its workers."""
+    return {pod["status"]["phase"] for pod in run.pods("worker")}
+
+
+def reason_of(space: Space, pod: str) -> str:
+    """Why a pod is as it is."""
+    found = space.pod(pod)
+    return str(found["status"].get("reason", "")) if found else ""
+
+
+def evict(run: Run, pod: str) -> None:
+    """Ask the API server to evict a pod, as a drain does."""
+    path = f"/api/v1/namespaces/{run.space.name}/pods/{pod}/eviction"
+    asked = {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": {"name": pod, "namespace": run.space.name}}
+    run.space.bed.kubectl("create", "--raw", path, "-f", "-", given=json.dumps(asked))
+
+
+def suspend(space: Space, mpijob: str, wanted: bool) -> None:
+    """As Kueue does it."""
+    patch = json.dumps({"spec": {"runPolicy": {"suspend": wanted}}})
+    space.kubectl("patch", "mpijob", mpijob, "--type=merge", "-p", patch)
+
+
+def urgent(space: Space, node: str) -> None:
+    """A pod that goes before others, and leaves no room on a node."""
+    bed = space.bed
+    urgent = {
+        "apiVersion": "scheduling.k8s.io/v1",
+        "kind": "PriorityClass",
+        "metadata": {"name": "urgent"},
+        "value": 1000,
+    }
+    bed.ask("kubectl", "create", "-f", "-", given=json.dumps(urgent))
+    container = {
+        "name": "c", "image": "localhost/ortflow:bed", "command": ["sleep", "3600"],
+        "resources": {"requests": {"cpu": "7"}},
+    }  # fmt: skip
+    pod = {"priorityClassName": "urgent", "nodeSelector": {"kubernetes.io/hostname": node}, "containers": [container]}
+    space.make_all({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "urgent"}, "spec": pod})
+
+
+def close_end(run_dir: Path, left_alone: Path) -> None:
+    """The same end to rounding."""
+    from project import curve
+
+    ours, theirs = curve(run_dir), curve(left_alone)
+    assert [step for step, *_ in ours] == [step for step, *_ in theirs]
+    for (_, *mine), (_, *other) in zip(ours, theirs, strict=True):
+        assert mine == pytest.approx(other, rel=1e-4)
