@@ -27,7 +27,7 @@ from ortflow.workflow.spec.run import Restart
 
 TICK = 0.1
 GRACE = 30.0
-"""Seconds that ranks have to save and leave."""
+"""Seconds that ranks have to save and leave, where nobody else sets a limit."""
 PATIENCE = 5.0
 """Seconds within which mpirun has to take down the others when a rank is dead: Hydra does not, where it never came to
 MPI's initialisation."""
@@ -104,6 +104,8 @@ class Job:
     """Why an attempt has no end on record."""
     hands_back: bool = False
     """A preempted run leaves its place, and a scheduler starts it again."""
+    grace: float = GRACE
+    """Seconds that ranks have to save and leave."""
     comes_back: bool = False
     """Whoever signals us to leave also starts us again."""
 
@@ -191,9 +193,9 @@ class Supervisor:
             if self._stop.look() and asked_at is None:
                 asked_at = moment
                 self._ask(attempt)
-            if self._stop.now or (asked_at is not None and moment > asked_at + GRACE):
+            if self._stop.now or (asked_at is not None and moment > asked_at + self._job.grace):
                 attempt.kill()
-                late = "" if self._stop.now else f": they did not leave within {GRACE:.0f} s"
+                late = "" if self._stop.now else f": they did not leave within {self._job.grace:g} s"
                 sentence = f"the ranks were killed without saving{late}"
                 return EXIT_PREEMPTED, Cause(Outcome.PREEMPTED, EXIT_PREEMPTED, sentence)
             if moment >= next_check:

@@ -16,7 +16,8 @@ from ortflow.launchers.findings import Finding, fault, from_error, ok, untested,
 from ortflow.launchers.kubernetes import checks, objects
 from ortflow.launchers.kubernetes.api import Cluster, Object, Refused, Unreachable
 from ortflow.launchers.kubernetes.refusals import refusal
-from ortflow.launchers.kubernetes.submitting import GROUP, VERSION, rehearse, require_operator
+from ortflow.launchers.kubernetes.rehearsing import rehearse
+from ortflow.launchers.kubernetes.submitting import GROUP, VERSION, require_operator
 from ortflow.workflow.errors import OrtflowError, UserError
 
 if TYPE_CHECKING:

@@ -22,7 +22,16 @@ _POLICY = re.compile(r"ValidatingAdmissionPolicy '(?P<hook>[^']*)' .*?denied req
 _BROKEN_HOOK = re.compile(r'failed calling webhook "(?P<hook>[^"]*)": (?P<words>.*)', re.DOTALL)
 _SECURITY = re.compile(r'violates PodSecurity "(?P<level>[^"]*)": (?P<words>.*)', re.DOTALL)
 _UNKNOWN = re.compile(r'unknown field "(?P<field>[^"]*)"')
-_LIMIT = re.compile(r"is forbidden: \[?(?P<words>(?:maximum|minimum) .*? per (?:Pod|Container).*)", re.DOTALL)
+_LIMIT = re.compile(
+    r"is forbidden: \[?(?P<words>(?:maximum|minimum|\S+ max limit to request ratio) .*?per (?:Pod|Container).*)",
+    re.DOTALL,
+)
+_MISSING: tuple[tuple[re.Pattern[str], str, str], ...] = (
+    (re.compile(r'serviceaccount "(?P<name>[^"]*)" not found'), "service account", "service_account"),
+    (re.compile(r"no PriorityClass with name (?P<name>\S+) was found"), "priority class", "priority_class"),
+    (re.compile(r'RuntimeClass "(?P<name>[^"]*)" not found'), "runtime class", "gpu.runtime_class"),
+)
+"""What a pod names and the cluster has not: what it is called, and the key that it comes from."""
 
 
 @contextmanager
@@ -71,6 +80,13 @@ def refusal(error: Refused) -> OrtflowError:
             f"{where} takes only pods of the security level {found['level']}: {found['words']}",
             where="backends.kubernetes.security", fix="change what it names, or use another namespace",
         )  # fmt: skip
+    for pattern, called, key in _MISSING:
+        if found := pattern.search(words):
+            whose = f" in {where}" if called == "service account" else ""
+            return UserError(
+                f"there is no {called} {found['name']}{whose}",
+                where=f"backends.kubernetes.{key}", fix="correct the name, or have it made",
+            )  # fmt: skip
     if found := _LIMIT.search(words):
         return UserError(f"a limit of {where} refuses {thing}: {found['words'].rstrip(']')}", where="resources")
     if "because it is being terminated" in words:

@@ -1,8 +1,8 @@
 """Making a run's objects, all or none.
 
-Every document is first sent as a dry run, so that what the API server, its policies and quotas have against one of them
-is told before anything exists. Then they are made in order, the MPIJob last, and given to it: who deletes the MPIJob
-deletes them, but for the claim of the volume. Whatever goes wrong in between takes away what was made.
+What the API server, its policies and quotas have against one of them is told before anything exists (`rehearsing`).
+Then they are made in order, the MPIJob last, and given to it: who deletes the MPIJob deletes them, but for the claim of
+the volume. Whatever goes wrong in between takes away what was made.
 """
 
 from __future__ import annotations
@@ -15,13 +15,10 @@ from contextlib import suppress
 from ortflow.launchers.kubernetes import objects
 from ortflow.launchers.kubernetes.api import Cluster, Object, Refused
 from ortflow.launchers.kubernetes.refusals import refusal
+from ortflow.launchers.kubernetes.rehearsing import KEPT, SHARED, is_there, rehearse
 from ortflow.workflow.errors import OrtflowError, UserError
 
 GROUP, VERSION, CRD = "kubeflow.org", "v2beta1", "mpijobs.kubeflow.org"
-KEPT = "PersistentVolumeClaim"
-"""Outlives its run, and is used as it is where it is there."""
-SHARED = ("Deployment", "Service")
-"""Named after the run, not the job: there may be one of an earlier submission, which then serves this one too."""
 SWEPT = (
     "ConfigMap", "ServiceAccount", "Role", "RoleBinding", "Job", "NetworkPolicy", "PodDisruptionBudget", "Deployment",
     "Service",
@@ -81,23 +78,11 @@ def create(cluster: Cluster, documents: Sequence[Object]) -> Object:
     return mpijob
 
 
-def rehearse(cluster: Cluster, documents: Sequence[Object]) -> None:
-    """Have the API server check all of them; raises the sentence for what it has against one."""
-    for document in documents:
-        if document["kind"] == "RoleBinding":
-            continue  # its role has to be there
-        try:
-            cluster.create(document, dry_run=True)
-        except Refused as error:
-            if not _is_there(error):
-                raise refusal(error) from error
-
-
 def _make(cluster: Cluster, document: Object, made: list[Object]) -> None:
     try:
         made.append(cluster.create(document))
     except Refused as error:
-        if not _is_there(error):
+        if not is_there(error):
             raise
         if document["kind"] in SHARED:
             there = cluster.get(str(document["kind"]), objects.name(document), document["metadata"].get("namespace"))
@@ -107,10 +92,6 @@ def _make(cluster: Cluster, document: Object, made: list[Object]) -> None:
         if document["kind"] not in (KEPT, *SHARED):
             made.append(document)
         raise
-
-
-def _is_there(error: Refused) -> bool:
-    return error.code == 409 and error.reason == "AlreadyExists" and error.kind in (KEPT, *SHARED)
 
 
 def _give(cluster: Cluster, thing: Object, mpijob: Object) -> None:

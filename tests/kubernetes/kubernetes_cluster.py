@@ -41,7 +41,7 @@ ENDS = 180.0
 def make_project(folder: Path) -> Project:
     """A model and data, which also pods can read."""
     project = Project.make(folder)
-    for path in folder.rglob("*"):
+    for path in (folder, *folder.rglob("*")):
         path.chmod(0o755 if path.is_dir() else 0o644)
     return project
 

@@ -6,6 +6,7 @@ Where another test is near enough, one is marked `chaos`: it takes time, and is 
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import time
 from pathlib import Path
@@ -269,6 +270,47 @@ def test_given_up(cluster: Cluster) -> None:
     told = run.until_state("failed", timeout=30)
     assert "this rank was told to raise" in told["cause"]
     assert not run.space.condition(run.job()["metadata"]["name"], "Succeeded")
+
+
+def test_wrong_input(cluster: Cluster) -> None:
+    """What only the pods can see is told, tried once, and holds nothing."""
+    run = cluster.submit("wrong", model__path="elsewhere.onnx")
+    told = run.until_state("failed", timeout=60)
+    assert "elsewhere.onnx" in told["cause"]
+    assert told["attempts"] == 0
+    wait_until(lambda: phases(run) == {"Succeeded"}, 30, run.story)
+
+
+@pytest.mark.chaos
+def test_submitted_again_when_it_is_finished(cluster: Cluster) -> None:
+    run = cluster.run("twice", train__steps=5)
+    first = run.job()["metadata"]["name"]
+    (cluster.folder / "runs/twice/attempts.jsonl").unlink()  # by somebody who has no record of it
+    run = cluster.submit("twice", train__steps=5)
+    assert run.job()["metadata"]["name"] != first
+    run.finish()
+    assert run.outcomes() == ["finished"], "there was nothing left to do"
+
+
+@pytest.mark.chaos
+def test_submitted_twice_at_once(cluster: Cluster) -> None:
+    """By two people, who know nothing of each other: the second one is told, and the first one goes on."""
+    first = cluster.submit("both", **slow(cluster, 1.0))
+    first.until_step(3)
+    name = first.job()["metadata"]["name"]
+    shutil.rmtree(cluster.folder / "runs")
+    cluster.submit("both", **slow(cluster, 1.0))
+    space = cluster.space
+
+    def second() -> str:
+        pods = space.pods("ortflow.dev/run=both,ortflow.dev/component=launcher")
+        others = [pod["metadata"]["name"] for pod in pods if not pod["metadata"]["name"].startswith(name)]
+        return space.bed.ask("kubectl", "-n", space.name, "logs", others[0]).stdout if others else ""
+
+    wait_until(lambda: f"is in use by the MPIJob {name}" in second(), 90, first.story)
+    step = first.steps()
+    first.until_step(step + 2)
+    assert len(first.records("start")) == 1
 
 
 def test_deleted(cluster: Cluster) -> None:

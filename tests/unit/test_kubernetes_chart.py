@@ -191,6 +191,7 @@ def test_lint(tmp_path: Path) -> None:
         ({"resources": {"nodes": "two"}}, "nodes"),
         ({"seed": 2**60}, "seed"),
         ({"backends": {"kubernetes": {"volume": {"claim": "c"}}}}, "image"),
+        ({"backends": {"kubernetes": {"image": None, "volume": {"claim": "c"}}}}, "image"),
         ({"backends": {"kubernetes": {"image": "a"}}}, "volume"),
         ({"backends": {"kubernetes": {"image": "a", "volume": {"claim": "c", "host_path": "/x"}}}}, "volume"),
         ({"backends": {"kubernetes": {"image": "a", "volume": {"claim": "c"}, "mpi": "intel"}}}, "mpi"),

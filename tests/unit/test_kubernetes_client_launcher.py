@@ -145,8 +145,9 @@ def test_submit_rehearses_makes_and_gives(tmp_path: Path, played: PlayedCluster)
     created = [
         (path.rpartition("/")[2], query.get("dryRun")) for method, path, query in played.asked if method == "POST"
     ]
-    assert [kind for kind, dry in created if dry] == [kind for kind, dry in created if not dry]
-    assert created[3][1] == "All", "all are rehearsed before one is made"
+    rehearsed = [kind for kind, dry in created if dry]
+    assert rehearsed == [*(kind for kind, dry in created if not dry), "pods", "pods"]
+    assert [dry for _, dry in created[: len(rehearsed)]] == ["All"] * len(rehearsed), "all before one is made"
     assert created[-1] == ("mpijobs", None)
     uid = played.objects["mpijobs", "default", job]["metadata"]["uid"]
     for kind in ("configmaps", "serviceaccounts"):
@@ -166,6 +167,8 @@ def test_submit_rehearses_makes_and_gives(tmp_path: Path, played: PlayedCluster)
         ("POST", "mpijobs", "unknown_field", "there is no field spec.slotPerWorker"),
         ("POST", "configmaps", "forbidden_create", "may not create configmaps"),
         ("POST", "serviceaccounts", "no_namespace", "there is no namespace default"),
+        ("POST", "pods", "pod_security", "takes only pods of the security level restricted"),
+        ("POST", "pods", "pod_priority", "there is no priority class urgent"),
         ("GET", "mpijobs", "forbidden_list", "may not list mpijobs"),
         ("GET", "mpijobs", "unauthorised", "does not know who asks"),
     ],

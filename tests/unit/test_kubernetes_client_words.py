@@ -41,6 +41,12 @@ def refused(key: str, verb: str = "create", kind: str = "MPIJob", namespace: str
         ("going", "backends.kubernetes.namespace: namespace default is being deleted"),
         ("webhook", "policy images.policy.example refuses MPIJob digits-abc123: images must come from the house's"),
         ("policy", "the cluster's policy few-workers refuses MPIJob digits-abc123: no more than 8 workers"),
+        ("pod_account", "service_account: there is no service account nobody in namespace default; correct the name"),
+        ("pod_priority", "backends.kubernetes.priority_class: there is no priority class urgent; correct the name"),
+        ("pod_runtime", "backends.kubernetes.gpu.runtime_class: there is no runtime class nvidia; correct the name"),
+        ("pod_limit", "resources: a limit of namespace default refuses MPIJob digits-abc123: maximum memory usage"),
+        ("pod_ratio", "a limit of namespace default refuses MPIJob digits-abc123: cpu max limit to request ratio"),
+        ("pod_quota_never", "the quota of namespace default has no room for MPIJob digits-abc123: q, requested"),
         ("pod_security", "takes only pods of the security level restricted:latest: allowPrivilegeEscalation != false"),
     ],
 )

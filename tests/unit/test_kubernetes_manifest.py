@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import copy
 import os
 import random
 import re
@@ -252,7 +253,7 @@ def test_defaults_are_those_of_the_types() -> None:
     for part in PARTS:
         for path in paths(part.tree):
             assert [key for key, _ in steps(path)] == path.split(".")
-    written = {**run_file(), **all_defaults()}
+    written = {**run_file(), **copy.deepcopy(all_defaults())}
     written["backends"]["kubernetes"] |= {"image": "a", "volume": {"mount": "/ortflow", "claim": "shared"}}
     plain = run_file({"image": "a"}, resources={})
     assert RunSpec.model_validate(spec_of_file(written).model_dump()) == spec_of_file(plain)

@@ -1,0 +1,93 @@
+"""Whose the run directory is, among the launcher pods that may be alive at once. Used by the keeper.
+
+A pod that is deleted by force, or whose node is cut off, may run on for a while beside the one that follows it: that
+one takes the directory from it. From another submission, which somebody else wants just as much, nobody takes it while
+it shows signs of life.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from ortflow.launchers.kubernetes.pod import Pod
+from ortflow.launchers.locks import holder_of, wait_free
+from ortflow.launchers.supervisor import changed
+from ortflow.workflow.errors import OrtflowError, UserError
+from ortflow.workflow.fence import EXIT_FENCED, Owner
+from ortflow.workflow.rundir import RunDir
+
+OLD_KEEPER = 100.0
+"""Seconds until a fenced keeper has let go of the lock: a file server takes it from a lost node after 90."""
+ALIVE = 30.0
+"""Seconds since its last sign after which another keeper is not at work any more."""
+BEAT = 5.0
+"""Seconds between two signs of life."""
+
+
+class Ownership:
+    """A launcher pod's claim to a run directory."""
+
+    def __init__(self, run: RunDir, pod: Pod) -> None:
+        self._run, self._pod = run, pod
+        self._owner = Owner(run)
+        self._next_beat = 0.0
+
+    def renew(self, **about: int) -> str:
+        """Begin a generation of ranks, and fence off all before it; its token."""
+        return self._owner.renew(
+            job=self._pod.job, submission=self._pod.submission, pod=socket.gethostname(), **about
+        )  # fmt: skip
+
+    def watch(self) -> None:
+        """End this process when a newer launcher pod takes the directory."""
+        self._owner.watch(_fenced)
+
+    def beat(self) -> None:
+        """Show that we live; call often."""
+        if (now := time.monotonic()) >= self._next_beat:
+            self._next_beat = now + BEAT
+            with suppress(OSError):
+                _beats(self._run).touch()
+
+    def settle_with_others(self, say: Callable[[str], None]) -> None:
+        """Fence off an earlier pod; raises UserError where another submission keeps the run."""
+        run, owner = self._run, owner_of(self._run)
+        if owner is None:
+            return
+        if owner.get("submission") != self._pod.submission and holder_of(run.lock) is not None:
+            other = owner.get("job", "another launcher")
+            say(f"the run directory is in use by {other}: looking whether it lives")
+            if not wait_free(run.lock, ALIVE) and time.time() - changed(_beats(run)) < ALIVE:
+                raise UserError(
+                    f"{run.root} is in use by the MPIJob {other}",
+                    where="name",
+                    fix="wait for it, delete it, or give this run another name or run_dir",
+                )
+        self.renew()
+        if not wait_free(run.lock, OLD_KEEPER):
+            raise OrtflowError(f"{run.lock} stays locked by a launcher pod that is fenced off")
+
+
+def owner_of(run: RunDir) -> dict[str, Any] | None:
+    """Who owns a run directory; None if nobody ever did, or the file cannot be read."""
+    try:
+        owner = json.loads(run.owner.read_text())
+    except (OSError, ValueError):
+        return None
+    return owner if isinstance(owner, dict) else None
+
+
+def _beats(run: RunDir) -> Path:
+    return run.root / ".keeper"
+
+
+def _fenced() -> None:
+    print("a newer launcher pod owns the run directory: this one ends", flush=True)
+    os._exit(EXIT_FENCED)

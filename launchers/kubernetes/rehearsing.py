@@ -1,0 +1,106 @@
+"""Having the API server say what it has against a run's documents, before one of them is made.
+
+Each document is sent as a dry run, and then each pod that would be made of it: an account, a priority class or a
+runtime class that is not there, a security level or a limit of the namespace is the API server's business only when
+there is a pod, and the run would hang. What a dry run cannot tell is no refusal. Used by `submitting` and the doctor.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+
+from ortflow.launchers.kubernetes import objects
+from ortflow.launchers.kubernetes.api import Cluster, Object, Refused
+from ortflow.launchers.kubernetes.quantity import parse
+from ortflow.launchers.kubernetes.refusals import refusal
+
+KEPT = "PersistentVolumeClaim"
+"""Outlives its run, and is used as it is where it is there."""
+SHARED = ("Deployment", "Service")
+"""Named after the run, not the job: there may be one of an earlier submission, which then serves this one too."""
+NOBODY = "00000000-0000-0000-0000-000000000000"
+_QUOTA = re.compile(r"exceeded quota: \S+, requested: (?P<asked>.*), used: .*, limited: (?P<limits>.*)", re.DOTALL)
+
+
+def rehearse(cluster: Cluster, documents: Sequence[Object]) -> None:
+    """Have the API server check all of them; raises the sentence for what it has against one."""
+    for document in documents:
+        try:
+            cluster.create(document, dry_run=True)
+        except Refused as error:
+            if not (is_there(error) or _untold(error) or _role_to_come(error)):
+                raise refusal(error) from error
+    for pod in pods(documents):
+        try:
+            cluster.create(pod, dry_run=True)
+        except Refused as error:
+            if not (_untold(error) or _not_ours_to_make(error) or _may_wait(error)):
+                raise refusal(error) from error
+
+
+def is_there(error: Refused) -> bool:
+    """Whether nothing is wrong but that the thing is there already, which serves as well."""
+    return error.code == 409 and error.reason == "AlreadyExists" and error.kind in (KEPT, *SHARED)
+
+
+def pods(documents: Sequence[Object]) -> Iterator[Object]:
+    """One of each kind of pod that controllers would make of the documents. Pure.
+
+    An account that is among the documents is not there yet: such a pod is checked as one of the default account.
+    """
+    accounts = {objects.name(one) for one in documents if one["kind"] == "ServiceAccount"}
+    for document in documents:
+        name = objects.name(document)
+        spec = document.get("spec") or {}
+        templates = {name: spec["template"]} if "template" in spec else {}
+        for kind, replica in (spec.get("mpiReplicaSpecs") or {}).items():
+            templates[f"{name}-launcher" if kind == "Launcher" else f"{name}-worker-0"] = replica["template"]
+        for pod, template in templates.items():
+            metadata = {**(template.get("metadata") or {}), "name": pod, "ownerReferences": [_controller(document)]}
+            if namespace := document["metadata"].get("namespace"):
+                metadata["namespace"] = namespace
+            inner = dict(template["spec"])
+            if inner.get("serviceAccountName") in accounts:
+                del inner["serviceAccountName"]
+            yield {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": inner}
+
+
+def _controller(document: Object) -> Object:
+    """Pods without one are refused in some clusters."""
+    return {
+        "apiVersion": document["apiVersion"], "kind": document["kind"], "name": objects.name(document), "uid": NOBODY,
+        "controller": True,
+    }  # fmt: skip
+
+
+def _untold(error: Refused) -> bool:
+    """Whether somebody who would have a say does not take part in dry runs."""
+    return error.code == 400 and "does not support dry run" in error.words
+
+
+def _role_to_come(error: Refused) -> bool:
+    """Whether a binding lacks its role, which is among the documents: who may not grant what it allows is told there."""
+    return error.kind == "RoleBinding" and error.code in (403, 404)
+
+
+def _not_ours_to_make(error: Refused) -> bool:
+    """Whether it is we who may not make pods; those who will be the run's controllers may."""
+    return error.code == 403 and re.search(r'is forbidden: User "[^"]*" cannot ', error.words) is not None
+
+
+def _may_wait(error: Refused) -> bool:
+    """Whether there may be room, or the account that every namespace gets, a moment later."""
+    if 'serviceaccount "default" not found' in error.words:
+        return True
+    found = _QUOTA.search(error.words)
+    if found is None:
+        return False
+    asked, limits = ({key: parse(amount) for key, amount in _pairs(found[part])} for part in ("asked", "limits"))
+    return all(amount <= limits.get(key, amount) for key, amount in asked.items())
+
+
+def _pairs(text: str) -> Iterator[tuple[str, str]]:
+    for pair in text.split(","):
+        key, _, amount = pair.strip().partition("=")
+        yield key, amount

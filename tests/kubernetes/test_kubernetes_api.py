@@ -1,0 +1,122 @@
+"""A real API server and what ortflow sends it: wrong runs are refused, right ones taken, and nothing is left over."""
+
+from __future__ import annotations
+
+import copy
+import random
+from typing import Any
+
+import pytest
+from kubernetes_any_pod import pods as any_pods
+from kubernetes_bed import Space, wait_until
+from kubernetes_cluster import Cluster, Run
+from kubernetes_runs import EVERYTHING, any_run_file, contents_of, rendered, run_file
+from kubernetes_wrong import OURS, SERVERS
+from project import of_kind
+
+from ortflow.launchers.kubernetes.api import Cluster as Api
+from ortflow.launchers.kubernetes.api import Refused
+from ortflow.launchers.kubernetes.contexts import connect
+from ortflow.launchers.kubernetes.rehearsing import rehearse
+from ortflow.workflow.errors import UserError
+
+COUNT = 60
+OPTIONS = ("supervisor", "network_policy", "disruption_budget")
+ACCOUNT = {"apiVersion": "v1", "kind": "ServiceAccount"}
+KINDS = (
+    "mpijobs,jobs,deployments,pods,services,configmaps,secrets,serviceaccounts,roles,rolebindings,networkpolicies,"
+    "poddisruptionbudgets,pvc"
+)
+
+
+@pytest.fixture
+def api(space: Space, monkeypatch: pytest.MonkeyPatch) -> Api:
+    """The API server, seen from the test's namespace."""
+    monkeypatch.setenv("KUBECONFIG", space.bed.environment["KUBECONFIG"])
+    return connect(namespace=space.name)
+
+
+def test_the_server_refuses_what_our_checks_leave_to_it(space: Space, api: Api) -> None:
+    """With those that our checks refuse before anybody is asked, some hundreds of wrong runs: none gets through."""
+    assert len(OURS) + len(SERVERS) >= 200
+    told = {wrong.name: refused(api, in_space(wrong.written, space)) for wrong in SERVERS}
+    assert [name for name, sentence in told.items() if sentence is None] == []
+    assert not any("\n" in str(sentence) for sentence in told.values())
+    right = copy.deepcopy(SERVERS[0].written)
+    del right["backends"]["kubernetes"]["overlay"]
+    rehearse(api, in_space(right, space))
+    assert space.get(KINDS, "-l", "app.kubernetes.io/name=ortflow")["items"] == []
+
+
+@pytest.mark.chaos
+@pytest.mark.parametrize("seed", [1, 2])
+def test_the_server_takes_what_our_checks_take(space: Space, api: Api, seed: int) -> None:
+    """Run files with anything in them, and pods with any overlays: what it refuses lacks a rule of ours."""
+    chance = random.Random(seed)
+    space.make_all(*({**ACCOUNT, "metadata": {"name": name}} for name in ("me", "a", "b")))
+    runs = [run_file(EVERYTHING, name=f"all-{seed}"), *(any_run_file(chance, f"any-{n}") for n in range(COUNT // 3))]
+    found = [document for run in runs for document in in_space(run, space)] + [*any_pods(chance, COUNT)]
+    answers = [
+        answer(api, {**document, "metadata": {**document["metadata"], "namespace": space.name}}) for document in found
+    ]
+    assert [told for told in answers if told] == []
+
+
+def test_render_and_kubectl(cluster: Cluster) -> None:
+    """`ortflow render | kubectl apply` trains; once more changes nothing; `kubectl delete` takes all of it away."""
+    space = cluster.space
+    file = cluster.write("applied", train__steps=10, **{f"backends__kubernetes__{key}": True for key in OPTIONS})
+    done = cluster.ortflow("render", "--backend", "kubernetes", file.name)
+    assert done.returncode == 0, done.stderr
+    told = space.kubectl("apply", "-f", "-", given=done.stdout)
+    assert all(line.endswith(" created") for line in told.splitlines()), told
+    run = Run(cluster, "applied")
+    run.finish()
+    assert len(of_kind(run.run_dir, "step")) == 10
+    before = generations(space)
+    again = space.kubectl("apply", "-f", "-", given=cluster.ortflow("render", "-b", "kubernetes", file.name).stdout)
+    assert "created" not in again
+    assert generations(space) == before, again
+    space.kubectl("delete", "--wait=true", "-f", "-", given=done.stdout, timeout=90)
+    wait_until(lambda: not ours(space), 60, lambda: str(ours(space)))
+    assert of_kind(run.run_dir, "finished"), "what was trained is on the volume"
+
+
+def generations(space: Space) -> dict[str, Any]:
+    """How often each thing was changed; kubectl says `configured` of budgets that it has not touched."""
+    found = space.get(KINDS, "-l", "app.kubernetes.io/name=ortflow,!ortflow.dev/component")["items"]
+    return {
+        f"{item['kind']}/{item['metadata']['name']}": (item["metadata"]["uid"], item["metadata"].get("generation"))
+        for item in found
+    }
+
+
+def ours(space: Space) -> list[str]:
+    """What there still is of ortflow's."""
+    return [item["metadata"]["name"] for item in space.get(KINDS, "-l", "app.kubernetes.io/name=ortflow")["items"]]
+
+
+def in_space(written: dict[str, Any], space: Space) -> list[dict[str, Any]]:
+    """The documents of a run file, in the test's namespace."""
+    documents = rendered(written, namespace=space.name, contents=contents_of(written))
+    for document in documents:
+        document["metadata"]["namespace"] = space.name
+    return documents
+
+
+def answer(api: Api, document: dict[str, Any]) -> str | None:
+    """What the server has against a document."""
+    try:
+        api.create(document, dry_run=True)
+    except Refused as error:
+        return f"{document}: {error}"
+    return None
+
+
+def refused(api: Api, documents: list[dict[str, Any]]) -> str | None:
+    """The sentence, if there is one."""
+    try:
+        rehearse(api, documents)
+    except UserError as error:
+        return str(error)
+    return None

@@ -1,0 +1,51 @@
+"""`ortflow validate` of runs for Kubernetes: what an overlay breaks is told with its line, beside all else."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import typer
+from kubernetes_runs import run_file
+from typer.testing import CliRunner, Result
+
+from ortflow.cli.validate import validate
+from ortflow.manifests.kubernetes import dump
+
+app = typer.Typer()
+app.command()(validate)
+
+
+def run(folder: Path, *overrides: str, **kubernetes: object) -> Result:
+    file = folder / "run.yaml"
+    file.write_text(dump([run_file({"image": "ortflow:1", **kubernetes})]))
+    return CliRunner().invoke(app, [str(file), *overrides])
+
+
+def said(done: Result) -> list[str]:
+    return [line for line in done.stderr.splitlines() if "there is no file" not in line]
+
+
+def test_what_an_overlay_breaks(tmp_path: Path) -> None:
+    overlay = [
+        {"kind": "MPIJob", "patch": {"spec": {"slotsPerWorker": 7, "runPolicy": {"cleanPodPolicy": "Some"}}}},
+        {"kind": "Service", "patch": {}},
+    ]
+    done = run(tmp_path, overlay=overlay)
+    assert done.exit_code == 2
+    first, second = said(done)
+    assert "backends.kubernetes.overlay[0]: makes MPIJob spec.runPolicy.cleanPodPolicy wrong" in first
+    assert first.startswith(f"error: {tmp_path}/run.yaml:"), "with its line"
+    assert "backends.kubernetes.overlay[1]: meets no document of the run; there are: ServiceAccount small-" in second
+    assert "there is no file" in done.stderr, "beside all else"
+
+
+def test_what_keys_must_agree_on(tmp_path: Path) -> None:
+    done = run(tmp_path, volume={})
+    assert done.exit_code == 2
+    assert "backends.kubernetes.volume" in said(done)[0]
+
+
+def test_a_run_that_goes_elsewhere_or_is_right(tmp_path: Path) -> None:
+    """Carried files need not be there, nor need the namespace be known."""
+    assert said(run(tmp_path, "backends.kubernetes.image=null", overlay=[{"kind": "Service", "patch": {}}])) == []
+    assert said(run(tmp_path, supervisor=True, files=["make.py"])) == []
