@@ -108,9 +108,10 @@ class Cluster:
             version=str(document["apiVersion"]),
         )  # fmt: skip
 
-    def patch(self, kind: str, name: str, change: Object, namespace: str | None = None) -> Object:
-        """Merge a change into an object."""
-        return self._call("patch", kind, name, namespace, body=change, query={"fieldManager": "ortflow"})
+    def patch(self, kind: str, name: str, change: Object, namespace: str | None = None, *, part: str = "") -> Object:
+        """Merge a change into an object, or into a `part` of it that has rights of its own, such as status."""
+        query = {"fieldManager": "ortflow"}
+        return self._call("patch", kind, name, namespace, body=change, query=query, part=part)
 
     def delete(
         self, kind: str, name: str, namespace: str | None = None, *, grace: int | None = None, uid: str | None = None
@@ -173,10 +174,11 @@ class Cluster:
 
     def _call(
         self, verb: str, kind: str, name: str, namespace: str | None, *, query: Mapping[str, str] | None = None,
-        body: Object | None = None, version: str | None = None, everywhere: bool = False,
+        body: Object | None = None, version: str | None = None, everywhere: bool = False, part: str = "",
     ) -> Object:  # fmt: skip
         method = {"create": "post", "list": "get"}.get(verb, verb)
         path = self._path(kind, "" if verb == "create" else name, namespace, version, everywhere)
+        path += f"/{part}" if part else ""
         asked = (verb, kind, name, None if everywhere else namespace or self.namespace)
         return _json(self._send(method, path, query or {}, asked, body=body).data)
 

@@ -57,12 +57,12 @@ def kept(run: RunDir) -> Cargo:
     return Cargo(reading.written, reading.spec, contents)
 
 
-def keep(run: RunDir, config_map: Object) -> None:
-    """Lay out what a ConfigMap carries."""
+def keep(run: RunDir, config_map: Object, spec: RunSpec | None = None) -> None:
+    """Lay out what a ConfigMap carries; `spec` is the run in it, if that is known already."""
     folder, data = run.root / FOLDER, config_map.get("data") or {}
     text = str(data["run.yaml"])
     write_atomically(folder / "run.yaml", text.encode())
-    spec = read_run_file(folder / "run.yaml", files=False).spec
+    spec = spec or read_run_file(folder / "run.yaml", files=False).spec
     if spec is not None and spec.train.steps is not None:
         # Where the run file counts steps, the length of the run is known before the pods have planned it.
         write_atomically(run.plan, json.dumps({"total_steps": spec.train.steps}).encode())

@@ -32,6 +32,8 @@ class DeletePod:
     why: str
     force: bool = False
     """Without waiting for its node."""
+    held: bool = False
+    """Its batch Job holds it until it has failed, which nobody on its node will ever tell."""
 
     def __str__(self) -> str:
         return f"{'removing lost' if self.force else 'deleting dead'} pod {self.name}: {self.why}"
@@ -100,7 +102,8 @@ def _is_lost(pod: Object, now: float) -> bool:
 
 def _lost(pod: Object) -> DeletePod:
     node = objects.node(pod) or "nowhere"
-    return DeletePod(objects.name(pod), objects.uid(pod), f"its node {node} does not answer", force=True)
+    held = bool(pod["metadata"].get("finalizers"))
+    return DeletePod(objects.name(pod), objects.uid(pod), f"its node {node} does not answer", force=True, held=held)
 
 
 def _is_dead(pod: Object) -> bool:

@@ -97,7 +97,7 @@ class Keeper:
         """Keep the run going until it is done or given up; the pod's exit code."""
         mpi = self._find_mpi()
         with interruptible(), self._story:
-            self._ownership.settle_with_others(self._story.say)
+            self._ownership.settle_with_others(self._spec.backends.kubernetes.grace_seconds, self._story.say)
             fresh = self._pod.fresh and not self._begun()
             submission = Submission(self._spec, self._run, self._folder, fresh=fresh, new_budget=self._pod.new_budget)
             with opened(submission) as ours:

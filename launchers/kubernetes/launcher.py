@@ -158,7 +158,7 @@ class KubernetesLauncher:
         known: Mapping[str, Any] = {} if before is None else {"cursors": before.cursors, "sizes": before.sizes}
         if not is_real(run):
             write_place(run, replace(place.at(name(mpijob)), **known))
-            keep(run, next(one for one in documents if one["kind"] == "ConfigMap"))
+            keep(run, next(one for one in documents if one["kind"] == "ConfigMap"), request.cargo.spec)
         run.record_attempt(
             event="submit", launcher="kubernetes", job=name(mpijob), new_budget=_new_budget(request, ours)
         )

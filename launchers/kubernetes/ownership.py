@@ -56,15 +56,18 @@ class Ownership:
             with suppress(OSError):
                 _beats(self._run).touch()
 
-    def settle_with_others(self, say: Callable[[str], None]) -> None:
-        """Fence off an earlier pod; raises UserError where another submission keeps the run."""
+    def settle_with_others(self, grace: float, say: Callable[[str], None]) -> None:
+        """Fence off an earlier pod; raises UserError where another submission keeps the run.
+
+        One that has just been deleted, as by an upgrade of a release, is given `grace` seconds to save and leave.
+        """
         run, owner = self._run, owner_of(self._run)
         if owner is None:
             return
         if owner.get("submission") != self._pod.submission and holder_of(run.lock) is not None:
             other = owner.get("job", "another launcher")
             say(f"the run directory is in use by {other}: looking whether it lives")
-            if not wait_free(run.lock, ALIVE) and time.time() - changed(_beats(run)) < ALIVE:
+            if not wait_free(run.lock, grace + ALIVE) and time.time() - changed(_beats(run)) < ALIVE:
                 raise UserError(
                     f"{run.root} is in use by the MPIJob {other}",
                     where="name",

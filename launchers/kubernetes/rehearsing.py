@@ -80,7 +80,7 @@ def _untold(error: Refused) -> bool:
 
 
 def _role_to_come(error: Refused) -> bool:
-    """Whether a binding lacks its role, which is among the documents: who may not grant what it allows is told there."""
+    """Whether a binding lacks its role, which comes with it; who may not grant what it allows is told of the role."""
     return error.kind == "RoleBinding" and error.code in (403, 404)
 
 

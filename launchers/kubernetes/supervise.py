@@ -86,6 +86,9 @@ def _was_there(charge: Charge) -> bool:
 def carry_out(action: Action, charge: Charge, cluster: Cluster, view: View) -> None:
     """Do what was decided."""
     if isinstance(action, DeletePod):
+        if action.held:
+            failed = {"status": {"phase": "Failed", "reason": "NodeLost", "message": action.why}}
+            cluster.patch("Pod", action.name, failed, charge.namespace, part="status")
         grace = 0 if action.force else None
         cluster.delete("Pod", action.name, charge.namespace, grace=grace, uid=action.uid)
     elif isinstance(action, EndRetries):

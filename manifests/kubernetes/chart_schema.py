@@ -13,7 +13,9 @@ LARGEST = 2**53 - 1
 
 def chart_schema() -> dict[str, Any]:
     """The schema (draft 7): a run file, with what Kubernetes needs, and what Helm adds to values."""
-    schema: dict[str, Any] = _older(run_file_schema())
+    written = run_file_schema()
+    _need(written["$defs"]["KubernetesBackend"], "image", "volume")
+    schema: dict[str, Any] = _older(written)
     schema["$schema"] = "http://json-schema.org/draft-07/schema#"
     schema["title"] = "ortflow run file, as the chart's values"
     schema["properties"]["global"] = {"type": "object", "description": "Helm's own."}
@@ -23,9 +25,17 @@ def chart_schema() -> dict[str, Any]:
         "description": "Texts of backends.kubernetes.files: --set-file contents.file-0=FILE.",
     }
     definitions = schema["definitions"]
-    definitions["KubernetesBackend"]["required"] = ["image", "volume"]
     definitions["RunVolume"]["oneOf"] = [{"required": [kind], "properties": {kind: _given(kind)}} for kind in STORAGE]
     return schema
+
+
+def _need(section: dict[str, Any], *keys: str) -> None:
+    """Have a section's keys be there, with a value."""
+    section["required"] = [*keys]
+    for key in keys:
+        values = section["properties"][key]
+        if "anyOf" in values:
+            values["anyOf"] = [value for value in values["anyOf"] if value != {"type": "null"}]
 
 
 def _given(kind: str) -> dict[str, Any]:

@@ -54,6 +54,11 @@ def plain_default(field: FieldInfo) -> Any:
     return default.model_dump() if isinstance(default, Section) else default
 
 
+def _may_be_left_out(section: FieldInfo) -> bool:
+    """Whether a section that is not given has values all the same."""
+    return section.default_factory is not None or not (section.default is None or section.default is PydanticUndefined)
+
+
 def defaults(found: Iterable[str]) -> dict[str, Any]:
     """The defaults at key paths, as the run file would say them."""
     values: dict[str, Any] = {}
@@ -61,7 +66,7 @@ def defaults(found: Iterable[str]) -> dict[str, Any]:
         holder = values
         *around, (last, field) = steps(path)
         for key, section in around:
-            if plain_default(section) is None:
+            if not _may_be_left_out(section):
                 break
             holder = holder.setdefault(key, {})
         else:

@@ -33,6 +33,8 @@ OWN_PODS: dict[str, Node] = {
     "matchExpressions": [{"key": COMPONENT_LABEL, "operator": "In", "values": ["launcher", "worker"]}],
 }
 BOARD_PORT = 6006
+AT_ONCE = 5
+"""Seconds in which a pod that has nothing to save ends: as process 1 it hears no signal while it still imports."""
 
 
 def network_policy() -> Node:
@@ -72,6 +74,7 @@ def role() -> Node:
     rules: list[tuple[str, list[str], list[str]]] = [
         ("", ["pods"], ["get", "list", "watch", "delete"]),
         ("", ["pods/log"], ["get"]),
+        ("", ["pods/status"], ["patch"]),
         ("", ["configmaps"], ["get"]),
         ("", ["events"], ["list"]),
         ("batch", ["jobs"], ["get", "list", "patch"]),
@@ -110,6 +113,7 @@ def supervisor() -> Node:
                 "spec": {
                     "serviceAccountName": SUPERVISOR,
                     **_beside(),
+                    "terminationGracePeriodSeconds": AT_ONCE,
                     "restartPolicy": "OnFailure",
                     "containers": [_supervisor_container()],
                     "volumes": [run_volume(), data_volume()],
@@ -162,6 +166,7 @@ def tensorboard() -> Node:
                 "spec": {
                     "automountServiceAccountToken": False,
                     **_beside(),
+                    "terminationGracePeriodSeconds": AT_ONCE,
                     "containers": [
                         {
                             "name": "tensorboard",

@@ -71,14 +71,15 @@ class Findings:
 
 
 def examine(run_file: Path, overrides: Sequence[str]) -> Findings:
-    """Check the run file; if nothing is wrong with it, the model and the data."""
+    """Check the run file and what Kubernetes would get of it; if nothing is wrong with it, the model and the data."""
     from ortflow.launchers import interpreter
     from ortflow.workflow.spec.load import read_run_file
     from ortflow.workflow.spec.paths import check_files, resolve_paths
 
     reading = read_run_file(run_file, overrides)
-    findings = Findings(reading.faults)
-    if reading.spec is None or findings.faults:
+    elsewhere = _in_kubernetes(run_file, overrides)
+    findings = Findings([*reading.faults, *elsewhere])
+    if reading.spec is None or reading.faults:
         return findings
     spec = resolve_paths(reading.spec, run_file)
     missing = check_files(spec.model_copy(update={"prepare": []}))
@@ -94,11 +95,31 @@ def examine(run_file: Path, overrides: Sequence[str]) -> Findings:
     try:
         _as_a_rank(spec)
     except Faults as faults:
-        findings.faults = [reading.located(fault) for fault in faults.faults]
+        findings.faults += [reading.located(fault) for fault in faults.faults]
     except OrtflowError as error:
         fault = error if isinstance(error, UserError) else UserError(str(error))
-        findings.faults = [reading.located(fault)]
+        findings.faults.append(reading.located(fault))
     return findings
+
+
+def _in_kubernetes(run_file: Path, overrides: Sequence[str]) -> list[Fault]:
+    """What is wrong with the documents of a run that has an image for Kubernetes, as overlays leave them."""
+    from ortflow.workflow.spec.load import read_run_file
+
+    reading = read_run_file(run_file, overrides, files=False)  # its inputs may lie on a volume
+    if reading.spec is None or reading.faults or reading.spec.backends.kubernetes.image is None:
+        return []
+    from ortflow.manifests.kubernetes import Placement, documents
+
+    # What the carried files say does not matter here, nor where the run goes.
+    contents = dict.fromkeys(reading.spec.backends.kubernetes.files, "")
+    try:
+        documents(reading.written, reading.spec, Placement(namespace="default", contents=contents))
+    except Faults as faults:
+        return [reading.located(fault) for fault in faults.faults]
+    except UserError as error:
+        return [reading.located(error)]
+    return []
 
 
 def _signs(spec: RunSpec) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 import random
 from typing import Any
 
@@ -46,6 +47,47 @@ def test_the_server_refuses_what_our_checks_leave_to_it(space: Space, api: Api) 
     del right["backends"]["kubernetes"]["overlay"]
     rehearse(api, in_space(right, space))
     assert space.get(KINDS, "-l", "app.kubernetes.io/name=ortflow")["items"] == []
+
+
+def test_what_only_a_pod_would_tell(cluster: Cluster, api: Api) -> None:
+    """Missing classes and accounts, the namespace's security level, limits and quotas: told before anything is made."""
+    space = cluster.space
+    label = {"pod-security.kubernetes.io/enforce": "restricted"}
+    space.kubectl("patch", "namespace", space.name, "-p", json.dumps({"metadata": {"labels": label}}))
+    limits = {"limits": [{"type": "Container", "max": {"cpu": "4"}}]}
+    space.make_all(
+        {"apiVersion": "v1", "kind": "LimitRange", "metadata": {"name": "limits"}, "spec": limits},
+        {
+            "apiVersion": "v1",
+            "kind": "ResourceQuota",
+            "metadata": {"name": "q"},
+            "spec": {"hard": {"limits.memory": "2Gi"}},
+        },
+    )
+    right: dict[str, Any] = {"cpus_per_rank": 1, "memory": "1Gi"}
+    small = {"memory": "64Mi"}
+    usual: dict[str, Any] = {"launcher_resources": small}
+    told = {
+        words: refused(api, in_space(run_file({**usual, **own}, resources={**right, **resources}), space))
+        for words, own, resources in (
+            ("there is no service account nobody", {"service_account": "nobody"}, {}),
+            ("there is no priority class nobody", {"priority_class": "nobody"}, {}),
+            ("there is no runtime class nobody", {"gpu": {"runtime_class": "nobody"}}, {"gpus_per_rank": 1}),
+            ("pods of the security level restricted", {"volume": {"host_path": "/srv"}}, {}),
+            ("maximum cpu usage per Container is 4", {}, {"cpus_per_rank": 5}),
+            ("has no room for Pod", {}, {"memory": "3Gi"}),
+            ("", {}, {}),
+        )
+    }
+    assert told.pop("") is None, "the usual is taken"
+    for words, sentence in told.items():
+        assert words in str(sentence), f"{words}: {sentence}"
+    cluster.write("nobody", backends__kubernetes__priority_class="nobody")
+    done = cluster.ortflow("submit", "-b", "kubernetes", "nobody.yaml")
+    assert done.returncode == 2
+    assert done.stderr.count("\n") == 1
+    assert "there is no priority class nobody" in done.stderr
+    assert ours(space) == []
 
 
 @pytest.mark.chaos

@@ -6,7 +6,6 @@ Where another test is near enough, one is marked `chaos`: it takes time, and is 
 from __future__ import annotations
 
 import json
-import shutil
 import subprocess
 import time
 from pathlib import Path
@@ -15,7 +14,7 @@ import psutil
 import pytest
 from kubernetes_bed import Bed, Space, wait_until
 from kubernetes_cluster import ENDS, Cluster, Run, ill, same_end, slow
-from project import ORTFLOW, of_kind
+from project import ORTFLOW, curve, of_kind
 
 MIDDLE = 15
 """A step at which there is a checkpoint, and much is still to come."""
@@ -30,6 +29,10 @@ def test_a_run_that_nobody_touches(cluster: Cluster, left_alone: Path) -> None:
     hosts = {of_kind(run.run_dir, "attempt_start", rank)[0]["host"] for rank in range(4)}
     assert len(hosts) == 2, "its ranks are in two pods"
     assert len({pod["spec"]["nodeName"] for pod in run.pods("worker")}) in (0, 2), "on two nodes, while they are there"
+
+
+def test_the_same_loss_as_on_this_machine(left_alone: Path, trained_here: Path) -> None:
+    close_end(left_alone, trained_here)
 
 
 def test_the_launcher_pod_is_deleted(cluster: Cluster, left_alone: Path) -> None:
@@ -294,13 +297,12 @@ def test_submitted_again_when_it_is_finished(cluster: Cluster) -> None:
 
 @pytest.mark.chaos
 def test_submitted_twice_at_once(cluster: Cluster) -> None:
-    """By two people, who know nothing of each other: the second one is told, and the first one goes on."""
+    """Here and by kubectl: the second one is told, and the first one goes on."""
+    space = cluster.space
     first = cluster.submit("both", **slow(cluster, 1.0))
     first.until_step(3)
     name = first.job()["metadata"]["name"]
-    shutil.rmtree(cluster.folder / "runs")
-    cluster.submit("both", **slow(cluster, 1.0))
-    space = cluster.space
+    space.kubectl("apply", "-f", "-", given=cluster.ortflow("render", "-b", "kubernetes", "both.yaml").stdout)
 
     def second() -> str:
         pods = space.pods("ortflow.dev/run=both,ortflow.dev/component=launcher")
@@ -391,8 +393,6 @@ def urgent(space: Space, node: str) -> None:
 
 def close_end(run_dir: Path, left_alone: Path) -> None:
     """The same end to rounding."""
-    from project import curve
-
     ours, theirs = curve(run_dir), curve(left_alone)
     assert [step for step, *_ in ours] == [step for step, *_ in theirs]
     for (_, *mine), (_, *other) in zip(ours, theirs, strict=True):

@@ -60,8 +60,12 @@ def test_pods_on_lost_nodes_are_removed_by_force_and_only_when_late() -> None:
     assert isinstance(found, DeletePod)
     assert found.force
     assert str(found) == f"removing lost pod {JOB}-worker-0: its node n2 does not answer"
-    (launcher,) = actions(RUNNING, [pod("launcher", deleted=NOW - 16)])
+    assert not found.held
+    held = pod("launcher", deleted=NOW - 16)
+    held["metadata"]["finalizers"] = ["batch.kubernetes.io/job-tracking"]
+    (launcher,) = actions(RUNNING, [held])
     assert isinstance(launcher, DeletePod)
+    assert launcher.held, "the operator's Job replaces no launcher that has not failed"
 
 
 @pytest.mark.parametrize("outcome", ["failure", "user_error"])

@@ -238,6 +238,7 @@ def test_the_supervisor_may_do_no_more_than_it_does() -> None:
     assert rules == {
         ("", "pods"): ["get", "list", "watch", "delete"],
         ("", "pods/log"): ["get"],
+        ("", "pods/status"): ["patch"],
         ("", "configmaps"): ["get"],
         ("", "events"): ["list"],
         ("batch", "jobs"): ["get", "list", "patch"],
