@@ -36,8 +36,8 @@ class Stop:
         self._next_look = 0.0
 
     def listening(self) -> AbstractContextManager[None]:
-        """Take over the signals."""
-        return taken_over(self._handle)
+        """Take over the signals, for good: one that comes when all is done must not change how the run ended."""
+        return taken_over(self._handle, for_good=True)
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         if number == signal.SIGINT:
@@ -83,17 +83,19 @@ def taken_over(
     numbers: Sequence[signal.Signals] = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP),
     *,
     for_good: bool = False,
+    ignored: bool = False,
 ) -> Iterator[None]:
-    """Handle signals to stop while inside; one that is ignored (nohup) stays so. `for_good`: all, and for ever."""
+    """Handle signals to stop while inside, or `for_good`; an ignored one (nohup) stays so unless `ignored` is set."""
     before: dict[int, Callable[[int, FrameType | None], Any] | int | None] = {}
     for taken in numbers:
-        if for_good or signal.getsignal(taken) is not signal.SIG_IGN:
+        if ignored or signal.getsignal(taken) is not signal.SIG_IGN:
             before[taken] = signal.signal(taken, handler)
     try:
         yield
     finally:
         for number, earlier in before.items():
-            if not for_good:
+            # Not where somebody inside has taken it over for good.
+            if not for_good and signal.getsignal(number) == handler:
                 signal.signal(number, earlier)
 
 

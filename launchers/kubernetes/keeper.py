@@ -65,7 +65,7 @@ class PodStop(Stop):
 
     def listening(self) -> AbstractContextManager[None]:
         """Take over the signals, for good."""
-        return taken_over(self._handle, (signal.SIGTERM, signal.SIGINT), for_good=True)
+        return taken_over(self._handle, (signal.SIGTERM, signal.SIGINT), for_good=True, ignored=True)
 
 
 class KeptStory(Story):

@@ -47,7 +47,7 @@ class JobStop(Stop):
 
     def listening(self) -> AbstractContextManager[None]:
         """Take over the signals, for good: a batch step that Slurm takes away must not die of a late one."""
-        return taken_over(self._handle, SIGNALS, for_good=True)
+        return taken_over(self._handle, SIGNALS, for_good=True, ignored=True)
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         if self.reason is None:
