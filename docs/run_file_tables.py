@@ -14,6 +14,7 @@ from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
 from ortflow.workflow.spec.base import Section
+from ortflow.workflow.spec.help import fill
 from ortflow.workflow.spec.keys import SectionType, discriminator, sections, tags
 from ortflow.workflow.spec.run import RunSpec
 
@@ -24,6 +25,7 @@ END = "<!-- end of tables -->"
 
 def tables() -> str:
     """Markdown: one heading and table a section, in the order of the run file."""
+    fill()
     return "\n".join(_section(RunSpec, (), ""))
 
 

@@ -40,9 +40,10 @@ text = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0")
     | st.from_regex(r"[-+.0-9eE_:]{1,8}", fullmatch=True)
 )
 finite = st.floats(min_value=0, exclude_min=True, allow_infinity=False, allow_subnormal=True)
+keys = text.filter(lambda key: not key.startswith("$"))  # those are directives of an overlay
 anything = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | text,
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(text, inner, max_size=3),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(keys, inner, max_size=3),
     max_leaves=8,
 )
 names = st.lists(text, max_size=3)
@@ -74,7 +75,7 @@ specs = st.builds(
     no_decay=st.none() | names,
     lr=finite,
     pad=st.dictionaries(text, st.integers(-(2**63), 2**63 - 1) | st.floats(allow_nan=False, allow_infinity=False)),
-    extra=st.dictionaries(text, anything, max_size=3),
+    extra=st.dictionaries(keys, anything, max_size=3),
     slurm=st.fixed_dictionaries(
         {"prologue": names.map(lambda lines: [line for line in lines if line.isprintable() and line[0] != "#"])},
         optional={

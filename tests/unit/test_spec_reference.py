@@ -13,6 +13,7 @@ import pytest
 from run_files import told
 
 from ortflow.workflow.spec import load
+from ortflow.workflow.spec.help import fill
 from ortflow.workflow.spec.keys import every_key, sections, tags
 from ortflow.workflow.spec.schema import run_file_schema
 from ortflow.workflow.spec.shorthand import SECTIONS
@@ -36,6 +37,7 @@ def test_the_tables_are_those_of_the_types(generator: ModuleType) -> None:
 
 
 def test_every_key_is_documented() -> None:
+    fill()
     for path, field in every_key():
         assert field.description, f"{'.'.join(path)} has no help text"
         heading = f"### `{'.'.join(path[:-1])}`" if len(path) > 1 else "### The top level"

@@ -23,9 +23,9 @@ Text = Annotated[str, Field(pattern=r"^[^\x00]+$")]
 
 
 class Section(BaseModel):
-    """A section of the run file. The string under a field is its help text."""
+    """A section of the run file. The string under a field is its help text (`help`)."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, use_attribute_docstrings=True, defer_build=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, defer_build=True)
 
     @model_validator(mode="before")
     @classmethod

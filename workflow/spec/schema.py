@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from ortflow.workflow.spec.help import describe
 from ortflow.workflow.spec.run import RunSpec
 from ortflow.workflow.spec.shorthand import COMMANDS, LINES, SECTIONS
 
@@ -14,6 +15,7 @@ from ortflow.workflow.spec.shorthand import COMMANDS, LINES, SECTIONS
 def run_file_schema() -> dict[str, Any]:
     """JSON schema (draft 2020-12) of a run file."""
     schema = RunSpec.model_json_schema()
+    describe(schema)
     for path, key in SECTIONS.items():
         _also(schema, path, _short_form(schema, _property(schema, path), key))
     for path in COMMANDS + LINES:

@@ -13,6 +13,7 @@ from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
 from ortflow.workflow.spec.base import LARGEST
+from ortflow.workflow.spec.help import fill
 from ortflow.workflow.spec.keys import SectionType, choices, discriminator, every_key, follow
 from ortflow.workflow.spec.problem import KeyPath, Problem, dotted, listed, nearest, shown
 from ortflow.workflow.spec.scalars import scalar
@@ -20,6 +21,7 @@ from ortflow.workflow.spec.scalars import scalar
 
 def problems(error: ValidationError, values: dict[str, Any]) -> list[Problem]:
     """Everything that pydantic found, one problem a key path."""
+    fill()
     found: dict[KeyPath, Problem] = {}
     for detail in error.errors(include_url=False):
         path, section, field = follow(detail["loc"], values)

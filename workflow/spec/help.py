@@ -1,0 +1,70 @@
+"""The help text of a key: the string that stands under it in the section's class.
+
+Read from the source when somebody asks. Pydantic could keep the texts (`use_attribute_docstrings`), and would read all
+sources for it at each start of each command.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import sys
+from functools import cache
+from itertools import pairwise
+from typing import Any
+
+from ortflow.workflow.spec.base import Section
+
+
+@cache
+def fill() -> None:
+    """Give every field of every section its text as `description`. A second time nothing is left to do."""
+    for section in _sections().values():
+        for key, field in section.model_fields.items():
+            field.description = field.description or _text(section, key)
+
+
+def describe(schema: dict[str, Any]) -> None:
+    """Put the texts into the JSON schema of a section and of those in it."""
+    fill()
+    for name, part in {str(schema["title"]): schema, **schema.get("$defs", {})}.items():
+        section = _sections().get(name)
+        for key, told in part.get("properties", {}).items() if section is not None else ():
+            if text := section.model_fields[key].description:
+                told.setdefault("description", text)
+
+
+def _text(section: type[Section], key: str) -> str | None:
+    """What the class, or one that it is derived from, says of a key."""
+    for cls in section.__mro__:
+        if issubclass(cls, Section) and (text := _texts(cls.__module__).get((cls.__name__, key))) is not None:
+            return text
+    return None
+
+
+def _sections() -> dict[str, type[Section]]:
+    """Every section by the name of its class."""
+    found: dict[str, type[Section]] = {}
+    left = [Section]
+    while left:
+        section = left.pop()
+        found[section.__name__] = section
+        left += section.__subclasses__()
+    return found
+
+
+@cache
+def _texts(module: str) -> dict[tuple[str, str], str]:
+    tree = ast.parse(inspect.getsource(sys.modules[module]))
+    found = {}
+    for cls in (node for node in tree.body if isinstance(node, ast.ClassDef)):
+        for key, under in pairwise(cls.body):
+            if not (isinstance(key, ast.AnnAssign) and isinstance(key.target, ast.Name)):
+                continue
+            if (
+                isinstance(under, ast.Expr)
+                and isinstance(under.value, ast.Constant)
+                and isinstance(under.value.value, str)
+            ):
+                found[cls.name, key.target.id] = inspect.cleandoc(under.value.value)
+    return found
