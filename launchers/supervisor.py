@@ -181,6 +181,9 @@ class Supervisor:
                 out_of_memory=_grew(kills, oom_kills()),
             )
         )
+        if found.outcome is Outcome.FAILURE and not found.told and self._stop.look() and not self._begun(number):
+            # A signal that comes before a rank can hear it kills, and the others are killed with it.
+            found = Cause(Outcome.PREEMPTED, EXIT_PREEMPTED, "asked to leave before all ranks had begun")
         return found.outcome, self._judge(number, found)
 
     def _follow(self, attempt: Running, tail: EventTail) -> tuple[int, Cause | None]:
@@ -240,6 +243,16 @@ class Supervisor:
         return any(
             record.get("attempt") == number and record.get("event") in ("finished", "preempted")
             for record in last_records(self._run.events(rank), 4096)
+        )
+
+    def _begun(self, number: int) -> bool:
+        """Whether every rank has begun in an attempt: before that there is nothing to save."""
+        return all(
+            any(
+                record.get("attempt") == number and record.get("event") == "attempt_start"
+                for record in last_records(self._run.events(rank))
+            )
+            for rank in range(self._job.world_size)
         )
 
     def _hung(self, attempt: Running, rank: int) -> Cause:
