@@ -29,7 +29,9 @@ def describe(schema: dict[str, Any]) -> None:
     fill()
     for name, part in {str(schema["title"]): schema, **schema.get("$defs", {})}.items():
         section = _sections().get(name)
-        for key, told in part.get("properties", {}).items() if section is not None else ():
+        if section is None:
+            continue
+        for key, told in part.get("properties", {}).items():
             if text := section.model_fields[key].description:
                 told.setdefault("description", text)
 
