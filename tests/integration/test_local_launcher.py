@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import subprocess
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -184,6 +185,17 @@ def test_asked_once_saves_and_leaves(bench: Bench, number: signal.Signals) -> No
     saved = int((bench.run_dir / "saved").read_text())
     assert f"saved at step {saved}" in done.out
     assert "`ortflow resume fake` goes on" in done.err
+    nobody_left(bench)
+
+
+def test_asked_before_ranks_can_hear_it(bench: Bench) -> None:
+    running = bench.start("run", "run.yaml", script={0: {"step": -1, "do": "born late"}})
+    running.until(lambda: len(bench.processes()) >= 3)
+    time.sleep(0.5)
+    running.send(signal.SIGTERM)
+    assert running.wait(20).code == 75
+    (end,) = bench.attempts("end")
+    assert (end["outcome"], end["cause"]) == ("preempted", "asked to leave before all ranks had begun")
     nobody_left(bench)
 
 
