@@ -257,6 +257,7 @@ def test_openmpi(cluster: Cluster, left_alone: Path) -> None:
     close_end(run.run_dir, left_alone)
 
 
+@pytest.mark.chaos
 def test_the_launcher_as_a_worker(cluster: Cluster, left_alone: Path) -> None:
     run = cluster.run("as-worker", backends__kubernetes__launcher_as_worker=True)
     same_end(run.run_dir, left_alone)
@@ -275,6 +276,7 @@ def test_given_up(cluster: Cluster) -> None:
     assert not run.space.condition(run.job()["metadata"]["name"], "Succeeded")
 
 
+@pytest.mark.chaos
 def test_wrong_input(cluster: Cluster) -> None:
     """What only the pods can see is told, tried once, and holds nothing."""
     run = cluster.submit("wrong", model__path="elsewhere.onnx")
