@@ -241,19 +241,13 @@ class Supervisor:
 
     def _said_goodbye(self, number: int, rank: int) -> bool:
         return any(
-            record.get("attempt") == number and record.get("event") in ("finished", "preempted")
-            for record in last_records(self._run.events(rank), 4096)
+            record.get("event") in ("finished", "preempted")
+            for record in last_records(self._run.events(rank), 4096, attempt=number)
         )
 
     def _begun(self, number: int) -> bool:
-        """Whether every rank has begun in an attempt: before that there is nothing to save."""
-        return all(
-            any(
-                record.get("attempt") == number and record.get("event") == "attempt_start"
-                for record in last_records(self._run.events(rank))
-            )
-            for rank in range(self._job.world_size)
-        )
+        """Whether every rank has written a word in an attempt: before that there is nothing to save."""
+        return all(last_records(self._run.events(rank), attempt=number) for rank in range(self._job.world_size))
 
     def _hung(self, attempt: Running, rank: int) -> Cause:
         """Why a rank died, where mpirun did not end with it; `rank` if nobody says which it was."""
@@ -268,8 +262,8 @@ class Supervisor:
         """The newest failure event of each rank in an attempt."""
         found = {}
         for rank in range(self._job.world_size):
-            for record in last_records(self._run.events(rank)):
-                if record.get("event") == "failure" and record.get("attempt") == number:
+            for record in last_records(self._run.events(rank), attempt=number):
+                if record.get("event") == "failure":
                     found[rank] = record
         return found
 

@@ -93,10 +93,10 @@ def last_lines(path: Path, count: int, limit: int = 1 << 16) -> list[str]:
     return [line.decode(errors="replace") for line in _last_bytes(path, limit).splitlines()[-count:]]
 
 
-def last_records(path: Path, limit: int = 1 << 16) -> list[dict[str, Any]]:
-    """The records in the last `limit` bytes of an event file, oldest first."""
+def last_records(path: Path, limit: int = 1 << 16, *, attempt: int | None = None) -> list[dict[str, Any]]:
+    """The records in the last `limit` bytes of an event file, oldest first; of one `attempt` if that is given."""
     found = (_record(line) for line in _last_bytes(path, limit).splitlines())
-    return [record for record in found if record is not None]
+    return [record for record in found if record is not None and attempt in (None, record.get("attempt"))]
 
 
 def telling_records(path: Path, limit: int = 1 << 20, whole: int = 1 << 12) -> list[dict[str, Any]]:

@@ -199,6 +199,22 @@ def test_asked_before_ranks_can_hear_it(bench: Bench) -> None:
     nobody_left(bench)
 
 
+def test_a_rank_that_dies_while_it_leaves_is_a_failure(bench: Bench) -> None:
+    """Also when so much stands on record that the beginning of the attempt is far behind."""
+    deaf = {0: {"step": -1, "do": "deaf"}}
+    running = bench.start("run", "run.yaml", "restart.failures=0", steps=100_000, pause=0.0, script=deaf)
+    record = bench.run_dir / "events/rank-0001.jsonl"
+    running.until(lambda: record.exists() and record.stat().st_size > 1 << 17)
+    running.send(signal.SIGTERM)
+    running.until(lambda: (bench.run_dir / ".stop").exists())
+    begun = json.loads(record.read_text().splitlines()[0])
+    os.kill(begun["pid"], signal.SIGKILL)
+    assert running.wait(30).code == 1
+    (end,) = bench.attempts("end")
+    assert (end["outcome"], end["rank"]) == ("failure", 1)
+    nobody_left(bench)
+
+
 def test_resume_goes_on(bench: Bench) -> None:
     running = bench.start("run", "run.yaml", steps=1000)
     running.until_step(3)
