@@ -25,7 +25,31 @@ UNSEEN = 10.0
 """Seconds after which a rank that no look has found has come and gone."""
 
 
-class Attempt:
+class Child:
+    """What starts the ranks of an attempt, as a child process of ours: mpirun, srun, or the only rank."""
+
+    def __init__(self, run: RunDir, number: int, command: Sequence[str], environment: Mapping[str, str]) -> None:
+        self.run, self.number = run, number
+        self._child = start_child(run, number, command, environment)
+
+    @property
+    def pid(self) -> int:
+        """Of the child."""
+        return self._child.pid
+
+    def poll(self) -> int | None:
+        """Its exit code (minus the signal if one ended it); None while it runs."""
+        return self._child.poll()
+
+    def words(self) -> str:
+        """What it has printed."""
+        try:
+            return self.run.launcher_log(self.number).read_text(errors="replace")
+        except OSError:
+            return ""
+
+
+class Attempt(Child):
     """A started attempt; `poll` often."""
 
     def __init__(
@@ -37,22 +61,17 @@ class Attempt:
         world_size: int,
         mpi: MpiKind | None,
     ) -> None:
-        self.run, self.number, self.world_size, self.mpi = run, number, world_size, mpi
+        self.world_size, self.mpi = world_size, mpi
         self.ranks: dict[int, psutil.Process] = {}
         """Ranks seen so far."""
         self._family: dict[int, psutil.Process] = {}
         self._started = time.monotonic()
         self._next_look = 0.0
-        self._child = start_child(run, number, command, environment)
-
-    @property
-    def pid(self) -> int:
-        """Of mpirun, or of the only rank."""
-        return self._child.pid
+        super().__init__(run, number, command, environment)
 
     def poll(self) -> int | None:
         """The exit code of mpirun (minus the signal if one ended it); None while it runs. Learns ranks on the way."""
-        returncode = self._child.poll()
+        returncode = super().poll()
         now = time.monotonic()
         if returncode is None and len(self.ranks) < self.world_size and now >= self._next_look:
             self._next_look = now + LOOK_PERIOD
@@ -79,8 +98,7 @@ class Attempt:
     def statuses(self, returncode: int) -> dict[int, int]:
         """Exit status of the ranks that did not end with 0, as far as mpirun tells it."""
         pids = {process.pid: rank for rank, process in self.ranks.items()}
-        words = self.run.launcher_log(self.number).read_text(errors="replace")
-        return statuses(self.mpi, returncode, words, pids)
+        return statuses(self.mpi, returncode, self.words(), pids)
 
     def verdict(self, returncode: int) -> Cause | None:
         """mpirun knows nothing that the statuses do not tell."""

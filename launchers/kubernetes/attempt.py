@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 import psutil
 
 from ortflow.launchers import processes
-from ortflow.launchers.attempt import start_child
+from ortflow.launchers.attempt import Child
 from ortflow.launchers.cause import Cause, statuses
 from ortflow.launchers.kubernetes.hosts import addresses, short
 from ortflow.launchers.kubernetes.pod import Pod
@@ -35,7 +35,7 @@ SETTLE = 3.0
 """Seconds that a worker has to tell what happened to it."""
 
 
-class PodAttempt:
+class PodAttempt(Child):
     """A started attempt; `poll` often."""
 
     def __init__(
@@ -49,7 +49,6 @@ class PodAttempt:
         hosts: Mapping[str, str],
         slots: int,
     ) -> None:
-        self.run, self.number = run, number
         self._kind, self._pod, self._slots = kind, pod, slots
         self._hosts = dict(hosts)
         """Address of each host, in the order of the ranks."""
@@ -57,21 +56,16 @@ class PodAttempt:
         self._heard = dict.fromkeys(hosts, time.monotonic())
         self._lost: set[str] = set()
         self._misplaced: str | None = None
-        self._placed = False
         self._processes: dict[int, Process] = {}
+        """Where each rank that has begun is."""
         self._next_check = 0.0
         self._next_look = time.monotonic() + LOOK
-        self._child = start_child(run, number, command, environment)
-
-    @property
-    def pid(self) -> int:
-        """Of mpirun."""
-        return self._child.pid
+        super().__init__(run, number, command, environment)
 
     def poll(self) -> int | None:
         """The exit code of mpirun (minus the signal if one ended it); None while it runs."""
-        returncode = self._child.poll()
-        if not self._placed and (now := time.monotonic()) >= self._next_check:
+        returncode = super().poll()
+        if len(self._processes) < self._world_size and (now := time.monotonic()) >= self._next_check:
             self._next_check = now + CHECK
             self._look_where()
         if returncode is None and self._misplaced is not None:
@@ -98,8 +92,9 @@ class PodAttempt:
     def statuses(self, returncode: int) -> dict[int, int]:
         """Exit status of the ranks that did not end with 0, as far as mpirun tells it."""
         if self._kind == "mpich":
-            return first_end(self._words(), {process: rank for rank, process in self._where().items()})
-        return statuses(self._kind, returncode, self._words(), {})
+            self._learn_ranks()
+            return first_end(self.words(), {process: rank for rank, process in self._processes.items()})
+        return statuses(self._kind, returncode, self.words(), {})
 
     def verdict(self, returncode: int) -> Cause | None:
         """What workers and hosts tell of an end that no rank can tell of."""
@@ -133,26 +128,25 @@ class PodAttempt:
     def _proven(self) -> int:
         """What the ranks make of mpirun's 0: the exit code if each of them says so itself."""
         ends = self._told("finished", "preempted")
-        if len(ends) < len(self._hosts) * self._slots:
+        if len(ends) < self._world_size:
             return EXIT_FAILURE
         return EXIT_PREEMPTED if "preempted" in ends.values() else EXIT_DONE
 
     def _told(self, *events: str) -> dict[int, str]:
         """Which of the events each rank has written last in this attempt; ranks that wrote none are left out."""
         found = {}
-        for rank in range(len(self._hosts) * self._slots):
-            for record in last_records(self.run.events(rank), 4096):
-                if record.get("attempt") == self.number and record.get("event") in events:
+        for rank in range(self._world_size):
+            for record in last_records(self.run.events(rank), 4096, attempt=self.number):
+                if record.get("event") in events:
                     found[rank] = str(record["event"])
         return found
 
     def _look_where(self) -> None:
         """Compare, once all ranks have begun, where they are with where they should be."""
-        where = self._where()
-        if len(where) < len(self._hosts) * self._slots:
+        self._learn_ranks()
+        if len(self._processes) < self._world_size:
             return
-        found = Counter(host for host, _ in where.values())
-        self._placed = True
+        found = Counter(host for host, _ in self._processes.values())
         wanted = {short(host): self._slots for host in self._hosts}
         if dict(found) != wanted:
             told = ", ".join(f"{count} on {host}" for host, count in found.items())
@@ -161,17 +155,13 @@ class PodAttempt:
                 f"{', '.join(wanted)} were asked for): the MPI of the image does not go with ortflow's command"
             )
 
-    def _where(self) -> dict[int, Process]:
-        """Host and process of each rank that has begun."""
-        found = self._processes
-        for rank in set(range(len(self._hosts) * self._slots)) - found.keys():
-            for record in last_records(self.run.events(rank)):
-                if record.get("event") == "attempt_start" and record.get("attempt") == self.number:
-                    found[rank] = (str(record["host"]), int(record["pid"]))
-        return found
+    def _learn_ranks(self) -> None:
+        """Take in where ranks are that have begun since the last time."""
+        for rank in set(range(self._world_size)) - self._processes.keys():
+            for record in last_records(self.run.events(rank), attempt=self.number):
+                if record.get("event") == "attempt_start":
+                    self._processes[rank] = (str(record["host"]), int(record["pid"]))
 
-    def _words(self) -> str:
-        try:
-            return self.run.launcher_log(self.number).read_text(errors="replace")
-        except OSError:
-            return ""
+    @property
+    def _world_size(self) -> int:
+        return len(self._hosts) * self._slots

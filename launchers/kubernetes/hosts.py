@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import socket
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -63,8 +63,10 @@ def wait_for(
     Raises OrtflowError naming those that do not answer within so many seconds.
     """
     end, told = time.monotonic() + seconds, time.monotonic()
-    for known in _looks(hosts, port):
-        missing = [host for host in hosts if known[host] is None]
+    while True:
+        # All of them anew: one that has answered may be gone by the time the last one comes.
+        known = addresses(hosts, port)
+        missing = [host for host, found in known.items() if found is None]
         if not missing:
             return {host: found for host, found in known.items() if found is not None}
         look()
@@ -76,12 +78,3 @@ def wait_for(
             told = now
             say(f"waiting for {names}")
         time.sleep(PERIOD)
-    raise AssertionError("a look always follows")
-
-
-def _looks(hosts: Sequence[str], port: int) -> Iterator[dict[str, str | None]]:
-    known: dict[str, str | None] = dict.fromkeys(hosts)
-    while True:
-        # All of them anew: one that has answered may be gone by the time the last one comes.
-        known = addresses(hosts, port)
-        yield known

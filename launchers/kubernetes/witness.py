@@ -58,19 +58,17 @@ def conclude(before: Witnesses, after: Witnesses, silent: Iterable[str]) -> Caus
 
     `before` as of the attempt's start; `silent` are the hosts that cannot be reached now.
     """
-    changed = [host for host, old in before.items() if old is not None]
-    for host in changed:
-        old, new = before[host], after.get(host)
-        assert old is not None
-        if new is not None and new.address == old.address and new.out_of_memory > old.out_of_memory:
+    heard = [
+        (host, old, new) for host, old in before.items() if old is not None and (new := after.get(host)) is not None
+    ]
+    for host, old, new in heard:
+        if new.address == old.address and new.out_of_memory > old.out_of_memory:
             return _failure(f"the worker {host} ran out of memory; raise resources.memory")
-        if new is not None and new.address == old.address and new.started != old.started:
+        if new.address == old.address and new.started != old.started:
             return _failure(f"the container of worker {host} ended and was started again: out of memory, or it crashed")
-    for host in changed:
-        old, new = before[host], after.get(host)
-        assert old is not None
-        if new is not None and (new.address != old.address or (new.leaving and not old.leaving)):
-            return _taken(host)
+    for host, old, new in heard:
+        if new.address != old.address or (new.leaving and not old.leaving):
+            return Cause(Outcome.PREEMPTED, EXIT_PREEMPTED, f"the worker {host} was taken away")
     for host in sorted(silent):
         return Cause(
             Outcome.LOST, EXIT_FAILURE, f"the worker {host} does not answer any more: its node is lost, or cut off"
@@ -80,7 +78,3 @@ def conclude(before: Witnesses, after: Witnesses, silent: Iterable[str]) -> Caus
 
 def _failure(sentence: str) -> Cause:
     return Cause(Outcome.FAILURE, EXIT_FAILURE, sentence)
-
-
-def _taken(host: str) -> Cause:
-    return Cause(Outcome.PREEMPTED, EXIT_PREEMPTED, f"the worker {host} was taken away")

@@ -12,7 +12,7 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 
-from ortflow.launchers.attempt import start_child
+from ortflow.launchers.attempt import Child
 from ortflow.launchers.cause import Cause, statuses
 from ortflow.launchers.slurm.words import first_end, never_launched, verdict
 from ortflow.manifests.local import MpiKind
@@ -22,7 +22,7 @@ ABORT = 10.0
 """Seconds that srun has to end a step before it is killed itself; the job's own end takes what is left then."""
 
 
-class StepAttempt:
+class StepAttempt(Child):
     """A started attempt; `poll` often."""
 
     def __init__(
@@ -33,31 +33,22 @@ class StepAttempt:
         environment: Mapping[str, str],
         mpirun: MpiKind | None,
     ) -> None:
-        self.run, self.number, self._mpirun = run, number, mpirun
-        self._child: subprocess.Popen[bytes] = start_child(run, number, command, environment)
-
-    @property
-    def pid(self) -> int:
-        """Of srun or mpirun."""
-        return self._child.pid
-
-    def poll(self) -> int | None:
-        """The exit code of srun or mpirun (minus the signal if one ended it); None while it runs."""
-        return self._child.poll()
+        self._mpirun = mpirun
+        super().__init__(run, number, command, environment)
 
     def gone(self) -> set[int]:
         """Ranks that were never launched: srun tells of them, and waits for the others for ever."""
-        return never_launched(self._words())
+        return never_launched(self.words())
 
     def statuses(self, returncode: int) -> dict[int, int]:
         """Exit status of the rank that ended first and not with 0; it takes the others along."""
         if self._mpirun is not None:
-            return statuses(self._mpirun, returncode, self._words(), {})
-        return first_end(self._words())
+            return statuses(self._mpirun, returncode, self.words(), {})
+        return first_end(self.words())
 
     def verdict(self, returncode: int) -> Cause | None:
         """What Slurm says of an end that no rank can tell of."""
-        return verdict(self._words(), returncode)
+        return verdict(self.words(), returncode)
 
     def ask_to_leave(self) -> None:
         """Ranks have seen Slurm's signal or the stop file: no other way leads to them."""
@@ -73,9 +64,3 @@ class StepAttempt:
         if self._child.poll() is None:
             self._child.kill()
             self._child.wait()
-
-    def _words(self) -> str:
-        try:
-            return self.run.launcher_log(self.number).read_text(errors="replace")
-        except OSError:
-            return ""

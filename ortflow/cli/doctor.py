@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ortflow.cli.runs import RUNS, JsonOption, RunsOption, print_json
+from ortflow.cli.findings import tell
+from ortflow.cli.runs import RUNS, JsonOption, RunsOption
 from ortflow.cli.submission import BackendOption
-from ortflow.workflow.errors import EXIT_FAILURE, Faults, UserError
+from ortflow.workflow.errors import Faults, UserError
 
 if TYPE_CHECKING:
     from ortflow.launchers.base import Submission
@@ -49,24 +50,12 @@ def doctor(
 
     A line for each thing looked at; exit code 1 if one is at fault.
     """
-    from ortflow.launchers.findings import has_fault, summary
-
     if (job or nodes is not None) and backend != "slurm":
         raise UserError("--job and --nodes are for Slurm", fix="add -b slurm")
     if nodes is not None and not job:
         raise UserError("--nodes is for the job", fix="add --job")
     file, overrides = split(words or ())
-    found: list[Finding] = []
-    for finding in _examine(file, overrides, backend, (nodes, wait) if job else None, runs):
-        found.append(finding)
-        if not as_json:
-            typer.echo(str(finding))
-    if as_json:
-        print_json({"fault": has_fault(found), "findings": [finding.to_json() for finding in found]})
-    else:
-        typer.echo(summary(found))
-    if has_fault(found):
-        raise typer.Exit(EXIT_FAILURE)
+    tell(_examine(file, overrides, backend, (nodes, wait) if job else None, runs), as_json=as_json)
 
 
 def split(words: Sequence[str]) -> tuple[Path | None, list[str]]:

@@ -10,8 +10,8 @@ from typing import Annotated
 
 import typer
 
-from ortflow.cli.runs import JsonOption, print_json
-from ortflow.workflow.errors import EXIT_FAILURE
+from ortflow.cli.findings import tell
+from ortflow.cli.runs import JsonOption
 
 app = typer.Typer(name="image", help="About the image that pods of a run are made from.", no_args_is_help=True)
 
@@ -40,17 +40,6 @@ def check(
 
     A line for each thing looked at; exit code 1 if one is at fault.
     """
-    from ortflow.launchers.findings import Finding, has_fault, summary
     from ortflow.launchers.image import Wanted, examine_image
 
-    found: list[Finding] = []
-    for finding in examine_image(Wanted(python, mpi.value, port)):
-        found.append(finding)
-        if not as_json:
-            typer.echo(str(finding))
-    if as_json:
-        print_json({"fault": has_fault(found), "findings": [finding.to_json() for finding in found]})
-    else:
-        typer.echo(summary(found))
-    if has_fault(found):
-        raise typer.Exit(EXIT_FAILURE)
+    tell(examine_image(Wanted(python, mpi.value, port)), as_json=as_json)

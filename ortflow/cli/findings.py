@@ -1,0 +1,31 @@
+"""How findings go to people or programs: used by `ortflow doctor` and `ortflow image check`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+import typer
+
+from ortflow.cli.runs import print_json
+from ortflow.workflow.errors import EXIT_FAILURE
+
+if TYPE_CHECKING:
+    from ortflow.launchers.findings import Finding
+
+
+def tell(findings: Iterable[Finding], *, as_json: bool) -> None:
+    """A line for each as it is found, or one JSON document; ends with exit code 1 if one is at fault."""
+    from ortflow.launchers.findings import has_fault, summary
+
+    found: list[Finding] = []
+    for finding in findings:
+        found.append(finding)
+        if not as_json:
+            typer.echo(str(finding))
+    if as_json:
+        print_json({"fault": has_fault(found), "findings": [finding.to_json() for finding in found]})
+    else:
+        typer.echo(summary(found))
+    if has_fault(found):
+        raise typer.Exit(EXIT_FAILURE)
