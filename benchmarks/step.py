@@ -1,5 +1,7 @@
 """Time of a training step on the CPU: ortflow against PyTorch, eager and torch.compile.
 
+Beside it, ortflow with ONNX Runtime's own kernels alone, as it runs where no C compiler is found.
+
     python benchmarks/step.py [--layers 4 --width 256 --context 128 --batch 8 --threads 2 --rounds 8]
 
 The same GPT with the same weights on the same batches, fp32, AdamW (fused in PyTorch), gradient clipping, the same
@@ -28,7 +30,9 @@ from torch_gpt import Sizes, TorchStep
 from ortflow.workflow.comm.solo import SoloCommunicator
 from ortflow.workflow.device.cpu import CpuDevice
 from ortflow.workflow.graph.build import build_graphs
-from ortflow.workflow.graph.types import GraphSet
+from ortflow.workflow.graph.types import GraphSet, with_kernels_of
+from ortflow.workflow.kernels.graph import with_kernels
+from ortflow.workflow.kernels.library import find_library
 from ortflow.workflow.optim.gradient import gradient_graph
 from ortflow.workflow.optim.graph import optimizer_graph
 from ortflow.workflow.optim.segments import segments
@@ -50,8 +54,8 @@ AGREEMENT = 5e-6
 class OrtflowStep:
     """One step of the trainer that ranks run."""
 
-    def __init__(self, graphs: GraphSet, spec: RunSpec, threads: int) -> None:
-        sessions = Sessions(CpuDevice(), threads, "error")
+    def __init__(self, graphs: GraphSet, spec: RunSpec, threads: int, kernels: Path | None) -> None:
+        sessions = Sessions(CpuDevice(), threads, "error", kernels)
         self._trainer = GraphTrainer(graphs, spec, sessions, SoloCommunicator())
         self._trainer.load_tensors(load_file(graphs.initial))
         self._update = 0
@@ -82,6 +86,7 @@ def make_graphs(config: Config, batch: int, folder: Path) -> tuple[GraphSet, Run
     graphs = build_graphs(spec, "cpu", folder / "graphs")
     optimizer = optimizer_graph(spec.train.optimizer, segments(spec.train.optimizer, graphs.index))
     graphs.optimizer.write_bytes(optimizer.SerializeToString())
+    with_kernels_of(graphs.optimizer).write_bytes(with_kernels(optimizer).SerializeToString())
     (graphs.root / GRADIENT_GRAPH).write_bytes(gradient_graph().SerializeToString())
     return graphs, spec
 
@@ -129,7 +134,7 @@ def report(medians: dict[str, list[float]]) -> float:
     for name, values in medians.items():
         spread = f"rounds {1e3 * min(values):.1f} to {1e3 * max(values):.1f}"
         print(f"{name:14} {1e3 * overall[name]:8.1f} ms a step   ({spread})")
-    best = min((name for name in overall if name != "ortflow"), key=overall.__getitem__)
+    best = min((name for name in overall if name.startswith("torch")), key=overall.__getitem__)
     ratio = statistics.median(a / b for a, b in zip(medians["ortflow"], medians[best], strict=True))
     print(f"ortflow / {best} = {ratio:.2f}")
     return ratio
@@ -150,7 +155,11 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         graphs, spec = make_graphs(config, options.batch, Path(folder))
         weights = load_file(graphs.initial)
-        steps: dict[str, Step] = {"ortflow": OrtflowStep(graphs, spec, options.threads)}
+        library = find_library()
+        print(f"CPU kernels: {library.note}")
+        steps: dict[str, Step] = {"ortflow": OrtflowStep(graphs, spec, options.threads, library.path)}
+        if library.path is not None:
+            steps["ONNX Runtime's"] = OrtflowStep(graphs, spec, options.threads, None)
         for name, compiled in (("torch eager", False), ("torch.compile", True)):
             if not (compiled and options.no_compile):
                 steps[name] = TorchStep(

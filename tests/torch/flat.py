@@ -5,6 +5,7 @@ The trainer does the same with ranks, accumulation and checkpoints around it; he
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -15,7 +16,9 @@ from case import Batch
 from safetensors.numpy import load_file
 
 from ortflow.workflow.graph.build import build_graphs
-from ortflow.workflow.graph.types import LOSS_SUM, LOSS_WEIGHT, GraphSet
+from ortflow.workflow.graph.types import LOSS_SUM, LOSS_WEIGHT, GraphSet, with_kernels_of
+from ortflow.workflow.kernels.graph import with_kernels
+from ortflow.workflow.kernels.library import find_library
 from ortflow.workflow.layout import Entry
 from ortflow.workflow.optim.gradient import gradient_graph
 from ortflow.workflow.optim.graph import moments, optimizer_graph
@@ -23,6 +26,9 @@ from ortflow.workflow.optim.segments import segments
 from ortflow.workflow.spec.model import Loss
 from ortflow.workflow.spec.run import RunSpec
 from ortflow.workflow.spec.train import Adam
+
+LIBRARY = None if os.environ.get("ORTFLOW_TEST_KERNELS") == "onnxruntime" else find_library().path
+"""Our own kernels, as ranks use them; ONNX Runtime's alone where the variable says so."""
 
 
 def graphs_of(model: Path, loss: Loss, optimizer: Adam, out: Path, labels: Sequence[str] = ()) -> GraphSet:
@@ -50,7 +56,9 @@ class FlatRun:
         for name, values in load_file(graphs.initial).items():
             self.view("parameters", name)[...] = values
 
-        self.train = _session(graphs.train)
+        faster = with_kernels_of(graphs.train)
+        assert LIBRARY is None or faster.exists(), graphs.notes
+        self.train = _session(faster if LIBRARY else graphs.train)
         self.train_binding = self.train.io_binding()
         self.batch_inputs = [entry.name for entry in graphs.inputs]
         produced = {output.name for output in self.train.get_outputs()}
@@ -64,7 +72,8 @@ class FlatRun:
 
         self.average = _session(gradient_graph())
         parts = segments(optimizer, graphs.index)
-        self.update = _session(optimizer_graph(optimizer, parts))
+        update = optimizer_graph(optimizer, parts)
+        self.update = _session(with_kernels(update) if LIBRARY else update)
         self.update_binding = self.update.io_binding()
         for i, part in enumerate(parts):
             for name in ("parameters", "gradients", *moments(optimizer)):
@@ -116,6 +125,8 @@ def _session(graph: Path | onnx.ModelProto) -> ort.InferenceSession:
     options = ort.SessionOptions()
     options.intra_op_num_threads = 1
     options.log_severity_level = 3
+    if LIBRARY is not None:
+        options.register_custom_ops_library(str(LIBRARY))
     return ort.InferenceSession(
         str(graph) if isinstance(graph, Path) else graph.SerializeToString(),
         options,

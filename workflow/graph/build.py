@@ -10,6 +10,7 @@ import difflib
 import fnmatch
 import os
 from collections.abc import Collection, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -19,7 +20,7 @@ from safetensors.numpy import save_file
 from ortflow.workflow.errors import UserError
 from ortflow.workflow.graph import evaluation, speed
 from ortflow.workflow.graph.child import Child
-from ortflow.workflow.graph.differentiate import check_loads, gradient_graph
+from ortflow.workflow.graph.differentiate import check_loads, gradient_graph, kernels_fault
 from ortflow.workflow.graph.edit import Editor, make_outputs, prune, replace, scalar, used
 from ortflow.workflow.graph.expand import make_differentiable
 from ortflow.workflow.graph.inference import infer_graph
@@ -33,6 +34,8 @@ from ortflow.workflow.graph.source import Source, read_source
 from ortflow.workflow.graph.stash import add_stashes
 from ortflow.workflow.graph.types import LOSS_SUM, LOSS_WEIGHT, VALID, GraphSet
 from ortflow.workflow.graph.vocabulary import table_bounds
+from ortflow.workflow.kernels.graph import with_kernels
+from ortflow.workflow.kernels.library import Library, find_library
 from ortflow.workflow.layout import FlatIndex, Group, Tensor
 from ortflow.workflow.rundir import sync_directory, write_atomically
 from ortflow.workflow.spec.model import CrossEntropy
@@ -46,15 +49,18 @@ def build_graphs(spec: RunSpec, device: str, out: Path) -> GraphSet:
     """
     section, padded = spec.model, spec.data.last_batch == "pad"
     # Differentiating and loading happen in a process of their own, which starts while the model is read.
-    with Child() as child:
+    with Child() as child, ThreadPoolExecutor(1) as beside:
+        # Compiles the first time, for a second or two.
+        library = beside.submit(find_library if spec.resources.kernels == "auto" else _no_library)
         source = read_source(section)
         notes = list(source.notes)
         forward = source.forward(output_of(source.skeleton.graph, section.loss))
         batch = _batch_input(forward.graph, source)
         if section.graphs.train:
             train, trained = own_train(section.graphs.train, source)
+            faster = None
         else:
-            train, trained, more = _train_graph(child, forward, spec, source, batch)
+            train, faster, trained, more = _train_graph(child, forward, spec, source, batch)
             notes += more
         left = [name for name in source.roles.trained if name not in trained]
         if left:
@@ -77,6 +83,12 @@ def build_graphs(spec: RunSpec, device: str, out: Path) -> GraphSet:
         if section.graphs.optimizer:
             files["optimizer.onnx"] = own_optimizer(section.graphs.optimizer).SerializeToString(deterministic=True)
             check_loads(child, files["optimizer.onnx"], "optimizer", device)
+        if faster is not None:
+            files["train.kernels.onnx"] = _bytes(faster, order)
+            fault = kernels_fault(child, files["train.kernels.onnx"], library.result().path, device)
+            if fault is not None:
+                notes.append(f"trained with ONNX Runtime's own kernels, because it refuses ours ({fault})")
+                del files["train.kernels.onnx"]
     integers = [i.name for i in inputs if np.issubdtype(np.dtype(i.dtype), np.integer)]
     result = GraphSet(
         root=out,
@@ -92,6 +104,10 @@ def build_graphs(spec: RunSpec, device: str, out: Path) -> GraphSet:
     return result
 
 
+def _no_library() -> Library:
+    return Library(None, "")
+
+
 def _batch_input(graph: onnx.GraphProto, source: Source) -> str:
     """A data input that the loss depends on: its first axis is the batch."""
     read = used(graph)
@@ -103,8 +119,8 @@ def _batch_input(graph: onnx.GraphProto, source: Source) -> str:
 
 def _train_graph(
     child: Child, forward: onnx.ModelProto, spec: RunSpec, source: Source, batch: str
-) -> tuple[onnx.ModelProto, list[str], list[str]]:
-    """The training graph, the parameters it has gradients of, and log lines."""
+) -> tuple[onnx.ModelProto, onnx.ModelProto, list[str], list[str]]:
+    """The training graph, the same with our own operators, the parameters it has gradients of, and log lines."""
     model = onnx.ModelProto()
     model.CopyFrom(forward)
     graph = model.graph
@@ -122,9 +138,11 @@ def _train_graph(
     speed.before(model.graph)
     add_stashes(model.graph)
     model, trained = gradient_graph(child, model, LOSS_SUM, source.roles.trained)
-    replace_gather_gradients(model.graph)
-    speed.after(model.graph)
-    return model, trained, [*notes, *more]
+    faster = with_kernels(model)
+    for each in (model, faster):
+        replace_gather_gradients(each.graph)
+        speed.after(each.graph)
+    return model, faster, trained, [*notes, *more]
 
 
 def _eval_graph(
@@ -186,7 +204,7 @@ def _write(result: GraphSet, files: Mapping[str, bytes], tensors: Mapping[str, n
     root = result.root
     try:
         root.mkdir(parents=True, exist_ok=True)
-        for name in ("infer.onnx", "optimizer.onnx"):
+        for name in ("infer.onnx", "optimizer.onnx", "train.kernels.onnx", "optimizer.kernels.onnx"):
             # What an earlier attempt left.
             (root / name).unlink(missing_ok=True)
         for name, data in files.items():

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
+from pathlib import Path
 from types import TracebackType
 from typing import IO, Any
 
@@ -60,9 +61,9 @@ class Child:
         """The training graph of a forward graph: outputs `<parameter>_grad`. Raises RuntimeFault."""
         return self._ask({"do": "gradient", "parameters": list(parameters), "loss": loss}, model)
 
-    def load(self, model: bytes, device: str) -> None:
+    def load(self, model: bytes, device: str, kernels: Path | None = None) -> None:
         """Make a session of the graph, as a rank will. Raises RuntimeFault where a kernel is missing."""
-        self._ask({"do": "load", "providers": PROVIDERS[device]}, model)
+        self._ask({"do": "load", "providers": PROVIDERS[device], "kernels": str(kernels or "")}, model)
 
     def _ask(self, request: dict[str, Any], payload: bytes) -> bytes:
         assert self._process.stdin is not None
@@ -137,6 +138,8 @@ def _load(runtime: Any, request: dict[str, Any], model: bytes) -> None:
     options = runtime.SessionOptions()
     options.intra_op_num_threads = 1
     options.log_severity_level = 4
+    if request["kernels"]:
+        options.register_custom_ops_library(request["kernels"])
     InferenceSession(model, options, providers=request["providers"])
 
 

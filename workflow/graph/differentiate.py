@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from pathlib import Path
 
 import onnx
 from onnx import TensorProto, helper
@@ -76,6 +77,17 @@ def check_loads(child: Child, model: bytes, what: str, device: str) -> None:
         raise UserError(
             f"ONNX Runtime has no kernel on {device} for node {node!r} ({operator})", where="model.path", fix=_FIX
         ) from None
+
+
+def kernels_fault(child: Child, model: bytes, library: Path | None, device: str) -> str | None:
+    """Why the graph with our own operators does not load here; None where it does, or where no library can tell."""
+    if library is None:
+        return None
+    try:
+        child.load(model, device, library)
+    except RuntimeFault as fault:
+        return _short(fault)
+    return None
 
 
 def _explained(forward: onnx.ModelProto, fault: RuntimeFault) -> UserError:

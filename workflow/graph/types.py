@@ -24,6 +24,11 @@ VALID = "ortflow.valid"
 Role = Literal["data", "label"]
 
 
+def with_kernels_of(graph: Path) -> Path:
+    """Where the same graph lies with operators of our own (`ortflow.workflow.kernels`), if there is one."""
+    return graph.with_suffix(".kernels.onnx")
+
+
 @dataclass(frozen=True)
 class GraphInput:
     """An input that a batch fills: `dtype` as numpy names it, `shape` with None where it may vary."""

@@ -90,6 +90,8 @@ class Resources(Section):
     """Memory of a node: a number and a unit, such as 16G or 16Gi."""
     time_limit: Text | None = None
     """Wall-clock limit: [days-]hours:minutes:seconds, or minutes."""
+    kernels: Literal["auto", "onnxruntime"] = "auto"
+    """CPU kernels: ortflow's own where a C compiler is found, or ONNX Runtime's alone."""
     python: Text | None = None
     """Interpreter of the ranks; the one that runs ortflow if not given."""
 

@@ -35,7 +35,8 @@ def prepare(run_dir: RunDir, spec: RunSpec) -> list[str]:
     """Graphs and plan in the run directory; returns what is worth a line in the log."""
     from ortflow.workflow.data.dataset import Dataset
     from ortflow.workflow.graph.build import build_graphs
-    from ortflow.workflow.graph.types import GraphSet
+    from ortflow.workflow.graph.types import GraphSet, with_kernels_of
+    from ortflow.workflow.kernels.graph import with_kernels
     from ortflow.workflow.optim.gradient import gradient_graph
     from ortflow.workflow.optim.graph import optimizer_graph
     from ortflow.workflow.optim.segments import segments
@@ -51,6 +52,7 @@ def prepare(run_dir: RunDir, spec: RunSpec) -> list[str]:
         if not graphs.own_optimizer:
             model = optimizer_graph(spec.train.optimizer, segments(spec.train.optimizer, graphs.index))
             write_atomically(graphs.optimizer, model.SerializeToString())
+            write_atomically(with_kernels_of(graphs.optimizer), with_kernels(model).SerializeToString())
         write_atomically(graphs.root / GRADIENT_GRAPH, gradient_graph().SerializeToString())
     samples = len(Dataset.open(Path(spec.data.train.path)))
     trained = sum(e.tensor.count for e in graphs.index if e.tensor.group in ("decay", "no_decay"))

@@ -63,7 +63,7 @@ class GraphTrainer:
         self._sums = device.allocate(2, np.float32)
         self._scratch = device.allocate(trained, np.float32) if spec.train.gradient_accumulation > 1 else None
 
-        training = sessions.open(graphs.train)
+        training = sessions.open_fastest(graphs.train)
         self._first = self._bind_training(training, self._gradients)
         self._further = self._bind_training(training, self._scratch) if self._scratch else self._first
         self._eval_session = sessions.open(graphs.eval)
@@ -106,7 +106,7 @@ class GraphTrainer:
 
         self._rate = device.allocate(1, np.float32)
         self._update_number = device.allocate(1, np.int64)
-        self._update = Binding(sessions.open(self._graphs.optimizer), device)
+        self._update = Binding(sessions.open_fastest(self._graphs.optimizer), device)
         for name, scalar in (("learning_rate", self._rate), ("step", self._update_number)):
             if name in self._update.inputs:
                 self._update.read_from(name, scalar, (1,))

@@ -13,17 +13,24 @@ from onnxruntime.capi import _pybind_state
 
 from ortflow.workflow.device import Buffer, Device
 from ortflow.workflow.errors import OrtflowError, UserError
+from ortflow.workflow.graph.types import with_kernels_of
 from ortflow.workflow.layout import FlatIndex
 
 SEVERITY = {"verbose": 0, "info": 1, "warning": 2, "error": 3, "fatal": 4}
 
 
 class Sessions:
-    """Makes every session of a rank alike: its threads, its log level, its device."""
+    """Makes every session of a rank alike: its threads, its log level, its device, its library of kernels."""
 
-    def __init__(self, device: Device, threads: int, log_level: str) -> None:
+    def __init__(self, device: Device, threads: int, log_level: str, kernels: Path | None = None) -> None:
         self.device, self._threads, self._severity = device, threads, SEVERITY[log_level]
+        self._kernels = kernels
         onnxruntime.set_default_logger_severity(self._severity)
+
+    def open_fastest(self, graph: Path) -> onnxruntime.InferenceSession:
+        """A session of a graph: of the one with our own operators, where there are that and a library of kernels."""
+        faster = with_kernels_of(graph)
+        return self.open(faster if self._kernels is not None and faster.exists() else graph)
 
     def open(self, model: Path | bytes) -> onnxruntime.InferenceSession:
         """A session of a graph of ours; files are handed over as bytes, so that none is followed out of its folder."""
@@ -34,6 +41,8 @@ class Sessions:
         options.use_deterministic_compute = True
         # A rank has several sessions and each its own threads: idle ones must not spin beside the one at work.
         options.add_session_config_entry("session.force_spinning_stop", "1")
+        if self._kernels is not None:
+            options.register_custom_ops_library(str(self._kernels))
         content = model if isinstance(model, bytes) else model.read_bytes()
         try:
             return onnxruntime.InferenceSession(content, options, providers=self.device.providers())

@@ -1,0 +1,203 @@
+"""Graphs with our operators compute what they did without them, and take in what stands beside a product."""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+import pytest
+from graph_build_models import Array, built, run_graph, tensors_of
+from kernels import LIBRARY, needs_kernels, normal, off
+from onnx import helper, numpy_helper
+
+from ortflow.workflow.graph.types import with_kernels_of
+from ortflow.workflow.kernels.graph import with_kernels
+
+pytestmark = needs_kernels
+
+
+def operators(model: onnx.ModelProto) -> Counter[str]:
+    return Counter(f"{node.domain}.{node.op_type}" if node.domain else node.op_type for node in model.graph.node)
+
+
+def outputs(model: onnx.ModelProto, feeds: dict[str, Array]) -> dict[str, Array]:
+    options = ort.SessionOptions()
+    options.register_custom_ops_library(str(LIBRARY.path))
+    options.log_severity_level = 4
+    session = ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    names = [output.name for output in session.get_outputs()]
+    return dict(zip(names, session.run(names, {i.name: feeds[i.name] for i in session.get_inputs()}), strict=True))
+
+
+def graph(
+    lines: str,
+    inputs: dict[str, tuple[int, ...]],
+    result: str = "y",
+    dtype: str = "float32",
+    constants: dict[str, Array] | None = None,
+    attributes: dict[str, dict[str, object]] | None = None,
+) -> onnx.ModelProto:
+    """`result = Operator a b; …`; attributes by the name of the result."""
+    nodes = []
+    for line in lines.split(";"):
+        made, operator, *read = line.replace("=", " ").split()
+        domain = "com.microsoft" if operator in ("FusedMatMul", "SoftmaxGrad_13") else ""
+        nodes.append(
+            helper.make_node(operator, read, [made], name=made, domain=domain, **(attributes or {}).get(made, {}))
+        )
+    element = helper.np_dtype_to_tensor_dtype(np.dtype(dtype))
+    tensors = [numpy_helper.from_array(array, name) for name, array in (constants or {}).items()]
+    model = helper.make_model(
+        helper.make_graph(
+            nodes,
+            "graph",
+            [helper.make_tensor_value_info(name, element, dims) for name, dims in inputs.items()],
+            [helper.make_tensor_value_info(result, element, None)],
+            tensors,
+        ),
+        opset_imports=[helper.make_opsetid("", 18), helper.make_opsetid("com.microsoft", 1)],
+        ir_version=9,
+    )
+    return onnx.shape_inference.infer_shapes(model)
+
+
+def same(model: onnx.ModelProto, dtype: str = "float32") -> Counter[str]:
+    """Check that the graph computes the same with our operators; which it has then."""
+    ours = with_kernels(model)
+    feeds = {
+        i.name: normal(place, *(d.dim_value for d in i.type.tensor_type.shape.dim)).astype(dtype)
+        for place, i in enumerate(model.graph.input)
+    }
+    expected, found = outputs(model, feeds), outputs(ours, feeds)
+    assert found.keys() == expected.keys()
+    for name, array in expected.items():
+        assert off(found[name], array) < 2e-6
+    return operators(ours)
+
+
+def test_bias_and_transposes_and_scale_disappear_into_a_product() -> None:
+    turned = {"t": {"perm": [0, 2, 1, 3]}, "u": {"perm": [0, 2, 3, 1]}, "y": {"perm": [0, 2, 1, 3]}}
+    attention = graph(
+        "t = Transpose a; u = Transpose b; p = MatMul t u; y = Transpose p",
+        {"a": (2, 5, 3, 7), "b": (2, 6, 3, 7)},
+        attributes=turned,
+    )
+    assert same(attention) == {"ortflow.Product": 1}
+    assert same(graph("p = MatMul x w; y = Add p b", {"x": (2, 5, 7), "w": (7, 3), "b": (3,)})) == {
+        "ortflow.Product": 1
+    }
+    assert same(graph("y = Gemm x w b", {"x": (5, 7), "w": (7, 3), "b": (3,)})) == {"ortflow.Product": 1}
+    fused = {"y": {"transA": 1, "transB": 1, "alpha": 0.25}}
+    flat = graph("y = FusedMatMul x w", {"x": (2, 7, 5), "w": (3, 7)}, attributes=fused)
+    assert same(flat) == {"ortflow.Product": 1}
+    masked = graph(
+        "s = Mul x k; m = Add s mask; y = Softmax m",
+        {"x": (2, 3, 5, 5), "mask": (5, 5)},
+        constants={"k": np.float32(0.125)},
+    )
+    assert same(masked) == {"ortflow.Softmax": 1}
+    divided = graph("s = Div x k; y = Softmax s", {"x": (2, 5)}, constants={"k": np.float32(8)})
+    assert same(divided) == {"ortflow.Softmax": 1}
+    gradient = graph(
+        "g = SoftmaxGrad_13 d s; y = Mul k g", {"d": (2, 5), "s": (2, 5)}, constants={"k": np.float32(0.125)}
+    )
+    assert same(gradient) == {"ortflow.SoftmaxGrad": 1}
+
+
+@pytest.mark.parametrize(
+    ("lines", "inputs", "kept"),
+    [
+        ("p = MatMul x w; q = Add p b; y = Add q p", {"x": (5, 7), "w": (7, 3), "b": (3,)}, {"Add": 2}),
+        ("p = MatMul x w; y = Add p b", {"x": (5, 7), "w": (7, 3), "b": (5, 3)}, {"Add": 1}),
+        ("p = MatMul x w; y = Add p b", {"x": (5, 7), "w": (7, 1), "b": (4,)}, {"Add": 1}),
+        ("p = MatMul x w; y = Add p p", {"x": (5, 7), "w": (7, 3)}, {"Add": 1}),
+        ("m = Add x mask; s = Softmax m; y = Add s m", {"x": (2, 5), "mask": (5,)}, {"Add": 2}),
+    ],
+)
+def test_what_others_read_too_or_what_has_another_shape_stays(
+    lines: str, inputs: dict[str, tuple[int, ...]], kept: dict[str, int]
+) -> None:
+    found = same(graph(lines, inputs))
+    assert {name: count for name, count in found.items() if not name.startswith("ortflow.")} == kept
+
+
+def test_a_scale_with_axes_of_its_own_stays() -> None:
+    model = graph("s = Mul x k; y = Softmax s", {"x": (5,)}, constants={"k": np.full((1, 1), 0.5, np.float32)})
+    assert same(model)["Mul"] == 1
+
+
+@pytest.mark.parametrize(
+    ("lines", "inputs", "dtype"),
+    [
+        ("y = MatMul x w", {"x": (7,), "w": (7, 3)}, "float32"),
+        ("y = MatMul x w", {"x": (5, 7), "w": (7,)}, "float32"),
+        ("y = MatMul x w", {"x": (5, 7), "w": (7, 3)}, "float64"),
+        ("y = Softmax x", {"x": (5, 7)}, "float64"),
+        ("y = Gemm x w b", {"x": (5, 7), "w": (7, 3), "b": (5, 3)}, "float32"),
+    ],
+)
+def test_vectors_and_other_types_are_left_to_onnx_runtime(
+    lines: str, inputs: dict[str, tuple[int, ...]], dtype: str
+) -> None:
+    found = same(graph(lines, inputs, dtype=dtype), dtype)
+    assert not any(name.startswith("ortflow.") for name in found)
+
+
+def test_sums_and_softmax_over_other_axes_are_left_to_onnx_runtime() -> None:
+    axes = {"axes": np.array([1])}
+    keep = {"y": {"keepdims": 0}}
+    assert same(graph("y = ReduceSum x axes", {"x": (5, 7)}, constants=axes, attributes=keep)) == {"ReduceSum": 1}
+    assert same(graph("y = Softmax x", {"x": (5, 7)}, attributes={"y": {"axis": 0}})) == {"Softmax": 1}
+
+
+def test_an_identity_between_input_and_output_keeps_the_names() -> None:
+    assert same(graph("y = Identity x", {"x": (5, 7)})) == {"Identity": 1}
+    assert same(graph("i = Identity x; p = MatMul i w; y = Identity p", {"x": (5, 7), "w": (7, 3)}))["Identity"] == 1
+
+
+@pytest.fixture(scope="module")
+def gpt(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    examples = Path(__file__).parents[2] / "examples" / "gpt"
+    sys.path.insert(0, str(examples))
+    try:
+        from model import Config, build
+    finally:
+        sys.path.remove(str(examples))
+    path = tmp_path_factory.mktemp("gpt") / "model.onnx"
+    onnx.save(build(Config(layers=2, width=64, heads=4, context=32, dropout=0.0)), path)
+    return path
+
+
+def test_a_transformer_has_our_operators_throughout_and_the_same_gradients(gpt: Path) -> None:
+    graphs = built(gpt)
+    feeds = tensors_of(graphs)
+    random = np.random.default_rng(0)
+    feeds |= {name: random.integers(0, 256, (4, 32)) for name in ("tokens", "labels")}
+    expected = run_graph(graphs.train, feeds)
+    ours = onnx.load(with_kernels_of(graphs.train))
+    found = outputs(ours, feeds)
+    for name, array in expected.items():
+        assert off(found[name], array) < 2e-5, name
+    left = {name for name in operators(ours) if not name.startswith("ortflow.")}
+    assert not left & {"MatMul", "Gemm", "com.microsoft.FusedMatMul", "LayerNormalization", "Softmax", "Erf", "Exp"}
+    assert operators(ours)["Transpose"] <= 2  # of the embedding that is the head, too
+
+
+def test_a_graph_that_onnx_runtime_refuses_with_our_operators_is_trained_without(
+    gpt: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from ortflow.workflow.graph import build
+
+    def broken(model: onnx.ModelProto) -> onnx.ModelProto:
+        copy = with_kernels(model)
+        next(node for node in copy.graph.node if node.domain == "ortflow").op_type = "Nonesuch"
+        return copy
+
+    monkeypatch.setattr(build, "with_kernels", broken)
+    graphs = built(gpt)
+    assert not with_kernels_of(graphs.train).exists()
+    assert any("ONNX Runtime's own kernels" in note and "Nonesuch" in note for note in graphs.notes)

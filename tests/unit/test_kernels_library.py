@@ -1,0 +1,170 @@
+"""Finding and compiling the library: with any compiler, with none, and where nothing may be written."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from ortflow.workflow.kernels import library
+from ortflow.workflow.kernels.library import Library
+
+COMPILER = shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
+needs_compiler = pytest.mark.skipif(COMPILER is None, reason="no C compiler on this machine")
+
+
+@pytest.fixture(autouse=True)
+def alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A cache of one's own, and no compiler but what a test names."""
+    for name in ("cache", "temporary", "bin"):
+        (tmp_path / name).mkdir()
+    monkeypatch.setenv("ORTFLOW_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "home"))
+    monkeypatch.setattr(library.tempfile, "gettempdir", lambda: str(tmp_path / "temporary"))
+    monkeypatch.delenv("CC", raising=False)
+    monkeypatch.setattr(library.shutil, "which", lambda _: None)
+    monkeypatch.setattr(library.importlib.util, "find_spec", lambda _: None)
+
+
+def find() -> Library:
+    """As the first process of a machine finds it."""
+    return library.find_library.__wrapped__()
+
+
+def compiler(folder: Path, body: str) -> Path:
+    path = folder / "bin" / "compiler"
+    path.write_text(f"#!/bin/sh\n{body}\n")
+    path.chmod(0o755)
+    return path
+
+
+@needs_compiler
+def test_it_is_compiled_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    log = tmp_path / "log"
+    monkeypatch.setenv("CC", str(compiler(tmp_path, f'echo called >> {log}; exec {COMPILER} "$@"')))
+    first = find()
+    assert first.path is not None, first.note
+    assert first.note.startswith("ortflow's own, for ")
+    assert first.path.parent == tmp_path / "cache" / "kernels"
+    assert [path.name for path in first.path.parent.iterdir()] == [first.path.name]
+    assert find() == first
+    assert log.read_text() == "called\n"
+
+
+def test_without_a_compiler_the_note_says_how_to_get_one() -> None:
+    found = find()
+    assert found.path is None
+    assert found.note == "ONNX Runtime's, because there is no C compiler: `pip install 'ortflow[kernels]'` brings one"
+
+
+def test_a_compiler_that_fails_is_named_and_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = compiler(tmp_path, "echo note >&2; echo 'gemm.c:3: error: what is this' >&2; exit 1")
+    monkeypatch.setenv("CC", f"{path} -x")
+    found = find()
+    assert found.path is None
+    assert found.note == f"ONNX Runtime's, because {path} -x failed: gemm.c:3: error: what is this"
+    assert list((tmp_path / "cache" / "kernels").iterdir()) == []
+
+
+def test_what_cannot_be_loaded_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CC", str(compiler(tmp_path, 'while [ "$1" != -o ]; do shift; done; echo no library > "$2"')))
+    found = find()
+    assert found.path is None
+    assert "failed: " in found.note
+    assert list((tmp_path / "cache" / "kernels").iterdir()) == []
+
+
+@needs_compiler
+def test_a_fault_of_one_compiler_does_not_keep_from_trying_the_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CC", str(tmp_path / "nonesuch"))
+    monkeypatch.setattr(library.shutil, "which", lambda name: COMPILER if name == "cc" else None)
+    assert find().path is not None
+
+
+@needs_compiler
+def test_a_folder_that_others_may_write_to_is_passed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert COMPILER is not None
+    monkeypatch.setenv("CC", COMPILER)
+    shared = tmp_path / "cache" / "kernels"
+    shared.mkdir()
+    shared.chmod(0o777)
+    found = find()
+    assert found.path is not None
+    assert found.path.parent == tmp_path / "home" / "ortflow" / "kernels"
+    assert found.path.parent.stat().st_mode & 0o777 == 0o700
+
+
+@needs_compiler
+def test_a_cache_that_cannot_be_made_is_passed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert COMPILER is not None
+    monkeypatch.setenv("CC", COMPILER)
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("ORTFLOW_CACHE", str(tmp_path / "file"))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    found = find()
+    assert found.path is not None
+    assert found.path.is_relative_to(tmp_path / "temporary" / f"ortflow-{os.getuid()}")
+
+
+@needs_compiler
+def test_what_a_killed_compilation_left_is_taken_away_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert COMPILER is not None
+    monkeypatch.setenv("CC", COMPILER)
+    place = tmp_path / "cache" / "kernels"
+    for name, age in (("making-old", 7200), ("making-now", 0)):
+        (place / name).mkdir(parents=True)
+        os.utime(place / name, (time.time() - age,) * 2)
+    assert find().path is not None
+    assert sorted(path.name for path in place.glob("making-*")) == ["making-now"]
+
+
+@pytest.mark.parametrize(
+    ("flags", "level"),
+    [
+        ("fpu sse2 avx avx2 fma", "AVX2"),
+        ("fpu avx2 fma avx512f avx512bw avx512dq avx512vl avx512cd", "AVX-512"),
+        ("fpu avx2 fma avx512f", "AVX2"),
+        ("fpu sse2 avx", None),
+        ("fpu avx2", None),
+    ],
+)
+def test_the_best_instructions_of_the_processor_are_taken(
+    flags: str, level: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "cpuinfo").write_text(f"processor\t: 0\nflags\t\t: {flags}\n")
+    real = Path
+    monkeypatch.setattr(library.platform, "machine", lambda: "x86_64")
+    monkeypatch.setattr(
+        library, "Path", lambda *parts: real(tmp_path / "cpuinfo") if parts == ("/proc/cpuinfo",) else real(*parts)
+    )
+    found = library._instructions()
+    assert (found[0] if found else None) == level
+
+
+def test_a_processor_without_the_instructions_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(library, "_instructions", lambda: None)
+    assert find() == Library(None, "ONNX Runtime's, because this processor has neither AVX2 nor NEON")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="ranks run on Linux")
+@needs_compiler
+def test_the_warnings_of_the_compiler_are_none(tmp_path: Path) -> None:
+    import subprocess
+
+    sources = sorted(str(path) for path in Path(library.__file__).parent.glob("*.c"))
+    instructions = library._instructions()
+    assert COMPILER is not None
+    assert instructions is not None
+    flags = [flag for flag in library._FLAGS if flag != "-w"]
+    result = subprocess.run(
+        [COMPILER, *flags, *instructions[1], "-Wall", "-Wextra", "-Wno-psabi", *sources, "-o", str(tmp_path / "x.so")],
+        capture_output=True,
+        text=True,
+    )
+    assert (result.returncode, result.stderr) == (0, "")

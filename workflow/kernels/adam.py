@@ -1,0 +1,31 @@
+"""Adam and AdamW on flat buffers by all threads, where ONNX Runtime's kernel uses one: see adam.c."""
+
+from __future__ import annotations
+
+from ortflow.workflow.graph.edit import MICROSOFT
+from ortflow.workflow.kernels.rewriter import Rewriter, attributes_of
+
+
+def put(rewriter: Rewriter) -> None:
+    """Replace the nodes that write new parameters; those that give a change only, for LAMB, stay."""
+    for node in list(rewriter.nodes("AdamOptimizer", MICROSOFT)):
+        given = attributes_of(node)
+        next_step, moment_1, moment_2, parameters, *further = node.output
+        if (
+            (given["do_bias_correction"], given["weight_decay_mode"]) != (1, 0)
+            or not parameters
+            or any(further)
+            or rewriter.is_read(next_step)
+        ):
+            continue
+        rate, step, *buffers = node.input
+        rewriter.drop(node)
+        rewriter.add(
+            "Adam",
+            [step, rate, *buffers],
+            [moment_1, moment_2, parameters],
+            beta_1=given["alpha"],
+            beta_2=given["beta"],
+            epsilon=given["epsilon"],
+            decay=given["lambda"],
+        )

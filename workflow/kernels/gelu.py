@@ -1,0 +1,30 @@
+"""Gelu, exact or approximated by tanh, and its gradient: see gelu.c."""
+
+from __future__ import annotations
+
+from ortflow.workflow.graph.edit import MICROSOFT
+from ortflow.workflow.kernels.rewriter import Rewriter
+
+_OPERATORS = {
+    "Gelu": ("Gelu", 0),
+    "FastGelu": ("Gelu", 1),
+    "GeluGrad": ("GeluGrad", 0),
+    "FastGeluGrad": ("GeluGrad", 1),
+}
+_MOST_AXES = 8
+
+
+def put(rewriter: Rewriter) -> None:
+    """Replace ONNX Runtime's nodes of it; those with a bias of their own stay."""
+    for operator, (ours, approximate) in _OPERATORS.items():
+        for node in list(rewriter.nodes(operator, MICROSOFT)):
+            count = 2 if ours == "GeluGrad" else 1
+            dims = rewriter.dims(node.input[count - 1])
+            if (
+                len(node.input) == count
+                and rewriter.is_fp32(node.input[count - 1])
+                and dims
+                and len(dims) <= _MOST_AXES
+            ):
+                rewriter.drop(node)
+                rewriter.add(ours, node.input, node.output, approximate=approximate)

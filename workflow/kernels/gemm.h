@@ -1,0 +1,22 @@
+/* C = alpha op(A) op(B) (+ bias), fp32. */
+#ifndef ORTFLOW_GEMM_H
+#define ORTFLOW_GEMM_H
+
+#include "node.h"
+
+/* Element (i, p) of op(A) lies at a[i * row_a + p * column_a], and one of the two strides is 1; likewise B of (p, j).
+ * C is m x n, its rows `row_c` apart. `bias` has n elements, or is NULL. */
+typedef struct {
+    int64_t m, n, k;
+    float alpha;
+    const float *a, *b, *bias;
+    float *c;
+    int64_t row_a, column_a, row_b, column_b, row_c;
+} Gemm;
+
+/* One product by all threads of the session; 0 when memory runs out. */
+int gemm_shared(const Call *call, const Gemm *gemm);
+/* One product by this thread alone. */
+void gemm_alone(const Gemm *gemm);
+
+#endif

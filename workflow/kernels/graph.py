@@ -1,0 +1,22 @@
+"""Training and optimizer graph with this package's operators: called by step `configure`."""
+
+from __future__ import annotations
+
+import onnx
+
+from ortflow.workflow.kernels import adam, cross_entropy, gelu, norm, product, softmax, table
+from ortflow.workflow.kernels.rewriter import DOMAIN, Rewriter
+
+
+def with_kernels(model: onnx.ModelProto) -> onnx.ModelProto:
+    """A copy of the graph in which the operators stand wherever they fit."""
+    copy = onnx.ModelProto()
+    copy.CopyFrom(model)
+    rewriter = Rewriter(copy.graph)
+    for node in list(rewriter.nodes("Identity")):
+        rewriter.pass_by(node)
+    for module in (gelu, norm, product, softmax, table, cross_entropy, adam):
+        module.put(rewriter)
+    rewriter.finish()
+    copy.opset_import.append(onnx.helper.make_opsetid(DOMAIN, 1))
+    return copy

@@ -1,0 +1,148 @@
+"""The shared library of the kernels: found in a cache, or compiled for this processor the first time.
+
+Any C compiler will do: $CC, cc, gcc, clang, or the one that `pip install ortflow[kernels]` brings. Without one, and on
+processors without the instructions, ONNX Runtime's own kernels do the work. Called by steps `configure` and `runtime`.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import hashlib
+import importlib.util
+import os
+import platform
+import shlex
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+_SOURCES = Path(__file__).parent
+_FLAGS = (
+    *("-shared", "-fPIC", "-O3", "-std=gnu11", "-w"),
+    # Where the innermost loop begins decides on 6% of a step.
+    "-falign-loops=64",
+    # A product and a sum are one instruction; otherwise arithmetic is as the source has it.
+    *("-ffp-contract=fast", "-fno-math-errno", "-fno-sanitize=undefined"),
+)
+_LEVELS = {
+    "AVX-512": ("avx512f", "avx512bw", "avx512dq", "avx512vl", "avx2", "fma"),
+    "AVX2": ("avx2", "fma"),
+}
+"""Name -> instruction sets, as Linux and compilers call them; the first that the processor has is taken."""
+_SECONDS = 300
+_STALE = 3600
+
+
+@dataclass(frozen=True)
+class Library:
+    """The library's file, or None; `note` says in a few words what ranks compute with."""
+
+    path: Path | None
+    note: str
+
+
+@functools.cache
+def find_library() -> Library:
+    """The library for this processor, compiled if need be. Never raises: `note` says what is missing."""
+    instructions = _instructions()
+    if instructions is None:
+        return Library(None, "ONNX Runtime's, because this processor has neither AVX2 nor NEON")
+    level, flags = instructions
+    sources = sorted(_SOURCES.glob("*.[ch]"))
+    key = hashlib.sha256(repr((_FLAGS, flags)).encode())
+    for source in sources:
+        key.update(source.read_bytes())
+    name = f"{platform.machine()}-{level.lower()}-{key.hexdigest()[:16]}.so"
+    ours = f"ortflow's own, for {level}"
+    for folder in _folders():
+        if (folder / name).exists():
+            return Library(folder / name, ours)
+    files = [str(source) for source in sources if source.suffix == ".c"]
+    reason = "there is no C compiler: `pip install 'ortflow[kernels]'` brings one"
+    for folder in _folders():
+        for compiler in _compilers():
+            fault = _compile([*compiler, *_FLAGS, *flags, *files], folder, name)
+            if fault is None:
+                return Library(folder / name, ours)
+            reason = f"{shlex.join(compiler)} failed: {fault}"
+    return Library(None, f"ONNX Runtime's, because {reason}")
+
+
+def _instructions() -> tuple[str, tuple[str, ...]] | None:
+    """The best level that the processor has, and the compiler's flags for it."""
+    if platform.machine() in ("aarch64", "arm64"):
+        return "NEON", ()
+    try:
+        text = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return None
+    has = next((set(line.split()) for line in text.splitlines() if line.startswith("flags")), set())
+    return next(((name, tuple(f"-m{s}" for s in sets)) for name, sets in _LEVELS.items() if has >= set(sets)), None)
+
+
+def _folders() -> Iterator[Path]:
+    """Where the library may lie, best first: folders that are ours alone, since what lies there is executed."""
+    named = os.environ.get("ORTFLOW_CACHE")
+    home = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+    temporary = Path(tempfile.gettempdir(), f"ortflow-{os.getuid()}")
+    for folder in (*([Path(named)] if named else []), Path(home, "ortflow"), temporary):
+        place = folder / "kernels"
+        try:
+            place.mkdir(mode=0o700, parents=True, exist_ok=True)
+            status = place.stat()
+        except OSError:
+            continue
+        if status.st_uid in (os.getuid(), 0) and not status.st_mode & 0o022:
+            yield place
+
+
+def _compilers() -> Iterator[list[str]]:
+    if os.environ.get("CC"):
+        yield shlex.split(os.environ["CC"])
+    for name in ("cc", "gcc", "clang"):
+        path = shutil.which(name)
+        if path is not None:
+            yield [path]
+    if importlib.util.find_spec("ziglang") is not None:
+        yield [sys.executable, "-m", "ziglang", "cc"]
+
+
+def _compile(command: Sequence[str], folder: Path, name: str) -> str | None:
+    """Compile into the folder; what went wrong, in a few words, or None."""
+    try:
+        _sweep(folder)
+        with tempfile.TemporaryDirectory(dir=folder, prefix="making-") as work:
+            made = Path(work, name)
+            result = subprocess.run(
+                [*command, "-o", str(made), "-lm", "-lpthread"],
+                capture_output=True,
+                text=True,
+                errors="replace",
+                timeout=_SECONDS,
+                cwd=work,
+                env={**os.environ, "ZIG_GLOBAL_CACHE_DIR": work, "ZIG_LOCAL_CACHE_DIR": work, "TMPDIR": work},
+            )
+            if result.returncode != 0:
+                lines = [line for line in result.stderr.splitlines() if "error" in line] or result.stderr.splitlines()
+                return lines[0].strip() if lines else f"exit code {result.returncode}"
+            # A folder may forbid to execute what lies in it.
+            ctypes.CDLL(str(made))
+            os.replace(made, folder / name)
+    except subprocess.TimeoutExpired:
+        return f"not done after {_SECONDS} s"
+    except OSError as error:
+        return str(error)
+    return None
+
+
+def _sweep(folder: Path) -> None:
+    """Take away what a compilation that was killed left."""
+    for left in folder.glob("making-*"):
+        if time.time() - left.stat().st_mtime > _STALE:
+            shutil.rmtree(left, ignore_errors=True)

@@ -1,0 +1,99 @@
+"""Product for MatMul, FusedMatMul and Gemm, with the Transposes, the scale and the bias around it: see product.c."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import onnx
+
+from ortflow.workflow.graph.edit import MICROSOFT
+from ortflow.workflow.kernels.rewriter import Rewriter, attributes_of
+
+_MOST_AXES = 8
+
+
+def put(rewriter: Rewriter) -> None:
+    """Replace every product of fp32 matrices."""
+    for node in [*rewriter.nodes("MatMul"), *rewriter.nodes("FusedMatMul", MICROSOFT), *rewriter.nodes("Gemm")]:
+        _replace(rewriter, node)
+    for node in rewriter.nodes("Product", "ortflow"):
+        _see_through(rewriter, node)
+
+
+def _replace(rewriter: Rewriter, node: onnx.NodeProto) -> None:
+    given = attributes_of(node)
+    bias: list[str] = []
+    if not any(rewriter.is_fp32(name) for name in (*node.input, *node.output)):
+        return
+    if node.op_type == "Gemm":
+        if len(node.input) > 2 and node.input[2]:
+            dims = rewriter.dims(node.input[2])
+            columns = rewriter.dims(node.output[0])
+            if given.get("beta", 1.0) != 1.0 or dims is None or columns is None or dims != columns[-1:]:
+                return
+            bias = [node.input[2]]
+    else:
+        ranks = [len(dims) if (dims := rewriter.dims(name)) is not None else 0 for name in node.input]
+        if min(ranks) < 2 or max(ranks) > _MOST_AXES or given.get("transBatchA") or given.get("transBatchB"):
+            return
+    rewriter.drop(node)
+    rewriter.add(
+        "Product",
+        [*node.input[:2], *bias],
+        node.output,
+        turn_a=int(given.get("transA", 0)),
+        turn_b=int(given.get("transB", 0)),
+        view_a=0,
+        view_b=0,
+        view_y=0,
+        alpha=float(given.get("alpha", 1.0)),
+    )
+
+
+def _see_through(rewriter: Rewriter, node: onnx.NodeProto) -> None:
+    """Read and write through the Transposes beside the product; add the bias while the result is at hand."""
+    given, inputs, output = attributes_of(node), list(node.input), node.output[0]
+    gone = [node]
+    for place, view in ((0, "view_a"), (1, "view_b")):
+        turn = rewriter.maker(inputs[place])
+        order = _order(turn)
+        if turn is not None and order:
+            inputs[place] = turn.input[0]
+            given[view] = _number(order)
+    reader = rewriter.only_reader(output)
+    order = _order(reader)
+    if len(inputs) == 2 and reader is not None and order:
+        gone.append(reader)
+        output = reader.output[0]
+        given["view_y"] = _number(order)
+    elif len(inputs) == 2 and reader is not None and reader.op_type == "Add":
+        bias = _bias(rewriter, reader, output)
+        if bias is not None:
+            gone.append(reader)
+            inputs.append(bias)
+            output = reader.output[0]
+    rewriter.drop(*gone)
+    rewriter.add("Product", inputs, [output], **given)
+
+
+def _order(node: onnx.NodeProto | None) -> Sequence[int]:
+    """The permutation of a Transpose that leaves rows or columns in one piece; else empty."""
+    if node is None or node.op_type != "Transpose" or node.domain != "":
+        return ()
+    order: Sequence[int] = attributes_of(node).get("perm", ())
+    last = len(order) - 1
+    return order if 1 <= last < _MOST_AXES and last in order[-2:] else ()
+
+
+def _number(order: Sequence[int]) -> int:
+    return int("1" + "".join(str(axis) for axis in order))
+
+
+def _bias(rewriter: Rewriter, add: onnx.NodeProto, product: str) -> str | None:
+    """The vector that an Add adds to each row of the product."""
+    if add.input[0] == add.input[1]:
+        return None
+    other = add.input[1] if add.input[0] == product else add.input[0]
+    dims, columns = rewriter.dims(other), rewriter.dims(product)
+    fits = dims is not None and columns is not None and len(dims) == 1 and dims == columns[-1:]
+    return other if fits and isinstance(dims, tuple) and isinstance(dims[0], int) else None

@@ -1,0 +1,153 @@
+"""A training graph while its nodes are being replaced: who makes and who reads each value, kept up to date.
+
+Used by the modules that put this package's operators into a graph.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import onnx
+from onnx import helper
+
+from ortflow.workflow.graph import walk
+from ortflow.workflow.graph.edit import constants_of, described, dims_of, prune, replace, sort_nodes
+
+DOMAIN = "ortflow"
+Dims = tuple[int | str | None, ...]
+
+
+class Rewriter:
+    """Nodes are dropped and added; `finish` writes them back, sorted."""
+
+    def __init__(self, graph: onnx.GraphProto) -> None:
+        self._graph = graph
+        self._constants = constants_of(graph)
+        self._described = described(graph)
+        self._outputs = {value.name for value in graph.output}
+        self._nodes: dict[int, onnx.NodeProto] = {}
+        self._makers: dict[str, onnx.NodeProto] = {}
+        self._readers: dict[str, list[onnx.NodeProto]] = {}
+        for node in graph.node:
+            self._enter(node)
+
+    def _enter(self, node: onnx.NodeProto) -> None:
+        self._nodes[id(node)] = node
+        for name in node.output:
+            self._makers[name] = node
+        for name in walk.inputs(node):
+            self._readers.setdefault(name, []).append(node)
+
+    def nodes(self, operator: str, domain: str = "") -> Iterator[onnx.NodeProto]:
+        """The nodes of an operator that are there now."""
+        for node in list(self._nodes.values()):
+            if node.op_type == operator and node.domain == domain and id(node) in self._nodes:
+                yield node
+
+    def maker(self, value: str) -> onnx.NodeProto | None:
+        """The node that makes the value."""
+        return self._makers.get(value)
+
+    def is_read(self, value: str) -> bool:
+        """Some node reads the value, or it is an output of the graph."""
+        return bool(self._readers.get(value)) or value in self._outputs
+
+    def only_reader(self, value: str) -> onnx.NodeProto | None:
+        """The node that reads the value, where no other does and it is no output of the graph."""
+        readers = self._readers.get(value, [])
+        return readers[0] if len(readers) == 1 and value not in self._outputs else None
+
+    def dims(self, value: str) -> Dims | None:
+        """Shape of a value as far as it is known."""
+        return dims_of(self._described[value]) if value in self._described else None
+
+    def is_fp32(self, value: str) -> bool:
+        """The value is known to be fp32."""
+        return self._element(value) == int(onnx.TensorProto.FLOAT)
+
+    def is_int64(self, value: str) -> bool:
+        """The value is known to be int64."""
+        return self._element(value) == int(onnx.TensorProto.INT64)
+
+    def _element(self, value: str) -> int:
+        found = self._described.get(value)
+        return int(found.type.tensor_type.elem_type if found is not None else onnx.TensorProto.UNDEFINED)
+
+    def number(self, value: str, other: str) -> float | None:
+        """The element of a constant that has one, and no more axes than `other`, to which it would give them."""
+        array, dims = self._constants.get(value), self.dims(other)
+        if array is None or array.size != 1 or array.ndim > (len(dims) if dims is not None else 0):
+            return None
+        return float(array.reshape(-1)[0])
+
+    def integers(self, value: str) -> list[int] | None:
+        """The elements of an integer constant."""
+        array = self._constants.get(value)
+        return None if array is None else [int(element) for element in array.reshape(-1)]
+
+    def drop(self, *nodes: onnx.NodeProto) -> None:
+        """Take nodes out."""
+        for node in nodes:
+            del self._nodes[id(node)]
+            for name in node.output:
+                if self._makers.get(name) is node:
+                    del self._makers[name]
+            for name in walk.inputs(node):
+                self._readers[name].remove(node)
+
+    def add(self, operator: str, inputs: Sequence[str], outputs: Sequence[str], **attributes: Any) -> onnx.NodeProto:
+        """Put a node of this package's domain in; what made its outputs before has to be dropped first."""
+        node = helper.make_node(operator, inputs, outputs, name=f"{outputs[0]}/{operator}", domain=DOMAIN, **attributes)
+        self._enter(node)
+        return node
+
+    def pass_by(self, node: onnx.NodeProto) -> bool:
+        """Let all who read the only output of a node read its first input instead; False where that changes a name."""
+        old, new = node.output[0], node.input[0]
+        readers = self._readers.get(old, [])
+        if old in self._outputs or any(place == old for n in readers for place in walk.inputs(n) - set(n.input)):
+            return False
+        for reader in set_of(readers):
+            for place, name in enumerate(reader.input):
+                if name == old:
+                    reader.input[place] = new
+            self._readers.setdefault(new, []).append(reader)
+        self._readers[old] = []
+        self.drop(node)
+        return True
+
+    def finish(self) -> None:
+        """Write the nodes into the graph."""
+        replace(self._graph.node, list(self._nodes.values()))
+        sort_nodes(self._graph)
+        prune(self._graph)
+
+
+def set_of(nodes: Sequence[onnx.NodeProto]) -> list[onnx.NodeProto]:
+    """Each node once; messages are no elements of sets."""
+    return list({id(node): node for node in nodes}.values())
+
+
+def attributes_of(node: onnx.NodeProto) -> dict[str, Any]:
+    """Attribute name -> value."""
+    return {attribute.name: helper.get_attribute_value(attribute) for attribute in node.attribute}
+
+
+def is_last_axis(node: onnx.NodeProto, dims: Dims | None) -> bool:
+    """The node works on the last axis of a value of these dims."""
+    axis = next((a.i for a in node.attribute if a.name == "axis"), -1)
+    return axis == -1 or (dims is not None and axis == len(dims) - 1)
+
+
+def width_of(dims: Dims | None) -> int | None:
+    """The last axis' length, where it is a number."""
+    return dims[-1] if dims and isinstance(dims[-1], int) else None
+
+
+def count_of(dims: Dims | None) -> int | None:
+    """Elements, where all axes are numbers."""
+    if dims is None or not all(isinstance(d, int) for d in dims):
+        return None
+    return math.prod(d for d in dims if isinstance(d, int))
