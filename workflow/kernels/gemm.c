@@ -7,7 +7,7 @@
 #include "vector.h"
 
 #if W == 16
-#define MR 12
+#define MR 14
 #define NV 2
 #elif W == 8
 #define MR 6
@@ -17,12 +17,12 @@
 #define NV 2
 #endif
 #define NR (W * NV)
-#define KC 384        /* depth of a block: a panel of B stays in the first-level cache */
-#define MC (12 * MR)  /* most rows of a block of A: it stays in the second-level cache */
-#define STRIP 128     /* most columns of a strip of B that a task packs for itself: it stays there, too */
-#define PACK_PANELS 4 /* panels of B that one task packs */
-#define EVEN 4        /* tasks come in multiples of it, so that two or four threads have equal shares */
-#define AHEAD 12      /* rows that are asked for before they are packed: no hardware foresees strides of pages */
+#define KC 384              /* depth of a block: a panel of B stays in the first-level cache */
+#define MC (112 / MR * MR)  /* most rows of a block of A: it stays in the second-level cache */
+#define STRIP 128           /* most columns of a strip of B that a task packs for itself: it stays there, too */
+#define PACK_PANELS 4       /* panels of B that one task packs */
+#define EVEN 4              /* tasks come in multiples of it, so that two or four threads have equal shares */
+#define AHEAD 12            /* rows asked for before they are packed: no hardware foresees strides of pages */
 
 #if defined(__clang__) || __GNUC__ >= 12
 #define SHUFFLE(a, b, ...) __builtin_shufflevector(a, b, __VA_ARGS__)
