@@ -7,7 +7,9 @@ import shutil
 from pathlib import Path
 
 import pytest
-from project import Project, command, curve, evaluations, events, leftovers, of_kind
+from project import Project, command, curve, evaluations, events, leftovers, logs, of_kind
+
+from ortflow.workflow.kernels.library import find_library
 
 PHASES = ["configure", "runtime", "shard", "train", "checkpoint", "monitor", "export"]
 
@@ -105,3 +107,16 @@ def test_ranks_that_are_not_connected_say_so(project: Project) -> None:
     assert done.returncode == 2
     assert "2 ranks were asked for" in done.stdout + done.stderr
     assert "Traceback" not in done.stdout + done.stderr
+
+
+def test_the_kernels_are_named_and_the_run_file_can_do_without_them(project: Project, undisturbed: Path) -> None:
+    """Both follow the same curve; where there is no compiler, both are ONNX Runtime's."""
+    line = next(line for line in logs(undisturbed).splitlines() if "CPU kernels: " in line)
+    assert line.endswith(f"CPU kernels: {find_library().note}")
+    plain = project.run("plain-kernels", resources__kernels="onnxruntime")
+    assert "CPU kernels" not in logs(plain)
+    for (_, ours, _, our_norm), (_, theirs, _, their_norm) in zip(curve(undisturbed), curve(plain), strict=True):
+        assert ours == pytest.approx(theirs, rel=1e-4)
+        assert our_norm == pytest.approx(their_norm, rel=1e-3)
+    if find_library().path is not None:
+        assert curve(undisturbed) != curve(plain)
