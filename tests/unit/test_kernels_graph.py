@@ -47,7 +47,9 @@ def graph(
         made, operator, *read = line.replace("=", " ").split()
         domain = "com.microsoft" if operator in ("FusedMatMul", "SoftmaxGrad_13") else ""
         nodes.append(
-            helper.make_node(operator, read, [made], name=made, domain=domain, **(attributes or {}).get(made, {}))
+            helper.make_node(
+                operator, read, made.split(","), name=made, domain=domain, **(attributes or {}).get(made, {})
+            )
         )
     element = helper.np_dtype_to_tensor_dtype(np.dtype(dtype))
     tensors = [numpy_helper.from_array(array, name) for name, array in (constants or {}).items()]
@@ -145,6 +147,15 @@ def test_vectors_and_other_types_are_left_to_onnx_runtime(
 ) -> None:
     found = same(graph(lines, inputs, dtype=dtype), dtype)
     assert not any(name.startswith("ortflow.") for name in found)
+
+
+@pytest.mark.parametrize(("scale", "ours"), [((7,), True), ((1,), False), ((5, 7), False)])
+def test_a_scale_that_is_spread_over_the_last_axis_is_left_to_onnx_runtime(scale: tuple[int, ...], ours: bool) -> None:
+    model = graph("y,m,i = LayerNormalization x s", {"x": (2, 5, 7), "s": scale})
+    (operator,) = operators(with_kernels(model))
+    assert operator == ("ortflow.LayerNormalization" if ours else "LayerNormalization")
+    if ours:
+        same(model)
 
 
 def test_sums_and_softmax_over_other_axes_are_left_to_onnx_runtime() -> None:

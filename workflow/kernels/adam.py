@@ -8,7 +8,7 @@ from ortflow.workflow.kernels.rewriter import Rewriter, attributes_of
 
 def put(rewriter: Rewriter) -> None:
     """Replace the nodes that write new parameters; those that give a change only, for LAMB, stay."""
-    for node in list(rewriter.nodes("AdamOptimizer", MICROSOFT)):
+    for node in rewriter.nodes("AdamOptimizer", MICROSOFT):
         given = attributes_of(node)
         next_step, moment_1, moment_2, parameters, *further = node.output
         if (

@@ -11,7 +11,7 @@ typedef struct {
     const int64_t *labels;
     const float *scores, *dloss;
     float *out, *losses;
-    int outside;
+    _Atomic int outside;
 } Loss;
 
 static int counts(Loss *s, int64_t row) {

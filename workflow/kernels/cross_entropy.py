@@ -13,12 +13,12 @@ _NO_LABEL = -(2**63)
 
 def put(rewriter: Rewriter) -> None:
     """Replace losses without class weights, and their gradients."""
-    for node in list(rewriter.nodes("SoftmaxCrossEntropyLoss")):
+    for node in rewriter.nodes("SoftmaxCrossEntropyLoss"):
         if len(node.input) == 2 and len(node.output) == 2 and _fits(rewriter, node, *node.input):
             scores, labels = node.input
             rewriter.drop(node)
             rewriter.add("CrossEntropy", [labels, scores], node.output, ignore=_ignored(node))
-    for node in list(rewriter.nodes("SoftmaxCrossEntropyLossGrad", MICROSOFT)):
+    for node in rewriter.nodes("SoftmaxCrossEntropyLossGrad", MICROSOFT):
         if len(node.input) == 3 and _fits(rewriter, node, *node.input[1:]):
             gradient, logarithms, labels = node.input
             rewriter.drop(node)

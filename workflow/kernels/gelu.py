@@ -17,7 +17,7 @@ _MOST_AXES = 8
 def put(rewriter: Rewriter) -> None:
     """Replace ONNX Runtime's nodes of it; those with a bias of their own stay."""
     for operator, (ours, approximate) in _OPERATORS.items():
-        for node in list(rewriter.nodes(operator, MICROSOFT)):
+        for node in rewriter.nodes(operator, MICROSOFT):
             count = 2 if ours == "GeluGrad" else 1
             dims = rewriter.dims(node.input[count - 1])
             if (

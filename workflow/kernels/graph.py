@@ -13,7 +13,7 @@ def with_kernels(model: onnx.ModelProto) -> onnx.ModelProto:
     copy = onnx.ModelProto()
     copy.CopyFrom(model)
     rewriter = Rewriter(copy.graph)
-    for node in list(rewriter.nodes("Identity")):
+    for node in rewriter.nodes("Identity"):
         rewriter.pass_by(node)
     for module in (gelu, norm, product, softmax, table, cross_entropy, adam):
         module.put(rewriter)

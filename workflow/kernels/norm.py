@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+import onnx
+
 from ortflow.workflow.graph.edit import MICROSOFT
 from ortflow.workflow.kernels.rewriter import Rewriter, attributes_of, is_last_axis, width_of
 
@@ -11,32 +15,31 @@ _EPSILON = 1e-5
 
 def put(rewriter: Rewriter) -> None:
     """Replace normalisations over the last axis, and sums over all others."""
-    for node in list(rewriter.nodes("LayerNormalization")):
-        dims = rewriter.dims(node.input[0])
-        outputs = [name for name in node.output if name]
-        if _fits(rewriter, node.input[0]) and is_last_axis(node, dims) and len(outputs) == 3:
-            rewriter.drop(node)
+    for node in rewriter.nodes("LayerNormalization"):
+        inputs, outputs = [n for n in node.input if n], [n for n in node.output if n]
+        if _is_normal(rewriter, node, inputs[0], inputs[1:]) and len(outputs) == 3:
             epsilon = float(attributes_of(node).get("epsilon", _EPSILON))
-            rewriter.add("LayerNormalization", [n for n in node.input if n], outputs, epsilon=epsilon)
-    for node in list(rewriter.nodes("LayerNormalizationGrad", MICROSOFT)):
-        dims = rewriter.dims(node.input[1])
-        outputs = [name for name in node.output if name]
-        if _fits(rewriter, node.input[1]) and is_last_axis(node, dims) and len(outputs) == 3:
+            rewriter.drop(node)
+            rewriter.add("LayerNormalization", inputs, outputs, epsilon=epsilon)
+    for node in rewriter.nodes("LayerNormalizationGrad", MICROSOFT):
+        outputs = [n for n in node.output if n]
+        if _is_normal(rewriter, node, node.input[1], node.input[2:3]) and len(outputs) == 3:
             rewriter.drop(node)
             rewriter.add("LayerNormalizationGrad", node.input, outputs)
-    for node in list(rewriter.nodes("ReduceSum")):
-        dims = rewriter.dims(node.input[0])
+    for node in rewriter.nodes("ReduceSum"):
         axes = rewriter.integers(node.input[1]) if len(node.input) > 1 else None
-        keeps = attributes_of(node).get("keepdims", 1)
-        if (
-            dims
-            and not keeps
-            and axes
-            and _fits(rewriter, node.input[0])
-            and sorted(axes) == list(range(len(dims) - 1))
-        ):
+        dims = rewriter.dims(node.input[0])
+        others = list(range(len(dims) - 1)) if dims is not None and _fits(rewriter, node.input[0]) else []
+        if axes and sorted(axes) == others and not attributes_of(node).get("keepdims", 1):
             rewriter.drop(node)
             rewriter.add("ColumnSums", node.input[:1], node.output)
+
+
+def _is_normal(rewriter: Rewriter, node: onnx.NodeProto, x: str, vectors: Sequence[str]) -> bool:
+    """Over the last axis, with a scale and a bias as long as that."""
+    dims = rewriter.dims(x)
+    lengths = {rewriter.dims(vector) for vector in vectors}
+    return _fits(rewriter, x) and is_last_axis(node, dims) and dims is not None and lengths == {dims[-1:]}
 
 
 def _fits(rewriter: Rewriter, value: str) -> bool:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import onnx
 
 from ortflow.workflow.graph.edit import MICROSOFT
-from ortflow.workflow.kernels.rewriter import Rewriter, attributes_of
+from ortflow.workflow.kernels.rewriter import DOMAIN, Rewriter, attributes_of
 
 _MOST_AXES = 8
 
@@ -16,7 +16,7 @@ def put(rewriter: Rewriter) -> None:
     """Replace every product of fp32 matrices."""
     for node in [*rewriter.nodes("MatMul"), *rewriter.nodes("FusedMatMul", MICROSOFT), *rewriter.nodes("Gemm")]:
         _replace(rewriter, node)
-    for node in rewriter.nodes("Product", "ortflow"):
+    for node in rewriter.nodes("Product", DOMAIN):
         _see_through(rewriter, node)
 
 

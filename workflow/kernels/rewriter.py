@@ -1,12 +1,11 @@
-"""A training graph while its nodes are being replaced: who makes and who reads each value, kept up to date.
+"""A graph while its nodes are being replaced: who makes and who reads each value, kept up to date.
 
 Used by the modules that put this package's operators into a graph.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import onnx
@@ -40,11 +39,9 @@ class Rewriter:
         for name in walk.inputs(node):
             self._readers.setdefault(name, []).append(node)
 
-    def nodes(self, operator: str, domain: str = "") -> Iterator[onnx.NodeProto]:
+    def nodes(self, operator: str, domain: str = "") -> list[onnx.NodeProto]:
         """The nodes of an operator that are there now."""
-        for node in list(self._nodes.values()):
-            if node.op_type == operator and node.domain == domain and id(node) in self._nodes:
-                yield node
+        return [node for node in self._nodes.values() if node.op_type == operator and node.domain == domain]
 
     def maker(self, value: str) -> onnx.NodeProto | None:
         """The node that makes the value."""
@@ -144,10 +141,3 @@ def is_last_axis(node: onnx.NodeProto, dims: Dims | None) -> bool:
 def width_of(dims: Dims | None) -> int | None:
     """The last axis' length, where it is a number."""
     return dims[-1] if dims and isinstance(dims[-1], int) else None
-
-
-def count_of(dims: Dims | None) -> int | None:
-    """Elements, where all axes are numbers."""
-    if dims is None or not all(isinstance(d, int) for d in dims):
-        return None
-    return math.prod(d for d in dims if isinstance(d, int))

@@ -12,11 +12,11 @@ _MOST_AXES = 8
 
 def put(rewriter: Rewriter) -> None:
     """Replace every Softmax over the last axis, and every gradient of one."""
-    for node in list(rewriter.nodes("Softmax")):
+    for node in rewriter.nodes("Softmax"):
         dims = rewriter.dims(node.output[0])
         if _fits(rewriter, node.output[0]) and is_last_axis(node, dims):
             _forward(rewriter, node)
-    for node in list(rewriter.nodes("SoftmaxGrad_13", MICROSOFT)):
+    for node in rewriter.nodes("SoftmaxGrad_13", MICROSOFT):
         dims = rewriter.dims(node.input[1])
         if _fits(rewriter, node.input[1]) and is_last_axis(node, dims):
             _backward(rewriter, node)

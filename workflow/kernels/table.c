@@ -9,7 +9,7 @@ typedef struct {
     const int64_t *indices;
     const float *gradient;
     float *table;
-    int outside;
+    _Atomic int outside;
 } Table;
 
 static void task(void *argument, size_t index) {

@@ -8,7 +8,7 @@ from ortflow.workflow.kernels.rewriter import Rewriter, attributes_of
 
 def put(rewriter: Rewriter) -> None:
     """Replace the gradient of each Gather of rows of a matrix."""
-    for node in list(rewriter.nodes("GatherGrad", MICROSOFT)):
+    for node in rewriter.nodes("GatherGrad", MICROSOFT):
         gradient = rewriter.dims(node.output[0])
         axis = attributes_of(node).get("axis", 0)
         if axis == 0 and gradient is not None and len(gradient) == 2 and rewriter.is_int64(node.input[1]):
