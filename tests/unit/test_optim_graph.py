@@ -9,7 +9,9 @@ import numpy.typing as npt
 import onnx
 import onnxruntime as ort
 import pytest
+from kernels import LIBRARY, needs_kernels
 
+from ortflow.workflow.kernels.graph import with_kernels
 from ortflow.workflow.layout import FlatIndex, Tensor
 from ortflow.workflow.optim.graph import moments, optimizer_graph
 from ortflow.workflow.optim.segments import Segment, segments
@@ -44,11 +46,16 @@ optimizers = pytest.mark.parametrize("optimizer", OPTIMIZERS.values(), ids=OPTIM
 class Bound:
     """An optimizer graph bound to flat buffers as the trainer does it: every output in its input's memory."""
 
+    kernels = False
+
     def __init__(self, optimizer: Optimizer, parts: list[Segment], size: int, threads: int = 2) -> None:
         options = ort.SessionOptions()
         options.intra_op_num_threads = threads
         model = optimizer_graph(optimizer, parts)
         onnx.checker.check_model(model)
+        if self.kernels:
+            model = with_kernels(model)
+            options.register_custom_ops_library(str(LIBRARY.path))
         self.session = ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
         self.binding = self.session.io_binding()
         kept = ("parameters", *moments(optimizer))
@@ -67,6 +74,12 @@ class Bound:
         self.rate[0], self.step[0] = rate, step
         self.session.run_with_iobinding(self.binding)
         assert (self.rate[0], self.step[0]) == (np.float32(rate), step)
+
+
+@pytest.fixture(autouse=True, params=[False, pytest.param(True, marks=needs_kernels)], ids=["onnxruntime", "ours"])
+def kernels(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every test with ONNX Runtime's kernels and with ours."""
+    monkeypatch.setattr(Bound, "kernels", request.param)
 
 
 def reference(
