@@ -22,6 +22,8 @@ import ortflow
 
 MAPPED = ("workflow", "launchers", "manifests")
 """Packages of ortflow's that lie elsewhere in a working tree."""
+SOURCES = (".py", ".c", ".h")
+"""Modules, and the kernels that ranks compile."""
 _REQUIREMENT = re.compile(r"([A-Za-z0-9._-]+)(?:\[[^]]*\])?\s*(.*)")
 _BOUND = re.compile(r"(>=|==|<)\s*([\d.]+)")
 
@@ -76,8 +78,8 @@ def _sources() -> Iterator[tuple[str, Path]]:
     packages = [ortflow, *(importlib.import_module(f"ortflow.{name}") for name in MAPPED)]
     for package in packages:
         for folder in map(Path, package.__path__):
-            for path in folder.rglob("*.py"):
-                if path.stem.isidentifier():
+            for path in folder.rglob("*"):
+                if path.suffix in SOURCES and path.stem.isidentifier():
                     yield "/".join([*package.__name__.split("."), *path.relative_to(folder).parts]), path
 
 

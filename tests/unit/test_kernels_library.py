@@ -79,6 +79,16 @@ def test_what_cannot_be_loaded_is_not_used(tmp_path: Path, monkeypatch: pytest.M
 
 
 @needs_compiler
+def test_a_library_without_the_kernels_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CC", COMPILER or "")
+    monkeypatch.setattr(library, "_SOURCES", tmp_path / "bin")
+    found = find()
+    assert found.path is None
+    assert "from 0 files has no RegisterCustomOps" in found.note
+    assert list((tmp_path / "cache" / "kernels").iterdir()) == []
+
+
+@needs_compiler
 def test_a_fault_of_one_compiler_does_not_keep_from_trying_the_next(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -13,6 +13,7 @@ import pytest
 
 from ortflow.launchers.remote.arrival import as_typed, login_environment, place_words, submit_record
 from ortflow.launchers.remote.code import Code, own_code, read_requirements, requirements
+from ortflow.workflow.kernels import library
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -27,6 +28,9 @@ def test_all_packages_are_in_it() -> None:
     files = own_code().files
     assert {f"{name.replace('.', '/')}/__init__.py" for name in packages} <= set(files)
     assert {name.split("/")[0] for name in files} == {"ortflow", "ortflow-0.1.0.dist-info"}
+    kernels = {path.name for path in Path(library.__file__).parent.glob("*.[ch]")}
+    assert {f"ortflow/workflow/kernels/{name}" for name in kernels} <= set(files)
+    assert {"gemm.c", "ort.h"} <= kernels
     assert not [name for name in files if "__pycache__" in name or "tests/" in name]
 
 

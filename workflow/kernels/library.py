@@ -35,6 +35,8 @@ _LEVELS = {
     "AVX2": ("avx2", "fma"),
 }
 """Name -> instruction sets, as Linux and compilers call them; the first that the processor has is taken."""
+_ENTRY = "RegisterCustomOps"
+"""What ONNX Runtime calls."""
 _SECONDS = 300
 _STALE = 3600
 
@@ -131,8 +133,9 @@ def _compile(command: Sequence[str], folder: Path, name: str) -> str | None:
             if result.returncode != 0:
                 lines = [line for line in result.stderr.splitlines() if "error" in line] or result.stderr.splitlines()
                 return lines[0].strip() if lines else f"exit code {result.returncode}"
-            # A folder may forbid to execute what lies in it.
-            ctypes.CDLL(str(made))
+            # A folder may forbid to execute what lies in it; and without sources a compiler makes an empty library.
+            if not hasattr(ctypes.CDLL(str(made)), _ENTRY):
+                return f"what it made from {len(list(_SOURCES.glob('*.c')))} files has no {_ENTRY}"
             os.replace(made, folder / name)
     except subprocess.TimeoutExpired:
         return f"not done after {_SECONDS} s"
