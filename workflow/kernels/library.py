@@ -63,7 +63,7 @@ def find_library() -> Library:
     name = f"{platform.machine()}-{level.lower()}-{key.hexdigest()[:16]}.so"
     ours = f"ortflow's own, for {level}"
     for folder in _folders():
-        if (folder / name).exists():
+        if (folder / name).exists() and _fault(folder / name) is None:
             return Library(folder / name, ours)
     files = [str(source) for source in sources if source.suffix == ".c"]
     reason = "there is no C compiler: `pip install 'ortflow[kernels]'` brings one"
@@ -133,15 +133,28 @@ def _compile(command: Sequence[str], folder: Path, name: str) -> str | None:
             if result.returncode != 0:
                 lines = [line for line in result.stderr.splitlines() if "error" in line] or result.stderr.splitlines()
                 return lines[0].strip() if lines else f"exit code {result.returncode}"
-            # A folder may forbid to execute what lies in it; and without sources a compiler makes an empty library.
-            if not hasattr(ctypes.CDLL(str(made)), _ENTRY):
-                return f"what it made from {len(list(_SOURCES.glob('*.c')))} files has no {_ENTRY}"
+            fault = _fault(made)
+            if fault is not None:
+                return fault
+            with made.open("rb+") as file:
+                os.fsync(file.fileno())
             os.replace(made, folder / name)
     except subprocess.TimeoutExpired:
         return f"not done after {_SECONDS} s"
     except OSError as error:
         return str(error)
     return None
+
+
+def _fault(library: Path) -> str | None:
+    """Why a file is no library of kernels, or None.
+
+    A folder may forbid to execute what lies in it; and from no sources a compiler makes an empty library.
+    """
+    try:
+        return None if hasattr(ctypes.CDLL(str(library)), _ENTRY) else f"what it made has no {_ENTRY}"
+    except OSError as error:
+        return str(error)
 
 
 def _sweep(folder: Path) -> None:
