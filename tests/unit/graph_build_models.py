@@ -92,12 +92,17 @@ def built(model: Path, loss: Mapping[str, Any] | None = None, **changes: Any) ->
         return build.build_graphs(run_file(model, loss, **changes), "cpu", model.parent / "graphs")
 
 
-def run_graph(path: Path, feeds: Mapping[str, Array], threads: int = 1) -> dict[str, Array]:
+def run_graph(
+    graph: Path | onnx.ModelProto, feeds: Mapping[str, Array], threads: int = 1, kernels: Path | None = None
+) -> dict[str, Array]:
     """Every output of a graph. Feeds that it has no input for are passed over."""
     options = ort.SessionOptions()
     options.intra_op_num_threads = threads
     options.log_severity_level = 4
-    session = ort.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+    if kernels is not None:
+        options.register_custom_ops_library(str(kernels))
+    content = str(graph) if isinstance(graph, Path) else graph.SerializeToString()
+    session = ort.InferenceSession(content, options, providers=["CPUExecutionProvider"])
     names = [given.name for given in session.get_inputs()]
     outputs = [made.name for made in session.get_outputs()]
     return dict(zip(outputs, session.run(outputs, {n: feeds[n] for n in names}), strict=True))

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import numpy as np
 import onnx
-import onnxruntime as ort
 import pytest
 from graph_build_models import Array, built, run_graph, tensors_of
 from kernels import LIBRARY, needs_kernels, normal, off
@@ -22,15 +21,6 @@ pytestmark = needs_kernels
 
 def operators(model: onnx.ModelProto) -> Counter[str]:
     return Counter(f"{node.domain}.{node.op_type}" if node.domain else node.op_type for node in model.graph.node)
-
-
-def outputs(model: onnx.ModelProto, feeds: dict[str, Array]) -> dict[str, Array]:
-    options = ort.SessionOptions()
-    options.register_custom_ops_library(str(LIBRARY.path))
-    options.log_severity_level = 4
-    session = ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
-    names = [output.name for output in session.get_outputs()]
-    return dict(zip(names, session.run(names, {i.name: feeds[i.name] for i in session.get_inputs()}), strict=True))
 
 
 def graph(
@@ -74,7 +64,7 @@ def same(model: onnx.ModelProto, dtype: str = "float32") -> Counter[str]:
         i.name: normal(place, *(d.dim_value for d in i.type.tensor_type.shape.dim)).astype(dtype)
         for place, i in enumerate(model.graph.input)
     }
-    expected, found = outputs(model, feeds), outputs(ours, feeds)
+    expected, found = run_graph(model, feeds), run_graph(ours, feeds, kernels=LIBRARY.path)
     assert found.keys() == expected.keys()
     for name, array in expected.items():
         assert off(found[name], array) < 2e-6
@@ -190,7 +180,7 @@ def test_a_transformer_has_our_operators_throughout_and_the_same_gradients(gpt: 
     feeds |= {name: random.integers(0, 256, (4, 32)) for name in ("tokens", "labels")}
     expected = run_graph(graphs.train, feeds)
     ours = onnx.load(with_kernels_of(graphs.train))
-    found = outputs(ours, feeds)
+    found = run_graph(ours, feeds, kernels=LIBRARY.path)
     for name, array in expected.items():
         assert off(found[name], array) < 2e-5, name
     left = {name for name in operators(ours) if not name.startswith("ortflow.")}

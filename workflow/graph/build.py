@@ -32,10 +32,10 @@ from ortflow.workflow.graph.scatter import replace_gather_gradients
 from ortflow.workflow.graph.signature import batch_inputs, check_batches
 from ortflow.workflow.graph.source import Source, read_source
 from ortflow.workflow.graph.stash import add_stashes
-from ortflow.workflow.graph.types import LOSS_SUM, LOSS_WEIGHT, VALID, GraphSet
+from ortflow.workflow.graph.types import LOSS_SUM, LOSS_WEIGHT, VALID, GraphSet, with_kernels_of
 from ortflow.workflow.graph.vocabulary import table_bounds
 from ortflow.workflow.kernels.graph import with_kernels
-from ortflow.workflow.kernels.library import Library, find_library
+from ortflow.workflow.kernels.library import library_for
 from ortflow.workflow.layout import FlatIndex, Group, Tensor
 from ortflow.workflow.rundir import sync_directory, write_atomically
 from ortflow.workflow.spec.model import CrossEntropy
@@ -51,7 +51,7 @@ def build_graphs(spec: RunSpec, device: str, out: Path) -> GraphSet:
     # Differentiating and loading happen in a process of their own, which starts while the model is read.
     with Child() as child, ThreadPoolExecutor(1) as beside:
         # Compiles the first time, for a second or two.
-        library = beside.submit(find_library if spec.resources.kernels == "auto" else _no_library)
+        library = beside.submit(library_for, spec.resources.kernels)
         source = read_source(section)
         notes = list(source.notes)
         forward = source.forward(output_of(source.skeleton.graph, section.loss))
@@ -84,11 +84,12 @@ def build_graphs(spec: RunSpec, device: str, out: Path) -> GraphSet:
             files["optimizer.onnx"] = own_optimizer(section.graphs.optimizer).SerializeToString(deterministic=True)
             check_loads(child, files["optimizer.onnx"], "optimizer", device)
         if faster is not None:
-            files["train.kernels.onnx"] = _bytes(faster, order)
-            fault = kernels_fault(child, files["train.kernels.onnx"], library.result().path, device)
-            if fault is not None:
+            content = _bytes(faster, order)
+            fault = kernels_fault(child, content, library.result(), device)
+            if fault is None:
+                files[with_kernels_of(Path("train.onnx")).name] = content
+            else:
                 notes.append(f"trained with ONNX Runtime's own kernels, because it refuses ours ({fault})")
-                del files["train.kernels.onnx"]
     integers = [i.name for i in inputs if np.issubdtype(np.dtype(i.dtype), np.integer)]
     result = GraphSet(
         root=out,
@@ -102,10 +103,6 @@ def build_graphs(spec: RunSpec, device: str, out: Path) -> GraphSet:
     )
     _write(result, files, source.tensors)
     return result
-
-
-def _no_library() -> Library:
-    return Library(None, "")
 
 
 def _batch_input(graph: onnx.GraphProto, source: Source) -> str:
@@ -204,9 +201,9 @@ def _write(result: GraphSet, files: Mapping[str, bytes], tensors: Mapping[str, n
     root = result.root
     try:
         root.mkdir(parents=True, exist_ok=True)
-        for name in ("infer.onnx", "optimizer.onnx", "train.kernels.onnx", "optimizer.kernels.onnx"):
+        for graph in (result.infer, result.optimizer, *map(with_kernels_of, (result.train, result.optimizer))):
             # What an earlier attempt left.
-            (root / name).unlink(missing_ok=True)
+            graph.unlink(missing_ok=True)
         for name, data in files.items():
             write_atomically(root / name, data)
         temporary = root / f".{result.initial.name}"

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from pathlib import Path
 
 import onnx
 from onnx import TensorProto, helper
@@ -16,6 +15,7 @@ from ortflow.workflow.errors import UserError
 from ortflow.workflow.graph import shapes, walk
 from ortflow.workflow.graph.child import Child, RuntimeFault
 from ortflow.workflow.graph.edit import Editor, prune, replace, used
+from ortflow.workflow.kernels.library import Library
 
 _FIX = "replace it by operators that ONNX Runtime can train, or freeze the parameters before it"
 # gradient_builder_registry.cc: "The gradient builder has not been registered: HardSwish for node /act/HardSwish"
@@ -79,12 +79,12 @@ def check_loads(child: Child, model: bytes, what: str, device: str) -> None:
         ) from None
 
 
-def kernels_fault(child: Child, model: bytes, library: Path | None, device: str) -> str | None:
+def kernels_fault(child: Child, model: bytes, library: Library | None, device: str) -> str | None:
     """Why the graph with our own operators does not load here; None where it does, or where no library can tell."""
-    if library is None:
+    if library is None or library.path is None:
         return None
     try:
-        child.load(model, device, library)
+        child.load(model, device, library.path)
     except RuntimeFault as fault:
         return _short(fault)
     return None

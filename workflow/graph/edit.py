@@ -141,6 +141,11 @@ def constants_of(graph: onnx.GraphProto) -> dict[str, np.ndarray]:
     }
 
 
+def attributes_of(node: onnx.NodeProto) -> dict[str, Any]:
+    """Attribute name -> value."""
+    return {attribute.name: helper.get_attribute_value(attribute) for attribute in node.attribute}
+
+
 def sort_nodes(graph: onnx.GraphProto) -> None:
     """Put each node behind those it reads from, otherwise in the order they stand."""
     maker = {name: i for i, node in enumerate(graph.node) for name in node.output if name}

@@ -13,7 +13,7 @@ import numpy as np
 import onnx
 from onnx import helper
 
-from ortflow.workflow.graph.edit import Editor, constants_of, replace, sort_nodes
+from ortflow.workflow.graph.edit import Editor, attributes_of, constants_of, replace, sort_nodes
 
 _MEAN, _VARIANCE = 3, 4
 
@@ -86,7 +86,7 @@ def _normalization_on(edit: Editor) -> tuple[int, dict[str, str]]:
     for node in list(edit.graph.node):
         if node.op_type != "BatchNormalization" or node.domain != "":
             continue
-        attributes = {a.name: helper.get_attribute_value(a) for a in node.attribute}
+        attributes = attributes_of(node)
         switched += not attributes.get("training_mode", 0)
         momentum = float(attributes.get("momentum", 0.9))
         statistics = (node.input[_MEAN], node.input[_VARIANCE])

@@ -8,10 +8,19 @@ from __future__ import annotations
 
 import numpy as np
 import onnx
-from onnx import helper, numpy_helper
+from onnx import numpy_helper
 
 from ortflow.workflow.graph import gelu
-from ortflow.workflow.graph.edit import MICROSOFT, Editor, constants_of, described, dims_of, prune, sort_nodes
+from ortflow.workflow.graph.edit import (
+    MICROSOFT,
+    Editor,
+    attributes_of,
+    constants_of,
+    described,
+    dims_of,
+    prune,
+    sort_nodes,
+)
 
 Dims = tuple[int | str | None, ...]
 
@@ -156,7 +165,7 @@ def _weight_gradients(graph: onnx.GraphProto, edit: Editor) -> None:
         return edit.node("Reshape", edit.node("Transpose", value, perm=[1, 0]), edit.integers(0, -1))
 
     for node in list(graph.node):
-        flags = {a.name: helper.get_attribute_value(a) for a in node.attribute}
+        flags = attributes_of(node)
         dims = shapes.get(node.output[0])
         if (
             node.op_type != "Gemm"

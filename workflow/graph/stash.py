@@ -7,11 +7,10 @@ differentiated. Changes no value that the graph computes.
 from __future__ import annotations
 
 import onnx
-from onnx import helper
 
 from ortflow.workflow.errors import UserError
 from ortflow.workflow.graph import walk
-from ortflow.workflow.graph.edit import MICROSOFT, Editor, sort_nodes
+from ortflow.workflow.graph.edit import MICROSOFT, Editor, attributes_of, sort_nodes
 
 _STASHED = {"LayerNormalization": 3, "SimplifiedLayerNormalization": 2, "SoftmaxCrossEntropyLoss": 2, "Dropout": 2}
 """Operator -> outputs its gradient reads; GradientGraphBuilder fails with `i < node_->OutputDefs().size()` without."""
@@ -45,7 +44,7 @@ def _recurrent(edit: Editor, node: onnx.NodeProto) -> None:
     """An LSTM or GRU as ONNX Runtime can train it: forward only, with its initial state, one node a direction."""
     kind = node.op_type
     data, weight, recurrence, bias, lengths, hidden, cell, peephole = [*node.input, *[""] * 8][:8]
-    attributes = {a.name: helper.get_attribute_value(a) for a in node.attribute}
+    attributes = attributes_of(node)
     direction = attributes.pop("direction", b"forward").decode()
     layout = attributes.pop("layout", 0)
     if lengths or peephole or layout:

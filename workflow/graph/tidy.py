@@ -10,6 +10,7 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 from ortflow.workflow.graph import evidence, shapes, walk
+from ortflow.workflow.graph.edit import attributes_of
 from ortflow.workflow.graph.functions import replace_nodes
 
 
@@ -69,7 +70,7 @@ def pad_before_pooling(model: onnx.ModelProto) -> None:
     """
     nodes: list[onnx.NodeProto] = []
     for node in model.graph.node:
-        attributes = {a.name: helper.get_attribute_value(a) for a in node.attribute}
+        attributes = attributes_of(node)
         counted = attributes.get("ceil_mode", 0) and attributes.get("count_include_pad", 0)
         if node.op_type == "AveragePool" and counted and attributes.get("auto_pad", b"NOTSET") == b"NOTSET":
             pads = attributes.pop("pads", [])

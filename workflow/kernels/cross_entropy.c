@@ -75,7 +75,7 @@ static Status *forward(Call *call) {
     TRY(make_output(call, 0, NULL, 0, &sum));
     TRY(make_output(call, 1, scores.dims, 2, &loss.out));
     loss.losses = scratch(loss.rows.rows + 1);
-    if (!loss.losses) return call->api->create_status(ORT_FAIL, "out of memory");
+    if (!loss.losses) return out_of_memory(call);
     parallel(call, forward_task, loss.rows.blocks, &loss);
     double total = 0;
     for (int64_t i = 0; i < loss.rows.rows; i++) total += (double)loss.losses[i];

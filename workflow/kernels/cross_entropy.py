@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import onnx
 
-from ortflow.workflow.graph.edit import MICROSOFT
-from ortflow.workflow.kernels.rewriter import Rewriter, attributes_of
+from ortflow.workflow.graph.edit import MICROSOFT, attributes_of
+from ortflow.workflow.kernels.rewriter import Rewriter
 
 _NO_LABEL = -(2**63)
 """No label is ignored."""

@@ -11,7 +11,6 @@ _OPERATORS = {
     "GeluGrad": ("GeluGrad", 0),
     "FastGeluGrad": ("GeluGrad", 1),
 }
-_MOST_AXES = 8
 
 
 def put(rewriter: Rewriter) -> None:
@@ -19,12 +18,6 @@ def put(rewriter: Rewriter) -> None:
     for operator, (ours, approximate) in _OPERATORS.items():
         for node in rewriter.nodes(operator, MICROSOFT):
             count = 2 if ours == "GeluGrad" else 1
-            dims = rewriter.dims(node.input[count - 1])
-            if (
-                len(node.input) == count
-                and rewriter.is_fp32(node.input[count - 1])
-                and dims
-                and len(dims) <= _MOST_AXES
-            ):
+            if len(node.input) == count and rewriter.fits(node.input[-1]):
                 rewriter.drop(node)
                 rewriter.add(ours, node.input, node.output, approximate=approximate)

@@ -9,7 +9,6 @@ static Node *const NODES[] = {
     &softmax_gradient_node, &column_sums_node, &table_gradient_node, &adam_node,
     &cross_entropy_node,    &cross_entropy_gradient_node,
 };
-static const Api *API;
 
 typedef struct {
     const Node *node;
@@ -58,12 +57,12 @@ static Status *compute(void *state, Context *context) {
 Status *RegisterCustomOps(SessionOptions *options, const ApiBase *base) {
     static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
     static Domain *domain;
+    const Api *api = base->api(ORT_VERSION);
     Status *status = NULL;
     pthread_mutex_lock(&lock);
     if (!domain) {
-        API = base->api(ORT_VERSION);
         Domain *fresh;
-        status = API->create_domain("ortflow", &fresh);
+        status = api->create_domain("ortflow", &fresh);
         for (size_t i = 0; !status && i < sizeof NODES / sizeof *NODES; i++) {
             NODES[i]->op = (CustomOp){
                 .version = ORT_VERSION,
@@ -84,12 +83,12 @@ Status *RegisterCustomOps(SessionOptions *options, const ApiBase *base) {
                 .create = create,
                 .compute = compute,
             };
-            status = API->add_to_domain(fresh, &NODES[i]->op);
+            status = api->add_to_domain(fresh, &NODES[i]->op);
         }
         if (!status) domain = fresh;
     }
     pthread_mutex_unlock(&lock);
-    return status ? status : API->add_domain(options, domain);
+    return status ? status : api->add_domain(options, domain);
 }
 
 size_t count_inputs(const Call *call) {
@@ -120,6 +119,8 @@ Status *make_output(const Call *call, size_t index, const int64_t *dims, size_t 
 }
 
 Status *refuse(const Call *call, const char *message) { return call->api->create_status(ORT_INVALID_ARGUMENT, message); }
+
+Status *out_of_memory(const Call *call) { return call->api->create_status(ORT_FAIL, "out of memory"); }
 
 int64_t rows_of(const Tensor *tensor) {
     int64_t rows = 1;

@@ -49,6 +49,11 @@ class Library:
     note: str
 
 
+def library_for(kernels: str) -> Library | None:
+    """What `resources.kernels` asks for: the library, or None where ONNX Runtime's kernels alone are wanted."""
+    return find_library() if kernels == "auto" else None
+
+
 @functools.cache
 def find_library() -> Library:
     """The library for this processor, compiled if need be. Never raises: `note` says what is missing."""

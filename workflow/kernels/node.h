@@ -43,6 +43,7 @@ size_t count_inputs(const Call *call);
 Status *read_input(const Call *call, size_t index, Tensor *out);
 Status *make_output(const Call *call, size_t index, const int64_t *dims, size_t rank, float **data);
 Status *refuse(const Call *call, const char *message);
+Status *out_of_memory(const Call *call);
 int64_t elements(const Tensor *tensor);
 /* Elements of the axes before the last. */
 int64_t rows_of(const Tensor *tensor);

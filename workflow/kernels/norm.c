@@ -114,14 +114,14 @@ static Status *backward(Call *call) {
     Norm norm = {rows_in_parts(rows_of(&x), width), .dy = dy.data, .x = x.data, .scale = scale.data, .mean_in = mean.data};
     norm.inverse_in = inverse.data;
     norm.parts = scratch(2 * MOST_PARTS * width + 1);
-    if (!norm.parts) return call->api->create_status(ORT_FAIL, "out of memory");
+    if (!norm.parts) return out_of_memory(call);
     float *dscale, *dbias;
     TRY(make_output(call, 0, x.dims, x.rank, &norm.dx));
     TRY(make_output(call, 1, &width, 1, &dscale));
     TRY(make_output(call, 2, &width, 1, &dbias));
     parallel(call, backward_task, norm.rows.blocks, &norm);
-    add_parts(norm.parts, norm.rows.blocks, 2 * width, width, dscale);
-    add_parts(norm.parts + width, norm.rows.blocks, 2 * width, width, dbias);
+    add_rows(norm.parts, norm.rows.blocks, 2 * width, width, dscale);
+    add_rows(norm.parts + width, norm.rows.blocks, 2 * width, width, dbias);
     return NULL;
 }
 

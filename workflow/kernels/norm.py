@@ -6,10 +6,9 @@ from collections.abc import Sequence
 
 import onnx
 
-from ortflow.workflow.graph.edit import MICROSOFT
-from ortflow.workflow.kernels.rewriter import Rewriter, attributes_of, is_last_axis, width_of
+from ortflow.workflow.graph.edit import MICROSOFT, attributes_of
+from ortflow.workflow.kernels.rewriter import Rewriter, is_last_axis, width_of
 
-_MOST_AXES = 8
 _EPSILON = 1e-5
 
 
@@ -43,5 +42,4 @@ def _is_normal(rewriter: Rewriter, node: onnx.NodeProto, x: str, vectors: Sequen
 
 
 def _fits(rewriter: Rewriter, value: str) -> bool:
-    dims = rewriter.dims(value)
-    return rewriter.is_fp32(value) and width_of(dims) is not None and dims is not None and len(dims) <= _MOST_AXES
+    return rewriter.fits(value) and width_of(rewriter.dims(value)) is not None

@@ -51,7 +51,6 @@ typedef struct {
     Gemm gemm;
     size_t axes;
     int64_t dims[MOST_RANK], a[MOST_RANK], b[MOST_RANK], c[MOST_RANK];
-    int failed;
 } Batch;
 
 static Gemm product_at(const Batch *batch, int64_t index) {
@@ -66,7 +65,7 @@ static Gemm product_at(const Batch *batch, int64_t index) {
 }
 
 static void product_task(void *argument, size_t index) {
-    Batch *batch = argument;
+    const Batch *batch = argument;
     Gemm gemm = product_at(batch, (int64_t)index);
     gemm_alone(&gemm);
 }
@@ -79,24 +78,20 @@ static void fill(const Gemm *gemm) {
 static Status *multiply(const Call *call, Batch *batch) {
     int64_t count = 1, work = batch->gemm.m * batch->gemm.n * batch->gemm.k;
     for (size_t i = 0; i < batch->axes; i++) count *= batch->dims[i];
-    if (batch->gemm.m == 0 || batch->gemm.n == 0 || count == 0) return NULL;
-    if (work == 0 || work * count <= ALONE_WORK || (count > 1 && work < SHARED_WORK)) {
-        if (work == 0)
-            for (int64_t i = 0; i < count; i++) {
-                Gemm gemm = product_at(batch, i);
-                fill(&gemm);
-            }
-        else if (work * count <= ALONE_WORK)
-            for (int64_t i = 0; i < count; i++) product_task(batch, (size_t)i);
-        else
-            parallel(call, product_task, count, batch);
-    } else {
-        for (int64_t i = 0; i < count && !batch->failed; i++) {
-            Gemm gemm = product_at(batch, i);
-            batch->failed = !gemm_shared(call, &gemm);
-        }
+    if (work && work * count > ALONE_WORK && count > 1 && work < SHARED_WORK) {
+        parallel(call, product_task, count, batch);
+        return NULL;
     }
-    return batch->failed ? call->api->create_status(ORT_FAIL, "out of memory") : NULL;
+    for (int64_t i = 0; i < count; i++) {
+        Gemm gemm = product_at(batch, i);
+        if (!work)
+            fill(&gemm);
+        else if (work * count <= ALONE_WORK)
+            gemm_alone(&gemm);
+        else if (!gemm_shared(call, &gemm))
+            return out_of_memory(call);
+    }
+    return NULL;
 }
 
 /* Move batch axes that only lengthen A and Y into the rows: one large product instead of many small ones. */

@@ -6,10 +6,8 @@ from collections.abc import Sequence
 
 import onnx
 
-from ortflow.workflow.graph.edit import MICROSOFT
-from ortflow.workflow.kernels.rewriter import DOMAIN, Rewriter, attributes_of
-
-_MOST_AXES = 8
+from ortflow.workflow.graph.edit import MICROSOFT, attributes_of
+from ortflow.workflow.kernels.rewriter import DOMAIN, MOST_AXES, Rewriter
 
 
 def put(rewriter: Rewriter) -> None:
@@ -34,7 +32,7 @@ def _replace(rewriter: Rewriter, node: onnx.NodeProto) -> None:
             bias = [node.input[2]]
     else:
         ranks = [len(dims) if (dims := rewriter.dims(name)) is not None else 0 for name in node.input]
-        if min(ranks) < 2 or max(ranks) > _MOST_AXES or given.get("transBatchA") or given.get("transBatchB"):
+        if min(ranks) < 2 or max(ranks) > MOST_AXES or given.get("transBatchA") or given.get("transBatchB"):
             return
     rewriter.drop(node)
     rewriter.add(
@@ -82,7 +80,7 @@ def _order(node: onnx.NodeProto | None) -> Sequence[int]:
         return ()
     order: Sequence[int] = attributes_of(node).get("perm", ())
     last = len(order) - 1
-    return order if 1 <= last < _MOST_AXES and last in order[-2:] else ()
+    return order if 1 <= last < MOST_AXES and last in order[-2:] else ()
 
 
 def _number(order: Sequence[int]) -> int:

@@ -12,9 +12,11 @@ import onnx
 from onnx import helper
 
 from ortflow.workflow.graph import walk
-from ortflow.workflow.graph.edit import constants_of, described, dims_of, prune, replace, sort_nodes
+from ortflow.workflow.graph.edit import attributes_of, constants_of, described, dims_of, prune, replace, sort_nodes
 
 DOMAIN = "ortflow"
+MOST_AXES = 8
+"""As in node.h."""
 Dims = tuple[int | str | None, ...]
 
 
@@ -67,6 +69,11 @@ class Rewriter:
     def is_int64(self, value: str) -> bool:
         """The value is known to be int64."""
         return self._element(value) == int(onnx.TensorProto.INT64)
+
+    def fits(self, value: str) -> bool:
+        """The value is known to be fp32 of as many axes as the kernels take, and of one at least."""
+        dims = self.dims(value)
+        return self.is_fp32(value) and dims is not None and 1 <= len(dims) <= MOST_AXES
 
     def _element(self, value: str) -> int:
         found = self._described.get(value)
@@ -127,14 +134,9 @@ def set_of(nodes: Sequence[onnx.NodeProto]) -> list[onnx.NodeProto]:
     return list({id(node): node for node in nodes}.values())
 
 
-def attributes_of(node: onnx.NodeProto) -> dict[str, Any]:
-    """Attribute name -> value."""
-    return {attribute.name: helper.get_attribute_value(attribute) for attribute in node.attribute}
-
-
 def is_last_axis(node: onnx.NodeProto, dims: Dims | None) -> bool:
     """The node works on the last axis of a value of these dims."""
-    axis = next((a.i for a in node.attribute if a.name == "axis"), -1)
+    axis = attributes_of(node).get("axis", -1)
     return axis == -1 or (dims is not None and axis == len(dims) - 1)
 
 

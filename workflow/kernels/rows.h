@@ -28,7 +28,7 @@ static inline Rows rows_in_parts(int64_t rows, int64_t width) {
     return r;
 }
 
-/* to[j] = sum over i < parts of from[i * apart + j], on this thread. */
-void add_parts(const float *from, int64_t parts, int64_t apart, int64_t width, float *to);
+/* to[j] = sum over i < rows of from[i * apart + j], on this thread. */
+void add_rows(const float *from, int64_t rows, int64_t apart, int64_t width, float *to);
 
 #endif

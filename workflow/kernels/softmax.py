@@ -7,24 +7,17 @@ import onnx
 from ortflow.workflow.graph.edit import MICROSOFT
 from ortflow.workflow.kernels.rewriter import Rewriter, is_last_axis
 
-_MOST_AXES = 8
-
 
 def put(rewriter: Rewriter) -> None:
     """Replace every Softmax over the last axis, and every gradient of one."""
     for node in rewriter.nodes("Softmax"):
         dims = rewriter.dims(node.output[0])
-        if _fits(rewriter, node.output[0]) and is_last_axis(node, dims):
+        if rewriter.fits(node.output[0]) and is_last_axis(node, dims):
             _forward(rewriter, node)
     for node in rewriter.nodes("SoftmaxGrad_13", MICROSOFT):
         dims = rewriter.dims(node.input[1])
-        if _fits(rewriter, node.input[1]) and is_last_axis(node, dims):
+        if rewriter.fits(node.input[1]) and is_last_axis(node, dims):
             _backward(rewriter, node)
-
-
-def _fits(rewriter: Rewriter, value: str) -> bool:
-    dims = rewriter.dims(value)
-    return rewriter.is_fp32(value) and dims is not None and 1 <= len(dims) <= _MOST_AXES
 
 
 def _forward(rewriter: Rewriter, node: onnx.NodeProto) -> None:
@@ -33,7 +26,7 @@ def _forward(rewriter: Rewriter, node: onnx.NodeProto) -> None:
     if add is not None and add.op_type == "Add" and rewriter.only_reader(inputs[0]) is node:
         # Which of the two is the mask does not matter: each is spread over the other.
         scores = next((v for v in add.input if _scaled(rewriter, v, add) is not None), add.input[0])
-        if add.input[0] != add.input[1] and all(_fits(rewriter, v) for v in add.input):
+        if add.input[0] != add.input[1] and all(rewriter.fits(v) for v in add.input):
             inputs = [scores, next(v for v in add.input if v != scores)]
             gone.append(add)
     found = _scaled(rewriter, inputs[0], gone[-1])

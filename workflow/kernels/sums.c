@@ -8,7 +8,7 @@ typedef struct {
     float *parts;
 } Sums;
 
-static void add_rows(const float *from, int64_t rows, int64_t apart, int64_t width, float *to) {
+void add_rows(const float *from, int64_t rows, int64_t apart, int64_t width, float *to) {
     int64_t j = 0;
     for (; j + 4 * W <= width; j += 4 * W) {
         vec a = {0}, b = {0}, c = {0}, d = {0};
@@ -23,10 +23,6 @@ static void add_rows(const float *from, int64_t rows, int64_t apart, int64_t wid
         for (int64_t i = 0; i < rows; i++) sum += from[i * apart + j];
         to[j] = sum;
     }
-}
-
-void add_parts(const float *from, int64_t parts, int64_t apart, int64_t width, float *to) {
-    add_rows(from, parts, apart, width, to);
 }
 
 static void task(void *argument, size_t index) {
@@ -45,9 +41,9 @@ static Status *run(Call *call) {
     TRY(make_output(call, 0, &width, 1, &y));
     Sums sums = {rows_in_parts(rows_of(&x), width), x.data, NULL};
     sums.parts = scratch(MOST_PARTS * width + 1);
-    if (!sums.parts) return call->api->create_status(ORT_FAIL, "out of memory");
+    if (!sums.parts) return out_of_memory(call);
     parallel(call, task, sums.rows.blocks, &sums);
-    add_parts(sums.parts, sums.rows.blocks, width, width, y);
+    add_rows(sums.parts, sums.rows.blocks, width, width, y);
     return NULL;
 }
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from ortflow.workflow.graph.edit import MICROSOFT
-from ortflow.workflow.kernels.rewriter import Rewriter, attributes_of
+from ortflow.workflow.graph.edit import MICROSOFT, attributes_of
+from ortflow.workflow.kernels.rewriter import Rewriter
 
 
 def put(rewriter: Rewriter) -> None:

@@ -79,12 +79,12 @@ def threads_of(comm: Communicator, place: Place, spec: RunSpec) -> int:
 def make_trainer(context: Context, device: Device, threads: int) -> None:
     """The graph trainer with the parameters of the model file."""
     from ortflow.workflow.graph.types import GraphSet
-    from ortflow.workflow.kernels.library import find_library
+    from ortflow.workflow.kernels.library import library_for
     from ortflow.workflow.trainer.graph import GraphTrainer
     from ortflow.workflow.trainer.sessions import Sessions
 
     context.graphs = GraphSet.load(context.run_dir.graphs)
-    library = find_library() if context.spec.resources.kernels == "auto" else None
+    library = library_for(context.spec.resources.kernels)
     sessions = Sessions(device, threads, context.spec.monitor.runtime_log, library.path if library else None)
     trainer = GraphTrainer(context.graphs, context.spec, sessions, context.world)
     trainer.load_tensors(initial_tensors(context))
