@@ -15,6 +15,7 @@ import psutil
 
 from ortflow.launchers import processes
 from ortflow.launchers.cause import Cause, statuses
+from ortflow.launchers.tail import beginnings
 from ortflow.manifests.local import MpiKind
 from ortflow.workflow.errors import OrtflowError
 from ortflow.workflow.rundir import RunDir
@@ -97,7 +98,10 @@ class Attempt(Child):
 
     def statuses(self, returncode: int) -> dict[int, int]:
         """Exit status of the ranks that did not end with 0, as far as mpirun tells it."""
-        pids = {process.pid: rank for rank, process in self.ranks.items()}
+        # A rank may come and go between two looks, and say so itself.
+        told = beginnings(self.run, self.number, range(self.world_size))
+        pids = {int(record["pid"]): rank for rank, record in told.items()}
+        pids |= {process.pid: rank for rank, process in self.ranks.items()}
         return statuses(self.mpi, returncode, self.words(), pids)
 
     def verdict(self, returncode: int) -> Cause | None:

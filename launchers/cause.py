@@ -42,7 +42,8 @@ def statuses(kind: MpiKind | None, returncode: int, words: str, pids: Mapping[in
     """Exit status of the ranks that did not end with 0, as far as it is told; minus the signal for killed ones.
 
     `kind` None: one rank without mpirun, `returncode` is its own. `words` is what mpirun printed, `pids` the rank of
-    each known process: Hydra names the process that ended first, and kills the others itself.
+    each known process: Hydra names the process that ended first, and kills the others itself. Where nobody knows that
+    one, whoever was not killed by SIGKILL is taken for it.
     """
     if kind is None:
         return {0: returncode} if returncode else {}
@@ -50,7 +51,9 @@ def statuses(kind: MpiKind | None, returncode: int, words: str, pids: Mapping[in
         codes = [int(code) for line in _HYDRA_CODES.findall(words) for code in line.split(",")]
         ended = {rank: _from_wait_status(status) for rank, status in enumerate(codes) if status}
         first = next((pids[int(pid)] for pid in _HYDRA_FIRST.findall(words) if int(pid) in pids), None)
-        return {rank: code for rank, code in ended.items() if first in (None, rank) or code > 0}
+        if first is None:
+            return {rank: code for rank, code in ended.items() if code != -signal.SIGKILL} or ended
+        return {rank: code for rank, code in ended.items() if rank == first or code > 0}
     found = {int(rank): -int(number) for rank, number in _OPENMPI_SIGNAL.findall(words)}
     return found or {int(rank): int(code) for rank, code in _OPENMPI_CODE.findall(words)}
 

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, BinaryIO
+
+from ortflow.workflow.rundir import RunDir
 
 _MANY = (b'{"event":"step"', b'{"event":"phase_')
 """How lines begin that there are most of."""
@@ -97,6 +100,16 @@ def last_records(path: Path, limit: int = 1 << 16, *, attempt: int | None = None
     """The records in the last `limit` bytes of an event file, oldest first; of one `attempt` if that is given."""
     found = (_record(line) for line in _last_bytes(path, limit).splitlines())
     return [record for record in found if record is not None and attempt in (None, record.get("attempt"))]
+
+
+def beginnings(run: RunDir, attempt: int, ranks: Iterable[int]) -> dict[int, dict[str, Any]]:
+    """The record by which each rank has said that it begins an attempt, as long as it is not far back."""
+    found = {}
+    for rank in ranks:
+        for record in last_records(run.events(rank), attempt=attempt):
+            if record.get("event") == "attempt_start":
+                found[rank] = record
+    return found
 
 
 def telling_records(path: Path, limit: int = 1 << 20, whole: int = 1 << 12) -> list[dict[str, Any]]:

@@ -20,7 +20,7 @@ from ortflow.launchers.kubernetes.pod import Pod
 from ortflow.launchers.kubernetes.witness import Witnesses, conclude, hear
 from ortflow.launchers.kubernetes.words import Process, first_end
 from ortflow.launchers.records import Outcome
-from ortflow.launchers.tail import last_records
+from ortflow.launchers.tail import beginnings, last_records
 from ortflow.manifests.local import MpiKind
 from ortflow.workflow.errors import EXIT_DONE, EXIT_FAILURE, EXIT_PREEMPTED, EXIT_USER
 from ortflow.workflow.rundir import RunDir
@@ -157,10 +157,9 @@ class PodAttempt(Child):
 
     def _learn_ranks(self) -> None:
         """Take in where ranks are that have begun since the last time."""
-        for rank in set(range(self._world_size)) - self._processes.keys():
-            for record in last_records(self.run.events(rank), attempt=self.number):
-                if record.get("event") == "attempt_start":
-                    self._processes[rank] = (str(record["host"]), int(record["pid"]))
+        unknown = set(range(self._world_size)) - self._processes.keys()
+        for rank, record in beginnings(self.run, self.number, unknown).items():
+            self._processes[rank] = (str(record["host"]), int(record["pid"]))
 
     @property
     def _world_size(self) -> int:

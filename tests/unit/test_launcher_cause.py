@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+import os
+import time
+from pathlib import Path
+
 import pytest
 
+from ortflow.launchers.attempt import Attempt
 from ortflow.launchers.cause import cause, statuses
 from ortflow.launchers.records import Outcome
+from ortflow.workflow.events import EventLog
+from ortflow.workflow.rundir import RunDir
 
 HYDRA_KILLED = """
 ===================================================================================
@@ -44,6 +51,8 @@ thus causing the job to be terminated. The first process to do so was:
         ("mpich", 9, HYDRA_KILLED.format(codes="0,9"), {}, {1: -9}),
         ("mpich", 9, HYDRA_KILLED.format(codes="9,9"), {6735: 0, 6736: 1}, {1: -9}),
         ("mpich", 9, HYDRA_KILLED.format(codes="9,9"), {}, {0: -9, 1: -9}),
+        ("mpich", 15, HYDRA_KILLED.format(codes="15,9"), {}, {0: -15}),
+        ("mpich", 11, HYDRA_KILLED.format(codes="9,768"), {}, {1: 3}),
         ("mpich", 7, "Abort(7) on node 1 (rank 1 in comm 0)", {}, {}),
         ("openmpi", 137, OPENMPI_KILLED, {}, {1: -9}),
         ("openmpi", 75, OPENMPI_CODE, {}, {0: 75}),
@@ -51,6 +60,18 @@ thus causing the job to be terminated. The first process to do so was:
 )
 def test_statuses(kind, returncode, words, pids, expected) -> None:
     assert statuses(kind, returncode, words, pids) == expected
+
+
+def test_a_rank_that_no_look_has_seen_is_known_by_its_own_words(tmp_path: Path) -> None:
+    run = RunDir(tmp_path)
+    for rank, process in enumerate((6735, 6736)):
+        EventLog(run.events(rank), rank, 3).write("attempt_start", pid=process)
+    words = HYDRA_KILLED.format(codes="9,9")
+    attempt = Attempt(run, 3, ["sh", "-c", f"echo '{words}'; exit 9"], os.environ, 2, "mpich")
+    while (returncode := attempt.poll()) is None:
+        time.sleep(0.01)
+    assert not attempt.ranks
+    assert attempt.statuses(returncode) == {1: -9}
 
 
 FAILED = {1: {"reason": "disk on fire", "exit_code": 1, "time": 5.0}}
