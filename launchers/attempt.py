@@ -9,7 +9,7 @@ from __future__ import annotations
 import signal
 import subprocess
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import psutil
 
@@ -92,15 +92,19 @@ class Attempt(Child):
     def gone(self) -> set[int]:
         """Ranks that no longer run."""
         gone = {rank for rank, process in self.ranks.items() if not processes.runs(process)}
+        unseen = set(range(self.world_size)) - set(self.ranks)
         if time.monotonic() > self._started + UNSEEN:
-            gone |= set(range(self.world_size)) - set(self.ranks)
-        return gone
+            return gone | unseen
+        return gone | {rank for rank, process in self._told(unseen).items() if not psutil.pid_exists(process)}
+
+    def _told(self, ranks: Iterable[int]) -> dict[int, int]:
+        """Process ids that ranks have told themselves: they may come and go between two looks."""
+        return {rank: int(record["pid"]) for rank, record in beginnings(self.run, self.number, ranks).items()}
 
     def statuses(self, returncode: int) -> dict[int, int]:
         """Exit status of the ranks that did not end with 0, as far as mpirun tells it."""
-        # A rank may come and go between two looks, and say so itself.
-        told = beginnings(self.run, self.number, range(self.world_size))
-        pids = {int(record["pid"]): rank for rank, record in told.items()}
+        unseen = set(range(self.world_size)) - set(self.ranks)
+        pids = {process: rank for rank, process in self._told(unseen).items()}
         pids |= {process.pid: rank for rank, process in self.ranks.items()}
         return statuses(self.mpi, returncode, self.words(), pids)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import time
 from pathlib import Path
 
@@ -64,13 +65,16 @@ def test_statuses(kind, returncode, words, pids, expected) -> None:
 
 def test_a_rank_that_no_look_has_seen_is_known_by_its_own_words(tmp_path: Path) -> None:
     run = RunDir(tmp_path)
-    for rank, process in enumerate((6735, 6736)):
+    dead = subprocess.Popen(["true"])
+    dead.wait()
+    for rank, process in enumerate((os.getpid(), dead.pid)):
         EventLog(run.events(rank), rank, 3).write("attempt_start", pid=process)
-    words = HYDRA_KILLED.format(codes="9,9")
+    words = HYDRA_KILLED.format(codes="9,9").replace("6736", str(dead.pid))
     attempt = Attempt(run, 3, ["sh", "-c", f"echo '{words}'; exit 9"], os.environ, 2, "mpich")
     while (returncode := attempt.poll()) is None:
         time.sleep(0.01)
     assert not attempt.ranks
+    assert attempt.gone() == {1}
     assert attempt.statuses(returncode) == {1: -9}
 
 
