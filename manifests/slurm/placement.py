@@ -8,8 +8,8 @@ from typing import Literal
 
 from ortflow.manifests.local import MpiKind
 
-TASK = "\x1a"
-"""In `run_dir`: where the number of the task stands, in a job array that is several runs. In no path of a user's."""
+TASK = "\0"
+"""In `run_dir`: where the number of the task stands, in a job array that is several runs. In no text of a user's."""
 
 Start = Literal["pmi2", "pmix", "none", "mpirun"]
 

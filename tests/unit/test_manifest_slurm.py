@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from run_files import spec_of
 from slurm_scripts import CASES, FOUR, GOLDEN, PLAIN
@@ -276,6 +276,7 @@ def ran(text: str, dump: Path, **environment: str) -> tuple[subprocess.Completed
 
 @settings(max_examples=40, deadline=None, suppress_health_check=[*HealthCheck])
 @given(folder=anything, python=anything, argument=anything, image=anything, start=st.sampled_from(["pmi2", "mpirun"]))
+@example(folder="a", python="\x1a", argument="b\x1a", image="\x1ac", start="pmi2")
 def test_no_value_leaves_its_word(dump: Path, folder: str, python: str, argument: str, image: str, start: Any) -> None:
     container = {"image": image, "arguments": [argument]}
     spec = slurm_spec(
