@@ -39,6 +39,13 @@ RUN pip install --no-cache-dir 'tomli>=2' && \
     python /build/requirements.py ${VARIANT} > /build/requirements.txt && \
     python /build/requirements.py mpi > /build/mpi.txt
 
+FROM base AS kernels
+RUN apt-get update && \
+    DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends gcc libc6-dev && \
+    rm -rf /var/lib/apt/lists/*
+COPY workflow/kernels /build/kernels
+RUN python3 /build/kernels/library.py /kernels
+
 FROM base AS wheel
 RUN pip install --no-cache-dir 'setuptools>=77' wheel
 COPY pyproject.toml README.md LICENSE /build/
@@ -54,6 +61,7 @@ RUN pip install --no-cache-dir -r /opt/ortflow/requirements.txt
 ARG MPI=mpich
 COPY --from=requirements /build/mpi.txt /opt/ortflow/mpi.txt
 RUN pip install --no-cache-dir --constraint /opt/ortflow/mpi.txt ${MPI}
+COPY --from=kernels /kernels /opt/ortflow/share/ortflow/kernels
 COPY examples /opt/ortflow/examples
 RUN --mount=type=bind,from=wheel,source=/wheel,target=/wheel pip install --no-cache-dir --no-deps --no-index /wheel/*.whl
 LABEL org.opencontainers.image.title=ortflow org.opencontainers.image.licenses=MIT

@@ -62,6 +62,14 @@ def test_broken_images(space: Space) -> None:
         assert found[at_fault] == "fault"
 
 
+def test_the_kernels_are_compiled_already(space: Space) -> None:
+    """For the processor that the bed has, and for the others."""
+    look = "from ortflow.workflow.kernels.library import find_library; print(find_library().path)"
+    space.make_all(image_pod("kernels", ["python", "-c", look]))
+    space.until_phase("kernels", "Succeeded")
+    assert space.kubectl("logs", "kernels").startswith("/opt/ortflow/share/ortflow/kernels/x86_64-avx")
+
+
 def test_nothing_of_the_place_where_it_was_built(space: Space) -> None:
     """No keys that every copy would share, no settings of this machine's; the command runs as uid 1000 unasked."""
     here = os.environ.get("PIP_FIND_LINKS", "/wheels")

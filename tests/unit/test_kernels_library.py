@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -14,6 +15,7 @@ from ortflow.workflow.kernels import library
 from ortflow.workflow.kernels.library import Library
 
 COMPILER = shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
+FLAGS = library._FLAGS
 needs_compiler = pytest.mark.skipif(COMPILER is None, reason="no C compiler on this machine")
 
 
@@ -25,6 +27,8 @@ def alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ORTFLOW_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "home"))
     monkeypatch.setattr(library.tempfile, "gettempdir", lambda: str(tmp_path / "temporary"))
+    monkeypatch.setattr(library, "_BROUGHT", tmp_path / "none")
+    monkeypatch.setattr(library, "_FLAGS", tuple(flag.replace("-O3", "-O1") for flag in FLAGS))  # it is quicker
     monkeypatch.delenv("CC", raising=False)
     monkeypatch.setattr(library.shutil, "which", lambda _: None)
     monkeypatch.setattr(library.importlib.util, "find_spec", lambda _: None)
@@ -53,6 +57,26 @@ def test_it_is_compiled_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert [path.name for path in first.path.parent.iterdir()] == [first.path.name]
     assert find() == first
     assert log.read_text() == "called\n"
+
+
+@needs_compiler
+def test_what_an_image_brings_needs_no_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    brought = tmp_path / "prefix" / "kernels"
+    program = [sys.executable, library.__file__, str(brought)]
+    subprocess.run(program, check=True, env={**os.environ, "CC": COMPILER or ""})
+    assert {path.name.rpartition("-")[0] for path in brought.iterdir()} == {"x86_64-avx2", "x86_64-avx-512"}
+    monkeypatch.setattr(library, "_BROUGHT", brought)
+    monkeypatch.setattr(library, "_FLAGS", FLAGS)
+    found = find()
+    assert found.path is not None, found.note
+    assert found.path.parent == brought
+
+
+def test_an_image_without_its_kernels_is_not_built(tmp_path: Path) -> None:
+    program = [sys.executable, library.__file__, str(tmp_path / "kernels")]
+    result = subprocess.run(program, capture_output=True, text=True, env={**os.environ, "CC": "nonesuch"})
+    assert result.returncode == 1
+    assert "AVX2: nonesuch failed: [Errno 2]" in result.stderr
 
 
 def test_without_a_compiler_the_note_says_how_to_get_one() -> None:
@@ -165,27 +189,30 @@ def test_the_best_instructions_of_the_processor_are_taken(
     monkeypatch.setattr(
         library, "Path", lambda *parts: real(tmp_path / "cpuinfo") if parts == ("/proc/cpuinfo",) else real(*parts)
     )
-    found = library._instructions()
-    assert (found[0] if found else None) == level
+    assert library._level() == level
+
+
+def test_other_machines_have_no_level(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(library.platform, "machine", lambda: "aarch64")
+    assert library._level() is None
 
 
 def test_a_processor_without_the_instructions_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(library, "_instructions", lambda: None)
-    assert find() == Library(None, "ONNX Runtime's, because this processor has neither AVX2 nor NEON")
+    monkeypatch.setattr(library, "_level", lambda: None)
+    assert find() == Library(None, "ONNX Runtime's, because this processor has no AVX2")
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="ranks run on Linux")
 @needs_compiler
 def test_the_warnings_of_the_compiler_are_none(tmp_path: Path) -> None:
-    import subprocess
-
     sources = sorted(str(path) for path in Path(library.__file__).parent.glob("*.c"))
-    instructions = library._instructions()
+    level = library._level()
     assert COMPILER is not None
-    assert instructions is not None
-    flags = [flag for flag in library._FLAGS if flag != "-w"]
+    assert level is not None
+    instructions = [f"-m{one}" for one in library._LEVELS[level]]
+    flags = [flag for flag in FLAGS if flag != "-w"]
     result = subprocess.run(
-        [COMPILER, *flags, *instructions[1], "-Wall", "-Wextra", "-Wno-psabi", *sources, "-o", str(tmp_path / "x.so")],
+        [COMPILER, *flags, *instructions, "-Wall", "-Wextra", "-Wno-psabi", *sources, "-o", str(tmp_path / "x.so")],
         capture_output=True,
         text=True,
     )

@@ -8,14 +8,10 @@
 
 #if W == 16
 #define MR 14
-#define NV 2
-#elif W == 8
-#define MR 6
-#define NV 2
 #else
-#define MR 8
-#define NV 2
+#define MR 6
 #endif
+#define NV 2
 #define NR (W * NV)
 #define KC 384              /* depth of a block: a panel of B stays in the first-level cache */
 #define MC (112 / MR * MR)  /* most rows of a block of A: it stays in the second-level cache */

@@ -2,6 +2,7 @@
 
 Any C compiler will do: $CC, cc, gcc, clang, or the one that `pip install ortflow[kernels]` brings. Without one, and on
 processors without the instructions, ONNX Runtime's own kernels do the work. Called by steps `configure` and `runtime`.
+As a program, `library.py FOLDER` compiles for every processor: images are built with that, and need no compiler then.
 """
 
 from __future__ import annotations
@@ -35,6 +36,8 @@ _LEVELS = {
     "AVX2": ("avx2", "fma"),
 }
 """Name -> instruction sets, as Linux and compilers call them; the first that the processor has is taken."""
+_BROUGHT = Path(sys.prefix, "share", "ortflow", "kernels")
+"""Where an image keeps what was compiled when it was built."""
 _ENTRY = "RegisterCustomOps"
 """What ONNX Runtime calls."""
 _SECONDS = 300
@@ -57,40 +60,41 @@ def library_for(kernels: str) -> Library | None:
 @functools.cache
 def find_library() -> Library:
     """The library for this processor, compiled if need be. Never raises: `note` says what is missing."""
-    instructions = _instructions()
-    if instructions is None:
-        return Library(None, "ONNX Runtime's, because this processor has neither AVX2 nor NEON")
-    level, flags = instructions
-    sources = sorted(_SOURCES.glob("*.[ch]"))
-    key = hashlib.sha256(repr((_FLAGS, flags)).encode())
-    for source in sources:
-        key.update(source.read_bytes())
-    name = f"{platform.machine()}-{level.lower()}-{key.hexdigest()[:16]}.so"
-    ours = f"ortflow's own, for {level}"
-    for folder in _folders():
+    level = _level()
+    if level is None:
+        return Library(None, "ONNX Runtime's, because this processor has no AVX2")
+    name, ours = _name(level), f"ortflow's own, for {level}"
+    for folder in (_BROUGHT, *_folders()):
         if (folder / name).exists() and _fault(folder / name) is None:
             return Library(folder / name, ours)
-    files = [str(source) for source in sources if source.suffix == ".c"]
     reason = "there is no C compiler: `pip install 'ortflow[kernels]'` brings one"
     for folder in _folders():
         for compiler in _compilers():
-            fault = _compile([*compiler, *_FLAGS, *flags, *files], folder, name)
+            fault = _compile(compiler, level, folder)
             if fault is None:
                 return Library(folder / name, ours)
             reason = f"{shlex.join(compiler)} failed: {fault}"
     return Library(None, f"ONNX Runtime's, because {reason}")
 
 
-def _instructions() -> tuple[str, tuple[str, ...]] | None:
-    """The best level that the processor has, and the compiler's flags for it."""
-    if platform.machine() in ("aarch64", "arm64"):
-        return "NEON", ()
+def _level() -> str | None:
+    """The best level that the processor has."""
+    if platform.machine() != "x86_64":
+        return None
     try:
         text = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
     except OSError:
         return None
     has = next((set(line.split()) for line in text.splitlines() if line.startswith("flags")), set())
-    return next(((name, tuple(f"-m{s}" for s in sets)) for name, sets in _LEVELS.items() if has >= set(sets)), None)
+    return next((level for level, sets in _LEVELS.items() if has >= set(sets)), None)
+
+
+def _name(level: str) -> str:
+    """The file's name: it tells processor and source."""
+    key = hashlib.sha256(repr((_FLAGS, _LEVELS[level])).encode())
+    for source in sorted(_SOURCES.glob("*.[ch]")):
+        key.update(source.read_bytes())
+    return f"x86_64-{level.lower()}-{key.hexdigest()[:16]}.so"
 
 
 def _folders() -> Iterator[Path]:
@@ -120,14 +124,16 @@ def _compilers() -> Iterator[list[str]]:
         yield [sys.executable, "-m", "ziglang", "cc"]
 
 
-def _compile(command: Sequence[str], folder: Path, name: str) -> str | None:
+def _compile(compiler: Sequence[str], level: str, folder: Path) -> str | None:
     """Compile into the folder; what went wrong, in a few words, or None."""
+    name, instructions = _name(level), [f"-m{one}" for one in _LEVELS[level]]
+    sources = sorted(map(str, _SOURCES.glob("*.c")))
     try:
         _sweep(folder)
         with tempfile.TemporaryDirectory(dir=folder, prefix="making-") as work:
             made = Path(work, name)
             result = subprocess.run(
-                [*command, "-o", str(made), "-lm", "-lpthread"],
+                [*compiler, *_FLAGS, *instructions, *sources, "-o", str(made), "-lm", "-lpthread"],
                 capture_output=True,
                 text=True,
                 errors="replace",
@@ -167,3 +173,17 @@ def _sweep(folder: Path) -> None:
     for left in folder.glob("making-*"):
         if time.time() - left.stat().st_mtime > _STALE:
             shutil.rmtree(left, ignore_errors=True)
+
+
+def main() -> int:
+    """Compile for every level into the folder that is named; 1 and what went wrong where that fails."""
+    folder, compiler = Path(sys.argv[1]), next(_compilers(), ["cc"])
+    folder.mkdir(parents=True, exist_ok=True)
+    faults = {level: fault for level in _LEVELS if (fault := _compile(compiler, level, folder)) is not None}
+    for level, fault in faults.items():
+        print(f"{level}: {shlex.join(compiler)} failed: {fault}", file=sys.stderr)
+    return 1 if faults else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,4 +1,4 @@
-/* Vectors of W floats in the compiler's own notation: AVX-512, AVX2 with FMA, or NEON. */
+/* Vectors of W floats in the compiler's own notation: AVX-512, or AVX2 with FMA. */
 #ifndef ORTFLOW_VECTOR_H
 #define ORTFLOW_VECTOR_H
 
@@ -9,10 +9,8 @@
 #define W 16
 #elif defined(__AVX2__) && defined(__FMA__)
 #define W 8
-#elif defined(__aarch64__)
-#define W 4
 #else
-#error "needs AVX-512, AVX2 with FMA, or NEON"
+#error "needs AVX-512, or AVX2 with FMA"
 #endif
 
 typedef float vec __attribute__((vector_size(4 * W)));
