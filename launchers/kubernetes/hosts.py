@@ -56,17 +56,23 @@ def addresses(hosts: Sequence[str], port: int) -> dict[str, str | None]:
 
 
 def wait_for(
-    hosts: Sequence[str], port: int, seconds: float, look: Callable[[], None], say: Callable[[str], None]
+    hosts: Sequence[str],
+    port: int,
+    seconds: float,
+    look: Callable[[], None],
+    say: Callable[[str], None],
+    leaves: Callable[[str, str], bool] = lambda host, address: False,
 ) -> dict[str, str]:
     """The addresses of all hosts, as soon as all answer; `look` is called meanwhile, and may raise.
 
+    A host that `leaves`, by its name and address, still answers for a moment and is none to begin on.
     Raises OrtflowError naming those that do not answer within so many seconds.
     """
     end, told = time.monotonic() + seconds, time.monotonic()
     while True:
         # All of them anew: one that has answered may be gone by the time the last one comes.
         known = addresses(hosts, port)
-        missing = [host for host, found in known.items() if found is None]
+        missing = [host for host, found in known.items() if found is None or leaves(host, found)]
         if not missing:
             return {host: found for host, found in known.items() if found is not None}
         look()

@@ -117,7 +117,7 @@ def test_a_life(release: Release) -> None:
     release.told("install", "chart", str(CHART), "-f", file)
     first = name_of(run)
     assert {f"PodDisruptionBudget/{first}", f"NetworkPolicy/{first}", f"Role/{first}"} <= release.left()
-    run.until_step(MIDDLE)
+    run.until_step(MIDDLE, timeout=120)
     before = run.job()["metadata"]["uid"]
     release.told("upgrade", "chart", str(CHART), "-f", file)
     assert run.job()["metadata"]["uid"] == before, "nothing has changed"

@@ -302,7 +302,8 @@ def test_submitted_again_when_it_is_finished(cluster: Cluster) -> None:
 def test_submitted_twice_at_once(cluster: Cluster) -> None:
     """Here and by kubectl: the second one is told, and the first one goes on."""
     space = cluster.space
-    first = cluster.submit("both", **slow(cluster, 1.0))
+    # Slower than the second one waits to see whether the first one lives.
+    first = cluster.submit("both", **slow(cluster, 2.5))
     first.until_step(3)
     name = first.job()["metadata"]["name"]
     space.kubectl("apply", "-f", "-", given=cluster.ortflow("render", "-b", "kubernetes", "both.yaml").stdout)

@@ -104,6 +104,17 @@ class TestHosts:
         with pytest.raises(OrtflowError, match=f"no answer on port {daemon} within 0 s from gone$"):
             wait_for(["localhost", "gone.invalid"], daemon, 0.0, lambda: None, print)
 
+    def test_one_that_leaves_is_none_to_begin_on(self, daemon: int) -> None:
+        answers = iter([True, True, False])
+        asked = []
+
+        def leaves(host: str, address: str) -> bool:
+            asked.append((host, address))
+            return next(answers)
+
+        assert wait_for(["localhost"], daemon, 5.0, lambda: None, print, leaves) == {"localhost": "127.0.0.1"}
+        assert asked == [("localhost", "127.0.0.1")] * 3
+
     def test_waiting_ends_when_told(self) -> None:
         def look() -> None:
             raise Preempted("enough")
