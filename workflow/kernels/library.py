@@ -7,6 +7,7 @@ As a program, `library.py FOLDER` compiles for every processor: images are built
 
 from __future__ import annotations
 
+import argparse
 import ctypes
 import functools
 import hashlib
@@ -177,7 +178,9 @@ def _sweep(folder: Path) -> None:
 
 def main() -> int:
     """Compile for every level into the folder that is named; 1 and what went wrong where that fails."""
-    folder, compiler = Path(sys.argv[1]), next(_compilers(), ["cc"])
+    parser = argparse.ArgumentParser(description="Compile ortflow's CPU kernels for every processor that they run on.")
+    parser.add_argument("folder", type=Path, help="where the libraries go")
+    folder, compiler = parser.parse_args().folder, next(_compilers(), ["cc"])
     folder.mkdir(parents=True, exist_ok=True)
     faults = {level: fault for level in _LEVELS if (fault := _compile(compiler, level, folder)) is not None}
     for level, fault in faults.items():
