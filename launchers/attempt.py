@@ -9,13 +9,13 @@ from __future__ import annotations
 import signal
 import subprocess
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import psutil
 
 from ortflow.launchers import processes
 from ortflow.launchers.cause import Cause, statuses
-from ortflow.launchers.tail import beginnings
+from ortflow.launchers.tail import newest
 from ortflow.manifests.local import MpiKind
 from ortflow.workflow.errors import OrtflowError
 from ortflow.workflow.rundir import RunDir
@@ -92,20 +92,22 @@ class Attempt(Child):
     def gone(self) -> set[int]:
         """Ranks that no longer run."""
         gone = {rank for rank, process in self.ranks.items() if not processes.runs(process)}
-        unseen = set(range(self.world_size)) - set(self.ranks)
         if time.monotonic() > self._started + UNSEEN:
-            return gone | unseen
-        return gone | {rank for rank, process in self._told(unseen).items() if not psutil.pid_exists(process)}
+            return gone | self._unseen
+        return gone | {rank for process, rank in self._told().items() if not psutil.pid_exists(process)}
 
-    def _told(self, ranks: Iterable[int]) -> dict[int, int]:
-        """Process ids that ranks have told themselves: they may come and go between two looks."""
-        return {rank: int(record["pid"]) for rank, record in beginnings(self.run, self.number, ranks).items()}
+    @property
+    def _unseen(self) -> set[int]:
+        return set(range(self.world_size)) - set(self.ranks)
+
+    def _told(self) -> dict[int, int]:
+        """Unseen ranks by the process that they have named themselves: they may come and go between two looks."""
+        told = newest(self.run, self.number, self._unseen, "attempt_start")
+        return {int(record["pid"]): rank for rank, record in told.items()}
 
     def statuses(self, returncode: int) -> dict[int, int]:
         """Exit status of the ranks that did not end with 0, as far as mpirun tells it."""
-        unseen = set(range(self.world_size)) - set(self.ranks)
-        pids = {process: rank for rank, process in self._told(unseen).items()}
-        pids |= {process.pid: rank for rank, process in self.ranks.items()}
+        pids = self._told() | {process.pid: rank for rank, process in self.ranks.items()}
         return statuses(self.mpi, returncode, self.words(), pids)
 
     def verdict(self, returncode: int) -> Cause | None:

@@ -20,7 +20,7 @@ from ortflow.launchers.cause import Cause, cause
 from ortflow.launchers.memory import oom_kills
 from ortflow.launchers.records import Outcome, fruitless, next_attempt, open_attempt, used
 from ortflow.launchers.stop import Stop, write_request
-from ortflow.launchers.tail import EventTail, last_lines, last_records
+from ortflow.launchers.tail import EventTail, last_lines, last_records, newest
 from ortflow.workflow.errors import EXIT_DONE, EXIT_FAILURE, EXIT_PREEMPTED, EXIT_USER
 from ortflow.workflow.rundir import RunDir
 from ortflow.workflow.spec.run import Restart
@@ -240,10 +240,7 @@ class Supervisor:
         return {rank for rank in attempt.gone() if not self._said_goodbye(attempt.number, rank)}
 
     def _said_goodbye(self, number: int, rank: int) -> bool:
-        return any(
-            record.get("event") in ("finished", "preempted")
-            for record in last_records(self._run.events(rank), 4096, attempt=number)
-        )
+        return rank in newest(self._run, number, [rank], "finished", "preempted", limit=4096)
 
     def _begun(self, number: int) -> bool:
         """Whether every rank has written a word in an attempt: before that there is nothing to save."""
@@ -260,12 +257,7 @@ class Supervisor:
 
     def _failures(self, number: int) -> dict[int, dict[str, Any]]:
         """The newest failure event of each rank in an attempt."""
-        found = {}
-        for rank in range(self._job.world_size):
-            for record in last_records(self._run.events(rank), attempt=number):
-                if record.get("event") == "failure":
-                    found[rank] = record
-        return found
+        return newest(self._run, number, range(self._job.world_size), "failure")
 
     def _judge(self, number: int, found: Cause) -> Decision:
         """Decide what follows, put it on record, tell it."""

@@ -102,12 +102,14 @@ def last_records(path: Path, limit: int = 1 << 16, *, attempt: int | None = None
     return [record for record in found if record is not None and attempt in (None, record.get("attempt"))]
 
 
-def beginnings(run: RunDir, attempt: int, ranks: Iterable[int]) -> dict[int, dict[str, Any]]:
-    """The record by which each rank has said that it begins an attempt, as long as it is not far back."""
+def newest(
+    run: RunDir, attempt: int, ranks: Iterable[int], *events: str, limit: int = 1 << 16
+) -> dict[int, dict[str, Any]]:
+    """The newest of these events of each rank in an attempt, if it has one in the last `limit` bytes of its record."""
     found = {}
     for rank in ranks:
-        for record in last_records(run.events(rank), attempt=attempt):
-            if record.get("event") == "attempt_start":
+        for record in last_records(run.events(rank), limit, attempt=attempt):
+            if record.get("event") in events:
                 found[rank] = record
     return found
 

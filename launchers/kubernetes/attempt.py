@@ -20,7 +20,7 @@ from ortflow.launchers.kubernetes.pod import Pod
 from ortflow.launchers.kubernetes.witness import Witnesses, conclude, hear
 from ortflow.launchers.kubernetes.words import Process, first_end
 from ortflow.launchers.records import Outcome
-from ortflow.launchers.tail import beginnings, last_records
+from ortflow.launchers.tail import newest
 from ortflow.manifests.local import MpiKind
 from ortflow.workflow.errors import EXIT_DONE, EXIT_FAILURE, EXIT_PREEMPTED, EXIT_USER
 from ortflow.workflow.rundir import RunDir
@@ -134,12 +134,8 @@ class PodAttempt(Child):
 
     def _told(self, *events: str) -> dict[int, str]:
         """Which of the events each rank has written last in this attempt; ranks that wrote none are left out."""
-        found = {}
-        for rank in range(self._world_size):
-            for record in last_records(self.run.events(rank), 4096, attempt=self.number):
-                if record.get("event") in events:
-                    found[rank] = str(record["event"])
-        return found
+        told = newest(self.run, self.number, range(self._world_size), *events, limit=4096)
+        return {rank: str(record["event"]) for rank, record in told.items()}
 
     def _look_where(self) -> None:
         """Compare, once all ranks have begun, where they are with where they should be."""
@@ -158,7 +154,7 @@ class PodAttempt(Child):
     def _learn_ranks(self) -> None:
         """Take in where ranks are that have begun since the last time."""
         unknown = set(range(self._world_size)) - self._processes.keys()
-        for rank, record in beginnings(self.run, self.number, unknown).items():
+        for rank, record in newest(self.run, self.number, unknown, "attempt_start").items():
             self._processes[rank] = (str(record["host"]), int(record["pid"]))
 
     @property

@@ -28,7 +28,7 @@ from ortflow.launchers.kubernetes.mpirun import command, environment, hostfile
 from ortflow.launchers.kubernetes.ownership import Ownership, owner_of
 from ortflow.launchers.kubernetes.pod import Pod
 from ortflow.launchers.kubernetes.story import Story
-from ortflow.launchers.kubernetes.witness import hear
+from ortflow.launchers.kubernetes.witness import leaves
 from ortflow.launchers.locks import wait_free
 from ortflow.launchers.mpi import find_mpi
 from ortflow.launchers.opening import Opened, opened
@@ -186,7 +186,9 @@ class Keeper:
                 fix="do not scale the MPIJob: submit the run again with as many nodes as it shall have",
             )
         self._story.say(f"attempt {number}: waiting for {len(hosts)} worker{'s' if len(hosts) > 1 else ''}")
-        known = wait_for(hosts, pod.ssh_port, WAIT, self._look, self._story.say, self._leaves)
+        known = wait_for(
+            hosts, pod.ssh_port, WAIT, self._look, self._story.say, lambda host, at: leaves(pod, short(host), at)
+        )
         file = Path(tempfile.mkdtemp(prefix="ortflow-")) / "hosts"
         file.write_text(hostfile(mpi.kind, hosts, slots))
         own = {
@@ -200,12 +202,6 @@ class Keeper:
         outer = environment(own, os.environ, mpi, pod.ssh_port)
         words = command(spec, self._run.root, self._python, mpi, file, here, sorted(outer))
         return PodAttempt(self._run, number, words, outer, mpi.kind, pod, known, slots)
-
-    def _leaves(self, host: str, address: str) -> bool:
-        """Whether the pod that answers there has said that it was told to end."""
-        name = short(host)
-        witness = hear(self._pod, [name])[name]
-        return witness is not None and witness.leaving and witness.address == address
 
     def _look(self) -> None:
         """While workers are waited for: raise Preempted when told to end."""

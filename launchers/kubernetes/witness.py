@@ -45,6 +45,12 @@ def hear(pod: Pod, hosts: Iterable[str]) -> dict[str, Witness | None]:
     return {host: _read(pod, host) for host in hosts}
 
 
+def leaves(pod: Pod, host: str, address: str) -> bool:
+    """Whether the pod that answers for the host at an address has said that it was told to end."""
+    said = _read(pod, host)
+    return said is not None and said.leaving and said.address == address
+
+
 def _read(pod: Pod, host: str) -> Witness | None:
     try:
         values = json.loads(pod.witness(host).read_text())

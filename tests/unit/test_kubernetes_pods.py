@@ -15,7 +15,7 @@ from ortflow.launchers.kubernetes.hosts import address, read_hosts, short, wait_
 from ortflow.launchers.kubernetes.mpirun import DEFAULTS, command, environment, hostfile
 from ortflow.launchers.kubernetes.pod import Pod
 from ortflow.launchers.kubernetes.story import MARK, Story
-from ortflow.launchers.kubernetes.witness import Witness, Witnesses, conclude, hear, tell
+from ortflow.launchers.kubernetes.witness import Witness, Witnesses, conclude, hear, leaves, tell
 from ortflow.launchers.kubernetes.words import first_end
 from ortflow.launchers.kubernetes.worker import sshd_config
 from ortflow.launchers.records import Outcome
@@ -108,11 +108,11 @@ class TestHosts:
         answers = iter([True, True, False])
         asked = []
 
-        def leaves(host: str, address: str) -> bool:
+        def on_its_way(host: str, address: str) -> bool:
             asked.append((host, address))
             return next(answers)
 
-        assert wait_for(["localhost"], daemon, 5.0, lambda: None, print, leaves) == {"localhost": "127.0.0.1"}
+        assert wait_for(["localhost"], daemon, 5.0, lambda: None, print, on_its_way) == {"localhost": "127.0.0.1"}
         assert asked == [("localhost", "127.0.0.1")] * 3
 
     def test_waiting_ends_when_told(self) -> None:
@@ -172,6 +172,12 @@ class TestWitnesses:
         (tmp_path / ".ortflow/gpt-abc/workers/w-1.json").write_text("{torn")
         heard = hear(pod(tmp_path), ["w-0", "w-1", "w-2"])
         assert heard == {"w-0": Witness("10.0.0.1", 5.0, leaving=True), "w-1": None, "w-2": None}
+
+    def test_one_leaves_until_another_pod_has_its_name(self, tmp_path: Path) -> None:
+        tell(pod(tmp_path), "w-0", Witness("10.0.0.1", 5.0, leaving=True))
+        tell(pod(tmp_path), "w-1", Witness("10.0.0.2", 5.0))
+        asked = [("w-0", "10.0.0.1"), ("w-0", "10.0.0.9"), ("w-1", "10.0.0.2"), ("w-2", "10.0.0.3")]
+        assert [leaves(pod(tmp_path), *one) for one in asked] == [True, False, False, False]
 
     def test_that_say_nothing_new_explain_nothing(self) -> None:
         assert conclude(BEFORE, BEFORE, []) is None
