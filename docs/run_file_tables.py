@@ -16,6 +16,7 @@ from pydantic_core import PydanticUndefined
 from ortflow.workflow.spec.base import Section
 from ortflow.workflow.spec.help import fill
 from ortflow.workflow.spec.keys import SectionType, discriminator, sections, tags
+from ortflow.workflow.spec.metrics import METRICS
 from ortflow.workflow.spec.run import RunSpec
 
 PAGE = Path(__file__).with_name("run-file.md")
@@ -26,7 +27,7 @@ END = "<!-- end of tables -->"
 def tables() -> str:
     """Markdown: one heading and table a section, in the order of the run file."""
     fill()
-    return "\n".join(_section(RunSpec, (), ""))
+    return "\n".join([*_section(RunSpec, (), ""), *_metrics()])
 
 
 def updated(page: str) -> str:
@@ -59,6 +60,18 @@ def _section(section: SectionType, path: tuple[str, ...], which: str) -> Iterato
                 "" if key is None else f" with `{key}` " + " or ".join(f"`{tag}`" for tag in tags(inner_section, key))
             )
             yield from _section(inner_section, (*path, name), which)
+
+
+def _metrics() -> Iterator[str]:
+    """What each evaluation metric is, for each loss that it is computed for."""
+    yield "### Metrics\n"
+    yield "What `model.metrics`, `train.early_stop.metric` and `ortflow list --by` may name besides `loss`.\n"
+    yield "| metric | meaning | `model.loss.kind` | what counts | better is |\n|---|---|---|---|---|"
+    for name, known in METRICS.items():
+        better = "higher" if known.higher_is_better else "lower"
+        for kind, counts in known.losses.items():
+            yield f"| `{name}` | {known.meaning} | `{kind}` | {counts} | {better} |"
+    yield ""
 
 
 def _type(schema: dict[str, Any]) -> str:

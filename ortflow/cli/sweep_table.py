@@ -7,13 +7,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ortflow.workflow.errors import UserError
+from ortflow.workflow.spec.metrics import higher_is_better
 
 if TYPE_CHECKING:
     from ortflow.launchers.status import RunStatus
     from ortflow.launchers.sweeps import Sweep
-
-HIGHEST = ("accuracy",)
-"""Metrics of which more is better."""
 
 
 @dataclass(frozen=True)
@@ -57,7 +55,7 @@ def results(sweep: Sweep, found: Sequence[RunStatus], by: str | None) -> Results
     metric = by if by in metrics else next(iter(metrics), None)
     if metric is None:
         return Results(sweep, found, None, None)
-    sign = -1.0 if metric in HIGHEST else 1.0
+    sign = -1.0 if higher_is_better(metric) else 1.0
     ranked = [
         (sign * value, place)
         for place, how in enumerate(found)

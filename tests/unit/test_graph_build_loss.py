@@ -236,8 +236,18 @@ def test_refusals(tmp_path: Path) -> None:
         (plain, {"kind": "cross_entropy", "class_axis": 2}, {}, "no axis 2"),
         (plain, {"kind": "output", "output": "y"}, {}, "is no scalar"),
         (with_labels, {"kind": "output", "output": "loss"}, {"data__last_batch": "pad"}, "data.last_batch"),
-        (plain, {"kind": "mse"}, {"model__metrics": ["accuracy"]}, "accuracy needs labels"),
-        (plain, {"kind": "mse"}, {"model__metrics": ["perplexity"]}, "perplexity means nothing"),
+        (
+            plain,
+            {"kind": "mse"},
+            {"model__metrics": ["accuracy"]},
+            "accuracy, which is computed for the losses cross_entropy and bce",
+        ),
+        (
+            plain,
+            {"kind": "mse"},
+            {"model__metrics": ["perplexity"]},
+            "perplexity, which is computed for the losses cross_entropy and output",
+        ),
         (plain, {"kind": "cross_entropy"}, {"model__labels": ["target"]}, "model.labels[0]: the model has no input"),
     ]:
         with pytest.raises(UserError) as caught:

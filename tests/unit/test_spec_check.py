@@ -69,8 +69,10 @@ def test_a_run_that_agrees_with_itself() -> None:
         (
             {"model": model({"kind": "mse"}, metrics=["accuracy", "perplexity"])},
             [
-                "model.metrics[0]: is accuracy, which is computed for the loss cross_entropy only, not for mse",
-                "model.metrics[1]: is perplexity, which is computed for the loss cross_entropy only, not for mse",
+                "model.metrics[0]: is accuracy, which is computed for the losses cross_entropy and bce_with_logits, not"
+                " for mse",
+                "model.metrics[1]: is perplexity, which is computed for the losses cross_entropy and output, not for"
+                " mse",
             ],
         ),
         (

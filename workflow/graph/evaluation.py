@@ -14,7 +14,8 @@ from ortflow.workflow.graph.loss import Target, attach
 from ortflow.workflow.graph.metrics import attach_metrics
 from ortflow.workflow.graph.modes import evaluation_mode
 from ortflow.workflow.graph.types import LOSS_SUM, LOSS_WEIGHT
-from ortflow.workflow.spec.model import Loss, Metric
+from ortflow.workflow.spec.metrics import Metric
+from ortflow.workflow.spec.model import Loss
 
 
 def complete(graph: onnx.GraphProto, loss: Loss, metrics: Sequence[Metric], batch: str, padded: bool) -> Target:

@@ -1,11 +1,12 @@
 """Adds the evaluation metrics, each as a sum and a weight like the loss.
 
-Called by `evaluation` after the loss is attached. Perplexity has no output: it is exp of the loss.
+Called by `evaluation` after the loss is attached. Metrics that follow from the loss have no outputs. What there is,
+and for which losses, is in `ortflow.workflow.spec.metrics`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from onnx import TensorProto
 
@@ -13,31 +14,26 @@ from ortflow.workflow.errors import UserError
 from ortflow.workflow.graph.edit import Editor
 from ortflow.workflow.graph.loss import Target
 from ortflow.workflow.graph.types import LOSS_WEIGHT
-from ortflow.workflow.spec.model import CrossEntropy, Loss, Metric
-
-_WITH_OUTPUTS = ("accuracy",)
+from ortflow.workflow.spec.metrics import Metric, misuse
+from ortflow.workflow.spec.model import CrossEntropy, Loss
 
 
 def attach_metrics(edit: Editor, metrics: Sequence[Metric], loss: Loss, target: Target) -> list[str]:
     """Add the outputs' nodes; returns the outputs' names. Raises UserError where loss and metric do not go together."""
     outputs = []
     for metric in dict.fromkeys(metrics):
-        if metric == "perplexity":
-            if loss.kind not in ("cross_entropy", "output"):
-                raise UserError(f"perplexity means nothing for the loss {loss.kind}", where="model.metrics")
-            continue
-        if loss.kind not in ("cross_entropy", "bce_with_logits"):
-            raise UserError(
-                f"accuracy needs labels that are classes, which the loss {loss.kind} has not", where="model.metrics"
-            )
-        _accuracy(edit, loss, target)
-        outputs += sum_and_weight(metric)
+        wrong = misuse(metric, loss.kind)
+        if wrong is not None:
+            raise UserError(f"names {wrong}", where="model.metrics", fix="remove it")
+        if metric in _ATTACH:
+            _ATTACH[metric](edit, loss, target)
+            outputs += sum_and_weight(metric)
     return outputs
 
 
 def with_outputs(metrics: Sequence[Metric]) -> tuple[str, ...]:
     """Those metrics that have outputs of their own."""
-    return tuple(metric for metric in dict.fromkeys(metrics) if metric in _WITH_OUTPUTS)
+    return tuple(metric for metric in dict.fromkeys(metrics) if metric in _ATTACH)
 
 
 def sum_and_weight(metric: str) -> list[str]:
@@ -61,3 +57,7 @@ def _accuracy(edit: Editor, loss: Loss, target: Target) -> None:
             right = edit.node("And", right, target.mask)
     edit.total(edit.cast(right, TensorProto.FLOAT), total)
     edit.node("Identity", LOSS_WEIGHT, output=weight)
+
+
+_ATTACH: dict[Metric, Callable[[Editor, Loss, Target], None]] = {"accuracy": _accuracy}
+"""Every metric that does not follow from the loss."""

@@ -6,8 +6,8 @@ Called by `build`. `model.path` stays the source of the parameters and of the ex
   running statistics (fp32); outputs are `ortflow.loss_sum` and `ortflow.loss_weight` (fp32 scalars: loss = sum of the
   one / sum of the other), `<parameter>_grad` of the loss sum for each parameter to train (the others are frozen), and
   `<statistic>_new` for each running statistic.
-- `model.graphs.eval`: the same inputs; outputs `ortflow.loss_sum`, `ortflow.loss_weight`, and `ortflow.accuracy_sum`
-  and `ortflow.accuracy_weight` where `model.metrics` asks for accuracy.
+- `model.graphs.eval`: the same inputs; outputs `ortflow.loss_sum`, `ortflow.loss_weight`, and `ortflow.<metric>_sum`
+  and `ortflow.<metric>_weight` for each of `model.metrics` that does not follow from the loss.
 - `model.graphs.optimizer`: inputs `learning_rate` (fp32 [1]), `step` (int64 [1], from 1), `parameters.0`,
   `gradients.0` (fp32 [n]) and any number of moments `<moment>.0`; outputs `parameters.0.out` and `<moment>.0.out`. It
   updates all trained parameters as one segment.

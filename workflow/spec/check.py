@@ -12,7 +12,7 @@ from pathlib import PurePosixPath
 from ortflow.workflow.data.mapping import parse_reference
 from ortflow.workflow.errors import UserError
 from ortflow.workflow.spec.kubernetes_check import check_kubernetes
-from ortflow.workflow.spec.model import CrossEntropy
+from ortflow.workflow.spec.metrics import misuse
 from ortflow.workflow.spec.problem import Problem
 from ortflow.workflow.spec.run import RunSpec
 from ortflow.workflow.spec.slurm_check import check_slurm
@@ -68,9 +68,8 @@ def _metrics(spec: RunSpec) -> Iterator[Problem]:
     for place, metric in enumerate(metrics):
         if metric in metrics[:place]:
             yield Problem((*path, place), f"names {metric} a second time", "keep one")
-        elif not isinstance(spec.model.loss, CrossEntropy):
-            what = f"is {metric}, which is computed for the loss cross_entropy only, not for {spec.model.loss.kind}"
-            yield Problem((*path, place), what, "take it away", others=(("model", "loss", "kind"),))
+        elif (wrong := misuse(metric, spec.model.loss.kind)) is not None:
+            yield Problem((*path, place), f"is {wrong}", "remove it", others=(("model", "loss", "kind"),))
     if spec.train.early_stop is not None:
         watched = spec.train.early_stop.metric
         if watched != "loss" and watched not in metrics:

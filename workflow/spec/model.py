@@ -7,8 +7,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from ortflow.workflow.spec.base import Fraction, Section, Text
-
-Metric = Literal["accuracy", "perplexity"]
+from ortflow.workflow.spec.metrics import Metric
 
 
 class OwnGraphs(Section):

@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from ortflow.workflow.spec.base import Count, Fraction, NonNegativeFloat, Positive, PositiveFloat, Section, Text
+from ortflow.workflow.spec.metrics import Watched
 
 
 class OptimizerBase(Section):
@@ -81,7 +82,7 @@ class Evaluation(Section):
 class EarlyStop(Section):
     """Stop when a metric no longer improves."""
 
-    metric: Literal["loss", "accuracy", "perplexity"] = "loss"
+    metric: Watched = "loss"
     """Evaluation metric that is watched."""
     patience: Positive = 3
     """Evaluations without improvement before the run stops."""

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from ortflow.workflow.progress import Progress
+from ortflow.workflow.spec.metrics import higher_is_better
 from ortflow.workflow.spec.train import EarlyStop
 
 
 def judge(rule: EarlyStop, progress: Progress, value: float) -> bool:
     """Count an evaluation without improvement; True when there were `patience` of them in a row.
 
-    Accuracy is to grow, loss and perplexity to shrink, by more than `min_delta`.
+    An improvement is a change for the better by more than `min_delta`.
     """
-    sign = -1.0 if rule.metric == "accuracy" else 1.0
+    sign = -1.0 if higher_is_better(rule.metric) else 1.0
     best = progress.best_metric
     if best is None or sign * (best - value) > rule.min_delta:
         progress.best_metric = value

@@ -22,6 +22,7 @@ from ortflow.workflow.graph.types import LOSS_SUM, LOSS_WEIGHT, VALID, GraphSet
 from ortflow.workflow.layout import FlatIndex
 from ortflow.workflow.optim.graph import moments
 from ortflow.workflow.optim.segments import segments
+from ortflow.workflow.spec.metrics import METRICS
 from ortflow.workflow.spec.run import RunSpec
 from ortflow.workflow.trainer import GRADIENT_GRAPH, EvaluationOutcome, MicroBatch, StepOutcome
 from ortflow.workflow.trainer.inference import largest_difference
@@ -30,8 +31,6 @@ from ortflow.workflow.trainer.sessions import Binding, Sessions
 TAIL = 64
 """Elements of the tail: loss, weight, samples, then the votes."""
 VOTES = 3
-LARGEST_EXPONENT = 700.0
-"""Of a double: a perplexity beyond it is infinite for anybody."""
 
 
 class GraphTrainer:
@@ -211,8 +210,10 @@ class GraphTrainer:
         self._comm.all_reduce(self._totals)
         totals = self._totals.read()
         metrics = ratios(dict(zip(names, totals.tolist(), strict=False)))
-        if "perplexity" in self._spec.model.metrics:
-            metrics["perplexity"] = math.exp(min(metrics["loss"], LARGEST_EXPONENT))
+        for name in self._spec.model.metrics:
+            of_loss = METRICS[name].of_loss
+            if of_loss is not None:
+                metrics[name] = of_loss(metrics["loss"])
         end = len(names) + 1
         return EvaluationOutcome(metrics, round(totals[len(names)]), totals[end : end + len(mine)])
 

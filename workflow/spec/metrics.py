@@ -1,0 +1,70 @@
+"""The evaluation metrics: one table of what each is computed for, how it is reduced and which way is better.
+
+Read by the run file's checks, the evaluation graph, the trainer, early stop, sweeps and the documentation. A new
+metric is an entry here and, unless it follows from the loss, its nodes in `ortflow.workflow.graph.metrics`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+Metric = Literal["accuracy", "perplexity"]
+Watched = Literal["loss", Metric]
+"""What an evaluation gives: the loss always, the metrics where `model.metrics` names them."""
+
+LARGEST_EXPONENT = 700.0
+"""exp of more is no double."""
+
+
+@dataclass(frozen=True)
+class Properties:
+    """What is known of a metric."""
+
+    meaning: str
+    """One line for the documentation."""
+    losses: dict[str, str]
+    """`model.loss.kind` it is computed for, and what it counts there."""
+    higher_is_better: bool
+    of_loss: Callable[[float], float] | None = None
+    """Its value from the mean loss of the evaluation set. None: the evaluation graph has outputs
+    `ortflow.<metric>_sum` and `ortflow.<metric>_weight`, whose totals over batches and ranks are divided."""
+
+
+def perplexity(loss: float) -> float:
+    """exp(loss); `loss` is in nats."""
+    return math.exp(min(loss, LARGEST_EXPONENT))
+
+
+METRICS: dict[Metric, Properties] = {
+    "accuracy": Properties(
+        meaning="share of right predictions",
+        losses={
+            "cross_entropy": "labels that are the class of the largest logit; `ignore_index` does not count",
+            "bce_with_logits": "elements whose logit is above 0 where the target is above 0.5, and only there",
+        },
+        higher_is_better=True,
+    ),
+    "perplexity": Properties(
+        meaning="exp of the evaluation loss",
+        losses={"cross_entropy": "as the loss", "output": "as the loss, which must be a cross-entropy"},
+        higher_is_better=False,
+        of_loss=perplexity,
+    ),
+}
+
+
+def higher_is_better(metric: str) -> bool:
+    """Whether a larger value of a metric or of the loss is an improvement."""
+    return any(name == metric and known.higher_is_better for name, known in METRICS.items())
+
+
+def misuse(metric: Metric, loss: str) -> str | None:
+    """Why a metric is not computed for a loss of this kind, None where it is."""
+    losses = METRICS[metric].losses
+    if loss in losses:
+        return None
+    kinds = " and ".join(losses)
+    return f"{metric}, which is computed for the loss{'es' if len(losses) > 1 else ''} {kinds}, not for {loss}"
