@@ -28,7 +28,7 @@ PATIENCE = 4.0
 """Seconds after which no further block is written."""
 OTHERS = 10.0
 """Seconds for the files of other nodes to come into sight."""
-IMPORTS = "import onnx, onnxruntime, pyarrow, safetensors, ortflow.workflow.executor"
+IMPORTS = "import onnx, pyarrow, safetensors, ortflow.workflow.onnx_runtime, ortflow.workflow.executor"
 """What shows that compiled packages fit the node's system."""
 
 

@@ -120,3 +120,21 @@ def test_the_kernels_are_named_and_the_run_file_can_do_without_them(project: Pro
         assert our_norm == pytest.approx(their_norm, rel=1e-3)
     if find_library().path is not None:
         assert curve(undisturbed) != curve(plain)
+
+
+def test_no_rank_and_no_verb_imports_torch(project: Project, tmp_path: Path) -> None:
+    package = tmp_path / "packages" / "torch"
+    package.mkdir(parents=True)
+    note = tmp_path / "imports"
+    spy = f"import traceback\nwith open({str(note)!r}, 'a') as note: traceback.print_stack(file=note)\n"
+    (package / "__init__.py").write_text(spy + "raise ImportError('a spy')\n")
+    file = project.write("without-torch", train__steps=6)
+    for arguments in (
+        ("inspect", "model.onnx"),
+        ("validate", file.name),
+        ("run", file.name),
+        ("export", "without-torch"),
+    ):
+        done = command(*arguments, folder=project.folder, PYTHONPATH=str(package.parent))
+        assert done.returncode == 0, done.stderr
+        assert not note.exists(), f"{arguments[0]}: {note.read_text()}"

@@ -108,7 +108,7 @@ def serve() -> None:
     replies = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # what ONNX Runtime prints must not mix with the replies
     requests = sys.stdin.buffer
-    from onnxruntime.capi import _pybind_state as runtime
+    from ortflow.workflow.onnx_runtime import native as runtime
 
     while True:
         try:
@@ -133,14 +133,14 @@ def _gradient(runtime: Any, request: dict[str, Any], model: bytes) -> bytes:
 
 
 def _load(runtime: Any, request: dict[str, Any], model: bytes) -> None:
-    from onnxruntime import InferenceSession
+    from ortflow.workflow.onnx_runtime import onnxruntime
 
     options = runtime.SessionOptions()
     options.intra_op_num_threads = 1
     options.log_severity_level = 4
     if request["kernels"]:
         options.register_custom_ops_library(request["kernels"])
-    InferenceSession(model, options, providers=request["providers"])
+    onnxruntime.InferenceSession(model, options, providers=request["providers"])
 
 
 if __name__ == "__main__":

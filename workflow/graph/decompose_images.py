@@ -58,7 +58,7 @@ def _interpolation(node: onnx.NodeProto, size: int, kind: str, amount: Any) -> n
 
 def _of_unit_vectors(alone: onnx.NodeProto, size: int, *constants: onnx.TensorProto) -> np.ndarray:
     """[size, new size]: what ONNX Runtime's own kernel of a node, with input x, makes of the unit vectors."""
-    from onnxruntime import InferenceSession, SessionOptions
+    from ortflow.workflow.onnx_runtime import onnxruntime
 
     alone.output[:] = ["y"]
     graph = helper.make_graph(
@@ -69,11 +69,11 @@ def _of_unit_vectors(alone: onnx.NodeProto, size: int, *constants: onnx.TensorPr
         initializer=constants,
     )
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=8)
-    options = SessionOptions()
+    options = onnxruntime.SessionOptions()
     options.log_severity_level = 4
     units = np.eye(size, dtype=np.float32).reshape(1, 1, size, size)
     try:
-        session = InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+        session = onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
         return np.asarray(session.run(["y"], {"x": units})[0]).reshape(size, -1)
     except Exception as error:  # noqa: BLE001 - ONNX Runtime's errors have no base of their own
         raise ValueError(str(error)) from None

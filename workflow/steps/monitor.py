@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from ortflow.workflow.hidden import hidden
 from ortflow.workflow.steps.context import Context
 from ortflow.workflow.trainer import StepOutcome
 
@@ -24,7 +25,8 @@ class Monitor:
         """Open TensorBoard's file; scalars of steps that are taken back are purged in it."""
         context = self._context
         if context.leads and context.spec.monitor.tensorboard:
-            from tensorboardX import SummaryWriter
+            with hidden("torch"):
+                from tensorboardX import SummaryWriter
 
             folder = context.run_dir.root / context.spec.monitor.tensorboard_directory
             self._writer = SummaryWriter(str(folder), purge_step=context.progress.step + 1)

@@ -13,13 +13,13 @@ from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
-import onnxruntime
 
 from ortflow.workflow.comm import Communicator
 from ortflow.workflow.device import Buffer
 from ortflow.workflow.errors import OrtflowError
 from ortflow.workflow.graph.types import LOSS_SUM, LOSS_WEIGHT, VALID, GraphSet
 from ortflow.workflow.layout import FlatIndex
+from ortflow.workflow.onnx_runtime import onnxruntime
 from ortflow.workflow.optim.graph import moments
 from ortflow.workflow.optim.segments import segments
 from ortflow.workflow.spec.metrics import METRICS

@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import onnxruntime
 
+from ortflow.workflow.onnx_runtime import onnxruntime
 from ortflow.workflow.trainer import MicroBatch
 from ortflow.workflow.trainer.sessions import Binding
 

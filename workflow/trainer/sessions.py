@@ -8,13 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy.typing as npt
-import onnxruntime
-from onnxruntime.capi import _pybind_state
 
 from ortflow.workflow.device import Buffer, Device
 from ortflow.workflow.errors import OrtflowError, UserError
 from ortflow.workflow.graph.types import with_kernels_of
 from ortflow.workflow.layout import FlatIndex
+from ortflow.workflow.onnx_runtime import native, onnxruntime
 
 SEVERITY = {"verbose": 0, "info": 1, "warning": 2, "error": 3, "fatal": 4}
 
@@ -120,7 +119,7 @@ def _refusal(message: str) -> OrtflowError:
 
 
 _SESSION_ERRORS = (RuntimeError, *(
-    getattr(_pybind_state, name)
+    getattr(native, name)
     for name in (
         "Fail", "InvalidArgument", "NoSuchFile", "NoModel", "EngineError", "RuntimeException", "InvalidProtobuf",
         "ModelLoaded", "NotImplemented", "InvalidGraph", "EPFail",

@@ -1,0 +1,15 @@
+"""ONNX Runtime, imported without PyTorch: every module of ortflow that needs it takes it from here.
+
+`import onnxruntime` of the training wheel looks for its front end for PyTorch. `onnxruntime.training` can still be
+imported later.
+"""
+
+from __future__ import annotations
+
+from ortflow.workflow.hidden import hidden
+
+with hidden("onnxruntime.training"):
+    import onnxruntime
+    from onnxruntime.capi import _pybind_state as native
+
+__all__ = ["native", "onnxruntime"]
