@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
+from itertools import permutations
 from pathlib import Path
 
 import numpy as np
@@ -98,6 +99,26 @@ def test_bias_and_transposes_and_scale_disappear_into_a_product() -> None:
         "g = SoftmaxGrad_13 d s; y = Mul k g", {"d": (2, 5), "s": (2, 5)}, constants={"k": np.float32(0.125)}
     )
     assert same(gradient) == {"ortflow.SoftmaxGrad": 1}
+
+
+@pytest.mark.parametrize("order", [*permutations(range(3)), *permutations(range(4))])
+def test_a_product_is_right_in_every_order_of_its_axes(order: tuple[int, ...]) -> None:
+    """A Transpose that leaves neither rows nor columns in one piece stays where it is."""
+    inputs = {"x": (2, 3, 4, 5), "w": (2, 3, 5, 6)} if len(order) == 4 else {"x": (2, 4, 5), "w": (2, 5, 6)}
+    attributes: dict[str, dict[str, object]] = {"y": {"perm": list(order)}}
+    found = same(graph("p = MatMul x w; y = Transpose p", inputs, attributes=attributes))
+    assert found == ({"ortflow.Product": 1} if order[-1] >= len(order) - 2 else {"ortflow.Product": 1, "Transpose": 1})
+
+
+def test_an_interaction_of_features_is_right() -> None:
+    """All dot products of a sample's vectors, gathered by pairs of axes: the exporter turns the batch to the end."""
+    model = graph(
+        "t = Transpose v; p = MatMul v t; q = Transpose p; y = GatherND q pairs",
+        {"v": (6, 5, 8)},
+        constants={"pairs": np.array([[1, 0], [2, 0], [2, 1], [4, 3]])},
+        attributes={"t": {"perm": [0, 2, 1]}, "q": {"perm": [1, 2, 0]}},
+    )
+    assert same(model) == {"ortflow.Product": 1, "Transpose": 1, "GatherND": 1}
 
 
 @pytest.mark.parametrize(

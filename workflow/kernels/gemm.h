@@ -4,8 +4,9 @@
 
 #include "node.h"
 
-/* Element (i, p) of op(A) lies at a[i * row_a + p * column_a], and one of the two strides is 1; likewise B of (p, j).
- * C is m x n, its rows `row_c` apart. `bias` has n elements, or is NULL. */
+/* Element (i, p) of op(A) lies at a[i * row_a + p * column_a], likewise B of (p, j); where neither of the two strides is
+ * 1, packing is slow. C is m x n, its rows `row_c` apart and its columns beside each other. `bias` has n elements, or is
+ * NULL. */
 typedef struct {
     int64_t m, n, k;
     float alpha;

@@ -2,7 +2,7 @@
  *
  * Each of A, B and Y may be seen through a permutation of its axes, so that no Transpose has to be run before or after:
  * a view is the decimal number 1 followed by the permutation's digits (10213 for 0, 2, 1, 3), or 0 for none. That of Y
- * leads from the product's axes to those of the output. */
+ * leads from the product's axes to those of the output, the last of which must be the product's rows or columns. */
 #include "gemm.h"
 
 #include <string.h>
@@ -18,14 +18,16 @@ typedef struct {
     int64_t dims[MOST_RANK], strides[MOST_RANK];
 } Axes;
 
-/* The order of axes that a view names; 0 when it is none of so many axes. */
+/* The order of axes that a view names; 0 when it is no permutation of so many axes. */
 static int read_view(int64_t view, size_t rank, size_t *order) {
-    for (size_t i = rank; i-- > 0;) {
-        order[i] = view ? (size_t)(view % 10) : i;
-        if (order[i] >= rank) return 0;
-        if (view) view /= 10;
+    int64_t left = view;
+    unsigned seen = 0;
+    for (size_t i = rank; i-- > 0; left /= 10) {
+        order[i] = view ? (size_t)(left % 10) : i;
+        if (order[i] >= rank || seen & 1u << order[i]) return 0;
+        seen |= 1u << order[i];
     }
-    return view <= 1;
+    return left == (view != 0);
 }
 
 static void contiguous(const int64_t *dims, size_t rank, int64_t *strides) {
@@ -145,6 +147,7 @@ static Status *run(Call *call) {
     dims[rank - 2] = x.dims[x.rank - 2];
     dims[rank - 1] = y.dims[y.rank - 1];
     if (!read_view(views[VIEW_Y], rank, order)) return refuse(call, "the output's axes do not fit its view");
+    if (order[rank - 1] + 2 < rank) return refuse(call, "the output's last axis is neither rows nor columns of the product");
     for (size_t i = 0; i < rank; i++) made[i] = dims[order[i]];
     contiguous(made, rank, strides);
     for (size_t i = 0; i < rank; i++) placed[order[i]] = strides[i];

@@ -55,12 +55,14 @@ def _see_through(rewriter: Rewriter, node: onnx.NodeProto) -> None:
     for place, view in ((0, "view_a"), (1, "view_b")):
         turn = rewriter.maker(inputs[place])
         order = _order(turn)
-        if turn is not None and order:
+        # The factor's last axis in memory stays a row or a column: anything else would be packed element by element.
+        if turn is not None and order and len(order) - 1 in order[-2:]:
             inputs[place] = turn.input[0]
             given[view] = _number(order)
     reader = rewriter.only_reader(output)
     order = _order(reader)
-    if len(inputs) == 2 and reader is not None and order:
+    # The output's last axis is the product's rows or columns: product.c writes no other.
+    if len(inputs) == 2 and reader is not None and order and order[-1] >= len(order) - 2:
         gone.append(reader)
         output = reader.output[0]
         given["view_y"] = _number(order)
@@ -75,12 +77,11 @@ def _see_through(rewriter: Rewriter, node: onnx.NodeProto) -> None:
 
 
 def _order(node: onnx.NodeProto | None) -> Sequence[int]:
-    """The permutation of a Transpose that leaves rows or columns in one piece; else empty."""
+    """The permutation of a Transpose of as many axes as the kernels take; else empty."""
     if node is None or node.op_type != "Transpose" or node.domain != "":
         return ()
     order: Sequence[int] = attributes_of(node).get("perm", ())
-    last = len(order) - 1
-    return order if 1 <= last < MOST_AXES and last in order[-2:] else ()
+    return order if 2 <= len(order) <= MOST_AXES else ()
 
 
 def _number(order: Sequence[int]) -> int:
