@@ -7,6 +7,7 @@ larger than the memory; a set appears under its name only once it is complete an
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping
@@ -29,8 +30,11 @@ from ortflow.workflow.data.schema import (
     view,
 )
 from ortflow.workflow.errors import UserError
+from ortflow.workflow.owned import exchange, is_folder, remove, strangers
 from ortflow.workflow.rundir import sync_directory
 
+SET_FILES = re.compile(r"((train|eval)/)?shard-\d{5,}\.arrow|(train|eval)\.arrow")
+"""Files in the folder of a set, or of a training and an evaluation set."""
 BATCH_BYTES = 1 << 26
 """Size of a record batch that conversions aim at: what is in memory at a time."""
 
@@ -80,8 +84,8 @@ def write_set(
 ) -> int:
     """Write one file, or with `shard_samples` a folder of files of so many samples each; the number of samples.
 
-    Raises UserError where `path` exists and `replace` is not set, or where there is no sample. Nothing is left of a
-    set that could not be written whole.
+    Raises UserError where `path` exists and `replace` is not set or something other than a set is there, or where
+    there is no sample. Nothing is left of a set that could not be written whole, and what was there before stays.
     """
     with whole_or_nothing(path, replace=replace) as partial:
         if shard_samples is None:
@@ -100,32 +104,82 @@ def write_set(
 
 @contextmanager
 def whole_or_nothing(path: Path, *, replace: bool) -> Iterator[Path]:
-    """A path beside `path` to write a file or folder to; renamed to `path` at the end, removed on any failure."""
-    if path.exists() and not replace:
-        raise UserError("exists already", where=str(path), fix="choose another output, or replace it with --force")
+    """A path beside `path` to write a file or folder to; renamed to `path` at the end, removed on any failure.
+
+    What lies at `path` is replaced if `replace` is set and all of it is sets that ortflow has written. It goes aside
+    until the new one stands, and comes back on any failure.
+    """
+    if os.path.lexists(path):
+        _check_replaceable(path, replace)
     made = [folder for folder in path.parents if not folder.exists()]
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         temporary = Path(tempfile.mkdtemp(dir=path.parent, prefix=f".{path.name}."))
     except OSError as error:
         _remove_empty(made)
-        raise UserError(f"cannot be written ({error.strerror})", where=str(path), fix="choose another output") from None
+        raise _unwritable(path, error) from None
     try:
-        partial = temporary / path.name
+        (temporary / "new").mkdir()
+        partial, old = temporary / "new" / path.name, temporary / "old"
         yield partial
-        if path.is_dir():
-            path.rename(temporary / "old")
-        os.replace(partial, path)
-        sync_directory(path.parent)
+        if os.path.lexists(path):
+            _check_replaceable(path, replace)
+        exchange(partial, path, old)
     except BaseException as error:
-        shutil.rmtree(temporary)
+        shutil.rmtree(temporary / "new")
+        temporary.rmdir()
         _remove_empty(made)
         if isinstance(error, OSError):
-            raise UserError(
-                f"cannot be written ({error.strerror})", where=str(path), fix="choose another output"
-            ) from None
+            raise _unwritable(path, error) from None
         raise
-    shutil.rmtree(temporary)
+    try:
+        sync_directory(path.parent)
+        if old.is_file():
+            old.unlink()
+        remove(old, SET_FILES)
+        (temporary / "new").rmdir()
+        temporary.rmdir()
+    except OSError as error:
+        raise UserError(
+            f"is written, but the set before it cannot be removed ({error.strerror})",
+            where=str(path),
+            fix=f"remove {temporary}",
+        ) from None
+
+
+def _check_replaceable(path: Path, replace: bool) -> None:
+    if not replace:
+        raise UserError("exists already", where=str(path), fix="choose another output, or replace it with --force")
+    stranger = _stranger(path)
+    if stranger is not None:
+        what = f"holds {stranger}, which" if stranger else "exists and"
+        raise UserError(
+            f"{what} is not a set of samples that ortflow has written, so --force does not replace it",
+            where=str(path),
+            fix="choose another output, or remove it yourself",
+        )
+
+
+def _stranger(path: Path) -> str | None:
+    """What of a path is not provably a set of ours: a name inside a folder, "" for the path itself; None if all is."""
+    if is_folder(path):
+        foreign = next(strangers(path, SET_FILES), None)
+        own = (found for found in sorted(path.rglob("*")) if found.is_file() and not _is_set_file(found))
+        return foreign or next((found.relative_to(path).as_posix() for found in own), None)
+    return None if path.is_file() and not path.is_symlink() and _is_set_file(path) else ""
+
+
+def _is_set_file(path: Path) -> bool:
+    """Whether the file's Arrow schema has the mark of our format."""
+    try:
+        with pa.memory_map(str(path)) as source:
+            return VERSION_KEY in (pa.ipc.open_file(source).schema.metadata or {})
+    except (OSError, pa.ArrowException):
+        return False
+
+
+def _unwritable(path: Path, error: OSError) -> UserError:
+    return UserError(f"cannot be written ({error.strerror})", where=str(path), fix="choose another output")
 
 
 def _remove_empty(folders: list[Path]) -> None:

@@ -1,0 +1,72 @@
+"""What ortflow may replace or remove: only what it can prove to have written, and never through a link.
+
+Called wherever a file or folder of ours goes. The proof is the caller's: a marker, a schema, or the names that ortflow
+gives to its own files. What cannot be proven stays where it is.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+TEMPORARY = r"\.[^/]+\.[a-z0-9_]{8}"
+"""Pattern of a file that `write_atomically` left when its process was killed."""
+
+
+def strangers(folder: Path, ours: re.Pattern[str]) -> Iterator[str]:
+    """Names below `folder`, relative to it, of links, and of files and empty folders that `ours` does not match.
+
+    The names of empty folders are matched with `/` behind them.
+    """
+    for root, folders, files in os.walk(folder):
+        for name in sorted((*folders, *files)):
+            path = Path(root, name)
+            relative = path.relative_to(folder).as_posix()
+            if path.is_dir():
+                own = any(path.iterdir()) or ours.fullmatch(f"{relative}/") is not None
+            else:
+                own = path.is_file() and ours.fullmatch(relative) is not None
+            if path.is_symlink() or not own:
+                yield relative
+
+
+def is_folder(path: Path) -> bool:
+    """Whether a real folder lies there, not a link to one."""
+    return path.is_dir() and not path.is_symlink()
+
+
+def remove(folder: Path, ours: re.Pattern[str]) -> bool:
+    """Remove the files below `folder` that `ours` matches, and the folders that are empty then.
+
+    Names are relative to `folder`; a folder that was empty before goes if its name with `/` behind it matches. Links
+    are neither followed nor removed. Returns whether `folder` is gone. Raises OSError.
+    """
+    if not is_folder(folder):
+        return not os.path.lexists(folder)
+    for root, folders, files in os.walk(folder, topdown=False):
+        inside = Path(root)
+        relative = inside.relative_to(folder).as_posix()
+        for name in files:
+            path = inside / name
+            if ours.fullmatch(path.relative_to(folder).as_posix()) and not path.is_symlink():
+                path.unlink(missing_ok=True)
+        if folders or files or inside == folder or ours.fullmatch(f"{relative}/"):
+            with suppress(OSError):  # not empty
+                inside.rmdir()
+    return not os.path.lexists(folder)
+
+
+def exchange(new: Path, path: Path, aside: Path) -> None:
+    """Rename `new` to `path`; a folder there goes to `aside`, and comes back where that fails. Raises OSError."""
+    before = is_folder(path) or (os.path.lexists(path) and is_folder(new))
+    if before:
+        os.rename(path, aside)
+    try:
+        os.replace(new, path)
+    except BaseException:
+        if before:
+            os.rename(aside, path)
+        raise
