@@ -7,7 +7,7 @@ for the same training; what may differ is what does not change it.
 from __future__ import annotations
 
 import os
-import shutil
+import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -18,8 +18,9 @@ from ortflow.launchers.base import Submission
 from ortflow.launchers.locks import HeldError, hold
 from ortflow.launchers.records import State, state
 from ortflow.launchers.tail import last_records
+from ortflow.workflow import owned
 from ortflow.workflow.errors import UserError
-from ortflow.workflow.rundir import RunDir, write_atomically
+from ortflow.workflow.rundir import OWN_FILES, RunDir, write_atomically
 from ortflow.workflow.spec.dump import dump_run_file
 from ortflow.workflow.spec.load import load_run_file
 from ortflow.workflow.spec.paths import OUTPUTS
@@ -31,6 +32,9 @@ HARMLESS: tuple[tuple[str, ...], ...] = (
     ("checkpoint", "asynchronous"), ("restart",), ("resources",), ("backends",), ("export",), ("parallel", "data"),
 )  # fmt: skip
 """Keys that may change while a run goes on: how long, how often, where. All else would make it another run."""
+
+_PASSING = re.compile(rf"\.(launcher|ranks)\.lock|{owned.TEMPORARY}")
+"""What stands in a directory that another launcher is about to take."""
 
 
 @dataclass
@@ -56,6 +60,7 @@ def opened(submission: Submission) -> Iterator[Opened]:
     without an attempt or with one that refused its input, a directory that was made here is removed again.
     """
     run = submission.run
+    _refuse_strangers(run)
     made = _make(run.root)
     lock = _lock(run)
     result = None
@@ -84,9 +89,7 @@ def _settle(submission: Submission, lock: int, new: bool) -> Opened:
         notes = [f"{key}: {old} before, {new} now" for key, old, new in changes]
         finished = not changes and state(run.read_attempts(), alive=False) is State.FINISHED
     elif not new:
-        raise UserError(
-            f"{run.root} is neither empty nor a run directory", where="run_dir", fix="choose another run_dir"
-        )
+        raise _not_a_run(run.root)
     if not finished:
         write_atomically(run.run_file, dump_run_file(spec).encode())
     return Opened(run, spec, lock, tuple(notes), finished)
@@ -166,12 +169,27 @@ def _unwritable(root: Path, error: OSError) -> UserError:
     return UserError(f"{root} cannot be written: {error.strerror}", where="run_dir", fix="choose another run_dir")
 
 
+def _refuse_strangers(run: RunDir) -> None:
+    """Raise UserError where the directory holds something and no run of ours; nothing is made there before."""
+    if run.root.is_dir() and not run.is_ours and not all(map(_PASSING.fullmatch, os.listdir(run.root))):
+        raise _not_a_run(run.root)
+
+
+def _not_a_run(root: Path) -> UserError:
+    return UserError(f"{root} is neither empty nor a run directory", where="run_dir", fix="choose another run_dir")
+
+
 def _put_aside(run: RunDir, lock: int) -> int:
     """Rename the directory to the first free NAME.N, its run file with it, and take a new one."""
     number = 1
-    while (aside := run.root.with_name(f"{run.root.name}.{number}")).exists():
+    while os.path.lexists(aside := run.root.with_name(f"{run.root.name}.{number}")):
         number += 1
-    run.root.rename(aside)
+    try:
+        run.root.rename(aside)
+    except OSError as error:
+        raise UserError(
+            f"{run.root} cannot be put aside: {error.strerror}", where="run_dir", fix="choose another run_dir"
+        ) from error
     old = RunDir(aside)
     if old.run_file.exists():
         write_atomically(old.run_file, dump_run_file(moved(load_run_file(old.run_file), aside)).encode())
@@ -196,12 +214,11 @@ def _worthless(run: RunDir) -> bool:
 
 
 def _remove(root: Path, topmost: Path | None) -> None:
+    """Remove what a run left that came to nothing: its own files, and the folders that were made for it."""
+    owned.clear(root.resolve(), OWN_FILES)
     if topmost is None:
-        for path in root.iterdir():
-            shutil.rmtree(path) if path.is_dir() else path.unlink()
         return
-    shutil.rmtree(root)
-    for folder in root.parents:
-        if root == topmost or not folder.is_relative_to(topmost) or any(folder.iterdir()):
+    for folder in (root, *root.parents):
+        if not folder.is_relative_to(topmost) or any(folder.iterdir()):
             return
         folder.rmdir()

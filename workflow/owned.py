@@ -12,8 +12,8 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
-TEMPORARY = r"\.[^/]+\.[a-z0-9_]{8}"
-"""Pattern of a file that `write_atomically` left when its process was killed."""
+TEMPORARY = r"\.(?:[^/]+\.[a-z0-9_]{8}|nfs[0-9a-f]+)"
+"""Pattern of a file that `write_atomically` left when its process was killed, or NFS while somebody has it open."""
 
 
 def strangers(folder: Path, ours: re.Pattern[str]) -> Iterator[str]:
@@ -39,24 +39,29 @@ def is_folder(path: Path) -> bool:
 
 
 def remove(folder: Path, ours: re.Pattern[str]) -> bool:
-    """Remove the files below `folder` that `ours` matches, and the folders that are empty then.
+    """`clear`, and the folder itself if nothing is left in it; returns whether it is gone. Raises OSError."""
+    if is_folder(folder):
+        clear(folder, ours)
+        with suppress(OSError):  # not empty
+            folder.rmdir()
+    return not os.path.lexists(folder)
+
+
+def clear(folder: Path, ours: re.Pattern[str]) -> None:
+    """Remove the files below `folder` that `ours` matches, and the folders in it that are empty then.
 
     Names are relative to `folder`; a folder that was empty before goes if its name with `/` behind it matches. Links
-    are neither followed nor removed. Returns whether `folder` is gone. Raises OSError.
+    are neither followed nor removed. Raises OSError.
     """
-    if not is_folder(folder):
-        return not os.path.lexists(folder)
     for root, folders, files in os.walk(folder, topdown=False):
         inside = Path(root)
-        relative = inside.relative_to(folder).as_posix()
         for name in files:
             path = inside / name
             if ours.fullmatch(path.relative_to(folder).as_posix()) and not path.is_symlink():
                 path.unlink(missing_ok=True)
-        if folders or files or inside == folder or ours.fullmatch(f"{relative}/"):
+        if inside != folder and (folders or files or ours.fullmatch(f"{inside.relative_to(folder).as_posix()}/")):
             with suppress(OSError):  # not empty
                 inside.rmdir()
-    return not os.path.lexists(folder)
 
 
 def exchange(new: Path, path: Path, aside: Path) -> None:

@@ -7,11 +7,31 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import tempfile
 import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from ortflow.workflow.owned import TEMPORARY
+
+OWN_FILES = re.compile(
+    rf"""
+    (run\.yaml | plan\.json | attempts\.jsonl | kubernetes\.json | \.(launcher|ranks|mirror)\.lock
+    | \.stop | \.owner | \.keeper | \.heartbeat
+    | events/rank-\d{{4,}}\.jsonl
+    | logs/(attempt-\d{{2,}}/)?[\w-]+\.log
+    | graphs/(\.?[\w.]+\.(onnx|safetensors) | graphs\.json)
+    | slurm/([\w-]+\.sh)
+    | kubernetes/(run\.yaml | files/.+)
+    | tensorboard/events\.out\.tfevents\.[^/]+
+    | ([\w-]+/){{0,2}}{TEMPORARY}
+    | (events|logs|logs/attempt-\d{{2,}}|graphs|slurm|kubernetes|kubernetes/files|checkpoints|tensorboard|export)/)
+    """,
+    re.VERBOSE,
+)
+"""What lies in a run directory before its first step."""
 
 
 @dataclass(frozen=True)
@@ -64,6 +84,18 @@ class RunDir:
     def heartbeat(self) -> Path:
         """Touched by rank 0 wherever it passes a point that all ranks must reach."""
         return self.root / ".heartbeat"
+
+    @property
+    def is_ours(self) -> bool:
+        """Whether ortflow has made a run here: a file named run.yaml alone may be a user's.
+
+        It stands beside the attempts, the record of a cluster, or a lock and then names its own run directory.
+        """
+        if not self.run_file.is_file():
+            return False
+        if self.attempts.is_file() or (self.root / "kubernetes.json").is_file():
+            return True
+        return self.lock.is_file() and re.search(rb"^run_dir: ", self.run_file.read_bytes(), re.MULTILINE) is not None
 
     def events(self, rank: int) -> Path:
         """JSON-lines events of a rank."""

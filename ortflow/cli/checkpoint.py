@@ -126,10 +126,15 @@ def prune(
     if damaged:
         _refuse_if_saving(store)
         for one in [one for one in store.steps() if faults_of(store, one)]:
+            if not store.is_own(one):
+                typer.echo(f"kept {store.place(one)}, which holds more than the files of a checkpoint", err=True)
+                continue
             store.remove(one)
             typer.echo(f"deleted {store.place(one)}, which was damaged")
         for path in store.remove_set_asides():
             typer.echo(f"deleted {path}, which was damaged")
+        for path in store.set_asides():
+            typer.echo(f"kept {path}, which holds more than the files of a checkpoint", err=True)
     for one in prune_store(store, newest, every):
         typer.echo(f"deleted {store.place(one)}")
 

@@ -128,6 +128,18 @@ def test_prune_deletes_damaged_ones_only_when_asked(store: DirectoryStore) -> No
     assert [path.name for path in store.path.iterdir()] == ["step-00000020"]
 
 
+def test_prune_keeps_what_holds_more_than_a_checkpoint(store: DirectoryStore) -> None:
+    (store.place(10) / "thesis.txt").touch()
+    (store.path / "rejected-step-00000020-00").mkdir()
+    (store.path / "rejected-step-00000020-00" / "thesis.txt").touch()
+    (store.place(10) / "COMMITTED").unlink()
+    told = call("prune", store.path, "--newest", "9", "--damaged").stderr.splitlines()
+    assert [line.partition(",")[0] for line in told] == [
+        f"kept {store.path / name}" for name in ("step-00000010", "rejected-step-00000020-00")
+    ]
+    assert len(list(store.path.glob("*/thesis.txt"))) == 2
+
+
 @pytest.mark.parametrize("verb", ["list", "verify", "show", "prune --newest 2"])
 def test_the_plain_install_suffices(store: DirectoryStore, verb: str) -> None:
     """No numpy, no ONNX Runtime, no safetensors: what a laptop that only looks at a run has."""

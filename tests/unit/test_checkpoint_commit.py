@@ -1,14 +1,15 @@
 from __future__ import annotations
 
 import os
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from checkpoints import INDEX, Rejections, same, save, state
+from trees import tree
 
+from ortflow.workflow import owned
 from ortflow.workflow.checkpoint.commit import HEADROOM, SaveFailed, commit, no_room
 from ortflow.workflow.checkpoint.load import load, load_newest
 from ortflow.workflow.checkpoint.manifest import FileRecord
@@ -17,6 +18,7 @@ from ortflow.workflow.checkpoint.store import DirectoryStore
 from ortflow.workflow.checkpoint.tensors import file_layout
 from ortflow.workflow.checkpoint.verify import newest_whole, verify
 from ortflow.workflow.checkpoint.writer import Writer, specs
+from ortflow.workflow.errors import UserError
 
 OLD, NEW = state(1), state(2)
 
@@ -261,9 +263,62 @@ def test_a_deletion_cut_short_leaves_no_checkpoint(tmp_path: Path, monkeypatch: 
         raise Killed
 
     with monkeypatch.context() as patch:
-        patch.setattr(shutil, "rmtree", die)
+        patch.setattr(owned, "clear", die)
         with pytest.raises(Killed):
             store.remove(10)
     assert store.steps() == []
     assert [path.name for path in store.clean()] == [".trash-step-00000010"]
     assert names(store) == []
+
+
+def littered(folder: Path) -> DirectoryStore:
+    """A folder with a stranger's files under names that checkpoints have, and links that lead out of it."""
+    outside, store = folder / "outside", DirectoryStore(folder / "store")
+    outside.mkdir()
+    (outside / "rank-0000.safetensors").write_text("precious")
+    save(store, 10, OLD, 1)
+    save(store, 20, OLD, 1)
+    (store.place(20) / "notes.txt").write_text("precious")
+    for name in ("step-00000030", ".tmp-step-00000060-00", ".trash-step-00000010", "rejected-step-00000010-00"):
+        (store.path / name).mkdir()
+        (store.path / name / "thesis.txt").write_text("precious")
+    for name in (".tmp-mine", ".trash-can", "rejected-papers"):
+        (store.path / name).mkdir()
+        (store.path / name / "manifest.json").write_text("precious")
+    for name in ("step-00000040", ".trash-step-00000040", "rejected-step-00000040-00"):
+        (store.path / name).symlink_to(outside)
+    (store.path / "step-00000050").mkdir()
+    (store.path / "step-00000050" / "rank-0000.safetensors").symlink_to(outside / "rank-0000.safetensors")
+    return store
+
+
+def test_only_folders_of_checkpoint_files_are_deleted(tmp_path: Path) -> None:
+    store = littered(tmp_path)
+    before = tree(tmp_path)
+    assert store.clean() == []
+    assert store.remove_set_asides() == []
+    store.abandon(60, 0)
+    for step in (20, 30, 40, 50):
+        with pytest.raises(UserError, match="holds more than the files of a checkpoint"):
+            store.remove(step)
+    assert tree(tmp_path) == before
+    save(store, 70, NEW, 1)
+    assert prune(store, 1) == [10]
+    assert names(store) == sorted({*(Path(name).parts[1] for name in before if name.startswith("store/")), "step-00000070"} - {"step-00000010"})  # fmt: skip
+
+
+def test_a_stranger_in_the_place_of_a_checkpoint_is_set_aside(tmp_path: Path) -> None:
+    store = littered(tmp_path)
+    before = tree(store.path)
+    for step in (20, 30, 40, 50):
+        save(store, step, NEW, 1, attempt=3)
+        assert verify(store, step) == []
+        aside = f"rejected-step-{step:08d}-03"
+        assert {
+            name.replace(aside, f"step-{step:08d}", 1): text
+            for name, text in tree(store.path).items()
+            if name.startswith(aside)
+        } == {  # fmt: skip
+            name: text for name, text in before.items() if name.startswith(f"step-{step:08d}")
+        }
+    assert (tmp_path / "outside" / "rank-0000.safetensors").read_text() == "precious"

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from trees import tree
 
 from ortflow.launchers.base import Submission
 from ortflow.launchers.locks import HeldError, hold, holder_of, wait_free
@@ -114,7 +115,7 @@ def test_what_is_no_run_directory_is_refused(tmp_path: Path) -> None:
     (wanted.run.root / "thesis.tex").touch()
     with pytest.raises(UserError, match="neither empty nor a run directory; choose another run_dir"), opened(wanted):
         pass
-    assert sorted(path.name for path in wanted.run.root.iterdir()) == [".launcher.lock", "thesis.tex"]
+    assert sorted(path.name for path in wanted.run.root.iterdir()) == ["thesis.tex"]
 
 
 def test_a_directory_that_cannot_be_made_is_refused(tmp_path: Path) -> None:
@@ -179,3 +180,54 @@ def test_prepare_that_fails_is_one_sentence(tmp_path: Path, command: list[str], 
     spec = submission(tmp_path).spec.model_copy(update={"prepare": command})
     with pytest.raises(UserError, match=words):
         prepare(spec, tmp_path, "/bin/true")  # a leading python is the ranks' interpreter: here one that does nothing
+
+
+def stranger(folder: Path, wanted: Submission) -> dict[str, str]:
+    """A project of the user's in the place of the run directory: a run file of theirs, other files, a link."""
+    wanted.run.root.mkdir(parents=True)
+    for name in ("thesis.txt", "run.yaml", "events/notes.txt", "graphs/train.onnx"):
+        (wanted.run.root / name).parent.mkdir(exist_ok=True)
+        (wanted.run.root / name).write_text(f"run_dir: . # {name}")
+    (folder / "outside").mkdir()
+    (folder / "outside" / "a.onnx").write_text("precious")
+    (wanted.run.root / "logs").symlink_to(folder / "outside")
+    return tree(folder)
+
+
+@pytest.mark.parametrize("fresh", [False, True])
+def test_a_folder_that_is_no_run_is_left_alone(tmp_path: Path, fresh: bool) -> None:
+    wanted = submission(tmp_path, fresh=fresh)
+    before = stranger(tmp_path, wanted)
+    for _ in range(2):
+        with pytest.raises(UserError, match="neither empty nor a run directory"), opened(wanted):
+            pass
+        assert tree(tmp_path) == before
+
+
+def test_of_a_run_that_refused_its_input_only_own_files_go(tmp_path: Path) -> None:
+    wanted = submission(tmp_path)
+    (tmp_path / "outside").mkdir()
+    (tmp_path / "outside" / "train.onnx").write_text("precious")
+    with opened(wanted) as ours:
+        ours.run.record_attempt(event="start", attempt=0)
+        for name in ("thesis.txt", "graphs/model.txt", "graphs/train.onnx", "events/rank-0000.jsonl", ".owner"):
+            (ours.run.root / name).parent.mkdir(exist_ok=True)
+            (ours.run.root / name).write_text("")
+        (ours.run.root / "logs").symlink_to(tmp_path / "outside")
+        ours.run.record_attempt(event="end", attempt=0, outcome="user_error", next="stop")
+    assert sorted(tree(wanted.run.root)) == ["graphs", "graphs/model.txt", "logs", "thesis.txt"]
+    assert (tmp_path / "outside" / "train.onnx").read_text() == "precious"
+
+
+def test_a_run_directory_may_be_a_link(tmp_path: Path) -> None:
+    wanted = submission(tmp_path)
+    (tmp_path / "disk").mkdir()
+    wanted.run.root.parent.mkdir()
+    wanted.run.root.symlink_to(tmp_path / "disk")
+    with opened(wanted):
+        pass
+    assert list((tmp_path / "disk").iterdir()) == []
+    take(wanted)
+    take(submission(tmp_path, fresh=True))
+    assert (tmp_path / "runs" / "gpt.1").is_symlink()
+    assert RunDir(tmp_path / "disk").is_ours

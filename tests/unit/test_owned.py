@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
+from trees import tree
 from typer.testing import CliRunner
 
 from ortflow.cli.data import app
@@ -20,19 +21,6 @@ from ortflow.workflow.data.dataset import Dataset
 from ortflow.workflow.errors import UserError
 
 NAMES = re.compile(r"own/[a-z]+\.txt|mark|empty/")
-
-
-def tree(folder: Path) -> dict[str, str]:
-    """Every name below a folder: the text of a file, the target of a link."""
-    found = {}
-    for root, folders, files in os.walk(folder):
-        for name in (*folders, *files):
-            path = Path(root, name)
-            if path.is_symlink():
-                found[str(path.relative_to(folder))] = f"-> {os.readlink(path)}"
-            else:
-                found[str(path.relative_to(folder))] = "folder" if path.is_dir() else path.read_bytes().hex()
-    return found
 
 
 def convert(source: Path, output: Path, *options: object) -> None:

@@ -1,7 +1,7 @@
 """Which checkpoints stay: the newest K, and every M-th step for ever.
 
 Called by rank 0 after a commit and by the command line. What is not committed and in its sizes is never counted
-and never deleted: it may be all that is left of something.
+and never deleted: it may be all that is left of something. Nor is a folder that holds more than a checkpoint.
 """
 
 from __future__ import annotations
@@ -20,11 +20,12 @@ def expired(steps: Sequence[int], newest: int, every: int | None = None) -> list
 
 
 def prune(store: CheckpointStore, newest: int, every: int | None = None, distrusted: Collection[int] = ()) -> list[int]:
-    """Delete the expired checkpoints, oldest first; tells their steps.
+    """Delete the expired checkpoints that hold nothing else, oldest first; tells their steps.
 
     `distrusted` are steps found corrupt when they were read: they do not count among the newest. Raises OSError.
     """
-    gone = expired([step for step in store.steps() if step not in distrusted and _sound(store, step)], newest, every)
+    sound = [step for step in store.steps() if step not in distrusted and _sound(store, step)]
+    gone = [step for step in expired(sound, newest, every) if store.is_own(step)]
     for step in gone:
         store.remove(step)
     return gone

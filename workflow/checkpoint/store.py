@@ -1,8 +1,8 @@
 """Where checkpoints lie, and the order in which one appears and disappears.
 
 Called by the writers of all ranks (`begin`), by rank 0 (everything that changes names) and by readers. It answers
-questions about places only: it knows nothing of what the files hold, and never deletes a committed checkpoint
-that it was not told to delete.
+questions about places only: it knows nothing of what the files hold, never deletes a committed checkpoint that it was
+not told to delete, and never a folder that holds anything but files of a checkpoint.
 """
 
 from __future__ import annotations
@@ -14,6 +14,8 @@ import shutil
 from pathlib import Path
 from typing import Protocol
 
+from ortflow.workflow import owned
+from ortflow.workflow.errors import UserError
 from ortflow.workflow.rundir import sync_directory, write_atomically
 
 MARKER = "COMMITTED"
@@ -24,6 +26,11 @@ _TEMPORARY = ".tmp-"
 _TRASH = ".trash-"
 _ASIDE = "rejected-"
 _UNMARKED = ".unmarked"
+_FILES = re.compile(
+    rf"{MARKER}|{re.escape(MANIFEST)}|{re.escape(_UNMARKED)}|rank-\d{{4,}}\.safetensors|{owned.TEMPORARY}"
+)
+_LEFT = re.compile(r"\.tmp-step-\d{8,}-\d{2,}|\.trash-step-\d{8,}(\.\d+)?")
+_SET_ASIDE = re.compile(r"rejected-step-\d{8,}-\d{2,}(\.\d+)?")
 
 
 class CheckpointStore(Protocol):
@@ -44,8 +51,11 @@ class CheckpointStore(Protocol):
     def abandon(self, step: int, attempt: int) -> None:
         """Remove a save that failed: rank 0, when no rank writes any more."""
 
+    def is_own(self, step: int) -> bool:
+        """Whether what is kept under a step holds files of a checkpoint only."""
+
     def remove(self, step: int) -> None:
-        """Delete a checkpoint; killed half-way, it is no checkpoint any more."""
+        """Delete a checkpoint; killed half-way, it is no checkpoint any more. Raises UserError unless `is_own`."""
 
     def set_aside(self, step: int, attempt: int) -> Path:
         """Rename a damaged checkpoint whose place is needed, so that nothing is lost."""
@@ -85,14 +95,17 @@ class DirectoryStore:
     def commit(self, step: int, attempt: int, mark: bytes) -> Path:
         """Rename, then mark: what has no marker was never a checkpoint, so a kill at any point leaves no torn one.
 
-        A checkpoint that already stands there is deleted; set it aside first if it must stay.
+        A checkpoint that already stands there is deleted; set it aside first if it must stay. Anything else there is
+        set aside here.
         """
         folder = self.place(step)
         temporary = self._temporary(step, attempt)
         # The marker's blocks are on the disk before its name is, so a full disk cannot come between.
         write_atomically(temporary / _UNMARKED, mark)
-        if os.path.lexists(folder):
+        if self.is_own(step):
             self.remove(step)
+        elif os.path.lexists(folder):
+            self.set_aside(step, attempt)
         os.rename(temporary, folder)
         try:
             sync_directory(self.path)
@@ -106,10 +119,16 @@ class DirectoryStore:
 
     def abandon(self, step: int, attempt: int) -> None:
         """Remove a save that failed."""
-        shutil.rmtree(self._temporary(step, attempt), ignore_errors=True)
+        _delete(self._temporary(step, attempt))
+
+    def is_own(self, step: int) -> bool:
+        """Whether a real folder of a step holds files of a checkpoint and nothing else."""
+        return _is_own(self.place(step))
 
     def remove(self, step: int) -> None:
         """Delete a checkpoint: renamed first, so that no half of it can be taken for a torn one."""
+        if not self.is_own(step):
+            raise _not_own(self.place(step))
         trash = self._unused(_TRASH + step_name(step))
         os.rename(self.place(step), trash)
         _delete(trash)
@@ -123,24 +142,19 @@ class DirectoryStore:
     def set_asides(self) -> list[Path]:
         """Damaged checkpoints that were set aside."""
         try:
-            return sorted(path for path in self.path.iterdir() if path.name.startswith(_ASIDE))
+            return sorted(path for path in self.path.iterdir() if _SET_ASIDE.fullmatch(path.name))
         except (FileNotFoundError, NotADirectoryError):
             return []
 
     def remove_set_asides(self) -> list[Path]:
-        """Delete what was set aside; tells which."""
-        gone = self.set_asides()
-        for path in gone:
-            _delete(path)
-        return gone
+        """Delete what was set aside and holds files of a checkpoint only; returns which."""
+        return [path for path in self.set_asides() if _is_own(path) and _delete(path)]
 
     def clean(self) -> list[Path]:
         """Remove unfinished saves and deletions, telling which; a save that only lacked its marker is finished."""
         if not self.path.is_dir():
             return []
-        left = [path for path in self.path.iterdir() if path.name.startswith((_TEMPORARY, _TRASH))]
-        for path in left:
-            _delete(path)
+        left = [path for path in self.path.iterdir() if _LEFT.fullmatch(path.name) and _delete(path)]
         for step in self.steps():
             if (self.place(step) / _UNMARKED).exists():
                 self._mark(step)
@@ -171,8 +185,20 @@ def step_name(step: int) -> str:
     return f"step-{step:08d}"
 
 
-def _delete(path: Path) -> None:
-    if path.is_dir() and not path.is_symlink():
-        shutil.rmtree(path, ignore_errors=True)
-    else:
-        path.unlink(missing_ok=True)
+def _is_own(path: Path) -> bool:
+    return owned.is_folder(path) and not any(owned.strangers(path, _FILES))
+
+
+def _not_own(path: Path) -> UserError:
+    return UserError(
+        "is not deleted, because it holds more than the files of a checkpoint",
+        where=str(path),
+        fix="remove it yourself",
+    )
+
+
+def _delete(path: Path) -> bool:
+    """Remove a checkpoint's files and the folder around them; whether the folder is gone."""
+    with contextlib.suppress(OSError):
+        return owned.remove(path, _FILES)
+    return False

@@ -187,7 +187,7 @@ def write_file(path: Path, image: mmap.mmap, size: int, hurry: threading.Event) 
 
 
 def _open(path: Path) -> int:
-    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
+    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW
     try:
         return os.open(path, flags | getattr(os, "O_DIRECT", 0), 0o644)
     except OSError as error:
