@@ -54,7 +54,8 @@ class Entry:
 class FlatIndex:
     """An ordered, gap-aligned placement of tensors: trained first (decay, no_decay), then frozen, then state.
 
-    State are tensors that the forward pass writes (running statistics), not the optimizer. Padding is always zero.
+    State are tensors that the forward pass writes (running statistics), not the optimizer. Padding is always zero, in
+    every buffer that is laid out like this, gradients and moments among them: norms are taken over whole buffers.
     """
 
     def __init__(self, entries: Sequence[Entry]) -> None:

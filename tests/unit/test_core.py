@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import signal
 import subprocess
@@ -203,6 +204,9 @@ def test_early_stop_counts_evaluations_without_improvement() -> None:
     progress = Progress()
     rule = EarlyStop(metric="accuracy", patience=1)
     assert [judge(rule, progress, value) for value in (0.5, 0.6, 0.6)] == [False, False, True]
+    progress = Progress()
+    rule = EarlyStop(metric="loss", patience=2)
+    assert [judge(rule, progress, value) for value in (math.nan, 1.0, 0.5, math.nan, 0.6)] == [False] * 4 + [True]
 
 
 def test_progress_survives_its_json_and_unknown_fields() -> None:

@@ -54,7 +54,8 @@ class HostBuffer:
 
     def add(self, other: HostBuffer) -> None:
         """Add another buffer, element by element."""
-        np.add(self.array, other.array, out=self.array)
+        with np.errstate(invalid="ignore", over="ignore"):
+            np.add(self.array, other.array, out=self.array)
 
 
 class CpuDevice:

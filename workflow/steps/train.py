@@ -15,13 +15,14 @@ from ortflow.workflow.plan import total_steps
 from ortflow.workflow.progress import dropout_seed
 from ortflow.workflow.steps.context import Context
 from ortflow.workflow.steps.early_stop import judge
+from ortflow.workflow.steps.usable import check_usable
 
 
 def train(context: Context) -> None:
     """Train from where the newest checkpoint left off to the end, or until the run is asked to leave.
 
     Raises Preempted when asked to leave, with everything saved; UserError when too many steps in a row gave a
-    loss or gradient that is no number.
+    loss or gradient that is no number, or when nothing usable was trained.
     """
     total = total_of(context)
     asked = evaluation_pending(context, total) and not evaluate(context)
@@ -36,6 +37,7 @@ def train(context: Context) -> None:
         with context.engine.within("checkpoint"):
             saved = context.saver.save_and_wait()
         context.leave(context.stop.reason or "another rank", saved=saved)
+    check_usable(context)
 
 
 def total_of(context: Context) -> int:

@@ -158,6 +158,9 @@ class GraphTrainer:
             self._rate.write(np.array([learning_rate], np.float32))
             self._update_number.write(np.array([update], np.int64))
             self._update.run()
+        else:
+            # Scaling by what is no number reached the padding, which no later step writes and every norm reads.
+            self._gradients.fill(0)
         return outcome
 
     def _accumulate(self, batches: Sequence[MicroBatch], seeds: Sequence[int]) -> npt.NDArray[np.float32]:

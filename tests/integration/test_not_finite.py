@@ -1,0 +1,133 @@
+"""Samples, losses and models that are not finite: what a run skips, what it survives, and what ends it."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+import yaml
+from onnx import TensorProto, helper, numpy_helper
+from project import command, curve, logs, of_kind
+
+SAMPLES, STEPS = 320, 40
+IGNORED = -100
+
+
+def save_model(path: Path) -> None:
+    """Five numbers to three classes through BatchNormalization; no tensor has a multiple of 64 elements."""
+    random = np.random.default_rng(0)
+    tensors = {
+        "w": random.normal(size=(5, 7)),
+        "b": random.normal(size=7),
+        "scale": np.ones(7),
+        "shift": np.zeros(7),
+        "mean": np.zeros(7),
+        "var": np.ones(7),
+        "u": random.normal(size=(7, 3)),
+    }
+    nodes = [
+        helper.make_node("Gemm", ["x", "w", "b"], ["h"], name="/in"),
+        helper.make_node("BatchNormalization", ["h", "scale", "shift", "mean", "var"], ["n"], name="/norm"),
+        helper.make_node("Relu", ["n"], ["r"], name="/relu"),
+        helper.make_node("MatMul", ["r", "u"], ["y"], name="/out"),
+    ]
+    graph = helper.make_graph(
+        nodes,
+        "model",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["batch", 5])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["batch", 3])],
+        [numpy_helper.from_array(array.astype("float32"), name) for name, array in tensors.items()],
+    )
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9), path)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model and four sets of samples; every step of a run takes eight samples in their order."""
+    folder = tmp_path_factory.mktemp("not-finite")
+    save_model(folder / "model.onnx")
+    random = np.random.default_rng(1)
+    x, labels = random.normal(size=(SAMPLES, 5)).astype("float32"), random.integers(0, 3, SAMPLES)
+    damaged, unlabelled = x.copy(), labels.copy()
+    for step in (1, 2, 9, 25, STEPS):
+        damaged[8 * (step - 1) + 5, 2] = np.nan
+        unlabelled[8 * (step - 1) : 8 * step] = IGNORED
+    for name, arrays in {
+        "whole": (x, labels),
+        "damaged": (damaged, labels),
+        "unlabelled": (x, unlabelled),
+        "nothing": (np.full_like(x, np.nan), labels),
+    }.items():
+        np.savez(folder / f"{name}.npz", x=arrays[0], labels=arrays[1])
+        done = command("data", "convert", f"{name}.npz", "--output", f"{name}.arrow", folder=folder)
+        assert done.returncode == 0, done.stderr
+    return folder
+
+
+def run(folder: Path, name: str, data: str, *, ranks: int = 1, **train: Any) -> tuple[int, str, Path]:
+    """Exit code, output and directory of a run."""
+    content = {
+        "name": name,
+        "model": {
+            "path": "model.onnx",
+            "loss": {"kind": "cross_entropy", "label": "labels", "ignore_index": IGNORED},
+            "metrics": ["accuracy"],
+        },
+        "data": {"train": {"path": f"{data}.arrow"}, "shuffle": False, "micro_batch": 4 // ranks},
+        "train": {
+            "steps": STEPS,
+            "gradient_accumulation": 2,
+            "clip_norm": 1.0,
+            "optimizer": {"name": "adamw", "lr": 1e-2, "weight_decay": 0.1},
+            **train,
+        },
+        "checkpoint": {"every_steps": 10},
+        "resources": {"ranks_per_node": ranks, "cpus_per_rank": 1},
+        "restart": {"failures": 3, "backoff": {"first": 0.0, "limit": 0.0}},
+    }
+    (folder / f"{name}.yaml").write_text(yaml.safe_dump(content))
+    done = command("run", f"{name}.yaml", folder=folder)
+    run_dir = folder / "runs" / name
+    return done.returncode, done.stdout + done.stderr + logs(run_dir), run_dir
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_damaged_sample_costs_its_step_and_leaves_no_trace(folder: Path, ranks: int) -> None:
+    """The same curve as where nothing of those steps counts, so that no gradient of theirs is ever looked at."""
+    codes, said, (skipping, sparing) = zip(
+        *(run(folder, f"{data}-{ranks}", data, ranks=ranks) for data in ("damaged", "unlabelled")), strict=True
+    )
+    assert codes == (0, 0), said
+    reasons = {record["step"]: record["reason"] for record in of_kind(skipping, "skipped_step")}
+    assert reasons == dict.fromkeys((1, 2, 9, 25, STEPS), "the loss is nan")
+    assert len(of_kind(sparing, "skipped_step")) == len(reasons)
+    followed = [point for point in curve(skipping) if point[0] not in reasons]
+    assert followed == [point for point in curve(sparing) if point[0] not in reasons]
+    assert all(math.isfinite(norm) for _, _, norm, _ in followed)
+
+
+def test_a_run_whose_every_step_is_skipped_fails_and_is_not_tried_again(folder: Path) -> None:
+    code, said, run_dir = run(folder, "nothing", "nothing", steps=5)
+    assert code == 2, said
+    assert "all 5 steps of the run were skipped" in said
+    assert "Traceback" not in said
+    assert len(of_kind(run_dir, "attempt_start")) == 1
+    assert not of_kind(run_dir, "finished")
+    assert not (run_dir / "export").exists()
+    again = command("resume", "nothing", folder=folder)
+    assert again.returncode == 2, again.stdout + again.stderr
+
+
+def test_a_run_whose_model_diverged_before_its_end_fails(folder: Path) -> None:
+    """One update that is too large, then fewer skipped steps than end a run."""
+    diverges = {"optimizer": {"name": "sgd", "lr": 1e38}, "clip_norm": None, "steps": 5}
+    code, said, run_dir = run(folder, "diverges", "whole", **diverges)
+    assert code == 2, said
+    assert 0 < len(of_kind(run_dir, "skipped_step")) < 5
+    assert "the loss of the trained model is" in said
+    assert "train.optimizer.lr" in said
+    assert not of_kind(run_dir, "finished")

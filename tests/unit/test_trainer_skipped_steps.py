@@ -1,0 +1,146 @@
+"""A step that is skipped leaves no trace: neither in what a checkpoint holds nor in any buffer that later steps read."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from graph_build_models import Array, built, run_file, save_model, value
+from onnx import helper
+
+from ortflow.workflow.comm.solo import SoloCommunicator
+from ortflow.workflow.device.cpu import CpuDevice
+from ortflow.workflow.kernels.graph import with_kernels
+from ortflow.workflow.kernels.library import library_for
+from ortflow.workflow.layout import FlatIndex
+from ortflow.workflow.optim.gradient import gradient_graph
+from ortflow.workflow.optim.graph import optimizer_graph
+from ortflow.workflow.optim.segments import segments
+from ortflow.workflow.trainer import GRADIENT_GRAPH, MicroBatch, StepOutcome
+from ortflow.workflow.trainer.graph import GraphTrainer
+from ortflow.workflow.trainer.sessions import Sessions
+
+OPTIMIZERS = [
+    {"name": "adamw", "lr": 1e-3, "weight_decay": 0.1},
+    {"name": "adam", "lr": 1e-3, "weight_decay": 0.1},
+    {"name": "lamb", "lr": 1e-3, "weight_decay": 0.1},
+    {"name": "sgd", "lr": 1e-2, "momentum": 0.9, "weight_decay": 0.1},
+]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Five numbers to three classes through BatchNormalization; no tensor has a multiple of 64 elements."""
+    random = np.random.default_rng(0)
+    tensors: dict[str, Array] = {
+        "w": random.normal(size=(5, 7)).astype("float32"),
+        "b": random.normal(size=7).astype("float32"),
+        "scale": np.ones(7, "float32"),
+        "shift": np.zeros(7, "float32"),
+        "mean": np.zeros(7, "float32"),
+        "var": np.ones(7, "float32"),
+        "u": random.normal(size=(7, 3)).astype("float32"),
+    }
+    nodes = [
+        helper.make_node("Gemm", ["x", "w", "b"], ["h"], name="/in"),
+        helper.make_node("BatchNormalization", ["h", "scale", "shift", "mean", "var"], ["n"], name="/norm"),
+        helper.make_node("Relu", ["n"], ["r"], name="/relu"),
+        helper.make_node("MatMul", ["r", "u"], ["y"], name="/out"),
+    ]
+    path = tmp_path_factory.mktemp("model") / "model.onnx"
+    return save_model(path, nodes, [value("x", ["batch", 5])], [value("y", ["batch", 3])], tensors)
+
+
+def trainer_of(model: Path, **changes: Any) -> GraphTrainer:
+    """As step `runtime` makes it, on one rank."""
+    spec, graphs = run_file(model, **changes), built(model, **changes)
+    update = optimizer_graph(spec.train.optimizer, segments(spec.train.optimizer, graphs.index))
+    graphs.optimizer.write_bytes(update.SerializeToString())
+    graphs.optimizer.with_suffix(".kernels.onnx").write_bytes(with_kernels(update).SerializeToString())
+    (graphs.root / GRADIENT_GRAPH).write_bytes(gradient_graph().SerializeToString())
+    library = library_for(spec.resources.kernels)
+    sessions = Sessions(CpuDevice(), 1, "error", library.path if library else None)
+    trainer = GraphTrainer(graphs, spec, sessions, SoloCommunicator())
+    from safetensors.numpy import load_file
+
+    trainer.load_tensors(load_file(graphs.initial))
+    return trainer
+
+
+def batches(steps: int, micro_batches: int, damaged: Sequence[int]) -> Iterator[list[MicroBatch]]:
+    """The micro-batches of each step; a damaged step has a NaN in one sample of its last micro-batch."""
+    random = np.random.default_rng(1)
+    for step in range(steps):
+        made = []
+        for _ in range(micro_batches):
+            x, labels = random.normal(size=(8, 5)).astype("float32"), random.integers(0, 3, 8)
+            made.append(MicroBatch({"x": x, "labels": labels}, 8))
+        if step in damaged:
+            made[-1].arrays["x"][3, 2] = np.nan
+        yield made
+
+
+def train(trainer: GraphTrainer, steps: int, damaged: Sequence[int], *, leave_out: bool) -> list[StepOutcome]:
+    """Every step as the training loop drives it; damaged ones are left out altogether, or are the trainer's to skip."""
+    outcomes: list[StepOutcome] = []
+    updates, micro_batches = 0, trainer._spec.train.gradient_accumulation
+    for step, given in enumerate(batches(steps, micro_batches, damaged)):
+        if step in damaged and leave_out:
+            continue
+        rate = 1e-3 * (1 - step / steps)
+        outcome = trainer.step(given, learning_rate=rate, update=updates + 1, seeds=[1] * micro_batches, votes=[0.0])
+        updates += outcome.skipped is None
+        outcomes.append(outcome)
+    return outcomes
+
+
+def state_of(trainer: GraphTrainer) -> dict[str, Array]:
+    return {name: buffer.read() for name, buffer in trainer.state().items()}
+
+
+def padding(index: FlatIndex, flat: Array) -> Array:
+    """What lies between the tensors."""
+    free = np.ones(flat.size, bool)
+    for entry in index:
+        free[entry.offset : entry.end] = False
+    return flat[free]
+
+
+@pytest.mark.parametrize("kernels", ["auto", "onnxruntime"])
+@pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=lambda optimizer: optimizer["name"])
+@pytest.mark.parametrize("accumulation", [1, 2])
+def test_a_run_with_damaged_samples_is_the_run_without_their_updates(
+    model: Path, optimizer: dict[str, Any], accumulation: int, kernels: str
+) -> None:
+    steps, damaged = 1000, [0, *np.random.default_rng(2).choice(1000, 10, replace=False), 500, 501]
+    if (accumulation, optimizer["name"]) != (1, "adamw"):
+        steps, damaged = 60, [0, 7, 8, 30]
+    changes = {
+        "train__optimizer": optimizer,
+        "train__gradient_accumulation": accumulation,
+        "train__clip_norm": 1.0,
+        "resources__kernels": kernels,
+    }
+    skipping, sparing = trainer_of(model, **changes), trainer_of(model, **changes)
+    outcomes = train(skipping, steps, damaged, leave_out=False)
+    expected = train(sparing, steps, damaged, leave_out=True)
+    assert [step for step, outcome in enumerate(outcomes) if outcome.skipped] == sorted(set(map(int, damaged)))
+    followed = [(outcome.loss, outcome.grad_norm) for outcome in outcomes if outcome.skipped is None]
+    assert followed == [(outcome.loss, outcome.grad_norm) for outcome in expected]
+    for name, flat in state_of(sparing).items():
+        assert np.array_equal(state_of(skipping)[name], flat), name
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=lambda optimizer: optimizer["name"])
+def test_padding_is_zero_behind_every_step(model: Path, optimizer: dict[str, Any]) -> None:
+    trainer = trainer_of(model, train__optimizer=optimizer, train__gradient_accumulation=2)
+    for last in (4, 5):
+        train(trainer, 5, [4] if last == 5 else [], leave_out=False)
+        for name, flat in state_of(trainer).items():
+            assert not padding(trainer.index, flat).any(), name
+        assert not padding(trainer.index, trainer._gradients.read()).any()
+        assert trainer._scratch is not None
+        assert not padding(trainer.index, trainer._scratch.read()).any()
