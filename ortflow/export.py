@@ -18,9 +18,11 @@ import os
 import tempfile
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ortflow.export_optimize import optimize
 from ortflow.workflow.errors import UserError
 from ortflow.workflow.rundir import sync_directory, write_atomically
 
@@ -76,7 +78,8 @@ def export_for_training(
     _rename_tied(program.model.graph, module)
     if output_names is None:
         _rename_outputs(program)
-    _optimize(program, module)
+    tensors = (*module.named_parameters(), *module.named_buffers())
+    optimize(program, {name for name, _ in tensors})
     _write_metadata(program.model, module)
     try:
         _save(program, path)
@@ -256,15 +259,20 @@ def _rename_outputs(program: Any) -> None:
     names = _leaf_names(program.exported_program.call_spec.out_spec, "")
     specs = [s for s in program.exported_program.graph_signature.output_specs if s.kind.name == "USER_OUTPUT"]
     returned = [n for n, s in zip(names, specs, strict=True) if type(s.arg).__name__ != "ConstantArgument"]
-    taken = {value.name for node in graph for value in node.outputs}
-    taken |= {value.name for value in graph.inputs} | set(graph.initializers)
+    fixed = {value.name for value in graph.inputs} | set(graph.initializers)
+    inner = {value.name: value for node in graph.all_nodes() for value in node.outputs}
     for value, name in zip(graph.outputs, returned, strict=True):
         if value.producer() is None:
             continue
-        taken.discard(value.name)
-        while name in taken:
+        while name in fixed:
             name += "_"
-        taken.add(name)
+        fixed.add(name)
+        inner.pop(value.name, None)
+        other = inner.pop(name, None)
+        if other is not None:
+            # The exporter's own name of a value inside gives way.
+            other.name = next(new for i in count() if (new := f"{name}_{i}") not in inner and new not in fixed)
+            inner[other.name] = other
         value.name = name
 
 
@@ -281,26 +289,6 @@ def _leaf_names(spec: Any, prefix: str) -> list[str]:
         head = prefix or ("" if isinstance(key, str) else "output")
         names += _leaf_names(child, f"{head}_{key}" if head else str(key))
     return names
-
-
-def _optimize(program: Any, module: torch.nn.Module) -> None:
-    """Run the exporter's optimizer with parameters and buffers out of its reach; leave out what nothing uses."""
-    graph = program.model.graph
-    protected = {name for name, _ in module.named_parameters()} | {name for name, _ in module.named_buffers()}
-    values = {}
-    for name in [name for name in graph.initializers if name in protected]:
-        value = graph.initializers.pop(name)
-        values[name], value.const_value = value.const_value, None
-        graph.inputs.append(value)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of folding constants that are infinite
-        program.optimize()
-    graph = program.model.graph
-    for value in [value for value in graph.inputs if value.name in values]:
-        graph.inputs.remove(value)
-        if value.uses() or value.is_graph_output():
-            value.const_value = values[value.name]
-            graph.initializers[value.name] = value
 
 
 def _write_metadata(model: Any, module: torch.nn.Module) -> None:

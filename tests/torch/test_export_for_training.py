@@ -177,6 +177,21 @@ def test_output_names_that_are_taken(tmp_path: Path) -> None:
     assert [output.name for output in model.graph.output] == ["x_", "w_"]
 
 
+def test_output_names_are_those_of_forward_whatever_the_exporter_calls_its_values(tmp_path: Path) -> None:
+    class Swapped(nn.Linear):
+        def forward(self, x: torch.Tensor):
+            y = super().forward(x)
+            return {"mul": y + 1, "add": y * 2, "linear": y * 3, "mul_1": y}
+
+    module = Swapped(3, 3)
+    export(module, X, tmp_path / "model.onnx")
+    session = ort.InferenceSession(str(tmp_path / "model.onnx"))
+    expected = module(X)
+    assert [output.name for output in session.get_outputs()] == list(expected)
+    for name, value in zip(expected, session.run(None, {"x": X.numpy()}), strict=True):
+        np.testing.assert_allclose(value, expected[name].detach().numpy(), atol=1e-6)
+
+
 def test_what_onnx_cannot_say_is_warned_of(tmp_path: Path) -> None:
     class Counting(nn.Module):
         def __init__(self) -> None:

@@ -1,0 +1,97 @@
+"""Run the exporter's own optimizer on a traced program without losing what training needs.
+
+Called by `ortflow.export`. The optimizer merges initializers of equal value, folds what is constant, replaces equal
+nodes by one, and drops `+ c` and `* c` where c is close to 0 or 1. For inference that is harmless. Here it must not
+happen to parameters and buffers, to dropout masks, or to a small epsilon that keeps a root or a logarithm finite.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Collection, Iterator
+from itertools import count
+from typing import Any
+
+_ARITHMETIC = frozenset({"Add", "Sub", "Mul", "Div"})
+_RANDOM = frozenset({"Dropout", "Bernoulli", "RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike"})
+
+
+def optimize(program: Any, kept: Collection[str]) -> None:
+    """Optimize `program.model` in place, with the initializers named in `kept` out of its reach.
+
+    Those that nothing uses are left out. Whatever the optimizer must not see the value of is a graph input while it
+    runs.
+    """
+    import onnxscript.optimizer
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of folding constants that are infinite
+        model = program.model
+        values = {}
+        for name in [name for name in model.graph.initializers if name in kept]:
+            value = model.graph.initializers.pop(name)
+            values[name], value.const_value = value.const_value, None
+            model.graph.inputs.append(value)
+        # Constants that are computed take their values here, before those in question are looked for.
+        onnxscript.optimizer.inline(model)
+        onnxscript.optimizer.fold_constants_ir(model)
+        values |= _hide_near_identities(model)
+        marks = _mark_random_nodes(model)
+        program.optimize()
+    graph = program.model.graph
+    marked = {id(mark) for mark in marks}
+    for node in graph.all_nodes():
+        if id(node.attributes.get("seed")) in marked:
+            node.attributes.pop("seed")
+    for value in [value for value in graph.inputs if value.name in values]:
+        graph.inputs.remove(value)
+        if value.uses() or value.is_graph_output():
+            value.const_value = values[value.name]
+            graph.initializers[value.name] = value
+
+
+def _hide_near_identities(model: Any) -> dict[str, Any]:
+    """Make inputs of the constants that the optimizer takes for 0 or 1 though they are not; their values by name."""
+    import onnx_ir as ir
+
+    graph = model.graph
+    taken = {value.name for node in graph.all_nodes() for value in node.outputs}
+    taken |= {value.name for value in graph.inputs} | set(graph.initializers)
+    fresh: Iterator[str] = (name for i in count() if (name := f"constant_{i}") not in taken)
+    hidden: dict[int, Any] = {}
+    values = {}
+    for node in [node for node in graph.all_nodes() if node.op_type in _ARITHMETIC and node.domain == ""]:
+        for place, value in enumerate(node.inputs):
+            if value is None or value.const_value is None or not _near_identity(value.const_value):
+                continue
+            if id(value) not in hidden:
+                name = next(fresh)
+                new = ir.Value(name=name, type=value.type, shape=value.const_value.shape)
+                values[name] = value.const_value
+                graph.inputs.append(new)
+                hidden[id(value)] = new
+            node.replace_input_with(place, hidden[id(value)])
+    return values
+
+
+def _near_identity(tensor: Any) -> bool:
+    """Whether a number is close to 0 or 1, but neither. Wider than the optimizer's tolerances of 1e-8 and 1e-5."""
+    if tensor.size != 1 or not tensor.dtype.is_floating_point():
+        return False
+    number = float(tensor.numpy().item())
+    return number not in (0.0, 1.0) and (abs(number) < 1e-6 or math.isclose(number, 1.0, rel_tol=1e-4))
+
+
+def _mark_random_nodes(model: Any) -> list[Any]:
+    """Give each random node a seed of its own, so that no two are equal; the attributes, to be removed again."""
+    import onnx_ir as ir
+
+    marks: list[Any] = []
+    for node in model.graph.all_nodes():
+        if node.op_type in _RANDOM and node.domain == "" and "seed" not in node.attributes:
+            kind = ir.AttrInt64 if node.op_type == "Dropout" else ir.AttrFloat32
+            mark = kind("seed", len(marks))
+            node.attributes.add(mark)
+            marks.append(mark)
+    return marks
