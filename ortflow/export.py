@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 from ortflow.export_optimize import optimize
 from ortflow.workflow.errors import UserError
+from ortflow.workflow.graph.origin import STACK, user_line
 from ortflow.workflow.rundir import sync_directory, write_atomically
 
 if TYPE_CHECKING:
@@ -303,8 +304,10 @@ def _write_metadata(model: Any, module: torch.nn.Module) -> None:
     for key, names in lists.items():
         model.metadata_props[f"ortflow.{key}"] = json.dumps(names)
     for node in model.graph.all_nodes():
-        # Source paths and lines of the machine that exported: large, and nobody else's business.
-        node.metadata_props.pop("pkg.torch.onnx.stack_trace", None)
+        # The whole stack is large and names the folders of this machine: the user's own line is enough.
+        line = user_line(node.metadata_props.pop(STACK, ""))
+        if line is not None:
+            node.metadata_props[STACK] = 'File "{}", line {}'.format(*line)
 
 
 def _save(program: Any, path: Path) -> None:

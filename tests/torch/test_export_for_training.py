@@ -20,6 +20,7 @@ from torch import nn
 import ortflow
 import ortflow.export
 from ortflow.workflow.errors import UserError
+from ortflow.workflow.graph import walk
 
 
 class Net(nn.Module):
@@ -127,6 +128,22 @@ def test_names_and_a_batch_that_varies_though_the_example_was_of_one(exported: E
 
 def test_nothing_of_this_machine_in_the_file(exported: Exported) -> None:
     assert str(Path(__file__).parent).encode() not in exported.path.read_bytes()
+
+
+def test_a_refused_node_is_named_by_the_users_module_and_line(tmp_path: Path) -> None:
+    class Determinant(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(3, 3)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.det(self.linear(x))
+
+    module = nn.Sequential(nn.Linear(3, 3), Determinant())
+    model = export(module, torch.randn(2, 3, 3), tmp_path / "net.onnx")
+    (node,) = (node for node in model.graph.node if node.op_type == "Det")
+    line = Determinant.forward.__code__.co_firstlineno + 1
+    assert walk.called(node) == f"node {node.name!r} (Det; module '1', {Path(__file__).name} line {line})"
 
 
 def test_fixed_and_named_axes(tmp_path: Path) -> None:

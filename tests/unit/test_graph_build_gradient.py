@@ -75,8 +75,8 @@ def test_kernel_that_is_missing_is_named() -> None:
     model = forward(nodes, [value("x", [1, 2, 4, 4]), value("w", [2, 3, 2, 2])])
     made, _ = gradient_graph(kept_child(), model, "loss", ["w"])
     with pytest.raises(UserError) as caught:
-        check_loads(kept_child(), made.SerializeToString(), "training", "cpu")
-    assert "node '/up/ConvTranspose' has a gradient, ConvTransposeGrad" in str(caught.value)
+        check_loads(kept_child(), made.SerializeToString(), "training", "cpu", model)
+    assert "node '/up/ConvTranspose' (ConvTranspose) has a gradient, ConvTransposeGrad" in str(caught.value)
     assert "\n" not in str(caught.value)
 
 

@@ -78,11 +78,12 @@ def build_graphs(spec: RunSpec, device: str, out: Path) -> GraphSet:
         files = {"train.onnx": _bytes(train, order), "eval.onnx": _bytes(evaluate, order)}
         if infer is not None:
             files["infer.onnx"] = infer.SerializeToString(deterministic=True)
-        check_loads(child, files["train.onnx"], "training", device)
-        check_loads(child, files["eval.onnx"], "evaluation", device)
+        check_loads(child, files["train.onnx"], "training", device, forward)
+        check_loads(child, files["eval.onnx"], "evaluation", device, forward)
         if section.graphs.optimizer:
-            files["optimizer.onnx"] = own_optimizer(section.graphs.optimizer).SerializeToString(deterministic=True)
-            check_loads(child, files["optimizer.onnx"], "optimizer", device)
+            update = own_optimizer(section.graphs.optimizer)
+            files["optimizer.onnx"] = update.SerializeToString(deterministic=True)
+            check_loads(child, files["optimizer.onnx"], "optimizer", device, update)
         if faster is not None:
             content = _bytes(faster, order)
             fault = kernels_fault(child, content, library.result(), device)

@@ -15,6 +15,7 @@ from ortflow.workflow.errors import UserError
 from ortflow.workflow.graph import shapes, walk
 from ortflow.workflow.graph.child import Child, RuntimeFault
 from ortflow.workflow.graph.edit import Editor, prune, replace, used
+from ortflow.workflow.graph.origin import node_of, origin
 from ortflow.workflow.kernels.library import Library
 
 _FIX = "replace it by operators that ONNX Runtime can train, or freeze the parameters before it"
@@ -56,8 +57,11 @@ def gradient_graph(
     return model, reached
 
 
-def check_loads(child: Child, model: bytes, what: str, device: str) -> None:
-    """Raises UserError where ONNX Runtime cannot run the graph on the device, naming the node if it does."""
+def check_loads(child: Child, model: bytes, what: str, device: str, forward: onnx.ModelProto) -> None:
+    """Raises UserError where ONNX Runtime cannot run the graph on the device.
+
+    Names the node if ONNX Runtime does, and its place in PyTorch if `forward`, which the graph was made of, says it.
+    """
     try:
         child.load(model, device)
     except RuntimeFault as fault:
@@ -70,12 +74,14 @@ def check_loads(child: Child, model: bytes, what: str, device: str) -> None:
         made = _MADE.match(node)
         if made:
             raise UserError(
-                f"node {made[1]!r} has a gradient, {operator}, that ONNX Runtime cannot compute on {device}",
+                f"{_named(forward, made[1])} has a gradient, {operator}, that ONNX Runtime cannot compute on {device}",
                 where="model.path",
                 fix=_FIX,
             ) from None
         raise UserError(
-            f"ONNX Runtime has no kernel on {device} for node {node!r} ({operator})", where="model.path", fix=_FIX
+            f"ONNX Runtime has no kernel on {device} for {_named(forward, node, operator)}",
+            where="model.path",
+            fix=_FIX,
         ) from None
 
 
@@ -93,7 +99,7 @@ def kernels_fault(child: Child, model: bytes, library: Library | None, device: s
 def _explained(forward: onnx.ModelProto, fault: RuntimeFault) -> UserError:
     found = _NO_GRADIENT.search(fault.message)
     if found:
-        named = f"node {found[2]!r} ({found[1]})" if found[2] else f"operator {found[1]}"
+        named = _named(forward, found[2], found[1]) if found[2] else f"operator {found[1]}"
         return UserError(f"{named} has no gradient", where="model.path", fix=_FIX)
     node = _culprit(forward)
     if node is not None:
@@ -101,6 +107,15 @@ def _explained(forward: onnx.ModelProto, fault: RuntimeFault) -> UserError:
             f"ONNX Runtime cannot differentiate {walk.called(node)} ({_short(fault)})", where="model.path", fix=_FIX
         )
     return UserError(f"ONNX Runtime cannot differentiate the model ({_short(fault)})", where="model.path")
+
+
+def _named(forward: onnx.ModelProto, name: str, operator: str = "") -> str:
+    """A node that ONNX Runtime gives the name of, as messages name it."""
+    node = node_of(name, forward.graph.node)
+    if node is not None and (not operator or node.op_type == operator):
+        return walk.called(node)
+    place = f"; {origin(node)}" if node is not None and origin(node) else ""
+    return f"node {walk.quoted(name)} ({operator}{place})" if operator else f"node {walk.quoted(name)}"
 
 
 def _culprit(forward: onnx.ModelProto) -> onnx.NodeProto | None:

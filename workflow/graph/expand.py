@@ -19,6 +19,7 @@ from ortflow.workflow.graph.decompose import DECOMPOSITIONS
 from ortflow.workflow.graph.functions import instantiate, replace_nodes, schema_function
 from ortflow.workflow.graph.gradients import has_gradient
 from ortflow.workflow.graph.opset import OPSET, at_opset_18
+from ortflow.workflow.graph.origin import inherit
 from ortflow.workflow.graph.path import gradient_path
 from ortflow.workflow.graph.repair import REPAIRS
 from ortflow.workflow.graph.writer import MISFITS, Context, Writer, context_of, copy_of, no_gradient
@@ -91,7 +92,9 @@ def _expand_once(
             replacement = _read_twice(node, trained, context)
         elif replacement is not None:
             expanded[node.op_type] += 1
-        changed = changed or replacement is not None
+        if replacement is not None:
+            inherit(replacement, node)
+            changed = True
         nodes += [node] if replacement is None else replacement
     if changed:
         replace_nodes(model.graph, nodes)

@@ -10,6 +10,8 @@ from collections.abc import Iterable, Iterator
 
 import onnx
 
+from ortflow.workflow.graph.origin import origin
+
 _PLAIN = re.compile(r"[\w.]{1,160}")
 
 
@@ -57,13 +59,14 @@ def all_tensors(model: onnx.ModelProto) -> Iterator[tuple[str, onnx.TensorProto]
 
 
 def called(node: onnx.NodeProto) -> str:
-    """How messages name a node: by its name and operator, or by what it makes."""
+    """How messages name a node: by its name and operator, or by what it makes, and by its place in PyTorch."""
     domain = f"{node.domain}." if node.domain not in ("", "ai.onnx") else ""
     operator = _word(domain + node.op_type)
+    place = origin(node)
     if node.name:
-        return f"node {quoted(node.name)} ({operator})"
+        return f"node {quoted(node.name)} ({operator}{'; ' if place else ''}{place})"
     made = next((name for name in node.output if name), "")
-    return f"the {operator} node that makes {quoted(made)}"
+    return f"the {operator} node that makes {quoted(made)}{f' ({place})' if place else ''}"
 
 
 def quoted(name: str) -> str:

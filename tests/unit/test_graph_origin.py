@@ -1,0 +1,90 @@
+"""Messages name the module and the line of Python that a node comes from, where the exporter noted them."""
+
+from __future__ import annotations
+
+import onnx
+import pytest
+from graph_build_models import kept_child, value
+from onnx import helper
+
+from ortflow.workflow.errors import UserError
+from ortflow.workflow.graph import walk
+from ortflow.workflow.graph.differentiate import check_loads, gradient_graph
+from ortflow.workflow.graph.expand import make_differentiable
+from ortflow.workflow.graph.origin import SCOPES, STACK
+
+STACK_OF_PYTORCH = (
+    'File "/opt/lib/python3.11/site-packages/torch/nn/modules/container.py", line 259, in forward\n'
+    '    input = module(input)\n  File "/home/me/my net/model.py", line 31, in forward\n    return F.gelu(x)\n'
+    '  File "/opt/lib/python3.11/site-packages/torch/nn/functional.py", line 12, in gelu'
+)
+NOTED = {SCOPES: "['', 'layers.0', 'layers.0.act', 'det']", STACK: STACK_OF_PYTORCH}
+PLACE = r"module 'layers.0.act', model.py line 31"
+
+
+def node(op_type: str, *inputs: str, noted: dict[str, str] | None = None, name: str = "n") -> onnx.NodeProto:
+    made = helper.make_node(op_type, inputs, [f"{name}_out"], name=name)
+    for key, text in (NOTED if noted is None else noted).items():
+        made.metadata_props.add(key=key, value=text)
+    return made
+
+
+def model_of(*nodes: onnx.NodeProto) -> onnx.ModelProto:
+    total = helper.make_node("ReduceSum", [nodes[-1].output[0]], ["loss"], keepdims=0)
+    graph = helper.make_graph([*nodes, total], "forward", [value("a", [3, 3])], [value("loss", [])])
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=10)
+
+
+@pytest.mark.parametrize(
+    ("noted", "named"),
+    [
+        (NOTED, f"node 'n' (Det; {PLACE})"),
+        ({SCOPES: NOTED[SCOPES]}, "node 'n' (Det; module 'layers.0.act')"),
+        ({STACK: 'File "C:\\\\me\\\\model.py", line 31'}, "node 'n' (Det; model.py line 31)"),
+        ({SCOPES: "['', 'det']", STACK: 'File "/lib/torch/nn/functional.py", line 3'}, "node 'n' (Det)"),
+        ({SCOPES: "__import__('os').abort()", STACK: "File model.py"}, "node 'n' (Det)"),
+        ({SCOPES: "[" * 50_000, STACK: 'File "' * 10_000}, "node 'n' (Det)"),
+        ({SCOPES: "{'a': 1}", STACK: ""}, "node 'n' (Det)"),
+        ({SCOPES: "[1, 2]"}, "node 'n' (Det)"),
+    ],
+)
+def test_place_in_the_name_of_a_node(noted: dict[str, str], named: str) -> None:
+    assert walk.called(node("Det", "a", noted=noted)) == named
+
+
+def test_place_of_a_node_without_a_name() -> None:
+    made = node("Det", "a")
+    made.name = ""
+    assert walk.called(made) == f"the Det node that makes 'n_out' ({PLACE})"
+
+
+def test_operator_that_cannot_be_differentiated() -> None:
+    with pytest.raises(UserError, match=rf"node 'n' \(Det; {PLACE}\) has no gradient here"):
+        make_differentiable(model_of(node("Det", "a")), ["a"], "loss")
+
+
+def test_operator_that_onnx_runtime_names() -> None:
+    with pytest.raises(UserError, match=rf"node 'n' \(Det; {PLACE}\) has no gradient;"):
+        gradient_graph(kept_child(), model_of(node("Det", "a")), "loss", ["a"])
+
+
+def test_nodes_that_stand_in_for_another_have_its_place() -> None:
+    """HardSwish is composed of others, whichever."""
+    model, _ = make_differentiable(model_of(node("HardSwish", "a")), ["a"], "loss")
+    made = [node for node in model.graph.node if node.name.startswith("n/")]
+    assert len(made) > 1
+    assert {walk.called(node).split("; ")[1] for node in made} == {f"{PLACE})"}
+
+
+def test_kernel_that_is_missing() -> None:
+    """ONNX Runtime says only the name of a node that it made for the gradient."""
+    up = helper.make_node("ConvTranspose", ["x", "w"], ["y"], name="/up")
+    for key, text in NOTED.items():
+        up.metadata_props.add(key=key, value=text)
+    total = helper.make_node("ReduceSum", ["y"], ["loss"], keepdims=0)
+    inputs = [value("x", [1, 2, 4, 4]), value("w", [2, 3, 2, 2])]
+    graph = helper.make_graph([up, total], "forward", inputs, [value("loss", [])])
+    forward = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9)
+    made, _ = gradient_graph(kept_child(), forward, "loss", ["w"])
+    with pytest.raises(UserError, match=rf"node '/up' \(ConvTranspose; {PLACE}\) has a gradient, ConvTransposeGrad"):
+        check_loads(kept_child(), made.SerializeToString(), "training", "cpu", forward)

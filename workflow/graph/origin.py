@@ -1,0 +1,66 @@
+"""Where in the user's PyTorch program a node comes from, as the exporter noted it in the node.
+
+Called by `walk` for messages, by `expand` for nodes that stand in for others, and by `ortflow.export`. Reads text of a
+file that is not trusted: whatever it does not understand, it leaves out.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import onnx
+
+SCOPES = "pkg.torch.onnx.name_scopes"
+"""Metadata key: the list of the modules around a node, outermost first, and the operation, as Python writes it."""
+STACK = "pkg.torch.onnx.stack_trace"
+"""Metadata key: the lines of Python that led to a node, innermost last, as a traceback writes them."""
+
+_FRAME = re.compile(r'File "([^"\n]{1,4096})", line (\d{1,9})')
+_LIBRARY = re.compile(r"[/\\]torch[/\\](nn|fx|utils|autograd|export|onnx|_\w+|functional\.py|overrides\.py)\b")
+_MOST = 100_000
+
+
+def origin(node: onnx.NodeProto) -> str:
+    """`module 'layers.0.act', model.py line 31`; the parts that are known, or nothing."""
+    noted = {prop.key: prop.value for prop in node.metadata_props if prop.key in (SCOPES, STACK)}
+    module, line = module_path(noted.get(SCOPES, "")), user_line(noted.get(STACK, ""))
+    parts = [f"module {module!r}"] if module else []
+    return ", ".join([*parts, f"{line[0]} line {line[1]}"] if line else parts)
+
+
+def module_path(scopes: str) -> str:
+    """The innermost module of the value under `SCOPES`; empty for the outermost one."""
+    try:
+        names = ast.literal_eval(scopes) if 0 < len(scopes) < _MOST else []
+    except (ValueError, SyntaxError, RecursionError, MemoryError):
+        return ""
+    if not isinstance(names, list) or len(names) < 2 or not isinstance(names[-2], str):
+        return ""
+    return names[-2] if len(names[-2]) <= 160 else names[-2][:157] + "..."
+
+
+def user_line(stack: str) -> tuple[str, int] | None:
+    """File name without folders, and line, of the innermost place in `stack` that is not PyTorch's own."""
+    frames = _FRAME.findall(stack[-_MOST:])
+    for path, line in reversed(frames):
+        if not _LIBRARY.search(path):
+            return re.split(r"[/\\]", path)[-1], int(line)
+    return None
+
+
+def inherit(made: Iterable[onnx.NodeProto], node: onnx.NodeProto) -> None:
+    """Note in nodes that stand in for `node` where it comes from, in place."""
+    noted = [prop for prop in node.metadata_props if prop.key in (SCOPES, STACK)]
+    for each in made if noted else ():
+        if not each.metadata_props:
+            each.metadata_props.extend(noted)
+
+
+def node_of(name: str, nodes: Sequence[onnx.NodeProto]) -> onnx.NodeProto | None:
+    """The node of this name, or the one that a node of this name was made for: `act` for `act/Mul_1`."""
+    found = [node for node in nodes if node.name and (name == node.name or name.startswith(f"{node.name}/"))]
+    return max(found, key=lambda node: len(node.name), default=None)
