@@ -43,6 +43,8 @@ class Submission:
     """Runs that have to finish first; a launcher that cannot wait for others refuses them."""
     retry: float = 0.0
     """Seconds for which a scheduler that does not answer is asked again."""
+    overrides: tuple[str, ...] = ()
+    """KEY=VALUE for a run that is resumed, where its launcher keeps the run file elsewhere; `spec` has them already."""
     source: Mapping[str, Any] | None = None
     """The run file's values as written, for a launcher whose files lie elsewhere; None where nobody wrote one."""
 

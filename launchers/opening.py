@@ -6,32 +6,27 @@ for the same training; what may differ is what does not change it.
 
 from __future__ import annotations
 
+import json
 import os
 import re
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from ortflow.launchers.base import Submission
+from ortflow.launchers.changes import LENGTHENS, agree, batch_words, differences, going_on, refuse, within
 from ortflow.launchers.locks import HeldError, hold
-from ortflow.launchers.records import State, state
+from ortflow.launchers.records import State, next_attempt, state
 from ortflow.launchers.tail import last_records
 from ortflow.workflow import owned
 from ortflow.workflow.errors import UserError
 from ortflow.workflow.rundir import OWN_FILES, RunDir, write_atomically
+from ortflow.workflow.spec.batch import KEY
 from ortflow.workflow.spec.dump import dump_run_file
 from ortflow.workflow.spec.load import load_run_file
 from ortflow.workflow.spec.paths import OUTPUTS
 from ortflow.workflow.spec.run import RunSpec
-
-HARMLESS: tuple[tuple[str, ...], ...] = (
-    ("name",), ("run_dir",), ("prepare",), ("train", "steps"), ("train", "epochs"), ("monitor",),
-    ("checkpoint", "every_steps"), ("checkpoint", "every_seconds"), ("checkpoint", "keep"),
-    ("checkpoint", "asynchronous"), ("restart",), ("resources",), ("backends",), ("export",), ("parallel", "data"),
-)  # fmt: skip
-"""Keys that may change while a run goes on: how long, how often, where. All else would make it another run."""
 
 _PASSING = re.compile(rf"\.(launcher|ranks)\.lock|{owned.TEMPORARY}")
 """What stands in a directory that another launcher is about to take."""
@@ -80,49 +75,35 @@ def opened(submission: Submission) -> Iterator[Opened]:
 
 def _settle(submission: Submission, lock: int, new: bool) -> Opened:
     run, spec = submission.run, submission.spec
-    notes: list[str] = []
-    finished = False
-    if not new and run.run_file.exists():
-        before = moved(load_run_file(run.run_file), run.root)
-        changes = differences(before.model_dump(), spec.model_dump())
-        refuse(run.root, changes)
-        notes = [f"{key}: {old} before, {new} now" for key, old, new in changes]
-        finished = not changes and state(run.read_attempts(), alive=False) is State.FINISHED
-    elif not new:
-        raise _not_a_run(run.root)
-    if not finished:
+    if new:
+        agree(spec)
         write_atomically(run.run_file, dump_run_file(spec).encode())
-    return Opened(run, spec, lock, tuple(notes), finished)
+        return Opened(run, spec, lock)
+    if not run.run_file.exists():
+        raise _not_a_run(run.root)
+    before = moved(load_run_file(run.run_file), run.root)
+    refuse(run.root, differences(before.model_dump(), spec.model_dump()))
+    batch = begun_batch(run, before)
+    spec = going_on(before, spec, batch)
+    changes = differences(before.model_dump(), spec.model_dump())
+    if state(run.read_attempts(), alive=False) is State.FINISHED and not any(
+        within(change.key, LENGTHENS) for change in changes
+    ):
+        return Opened(run, before, lock, finished=True)
+    write_atomically(run.run_file, dump_run_file(spec).encode())
+    notes = [*batch_words(before, spec, batch), *(str(change) for change in changes if change.key != KEY)]
+    if notes:
+        told = [change._asdict() for change in changes]
+        run.record_attempt(event="changed", attempt=next_attempt(run.read_attempts()), changes=told, notes=notes)
+    return Opened(run, spec, lock, tuple(notes))
 
 
-def differences(before: dict[str, Any], now: dict[str, Any]) -> list[tuple[str, Any, Any]]:
-    """Keys whose values differ, as (dotted key, before, now). Pure."""
-    found: list[tuple[str, Any, Any]] = []
-    for key in {**before, **now}:
-        old, new = before.get(key), now.get(key)
-        if isinstance(old, dict) and isinstance(new, dict):
-            found += [(f"{key}.{inner}", a, b) for inner, a, b in differences(old, new)]
-        elif old != new:
-            found.append((key, old, new))
-    return found
-
-
-def refuse(root: Path, changes: Sequence[tuple[str, Any, Any]]) -> None:
-    """Raise UserError where one of the changes would make it another run. Pure."""
-    others = [(key, old, new) for key, old, new in changes if not _harmless(key)]
-    if not others:
-        return
-    told = ", ".join(f"{key} {old} where this one has {new}" for key, old, new in others[:3])
-    more = f" and {len(others) - 3} other differences" if len(others) > 3 else ""
-    raise UserError(
-        f"{root} holds another run, with {told}{more}",
-        fix="choose another run_dir, or start anew with --fresh, which puts the old run aside",
-    )
-
-
-def _harmless(key: str) -> bool:
-    parts = tuple(key.split("."))
-    return any(parts[: len(harmless)] == harmless for harmless in HARMLESS)
+def begun_batch(run: RunDir, before: RunSpec) -> int:
+    """Samples a step that the run has had so far: of its plan, which ranks have made, or else of its run file."""
+    if before.train.global_batch is None:
+        with suppress(OSError, ValueError, KeyError):
+            return int(json.loads(run.plan.read_text())["global_batch"])
+    return before.global_batch
 
 
 def moved(spec: RunSpec, root: Path) -> RunSpec:

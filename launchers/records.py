@@ -1,8 +1,9 @@
 """What attempts.jsonl says: pure functions over its records.
 
-Written by whatever supervises the run. Four kinds of record: `submit` (a launcher took the run; `new_budget` when
-failures before it no longer count), `start` and `end` of an attempt, and `stop` (left without an attempt running). An
-`end` tells the outcome, its cause, and what comes `next`: restart or stop.
+Written by whatever supervises the run. Five kinds of record: `submit` (a launcher took the run; `new_budget` when
+failures before it no longer count), `start` and `end` of an attempt, `stop` (left without an attempt running), and
+`changed` (keys of the run file that are others from the attempt to come on). An `end` tells the outcome, its cause, and
+what comes `next`: restart or stop.
 """
 
 from __future__ import annotations
@@ -90,6 +91,13 @@ def fruitless(records: Records) -> int:
             break
         count, step = count + 1, record.get("step")
     return max(0, count - 1)
+
+
+def pending_changes(records: Records) -> list[str]:
+    """What the launcher found changed for the attempt to come, in words."""
+    coming = next_attempt(records)
+    changed = [r for r in records if r.get("event") == "changed" and r.get("attempt") == coming]
+    return [str(note) for record in changed for note in record.get("notes", ())]
 
 
 def open_attempt(records: Records) -> int | None:

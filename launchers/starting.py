@@ -40,6 +40,8 @@ class Ending:
     """Why the last attempt ended."""
     why: str = ""
     """Why it was not started again."""
+    finished: bool = False
+    """The run had finished before: nothing was started."""
 
 
 def run_here(request: LocalRequest, watch: Callable[[Opened], AbstractContextManager[View]]) -> Ending:
@@ -49,12 +51,10 @@ def run_here(request: LocalRequest, watch: Callable[[Opened], AbstractContextMan
     """
     check_request(request)
     with interruptible(), opened(request.submission) as ours:
-        if not ours.finished:
-            begin(request, ours)
+        if ours.finished:
+            return Ending(EXIT_DONE, finished=True)
+        begin(request, ours)
         with watch(ours) as view:
-            if ours.finished:
-                view.say(f"{ours.run.root} holds this run, finished; --fresh starts anew and keeps the old one")
-                return Ending(EXIT_DONE)
             for note in ours.notes:
                 view.say(note)
             code = supervise(request, view)

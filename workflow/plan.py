@@ -50,7 +50,7 @@ def resolve(spec: RunSpec, *, samples: int, parameters: int, fingerprint: str) -
 
     Raises UserError where the training set is smaller than one global batch and the rest is dropped.
     """
-    batch, accumulation = spec.data.micro_batch, spec.train.gradient_accumulation
+    batch, accumulation = spec.data.micro_batch, spec.accumulation
     division = Division(samples, batch, accumulation, spec.world_size, spec.data.last_batch)
     global_batch, steps_per_epoch = division.global_batch, division.steps_per_epoch
     if steps_per_epoch == 0:

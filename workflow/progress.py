@@ -37,7 +37,10 @@ class Progress:
         return cls(**{key: value for key, value in record.items() if key in names})
 
 
-def dropout_seed(seed: int, step: int, rank: int, micro_step: int) -> int:
-    """A seed for one run of the training graph: from its place alone, so that a resumed run draws the same masks."""
-    text = f"{seed}/{step}/{rank}/{micro_step}".encode()
+def dropout_seed(seed: int, step: int, place: int) -> int:
+    """A seed for one run of the training graph, on the micro-batch at a place of the step's global batch.
+
+    From the place alone, so that a resumed run draws the same masks, with another number of ranks too.
+    """
+    text = f"{seed}/{step}/{place}/0".encode()
     return int.from_bytes(hashlib.blake2b(text, digest_size=4).digest(), "little") & 0x7FFFFFFF

@@ -7,7 +7,7 @@ run that was submitted elsewhere has them in its ConfigMap.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -39,18 +39,18 @@ def cargo_of(submission: Submission) -> Cargo:
     if submission.source is not None and submission.folder is not None:
         contents = read_files(submission.spec.backends.kubernetes.files, submission.folder)
         return Cargo(submission.source, submission.spec, contents)
-    return kept(submission.run)
+    return kept(submission.run, submission.overrides)
 
 
-def kept(run: RunDir) -> Cargo:
-    """What the record directory knows to be sent; raises UserError where it has none."""
+def kept(run: RunDir, overrides: Sequence[str] = ()) -> Cargo:
+    """What the record directory knows to be sent, with other values; raises UserError where it has none."""
     file = run.root / FOLDER / "run.yaml"
     if not file.is_file():
         raise UserError(
             f"{run.root} does not hold what was submitted",
             fix="submit the run file again: it goes on where the run was",
         )
-    reading = read_run_file(file, files=False)
+    reading = read_run_file(file, overrides, files=False)
     if reading.spec is None or reading.faults:
         raise Faults(reading.faults)
     contents = read_files(reading.spec.backends.kubernetes.files, file.parent / "files")

@@ -38,8 +38,13 @@ def run(
     start(submission_of(file, overrides, runs, fresh=fresh), runs, detach=detach)
 
 
-def resume(run: RunArgument, detach: DetachOption = False, runs: RunsOption = Path(RUNS)) -> None:
-    """Go on with a stopped, failed or lost run where it was.
+def resume(
+    run: RunArgument,
+    overrides: OverridesArgument = None,
+    detach: DetachOption = False,
+    runs: RunsOption = Path(RUNS),
+) -> None:
+    """Go on with a stopped, failed or lost run where it was, or make a finished one longer.
 
     One that was in Slurm or on Kubernetes is submitted there again. Failures and preemptions so far no longer count.
     """
@@ -48,9 +53,10 @@ def resume(run: RunArgument, detach: DetachOption = False, runs: RunsOption = Pa
     from ortflow.launchers.opening import moved
     from ortflow.launchers.records import used
     from ortflow.workflow.spec.load import load_run_file
+    from ortflow.workflow.spec.paths import resolve_paths
 
     found = find_run(run, runs)
-    spec = moved(load_run_file(found.run_file), found.root)
+    spec = moved(load_run_file(found.run_file, overrides or ()), found.root)
     before = used(found.read_attempts())
     if before.failures or before.preemptions:
         typer.echo(
@@ -58,7 +64,10 @@ def resume(run: RunArgument, detach: DetachOption = False, runs: RunsOption = Pa
             f"{spec.restart.failures} failures are allowed from here",
             err=True,
         )
-    submission, launcher = Submission(spec, found, new_budget=True), launcher_of(found)
+    launcher = launcher_of(found)
+    if overrides and spec.run_dir is not None:
+        spec = resolve_paths(spec, Path("run.yaml").absolute())
+    submission = Submission(spec, found, new_budget=True, overrides=tuple(overrides or ()))
     if isinstance(launcher, LocalLauncher):
         start(submission, runs, detach=detach)
     else:
@@ -75,9 +84,11 @@ def start(submission: Submission, runs: Path, *, detach: bool) -> None:
     request = launcher.request(submission)
     if detach:
         launcher.submit(request)
-        tell_how_to_follow(name)
+        tell_submitted(submission.run, name)
         return
     end = run_here(request, watch)
+    if end.finished:
+        tell_how_to_train_longer(submission.run, name)
     if end.code == EXIT_USER:
         raise UserError(end.cause)
     if end.code == EXIT_FAILURE:
@@ -90,17 +101,12 @@ def start(submission: Submission, runs: Path, *, detach: bool) -> None:
 
 def hand_over(launcher: Launcher, submission: Submission, runs: Path, *, follow: bool) -> None:
     """Have a launcher start a run, say what can be done next, and stay with it if wanted."""
-    from ortflow.launchers.records import State, state
-
     run, name = submission.run, reference(submission.run, runs)
     refuse_elsewhere(run, launcher)
     request = launcher.request(submission)
     if not follow:
         typer.echo(launcher.submit(request))
-        if state(run.read_attempts(), alive=False) is State.FINISHED:
-            typer.echo(f"{run.root} holds this run, finished; --fresh starts anew and keeps the old one")
-        else:
-            tell_how_to_follow(name)
+        tell_submitted(run, name)
         return
     from ortflow.launchers.following import Follower
     from ortflow.launchers.plain import PlainView
@@ -144,6 +150,34 @@ def watch(ours: Opened) -> AbstractContextManager[View]:
     from ortflow.launchers.plain import PlainView
 
     return PlainView(ours.run, ours.spec.monitor.every_steps)
+
+
+def tell_submitted(run: RunDir, name: str) -> None:
+    """What was changed for a run that goes on in the background, and what can be done next."""
+    from ortflow.launchers.records import State, pending_changes, state
+
+    records = run.read_attempts()
+    if state(records, alive=False) is State.FINISHED:
+        tell_how_to_train_longer(run, name)
+        return
+    for note in pending_changes(records):
+        typer.echo(note)
+    tell_how_to_follow(name)
+
+
+def tell_how_to_train_longer(run: RunDir, name: str) -> None:
+    """A run that has finished was asked to go on: the command that makes it longer."""
+    from ortflow.launchers.tail import telling_records
+    from ortflow.workflow.spec.load import load_run_file
+
+    train = load_run_file(run.run_file).train
+    longer = f"train.epochs={2 * train.epochs}" if train.epochs is not None else f"train.steps={2 * (train.steps or 1)}"
+    if train.early_stop is not None and any(r.get("event") == "early_stop" for r in telling_records(run.events(0))):
+        longer = f"train.early_stop.patience={2 * train.early_stop.patience}"
+    typer.echo(
+        f"{run.root} holds this run, finished; train longer with `ortflow resume {name} {longer}`, "
+        "or start anew with --fresh, which keeps the old one"
+    )
 
 
 def tell_how_to_follow(name: str) -> None:

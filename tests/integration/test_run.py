@@ -79,13 +79,45 @@ def test_an_extended_run_goes_on_exactly(project: Project) -> None:
     assert exported(parts) == exported(whole)
 
 
+def test_another_number_of_ranks_follows_the_same_curve(project: Project) -> None:
+    """4 ranks, then 2, then 1: every step takes the same 16 samples under the same dropout masks."""
+    epochs = {"train__steps": None, "train__epochs": 1, "train__schedule": {"name": "constant"}}
+    whole = project.run("elastic-whole", **epochs, resources__ranks_per_node=4)
+    for steps, ranks in ((6, 4), (11, 2), (15, 1)):
+        project.run(
+            "elastic", **{**epochs, "train__steps": steps, "train__epochs": None}, resources__ranks_per_node=ranks
+        )
+    file = project.write("elastic", **epochs, resources__ranks_per_node=3)
+    refused = command("run", file.name, folder=project.folder)
+    assert refused.returncode == 2
+    assert "train.global_batch: is 16 samples a step, which 3 ranks x 4 samples" in refused.stderr
+    parts = project.run("elastic", **epochs, data__micro_batch=8)
+    assert [(r["samples"], r["epoch"]) for r in of_kind(parts, "step")] == [
+        (r["samples"], r["epoch"]) for r in of_kind(whole, "step")
+    ]
+    for (step, loss, norm, _), (same_step, same_loss, same_norm, _) in zip(
+        curve(parts)[:15], curve(whole), strict=False
+    ):
+        assert step == same_step
+        assert loss == pytest.approx(same_loss, rel=2e-5)
+        assert norm == pytest.approx(same_norm, rel=2e-3)
+    # Masks are drawn for a micro-batch, so another size draws others.
+    assert curve(parts)[-1][1] == pytest.approx(curve(whole)[-1][1], rel=2e-2)
+    assert [(r["world_size"], r["gradient_accumulation"]) for r in of_kind(parts, "resume")] == [(2, 2), (1, 4), (2, 1)]
+    changed = [(r["key"], r["before"], r["now"]) for r in of_kind(parts, "changed") if "train.global" in r["key"]]
+    assert changed == [("train.global_batch", None, 16)]
+    assert "a step takes 16 samples: 1 rank(s) x micro_batch 4 x gradient_accumulation 4" in logs(parts)
+
+
 @pytest.mark.parametrize(("before", "after"), [(2, 1), (1, 3)])
-def test_a_run_goes_on_with_another_number_of_ranks(project: Project, before: int, after: int) -> None:
+def test_a_run_goes_on_with_another_number_of_ranks_and_another_batch(
+    project: Project, before: int, after: int
+) -> None:
     name = f"ranks-{before}-{after}"
     common = {"train__epochs": 2, "train__steps": None, "data__last_batch": "keep", "data__micro_batch": 8}
     count = sum(r["samples"] for r in of_kind(project.run(f"{name}-whole", **common), "step"))
     first = project.run(name, **{**common, "train__epochs": None, "train__steps": 7}, resources__ranks_per_node=before)
-    second = project.run(name, **common, resources__ranks_per_node=after)
+    second = project.run(name, **common, train__global_batch=8 * after, resources__ranks_per_node=after)
     assert first == second
     (resumed,) = of_kind(second, "resume")
     assert resumed["step"] == 7

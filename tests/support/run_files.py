@@ -50,6 +50,7 @@ train:
   epochs: 3
   optimizer: {name: sgd, lr: 1, momentum: 0.9, nesterov: true, weight_decay: 0.1, no_decay: []}
   schedule: {name: polynomial, warmup_steps: 5, final_fraction: 0.1, power: 3}
+  global_batch: 48
   gradient_accumulation: 2
   clip_norm: 1
   evaluation: {every_steps: 10}

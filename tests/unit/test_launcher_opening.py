@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from run_files import spec_of as run_of
 from trees import tree
 
 from ortflow.launchers.base import Submission
+from ortflow.launchers.changes import Change, agree, batch_words, differences, going_on, refuse
 from ortflow.launchers.locks import HeldError, hold, holder_of, wait_free
-from ortflow.launchers.opening import differences, moved, opened, refuse
+from ortflow.launchers.opening import moved, opened
 from ortflow.launchers.prepare import prepare
 from ortflow.workflow.errors import UserError
 from ortflow.workflow.events import EventLog
 from ortflow.workflow.rundir import RunDir
+from ortflow.workflow.spec.check import check
 from ortflow.workflow.spec.load import load_run_file
 from ortflow.workflow.spec.paths import resolve_paths
 from ortflow.workflow.spec.run import RunSpec
@@ -91,7 +95,15 @@ def test_another_run_is_refused_and_fresh_puts_the_old_one_aside(tmp_path: Path)
     take(submission(tmp_path))
     with pytest.raises(UserError) as refused, opened(submission(tmp_path, gradient_accumulation=2)):
         pass
-    assert "holds another run, with train.gradient_accumulation 1 where this one has 2; choose" in str(refused.value)
+    assert "accept the other batch with train.global_batch=2" in str(refused.value)
+    other = submission(tmp_path)
+    other = replace(other, spec=other.spec.model_copy(update={"seed": 1}))
+    with pytest.raises(UserError) as refused, opened(other):
+        pass
+    assert str(refused.value) == (
+        f"{tmp_path}/runs/gpt holds another run: seed is 0 there and 1 here; give this key the old value to go on, "
+        "--fresh to start anew and keep the old run aside, or another name (name=NAME, or run_dir)"
+    )
     take(submission(tmp_path, fresh=True, gradient_accumulation=2))
     take(submission(tmp_path, fresh=True, gradient_accumulation=3))
     runs = {path.name: load_run_file(path / "run.yaml") for path in (tmp_path / "runs").iterdir()}
@@ -152,10 +164,97 @@ def test_differences_are_told_by_key() -> None:
     before = {"a": {"b": 1, "c": [1]}, "d": None}
     now = {"a": {"b": 2, "c": [1]}, "d": {"e": 1}}
     assert differences(before, now) == [("a.b", 1, 2), ("d", None, {"e": 1})]
-    refuse(Path("/r"), [("train.steps", 1, 2), ("checkpoint.keep.newest", 1, 2), ("resources.ranks_per_node", 1, 2)])
-    for key in ("train.optimizer.lr", "checkpoint.directory", "seed", "parallel.zero"):
-        with pytest.raises(UserError):
-            refuse(Path("/r"), [(key, 1, 2)])
+
+
+MAY = (
+    "train.steps", "train.optimizer.lr", "train.optimizer.weight_decay", "train.schedule.name", "train.early_stop",
+    "train.evaluation.every_steps", "train.clip_norm", "model.metrics", "data.eval", "data.eval.path",
+    "data.eval_samples", "data.micro_batch", "checkpoint.keep.newest", "monitor.every_steps", "export.tolerance",
+    "resources.ranks_per_node", "restart.failures",
+)  # fmt: skip
+STAYS = (
+    "model.path", "model.loss.kind", "model.loss", "model.parameters.freeze", "data.train.path", "data.last_batch",
+    "data.shuffle", "data.by_length", "train.optimizer.name", "train.optimizer.no_decay", "train.optimizer.momentum",
+    "checkpoint.directory", "seed", "parallel.zero",
+)  # fmt: skip
+
+
+def test_what_may_change_while_a_run_goes_on() -> None:
+    refuse(Path("/r"), [Change(key, 1, 2) for key in MAY])
+    for key in STAYS:
+        with pytest.raises(UserError, match=f"{key} is 1 there and 2 here"):
+            refuse(Path("/r"), [Change(key, 1, 2)])
+
+
+def spec_of(ranks: int, micro_batch: int = 4, **train: Any) -> RunSpec:
+    return run_of(
+        data={"train": {"path": "d.arrow"}, "micro_batch": micro_batch},
+        train={"steps": 10, "optimizer": {"name": "sgd", "lr": 0.1}, **train},
+        resources={"ranks_per_node": ranks},
+    )
+
+
+def test_going_on_keeps_the_batch() -> None:
+    """4 ranks of 4 samples take 16 a step; so do 2, 1 and 8 ranks behind them, whatever divides them."""
+    begun = spec_of(4)
+    for ranks, micro_batch, accumulation in ((4, 4, 1), (2, 4, 2), (1, 4, 4), (8, 2, 1), (1, 16, 1), (2, 1, 8)):
+        now = going_on(begun, spec_of(ranks, micro_batch), 16)
+        assert (now.global_batch, now.accumulation) == (16, accumulation)
+        assert check(now) == []
+        again = going_on(now, spec_of(ranks, micro_batch), 16)
+        assert again == now, "the same run file a second time"
+        assert going_on(now, begun, 16).accumulation == 1, "and back"
+    asked = spec_of(1, gradient_accumulation=4)
+    halved = going_on(asked, spec_of(2, gradient_accumulation=4), 16)
+    assert (halved.global_batch, halved.accumulation) == (16, 2)
+    assert going_on(halved, spec_of(2, gradient_accumulation=2), 16).accumulation == 2
+    assert batch_words(begun, going_on(begun, spec_of(2), 16), 16) == [
+        "a step keeps its 16 samples: 2 ranks x micro_batch 4 x gradient_accumulation 2"
+    ]
+    assert batch_words(begun, begun, 16) == []
+
+
+def test_another_batch_is_refused_unless_it_is_named() -> None:
+    begun = spec_of(4)
+    with pytest.raises(UserError) as refused:
+        going_on(begun, spec_of(3), 16)
+    assert str(refused.value) == (
+        "train.global_batch: is 16 samples a step, which 3 ranks x 4 samples (data.micro_batch) do not divide; use "
+        "2 ranks or 4 ranks, or accept another batch with train.global_batch=12 or train.global_batch=24"
+    )
+    with pytest.raises(UserError, match=r"use data\.micro_batch=2, or 4 ranks, or accept another batch"):
+        going_on(begun, spec_of(8), 16)
+    with pytest.raises(UserError) as refused:
+        going_on(begun, spec_of(4, gradient_accumulation=2), 16)
+    assert str(refused.value) == (
+        "train.gradient_accumulation: is 2, which makes 32 samples a step (4 ranks x micro_batch 4 x "
+        "gradient_accumulation 2), and this run takes 16; leave it at 1 to go on with 16, or accept the other batch "
+        "with train.global_batch=32"
+    )
+    wider = going_on(begun, spec_of(3, global_batch=24), 16)
+    assert (wider.global_batch, wider.accumulation) == (24, 2)
+    assert batch_words(begun, wider, 16) == [
+        "a step takes 24 samples from here on, 16 before: 3 ranks x micro_batch 4 x gradient_accumulation 2"
+    ]
+    assert going_on(wider, spec_of(3), 24).global_batch == 24, "the next submission keeps it"
+    with pytest.raises(UserError, match=r"train\.gradient_accumulation: is 5, and train\.global_batch 32 makes it 2"):
+        going_on(begun, spec_of(4, gradient_accumulation=5, global_batch=32), 16)
+    with pytest.raises(UserError, match="leave out one of them"):
+        agree(spec_of(4, gradient_accumulation=5, global_batch=32))
+
+
+def test_the_batch_of_a_run_is_that_of_its_plan(tmp_path: Path) -> None:
+    """A run file of the directory that was edited by hand has lost what the run was begun with."""
+    take(submission(tmp_path))
+    run = submission(tmp_path).run
+    run.plan.write_text('{"global_batch": 4}')
+    with opened(submission(tmp_path)) as ours:
+        assert ours.spec.accumulation == 4
+        assert ours.notes == ("a step keeps its 4 samples: 1 rank x micro_batch 1 x gradient_accumulation 4",)
+    (changed,) = [record for record in run.read_attempts() if record["event"] == "changed"]
+    assert (changed["attempt"], changed["notes"]) == (1, list(ours.notes))
+    with opened(submission(tmp_path)) as ours:
+        assert (ours.spec.accumulation, ours.notes) == (4, ())
 
 
 def test_prepare_runs_in_the_folder_of_the_run_file_only_if_something_is_missing(tmp_path: Path) -> None:

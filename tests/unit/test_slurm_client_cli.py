@@ -144,7 +144,7 @@ def test_a_finished_run_is_told(place: Path) -> None:
     leave(place)
     done = tell(place, "submit", "-b", "slurm", "one.yaml")
     assert done.returncode == 0
-    assert "holds this run, finished; --fresh starts anew" in done.stdout
+    assert "holds this run, finished; train longer with `ortflow resume one train.steps=20`" in done.stdout
 
 
 def test_a_log_that_has_not_begun_says_why(place: Path) -> None:

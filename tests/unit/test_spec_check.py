@@ -46,6 +46,10 @@ def test_a_run_that_agrees_with_itself() -> None:
         ({"train": {"optimizer": ADAMW}}, ["train.steps: is missing, and so is train.epochs"]),
         ({"train": {**TRAIN, "epochs": 1}}, ["train.steps: is given beside train.epochs"]),
         (
+            {"train": {**TRAIN, "global_batch": 16}, "resources": {"ranks_per_node": 3}},
+            ["train.global_batch: is 16 samples a step, which 3 ranks x 4 samples (data.micro_batch) do not divide"],
+        ),
+        (
             {"train": {**TRAIN, "schedule": {"warmup_steps": 101}}},
             ["train.schedule.warmup_steps: is 101, longer than the run of 100 steps"],
         ),

@@ -11,6 +11,7 @@ from pathlib import PurePosixPath
 
 from ortflow.workflow.data.mapping import parse_reference
 from ortflow.workflow.errors import UserError
+from ortflow.workflow.spec.batch import undivided
 from ortflow.workflow.spec.kubernetes_check import check_kubernetes
 from ortflow.workflow.spec.metrics import misuse
 from ortflow.workflow.spec.problem import Problem
@@ -34,6 +35,14 @@ def _length(spec: RunSpec) -> Iterator[Problem]:
     if spec.train.steps is not None and spec.train.epochs is not None:
         fix = "give one of them (train.epochs=null on the command line takes the other away)"
         yield Problem(steps, "is given beside train.epochs", fix, others=(epochs,))
+
+
+def _global_batch(spec: RunSpec) -> Iterator[Problem]:
+    trouble = undivided(spec.global_batch, spec.data.micro_batch, spec.world_size)
+    if trouble is not None:
+        ranks = ("resources", "nodes"), ("resources", "ranks_per_node")
+        others = (("data", "micro_batch"), *ranks, ("train", "gradient_accumulation"))
+        yield Problem(("train", "global_batch"), trouble.what, trouble.fix, others=others)
 
 
 def _schedule(spec: RunSpec) -> Iterator[Problem]:
@@ -163,6 +172,7 @@ RESERVED = frozenset({"run.yaml", "plan.json", "attempts.jsonl", "events", "logs
 
 CHECKS: tuple[Callable[[RunSpec], Iterator[Problem]], ...] = (
     _length,
+    _global_batch,
     _schedule,
     _optimizer,
     _evaluation,

@@ -174,3 +174,13 @@ class RunSpec(Section):
     def world_size(self) -> int:
         """Ranks in all."""
         return self.resources.nodes * self.resources.ranks_per_node
+
+    @property
+    def global_batch(self) -> int:
+        """Samples of an optimizer step over all ranks."""
+        return self.train.global_batch or self.data.micro_batch * self.train.gradient_accumulation * self.world_size
+
+    @property
+    def accumulation(self) -> int:
+        """Micro-batches a rank adds up before an optimizer step."""
+        return self.global_batch // (self.data.micro_batch * self.world_size)

@@ -101,8 +101,11 @@ class TrainSection(Section):
     """The update rule."""
     schedule: Schedule = Schedule()
     """The learning rate over the steps."""
+    global_batch: Positive | None = None
+    """Samples of an optimizer step over all ranks, from which gradient_accumulation follows. A run that goes on keeps
+    the value it began with; another one given here changes it."""
     gradient_accumulation: Positive = 1
-    """Micro-batches a rank adds up before an optimizer step."""
+    """Micro-batches a rank adds up before an optimizer step, where global_batch does not say it."""
     clip_norm: PositiveFloat | None = None
     """Largest L2 norm of the gradient; larger ones are scaled down."""
     evaluation: Evaluation = Evaluation()

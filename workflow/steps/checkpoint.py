@@ -79,7 +79,12 @@ class Saver:
         context.progress = Progress.from_json(dict(loaded.manifest.progress))
         self._saved_step = step
         context.events.rewind(step)
-        context.events.write("resume", step=step, path=str(self._store.place(step)))
+        plan = context.plan
+        context.events.write(
+            "resume", step=step, path=str(self._store.place(step)), world_size=plan.world_size,
+            global_batch=plan.global_batch, micro_batch=plan.micro_batch,
+            gradient_accumulation=plan.gradient_accumulation,
+        )  # fmt: skip
         context.monitor.begin()
         if context.leads:
             print(f"resumed from {self._store.place(step)}", flush=True)

@@ -61,11 +61,14 @@ def prepare(run_dir: RunDir, spec: RunSpec) -> list[str]:
 
 
 def fingerprint_of(spec: RunSpec) -> str:
-    """A hash of everything the graphs are made from: model file, its section, the optimizer, our version."""
+    """A hash of everything the graphs are made from: model file, its section, the optimizer, our version.
+
+    The learning rate is an input of the optimizer's graph.
+    """
     made_from = {
         "version": __version__,
         "model": spec.model.model_dump(mode="json"),
-        "optimizer": spec.train.optimizer.model_dump(mode="json"),
+        "optimizer": spec.train.optimizer.model_dump(mode="json", exclude={"lr"}),
         "last_batch": spec.data.last_batch,
         "device": DEVICE,
         "files": [

@@ -22,14 +22,34 @@ class Monitor:
         self._writer: Any = None
 
     def begin(self) -> None:
-        """Open TensorBoard's file; scalars of steps that are taken back are purged in it."""
+        """Tell what changed since the attempt before, and open TensorBoard's file.
+
+        Scalars of steps that are taken back are purged in it.
+        """
         context = self._context
+        if context.leads:
+            self._changes()
         if context.leads and context.spec.monitor.tensorboard:
             with hidden("torch"):
                 from tensorboardX import SummaryWriter
 
             folder = context.run_dir.root / context.spec.monitor.tensorboard_directory
             self._writer = SummaryWriter(str(folder), purge_step=context.progress.step + 1)
+
+    def _changes(self) -> None:
+        """Put into this record what the launcher found changed in the run file."""
+        context, plan = self._context, self._context.plan
+        for record in context.run_dir.read_attempts():
+            if record.get("event") == "changed" and record.get("attempt") == context.attempt:
+                for change in record.get("changes", ()):
+                    context.events.write("changed", **change)
+                for note in record.get("notes", ()):
+                    print(note, flush=True)
+        print(
+            f"a step takes {plan.global_batch} samples: {plan.world_size} rank(s) x micro_batch {plan.micro_batch} "
+            f"x gradient_accumulation {plan.gradient_accumulation}",
+            flush=True,
+        )
 
     def step(self, outcome: StepOutcome, *, lr: float, seconds: float, epoch: int) -> None:
         """A training step is done."""

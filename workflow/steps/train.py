@@ -58,7 +58,7 @@ def one_step(context: Context, total: int) -> bool:
     batch = context.stream.next()
     lr = learning_rate(spec.train.schedule, spec.train.optimizer.lr, progress.step + 1, total)
     seeds = [
-        dropout_seed(spec.seed, progress.step + 1, context.place.rank, micro)
+        dropout_seed(spec.seed, progress.step + 1, micro * context.place.world_size + context.place.rank)
         for micro in range(len(batch.micro_batches))
     ]
     outcome = context.trainer.step(

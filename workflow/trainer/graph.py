@@ -60,7 +60,7 @@ class GraphTrainer:
         self._running = device.allocate(states, np.float32)
         self._moments = {name: device.allocate(trained, np.float32) for name in moments(spec.train.optimizer)}
         self._sums = device.allocate(2, np.float32)
-        self._scratch = device.allocate(trained, np.float32) if spec.train.gradient_accumulation > 1 else None
+        self._scratch = device.allocate(trained, np.float32) if spec.accumulation > 1 else None
 
         training = sessions.open_fastest(graphs.train)
         self._first = self._bind_training(training, self._gradients)

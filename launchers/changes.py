@@ -1,0 +1,132 @@
+"""What may change while a run goes on, and the batch that it keeps. Pure.
+
+Used by `opening` when it takes a directory that holds a run. What makes it another run is refused by key; the number
+of samples a step changes only where somebody asks for it by name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from ortflow.workflow.errors import UserError
+from ortflow.workflow.spec.batch import KEY, undivided
+from ortflow.workflow.spec.run import RunSpec
+
+MAY_CHANGE: tuple[str, ...] = (
+    "name", "run_dir", "prepare", "model.metrics",
+    "data.micro_batch", "data.eval", "data.eval_mode", "data.eval_micro_batch", "data.eval_samples",
+    "train.steps", "train.epochs", "train.global_batch", "train.gradient_accumulation", "train.clip_norm",
+    "train.optimizer.lr", "train.optimizer.weight_decay", "train.optimizer.betas", "train.optimizer.epsilon",
+    "train.schedule", "train.evaluation", "train.early_stop", "train.max_skipped_steps",
+    "parallel.data", "checkpoint.every_steps", "checkpoint.every_seconds", "checkpoint.keep", "checkpoint.asynchronous",
+    "monitor", "export", "resources", "restart", "backends",
+)  # fmt: skip
+"""Keys, and sections whole, that leave the run the same: how long, how fast, how often, where. Model, loss, data, order
+of the samples and kind of optimizer do not."""
+LENGTHENS = ("train.steps", "train.epochs", "train.early_stop", "export")
+"""Keys that can leave something to do for a run that has finished."""
+TOLD = 3
+"""Differences that a refusal names."""
+
+
+class Change(NamedTuple):
+    """A key that another value was given for."""
+
+    key: str
+    before: Any
+    now: Any
+
+    def __str__(self) -> str:
+        return f"{self.key}: {self.before} before, {self.now} now"
+
+
+def differences(before: dict[str, Any], now: dict[str, Any]) -> list[Change]:
+    """Keys whose values differ, dotted."""
+    found: list[Change] = []
+    for key in {**before, **now}:
+        old, new = before.get(key), now.get(key)
+        if isinstance(old, dict) and isinstance(new, dict):
+            found += [Change(f"{key}.{inner}", a, b) for inner, a, b in differences(old, new)]
+        elif old != new:
+            found.append(Change(key, old, new))
+    return found
+
+
+def within(key: str, allowed: Sequence[str]) -> bool:
+    """Whether a key is one of those, or lies in one of those sections."""
+    return any(key == one or key.startswith(f"{one}.") for one in allowed)
+
+
+def refuse(root: Path, changes: Sequence[Change]) -> None:
+    """Raise UserError where one of the changes would make it another run."""
+    others = [change for change in changes if not within(change.key, MAY_CHANGE)]
+    if not others:
+        return
+    told = ", ".join(f"{change.key} is {change.before} there and {change.now} here" for change in others[:TOLD])
+    more = f", and {len(others) - TOLD} other keys differ" if len(others) > TOLD else ""
+    keys = "this key" if len(others) == 1 else "these keys"
+    raise UserError(
+        f"{root} holds another run: {told}{more}",
+        fix=f"give {keys} the old value to go on, --fresh to start anew and keep the old run aside, or another name "
+        "(name=NAME, or run_dir)",
+    )
+
+
+def going_on(before: RunSpec, now: RunSpec, batch: int) -> RunSpec:
+    """The run that goes on, with the `batch` samples a step that it has had so far.
+
+    Where ranks or micro-batch are others, gradient accumulation follows. Raises UserError where the samples of a step
+    do not divide, or where another number of them was asked for in another way than by `train.global_batch`.
+    """
+    asked = now.train.gradient_accumulation != before.train.gradient_accumulation
+    if now.train.global_batch not in (None, batch):
+        if asked:
+            agree(now)
+        return now
+    micro_batch, ranks = now.data.micro_batch, now.world_size
+    product = micro_batch * now.train.gradient_accumulation * ranks
+    if asked and product != batch:
+        raise UserError(
+            f"is {now.train.gradient_accumulation}, which makes {product} samples a step ({division(now, product)}), "
+            f"and this run takes {batch}",
+            where="train.gradient_accumulation",
+            fix=f"leave it at {before.train.gradient_accumulation} to go on with {batch}, or accept the other batch "
+            f"with {KEY}={product}",
+        )
+    if (trouble := undivided(batch, micro_batch, ranks)) is not None:
+        raise trouble
+    if before.train.global_batch is None and product == batch:
+        return now
+    return now.model_copy(update={"train": now.train.model_copy(update={"global_batch": batch})})
+
+
+def agree(spec: RunSpec) -> None:
+    """Raise UserError where global batch and gradient accumulation were both asked for and contradict each other."""
+    asked = spec.train.gradient_accumulation
+    if asked not in (1, spec.accumulation):
+        raise UserError(
+            f"is {asked}, and {KEY} {spec.global_batch} makes it {spec.accumulation} "
+            f"({division(spec, spec.global_batch)})",
+            where="train.gradient_accumulation",
+            fix="leave out one of them",
+        )
+
+
+def batch_words(before: RunSpec, now: RunSpec, batch: int) -> list[str]:
+    """What became of the samples of a step, if their number or the way they are divided is another."""
+    divided = division(now, now.global_batch)
+    if now.global_batch != batch:
+        return [f"a step takes {now.global_batch} samples from here on, {batch} before: {divided}"]
+    shares = [(spec.world_size, spec.data.micro_batch, spec.accumulation) for spec in (before, now)]
+    if shares[0] != shares[1]:
+        return [f"a step keeps its {batch} samples: {divided}"]
+    return []
+
+
+def division(spec: RunSpec, batch: int) -> str:
+    """How ranks and micro-batches share the samples of a step, in the run file's words."""
+    ranks, size = spec.world_size, spec.data.micro_batch
+    many = "" if ranks == 1 else "s"
+    return f"{ranks} rank{many} x micro_batch {size} x gradient_accumulation {batch // (size * ranks)}"

@@ -1,0 +1,48 @@
+"""Whether the samples of a step divide over the ranks and their micro-batches, and what would fit. Pure.
+
+Used by the check of a run file, and by a launcher before a run goes on with another number of ranks.
+"""
+
+from __future__ import annotations
+
+from ortflow.workflow.errors import UserError
+
+KEY = "train.global_batch"
+REACH = 4096
+"""Values that are looked at for one that fits: sizes in a run file may be any whole number."""
+
+
+def undivided(batch: int, micro_batch: int, ranks: int) -> UserError | None:
+    """Why a global batch of `batch` samples is no whole number of micro-batches a rank; None where it is."""
+    together = micro_batch * ranks
+    if batch % together == 0:
+        return None
+    return UserError(
+        f"is {batch} samples a step, which {_ranks(ranks)} x {micro_batch} samples (data.micro_batch) do not divide",
+        where=KEY,
+        fix=f"use {', or '.join(fitting(batch, micro_batch, ranks))}",
+    )
+
+
+def fitting(batch: int, micro_batch: int, ranks: int) -> list[str]:
+    """What fits instead: a smaller micro-batch, the next numbers of ranks, the next batches."""
+    found = []
+    if batch % ranks == 0:
+        share = batch // ranks
+        found += [f"data.micro_batch={size}" for size in _first(share, min(micro_batch, share), -1)]
+    if batch % micro_batch == 0:
+        counts = [*_first(batch // micro_batch, ranks - 1, -1), *_first(batch // micro_batch, ranks + 1, 1)]
+        found += [" or ".join(_ranks(count) for count in counts)] if counts else []
+    together = micro_batch * ranks
+    batches = [size for size in (batch // together * together, (batch // together + 1) * together) if size]
+    return [*found, "accept another batch with " + " or ".join(f"{KEY}={size}" for size in batches)]
+
+
+def _first(number: int, start: int, direction: int) -> list[int]:
+    """The first divisor of a number, from `start` on; none where there is none within reach."""
+    reached = range(start, min(number, start + REACH) + 1) if direction > 0 else range(start, max(0, start - REACH), -1)
+    return [size for size in reached if number % size == 0][:1]
+
+
+def _ranks(count: int) -> str:
+    return "1 rank" if count == 1 else f"{count} ranks"
