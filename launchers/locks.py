@@ -32,7 +32,7 @@ def hold(path: Path) -> int:
 
     A child that inherits the descriptor holds the lock too. Raises HeldError.
     """
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
     if not _take(descriptor, PROBE):
         holder = _holder(path)
         os.close(descriptor)
@@ -67,7 +67,7 @@ def holder_of(path: Path) -> dict[str, str | int] | None:
 
 def wait_free(path: Path, seconds: float) -> bool:
     """Whether nobody holds the lock within so many seconds; the file is made if it is not there."""
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
     try:
         return _take(descriptor, seconds)
     finally:

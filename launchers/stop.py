@@ -16,6 +16,7 @@ from typing import Any
 
 from ortflow.launchers.records import CANCELS
 from ortflow.workflow.errors import Preempted
+from ortflow.workflow.rundir import write_atomically
 
 FILE_PERIOD = 0.25
 """Seconds between two looks at the file, which may lie on a slow file system."""
@@ -101,7 +102,7 @@ def taken_over(
 
 def write_request(file: Path, reason: str, *, now: bool = False) -> None:
     """Ask a run to stop; its ranks look at the file too."""
-    file.write_text(json.dumps({"reason": reason, "now": now}))
+    write_atomically(file, json.dumps({"reason": reason, "now": now}).encode())
 
 
 def read_request(file: Path) -> dict[str, Any] | None:

@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 from ortflow.export_optimize import optimize
 from ortflow.workflow.errors import UserError
+from ortflow.workflow.graph.head import check_model_to_train
 from ortflow.workflow.graph.origin import STACK, user_line
 from ortflow.workflow.rundir import sync_directory, write_atomically
 
@@ -60,10 +61,12 @@ def export_for_training(
     the first of its names. Parameters that no output depends on are left out. More than 1.5 GB of weights lie beside
     the file in `<name>.data`. A UserWarning tells what ONNX cannot say of the module.
 
-    Returns the path. Raises UserError where PyTorch is missing or cannot export the module; nothing is written then.
+    Returns the path. Raises UserError where PyTorch is missing or cannot export the module, or where something else
+    than a model that this function has written is there; nothing is written then.
     """
     _require_torch()
     path = Path(path)
+    check_model_to_train(path)
     args, kwargs = _arguments(example_inputs)
     inputs = _bind(module, args, kwargs)
     _check_parameters(module)

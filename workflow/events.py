@@ -27,8 +27,8 @@ class EventLog:
     def __init__(self, path: Path, rank: int, attempt: int) -> None:
         self.path, self.rank, self.attempt = path, rank, attempt
         path.parent.mkdir(parents=True, exist_ok=True)
+        self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, 0o644)
         mend_torn_line(path)
-        self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
 
     def write(self, event: str, **fields: Any) -> None:
         """Append one event; non-finite numbers become null, because JSON has none."""

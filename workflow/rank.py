@@ -76,7 +76,7 @@ def redirect_output(path: Path) -> None:
 
 def hold_ranks_lock(path: Path) -> int:
     """Hold a shared lock while this rank lives: a launcher waits for all of them before it starts others."""
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_SH)
     except OSError as error:

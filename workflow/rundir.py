@@ -139,7 +139,7 @@ def append_json_line(path: Path, record: dict[str, Any]) -> None:
     """Append one line in one write, so that two writers never mix."""
     path.parent.mkdir(parents=True, exist_ok=True)
     line = json.dumps(record, separators=(",", ":")) + "\n"
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, 0o644)
     try:
         os.write(descriptor, line.encode())
     finally:

@@ -10,12 +10,17 @@ because the images have 32 pixels a side and not 224, and no ReLU behind the las
 from __future__ import annotations
 
 import argparse
+import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
+
+from ortflow.workflow.graph.head import read_head
+
+PRODUCER = "ortflow-example-digits"
 
 SIDE, CLASSES = 32, 10
 
@@ -90,7 +95,7 @@ def build(seed: int) -> onnx.ModelProto:
         helper.make_graph(graph.nodes, "squeezenet", [image], [classes], graph.initializers),
         opset_imports=[helper.make_opsetid("", 17)],
         ir_version=8,
-        producer_name="ortflow-example-digits",
+        producer_name=PRODUCER,
     )
     onnx.checker.check_model(model, full_check=True)
     return model
@@ -102,6 +107,8 @@ def main() -> None:
     parser.add_argument("--output", type=Path, default=Path(__file__).parent / "build" / "model.onnx")
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
+    if options.output.exists() and ((head := read_head(options.output)) is None or head.producer != PRODUCER):
+        sys.exit(f"{options.output} exists and was not written by this program; remove it, or choose another --output")
     options.output.parent.mkdir(parents=True, exist_ok=True)
     model = build(options.seed)
     onnx.save(model, options.output)

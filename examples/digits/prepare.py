@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import numpy as np
@@ -26,14 +27,14 @@ def main() -> None:
     subprocess.run([sys.executable, str(HERE / "model.py"), "--output", str(build / "model.onnx")], check=True)
     pixels, labels = load_digits(return_X_y=True)
     images = np.kron(pixels.reshape(-1, 1, 8, 8), np.ones((SCALE, SCALE))) / 16
-    source = build / "digits.npz"
-    np.savez(source, image=images.astype(np.float32), labels=labels.astype(np.int64))
-    subprocess.run(
-        [sys.executable, "-m", "ortflow", "data", "convert", str(source), "--eval-fraction", "0.2", "--force",
-         "--output", str(build / "digits")],
-        check=True,
-    )  # fmt: skip
-    source.unlink()
+    with tempfile.TemporaryDirectory() as folder:
+        source = Path(folder) / "digits.npz"
+        np.savez(source, image=images.astype(np.float32), labels=labels.astype(np.int64))
+        subprocess.run(
+            [sys.executable, "-m", "ortflow", "data", "convert", str(source), "--eval-fraction", "0.2", "--force",
+             "--output", str(build / "digits")],
+            check=True,
+        )  # fmt: skip
 
 
 if __name__ == "__main__":

@@ -10,12 +10,17 @@ positions, LayerNorm before each block, Gelu, output weights tied to the embeddi
 from __future__ import annotations
 
 import argparse
+import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
+
+from ortflow.workflow.graph.head import read_head
+
+PRODUCER = "ortflow-example-gpt"
 
 
 @dataclass(frozen=True)
@@ -103,7 +108,7 @@ def build(config: Config) -> onnx.ModelProto:
         helper.make_graph(graph.nodes, "gpt", inputs, outputs, graph.initializers),
         opset_imports=[helper.make_opsetid("", 20)],
         ir_version=9,
-        producer_name="ortflow-example-gpt",
+        producer_name=PRODUCER,
     )
     onnx.checker.check_model(model, full_check=True)
     return model
@@ -154,6 +159,8 @@ def main() -> None:
         parser.add_argument(f"--{name}", type=type(value), default=value)
     options = vars(parser.parse_args())
     output = options.pop("output")
+    if output.exists() and ((head := read_head(output)) is None or head.producer != PRODUCER):
+        sys.exit(f"{output} exists and was not written by this program; remove it, or choose another --output")
     output.parent.mkdir(parents=True, exist_ok=True)
     model = build(Config(**options))
     onnx.save(model, output)

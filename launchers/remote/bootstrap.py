@@ -6,6 +6,7 @@ MARK, because a login may print things of its own.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import re
@@ -13,10 +14,12 @@ import shutil
 import sys
 import tarfile
 import tempfile
+from collections.abc import Iterable
 from importlib import metadata
 from typing import Any
 
 MARK = "ortflow-answer:"
+BROUGHT = ".ortflow-brought.json"
 _NUMBERS = re.compile(r"\d+")
 
 
@@ -54,11 +57,12 @@ def take(wish: dict[str, Any]) -> dict[str, Any]:
         if not whole(new, wish["files"]):
             return {"error": "the connection broke while files were copied", "file": final, "errno": None}
         if wish.get("into") and os.path.isdir(final):
-            for name in wish["files"]:
-                os.makedirs(os.path.dirname(os.path.join(final, name)), exist_ok=True)
-                os.replace(os.path.join(new, name), os.path.join(final, name))
+            bring(new, final, wish["files"])
         else:
             if os.path.lexists(final) and not whole(final, wish["files"]):
+                other = stranger(final, wish["files"])
+                if other is not None:
+                    return {"error": "was not brought there by ortflow, so it is not replaced", "file": other}
                 os.rename(final, os.path.join(box, "old"))
             try:
                 os.rename(new, final)
@@ -68,6 +72,61 @@ def take(wish: dict[str, Any]) -> dict[str, Any]:
     finally:
         shutil.rmtree(box, ignore_errors=True)
     return {}
+
+
+def stranger(folder: str, files: dict[str, int]) -> str | None:
+    """Something in a folder that is none of these files, nor what Python makes of them; None if there is nothing."""
+    if os.path.islink(folder) or not os.path.isdir(folder):
+        return folder
+    for place, folders, names in os.walk(folder):
+        for name in (*folders, *names):
+            path = os.path.join(place, name)
+            compiled = os.path.basename(place) == "__pycache__" and name.endswith(".pyc")
+            known = name in folders or compiled or os.path.relpath(path, folder) in files
+            if os.path.islink(path) or not known:
+                return path
+    return None
+
+
+def bring(new: str, final: str, names: Iterable[str]) -> None:
+    """Move files into a folder that stays; what somebody else has put in their place is kept as NAME.1, NAME.2, …
+
+    BROUGHT, in the folder, holds the hashes of what was brought before. Raises OSError.
+    """
+    try:
+        with open(os.path.join(final, BROUGHT)) as file:
+            brought = dict(json.load(file))
+    except (OSError, ValueError, TypeError):
+        brought = {}
+    for name in names:
+        target = final
+        for part in name.split("/"):
+            if os.path.islink(target) and target != final:
+                raise OSError(None, "is a link, and nothing is written behind it", target)
+            target = os.path.join(target, part)
+        os.makedirs(os.path.dirname(target), exist_ok=True)
+        summary = digest(os.path.join(new, name))
+        if os.path.lexists(target) and digest(target) not in (summary, brought.get(name)):
+            number = 1
+            while os.path.lexists(f"{target}.{number}"):
+                number += 1
+            os.rename(target, f"{target}.{number}")
+        os.replace(os.path.join(new, name), target)
+        brought[name] = summary
+    with open(os.path.join(new, BROUGHT), "w") as file:
+        json.dump(brought, file)
+    os.replace(os.path.join(new, BROUGHT), os.path.join(final, BROUGHT))
+
+
+def digest(path: str) -> str:
+    """A file's hash; empty for anything else."""
+    if os.path.islink(path) or not os.path.isfile(path):
+        return ""
+    summary = hashlib.sha256()
+    with open(path, "rb") as file:
+        while part := file.read(1 << 20):
+            summary.update(part)
+    return summary.hexdigest()
 
 
 def unpack(folder: str) -> None:

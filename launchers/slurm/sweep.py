@@ -7,8 +7,8 @@ script of a job for it alone, which follows the task where that may not be queue
 from __future__ import annotations
 
 import itertools
+import re
 import resource
-import shutil
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -24,6 +24,7 @@ from ortflow.launchers.slurm.launcher import SlurmLauncher, SlurmRequest, begin,
 from ortflow.launchers.slurm.status import is_settled
 from ortflow.launchers.sweeps import Sweep, SweepDir, is_sweep, read_sweep
 from ortflow.workflow.errors import OrtflowError, UserError
+from ortflow.workflow.owned import TEMPORARY, remove
 from ortflow.workflow.rundir import RunDir, write_atomically
 
 if TYPE_CHECKING:
@@ -31,6 +32,8 @@ if TYPE_CHECKING:
 
 FILES = 100
 """Open files beside the locks of the runs."""
+_FILES = re.compile(rf"sweep\.json|attempts\.jsonl|slurm/[\w-]+\.sh|(logs|slurm)/|(slurm/)?{TEMPORARY}")
+"""What lies in the folder of a sweep before its first task runs."""
 
 
 @dataclass(frozen=True)
@@ -206,7 +209,7 @@ def _on_record(sweep: Sweep) -> Iterator[None]:
         yield
     except (UserError, NoAnswer):
         if new:
-            shutil.rmtree(sweep.folder, ignore_errors=True)
+            remove(sweep.folder, _FILES)
         elif earlier is not None:
             earlier.write()
         raise

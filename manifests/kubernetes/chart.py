@@ -7,16 +7,18 @@ are written only `templates/_functions.tpl`, the twins of `functions` and `overl
 from __future__ import annotations
 
 import json
+import os
 import sys
 from pathlib import Path
 from typing import Any
 
 from ortflow import __version__
-from ortflow.manifests.kubernetes.chart_schema import chart_schema
+from ortflow.manifests.kubernetes.chart_schema import TITLE, chart_schema
 from ortflow.manifests.kubernetes.documents import PARTS, Part, all_defaults
 from ortflow.manifests.kubernetes.dump import dump
 from ortflow.manifests.kubernetes.options import doctor
 from ortflow.manifests.kubernetes.template import block, expression
+from ortflow.workflow.errors import UserError
 
 NOTE = "Written by python -m ortflow.manifests.kubernetes.chart; changes are lost."
 
@@ -79,14 +81,25 @@ def _about() -> str:
     return f"# {NOTE}\n" + _yaml(about)
 
 
-BY_HAND = frozenset({"NOTES.txt", "_functions.tpl"})
+def _is_generated(path: Path) -> bool:
+    if path.is_symlink() or not path.is_file():
+        return False
+    text = path.read_text(encoding="utf-8", errors="replace")
+    return (TITLE in text) if path.suffix == ".json" else (NOTE in text.partition("\n")[0])
 
 
 def main(folder: Path) -> None:
-    """Write the generated files, and take away those that are generated no more."""
+    """Write the generated files, and take away those that are generated no more.
+
+    Raises UserError where a file stands in the place of one that this program has not written.
+    """
     files = chart()
+    for name in files:
+        path = folder / name
+        if os.path.lexists(path) and not _is_generated(path):
+            raise UserError("was not written by this program", where=str(path), fix="remove it, or name another folder")
     for path in (folder / "templates").rglob("*"):
-        if path.is_file() and path.name not in BY_HAND and str(path.relative_to(folder)) not in files:
+        if str(path.relative_to(folder)) not in files and _is_generated(path):
             path.unlink()
     for name, text in files.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
@@ -94,4 +107,7 @@ def main(folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    try:
+        main(Path(sys.argv[1]))
+    except UserError as error:
+        sys.exit(f"error: {error}")

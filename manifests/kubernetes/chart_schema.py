@@ -7,6 +7,7 @@ from typing import Any
 from ortflow.workflow.spec.kubernetes_check import STORAGE
 from ortflow.workflow.spec.schema import run_file_schema
 
+TITLE = "ortflow run file, as the chart's values"
 LARGEST = 2**53 - 1
 """Helm reads numbers as floating-point ones: a larger whole number would silently become another."""
 
@@ -17,7 +18,7 @@ def chart_schema() -> dict[str, Any]:
     _need(written["$defs"]["KubernetesBackend"], "image", "volume")
     schema: dict[str, Any] = _older(written)
     schema["$schema"] = "http://json-schema.org/draft-07/schema#"
-    schema["title"] = "ortflow run file, as the chart's values"
+    schema["title"] = TITLE
     schema["properties"]["global"] = {"type": "object", "description": "Helm's own."}
     schema["properties"]["contents"] = {
         "type": "object",

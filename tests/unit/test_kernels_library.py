@@ -165,9 +165,16 @@ def test_what_a_killed_compilation_left_is_taken_away_later(tmp_path: Path, monk
     place = tmp_path / "cache" / "kernels"
     for name, age in (("making-old", 7200), ("making-now", 0)):
         (place / name).mkdir(parents=True)
-        os.utime(place / name, (time.time() - age,) * 2)
+        (place / name / library._MARK).touch()
+        os.utime(place / name / library._MARK, (time.time() - age,) * 2)
+    (place / "making-of").mkdir()
+    (place / "making-of" / "film.txt").write_text("precious")
+    (place / "making-link").symlink_to(place / "making-old")
+    for name in ("making-of", "making-link"):
+        os.utime(place / name, (time.time() - 7200,) * 2, follow_symlinks=False)
     assert find().path is not None
-    assert sorted(path.name for path in place.glob("making-*")) == ["making-now"]
+    assert sorted(path.name for path in place.glob("making-*")) == ["making-link", "making-now", "making-of"]
+    assert (place / "making-of" / "film.txt").exists()
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,6 @@
 """The chart: what is generated of it is up to date, and Helm makes of it what `ortflow render` prints.
 
-Needs the `helm` command (or its path in ORTFLOW_HELM) for all but the first test.
+Needs the `helm` command (or its path in ORTFLOW_HELM) for all but the first two tests.
 """
 
 from __future__ import annotations
@@ -18,11 +18,13 @@ import yaml
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from kubernetes_runs import EVERYTHING, any_run_file, contents_of, rendered, run_file
+from trees import tree
 
 from ortflow.manifests.kubernetes import dump
-from ortflow.manifests.kubernetes.chart import BY_HAND, chart
+from ortflow.manifests.kubernetes.chart import chart, main
 from ortflow.manifests.kubernetes.functions import FUNCTIONS
 from ortflow.manifests.kubernetes.values import canonical
+from ortflow.workflow.errors import UserError
 
 CHART = Path(__file__).parents[2] / "charts" / "ortflow"
 LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
@@ -59,8 +61,24 @@ def test_the_generated_files_are_up_to_date() -> None:
     for name, text in files.items():
         assert (CHART / name).read_text(encoding="utf-8") == text, f"{name} differs; {AGAIN}"
     for path in CHART.rglob("*"):
-        if path.is_file() and path.name not in {*BY_HAND, ".helmignore"}:
+        if path.is_file() and path.name not in {"NOTES.txt", "_functions.tpl", ".helmignore"}:
             assert str(path.relative_to(CHART)) in files, f"{path} is not generated; {AGAIN}"
+
+
+def test_only_generated_files_are_replaced(tmp_path: Path) -> None:
+    main(tmp_path)
+    before = tree(tmp_path)
+    (tmp_path / "templates" / "own.yaml").write_text("precious: true\n")
+    (tmp_path / "templates" / "old.yaml").write_text((tmp_path / "templates" / "claim.yaml").read_text())
+    (tmp_path / "templates" / "link.yaml").symlink_to(tmp_path / "templates" / "claim.yaml")
+    main(tmp_path)
+    assert sorted(set(tree(tmp_path)) - set(before)) == ["templates/link.yaml", "templates/own.yaml"]
+    for name in chart():
+        (tmp_path / name).rename(tmp_path / "kept")
+        (tmp_path / name).write_text("precious")
+        with pytest.raises(UserError, match=r"was not written by this program"):
+            main(tmp_path)
+        (tmp_path / "kept").rename(tmp_path / name)
 
 
 @needs_helm

@@ -19,10 +19,13 @@ from ortflow.launchers.base import Submission
 from ortflow.launchers.following import Follower
 from ortflow.launchers.kubernetes import cancelling, links
 from ortflow.launchers.kubernetes.adopting import adopt
+from ortflow.launchers.kubernetes.folder import unpack
 from ortflow.launchers.kubernetes.launcher import KubernetesLauncher
 from ortflow.launchers.kubernetes.place import read_place
+from ortflow.launchers.kubernetes.pod import Pod
 from ortflow.launchers.plain import PlainView
 from ortflow.launchers.records import State
+from ortflow.launchers.remote.bootstrap import BROUGHT
 from ortflow.workflow.errors import OrtflowError, UserError
 from ortflow.workflow.rundir import RunDir
 
@@ -441,3 +444,29 @@ def test_a_small_file_that_is_not_there_or_no_text(tmp_path: Path, played: Playe
     with pytest.raises(UserError, match=r"prepare\.py cannot be read: No such file"):
         submit(tmp_path)
     assert played.asked == []
+
+
+def test_carried_files_replace_only_what_was_carried(tmp_path: Path) -> None:
+    data, folder, outside = tmp_path / "config" / "..data", tmp_path / "volume", tmp_path / "outside"
+    (data / "sub").mkdir(parents=True)
+    outside.mkdir()
+    (outside / "far.py").write_text("precious")
+    folder.mkdir()
+    (folder / "own.py").write_text("precious")
+    (folder / "far.py").symlink_to(outside / "far.py")
+    files = tmp_path / "config" / "files"
+    files.mkdir()
+    pod = Pod("job", "id", tmp_path / "config" / "run.yaml", tmp_path, 2222, False, False)
+    for text in ("first", "second"):
+        for name in ("own.py", "far.py", "sub/new.py"):
+            (data / name).write_text(text)
+            (files / name).parent.mkdir(exist_ok=True)
+            if not (files / name).exists():
+                (files / name).symlink_to(data / name)
+        unpack(pod, folder)
+        for name in ("own.py", "far.py", "sub/new.py"):
+            assert (folder / name).read_text() == text
+    assert (folder / "own.py.1").read_text() == "precious"
+    assert (outside / "far.py").read_text() == "precious"
+    names = {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.name != BROUGHT}
+    assert names == {"own.py", "own.py.1", "far.py", "far.py.1", "sub", "sub/new.py"}

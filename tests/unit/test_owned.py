@@ -4,21 +4,38 @@ from __future__ import annotations
 
 import os
 import re
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import pyarrow as pa
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from onnx import TensorProto, helper
 from trees import tree
 from typer.testing import CliRunner
 
 from ortflow.cli.data import app
+from ortflow.launchers.locks import hold
+from ortflow.launchers.stop import write_request
 from ortflow.workflow import owned
 from ortflow.workflow.data import write
 from ortflow.workflow.data.dataset import Dataset
 from ortflow.workflow.errors import UserError
+from ortflow.workflow.events import EventLog
+from ortflow.workflow.graph import build
+from ortflow.workflow.graph.head import check_export, check_model_to_train, read_head
+from ortflow.workflow.graph.inference import export_inference
+from ortflow.workflow.graph.types import GraphSet
+from ortflow.workflow.layout import FlatIndex
+from ortflow.workflow.rank import hold_ranks_lock
+from ortflow.workflow.rundir import RunDir, write_atomically
+from ortflow.workflow.spec.run import RunSpec
+from ortflow.workflow.steps.configure import prepare
 
 NAMES = re.compile(r"own/[a-z]+\.txt|mark|empty/")
 
@@ -137,3 +154,117 @@ def test_a_file_that_appears_while_a_set_is_written_stays(tmp_path: Path) -> Non
     with pytest.raises(UserError, match="exists already"):
         write.write_set(tmp_path / "set", batches())
     assert tree(tmp_path) == {"set": b"precious".hex()}
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An inference graph as a run keeps it."""
+    folder = tmp_path_factory.mktemp("graphs")
+    node = helper.make_node("Mul", ["x", "w"], ["y"])
+    values = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [2]) for name in "xy"]
+    model = helper.make_model(
+        helper.make_graph([node], "model", values[:1], values[1:]),
+        ir_version=10,
+        opset_imports=[helper.make_opsetid("", 18), helper.make_opsetid("com.microsoft", 1)],
+    )
+    onnx.save(model, folder / "infer.onnx")
+    return folder / "infer.onnx"
+
+
+def strange_models(folder: Path) -> dict[str, Path]:
+    """What may stand where a model is to be written, and is not ours."""
+    model = helper.make_model(helper.make_graph([], "theirs", [], []), producer_name="pytorch")
+    found = {name: folder / f"{name}.onnx" for name in ("text", "model", "folder", "link", "nowhere", "empty")}
+    found["text"].write_text("precious")
+    onnx.save(model, found["model"])
+    found["folder"].mkdir()
+    (found["folder"] / "thesis.txt").write_text("precious")
+    found["link"].symlink_to(found["model"])
+    found["nowhere"].symlink_to(folder / "nothing")
+    found["empty"].touch()
+    (folder / "text-0123456789abcdef.data").write_text("precious")
+    return found
+
+
+def test_an_export_replaces_exports_only(tmp_path: Path, trained: Path) -> None:
+    weights = {"w": np.ones(2, np.float32)}
+    found = strange_models(tmp_path)
+    before = tree(tmp_path)
+    for place in found.values():
+        with pytest.raises(UserError, match="is not a model that ortflow has exported from a run"):
+            export_inference(trained, weights, place)
+        assert tree(tmp_path) == before
+    for _ in range(2):
+        export_inference(trained, weights, tmp_path / "own.onnx")
+    first = onnx.load(tmp_path / "own.onnx")
+    first.producer_name = ""  # as versions before 0.2 did
+    onnx.save(first, tmp_path / "own.onnx")
+    export_inference(trained, weights, tmp_path / "own.onnx")
+    assert onnx.load(tmp_path / "own.onnx").producer_name == "ortflow"
+
+
+def test_a_model_to_train_replaces_its_like_only(tmp_path: Path) -> None:
+    for place in strange_models(tmp_path).values():
+        with pytest.raises(UserError, match="is not a model that export_for_training has written"):
+            check_model_to_train(place)
+    (tmp_path / "new.onnx.data").touch()
+    with pytest.raises(UserError, match=r"new\.onnx\.data exists"):
+        check_model_to_train(tmp_path / "new.onnx")
+    model = onnx.load(tmp_path / "model.onnx")
+    model.metadata_props.add(key="ortflow.parameters", value="[]")
+    onnx.save(model, tmp_path / "new.onnx")
+    check_model_to_train(tmp_path / "new.onnx")
+    with pytest.raises(UserError, match="has exported"):
+        check_export(tmp_path / "new.onnx")
+
+
+@given(st.binary(max_size=60))
+@settings(max_examples=300)
+def test_any_file_has_a_head_or_none(data: bytes) -> None:
+    with tempfile.NamedTemporaryFile() as file:
+        file.write(data)
+        file.flush()
+        read_head(Path(file.name))
+
+
+def test_records_of_a_run_are_not_written_through_links(tmp_path: Path) -> None:
+    (tmp_path / "theirs").write_text("precious, without an end of its last line")
+    run = RunDir(tmp_path / "run")
+    for path in (run.lock, run.ranks_lock, run.stop_request, run.attempts, run.events(0), run.plan):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.symlink_to(tmp_path / "theirs")
+    with pytest.raises(OSError, match="symbolic links"):
+        hold(run.lock)
+    with pytest.raises(OSError, match="symbolic links"):
+        hold_ranks_lock(run.ranks_lock)
+    with pytest.raises(OSError, match="symbolic links"):
+        run.record_attempt(event="start")
+    with pytest.raises(OSError, match="symbolic links"):
+        EventLog(run.events(0), 0, 0)
+    write_request(run.stop_request, "cancel")
+    write_atomically(run.plan, b"{}")
+    assert (tmp_path / "theirs").read_text() == "precious, without an end of its last line"
+
+
+def test_graphs_are_not_written_into_a_linked_folder(tmp_path: Path) -> None:
+    (tmp_path / "models").mkdir()
+    (tmp_path / "models" / "train.onnx").write_text("precious")
+    (tmp_path / "graphs").symlink_to(tmp_path / "models")
+    with pytest.raises(UserError, match="is a link"):
+        build._write(GraphSet(tmp_path / "graphs", FlatIndex.place([]), ()), {"train.onnx": b"ours"}, {})
+    assert tree(tmp_path / "models") == {"train.onnx": b"precious".hex()}
+
+
+def test_an_export_that_could_not_be_written_is_refused_before_training(tmp_path: Path) -> None:
+    values = {
+        "name": "r", "run_dir": str(tmp_path / "run"), "model": {"path": str(tmp_path / "m.onnx"), "loss": {"kind": "mse"}},
+        "data": {"train": {"path": "d"}, "micro_batch": 1},
+        "train": {"steps": 1, "optimizer": {"name": "sgd", "lr": 0.1}}, "export": {"path": str(tmp_path / "m.onnx")},
+    }  # fmt: skip
+    (tmp_path / "m.onnx").write_text("precious")
+    with pytest.raises(UserError, match=r"export\.path: .*m\.onnx is the model to train"):
+        prepare(RunDir(tmp_path / "run"), RunSpec.model_validate(values))
+    (tmp_path / "other.onnx").write_text("precious")
+    spec = RunSpec.model_validate({**values, "export": {"path": str(tmp_path / "other.onnx")}})
+    with pytest.raises(UserError, match=r"export\.path: .*other\.onnx exists and is not a model that ortflow has"):
+        prepare(RunDir(tmp_path / "run"), spec)

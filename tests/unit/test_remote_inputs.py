@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from ortflow.launchers.remote.bootstrap import MARK
+from ortflow.launchers.remote.bootstrap import BROUGHT, MARK
 from ortflow.launchers.remote.cargo import pack
 from ortflow.launchers.remote.connection import Connection
 from ortflow.launchers.remote.inputs import Item, Named, external_data, item, named, prepare_files
@@ -161,8 +161,54 @@ def test_a_folder_that_stays_keeps_what_was_made_in_it(tmp_path: Path) -> None:
     (final / "made.arrow").write_text("made")
     (final / "run.yaml").write_text("before")
     sent = Item({"run.yaml": tmp_path / "run.yaml"})
-    assert there({"do": "take", "folder": str(final), "files": sent.sizes, "into": True}, sent) == {}
-    assert {path.name: path.read_text() for path in final.iterdir()} == {"made.arrow": "made", "run.yaml": "new"}
+    wish = {"do": "take", "folder": str(final), "files": sent.sizes, "into": True}
+    for text in ("new", "newer", "newest"):
+        (tmp_path / "run.yaml").write_text(text)
+        assert there({**wish, "files": sent.sizes}, sent) == {}
+    names = {path.name: path.read_text() for path in final.iterdir() if path.name != BROUGHT}
+    assert names == {"made.arrow": "made", "run.yaml": "newest", "run.yaml.1": "before"}
+    (final / "run.yaml").write_text("changed by hand")
+    assert there({**wish, "files": sent.sizes}, sent) == {}
+    assert (final / "run.yaml.2").read_text() == "changed by hand"
+
+
+def test_nothing_is_written_behind_a_link(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("new")
+    (tmp_path / "outside").mkdir()
+    (tmp_path / "outside" / "train.py").write_text("precious")
+    final = tmp_path / "kept"
+    final.mkdir()
+    (final / "deep").symlink_to(tmp_path / "outside")
+    (final / "train.py").symlink_to(tmp_path / "outside" / "train.py")
+    for name, error in (("deep/train.py", {"error": "is a link, and nothing is written behind it"}), ("train.py", {})):
+        sent = Item({name: tmp_path / "train.py"})
+        wish = {"do": "take", "folder": str(final), "files": sent.sizes, "into": True}
+        assert there(wish, sent).get("error") == error.get("error")
+    assert (tmp_path / "outside" / "train.py").read_text() == "precious"
+    assert (final / "train.py").read_text() == "new"
+    assert (final / "train.py.1").is_symlink()
+
+
+def test_a_folder_with_other_files_is_not_replaced(tmp_path: Path) -> None:
+    (tmp_path / "a").write_text("new")
+    sent = Item({"a": tmp_path / "a"})
+    final = tmp_path / "inputs"
+    wish = {"do": "take", "folder": str(final), "files": sent.sizes}
+    assert there(wish, sent) == {}
+    (final / "a").unlink()
+    (final / "__pycache__").mkdir()
+    (final / "__pycache__" / "a.pyc").touch()
+    assert there(wish, sent) == {}
+    (final / "a").unlink()
+    (final / "thesis.txt").write_text("precious")
+    answer = there(wish, sent)
+    assert (answer["error"], answer["file"]) == (
+        "was not brought there by ortflow, so it is not replaced", str(final / "thesis.txt")
+    )  # fmt: skip
+    assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".")] == []
+    (tmp_path / "link").symlink_to(final)
+    assert there({**wish, "folder": str(tmp_path / "link")}, sent)["file"] == str(tmp_path / "link")
+    assert (final / "thesis.txt").read_text() == "precious"
 
 
 def test_packages_that_are_lacking() -> None:

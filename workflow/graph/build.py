@@ -200,6 +200,10 @@ def _check_patterns(patterns: Sequence[str], trained: Collection[str]) -> None:
 def _write(result: GraphSet, files: Mapping[str, bytes], tensors: Mapping[str, np.ndarray]) -> None:
     """Everything into the set's folder, graphs.json last."""
     root = result.root
+    if root.is_symlink():
+        raise UserError(
+            f"{root} is a link, and nothing is replaced behind it", where="run_dir", fix="make it a folder again"
+        )
     try:
         root.mkdir(parents=True, exist_ok=True)
         for graph in (result.infer, result.optimizer, *map(with_kernels_of, (result.train, result.optimizer))):
@@ -208,6 +212,7 @@ def _write(result: GraphSet, files: Mapping[str, bytes], tensors: Mapping[str, n
         for name, data in files.items():
             write_atomically(root / name, data)
         temporary = root / f".{result.initial.name}"
+        temporary.unlink(missing_ok=True)
         save_file({name: np.ascontiguousarray(array) for name, array in tensors.items()}, temporary)
         with temporary.open("rb+") as file:
             os.fsync(file.fileno())

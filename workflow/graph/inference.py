@@ -21,6 +21,7 @@ from onnx import TensorProto, numpy_helper
 from ortflow.workflow.errors import OrtflowError, UserError
 from ortflow.workflow.graph import walk
 from ortflow.workflow.graph.edit import make_outputs, prune, replace, used
+from ortflow.workflow.graph.head import PRODUCER, check_export
 from ortflow.workflow.graph.modes import evaluation_mode
 from ortflow.workflow.rundir import sync_directory
 
@@ -53,10 +54,12 @@ def infer_graph(skeleton: onnx.ModelProto, labels: Collection[str]) -> onnx.Mode
 def export_inference(infer_path: Path, tensors: Mapping[str, np.ndarray], out: Path) -> None:
     """Write the inference graph at `infer_path` with its weights to `out`, checked, the whole file or the old one.
 
-    Weights beyond EXTERNAL_BYTES go to `<stem>-<hash>.data` beside it. Raises UserError where `out` cannot be written,
-    OrtflowError where the result is no valid model.
+    Weights beyond EXTERNAL_BYTES go to `<stem>-<hash>.data` beside it. Raises UserError where `out` cannot be written
+    or holds anything but an earlier export, OrtflowError where the result is no valid model.
     """
+    check_export(out)
     model = onnx.load(infer_path)
+    model.producer_name = PRODUCER
     graph = model.graph
     known = {value.name for value in graph.input} | {tensor.name for tensor in graph.initializer}
     known |= {name for node in graph.node for name in node.output}
@@ -80,7 +83,8 @@ def export_inference(infer_path: Path, tensors: Mapping[str, np.ndarray], out: P
             onnx.checker.check_model(str(folder / out.name), full_check=True)
         except (onnx.checker.ValidationError, onnx.shape_inference.InferenceError) as error:
             raise OrtflowError(f"the exported model is not valid: {str(error).splitlines()[0]}") from None
-        stale = set(out.parent.glob(f"{glob.escape(out.stem)}-{'[0-9a-f]' * 16}.data"))
+        pattern = f"{glob.escape(out.stem)}-{'[0-9a-f]' * 16}.data"
+        stale = {path for path in out.parent.glob(pattern) if out.exists() and not path.is_symlink()}
         if data is not None:
             os.replace(folder / data, out.parent / data)
         # From here on `out` is the new model; until here it is the old one, with the old one's data.

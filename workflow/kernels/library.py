@@ -43,6 +43,8 @@ _ENTRY = "RegisterCustomOps"
 """What ONNX Runtime calls."""
 _SECONDS = 300
 _STALE = 3600
+_MARK = ".ortflow-kernels"
+"""Empty file in a folder in which a compiler works."""
 
 
 @dataclass(frozen=True)
@@ -132,6 +134,7 @@ def _compile(compiler: Sequence[str], level: str, folder: Path) -> str | None:
     try:
         _sweep(folder)
         with tempfile.TemporaryDirectory(dir=folder, prefix="making-") as work:
+            Path(work, _MARK).touch()
             made = Path(work, name)
             result = subprocess.run(
                 [*compiler, *_FLAGS, *instructions, *sources, "-o", str(made), "-lm", "-lpthread"],
@@ -170,9 +173,10 @@ def _fault(library: Path) -> str | None:
 
 
 def _sweep(folder: Path) -> None:
-    """Take away what a compilation that was killed left."""
+    """Take away what a compilation that was killed left: a folder with our mark in it."""
     for left in folder.glob("making-*"):
-        if time.time() - left.stat().st_mtime > _STALE:
+        mark = left / _MARK
+        if not left.is_symlink() and mark.is_file() and time.time() - mark.stat().st_mtime > _STALE:
             shutil.rmtree(left, ignore_errors=True)
 
 

@@ -10,7 +10,8 @@ import json
 from pathlib import Path
 
 from ortflow import __version__
-from ortflow.workflow.errors import OrtflowError
+from ortflow.workflow.errors import OrtflowError, UserError
+from ortflow.workflow.graph.head import check_export
 from ortflow.workflow.plan import Plan, resolve
 from ortflow.workflow.rundir import RunDir, write_atomically
 from ortflow.workflow.spec.run import RunSpec
@@ -41,6 +42,8 @@ def prepare(run_dir: RunDir, spec: RunSpec) -> list[str]:
     from ortflow.workflow.optim.graph import optimizer_graph
     from ortflow.workflow.optim.segments import segments
 
+    if spec.export.enabled:
+        check_outputs(run_dir, spec)
     fingerprint = fingerprint_of(spec)
     notes: list[str] = []
     if run_dir.plan.exists() and Plan.load(run_dir.plan).fingerprint == fingerprint:
@@ -58,6 +61,14 @@ def prepare(run_dir: RunDir, spec: RunSpec) -> list[str]:
     trained = sum(e.tensor.count for e in graphs.index if e.tensor.group in ("decay", "no_decay"))
     resolve(spec, samples=samples, parameters=trained, fingerprint=fingerprint).save(run_dir.plan)
     return notes
+
+
+def check_outputs(run_dir: RunDir, spec: RunSpec) -> None:
+    """Raise UserError where the export at the end would replace what ortflow has not written, or the model itself."""
+    path, model = run_dir.root / spec.export.path, Path(spec.model.path)
+    if path.exists() and model.exists() and path.samefile(model):
+        raise UserError(f"{path} is the model to train", where="export.path", fix="choose another path")
+    check_export(path)
 
 
 def fingerprint_of(spec: RunSpec) -> str:
