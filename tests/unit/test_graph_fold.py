@@ -174,3 +174,79 @@ def test_average_pool_that_rounds_up_counts_no_more_than_its_padding(kernel: int
     ready, _ = prepare(model([pool], TensorProto.FLOAT, ["batch", 3, 5, 8]))
     expected = averages(x, kernel, stride, pad)
     np.testing.assert_allclose(run(ready, ["y"], x=x)[0], expected, atol=1e-6)
+
+
+def resized(places: str, shape: Sequence[int | str], **attributes: Any) -> onnx.ModelProto:
+    """A Resize whose amounts are computed as TorchScript writes them without folding constants."""
+    nodes = {
+        "sizes": [
+            node("Shape", "x", output="shape"),
+            node("Slice", "shape", "zero", "two", "zero", output="outer"),
+            node("Cast", "inner", to=TensorProto.INT64, output="whole"),
+            node("Concat", "outer", "whole", axis=0, output="amounts"),
+            node("Resize", "x", "", "", "amounts", output="y", **attributes),
+        ],
+        "scales": [
+            node("Concat", "one", "one", "scale", "scale", axis=0, output="amounts"),
+            node("Resize", "x", "", "amounts", output="y", **attributes),
+        ],
+        "grown": [
+            node("Shape", "x", output="shape"),
+            node("Slice", "shape", "zero", "two", "zero", output="outer"),
+            node("Slice", "shape", "two", "four", "zero", output="sizes"),
+            node("Cast", "sizes", to=TensorProto.FLOAT, output="numbers"),
+            node("Mul", "numbers", "scale", output="more"),
+            node("Floor", "more", output="floor"),
+            node("Cast", "floor", to=TensorProto.INT64, output="whole"),
+            node("Concat", "outer", "whole", axis=0, output="amounts"),
+            node("Resize", "x", "", "", "amounts", output="y", **attributes),
+        ],
+    }
+    return model(
+        nodes[places],
+        TensorProto.FLOAT,
+        shape,
+        zero=integer([0]),
+        two=integer([2]),
+        four=integer([4]),
+        inner=np.array([7, 9], np.int32),
+        one=np.ones(1, np.float32),
+        scale=np.array([1.75], np.float32),
+    )
+
+
+@pytest.mark.parametrize("shape", [["batch", 3, 4, 5], ["n", "c", 4, 5], ["n", "c", "h", "w"]])
+@pytest.mark.parametrize("places", ["sizes", "scales", "grown"])
+def test_resize_names_only_the_axes_it_changes(places: str, shape: Sequence[int | str]) -> None:
+    whole = resized(places, shape, mode="linear", coordinate_transformation_mode="pytorch_half_pixel")
+    ready, _ = prepare(whole)
+    (changed,) = [n for n in ready.graph.node if n.op_type == "Resize"]
+    axes = [a.ints for a in changed.attribute if a.name == "axes"]
+    constants = {t.name: numpy_helper.to_array(t) for t in ready.graph.initializer}
+    if places == "scales":
+        assert axes == []
+        np.testing.assert_array_equal(constants[changed.input[2]], [1, 1, 1.75, 1.75])
+    else:
+        assert axes == [[2, 3]]
+        if places == "sizes" or shape[2] == 4:
+            assert constants[changed.input[3]].tolist() == [7, 9 if places == "sizes" else 8]
+    x = RNG.normal(size=(2, 3, 4, 5)).astype(np.float32)
+    np.testing.assert_array_equal(run(ready, ["y"], x=x)[0], run(whole, ["y"], x=x)[0])
+
+
+def test_integers_made_of_a_weight_are_not_folded() -> None:
+    """The weight changes while the model trains, and with it the comparison."""
+    kept = model(
+        [
+            node("Greater", "weight", "limit", output="above"),
+            node("Cast", "above", to=TensorProto.FLOAT, output="mask"),
+            node("Mul", "weight", "mask", output="sparse"),
+            node("Add", "x", "sparse", output="y"),
+        ],
+        TensorProto.FLOAT,
+        ["batch", 2],
+        weight=np.array([1.0, -1.0], np.float32),
+        limit=np.array(0.0, np.float32),
+    )
+    ready, _ = prepare(kept)
+    assert [n.op_type for n in ready.graph.node] == [n.op_type for n in kept.graph.node]

@@ -366,6 +366,27 @@ SHAPES = [
         {"mode": "linear", "coordinate_transformation_mode": "align_corners"},
     ),
     Case("Resize", {0: random(1, 2, 4, 5)}, {3: ints(6, 7)}, {"mode": "linear", "axes": [2, 3]}),
+    *(
+        Case(
+            "Resize",
+            {0: random(2, 2, 4, 5)},
+            {2: np.array([1.7, 2], np.float32)} if place == 2 else {3: ints(7, 3)},
+            {"mode": mode, "coordinate_transformation_mode": coordinates, "axes": [2, 3], **more},
+            dynamic=True,
+            note=f"{place} dynamic",
+        )
+        for place in (2, 3)
+        for mode, coordinates, more in (
+            ("linear", "half_pixel", {}),
+            ("linear", "pytorch_half_pixel", {}),
+            ("linear", "align_corners", {}),
+            ("linear", "asymmetric", {}),
+            ("nearest", "asymmetric", {"nearest_mode": "floor"}),
+            ("nearest", "half_pixel", {"nearest_mode": "round_prefer_ceil"}),
+            ("nearest", "half_pixel", {"nearest_mode": "round_prefer_floor"}),
+            ("nearest", "asymmetric", {"nearest_mode": "ceil"}),
+        )
+    ),
 ]
 ACTIVATIONS = [
     Case("Gelu", {0: random(40)}, opset=20),
@@ -517,7 +538,7 @@ REFUSED = [
     Case("AveragePool", {0: random(1, 2, 4, 4)}, {}, {"kernel_shape": [2, 2]}, dynamic=True),
     Case("ScatterElements", {0: random(5, 6), 2: random(2, 2)}, {1: np.array([[0, 1], [3, 2]])}, {"reduction": "mul"}),
     Case("Einsum", {0: random(3, 3)}, {}, {"equation": "ii->i"}),
-    Case("Resize", {0: random(1, 2, 4, 4)}, {2: np.array([1, 1, 2, 2], np.float32)}, {"mode": "linear"}, dynamic=True),
+    Case("Resize", {0: random(1, 2, 4, 4)}, {2: np.array([1, 1, 2, 2], np.float32)}, {"mode": "cubic"}, dynamic=True),
     recurrent("RNN", 1, activations=["Relu"]),
     Case("SkipLayerNormalization", {0: X, 1: X, 2: random(4), 3: random(4)}, domain="com.microsoft"),
 ]

@@ -16,11 +16,20 @@ from ortflow.workflow.graph.decompose_linear import LINEAR
 from ortflow.workflow.graph.decompose_norms import NORMS
 from ortflow.workflow.graph.decompose_recurrent import rnn
 from ortflow.workflow.graph.decompose_reductions import REDUCTIONS
+from ortflow.workflow.graph.decompose_resize import resize
 from ortflow.workflow.graph.writer import Context
 
 Decomposition = Callable[[onnx.NodeProto, Context], list[onnx.NodeProto]]
 
-DECOMPOSITIONS: dict[str, Decomposition] = {**ACTIVATIONS, **NORMS, **REDUCTIONS, **LINEAR, **IMAGES, "RNN": rnn}
+DECOMPOSITIONS: dict[str, Decomposition] = {
+    **ACTIVATIONS,
+    **NORMS,
+    **REDUCTIONS,
+    **LINEAR,
+    **IMAGES,
+    "Resize": resize,
+    "RNN": rnn,
+}
 """Operator of ONNX's domain -> the nodes that stand for one of it."""
 
 WRITTEN_OUT: dict[str, Decomposition] = {**DECOMPOSITIONS, "Pad": padded}

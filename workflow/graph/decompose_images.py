@@ -1,93 +1,13 @@
-"""Resizing, padding and rearranging of images."""
+"""Pooling, padding and rearranging of images."""
 
 from __future__ import annotations
 
-from typing import Any
-
-import numpy as np
 import onnx
-from onnx import TensorProto, helper
 
+from ortflow.workflow.graph.decompose_resize import LARGEST, along, of_unit_vectors
 from ortflow.workflow.graph.writer import LAST, Context, Writer, copy_of, set_attribute
 
 _SPATIAL_FROM = 2
-_LARGEST = 1 << 24
-"""Elements of an interpolation matrix: 64 MiB, 4,096 by 4,096 pixels."""
-
-
-def resize(node: onnx.NodeProto, context: Context) -> list[onnx.NodeProto]:
-    """Resize as a product with an interpolation matrix along each axis that it changes.
-
-    Every mode is linear and works axis by axis; ONNX Runtime's own Resize of the unit vectors gives the matrix, so the
-    forward pass stays what it was. Needs sizes and scales that are constant.
-    """
-    w = Writer(node, context)
-    if w.attribute("coordinate_transformation_mode", "half_pixel") == "tf_crop_and_resize":
-        raise w.refusal("it crops")
-    shape = w.shape(0)
-    rank = len(shape)
-    axes = [int(a) % rank for a in w.attribute("axes", list(range(rank)))]
-    given = {"scales": 2} if w.input(2) else {"sizes": 3}
-    ((kind, place),) = given.items()
-    amounts = w.known_value(place, kind)
-    if w.attribute("keep_aspect_ratio_policy", "stretch") != "stretch":
-        raise w.refusal("it keeps the aspect ratio")
-    value = w.input(0)
-    for axis, amount in zip(axes, amounts, strict=True):
-        size = shape[axis]
-        if amount == (1 if kind == "scales" else size):
-            continue
-        if size is None:
-            raise w.refusal(f"the size of its input's axis {axis} is not known")
-        value = _along(w, value, axis, rank, _interpolation(node, size, kind, amount))
-    return w.done(value)
-
-
-def _interpolation(node: onnx.NodeProto, size: int, kind: str, amount: Any) -> np.ndarray:
-    """[size, new size]: what one axis' Resize makes of the unit vectors."""
-    grown = size * amount if kind == "scales" else amount
-    if not 0 < size * grown <= _LARGEST:
-        raise Writer(node, Context(str, {})).refusal(f"it would need a matrix of {size} by {grown:.0f}")
-    alone = copy_of(node)
-    alone.input[:] = ["x", "", "amounts"] if kind == "scales" else ["x", "", "", "amounts"]
-    set_attribute(alone, "axes", None)
-    dtype = np.float32 if kind == "scales" else np.int64
-    amounts = np.array([1, 1, 1, amount] if kind == "scales" else [1, 1, size, amount], dtype)
-    return _of_unit_vectors(alone, size, onnx.numpy_helper.from_array(amounts, "amounts"))
-
-
-def _of_unit_vectors(alone: onnx.NodeProto, size: int, *constants: onnx.TensorProto) -> np.ndarray:
-    """[size, new size]: what ONNX Runtime's own kernel of a node, with input x, makes of the unit vectors."""
-    from ortflow.workflow.onnx_runtime import onnxruntime
-
-    alone.output[:] = ["y"]
-    graph = helper.make_graph(
-        [alone],
-        "alone",
-        [helper.make_tensor_value_info("x", TensorProto.FLOAT, [1, 1, size, size])],
-        [helper.make_tensor_value_info("y", TensorProto.FLOAT, None)],
-        initializer=constants,
-    )
-    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=8)
-    options = onnxruntime.SessionOptions()
-    options.log_severity_level = 4
-    units = np.eye(size, dtype=np.float32).reshape(1, 1, size, size)
-    try:
-        session = onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
-        return np.asarray(session.run(["y"], {"x": units})[0]).reshape(size, -1)
-    except Exception as error:  # noqa: BLE001 - ONNX Runtime's errors have no base of their own
-        raise ValueError(str(error)) from None
-
-
-def _along(w: Writer, value: str, axis: int, rank: int, matrix: np.ndarray) -> str:
-    """The product along one axis."""
-    if axis == rank - 1:
-        return w("MatMul", value, w.constant(matrix))
-    if axis == rank - 2:
-        return w("MatMul", w.constant(np.ascontiguousarray(matrix.T)), value)
-    order = list(range(rank))
-    order[axis], order[-1] = order[-1], order[axis]
-    return w("Transpose", w("MatMul", w("Transpose", value, perm=order), w.constant(matrix)), perm=order)
 
 
 def average_pool(node: onnx.NodeProto, context: Context) -> list[onnx.NodeProto] | None:
@@ -110,14 +30,14 @@ def average_pool(node: onnx.NodeProto, context: Context) -> list[onnx.NodeProto]
     for i, size in enumerate(shape[_SPATIAL_FROM:]):
         if size is None:
             raise w.refusal(f"the size of its input's axis {i + _SPATIAL_FROM} is not known")
-        if not 0 < size * (size + pads[i] + pads[axes + i]) <= _LARGEST:
+        if not 0 < size * (size + pads[i] + pads[axes + i]) <= LARGEST:
             raise w.refusal(f"it would need a matrix of {size} rows")
         alone = copy_of(w.node)
         alone.input[:] = ["x"]
         set_attribute(alone, "kernel_shape", [1, kernel[i]])
         set_attribute(alone, "strides", [1, strides[i]])
         set_attribute(alone, "pads", [0, pads[i], 0, pads[axes + i]])
-        value = _along(w, value, i + _SPATIAL_FROM, rank, _of_unit_vectors(alone, size))
+        value = along(w, value, i + _SPATIAL_FROM, rank, of_unit_vectors(alone, size))
     return w.done(value)
 
 
@@ -235,4 +155,4 @@ def explicit_pads(node: onnx.NodeProto, context: Context) -> list[onnx.NodeProto
     return [copy]
 
 
-IMAGES = {"Resize": resize, "DepthToSpace": depth_to_space, "SpaceToDepth": space_to_depth}
+IMAGES = {"DepthToSpace": depth_to_space, "SpaceToDepth": space_to_depth}
