@@ -3,7 +3,7 @@ itself, and the form it is brought to against the operator's own values."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -404,6 +404,46 @@ ACTIVATIONS = [
     Case("SoftmaxCrossEntropyLoss", {0: random(4, 5)}, {1: ints(0, 1, 2, 3)}, {"reduction": "sum"}),
     Case("NegativeLogLikelihoodLoss", {0: random(4, 5)}, {1: ints(0, 1, 2, 3)}, {"reduction": "mean"}),
 ]
+
+
+def twins(op_type: str, fixed: list[str], domain: str, attributes: dict[str, Any]) -> onnx.ModelProto:
+    """Two nodes of one operator, which read x and the fixed c, or the second of them d, which is equal to it."""
+    array = random(4)
+    shape = [1] if op_type == "Concat" else [4]
+    values = [("c", array[: shape[0]]), ("d", array[: shape[0]]), ("mean", random(4)), ("variance", positive(4))]
+    more = ["c", "mean", "variance"] if op_type == "BatchNormalization" else []
+    nodes = []
+    for place, name in enumerate(fixed):
+        inputs = ["x" if place == 0 else "half", *[name if n == "c" else n for n in ["c", *more]]]
+        outputs = [f"y{place}", *([f"mean{place}", f"variance{place}"] if more else [])]
+        nodes.append(helper.make_node(op_type, inputs, outputs, f"n{place}", domain=domain, **attributes))
+    halved = helper.make_node("Mul", ["x", "x"], ["half"], "square")
+    graph = helper.make_graph(
+        [nodes[0], halved, nodes[1], helper.make_node("Mul", ["y0", "y1"], ["y"], "product")],
+        "twins",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, [4] if op_type == "Concat" else [3, 4])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, None)],
+        initializer=[numpy_helper.from_array(array, name) for name, array in values],
+    )
+    opsets = [helper.make_opsetid("", 18), helper.make_opsetid("com.microsoft", 1)]
+    return helper.make_model(graph, opset_imports=opsets, ir_version=10)
+
+
+@pytest.mark.parametrize("op_type", sorted(gradients.NAMES_EVERY_GRADIENT))
+def test_fixed_value_read_by_several_nodes(op_type: str) -> None:
+    """As LayerNormalization without parameters: an exporter makes one constant of their ones (OLMo)."""
+    domain = "com.microsoft" if op_type.endswith("Gelu") else ""
+    more = {"Concat": {"axis": 0}, "BatchNormalization": {"training_mode": 1}}
+    attributes = more.get(op_type, {"axis": -1} if op_type.endswith("LayerNormalization") else {})
+    x = random(4) if op_type == "Concat" else random(3, 4)
+    found = []
+    for fixed in (["c", "c"], ["c", "d"]):
+        model, _ = prepare(twins(op_type, fixed, domain, attributes))
+        ready, _ = make_differentiable(with_loss(model, "y", np.ones((), np.float32)), ["x"], "loss")
+        found.append(session(gradient_of(ready, ["x"])).run(["x_grad"], {"x": x})[0])
+    np.testing.assert_array_equal(found[0], found[1])
+
+
 STEPS, BATCH, INPUT, HIDDEN = 4, 2, 3, 5
 
 
@@ -419,11 +459,30 @@ def recurrent(kind: str, gates: int, directions: int = 1, bias: bool = True, **a
     return Case(kind, trained, {}, {"hidden_size": HIDDEN, **direction, **attributes}, outputs=2)
 
 
+def fixed(case: Case, places: tuple[int, ...]) -> Case:
+    """The case with some of its trained inputs constant."""
+    trained = {place: array for place, array in case.trained.items() if place not in places}
+    constant = {place: array for place, array in case.trained.items() if place in places}
+    return replace(case, trained=trained, constant=constant, note=f"{places} fixed")
+
+
 RECURRENT = [
     *(recurrent("LSTM", 4, d) for d in (1, 2)),
     *(recurrent("GRU", 3, d, linear_before_reset=1) for d in (1, 2)),
     *(recurrent("RNN", 1, d) for d in (1, 2)),
     recurrent("RNN", 1, bias=False, direction="reverse"),
+    *(
+        fixed(recurrent(kind, gates, d, **more), places)
+        for kind, gates, d, more, places in (
+            ("LSTM", 4, 1, {}, (1, 2, 3)),
+            ("LSTM", 4, 2, {}, (2,)),
+            ("LSTM", 4, 1, {}, (0, 1, 2)),
+            ("LSTM", 4, 1, {}, (0, 3)),
+            ("GRU", 3, 2, {"linear_before_reset": 1}, (1, 2, 3)),
+            ("GRU", 3, 1, {"linear_before_reset": 1}, (1,)),
+            ("RNN", 1, 1, {}, (1, 2, 3)),
+        )
+    ),
 ]
 CASES = [
     *UNARY,

@@ -17,7 +17,7 @@ from ortflow.workflow.errors import UserError
 from ortflow.workflow.graph import shapes, tidy, walk
 from ortflow.workflow.graph.decompose import DECOMPOSITIONS
 from ortflow.workflow.graph.functions import instantiate, replace_nodes, schema_function
-from ortflow.workflow.graph.gradients import has_gradient
+from ortflow.workflow.graph.gradients import NAMES_EVERY_GRADIENT, has_gradient
 from ortflow.workflow.graph.opset import OPSET, at_opset_18
 from ortflow.workflow.graph.origin import inherit
 from ortflow.workflow.graph.path import gradient_path
@@ -42,6 +42,7 @@ def make_differentiable(
         if not _expand_once(copy, trained, [loss], expanded):
             break
     check_differentiable(copy, trained, loss)
+    _separate_fixed_inputs(copy, trained, loss)
     tidy.constants_to_initializers(copy)
     tidy.drop_unused(copy)
     tidy.name_nodes(copy)
@@ -100,6 +101,26 @@ def _expand_once(
         replace_nodes(model.graph, nodes)
         tidy.cast_like_to_cast(model)
     return changed
+
+
+def _separate_fixed_inputs(model: onnx.ModelProto, trained: Collection[str], loss: str) -> None:
+    """Gives each node of `NAMES_EVERY_GRADIENT` fixed inputs that no other such node reads, in place."""
+    context = context_of(model)
+    path = gradient_path(model.graph, context.types, trained, [loss])
+    nodes: list[onnx.NodeProto] = []
+    seen: set[str] = set()
+    for place, node in enumerate(model.graph.node):
+        if place in path.nodes and node.op_type in NAMES_EVERY_GRADIENT:
+            w = Writer(node, context)
+            for i, name in enumerate(node.input):
+                if name in seen:
+                    node.input[i] = w("Identity", name)
+                elif name and name not in path.values:
+                    seen.add(name)
+            nodes += w.nodes
+        nodes.append(node)
+    if len(nodes) > len(model.graph.node):
+        replace_nodes(model.graph, nodes)
 
 
 def _read_twice(node: onnx.NodeProto, trained: Collection[str], context: Context) -> list[onnx.NodeProto] | None:

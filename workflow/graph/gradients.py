@@ -78,6 +78,14 @@ ONNX_GRADIENTS = frozenset(
 MICROSOFT_GRADIENTS = frozenset(["BiasGelu", "FastGelu", "Gelu", "QuickGelu", "Trilu"])
 """Operators of ONNX Runtime's domain, com.microsoft."""
 
+NAMES_EVERY_GRADIENT = frozenset(
+    ["BatchNormalization", "BiasGelu", "Concat", "FastGelu", "LayerNormalization", "SimplifiedLayerNormalization"]
+)
+"""Operators whose gradient nodes write the gradients of all inputs, of fixed ones too.
+
+Where two of them read one fixed value, its gradient would have two nodes of origin.
+"""
+
 
 def has_gradient(domain: str, op_type: str) -> bool:
     """Whether ONNX Runtime differentiates the operator."""

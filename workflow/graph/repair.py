@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import numpy as np
 import onnx
 from onnx import TensorProto
 
@@ -14,7 +15,7 @@ from ortflow.workflow.graph import shapes
 from ortflow.workflow.graph.decompose_images import average_pool, explicit_pads, pad
 from ortflow.workflow.graph.decompose_linear import matrix_by_vector
 from ortflow.workflow.graph.decompose_reductions import chained, with_kept_axes
-from ortflow.workflow.graph.writer import Context, Writer
+from ortflow.workflow.graph.writer import Context, Writer, copy_of
 
 Repair = Callable[[onnx.NodeProto, Context], "list[onnx.NodeProto] | None"]
 
@@ -106,9 +107,31 @@ def where(node: onnx.NodeProto, context: Context) -> list[onnx.NodeProto] | None
     return w.done(w("Where", w.input(0), *branches))
 
 
+def recurrent(node: onnx.NodeProto, context: Context) -> list[onnx.NodeProto] | None:
+    """LSTM or GRU with fixed weights, as one whose weights get a gradient, which is then dropped.
+
+    ONNX Runtime's gradient kernels crash where the gradient of a weight is not asked for.
+    """
+    gradients = context.gradients or ()
+    fixed = [place for place in (1, 2) if node.input[place] not in gradients]
+    reached = [name for name in node.input if name in gradients]
+    if not fixed or not reached:
+        return None
+    w = Writer(node, context)
+    copy = copy_of(node)
+    other = w("ReduceSum", reached[0], keepdims=0)
+    never = w.constant(False, np.bool_)
+    for place in fixed:
+        # Its value is the weight's to the last digit; the gradient of what is never chosen is 0.
+        copy.input[place] = w("Where", never, w("Expand", other, w("Shape", w.input(place))), w.input(place))
+    return [*w.nodes, copy]
+
+
 REPAIRS: dict[str, Repair] = {
     "AveragePool": average_pool,
     "Conv": explicit_pads,
+    "GRU": recurrent,
+    "LSTM": recurrent,
     "MatMul": matrix_by_vector,
     "Max": chained,
     "Min": chained,
