@@ -23,6 +23,8 @@ class Progress:
     evaluated_step: int = 0
     """Last step behind which the evaluation set was run to its end."""
     best_metric: float | None = None
+    best_of: str | None = None
+    """What `best_metric` was measured on; None where an earlier version saved it."""
     evaluations_without_improvement: int = 0
     stopped_early: bool = False
 

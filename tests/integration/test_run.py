@@ -170,3 +170,33 @@ def test_no_rank_and_no_verb_imports_torch(project: Project, tmp_path: Path) -> 
         done = command(*arguments, folder=project.folder, PYTHONPATH=str(package.parent))
         assert done.returncode == 0, done.stderr
         assert not note.exists(), f"{arguments[0]}: {note.read_text()}"
+
+
+def test_after_a_wrong_guess_a_run_goes_on_with_other_values(project: Project) -> None:
+    """Learning rate, decay, metrics and length change on the way; a finished run says how; another seed is refused."""
+    constant = {"train__schedule": {"name": "constant"}, "resources__ranks_per_node": 1, "train__steps": 8}
+    run_dir = project.run("guess", **constant)
+    before = curve(run_dir)
+    again = command("resume", "guess", folder=project.folder)
+    assert again.returncode == 0
+    assert "finished; train longer with `ortflow resume guess train.steps=16`" in again.stdout
+    changes = ["train.optimizer.lr=1e-3", "train.optimizer.weight_decay=0.2", "model.metrics=[accuracy, perplexity]"]
+    for words in (changes, ["train.schedule.warmup_steps=2"]):
+        idle = command("resume", "guess", *words, folder=project.folder)
+        assert (idle.returncode, "train.steps=16" in idle.stdout) == (0, True), "nothing is left to train"
+    longer = command("resume", "guess", "train.steps=12", *changes, folder=project.folder)
+    assert longer.returncode == 0, longer.stderr
+    assert "train.optimizer.lr: 0.005 before, 0.001 now" in longer.stdout
+    assert curve(run_dir)[:8] == before
+    assert [lr for *_, lr in curve(run_dir)[8:]] == [1e-3] * 4
+    assert "perplexity" in of_kind(run_dir, "evaluation")[-1]
+    changed = {r["key"]: (r["before"], r["now"]) for r in of_kind(run_dir, "changed")}
+    assert changed["train.optimizer.lr"] == (0.005, 0.001)
+    assert changed["train.steps"] == (8, 12)
+    refused = command("resume", "guess", "train.steps=20", "seed=4", folder=project.folder)
+    assert refused.returncode == 2
+    assert "holds another run: seed is 3 there and 4 here; give this key the old value" in refused.stderr
+    assert (
+        "train.optimizer.name"
+        in command("resume", "guess", "train.optimizer={name: sgd, lr: 0.1}", folder=project.folder).stderr
+    )

@@ -23,7 +23,7 @@ from ortflow.workflow.ranks import Place
 from ortflow.workflow.rundir import read_json_lines, write_atomically
 from ortflow.workflow.signals import StopFlag
 from ortflow.workflow.spec.train import EarlyStop
-from ortflow.workflow.steps.early_stop import judge
+from ortflow.workflow.steps.early_stop import judge, still_stopped
 
 tensors = st.lists(
     st.builds(
@@ -207,6 +207,19 @@ def test_early_stop_counts_evaluations_without_improvement() -> None:
     progress = Progress()
     rule = EarlyStop(metric="loss", patience=2)
     assert [judge(rule, progress, value) for value in (math.nan, 1.0, 0.5, math.nan, 0.6)] == [False] * 4 + [True]
+
+
+def test_another_rule_takes_up_a_run_that_stopped_early() -> None:
+    rule = EarlyStop(metric="loss", patience=2)
+    progress = Progress()
+    assert [judge(rule, progress, value, "loss") for value in (0.2, 0.3, 0.3)] == [False, False, True]
+    progress.stopped_early = True
+    assert still_stopped(rule, progress, "loss")
+    assert not still_stopped(EarlyStop(metric="loss", patience=3), progress, "loss")
+    assert not still_stopped(None, progress)
+    other = EarlyStop(metric="accuracy", patience=2)
+    assert not still_stopped(other, progress, "accuracy")
+    assert [judge(other, progress, value, "accuracy") for value in (0.1, 0.1, 0.1)] == [False, False, True]
 
 
 def test_progress_survives_its_json_and_unknown_fields() -> None:

@@ -3,17 +3,29 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 
 from ortflow.workflow.progress import Progress
+from ortflow.workflow.spec.data import DataSection
 from ortflow.workflow.spec.metrics import higher_is_better
 from ortflow.workflow.spec.train import EarlyStop
 
 
-def judge(rule: EarlyStop, progress: Progress, value: float) -> bool:
+def watched(rule: EarlyStop, data: DataSection) -> str:
+    """What values of the metric belong together: those of another metric, or on other samples, compare with nothing."""
+    samples = "" if data.eval_samples is None else f", first {data.eval_samples}"
+    return f"{rule.metric} on {Path(data.eval.path).name if data.eval else ''}{samples}"
+
+
+def judge(rule: EarlyStop, progress: Progress, value: float, what: str = "") -> bool:
     """Count an evaluation without improvement; True when there were `patience` of them in a row.
 
-    An improvement is a change for the better by more than `min_delta`; a NaN is none.
+    An improvement is a change for the better by more than `min_delta`. The count begins anew where `what` is watched is
+    not what was watched before.
     """
+    if progress.best_of not in (None, what):
+        progress.best_metric = None
+    progress.best_of = what
     sign = -1.0 if higher_is_better(rule.metric) else 1.0
     best = progress.best_metric
     if not math.isnan(value) and (best is None or sign * (best - value) > rule.min_delta):
@@ -21,4 +33,11 @@ def judge(rule: EarlyStop, progress: Progress, value: float) -> bool:
         progress.evaluations_without_improvement = 0
         return False
     progress.evaluations_without_improvement += 1
+    return progress.evaluations_without_improvement >= rule.patience
+
+
+def still_stopped(rule: EarlyStop | None, progress: Progress, what: str = "") -> bool:
+    """Whether a run that stopped early stays stopped under the rule that it goes on with."""
+    if rule is None or not progress.stopped_early or progress.best_of not in (None, what):
+        return False
     return progress.evaluations_without_improvement >= rule.patience

@@ -14,7 +14,7 @@ from ortflow.workflow.optim.schedule import learning_rate
 from ortflow.workflow.plan import total_steps
 from ortflow.workflow.progress import dropout_seed
 from ortflow.workflow.steps.context import Context
-from ortflow.workflow.steps.early_stop import judge
+from ortflow.workflow.steps.early_stop import judge, still_stopped, watched
 from ortflow.workflow.steps.usable import check_usable
 
 
@@ -24,6 +24,8 @@ def train(context: Context) -> None:
     Raises Preempted when asked to leave, with everything saved; UserError when too many steps in a row gave a
     loss or gradient that is no number, or when nothing usable was trained.
     """
+    rule, progress = context.spec.train.early_stop, context.progress
+    progress.stopped_early = still_stopped(rule, progress, watched(rule, context.spec.data) if rule else "")
     total = total_of(context)
     asked = evaluation_pending(context, total) and not evaluate(context)
     while not asked and not finished(context, total):
@@ -111,7 +113,7 @@ def evaluate(context: Context) -> bool:
     with context.engine.within("monitor"):
         context.monitor.evaluation(outcome.metrics, outcome.samples // copies, time.perf_counter() - start)
     rule = context.spec.train.early_stop
-    if rule is not None and judge(rule, progress, outcome.metrics[rule.metric]):
+    if rule is not None and judge(rule, progress, outcome.metrics[rule.metric], watched(rule, context.spec.data)):
         progress.stopped_early = True
         context.events.write("early_stop", step=progress.step, metric=rule.metric)
     return True
