@@ -22,7 +22,12 @@ LOOK = 3.0
 
 _LAST = ("finished", "preempted", "failure")
 """Events behind which the status is about to change."""
-_CODES = {State.FINISHED: EXIT_DONE, State.PREEMPTED: EXIT_PREEMPTED, State.CANCELLED: EXIT_PREEMPTED}
+_CODES = {
+    State.FINISHED: EXIT_DONE,
+    State.PREEMPTED: EXIT_PREEMPTED,
+    State.STOPPED: EXIT_PREEMPTED,
+    State.CANCELLED: EXIT_PREEMPTED,
+}
 
 
 @dataclass(frozen=True)

@@ -28,11 +28,16 @@ def step_line(progress: Progress) -> str:
         parts.append(f"lr {progress.lr:.3g}")
     if progress.grad_norm is not None:
         parts.append(f"|g| {progress.grad_norm:.3f}")
-    if progress.samples_per_second is not None:
-        parts.append(f"{progress.samples_per_second:.0f} samples/s")
+    parts += speed_words(progress)
     if progress.seconds_left:
         parts.append(f"{duration(progress.seconds_left)} left")
     return "  ".join(parts)
+
+
+def speed_words(progress: Progress) -> list[str]:
+    """Tokens, where the model has them, and samples a second."""
+    speeds = ((progress.tokens_per_second, "tokens/s"), (progress.samples_per_second, "samples/s"))
+    return [f"{speed:.3g} {unit}" if speed < 10 else f"{speed:,.0f} {unit}" for speed, unit in speeds if speed]
 
 
 def number(value: float | None) -> str:

@@ -5,8 +5,13 @@ No thread of its own: the supervisor forks, and its ticks redraw.
 
 from __future__ import annotations
 
+import os
+import signal
+import sys
+import termios
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
 from typing import Any
 
 from rich.console import Console
@@ -16,7 +21,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from ortflow.launchers.lines import duration, evaluation_words, number
+from ortflow.launchers.lines import duration, evaluation_words, number, speed_words
 from ortflow.launchers.plain import take_in
 from ortflow.launchers.progress import Progress
 from ortflow.workflow.rundir import RunDir
@@ -34,13 +39,15 @@ class LiveView:
         self._console = console or Console(highlight=False)
         self._live = Live(console=self._console, auto_refresh=False, transient=True)
         self._next_draw = 0.0
+        self._entered = ExitStack()
 
     def __enter__(self) -> LiveView:
-        self._live.start()
+        self._entered.enter_context(quiet_keys())
+        self._entered.enter_context(self._live)
         return self
 
     def __exit__(self, *exception: object) -> None:
-        self._live.stop()
+        self._entered.close()
 
     def attempt(self, number: int) -> None:
         """Show how often the run was started."""
@@ -64,6 +71,29 @@ class LiveView:
             self._live.update(panel(self._name, self.progress, self._attempt, time.time()), refresh=True)
 
 
+@contextmanager
+def quiet_keys() -> Iterator[None]:
+    """Have the terminal print no ^C: it would push the panel down a line, of which a piece then stays."""
+    try:
+        before = termios.tcgetattr(sys.stdin)
+        ours = os.tcgetpgrp(sys.stdin.fileno()) == os.getpgrp()
+    except (termios.error, ValueError, OSError):  # not a terminal, or closed
+        ours = False
+    if not ours:  # the kernel stops a job in the background that changes the terminal
+        yield
+        return
+    flags = [*before]
+    flags[3] &= ~termios.ECHOCTL
+    termios.tcsetattr(sys.stdin, termios.TCSANOW, flags)
+    try:
+        yield
+    finally:
+        mask = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTTOU])
+        with suppress(termios.error):  # the terminal is gone
+            termios.tcsetattr(sys.stdin, termios.TCSANOW, before)
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+
+
 def panel(name: str, progress: Progress, attempt: int, now: float) -> Panel:
     """What the panel shows. Pure."""
     rows = Table.grid(padding=(0, 2), expand=True)
@@ -76,8 +106,13 @@ def panel(name: str, progress: Progress, attempt: int, now: float) -> Panel:
         bar.add_row(ProgressBar(progress.total_steps, progress.step), f"{progress.step}/{progress.total_steps}")
         rows.add_row("steps", bar)
     rows.add_row("doing", _doing(progress, now))
+    if progress.started is not None:
+        left = progress.seconds_left if progress.phase == "train" else None
+        rows.add_row("time", duration(max(0.0, now - progress.started)) + (f"  {duration(left)} left" if left else ""))
     if progress.loss is not None:
         rows.add_row("loss", "  ".join(_step_words(progress)))
+    if words := speed_words(progress):
+        rows.add_row("speed", "  ".join(words))
     if progress.evaluation_step is not None:
         rows.add_row("evaluation", f"{evaluation_words(progress.evaluation)}  (step {progress.evaluation_step})")
     if progress.checkpoint is not None or progress.saving:
@@ -90,8 +125,6 @@ def panel(name: str, progress: Progress, attempt: int, now: float) -> Panel:
 
 def _doing(progress: Progress, now: float) -> str:
     doing = progress.phase or "starting"
-    if progress.phase == "train" and progress.seconds_left is not None:
-        doing += f"  {duration(progress.seconds_left)} left"
     if progress.time is not None and now - progress.time > 10:
         doing += f"  nothing heard for {duration(now - progress.time)}"
     return doing
@@ -101,8 +134,6 @@ def _step_words(progress: Progress) -> list[str]:
     words = [number(progress.loss)]
     if progress.lr is not None:
         words.append(f"lr {progress.lr:.3g}")
-    if progress.samples_per_second is not None:
-        words.append(f"{progress.samples_per_second:.0f} samples/s")
     if progress.skipped:
         words.append(f"{progress.skipped} steps skipped")
     return words

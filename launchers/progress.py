@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-SMOOTHING = 0.1
-"""Weight of the newest step in the average seconds a step."""
+WARM_UP = 2
+"""Steps of an attempt that no estimate counts: memory, kernels and caches are made ready in them."""
+PACE = 1000
+"""Newest steps that the time left is estimated from, with the evaluations and saves between them."""
+SPEED = 20
+"""Newest steps that samples and tokens a second are averaged over."""
 
 
 @dataclass
@@ -21,9 +26,8 @@ class Progress:
     loss: float | None = None
     lr: float | None = None
     grad_norm: float | None = None
-    samples_per_second: float | None = None
-    seconds_per_step: float | None = None
-    """Moving average."""
+    started: float | None = None
+    """When the first attempt that was followed began."""
     checkpoint: int | None = None
     """Step of the newest checkpoint."""
     saving: bool = False
@@ -34,6 +38,12 @@ class Progress:
     exported: str | None = None
     time: float | None = None
     """Of the newest event."""
+    _steps: int = 0
+    """Steps seen of this attempt."""
+    _pace: deque[tuple[int, float]] = field(default_factory=lambda: deque(maxlen=PACE))
+    """Step and time at its end, from the last step of the warm-up on."""
+    _speed: deque[tuple[float, ...]] = field(default_factory=lambda: deque(maxlen=SPEED))
+    """Seconds, samples and tokens of steps."""
 
     def apply(self, record: Mapping[str, Any]) -> None:
         """Take in one event."""
@@ -43,15 +53,40 @@ class Progress:
             handler(self, record)
 
     @property
+    def seconds_per_step(self) -> float | None:
+        """From the end of one step to the end of the next, on average; None during the warm-up."""
+        if len(self._pace) < 2:
+            return None
+        (first, start), (last, end) = self._pace[0], self._pace[-1]
+        return (end - start) / (last - first) if last > first else None
+
+    @property
     def seconds_left(self) -> float | None:
         """An estimate from the average step; None where it cannot be told."""
         if self.total_steps is None or self.seconds_per_step is None:
             return None
         return max(0, self.total_steps - self.step) * self.seconds_per_step
 
+    @property
+    def samples_per_second(self) -> float | None:
+        """Of the newest steps."""
+        return self._per_second(1)
+
+    @property
+    def tokens_per_second(self) -> float | None:
+        """Of the newest steps, for models with tokens."""
+        return self._per_second(2)
+
+    def _per_second(self, column: int) -> float | None:
+        seconds, count = (sum(row[place] for row in self._speed) for place in (0, column))
+        return count / seconds if seconds and count else None
+
     def _attempt_start(self, record: Mapping[str, Any]) -> None:
-        # The first step of an attempt is slow, and waits that lie between attempts are no steps.
-        self.phase, self.saving, self.seconds_per_step = None, False, None
+        # The first steps of an attempt are slow, and waits that lie between attempts are no steps.
+        self.phase, self.saving, self._steps = None, False, 0
+        self._pace.clear()
+        self._speed.clear()
+        self.started = record.get("time") if self.started is None else self.started
 
     def _phase_start(self, record: Mapping[str, Any]) -> None:
         self.phase = record.get("phase")
@@ -59,12 +94,12 @@ class Progress:
     def _step(self, record: Mapping[str, Any]) -> None:
         self.step = int(record["step"])
         self.loss, self.lr, self.grad_norm = (record.get(key) for key in ("loss", "lr", "grad_norm"))
-        seconds = record.get("seconds")
-        if seconds:
-            before = self.seconds_per_step
-            self.seconds_per_step = seconds if before is None else before + SMOOTHING * (seconds - before)
-            if record.get("samples"):
-                self.samples_per_second = record["samples"] / seconds
+        self._steps += 1
+        if self._steps >= WARM_UP and self.time is not None:
+            self._pace.append((self.step, self.time))
+        if self._steps == WARM_UP + 1:
+            self._speed.clear()
+        self._speed.append(tuple(float(record.get(key) or 0) for key in ("seconds", "samples", "tokens")))
 
     def _evaluation(self, record: Mapping[str, Any]) -> None:
         self.evaluation_step = record.get("step")

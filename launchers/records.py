@@ -28,7 +28,9 @@ class State(str, Enum):
     RESTARTING = "restarting"
     """Between two attempts."""
     PREEMPTED = "preempted"
-    """Saved and left when asked; `ortflow resume` goes on."""
+    """Saved and left because its place was wanted or its time was over; `ortflow resume` goes on."""
+    STOPPED = "stopped"
+    """Saved and left at its user's Ctrl-C; `ortflow resume` goes on."""
     FAILED = "failed"
     """Given up: wrong input, or the budget is spent."""
     FINISHED = "finished"
@@ -122,17 +124,18 @@ def state(records: Records, alive: bool) -> State:
         return State.PENDING if alive else State.LOST
     if last["event"] == "stop" or (last["event"] == "end" and last.get("next") == "stop"):
         outcome = Outcome(last["outcome"])
-        cancelled = outcome is Outcome.PREEMPTED and last.get("asked") in CANCELS
-        return State.CANCELLED if cancelled else _FINAL[outcome]
+        if outcome is Outcome.PREEMPTED:
+            return _ASKED.get(last.get("asked") or "", State.PREEMPTED)
+        return _FINAL[outcome]
     if not alive:
         return State.LOST
     return {"submit": State.PENDING, "start": State.RUNNING, "end": State.RESTARTING}[last["event"]]
 
 
+_ASKED = {**dict.fromkeys(CANCELS, State.CANCELLED), "interrupt": State.STOPPED}
 _FINAL = {
     Outcome.FINISHED: State.FINISHED,
     Outcome.USER_ERROR: State.FAILED,
-    Outcome.PREEMPTED: State.PREEMPTED,
     Outcome.FAILURE: State.FAILED,
     Outcome.LOST: State.LOST,
 }

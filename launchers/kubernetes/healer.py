@@ -119,7 +119,7 @@ def _settled(view: View, records: Sequence[dict[str, Any]]) -> list[Action]:
     how = state(records, alive=True)
     if objects.over(view.mpijob):
         return [Done(f"the run has ended: {how.value}")]
-    if how in (State.FAILED, State.PREEMPTED, State.CANCELLED, State.LOST):
+    if how in (State.FAILED, State.PREEMPTED, State.STOPPED, State.CANCELLED, State.LOST):
         return _end_retries(view, f"the run has ended: {how.value}")
     return []
 

@@ -149,7 +149,7 @@ def _end(charge: Charge, done: Done) -> int:
     how = state(records, alive=False) if records else State.LOST
     if how is State.FINISHED:
         return EXIT_DONE
-    return EXIT_PREEMPTED if how in (State.PREEMPTED, State.CANCELLED) else EXIT_FAILURE
+    return EXIT_PREEMPTED if how in (State.PREEMPTED, State.STOPPED, State.CANCELLED) else EXIT_FAILURE
 
 
 def in_terminal(run: RunDir, links: Links, say: Callable[[str], None]) -> int:

@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,6 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 from launching import Bench, wait_until
+from terminal import Terminal
 
 KILL_RANK_1 = {"rank": 1, "step": 4, "do": f"signal {signal.SIGKILL.value}"}
 
@@ -188,6 +190,26 @@ def test_asked_once_saves_and_leaves(bench: Bench, number: signal.Signals) -> No
     nobody_left(bench)
 
 
+def test_ctrl_c_in_a_terminal_leaves_a_clean_screen(bench: Bench) -> None:
+    bench.write(ranks=1)
+    command = [sys.executable, "-m", "ortflow", "run", "run.yaml"]
+    terminal = Terminal(command, bench.folder, bench.environment(None, steps=1000))
+    terminal.until(lambda: "samples/s" in str(terminal.screen))
+    assert str(terminal.screen).startswith("╭─ fake ─")
+    terminal.press(b"\x03")
+    assert terminal.wait() == 75
+    lines = str(terminal.screen).splitlines()
+    saved = int((bench.run_dir / "saved").read_text())
+    assert [line[10:] for line in lines[:-1]] == [
+        "Ctrl-C: saving and leaving; Ctrl-C again leaves now",
+        f"checkpoint at step {saved}",
+        f"saved at step {saved}",
+    ]
+    assert lines[-1] == "stopped: asked to by Ctrl-C; `ortflow resume fake` goes on"
+    assert bench.state() == "stopped"
+    nobody_left(bench)
+
+
 def test_asked_before_ranks_can_hear_it(bench: Bench) -> None:
     running = bench.start("run", "run.yaml", script={0: {"step": -1, "do": "born late"}})
     running.until(lambda: len(bench.processes()) >= 3)
@@ -247,7 +269,7 @@ def test_asked_between_two_attempts(bench: Bench) -> None:
     assert bench.state() == "restarting"
     running.send(signal.SIGINT)
     assert running.wait(5).code == 75
-    assert bench.state() == "preempted"
+    assert bench.state() == "stopped"
 
 
 def test_time_limit(bench: Bench) -> None:

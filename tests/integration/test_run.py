@@ -41,6 +41,7 @@ def test_all_seven_steps_run_in_order_on_every_rank(undisturbed: Path) -> None:
     assert curve(undisturbed)[-1][1] < curve(undisturbed)[0][1] - 1
     assert [r["step"] for r in of_kind(undisturbed, "checkpoint")] == [5, 10, 15, 20, 25, 30]
     assert [step for step, *_ in evaluations(undisturbed)] == [10, 20, 30]
+    assert {(r["samples"], r["tokens"]) for r in of_kind(undisturbed, "step")} == {(8, 8 * 32)}
     assert leftovers(undisturbed) == []
 
 

@@ -161,6 +161,12 @@ def test_early_stop_ends_a_run(project: Project) -> None:
     assert [r["step"] for r in of_kind(run_dir, "early_stop")] == [6]
     assert [step for step, *_ in curve(run_dir)][-1] == 6
     assert (run_dir / "export" / "model.onnx").exists()
+    again = command("resume", "early", folder=project.folder)
+    assert "train longer with `ortflow resume early train.early_stop.patience=4`" in again.stdout
+    more = command("resume", "early", "train.early_stop.patience=4", folder=project.folder)
+    assert more.returncode == 0, more.stderr
+    assert [r["step"] for r in of_kind(run_dir, "early_stop")] == [6, 10]
+    assert [step for step, *_ in curve(run_dir)] == list(range(1, 11))
 
 
 def test_export_offline_from_an_older_checkpoint(project: Project, undisturbed: Path, tmp_path: Path) -> None:

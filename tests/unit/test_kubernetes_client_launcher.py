@@ -107,7 +107,10 @@ def start(played: PlayedCluster, job: str) -> str:
         told("attempts", event="submit", launcher="kubernetes", job=job, submission="x", time=NOW),
         told("attempts", event="start", attempt=0, time=NOW + 1),
         "[0] hello",
-        told("events", event="step", attempt=0, time=NOW + 2, step=3, loss=0.5, seconds=0.1, samples=4),
+        *(
+            told("events", event="step", attempt=0, time=NOW + 1.7 + n / 10, step=n, loss=0.5, seconds=0.1, samples=4)
+            for n in (1, 2, 3)
+        ),
     )
     return name
 

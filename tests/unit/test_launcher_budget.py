@@ -79,7 +79,7 @@ def test_attempt_numbers_never_repeat() -> None:
         ([SUBMIT, start(0), end(0, "user_error", "stop")], True, State.FAILED),
         ([SUBMIT, start(0), end(0, "finished", "stop")], False, State.FINISHED),
         ([SUBMIT, start(0), end(0, "finished", "stop", "cancel")], False, State.FINISHED),
-        ([SUBMIT, start(0), end(0, "preempted", "stop", "interrupt")], False, State.PREEMPTED),
+        ([SUBMIT, start(0), end(0, "preempted", "stop", "interrupt")], False, State.STOPPED),
         ([SUBMIT, start(0), end(0, "preempted", "stop", "cancel")], False, State.CANCELLED),
         (
             [SUBMIT, start(0), end(0, "failure"), {"event": "stop", "outcome": "preempted", "asked": "SIGTERM"}],

@@ -24,7 +24,7 @@ from ortflow.workflow.rundir import RunDir
 
 def step(number: int, **fields: Any) -> dict[str, Any]:
     return {
-        "event": "step", "time": 1000.0 + number, "attempt": 0, "rank": 0, "step": number, "loss": 2.5, "lr": 0.001,
+        "event": "step", "time": 1000.0 + number / 2, "attempt": 0, "rank": 0, "step": number, "loss": 2.5, "lr": 0.001,
         "grad_norm": 0.5, "seconds": 0.5, "samples": 16, "epoch": 0, **fields,
     }  # fmt: skip
 
@@ -46,6 +46,22 @@ def test_steps_are_told_at_the_period() -> None:
         "step 20/100  loss 2.5000  lr 0.001  |g| 0.500  32 samples/s  40 s left",
     ]
     assert progress.seconds_left == pytest.approx(40.0)
+
+
+def test_estimates_leave_the_warm_up_out() -> None:
+    """The first steps took a minute, the others 0.5 s, and an evaluation of 10 s every 20 steps."""
+    slow = [step(1, time=1060.0, seconds=60.0, tokens=512), step(2, time=1080.0, seconds=20.0, tokens=512)]
+    progress, lines = told({"event": "attempt_start", "time": 1000.0}, *slow)
+    assert (progress.started, progress.seconds_left) == (1000.0, None)
+    assert "left" not in lines[-1]
+    rest = [step(n, time=1080 + (n - 2) * 0.5 + 10 * (n // 20), tokens=512) for n in range(3, 43)]
+    progress, lines = told({"event": "attempt_start", "time": 1000.0}, *slow, *rest)
+    assert progress.seconds_per_step == pytest.approx(0.5 + 20 / 40)
+    assert progress.seconds_left == pytest.approx(58.0)
+    assert lines[-1].endswith("|g| 0.500  1,024 tokens/s  32 samples/s  58 s left")
+    text = drawn(panel("gpt", progress, 0, now=1110.0))
+    assert "1,024 tokens/s  32 samples/s" in text
+    assert "1:50 min" in text
 
 
 def test_a_loss_that_is_not_finite_is_said() -> None:
@@ -108,17 +124,18 @@ def drawn(renderable: Any) -> str:
 
 def test_panel_shows_what_is_known() -> None:
     progress, _ = told(
+        {"event": "attempt_start", "time": 1000.0},
         {"event": "phase_start", "phase": "train"},
-        step(50),
+        *(step(number) for number in range(41, 51)),
         {"event": "evaluation", "step": 40, "loss": 1.5},
         {"event": "checkpoint", "step": 40},
         {"event": "checkpoint_start", "step": 50},
     )
-    text = drawn(panel("gpt", progress, 2, now=1050.0))
+    text = drawn(panel("gpt", progress, 2, now=1025.0))
     for words in (
         "gpt",
         "50/100",
-        "train  25 s left",
+        "25 s  25 s left",
         "2.5000",
         "loss 1.5000  (step 40)",
         "step 40  saving",

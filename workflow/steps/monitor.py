@@ -51,14 +51,15 @@ class Monitor:
             flush=True,
         )
 
-    def step(self, outcome: StepOutcome, *, lr: float, seconds: float, epoch: int) -> None:
-        """A training step is done."""
+    def step(self, outcome: StepOutcome, *, lr: float, seconds: float, epoch: int, tokens: int | None) -> None:
+        """A training step is done; `tokens` over all ranks, where the model has tokens."""
         context, step = self._context, self._context.progress.step
         if outcome.skipped is not None:
             context.events.write("skipped_step", step=step, reason=outcome.skipped)
         context.events.write(
             "step", step=step, loss=outcome.loss, lr=lr, grad_norm=outcome.grad_norm,
             seconds=round(seconds, 6), samples=outcome.samples, epoch=epoch,
+            **({} if tokens is None else {"tokens": tokens}),
         )  # fmt: skip
         speed = outcome.samples / seconds
         self._scalars(

@@ -19,6 +19,7 @@ from ortflow.workflow.spec.data import DataSection, DataSet
 from ortflow.workflow.spec.model import CrossEntropy
 from ortflow.workflow.spec.run import RunSpec
 from ortflow.workflow.steps.context import Context
+from ortflow.workflow.steps.tokens import count_tokens, token_labels
 from ortflow.workflow.trainer import MicroBatch
 
 Source = tuple[Dataset, tuple[Feed, ...]]
@@ -33,6 +34,7 @@ class Stream:
     def __init__(self, spec: RunSpec, plan: Plan, graphs: GraphSet, place: Place, progress: Progress) -> None:
         self._spec, self._place, self._graphs = spec, place, graphs
         section = spec.data
+        self._token_labels = token_labels(graphs.inputs)
         (dataset, feeds), self._held_out = self._open_both(section)
         batches = Batches(
             dataset,
@@ -91,6 +93,10 @@ class Stream:
     def next(self) -> StepBatch:
         """The next step's micro-batches; endless."""
         return next(self._training)
+
+    def tokens(self, batch: StepBatch, samples: int) -> int | None:
+        """Tokens among the samples of a step over all ranks; None where the model has none."""
+        return count_tokens(batch.micro_batches, self._token_labels, self._spec.model.loss, samples)
 
     def evaluation(self) -> Iterator[MicroBatch]:
         """This rank's part of the evaluation set, once."""

@@ -80,7 +80,9 @@ def one_step(context: Context, total: int) -> bool:
         progress.skipped += 1
         progress.skipped_in_a_row += 1
     with context.engine.within("monitor"):
-        context.monitor.step(outcome, lr=lr, seconds=time.perf_counter() - start, epoch=epoch)
+        seconds = time.perf_counter() - start
+        tokens = context.stream.tokens(batch, outcome.samples)
+        context.monitor.step(outcome, lr=lr, seconds=seconds, epoch=epoch, tokens=tokens)
     if progress.skipped_in_a_row >= spec.train.max_skipped_steps:
         raise UserError(
             f"{progress.skipped_in_a_row} steps in a row gave no usable gradient, the last because {outcome.skipped}",

@@ -1,0 +1,31 @@
+"""How many tokens a step trains on: what people compare the speed of language models by. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from ortflow.workflow.graph.types import GraphInput
+from ortflow.workflow.spec.model import CrossEntropy, Loss
+from ortflow.workflow.trainer import MicroBatch
+
+
+def token_labels(inputs: Sequence[GraphInput]) -> str | None:
+    """The label that has a class for each token of a sample, [batch, length] of integers; None where there is none."""
+    found = (one.name for one in inputs if one.role == "label" and len(one.shape) == 2 and one.dtype.startswith("int"))
+    return next(found, None)
+
+
+def count_tokens(batches: Sequence[MicroBatch], label: str | None, loss: Loss, samples: int) -> int | None:
+    """Labels that count among the `samples` of a step over all ranks, taken from this rank's share of them.
+
+    Exact on one rank, and on several where samples have the same length. None where there are no tokens.
+    """
+    own = sum(batch.count for batch in batches)
+    if label is None or own == 0:
+        return None
+    labels = [batch.arrays[label][: batch.count] for batch in batches]
+    ignored = loss.ignore_index if isinstance(loss, CrossEntropy) else None
+    counted = sum(array.size if ignored is None else int(np.count_nonzero(array != ignored)) for array in labels)
+    return round(counted * samples / own)
