@@ -12,7 +12,8 @@ import onnx
 from onnx import TensorProto
 
 from ortflow.workflow.graph import shapes
-from ortflow.workflow.graph.decompose_images import average_pool, explicit_pads, pad
+from ortflow.workflow.graph.decompose_convolutions import convolution
+from ortflow.workflow.graph.decompose_images import average_pool, pad
 from ortflow.workflow.graph.decompose_linear import matrix_by_vector
 from ortflow.workflow.graph.decompose_reductions import chained, with_kept_axes
 from ortflow.workflow.graph.writer import Context, Writer, copy_of
@@ -129,7 +130,7 @@ def recurrent(node: onnx.NodeProto, context: Context) -> list[onnx.NodeProto] | 
 
 REPAIRS: dict[str, Repair] = {
     "AveragePool": average_pool,
-    "Conv": explicit_pads,
+    "Conv": convolution,
     "GRU": recurrent,
     "LSTM": recurrent,
     "MatMul": matrix_by_vector,
