@@ -77,9 +77,7 @@ class Convolution:
         y, dx, dw = np.zeros((x.shape[0], w.shape[0], *lengths)), np.zeros_like(x), np.zeros_like(w)
         for place in np.ndindex(*w.shape[2:]):
             starts = [p * d for p, d in zip(place, self.dilations, strict=True)]
-            met = tuple(
-                slice(a, a + (n - 1) * s + 1, s) for a, n, s in zip(starts, lengths, self.strides, strict=True)
-            )
+            met = tuple(slice(a, a + (n - 1) * s + 1, s) for a, n, s in zip(starts, lengths, self.strides, strict=True))
             for group in range(self.groups):
                 mine = (slice(None), slice(group * channels, (group + 1) * channels), *met)
                 rows = slice(group * out, (group + 1) * out)
@@ -171,4 +169,4 @@ def test_the_repair_is_needed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where this fails, ONNX Runtime computes these gradients right, and the repair can go."""
     monkeypatch.setattr("ortflow.workflow.graph.expand.REPAIRS", {**REPAIRS, "Conv": lambda node, context: None})
     cases = [c for c in (Convolution(1, seed) for seed in range(CASES)) if "auto_pad" not in c.attributes]
-    assert sum(case.worst() > 1e-3 for case in cases) > 3
+    assert any(case.worst() > 1e-3 for case in cases)

@@ -1,0 +1,110 @@
+"""Small modules, each one unusual but plausible use of an operator or of several that stand side by side."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import cache
+
+import numpy as np
+import torch
+from case import Batch, Case
+from torch import nn
+from torch.nn import functional
+
+from ortflow.workflow.spec.model import Regression
+
+MSE = Regression(kind="mse")
+
+
+class Around(nn.Module):
+    """`body` between operators with parameters of their own, so that gradients go through it and past it."""
+
+    def __init__(self, body: nn.Module, shape: tuple[int, ...]) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.randn(shape))
+        self.shift = nn.Parameter(torch.randn(shape) / 2)
+        self.body = body
+        self.gain = nn.Parameter(torch.tensor([1.5]))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = self.body(torch.tanh(x * self.scale) + self.shift)
+        return y * self.gain
+
+
+class Call(nn.Module):
+    """A function as a module, with parameters of the shapes given as further arguments."""
+
+    def __init__(self, function: Callable[..., torch.Tensor], *shapes: tuple[int, ...]) -> None:
+        super().__init__()
+        self.function = function
+        self.weights = nn.ParameterList([torch.randn(shape) for shape in shapes])
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.function(x, *self.weights)
+
+
+def module_case(name: str, body: Callable[[], nn.Module], *shape: int, free: tuple[str, ...] = ()) -> Case:
+    """A case whose input is [batch, *shape] and whose labels have the shape of what the module makes of it."""
+
+    def build() -> nn.Module:
+        return Around(body(), shape)
+
+    @cache
+    def label_shape() -> tuple[int, ...]:
+        with torch.no_grad():
+            return tuple(build().eval()(torch.zeros(4, *shape)).shape[1:])
+
+    def batch(generator: np.random.Generator, size: int) -> Batch:
+        x = generator.normal(size=(size, *shape)).astype(np.float32)
+        return {"x": x, "labels": generator.normal(size=(size, *label_shape())).astype(np.float32)}
+
+    return Case(name, build, batch, MSE, free=free)
+
+
+class Mixer(nn.Module):
+    """A depthwise convolution between two linear layers, each of the other layout."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(32, 32), nn.Linear(32, 32)
+        self.conv = nn.Conv1d(32, 32, 3, groups=32)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.last(self.conv(self.first(x).transpose(1, 2)).transpose(1, 2))
+
+
+def causal() -> nn.Module:
+    """Padded before, as in state space models."""
+    return nn.Sequential(nn.ConstantPad1d((3, 0), 0.0), nn.Conv1d(8, 8, 4, groups=8))
+
+
+def cut() -> nn.Module:
+    """Padded on both sides and cut behind, as in transformers' Mamba."""
+    return Call(lambda x, w: functional.conv1d(x, w, padding=3, groups=8)[..., :9], (8, 1, 4))
+
+
+def twice() -> nn.Module:
+    """Two of them in a row."""
+    return nn.Sequential(nn.Conv1d(6, 6, 3, groups=2), nn.SiLU(), nn.Conv1d(6, 6, 3, groups=6))
+
+
+def convolutions() -> Iterator[Case]:
+    """Grouped, depthwise, dilated, padded to one side, over one to three axes."""
+    for name, make, *shape in (
+        ("depthwise1d", lambda: nn.Conv1d(8, 8, 3, groups=8, padding=1), 8, 11),
+        ("depthwise1d-causal", causal, 8, 9),
+        ("depthwise1d-cut", cut, 8, 9),
+        ("depthwise1d-between-linears", Mixer, 16, 32),
+        ("grouped1d-same", lambda: nn.Conv1d(8, 12, 5, groups=4, padding="same", bias=False), 8, 10),
+        ("grouped1d-dilated", lambda: nn.Conv1d(6, 9, 3, groups=3, dilation=2, stride=2, padding=3), 6, 13),
+        ("grouped1d-twice", twice, 6, 12),
+        ("grouped3d", lambda: nn.Conv3d(4, 6, (3, 2, 3), groups=2, stride=(2, 1, 2), padding=(1, 0, 1)), 4, 5, 4, 6),
+        ("depthwise3d", lambda: nn.Conv3d(5, 10, 3, groups=5, padding=1, dilation=(1, 2, 1), bias=False), 5, 4, 5, 4),
+        ("conv3d", lambda: nn.Conv3d(3, 4, 2), 3, 4, 4, 4),
+        ("grouped2d", lambda: nn.Conv2d(6, 9, (3, 1), groups=3, stride=(1, 2), padding=(2, 1)), 6, 6, 7),
+        ("depthwise2d-dilated", lambda: nn.Conv2d(5, 15, 3, groups=5, dilation=(2, 1), padding="same"), 5, 7, 6),
+        ("transposed1d-grouped", lambda: nn.ConvTranspose1d(6, 4, 3, groups=2, stride=2, output_padding=1), 6, 7),
+        ("transposed3d-depthwise", lambda: nn.ConvTranspose3d(3, 3, 2, groups=3, stride=(2, 1, 1)), 3, 3, 4, 3),
+        ("transposed2d-grouped", lambda: nn.ConvTranspose2d(4, 6, 3, groups=2, stride=2, padding=1), 4, 4, 5),
+    ):
+        yield module_case(name, make, *shape)
