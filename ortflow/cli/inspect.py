@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-if TYPE_CHECKING:
-    from rich.table import Table
+from ortflow.cli.status import table
 
+if TYPE_CHECKING:
     from ortflow.workflow.graph.inspect import Report, Value
     from ortflow.workflow.graph.roles import Role
 
@@ -31,16 +31,12 @@ def inspect(
 
 
 def _print(report: Report, every: bool) -> None:
-    from rich.console import Console
-    from rich.text import Text
-
-    console = Console()
     by = f", by {report.producer}" if report.producer else ""
-    console.print(Text(f"{report.path}: opset {report.opset}, IR version {report.ir_version}{by}"))
+    typer.echo(f"{report.path}: opset {report.opset}, IR version {report.ir_version}{by}")
     for title, values in (("input", report.inputs), ("output", report.outputs)):
         for value in values:
-            console.print(Text(f"  {title:<7}{value.name}  {value.dtype} {_dims(value)}"))
-    console.print(Text(f"{report.parameters:,} values to train in {len(report.trained)} tensors"))
+            typer.echo(f"  {title:<7}{value.name}  {value.dtype} {_dims(value)}")
+    typer.echo(f"{report.parameters:,} values to train in {len(report.trained)} tensors")
     constants = report.constants if every else [role for role in report.constants if _worth_listing(role)]
     for title, roles in (
         ("trained", report.trained),
@@ -49,19 +45,21 @@ def _print(report: Report, every: bool) -> None:
         ("constants", constants),
     ):
         if roles:
-            console.print(_table(title, roles, report.tied))
+            typer.secho(f"{title} ({len(roles)})", italic=True)
+            for text in table(_rows(roles, report.tied)):
+                typer.echo(text)
     hidden = len(report.constants) - len(constants)
     if hidden:
-        console.print(Text(f"{hidden} more constants (integers and single numbers): --all lists them"))
+        typer.echo(f"{hidden} more constants (integers and single numbers): --all lists them")
     for title, lines in (
         ("changed for training", report.notes),
         ("signs of a wrong export", report.signs),
         ("without a gradient", report.undifferentiable),
     ):
         if lines:
-            console.print(Text(f"{title}:", style="bold"))
+            typer.secho(f"{title}:", bold=True)
             for line in lines:
-                console.print(Text(f"  - {line}"))
+                typer.echo(f"  - {line}")
 
 
 def _worth_listing(role: Role) -> bool:
@@ -72,14 +70,9 @@ def _dims(value: Value) -> str:
     return "?" if value.shape is None else str([d if d is not None else "?" for d in value.shape])
 
 
-def _table(title: str, roles: list[Role], tied: dict[str, list[str]]) -> Table:
-    from rich.table import Table
-    from rich.text import Text
-
-    table = Table(title=f"{title} ({len(roles)})", title_justify="left", box=None, pad_edge=False)
-    for heading in ("name", "shape", "why"):
-        table.add_column(heading, overflow="fold")
+def _rows(roles: list[Role], tied: dict[str, list[str]]) -> list[tuple[str, ...]]:
+    rows: list[tuple[str, ...]] = [("name", "shape", "why")]
     for role in roles:
         why = role.reason + (f", read by {len(tied[role.name])} nodes" if role.name in tied else "")
-        table.add_row(Text(role.name), str(list(role.shape)), Text(why))
-    return table
+        rows.append((role.name, str(list(role.shape)), why))
+    return rows

@@ -146,6 +146,19 @@ def test_command_prints_tables(app: typer.Typer, path: Path) -> None:
     assert "ten " in CliRunner().invoke(app, [str(path), "--all"]).output
 
 
+def test_names_stay_whole_where_nobody_has_a_terminal(app: typer.Typer, path: Path) -> None:
+    model = onnx.load(path)
+    name = "encoder." + "layers.11." * 20 + "weight"
+    for tensor in model.graph.initializer:
+        tensor.name = name if tensor.name == "conv.weight" else tensor.name
+    for node in model.graph.node:
+        node.input[:] = [name if one == "conv.weight" else one for one in node.input]
+    onnx.save(model, path)
+    (row,) = [line for line in CliRunner().invoke(app, [str(path)]).output.splitlines() if "layers.11" in line]
+    assert row.startswith(f"{name}  [")
+    assert row.endswith("weight of Conv")
+
+
 def test_command_prints_json(app: typer.Typer, path: Path) -> None:
     result = CliRunner().invoke(app, [str(path), "--json"])
     assert result.exit_code == 0

@@ -28,6 +28,7 @@ from ortflow.launchers.records import State
 from ortflow.launchers.remote.bootstrap import BROUGHT
 from ortflow.workflow.errors import OrtflowError, UserError
 from ortflow.workflow.rundir import RunDir
+from ortflow.workflow.spec.load import load_run_file
 
 RUN = """\
 name: digits
@@ -371,6 +372,21 @@ def test_what_kubectl_made_is_swept_up_too(tmp_path: Path, played: PlayedCluster
     assert KubernetesLauncher().status(run).state is State.PENDING
     assert KubernetesLauncher().cancel(run, now=False)
     assert kinds(played) == ["persistentvolumeclaims"]
+
+
+def test_a_finished_run_is_resumed_with_more_steps(tmp_path: Path, played: PlayedCluster) -> None:
+    submit(tmp_path)
+    first, run, launcher = job_of(tmp_path), directory(tmp_path), KubernetesLauncher()
+    finish(played, first, start(played, first))
+    assert launcher.status(run).state is State.FINISHED
+    changes = ("train.steps=20", "train.optimizer.lr=0.5")
+    spec = load_run_file(run.run_file, changes)
+    launcher.submit(launcher.request(Submission(spec, run, new_budget=True, overrides=changes)))
+    assert job_of(tmp_path) != first
+    carried = load_run_file(run.root / "kubernetes" / "run.yaml")
+    assert (carried.train.steps, carried.train.optimizer.lr) == (20, 0.5)
+    (changed,) = [record for record in run.read_attempts() if record["event"] == "changed"]
+    assert "train.steps: 10 before, 20 now" in changed["notes"]
 
 
 def test_a_run_is_adopted_and_resumed_where_nobody_knew_it(tmp_path: Path, played: PlayedCluster) -> None:
