@@ -56,10 +56,12 @@ def export_for_training(
     returns (`output`, or `output_0`, `output_1`, … where there are none).
 
     The module is traced in training mode (dropout would be lost otherwise) and left as it was: mode, parameters and
-    running statistics. The file's metadata lists `ortflow.parameters` (trained), `ortflow.frozen` (those that do not
-    require gradients) and `ortflow.constants` (all other initializers but running statistics). A tied parameter has
-    the first of its names. Parameters that no output depends on are left out. More than 1.5 GB of weights lie beside
-    the file in `<name>.data`. A UserWarning tells what ONNX cannot say of the module.
+    running statistics. A BatchNormalization that a module in training mode keeps in evaluation mode stays there. The
+    file's metadata lists `ortflow.parameters` (trained), `ortflow.frozen` (those that do not require gradients, and the
+    running statistics of BatchNormalization in evaluation mode) and `ortflow.constants` (all other initializers but
+    running statistics). A tied parameter has the first of its names. Parameters that no output depends on are left
+    out. More than 1.5 GB of weights lie beside the file in `<name>.data`. A UserWarning tells what ONNX cannot say of
+    the module.
 
     Returns the path. Raises UserError where PyTorch is missing or cannot export the module, or where something else
     than a model that this function has written is there; nothing is written then.
@@ -185,8 +187,6 @@ def _not_in_onnx(module: torch.nn.Module) -> Iterator[str]:
                 f"{name!r} has padding_idx={part.padding_idx}, which ONNX cannot say: PyTorch gives that row no"
                 " gradient, the ONNX model trains it"
             )
-        if isinstance(part, torch.nn.modules.batchnorm._BatchNorm) and not part.training:
-            yield f"{name!r} is in evaluation mode, which ONNX training cannot keep: it will use batch statistics"
 
 
 def _export(
@@ -229,14 +229,18 @@ def _export(
         ) from error
 
 
-def _statistics(module: torch.nn.Module) -> set[str]:
-    """Names of the running means and variances: the forward pass updates them, ortflow keeps them."""
+def _statistics(module: torch.nn.Module, *, fixed: bool = False) -> set[str]:
+    """Names of the running means and variances: the forward pass updates them, ortflow keeps them.
+
+    `fixed`: only of those parts of a module in training mode that are themselves in evaluation mode.
+    """
     import torch
 
     return {
         f"{prefix}.{buffer}" if prefix else buffer
         for prefix, part in module.named_modules(remove_duplicate=False)
         if isinstance(part, torch.nn.modules.batchnorm._BatchNorm)
+        if not fixed or (module.training and not part.training)
         for buffer in ("running_mean", "running_var")
     }
 
@@ -301,7 +305,8 @@ def _write_metadata(model: Any, module: torch.nn.Module) -> None:
     statistics = _statistics(module)
     lists = {
         "parameters": [name for name, parameter in parameters.items() if parameter.requires_grad],
-        "frozen": [name for name, parameter in parameters.items() if not parameter.requires_grad],
+        "frozen": [name for name, parameter in parameters.items() if not parameter.requires_grad]
+        + sorted(name for name in _statistics(module, fixed=True) if name in present),
         "constants": [name for name in present if name not in parameters and name not in statistics],
     }
     for key, names in lists.items():

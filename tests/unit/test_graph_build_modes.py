@@ -112,6 +112,24 @@ def test_batch_normalization(tmp_path: Path, shape: list[int], training: int) ->
     assert [entry.tensor.group for entry in graphs.index] == ["no_decay", "no_decay", "state", "state"]
 
 
+@pytest.mark.parametrize("training", [0, 1])
+def test_frozen_batch_normalization_uses_its_statistics(tmp_path: Path, training: int) -> None:
+    graphs = built(
+        normalized(tmp_path / "m.onnx", [3, 4], training=training), MSE, model__parameters__freeze=["mean", "var"]
+    )
+    assert [entry.tensor.group for entry in graphs.index] == ["no_decay", "no_decay", "frozen", "frozen"]
+    tensors = tensors_of(graphs)
+    x = RNG.normal(2, 3, size=(6, 3, 4)).astype("float32")
+    train = run_graph(graphs.train, {"x": x, "target": np.zeros_like(x), **tensors})
+    assert not any(name.endswith("_new") for name in train)
+    mean, variance = (tensors[name].astype("float64")[:, None] for name in ("mean", "var"))
+    normal = (x - mean) / np.sqrt(variance + 1e-3)
+    y = normal * tensors["scale"][:, None] + tensors["shift"][:, None]
+    assert train["ortflow.loss_sum"] == pytest.approx((y**2).sum(), rel=1e-6)
+    np.testing.assert_allclose(train["scale_grad"], (2 * y * normal).sum((0, 2)), rtol=1e-5)
+    np.testing.assert_allclose(train["shift_grad"], (2 * y).sum((0, 2)), rtol=1e-5)
+
+
 def test_statistics_are_read_and_not_written(tmp_path: Path) -> None:
     """ONNX Runtime's BatchNormInternal writes over its inputs: the flat buffer must not be among them."""
     graphs = built(normalized(tmp_path / "m.onnx", [3, 4]), MSE)

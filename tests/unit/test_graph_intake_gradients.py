@@ -308,6 +308,10 @@ NORMS = [
         {"training_mode": 1},
         outputs=3,
     ),
+    *(
+        Case("BatchNormalization", {0: random(4, 3, *more), 1: random(3), 2: random(3)}, {3: random(3), 4: positive(3)})
+        for more in ([], [5], [2, 4])
+    ),
 ]
 SHAPES = [
     Case("Reshape", {0: X}, {1: ints(6, 4)}),

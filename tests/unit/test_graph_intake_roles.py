@@ -12,6 +12,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from ortflow.workflow.errors import UserError
 from ortflow.workflow.graph.lower import prepare
+from ortflow.workflow.graph.patterns import nearest
 from ortflow.workflow.graph.roles import Roles, classify
 from ortflow.workflow.graph.signs import signs_of_wrong_export
 from ortflow.workflow.spec.model import ParameterPatterns
@@ -275,12 +276,79 @@ class TestPatterns:
         ):
             judged(model, train=["axes"])
 
-    def test_state(self) -> None:
-        names = ["scale", "shift", "mean", "var"]
-        tensors = {name: np.ones(4, np.float32) for name in names}
-        model = graph([helper.make_node("BatchNormalization", ["x", *names], ["y"], "norm")], tensors)
-        with pytest.raises(UserError, match=r"model.parameters.freeze\[0\]: 'mean' holds running statistics"):
-            judged(model, freeze=["m*"])
+    def normalized(self, **properties: list[str]) -> onnx.ModelProto:
+        """A part `layer1` with a weight, a BatchNormalization and an integer, and a head."""
+        names = [f"layer1.norm.{name}" for name in ("weight", "bias", "running_mean", "running_var")]
+        return graph(
+            [
+                node("MatMul", "x", "layer1.weight", output="h"),
+                helper.make_node("BatchNormalization", ["h", *names], ["i"], "norm"),
+                node("Squeeze", "i", "layer1.axes", output="j"),
+                node("MatMul", "j", "head.weight"),
+            ],
+            {
+                "layer1.weight": random(4, 4),
+                **{name: np.ones(4, np.float32) for name in names},
+                "layer1.axes": np.array([1]),
+                "head.weight": random(4, 2),
+            },
+            properties={f"ortflow.{key}": names for key, names in properties.items()},
+        )
+
+    def test_a_part_of_the_model_is_frozen_with_its_statistics(self) -> None:
+        roles = judged(self.normalized(), freeze=["layer1.*"])
+        assert roles.pop("layer1.axes") == "constant"
+        assert roles.pop("head.weight") == "trained"
+        assert set(roles.values()) == {"frozen"}
+
+    def test_the_export_says_that_statistics_are_frozen(self) -> None:
+        roles = judged(self.normalized(frozen=["layer1.norm.running_mean", "layer1.norm.running_var"]))
+        assert roles["layer1.norm.running_mean"] == roles["layer1.norm.running_var"] == "frozen"
+        assert roles["layer1.norm.weight"] == "trained"
+
+    def test_statistics_in_evaluation_mode_beside_others_in_training_mode(self) -> None:
+        """TorchScript's exporter keeps the mode of each module in training mode."""
+        model = self.normalized()
+        assert judged(model)["layer1.norm.running_mean"] == "state"
+        other = [f"other.{name}" for name in ("weight", "bias", "running_mean", "running_var")]
+        trained = helper.make_node(
+            "BatchNormalization", ["x", *other], ["n", "new_mean", "new_var"], "other", training_mode=1
+        )
+        model.graph.node.insert(0, trained)
+        model.graph.node[1].input[0] = "n"
+        model.graph.initializer.extend(numpy_helper.from_array(np.ones(4, np.float32), name) for name in other)
+        roles = judged(model)
+        assert roles["other.running_mean"] == "state"
+        assert roles["layer1.norm.running_mean"] == roles["layer1.norm.running_var"] == "frozen"
+
+    def test_one_of_two_statistics(self) -> None:
+        with pytest.raises(UserError) as caught:
+            judged(self.normalized(), freeze=["*.running_mean"])
+        assert str(caught.value) == (
+            "model.parameters.freeze: 'layer1.norm.running_mean' is frozen, and the other of the two statistics of "
+            "node 'norm' (BatchNormalization) is not; freeze 'layer1.norm.running_mean' and 'layer1.norm.running_var', "
+            "or neither"
+        )
+
+    def test_statistics_are_not_trained(self) -> None:
+        assert judged(self.normalized(), train=["layer1.*"])["layer1.norm.running_mean"] == "state"
+        with pytest.raises(UserError, match=r"model.parameters.train\[0\]: 'layer1.norm.running_mean' holds running"):
+            judged(self.normalized(), train=["*.running_mean"])
+
+
+@pytest.mark.parametrize(
+    ("pattern", "near"),
+    [
+        ("layers1.*", ["layer1.*", "layer2.*"]),
+        ("*.wieght", ["*.weight"]),
+        ("layer1.con.weight", ["layer1.conv.weight"]),
+        ("*norms*", ["*.norm.*"]),
+        ("ENCODER.*", []),
+    ],
+)
+def test_nearest_names(pattern: str, near: list[str]) -> None:
+    names = ["layer1.conv.weight", "layer1.norm.weight", "layer1.norm.bias", "layer2.fc.weight"]
+    assert nearest(pattern, names)[: len(near) or None] == near
 
 
 def test_a_parameter_that_is_infinite() -> None:

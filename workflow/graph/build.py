@@ -6,8 +6,6 @@ the same run file and model.
 
 from __future__ import annotations
 
-import difflib
-import fnmatch
 import os
 from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -28,6 +26,7 @@ from ortflow.workflow.graph.loss import attach, output_of
 from ortflow.workflow.graph.metrics import with_outputs
 from ortflow.workflow.graph.modes import train_mode
 from ortflow.workflow.graph.own import own_eval, own_optimizer, own_train
+from ortflow.workflow.graph.patterns import matches
 from ortflow.workflow.graph.scatter import replace_gather_gradients
 from ortflow.workflow.graph.signature import batch_inputs, check_batches
 from ortflow.workflow.graph.source import Source, read_source
@@ -122,7 +121,7 @@ def _train_graph(
     model = onnx.ModelProto()
     model.CopyFrom(forward)
     graph = model.graph
-    notes, updates = train_mode(graph)
+    notes, updates = train_mode(graph, source.roles.frozen)
     attach(graph, spec.model.loss, batch, spec.data.last_batch == "pad")
     edit = Editor(graph)
     outputs = [scalar(LOSS_SUM), scalar(LOSS_WEIGHT)]
@@ -169,32 +168,20 @@ def _bytes(model: onnx.ModelProto, inputs: Sequence[onnx.ValueInfoProto]) -> byt
 
 def _index(spec: RunSpec, source: Source, trained: Collection[str]) -> FlatIndex:
     patterns = spec.train.optimizer.no_decay
-    if patterns is not None:
-        _check_patterns(patterns, trained)
+    named: set[str] = set()
+    for place, pattern in enumerate(patterns or []):
+        named.update(matches(pattern, trained, f"train.optimizer.no_decay[{place}]", "trained parameter"))
     state = set(source.roles.state)
 
     def group(name: str, shape: tuple[int, ...]) -> Group:
         if name not in trained:
             return "state" if name in state else "frozen"
-        excluded = (
-            len(shape) <= 1 if patterns is None else any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
-        )
+        excluded = len(shape) <= 1 if patterns is None else name in named
         return "no_decay" if excluded else "decay"
 
     return FlatIndex.place(
         Tensor(name, array.shape, group(name, array.shape)) for name, array in source.tensors.items()
     )
-
-
-def _check_patterns(patterns: Sequence[str], trained: Collection[str]) -> None:
-    for place, pattern in enumerate(patterns):
-        if not any(fnmatch.fnmatchcase(name, pattern) for name in trained):
-            near = difflib.get_close_matches(pattern, trained, n=3, cutoff=0.4)
-            raise UserError(
-                f"the pattern {pattern!r} matches no trained parameter",
-                where=f"train.optimizer.no_decay[{place}]",
-                fix=f"did you mean {' or '.join(map(repr, near))}?" if near else "`ortflow inspect` lists them",
-            )
 
 
 def _write(result: GraphSet, files: Mapping[str, bytes], tensors: Mapping[str, np.ndarray]) -> None:

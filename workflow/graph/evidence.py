@@ -91,6 +91,11 @@ def is_state(node: onnx.NodeProto, place: int) -> bool:
     return node.op_type == "BatchNormalization" and place in _STATE_INPUTS
 
 
+def in_training(node: onnx.NodeProto) -> bool:
+    """Whether this is a BatchNormalization that the file has in training mode."""
+    return node.op_type == "BatchNormalization" and any(a.name == "training_mode" and a.i for a in node.attribute)
+
+
 def is_weight(node: onnx.NodeProto, place: int) -> bool:
     """Whether an initializer at this input is a weight, whatever its name."""
     return place in _WEIGHT_INPUTS.get(node.op_type, ())

@@ -7,7 +7,7 @@ before a run, determines the masks.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import numpy as np
 import onnx
@@ -18,15 +18,18 @@ from ortflow.workflow.graph.edit import Editor, attributes_of, constants_of, rep
 _MEAN, _VARIANCE = 3, 4
 
 
-def train_mode(graph: onnx.GraphProto) -> tuple[list[str], dict[str, str]]:
-    """Training mode, in place: log lines, and for each running statistic the value it has after the batch."""
+def train_mode(graph: onnx.GraphProto, frozen: Collection[str] = ()) -> tuple[list[str], dict[str, str]]:
+    """Training mode, in place: log lines, and for each running statistic the value it has after the batch.
+
+    A BatchNormalization whose statistics are `frozen` goes on using those.
+    """
     edit = Editor(graph)
     switched, kept = _dropout_on(edit)
     notes = []
     if switched:
         ratios = ", ".join(f"{ratio:g}" for ratio in sorted(kept))
         notes.append(f"switched on {_nodes(switched, 'Dropout')} of ratio {ratios} for training")
-    switched, updates = _normalization_on(edit)
+    switched, updates = _normalization_on(edit, frozen)
     sort_nodes(graph)
     if switched:
         notes.append(f"switched {_nodes(switched, 'BatchNormalization')} to batch statistics for training")
@@ -50,8 +53,7 @@ def evaluation_mode(graph: onnx.GraphProto) -> None:
                 renamed[node.output[0]] = node.input[0]
                 continue
         elif node.op_type == "BatchNormalization" and node.domain == "":
-            _set(node, training_mode=0)
-            del node.output[1:]
+            _by_statistics(node)
         kept.append(node)
     replace(graph.node, kept)
 
@@ -79,12 +81,15 @@ def _dropout_on(edit: Editor) -> tuple[int, set[float]]:
     return switched, ratios
 
 
-def _normalization_on(edit: Editor) -> tuple[int, dict[str, str]]:
+def _normalization_on(edit: Editor, frozen: Collection[str]) -> tuple[int, dict[str, str]]:
     """Number of nodes that were off, and each running statistic's name after the batch."""
     switched = 0
     updates: dict[str, str] = {}
     for node in list(edit.graph.node):
         if node.op_type != "BatchNormalization" or node.domain != "":
+            continue
+        if node.input[_MEAN] in frozen and node.input[_VARIANCE] in frozen:
+            _keep_statistics(edit, node)
             continue
         attributes = attributes_of(node)
         switched += not attributes.get("training_mode", 0)
@@ -122,6 +127,19 @@ def _moved(edit: Editor, data: str, old: Sequence[str], batch: Sequence[str], mo
         edit.node("Add", edit.node("Mul", before, kept), edit.node("Mul", now, fresh))
         for before, now in zip(old, (batch[0], unbiased), strict=True)
     ]
+
+
+def _keep_statistics(edit: Editor, node: onnx.NodeProto) -> None:
+    """Evaluation mode; what the file itself calls the new statistics are the old ones."""
+    for place, name in enumerate(node.output[1:], start=_MEAN):
+        if name:
+            edit.node("Identity", node.input[place], output=name)
+    _by_statistics(node)
+
+
+def _by_statistics(node: onnx.NodeProto) -> None:
+    _set(node, training_mode=0)
+    del node.output[1:]
 
 
 def _become_identity(node: onnx.NodeProto) -> None:

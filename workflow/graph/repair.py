@@ -128,8 +128,23 @@ def recurrent(node: onnx.NodeProto, context: Context) -> list[onnx.NodeProto] | 
     return [*w.nodes, copy]
 
 
+def fixed_statistics(node: onnx.NodeProto, context: Context) -> list[onnx.NodeProto] | None:
+    """BatchNormalization by its running statistics, which ONNX Runtime differentiates as one by the batch's."""
+    w = Writer(node, context)
+    if w.attribute("training_mode", 0):
+        return None
+    rank = w.rank(0)
+    scale, bias, mean, variance = (
+        w("Unsqueeze", v, w.ints(*range(1, rank - 1))) if rank > 2 else v for v in node.input[1:]
+    )
+    deviation = w("Sqrt", w("Add", variance, w.constant(w.attribute("epsilon", 1e-5))))
+    standardised = w("Div", w("Sub", w.input(0), mean), deviation)
+    return w.done(w("Add", w("Mul", standardised, scale), bias))
+
+
 REPAIRS: dict[str, Repair] = {
     "AveragePool": average_pool,
+    "BatchNormalization": fixed_statistics,
     "Conv": convolution,
     "GRU": recurrent,
     "LSTM": recurrent,

@@ -6,8 +6,6 @@ into the model (`ortflow.export_for_training`), and that over the judgement made
 
 from __future__ import annotations
 
-import difflib
-import fnmatch
 import json
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -19,6 +17,7 @@ from onnx import TensorProto, numpy_helper
 
 from ortflow.workflow.errors import UserError
 from ortflow.workflow.graph import evidence, walk
+from ortflow.workflow.graph.patterns import matches
 from ortflow.workflow.graph.tensors import count_where, type_name
 from ortflow.workflow.spec.model import ParameterPatterns
 
@@ -97,12 +96,15 @@ def classify(model: onnx.ModelProto, patterns: ParameterPatterns, labels: Sequen
     graph = model.graph
     consumers, producers = walk.consumers(graph), walk.producers(graph)
     known = _from_metadata(model)
+    trains = any(evidence.in_training(node) for node in graph.node)
     judged = [
-        known.get(tensor.name) or _judge(tensor, evidence.uses(tensor.name, consumers), producers, labels, graph)
+        known.get(tensor.name)
+        or _judge(tensor, evidence.uses(tensor.name, consumers), producers, labels, graph, trains)
         for tensor in graph.initializer
     ]
     roles = Roles(_apply_patterns(judged, patterns))
     _check(model, roles)
+    _check_statistics(graph, roles)
     return roles
 
 
@@ -116,9 +118,12 @@ def _judge(
     producers: dict[str, onnx.NodeProto],
     labels: Sequence[str],
     graph: onnx.GraphProto,
+    trains: bool,
 ) -> Role:
     """What the initializer is, from where it stands, what it is called and what it holds, in this order."""
     if any(evidence.is_state(*use) for use in uses):
+        if trains and not any(evidence.is_state(*use) and evidence.in_training(use[0]) for use in uses):
+            return _role(tensor, "frozen", "running statistics in evaluation mode, while others are in training mode")
         return _role(tensor, "state", "running statistics")
     if tensor.data_type in _QUANTISED and any(evidence.is_product(*use) for use in uses):
         raise UserError(
@@ -166,7 +171,7 @@ def _indexed_by(gather: onnx.NodeProto, names: Collection[str], producers: dict[
 
 
 def _from_metadata(model: onnx.ModelProto) -> dict[str, Role]:
-    """Roles that the export function wrote into the model. Running statistics are state whatever it says."""
+    """Roles that the export function wrote into the model. Running statistics are state unless it says frozen."""
     tensors = {tensor.name: tensor for tensor in model.graph.initializer}
     found: dict[str, Role] = {}
     for prop in model.metadata_props:
@@ -184,7 +189,8 @@ def _from_metadata(model: onnx.ModelProto) -> dict[str, Role]:
                 found[name] = _role(tensors[name], role, "said so by the export")
     consumers = walk.consumers(model.graph)
     for name in [n for n in found if any(evidence.is_state(*use) for use in consumers.get(n, ()))]:
-        del found[name]
+        if found[name].role != "frozen":
+            del found[name]
     return found
 
 
@@ -198,26 +204,25 @@ def _apply_patterns(judged: list[Role], patterns: ParameterPatterns) -> list[Rol
     for key, globs, role in lists:
         for place, glob in enumerate(globs):
             where = f"model.parameters.{key}[{place}]"
-            matched = fnmatch.filter(roles, glob)
-            if not matched:
-                near = difflib.get_close_matches(glob, roles, n=3, cutoff=0.4)
+            matched = matches(glob, roles, where, "initializer of the model")
+            able = [name for name in matched if _unable(roles[name], role) is None]
+            if not able:
+                # A pattern over a part of the model may match its integers and statistics, too: not those alone.
                 raise UserError(
-                    f"the pattern {glob!r} matches no initializer of the model",
-                    where=where,
-                    fix=f"did you mean {' or '.join(map(repr, near))}?" if near else "`ortflow inspect` lists them",
+                    f"{matched[0]!r} {_unable(roles[matched[0]], role)}", where=where, fix="narrow the pattern"
                 )
-            for name in matched:
-                entry = roles[name]
-                if role != "constant" and entry.dtype != "FLOAT":
-                    raise UserError(f"{name!r} is {entry.dtype.lower()}, which cannot be a parameter", where=where)
-                if entry.role == "state":
-                    raise UserError(
-                        f"{name!r} holds running statistics, which BatchNormalization updates itself",
-                        where=where,
-                        fix="narrow the pattern",
-                    )
-                roles[name] = replace(entry, role=role, reason=f"{where} says so")
+            for name in able:
+                roles[name] = replace(roles[name], role=role, reason=f"{where} says so")
     return list(roles.values())
+
+
+def _unable(entry: Role, role: RoleName) -> str | None:
+    """Why an initializer cannot have a role; None where it can."""
+    if role != "constant" and entry.dtype != "FLOAT":
+        return f"is {entry.dtype.lower()}, which cannot be a parameter"
+    if role != "frozen" and entry.role == "state":
+        return "holds running statistics, which BatchNormalization updates itself"
+    return None
 
 
 def _check(model: onnx.ModelProto, roles: Roles) -> None:
@@ -235,4 +240,18 @@ def _check(model: onnx.ModelProto, roles: Roles) -> None:
                 raise UserError(
                     f"parameter {tensor.name!r} holds {bad} value{'s' if bad > 1 else ''} not finite, of {flat.size}",
                     fix="export the model from weights that are finite, or name it under `model.parameters.constant`",
+                )
+
+
+def _check_statistics(graph: onnx.GraphProto, roles: Roles) -> None:
+    """A BatchNormalization uses its running mean and variance in training, or neither."""
+    for node in graph.node:
+        if node.op_type == "BatchNormalization" and node.domain == "":
+            mean, variance = node.input[3:5]
+            frozen = [name for name in (mean, variance) if name in roles.frozen]
+            if len(frozen) == 1:
+                raise UserError(
+                    f"{frozen[0]!r} is frozen, and the other of the two statistics of {walk.called(node)} is not",
+                    where="model.parameters.freeze",
+                    fix=f"freeze {mean!r} and {variance!r}, or neither",
                 )

@@ -27,7 +27,7 @@ class ParameterPatterns(Section):
     train: list[Text] = Field(default_factory=list)
     """Initializers that are parameters although ortflow takes them for constants."""
     freeze: list[Text] = Field(default_factory=list)
-    """Parameters that keep their value."""
+    """Parameters, and running statistics of BatchNormalization, that keep their value."""
     constant: list[Text] = Field(default_factory=list)
     """Initializers that are no parameters: rotary tables, masks, shapes."""
 

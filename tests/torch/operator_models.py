@@ -1,0 +1,117 @@
+"""Small modules around one operator each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import functional as F  # noqa: N812 - PyTorch's own name
+
+BOTH = ("dynamo", "torchscript")
+
+
+@dataclass(frozen=True)
+class Operator:
+    """A module of one input, the shape that the input has, and the exporters that write it."""
+
+    name: str
+    build: Callable[[], nn.Module]
+    shape: tuple[int, ...]
+    exporters: tuple[str, ...] = BOTH
+    rows: int = 0
+    """Where not 0, the input holds integers below it."""
+
+    def example(self) -> torch.Tensor:
+        """The input, the same each time."""
+        generator = torch.Generator().manual_seed(4)
+        if self.rows:
+            return torch.randint(0, self.rows, self.shape, generator=generator)
+        return torch.randn(self.shape, generator=generator)
+
+
+class Function(nn.Module):
+    """A function of x and of parameters of the given shapes."""
+
+    def __init__(self, function: Callable[..., torch.Tensor], *shapes: tuple[int, ...]) -> None:
+        super().__init__()
+        self.function = function
+        self.parameters_ = nn.ParameterList([nn.Parameter(torch.randn(shape)) for shape in shapes])
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.function(x, *self.parameters_)
+
+
+def function(name: str, f: Callable[..., torch.Tensor], shape: tuple[int, ...], *shapes: Any, **more: Any) -> Operator:
+    return Operator(name, lambda: Function(f, *shapes), shape, **more)
+
+
+IMAGE = (3, 4, 6, 7)
+
+
+class Enlarged(nn.Module):
+    """A convolution, resized."""
+
+    def __init__(self, like: bool = False, **options: Any) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(4, 3, 3, padding=1, stride=2 if like else 1)
+        self.like, self.options = like, options
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        size = {"size": x.shape[-2:]} if self.like else {}
+        return F.interpolate(self.conv(x), **size, **self.options)
+
+
+RESIZE = [
+    *(
+        Operator(f"interpolate {options}", lambda options=options: Enlarged(**options), IMAGE, exporters)
+        for options, exporters in (
+            ({"size": (9, 11)}, BOTH),
+            ({"scale_factor": 2}, ("torchscript", "free axes")),
+            ({"scale_factor": 1.7, "mode": "bilinear"}, ("torchscript", "free axes")),
+            ({"size": (11, 13), "mode": "bilinear", "align_corners": True}, (*BOTH, "free axes")),
+            ({"scale_factor": 1.7, "mode": "bilinear", "recompute_scale_factor": True}, (*BOTH, "free axes")),
+            ({"scale_factor": 2, "mode": "bicubic"}, ("torchscript",)),
+            ({"size": (4, 5), "mode": "bilinear", "antialias": True}, ("dynamo",)),
+            ({"like": True}, (*BOTH, "free axes")),
+            ({"like": True, "mode": "bilinear"}, (*BOTH, "free axes")),
+        )
+    ),
+    Operator(
+        "Upsample 1d",
+        lambda: nn.Sequential(nn.Conv1d(4, 4, 3), nn.Upsample(scale_factor=2, mode="linear")),
+        (3, 4, 6),
+        ("torchscript", "free axes"),
+    ),
+    Operator(
+        "Upsample 3d",
+        lambda: nn.Sequential(nn.Conv3d(2, 2, 1), nn.Upsample(scale_factor=2, mode="trilinear")),
+        (3, 2, 3, 4, 5),
+        ("torchscript",),
+    ),
+]
+
+
+class FrozenNorm(nn.Module):
+    """A BatchNorm that stays in evaluation mode beside one that trains."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.fixed, self.norm = nn.Conv2d(4, 4, 3), nn.BatchNorm2d(4), nn.BatchNorm2d(4)
+        self.fixed.running_mean.normal_()
+        self.fixed.running_var.uniform_(0.5, 2)
+
+    def train(self, mode: bool = True) -> FrozenNorm:
+        super().train(mode)
+        self.fixed.eval()
+        return self
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.norm(torch.sigmoid(self.fixed(self.conv(x))))
+
+
+NORMS = [Operator("frozen BatchNorm", FrozenNorm, IMAGE)]
+
+CASES = [*RESIZE, *NORMS]
