@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -38,6 +39,7 @@ class Sessions:
         options.inter_op_num_threads = 1
         options.log_severity_level = self._severity
         options.use_deterministic_compute = True
+        _save_memory(options)
         # A rank has several sessions and each its own threads: idle ones must not spin beside the one at work.
         options.add_session_config_entry("session.force_spinning_stop", "1")
         if self._kernels is not None:
@@ -48,6 +50,28 @@ class Sessions:
         except _SESSION_ERRORS as error:
             name = model.name if isinstance(model, Path) else "graph"
             raise OrtflowError(f"ONNX Runtime refuses {name}: {error}") from error
+
+
+def _save_memory(options: onnxruntime.SessionOptions) -> None:
+    """Hold each value from the node that makes it to the last that reads it, and no longer; no result changes.
+
+    ONNX Runtime would keep the memory of a dead value for a later one of its shape, plan a block for a whole run beside
+    the memory it has already, run the nodes that make weight gradients last, and give each session memory of its own.
+    """
+    options.enable_mem_reuse = False
+    options.enable_mem_pattern = False
+    options.execution_order = onnxruntime.ExecutionOrder.PRIORITY_BASED
+    _share_memory()
+    options.add_session_config_entry("session.use_env_allocators", "1")
+
+
+@functools.cache
+def _share_memory() -> None:
+    """Make the one arena that all sessions of this process take their memory from."""
+    kind = onnxruntime.OrtMemoryInfo(
+        "Cpu", onnxruntime.OrtAllocatorType.ORT_ARENA_ALLOCATOR, 0, onnxruntime.OrtMemType.DEFAULT
+    )
+    onnxruntime.create_and_register_allocator(kind, onnxruntime.OrtArenaCfg({}))
 
 
 class Binding:
