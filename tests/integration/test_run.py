@@ -201,3 +201,17 @@ def test_after_a_wrong_guess_a_run_goes_on_with_other_values(project: Project) -
         "train.optimizer.name"
         in command("resume", "guess", "train.optimizer={name: sgd, lr: 0.1}", folder=project.folder).stderr
     )
+
+
+def test_a_run_does_not_go_on_with_another_set_of_samples(project: Project) -> None:
+    alone = {"resources__ranks_per_node": 1, "data__train__path": "other/train.arrow"}
+    shutil.copytree(project.folder / "set", project.folder / "other")
+    run_dir = project.run("other-set", **alone, train__steps=5)
+    plan = (run_dir / "plan.json").read_bytes()
+    shutil.copy(project.folder / "set" / "eval.arrow", project.folder / "other" / "train.arrow")
+    refused = command("resume", "other-set", "train.steps=10", folder=project.folder)
+    assert refused.returncode == 2
+    assert "data.train.path: " in refused.stderr
+    assert "this run was begun with" in refused.stderr
+    assert (run_dir / "plan.json").read_bytes() == plan
+    assert [step for step, *_ in curve(run_dir)] == [1, 2, 3, 4, 5]

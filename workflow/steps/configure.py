@@ -46,7 +46,16 @@ def prepare(run_dir: RunDir, spec: RunSpec) -> list[str]:
         check_outputs(run_dir, spec)
     fingerprint = fingerprint_of(spec)
     notes: list[str] = []
-    if run_dir.plan.exists() and Plan.load(run_dir.plan).fingerprint == fingerprint:
+    before = Plan.load(run_dir.plan) if run_dir.plan.exists() else None
+    samples = len(Dataset.open(Path(spec.data.train.path)))
+    if before is not None and before.samples != samples and saved(run_dir, spec):
+        raise UserError(
+            f"{spec.data.train.path} holds {samples} samples, and this run was begun with {before.samples}: "
+            "the order of an epoch would be another",
+            where="data.train.path",
+            fix="give the set it was begun with, or start anew with --fresh or another name (name=NAME)",
+        )
+    if before is not None and before.fingerprint == fingerprint:
         graphs = GraphSet.load(run_dir.graphs)
     else:
         run_dir.plan.unlink(missing_ok=True)
@@ -57,7 +66,6 @@ def prepare(run_dir: RunDir, spec: RunSpec) -> list[str]:
             write_atomically(graphs.optimizer, model.SerializeToString())
             write_atomically(with_kernels_of(graphs.optimizer), with_kernels(model).SerializeToString())
         write_atomically(graphs.root / GRADIENT_GRAPH, gradient_graph().SerializeToString())
-    samples = len(Dataset.open(Path(spec.data.train.path)))
     trained = sum(e.tensor.count for e in graphs.index if e.tensor.group in ("decay", "no_decay"))
     resolve(spec, samples=samples, parameters=trained, fingerprint=fingerprint).save(run_dir.plan)
     return notes
@@ -69,6 +77,13 @@ def check_outputs(run_dir: RunDir, spec: RunSpec) -> None:
     if path.exists() and model.exists() and path.samefile(model):
         raise UserError(f"{path} is the model to train", where="export.path", fix="choose another path")
     check_export(path)
+
+
+def saved(run_dir: RunDir, spec: RunSpec) -> bool:
+    """Whether the run goes on from a checkpoint."""
+    from ortflow.workflow.checkpoint.store import DirectoryStore
+
+    return bool(DirectoryStore(run_dir.root / spec.checkpoint.directory).steps())
 
 
 def fingerprint_of(spec: RunSpec) -> str:
