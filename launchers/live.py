@@ -60,8 +60,8 @@ class LiveView:
             self.say(told)
 
     def say(self, text: str) -> None:
-        """A line above the panel."""
-        self._console.print(Text(f"{time.strftime('%H:%M:%S')}  {text}", style=_style(text)))
+        """A line above the panel; a long one is left to the terminal, so that paths and names in it stay whole."""
+        self._console.print(Text(f"{time.strftime('%H:%M:%S')}  {text}", style=_style(text)), soft_wrap=True)
 
     def tick(self) -> None:
         """Redraw, four times a second."""

@@ -113,6 +113,7 @@ def hand_over(launcher: Launcher, submission: Submission, runs: Path, *, follow:
 
     follower = Follower(run, launcher, PlainView(run, submission.spec.monitor.every_steps))
     typer.echo(launcher.submit(request))
+    tell_changes(run)
     try:
         end = follower.follow()
     except KeyboardInterrupt:
@@ -154,15 +155,21 @@ def watch(ours: Opened) -> AbstractContextManager[View]:
 
 def tell_submitted(run: RunDir, name: str) -> None:
     """What was changed for a run that goes on in the background, and what can be done next."""
-    from ortflow.launchers.records import State, pending_changes, state
+    from ortflow.launchers.records import State, state
 
-    records = run.read_attempts()
-    if state(records, alive=False) is State.FINISHED:
+    if state(run.read_attempts(), alive=False) is State.FINISHED:
         tell_how_to_train_longer(run, name)
         return
-    for note in pending_changes(records):
-        typer.echo(note)
+    tell_changes(run)
     tell_how_to_follow(name)
+
+
+def tell_changes(run: RunDir) -> None:
+    """The keys that are others from the attempt to come on."""
+    from ortflow.launchers.records import pending_changes
+
+    for note in pending_changes(run.read_attempts()):
+        typer.echo(note)
 
 
 def tell_how_to_train_longer(run: RunDir, name: str) -> None:

@@ -155,9 +155,11 @@ def test_live_view_draws_and_scrolls(tmp_path: Path) -> None:
         view.record(step(10))
         view.tick()
         view.record({"event": "warning", "message": "hot"})
+        view.say(f"exported {'/very/long' * 20} and more")
     text = console.file.getvalue()  # type: ignore[attr-defined]
     assert "10/20" in text
     assert "warning: hot" in text
+    assert f"exported {'/very/long' * 20} and more\n" in text, "names stay whole"
 
 
 def test_plain_view_prints_lines(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:

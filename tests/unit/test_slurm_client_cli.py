@@ -147,6 +147,15 @@ def test_a_finished_run_is_told(place: Path) -> None:
     assert "holds this run, finished; train longer with `ortflow resume one train.steps=20`" in done.stdout
 
 
+def test_what_changed_is_told(place: Path) -> None:
+    tell(place, "submit", "-b", "slurm", "one.yaml")
+    end(run_dir(place))
+    leave(place)
+    done = tell(place, "resume", "one", "train.steps=20", "train.optimizer.lr=0.01")
+    assert done.returncode == 0, done.stderr
+    assert "train.steps: 10 before, 20 now\ntrain.optimizer.lr: 0.1 before, 0.01 now\n" in done.stdout
+
+
 def test_a_log_that_has_not_begun_says_why(place: Path) -> None:
     tell(place, "submit", "-b", "slurm", "one.yaml")
 
