@@ -1,4 +1,4 @@
-"""A step that is skipped leaves no trace: neither in what a checkpoint holds nor in any buffer that later steps read."""
+"""A skipped step leaves no trace: neither in what a checkpoint holds nor in any buffer that later steps read."""
 
 from __future__ import annotations
 
