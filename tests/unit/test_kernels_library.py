@@ -178,17 +178,17 @@ def test_what_a_killed_compilation_left_is_taken_away_later(tmp_path: Path, monk
 
 
 @pytest.mark.parametrize(
-    ("flags", "level"),
+    ("flags", "levels"),
     [
-        ("fpu sse2 avx avx2 fma", "AVX2"),
-        ("fpu avx2 fma avx512f avx512bw avx512dq avx512vl avx512cd", "AVX-512"),
-        ("fpu avx2 fma avx512f", "AVX2"),
-        ("fpu sse2 avx", None),
-        ("fpu avx2", None),
+        ("fpu sse2 avx avx2 fma", ["AVX2"]),
+        ("fpu avx2 fma avx512f avx512bw avx512dq avx512vl avx512cd", ["AVX-512", "AVX2"]),
+        ("fpu avx2 fma avx512f", ["AVX2"]),
+        ("fpu sse2 avx", []),
+        ("fpu avx2", []),
     ],
 )
-def test_the_best_instructions_of_the_processor_are_taken(
-    flags: str, level: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_the_instructions_of_the_processor_are_taken_best_first(
+    flags: str, levels: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "cpuinfo").write_text(f"processor\t: 0\nflags\t\t: {flags}\n")
     real = Path
@@ -196,16 +196,16 @@ def test_the_best_instructions_of_the_processor_are_taken(
     monkeypatch.setattr(
         library, "Path", lambda *parts: real(tmp_path / "cpuinfo") if parts == ("/proc/cpuinfo",) else real(*parts)
     )
-    assert library._level() == level
+    assert library.levels() == levels
 
 
 def test_other_machines_have_no_level(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(library.platform, "machine", lambda: "aarch64")
-    assert library._level() is None
+    assert library.levels() == []
 
 
 def test_a_processor_without_the_instructions_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(library, "_level", lambda: None)
+    monkeypatch.setattr(library, "levels", list)
     assert find() == Library(None, "ONNX Runtime's, because this processor has no AVX2")
 
 
@@ -213,9 +213,8 @@ def test_a_processor_without_the_instructions_is_told(monkeypatch: pytest.Monkey
 @needs_compiler
 def test_the_warnings_of_the_compiler_are_none(tmp_path: Path) -> None:
     sources = sorted(str(path) for path in Path(library.__file__).parent.glob("*.c"))
-    level = library._level()
+    level = library.levels()[0]
     assert COMPILER is not None
-    assert level is not None
     instructions = [f"-m{one}" for one in library._LEVELS[level]]
     flags = [flag for flag in FLAGS if flag != "-w"]
     result = subprocess.run(

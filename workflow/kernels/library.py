@@ -63,9 +63,14 @@ def library_for(kernels: str) -> Library | None:
 @functools.cache
 def find_library() -> Library:
     """The library for this processor, compiled if need be. Never raises: `note` says what is missing."""
-    level = _level()
+    level = next(iter(levels()), None)
     if level is None:
         return Library(None, "ONNX Runtime's, because this processor has no AVX2")
+    return library_at(level)
+
+
+def library_at(level: str) -> Library:
+    """The library for one of the processor's levels, compiled if need be. Never raises, as `find_library`."""
     name, ours = _name(level), f"ortflow's own, for {level}"
     for folder in (_BROUGHT, *_folders()):
         if (folder / name).exists() and _fault(folder / name) is None:
@@ -80,16 +85,16 @@ def find_library() -> Library:
     return Library(None, f"ONNX Runtime's, because {reason}")
 
 
-def _level() -> str | None:
-    """The best level that the processor has."""
+def levels() -> list[str]:
+    """The levels that the processor has, best first."""
     if platform.machine() != "x86_64":
-        return None
+        return []
     try:
         text = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
     except OSError:
-        return None
+        return []
     has = next((set(line.split()) for line in text.splitlines() if line.startswith("flags")), set())
-    return next((level for level, sets in _LEVELS.items() if has >= set(sets)), None)
+    return [level for level, sets in _LEVELS.items() if has >= set(sets)]
 
 
 def _name(level: str) -> str:

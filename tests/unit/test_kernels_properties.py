@@ -1,0 +1,283 @@
+"""Thousands of random cases of each operator against numpy in double precision, with every set of instructions.
+
+Sizes are drawn around the kernels' own: vectors, tiles, blocks and what one task takes; 0 and 1 among them. A case that
+fails is printed whole: its number is the seed that makes it again.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from kernels import LEVELS, Array, compute, library_of, needs_kernels, view
+from onnxruntime.capi.onnxruntime_pybind11_state import InvalidArgument
+
+pytestmark = needs_kernels
+CASES = 400
+SMALL = (0, 1, 1, 2, 3, 4, 5)
+MIDDLE = (1, 2, 3, 6, 7, 8, 9, 13, 14, 15, 16, 17, 28, 31, 32, 33, 48, 63, 64, 65)
+LARGE = (111, 112, 113, 127, 128, 129, 200, 383, 384, 385, 500)
+Random = np.random.Generator
+erf = np.vectorize(math.erf, otypes="d")
+
+
+@pytest.fixture(params=LEVELS)
+def library(request: pytest.FixtureRequest) -> Path:
+    return library_of(request.param)
+
+
+def cases(count: int = CASES) -> Iterator[tuple[int, Random]]:
+    for seed in range(count):
+        yield seed, np.random.default_rng(seed)
+
+
+def size(random: Random, *, least: int = 0) -> int:
+    """Mostly of a few vectors, seldom larger than a block."""
+    chosen = int(random.choice([0, 1, 1, 1, 1, 2]))
+    return max(least, int(random.choice((SMALL, MIDDLE, LARGE)[chosen])))
+
+
+def draw(random: Random, *dims: int) -> Array:
+    """Normal values, of a size that differs from tensor to tensor."""
+    return np.asarray(random.standard_normal(dims) * random.choice([1e-3, 1.0, 1.0, 30.0]), np.float32)
+
+
+def near(found: Array, expected: Array, scale: Array | float, ulps: float, said: object) -> None:
+    """|found - expected| <= ulps * 2^-24 * scale, element by element."""
+    assert found.shape == expected.shape, said
+    bound = ulps * 2.0**-24 * np.broadcast_to(np.abs(scale), expected.shape) + 1e-37
+    worst = np.abs(found - expected) - bound
+    assert not worst.size or worst.max() <= 0, (said, float(worst.max()))
+
+
+def shares(random: Random, rank: int) -> tuple[list[int], list[int]]:
+    """Batch axes of two factors that numpy spreads over each other."""
+    whole = [int(random.choice([0, 1, 2, 3, 5, 7], p=[0.04, 0.2, 0.3, 0.26, 0.1, 0.1])) for _ in range(rank)]
+    if rank == 1 and random.random() < 0.1:
+        whole = [int(random.choice([100, 513]))]
+    a, b = ([1 if random.random() < 0.2 else n for n in whole] for _ in range(2))
+    return a[int(random.choice([0, 0, 0, rank])) :], b[int(random.choice([0, 0, 0, rank])) :]
+
+
+def test_products(library: Path) -> None:
+    refused = 0
+    for seed, random in cases(1000):
+        batch_a, batch_b = shares(random, int(random.integers(0, 4)))
+        small = math.prod(batch_a) * math.prod(batch_b) > 20
+        m, n, k = (int(random.choice((0, *MIDDLE))) if small else size(random) for _ in range(3))
+        a, b = draw(random, *batch_a, m, k), draw(random, *batch_b, k, n)
+        alpha = float(random.choice([1.0, 1.0, 0.125, -3.0, 0.0]))
+        # A session with several threads takes long to make, and the attributes make one of nearly every case.
+        flags: dict[str, Any] = {"alpha": alpha, "threads": int(random.choice([1, 2], p=[0.95, 0.05]))}
+        lie = []
+        for name, array in (("a", a), ("b", b)):
+            flags[f"turn_{name}"] = int(random.integers(0, 2))
+            seen = array.swapaxes(-1, -2) if flags[f"turn_{name}"] else array
+            order = random.permutation(array.ndim)
+            flags[f"view_{name}"] = view(order) if random.random() < 0.5 else 0
+            lie.append(np.ascontiguousarray(seen.transpose(np.argsort(order)) if flags[f"view_{name}"] else seen))
+        exact = alpha * (a.astype("d") @ b.astype("d"))
+        scale = abs(alpha) * (np.abs(a).astype("d") @ np.abs(b).astype("d"))
+        order = random.permutation(exact.ndim)
+        flags["view_y"] = view(order) if random.random() < 0.5 else 0
+        biased = bool(random.random() < 0.3)
+        if biased:
+            lie.append(draw(random, n))
+            exact, scale = exact + lie[-1], scale + np.abs(lie[-1])
+        case = (seed, a.shape, b.shape, flags, biased)
+        last = exact.ndim - 1
+        if flags["view_y"]:
+            exact, scale = exact.transpose(order), scale.transpose(order)
+            if order[-1] < last - 1 or (biased and order[-1] != last):
+                refused += 1
+                if exact.size and min(exact.shape) > 1:
+                    with pytest.raises(InvalidArgument):
+                        compute("Product", *lie, library=library, **flags)
+                continue
+        (y,) = compute("Product", *lie, library=library, **flags)
+        near(y, exact, scale, 4 + 2 * math.sqrt(k), case)
+    assert 100 < refused < 500
+
+
+def spread(random: Random, dims: list[int]) -> list[int]:
+    """A shape that is spread over the dims, or leaves out the first ones."""
+    made = [1 if random.random() < 0.3 else n for n in dims]
+    return made[int(random.choice([0, 0, len(dims) - 1])) :]
+
+
+def softmax(scores: Array) -> Array:
+    grown = np.exp(scores - scores.max(-1, keepdims=True))
+    return np.asarray(grown / grown.sum(-1, keepdims=True))
+
+
+def shape(random: Random, axes: int, *, width: int | None = None) -> list[int]:
+    """Rows of a width."""
+    rows = [int(random.choice([0, 1, 2, 3, 5, 9, 30])) for _ in range(axes - 1)]
+    return [*rows, size(random, least=1) if width is None else width]
+
+
+def test_softmax_and_its_gradient(library: Path) -> None:
+    for seed, random in cases():
+        dims = shape(random, int(random.integers(1, 5)))
+        scale, threads = float(random.choice([1.0, 0.125, -2.0])), int(random.integers(1, 3))
+        x = draw(random, *spread(random, dims))
+        masks = [draw(random, *spread(random, dims))] if random.random() < 0.6 else []
+        scores = scale * x.astype("d") + (masks[0] if masks else 0)
+        (y,) = compute("Softmax", x, *masks, library=library, threads=threads, scale=scale)
+        case = (seed, x.shape, [mask.shape for mask in masks], scale)
+        expected = softmax(scores) if scores.size else scores
+        # A rounded score is off by its size, and e^x passes that on.
+        off = 10 + 4 * np.abs(scores).max(initial=0)
+        near(y, expected, 1.0 if scores.shape[-1] == 1 else np.maximum(expected, 1e-30), off + 20, case)
+        dy = draw(random, *scores.shape)
+        (dx,) = compute("SoftmaxGrad", dy, y, library=library, threads=threads, scale=scale)
+        exact = y.astype("d")
+        sums = (dy * exact).sum(-1, keepdims=True)
+        along = scale * exact * (np.abs(dy) + (np.abs(dy) * exact).sum(-1, keepdims=True))
+        near(dx, scale * exact * (dy - sums), along, 8 + 2 * math.sqrt(scores.shape[-1]), case)
+
+
+def test_normalisations_and_their_gradients(library: Path) -> None:
+    for seed, random in cases():
+        dims = shape(random, int(random.integers(1, 5)))
+        width, epsilon = dims[-1], float(random.choice([1e-5, 1e-12, 0.1]))
+        threads, biased = int(random.integers(1, 3)), bool(random.integers(0, 2))
+        x, dy, scale, bias = draw(random, *dims), draw(random, *dims), draw(random, width), draw(random, width)
+        x += np.float32(random.choice([0.0, 0.0, 1.0]))
+        inputs = [x, scale, *([bias] if biased else [])]
+        flags = {"library": library, "threads": threads, "outputs": 3}
+        y, mean, inverse = compute("LayerNormalization", *inputs, **flags, epsilon=epsilon)
+        exact, case = x.astype("d"), (seed, dims, epsilon, biased)
+        average = exact.mean(-1, keepdims=True)
+        near(mean, average, np.abs(exact).mean(-1, keepdims=True), 4 + math.sqrt(width), case)
+        # The rest is held against what was rounded: the mean's error grows with |mean| / deviation.
+        average = mean.astype("d")
+        share = 1 / np.sqrt(np.square(exact - average).mean(-1, keepdims=True) + epsilon)
+        near(inverse, share, share, 8 + math.sqrt(width), case)
+        share = inverse.astype("d")
+        n = (exact - average) * share
+        near(y, n * scale + (bias if biased else 0), np.abs(n * scale) + (np.abs(bias) if biased else 0), 8, case)
+        dx, dscale, dbias = compute("LayerNormalizationGrad", dy, x, scale, mean, inverse, **flags)
+        g, ulps = dy.astype("d") * scale, 8 + 2 * math.sqrt(width)
+        across, along = g.mean(-1, keepdims=True), (g * n).mean(-1, keepdims=True)
+        sizes = np.abs(g) + np.abs(g).mean(-1, keepdims=True) + np.abs(n) * np.abs(g * n).mean(-1, keepdims=True)
+        near(dx, (g - across - n * along) * share, sizes * share, ulps, case)
+        rows = 8 + 2 * math.sqrt(math.prod(dims[:-1]))
+        for found, terms in ((dscale, dy.astype("d") * n), (dbias, dy.astype("d"))):
+            terms = terms.reshape(-1, width)
+            near(found, terms.sum(0), np.abs(terms).sum(0), rows, case)
+
+
+def test_sums_over_rows(library: Path) -> None:
+    for seed, random in cases():
+        dims = shape(random, int(random.integers(1, 5)), width=size(random))
+        if random.random() < 0.05:
+            dims[:-1] = [int(random.integers(2000, 5000))]
+        x = draw(random, *dims)
+        one, two = (compute("ColumnSums", x, library=library, threads=threads)[0] for threads in (1, 2))
+        terms = x.astype("d").reshape(math.prod(dims[:-1]), dims[-1])
+        near(one, terms.sum(0), np.abs(terms).sum(0), 4 + 2 * math.sqrt(terms.shape[0]), (seed, dims))
+        assert np.array_equal(one, two), (seed, dims)
+
+
+def test_gelu_and_its_gradient(library: Path) -> None:
+    slope = math.sqrt(2 / math.pi)
+    for seed, random in cases():
+        dims = [size(random) for _ in range(int(random.integers(0, 3)))]
+        x, dy = draw(random, *dims), draw(random, *dims)
+        exact, case = x.astype("d"), (seed, dims)
+        normal = 0.5 * (1 + erf(exact / math.sqrt(2))) if x.size else exact
+        bell = np.exp(-exact * exact / 2) / math.sqrt(2 * math.pi)
+        inner = np.clip(2 * slope * (exact + 0.044715 * exact**3), -700, 700)
+        logistic = 1 / (1 + np.exp(-inner))
+        rise = logistic * (1 - logistic) * 2 * slope * (1 + 3 * 0.044715 * exact**2)
+        for approximate, below, slant in ((0, normal, bell), (1, logistic, rise)):
+            (y,) = compute("Gelu", x, library=library, approximate=approximate)
+            near(y, exact * below, np.minimum(np.abs(exact), 5), 12, case)
+            (dx,) = compute("GeluGrad", dy, x, library=library, approximate=approximate)
+            near(dx, dy * (below + exact * slant), np.abs(dy), 40, case)
+
+
+def test_cross_entropy_and_its_gradient(library: Path) -> None:
+    for seed, random in cases():
+        rows, classes = int(random.choice([0, 1, 2, 7, 64, 300])), size(random, least=1)
+        scores, dloss = draw(random, rows, classes), np.float32(random.choice([1.0, 0.01, -2.0]))
+        labels, ignored = random.integers(0, classes, rows), int(random.choice([-100, 0, -(2**63)]))
+        labels[random.random(rows) < 0.2] = ignored if ignored > -(2**63) else 0
+        threads, case = int(random.integers(1, 3)), (seed, rows, classes, ignored)
+        flags = {"library": library, "threads": threads, "ignore": ignored}
+        loss, made = compute("CrossEntropy", labels, scores, outputs=2, **flags)
+        exact = scores.astype("d")
+        exact = exact - exact.max(-1, keepdims=True)
+        exact -= np.log(np.exp(exact).sum(-1, keepdims=True))
+        largest = np.abs(scores).max(-1, keepdims=True) + np.abs(exact) + 1
+        near(made, exact, largest, 16, case)
+        counted = np.flatnonzero(labels != ignored)
+        terms = -made.astype("d")[counted, labels[counted]]
+        near(loss, np.asarray(terms.sum()), np.abs(terms).sum(), 2, case)
+        expected = np.zeros((rows, classes))
+        expected[counted] = dloss * np.exp(made.astype("d")[counted])
+        expected[counted, labels[counted]] -= dloss
+        (dx,) = compute("CrossEntropyGrad", labels, np.asarray(dloss), made, **flags)
+        near(dx, expected, np.abs(dloss), 8, case)
+        assert not dx[labels == ignored].any(), case
+
+
+def test_gradients_of_tables(library: Path) -> None:
+    for seed, random in cases():
+        height, width = size(random, least=1), size(random)
+        dims = [int(random.choice([0, 1, 3, 20])) for _ in range(int(random.integers(0, 4)))]
+        indices, gradient = random.integers(-height, height, dims), draw(random, *dims, width)
+        expected, sizes = np.zeros((height, width)), np.zeros((height, width))
+        np.add.at(expected, indices, gradient)
+        np.add.at(sizes, indices, np.abs(gradient))
+        one, two = (
+            compute("TableGrad", np.array([height, width]), indices, gradient, library=library, threads=threads)[0]
+            for threads in (1, 2)
+        )
+        near(one, expected, sizes, 2 + 2 * math.sqrt(max(indices.size, 1)), (seed, height, width, dims))
+        assert np.array_equal(one, two), (seed, height, width, dims)
+
+
+def test_steps_of_adam(library: Path) -> None:
+    for seed, random in cases():
+        count = int(random.choice([0, 1, size(random), 16384 + size(random)]))
+        w, g, m = (draw(random, count) for _ in range(3))
+        v = np.square(draw(random, count))
+        betas = float(random.choice([0.0, 0.9, 0.99])), float(random.choice([0.0, 0.999, 0.95]))
+        epsilon, decay = float(random.choice([1e-8, 1e-3])), float(random.choice([0.0, 0.1]))
+        t, rate = int(random.choice([1, 2, 1000, 10**7])), float(random.choice([1e-4, 0.1, 0.0]))
+        flags = {"beta_1": betas[0], "beta_2": betas[1], "epsilon": epsilon, "decay": decay}
+        inputs = (np.array([t]), np.array([rate], np.float32), w, g, m, v)
+        found = compute("Adam", *inputs, outputs=3, library=library, threads=int(random.integers(1, 3)), **flags)
+        one, two, floor, shrink, rate = (float(np.float32(f)) for f in (*betas, epsilon, decay, rate))
+        ms, vs = one * m.astype("d"), two * v.astype("d")
+        new_m, new_v = ms + (1 - one) * g, vs + (1 - two) * g.astype("d") ** 2
+        change = rate * (new_m / (1 - one**t)) / (np.sqrt(new_v / (1 - two**t)) + floor)
+        size_of = np.abs(ms) + (1 - one) * np.abs(g)
+        case = (seed, count, flags, t, rate)
+        near(found[0], new_m, size_of, 4, case)
+        near(found[1], new_v, new_v, 8, case)
+        moved = np.abs(w) + rate * (size_of / (1 - one**t)) / (np.sqrt(new_v / (1 - two**t)) + floor)
+        near(found[2], w * (1 - rate * shrink) - change, moved, 16, case)
+
+
+@pytest.mark.parametrize("operator", ["Gelu", "Softmax", "ColumnSums"])
+def test_tensors_of_no_or_eight_axes(library: Path, operator: str) -> None:
+    """The most axes that the kernels take; a scalar where there is no last axis to speak of."""
+    x = np.random.default_rng(0).standard_normal((2, 1, 3, 1, 2, 1, 2, 5)).astype(np.float32)
+    attributes: dict[str, Any] = {"Gelu": {"approximate": 0}, "Softmax": {"scale": 1.0}}.get(operator, {})
+    reference: dict[str, Callable[[Array], Array]] = {
+        "Gelu": lambda x: x * 0.5 * (1 + erf(x / math.sqrt(2))),
+        "Softmax": softmax,
+        "ColumnSums": lambda x: np.asarray(x.reshape(-1, 5).sum(0)),
+    }
+    (y,) = compute(operator, x, library=library, **attributes)
+    near(y, reference[operator](x.astype("d")), 5.0, 12, operator)
+    if operator != "Gelu":
+        with pytest.raises(InvalidArgument, match="scalar"):
+            compute(operator, np.array(1, np.float32), library=library, **attributes)
