@@ -99,6 +99,24 @@ def test_opsets_that_onnx_runtime_knows(opset: int) -> None:
     np.testing.assert_allclose(run(ready, X), run(original, X), rtol=1e-6)
 
 
+def test_a_transpose_that_moves_nothing_is_gone() -> None:
+    """ONNX Runtime's optimiser takes any Transpose before a Gemm for one that swaps the axes: y is wrong with it."""
+    weights = {"w": RNG.normal(size=(4, 4)).astype(np.float32), "b": RNG.normal(size=4).astype(np.float32)}
+    x = RNG.normal(size=(4, 4)).astype(np.float32)
+    nodes = [
+        helper.make_node("Transpose", ["w"], ["same"], "same", perm=[0, 1]),
+        helper.make_node("Transpose", ["same"], ["again"], "again", perm=[0, 1]),
+        helper.make_node("Gemm", ["x", "again", "b"], ["h"], "gemm"),
+        helper.make_node("Transpose", ["h"], ["y"], "last", perm=[0, 1]),
+    ]
+    described = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [4, 4]) for name in ("x", "y")]
+    tensors = [numpy_helper.from_array(array, name) for name, array in weights.items()]
+    graph = helper.make_graph(nodes, "graph", described[:1], described[1:], tensors)
+    ready, _ = prepare(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9))
+    assert [node.op_type for node in ready.graph.node] == ["Gemm", "Identity"]
+    np.testing.assert_allclose(run(ready, x), x @ weights["w"] + weights["b"], rtol=1e-5, atol=1e-6)
+
+
 def test_split_by_count_in_an_opset_without(tmp_path: Path) -> None:
     """What torch's dynamo exporter writes for opset 17."""
     split = helper.make_node("Split", ["x"], ["a", "b"], "split", axis=3, num_outputs=2)

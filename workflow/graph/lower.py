@@ -49,6 +49,7 @@ def prepare(model: onnx.ModelProto, where: str = "model") -> tuple[onnx.ModelPro
     tidy.pad_before_pooling(copy)
     tidy.constants_to_initializers(copy)
     fold_integers(copy)
+    tidy.drop_transposes_that_move_nothing(copy)
     notes += tidy.resolve_aliases(copy)
     notes += tidy.tie_transposed_copies(copy)
     tidy.drop_unused(copy)

@@ -89,6 +89,26 @@ def pad_before_pooling(model: onnx.ModelProto) -> None:
     replace_nodes(model.graph, nodes)
 
 
+def drop_transposes_that_move_nothing(model: onnx.ModelProto) -> None:
+    """Lets everything read what such a Transpose reads, in place.
+
+    ONNX Runtime's GemmTransposeFusion takes each Transpose before a Gemm for one that swaps the axes.
+    """
+    outputs = {value.name for value in model.graph.output}
+    source: dict[str, str] = {}
+    kept = []
+    for node in model.graph.node:
+        order = list(attributes_of(node).get("perm", ())) if node.op_type == "Transpose" and node.domain == "" else []
+        if not order or order != sorted(order):
+            kept.append(node)
+        elif node.output[0] in outputs:
+            kept.append(helper.make_node("Identity", node.input, node.output, node.name))
+        else:
+            source[node.output[0]] = source.get(node.input[0], node.input[0])
+    _rename_reads(kept, source)
+    replace_nodes(model.graph, kept)
+
+
 def resolve_aliases(model: onnx.ModelProto) -> list[str]:
     """Lets everything read a weight itself, not an Identity of it, in place; returns log lines.
 
