@@ -34,6 +34,7 @@ from ortflow.workflow.checkpoint.store import DirectoryStore
 from ortflow.workflow.checkpoint.writer import Writer, specs
 from ortflow.workflow.device.cpu import CpuDevice, HostBuffer
 from ortflow.workflow.layout import FlatIndex, Tensor
+from ortflow.workflow.progress import Progress
 
 CHUNK = 8 << 20
 WARM_UP = 3
@@ -73,7 +74,8 @@ class State:
         """Finish the save of a step."""
         status = self.writer.wait()
         assert status.record is not None, status.reason
-        commit(self.store, step, 0, [status.record], buffers=specs(self.buffers), index=self.index, progress={})
+        progress = Progress(step=step).to_json()
+        commit(self.store, step, 0, [status.record], buffers=specs(self.buffers), index=self.index, progress=progress)
 
 
 def throughput(state: State, rounds: int) -> None:

@@ -6,6 +6,9 @@ import hashlib
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
+REQUIRED = ("step", "updates", "epoch", "sample")
+"""Without these, trained parameters would start again at the first sample or the first bias correction."""
+
 
 @dataclass
 class Progress:
@@ -34,9 +37,28 @@ class Progress:
 
     @classmethod
     def from_json(cls, record: dict[str, Any]) -> Progress:
-        """What `to_json` wrote; fields of a later version are passed over."""
-        names = {field.name for field in fields(cls)}
-        return cls(**{key: value for key, value in record.items() if key in names})
+        """What `to_json` wrote; fields of a later version are passed over, those of an earlier one take defaults.
+
+        Raises ValueError with the reason where it cannot be that.
+        """
+        missing = [name for name in REQUIRED if name not in record]
+        if missing:
+            raise ValueError(f"lacks progress.{missing[0]}")
+        types = {field.name: str(field.type) for field in fields(cls)}
+        known = {name: value for name, value in record.items() if name in types}
+        for name, value in known.items():
+            if not _is(types[name], value):
+                raise ValueError(f"has {value!r} for progress.{name}")
+        return cls(**known)
+
+
+def _is(declared: str, value: Any) -> bool:
+    """Whether a value has the type of a field: a count, a flag, or a number that may be missing."""
+    if declared == "int":
+        return type(value) is int and value >= 0
+    if declared == "bool":
+        return type(value) is bool
+    return value is None or type(value) in (int, float)
 
 
 def dropout_seed(seed: int, step: int, place: int) -> int:

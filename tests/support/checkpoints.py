@@ -19,6 +19,11 @@ from ortflow.workflow.layout import FlatIndex, Tensor
 INDEX = FlatIndex.place([Tensor("weight", (5, 7), "decay"), Tensor("bias", (3,), "no_decay")])
 
 
+def progress_of(step: int, **more: Any) -> dict[str, Any]:
+    """The least that a manifest says of a run's progress, and more."""
+    return {"step": step, "updates": step, "epoch": 0, "sample": 0, **more}
+
+
 def state(seed: int, count: int = INDEX.size) -> dict[str, HostBuffer]:
     """Buffers of random values: parameters, a moment of the trained ones, counters of another type."""
     random = np.random.default_rng(seed)
@@ -35,17 +40,17 @@ def save(
     buffers: Mapping[str, HostBuffer],
     world_size: int = 2,
     attempt: int = 0,
-    progress: Mapping[str, Any] | None = None,
+    **progress: Any,
 ) -> Manifest:
-    """A committed checkpoint of `world_size` ranks."""
+    """A committed checkpoint of `world_size` ranks; `progress` is what it says of it beside the counters."""
     writers = [Writer(store, buffers, rank=rank, world_size=world_size, attempt=attempt) for rank in range(world_size)]
     for writer in writers:
         writer.start(step, urgent=True)
     statuses = [writer.wait() for writer in writers]
     records = [status.record for status in statuses if status.record is not None]
     assert len(records) == world_size, statuses
-    progress = {"step": step} if progress is None else progress
-    return commit(store, step, attempt, records, buffers=specs(buffers), index=INDEX, progress=progress)
+    said = progress_of(step, **progress)
+    return commit(store, step, attempt, records, buffers=specs(buffers), index=INDEX, progress=said)
 
 
 def same(loaded: Mapping[str, Any], buffers: Mapping[str, HostBuffer]) -> bool:

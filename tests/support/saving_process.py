@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 
 import numpy as np
+from checkpoints import progress_of
 
 from ortflow.workflow.checkpoint.commit import SaveFailed, commit
 from ortflow.workflow.checkpoint.retain import prune
@@ -44,7 +45,7 @@ def main(folder: str, first: int, limit: int | None) -> None:
             continue
         records = [status.record for status in statuses if status.record is not None]
         try:
-            commit(store, step, first, records, buffers=specs(buffers), index=index, progress={"step": step})
+            commit(store, step, first, records, buffers=specs(buffers), index=index, progress=progress_of(step))
         except SaveFailed as error:
             print("failed", error, flush=True)
             continue

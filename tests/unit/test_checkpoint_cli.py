@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from checkpoints import INDEX, save, state
+from checkpoints import INDEX, progress_of, save, state
 from typer.testing import CliRunner, Result
 
 from ortflow.cli.checkpoint import app
@@ -25,7 +25,7 @@ def store(tmp_path: Path) -> DirectoryStore:
     (run / "run.yaml").write_text("name: small\ncheckpoint: {directory: saved, every_steps: 10}\n")
     store = DirectoryStore(run / "saved")
     for step in (10, 20, 30):
-        save(store, step, state(step), progress={"epoch": step // 10})
+        save(store, step, state(step), epoch=step // 10)
     return store
 
 
@@ -53,7 +53,7 @@ def test_list(store: DirectoryStore) -> None:
     first, second, third = json.loads(call("list", store.path, "--json").stdout)
     assert first["committed"]
     assert first["reason"] is None
-    assert first["progress"] == {"epoch": 1}
+    assert first["progress"] == progress_of(10, epoch=1)
     assert first["world_size"] == 2
     assert not second["committed"]
     assert not third["committed"]
@@ -103,7 +103,7 @@ def test_show(store: DirectoryStore) -> None:
     assert "progress  epoch: 2" in lines
     assert lines[-2:] == ["  weight  5x7  decay  at 0", "  bias  3  no_decay  at 64"]
     told = json.loads(call("show", store.path, "--step", "10", "--json").stdout)
-    assert told["progress"] == {"epoch": 1}
+    assert told["progress"] == progress_of(10, epoch=1)
     assert told["tensors"] == INDEX.to_json()
     assert [file["name"] for file in told["files"]] == ["rank-0000.safetensors", "rank-0001.safetensors"]
 

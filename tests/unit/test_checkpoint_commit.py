@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from checkpoints import INDEX, Rejections, same, save, state
+from checkpoints import INDEX, Rejections, progress_of, same, save, state
 from trees import tree
 
 from ortflow.workflow import owned
@@ -41,7 +41,7 @@ def written(store: DirectoryStore, step: int, attempt: int = 0) -> list[FileReco
 
 
 def commit_new(store: DirectoryStore, step: int, records: list[FileRecord]) -> None:
-    commit(store, step, 0, records, buffers=specs(NEW), index=INDEX, progress={})
+    commit(store, step, 0, records, buffers=specs(NEW), index=INDEX, progress=progress_of(step))
 
 
 def test_nothing_else_is_left(tmp_path: Path) -> None:

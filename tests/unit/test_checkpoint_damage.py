@@ -7,13 +7,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from checkpoints import INDEX, Rejections, changed, same, save, state
+from checkpoints import INDEX, Rejections, changed, progress_of, same, save, state
 
 from ortflow.workflow.checkpoint.load import load, load_newest
-from ortflow.workflow.checkpoint.manifest import Damaged, FileRecord, Manifest, decode, mark
+from ortflow.workflow.checkpoint.manifest import Damaged, FileRecord, Manifest, decode, digest, mark
 from ortflow.workflow.checkpoint.store import DirectoryStore
 from ortflow.workflow.checkpoint.tensors import BufferSpec, file_layout
 from ortflow.workflow.checkpoint.verify import newest_whole, verify
+from ortflow.workflow.progress import REQUIRED
 
 OLD, NEW = state(1), state(2)
 FILES = ("COMMITTED", "manifest.json", "rank-0000.safetensors", "rank-0001.safetensors")
@@ -172,7 +173,7 @@ def test_no_memory_is_taken_for_what_is_not_there(store: DirectoryStore) -> None
     buffers = {"parameters": BufferSpec("F32", 1 << 50)}
     size = file_layout(buffers, 0, 1).size
     files = (FileRecord("rank-0000.safetensors", size, "xxh3_128:0"),)
-    claim(store, Manifest(20, 1, buffers, INDEX, {}, files, 0.0))
+    claim(store, Manifest(20, 1, buffers, INDEX, progress_of(20), files, 0.0))
     assert_passed_over(store, "rank-0000.safetensors")
     os.truncate(store.place(20) / "manifest.json", 1 << 40)
     assert_passed_over(store, "manifest.json")
@@ -185,8 +186,53 @@ def test_no_memory_is_taken_for_what_is_not_there(store: DirectoryStore) -> None
 def test_files_that_do_not_hold_the_buffers(store: DirectoryStore, name: str, size: int) -> None:
     buffers = {"parameters": BufferSpec("F32", 64)}
     size = size or file_layout(buffers, 0, 1).size
-    claim(store, Manifest(20, 1, buffers, INDEX, {}, (FileRecord(name, size, "xxh3_128:0"),), 0.0))
+    claim(store, Manifest(20, 1, buffers, INDEX, progress_of(20), (FileRecord(name, size, "xxh3_128:0"),), 0.0))
     assert_passed_over(store, "manifest.json")
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        *[("progress", wrong) for wrong in ([], None, "{}", 7, {}, {"step": 20})],
+        *[(f"progress.{name}", wrong) for name in REQUIRED for wrong in ("20", 20.0, True, None, -1, [20])],
+        ("progress.step", 0),
+        ("progress.stopped_early", 0),
+        ("progress.best_metric", "0.5"),
+        ("step", 20.0),
+        ("step", "20"),
+        ("world_size", True),
+        ("world_size", 2.0),
+        ("time", None),
+        *[("buffers", wrong) for wrong in ([], None, {"parameters": None}, {"parameters": {"dtype": "F32"}})],
+        *[("buffers.parameters.dtype", wrong) for wrong in ("F31", ["F32"], None)],
+        *[("buffers.parameters.count", wrong) for wrong in (-64, 64.0, "64", True)],
+        *[("files", wrong) for wrong in ({}, None, [None, None], [{}, {}])],
+        *[("index", wrong) for wrong in ({}, None, [None], [{"name": "weight"}])],
+        *[("index.0.shape", wrong) for wrong in (35, [5, -7], ["5", 7], None)],
+        *[("index.0.group", wrong) for wrong in ("other", [], None)],
+        *[("index.0.offset", wrong) for wrong in (-1, 0.0, None)],
+        ("index.0.name", 5),
+    ],
+)
+def test_what_is_of_another_type_is_damage_although_its_hash_is_right(
+    store: DirectoryStore, key: str, value: object
+) -> None:
+    """Read as nothing, a progress would begin again at step 0, with trained parameters."""
+    path = store.place(20) / "manifest.json"
+    body = json.loads(path.read_bytes())
+    del body["hash"]
+    *parents, last = key.split(".")
+    place = body
+    for parent in parents:
+        place = place[int(parent) if isinstance(place, list) else parent]
+    place[last] = value
+    text = json.dumps(body, separators=(",", ":"))
+    data = f'{text[:-1]},"hash":"{digest(text.encode())}"}}'.encode()
+    path.write_bytes(data)
+    (store.place(20) / "COMMITTED").write_bytes(mark(data))
+    assert_passed_over(store, "manifest.json")
+    (fault,) = verify(store, 20)
+    assert key.split(".")[0] in fault.reason or key == "step"
 
 
 @pytest.mark.parametrize("data", [b"", b"\0" * 50, b"[]", b'{"a":1}', b"[" * 100_000, b"\xff\xfe", b"null"])

@@ -1,10 +1,11 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
-from checkpoints import INDEX, Rejections, same, save, state
+from checkpoints import INDEX, Rejections, progress_of, same, save, state
 from safetensors.numpy import load_file
 
 from ortflow.workflow.checkpoint.load import load, load_newest
@@ -55,10 +56,16 @@ def test_data_starts_on_a_page_and_tensors_are_aligned() -> None:
 
 def test_manifest_brings_back_index_and_progress(tmp_path: Path) -> None:
     store = DirectoryStore(tmp_path)
-    progress = {"epoch": 3, "sample": 1 << 60, "loss": 0.1, "best": float("inf"), "état": ["\ud800", None, True]}
-    save(store, 12, state(0), 2, progress=progress)
+    progress: dict[str, Any] = {
+        "epoch": 3,
+        "sample": 1 << 60,
+        "loss": 0.1,
+        "best": float("inf"),
+        "état": ["\ud800", None, True],
+    }
+    save(store, 12, state(0), 2, **progress)
     manifest = read_manifest(store, 12)
-    assert manifest.progress == progress
+    assert manifest.progress == progress_of(12, **progress)
     assert manifest.index.to_json() == INDEX.to_json()
     assert [file.name for file in manifest.files] == ["rank-0000.safetensors", "rank-0001.safetensors"]
     assert manifest.size == sum((store.place(12) / file.name).stat().st_size for file in manifest.files)

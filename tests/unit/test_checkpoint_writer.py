@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 import pytest
-from checkpoints import INDEX, same, save, state
+from checkpoints import INDEX, progress_of, same, save, state
 
 from ortflow.workflow.checkpoint import writer as module
 from ortflow.workflow.checkpoint.commit import commit
@@ -44,7 +44,7 @@ class FailingBuffer(SlowBuffer):
 
 def finish(store: DirectoryStore, step: int, status: Status, buffers: dict[str, HostBuffer]) -> None:
     assert status.record is not None, status
-    commit(store, step, 0, [status.record], buffers=specs(buffers), index=INDEX, progress={})
+    commit(store, step, 0, [status.record], buffers=specs(buffers), index=INDEX, progress=progress_of(step))
 
 
 def test_what_is_saved_is_the_state_at_the_start(tmp_path: Path) -> None:

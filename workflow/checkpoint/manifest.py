@@ -6,19 +6,21 @@ Written by `commit`, read by `verify`. Pure: bytes in, bytes out.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import xxhash
 
-from ortflow.workflow.checkpoint.tensors import BufferSpec
+from ortflow.workflow.checkpoint.tensors import ITEM_SIZES, BufferSpec
 from ortflow.workflow.errors import OrtflowError
-from ortflow.workflow.layout import FlatIndex
+from ortflow.workflow.layout import GROUPS, FlatIndex
 
 FORMAT = "ortflow-checkpoint"
 VERSION = 1
+
+_Fits = Callable[[Any], bool]
 
 
 class Damaged(OrtflowError):
@@ -40,7 +42,7 @@ class FileRecord:
 
 @dataclass(frozen=True)
 class Manifest:
-    """A checkpoint's description; `progress` is the trainer's own and opaque here."""
+    """A checkpoint's description; `progress` is what `ortflow.workflow.progress` makes of it."""
 
     step: int
     world_size: int
@@ -86,18 +88,80 @@ def decode(data: bytes) -> Manifest:
         raise ValueError("does not agree with its own hash")
     if body.get("version") != VERSION:
         raise ValueError(f"has format version {body.get('version')}, this ortflow reads {VERSION}")
-    try:
-        return Manifest(
-            step=body["step"],
-            world_size=body["world_size"],
-            buffers={name: BufferSpec(**spec) for name, spec in body["buffers"].items()},
-            index=FlatIndex.from_json(body["index"]),
-            progress=body["progress"],
-            files=tuple(FileRecord(**file) for file in body["files"]),
-            time=body["time"],
-        )
-    except (KeyError, TypeError, AttributeError) as error:
-        raise ValueError(f"lacks something: {error}") from None
+    _check_types(body)
+    return Manifest(
+        step=body["step"],
+        world_size=body["world_size"],
+        buffers={name: BufferSpec(**spec) for name, spec in body["buffers"].items()},
+        index=FlatIndex.from_json(body["index"]),
+        progress=body["progress"],
+        files=tuple(FileRecord(**file) for file in body["files"]),
+        time=body["time"],
+    )
+
+
+def _check_types(body: dict[str, Any]) -> None:
+    """Every key that `encode` writes is there and of its type: a right hash proves only that nothing changed since.
+
+    What the values mean together is for `verify` to judge. Raises ValueError with the key.
+    """
+    for key, fits in _BODY.items():
+        _check(key, body, fits)
+    for name, spec in body["buffers"].items():
+        _check_fields(f"buffers.{name}", spec, _BUFFER)
+    for key, shape in (("files", _FILE), ("index", _ENTRY)):
+        for place, row in enumerate(body[key]):
+            _check_fields(f"{key}.{place}", row, shape)
+
+
+def _check_fields(where: str, record: object, shape: Mapping[str, _Fits]) -> None:
+    if not isinstance(record, dict) or record.keys() != shape.keys():
+        raise ValueError(f"has not the keys {', '.join(shape)} in {where}")
+    for key, fits in shape.items():
+        _check(key, record, fits, f"{where}.")
+
+
+def _check(key: str, record: dict[str, Any], fits: _Fits, where: str = "") -> None:
+    if key not in record:
+        raise ValueError(f"lacks {where}{key}")
+    if not fits(record[key]):
+        raise ValueError(f"has {_short(record[key])} for {where}{key}")
+
+
+def _short(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 40 else f"{text[:37]}..."
+
+
+def _is_count(value: object) -> bool:
+    return type(value) is int and value >= 0
+
+
+def _is_text(value: object) -> bool:
+    return isinstance(value, str)
+
+
+def _is_shape(value: object) -> bool:
+    return isinstance(value, list) and all(map(_is_count, value))
+
+
+_BODY: Mapping[str, _Fits] = {
+    "step": _is_count,
+    "world_size": _is_count,
+    "time": lambda value: type(value) in (int, float),
+    "buffers": lambda value: isinstance(value, dict),
+    "files": lambda value: isinstance(value, list),
+    "index": lambda value: isinstance(value, list),
+    "progress": lambda value: isinstance(value, dict),
+}
+_BUFFER: Mapping[str, _Fits] = {"dtype": lambda value: _is_text(value) and value in ITEM_SIZES, "count": _is_count}
+_FILE: Mapping[str, _Fits] = {"name": _is_text, "size": _is_count, "hash": _is_text}
+_ENTRY: Mapping[str, _Fits] = {
+    "name": _is_text,
+    "shape": _is_shape,
+    "group": lambda value: value in GROUPS,
+    "offset": _is_count,
+}
 
 
 def digest(data: bytes) -> str:

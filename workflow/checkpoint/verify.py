@@ -16,6 +16,7 @@ import xxhash
 from ortflow.workflow.checkpoint.manifest import Damaged, FileRecord, Manifest, decode, finished, mark
 from ortflow.workflow.checkpoint.store import MANIFEST, MARKER, CheckpointStore
 from ortflow.workflow.checkpoint.tensors import file_layout, file_name
+from ortflow.workflow.progress import Progress
 
 CHUNK = 4 << 20
 """Bytes read and hashed at once."""
@@ -104,6 +105,9 @@ def newest_whole(store: CheckpointStore, on_reject: OnReject | None = None) -> i
 def _check_sense(manifest: Manifest, step: int) -> None:
     if manifest.step != step:
         raise ValueError(f"is that of step {manifest.step}")
+    reached = Progress.from_json(dict(manifest.progress)).step
+    if reached != step:
+        raise ValueError(f"has the progress of step {reached}")
     try:
         expected = [
             (file_name(rank), file_layout(manifest.buffers, rank, len(manifest.files)).size)
