@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ortflow.export_optimize import optimize
+from ortflow.export_trace import trace
 from ortflow.workflow.errors import UserError
 from ortflow.workflow.graph.head import check_model_to_train
 from ortflow.workflow.graph.origin import STACK, user_line
@@ -30,9 +31,6 @@ from ortflow.workflow.rundir import sync_directory, write_atomically
 
 if TYPE_CHECKING:
     import torch
-
-OPSET = 18
-"""Newer ones have operators whose gradient ONNX Runtime computes slightly wrong (Gelu, from 20 on)."""
 
 EXTERNAL_DATA_BYTES = 1_500_000_000
 """A protobuf message ends at 2 GiB: weights beyond this go to a file of their own beside the model."""
@@ -77,7 +75,7 @@ def export_for_training(
     with _in_training_mode(module):
         for message in _not_in_onnx(module):
             warnings.warn(message, stacklevel=2)
-        program = _export(module, args, kwargs, input_names, output_names, dynamic_shapes or None)
+        program = trace(module, args, kwargs, input_names, output_names, dynamic_shapes or None)
     changed = set(program.exported_program.graph_signature.buffers_to_mutate.values()) - _statistics(module)
     for name in sorted(changed - _counters(module)):
         warnings.warn(f"buffer {name!r} changes in forward: in the ONNX model it keeps its value", stacklevel=2)
@@ -187,46 +185,6 @@ def _not_in_onnx(module: torch.nn.Module) -> Iterator[str]:
                 f"{name!r} has padding_idx={part.padding_idx}, which ONNX cannot say: PyTorch gives that row no"
                 " gradient, the ONNX model trains it"
             )
-
-
-def _export(
-    module: torch.nn.Module,
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-    input_names: Sequence[str] | None,
-    output_names: Sequence[str] | None,
-    dynamic_shapes: Any,
-) -> Any:
-    import torch
-    from torch.nn.attention import SDPBackend, sdpa_kernel
-    from torch.onnx import OnnxExporterError
-
-    try:
-        # Fused attention leaves strides that make `contiguous` a no-op, and so vanish, where ONNX needs it.
-        with warnings.catch_warnings(), sdpa_kernel(SDPBackend.MATH):
-            warnings.simplefilter("ignore")  # PyTorch's own internals, and that this is training mode
-            return torch.onnx.export(
-                module,
-                args,
-                kwargs=kwargs,
-                dynamo=True,
-                opset_version=OPSET,
-                optimize=False,
-                verbose=False,
-                input_names=input_names,
-                output_names=output_names,
-                dynamic_shapes=dynamic_shapes,
-            )
-    except (OnnxExporterError, ValueError) as error:
-        cause: BaseException = error
-        while cause.__cause__ is not None:
-            cause = cause.__cause__
-        lines = [line.strip() for line in str(cause).splitlines() if line.strip()] or [type(cause).__name__]
-        reason = " ".join(lines[:2]) if lines[0].endswith(":") else lines[0]
-        raise UserError(
-            f"PyTorch cannot export {type(module).__name__}: {reason}",
-            fix="mend its forward, or fix the shapes with dynamic_shapes={} if a varying batch is what fails",
-        ) from error
 
 
 def _statistics(module: torch.nn.Module, *, fixed: bool = False) -> set[str]:

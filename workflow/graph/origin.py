@@ -47,9 +47,14 @@ def user_line(stack: str) -> tuple[str, int] | None:
     """File name without folders, and line, of the innermost place in `stack` that is not PyTorch's own."""
     frames = _FRAME.findall(stack[-_MOST:])
     for path, line in reversed(frames):
-        if not _LIBRARY.search(path):
+        if not is_pytorch(path):
             return re.split(r"[/\\]", path)[-1], int(line)
     return None
+
+
+def is_pytorch(path: str) -> bool:
+    """Whether a source file is one of PyTorch's own."""
+    return _LIBRARY.search(path) is not None
 
 
 def inherit(made: Iterable[onnx.NodeProto], node: onnx.NodeProto) -> None:

@@ -1,0 +1,98 @@
+"""Why PyTorch cannot export a module, in a sentence that names the user's own line and what helps.
+
+Called by `ortflow.export_trace` with what `torch.onnx.export` raised. PyTorch's own message is a page of text around an
+exception of its own, which is the one that says something.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from traceback import walk_tb
+from types import CodeType, FrameType
+
+from ortflow.workflow.errors import UserError
+from ortflow.workflow.graph.origin import is_pytorch, user_line
+
+_DECIDE = "make the decision with torch.where, or let it depend on shapes and Python numbers only"
+_HELP = (
+    ("grouped_mm", 'set module.config._experts_implementation = "batched_mm"'),
+    ("DynamicCache|EncoderDecoderCache|past_key_values", "set module.config.use_cache = False"),
+    ("PackedSequence", "give the RNN the padded batch, and leave the padding out in the loss or with torch.where"),
+    (
+        "conflicts between user-specified|Constraints violated|marked .* as dynamic",
+        "keep forward from fixing its size, or fix all sizes with dynamic_shapes={}",
+    ),
+    ("data-dependent|DataDependent|DynamicOutputShape", _DECIDE),
+    ("No ONNX function found|No decompositions registered", "replace the operator by others in forward"),
+)
+"""What PyTorch says somewhere, or the name of a value at hand -> what helps. The first that fits counts."""
+_GENERAL = "change its forward, or fix the shapes with dynamic_shapes={} if a varying batch is what fails"
+
+_FIXED = re.compile(r"inferred a static shape of (\d+) for dimension inputs\['?(\w+)'?\]\.shape\[(\d+)\]")
+_MISSING = re.compile(r"No ONNX function found for <?(?:OpOverload\(op=')?([\w.]+)")
+
+
+def refusal(module: str, error: BaseException) -> UserError:
+    """The error to raise for what `torch.onnx.export` raised, for a module of the class `module`."""
+    chain = list(_chain(error))
+    cause = chain[-1]
+    frames = [(frame, line) for each in chain for frame, line in walk_tb(each.__traceback__)]
+    said = [f"{type(each).__name__} {each}" for each in chain[1:] or chain]
+    at_hand = {type(value).__name__ for frame, _ in frames for value in list(frame.f_locals.values())}
+    everything = "\n".join([*said, *sorted(at_hand & {"PackedSequence", "DynamicCache", "EncoderDecoderCache"})])
+    fix = next((fix for pattern, fix in _HELP if re.search(pattern, everything)), _GENERAL)
+    place = _own_place(frames)
+    return UserError(f"PyTorch cannot export {module}: {_in_short(cause)}{f', at {place}' if place else ''}", fix=fix)
+
+
+def _chain(error: BaseException) -> Iterator[BaseException]:
+    """The error and what caused it, the first cause last."""
+    each: BaseException | None = error
+    seen: set[int] = set()
+    while each is not None and id(each) not in seen:
+        seen.add(id(each))
+        yield each
+        each = each.__cause__ or (None if each.__suppress_context__ else each.__context__)
+
+
+def _in_short(cause: BaseException) -> str:
+    """What an exception says, in our words where it is one that PyTorch words for its own developers."""
+    text, kind = str(cause), type(cause).__name__
+    fixed, missing = _FIXED.search(text), _MISSING.search(text)
+    if fixed:
+        return "axis {2} of input {1!r} varies, but forward works for size {0} only".format(*fixed.groups())
+    if missing:
+        return f"ONNX has no form of {missing[1]}"
+    if kind == "GuardOnDataDependentSymNode":
+        return "it takes a decision by the values of a tensor (data-dependent control flow)"
+    if kind == "DynamicOutputShapeException":
+        return f"the size of what {text} returns depends on values (data-dependent shape)"
+    lines = [line.strip() for line in text.splitlines() if line.strip()] or [kind]
+    said = " ".join(lines[:2]) if lines[0].endswith(":") else lines[0]
+    if kind in ("KeyError", "AssertionError", "AttributeError", "IndexError", "NotImplementedError") and said != kind:
+        said = f"{kind}: {said}"
+    if len(said) > 120:
+        # A sentence is enough: those after it speak of PyTorch's own tools.
+        said = re.split(r"(?<=\w{3})\. ", said)[0]
+    return said if len(said) <= 300 else said[:297] + "..."
+
+
+def _own_place(frames: list[tuple[FrameType, int]]) -> str:
+    """The innermost line that is neither PyTorch's nor ours: of the traceback, or of the operation in translation."""
+    for frame, line in reversed(frames):
+        code: CodeType = frame.f_code
+        if code.co_filename.startswith("<") or is_pytorch(code.co_filename) or _is_ours(frame):
+            continue
+        return f"{code.co_filename} line {line}, in {code.co_name}"
+    for frame, _ in reversed(frames):
+        noted = getattr(frame.f_locals.get("node"), "meta", None)
+        found = user_line(str(noted.get("stack_trace", ""))) if isinstance(noted, dict) else None
+        if found:
+            return "{} line {}".format(*found)
+    return ""
+
+
+def _is_ours(frame: FrameType) -> bool:
+    name = str(frame.f_globals.get("__name__", ""))
+    return name.split(".")[0] in ("ortflow", "onnxscript", "onnx_ir", "onnx", "contextlib", "importlib")

@@ -1,0 +1,109 @@
+"""Run PyTorch's exporter on a module, with what stands in its way set aside for that time.
+
+Called by `ortflow.export`. The module is left as it was.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import warnings
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+from ortflow.export_reasons import refusal
+from ortflow.export_translations import translations
+
+if TYPE_CHECKING:
+    import torch
+
+OPSET = 18
+"""Newer ones have operators whose gradient ONNX Runtime computes slightly wrong (Gelu, from 20 on)."""
+
+
+def trace(
+    module: torch.nn.Module,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    input_names: Sequence[str] | None,
+    output_names: Sequence[str] | None,
+    dynamic_shapes: Any,
+) -> Any:
+    """The exporter's program of `module`, not optimized. Raises UserError where PyTorch cannot export it."""
+    import torch
+
+    try:
+        with warnings.catch_warnings(), exportable(module):
+            warnings.simplefilter("ignore")  # PyTorch's own internals, and that this is training mode
+            return torch.onnx.export(
+                module,
+                args,
+                kwargs=kwargs,
+                dynamo=True,
+                opset_version=OPSET,
+                optimize=False,
+                verbose=False,
+                input_names=input_names,
+                output_names=output_names,
+                dynamic_shapes=dynamic_shapes,
+                custom_translation_table=translations(),
+            )
+    except Exception as error:  # noqa: BLE001 - whatever it is, it names a line of the user's
+        raise refusal(type(module).__name__, error) from None
+
+
+@contextlib.contextmanager
+def exportable(module: torch.nn.Module) -> Iterator[None]:
+    """Forms of computing that can be exported and compute the same, for the time of the block."""
+    import torch
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+
+    with contextlib.ExitStack() as stack:
+        # Fused attention leaves strides that make `contiguous` a no-op, and so vanish, where ONNX needs it.
+        stack.enter_context(sdpa_kernel(SDPBackend.MATH))
+        # Whether a mask is causal is looked up in its values, for the sake of speed alone.
+        stack.enter_context(
+            _replaced(
+                torch.nn.modules.transformer, "_detect_is_causal_mask", lambda _, hint=None, size=None: bool(hint)
+            )
+        )
+        stack.enter_context(
+            _replaced(torch._C._nn, "cross_entropy_loss", _cross_entropy(torch._C._nn.cross_entropy_loss))
+        )
+        for config in _configurations(module):
+            # transformers: matrix products of groups have no ONNX form, and a cache is of no use in training.
+            if getattr(config, "_experts_implementation", None) is not None:
+                stack.enter_context(_replaced(config, "_experts_implementation", "batched_mm"))
+            if getattr(config, "use_cache", None) is True:
+                stack.enter_context(_replaced(config, "use_cache", False))
+        yield
+
+
+def _cross_entropy(original: Any) -> Any:
+    """Cross-entropy of each sample with an axis of one added and removed: without, its shape is traced as a scalar."""
+
+    def cross_entropy(logits: Any, target: Any, weight: Any = None, reduction: int = 1, *rest: Any) -> Any:
+        if reduction == 0 and logits.ndim == 2 and target.ndim == 1:
+            return original(logits.unsqueeze(2), target.unsqueeze(1), weight, reduction, *rest).squeeze(1)
+        return original(logits, target, weight, reduction, *rest)
+
+    return cross_entropy
+
+
+def _configurations(module: torch.nn.Module) -> list[Any]:
+    """Configurations of transformers' modules, each once."""
+    found = (getattr(part, "config", None) for part in module.modules())
+    return list({id(config): config for config in found if hasattr(config, "to_diff_dict")}.values())
+
+
+@contextlib.contextmanager
+def _replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
+    """An attribute with another value, where there is one."""
+    if not hasattr(owner, name):
+        yield
+        return
+    before = getattr(owner, name)
+    setattr(owner, name, value)
+    try:
+        yield
+    finally:
+        setattr(owner, name, before)

@@ -1,0 +1,199 @@
+"""What export_for_training makes exportable for the time of the export, and what it says of what cannot be exported."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch.onnx", reason="PyTorch is not installed")
+import numpy as np
+import onnxruntime as ort
+import torch
+from torch import nn
+from torch.nn import functional as F  # noqa: N812
+
+import ortflow
+import ortflow.export_trace
+from ortflow.workflow.errors import UserError
+
+Tensors = dict[str, torch.Tensor]
+
+
+def outputs(path: Path, inputs: Tensors) -> dict[str, np.ndarray]:
+    session = ort.InferenceSession(str(path))
+    names = [output.name for output in session.get_outputs()]
+    feed = {value.name: inputs[value.name].numpy() for value in session.get_inputs()}
+    return dict(zip(names, session.run(names, feed), strict=True))
+
+
+class Losses(nn.Module):
+    """Every form of cross-entropy."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 5)
+        self.register_buffer("weights", torch.linspace(0.5, 2, 5))
+
+    def forward(self, x, image, classes, pixels, shares) -> Tensors:
+        rows, planes = self.linear(x), self.linear(image).movedim(-1, 1)
+        losses = {}
+        for reduction in ("mean", "sum", "none"):
+            for smoothing in (0.0, 0.1):
+                for weight in (None, self.weights):
+                    how = {"weight": weight, "reduction": reduction, "label_smoothing": smoothing}
+                    name = f"{reduction}_{int(smoothing * 10)}_{'plain' if weight is None else 'weighted'}"
+                    losses[f"rows_{name}"] = F.cross_entropy(rows, classes, **how)
+                    losses[f"ignored_{name}"] = F.cross_entropy(rows, classes, ignore_index=2, **how)
+                    losses[f"planes_{name}"] = F.cross_entropy(planes, pixels, ignore_index=1, **how)
+                    losses[f"shares_{name}"] = F.cross_entropy(rows, shares.softmax(1), **how)
+                    losses[f"single_{name}"] = F.cross_entropy(rows[0], classes[0], **how)
+        # What a scalar would not allow.
+        losses["each"] = nn.CrossEntropyLoss(reduction="none")(rows, classes).view(3, -1)
+        return losses
+
+
+def test_every_cross_entropy_is_pytorchs(tmp_path: Path) -> None:
+    def batch(size: int) -> Tensors:
+        classes = torch.arange(size) % 5
+        pixels = torch.randint(0, 5, (size, 3, 2))
+        x, image, shares = torch.randn(size, 4), torch.randn(size, 3, 2, 4), torch.randn(size, 5)
+        return {"x": x, "image": image, "classes": classes, "pixels": pixels, "shares": shares}
+
+    torch.manual_seed(1)
+    module = Losses()
+    ortflow.export_for_training(module, batch(6), tmp_path / "losses.onnx")
+    inputs = batch(9)
+    expected, actual = module(**inputs), outputs(tmp_path / "losses.onnx", inputs)
+    assert set(actual) == set(expected)
+    for name, loss in expected.items():
+        assert actual[name].shape == loss.shape, name
+        np.testing.assert_allclose(actual[name], loss.detach().numpy(), rtol=1e-6, atol=1e-6, err_msg=name)
+
+
+@pytest.mark.parametrize("mask", ["mask", "src_key_padding_mask"])
+def test_encoder_with_a_mask_of_any_values(mask: str, tmp_path: Path) -> None:
+    class Encoder(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            layer = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True)
+            self.encoder = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+
+        def forward(self, x: torch.Tensor, hidden: torch.Tensor) -> torch.Tensor:
+            return self.encoder(x, **{mask: hidden})
+
+    torch.manual_seed(1)
+    module = Encoder()
+    hidden = torch.tensor([[False, True, True], [False, False, True], [False, False, False]])
+    inputs = {"x": torch.randn(3, 3, 8), "hidden": hidden}
+    shapes = {"x": {0: "batch"}, "hidden": None if mask == "mask" else {0: "batch"}}
+    ortflow.export_for_training(module, inputs, tmp_path / "encoder.onnx", dynamic_shapes=shapes)
+    for values in (hidden, hidden.flip(1)):
+        inputs = {"x": torch.randn(3, 3, 8), "hidden": values}
+        (output,) = outputs(tmp_path / "encoder.onnx", inputs).values()
+        np.testing.assert_allclose(output, module(**inputs).detach().numpy(), atol=2e-6)
+
+
+def language_model() -> nn.Module:
+    transformers = pytest.importorskip("transformers", reason="transformers is not installed")
+    sizes = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
+    config = transformers.MixtralConfig(vocab_size=50, num_key_value_heads=1, num_local_experts=4, **sizes)
+    return transformers.MixtralForCausalLM(config)
+
+
+TOKENS = {"input_ids": torch.arange(12).reshape(2, 6)}
+
+
+def test_mixture_of_experts_without_a_cache(tmp_path: Path) -> None:
+    module = language_model()
+    before = (module.config._experts_implementation, module.config.use_cache)
+    ortflow.export_for_training(module, TOKENS, tmp_path / "moe.onnx")
+    assert (module.config._experts_implementation, module.config.use_cache) == before == ("grouped_mm", True)
+    actual = outputs(tmp_path / "moe.onnx", TOKENS)
+    assert list(actual) == ["logits"]
+    np.testing.assert_allclose(actual["logits"], module(**TOKENS).logits.detach().numpy(), atol=1e-6)
+
+
+class Linear(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(3, 3)
+
+
+class Decides(Linear):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.linear(x) if x.sum() > 0 else -self.linear(x)
+
+
+class FixesTheBatch(Linear):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.linear(x).reshape(2, 3)
+
+
+class Unknown(Linear):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.linalg.svdvals(self.linear(x))
+
+
+class Raises(Linear):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return {"x": self.linear(x)}["y"]
+
+
+class Packed(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.lstm = nn.LSTM(3, 4, batch_first=True)
+
+    def forward(self, x: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
+        packed = nn.utils.rnn.pack_padded_sequence(x, lengths, batch_first=True, enforce_sorted=False)
+        return self.lstm(packed)[0].data
+
+
+X = torch.ones(2, 3)
+
+
+@pytest.mark.parametrize(
+    ("module", "example", "says", "line"),
+    [
+        (Decides(), X, "it takes a decision by the values of a tensor .* torch.where", 1),
+        (
+            FixesTheBatch(),
+            X,
+            r"axis 0 of input 'x' varies, but forward works for size 2 only; .*dynamic_shapes=\{\}",
+            0,
+        ),
+        (Unknown(), X, "ONNX has no form of aten._linalg_svd.*; replace the operator", 1),
+        (Raises(), X, "KeyError: 'y', at", 1),
+        (Packed(), (torch.ones(2, 4, 3), torch.tensor([4, 2])), "give the RNN the padded batch", 2),
+    ],
+    ids=lambda value: type(value).__name__ if isinstance(value, nn.Module) else None,
+)
+def test_refusal_names_the_users_line_and_what_helps(
+    module: nn.Module, example, says: str, line: int, tmp_path: Path
+) -> None:
+    with pytest.raises(UserError, match=rf"PyTorch cannot export {type(module).__name__}: .*{says}") as caught:
+        ortflow.export_for_training(module, example, tmp_path / "model.onnx")
+    message = str(caught.value)
+    assert len(message) < 500
+    assert "\n" not in message
+    assert caught.value.__cause__ is None
+    assert caught.value.__suppress_context__
+    place = f"{Path(__file__).name} line {module.forward.__code__.co_firstlineno + line}"
+    assert place in message or line == 0
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("cache", "says"),
+    [(True, r"DynamicCache.*; set module.config.use_cache = False"), (False, '_experts_implementation = "batched_mm"')],
+)
+def test_settings_of_transformers_that_help(
+    cache: bool, says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where they cannot be set: a configuration that is of another kind than those of transformers."""
+    monkeypatch.setattr(ortflow.export_trace, "_configurations", lambda module: [])
+    module = language_model()
+    module.config.use_cache = cache
+    with pytest.raises(UserError, match=says):
+        ortflow.export_for_training(module, TOKENS, tmp_path / "moe.onnx")
