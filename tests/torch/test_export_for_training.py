@@ -261,6 +261,15 @@ def shared_memory() -> nn.Module:
 X = torch.ones(2, 3)
 
 
+def earlier_export(path: Path) -> bytes:
+    """What export_for_training may replace: a model with its metadata."""
+    graph = onnx.helper.make_graph([], "earlier", [], [])
+    model = onnx.helper.make_model(graph)
+    model.metadata_props.add(key="ortflow.parameters", value="[]")
+    onnx.save(model, path)
+    return path.read_bytes()
+
+
 @pytest.mark.parametrize(
     ("module", "example", "sentence"),
     [
@@ -275,12 +284,12 @@ X = torch.ones(2, 3)
 )
 def test_refused_with_one_sentence_and_nothing_written(module, example, sentence: str, tmp_path: Path) -> None:
     path = tmp_path / "model.onnx"
-    path.write_bytes(b"what was there before")
+    before = earlier_export(path)
     with pytest.raises(UserError, match=sentence) as caught:
         ortflow.export_for_training(module, example, path)
     assert "\n" not in str(caught.value)
     assert [child.name for child in tmp_path.iterdir()] == ["model.onnx"]
-    assert path.read_bytes() == b"what was there before"
+    assert path.read_bytes() == before
 
 
 def test_unwritable_place(tmp_path: Path) -> None:
@@ -293,7 +302,7 @@ def test_large_models_have_external_data(tmp_path: Path, monkeypatch: pytest.Mon
     module = nn.Sequential(nn.Linear(64, 64), nn.Linear(64, 64))
     small = export(module, torch.zeros(2, 64), tmp_path / "deep" / "small.onnx")
     monkeypatch.setattr(ortflow.export, "EXTERNAL_DATA_BYTES", 1000)
-    (tmp_path / "large.onnx").write_bytes(b"what was there before")
+    earlier_export(tmp_path / "large.onnx")
     large = export(module, torch.zeros(2, 64), tmp_path / "large.onnx")
     assert sorted(child.name for child in tmp_path.iterdir()) == ["deep", "large.onnx", "large.onnx.data"]
     assert (tmp_path / "large.onnx").stat().st_size < 10_000
