@@ -33,9 +33,10 @@ def check(
     *,
     ignore_index: int | None = None,
     pad_value: Mapping[str, float] | None = None,
+    truths: Sequence[str] = (),
     **changed: Any,
 ) -> tuple[Feed, ...]:
-    limits = Limits(bounds or {}, ignore_index, pad_value)
+    limits = Limits(bounds or {}, ignore_index, pad_value, truths)
     options: dict[str, Any] = {"micro_batch": 2, "smaller_batch": False, "where": "data.train"} | changed
     return check_inputs(dataset, inputs, columns or {}, limits, **options)
 
@@ -146,37 +147,77 @@ def test_a_variable_column_that_just_fits(part: str, lengths: int, tmp_path: Pat
         ("float16", "float32"),
         ("int64", "int64"),
         ("uint8", "bool"),
+        ("int64", "bool"),
+        ("int64", "int32"),
+        ("uint64", "int64"),
+        ("int8", "uint8"),
+        ("float64", "float32"),
+        ("uint8", "float32"),
+        ("int64", "float32"),
     ],
 )
-def test_types_that_lose_nothing(stored: str, wanted: str, tmp_path: Path) -> None:
-    dataset = write_batches(tmp_path / "set.arrow", {"x": np.array([0, 1, 1], stored)})
+@pytest.mark.parametrize("known", [True, False])
+def test_types_that_hold_every_value(stored: str, wanted: str, known: bool, tmp_path: Path) -> None:
+    dataset = one_column(tmp_path, np.array([0, 1, 1], stored), known=known)
     assert check(dataset, [data("x", (None,), wanted)])[0].dtype == np.dtype(wanted)
 
 
+def one_column(folder: Path, values: np.ndarray, *, known: bool) -> Dataset:
+    """A set of the column x, with its range in the file or without."""
+    if known:
+        return write_batches(folder / "set.arrow", {"x": values})
+    batch = pa.record_batch({"x": pa.array(values)})
+    with pa.OSFile(str(folder / "set.arrow"), "wb") as file, pa.ipc.new_file(file, batch.schema) as writer:
+        writer.write_batch(batch)
+    return Dataset.open(folder / "set.arrow")
+
+
 @pytest.mark.parametrize(
-    ("stored", "wanted"),
+    ("stored", "value", "wanted", "said"),
     [
-        ("int64", "int32"),
-        ("float64", "float32"),
-        ("uint8", "float32"),
-        ("float32", "int64"),
-        ("int64", "bool"),
-        ("uint64", "int64"),
-        ("int8", "uint8"),
-        ("int64", "float64"),
+        ("int64", 2**31, "int32", "holds 2147483648, but the int32 of the graph's input 'x' takes -2.14748e+09 to"),
+        ("uint64", 2**63, "int64", "holds 9223372036854775808, but the int64 of the graph's input 'x' takes"),
+        ("int8", -1, "uint8", "holds -1, but the uint8 of the graph's input 'x' takes 0 to 255"),
+        ("int64", 2, "bool", "holds 2, but the bool of the graph's input 'x' takes 0 and 1 alone"),
+        ("float64", 1e39, "float32", "holds 1e+39, but the float32 of the graph's input 'x' takes -3.40282e+38 to"),
+        (
+            "uint8",
+            255,
+            "float32",
+            "holds 255, but the float32 of the graph's input 'x' takes 0 and 1 alone of integers",
+        ),
     ],
 )
-def test_types_that_would_lose(stored: str, wanted: str, tmp_path: Path) -> None:
-    dataset = write_batches(tmp_path / "set.arrow", {"x": np.array([0, 1, 1], stored)})
-    told = faults(dataset, [data("x", (None,), wanted)])[0]
-    assert f"column 'x' is {stored}, which does not go into the {wanted} of the graph's input 'x' without loss" in told
+@pytest.mark.parametrize("known", [True, False])
+def test_a_value_that_the_type_cannot_hold(
+    stored: str, value: float, wanted: str, said: str, known: bool, tmp_path: Path
+) -> None:
+    dataset = one_column(tmp_path, np.array([0, value, 1], stored), known=known)
+    assert f"sample 1 of column 'x', {stored}, {said}" in faults(dataset, [data("x", (None,), wanted)])[0]
 
 
-def test_a_number_that_is_no_truth_value(tmp_path: Path) -> None:
-    dataset = write_batches(tmp_path / "set.arrow", {"x": np.array([0, 1, 2], np.uint8)})
+@pytest.mark.parametrize("wanted", ["int64", "bool"])
+def test_floats_are_no_integers(wanted: str, tmp_path: Path) -> None:
+    dataset = write_batches(tmp_path / "set.arrow", {"x": np.array([0, 1], np.float32)})
     assert (
-        "sample 2 of column 'x' holds 2, which is neither 0 nor 1" in faults(dataset, [data("x", (None,), "bool")])[0]
+        f"column 'x' is float32, which does not go into the {wanted} of the graph's input 'x'"
+        in (faults(dataset, [data("x", (None,), wanted)])[0])
     )
+
+
+def test_doubles_that_are_not_finite_are_taken(tmp_path: Path) -> None:
+    dataset = write_batches(tmp_path / "set.arrow", {"x": np.array([np.nan, -np.inf, 1.0])})
+    assert check(dataset, [data("x", (None,), "float32")])
+
+
+def test_integer_labels_of_a_float_input(tmp_path: Path) -> None:
+    """Of a regression any that fp32 holds, of binary cross-entropy 0 and 1."""
+    dataset = write_batches(tmp_path / "set.arrow", {"x": np.array([0, 7, 1])})
+    label = data("x", (None,), "float32", "label")
+    assert check(dataset, [label])
+    assert "takes 0 and 1 alone" in faults(dataset, [label], truths=["x"])[0]
+    large = write_batches(tmp_path / "large.arrow", {"x": np.array([0, 2**24 + 1])})
+    assert "holds 16777217" in faults(large, [label])[0]
 
 
 @pytest.mark.parametrize("known", [True, False])

@@ -224,6 +224,25 @@ def test_label_input_that_the_model_has(tmp_path: Path, dtype: str) -> None:
     close(train["ortflow.loss_sum"], cross_entropy(X @ tensors["w"], labels)[0])
 
 
+@pytest.mark.parametrize("dtype", ["int64", "int32", "uint8", "bool", "float32"])
+def test_truths_that_the_model_has_as_input(tmp_path: Path, dtype: str) -> None:
+    kind = helper.np_dtype_to_tensor_dtype(np.dtype(dtype))
+    path = save_model(
+        tmp_path / "m.onnx",
+        [helper.make_node("MatMul", ["x", "w"], ["logits"]), helper.make_node("Cast", ["labels"], ["unused"], to=1)],
+        [value("x", ["batch", 4]), helper.make_tensor_value_info("labels", kind, ["batch", 5])],
+        [value("logits", ["batch", 5])],
+        {"w": RNG.normal(size=(4, 5)).astype("float32")},
+    )
+    graphs = built(path, {"kind": "bce_with_logits"})
+    assert [(i.name, i.dtype) for i in graphs.inputs] == [("x", "float32"), ("labels", dtype)]
+    labels = RNG.integers(0, 2, (BATCH, 5)).astype(dtype)
+    tensors = tensors_of(graphs)
+    train = run_graph(graphs.train, {"x": X, "labels": labels, **tensors})
+    logits = X.astype("float64") @ tensors["w"]
+    close(train["ortflow.loss_sum"], (np.logaddexp(0, logits) - logits * labels).sum())
+
+
 def test_refusals(tmp_path: Path) -> None:
     with_labels = model_with_labels(tmp_path / "labels.onnx", read=True)
     plain = linear(tmp_path / "m.onnx")

@@ -7,7 +7,7 @@ only where the shards' own minimum and maximum do not settle the question.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,7 +18,7 @@ from ortflow.workflow.data.dataset import Dataset
 from ortflow.workflow.data.feed import Feed
 from ortflow.workflow.data.mapping import ColumnReference, parse_reference
 from ortflow.workflow.data.scan import first_outside
-from ortflow.workflow.data.schema import Column
+from ortflow.workflow.data.schema import Column, Range
 from ortflow.workflow.errors import Faults, UserError
 from ortflow.workflow.graph.types import GraphInput
 
@@ -33,6 +33,8 @@ class Limits:
     """Value of a label that weighs nothing, whatever the bound."""
     pad_value: Mapping[str, float] | None = None
     """Input -> what shorter samples are padded with; by default 0, and `ignore_index` for labels."""
+    truths: Collection[str] = ()
+    """Labels that are 0 or 1 where they are integers."""
 
 
 def check_inputs(
@@ -99,7 +101,9 @@ def _feed(dataset: Dataset, graph_input: GraphInput, columns: Mapping[str, str],
         )
     if not graph_input.shape:
         raise UserError(f"the graph's input {name!r} has no batch axis", fix="export it with one")
-    fault = _shape_fault(dataset, graph_input, reference, column) or _dtype_fault(dataset, graph_input, reference)
+    fault = _shape_fault(dataset, graph_input, reference, column) or _dtype_fault(
+        dataset, graph_input, reference, limits
+    )
     if fault:
         raise UserError(fault, where=str(dataset.path), fix="convert the data so that it fits, or map another column")
     length = graph_input.shape[1] if column.variable else None
@@ -147,20 +151,42 @@ def _sliced_lengths(lengths: npt.NDArray[np.int64], part: slice) -> npt.NDArray[
     return left
 
 
-def _dtype_fault(dataset: Dataset, graph_input: GraphInput, reference: ColumnReference) -> str | None:
+def _dtype_fault(dataset: Dataset, graph_input: GraphInput, reference: ColumnReference, limits: Limits) -> str | None:
     column, wanted = dataset.columns[reference.column], np.dtype(graph_input.dtype)
-    if wanted.kind == "b" and column.dtype == np.uint8:
-        found = first_outside(dataset, reference, bound=2, allowed=None)
-        if found is None:
-            return None
-        return f"sample {found[0]} of column {reference.column!r} holds {found[1]}, which is neither 0 nor 1"
-    integers = column.dtype.kind in "iu" and wanted.kind in "iu"
-    if (integers or column.dtype.kind == wanted.kind) and np.can_cast(column.dtype, wanted, "safe"):
+    if column.dtype.kind == "f" and wanted.kind != "f":
+        return (
+            f"column {reference.column!r} is {column.dtype.name}, which does not go into the {wanted.name} "
+            f"of the graph's input {graph_input.name!r}"
+        )
+    only_truths = graph_input.role != "label" or graph_input.name in limits.truths
+    if column.dtype.kind in "iu" and wanted.kind == "f":
+        span = (0, 1) if only_truths else _whole_numbers(wanted)
+    elif np.can_cast(column.dtype, wanted, "safe"):
         return None
-    return (
-        f"column {reference.column!r} is {column.dtype.name}, which does not go into the {wanted.name} "
-        f"of the graph's input {graph_input.name!r} without loss"
-    )
+    else:
+        span = _span(wanted)
+    found = first_outside(dataset, reference, span)
+    if found is None:
+        return None
+    told = f"sample {found[0]} of column {reference.column!r}, {column.dtype.name}, holds {found[1]}"
+    taken = "0 and 1 alone" if span == (0, 1) else f"{span[0]:g} to {span[1]:g}"
+    more = " of integers: scaling is for the conversion to decide" if span == (0, 1) and wanted.kind == "f" else ""
+    return f"{told}, but the {wanted.name} of the graph's input {graph_input.name!r} takes {taken}{more}"
+
+
+def _span(wanted: np.dtype[Any]) -> Range:
+    """The least and the largest number of a type."""
+    if wanted.kind == "b":
+        return 0, 1
+    if wanted.kind == "f":
+        return float(np.finfo(wanted).min), float(np.finfo(wanted).max)
+    return int(np.iinfo(wanted).min), int(np.iinfo(wanted).max)
+
+
+def _whole_numbers(wanted: np.dtype[Any]) -> Range:
+    """The range in which a floating-point type holds every integer."""
+    largest = 2 ** (np.finfo(wanted).nmant + 1)
+    return -largest, largest
 
 
 def _pad(graph_input: GraphInput, limits: Limits) -> float:
@@ -200,7 +226,7 @@ def _check_bound(dataset: Dataset, graph_input: GraphInput, feed: Feed, limits: 
     if bound is None:
         return
     ignored = limits.ignore_index if graph_input.role == "label" else None
-    found = first_outside(dataset, feed.source, bound, ignored)
+    found = first_outside(dataset, feed.source, (0, bound - 1), ignored)
     if found:
         sample, value = found
         raise UserError(

@@ -9,30 +9,35 @@ import numpy as np
 
 from ortflow.workflow.data.dataset import Dataset
 from ortflow.workflow.data.mapping import ColumnReference
-from ortflow.workflow.data.schema import Array, Ragged
+from ortflow.workflow.data.schema import Array, Ragged, Range
 
 _ROWS = 1 << 12
 """Samples looked at together."""
 
 
 def first_outside(
-    dataset: Dataset, reference: ColumnReference, bound: int, allowed: int | None
-) -> tuple[int, int] | None:
-    """The first sample with an integer outside [0, bound) that is not `allowed`, and the integer; None if none has."""
+    dataset: Dataset, reference: ColumnReference, span: Range, allowed: int | None = None
+) -> tuple[int, float] | None:
+    """The first sample with a number outside `span` (least and largest) and the number; None if none has.
+
+    `allowed` and what is not finite are within.
+    """
     column = dataset.columns[reference.column]
-    if column.minimum is not None and column.maximum is not None and column.minimum >= 0 and column.maximum < bound:
+    least, largest = span
+    known = column.minimum is not None and column.maximum is not None
+    if known and least <= column.minimum and column.maximum <= largest:  # type: ignore[operator]
         return None
     for first, samples in dataset.scan(reference.column):
         for start in range(0, len(samples), _ROWS):
-            found = _outside(samples, slice(start, start + _ROWS), reference, bound, allowed)
+            found = _outside(samples, slice(start, start + _ROWS), reference, span, allowed)
             if found is not None:
                 return first + start + found[0], found[1]
     return None
 
 
 def _outside(
-    samples: Array | Ragged, rows: slice, reference: ColumnReference, bound: int, allowed: int | None
-) -> tuple[int, int] | None:
+    samples: Array | Ragged, rows: slice, reference: ColumnReference, span: Range, allowed: int | None
+) -> tuple[int, float] | None:
     if isinstance(samples, Ragged):
         numbers = range(len(samples))[rows]
         parts = [samples[number][reference.slice] for number in numbers]
@@ -42,10 +47,10 @@ def _outside(
         part = samples[rows] if reference.whole else samples[rows, reference.slice]
         values = part.reshape(-1)
         owners = np.arange(len(values)) // max(1, len(values) // len(part))
-    outside = (values < 0) | (values >= bound)
+    outside = ((values < span[0]) | (values > span[1])) & np.isfinite(values)
     if allowed is not None:
         outside &= values != allowed
     if not outside.any():
         return None
     at = int(np.argmax(outside))
-    return int(owners[at]), int(values[at])
+    return int(owners[at]), values[at].item()

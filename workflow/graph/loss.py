@@ -207,7 +207,9 @@ def _own_label(edit: Editor, given: onnx.ValueInfoProto, data_type: int, dims: S
             where="model.loss.label",
             fix="call the label otherwise",
         )
-    kinds = (TensorProto.INT64, TensorProto.INT32) if data_type == TensorProto.INT64 else (TensorProto.FLOAT,)
+    kinds = [TensorProto.INT64, TensorProto.INT32]
+    if data_type == TensorProto.FLOAT:
+        kinds += [TensorProto.FLOAT, TensorProto.BOOL, TensorProto.UINT8]
     actual = given.type.tensor_type.elem_type
     if actual not in kinds:
         raise UserError(

@@ -16,7 +16,7 @@ from ortflow.workflow.plan import Plan
 from ortflow.workflow.progress import Progress
 from ortflow.workflow.ranks import Place
 from ortflow.workflow.spec.data import DataSection, DataSet
-from ortflow.workflow.spec.model import CrossEntropy
+from ortflow.workflow.spec.model import BinaryCrossEntropy, CrossEntropy
 from ortflow.workflow.spec.run import RunSpec
 from ortflow.workflow.steps.context import Context
 from ortflow.workflow.steps.tokens import count_tokens, token_labels
@@ -73,6 +73,7 @@ class Stream:
             self._graphs.vocabulary,
             loss.ignore_index if isinstance(loss, CrossEntropy) else None,
             section.pad_value,
+            [loss.label] if isinstance(loss, BinaryCrossEntropy) else [],
         )
         feeds = check_inputs(
             dataset,
