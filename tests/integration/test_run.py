@@ -71,11 +71,11 @@ def test_two_ranks_follow_one_rank_with_twice_the_batch(project: Project) -> Non
 
 
 def test_an_extended_run_goes_on_exactly(project: Project) -> None:
-    """Stopped at step 15 and extended to 30, a run with a constant rate is that of 30 steps."""
+    """Stopped at step 15 and extended to 30 with other metrics, a run with a constant rate is that of 30 steps."""
     constant = {"train__schedule": {"name": "constant"}}
     whole = project.run("whole", **constant)
     project.run("parts", **constant, train__steps=15)
-    parts = project.run("parts", **constant)
+    parts = project.run("parts", **constant, model__metrics=["accuracy", "perplexity"], monitor__every_steps=3)
     assert curve(parts) == curve(whole)
     assert exported(parts) == exported(whole)
 
