@@ -142,7 +142,7 @@ def retyped(ctx: typer.Context, run_file: str | None = None, overrides: Sequence
         if name == FILE and run_file is not None:
             arguments.append(run_file)
         elif name == OVERRIDES:
-            arguments += [*(value or ()), *overrides]
+            arguments += [*(value or ()), *(overrides if FILE in ctx.params else ())]
         elif name == BOTH and run_file is not None:
             arguments += [run_file, *run_file_of(ctx)[1], *overrides]
         elif name == BACKEND and not typed:

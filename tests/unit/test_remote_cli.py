@@ -44,6 +44,7 @@ def typed(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
         ("logs --host l -f --rank 2 name", "l None None logs --follow --rank=2 -- name"),
         ("cancel --host l --now name", "l None None cancel --now -- name"),
         ("resume --host l name -d", "l None None resume --detach -- name"),
+        ("resume --host l name train.steps=9", "l None None resume -- name train.steps=9"),
     ],
 )  # fmt: skip
 def test_typed_again(typed: list[list[str]], line: str, there: str) -> None:
