@@ -257,7 +257,8 @@ def test_graphs_are_not_written_into_a_linked_folder(tmp_path: Path) -> None:
 
 def test_an_export_that_could_not_be_written_is_refused_before_training(tmp_path: Path) -> None:
     values = {
-        "name": "r", "run_dir": str(tmp_path / "run"), "model": {"path": str(tmp_path / "m.onnx"), "loss": {"kind": "mse"}},
+        "name": "r", "run_dir": str(tmp_path / "run"),
+        "model": {"path": str(tmp_path / "m.onnx"), "loss": {"kind": "mse"}},
         "data": {"train": {"path": "d"}, "micro_batch": 1},
         "train": {"steps": 1, "optimizer": {"name": "sgd", "lr": 0.1}}, "export": {"path": str(tmp_path / "m.onnx")},
     }  # fmt: skip
