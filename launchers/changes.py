@@ -15,7 +15,7 @@ from ortflow.workflow.spec.batch import KEY, undivided
 from ortflow.workflow.spec.run import RunSpec
 
 MAY_CHANGE: tuple[str, ...] = (
-    "name", "run_dir", "prepare", "model.metrics",
+    "name", "run_dir", "prepare", "model.metrics", "model.accept_inference_export",
     "data.micro_batch", "data.eval", "data.eval_mode", "data.eval_micro_batch", "data.eval_samples",
     "train.steps", "train.epochs", "train.global_batch", "train.gradient_accumulation", "train.clip_norm",
     "train.optimizer.lr", "train.optimizer.weight_decay", "train.optimizer.betas", "train.optimizer.epsilon",

@@ -55,6 +55,12 @@ class EventLog:
         os.close(self._descriptor)
 
 
+def warn(events: EventLog, message: str) -> None:
+    """Something a person should know, which the run survives: an event, and a line in the rank's log."""
+    events.write("warning", message=message)
+    print(f"warning: {message}", flush=True)
+
+
 def mend_torn_line(path: Path) -> None:
     """Cut off a last line that a power cut left without its end, so that the next event starts a line."""
     try:

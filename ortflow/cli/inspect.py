@@ -53,7 +53,8 @@ def _print(report: Report, every: bool) -> None:
         typer.echo(f"{hidden} more constants (integers and single numbers): --all lists them")
     for title, lines in (
         ("changed for training", report.notes),
-        ("signs of a wrong export", report.signs),
+        ("signs of an export for inference: export the model with ortflow.export_for_training", report.signs),
+        ("worth knowing", report.warnings),
         ("without a gradient", report.undifferentiable),
     ):
         if lines:

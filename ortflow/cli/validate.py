@@ -91,9 +91,8 @@ def examine(run_file: Path, overrides: Sequence[str]) -> Findings:
     except UserError as error:
         findings.unchecked = f"the model and the data, because {error}"
         return findings
-    findings.warnings = _signs(spec)
     try:
-        _as_a_rank(spec)
+        findings.warnings = _as_a_rank(spec)
     except Faults as faults:
         findings.faults += [reading.located(fault) for fault in faults.faults]
     except OrtflowError as error:
@@ -122,18 +121,8 @@ def _in_kubernetes(run_file: Path, overrides: Sequence[str]) -> list[Fault]:
     return []
 
 
-def _signs(spec: RunSpec) -> list[str]:
-    """Signs that the model was exported in a way that trains wrongly."""
-    from ortflow.workflow.graph.inspect import findings
-
-    try:
-        return findings(Path(spec.model.path), spec.model.parameters, spec.model.labels).signs
-    except UserError:  # found again, and told, by what follows
-        return []
-
-
-def _as_a_rank(spec: RunSpec) -> None:
-    """Do what rank 0 does before its first step; raises UserError or Faults where that fails."""
+def _as_a_rank(spec: RunSpec) -> list[str]:
+    """Do what rank 0 does before its first step; returns its warnings, raises UserError or Faults where that fails."""
     from ortflow.workflow.graph.types import GraphSet
     from ortflow.workflow.plan import Plan
     from ortflow.workflow.progress import Progress
@@ -144,6 +133,7 @@ def _as_a_rank(spec: RunSpec) -> None:
 
     with tempfile.TemporaryDirectory(prefix="ortflow-validate-") as folder:
         run_dir = RunDir(Path(folder))
-        prepare(run_dir, spec)
+        _, warnings = prepare(run_dir, spec)
         place = Place(0, spec.world_size, 0, spec.resources.ranks_per_node, "none", "localhost")
         Stream(spec, Plan.load(run_dir.plan), GraphSet.load(run_dir.graphs), place, Progress()).close()
+    return warnings

@@ -10,7 +10,7 @@ import numpy as np
 import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
-from project import Project, command
+from project import Project, command, of_kind
 
 
 @pytest.fixture(scope="module")
@@ -23,6 +23,7 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Project:
     convert(folder, "matrix", tokens=np.zeros((64, 4, 33), np.uint8))
     whole = (folder / "set" / "train.arrow").read_bytes()
     (folder / "cut.arrow").write_bytes(whole[: len(whole) // 2])
+    onnx.save(merged(onnx.load(folder / "model.onnx")), folder / "merged.onnx")
     onnx.save(without_gradient(), folder / "undifferentiable.onnx")
     return made
 
@@ -31,6 +32,23 @@ def convert(folder: Path, name: str, **arrays: np.ndarray) -> None:  # type: ign
     np.savez(folder / f"{name}.npz", **arrays)
     done = command("data", "convert", f"{name}.npz", "--output", f"{name}.arrow", folder=folder)
     assert done.returncode == 0, done.stderr
+
+
+def merged(model: onnx.ModelProto) -> onnx.ModelProto:
+    """The model as PyTorch's default export leaves it: one initializer for all that are equal."""
+    first: dict[bytes, str] = {}
+    names = {}
+    for tensor in model.graph.initializer:
+        name = tensor.name
+        tensor.name = ""
+        names[name] = first.setdefault(tensor.SerializeToString(), name)
+        tensor.name = name
+    kept = [tensor for tensor in model.graph.initializer if names[tensor.name] == tensor.name]
+    del model.graph.initializer[:]
+    model.graph.initializer.extend(kept)
+    for node in model.graph.node:
+        node.input[:] = [names.get(name, name) for name in node.input]
+    return model
 
 
 def without_gradient() -> onnx.ModelProto:
@@ -88,6 +106,10 @@ CASES: dict[str, tuple[dict[str, Any], list[str]]] = {
         ["cut.arrow"],
     ),
     "no gradient": ({"model__path": "undifferentiable.onnx"}, ["Det", "the_determinant"]),
+    "export for inference": (
+        {"model__path": "merged.onnx"},
+        ["merged.onnx", "feeds", "ortflow.export_for_training", "model.accept_inference_export: true"],
+    ),
     "unknown optimizer": ({"train__optimizer": {"name": "adan", "lr": 0.1}}, ["train.optimizer.name", "adan"]),
     "degrees that do not multiply": ({"parallel__data": 3}, ["parallel"]),
     "pipeline": ({"parallel__pipeline": 2, "resources__ranks_per_node": 2}, ["parallel.pipeline", "not run"]),
@@ -117,3 +139,13 @@ def test_an_unwritable_directory(project: Project) -> None:
     assert done.returncode == 2
     assert "cannot be written" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_an_accepted_export_for_inference_warns(project: Project) -> None:
+    changes = {"model__path": "merged.onnx", "model__accept_inference_export": True, "train__steps": 6}
+    file = project.write("accepted", **changes)
+    done = command("run", file.name, folder=project.folder)
+    assert done.returncode == 0, done.stderr
+    told = [record["message"] for record in of_kind(project.run_dir("accepted"), "warning")]
+    assert any("the exporter merged parameters of equal value" in message for message in told)
+    assert all(f"warning: {message}" in done.stdout for message in told)

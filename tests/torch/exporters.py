@@ -87,6 +87,17 @@ def dynamo_default(opset: int = 18) -> Exporter:
     return export
 
 
+def dynamo_unoptimized(opset: int = 18) -> Exporter:
+    """The dynamo exporter without its optimizer."""
+
+    def export(case: Case, module: nn.Module, path: Path) -> None:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            _program(case, module, opset, optimize=False).save(path)
+
+    return export
+
+
 def _program(case: Case, module: nn.Module, opset: int, *, optimize: bool) -> Any:
     example = case.example()
     return torch.onnx.export(

@@ -27,6 +27,7 @@ EXPORTERS = {
     "torchscript-default": exporters.torchscript_default,
     "dynamo": exporters.dynamo,
     "dynamo-default": exporters.dynamo_default,
+    "dynamo-unoptimized": exporters.dynamo_unoptimized,
 }
 
 

@@ -48,6 +48,22 @@ def feeds_of(graphs: GraphSet) -> dict[str, np.ndarray]:
     return {"tokens": RNG.integers(0, 11, (3, 4)), "labels": RNG.integers(0, 11, (3, 4)), **tensors_of(graphs)}
 
 
+def test_biases_of_recurrent_layers_do_not_decay(tmp_path: Path) -> None:
+    """They are of two axes, and torch.nn.LSTM has them as vectors."""
+    tensors = {
+        name: RNG.normal(size=shape).astype("float32")
+        for name, shape in {"w": (1, 9, 4), "r": (1, 9, 3), "b": (1, 18)}.items()
+    }
+    nodes = [
+        helper.make_node("GRU", ["x", "w", "r", "b"], ["h"], hidden_size=3),
+        helper.make_node("Squeeze", ["h", "axis"], ["y"]),
+    ]
+    ends = [value("x", ["batch", 5, 4])], [value("y", ["batch", 5, 3])]
+    path = save_model(tmp_path / "m.onnx", nodes, *ends, {**tensors, "axis": np.array([1])})
+    graphs = built(path, {"kind": "mse"})
+    assert {e.name: e.tensor.group for e in graphs.index} == {"w": "decay", "r": "decay", "b": "no_decay"}
+
+
 def test_the_set(tmp_path: Path) -> None:
     graphs = built(language_model(tmp_path / "m.onnx"))
     names = ["embed.weight", "position.weight", "norm.weight", "norm.bias", "head.weight"]

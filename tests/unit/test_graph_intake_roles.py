@@ -2,54 +2,20 @@
 
 from __future__ import annotations
 
-import json
-from typing import Any
-
 import numpy as np
 import onnx
 import pytest
+from graph_small_models import graph, node, random
 from onnx import TensorProto, helper, numpy_helper
 
 from ortflow.workflow.errors import UserError
-from ortflow.workflow.graph.lower import prepare
+from ortflow.workflow.graph.evidence import SINES
+from ortflow.workflow.graph.guesses import judged_constants, refuse_guesses
 from ortflow.workflow.graph.patterns import nearest
 from ortflow.workflow.graph.roles import Roles, classify
-from ortflow.workflow.graph.signs import signs_of_wrong_export
 from ortflow.workflow.spec.model import ParameterPatterns
 
-RNG = np.random.default_rng(0)
 NONE = ParameterPatterns()
-
-
-def random(*shape: int) -> np.ndarray:
-    return RNG.normal(size=shape).astype(np.float32) * np.float32(0.02)
-
-
-def node(op: str, *inputs: str, output: str = "y", **attributes: Any) -> onnx.NodeProto:
-    return helper.make_node(op, inputs, [output], f"{op.lower()}-{output}", **attributes)
-
-
-def graph(
-    nodes: list[onnx.NodeProto],
-    tensors: dict[str, np.ndarray],
-    inputs: dict[str, tuple[int, list[int | str]]] | None = None,
-    properties: dict[str, list[str]] | None = None,
-) -> onnx.ModelProto:
-    inputs = inputs or {"x": (TensorProto.FLOAT, ["batch", 4])}
-    model = helper.make_model(
-        helper.make_graph(
-            nodes,
-            "test",
-            [helper.make_tensor_value_info(name, kind, shape) for name, (kind, shape) in inputs.items()],
-            [helper.make_tensor_value_info("y", TensorProto.FLOAT, None)],
-            initializer=[numpy_helper.from_array(array, name) for name, array in tensors.items()],
-        ),
-        opset_imports=[helper.make_opsetid("", 18)],
-        ir_version=8,
-    )
-    for key, names in (properties or {}).items():
-        model.metadata_props.add(key=key, value=json.dumps(names))
-    return prepare(model)[0]
 
 
 def judged(model: onnx.ModelProto, **patterns: list[str]) -> dict[str, str]:
@@ -368,66 +334,116 @@ def test_a_weight_of_bytes_is_quantised() -> None:
         classify(model, NONE, [])
 
 
-class TestSigns:
-    def norms(
-        self, scales: list[np.ndarray], names: list[str], **properties: list[str]
-    ) -> tuple[onnx.ModelProto, Roles]:
-        """A chain of linear layers, each with a LayerNormalization of the scale named."""
-        nodes, tensors, value = [], dict(zip(names, scales, strict=False)), "x"
-        for i, name in enumerate(names):
-            nodes.append(node("LayerNormalization", value, name, f"b{i}", output=f"n{i}"))
-            value = f"v{i}" if i + 1 < len(names) else "y"
-            nodes.append(node("MatMul", f"n{i}", f"w{i}", output=value))
-            tensors |= {f"b{i}": random(4), f"w{i}": random(4, 4)}
-        model = graph(nodes, tensors, properties={f"ortflow.{key}": value for key, value in properties.items()})
-        return model, classify(model, NONE, [])
+class TestByUse:
+    """Float initializers with names of their own are parameters wherever the outputs depend on them differentiably."""
 
-    def test_merged_norms(self) -> None:
-        signs = signs_of_wrong_export(*self.norms([np.ones(4, np.float32)], ["scale", "scale"]))
-        assert len(signs) == 1
-        assert signs[0].startswith(
-            "'scale' feeds 2 LayerNormalization nodes: the exporter merged weights of equal value"
+    ROWS = (TensorProto.INT64, ["batch", 3, 1])
+
+    def test_rows_of_a_table(self) -> None:
+        for name in ("experts", "val_182"):
+            nodes = with_head(node("GatherND", name, "x", output="h"))
+            model = graph(nodes, {name: random(5, 4), **HEAD}, {"x": self.ROWS})
+            assert judged(model)[name] == "trained"
+
+    @pytest.mark.parametrize(
+        "nodes",
+        [
+            [node("Exp", "table", output="e"), node("Mul", "x", "e", output="h")],
+            [node("Softplus", "table", output="e"), node("Mul", "x", "e", output="h")],
+            [node("GatherElements", "table", "places", output="e", axis=0), node("Mul", "x", "e", output="h")],
+            [node("Neg", "table", output="e"), node("Mul", "x", "e", output="h")],
+            [node("Max", "x", "table", output="h")],
+        ],
+    )
+    def test_operands_of_any_operator_with_a_gradient(self, nodes: list[onnx.NodeProto]) -> None:
+        places = {"places": np.array([[0, 0, 0, 0]])} if nodes[0].op_type == "GatherElements" else {}
+        roles = judged(graph(with_head(*nodes), {"table": random(1, 4), **places, **HEAD}))
+        assert roles["table"] == "trained"
+
+    def test_parts_of_a_table(self) -> None:
+        split = onnx.helper.make_node("Split", ["table"], ["a", "b"], "split", num_outputs=2)
+        nodes = with_head(split, node("Mul", "x", "a", output="m"), node("Mul", "m", "b", output="h"))
+        assert judged(graph(nodes, {"table": random(2, 4), **HEAD}))["table"] == "trained"
+
+    def test_what_the_outputs_do_not_depend_on_differentiably_is_a_constant_for_certain(self) -> None:
+        nodes = with_head(node("Greater", "x", "limits", output="g"), node("Cast", "g", output="h", to=1))
+        roles = classify(graph(nodes, {"limits": random(4), **HEAD}), NONE, [])
+        assert (roles["limits"].role, roles["limits"].confidence) == ("constant", "certain")
+
+    def test_what_could_not_be_trained_stays_a_guess(self) -> None:
+        nodes = with_head(node("Det", "table", output="d"), node("Mul", "x", "d", output="h"))
+        roles = classify(graph(nodes, {"table": random(4, 4, 4), **HEAD}), NONE, [])
+        assert (roles["table"].role, roles["table"].confidence) == ("constant", "guess")
+
+    @pytest.mark.parametrize("wave", [np.cos, np.sin])
+    def test_rotary_tables(self, wave: np.ufunc) -> None:
+        angles = np.arange(6)[:, None] * np.array([1.0, 0.1, 1.0, 0.1])
+        table = wave(angles)[None, None].astype(np.float32)
+        model = graph(with_head(node("Mul", "x", "unsqueeze_14", output="h")), {"unsqueeze_14": table, **HEAD})
+        role = classify(model, NONE, [])["unsqueeze_14"]
+        assert (role.role, role.reason, role.confidence) == ("constant", f"holds {SINES}", "likely")
+
+
+class TestWhatIsLeftUntrainedByJudgement:
+    def roles(self, size: int, **patterns: list[str]) -> Roles:
+        """Of a head of 16 values and a constant of `size` under a name that an exporter made up."""
+        nodes = with_head(node("Mul", "x", "val_3", output="h"))
+        model = graph(nodes, {"val_3": random(size, 1), **HEAD})
+        return classify(model, ParameterPatterns(**patterns), [])
+
+    def test_one_sentence_with_the_share(self) -> None:
+        (sentence,) = judged_constants(self.roles(4))
+        assert sentence.startswith(
+            "not trained, because it is taken for a constant: 'val_3' (operand of Mul with a made-up name), 4 values,"
+            " 20.00% of the model's"
         )
-        assert "ortflow.export_for_training" in signs[0]
 
-    def test_norms_of_their_own_are_no_sign(self) -> None:
-        assert signs_of_wrong_export(*self.norms([np.ones(4, np.float32)] * 2, ["s0", "s1"])) == []
+    def test_refused_above_a_hundredth(self) -> None:
+        with pytest.raises(UserError) as caught:
+            refuse_guesses(self.roles(4), "m.onnx")
+        assert str(caught.value) == (
+            "m.onnx: the file does not say whether these are parameters: 'val_3' (operand of Mul with a made-up name),"
+            " 4 values, 20.00% of the model's; name each under model.parameters.train, .freeze or .constant"
+        )
 
-    def test_a_trained_norm_that_is_shared_is_no_sign(self) -> None:
-        assert signs_of_wrong_export(*self.norms([random(4)], ["scale", "scale"])) == []
+    @pytest.mark.parametrize("key", ["train", "freeze", "constant"])
+    def test_settled_by_the_run_file(self, key: str) -> None:
+        roles = self.roles(4, **{key: ["val_*"]})
+        refuse_guesses(roles, "m.onnx")
+        assert judged_constants(roles) == []
 
-    def test_what_export_for_training_wrote_has_no_signs(self) -> None:
-        model, roles = self.norms([np.ones(4, np.float32)], ["scale", "scale"], parameters=["scale", "w0", "w1"])
-        assert signs_of_wrong_export(model, roles) == []
+    def test_accepted_below(self) -> None:
+        nodes = with_head(node("Mul", "x", "val_3", output="a"), node("MatMul", "a", "w", output="h"))
+        model = graph(nodes, {"val_3": random(1, 4), "w": random(4, 4), "head.weight": random(4, 200)})
+        roles = classify(model, NONE, [])
+        refuse_guesses(roles, "m.onnx")
+        assert "4 values, 0.49% of the model's" in judged_constants(roles)[0]
 
-    def test_shared_layers_are_no_sign(self) -> None:
-        nodes = [node("LayerNormalization", "x", "s", "b", output="n"), node("MatMul", "n", "w", output="v"),
-                 node("LayerNormalization", "v", "s", "b", output="m"), node("MatMul", "m", "w")]  # fmt: skip
-        model = graph(nodes, {"s": np.ones(4, np.float32), "b": np.zeros(4, np.float32), "w": random(4, 4)})
-        assert signs_of_wrong_export(model, classify(model, NONE, [])) == []
+    def test_nothing_to_say(self) -> None:
+        assert judged_constants(classify(graph([node("MatMul", "x", "w")], {"w": random(4, 4)}), NONE, [])) == []
 
-    def test_folded_weights(self) -> None:
-        model = graph([node("MatMul", "x", "val_3", output="h"), node("MatMul", "h", "val_12")],
-                      {"val_3": random(4, 20), "val_12": random(20, 4)})  # fmt: skip
-        (sign,) = signs_of_wrong_export(model, classify(model, NONE, []))
-        assert sign.startswith("2 large constants named by the exporter, such as 'val_3': it folded weights into them")
 
-    def test_a_mask_named_by_the_exporter_is_no_sign(self) -> None:
-        tensors = {"val_9": np.tril(np.ones((10, 10), np.float32)), "w": random(10, 4)}
-        model = graph([node("Mul", "x", "val_9", output="h"), node("MatMul", "h", "w")], tensors,
-                      {"x": (TensorProto.FLOAT, [10, 10])})  # fmt: skip
-        assert signs_of_wrong_export(model, classify(model, NONE, [])) == []
+class TestListedByTheDynamoExporter:
+    """Its files say which tensors are parameters and which are buffers, but not which parameters are frozen."""
 
-    @pytest.mark.parametrize("exporter", ["torchscript", "dynamo", "plain"])
-    def test_folded_batch_norm(self, exporter: str) -> None:
-        names = ["onnx::Conv_24", "onnx::Conv_25"] if exporter == "torchscript" else ["conv.weight", "conv.bias"]
-        conv = node("Conv", "x", *names)
-        if exporter == "dynamo":
-            conv.metadata_props.add(key="pkg.onnxscript.rewriter.rule_name", value="FuseBatchNormIntoConv")
-        model = graph([conv], {names[0]: random(3, 2, 3, 3), names[1]: random(3)},
-                      {"x": (TensorProto.FLOAT, ["batch", 2, 8, 8])})  # fmt: skip
-        signs = signs_of_wrong_export(model, classify(model, NONE, []))
-        if exporter == "plain":
-            assert signs == []
-        else:
-            assert signs[0].startswith("BatchNormalization is folded into 1 convolution, such as node 'conv-y' (Conv)")
+    def roles(self, listed: str, producer: str = "pytorch") -> Roles:
+        nodes = with_head(node("Mul", "x", "scale", output="a"), node("MatMul", "a", "filter", output="b"),
+                          node("Mul", "b", "val_3", output="h"))  # fmt: skip
+        tensors = {"scale": np.float32(2), "filter": random(4, 4), "val_3": random(1, 4), **HEAD}
+        model = graph(nodes, tensors)
+        model.producer_name = producer
+        if listed:
+            key = "pkg.torch.export.ExportedProgram.graph_signature"
+            model.graph.metadata_props.add(key=key, value=f"\n# inputs\n{listed}\n")
+        return classify(model, NONE, [])
+
+    def test_a_parameter_of_one_number(self) -> None:
+        assert self.roles("p_scale: PARAMETER target='scale'")["scale"].role == "trained"
+
+    def test_a_buffer_that_multiplies(self) -> None:
+        assert self.roles("b_filter: BUFFER target='filter' persistent=True")["filter"].role == "constant"
+
+    @pytest.mark.parametrize(("producer", "told"), [("pytorch", True), ("by hand", False)])
+    def test_a_number_that_may_be_one(self, producer: str, told: bool) -> None:
+        role = self.roles("", producer)["scale"]
+        assert (role.role, role.confidence) == ("constant", "likely" if told else "certain")

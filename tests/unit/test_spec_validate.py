@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -127,19 +126,39 @@ def test_a_model_that_is_none(whole: Path) -> None:
     assert len(done.stderr.splitlines()) == 1
 
 
-def test_signs_of_a_wrong_export_are_warnings(whole: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from ortflow.workflow.graph import inspect
+def test_signs_of_an_export_for_inference(whole: Path) -> None:
+    import onnx
 
-    real = inspect.findings
-
-    def suspicious(*arguments: Any) -> inspect.Report:
-        report = real(*arguments)
-        report.signs.append("something is off")
-        return report
-
-    monkeypatch.setattr(inspect, "findings", suspicious)
+    model = onnx.load(whole.parent / "model.onnx")
+    ones = onnx.numpy_helper.from_array(np.ones(4, np.float32), "scale")
+    norms = [onnx.helper.make_node("Mul", [read, "scale"], [f"s{i}"], f"n{i}") for i, read in enumerate(("x", "s0"))]
+    model.graph.node[0].input[0] = "s1"
+    head = model.graph.node.pop()
+    model.graph.node.extend([*norms, head])
+    model.graph.initializer.append(ones)
+    onnx.save(model, whole.parent / "model.onnx")
+    sign = "parameter 'scale' feeds 2 nodes (Mul): the exporter merged parameters of equal value"
     done = run("validate", str(whole))
-    assert (done.exit_code, done.stderr) == (0, "warning: something is off\n")
+    assert (done.exit_code, done.stdout) == (2, "")
+    assert sign in done.stderr
+    assert done.stderr.startswith("error: ")
+    done = run("validate", str(whole), "model.accept_inference_export=true")
+    assert (done.exit_code, done.stdout) == (0, f"{whole}: valid\n")
+    assert done.stderr.startswith(f"warning: {sign}")
+
+
+def test_constants_by_judgement_are_told(whole: Path) -> None:
+    import onnx
+
+    model = onnx.load(whole.parent / "model.onnx")
+    model.graph.node[0].input[0] = "scaled"
+    model.graph.node.insert(0, onnx.helper.make_node("Mul", ["x", "inv_freq"], ["scaled"]))
+    model.graph.initializer.append(onnx.numpy_helper.from_array(np.float32([1, 2, 3, 5]), "inv_freq"))
+    onnx.save(model, whole.parent / "model.onnx")
+    done = run("validate", str(whole))
+    assert done.exit_code == 0
+    assert done.stderr.startswith("warning: not trained, because it is taken for a constant: 'inv_freq' (called as")
+    assert len(done.stderr.splitlines()) == 1
 
 
 def test_the_schema_is_printed() -> None:

@@ -20,6 +20,7 @@ from ortflow.workflow.graph import evaluation, speed
 from ortflow.workflow.graph.child import Child
 from ortflow.workflow.graph.differentiate import check_loads, gradient_graph, kernels_fault
 from ortflow.workflow.graph.edit import Editor, make_outputs, prune, replace, scalar, used
+from ortflow.workflow.graph.evidence import recurrent_biases
 from ortflow.workflow.graph.expand import make_differentiable
 from ortflow.workflow.graph.inference import infer_graph
 from ortflow.workflow.graph.loss import attach, output_of
@@ -96,6 +97,7 @@ def build_graphs(spec: RunSpec, device: str, out: Path) -> GraphSet:
         index=_index(spec, source, trained),
         inputs=inputs,
         notes=tuple(notes),
+        warnings=source.warnings,
         vocabulary={**table_bounds(forward.graph, integers), **bounds},
         metrics=with_outputs(section.metrics),
         padded=padded,
@@ -172,11 +174,12 @@ def _index(spec: RunSpec, source: Source, trained: Collection[str]) -> FlatIndex
     for place, pattern in enumerate(patterns or []):
         named.update(matches(pattern, trained, f"train.optimizer.no_decay[{place}]", "trained parameter"))
     state = set(source.roles.state)
+    biases = recurrent_biases(source.skeleton.graph)
 
     def group(name: str, shape: tuple[int, ...]) -> Group:
         if name not in trained:
             return "state" if name in state else "frozen"
-        excluded = len(shape) <= 1 if patterns is None else name in named
+        excluded = (len(shape) <= 1 or name in biases) if patterns is None else name in named
         return "no_decay" if excluded else "decay"
 
     return FlatIndex.place(

@@ -6,7 +6,7 @@ Called by `roles`. Each function answers one question about one initializer and 
 from __future__ import annotations
 
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 
 import numpy as np
 import onnx
@@ -38,6 +38,8 @@ _WEIGHT_INPUTS: dict[str, Collection[int]] = {
     "GRU": (1, 2, 3),
     "RNN": (1, 2, 3),
     "Gather": (0,),
+    "GatherElements": (0,),
+    "GatherND": (0,),
     "FusedMatMul": (0, 1),
     "BiasGelu": (1,),
     "FastGelu": (1,),
@@ -45,6 +47,7 @@ _WEIGHT_INPUTS: dict[str, Collection[int]] = {
     "SkipSimplifiedLayerNormalization": (2, 3),
 }
 _STATE_INPUTS = (3, 4)
+_RECURRENT = ("LSTM", "GRU", "RNN")
 # Inputs where a parameter may stand, but a mask, a scale or a table just as well.
 _OPEN_INPUTS: dict[str, Collection[int]] = {
     "Add": (0, 1),
@@ -56,6 +59,8 @@ _OPEN_INPUTS: dict[str, Collection[int]] = {
     "ScatterND": (0, 2),
     "ScatterElements": (0, 2),
 }
+TABLES = frozenset({"Gather", "GatherElements", "GatherND"})
+"""Operators that look up rows of their first input at the places that their second one names."""
 _LINEAR = frozenset({"MatMul", "Gemm", "Conv", "ConvTranspose", "FusedMatMul", "Einsum"})
 
 # Names that exporters make up: `val_12`, `onnx::Add_5`, `/encoder/Constant_1_output_0`, `_lifted_tensor_constant3`.
@@ -71,7 +76,7 @@ _BUFFER = re.compile(
 )
 
 
-def uses(name: str, consumers: dict[str, list[tuple[onnx.NodeProto, int]]]) -> list[tuple[onnx.NodeProto, int]]:
+def uses(name: str, consumers: Mapping[str, list[tuple[onnx.NodeProto, int]]]) -> list[tuple[onnx.NodeProto, int]]:
     """The nodes that read an initializer, directly or as rearranged, each with the input's place."""
     found: list[tuple[onnx.NodeProto, int]] = []
     open_names, seen = [name], {name}
@@ -126,6 +131,11 @@ def is_bias(node: onnx.NodeProto, place: int, shape: tuple[int, ...], producers:
     return other is not None and other.op_type in _LINEAR
 
 
+def recurrent_biases(graph: onnx.GraphProto) -> set[str]:
+    """What LSTM, GRU and RNN read as biases, of shape [directions, 2 * gates * hidden]."""
+    return {str(node.input[3]) for node in graph.node if node.op_type in _RECURRENT and len(node.input) > 3}
+
+
 def is_made_up(name: str) -> bool:
     """Whether an exporter made the name up, so that it belongs to no attribute of a module."""
     return _MADE_UP.search(name) is not None
@@ -148,7 +158,7 @@ def constant_pattern(values: np.ndarray) -> str | None:
         return "zeros and ones"
     if values.ndim == 1 and flat.size > 2 and (np.diff(flat) == 1).all():
         return "a range"
-    return SINES if _is_sines(values) else None
+    return SINES if _is_sines(values) or _is_rotary(values) else None
 
 
 def _is_sines(values: np.ndarray) -> bool:
@@ -158,6 +168,19 @@ def _is_sines(values: np.ndarray) -> bool:
     if width < 4 or width % 2 or len(rows) < 4 or np.abs(rows).max() > 1.0 + 1e-4:
         return False
     return bool(np.allclose(np.square(rows).sum(axis=1), width / 2, rtol=1e-3))
+
+
+def _is_rotary(values: np.ndarray) -> bool:
+    """cos or sin of p w for the positions p = 0, 1, … along an axis, for which cos 2pw = 2 cos^2 pw - 1."""
+    if not values.ndim > 1 or np.abs(values).max() > 1.0 + 1e-4 or values.min() == values.max():
+        return False
+    for axis in (axis for axis, length in enumerate(values.shape) if length >= 4):
+        rows = np.moveaxis(values, axis, 0).astype(np.float64)
+        for doubled in (rows, 1 - 2 * rows**2):  # cos, or cos 2pw of sin pw
+            half = doubled[: (len(rows) + 1) // 2]
+            if np.allclose(doubled[::2], 2 * half**2 - 1, rtol=0, atol=1e-4):
+                return True
+    return False
 
 
 def only_from(names: Collection[str], node: onnx.NodeProto, producers: dict[str, onnx.NodeProto]) -> bool:

@@ -15,11 +15,12 @@ import onnx
 from ortflow.workflow.errors import UserError
 from ortflow.workflow.graph import walk
 from ortflow.workflow.graph.expand import undifferentiable
+from ortflow.workflow.graph.guesses import judged_constants
 from ortflow.workflow.graph.lower import prepare
 from ortflow.workflow.graph.opset import opset_of
 from ortflow.workflow.graph.read import read_model
 from ortflow.workflow.graph.roles import Role, Roles, classify
-from ortflow.workflow.graph.signs import signs_of_wrong_export
+from ortflow.workflow.graph.signs import renamed_weights, signs_of_wrong_export
 from ortflow.workflow.graph.tensors import type_name
 from ortflow.workflow.spec.model import ParameterPatterns
 
@@ -54,7 +55,9 @@ class Report:
     notes: list[str]
     """What ortflow changes before it trains the model."""
     signs: list[str]
-    """Signs of an export that is wrong for training, each with what to do."""
+    """Signs of an export for inference, which would train to other results."""
+    warnings: list[str]
+    """What else a person should know: constants by judgement, weights that lost their names."""
     undifferentiable: list[str]
     """Nodes between the parameters and the outputs that have no gradient."""
 
@@ -96,6 +99,7 @@ def findings(
         tied=_tied(model, roles),
         notes=notes,
         signs=signs_of_wrong_export(model, roles),
+        warnings=[*renamed_weights(model, roles), *judged_constants(roles)],
         undifferentiable=undifferentiable(model, roles.trained, losses),
     )
 

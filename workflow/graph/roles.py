@@ -16,13 +16,18 @@ import onnx
 from onnx import TensorProto, numpy_helper
 
 from ortflow.workflow.errors import UserError
-from ortflow.workflow.graph import evidence, walk
+from ortflow.workflow.graph import evidence, scopes, shapes, walk
+from ortflow.workflow.graph.expand import undifferentiable
+from ortflow.workflow.graph.path import gradient_path
 from ortflow.workflow.graph.patterns import matches
 from ortflow.workflow.graph.tensors import count_where, type_name
 from ortflow.workflow.spec.model import ParameterPatterns
 
 RoleName = Literal["trained", "frozen", "constant", "state"]
+Confidence = Literal["certain", "likely", "guess"]
 
+SAID = "said so by the export"
+_ONE = "a single number"
 _QUANTISED = (TensorProto.INT8, TensorProto.UINT8)
 
 METADATA: dict[str, RoleName] = {
@@ -42,6 +47,9 @@ class Role:
     role: RoleName
     reason: str
     dtype: str
+    confidence: Confidence = "certain"
+    """Of a constant: `likely` where its name or a pattern in its values speaks for it, `guess` where it only stands
+    at a place and under a name where parameters seldom are."""
 
     @property
     def count(self) -> int:
@@ -102,14 +110,15 @@ def classify(model: onnx.ModelProto, patterns: ParameterPatterns, labels: Sequen
         or _judge(tensor, evidence.uses(tensor.name, consumers), producers, labels, graph, trains)
         for tensor in graph.initializer
     ]
+    judged = _trained_by_use(model, _listed_by_exporter(model, judged, consumers))
     roles = Roles(_apply_patterns(judged, patterns))
     _check(model, roles)
     _check_statistics(graph, roles)
     return roles
 
 
-def _role(tensor: onnx.TensorProto, role: RoleName, reason: str) -> Role:
-    return Role(tensor.name, tuple(tensor.dims), role, reason, type_name(tensor.data_type))
+def _role(tensor: onnx.TensorProto, role: RoleName, reason: str, confidence: Confidence = "certain") -> Role:
+    return Role(tensor.name, tuple(tensor.dims), role, reason, type_name(tensor.data_type), confidence)
 
 
 def _judge(
@@ -133,36 +142,97 @@ def _judge(
     if tensor.data_type != TensorProto.FLOAT:
         return _role(tensor, "constant", type_name(tensor.data_type).lower())
     if len(tensor.dims) == 0:
-        return _role(tensor, "constant", "a single number")
+        return _role(tensor, "constant", _ONE)
     if 0 in tensor.dims:
         return _role(tensor, "constant", "empty")
     name, shape = tensor.name, tuple(tensor.dims)
     if evidence.is_buffer_name(name):
-        return _role(tensor, "constant", "called as buffers are")
+        return _role(tensor, "constant", "called as buffers are", "likely")
     weight = next((node for node, place in uses if evidence.is_weight(node, place)), None)
     values = numpy_helper.to_array(tensor)
-    if weight is None or weight.op_type == "Gather":
+    if weight is None or weight.op_type in evidence.TABLES:
         pattern = evidence.constant_pattern(values)
         if pattern is not None and (weight is None or pattern == evidence.SINES):
-            return _role(tensor, "constant", f"holds {pattern}")
-    if weight is not None and weight.op_type == "Gather":
+            likely = pattern == evidence.SINES  # a table that is trained may begin as one
+            return _role(tensor, "constant", f"holds {pattern}", "likely" if likely else "certain")
+    if weight is not None and weight.op_type in evidence.TABLES:
         constants = {t.name for t in graph.initializer}
         # A table of positions is looked up at constant places and learned all the same, unless it was folded.
         fixed = _indexed_by(weight, constants, producers)
         if evidence.is_made_up(name) if fixed else _indexed_by(weight, {*labels, *constants}, producers):
-            return _role(tensor, "constant", f"indexed by {'constants' if fixed else 'labels'} only")
+            why = f"indexed by {'constants' if fixed else 'labels'} only"
+            return _role(tensor, "constant", why, "guess" if fixed else "certain")
     if weight is not None and evidence.is_placeholder(weight, name, values):
         return _role(tensor, "constant", f"all {values.flat[0]:g} in {weight.op_type} without parameters")
     if weight is not None:
         return _role(tensor, "trained", f"weight of {weight.op_type}")
     if any(evidence.is_bias(node, place, shape, producers) for node, place in uses):
         return _role(tensor, "trained", "bias")
+    if values.size == 1:
+        return _role(tensor, "constant", _ONE)
     open_use = next((node for node, place in uses if evidence.is_open(node, place)), None)
-    if open_use is not None and values.size > 1 and not evidence.is_made_up(name):
+    if open_use is not None and not evidence.is_made_up(name):
         return _role(tensor, "trained", f"operand of {open_use.op_type} with a name of its own")
     if open_use is not None:
-        return _role(tensor, "constant", f"operand of {open_use.op_type} with a made-up name")
-    return _role(tensor, "constant", f"argument of {uses[0][0].op_type}" if uses else "an output")
+        return _role(tensor, "constant", f"operand of {open_use.op_type} with a made-up name", "guess")
+    if not uses:
+        return _role(tensor, "constant", "an output")
+    return _role(tensor, "constant", f"argument of {uses[0][0].op_type}", "guess")
+
+
+def _listed_by_exporter(
+    model: onnx.ModelProto, judged: list[Role], consumers: dict[str, list[tuple[onnx.NodeProto, int]]]
+) -> list[Role]:
+    """The roles where the dynamo exporter lists which tensors are the module's parameters and which its buffers.
+
+    It does not say which parameters are frozen: a table of sines stays what it was judged to be.
+    """
+    listed = scopes.exported_tensors(model)
+    parameters, buffers = set(listed["PARAMETER"]), set(listed["BUFFER"])
+
+    def corrected(role: Role) -> Role:
+        if role.dtype != "FLOAT" or role.reason == SAID:
+            return role
+        if role.name in parameters and (role.reason == _ONE or role.confidence == "guess"):
+            return replace(role, role="trained", reason="a parameter of the module", confidence="certain")
+        # The scale of a normalisation may be a parameter that was merged with this buffer.
+        norms = (node.op_type.endswith("Normalization") for node, _ in consumers.get(role.name, ()))
+        if role.name in buffers and role.role != "state" and not any(norms):
+            return replace(role, role="constant", reason="a buffer of the module", confidence="certain")
+        return role
+
+    return [corrected(role) for role in judged]
+
+
+def _trained_by_use(model: onnx.ModelProto, judged: list[Role]) -> list[Role]:
+    """The roles where guesses are settled by whether the outputs depend on the tensor, and differentiably.
+
+    One that no output depends on so is a constant for certain. One that has a name of its own, of the module's, and
+    that all operators on the way can be differentiated for, is a parameter.
+    """
+    # PyTorch gives a name of its own to no number that is not a parameter or a buffer; others may.
+    single = model.producer_name == "pytorch"
+    guesses = [r.name for r in judged if r.confidence == "guess"]
+    numbers = [r.name for r in judged if single and r.reason == _ONE and not evidence.is_made_up(r.name)]
+    if not guesses and not numbers:
+        return judged
+    outputs = [value.name for value in model.graph.output]
+    reached = gradient_path(model.graph, shapes.value_types(model), [*guesses, *numbers], outputs).reached
+    named = [name for name in guesses if name in reached and not evidence.is_made_up(name)]
+    together = not undifferentiable(model, named, outputs)
+
+    def settled(role: Role) -> Role:
+        if role.name in numbers and role.name in reached and not evidence.is_buffer_name(role.name):
+            return replace(role, confidence="likely")
+        if role.confidence != "guess":
+            return role
+        if role.name not in reached:
+            return replace(role, confidence="certain")
+        if role.name in named and (together or not undifferentiable(model, [role.name], outputs)):
+            return replace(role, role="trained", confidence="certain")
+        return role
+
+    return [settled(role) for role in judged]
 
 
 def _indexed_by(gather: onnx.NodeProto, names: Collection[str], producers: dict[str, onnx.NodeProto]) -> bool:
@@ -186,7 +256,7 @@ def _from_metadata(model: onnx.ModelProto) -> dict[str, Role]:
             raise UserError(f"the model's property {prop.key!r} is no list of names", fix="export the model again")
         for name in names:
             if name in tensors and tensors[name].data_type == TensorProto.FLOAT:
-                found[name] = _role(tensors[name], role, "said so by the export")
+                found[name] = _role(tensors[name], role, SAID)
     consumers = walk.consumers(model.graph)
     for name in [n for n in found if any(evidence.is_state(*use) for use in consumers.get(n, ()))]:
         if found[name].role != "frozen":
@@ -212,7 +282,7 @@ def _apply_patterns(judged: list[Role], patterns: ParameterPatterns) -> list[Rol
                     f"{matched[0]!r} {_unable(roles[matched[0]], role)}", where=where, fix="narrow the pattern"
                 )
             for name in able:
-                roles[name] = replace(roles[name], role=role, reason=f"{where} says so")
+                roles[name] = replace(roles[name], role=role, reason=f"{where} says so", confidence="certain")
     return list(roles.values())
 
 

@@ -15,10 +15,11 @@ from onnx import TensorProto, helper, numpy_helper
 
 from ortflow.workflow.errors import UserError
 from ortflow.workflow.graph.edit import make_outputs, prune
+from ortflow.workflow.graph.guesses import judged_constants, refuse_guesses
 from ortflow.workflow.graph.lower import prepare
 from ortflow.workflow.graph.read import read_model
 from ortflow.workflow.graph.roles import Roles, classify
-from ortflow.workflow.graph.signs import signs_of_wrong_export
+from ortflow.workflow.graph.signs import refusal, renamed_weights, signs_of_wrong_export
 from ortflow.workflow.spec.model import ModelSection, OwnLoss
 
 
@@ -34,7 +35,9 @@ class Source:
     labels: frozenset[str]
     """The model's own inputs that are labels."""
     notes: tuple[str, ...]
-    """What preparing changed, and signs that the exporter changed more than it should have."""
+    """What preparing changed."""
+    warnings: tuple[str, ...]
+    """What a person should know of what the file holds: constants by judgement, signs of a wrong export."""
 
     def forward(self, output: str) -> onnx.ModelProto:
         """The part that makes one output, with every tensor as an input; the model's own inputs come first."""
@@ -66,7 +69,11 @@ def read_source(section: ModelSection) -> Source:
     if not isinstance(section.loss, OwnLoss) and section.loss.label in names:
         labels.add(section.loss.label)
     roles = classify(prepared, section.parameters, sorted(labels))
-    notes += signs_of_wrong_export(prepared, roles)
+    signs = signs_of_wrong_export(prepared, roles)
+    if signs and section.graphs.train is None and not section.accept_inference_export:
+        raise refusal(signs, section.path)
+    refuse_guesses(roles, section.path)
+    warnings = [*signs, *renamed_weights(prepared, roles), *judged_constants(roles)]
     learned = set(roles.of("trained", "frozen", "state"))
     skeleton = onnx.ModelProto(
         ir_version=prepared.ir_version,
@@ -81,4 +88,4 @@ def read_source(section: ModelSection) -> Source:
     graph.value_info.extend(whole.value_info)
     graph.initializer.extend(tensor for tensor in whole.initializer if tensor.name not in learned)
     tensors = {t.name: numpy_helper.to_array(t) for t in whole.initializer if t.name in learned}
-    return Source(skeleton, tensors, roles, frozenset(labels), tuple(notes))
+    return Source(skeleton, tensors, roles, frozenset(labels), tuple(notes), tuple(warnings))

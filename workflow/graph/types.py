@@ -50,6 +50,8 @@ class GraphSet:
     """What a batch fills, labels last."""
     notes: tuple[str, ...] = ()
     """What was switched on, expanded or frozen: lines for the log."""
+    warnings: tuple[str, ...] = ()
+    """What a person should know of the model before it is trained."""
     vocabulary: Mapping[str, int] = field(default_factory=dict)
     """Input name -> exclusive upper bound of its values: rows of the table it looks up, classes of a label."""
     metrics: tuple[str, ...] = ()
@@ -90,6 +92,7 @@ class GraphSet:
             "index": self.index.to_json(),
             "inputs": [{"name": i.name, "dtype": i.dtype, "shape": list(i.shape), "role": i.role} for i in self.inputs],
             "notes": list(self.notes),
+            "warnings": list(self.warnings),
             "vocabulary": dict(self.vocabulary),
             "metrics": list(self.metrics),
             "padded": self.padded,
@@ -109,6 +112,7 @@ class GraphSet:
             index=FlatIndex.from_json(data["index"]),
             inputs=tuple(GraphInput(i["name"], i["dtype"], tuple(i["shape"]), i["role"]) for i in data["inputs"]),
             notes=tuple(data["notes"]),
+            warnings=tuple(data.get("warnings", ())),
             vocabulary=data["vocabulary"],
             metrics=tuple(data["metrics"]),
             padded=data["padded"],

@@ -94,6 +94,8 @@ class ModelSection(Section):
     """Graphs of your own in place of those built from `path`."""
     parameters: ParameterPatterns = ParameterPatterns()
     """Patterns that override which initializers are trained."""
+    accept_inference_export: bool = False
+    """Train a model although its file shows signs of an export for inference, which changes what is trained."""
     labels: list[Text] = Field(default_factory=list)
     """Inputs of the graph that are labels: needed for training, absent from the exported model."""
     metrics: list[Metric] = Field(default_factory=list)

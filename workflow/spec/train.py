@@ -20,7 +20,7 @@ class OptimizerBase(Section):
     weight_decay: NonNegativeFloat = 0.0
     """Decay of the parameters that are not excluded."""
     no_decay: list[Text] | None = None
-    """Glob patterns of parameters without decay; by default all of one axis or none (biases, norms)."""
+    """Glob patterns of parameters without decay; by default biases, and all of one axis or none (norms)."""
 
 
 class Adam(OptimizerBase):

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from ortflow import __version__
 from ortflow.workflow.errors import OrtflowError, UserError
+from ortflow.workflow.events import warn
 from ortflow.workflow.graph.head import check_export
 from ortflow.workflow.plan import Plan, resolve
 from ortflow.workflow.rundir import RunDir, write_atomically
@@ -26,14 +27,17 @@ def configure(context: Context) -> None:
     if not context.leads:
         return
     try:
-        for line in prepare(context.run_dir, context.spec):
+        notes, warnings = prepare(context.run_dir, context.spec)
+        for line in notes:
             print(line, flush=True)
+        for message in warnings:
+            warn(context.events, message)
     except OrtflowError as error:
         context.trouble = error
 
 
-def prepare(run_dir: RunDir, spec: RunSpec) -> list[str]:
-    """Graphs and plan in the run directory; returns what is worth a line in the log."""
+def prepare(run_dir: RunDir, spec: RunSpec) -> tuple[list[str], list[str]]:
+    """Graphs and plan in the run directory; returns what is worth a line in the log, and what is worth a warning."""
     from ortflow.workflow.data.dataset import Dataset
     from ortflow.workflow.graph.build import build_graphs
     from ortflow.workflow.graph.types import GraphSet, with_kernels_of
@@ -46,6 +50,7 @@ def prepare(run_dir: RunDir, spec: RunSpec) -> list[str]:
         check_outputs(run_dir, spec)
     fingerprint = fingerprint_of(spec)
     notes: list[str] = []
+    warnings: list[str] = []
     before = Plan.load(run_dir.plan) if run_dir.plan.exists() else None
     samples = len(Dataset.open(Path(spec.data.train.path)))
     if before is not None and before.samples != samples and saved(run_dir, spec):
@@ -61,6 +66,7 @@ def prepare(run_dir: RunDir, spec: RunSpec) -> list[str]:
         run_dir.plan.unlink(missing_ok=True)
         graphs = build_graphs(spec, DEVICE, run_dir.graphs)
         notes += graphs.notes
+        warnings += graphs.warnings
         if not graphs.own_optimizer:
             model = optimizer_graph(spec.train.optimizer, segments(spec.train.optimizer, graphs.index))
             write_atomically(graphs.optimizer, model.SerializeToString())
@@ -68,7 +74,7 @@ def prepare(run_dir: RunDir, spec: RunSpec) -> list[str]:
         write_atomically(graphs.root / GRADIENT_GRAPH, gradient_graph().SerializeToString())
     trained = sum(e.tensor.count for e in graphs.index if e.tensor.group in ("decay", "no_decay"))
     resolve(spec, samples=samples, parameters=trained, fingerprint=fingerprint).save(run_dir.plan)
-    return notes
+    return notes, warnings
 
 
 def check_outputs(run_dir: RunDir, spec: RunSpec) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from ortflow.workflow.events import warn
 from ortflow.workflow.hidden import hidden
 from ortflow.workflow.steps.context import Context
 from ortflow.workflow.trainer import StepOutcome
@@ -88,8 +89,7 @@ class Monitor:
 
     def warn(self, message: str) -> None:
         """Something a person should know, which the run survives."""
-        self._context.events.write("warning", message=message)
-        print(f"warning: {message}", flush=True)
+        warn(self._context.events, message)
 
     def _scalars(self, step: int, values: Mapping[str, float]) -> None:
         if self._writer is not None:

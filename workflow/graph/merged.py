@@ -1,0 +1,109 @@
+"""Finds parameters that an exporter merged because they were equal: they compute the same and would train as one.
+
+Called by `signs`. A fresh model has many equal parameters (scales of one, biases of zero). What is tied on purpose is
+told from what was merged by the modules that read it, where the file says them; by other tensors that are equal and
+were not merged; and by the matrices of the same layers, which are shared where the layers are.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+
+import numpy as np
+import onnx
+from onnx import numpy_helper
+
+from ortflow.workflow.graph import evidence, scopes, walk
+from ortflow.workflow.graph.roles import Roles
+
+_MERGED_AT_MOST = 1024
+"""Elements: the dynamo exporter merges no larger ones, so two of them that are equal say nothing."""
+
+Use = tuple[onnx.NodeProto, int]
+
+
+def merged_parameters(model: onnx.ModelProto, roles: Roles) -> list[str]:
+    """A sentence for each trained parameter that stands for several, by what reads it."""
+    consumers, producers = walk.consumers(model.graph), walk.producers(model.graph)
+    uniform = [
+        tensor for tensor in model.graph.initializer if roles[tensor.name].role == "trained" and _is_uniform(tensor)
+    ]
+    found = []
+    for tensor in uniform:
+        uses = evidence.uses(tensor.name, consumers)
+        foreign = [scopes.belongs(tensor.name, node) is False for node, _ in uses]
+        readers = _readers(uses, producers)
+        if len(readers) < 2:
+            continue
+        if any(foreign) if _is_known(tensor.name, uses) else _looks_merged(tensor, uniform, uses, model, consumers):
+            found.append(_sentence(tensor, uses))
+    return found
+
+
+def _is_known(name: str, uses: Sequence[Use]) -> bool:
+    return all(scopes.belongs(name, node) is not None for node, _ in uses)
+
+
+def _looks_merged(
+    tensor: onnx.TensorProto,
+    uniform: Sequence[onnx.TensorProto],
+    uses: Sequence[Use],
+    model: onnx.ModelProto,
+    consumers: Mapping[str, list[Use]],
+) -> bool:
+    """Whether nothing says that it is shared on purpose, in a file that does not name the modules of its nodes."""
+    counts = list(_uses_of_matrices(model, consumers))
+    shared = sum(count > 1 for count in counts)
+    if shared * 2 > len(counts) or len(uses) in counts:
+        return False
+    return not _has_equals(uniform)
+
+
+def _uses_of_matrices(model: onnx.ModelProto, consumers: Mapping[str, list[Use]]) -> Iterator[int]:
+    """For each matrix, how many products read it: several where a layer is used several times, as in ALBERT."""
+    for tensor in model.graph.initializer:
+        places = [use for use in evidence.uses(tensor.name, consumers) if evidence.is_weight(*use)]
+        if len(tensor.dims) >= 2 and tensor.data_type == onnx.TensorProto.FLOAT and places:
+            yield sum(node.op_type != "Gather" for node, _ in places)
+
+
+def _has_equals(uniform: Sequence[onnx.TensorProto]) -> bool:
+    """Whether two of these are equal: then nobody merged what is."""
+    seen = set()
+    for tensor in uniform:
+        if 1 < math.prod(tensor.dims) <= _MERGED_AT_MOST:
+            key = (tuple(tensor.dims), float(numpy_helper.to_array(tensor).flat[0]))
+            if key in seen:
+                return True
+            seen.add(key)
+    return False
+
+
+def _readers(uses: Sequence[Use], producers: Mapping[str, onnx.NodeProto]) -> set[object]:
+    """The layers that read a parameter: as a bias, the weight it is added behind; else the node."""
+    readers: set[object] = set()
+    for node, place in uses:
+        product = node if evidence.is_product(node, 1) else producers.get(node.input[1 - place] if place < 2 else "")
+        behind = node.op_type == "Add" and product is not None and evidence.is_product(product, 1)
+        if behind or (evidence.is_product(node, 1) and place == 2):
+            assert product is not None
+            readers.add(product.input[1])
+        else:
+            readers.add((tuple(node.output), place))
+    return readers
+
+
+def _is_uniform(tensor: onnx.TensorProto) -> bool:
+    if tensor.data_type != onnx.TensorProto.FLOAT or not tensor.dims or not math.prod(tensor.dims):
+        return False
+    flat = numpy_helper.to_array(tensor).reshape(-1)
+    return bool(np.equal(flat, flat[0]).all())
+
+
+def _sentence(tensor: onnx.TensorProto, uses: Sequence[Use]) -> str:
+    kinds = sorted({node.op_type for node, _ in uses})
+    return (
+        f"parameter {tensor.name!r} feeds {len(uses)} nodes ({', '.join(kinds)}): the exporter merged parameters of"
+        " equal value, which would train as one"
+    )

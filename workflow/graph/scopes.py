@@ -1,0 +1,57 @@
+"""Which module of the exported program a node or a tensor belongs to, as far as the file says it.
+
+Called by `merged` and `lost`. TorchScript names nodes by module (`/layers.0/norm/Add_1`); the dynamo exporter lists
+the modules in the node's metadata. Other files say nothing.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+
+import onnx
+
+_SCOPES = "pkg.torch.onnx.name_scopes"
+_SIGNATURE = "pkg.torch.export.ExportedProgram.graph_signature"
+_TARGET = re.compile(r"^\w+: (PARAMETER|BUFFER) target='([^']+)'", re.MULTILINE)
+_CALL = re.compile(r"_\d+$")
+
+
+def module_of(tensor: str) -> str:
+    """The module that a parameter's name says it belongs to: `layers.0.norm` of `layers.0.norm.weight`."""
+    return tensor.rpartition(".")[0]
+
+
+def belongs(tensor: str, node: onnx.NodeProto) -> bool | None:
+    """Whether the node stands within the module that owns the tensor; None where the file does not say."""
+    modules = _modules(node)
+    if modules is None:
+        return None
+    owner = module_of(tensor)
+    # TorchScript leaves the outermost module out of the names of nodes, and keeps it in those of tensors.
+    return any(module == owner or owner == f"module.{module}" or owner.endswith(f".{module}") for module in modules)
+
+
+def _modules(node: onnx.NodeProto) -> list[str] | None:
+    for prop in node.metadata_props:
+        if prop.key == _SCOPES:
+            try:
+                scopes = json.loads(prop.value.replace("'", '"'))
+            except ValueError:
+                return None
+            return scopes if isinstance(scopes, list) and all(isinstance(scope, str) for scope in scopes) else None
+    if not node.name.startswith("/"):
+        return None
+    parts = node.name.split("/")[1:-1]
+    called_again = [_CALL.sub("", part) for part in parts]
+    return [".".join(path[:end]) for path in (parts, called_again) for end in range(len(path), 0, -1)] or [""]
+
+
+def exported_tensors(model: onnx.ModelProto) -> dict[str, list[str]]:
+    """Every PARAMETER and BUFFER of the module that the dynamo exporter was given; empty where it does not say."""
+    found: dict[str, list[str]] = {"PARAMETER": [], "BUFFER": []}
+    for prop in model.graph.metadata_props:
+        if prop.key == _SIGNATURE:
+            for kind, name in _TARGET.findall(prop.value):
+                found[kind].append(name)
+    return found
