@@ -53,11 +53,13 @@ class Progress:
 
 
 def _is(declared: str, value: Any) -> bool:
-    """Whether a value has the type of a field: a count, a flag, or a number that may be missing."""
+    """Whether a value has the type of a field: a count, a flag, or a number or text that may be missing."""
     if declared == "int":
         return type(value) is int and value >= 0
     if declared == "bool":
         return type(value) is bool
+    if declared == "str | None":
+        return value is None or type(value) is str
     return value is None or type(value) in (int, float)
 
 

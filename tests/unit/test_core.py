@@ -223,7 +223,7 @@ def test_another_rule_takes_up_a_run_that_stopped_early() -> None:
 
 
 def test_progress_survives_its_json_and_unknown_fields() -> None:
-    progress = Progress(step=7, epoch=1, sample=3, best_metric=0.5)
+    progress = Progress(step=7, epoch=1, sample=3, best_metric=0.5, best_of="loss on eval.arrow")
     assert Progress.from_json({**json.loads(json.dumps(progress.to_json())), "later": 1}) == progress
 
 
