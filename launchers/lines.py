@@ -90,7 +90,9 @@ def _checkpoint(record: Mapping[str, Any]) -> str:
 
 
 def _export(record: Mapping[str, Any]) -> str:
-    return f"exported {record.get('path')}, at most {record.get('max_difference') or 0:.2g} off the evaluation graph"
+    difference = record.get("max_difference")
+    off = "not compared" if difference is None else f"at most {difference:.2g} off the trained graph"
+    return f"exported {record.get('path')}, {off}"
 
 
 _LINES: dict[str, Callable[[Mapping[str, Any]], str | None]] = {

@@ -28,10 +28,7 @@ def export(
     found = find_run(run, runs)
     check(examine(sys.executable))
 
-    from ortflow.workflow.steps.export import export_checkpoint
+    from ortflow.workflow.steps.export import deviation, export_checkpoint
 
     done = export_checkpoint(found, step, output.absolute() if output else None)
-    off = "not checked: there are no samples"
-    if done.max_difference is not None:
-        off = f"at most {done.max_difference:.2g} off the evaluation graph"
-    typer.echo(f"{done.path}: step {done.step}, {off}")
+    typer.echo(f"{done.path}: step {done.step}, {deviation(done.max_difference)}")

@@ -215,3 +215,28 @@ def test_a_run_does_not_go_on_with_another_set_of_samples(project: Project) -> N
     assert "this run was begun with" in refused.stderr
     assert (run_dir / "plan.json").read_bytes() == plan
     assert [step for step, *_ in curve(run_dir)] == [1, 2, 3, 4, 5]
+
+
+def test_a_model_that_cannot_be_exported_is_refused_before_it_is_trained(project: Project) -> None:
+    file = project.write("no-export", export__tolerance=0.0)
+    done = command("run", file.name, folder=project.folder)
+    assert done.returncode == 2
+    assert "export.tolerance: the exported model is" in done.stdout + done.stderr
+    assert not any(project.run_dir("no-export").rglob("step-*"))
+    assert "loss" not in done.stdout
+
+
+def test_a_failed_export_says_where_the_training_is(project: Project) -> None:
+    run_dir = project.run("late-export", train__steps=6, export__enabled=False)
+    file = project.write("late-export", train__steps=6, export__tolerance=0.0, restart__failures=0)
+    done = command("run", file.name, folder=project.folder)
+    assert done.returncode == 2
+    said = done.stdout + done.stderr
+    assert f"training is done and saved in {run_dir / 'checkpoints' / 'step-00000006'}, but the export failed" in said
+    assert f"`ortflow export {run_dir}` tries again" in said
+    assert len(of_kind(run_dir, "step")) == 6
+    assert command("export", str(run_dir), folder=project.folder).returncode == 2
+    file.write_text(file.read_text().replace("tolerance: 0.0", "tolerance: 0.1"))
+    assert command("run", file.name, folder=project.folder).returncode == 0
+    assert len(of_kind(run_dir, "step")) == 6
+    assert command("export", str(run_dir), folder=project.folder).returncode == 0

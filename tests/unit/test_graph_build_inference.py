@@ -67,7 +67,7 @@ def test_failure_leaves_the_old_file(graphs: GraphSet, tmp_path: Path, monkeypat
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(inference, "_write", full)
+    monkeypatch.setattr(inference, "write_model", full)
     with pytest.raises(UserError, match=r"export.path: cannot write .*: No space left on device"):
         export_inference(graphs.infer, trained(graphs), out)
     check(out, tensors_of(graphs))

@@ -38,18 +38,20 @@ def load(
     out: Mapping[str, Array] | None = None,
     *,
     index: FlatIndex | None = None,
+    partial: bool = False,
 ) -> Loaded:
     """Read the checkpoint of a step; into `out` (one-dimensional arrays, by buffer name) if given.
 
     Buffers that `out` does not name are verified and not kept. With an `index` training goes on from it: the
-    checkpoint must then hold exactly the buffers of `out`, and the same tensors at the same places.
+    checkpoint must then hold exactly the buffers of `out`, or more with `partial`, and the same tensors at the same
+    places.
     Raises Damaged, and then `out` may be half filled; UserError if the checkpoint is of something else.
     """
     manifest = read_manifest(store, step)
     for fault in check_sizes(store, manifest):
         raise fault
     buffers = _allocate(manifest) if out is None else out
-    difference = _difference(manifest, buffers, index)
+    difference = _difference(manifest, buffers, index, partial)
     if difference is not None:
         raise UserError(
             difference,
@@ -72,13 +74,14 @@ def load_newest(
     on_reject: OnReject | None = None,
     *,
     index: FlatIndex | None = None,
+    partial: bool = False,
 ) -> Loaded | None:
     """Read the newest whole checkpoint, as `load` does; each one passed over is reported; None if there is none.
 
     If something was rejected and nothing loaded, `out` may be half filled.
     """
     for step in reversed(store.steps()):
-        found = _load_or_reject(store, step, out, on_reject, index)
+        found = _load_or_reject(store, step, out, on_reject, index, partial)
         if found is not None:
             return found
     return None
@@ -90,9 +93,10 @@ def _load_or_reject(
     out: Mapping[str, Array] | None,
     on_reject: OnReject | None,
     index: FlatIndex | None,
+    partial: bool,
 ) -> Loaded | None:
     try:
-        return load(store, step, out, index=index)
+        return load(store, step, out, index=index, partial=partial)
     except Damaged as fault:
         if on_reject:
             on_reject(fault)
@@ -119,7 +123,7 @@ def _allocate(manifest: Manifest) -> dict[str, Array]:
     return {name: np.empty(spec.count, DTYPES[spec.dtype]) for name, spec in manifest.buffers.items()}
 
 
-def _difference(manifest: Manifest, out: Mapping[str, Array], index: FlatIndex | None) -> str | None:
+def _difference(manifest: Manifest, out: Mapping[str, Array], index: FlatIndex | None, partial: bool) -> str | None:
     """Why the checkpoint does not go into `out`; None if it does."""
     for name, array in out.items():
         spec = manifest.buffers.get(name)
@@ -133,7 +137,7 @@ def _difference(manifest: Manifest, out: Mapping[str, Array], index: FlatIndex |
     if index is None:
         return None
     more = [name for name in manifest.buffers if name not in out]
-    if more:
+    if more and not partial:
         return f"the checkpoint also has {', '.join(more)}"
     for saved, here in zip_longest(manifest.index, index):
         if saved != here:

@@ -74,7 +74,7 @@ def build_graphs(spec: RunSpec, device: str, out: Path) -> GraphSet:
             notes.append(f"left out of training, because the loss does not depend on it: input {', '.join(unread)}")
         known = {value.name: value for graph in (forward.graph, evaluate.graph, train.graph) for value in graph.input}
         order = [known[name] for name in (*(i.name for i in inputs), *([VALID] if padded else []), *source.tensors)]
-        infer = infer_graph(source.skeleton, source.labels) if spec.export.enabled else None
+        infer = _infer_graph(spec, source)
         files = {"train.onnx": _bytes(train, order), "eval.onnx": _bytes(evaluate, order)}
         if infer is not None:
             files["infer.onnx"] = infer.SerializeToString(deterministic=True)
@@ -160,6 +160,16 @@ def _eval_graph(
         outputs = [value.name for value in model.graph.output if value.name.startswith("ortflow.")]
         model = own_eval(section.graphs.eval, source, outputs)
     return model, bounds
+
+
+def _infer_graph(spec: RunSpec, source: Source) -> onnx.ModelProto | None:
+    """The inference graph; None where the model allows none and none is asked for."""
+    try:
+        return infer_graph(source.skeleton, source.labels)
+    except UserError:
+        if spec.export.enabled:
+            raise
+        return None
 
 
 def _bytes(model: onnx.ModelProto, inputs: Sequence[onnx.ValueInfoProto]) -> bytes:

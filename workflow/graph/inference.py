@@ -7,22 +7,23 @@ ONNX Runtime.
 from __future__ import annotations
 
 import glob
+import math
 import os
 import shutil
 import tempfile
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection
 from pathlib import Path
 
-import numpy as np
 import onnx
-import xxhash
-from onnx import TensorProto, numpy_helper
+from onnx import TensorProto, helper
 
 from ortflow.workflow.errors import OrtflowError, UserError
 from ortflow.workflow.graph import walk
 from ortflow.workflow.graph.edit import make_outputs, prune, replace, used
 from ortflow.workflow.graph.head import PRODUCER, check_export
+from ortflow.workflow.graph.model_file import ITEM, Shapes, Tensors, write_data, write_model
 from ortflow.workflow.graph.modes import evaluation_mode
+from ortflow.workflow.graph.normalization import write_out_behind_products
 from ortflow.workflow.rundir import sync_directory
 
 EXTERNAL_BYTES = 1_500_000_000
@@ -46,43 +47,76 @@ def infer_graph(skeleton: onnx.ModelProto, labels: Collection[str]) -> onnx.Mode
         )
     make_outputs(graph, [onnx.ValueInfoProto.FromString(value.SerializeToString()) for value in kept])
     evaluation_mode(graph)
+    write_out_behind_products(graph)
     prune(graph)
     replace(graph.input, [value for value in graph.input if value.name not in labels])
     return copy
 
 
-def export_inference(infer_path: Path, tensors: Mapping[str, np.ndarray], out: Path) -> None:
-    """Write the inference graph at `infer_path` with its weights to `out`, checked, the whole file or the old one.
+def as_function(infer_path: Path, shapes: Shapes) -> tuple[onnx.ModelProto, list[str]]:
+    """The inference graph at `infer_path` with its weights as inputs behind its own, and their names.
 
-    Weights beyond EXTERNAL_BYTES go to `<stem>-<hash>.data` beside it. Raises UserError where `out` cannot be written
-    or holds anything but an earlier export, OrtflowError where the result is no valid model.
+    `shapes` are those of all tensors there are. Raises UserError where there is no such graph, OrtflowError where a
+    tensor is missing.
     """
-    check_export(out)
+    if not infer_path.exists():
+        raise UserError(
+            "the run has no inference graph, because it was configured with export.enabled: false",
+            where=str(infer_path),
+            fix="start the run anew with export.enabled: true",
+        )
     model = onnx.load(infer_path)
-    model.producer_name = PRODUCER
     graph = model.graph
     known = {value.name for value in graph.input} | {tensor.name for tensor in graph.initializer}
     known |= {name for node in graph.node for name in node.output}
     wanted = sorted(used(graph) - known)
-    missing = [name for name in wanted if name not in tensors]
+    missing = [name for name in wanted if name not in shapes]
     if missing:
         raise OrtflowError(f"no weights for {', '.join(missing[:3])} of the inference graph {infer_path}")
-    arrays = {name: np.ascontiguousarray(tensors[name], dtype=np.float32) for name in wanted}
-    external = sum(array.nbytes for array in arrays.values()) > EXTERNAL_BYTES
+    graph.input.extend(helper.make_tensor_value_info(name, TensorProto.FLOAT, shapes[name]) for name in wanted)
+    return model, wanted
+
+
+def export_inference(
+    infer_path: Path,
+    tensors: Tensors,
+    out: Path,
+    check: Callable[[Path], None] = lambda path: None,
+    *,
+    shapes: Shapes | None = None,
+    trial: bool = False,
+) -> None:
+    """Write the inference graph at `infer_path` with its weights to `out`, checked, the whole file or the old one.
+
+    `tensors` are fp32 and asked for one by one; `shapes`, where it is given, spares asking for them. `check` is called
+    with the file before it replaces `out`, and refuses it by raising. A `trial` does everything but replace. Weights
+    beyond EXTERNAL_BYTES go to `<stem>-<hash>.data` beside the file. Raises UserError where `out` cannot be written or
+    holds anything but an earlier export, OrtflowError where the result is no valid model.
+    """
+    check_export(out)
+    shapes = {name: array.shape for name, array in tensors.items()} if shapes is None else shapes
+    model, wanted = as_function(infer_path, shapes)
+    try:
+        onnx.checker.check_model(model, full_check=True)
+    except (onnx.checker.ValidationError, onnx.shape_inference.InferenceError) as error:
+        raise OrtflowError(f"the exported model is not valid: {str(error).splitlines()[0]}") from None
+    graph = model.graph
+    del graph.input[len(graph.input) - len(wanted) :]
+    model.producer_name = PRODUCER
+    weights = {name: shapes[name] for name in wanted}
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
         folder = Path(tempfile.mkdtemp(prefix=f".{out.name}.", dir=out.parent))
     except OSError as error:
         raise UserError(f"cannot write {out}: {error.strerror}", where="export.path") from None
     try:
-        data = _write_data(folder, out.stem, arrays, graph) if external else None
-        if not external:
-            graph.initializer.extend(numpy_helper.from_array(array, name) for name, array in arrays.items())
-        _write(folder / out.name, model.SerializeToString(deterministic=True))
-        try:
-            onnx.checker.check_model(str(folder / out.name), full_check=True)
-        except (onnx.checker.ValidationError, onnx.shape_inference.InferenceError) as error:
-            raise OrtflowError(f"the exported model is not valid: {str(error).splitlines()[0]}") from None
+        data = None
+        if sum(math.prod(shape) for shape in weights.values()) * ITEM > EXTERNAL_BYTES:
+            data = write_data(folder, out.stem, weights, tensors, graph)
+        write_model(folder / out.name, model, {} if data else weights, tensors)
+        check(folder / out.name)
+        if trial:
+            return
         pattern = f"{glob.escape(out.stem)}-{'[0-9a-f]' * 16}.data"
         stale = {path for path in out.parent.glob(pattern) if out.exists() and not path.is_symlink()}
         if data is not None:
@@ -108,34 +142,3 @@ def _sources(graph: onnx.GraphProto, output: str) -> set[str]:
         seen |= fresh
         open_names.extend(fresh)
     return seen
-
-
-def _write_data(folder: Path, stem: str, arrays: Mapping[str, np.ndarray], graph: onnx.GraphProto) -> str:
-    """Write the weights one behind the other, and point the graph's initializers there; returns the file's name."""
-    digest = xxhash.xxh3_64()
-    for array in arrays.values():
-        digest.update(array.data)
-    name = f"{stem}-{digest.hexdigest()}.data"
-    offset = 0
-    with (folder / name).open("wb") as file:
-        for tensor_name, array in arrays.items():
-            # Aligned to pages, so that a reader can map each tensor.
-            offset = -(-offset // 4096) * 4096
-            file.seek(offset)
-            file.write(array.data)
-            tensor = TensorProto(name=tensor_name, data_type=TensorProto.FLOAT, dims=array.shape)
-            tensor.data_location = TensorProto.EXTERNAL
-            for key, value in (("location", name), ("offset", offset), ("length", array.nbytes)):
-                tensor.external_data.add(key=key, value=str(value))
-            graph.initializer.append(tensor)
-            offset += array.nbytes
-        file.flush()
-        os.fsync(file.fileno())
-    return name
-
-
-def _write(path: Path, data: bytes) -> None:
-    with path.open("wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())

@@ -69,8 +69,9 @@ class ExportSection(Section):
 
     path: Text = "export/model.onnx"
     """File, relative to the run directory."""
-    tolerance: NonNegativeFloat = 1e-4
-    """Largest difference to the evaluation graph, absolute plus relative, on real samples."""
+    tolerance: NonNegativeFloat | None = None
+    """Largest difference to the trained graph, absolute plus relative, on real samples; 1e-4, or the model's own
+    rounding where that is larger."""
     enabled: bool = True
     """Export after the last step."""
 

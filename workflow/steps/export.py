@@ -1,4 +1,4 @@
-"""Step 7: the inference model with trained weights, checked against the evaluation graph on real samples.
+"""Step 7: the inference model with trained weights, checked against the trained graph on real samples.
 
 In a run, rank 0 does it behind the last step; offline, from any whole checkpoint, `export_checkpoint` does the same
 with one rank and no MPI.
@@ -19,9 +19,8 @@ import numpy.typing as npt
 from ortflow.workflow.checkpoint.load import Loaded, load, load_newest
 from ortflow.workflow.checkpoint.manifest import Damaged
 from ortflow.workflow.checkpoint.store import DirectoryStore
-from ortflow.workflow.comm.solo import SoloCommunicator
 from ortflow.workflow.device.cpu import CpuDevice
-from ortflow.workflow.errors import UserError
+from ortflow.workflow.errors import OrtflowError, UserError
 from ortflow.workflow.graph.types import GraphSet
 from ortflow.workflow.layout import FlatIndex
 from ortflow.workflow.plan import Plan
@@ -32,7 +31,7 @@ from ortflow.workflow.spec.load import load_run_file
 from ortflow.workflow.steps.context import Context
 from ortflow.workflow.steps.shard import Stream
 from ortflow.workflow.trainer import MicroBatch
-from ortflow.workflow.trainer.graph import GraphTrainer
+from ortflow.workflow.trainer.inference import export_checked
 from ortflow.workflow.trainer.sessions import Sessions
 
 CHECKED_BATCHES = 2
@@ -45,19 +44,65 @@ class Exported:
     path: Path
     step: int
     max_difference: float | None
-    """To the evaluation graph on real samples; None where the data is not there to compare on."""
+    """To the trained graph on real samples; None where the data is not there to compare on."""
+
+
+def try_export(context: Context) -> None:
+    """Make and check the model from the parameters that training begins with, and keep nothing.
+
+    Called by all ranks before the first step. Raises UserError, on all, where the export at the end would fail.
+    """
+    if not context.spec.export.enabled or context.progress.step:
+        return
+    trouble = None
+    if context.leads:
+        try:
+            context.trainer.export(output(context), samples(context)[:1], context.spec.export.tolerance, trial=True)
+        except OrtflowError as error:
+            trouble = error
+    trouble = context.world.share(trouble)
+    if trouble is not None:
+        raise trouble
 
 
 def export(context: Context) -> None:
-    """Write and check the model; only rank 0, whose parameters are everybody's."""
+    """Write and check the model; only rank 0, whose parameters are everybody's.
+
+    Where that fails, the failure says that training is done, where the parameters are, and how to export them later.
+    """
     if not context.spec.export.enabled:
         return
     if context.leads:
-        path = context.run_dir.root / context.spec.export.path
-        difference = context.trainer.export(path, samples(context), context.spec.export.tolerance)
+        path = output(context)
+        try:
+            difference = context.trainer.export(path, samples(context), context.spec.export.tolerance)
+        except UserError as error:
+            raise UserError(_after_training(context, error)) from error
+        except Exception as error:  # whatever it is, the training it follows is done
+            raise OrtflowError(_after_training(context, error)) from error
         context.events.write("export", path=str(path), max_difference=difference)
-        print(f"exported {path}, at most {difference:.2g} off the evaluation graph", flush=True)
+        print(f"exported {path}, {deviation(difference)}", flush=True)
     context.world.barrier()
+
+
+def output(context: Context) -> Path:
+    """The file that the run exports."""
+    return context.run_dir.root / context.spec.export.path
+
+
+def _after_training(context: Context, error: Exception) -> str:
+    reason = str(error) if isinstance(error, OrtflowError) else f"{type(error).__name__}: {error}"
+    store = DirectoryStore(context.run_dir.root / context.spec.checkpoint.directory)
+    step = context.progress.step
+    return (
+        f"training is done and saved in {store.place(step)}, but the export failed: {reason}; "
+        f"`ortflow export {context.run_dir.root}` tries again"
+    )
+
+
+def deviation(difference: float | None) -> str:
+    """How far the exported model is from the trained graph, in words."""
+    return "not compared: no samples" if difference is None else f"at most {difference:.2g} off the trained graph"
 
 
 def samples(context: Context) -> list[MicroBatch]:
@@ -68,17 +113,16 @@ def samples(context: Context) -> list[MicroBatch]:
 def export_checkpoint(run_dir: RunDir, step: int | None, path: Path | None) -> Exported:
     """The inference model of a checkpoint, the newest whole one if no step is given; one process, no MPI.
 
-    Raises UserError where the run has no such checkpoint, OrtflowError where the model is off by more than the run
-    file's tolerance.
+    Raises UserError where the run has no such checkpoint, or where the model is off by more than the run file's
+    tolerance.
     """
     spec = load_run_file(run_dir.run_file)
     graphs, plan = GraphSet.load(run_dir.graphs), Plan.load(run_dir.plan)
-    sessions = Sessions(CpuDevice(), os.cpu_count() or 1, spec.monitor.runtime_log)
-    trainer = GraphTrainer(graphs, spec, sessions, SoloCommunicator())
-    targets = {name: np.empty(buffer.count, buffer.dtype) for name, buffer in trainer.state().items()}
-    loaded = find(DirectoryStore(run_dir.root / spec.checkpoint.directory), step, targets, trainer.index)
-    for name, buffer in trainer.state().items():
-        buffer.write(targets[name])
+    device = CpuDevice()
+    sessions = Sessions(device, os.cpu_count() or 1, spec.monitor.runtime_log)
+    parameters = device.allocate(graphs.index.size, np.float32)
+    kept = {"parameters": parameters.array}
+    loaded = find(DirectoryStore(run_dir.root / spec.checkpoint.directory), step, kept, graphs.index)
     path = path or run_dir.root / spec.export.path
     batches: list[MicroBatch] = []
     if Path((spec.data.eval or spec.data.train).path).exists():
@@ -86,21 +130,21 @@ def export_checkpoint(run_dir: RunDir, step: int | None, path: Path | None) -> E
         stream = Stream(spec, plan, graphs, alone, Progress())
         batches = list(islice(stream.samples(), CHECKED_BATCHES))
         stream.close()
-    difference = trainer.export(path, batches, spec.export.tolerance)
-    return Exported(path, loaded.manifest.step, difference if batches else None)
+    difference = export_checked(graphs, parameters, sessions, path, batches, spec.export.tolerance)
+    return Exported(path, loaded.manifest.step, difference)
 
 
 def find(store: DirectoryStore, step: int | None, targets: Mapping[str, npt.NDArray[Any]], index: FlatIndex) -> Loaded:
-    """A whole checkpoint, of `step` or the newest; raises UserError where there is none."""
+    """Fill `targets` from a whole checkpoint, of `step` or the newest; raises UserError where there is none."""
     known = ", ".join(map(str, store.steps())) or "none"
     if step is None:
-        loaded = load_newest(store, targets, index=index)
+        loaded = load_newest(store, targets, index=index, partial=True)
         if loaded is None:
             raise UserError(f"no whole checkpoint (steps there: {known})", where=str(store.path))
         return loaded
     if step not in store.steps():
         raise UserError(f"no checkpoint of step {step}", where=str(store.path), fix=f"choose of: {known}")
     try:
-        return load(store, step, targets, index=index)
+        return load(store, step, targets, index=index, partial=True)
     except Damaged as fault:
         raise UserError(fault.reason, where=str(fault.path), fix="choose another step") from fault

@@ -130,6 +130,9 @@ class Stream:
 
 
 def shard(context: Context) -> None:
-    """Open this rank's part of the data at the run's position."""
+    """Open this rank's part of the data at the run's position; with real samples at hand, try the export."""
+    from ortflow.workflow.steps.export import try_export
+
     context.stream = Stream(context.spec, context.plan, context.graphs, context.place, context.progress)
+    try_export(context)
     context.leave_if_asked()

@@ -84,8 +84,12 @@ class Trainer(Protocol):
         `votes` is asked when the batches are through; the answers are summed over the ranks with the metrics.
         """
 
-    def export(self, path: Path, samples: Sequence[MicroBatch], tolerance: float) -> float:
-        """Write the inference model; the largest difference to the evaluation graph on the samples.
+    def export(
+        self, path: Path, samples: Sequence[MicroBatch], tolerance: float | None, *, trial: bool = False
+    ) -> float | None:
+        """Write the inference model, or with `trial` only try to.
 
-        Raises OrtflowError where the difference is larger than the tolerance.
+        Returns its largest difference to the trained graph on the samples; None where it could not be compared.
+        Raises UserError where the model is unusable, or where the difference is larger than the tolerance; then the
+        file of an earlier export stays. Without a tolerance, the model's own rounding counts.
         """

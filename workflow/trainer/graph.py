@@ -16,7 +16,6 @@ import numpy.typing as npt
 
 from ortflow.workflow.comm import Communicator
 from ortflow.workflow.device import Buffer
-from ortflow.workflow.errors import OrtflowError
 from ortflow.workflow.graph.types import LOSS_SUM, LOSS_WEIGHT, VALID, GraphSet
 from ortflow.workflow.layout import FlatIndex
 from ortflow.workflow.onnx_runtime import onnxruntime
@@ -25,7 +24,7 @@ from ortflow.workflow.optim.segments import segments
 from ortflow.workflow.spec.metrics import METRICS
 from ortflow.workflow.spec.run import RunSpec
 from ortflow.workflow.trainer import GRADIENT_GRAPH, EvaluationOutcome, MicroBatch, StepOutcome
-from ortflow.workflow.trainer.inference import largest_difference
+from ortflow.workflow.trainer.inference import export_checked
 from ortflow.workflow.trainer.sessions import Binding, Sessions
 
 TAIL = 64
@@ -65,8 +64,7 @@ class GraphTrainer:
         training = sessions.open_fastest(graphs.train)
         self._first = self._bind_training(training, self._gradients)
         self._further = self._bind_training(training, self._scratch) if self._scratch else self._first
-        self._eval_session = sessions.open(graphs.eval)
-        self._evaluation = Binding(self._eval_session, device)
+        self._evaluation = Binding(sessions.open(graphs.eval), device)
         self._evaluation.read_tensors(self.index, self._parameters)
         self._metric_outputs = sorted(name for name in self._evaluation.outputs if name.startswith("ortflow."))
         self._metric_sums = device.allocate(len(self._metric_outputs), np.float32)
@@ -220,24 +218,11 @@ class GraphTrainer:
         end = len(names) + 1
         return EvaluationOutcome(metrics, round(totals[len(names)]), totals[end : end + len(mine)])
 
-    def export(self, path: Path, samples: Sequence[MicroBatch], tolerance: float) -> float:
+    def export(
+        self, path: Path, samples: Sequence[MicroBatch], tolerance: float | None, *, trial: bool = False
+    ) -> float | None:
         """Write the inference model with the trained parameters, checked; see the protocol."""
-        from ortflow.workflow.graph.inference import export_inference
-
-        tensors = {
-            entry.name: self._parameters.slice(entry.offset, entry.end).read().reshape(entry.tensor.shape)
-            for entry in self.index
-        }
-        export_inference(self._graphs.infer, tensors, path)
-        evaluation = Binding(self._eval_session, self._sessions.device)
-        evaluation.read_tensors(self.index, self._parameters)
-        difference = largest_difference(path, evaluation, self._feed, samples)
-        if not difference <= tolerance:
-            raise OrtflowError(
-                f"the exported model {path} is {difference:.3g} off the evaluation graph on real samples, "
-                f"more than export.tolerance allows ({tolerance:g})"
-            )
-        return difference
+        return export_checked(self._graphs, self._parameters, self._sessions, path, samples, tolerance, trial=trial)
 
 
 def ratios(sums: Mapping[str, float]) -> dict[str, float]:

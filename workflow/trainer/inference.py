@@ -1,51 +1,176 @@
-"""Is an exported model the one that was trained? Both are run on the same real samples.
+"""Writes the inference model and compares it with the graph it was made of, on real samples.
 
-Called by the graph trainer's export. The exported file runs as its users will run it: in a plain session, with ONNX
-Runtime's own optimisations, its weights inside.
+Called by the graph trainer and by the export of a checkpoint. The file runs as its users will run it: in a plain
+session, with ONNX Runtime's own optimisations, its weights inside. The graph runs as it is written, not optimised, with
+the trained parameters as inputs, tied to their flat buffer.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from ortflow.workflow.device import Buffer
+from ortflow.workflow.errors import UserError
+from ortflow.workflow.graph.inference import as_function, export_inference
+from ortflow.workflow.graph.types import GraphSet
+from ortflow.workflow.layout import FlatIndex
 from ortflow.workflow.onnx_runtime import onnxruntime
 from ortflow.workflow.trainer import MicroBatch
-from ortflow.workflow.trainer.sessions import Binding
+from ortflow.workflow.trainer.sessions import SESSION_ERRORS, Binding, Sessions
+
+TOLERANCE = 1e-4
+"""Largest difference where the run file names none and the model's own rounding is smaller."""
+UNITS = 16
+"""Units in the last place that every parameter is moved by to see what rounding does to the model."""
+_PIECE = 1 << 20
+
+Array = npt.NDArray[Any]
+Outputs = Callable[[MicroBatch], list[Array]]
 
 
-def largest_difference(
-    model: Path, evaluation: Binding, feed: Callable[[Binding, MicroBatch], None], samples: Sequence[MicroBatch]
-) -> float:
-    """Largest |exported - evaluated| / (1 + |evaluated|) over the outputs that both have, over all samples.
+class FlatTensors(Mapping[str, Array]):
+    """The tensors of a flat buffer by name; each is copied to the host when it is asked for."""
 
-    `evaluation` is a fresh binding of the evaluation graph to the trained parameters, `feed` ties a batch to it.
-    NaN where one of them gives what is no number and the other does not.
+    def __init__(self, index: FlatIndex, buffer: Buffer) -> None:
+        self._index, self._buffer = index, buffer
+
+    def __getitem__(self, name: str) -> Array:
+        entry = self._index[name]
+        return self._buffer.slice(entry.offset, entry.end).read().reshape(entry.tensor.shape)
+
+    def __iter__(self) -> Iterator[str]:
+        return (entry.name for entry in self._index)
+
+    def __len__(self) -> int:
+        return len(self._index)
+
+
+def export_checked(
+    graphs: GraphSet,
+    parameters: Buffer,
+    sessions: Sessions,
+    path: Path,
+    samples: Sequence[MicroBatch],
+    tolerance: float | None,
+    *,
+    trial: bool = False,
+) -> float | None:
+    """Write the inference model with the parameters to `path`, or with `trial` only try; the file or the old one.
+
+    Returns the largest difference of any output on the samples; None where there are no samples, or where they lack an
+    input of the model. Raises UserError where the model does not load, or where the difference is larger than the
+    tolerance, by default TOLERANCE or what the model's own rounding makes of it.
     """
+    shapes = {entry.name: entry.tensor.shape for entry in graphs.index}
+    difference: float | None = None
+
+    def check(file: Path) -> None:
+        nonlocal difference
+        session = _plain_session(file)
+        inputs = {value.name for value in session.get_inputs()}
+        if not samples or any(inputs - batch.arrays.keys() for batch in samples):
+            return
+        exported = _outputs_of(session)
+        names = [value.name for value in session.get_outputs()]
+        graph = sessions.open(as_function(graphs.infer, shapes)[0].SerializeToString(), as_written=True)
+
+        def outputs_with(tensors: Buffer) -> Outputs:
+            return _outputs_with(Binding(graph, sessions.device), graphs.index, tensors, names)
+
+        expected = outputs_with(parameters)
+        difference = _difference(exported, expected, samples)
+        allowed = TOLERANCE if tolerance is None else tolerance
+        if tolerance is None and not difference <= allowed:
+            allowed = max(allowed, _difference(outputs_with(_moved(parameters, sessions)), expected, samples))
+        if not difference <= allowed:
+            raise UserError(
+                f"the exported model is {difference:.3g} off the graph it was made of on real samples, "
+                f"more than {allowed:.3g}",
+                where="export.tolerance",
+                fix="raise it if that is good enough for the model, or set export.enabled to false",
+            )
+
+    export_inference(graphs.infer, FlatTensors(graphs.index, parameters), path, check, shapes=shapes, trial=trial)
+    return difference
+
+
+def _plain_session(file: Path) -> onnxruntime.InferenceSession:
     options = onnxruntime.SessionOptions()
-    options.log_severity_level = 3
-    session = onnxruntime.InferenceSession(str(model), options, providers=["CPUExecutionProvider"])
-    inputs = [value.name for value in session.get_inputs()]
-    outputs = [value.name for value in session.get_outputs() if value.name in evaluation.outputs]
+    options.log_severity_level = 4
+    try:
+        return onnxruntime.InferenceSession(str(file), options, providers=["CPUExecutionProvider"])
+    except SESSION_ERRORS as error:
+        raise UserError(
+            f"ONNX Runtime does not load the exported model: {' '.join(str(error).split())}",
+            where="export",
+            fix="set export.enabled to false to train all the same",
+        ) from None
+
+
+def _outputs_of(session: onnxruntime.InferenceSession) -> Outputs:
+    names = [value.name for value in session.get_inputs()]
+
+    def run(batch: MicroBatch) -> list[Array]:
+        made: list[Array] = session.run(None, {name: batch.arrays[name] for name in names})
+        return made
+
+    return run
+
+
+def _outputs_with(binding: Binding, index: FlatIndex, parameters: Buffer, names: Sequence[str]) -> Outputs:
+    binding.read_tensors(index, parameters)
+
+    def run(batch: MicroBatch) -> list[Array]:
+        for name in binding.inputs & batch.arrays.keys():
+            binding.feed(name, batch.arrays[name])
+        return binding.fetch(names)
+
+    return run
+
+
+def _moved(parameters: Buffer, sessions: Sessions) -> Buffer:
+    """A copy in which every element is UNITS units in its last place larger or smaller, by chance."""
+    moved = sessions.device.allocate(parameters.count, parameters.dtype)
+    random = np.random.default_rng(0)
+    step = np.float32(UNITS * np.finfo(np.float32).eps)
+    for start in range(0, parameters.count, _PIECE):
+        stop = min(start + _PIECE, parameters.count)
+        values = parameters.slice(start, stop).read()
+        signs = random.integers(0, 2, len(values), np.int8) * np.float32(2) - np.float32(1)
+        moved.slice(start, stop).write(values * (np.float32(1) + signs * step))
+    return moved
+
+
+def _difference(mine: Outputs, theirs: Outputs, samples: Sequence[MicroBatch]) -> float:
+    """Largest difference of any output over all samples; NaN where only one of the two gives a number."""
+    pairs = (pair for batch in samples for pair in zip(mine(batch), theirs(batch), strict=True))
+    return max((relative(*pair) for pair in pairs), key=_or_nan, default=0.0)
+
+
+def relative(exported: Array, expected: Array) -> float:
+    """Largest |exported - expected| / (1 + |expected|): absolute where values are small, relative where they are large.
+
+    NaN where only one is a number, or where the shapes differ.
+    """
+    if exported.shape != expected.shape:
+        return float("nan")
+    mine, theirs = exported.reshape(-1), expected.reshape(-1)
     largest = 0.0
-    for batch in samples:
-        exported = session.run(outputs, {name: batch.arrays[name] for name in inputs})
-        feed(evaluation, batch)
-        evaluated = evaluation.fetch(outputs)
-        for mine, theirs in zip(exported, evaluated, strict=True):
-            largest = max(largest, relative(mine, theirs), key=lambda value: (np.isnan(value), value))
+    for start in range(0, mine.size, _PIECE):
+        a, b = (flat[start : start + _PIECE].astype(np.float64) for flat in (mine, theirs))
+        with np.errstate(invalid="ignore"):
+            difference = np.abs(a - b) / (1.0 + np.abs(b))
+        difference[(a == b) | (np.isnan(a) & np.isnan(b))] = 0.0
+        worst = float(difference.max(initial=0.0))
+        largest = max(largest, worst, key=_or_nan)
     return largest
 
 
-def relative(exported: npt.NDArray[Any], evaluated: npt.NDArray[Any]) -> float:
-    """The largest difference of two arrays, absolute where values are small and relative where they are large."""
-    if exported.shape != evaluated.shape:
-        return float("nan")
-    a, b = exported.astype(np.float64), evaluated.astype(np.float64)
-    difference = np.abs(a - b) / (1.0 + np.abs(b))
-    difference[(a == b) | (np.isnan(a) & np.isnan(b))] = 0.0
-    return float(difference.max(initial=0.0))
+def _or_nan(value: float) -> tuple[bool, float]:
+    """Sorts NaN behind every number."""
+    return np.isnan(value), value

@@ -32,13 +32,18 @@ class Sessions:
         faster = with_kernels_of(graph)
         return self.open(faster if self._kernels is not None and faster.exists() else graph)
 
-    def open(self, model: Path | bytes) -> onnxruntime.InferenceSession:
-        """A session of a graph of ours; files are handed over as bytes, so that none is followed out of its folder."""
+    def open(self, model: Path | bytes, *, as_written: bool = False) -> onnxruntime.InferenceSession:
+        """A session of a graph of ours; files are handed over as bytes, so that none is followed out of its folder.
+
+        `as_written`: without ONNX Runtime's optimisations.
+        """
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = self._threads
         options.inter_op_num_threads = 1
         options.log_severity_level = self._severity
         options.use_deterministic_compute = True
+        if as_written:
+            options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
         _save_memory(options)
         # A rank has several sessions and each its own threads: idle ones must not spin beside the one at work.
         options.add_session_config_entry("session.force_spinning_stop", "1")
@@ -47,7 +52,7 @@ class Sessions:
         content = model if isinstance(model, bytes) else model.read_bytes()
         try:
             return onnxruntime.InferenceSession(content, options, providers=self.device.providers())
-        except _SESSION_ERRORS as error:
+        except SESSION_ERRORS as error:
             name = model.name if isinstance(model, Path) else "graph"
             raise OrtflowError(f"ONNX Runtime refuses {name}: {error}") from error
 
@@ -115,7 +120,7 @@ class Binding:
         """
         try:
             self._session.run_with_iobinding(self._binding, self._options)
-        except _SESSION_ERRORS as error:
+        except SESSION_ERRORS as error:
             raise _refusal(str(error)) from error
 
     def fetch(self, outputs: Sequence[str]) -> list[npt.NDArray[Any]]:
@@ -142,7 +147,7 @@ def _refusal(message: str) -> OrtflowError:
     )
 
 
-_SESSION_ERRORS = (RuntimeError, *(
+SESSION_ERRORS = (RuntimeError, *(
     getattr(native, name)
     for name in (
         "Fail", "InvalidArgument", "NoSuchFile", "NoModel", "EngineError", "RuntimeException", "InvalidProtobuf",
