@@ -20,6 +20,7 @@ from onnx import TensorProto, helper
 from ortflow.workflow.errors import OrtflowError, UserError
 from ortflow.workflow.graph import walk
 from ortflow.workflow.graph.edit import make_outputs, prune, replace, used
+from ortflow.workflow.graph.fusions import avoid_wrong_normalizations
 from ortflow.workflow.graph.head import PRODUCER, check_export
 from ortflow.workflow.graph.model_file import ITEM, Shapes, Tensors, write_data, write_model
 from ortflow.workflow.graph.modes import evaluation_mode
@@ -49,6 +50,7 @@ def infer_graph(skeleton: onnx.ModelProto, labels: Collection[str]) -> onnx.Mode
     evaluation_mode(graph)
     write_out_behind_products(graph)
     prune(graph)
+    avoid_wrong_normalizations(copy)
     replace(graph.input, [value for value in graph.input if value.name not in labels])
     return copy
 

@@ -1,0 +1,141 @@
+"""What ONNX Runtime's optimiser makes of our graphs computes what they say."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+import pytest
+from graph_build_models import built, run_graph, save_model, tensors_of, value
+from onnx import helper
+from onnxruntime.capi import _pybind_state as runtime
+from random_graphs import RandomGraph
+
+from ortflow.workflow.graph.fusions import avoid_wrong_normalizations, avoid_wrong_products
+from ortflow.workflow.graph.inference import export_inference
+from ortflow.workflow.graph.lower import prepare
+
+ort.set_default_logger_severity(4)
+GRAPHS = 300
+Level = ort.GraphOptimizationLevel
+RNG = np.random.default_rng(8)
+
+
+def computed(model: onnx.ModelProto, feeds: dict[str, np.ndarray], level: Level) -> list[np.ndarray]:
+    options = ort.SessionOptions()
+    options.graph_optimization_level = level
+    options.intra_op_num_threads = 1
+    options.log_severity_level = 4
+    session = ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    return [np.asarray(result, np.float64) for result in session.run(None, feeds)]
+
+
+def brought_to_form(model: onnx.ModelProto) -> onnx.ModelProto:
+    prepared = prepare(model)[0]
+    avoid_wrong_products(prepared)
+    avoid_wrong_normalizations(prepared)
+    return prepared
+
+
+def wrong(optimised: onnx.ModelProto, graph: RandomGraph) -> bool:
+    exact = computed(graph.model(), graph.feeds, Level.ORT_DISABLE_ALL)
+    try:
+        found = computed(optimised, graph.feeds, Level.ORT_ENABLE_ALL)
+    except (runtime.Fail, runtime.InvalidArgument, runtime.RuntimeException):
+        return True
+    return not all(
+        a.shape == b.shape and np.allclose(a, b, rtol=0, atol=1e-3 * (0.1 + np.abs(b).max(initial=0)))
+        for a, b in zip(found, exact, strict=True)
+    )
+
+
+def test_all_optimisations_compute_what_none_do() -> None:
+    graphs = [(seed, RandomGraph(seed)) for seed in range(GRAPHS)]
+    graphs = [(seed, graph) for seed, graph in graphs if graph.nodes]
+    assert len(graphs) > GRAPHS * 0.9
+    assert [seed for seed, graph in graphs if wrong(brought_to_form(graph.model()), graph)] == []
+
+
+def test_the_forms_are_needed() -> None:
+    """Where this fails, ONNX Runtime's optimiser is right, and the module can go."""
+    graphs = [RandomGraph(seed) for seed in range(80)]
+    assert any(wrong(graph.model(), graph) for graph in graphs if graph.nodes)
+
+
+def test_the_unusual_forms_alone_change() -> None:
+    """Nothing is rewritten in a graph without them."""
+    nodes = [
+        helper.make_node("Transpose", ["w"], ["t"], perm=[1, 0]),
+        helper.make_node("MatMul", ["x", "t"], ["h"]),
+        helper.make_node("BatchNormalization", ["h", "s", "b", "m", "v"], ["y"]),
+    ]
+    tensors = {"w": RNG.normal(size=(3, 4)), "s": np.ones(3), "b": np.zeros(3), "m": np.zeros(3), "v": np.ones(3)}
+    graph = helper.make_graph(
+        nodes,
+        "usual",
+        [value("x", ["n", 4])],
+        [value("y", ["n", 3])],
+        [onnx.numpy_helper.from_array(a.astype(np.float32), n) for n, a in tensors.items()],
+    )
+    model = prepare(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=8))[0]
+    before = model.SerializeToString()
+    avoid_wrong_products(model)
+    avoid_wrong_normalizations(model)
+    assert model.SerializeToString() == before
+
+
+def spectral(path: Path) -> Path:
+    """y = x w / |w^T u|: a transposed weight times a vector, as in spectral normalisation."""
+    nodes = [
+        helper.make_node("Transpose", ["w"], ["wt"], perm=[1, 0], name="/turn"),
+        helper.make_node("MatMul", ["wt", "u"], ["v"], name="/vector"),
+        helper.make_node("ReduceL2", ["v"], ["norm"], name="/norm"),
+        helper.make_node("Div", ["w", "norm"], ["scaled"], name="/scale"),
+        helper.make_node("MatMul", ["x", "scaled"], ["y"], name="/matmul"),
+    ]
+    tensors = {"w": RNG.normal(size=(4, 6)).astype(np.float32), "u": RNG.normal(size=4).astype(np.float32)}
+    return save_model(path, nodes, [value("x", ["batch", 4])], [value("y", ["batch", 6])], tensors)
+
+
+def unmoved(path: Path) -> Path:
+    """A Transpose that changes nothing, before a Gemm."""
+    nodes = [
+        helper.make_node("Transpose", ["w"], ["same"], perm=[0, 1], name="/turn"),
+        helper.make_node("Gemm", ["x", "same", "b"], ["y"], name="/gemm"),
+    ]
+    tensors = {"w": RNG.normal(size=(4, 4)).astype(np.float32), "b": RNG.normal(size=4).astype(np.float32)}
+    return save_model(path, nodes, [value("x", ["batch", 4])], [value("y", ["batch", 4])], tensors)
+
+
+def turned_norm(path: Path) -> Path:
+    """BatchNormalization over the columns of a product in another order."""
+    nodes = [
+        helper.make_node("MatMul", ["x", "w"], ["h"], name="/matmul"),
+        helper.make_node("Reshape", ["h", "square"], ["r"], name="/open"),
+        helper.make_node("Transpose", ["r"], ["t"], perm=[0, 2, 1], name="/turn"),
+        helper.make_node("Reshape", ["t", "flat"], ["f"], name="/flat"),
+        helper.make_node("BatchNormalization", ["f", "s", "b", "m", "v"], ["y"], name="/norm", epsilon=1e-5),
+    ]
+    tensors = {name: RNG.normal(size=4).astype(np.float32) for name in ("s", "b", "m")}
+    tensors |= {"w": RNG.normal(size=(4, 4)).astype(np.float32), "v": RNG.uniform(1, 2, 4).astype(np.float32)}
+    tensors |= {"square": np.array([-1, 2, 2]), "flat": np.array([-1, 4])}
+    return save_model(path, nodes, [value("x", ["batch", 4])], [value("y", ["batch", 4])], tensors)
+
+
+@pytest.mark.parametrize("make", [spectral, unmoved, turned_norm])
+def test_training_evaluation_and_export_agree_with_the_model(make, tmp_path: Path) -> None:
+    path = make(tmp_path / "m.onnx")
+    graphs = built(path, {"kind": "mse"})
+    x = RNG.normal(size=(4, 4)).astype(np.float32)
+    (exact,) = computed(onnx.load(path), {"x": x}, Level.ORT_DISABLE_ALL)
+    feeds = {"x": x, "labels": np.zeros(exact.shape, np.float32), **tensors_of(graphs)}
+    np.testing.assert_allclose(run_graph(graphs.eval, feeds)["y"], exact, rtol=1e-5, atol=1e-5)
+    if make is not turned_norm:  # which trains with the batch's statistics
+        trained = run_graph(graphs.train, feeds)
+        np.testing.assert_allclose(
+            trained["ortflow.loss_sum"] / trained["ortflow.loss_weight"], (exact**2).mean(), 1e-5
+        )
+    export_inference(graphs.infer, tensors_of(graphs), tmp_path / "out.onnx")
+    np.testing.assert_allclose(run_graph(tmp_path / "out.onnx", {"x": x})["y"], exact, rtol=1e-5, atol=1e-5)
