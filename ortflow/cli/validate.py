@@ -73,6 +73,7 @@ class Findings:
 def examine(run_file: Path, overrides: Sequence[str]) -> Findings:
     """Check the run file and what Kubernetes would get of it; if nothing is wrong with it, the model and the data."""
     from ortflow.launchers import interpreter
+    from ortflow.launchers.changes import agree
     from ortflow.workflow.spec.load import read_run_file
     from ortflow.workflow.spec.paths import check_files, resolve_paths
 
@@ -82,6 +83,10 @@ def examine(run_file: Path, overrides: Sequence[str]) -> Findings:
     if reading.spec is None or reading.faults:
         return findings
     spec = resolve_paths(reading.spec, run_file)
+    try:
+        agree(spec)
+    except UserError as error:
+        findings.faults.append(reading.located(error))
     missing = check_files(spec.model_copy(update={"prepare": []}))
     if missing:
         findings.unchecked = f"the model and the data, because {missing[0].what}; the `prepare` command makes it"

@@ -85,6 +85,18 @@ def test_what_is_not_there_yet_is_not_checked(file: Path) -> None:
     assert json.loads(run("validate", str(file), "prepare=python make.py", "--json").stdout)["valid"]
 
 
+def test_a_batch_that_was_given_twice(file: Path) -> None:
+    def told(*overrides: str) -> Result:
+        return run("validate", str(file), "prepare=python make.py", *overrides)
+
+    done = told("train.global_batch=16", "train.gradient_accumulation=3")
+    assert done.exit_code == 2
+    assert "train.gradient_accumulation: is 3, and train.global_batch 16 makes it 4" in done.output
+    assert told("train.global_batch=12", "train.gradient_accumulation=3").exit_code == 0
+    undivided = "train.global_batch: is 18 samples a step, which 1 rank x 4 samples (data.micro_batch) do not divide"
+    assert undivided in told("train.global_batch=18").output
+
+
 def test_a_machine_without_the_packages_of_a_rank(whole: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from ortflow.launchers import interpreter
 
