@@ -5,9 +5,12 @@ Called by `ortflow.export`, which passes the table to the exporter. PyTorch is i
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
+_LOWEST = -3.4028234663852886e38
+"""The smallest number of single precision."""
 _REDUCTIONS = ("none", "mean", "sum")
 
 
@@ -15,7 +18,74 @@ def translations() -> dict[Any, Callable[..., Any]]:
     """PyTorch operator -> the function that writes its ONNX nodes."""
     import torch
 
-    return {torch.ops.aten.cross_entropy_loss.default: cross_entropy}
+    return {
+        torch.ops.aten.cross_entropy_loss.default: cross_entropy,
+        torch.ops.aten.scaled_dot_product_attention.default: attention,
+    }
+
+
+def attention(
+    query: Any,
+    key: Any,
+    value: Any,
+    mask: Any = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Any:
+    """`F.scaled_dot_product_attention` of axes (..., heads, length, width).
+
+    PyTorch's own translation has no dropout, and takes the mean of all values where a mask hides every one: PyTorch
+    gives zeros there.
+    """
+    from onnxscript import opset18 as op
+
+    rank, width = len(query.shape), query.shape[-1]
+    root = op.Sqrt(op.CastLike(op.Constant(value_float=1 / math.sqrt(width) if scale is None else scale), query))
+    if enable_gqa and query.shape[-3] != key.shape[-3]:
+        groups = query.shape[-3] // key.shape[-3]
+        key, value = (_repeated(op, each, groups, rank) for each in (key, value))
+    turned = op.Transpose(key, perm=[*range(rank - 2), rank - 1, rank - 2])
+    scores = op.MatMul(op.Mul(query, root), op.Mul(turned, root))
+    zero = op.CastLike(op.Constant(value_float=0.0), query)
+    seen = None
+    if is_causal:
+        lengths = op.Concat(*(op.Shape(each, start=rank - 2, end=rank - 1) for each in (query, key)), axis=0)
+        later = op.Trilu(op.Expand(op.Constant(value_float=1.0), lengths), op.Constant(value_int=1), upper=1)
+        hidden = op.CastLike(op.Constant(value_float=-math.inf), query)
+        scores = op.Add(scores, op.Where(op.Cast(later, to=9), hidden, zero))
+    elif mask is not None:
+        last = op.Constant(value_ints=[-1])
+        if mask.dtype.is_floating_point():
+            seen = op.Greater(op.ReduceMax(mask, last), op.CastLike(op.Constant(value_float=-math.inf), mask))
+            mask = op.Where(seen, mask, zero)
+        else:
+            seen = op.Cast(op.ReduceMax(op.Cast(mask, to=1), last), to=9)
+            mask = op.Where(mask, zero, op.CastLike(op.Constant(value_float=_LOWEST), query))
+        scores = op.Add(scores, mask)
+    weights = op.Softmax(scores, axis=-1)
+    if dropout_p:
+        weights, _ = op.Dropout(weights, op.Constant(value_float=dropout_p), op.Constant(value=_true()))
+    result = op.MatMul(weights, value)
+    return result if seen is None else op.Mul(result, op.CastLike(seen, result))
+
+
+def _repeated(op: Any, heads: Any, times: int, rank: int) -> Any:
+    """Each head several times in a row: what a group of queries shares."""
+    before, count, width = rank - 3, heads.shape[-3], heads.shape[-1]
+    many = op.Expand(
+        op.Unsqueeze(heads, op.Constant(value_ints=[before + 1])),
+        op.Constant(value_ints=[*[1] * (before + 1), times, 1, 1]),
+    )
+    return op.Reshape(many, op.Constant(value_ints=[*[0] * before, count * times, -1, width]))
+
+
+def _true() -> Any:
+    import numpy as np
+    import onnx_ir as ir
+
+    return ir.tensor(np.array(True))
 
 
 def cross_entropy(

@@ -8,6 +8,7 @@ import pytest
 
 pytest.importorskip("torch.onnx", reason="PyTorch is not installed")
 import numpy as np
+import onnx
 import onnxruntime as ort
 import torch
 from torch import nn
@@ -71,6 +72,55 @@ def test_every_cross_entropy_is_pytorchs(tmp_path: Path) -> None:
         np.testing.assert_allclose(actual[name], loss.detach().numpy(), rtol=1e-6, atol=1e-6, err_msg=name)
 
 
+class Attention(nn.Module):
+    """Attention of four heads of width 4, two of them for keys and values where `shared`."""
+
+    def __init__(self, shared: bool = False, **options) -> None:
+        super().__init__()
+        self.queries, self.keys = nn.Linear(6, 16), nn.Linear(6, 16 if not shared else 8)
+        self.options = {**options, "enable_gqa": shared}
+
+    def forward(self, x: torch.Tensor, mask: torch.Tensor | None = None) -> torch.Tensor:
+        query, key = (part(x).unflatten(-1, (-1, 4)).transpose(-3, -2) for part in (self.queries, self.keys))
+        return F.scaled_dot_product_attention(query, key, key + 1, attn_mask=mask, **self.options)
+
+
+SEEN = torch.tensor([[True, False, True], [True, True, False], [False, False, False]])
+
+
+@pytest.mark.parametrize(
+    ("module", "rank", "mask"),
+    [
+        (Attention(), 3, None),
+        (Attention(), 2, None),
+        (Attention(scale=0.3), 3, None),
+        (Attention(is_causal=True), 3, None),
+        (Attention(shared=True), 3, SEEN),
+        (Attention(), 3, SEEN),
+        (Attention(), 3, torch.where(SEEN, 0.5, -torch.inf)),
+        (Attention(), 3, torch.randn(2, 1, 3, 3)),
+        (Attention(), 3, SEEN[None, None, :1].expand(2, 1, 1, 3)),
+    ],
+)
+def test_attention_in_every_form(module: nn.Module, rank: int, mask: torch.Tensor | None, tmp_path: Path) -> None:
+    inputs = {"x": torch.randn(2, 3, 6) if rank == 3 else torch.randn(3, 6)}
+    inputs |= {} if mask is None else {"mask": mask}
+    ortflow.export_for_training(module, inputs, tmp_path / "attention.onnx", dynamic_shapes={})
+    (output,) = outputs(tmp_path / "attention.onnx", inputs).values()
+    expected = module(**inputs).detach().numpy()
+    np.testing.assert_allclose(output, expected, atol=2e-6)
+
+
+def test_dropout_of_attention_stays(tmp_path: Path) -> None:
+    layer = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.25, batch_first=True)
+    ortflow.export_for_training(layer, torch.randn(2, 3, 8), tmp_path / "layer.onnx")
+    graph = onnx.load(tmp_path / "layer.onnx").graph
+    after = {name: node.op_type for node in graph.node for name in node.output}
+    dropped = [after.get(node.input[0]) for node in graph.node if node.op_type == "Dropout"]
+    assert len(dropped) == 4
+    assert "Softmax" in dropped
+
+
 @pytest.mark.parametrize("mask", ["mask", "src_key_padding_mask"])
 def test_encoder_with_a_mask_of_any_values(mask: str, tmp_path: Path) -> None:
     class Encoder(nn.Module):
@@ -88,7 +138,7 @@ def test_encoder_with_a_mask_of_any_values(mask: str, tmp_path: Path) -> None:
     inputs = {"x": torch.randn(3, 3, 8), "hidden": hidden}
     shapes = {"x": {0: "batch"}, "hidden": None if mask == "mask" else {0: "batch"}}
     ortflow.export_for_training(module, inputs, tmp_path / "encoder.onnx", dynamic_shapes=shapes)
-    for values in (hidden, hidden.flip(1)):
+    for values in (hidden, hidden.flip(1), ~hidden.T):  # the last hides everything from one
         inputs = {"x": torch.randn(3, 3, 8), "hidden": values}
         (output,) = outputs(tmp_path / "encoder.onnx", inputs).values()
         np.testing.assert_allclose(output, module(**inputs).detach().numpy(), atol=2e-6)
