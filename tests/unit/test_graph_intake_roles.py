@@ -419,6 +419,12 @@ class TestWhatIsLeftUntrainedByJudgement:
         refuse_guesses(roles, "m.onnx")
         assert "4 values, 0.49% of the model's" in judged_constants(roles)[0]
 
+    @pytest.mark.parametrize(("values", "told"), [(np.tril(np.ones((4, 4))), False), (random(4, 4), True)])
+    def test_a_mask_by_name_and_values(self, values: np.ndarray, told: bool) -> None:
+        nodes = with_head(node("Mul", "x", "causal_mask", output="h"))
+        model = graph(nodes, {"causal_mask": values.astype(np.float32), **HEAD}, {"x": (TensorProto.FLOAT, [4, 4])})
+        assert bool(judged_constants(classify(model, NONE, []))) == told
+
     def test_nothing_to_say(self) -> None:
         assert judged_constants(classify(graph([node("MatMul", "x", "w")], {"w": random(4, 4)}), NONE, [])) == []
 

@@ -14,6 +14,7 @@ import onnx
 from ortflow.workflow.graph import walk
 
 SINES = "a table of sines and cosines"
+_POSITIONS, _FREQUENCIES = 33, 1024
 
 # Operators that only rearrange: what reads their output reads the initializer.
 _VIEWS = frozenset(
@@ -172,10 +173,12 @@ def _is_sines(values: np.ndarray) -> bool:
 
 def _is_rotary(values: np.ndarray) -> bool:
     """cos or sin of p w for the positions p = 0, 1, … along an axis, for which cos 2pw = 2 cos^2 pw - 1."""
-    if not values.ndim > 1 or np.abs(values).max() > 1.0 + 1e-4 or values.min() == values.max():
-        return False
-    for axis in (axis for axis, length in enumerate(values.shape) if length >= 4):
-        rows = np.moveaxis(values, axis, 0).astype(np.float64)
+    for axis in (axis for axis, length in enumerate(values.shape) if length >= 4 and values.ndim > 1):
+        # The first positions tell: a table may be the largest tensor of a model.
+        rows = np.moveaxis(values, axis, 0)[:_POSITIONS]
+        rows = rows.reshape(len(rows), -1)[:, :_FREQUENCIES].astype(np.float64)
+        if rows.min() == rows.max() or np.abs(rows).max() > 1.0 + 1e-4:
+            continue
         for doubled in (rows, 1 - 2 * rows**2):  # cos, or cos 2pw of sin pw
             half = doubled[: (len(rows) + 1) // 2]
             if np.allclose(doubled[::2], 2 * half**2 - 1, rtol=0, atol=1e-4):

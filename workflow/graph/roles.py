@@ -146,10 +146,11 @@ def _judge(
     if 0 in tensor.dims:
         return _role(tensor, "constant", "empty")
     name, shape = tensor.name, tuple(tensor.dims)
-    if evidence.is_buffer_name(name):
-        return _role(tensor, "constant", "called as buffers are", "likely")
-    weight = next((node for node, place in uses if evidence.is_weight(node, place)), None)
     values = numpy_helper.to_array(tensor)
+    if evidence.is_buffer_name(name):
+        clear = evidence.constant_pattern(values) not in (None, evidence.SINES)
+        return _role(tensor, "constant", "called as buffers are", "certain" if clear else "likely")
+    weight = next((node for node, place in uses if evidence.is_weight(node, place)), None)
     if weight is None or weight.op_type in evidence.TABLES:
         pattern = evidence.constant_pattern(values)
         if pattern is not None and (weight is None or pattern == evidence.SINES):
