@@ -453,3 +453,6 @@ class TestListedByTheDynamoExporter:
     def test_a_number_that_may_be_one(self, producer: str, told: bool) -> None:
         role = self.roles("", producer)["scale"]
         assert (role.role, role.confidence) == ("constant", "likely" if told else "certain")
+
+    def test_a_number_that_the_exporter_named(self) -> None:
+        assert self.roles("p_filter: PARAMETER target='filter'")["scale"].confidence == "certain"

@@ -214,12 +214,17 @@ def _trained_by_use(model: onnx.ModelProto, judged: list[Role]) -> list[Role]:
     # PyTorch gives a name of its own to no number that is not a parameter or a buffer; others may.
     single = model.producer_name == "pytorch"
     guesses = [r.name for r in judged if r.confidence == "guess"]
-    numbers = [r.name for r in judged if single and r.reason == _ONE and not evidence.is_made_up(r.name)]
+    listed = {name for names in scopes.exported_tensors(model).values() for name in names}
+
+    def is_own(name: str) -> bool:
+        return name in listed if listed else not evidence.is_made_up(name)
+
+    numbers = [r.name for r in judged if single and r.reason == _ONE and is_own(r.name)]
     if not guesses and not numbers:
         return judged
     outputs = [value.name for value in model.graph.output]
     reached = gradient_path(model.graph, shapes.value_types(model), [*guesses, *numbers], outputs).reached
-    named = [name for name in guesses if name in reached and not evidence.is_made_up(name)]
+    named = [name for name in guesses if name in reached and is_own(name)]
     together = not undifferentiable(model, named, outputs)
 
     def settled(role: Role) -> Role:
