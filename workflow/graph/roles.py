@@ -16,18 +16,15 @@ import onnx
 from onnx import TensorProto, numpy_helper
 
 from ortflow.workflow.errors import UserError
-from ortflow.workflow.graph import evidence, scopes, shapes, walk
-from ortflow.workflow.graph.expand import undifferentiable
-from ortflow.workflow.graph.path import gradient_path
+from ortflow.workflow.graph import evidence, walk
 from ortflow.workflow.graph.patterns import matches
+from ortflow.workflow.graph.settle import ONE, SAID, by_exporter, by_use
 from ortflow.workflow.graph.tensors import count_where, type_name
 from ortflow.workflow.spec.model import ParameterPatterns
 
 RoleName = Literal["trained", "frozen", "constant", "state"]
 Confidence = Literal["certain", "likely", "guess"]
 
-SAID = "said so by the export"
-_ONE = "a single number"
 _QUANTISED = (TensorProto.INT8, TensorProto.UINT8)
 
 METADATA: dict[str, RoleName] = {
@@ -110,7 +107,7 @@ def classify(model: onnx.ModelProto, patterns: ParameterPatterns, labels: Sequen
         or _judge(tensor, evidence.uses(tensor.name, consumers), producers, labels, graph, trains)
         for tensor in graph.initializer
     ]
-    judged = _trained_by_use(model, _listed_by_exporter(model, judged, consumers))
+    judged = by_use(model, by_exporter(model, judged, consumers))
     roles = Roles(_apply_patterns(judged, patterns))
     _check(model, roles)
     _check_statistics(graph, roles)
@@ -142,7 +139,7 @@ def _judge(
     if tensor.data_type != TensorProto.FLOAT:
         return _role(tensor, "constant", type_name(tensor.data_type).lower())
     if len(tensor.dims) == 0:
-        return _role(tensor, "constant", _ONE)
+        return _role(tensor, "constant", ONE)
     if 0 in tensor.dims:
         return _role(tensor, "constant", "empty")
     name, shape = tensor.name, tuple(tensor.dims)
@@ -170,7 +167,7 @@ def _judge(
     if any(evidence.is_bias(node, place, shape, producers) for node, place in uses):
         return _role(tensor, "trained", "bias")
     if values.size == 1:
-        return _role(tensor, "constant", _ONE)
+        return _role(tensor, "constant", ONE)
     open_use = next((node for node, place in uses if evidence.is_open(node, place)), None)
     if open_use is not None and not evidence.is_made_up(name):
         return _role(tensor, "trained", f"operand of {open_use.op_type} with a name of its own")
@@ -179,66 +176,6 @@ def _judge(
     if not uses:
         return _role(tensor, "constant", "an output")
     return _role(tensor, "constant", f"argument of {uses[0][0].op_type}", "guess")
-
-
-def _listed_by_exporter(
-    model: onnx.ModelProto, judged: list[Role], consumers: dict[str, list[tuple[onnx.NodeProto, int]]]
-) -> list[Role]:
-    """The roles where the dynamo exporter lists which tensors are the module's parameters and which its buffers.
-
-    It does not say which parameters are frozen: a table of sines stays what it was judged to be.
-    """
-    listed = scopes.exported_tensors(model)
-    parameters, buffers = set(listed["PARAMETER"]), set(listed["BUFFER"])
-
-    def corrected(role: Role) -> Role:
-        if role.dtype != "FLOAT" or role.reason == SAID:
-            return role
-        if role.name in parameters and (role.reason == _ONE or role.confidence == "guess"):
-            return replace(role, role="trained", reason="a parameter of the module", confidence="certain")
-        # The scale of a normalisation may be a parameter that was merged with this buffer.
-        norms = (node.op_type.endswith("Normalization") for node, _ in consumers.get(role.name, ()))
-        if role.name in buffers and role.role != "state" and not any(norms):
-            return replace(role, role="constant", reason="a buffer of the module", confidence="certain")
-        return role
-
-    return [corrected(role) for role in judged]
-
-
-def _trained_by_use(model: onnx.ModelProto, judged: list[Role]) -> list[Role]:
-    """The roles where guesses are settled by whether the outputs depend on the tensor, and differentiably.
-
-    One that no output depends on so is a constant for certain. One that has a name of its own, of the module's, and
-    that all operators on the way can be differentiated for, is a parameter.
-    """
-    # PyTorch gives a name of its own to no number that is not a parameter or a buffer; others may.
-    single = model.producer_name == "pytorch"
-    guesses = [r.name for r in judged if r.confidence == "guess"]
-    listed = {name for names in scopes.exported_tensors(model).values() for name in names}
-
-    def is_own(name: str) -> bool:
-        return name in listed if listed else not evidence.is_made_up(name)
-
-    numbers = [r.name for r in judged if single and r.reason == _ONE and is_own(r.name)]
-    if not guesses and not numbers:
-        return judged
-    outputs = [value.name for value in model.graph.output]
-    reached = gradient_path(model.graph, shapes.value_types(model), [*guesses, *numbers], outputs).reached
-    named = [name for name in guesses if name in reached and is_own(name)]
-    together = not undifferentiable(model, named, outputs)
-
-    def settled(role: Role) -> Role:
-        if role.name in numbers and role.name in reached and not evidence.is_buffer_name(role.name):
-            return replace(role, confidence="likely")
-        if role.confidence != "guess":
-            return role
-        if role.name not in reached:
-            return replace(role, confidence="certain")
-        if role.name in named and (together or not undifferentiable(model, [role.name], outputs)):
-            return replace(role, role="trained", confidence="certain")
-        return role
-
-    return [settled(role) for role in judged]
 
 
 def _indexed_by(gather: onnx.NodeProto, names: Collection[str], producers: dict[str, onnx.NodeProto]) -> bool:
