@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -80,8 +82,9 @@ def list_runs(
     if not found:
         typer.echo(f"no runs in {runs}")
         return
+    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
     for text in table(overview(found, time.time())):
-        typer.echo(text)
+        typer.echo(cut(text, width))
 
 
 def _list_of(name: str, runs: Path, *, everywhere: bool) -> list[RunStatus]:
@@ -122,7 +125,7 @@ def overview(found: Sequence[RunStatus], now: float) -> list[tuple[str, ...]]:
             _number(how.loss),
             _ago(how.time, now),
             how.job or "",
-            _short((how.waits or "").partition(";")[0]),
+            (how.waits or "").partition(";")[0],
         )
         for how in found
     ]
@@ -173,8 +176,9 @@ def table(rows: Sequence[tuple[str, ...]]) -> list[str]:
     return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
 
 
-def _short(text: str, width: int = 60) -> str:
-    return text if len(text) <= width else text[: width - 1].rstrip() + "…"
+def cut(text: str, width: int | None) -> str:
+    """A row in one line of a terminal: what is too long ends in …; whole where `width` is None. Pure."""
+    return text if width is None or len(text) <= width else text[: width - 1].rstrip() + "…"
 
 
 def _step(how: RunStatus) -> str:

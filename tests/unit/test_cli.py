@@ -15,7 +15,7 @@ import pytest
 from ortflow.cli.app import main
 from ortflow.cli.extras import needs_extra
 from ortflow.cli.runs import complete_run, find_run, reference
-from ortflow.cli.status import table
+from ortflow.cli.status import cut, table
 from ortflow.workflow.errors import UserError
 
 HEAVY = ("onnx", "onnxruntime", "numpy", "pyarrow", "rich", "psutil", "yaml", "mpi4py", "torch")
@@ -216,3 +216,9 @@ def test_a_missing_package_is_one_sentence(folder: Path) -> None:
         done.stderr
         == "error: this needs onnx, which is not installed; install it with `pip install 'ortflow[train]'`\n"
     )
+
+
+def test_a_row_is_cut_only_where_a_terminal_is_too_narrow() -> None:
+    row = f"{'n' * 52}  pending  0  -  waits for {'node1,' * 40}"
+    assert cut(row, None) == cut(row, 400) == row
+    assert cut(row, 80) == row[:79] + "…"
