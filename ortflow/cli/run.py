@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ortflow.cli.runs import RUNS, RunArgument, RunsOption, find_run, reference
+from ortflow.cli.runs import RUNS, RunArgument, RunsOption, find_run, is_run, reference
 from ortflow.cli.submission import FileArgument, FreshOption, OverridesArgument, submission_of
 from ortflow.workflow.errors import EXIT_FAILURE, EXIT_PREEMPTED, EXIT_USER, OrtflowError, UserError
 
@@ -90,7 +90,7 @@ def start(submission: Submission, runs: Path, *, detach: bool) -> None:
     if end.finished:
         tell_how_to_train_longer(submission.run, name)
     if end.code == EXIT_USER:
-        raise UserError(end.cause)
+        raise refused(end.cause, submission.run, name)
     if end.code == EXIT_FAILURE:
         more = f"`ortflow resume {name}` tries again, `ortflow logs {name}` tells more"
         raise OrtflowError(f"{end.cause}; {end.why}; {more}")
@@ -121,12 +121,17 @@ def hand_over(launcher: Launcher, submission: Submission, runs: Path, *, follow:
         raise typer.Exit(130) from None
     told = end.how.cause or end.how.state.value
     if end.code == EXIT_USER:
-        raise UserError(told)
+        raise refused(told, run, name)
     if end.code == EXIT_FAILURE:
         raise OrtflowError(f"{told}; `ortflow resume {name}` tries again, `ortflow logs {name}` tells more")
     if end.code == EXIT_PREEMPTED:
         typer.echo(f"stopped: {end.how.why or told}; `ortflow resume {name}` goes on", err=True)
     raise typer.Exit(end.code)
+
+
+def refused(cause: str, run: RunDir, name: str) -> UserError:
+    """The end of a run by its input; where steps are done, how it goes on once that is corrected."""
+    return UserError(cause, fix=f"then `ortflow resume {name} KEY=VALUE` goes on" if is_run(run) else None)
 
 
 def refuse_elsewhere(run: RunDir, launcher: Launcher) -> None:

@@ -109,6 +109,7 @@ def test_wrong_input_later_keeps_the_run(bench: Bench) -> None:
     assert done.code == 2
     assert len(bench.events("step")) == 3
     assert bench.state() == "failed"
+    assert done.err == "error: rank 0 is told to fail; then `ortflow resume fake KEY=VALUE` goes on\n"
 
 
 def test_a_failing_rank_tells_why(bench: Bench) -> None:
