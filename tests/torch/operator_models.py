@@ -114,4 +114,60 @@ class FrozenNorm(nn.Module):
 
 NORMS = [Operator("frozen BatchNorm", FrozenNorm, IMAGE)]
 
-CASES = [*RESIZE, *NORMS]
+
+class Bags(nn.Module):
+    """Three bags for each row of x: of four indices, of none and of one."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__()
+        self.bag = nn.EmbeddingBag(10, 4, **options)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        first = torch.arange(x.shape[0]) * x.shape[1]
+        offsets = torch.stack([first, first + 4, first + 4], 1).reshape(-1)
+        if self.bag.include_last_offset:
+            offsets = torch.cat([offsets, offsets[-1:] + 1])
+        return self.bag(x.reshape(-1), offsets).reshape(x.shape[0], -1)
+
+
+class WeightedBag(nn.Module):
+    """A bag whose rows have factors that train."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bag, self.factors = nn.EmbeddingBag(10, 4, mode="sum"), nn.Parameter(torch.rand(5))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.bag(x, per_sample_weights=self.factors.expand(x.shape))
+
+
+def bags(name: str, build: Callable[[], nn.Module], exporters: tuple[str, ...] = BOTH) -> Operator:
+    return Operator(f"EmbeddingBag {name}", build, (3, 5), exporters, rows=10)
+
+
+TABLES = [
+    *(bags(mode, lambda mode=mode: nn.EmbeddingBag(10, 4, mode=mode)) for mode in ("sum", "mean", "max")),
+    *(bags(f"{mode} offsets", lambda mode=mode: Bags(mode=mode)) for mode in ("sum", "mean", "max")),
+    bags("last offset", lambda: Bags(mode="mean", include_last_offset=True)),
+    bags("padding", lambda: nn.EmbeddingBag(10, 4, padding_idx=2), ("dynamo",)),
+    bags("weighted", WeightedBag),
+]
+LINEAR = [
+    *(
+        function(f"einsum {equation}", lambda x, y, e=equation: torch.einsum(e, x, y), shape, other)
+        for equation, shape, other in (
+            ("...ij,jk->...ik", (3, 2, 5, 6), (6, 4)),
+            ("b...d,...d->b...", (3, 5, 6), (5, 6)),
+            ("bii,i->bi", (3, 6, 6), (6,)),
+        )
+    ),
+    function(
+        "fold",
+        lambda x: F.fold(x, (6, 7), (2, 3), padding=1, stride=2),
+        (3, 24, 16),
+        exporters=("dynamo",),
+    ),
+    function("unfold", lambda x: F.unfold(x, (2, 3), padding=1, stride=2), IMAGE),
+]
+
+CASES = [*RESIZE, *NORMS, *TABLES, *LINEAR]

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import string
 from collections.abc import Sequence
 
+import numpy as np
 import onnx
 
 from ortflow.workflow.graph import shapes
@@ -11,22 +13,70 @@ from ortflow.workflow.graph.writer import LAST, Context, Writer
 
 
 def einsum(node: onnx.NodeProto, context: Context) -> list[onnx.NodeProto]:
-    """Einsum of any number of inputs, taken two at a time from the left; no diagonals and no ellipsis."""
+    """Einsum of any number of inputs, taken two at a time from the left."""
     w = Writer(node, context)
+    terms, result = _terms(w)
+    longer = {
+        label for place, term in enumerate(terms) for label, n in zip(term, w.shape(place), strict=True) if n != 1
+    }
+    values = [_diagonal(w, *_unbroadcast(w, place, term, longer)) for place, term in enumerate(terms)]
+    value, labels = values[0]
+    for place, (other, term) in enumerate(values[1:], start=1):
+        later = set(result).union(*(term for _, term in values[place + 1 :]))
+        value, labels = _pair(w, value, labels, other, term, later)
+    value, labels = _summed(w, value, labels, set(result))
+    return w.done(_ordered(w, value, labels, result))
+
+
+def _terms(w: Writer) -> tuple[list[str], str]:
+    """One label for each axis of each input, and of the output: labels that the ellipsis stands for included."""
     equation = w.attribute("equation", "").replace(" ", "")
     left, arrow, result = equation.partition("->")
     terms = left.split(",")
     if not arrow:
-        every = left.replace(",", "")
-        result = "".join(sorted(label for label in set(every) if every.count(label) == 1))
-    if "." in equation or any(len(set(term)) < len(term) for term in [*terms, result]):
-        raise w.refusal(f"its equation {equation!r} has an ellipsis or a label twice in one term")
-    value, labels = w.input(0), terms[0]
-    for place, term in enumerate(terms[1:], start=1):
-        later = set(result).union(*terms[place + 1 :])
-        value, labels = _pair(w, value, labels, w.input(place), term, later)
-    value, labels = _summed(w, value, labels, set(result))
-    return w.done(_ordered(w, value, labels, result))
+        every = left.replace(",", "").replace("...", "")
+        result = "..." * ("..." in left) + "".join(sorted(label for label in set(every) if every.count(label) == 1))
+    if "..." in equation:
+        unused = [label for label in string.ascii_letters if label not in equation]
+        hidden = [w.rank(place) - len(term.replace("...", "")) for place, term in enumerate(terms) if "..." in term]
+        # What the ellipses stand for ends at the same axis: the last of these labels.
+        labels = "".join(unused[: max(hidden, default=0)])
+        lengths = iter(hidden)
+        terms = [
+            term.replace("...", labels[len(labels) - next(lengths) :]) if "..." in term else term for term in terms
+        ]
+        result = result.replace("...", labels)
+    for place, term in enumerate(terms):
+        if w.rank(place) != len(term):
+            raise w.refusal(f"its equation {equation!r} does not fit its inputs")
+    if len(set(result)) < len(result) or not set(result) <= set("".join(terms)):
+        raise w.refusal(f"its equation {equation!r} has an output that is not made of its inputs")
+    return terms, result
+
+
+def _unbroadcast(w: Writer, place: int, term: str, longer: set[str]) -> tuple[str, str]:
+    """An input and its labels without axes of length 1 that stand for longer ones."""
+    gone = [i for i, n in enumerate(w.shape(place)) if n == 1 and term[i] in longer]
+    if not gone:
+        return w.input(place), term
+    return w("Squeeze", w.input(place), w.ints(*gone)), "".join(x for i, x in enumerate(term) if i not in gone)
+
+
+def _diagonal(w: Writer, value: str, term: str) -> tuple[str, str]:
+    """Each label once: of two equal ones the diagonal, by a mask and a sum."""
+    for label in dict.fromkeys(term):
+        while term.count(label) > 1:
+            first = term.index(label)
+            second = term.index(label, first + 1)
+            order = [i for i in range(len(term)) if i not in (first, second)] + [first, second]
+            turned = w("Transpose", value, perm=order)
+            length = w("Squeeze", w("Shape", value, start=first, end=first + 1))
+            places = w("Range", w.constant(0, "int64"), length, w.constant(1, "int64"))
+            mask = w("Equal", w("Unsqueeze", places, w.ints(1)), places)
+            kept = w("Where", mask, turned, w.constant(0.0))
+            value = w("ReduceSum", kept, w.ints(-1), keepdims=0)
+            term = "".join(term[i] for i in order[:-1])
+    return value, term
 
 
 def _summed(w: Writer, value: str, labels: str, kept: set[str]) -> tuple[str, str]:
@@ -139,4 +189,33 @@ def _cropped(w: Writer, x: str, begins: list[int], ends: list[int]) -> str:
     return w("Slice", x, w.ints(*starts), w.ints(*stops), w.ints(*range(2, 2 + len(begins))))
 
 
-LINEAR = {"Einsum": einsum, "ConvTranspose": conv_transpose}
+def col2im(node: onnx.NodeProto, context: Context) -> list[onnx.NodeProto]:
+    """Col2Im (torch.nn.Fold): each column's elements are added at their places in the image, or in one outside it."""
+    w = Writer(node, context)
+    image, block = ([int(n) for n in w.known_value(place, what)] for place, what in ((1, "image"), (2, "block")))
+    axes = len(image)
+    strides, dilations = w.attribute("strides", [1] * axes), w.attribute("dilations", [1] * axes)
+    pads = w.attribute("pads", [0] * (2 * axes))
+    flat: np.ndarray = np.zeros((1, 1), np.int64)
+    inside: np.ndarray = np.ones((1, 1), bool)
+    for i, (size, width) in enumerate(zip(image, block, strict=True)):
+        reach = size + pads[i] + pads[axes + i] - dilations[i] * (width - 1) - 1
+        starts = np.arange(reach // strides[i] + 1) * strides[i] - pads[i]
+        places = np.arange(width)[:, None] * dilations[i] + starts
+        within = (places >= 0) & (places < size)
+        # Rows run over the elements of a block, columns over the blocks, the last axis the fastest.
+        flat = (flat[:, None, :, None] * size + places[:, None, :]).reshape(len(flat) * width, -1)
+        inside = (inside[:, None, :, None] & within[:, None, :]).reshape(flat.shape)
+    pixels = int(np.prod(image))
+    index = w.constant(np.where(inside, flat, pixels).reshape(1, -1), np.int64)
+    columns = w("Reshape", w.input(0), w.ints(-1, inside.size))
+    rows = w("Shape", columns, start=0, end=1)
+    empty = w("Expand", w.constant(0.0), w("Concat", rows, w.ints(pixels + 1), axis=0))
+    indices = w("Expand", index, w("Shape", columns))
+    added = w("ScatterElements", empty, indices, columns, axis=1, reduction="add")
+    kept = w("Slice", added, w.ints(0), w.ints(pixels), w.ints(1))
+    shape = w("Concat", w("Shape", w.input(0), start=0, end=1), w.ints(-1, *image), axis=0)
+    return w.done(w("Reshape", kept, shape))
+
+
+LINEAR = {"Col2Im": col2im, "Einsum": einsum, "ConvTranspose": conv_transpose}

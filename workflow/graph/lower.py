@@ -8,6 +8,7 @@ from __future__ import annotations
 import onnx
 
 from ortflow.workflow.graph import shapes, tidy, walk
+from ortflow.workflow.graph.decompose_bags import replace_bags
 from ortflow.workflow.graph.decompose_scatter import replace_combining_scatters
 from ortflow.workflow.graph.fold import fold_integers
 from ortflow.workflow.graph.functions import inline_functions
@@ -45,6 +46,7 @@ def prepare(model: onnx.ModelProto, where: str = "model") -> tuple[onnx.ModelPro
     notes += to_single(copy)
     notes += to_opset_18(copy, where)
     notes += replace_combining_scatters(copy, where)
+    notes += replace_bags(copy)
     tidy.cast_like_to_cast(copy)
     tidy.pad_before_pooling(copy)
     tidy.constants_to_initializers(copy)
