@@ -68,5 +68,16 @@ def dropout_seed(seed: int, step: int, place: int) -> int:
 
     From the place alone, so that a resumed run draws the same masks, with another number of ranks too.
     """
-    text = f"{seed}/{step}/{place}/0".encode()
-    return int.from_bytes(hashlib.blake2b(text, digest_size=4).digest(), "little") & 0x7FFFFFFF
+    return _hash(f"{seed}/{step}/{place}/0")
+
+
+def evaluation_seed(seed: int, place: int) -> int:
+    """A seed for one run of the evaluation graph, on the micro-batch at a place of the evaluation set.
+
+    The same in each evaluation, so that two differ by the parameters alone.
+    """
+    return _hash(f"{seed}/evaluation/{place}")
+
+
+def _hash(text: str) -> int:
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=4).digest(), "little") & 0x7FFFFFFF

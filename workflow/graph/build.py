@@ -32,7 +32,7 @@ from ortflow.workflow.graph.scatter import replace_gather_gradients
 from ortflow.workflow.graph.signature import batch_inputs, check_batches
 from ortflow.workflow.graph.source import Source, read_source
 from ortflow.workflow.graph.stash import add_stashes
-from ortflow.workflow.graph.types import LOSS_SUM, LOSS_WEIGHT, VALID, GraphSet, with_kernels_of
+from ortflow.workflow.graph.types import LOSS_SUM, LOSS_WEIGHT, SEED, VALID, GraphSet, with_kernels_of
 from ortflow.workflow.graph.vocabulary import table_bounds
 from ortflow.workflow.kernels.graph import with_kernels
 from ortflow.workflow.kernels.library import library_for
@@ -73,7 +73,8 @@ def build_graphs(spec: RunSpec, device: str, out: Path) -> GraphSet:
         if unread:
             notes.append(f"left out of training, because the loss does not depend on it: input {', '.join(unread)}")
         known = {value.name: value for graph in (forward.graph, evaluate.graph, train.graph) for value in graph.input}
-        order = [known[name] for name in (*(i.name for i in inputs), *([VALID] if padded else []), *source.tensors)]
+        added = [*([VALID] if padded else []), *([SEED] if SEED in known else [])]
+        order = [known[name] for name in (*(i.name for i in inputs), *added, *source.tensors)]
         infer = _infer_graph(spec, source)
         files = {"train.onnx": _bytes(train, order), "eval.onnx": _bytes(evaluate, order)}
         if infer is not None:
@@ -110,7 +111,7 @@ def build_graphs(spec: RunSpec, device: str, out: Path) -> GraphSet:
 def _batch_input(graph: onnx.GraphProto, source: Source) -> str:
     """A data input that the loss depends on: its first axis is the batch."""
     read = used(graph)
-    names = [str(v.name) for v in graph.input if v.name in read and v.name not in source.tensors]
+    names = [str(v.name) for v in graph.input if v.name in read and v.name not in {SEED, *source.tensors}]
     if not names:
         raise UserError("the loss depends on no input of the model", where="model.loss", fix="name another output")
     return min(names, key=lambda name: name in source.labels)

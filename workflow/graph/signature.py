@@ -12,7 +12,7 @@ from onnx import TensorProto, helper
 
 from ortflow.workflow.errors import UserError
 from ortflow.workflow.graph.edit import dims_of, used
-from ortflow.workflow.graph.types import VALID, GraphInput
+from ortflow.workflow.graph.types import SEED, VALID, GraphInput
 from ortflow.workflow.spec.data import DataSection
 
 
@@ -24,7 +24,7 @@ def batch_inputs(
     for graph in graphs:
         read = used(graph)
         for value in graph.input:
-            if value.name in tensors or value.name == VALID or value.name not in read:
+            if value.name in tensors or value.name in (SEED, VALID) or value.name not in read:
                 continue
             made = _described(value, value.name in data)
             if found.setdefault(value.name, made) != made:

@@ -18,6 +18,7 @@ from ortflow.workflow.graph.edit import make_outputs, prune
 from ortflow.workflow.graph.fusions import avoid_wrong_products
 from ortflow.workflow.graph.guesses import judged_constants, refuse_guesses
 from ortflow.workflow.graph.lower import prepare
+from ortflow.workflow.graph.randomness import seed_random_operators
 from ortflow.workflow.graph.read import read_model
 from ortflow.workflow.graph.roles import Roles, classify
 from ortflow.workflow.graph.signs import refusal, renamed_weights, signs_of_wrong_export
@@ -41,7 +42,10 @@ class Source:
     """What a person should know of what the file holds: constants by judgement, signs of a wrong export."""
 
     def forward(self, output: str) -> onnx.ModelProto:
-        """The part that makes one output, with every tensor as an input; the model's own inputs come first."""
+        """The part that makes one output, with every tensor as an input; the model's own inputs come first.
+
+        Random operators draw from the input `ortflow.seed`, which comes last.
+        """
         model = onnx.ModelProto()
         model.CopyFrom(self.skeleton)
         del model.metadata_props[:]
@@ -52,6 +56,7 @@ class Source:
         graph.input.extend(
             helper.make_tensor_value_info(name, TensorProto.FLOAT, array.shape) for name, array in self.tensors.items()
         )
+        seed_random_operators(model)
         return model
 
 

@@ -20,6 +20,8 @@ LOSS_WEIGHT = "ortflow.loss_weight"
 """Output, fp32 []: how much counts (labels, elements or samples)."""
 VALID = "ortflow.valid"
 """Input, int64 [1], of padded graphs: only the first so many rows of the batch count."""
+SEED = "ortflow.seed"
+"""Input, int64 [1], of graphs that draw random numbers: what they are drawn from."""
 
 Role = Literal["data", "label"]
 

@@ -16,11 +16,12 @@ import numpy.typing as npt
 
 from ortflow.workflow.comm import Communicator
 from ortflow.workflow.device import Buffer
-from ortflow.workflow.graph.types import LOSS_SUM, LOSS_WEIGHT, VALID, GraphSet
+from ortflow.workflow.graph.types import LOSS_SUM, LOSS_WEIGHT, SEED, VALID, GraphSet
 from ortflow.workflow.layout import FlatIndex
 from ortflow.workflow.onnx_runtime import onnxruntime
 from ortflow.workflow.optim.graph import moments
 from ortflow.workflow.optim.segments import segments
+from ortflow.workflow.progress import evaluation_seed
 from ortflow.workflow.spec.metrics import METRICS
 from ortflow.workflow.spec.run import RunSpec
 from ortflow.workflow.trainer import GRADIENT_GRAPH, EvaluationOutcome, MicroBatch, StepOutcome
@@ -171,7 +172,7 @@ class GraphTrainer:
             binding = self._first if fresh else self._further
             # Running statistics move with each micro-batch, as they do in PyTorch.
             self._running.write(self._statistics.read())
-            self._feed(binding, batch)
+            self._feed(binding, batch, seed)
             # Dropout's masks come from ONNX Runtime's global generator: seeded each run, a resumed run repeats them.
             onnxruntime.set_seed(seed)
             binding.run()
@@ -188,20 +189,23 @@ class GraphTrainer:
         mean = self._statistics.read() / np.float32(self._comm.world_size)
         self._parameters.slice(*self._state_span).write(mean)
 
-    def _feed(self, binding: Binding, batch: MicroBatch) -> None:
+    def _feed(self, binding: Binding, batch: MicroBatch, seed: int) -> None:
         for name, array in batch.arrays.items():
             if name in binding.inputs:
                 binding.feed(name, array)
         if VALID in binding.inputs:
             binding.feed(VALID, np.array([batch.count], np.int64))
+        if SEED in binding.inputs:
+            binding.feed(SEED, np.array([seed], np.int64))
 
     def evaluate(self, batches: Iterable[MicroBatch], votes: Callable[[], Sequence[float]]) -> EvaluationOutcome:
         """Sums of every metric over this rank's batches, then over the ranks."""
         sums = np.zeros(self._totals.count, np.float64)
         names = self._metric_outputs
-        for batch in batches:
+        for number, batch in enumerate(batches):
             if batch.count:
-                self._feed(self._evaluation, batch)
+                place = number * self._comm.world_size + self._comm.rank
+                self._feed(self._evaluation, batch, evaluation_seed(self._spec.seed, place))
                 self._evaluation.run()
                 sums[: len(names)] += self._metric_sums.read()
                 sums[len(names)] += batch.count
