@@ -10,6 +10,7 @@ import numpy.typing as npt
 import pytest
 from checkpoints import INDEX, progress_of, same, save, state
 
+from ortflow.workflow.checkpoint import image
 from ortflow.workflow.checkpoint import writer as module
 from ortflow.workflow.checkpoint.commit import commit
 from ortflow.workflow.checkpoint.load import load
@@ -97,7 +98,7 @@ def test_it_pauses_beside_the_training_and_hurries_when_waited_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "DUTY", 1e-9)
-    monkeypatch.setattr(module, "CHUNK", 4096)
+    monkeypatch.setattr(image, "CHUNK", 4096)
     writer = Writer(DirectoryStore(tmp_path), state(1, 100_000), rank=0, world_size=1, attempt=0)
     writer.start(1)
     writer.wait_copied()
@@ -176,3 +177,45 @@ def test_writes_cut_short_are_continued(tmp_path: Path, monkeypatch: pytest.Monk
     store, buffers = DirectoryStore(tmp_path), state(1, 5000)
     save(store, 1, buffers, 1)
     assert same(load(store, 1).buffers, buffers)
+
+
+def test_a_large_state_is_written_from_where_it_lies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may change once the disk has all but the end of it, which was copied."""
+    monkeypatch.setattr(image, "KEPT", 3 * 4096)
+    monkeypatch.setattr(image, "CHUNK", 4096)
+    store, buffers, before = DirectoryStore(tmp_path), state(1, 20_000), state(1, 20_000)
+    writer = Writer(store, buffers, rank=0, world_size=1, attempt=0)
+    written, pieces, gate = os.write, [], threading.Event()
+
+    def slow_write(descriptor: int, data: memoryview) -> int:
+        pieces.append(len(data))
+        assert len(pieces) < 20 or gate.wait(10)
+        return written(descriptor, data)
+
+    monkeypatch.setattr(os, "write", slow_write)
+    writer.start(1)
+    waiting = threading.Thread(target=writer.wait_copied, daemon=True)
+    waiting.start()
+    waiting.join(0.3)
+    assert waiting.is_alive()
+    gate.set()
+    waiting.join(10)
+    assert not waiting.is_alive()
+    for buffer in buffers.values():
+        buffer.fill(7)
+    finish(store, 1, writer.wait(), buffers)
+    assert writer.stall_seconds > 0.2
+    assert same(load(store, 1).buffers, before)
+    assert verify(store, 1) == []
+
+
+def test_the_memory_of_a_large_state_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    taken = []
+    monkeypatch.setattr(image, "KEPT", 1 << 16)
+    monkeypatch.setattr(image, "CHUNK", 4096)
+    make = image._memory
+    monkeypatch.setattr(image, "_memory", lambda size: taken.append(size) or make(size))
+    writer = Writer(DirectoryStore(tmp_path), state(1, 1 << 20), rank=0, world_size=1, attempt=0)
+    writer.start(1)
+    assert writer.wait().state == "written"
+    assert sum(taken) <= (1 << 16) + 2 * 4096

@@ -1,4 +1,4 @@
-"""One rank's part of a save: its share copied to host memory, then written, hashed and fsynced in the background.
+"""One rank's part of a save: its share of the state written, hashed and fsynced in the background.
 
 The training loop owns a `Writer`. `start` begins a save, `wait_copied` ends the copy and must be called before any
 buffer changes; the rest goes on beside the next steps. The writer talks to no other rank (MPI belongs to the main
@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
-import mmap
 import os
 import threading
 import time
@@ -22,15 +21,13 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 import xxhash
 
+from ortflow.workflow.checkpoint.image import Image
 from ortflow.workflow.checkpoint.manifest import FileRecord, finished
 from ortflow.workflow.checkpoint.store import CheckpointStore
-from ortflow.workflow.checkpoint.tensors import PAGE, BufferSpec, FileLayout, file_layout, file_name
+from ortflow.workflow.checkpoint.tensors import BufferSpec, file_layout, file_name
 
 if TYPE_CHECKING:
     from ortflow.workflow.device import Buffer
-
-CHUNK = 8 << 20
-"""Bytes written and hashed at once: long enough for the disk to run at its full speed."""
 
 DUTY = 0.01
 """Share of one core that writing beside the training takes: every core is busy computing there."""
@@ -56,9 +53,9 @@ def specs(buffers: Mapping[str, Buffer]) -> dict[str, BufferSpec]:
 
 
 class Writer:
-    """Saves this rank's share of `buffers`, again and again, from the same staging memory.
+    """Saves this rank's share of `buffers`, again and again.
 
-    The staging memory is as large as the share; it is taken and touched here, so that no step pays for it.
+    The memory that this takes is kept from save to save: see `Image`.
     """
 
     def __init__(
@@ -73,23 +70,8 @@ class Writer:
         self._store, self._attempt = store, attempt
         self._name = file_name(rank)
         self._layout = file_layout(specs(buffers), rank, world_size)
-        self._image = _staging(self._layout)
-        self._copies = [
-            (
-                buffers[span.buffer].slice(span.start, span.stop),
-                np.frombuffer(
-                    self._image,
-                    DTYPES[_dtype_name(buffers[span.buffer].dtype)],
-                    span.stop - span.start,
-                    span.offset,
-                ),
-            )
-            for span in self._layout.spans
-            if span.stop > span.start
-        ]
+        self._image = Image(self._layout, buffers)
         self._thread: threading.Thread | None = None
-        self._copied = threading.Event()
-        self._copied.set()
         self._hurry = threading.Event()
         self._status, self._stall = Status("idle"), 0.0
         self._started = 0.0
@@ -112,7 +94,7 @@ class Writer:
         if self._status.state == "writing":
             raise RuntimeError("a save is still going on")
         self._started, self._stall, self._status = time.perf_counter(), 0.0, Status("writing")
-        self._copied.clear()
+        self._image.released.clear()
         if urgent:
             self._hurry.set()
         else:
@@ -121,10 +103,10 @@ class Writer:
         self._thread.start()
 
     def wait_copied(self) -> None:
-        """Wait until the buffers may change again; at once if no save is copying."""
-        if not self._copied.is_set():
+        """Wait until the buffers may change again; at once if no save needs them."""
+        if not self._image.released.is_set():
             before = time.perf_counter()
-            self._copied.wait()
+            self._image.released.wait()
             self._stall += time.perf_counter() - before
 
     def poll(self) -> Status:
@@ -135,6 +117,7 @@ class Writer:
         """Wait until the save is written or has failed; it hurries from now on."""
         self._hurry.set()
         if self._thread is not None:
+            self.wait_copied()
             self._thread.join()
         return self._status
 
@@ -142,12 +125,11 @@ class Writer:
         path: Path | None = None
         try:
             try:
-                for source, target in self._copies:
-                    source.read(target)
+                self._image.copy()
+                path = self._store.begin(step, self._attempt) / self._name
+                record = FileRecord(self._name, self.size, write_file(path, self._image, self.size, self._hurry))
             finally:
-                self._copied.set()
-            path = self._store.begin(step, self._attempt) / self._name
-            record = FileRecord(self._name, self.size, write_file(path, self._image, self.size, self._hurry))
+                self._image.released.set()
         except Exception as error:  # noqa: BLE001 - whatever a device or a disk raises ends the save, not the run
             if path is not None:
                 with contextlib.suppress(OSError):
@@ -161,24 +143,25 @@ class Writer:
         return time.perf_counter() - self._started
 
 
-def write_file(path: Path, image: mmap.mmap, size: int, hurry: threading.Event) -> str:
-    """Write and fsync the first `size` bytes of a page-aligned image, zero up to its page; returns their hash.
+def write_file(path: Path, image: Image, size: int, hurry: threading.Event) -> str:
+    """Write and fsync the first `size` bytes of an image; returns their hash.
 
     Past the page cache where the file system can: it costs no second copy and pushes nothing of the data out.
-    Until `hurry` is set, pauses keep the use of a core under DUTY. A lower priority would do that too, but starves
-    on a busy machine and cannot be raised again when a signal makes the save urgent.
+    Once the buffers may change, and until `hurry` is set, pauses keep the use of a core under DUTY. A lower priority
+    would do that too, but starves on a busy machine and cannot be raised again when a signal makes the save urgent.
     """
-    hashing = xxhash.xxh3_128()
-    whole = memoryview(image)
+    hashing, done = xxhash.xxh3_128(), 0
     descriptor = _open(path)
     try:
-        for start in range(0, len(whole), CHUNK):
-            wall, used = time.perf_counter(), time.thread_time()
-            _write_all(descriptor, whole[start : start + CHUNK])
-            hashing.update(whole[start : min(start + CHUNK, size)])
-            if not hurry.is_set():
+        wall, used = time.perf_counter(), time.thread_time()
+        for piece in image.pieces():
+            _write_all(descriptor, piece)
+            hashing.update(piece[: size - done])
+            done += len(piece)
+            if image.released.is_set() and not hurry.is_set():
                 pause = (time.thread_time() - used) / DUTY - (time.perf_counter() - wall)
                 hurry.wait(max(0.0, pause))
+            wall, used = time.perf_counter(), time.thread_time()
         os.ftruncate(descriptor, size)
         os.fsync(descriptor)
     finally:
@@ -209,16 +192,6 @@ def _write_all(descriptor: int, data: memoryview) -> None:
             fcntl.fcntl(descriptor, fcntl.F_SETFL, flags & ~direct)
             continue
         data = data[written:]
-
-
-def _staging(layout: FileLayout) -> mmap.mmap:
-    """Page-aligned memory for the whole file, zero behind its end, every page touched."""
-    image = mmap.mmap(-1, -(-layout.size // PAGE) * PAGE)
-    if hasattr(mmap, "MADV_HUGEPAGE"):
-        image.madvise(mmap.MADV_HUGEPAGE)
-    np.frombuffer(image, np.uint8).fill(0)
-    image[: len(layout.header)] = layout.header
-    return image
 
 
 def _dtype_name(dtype: np.dtype) -> str:

@@ -149,7 +149,6 @@ class Saver:
     def wait(self) -> None:
         """Return when no save is under way on any rank; the ranks come here together."""
         if self._save is not None:
-            self._writer.wait_copied()
             self._writer.wait()
             self._settle(self._save)
         if self._commit is not None:

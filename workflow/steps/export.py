@@ -74,6 +74,8 @@ def export(context: Context) -> None:
         return
     if context.leads:
         path = output(context)
+        context.trainer.end_training()
+        del context.saver
         try:
             difference = context.trainer.export(path, samples(context), context.spec.export.tolerance)
         except UserError as error:

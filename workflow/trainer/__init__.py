@@ -84,6 +84,9 @@ class Trainer(Protocol):
         `votes` is asked when the batches are through; the answers are summed over the ranks with the metrics.
         """
 
+    def end_training(self) -> None:
+        """No step follows: give back the memory that only steps need. `state` holds the parameters alone then."""
+
     def export(
         self, path: Path, samples: Sequence[MicroBatch], tolerance: float | None, *, trial: bool = False
     ) -> float | None:

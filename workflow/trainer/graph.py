@@ -222,6 +222,15 @@ class GraphTrainer:
         end = len(names) + 1
         return EvaluationOutcome(metrics, round(totals[len(names)]), totals[end : end + len(mine)])
 
+    def end_training(self) -> None:
+        """Give back what only a step needs; see the protocol."""
+        self._scaling.give_memory_back()
+        self._scaling.run()
+        self.before_update = lambda: None
+        self._moments = {}
+        del self._first, self._further, self._scaling, self._update
+        del self._sync, self._gradients, self._statistics, self._tail, self._scratch
+
     def export(
         self, path: Path, samples: Sequence[MicroBatch], tolerance: float | None, *, trial: bool = False
     ) -> float | None:

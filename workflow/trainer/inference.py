@@ -158,8 +158,11 @@ def _moved(parameters: Buffer, sessions: Sessions) -> Buffer:
 
 def _difference(mine: Outputs, theirs: Outputs, samples: Sequence[MicroBatch]) -> float:
     """Largest difference of any output over all samples; NaN where only one of the two gives a number."""
-    pairs = (pair for batch in samples for pair in zip(mine(batch), theirs(batch), strict=True))
-    return max((relative(*pair) for pair in pairs), key=_or_nan, default=0.0)
+    return max((_difference_on(batch, mine, theirs) for batch in samples), key=_or_nan, default=0.0)
+
+
+def _difference_on(batch: MicroBatch, mine: Outputs, theirs: Outputs) -> float:
+    return max((relative(*pair) for pair in zip(mine(batch), theirs(batch), strict=True)), key=_or_nan, default=0.0)
 
 
 def relative(exported: Array, expected: Array) -> float:

@@ -113,6 +113,10 @@ class Binding:
         self._kept[name] = (array, value)
         self._binding.bind_ortvalue_input(name, value)
 
+    def give_memory_back(self) -> None:
+        """With each further run, return to the system what the shared arena holds and no session uses."""
+        self._options.add_run_config_entry("memory.enable_memory_arena_shrinkage", "cpu:0")
+
     def run(self) -> None:
         """Run the graph once.
 

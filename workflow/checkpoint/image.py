@@ -1,0 +1,84 @@
+"""What a rank's file holds at the moment of a save, handed out piece by piece, in order.
+
+The end of the file is copied first, into memory that is kept from save to save. What lies before it is read from the
+live buffers, which have to stay as they are until the disk has taken it. A small state is copied as a whole; of a large
+one there is never a second copy.
+"""
+
+from __future__ import annotations
+
+import mmap
+import threading
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ortflow.workflow.checkpoint.tensors import PAGE, FileLayout
+
+if TYPE_CHECKING:
+    from ortflow.workflow.device import Buffer
+
+CHUNK = 8 << 20
+"""Bytes of a piece: long enough for the disk to run at its full speed."""
+KEPT = 256 << 20
+"""Bytes of the memory that is kept."""
+
+
+class Image:
+    """The file of `layout` over live buffers."""
+
+    def __init__(self, layout: FileLayout, buffers: Mapping[str, Buffer]) -> None:
+        self._layout, self._buffers = layout, buffers
+        self._end = _pages(layout.size)
+        self._split = _pages(max(0, layout.size - KEPT))
+        # Taken and touched here, so that no step pays for it.
+        self._kept = _memory(self._end - self._split)
+        self._piece = _memory(min(CHUNK, self._split))
+        self.released = threading.Event()
+        """The buffers may change."""
+        self.released.set()
+
+    def copy(self) -> None:
+        """Copy the end; a small state may change from here on."""
+        self._fill(self._kept, self._split, self._end)
+        if not self._split:
+            self.released.set()
+
+    def pieces(self) -> Iterator[memoryview]:
+        """The file in whole pages behind `copy`, zero behind its end; each piece is valid until the next one."""
+        for start in range(0, self._split, CHUNK):
+            stop = min(start + CHUNK, self._split)
+            self._fill(self._piece, start, stop)
+            yield memoryview(self._piece)[: stop - start]
+        self.released.set()
+        kept = memoryview(self._kept)
+        for start in range(0, len(kept), CHUNK):
+            yield kept[start : start + CHUNK]
+
+    def _fill(self, target: mmap.mmap, start: int, stop: int) -> None:
+        """Copy bytes [start, stop) of the file to the beginning of `target`."""
+        header = self._layout.header[start:stop]
+        target[: len(header)] = header
+        for span in self._layout.spans:
+            first, last = max(start, span.offset), min(stop, span.end)
+            if first >= last:
+                continue
+            buffer = self._buffers[span.buffer]
+            size = buffer.dtype.itemsize
+            begin, count = span.start + (first - span.offset) // size, (last - first) // size
+            into = np.frombuffer(target, buffer.dtype, count, first - start)
+            buffer.slice(begin, begin + count).read(into)
+
+
+def _pages(size: int) -> int:
+    return -(-size // PAGE) * PAGE
+
+
+def _memory(size: int) -> mmap.mmap:
+    """Page-aligned, zero, every page touched; one page where nothing is needed."""
+    memory = mmap.mmap(-1, max(size, PAGE))
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        memory.madvise(mmap.MADV_HUGEPAGE)
+    np.frombuffer(memory, np.uint8).fill(0)
+    return memory
