@@ -74,8 +74,10 @@ class State:
         """Finish the save of a step."""
         status = self.writer.wait()
         assert status.record is not None, status.reason
-        progress = Progress(step=step).to_json()
-        commit(self.store, step, 0, [status.record], buffers=specs(self.buffers), index=self.index, progress=progress)
+        commit(
+            self.store, step, 0, [status.record], buffers=specs(self.buffers), index=self.index,
+            progress=Progress(step=step).to_json(), environment={},
+        )  # fmt: skip
 
 
 def throughput(state: State, rounds: int) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -33,6 +34,8 @@ class Plan:
     """Steps of the whole run."""
     parameters: int
     """Trained elements."""
+    graphs: Mapping[str, str]
+    """Hash of each file in the folder of graphs, by name."""
     version: int = VERSION
 
     def save(self, path: Path) -> None:
@@ -41,11 +44,14 @@ class Plan:
 
     @classmethod
     def load(cls, path: Path) -> Plan:
-        """Read what `save` wrote."""
-        return cls(**json.loads(path.read_text()))
+        """Read what `save` wrote, or an earlier version did; ValueError where it is not that."""
+        try:
+            return cls(**{"graphs": {}, **json.loads(path.read_text(encoding="utf-8"))})
+        except TypeError as error:
+            raise ValueError(f"{path} is no plan: {error}") from None
 
 
-def resolve(spec: RunSpec, *, samples: int, parameters: int, fingerprint: str) -> Plan:
+def resolve(spec: RunSpec, *, samples: int, parameters: int, fingerprint: str, graphs: Mapping[str, str]) -> Plan:
     """The plan of a run over `samples` samples.
 
     Raises UserError where the training set is smaller than one global batch and the rest is dropped.
@@ -75,6 +81,7 @@ def resolve(spec: RunSpec, *, samples: int, parameters: int, fingerprint: str) -
         steps_per_epoch=steps_per_epoch,
         total_steps=total,
         parameters=parameters,
+        graphs=graphs,
     )
 
 

@@ -101,6 +101,8 @@ def show(
         typer.echo(f"file      {file.name}: {_size(file.size)}, {file.hash}")
     for name, value in manifest.progress.items():
         typer.echo(f"progress  {name}: {value}")
+    for name, value in manifest.environment.items():
+        typer.echo(f"computed  {name}: {value}")
     typer.echo(f"tensors   {len(manifest.index)}")
     for entry in manifest.index if tensors else ():
         shape = "x".join(map(str, entry.tensor.shape)) or "scalar"
@@ -224,6 +226,7 @@ def _describe(store: DirectoryStore, manifest: Manifest) -> dict[str, Any]:
         "buffers": {name: vars(spec) for name, spec in manifest.buffers.items()},
         "files": [vars(file) for file in manifest.files],
         "progress": dict(manifest.progress),
+        "environment": dict(manifest.environment),
         "tensors": manifest.index.to_json(),
     }
 

@@ -50,7 +50,7 @@ def save(
     records = [status.record for status in statuses if status.record is not None]
     assert len(records) == world_size, statuses
     said = progress_of(step, **progress)
-    return commit(store, step, attempt, records, buffers=specs(buffers), index=INDEX, progress=said)
+    return commit(store, step, attempt, records, buffers=specs(buffers), index=INDEX, progress=said, environment={})
 
 
 def same(loaded: Mapping[str, Any], buffers: Mapping[str, HostBuffer]) -> bool:

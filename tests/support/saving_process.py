@@ -45,7 +45,16 @@ def main(folder: str, first: int, limit: int | None) -> None:
             continue
         records = [status.record for status in statuses if status.record is not None]
         try:
-            commit(store, step, first, records, buffers=specs(buffers), index=index, progress=progress_of(step))
+            commit(
+                store,
+                step,
+                first,
+                records,
+                buffers=specs(buffers),
+                index=index,
+                progress=progress_of(step),
+                environment={},
+            )
         except SaveFailed as error:
             print("failed", error, flush=True)
             continue

@@ -41,7 +41,7 @@ def written(store: DirectoryStore, step: int, attempt: int = 0) -> list[FileReco
 
 
 def commit_new(store: DirectoryStore, step: int, records: list[FileRecord]) -> None:
-    commit(store, step, 0, records, buffers=specs(NEW), index=INDEX, progress=progress_of(step))
+    commit(store, step, 0, records, buffers=specs(NEW), index=INDEX, progress=progress_of(step), environment={})
 
 
 def test_nothing_else_is_left(tmp_path: Path) -> None:

@@ -45,7 +45,9 @@ class FailingBuffer(SlowBuffer):
 
 def finish(store: DirectoryStore, step: int, status: Status, buffers: dict[str, HostBuffer]) -> None:
     assert status.record is not None, status
-    commit(store, step, 0, [status.record], buffers=specs(buffers), index=INDEX, progress=progress_of(step))
+    commit(
+        store, step, 0, [status.record], buffers=specs(buffers), index=INDEX, progress=progress_of(step), environment={}
+    )
 
 
 def test_what_is_saved_is_the_state_at_the_start(tmp_path: Path) -> None:

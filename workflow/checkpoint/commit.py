@@ -46,13 +46,15 @@ def commit(
     buffers: Mapping[str, BufferSpec],
     index: FlatIndex,
     progress: Mapping[str, Any],
+    environment: Mapping[str, str],
 ) -> Manifest:
     """Describe the files of all ranks (`records`, by rank) and make them the checkpoint of `step`.
 
-    A whole checkpoint of the same step is replaced, a damaged one set aside. `progress` is plain JSON data.
+    A whole checkpoint of the same step is replaced, a damaged one set aside. `progress` is plain JSON data,
+    `environment` what computed it (`ortflow.workflow.environment`).
     Raises SaveFailed, with the temporary files removed.
     """
-    manifest = Manifest(step, len(records), buffers, index, progress, tuple(records), time.time())
+    manifest = Manifest(step, len(records), buffers, index, progress, tuple(records), time.time(), environment)
     data = manifest.encode()
     try:
         folder = store.begin(step, attempt)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +51,8 @@ class Manifest:
     progress: Mapping[str, Any]
     files: tuple[FileRecord, ...]
     time: float
+    environment: Mapping[str, str] = field(default_factory=dict)
+    """What computed it: see `ortflow.workflow.environment`. Empty where an earlier version did not say."""
 
     @property
     def size(self) -> int:
@@ -68,6 +70,7 @@ class Manifest:
             "buffers": {name: vars(spec) for name, spec in self.buffers.items()},
             "files": [vars(file) for file in self.files],
             "progress": dict(self.progress),
+            "environment": dict(self.environment),
             "index": self.index.to_json(),
         }
         text = _dump(body)
@@ -97,6 +100,7 @@ def decode(data: bytes) -> Manifest:
         progress=body["progress"],
         files=tuple(FileRecord(**file) for file in body["files"]),
         time=body["time"],
+        environment=body.get("environment", {}),
     )
 
 
@@ -107,6 +111,8 @@ def _check_types(body: dict[str, Any]) -> None:
     """
     for key, fits in _BODY.items():
         _check(key, body, fits)
+    if "environment" in body:
+        _check("environment", body, _is_environment)
     for name, spec in body["buffers"].items():
         _check_fields(f"buffers.{name}", spec, _BUFFER)
     for key, shape in (("files", _FILE), ("index", _ENTRY)):
@@ -139,6 +145,10 @@ def _is_count(value: object) -> bool:
 
 def _is_text(value: object) -> bool:
     return isinstance(value, str)
+
+
+def _is_environment(value: object) -> bool:
+    return isinstance(value, dict) and all(map(_is_text, value.values()))
 
 
 def _is_shape(value: object) -> bool:

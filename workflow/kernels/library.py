@@ -97,12 +97,17 @@ def levels() -> list[str]:
     return [level for level, sets in _LEVELS.items() if has >= set(sets)]
 
 
-def _name(level: str) -> str:
-    """The file's name: it tells processor and source."""
-    key = hashlib.sha256(repr((_FLAGS, _LEVELS[level])).encode())
+def source_key() -> str:
+    """A hash of the sources and of how they are compiled, whatever the processor."""
+    key = hashlib.sha256(repr((_FLAGS, _LEVELS)).encode())
     for source in sorted(_SOURCES.glob("*.[ch]")):
         key.update(source.read_bytes())
-    return f"x86_64-{level.lower()}-{key.hexdigest()[:16]}.so"
+    return key.hexdigest()
+
+
+def _name(level: str) -> str:
+    """The file's name: it tells processor and source."""
+    return f"x86_64-{level.lower()}-{source_key()[:16]}.so"
 
 
 def _folders() -> Iterator[Path]:

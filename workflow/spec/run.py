@@ -49,6 +49,8 @@ class CheckpointSection(Section):
     """Which checkpoints stay."""
     asynchronous: bool = True
     """Write in the background from a copy."""
+    exact: bool = True
+    """Go on bit for bit or not at all: other kernels, another ONNX Runtime or training graph are refused."""
 
 
 class MonitorSection(Section):

@@ -24,6 +24,7 @@ from ortflow.workflow.checkpoint.writer import Writer, specs
 from ortflow.workflow.errors import OrtflowError
 from ortflow.workflow.progress import Progress
 from ortflow.workflow.steps.context import Context
+from ortflow.workflow.steps.environment import check_environment
 
 VOTES = 3
 """Numbers a rank adds to the step's all-reduce: still writing, failed, time for a save."""
@@ -67,6 +68,9 @@ class Saver:
         if context.leads:
             self._store.clean()
             loaded = load_newest(self._store, targets, self._reject, index=context.trainer.index)
+        changed: list[str] = []
+        if loaded is not None:
+            changed = check_environment(context, loaded.manifest, self._store.place(loaded.manifest.step))
         step = context.world.share(loaded.manifest.step if loaded else None)
         if step is None:
             context.events.rewind(0)
@@ -88,6 +92,8 @@ class Saver:
         context.monitor.begin()
         if context.leads:
             print(f"resumed from {self._store.place(step)}", flush=True)
+        if changed:
+            context.monitor.warn(f"the curve goes on, but not bit for bit: {'; '.join(changed)}")
 
     def _reject(self, fault: Damaged) -> None:
         context = self._context
@@ -186,6 +192,7 @@ class Saver:
             manifest = commit(
                 self._store, save.step, context.attempt, records,
                 buffers=specs(self._buffers), index=context.trainer.index, progress=save.progress,
+                environment=context.environment,
             )  # fmt: skip
             keep = self._section.keep
             prune(self._store, keep.newest, keep.every, self._distrusted)

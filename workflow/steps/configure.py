@@ -40,6 +40,7 @@ def prepare(run_dir: RunDir, spec: RunSpec) -> tuple[list[str], list[str]]:
     """Graphs and plan in the run directory; returns what is worth a line in the log, and what is worth a warning."""
     from ortflow.workflow.data.dataset import Dataset
     from ortflow.workflow.graph.build import build_graphs
+    from ortflow.workflow.graph.kept import damage, hashes_of
     from ortflow.workflow.graph.types import GraphSet, with_kernels_of
     from ortflow.workflow.kernels.graph import with_kernels
     from ortflow.workflow.optim.gradient import gradient_graph
@@ -51,7 +52,7 @@ def prepare(run_dir: RunDir, spec: RunSpec) -> tuple[list[str], list[str]]:
     fingerprint = fingerprint_of(spec)
     notes: list[str] = []
     warnings: list[str] = []
-    before = Plan.load(run_dir.plan) if run_dir.plan.exists() else None
+    before = plan_before(run_dir, warnings)
     samples = len(Dataset.open(Path(spec.data.train.path)))
     if before is not None and before.samples != samples and saved(run_dir, spec):
         raise UserError(
@@ -60,8 +61,13 @@ def prepare(run_dir: RunDir, spec: RunSpec) -> tuple[list[str], list[str]]:
             where="data.train.path",
             fix="give the set it was begun with, or start anew with --fresh or another name (name=NAME)",
         )
+    fault = None
     if before is not None and before.fingerprint == fingerprint:
-        graphs = GraphSet.load(run_dir.graphs)
+        fault = damage(run_dir.graphs, before.graphs)
+        if fault is not None:
+            warnings.append(f"{fault}: the graphs are built again")
+    if before is not None and before.fingerprint == fingerprint and fault is None:
+        graphs, hashes = GraphSet.load(run_dir.graphs), before.graphs
     else:
         run_dir.plan.unlink(missing_ok=True)
         graphs = build_graphs(spec, DEVICE, run_dir.graphs)
@@ -72,9 +78,22 @@ def prepare(run_dir: RunDir, spec: RunSpec) -> tuple[list[str], list[str]]:
             write_atomically(graphs.optimizer, model.SerializeToString())
             write_atomically(with_kernels_of(graphs.optimizer), with_kernels(model).SerializeToString())
         write_atomically(graphs.root / GRADIENT_GRAPH, gradient_graph().SerializeToString())
+        hashes = hashes_of(graphs.root)
     trained = sum(e.tensor.count for e in graphs.index if e.tensor.group in ("decay", "no_decay"))
-    resolve(spec, samples=samples, parameters=trained, fingerprint=fingerprint).save(run_dir.plan)
+    plan = resolve(spec, samples=samples, parameters=trained, fingerprint=fingerprint, graphs=hashes)
+    plan.save(run_dir.plan)
     return notes, warnings
+
+
+def plan_before(run_dir: RunDir, warnings: list[str]) -> Plan | None:
+    """The plan that an earlier attempt left; None where there is none, or none that can be read, and a warning then."""
+    try:
+        return Plan.load(run_dir.plan)
+    except FileNotFoundError:
+        return None
+    except (ValueError, OSError) as error:
+        warnings.append(f"{run_dir.plan} cannot be read ({error}): plan and graphs are made again")
+        return None
 
 
 def check_outputs(run_dir: RunDir, spec: RunSpec) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -43,6 +44,8 @@ class Context:
     """runtime, from what configure wrote."""
     graphs: GraphSet = field(init=False)
     """runtime, from what configure wrote."""
+    environment: Mapping[str, str] = field(default_factory=dict)
+    """runtime: what computes on all ranks, for the record of every checkpoint"""
     comm: Communicator | None = None
     """runtime"""
     trainer: Trainer = field(init=False)

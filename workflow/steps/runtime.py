@@ -38,8 +38,11 @@ def runtime(context: Context) -> None:
     make_trainer(context, device, threads)
 
     from ortflow.workflow.steps.checkpoint import Saver
+    from ortflow.workflow.steps.environment import environment_of_all
     from ortflow.workflow.steps.monitor import Monitor
 
+    context.environment = environment_of_all(context, threads)
+    context.events.write("environment", **context.environment)
     context.monitor = Monitor(context)
     context.saver = Saver(context)
     context.saver.resume()

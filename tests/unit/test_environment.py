@@ -1,0 +1,93 @@
+"""The record of what computes: what of it differs, which difference breaks a promise, and whether graphs are whole."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from ortflow.workflow.environment import PLACE, SET_UP, breaking, differences, merged
+from ortflow.workflow.graph.kept import damage, hashes_of
+from ortflow.workflow.plan import Plan
+
+RECORD = {
+    "asked": "auto",
+    "kernels": "ortflow's (12345678)",
+    "onnxruntime": "1.19.2",
+    "graphs": "abc",
+    "instructions": "AVX-512",
+    "library": "def",
+    "threads": "2",
+}
+
+
+def names(before: dict[str, str], now: dict[str, str]) -> list[str]:
+    return [difference.name for difference in differences(before, now)]
+
+
+def test_the_same_environment_has_no_difference() -> None:
+    assert names(RECORD, dict(RECORD)) == []
+    assert breaking(RECORD, dict(RECORD), same_ranks=True) == []
+
+
+@pytest.mark.parametrize("name", [*SET_UP, *PLACE])
+def test_each_entry_is_compared_and_only_the_set_up_breaks_the_promise(name: str) -> None:
+    now = RECORD | {name: "other"}
+    assert names(RECORD, now) == [name]
+    broken = [difference.name for difference in breaking(RECORD, now, same_ranks=True)]
+    assert broken == ([name] if name in SET_UP else [])
+    broken = [difference.name for difference in breaking(RECORD, now, same_ranks=False)]
+    assert broken == (["graphs"] if name == "graphs" else [])
+
+
+def test_other_kernels_that_were_asked_for_break_nothing() -> None:
+    now = RECORD | {"kernels": "ONNX Runtime's", "asked": "onnxruntime", "library": "none"}
+    assert names(RECORD, now) == ["kernels"]
+    assert breaking(RECORD, now, same_ranks=True) == []
+    assert breaking(now, RECORD, same_ranks=True) == []
+    assert breaking(RECORD, now | {"graphs": "other"}, same_ranks=True) != []
+
+
+def test_a_record_of_an_earlier_version_says_nothing() -> None:
+    assert names({}, RECORD) == []
+    assert breaking({}, RECORD, same_ranks=True) == []
+
+
+def test_ranks_that_differ_are_all_named() -> None:
+    assert merged([RECORD, RECORD | {"instructions": "AVX2"}, RECORD])["instructions"] == "AVX-512, AVX2"
+    assert merged([RECORD, RECORD]) == RECORD
+
+
+def flip(path: Path) -> None:
+    path.write_bytes(b"x" + path.read_bytes()[1:])
+
+
+@pytest.mark.parametrize(("harm", "said"), [(Path.unlink, "is missing"), (flip, "is damaged")])
+@pytest.mark.parametrize("name", ["train.onnx", "train.kernels.onnx", "graphs.json", "initial.safetensors"])
+def test_each_file_of_the_graphs_is_looked_at(
+    tmp_path: Path, name: str, harm: Callable[[Path], None], said: str
+) -> None:
+    for file in ("train.onnx", "train.kernels.onnx", "graphs.json", "initial.safetensors", ".hidden.onnx", "notes.txt"):
+        (tmp_path / file).write_text(file)
+    hashes = hashes_of(tmp_path)
+    assert damage(tmp_path, hashes) is None
+    (tmp_path / "notes.txt").unlink()
+    assert damage(tmp_path, hashes) is None
+    harm(tmp_path / name)
+    assert damage(tmp_path, hashes) == f"{tmp_path / name} {said}"
+    shutil.rmtree(tmp_path)
+    assert "is missing" in str(damage(tmp_path, hashes))
+
+
+def test_graphs_of_an_earlier_version_are_not_known_to_be_whole(tmp_path: Path) -> None:
+    assert "no record" in str(damage(tmp_path, {}))
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", "7", "{}", '{"samples": 3}', "\udcff"])
+def test_a_plan_that_is_none_is_a_value_error(tmp_path: Path, content: str) -> None:
+    path = tmp_path / "plan.json"
+    path.write_bytes(content.encode("utf-8", "surrogateescape"))
+    with pytest.raises(ValueError):  # noqa: PT011 - of any kind: whoever reads it makes it again
+        Plan.load(path)
