@@ -22,6 +22,7 @@ from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ortflow.export_compare import compare
 from ortflow.export_optimize import optimize
 from ortflow.export_trace import trace
 from ortflow.workflow.errors import UserError
@@ -59,10 +60,11 @@ def export_for_training(
     running statistics of BatchNormalization in evaluation mode) and `ortflow.constants` (all other initializers but
     running statistics). A tied parameter has the first of its names. Parameters that no output depends on are left
     out. More than 1.5 GB of weights lie beside the file in `<name>.data`. A UserWarning tells what ONNX cannot say of
-    the module.
+    the module, and what could not be compared with it.
 
-    Returns the path. Raises UserError where PyTorch is missing or cannot export the module, or where something else
-    than a model that this function has written is there; nothing is written then.
+    Returns the path. Raises UserError where PyTorch is missing or cannot export the module, where the file would not
+    compute the module's outputs and gradients on the example inputs, or where something else than a model that this
+    function has written is there; nothing is written then.
     """
     _require_torch()
     path = Path(path)
@@ -85,6 +87,10 @@ def export_for_training(
     tensors = (*module.named_parameters(), *module.named_buffers())
     optimize(program, {name for name, _ in tensors})
     _write_metadata(program.model, module)
+    with _in_training_mode(module):
+        left_out = _compare(program, module, args, kwargs)
+    if left_out:
+        warnings.warn(left_out, stacklevel=2)
     try:
         _save(program, path)
     except OSError as error:
@@ -276,11 +282,21 @@ def _write_metadata(model: Any, module: torch.nn.Module) -> None:
             node.metadata_props[STACK] = 'File "{}", line {}'.format(*line)
 
 
+def _compare(program: Any, module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
+    if _size(program) > EXTERNAL_DATA_BYTES:
+        return f"not compared with PyTorch: the weights take more than {EXTERNAL_DATA_BYTES / 1e9:g} GB"
+    return compare(program.model_proto, module, args, kwargs)
+
+
+def _size(program: Any) -> int:
+    """Bytes of weights."""
+    return sum(int(value.const_value.nbytes) for value in program.model.graph.initializers.values())
+
+
 def _save(program: Any, path: Path) -> None:
     """Write the whole model or nothing; never an old model beside new weights."""
-    size = sum(value.const_value.nbytes for value in program.model.graph.initializers.values())
     path.parent.mkdir(parents=True, exist_ok=True)
-    if size <= EXTERNAL_DATA_BYTES:
+    if _size(program) <= EXTERNAL_DATA_BYTES:
         write_atomically(path, program.model_proto.SerializeToString())
         return
     with tempfile.TemporaryDirectory(dir=path.parent, prefix=f".{path.name}.") as folder:

@@ -1,0 +1,213 @@
+"""Compare what an exported file computes with what the module computes: outputs, and the gradient of every parameter.
+
+Called by `ortflow.export` before the file is written. The exporter leaves out what ONNX has no word for (a detach, a
+term of a loss), and only numbers show it. Both run in training mode on the example inputs, with the same fixed sequence
+for dropout; the module also in double precision, which says how far off rounding alone may be. Where ONNX Runtime
+cannot differentiate, outputs alone are compared, in evaluation mode.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ortflow.workflow.errors import UserError
+
+if TYPE_CHECKING:
+    import onnx
+    import torch
+
+    from ortflow.export_reference import Call, Result
+
+_ROUNDING = 30.0
+"""How many times further from double precision than PyTorch's single precision the file may be."""
+_RELATIVE, _RELATIVE_ALONE = 1e-3, 2e-2
+"""What it may be off besides, relative to the norm; the second where the module does not run in double precision."""
+_FLOOR = 1e-4
+"""What of the largest gradient is rounding in all others: the gradient of a bias before a normalisation is zero."""
+_DOUBLE_ELEMENTS = 50_000_000
+"""Values of parameters beyond which double precision would take too long."""
+_NEEDED = ("onnx", "onnxruntime")
+_NOT_FINITE = "not finite"
+_NOISE = (0.0, 1e-2, 3e-2)
+"""On parameters and inputs, relative: at a kink of a function two right gradients differ, but not at three places."""
+
+
+def compare(model: onnx.ModelProto, module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
+    """Raise UserError where the file does not compute what the module does; else say what was not compared.
+
+    `model`: the whole file. `module`: in the modes that it was traced in. The gradient of an Embedding's padding row is
+    not compared: that it differs is known. Returns one sentence, or nothing where everything was compared.
+    """
+    missing_packages = [name for name in _NEEDED if importlib.util.find_spec(name) is None]
+    if missing_packages:
+        return f"not compared with PyTorch: {' and '.join(missing_packages)} is not installed"
+    from ortflow.export_reference import NotCompared, call_of
+
+    first: list[str] = []
+    try:
+        file = _File(model, module)
+        for noise in _NOISE:
+            found = file.faults(call_of(module, args, kwargs, noise))
+            if not found:
+                return file.left_out
+            first = first or found
+            if any(_NOT_FINITE in fault for fault in found):
+                break
+    except NotCompared as missing:
+        if not first:
+            return f"not compared with PyTorch: {missing}"
+    raise UserError(
+        f"the ONNX model would not compute what {type(module).__name__} computes: {'; '.join(first)}",
+        fix="change the operation in forward that ONNX has no equal of; in ONNX every detach() and no_grad() is lost:"
+        " freeze what must not be trained (requires_grad=False)",
+    )
+
+
+class _File:
+    """An exported file that is about to be compared with its module."""
+
+    def __init__(self, model: onnx.ModelProto, module: torch.nn.Module) -> None:
+        import torch
+
+        from ortflow.export_gradients import without_values
+        from ortflow.export_random import NotFixed, fix_in_onnx
+        from ortflow.export_reference import NotCompared
+
+        stored = {tensor.name for tensor in model.graph.initializer}
+        self.module = module
+        self.parameters = {name: p for name, p in module.named_parameters() if name in stored}
+        self.model = without_values(model, list(self.parameters))
+        try:
+            fix_in_onnx(self.model.graph)
+        except NotFixed as error:
+            raise NotCompared(f"{error} is random") from None
+        self.inputs = [value.name for value in self.model.graph.input if value.name not in self.parameters]
+        self.outputs = [value.name for value in self.model.graph.output]
+        self.padding = {
+            id(part.weight): part.padding_idx
+            for part in module.modules()
+            if isinstance(part, torch.nn.Embedding) and part.padding_idx is not None
+        }
+        self.left_out = ""
+        self._graph: Any = None
+
+    def faults(self, call: Call) -> list[str]:
+        """What differs, in a few words each. Raises NotCompared where the module or the file does not run."""
+        from ortflow.export_reference import NotCompared, compute, doubled, evaluating
+
+        single, weights = compute(call, None)
+        actual = self._computed(call, weights)
+        if actual is None:
+            with evaluating(call.module):
+                single, weights = compute(call, [None] * len(weights))
+                actual = self._evaluated(call)
+        if len(single.outputs) != len(actual.outputs):
+            raise NotCompared("the file has other outputs than the module")
+        if not all(np.isfinite(value).all() for value in [*single.outputs, *single.gradients.values()]):
+            raise NotCompared("the module's own results on the example inputs are not finite")
+        double, relative = single, _RELATIVE_ALONE
+        if sum(p.numel() for p in self.module.parameters()) <= _DOUBLE_ELEMENTS:
+            with contextlib.suppress(NotCompared):
+                double, relative = compute(doubled(call), weights)[0], _RELATIVE
+        found = []
+        for name, *values in zip(self.outputs, actual.outputs, single.outputs, double.outputs, strict=True):
+            fault = _difference(values, relative, 0.0)
+            found += [f"output {name!r} is {fault}"] if fault else []
+        floor = _FLOOR * max((_norm(gradient) for gradient in double.gradients.values()), default=0.0)
+        wrong = []
+        for name, gradient in actual.gradients.items():
+            others = [result.gradients.get(name, np.zeros_like(gradient)) for result in (single, double)]
+            arrays = [self._without_padding(name, each) for each in (gradient, *others)]
+            fault = _difference(arrays, relative, floor)
+            wrong += [f"{name!r} is {fault}"] if fault else []
+        if wrong:
+            more = f" (and of {len(wrong) - 3} more)" if len(wrong) > 3 else ""
+            found.append(f"the gradient of {', of '.join(wrong[:3])}{more}")
+        return found
+
+    def _without_padding(self, name: str, gradient: np.ndarray) -> np.ndarray:
+        row = self.padding.get(id(self.parameters[name]))
+        return gradient if row is None else np.delete(gradient, row, axis=0)
+
+    def _feed(self, call: Call) -> dict[str, np.ndarray]:
+        from ortflow.export_reference import NotCompared, tensors_of
+
+        given = tensors_of(call, self.module.forward)
+        if len(given) != len(self.inputs):
+            raise NotCompared("the file has other inputs than forward")
+        copies = dict(call.module.named_parameters())
+        values = {name: copies[name].detach().numpy() for name in self.parameters}
+        return {**values, **dict(zip(self.inputs, given, strict=True))}
+
+    def _computed(self, call: Call, weights: list[np.ndarray | None]) -> Result | None:
+        """Outputs and gradients in training mode; None where there are none to be had, and says why."""
+        from ortflow.export_gradients import can_differentiate, run, training_graph
+        from ortflow.export_reference import Result
+
+        trained = [name for name, parameter in self.parameters.items() if parameter.requires_grad]
+        named = {name: weight for name, weight in zip(self.outputs, weights, strict=False) if weight is not None}
+        if not trained or not named or len(weights) != len(self.outputs):
+            return None
+        if not can_differentiate():
+            self.left_out = "gradients were not compared with PyTorch's: onnxruntime-training-cpu is not installed"
+            return None
+        by = {name: f"ortflow.weights.{place}" for place, name in enumerate(named)}
+        try:
+            if self._graph is None:
+                self._graph = training_graph(self.model, trained, self._frozen(), by)
+            graph, reached = self._graph
+            values = run(graph, {**self._feed(call), **{by[name]: weight for name, weight in named.items()}})
+        except (UserError, RuntimeError) as error:
+            self.left_out = f"gradients were not compared with PyTorch's: {error}"
+            return None
+        gradients = {name: np.zeros(tuple(self.parameters[name].shape), np.float32) for name in trained}
+        gradients |= {name: values[f"{name}_grad"] for name in reached}
+        return Result([values[name] for name in self.outputs], gradients)
+
+    def _evaluated(self, call: Call) -> Result:
+        """Outputs in evaluation mode."""
+        from ortflow.export_gradients import evaluation_graph, run
+        from ortflow.export_reference import NotCompared, Result
+
+        try:
+            values = run(evaluation_graph(self.model), self._feed(call))
+        except (UserError, RuntimeError) as error:
+            raise NotCompared(str(error)) from None
+        return Result([values[name] for name in self.outputs], {})
+
+    def _frozen(self) -> set[str]:
+        """Running statistics of normalisations that are kept in evaluation mode."""
+        import torch
+
+        return {
+            f"{name}.{buffer}" if name else buffer
+            for name, part in self.module.named_modules(remove_duplicate=False)
+            if isinstance(part, torch.nn.modules.batchnorm._BatchNorm) and not part.training
+            for buffer in ("running_mean", "running_var")
+        }
+
+
+def _difference(values: list[np.ndarray], relative: float, floor: float) -> str:
+    """In which way a result differs by more than rounding; empty where it does not.
+
+    `values`: of the file, and of the module in single and in double precision.
+    """
+    actual, single, double = values
+    if actual.shape != double.shape:
+        return f"of shape {list(actual.shape)}, not {list(double.shape)}"
+    if not np.issubdtype(actual.dtype, np.floating):
+        return ""  # where the largest of equals is, rounding decides
+    if not np.isfinite(actual).all():
+        return _NOT_FINITE
+    norm, off = _norm(double), _norm(actual.astype(np.float64) - double)
+    if off <= _ROUNDING * _norm(single.astype(np.float64) - double) + relative * norm + floor + 1e-7:
+        return ""
+    return f"{off / norm:.1%} off" if norm > floor else f"of norm {_norm(actual):.2g}, not 0"
+
+
+def _norm(array: np.ndarray) -> float:
+    return float(np.linalg.norm(array.astype(np.float64).ravel()))

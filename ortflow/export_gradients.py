@@ -1,0 +1,106 @@
+"""What an exported file computes in training: its outputs and its gradients, by the graph that a run would train with.
+
+Called by `ortflow.export_compare`. Imports ONNX Runtime: the training wheel for gradients, any for outputs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import onnx
+from onnx import TensorProto, helper
+
+from ortflow.workflow.graph import speed
+from ortflow.workflow.graph.child import PROVIDERS, Child
+from ortflow.workflow.graph.differentiate import gradient_graph
+from ortflow.workflow.graph.edit import Editor, make_outputs, prune, replace
+from ortflow.workflow.graph.expand import make_differentiable
+from ortflow.workflow.graph.lower import prepare
+from ortflow.workflow.graph.modes import evaluation_mode, train_mode
+from ortflow.workflow.graph.scatter import replace_gather_gradients
+from ortflow.workflow.graph.stash import add_stashes
+
+Arrays = Mapping[str, np.ndarray]
+_TOTAL = "ortflow.total"
+
+
+def can_differentiate() -> bool:
+    """Whether ONNX Runtime is the training wheel."""
+    from onnxruntime.capi import _pybind_state as runtime
+
+    return hasattr(runtime, "GradientGraphBuilder")
+
+
+def training_graph(
+    model: onnx.ModelProto, parameters: Sequence[str], frozen: Collection[str], weights: Mapping[str, str]
+) -> tuple[onnx.ModelProto, list[str]]:
+    """The training graph of a file for the sum over `weights` of output times its weights, and what it trains.
+
+    `parameters` are inputs of `model`. `weights`: output -> the name of a further fp32 input, of the output's shape.
+    The graph's outputs are those of the file, and `<parameter>_grad`. Raises UserError.
+    """
+    prepared, _ = prepare(model)
+    graph = prepared.graph
+    train_mode(graph, frozen)
+    edit = Editor(graph)
+    outputs = [onnx.ValueInfoProto.FromString(value.SerializeToString()) for value in graph.output]
+    terms = [edit.total(edit.node("Mul", name, by), edit.fresh("term")) for name, by in weights.items()]
+    total = terms[0]
+    for term in terms[1:]:
+        total = edit.node("Add", total, term)
+    edit.node("Identity", total, output=_TOTAL)
+    graph.input.extend(helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in weights.values())
+    make_outputs(graph, [helper.make_tensor_value_info(_TOTAL, TensorProto.FLOAT, []), *outputs])
+    prune(graph)
+    prepared, _ = make_differentiable(prepared, parameters, _TOTAL)
+    speed.before(prepared.graph)
+    add_stashes(prepared.graph)
+    with Child() as child:
+        made, trained = gradient_graph(child, prepared, _TOTAL, parameters)
+    replace_gather_gradients(made.graph)
+    speed.after(made.graph)
+    return made, trained
+
+
+def evaluation_graph(model: onnx.ModelProto) -> onnx.ModelProto:
+    """The file in evaluation mode. Raises UserError where it has no form that ortflow can run."""
+    prepared, _ = prepare(model)
+    evaluation_mode(prepared.graph)
+    prune(prepared.graph)
+    return prepared
+
+
+def run(model: onnx.ModelProto, feed: Arrays) -> dict[str, np.ndarray]:
+    """Every output of a graph. Raises RuntimeError where ONNX Runtime cannot load or run it."""
+    import onnxruntime as ort
+
+    options = ort.SessionOptions()
+    options.log_severity_level = 4
+    read = {value.name for value in model.graph.input}
+    names = [value.name for value in model.graph.output]
+    try:
+        session = ort.InferenceSession(model.SerializeToString(), options, providers=PROVIDERS["cpu"])
+        values: list[Any] = session.run(names, {name: array for name, array in feed.items() if name in read})
+    except Exception as error:
+        raise RuntimeError(str(error).splitlines()[0]) from error
+    return dict(zip(names, values, strict=True))
+
+
+def without_values(model: onnx.ModelProto, names: Sequence[str]) -> onnx.ModelProto:
+    """A copy of a model with these fp32 initializers as inputs: small, whatever the size of the weights."""
+    copy, wanted = onnx.ModelProto(), set(names)
+    copy.CopyFrom(onnx.ModelProto(ir_version=model.ir_version, opset_import=model.opset_import))
+    copy.functions.extend(model.functions)
+    graph = copy.graph
+    graph.name = model.graph.name
+    for field in ("node", "input", "output", "value_info"):
+        getattr(graph, field).extend(getattr(model.graph, field))
+    for tensor in model.graph.initializer:
+        if tensor.name in wanted:
+            graph.input.append(helper.make_tensor_value_info(tensor.name, tensor.data_type, tensor.dims))
+        else:
+            graph.initializer.append(tensor)
+    replace(graph.value_info, [value for value in graph.value_info if value.name not in wanted])
+    return copy

@@ -1,0 +1,162 @@
+"""What a PyTorch module computes, for the comparison with its exported file: outputs, and gradients of a fixed sum.
+
+Called by `ortflow.export_compare`. Works on copies: the module, its random state included, is left as it was.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ortflow.export_random import NotFixed, fixed_in_pytorch
+
+if TYPE_CHECKING:
+    import torch
+
+
+class NotCompared(Exception):
+    """Why something could not be compared, in a few words."""
+
+
+@dataclass(frozen=True)
+class Result:
+    """What was computed: outputs in order, and gradients by the parameter's name, where there are any."""
+
+    outputs: list[np.ndarray]
+    gradients: dict[str, np.ndarray]
+
+
+@dataclass(frozen=True)
+class Call:
+    """A copy of a module with what it is called with."""
+
+    module: torch.nn.Module
+    inputs: Any
+    """Positional and keyword arguments."""
+
+
+def call_of(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], noise: float) -> Call:
+    """A copy of the module and of the inputs, with Gaussian noise relative to each tensor's spread.
+
+    Raises NotCompared where the module cannot be copied.
+    """
+    import torch
+    from torch.utils import _pytree as pytree
+
+    try:
+        twin, inputs = copy.deepcopy((module, (args, kwargs)))
+    except Exception as error:  # noqa: BLE001 - it may hold anything
+        raise NotCompared(f"the module cannot be copied ({_line(error)})") from None
+    for part in twin.modules():
+        if getattr(getattr(part, "config", None), "use_cache", None) is True:
+            part.config.use_cache = False
+    generator = torch.Generator().manual_seed(7)
+
+    def moved(tensor: Any) -> Any:
+        if not noise or not isinstance(tensor, torch.Tensor) or not tensor.is_floating_point():
+            return tensor
+        spread = tensor.std() if tensor.numel() > 1 else tensor.abs().mean()
+        drawn = torch.randn(tensor.shape, generator=generator, dtype=tensor.dtype)
+        return tensor + drawn * noise * (spread if spread > 0 else 1.0)
+
+    with torch.no_grad():
+        for parameter in twin.parameters():
+            parameter.copy_(moved(parameter))
+        return Call(twin, pytree.tree_map(moved, inputs))
+
+
+def doubled(call: Call) -> Call:
+    """The same in double precision."""
+    import torch
+    from torch.utils import _pytree as pytree
+
+    def raised(value: Any) -> Any:
+        single = isinstance(value, torch.Tensor) and value.dtype == torch.float32
+        return value.double() if single else value
+
+    return Call(copy.deepcopy(call.module).double(), pytree.tree_map(raised, call.inputs))
+
+
+def compute(call: Call, weights: Sequence[np.ndarray | None] | None) -> tuple[Result, list[np.ndarray | None]]:
+    """Outputs, gradients of the sum of outputs times `weights`, and the weights: drawn where there are none yet.
+
+    An output that has no gradient has no weights. Raises NotCompared where the module does not run.
+    """
+    import torch
+    from torch.utils import _pytree as pytree
+
+    args, kwargs = call.inputs
+    kind = next((p.dtype for p in call.module.parameters()), torch.float32)
+    before = torch.get_default_dtype()
+    try:
+        with torch.random.fork_rng(devices=[]), warnings.catch_warnings(), fixed_in_pytorch(), torch.enable_grad():
+            warnings.simplefilter("ignore")
+            torch.set_default_dtype(kind)
+            returned = call.module(*args, **kwargs)
+            outputs = [leaf for leaf in pytree.tree_leaves(returned) if isinstance(leaf, torch.Tensor)]
+            if weights is None:
+                weights = _drawn(outputs)
+            total = torch.zeros(())
+            for output, weight in zip(outputs, weights, strict=True):
+                if weight is not None:
+                    total = total + (output * torch.from_numpy(weight).to(output.dtype)).sum()
+            parameters = {name: p for name, p in call.module.named_parameters() if p.requires_grad}
+            gradients: Sequence[Any] = ()
+            if total.requires_grad and parameters:
+                gradients = torch.autograd.grad(total, list(parameters.values()), allow_unused=True)
+    except NotFixed as error:
+        raise NotCompared(f"{error} is random") from None
+    except Exception as error:  # noqa: BLE001 - whatever the user's forward raises
+        raise NotCompared(f"the module does not run on the example inputs in training mode ({_line(error)})") from None
+    finally:
+        torch.set_default_dtype(before)
+    known = {n: g.detach().to_dense().numpy() for n, g in zip(parameters, gradients, strict=False) if g is not None}
+    return Result([output.detach().numpy() for output in outputs], known), list(weights)
+
+
+def _drawn(outputs: Sequence[torch.Tensor]) -> list[np.ndarray | None]:
+    """Weights for a sum in which each differentiable output counts alike."""
+    import torch
+
+    generator = np.random.default_rng(7)
+    return [
+        np.asarray(generator.standard_normal(tuple(o.shape)) / np.sqrt(max(o.numel(), 1)), np.float32)
+        if o.requires_grad and o.dtype == torch.float32
+        else None
+        for o in outputs
+    ]
+
+
+def tensors_of(call: Call, forward: Any) -> list[np.ndarray]:
+    """The tensors among the inputs, in the order of `forward`'s arguments, as an exported file takes them."""
+    import inspect
+
+    import torch
+    from torch.utils import _pytree as pytree
+
+    args, kwargs = call.inputs
+    bound = inspect.signature(forward).bind(*args, **kwargs).arguments
+    return [leaf.detach().numpy() for leaf in pytree.tree_leaves(bound) if isinstance(leaf, torch.Tensor)]
+
+
+@contextlib.contextmanager
+def evaluating(module: torch.nn.Module) -> Any:
+    """Evaluation mode for the time of the block."""
+    modes = {part: part.training for part in module.modules()}
+    module.eval()
+    try:
+        yield
+    finally:
+        for part, training in modes.items():
+            part.training = training
+
+
+def _line(error: BaseException) -> str:
+    text = str(error).strip() or type(error).__name__
+    return text.splitlines()[0][:160]

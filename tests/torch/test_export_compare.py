@@ -1,0 +1,179 @@
+"""export_for_training writes nothing that computes otherwise than the module, in its outputs or its gradients."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch.onnx", reason="PyTorch is not installed")
+import numpy as np
+import torch
+from torch import nn
+from torch.nn import functional as F  # noqa: N812
+
+import ortflow
+import ortflow.export_compare
+import ortflow.export_gradients
+import ortflow.export_trace
+from ortflow.workflow.errors import UserError
+
+X = torch.randn(4, 3, generator=torch.Generator().manual_seed(1))
+
+
+class TwoLayers(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(2)
+        self.first, self.second = nn.Linear(3, 4), nn.Linear(4, 5)
+
+
+class Detached(TwoLayers):
+    """Stops one of two gradients: a straight-through estimator, a target network."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        hidden = self.first(x)
+        return self.second(hidden + (hidden.relu() - hidden).detach())
+
+
+class Reversed(TwoLayers):
+    class Turn(torch.autograd.Function):
+        @staticmethod
+        def forward(context, x):
+            return x.clone()
+
+        @staticmethod
+        def backward(context, gradient):
+            return -gradient
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.second(self.Turn.apply(self.first(x)))
+
+
+class Smoothed(TwoLayers):
+    def forward(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
+        logits = self.second(self.first(x))
+        return {"loss": F.cross_entropy(logits, torch.arange(4) % 5, label_smoothing=0.1), "logits": logits}
+
+
+GRADIENTS = r"the gradient of 'first.weight' is [\d.]+% off, of 'first.bias' is [\d.]+% off; change"
+
+
+@pytest.mark.parametrize(
+    ("module", "sentence"),
+    [(Detached(), GRADIENTS), (Reversed(), "the gradient of 'first.weight' is 200.0% off, of 'first.bias' is 200.0%")],
+)
+def test_other_gradients_are_refused(module: nn.Module, sentence: str, tmp_path: Path) -> None:
+    name = type(module).__name__
+    with pytest.raises(UserError, match=f"would not compute what {name} computes: {sentence}") as caught:
+        ortflow.export_for_training(module, X, tmp_path / "deep" / "model.onnx")
+    assert "\n" not in str(caught.value)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_other_outputs_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With PyTorch's own translation, which drops label smoothing."""
+    monkeypatch.setattr(ortflow.export_trace, "translations", dict)
+    with pytest.raises(UserError, match=r"output 'loss' is [\d.]+% off; change"):
+        ortflow.export_for_training(Smoothed(), X, tmp_path / "model.onnx", dynamic_shapes={})
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_zeros_are_no_excuse(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An epsilon that is lost shows at a row of zeros only, and there is NaN."""
+
+    class Norm(TwoLayers):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            hidden = F.linear(x, self.first.weight)
+            return self.second(hidden * torch.rsqrt(hidden.pow(2).mean(-1, keepdim=True) + 1e-8))
+
+    ortflow.export_for_training(Norm(), torch.zeros(2, 3), tmp_path / "model.onnx")
+    (tmp_path / "model.onnx").unlink()
+    monkeypatch.setattr("ortflow.export_optimize._near_identity", lambda tensor: False)
+    with pytest.raises(UserError, match="output 'output' is not finite"):
+        ortflow.export_for_training(Norm(), torch.zeros(2, 3), tmp_path / "model.onnx")
+    assert list(tmp_path.iterdir()) == []
+
+
+class Everything(nn.Module):
+    """What is random, degenerate or normalised over the batch, and right all the same."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(3)
+        self.embed = nn.Embedding(7, 8, padding_idx=0)
+        self.layer = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.3, batch_first=True)
+        self.recurrent = nn.GRU(8, 8, 2, dropout=0.5, batch_first=True)
+        self.norm, self.planes = nn.BatchNorm1d(8), nn.Dropout1d(0.4)
+        self.mean, self.spread = nn.Linear(8, 4), nn.Linear(8, 4)
+        self.fixed = nn.Linear(4, 4).requires_grad_(False)
+        self.zero = nn.Parameter(torch.zeros(4))
+        self.unused = nn.Linear(2, 2)
+
+    def forward(self, tokens: torch.Tensor):
+        x = self.recurrent(self.layer(self.embed(tokens)))[0]
+        x = self.planes(self.norm(x.transpose(1, 2)))
+        x = x.mean(2).relu()
+        drawn = self.mean(x) + torch.randn_like(self.mean(x)) * self.spread(x).exp()
+        scores = F.gumbel_softmax(self.fixed(drawn)) * self.zero
+        return scores, torch.argmax(drawn, 1), drawn * torch.bernoulli(torch.full_like(drawn, 0.7))
+
+
+def test_what_is_right_passes_and_the_module_stays_as_it_was(tmp_path: Path) -> None:
+    module = Everything()
+    state = {name: tensor.clone() for name, tensor in module.state_dict().items()}
+    random = torch.get_rng_state()
+    with pytest.warns(UserWarning, match="padding_idx") as caught:
+        ortflow.export_for_training(module, torch.arange(15).reshape(3, 5) % 7, tmp_path / "model.onnx")
+    assert len(caught) == 1
+    assert torch.equal(torch.get_rng_state(), random)
+    assert all(torch.equal(tensor, state[name]) for name, tensor in module.state_dict().items())
+    assert all(part.training for part in module.modules())
+    assert all(parameter.grad is None for parameter in module.parameters())
+
+
+def test_a_kink_at_the_example_is_no_difference(tmp_path: Path) -> None:
+    class Kinks(TwoLayers):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            hidden = self.first(x) * 0
+            return self.second(hidden.amax(1, keepdim=True) + hidden.abs() + hidden.clamp(0, 1) + self.first(x))
+
+    ortflow.export_for_training(Kinks(), X, tmp_path / "model.onnx")
+
+
+def test_without_the_training_wheel_outputs_are_compared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ortflow.export_gradients, "can_differentiate", lambda: False)
+    with pytest.warns(UserWarning, match="gradients were not compared with PyTorch's: onnxruntime-training"):
+        ortflow.export_for_training(Detached(), X, tmp_path / "model.onnx")
+    monkeypatch.setattr(ortflow.export_trace, "translations", dict)
+    with pytest.raises(UserError, match=r"output 'loss' is [\d.]+% off; change"):
+        ortflow.export_for_training(Smoothed(), X, tmp_path / "other.onnx", dynamic_shapes={})
+    assert [child.name for child in tmp_path.iterdir()] == ["model.onnx"]
+
+
+def test_without_onnx_runtime_nothing_is_compared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "onnxruntime", None)
+    with pytest.warns(UserWarning, match="not compared with PyTorch: onnxruntime is not installed"):
+        ortflow.export_for_training(Detached(), X, tmp_path / "model.onnx")
+
+
+def test_a_module_without_finite_results_is_not_compared(tmp_path: Path) -> None:
+    class Infinite(TwoLayers):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.second(self.first(x)) / (x * 0).sum()
+
+    with pytest.warns(UserWarning, match="the module's own results on the example inputs are not finite"):
+        ortflow.export_for_training(Infinite(), X, tmp_path / "model.onnx")
+
+
+def test_rounding_decides_how_far_off_is_far() -> None:
+    double = np.full(100, 1.0)
+    fault = ortflow.export_compare._difference
+    assert fault([double + 1e-4, double, double], 1e-3, 0.0) == ""
+    assert fault([double + 1e-2, double, double], 1e-3, 0.0) == "1.0% off"
+    assert fault([double + 1e-2, double + 1e-3, double], 1e-3, 0.0) == ""
+    assert fault([double[:3], double, double], 1e-3, 0.0) == "of shape [3], not [100]"
+    assert fault([double * np.nan, double, double], 1e-3, 0.0) == "not finite"
+    assert fault([double, double * 0, double * 0], 1e-3, 1e-3) == "of norm 10, not 0"
+    assert fault([double * 1e-6, double * 0, double * 0], 1e-3, 1e-3) == ""
