@@ -114,3 +114,6 @@ class TrainSection(Section):
     """Stop when a metric no longer improves."""
     max_skipped_steps: Positive = 10
     """Steps in a row with a non-finite loss or gradient that end the run."""
+    check_gradient: bool = True
+    """Check the gradient on a micro-batch before the first step: against ONNX Runtime's own operators and against
+    differences of the loss. A check that has passed is not repeated for the same graphs, kernels and runtime."""

@@ -19,6 +19,7 @@ from ortflow.workflow.spec.data import DataSection, DataSet
 from ortflow.workflow.spec.model import BinaryCrossEntropy, CrossEntropy
 from ortflow.workflow.spec.run import RunSpec
 from ortflow.workflow.steps.context import Context
+from ortflow.workflow.steps.gradient import check_gradient
 from ortflow.workflow.steps.tokens import count_tokens, token_labels
 from ortflow.workflow.trainer import MicroBatch
 
@@ -130,9 +131,10 @@ class Stream:
 
 
 def shard(context: Context) -> None:
-    """Open this rank's part of the data at the run's position; with real samples at hand, try the export."""
+    """Open this rank's part of the data at the run's position; with real samples, try the export and the gradient."""
     from ortflow.workflow.steps.export import try_export
 
     context.stream = Stream(context.spec, context.plan, context.graphs, context.place, context.progress)
     try_export(context)
     context.leave_if_asked()
+    check_gradient(context)

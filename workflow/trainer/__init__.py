@@ -78,6 +78,16 @@ class Trainer(Protocol):
         with the gradients.
         """
 
+    def gradient_key(self) -> str:
+        """A hash of everything that decides on the gradient: while it stays, one check is enough."""
+
+    def check_gradient(self, batch: MicroBatch, seed: int) -> str | None:
+        """Check on a real micro-batch, on this rank alone, that the gradient is the loss's; what was compared.
+
+        None where the micro-batch has no finite loss. Parameters are as before afterwards. Raises UserError where the
+        gradient is wrong, naming tensors and node.
+        """
+
     def evaluate(self, batches: Iterable[MicroBatch], votes: Callable[[], Sequence[float]]) -> EvaluationOutcome:
         """Metrics of the evaluation graph over all ranks' batches.
 

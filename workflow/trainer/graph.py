@@ -86,8 +86,9 @@ class GraphTrainer:
                 end = start + entry.tensor.count
                 binding.read_from(entry.name, self._running.slice(start, end), entry.tensor.shape)
                 binding.write_to(new, self._statistics.slice(start, end), entry.tensor.shape)
-        binding.write_to(LOSS_SUM, self._sums.slice(0, 1), ())
-        binding.write_to(LOSS_WEIGHT, self._sums.slice(1, 2), ())
+        for place, name in enumerate((LOSS_SUM, LOSS_WEIGHT)):
+            if name in binding.outputs:
+                binding.write_to(name, self._sums.slice(place, place + 1), ())
         return binding
 
     def _bind_update(self) -> None:
@@ -197,6 +198,32 @@ class GraphTrainer:
             binding.feed(VALID, np.array([batch.count], np.int64))
         if SEED in binding.inputs:
             binding.feed(SEED, np.array([seed], np.int64))
+
+    def gradient_key(self) -> str:
+        """See the protocol."""
+        from ortflow.workflow.trainer.gradient_check import key_of
+
+        return key_of(self._graphs, self._sessions.kernels)
+
+    def check_gradient(self, batch: MicroBatch, seed: int) -> str | None:
+        """See the protocol."""
+        from ortflow.workflow.trainer.gradient_check import GradientCheck
+
+        self._running.write(self._parameters.slice(*self._state_span).read())
+        check = GradientCheck(
+            self._graphs,
+            self._sessions,
+            lambda session: self._bind_training(session, self._gradients),
+            lambda binding: self._feed(binding, batch),
+            parameters=self._parameters,
+            gradients=self._gradients,
+            sums=self._sums,
+            seed=seed,
+        )
+        try:
+            return check.run(self._first)
+        finally:
+            self._gradients.fill(0)
 
     def evaluate(self, batches: Iterable[MicroBatch], votes: Callable[[], Sequence[float]]) -> EvaluationOutcome:
         """Sums of every metric over this rank's batches, then over the ranks."""

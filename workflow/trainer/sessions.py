@@ -29,8 +29,16 @@ class Sessions:
 
     def open_fastest(self, graph: Path) -> onnxruntime.InferenceSession:
         """A session of a graph: of the one with our own operators, where there are that and a library of kernels."""
-        faster = with_kernels_of(graph)
-        return self.open(faster if self._kernels is not None and faster.exists() else graph)
+        return self.open(with_kernels_of(graph) if self.has_kernels(graph) else graph)
+
+    def has_kernels(self, graph: Path) -> bool:
+        """Whether `open_fastest` takes the graph with our own operators."""
+        return self._kernels is not None and with_kernels_of(graph).exists()
+
+    @property
+    def kernels(self) -> str:
+        """Name of the library of kernels: it tells processor and source; empty where there is none."""
+        return self._kernels.name if self._kernels is not None else ""
 
     def open(self, model: Path | bytes, *, as_written: bool = False) -> onnxruntime.InferenceSession:
         """A session of a graph of ours; files are handed over as bytes, so that none is followed out of its folder.

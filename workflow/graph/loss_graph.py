@@ -1,0 +1,53 @@
+"""Parts of a training graph: the loss without its gradients, and values inside it.
+
+Called by the check of the gradient, with graphs that `build` has written.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import onnx
+from onnx import helper
+
+from ortflow.workflow.graph import walk
+from ortflow.workflow.graph.edit import make_outputs, prune
+from ortflow.workflow.graph.types import LOSS_SUM, LOSS_WEIGHT
+
+
+def loss_graph(train: bytes) -> bytes:
+    """The training graph with the loss and its weight as the only outputs."""
+    model = onnx.ModelProto.FromString(train)
+    kept = [value for value in model.graph.output if value.name in (LOSS_SUM, LOSS_WEIGHT)]
+    make_outputs(model.graph, [type(value).FromString(value.SerializeToString()) for value in kept])
+    prune(model.graph)
+    return bytes(model.SerializeToString())
+
+
+def common_values(first: bytes, second: bytes) -> list[str]:
+    """Values that nodes of both graphs make under the same name, in the order of the first."""
+    made = [
+        [name for node in onnx.ModelProto.FromString(data).graph.node for name in node.output if name]
+        for data in (first, second)
+    ]
+    return [name for name in made[0] if name in set(made[1])]
+
+
+def with_outputs(train: bytes, names: Sequence[str]) -> bytes:
+    """The training graph with these values as its only outputs."""
+    model = onnx.ModelProto.FromString(train)
+    make_outputs(model.graph, [helper.make_empty_tensor_value_info(name) for name in names])
+    prune(model.graph)
+    return bytes(model.SerializeToString())
+
+
+def maker(train: bytes, value: str) -> str:
+    """How messages name the node that makes a value."""
+    nodes = onnx.ModelProto.FromString(train).graph.node
+    return next((walk.called(node) for node in nodes if value in node.output), repr(value))
+
+
+def reader(train: bytes, value: str) -> str:
+    """How messages name the first node that reads a value."""
+    nodes = onnx.ModelProto.FromString(train).graph.node
+    return next((walk.called(node) for node in nodes if value in walk.inputs(node)), repr(value))

@@ -1,0 +1,133 @@
+"""Compares derivatives that a training graph claims with differences of the loss that it computes.
+
+Pure arithmetic over two callbacks; called by `gradient_check`. A central difference of a loss in single precision has
+two errors: of truncation, estimated from two step sizes, and of rounding, measured by moving the parameters by less
+than they resolve.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+Vector: TypeAlias = npt.NDArray[np.float32]
+Direction: TypeAlias = "Callable[[int, Tensor], Vector]"
+"""From a tensor's place and the tensor to what is added to its values."""
+
+RELATIVE_STEP = 1e-2
+"""Of a tensor's root mean square: how far its elements are moved."""
+SMALLEST_SCALE = 1e-2
+"""Root mean square that a tensor of zeros, such as a bias at the start, is given."""
+STEP_FACTORS = (1.0, 0.25, 4.0)
+"""A disagreement counts if it holds at each of these multiples of the step."""
+TOLERANCE = 0.03
+"""Of a derivative, beyond both errors."""
+DRAWS = 3
+"""Random directions that have to disagree before a tensor is named."""
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """A parameter: its values, in memory of their own, and the gradient that the graph computes; both flat."""
+
+    name: str
+    values: Vector
+    gradient: Vector
+
+    @property
+    def length(self) -> float:
+        """How far the tensor is moved: its step for each element, times the root of their number."""
+        rms = _norm(self.values) / math.sqrt(max(1, self.values.size))
+        return RELATIVE_STEP * max(rms, SMALLEST_SCALE) * math.sqrt(self.values.size)
+
+
+@dataclass(frozen=True)
+class Disagreement:
+    """Tensors along which the claimed derivative and the differences of the loss are not the same."""
+
+    names: tuple[str, ...]
+    claimed: float
+    measured: float
+
+
+class Differences:
+    """`loss(moved)` is the loss with these values in place of the tensors of those names; all others stay."""
+
+    def __init__(self, loss: Callable[[Iterable[tuple[str, Vector]]], float], seed: int) -> None:
+        self._loss, self._seed = loss, seed
+        self.evaluations = 0
+
+    def _evaluate(self, tensors: Sequence[Tensor], direction: Direction, length: float) -> float:
+        self.evaluations += 1
+        return self._loss(
+            (tensor.name, tensor.values + np.float32(length) * direction(place, tensor))
+            for place, tensor in enumerate(tensors)
+        )
+
+    def rounding(self, tensors: Sequence[Tensor]) -> float:
+        """How much the loss moves when every parameter moves by less than its last bit."""
+
+        def shake(place: int, tensor: Tensor) -> Vector:
+            shaken: Vector = tensor.values * np.float32(1e-7) * _signs((self._seed, place), tensor.values.size)
+            return shaken
+
+        losses = [self._evaluate(tensors, shake, length) for length in (-1.0, 0.0, 1.0)]
+        return max(max(losses) - min(losses), abs(losses[1]) * 2.0**-22)
+
+    def check(self, tensors: Sequence[Tensor], rounding: float) -> Disagreement | None:
+        """Compare along random directions through all the tensors; the disagreement that every draw repeats."""
+        found = None
+        for draw in range(DRAWS):
+            direction = self._direction(draw, 1 / math.sqrt(len(tensors)))
+            claimed = sum(float(np.vdot(t.gradient, direction(place, t))) for place, t in enumerate(tensors))
+            for factor in STEP_FACTORS:
+                measured, error = self._measure(tensors, direction, factor, rounding)
+                agrees = abs(measured - claimed) <= TOLERANCE * max(abs(measured), abs(claimed)) + error
+                if agrees or not math.isfinite(measured):
+                    return None
+                if factor == 1.0:
+                    found = Disagreement(tuple(t.name for t in tensors), claimed, measured)
+        return found
+
+    def _measure(
+        self, tensors: Sequence[Tensor], direction: Direction, factor: float, rounding: float
+    ) -> tuple[float, float]:
+        """The derivative by central differences, and its error."""
+        wide, narrow = factor, factor / 2
+        at = {length: self._evaluate(tensors, direction, length) for length in (wide, -wide, narrow, -narrow)}
+        coarse = (at[wide] - at[-wide]) / (2 * wide)
+        fine = (at[narrow] - at[-narrow]) / (2 * narrow)
+        return fine, 2 * abs(coarse - fine) + 4 * rounding / narrow
+
+    def _direction(self, draw: int, share: float) -> Direction:
+        """A direction through each tensor, half along its gradient and half at random.
+
+        Along the gradient a wrong one shows best; but what is missing from it shows only elsewhere.
+        """
+
+        def direction(place: int, tensor: Tensor) -> Vector:
+            size = tensor.values.size
+            along: Vector = _signs((self._seed, draw, place), size) / np.float32(math.sqrt(max(1, size)))
+            norm = _norm(tensor.gradient)
+            if norm > 0:
+                along = (along + tensor.gradient / np.float32(norm)) / np.float32(math.sqrt(2))
+            along *= np.float32(tensor.length * share)
+            return along
+
+        return direction
+
+
+def _signs(seed: tuple[int, ...], size: int) -> Vector:
+    """+1 or -1 at random: made anew each time, because for a whole model they are as large as its parameters."""
+    bits: npt.NDArray[np.uint8] = np.unpackbits(np.frombuffer(np.random.default_rng(seed).bytes(size // 8 + 1), np.uint8), count=size)
+    signs: Vector = bits.astype(np.float32) * 2 - 1
+    return signs
+
+
+def _norm(values: Vector) -> float:
+    return math.sqrt(float(np.vdot(values, values)))

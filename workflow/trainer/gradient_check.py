@@ -1,0 +1,190 @@
+"""Checks the gradient that a run will train with, on a real micro-batch, before the first step.
+
+Two independent checks: our kernels against the same graph of ONNX Runtime's operators, every gradient; then, along
+random directions of the parameters, the gradient against differences of the loss. Called by the graph trainer, which
+lends its buffers: parameters are moved in place and put back.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Callable, Iterable, Sequence
+
+import numpy as np
+
+from ortflow.workflow.device import Buffer
+from ortflow.workflow.errors import UserError
+from ortflow.workflow.graph.types import GraphSet, with_kernels_of
+from ortflow.workflow.layout import Entry
+from ortflow.workflow.onnx_runtime import onnxruntime
+from ortflow.workflow.trainer.differences import Differences, Disagreement, Tensor, Vector
+from ortflow.workflow.trainer.sessions import Binding, Sessions
+
+VERSION = 1
+"""Of the check: a change of it has every run check again."""
+TOLERANCE = 1e-2
+"""Between two sets of kernels, of a tensor's gradient."""
+FLOOR = 1e-4
+"""Gradients below this share of the whole gradient, by element, are rounding."""
+LOSS_TOLERANCE = 1e-4
+SECONDS, STEPS = 4.0, 4
+"""The differences of the loss take as long as this many seconds or steps, whichever is more."""
+EVALUATIONS = 4
+"""Of the loss, to compare along one direction."""
+AT_A_TIME = 16
+"""Values inside the graph that are fetched together."""
+
+
+def key_of(graphs: GraphSet, kernels: str) -> str:
+    """A hash of everything that decides on the gradient: graphs, kernels, runtime and the check itself."""
+    key = hashlib.sha256(f"{VERSION} {onnxruntime.__version__} {kernels}".encode())
+    for path in (graphs.train, with_kernels_of(graphs.train)):
+        key.update(path.read_bytes() if path.exists() else b"")
+    return key.hexdigest()
+
+
+class GradientCheck:
+    """One check; `bind` ties a training graph to the trainer's buffers, `feed` gives it the micro-batch."""
+
+    def __init__(
+        self,
+        graphs: GraphSet,
+        sessions: Sessions,
+        bind: Callable[[onnxruntime.InferenceSession], Binding],
+        feed: Callable[[Binding], None],
+        *,
+        parameters: Buffer,
+        gradients: Buffer,
+        sums: Buffer,
+        seed: int,
+    ) -> None:
+        self._graphs, self._sessions, self._bind, self._feed = graphs, sessions, bind, feed
+        self._parameters, self._gradients, self._sums, self._seed = parameters, gradients, sums, seed
+        self._trained = [entry for entry in graphs.index if entry.tensor.group in ("decay", "no_decay")]
+
+    def run(self, training: Binding) -> str | None:
+        """Check `training`; what was compared, None where the micro-batch has no finite loss and gradient.
+
+        Raises UserError that names the tensors and the first node that differs.
+        """
+        start = time.perf_counter()
+        loss = self._loss(training)
+        step_seconds = time.perf_counter() - start
+        gradients = self._gradients.read()
+        if not np.isfinite(loss) or not np.isfinite(gradients).all():
+            return None
+        compared = ""
+        if self._sessions.has_kernels(self._graphs.train):
+            self._compare_kernels(loss, gradients)
+            compared = "ONNX Runtime's operators and "
+        groups = self._compare_differences(training, loss, gradients, max(SECONDS, STEPS * step_seconds))
+        grouped = f" in {groups} groups" if groups < len(self._trained) else ""
+        return f"{len(self._trained)} tensors against {compared}differences of the loss{grouped}"
+
+    def _loss(self, binding: Binding) -> float:
+        self._feed(binding)
+        onnxruntime.set_seed(self._seed)
+        binding.run()
+        return float(self._sums.read()[0])
+
+    def _compare_kernels(self, loss: float, gradients: Vector) -> None:
+        standard = self._bind(self._sessions.open(self._graphs.train))
+        other = self._loss(standard)
+        if abs(other - loss) > LOSS_TOLERANCE * max(1.0, abs(loss)):
+            raise self._differ(f"the loss ({loss:.7g}, {other:.7g})")
+        whole = _norm(gradients)
+        for entry in self._trained:
+            mine, reference = gradients[entry.offset : entry.end], self._gradients.slice(entry.offset, entry.end).read()
+            scale = max(_norm(reference), FLOOR * whole * (entry.tensor.count / gradients.size) ** 0.5)
+            error = _norm(mine - reference)
+            if not error <= TOLERANCE * scale:
+                raise self._differ(f"the gradient of {entry.name!r} (by {error / max(scale, 1e-30):.2g} of it)")
+
+    def _differ(self, what: str) -> UserError:
+        node = self._first_difference()
+        return UserError(
+            f"ortflow's kernels and ONNX Runtime's operators differ in {what}"
+            + (f"; the first node whose output differs is {node}" if node else ""),
+            where="resources.kernels",
+            fix="set resources.kernels: onnxruntime, and report the model to ortflow",
+        )
+
+    def _first_difference(self) -> str | None:
+        from ortflow.workflow.graph.loss_graph import common_values, maker, with_outputs
+
+        standard = self._graphs.train.read_bytes()
+        faster = with_kernels_of(self._graphs.train).read_bytes()
+        names = common_values(standard, faster)
+        for start in range(0, len(names), AT_A_TIME):
+            some = names[start : start + AT_A_TIME]
+            values = []
+            for data in (standard, faster):
+                binding = self._bind(self._sessions.open(with_outputs(data, some)))
+                self._feed(binding)
+                onnxruntime.set_seed(self._seed)
+                values.append(binding.fetch(some))
+            for name, a, b in zip(some, *values, strict=True):
+                if a.shape != b.shape or not np.allclose(a, b, rtol=1e-3, atol=1e-4 * float(np.abs(a).max(initial=0))):
+                    return maker(standard, name)
+        return None
+
+    def _compare_differences(self, training: Binding, loss: float, gradients: Vector, seconds: float) -> int:
+        forward = self._forward(training, loss)
+        tensors = [
+            Tensor(entry.name, self._slice(entry).read(), gradients[entry.offset : entry.end])
+            for entry in self._trained
+            if entry.tensor.count
+        ]
+        differences = Differences(lambda moved: self._loss_at(forward, moved, tensors), self._seed)
+        start = time.perf_counter()
+        rounding = differences.rounding(tensors)
+        each = (time.perf_counter() - start) / differences.evaluations
+        groups = _groups(tensors, max(1, int(seconds / each) // EVALUATIONS))
+        for group in groups:
+            found = differences.check(group, rounding)
+            if found is not None:
+                alone = [t for t in group if len(group) > 1 and differences.check([t], rounding) is not None]
+                raise self._contradiction([t.name for t in alone or group], found)
+        return len(groups)
+
+    def _forward(self, training: Binding, loss: float) -> Binding:
+        """The loss without its gradients, if it draws the same random numbers as the training graph."""
+        from ortflow.workflow.graph.loss_graph import loss_graph
+
+        forward = self._bind(self._sessions.open(loss_graph(self._graphs.train.read_bytes())))
+        return forward if abs(self._loss(forward) - loss) <= LOSS_TOLERANCE * max(1.0, abs(loss)) else training
+
+    def _loss_at(self, forward: Binding, moved: Iterable[tuple[str, Vector]], tensors: Sequence[Tensor]) -> float:
+        try:
+            for name, values in moved:
+                self._slice(self._graphs.index[name]).write(values)
+            return self._loss(forward)
+        finally:
+            for tensor in tensors:
+                self._slice(self._graphs.index[tensor.name]).write(tensor.values)
+
+    def _slice(self, entry: Entry) -> Buffer:
+        return self._parameters.slice(entry.offset, entry.end)
+
+    def _contradiction(self, names: Sequence[str], found: Disagreement) -> UserError:
+        from ortflow.workflow.graph.loss_graph import reader
+
+        some = ", ".join(map(repr, names[:5])) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
+        return UserError(
+            f"the gradient of {some} contradicts differences of the loss: along it the loss changes by "
+            f"{found.measured:.4g}, by the gradient it would be {found.claimed:.4g}; the first node that reads "
+            f"{names[0]!r} is {reader(self._graphs.train.read_bytes(), names[0])}",
+            where="model.path",
+            fix="report the model to ortflow; train.check_gradient: false trains it all the same",
+        )
+
+
+def _groups(tensors: Sequence[Tensor], count: int) -> list[Sequence[Tensor]]:
+    """Neighbouring tensors together, in at most `count` groups."""
+    size = -(-len(tensors) // count)
+    return [tensors[start : start + size] for start in range(0, len(tensors), size)]
+
+
+def _norm(values: Vector) -> float:
+    return float(np.sqrt(np.vdot(values, values)))
