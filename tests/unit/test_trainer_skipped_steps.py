@@ -10,18 +10,11 @@ import numpy as np
 import pytest
 from graph_build_models import Array, built, run_file, save_model, value
 from onnx import helper
+from trainers import trainer_on
 
-from ortflow.workflow.comm.solo import SoloCommunicator
-from ortflow.workflow.device.cpu import CpuDevice
-from ortflow.workflow.kernels.graph import with_kernels
-from ortflow.workflow.kernels.library import library_for
 from ortflow.workflow.layout import FlatIndex
-from ortflow.workflow.optim.gradient import gradient_graph
-from ortflow.workflow.optim.graph import optimizer_graph
-from ortflow.workflow.optim.segments import segments
-from ortflow.workflow.trainer import GRADIENT_GRAPH, MicroBatch, StepOutcome
+from ortflow.workflow.trainer import MicroBatch, StepOutcome
 from ortflow.workflow.trainer.graph import GraphTrainer
-from ortflow.workflow.trainer.sessions import Sessions
 
 OPTIMIZERS = [
     {"name": "adamw", "lr": 1e-3, "weight_decay": 0.1},
@@ -55,19 +48,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def trainer_of(model: Path, **changes: Any) -> GraphTrainer:
-    """As step `runtime` makes it, on one rank."""
-    spec, graphs = run_file(model, **changes), built(model, **changes)
-    update = optimizer_graph(spec.train.optimizer, segments(spec.train.optimizer, graphs.index))
-    graphs.optimizer.write_bytes(update.SerializeToString())
-    graphs.optimizer.with_suffix(".kernels.onnx").write_bytes(with_kernels(update).SerializeToString())
-    (graphs.root / GRADIENT_GRAPH).write_bytes(gradient_graph().SerializeToString())
-    library = library_for(spec.resources.kernels)
-    sessions = Sessions(CpuDevice(), 1, "error", library.path if library else None)
-    trainer = GraphTrainer(graphs, spec, sessions, SoloCommunicator())
-    from safetensors.numpy import load_file
-
-    trainer.load_tensors(load_file(graphs.initial))
-    return trainer
+    return trainer_on(built(model, **changes), run_file(model, **changes))
 
 
 def batches(steps: int, micro_batches: int, damaged: Sequence[int]) -> Iterator[list[MicroBatch]]:

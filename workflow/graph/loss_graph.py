@@ -25,12 +25,14 @@ def loss_graph(train: bytes) -> bytes:
 
 
 def common_values(first: bytes, second: bytes) -> list[str]:
-    """Values that nodes of both graphs make under the same name, in the order of the first."""
-    made = [
-        [name for node in onnx.ModelProto.FromString(data).graph.node for name in node.output if name]
-        for data in (first, second)
+    """Values inside both graphs under the same name, in the order of the first."""
+    graphs = [onnx.ModelProto.FromString(data).graph for data in (first, second)]
+    inside = [
+        [name for node in graph.node for name in node.output if name and name not in {v.name for v in graph.output}]
+        for graph in graphs
     ]
-    return [name for name in made[0] if name in set(made[1])]
+    shared = set(inside[1])
+    return [name for name in inside[0] if name in shared]
 
 
 def with_outputs(train: bytes, names: Sequence[str]) -> bytes:

@@ -30,8 +30,8 @@ FLOOR = 1e-4
 LOSS_TOLERANCE = 1e-4
 SECONDS, STEPS = 4.0, 4
 """The differences of the loss take as long as this many seconds or steps, whichever is more."""
-EVALUATIONS = 4
-"""Of the loss, to compare along one direction."""
+EVALUATIONS = 8
+"""Of the loss, to compare a right gradient."""
 AT_A_TIME = 16
 """Values inside the graph that are fetched together."""
 

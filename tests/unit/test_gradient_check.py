@@ -1,0 +1,120 @@
+"""The check of a run's gradient finds a training graph or a kernel that is wrong, names it, and leaves no trace."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from graph_build_models import Array, built, run_file, save_model, value
+from onnx import helper, numpy_helper
+from trainers import trainer_on
+
+from ortflow.workflow.errors import UserError
+from ortflow.workflow.graph.edit import sort_nodes
+from ortflow.workflow.graph.types import GraphSet, with_kernels_of
+from ortflow.workflow.kernels.library import find_library
+from ortflow.workflow.trainer import MicroBatch
+from ortflow.workflow.trainer.graph import GraphTrainer
+
+needs_kernels = pytest.mark.skipif(find_library().path is None, reason="no kernels of our own here")
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    """Six numbers to three classes through attention-like products, BatchNormalization and dropout."""
+    random = np.random.default_rng(0)
+    tensors: dict[str, Array] = {
+        "w": (0.4 * random.normal(size=(6, 8))).astype("float32"),
+        "b": np.zeros(8, "float32"),
+        "scale": np.ones(8, "float32"),
+        "shift": np.zeros(8, "float32"),
+        "mean": np.zeros(8, "float32"),
+        "var": np.ones(8, "float32"),
+        "u": (0.4 * random.normal(size=(8, 3))).astype("float32"),
+        "rate": np.array(0.25, "float32"),
+        "training": np.array(True),
+    }
+    nodes = [
+        helper.make_node("MatMul", ["x", "w"], ["h"], name="/in"),
+        helper.make_node("Add", ["h", "b"], ["hb"], name="/bias"),
+        helper.make_node("BatchNormalization", ["hb", "scale", "shift", "mean", "var"], ["n"], name="/norm"),
+        helper.make_node("Tanh", ["n"], ["t"], name="/tanh"),
+        helper.make_node("Dropout", ["t", "rate", "training"], ["d"], name="/drop"),
+        helper.make_node("MatMul", ["d", "u"], ["y"], name="/out"),
+    ]
+    return save_model(tmp_path / "model.onnx", nodes, [value("x", ["batch", 6])], [value("y", ["batch", 3])], tensors)
+
+
+def batch() -> MicroBatch:
+    random = np.random.default_rng(1)
+    return MicroBatch({"x": random.normal(size=(16, 6)).astype("float32"), "labels": random.integers(0, 3, 16)}, 16)
+
+
+def spoil(path: Path, output: str, factor: float) -> None:
+    """Multiply an output of a graph."""
+    graph = onnx.load(path)
+    for node in graph.graph.node:
+        for place, name in enumerate(node.output):
+            if name == output:
+                node.output[place] = "unspoiled"
+    graph.graph.initializer.append(numpy_helper.from_array(np.float32(factor), "factor"))
+    graph.graph.node.append(helper.make_node("Mul", ["unspoiled", "factor"], [output], name="/spoil"))
+    sort_nodes(graph.graph)
+    onnx.save(graph, path)
+
+
+def trainer_of(model: Path, graphs: GraphSet) -> GraphTrainer:
+    return trainer_on(graphs, run_file(model))
+
+
+def test_a_right_gradient_passes_and_nothing_has_changed(model: Path) -> None:
+    trainer = trainer_of(model, built(model))
+    before = {name: buffer.read() for name, buffer in trainer.state().items()}
+    compared = trainer.check_gradient(batch(), 5)
+    assert compared is not None
+    assert compared.startswith("5 tensors")
+    assert all(np.array_equal(buffer.read(), before[name]) for name, buffer in trainer.state().items())
+    untouched = trainer_of(model, built(model))
+    steps = [t.step([batch()], learning_rate=0.1, update=1, seeds=[3], votes=[]) for t in (trainer, untouched)]
+    assert steps[0].loss == steps[1].loss
+    assert np.array_equal(trainer.state()["parameters"].read(), untouched.state()["parameters"].read())
+
+
+@pytest.mark.parametrize("factor", [0.0, 0.9, -1.0])
+@pytest.mark.parametrize("tensor", ["w", "u", "scale"])
+def test_a_gradient_that_is_not_the_loss_s_is_named(model: Path, tensor: str, factor: float) -> None:
+    graphs = built(model)
+    for path in (graphs.train, with_kernels_of(graphs.train)):
+        if path.exists():
+            spoil(path, f"{tensor}_grad", factor)
+    with pytest.raises(UserError, match=f"gradient of '{tensor}' contradicts") as caught:
+        trainer_of(model, graphs).check_gradient(batch(), 5)
+    assert {"w": "/in", "u": "/out", "scale": "/norm"}[tensor] in str(caught.value)
+    assert caught.value.exit_code == 2
+
+
+@needs_kernels
+def test_a_wrong_kernel_is_named_by_the_first_node_that_differs(model: Path) -> None:
+    graphs = built(model)
+    faster = with_kernels_of(graphs.train)
+    spoil(faster, "t", 1.5)
+    with pytest.raises(UserError, match="kernels") as caught:
+        trainer_of(model, graphs).check_gradient(batch(), 5)
+    assert "/tanh" in str(caught.value)
+    assert caught.value.where == "resources.kernels"
+
+
+def test_a_batch_without_a_finite_loss_checks_nothing(model: Path) -> None:
+    damaged = batch()
+    damaged.arrays["x"][3, 2] = np.nan
+    assert trainer_of(model, built(model)).check_gradient(damaged, 5) is None
+
+
+def test_the_key_follows_graphs_and_kernels(model: Path) -> None:
+    graphs = built(model)
+    key = trainer_of(model, graphs).gradient_key()
+    assert trainer_of(model, graphs).gradient_key() == key
+    spoil(graphs.train, "w_grad", 2.0)
+    assert trainer_of(model, graphs).gradient_key() != key

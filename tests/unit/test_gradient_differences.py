@@ -1,0 +1,106 @@
+"""Derivatives against differences of a loss in single precision: right ones pass, wrong ones do not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from ortflow.workflow.trainer.differences import Differences, Tensor
+
+Vector = npt.NDArray[np.float32]
+
+
+class Network:
+    """Two layers and a cross-entropy over random numbers, in fp32, with the gradient in double precision."""
+
+    def __init__(self, seed: int, rectify: bool) -> None:
+        random = np.random.default_rng(seed)
+        inside, width, classes = (int(random.integers(2, 40)) for _ in range(3))
+        self.rectify = rectify
+        self.x = random.normal(size=(16, inside)).astype(np.float32)
+        self.labels = random.integers(0, classes, 16)
+        self.shapes = {"u": (inside, width), "b": (width,), "v": (width, classes)}
+        scale = {"u": inside**-0.5, "b": 0.0, "v": width**-0.5}
+        self.values = {n: (scale[n] * random.normal(size=s)).astype(np.float32) for n, s in self.shapes.items()}
+
+    def loss(self, moved: Iterable[tuple[str, Vector]]) -> float:
+        p = {**self.values, **{name: values.reshape(self.shapes[name]) for name, values in moved}}
+        h = self.x @ p["u"] + p["b"]
+        y = (np.maximum(h, 0) if self.rectify else np.tanh(h)) @ p["v"]
+        y = y - y.max(1, keepdims=True)
+        losses = np.log(np.exp(y).sum(1)) - y[np.arange(16), self.labels]
+        return float(losses.sum(dtype=np.float32))
+
+    def tensors(self) -> list[Tensor]:
+        p = {name: values.astype(np.float64) for name, values in self.values.items()}
+        h = self.x @ p["u"] + p["b"]
+        a = np.maximum(h, 0) if self.rectify else np.tanh(h)
+        y = np.exp(a @ p["v"] - (a @ p["v"]).max(1, keepdims=True))
+        d = y / y.sum(1, keepdims=True)
+        d[np.arange(16), self.labels] -= 1
+        dh = (d @ p["v"].T) * ((h > 0) if self.rectify else 1 - a * a)
+        gradients = {"u": self.x.T @ dh, "b": dh.sum(0), "v": a.T @ d}
+        return [
+            Tensor(name, values.reshape(-1).copy(), gradients[name].astype(np.float32).reshape(-1))
+            for name, values in self.values.items()
+        ]
+
+
+@pytest.mark.parametrize("rectify", [False, True])
+def test_right_gradients_agree(rectify: bool) -> None:
+    for seed in range(60):
+        network = Network(seed, rectify)
+        differences, tensors = Differences(network.loss, seed), network.tensors()
+        rounding = differences.rounding(tensors)
+        assert differences.check(tensors, rounding) is None
+        for tensor in tensors:
+            assert differences.check([tensor], rounding) is None
+
+
+def zero(gradient: Vector) -> Vector:
+    return np.zeros_like(gradient)
+
+
+def half_missing(gradient: Vector) -> Vector:
+    return np.where(np.arange(gradient.size) % 2 == 0, gradient, 0).astype(np.float32)
+
+
+def scaled(gradient: Vector) -> Vector:
+    return gradient * np.float32(1.08)
+
+
+def shuffled(gradient: Vector) -> Vector:
+    return np.roll(gradient, 1)
+
+
+@pytest.mark.parametrize(("spoil", "share"), [(zero, 0.9), (half_missing, 0.3), (scaled, 0.9), (shuffled, 0.9)])
+@pytest.mark.parametrize("rectify", [False, True])
+def test_wrong_gradients_do_not(spoil: Callable[[Vector], Vector], share: float, rectify: bool) -> None:
+    found = 0
+    for seed in range(20):
+        network = Network(seed, rectify)
+        differences, tensors = Differences(network.loss, seed), network.tensors()
+        rounding = differences.rounding(tensors)
+        wrong = Tensor(tensors[0].name, tensors[0].values, spoil(tensors[0].gradient))
+        disagreement = differences.check([wrong], rounding)
+        found += disagreement is not None and disagreement.names == ("u",)
+    assert found >= share * 20
+
+
+def test_a_wrong_gradient_is_found_in_a_group() -> None:
+    found = 0
+    for seed in range(20):
+        network = Network(seed, False)
+        differences, tensors = Differences(network.loss, seed), network.tensors()
+        rounding = differences.rounding(tensors)
+        wrong = Tensor(tensors[0].name, tensors[0].values, -tensors[0].gradient)
+        found += differences.check([wrong, *tensors[1:]], rounding) is not None
+    assert found >= 18
+
+
+def test_a_loss_that_is_not_finite_contradicts_nothing() -> None:
+    tensor = Tensor("w", np.ones(3, np.float32), np.ones(3, np.float32))
+    assert Differences(lambda moved: float("nan"), 0).check([tensor], 0.0) is None
