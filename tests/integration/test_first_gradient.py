@@ -1,0 +1,24 @@
+"""A run checks its gradient once for the same graphs, kernels and runtime, on rank 0."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from project import Project, curve, of_kind
+
+
+def test_a_gradient_is_checked_before_the_first_step_and_only_once(
+    project: Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ORTFLOW_CACHE", str(tmp_path))
+    short = {"train__steps": 2}
+    unchecked = project.run("unchecked", **short, train__check_gradient=False)
+    assert of_kind(unchecked, "gradient_check") == []
+    first, second = project.run("checked", **short), project.run("known", **short)
+    (record,) = of_kind(first, "gradient_check")
+    assert "differences of the loss" in record["compared"]
+    assert record["rank"] == 0
+    assert of_kind(second, "gradient_check") == []
+    assert curve(first) == curve(second) == curve(unchecked)
+    assert [path.name for path in (tmp_path / "gradients").iterdir()]
