@@ -9,9 +9,11 @@ from project import Project, curve, of_kind
 
 
 def test_a_gradient_is_checked_before_the_first_step_and_only_once(
-    project: Project, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("ORTFLOW_CACHE", str(tmp_path))
+    monkeypatch.setenv("ORTFLOW_CACHE", str(tmp_path / "cache"))
+    (tmp_path / "project").mkdir()
+    project = Project.make(tmp_path / "project")
     short = {"train__steps": 2}
     unchecked = project.run("unchecked", **short, train__check_gradient=False)
     assert of_kind(unchecked, "gradient_check") == []
@@ -21,4 +23,4 @@ def test_a_gradient_is_checked_before_the_first_step_and_only_once(
     assert record["rank"] == 0
     assert of_kind(second, "gradient_check") == []
     assert curve(first) == curve(second) == curve(unchecked)
-    assert [path.name for path in (tmp_path / "gradients").iterdir()]
+    assert [path.name for path in (tmp_path / "cache" / "gradients").iterdir()]

@@ -136,7 +136,8 @@ class Differences:
 
 def _signs(seed: tuple[int, ...], size: int) -> Vector:
     """+1 or -1 at random: made anew each time, because for a whole model they are as large as its parameters."""
-    bits: npt.NDArray[np.uint8] = np.unpackbits(np.frombuffer(np.random.default_rng(seed).bytes(size // 8 + 1), np.uint8), count=size)
+    drawn = np.frombuffer(np.random.default_rng(seed).bytes(size // 8 + 1), np.uint8)
+    bits: npt.NDArray[np.uint8] = np.unpackbits(drawn, count=size)
     signs: Vector = bits.astype(np.float32) * 2 - 1
     return signs
 
