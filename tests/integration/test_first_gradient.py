@@ -14,7 +14,7 @@ def test_a_gradient_is_checked_before_the_first_step_and_only_once(
     monkeypatch.setenv("ORTFLOW_CACHE", str(tmp_path / "cache"))
     (tmp_path / "project").mkdir()
     project = Project.make(tmp_path / "project")
-    short = {"train__steps": 2}
+    short = {"train__steps": 6}
     unchecked = project.run("unchecked", **short, train__check_gradient=False)
     assert of_kind(unchecked, "gradient_check") == []
     first, second = project.run("checked", **short), project.run("known", **short)

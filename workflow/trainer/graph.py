@@ -214,7 +214,7 @@ class GraphTrainer:
             self._graphs,
             self._sessions,
             lambda session: self._bind_training(session, self._gradients),
-            lambda binding: self._feed(binding, batch),
+            lambda binding: self._feed(binding, batch, seed),
             parameters=self._parameters,
             gradients=self._gradients,
             sums=self._sums,
