@@ -108,7 +108,7 @@ CASES: dict[str, tuple[dict[str, Any], list[str]]] = {
     "no gradient": ({"model__path": "undifferentiable.onnx"}, ["Det", "the_determinant"]),
     "export for inference": (
         {"model__path": "merged.onnx"},
-        ["merged.onnx", "feeds", "ortflow.export_for_training", "model.accept_inference_export: true"],
+        ["merged.onnx", "is read at", "ortflow.export_for_training", "model.accept_inference_export: true"],
     ),
     "unknown optimizer": ({"train__optimizer": {"name": "adan", "lr": 0.1}}, ["train.optimizer.name", "adan"]),
     "degrees that do not multiply": ({"parallel__data": 3}, ["parallel"]),

@@ -54,7 +54,7 @@ def chain(
 class TestMerged:
     @pytest.mark.parametrize("norm", ["LayerNormalization", "InstanceNormalization", "Mul", "PRelu"])
     def test_a_scale_of_several_layers(self, norm: str) -> None:
-        assert signs(chain(["scale", "scale"], norm)) == [f"parameter 'scale' feeds 2 nodes ({norm}): {MERGED}"]
+        assert signs(chain(["scale", "scale"], norm)) == [f"parameter 'scale' is read at 2 places ({norm}): {MERGED}"]
 
     def test_a_single_number(self) -> None:
         assert len(signs(chain(["slope", "slope"], "PRelu", slope=np.float32([0.25])))) == 1
@@ -63,7 +63,13 @@ class TestMerged:
         nodes = [node("MatMul", "x", "w0", output="a"), node("Add", "a", "bias", output="b"),
                  node("Gemm", "b", "w1", "bias")]  # fmt: skip
         (sign,) = signs(graph(nodes, {"w0": random(4, 4), "w1": random(4, 4), "bias": ZEROS}))
-        assert sign == f"parameter 'bias' feeds 2 nodes (Add, Gemm): {MERGED}"
+        assert sign == f"parameter 'bias' is read at 2 places (Add, Gemm): {MERGED}"
+
+    def test_a_scale_and_a_running_variance(self) -> None:
+        norm = helper.make_node("BatchNormalization", ["h", "ones", "zeros", "mean", "ones"], ["y"], "norm")
+        tensors = {"w": random(4, 4), "ones": ONES, "zeros": ZEROS, "mean": random(4)}
+        (sign,) = signs(graph([node("MatMul", "x", "w", output="h"), norm], tensors))
+        assert sign == f"parameter 'ones' is read at 2 places (BatchNormalization): {MERGED}"
 
     def test_scales_of_their_own(self) -> None:
         assert signs(chain(["s0", "s1"])) == []
@@ -177,6 +183,23 @@ class TestLost:
         names = [f"linear.parametrizations.weight.original{i}" for i in range(2)]
         assert self.lost(names, "val_3")[0].startswith("2 parameters of the module")
 
+    def test_a_token_that_is_a_constant_now(self) -> None:
+        nodes = [node("Concat", "expand", "x", output="c", axis=0), node("MatMul", "c", "head.weight")]
+        model = graph(nodes, {"expand": random(1, 4), "head.weight": random(4, 4)})
+        listed = "p_0: PARAMETER target='head.weight'\np_1: PARAMETER target='token'"
+        model.graph.metadata_props.add(key=SIGNATURE, value=listed)
+        assert len(signs(model)) == 1
+        assert self.lost(["linear.weight", "token"]) == []
+
+    def test_a_tied_tensor(self) -> None:
+        nodes = [node("Gemm", "x", "a.weight", "b.bias", output="h"), node("Gemm", "h", "b.weight", "b.bias")]
+        for gemm, module in zip(nodes, "ab", strict=True):
+            gemm.metadata_props.add(key=SCOPES, value=str(["", module, "linear"]))
+        model = graph(nodes, {"a.weight": random(4, 4), "b.weight": random(4, 4), "b.bias": random(4)})
+        listed = "\n".join(f"p: PARAMETER target='{m}.{kind}'" for m in "ab" for kind in ("weight", "bias"))
+        model.graph.metadata_props.add(key=SIGNATURE, value=listed)
+        assert signs(model) == []
+
     def test_what_is_there_under_another_name_or_never_used(self) -> None:
         assert self.lost(["linear.weight", "pooler.weight", "pooler.bias"]) == []
         assert self.lost(["linear.weight"], "val_3") == []
@@ -211,7 +234,7 @@ class TestRefusal:
         with pytest.raises(UserError) as caught:
             built(file)
         said = str(caught.value)
-        assert "parameter 's' feeds 2 nodes (LayerNormalization)" in said
+        assert "parameter 's' is read at 2 places (LayerNormalization)" in said
         assert "ortflow.export_for_training, or set model.accept_inference_export: true" in said
         assert str(file) in said
         assert "\n" not in said
@@ -219,5 +242,5 @@ class TestRefusal:
 
     def test_the_key_makes_it_a_warning(self, file: Path) -> None:
         graphs = built(file, model__accept_inference_export=True)
-        assert [sentence.partition(" feeds")[0] for sentence in graphs.warnings] == ["parameter 's'"]
+        assert [sentence.partition(" is read")[0] for sentence in graphs.warnings] == ["parameter 's'"]
         assert type(graphs).load(graphs.root).warnings == graphs.warnings

@@ -149,7 +149,7 @@ def test_signs_of_an_export_for_inference(whole: Path) -> None:
     model.graph.node.extend([*norms, head])
     model.graph.initializer.append(ones)
     onnx.save(model, whole.parent / "model.onnx")
-    sign = "parameter 'scale' feeds 2 nodes (Mul): the exporter merged parameters of equal value"
+    sign = "parameter 'scale' is read at 2 places (Mul): the exporter merged parameters of equal value"
     done = run("validate", str(whole))
     assert (done.exit_code, done.stdout) == (2, "")
     assert sign in done.stderr

@@ -6,7 +6,7 @@ Called by `signs`. What a file shows without the exporter's own records comes fi
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 import onnx
 
@@ -21,6 +21,22 @@ _RULE = "pkg.onnxscript.rewriter.rule_name"
 _FUSION = re.compile(r"FuseBatchNorm|AffineConvFusion|ConvAffineFusion")
 _CONVOLUTIONS = ("Conv", "ConvTranspose", "Gemm")
 _REPARAMETRISED = re.compile(r"(^|\.)parametrizations\.|\.(weight|bias)_(g|v|orig)$")
+
+
+def _parents(module: str) -> Iterator[str]:
+    while module:
+        module = scopes.module_of(module)
+        yield module
+
+
+def _borrowing(model: onnx.ModelProto, parameters: set[str]) -> Iterator[str]:
+    """Modules that read a parameter under the name that it has in another module."""
+    consumers = walk.consumers(model.graph)
+    for name in parameters:
+        for node, _ in evidence.uses(name, consumers):
+            module = scopes.innermost(node)
+            if module is not None and not scopes.belongs(name, node):
+                yield module
 
 
 def is_folded_name(name: str) -> bool:
@@ -91,23 +107,31 @@ def _scales_a_norm(node: onnx.NodeProto, place: int, producers: Mapping[str, onn
     return False
 
 
-def lost_parameters(model: onnx.ModelProto) -> list[str]:
+def lost_parameters(model: onnx.ModelProto, roles: Roles) -> list[str]:
     """Parameters that the dynamo exporter lists as the module's and that the graph lacks, of modules that it uses.
 
-    A matrix that was transposed lies in the graph under another name, and trains: it is not lost. A module of which
-    nothing is left may be one that the outputs do not depend on.
+    A matrix that was transposed lies in the graph under another name, and a tied tensor under another of its names:
+    they train, and are not lost. A module of which nothing is left may be one that the outputs do not depend on.
     """
     listed = scopes.exported_tensors(model)
     present = {tensor.name for tensor in model.graph.initializer}
     missing = [name for name in listed["PARAMETER"] if name not in present]
+    if not missing:
+        return []
     used = {scopes.module_of(name) for name in listed["PARAMETER"] if name in present}
+    around = {parent for module in used for parent in _parents(module)}
+    borrowing = set(_borrowing(model, present.intersection(listed["PARAMETER"])))
     transposed = any(is_folded_name(name) for name in present)
+    folded = any(role.confidence == "guess" for role in roles)
 
     def is_lost(name: str) -> bool:
         if _REPARAMETRISED.search(name):
             return True
-        renamed = transposed and name.rpartition(".")[2].startswith("weight")
-        return scopes.module_of(name) in used and not renamed
+        module, _, kind = name.rpartition(".")
+        if module in borrowing or (transposed and kind.startswith("weight")):
+            return False
+        # A lone parameter of a model's root is often unused, as a mask's token is: folded ones leave a constant.
+        return module in used or (folded and module in around)
 
     lost = [name for name in missing if is_lost(name)]
     if not lost:

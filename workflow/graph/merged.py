@@ -26,15 +26,17 @@ Use = tuple[onnx.NodeProto, int]
 def merged_parameters(model: onnx.ModelProto, roles: Roles) -> list[str]:
     """A sentence for each trained parameter that stands for several, by what reads it."""
     consumers, producers = walk.consumers(model.graph), walk.producers(model.graph)
-    uniform = [
-        tensor for tensor in model.graph.initializer if roles[tensor.name].role == "trained" and _is_uniform(tensor)
-    ]
+    moving = ("trained", "state")
+    uniform = [t for t in model.graph.initializer if roles[t.name].role in moving and _is_uniform(t)]
     found = []
     for tensor in uniform:
         uses = evidence.uses(tensor.name, consumers)
         foreign = [scopes.belongs(tensor.name, node) is False for node, _ in uses]
         readers = _readers(uses, producers)
         if len(readers) < 2:
+            continue
+        if len({evidence.is_state(*use) for use in uses}) == 2:  # a scale of one is no running variance
+            found.append(_sentence(tensor, uses))
             continue
         if any(foreign) if _is_known(tensor.name, uses) else _looks_merged(tensor, uniform, uses, model, consumers):
             found.append(_sentence(tensor, uses))
@@ -104,6 +106,6 @@ def _is_uniform(tensor: onnx.TensorProto) -> bool:
 def _sentence(tensor: onnx.TensorProto, uses: Sequence[Use]) -> str:
     kinds = sorted({node.op_type for node, _ in uses})
     return (
-        f"parameter {tensor.name!r} feeds {len(uses)} nodes ({', '.join(kinds)}): the exporter merged parameters of"
-        " equal value, which would train as one"
+        f"parameter {tensor.name!r} is read at {len(uses)} places ({', '.join(kinds)}): the exporter merged"
+        " parameters of equal value, which would train as one"
     )

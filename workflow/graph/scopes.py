@@ -32,6 +32,12 @@ def belongs(tensor: str, node: onnx.NodeProto) -> bool | None:
     return any(module == owner or owner == f"module.{module}" or owner.endswith(f".{module}") for module in modules)
 
 
+def innermost(node: onnx.NodeProto) -> str | None:
+    """The module whose forward made the node, where the dynamo exporter says it."""
+    modules = _modules(node)
+    return modules[-2] if modules is not None and len(modules) > 1 and not node.name.startswith("/") else None
+
+
 def _modules(node: onnx.NodeProto) -> list[str] | None:
     for prop in node.metadata_props:
         if prop.key == _SCOPES:

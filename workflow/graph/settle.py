@@ -66,7 +66,8 @@ def by_use(model: onnx.ModelProto, judged: list[Role]) -> list[Role]:
     outputs = [value.name for value in model.graph.output]
     reached = gradient_path(model.graph, shapes.value_types(model), [*guesses, *numbers], outputs).reached
     named = [name for name in guesses if name in reached and is_own(name)]
-    together = not undifferentiable(model, named, outputs)
+    light = shapes.without_weights(model)
+    together = bool(named) and not undifferentiable(light, named, outputs)
 
     def settled(role: Role) -> Role:
         if role.name in numbers and role.name in reached and not evidence.is_buffer_name(role.name):
@@ -75,7 +76,7 @@ def by_use(model: onnx.ModelProto, judged: list[Role]) -> list[Role]:
             return role
         if role.name not in reached:
             return replace(role, confidence="certain")
-        if role.name in named and (together or not undifferentiable(model, [role.name], outputs)):
+        if role.name in named and (together or not undifferentiable(light, [role.name], outputs)):
             return replace(role, role="trained", confidence="certain")
         return role
 

@@ -28,7 +28,7 @@ def signs_of_wrong_export(model: onnx.ModelProto, roles: Roles) -> list[str]:
         *merged_parameters(model, roles),
         *folded_norms(model),
         *folded_scales(model, roles),
-        *lost_parameters(model),
+        *lost_parameters(model, roles),
     ]
 
 
