@@ -342,7 +342,7 @@ def long_name(model: onnx.ModelProto) -> None:
         (no_nodes, "the graph has no nodes"),
         (wrong_attribute, "node 'relu' is not valid: Unrecognized attribute: alpha for operator Relu"),
         (recursive, "function 'f' calls itself"),
-        (exploding, "its functions expand to more than 200000 nodes"),
+        (exploding, "its functions expand to more than 50000 nodes"),
         (long_name, "node 'many\\nlinesmany"),
     ],
     ids=lambda value: getattr(value, "__name__", ""),

@@ -23,6 +23,7 @@ from ortflow.workflow.graph.edit import Editor, make_outputs, prune, replace, sc
 from ortflow.workflow.graph.evidence import recurrent_biases
 from ortflow.workflow.graph.expand import make_differentiable
 from ortflow.workflow.graph.inference import infer_graph
+from ortflow.workflow.graph.limits import check_constants
 from ortflow.workflow.graph.loss import attach, output_of
 from ortflow.workflow.graph.metrics import with_outputs
 from ortflow.workflow.graph.modes import train_mode
@@ -53,6 +54,7 @@ def build_graphs(spec: RunSpec, device: str, out: Path) -> GraphSet:
         # Compiles the first time, for a second or two.
         library = beside.submit(library_for, spec.resources.kernels)
         source = read_source(section)
+        check_constants(source.skeleton, section.path)
         notes = list(source.notes)
         forward = source.forward(output_of(source.skeleton.graph, section.loss))
         batch = _batch_input(forward.graph, source)
@@ -79,6 +81,8 @@ def build_graphs(spec: RunSpec, device: str, out: Path) -> GraphSet:
         files = {"train.onnx": _bytes(train, order), "eval.onnx": _bytes(evaluate, order)}
         if infer is not None:
             files["infer.onnx"] = infer.SerializeToString(deterministic=True)
+        for graph in (train, evaluate):
+            check_constants(graph, section.path)
         check_loads(child, files["train.onnx"], "training", device, forward)
         check_loads(child, files["eval.onnx"], "evaluation", device, forward)
         if section.graphs.optimizer:

@@ -32,13 +32,15 @@ def fresh_names(graph: onnx.GraphProto) -> Fresh:
                     collect(inner)
 
     collect(graph)
+    counts: dict[str, int] = {}
 
     def fresh(hint: str) -> str:
-        name, count = hint, 0
+        name, count = hint, counts.get(hint, 0)
         while name in taken:
             count += 1
             name = f"{hint}.{count}"
         taken.add(name)
+        counts[hint] = count
         return name
 
     return fresh

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 
 import numpy as np
 import onnx
@@ -51,6 +52,13 @@ _PLAIN = _REARRANGING | frozenset(
         "Where",
     ]
 )
+_BROADCAST = frozenset(
+    (
+        "Add", "And", "Div", "Equal", "Greater", "GreaterOrEqual", "Less", "LessOrEqual", "Max", "Min", "Mod", "Mul",
+        "Or", "Sub", "Where",
+    )
+)  # fmt: skip
+"""Operators whose result may be as large as the product of what they read."""
 _GROWING = frozenset(["ConstantOfShape", "Expand", "Range", "Tile"])
 """Operators whose result may be much larger than what they read: computed only where its size is known before."""
 
@@ -136,6 +144,8 @@ class Known:
         if not all(name in self._values for name in names):
             return None
         inputs = {name: self._values[name] for name in names}
+        if _size(node, [inputs[name].shape for name in names]) > _LIMIT:
+            return None
         if not any(value.dtype == object for value in inputs.values()):
             return _evaluate(node, inputs)
         return _rearranged(node, inputs) if node.op_type in _REARRANGING else None
@@ -170,6 +180,16 @@ def _rearranged(node: onnx.NodeProto, inputs: Mapping[str, np.ndarray]) -> np.nd
         return None
     result = _plain([elements[place] for place in moved.ravel().tolist()])
     return result.reshape(moved.shape)
+
+
+def _size(node: onnx.NodeProto, shapes_read: Sequence[tuple[int, ...]]) -> int:
+    """Elements of what a node makes that reads several values; 0 for one that makes no more than it reads."""
+    if node.op_type == "Concat":
+        return sum(map(math.prod, shapes_read))
+    if node.op_type in _BROADCAST:
+        with suppress(ValueError):  # they do not fit: it makes nothing
+            return math.prod(np.broadcast_shapes(*shapes_read))
+    return 0
 
 
 def _evaluate(node: onnx.NodeProto, inputs: Mapping[str, np.ndarray]) -> np.ndarray | None:

@@ -12,6 +12,7 @@ from ortflow.workflow.graph.decompose_bags import replace_bags
 from ortflow.workflow.graph.decompose_scatter import replace_combining_scatters
 from ortflow.workflow.graph.fold import fold_integers
 from ortflow.workflow.graph.functions import inline_functions
+from ortflow.workflow.graph.limits import check_inferred, check_sizes
 from ortflow.workflow.graph.opset import opset_of, raise_old_opset, to_opset_18
 from ortflow.workflow.graph.precision import to_single
 
@@ -40,6 +41,7 @@ def prepare(model: onnx.ModelProto, where: str = "model") -> tuple[onnx.ModelPro
             node.domain = ""
     tidy.initializers_are_no_inputs(copy)
     inline_functions(copy)
+    check_sizes(copy, where)
     if opset_of(copy) < OLDEST_OPSET:
         notes.append(f"opset {opset_of(copy)} brought to {OLDEST_OPSET} by onnx's converter")
         raise_old_opset(copy, OLDEST_OPSET, where)
@@ -57,4 +59,5 @@ def prepare(model: onnx.ModelProto, where: str = "model") -> tuple[onnx.ModelPro
     tidy.drop_unused(copy)
     tidy.name_nodes(copy)
     shapes.infer(copy)
+    check_inferred(copy, where)
     return copy, notes

@@ -23,6 +23,7 @@ from onnx import TensorProto
 
 from ortflow.workflow.errors import UserError
 from ortflow.workflow.graph.edit import described, dims_of
+from ortflow.workflow.graph.limits import check_constants, check_sizes
 from ortflow.workflow.graph.read import read_model
 from ortflow.workflow.graph.source import Source
 from ortflow.workflow.graph.types import LOSS_SUM, LOSS_WEIGHT
@@ -32,7 +33,7 @@ _TRAIN, _EVAL, _OPTIMIZER = (f"model.graphs.{name}" for name in ("train", "eval"
 
 def own_train(path: str, source: Source) -> tuple[onnx.ModelProto, list[str]]:
     """The user's training graph and the parameters it has gradients of."""
-    model = read_model(Path(path))
+    model = _read(path)
     _check_outputs(model, [LOSS_SUM, LOSS_WEIGHT, *(f"{name}_new" for name in source.roles.state)], _TRAIN)
     _check_tensors(model, source, _TRAIN)
     outputs = {value.name for value in model.graph.output}
@@ -48,7 +49,7 @@ def own_train(path: str, source: Source) -> tuple[onnx.ModelProto, list[str]]:
 
 def own_eval(path: str, source: Source, outputs: Sequence[str]) -> onnx.ModelProto:
     """The user's evaluation graph; `outputs` names what it must make."""
-    model = read_model(Path(path))
+    model = _read(path)
     _check_outputs(model, outputs, _EVAL)
     _check_tensors(model, source, _EVAL)
     return model
@@ -56,7 +57,7 @@ def own_eval(path: str, source: Source, outputs: Sequence[str]) -> onnx.ModelPro
 
 def own_optimizer(path: str) -> onnx.ModelProto:
     """The user's optimizer graph."""
-    model = read_model(Path(path))
+    model = _read(path)
     values = described(model.graph)
     inputs = [value.name for value in model.graph.input]
     states = [name for name in inputs if name not in ("learning_rate", "step", "gradients.0")]
@@ -72,6 +73,13 @@ def own_optimizer(path: str) -> onnx.ModelProto:
                 f"input {name!r} is no buffer of segment 0", where=_OPTIMIZER, fix="call a moment `<moment>.0`"
             )
     _check_outputs(model, [f"{name}.out" for name in states], _OPTIMIZER)
+    return model
+
+
+def _read(path: str) -> onnx.ModelProto:
+    model = read_model(Path(path))
+    for check in (check_sizes, check_constants):
+        check(model, path)
     return model
 
 

@@ -13,10 +13,13 @@ import onnx
 from onnx import TensorProto, helper, shape_inference
 
 from ortflow.workflow.errors import UserError
+from ortflow.workflow.graph import walk
 
 _AGAIN = "export the model again"
 LARGE = 4096
 """Elements above which a tensor's values say nothing about shapes."""
+PROPAGATED = 1 << 20
+"""Elements of vectors up to which inference follows shapes that nodes compute."""
 
 
 def without_weights(model: onnx.ModelProto) -> onnx.ModelProto:
@@ -60,10 +63,22 @@ def _inferred(model: onnx.ModelProto) -> onnx.ModelProto:
     light = without_weights(model)
     del light.graph.value_info[:]
     try:
-        return shape_inference.infer_shapes(light, data_prop=True)
+        inferred = shape_inference.infer_shapes(light)
+        return inferred if _vectors(inferred) > PROPAGATED else shape_inference.infer_shapes(light, data_prop=True)
     except (shape_inference.InferenceError, RuntimeError, ValueError, IndexError) as error:
         reason = " ".join(str(error).split())
         raise UserError(f"the shapes within the model contradict each other: {reason[:300]}", fix=_AGAIN) from None
+
+
+def _vectors(model: onnx.ModelProto) -> int:
+    """Elements of all values of one axis: onnx takes each for a shape and makes a list of it."""
+    count = 0
+    for graph in walk.all_graphs(model):
+        for value in graph.value_info:
+            dims = value.type.tensor_type.shape.dim
+            if len(dims) == 1:
+                count += dims[0].dim_value
+    return count
 
 
 def value_types(model: onnx.ModelProto) -> dict[str, onnx.TypeProto]:

@@ -210,11 +210,13 @@ def drop_unused(model: onnx.ModelProto) -> None:
 def name_nodes(model: onnx.ModelProto) -> None:
     """Gives each node of the main graph a name of its own, in place: ONNX Runtime refuses one given twice."""
     taken: set[str] = set()
+    counts: dict[str, int] = {}
     for node in model.graph.node:
         stem = node.name or next((name for name in node.output if name), node.op_type)
-        name, count = stem, 1
+        name, count = stem, counts.get(stem, 1)
         while name in taken:
             count += 1
             name = f"{stem}.{count}"
         taken.add(name)
+        counts[stem] = count
         node.name = name

@@ -10,7 +10,7 @@ import json
 from pathlib import Path
 
 from ortflow import __version__
-from ortflow.workflow.errors import OrtflowError, UserError
+from ortflow.workflow.errors import Faults, OrtflowError, UserError
 from ortflow.workflow.events import warn
 from ortflow.workflow.graph.head import check_export
 from ortflow.workflow.plan import Plan, resolve
@@ -70,7 +70,10 @@ def prepare(run_dir: RunDir, spec: RunSpec) -> tuple[list[str], list[str]]:
         graphs, hashes = GraphSet.load(run_dir.graphs), before.graphs
     else:
         run_dir.plan.unlink(missing_ok=True)
-        graphs = build_graphs(spec, DEVICE, run_dir.graphs)
+        try:
+            graphs = build_graphs(spec, DEVICE, run_dir.graphs)
+        except UserError as error:
+            raise about_model(error, spec) from error
         notes += graphs.notes
         warnings += graphs.warnings
         if not graphs.own_optimizer:
@@ -94,6 +97,19 @@ def plan_before(run_dir: RunDir, warnings: list[str]) -> Plan | None:
     except (ValueError, OSError) as error:
         warnings.append(f"{run_dir.plan} cannot be read ({error}): plan and graphs are made again")
         return None
+
+
+def about_model(error: UserError, spec: RunSpec) -> UserError:
+    """A refusal of the model with both the key of the run file and the file that it is about. Pure."""
+    if isinstance(error, Faults):
+        return Faults([about_model(fault, spec) for fault in error.faults])
+    files = {"model.path": spec.model.path}
+    files |= {f"model.graphs.{key}": path for key, path in spec.model.graphs.model_dump().items() if path}
+    keys = {path: key for key, path in reversed(files.items())}
+    key = keys.get(error.where or "", "model.path" if error.where in (None, "model") else error.where)
+    if key == "run_dir":
+        return error
+    return UserError(f"{files.get(str(key), spec.model.path)}: {error.what}", where=key, fix=error.fix)
 
 
 def check_outputs(run_dir: RunDir, spec: RunSpec) -> None:
