@@ -41,7 +41,9 @@ try:
     said = ""
 except UserError as error:
     said = str(error)
-peak = max(resource.getrusage(who).ru_maxrss for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+# The kernel counts what the parent had before this program was started to ru_maxrss of its own.
+own = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM:"))
+peak = max(int(own.split()[1]), resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss)
 print(json.dumps([said, time.process_time() - begun, peak << 10]))
 """
 
