@@ -34,12 +34,13 @@ SMALL = 4096
 
 _EVALUATED = frozenset(
     (
-        "Abs", "Add", "And", "Cast", "Ceil", "Clip", "Compress", "Concat", "ConstantOfShape", "CumSum", "Div", "Equal",
-        "Exp", "Expand", "Flatten", "Floor", "Gather", "GatherElements", "GatherND", "Greater", "GreaterOrEqual",
-        "Identity", "Less", "LessOrEqual", "Log", "Max", "Mean", "Min", "Mod", "Mul", "Neg", "NonZero", "Not", "Or",
-        "Pow", "Range", "Reciprocal", "ReduceMax", "ReduceMean", "ReduceMin", "ReduceProd", "ReduceSum", "Reshape",
-        "Round", "ScatterElements", "ScatterND", "Shape", "Sign", "Size", "Slice", "Sqrt", "Squeeze", "Sub", "Sum",
-        "Tile", "Transpose", "Trilu", "Unique", "Unsqueeze", "Where", "Xor"
+        "Abs", "Add", "And", "Cast", "CastLike", "Ceil", "Clip", "Compress", "Concat", "Constant", "ConstantOfShape",
+        "CumSum", "Div", "Equal", "Exp", "Expand", "Flatten", "Floor", "Gather", "GatherElements", "GatherND",
+        "Greater", "GreaterOrEqual", "Identity", "Less", "LessOrEqual", "Log", "Max", "Mean", "Min", "Mod", "Mul",
+        "Neg", "NonZero", "Not", "Or", "Pow", "Range", "Reciprocal", "ReduceMax", "ReduceMean", "ReduceMin",
+        "ReduceProd", "ReduceSum", "Reshape", "Round", "ScatterElements", "ScatterND", "Shape", "Sign", "Size",
+        "Slice", "Split", "Sqrt", "Squeeze", "Sub", "Sum", "Tile", "Transpose", "Trilu", "Unique", "Unsqueeze",
+        "Where", "Xor"
     )
 )  # fmt: skip
 """Operators whose values are computed where all that they read and make is small."""
@@ -60,7 +61,7 @@ _AGAIN = "export the model without it, or make it an input"
 
 
 def check_sizes(model: onnx.ModelProto, where: str) -> None:
-    """Raises UserError naming the first node whose result is too large, or a constant of a size that cannot be known.
+    """Raises UserError naming the first node whose result is known to be too large.
 
     What depends on a tensor in the file of more than SMALL elements counts as data, since it may be trained: only the
     machine's memory limits it.
@@ -69,7 +70,10 @@ def check_sizes(model: onnx.ModelProto, where: str) -> None:
 
 
 def check_constants(model: onnx.ModelProto, where: str) -> None:
-    """The same of constants alone, for a graph whose parameters are inputs: every tensor in it is a constant."""
+    """The same of constants alone, for a graph whose parameters are inputs: every tensor in it is a constant.
+
+    One whose size cannot be known is refused too.
+    """
     _Sizes(model, where, only_constants=True, large_too=True).graph(model.graph, {})
 
 
@@ -97,6 +101,7 @@ class _Value:
     """Its elements, where it is small, constant and has been needed."""
     maker: onnx.NodeProto | None = None
     """Of a constant: the node that would compute it."""
+    name: str = ""
 
     @property
     def dims(self) -> list[int | None] | None:
@@ -165,8 +170,9 @@ class _Sizes:
             for value in read:
                 self._evaluate(value, scope)
             made = self._infer(node, scope)
-        for value in made.values():
-            value.constant, value.cheap, value.maker = constant, cheap, node if constant else None
+        for name, value in made.items():
+            value.name, value.cheap = name, cheap
+            value.constant, value.maker = constant, node if constant else None
             self.check(node, value)
         scope.update(made)
 
@@ -213,12 +219,14 @@ class _Sizes:
                 value.maker = node
                 open_values += missing
             elif all(one.array is not None for one in read.values()):
-                value.array = _computed(node, {name: one.array for name, one in read.items()}, self._versions)
+                value.array = _computed(
+                    node, value.name, {name: one.array for name, one in read.items()}, self._versions
+                )
 
     def check(self, node: onnx.NodeProto, value: _Value) -> None:
         dims = value.dims
         if dims is None or (value.constant and None in dims):
-            if value.constant and (node.op_type in _GROWING or self._schema(node) is None):
+            if self._only_constants and (node.op_type in _GROWING or self._schema(node) is None):
                 raise UserError(
                     f"{walk.called(node)} computes a constant whose size cannot be known before",
                     where=self._where,
@@ -271,12 +279,12 @@ def _of_shape(node: onnx.NodeProto, value: _Value) -> np.ndarray:
 
 
 def _computed(
-    node: onnx.NodeProto, inputs: Mapping[str, np.ndarray | None], versions: dict[str, int]
+    node: onnx.NodeProto, output: str, inputs: Mapping[str, np.ndarray | None], versions: dict[str, int]
 ) -> np.ndarray | None:
-    """What ONNX's reference makes of a node with one small result; None where its inputs do not fit it."""
-    outputs = [onnx.ValueInfoProto(name=name) for name in node.output[:1]]
+    """What ONNX's reference makes of a node with small results; None where its inputs do not fit it."""
+    reads, makes = ([onnx.ValueInfoProto(name=name) for name in names] for names in (inputs, [output]))
     try:
-        graph = helper.make_graph([node], "node", [onnx.ValueInfoProto(name=name) for name in inputs], outputs)
+        graph = helper.make_graph([node], "node", reads, makes)
         with np.errstate(all="ignore"):
             result = np.asarray(ReferenceEvaluator(graph, versions).run(None, dict(inputs))[0])
     except Exception:  # noqa: BLE001 - the node is a stranger's, and the evaluator raises whatever numpy does
