@@ -383,6 +383,14 @@ class TestByUse:
         role = classify(model, NONE, [])["unsqueeze_14"]
         assert (role.role, role.reason, role.confidence) == ("constant", f"holds {SINES}", "likely")
 
+    @pytest.mark.parametrize("scale", [1e-6, 0.02, 0.3, 1.0])
+    def test_small_values_are_no_rotary_table(self, scale: float) -> None:
+        """A class token of timm's begins with a deviation of 1e-6."""
+        token = (random(1, 4, 96) / 0.02 * scale).astype(np.float32)
+        nodes = [node("Concat", "cls_token", "x", output="c", axis=1), node("MatMul", "c", "w")]
+        model = graph(nodes, {"cls_token": token, "w": random(96, 4)}, {"x": (TensorProto.FLOAT, [1, "t", 96])})
+        assert judged(model)["cls_token"] == "trained"
+
 
 class TestWhatIsLeftUntrainedByJudgement:
     def roles(self, size: int, **patterns: list[str]) -> Roles:

@@ -72,7 +72,7 @@ _MADE_UP = re.compile(
 # What buffers are called in the field; the last part of the name, in lower case.
 _BUFFER = re.compile(
     r"^(original_)?inv_freq$|(cos|sin)_?(cached?|table|emb)$|^(cos|sin|freqs|freqs_cis|rope)$|mask$|^masked_bias$|_ids$"
-    r"|position_index$|^anchors?$|^(pixel_)?(mean|std)$|^mel_filters$|^window$|_buffer$|^num_batches_tracked$"
+    r"|position_index$|^relative_coords_table$|^anchors?$|^(pixel_)?(mean|std)$|^mel_filters$|^window$|_buffer$|^num_batches_tracked$"
     r"|^running_(mean|var)$|^eps(ilon)?$"
 )
 
@@ -177,7 +177,8 @@ def _is_rotary(values: np.ndarray) -> bool:
         # The first positions tell: a table may be the largest tensor of a model.
         rows = np.moveaxis(values, axis, 0)[:_POSITIONS]
         rows = rows.reshape(len(rows), -1)[:, :_FREQUENCIES].astype(np.float64)
-        if rows.min() == rows.max() or np.abs(rows).max() > 1.0 + 1e-4:
+        # Small values are near the sine of nothing: a token that is to be learned often begins with such.
+        if np.ptp(rows) < 0.5 or np.abs(rows).max() > 1.0 + 1e-4:
             continue
         for doubled in (rows, 1 - 2 * rows**2):  # cos, or cos 2pw of sin pw
             half = doubled[: (len(rows) + 1) // 2]
