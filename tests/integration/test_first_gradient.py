@@ -11,7 +11,7 @@ from project import Project, curve, of_kind
 def test_a_gradient_is_checked_before_the_first_step_and_only_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("ORTFLOW_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     (tmp_path / "project").mkdir()
     project = Project.make(tmp_path / "project")
     short = {"train__steps": 6}
@@ -23,4 +23,4 @@ def test_a_gradient_is_checked_before_the_first_step_and_only_once(
     assert record["rank"] == 0
     assert of_kind(second, "gradient_check") == []
     assert curve(first) == curve(second) == curve(unchecked)
-    assert [path.name for path in (tmp_path / "cache" / "gradients").iterdir()]
+    assert [path.name for path in (tmp_path / "cache" / "ortflow" / "gradients").iterdir()]
