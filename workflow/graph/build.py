@@ -55,7 +55,7 @@ def build_graphs(spec: RunSpec, device: str, out: Path) -> GraphSet:
         library = beside.submit(library_for, spec.resources.kernels)
         source = read_source(section)
         check_constants(source.skeleton, section.path)
-        notes = list(source.notes)
+        notes, warnings = list(source.notes), list(source.warnings)
         forward = source.forward(output_of(source.skeleton.graph, section.loss))
         batch = _batch_input(forward.graph, source)
         if section.graphs.train:
@@ -66,7 +66,12 @@ def build_graphs(spec: RunSpec, device: str, out: Path) -> GraphSet:
             notes += more
         left = [name for name in source.roles.trained if name not in trained]
         if left:
-            notes.append(f"frozen, because the training graph has no gradient of it: {_some(left)}")
+            values = sum(source.roles[name].count for name in left)
+            share = values / sum(role.count for role in source.roles if role.role == "trained")
+            warnings.append(
+                f"not trained, because the training graph has no gradient of it: {_some(left)}, {values:,} values,"
+                f" {share:.2%} of the parameters"
+            )
         evaluate, bounds = _eval_graph(forward, spec, source, batch)
         data = [value.name for value in source.skeleton.graph.input if value.name not in source.labels]
         inputs = batch_inputs([train.graph, evaluate.graph], source.tensors, data)
@@ -102,7 +107,7 @@ def build_graphs(spec: RunSpec, device: str, out: Path) -> GraphSet:
         index=_index(spec, source, trained),
         inputs=inputs,
         notes=tuple(notes),
-        warnings=source.warnings,
+        warnings=tuple(warnings),
         vocabulary={**table_bounds(forward.graph, integers), **bounds},
         metrics=with_outputs(section.metrics),
         padded=padded,
