@@ -22,7 +22,6 @@ from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ortflow.export_compare import compare
 from ortflow.export_optimize import optimize
 from ortflow.export_trace import trace
 from ortflow.workflow.errors import UserError
@@ -285,6 +284,9 @@ def _write_metadata(model: Any, module: torch.nn.Module) -> None:
 def _compare(program: Any, module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
     if _size(program) > EXTERNAL_DATA_BYTES:
         return f"not compared with PyTorch: the weights take more than {EXTERNAL_DATA_BYTES / 1e9:g} GB"
+    # Needs numpy, which comes with what `_require_torch` looks for.
+    from ortflow.export_compare import compare
+
     return compare(program.model_proto, module, args, kwargs)
 
 
