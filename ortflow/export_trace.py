@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ortflow.export_bags import embedding_bag
+from ortflow.export_ctc import ctc_loss
 from ortflow.export_reasons import refusal
 from ortflow.export_translations import translations
 
@@ -71,6 +72,7 @@ def exportable(module: torch.nn.Module) -> Iterator[None]:
             _replaced(torch._C._nn, "cross_entropy_loss", _cross_entropy(torch._C._nn.cross_entropy_loss))
         )
         stack.enter_context(_replaced(torch, "embedding_bag", embedding_bag))
+        stack.enter_context(_replaced(torch, "ctc_loss", ctc_loss))
         for config in _configurations(module):
             # transformers: matrix products of groups have no ONNX form, and a cache is of no use in training.
             if getattr(config, "_experts_implementation", None) is not None:
