@@ -28,7 +28,7 @@ _TOTAL = "ortflow.total"
 
 def can_differentiate() -> bool:
     """Whether ONNX Runtime is the training wheel."""
-    from onnxruntime.capi import _pybind_state as runtime
+    from ortflow.workflow.onnx_runtime import native as runtime
 
     return hasattr(runtime, "GradientGraphBuilder")
 
@@ -74,7 +74,7 @@ def evaluation_graph(model: onnx.ModelProto) -> onnx.ModelProto:
 
 def run(model: onnx.ModelProto, feed: Arrays) -> dict[str, np.ndarray]:
     """Every output of a graph. Raises RuntimeError where ONNX Runtime cannot load or run it."""
-    import onnxruntime as ort
+    from ortflow.workflow.onnx_runtime import onnxruntime as ort
 
     options = ort.SessionOptions()
     options.log_severity_level = 4

@@ -5,7 +5,6 @@ from __future__ import annotations
 import platform
 from pathlib import Path
 
-import onnxruntime
 import xxhash
 
 from ortflow.workflow.checkpoint.manifest import Manifest
@@ -13,6 +12,7 @@ from ortflow.workflow.environment import ASKED, breaking, differences, merged
 from ortflow.workflow.errors import UserError
 from ortflow.workflow.graph.types import GraphSet, with_kernels_of
 from ortflow.workflow.kernels.library import levels, library_for, source_key
+from ortflow.workflow.onnx_runtime import onnxruntime
 from ortflow.workflow.steps.context import Context
 
 
