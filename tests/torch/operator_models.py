@@ -170,4 +170,24 @@ LINEAR = [
     function("unfold", lambda x: F.unfold(x, (2, 3), padding=1, stride=2), IMAGE),
 ]
 
-CASES = [*RESIZE, *NORMS, *TABLES, *LINEAR]
+
+def sampled(x: torch.Tensor, grid: torch.Tensor, **options: Any) -> torch.Tensor:
+    return F.grid_sample(x, (grid + 0.0).expand(x.shape[0], *grid.shape), align_corners=False, **options)
+
+
+OTHERS = [
+    *(
+        function(
+            f"grid_sample {padding}",
+            lambda x, grid, p=padding: sampled(x, grid, padding_mode=p),
+            IMAGE,
+            (5, 5, 2),
+            exporters=("dynamo", "free axes"),
+        )
+        for padding in ("zeros", "border", "reflection")
+    ),
+    function("prod", lambda x: x.prod(1), (3, 5, 6)),
+    function("fmod", lambda x: torch.fmod(x, 0.7), (3, 5, 6)),
+]
+
+CASES = [*RESIZE, *NORMS, *TABLES, *LINEAR, *OTHERS]

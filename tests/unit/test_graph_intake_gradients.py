@@ -159,6 +159,17 @@ def check(case: Case, tolerance: float = 4e-3) -> onnx.ModelProto:
 
 
 X = random(2, 3, 4)
+
+
+def sampling_grid(*shape: int) -> np.ndarray:
+    """Places within [-1.6, 1.6] that are not near a pixel's middle or border, however corners are aligned."""
+    values = np.random.default_rng(3).uniform(-1.6, 1.6, 4000)
+    places = [place for n in (4, 5) for place in ((values + 1) / 2 * (n - 1), (values + 1) / 2 * n)]
+    clear = [np.abs((place * 2) - np.round(place * 2)) > 0.12 for place in places]
+    return values[np.all(clear, axis=0)][: int(np.prod(shape))].reshape(shape).astype(np.float32)
+
+
+GRID = sampling_grid(2, 3, 2, 2)
 IMAGE = random(2, 3, 7, 8)
 UNARY = [
     Case(op, {0: values})
@@ -386,6 +397,27 @@ SHAPES = [
         {0: random(1, 2, 4, 5)},
         {3: ints(1, 2, 7, 9)},
         {"mode": "linear", "coordinate_transformation_mode": "align_corners"},
+    ),
+    *(
+        Case("GridSample", {0: random(2, 3, 4, 5), 1: GRID}, {}, {"padding_mode": p, "align_corners": a}, dynamic=d)
+        for p, a, d in (
+            ("zeros", 0, False),
+            ("zeros", 1, True),
+            ("border", 0, True),
+            ("border", 1, False),
+            ("reflection", 0, False),
+            ("reflection", 1, False),
+        )
+    ),
+    *(
+        Case("GridSample", {0: random(2, 3, 4, 5)}, {1: GRID}, {"mode": "nearest", "padding_mode": p})
+        for p in ("zeros", "border", "reflection")
+    ),
+    Case("Mod", {0: spaced(3, 5), 1: np.float32([0.81])}, {}, {"fmod": 1}),
+    *(
+        Case("ReduceProd", {0: values}, {} if axes is None else {1: axes}, {"keepdims": keep})
+        for values in (random(2, 3, 4), np.array([[0, 2, 3], [0, 0, 4], [1, 2, 3]], np.float32))
+        for axes, keep in ((ints(1), 1), (ints(0, -1), 0), (None, 0))
     ),
     Case("Resize", {0: random(1, 2, 4, 5)}, {3: ints(6, 7)}, {"mode": "linear", "axes": [2, 3]}),
     *(
@@ -615,7 +647,8 @@ def test_parameter_read_twice_by_one_node() -> None:
 REFUSED = [
     Case("Atan", {0: X}),
     Case("Det", {0: random(3, 3)}),
-    Case("GridSample", {0: random(1, 2, 4, 4), 1: random(1, 3, 3, 2)}),
+    Case("GridSample", {0: random(1, 2, 4, 4), 1: random(1, 3, 3, 2)}, {}, {"mode": "bicubic"}),
+    Case("ReduceProd", {0: random(3, 4)}, dynamic=True),
     Case("AveragePool", {0: random(1, 2, 4, 4)}, {}, {"kernel_shape": [2, 2]}, dynamic=True),
     Case("ScatterElements", {0: random(5, 6), 2: random(2, 2)}, {1: np.array([[0, 1], [3, 2]])}, {"reduction": "mul"}),
     Case("Einsum", {0: random(3, 3)}, {}, {"equation": "ij->k"}),

@@ -11,6 +11,7 @@ from collections.abc import Callable
 import onnx
 
 from ortflow.workflow.graph.decompose_activations import ACTIVATIONS
+from ortflow.workflow.graph.decompose_grid import grid_sample
 from ortflow.workflow.graph.decompose_images import IMAGES, padded
 from ortflow.workflow.graph.decompose_linear import LINEAR
 from ortflow.workflow.graph.decompose_norms import NORMS
@@ -27,6 +28,7 @@ DECOMPOSITIONS: dict[str, Decomposition] = {
     **REDUCTIONS,
     **LINEAR,
     **IMAGES,
+    "GridSample": grid_sample,
     "Resize": resize,
     "RNN": rnn,
 }

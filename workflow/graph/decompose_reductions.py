@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import onnx
+from onnx import TensorProto
 
 from ortflow.workflow.graph.writer import Context, Writer
+
+_FACTORS = 1024
+"""Slices of a product: the graph has a node for each."""
 
 
 def sum_of_inputs(node: onnx.NodeProto, context: Context) -> list[onnx.NodeProto]:
@@ -74,6 +78,33 @@ def with_kept_axes(node: onnx.NodeProto, context: Context) -> list[onnx.NodeProt
     return w.done(w("Squeeze", reduced, *axes))
 
 
+def product(node: onnx.NodeProto, context: Context) -> list[onnx.NodeProto]:
+    """ReduceProd as a chain of products of slices, whose derivative is right where factors are 0, too."""
+    w = Writer(node, context)
+    shape = w.shape(0)
+    rank = len(shape)
+    if not w.input(1) and w.attribute("noop_with_empty_axes", 0):
+        return w.done(w("Identity", w.input(0)))
+    axes = [int(a) % rank for a in w.known_value(1, "axes")] if w.input(1) else list(range(rank))
+    value = w.input(0)
+    for axis in axes:
+        size = shape[axis]
+        if size is None or not 0 < size <= _FACTORS:
+            raise w.refusal(f"the size of its axis {axis} is {'not known' if size is None else size}")
+        parts = [w("Slice", value, w.ints(i), w.ints(i + 1), w.ints(axis)) for i in range(size)]
+        value = parts[0]
+        for part in parts[1:]:
+            value = w("Mul", value, part)
+    return w.done(value if w.attribute("keepdims", 1) or not axes else w("Squeeze", value, w.ints(*axes)))
+
+
+def remainder(node: onnx.NodeProto, context: Context) -> list[onnx.NodeProto]:
+    """Mod of floats (as C's fmod): x - y times the quotient without its fraction, whose derivative is 0."""
+    w = Writer(node, context)
+    quotient = w("Cast", w("Div", w.input(0), w.input(1)), to=TensorProto.INT64)
+    return w.done(w("Sub", w.input(0), w("Mul", w.input(1), w("Cast", quotient, to=TensorProto.FLOAT))))
+
+
 def cumulative_sum(node: onnx.NodeProto, context: Context) -> list[onnx.NodeProto]:
     """CumSum: the product with a triangle of ones along the axis."""
     w = Writer(node, context)
@@ -99,4 +130,6 @@ REDUCTIONS = {
     "ReduceMin": extreme,
     "GlobalMaxPool": global_max_pool,
     "CumSum": cumulative_sum,
+    "Mod": remainder,
+    "ReduceProd": product,
 }
