@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from functools import cache
+from itertools import permutations
 
 import numpy as np
 import torch
@@ -108,3 +109,24 @@ def convolutions() -> Iterator[Case]:
         ("transposed2d-grouped", lambda: nn.ConvTranspose2d(4, 6, 3, groups=2, stride=2, padding=1), 4, 4, 5),
     ):
         yield module_case(name, make, *shape)
+
+
+def interaction(x: torch.Tensor) -> torch.Tensor:
+    """All pairs of a sample's vectors, as in models of recommendations."""
+    left, right = torch.tril_indices(6, 6, offset=-1)
+    return torch.bmm(x, x.transpose(1, 2))[:, left, right]
+
+
+def turned(order: tuple[int, ...]) -> Callable[..., torch.Tensor]:
+    """A product whose axes are put in this order, and back."""
+    back = [order.index(axis) for axis in range(len(order))]
+    return lambda x, w: torch.tanh((x @ w).permute(order)).permute(back)
+
+
+def products() -> Iterator[Case]:
+    """Products with their axes in every order, those among them that leave neither rows nor columns in one piece."""
+    yield module_case("interaction", lambda: Call(interaction), 6, 5)
+    for order in permutations(range(3)):
+        yield module_case(f"product-{order}", lambda order=order: Call(turned(order), (5, 7)), 6, 5)
+    for order in ((0, 2, 3, 1), (1, 2, 3, 0), (2, 0, 3, 1), (2, 1, 3, 0), (3, 2, 1, 0), (0, 3, 1, 2)):
+        yield module_case(f"product-{order}", lambda order=order: Call(turned(order), (3, 5, 7)), 3, 6, 5)

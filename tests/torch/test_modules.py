@@ -12,7 +12,7 @@ import module_models
 from case import Case
 from following import distances
 
-CASES = [*module_models.convolutions()]
+CASES = [*module_models.convolutions(), *module_models.products()]
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
