@@ -108,6 +108,15 @@ def test_graphs_that_are_gone_or_damaged_are_built_again(
     assert {path.name: path.read_bytes() for path in (run_dir / "graphs").iterdir()} == before
 
 
+def test_an_export_names_graphs_that_are_damaged(folder: Path) -> None:
+    run_dir = stopped(folder, "exported")
+    flip(run_dir / "graphs" / "infer.onnx")
+    done = command("export", "exported", folder=folder)
+    assert done.returncode == 2, done.stdout + done.stderr
+    assert f"{run_dir / 'graphs' / 'infer.onnx'} is damaged; `ortflow resume exported` makes it again" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
 def no_compiler(folder: Path) -> dict[str, str]:
     """An environment without compiled kernels, and without a compiler that could make them."""
     fake = folder / "fake"

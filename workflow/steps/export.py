@@ -21,6 +21,7 @@ from ortflow.workflow.checkpoint.manifest import Damaged
 from ortflow.workflow.checkpoint.store import DirectoryStore
 from ortflow.workflow.device.cpu import CpuDevice
 from ortflow.workflow.errors import OrtflowError, UserError
+from ortflow.workflow.graph.kept import damage
 from ortflow.workflow.graph.types import GraphSet
 from ortflow.workflow.layout import FlatIndex
 from ortflow.workflow.plan import Plan
@@ -119,7 +120,7 @@ def export_checkpoint(run_dir: RunDir, step: int | None, path: Path | None) -> E
     tolerance.
     """
     spec = load_run_file(run_dir.run_file)
-    graphs, plan = GraphSet.load(run_dir.graphs), Plan.load(run_dir.plan)
+    graphs, plan = graphs_and_plan(run_dir)
     device = CpuDevice()
     sessions = Sessions(device, os.cpu_count() or 1, spec.monitor.runtime_log)
     parameters = device.allocate(graphs.index.size, np.float32)
@@ -134,6 +135,20 @@ def export_checkpoint(run_dir: RunDir, step: int | None, path: Path | None) -> E
         stream.close()
     difference = export_checked(graphs, parameters, sessions, path, batches, spec.export.tolerance)
     return Exported(path, loaded.manifest.step, difference)
+
+
+def graphs_and_plan(run_dir: RunDir) -> tuple[GraphSet, Plan]:
+    """Graphs and plan of the run; raises UserError where they are not what it wrote."""
+    try:
+        plan = Plan.load(run_dir.plan)
+        fault = damage(run_dir.graphs, plan.graphs) if plan.graphs else None
+        if fault is None:
+            return GraphSet.load(run_dir.graphs), plan
+    except FileNotFoundError as error:
+        fault = f"{error.filename} is missing"
+    except ValueError as error:
+        fault = f"{run_dir.plan} cannot be read ({error})"
+    raise UserError(fault, fix=f"`ortflow resume {run_dir.root.name}` makes it again from the run file")
 
 
 def find(store: DirectoryStore, step: int | None, targets: Mapping[str, npt.NDArray[Any]], index: FlatIndex) -> Loaded:
