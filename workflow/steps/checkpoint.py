@@ -22,7 +22,6 @@ from ortflow.workflow.checkpoint.retain import prune
 from ortflow.workflow.checkpoint.store import DirectoryStore
 from ortflow.workflow.checkpoint.writer import Writer, specs
 from ortflow.workflow.errors import OrtflowError
-from ortflow.workflow.events import warn
 from ortflow.workflow.progress import Progress
 from ortflow.workflow.steps.context import Context
 from ortflow.workflow.steps.environment import check_environment
@@ -94,7 +93,7 @@ class Saver:
         if context.leads:
             print(f"resumed from {self._store.place(step)}", flush=True)
         if changed:
-            warn(context.events, f"the curve goes on, but not bit for bit: {'; '.join(changed)}")
+            context.monitor.warn(f"the curve goes on, but not bit for bit: {'; '.join(changed)}")
 
     def _reject(self, fault: Damaged) -> None:
         context = self._context

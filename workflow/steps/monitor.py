@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from ortflow.workflow.events import warn
 from ortflow.workflow.hidden import hidden
 from ortflow.workflow.steps.context import Context
 from ortflow.workflow.trainer import StepOutcome
@@ -85,6 +86,10 @@ class Monitor:
     def stall(self, step: int, seconds: float) -> None:
         """Training stood still for a checkpoint."""
         self._scalars(step, {"checkpoint_stall_seconds": seconds})
+
+    def warn(self, message: str) -> None:
+        """Something a person should know, which the run survives."""
+        warn(self._context.events, message)
 
     def _scalars(self, step: int, values: Mapping[str, float]) -> None:
         if self._writer is not None:
