@@ -88,7 +88,7 @@ def test_a_run_whose_every_step_is_skipped_fails_and_is_not_tried_again(folder: 
     assert "Traceback" not in said
     assert len(of_kind(run_dir, "attempt_start")) == 1
     assert not of_kind(run_dir, "finished")
-    assert not (run_dir / "export").exists()
+    assert not (run_dir / "export" / "model.onnx").exists()
     again = command("resume", "nothing", folder=folder)
     assert again.returncode == 2, again.stdout + again.stderr
 
