@@ -126,12 +126,19 @@ def _product(w: Writer, sizes: list[str]) -> str:
 
 
 def matrix_by_vector(node: onnx.NodeProto, context: Context) -> list[onnx.NodeProto] | None:
-    """MatMul with a vector on the right, which ONNX Runtime differentiates only as a matrix of one column."""
+    """MatMul of a vector, which ONNX Runtime differentiates only as a matrix of one column or of one row.
+
+    A vector before a single matrix is right as it is.
+    """
     w = Writer(node, context)
-    if shapes.rank(context.types, w.input(1)) != 1:
-        return None
-    column = w("Unsqueeze", w.input(1), w.ints(1))
-    return w.done(w("Squeeze", w("MatMul", w.input(0), column), w.ints(-1)))
+    ranks = [shapes.rank(context.types, w.input(place)) for place in (0, 1)]
+    if ranks[1] == 1:
+        column = w("Unsqueeze", w.input(1), w.ints(1))
+        return w.done(w("Squeeze", w("MatMul", w.input(0), column), w.ints(-1)))
+    if ranks[0] == 1 and ranks[1] != 2:
+        row = w("Unsqueeze", w.input(0), w.ints(0))
+        return w.done(w("Squeeze", w("MatMul", row, w.input(1)), w.ints(-2)))
+    return None
 
 
 def conv_transpose(node: onnx.NodeProto, context: Context) -> list[onnx.NodeProto]:

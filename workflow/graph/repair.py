@@ -68,22 +68,26 @@ def scatter(node: onnx.NodeProto, context: Context) -> list[onnx.NodeProto] | No
 
 
 def slice_backwards(node: onnx.NodeProto, context: Context) -> list[onnx.NodeProto] | None:
-    """Slice with a negative step, which ONNX Runtime differentiates along the first axis only, each along the first."""
+    """Slice with a negative step, as Gather by a slice of the axis' places.
+
+    ONNX Runtime differentiates it along the first axis only, and only where an axis behind that is longer than 1.
+    """
     w = Writer(node, context)
     steps = w.value(4)
     if steps is None or (steps > 0).all():
         return None
     rank = w.rank(0)
     axes = [int(a) % rank for a in w.known_value(3, "axes")] if w.input(3) else list(range(len(steps)))
-    if axes == [0]:
-        return None
     starts, ends = w.known_value(1, "starts"), w.known_value(2, "ends")
-    value = w.input(0)
+    value, zero, one = w.input(0), w.constant(0, np.int64), w.constant(1, np.int64)
     for axis, *numbers in zip(axes, starts, ends, steps, strict=True):
-        order = [axis, *(i for i in range(rank) if i != axis)]
         start, end, step = (w.ints(int(n)) for n in numbers)
-        first = w("Slice", w("Transpose", value, perm=order), start, end, w.ints(0), step)
-        value = w("Transpose", first, perm=[order.index(i) for i in range(rank)])
+        if numbers[2] > 0:
+            value = w("Slice", value, start, end, w.ints(axis), step)
+            continue
+        size = w("Squeeze", w("Shape", value, start=axis, end=axis + 1))
+        places = w("Slice", w("Range", zero, size, one), start, end, w.ints(0), step)
+        value = w("Gather", value, places, axis=axis)
     return w.done(value)
 
 
