@@ -27,7 +27,7 @@ import yaml
 FOLDER = Path(__file__).resolve().parent
 GPT2 = {"layers": 12, "width": 768, "heads": 12, "vocabulary": 50257}
 CLASSES, IMAGE = 1000, (3, 224, 224)
-STEPS = 4
+STEPS = 3
 PERIOD = 0.01
 """Seconds between two looks at a process."""
 MIB = 1 << 20
@@ -99,7 +99,7 @@ def train_torch(options: argparse.Namespace) -> None:
 
 
 def watch(launcher: subprocess.Popen[bytes], record: Path) -> dict[str, float]:
-    """MiB that the rank and the processes it starts hold at most, for each of its phases; `peak` is the rank's own."""
+    """MiB that the rank and the processes it starts hold at most, for each of its phases; `peak` over all."""
     peaks: dict[str, float] = {}
     root = psutil.Process(launcher.pid)
     while launcher.poll() is None:
@@ -116,7 +116,7 @@ def watch(launcher: subprocess.Popen[bytes], record: Path) -> dict[str, float]:
 
 
 def phase(record: Path) -> str:
-    """The last phase that began; `save` while a checkpoint is on its way."""
+    """The last phase that began."""
     found = "start"
     try:
         lines = record.read_text().splitlines()
@@ -172,7 +172,7 @@ def main() -> None:
     peak = peaks.pop("peak")
     for name, value in peaks.items():
         print(f"{name:12} {value:8.0f} MiB")
-    print(f"torch eager  {peer:8.0f} MiB\northflow      {peak:8.0f} MiB".replace("orth", "ort"))
+    print(f"torch eager  {peer:8.0f} MiB\nortflow      {peak:8.0f} MiB")
     print(f"ortflow / torch eager = {peak / peer:.2f}")
 
 

@@ -214,7 +214,7 @@ def test_a_graph_that_onnx_runtime_refuses_with_our_operators_is_trained_without
 ) -> None:
     from ortflow.workflow.graph import build
 
-    def broken(model: onnx.ModelProto) -> onnx.ModelProto:
+    def broken(model: onnx.ModelProto, length: int = 0) -> onnx.ModelProto:
         copy = with_kernels(model)
         next(node for node in copy.graph.node if node.domain == "ortflow").op_type = "Nonesuch"
         return copy

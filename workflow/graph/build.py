@@ -43,10 +43,11 @@ from ortflow.workflow.spec.model import CrossEntropy
 from ortflow.workflow.spec.run import RunSpec
 
 
-def build_graphs(spec: RunSpec, device: str, out: Path) -> GraphSet:
+def build_graphs(spec: RunSpec, device: str, out: Path, length: int = 0) -> GraphSet:
     """Make the training, evaluation and inference graph and the initial tensors of a run, and write them into `out`.
 
-    `spec` holds absolute paths. Raises UserError, one sentence, for whatever of model and run file does not fit.
+    `spec` holds absolute paths; `length` is that of the samples where the model's second axis varies, if it is known.
+    Raises UserError, one sentence, for whatever of model and run file does not fit.
     """
     section, padded = spec.model, spec.data.last_batch == "pad"
     # Differentiating and loading happen in a process of their own, which starts while the model is read.
@@ -62,7 +63,7 @@ def build_graphs(spec: RunSpec, device: str, out: Path) -> GraphSet:
             train, trained = own_train(section.graphs.train, source)
             faster = None
         else:
-            train, faster, trained, more = _train_graph(child, forward, spec, source, batch)
+            train, faster, trained, more = _train_graph(child, forward, spec, source, batch, length)
             notes += more
         left = [name for name in source.roles.trained if name not in trained]
         if left:
@@ -127,7 +128,7 @@ def _batch_input(graph: onnx.GraphProto, source: Source) -> str:
 
 
 def _train_graph(
-    child: Child, forward: onnx.ModelProto, spec: RunSpec, source: Source, batch: str
+    child: Child, forward: onnx.ModelProto, spec: RunSpec, source: Source, batch: str, length: int
 ) -> tuple[onnx.ModelProto, onnx.ModelProto, list[str], list[str]]:
     """The training graph, the same with our own operators, the parameters it has gradients of, and log lines."""
     model = onnx.ModelProto()
@@ -147,7 +148,7 @@ def _train_graph(
     speed.before(model.graph)
     add_stashes(model.graph)
     model, trained = gradient_graph(child, model, LOSS_SUM, source.roles.trained)
-    faster = with_kernels(model)
+    faster = with_kernels(model, length)
     for each in (model, faster):
         replace_gather_gradients(each.graph)
         speed.after(each.graph)

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import onnx
 
-from ortflow.workflow.kernels import adam, cross_entropy, gelu, norm, product, softmax, table
+from ortflow.workflow.kernels import adam, cross_entropy, gelu, norm, product, recompute, softmax, table
 from ortflow.workflow.kernels.rewriter import DOMAIN, Rewriter
 
 
-def with_kernels(model: onnx.ModelProto) -> onnx.ModelProto:
-    """A copy of the graph in which the operators stand wherever they fit."""
+def with_kernels(model: onnx.ModelProto, length: int = 0) -> onnx.ModelProto:
+    """A copy of the graph in which the operators stand wherever they fit.
+
+    Attention over many tokens takes less memory; `length` is how many they are where the graph leaves it open.
+    """
     copy = onnx.ModelProto()
     copy.CopyFrom(model)
     rewriter = Rewriter(copy.graph)
@@ -17,6 +20,7 @@ def with_kernels(model: onnx.ModelProto) -> onnx.ModelProto:
         rewriter.pass_by(node)
     for module in (gelu, norm, product, softmax, table, cross_entropy, adam):
         module.put(rewriter)
+    recompute.put(rewriter, length)
     rewriter.finish()
     copy.opset_import.append(onnx.helper.make_opsetid(DOMAIN, 1))
     return copy

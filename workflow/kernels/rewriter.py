@@ -5,14 +5,23 @@ Used by the modules that put this package's operators into a graph.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import onnx
-from onnx import helper
+from onnx import helper, numpy_helper
 
 from ortflow.workflow.graph import walk
-from ortflow.workflow.graph.edit import attributes_of, constants_of, described, dims_of, prune, replace, sort_nodes
+from ortflow.workflow.graph.edit import (
+    attributes_of,
+    constants_of,
+    described,
+    dims_of,
+    prune,
+    replace,
+    sort_nodes,
+)
 
 DOMAIN = "ortflow"
 MOST_AXES = 8
@@ -27,7 +36,7 @@ class Rewriter:
         self._graph = graph
         self._constants = constants_of(graph)
         self._described = described(graph)
-        self._outputs = {value.name for value in graph.output}
+        self.outputs = [str(value.name) for value in graph.output]
         self._nodes: dict[int, onnx.NodeProto] = {}
         self._makers: dict[str, onnx.NodeProto] = {}
         self._readers: dict[str, list[onnx.NodeProto]] = {}
@@ -51,12 +60,27 @@ class Rewriter:
 
     def is_read(self, value: str) -> bool:
         """Some node reads the value, or it is an output of the graph."""
-        return bool(self._readers.get(value)) or value in self._outputs
+        return bool(self._readers.get(value)) or value in self.outputs
 
     def only_reader(self, value: str) -> onnx.NodeProto | None:
         """The node that reads the value, where no other does and it is no output of the graph."""
         readers = self._readers.get(value, [])
-        return readers[0] if len(readers) == 1 and value not in self._outputs else None
+        return readers[0] if len(readers) == 1 and value not in self.outputs else None
+
+    def readers(self, value: str) -> list[onnx.NodeProto]:
+        """The nodes that read the value."""
+        return set_of(self._readers.get(value, []))
+
+    def needed_by(self, values: Sequence[str]) -> set[int]:
+        """The id of each node that one of the values is computed from."""
+        found: set[int] = set()
+        names = list(values)
+        while names:
+            node = self._makers.get(names.pop())
+            if node is not None and id(node) not in found:
+                found.add(id(node))
+                names += walk.inputs(node)
+        return found
 
     def dims(self, value: str) -> Dims | None:
         """Shape of a value as far as it is known."""
@@ -107,11 +131,46 @@ class Rewriter:
         self._enter(node)
         return node
 
+    def plain(self, operator: str, inputs: Sequence[str], output: str) -> str:
+        """Put a standard node with one output in; the output's name."""
+        self._enter(helper.make_node(operator, inputs, [output], name=f"{output}/{operator}"))
+        return output
+
+    def integers_named(self, *values: int) -> str:
+        """An int64 constant of one axis; the same one for equal values."""
+        name = "ortflow.kernels." + "_".join(map(str, values))
+        if name not in self._constants:
+            self._constants[name] = np.array(values, np.int64)
+            self._graph.initializer.append(numpy_helper.from_array(self._constants[name], name))
+        return name
+
+    def repeat(self, node: onnx.NodeProto, renamed: Mapping[str, str] | None = None) -> str:
+        """Compute the only output of a node once more, from inputs renamed as given; the new value's name."""
+        copy = onnx.NodeProto()
+        copy.CopyFrom(node)
+        copy.name, old = f"{node.name}/again", node.output[0]
+        copy.output[:] = [f"{old}.again"]
+        copy.input[:] = [(renamed or {}).get(name, name) for name in node.input]
+        if old in self._described:
+            described = onnx.ValueInfoProto()
+            described.CopyFrom(self._described[old])
+            described.name = copy.output[0]
+            self._described[described.name] = described
+            self._graph.value_info.append(described)
+        self._enter(copy)
+        return str(copy.output[0])
+
+    def redirect(self, node: onnx.NodeProto, old: str, new: str) -> None:
+        """Let a node read another value."""
+        self._readers[old].remove(node)
+        self._readers.setdefault(new, []).append(node)
+        node.input[:] = [new if name == old else name for name in node.input]
+
     def pass_by(self, node: onnx.NodeProto) -> bool:
         """Let all who read the only output of a node read its first input instead; False where that changes a name."""
         old, new = node.output[0], node.input[0]
         readers = self._readers.get(old, [])
-        if old in self._outputs or any(place == old for n in readers for place in walk.inputs(n) - set(n.input)):
+        if old in self.outputs or any(place == old for n in readers for place in walk.inputs(n) - set(n.input)):
             return False
         for reader in set_of(readers):
             for place, name in enumerate(reader.input):

@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ortflow import __version__
 from ortflow.workflow.errors import Faults, OrtflowError, UserError
@@ -18,6 +19,9 @@ from ortflow.workflow.rundir import RunDir, write_atomically
 from ortflow.workflow.spec.run import RunSpec
 from ortflow.workflow.steps.context import Context
 from ortflow.workflow.trainer import GRADIENT_GRAPH
+
+if TYPE_CHECKING:
+    from ortflow.workflow.data.dataset import Dataset
 
 DEVICE = "cpu"
 
@@ -53,7 +57,8 @@ def prepare(run_dir: RunDir, spec: RunSpec) -> tuple[list[str], list[str]]:
     notes: list[str] = []
     warnings: list[str] = []
     before = plan_before(run_dir, warnings)
-    samples = len(Dataset.open(Path(spec.data.train.path)))
+    dataset = Dataset.open(Path(spec.data.train.path))
+    samples = len(dataset)
     if before is not None and before.samples != samples and saved(run_dir, spec):
         raise UserError(
             f"{spec.data.train.path} holds {samples} samples, and this run was begun with {before.samples}: "
@@ -71,7 +76,7 @@ def prepare(run_dir: RunDir, spec: RunSpec) -> tuple[list[str], list[str]]:
     else:
         run_dir.plan.unlink(missing_ok=True)
         try:
-            graphs = build_graphs(spec, DEVICE, run_dir.graphs)
+            graphs = build_graphs(spec, DEVICE, run_dir.graphs, longest_sequence(dataset))
         except UserError as error:
             raise about_model(error, spec) from error
         notes += graphs.notes
@@ -110,6 +115,11 @@ def about_model(error: UserError, spec: RunSpec) -> UserError:
     if key == "run_dir":
         return error
     return UserError(f"{files.get(str(key), spec.model.path)}: {error.what}", where=key, fix=error.fix)
+
+
+def longest_sequence(dataset: Dataset) -> int:
+    """Length of the longest column of one axis; 0 where there is none of one length."""
+    return max((column.shape[0] for column in dataset.columns.values() if len(column.shape) == 1), default=0)
 
 
 def check_outputs(run_dir: RunDir, spec: RunSpec) -> None:
