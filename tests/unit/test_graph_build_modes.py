@@ -130,6 +130,25 @@ def test_frozen_batch_normalization_uses_its_statistics(tmp_path: Path, training
     np.testing.assert_allclose(train["shift_grad"], (2 * y).sum((0, 2)), rtol=1e-5)
 
 
+def test_frozen_batch_normalization_before_all_parameters(tmp_path: Path) -> None:
+    """As where all but the head of a model is frozen: no gradient passes through it."""
+    path = normalized(tmp_path / "m.onnx", [3])
+    model = onnx.load(path)
+    model.graph.node.append(helper.make_node("MatMul", ["h", "head"], ["y"], "head"))
+    model.graph.initializer.append(onnx.numpy_helper.from_array(np.eye(3, dtype="float32") * 2, "head"))
+    del model.graph.output[:]
+    model.graph.output.append(value("y", ["batch", 3]))
+    onnx.save(model, path)
+    graphs = built(path, MSE, model__parameters__freeze=["s*", "mean", "var"])
+    tensors = tensors_of(graphs)
+    x = RNG.normal(2, 3, size=(6, 3)).astype("float32")
+    train = run_graph(graphs.train, {"x": x, "target": np.zeros_like(x), **tensors})
+    normal = (x - tensors["mean"].astype("float64")) / np.sqrt(tensors["var"] + 1e-3)
+    y = 2 * (normal * tensors["scale"] + tensors["shift"])
+    assert train["ortflow.loss_sum"] == pytest.approx((y**2).sum(), rel=1e-6)
+    np.testing.assert_allclose(train["head_grad"], (y / 2).T @ (2 * y), rtol=1e-5)
+
+
 def test_statistics_are_read_and_not_written(tmp_path: Path) -> None:
     """ONNX Runtime's BatchNormInternal writes over its inputs: the flat buffer must not be among them."""
     graphs = built(normalized(tmp_path / "m.onnx", [3, 4]), MSE)

@@ -177,6 +177,10 @@ UNARY = [
         ("Celu Cos Elu Erf Exp Identity LogSoftmax Mish Neg Sigmoid Sin Softmax Softplus Softsign Tanh", X),
         ("Abs HardSigmoid HardSwish LeakyRelu Relu Selu Shrink ThresholdedRelu", spaced(2, 3, 4)),
         ("Log Sqrt Reciprocal", positive(2, 3, 4)),
+        ("Asinh Atan Cosh Sinh", random(2, 3, 4)),
+        ("Acos Asin Atanh", np.tanh(random(2, 3, 4)) * np.float32(0.9)),
+        ("Acosh", positive(2, 3, 4) + 1),
+        ("Tan", np.tanh(random(2, 3, 4))),
         ("LpNormalization", X),
         ("MeanVarianceNormalization GlobalAveragePool", IMAGE),
         ("GlobalMaxPool", spaced(2, 3, 4, 4)),
@@ -368,6 +372,11 @@ SHAPES = [
     Case("ScatterND", {0: random(5, 6), 2: random(2, 6)}, {1: np.array([[0], [3]])}, {"reduction": "add"}),
     Case("ScatterElements", {0: random(5, 6), 2: random(5, 2)}, {1: np.array([[0, 1]] * 5)}, {"axis": 1}),
     Case("ScatterElements", {0: random(5, 6), 2: random(2, 2)}, {1: np.array([[0, 1], [0, 1]])}, {"reduction": "add"}),
+    *(
+        Case("ScatterElements", {0: spaced(5, 6), 2: spaced(2, 2, shift=0.1)}, {1: where}, {"reduction": kind})
+        for kind in ("max", "min")
+        for where in (np.array([[0, 1], [0, 1]]), np.array([[0, 1], [3, 1]]))
+    ),
     Case("Expand", {0: random(3, 1)}, {1: ints(2, 3, 4)}),
     Case("Tile", {0: random(3, 2)}, {1: ints(2, 3)}),
     Case("Trilu", {0: random(4, 5)}, {1: np.array(1)}, {"upper": 1}),
@@ -649,7 +658,6 @@ def test_parameter_read_twice_by_one_node() -> None:
 
 
 REFUSED = [
-    Case("Atan", {0: X}),
     Case("Det", {0: random(3, 3)}),
     Case("GridSample", {0: random(1, 2, 4, 4), 1: random(1, 3, 3, 2)}, {}, {"mode": "bicubic"}),
     Case("ReduceProd", {0: random(3, 4)}, dynamic=True),

@@ -11,6 +11,7 @@ from collections.abc import Callable
 import onnx
 
 from ortflow.workflow.graph.decompose_activations import ACTIVATIONS
+from ortflow.workflow.graph.decompose_derivatives import DERIVATIVES, by_derivative
 from ortflow.workflow.graph.decompose_grid import grid_sample
 from ortflow.workflow.graph.decompose_images import IMAGES, padded
 from ortflow.workflow.graph.decompose_linear import LINEAR
@@ -24,6 +25,7 @@ Decomposition = Callable[[onnx.NodeProto, Context], list[onnx.NodeProto]]
 
 DECOMPOSITIONS: dict[str, Decomposition] = {
     **ACTIVATIONS,
+    **dict.fromkeys(DERIVATIVES, by_derivative),
     **NORMS,
     **REDUCTIONS,
     **LINEAR,

@@ -55,16 +55,36 @@ def power(node: onnx.NodeProto, context: Context) -> list[onnx.NodeProto] | None
 
 
 def scatter(node: onnx.NodeProto, context: Context) -> list[onnx.NodeProto] | None:
-    """ScatterElements that adds, as data plus a scatter onto zeros: ONNX Runtime takes any for one that overwrites."""
+    """ScatterElements that combines: ONNX Runtime takes any for one that overwrites.
+
+    One that adds is data plus a scatter onto zeros. A maximum or minimum is the mean of the elements that equal it, so
+    that they share its gradient, as in torch.
+    """
     w = Writer(node, context)
-    kind = w.attribute("reduction", "none")
+    kind, axis = w.attribute("reduction", "none"), w.attribute("axis", 0)
     if kind == "none" or (kind == "add" and w.input(0) not in (context.gradients or ())):
         return None
-    if kind != "add":
+    data, places, updates = node.input[:3]
+
+    def added(onto: str, values: str) -> str:
+        zeros = w("Expand", w.constant(0.0), w("Shape", data))
+        return w("Add", onto, w("ScatterElements", zeros, places, values, axis=axis, reduction="add"))
+
+    if kind == "add":
+        return w.done(added(data, updates))
+    if kind not in ("max", "min"):
         raise w.refusal(f"it scatters by {kind}")
-    zeros = w("Expand", w.constant(0.0), w("Shape", w.input(0)))
-    added = w("ScatterElements", zeros, w.input(1), w.input(2), axis=w.attribute("axis", 0), reduction="add")
-    return w.done(w("Add", w.input(0), added))
+    # The comparisons pass no gradient, so the scatter itself needs none.
+    extreme = w("ScatterElements", data, places, updates, axis=axis, reduction=kind)
+    zero = w.constant(0.0)
+    of_data = w("Equal", data, extreme)
+    of_updates = w("Equal", updates, w("GatherElements", extreme, places, axis=axis))
+    total = added(w("Where", of_data, data, zero), w("Where", of_updates, updates, zero))
+    return w.done(w("Div", total, added(_number(w, of_data), _number(w, of_updates))))
+
+
+def _number(w: Writer, truth: str) -> str:
+    return w("Cast", truth, to=TensorProto.FLOAT)
 
 
 def slice_backwards(node: onnx.NodeProto, context: Context) -> list[onnx.NodeProto] | None:

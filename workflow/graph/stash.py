@@ -26,7 +26,7 @@ def add_stashes(graph: onnx.GraphProto) -> None:
         if node.op_type in _GATES and node.domain == "":
             _recurrent(edit, node)
             continue
-        if node.op_type == "BatchNormalization" and node.domain == "":
+        if node.op_type == "BatchNormalization" and node.domain == "" and attributes_of(node).get("training_mode", 0):
             node.op_type, node.domain = "BatchNormInternal", MICROSOFT
             node.output.extend([edit.fresh("stash"), edit.fresh("stash")])
         if node.op_type == "LayerNormalization" and len(node.input) < 3:
