@@ -71,6 +71,12 @@ class TestMerged:
         (sign,) = signs(graph([node("MatMul", "x", "w", output="h"), norm], tensors))
         assert sign == f"parameter 'ones' is read at 2 places (BatchNormalization): {MERGED}"
 
+    def test_operators_of_one_input(self) -> None:
+        nodes = [node("Exp", "rates", output="e"), node("Mul", "x", "e", output="a"), node("Neg", "rates", output="n"),
+                 node("Mul", "a", "n", output="b"), node("MatMul", "b", "w")]  # fmt: skip
+        (sign,) = signs(graph(nodes, {"rates": ONES, "w": random(4, 4)}))
+        assert sign == f"parameter 'rates' is read at 2 places (Exp, Neg): {MERGED}"
+
     def test_scales_of_their_own(self) -> None:
         assert signs(chain(["s0", "s1"])) == []
 

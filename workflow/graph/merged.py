@@ -31,35 +31,24 @@ def merged_parameters(model: onnx.ModelProto, roles: Roles) -> list[str]:
     found = []
     for tensor in uniform:
         uses = evidence.uses(tensor.name, consumers)
-        foreign = [scopes.belongs(tensor.name, node) is False for node, _ in uses]
-        readers = _readers(uses, producers)
-        if len(readers) < 2:
+        if len(_readers(uses, producers)) < 2:
             continue
-        if len({evidence.is_state(*use) for use in uses}) == 2:  # a scale of one is no running variance
-            found.append(_sentence(tensor, uses))
-            continue
-        if any(foreign) if _is_known(tensor.name, uses) else _looks_merged(tensor, uniform, uses, model, consumers):
+        own = [scopes.belongs(tensor.name, node) for node, _ in uses]
+        if len({evidence.is_state(*use) for use in uses}) == 2:
+            merged = True  # a parameter with a running statistic
+        elif None in own:
+            merged = not _shares_layers(len(uses), model, consumers) and not _has_equals(uniform)
+        else:
+            merged = False in own
+        if merged:
             found.append(_sentence(tensor, uses))
     return found
 
 
-def _is_known(name: str, uses: Sequence[Use]) -> bool:
-    return all(scopes.belongs(name, node) is not None for node, _ in uses)
-
-
-def _looks_merged(
-    tensor: onnx.TensorProto,
-    uniform: Sequence[onnx.TensorProto],
-    uses: Sequence[Use],
-    model: onnx.ModelProto,
-    consumers: Mapping[str, list[Use]],
-) -> bool:
-    """Whether nothing says that it is shared on purpose, in a file that does not name the modules of its nodes."""
+def _shares_layers(count: int, model: onnx.ModelProto, consumers: Mapping[str, list[Use]]) -> bool:
+    """Whether most matrices are read several times, or one as often as a parameter that is read `count` times."""
     counts = list(_uses_of_matrices(model, consumers))
-    shared = sum(count > 1 for count in counts)
-    if shared * 2 > len(counts) or len(uses) in counts:
-        return False
-    return not _has_equals(uniform)
+    return sum(each > 1 for each in counts) * 2 > len(counts) or count in counts
 
 
 def _uses_of_matrices(model: onnx.ModelProto, consumers: Mapping[str, list[Use]]) -> Iterator[int]:
@@ -67,7 +56,7 @@ def _uses_of_matrices(model: onnx.ModelProto, consumers: Mapping[str, list[Use]]
     for tensor in model.graph.initializer:
         places = [use for use in evidence.uses(tensor.name, consumers) if evidence.is_weight(*use)]
         if len(tensor.dims) >= 2 and tensor.data_type == onnx.TensorProto.FLOAT and places:
-            yield sum(node.op_type != "Gather" for node, _ in places)
+            yield sum(node.op_type not in evidence.TABLES for node, _ in places)
 
 
 def _has_equals(uniform: Sequence[onnx.TensorProto]) -> bool:
@@ -86,10 +75,8 @@ def _readers(uses: Sequence[Use], producers: Mapping[str, onnx.NodeProto]) -> se
     """The layers that read a parameter: as a bias, the weight it is added behind; else the node."""
     readers: set[object] = set()
     for node, place in uses:
-        product = node if evidence.is_product(node, 1) else producers.get(node.input[1 - place] if place < 2 else "")
-        behind = node.op_type == "Add" and product is not None and evidence.is_product(product, 1)
-        if behind or (evidence.is_product(node, 1) and place == 2):
-            assert product is not None
+        product = producers.get(node.input[1 - place]) if node.op_type == "Add" else node if place == 2 else None
+        if product is not None and evidence.is_product(product, 1):
             readers.add(product.input[1])
         else:
             readers.add((tuple(node.output), place))
