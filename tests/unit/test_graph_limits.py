@@ -221,6 +221,42 @@ def test_a_refusal_takes_less_than_a_second_and_500_mb(tmp_path: Path, name: str
     assert peak < 500_000_000
 
 
+def held(dims: Sequence[int], data: bytes = b"") -> onnx.ModelProto:
+    tensor = TensorProto(name="t", data_type=TensorProto.FLOAT, dims=dims, raw_data=data)
+    return model([node("Identity", ["t"], ["big"])], [tensor])
+
+
+def declared(part: str) -> onnx.ModelProto:
+    found = model([node("Identity", ["h"], ["big"])])
+    if part == "value_info":
+        found.graph.value_info.append(helper.make_tensor_value_info("h", TensorProto.FLOAT, [1]))
+    value = getattr(found.graph, part)[0]
+    for _ in range(1000):
+        value.type.tensor_type.shape.dim.add(dim_value=1)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("strange", "message"),
+    [
+        (held([1 << 40]), r"claims the shape \[1099511627776\] of 4398046511104 bytes but holds 0"),
+        (held([1 << 62, 1 << 62]), "claims the shape .* but holds 0"),
+        (held([0, 1 << 62]), r"claims the shape \[0, 4611686018427387904\]"),
+        (held([1] * 100_000, bytes(4)), "initializer 't' has 100000 axes, more than 64"),
+        (declared("input"), "value 'x' has 1002 axes"),
+        (declared("output"), "value 'y' has 1002 axes"),
+        (declared("value_info"), "value 'h' has 1001 axes"),
+        (model([node("Gather", ["w", "i"], ["g"]), node("Gather", ["g", "i"], ["big"], axis=1)],
+               [ints("i", *[0] * 20_000)]), "makes a value of 1.5 GiB from constants"),
+    ],
+    ids=["no data", "overflow", "an axis of none", "axes", "input", "output", "value_info", "a long index"],
+)  # fmt: skip
+def test_shapes_that_no_model_has(tmp_path: Path, strange: onnx.ModelProto, message: str) -> None:
+    onnx.save(strange, tmp_path / "m.onnx")
+    with pytest.raises(UserError, match=message):
+        prepare(read_model(tmp_path / "m.onnx"), "m.onnx")
+
+
 def test_constants_that_runtime_would_compute_are_refused(tmp_path: Path) -> None:
     """From a buffer in the file that is not trained, so that only the graph without parameters tells."""
     index = numpy_helper.from_array(np.zeros((5000, 1), np.int64), "index")

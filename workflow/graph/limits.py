@@ -19,7 +19,7 @@ from onnx.reference import ReferenceEvaluator
 
 from ortflow.workflow.errors import UserError
 from ortflow.workflow.graph import walk
-from ortflow.workflow.graph.tensors import ITEM_BYTES
+from ortflow.workflow.graph.tensors import FLOATS, ITEM_BYTES, RANK, check_rank
 
 LARGEST = 256 << 20
 """Bytes of a value that is computed from constants alone."""
@@ -27,8 +27,6 @@ TOTAL = 1 << 30
 """Bytes of all of them."""
 SHARE = 16
 """All of them may also take so many times what the constants in the file do."""
-RANK = 64
-"""Axes of a value: more than any kernel knows."""
 SMALL = 4096
 """Elements of a constant whose values are looked at: it may be a shape."""
 
@@ -63,8 +61,8 @@ _AGAIN = "export the model without it, or make it an input"
 def check_sizes(model: onnx.ModelProto, where: str) -> None:
     """Raises UserError naming the first node whose result is known to be too large.
 
-    What depends on a tensor in the file of more than SMALL elements counts as data, since it may be trained: only the
-    machine's memory limits it.
+    What depends on a floating-point tensor in the file of more than SMALL elements counts as data, since it may be
+    trained: only the machine's memory limits it.
     """
     _Sizes(model, where, only_constants=False, large_too=False).graph(model.graph, {})
 
@@ -148,7 +146,7 @@ class _Sizes:
         small = math.prod(tensor.dims) <= SMALL and tensor.data_type != TensorProto.STRING
         array = numpy_helper.to_array(tensor) if small else None
         type_ = helper.make_tensor_type_proto(tensor.data_type, list(tensor.dims))
-        constant = small or self._large_too
+        constant = small or self._large_too or tensor.data_type not in FLOATS
         return _Value(type_, constant, constant, array)
 
     def _node(self, node: onnx.NodeProto, scope: _Scope) -> None:
@@ -233,8 +231,7 @@ class _Sizes:
                     fix=_AGAIN,
                 )
             return
-        if len(dims) > RANK:
-            raise UserError(f"{walk.called(node)} makes a value of {len(dims)} axes", where=self._where, fix=_AGAIN)
+        check_rank(len(dims), f"a value that {walk.called(node)} makes", self._where)
         assert value.type is not None
         size = _bytes(value.type.tensor_type.elem_type, [1 if d is None else d for d in dims])
         if value.constant:

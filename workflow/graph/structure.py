@@ -14,6 +14,7 @@ import onnx
 from ortflow.workflow.errors import UserError
 from ortflow.workflow.graph import walk
 from ortflow.workflow.graph.shapes import without_weights
+from ortflow.workflow.graph.tensors import check_rank
 
 DOMAINS = ("", "ai.onnx", "com.microsoft")
 """Domains of operators that ONNX Runtime brings and that can stand in a model to train."""
@@ -57,6 +58,9 @@ def check_structure(model: onnx.ModelProto, where: str) -> None:
         raise UserError("the graph has no outputs", where=where, fix=_AGAIN)
     if not model.graph.node:
         raise UserError("the graph has no nodes", where=where, fix=_AGAIN)
+    for graph in walk.all_graphs(model):
+        for value in (*graph.input, *graph.output, *graph.value_info):
+            check_rank(len(value.type.tensor_type.shape.dim), f"value {walk.quoted(value.name)}", where)
     _check_graph(model.graph, set(), where)
     for function in model.functions:
         _check_function(function, where)

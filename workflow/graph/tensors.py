@@ -32,6 +32,9 @@ ITEM_BYTES: dict[int, int] = {
 }
 """Bytes of an element, for the types a model may hold."""
 
+RANK = 64
+"""Axes that a value may have: more than any kernel knows, and what numpy does."""
+
 FLOATS = (TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16, TensorProto.DOUBLE)
 
 # Which repeated field holds the elements of a type where raw_data does not (onnx.proto, TensorProto).
@@ -64,7 +67,18 @@ def claimed_bytes(tensor: onnx.TensorProto, what: str, where: str) -> int:
         return 0
     if tensor.data_type not in ITEM_BYTES:
         raise UserError(f"{what} has the type {name}, which no model to train can hold", where=where)
-    return int(math.prod(tensor.dims)) * ITEM_BYTES[tensor.data_type]
+    check_rank(len(tensor.dims), what, where)
+    item = ITEM_BYTES[tensor.data_type]
+    # Beside an axis of no elements numpy still counts the others.
+    if math.prod(max(d, 1) for d in tensor.dims) * item >= 1 << 63 and 0 in tensor.dims:
+        raise UserError(f"{what} claims the shape {list(tensor.dims)}", where=where, fix="export the model again")
+    return int(math.prod(tensor.dims)) * item
+
+
+def check_rank(rank: int, what: str, where: str) -> None:
+    """Refuses a value of more than RANK axes."""
+    if rank > RANK:
+        raise UserError(f"{what} has {rank} axes, more than {RANK}", where=where, fix="export the model again")
 
 
 def check_content(tensor: onnx.TensorProto, what: str, where: str) -> None:
