@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ortflow.cli.status import table
+from ortflow.launchers.lines import size
 
 if TYPE_CHECKING:
     from ortflow.workflow.graph.inspect import Report, Value
@@ -37,6 +38,8 @@ def _print(report: Report, every: bool) -> None:
         for value in values:
             typer.echo(f"  {title:<7}{value.name}  {value.dtype} {_dims(value)}")
     typer.echo(f"{report.parameters:,} values to train in {len(report.trained)} tensors")
+    parts = ", ".join(f"{name} {size(count)}" for name, count in report.memory.items())
+    typer.echo(f"memory of a rank with AdamW: {parts}, and the values of the graphs")
     constants = report.constants if every else [role for role in report.constants if _worth_listing(role)]
     for title, roles in (
         ("trained", report.trained),

@@ -22,6 +22,8 @@ from ortflow.workflow.graph.read import read_model
 from ortflow.workflow.graph.roles import Role, Roles, classify
 from ortflow.workflow.graph.signs import renamed_weights, signs_of_wrong_export
 from ortflow.workflow.graph.tensors import type_name
+from ortflow.workflow.memory import buffers
+from ortflow.workflow.optim.adam import MOMENTS
 from ortflow.workflow.spec.model import ParameterPatterns
 
 
@@ -60,6 +62,8 @@ class Report:
     """What else a person should know: constants by judgement, weights that lost their names."""
     undifferentiable: list[str]
     """Nodes between the parameters and the outputs that have no gradient."""
+    memory: dict[str, int]
+    """Bytes that a rank keeps with AdamW, by part, without the values of the graphs, which grow with the batch."""
 
     def to_json(self) -> dict[str, Any]:
         """The report as plain data."""
@@ -101,6 +105,11 @@ def findings(
         signs=signs_of_wrong_export(model, roles),
         warnings=[*renamed_weights(model, roles), *judged_constants(roles)],
         undifferentiable=undifferentiable(model, roles.trained, losses),
+        memory=buffers(
+            sum(role.count for role in roles if role.role == "trained"),
+            sum(role.count for role in roles if role.role in ("frozen", "state")),
+            len(MOMENTS),
+        ),
     )
 
 

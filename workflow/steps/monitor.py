@@ -10,6 +10,7 @@ from typing import Any
 
 from ortflow.workflow.events import warn
 from ortflow.workflow.hidden import hidden
+from ortflow.workflow.memory import peak, with_peak
 from ortflow.workflow.steps.context import Context
 from ortflow.workflow.trainer import StepOutcome
 
@@ -104,5 +105,9 @@ class Monitor:
 
 
 def monitor(context: Context) -> None:
-    """The step in its own place: the record is complete, close it."""
+    """The step in its own place: say what the training took, and close the record."""
+    parts = with_peak(context.trainer.memory(), peak())
+    context.events.write("memory", **parts)
+    if context.leads:
+        print("memory: " + ", ".join(f"{name} {count / 1e6:.0f} MB" for name, count in parts.items()), flush=True)
     context.monitor.close()

@@ -94,6 +94,9 @@ class Trainer(Protocol):
         `votes` is asked when the batches are through; the answers are summed over the ranks with the metrics.
         """
 
+    def memory(self) -> Mapping[str, int]:
+        """Bytes of what this rank keeps for training, by part, as `ortflow.workflow.memory.buffers` names them."""
+
     def end_training(self) -> None:
         """No step follows: give back the memory that only steps need. `state` holds the parameters alone then."""
 

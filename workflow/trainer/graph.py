@@ -18,6 +18,7 @@ from ortflow.workflow.comm import Communicator
 from ortflow.workflow.device import Buffer
 from ortflow.workflow.graph.types import LOSS_SUM, LOSS_WEIGHT, SEED, VALID, GraphSet
 from ortflow.workflow.layout import FlatIndex
+from ortflow.workflow.memory import buffers
 from ortflow.workflow.onnx_runtime import onnxruntime
 from ortflow.workflow.optim.graph import moments
 from ortflow.workflow.optim.segments import segments
@@ -248,6 +249,17 @@ class GraphTrainer:
                 metrics[name] = of_loss(metrics["loss"])
         end = len(names) + 1
         return EvaluationOutcome(metrics, round(totals[len(names)]), totals[end : end + len(mine)])
+
+    def memory(self) -> Mapping[str, int]:
+        """Bytes of the flat buffers and of a checkpoint's copy, by part."""
+        trained = self.index.trained
+        return buffers(
+            trained,
+            self.index.size - trained,
+            len(self._moments),
+            accumulation=self._spec.accumulation,
+            world_size=self._comm.world_size,
+        )
 
     def end_training(self) -> None:
         """Give back what only a step needs; see the protocol."""
