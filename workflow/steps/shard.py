@@ -138,3 +138,4 @@ def shard(context: Context) -> None:
     try_export(context)
     context.leave_if_asked()
     check_gradient(context)
+    context.trainer.give_memory_back()

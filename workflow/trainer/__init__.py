@@ -97,6 +97,9 @@ class Trainer(Protocol):
     def memory(self) -> Mapping[str, int]:
         """Bytes of what this rank keeps for training, by part, as `ortflow.workflow.memory.buffers` names them."""
 
+    def give_memory_back(self) -> None:
+        """Between two steps: return to the system what only other work than steps has needed."""
+
     def end_training(self) -> None:
         """No step follows: give back the memory that only steps need. `state` holds the parameters alone then."""
 

@@ -121,17 +121,13 @@ class Binding:
         self._kept[name] = (array, value)
         self._binding.bind_ortvalue_input(name, value)
 
-    def give_memory_back(self) -> None:
-        """With each further run, return to the system what the shared arena holds and no session uses."""
-        self._options.add_run_config_entry("memory.enable_memory_arena_shrinkage", "cpu:0")
-
-    def run(self) -> None:
-        """Run the graph once.
+    def run(self, *, give_back: bool = False) -> None:
+        """Run the graph once; with `give_back`, return to the system what the shared arena holds unused behind it.
 
         Raises UserError where a node refuses what it is given: the same batch would be refused again.
         """
         try:
-            self._session.run_with_iobinding(self._binding, self._options)
+            self._session.run_with_iobinding(self._binding, _give_back() if give_back else self._options)
         except SESSION_ERRORS as error:
             raise _refusal(str(error)) from error
 
@@ -142,6 +138,13 @@ class Binding:
         self.run()
         fetched: list[npt.NDArray[Any]] = self._binding.copy_outputs_to_cpu()
         return fetched
+
+
+def _give_back() -> onnxruntime.RunOptions:
+    options = onnxruntime.RunOptions()
+    options.log_severity_level = 3
+    options.add_run_config_entry("memory.enable_memory_arena_shrinkage", "cpu:0")
+    return options
 
 
 def _refusal(message: str) -> OrtflowError:
