@@ -4,9 +4,9 @@
     python benchmarks/memory.py --model vit --batch 8             # ViT-B/16 of torchvision
 
 Each side trains the same model with AdamW in a process of its own, one after the other. ortflow's is the rank of a real
-run: it builds the graphs, trains, saves a checkpoint while it trains, and exports; the check
-of the gradient, which is made once for a model, is left out. PyTorch trains only. Prints the peak of each of the rank's phases,
-and its whole peak over PyTorch's: the ratio that counts.
+run: it builds the graphs, trains, saves a checkpoint while it trains, and exports; the check of the gradient, which is
+made once for a model, is left out. PyTorch's trains only. Prints the peak of each of the rank's phases, and its whole
+peak over PyTorch's: the ratio that counts.
 """
 
 from __future__ import annotations
