@@ -27,6 +27,7 @@ from ortflow.export_trace import trace
 from ortflow.workflow.errors import UserError
 from ortflow.workflow.graph.head import check_model_to_train
 from ortflow.workflow.graph.origin import STACK, user_line
+from ortflow.workflow.owned import exchange_all
 from ortflow.workflow.rundir import sync_directory, write_atomically
 
 if TYPE_CHECKING:
@@ -305,7 +306,7 @@ def _save(program: Any, path: Path) -> None:
         new = Path(folder) / path.name
         data = path.with_name(f"{path.name}.data")
         program.save(new, external_data=True)
-        path.unlink(missing_ok=True)
-        os.replace(new.with_name(data.name), data)
-        os.replace(new, path)
+        aside = Path(folder) / "before"
+        aside.mkdir()
+        exchange_all({data: new.with_name(data.name), path: new}, aside)
     sync_directory(path.parent)

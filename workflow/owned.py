@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 
@@ -74,4 +74,22 @@ def exchange(new: Path, path: Path, aside: Path) -> None:
     except BaseException:
         if before:
             os.rename(aside, path)
+        raise
+
+
+def exchange_all(new: Mapping[Path, Path], aside: Path) -> None:
+    """Rename each new file to its path; files there go to the folder `aside`, and come back if any of it fails.
+
+    `new` is by path. The paths have different names. Raises OSError.
+    """
+    done: list[tuple[Path, Path]] = []
+    steps = [(path, aside / path.name) for path in new if os.path.lexists(path)]
+    steps += [(source, path) for path, source in new.items()]
+    try:
+        for source, target in steps:
+            os.rename(source, target)
+            done.append((source, target))
+    except BaseException:
+        for source, target in reversed(done):
+            os.rename(target, source)
         raise

@@ -79,7 +79,7 @@ class Mirror:
         for name, size in self._place().sizes.items():
             path = self._run.root / name
             with suppress(OSError):
-                if path.stat().st_size > size:
+                if not path.is_symlink() and path.stat().st_size > size:
                     os.truncate(path, size)
 
     def _take(self, pod: Object, *, follow: bool) -> None:

@@ -81,6 +81,34 @@ def test_a_folder_of_own_files_goes_whole(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+def test_files_that_belong_together_are_exchanged_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    new, aside = tmp_path / "new", tmp_path / "aside"
+    new.mkdir()
+    aside.mkdir()
+    for name in ("m.onnx", "m.onnx.data"):
+        (tmp_path / name).write_text("old")
+        (new / name).write_text("new")
+    before, rename, count = tree(tmp_path), os.rename, 0
+    for failing in range(4):
+
+        def fail(*names: Path, failing: int = failing) -> None:
+            nonlocal count
+            count += 1
+            if count == failing + 1:
+                raise OSError(5, "Input/output error")
+            rename(*names)
+
+        count = 0
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "rename", fail)
+            with pytest.raises(OSError, match="Input/output error"):
+                owned.exchange_all({tmp_path / name: new / name for name in ("m.onnx.data", "m.onnx")}, aside)
+        assert tree(tmp_path) == before
+    owned.exchange_all({tmp_path / name: new / name for name in ("m.onnx.data", "m.onnx")}, aside)
+    assert [path.read_text() for path in tmp_path.glob("m.*")] == ["new", "new"]
+    assert [path.read_text() for path in aside.iterdir()] == ["old", "old"]
+
+
 def places(folder: Path, source: Path) -> dict[str, Path]:
     """Outputs that are not, or not only, sets of ours."""
     found = {name: folder / name for name in ("file", "folder", "shards", "named", "parts", "link", "down", "hidden")}
