@@ -3,7 +3,7 @@
 Called by `ortflow.export` before the file is written. The exporter leaves out what ONNX has no word for (a detach, a
 term of a loss), and only numbers show it. Both run in training mode on the example inputs, with the same fixed sequence
 for dropout; the module also in double precision, which says how far off rounding alone may be. Where ONNX Runtime
-cannot differentiate, outputs alone are compared, in evaluation mode.
+cannot differentiate, outputs alone are compared, with running statistics.
 """
 
 from __future__ import annotations
@@ -97,14 +97,20 @@ class _File:
 
     def faults(self, call: Call) -> list[str]:
         """What differs, in a few words each. Raises NotCompared where the module or the file does not run."""
-        from ortflow.export_reference import NotCompared, compute, doubled, evaluating
+        from ortflow.export_reference import compute, with_running_statistics
 
         single, weights = compute(call, None)
         actual = self._computed(call, weights)
-        if actual is None:
-            with evaluating(call.module):
+        with contextlib.ExitStack() as modes:
+            if actual is None:
+                modes.enter_context(with_running_statistics(call.module))
                 single, weights = compute(call, [None] * len(weights))
                 actual = self._evaluated(call)
+            return self._differences(call, weights, actual, single)
+
+    def _differences(self, call: Call, weights: list[np.ndarray | None], actual: Result, single: Result) -> list[str]:
+        from ortflow.export_reference import NotCompared, compute, doubled
+
         if len(single.outputs) != len(actual.outputs):
             raise NotCompared("the file has other outputs than the module")
         if not all(np.isfinite(value).all() for value in [*single.outputs, *single.gradients.values()]):
@@ -169,7 +175,7 @@ class _File:
         return Result([values[name] for name in self.outputs], gradients)
 
     def _evaluated(self, call: Call) -> Result:
-        """Outputs in evaluation mode."""
+        """Outputs, with running statistics."""
         from ortflow.export_gradients import evaluation_graph, run
         from ortflow.export_reference import NotCompared, Result
 

@@ -65,7 +65,7 @@ def training_graph(
 
 
 def evaluation_graph(model: onnx.ModelProto) -> onnx.ModelProto:
-    """The file in evaluation mode. Raises UserError where it has no form that ortflow can run."""
+    """The file with running statistics. Raises UserError where it has no form that ortflow can run."""
     prepared, _ = prepare(model)
     evaluation_mode(prepared.graph)
     prune(prepared.graph)
@@ -78,11 +78,13 @@ def run(model: onnx.ModelProto, feed: Arrays) -> dict[str, np.ndarray]:
 
     options = ort.SessionOptions()
     options.log_severity_level = 4
-    read = {value.name for value in model.graph.input}
+    # The graph is in single precision, whatever the file takes.
+    read = {v.name: helper.tensor_dtype_to_np_dtype(v.type.tensor_type.elem_type) for v in model.graph.input}
     names = [value.name for value in model.graph.output]
     try:
         session = ort.InferenceSession(model.SerializeToString(), options, providers=PROVIDERS["cpu"])
-        values: list[Any] = session.run(names, {name: array for name, array in feed.items() if name in read})
+        given = {name: array.astype(read[name], copy=False) for name, array in feed.items() if name in read}
+        values: list[Any] = session.run(names, given)
     except Exception as error:
         raise RuntimeError(str(error).splitlines()[0]) from error
     return dict(zip(names, values, strict=True))

@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -95,7 +95,13 @@ def compute(call: Call, weights: Sequence[np.ndarray | None] | None) -> tuple[Re
     kind = next((p.dtype for p in call.module.parameters()), torch.float32)
     before = torch.get_default_dtype()
     try:
-        with torch.random.fork_rng(devices=[]), warnings.catch_warnings(), fixed_in_pytorch(), torch.enable_grad():
+        with (
+            torch.random.fork_rng(devices=[]),
+            warnings.catch_warnings(),
+            fixed_in_pytorch(),
+            torch.enable_grad(),
+            _kept(call.module),
+        ):
             warnings.simplefilter("ignore")
             torch.set_default_dtype(kind)
             returned = call.module(*args, **kwargs)
@@ -146,15 +152,35 @@ def tensors_of(call: Call, forward: Any) -> list[np.ndarray]:
 
 
 @contextlib.contextmanager
-def evaluating(module: torch.nn.Module) -> Any:
-    """Evaluation mode for the time of the block."""
-    modes = {part: part.training for part in module.modules()}
-    module.eval()
+def _kept(module: torch.nn.Module) -> Iterator[None]:
+    """Buffers as they were after the block, which may move running statistics."""
+    buffers = [
+        (part, name, buffer, buffer.clone())
+        for part in module.modules()
+        for name, buffer in part._buffers.items()
+        if buffer is not None
+    ]
     try:
         yield
     finally:
-        for part, training in modes.items():
-            part.training = training
+        for part, name, buffer, before in buffers:
+            part._buffers[name] = buffer
+            buffer.data.copy_(before)
+
+
+@contextlib.contextmanager
+def with_running_statistics(module: torch.nn.Module) -> Iterator[None]:
+    """Every BatchNormalization in evaluation mode for the time of the block, as in an exported file."""
+    import torch
+
+    parts = [p for p in module.modules() if isinstance(p, torch.nn.modules.batchnorm._BatchNorm) and p.training]
+    for part in parts:
+        part.training = False
+    try:
+        yield
+    finally:
+        for part in parts:
+            part.training = True
 
 
 def _line(error: BaseException) -> str:

@@ -142,10 +142,28 @@ def test_a_kink_at_the_example_is_no_difference(tmp_path: Path) -> None:
     ortflow.export_for_training(Kinks(), X, tmp_path / "model.onnx")
 
 
+class DropsRows(nn.Module):
+    """What the file cannot leave out in evaluation mode, as the module does."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * torch.empty(len(x), 1).bernoulli_(0.5) if self.training else x
+
+
+def test_single_precision_of_a_double_input(tmp_path: Path) -> None:
+    class Double(TwoLayers):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.second(self.first(x.float()))
+
+    ortflow.export_for_training(Double(), X.double(), tmp_path / "model.onnx")
+
+
 def test_without_the_training_wheel_outputs_are_compared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ortflow.export_gradients, "can_differentiate", lambda: False)
     with pytest.warns(UserWarning, match="gradients were not compared with PyTorch's: onnxruntime-training"):
         ortflow.export_for_training(Detached(), X, tmp_path / "model.onnx")
+    parts = (nn.Linear(3, 4), nn.BatchNorm1d(4, momentum=0.9), nn.Dropout(0.4), DropsRows())
+    with pytest.warns(UserWarning, match="gradients were not compared"):
+        ortflow.export_for_training(nn.Sequential(*parts), X, tmp_path / "model.onnx")
     monkeypatch.setattr(ortflow.export_trace, "translations", dict)
     with pytest.raises(UserError, match=r"output 'loss' is [\d.]+% off; change"):
         ortflow.export_for_training(Smoothed(), X, tmp_path / "other.onnx", dynamic_shapes={})
