@@ -1,0 +1,101 @@
+"""Trains models that nobody here wrote, each against PyTorch, and prints a table: right, refused, wrong.
+
+    python tests/torch/survey                      all of them: two hours on two cores
+    python tests/torch/survey --part 3/10          every tenth, from the third on
+    python tests/torch/survey --only 'timm/res*'   by name
+    python tests/torch/survey --table FILE         the table as Markdown, too
+
+Ends with 1 where a result is wrong, crashed or failed behind the training, or where more than 3% are refused.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from concurrent.futures import ThreadPoolExecutor
+from fnmatch import fnmatch
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).parent
+sys.path[:0] = [str(HERE), str(HERE.parent)]
+SECONDS = 600
+COLUMNS = (
+    "model", "result", "loss off", "PyTorch's own", "gradient / tolerance", "step / PyTorch's",
+    "memory / PyTorch's", "why",
+)  # fmt: skip
+REFUSED = 0.03
+"""Share of models that may be refused."""
+
+
+def row_of(name: str) -> dict[str, Any]:
+    """The row of one model, from a process of its own."""
+    environment = {
+        **os.environ,
+        "OMP_NUM_THREADS": "1",
+        "PYTHONPATH": os.pathsep.join(sys.path[:2]),
+        "HF_HUB_OFFLINE": "1",
+    }
+    with tempfile.TemporaryDirectory(prefix="ortflow-survey-") as folder:
+        try:
+            done = subprocess.run(
+                [sys.executable, str(HERE / "worker.py"), name, folder],
+                capture_output=True, text=True, check=False, env=environment, timeout=SECONDS,
+            )  # fmt: skip
+        except subprocess.TimeoutExpired:
+            return {"case": name, "result": "crashed", "why": f"not done after {SECONDS} s"}
+    lines = done.stdout.splitlines()
+    if done.returncode or not lines or not lines[-1].startswith("{"):
+        return {"case": name, "result": "crashed", "why": " ".join(done.stderr.splitlines()[-3:])[-400:]}
+    row: dict[str, Any] = json.loads(lines[-1])
+    return row
+
+
+def line_of(row: dict[str, Any]) -> str:
+    """A row of the Markdown table."""
+    if "loss" in row:
+        numbers = [
+            f"{row['loss']:.1e}",
+            f"{row['own']:.1e}",
+            f"{row['gradient']:.2f} {row['tensor'] if row['gradient'] > 1 else ''}",
+        ]
+        numbers += [f"{row['seconds'] / row['torch_seconds']:.2f}", f"{row['bytes'] / row['torch_bytes']:.2f}"]
+    else:
+        numbers = ["", "", "", "", ""]
+    return f"| {row['case']} | {row['result']} | {' | '.join(numbers)} | {row.get('why', '')} |"
+
+
+def main() -> None:
+    """Run the survey."""
+    from catalogue import names
+
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", default="*", help="a pattern of names")
+    parser.add_argument("--part", default="0/1", help="K/N: every Nth, from the Kth on")
+    parser.add_argument("--jobs", type=int, default=len(os.sched_getaffinity(0)))
+    parser.add_argument("--table", type=Path)
+    options = parser.parse_args()
+    first, every = map(int, options.part.split("/"))
+    chosen = [name for name in names() if fnmatch(name, options.only)][first % every :: every]
+    rows = []
+    with ThreadPoolExecutor(options.jobs) as pool:
+        for row in pool.map(row_of, chosen):
+            rows.append(row)
+            print(line_of(row), flush=True)
+    results = [row["result"] for row in rows]
+    counts = {kind: results.count(kind) for kind in ("right", "refused", "wrong", "failed", "crashed")}
+    print(", ".join(f"{number} {kind}" for kind, number in counts.items()), f"of {len(rows)}")
+    if options.table:
+        head = "| " + " | ".join(COLUMNS) + " |"
+        options.table.write_text("\n".join([head, "|" + "---|" * len(COLUMNS), *map(line_of, rows)]) + "\n")
+    bad = counts["wrong"] + counts["failed"] + counts["crashed"]
+    if not rows or bad or counts["refused"] > max(REFUSED * len(rows), 1 if every > 1 else 0):
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,29 @@
+"""Every model of the survey by name."""
+
+from __future__ import annotations
+
+import handwritten
+import language_families
+import language_models
+import vision_models
+from case import Case
+
+
+def names() -> list[str]:
+    """`library/family`, in the table's order."""
+    return [
+        *vision_models.names(),
+        *(f"transformers/{family}" for family in language_families.FAMILIES),
+        *handwritten.names(),
+    ]
+
+
+def case_of(name: str) -> Case:
+    """The case of a name; KeyError where there is none."""
+    library, _, family = name.partition("/")
+    if library == "transformers":
+        head, extra = language_families.FAMILIES[family]
+        return language_models.case(family, head, extra)
+    if library == "handwritten":
+        return handwritten.case(family)
+    return vision_models.case(library, family)

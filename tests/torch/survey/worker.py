@@ -1,0 +1,216 @@
+"""One model of the survey in a process of its own: PyTorch's run, the export, ortflow's run, and how they differ.
+
+Called by `__main__` as `worker.py CASE FOLDER`; prints one JSON object, the row of the table.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import resource
+import subprocess
+import sys
+import time
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import yaml
+from case import BATCH, Batch, Case
+from flat import FlatRun
+from torch import nn
+
+import ortflow
+from ortflow.workflow.data.write import record_batch, write_set
+from ortflow.workflow.errors import UserError
+from ortflow.workflow.graph.types import GraphSet
+from ortflow.workflow.spec.train import Adam
+
+STEPS = 20
+LOSS_TOLERANCE = 3e-6
+"""Relative to losses above 1, absolute below; or twice PyTorch's own distance from double precision."""
+GRADIENT_TOLERANCE = 1e-4
+"""Of a tensor's gradient, relative to its norm; or ten times PyTorch's own distance from double precision, or twice
+the largest such distance of all tensors: a model that magnifies rounding does so anywhere."""
+FLOOR = 1e-4
+"""Gradients smaller than this part of the whole gradient, by element, are rounding."""
+RATE, DECAY = 1e-3, 0.05
+WITH_PEAK = (
+    "import resource, subprocess, sys; code = subprocess.call(sys.argv[2:]); "
+    "open(sys.argv[1], 'w').write(str(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss)); sys.exit(code)"
+)
+"""Between the command and this process, whose own memory a fork would count."""
+
+
+def without_dropout(module: nn.Module) -> nn.Module:
+    """Every kind of dropout at probability zero: two random generators cannot draw the same masks."""
+    for part in module.modules():
+        for name, value in list(vars(part).items()):
+            if isinstance(value, float) and ("drop" in name or (name == "p" and "Drop" in type(part).__name__)):
+                setattr(part, name, 0.0)
+    return module
+
+
+class Reference:
+    """PyTorch's run of a case in a precision."""
+
+    def __init__(self, case: Case, batches: Sequence[Batch], dtype: torch.dtype) -> None:
+        module = without_dropout(case.module()).to(dtype)
+        trained = {name: p for name, p in module.named_parameters() if p.requires_grad}
+        optimizer = torch.optim.AdamW(
+            [
+                {"params": [p for p in trained.values() if p.ndim > 1], "weight_decay": DECAY},
+                {"params": [p for p in trained.values() if p.ndim <= 1], "weight_decay": 0.0},
+            ],
+            lr=RATE,
+        )
+        self.losses, seconds = [], []
+        self.gradients: dict[str, np.ndarray] = {}
+        for batch in batches:
+            start = time.process_time()
+            optimizer.zero_grad()
+            loss = case.torch_loss(module, _cast(batch, dtype))
+            loss.backward()
+            if not self.gradients:
+                self.gradients = {n: p.grad.double().numpy().copy() for n, p in trained.items() if p.grad is not None}
+            optimizer.step()
+            self.losses.append(loss.item())
+            seconds.append(time.process_time() - start)
+        self.seconds = float(np.median(seconds[1:]))
+
+
+def _cast(batch: Batch, dtype: torch.dtype) -> Batch:
+    kind = np.float64 if dtype == torch.float64 else np.float32
+    return {name: a.astype(kind) if a.dtype.kind == "f" else a for name, a in batch.items()}
+
+
+def distance(values: Sequence[float], expected: Sequence[float]) -> float:
+    """Largest difference of two loss curves: relative where `expected` is above 1, absolute below."""
+    a, b = np.asarray(values, np.float64), np.asarray(expected, np.float64)
+    return float(np.max(np.abs(a - b) / np.maximum(1, np.abs(b))))
+
+
+def run(case: Case, model: Path, batches: Sequence[Batch], folder: Path) -> tuple[list[float], Path]:
+    """`ortflow run` over the same batches; the losses and the run directory. Raises UserError with what it said."""
+    columns = {name: np.concatenate([batch[name] for batch in batches]) for name in batches[0]}
+    write_set(folder / "train.arrow", [record_batch(columns)])
+    spec = {
+        "name": "survey",
+        "run_dir": str(folder / "run"),
+        "model": {"path": str(model), "loss": case.loss.model_dump(mode="json"), "labels": list(case.labels)},
+        "data": {"train": str(folder / "train.arrow"), "shuffle": False, "micro_batch": BATCH},
+        "train": {"steps": len(batches), "optimizer": {"name": "adamw", "lr": RATE, "weight_decay": DECAY}},
+        "resources": {"cpus_per_rank": 1},
+        "monitor": {"tensorboard": False},
+        "restart": {"failures": 0},
+    }
+    (folder / "run.yaml").write_text(yaml.safe_dump(spec))
+    command = [sys.executable, "-m", "ortflow", "run", str(folder / "run.yaml")]
+    done = subprocess.run(
+        [sys.executable, "-S", "-c", WITH_PEAK, str(folder / "peak"), *command],
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    if done.returncode:
+        raise UserError(_last_words(done.stdout + done.stderr, done.returncode))
+    events = [json.loads(line) for line in (folder / "run/events/rank-0000.jsonl").read_text().splitlines()]
+    return [
+        e["loss"] if e["loss"] is not None else float("nan") for e in events if e["event"] == "step"
+    ], folder / "run"
+
+
+def _last_words(text: str, code: int) -> str:
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    errors = [line for line in lines if re.match(r"(error|Error|ortflow):?", line)] or lines[-3:]
+    return f"exit code {code}: " + " ".join(errors)[-600:]
+
+
+class Ours:
+    """The gradients of the first batch and the seconds of a step, by the graphs of the run."""
+
+    def __init__(self, run_dir: Path, batches: Sequence[Batch]) -> None:
+        flat = FlatRun(GraphSet.load(run_dir / "graphs"), Adam(name="adamw", lr=RATE, weight_decay=DECAY))
+        _, weight = flat.gradients(batches[0])
+        trained = [e.name for e in flat.index if e.tensor.group in ("decay", "no_decay")]
+        self.gradients = {name: flat.view("gradients", name).astype(np.float64) / weight for name in trained}
+        seconds = []
+        for batch in batches[:6]:
+            start = time.process_time()
+            flat.step(batch)
+            seconds.append(time.process_time() - start)
+        self.seconds = float(np.median(seconds[1:]))
+
+
+def worst_gradient(ours: dict[str, np.ndarray], float32: Reference, float64: Reference) -> tuple[float, str]:
+    """The largest error of a tensor's gradient as a multiple of its tolerance, and the tensor's name."""
+    exact = float64.gradients
+    whole = np.sqrt(sum(float((g**2).sum()) for g in exact.values()))
+    count = sum(g.size for g in exact.values())
+    scales = {n: max(float(np.linalg.norm(g)), FLOOR * whole * np.sqrt(g.size / count)) for n, g in exact.items()}
+    own = {n: float(np.linalg.norm(float32.gradients[n] - g)) / scales[n] for n, g in exact.items()}
+    rounding = max(own.values())
+    worst = (0.0, "")
+    for name, gradient in exact.items():
+        if name not in ours:
+            missing = float(np.linalg.norm(gradient)) > scales[name] * GRADIENT_TOLERANCE
+            worst = max(worst, (float("inf") if missing else 0.0, f"{name} is not trained"))
+            continue
+        error = float(np.linalg.norm(ours[name].reshape(gradient.shape) - gradient)) / scales[name]
+        worst = max(worst, (error / max(GRADIENT_TOLERANCE, 10 * own[name], 2 * rounding), name))
+    return worst
+
+
+def survey(case: Case, folder: Path) -> dict[str, Any]:
+    """The row of a case."""
+    row: dict[str, Any] = {"case": case.name}
+    batches = list(case.batches(STEPS))
+    float32 = Reference(case, batches, torch.float32)
+    row["torch_bytes"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    float64 = Reference(case, batches, torch.float64)
+    own = distance(float32.losses, float64.losses)
+    row |= {"own": own, "torch_seconds": float32.seconds}
+    model = folder / "model.onnx"
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            ortflow.export_for_training(without_dropout(case.module()), case.example(), model)
+    except UserError as error:
+        return row | {"result": "refused", "by": "export", "why": str(error)}
+    except Exception as error:  # noqa: BLE001 - a traceback is a result, too
+        return row | {"result": "crashed", "by": "export", "why": f"{type(error).__name__}: {error}"[:600]}
+    try:
+        losses, run_dir = run(case, model, batches, folder)
+    except UserError as error:
+        begun = (folder / "run/events/rank-0000.jsonl").exists() and '"step"' in (
+            folder / "run/events/rank-0000.jsonl"
+        ).read_text()
+        return row | {"result": "failed" if begun else "refused", "by": "run", "why": str(error)}
+    row["bytes"] = int((folder / "peak").read_text()) * 1024
+    ours = Ours(run_dir, batches)
+    error, tensor = worst_gradient(ours.gradients, float32, float64)
+    loss = (
+        min(distance(losses, float32.losses), distance(losses, float64.losses))
+        if len(losses) == STEPS
+        else float("inf")
+    )
+    right = loss <= max(LOSS_TOLERANCE, 2 * own) and error <= 1
+    return row | {
+        "result": "right" if right else "wrong", "loss": loss,
+        "gradient": error, "tensor": tensor, "seconds": ours.seconds,
+    }  # fmt: skip
+
+
+def main() -> None:
+    """Print the row of the case named."""
+    from catalogue import case_of
+
+    torch.set_num_threads(1)
+    os.environ["OMP_NUM_THREADS"] = "1"
+    print(json.dumps(survey(case_of(sys.argv[1]), Path(sys.argv[2]))))
+
+
+if __name__ == "__main__":
+    main()
