@@ -311,6 +311,18 @@ POOL = [
         )
     )
 ] + [
+    *(
+        Case(
+            "AveragePool", {0: random(2, 3, *size)}, {}, {"kernel_shape": [3, 2, 2][: len(size)], **more}, dynamic=True
+        )
+        for size, more in (
+            ((7, 8), {}),
+            ((7, 8), {"strides": [2, 1], "pads": [1, 0, 1, 1]}),
+            ((7, 8), {"strides": [2, 1], "pads": [1, 0, 1, 1], "count_include_pad": 1}),
+            ((7,), {"pads": [1, 1]}),
+            ((4, 3, 5), {"strides": [1, 1, 2]}),
+        )
+    ),
     Case("MaxPool", {0: spaced(2, 3, 7, 8)}, {}, {"kernel_shape": [2, 2], "dilations": [2, 2]}),
     Case("MaxPool", {0: spaced(2, 2, 4, 4, 5)}, {}, {"kernel_shape": [2, 2, 2]}),
     Case("MaxPool", {0: spaced(2, 3, 9)}, {}, {"kernel_shape": [3], "strides": [2]}),
@@ -661,7 +673,7 @@ REFUSED = [
     Case("Det", {0: random(3, 3)}),
     Case("GridSample", {0: random(1, 2, 4, 4), 1: random(1, 3, 3, 2)}, {}, {"mode": "bicubic"}),
     Case("ReduceProd", {0: random(3, 4)}, dynamic=True),
-    Case("AveragePool", {0: random(1, 2, 4, 4)}, {}, {"kernel_shape": [2, 2]}, dynamic=True),
+    Case("AveragePool", {0: random(1, 2, 4, 4)}, {}, {"kernel_shape": [2, 2], "ceil_mode": 1}, dynamic=True),
     Case("ScatterElements", {0: random(5, 6), 2: random(2, 2)}, {1: np.array([[0, 1], [3, 2]])}, {"reduction": "mul"}),
     Case("Einsum", {0: random(3, 3)}, {}, {"equation": "ij->k"}),
     Case("Einsum", {0: random(3, 3)}, {}, {"equation": "ijk->k"}),

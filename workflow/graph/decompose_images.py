@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import numpy as np
 import onnx
 
 from ortflow.workflow.graph.decompose_resize import LARGEST, along, of_unit_vectors
@@ -27,9 +30,10 @@ def average_pool(node: onnx.NodeProto, context: Context) -> list[onnx.NodeProto]
     kernel, strides = w.attribute("kernel_shape", []), w.attribute("strides", [1] * axes)
     pads = w.attribute("pads", [0] * (2 * axes))
     value = w.input(0)
+    if None in shape[_SPATIAL_FROM:]:
+        return _average_by_convolution(w, kernel, strides, pads)
     for i, size in enumerate(shape[_SPATIAL_FROM:]):
-        if size is None:
-            raise w.refusal(f"the size of its input's axis {i + _SPATIAL_FROM} is not known")
+        assert size is not None
         if not 0 < size * (size + pads[i] + pads[axes + i]) <= LARGEST:
             raise w.refusal(f"it would need a matrix of {size} rows")
         alone = copy_of(w.node)
@@ -39,6 +43,25 @@ def average_pool(node: onnx.NodeProto, context: Context) -> list[onnx.NodeProto]
         set_attribute(alone, "pads", [0, pads[i], 0, pads[axes + i]])
         value = along(w, value, i + _SPATIAL_FROM, rank, of_unit_vectors(alone, size))
     return w.done(value)
+
+
+def _average_by_convolution(w: Writer, kernel: list[int], strides: list[int], pads: list[int]) -> list[onnx.NodeProto]:
+    """An average over windows of images of any size: each channel alone, by a kernel of ones over what it counts."""
+    if w.attribute("ceil_mode", 0):
+        raise w.refusal("its ceil_mode depends on a size that is not known")
+    ones = w.constant(np.ones((1, 1, *kernel)))
+    window: dict[str, Any] = {"kernel_shape": kernel, "strides": strides, "pads": pads}
+    spatial = w("Shape", w.input(0), start=_SPATIAL_FROM)
+    alone = w("Concat", w.ints(-1, 1), spatial, axis=0)
+    total = w("Conv", w("Reshape", w.input(0), alone), ones, **window)
+    if any(pads) and not w.attribute("count_include_pad", 0):
+        inside = w("Expand", w.constant(1.0), w("Concat", w.ints(1, 1), spatial, axis=0))
+        count = w("Conv", inside, ones, **window)
+    else:
+        count = w.constant(float(np.prod(kernel)))
+    outer = w("Shape", w.input(0), start=0, end=_SPATIAL_FROM)
+    shape = w("Concat", outer, w("Shape", total, start=_SPATIAL_FROM), axis=0)
+    return w.done(w("Reshape", w("Div", total, count), shape))
 
 
 def depth_to_space(node: onnx.NodeProto, context: Context) -> list[onnx.NodeProto]:
