@@ -24,6 +24,10 @@ class NotCompared(Exception):
     """Why something could not be compared, in a few words."""
 
 
+class NotFinite(NotCompared):
+    """The module's own results are infinite or NaN."""
+
+
 @dataclass(frozen=True)
 class Result:
     """What was computed: outputs in order, and gradients by the parameter's name, where there are any."""

@@ -176,6 +176,20 @@ def test_without_onnx_runtime_nothing_is_compared(tmp_path: Path, monkeypatch: p
         ortflow.export_for_training(Detached(), X, tmp_path / "model.onnx")
 
 
+def test_zeros_without_a_gradient_are_left_for_values_beside_them(tmp_path: Path) -> None:
+    class Length(TwoLayers):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return F.linear(x, self.first.weight).pow(2).sum(1).sqrt()
+
+    class Stopped(Length):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return super().forward(x) + F.linear(x, self.first.weight).detach().sum(1)
+
+    ortflow.export_for_training(Length(), torch.zeros(2, 3), tmp_path / "model.onnx")
+    with pytest.raises(UserError, match="would not compute what Stopped computes"):
+        ortflow.export_for_training(Stopped(), torch.zeros(2, 3), tmp_path / "model.onnx")
+
+
 def test_a_module_without_finite_results_is_not_compared(tmp_path: Path) -> None:
     class Infinite(TwoLayers):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
