@@ -106,11 +106,26 @@ class TestMerged:
         found = signs(chain(["a.norm.weight"] * 2, scopes=["a.norm", second]))
         assert bool(found) == (second != "a.norm")
 
+    def test_a_module_under_several_names(self) -> None:
+        nodes = [node("Gemm", "x", "a.weight", "a.bias", output="h"), node("Gemm", "h", "a.weight", "a.bias")]
+        for gemm, module in zip(nodes, "ab", strict=True):
+            gemm.metadata_props.add(key=SCOPES, value=str(["", module, "linear"]))
+        norm = [node("Mul", "x", "scale", output="h0"), *nodes]
+        nodes[0].input[0] = "h0"
+        assert signs(graph(norm, {"scale": ONES, "a.weight": random(4, 4), "a.bias": ZEROS})) == []
+
     @pytest.mark.parametrize("second", ["/a/norm_1/Layer", "/b/norm/Layer"])
     def test_modules_of_torchscript_decide(self, second: str) -> None:
         """onnxsim and its like drop the Identity that TorchScript's exporter writes for what it merged."""
         found = signs(chain(["module.a.norm.weight"] * 2, titles=["/a/norm/Layer", second]))
         assert bool(found) == ("/b/" in second)
+
+
+def test_a_clone_of_a_parameter_keeps_its_name() -> None:
+    """torchvision's Swin v2 copies the bias of its query, key and value before it clears a part."""
+    nodes = [node("MatMul", "x", "w", output="h"), node("Identity", "bias", output="clone"), node("Add", "h", "clone")]
+    model = graph(nodes, {"w": random(4, 4), "bias": ZEROS})
+    assert [role.name for role in classify(model, ParameterPatterns(), []) if role.role == "trained"] == ["w", "bias"]
 
 
 class TestFolded:

@@ -39,7 +39,8 @@ def merged_parameters(model: onnx.ModelProto, roles: Roles) -> list[str]:
         elif None in own:
             merged = not _shares_layers(len(uses), model, consumers) and not _has_equals(uniform)
         else:
-            merged = False in own
+            # A module that stands in the tree under several names is read under one, with its matrices.
+            merged = False in own and len(uses) not in _uses_of_matrices(model, consumers)
         if merged:
             found.append(_sentence(tensor, uses))
     return found

@@ -114,8 +114,10 @@ def resolve_aliases(model: onnx.ModelProto) -> list[str]:
 
     TorchScript's exporter writes Identity for a tied weight, and in evaluation mode also for a weight that merely has
     equal values: all LayerNorm weights of a fresh model. A tied weight is no uniform tensor, so an alias of a uniform
-    one becomes a parameter of its own, under the alias' name, as it is in the module.
+    one becomes a parameter of its own, under the alias' name, as it is in the module. An alias that alone reads the
+    weight (a clone in forward) is the weight itself.
     """
+    readers = walk.consumers(model.graph)
     by_name = {tensor.name: tensor for tensor in model.graph.initializer}
     outputs = {value.name for value in model.graph.output}
     source: dict[str, str] = {}
@@ -126,7 +128,7 @@ def resolve_aliases(model: onnx.ModelProto) -> list[str]:
         read = source.get(read, read)
         if node.op_type != "Identity" or read not in by_name or node.output[0] in outputs:
             kept.append(node)
-        elif _uniform(by_name[read]):
+        elif _uniform(by_name[read]) and len(readers[node.input[0]]) > 1:
             copy = onnx.TensorProto.FromString(by_name[read].SerializeToString())
             copy.name = node.output[0]
             model.graph.initializer.append(copy)
