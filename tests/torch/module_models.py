@@ -130,3 +130,108 @@ def products() -> Iterator[Case]:
         yield module_case(f"product-{order}", lambda order=order: Call(turned(order), (5, 7)), 6, 5)
     for order in ((0, 2, 3, 1), (1, 2, 3, 0), (2, 0, 3, 1), (2, 1, 3, 0), (3, 2, 1, 0), (0, 3, 1, 2)):
         yield module_case(f"product-{order}", lambda order=order: Call(turned(order), (3, 5, 7)), 3, 6, 5)
+
+
+class Several(nn.Module):
+    """What each of some modules makes of the input, in one row a sample."""
+
+    def __init__(self, bodies: dict[str, nn.Module]) -> None:
+        super().__init__()
+        self.bodies = nn.ModuleDict(bodies)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.cat([body(x).flatten(1) for body in self.bodies.values()], 1)
+
+
+def kinks() -> nn.Module:
+    """Activations of what a ReLU has made: half of it is 0."""
+    bodies = {
+        "elu": nn.ELU(0.5),
+        "celu": nn.CELU(0.6),
+        "selu": nn.SELU(),
+        "prelu": nn.PReLU(),
+        "softplus": nn.Softplus(),
+        "mish": nn.Mish(),
+        "leaky": nn.LeakyReLU(0.2),
+        "relu6": nn.ReLU6(),
+        "hardtanh": nn.Hardtanh(0.0, 2.0),
+        "clamp": Call(lambda x: x.clamp(0.0, 1.5)),
+        "hardswish": nn.Hardswish(),
+        "abs": Call(torch.abs),
+        "amax": Call(lambda x: x.amax(1)),
+        "adaptive": nn.AdaptiveMaxPool1d(1),
+    }
+    return nn.Sequential(nn.ReLU(), Several(bodies))
+
+
+def pools() -> nn.Module:
+    """Pooling whose windows go over the edge, are apart, overlap or are counted in other ways."""
+    bodies = {
+        "ceil": nn.MaxPool2d(3, 2, 1, ceil_mode=True),
+        "dilated": nn.MaxPool2d(2, 1, dilation=2),
+        "apart": nn.MaxPool2d(2, 3),
+        "average": nn.AvgPool2d(3, 2, 1, ceil_mode=True, count_include_pad=False),
+        "counted": nn.AvgPool2d(3, 2, 1, ceil_mode=True),
+        "adaptive": nn.AdaptiveAvgPool2d((3, 2)),
+        "largest": nn.AdaptiveMaxPool2d((2, 2)),
+        "lp": nn.LPPool2d(2, 2),
+        "unfold": nn.Unfold(2, stride=2, padding=1),
+    }
+    return Several(bodies)
+
+
+def pads() -> nn.Module:
+    """Padding of every kind, cropping, and what turns or rolls an image."""
+    bodies = {
+        "cropped": nn.ConstantPad2d((-1, 2, 1, -2), 0.7),
+        "reflected": nn.ReflectionPad2d((1, 2, 3, 0)),
+        "replicated": nn.Conv2d(4, 4, 3, padding=1, padding_mode="replicate", groups=2),
+        "circular": nn.CircularPad2d((1, 2, 3, 1)),
+        "rolled": Call(lambda x: torch.roll(x, (1, -2), (1, 2))),
+        "flipped": Call(lambda x: x.flip(1, 3)),
+        "strided": Call(lambda x: x[:, ::2, 1::3]),
+        "windows": Call(lambda x: x.unfold(2, 3, 2)),
+        "bicubic": nn.Upsample(scale_factor=2, mode="bicubic"),
+    }
+    return Several(bodies)
+
+
+def vectors() -> nn.Module:
+    """Products of vectors, of stacks, by einsum; a weight divided by its norm along a vector."""
+    bodies = {
+        "right": Call(lambda x, w: x @ w, (4,)),
+        "left": Call(lambda x, w: w @ x, (3,)),
+        "stack": Call(lambda x, w: x.unsqueeze(1) @ w, (5, 4, 2)),
+        "einsum": Call(lambda x, w, v: torch.einsum("bij,jk,ik->bk", x, w, v), (4, 2), (3, 2)),
+        "spectral": Call(lambda x, w, u: x @ (w / (w.t() @ u).norm()), (4, 5), (4,)),
+        "bilinear": Call(lambda x, w, b: functional.bilinear(x[:, 0], x[:, 1], w, b), (5, 4, 4), (5,)),
+        "base": Call(lambda x: x**3 + 2.0**x),
+        "power": Call(lambda x, w: (x * x + 0.5) ** w, (4,)),
+        "summed": Call(lambda x: x.cumsum(1).flip(1)),
+    }
+    return Several(bodies)
+
+
+def indices() -> nn.Module:
+    """Gathering and scattering by negative, repeated and computed places; extremes and orders."""
+    bodies = {
+        "negative": Call(lambda x: x[:, [2, -1, 0, 2]]),
+        "pairs": Call(lambda x: x[:, [0, 1, -1], [3, -2, 0]]),
+        "added": Call(lambda x: x.new_zeros(x.shape[0], 4, 4).index_add(1, torch.tensor([0, 3, 0]), x)),
+        "sorted": Call(lambda x: x.sort(2)[0]),
+        "largest": Call(lambda x: x.gather(2, x.argmax(2, keepdim=True))),
+        "where": Call(lambda x, w: torch.where(x > 0, x, w), (4,)),
+        "filled": Call(lambda x: x.masked_fill(x > 0.3, -2.0)),
+        "three": Call(lambda x, w, v: torch.minimum(torch.maximum(x, w), v), (4,), (3, 1)),
+        "softmax": Call(lambda x: x.log_softmax(1) + x.softmax(1)),
+    }
+    return Several(bodies)
+
+
+def mixtures() -> Iterator[Case]:
+    """Many operators over one input."""
+    yield module_case("kinks", kinks, 4, 6)
+    yield module_case("pools", pools, 3, 6, 8)
+    yield module_case("pads", pads, 4, 6, 6)
+    yield module_case("vectors", vectors, 3, 4)
+    yield module_case("indices", indices, 3, 4)

@@ -12,7 +12,7 @@ import module_models
 from case import Case
 from following import distances
 
-CASES = [*module_models.convolutions(), *module_models.products()]
+CASES = [*module_models.convolutions(), *module_models.products(), *module_models.mixtures()]
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
