@@ -112,7 +112,30 @@ class FrozenNorm(nn.Module):
         return self.norm(torch.sigmoid(self.fixed(self.conv(x))))
 
 
-NORMS = [Operator("frozen BatchNorm", FrozenNorm, IMAGE)]
+def two_plain_norms() -> nn.Module:
+    """As in OLMo: both normalisations read the same constants."""
+    norms = [nn.LayerNorm(6, elementwise_affine=False) for _ in range(2)]
+    return nn.Sequential(nn.Linear(6, 6), norms[0], nn.Linear(6, 6), norms[1])
+
+
+class FixedLSTM(nn.Module):
+    """A recurrent layer that does not train, behind one that does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.lstm = nn.Linear(6, 6), nn.LSTM(6, 4, batch_first=True)
+        for parameter in self.lstm.parameters():
+            parameter.requires_grad_(False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.lstm(self.linear(x))[0]
+
+
+NORMS = [
+    Operator("frozen BatchNorm", FrozenNorm, IMAGE),
+    Operator("LayerNorm without parameters", two_plain_norms, (3, 5, 6)),
+    Operator("fixed LSTM", FixedLSTM, (3, 5, 6), ("dynamo",)),
+]
 
 
 class Bags(nn.Module):
@@ -186,6 +209,22 @@ OTHERS = [
         )
         for padding in ("zeros", "border", "reflection")
     ),
+    *(
+        function(f.__name__, lambda x, f=f: f(x.tanh() * 0.9), (3, 5, 6), exporters=("torchscript",))
+        for f in (torch.atan, torch.asin, torch.acos, torch.tan)
+    ),
+    function("atan2", lambda x, y: torch.atan2(x, y), (3, 5, 6), (6,)),
+    function("diagonal", lambda x: torch.diagonal(x, dim1=1, dim2=2), (3, 5, 5), exporters=("torchscript",)),
+    function(
+        "scatter_reduce",
+        lambda x: x.new_zeros(x.shape[0], 3, 6).scatter_reduce(
+            1, torch.tensor([0, 1, 1, 2, 0])[None, :, None].expand_as(x), x, "amax"
+        ),
+        (3, 5, 6),
+        exporters=("dynamo",),
+    ),
+    function("avg_pool2d", lambda x: F.avg_pool2d(x, 3, 2, 1), IMAGE, exporters=("free axes",)),
+    function("local_response_norm", lambda x: F.local_response_norm(x, 3), IMAGE, exporters=("torchscript",)),
     function("prod", lambda x: x.prod(1), (3, 5, 6)),
     function("fmod", lambda x: torch.fmod(x, 0.7), (3, 5, 6)),
 ]
