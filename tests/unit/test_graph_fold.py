@@ -251,3 +251,43 @@ def test_integers_made_of_a_weight_are_not_folded() -> None:
     )
     ready, _ = prepare(kept)
     assert [n.op_type for n in ready.graph.node] == [n.op_type for n in kept.graph.node]
+
+
+@pytest.mark.parametrize("size", [4, 1, "height"])
+def test_if_with_a_known_condition_is_its_branch(size: int | str) -> None:
+    """As TorchScript writes a squeeze; the branches use one name for different values, and read values around them."""
+
+    def branch(name: str, nodes: list[onnx.NodeProto], result: str) -> onnx.GraphProto:
+        output = helper.make_tensor_value_info(result, TensorProto.FLOAT, None)
+        return helper.make_graph(nodes, name, [], [output], [numpy_helper.from_array(integer([1]), "axis")])
+
+    graph = model(
+        [
+            node("Shape", "x", start=1, end=2, output="height"),
+            node("Equal", "height", "one", output="single"),
+            helper.make_node(
+                "If",
+                ["single"],
+                ["chosen"],
+                "if",
+                then_branch=branch("then", [node("Squeeze", "x", "axis", output="inner")], "inner"),
+                else_branch=branch(
+                    "else",
+                    [node("ReduceSum", "x", "axis", keepdims=0, output="inner"), node("Neg", "inner", output="outer")],
+                    "outer",
+                ),
+            ),
+            node("Mul", "chosen", "scale", output="y"),
+        ],
+        TensorProto.FLOAT,
+        ["batch", size, 3],
+        one=integer([1]),
+        scale=np.array([0.5], np.float32),
+    )
+    ready, _ = prepare(graph)
+    kinds = [n.op_type for n in ready.graph.node]
+    assert kinds[-2:] == {4: ["Neg", "Mul"], 1: ["Squeeze", "Mul"], "height": ["If", "Mul"]}[size]
+    for height in [size] if isinstance(size, int) else [1, 4]:
+        x = RNG.normal(size=(2, height, 3)).astype(np.float32)
+        expected = 0.5 * (x[:, 0] if height == 1 else -x.sum(1))
+        np.testing.assert_allclose(run(ready, ["y"], x=x)[0], expected, rtol=1e-6, atol=1e-6)

@@ -268,6 +268,18 @@ def test_constants_that_runtime_would_compute_are_refused(tmp_path: Path) -> Non
     assert peak < 500_000_000
 
 
+def test_a_value_for_one_sample_may_be_large_and_not_absurd() -> None:
+    """The machine that checks a model may have less memory than those that train it."""
+    table = numpy_helper.from_array(np.random.default_rng(0).random((1, 8192), dtype=np.float32), "table")
+    for axis, absurd in ((1 << 20, False), (1 << 32, True)):
+        large = model([node("Expand", ["table", "s"], ["big"])], [table, ints("s", axis, 8192)])
+        if not absurd:
+            prepare(large, "m.onnx")
+            continue
+        with pytest.raises(UserError, match=r"makes a value of 131,072\.0 GiB from one sample"):
+            prepare(large, "m.onnx")
+
+
 def test_a_constant_of_unknown_size_is_refused() -> None:
     nodes = [node("Gelu", ["a"], ["s"], domain="com.microsoft"), node("ConstantOfShape", ["s"], ["big"])]
     with pytest.raises(UserError, match=r"Gelu.* computes a constant whose size cannot be known before"):

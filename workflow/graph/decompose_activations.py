@@ -32,8 +32,13 @@ def hard_swish(node: onnx.NodeProto, context: Context) -> list[onnx.NodeProto]:
 
 
 def _softplus(w: Writer, x: str) -> str:
-    small = w("Exp", w("Neg", w("Abs", x)))
-    return w("Add", w("Relu", x), w("Log", w("Add", small, w.constant(1.0))))
+    # In double precision, because 1 + exp of a number below -17 is 1 in single, and the result would be 0.
+    far = w("Abs", x)
+    small = w("Exp", w("Neg", w("Cast", far, to=TensorProto.DOUBLE)))
+    rest = w("Log", w("Add", small, w.constant(1.0, np.float64)))
+    # Not by Relu, whose derivative at 0 is 0, where this one's is 1/2.
+    positive = w("Mul", w("Add", x, far), w.constant(0.5))
+    return w("Add", positive, w("Cast", rest, to=TensorProto.FLOAT))
 
 
 def softplus(node: onnx.NodeProto, context: Context) -> list[onnx.NodeProto]:
@@ -50,11 +55,13 @@ def mish(node: onnx.NodeProto, context: Context) -> list[onnx.NodeProto]:
 
 def _elu(w: Writer, x: str, alpha: float, inner: float = 1.0) -> str:
     """x for positive x, alpha (exp(x / inner) - 1) for the others."""
-    negative = w("Min", x, w.constant(0.0))
+    above = w("Greater", x, w.constant(0.0))
+    # Not by Min, which halves the derivative at 0.
+    negative = w("Where", above, w.constant(0.0), x)
     if inner != 1.0:
         negative = w("Div", negative, w.constant(inner))
     curve = w("Mul", w("Sub", w("Exp", negative), w.constant(1.0)), w.constant(alpha))
-    return w("Where", w("Greater", x, w.constant(0.0)), x, curve)
+    return w("Where", above, x, curve)
 
 
 def elu(node: onnx.NodeProto, context: Context) -> list[onnx.NodeProto]:
@@ -75,6 +82,23 @@ def selu(node: onnx.NodeProto, context: Context) -> list[onnx.NodeProto]:
     w = Writer(node, context)
     alpha, gamma = w.attribute("alpha", 1.67326319217681884765625), w.attribute("gamma", 1.05070102214813232421875)
     return w.done(w("Mul", _elu(w, w.input(0), alpha), w.constant(gamma)))
+
+
+def prelu(node: onnx.NodeProto, context: Context) -> list[onnx.NodeProto]:
+    """x, or slope x where x <= 0 (He et al. 2015): ONNX's own definition has the derivative 1 at 0."""
+    w = Writer(node, context)
+    x = w.input(0)
+    return w.done(w("Where", w("Greater", x, w.constant(0.0)), x, w("Mul", w.input(1), x)))
+
+
+def clip(node: onnx.NodeProto, context: Context) -> list[onnx.NodeProto]:
+    """Clip by comparisons, so that no gradient passes at the limits: ReLU6 at 0, a clamp of what is clamped already."""
+    w = Writer(node, context)
+    value = w.input(0)
+    for place, beyond in ((1, "LessOrEqual"), (2, "GreaterOrEqual")):
+        if limit := w.input(place):
+            value = w("Where", w(beyond, value, limit), limit, value)
+    return w.done(value)
 
 
 def gelu(node: onnx.NodeProto, context: Context) -> list[onnx.NodeProto]:
@@ -132,6 +156,7 @@ ACTIVATIONS: dict[str, Activation] = {
     "Selu": selu,
     "Gelu": gelu,
     "Sign": sign,
+    "PRelu": prelu,
     "Floor": step,
     "Ceil": step,
     "Round": step,

@@ -47,8 +47,14 @@ def extreme(node: onnx.NodeProto, context: Context) -> list[onnx.NodeProto]:
 
 
 def global_max_pool(node: onnx.NodeProto, context: Context) -> list[onnx.NodeProto]:
-    """GlobalMaxPool: the extreme over all axes behind the channels."""
+    """GlobalMaxPool as one window; where its size is not known, the extreme over all axes behind the channels.
+
+    Of several extremes a window's gradient goes to the first, as in PyTorch, and a reduction's to all.
+    """
     w = Writer(node, context)
+    sizes = w.shape(0)[2:]
+    if 0 < len(sizes) <= 3 and None not in sizes:
+        return w.done(w("MaxPool", w.input(0), kernel_shape=sizes))
     return w.done(_extreme(w, "ReduceMax", [w.ints(*range(2, w.rank(0)))], 1, 0))
 
 

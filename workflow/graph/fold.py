@@ -12,6 +12,7 @@ import onnx
 from onnx import numpy_helper
 
 from ortflow.workflow.graph import shapes, tidy
+from ortflow.workflow.graph.branches import chosen_branch
 from ortflow.workflow.graph.decompose_resize import by_axes
 from ortflow.workflow.graph.functions import fresh_names, replace_nodes
 from ortflow.workflow.graph.known import Known, is_whole
@@ -31,7 +32,7 @@ def fold_integers(model: onnx.ModelProto) -> None:
         outputs = {value.name for value in graph.output}
         made: list[onnx.TensorProto] = []
         kept: list[onnx.NodeProto] = []
-        resized = False
+        changed = False
         for node in graph.node:
             value = known.add(node)
             if value is not None and value.dtype != object and node.output[0] not in outputs:
@@ -39,10 +40,10 @@ def fold_integers(model: onnx.ModelProto) -> None:
                 if name in scales or (is_whole(value) and name not in known.inexact):
                     made.append(numpy_helper.from_array(np.ascontiguousarray(value).reshape(value.shape), name))
                     continue
-            changed = by_axes(node, known, types, fresh)
-            resized = resized or changed is not None
-            kept += changed or [node]
-        if not made and not resized:
+            replacement = by_axes(node, known, types, fresh) or chosen_branch(node, known, fresh)
+            changed = changed or replacement is not None
+            kept += replacement or [node]
+        if not made and not changed:
             return
         replace_nodes(graph, kept)
         graph.initializer.extend(made)

@@ -27,6 +27,8 @@ TOTAL = 1 << 30
 """Bytes of all of them."""
 SHARE = 16
 """All of them may also take so many times what the constants in the file do."""
+MEMORY = 64 << 30
+"""Bytes of a value that depends on data: a machine may have less and only check the model."""
 SMALL = 4096
 """Elements of a constant whose values are looked at: it may be a shape."""
 
@@ -127,7 +129,7 @@ class _Sizes:
         self._only_constants, self._large_too = only_constants, large_too
         held = sum(_bytes(tensor.data_type, tensor.dims) for _, tensor in walk.all_tensors(model)) if large_too else 0
         self._largest, self._total = max(LARGEST, held), TOTAL + SHARE * held
-        self._memory = psutil.virtual_memory().available
+        self._memory = max(MEMORY, psutil.virtual_memory().total)
         self._computed = 0
         self._schemas: dict[tuple[str, str], defs.OpSchema | None] = {}
 
@@ -237,11 +239,9 @@ class _Sizes:
         if value.constant:
             self._computed += size
         if size > (self._largest if value.cheap else self._memory):
-            what = (
-                "from constants" if value.cheap else f"on a machine with {self._memory / 2**30:.1f} GiB of memory free"
-            )
+            source = "from constants" if value.cheap else "from one sample"
             raise UserError(
-                f"{walk.called(node)} makes a value of {size / 2**30:,.1f} GiB {what}", where=self._where, fix=_AGAIN
+                f"{walk.called(node)} makes a value of {size / 2**30:,.1f} GiB {source}", where=self._where, fix=_AGAIN
             )
         if self._computed > self._total:
             raise UserError(

@@ -12,6 +12,7 @@ import onnx
 from onnx import TensorProto
 
 from ortflow.workflow.graph import shapes
+from ortflow.workflow.graph.decompose_activations import clip
 from ortflow.workflow.graph.decompose_convolutions import convolution
 from ortflow.workflow.graph.decompose_images import average_pool, pad
 from ortflow.workflow.graph.decompose_linear import matrix_by_vector
@@ -169,6 +170,7 @@ def fixed_statistics(node: onnx.NodeProto, context: Context) -> list[onnx.NodePr
 REPAIRS: dict[str, Repair] = {
     "AveragePool": average_pool,
     "BatchNormalization": fixed_statistics,
+    "Clip": clip,
     "Conv": convolution,
     "GRU": recurrent,
     "LSTM": recurrent,
