@@ -73,6 +73,7 @@ def exportable(module: torch.nn.Module) -> Iterator[None]:
         )
         stack.enter_context(_replaced(torch, "embedding_bag", embedding_bag))
         stack.enter_context(_replaced(torch, "ctc_loss", ctc_loss))
+        stack.enter_context(_replaced(torch, "cdist", _distances(torch.cdist)))
         for config in _configurations(module):
             # transformers: matrix products of groups have no ONNX form, and a cache is of no use in training.
             if getattr(config, "_experts_implementation", None) is not None:
@@ -91,6 +92,21 @@ def _cross_entropy(original: Any) -> Any:
         return original(logits, target, weight, reduction, *rest)
 
     return cross_entropy
+
+
+def _distances(original: Any) -> Any:
+    """Euclidean distances of two sets of points, composed; the gradient at a distance of 0 is 0, as PyTorch's."""
+
+    def cdist(first: Any, second: Any, p: float = 2.0, compute_mode: str | None = None) -> Any:
+        import torch
+
+        if p != 2:
+            return original(first, second, p, compute_mode)
+        squares = (first.unsqueeze(-2) - second.unsqueeze(-3)).pow(2).sum(-1)
+        apart = squares > 0
+        return torch.where(apart, squares, 1.0).sqrt() * apart.to(squares.dtype)
+
+    return cdist
 
 
 def _configurations(module: torch.nn.Module) -> list[Any]:

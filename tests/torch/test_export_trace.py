@@ -164,6 +164,24 @@ def test_mixture_of_experts_without_a_cache(tmp_path: Path) -> None:
     np.testing.assert_allclose(actual["logits"], module(**TOKENS).logits.detach().numpy(), atol=1e-6)
 
 
+def test_distances_of_points_that_may_be_equal(tmp_path: Path) -> None:
+    """Gradients are compared by export_for_training itself."""
+
+    class Prototypes(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.points = nn.Parameter(torch.arange(12.0).reshape(4, 3))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.cdist(x, self.points)
+
+    module = Prototypes()
+    inputs = {"x": torch.cat([torch.randn(2, 3), module.points.detach()[:1]])}
+    ortflow.export_for_training(module, inputs, tmp_path / "distances.onnx")
+    (output,) = outputs(tmp_path / "distances.onnx", inputs).values()
+    np.testing.assert_allclose(output, module(**inputs).detach().numpy(), atol=1e-5)
+
+
 class Linear(nn.Module):
     def __init__(self) -> None:
         super().__init__()
