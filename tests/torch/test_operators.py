@@ -10,8 +10,11 @@ import warnings
 from collections.abc import Callable
 from pathlib import Path
 
-import numpy as np
 import pytest
+
+pytest.importorskip("torch.onnx", reason="PyTorch is not installed")
+pytest.importorskip("transformers", reason="transformers is not installed")
+import numpy as np
 import torch
 from flat import FlatRun, graphs_of
 from operator_models import CASES, Operator
