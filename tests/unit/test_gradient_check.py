@@ -118,3 +118,25 @@ def test_the_key_follows_graphs_and_kernels(model: Path) -> None:
     assert trainer_of(model, graphs).gradient_key() == key
     spoil(graphs.train, "w_grad", 2.0)
     assert trainer_of(model, graphs).gradient_key() != key
+
+
+@needs_kernels
+def test_a_model_that_magnifies_rounding_is_not_refused(tmp_path: Path) -> None:
+    """Statistics over rows that are nearly equal: single precision has few digits left of their differences."""
+    random = np.random.default_rng(0)
+    tensors: dict[str, Array] = {
+        "w": (0.4 * random.normal(size=(6, 8))).astype("float32"),
+        **{name: np.full(8, start, "float32") for name, start in (("scale", 1), ("shift", 0), ("mean", 0), ("var", 1))},
+        "u": (0.4 * random.normal(size=(8, 3))).astype("float32"),
+    }
+    nodes = [
+        helper.make_node("MatMul", ["x", "w"], ["h"], name="/in"),
+        helper.make_node(
+            "BatchNormalization", ["h", "scale", "shift", "mean", "var"], ["n"], name="/norm", epsilon=1e-12
+        ),
+        helper.make_node("MatMul", ["n", "u"], ["y"], name="/out"),
+    ]
+    model = save_model(tmp_path / "m.onnx", nodes, [value("x", ["batch", 6])], [value("y", ["batch", 3])], tensors)
+    x = (1 + 1e-5 * random.normal(size=(16, 6))).astype("float32")
+    close = MicroBatch({"x": x, "labels": random.integers(0, 3, 16)}, 16)
+    assert trainer_of(model, built(model)).check_gradient(close, 5) is not None

@@ -104,3 +104,17 @@ def test_a_wrong_gradient_is_found_in_a_group() -> None:
 def test_a_loss_that_is_not_finite_contradicts_nothing() -> None:
     tensor = Tensor("w", np.ones(3, np.float32), np.ones(3, np.float32))
     assert Differences(lambda moved: float("nan"), 0).check([tensor], 0.0) is None
+
+
+def test_a_kink_beside_the_point_contradicts_nothing() -> None:
+    """The slope is 1 only within 1% of the first step."""
+    start = np.array([1.0], np.float32)
+
+    def loss(moved: Iterable[tuple[str, Vector]]) -> float:
+        x = dict(moved).get("w", start)[0] - 1
+        return float(np.float32(10 + x - 0.9 * np.maximum(x - np.float32(1e-4), 0) - 0.9 * np.minimum(x + 1e-4, 0)))
+
+    for seed in range(20):
+        differences = Differences(loss, seed)
+        tensor = Tensor("w", start, np.ones(1, np.float32))
+        assert differences.check([tensor], differences.rounding([tensor])) is None

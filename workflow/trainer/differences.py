@@ -23,8 +23,12 @@ RELATIVE_STEP = 1e-2
 """Of a tensor's root mean square: how far its elements are moved."""
 SMALLEST_SCALE = 1e-2
 """Root mean square that a tensor of zeros, such as a bias at the start, is given."""
-STEP_FACTORS = (1.0, 0.25)
-"""A disagreement counts if it holds at each of these multiples of the step."""
+LEVELS, SURE = 5, 2
+"""Steps, each a quarter of the one before, at which a disagreement has to hold, and how many of them always count."""
+USABLE = 0.3
+"""Most that rounding may be of the last disagreement, for a smaller step to say more."""
+CONVERGED = 0.3
+"""Most that the slope may differ from that of the step before."""
 TOLERANCE = 0.03
 """Of a derivative, beyond both errors."""
 VOTES = 2
@@ -97,24 +101,33 @@ class Differences:
     def _contradicts(
         self, claimed: float, tensors: Sequence[Tensor], direction: Direction, rounding: float
     ) -> float | None:
-        """The derivative by differences, if it contradicts the claimed one at each multiple of the step."""
-        measured = 0.0
-        for factor in STEP_FACTORS:
-            measured, error = self._measure(tensors, direction, factor, rounding)
-            agrees = abs(measured - claimed) <= TOLERANCE * max(abs(measured), abs(claimed)) + error
-            if agrees or not math.isfinite(measured):
+        """The derivative by differences, if it contradicts the claimed one at every step that rounding leaves usable.
+
+        The loss may be far from a straight line over the first step, so that only a smaller one shows its slope.
+        """
+        found, gap = 0.0, math.inf
+        for level in range(LEVELS):
+            measured, truncation, noise = self._measure(tensors, direction, 0.25**level, rounding)
+            if level >= SURE and noise > USABLE * gap:
+                break
+            gap = abs(measured - claimed)
+            if gap <= TOLERANCE * max(abs(measured), abs(claimed)) + truncation + noise or not math.isfinite(gap):
                 return None
-        return measured
+            if level and abs(measured - found) > CONVERGED * abs(measured) + noise:
+                # No slope that another step would show, too: single precision cannot decide here.
+                return None
+            found = measured
+        return found
 
     def _measure(
         self, tensors: Sequence[Tensor], direction: Direction, factor: float, rounding: float
-    ) -> tuple[float, float]:
-        """The derivative by central differences, and its error."""
+    ) -> tuple[float, float, float]:
+        """The derivative by central differences, its error of truncation and that of rounding."""
         wide, narrow = factor, factor / 2
         at = {length: self._evaluate(tensors, direction, length) for length in (wide, -wide, narrow, -narrow)}
         coarse = (at[wide] - at[-wide]) / (2 * wide)
         fine = (at[narrow] - at[-narrow]) / (2 * narrow)
-        return fine, 2 * abs(coarse - fine) + 4 * rounding / narrow
+        return fine, 2 * abs(coarse - fine), 4 * rounding / narrow
 
     def _direction(self, draw: int, share: float) -> Direction:
         """A direction through each tensor, half along its gradient and half at random.
