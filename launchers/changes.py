@@ -27,7 +27,7 @@ MAY_CHANGE: tuple[str, ...] = (
 of the samples and kind of optimizer do not."""
 LENGTHENS = ("train.steps", "train.epochs", "train.early_stop", "export")
 """Keys that can leave something to do for a run that has finished."""
-TOLD = 3
+LISTED = 3
 """Differences that a refusal names."""
 
 
@@ -64,11 +64,11 @@ def refuse(root: Path, changes: Sequence[Change]) -> None:
     others = [change for change in changes if not within(change.key, MAY_CHANGE)]
     if not others:
         return
-    told = ", ".join(f"{change.key} is {change.before} there and {change.now} here" for change in others[:TOLD])
-    more = f", and {len(others) - TOLD} other keys differ" if len(others) > TOLD else ""
+    listed = ", ".join(f"{change.key} is {change.before} there and {change.now} here" for change in others[:LISTED])
+    more = f", and {len(others) - LISTED} other keys differ" if len(others) > LISTED else ""
     keys = "this key" if len(others) == 1 else "these keys"
     raise UserError(
-        f"{root} holds another run: {told}{more}",
+        f"{root} holds another run: {listed}{more}",
         fix=f"give {keys} the old value to go on, --fresh to start anew and keep the old run aside, or another name "
         "(name=NAME, or run_dir)",
     )
