@@ -94,7 +94,7 @@ def test_only_the_path_is_written_out() -> None:
     ready, notes = make_differentiable(model, ["w"], "loss")
     kinds = [n.op_type for n in ready.graph.node]
     assert kinds.count("HardSwish") == 1
-    assert notes == ["1 HardSwish written out for training"]
+    assert "1 HardSwish written out for training" in notes
     assert [n.name for n in model.graph.node] == ["a", "m", "h", "loss"]
 
 
