@@ -16,7 +16,7 @@ from case import Batch
 from safetensors.numpy import load_file
 
 from ortflow.workflow.graph.build import build_graphs
-from ortflow.workflow.graph.types import LOSS_SUM, LOSS_WEIGHT, GraphSet, with_kernels_of
+from ortflow.workflow.graph.types import LOSS_SUM, LOSS_WEIGHT, SEED, GraphSet, with_kernels_of
 from ortflow.workflow.kernels.graph import with_kernels
 from ortflow.workflow.kernels.library import find_library
 from ortflow.workflow.layout import Entry
@@ -60,6 +60,7 @@ class FlatRun:
         assert LIBRARY is None or faster.exists(), graphs.notes
         self.train = _session(faster if LIBRARY else graphs.train)
         self.train_binding = self.train.io_binding()
+        self.draws = SEED in {value.name for value in self.train.get_inputs()}
         self.batch_inputs = [entry.name for entry in graphs.inputs]
         produced = {output.name for output in self.train.get_outputs()}
         for entry in graphs.index:
@@ -96,6 +97,8 @@ class FlatRun:
         """Fill the gradient buffer, of the loss summed over the batch, and the new state; loss sum and weight."""
         for name in self.batch_inputs:
             self.train_binding.bind_cpu_input(name, np.ascontiguousarray(batch[name]))
+        if self.draws:
+            self.train_binding.bind_cpu_input(SEED, np.array([self.steps]))
         self.train.run_with_iobinding(self.train_binding)
         loss, weight = (value.numpy().item() for value in self.train_binding.get_outputs()[-2:])
         return loss, weight

@@ -53,7 +53,6 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "ctrl": ("causal", {}),
     "cwm": ("causal", {}),
     "data2vec-text": ("causal", {}),
-    "deepseek_v2": ("causal", {"head_dim": 8, "num_key_value_heads": 4}),
     "deepseek_v3": ("causal", {"num_key_value_heads": 4, "n_group": 1, "topk_group": 1, "first_k_dense_replace": 1}),
     "deepseek_v4": ("causal", {}),
     "diffllama": ("causal", {}),
