@@ -24,8 +24,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from ortflow.workflow.cache import folders
-
 _SOURCES = Path(__file__).parent
 _FLAGS = (
     *("-shared", "-fPIC", "-O3", "-std=gnu11", "-w"),
@@ -74,11 +72,11 @@ def find_library() -> Library:
 def library_at(level: str) -> Library:
     """The library for one of the processor's levels, compiled if need be. Never raises, as `find_library`."""
     name, ours = _name(level), f"ortflow's own, for {level}"
-    for folder in (_BROUGHT, *folders("kernels")):
+    for folder in (_BROUGHT, *cache_folders("kernels")):
         if (folder / name).exists() and _fault(folder / name) is None:
             return Library(folder / name, ours)
     reason = "there is no C compiler: `pip install 'ortflow[kernels]'` brings one"
-    for folder in folders("kernels"):
+    for folder in cache_folders("kernels"):
         for compiler in _compilers():
             fault = _compile(compiler, level, folder)
             if fault is None:
@@ -110,6 +108,25 @@ def source_key() -> str:
 def _name(level: str) -> str:
     """The file's name: it tells processor and source."""
     return f"x86_64-{level.lower()}-{source_key()[:16]}.so"
+
+
+def cache_folders(purpose: str) -> Iterator[Path]:
+    """Existing folders for a purpose, best first: $ORTFLOW_CACHE, the user's cache, then the temporary folder.
+
+    Only those that nobody else may write into, since what lies there is trusted.
+    """
+    named = os.environ.get("ORTFLOW_CACHE")
+    home = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+    temporary = Path(tempfile.gettempdir(), f"ortflow-{os.getuid()}")
+    for folder in (*([Path(named)] if named else []), Path(home, "ortflow"), temporary):
+        place = folder / purpose
+        try:
+            place.mkdir(mode=0o700, parents=True, exist_ok=True)
+            status = place.stat()
+        except OSError:
+            continue
+        if status.st_uid in (os.getuid(), 0) and not status.st_mode & 0o022:
+            yield place
 
 
 def _compilers() -> Iterator[list[str]]:

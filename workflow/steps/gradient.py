@@ -11,8 +11,8 @@ from contextlib import suppress
 from itertools import islice
 from pathlib import Path
 
-from ortflow.workflow.cache import folders
 from ortflow.workflow.errors import OrtflowError
+from ortflow.workflow.kernels.library import cache_folders
 from ortflow.workflow.steps.context import Context
 from ortflow.workflow.trainer import MicroBatch
 
@@ -35,7 +35,7 @@ def check_gradient(context: Context) -> None:
 
 def _check(context: Context) -> None:
     key = context.trainer.gradient_key()
-    places = list(folders("gradients"))
+    places = list(cache_folders("gradients"))
     if any((place / key).exists() for place in places):
         return
     start = time.perf_counter()
