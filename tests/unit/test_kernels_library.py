@@ -223,3 +223,12 @@ def test_the_warnings_of_the_compiler_are_none(tmp_path: Path) -> None:
         text=True,
     )
     assert (result.returncode, result.stderr) == (0, "")
+
+
+def test_the_program_needs_nothing_but_the_standard_library(tmp_path: Path) -> None:
+    """An image compiles the kernels before ortflow is installed."""
+    copy = shutil.copytree(Path(library.__file__).parent, tmp_path / "kernels")
+    done = subprocess.run(
+        [sys.executable, "-I", "-S", str(copy / "library.py"), "--help"], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr

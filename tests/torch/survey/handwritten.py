@@ -150,7 +150,7 @@ class Experts(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         values, places = self.gate(x).topk(2)
-        weights = torch.zeros(x.shape[0], 4).scatter(1, places, values.softmax(1))
+        weights = torch.zeros(x.shape[0], 4, dtype=x.dtype).scatter(1, places, values.softmax(1))
         return torch.einsum("bw,ewc,be->bc", x, self.experts, weights)
 
 
@@ -165,7 +165,7 @@ class Pooled(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         h = self.slope(self.a(functional.pad(x, (1, 1, 1, 1), mode="reflect")))
         h = (
-            functional.max_pool2d(h, 3, 2, 1, ceil_mode=True)
+            functional.max_pool2d(h, 3, 2, 0, ceil_mode=True)
             + functional.avg_pool2d(h, 2, 2, ceil_mode=True, count_include_pad=False)[..., : (h.shape[-1] + 1) // 2]
         )
         h = functional.hardswish(self.b(h)).flip(-1)[:, :, ::2, 1:]
