@@ -7,7 +7,7 @@ copy them several times.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import onnx
 from onnx import TensorProto, helper, shape_inference
@@ -45,12 +45,12 @@ def without_weights(model: onnx.ModelProto) -> onnx.ModelProto:
     return light
 
 
-def infer(model: onnx.ModelProto) -> None:
+def infer(model: onnx.ModelProto, known: Sequence[onnx.ValueInfoProto] = ()) -> None:
     """Gives the main graph's values the types and shapes that follow from its inputs, in place.
 
-    What onnx cannot infer stays unknown: ONNX Runtime's own operators, say.
+    What onnx cannot infer stays unknown: what ONNX Runtime's own operators make, say, unless it is among `known`.
     """
-    inferred = _inferred(model)
+    inferred = _inferred(model, known)
     del model.graph.value_info[:]
     model.graph.value_info.extend(inferred.graph.value_info)
     declared = {value.name: value for value in inferred.graph.output}
@@ -59,9 +59,10 @@ def infer(model: onnx.ModelProto) -> None:
             value.type.CopyFrom(declared[value.name].type)
 
 
-def _inferred(model: onnx.ModelProto) -> onnx.ModelProto:
+def _inferred(model: onnx.ModelProto, known: Sequence[onnx.ValueInfoProto] = ()) -> onnx.ModelProto:
     light = without_weights(model)
     del light.graph.value_info[:]
+    light.graph.value_info.extend(known)
     try:
         inferred = shape_inference.infer_shapes(light)
         return inferred if _vectors(inferred) > PROPAGATED else shape_inference.infer_shapes(light, data_prop=True)

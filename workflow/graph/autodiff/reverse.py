@@ -1,0 +1,101 @@
+"""The walk from the loss back to the parameters.
+
+The gradient of a value is the sum of what each node that reads it yields for it: a node's rule is asked when the
+gradients of its outputs are complete, which is in the reverse order of the forward nodes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import onnx
+from onnx import helper, numpy_helper
+
+from ortflow.workflow.graph import shapes
+from ortflow.workflow.graph.autodiff.rule import Backward
+from ortflow.workflow.graph.autodiff.rules import RULES
+from ortflow.workflow.graph.origin import inherit
+from ortflow.workflow.graph.path import gradient_path
+from ortflow.workflow.graph.writer import MISFITS, context_of, no_gradient
+
+LOSS_GRADIENT = "ortflow.loss_grad"
+"""Name of the constant 1: the derivative of the loss with respect to itself."""
+
+
+def differentiate(model: onnx.ModelProto, parameters: Sequence[str], loss: str) -> tuple[onnx.ModelProto, list[str]]:
+    """A copy of a forward graph with a further output `<parameter>_grad` for each parameter the loss depends on.
+
+    `loss` is an fp32 scalar. Returns the copy and those parameters, in the order given. Raises UserError, naming node
+    and operator, where a node between a parameter and the loss has no rule, or one that does not fit its form.
+    """
+    copy = onnx.ModelProto()
+    copy.CopyFrom(model)
+    graph = copy.graph
+    context = context_of(copy)
+    path = gradient_path(graph, context.types, parameters, [loss])
+    graph.initializer.append(numpy_helper.from_array(np.float32(1), LOSS_GRADIENT))
+    terms: dict[str, list[str]] = {loss: [LOSS_GRADIENT]}
+    made: list[onnx.NodeProto] = []
+
+    def total(value: str) -> str:
+        """The complete gradient of a value; empty where it has none."""
+        if value not in path.values or value not in terms:
+            return ""
+        names = terms[value]
+        while len(names) > 1:
+            name = context.fresh(f"{value}_grad/sum")
+            made.append(helper.make_node("Add", names[:2], [name], name))
+            names[:2] = [name]
+        return names[0]
+
+    for place in sorted(path.nodes, reverse=True):
+        node = graph.node[place]
+        gradients = [total(name) for name in node.output]
+        if not any(gradients):
+            continue
+        backward = Backward(node, context, gradients, path.values)
+        try:
+            found = RULES[node.domain, node.op_type]
+        except KeyError:
+            raise no_gradient(node, f"there is no rule for {node.op_type}") from None
+        try:
+            yielded = list(found(backward))
+        except MISFITS:
+            raise no_gradient(node, "its attributes do not fit its inputs") from None
+        inherit(backward.nodes, node)
+        made += backward.nodes
+        for i, gradient in yielded:
+            if backward.wants(i):
+                terms.setdefault(node.input[i], []).append(gradient)
+    reached = [name for name in parameters if total(name)]
+    renamed = _name_outputs(made, {name: total(name) for name in reached})
+    graph.node.extend(made)
+    described = {}
+    for value, (gradient, *_) in terms.items():
+        if value in context.types and gradient != LOSS_GRADIENT:
+            described[renamed.get(gradient, gradient)] = context.types[value]
+    for name in reached:
+        graph.output.append(helper.make_value_info(f"{name}_grad", context.types[name]))
+    known = [helper.make_value_info(name, found) for name, found in described.items()]
+    shapes.infer(copy, [value for value in known if value.name not in {v.name for v in graph.output}])
+    return copy, reached
+
+
+def _name_outputs(made: list[onnx.NodeProto], gradients: dict[str, str]) -> dict[str, str]:
+    """Gives the gradients of parameters the names of outputs, in place; the old names with the new ones.
+
+    A gradient that two parameters share, or that is a value of the forward graph, gets its name by an Identity.
+    """
+    makers = {name for node in made for name in node.output}
+    renamed: dict[str, str] = {}
+    for parameter, gradient in gradients.items():
+        output = f"{parameter}_grad"
+        if gradient in makers and gradient not in renamed:
+            renamed[gradient] = output
+        else:
+            made.append(helper.make_node("Identity", [gradient], [output], f"{output}/Identity"))
+    for node in made:
+        node.input[:] = [renamed.get(name, name) for name in node.input]
+        node.output[:] = [renamed.get(name, name) for name in node.output]
+    return renamed

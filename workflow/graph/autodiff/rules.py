@@ -1,0 +1,10 @@
+"""Every rule: importing this module enters them all."""
+
+from __future__ import annotations
+
+from ortflow.workflow.graph.autodiff import elementwise, reductions
+from ortflow.workflow.graph.autodiff.rule import RULES
+
+FAMILIES = (elementwise, reductions)
+
+__all__ = ["FAMILIES", "RULES"]
