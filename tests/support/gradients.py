@@ -10,12 +10,16 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
 
+from ortflow.workflow.graph.autodiff.compose import compose
 from ortflow.workflow.graph.autodiff.reverse import differentiate
-from ortflow.workflow.onnx_runtime import onnxruntime
+from ortflow.workflow.onnx_runtime import native, onnxruntime
 
 OPSET = 18
 STEP = 1e-5
 """Of a central difference in double precision."""
+
+TRAINING_KERNELS = hasattr(native, "GradientGraphBuilder")
+"""The installed ONNX Runtime has kernels of its own gradient operators."""
 
 _TYPES = {
     "float32": TensorProto.FLOAT,
@@ -42,13 +46,13 @@ def model_of(
 
     `inputs` are arrays by name, None for one that is left out. Floating arrays in `parameters` and those whose name
     begins with `x` are inputs of the graph, the others initializers. With `unknown`, no axis of a graph's input has a
-    known size.
+    known size. The first `outputs` outputs of the node are there, whether used or not.
     """
     nodes = [
         helper.make_node(
             operator,
             ["" if array is None else name for name, array in inputs.items()],
-            [f"y{place}" if place in uses else "" for place in range(max(uses) + 1)],
+            [f"y{place}" if place in uses or place < outputs else "" for place in range(max(*uses, outputs - 1) + 1)],
             "node",
             domain=domain,
             **attributes,
@@ -86,10 +90,14 @@ def model_of(
     return helper.make_model(graph, ir_version=10, opset_imports=opsets)
 
 
-def gradients_of(model: onnx.ModelProto, inputs: Mapping[str, Any], parameters: Sequence[str]) -> dict[str, np.ndarray]:
-    """What ONNX Runtime computes of the differentiated graph, by parameter."""
+def gradients_of(
+    model: onnx.ModelProto, inputs: Mapping[str, Any], parameters: Sequence[str], *, composed: bool = True
+) -> dict[str, np.ndarray]:
+    """What ONNX Runtime computes of the differentiated graph, by parameter; of `composed` ones with ONNX's operators."""
     made, reached = differentiate(model, parameters, "loss")
     assert reached == list(parameters)
+    if composed:
+        made = compose(made)
     if not any(node.domain for node in made.graph.node):
         onnx.checker.check_model(made, full_check=True)
     options = onnxruntime.SessionOptions()
@@ -136,13 +144,24 @@ def differences_of(
     return found
 
 
-def check(operator: str, inputs: Mapping[str, Any], parameters: Sequence[str], **options: Any) -> None:
-    """Asserts that each gradient is that of the differences, with known and with unknown sizes."""
-    expected = differences_of(model_of(operator, inputs, parameters, real="float64", **options), inputs, parameters)
+def check(
+    operator: str,
+    inputs: Mapping[str, Any],
+    parameters: Sequence[str],
+    reference: Mapping[str, Any] | None = None,
+    **options: Any,
+) -> None:
+    """Asserts that each gradient is that of the differences, with known and with unknown sizes.
+
+    `reference` holds attributes by which onnx's evaluator, which does not know every form, computes the same.
+    """
+    precise = model_of(operator, inputs, parameters, real="float64", **{**options, **(reference or {})})
+    expected = differences_of(precise, inputs, parameters)
     for unknown in (False, True):
         model = model_of(operator, inputs, parameters, unknown=unknown, **options)
-        found = gradients_of(model, inputs, parameters)
-        for name in parameters:
-            assert found[name].shape == expected[name].shape, name
-            scale = max(1.0, float(np.abs(expected[name]).max(initial=0)))
-            np.testing.assert_allclose(found[name], expected[name], rtol=2e-4, atol=2e-5 * scale, err_msg=name)
+        for composed in (True, False) if TRAINING_KERNELS else (True,):
+            found = gradients_of(model, inputs, parameters, composed=composed)
+            for name in parameters:
+                assert found[name].shape == expected[name].shape, name
+                scale = max(1.0, float(np.abs(expected[name]).max(initial=0)))
+                np.testing.assert_allclose(found[name], expected[name], rtol=2e-4, atol=2e-5 * scale, err_msg=name)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from ortflow.workflow.graph.autodiff import elementwise, reductions
+from ortflow.workflow.graph.autodiff import elementwise, indexing, reductions
 from ortflow.workflow.graph.autodiff.rule import RULES
 
-FAMILIES = (elementwise, reductions)
+FAMILIES = (elementwise, indexing, reductions)
 
 __all__ = ["FAMILIES", "RULES"]

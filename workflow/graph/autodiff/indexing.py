@@ -1,0 +1,168 @@
+"""Rules of operators that read or write at given places, and of those that choose elements.
+
+What meets at one element is added by ScatterElements, which ONNX Runtime runs in a fixed order on the CPU: its ScatterND
+splits the updates over threads, whose additions race.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from onnx import TensorProto
+
+from ortflow.workflow.graph import shapes
+from ortflow.workflow.graph.autodiff.rule import Backward, Gradients, rule
+from ortflow.workflow.graph.edit import MICROSOFT
+from ortflow.workflow.graph.writer import Writer
+
+
+def zeros(w: Writer, shape: str) -> str:
+    """fp32 zeros of a shape that the graph computes."""
+    return w("ConstantOfShape", shape)
+
+
+def gathered_back(w: Writer, shape: str, indices: str, gradient: str, axis: int) -> str:
+    """Zeros of `shape` with what a Gather along `axis` read at `indices` added back."""
+    before, size, behind = _around(w, shape, axis)
+    rows = w("Reshape", gradient, w("Concat", before, w.ints(-1), behind, axis=0))
+    places = w("Expand", w("Reshape", indices, w.ints(-1, 1)), w("Shape", rows))
+    whole = zeros(w, w("Concat", before, size, behind, axis=0))
+    added = w("ScatterElements", whole, places, rows, axis=1, reduction="add")
+    return w("Reshape", added, shape)
+
+
+def _around(w: Writer, shape: str, axis: int) -> tuple[str, str, str]:
+    """How many elements lie before an axis, on it and behind it, each int64 [1]."""
+    last = axis == -1
+    size = w("Slice", shape, w.ints(axis), w.ints(2**31 - 1 if last else axis + 1))
+    before = w.ints(1) if axis == 0 else _product(w, w("Slice", shape, w.ints(0), w.ints(axis)))
+    behind = w.ints(1) if last else _product(w, w("Slice", shape, w.ints(axis + 1), w.ints(2**31 - 1)))
+    return before, size, behind
+
+
+def _product(w: Writer, sizes: str) -> str:
+    return w("ReduceProd", sizes, w.ints(0), keepdims=1)
+
+
+@rule("Gather")
+def gather(b: Backward) -> Gradients:
+    axis = b.attribute("axis", 0)
+    yield 0, b("GatherGrad", b("Shape", b.input(0)), b.input(1), b.gradient(), domain=MICROSOFT, axis=axis)
+
+
+@rule("GatherElements")
+def gather_elements(b: Backward) -> Gradients:
+    empty = zeros(b, b("Shape", b.input(0)))
+    axis = b.attribute("axis", 0)
+    yield 0, b("ScatterElements", empty, b.input(1), b.gradient(), axis=axis, reduction="add")
+
+
+@rule("GatherND")
+def gather_nd(b: Backward) -> Gradients:
+    """Rows of a matrix [positions that indices can name, elements behind each], added by number of the row."""
+    batch = b.attribute("batch_dims", 0)
+    depth = (shapes.shape(b.context.types, b.input(1)) or [None])[-1]
+    if depth is None:
+        raise b.refusal("the length of its indices is not known")
+    end = batch + depth
+    shape = b("Shape", b.input(0))
+    sizes = [b("Slice", shape, b.ints(i), b.ints(i + 1)) for i in range(batch, end)]
+    # Indices may count from the end: the remainder by the size is the place from the start.
+    places = b("Mod", b.input(1), b("Concat", *sizes, axis=0))
+    strides = [b.ints(1)]
+    for size in reversed(sizes[1:]):
+        strides.insert(0, b("Mul", strides[0], size))
+    rows = b("ReduceSum", b("Mul", places, b("Concat", *strides, axis=0)), b.ints(-1), keepdims=0)
+    if batch:
+        count = _product(b, b("Slice", shape, b.ints(0), b.ints(batch)))
+        zero, one = b.constant(0, np.int64), b.constant(1, np.int64)
+        starts = b("Mul", b("Range", zero, b("Squeeze", count), one), b("Mul", strides[0], sizes[0]))
+        each = b("Reshape", rows, b("Concat", count, b.ints(-1), axis=0))
+        rows = b("Add", each, b("Unsqueeze", starts, b.ints(1)))
+    named, behind = (_product(b, b("Slice", shape, b.ints(i), b.ints(j))) for i, j in ((0, end), (end, 2**31 - 1)))
+    gradient = b("Reshape", b.gradient(), b("Concat", b.ints(-1), behind, axis=0))
+    numbers = b("Expand", b("Reshape", rows, b.ints(-1, 1)), b("Shape", gradient))
+    empty = zeros(b, b("Concat", named, behind, axis=0))
+    yield 0, b("Reshape", b("ScatterElements", empty, numbers, gradient, axis=0, reduction="add"), shape)
+
+
+@rule("ScatterND")
+def scatter_nd(b: Backward) -> Gradients:
+    reduction = b.attribute("reduction", "none")
+    if reduction not in ("none", "add"):
+        raise b.refusal(f"it scatters by {reduction}")
+    if b.wants(0):
+        nothing = zeros(b, b("Shape", b.input(2)))
+        yield 0, b.gradient() if reduction == "add" else b("ScatterND", b.gradient(), b.input(1), nothing)
+    if b.wants(2):
+        yield 2, b("GatherND", b.gradient(), b.input(1))
+
+
+@rule("ScatterElements")
+def scatter_elements(b: Backward) -> Gradients:
+    reduction, axis = b.attribute("reduction", "none"), b.attribute("axis", 0)
+    if reduction in ("max", "min"):
+        yield from _extreme(b, axis)
+    elif reduction == "mul":
+        yield from _product_of_updates(b, axis)
+    else:
+        if b.wants(0):
+            if reduction == "add":
+                yield 0, b.gradient()
+            else:
+                nothing = zeros(b, b("Shape", b.input(2)))
+                yield 0, b("ScatterElements", b.gradient(), b.input(1), nothing, axis=axis)
+        if b.wants(2):
+            yield 2, b("GatherElements", b.gradient(), b.input(1), axis=axis)
+
+
+def _extreme(b: Backward, axis: int) -> Gradients:
+    """The elements that equal a maximum or minimum share its gradient, as in torch."""
+    data, places, updates = b.node.input[:3]
+    of_data = b("Cast", b("Equal", data, b.output(0)), to=TensorProto.FLOAT)
+    found = b("GatherElements", b.output(0), places, axis=axis)
+    of_updates = b("Cast", b("Equal", updates, found), to=TensorProto.FLOAT)
+    count = b("ScatterElements", of_data, places, of_updates, axis=axis, reduction="add")
+    share = b("Div", b.gradient(), count)
+    if b.wants(0):
+        yield 0, b("Mul", share, of_data)
+    if b.wants(2):
+        yield 2, b("Mul", b("GatherElements", share, places, axis=axis), of_updates)
+
+
+def _product_of_updates(b: Backward, axis: int) -> Gradients:
+    """Each factor's gradient is that of the product times the other factors, zeros among them or not."""
+    data, places, updates = b.node.input[:3]
+    if b.wants(0):
+        ones = b("Expand", b.constant(1.0), b("Shape", data))
+        others = b("ScatterElements", ones, places, updates, axis=axis, reduction="mul")
+        yield 0, b("Mul", b.gradient(), others)
+    if b.wants(2):
+        zero, one = b.constant(0.0), b.constant(1.0)
+        no_data, no_update = b("Equal", data, zero), b("Equal", updates, zero)
+        counts = [b("Cast", value, to=TensorProto.FLOAT) for value in (no_data, no_update)]
+        count = b("ScatterElements", counts[0], places, counts[1], axis=axis, reduction="add")
+        without = [b("Where", no_data, one, data), b("Where", no_update, one, updates)]
+        product = b("ScatterElements", without[0], places, without[1], axis=axis, reduction="mul")
+        # The other factors' zeros, and the product of those that are not.
+        gathered = b("GatherElements", b("Mul", b.gradient(), product), places, axis=axis)
+        others = b("Sub", b("GatherElements", count, places, axis=axis), counts[1])
+        yield 2, b("Where", b("Equal", others, zero), b("Div", gathered, without[1]), zero)
+
+
+@rule("TopK")
+def top_k(b: Backward) -> Gradients:
+    if b.gradient():
+        empty = zeros(b, b("Shape", b.input(0)))
+        yield 0, b("ScatterElements", empty, b.stash(1), b.gradient(), axis=b.attribute("axis", -1))
+
+
+@rule("Compress")
+def compress(b: Backward) -> Gradients:
+    places = b("Squeeze", b("NonZero", b.input(1)), b.ints(0))
+    shape, axis = b("Shape", b.input(0)), b.attribute("axis", None)
+    if axis is not None:
+        yield 0, gathered_back(b, shape, places, b.gradient(), axis)
+    else:
+        size = b("Reshape", b("Size", b.input(0)), b.ints(1))
+        flat = b("ScatterElements", zeros(b, size), places, b.gradient())
+        yield 0, b("Reshape", flat, shape)
