@@ -93,7 +93,7 @@ def model_of(
 def gradients_of(
     model: onnx.ModelProto, inputs: Mapping[str, Any], parameters: Sequence[str], *, composed: bool = True
 ) -> dict[str, np.ndarray]:
-    """What ONNX Runtime computes of the differentiated graph, by parameter; of `composed` ones with ONNX's operators."""
+    """What ONNX Runtime computes of the differentiated graph, `composed` or not, by parameter."""
     made, reached = differentiate(model, parameters, "loss")
     assert reached == list(parameters)
     if composed:

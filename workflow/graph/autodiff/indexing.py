@@ -1,7 +1,7 @@
 """Rules of operators that read or write at given places, and of those that choose elements.
 
-What meets at one element is added by ScatterElements, which ONNX Runtime runs in a fixed order on the CPU: its ScatterND
-splits the updates over threads, whose additions race.
+What meets at one element is added by ScatterElements, which ONNX Runtime runs in a fixed order on the CPU: its
+ScatterND splits the updates over threads, whose additions race.
 """
 
 from __future__ import annotations
