@@ -11,14 +11,11 @@ import shutil
 import subprocess
 import sys
 from dataclasses import dataclass
-from importlib import metadata
 
 import ortflow
 from ortflow.workflow.errors import UserError
+from ortflow.workflow.runtimes import OLDEST, RUNTIMES, TRAINING, installed_version
 
-TRAINING = ("onnxruntime-training", "onnxruntime-training-cpu")
-OTHERS = ("onnxruntime", "onnxruntime-gpu", "onnxruntime-directml", "onnxruntime-openvino")
-"""Own the same module as the training package: the one installed last has overwritten parts of the other."""
 NEEDED = ("onnx", "numpy", "pyarrow", "safetensors", "mpi4py")
 INSTALL = "pip install 'ortflow[train,mpich]'"
 
@@ -60,9 +57,9 @@ def locate(python: str | None) -> str:
 
 def examine(path: str) -> Interpreter:
     """What is installed for the interpreter; raises UserError where it does not run."""
-    names = (*TRAINING, *OTHERS, *NEEDED)
+    names = (*RUNTIMES, *NEEDED)
     if path == sys.executable:
-        packages = {name: version for name in names if (version := _version(name)) is not None}
+        packages = {name: version for name in names if (version := installed_version(name)) is not None}
         return Interpreter(path, sys.version_info[:2], sys.platform, {**packages, "ortflow": ortflow.__version__})
     try:
         told = subprocess.run([path, "-c", _ASK, *names], capture_output=True, text=True, timeout=60, cwd="/")
@@ -77,32 +74,30 @@ def examine(path: str) -> Interpreter:
 
 def check(python: Interpreter) -> None:
     """Raise UserError where the interpreter cannot run ranks. Pure."""
-    version = ".".join(map(str, python.version))
     if python.platform != "linux":
         raise UserError(
-            f"ranks need onnxruntime-training, which exists for Linux only, and this is {python.platform}",
+            f"ranks run on Linux only, and this is {python.platform}",
             fix="run on a Linux machine or in a Linux container",
         )
-    training = [name for name in TRAINING if name in python.packages]
-    if not training and python.version not in ((3, 10), (3, 11)):
+    runtimes = [name for name in RUNTIMES if name in python.packages]
+    if len(runtimes) > 1:
+        remedy = f"{python.path} -m pip uninstall -y {' '.join(runtimes)}"
         raise UserError(
-            "ranks need onnxruntime-training, which exists for CPython 3.10 and 3.11 only, "
-            f"and {python.path} is {version}",
-            fix=f"make an environment with one of those, `{INSTALL}` in it, and give its python as resources.python",
-        )
-    clashing = [name for name in OTHERS if name in python.packages]
-    if training and (clashing or len(training) > 1):
-        several = " and ".join([*clashing, *training])
-        remedy = f"{python.path} -m pip uninstall -y {' '.join([*clashing, *training])}"
-        raise UserError(
-            f"{several} are installed together in {python.path}, and each overwrites the module of the other",
+            f"{' and '.join(runtimes)} are installed together in {python.path}, and each overwrites files of the other",
             fix=f"`{remedy}`, then `{python.path} -m {INSTALL}`",
         )
     missing = [name for name in ("ortflow", *NEEDED) if name not in python.packages]
-    if not training:
-        missing.insert(0, TRAINING[0])
+    if not runtimes:
+        missing.insert(0, RUNTIMES[0])
     if missing:
         raise UserError(f"{python.path} lacks {', '.join(missing)}", fix=f"`{python.path} -m {INSTALL}`")
+    (runtime,) = runtimes
+    if runtime not in TRAINING and _release(python.packages[runtime]) < OLDEST:
+        raise UserError(
+            f"{python.path} has {runtime} {python.packages[runtime]}, and ranks need {'.'.join(map(str, OLDEST))} "
+            "or newer",
+            fix=f"`{python.path} -m pip install --upgrade {runtime}`",
+        )
     if python.packages["ortflow"] != ortflow.__version__:
         raise UserError(
             f"{python.path} has ortflow {python.packages['ortflow']}, and this is {ortflow.__version__}",
@@ -110,8 +105,6 @@ def check(python: Interpreter) -> None:
         )
 
 
-def _version(name: str) -> str | None:
-    try:
-        return metadata.version(name)
-    except metadata.PackageNotFoundError:
-        return None
+def _release(version: str) -> tuple[int, ...]:
+    """The first two numbers of a version: (1, 20) of "1.20.0rc1"."""
+    return tuple(int(number) for number in version.split(".")[:2] if number.isdigit())

@@ -15,12 +15,13 @@ from typing import TYPE_CHECKING, Any
 
 import ortflow
 from ortflow.launchers.findings import Finding, fault, from_error, ok, untested, warning
-from ortflow.launchers.interpreter import NEEDED, TRAINING, Interpreter, check, examine, locate
+from ortflow.launchers.interpreter import NEEDED, Interpreter, check, examine, locate
 from ortflow.launchers.lines import duration, size
 from ortflow.launchers.local import LocalLauncher
 from ortflow.launchers.mpi import find_mpi
 from ortflow.workflow.cores import cores_of, grant_of_this_process
 from ortflow.workflow.errors import UserError
+from ortflow.workflow.runtimes import RUNTIMES
 from ortflow.workflow.spec.units import parse_memory
 
 if TYPE_CHECKING:
@@ -58,7 +59,7 @@ def examine_machine(submission: Submission, *, of_user: bool = True) -> Iterator
 
 def interpreter_line(python: Interpreter) -> str:
     """An interpreter that can run ranks, in one line."""
-    names = [name for name in (*TRAINING, *NEEDED) if name in python.packages]
+    names = [name for name in (*RUNTIMES, *NEEDED) if name in python.packages]
     versions = ", ".join(f"{name} {python.packages[name]}" for name in names)
     return f"{python.path}: CPython {'.'.join(map(str, python.version))}, ortflow {ortflow.__version__}, {versions}"
 

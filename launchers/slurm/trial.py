@@ -21,7 +21,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from ortflow.launchers.findings import Finding, fault, from_error, warning
-from ortflow.launchers.interpreter import NEEDED, OTHERS, TRAINING
+from ortflow.launchers.interpreter import NEEDED
 from ortflow.launchers.machine import existing
 from ortflow.launchers.slurm import nccl_report, node_report
 from ortflow.launchers.slurm.commands import NoAnswer, Refused
@@ -34,6 +34,7 @@ from ortflow.launchers.slurm.survey import Survey
 from ortflow.launchers.stop import taken_over
 from ortflow.manifests.slurm.trial import LIMIT, script
 from ortflow.workflow.errors import OrtflowError
+from ortflow.workflow.runtimes import RUNTIMES
 
 if TYPE_CHECKING:
     from ortflow.manifests.slurm import Placement
@@ -130,7 +131,7 @@ def _lay_out(folder: Path, spec: RunSpec, paths: list[str]) -> None:
     for module in (node_report, nccl_report):
         source = Path(str(module.__file__))
         shutil.copyfile(source, folder / source.name)
-    request = {"packages": [*TRAINING, *OTHERS, *NEEDED], "paths": paths, "gpus": spec.resources.gpus_per_rank}
+    request = {"packages": [*RUNTIMES, *NEEDED], "paths": paths, "gpus": spec.resources.gpus_per_rank}
     (folder / "request.json").write_text(json.dumps(request))
 
 

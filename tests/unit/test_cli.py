@@ -183,17 +183,15 @@ def test_tables_are_aligned() -> None:
 
 
 @pytest.mark.parametrize(
-    ("module", "version", "platform", "words"),
+    ("module", "words"),
     [
-        ("numpy", (3, 13), "linux", "this needs numpy, which is not installed; install it with `pip install"),
-        ("onnx.helper", (3, 13), "linux", "'ortflow[train]'"),
-        ("onnxruntime.capi", (3, 11), "linux", "this needs onnxruntime, which is not installed"),
-        ("onnxruntime", (3, 13), "linux", "CPython 3.10 and 3.11 on Linux only, and this is 3.13 on linux"),
-        ("onnxruntime", (3, 11), "darwin", "and this is 3.11 on darwin"),
+        ("numpy", "this needs numpy, which is not installed; install it with `pip install"),
+        ("onnx.helper", "'ortflow[train]'"),
+        ("onnxruntime.capi", "this needs onnxruntime, which is not installed"),
     ],
 )
-def test_what_the_plain_install_lacks(module: str, version: tuple[int, int], platform: str, words: str) -> None:
-    assert words in str(needs_extra(module, version, platform))
+def test_what_the_plain_install_lacks(module: str, words: str) -> None:
+    assert words in str(needs_extra(module))
 
 
 def test_other_missing_modules_are_bugs() -> None:

@@ -112,9 +112,10 @@ GOOD: dict[str, Any] = {
 def results(**changes: Any) -> Results:
     """Two good nodes with two good ranks each."""
     import ortflow
-    from ortflow.launchers.interpreter import NEEDED, TRAINING
+    from ortflow.launchers.interpreter import NEEDED
+    from ortflow.workflow.runtimes import RUNTIMES
 
-    packages = dict.fromkeys((TRAINING[0], *NEEDED), "1") | {"ortflow": ortflow.__version__}
+    packages = dict.fromkeys((RUNTIMES[0], *NEEDED), "2.0") | {"ortflow": ortflow.__version__}
     good = Results(
         job=Job("7", None, "COMPLETED", nodes="n[1-2]"), nodes=["n1", "n2"], waited=1.0, submitted=100.0,
         collected=110.0, locked=True, seen={"n1": 102.0, "n2": 102.1},

@@ -104,19 +104,22 @@ def interpreter(version: tuple[int, int] = (3, 11), platform: str = "linux", **c
 def test_a_complete_interpreter_passes() -> None:
     check(interpreter())
     check(interpreter((3, 10)))
+    check(interpreter((3, 14), onnxruntime_training_cpu=None, onnxruntime="1.31.1"))
+    check(interpreter((3, 12), onnxruntime_training_cpu=None, onnxruntime_gpu="2.0.0rc1"))
     check(examine(sys.executable))
 
 
 @pytest.mark.parametrize(
     ("found", "words"),
     [
-        (interpreter(platform="darwin"), "exists for Linux only, and this is darwin"),
-        (interpreter((3, 13), onnxruntime_training_cpu=None), "CPython 3.10 and 3.11 only, and /p is 3.13"),
-        (interpreter(onnxruntime="1.20"), "onnxruntime and onnxruntime-training-cpu are installed together"),
-        (interpreter(onnxruntime_training="1.19.2"), "each overwrites the module of the other"),
+        (interpreter(platform="darwin"), "ranks run on Linux only, and this is darwin"),
+        (interpreter(onnxruntime="1.20.0"), "onnxruntime and onnxruntime-training-cpu are installed together in /p"),
+        (interpreter(onnxruntime_gpu="1.31.1"), "`/p -m pip uninstall -y onnxruntime-training-cpu onnxruntime-gpu`"),
+        (interpreter(onnxruntime_training="1.19.2"), "each overwrites files of the other"),
+        (interpreter(pyarrow=None, onnxruntime_training_cpu=None), "/p lacks onnxruntime, pyarrow; `/p -m pip"),
         (
-            interpreter(pyarrow=None, onnxruntime_training_cpu=None),
-            "/p lacks onnxruntime-training, pyarrow; `/p -m pip",
+            interpreter(onnxruntime_training_cpu=None, onnxruntime="1.9.0"),
+            "/p has onnxruntime 1.9.0, and ranks need 1.20 or newer; `/p -m pip install --upgrade onnxruntime`",
         ),
         (interpreter(ortflow="0.0.1"), "has ortflow 0.0.1, and this is"),
     ],
