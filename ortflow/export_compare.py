@@ -156,15 +156,12 @@ class _File:
 
     def _computed(self, call: Call, weights: list[np.ndarray | None]) -> Result | None:
         """Outputs and gradients in training mode; None where there are none to be had, and says why."""
-        from ortflow.export_gradients import can_differentiate, run, training_graph
+        from ortflow.export_gradients import run, training_graph
         from ortflow.export_reference import Result
 
         trained = [name for name, parameter in self.parameters.items() if parameter.requires_grad]
         named = {name: weight for name, weight in zip(self.outputs, weights, strict=False) if weight is not None}
         if not trained or not named or len(weights) != len(self.outputs):
-            return None
-        if not can_differentiate():
-            self.left_out = "gradients were not compared with PyTorch's: onnxruntime-training-cpu is not installed"
             return None
         by = {name: f"ortflow.weights.{place}" for place, name in enumerate(named)}
         try:

@@ -1,6 +1,6 @@
 """What an exported file computes in training: its outputs and its gradients, by the graph that a run would train with.
 
-Called by `ortflow.export_compare`. Imports ONNX Runtime: the training wheel for gradients, any for outputs.
+Called by `ortflow.export_compare`. Imports ONNX Runtime.
 """
 
 from __future__ import annotations
@@ -14,23 +14,15 @@ from onnx import TensorProto, helper
 
 from ortflow.workflow.graph import speed
 from ortflow.workflow.graph.child import PROVIDERS, Child
-from ortflow.workflow.graph.differentiate import gradient_graph
+from ortflow.workflow.graph.differentiator import differentiator
 from ortflow.workflow.graph.edit import Editor, make_outputs, prune, replace
 from ortflow.workflow.graph.expand import make_differentiable
 from ortflow.workflow.graph.lower import prepare
 from ortflow.workflow.graph.modes import evaluation_mode, train_mode
 from ortflow.workflow.graph.scatter import replace_gather_gradients
-from ortflow.workflow.graph.stash import add_stashes
 
 Arrays = Mapping[str, np.ndarray]
 _TOTAL = "ortflow.total"
-
-
-def can_differentiate() -> bool:
-    """Whether ONNX Runtime is the training wheel."""
-    from ortflow.workflow.onnx_runtime import native as runtime
-
-    return hasattr(runtime, "GradientGraphBuilder")
 
 
 def training_graph(
@@ -56,12 +48,11 @@ def training_graph(
     prune(graph)
     prepared, _ = make_differentiable(prepared, parameters, _TOTAL)
     speed.before(prepared.graph)
-    add_stashes(prepared.graph)
     with Child() as child:
-        made, trained = gradient_graph(child, prepared, _TOTAL, parameters)
+        made, trained = differentiator().gradient(child, prepared, _TOTAL, parameters)
     replace_gather_gradients(made.graph)
     speed.after(made.graph)
-    return made, trained
+    return differentiator().finish(made), trained
 
 
 def evaluation_graph(model: onnx.ModelProto) -> onnx.ModelProto:

@@ -12,4 +12,7 @@ with hidden("onnxruntime.training"):
     import onnxruntime
     from onnxruntime.capi import _pybind_state as native
 
-__all__ = ["native", "onnxruntime"]
+TRAINING = hasattr(native, "GradientGraphBuilder")
+"""Whether it is the training package, whose gradient builder and kernels no other has."""
+
+__all__ = ["TRAINING", "native", "onnxruntime"]

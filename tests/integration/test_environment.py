@@ -68,7 +68,7 @@ def test_every_checkpoint_has_it_on_record(folder: Path) -> None:
     manifest = json.loads((run_dir / "checkpoints" / f"step-{HALF:08d}" / "manifest.json").read_text())
     assert manifest["environment"].items() <= recorded.items()
     assert manifest["environment"].keys() == {
-        "kernels", "onnxruntime", "graphs", "instructions", "library", "threads", "asked"
+        "kernels", "package", "onnxruntime", "differentiator", "graphs", "instructions", "library", "threads", "asked"
     }  # fmt: skip
     shown = command("checkpoint", "show", "half", folder=folder)
     assert f"computed  onnxruntime: {recorded['onnxruntime']}" in shown.stdout

@@ -15,6 +15,7 @@ import pytest
 from onnx import TensorProto, helper
 from test_graph_intake_gradients import gradient_of, session, with_loss
 
+from ortflow.workflow.graph.differentiator import Builder
 from ortflow.workflow.graph.expand import make_differentiable
 from ortflow.workflow.graph.lower import prepare
 from ortflow.workflow.graph.repair import REPAIRS
@@ -167,6 +168,6 @@ def test_convolutions_that_are_right_stay_as_they_are() -> None:
 
 def test_the_repair_is_needed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where this fails, ONNX Runtime computes these gradients right, and the repair can go."""
-    monkeypatch.setattr("ortflow.workflow.graph.expand.REPAIRS", {**REPAIRS, "Conv": lambda node, context: None})
+    monkeypatch.setattr(Builder, "repairs", {**REPAIRS, "Conv": lambda node, context: None})
     cases = [c for c in (Convolution(1, seed) for seed in range(CASES)) if "auto_pad" not in c.attributes]
     assert any(case.worst() > 1e-3 for case in cases)

@@ -7,12 +7,15 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import onnx
-import onnxruntime as ort
 import pytest
 from kernels import LIBRARY, needs_kernels
 
+from ortflow.workflow.graph.autodiff.compose import compose
+from ortflow.workflow.graph.differentiator import differentiator
 from ortflow.workflow.kernels.graph import with_kernels
 from ortflow.workflow.layout import FlatIndex, Tensor
+from ortflow.workflow.onnx_runtime import TRAINING
+from ortflow.workflow.onnx_runtime import onnxruntime as ort
 from ortflow.workflow.optim.graph import moments, optimizer_graph
 from ortflow.workflow.optim.segments import Segment, segments
 from ortflow.workflow.spec.train import Adam, Lamb, Optimizer, Sgd
@@ -46,15 +49,18 @@ optimizers = pytest.mark.parametrize("optimizer", OPTIMIZERS.values(), ids=OPTIM
 class Bound:
     """An optimizer graph bound to flat buffers as the trainer does it: every output in its input's memory."""
 
-    kernels = False
+    kernels = "standard"
 
     def __init__(self, optimizer: Optimizer, parts: list[Segment], size: int, threads: int = 2) -> None:
         options = ort.SessionOptions()
         options.intra_op_num_threads = threads
         model = optimizer_graph(optimizer, parts)
         onnx.checker.check_model(model)
-        if self.kernels:
-            model = with_kernels(model)
+        if self.kernels == "standard":
+            model = compose(model)
+            assert not any(node.domain for node in model.graph.node)
+        if self.kernels == "ours":
+            model = differentiator().finish(with_kernels(model))
             options.register_custom_ops_library(str(LIBRARY.path))
         self.session = ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
         self.binding = self.session.io_binding()
@@ -76,9 +82,16 @@ class Bound:
         assert (self.rate[0], self.step[0]) == (np.float32(rate), step)
 
 
-@pytest.fixture(autouse=True, params=[False, pytest.param(True, marks=needs_kernels)], ids=["onnxruntime", "ours"])
+@pytest.fixture(
+    autouse=True,
+    params=[
+        pytest.param("onnxruntime", marks=pytest.mark.skipif(not TRAINING, reason="needs the training package")),
+        "standard",
+        pytest.param("ours", marks=needs_kernels),
+    ],
+)
 def kernels(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every test with ONNX Runtime's kernels and with ours."""
+    """Every test with ONNX Runtime's fused kernel, with standard operators and with our kernels."""
     monkeypatch.setattr(Bound, "kernels", request.param)
 
 

@@ -15,7 +15,9 @@ from ortflow.workflow.plan import Plan
 RECORD = {
     "asked": "auto",
     "kernels": "ortflow's (12345678)",
+    "package": "onnxruntime-training-cpu",
     "onnxruntime": "1.19.2",
+    "differentiator": "ONNX Runtime's",
     "graphs": "abc",
     "instructions": "AVX-512",
     "library": "def",

@@ -18,7 +18,8 @@ from safetensors.numpy import save_file
 from ortflow.workflow.errors import UserError
 from ortflow.workflow.graph import evaluation, speed
 from ortflow.workflow.graph.child import Child
-from ortflow.workflow.graph.differentiate import check_loads, gradient_graph, kernels_fault
+from ortflow.workflow.graph.differentiate import check_loads, kernels_fault
+from ortflow.workflow.graph.differentiator import differentiator
 from ortflow.workflow.graph.edit import Editor, make_outputs, prune, replace, scalar, used
 from ortflow.workflow.graph.evidence import recurrent_biases
 from ortflow.workflow.graph.expand import make_differentiable
@@ -32,7 +33,6 @@ from ortflow.workflow.graph.patterns import matches
 from ortflow.workflow.graph.scatter import replace_gather_gradients
 from ortflow.workflow.graph.signature import batch_inputs, check_batches
 from ortflow.workflow.graph.source import Source, read_source
-from ortflow.workflow.graph.stash import add_stashes
 from ortflow.workflow.graph.types import LOSS_SUM, LOSS_WEIGHT, SEED, VALID, GraphSet, with_kernels_of
 from ortflow.workflow.graph.vocabulary import table_bounds
 from ortflow.workflow.kernels.graph import with_kernels
@@ -146,13 +146,12 @@ def _train_graph(
     prune(graph)
     model, more = make_differentiable(model, source.roles.trained, LOSS_SUM)
     speed.before(model.graph)
-    add_stashes(model.graph)
-    model, trained = gradient_graph(child, model, LOSS_SUM, source.roles.trained)
+    model, trained = differentiator().gradient(child, model, LOSS_SUM, source.roles.trained)
     faster = with_kernels(model, length)
     for each in (model, faster):
         replace_gather_gradients(each.graph)
         speed.after(each.graph)
-    return model, faster, trained, [*notes, *more]
+    return differentiator().finish(model), differentiator().finish(faster), trained, [*notes, *more]
 
 
 def _eval_graph(

@@ -1,8 +1,8 @@
-"""Makes a training graph one that ONNX Runtime can differentiate, and differentiates right.
+"""Makes a training graph one that can be differentiated.
 
 Called by `build` on the graph with its loss, before the gradient is built; evaluation and inference graphs stay as
-they were exported. Operators without a gradient are written out by others; operators whose gradient ONNX Runtime
-gets wrong in the form they have are brought to one that it gets right.
+they were exported. Operators without a gradient are written out by others; operators whose gradient ONNX Runtime's
+builder, where it is used, gets wrong in the form they have are brought to one that it gets right.
 """
 
 from __future__ import annotations
@@ -16,13 +16,12 @@ import onnx
 from ortflow.workflow.errors import UserError
 from ortflow.workflow.graph import shapes, tidy, walk
 from ortflow.workflow.graph.decompose import DECOMPOSITIONS
+from ortflow.workflow.graph.differentiator import differentiator
 from ortflow.workflow.graph.functions import instantiate, replace_nodes, schema_function
-from ortflow.workflow.graph.gradients import NAMES_EVERY_GRADIENT, has_gradient
 from ortflow.workflow.graph.opset import OPSET, at_opset_18
 from ortflow.workflow.graph.origin import inherit
 from ortflow.workflow.graph.path import gradient_path
-from ortflow.workflow.graph.repair import REPAIRS
-from ortflow.workflow.graph.writer import MISFITS, Context, Writer, context_of, copy_of, no_gradient
+from ortflow.workflow.graph.writer import MISFITS, Context, context_of, no_gradient
 
 _ROUNDS = 8
 """Decompositions use operators that are decomposed themselves; none is nested deeper."""
@@ -42,7 +41,7 @@ def make_differentiable(
         if not _expand_once(copy, trained, [loss], expanded):
             break
     check_differentiable(copy, trained, loss)
-    _separate_fixed_inputs(copy, trained, loss)
+    differentiator().separate(copy, trained, loss)
     tidy.constants_to_initializers(copy)
     tidy.drop_unused(copy)
     tidy.name_nodes(copy)
@@ -52,9 +51,9 @@ def make_differentiable(
 
 
 def check_differentiable(model: onnx.ModelProto, trained: Collection[str], loss: str) -> None:
-    """Raises UserError, naming node and operator, where ONNX Runtime has no gradient between `trained` and `loss`."""
+    """Raises UserError, naming node and operator, where a node between `trained` and `loss` has no gradient."""
     for node in _without_gradient(model, trained, [loss]):
-        raise no_gradient(node, f"ONNX Runtime cannot differentiate {node.op_type}")
+        raise no_gradient(node, f"{node.op_type} cannot be differentiated")
 
 
 def undifferentiable(model: onnx.ModelProto, trained: Collection[str], losses: Sequence[str]) -> list[str]:
@@ -75,7 +74,7 @@ def undifferentiable(model: onnx.ModelProto, trained: Collection[str], losses: S
 def _without_gradient(model: onnx.ModelProto, trained: Collection[str], losses: Sequence[str]) -> list[onnx.NodeProto]:
     path = gradient_path(model.graph, shapes.value_types(model), trained, losses)
     nodes = [model.graph.node[place] for place in sorted(path.nodes)]
-    return [node for node in nodes if not has_gradient(node.domain, node.op_type)]
+    return [node for node in nodes if not differentiator().has_gradient(node.domain, node.op_type)]
 
 
 def _expand_once(
@@ -89,11 +88,8 @@ def _expand_once(
     changed = False
     for place, node in enumerate(model.graph.node):
         replacement = _replacement(node, context) if place in path.nodes else None
-        if replacement is None and place in path.nodes:
-            replacement = _read_twice(node, trained, context)
-        elif replacement is not None:
-            expanded[node.op_type] += 1
         if replacement is not None:
+            expanded[node.op_type] += 1
             inherit(replacement, node)
             changed = True
         nodes += [node] if replacement is None else replacement
@@ -101,37 +97,6 @@ def _expand_once(
         replace_nodes(model.graph, nodes)
         tidy.cast_like_to_cast(model)
     return changed
-
-
-def _separate_fixed_inputs(model: onnx.ModelProto, trained: Collection[str], loss: str) -> None:
-    """Gives each node of `NAMES_EVERY_GRADIENT` fixed inputs that no other such node reads, in place."""
-    context = context_of(model)
-    path = gradient_path(model.graph, context.types, trained, [loss])
-    nodes: list[onnx.NodeProto] = []
-    seen: set[str] = set()
-    for place, node in enumerate(model.graph.node):
-        if place in path.nodes and node.op_type in NAMES_EVERY_GRADIENT:
-            w = Writer(node, context)
-            for i, name in enumerate(node.input):
-                if name in seen:
-                    node.input[i] = w("Identity", name)
-                elif name and name not in path.values:
-                    seen.add(name)
-            nodes += w.nodes
-        nodes.append(node)
-    if len(nodes) > len(model.graph.node):
-        replace_nodes(model.graph, nodes)
-
-
-def _read_twice(node: onnx.NodeProto, trained: Collection[str], context: Context) -> list[onnx.NodeProto] | None:
-    """A node that reads one parameter at two places, whose gradient ONNX Runtime would name twice."""
-    twice = {name for name in node.input if name in trained and list(node.input).count(name) > 1}
-    if not twice:
-        return None
-    w = Writer(node, context)
-    copy = copy_of(node)
-    copy.input[:] = [w("Identity", name) if name in twice else name for name in node.input]
-    return [*w.nodes, copy]
 
 
 def _replacement(node: onnx.NodeProto, context: Context) -> list[onnx.NodeProto] | None:
@@ -143,11 +108,12 @@ def _replacement(node: onnx.NodeProto, context: Context) -> list[onnx.NodeProto]
 
 
 def _written_out(node: onnx.NodeProto, context: Context) -> list[onnx.NodeProto] | None:
-    if node.domain == "" and node.op_type in REPAIRS:
-        repaired = REPAIRS[node.op_type](node, context)
+    by = differentiator()
+    if node.domain == "" and node.op_type in by.repairs:
+        repaired = by.repairs[node.op_type](node, context)
         if repaired is not None:
             return repaired
-    if has_gradient(node.domain, node.op_type) or node.domain != "":
+    if by.has_gradient(node.domain, node.op_type) or node.domain != "":
         return None
     if node.op_type in DECOMPOSITIONS:
         return DECOMPOSITIONS[node.op_type](node, context)

@@ -56,12 +56,16 @@ def fuse(graph: onnx.GraphProto) -> None:
 def unfuse(graph: onnx.GraphProto) -> None:
     """Write each fused node that has a gradient, and the gradient, out of vectorised kernels, in place."""
     edit = Editor(graph)
-    gradients = {node.input[0]: node for node in graph.node if node.op_type in ("GeluGrad", "FastGeluGrad")}
+    gradients: dict[tuple[str, str], list[onnx.NodeProto]] = {}
+    for node in graph.node:
+        if node.op_type in ("GeluGrad", "FastGeluGrad") and node.domain == MICROSOFT:
+            gradients.setdefault((node.op_type, node.input[1]), []).append(node)
     for node in list(graph.node):
         if node.op_type not in _FUSED.values() or node.domain != MICROSOFT or len(node.input) > 1:
             continue
-        gradient = gradients.get(f"{node.output[0]}_grad")
-        if gradient is not None:
+        found = gradients.get((f"{node.op_type}Grad", node.input[0]))
+        if found:
+            gradient = found.pop()
             write = _exact if node.op_type == "Gelu" else _approximate
             write(edit, node.input[0], node.output[0], gradient.input[0], gradient.output[0])
             graph.node.remove(node)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from ortflow import __version__
 from ortflow.workflow.errors import Faults, OrtflowError, UserError
 from ortflow.workflow.events import warn
+from ortflow.workflow.graph.differentiator import differentiator
 from ortflow.workflow.graph.head import check_export
 from ortflow.workflow.plan import Plan, resolve
 from ortflow.workflow.rundir import RunDir, write_atomically
@@ -83,8 +84,8 @@ def prepare(run_dir: RunDir, spec: RunSpec) -> tuple[list[str], list[str]]:
         warnings += graphs.warnings
         if not graphs.own_optimizer:
             model = optimizer_graph(spec.train.optimizer, segments(spec.train.optimizer, graphs.index))
-            write_atomically(graphs.optimizer, model.SerializeToString())
-            write_atomically(with_kernels_of(graphs.optimizer), with_kernels(model).SerializeToString())
+            for path, each in ((graphs.optimizer, model), (with_kernels_of(graphs.optimizer), with_kernels(model))):
+                write_atomically(path, differentiator().finish(each).SerializeToString())
         write_atomically(graphs.root / GRADIENT_GRAPH, gradient_graph().SerializeToString())
         hashes = hashes_of(graphs.root)
     trained = sum(e.tensor.count for e in graphs.index if e.tensor.group in ("decay", "no_decay"))
@@ -138,7 +139,7 @@ def saved(run_dir: RunDir, spec: RunSpec) -> bool:
 
 
 def fingerprint_of(spec: RunSpec) -> str:
-    """A hash of everything the graphs are made from: model file, its section, the optimizer, our version.
+    """A hash of everything the graphs are made from: model file, its section, the optimizer, who differentiates, us.
 
     The learning rate is an input of the optimizer's graph.
     """
@@ -148,6 +149,7 @@ def fingerprint_of(spec: RunSpec) -> str:
         "optimizer": spec.train.optimizer.model_dump(mode="json", exclude={"lr"}),
         "last_batch": spec.data.last_batch,
         "device": DEVICE,
+        "differentiator": differentiator().name,
         "files": [
             (path, Path(path).stat().st_size, Path(path).stat().st_mtime_ns)
             for path in (spec.model.path, *filter(None, spec.model.graphs.model_dump().values()))

@@ -7,13 +7,14 @@ from collections.abc import Callable
 import onnx
 
 from ortflow.workflow.graph import shapes
+from ortflow.workflow.graph.autodiff.compose_adam import OPTIMIZERS
 from ortflow.workflow.graph.autodiff.compose_images import IMAGES
 from ortflow.workflow.graph.edit import MICROSOFT, described
 from ortflow.workflow.graph.functions import fresh_names, replace_nodes
 from ortflow.workflow.graph.origin import inherit
 from ortflow.workflow.graph.writer import Context, Writer
 
-COMPOSITIONS: dict[str, Callable[[Writer], None]] = {**IMAGES}
+COMPOSITIONS: dict[str, Callable[[Writer], None]] = {**IMAGES, **OPTIMIZERS}
 """Operator of com.microsoft -> what writes nodes in its place, which make its outputs."""
 
 

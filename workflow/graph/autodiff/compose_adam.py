@@ -1,0 +1,66 @@
+"""ONNX Runtime's AdamOptimizer by operators of ONNX: see `compose`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from onnx import TensorProto, helper
+
+from ortflow.workflow.graph.writer import Writer
+
+
+def adam(w: Writer) -> None:
+    """AdamOptimizer(rate, step, parameters, gradients, moment_1, moment_2) as `optim.adam` makes it.
+
+    The kernel with bias correction and `weight_decay_mode` 0, whose outputs may lie in the memory of its inputs: what
+    reads an input comes before, or is, the node that writes the output. The raised step, output 0, is left out.
+    """
+    assert (w.attribute("do_bias_correction", 1), w.attribute("weight_decay_mode", 0)) == (1, 0)
+    rate, step, parameters, gradients, first, second = w.node.input
+    beta_1, beta_2 = w.attribute("alpha", 0.9), w.attribute("beta", 0.999)
+    first = _moment(w, first, gradients, beta_1, w.output(1))
+    second = _moment(w, second, w("Mul", gradients, gradients), beta_2, w.output(2))
+    steps = w("Cast", step, to=TensorProto.DOUBLE)
+    correction_1, correction_2 = (
+        w("Sub", _double(w, 1.0), w("Pow", _double(w, beta), steps)) for beta in (beta_1, beta_2)
+    )
+    # m' / (c1 (sqrt(v') / sqrt(c2) + epsilon)), the factors of all elements multiplied before.
+    factor = _single(w, w("Div", correction_1, w("Sqrt", correction_2)))
+    epsilon = _single(w, w("Mul", correction_1, _double(w, w.attribute("epsilon", 1e-8))))
+    denominator = w("Add", w("Mul", w("Sqrt", second), factor), epsilon)
+    change = w("Div", w("Mul", first, rate), denominator)
+    decay = w.attribute("lambda", 0.0)
+    if decay:
+        # Before the step and apart from it, so that the decay of a parameter is rounded once.
+        lost = w("Mul", rate, w.constant(decay))
+        if w.output(4):
+            change = w("Add", change, w("Mul", parameters, lost))
+        else:
+            parameters = w("Sub", parameters, w("Mul", parameters, lost))
+    if w.output(4):
+        _write(w, "Neg", change, output=w.output(4))
+    if w.output(3):
+        _write(w, "Sub", parameters, change, output=w.output(3))
+
+
+def _moment(w: Writer, moment: str, value: str, beta: float, output: str) -> str:
+    return _write(w, "Add", w("Mul", moment, w.constant(beta)), w("Mul", value, w.constant(1 - beta)), output=output)
+
+
+def _write(w: Writer, operator: str, *inputs: str, output: str) -> str:
+    """A node that makes an output of the replaced one, without another pass over its memory."""
+    w.nodes.append(helper.make_node(operator, inputs, [output], f"{output}/{operator}"))
+    return output
+
+
+def _double(w: Writer, value: Any) -> str:
+    return w.constant(value, np.float64)
+
+
+def _single(w: Writer, value: str) -> str:
+    return w("Cast", value, to=TensorProto.FLOAT)
+
+
+OPTIMIZERS: dict[str, Callable[[Writer], None]] = {"AdamOptimizer": adam}
