@@ -9,6 +9,7 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
+from onnx.reference.op_run import OpRun
 
 from ortflow.workflow.graph.autodiff.compose import compose
 from ortflow.workflow.graph.autodiff.reverse import differentiate
@@ -114,10 +115,16 @@ def gradients_of(
 
 
 def differences_of(
-    model: onnx.ModelProto, inputs: Mapping[str, Any], parameters: Sequence[str]
+    model: onnx.ModelProto,
+    inputs: Mapping[str, Any],
+    parameters: Sequence[str],
+    new_ops: Sequence[type[OpRun]] = (),
 ) -> dict[str, np.ndarray]:
-    """Central differences of `loss` along each element of each parameter; `model` computes in double precision."""
-    reference = ReferenceEvaluator(model)
+    """Central differences of `loss` along each element of each parameter; `model` computes in double precision.
+
+    `new_ops` compute what onnx's evaluator does not know, or not in double precision.
+    """
+    reference = ReferenceEvaluator(model, new_ops=list(new_ops))
     given = {value.name for value in model.graph.input}
     feeds = {}
     for name, array in inputs.items():
@@ -149,6 +156,8 @@ def check(
     inputs: Mapping[str, Any],
     parameters: Sequence[str],
     reference: Mapping[str, Any] | None = None,
+    *,
+    new_ops: Sequence[type[OpRun]] = (),
     **options: Any,
 ) -> None:
     """Asserts that each gradient is that of the differences, with known and with unknown sizes.
@@ -156,7 +165,18 @@ def check(
     `reference` holds attributes by which onnx's evaluator, which does not know every form, computes the same.
     """
     precise = model_of(operator, inputs, parameters, real="float64", **{**options, **(reference or {})})
-    expected = differences_of(precise, inputs, parameters)
+    expected = differences_of(precise, inputs, parameters, new_ops)
+    check_against(expected, operator, inputs, parameters, **options)
+
+
+def check_against(
+    expected: Mapping[str, np.ndarray],
+    operator: str,
+    inputs: Mapping[str, Any],
+    parameters: Sequence[str],
+    **options: Any,
+) -> None:
+    """Asserts that each gradient is the expected one, with known and with unknown sizes, composed and not."""
     for unknown in (False, True):
         model = model_of(operator, inputs, parameters, unknown=unknown, **options)
         for composed in (True, False) if TRAINING_KERNELS else (True,):

@@ -6,15 +6,17 @@ from collections.abc import Callable
 
 import onnx
 
-from ortflow.workflow.graph import shapes
+from ortflow.workflow.graph import shapes, tidy
+from ortflow.workflow.graph.autodiff.compose_activations import ACTIVATIONS
 from ortflow.workflow.graph.autodiff.compose_adam import OPTIMIZERS
 from ortflow.workflow.graph.autodiff.compose_images import IMAGES
+from ortflow.workflow.graph.autodiff.compose_norms import NORMS
 from ortflow.workflow.graph.edit import MICROSOFT, described
 from ortflow.workflow.graph.functions import fresh_names, replace_nodes
 from ortflow.workflow.graph.origin import inherit
 from ortflow.workflow.graph.writer import Context, Writer
 
-COMPOSITIONS: dict[str, Callable[[Writer], None]] = {**IMAGES, **OPTIMIZERS}
+COMPOSITIONS: dict[str, Callable[[Writer], None]] = {**ACTIVATIONS, **IMAGES, **NORMS, **OPTIMIZERS}
 """Operator of com.microsoft -> what writes nodes in its place, which make its outputs."""
 
 
@@ -38,12 +40,29 @@ def compose(model: onnx.ModelProto) -> onnx.ModelProto:
             w = Writer(node, context)
             COMPOSITIONS[node.op_type](w)
             inherit(w.nodes, node)
-            nodes += w.nodes
+            nodes += _without_names(w.nodes)
         else:
             nodes.append(node)
     replace_nodes(graph, nodes)
+    tidy.constants_to_initializers(copy)
     shapes.infer(copy, list(graph.value_info))
     return copy
+
+
+def _without_names(nodes: list[onnx.NodeProto]) -> list[onnx.NodeProto]:
+    """The nodes without an Identity for each that only names what another makes."""
+    made = {name for node in nodes for name in node.output}
+    names: dict[str, str] = {}
+    kept = []
+    for node in nodes:
+        if node.op_type == "Identity" and node.input[0] in made and node.input[0] not in names:
+            names[node.input[0]] = node.output[0]
+        else:
+            kept.append(node)
+    for node in kept:
+        node.input[:] = [names.get(name, name) for name in node.input]
+        node.output[:] = [names.get(name, name) for name in node.output]
+    return kept
 
 
 def _written_out(node: onnx.NodeProto) -> bool:

@@ -13,7 +13,7 @@ import onnx
 from onnx import helper, numpy_helper
 
 from ortflow.workflow.graph import shapes
-from ortflow.workflow.graph.autodiff.rule import Backward
+from ortflow.workflow.graph.autodiff.rule import Backward, Constants
 from ortflow.workflow.graph.autodiff.rules import RULES
 from ortflow.workflow.graph.origin import inherit
 from ortflow.workflow.graph.path import gradient_path
@@ -37,6 +37,8 @@ def differentiate(model: onnx.ModelProto, parameters: Sequence[str], loss: str) 
     graph.initializer.append(numpy_helper.from_array(np.float32(1), LOSS_GRADIENT))
     terms: dict[str, list[str]] = {loss: [LOSS_GRADIENT]}
     made: list[onnx.NodeProto] = []
+    constants: Constants = {}
+    described: dict[str, onnx.TypeProto] = {}
 
     def total(value: str) -> str:
         """The complete gradient of a value; empty where it has none."""
@@ -54,7 +56,7 @@ def differentiate(model: onnx.ModelProto, parameters: Sequence[str], loss: str) 
         gradients = [total(name) for name in node.output]
         if not any(gradients):
             continue
-        backward = Backward(node, context, gradients, path.values)
+        backward = Backward(node, context, gradients, path.values, constants)
         try:
             found = RULES[node.domain, node.op_type]
         except KeyError:
@@ -68,17 +70,17 @@ def differentiate(model: onnx.ModelProto, parameters: Sequence[str], loss: str) 
         for i, gradient in yielded:
             if backward.wants(i):
                 terms.setdefault(node.input[i], []).append(gradient)
+                if node.input[i] in context.types:
+                    described[gradient] = context.types[node.input[i]]
     reached = [name for name in parameters if total(name)]
     renamed = _name_outputs(made, {name: total(name) for name in reached})
     graph.node.extend(made)
-    described = {}
-    for value, (gradient, *_) in terms.items():
-        if value in context.types and gradient != LOSS_GRADIENT:
-            described[renamed.get(gradient, gradient)] = context.types[value]
+    graph.initializer.extend(constants.values())
     for name in reached:
         graph.output.append(helper.make_value_info(f"{name}_grad", context.types[name]))
-    known = [helper.make_value_info(name, found) for name, found in described.items()]
-    shapes.infer(copy, [value for value in known if value.name not in {v.name for v in graph.output}])
+    new = {name for node in made for name in node.output} - {value.name for value in graph.output}
+    described = {renamed.get(name, name): found for name, found in described.items()}
+    shapes.infer(copy, [helper.make_value_info(name, described[name]) for name in described if name in new])
     return copy, reached
 
 

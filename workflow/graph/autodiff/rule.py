@@ -1,20 +1,29 @@
 """What a rule is, and what it writes with.
 
 A rule is a generator: for one node of the forward graph it yields, for inputs that need it, the input's place and the
-gradient's name. Each is entered in `RULES` by the decorator `rule`; `reverse` looks there.
+gradient's name. Each is entered in `RULES` by the decorator `rule`; `reverse` looks there. A rule that yields nothing
+for an input stops the gradient there.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, MutableMapping, Sequence
+from typing import Any
 
+import numpy as np
 import onnx
+from onnx import TensorProto, helper, numpy_helper
 
 from ortflow.workflow.graph import shapes
 from ortflow.workflow.graph.writer import Context, Writer
 
 Gradients = Iterator[tuple[int, str]]
 """Pairs of an input's place and the name of the loss's gradient with respect to it, of the input's shape."""
+
+Constants = MutableMapping[tuple[str, tuple[int, ...], bytes], onnx.TensorProto]
+"""(Element type, shape, bytes) -> the initializer that holds them."""
+Dims = Sequence[int | str | None]
+"""Sizes of axes: numbers, names of dynamic ones, None where nothing is known."""
 
 
 class Backward(Writer):
@@ -24,9 +33,16 @@ class Backward(Writer):
     can be read freely: each is either kept until then or computed again, as ONNX Runtime and `recompute` decide.
     """
 
-    def __init__(self, node: onnx.NodeProto, context: Context, gradients: Sequence[str], path: Collection[str]) -> None:
+    def __init__(
+        self,
+        node: onnx.NodeProto,
+        context: Context,
+        gradients: Sequence[str],
+        path: Collection[str],
+        constants: Constants,
+    ) -> None:
         super().__init__(node, context)
-        self._gradients, self._path = gradients, path
+        self._gradients, self._path, self._constants = gradients, path, constants
         self._prefix += "_Grad"
 
     def gradient(self, place: int = 0) -> str:
@@ -45,21 +61,68 @@ class Backward(Writer):
             self.node.output[place] = self.context.fresh(f"{self._prefix}/stash")
         return str(self.node.output[place])
 
+    def constant(self, value: Any, dtype: Any = np.float32) -> str:
+        """Name of an initializer that holds the value: the same one for equal values."""
+        array = np.array(value, dtype)
+        key = (array.dtype.str, array.shape, array.tobytes())
+        if key not in self._constants:
+            self._constants[key] = numpy_helper.from_array(array, self.context.fresh("ortflow.constant"))
+        return str(self._constants[key].name)
+
+    def number(self, value: float) -> str:
+        """A constant without axes, of the element type that the node computes in."""
+        return self.constant(value, helper.tensor_dtype_to_np_dtype(self.element_type()))
+
+    def element_type(self) -> int:
+        """The floating element type that the node computes in."""
+        known = (shapes.element_type(self.context.types, name) for name in (*self.node.output, *self.node.input))
+        return next((found for found in known if found in _REAL), TensorProto.FLOAT)
+
+    def dims(self, value: str) -> list[int] | None:
+        """Sizes of a value of the forward graph; None where one of them is not known."""
+        found = shapes.shape(self.context.types, value)
+        return None if found is None or None in found else [int(size or 0) for size in found]
+
+    def shape_of(self, value: str) -> str:
+        """Shape of a value of the forward graph as an int64 vector: a constant where it is known."""
+        dims = self.dims(value)
+        return self("Shape", value) if dims is None else self.ints(*dims)
+
+    def reshaped(self, value: str, like: str) -> str:
+        """`value` in the shape of `like`, a value of the forward graph with as many elements."""
+        found = shapes.shape(self.context.types, like)
+        if found is None or 0 in found or found.count(None) > 1:
+            return self("Reshape", value, self("Shape", like))
+        return self("Reshape", value, self.ints(*(-1 if size is None else size for size in found)))
+
+    def zeros(self, like: str) -> str:
+        """Zeros in the shape of `like`, a value of the forward graph."""
+        zero = numpy_helper.from_array(np.zeros(1, helper.tensor_dtype_to_np_dtype(self.element_type())))
+        return self("ConstantOfShape", self.shape_of(like), value=zero)
+
+    def chosen(self, condition: str, value: str) -> str:
+        """`value` where `condition` holds, and 0 elsewhere."""
+        return self("Where", condition, value, self.number(0))
+
     def summed(self, gradient: str, like: str, whole: str) -> str:
         """`gradient`, of the shape of `whole`, summed over the axes that `like` was broadcast along to that shape."""
         small = shapes.named_shape(self.context.types, like)
         large = shapes.named_shape(self.context.types, whole)
+        return self.summed_to(gradient, like, small, large)
+
+    def summed_to(self, gradient: str, like: str, small: Dims | None, large: Dims | None) -> str:
+        """As `summed`; `small` are the sizes of `like` and `large` those of `gradient`, as far as they are known."""
         if small is None or large is None:
-            return self._summed_by_shapes(gradient, like, whole)
+            return self._summed_by_shapes(gradient, like)
         extra = len(large) - len(small)
         axes = list(range(extra))
         for axis, dim in enumerate(small, extra):
             if dim == 1:
                 if large[axis] != 1:
                     axes.append(axis)
-            elif not isinstance(dim, int) and dim != large[axis]:
+            elif not isinstance(dim, int) and (dim is None or dim != large[axis]):
                 # The axis may be 1 in some batches and not in others.
-                return self._summed_by_shapes(gradient, like, whole)
+                return self._summed_by_shapes(gradient, like)
         if not axes:
             return gradient
         if axes == list(range(extra)):
@@ -67,8 +130,8 @@ class Backward(Writer):
         kept = self("ReduceSum", gradient, self.ints(*axes), keepdims=1)
         return kept if extra == 0 else self("Squeeze", kept, self.ints(*range(extra)))
 
-    def _summed_by_shapes(self, gradient: str, like: str, whole: str) -> str:
-        small, large = self("Shape", like), self("Shape", whole)
+    def _summed_by_shapes(self, gradient: str, like: str) -> str:
+        small, large = self("Shape", like), self("Shape", gradient)
         missing = self("Sub", self("Shape", large), self("Shape", small))
         padded = self("Concat", self("Expand", self.ints(1), missing), small, axis=0)
         spread = self("And", self("Equal", padded, self.ints(1)), self("Not", self("Equal", large, self.ints(1))))
@@ -77,6 +140,7 @@ class Backward(Writer):
 
 
 Rule = Callable[[Backward], Gradients]
+_REAL = (TensorProto.FLOAT, TensorProto.DOUBLE, TensorProto.FLOAT16)
 RULES: dict[tuple[str, str], Rule] = {}
 """(Domain, operator) -> its rule."""
 

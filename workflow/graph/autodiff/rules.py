@@ -2,9 +2,23 @@
 
 from __future__ import annotations
 
-from ortflow.workflow.graph.autodiff import elementwise, indexing, reductions
+from ortflow.workflow.graph.autodiff import (
+    activations,
+    elementwise,
+    indexing,
+    reductions,
+    selections,
+    unary,
+)
 from ortflow.workflow.graph.autodiff.rule import RULES
 
-FAMILIES = (elementwise, indexing, reductions)
+FAMILIES = (
+    activations,
+    elementwise,
+    indexing,
+    reductions,
+    selections,
+    unary,
+)
 
 __all__ = ["FAMILIES", "RULES"]

@@ -1,0 +1,45 @@
+"""Gradient nodes of activations, by standard operators."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+from ortflow.workflow.graph.writer import Writer
+
+_SLOPE = 2 * math.sqrt(2 / math.pi)
+_CUBE = 0.044715
+
+
+def gelu(w: Writer) -> None:
+    """Of x F(x), with F and f the normal distribution and its density: F + x f."""
+    gradient, x = w.node.input
+    half = w.constant(0.5)
+    below = w("Add", w("Mul", w("Erf", w("Mul", x, w.constant(math.sqrt(0.5)))), half), half)
+    density = w("Exp", w("Mul", w("Mul", x, x), w.constant(-0.5)))
+    rising = w("Mul", w("Mul", density, w.constant(1 / math.sqrt(2 * math.pi))), x)
+    w.done(w("Mul", w("Add", rising, below), gradient))
+
+
+def fast_gelu(w: Writer) -> None:
+    """Of x s with s = sigmoid(u), u = 2 sqrt(2 / pi) (x + 0.044715 x^3): s (1 + x u' (1 - s))."""
+    gradient, x = w.node.input
+    one, linear, square = w.constant(1), w.constant(_SLOPE), w("Mul", x, x)
+    steep = w("Add", w("Mul", square, w.constant(_SLOPE * _CUBE)), linear)
+    s = w("Sigmoid", w("Mul", steep, x))
+    slope = w("Mul", w("Add", w("Mul", square, w.constant(3 * _SLOPE * _CUBE)), linear), x)
+    bend = w("Add", w("Mul", slope, w("Sub", one, s)), one)
+    w.done(w("Mul", w("Mul", bend, s), gradient))
+
+
+def sigmoid(w: Writer) -> None:
+    """Of s: s (1 - s)."""
+    gradient, y = w.node.input
+    w.done(w("Mul", gradient, w("Mul", y, w("Sub", w.constant(1), y))))
+
+
+ACTIVATIONS: dict[str, Callable[[Writer], None]] = {
+    "FastGeluGrad": fast_gelu,
+    "GeluGrad": gelu,
+    "SigmoidGrad": sigmoid,
+}

@@ -1,0 +1,106 @@
+"""Gradient nodes of softmax, normalisations and the loss, by standard operators."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from onnx import TensorProto
+
+from ortflow.workflow.graph import shapes
+from ortflow.workflow.graph.writer import Writer
+
+
+def softmax(w: Writer) -> None:
+    """y (dy - sum(y dy)), summed along the axis."""
+    gradient, y = w.node.input
+    product = w("Mul", gradient, y)
+    total = w("ReduceSum", product, w.ints(w.attribute("axis", -1)), keepdims=1)
+    w.done(w("Sub", product, w("Mul", y, total)))
+
+
+def log_softmax(w: Writer) -> None:
+    """dy - exp(y) sum(dy), summed along the axis."""
+    gradient, y = w.node.input
+    total = w("ReduceSum", gradient, w.ints(w.attribute("axis", -1)), keepdims=1)
+    w.done(w("Sub", gradient, w("Mul", w("Exp", y), total)))
+
+
+def normalization_gradients(
+    w: Writer, gradient: str, x: str, scale: str, mean: str, inverse: str, axes: Sequence[int]
+) -> tuple[str, str]:
+    """Of n scale with n = (x - mean) inverse: the gradient of x, and that of the scale before it is summed.
+
+    With g = dy scale and means over `axes`, which count from the end: (g - mean(g) - n mean(g n)) inverse. Without
+    `mean`, as in root mean square normalization, mean(g) falls away.
+    """
+    normal = w("Mul", w("Sub", x, mean) if mean else x, inverse)
+    outer = w("Mul", gradient, normal)
+    scaled = w("Mul", gradient, scale)
+    along = w("ReduceMean", w("Mul", scaled, normal), w.ints(*axes), keepdims=1)
+    rest = w("Sub", scaled, w("Mul", normal, along))
+    if mean:
+        rest = w("Sub", rest, w("ReduceMean", scaled, w.ints(*axes), keepdims=1))
+    return w("Mul", rest, inverse), outer
+
+
+def layer_norm(w: Writer) -> None:
+    """The gradients of x, scale and bias; the last two are of the shape of x's last axes."""
+    gradient, x, scale, mean, inverse = w.node.input
+    rank = shapes.rank(w.context.types, x)
+    axis = w.attribute("axis", -1)
+    if axis >= 0:
+        if rank is None:
+            raise w.refusal("the rank of its input is not known")
+        axis -= rank
+    dx, dscale = normalization_gradients(w, gradient, x, scale, mean, inverse, range(axis, 0))
+    found = [dx if w.output(0) else ""]
+    for place, value in ((1, dscale), (2, gradient)):
+        found.append(_over_rows(w, value, scale, axis, rank) if w.output(place) else "")
+    w.done(*found)
+
+
+def _over_rows(w: Writer, value: str, scale: str, axis: int, rank: int | None) -> str:
+    """The sum over all axes before `axis`, which counts from the end."""
+    if rank is not None:
+        before = list(range(rank + axis))
+        return w("ReduceSum", value, w.ints(*before), keepdims=0) if before else w("Identity", value)
+    rows = w("Reshape", value, w("Concat", w.ints(-1), w("Shape", scale), axis=0))
+    return w("ReduceSum", rows, w.ints(0), keepdims=0)
+
+
+def cross_entropy(w: Writer) -> None:
+    """Of -log p[label] weight[label], for the scores: (p - one hot) weight[label] dloss, over all weights for a mean.
+
+    Labels that are to be ignored have weight 0.
+    """
+    gradient, logarithms, labels = w.node.input[:3]
+    weights, ignored, reduction = w.input(3), w.attribute("ignore_index", None), w.attribute("reduction", "mean")
+    weight, counted = "", ""
+    if ignored is not None:
+        whole = shapes.element_type(w.context.types, labels) == TensorProto.INT32
+        kind = "int32" if whole else "int64"
+        counted = w("Equal", labels, w.constant(ignored, kind))
+        labels = w("Where", counted, w.constant(0, kind), labels)
+    if weights:
+        weight = w("Gather", weights, labels)
+    if counted:
+        weight = w("Where", counted, w.constant(0), weight or w.constant(1))
+    if reduction == "mean":
+        # Without any label that counts, 0 / 0 is what the loss is, too.
+        total = w("ReduceSum", weight, keepdims=0) if weight else w("Cast", w("Size", labels), to=TensorProto.FLOAT)
+        gradient = w("Div", gradient, total)
+    each = w("Mul", gradient, weight) if weight else gradient
+    if reduction != "none" and not weight:
+        each = w("Expand", each, w("Shape", labels))
+    each = w("Unsqueeze", each, w.ints(1))
+    probabilities = w("Mul", w("Exp", logarithms), each)
+    places = w("Unsqueeze", labels, w.ints(1))
+    w.done(w("ScatterElements", probabilities, places, w("Neg", each), axis=1, reduction="add"))
+
+
+NORMS: dict[str, Callable[[Writer], None]] = {
+    "LayerNormalizationGrad": layer_norm,
+    "LogSoftmaxGrad_13": log_softmax,
+    "SoftmaxCrossEntropyLossGrad": cross_entropy,
+    "SoftmaxGrad_13": softmax,
+}

@@ -1,0 +1,95 @@
+"""Rules of functions of one number: the gradient times the function's derivative.
+
+Where the derivative jumps, it is what PyTorch takes there.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+from ortflow.workflow.graph import shapes
+from ortflow.workflow.graph.autodiff.rule import Backward, Gradients, rule
+
+
+def _square(b: Backward, value: str) -> str:
+    return b("Mul", value, value)
+
+
+def _times(b: Backward, value: str, factor: float) -> str:
+    return b("Mul", value, b.number(factor))
+
+
+def _one_minus_square(b: Backward, x: str) -> str:
+    """(1 - x) (1 + x), which keeps its digits near 1."""
+    return b("Mul", b("Sub", b.number(1), x), b("Add", b.number(1), x))
+
+
+def _one_plus_square(b: Backward, x: str) -> str:
+    return b("Add", _square(b, x), b.number(1))
+
+
+def _over_root(b: Backward, gradient: str, value: str) -> str:
+    return b("Div", gradient, b("Sqrt", value))
+
+
+def _hyperbolic_root(b: Backward, x: str) -> str:
+    return b("Mul", b("Sub", x, b.number(1)), b("Add", x, b.number(1)))
+
+
+def _error_function(b: Backward, gradient: str, x: str) -> str:
+    density = b("Exp", b("Neg", _square(b, x)))
+    return b("Mul", gradient, _times(b, density, 2 / math.sqrt(math.pi)))
+
+
+_OF_INPUT: dict[str, Callable[[Backward, str, str], str]] = {
+    "Abs": lambda b, g, x: b("Mul", g, b("Sign", x)),
+    "Acos": lambda b, g, x: b("Neg", _over_root(b, g, _one_minus_square(b, x))),
+    "Acosh": lambda b, g, x: _over_root(b, g, _hyperbolic_root(b, x)),
+    "Asin": lambda b, g, x: _over_root(b, g, _one_minus_square(b, x)),
+    "Asinh": lambda b, g, x: _over_root(b, g, _one_plus_square(b, x)),
+    "Atan": lambda b, g, x: b("Div", g, _one_plus_square(b, x)),
+    "Atanh": lambda b, g, x: b("Div", g, _one_minus_square(b, x)),
+    "Cos": lambda b, g, x: b("Neg", b("Mul", g, b("Sin", x))),
+    "Cosh": lambda b, g, x: b("Mul", g, b("Sinh", x)),
+    "Erf": _error_function,
+    "Log": lambda b, g, x: b("Div", g, x),
+    "Neg": lambda b, g, x: b("Neg", g),
+    "Sin": lambda b, g, x: b("Mul", g, b("Cos", x)),
+    "Sinh": lambda b, g, x: b("Mul", g, b("Cosh", x)),
+    "Softplus": lambda b, g, x: b("Mul", g, b("Sigmoid", x)),
+    "Softsign": lambda b, g, x: b("Div", g, _square(b, b("Add", b("Abs", x), b.number(1)))),
+}
+"""Operator -> the gradient, of the output's gradient and the input."""
+
+_OF_OUTPUT: dict[str, Callable[[Backward, str, str], str]] = {
+    "Exp": lambda b, g, y: b("Mul", g, y),
+    "Reciprocal": lambda b, g, y: b("Neg", b("Mul", g, _square(b, y))),
+    "Relu": lambda b, g, y: b.chosen(b("Greater", y, b.number(0)), g),
+    "Sigmoid": lambda b, g, y: b("Mul", g, b("Mul", y, b("Sub", b.number(1), y))),
+    "Sqrt": lambda b, g, y: b("Div", _times(b, g, 0.5), y),
+    "Tan": lambda b, g, y: b("Mul", g, _one_plus_square(b, y)),
+    "Tanh": lambda b, g, y: b("Mul", g, b("Sub", b.number(1), _square(b, y))),
+}
+"""Operator -> the gradient, of the output's gradient and the output."""
+
+
+@rule(*_OF_INPUT)
+def by_input(b: Backward) -> Gradients:
+    yield 0, _OF_INPUT[b.node.op_type](b, b.gradient(), b.input(0))
+
+
+@rule(*_OF_OUTPUT)
+def by_output(b: Backward) -> Gradients:
+    yield 0, _OF_OUTPUT[b.node.op_type](b, b.gradient(), b.output(0))
+
+
+@rule("Ceil", "Floor", "Round", "Sign")
+def steps(b: Backward) -> Gradients:
+    """The derivative is 0, as in PyTorch; nothing in front of the node needs to be computed then."""
+    yield from ()
+
+
+@rule("Cast")
+def cast(b: Backward) -> Gradients:
+    yield 0, b("Cast", b.gradient(), to=shapes.element_type(b.context.types, b.input(0)))
