@@ -10,6 +10,7 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
 from onnx.reference.op_run import OpRun
+from precise_operators import OPERATORS
 
 from ortflow.workflow.graph.autodiff.compose import compose
 from ortflow.workflow.graph.autodiff.reverse import differentiate
@@ -124,7 +125,7 @@ def differences_of(
 
     `new_ops` compute what onnx's evaluator does not know, or not in double precision.
     """
-    reference = ReferenceEvaluator(model, new_ops=list(new_ops))
+    reference = ReferenceEvaluator(model, new_ops=[*OPERATORS, *new_ops])
     given = {value.name for value in model.graph.input}
     feeds = {}
     for name, array in inputs.items():

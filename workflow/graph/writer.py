@@ -5,7 +5,7 @@ Called by `decompose_*` and `repair`.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -59,7 +59,13 @@ class Writer:
 
     def several(self, op_type: str, count: int, *inputs: str, domain: str = "", **attributes: Any) -> list[str]:
         """Adds a node with `count` outputs and returns their names."""
-        outputs = [self.context.fresh(f"{self._prefix}/{op_type}") for _ in range(count)]
+        return self.some(op_type, [True] * count, *inputs, domain=domain, **attributes)
+
+    def some(
+        self, op_type: str, wanted: Sequence[bool], *inputs: str, domain: str = "", **attributes: Any
+    ) -> list[str]:
+        """Adds a node with the outputs that are wanted and returns their names, empty for one that is left out."""
+        outputs = [self.context.fresh(f"{self._prefix}/{op_type}") if each else "" for each in wanted]
         name = f"{self._prefix}/{op_type}_{len(self.nodes)}"
         self.nodes.append(helper.make_node(op_type, inputs, outputs, name, domain=domain, **attributes))
         return outputs

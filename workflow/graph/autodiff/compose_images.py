@@ -4,7 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from ortflow.workflow.graph.autodiff.convolutions import (
+    bias_gradient,
+    data_gradient,
+    kernel_of,
+    sizes_of,
+    weight_gradient,
+)
 from ortflow.workflow.graph.autodiff.indexing import gathered_back
+from ortflow.workflow.graph.autodiff.windows import windows_of
 from ortflow.workflow.graph.writer import Writer
 
 
@@ -14,4 +22,16 @@ def gather(w: Writer) -> None:
     w.done(gathered_back(w, shape, indices, gradient, w.attribute("axis", 0)))
 
 
-IMAGES: dict[str, Callable[[Writer], None]] = {"GatherGrad": gather}
+def convolution(w: Writer) -> None:
+    """ConvGrad(gradient, data, weight)."""
+    gradient, x, weight = w.node.input
+    kernel, group = kernel_of(w, 2), w.attribute("group", 1)
+    windows, *_ = windows_of(w, x, kernel, sizes_of(w, x, len(kernel)))
+    w.done(
+        data_gradient(w, gradient, weight, windows, x, group) if w.output(0) else "",
+        weight_gradient(w, gradient, x, weight, windows, group) if w.output(1) else "",
+        bias_gradient(w, gradient, len(kernel)) if w.output(2) else "",
+    )
+
+
+IMAGES: dict[str, Callable[[Writer], None]] = {"GatherGrad": gather, "ConvGrad": convolution}

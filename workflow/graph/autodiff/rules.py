@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from ortflow.workflow.graph.autodiff import (
     activations,
+    convolutions,
     elementwise,
     indexing,
     reductions,
@@ -14,6 +15,7 @@ from ortflow.workflow.graph.autodiff.rule import RULES
 
 FAMILIES = (
     activations,
+    convolutions,
     elementwise,
     indexing,
     reductions,

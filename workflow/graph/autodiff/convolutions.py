@@ -1,0 +1,222 @@
+"""Rules of convolutions, and their gradients by operators of ONNX."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+
+from ortflow.workflow.graph import shapes
+from ortflow.workflow.graph.autodiff.rule import Backward, Gradients, rule
+from ortflow.workflow.graph.autodiff.windows import SPATIAL, Windows, cropped, met, spread, windows_of
+from ortflow.workflow.graph.edit import MICROSOFT
+from ortflow.workflow.graph.writer import Writer
+
+_FEW_CHANNELS = 16
+"""Below this, one convolution with the gradient as its kernel is quicker than a matrix product for each place."""
+_MANY_PLACES = 64
+_WEIGHTS_PER_PIXEL = 4096
+"""Above this, turning the weights costs more than a plain convolution gains over a transposed one."""
+
+
+def kernel_of(w: Writer, place: int) -> list[int]:
+    """Sizes of the kernel that input `place` holds; raises UserError where they are not known."""
+    given = w.attribute("kernel_shape", None)
+    if given:
+        return [int(size) for size in given]
+    found = shapes.shape(w.context.types, w.input(place))
+    if found is None or None in found[SPATIAL:]:
+        raise w.refusal("the shape of its weight is not known")
+    return [size for size in found[SPATIAL:] if size is not None]
+
+
+def sizes_of(w: Writer, x: str, axes: int) -> list[int | None]:
+    """Of the axes that windows slide along, None where not known."""
+    found = shapes.shape(w.context.types, x)
+    return [None] * axes if found is None else found[SPATIAL:]
+
+
+def data_gradient(w: Writer, gradient: str, weight: str, windows: Windows, x: str, group: int) -> str:
+    """Gradient of a convolution with respect to its data `x`."""
+    dims = shapes.shape(w.context.types, weight)
+    begins, ends = (
+        [reach - 1 - n for reach, n in zip(windows.reaches, pads, strict=True)]
+        for pads in (windows.begins, windows.ends)
+    )
+    pixels = math.prod(count or 1 for count in windows.counts) if None not in windows.counts else None
+    if (
+        dims is None
+        or None in dims
+        or min(*begins, *ends) < 0
+        or any(stride > 1 for stride in windows.strides)
+        or (group > 1 and dims[1] == 1)
+        or (pixels is not None and math.prod(n or 1 for n in dims) > _WEIGHTS_PER_PIXEL * pixels)
+    ):
+        return spread(w, gradient, weight, windows, x, group)
+    # A convolution of the gradient with each kernel turned around, inputs and outputs changing places.
+    outer, inner = dims[0] or 0, dims[1] or 0
+    volume = math.prod(windows.kernel)
+    each = outer // group
+    if group == 1 and volume == 1:
+        turned = w("Transpose", weight, perm=[1, 0, *range(SPATIAL, len(dims))])
+    else:
+        parts = w("Transpose", w("Reshape", weight, w.ints(group, each, inner, volume)), perm=[3, 0, 2, 1])
+        if volume > 1:
+            parts = w("Gather", parts, w.ints(*reversed(range(volume))))
+        turned = w("Transpose", parts, perm=[1, 2, 3, 0])
+        turned = w("Reshape", turned, w.ints(group * inner, each, *windows.kernel))
+    return w("Conv", gradient, turned, group=group, dilations=windows.dilations, pads=[*begins, *ends])
+
+
+def weight_gradient(w: Writer, gradient: str, image: str, weight: str, windows: Windows, group: int) -> str:
+    """Gradient of a convolution of `image` with respect to its weight."""
+    dims = shapes.shape(w.context.types, weight)
+    axes = range(SPATIAL, SPATIAL + len(windows.kernel))
+    if group == 1 and windows.are_pixels:
+        flat = w.ints(0, 0, -1)
+        rows, columns = w("Reshape", gradient, flat), w("Transpose", w("Reshape", image, flat), perm=[0, 2, 1])
+        product = w("ReduceSum", w("MatMul", rows, columns), w.ints(0), keepdims=0)
+        return w("Unsqueeze", product, w.ints(*axes))
+    channels = None if dims is None else dims[1]
+    swapped = [1, 0, *axes]
+    if group > 1 or channels is None or channels < _FEW_CHANNELS or math.prod(windows.kernel) > _MANY_PLACES:
+        return _by_convolution(w, gradient, image, windows, group, swapped)
+    # A product of matrices for each place of the kernel.
+    if any(windows.pads):
+        image = w("Pad", image, w.ints(0, 0, *windows.begins, 0, 0, *windows.ends))
+    rows = w("Reshape", w("Transpose", gradient, perm=swapped), w.ints(0, -1))
+    turned = w("Transpose", image, perm=swapped)
+    parts = []
+    for place in itertools.product(*map(range, windows.kernel)):
+        columns = w("Reshape", met(w, turned, windows, place, gradient), w.ints(0, -1))
+        parts.append(w("Unsqueeze", w("Gemm", rows, columns, transB=1), w.ints(2)))
+    whole = w("Concat", *parts, axis=2) if len(parts) > 1 else parts[0]
+    return w("Reshape", whole, w.ints(0, 0, *windows.kernel))
+
+
+def _by_convolution(w: Writer, gradient: str, image: str, windows: Windows, group: int, swapped: Sequence[int]) -> str:
+    """A convolution over the samples, with the gradient as kernel: strides and dilations change places."""
+    rank = len(swapped)
+    spatial = list(range(SPATIAL, rank))
+    if group > 1:
+        # [N, C, ...] as [C/group, group N, ...]
+        size = w("Shape", image, start=SPATIAL)
+        parts = w("Reshape", image, w("Concat", w.ints(0, group, -1), size, axis=0))
+        turned = w("Transpose", parts, perm=[2, 1, 0, *(axis + 1 for axis in spatial)])
+        count = w("Mul", w("Shape", image, start=0, end=1), w.ints(group))
+        image = w("Reshape", turned, w("Concat", w.ints(0), count, size, axis=0))
+    else:
+        image = w("Transpose", image, perm=swapped)
+    whole = w(
+        "Conv",
+        image,
+        w("Transpose", gradient, perm=swapped),
+        group=group,
+        strides=windows.dilations,
+        dilations=windows.strides,
+        pads=windows.pads,
+    )
+    extents = zip(
+        windows.sizes, windows.counts, windows.strides, windows.reaches, windows.begins, windows.ends, strict=True
+    )
+    if any(
+        stride > 1 and (size is None or count is None or (count - 1) * stride + reach != size + begin + end)
+        for size, count, stride, reach, begin, end in extents
+    ):
+        # Elements that no window reaches make it larger.
+        whole = w("Slice", whole, w.ints(*(0 for _ in spatial)), w.ints(*windows.kernel), w.ints(*spatial))
+    return w("Transpose", whole, perm=swapped)
+
+
+def bias_gradient(w: Writer, gradient: str, axes: int) -> str:
+    """Gradient of a convolution with respect to its bias."""
+    return w("ReduceSum", gradient, w.ints(0, *range(SPATIAL, SPATIAL + axes)), keepdims=0)
+
+
+@rule("Conv")
+def convolution(b: Backward) -> Gradients:
+    kernel = kernel_of(b, 1)
+    group, axes = b.attribute("group", 1), len(kernel)
+    windows, image, first = windows_of(b, b.input(0), kernel, sizes_of(b, b.input(0), axes))
+    # ConvGrad of groups clears memory that is not its own where the kernel has not two axes.
+    if not first and (axes == 2 or group == 1):
+        names = b.some(
+            "ConvGrad",
+            [b.wants(place) for place in range(3)],
+            b.gradient(),
+            *b.node.input[:2],
+            domain=MICROSOFT,
+            group=group,
+            kernel_shape=kernel,
+            strides=windows.strides,
+            dilations=windows.dilations,
+            pads=windows.pads,
+        )
+        yield from ((place, name) for place, name in enumerate(names) if name)
+        return
+    if b.wants(2):
+        yield 2, bias_gradient(b, b.gradient(), axes)
+    if b.wants(1):
+        yield 1, weight_gradient(b, b.gradient(), image, b.input(1), windows, group)
+    if b.wants(0):
+        found = data_gradient(b, b.gradient(), b.input(1), windows, image, group)
+        yield 0, cropped(b, found, first, b.input(0))
+
+
+@rule("ConvTranspose")
+def transposed(b: Backward) -> Gradients:
+    """A transposed convolution is the gradient of a convolution with respect to its data: here that convolution."""
+    kernel = kernel_of(b, 1)
+    group, axes = b.attribute("group", 1), len(kernel)
+    windows = _of_transposed(b, kernel)
+    if b.wants(2):
+        yield 2, bias_gradient(b, b.gradient(), axes)
+    if b.wants(1):
+        yield 1, weight_gradient(b, b.input(0), b.gradient(), b.input(1), windows, group)
+    if b.wants(0):
+        yield (
+            0,
+            b(
+                "Conv",
+                b.gradient(),
+                b.input(1),
+                group=group,
+                kernel_shape=kernel,
+                strides=windows.strides,
+                dilations=windows.dilations,
+                pads=windows.pads,
+            ),
+        )
+
+
+def _of_transposed(b: Backward, kernel: list[int]) -> Windows:
+    """The windows over the node's output, whose pads may follow from the size that it asks for."""
+    axes = len(kernel)
+    ones = [1] * axes
+    strides, dilations = b.attribute("strides", None) or ones, b.attribute("dilations", None) or ones
+    pads = b.attribute("pads", None) or [0] * (2 * axes)
+    mode, asked = b.attribute("auto_pad", "NOTSET"), b.attribute("output_shape", None)
+    extra = b.attribute("output_padding", None) or [0] * axes
+    sizes = sizes_of(b, b.output(0), axes)
+    if any(n >= stride for n, stride in zip(extra, strides, strict=True)):
+        # ONNX Runtime computes something else then, or nothing.
+        raise b.refusal("its output_padding is not below its strides")
+    if mode == "VALID" and not asked:
+        pads = [0] * (2 * axes)
+    elif asked or mode != "NOTSET":
+        begins, ends = [], []
+        for axis, size in enumerate(sizes_of(b, b.input(0), axes)):
+            reach = dilations[axis] * (kernel[axis] - 1) + 1
+            if asked and size is None:
+                raise b.refusal("its pads depend on a size that is not known")
+            # Without a size asked for, the output is as many strides long as the input has elements.
+            lacking = asked[axis] - strides[axis] * ((size or 0) - 1) if asked else strides[axis]
+            total = extra[axis] + reach - lacking
+            if total < 0:
+                raise b.refusal("its output is longer than what its kernel reaches")
+            fewer = total // 2
+            upper = mode == "SAME_UPPER"
+            begins.append(fewer if upper else total - fewer)
+            ends.append(total - fewer if upper else fewer)
+        pads = [*begins, *ends]
+    return Windows(kernel, strides, dilations, pads[:axes], pads[axes:], sizes)

@@ -1,0 +1,167 @@
+"""Windows that slide over images: where they lie, and the way back from what they made to what they read.
+
+Convolutions and pooling are made of these.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ortflow.workflow.graph.writer import Writer
+
+SPATIAL = 2
+"""The first axis that windows slide along, behind batch and channels."""
+
+
+@dataclass(frozen=True)
+class Windows:
+    """Their geometry, a number for each axis that they slide along."""
+
+    kernel: Sequence[int]
+    strides: Sequence[int]
+    dilations: Sequence[int]
+    begins: Sequence[int]
+    """Padding before the image."""
+    ends: Sequence[int]
+    """Padding behind it."""
+    sizes: Sequence[int | None]
+    """Of the image, None where not known."""
+    ceil: bool = False
+    """A last window may reach beyond the padding."""
+
+    @property
+    def reaches(self) -> list[int]:
+        """How many elements a window spans."""
+        return [d * (k - 1) + 1 for k, d in zip(self.kernel, self.dilations, strict=True)]
+
+    @property
+    def counts(self) -> list[int | None]:
+        """How many windows there are along each axis, None where not known."""
+        return [self._count(axis) for axis in range(len(self.kernel))]
+
+    def _count(self, axis: int) -> int | None:
+        size, stride, begin = self.sizes[axis], self.strides[axis], self.begins[axis]
+        if size is None:
+            return None
+        room = size + begin + self.ends[axis] - self.reaches[axis]
+        count = (-(-room // stride) if self.ceil else room // stride) + 1
+        # No window begins in the padding behind the image.
+        return count - 1 if self.ceil and (count - 1) * stride >= size + begin else count
+
+    @property
+    def pads(self) -> list[int]:
+        """As ONNX has them."""
+        return [*self.begins, *self.ends]
+
+    @property
+    def are_pixels(self) -> bool:
+        """Each window is one pixel, and each pixel a window."""
+        return all(n == 1 for n in (*self.kernel, *self.strides)) and not any(self.pads)
+
+
+def windows_of(w: Writer, x: str, kernel: Sequence[int], sizes: Sequence[int | None]) -> tuple[Windows, str, str]:
+    """The windows of a node over the image `x`, padded beforehand where pads are only known when the graph runs.
+
+    Returns the windows, the image that they slide over, and, where that is another one than `x`, the name of the int64
+    vector that says where `x` begins in it; empty else.
+    """
+    axes = len(kernel)
+    strides, dilations = w.attribute("strides", None) or [1] * axes, w.attribute("dilations", None) or [1] * axes
+    pads = w.attribute("pads", None) or [0] * (2 * axes)
+    mode, ceil = w.attribute("auto_pad", "NOTSET"), bool(w.attribute("ceil_mode", 0))
+    if not mode.startswith("SAME"):
+        if mode == "VALID":
+            pads = [0] * (2 * axes)
+        return Windows(kernel, strides, dilations, pads[:axes], pads[axes:], sizes, ceil), x, ""
+    plain = Windows(kernel, strides, dilations, [0] * axes, [0] * axes, sizes)
+    if any(size is None and stride > 1 for size, stride in zip(sizes, strides, strict=True)):
+        first, padded = _padded_to_same(w, x, plain, mode)
+        return Windows(kernel, strides, dilations, [0] * axes, [0] * axes, [None] * axes), padded, first
+    totals = [
+        reach - 1 if size is None else max(0, (-(-size // stride) - 1) * stride + reach - size)
+        for size, stride, reach in zip(sizes, strides, plain.reaches, strict=True)
+    ]
+    fewer, more = [n // 2 for n in totals], [n - n // 2 for n in totals]
+    begins, ends = (fewer, more) if mode == "SAME_UPPER" else (more, fewer)
+    return Windows(kernel, strides, dilations, begins, ends, sizes), x, ""
+
+
+def _padded_to_same(w: Writer, x: str, windows: Windows, mode: str) -> tuple[str, str]:
+    size, strides = w("Shape", x, start=SPATIAL), w.ints(*windows.strides)
+    count = w("Div", w("Add", size, w.ints(*(n - 1 for n in windows.strides))), strides)
+    spanned = w("Add", w("Mul", w("Sub", count, w.ints(1)), strides), w.ints(*windows.reaches))
+    total = w("Max", w("Sub", spanned, size), w.ints(0))
+    fewer = w("Div", total, w.ints(2))
+    more = w("Sub", total, fewer)
+    begins, ends = (fewer, more) if mode == "SAME_UPPER" else (more, fewer)
+    none = w.ints(0, 0)
+    return begins, w("Pad", x, w("Concat", none, begins, none, ends, axis=0))
+
+
+def cropped(w: Writer, padded: str, first: str, x: str) -> str:
+    """What `windows_of` has padded, without the padding; `padded` itself where `first` is empty."""
+    if not first:
+        return padded
+    axes = w.ints(*range(SPATIAL, SPATIAL + len(w.attribute("strides", []))))
+    return w("Slice", padded, first, w("Add", first, w("Shape", x, start=SPATIAL)), axes)
+
+
+def spread(w: Writer, gradient: str, weight: str, windows: Windows, x: str, group: int = 1) -> str:
+    """The sum of every window's kernel times its gradient, where it lies in the image `x`, of the shape of `x`.
+
+    `gradient` is [N, M, windows...], `weight` [M, C/group, kernel...], the result [N, C, image...].
+    """
+    ends, missing, cut = [], [], False
+    for axis, size in enumerate(windows.sizes):
+        count, stride = windows.counts[axis], windows.strides[axis]
+        if size is None or count is None:
+            exact = stride == 1 and not windows.ceil
+            ends.append(windows.ends[axis] if exact else 0)
+            missing.append(0 if exact else stride - 1)
+            cut = cut or not exact
+        else:
+            lacking = size + windows.begins[axis] - stride * (count - 1) - windows.reaches[axis]
+            ends.append(max(0, -lacking))
+            missing.append(max(0, lacking))
+    extra: dict[str, Any] = {"output_padding": missing} if any(missing) else {}
+    whole = w(
+        "ConvTranspose",
+        gradient,
+        weight,
+        group=group,
+        kernel_shape=windows.kernel,
+        strides=windows.strides,
+        dilations=windows.dilations,
+        pads=[*windows.begins, *ends],
+        **extra,
+    )
+    if not cut:
+        return whole
+    axes = range(SPATIAL, SPATIAL + len(windows.kernel))
+    return w("Slice", whole, w.ints(*(0 for _ in axes)), w("Shape", x, start=SPATIAL), w.ints(*axes))
+
+
+def met(w: Writer, padded: str, windows: Windows, place: Sequence[int], outputs: str) -> str:
+    """[N, C, windows...]: of each window the element at a place of its kernel; `padded` is the image with its padding.
+
+    `outputs` has as many elements along the spatial axes as there are windows.
+    """
+    if math.prod(windows.kernel) == 1 and all(stride == 1 for stride in windows.strides):
+        return padded
+    axes = range(SPATIAL, SPATIAL + len(windows.kernel))
+    starts = [n * d for n, d in zip(place, windows.dilations, strict=True)]
+    strides = windows.strides
+    counts = windows.counts
+    if None not in counts:
+        known = zip(starts, counts, strides, strict=True)
+        ends = w.ints(*(start + (count or 0) * stride - stride + 1 for start, count, stride in known))
+    elif all(stride == 1 for stride in strides):
+        ends = w("Add", w("Shape", outputs, start=SPATIAL), w.ints(*starts))
+    else:
+        spanned = w("Mul", w("Shape", outputs, start=SPATIAL), w.ints(*strides))
+        ends = w("Add", spanned, w.ints(*(start - stride + 1 for start, stride in zip(starts, strides, strict=True))))
+    steps = [] if all(stride == 1 for stride in strides) else [w.ints(*strides)]
+    return w("Slice", padded, w.ints(*starts), ends, w.ints(*axes), *steps)
