@@ -18,6 +18,8 @@ from ortflow.workflow.graph import walk
 _AGAIN = "export the model again"
 LARGE = 4096
 """Elements above which a tensor's values say nothing about shapes."""
+_ALIKE = frozenset(["BiasGelu", "FastGelu", "Gelu", "QuickGelu"])
+"""Operators of com.microsoft, unknown to onnx, whose output is like their first input."""
 PROPAGATED = 1 << 20
 """Elements of vectors up to which inference follows shapes that nodes compute."""
 
@@ -63,12 +65,30 @@ def _inferred(model: onnx.ModelProto, known: Sequence[onnx.ValueInfoProto] = ())
     light = without_weights(model)
     del light.graph.value_info[:]
     light.graph.value_info.extend(known)
+    for node in light.graph.node:
+        _stand_in(node)
     try:
         inferred = shape_inference.infer_shapes(light)
         return inferred if _vectors(inferred) > PROPAGATED else shape_inference.infer_shapes(light, data_prop=True)
     except (shape_inference.InferenceError, RuntimeError, ValueError, IndexError) as error:
         reason = " ".join(str(error).split())
         raise UserError(f"the shapes within the model contradict each other: {reason[:300]}", fix=_AGAIN) from None
+
+
+def _stand_in(node: onnx.NodeProto) -> None:
+    """Makes a node of ONNX Runtime's one that onnx infers the same shapes of, in place."""
+    if node.domain == "com.microsoft" and node.op_type in _ALIKE:
+        node.op_type, node.domain = "Identity", ""
+        del node.input[1:], node.attribute[:]
+    elif node.domain == "com.microsoft" and node.op_type == "FusedMatMul":
+        if not any(a.name.startswith("trans") and a.i for a in node.attribute):
+            node.op_type, node.domain = "MatMul", ""
+            del node.attribute[:]
+    elif node.domain == "" and node.op_type == "SimplifiedLayerNormalization":
+        node.op_type = "LayerNormalization"
+        if len(node.output) > 1:
+            # Its second output is the inverse deviation, the third of the other.
+            node.output.insert(1, "")
 
 
 def _vectors(model: onnx.ModelProto) -> int:

@@ -63,7 +63,7 @@ def _over_rows(w: Writer, value: str, scale: str, axis: int, rank: int | None) -
     """The sum over all axes before `axis`, which counts from the end."""
     if rank is not None:
         before = list(range(rank + axis))
-        return w("ReduceSum", value, w.ints(*before), keepdims=0) if before else w("Identity", value)
+        return w("ReduceSum", value, w.ints(*before), keepdims=0) if before else value
     rows = w("Reshape", value, w("Concat", w.ints(-1), w("Shape", scale), axis=0))
     return w("ReduceSum", rows, w.ints(0), keepdims=0)
 

@@ -15,6 +15,7 @@ from onnx import helper, numpy_helper
 from ortflow.workflow.graph import shapes
 from ortflow.workflow.graph.autodiff.rule import Backward, Constants
 from ortflow.workflow.graph.autodiff.rules import RULES
+from ortflow.workflow.graph.edit import prune
 from ortflow.workflow.graph.origin import inherit
 from ortflow.workflow.graph.path import gradient_path
 from ortflow.workflow.graph.writer import MISFITS, context_of, no_gradient
@@ -78,6 +79,7 @@ def differentiate(model: onnx.ModelProto, parameters: Sequence[str], loss: str) 
     graph.initializer.extend(constants.values())
     for name in reached:
         graph.output.append(helper.make_value_info(f"{name}_grad", context.types[name]))
+    prune(graph)
     new = {name for node in made for name in node.output} - {value.name for value in graph.output}
     described = {renamed.get(name, name): found for name, found in described.items()}
     shapes.infer(copy, [helper.make_value_info(name, described[name]) for name in described if name in new])

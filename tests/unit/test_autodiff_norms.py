@@ -1,0 +1,77 @@
+"""Gradients of softmax, normalisations and the cross-entropy."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from gradients import check
+from onnx.reference.op_run import OpRun
+
+RANDOM = np.random.default_rng(5)
+X = RANDOM.normal(size=(2, 3, 4))
+
+
+class SimplifiedLayerNormalization(OpRun):
+    def _run(self, x: Any, scale: Any, axis: Any = None, epsilon: Any = None, stash_type: Any = None) -> Any:
+        axes = tuple(range((-1 if axis is None else axis) % x.ndim, x.ndim))
+        return (x / np.sqrt(np.mean(x**2, axis=axes, keepdims=True) + (epsilon or 1e-5)) * scale,)
+
+
+@pytest.mark.parametrize("axis", [None, -1, 0, 1, -2])
+@pytest.mark.parametrize("operator", ["Softmax", "LogSoftmax"])
+def test_softmax(operator: str, axis: int | None) -> None:
+    check(operator, {"a": X}, ["a"], **({} if axis is None else {"axis": axis}))
+
+
+@pytest.mark.parametrize("with_bias", [True, False])
+@pytest.mark.parametrize("axis", [None, -1, 1, -2, 0])
+def test_layer_normalization(axis: int | None, with_bias: bool) -> None:
+    shape = X.shape[-1 if axis is None else axis :]
+    inputs = {"a": X, "scale": RANDOM.normal(size=shape)}
+    if with_bias:
+        inputs["bias"] = RANDOM.normal(size=shape)
+    attributes: dict[str, Any] = {"epsilon": 0.01} if axis is None else {"axis": axis}
+    check("LayerNormalization", inputs, list(inputs), **attributes)
+    check("LayerNormalization", inputs, ["scale"], **attributes)
+    check("LayerNormalization", inputs, ["a"], **attributes)
+
+
+def test_layer_normalization_of_one_element() -> None:
+    inputs = {"a": X[:, :, :1], "scale": RANDOM.normal(size=1), "bias": RANDOM.normal(size=1)}
+    check("LayerNormalization", inputs, ["scale", "bias"])
+
+
+@pytest.mark.parametrize("axis", [None, 1])
+def test_root_mean_square_normalization(axis: int | None) -> None:
+    inputs = {"a": X, "scale": RANDOM.normal(size=X.shape[-1 if axis is None else axis :])}
+    attributes = {} if axis is None else {"axis": axis}
+    check("SimplifiedLayerNormalization", inputs, ["a", "scale"], new_ops=[SimplifiedLayerNormalization], **attributes)
+    check("SimplifiedLayerNormalization", inputs, ["scale"], new_ops=[SimplifiedLayerNormalization], **attributes)
+
+
+@pytest.mark.parametrize("kind", [np.int64, np.int32])
+@pytest.mark.parametrize("weighted", [True, False])
+@pytest.mark.parametrize("ignore", [None, 1, -100])
+@pytest.mark.parametrize("reduction", ["sum", "mean", "none", None])
+@pytest.mark.parametrize("behind", [(), (4,), (2, 3)], ids=str)
+def test_cross_entropy(
+    behind: tuple[int, ...], reduction: str | None, ignore: int | None, weighted: bool, kind: Any
+) -> None:
+    labels = RANDOM.integers(0, 3, (5, *behind)).astype(kind)
+    if ignore is not None:
+        labels.reshape(-1)[:2] = ignore
+    inputs: dict[str, Any] = {"a": RANDOM.normal(size=(5, 3, *behind)), "xlabels": labels}
+    if weighted:
+        inputs["weights"] = RANDOM.uniform(0.5, 2, 3)
+    attributes: dict[str, Any] = {} if reduction is None else {"reduction": reduction}
+    if ignore is not None:
+        attributes["ignore_index"] = ignore
+    check("SoftmaxCrossEntropyLoss", inputs, ["a"], **attributes)
+
+
+def test_cross_entropy_whose_log_probabilities_are_used() -> None:
+    inputs = {"a": RANDOM.normal(size=(5, 3)), "xlabels": RANDOM.integers(0, 3, 5)}
+    check("SoftmaxCrossEntropyLoss", inputs, ["a"], outputs=2, uses=(0, 1))
+    check("SoftmaxCrossEntropyLoss", inputs, ["a"], outputs=2, uses=(1,))

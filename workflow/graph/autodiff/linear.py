@@ -1,0 +1,120 @@
+"""Rules of matrix products.
+
+A gradient of a matrix that has no batch axes is one product over all rows: the form that `speed` and the kernels know.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ortflow.workflow.graph import shapes
+from ortflow.workflow.graph.autodiff.rule import Backward, Dims, Gradients, rule
+from ortflow.workflow.graph.edit import MICROSOFT
+
+
+@rule("MatMul")
+def matrix_product(b: Backward) -> Gradients:
+    ranks = b.rank(0), b.rank(1)
+    a, c = b.input(0), b.input(1)
+    left, right = (shapes.named_shape(b.context.types, name) or [] for name in (a, c))
+    gradient = b.gradient()
+    # A vector is a matrix of one row on the left and of one column on the right.
+    if ranks[0] == 1:
+        a, left = b("Unsqueeze", a, b.ints(0)), [1, *left]
+        gradient = b("Unsqueeze", gradient, b.ints(-1 if ranks[1] == 1 else -2))
+    if ranks[1] == 1:
+        c, right = b("Unsqueeze", c, b.ints(1)), [*right, 1]
+        gradient = b("Unsqueeze", gradient, b.ints(-1))
+    for place, found in _of_matrices(b, gradient, a, left, c, right):
+        yield place, found if ranks[place] > 1 else b("Squeeze", found, b.ints(place))
+
+
+def _of_matrices(b: Backward, gradient: str, a: str, left: Dims, c: str, right: Dims) -> Gradients:
+    """Of the product of `a` and `c`, whose sizes are `left` and `right`, two axes at least."""
+    if len(left) == len(right) == 2:
+        if b.wants(0):
+            yield 0, b("Gemm", gradient, c, transB=1)
+        if b.wants(1):
+            yield 1, b("Gemm", a, gradient, transA=1)
+        return
+    batch = _batch(left, right)
+    if b.wants(0):
+        found = b("MatMul", gradient, _turned(b, c, len(right)))
+        yield 0, b.summed_to(found, a, left, [*batch, *left[-2:]])
+    if b.wants(1):
+        if len(right) == 2:
+            yield 1, b("Gemm", _rows(b, a, left), _rows(b, gradient, [*left[:-1], right[-1]]), transA=1)
+        else:
+            found = b("MatMul", _turned(b, a, len(left)), gradient)
+            yield 1, b.summed_to(found, c, right, [*batch, *right[-2:]])
+
+
+def _batch(left: Dims, right: Dims) -> list[int | str | None]:
+    """Sizes of the axes before the last two of a product."""
+    count = max(len(left), len(right)) - 2
+    padded = [[*[1] * (count + 2 - len(dims)), *dims[:-2]] for dims in (left, right)]
+    return [_wider(a, b) for a, b in zip(*padded, strict=True)]
+
+
+def _wider(a: int | str | None, b: int | str | None) -> int | str | None:
+    """The size that an axis has after broadcasting."""
+    if a == 1 or a == b:
+        return b
+    if b == 1 or isinstance(a, int):
+        return a
+    return b if isinstance(b, int) else None
+
+
+def _turned(b: Backward, value: str, rank: int) -> str:
+    return b("Transpose", value, perm=[*range(rank - 2), rank - 1, rank - 2])
+
+
+def _rows(b: Backward, value: str, dims: Dims) -> str:
+    """A value as a matrix with the same last axis."""
+    if isinstance(dims[-1], int) and dims[-1] > 0:
+        return b("Reshape", value, b.ints(-1, dims[-1]))
+    return b("Reshape", value, b("Concat", b.ints(-1), b("Shape", value, start=-1), axis=0))
+
+
+@rule("Gemm")
+def general_product(b: Backward) -> Gradients:
+    """alpha op(A) op(B) + beta C."""
+    a, c, gradient = b.input(0), b.input(1), b.gradient()
+    turn_a, turn_b = b.attribute("transA", 0), b.attribute("transB", 0)
+    alpha, beta = b.attribute("alpha", 1.0), b.attribute("beta", 1.0)
+    scale: dict[str, Any] = {} if alpha == 1 else {"alpha": alpha}
+    if b.wants(2):
+        found = b.summed(gradient, b.input(2), b.output(0))
+        yield 2, found if beta == 1 else b("Mul", found, b.number(beta))
+    if b.wants(1):
+        if turn_b:
+            yield 1, b("Gemm", gradient, a, **_turns(1, turn_a), **scale)
+        else:
+            yield 1, b("Gemm", a, gradient, **_turns(1 - turn_a, 0), **scale)
+    if b.wants(0):
+        if turn_a:
+            yield 0, b("Gemm", c, gradient, **_turns(turn_b, 1), **scale)
+        else:
+            yield 0, b("Gemm", gradient, c, **_turns(0, 1 - turn_b), **scale)
+
+
+def _turns(a: int, b: int) -> dict[str, Any]:
+    return {"transA": a, "transB": b}
+
+
+@rule("FusedMatMul", domain=MICROSOFT)
+def fused_product(b: Backward) -> Gradients:
+    """alpha op(A) op(B), with the last two axes of a factor turned or not."""
+    if b.attribute("transBatchA", 0) or b.attribute("transBatchB", 0):
+        raise b.refusal("it turns batch axes")
+    alpha, values, dims = b.attribute("alpha", 1.0), [], []
+    turns = b.attribute("transA", 0), b.attribute("transB", 0)
+    for place, turned in enumerate(turns):
+        size = list(shapes.named_shape(b.context.types, b.input(place)) or [])
+        if len(size) < 2:
+            raise b.refusal("the rank of its input is not known, or is below 2")
+        values.append(_turned(b, b.input(place), len(size)) if turned else b.input(place))
+        dims.append([*size[:-2], size[-1], size[-2]] if turned else size)
+    gradient = b.gradient() if alpha == 1 else b("Mul", b.gradient(), b.number(alpha))
+    for place, found in _of_matrices(b, gradient, values[0], dims[0], values[1], dims[1]):
+        yield place, _turned(b, found, len(dims[place])) if turns[place] else found

@@ -1,0 +1,82 @@
+"""Rules of softmax, normalisations and the cross-entropy, with what their gradients read as further outputs."""
+
+from __future__ import annotations
+
+from ortflow.workflow.graph import shapes
+from ortflow.workflow.graph.autodiff.compose_norms import normalization_gradients
+from ortflow.workflow.graph.autodiff.rule import Backward, Dims, Gradients, rule
+from ortflow.workflow.graph.edit import MICROSOFT
+from ortflow.workflow.graph.writer import attribute
+
+
+@rule("Softmax")
+def softmax(b: Backward) -> Gradients:
+    yield 0, b("SoftmaxGrad_13", b.gradient(), b.output(0), domain=MICROSOFT, axis=b.attribute("axis", -1))
+
+
+@rule("LogSoftmax")
+def log_softmax(b: Backward) -> Gradients:
+    yield 0, _through_log_softmax(b, b.gradient(), b.output(0), b.attribute("axis", -1))
+
+
+def _through_log_softmax(b: Backward, gradient: str, logarithms: str, axis: int) -> str:
+    """dy - exp(y) sum(dy), summed along the axis."""
+    total = b("ReduceSum", gradient, b.ints(axis), keepdims=1)
+    return b("Sub", gradient, b("Mul", b("Exp", logarithms), total))
+
+
+@rule("LayerNormalization")
+def layer_normalization(b: Backward) -> Gradients:
+    mean, inverse, rank = b.stash(1), b.stash(2), b.rank(0)
+    axis = b.attribute("axis", -1) % rank
+    sizes = (shapes.named_shape(b.context.types, b.input(0)) or [])[axis:]
+    if all(_is_whole(b, name, sizes) for name in b.node.input[1:] if name):
+        inputs = b.gradient(), b.input(0), b.input(1), mean, inverse
+        found = b.several("LayerNormalizationGrad", 3, *inputs, domain=MICROSOFT, axis=axis)
+        yield from enumerate(found[: len(b.node.input)])
+        return
+    yield from _broadcast_normalization(b, mean, inverse, range(axis - rank, 0))
+
+
+def _is_whole(b: Backward, vector: str, sizes: Dims) -> bool:
+    """Whether a scale or bias is as large as the axes that are normalised, so that none of it is broadcast.
+
+    The training package's kernel takes no axes of one element.
+    """
+    found = shapes.named_shape(b.context.types, vector) or []
+    same = found == sizes and None not in sizes and set(sizes) != {1}
+    return same or (len(found) == len(sizes) and all(isinstance(size, int) and size > 1 for size in found))
+
+
+@rule("SimplifiedLayerNormalization")
+def root_mean_square_normalization(b: Backward) -> Gradients:
+    rank = b.rank(0)
+    yield from _broadcast_normalization(b, "", b.stash(1), range(b.attribute("axis", -1) % rank - rank, 0))
+
+
+def _broadcast_normalization(b: Backward, mean: str, inverse: str, axes: range) -> Gradients:
+    x, scale, y = b.input(0), b.input(1), b.output(0)
+    of_x, of_scale = normalization_gradients(b, b.gradient(), x, scale, mean, inverse, axes)
+    if b.wants(0):
+        yield 0, of_x
+    if b.wants(1):
+        yield 1, b.summed(of_scale, scale, y)
+    if b.wants(2):
+        yield 2, b.summed(b.gradient(), b.input(2), y)
+
+
+@rule("SoftmaxCrossEntropyLoss")
+def cross_entropy(b: Backward) -> Gradients:
+    """The second output, the logarithms of the probabilities, may be used for itself."""
+    logarithms = b.stash(1)
+    found = ""
+    if b.gradient():
+        ignored = attribute(b.node, "ignore_index", None)
+        given = {} if ignored is None else {"ignore_index": ignored}
+        inputs = [b.gradient(), logarithms, *(name for name in b.node.input[1:] if name)]
+        reduction = b.attribute("reduction", "mean")
+        found = b("SoftmaxCrossEntropyLossGrad", *inputs, domain=MICROSOFT, reduction=reduction, **given)
+    if b.gradient(1):
+        other = _through_log_softmax(b, b.gradient(1), logarithms, 1)
+        found = b("Add", found, other) if found else other
+    yield 0, found
