@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -57,4 +58,73 @@ class ConvTranspose(OpRun):  # type: ignore[misc]
         return (whole if bias is None else whole + bias.reshape(-1, *[1] * axes),)
 
 
-OPERATORS = (ConvTranspose,)
+class _Pool(OpRun):  # type: ignore[misc]
+    """One number of each window. onnx's evaluator places windows wrongly with `auto_pad` and `ceil_mode`."""
+
+    def _pooled(self, x: np.ndarray, reduce: Callable[[np.ndarray, int], np.ndarray], **given: Any) -> np.ndarray:
+        kernel, axes = given["kernel_shape"], x.ndim - 2
+        strides, dilations = given.get("strides") or [1] * axes, given.get("dilations") or [1] * axes
+        pads, mode = given.get("pads") or [0] * (2 * axes), given.get("auto_pad") or "NOTSET"
+        begins, ends = list(pads[:axes]), list(pads[axes:])
+        counts = []
+        for axis, size in enumerate(x.shape[2:]):
+            stride, reach = strides[axis], dilations[axis] * (kernel[axis] - 1) + 1
+            if mode.startswith("SAME"):
+                total = max(0, (-(-size // stride) - 1) * stride + reach - size)
+                begins[axis] = total // 2 if mode == "SAME_UPPER" else total - total // 2
+                ends[axis] = total - begins[axis]
+            room = size + begins[axis] + ends[axis] - reach
+            counts.append((-(-room // stride) if given.get("ceil_mode") else room // stride) + 1)
+        y = np.zeros((*x.shape[:2], *counts), x.dtype)
+        for window in np.ndindex(*counts):
+            places, padded = [], 1
+            for axis, size in enumerate(x.shape[2:]):
+                start = window[axis] * strides[axis] - begins[axis]
+                own = start + np.arange(kernel[axis]) * dilations[axis]
+                places.append(own[(own >= 0) & (own < size)])
+                padded *= int((own < size + ends[axis]).sum())
+            elements = x[(slice(None), slice(None), *np.ix_(*places))].reshape(*x.shape[:2], -1)
+            y[(slice(None), slice(None), *window)] = reduce(elements, padded)
+        return y
+
+
+class MaxPool(_Pool):
+    """The largest of each window."""
+
+    def _run(self, x: np.ndarray, **given: Any) -> tuple[np.ndarray]:
+        return (self._pooled(x, lambda elements, _: elements.max(axis=-1), **given),)
+
+
+class AveragePool(_Pool):
+    """The mean of each window, of its padding too where `count_include_pad` says so."""
+
+    def _run(self, x: np.ndarray, **given: Any) -> tuple[np.ndarray]:
+        def mean(elements: np.ndarray, padded: int) -> np.ndarray:
+            return elements.sum(axis=-1) / (padded if given.get("count_include_pad") else elements.shape[-1])
+
+        return (self._pooled(x, mean, **given),)
+
+
+class LpPool(_Pool):
+    """The norm of each window."""
+
+    def _run(self, x: np.ndarray, **given: Any) -> tuple[np.ndarray]:
+        p = given.get("p") or 2
+        return (self._pooled(x, lambda elements, _: (np.abs(elements) ** p).sum(axis=-1) ** (1 / p), **given),)
+
+
+class GlobalMaxPool(OpRun):  # type: ignore[misc]
+    """The largest of each channel. onnx's is one of the first spatial axis."""
+
+    def _run(self, x: np.ndarray) -> tuple[np.ndarray]:
+        return (x.max(axis=tuple(range(2, x.ndim)), keepdims=True),)
+
+
+class GlobalLpPool(OpRun):  # type: ignore[misc]
+    """The norm of each channel."""
+
+    def _run(self, x: np.ndarray, *, p: int = 2) -> tuple[np.ndarray]:
+        return ((np.abs(x) ** p).sum(axis=tuple(range(2, x.ndim)), keepdims=True) ** (1 / p),)
+
+
+OPERATORS = (AveragePool, ConvTranspose, GlobalLpPool, GlobalMaxPool, LpPool, MaxPool)

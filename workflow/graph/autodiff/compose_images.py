@@ -8,11 +8,10 @@ from ortflow.workflow.graph.autodiff.convolutions import (
     bias_gradient,
     data_gradient,
     kernel_of,
-    sizes_of,
     weight_gradient,
 )
 from ortflow.workflow.graph.autodiff.indexing import gathered_back
-from ortflow.workflow.graph.autodiff.windows import windows_of
+from ortflow.workflow.graph.autodiff.windows import sizes_of, windows_of
 from ortflow.workflow.graph.writer import Writer
 
 

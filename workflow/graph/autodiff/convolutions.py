@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from ortflow.workflow.graph import shapes
 from ortflow.workflow.graph.autodiff.rule import Backward, Gradients, rule
-from ortflow.workflow.graph.autodiff.windows import SPATIAL, Windows, cropped, met, spread, windows_of
+from ortflow.workflow.graph.autodiff.windows import SPATIAL, Windows, cropped, met, sizes_of, spread, windows_of
 from ortflow.workflow.graph.edit import MICROSOFT
 from ortflow.workflow.graph.writer import Writer
 
@@ -28,12 +28,6 @@ def kernel_of(w: Writer, place: int) -> list[int]:
     if found is None or None in found[SPATIAL:]:
         raise w.refusal("the shape of its weight is not known")
     return [size for size in found[SPATIAL:] if size is not None]
-
-
-def sizes_of(w: Writer, x: str, axes: int) -> list[int | None]:
-    """Of the axes that windows slide along, None where not known."""
-    found = shapes.shape(w.context.types, x)
-    return [None] * axes if found is None else found[SPATIAL:]
 
 
 def data_gradient(w: Writer, gradient: str, weight: str, windows: Windows, x: str, group: int) -> str:

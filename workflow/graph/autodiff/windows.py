@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ortflow.workflow.graph import shapes
 from ortflow.workflow.graph.writer import Writer
 
 SPATIAL = 2
@@ -30,7 +31,7 @@ class Windows:
     sizes: Sequence[int | None]
     """Of the image, None where not known."""
     ceil: bool = False
-    """A last window may reach beyond the padding."""
+    """A last window may reach beyond the padding. Versions of ONNX Runtime differ on how many there are then."""
 
     @property
     def reaches(self) -> list[int]:
@@ -43,13 +44,10 @@ class Windows:
         return [self._count(axis) for axis in range(len(self.kernel))]
 
     def _count(self, axis: int) -> int | None:
-        size, stride, begin = self.sizes[axis], self.strides[axis], self.begins[axis]
-        if size is None:
+        size = self.sizes[axis]
+        if size is None or self.ceil:
             return None
-        room = size + begin + self.ends[axis] - self.reaches[axis]
-        count = (-(-room // stride) if self.ceil else room // stride) + 1
-        # No window begins in the padding behind the image.
-        return count - 1 if self.ceil and (count - 1) * stride >= size + begin else count
+        return (size + self.begins[axis] + self.ends[axis] - self.reaches[axis]) // self.strides[axis] + 1
 
     @property
     def pads(self) -> list[int]:
@@ -60,6 +58,12 @@ class Windows:
     def are_pixels(self) -> bool:
         """Each window is one pixel, and each pixel a window."""
         return all(n == 1 for n in (*self.kernel, *self.strides)) and not any(self.pads)
+
+
+def sizes_of(w: Writer, x: str, axes: int) -> list[int | None]:
+    """Of the axes that windows slide along, None where not known."""
+    found = shapes.shape(w.context.types, x)
+    return [None] * axes if found is None else found[SPATIAL:]
 
 
 def windows_of(w: Writer, x: str, kernel: Sequence[int], sizes: Sequence[int | None]) -> tuple[Windows, str, str]:

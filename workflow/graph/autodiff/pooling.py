@@ -1,0 +1,122 @@
+"""Rules of pooling."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+from onnx import helper
+
+from ortflow.workflow.graph import shapes
+from ortflow.workflow.graph.autodiff.indexing import zeros
+from ortflow.workflow.graph.autodiff.rule import Backward, Gradients, rule
+from ortflow.workflow.graph.autodiff.windows import SPATIAL, Windows, cropped, sizes_of, spread, windows_of
+from ortflow.workflow.graph.writer import set_attribute
+
+
+@rule("MaxPool")
+def max_pool(b: Backward) -> Gradients:
+    """Each window's gradient goes to its first maximum, as in torch: ONNX Runtime says where that lies in the batch."""
+    if not b.gradient():
+        return
+    if b.attribute("storage_order", 0):
+        if b.output(1):
+            raise b.refusal("its indices are in column-major order")
+        set_attribute(b.node, "storage_order", None)
+    shape, flat = b("Shape", b.input(0)), b.ints(-1)
+    empty = zeros(b, b("Reshape", b("Size", b.input(0)), b.ints(1)))
+    places, rows = b("Reshape", b.stash(1), flat), b("Reshape", b.gradient(), flat)
+    yield 0, b("Reshape", b("ScatterElements", empty, places, rows, axis=0, reduction="add"), shape)
+
+
+@rule("GlobalMaxPool")
+def global_max_pool(b: Backward) -> Gradients:
+    """The first maximum has the gradient, as in torch."""
+    flat = b("Reshape", b.input(0), b.ints(0, 0, -1))
+    first = b("ArgMax", flat, axis=2)
+    rows = b("Reshape", b.gradient(), b.ints(0, 0, 1))
+    scattered = b("ScatterElements", zeros(b, b("Shape", flat)), first, rows, axis=2)
+    yield 0, b("Reshape", scattered, b("Shape", b.input(0)))
+
+
+@rule("GlobalAveragePool")
+def global_average_pool(b: Backward) -> Gradients:
+    shape = b("Shape", b.input(0))
+    sizes = (shapes.shape(b.context.types, b.input(0)) or [None] * (SPATIAL + 1))[SPATIAL:]
+    if None in sizes:
+        count = b("Cast", b("ReduceProd", b("Shape", b.input(0), start=SPATIAL), b.ints(0), keepdims=0), to=1)
+        mean = b("Div", b.gradient(), count)
+    else:
+        mean = b("Mul", b.gradient(), b.constant(1 / math.prod(size or 1 for size in sizes)))
+    yield 0, b("Expand", mean, shape)
+
+
+@rule("AveragePool")
+def average_pool(b: Backward) -> Gradients:
+    kernel = b.attribute("kernel_shape", [])
+    windows, image, first = windows_of(b, b.input(0), kernel, sizes_of(b, b.input(0), len(kernel)))
+    gradient = b("Mul", b.gradient(), _share(b, windows, first))
+    yield 0, _spread_evenly(b, gradient, windows, image, first)
+
+
+def _share(b: Backward, windows: Windows, first: str) -> str:
+    """What part of a window's gradient each element has that lies in the image."""
+    padded = first or any(windows.pads)
+    if not windows.ceil and (not padded or (b.attribute("count_include_pad", 0) and not first)):
+        return b.constant(1 / math.prod(windows.kernel))
+    # The average of ones is how many of a window lie in the image, of those that the runtime counts.
+    size = b("Concat", b.ints(1, 1), b("Shape", b.input(0), start=SPATIAL), axis=0)
+    ones = b("Expand", b.constant(1.0), size)
+    given = {a.name: helper.get_attribute_value(a) for a in b.node.attribute}
+    average = b("AveragePool", ones, **given)
+    _, image, _ = windows_of(b, ones, windows.kernel, windows.sizes)
+    ends = [
+        end + stride - 1 if windows.ceil else end for end, stride in zip(windows.ends, windows.strides, strict=True)
+    ]
+    kernel = b.constant(np.ones((1, 1, *windows.kernel)))
+    pads = [*windows.begins, *ends]
+    inside = b("Conv", image, kernel, strides=windows.strides, dilations=windows.dilations, pads=pads)
+    if windows.ceil:
+        axes = range(SPATIAL, SPATIAL + len(ends))
+        inside = b("Slice", inside, b.ints(*(0 for _ in axes)), b("Shape", average, start=SPATIAL), b.ints(*axes))
+    return b("Div", average, b("Max", inside, b.constant(1.0)))
+
+
+def _spread_evenly(b: Backward, gradient: str, windows: Windows, image: str, first: str) -> str:
+    """The sum of the gradients of the windows that each element of the image lies in."""
+    whole = b("Shape", b.input(0))
+    if (
+        list(windows.strides) == list(windows.kernel)
+        and not first
+        and not any(windows.pads)
+        and all(size is not None and size % k == 0 for size, k in zip(windows.sizes, windows.kernel, strict=True))
+    ):
+        # Each element lies in one window.
+        apart = b("Unsqueeze", gradient, b.ints(*(SPATIAL + 1 + 2 * axis for axis in range(len(windows.kernel)))))
+        sizes = [n for k in windows.kernel for n in (1, k)]
+        return b("Reshape", b("Expand", apart, b.ints(1, 1, *sizes)), whole)
+    alone = b("Reshape", gradient, b("Concat", b.ints(-1, 1), b("Shape", gradient, start=SPATIAL), axis=0))
+    found = spread(b, alone, b.constant(np.ones((1, 1, *windows.kernel))), windows, image)
+    return b("Reshape", cropped(b, found, first, b.input(0)), whole)
+
+
+@rule("LpPool", "GlobalLpPool")
+def norm_pool(b: Backward) -> Gradients:
+    """y = (sum |x|^p)^(1/p), so dy/dx = sign(x) (|x| / y)^(p - 1); 0 where all of a window is 0."""
+    x, y, p = b.input(0), b.output(0), b.attribute("p", 2)
+    zero, one = b.constant(0.0), b.constant(1.0)
+    gradient = b.gradient()
+    if p != 1:
+        nonzero = b("Where", b("Equal", y, zero), one, y)
+        gradient = b("Div", gradient, nonzero if p == 2 else b("Pow", nonzero, b.constant(float(p - 1))))
+    if b.node.op_type == "LpPool":
+        kernel = b.attribute("kernel_shape", [])
+        windows, image, first = windows_of(b, x, kernel, sizes_of(b, x, len(kernel)))
+        gradient = _spread_evenly(b, gradient, windows, image, first)
+    if p == 1:
+        slope = b("Sign", x)
+    elif p == 2:
+        slope = x
+    else:
+        slope = b("Mul", b("Sign", x), b("Pow", b("Abs", x), b.constant(float(p - 1))))
+    yield 0, b("Mul", gradient, slope)
