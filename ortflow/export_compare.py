@@ -2,8 +2,8 @@
 
 Called by `ortflow.export` before the file is written. The exporter leaves out what ONNX has no word for (a detach, a
 term of a loss), and only numbers show it. Both run in training mode on the example inputs, with the same fixed sequence
-for dropout; the module also in double precision, which says how far off rounding alone may be. Where ONNX Runtime
-cannot differentiate, outputs alone are compared, with running statistics.
+for dropout; the module also in double precision, which says how far off rounding alone may be. Where the file cannot be
+differentiated, outputs alone are compared, with running statistics.
 """
 
 from __future__ import annotations

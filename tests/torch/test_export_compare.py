@@ -157,9 +157,12 @@ def test_single_precision_of_a_double_input(tmp_path: Path) -> None:
     ortflow.export_for_training(Double(), X.double(), tmp_path / "model.onnx")
 
 
-def test_without_the_training_wheel_outputs_are_compared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ortflow.export_gradients, "can_differentiate", lambda: False)
-    with pytest.warns(UserWarning, match="gradients were not compared with PyTorch's: onnxruntime-training"):
+def test_without_gradients_outputs_are_compared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(*_: Any) -> None:
+        raise UserError("node 'n' has no gradient here")
+
+    monkeypatch.setattr(ortflow.export_gradients, "training_graph", refused)
+    with pytest.warns(UserWarning, match="gradients were not compared with PyTorch's: node 'n' has no gradient"):
         ortflow.export_for_training(Detached(), X, tmp_path / "model.onnx")
     parts = (nn.Linear(3, 4), nn.BatchNorm1d(4, momentum=0.9), nn.Dropout(0.4), DropsRows())
     with pytest.warns(UserWarning, match="gradients were not compared"):
