@@ -158,7 +158,7 @@ def test_single_precision_of_a_double_input(tmp_path: Path) -> None:
 
 
 def test_without_gradients_outputs_are_compared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refused(*_: Any) -> None:
+    def refused(*_: object) -> None:
         raise UserError("node 'n' has no gradient here")
 
     monkeypatch.setattr(ortflow.export_gradients, "training_graph", refused)
