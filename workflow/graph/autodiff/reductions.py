@@ -1,6 +1,8 @@
-"""Rules of operators that reduce axes."""
+"""Rules of operators that reduce axes, and of running sums."""
 
 from __future__ import annotations
+
+import math
 
 from ortflow.workflow.graph.autodiff.rule import Backward, Gradients, rule
 
@@ -16,6 +18,84 @@ def spread(b: Backward, value: str) -> str:
     return b("Unsqueeze", value, b.input(1))
 
 
+def _expanded(b: Backward, value: str) -> str:
+    return b("Expand", spread(b, value), b.shape_of(b.input(0)))
+
+
+def _reduced(b: Backward, operator: str, value: str) -> str:
+    """`value`, of the shape of the node's input, reduced as the node does, with the axes kept."""
+    axes = [b.input(1)] if b.input(1) else []
+    return b(operator, value, *axes, keepdims=1, noop_with_empty_axes=b.attribute("noop_with_empty_axes", 0))
+
+
 @rule("ReduceSum")
 def reduce_sum(b: Backward) -> Gradients:
-    yield 0, b("Expand", spread(b, b.gradient()), b("Shape", b.input(0)))
+    yield 0, _expanded(b, b.gradient())
+
+
+@rule("ReduceMean")
+def reduce_mean(b: Backward) -> Gradients:
+    sizes = [b.dims(name) for name in (b.input(0), b.output(0))]
+    if sizes[0] is None or sizes[1] is None:
+        # As floating numbers: a division of integers by 0 ends the process.
+        whole, kept = (b("Cast", b("Size", name), to=b.element_type()) for name in (b.input(0), b.output(0)))
+        count = b("Div", whole, kept)
+    else:
+        count = b.number(math.prod(sizes[0]) / max(1, math.prod(sizes[1])))
+    yield 0, _expanded(b, b("Div", b.gradient(), count))
+
+
+@rule("ReduceMax", "ReduceMin")
+def extreme(b: Backward) -> Gradients:
+    """Elements that equal the extreme share its gradient, as in PyTorch's amax."""
+    chosen = b("Equal", b.input(0), spread(b, b.output(0)))
+    count = _reduced(b, "ReduceSum", b("Cast", chosen, to=b.element_type()))
+    yield 0, b.chosen(chosen, b("Div", spread(b, b.gradient()), count))
+
+
+@rule("ReduceProd")
+def product(b: Backward) -> Gradients:
+    """The product of the other factors: of those that are not 0, where no other is 0."""
+    x, zero, one = b.input(0), b.number(0), b.number(1)
+    empty = b("Equal", x, zero)
+    factors = b("Where", empty, one, x)
+    nothing = b("Cast", empty, to=b.element_type())
+    others = b("Sub", _reduced(b, "ReduceSum", nothing), nothing)
+    whole = b("Mul", spread(b, b.gradient()), _reduced(b, "ReduceProd", factors))
+    yield 0, b.chosen(b("Equal", others, zero), b("Div", whole, factors))
+
+
+@rule("ReduceL1")
+def sum_of_sizes(b: Backward) -> Gradients:
+    yield 0, b("Mul", b("Sign", b.input(0)), spread(b, b.gradient()))
+
+
+@rule("ReduceL2")
+def root_of_squares(b: Backward) -> Gradients:
+    """x / y, and 0 where all are 0, as in PyTorch."""
+    y = b.output(0)
+    divisor = b("Where", b("Equal", y, b.number(0)), b.number(1), y)
+    yield 0, b("Mul", b.input(0), spread(b, b("Div", b.gradient(), divisor)))
+
+
+@rule("ReduceSumSquare")
+def sum_of_squares(b: Backward) -> Gradients:
+    yield 0, b("Mul", b.input(0), spread(b, b("Mul", b.gradient(), b.number(2))))
+
+
+@rule("ReduceLogSum")
+def logarithm_of_sum(b: Backward) -> Gradients:
+    yield 0, _expanded(b, b("Div", b.gradient(), b("Exp", b.output(0))))
+
+
+@rule("ReduceLogSumExp")
+def logarithm_of_exponentials(b: Backward) -> Gradients:
+    share = b("Exp", b("Sub", b.input(0), spread(b, b.output(0))))
+    yield 0, b("Mul", share, spread(b, b.gradient()))
+
+
+@rule("CumSum")
+def running_sum(b: Backward) -> Gradients:
+    """The running sum from the other end."""
+    reverse, exclusive = 1 - b.attribute("reverse", 0), b.attribute("exclusive", 0)
+    yield 0, b("CumSum", b.gradient(), b.input(1), reverse=reverse, exclusive=exclusive)

@@ -12,6 +12,8 @@ from ortflow.workflow.graph.autodiff import (
     pooling,
     reductions,
     selections,
+    shaping,
+    slicing,
     unary,
 )
 from ortflow.workflow.graph.autodiff.rule import RULES
@@ -26,6 +28,8 @@ FAMILIES = (
     pooling,
     reductions,
     selections,
+    shaping,
+    slicing,
     unary,
 )
 

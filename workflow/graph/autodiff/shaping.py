@@ -1,0 +1,108 @@
+"""Rules of operators that move elements: each element of the result comes from one of the input, or is new."""
+
+from __future__ import annotations
+
+from ortflow.workflow.graph import shapes
+from ortflow.workflow.graph.autodiff.rule import Backward, Gradients, rule
+from ortflow.workflow.graph.edit import MICROSOFT
+
+
+@rule("Reshape", "Flatten")
+def reshape(b: Backward) -> Gradients:
+    yield 0, b.reshaped(b.gradient(), b.input(0))
+
+
+@rule("Squeeze")
+def squeeze(b: Backward) -> Gradients:
+    if b.input(1):
+        yield 0, b("Unsqueeze", b.gradient(), b.input(1))
+    else:
+        yield 0, b.reshaped(b.gradient(), b.input(0))
+
+
+@rule("Unsqueeze")
+def unsqueeze(b: Backward) -> Gradients:
+    yield 0, b("Squeeze", b.gradient(), b.input(1))
+
+
+@rule("Transpose")
+def transpose(b: Backward) -> Gradients:
+    order = list(b.attribute("perm", []))
+    if order:
+        yield 0, b("Transpose", b.gradient(), perm=[order.index(axis) for axis in range(len(order))])
+    else:
+        yield 0, b("Transpose", b.gradient())
+
+
+@rule("Expand")
+def expand(b: Backward) -> Gradients:
+    yield 0, b.summed(b.gradient(), b.input(0), b.output(0))
+
+
+@rule("Tile")
+def tile(b: Backward) -> Gradients:
+    """The sum over the copies, which are an axis of their own before each."""
+    rank = b.rank(0)
+    if not rank:
+        yield 0, b.gradient()
+        return
+    pairs = b("Concat", *(b("Unsqueeze", v, b.ints(1)) for v in (b.input(1), b("Shape", b.input(0)))), axis=1)
+    copies = b("Reshape", b.gradient(), b("Reshape", pairs, b.ints(-1)))
+    yield 0, b("ReduceSum", copies, b.ints(*range(0, 2 * rank, 2)), keepdims=0)
+
+
+@rule("Concat")
+def concat(b: Backward) -> Gradients:
+    axis, inputs = b.attribute("axis", 0) % b.rank(0), list(b.node.input)
+    wanted = [place for place in range(len(inputs)) if b.wants(place)]
+    sizes = [(shapes.shape(b.context.types, name) or [None] * (axis + 1))[axis] for name in inputs]
+    known = [size for size in sizes if size is not None]
+    if len(known) < len(sizes) or len(wanted) == len(inputs):
+        if len(known) == len(sizes):
+            lengths = b.ints(*known)
+        else:
+            lengths = b("Concat", *(b("Shape", name, start=axis, end=axis + 1) for name in inputs), axis=0)
+        parts = b.several("Split", len(inputs), b.gradient(), lengths, axis=axis)
+        yield from ((place, parts[place]) for place in wanted)
+        return
+    for place in wanted:
+        start = sum(known[:place])
+        ends = b.ints(start), b.ints(start + known[place])
+        yield place, b("Slice", b.gradient(), *ends, b.ints(axis))
+
+
+@rule("Split")
+def split(b: Backward) -> Gradients:
+    """A part that the loss does not depend on has zeros for a gradient."""
+    parts = [b.gradient(place) or b.zeros(b.stash(place)) for place in range(len(b.node.output))]
+    yield 0, b("Concat", *parts, axis=b.attribute("axis", 0)) if len(parts) > 1 else parts[0]
+
+
+@rule("Trilu")
+def triangle(b: Backward) -> Gradients:
+    offset = [b.input(1)] if b.input(1) else []
+    yield 0, b("Trilu", b.gradient(), *offset, upper=b.attribute("upper", 1))
+
+
+@rule("Trilu", domain=MICROSOFT)
+def own_triangle(b: Backward) -> Gradients:
+    """As ONNX's, which has been there since opset 14."""
+    yield from triangle(b)
+
+
+@rule("DepthToSpace")
+def depth_to_space(b: Backward) -> Gradients:
+    """SpaceToDepth undoes the mode DCR; in the other, channels are the outer axis and a block's places the inner."""
+    block, gradient = b.attribute("blocksize", 1), b.gradient()
+    found = b("SpaceToDepth", gradient, blocksize=block)
+    if b.attribute("mode", "DCR") == "CRD":
+        shape = b.shape_of(b.input(0))
+        ends = [b("Slice", shape, b.ints(start), b.ints(end)) for start, end in ((0, 1), (2, 4))]
+        parts = b("Reshape", found, b("Concat", ends[0], b.ints(block * block, -1), ends[1], axis=0))
+        found = b("Reshape", b("Transpose", parts, perm=[0, 2, 1, 3, 4]), shape)
+    yield 0, found
+
+
+@rule("SpaceToDepth")
+def space_to_depth(b: Backward) -> Gradients:
+    yield 0, b("DepthToSpace", b.gradient(), blocksize=b.attribute("blocksize", 1))

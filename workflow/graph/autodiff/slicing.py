@@ -1,0 +1,114 @@
+"""Rules of Slice and Pad, whose starts, ends and widths may be constants or computed."""
+
+from __future__ import annotations
+
+import numpy as np
+from onnx import TensorProto
+
+from ortflow.workflow.graph.autodiff.indexing import gathered_back
+from ortflow.workflow.graph.autodiff.rule import Backward, Gradients, rule
+
+
+@rule("Slice")
+def cut(b: Backward) -> Gradients:
+    steps = b.value(4) if b.input(4) else np.ones(1, np.int64)
+    if steps is None or (steps != 1).any():
+        yield 0, _put_back(b)
+    else:
+        margins = _known_margins(b)
+        if margins is None:
+            yield 0, _padded(b)
+        else:
+            yield 0, b("Pad", b.gradient(), b.ints(*margins)) if any(margins) else b.gradient()
+
+
+def _known_margins(b: Backward) -> list[int] | None:
+    """How much of each axis lies before and behind what was cut out by steps of 1; None where it is computed."""
+    starts, ends, shape = b.value(1), b.value(2), b.shape(0)
+    axes = b.value(3) if b.input(3) else np.arange(len(shape))
+    if starts is None or ends is None or axes is None:
+        return None
+    pads = [0] * (2 * len(shape))
+    for axis, start, end in zip(axes.tolist(), starts.tolist(), ends.tolist(), strict=False):
+        size = shape[axis]
+        if size is None:
+            return None
+        kept = range(size)[start:end]
+        first = kept.start if kept else 0
+        pads[axis % len(shape)], pads[len(shape) + axis % len(shape)] = first, size - first - len(kept)
+    return pads
+
+
+def _padded(b: Backward) -> str:
+    """Zeros before and behind what was cut out by steps of 1."""
+    x, y = b.input(0), b.output(0)
+    starts = _int64(b, b.input(1))
+    if b.input(3):
+        axes = _int64(b, b.input(3))
+    else:
+        axes = b("Range", b.constant(0, np.int64), b("Size", starts), b.constant(1, np.int64))
+    sizes, lengths = (b("Gather", b("Shape", name), axes) for name in (x, y))
+    from_end = b("Max", b("Add", starts, sizes), b.ints(0))
+    before = b("Where", b("Less", starts, b.ints(0)), from_end, b("Min", starts, sizes))
+    behind = b("Sub", b("Sub", sizes, before), lengths)
+    return b("Pad", b.gradient(), b("Concat", before, behind, axis=0), "", axes)
+
+
+def _put_back(b: Backward) -> str:
+    """What was cut out in any steps, one axis after the other: each place reads its element, or a zero behind all."""
+    gradient = b.gradient()
+    axes = _known_axes(b, b.shape(1)[0] or 0)
+    zero, one = b.constant(0, np.int64), b.constant(1, np.int64)
+    for i, axis in enumerate(axes):
+        size = b("Shape", b.input(0), start=axis, end=axis + 1)
+        start, end, step = (_int64(b, b("Slice", b.input(place), b.ints(i), b.ints(i + 1))) for place in (1, 2, 4))
+        places = b("Slice", b("Range", zero, b("Squeeze", size), one), start, end, b.ints(0), step)
+        count = b("Shape", places)
+        order = b("Range", zero, b("Squeeze", count), one)
+        readers = b("ScatterElements", b("Expand", count, size), places, order)
+        behind = b("Pad", gradient, b.ints(0, 1), "", b.ints(axis))
+        gradient = b("Gather", behind, readers, axis=axis)
+    return gradient
+
+
+def _known_axes(b: Backward, count: int) -> list[int]:
+    """The axes that the node names, the first `count` where it names none."""
+    if not b.input(3):
+        return list(range(count))
+    return [int(axis) % b.rank(0) for axis in b.known_value(3, "axes")]
+
+
+def _int64(b: Backward, value: str) -> str:
+    return b("Cast", value, to=TensorProto.INT64)
+
+
+@rule("Pad")
+def pad(b: Backward) -> Gradients:
+    mode, axes = b.attribute("mode", "constant"), b.input(3)
+    if mode == "constant":
+        pads = b.value(1)
+        widths = b("Neg", b.input(1)) if pads is None else b.ints(*(-pads).tolist())
+        yield 0, b("Pad", b.gradient(), widths, *(["", axes] if axes else []))
+        return
+    gradient, along = b.gradient(), _known_axes(b, b.rank(0))
+    for i, axis in enumerate(along):
+        gradient = _unpadded(b, gradient, axis, i, len(along), mode)
+    yield 0, gradient
+
+
+def _unpadded(b: Backward, gradient: str, axis: int, i: int, count: int, mode: str) -> str:
+    """What the elements of an axis were copied to, added up; `i` is the axis' place in the `count` widths."""
+    known = b.value(1)
+    if known is not None:
+        widths = b.ints(int(known[i]), int(known[count + i]))
+        if not known[i] and not known[count + i]:
+            return gradient
+    else:
+        parts = (b("Slice", b.input(1), b.ints(place), b.ints(place + 1)) for place in (i, count + i))
+        widths = b("Concat", *parts, axis=0)
+    size = b("Shape", b.input(0), start=axis, end=axis + 1)
+    places = b("Range", b.constant(0, np.int64), b("Squeeze", size), b.constant(1, np.int64))
+    sources = b("Pad", places, widths, mode=mode)
+    ends = [b("Shape", gradient, start=0, end=axis)] if axis else []
+    shape = b("Concat", *ends, size, b("Shape", gradient, start=axis + 1), axis=0)
+    return gathered_back(b, shape, sources, gradient, axis)
