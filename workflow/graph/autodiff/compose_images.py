@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from ortflow.workflow.graph.autodiff.channel_norms import by_batch_gradients
 from ortflow.workflow.graph.autodiff.convolutions import (
     bias_gradient,
     data_gradient,
@@ -33,4 +34,14 @@ def convolution(w: Writer) -> None:
     )
 
 
-IMAGES: dict[str, Callable[[Writer], None]] = {"GatherGrad": gather, "ConvGrad": convolution}
+def batch_normalization(w: Writer) -> None:
+    """BatchNormalizationGrad(gradient, data, scale, mean, inverse standard deviation)."""
+    gradient, x, scale, mean, inverse = w.node.input
+    w.done(*by_batch_gradients(w, gradient, x, scale, mean, inverse))
+
+
+IMAGES: dict[str, Callable[[Writer], None]] = {
+    "BatchNormalizationGrad": batch_normalization,
+    "ConvGrad": convolution,
+    "GatherGrad": gather,
+}

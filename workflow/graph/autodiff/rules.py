@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from ortflow.workflow.graph.autodiff import (
     activations,
+    channel_norms,
     convolutions,
     elementwise,
     indexing,
@@ -20,6 +21,7 @@ from ortflow.workflow.graph.autodiff.rule import RULES
 
 FAMILIES = (
     activations,
+    channel_norms,
     convolutions,
     elementwise,
     indexing,

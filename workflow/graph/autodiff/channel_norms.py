@@ -1,0 +1,102 @@
+"""Rules of normalisations with a scale and a bias for each channel, and their gradients by operators of ONNX.
+
+Images are taken as [batch, channels, pixels] and what belongs to a channel as [channels, 1], whatever their rank.
+"""
+
+from __future__ import annotations
+
+from ortflow.workflow.graph.autodiff.rule import Backward, Gradients, rule
+from ortflow.workflow.graph.edit import MICROSOFT
+from ortflow.workflow.graph.writer import Writer
+
+_PIXELS = 2
+
+
+def flat(w: Writer, value: str) -> str:
+    """An image as [batch, channels, pixels]."""
+    return w("Reshape", value, w.ints(0, 0, -1))
+
+
+def column(w: Writer, value: str) -> str:
+    """A vector of the channels as [channels, 1]."""
+    return w("Unsqueeze", value, w.ints(1))
+
+
+def by_batch_gradients(w: Writer, gradient: str, x: str, scale: str, mean: str, inverse: str) -> tuple[str, str, str]:
+    """The gradients of x, scale and bias of one normalised by the batch's mean and inverse standard deviation.
+
+    With n = (x - mean) inverse and means over batch and pixels: (dy - mean(dy) - n mean(dy n)) scale inverse.
+    """
+    rows, shape = flat(w, gradient), w("Shape", x)
+    centred = w("Sub", flat(w, x), column(w, mean))
+    of_bias, along = _over_channels(w, rows), _over_channels(w, w("Mul", rows, centred))
+    of_scale = w("Mul", along, inverse)
+    count = w("Cast", w("Div", w("Size", x), w("Size", scale)), to=1)
+    slope = w("Mul", scale, inverse)
+    # All of it is one sum of dy, x - mean and 1, whose factors are small vectors.
+    of_centred = w("Neg", w("Div", w("Mul", of_scale, inverse), count))
+    offset = w("Neg", w("Div", of_bias, count))
+    rest = w("Add", w("Mul", centred, column(w, of_centred)), column(w, offset))
+    found = w("Mul", w("Add", rows, rest), column(w, slope))
+    return w("Reshape", found, shape), of_scale, of_bias
+
+
+def _over_channels(w: Writer, value: str) -> str:
+    return w("ReduceSum", value, w.ints(0, _PIXELS), keepdims=0)
+
+
+@rule("BatchNormalization")
+def batch_normalization(b: Backward) -> Gradients:
+    if not b.gradient():
+        # Nothing differentiates the statistics.
+        return
+    if not b.attribute("training_mode", 0):
+        yield from _by_fixed_statistics(b)
+        return
+    x, scale = b.input(0), b.input(1)
+    if b.attribute("momentum", 0.9) == 0 and b.output(1) and b.output(2):
+        mean, variance = b.output(1), b.output(2)
+    else:
+        pixels = flat(b, x)
+        average = b("ReduceMean", pixels, b.ints(0, _PIXELS), keepdims=1)
+        centred = b("Sub", pixels, average)
+        mean = b("Reshape", average, b.ints(-1))
+        variance = b("ReduceMean", b("Mul", centred, centred), b.ints(0, _PIXELS), keepdims=0)
+    inputs = b.gradient(), x, scale, mean, _inverse(b, variance)
+    epsilon = b.attribute("epsilon", 1e-5)
+    yield from enumerate(b.several("BatchNormalizationGrad", 3, *inputs, domain=MICROSOFT, epsilon=epsilon))
+
+
+def _inverse(b: Backward, variance: str) -> str:
+    """The inverse standard deviation."""
+    return b("Reciprocal", b("Sqrt", b("Add", variance, b.constant(b.attribute("epsilon", 1e-5)))))
+
+
+def _by_fixed_statistics(b: Backward) -> Gradients:
+    x, scale, _, mean, variance = b.node.input
+    inverse, rows = _inverse(b, variance), flat(b, b.gradient())
+    if b.wants(0):
+        yield 0, b("Reshape", b("Mul", rows, column(b, b("Mul", scale, inverse))), b("Shape", x))
+    if b.wants(1):
+        centred = b("Sub", flat(b, x), column(b, mean))
+        yield 1, b("Mul", _over_channels(b, b("Mul", rows, centred)), inverse)
+    if b.wants(2):
+        yield 2, _over_channels(b, rows)
+
+
+@rule("InstanceNormalization")
+def instance_normalization(b: Backward) -> Gradients:
+    x, axis = flat(b, b.input(0)), b.ints(_PIXELS)
+    centred = b("Sub", x, b("ReduceMean", x, axis, keepdims=1))
+    inverse = _inverse(b, b("ReduceMean", b("Mul", centred, centred), axis, keepdims=1))
+    rows, normal = flat(b, b.gradient()), b("Mul", centred, inverse)
+    outer = b("Mul", rows, normal)
+    if b.wants(0):
+        along = b("Mul", normal, b("ReduceMean", outer, axis, keepdims=1))
+        rest = b("Sub", b("Sub", rows, b("ReduceMean", rows, axis, keepdims=1)), along)
+        found = b("Mul", rest, b("Mul", inverse, column(b, b.input(1))))
+        yield 0, b("Reshape", found, b("Shape", b.input(0)))
+    if b.wants(1):
+        yield 1, _over_channels(b, outer)
+    if b.wants(2):
+        yield 2, _over_channels(b, rows)
