@@ -13,7 +13,7 @@ import numpy as np
 import onnx
 import pytest
 from onnx import TensorProto, helper
-from test_graph_intake_gradients import gradient_of, session, with_loss
+from test_graph_intake_gradients import gradient_of, of_the_builder, session, with_loss
 
 from ortflow.workflow.graph.differentiator import Builder
 from ortflow.workflow.graph.expand import make_differentiable
@@ -166,6 +166,7 @@ def test_convolutions_that_are_right_stay_as_they_are() -> None:
         assert notes == []
 
 
+@of_the_builder
 def test_the_repair_is_needed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where this fails, ONNX Runtime computes these gradients right, and the repair can go."""
     monkeypatch.setattr(Builder, "repairs", {**REPAIRS, "Conv": lambda node, context: None})

@@ -719,6 +719,8 @@ REFUSED = [
 @pytest.mark.parametrize("case", REFUSED, ids=lambda case: case.label)
 def test_what_has_no_gradient_is_named(case: Case) -> None:
     model, _ = prepare(case.model())
+    if not isinstance(differentiator(), Builder) and differentiator().has_gradient(case.domain, case.op_type):
+        pytest.skip("has a rule")
     ready = with_loss(model, model.graph.output[0].name, np.ones((), np.float32))
     with pytest.raises(UserError, match=rf"node 'node' \((com.microsoft.)?{case.op_type}\) has no gradient here: "):
         make_differentiable(ready, [f"i{place}" for place in case.trained], "loss")

@@ -14,6 +14,7 @@ from ortflow.workflow.graph import shapes
 from ortflow.workflow.graph.expand import check_differentiable, make_differentiable
 from ortflow.workflow.graph.lower import prepare
 from ortflow.workflow.graph.path import Path, gradient_path
+from ortflow.workflow.onnx_runtime import TRAINING
 
 
 def node(op: str, *inputs: str, output: str, **attributes: Any) -> onnx.NodeProto:
@@ -89,12 +90,12 @@ def test_a_parameter_behind_a_stop_is_not_reached() -> None:
 
 def test_only_the_path_is_written_out() -> None:
     model = graph(
-        node("HardSwish", "x", output="a"), node("Mul", "w", "a", output="m"), node("HardSwish", "m", output="h"), LOSS
+        node("Shrink", "x", output="a"), node("Mul", "w", "a", output="m"), node("Shrink", "m", output="h"), LOSS
     )
     ready, notes = make_differentiable(model, ["w"], "loss")
     kinds = [n.op_type for n in ready.graph.node]
-    assert kinds.count("HardSwish") == 1
-    assert "1 HardSwish written out for training" in notes
+    assert kinds.count("Shrink") == 1
+    assert "1 Shrink written out for training" in notes
     assert [n.name for n in model.graph.node] == ["a", "m", "h", "loss"]
 
 
@@ -119,6 +120,7 @@ def test_a_subgraph_on_the_path_is_named() -> None:
         make_differentiable(model, ["w"], "loss")
 
 
+@pytest.mark.skipif(not TRAINING, reason="ONNX Runtime's builder alone")
 def test_split_is_kept_where_all_of_it_is_needed() -> None:
     halves = helper.make_node("Split", ["w"], ["a", "b"], "split", num_outputs=2)
     whole = graph(halves, node("Mul", "a", "b", output="h"), LOSS)

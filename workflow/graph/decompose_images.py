@@ -178,4 +178,10 @@ def explicit_pads(node: onnx.NodeProto, context: Context) -> list[onnx.NodeProto
     return [copy]
 
 
+def dilated_pads(node: onnx.NodeProto, context: Context) -> list[onnx.NodeProto] | None:
+    """Conv with auto_pad SAME and dilations, which ONNX Runtime refuses to compute, with the same pads in numbers."""
+    dilations = Writer(node, context).attribute("dilations", [])
+    return explicit_pads(node, context) if any(dilation != 1 for dilation in dilations) else None
+
+
 IMAGES = {"DepthToSpace": depth_to_space, "SpaceToDepth": space_to_depth}

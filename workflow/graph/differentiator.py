@@ -18,6 +18,7 @@ from ortflow.workflow.graph.autodiff.compose import compose
 from ortflow.workflow.graph.autodiff.reverse import differentiate as reverse
 from ortflow.workflow.graph.autodiff.rules import RULES
 from ortflow.workflow.graph.child import Child
+from ortflow.workflow.graph.decompose_images import dilated_pads
 from ortflow.workflow.graph.repair import REPAIRS, Repair
 from ortflow.workflow.graph.separate import separate_inputs
 from ortflow.workflow.graph.stash import add_stashes
@@ -33,7 +34,7 @@ class Differentiator(Protocol):
     """What the graphs of a run are recorded to be made by."""
 
     repairs: Mapping[str, Repair]
-    """Operator of ONNX's own domain -> other nodes for the forms that are not differentiated right."""
+    """Operator of ONNX's own domain -> other nodes for the forms that are not differentiated or computed right."""
 
     def has_gradient(self, domain: str, op_type: str) -> bool:
         """Whether the operator can be differentiated as it is."""
@@ -89,7 +90,7 @@ class Rules:
     """The rules of `autodiff`, whose graphs run on every ONNX Runtime."""
 
     name = "ortflow's"
-    repairs: Mapping[str, Repair] = {}
+    repairs: Mapping[str, Repair] = {"Conv": dilated_pads}
 
     def has_gradient(self, domain: str, op_type: str) -> bool:
         """See the protocol."""
