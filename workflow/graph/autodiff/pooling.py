@@ -85,16 +85,6 @@ def _share(b: Backward, windows: Windows, first: str) -> str:
 def _spread_evenly(b: Backward, gradient: str, windows: Windows, image: str, first: str) -> str:
     """The sum of the gradients of the windows that each element of the image lies in."""
     whole = b("Shape", b.input(0))
-    if (
-        list(windows.strides) == list(windows.kernel)
-        and not first
-        and not any(windows.pads)
-        and all(size is not None and size % k == 0 for size, k in zip(windows.sizes, windows.kernel, strict=True))
-    ):
-        # Each element lies in one window.
-        apart = b("Unsqueeze", gradient, b.ints(*(SPATIAL + 1 + 2 * axis for axis in range(len(windows.kernel)))))
-        sizes = [n for k in windows.kernel for n in (1, k)]
-        return b("Reshape", b("Expand", apart, b.ints(1, 1, *sizes)), whole)
     alone = b("Reshape", gradient, b("Concat", b.ints(-1, 1), b("Shape", gradient, start=SPATIAL), axis=0))
     found = spread(b, alone, b.constant(np.ones((1, 1, *windows.kernel))), windows, image)
     return b("Reshape", cropped(b, found, first, b.input(0)), whole)
