@@ -127,4 +127,75 @@ class GlobalLpPool(OpRun):  # type: ignore[misc]
         return ((np.abs(x) ** p).sum(axis=tuple(range(2, x.ndim)), keepdims=True) ** (1 / p),)
 
 
-OPERATORS = (AveragePool, ConvTranspose, GlobalLpPool, GlobalMaxPool, LpPool, MaxPool)
+class _Recurrent(OpRun):  # type: ignore[misc]
+    """A recurrent network of any direction, with every output."""
+
+    def _run(
+        self,
+        x: np.ndarray,
+        weight: np.ndarray,
+        recurrence: np.ndarray,
+        bias: np.ndarray | None = None,
+        lengths: None = None,
+        hidden: np.ndarray | None = None,
+        cell: np.ndarray | None = None,
+        **given: Any,
+    ) -> tuple[np.ndarray, ...]:
+        count, gates, size = recurrence.shape
+        nothing = np.zeros((count, x.shape[1], size), x.dtype)
+        bias = np.zeros((count, 2 * gates), x.dtype) if bias is None else bias
+        states = np.zeros((x.shape[0], *nothing.shape), x.dtype)
+        last = [nothing.copy(), nothing.copy()]
+        for place in range(count):
+            state = [(nothing if first is None else first)[place] for first in (hidden, cell)]
+            backwards = given.get("direction") == "reverse" or place == 1
+            for time in range(x.shape[0])[:: -1 if backwards else 1]:
+                data = x[time] @ weight[place].T + bias[place, :gates]
+                state = self._step(data, state, recurrence[place], bias[place, gates:], given)
+                states[time, place] = state[0]
+            last[0][place], last[1][place] = state
+        return (states, *last[: self._states])
+
+    _states = 1
+
+    def _step(
+        self, data: np.ndarray, state: list[np.ndarray], weight: np.ndarray, bias: np.ndarray, given: dict[str, Any]
+    ) -> list[np.ndarray]:
+        """The state behind a step, of what the data gives each gate and the state before it."""
+        raise NotImplementedError
+
+
+class RNN(_Recurrent):
+    """h' = tanh(W x + R h + b)"""
+
+    def _step(self, data: Any, state: Any, weight: Any, bias: Any, given: Any) -> list[np.ndarray]:
+        return [np.tanh(data + state[0] @ weight.T + bias), state[1]]
+
+
+class LSTM(_Recurrent):
+    """Gates in the order input, output, forget, cell."""
+
+    _states = 2
+
+    def _step(self, data: Any, state: Any, weight: Any, bias: Any, given: Any) -> list[np.ndarray]:
+        i, o, f, c = np.split(data + state[0] @ weight.T + bias, 4, axis=-1)
+        cell = _sigmoid(f) * state[1] + _sigmoid(i) * np.tanh(c)
+        return [_sigmoid(o) * np.tanh(cell), cell]
+
+
+class GRU(_Recurrent):
+    """Gates in the order update, reset, hidden."""
+
+    def _step(self, data: Any, state: Any, weight: Any, bias: Any, given: Any) -> list[np.ndarray]:
+        hidden, (rz, rr, rh), (bz, br, bh) = state[0], np.split(weight, 3), np.split(bias, 3)
+        z, r, h = np.split(data, 3, axis=-1)
+        z, r = _sigmoid(z + hidden @ rz.T + bz), _sigmoid(r + hidden @ rr.T + br)
+        inner = r * (hidden @ rh.T + bh) if given.get("linear_before_reset") else (r * hidden) @ rh.T + bh
+        return [(1 - z) * np.tanh(h + inner) + z * hidden, state[1]]
+
+
+def _sigmoid(value: np.ndarray) -> np.ndarray:
+    return 1 / (1 + np.exp(-value))
+
+
+OPERATORS = (AveragePool, ConvTranspose, GRU, GlobalLpPool, GlobalMaxPool, LSTM, LpPool, MaxPool, RNN)

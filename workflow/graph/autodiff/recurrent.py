@@ -1,0 +1,325 @@
+"""Rules of recurrent networks.
+
+The forward node stays. Of each direction its gates are computed anew, of all steps in one product, because the states
+before each step are known by then; backwards in time a Scan takes the gradient of the state from step to step. What
+multiplies it in each step is computed beforehand, so that a step has few nodes, and the gradients of weights and data
+are products over all steps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import onnx
+from onnx import TensorProto, helper
+
+from ortflow.workflow.graph import shapes
+from ortflow.workflow.graph.autodiff.rule import Backward, Gradients, rule
+from ortflow.workflow.graph.writer import LAST, Writer
+
+_DATA, _WEIGHT, _RECURRENCE, _BIAS, _LENGTHS, _HIDDEN, _CELL, _PEEPHOLES = range(8)
+_ACTIVATIONS = {"LSTM": ("sigmoid", "tanh", "tanh"), "GRU": ("sigmoid", "tanh"), "RNN": ("tanh",)}
+_GATES = {"LSTM": 4, "GRU": 3, "RNN": 1}
+
+
+@dataclass(frozen=True)
+class Direction:
+    """One direction of a node: its part of each input and output, without the axis of the directions."""
+
+    b: Backward
+    backwards: bool
+    size: int
+    """Elements of a state."""
+    data: str
+    """[steps, batch, inputs]"""
+    weight: str
+    """[gates, inputs]"""
+    recurrence: str
+    """[gates, size]"""
+    bias: Sequence[str]
+    """Those of weight and of recurrence, [gates] each; empty where there are none."""
+    before: str
+    """The states before each step, [steps, batch, size]."""
+    states: str
+    """The states behind each step, [steps, batch, size]."""
+    cell: str
+    """The initial cell, [batch, size]; empty where the network has none."""
+    gradients: Sequence[str]
+    """Of the states, of the last state and of the last cell; empty for those that the loss does not read."""
+
+    def affine(self, value: str, weight: str, bias: Sequence[str]) -> str:
+        """Weight times each step's value, and the bias."""
+        product = self.b("MatMul", value, self.b("Transpose", weight, perm=[1, 0]))
+        return self.b("Add", product, bias[0]) if bias else product
+
+    def scan(
+        self,
+        step: Callable[[Writer, Sequence[str], Sequence[str]], Sequence[str]],
+        states: Sequence[str],
+        inputs: Sequence[str],
+        results: int,
+        *,
+        in_time: bool = False,
+    ) -> list[str]:
+        """Runs `step` over the steps, against the direction of time or `in_time`: the last states, and the results.
+
+        `step` has a writer of nodes, the states' and the inputs' names, and returns the new states and the results.
+        """
+        b = self.b
+        body = Writer(onnx.NodeProto(name=f"{b.node.name}_Grad/step"), b.context)
+        own = [
+            [b.context.fresh(f"{b.node.name}_Grad/{kind}") for _ in names]
+            for kind, names in (("state", states), ("input", inputs))
+        ]
+        made: list[str] = []
+        for name in step(body, *own):
+            inner = any(name in node.output for node in body.nodes) and name not in made
+            made.append(name if inner else body("Identity", name))
+        graph = helper.make_graph(
+            body.nodes,
+            "step",
+            [helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for names in own for name in names],
+            [helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in made],
+        )
+        turned = int(self.backwards == in_time)
+        return b.several(
+            "Scan",
+            len(states) + results,
+            *states,
+            *inputs,
+            body=graph,
+            num_scan_inputs=len(inputs),
+            scan_input_directions=[turned] * len(inputs),
+            scan_output_directions=[turned] * results,
+        )
+
+    def first_gradients(self, cell: bool) -> list[str]:
+        """Of the last state, and of the last cell."""
+        nothing = ""
+        found = []
+        for name in self.gradients[1 : 3 if cell else 2]:
+            if not name and not nothing:
+                shape = self.b("Shape", self.before, start=1)
+                nothing = self.b("ConstantOfShape", shape)
+            found.append(name or nothing)
+        return found
+
+
+@dataclass(frozen=True)
+class Found:
+    """The gradients of one direction."""
+
+    gates: str
+    """Of what the data gives the gates, [steps, batch, gates]."""
+    recurrent: Sequence[tuple[str, str]]
+    """Of what the states give the gates, in groups of gates, and what the recurrence was multiplied with there."""
+    hidden: str
+    cell: str = ""
+
+
+def _lstm(d: Direction) -> Found:
+    b = d.b
+    one = b.constant(1.0)
+    whole = d.affine(d.data, d.weight, d.bias[:1])
+    whole = b("Add", whole, d.affine(d.before, d.recurrence, d.bias[1:]))
+    squashed, candidate = b.several("Split", 2, whole, b.ints(3 * d.size, d.size), axis=-1)
+    i, o, f = b.several("Split", 3, b("Sigmoid", squashed), axis=-1, num_outputs=3)
+    g = b("Tanh", candidate)
+    added = b("Mul", i, g)
+    _, before, cells = d.scan(
+        lambda w, state, given: [new := w("Add", w("Mul", given[0], state[0]), given[1]), state[0], new],
+        [d.cell], [f, added], 2, in_time=True,
+    )  # fmt: skip
+    t = b("Tanh", cells)
+    through = b("Mul", o, b("Sub", one, b("Mul", t, t)))
+    slopes = [
+        b("Mul", added, b("Sub", one, i)),
+        b("Mul", b("Mul", t, o), b("Sub", one, o)),
+        b("Mul", b("Mul", before, f), b("Sub", one, f)),
+        b("Mul", i, b("Sub", one, b("Mul", g, g))),
+    ]
+
+    def step(w: Writer, state: Sequence[str], given: Sequence[str]) -> Sequence[str]:
+        hidden = w("Add", state[0], given[3]) if len(given) > 3 else state[0]
+        cell = w("Add", state[1], w("Mul", hidden, given[1]))
+        gates = w("Mul", w("Concat", cell, hidden, cell, cell, axis=-1), given[0])
+        return [w("MatMul", gates, d.recurrence), w("Mul", cell, given[2]), gates]
+
+    inputs = [b("Concat", *slopes, axis=-1), through, f, *filter(None, d.gradients[:1])]
+    hidden, cell, gates = d.scan(step, d.first_gradients(cell=True), inputs, 1)
+    return Found(gates, [(gates, d.before)], hidden, cell)
+
+
+def _gru(d: Direction) -> Found:
+    b = d.b
+    one = b.constant(1.0)
+    size = d.size
+    of_data = d.affine(d.data, d.weight, d.bias[:1])
+    squashed, candidate = b.several("Split", 2, of_data, b.ints(2 * size, size), axis=-1)
+    outer, inner = b.several("Split", 2, d.recurrence, b.ints(2 * size, size), axis=0)
+    biases = b.several("Split", 2, d.bias[1], b.ints(2 * size, size), axis=0) if d.bias else []
+    squashed = b("Sigmoid", b("Add", squashed, d.affine(d.before, outer, biases[:1])))
+    z, r = b.several("Split", 2, squashed, axis=-1, num_outputs=2)
+    linear = bool(b.attribute("linear_before_reset", 0))
+    kept = d.before if linear else b("Mul", r, d.before)
+    recurrent = d.affine(kept, inner, biases[1:])
+    n = b("Tanh", b("Add", candidate, b("Mul", r, recurrent) if linear else recurrent))
+    of_n = b("Mul", b("Sub", one, z), b("Sub", one, b("Mul", n, n)))
+    of_z = b("Mul", b("Sub", d.before, n), b("Mul", z, b("Sub", one, z)))
+    of_r = b("Mul", recurrent if linear else d.before, b("Mul", r, b("Sub", one, r)))
+    read = list(filter(None, d.gradients[:1]))
+    if linear:
+        slopes = b("Concat", of_z, b("Mul", of_n, of_r), b("Mul", of_n, r), axis=-1)
+
+        def step(w: Writer, state: Sequence[str], given: Sequence[str]) -> Sequence[str]:
+            hidden = w("Add", state[0], given[2]) if read else state[0]
+            gates = w("Mul", w("Concat", hidden, hidden, hidden, axis=-1), given[0])
+            return [w("Add", w("MatMul", gates, d.recurrence), w("Mul", hidden, given[1])), hidden, gates]
+
+        first, hidden, gates = d.scan(step, d.first_gradients(cell=False), [slopes, z, *read], 2)
+        both, _ = b.several("Split", 2, gates, b.ints(2 * size, size), axis=-1)
+        of_gates = b("Concat", both, b("Mul", hidden, of_n), axis=-1)
+        return Found(of_gates, [(gates, d.before)], first)
+
+    def nested(w: Writer, state: Sequence[str], given: Sequence[str]) -> Sequence[str]:
+        hidden = w("Add", state[0], given[5]) if read else state[0]
+        new = w("Mul", hidden, given[0])
+        reset = w("MatMul", new, inner)
+        gates = w("Concat", w("Mul", hidden, given[1]), w("Mul", reset, given[2]), axis=-1)
+        passed = w("Add", w("Mul", hidden, given[3]), w("Mul", reset, given[4]))
+        return [w("Add", passed, w("MatMul", gates, outer)), gates, new]
+
+    first, gates, new = d.scan(nested, d.first_gradients(cell=False), [of_n, of_z, of_r, z, r, *read], 2)
+    return Found(b("Concat", gates, new, axis=-1), [(gates, d.before), (new, kept)], first)
+
+
+def _rnn(d: Direction) -> Found:
+    b = d.b
+    slope = b("Sub", b.constant(1.0), b("Mul", d.states, d.states))
+    read = list(filter(None, d.gradients[:1]))
+
+    def step(w: Writer, state: Sequence[str], given: Sequence[str]) -> Sequence[str]:
+        hidden = w("Add", state[0], given[1]) if read else state[0]
+        gate = w("Mul", hidden, given[0])
+        return [w("MatMul", gate, d.recurrence), gate]
+
+    first, gates = d.scan(step, d.first_gradients(cell=False), [slope, *read], 1)
+    return Found(gates, [(gates, d.before)], first)
+
+
+_KINDS = {"LSTM": _lstm, "GRU": _gru, "RNN": _rnn}
+
+
+@rule("LSTM", "GRU", "RNN")
+def recurrent(b: Backward) -> Gradients:
+    _check(b)
+    directions = _directions(b)
+    found = [_KINDS[b.node.op_type](direction) for direction in directions]
+
+    def stacked(values: Sequence[str]) -> str:
+        each = [b("Unsqueeze", value, b.ints(0)) for value in values]
+        return b("Concat", *each, axis=0) if len(each) > 1 else each[0]
+
+    if b.wants(_DATA):
+        total = ""
+        for direction, gradient in zip(directions, found, strict=True):
+            part = b("MatMul", gradient.gates, direction.weight)
+            total = b("Add", total, part) if total else part
+        yield _DATA, total
+    if b.wants(_WEIGHT):
+        yield _WEIGHT, stacked([_product(b, g.gates, d.data) for d, g in zip(directions, found, strict=True)])
+    if b.wants(_RECURRENCE):
+        yield _RECURRENCE, stacked([_joined(b, [_product(b, *pair) for pair in g.recurrent]) for g in found])
+    if b.wants(_BIAS):
+        sums = [[_sum(b, g.gates), *(_sum(b, gates) for gates, _ in g.recurrent)] for g in found]
+        if b.node.op_type != "GRU" or not b.attribute("linear_before_reset", 0):
+            # Both biases are added to the same gates.
+            sums = [[each[0], each[0]] for each in sums]
+        yield _BIAS, stacked([_joined(b, each) for each in sums])
+    if b.wants(_HIDDEN):
+        yield _HIDDEN, stacked([g.hidden for g in found])
+    if b.wants(_CELL):
+        yield _CELL, stacked([g.cell for g in found])
+
+
+def _joined(b: Backward, values: Sequence[str]) -> str:
+    return b("Concat", *values, axis=0) if len(values) > 1 else values[0]
+
+
+def _product(b: Backward, gates: str, values: str) -> str:
+    """The sum over steps and batch of what the gates' gradients and the values are there."""
+    rows = b("Reshape", gates, b("Concat", b.ints(-1), b("Shape", gates, start=2), axis=0))
+    columns = b("Reshape", values, b("Concat", b.ints(-1), b("Shape", values, start=2), axis=0))
+    return b("Gemm", rows, columns, transA=1)
+
+
+def _sum(b: Backward, gates: str) -> str:
+    return b("ReduceSum", gates, b.ints(0, 1), keepdims=0)
+
+
+def _check(b: Backward) -> None:
+    kind = b.node.op_type
+    chosen = [name.decode() if isinstance(name, bytes) else name for name in b.attribute("activations", [])]
+    usual = _ACTIVATIONS[kind]
+    reasons = {
+        "it has sequence lengths": bool(b.input(_LENGTHS)),
+        "it has peepholes": kind == "LSTM" and bool(b.input(_PEEPHOLES)),
+        "its layout is 1, which ONNX Runtime cannot run": bool(b.attribute("layout", 0)),
+        "it clips its gates": bool(b.attribute("clip", 0)),
+        "its input and forget gates are one": bool(b.attribute("input_forget", 0)),
+        f"its activations are not {' and '.join(sorted(set(usual)))}": any(
+            name.lower() != usual[place % len(usual)] for place, name in enumerate(chosen)
+        ),
+    }
+    for reason, holds in reasons.items():
+        if holds:
+            raise b.refusal(reason)
+
+
+def _directions(b: Backward) -> list[Direction]:
+    named = b.attribute("direction", "forward")
+    count = 2 if named == "bidirectional" else 1
+    size = b.attribute("hidden_size", None) or (shapes.shape(b.context.types, b.input(_RECURRENCE)) or [None])[-1]
+    if size is None:
+        raise b.refusal("its hidden_size is not known")
+    gates = _GATES[b.node.op_type] * size
+
+    def apart(value: str, axis: int) -> list[str]:
+        """Without the axis of the directions."""
+        if not value:
+            return [""] * count
+        each = b.several("Split", count, value, axis=axis, num_outputs=count) if count > 1 else [value]
+        return [b("Squeeze", part, b.ints(axis)) for part in each]
+
+    states = apart(b.stash(0), 1)
+    parts = {place: apart(b.input(place), 0) for place in (_WEIGHT, _RECURRENCE, _BIAS, _HIDDEN)}
+    cells = apart(b.input(_CELL), 0) if b.node.op_type == "LSTM" else [""] * count
+    gradients = [apart(b.gradient(place), 1 if place == 0 else 0) for place in range(3)]
+    found = []
+    for place in range(count):
+        backwards = named == "reverse" or place == 1
+        nothing = (
+            b("ConstantOfShape", b("Shape", states[place], start=1))
+            if not (parts[_HIDDEN][place] and cells[place])
+            else ""
+        )
+        first = b("Unsqueeze", parts[_HIDDEN][place] or nothing, b.ints(0))
+        others = b("Slice", states[place], b.ints(int(backwards)), b.ints(LAST if backwards else -1), b.ints(0))
+        bias = parts[_BIAS][place]
+        found.append(
+            Direction(
+                b,
+                backwards,
+                size,
+                b.input(_DATA),
+                parts[_WEIGHT][place],
+                parts[_RECURRENCE][place],
+                b.several("Split", 2, bias, b.ints(gates, gates), axis=0) if bias else [],
+                b("Concat", others, first, axis=0) if backwards else b("Concat", first, others, axis=0),
+                states[place],
+                cells[place] or nothing,
+                [each[place] for each in gradients],
+            )
+        )
+    return found
