@@ -1,6 +1,7 @@
 """Rules of matrix products.
 
 A gradient of a matrix that has no batch axes is one product over all rows: the form that `speed` and the kernels know.
+Others are FusedMatMul, which every ONNX Runtime has: it reads a factor turned, without a copy of it.
 """
 
 from __future__ import annotations
@@ -39,13 +40,13 @@ def _of_matrices(b: Backward, gradient: str, a: str, left: Dims, c: str, right: 
         return
     batch = _batch(left, right)
     if b.wants(0):
-        found = b("MatMul", gradient, _turned(b, c, len(right)))
+        found = b("FusedMatMul", gradient, c, domain=MICROSOFT, transB=1)
         yield 0, b.summed_to(found, a, left, [*batch, *left[-2:]])
     if b.wants(1):
         if len(right) == 2:
             yield 1, b("Gemm", _rows(b, a, left), _rows(b, gradient, [*left[:-1], right[-1]]), transA=1)
         else:
-            found = b("MatMul", _turned(b, a, len(left)), gradient)
+            found = b("FusedMatMul", a, gradient, domain=MICROSOFT, transA=1)
             yield 1, b.summed_to(found, c, right, [*batch, *right[-2:]])
 
 
