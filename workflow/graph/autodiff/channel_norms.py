@@ -30,15 +30,14 @@ def by_batch_gradients(w: Writer, gradient: str, x: str, scale: str, mean: str, 
     rows, shape = flat(w, gradient), w("Shape", x)
     centred = w("Sub", flat(w, x), column(w, mean))
     of_bias, along = _over_channels(w, rows), _over_channels(w, w("Mul", rows, centred))
-    of_scale = w("Mul", along, inverse)
     count = w("Cast", w("Div", w("Size", x), w("Size", scale)), to=1)
     slope = w("Mul", scale, inverse)
     # All of it is one sum of dy, x - mean and 1, whose factors are small vectors.
-    of_centred = w("Neg", w("Div", w("Mul", of_scale, inverse), count))
+    of_centred = w("Neg", w("Div", w("Mul", along, w("Mul", inverse, inverse)), count))
     offset = w("Neg", w("Div", of_bias, count))
     rest = w("Add", w("Mul", centred, column(w, of_centred)), column(w, offset))
     found = w("Mul", w("Add", rows, rest), column(w, slope))
-    return w("Reshape", found, shape), of_scale, of_bias
+    return w("Reshape", found, shape), w("Mul", along, inverse), of_bias
 
 
 def _over_channels(w: Writer, value: str) -> str:

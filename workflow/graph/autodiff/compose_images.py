@@ -27,11 +27,11 @@ def convolution(w: Writer) -> None:
     gradient, x, weight = w.node.input
     kernel, group = kernel_of(w, 2), w.attribute("group", 1)
     windows, *_ = windows_of(w, x, kernel, sizes_of(w, x, len(kernel)))
-    w.done(
-        data_gradient(w, gradient, weight, windows, x, group) if w.output(0) else "",
-        weight_gradient(w, gradient, x, weight, windows, group) if w.output(1) else "",
-        bias_gradient(w, gradient, len(kernel)) if w.output(2) else "",
-    )
+    # Those of parameters first: what they read is needed by nothing else then.
+    of_bias = bias_gradient(w, gradient, len(kernel)) if w.output(2) else ""
+    of_weight = weight_gradient(w, gradient, x, weight, windows, group) if w.output(1) else ""
+    of_data = data_gradient(w, gradient, weight, windows, x, group) if w.output(0) else ""
+    w.done(of_data, of_weight, of_bias)
 
 
 def batch_normalization(w: Writer) -> None:
