@@ -7,6 +7,7 @@ gradients of its outputs are complete, which is in the reverse order of the forw
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import onnx
@@ -15,6 +16,7 @@ from onnx import helper, numpy_helper
 from ortflow.workflow.graph import shapes
 from ortflow.workflow.graph.autodiff.rule import Backward, Constants
 from ortflow.workflow.graph.autodiff.rules import RULES
+from ortflow.workflow.graph.autodiff.sizes import unified
 from ortflow.workflow.graph.edit import prune
 from ortflow.workflow.graph.origin import inherit
 from ortflow.workflow.graph.path import gradient_path
@@ -34,6 +36,7 @@ def differentiate(model: onnx.ModelProto, parameters: Sequence[str], loss: str) 
     copy.CopyFrom(model)
     graph = copy.graph
     context = context_of(copy)
+    context = replace(context, types=unified(graph, context.types))
     path = gradient_path(graph, context.types, parameters, [loss])
     graph.initializer.append(numpy_helper.from_array(np.float32(1), LOSS_GRADIENT))
     terms: dict[str, list[str]] = {loss: [LOSS_GRADIENT]}

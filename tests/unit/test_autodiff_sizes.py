@@ -1,0 +1,81 @@
+"""Sizes that are not known and are the same have one name."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+from ortflow.workflow.graph import shapes
+from ortflow.workflow.graph.autodiff.reverse import differentiate
+from ortflow.workflow.graph.autodiff.sizes import unified
+
+KINDS = {"f": TensorProto.FLOAT, "i": TensorProto.INT64}
+
+
+def model_of(lines: str, inputs: Mapping[str, Sequence[int | str]], constants: Mapping[str, Any] | None = None) -> Any:
+    """`result = Operator a b; …` of floating inputs and integer constants."""
+    nodes = []
+    for line in lines.split(";"):
+        made, operator, *read = line.replace("=", " ").split()
+        nodes.append(helper.make_node(operator, read, [made], made))
+    graph = helper.make_graph(
+        nodes,
+        "sizes",
+        [helper.make_tensor_value_info(name, TensorProto.FLOAT, dims) for name, dims in inputs.items()],
+        [helper.make_empty_tensor_value_info("y")],
+        [numpy_helper.from_array(np.array(value), name) for name, value in (constants or {}).items()],
+    )
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=10)
+
+
+def found(lines: str, inputs: Mapping[str, Sequence[int | str]], **constants: Any) -> list[int | str | None] | None:
+    """The sizes of y."""
+    model = model_of(lines, inputs, constants)
+    return shapes.named_shape(unified(model.graph, shapes.value_types(model)), "y")
+
+
+X = {"x": ("batch", 6, 4)}
+
+
+def test_a_reshape_to_rows_and_back() -> None:
+    assert found("y = Reshape x rows", X, rows=[-1, 4]) == ["6*batch", 4]
+    assert found("r = Reshape x rows; y = Reshape r whole", X, rows=[-1, 4], whole=[-1, 6, 4]) == ["batch", 6, 4]
+    assert found("r = Reshape x rows; y = Reshape r heads", X, rows=[-1, 8], heads=[-1, 6, 2, 2]) == ["batch", 6, 2, 2]
+
+
+def test_a_broadcast_of_equal_sizes() -> None:
+    lines = "r = Reshape x rows; s = Relu r; t = Reshape s whole; y = Add t x"
+    assert found(lines, X, rows=[-1, 4], whole=[-1, 6, 4]) == ["batch", 6, 4]
+
+
+@pytest.mark.parametrize("other", [("time", 6, 4), ("batch", "time", 4)], ids=str)
+def test_sizes_that_may_differ_stay_apart(other: tuple[int | str, ...]) -> None:
+    result = found("y = Add x z", {**X, "z": other})
+    assert result is not None
+    assert result != ["batch", 6, 4] or other[0] == "batch"
+    assert ("batch" in result) == (other[0] == "batch")
+
+
+def test_the_first_rows_of_a_table() -> None:
+    lines = "s = Shape x; l = Gather s one; e = Unsqueeze l zero; y = Slice table zero e zero"
+    given = {"x": ("batch", "time"), "table": (9, 4)}
+    assert found(lines, given, one=1, zero=[0]) == ["time", 4]
+    # One row may be broadcast to any number.
+    assert found(lines, {**given, "table": (1, 4)}, one=1, zero=[0]) != ["time", 4]
+
+
+def test_a_count_of_places() -> None:
+    lines = "s = Shape x; l = Gather s one; y = Range zero l one"
+    assert found(lines, {"x": ("batch", "time")}, one=1, zero=0) == ["time"]
+
+
+def test_no_gradient_is_summed_over_axes_that_are_known_to_be_equal() -> None:
+    lines = "r = Reshape x rows; t = Reshape r whole; a = Add t x; y = ReduceSum a"
+    model = model_of(lines, X, {"rows": [-1, 4], "whole": [-1, 6, 4]})
+    model.graph.output[0].CopyFrom(helper.make_tensor_value_info("y", TensorProto.FLOAT, [1, 1, 1]))
+    made, _ = differentiate(model, ["x"], "y")
+    assert [node.op_type for node in made.graph.node].count("ReduceSum") == 1

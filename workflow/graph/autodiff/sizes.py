@@ -1,0 +1,228 @@
+"""Which sizes that are not known are the same: onnx gives each that a Reshape or a broadcast makes a name of its own.
+
+Called by `reverse`. A rule that knows two axes to be of one size need not sum over what may have been broadcast.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+import onnx
+from onnx import numpy_helper
+
+from ortflow.workflow.graph import shapes
+from ortflow.workflow.graph.writer import attribute
+
+Size = int | str | None
+_COMPARISONS = frozenset(["And", "Equal", "Greater", "GreaterOrEqual", "Less", "LessOrEqual", "Or", "Xor"])
+_BROADCASTS = _COMPARISONS | frozenset(
+    ["Add", "Div", "Expand", "Max", "Mean", "Min", "Mod", "Mul", "PRelu", "Pow", "Sub", "Sum", "Where"]
+)
+_SAME_NUMBERS = frozenset(["Cast", "Identity", "Squeeze", "Unsqueeze"])
+"""Operators that leave the numbers of a vector as they are, in their order."""
+
+
+def unified(graph: onnx.GraphProto, types: Mapping[str, onnx.TypeProto]) -> dict[str, onnx.TypeProto]:
+    """The types with one name for sizes that are always the same. Nodes must be sorted."""
+    names = _Names(types)
+    numbers = _Numbers(graph, names)
+    for node in graph.node:
+        if node.domain == "":
+            numbers.enter(node)
+            _compare(node, names, numbers)
+    return {name: names.renamed(found) for name, found in types.items()}
+
+
+class _Names:
+    """The names of sizes, and what they stand for: a number times sizes of other names."""
+
+    def __init__(self, types: Mapping[str, onnx.TypeProto]) -> None:
+        self._types = types
+        self._meaning: dict[str, tuple[int, Counter[str]]] = {}
+
+    def product(self, sizes: Iterable[Size]) -> tuple[int, Counter[str]]:
+        """The product of sizes, all of them known by number or name: a number, and names with their powers."""
+        number, factors = 1, Counter[str]()
+        for size in sizes:
+            if isinstance(size, int):
+                number *= size
+            elif size in self._meaning:
+                times, others = self._meaning[size]
+                more, found = self.product(others.elements())
+                number, factors = number * times * more, factors + found
+            else:
+                factors[str(size)] += 1
+        return number, factors
+
+    def find(self, size: Size) -> Size:
+        """The one name of all sizes that are the same; a number for itself."""
+        if not isinstance(size, str) or size not in self._meaning:
+            return size
+        number, factors = self.product([size])
+        names = sorted(factors.elements())
+        if not names:
+            return number
+        if number == 1 and len(names) == 1:
+            return names[0]
+        name = "*".join([*([str(number)] if number > 1 else []), *names])
+        self._meaning[name] = number, factors
+        return name
+
+    def join(self, new: Size, old: Size) -> None:
+        """Two sizes are the same; the name of `old` stays."""
+        if old is not None:
+            self.define(new, *self.product([old]))
+
+    def define(self, new: Size, number: int, factors: Counter[str]) -> None:
+        """A size is the product of a number and other sizes. Nothing is noted where it is known already."""
+        name = self.find(new)
+        if isinstance(name, str) and name not in self._meaning and name not in factors:
+            self._meaning[name] = number, factors
+
+    def dims(self, value: str) -> list[Size] | None:
+        """Sizes of a value's axes; None where their number is not known."""
+        found = shapes.named_shape(self._types, value)
+        return None if found is None else [self.find(size) for size in found]
+
+    def renamed(self, found: onnx.TypeProto) -> onnx.TypeProto:
+        """A type with the names that stay."""
+        if not any(dim.dim_param in self._meaning for dim in found.tensor_type.shape.dim):
+            return found
+        copy = onnx.TypeProto()
+        copy.CopyFrom(found)
+        for dim in copy.tensor_type.shape.dim:
+            if dim.dim_param in self._meaning:
+                size = self.find(dim.dim_param)
+                if isinstance(size, int):
+                    dim.dim_value = size
+                else:
+                    dim.dim_param = str(size)
+        return copy
+
+
+class _Numbers:
+    """Integers that a graph computes from shapes, as numbers and names of sizes."""
+
+    def __init__(self, graph: onnx.GraphProto, names: _Names) -> None:
+        self._names = names
+        self._known: dict[str, list[Size]] = {}
+        for tensor in graph.initializer:
+            if tensor.data_type in (onnx.TensorProto.INT64, onnx.TensorProto.INT32) and math.prod(tensor.dims) <= 8:
+                self._known[tensor.name] = [int(n) for n in numpy_helper.to_array(tensor).reshape(-1)]
+
+    def of(self, value: str) -> list[Size] | None:
+        """The numbers of a vector, or of a scalar; None where nothing is known of them."""
+        return self._known.get(value)
+
+    def enter(self, node: onnx.NodeProto) -> None:
+        """Note what a node makes of numbers that are known."""
+        rule = _RULES.get(node.op_type)
+        found = rule(node, self) if rule is not None else None
+        if found is not None:
+            self._known[node.output[0]] = found
+
+    def shape(self, node: onnx.NodeProto) -> list[Size] | None:
+        dims = self._names.dims(node.input[0])
+        return None if dims is None else dims[attribute(node, "start", 0) : attribute(node, "end", None)]
+
+    def same(self, node: onnx.NodeProto) -> list[Size] | None:
+        return self.of(node.input[0])
+
+    def gather(self, node: onnx.NodeProto) -> list[Size] | None:
+        data, places = self.of(node.input[0]), self.of(node.input[1])
+        if data is None or places is None:
+            return None
+        chosen = [place for place in places if isinstance(place, int) and -len(data) <= place < len(data)]
+        return [data[place] for place in chosen] if len(chosen) == len(places) else None
+
+    def concat(self, node: onnx.NodeProto) -> list[Size] | None:
+        parts = [self.of(name) for name in node.input]
+        return [size for part in parts for size in part or []] if None not in parts else None
+
+    def slice(self, node: onnx.NodeProto) -> list[Size] | None:
+        data, *limits = (self.of(name) for name in node.input[:3])
+        if data is None or len(node.input) > 4 or any(limit is None or len(limit) != 1 for limit in limits):
+            return None
+        start, end = (limit[0] for limit in limits if limit is not None)
+        return data[start:end] if isinstance(start, int) and isinstance(end, int) else None
+
+
+_RULES: dict[str, Callable[[onnx.NodeProto, _Numbers], list[Size] | None]] = {
+    "Shape": lambda node, numbers: numbers.shape(node),
+    "Gather": lambda node, numbers: numbers.gather(node),
+    "Concat": lambda node, numbers: numbers.concat(node),
+    "Slice": lambda node, numbers: numbers.slice(node),
+    **dict.fromkeys(_SAME_NUMBERS, lambda node, numbers: numbers.same(node)),
+}
+
+
+def _compare(node: onnx.NodeProto, names: _Names, numbers: _Numbers) -> None:
+    result = names.dims(node.output[0])
+    if result is None:
+        return
+    inputs = [names.dims(name) for name in node.input if name]
+    if node.op_type in _BROADCASTS:
+        if node.op_type == "Expand":
+            inputs[1:] = [numbers.of(node.input[1])]
+        _broadcast(names, inputs, result)
+    elif node.op_type == "MatMul":
+        if all(dims is not None and len(dims) > 1 for dims in inputs):
+            _broadcast(names, [(dims or [])[:-2] for dims in inputs], result[:-2])
+    elif node.op_type == "Reshape" and inputs[0] is not None:
+        _product(names, inputs[0], result)
+    elif node.op_type == "Slice" and inputs[0] is not None:
+        _slice(node, names, numbers, inputs[0], result)
+    elif node.op_type == "Range":
+        start, limit, step = (numbers.of(name) for name in node.input)
+        if start == [0] and step == [1] and limit is not None:
+            names.join(result[0], limit[0])
+
+
+def _broadcast(names: _Names, inputs: Iterable[Sequence[Size] | None], result: Sequence[Size]) -> None:
+    """Axes that are of one size in all inputs, or 1, have that size in the result."""
+    known = list(inputs)
+    if None in known:
+        return
+    for i in range(1, len(result) + 1):
+        sizes = {names.find(dims[-i]) for dims in known if dims is not None and len(dims) >= i} - {1}
+        if len(sizes) == 1:
+            size = sizes.pop()
+            # A shape of Expand may hold what is no size.
+            if isinstance(size, str) or (size or 0) > 1:
+                names.join(result[-i], size)
+
+
+def _product(names: _Names, before: Sequence[Size], after: Sequence[Size]) -> None:
+    """The one size of the result that is left when all others cancel: elements do not become more or fewer."""
+    if None in before or None in after or 0 in before or 0 in after:
+        return
+    (whole, factors), (part, others) = names.product(before), names.product(after)
+    left = list((others - factors).elements())
+    if len(left) == 1 and whole % part == 0:
+        names.define(left[0], whole // part, factors - others)
+
+
+def _slice(
+    node: onnx.NodeProto, names: _Names, numbers: _Numbers, before: Sequence[Size], after: Sequence[Size]
+) -> None:
+    """The first elements of an axis of fixed length, as many as a size says.
+
+    Where there are fewer, nothing of that size is compatible with them but what has length 1.
+    """
+    starts, ends = numbers.of(node.input[1]), numbers.of(node.input[2])
+    axes = numbers.of(node.input[3]) if len(node.input) > 3 and node.input[3] else list(range(len(starts or [])))
+    steps = numbers.of(node.input[4]) if len(node.input) > 4 and node.input[4] else [1] * len(starts or [])
+    if starts is None or ends is None or axes is None or steps is None:
+        return
+    cut = [axis % len(before) for axis in axes if isinstance(axis, int)]
+    if len(cut) < len(axes):
+        return
+    for axis in set(range(len(before))).difference(cut):
+        names.join(after[axis], before[axis])
+    for start, end, axis, step in zip(starts, ends, cut, steps, strict=True):
+        if start == 0 and step == 1:
+            length = before[axis]
+            if isinstance(length, int) and length > 1:
+                names.join(after[axis], end)
