@@ -30,6 +30,7 @@ from torch_gpt import Sizes, TorchStep
 from ortflow.workflow.comm.solo import SoloCommunicator
 from ortflow.workflow.device.cpu import CpuDevice
 from ortflow.workflow.graph.build import build_graphs
+from ortflow.workflow.graph.differentiator import differentiator
 from ortflow.workflow.graph.types import GraphSet, with_kernels_of
 from ortflow.workflow.kernels.graph import with_kernels
 from ortflow.workflow.kernels.library import find_library
@@ -85,8 +86,8 @@ def make_graphs(config: Config, batch: int, folder: Path) -> tuple[GraphSet, Run
     )
     graphs = build_graphs(spec, "cpu", folder / "graphs")
     optimizer = optimizer_graph(spec.train.optimizer, segments(spec.train.optimizer, graphs.index))
-    graphs.optimizer.write_bytes(optimizer.SerializeToString())
-    with_kernels_of(graphs.optimizer).write_bytes(with_kernels(optimizer).SerializeToString())
+    for path, each in ((graphs.optimizer, optimizer), (with_kernels_of(graphs.optimizer), with_kernels(optimizer))):
+        path.write_bytes(differentiator().finish(each).SerializeToString())
     (graphs.root / GRADIENT_GRAPH).write_bytes(gradient_graph().SerializeToString())
     return graphs, spec
 

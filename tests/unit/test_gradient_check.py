@@ -53,9 +53,11 @@ def batch() -> MicroBatch:
 
 
 def spoil(path: Path, output: str, factor: float) -> None:
-    """Multiply an output of a graph."""
+    """Multiply a value of a graph; what else reads a gradient of a parameter is as before."""
     graph = onnx.load(path)
     for node in graph.graph.node:
+        if output.endswith("_grad"):
+            node.input[:] = ["unspoiled" if name == output else name for name in node.input]
         for place, name in enumerate(node.output):
             if name == output:
                 node.output[place] = "unspoiled"

@@ -17,8 +17,9 @@ from onnx import TensorProto, helper, numpy_helper
 from ortflow.workflow.errors import UserError
 from ortflow.workflow.graph import lower
 from ortflow.workflow.graph.child import Child
-from ortflow.workflow.graph.differentiate import gradient_graph
+from ortflow.workflow.graph.differentiator import differentiator
 from ortflow.workflow.graph.lower import prepare
+from ortflow.workflow.onnx_runtime import TRAINING
 
 RNG = np.random.default_rng(0)
 TIME, WIDTH = 5, 3
@@ -95,8 +96,8 @@ def position_gradient(x: np.ndarray) -> np.ndarray:
     for name, values in weights.items():
         graph.input.append(helper.make_tensor_value_info(name, TensorProto.FLOAT, values.shape))
     with Child() as child:
-        training, _ = gradient_graph(child, ready, "loss", list(weights))
-    return run(training, ["position_grad"], x=x, **weights)[0]
+        training, _ = differentiator().gradient(child, ready, "loss", list(weights))
+    return run(differentiator().finish(training), ["position_grad"], x=x, **weights)[0]
 
 
 def test_broadcast_position_embeddings_have_the_right_gradient(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -105,6 +106,9 @@ def test_broadcast_position_embeddings_have_the_right_gradient(monkeypatch: pyte
     expected = np.zeros((8, WIDTH), np.float32)
     expected[:TIME] = 2 * y.sum(0)
     np.testing.assert_allclose(position_gradient(x), expected, rtol=1e-5)
+    if not TRAINING:
+        return
+    # ONNX Runtime's builder is wrong where it does not know the sizes.
     monkeypatch.setattr(lower, "fold_integers", lambda model: None)
     assert not np.allclose(position_gradient(x), expected, rtol=1e-5)
 
@@ -174,7 +178,11 @@ def test_average_pool_that_rounds_up_counts_no_more_than_its_padding(kernel: int
     pool = node("AveragePool", "x", output="y", ceil_mode=1, count_include_pad=1, **sizes)
     ready, _ = prepare(model([pool], TensorProto.FLOAT, ["batch", 3, 5, 8]))
     expected = averages(x, kernel, stride, pad)
-    np.testing.assert_allclose(run(ready, ["y"], x=x)[0], expected, atol=1e-6)
+    (found,) = run(ready, ["y"], x=x)
+    if not TRAINING:
+        # Newer ones, like PyTorch, leave out a window that would begin in the padding behind the data.
+        expected = expected[:, :, : found.shape[2], : found.shape[3]]
+    np.testing.assert_allclose(found, expected, atol=1e-6)
 
 
 def resized(places: str, shape: Sequence[int | str], **attributes: Any) -> onnx.ModelProto:

@@ -53,12 +53,8 @@ def _see_through(rewriter: Rewriter, node: onnx.NodeProto) -> None:
     given, inputs, output = attributes_of(node), list(node.input), node.output[0]
     gone = [node]
     for place, view in ((0, "view_a"), (1, "view_b")):
-        turn = rewriter.maker(inputs[place])
-        order = _order(turn)
-        # The factor's last axis in memory stays a row or a column: anything else would be packed element by element.
-        if turn is not None and order and len(order) - 1 in order[-2:]:
-            inputs[place] = turn.input[0]
-            given[view] = _number(order)
+        inputs[place], order = _behind_transposes(rewriter, inputs[place])
+        given[view] = _number(order) if list(order) != sorted(order) else 0
     reader = rewriter.only_reader(output)
     order = _order(reader)
     # The output's last axis is the product's rows or columns: product.c writes no other.
@@ -74,6 +70,20 @@ def _see_through(rewriter: Rewriter, node: onnx.NodeProto) -> None:
             output = reader.output[0]
     rewriter.drop(*gone)
     rewriter.add("Product", inputs, [output], **given)
+
+
+def _behind_transposes(rewriter: Rewriter, value: str) -> tuple[str, Sequence[int]]:
+    """What a factor can be read from instead, and how its axes are turned then; empty where they are not.
+
+    The factor's last axis in memory stays a row or a column: anything else would be packed element by element.
+    """
+    found: tuple[str, Sequence[int]] = value, ()
+    turns: Sequence[int] = ()
+    while (turn := rewriter.maker(value)) is not None and (order := _order(turn)):
+        value, turns = turn.input[0], [order[axis] for axis in turns] if turns else order
+        if len(turns) - 1 in turns[-2:]:
+            found = value, turns
+    return found
 
 
 def _order(node: onnx.NodeProto | None) -> Sequence[int]:
