@@ -81,7 +81,7 @@ def test_remainder(shapes: tuple[tuple[int, ...], tuple[int, ...]]) -> None:
     check("Mod", {"a": a, "b": b}, ["a", "b"], fmod=1)
 
 
-@pytest.mark.parametrize("operator", ["Floor", "Ceil", "Round", "Sign"])
+@pytest.mark.parametrize("operator", ["Floor", "Ceil", "Hardmax", "Round", "Sign"])
 def test_a_step_stops_the_gradient(operator: str) -> None:
     inputs = {"a": normal((3,))}
     model = model_of(operator, inputs, ["a"])

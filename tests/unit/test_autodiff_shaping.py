@@ -86,6 +86,14 @@ def test_split_into_parts_of_other_lengths() -> None:
     check("Split", {"a": normal(7, 2)}, ["a"], outputs=3, uses=(1, 2), num_outputs=3)
 
 
+@pytest.mark.parametrize("axes", [None, (0, 1), (1, 0)], ids=str)
+def test_reverse_sequence(axes: tuple[int, int] | None) -> None:
+    time, batch = axes or (0, 1)
+    shape = [2, 3, 4]
+    inputs = {"a": normal(*shape), "lengths": RANDOM.integers(1, shape[time] + 1, shape[batch])}
+    check("ReverseSequence", inputs, ["a"], **({} if axes is None else {"time_axis": time, "batch_axis": batch}))
+
+
 @pytest.mark.parametrize("upper", [0, 1])
 @pytest.mark.parametrize("offset", [None, 0, 1, -2])
 def test_triangle(offset: int | None, upper: int) -> None:

@@ -31,23 +31,25 @@ def matrix_product(b: Backward) -> Gradients:
 
 
 def _of_matrices(b: Backward, gradient: str, a: str, left: Dims, c: str, right: Dims) -> Gradients:
-    """Of the product of `a` and `c`, whose sizes are `left` and `right`, two axes at least."""
-    if len(left) == len(right) == 2:
-        if b.wants(0):
-            yield 0, b("Gemm", gradient, c, transB=1)
-        if b.wants(1):
-            yield 1, b("Gemm", a, gradient, transA=1)
-        return
+    """Of the product of `a` and `c`, whose sizes are `left` and `right`, two axes at least.
+
+    The right factor's gradient, a weight's for the most part, comes first: `a` need not be kept while its own is made.
+    """
     batch = _batch(left, right)
-    if b.wants(0):
-        found = b("FusedMatMul", gradient, c, domain=MICROSOFT, transB=1)
-        yield 0, b.summed_to(found, a, left, [*batch, *left[-2:]])
     if b.wants(1):
-        if len(right) == 2:
+        if len(left) == len(right) == 2:
+            yield 1, b("Gemm", a, gradient, transA=1)
+        elif len(right) == 2:
             yield 1, b("Gemm", _rows(b, a, left), _rows(b, gradient, [*left[:-1], right[-1]]), transA=1)
         else:
             found = b("FusedMatMul", a, gradient, domain=MICROSOFT, transA=1)
             yield 1, b.summed_to(found, c, right, [*batch, *right[-2:]])
+    if b.wants(0):
+        if len(left) == len(right) == 2:
+            yield 0, b("Gemm", gradient, c, transB=1)
+        else:
+            found = b("FusedMatMul", gradient, c, domain=MICROSOFT, transB=1)
+            yield 0, b.summed_to(found, a, left, [*batch, *left[-2:]])
 
 
 def _batch(left: Dims, right: Dims) -> list[int | str | None]:

@@ -104,6 +104,10 @@ class Backward(Writer):
         """`value` where `condition` holds, and 0 elsewhere."""
         return self("Where", condition, value, self.number(0))
 
+    def passed(self, condition: str, value: str) -> str:
+        """`value` times 1 where `condition` holds, and times 0 elsewhere: quicker than `chosen`."""
+        return self("Mul", value, self("Cast", condition, to=self.element_type()))
+
     def summed(self, gradient: str, like: str, whole: str) -> str:
         """`gradient`, of the shape of `whole`, summed over the axes that `like` was broadcast along to that shape."""
         small = shapes.named_shape(self.context.types, like)

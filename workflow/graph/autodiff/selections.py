@@ -18,11 +18,12 @@ def where(b: Backward) -> Gradients:
 @rule("Clip")
 def clip(b: Backward) -> Gradients:
     """No gradient passes at the limits: an exporter's ReLU6 is a Clip, and so are clamps of what is clamped already."""
-    x, gradient = b.input(0), b.gradient()
-    for place, comparison in ((1, "Greater"), (2, "Less")):
-        if b.input(place):
-            gradient = b.chosen(b(comparison, x, b.input(place)), gradient)
-    yield 0, gradient
+    limits = [(comparison, b.input(place)) for place, comparison in ((1, "Greater"), (2, "Less")) if b.input(place)]
+    inside = [b(comparison, b.input(0), limit) for comparison, limit in limits]
+    if not inside:
+        yield 0, b.gradient()
+    else:
+        yield 0, b.passed(inside[0] if len(inside) == 1 else b("And", *inside), b.gradient())
 
 
 @rule("Max", "Min")

@@ -78,6 +78,13 @@ def split(b: Backward) -> Gradients:
     yield 0, b("Concat", *parts, axis=b.attribute("axis", 0)) if len(parts) > 1 else parts[0]
 
 
+@rule("ReverseSequence")
+def reverse_sequence(b: Backward) -> Gradients:
+    """Turned round once more."""
+    axes = {name: b.attribute(name, default) for name, default in (("batch_axis", 1), ("time_axis", 0))}
+    yield 0, b("ReverseSequence", b.gradient(), b.input(1), **axes)
+
+
 @rule("Trilu")
 def triangle(b: Backward) -> Gradients:
     offset = [b.input(1)] if b.input(1) else []
