@@ -117,6 +117,32 @@ def test_random_graph(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
             np.testing.assert_allclose(found[name], array, rtol=1e-5, atol=1e-5 * np.abs(array).max() + 1e-6 * largest)
 
 
+@pytest.mark.parametrize("seed", range(40))
+def test_random_graph_of_unknown_sizes(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever is known of its inputs' sizes, a graph's gradients are the same."""
+    graph = RandomGraph(seed)
+    model = with_loss(graph)
+    weights = [value.name for value in model.graph.input if value.name in graph.weights]
+    if not weights or any(node.op_type == "Conv" and set(node.input) & set(graph.feeds) for node in model.graph.node):
+        return
+    feeds = {**graph.feeds, **graph.weights}
+    expected = gradients(model, Rules(), feeds, weights, monkeypatch)
+    random = np.random.default_rng(seed)
+    for value in model.graph.input:
+        if value.name in graph.feeds:
+            for dim in value.type.tensor_type.shape.dim:
+                # Axes of one name are of one size.
+                name = [f"size{dim.dim_value}", f"own{random.integers(10**9)}", ""][random.integers(3)]
+                dim.Clear()
+                dim.dim_param = name
+    del model.graph.value_info[:]
+    found = gradients(model, Rules(), feeds, weights, monkeypatch)
+    assert list(found) == list(expected)
+    largest = max(float(np.abs(array).max()) for array in expected.values())
+    for name, array in expected.items():
+        np.testing.assert_allclose(found[name], array, rtol=1e-5, atol=1e-5 * np.abs(array).max() + 1e-6 * largest)
+
+
 def built_by(
     differentiator: Builder | Rules, model: Path, loss: Mapping[str, Any] | None, monkeypatch: pytest.MonkeyPatch
 ) -> GraphSet:
