@@ -9,6 +9,7 @@ import pytest
 from gradients import check, model_of
 from onnx.reference.op_run import OpRun
 
+from ortflow.workflow.errors import UserError
 from ortflow.workflow.graph.autodiff.reverse import differentiate
 
 RANDOM = np.random.default_rng(4)
@@ -81,3 +82,10 @@ def test_fused_product(shapes: tuple[tuple[int, ...], tuple[int, ...]], turns: t
     )
     attributes = {"transA": turns[0], "transB": turns[1], "alpha": 0.5}
     check("FusedMatMul", {"a": a, "b": b}, ["a", "b"], domain="com.microsoft", new_ops=[FusedMatMul], **attributes)
+
+
+def test_a_fused_product_that_turns_batch_axes_is_refused() -> None:
+    inputs = {"a": normal(3, 2, 4), "b": normal(2, 4, 5)}
+    model = model_of("FusedMatMul", inputs, ["a"], domain="com.microsoft", transBatchA=1)
+    with pytest.raises(UserError, match="it turns batch axes"):
+        differentiate(model, ["a"], "loss")
