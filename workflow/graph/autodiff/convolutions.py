@@ -15,6 +15,9 @@ from ortflow.workflow.graph.writer import Writer
 _FEW_CHANNELS = 16
 """Below this, one convolution with the gradient as its kernel is quicker than a matrix product for each place."""
 _MANY_PLACES = 64
+_SMALL_SAMPLE = 150_000
+"""Elements of a sample up to which a depthwise convolution's products of whole images stay in the processor's cache."""
+_SMALL_KERNEL = 16
 _WEIGHTS_PER_PIXEL = 4096
 """Above this, turning the weights costs more than a plain convolution gains over a transposed one."""
 
@@ -71,21 +74,48 @@ def weight_gradient(w: Writer, gradient: str, image: str, weight: str, windows: 
         rows, columns = w("Reshape", gradient, flat), w("Transpose", w("Reshape", image, flat), perm=[0, 2, 1])
         product = w("ReduceSum", w("MatMul", rows, columns), w.ints(0), keepdims=0)
         return w("Unsqueeze", product, w.ints(*axes))
+    if group > 1 and dims is not None and dims[:2] == [group, 1] and _is_small(windows, group):
+        return _by_products(w, gradient, image, windows)
     channels = None if dims is None else dims[1]
     swapped = [1, 0, *axes]
     if group > 1 or channels is None or channels < _FEW_CHANNELS or math.prod(windows.kernel) > _MANY_PLACES:
         return _by_convolution(w, gradient, image, windows, group, swapped)
     # A product of matrices for each place of the kernel.
-    if any(windows.pads):
-        image = w("Pad", image, w.ints(0, 0, *windows.begins, 0, 0, *windows.ends))
     rows = w("Reshape", w("Transpose", gradient, perm=swapped), w.ints(0, -1))
-    turned = w("Transpose", image, perm=swapped)
+    turned = w("Transpose", _padded(w, image, windows), perm=swapped)
     parts = []
     for place in itertools.product(*map(range, windows.kernel)):
         columns = w("Reshape", met(w, turned, windows, place, gradient), w.ints(0, -1))
         parts.append(w("Unsqueeze", w("Gemm", rows, columns, transB=1), w.ints(2)))
     whole = w("Concat", *parts, axis=2) if len(parts) > 1 else parts[0]
     return w("Reshape", whole, w.ints(0, 0, *windows.kernel))
+
+
+def _padded(w: Writer, image: str, windows: Windows) -> str:
+    if not any(windows.pads):
+        return image
+    return w("Pad", image, w.ints(0, 0, *windows.begins, 0, 0, *windows.ends))
+
+
+def _is_small(windows: Windows, channels: int) -> bool:
+    return (
+        None not in windows.sizes
+        and channels * math.prod(size or 1 for size in windows.sizes) <= _SMALL_SAMPLE
+        and math.prod(windows.kernel) <= _SMALL_KERNEL
+        and all(stride == 1 for stride in windows.strides)
+    )
+
+
+def _by_products(w: Writer, gradient: str, image: str, windows: Windows) -> str:
+    """Each channel alone: for each place of the kernel the sum of the gradient times what it met there."""
+    padded, flat = _padded(w, image, windows), w.ints(0, 0, -1)
+    rows, over = w("Reshape", gradient, flat), w.ints(0, SPATIAL)
+    parts = []
+    for place in itertools.product(*map(range, windows.kernel)):
+        product = w("Mul", w("Reshape", met(w, padded, windows, place, gradient), flat), rows)
+        parts.append(w("Unsqueeze", w("ReduceSum", product, over, keepdims=0), w.ints(1)))
+    whole = w("Concat", *parts, axis=1) if len(parts) > 1 else parts[0]
+    return w("Reshape", whole, w.ints(-1, 1, *windows.kernel))
 
 
 def _by_convolution(w: Writer, gradient: str, image: str, windows: Windows, group: int, swapped: Sequence[int]) -> str:
