@@ -6,7 +6,6 @@ By the rules alone where ONNX Runtime has no builder; the same runs then learn, 
 from __future__ import annotations
 
 import json
-import shutil
 from pathlib import Path
 
 import onnx
@@ -34,6 +33,12 @@ def run(project: Project, name: str, steps: int = STEPS, kernels: str = "auto", 
     return project.run_dir(name)
 
 
+def once(project: Project, name: str, kernels: str, **environment: str) -> Path:
+    """The run of twenty steps, which several tests look at."""
+    run_dir = project.run_dir(name)
+    return run_dir if run_dir.exists() else run(project, name, kernels=kernels, **environment)
+
+
 @pytest.fixture(scope="module", params=["auto", "onnxruntime"])
 def kernels(request: pytest.FixtureRequest) -> str:
     return str(request.param)
@@ -42,7 +47,7 @@ def kernels(request: pytest.FixtureRequest) -> str:
 @pytest.fixture(scope="module")
 def by_rules(project: Project, kernels: str) -> Path:
     """Two ranks, twenty steps."""
-    return run(project, f"rules-{kernels}", kernels=kernels, **RULES)
+    return once(project, f"rules-{kernels}", kernels, **RULES)
 
 
 def test_the_record_names_package_and_differentiator(by_rules: Path) -> None:
@@ -70,42 +75,38 @@ def test_a_run_by_the_rules_learns(by_rules: Path) -> None:
     assert (by_rules / "export" / "model.onnx").exists()
 
 
-def test_a_run_by_the_rules_goes_on_bit_for_bit(project: Project, by_rules: Path, kernels: str) -> None:
-    run(project, f"stopped-{kernels}", HALF, kernels, **RULES)
-    run_dir = run(project, f"stopped-{kernels}", STEPS, kernels, **RULES)
-    assert [record["step"] for record in of_kind(run_dir, "resume")] == [HALF]
-    assert curve(run_dir) == curve(by_rules)
-    assert evaluations(run_dir)[-1] == evaluations(by_rules)[-1]
-
-
 @needs_both
 def test_the_curve_is_that_of_the_builder(project: Project, by_rules: Path, kernels: str) -> None:
-    built = run(project, f"built-{kernels}", kernels=kernels)
+    built = once(project, f"built-{kernels}", kernels)
     assert of_kind(built, "environment")[0]["differentiator"] == "ONNX Runtime's"
     for mine, theirs in zip(curve(by_rules), curve(built), strict=True):
         assert mine == pytest.approx(theirs, rel=1e-5)
 
 
+def test_a_run_by_the_rules_goes_on_bit_for_bit(project: Project) -> None:
+    whole = once(project, "rules-auto", "auto", **RULES)
+    run(project, "stopped", HALF, **RULES)
+    run_dir = run(project, "stopped", STEPS, **RULES)
+    assert [record["step"] for record in of_kind(run_dir, "resume")] == [HALF]
+    assert curve(run_dir) == curve(whole)
+    assert evaluations(run_dir)[-1] == evaluations(whole)[-1]
+
+
 @needs_both
-def test_a_run_goes_on_by_the_other_one(project: Project, kernels: str) -> None:
-    built = run(project, f"begun-{kernels}", kernels=kernels)
-    half = run(project, f"half-{kernels}", HALF, kernels)
-    for name, first, then in (("there", {}, RULES), ("back", RULES, {})):
-        run_dir = project.run_dir(f"{name}-{kernels}")
-        if first:
-            run(project, run_dir.name, HALF, kernels, **first)
-        else:
-            shutil.copytree(half, run_dir)
-        more = f"train.steps={STEPS}"
-        done = command("resume", run_dir.name, more, folder=project.folder, **then)
-        said = done.stdout + done.stderr + logs(run_dir)
-        assert done.returncode == 2, said
-        assert "differentiator: " in said
-        assert "checkpoint.exact=false" in said
-        assert len(curve(run_dir)) == HALF, "nothing has changed"
-        done = command("resume", run_dir.name, more, "checkpoint.exact=false", folder=project.folder, **then)
-        said = done.stdout + done.stderr + logs(run_dir)
-        assert done.returncode == 0, said
-        assert any("differentiator: " in warning["message"] for warning in of_kind(run_dir, "warning"))
-        for mine, theirs in zip(curve(run_dir), curve(built), strict=True):
-            assert mine == pytest.approx(theirs, rel=1e-5)
+@pytest.mark.parametrize(("name", "first", "then"), [("there", {}, RULES), ("back", RULES, {})])
+def test_a_run_goes_on_by_the_other_one(
+    project: Project, name: str, first: dict[str, str], then: dict[str, str]
+) -> None:
+    run_dir, more = run(project, name, HALF, **first), f"train.steps={STEPS}"
+    done = command("resume", name, more, folder=project.folder, **then)
+    said = done.stdout + done.stderr + logs(run_dir)
+    assert done.returncode == 2, said
+    assert "differentiator: " in said
+    assert "checkpoint.exact=false" in said
+    assert len(curve(run_dir)) == HALF, "nothing has changed"
+    done = command("resume", name, more, "checkpoint.exact=false", folder=project.folder, **then)
+    said = done.stdout + done.stderr + logs(run_dir)
+    assert done.returncode == 0, said
+    assert any("differentiator: " in warning["message"] for warning in of_kind(run_dir, "warning"))
+    for mine, theirs in zip(curve(run_dir), curve(once(project, "built-auto", "auto")), strict=True):
+        assert mine == pytest.approx(theirs, rel=1e-5)
