@@ -18,15 +18,21 @@ for block, size in blocks:
 for block, _ in blocks[::3]:
     libc.free(block)
 """
-OURS = "from ortflow.workflow.comm.mpi import MpiCommunicator\nworld = MpiCommunicator()\nprint('met', world.world_size)"
-MPICH = "from mpi4py import MPI\nMPI.Init_thread(MPI.THREAD_FUNNELED)\nprint('met', MPI.COMM_WORLD.Get_size())"
-LATE = "import mpi4py\nmpi4py.rc.initialize = mpi4py.rc.finalize = False\nimport mpi4py.MPI, ortflow.workflow.comm.mpi\n"
+LATE = """
+import mpi4py
+mpi4py.rc.initialize = mpi4py.rc.finalize = False
+from mpi4py import MPI
+from ortflow.workflow.comm.mpi import MpiCommunicator
+"""
+MPICH = "MPI.Init_thread(MPI.THREAD_FUNNELED)"
+OURS = "MpiCommunicator()"
+SIZE = "\nprint('met', MPI.COMM_WORLD.Get_size())"
 
 
 def test_old_content_in_freed_memory(cluster_of: Cluster) -> None:
     """MPICH's own start fails on such memory: were that no longer so, ours would not be needed."""
-    assert "met 4" not in ranks(cluster_of, LATE + OLD_CONTENT + MPICH)
-    assert ranks(cluster_of, LATE + OLD_CONTENT + OURS).count("met 4") == 4
+    assert "met 4" not in ranks(cluster_of, LATE + OLD_CONTENT + MPICH + SIZE)
+    assert ranks(cluster_of, LATE + OLD_CONTENT + OURS + SIZE).count("met 4") == 4
 
 
 def ranks(cluster: Cluster, program: str) -> str:
