@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ortflow.export_optimize import optimize
+from ortflow.export_stops import mark_stops
 from ortflow.export_trace import trace
 from ortflow.workflow.errors import UserError
 from ortflow.workflow.graph.head import check_model_to_train
@@ -86,6 +87,7 @@ def export_for_training(
         _rename_outputs(program)
     tensors = (*module.named_parameters(), *module.named_buffers())
     optimize(program, {name for name, _ in tensors})
+    mark_stops(program.model)
     _write_metadata(program.model, module)
     with _in_training_mode(module):
         left_out = _compare(program, module, args, kwargs)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from ortflow.export_bags import embedding_bag
 from ortflow.export_ctc import ctc_loss
 from ortflow.export_reasons import refusal
+from ortflow.export_stops import stops_noted
 from ortflow.export_translations import translations
 
 if TYPE_CHECKING:
@@ -34,7 +35,7 @@ def trace(
     import torch
 
     try:
-        with warnings.catch_warnings(), exportable(module):
+        with warnings.catch_warnings(), exportable(module), stops_noted(module):
             warnings.simplefilter("ignore")  # PyTorch's own internals, and that this is training mode
             return torch.onnx.export(
                 module,
