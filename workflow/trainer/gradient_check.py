@@ -229,7 +229,7 @@ class GradientCheck:
             f"{found.measured:.4g}, by the gradient it would be {found.claimed:.4g}; the first node that reads "
             f"{names[0]!r} is {reader(self._graphs.train.read_bytes(), names[0])}",
             where="model.path",
-            fix="report the model to ortflow; train.check_gradient: false trains it all the same",
+            fix="report the model to ortflow; train.check_gradient: false trains it anyway",
         )
 
 
