@@ -110,7 +110,9 @@ def read_sweep(root: Path) -> Sweep:
             for run in told["runs"]
         )
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise UserError(f"{_file(root)} is no record of a sweep", fix="submit the sweep again with --fresh") from error
+        raise UserError(
+            f"{_file(root)} is not a record of a sweep", fix="submit the sweep again with --fresh"
+        ) from error
     if not members:
         raise UserError(f"{_file(root)} names no run", fix="submit the sweep again with --fresh")
     return Sweep(root, members)

@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ortflow.export_optimize import optimize
+from ortflow.export_stops import mark_stops
 from ortflow.export_trace import trace
 from ortflow.workflow.errors import UserError
 from ortflow.workflow.graph.head import check_model_to_train
@@ -59,8 +60,8 @@ def export_for_training(
     file's metadata lists `ortflow.parameters` (trained), `ortflow.frozen` (those that do not require gradients, and the
     running statistics of BatchNormalization in evaluation mode) and `ortflow.constants` (all other initializers but
     running statistics). A tied parameter has the first of its names. Parameters that no output depends on are left
-    out. More than 1.5 GB of weights lie beside the file in `<name>.data`. A UserWarning tells what ONNX cannot say of
-    the module, and what could not be compared with it.
+    out. More than 1.5 GB of weights lie beside the file in `<name>.data`. A UserWarning names what ONNX cannot
+    express of the module, and what could not be compared with it.
 
     Returns the path. Raises UserError where PyTorch is missing or cannot export the module, where the file would not
     compute the module's outputs and gradients on the example inputs, or where something else than a model that this
@@ -86,6 +87,7 @@ def export_for_training(
         _rename_outputs(program)
     tensors = (*module.named_parameters(), *module.named_buffers())
     optimize(program, {name for name, _ in tensors})
+    mark_stops(program.model)
     _write_metadata(program.model, module)
     with _in_training_mode(module):
         left_out = _compare(program, module, args, kwargs)
@@ -163,7 +165,7 @@ def _check_parameters(module: torch.nn.Module) -> None:
         other = places.setdefault(parameter.data_ptr(), name) if parameter.numel() else name
         if other != name:
             raise UserError(
-                f"parameters {other!r} and {name!r} are two objects over one memory, which ONNX cannot say",
+                f"parameters {other!r} and {name!r} are two objects over one memory, which ONNX cannot express",
                 fix="tie them as one torch.nn.Parameter",
             )
 
@@ -188,7 +190,7 @@ def _not_in_onnx(module: torch.nn.Module) -> Iterator[str]:
     for name, part in module.named_modules():
         if isinstance(part, torch.nn.Embedding) and part.padding_idx is not None and part.weight.requires_grad:
             yield (
-                f"{name!r} has padding_idx={part.padding_idx}, which ONNX cannot say: PyTorch gives that row no"
+                f"{name!r} has padding_idx={part.padding_idx}, which ONNX cannot express: PyTorch gives that row no"
                 " gradient, the ONNX model trains it"
             )
 

@@ -1,9 +1,9 @@
 """Compare what an exported file computes with what the module computes: outputs, and the gradient of every parameter.
 
-Called by `ortflow.export` before the file is written. The exporter leaves out what ONNX has no word for (a detach, a
-term of a loss), and only numbers show it. Both run in training mode on the example inputs, with the same fixed sequence
-for dropout; the module also in double precision, which says how far off rounding alone may be. Where the file cannot be
-differentiated, outputs alone are compared, with running statistics.
+Called by `ortflow.export` before the file is written. The exporter leaves out what ONNX cannot express (the backward of
+a custom function, a term of a loss), and only numbers show it. Both run in training mode on the example inputs, with
+the same fixed sequence for dropout; the module also in double precision, which says how far off rounding alone may be.
+Where the file cannot be differentiated, outputs alone are compared, with running statistics.
 """
 
 from __future__ import annotations
@@ -67,8 +67,8 @@ def compare(model: onnx.ModelProto, module: torch.nn.Module, args: tuple[Any, ..
             return f"not compared with PyTorch: {missing}"
     raise UserError(
         f"the ONNX model would not compute what {type(module).__name__} computes: {'; '.join(first)}",
-        fix="change the operation in forward that ONNX has no equal of; in ONNX every detach() and no_grad() is lost:"
-        " freeze what must not be trained (requires_grad=False)",
+        fix="change the operation in forward that ONNX has no equal of; the backward of a torch.autograd.Function is"
+        " lost: write y with the gradient of x as x + (y - x).detach()",
     )
 
 

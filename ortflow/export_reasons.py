@@ -18,6 +18,7 @@ _DECIDE = "make the decision with torch.where, or let it depend on shapes and Py
 _HELP = (
     ("grouped_mm", 'set module.config._experts_implementation = "batched_mm"'),
     ("DynamicCache|EncoderDecoderCache|past_key_values", "set module.config.use_cache = False"),
+    ("LSTM with proj_size", "let the LSTM start from zeros, or set proj_size=0"),
     ("PackedSequence", "give the RNN the padded batch, and leave the padding out in the loss or with torch.where"),
     (
         "conflicts between user-specified|Constraints violated|marked .* as dynamic",

@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any
 from ortflow.export_bags import embedding_bag
 from ortflow.export_ctc import ctc_loss
 from ortflow.export_reasons import refusal
+from ortflow.export_recurrent import lstm_forward
+from ortflow.export_stops import stops_noted
 from ortflow.export_translations import translations
 
 if TYPE_CHECKING:
@@ -34,7 +36,7 @@ def trace(
     import torch
 
     try:
-        with warnings.catch_warnings(), exportable(module):
+        with warnings.catch_warnings(), exportable(module), stops_noted(module):
             warnings.simplefilter("ignore")  # PyTorch's own internals, and that this is training mode
             return torch.onnx.export(
                 module,
@@ -74,6 +76,7 @@ def exportable(module: torch.nn.Module) -> Iterator[None]:
         stack.enter_context(_replaced(torch, "embedding_bag", embedding_bag))
         stack.enter_context(_replaced(torch, "ctc_loss", ctc_loss))
         stack.enter_context(_replaced(torch, "cdist", _distances(torch.cdist)))
+        stack.enter_context(_replaced(torch.nn.LSTM, "forward", lstm_forward(torch.nn.LSTM.forward)))
         for config in _configurations(module):
             # transformers: matrix products of groups have no ONNX form, and a cache is of no use in training.
             if getattr(config, "_experts_implementation", None) is not None:

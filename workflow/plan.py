@@ -48,7 +48,7 @@ class Plan:
         try:
             return cls(**{"graphs": {}, **json.loads(path.read_text(encoding="utf-8"))})
         except TypeError as error:
-            raise ValueError(f"{path} is no plan: {error}") from None
+            raise ValueError(f"{path} is not a plan: {error}") from None
 
 
 def resolve(spec: RunSpec, *, samples: int, parameters: int, fingerprint: str, graphs: Mapping[str, str]) -> Plan:

@@ -78,7 +78,7 @@ def read_files(paths: list[str], folder: Path) -> dict[str, str]:
         try:
             found[path] = (folder / path).read_text(encoding="utf-8")
         except UnicodeDecodeError as error:
-            raise UserError(f"{path} is no text", where=FILES, fix="put it on the volume") from error
+            raise UserError(f"{path} is not text", where=FILES, fix="put it on the volume") from error
         except OSError as error:
             raise UserError(
                 f"{folder / path} cannot be read: {error.strerror}", where=FILES, fix="correct the path"

@@ -69,7 +69,7 @@ def _waiting(pod: Object, waiting: Object, own: Sequence[Object]) -> str:
     if reason == "ErrImageNeverPull":
         return f"has no image {image} on its node, and backends.kubernetes.image_pull_policy is Never"
     if reason == "InvalidImageName":
-        return f"cannot pull the image {image}: that is no image's name; correct backends.kubernetes.image"
+        return f"cannot pull the image {image}: that is not an image's name; correct backends.kubernetes.image"
     if reason in _CREATE:
         return f"cannot be started: {message or reason}"
     if reason == "CrashLoopBackOff":

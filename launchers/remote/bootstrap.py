@@ -137,7 +137,7 @@ def unpack(folder: str) -> None:
                 parts = member.name.split("/")
                 source = files.extractfile(member) if member.isfile() else None
                 if source is None or ".." in parts or "" in parts:
-                    raise OSError(None, "the archive holds something that is no plain file", member.name)
+                    raise OSError(None, "the archive holds something that is not a plain file", member.name)
                 path = os.path.join(folder, *parts)
                 os.makedirs(os.path.dirname(path), exist_ok=True)
                 with open(path, "wb") as target:

@@ -120,7 +120,7 @@ class Connection:
 def connect(host: str) -> Connection:
     """The way to a host, not gone yet; raises UserError where there is no ssh, or its configuration is wrong."""
     if not _HOST.fullmatch(host):
-        raise UserError(f"{host!r} is no host", where="--host", fix="give it as ssh takes it: user@login")
+        raise UserError(f"{host!r} is not a host", where="--host", fix="give it as ssh takes it: user@login")
     config = os.environ.get(CONFIG)
     own = ("-F", config) if config else ()
     try:

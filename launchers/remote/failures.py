@@ -53,7 +53,7 @@ def no_python(host: str, python: str, code: int, words: str) -> OrtflowError:
             f"there is no {python} on {host} ({last_line(words)})",
             fix="give a Python of its own with --host-python, or resources.python in the run file",
         )
-    return UserError(f"{python} on {host} is no Python that works: {last_line(words) or f'exit code {code}'}")
+    return UserError(f"{python} on {host} is not a Python that works: {last_line(words) or f'exit code {code}'}")
 
 
 def last_line(words: str) -> str:

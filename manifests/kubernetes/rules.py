@@ -97,7 +97,7 @@ def broken(document: Document, before: Document) -> Iterator[Problem]:
     for kind in ("labels", "annotations"):
         for name in document["metadata"].get(kind, {}):
             if not is_qualified(name):
-                yield Problem(("metadata", kind, name), "is no name of a label")
+                yield Problem(("metadata", kind, name), "is not a name of a label")
     if job:
         yield from _job(document, before)
 
@@ -144,7 +144,7 @@ def _replicas(replicas: Document, ours: Document, path: KeyPath) -> Iterator[Pro
     yield from check_pod(pod, here)
     for name in (*replicas["template"].get("metadata", {}).get("labels", {}),):
         if not is_qualified(name):
-            yield Problem((*path, "template", "metadata", "labels", name), "is no name of a label")
+            yield Problem((*path, "template", "metadata", "labels", name), "is not a name of a label")
     grace = pod.get("terminationGracePeriodSeconds", 30)
     if grace < our_pod["terminationGracePeriodSeconds"]:
         what = f"is {grace}, less than backends.kubernetes.grace_seconds"

@@ -182,7 +182,7 @@ def expression(node: t.Node, depth: int = 0) -> str:
             return f"(ternary {inner((then, otherwise, condition))})"
         case list():
             return f"(list {inner(tuple(node))})"
-    raise ValueError(f"{node} is no expression of a template")
+    raise ValueError(f"{node} is not an expression of a template")
 
 
 def _whole(node: t.Node, depth: int) -> str:

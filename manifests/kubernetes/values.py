@@ -70,7 +70,7 @@ def _text(text: str) -> str:
 
 def _number(number: float) -> str:
     if not math.isfinite(number):
-        raise ValueError(f"{number} is no number in JSON")
+        raise ValueError(f"{number} is not a number in JSON")
     if number == 0:
         return "-0" if math.copysign(1, number) < 0 else "0"
     shortest = repr(number)

@@ -18,6 +18,6 @@ def rank(run_dir: Annotated[Path, typer.Argument(metavar="RUN_DIR")]) -> None:
     from ortflow.workflow.rank import main
 
     if not is_run(RunDir(run_dir)):
-        raise UserError(f"{run_dir} is no run directory")
+        raise UserError(f"{run_dir} is not a run directory")
     # As `python -m ortflow.workflow.rank` does: threads of libraries must not delay the end that was decided on.
     os._exit(main([str(run_dir)]))

@@ -92,7 +92,7 @@ def start(submission: Submission, runs: Path, *, detach: bool) -> None:
     if end.code == EXIT_USER:
         raise refused(end.cause, submission.run, name)
     if end.code == EXIT_FAILURE:
-        more = f"`ortflow resume {name}` tries again, `ortflow logs {name}` tells more"
+        more = f"`ortflow resume {name}` tries again, `ortflow logs {name}` shows more"
         raise OrtflowError(f"{end.cause}; {end.why}; {more}")
     if end.code == EXIT_PREEMPTED:
         typer.echo(f"stopped: {end.why}; `ortflow resume {name}` goes on", err=True)
@@ -123,7 +123,7 @@ def hand_over(launcher: Launcher, submission: Submission, runs: Path, *, follow:
     if end.code == EXIT_USER:
         raise refused(told, run, name)
     if end.code == EXIT_FAILURE:
-        raise OrtflowError(f"{told}; `ortflow resume {name}` tries again, `ortflow logs {name}` tells more")
+        raise OrtflowError(f"{told}; `ortflow resume {name}` tries again, `ortflow logs {name}` shows more")
     if end.code == EXIT_PREEMPTED:
         typer.echo(f"stopped: {end.how.why or told}; `ortflow resume {name}` goes on", err=True)
     raise typer.Exit(end.code)

@@ -80,7 +80,7 @@ def test_failure_budget_ends_the_run_and_survives_its_launcher(bench: Bench) -> 
     assert [record["next"] for record in bench.attempts("end")] == ["restart", "restart", "stop"]
     assert done.err == (
         "error: rank 1 was killed by SIGKILL; the budget of 2 failures is spent; "
-        "`ortflow resume fake` tries again, `ortflow logs fake` tells more\n"
+        "`ortflow resume fake` tries again, `ortflow logs fake` shows more\n"
     )
     again = bench.run("resume", "fake", script=always)
     assert again.code == 1

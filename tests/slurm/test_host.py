@@ -189,7 +189,7 @@ def test_what_the_user_has_to_mend(login: Login, laptop: Laptop, tmp_path: Path)
         (["--host", HOST, "--host-python", "~/no/python"], {}, 2, "there is no ~/no/python on login"),
         (["--host", HOST, "--host-python", str(old)], {}, 2, "is Python 3.6, and ortflow needs 3.10"),
         (["--host", HOST, "--host-python", str(bare)], {}, 2, "-m pip install 'pydantic"),
-        (["--host", "-oProxyCommand=x"], {}, 2, "is no host"),
+        (["--host", "-oProxyCommand=x"], {}, 2, "is not a host"),
         (["--host", "nosuch.invalid"], {}, 2, "there is no host nosuch.invalid"),
         (["--host", HOST], {"c": config(tmp_path / "a", Port="23099")}, 1, "login cannot be reached"),
         (["--host", HOST], {"c": config(tmp_path / "b", IdentityFile=str(login.laptop / "stranger"))}, 2,

@@ -136,7 +136,8 @@ def test_out_of_memory(cluster_of: Cluster, undisturbed: Run) -> None:
 @pytest.mark.parametrize("how", [pytest.param("stop", marks=pytest.mark.chaos), "kill"])
 def test_the_controller_is_restarted(cluster_of: Cluster, undisturbed: Run, how: str) -> None:
     bed = cluster_of.bed
-    run = cluster_of.submit(f"controller-{how}")
+    # Slurm writes down only every 5 s what it has started: a controller that is killed before starts the job again.
+    run = cluster_of.submit(f"controller-{how}", **slow(0.6))
     run.until_step(MIDDLE)
     bed.controller(how)
     run.until_step(MIDDLE + 5)
@@ -150,7 +151,7 @@ def test_the_controller_is_restarted(cluster_of: Cluster, undisturbed: Run, how:
 def test_a_controller_that_is_away_when_the_ranks_have_left(cluster_of: Cluster, undisturbed: Run) -> None:
     """The signal has come, the ranks have saved, and nobody takes the wish to be queued again."""
     bed = cluster_of.bed
-    run = cluster_of.submit("away")
+    run = cluster_of.submit("away", **slow(0.6))
     run.until_step(MIDDLE)
     bed.controller("kill")
     for process in rank_processes(run.run_dir).values():

@@ -144,7 +144,7 @@ def test_more_samples_claimed_than_there_are(tmp_path: Path) -> None:
         ({"x": pa.array([1, None])}, {}, "column 'x' has missing values"),
         ({"x": pa.array([[1], None])}, {}, "column 'x' has missing values"),
         ({"x": pa.array([[1, None], [3, 4]], pa.list_(pa.int8(), 2))}, {}, "column 'x' has missing values"),
-        ({"x": pa.array(["a", "b"])}, {}, "column 'x' is of string, which is no plain number"),
+        ({"x": pa.array(["a", "b"])}, {}, "column 'x' is of string, which is not a plain number"),
         ({"x": pa.array([True, False])}, {}, "column 'x' is of bool, .*store it as uint8"),
         ({"x": pa.array([[[1]]])}, {}, "column 'x' is of list"),
         ({"x": pa.array(range(9000))}, {"options": pa.ipc.IpcWriteOptions(compression="zstd")}, "is compressed"),

@@ -153,8 +153,17 @@ def test_a_wrong_model_is_refused_and_the_old_one_stays(tmp_path: Path, monkeypa
 
 def test_a_trial_leaves_nothing(tmp_path: Path) -> None:
     graphs, x = built(linear(tmp_path / "m.onnx")), normal(3, 4)
-    assert export(graphs, tmp_path / "out.onnx", {"x": x}, trial=True) is not None
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["graphs", "m.onnx"]
+    for out in ("out.onnx", "export/deep/out.onnx"):
+        assert export(graphs, tmp_path / out, {"x": x}, trial=True) is not None
+        assert sorted(path.name for path in tmp_path.iterdir()) == ["graphs", "m.onnx"]
+
+
+def test_a_refused_model_leaves_no_folder_but_those_that_were_there(tmp_path: Path) -> None:
+    graphs, x = built(linear(tmp_path / "m.onnx")), normal(3, 4)
+    (tmp_path / "export").mkdir()
+    with pytest.raises(UserError, match="off the graph it was made of"):
+        export(graphs, tmp_path / "export/deep/out.onnx", {"x": x}, tolerance=-1.0)
+    assert list((tmp_path / "export").iterdir()) == []
 
 
 def test_an_input_without_data_is_not_compared(tmp_path: Path) -> None:

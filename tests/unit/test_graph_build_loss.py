@@ -253,7 +253,7 @@ def test_refusals(tmp_path: Path) -> None:
         (plain, {"kind": "cross_entropy", "label": "xw"}, {}, "has a value 'xw' of its own"),
         (plain, {"kind": "cross_entropy", "label": "x"}, {}, "input 'x'"),
         (plain, {"kind": "cross_entropy", "class_axis": 2}, {}, "no axis 2"),
-        (plain, {"kind": "output", "output": "y"}, {}, "is no scalar"),
+        (plain, {"kind": "output", "output": "y"}, {}, "is not a scalar"),
         (with_labels, {"kind": "output", "output": "loss"}, {"data__last_batch": "pad"}, "data.last_batch"),
         (
             plain,

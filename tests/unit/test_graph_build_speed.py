@@ -160,3 +160,32 @@ def test_same_gradients_as_without(axis: int, rank: int, tmp_path: Path) -> None
     assert expected.keys() == actual.keys()
     for name, array in expected.items():
         np.testing.assert_allclose(actual[name], array, rtol=1e-5, atol=2e-5 * np.abs(array).max())
+
+
+def test_sums_of_whole_numbers(tmp_path: Path) -> None:
+    """How many rows chose each expert: a sum of int64 over the first axis, which divides what is trained."""
+    nodes = [
+        helper.make_node("Cast", ["chosen"], ["whole"], to=onnx.TensorProto.INT64),
+        helper.make_node("ReduceSum", ["whole", "first"], ["counts"], keepdims=0),
+        helper.make_node("Cast", ["counts"], ["number"], to=onnx.TensorProto.FLOAT),
+        helper.make_node("Div", ["w", "number"], ["share"]),
+        helper.make_node("Mul", ["x", "share"], ["y"]),
+        helper.make_node("ReduceSum", ["y"], ["loss"], keepdims=0),
+    ]
+    feeds = {
+        "x": RNG.normal(size=(6, 4)).astype("float32"),
+        "w": RNG.normal(size=4).astype("float32"),
+        "chosen": RNG.integers(1, 3, size=(6, 4)).astype("float32"),
+    }
+    inputs = [value(name, array.shape) for name, array in feeds.items()]
+    inner = [value("whole", [6, 4], "int64"), value("counts", [4], "int64")]
+    constants = [numpy_helper.from_array(np.array([0]), "first")]
+    graph = helper.make_graph(nodes, "counts", inputs, [value("loss", [])], constants, value_info=inner)
+    imports = [helper.make_opsetid("", 18), helper.make_opsetid("com.microsoft", 1)]
+    model = helper.make_model(graph, opset_imports=imports, ir_version=9)
+    made = differentiated(model, ["w"], tmp_path / "m.onnx", fast=True)
+    # The gradient's own sum over rows is a product with ones all the same.
+    assert [node.op_type for node in made.node].count("MatMul") == 1
+    outputs = run_graph(tmp_path / "m.onnx", feeds)
+    expected = feeds["x"].astype("float64").sum(0) / feeds["chosen"].sum(0)
+    np.testing.assert_allclose(outputs["w_grad"], expected, rtol=1e-5, atol=1e-6)

@@ -76,9 +76,9 @@ def test_missing(tmp_path: Path) -> None:
 
 
 def test_folder_and_pipe(tmp_path: Path) -> None:
-    assert refused(tmp_path).startswith("is no file")
+    assert refused(tmp_path).startswith("is not a file")
     os.mkfifo(tmp_path / "pipe.onnx")
-    assert refused(tmp_path / "pipe.onnx").startswith("is no file")
+    assert refused(tmp_path / "pipe.onnx").startswith("is not a file")
 
 
 @pytest.mark.parametrize(
@@ -89,7 +89,7 @@ def test_folder_and_pipe(tmp_path: Path) -> None:
 def test_no_onnx(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "model.onnx"
     path.write_bytes(content)
-    assert refused(path).startswith("is no ONNX model, or only the beginning of one")
+    assert refused(path).startswith("is not an ONNX model, or only the beginning of one")
 
 
 def test_every_beginning_of_a_file_is_refused(tmp_path: Path) -> None:
@@ -153,7 +153,7 @@ class TestExternalData:
     def test_pipe(self, tmp_path: Path) -> None:
         os.mkfifo(tmp_path / "weights.bin")
         (tmp_path / "model.onnx").write_bytes(external("weights.bin"))
-        assert "is no regular file" in refused(tmp_path / "model.onnx")
+        assert "is not a regular file" in refused(tmp_path / "model.onnx")
 
     @pytest.mark.parametrize(
         ("claim", "said"),
@@ -365,4 +365,4 @@ def test_nodes_out_of_order_are_sorted(tmp_path: Path) -> None:
 def test_names_that_are_no_text(tmp_path: Path) -> None:
     data = linear().SerializeToString().replace(b"product", b"pr\xffduct")
     (tmp_path / "model.onnx").write_bytes(data)
-    assert "a name in it is no text" in refused(tmp_path / "model.onnx")
+    assert "a name in it is not text" in refused(tmp_path / "model.onnx")

@@ -196,7 +196,9 @@ class TestSaidByTheExport:
     def test_nonsense_is_refused(self, value: str) -> None:
         model = graph([node("MatMul", "x", "a")], {"a": random(4, 4)})
         model.metadata_props.add(key="ortflow.frozen", value=value)
-        with pytest.raises(UserError, match=r"property 'ortflow.frozen' is no list of names; export the model again"):
+        with pytest.raises(
+            UserError, match=r"property 'ortflow.frozen' is not a list of names; export the model again"
+        ):
             classify(model, NONE, [])
 
 

@@ -37,7 +37,7 @@ def graph(
     nodes = []
     for line in lines.split(";"):
         made, operator, *read = line.replace("=", " ").split()
-        domain = "com.microsoft" if operator in ("FusedMatMul", "SoftmaxGrad_13") else ""
+        domain = "com.microsoft" if operator in ("FusedMatMul", "SoftmaxGrad_13", "ConvGrad") else ""
         nodes.append(
             helper.make_node(
                 operator, read, made.split(","), name=made, domain=domain, **(attributes or {}).get(made, {})
@@ -100,6 +100,29 @@ def test_bias_and_transposes_and_scale_disappear_into_a_product() -> None:
         "g = SoftmaxGrad_13 d s; y = Mul k g", {"d": (2, 5), "s": (2, 5)}, constants={"k": np.float32(0.125)}
     )
     assert same(gradient) == {"ortflow.SoftmaxGrad": 1}
+
+
+@pytest.mark.parametrize(
+    ("inputs", "attributes"),
+    [
+        ({"dy": (3, 6, 5, 4), "x": (3, 4, 9, 9), "w": (6, 4, 3, 2)}, {"strides": [2, 2], "pads": [1, 0, 1, 0]}),
+        ({"dy": (3, 6, 9, 9), "x": (3, 4, 9, 9), "w": (6, 4, 1, 1)}, {}),
+        ({"dy": (3, 6, 7, 8), "x": (3, 4, 9, 9), "w": (6, 2, 3, 2)}, {"group": 2, "kernel_shape": [3, 2]}),
+        ({"dy": (3, 6, 5), "x": (3, 4, 9), "w": (6, 4, 3)}, {"dilations": [2]}),
+        ({"dy": (2, 3, 2, 3, 4), "x": (2, 4, 3, 3, 4), "w": (3, 4, 2, 1, 3)}, {"pads": [0, 0, 1, 0, 0, 1]}),
+    ],
+    ids=["strides", "1x1", "groups", "one axis", "three axes"],
+)
+def test_a_convolution_has_gradients_of_ours(inputs: dict[str, tuple[int, ...]], attributes: dict[str, object]) -> None:
+    convolution = graph(
+        "dx,dw,db = ConvGrad dy x w; a = Reshape dx flat; b = Reshape dw flat; c = Reshape db flat; y = Concat a b c",
+        inputs,
+        constants={"flat": np.array([-1])},
+        attributes={"dx,dw,db": attributes, "y": {"axis": 0}},
+    )
+    found = same(convolution)
+    assert found["com.microsoft.ConvGrad"] == 0
+    assert (found["ortflow.ConvDataGrad"], found["ortflow.ConvWeightGrad"]) == (1, 1)
 
 
 @pytest.mark.parametrize("order", [*permutations(range(3)), *permutations(range(4))])

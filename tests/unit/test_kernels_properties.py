@@ -281,3 +281,52 @@ def test_tensors_of_no_or_eight_axes(library: Path, operator: str) -> None:
     if operator != "Gelu":
         with pytest.raises(InvalidArgument, match="scalar"):
             compute(operator, np.array(1, np.float32), library=library, **attributes)
+
+
+def test_gradients_of_convolutions(library: Path) -> None:
+    """Of one to three spatial axes, in groups, with data that no window reaches and windows that reach no data."""
+    for seed, random in cases(150):
+        axes, groups = int(random.integers(1, 4)), int(random.choice([1, 1, 2, 3, 7]))
+        channels, made = (int(random.choice([1, 2, 5, 8, 17, 40])) for _ in range(2))
+        kernel, stride, before, after = (
+            random.integers(low, high, axes) for low, high in ((1, 5), (1, 4), (0, 4), (0, 4))
+        )
+        dilation = random.integers(1, 3, axes)
+        reach = dilation * (kernel - 1) + 1
+        size = np.maximum(1, reach - before - after + random.integers(0, 13, axes))
+        out = (size + before + after - reach) // stride + 1
+        images = int(random.choice([0, 1, 2, 3], p=[0.05, 0.35, 0.3, 0.3]))
+        x = draw(random, images, groups * channels, *size)
+        weight = draw(random, groups * made, channels, *kernel)
+        dy = draw(random, images, groups * made, *out)
+        padding = [(0, 0), (0, 0), *zip(before, after, strict=True)]
+        wide = np.pad(x.astype("d"), padding)
+        exact = [np.zeros_like(wide), np.zeros(weight.shape)]
+        scale = [np.zeros_like(wide), np.zeros(weight.shape)]
+        for offset in np.ndindex(*kernel):
+            first = np.array(offset) * dilation
+            places = tuple(slice(f, f + s * (n - 1) + 1, s) for f, s, n in zip(first, stride, out, strict=True))
+            for g in range(groups):
+                ins, outs = slice(g * channels, (g + 1) * channels), slice(g * made, (g + 1) * made)
+                at, factor, slope = (
+                    (slice(None), ins, *places),
+                    weight[(outs, slice(None), *offset)].astype("d"),
+                    dy[:, outs],
+                )
+                for results, f, s, d in (
+                    (exact, factor, slope.astype("d"), wide[at]),
+                    (scale, np.abs(factor), np.abs(slope).astype("d"), np.abs(wide[at])),
+                ):
+                    results[0][at] += np.einsum("nm...,mc->nc...", s, f)
+                    results[1][(outs, slice(None), *offset)] = np.einsum(
+                        "nmp,ncp->mc", *(v.reshape(*v.shape[:2], out.prod()) for v in (s, d))
+                    )
+        inner = (slice(None), slice(None), *(slice(b, b + n) for b, n in zip(before, size, strict=True)))
+        geometry = np.array([groups, *kernel, *stride, *before, *dilation], np.int64)
+        threads = int(random.choice([1, 2], p=[0.9, 0.1]))
+        case = (seed, x.shape, weight.shape, dy.shape, geometry.tolist())
+        shape = np.array(x.shape, np.int64)
+        (dx,) = compute("ConvDataGrad", geometry, shape, dy, weight, library=library, threads=threads)
+        near(dx, exact[0][inner], scale[0][inner], 4 + 2 * math.sqrt(made * kernel.prod()), case)
+        (dw,) = compute("ConvWeightGrad", geometry, dy, x, library=library, threads=threads)
+        near(dw, exact[1], scale[1], 4 + 2 * math.sqrt(images * out.prod()), case)

@@ -457,7 +457,7 @@ def test_a_submission_from_elsewhere_is_seen(tmp_path: Path, played: PlayedClust
 
 def test_a_small_file_that_is_not_there_or_no_text(tmp_path: Path, played: PlayedCluster) -> None:
     (tmp_path / "prepare.py").write_bytes(b"\xff\xfe")
-    with pytest.raises(UserError, match=r"backends\.kubernetes\.files: prepare\.py is no text"):
+    with pytest.raises(UserError, match=r"backends\.kubernetes\.files: prepare\.py is not text"):
         submit(tmp_path)
     (tmp_path / "prepare.py").unlink()
     with pytest.raises(UserError, match=r"prepare\.py cannot be read: No such file"):

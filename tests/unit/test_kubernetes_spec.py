@@ -72,8 +72,8 @@ def test_the_others_are_for_the_api_server(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("kubernetes", "sentence"),
     [
-        ({"namespace": "My_Lab"}, f"namespace: is no name of a namespace: 'My_Lab'; {LABEL}"),
-        ({"image": "a b"}, "image: is no image: 'a b'; write [HOST/]NAME[:TAG], the name in lower case"),
+        ({"namespace": "My_Lab"}, f"namespace: is not a valid name of a namespace: 'My_Lab'; {LABEL}"),
+        ({"image": "a b"}, "image: is not a valid image: 'a b'; write [HOST/]NAME[:TAG], the name in lower case"),
         (
             {"volume": {"claim": "c", "host_path": "/x"}},
             "volume.host_path: is given beside claim; give one of them",
@@ -85,7 +85,7 @@ def test_the_others_are_for_the_api_server(tmp_path: Path) -> None:
         ),
         ({"ssh_port": 22}, "ssh_port: is 22, which only root may open; give one above 1023"),
         ({"env": {"ORTFLOW_JOB": "x"}}, "env.ORTFLOW_JOB: is set by ortflow or the operator; leave it out"),
-        ({"secret_env": {"A": "s"}}, "secret_env.A: is no key of a secret: 's'; write SECRET/KEY"),
+        ({"secret_env": {"A": "s"}}, "secret_env.A: is not a key of a secret: 's'; write SECRET/KEY"),
         (
             {"labels": {"ortflow.dev/run": "x"}},
             "labels.ortflow.dev/run: is ortflow's or the operator's own; give another name",
@@ -101,7 +101,7 @@ def test_the_others_are_for_the_api_server(tmp_path: Path) -> None:
         ),
         (
             {"shared_memory": "8"},
-            "shared_memory: '8' is no amount of memory; write a number and a unit, such as 16G, 16Gi or 512M",
+            "shared_memory: '8' is not an amount of memory; write a number and a unit, such as 16G, 16Gi or 512M",
         ),
     ],
 )

@@ -38,7 +38,7 @@ def test_the_host_is_never_an_option() -> None:
     command = Connection("user@login").command("true")
     assert command[command.index("--") :] == ["--", "user@login", "true"]
     for host in ("-oProxyCommand=x", "a b", "a\nb", ""):
-        with pytest.raises(UserError, match="is no host"):
+        with pytest.raises(UserError, match="is not a host"):
             connect(host)
 
 
@@ -105,4 +105,4 @@ def test_one_sentence_for_each_failure(words: str, code: int, sentence: str) -> 
 def test_no_python() -> None:
     error = no_python("login", "python3.12", 127, "bash: line 1: python3.12: command not found\n")
     assert str(error).startswith("there is no python3.12 on login (bash: line 1: python3.12: command not found); give")
-    assert "is no Python that works: exit code 3" in str(no_python("login", "true", 3, ""))
+    assert "is not a Python that works: exit code 3" in str(no_python("login", "true", 3, ""))

@@ -128,8 +128,8 @@ def test_a_run_that_agrees_with_itself() -> None:
                 "resources.gpus_per_rank: above 0 does not run yet in this version",
             ],
         ),
-        ({"resources": {"memory": "lots"}}, ["resources.memory: 'lots' is no amount of memory"]),
-        ({"resources": {"time_limit": "soon"}}, ["resources.time_limit: 'soon' is no length of time"]),
+        ({"resources": {"memory": "lots"}}, ["resources.memory: 'lots' is not an amount of memory"]),
+        ({"resources": {"time_limit": "soon"}}, ["resources.time_limit: 'soon' is not a length of time"]),
         (
             {"restart": {"backoff": {"first": 10.0, "limit": 5.0}}},
             ["restart.backoff.first: is 10 seconds, longer than the limit of 5"],

@@ -141,8 +141,8 @@ def test_slips_of_yaml_tell_what_to_do(text: str, line: int, word: str) -> None:
     ("text", "what"),
     [
         ("a: 1\n---\nb: 2", (2, "holds a second YAML document")),
-        ("a: 1\n{b: c}: 2", (2, "has a key that is no plain text")),
-        ("? [a]\n: 2", (1, "has a key that is no plain text")),
+        ("a: 1\n{b: c}: 2", (2, "has a key that is not plain text")),
+        ("? [a]\n: 2", (1, "has a key that is not plain text")),
         ("a: 1\nb: \x01", (2, "holds the character U+0001")),
         ("[" * 1000, (1, f"is nested more than {DEPTH_LIMIT} levels deep")),
         ("a:\n  " + "{" * 1000, (2, f"is nested more than {DEPTH_LIMIT} levels deep")),

@@ -44,16 +44,16 @@ def test_the_small_and_the_full_one_load(tmp_path: Path) -> None:
     ("line", "to", "message"),
     [
         # unknown keys
-        ("  steps: 100", "  step: 100", "run.yaml:9 train.step: is no known key; did you mean steps?"),
-        ("name: small", "name: small\nlr: 1", "run.yaml:2 lr: is no known key here; did you mean train.optimizer.lr?"),
+        ("  steps: 100", "  step: 100", "run.yaml:9 train.step: unknown key; did you mean steps?"),
+        ("name: small", "name: small\nlr: 1", "run.yaml:2 lr: unknown key here; did you mean train.optimizer.lr?"),
         (
             "    lr: 1e-3",
             "    lr: 1e-3\n    foo: 1",
-            "run.yaml:13 train.optimizer.foo: is no known key; "
+            "run.yaml:13 train.optimizer.foo: unknown key; "
             "known here: name, lr, weight_decay, no_decay, betas, epsilon",
         ),
-        ("    lr: 1e-3", "    LR: 1e-3", "run.yaml:12 train.optimizer.LR: is no known key; did you mean lr?"),
-        ("    name: adamw", "    nmae: adamw", "run.yaml:11 train.optimizer.nmae: is no known key; did you mean name?"),
+        ("    lr: 1e-3", "    LR: 1e-3", "run.yaml:12 train.optimizer.LR: unknown key; did you mean lr?"),
+        ("    name: adamw", "    nmae: adamw", "run.yaml:11 train.optimizer.nmae: unknown key; did you mean name?"),
         # missing keys
         (
             "    lr: 1e-3",
@@ -133,11 +133,11 @@ def test_the_small_and_the_full_one_load(tmp_path: Path) -> None:
         ("  path: model.onnx", '  path: "a\\0b"', "run.yaml:3 model.path: must not hold a NUL character"),
         ("name: small", "name: small\nprepare: 'it''s'", "run.yaml:2 prepare: has a quotation mark that is never closed; close it"),
         # amounts
-        ("name: small", "name: small\nresources: {memory: 16}", "run.yaml:2 resources.memory: '16' is no amount of memory; write a number and a unit, such as 16G, 16Gi or 512M"),
+        ("name: small", "name: small\nresources: {memory: 16}", "run.yaml:2 resources.memory: '16' is not an amount of memory; write a number and a unit, such as 16G, 16Gi or 512M"),
         (
             "name: small",
             "name: small\nresources: {time_limit: 12:30}",
-            "run.yaml:2 resources.time_limit: '12:30' is no length of time; write [days-]hours:minutes:seconds, such "
+            "run.yaml:2 resources.time_limit: '12:30' is not a length of time; write [days-]hours:minutes:seconds, such "
             "as 12:00:00 or 1-06:30:00, or a number of minutes",
         ),
         # the file as such
@@ -252,7 +252,7 @@ def test_what_is_told_stays_on_its_line(tmp_path: Path) -> None:
 def test_a_key_without_a_value_is_not_given(tmp_path: Path) -> None:
     text = SMALL + "restart:\n#  failures: 3\nseed:\nprepare:\n"
     assert load(tmp_path, text) == load(tmp_path, SMALL)
-    assert told(tmp_path, SMALL + "retsart:\n") == ["run.yaml:13 retsart: is no known key; did you mean restart?"]
+    assert told(tmp_path, SMALL + "retsart:\n") == ["run.yaml:13 retsart: unknown key; did you mean restart?"]
 
 
 def test_short_forms(tmp_path: Path) -> None:
@@ -307,11 +307,11 @@ class TestOverrides:
     @pytest.mark.parametrize(
         ("override", "message"),
         [
-            ("train.stpes=3", "on the command line, train.stpes: is no known key; did you mean steps?"),
+            ("train.stpes=3", "on the command line, train.stpes: unknown key; did you mean steps?"),
             ("train.steps=x", "on the command line, train.steps: must be a whole number, not the text 'x'"),
-            ("train.steps", "on the command line: 'train.steps' is no override; write key.path=value, such as train.steps=100"),
-            ("=3", "on the command line: '=3' is no override; write key.path=value, such as train.steps=100"),
-            ("a..b=3", "on the command line: 'a..b=3' is no override; write key.path=value, such as train.steps=100"),
+            ("train.steps", "on the command line: 'train.steps' is not an override; write key.path=value, such as train.steps=100"),
+            ("=3", "on the command line: '=3' is not an override; write key.path=value, such as train.steps=100"),
+            ("a..b=3", "on the command line: 'a..b=3' is not an override; write key.path=value, such as train.steps=100"),
             ("train.steps.x=3", "on the command line, train.steps.x: cannot be set, because train.steps has no keys"),
             ("train.optimizer={lr: 1}", "on the command line, train.optimizer.name: is missing; add it: adam, adamw, lamb or sgd"),
             (
@@ -319,7 +319,7 @@ class TestOverrides:
                 "on the command line, model.parameters.freeze: is not valid YAML: expected alphabetic or numeric "
                 "character, but found '.'; put text that begins with * in quotes",
             ),
-            ("train.early_stop.patiance=3", "on the command line, train.early_stop.patiance: is no known key; did you mean patience?"),
+            ("train.early_stop.patiance=3", "on the command line, train.early_stop.patiance: unknown key; did you mean patience?"),
             ("train.optimizer.betas=[1]", "on the command line, train.optimizer.betas[0]: must be less than 1.0, not 1"),
             ("train.epochs=3", "run.yaml:9 train.steps: is given beside train.epochs; give one of them (train.epochs=null on the command line takes the other away)"),
         ],

@@ -60,43 +60,49 @@ def test_what_slurm_takes(key: str, text: str) -> None:
 @pytest.mark.parametrize(
     ("slurm", "sentence"),
     [
-        ({"partition": "a b"}, f"partition: is no name of a partition: 'a b'; {NAME}"),
-        ({"partition": "a\n#SBATCH --uid=0"}, f"partition: is no name of a partition: 'a\\n#SBATCH --uid=0'; {NAME}"),
-        ({"account": "lab'"}, f'account: is no name of an account: "lab\'"; {NAME}'),
-        ({"qos": '"high"'}, f"qos: is no name of a quality of service: '\"high\"'; {NAME}"),
-        ({"reservation": "-x"}, f"reservation: is no name of a reservation: '-x'; {NAME}"),
-        ({"job_name": "a`b`"}, f"job_name: is no name for a job: 'a`b`'; {NAME}"),
+        ({"partition": "a b"}, f"partition: is not a valid name of a partition: 'a b'; {NAME}"),
+        (
+            {"partition": "a\n#SBATCH --uid=0"},
+            f"partition: is not a valid name of a partition: 'a\\n#SBATCH --uid=0'; {NAME}",
+        ),
+        ({"account": "lab'"}, f'account: is not a valid name of an account: "lab\'"; {NAME}'),
+        ({"qos": '"high"'}, f"qos: is not a valid name of a quality of service: '\"high\"'; {NAME}"),
+        ({"reservation": "-x"}, f"reservation: is not a valid name of a reservation: '-x'; {NAME}"),
+        ({"job_name": "a`b`"}, f"job_name: is not a valid name for a job: 'a`b`'; {NAME}"),
         (
             {"constraint": "a100 & ib"},
-            "constraint: is no list of features: 'a100 & ib'; "
+            "constraint: is not a valid list of features: 'a100 & ib'; "
             "write names with & (all), | (one of), parentheses and counts, such as a100&ib or [rack1*2&rack2*2]",
         ),
-        ({"nodelist": "node[1-4"}, f"nodelist: is no list of nodes: 'node[1-4'; {NODES}"),
-        ({"nodelist": "./nodes.txt"}, f"nodelist: is no list of nodes: './nodes.txt'; {NODES}"),
-        ({"exclude": "node1 node2"}, f"exclude: is no list of nodes: 'node1 node2'; {NODES}"),
-        ({"dependency": "afterok:abc"}, f"dependency: is no dependency: 'afterok:abc'; {DEPENDENCY}"),
-        ({"dependency": "123"}, f"dependency: is no dependency: '123'; {DEPENDENCY}"),
-        ({"begin": "soon"}, "begin: is no time to begin: 'soon'; write now+1hour, 22:00, tomorrow or 2030-01-31T08:00"),
+        ({"nodelist": "node[1-4"}, f"nodelist: is not a valid list of nodes: 'node[1-4'; {NODES}"),
+        ({"nodelist": "./nodes.txt"}, f"nodelist: is not a valid list of nodes: './nodes.txt'; {NODES}"),
+        ({"exclude": "node1 node2"}, f"exclude: is not a valid list of nodes: 'node1 node2'; {NODES}"),
+        ({"dependency": "afterok:abc"}, f"dependency: is not a valid dependency: 'afterok:abc'; {DEPENDENCY}"),
+        ({"dependency": "123"}, f"dependency: is not a valid dependency: '123'; {DEPENDENCY}"),
+        (
+            {"begin": "soon"},
+            "begin: is not a valid time to begin: 'soon'; write now+1hour, 22:00, tomorrow or 2030-01-31T08:00",
+        ),
         (
             {"gres": "gpu:"},
-            "gres: is no list of generic resources: 'gpu:'; "
+            "gres: is not a valid list of generic resources: 'gpu:'; "
             "write NAME[:TYPE][:COUNT] with commas, such as gpu:a100:4,nvme:1",
         ),
         (
             {"python": "/opt/py\nthon"},
-            "python: is no interpreter: '/opt/py\\nthon'; give its path, without line breaks",
+            "python: is not an interpreter: '/opt/py\\nthon'; give its path, without line breaks",
         ),
         (
             {"mail": {"user": "a b", "types": ["END"]}},
-            "mail.user: is no address: 'a b'; write a user or an address, such as me@example.org",
+            "mail.user: is not an address: 'a b'; write a user or an address, such as me@example.org",
         ),
         (
             {"mail": {"user": "me"}},
             "mail.user: gets no mail: there is no occasion for one; "
             "give backends.slurm.mail.types, such as [END, FAIL]",
         ),
-        ({"directives": ["-p gpu"]}, f"directives[0]: is no directive: '-p gpu'; {FLAG}"),
-        ({"directives": ["--a=1", "--b\n--c"]}, f"directives[1]: is no directive: '--b\\n--c'; {FLAG}"),
+        ({"directives": ["-p gpu"]}, f"directives[0]: is not a valid directive: '-p gpu'; {FLAG}"),
+        ({"directives": ["--a=1", "--b\n--c"]}, f"directives[1]: is not a valid directive: '--b\\n--c'; {FLAG}"),
         (
             {"directives": ['--licenses="a"']},
             'directives[0]: holds a quotation mark or a backslash: --licenses="a"; '
@@ -120,7 +126,10 @@ def test_what_slurm_takes(key: str, text: str) -> None:
             {"directives": ["--wait"]},
             "directives[0]: may not hold --wait; leave it out: ortflow could not follow the job",
         ),
-        ({"srun_arguments": ["--cpu-bind", "cores"]}, f"srun_arguments[1]: is no argument for srun: 'cores'; {FLAG}"),
+        (
+            {"srun_arguments": ["--cpu-bind", "cores"]},
+            f"srun_arguments[1]: is not a valid argument for srun: 'cores'; {FLAG}",
+        ),
         ({"srun_arguments": ["--mpi=pmix"]}, "srun_arguments[0]: may not hold --mpi; use backends.slurm.mpi"),
         (
             {"srun_arguments": ["--x"], "mpi": "mpirun"},
@@ -140,15 +149,15 @@ def test_what_slurm_takes(key: str, text: str) -> None:
             "container.kind: is pyxis, which srun starts, and backends.slurm.mpi is mpirun; "
             "set backends.slurm.mpi to pmix or pmi2",
         ),
-        ({"container": {"image": "-i"}}, "container.image: is no image: '-i'; give a file or a name"),
+        ({"container": {"image": "-i"}}, "container.image: is not an image: '-i'; give a file or a name"),
         (
             {"container": {"image": "i", "mounts": ["/a", "data"]}},
-            "container.mounts[1]: is no folder to mount: 'data'; "
+            "container.mounts[1]: is not a folder to mount: 'data'; "
             "write /path, /path:/inside or /path:/inside:ro, without blanks and commas",
         ),
         (
             {"container": {"image": "i", "arguments": ["-B", "/x"]}},
-            f"container.arguments[0]: is no argument for apptainer: '-B'; {FLAG}",
+            f"container.arguments[0]: is not a valid argument for apptainer: '-B'; {FLAG}",
         ),
     ],
 )
@@ -205,12 +214,12 @@ SLURM = f"{SMALL}backends:\n  slurm:\n"
 @pytest.mark.parametrize(
     ("line", "sentence"),
     [
-        ("partitoin: gpu", "run.yaml:15 backends.slurm.partitoin: is no known key; did you mean partition?"),
+        ("partitoin: gpu", "run.yaml:15 backends.slurm.partitoin: unknown key; did you mean partition?"),
         (
             "time_limit: 9",
-            "run.yaml:15 backends.slurm.time_limit: is no known key here; did you mean resources.time_limit?",
+            "run.yaml:15 backends.slurm.time_limit: unknown key here; did you mean resources.time_limit?",
         ),
-        ("array: 0-3", "run.yaml:15 backends.slurm.array: is no known key; known here: partition, account, "),
+        ("array: 0-3", "run.yaml:15 backends.slurm.array: unknown key; known here: partition, account, "),
         ("mpi: pmi3", "run.yaml:15 backends.slurm.mpi: must be auto, pmi2, pmix, none or mpirun, not the text 'pmi3'"),
         ("omit: [times]", "run.yaml:15 backends.slurm.omit[0]: must be account, begin, constraint, "),
         ("omit: [output]", "run.yaml:15 backends.slurm.omit[0]: must be account, begin, constraint, "),
@@ -219,7 +228,10 @@ SLURM = f"{SMALL}backends:\n  slurm:\n"
         ("signal_seconds: 0", "run.yaml:15 backends.slurm.signal_seconds: must be at least 1, not 0"),
         ("container: {kind: docker, image: x}", "run.yaml:15 backends.slurm.container.kind: must be none, apptainer, "),
         ("container: {kind: pyxis}", "run.yaml:15 backends.slurm.container.image: is missing; add it (image file, "),
-        ("partition: a b", "run.yaml:15 backends.slurm.partition: is no name of a partition: 'a b'; use letters, "),
+        (
+            "partition: a b",
+            "run.yaml:15 backends.slurm.partition: is not a valid name of a partition: 'a b'; use letters, ",
+        ),
         ("exclude: [node1]", "run.yaml:15 backends.slurm.exclude: must be text, not a list"),
     ],
 )

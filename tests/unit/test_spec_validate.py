@@ -61,7 +61,7 @@ def test_faults_end_with_2_and_all_stand_there(file: Path) -> None:
         "run.yaml:6 data.train.path: there is no file " + str(file.parent / "train.arrow")
         + "; correct the path, or give a `prepare` command that makes it",
         "on the command line, data.micro_batch: must be more than 0, not 0",
-        "on the command line, train.stpes: is no known key; did you mean steps?",
+        "on the command line, train.stpes: unknown key; did you mean steps?",
     ]  # fmt: skip
 
 

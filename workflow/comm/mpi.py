@@ -11,6 +11,7 @@ from typing import Any
 import mpi4py
 import numpy.typing as npt
 
+from ortflow.workflow.comm.fresh_memory import fresh_memory
 from ortflow.workflow.device import Buffer
 from ortflow.workflow.device.cpu import HostBuffer
 from ortflow.workflow.errors import UserError
@@ -36,7 +37,8 @@ class MpiCommunicator:
             ) from error
         self._mpi = MPI
         if not MPI.Is_initialized():
-            MPI.Init_thread(MPI.THREAD_FUNNELED)
+            with fresh_memory():
+                MPI.Init_thread(MPI.THREAD_FUNNELED)
         self._world = MPI.COMM_WORLD
 
     @property

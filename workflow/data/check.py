@@ -201,7 +201,7 @@ def _pad(graph_input: GraphInput, limits: Limits) -> float:
         if not fits:
             limit = f"below {bound}" if bound is not None else dtype.name
             raise UserError(
-                f"{pad} is no value of the graph's input {name!r}",
+                f"{pad} is not a value of the graph's input {name!r}",
                 where=f"data.pad_value.{name}",
                 fix=f"give an integer, {limit}",
             )

@@ -100,7 +100,7 @@ def column_of(field: pa.Field) -> Column:
     dtype = _DTYPES.get(kind)
     if dtype is None:
         hint = "; store it as uint8" if pa.types.is_boolean(kind) else ""
-        raise UnusableError(f"column {field.name!r} is of {field.type}, which is no plain number{hint}")
+        raise UnusableError(f"column {field.name!r} is of {field.type}, which is not a plain number{hint}")
     return Column(dtype, shape, variable)
 
 

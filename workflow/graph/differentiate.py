@@ -16,6 +16,7 @@ from ortflow.workflow.graph import shapes, walk
 from ortflow.workflow.graph.child import Child, RuntimeFault
 from ortflow.workflow.graph.edit import Editor, prune, replace, used
 from ortflow.workflow.graph.origin import node_of, origin
+from ortflow.workflow.graph.stops import hide_stops, show_stops
 from ortflow.workflow.kernels.library import Library
 
 _FIX = "replace it by operators that ONNX Runtime can train, or freeze the parameters before it"
@@ -38,7 +39,10 @@ def gradient_graph(
     """
     read = used(forward.graph)
     reached = [name for name in parameters if name in read]
-    data = forward.SerializeToString(deterministic=True)
+    hidden = onnx.ModelProto()
+    hidden.CopyFrom(forward)
+    stopped = hide_stops(hidden.graph)
+    data = hidden.SerializeToString(deterministic=True)
     while True:
         if not reached:
             raise UserError("the loss depends on no parameter that is trained", where="model.loss")
@@ -50,6 +54,7 @@ def gradient_graph(
             if found is None or found[1] not in reached:
                 raise _explained(forward, fault) from None
             reached.remove(found[1])
+    show_stops(model.graph, stopped)
     # The builder hands outputs over in the order of a hash table.
     order = {value.name: i for i, value in enumerate(forward.graph.output)}
     order |= {f"{name}_grad": len(order) + i for i, name in enumerate(reached)}

@@ -109,7 +109,7 @@ def _inside(location: str, what: str, folder: Path, where: str) -> Path:
             fix="put the data file beside the model",
         ) from None
     if not stat.S_ISREG(mode):
-        raise UserError(f"{what} keeps its data in {walk.quoted(location)}, which is no regular file", where=where)
+        raise UserError(f"{what} keeps its data in {walk.quoted(location)}, which is not a regular file", where=where)
     return path
 
 

@@ -15,6 +15,7 @@ import onnx
 
 from ortflow.workflow.graph import walk
 from ortflow.workflow.graph.edit import MICROSOFT, Editor, constants_of, prune, sort_nodes
+from ortflow.workflow.graph.stops import stops_gradient
 
 Polynomial = dict[tuple[int, int], float]
 """Powers of (x, t) -> coefficient; t is the Erf or Tanh of the formula."""
@@ -137,6 +138,8 @@ class _Formulas:
             return {(0, 0): self._numbers[name]}
         node = self._makers.get(name)
         if node is None or node.domain != "" or depth == 0 or node.op_type not in (*_OPERATORS, "Identity"):
+            return None
+        if stops_gradient(node):
             return None
         parts = []
         for part in node.input:

@@ -12,6 +12,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Callable, Collection
+from contextlib import suppress
 from pathlib import Path
 
 import onnx
@@ -91,7 +92,8 @@ def export_inference(
     """Write the inference graph at `infer_path` with its weights to `out`, checked, the whole file or the old one.
 
     `tensors` are fp32 and asked for one by one; `shapes`, where it is given, spares asking for them. `check` is called
-    with the file before it replaces `out`, and refuses it by raising. A `trial` does everything but replace. Weights
+    with the file before it replaces `out`, and refuses it by raising. A `trial` does everything but replace. Folders
+    that are made for a file that is not written are removed again. Weights
     beyond EXTERNAL_BYTES go to `<stem>-<hash>.data` beside the file. Raises UserError where `out` cannot be written or
     holds anything but an earlier export, OrtflowError where the result is no valid model.
     """
@@ -106,6 +108,7 @@ def export_inference(
     del graph.input[len(graph.input) - len(wanted) :]
     model.producer_name = PRODUCER
     weights = {name: shapes[name] for name in wanted}
+    new_folders = [path for path in (out.parent, *out.parent.parents) if not path.exists()]
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
         folder = Path(tempfile.mkdtemp(prefix=f".{out.name}.", dir=out.parent))
@@ -132,6 +135,9 @@ def export_inference(
         raise UserError(f"cannot write {out}: {error.strerror}", where="export.path") from None
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+        with suppress(OSError):  # not empty: `out` is there
+            for path in new_folders:
+                path.rmdir()
 
 
 def _sources(graph: onnx.GraphProto, output: str) -> set[str]:

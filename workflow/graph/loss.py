@@ -85,7 +85,7 @@ def attach(graph: onnx.GraphProto, loss: Loss, batch: str, padded: bool) -> Targ
 def _own(edit: Editor, output: str, dims: Dims | None, batch: str) -> Target:
     if dims is not None and any(d != 1 for d in dims):
         raise UserError(
-            f"output {output!r} has the shape {_text(dims)} and is no scalar",
+            f"output {output!r} has the shape {_text(dims)} and is not a scalar",
             where="model.loss.output",
             fix="name a scalar output, or another kind of loss",
         )

@@ -5,14 +5,37 @@ Called by the check of the gradient, with graphs that `build` has written.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
+import numpy.typing as npt
 import onnx
-from onnx import helper
+from onnx import helper, numpy_helper
 
-from ortflow.workflow.graph import walk
-from ortflow.workflow.graph.edit import make_outputs, prune
+from ortflow.workflow.graph import stops, walk
+from ortflow.workflow.graph.edit import make_outputs, prune, replace
 from ortflow.workflow.graph.types import LOSS_SUM, LOSS_WEIGHT
+
+
+def stopped_values(train: bytes) -> list[str]:
+    """The values through which the training graph passes no gradient."""
+    return stops.stopped_values(onnx.ModelProto.FromString(train).graph)
+
+
+def with_fixed(train: bytes, fixed: Mapping[str, npt.NDArray[Any]]) -> bytes:
+    """The training graph with these values of marks as constants.
+
+    What the marks read is computed all the same: its random numbers are part of the sequence.
+    """
+    model = onnx.ModelProto.FromString(train)
+    graph = model.graph
+    marks = [node for node in graph.node if fixed.keys() & set(node.output)]
+    made = {name for node in graph.node for name in node.output} - {value.name for value in graph.output}
+    read = dict.fromkeys(node.input[0] for node in marks)
+    graph.output.extend(helper.make_empty_tensor_value_info(name) for name in read if name in made - fixed.keys())
+    graph.initializer.extend(numpy_helper.from_array(array, name) for name, array in fixed.items())
+    replace(graph.node, [node for node in graph.node if node not in marks])
+    return bytes(model.SerializeToString())
 
 
 def loss_graph(train: bytes) -> bytes:

@@ -70,7 +70,7 @@ def own_optimizer(path: str) -> onnx.ModelProto:
     for name in states:
         if not name.endswith(".0"):
             raise UserError(
-                f"input {name!r} is no buffer of segment 0", where=_OPTIMIZER, fix="call a moment `<moment>.0`"
+                f"input {name!r} is not a buffer of segment 0", where=_OPTIMIZER, fix="call a moment `<moment>.0`"
             )
     _check_outputs(model, [f"{name}.out" for name in states], _OPTIMIZER)
     return model

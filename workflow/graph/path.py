@@ -1,7 +1,7 @@
 """Which nodes training has to differentiate: those between a trained parameter and the loss.
 
 Called by `expand`. Follows ONNX Runtime's gradient builder: only floating values carry gradients, and some inputs
-(limits, ratios, sizes) never do.
+(limits, ratios, sizes) never do, and none passes a mark of `stops`.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import onnx
 from onnx import TensorProto
 
 from ortflow.workflow.graph import shapes, walk
+from ortflow.workflow.graph.stops import stops_gradient
 
 # Floating inputs through which ONNX Runtime's builder passes no gradient (its stop-gradient edges).
 _STOPS: dict[str, Collection[int]] = {
@@ -63,6 +64,8 @@ def gradient_path(
 
 
 def _floating_edges(node: onnx.NodeProto, types: Mapping[str, onnx.TypeProto]) -> tuple[set[str], set[str]]:
+    if stops_gradient(node):
+        return set(), set()
     stops = _STOPS.get(node.op_type, ())
     sources = {name for place, name in enumerate(node.input) if name and place not in stops}
     for graph in walk.subgraphs(node):

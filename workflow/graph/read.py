@@ -17,7 +17,7 @@ from ortflow.workflow.graph.external import check_memory, load_external_data
 from ortflow.workflow.graph.structure import check_structure, check_valid
 from ortflow.workflow.graph.tensors import check_tensors
 
-_NO_ONNX = "is no ONNX model, or only the beginning of one"
+_NO_ONNX = "is not an ONNX model, or only the beginning of one"
 _EXPORT = "give the .onnx file that the exporter wrote"
 
 
@@ -31,7 +31,7 @@ def read_model(path: Path) -> onnx.ModelProto:
     where = str(path)
     model = _parse(_bytes(path), where)
     if not _is_text(model):
-        raise UserError(f"{_NO_ONNX}: a name in it is no text", where=where, fix=_EXPORT)
+        raise UserError(f"{_NO_ONNX}: a name in it is not text", where=where, fix=_EXPORT)
     check_structure(model, where)
     load_external_data(model, path.parent, where)
     check_tensors(model, where)
@@ -44,7 +44,7 @@ def _bytes(path: Path) -> bytes:
     try:
         status = path.stat()
         if not stat.S_ISREG(status.st_mode):
-            raise UserError("is no file", where=where, fix=_EXPORT)
+            raise UserError("is not a file", where=where, fix=_EXPORT)
         check_memory(status.st_size, where)
         return path.read_bytes()
     except FileNotFoundError:

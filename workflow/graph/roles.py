@@ -196,7 +196,7 @@ def _from_metadata(model: onnx.ModelProto) -> dict[str, Role]:
         except ValueError:
             names = None
         if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-            raise UserError(f"the model's property {prop.key!r} is no list of names", fix="export the model again")
+            raise UserError(f"the model's property {prop.key!r} is not a list of names", fix="export the model again")
         for name in names:
             if name in tensors and tensors[name].data_type == TensorProto.FLOAT:
                 found[name] = _role(tensors[name], role, SAID)

@@ -137,8 +137,9 @@ def _norm_gradients(graph: onnx.GraphProto, edit: Editor, rows: _Rows) -> None:
 
 
 def _known_shapes(graph: onnx.GraphProto) -> dict[str, Dims]:
-    """Values of two axes and more whose last is a number and whose others have names at least."""
-    shapes = {name: dims_of(value) for name, value in described(graph).items()}
+    """Values of fp32 of two axes and more whose last is a number and whose others have names at least."""
+    floating = {n: v for n, v in described(graph).items() if v.type.tensor_type.elem_type == onnx.TensorProto.FLOAT}
+    shapes = {name: dims_of(value) for name, value in floating.items()}
     return {n: d for n, d in shapes.items() if d and len(d) > 1 and isinstance(d[-1], int) and None not in d}
 
 

@@ -12,6 +12,7 @@ from onnx import TensorProto, helper, numpy_helper
 from ortflow.workflow.graph import evidence, shapes, walk
 from ortflow.workflow.graph.edit import attributes_of
 from ortflow.workflow.graph.functions import replace_nodes
+from ortflow.workflow.graph.stops import stops_gradient
 
 
 def initializers_are_no_inputs(model: onnx.ModelProto) -> None:
@@ -126,7 +127,8 @@ def resolve_aliases(model: onnx.ModelProto) -> list[str]:
     for node in model.graph.node:
         read = node.input[0] if len(node.input) == 1 else ""
         read = source.get(read, read)
-        if node.op_type != "Identity" or read not in by_name or node.output[0] in outputs:
+        alias = node.op_type == "Identity" and not stops_gradient(node)
+        if not alias or read not in by_name or node.output[0] in outputs:
             kept.append(node)
         elif _uniform(by_name[read]) and len(readers[node.input[0]]) > 1:
             copy = onnx.TensorProto.FromString(by_name[read].SerializeToString())

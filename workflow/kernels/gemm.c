@@ -106,6 +106,7 @@ static inline void tile(int64_t depth, const float *restrict a, const float *res
 /* Rows [i, i + height) x columns [j, j + width) of C for one block of depth; both factors are packed. */
 static void block(const Gemm *g, const float *a, const float *b, int64_t i, int64_t height, int64_t j, int64_t width,
                   int64_t p, int64_t depth) {
+    const int add = p > 0 || g->add;
     for (int64_t v = 0; v < width; v += NR, b += NR * depth) {
         const float *panel = a;
         int64_t columns = least(NR, width - v);
@@ -114,14 +115,14 @@ static void block(const Gemm *g, const float *a, const float *b, int64_t i, int6
             const float *bias = g->bias ? g->bias + j + v : NULL;
             int64_t rows = least(MR, height - u);
             if (rows == MR && columns == NR) {
-                tile(depth, panel, b, c, g->row_c, g->alpha, p > 0, bias);
+                tile(depth, panel, b, c, g->row_c, g->alpha, add, bias);
                 continue;
             }
             float whole[MR * NR];
             tile(depth, panel, b, whole, NR, g->alpha, 0, NULL);
             for (int64_t x = 0; x < rows; x++)
                 for (int64_t y = 0; y < columns; y++) {
-                    float before = p > 0 ? c[x * g->row_c + y] : bias ? bias[y] : 0;
+                    float before = add ? c[x * g->row_c + y] : bias ? bias[y] : 0;
                     c[x * g->row_c + y] = before + whole[x * NR + y];
                 }
         }

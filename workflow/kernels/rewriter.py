@@ -131,9 +131,9 @@ class Rewriter:
         self._enter(node)
         return node
 
-    def plain(self, operator: str, inputs: Sequence[str], output: str) -> str:
+    def plain(self, operator: str, inputs: Sequence[str], output: str, **attributes: Any) -> str:
         """Put a standard node with one output in; the output's name."""
-        self._enter(helper.make_node(operator, inputs, [output], name=f"{output}/{operator}"))
+        self._enter(helper.make_node(operator, inputs, [output], name=f"{output}/{operator}", **attributes))
         return output
 
     def integers_named(self, *values: int) -> str:

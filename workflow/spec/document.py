@@ -155,7 +155,7 @@ class _Builder:
             if isinstance(event, MappingEndEvent):
                 break
             if not isinstance(event, ScalarEvent):
-                self._problem(path, event, "has a key that is no plain text", "write `key: value`")
+                self._problem(path, event, "has a key that is not plain text", "write `key: value`")
                 _skip(event, events)
                 _skip(next(events), events)
                 continue

@@ -85,10 +85,10 @@ def _names(spec: RunSpec) -> Iterator[Problem]:
     )  # fmt: skip
     for key, text, fits, kind, fix in rules:
         if text is not None and not fits(text):
-            yield _problem(key, f"is no {kind}: {_quoted(text)}", fix)
+            yield _problem(key, f"is not a valid {kind}: {_quoted(text)}", fix)
     for place, secret in enumerate(k8s.image_pull_secrets):
         if not syntax.is_name(secret):
-            yield _problem(("image_pull_secrets", place), f"is no name of a secret: {_quoted(secret)}", _OBJECT)
+            yield _problem(("image_pull_secrets", place), f"is not a name of a secret: {_quoted(secret)}", _OBJECT)
     for key, text in (("python", k8s.python), ("context", k8s.context)):
         if text is not None and carries_control(text):
             yield _problem(key, f"holds a line break or another control character: {_quoted(text)}", "remove it")
@@ -115,7 +115,7 @@ def _quantities(spec: RunSpec) -> Iterator[Problem]:
     cores = k8s.launcher_resources.cpu
     if not syntax.CORES.fullmatch(cores) or not cores.strip("0.m"):
         fix = "write cores such as 2, or thousandths such as 250m"
-        yield _problem("launcher_resources.cpu", f"is no number of cores: {_quoted(cores)}", fix)
+        yield _problem("launcher_resources.cpu", f"is not a number of cores: {_quoted(cores)}", fix)
     if k8s.deadline is not None:
         try:
             parse_time(k8s.deadline)
@@ -154,12 +154,12 @@ def _paths(spec: RunSpec) -> Iterator[Problem]:
     ):
         root = key == "volume.nfs.path" and path == "/"
         if path is not None and not root and (not syntax.is_absolute(path) or carries_control(path)):
-            yield _problem(key, f"is no folder: {_quoted(path)}", "give an absolute path without .. and :")
+            yield _problem(key, f"is not a folder: {_quoted(path)}", "give an absolute path without .. and :")
     if k8s.volume.sub_path is not None and not syntax.is_relative(k8s.volume.sub_path):
         fix = "give a path inside the volume, without .."
-        yield _problem("volume.sub_path", f"is no folder of the volume: {_quoted(k8s.volume.sub_path)}", fix)
+        yield _problem("volume.sub_path", f"is not a folder of the volume: {_quoted(k8s.volume.sub_path)}", fix)
     if nfs is not None and (carries_control(nfs.server) or any(letter in nfs.server for letter in " /")):
-        yield _problem("volume.nfs.server", f"is no server: {_quoted(nfs.server)}", "give its name or address")
+        yield _problem("volume.nfs.server", f"is not a server: {_quoted(nfs.server)}", "give its name or address")
 
 
 def _mounts(spec: RunSpec) -> Iterator[Problem]:
@@ -188,7 +188,7 @@ def _files(spec: RunSpec) -> Iterator[Problem]:
     for place, path in enumerate(files):
         if not syntax.is_relative(path) or "\\" in path:
             fix = "give a path relative to the run file, without .."
-            yield _problem(("files", place), f"is no file beside the run file: {_quoted(path)}", fix)
+            yield _problem(("files", place), f"is not a file beside the run file: {_quoted(path)}", fix)
         elif path in files[:place]:
             yield _problem(("files", place), f"names {_quoted(path)} a second time", "keep one")
 
@@ -199,14 +199,14 @@ def _maps(spec: RunSpec) -> Iterator[Problem]:
     for kind, entries in (("labels", k8s.labels), ("node_selector", k8s.node_selector)):
         for name, value in entries.items():
             if not syntax.is_qualified(name):
-                yield _problem((kind, name), "is no name of a label", fix)
+                yield _problem((kind, name), "is not a name of a label", fix)
             elif not syntax.is_label_value(value):
                 words = "use at most 63 letters, digits, - _ . and a letter or digit first and last"
-                yield _problem((kind, name), f"is no value of a label: {_quoted(value)}", words)
+                yield _problem((kind, name), f"is not a value of a label: {_quoted(value)}", words)
     for name in k8s.annotations:
         domain, slash, word = name.rpartition("/")
         if not syntax.is_qualified(f"{domain.lower()}{slash}{word}"):
-            yield _problem(("annotations", name), "is no name of an annotation", fix)
+            yield _problem(("annotations", name), "is not a name of an annotation", fix)
     for kind, names in (("labels", k8s.labels), ("annotations", k8s.annotations)):
         for name in names:
             if name.startswith(OWN_LABELS):
@@ -216,7 +216,7 @@ def _maps(spec: RunSpec) -> Iterator[Problem]:
         yield _problem(("labels", "kueue.x-k8s.io/queue-name"), what, "give one of them", (*HERE, "queue"))
     for name in k8s.extended_resources:
         if not syntax.is_resource(name):
-            yield _problem(("extended_resources", name), "is no name of a resource", "write DOMAIN/NAME")
+            yield _problem(("extended_resources", name), "is not a name of a resource", "write DOMAIN/NAME")
         elif name == k8s.gpu.resource:
             fix = "say how many in resources.gpus_per_rank"
             yield _problem(("extended_resources", name), "is what a GPU is called", fix, (*HERE, "gpu", "resource"))
@@ -230,7 +230,7 @@ def _variables(spec: RunSpec) -> Iterator[Problem]:
     ]
     for kind, name in names:
         if not syntax.VARIABLE.fullmatch(name):
-            yield _problem((kind, name), "is no name of a variable", "use letters, digits and _, no digit first")
+            yield _problem((kind, name), "is not a name of a variable", "use letters, digits and _, no digit first")
         elif name in OWN_VARIABLES or name.startswith(OWN_PREFIXES):
             yield _problem((kind, name), "is set by ortflow or the operator", "leave it out")
     for name, place in k8s.secret_env.items():
@@ -238,7 +238,7 @@ def _variables(spec: RunSpec) -> Iterator[Problem]:
             others = ((*HERE, "env", name),)
             yield _problem(("secret_env", name), "is given in env, too", "give one of them", *others)
         if not syntax.SECRET_KEY.fullmatch(place):
-            yield _problem(("secret_env", name), f"is no key of a secret: {_quoted(place)}", "write SECRET/KEY")
+            yield _problem(("secret_env", name), f"is not a key of a secret: {_quoted(place)}", "write SECRET/KEY")
 
 
 def _security(spec: RunSpec) -> Iterator[Problem]:
@@ -249,7 +249,7 @@ def _security(spec: RunSpec) -> Iterator[Problem]:
     for place, name in enumerate(k8s.security.capabilities):
         if not syntax.CAPABILITY.fullmatch(name):
             fix = "write it in capitals, without CAP_, such as IPC_LOCK"
-            yield _problem(("security", "capabilities", place), f"is no capability: {_quoted(name)}", fix)
+            yield _problem(("security", "capabilities", place), f"is not a capability: {_quoted(name)}", fix)
 
 
 def _placing(spec: RunSpec) -> Iterator[Problem]:

@@ -75,9 +75,9 @@ def _volume(volume: dict[str, Any], path: KeyPath) -> Iterator[Problem]:
         yield Problem((*path, "name"), f"is {volume['name']}, which the pods have already", "give another name")
     if not is_absolute(volume["mount"]):
         fix = "give an absolute path without .. and :"
-        yield Problem((*path, "mount"), f"is no folder: {shown(volume['mount'])}", fix)
+        yield Problem((*path, "mount"), f"is not a folder: {shown(volume['mount'])}", fix)
     if not is_relative(volume.get("sub_path", "-")):
-        yield Problem((*path, "sub_path"), "is no folder of the volume", "give a path inside the volume, without ..")
+        yield Problem((*path, "sub_path"), "is not a folder of the volume", "give a path inside the volume, without ..")
 
 
 def _overlay(entry: dict[str, Any], path: KeyPath) -> Iterator[Problem]:
@@ -97,7 +97,7 @@ def _patch(patch: Any, path: KeyPath) -> Iterator[Problem]:
             if value not in ("delete", "replace"):
                 yield Problem(here, f"must be delete or replace, not {shown(value)}")
         elif key.startswith("$"):
-            yield Problem(here, "is no directive of an overlay", "there is $patch: delete and $patch: replace")
+            yield Problem(here, "is not a directive of an overlay", "there is $patch: delete and $patch: replace")
         elif isinstance(value, list) and key in MERGE_KEYS:
             yield from _merged_list(value, MERGE_KEYS[key], here)
         else:

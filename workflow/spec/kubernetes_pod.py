@@ -31,7 +31,7 @@ def check_pod(pod: Native, path: KeyPath) -> Iterator[Problem]:
     volumes = pod.get("volumes", [])
     for key in pod.get("nodeSelector", {}):
         if not is_qualified(key):
-            yield Problem((*path, "nodeSelector", key), "is no name of a label")
+            yield Problem((*path, "nodeSelector", key), "is not a name of a label")
     for place, volume in enumerate(volumes):
         yield from check_source({key: volume[key] for key in volume if key != "name"}, (*path, "volumes", place))
     yield from _unique([volume["name"] for volume in volumes], (*path, "volumes"), "volume")
@@ -60,7 +60,7 @@ def check_source(source: Native, path: KeyPath) -> Iterator[Problem]:
         yield Problem(path, what, f"give one of {', '.join(SOURCES)}")
     for kind in source:
         if kind not in SOURCES:
-            yield Problem((*path, kind), "is no source of a volume", f"give one of {', '.join(SOURCES)}")
+            yield Problem((*path, kind), "is not a source of a volume", f"give one of {', '.join(SOURCES)}")
 
 
 def check_toleration(toleration: Native, path: KeyPath) -> Iterator[Problem]:
@@ -131,7 +131,7 @@ def _term(term: Native, path: KeyPath) -> Iterator[Problem]:
 def _selector(selector: Native, path: KeyPath) -> Iterator[Problem]:
     for key in selector.get("matchLabels", {}):
         if not is_qualified(key):
-            yield Problem((*path, "matchLabels", key), "is no name of a label")
+            yield Problem((*path, "matchLabels", key), "is not a name of a label")
     for place, expression in enumerate(selector.get("matchExpressions", ())):
         yield from _expression(expression, (*path, "matchExpressions", place))
 
@@ -139,7 +139,7 @@ def _selector(selector: Native, path: KeyPath) -> Iterator[Problem]:
 def _expression(expression: Native, path: KeyPath) -> Iterator[Problem]:
     operator, values = expression["operator"], expression.get("values", [])
     if not is_qualified(expression["key"]):
-        yield Problem((*path, "key"), "is no name of a label")
+        yield Problem((*path, "key"), "is not a name of a label")
     if operator in ("In", "NotIn") and not values:
         yield Problem((*path, "values"), f"is missing, and the operator is {operator}")
     elif operator in ("Exists", "DoesNotExist") and values:
@@ -194,14 +194,14 @@ def _mounts(mounts: Sequence[Native], security: Native, volumes: set[str], path:
 
 def _variable(variable: Native, path: KeyPath) -> Iterator[Problem]:
     if not VARIABLE.fullmatch(variable["name"]):
-        yield Problem((*path, "name"), f"is no name of a variable: {variable['name']!r}")
+        yield Problem((*path, "name"), f"is not a name of a variable: {variable['name']!r}")
     if variable.get("value") and "valueFrom" in variable:
         yield Problem((*path, "valueFrom"), "is given beside value")
     if "valueFrom" in variable:
         source = variable["valueFrom"]
         known = ("secretKeyRef", "configMapKeyRef", "fieldRef", "resourceFieldRef", "fileKeyRef")
         if not isinstance(source, dict) or len(source) != 1 or next(iter(source)) not in known:
-            yield Problem((*path, "valueFrom"), "is no source of a value", f"give one of {', '.join(known)}")
+            yield Problem((*path, "valueFrom"), "is not a source of a value", f"give one of {', '.join(known)}")
 
 
 def _resources(resources: Native, path: KeyPath) -> Iterator[Problem]:
@@ -210,9 +210,9 @@ def _resources(resources: Native, path: KeyPath) -> Iterator[Problem]:
         where = (*path, "limits" if name in limits else "requests", name)
         own, pages = name in ("cpu", "memory", "ephemeral-storage"), name.partition("hugepages-")[2]
         if pages and not QUANTITY.fullmatch(pages):
-            yield Problem(where, "is no size of huge pages")
+            yield Problem(where, "is not a size of huge pages")
         elif not own and not pages and ("/" not in name or not is_qualified(name)):
-            yield Problem(where, "is no name of a resource")
+            yield Problem(where, "is not a name of a resource")
         elif not own and (limits.get(name) is None or requests.get(name, amount) != limits[name]):
             yield Problem(where, "must be the same in requests and limits")
         elif not own and _amount(amount) % (_amount(pages) if pages else 1):

@@ -29,7 +29,7 @@ def quantity(value: Any) -> str | None:
         return None if value >= 0 else f"must be at least 0, not {value}"
     if isinstance(value, str) and QUANTITY.fullmatch(value):
         return None
-    return f"is no amount: {shown(value)}"
+    return f"is not an amount: {shown(value)}"
 
 
 def port_name(value: Any) -> str | None:
@@ -42,7 +42,7 @@ def port_name(value: Any) -> str | None:
         and "--" not in value
     ):
         return None
-    return f"is no name of a port: {shown(value)}"
+    return f"is not a name of a port: {shown(value)}"
 
 
 def port(value: Any) -> str | None:
@@ -55,7 +55,7 @@ def address(value: Any) -> str | None:
     try:
         ip_address(value if isinstance(value, str) else "")
     except ValueError:
-        return f"is no IP address: {shown(value)}"
+        return f"is not an IP address: {shown(value)}"
     return None
 
 
@@ -72,7 +72,7 @@ def whole(least: int, most: int = INT32) -> Shape:
 
 def _text(fits: Any, what: str) -> Shape:
     def check(value: Any) -> str | None:
-        return None if isinstance(value, str) and fits(value) else f"is no {what}: {shown(value)}"
+        return None if isinstance(value, str) and fits(value) else f"is not a valid {what}: {shown(value)}"
 
     return check
 

@@ -19,7 +19,7 @@ def override(document: Document, assignments: Iterable[str]) -> None:
         name, equals, text = assignment.partition("=")
         path = tuple(name.strip().split("."))
         if not equals or not all(path):
-            what = f"{assignment!r} is no override"
+            what = f"{assignment!r} is not an override"
             document.problems.append(Problem((), what, "write key.path=value, such as train.steps=100", COMMAND_LINE))
             continue
         given = parse_document(text, document.file)

@@ -54,7 +54,7 @@ class CheckpointSection(Section):
 
 
 class MonitorSection(Section):
-    """What is told about the run."""
+    """How the run is reported."""
 
     every_steps: Positive = 10
     """Steps between two lines of progress in the log."""

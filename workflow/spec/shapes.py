@@ -60,7 +60,7 @@ def _check_keys(value: Any, shape: dict[str, Shape], path: KeyPath) -> Iterator[
         else:
             meant = nearest(key, known)
             fix = f"did you mean {meant}?" if meant else f"known here: {', '.join(known)}"
-            yield Problem((*path, key), "is no known key", fix)
+            yield Problem((*path, key), "unknown key", fix)
 
 
 def words(text: str) -> frozenset[str]:

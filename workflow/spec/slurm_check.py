@@ -30,17 +30,17 @@ def _syntax(spec: RunSpec) -> Iterator[Problem]:
     for key, (kind, written, fix) in SYNTAX.items():
         text = getattr(spec.backends.slurm, key)
         if text is not None and not re.fullmatch(written, text):
-            yield _problem(key, f"is no {kind}: {_quoted(text)}", fix)
+            yield _problem(key, f"is not a valid {kind}: {_quoted(text)}", fix)
     python = spec.backends.slurm.python
     if python is not None and carries_control(python):
-        yield _problem("python", f"is no interpreter: {_quoted(python)}", "give its path, without line breaks")
+        yield _problem("python", f"is not an interpreter: {_quoted(python)}", "give its path, without line breaks")
 
 
 def _mail(spec: RunSpec) -> Iterator[Problem]:
     mail, key = spec.backends.slurm.mail, ("mail", "user")
     if mail.user is not None and not re.fullmatch(r"[\w.+@-]+(?:,[\w.+@-]+)*", mail.user):
         yield _problem(
-            key, f"is no address: {_quoted(mail.user)}", "write a user or an address, such as me@example.org"
+            key, f"is not an address: {_quoted(mail.user)}", "write a user or an address, such as me@example.org"
         )
     elif mail.user is not None and not mail.types:
         fix = "give backends.slurm.mail.types, such as [END, FAIL]"
@@ -110,10 +110,10 @@ def _container(spec: RunSpec) -> Iterator[Problem]:
         what = "is pyxis, which srun starts, and backends.slurm.mpi is mpirun"
         yield _problem(("container", "kind"), what, "set backends.slurm.mpi to pmix or pmi2", (*HERE, "mpi"))
     if container.image.startswith("-") or carries_control(container.image):
-        yield _problem(("container", "image"), f"is no image: {_quoted(container.image)}", "give a file or a name")
+        yield _problem(("container", "image"), f"is not an image: {_quoted(container.image)}", "give a file or a name")
     for place, mount in enumerate(container.mounts):
         if not MOUNT.fullmatch(mount) or carries_control(mount):
-            what = f"is no folder to mount: {_quoted(mount)}"
+            what = f"is not a folder to mount: {_quoted(mount)}"
             fix = "write /path, /path:/inside or /path:/inside:ro, without blanks and commas"
             yield _problem(("container", "mounts", place), what, fix)
     yield from _flags(("container", "arguments"), container.arguments, f"argument for {container.kind}", {})
@@ -124,7 +124,7 @@ def _flags(key: KeyPath, texts: Sequence[str], kind: str, own: Mapping[str, str]
     for place, text in enumerate(texts):
         if not FLAG.fullmatch(text) or carries_control(text):
             fix = "write --flag or --flag=value, in its long form"
-            yield _problem((*key, place), f"is no {kind}: {_quoted(text)}", fix)
+            yield _problem((*key, place), f"is not a valid {kind}: {_quoted(text)}", fix)
         elif fix_own := owner(text, own):
             yield _problem((*key, place), f"may not hold --{flag_name(text)}", fix_own)
 

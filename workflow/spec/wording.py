@@ -76,11 +76,11 @@ def _unknown_key(path: KeyPath, section: SectionType | None, siblings: dict[str,
     if meant is not None:
         # Where the right key is missing, this slip is why.
         others = () if siblings.get(meant) is not None else ((*path[:-1], meant),)
-        return Problem(path, "is no known key", f"did you mean {meant}?", others=others)
+        return Problem(path, "unknown key", f"did you mean {meant}?", others=others)
     elsewhere = sorted({dotted(other) for other, _ in every_key() if other[-1] == word})
     if elsewhere:
-        return Problem(path, "is no known key here", f"did you mean {listed(elsewhere)}?")
-    return Problem(path, "is no known key", f"known here: {', '.join(known)}")
+        return Problem(path, "unknown key here", f"did you mean {listed(elsewhere)}?")
+    return Problem(path, "unknown key", f"known here: {', '.join(known)}")
 
 
 def _wrong_choice(kind: str, path: KeyPath, value: Any, field: FieldInfo) -> Problem:
@@ -89,7 +89,7 @@ def _wrong_choice(kind: str, path: KeyPath, value: Any, field: FieldInfo) -> Pro
     if kind == "union_tag_not_found":
         near = nearest(key, value) if isinstance(value, dict) else None
         if near is not None and near not in ("", key):
-            return Problem((*path, near), "is no known key", f"did you mean {key}?")
+            return Problem((*path, near), "unknown key", f"did you mean {key}?")
         return Problem((*path, key), _MISSING, f"add it: {listed(allowed)}")
     given = value.get(key)
     return Problem((*path, key), f"must be {listed(allowed)}, not {shown(given)}", _did_you_mean(given, allowed))

@@ -56,7 +56,7 @@ def check_environment(context: Context, manifest: Manifest, place: Path) -> list
         raise UserError(
             f"made with another environment ({'; '.join(map(str, broken))}): the curve would not go on bit for bit",
             where=str(place),
-            fix="give the run what it was begun with, or go on all the same with checkpoint.exact=false",
+            fix="give the run what it was begun with, or continue anyway with checkpoint.exact=false",
         )
     return [str(difference) for difference in differences(before, now)]
 

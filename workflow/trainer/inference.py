@@ -116,7 +116,7 @@ def _plain_session(file: Path) -> onnxruntime.InferenceSession:
         raise UserError(
             f"ONNX Runtime does not load the exported model: {' '.join(str(error).split())}",
             where="export",
-            fix="set export.enabled to false to train all the same",
+            fix="set export.enabled to false to train without an export",
         ) from None
 
 

@@ -157,7 +157,7 @@ TIMM: dict[str, tuple[str, dict[str, Any], int]] = {
     "fasternet": ("fasternet_t0", {}, 64),
     "fastvit": ("fastvit_t8", {}, 64),
     "gcvit": ("gcvit_xxtiny", {"img_size": 64}, 64),
-    "gemma4_vit": ("gemma4_vit_167m_enc", {"embed_dim": 96, "depth": 2, "num_heads": 4}, 96),
+    "gemma4_vit": ("gemma4_vit_167m", {"embed_dim": 96, "depth": 2, "num_heads": 4}, 96),
     "ghostnet": ("ghostnet_050", {}, 64),
     "hardcorenas": ("hardcorenas_b", {}, 64),
     "hgnet": ("hgnetv2_b0", {}, 64),

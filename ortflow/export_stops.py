@@ -1,0 +1,111 @@
+"""Where a module stops gradients, kept in its exported file: `detach()`, `.data` and `no_grad()`.
+
+Called by `ortflow.export_trace` and `ortflow.export`. PyTorch's exporter drops all of these. While it traces, each such
+value goes through a node of our own, which its optimizer leaves alone; afterwards that node is the Identity that
+`ortflow.workflow.graph.stops` marks.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import inspect
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from ortflow.workflow.graph.stops import KEY, VALUE
+
+if TYPE_CHECKING:
+    import torch
+
+_DOMAIN, _OPERATOR = "ortflow", "StopGradient"
+
+
+@contextlib.contextmanager
+def stops_noted(module: torch.nn.Module) -> Iterator[None]:
+    """Trace the module with its stops as nodes, for the time of the block.
+
+    The forward of a `torch.autograd.Function` computes without gradients too, but its backward has some: nothing is
+    noted in there.
+    """
+    import torch
+
+    if not hasattr(torch.onnx, "ops"):  # before PyTorch 2.8
+        yield
+        return
+    forward, mode = module.forward, _mode()
+    apply = inspect.getattr_static(torch.autograd.Function, "apply")
+
+    @functools.wraps(forward)
+    def noted(*args: Any, **kwargs: Any) -> Any:
+        with mode:
+            return forward(*args, **kwargs)
+
+    def applied(cls: Any, *args: Any, **kwargs: Any) -> Any:
+        mode.paused += 1
+        try:
+            return apply.__get__(None, cls)(*args, **kwargs)
+        finally:
+            mode.paused -= 1
+
+    with _shadowed(module, "forward", noted), _shadowed(torch.autograd.Function, "apply", classmethod(applied)):
+        yield
+
+
+@contextlib.contextmanager
+def _shadowed(owner: Any, name: str, value: Any) -> Iterator[None]:
+    """An attribute with another value; without one of its own again afterwards where it had none."""
+    before = vars(owner).get(name)
+    setattr(owner, name, value)
+    try:
+        yield
+    finally:
+        delattr(owner, name)
+        if before is not None:
+            setattr(owner, name, before)
+
+
+def _mode() -> Any:
+    import torch
+    from torch.overrides import TorchFunctionMode
+    from torch.utils import _pytree as pytree
+
+    detached = (torch.Tensor.detach, torch.detach)
+    data = torch.Tensor.data.__get__  # type: ignore[attr-defined, unused-ignore]
+
+    class Noting(TorchFunctionMode):  # type: ignore[misc, unused-ignore]
+        paused = 0
+
+        def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            kwargs = kwargs or {}
+            if func == data and not self.paused:
+                func = torch.Tensor.detach
+            result = func(*args, **kwargs)
+            if self.paused or not (func in detached or not torch.is_grad_enabled()):
+                return result
+            given = [leaf for leaf in pytree.tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
+            if not any(tensor.requires_grad for tensor in given):
+                return result
+            # What is changed in place stays the tensor that it is.
+            before = {id(tensor) for tensor in given}
+            return pytree.tree_map(lambda leaf: _stopped(leaf) if id(leaf) not in before else leaf, result)
+
+    return Noting()
+
+
+def _stopped(value: Any) -> Any:
+    import torch
+
+    if not isinstance(value, torch.Tensor) or not value.is_floating_point():
+        return value
+    return torch.onnx.ops.symbolic(f"{_DOMAIN}::{_OPERATOR}", (value,), dtype=value.dtype, shape=value.shape, version=1)
+
+
+def mark_stops(model: Any) -> None:
+    """Turn our nodes into marked Identity nodes, in place, once the exporter's optimizer has run."""
+    for node in model.graph.all_nodes():
+        if node.domain == _DOMAIN and node.op_type == _OPERATOR:
+            node.domain, node.op_type = "", "Identity"
+            node.metadata_props[KEY] = VALUE
+    model.opset_imports.pop(_DOMAIN, None)
+    model.graph.opset_imports.pop(_DOMAIN, None)

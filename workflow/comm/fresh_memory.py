@@ -1,0 +1,45 @@
+"""Memory that holds zeros alone, for what MPI allocates while it starts.
+
+MPICH 5.0 publishes the 4,096 bytes that begin with its UCX address, which is a few hundred bytes long, and writes runs
+of zeros in short. What lies behind the address in the heap goes along. Through srun it speaks PMI-1, and Slurm reads
+no more than 1,024 bytes of such a request. Where freed memory with old content lies behind the address, a request can
+be longer, and the rank ends in MPI_Init with "failed to unpack address" (MPICH: ucx_init.c, mpir_pmi.c; Slurm:
+mpi/pmi2/pmi1.c).
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+
+_SIZES = (65536, 16384, 4096, 1024, 512, 256, 128, 64)
+"""Bytes of the blocks that are taken, largest first; the address is longer than the last."""
+
+
+@contextmanager
+def fresh_memory(environment: Mapping[str, str] = os.environ) -> Iterator[None]:
+    """While it is entered, the C heap's free blocks are taken, so that new ones come from the kernel and are zero.
+
+    Does nothing outside a step of srun, and without glibc.
+    """
+    libc = ctypes.CDLL(None)
+    if not {"PMI_FD", "SLURM_STEP_ID"} <= set(environment) or not hasattr(libc, "malloc_trim"):
+        yield
+        return
+    libc.malloc.restype = libc.sbrk.restype = ctypes.c_void_p
+    libc.malloc.argtypes = [ctypes.c_size_t]
+    libc.sbrk.argtypes = [ctypes.c_ssize_t]
+    libc.free.argtypes = [ctypes.c_void_p]
+    libc.malloc_trim(0)
+    end, taken = libc.sbrk(0), []
+    try:
+        for size in _SIZES:
+            while (block := libc.malloc(size)) is not None and block < end:
+                taken.append(block)
+            libc.free(block)
+        yield
+    finally:
+        for block in taken:
+            libc.free(block)
