@@ -46,7 +46,7 @@ class Tensor:
     @property
     def length(self) -> float:
         """How far the tensor is moved: its step for each element, times the root of their number."""
-        rms = _norm(self.values) / math.sqrt(max(1, self.values.size))
+        rms = norm(self.values) / math.sqrt(max(1, self.values.size))
         return RELATIVE_STEP * max(rms, SMALLEST_SCALE) * math.sqrt(self.values.size)
 
 
@@ -138,9 +138,9 @@ class Differences:
         def direction(place: int, tensor: Tensor) -> Vector:
             size = tensor.values.size
             along: Vector = _signs((self._seed, draw, place), size) / np.float32(math.sqrt(max(1, size)))
-            norm = _norm(tensor.gradient)
-            if norm > 0:
-                along = (along + tensor.gradient / np.float32(norm)) / np.float32(math.sqrt(2))
+            slope = norm(tensor.gradient)
+            if slope > 0:
+                along = (along + tensor.gradient / np.float32(slope)) / np.float32(math.sqrt(2))
             along *= np.float32(tensor.length * share)
             return along
 
@@ -155,5 +155,6 @@ def _signs(seed: tuple[int, ...], size: int) -> Vector:
     return signs
 
 
-def _norm(values: Vector) -> float:
+def norm(values: Vector) -> float:
+    """Root of the sum of squares."""
     return math.sqrt(float(np.vdot(values, values)))

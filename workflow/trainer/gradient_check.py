@@ -18,7 +18,7 @@ from ortflow.workflow.errors import UserError
 from ortflow.workflow.graph.types import GraphSet, with_kernels_of
 from ortflow.workflow.layout import Entry
 from ortflow.workflow.onnx_runtime import onnxruntime
-from ortflow.workflow.trainer.differences import Differences, Disagreement, Tensor, Vector
+from ortflow.workflow.trainer.differences import Differences, Disagreement, Tensor, Vector, norm
 from ortflow.workflow.trainer.sessions import Binding, Sessions
 
 VERSION = 1
@@ -95,30 +95,31 @@ class GradientCheck:
     def _compare_kernels(self, training: Binding, loss: float, gradients: Vector) -> None:
         standard = self._bind(self._sessions.open(self._graphs.train))
         other = self._loss(standard)
-        errors = {entry.name: _norm(self._gradient(entry) - _part(gradients, entry)) for entry in self._trained}
-        scales = self._scales(gradients)
+        errors, scales = self._errors(gradients), self._scales(gradients)
         far = abs(other - loss) > LOSS_TOLERANCE * max(1.0, abs(loss))
         wrong = [name for name, error in errors.items() if not error <= TOLERANCE * scales[name]]
         if not far and not wrong:
             return
         shaken = self._shaken(training)
-        rounding = {entry.name: _norm(self._gradient(entry) - _part(gradients, entry)) for entry in self._trained}
+        rounding = self._errors(gradients)
         if far and not abs(other - loss) <= MAGNIFIED * abs(shaken - loss):
             raise self._differ(f"the loss ({loss:.7g}, {other:.7g})")
         for name in wrong:
             if not errors[name] <= MAGNIFIED * rounding[name]:
                 raise self._differ(f"the gradient of {name!r} (by {errors[name] / max(scales[name], 1e-30):.2g} of it)")
 
+    def _errors(self, gradients: Vector) -> dict[str, float]:
+        """How far each tensor's gradient in the buffer is from the given one."""
+        return {entry.name: norm(self._gradient(entry) - _part(gradients, entry)) for entry in self._trained}
+
     def _gradient(self, entry: Entry) -> Vector:
         return self._gradients.slice(entry.offset, entry.end).read()
 
     def _scales(self, gradients: Vector) -> dict[str, float]:
         """The norm of each tensor's gradient, or, where that is rounding, of its share of the whole."""
-        whole = _norm(gradients)
+        whole = norm(gradients)
         return {
-            entry.name: max(
-                _norm(_part(gradients, entry)), FLOOR * whole * (entry.tensor.count / gradients.size) ** 0.5
-            )
+            entry.name: max(norm(_part(gradients, entry)), FLOOR * whole * (entry.tensor.count / gradients.size) ** 0.5)
             for entry in self._trained
         }
 
@@ -172,22 +173,19 @@ class GradientCheck:
         rounding = differences.rounding(tensors)
         each = (time.perf_counter() - start) / differences.evaluations
         groups = _groups(tensors, max(1, int(seconds / each) // EVALUATIONS))
+        moved: dict[str, float] = {}
         for group in groups:
             found = differences.check(group, rounding)
             if found is not None:
+                if not moved:
+                    self._shaken(training)
+                    moved = self._errors(gradients)
                 alone = [t for t in group if len(group) > 1 and differences.check([t], rounding) is not None]
-                exact = self._exact(training, alone or group)
+                # A gradient that is more than rounding stays nearly the same where the parameters are shaken.
+                exact = [t.name for t in alone or group if moved[t.name] <= NOISY * norm(t.gradient)]
                 if exact:
                     raise self._contradiction(exact, found)
         return len(groups)
-
-    def _exact(self, training: Binding, tensors: Sequence[Tensor]) -> list[str]:
-        """Those whose gradient is more than rounding: it stays nearly the same where the parameters are shaken."""
-        self._shaken(training)
-        moved = {
-            tensor.name: _norm(self._gradient(self._graphs.index[tensor.name]) - tensor.gradient) for tensor in tensors
-        }
-        return [tensor.name for tensor in tensors if moved[tensor.name] <= NOISY * _norm(tensor.gradient)]
 
     def _forward(self, training: Binding, loss: float) -> Binding:
         """The loss without its gradients, if it draws the same random numbers as the training graph.
@@ -241,7 +239,3 @@ def _groups(tensors: Sequence[Tensor], count: int) -> list[Sequence[Tensor]]:
 
 def _part(gradients: Vector, entry: Entry) -> Vector:
     return gradients[entry.offset : entry.end]
-
-
-def _norm(values: Vector) -> float:
-    return float(np.sqrt(np.vdot(values, values)))
