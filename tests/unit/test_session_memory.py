@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import weakref
 from pathlib import Path
 
 import numpy as np
 import pytest
 from graph_build_models import save_model, value
 from onnx import helper
+
+from ortflow.workflow.device.cpu import CpuDevice, HostBuffer
+from ortflow.workflow.trainer.sessions import Binding, Sessions
 
 WIDTH = 1 << 22
 PROGRAM = """
@@ -49,3 +53,21 @@ def test_a_dead_value_takes_no_memory(tmp_path: Path) -> None:
         [sys.executable, "-c", PROGRAM, str(path), str(WIDTH)], capture_output=True, text=True, check=True
     )
     assert int(done.stdout) < 1.5 * 4 * WIDTH
+
+
+def test_what_is_bound_lives_as_long_as_the_binding(tmp_path: Path) -> None:
+    """ONNX Runtime is given addresses alone: memory that is given back would be read, or be gone."""
+    node = helper.make_node("Neg", ["x"], ["y"])
+    path = save_model(tmp_path / "m.onnx", [node], [value("x", [WIDTH])], [value("y", [WIDTH])], {})
+    device = CpuDevice()
+    binding = Binding(Sessions(device, 1, "error").open(path), device)
+    x, y = HostBuffer(np.ones(WIDTH, np.float32)), HostBuffer(np.zeros(WIDTH, np.float32))
+    kept = [weakref.ref(buffer.array) for buffer in (x, y)]
+    binding.read_from("x", x, (WIDTH,))
+    binding.write_to("y", y, (WIDTH,))
+    del x, y
+    assert all(array() is not None for array in kept)
+    binding.run()
+    result = kept[1]()
+    assert result is not None
+    assert result.max() == -1.0

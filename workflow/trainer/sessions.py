@@ -101,10 +101,12 @@ class Binding:
 
     def read_from(self, name: str, buffer: Buffer, shape: tuple[int, ...]) -> None:
         """Tie an input to a buffer."""
+        self._kept[name] = buffer  # ONNX Runtime knows its address alone
         self._binding.bind_input(name, self._device.kind, self._device.index, buffer.dtype, list(shape), buffer.pointer)
 
     def write_to(self, name: str, buffer: Buffer, shape: tuple[int, ...]) -> None:
         """Tie an output to a buffer."""
+        self._kept[name] = buffer
         self._binding.bind_output(
             name, self._device.kind, self._device.index, buffer.dtype, list(shape), buffer.pointer
         )
