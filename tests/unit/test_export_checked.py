@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import subprocess
 import sys
+import weakref
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -19,7 +21,7 @@ from ortflow.workflow.errors import UserError
 from ortflow.workflow.graph.types import GraphSet
 from ortflow.workflow.trainer import MicroBatch
 from ortflow.workflow.trainer.inference import FlatTensors, export_checked, relative
-from ortflow.workflow.trainer.sessions import Sessions
+from ortflow.workflow.trainer.sessions import Binding, Sessions
 
 RNG = np.random.default_rng(7)
 OWN = {"kind": "output", "output": "loss"}
@@ -217,3 +219,21 @@ def test_the_weights_are_written_one_by_one(tmp_path: Path) -> None:
     total = run_graph(tmp_path / "out.onnx", {"x": x})[f"y{count - 1}"]
     np.testing.assert_array_equal(total, 1 + sum(range(count)))
     onnx.checker.check_model(str(tmp_path / "out.onnx"), full_check=True)
+
+
+def test_a_binding_keeps_the_memory_that_it_is_tied_to(tmp_path: Path) -> None:
+    """ONNX Runtime gets addresses: a buffer that nobody else holds was freed, and its memory read afterwards."""
+    nodes = [helper.make_node("Neg", ["x"], ["y"])]
+    path = save_model(tmp_path / "m.onnx", nodes, [value("x", [4])], [value("y", [4])], {})
+    device = CpuDevice()
+    binding = Binding(Sessions(device, 1, "error").open(path), device)
+    read, written = (device.allocate(4, np.float32) for _ in range(2))
+    arrays = [weakref.ref(buffer.array) for buffer in (read, written)]
+    binding.read_from("x", read, (4,))
+    binding.write_to("y", written, (4,))
+    del read, written
+    gc.collect()
+    assert all(array() is not None for array in arrays)
+    del binding
+    gc.collect()
+    assert all(array() is None for array in arrays)

@@ -89,7 +89,15 @@ def model(family: str, head: str, extra: Mapping[str, Any]) -> nn.Module:
     config = configuration(family, extra)
     if head in ("classify", "image", "audio"):
         config.num_labels = CLASSES
-    return auto.from_config(config, dtype="float32")
+    return _without_ties(auto.from_config(config, dtype="float32"))
+
+
+def _without_ties(module: nn.Module) -> nn.Module:
+    """Routers that begin with zeros give all experts one score, and which of equals TopK takes is not defined."""
+    for name, parameter in module.named_parameters():
+        if name.endswith(("gate.weight", "router.weight")) and not parameter.any():
+            nn.init.normal_(parameter, std=0.1)
+    return module
 
 
 def _tokens(generator: np.random.Generator, size: int) -> np.ndarray:
