@@ -25,7 +25,7 @@ def test_a_run_that_nobody_touches(cluster: Cluster, left_alone: Path) -> None:
     """Again the same, with a follower that has its exit code."""
     run = cluster.submit("again", "--follow")
     same_end(run.run_dir, left_alone)
-    assert run.outcomes() == ["finished"]
+    assert run.outcomes() == ["finished"], run.story()
     hosts = {of_kind(run.run_dir, "attempt_start", rank)[0]["host"] for rank in range(4)}
     assert len(hosts) == 2, "its ranks are in two pods"
     nodes = [pod["spec"]["nodeName"] for pod in run.pods("worker")]
@@ -42,7 +42,7 @@ def test_the_launcher_pod_is_deleted(cluster: Cluster, left_alone: Path) -> None
     run.space.kubectl("delete", "pod", run.pod("launcher"), "--wait=false")
     run.finish()
     same_end(run.run_dir, left_alone)
-    assert run.outcomes() == ["preempted", "finished"]
+    assert run.outcomes() == ["preempted", "finished"], run.story()
     assert not of_kind(run.run_dir, "rewind"), "it saved when it was told"
 
 
@@ -62,7 +62,7 @@ def test_a_worker_pod_is_deleted(cluster: Cluster, left_alone: Path) -> None:
     run.space.kubectl("delete", "pod", run.pod("worker", 1), "--wait=false")
     run.finish()
     same_end(run.run_dir, left_alone)
-    assert run.outcomes() == ["preempted", "finished"]
+    assert run.outcomes() == ["preempted", "finished"], run.story()
     assert not of_kind(run.run_dir, "rewind"), "it saved when it was told"
     assert len(run.pods("launcher")) == 1, "the operator took no notice"
 
@@ -84,7 +84,7 @@ def test_a_rank_is_killed(cluster: Cluster, left_alone: Path, rank: int) -> None
     rank_processes(run)[rank].kill()
     run.finish()
     same_end(run.run_dir, left_alone)
-    assert run.outcomes() == ["failure", "finished"]
+    assert run.outcomes() == ["failure", "finished"], run.story()
     assert f"rank {rank} was killed by SIGKILL" in run.records("end")[0]["cause"]
     assert len(run.pods("launcher")) == 1, "within the pods that there are"
 
@@ -98,7 +98,7 @@ def test_all_ranks_of_a_worker_are_killed(cluster: Cluster, left_alone: Path) ->
         processes[rank].kill()
     run.finish()
     same_end(run.run_dir, left_alone)
-    assert run.outcomes() == ["failure", "finished"]
+    assert run.outcomes() == ["failure", "finished"], run.story()
 
 
 @pytest.mark.chaos
@@ -115,7 +115,7 @@ def test_a_rank_hangs(cluster: Cluster, left_alone: Path) -> None:
 def test_a_worker_is_out_of_memory(cluster: Cluster, left_alone: Path) -> None:
     run = cluster.run("hog", **ill(cluster, 2, MIDDLE, "hog"))
     same_end(run.run_dir, left_alone)
-    assert run.outcomes() == ["failure", "finished"]
+    assert run.outcomes() == ["failure", "finished"], run.story()
     assert "out of memory" in run.records("end")[0]["cause"]
 
 
@@ -126,7 +126,7 @@ def test_a_worker_is_evicted(cluster: Cluster, left_alone: Path) -> None:
     evict(run, run.pod("worker", 0))
     run.finish()
     same_end(run.run_dir, left_alone)
-    assert run.outcomes() == ["preempted", "finished"]
+    assert run.outcomes() == ["preempted", "finished"], run.story()
 
 
 @pytest.mark.chaos
@@ -141,7 +141,7 @@ def test_a_worker_is_evicted_for_its_use_of_disk(cluster: Cluster, left_alone: P
     wait_until(lambda: reason_of(run.space, victim) == "Evicted", 60, run.story)
     run.finish(timeout=300)
     same_end(run.run_dir, left_alone)
-    assert run.outcomes() == ["preempted", "finished"]
+    assert run.outcomes() == ["preempted", "finished"], run.story()
 
 
 @pytest.mark.chaos
@@ -184,7 +184,7 @@ def test_preempted_and_pending(kubernetes_bed: Bed, cluster: Cluster, left_alone
     space.kubectl("delete", "pod", "urgent", "--force", "--grace-period=0")
     run.finish()
     same_end(run.run_dir, left_alone)
-    assert run.outcomes() == ["preempted", "finished"]
+    assert run.outcomes() == ["preempted", "finished"], run.story()
     assert run.records("end")[-1]["attempt"] == 1, "a pending worker costs no attempt"
     assert len(run.pods("launcher")) == 1, "and no retry of the operator's"
 
@@ -201,7 +201,7 @@ def test_suspended_and_resumed(cluster: Cluster, left_alone: Path) -> None:
     suspend(space, name, False)
     run.finish()
     same_end(run.run_dir, left_alone)
-    assert run.outcomes() == ["preempted", "finished"]
+    assert run.outcomes() == ["preempted", "finished"], run.story()
     assert not of_kind(run.run_dir, "rewind")
 
 
@@ -231,7 +231,7 @@ def test_the_operator_is_started_again(kubernetes_bed: Bed, cluster: Cluster, le
         time.sleep(5)
     run.finish()
     same_end(run.run_dir, left_alone)
-    assert run.outcomes() == ["preempted", "finished"]
+    assert run.outcomes() == ["preempted", "finished"], run.story()
 
 
 @pytest.mark.chaos
@@ -332,7 +332,7 @@ def test_deleted(cluster: Cluster) -> None:
         return {item["metadata"]["name"] for item in space.get(kinds)["items"]} - usual
 
     wait_until(lambda: not left(), 60, lambda: str(left()))
-    assert run.outcomes() == ["preempted"]
+    assert run.outcomes() == ["preempted"], run.story()
     assert (run.run_dir / "checkpoints").is_dir()
     assert [item["metadata"]["name"] for item in space.get("pvc")["items"]] == ["data"]
 
