@@ -16,6 +16,7 @@ import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import torch
@@ -103,6 +104,17 @@ class Reference:
             self.losses.append(loss.item())
             seconds.append(time.process_time() - start)
         self.seconds = float(np.median(seconds[1:]))
+
+
+def in_double_precision(case: Case, batches: Sequence[Batch]) -> Reference:
+    """PyTorch's run in double precision. A module's own `.float()` is one to double where it does not run otherwise."""
+    try:
+        return Reference(case, batches, torch.float64)
+    except RuntimeError as error:
+        if "same dtype" not in str(error):
+            raise
+    with mock.patch.object(torch.Tensor, "float", torch.Tensor.double):
+        return Reference(case, batches, torch.float64)
 
 
 def _cast(batch: Batch, dtype: torch.dtype) -> Batch:
@@ -206,7 +218,7 @@ def survey(case: Case, folder: Path) -> dict[str, Any]:
     batches = list(case.batches(STEPS))
     float32 = Reference(case, batches, torch.float32)
     row["torch_bytes"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-    float64 = Reference(case, batches, torch.float64)
+    float64 = in_double_precision(case, batches)
     own = distance(float32.losses, float64.losses)
     row |= {"own": own, "torch_seconds": float32.seconds}
     model = folder / "model.onnx"
