@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import re
 from pathlib import Path
@@ -10,6 +9,7 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+from documentation import DOCS, writer_of
 from run_files import told
 
 from ortflow.workflow.spec import load
@@ -18,18 +18,12 @@ from ortflow.workflow.spec.keys import every_key, sections, tags
 from ortflow.workflow.spec.schema import run_file_schema
 from ortflow.workflow.spec.shorthand import SECTIONS
 
-DOCS = Path(__file__).parents[2] / "docs"
 PAGE = (DOCS / "run-file.md").read_text(encoding="utf-8")
 
 
 @pytest.fixture(scope="module")
 def generator() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("run_file_tables", DOCS / "run_file_tables.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return writer_of("run_file_tables")
 
 
 def test_the_tables_are_those_of_the_types(generator: ModuleType) -> None:

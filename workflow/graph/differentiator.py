@@ -7,24 +7,21 @@ The builder is part of the training package alone (onnxruntime-training), so the
 from __future__ import annotations
 
 import functools
-import os
 from collections.abc import Collection, Mapping, Sequence
 from typing import Protocol
 
 import onnx
 
 from ortflow.workflow.graph import differentiate, gradients
+from ortflow.workflow.graph.autodiff import rules
 from ortflow.workflow.graph.autodiff.compose import compose
 from ortflow.workflow.graph.autodiff.reverse import differentiate as reverse
-from ortflow.workflow.graph.autodiff.rules import RULES
 from ortflow.workflow.graph.child import Child
 from ortflow.workflow.graph.decompose_images import dilated_pads
 from ortflow.workflow.graph.repair import REPAIRS, Repair
 from ortflow.workflow.graph.separate import separate_inputs
 from ortflow.workflow.graph.stash import add_stashes
-
-_CHOSEN = "ORTFLOW_DIFFERENTIATOR"
-"""Environment variable by which tests take the rules where the training package is installed."""
+from ortflow.workflow.runtimes import BUILDER, RULES, differentiator_name
 
 
 class Differentiator(Protocol):
@@ -61,7 +58,7 @@ class Differentiator(Protocol):
 class Builder:
     """ONNX Runtime's GradientGraphBuilder, run in the child process."""
 
-    name = "ONNX Runtime's"
+    name = BUILDER
     repairs: Mapping[str, Repair] = REPAIRS
 
     def has_gradient(self, domain: str, op_type: str) -> bool:
@@ -89,12 +86,12 @@ class Builder:
 class Rules:
     """The rules of `autodiff`, whose graphs run on every ONNX Runtime."""
 
-    name = "ortflow's"
+    name = RULES
     repairs: Mapping[str, Repair] = {"Conv": dilated_pads}
 
     def has_gradient(self, domain: str, op_type: str) -> bool:
         """See the protocol."""
-        return (domain, op_type) in RULES
+        return (domain, op_type) in rules.RULES
 
     def separate(self, model: onnx.ModelProto, trained: Collection[str], loss: str) -> None:
         """Nothing: a rule writes the gradients that are needed, and each under a name of its own."""
@@ -113,6 +110,4 @@ class Rules:
 @functools.cache
 def differentiator() -> Differentiator:
     """The one for the installed ONNX Runtime."""
-    from ortflow.workflow.onnx_runtime import TRAINING
-
-    return Builder() if TRAINING and os.environ.get(_CHOSEN) != "rules" else Rules()
+    return Builder() if differentiator_name() == BUILDER else Rules()

@@ -34,7 +34,7 @@ def with_fixed(train: bytes, fixed: Mapping[str, npt.NDArray[Any]]) -> bytes:
     read = dict.fromkeys(node.input[0] for node in marks)
     graph.output.extend(helper.make_empty_tensor_value_info(name) for name in read if name in made - fixed.keys())
     graph.initializer.extend(numpy_helper.from_array(array, name) for name, array in fixed.items())
-    replace(graph.node, [node for node in graph.node if node not in marks])
+    replace(graph.node, [node for node in graph.node if fixed.keys().isdisjoint(node.output)])
     return bytes(model.SerializeToString())
 
 

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING
 from ortflow import __version__
 from ortflow.workflow.errors import Faults, OrtflowError, UserError
 from ortflow.workflow.events import warn
-from ortflow.workflow.graph.differentiator import differentiator
 from ortflow.workflow.graph.head import check_export
 from ortflow.workflow.plan import Plan, resolve
 from ortflow.workflow.rundir import RunDir, write_atomically
+from ortflow.workflow.runtimes import differentiator_name
 from ortflow.workflow.spec.run import RunSpec
 from ortflow.workflow.steps.context import Context
 from ortflow.workflow.trainer import GRADIENT_GRAPH
@@ -45,6 +45,7 @@ def prepare(run_dir: RunDir, spec: RunSpec) -> tuple[list[str], list[str]]:
     """Graphs and plan in the run directory; returns what is worth a line in the log, and what is worth a warning."""
     from ortflow.workflow.data.dataset import Dataset
     from ortflow.workflow.graph.build import build_graphs
+    from ortflow.workflow.graph.differentiator import differentiator
     from ortflow.workflow.graph.kept import damage, hashes_of
     from ortflow.workflow.graph.types import GraphSet, with_kernels_of
     from ortflow.workflow.kernels.graph import with_kernels
@@ -149,7 +150,7 @@ def fingerprint_of(spec: RunSpec) -> str:
         "optimizer": spec.train.optimizer.model_dump(mode="json", exclude={"lr"}),
         "last_batch": spec.data.last_batch,
         "device": DEVICE,
-        "differentiator": differentiator().name,
+        "differentiator": differentiator_name(),
         "files": [
             (path, Path(path).stat().st_size, Path(path).stat().st_mtime_ns)
             for path in (spec.model.path, *filter(None, spec.model.graphs.model_dump().values()))

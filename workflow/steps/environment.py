@@ -10,11 +10,10 @@ import xxhash
 from ortflow.workflow.checkpoint.manifest import Manifest
 from ortflow.workflow.environment import ASKED, breaking, differences, merged
 from ortflow.workflow.errors import UserError
-from ortflow.workflow.graph.differentiator import differentiator
 from ortflow.workflow.graph.types import GraphSet, with_kernels_of
 from ortflow.workflow.kernels.library import levels, library_for, source_key
 from ortflow.workflow.onnx_runtime import onnxruntime
-from ortflow.workflow.runtimes import installed_runtime
+from ortflow.workflow.runtimes import differentiator_name, installed_runtime
 from ortflow.workflow.steps.context import Context
 
 
@@ -36,7 +35,7 @@ def environment_of(graphs: GraphSet, kernels: str, threads: int) -> dict[str, st
         "kernels": f"ortflow's ({source_key()[:8]})" if ours is not None else "ONNX Runtime's",
         "package": installed_runtime(),
         "onnxruntime": onnxruntime.__version__,
-        "differentiator": differentiator().name,
+        "differentiator": differentiator_name(),
         "graphs": _hash(trained),
         "instructions": next(iter(levels()), platform.machine()),
         "library": _hash([ours]) if ours is not None else "none",

@@ -96,7 +96,6 @@ class Binding:
         self._options = onnxruntime.RunOptions()
         self._options.log_severity_level = 3
         self._kept: dict[str, Any] = {}
-        self._buffers: dict[str, Buffer] = {}
         self.inputs = {value.name for value in session.get_inputs()}
         self.outputs = {value.name for value in session.get_outputs()}
 
@@ -104,8 +103,6 @@ class Binding:
         """Tie an input to a buffer."""
         self._kept[name] = buffer  # ONNX Runtime knows its address alone
         self._binding.bind_input(name, self._device.kind, self._device.index, buffer.dtype, list(shape), buffer.pointer)
-        # ONNX Runtime has the address alone: the memory must live as long as the binding.
-        self._buffers[name] = buffer
 
     def write_to(self, name: str, buffer: Buffer, shape: tuple[int, ...]) -> None:
         """Tie an output to a buffer."""
@@ -113,7 +110,6 @@ class Binding:
         self._binding.bind_output(
             name, self._device.kind, self._device.index, buffer.dtype, list(shape), buffer.pointer
         )
-        self._buffers[name] = buffer
 
     def read_tensors(self, index: FlatIndex, buffer: Buffer) -> None:
         """Tie every input that the index names to its slice."""

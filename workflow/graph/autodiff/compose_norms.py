@@ -18,13 +18,6 @@ def softmax(w: Writer) -> None:
     w.done(w("Sub", product, w("Mul", y, total)))
 
 
-def log_softmax(w: Writer) -> None:
-    """dy - exp(y) sum(dy), summed along the axis."""
-    gradient, y = w.node.input
-    total = w("ReduceSum", gradient, w.ints(w.attribute("axis", -1)), keepdims=1)
-    w.done(w("Sub", gradient, w("Mul", w("Exp", y), total)))
-
-
 def normalization_gradients(
     w: Writer, gradient: str, x: str, scale: str, mean: str, inverse: str, axes: Sequence[int]
 ) -> tuple[str, str]:
@@ -100,7 +93,6 @@ def cross_entropy(w: Writer) -> None:
 
 NORMS: dict[str, Callable[[Writer], None]] = {
     "LayerNormalizationGrad": layer_norm,
-    "LogSoftmaxGrad_13": log_softmax,
     "SoftmaxCrossEntropyLossGrad": cross_entropy,
     "SoftmaxGrad_13": softmax,
 }

@@ -51,7 +51,7 @@ def gather(b: Backward) -> Gradients:
 
 @rule("GatherElements")
 def gather_elements(b: Backward) -> Gradients:
-    empty = zeros(b, b("Shape", b.input(0)))
+    empty = b.zeros(b.input(0))
     axis = b.attribute("axis", 0)
     yield 0, b("ScatterElements", empty, b.input(1), b.gradient(), axis=axis, reduction="add")
 
@@ -91,7 +91,7 @@ def scatter_nd(b: Backward) -> Gradients:
     if reduction not in ("none", "add"):
         raise b.refusal(f"it scatters by {reduction}")
     if b.wants(0):
-        nothing = zeros(b, b("Shape", b.input(2)))
+        nothing = b.zeros(b.input(2))
         yield 0, b.gradient() if reduction == "add" else b("ScatterND", b.gradient(), b.input(1), nothing)
     if b.wants(2):
         yield 2, b("GatherND", b.gradient(), b.input(1))
@@ -109,7 +109,7 @@ def scatter_elements(b: Backward) -> Gradients:
             if reduction == "add":
                 yield 0, b.gradient()
             else:
-                nothing = zeros(b, b("Shape", b.input(2)))
+                nothing = b.zeros(b.input(2))
                 yield 0, b("ScatterElements", b.gradient(), b.input(1), nothing, axis=axis)
         if b.wants(2):
             yield 2, b("GatherElements", b.gradient(), b.input(1), axis=axis)
@@ -152,7 +152,7 @@ def _product_of_updates(b: Backward, axis: int) -> Gradients:
 @rule("TopK")
 def top_k(b: Backward) -> Gradients:
     if b.gradient():
-        empty = zeros(b, b("Shape", b.input(0)))
+        empty = b.zeros(b.input(0))
         yield 0, b("ScatterElements", empty, b.stash(1), b.gradient(), axis=b.attribute("axis", -1))
 
 

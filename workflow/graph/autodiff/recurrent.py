@@ -38,7 +38,7 @@ class Direction:
     recurrence: str
     """[gates, size]"""
     bias: Sequence[str]
-    """Those of weight and of recurrence, [gates] each; empty where there are none."""
+    """The biases of the weight and of the recurrence, [gates] each; empty if the node has none."""
     before: str
     """The states before each step, [steps, batch, size]."""
     states: str

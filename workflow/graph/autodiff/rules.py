@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ortflow.workflow.graph.autodiff import (
+from ortflow.workflow.graph.autodiff import (  # noqa: F401 - what they enter is wanted
     activations,
     channel_norms,
     convolutions,
@@ -21,22 +21,4 @@ from ortflow.workflow.graph.autodiff import (
 )
 from ortflow.workflow.graph.autodiff.rule import RULES
 
-FAMILIES = (
-    activations,
-    channel_norms,
-    convolutions,
-    dropout,
-    elementwise,
-    indexing,
-    linear,
-    norms,
-    pooling,
-    recurrent,
-    reductions,
-    selections,
-    shaping,
-    slicing,
-    unary,
-)
-
-__all__ = ["FAMILIES", "RULES"]
+__all__ = ["RULES"]

@@ -189,7 +189,7 @@ def _broadcast(names: _Names, inputs: Iterable[Sequence[Size] | None], result: S
         sizes = {names.find(dims[-i]) for dims in known if dims is not None and len(dims) >= i} - {1}
         if len(sizes) == 1:
             size = sizes.pop()
-            # A shape of Expand may hold what is no size.
+            # Expand's shape may hold 1 or 0 where the result is larger.
             if isinstance(size, str) or (size or 0) > 1:
                 names.join(result[-i], size)
 
