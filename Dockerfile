@@ -8,15 +8,13 @@
 # What changes often comes last: a change of ortflow's own source makes two small layers anew.
 
 ARG CPU_BASE=python:3.11-slim-bookworm
-ARG CUDA_BASE=nvidia/cuda:11.8.0-cudnn8-runtime-ubuntu22.04
 ARG VARIANT=cpu
 
 FROM ${CPU_BASE} AS cpu
 
-FROM ${CUDA_BASE} AS cuda
-RUN apt-get update && \
-    DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends python3 python3-venv && \
-    rm -rf /var/lib/apt/lists/*
+# CUDA comes as Python packages; of the node it needs the driver, which NVIDIA's container runtime brings in.
+FROM ${CPU_BASE} AS cuda
+ENV NVIDIA_VISIBLE_DEVICES=all NVIDIA_DRIVER_CAPABILITIES=compute,utility
 
 FROM ${VARIANT} AS base
 # Host keys would be the same in every copy of the image: sshd of a run brings its own.

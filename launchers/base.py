@@ -16,7 +16,7 @@ from importlib.metadata import entry_points
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
-from ortflow.launchers.status import RunStatus
+from ortflow.launchers.status import RunStatus, unreadable
 from ortflow.workflow.errors import UserError
 from ortflow.workflow.rundir import RunDir
 
@@ -115,9 +115,12 @@ def launcher_name(records: Sequence[dict[str, Any]]) -> str:
 def statuses(runs: Sequence[RunDir]) -> list[RunStatus]:
     """How many runs are, in their order: each launcher is asked once where it can tell of many."""
     by_name: dict[str, list[int]] = {}
-    for place, run in enumerate(runs):
-        by_name.setdefault(launcher_name(run.read_attempts()), []).append(place)
     found: dict[int, RunStatus] = {}
+    for place, run in enumerate(runs):
+        try:
+            by_name.setdefault(launcher_name(run.read_attempts()), []).append(place)
+        except OSError as error:
+            found[place] = unreadable(run, error)
     for name, places in by_name.items():
         launcher, those = find_launcher(name), [runs[place] for place in places]
         told = launcher.statuses(those) if isinstance(launcher, Overview) else [launcher.status(run) for run in those]

@@ -21,6 +21,7 @@ MAY_CHANGE: tuple[str, ...] = (
     "train.optimizer.lr", "train.optimizer.weight_decay", "train.optimizer.betas", "train.optimizer.epsilon",
     "train.schedule", "train.evaluation", "train.early_stop", "train.max_skipped_steps",
     "parallel.data", "checkpoint.every_steps", "checkpoint.every_seconds", "checkpoint.keep", "checkpoint.asynchronous",
+    "checkpoint.wait_for_room",
     "checkpoint.exact", "monitor", "export", "resources", "restart", "backends",
 )  # fmt: skip
 """Keys, and sections whole, that leave the run the same: how long, how fast, how often, where. Model, loss, data, order

@@ -13,18 +13,24 @@ from ortflow.launchers.base import Submission
 from ortflow.launchers.local import LocalLauncher
 from ortflow.launchers.locks import sign
 from ortflow.launchers.plain import PlainView
+from ortflow.launchers.records import pending_changes
 from ortflow.launchers.starting import supervise
 from ortflow.workflow.rundir import RunDir
 from ortflow.workflow.spec.load import load_run_file
+from ortflow.workflow.streams import guard_log
 
 
 def main(arguments: list[str]) -> int:
     """Supervise the run of a directory; the exit code of the design's table."""
+    guard_log()
     run = RunDir(Path(arguments[0]))
     sign(int(arguments[1]))
     spec = load_run_file(run.run_file)
     request = LocalLauncher().request(Submission(spec, run))
-    return supervise(request, PlainView(run, spec.monitor.every_steps))
+    view = PlainView(run, spec.monitor.every_steps)
+    for note in pending_changes(run.read_attempts()):
+        view.say(note)
+    return supervise(request, view)
 
 
 if __name__ == "__main__":

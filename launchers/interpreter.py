@@ -13,7 +13,7 @@ import sys
 from dataclasses import dataclass
 
 import ortflow
-from ortflow.workflow.errors import UserError
+from ortflow.workflow.errors import UserError, check_signal
 from ortflow.workflow.runtimes import OLDEST, RUNTIMES, TRAINING, installed_version
 
 NEEDED = ("onnx", "numpy", "pyarrow", "safetensors", "mpi4py")
@@ -63,6 +63,7 @@ def examine(path: str) -> Interpreter:
         return Interpreter(path, sys.version_info[:2], sys.platform, {**packages, "ortflow": ortflow.__version__})
     try:
         told = subprocess.run([path, "-c", _ASK, *names], capture_output=True, text=True, timeout=60, cwd="/")
+        check_signal(told.returncode, path)
         answer = json.loads(told.stdout)
     except (OSError, subprocess.TimeoutExpired, ValueError) as error:
         raise UserError(

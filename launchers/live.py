@@ -25,6 +25,7 @@ from ortflow.launchers.lines import duration, evaluation_words, number, speed_wo
 from ortflow.launchers.plain import take_in
 from ortflow.launchers.progress import Progress
 from ortflow.workflow.rundir import RunDir
+from ortflow.workflow.streams import plain
 
 REDRAW = 0.25
 
@@ -36,7 +37,8 @@ class LiveView:
         self.progress = Progress()
         self._run, self._name = run, name
         self._attempt = 0
-        self._console = console or Console(highlight=False)
+        # Past the guard of standard output: the panel is drawn with control characters.
+        self._console = console or Console(highlight=False, file=sys.__stdout__)
         self._live = Live(console=self._console, auto_refresh=False, transient=True)
         self._next_draw = 0.0
         self._entered = ExitStack()
@@ -61,7 +63,7 @@ class LiveView:
 
     def say(self, text: str) -> None:
         """A line above the panel; a long one is left to the terminal, so that paths and names in it stay whole."""
-        self._console.print(Text(f"{time.strftime('%H:%M:%S')}  {text}", style=_style(text)), soft_wrap=True)
+        self._console.print(Text(plain(f"{time.strftime('%H:%M:%S')}  {text}"), style=_style(text)), soft_wrap=True)
 
     def tick(self) -> None:
         """Redraw, four times a second."""
@@ -124,7 +126,7 @@ def panel(name: str, progress: Progress, attempt: int, now: float) -> Panel:
 
 
 def _doing(progress: Progress, now: float) -> str:
-    doing = progress.phase or "starting"
+    doing = plain(progress.phase or "starting")
     if progress.time is not None and now - progress.time > 10:
         doing += f"  nothing heard for {duration(now - progress.time)}"
     return doing

@@ -13,6 +13,8 @@ import socket
 import time
 from pathlib import Path
 
+from ortflow.workflow.files import open_regular, read_whole
+
 PROBE = 0.3
 """Seconds for which taking a lock is tried: a reader that only asks holds it for an instant."""
 NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
@@ -32,7 +34,7 @@ def hold(path: Path) -> int:
 
     A child that inherits the descriptor holds the lock too. Raises HeldError.
     """
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
+    descriptor = open_regular(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW)
     if not _take(descriptor, PROBE):
         holder = _holder(path)
         os.close(descriptor)
@@ -50,7 +52,7 @@ def sign(descriptor: int) -> None:
 def holder_of(path: Path) -> dict[str, str | int] | None:
     """Who holds the lock; None if nobody does."""
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        descriptor = open_regular(path)
     except OSError:
         return None
     try:
@@ -67,7 +69,7 @@ def holder_of(path: Path) -> dict[str, str | int] | None:
 
 def wait_free(path: Path, seconds: float) -> bool:
     """Whether nobody holds the lock within so many seconds; the file is made if it is not there."""
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
+    descriptor = open_regular(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW)
     try:
         return _take(descriptor, seconds)
     finally:
@@ -93,7 +95,7 @@ def _take(descriptor: int, seconds: float) -> bool:
 
 def _holder(path: Path) -> dict[str, str | int]:
     try:
-        holder = json.loads(path.read_text())
+        holder = json.loads(read_whole(path))
     except (OSError, ValueError):
         return {}
     return holder if isinstance(holder, dict) else {}

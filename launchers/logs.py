@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import re
 import time
 from collections.abc import Callable, Iterator
+from contextlib import closing
+from pathlib import Path
 
-from ortflow.launchers.tail import LineTail
+from ortflow.launchers.records import next_attempt
+from ortflow.launchers.tail import PIECE, LineTail
 from ortflow.workflow.errors import UserError
+from ortflow.workflow.files import LONGEST_LINE, open_regular
 from ortflow.workflow.rundir import RunDir
 
 PERIOD = 0.2
@@ -20,25 +25,36 @@ def log_lines(run: RunDir, *, attempt: int | None, rank: int, active: Callable[[
     """
     number = newest_attempt(run) if attempt is None else attempt
     alive = active()
-    if not alive and not run.log(number, rank).exists():
-        raise UserError(f"{run.root} has no log of rank {rank} in attempt {number}", fix=_those_there(run, number))
+    if not alive and os.path.lexists(run.log(number, rank)):
+        os.close(open_regular(run.log(number, rank)))
+    elif not alive:
+        there = _those_there(run, number)
+        if number < next_attempt(run.read_attempts()):
+            raise UserError(f"{run.log(number, rank)} is missing", fix=there)
+        raise UserError(
+            f"{run.root} has no log of rank {rank} in attempt {number}", fix=there or "no rank has started in it"
+        )
     while True:
-        tail = LineTail(run.log(number, rank))
-        while True:
-            alive = active()
-            later = attempt is None and newest_attempt(run) > number
-            lines = tail.read()
-            yield from (line.decode(errors="replace") for line in lines)
-            if later or not alive:
-                break
-            if not lines:
+        with closing(LineTail(run.log(number, rank))) as tail:
+            while True:
+                alive = active()
+                later = attempt is None and newest_attempt(run) > number
+                while lines := tail.read(PIECE):
+                    yield from (_text(tail.path, line) for line in lines)
+                if later or not alive:
+                    break
                 time.sleep(PERIOD)
-        if rest := tail.rest():
-            yield rest.decode(errors="replace")
-        tail.close()
+            if rest := tail.rest():
+                yield _text(tail.path, rest)
         if not later:
             return
         number += 1
+
+
+def _text(path: Path, line: bytes) -> str:
+    if len(line) > LONGEST_LINE and b"\0" in line:
+        raise UserError(f"{path} holds zeros where lines of text must be: it is no log", fix="remove it")
+    return line.decode(errors="replace")
 
 
 def newest_attempt(run: RunDir) -> int:
@@ -54,6 +70,6 @@ def _folders(run: RunDir) -> list[str]:
         return []
 
 
-def _those_there(run: RunDir, number: int) -> str:
+def _those_there(run: RunDir, number: int) -> str | None:
     ranks = sorted(path.stem for path in run.log(number, 0).parent.glob("rank-*.log"))
-    return f"there are: {', '.join(ranks)}" if ranks else "no rank has started in it"
+    return f"there are: {', '.join(ranks)}" if ranks else None

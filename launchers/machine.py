@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import ortflow
 from ortflow.launchers.findings import Finding, fault, from_error, ok, untested, warning
+from ortflow.launchers.gpu import examine_gpu
 from ortflow.launchers.interpreter import NEEDED, Interpreter, check, examine, locate
 from ortflow.launchers.lines import duration, size
 from ortflow.launchers.local import LocalLauncher
@@ -30,6 +31,8 @@ if TYPE_CHECKING:
 
 CONNECT = 60.0
 """Seconds for ranks on one machine to find each other."""
+CHECK = 120.0
+"""Seconds for the check of ONNX Runtime."""
 LITTLE = 1_000_000_000
 """Bytes of disk or memory below which even a small run may not get by."""
 
@@ -45,6 +48,7 @@ def examine_machine(submission: Submission, *, of_user: bool = True) -> Iterator
         python = examine(locate(spec.resources.python))
         check(python)
         yield ok("interpreter", interpreter_line(python))
+        yield runtime_finding(python)
     except UserError as error:
         good = False
         yield from_error("interpreter", error)
@@ -52,9 +56,38 @@ def examine_machine(submission: Submission, *, of_user: bool = True) -> Iterator
         yield untested("MPI", "it needs an interpreter that can run ranks")
     elif spec.resources.nodes == 1:
         yield _mpi(submission, of_user)
+    if good and spec.on_gpus:
+        yield examine_gpu(python.path, spec.resources.ranks_per_node)
     yield _cores(spec, of_user)
     yield _memory(spec)
     yield from _disk(existing(submission.run.root.parent))
+
+
+def runtime_finding(python: Interpreter) -> Finding:
+    """Whether its ONNX Runtime computes what graphs need, found out anew."""
+    about = "ONNX Runtime"
+    program = [python.path, "-m", "ortflow.workflow.runtime_check"]
+    try:
+        done = subprocess.run(
+            program, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=CHECK, cwd="/", errors="replace"
+        )
+        report: dict[str, Any] = (
+            json.loads(done.stdout.splitlines()[-1]) if done.returncode == 0 else {"fault": _last_line(done)}
+        )
+    except (OSError, ValueError, IndexError, subprocess.SubprocessError) as error:
+        report = {"fault": f"its check does not run: {error}"}
+    if "fault" in report:
+        return fault(about, report["fault"], report.get("fix") or "")
+    name = f"{report['package']} {report['version']}"
+    if report["faults"]:
+        wrong = "; ".join(f"{need} ({what})" for need, what in report["faults"].items())
+        return warning(about, f"{name} computes wrongly: {wrong}", f"runs open sessions without: {report['settings']}")
+    return ok(about, f"{name} computes what graphs need, checked in {duration(report['seconds'])}")
+
+
+def _last_line(done: subprocess.CompletedProcess[str]) -> str:
+    lines = [line.strip() for line in done.stderr.splitlines() if line.strip()]
+    return f"its check ends with {done.returncode}" + (f": {lines[-1]}" if lines else "")
 
 
 def interpreter_line(python: Interpreter) -> str:

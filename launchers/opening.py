@@ -6,11 +6,10 @@ for the same training; what may differ is what does not change it.
 
 from __future__ import annotations
 
-import json
 import os
 import re
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,12 +19,15 @@ from ortflow.launchers.locks import HeldError, hold
 from ortflow.launchers.records import State, next_attempt, state
 from ortflow.launchers.tail import last_records
 from ortflow.workflow import owned
-from ortflow.workflow.errors import UserError
+from ortflow.workflow.errors import OrtflowError, UserError
+from ortflow.workflow.plan import number_in
+from ortflow.workflow.record import ATTEMPTS, damage_words, set_aside
+from ortflow.workflow.room import RECORDS, OutOfDisk, is_full
 from ortflow.workflow.rundir import OWN_FILES, RunDir, write_atomically
 from ortflow.workflow.spec.batch import KEY
 from ortflow.workflow.spec.dump import dump_run_file
 from ortflow.workflow.spec.load import load_run_file
-from ortflow.workflow.spec.paths import OUTPUTS
+from ortflow.workflow.spec.paths import moved
 from ortflow.workflow.spec.run import RunSpec
 
 _PASSING = re.compile(rf"\.(launcher|ranks)\.lock|{owned.TEMPORARY}")
@@ -92,6 +94,8 @@ def _settle(submission: Submission, lock: int, new: bool) -> Opened:
         return Opened(run, before, lock, finished=True)
     write_atomically(run.run_file, dump_run_file(spec).encode())
     notes = [*batch_words(before, spec, batch), *(str(change) for change in changes if change.key != KEY)]
+    if words := damage_words(run.attempts, set_aside(run.attempts, ATTEMPTS), aside=True):
+        notes.append(words)
     if notes:
         told = [change._asdict() for change in changes]
         run.record_attempt(event="changed", attempt=next_attempt(run.read_attempts()), changes=told, notes=notes)
@@ -101,23 +105,8 @@ def _settle(submission: Submission, lock: int, new: bool) -> Opened:
 def begun_batch(run: RunDir, before: RunSpec) -> int:
     """Samples a step that the run has had so far: of its plan, which ranks have made, or else of its run file."""
     if before.train.global_batch is None:
-        with suppress(OSError, ValueError, KeyError):
-            return int(json.loads(run.plan.read_text())["global_batch"])
+        return number_in(run.plan, "global_batch") or before.global_batch
     return before.global_batch
-
-
-def moved(spec: RunSpec, root: Path) -> RunSpec:
-    """The run of a directory that may have been moved or copied since: what it writes lies in it still. Pure."""
-    old = spec.run_dir
-    if old is None or Path(old) == root:
-        return spec
-    values = spec.model_dump()
-    values["run_dir"] = str(root)
-    for section, key in OUTPUTS:
-        path = Path(values[section][key])
-        if path.is_relative_to(old):
-            values[section][key] = str(root / path.relative_to(old))
-    return RunSpec.model_validate(values)
 
 
 def _make(root: Path) -> Path | None:
@@ -146,7 +135,11 @@ def _lock(run: RunDir) -> int:
         raise _unwritable(run.root, error) from error
 
 
-def _unwritable(root: Path, error: OSError) -> UserError:
+def _unwritable(root: Path, error: OSError) -> OrtflowError:
+    if is_full(error):
+        return OutOfDisk(root, RECORDS)
+    if error.filename is not None and Path(error.filename) != root:
+        root = Path(error.filename)
     return UserError(f"{root} cannot be written: {error.strerror}", where="run_dir", fix="choose another run_dir")
 
 

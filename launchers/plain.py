@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import json
-import os
-import sys
 import time
 from collections.abc import Mapping
 from typing import Any
 
 from ortflow.launchers.lines import line
 from ortflow.launchers.progress import Progress
+from ortflow.workflow.plan import number_in
 from ortflow.workflow.rundir import RunDir
+from ortflow.workflow.streams import say
 
 
 class PlainView:
@@ -38,12 +37,7 @@ class PlainView:
 
     def say(self, text: str) -> None:
         """Print with the time of day."""
-        try:
-            print(f"{time.strftime('%H:%M:%S')}  {text}", flush=True)
-        except BrokenPipeError:
-            silence = os.open(os.devnull, os.O_WRONLY)
-            os.dup2(silence, sys.stdout.fileno())
-            os.close(silence)
+        say(f"{time.strftime('%H:%M:%S')}  {text}")
 
     def tick(self) -> None:
         """Nothing moves."""
@@ -59,9 +53,4 @@ def take_in(record: Mapping[str, Any], progress: Progress, run: RunDir, every_st
 
 def total_steps(run: RunDir) -> int | None:
     """Steps of the whole run, of the plan that configure wrote."""
-    try:
-        plan = json.loads(run.plan.read_text())
-    except (OSError, ValueError):
-        return None
-    steps = plan.get("total_steps")
-    return int(steps) if isinstance(steps, int) else None
+    return number_in(run.plan, "total_steps")

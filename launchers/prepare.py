@@ -6,7 +6,7 @@ import shlex
 import subprocess
 from pathlib import Path
 
-from ortflow.workflow.errors import UserError
+from ortflow.workflow.errors import UserError, check_signal
 from ortflow.workflow.spec.paths import check_files
 from ortflow.workflow.spec.run import RunSpec
 
@@ -14,7 +14,8 @@ from ortflow.workflow.spec.run import RunSpec
 def prepare(spec: RunSpec, folder: Path | None, python: str) -> None:
     """Run the command in `folder`, if that is known and a file is missing; a leading `python` is the ranks'.
 
-    Its output goes where ours goes. Raises UserError where it fails, or where something is still missing.
+    Its output goes where ours goes. Raises UserError where it fails, or where something is still missing,
+    EndedBySignal where it was ended from outside.
     """
     if spec.prepare and folder is not None and missing(spec):
         command = [python if spec.prepare[0] in ("python", "python3") else spec.prepare[0], *spec.prepare[1:]]
@@ -22,6 +23,7 @@ def prepare(spec: RunSpec, folder: Path | None, python: str) -> None:
             code = subprocess.run(command, cwd=folder, stdin=subprocess.DEVNULL).returncode
         except OSError as error:
             raise UserError(f"{command[0]} does not start: {error.strerror}", where="prepare") from error
+        check_signal(code, f"`{shlex.join(spec.prepare)}`")
         if code:
             raise UserError(f"`{shlex.join(spec.prepare)}` ended with exit code {code}", where="prepare")
     for what in missing(spec):

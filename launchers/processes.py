@@ -27,14 +27,15 @@ def dies_with_us() -> Callable[[], None]:
     """For a child before exec: the kernel kills it when this process dies. Linux; nothing elsewhere."""
     if sys.platform != "linux":
         return lambda: None
-    parent, prctl = os.getpid(), ctypes.CDLL(None).prctl
+    else:
+        parent, prctl = os.getpid(), ctypes.CDLL(None).prctl
 
-    def before_exec() -> None:
-        prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-        if os.getppid() != parent:
-            os._exit(1)
+        def before_exec() -> None:
+            prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+            if os.getppid() != parent:
+                os._exit(1)
 
-    return before_exec
+        return before_exec
 
 
 def family(root: psutil.Process) -> list[psutil.Process]:

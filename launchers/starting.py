@@ -5,6 +5,7 @@ Used by `ortflow run` in the foreground and by the local launcher's `submit`.
 
 from __future__ import annotations
 
+import resource
 import shutil
 import subprocess
 import sys
@@ -22,10 +23,13 @@ from ortflow.launchers.prepare import prepare
 from ortflow.launchers.records import State, last_end, state
 from ortflow.launchers.stop import Stop, interruptible
 from ortflow.launchers.supervisor import Job, Supervisor, View
+from ortflow.workflow.comm.segments import sweep
 from ortflow.workflow.errors import EXIT_DONE, OrtflowError, UserError
 from ortflow.workflow.rundir import RunDir
 from ortflow.workflow.spec.units import parse_time
 
+FILES_OF_MPIRUN, FILES_OF_A_RANK = 64, 8
+"""Open files of mpirun alone, and more for each rank: pipes and sockets."""
 LEFTOVERS = 10.0
 """Seconds that ranks of a dead launcher have to be gone."""
 
@@ -75,6 +79,7 @@ def start_detached(request: LocalRequest) -> None:
 def check_request(request: LocalRequest) -> None:
     """Raise UserError where the ranks of a request could not run here."""
     check(examine(request.python))
+    _check_open_files(request.submission.spec.world_size)
     if request.mpi is not None and shutil.which(request.mpi.executable) is None:
         wanted = request.submission.spec.backends.local.mpi
         raise UserError(
@@ -83,6 +88,22 @@ def check_request(request: LocalRequest) -> None:
             + f" beside {request.python} or on the PATH",
             fix=f"`{request.python} -m pip install 'ortflow[{'mpich' if wanted == 'auto' else wanted}]'`",
         )
+
+
+def _check_open_files(ranks: int) -> None:
+    """Raise the limit of open files as far as it goes; UserError where that is too low for mpirun."""
+    if ranks == 1:
+        return
+    needed = FILES_OF_MPIRUN + FILES_OF_A_RANK * ranks
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft == resource.RLIM_INFINITY or soft >= needed:
+        return
+    if hard != resource.RLIM_INFINITY and hard < needed:
+        raise UserError(
+            f"a process may have {hard} files open here, and {ranks} ranks need {needed}",
+            fix=f"raise the limit with `ulimit -n {needed}`",
+        )
+    resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
 
 
 def begin(request: LocalRequest, ours: Opened) -> None:
@@ -107,17 +128,27 @@ def supervise(request: LocalRequest, view: View) -> int:
     def start(number: int) -> Attempt:
         return Attempt(run, number, *request.start(number), spec.world_size, mpi)
 
-    job = Job(run, spec.world_size, spec.restart, start, lambda: clear_leftovers(run))
+    job = Job(
+        run,
+        spec.world_size,
+        spec.restart,
+        start,
+        lambda: clear_leftovers(run),
+        room_seconds=spec.checkpoint.wait_for_room,
+    )
     return Supervisor(job, view, Stop(run.stop_request, parse_time(limit) if limit else None)).supervise()
 
 
 def clear_leftovers(run: RunDir) -> None:
     """Two generations of ranks must never write to one run directory."""
-    if wait_free(run.ranks_lock, 0.0):
-        return
-    processes.kill(processes.of_run(run.root))
-    if not wait_free(run.ranks_lock, LEFTOVERS):
-        raise OrtflowError(f"ranks of an earlier attempt still run: they hold {run.ranks_lock}")
+    if not wait_free(run.ranks_lock, 0.0):
+        processes.kill(processes.of_run(run.root))
+        if not wait_free(run.ranks_lock, LEFTOVERS):
+            raise OrtflowError(f"ranks of an earlier attempt still run: they hold {run.ranks_lock}")
+    starts = [float(one.get("time", 0.0)) for one in run.read_attempts() if one.get("event") == "start"]
+    if starts:
+        # A second of slack: what starts ranks is on record once it runs.
+        sweep(max(starts) - 1.0)
 
 
 def detach(run: RunDir, lock: int) -> None:

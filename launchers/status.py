@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -14,9 +15,13 @@ from ortflow.launchers.locks import holder_of
 from ortflow.launchers.plain import total_steps
 from ortflow.launchers.progress import Progress
 from ortflow.launchers.records import State, last_end, next_attempt, state, used
-from ortflow.launchers.tail import telling_records
-from ortflow.workflow.rundir import RunDir
+from ortflow.launchers.tail import telling
+from ortflow.workflow.files import CHUNK, open_regular, read_whole
+from ortflow.workflow.record import ATTEMPTS, damage_words, read_records
+from ortflow.workflow.room import Notice
+from ortflow.workflow.rundir import RunDir, relocated
 
+_PLACE_LINE = re.compile(rb"^run_dir: ([^'\"].*)$", re.MULTILINE)
 _NAME_LINE = re.compile(rb"^name: ([a-z0-9-]*[a-z][a-z0-9-]*)$", re.MULTILINE)
 
 
@@ -62,6 +67,8 @@ class RunStatus:
     """Unix time at which the scheduler expects it to start."""
     job_ends_at: float | None = None
     """Unix time at which the scheduler ends it: its time limit."""
+    damaged: str | None = None
+    """What of the records cannot be read, and is passed over."""
 
     def to_json(self) -> dict[str, Any]:
         """Plain data."""
@@ -76,10 +83,12 @@ def read_status(
     `records`: those of attempts.jsonl, if they are known. `alive`: whether a launcher is at work on the run; where
     nobody says, that is seen by its lock.
     """
-    records = run.read_attempts() if records is None else records
+    read, damaged = read_records(run.attempts, ATTEMPTS)
+    records = read if records is None else records
     holder = holder_of(run.lock) if alive is None else None
     progress = Progress(total_steps=total_steps(run))
-    for record in telling_records(run.events(0)):
+    told, unread = telling(run.events(0))
+    for record in told:
         progress.apply(record)
     budget, end = used(records), last_end(records)
     found = state(records, holder is not None if alive is None else alive)
@@ -104,13 +113,59 @@ def read_status(
         launcher=submits[-1].get("launcher") if submits else None,
         host=str(holder["host"]) if holder and "host" in holder else None,
         pid=int(holder["pid"]) if holder and "pid" in holder else None,
-        exported=progress.exported,
+        exported=_here(run, progress.exported),
+        damaged=_damage(run, damaged, unread),
+        waits=_lack(run) if found.active else None,
     )
+
+
+def unreadable(run: RunDir, error: OSError) -> RunStatus:
+    """The status of a run whose record cannot be read at all."""
+    words = f"{error.filename or run.attempts}: {error.strerror}"
+    return RunStatus(
+        name=run.root.name, directory=str(run.root), state=State.LOST, attempts=0, failures=0, preemptions=0, step=0,
+        total_steps=None, loss=None, evaluation={}, checkpoint=None, phase=None, seconds_left=None, time=None,
+        cause=None, why=None, launcher=None, host=None, pid=None, exported=None, damaged=words,
+    )  # fmt: skip
+
+
+def _here(run: RunDir, path: str | None) -> str | None:
+    """Where something of the run lies, whose record may be older than the directory's place."""
+    if path is None:
+        return None
+    try:
+        found = _PLACE_LINE.search(read_whole(run.run_file))
+    except OSError:
+        return path
+    return relocated(path, found[1].decode(errors="replace") if found else None, run.root)
+
+
+def _lack(run: RunDir) -> str | None:
+    lack = Notice(run.heartbeat).read()
+    return None if lack is None else str(lack)
+
+
+def _damage(run: RunDir, attempts: list[int], events: int) -> str | None:
+    words = [damage_words(run.attempts, attempts)]
+    if events:
+        words.append(
+            f"{run.events(0)}: {events} line{' is no record' if events == 1 else 's are no records'}, passed over"
+        )
+    try:
+        descriptor = open_regular(run.events(0))
+        with os.fdopen(descriptor, "rb") as file:
+            if file.read(CHUNK).startswith(b"\0"):
+                words.append(f"{run.events(0)}: begins with zeros, not with a record")
+    except FileNotFoundError:
+        pass
+    except OSError as error:
+        words.append(f"{run.events(0)}: {error.strerror}")
+    return "; ".join(filter(None, words)) or None
 
 
 def _name(run_file: Path) -> str | None:
     try:
-        text = run_file.read_bytes()
+        text = read_whole(run_file)
         # As a launcher writes it; hundreds of whole files take a second to parse.
         if match := _NAME_LINE.search(text):
             return match[1].decode()

@@ -16,6 +16,8 @@ from typing import Any
 
 from ortflow.launchers.records import CANCELS
 from ortflow.workflow.errors import Preempted
+from ortflow.workflow.files import read_whole
+from ortflow.workflow.room import is_full
 from ortflow.workflow.rundir import write_atomically
 
 FILE_PERIOD = 0.25
@@ -101,14 +103,19 @@ def taken_over(
 
 
 def write_request(file: Path, reason: str, *, now: bool = False) -> None:
-    """Ask a run to stop; its ranks look at the file too."""
-    write_atomically(file, json.dumps({"reason": reason, "now": now}).encode())
+    """Ask a run to stop; its ranks look at the file too. On a full disk an empty file says it."""
+    try:
+        write_atomically(file, json.dumps({"reason": reason, "now": now}).encode())
+    except OSError as error:
+        if not is_full(error) or now:
+            raise
+        file.touch()
 
 
 def read_request(file: Path) -> dict[str, Any] | None:
     """What stands in the file; None if there is none. One that is being written asks too."""
     try:
-        text = file.read_text()
+        text = read_whole(file)
     except OSError:
         return None
     with suppress(ValueError):

@@ -11,9 +11,10 @@ from __future__ import annotations
 import socket
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from contextlib import closing, suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from ortflow.launchers.budget import Decision, decide
 from ortflow.launchers.cause import Cause, cause
@@ -21,10 +22,13 @@ from ortflow.launchers.memory import oom_kills
 from ortflow.launchers.records import Outcome, fruitless, next_attempt, open_attempt, used
 from ortflow.launchers.stop import Stop, write_request
 from ortflow.launchers.tail import EventTail, last_lines, last_records, newest
-from ortflow.workflow.errors import EXIT_DONE, EXIT_FAILURE, EXIT_PREEMPTED, EXIT_USER
+from ortflow.workflow.errors import EXIT_DONE, EXIT_FAILURE, EXIT_PREEMPTED, EXIT_USER, OrtflowError
+from ortflow.workflow.owned import sweep_temporaries
+from ortflow.workflow.room import Notice, OutOfDisk, is_full, out_of_disk, wait_for_room
 from ortflow.workflow.rundir import RunDir
 from ortflow.workflow.spec.run import Restart
 
+T = TypeVar("T")
 TICK = 0.1
 GRACE = 30.0
 """Seconds that ranks have to save and leave, where nobody else sets a limit."""
@@ -108,6 +112,8 @@ class Job:
     """Seconds that ranks have to save and leave."""
     comes_back: bool = False
     """Whoever signals us to leave also starts us again."""
+    room_seconds: float = 600.0
+    """Seconds that room on a full disk is waited for."""
 
 
 class Supervisor:
@@ -115,6 +121,7 @@ class Supervisor:
 
     def __init__(self, job: Job, view: View, stop: Stop) -> None:
         self._job, self._run, self._view, self._stop = job, job.run, view, stop
+        self._notice = Notice(job.run.heartbeat)
 
     def supervise(self) -> int:
         """Run to the end; the exit code of the design's table."""
@@ -123,11 +130,13 @@ class Supervisor:
                 return self._keep_going()
         finally:
             # Answered, one way or another: nobody is left to read it.
-            self._run.stop_request.unlink(missing_ok=True)
+            with suppress(OSError):
+                self._run.stop_request.unlink(missing_ok=True)
 
     def _keep_going(self) -> int:
         pause = 0.0
         self._job.clear()
+        sweep_temporaries(self._run.root)
         self._close_lost_attempt()
         while not self._pause(pause):
             outcome, decision = self._attempt(next_attempt(self._run.read_attempts()))
@@ -140,7 +149,7 @@ class Supervisor:
             return EXIT_PREEMPTED
         asked = self._stop.reason or ""
         why = f"asked to by {ASKED.get(asked, asked)}"
-        self._run.record_attempt(event="stop", outcome=Outcome.PREEMPTED.value, why=why, asked=asked)
+        self._record(event="stop", outcome=Outcome.PREEMPTED.value, why=why, asked=asked)
         return EXIT_PREEMPTED
 
     @property
@@ -153,15 +162,18 @@ class Supervisor:
         number = open_attempt(self._run.read_attempts())
         if number is not None:
             end = {"event": "end", "attempt": number, "outcome": Outcome.LOST.value, "next": "restart"}
-            self._run.record_attempt(**end, cause=self._job.lost, step=self._step())
+            self._record(**end, cause=self._job.lost, step=self._step())
 
     def _attempt(self, number: int) -> tuple[Outcome, Decision]:
+        with closing(EventTail(self._run.events(0))) as tail:
+            return self._followed(number, tail)
+
+    def _followed(self, number: int, tail: EventTail) -> tuple[Outcome, Decision]:
         run, job = self._run, self._job
         self._view.attempt(number)
-        tail = EventTail(run.events(0))
         kills = oom_kills()
-        attempt = job.start(number)
-        run.record_attempt(
+        attempt = self._with_room(lambda: job.start(number))
+        self._record(
             event="start", attempt=number, world_size=job.world_size, pid=attempt.pid, host=socket.gethostname()
         )
         try:
@@ -169,8 +181,8 @@ class Supervisor:
         finally:
             attempt.kill()
         job.clear()
+        sweep_temporaries(run.root)
         self._pass_on(tail)
-        tail.close()
         found = (
             verdict
             or attempt.verdict(returncode)
@@ -184,7 +196,40 @@ class Supervisor:
         if found.outcome is Outcome.FAILURE and not found.told and self._stop.look() and not self._begun(number):
             # A signal that comes before a rank can hear it kills, and the others are killed with it.
             found = Cause(Outcome.PREEMPTED, EXIT_PREEMPTED, "asked to leave before all ranks had begun")
-        return found.outcome, self._judge(number, found)
+        lack = self._notice.read()
+        if found.outcome is Outcome.FAILURE and lack is not None:
+            # A rank on a full disk may have had no room to say so.
+            found = replace(found, sentence=str(lack))
+        decision = self._judge(number, found)
+        if found.outcome is Outcome.FAILURE and lack is not None and decision.again and not self._wait(lack):
+            raise lack
+        return found.outcome, decision
+
+    def _record(self, **fields: Any) -> None:
+        """Put on record, as soon as the disk takes it; raises OutOfDisk where it does not for too long."""
+        self._with_room(lambda: self._run.record_attempt(**fields))
+
+    def _with_room(self, do: Callable[[], T]) -> T:
+        """Do what may need room, as soon as there is some."""
+        while True:
+            try:
+                return do()
+            except (OSError, OrtflowError) as error:
+                if not is_full(error):
+                    raise
+                lack = out_of_disk(error, default=self._run.root)
+                if not self._wait(lack) or self._stop.look():
+                    raise lack from error
+
+    def _wait(self, lack: OutOfDisk) -> bool:
+        """Wait for room, and say so; False where a stop was asked for, or it was in vain for too long."""
+
+        def asked() -> object:
+            self._view.tick()
+            return self._stop.look()
+
+        self._view.say(f"{lack}: waiting {self._job.room_seconds:g} s for room")
+        return wait_for_room(lack, self._notice, self._job.room_seconds, asked) or bool(self._stop.look())
 
     def _follow(self, attempt: Running, tail: EventTail) -> tuple[int, Cause | None]:
         """Wait for the end; a cause where the end is our own doing."""
@@ -230,7 +275,8 @@ class Supervisor:
     def _ask(self, attempt: Running) -> None:
         reason = self._stop.reason or ""
         if reason != "cancel":
-            write_request(self._run.stop_request, reason)
+            with suppress(OSError):  # the signal alone then
+                write_request(self._run.stop_request, reason)
         attempt.ask_to_leave()
         again = "; Ctrl-C again leaves now" if reason == "interrupt" else ""
         self._view.say(f"{ASKED.get(reason, reason)}: saving and leaving{again}")
@@ -267,7 +313,7 @@ class Supervisor:
         decision = decide(found.outcome, used(records), self._job.restart, fruitless(records))
         if asked and decision.again and not self._comes_back:
             decision = Decision(False, why=f"asked to by {ASKED.get(asked, asked)}")
-        self._run.record_attempt(
+        self._record(
             **end,
             exit_code=found.exit_code,
             cause=found.sentence,

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from ortflow.workflow.errors import UserError
+from ortflow.workflow.files import read_whole
 from ortflow.workflow.rundir import RunDir, write_atomically
 
 SUFFIX = ".sweep"
@@ -104,7 +105,7 @@ def is_sweep(root: Path) -> bool:
 def read_sweep(root: Path) -> Sweep:
     """The sweep ROOT; raises UserError where its record cannot be read."""
     try:
-        told = json.loads(_file(root).read_bytes())
+        told = json.loads(read_whole(_file(root)))
         members = tuple(
             Member(RunDir(root.with_name(str(run["run"]))), {str(k): str(v) for k, v in run["values"].items()})
             for run in told["runs"]

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from ortflow.workflow.files import LONGEST_LINE, open_regular
+from ortflow.workflow.record import EVENTS, parse
 from ortflow.workflow.rundir import RunDir
 
+PIECE = 4 << 20
+"""Bytes read at once."""
 _MANY = (b'{"event":"step"', b'{"event":"phase_')
 """How lines begin that there are most of."""
 
@@ -28,22 +31,27 @@ class LineTail:
 
     def _open(self) -> BinaryIO | None:
         try:
-            return self.path.open("rb")
+            return os.fdopen(open_regular(self.path), "rb")
         except OSError:
             return None
 
-    def read(self) -> list[bytes]:
-        """The lines since the last call, without their ends."""
+    def read(self, limit: int = -1) -> list[bytes]:
+        """The lines since the last call, without their ends; with a `limit`, of its next so many bytes.
+
+        A line that is longer than any of ours is cut.
+        """
         self.replaced = False
         if self._file is not None and self._is_other_file(self._file):
             self._file.close()
             self._file, self._rest, self.replaced = None, b"", True
         if self._file is None:
             self._file = self._open()
-        data = self._file.read() if self._file is not None else b""
+        data = self._file.read(limit) if self._file is not None else b""
         if not data:
             return []
         *lines, self._rest = (self._rest + data).split(b"\n")
+        if len(self._rest) > LONGEST_LINE:
+            lines, self._rest = [*lines, self._rest], b""
         return lines
 
     def rest(self) -> bytes:
@@ -93,12 +101,12 @@ class EventTail:
 
 def last_lines(path: Path, count: int, limit: int = 1 << 16) -> list[str]:
     """The last lines of a text file, from its last `limit` bytes; none if there is no such file."""
-    return [line.decode(errors="replace") for line in _last_bytes(path, limit).splitlines()[-count:]]
+    return [line.decode(errors="replace") for line in last_bytes(path, limit).splitlines()[-count:]]
 
 
 def last_records(path: Path, limit: int = 1 << 16, *, attempt: int | None = None) -> list[dict[str, Any]]:
     """The records in the last `limit` bytes of an event file, oldest first; of one `attempt` if that is given."""
-    found = (_record(line) for line in _last_bytes(path, limit).splitlines())
+    found = (_record(line) for line in last_bytes(path, limit).splitlines())
     return [record for record in found if record is not None and attempt in (None, record.get("attempt"))]
 
 
@@ -119,30 +127,32 @@ def telling_records(path: Path, limit: int = 1 << 20, whole: int = 1 << 12) -> l
 
     Most of a long record are those; of hundreds of runs, reading them all would take seconds.
     """
-    lines = _last_bytes(path, limit).splitlines()
+    return telling(path, limit, whole)[0]
+
+
+def telling(path: Path, limit: int = 1 << 20, whole: int = 1 << 12) -> tuple[list[dict[str, Any]], int]:
+    """`telling_records`, and how many of the whole lines that were looked at are none."""
+    lines = last_bytes(path, limit).split(b"\n")[:-1]
     position, kept = 0, []
     for line in reversed(lines):
         position += len(line) + 1
         if position <= whole or not line.startswith(_MANY):
             kept.append(line)
-    found = (_record(line) for line in reversed(kept))
-    return [record for record in found if record is not None]
+    found = [_record(line) for line in reversed(kept)]
+    return [record for record in found if record is not None], found.count(None)
 
 
-def _last_bytes(path: Path, limit: int) -> bytes:
+def last_bytes(path: Path, limit: int) -> bytes:
+    """The last `limit` bytes of a file, from the start of a line on; nothing where there is no such file."""
     try:
-        with path.open("rb") as file:
+        with os.fdopen(open_regular(path), "rb") as file:
             size = file.seek(0, os.SEEK_END)
             file.seek(max(0, size - limit))
-            data = file.read()
+            data = file.read(limit)
     except OSError:
         return b""
     return data if size <= limit else data.partition(b"\n")[2]
 
 
 def _record(line: bytes) -> dict[str, Any] | None:
-    try:
-        record = json.loads(line)
-    except ValueError:
-        return None
-    return record if isinstance(record, dict) else None
+    return parse(line, EVENTS)

@@ -13,13 +13,14 @@ import onnx
 from onnx import TensorProto, helper
 
 from ortflow.workflow.graph import speed
-from ortflow.workflow.graph.child import PROVIDERS, Child
-from ortflow.workflow.graph.differentiator import differentiator
+from ortflow.workflow.graph.autodiff.compose import compose
+from ortflow.workflow.graph.autodiff.reverse import differentiate
+from ortflow.workflow.graph.child import PROVIDERS
 from ortflow.workflow.graph.edit import Editor, make_outputs, prune, replace
 from ortflow.workflow.graph.expand import make_differentiable
+from ortflow.workflow.graph.fusions import avoid_wrong_forms
 from ortflow.workflow.graph.lower import prepare
 from ortflow.workflow.graph.modes import evaluation_mode, train_mode
-from ortflow.workflow.graph.scatter import replace_gather_gradients
 
 Arrays = Mapping[str, np.ndarray]
 _TOTAL = "ortflow.total"
@@ -34,6 +35,7 @@ def training_graph(
     The graph's outputs are those of the file, and `<parameter>_grad`. Raises UserError.
     """
     prepared, _ = prepare(model)
+    avoid_wrong_forms(prepared)
     graph = prepared.graph
     train_mode(graph, frozen)
     edit = Editor(graph)
@@ -48,16 +50,15 @@ def training_graph(
     prune(graph)
     prepared, _ = make_differentiable(prepared, parameters, _TOTAL)
     speed.before(prepared.graph)
-    with Child() as child:
-        made, trained = differentiator().gradient(child, prepared, _TOTAL, parameters)
-    replace_gather_gradients(made.graph)
+    made, trained = differentiate(prepared, parameters, _TOTAL)
     speed.after(made.graph)
-    return differentiator().finish(made), trained
+    return compose(made), trained
 
 
 def evaluation_graph(model: onnx.ModelProto) -> onnx.ModelProto:
     """The file with running statistics. Raises UserError where it has no form that ortflow can run."""
     prepared, _ = prepare(model)
+    avoid_wrong_forms(prepared)
     evaluation_mode(prepared.graph)
     prune(prepared.graph)
     return prepared

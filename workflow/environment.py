@@ -9,16 +9,17 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-SET_UP = ("kernels", "package", "onnxruntime", "differentiator", "graphs")
+SET_UP = ("kernels", "package", "onnxruntime", "settings", "graphs")
 """What changes only when somebody changes it: with the same of them and as many ranks, a curve goes on bit for bit."""
-PLACE = ("instructions", "library", "threads")
+PLACE = ("device", "instructions", "library", "threads")
 """What another machine has otherwise: a curve then goes on to rounding, as with another number of ranks."""
 WORDS = {
     "kernels": "kernels",
     "package": "ONNX Runtime's package",
-    "differentiator": "differentiator",
     "onnxruntime": "ONNX Runtime",
+    "settings": "settings of sessions",
     "graphs": "training graph",
+    "device": "device",
     "instructions": "processor",
     "library": "compiled kernels",
     "threads": "threads a rank",

@@ -16,6 +16,7 @@ from ortflow.workflow.errors import EXIT_DONE, EXIT_FAILURE, OrtflowError, Preem
 from ortflow.workflow.events import SCHEMA_VERSION, EventLog
 from ortflow.workflow.fence import Fence
 from ortflow.workflow.ranks import Place
+from ortflow.workflow.room import Notice, is_full, out_of_disk
 from ortflow.workflow.rundir import RunDir
 from ortflow.workflow.signals import StopFlag
 from ortflow.workflow.spec.load import load_run_file
@@ -60,8 +61,12 @@ def execute(run_dir: RunDir, place: Place, attempt: int, stop: StopFlag, fence: 
         code = error.exit_code
     except OrtflowError as error:
         print(f"error: {error}", flush=True)
+        if is_full(error):
+            Notice(run_dir.heartbeat).tell(out_of_disk(error, default=run_dir.root))
         events.write("failure", reason=str(error), exit_code=error.exit_code)
         code = error.exit_code
+    except OSError as error:
+        code = _failed_on_disk(error, events, run_dir)
     except Exception as error:  # noqa: BLE001 - whatever it is, the record must have it and the other ranks must go
         traceback.print_exc()
         events.write("failure", reason=f"{type(error).__name__}: {error}", exit_code=EXIT_FAILURE)
@@ -69,6 +74,23 @@ def execute(run_dir: RunDir, place: Place, attempt: int, stop: StopFlag, fence: 
     finish(context, together=code in (EXIT_DONE, Preempted.exit_code), code=code)
     events.close()
     return code
+
+
+def _failed_on_disk(error: OSError, events: EventLog, run_dir: RunDir) -> int:
+    """A file or the disk is at fault, and named; without a name it is a fault of ours, and shown whole."""
+    if is_full(error):
+        lack = out_of_disk(error, default=run_dir.root)
+        Notice(run_dir.heartbeat).tell(lack)
+        print(f"error: {lack}", flush=True)
+        events.write("failure", reason=str(lack), exit_code=EXIT_FAILURE)
+        return EXIT_FAILURE
+    reason = f"{error.filename}: {error.strerror}" if error.filename else f"{type(error).__name__}: {error}"
+    if error.filename is None:
+        traceback.print_exc()
+    else:
+        print(f"error: {reason}", flush=True)
+    events.write("failure", reason=reason, exit_code=EXIT_FAILURE)
+    return EXIT_FAILURE
 
 
 def finish(context: Context | None, *, together: bool, code: int) -> None:

@@ -15,6 +15,7 @@ import uuid
 from collections.abc import Callable
 from pathlib import Path
 
+from ortflow.workflow.files import read_whole
 from ortflow.workflow.rundir import RunDir, write_atomically
 
 VARIABLE = "ORTFLOW_OWNER"
@@ -40,7 +41,7 @@ class Fence:
 
     def _owner(self) -> str | None:
         try:
-            owner = json.loads(self._path.read_text())
+            owner = json.loads(read_whole(self._path))
         except (OSError, ValueError):
             return None
         return owner.get("token") if isinstance(owner, dict) else None

@@ -12,7 +12,4 @@ with hidden("onnxruntime.training"):
     import onnxruntime
     from onnxruntime.capi import _pybind_state as native
 
-TRAINING = hasattr(native, "GradientGraphBuilder")
-"""Whether it is the training package, whose gradient builder and kernels no other has."""
-
-__all__ = ["TRAINING", "native", "onnxruntime"]
+__all__ = ["native", "onnxruntime"]

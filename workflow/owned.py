@@ -12,8 +12,31 @@ from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 
-TEMPORARY = r"\.(?:[^/]+\.[a-z0-9_]{8}|nfs[0-9a-f]+)"
+TEMPORARY = r"\.(?:[^/]+\.(?:a\d+-)?[a-z0-9_]{8}|nfs[0-9a-f]+)"
 """Pattern of a file that `write_atomically` left when its process was killed, or NFS while somebody has it open."""
+
+
+OF_AN_ATTEMPT = re.compile(r"\.[^/]+\.a\d+-[a-z0-9_]{8}")
+OF_A_LAUNCHER = re.compile(r"\.(run\.yaml|plan\.json|attempts\.jsonl|kubernetes\.json|\.owner|\.keeper)\.[a-z0-9_]{8}")
+
+
+def sweep_temporaries(folder: Path) -> list[Path]:
+    """Remove what attempts and launchers that were killed left of files being replaced; returns which.
+
+    Only for who holds the run directory, with no rank alive. What asks a run to stop is written by anybody, and stays.
+    Checkpoints tidy up their own folder. Raises nothing.
+    """
+    gone = []
+    for root, folders, files in os.walk(folder):
+        folders[:] = [name for name in folders if not (root == str(folder) and name == "checkpoints")]
+        for name in files:
+            if OF_AN_ATTEMPT.fullmatch(name) or (root == str(folder) and OF_A_LAUNCHER.fullmatch(name)):
+                path = Path(root, name)
+                with suppress(OSError):
+                    if path.is_file() and not path.is_symlink():
+                        path.unlink()
+                        gone.append(path)
+    return gone
 
 
 def strangers(folder: Path, ours: re.Pattern[str]) -> Iterator[str]:

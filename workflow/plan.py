@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 
 from ortflow.workflow.data.plan import Plan as Division
 from ortflow.workflow.errors import UserError
+from ortflow.workflow.files import read_whole
 from ortflow.workflow.rundir import write_atomically
 from ortflow.workflow.spec.run import RunSpec
 
@@ -39,16 +41,49 @@ class Plan:
     version: int = VERSION
 
     def save(self, path: Path) -> None:
-        """Write as JSON."""
-        write_atomically(path, (json.dumps(asdict(self), indent=2) + "\n").encode())
+        """Write as JSON, with a hash of itself."""
+        body = asdict(self)
+        write_atomically(path, (json.dumps({**body, "hash": _hash(body)}, indent=2) + "\n").encode())
 
     @classmethod
     def load(cls, path: Path) -> Plan:
-        """Read what `save` wrote, or an earlier version did; ValueError where it is not that."""
+        """Read what `save` wrote, or an earlier version did; ValueError where it is not that, or OSError."""
         try:
-            return cls(**{"graphs": {}, **json.loads(path.read_text(encoding="utf-8"))})
-        except TypeError as error:
+            body = {"graphs": {}, **json.loads(read_whole(path))}
+            if body.pop("hash", _hash(body)) != _hash(body):
+                raise ValueError(f"{path} does not agree with its own hash")
+            plan = cls(**body)
+        except (TypeError, RecursionError) as error:
             raise ValueError(f"{path} is not a plan: {error}") from None
+        for field in fields(cls):
+            if not _fits(str(field.type), value := getattr(plan, field.name)):
+                raise ValueError(f"{path} is not a plan: {field.name} is {str(value)[:40]!r}")
+        return plan
+
+
+def number_in(path: Path, key: str) -> int | None:
+    """A positive whole number of a plan, which a client's copy has too; None where there is none."""
+    try:
+        plan = json.loads(read_whole(path))
+    except (OSError, ValueError, RecursionError):
+        return None
+    if not isinstance(plan, dict) or plan.pop("hash", _hash(plan)) != _hash(plan):
+        return None
+    value = plan.get(key)
+    return value if type(value) is int and 0 < value < 2**63 else None
+
+
+def _hash(body: Mapping[str, object]) -> str:
+    """Of everything but itself; what an earlier version wrote has none."""
+    return hashlib.blake2b(json.dumps({**body, "hash": ""}, sort_keys=True).encode(), digest_size=16).hexdigest()
+
+
+def _fits(declared: str, value: object) -> bool:
+    if declared == "int":
+        return type(value) is int and 0 <= value < 2**63
+    if declared == "str":
+        return isinstance(value, str)
+    return isinstance(value, dict) and all(isinstance(one, str) for one in value.values())
 
 
 def resolve(spec: RunSpec, *, samples: int, parameters: int, fingerprint: str, graphs: Mapping[str, str]) -> Plan:

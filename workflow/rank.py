@@ -14,11 +14,14 @@ import signal
 import sys
 from pathlib import Path
 
-from ortflow.workflow.errors import EXIT_USER
+from ortflow.workflow.errors import EXIT_FAILURE, EXIT_USER
 from ortflow.workflow.fence import of_this_rank
+from ortflow.workflow.files import open_regular
 from ortflow.workflow.ranks import Place
+from ortflow.workflow.room import Notice
 from ortflow.workflow.rundir import RunDir
 from ortflow.workflow.signals import StopFlag
+from ortflow.workflow.streams import guard_log
 
 PR_SET_PDEATHSIG = 1
 UNSEEN = "it must lie on storage that every node mounts; set run_dir, or leave the node out"
@@ -28,6 +31,16 @@ KEEP_LOGS = ("local", "slurm", "kubernetes")
 
 def main(arguments: list[str]) -> int:
     """Run this rank to its end; the exit code of the design's table."""
+    try:
+        return run_rank(arguments)
+    except OSError as error:
+        # Before there is a record to write into: of the log, of a lock.
+        print(f"error: {error.filename or arguments[0]}: {error.strerror}", flush=True)
+        return EXIT_FAILURE
+
+
+def run_rank(arguments: list[str]) -> int:
+    """`main`; raises OSError where log, locks and records of the run directory cannot be opened."""
     run_dir = RunDir(Path(arguments[0]).resolve())
     stop = StopFlag(run_dir.stop_request)
     stop.install()
@@ -41,10 +54,12 @@ def main(arguments: list[str]) -> int:
         die_with_parent()
     if launcher in KEEP_LOGS:
         redirect_output(run_dir.log(attempt, place.rank))
+    guard_log()
     fence = of_this_rank(run_dir)
     fence.hold()
     fence.watch()
     if place.rank == 0:
+        Notice(run_dir.heartbeat).clear()
         stop.beat(run_dir.heartbeat)
     lock = hold_ranks_lock(run_dir.ranks_lock)
 
@@ -68,7 +83,7 @@ def die_with_parent() -> None:
 def redirect_output(path: Path) -> None:
     """Standard output and error, also of libraries, into this rank's own log."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    descriptor = open_regular(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     os.dup2(descriptor, 1)
     os.dup2(descriptor, 2)
     os.close(descriptor)
@@ -76,7 +91,7 @@ def redirect_output(path: Path) -> None:
 
 def hold_ranks_lock(path: Path) -> int:
     """Hold a shared lock while this rank lives: a launcher waits for all of them before it starts others."""
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
+    descriptor = open_regular(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_SH)
     except OSError as error:

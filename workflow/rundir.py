@@ -5,22 +5,27 @@ Launchers, ranks and readers all go through here. Nothing here may import ONNX R
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
-import tempfile
+import secrets
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
+from ortflow.workflow.files import open_regular, read_whole
 from ortflow.workflow.owned import TEMPORARY
+from ortflow.workflow.record import ATTEMPTS, read_records
 
 OWN_FILES = re.compile(
     rf"""
-    (run\.yaml | plan\.json | attempts\.jsonl | kubernetes\.json | \.(launcher|ranks|mirror)\.lock
+    (run\.yaml | plan\.json | attempts\.jsonl(\.damaged)? | kubernetes\.json | \.(launcher|ranks|mirror)\.lock
     | \.stop | \.owner | \.keeper | \.heartbeat
-    | events/rank-\d{{4,}}\.jsonl
+    | events/rank-\d{{4,}}\.jsonl(\.damaged)?
     | logs/(attempt-\d{{2,}}/)?[\w-]+\.log
     | graphs/(\.?[\w.]+\.(onnx|safetensors) | graphs\.json)
     | slurm/([\w-]+\.sh)
@@ -95,7 +100,7 @@ class RunDir:
             return False
         if self.attempts.is_file() or (self.root / "kubernetes.json").is_file():
             return True
-        return self.lock.is_file() and re.search(rb"^run_dir: ", self.run_file.read_bytes(), re.MULTILINE) is not None
+        return self.lock.is_file() and re.search(rb"^run_dir: ", read_whole(self.run_file), re.MULTILINE) is not None
 
     def events(self, rank: int) -> Path:
         """JSON-lines events of a rank."""
@@ -110,57 +115,72 @@ class RunDir:
         return self.root / "logs" / f"attempt-{attempt:02d}" / "launcher.log"
 
     def read_attempts(self) -> list[dict[str, Any]]:
-        """Every record, oldest first; a torn last line is passed over."""
-        return read_json_lines(self.attempts)
+        """Every record, oldest first; lines that are none are passed over."""
+        return read_records(self.attempts, ATTEMPTS)[0]
 
     def record_attempt(self, **fields: Any) -> None:
-        """Append a record: `event` is start or end; an end tells its `cause`."""
+        """Append a record: `event` is start or end; an end tells its `cause`. Raises OSError."""
         append_json_line(self.attempts, {"time": time.time(), **fields})
 
 
-def read_json_lines(path: Path) -> list[dict[str, Any]]:
-    """Records of a JSON-lines file; none if it does not exist; lines that are cut short are passed over."""
-    try:
-        text = path.read_text(encoding="utf-8", errors="replace")
-    except FileNotFoundError:
-        return []
-    records = []
-    for line in text.splitlines():
-        try:
-            record = json.loads(line)
-        except ValueError:
-            continue
-        if isinstance(record, dict):
-            records.append(record)
-    return records
+def relocated(path: str, old: str | None, root: Path) -> str:
+    """Where something of a run directory lies that was `old` once and is `root` now. Pure."""
+    if old is not None and Path(path).is_relative_to(old):
+        return str(root / Path(path).relative_to(old))
+    return path
 
 
 def append_json_line(path: Path, record: dict[str, Any]) -> None:
-    """Append one line in one write, so that two writers never mix."""
+    """Append one line in one write, so that two writers never mix; all of it or nothing. Raises OSError."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    line = json.dumps(record, separators=(",", ":")) + "\n"
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, 0o644)
+    line = (json.dumps(record, separators=(",", ":")) + "\n").encode()
+    descriptor = open_regular(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW)
     try:
-        os.write(descriptor, line.encode())
+        size = os.fstat(descriptor).st_size
+        if size and os.pread(descriptor, 1, size - 1) != b"\n":
+            # What a power cut or a full disk left of a line must not become the beginning of this one.
+            line = b"\n" + line
+        written = os.write(descriptor, line)
+        if written != len(line):
+            os.ftruncate(descriptor, os.fstat(descriptor).st_size - written)
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, str(path)) from None
     finally:
         os.close(descriptor)
 
 
 def write_atomically(path: Path, data: bytes) -> None:
-    """The whole file or the old one: written beside it, fsynced, renamed; the folder fsynced too."""
+    """The whole file or the old one. Raises OSError that names the file."""
+    with replacing(path) as file:
+        file.write(data)
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[BinaryIO]:
+    """A file that becomes `path` behind the block: written beside it, fsynced, renamed; the folder fsynced too.
+
+    Where the block raises, the old one stays. The user's umask holds. Raises OSError that names the file.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
-    descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    attempt = os.environ.get("ORTFLOW_ATTEMPT")
+    made_by = f"a{attempt}-" if attempt and attempt.isdigit() else ""
+    temporary = path.with_name(f".{path.name[:200]}.{made_by}{secrets.token_hex(4)}")
     try:
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        os.chmod(temporary, 0o644)
-        os.replace(temporary, path)
-    except BaseException:
-        os.unlink(temporary)
-        raise
-    sync_directory(path.parent)
+        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+        try:
+            with os.fdopen(descriptor, "wb") as file:
+                yield file
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(temporary, path)
+        except BaseException:
+            with suppress(OSError):
+                os.unlink(temporary)
+            raise
+        sync_directory(path.parent)
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, str(path)) from error
 
 
 def sync_directory(path: Path) -> None:

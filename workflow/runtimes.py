@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from importlib import metadata
 
 RUNTIMES = (
@@ -13,18 +12,6 @@ RUNTIMES = (
 TRAINING = ("onnxruntime-training-cpu", "onnxruntime-training")
 OLDEST = (1, 20)
 """Release from which on packages without training serve. Of those with training, 1.19.2 is the last."""
-
-BUILDER, RULES = "ONNX Runtime's", "ortflow's"
-"""What differentiates graphs, as records name it."""
-_CHOSEN = "ORTFLOW_DIFFERENTIATOR"
-"""Environment variable by which tests take the rules where the training package is installed."""
-
-
-def differentiator_name() -> str:
-    """What differentiates graphs on the installed ONNX Runtime; who only records it need not load either."""
-    from ortflow.workflow.onnx_runtime import TRAINING as BUILDER_IS_HERE
-
-    return BUILDER if BUILDER_IS_HERE and os.environ.get(_CHOSEN) != "rules" else RULES
 
 
 def installed_version(package: str) -> str | None:

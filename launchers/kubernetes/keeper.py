@@ -51,6 +51,7 @@ from ortflow.workflow.fence import DELAY, VARIABLE
 from ortflow.workflow.rundir import RunDir
 from ortflow.workflow.spec.run import RunSpec
 from ortflow.workflow.spec.units import parse_time
+from ortflow.workflow.streams import guard_log
 
 WAIT = 3600.0
 """Seconds for which workers are waited for; then the operator starts this pod again."""
@@ -139,6 +140,7 @@ class Keeper:
         job = Job(
             self._run, spec.world_size, spec.restart, lambda number: self._start(number, mpi), self._clear, LOST,
             comes_back=True, grace=max(1.0, spec.backends.kubernetes.grace_seconds - MARGIN),
+            room_seconds=spec.checkpoint.wait_for_room,
         )  # fmt: skip
         try:
             return Supervisor(job, self._story, self._stop).supervise()
@@ -222,6 +224,7 @@ class Keeper:
 def main() -> int:
     """Keep the run of the pod; its exit code."""
     pod = None
+    guard_log()
     try:
         pod = Pod.from_environment()
         spec, folder = read_spec(pod)

@@ -22,8 +22,8 @@ from ortflow.launchers.kubernetes.lines import Line, Record, read_line, stamped
 from ortflow.launchers.kubernetes.place import Cursor, Place, is_real, read_place, write_place
 from ortflow.launchers.locks import HeldError, hold
 from ortflow.launchers.tail import last_records
-from ortflow.workflow.events import REWOUND
-from ortflow.workflow.rundir import RunDir, append_json_line, read_json_lines, write_atomically
+from ortflow.workflow.events import look_back, take_back
+from ortflow.workflow.rundir import RunDir, append_json_line, write_atomically
 
 LOCK = ".mirror.lock"
 WORDS = Path("logs") / "launcher.log"
@@ -159,11 +159,9 @@ class Mirror:
 
 def rewind(run: RunDir, step: int) -> None:
     """Take out what belongs to steps after `step`, as the rank has done with its own record."""
-    records = read_json_lines(run.events(0))
-    kept = [one for one in records if not (one.get("event") in REWOUND and one.get("step", 0) > step)]
-    if len(kept) < len(records):
-        lines = "".join(json.dumps(one, separators=(",", ":")) + "\n" for one in kept)
-        write_atomically(run.events(0), lines.encode())
+    with suppress(FileNotFoundError):
+        if look_back(run.events(0), step).newest is not None:
+            take_back(run.events(0), step)
 
 
 class Newest:

@@ -21,6 +21,7 @@ from ortflow.launchers.locks import holder_of, wait_free
 from ortflow.launchers.supervisor import changed
 from ortflow.workflow.errors import OrtflowError, UserError
 from ortflow.workflow.fence import EXIT_FENCED, Owner
+from ortflow.workflow.files import read_whole
 from ortflow.workflow.rundir import RunDir
 
 OLD_KEEPER = 100.0
@@ -81,7 +82,7 @@ class Ownership:
 def owner_of(run: RunDir) -> dict[str, Any] | None:
     """Who owns a run directory; None if nobody ever did, or the file cannot be read."""
     try:
-        owner = json.loads(run.owner.read_text())
+        owner = json.loads(read_whole(run.owner))
     except (OSError, ValueError):
         return None
     return owner if isinstance(owner, dict) else None

@@ -6,12 +6,17 @@ Cluster and namespace are pinned when the run is submitted: who changes kubectl'
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from ortflow.workflow.files import read_whole
 from ortflow.workflow.rundir import RunDir, write_atomically
+
+if TYPE_CHECKING:
+    from pydantic import TypeAdapter
 
 FILE = "kubernetes.json"
 
@@ -61,11 +66,19 @@ class Place:
 def read_place(run: RunDir) -> Place | None:
     """The place that a record directory knows; None if it knows none."""
     try:
-        told = json.loads((run.root / FILE).read_text())
-        cursors = {uid: Cursor(**cursor) for uid, cursor in told.pop("cursors", {}).items()}
-        return Place(**told, cursors=cursors)
-    except (OSError, ValueError, TypeError, AttributeError):
+        data = read_whole(run.root / FILE)
+        place = _adapter().validate_json(data, strict=True)
+        # Of a later version, whose other fields may mean something.
+        return place if json.loads(data).keys() <= asdict(place).keys() else None
+    except (OSError, ValueError):
         return None
+
+
+@functools.cache
+def _adapter() -> TypeAdapter[Place]:
+    from pydantic import TypeAdapter
+
+    return TypeAdapter(Place)
 
 
 def write_place(run: RunDir, place: Place) -> None:

@@ -40,6 +40,7 @@ class BatchExecutor(SlurmExecutor):  # type: ignore[misc]  # types are not follo
     def _submit_command(self, command: str) -> Any:
         script = Path(self.folder) / SCRIPT
         write_atomically(script, self._make_submission_file_text(command, "").encode())
-        job = SlurmJob(folder=self.folder, job_id=self._slurm.submit(str(script), self._settings), tasks=[0])
-        job.paths.submission_file.write_text(command)
-        return job
+        job = self._slurm.submit(str(script), self._settings)
+        # Not by submitit's own paths, which put the job's id for a `%j` in a folder's name, too.
+        write_atomically(Path(self.folder) / f"{job.partition('_')[0]}_submission.sh", command.encode())
+        return SlurmJob(folder=self.folder, job_id=job, tasks=[0])

@@ -18,7 +18,7 @@ from pathlib import Path
 from ortflow.launchers import processes
 from ortflow.launchers.locks import HeldError, hold, wait_free
 from ortflow.launchers.plain import PlainView
-from ortflow.launchers.records import CANCELS, Outcome, last_end, open_attempt
+from ortflow.launchers.records import CANCELS, Outcome, last_end, open_attempt, pending_changes
 from ortflow.launchers.slurm import requeue
 from ortflow.launchers.slurm.mandate import is_on_record, revoked, submission_of
 from ortflow.launchers.slurm.requeue import Answer, Fate, JobOfOurs
@@ -34,6 +34,7 @@ from ortflow.workflow.fence import DELAY, EXIT_FENCED, VARIABLE, Fence, claim
 from ortflow.workflow.rundir import RunDir
 from ortflow.workflow.spec.load import load_run_file
 from ortflow.workflow.spec.run import RunSpec
+from ortflow.workflow.streams import guard_log
 
 OLD_KEEPER = 10.0
 """Seconds that a fenced keeper has to let go of the lock; a node that is cut off may hold it for ever."""
@@ -78,9 +79,19 @@ class Keeper:
             self._run.record_attempt(event="submit", launcher="slurm", job=self._job.id, submission=submission)
         if self._job.restarts:
             self._view.say(f"started again by Slurm, the {self._job.restarts}. time, on {self._job.node}")
+        for note in pending_changes(self._run.read_attempts()):
+            self._view.say(note)
         spec = self._spec
         job = Job(
-            self._run, spec.world_size, spec.restart, self._start, self._clear, LOST, hands_back=True, comes_back=True
+            self._run,
+            spec.world_size,
+            spec.restart,
+            self._start,
+            self._clear,
+            LOST,
+            hands_back=True,
+            comes_back=True,
+            room_seconds=spec.checkpoint.wait_for_room,
         )
         code = Supervisor(
             job, self._view, JobStop(self._run.stop_request, self._job, spec.backends.slurm.signal_seconds)
@@ -181,6 +192,7 @@ def placement_of(run: RunDir, launch: Sequence[str]) -> Placement:
 
 def main(arguments: list[str]) -> int:
     """Keep the run of a directory."""
+    guard_log()
     run, launch = RunDir(Path(arguments[0])), arguments[arguments.index("--") + 1 :]
     job = JobOfOurs.from_environment()
     comment = requeue.comment(job)

@@ -6,6 +6,7 @@ Verbs are wired here and live in modules of their own. Those modules import what
 
 from __future__ import annotations
 
+import os
 import sys
 from typing import Annotated
 
@@ -31,7 +32,8 @@ from ortflow.cli import (
 )
 from ortflow.cli.extras import needs_extra
 from ortflow.cli.host import reachable
-from ortflow.workflow.errors import OrtflowError, Preempted
+from ortflow.workflow.errors import EXIT_FAILURE, OrtflowError, Preempted
+from ortflow.workflow.streams import guarded
 
 app = typer.Typer(
     name="ortflow",
@@ -79,6 +81,11 @@ app.add_typer(image.app)
 
 def main() -> None:
     """Entry point of the `ortflow` command."""
+    with guarded():
+        _main()
+
+
+def _main() -> None:
     try:
         app(prog_name="ortflow")
     except Preempted as error:
@@ -86,6 +93,12 @@ def main() -> None:
         sys.exit(error.exit_code)
     except OrtflowError as error:
         code, text = error.exit_code, str(error)
+    except BrokenPipeError:
+        raise  # nobody reads any more: click knows what to do
+    except OSError as error:
+        if error.filename is None:
+            raise
+        code, text = EXIT_FAILURE, f"{os.fspath(error.filename)}: {error.strerror}"
     except ModuleNotFoundError as error:
         missing = needs_extra(error.name or "")
         if missing is None:

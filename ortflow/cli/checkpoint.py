@@ -148,7 +148,7 @@ def _store(run: str, runs: Path) -> DirectoryStore:
     if folder.steps() or folder.set_asides():
         return folder
     found = find_run(run, runs)
-    return DirectoryStore(found.root / _checkpoint_directory(found.run_file))
+    return DirectoryStore(found.root / _checkpoint_directory(found.run_file, found.root))
 
 
 def _refuse_if_saving(store: DirectoryStore) -> None:
@@ -161,15 +161,18 @@ def _refuse_if_saving(store: DirectoryStore) -> None:
             raise UserError(f"the run in {folder} is going on", fix="cancel it, or wait until it has ended")
 
 
-def _checkpoint_directory(run_file: Path) -> str:
+def _checkpoint_directory(run_file: Path, root: Path) -> str:
     import yaml
 
+    from ortflow.workflow.files import read_whole
+    from ortflow.workflow.rundir import relocated
     from ortflow.workflow.spec.run import CheckpointSection
 
     try:
-        section = yaml.safe_load(run_file.read_text()).get("checkpoint") or {}
-        return CheckpointSection.model_validate(section).directory
-    except (OSError, ValueError, AttributeError, yaml.YAMLError):
+        values = yaml.safe_load(read_whole(run_file))
+        folder = CheckpointSection.model_validate(values.get("checkpoint") or {}).directory
+        return relocated(folder, values.get("run_dir"), root)
+    except (OSError, ValueError, AttributeError, TypeError, yaml.YAMLError):
         raise UserError("cannot be read", where=str(run_file), fix="give the folder of the checkpoints") from None
 
 

@@ -68,12 +68,7 @@ def split(words: Sequence[str]) -> tuple[Path | None, list[str]]:
 def _examine(
     file: Path | None, overrides: list[str], backend: str, job: tuple[int | None, float] | None, runs: Path
 ) -> Iterator[Finding]:
-    from ortflow.launchers.findings import warning
-    from ortflow.workflow.spec.check import NOT_YET
-
     submission = _submission(file, overrides, runs, elsewhere=backend == "kubernetes")
-    if gpus := submission.spec.resources.gpus_per_rank:
-        yield warning("resources.gpus_per_rank", f"is {gpus}, and training on GPUs {NOT_YET}")
     if backend == "local":
         from ortflow.launchers.machine import examine_machine
 
@@ -92,17 +87,15 @@ def _examine(
 
 
 def _read(file: Path, overrides: list[str], runs: Path, *, elsewhere: bool) -> Submission:
-    """A checked run; raises Faults. GPUs it may ask for: a cluster can have them before ranks can use them."""
+    """A checked run; raises Faults."""
     from ortflow.launchers.base import Submission
     from ortflow.workflow.rundir import RunDir
-    from ortflow.workflow.spec.check import NOT_YET
     from ortflow.workflow.spec.load import read_run_file
     from ortflow.workflow.spec.paths import resolve_paths
 
     reading = read_run_file(file, overrides, files=False)
-    wrong = [fault for fault in reading.faults if fault.key != "resources.gpus_per_rank" or NOT_YET not in fault.what]
-    if reading.spec is None or wrong:
-        raise Faults(wrong or reading.faults)
+    if reading.spec is None or reading.faults:
+        raise Faults(reading.faults)
     spec = reading.spec
     if elsewhere:
         return Submission(spec, RunDir(runs / spec.name), file.absolute().parent, source=reading.written)

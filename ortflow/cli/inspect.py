@@ -48,7 +48,7 @@ def _print(report: Report, every: bool) -> None:
         ("constants", constants),
     ):
         if roles:
-            typer.secho(f"{title} ({len(roles)})", italic=True)
+            typer.echo(f"{title} ({len(roles)})")
             for text in table(_rows(roles, report.tied)):
                 typer.echo(text)
     hidden = len(report.constants) - len(constants)
@@ -61,7 +61,7 @@ def _print(report: Report, every: bool) -> None:
         ("without a gradient", report.undifferentiable),
     ):
         if lines:
-            typer.secho(f"{title}:", bold=True)
+            typer.echo(f"{title}:")
             for line in lines:
                 typer.echo(f"  - {line}")
 

@@ -50,10 +50,9 @@ def resume(
     """
     from ortflow.launchers.base import Submission, launcher_of
     from ortflow.launchers.local import LocalLauncher
-    from ortflow.launchers.opening import moved
     from ortflow.launchers.records import used
     from ortflow.workflow.spec.load import load_run_file
-    from ortflow.workflow.spec.paths import resolve_paths
+    from ortflow.workflow.spec.paths import moved, resolve_paths
 
     found = find_run(run, runs)
     spec = moved(load_run_file(found.run_file, overrides or ()), found.root)

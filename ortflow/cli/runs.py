@@ -15,6 +15,7 @@ from typing import Annotated, Any
 import typer
 
 from ortflow.workflow.errors import UserError
+from ortflow.workflow.files import open_regular
 from ortflow.workflow.rundir import RunDir
 
 RUNS = "runs"
@@ -49,6 +50,8 @@ def find_run(text: str, runs: Path) -> RunDir:
         run = RunDir(Path(os.path.abspath(path)))
         if is_run(run):
             return run
+        if os.path.lexists(run.run_file):
+            os.close(open_regular(run.run_file))  # says what lies there instead
     names = [run.root.name for run in runs_in(runs)]
     near = difflib.get_close_matches(text, names, 1)
     hint = f"did you mean {near[0]}?" if near else (f"there are: {', '.join(names)}" if names else None)

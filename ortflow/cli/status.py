@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import sys
 import time
@@ -17,6 +18,7 @@ from ortflow.workflow.errors import UserError
 
 if TYPE_CHECKING:
     from ortflow.launchers.status import RunStatus
+    from ortflow.workflow.rundir import RunDir
 
 
 def status(
@@ -82,23 +84,30 @@ def list_runs(
     if not found:
         typer.echo(f"no runs in {runs}")
         return
-    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
-    for text in table(overview(found, time.time())):
-        typer.echo(cut(text, width))
+    print_table(overview(found, time.time()), ("WAITS", "NAME"))
 
 
 def _list_of(name: str, runs: Path, *, everywhere: bool) -> list[RunStatus]:
     """The runs of one launcher."""
-    from ortflow.launchers.base import find_launcher, launcher_name, statuses
+    from ortflow.launchers.base import find_launcher, statuses
 
     launcher = find_launcher(name)
-    ours = [run for run in runs_in(runs) if launcher_name(run.read_attempts()) == name]
+    ours = [run for run in runs_in(runs) if _is_of(run, name)]
     if name != "kubernetes":
         return statuses(ours)
     from ortflow.launchers.kubernetes.launcher import KubernetesLauncher
 
     assert isinstance(launcher, KubernetesLauncher)
     return launcher.listed(ours, everywhere=everywhere)
+
+
+def _is_of(run: RunDir, name: str) -> bool:
+    from ortflow.launchers.base import launcher_name
+
+    try:
+        return launcher_name(run.read_attempts()) == name
+    except OSError:
+        return False
 
 
 def _list_sweep(name: str, by: str | None, runs: Path, *, as_json: bool) -> None:
@@ -110,8 +119,7 @@ def _list_sweep(name: str, by: str | None, runs: Path, *, as_json: bool) -> None
     if as_json:
         print_json(told.to_json())
         return
-    for text in table(told.rows()):
-        typer.echo(text)
+    print_table(told.rows(), ("NAME", *found.keys))
 
 
 def overview(found: Sequence[RunStatus], now: float) -> list[tuple[str, ...]]:
@@ -167,7 +175,39 @@ def describe(how: RunStatus, now: float) -> list[tuple[str, str]]:
     if how.pid is not None:
         rows.append(("launcher", f"{how.launcher or 'local'}, process {how.pid} on {how.host}"))
     rows.append(("heard of", _ago(how.time, now)))
+    if how.damaged is not None:
+        rows.append(("damaged", how.damaged))
     return rows
+
+
+def print_table(rows: Sequence[tuple[str, ...]], give_way: Sequence[str]) -> None:
+    """Print rows, each in one line of the terminal; whole where there is none."""
+    width = None
+    if sys.stdout.isatty():
+        # The terminal itself: COLUMNS may tell of another one, or of how wide this one was.
+        width = os.get_terminal_size(sys.stdout.fileno()).columns or shutil.get_terminal_size().columns
+    for text in table(fitted(rows, width, give_way)):
+        typer.echo(cut(text, width))
+
+
+NARROWEST = 12
+"""Characters that a cell keeps."""
+
+
+def fitted(rows: Sequence[tuple[str, ...]], width: int | None, give_way: Sequence[str]) -> list[tuple[str, ...]]:
+    """Rows that fit in a width as far as the columns that may give way, by their heads, can be shortened. Pure."""
+    cells = [list(row) for row in rows]
+    for head in give_way:
+        columns = [place for place, name in enumerate(cells[0]) if name == head]
+        total = sum(max(len(row[place]) for row in cells) + 2 for place in range(len(cells[0]))) - 2
+        if width is None or total <= width or not columns:
+            continue
+        (place,) = columns[:1]
+        longest = max(len(row[place]) for row in cells)
+        kept = max(NARROWEST, longest - (total - width))
+        for row in cells:
+            row[place] = cut(row[place], kept)
+    return [tuple(row) for row in cells]
 
 
 def table(rows: Sequence[tuple[str, ...]]) -> list[str]:

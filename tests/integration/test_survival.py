@@ -70,7 +70,7 @@ def test_a_full_disk_leaves_the_run_and_the_old_checkpoint(project: Project, tmp
     disk = tmp_path / "disk"
     disk.mkdir()
     mounted = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=66m", "tmpfs", str(disk)], capture_output=True, check=False
+        ["mount", "-t", "tmpfs", "-o", "size=1500k", "tmpfs", str(disk)], capture_output=True, check=False
     )
     if mounted.returncode:
         pytest.skip("needs the right to mount a small file system")
@@ -80,6 +80,7 @@ def test_a_full_disk_leaves_the_run_and_the_old_checkpoint(project: Project, tmp
             **ALONE,
             checkpoint__directory=str(disk / "checkpoints"),
             checkpoint__keep={"newest": 9},
+            checkpoint__wait_for_room=1.0,
             restart={"failures": 0},
         )
         done = command("run", file.name, folder=project.folder)

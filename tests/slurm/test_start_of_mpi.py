@@ -36,11 +36,15 @@ def test_old_content_in_freed_memory(cluster_of: Cluster) -> None:
 
 
 def ranks(cluster: Cluster, program: str) -> str:
-    """What 4 ranks on 2 nodes print that run a program."""
+    """What 4 ranks on 2 nodes print that run a program; ranks that never meet are ended after 45 s."""
     words = ["srun", "--mpi=pmi2", "--nodes=2", "--ntasks=4", "--ntasks-per-node=2", "--kill-on-bad-exit=1"]
-    environment = {**os.environ, **cluster.bed.environment}
-    done = subprocess.run(
-        [*words, sys.executable, "-c", program], cwd=cluster.project.folder, env=environment,
-        capture_output=True, text=True, timeout=60, check=False, stdin=subprocess.DEVNULL,
+    child = subprocess.Popen(
+        [*words, sys.executable, "-c", program], cwd=cluster.project.folder,
+        env={**os.environ, **cluster.bed.environment}, text=True,
+        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
     )  # fmt: skip
-    return done.stdout
+    try:
+        return child.communicate(timeout=45)[0]
+    except subprocess.TimeoutExpired:
+        child.terminate()  # srun ends its step then
+        return child.communicate(timeout=30)[0]

@@ -123,7 +123,7 @@ def test_cancel_of_what_waits(cluster_of: Cluster) -> None:
 
 def test_an_odd_folder(cluster_of: Cluster, tmp_path: Path) -> None:
     """Its name stands in a directive and in a command, with the task's number behind it."""
-    folder = tmp_path / "it's 100% $HOME"
+    folder = tmp_path / "it's 100% $HOME %j %t %a %A"
     file = cluster_of.write("odd", **ONE, run_dir=str(folder / "odd"))
     done = cluster_of.ortflow("submit", "-b", "slurm", file.name, "--set", "seed=1,2")
     assert done.returncode == 0, done.stderr
@@ -131,3 +131,15 @@ def test_an_odd_folder(cluster_of: Cluster, tmp_path: Path) -> None:
     wait_until(lambda: states(cluster_of, name) == ["finished"] * 2, ENDS, lambda: str(table(cluster_of, name)))
     job = table(cluster_of, name)[1]["job"]
     assert (folder / f"odd-1/logs/slurm-{job}.log").exists()
+
+
+def test_an_odd_folder_of_one_run(cluster_of: Cluster, tmp_path: Path) -> None:
+    """What Slurm and submitit would take for the job's number is a part of the name."""
+    folder = tmp_path / "%j %t 100%"
+    file = cluster_of.write("odd-one", **ONE, run_dir=str(folder / "odd-one"))
+    done = cluster_of.ortflow("submit", "-b", "slurm", "--follow", file.name)
+    assert done.returncode == 0, done.stderr
+    assert (folder / "odd-one/export/model.onnx").exists()
+    (log,) = (folder / "odd-one/logs").glob("slurm-*.log")
+    job = log.stem.partition("-")[2]
+    assert (folder / f"odd-one/slurm/{job}_submission.sh").read_text().startswith("#!")

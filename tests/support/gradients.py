@@ -14,14 +14,11 @@ from precise_operators import OPERATORS
 
 from ortflow.workflow.graph.autodiff.compose import compose
 from ortflow.workflow.graph.autodiff.reverse import differentiate
-from ortflow.workflow.onnx_runtime import native, onnxruntime
+from ortflow.workflow.onnx_runtime import onnxruntime
 
 OPSET = 18
 STEP = 1e-5
 """Of a central difference in double precision."""
-
-TRAINING_KERNELS = hasattr(native, "GradientGraphBuilder")
-"""The installed ONNX Runtime has kernels of its own gradient operators."""
 
 _TYPES = {
     "float32": TensorProto.FLOAT,
@@ -92,14 +89,11 @@ def model_of(
     return helper.make_model(graph, ir_version=10, opset_imports=opsets)
 
 
-def gradients_of(
-    model: onnx.ModelProto, inputs: Mapping[str, Any], parameters: Sequence[str], *, composed: bool = True
-) -> dict[str, np.ndarray]:
-    """What ONNX Runtime computes of the differentiated graph, `composed` or not, by parameter."""
+def gradients_of(model: onnx.ModelProto, inputs: Mapping[str, Any], parameters: Sequence[str]) -> dict[str, np.ndarray]:
+    """What ONNX Runtime computes of the differentiated graph, by parameter."""
     made, reached = differentiate(model, parameters, "loss")
     assert reached == list(parameters)
-    if composed:
-        made = compose(made)
+    made = compose(made)
     if not any(node.domain or node.op_type == "SimplifiedLayerNormalization" for node in made.graph.node):
         onnx.checker.check_model(made, full_check=True)
     options = onnxruntime.SessionOptions()
@@ -177,12 +171,11 @@ def check_against(
     parameters: Sequence[str],
     **options: Any,
 ) -> None:
-    """Asserts that each gradient is the expected one, with known and with unknown sizes, composed and not."""
+    """Asserts that each gradient is the expected one, with known and with unknown sizes."""
     for unknown in (False, True):
         model = model_of(operator, inputs, parameters, unknown=unknown, **options)
-        for composed in (True, False) if TRAINING_KERNELS else (True,):
-            found = gradients_of(model, inputs, parameters, composed=composed)
-            for name in parameters:
-                assert found[name].shape == expected[name].shape, name
-                scale = max(1.0, float(np.abs(expected[name]).max(initial=0)))
-                np.testing.assert_allclose(found[name], expected[name], rtol=2e-4, atol=2e-5 * scale, err_msg=name)
+        found = gradients_of(model, inputs, parameters)
+        for name in parameters:
+            assert found[name].shape == expected[name].shape, name
+            scale = max(1.0, float(np.abs(expected[name]).max(initial=0)))
+            np.testing.assert_allclose(found[name], expected[name], rtol=2e-4, atol=2e-5 * scale, err_msg=name)

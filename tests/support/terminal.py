@@ -5,10 +5,13 @@ Knows what Rich's live display prints: text, line ends, cursor up, erased lines,
 
 from __future__ import annotations
 
+import fcntl
 import os
 import pty
 import re
 import select
+import struct
+import termios
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -62,6 +65,7 @@ class Terminal:
         self.screen = Screen(width)
         self.pid, self._keyboard = pty.fork()
         if self.pid == 0:
+            fcntl.ioctl(1, termios.TIOCSWINSZ, struct.pack("HHHH", 40, width, 0, 0))
             os.chdir(folder)
             os.execvpe(command[0], [*command], {**environment, "COLUMNS": str(width), "LINES": "40", "TERM": "xterm"})
 

@@ -6,7 +6,7 @@ from safetensors.numpy import load_file
 
 from ortflow.workflow.comm.solo import SoloCommunicator
 from ortflow.workflow.device.cpu import CpuDevice
-from ortflow.workflow.graph.differentiator import differentiator
+from ortflow.workflow.graph.autodiff.compose import compose
 from ortflow.workflow.graph.types import GraphSet, with_kernels_of
 from ortflow.workflow.kernels.graph import with_kernels
 from ortflow.workflow.kernels.library import library_for
@@ -23,7 +23,7 @@ def trainer_on(graphs: GraphSet, spec: RunSpec) -> GraphTrainer:
     """The trainer of graphs that `build_graphs` has written, with the model file's parameters."""
     update = optimizer_graph(spec.train.optimizer, segments(spec.train.optimizer, graphs.index))
     for path, each in ((graphs.optimizer, update), (with_kernels_of(graphs.optimizer), with_kernels(update))):
-        path.write_bytes(differentiator().finish(each).SerializeToString())
+        path.write_bytes(compose(each).SerializeToString())
     (graphs.root / GRADIENT_GRAPH).write_bytes(gradient_graph().SerializeToString())
     library = library_for(spec.resources.kernels)
     sessions = Sessions(CpuDevice(), 1, "error", library.path if library else None)

@@ -10,7 +10,7 @@ from checkpoints import INDEX, Rejections, progress_of, same, save, state
 from trees import tree
 
 from ortflow.workflow import owned
-from ortflow.workflow.checkpoint.commit import HEADROOM, SaveFailed, commit, no_room
+from ortflow.workflow.checkpoint.commit import SaveFailed, commit, no_room
 from ortflow.workflow.checkpoint.load import load, load_newest
 from ortflow.workflow.checkpoint.manifest import FileRecord
 from ortflow.workflow.checkpoint.retain import prune
@@ -19,6 +19,8 @@ from ortflow.workflow.checkpoint.tensors import file_layout
 from ortflow.workflow.checkpoint.verify import newest_whole, verify
 from ortflow.workflow.checkpoint.writer import Writer, specs
 from ortflow.workflow.errors import UserError
+from ortflow.workflow.layout import FlatIndex
+from ortflow.workflow.room import OutOfDisk
 
 OLD, NEW = state(1), state(2)
 
@@ -241,18 +243,22 @@ def test_an_abandoned_save_is_gone(tmp_path: Path) -> None:
 def test_room_is_asked_for_all_ranks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store = DirectoryStore(tmp_path / "checkpoints")
     buffers = specs(state(0, 10_000))
-    assert no_room(store, buffers, 3) is None
-    needed = sum(file_layout(buffers, rank, 3).size for rank in range(3)) + HEADROOM
-    monkeypatch.setattr(DirectoryStore, "free_bytes", lambda _: needed)
-    assert no_room(store, buffers, 3) is None
-    monkeypatch.setattr(DirectoryStore, "free_bytes", lambda _: needed - 1)
-    assert no_room(store, buffers, 3) == "a checkpoint needs 67 MB of disk and 67 MB are free"
+    index = FlatIndex.place([])
+    assert no_room(store, buffers, 3, index) is None
+    files = sum(file_layout(buffers, rank, 3).size for rank in range(3))
+    monkeypatch.setattr(DirectoryStore, "free_bytes", lambda _: files + (1 << 18))
+    assert no_room(store, buffers, 3, index) is None, "little more than what is written"
+    monkeypatch.setattr(DirectoryStore, "free_bytes", lambda _: files)
+    lack = no_room(store, buffers, 3, index)
+    assert isinstance(lack, OutOfDisk)
+    assert str(lack) == f"out of disk on {tmp_path / 'checkpoints'}, {lack.needed / 1e6:.1f} MB needed"
 
 
 def test_room_in_a_folder_that_cannot_be(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way")
-    reason = no_room(DirectoryStore(tmp_path / "file"), specs(NEW), 1)
-    assert reason == "the checkpoint folder cannot be used: File exists"
+    trouble = no_room(DirectoryStore(tmp_path / "file"), specs(NEW), 1, FlatIndex.place([]))
+    assert isinstance(trouble, FileExistsError)
+    assert trouble.filename == str(tmp_path / "file")
 
 
 def test_a_deletion_cut_short_leaves_no_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

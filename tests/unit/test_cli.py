@@ -11,11 +11,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from terminal import Terminal
 
 from ortflow.cli.app import main
 from ortflow.cli.extras import needs_extra
 from ortflow.cli.runs import complete_run, find_run, reference
-from ortflow.cli.status import cut, table
+from ortflow.cli.status import cut, fitted, table
 from ortflow.workflow.errors import UserError
 
 HEAVY = ("onnx", "onnxruntime", "numpy", "pyarrow", "rich", "psutil", "yaml", "mpi4py", "torch")
@@ -220,3 +221,39 @@ def test_a_row_is_cut_only_where_a_terminal_is_too_narrow() -> None:
     row = f"{'n' * 52}  pending  0  -  waits for {'node1,' * 40}"
     assert cut(row, None) == cut(row, 400) == row
     assert cut(row, 90) == row[:89] + "…"
+
+
+def test_a_table_fits_the_terminal_and_keeps_what_matters() -> None:
+    rows = [
+        ("NAME", "STATE", "STEP", "WAITS"),
+        (
+            "a-run-with-a-name-of-more-than-forty-letters",
+            "running",
+            "12/100",
+            "out of disk on /data/runs, 3.4 MB needed",
+        ),
+        ("short", "finished", "100/100", ""),
+    ]
+    whole = fitted(rows, None, ("WAITS", "NAME"))
+    assert whole == rows
+    for width in (60, 80, 100, 120):
+        lines = table(fitted(rows, width, ("WAITS", "NAME")))
+        assert all(len(line) <= width for line in lines)
+        assert len(lines[1]) >= min(width, len(table(rows)[1])) - 2, "what there is of it is used"
+        assert "running" in lines[1]
+        assert "12/100" in lines[1]
+    assert table(fitted(rows, 200, ("WAITS", "NAME"))) == table(rows)
+
+
+@pytest.mark.parametrize("width", [60, 90, 200])
+def test_list_is_as_wide_as_its_terminal(folder: Path, width: int) -> None:
+    name = "x" * 50
+    (folder / "runs" / name).mkdir()
+    (folder / "runs" / name / "run.yaml").write_text(f"name: {name}\n")
+    command = ["env", "COLUMNS=60", sys.executable, "-m", "ortflow", "list"]
+    terminal = Terminal(command, folder, {**os.environ, "PYTHONWARNINGS": "default"}, width=width)
+    terminal.wait()
+    lines = [line for line in str(terminal.screen).splitlines() if line.startswith("xxx")]
+    assert len(lines) == 1
+    assert "lost" in lines[0]
+    assert (name in lines[0]) == (width > 60)

@@ -20,7 +20,8 @@ from ortflow.workflow.events import EventLog
 from ortflow.workflow.layout import ALIGNMENT, GROUPS, FlatIndex, Tensor, share
 from ortflow.workflow.progress import Progress, dropout_seed
 from ortflow.workflow.ranks import Place
-from ortflow.workflow.rundir import read_json_lines, write_atomically
+from ortflow.workflow.record import EVENTS, read_records
+from ortflow.workflow.rundir import write_atomically
 from ortflow.workflow.signals import StopFlag
 from ortflow.workflow.spec.train import EarlyStop
 from ortflow.workflow.steps.early_stop import judge, still_stopped
@@ -123,7 +124,7 @@ def test_rewinding_takes_back_the_steps_behind_a_checkpoint(tmp_path: Path) -> N
     again = EventLog(path, 0, 1)
     again.rewind(3)
     again.write("step", step=4, loss=float("nan"))
-    records = read_json_lines(path)
+    records = read_records(path, EVENTS)[0]
     assert [r["step"] for r in records if r["event"] == "step"] == [1, 2, 3, 4]
     assert records[-1]["loss"] is None
     (rewind,) = [r for r in records if r["event"] == "rewind"]
@@ -175,7 +176,7 @@ def test_the_engine_runs_in_order_and_tells_start_end_and_time(tmp_path: Path) -
     )
     engine.run(done)
     assert done == ["saved inside", "first", "saved at the end"]
-    records = read_json_lines(tmp_path / "e.jsonl")
+    records = read_records(tmp_path / "e.jsonl", EVENTS)[0]
     assert [(r["event"], r["phase"]) for r in records] == [
         ("phase_start", "first"),
         ("phase_end", "first"),
@@ -194,7 +195,7 @@ def test_a_failing_step_ends_the_run_and_is_still_timed(tmp_path: Path) -> None:
 
     with pytest.raises(RuntimeError):
         Engine((Step("fails", fail), Step("never", lambda context: None)), log).run(None)
-    assert [r["event"] for r in read_json_lines(tmp_path / "e.jsonl")] == ["phase_start", "phase_end"]
+    assert [r["event"] for r in read_records(tmp_path / "e.jsonl", EVENTS)[0]] == ["phase_start", "phase_end"]
 
 
 def test_early_stop_counts_evaluations_without_improvement() -> None:

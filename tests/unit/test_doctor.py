@@ -18,7 +18,8 @@ from slurm_site import CONFIG, NODE, PARTITIONS, PLUGINS
 from ortflow.cli.doctor import split
 from ortflow.launchers.base import Submission
 from ortflow.launchers.findings import Level, fault, ok, summary, untested, warning
-from ortflow.launchers.machine import examine_machine, filesystem
+from ortflow.launchers.interpreter import Interpreter
+from ortflow.launchers.machine import examine_machine, filesystem, runtime_finding
 from ortflow.launchers.slurm.commands import Answer
 from ortflow.launchers.slurm.doctor import examine_cluster
 from ortflow.launchers.slurm.survey import Survey
@@ -63,6 +64,31 @@ def test_this_machine(tmp_path: Path) -> None:
     asked_too_much = {one.about: one.level for one in examine_machine(submission(tmp_path, resources=resources))}
     assert asked_too_much["resources.nodes"] is Level.FAULT
     assert asked_too_much["cores"] is asked_too_much["memory"] is Level.WARNING
+
+
+def test_the_runtime_of_the_ranks(tmp_path: Path) -> None:
+    found = {one.about: one for one in examine_machine(submission(tmp_path))}
+    assert found["ONNX Runtime"].level is Level.OK
+    assert "computes what graphs need, checked in" in found["ONNX Runtime"].what
+
+
+@pytest.mark.parametrize(
+    ("said", "code", "level", "what"),
+    [
+        ('{"fault": "x does not compute", "fix": "take y"}', 0, Level.FAULT, "x does not compute"),
+        (
+            '{"package": "x", "version": "1", "seconds": 1.0, "settings": "Z", "faults": {"Conv": "an error of 1"}}',
+            *(0, Level.WARNING, "x 1 computes wrongly: Conv (an error of 1)"),
+        ),
+        ("", 3, Level.FAULT, "its check ends with 3: broken"),
+    ],
+)
+def test_a_runtime_that_computes_wrongly(said: str, code: int, level: Level, what: str, tmp_path: Path) -> None:
+    python = tmp_path / "python"
+    python.write_text(f"#!/bin/sh\necho '{said}'\necho broken >&2\nexit {code}\n")
+    python.chmod(0o755)
+    found = runtime_finding(Interpreter(str(python), (3, 11), "linux", {}))
+    assert (found.level, found.what) == (level, what)
 
 
 def test_an_interpreter_that_cannot_run_ranks(tmp_path: Path) -> None:
@@ -204,9 +230,11 @@ def test_without_slurm(tmp_path: Path) -> None:
     assert done.stderr == ""
 
 
-def test_gpus_may_be_looked_for(tmp_path: Path) -> None:
+def test_gpus_are_looked_for(tmp_path: Path) -> None:
     (tmp_path / "run.yaml").write_text(SMALL)
     done = ortflow("run.yaml", "resources.gpus_per_rank=1", "train.steps=no", folder=tmp_path)
     assert (done.returncode, "gpus_per_rank" in done.stderr) == (2, False)
-    done = ortflow("run.yaml", "resources.gpus_per_rank=1", folder=tmp_path)
-    assert done.stdout.startswith("warning   resources.gpus_per_rank: is 1, and training on GPUs does not run yet")
+    done = ortflow("run.yaml", "resources.gpus_per_rank=1", folder=tmp_path, CUDA_VISIBLE_DEVICES="")
+    (line,) = (line for line in done.stdout.splitlines() if "GPU" in line)
+    assert line.startswith("fault     GPU: resources.gpus_per_rank: ")
+    assert done.returncode == 1

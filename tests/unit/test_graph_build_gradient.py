@@ -1,4 +1,4 @@
-"""Differentiating in a child process, and what it says when ONNX Runtime cannot: the node by name, never a crash."""
+"""Differentiating, and trying the result in a child process: what fails is named, and nothing crashes."""
 
 from __future__ import annotations
 
@@ -13,14 +13,12 @@ from graph_build_models import Array, built, kept_child, run_graph, save_model, 
 from onnx import helper
 
 from ortflow.workflow.errors import UserError
+from ortflow.workflow.graph.autodiff.compose import compose
+from ortflow.workflow.graph.autodiff.reverse import differentiate
 from ortflow.workflow.graph.child import Child, RuntimeFault
-from ortflow.workflow.graph.differentiate import check_loads, gradient_graph
-from ortflow.workflow.graph.differentiator import differentiator
-from ortflow.workflow.graph.scatter import replace_gather_gradients
-from ortflow.workflow.onnx_runtime import TRAINING
+from ortflow.workflow.graph.loading import check_loads
 
 RNG = np.random.default_rng(11)
-of_the_builder = pytest.mark.skipif(not TRAINING, reason="ONNX Runtime's builder alone")
 MSE = {"kind": "mse", "label": "target"}
 
 
@@ -34,14 +32,12 @@ def summed(name: str) -> onnx.NodeProto:
     return helper.make_node("ReduceSum", [name], ["loss"], name="/sum", keepdims=0)
 
 
-@of_the_builder
 def test_gradient_and_outputs_in_order() -> None:
     model = forward(
         [helper.make_node("Mul", ["a", "b"], ["ab"]), helper.make_node("Mul", ["ab", "c"], ["abc"]), summed("abc")],
         [value(name, [3]) for name in "abcd"],
     )
-    with Child() as child:
-        made, trained = gradient_graph(child, model, "loss", ["d", "c", "b", "a"])
+    made, trained = differentiate(model, ["d", "c", "b", "a"], "loss")
     assert trained == ["c", "b", "a"]
     assert [output.name for output in made.graph.output] == ["loss", "c_grad", "b_grad", "a_grad"]
 
@@ -54,76 +50,62 @@ def test_parameter_that_only_shapes_read() -> None:
         summed("wide"),
     ]
     model = forward(nodes, [value("a", [1]), value("b", [3])])
-    _, trained = differentiator().gradient(kept_child(), model, "loss", ["a", "b"])
+    _, trained = differentiate(model, ["a", "b"], "loss")
     assert trained == ["a"]
 
 
-@of_the_builder
 def test_operator_without_gradient_is_named() -> None:
     model = forward([helper.make_node("Det", ["a"], ["d"], name="/layer/Det"), summed("d")], [value("a", [3, 3])])
     with pytest.raises(UserError, match=r"node '/layer/Det' \(Det\) has no gradient"):
-        gradient_graph(kept_child(), model, "loss", ["a"])
+        differentiate(model, ["a"], "loss")
 
 
-@of_the_builder
-def test_form_without_gradient_is_named() -> None:
-    """The builder's own message names no node here: the node is found by differentiating each alone."""
+def session_of_whole_numbers(name: str) -> onnx.ModelProto:
+    """Its ReduceSum is one of uint32, which ONNX allows and ONNX Runtime has no kernel of."""
     nodes = [
-        helper.make_node("Exp", ["a"], ["e"], name="/first"),
-        helper.make_node("Dropout", ["e"], ["d"], name="/second"),
-        summed("d"),
+        helper.make_node("Cast", ["a"], ["i"], to=onnx.TensorProto.UINT32),
+        helper.make_node("ReduceSum", ["i"], ["e"], name=name),
+        helper.make_node("Cast", ["e"], ["f"], to=onnx.TensorProto.FLOAT),
     ]
-    with pytest.raises(UserError, match=r"cannot differentiate node '/second' \(Dropout\)"):
-        gradient_graph(kept_child(), forward(nodes, [value("a", [3, 3])]), "loss", ["a"])
+    return forward([*nodes, summed("f")], [value("a", [3])])
 
 
-@of_the_builder
-def test_kernel_that_is_missing_is_named() -> None:
-    nodes = [helper.make_node("ConvTranspose", ["x", "w"], ["y"], name="/up/ConvTranspose"), summed("y")]
-    model = forward(nodes, [value("x", [1, 2, 4, 4]), value("w", [2, 3, 2, 2])])
-    made, _ = gradient_graph(kept_child(), model, "loss", ["w"])
-    with pytest.raises(UserError) as caught:
-        check_loads(kept_child(), made.SerializeToString(), "training", "cpu", model)
-    assert "node '/up/ConvTranspose' (ConvTranspose) has a gradient, ConvTransposeGrad" in str(caught.value)
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("/up", r"no kernel on cpu for node '/up' \(ReduceSum\)"),
+        (
+            "/up_Grad/ReduceSum_0",
+            r"node '/up' \(ReduceSum\) has a gradient, ReduceSum, that ONNX Runtime cannot compute",
+        ),
+    ],
+)
+def test_kernel_that_is_missing_is_named(name: str, said: str) -> None:
+    made = session_of_whole_numbers(name)
+    with pytest.raises(UserError, match=said) as caught:
+        check_loads(kept_child(), made.SerializeToString(), "training", "cpu", session_of_whole_numbers("/up"))
     assert "\n" not in str(caught.value)
 
 
-class Dying(Child):
-    """A child that ONNX Runtime ends while it differentiates a node of the kind."""
-
-    kind = b"Exp"
-
-    def gradient(self, model: bytes, parameters: object, loss: str) -> bytes:
-        if self.kind in model:
-            os.kill(self._process.pid, signal.SIGSEGV)
-            self._process.wait()
-        return super().gradient(model, parameters, loss)  # type: ignore[arg-type]
+def test_crash_becomes_a_sentence() -> None:
+    model = forward([helper.make_node("Exp", ["a"], ["e"]), summed("e")], [value("a", [3])])
+    with Child() as child:
+        os.kill(child._process.pid, signal.SIGSEGV)
+        with pytest.raises(UserError) as caught:
+            check_loads(child, model.SerializeToString(), "training", "cpu", model)
+    assert "cannot load the training graph (it crashed, signal 11)" in str(caught.value)
 
 
-@of_the_builder
-def test_crash_becomes_a_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ortflow.workflow.graph.differentiate.Child", Dying)
-    nodes = [
-        helper.make_node("Neg", ["a"], ["n"], name="/first"),
-        helper.make_node("Exp", ["n"], ["e"], name="/second"),
-        summed("e"),
-    ]
-    with Dying() as child, pytest.raises(UserError) as caught:
-        gradient_graph(child, forward(nodes, [value("a", [3])]), "loss", ["a"])
-    assert "cannot differentiate node '/second' (Exp) (it crashed, signal 11)" in str(caught.value)
-
-
-@of_the_builder
-def test_child_is_deaf_to_the_users_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: object) -> None:
+def test_child_does_not_see_the_users_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: object) -> None:
     (tmp_path / "json.py").write_text("raise SystemExit('the wrong json')\n")
     monkeypatch.chdir(tmp_path)
     model = forward([helper.make_node("Exp", ["a"], ["e"]), summed("e")], [value("a", [3])])
     with Child() as child:
-        assert child.gradient(model.SerializeToString(), ["a"], "loss")
+        child.load(model.SerializeToString(), "cpu")
         with pytest.raises(RuntimeFault):
-            child.gradient(b"no model", ["a"], "loss")
+            child.load(b"no model", "cpu")
         # And it lives on.
-        assert child.gradient(model.SerializeToString(), ["a"], "loss")
+        child.load(model.SerializeToString(), "cpu")
     assert capfd.readouterr() == ("", "")  # type: ignore[attr-defined]
 
 
@@ -142,9 +124,9 @@ def test_scatter_adds_what_gather_took(
         summed("weighted"),
     ]
     model = forward(nodes, [value("t", table), value("i", indices, "int64"), value("g", taken)])
-    made, _ = differentiator().gradient(kept_child(), model, "loss", ["t"])
+    made, _ = differentiate(model, ["t"], "loss")
     assert any(node.op_type == "GatherGrad" for node in made.graph.node)
-    replace_gather_gradients(made.graph)
+    made = compose(made)
     assert not any(node.op_type == "GatherGrad" for node in made.graph.node)
     onnx.save(made, tmp_path / "m.onnx")
     place = RNG.integers(0, table[axis], indices)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import errno
+import os
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +17,7 @@ from ortflow.workflow.errors import OrtflowError, UserError
 from ortflow.workflow.graph import inference
 from ortflow.workflow.graph.inference import export_inference
 from ortflow.workflow.graph.types import GraphSet
+from ortflow.workflow.room import OutOfDisk
 
 RNG = np.random.default_rng(4)
 X = RNG.normal(size=(3, 4)).astype("float32")
@@ -64,11 +68,17 @@ def test_failure_leaves_the_old_file(graphs: GraphSet, tmp_path: Path, monkeypat
     with pytest.raises(OrtflowError, match="not valid"):
         export_inference(graphs.infer, {**trained(graphs), "w": np.zeros((3, 5))}, out)
 
-    def full(*_: object) -> None:
-        raise OSError(28, "No space left on device")
+    def failing(code: int) -> Callable[..., None]:
+        def write(*_: object) -> None:
+            raise OSError(code, os.strerror(code))
 
-    monkeypatch.setattr(inference, "write_model", full)
-    with pytest.raises(UserError, match=r"export.path: cannot write .*: No space left on device"):
+        return write
+
+    monkeypatch.setattr(inference, "write_model", failing(errno.ENOSPC))
+    with pytest.raises(OutOfDisk, match=rf"out of disk on {out}, .* MB needed"):
+        export_inference(graphs.infer, trained(graphs), out)
+    monkeypatch.setattr(inference, "write_model", failing(errno.EIO))
+    with pytest.raises(UserError, match=r"export.path: cannot write .*: Input/output error"):
         export_inference(graphs.infer, trained(graphs), out)
     check(out, tensors_of(graphs))
     assert sorted(p.name for p in tmp_path.iterdir()) == ["graphs", "m.onnx", "model.onnx"]

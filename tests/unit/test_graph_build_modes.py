@@ -9,8 +9,9 @@ import onnx
 import onnxruntime as ort
 import pytest
 from graph_build_models import Array, built, run_graph, save_model, tensors_of, value
-from onnx import helper
+from onnx import helper, numpy_helper
 
+from ortflow.export_gradients import training_graph
 from ortflow.workflow.errors import UserError
 from ortflow.workflow.graph.types import GraphSet
 
@@ -256,3 +257,34 @@ def test_what_recurrent_layers_cannot_do(tmp_path: Path) -> None:
     path = save_model(tmp_path / "m.onnx", nodes, given, [value("H", [1, "batch", 2])], tensors)
     with pytest.raises(UserError, match=r"'/rnn' \(LSTM\).*sequence lengths"):
         built(path, MSE)
+
+
+@pytest.mark.parametrize("channels", [1, 3, 8])
+def test_layers_with_equal_constant_statistics(channels: int) -> None:
+    """As in the check of an export: ONNX Runtime makes one of equal constants, and its kernel writes into them."""
+    names = ["scale0", "bias0", "scale1", "bias1"]
+    nodes = [
+        helper.make_node("BatchNormalization", ["x", "scale0", "bias0", "zeros0", "ones0"], ["first"], name="/0"),
+        helper.make_node("Tanh", ["first"], ["bent"], name="/bent"),
+        helper.make_node("BatchNormalization", ["bent", "scale1", "bias1", "zeros1", "ones1"], ["second"], name="/1"),
+        helper.make_node("Mul", ["second", "bent"], ["y"], name="/y"),
+    ]
+    constants = [
+        numpy_helper.from_array(np.full(channels, float(value), "float32"), f"{name}{i}")
+        for i in range(2)
+        for value, name in enumerate(("zeros", "ones"))
+    ]
+    inputs = [value("x", ["batch", channels, 5]), *(value(name, [channels]) for name in names)]
+    graph = helper.make_graph(nodes, "two", inputs, [value("y", ["batch", channels, 5])], constants)
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9)
+    made, _ = training_graph(model, names, [], {"y": "weights"})
+    feeds = {name: RNG.normal(1, 2, channels).astype("float32") for name in names}
+    feeds |= {name: RNG.normal(size=(4, channels, 5)).astype("float32") for name in ("x", "weights")}
+    options = ort.SessionOptions()
+    found = []
+    for level in (ort.GraphOptimizationLevel.ORT_DISABLE_ALL, ort.GraphOptimizationLevel.ORT_ENABLE_ALL):
+        options.graph_optimization_level = level
+        session = ort.InferenceSession(made.SerializeToString(), options, providers=["CPUExecutionProvider"])
+        found.append(session.run([f"{name}_grad" for name in names], feeds))
+    for name, plain, optimized in zip(names, *found, strict=True):
+        np.testing.assert_allclose(optimized, plain, rtol=1e-4, atol=1e-4, err_msg=name)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -13,7 +14,7 @@ from onnx import helper
 from onnxruntime.capi import _pybind_state as runtime
 from random_graphs import RandomGraph
 
-from ortflow.workflow.graph.fusions import avoid_wrong_normalizations, avoid_wrong_products
+from ortflow.workflow.graph.fusions import avoid_wrong_forms, avoid_wrong_normalizations
 from ortflow.workflow.graph.inference import export_inference
 from ortflow.workflow.graph.lower import prepare
 
@@ -34,7 +35,7 @@ def computed(model: onnx.ModelProto, feeds: dict[str, np.ndarray], level: Level)
 
 def brought_to_form(model: onnx.ModelProto) -> onnx.ModelProto:
     prepared = prepare(model)[0]
-    avoid_wrong_products(prepared)
+    avoid_wrong_forms(prepared)
     avoid_wrong_normalizations(prepared)
     return prepared
 
@@ -81,7 +82,7 @@ def test_the_unusual_forms_alone_change() -> None:
     )
     model = prepare(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=8))[0]
     before = model.SerializeToString()
-    avoid_wrong_products(model)
+    avoid_wrong_forms(model)
     avoid_wrong_normalizations(model)
     assert model.SerializeToString() == before
 
@@ -124,18 +125,79 @@ def turned_norm(path: Path) -> Path:
     return save_model(path, nodes, [value("x", ["batch", 4])], [value("y", ["batch", 4])], tensors)
 
 
+def pooled(path: Path, operator: str, between: str = "", *, value_given: bool = True) -> Path:
+    """Zeros around an image of numbers below zero, then a pooling: the zeros count."""
+    inputs = ["x4", "around", "nothing"] if value_given else ["x4", "around"]
+    nodes = [
+        helper.make_node("Reshape", ["x", "image"], ["x4"], name="/image"),
+        helper.make_node("Pad", inputs, ["padded"], name="/pad"),
+        *([helper.make_node(between, ["padded"], ["same"], name="/between")] if between else []),
+        helper.make_node(
+            operator, ["same" if between else "padded"], ["p"], kernel_shape=[2, 2], pads=[0] * 4, name="/pool"
+        ),
+        helper.make_node("Reshape", ["p", "row"], ["h"], name="/row"),
+        helper.make_node("MatMul", ["h", "w"], ["y"], name="/matmul"),
+    ]
+    tensors = {
+        "image": np.array([-1, 1, 2, 2]),
+        "around": np.array([0, 0, 1, 1, 0, 0, 1, 1]),
+        "row": np.array([-1, 9]),
+        "nothing": np.float32(0),
+        "w": RNG.normal(size=(9, 4)).astype(np.float32),
+    }
+    return save_model(path, nodes, [value("x", ["batch", 4])], [value("y", ["batch", 4])], tensors)
+
+
+def test_zeros_around_a_pooling_count(tmp_path: Path) -> None:
+    """Pad_Fusion made pads of the pooling of them, which do not: the maximum lay below zero."""
+    x = -1 - RNG.random((4, 4)).astype(np.float32)
+    for number, (operator, between, given) in enumerate(
+        (("MaxPool", "", True), ("MaxPool", "", False), ("MaxPool", "Identity", True), ("AveragePool", "", True))
+    ):
+        path = pooled(tmp_path / f"{number}.onnx", operator, between, value_given=given)
+        check_agreement(path, x, tmp_path)
+
+
+def test_pads_of_a_dilated_convolution_are_numbers(tmp_path: Path) -> None:
+    """No ONNX Runtime computes auto_pad SAME with dilations."""
+    image, row = np.array([-1, 1, 2, 2]), np.array([-1, 4])
+    weight = RNG.normal(size=(1, 1, 3, 3)).astype(np.float32)
+
+    def model(path: Path, **pads: Any) -> Path:
+        nodes = [
+            helper.make_node("Reshape", ["x", "image"], ["x4"], name="/image"),
+            helper.make_node("Conv", ["x4", "w"], ["c"], kernel_shape=[3, 3], dilations=[2, 2], name="/conv", **pads),
+            helper.make_node("MaxPool", ["c"], ["p"], kernel_shape=[3, 3], dilations=[2, 2], name="/pool", **pads),
+            helper.make_node("Reshape", ["p", "row"], ["y"], name="/row"),
+        ]
+        tensors = {"image": image, "w": weight, "row": row}
+        return save_model(path, nodes, [value("x", ["batch", 4])], [value("y", ["batch", 4])], tensors)
+
+    x = RNG.normal(size=(4, 4)).astype(np.float32)
+    check_agreement(
+        model(tmp_path / "same.onnx", auto_pad="SAME_UPPER"), x, tmp_path, model(tmp_path / "n.onnx", pads=[2] * 4)
+    )
+
+
 @pytest.mark.parametrize("make", [spectral, unmoved, turned_norm])
 def test_training_evaluation_and_export_agree_with_the_model(make, tmp_path: Path) -> None:
-    path = make(tmp_path / "m.onnx")
-    graphs = built(path, {"kind": "mse"})
     x = RNG.normal(size=(4, 4)).astype(np.float32)
-    (exact,) = computed(onnx.load(path), {"x": x}, Level.ORT_DISABLE_ALL)
+    # Batch normalisation trains with the batch's statistics.
+    check_agreement(make(tmp_path / "m.onnx"), x, tmp_path, trains=make is not turned_norm)
+
+
+def check_agreement(
+    path: Path, x: np.ndarray, folder: Path, reference: Path | None = None, *, trains: bool = True
+) -> None:
+    """Training, evaluation and exported graph compute what the model, or the reference, does as it is written."""
+    graphs = built(path, {"kind": "mse"})
+    (exact,) = computed(onnx.load(reference or path), {"x": x}, Level.ORT_DISABLE_ALL)
     feeds = {"x": x, "labels": np.zeros(exact.shape, np.float32), **tensors_of(graphs)}
     np.testing.assert_allclose(run_graph(graphs.eval, feeds)["y"], exact, rtol=1e-5, atol=1e-5)
-    if make is not turned_norm:  # which trains with the batch's statistics
+    if trains:
         trained = run_graph(graphs.train, feeds)
         np.testing.assert_allclose(
             trained["ortflow.loss_sum"] / trained["ortflow.loss_weight"], (exact**2).mean(), 1e-5
         )
-    export_inference(graphs.infer, tensors_of(graphs), tmp_path / "out.onnx")
-    np.testing.assert_allclose(run_graph(tmp_path / "out.onnx", {"x": x})["y"], exact, rtol=1e-5, atol=1e-5)
+    export_inference(graphs.infer, tensors_of(graphs), folder / "out.onnx")
+    np.testing.assert_allclose(run_graph(folder / "out.onnx", {"x": x})["y"], exact, rtol=1e-5, atol=1e-5)

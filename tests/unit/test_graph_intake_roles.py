@@ -130,6 +130,16 @@ class TestByPlace:
         assert (roles["class_weight"].role, roles["class_weight"].reason) == ("constant", "indexed by labels only")
         assert classify(model, NONE, [])["class_weight"].role == "trained"
 
+    def test_rows_looked_up_by_the_label_are_learned(self) -> None:
+        """A mean of each class in a flow, an embedding of the class in a generator."""
+        model = graph(
+            [node("Gather", "class_means", "label", output="g"), node("MatMul", "x", "w", output="h"),
+             node("Sub", "h", "g")],
+            {"class_means": random(3, 5), "w": random(4, 5)},
+            {"x": (TensorProto.FLOAT, [2, 4]), "label": (TensorProto.INT64, [2])},
+        )  # fmt: skip
+        assert classify(model, NONE, ["label"])["class_means"].role == "trained"
+
 
 class TestByName:
     @pytest.mark.parametrize(

@@ -7,13 +7,13 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from graph_build_models import Array, built, kept_child, run_file, run_graph, save_model, tensors_of, value
+from graph_build_models import Array, built, run_file, run_graph, save_model, tensors_of, value
 from onnx import helper
 from trainers import trainer_on
 
 from ortflow.workflow.errors import UserError
 from ortflow.workflow.graph import gelu
-from ortflow.workflow.graph.differentiate import gradient_graph
+from ortflow.workflow.graph.autodiff.reverse import differentiate
 from ortflow.workflow.graph.stops import stop, stops_gradient
 from ortflow.workflow.kernels.library import find_library
 from ortflow.workflow.trainer import MicroBatch
@@ -116,7 +116,7 @@ def test_a_formula_of_gelu_with_a_mark_in_it_is_not_fused() -> None:
     model = helper.make_model(graph, opset_imports=imports, ir_version=10)
     gelu.fuse(model.graph)
     assert [node.op_type for node in model.graph.node].count("Erf") == 1
-    made, _ = gradient_graph(kept_child(), model, "loss", ["b"])
+    made, _ = differentiate(model, ["b"], "loss")
     b = RNG.normal(size=4).astype("float32")
     outputs = run_graph(made, {"x": X, "b": b, "loss_grad": np.float32(1)})
     s = (X + b).astype("float64")

@@ -14,7 +14,7 @@ from graph_build_models import Array, built, run_graph, tensors_of
 from kernels import LIBRARY, needs_kernels, normal, off
 from onnx import helper, numpy_helper
 
-from ortflow.workflow.graph.differentiator import differentiator
+from ortflow.workflow.graph.autodiff.compose import compose
 from ortflow.workflow.graph.types import with_kernels_of
 from ortflow.workflow.kernels.graph import with_kernels
 
@@ -66,7 +66,7 @@ def same(model: onnx.ModelProto, dtype: str = "float32") -> Counter[str]:
         i.name: normal(place, *(d.dim_value for d in i.type.tensor_type.shape.dim)).astype(dtype)
         for place, i in enumerate(model.graph.input)
     }
-    expected, found = run_graph(differentiator().finish(model), feeds), run_graph(ours, feeds, kernels=LIBRARY.path)
+    expected, found = run_graph(compose(model), feeds), run_graph(ours, feeds, kernels=LIBRARY.path)
     assert found.keys() == expected.keys()
     for name, array in expected.items():
         assert off(found[name], array) < 2e-6

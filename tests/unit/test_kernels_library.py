@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import platform
 import shutil
 import subprocess
 import sys
@@ -27,7 +28,7 @@ def alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ORTFLOW_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "home"))
     monkeypatch.setattr(library.tempfile, "gettempdir", lambda: str(tmp_path / "temporary"))
-    monkeypatch.setattr(library, "_BROUGHT", tmp_path / "none")
+    monkeypatch.setattr(library, "_BROUGHT", (tmp_path / "none",))
     monkeypatch.setattr(library, "_FLAGS", tuple(flag.replace("-O3", "-O1") for flag in FLAGS))  # it is quicker
     monkeypatch.delenv("CC", raising=False)
     monkeypatch.setattr(library.shutil, "which", lambda _: None)
@@ -64,19 +65,43 @@ def test_what_an_image_brings_needs_no_compiler(tmp_path: Path, monkeypatch: pyt
     brought = tmp_path / "prefix" / "kernels"
     program = [sys.executable, library.__file__, str(brought)]
     subprocess.run(program, check=True, env={**os.environ, "CC": COMPILER or ""})
-    assert {path.name.rpartition("-")[0] for path in brought.iterdir()} == {"x86_64-avx2", "x86_64-avx-512"}
-    monkeypatch.setattr(library, "_BROUGHT", brought)
+    machine = platform.machine()
+    made = {f"{machine}-{level.lower()}" for level in library.LEVELS[machine]}
+    assert {path.name.rpartition("-")[0] for path in brought.iterdir()} == made
+    monkeypatch.setattr(library, "_BROUGHT", (tmp_path / "none", brought))
     monkeypatch.setattr(library, "_FLAGS", FLAGS)
     found = find()
     assert found.path is not None, found.note
     assert found.path.parent == brought
 
 
+@needs_compiler
+def test_what_a_wheel_brings_is_used_as_long_as_its_sources_are_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    package = shutil.copytree(Path(library.__file__).parent, tmp_path / "package")
+    monkeypatch.setattr(library, "_SOURCES", package)
+    monkeypatch.setattr(library, "_BROUGHT", (package,))
+    level = library.levels()[0]
+    assert library._compile([COMPILER or ""], platform.machine(), level, package) is None
+    found = find()
+    assert found.path is not None, found.note
+    assert found == Library(found.path, f"ortflow's own, for {level}")
+    assert found.path.parent == package
+    with (package / "sums.c").open("a") as source:
+        source.write("/* changed */\n")
+    assert find().path is None
+    monkeypatch.setenv("CC", COMPILER or "")
+    newer = find().path
+    assert newer is not None
+    assert newer.parent == tmp_path / "cache" / "kernels"
+
+
 def test_an_image_without_its_kernels_is_not_built(tmp_path: Path) -> None:
     program = [sys.executable, library.__file__, str(tmp_path / "kernels")]
     result = subprocess.run(program, capture_output=True, text=True, env={**os.environ, "CC": "nonesuch"})
     assert result.returncode == 1
-    assert "AVX2: nonesuch failed: [Errno 2]" in result.stderr
+    assert f"{library.levels()[0]}: nonesuch failed: [Errno 2]" in result.stderr
 
 
 def test_without_a_compiler_the_note_says_how_to_get_one() -> None:
@@ -199,12 +224,21 @@ def test_the_instructions_of_the_processor_are_taken_best_first(
     assert library.levels() == levels
 
 
-def test_other_machines_have_no_level(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(library.platform, "machine", lambda: "aarch64")
-    assert library.levels() == []
+@pytest.mark.parametrize(
+    ("machine", "levels"), [("aarch64", ["NEON"]), ("arm64", ["NEON"]), ("ppc64le", []), ("riscv64", [])]
+)
+def test_the_levels_of_other_machines(machine: str, levels: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(library.platform, "machine", lambda: machine)
+    assert library.levels() == levels
+
+
+def test_a_machine_for_which_there_is_nothing_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(library.platform, "machine", lambda: "ppc64le")
+    assert find() == Library(None, "ONNX Runtime's, because ortflow has none for ppc64le")
 
 
 def test_a_processor_without_the_instructions_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(library.platform, "machine", lambda: "x86_64")
     monkeypatch.setattr(library, "levels", list)
     assert find() == Library(None, "ONNX Runtime's, because this processor has no AVX2")
 
@@ -213,9 +247,8 @@ def test_a_processor_without_the_instructions_is_told(monkeypatch: pytest.Monkey
 @needs_compiler
 def test_the_warnings_of_the_compiler_are_none(tmp_path: Path) -> None:
     sources = sorted(str(path) for path in Path(library.__file__).parent.glob("*.c"))
-    level = library.levels()[0]
     assert COMPILER is not None
-    instructions = [f"-m{one}" for one in library._LEVELS[level]]
+    instructions = [f"-m{one}" for one in library.LEVELS[platform.machine()][library.levels()[0]]]
     flags = [flag for flag in FLAGS if flag != "-w"]
     result = subprocess.run(
         [COMPILER, *flags, *instructions, "-Wall", "-Wextra", "-Wno-psabi", *sources, "-o", str(tmp_path / "x.so")],
@@ -232,3 +265,24 @@ def test_the_program_needs_nothing_but_the_standard_library(tmp_path: Path) -> N
         [sys.executable, "-I", "-S", str(copy / "library.py"), "--help"], capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root may give a folder away")
+def test_a_cache_is_ours_all_the_way_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    above = tmp_path / "above"
+    monkeypatch.setenv("ORTFLOW_CACHE", str(above / "cache"))
+
+    def trusted() -> bool:
+        return above / "cache" / "kernels" in library.cache_folders("kernels")
+
+    assert trusted()
+    for mode, expected in ((0o777, False), (0o1777, True), (0o775, False), (0o755, True)):
+        above.chmod(mode)
+        assert trusted() == expected, oct(mode)
+    os.chown(above, 12345, -1)
+    assert not trusted()
+    os.chown(above, 0, -1)
+    (tmp_path / "link").symlink_to(above)
+    above.chmod(0o777)
+    monkeypatch.setenv("ORTFLOW_CACHE", str(tmp_path / "link" / "cache"))
+    assert tmp_path / "link" / "cache" / "kernels" not in library.cache_folders("kernels")

@@ -283,11 +283,12 @@ def test_tensors_of_no_or_eight_axes(library: Path, operator: str) -> None:
             compute(operator, np.array(1, np.float32), library=library, **attributes)
 
 
-def test_gradients_of_convolutions(library: Path) -> None:
+@pytest.mark.parametrize("few", [False, True], ids=["any", "few channels"])
+def test_convolutions_and_their_gradients(library: Path, few: bool) -> None:
     """Of one to three spatial axes, in groups, with data that no window reaches and windows that reach no data."""
     for seed, random in cases(150):
-        axes, groups = int(random.integers(1, 4)), int(random.choice([1, 1, 2, 3, 7]))
-        channels, made = (int(random.choice([1, 2, 5, 8, 17, 40])) for _ in range(2))
+        axes, groups = int(random.integers(1, 4)), int(random.choice([1, 4, 11] if few else [1, 1, 2, 3, 7]))
+        channels, made = (int(random.choice([1, 1, 2, 4] if few else [1, 2, 5, 8, 17, 40])) for _ in range(2))
         kernel, stride, before, after = (
             random.integers(low, high, axes) for low, high in ((1, 5), (1, 4), (0, 4), (0, 4))
         )
@@ -301,8 +302,8 @@ def test_gradients_of_convolutions(library: Path) -> None:
         dy = draw(random, images, groups * made, *out)
         padding = [(0, 0), (0, 0), *zip(before, after, strict=True)]
         wide = np.pad(x.astype("d"), padding)
-        exact = [np.zeros_like(wide), np.zeros(weight.shape)]
-        scale = [np.zeros_like(wide), np.zeros(weight.shape)]
+        exact = [np.zeros_like(wide), np.zeros(weight.shape), np.zeros(dy.shape)]
+        scale = [np.zeros_like(wide), np.zeros(weight.shape), np.zeros(dy.shape)]
         for offset in np.ndindex(*kernel):
             first = np.array(offset) * dilation
             places = tuple(slice(f, f + s * (n - 1) + 1, s) for f, s, n in zip(first, stride, out, strict=True))
@@ -318,6 +319,7 @@ def test_gradients_of_convolutions(library: Path) -> None:
                     (scale, np.abs(factor), np.abs(slope).astype("d"), np.abs(wide[at])),
                 ):
                     results[0][at] += np.einsum("nm...,mc->nc...", s, f)
+                    results[2][:, outs] += np.einsum("nc...,mc->nm...", d, f)
                     results[1][(outs, slice(None), *offset)] = np.einsum(
                         "nmp,ncp->mc", *(v.reshape(*v.shape[:2], out.prod()) for v in (s, d))
                     )
@@ -330,3 +332,102 @@ def test_gradients_of_convolutions(library: Path) -> None:
         near(dx, exact[0][inner], scale[0][inner], 4 + 2 * math.sqrt(made * kernel.prod()), case)
         (dw,) = compute("ConvWeightGrad", geometry, dy, x, library=library, threads=threads)
         near(dw, exact[1], scale[1], 4 + 2 * math.sqrt(images * out.prod()), case)
+        if channels * made <= 16:
+            bias = draw(random, groups * made)
+            by_channel = bias.reshape(-1, *(1 for _ in range(axes)))
+            given = geometry, after.astype(np.int64), x, weight
+            (y,) = compute("Conv", *given, bias, library=library, threads=threads)
+            near(
+                y,
+                exact[2] + by_channel,
+                scale[2] + np.abs(by_channel),
+                4 + 2 * math.sqrt(channels * kernel.prod()),
+                case,
+            )
+            (y,) = compute("Conv", *given, library=library)
+            near(y, exact[2], scale[2], 4 + 2 * math.sqrt(channels * kernel.prod()), case)
+
+
+def test_batch_normalization_and_its_gradient(library: Path) -> None:
+    """Of images whose mean may be far from 0."""
+    for seed, random in cases(200):
+        images, channels = int(random.integers(1, 5)), int(random.choice([1, 2, 5, 17]))
+        dims = [size(random, least=1) % 130 + 1 for _ in range(int(random.integers(1, 3)))]
+        x = draw(random, images, channels, *dims) + np.float32(random.choice([0, 0, 10]))
+        scale, bias, dy = draw(random, channels), draw(random, channels), draw(random, *x.shape)
+        epsilon = float(random.choice([1e-5, 0.1]))
+        y, mean, variance = compute("BatchNormalization", x, scale, bias, outputs=3, library=library, epsilon=epsilon)
+        axes = (0, *range(2, x.ndim))
+        wide, slope = x.astype("d"), dy.astype("d")
+        exact, spread = wide.mean(axes), wide.var(axes)
+        count = x.size / channels
+        near(mean, exact, np.abs(wide).mean(axes), 4, seed)
+        near(variance, spread, spread + 1e-6 * exact**2, 16, seed)
+
+        def of_channels(values: Array, rank: int = x.ndim) -> Array:
+            return values.reshape(-1, *(1 for _ in range(rank - 2)))
+
+        inverse = 1 / np.sqrt(spread + epsilon)
+        normal = (wide - of_channels(exact)) * of_channels(inverse)
+        # The mean is rounded, and its error is one of every value.
+        rounding = of_channels(np.abs(wide).mean(axes) * inverse * np.abs(scale))
+        near(
+            y,
+            normal * of_channels(scale) + of_channels(bias),
+            np.abs(normal * of_channels(scale)) + np.abs(of_channels(bias)) + rounding,
+            24,
+            seed,
+        )
+        given = exact.astype(np.float32), inverse.astype(np.float32)
+        dx, dscale, dbias = compute("BatchNormalizationGrad", dy, x, scale, *given, outputs=3, library=library)
+        normal = (wide - of_channels(given[0].astype("d"))) * of_channels(given[1].astype("d"))
+        along, across = (slope * normal).sum(axes), slope.sum(axes)
+        steep = of_channels(np.abs(scale) * inverse)
+        found = (slope - of_channels(across) / count - normal * of_channels(along) / count) * of_channels(
+            scale * inverse
+        )
+        size_of = (
+            np.abs(slope)
+            + of_channels(np.abs(slope).mean(axes))
+            + np.abs(normal) * of_channels(np.abs(slope * normal).mean(axes))
+        )
+        near(dscale, along, np.abs(slope * normal).sum(axes), 16, seed)
+        near(dbias, across, np.abs(slope).sum(axes), 16, seed)
+        near(dx, found, size_of * steep, 24, seed)
+
+
+def test_the_gradient_of_pooling_by_the_maximum(library: Path) -> None:
+    """Exactly, where windows do not overlap; ties go to the first, and padding is never a maximum."""
+    for seed, random in cases(300):
+        axes = int(random.integers(1, 4))
+        kernel, stride, before, dilation = (
+            random.integers(low, high, axes) for low, high in ((1, 5), (1, 4), (0, 4), (1, 3))
+        )
+        before = np.minimum(before, kernel - 1)
+        reach = dilation * (kernel - 1) + 1
+        size = reach + random.integers(0, 23, axes)
+        # As with ceil_mode, the last windows may reach beyond the data.
+        out = (size + before - 1) // stride + 1 - random.integers(0, 2, axes)
+        out = np.maximum(1, out)
+        images, channels = int(random.integers(0, 3)), int(random.choice([1, 3, 17]))
+        x = draw(random, images, channels, *size)
+        if random.random() < 0.5:
+            x = np.maximum(np.round(x), 0)
+        dy = draw(random, images, channels, *out)
+        wide = np.full((images, channels, *((out - 1) * stride + reach + size)), -np.inf)
+        inner = (slice(None), slice(None), *(slice(b, b + n) for b, n in zip(before, size, strict=True)))
+        wide[inner] = x
+        taken = np.stack(
+            [
+                wide[(..., *(slice(f, f + s * (n - 1) + 1, s) for f, s, n in zip(at, stride, out, strict=True)))]
+                for at in (np.array(offset) * dilation for offset in np.ndindex(*kernel))
+            ]
+        )
+        first, exact = taken.argmax(0), np.zeros(wide.shape)
+        for place, offset in enumerate(np.ndindex(*kernel)):
+            begins = np.array(offset) * dilation
+            at = (..., *(slice(f, f + s * (n - 1) + 1, s) for f, s, n in zip(begins, stride, out, strict=True)))
+            exact[at] += np.where((first == place) & (taken[place] > -np.inf), dy, 0)
+        geometry = np.array([1, *kernel, *stride, *before, *dilation], np.int64)
+        (dx,) = compute("MaxPoolGrad", geometry, dy, x, library=library)
+        near(dx, exact[inner], np.abs(dy).max(initial=0), 2.0 * kernel.prod(), (seed, x.shape, geometry.tolist()))

@@ -19,7 +19,7 @@ import pytest
 from kernels import LEVELS, Array, library_of, needs_kernels
 from onnx import TensorProto, helper, numpy_helper
 
-from ortflow.workflow.graph.differentiator import differentiator
+from ortflow.workflow.graph.autodiff.compose import compose
 from ortflow.workflow.graph.tidy import drop_transposes_that_move_nothing
 from ortflow.workflow.kernels.graph import with_kernels
 
@@ -197,8 +197,8 @@ def test_random_graphs_compute_the_same(level: str) -> None:
         model = draft.model()
         ours = with_kernels(model)
         met += Counter(node.op_type for node in ours.graph.node if node.domain == "ortflow")
-        expected = results(differentiator().finish(model), draft.feeds, None)
-        found = results(differentiator().finish(ours), draft.feeds, library)
+        expected = results(compose(model), draft.feeds, None)
+        found = results(compose(ours), draft.feeds, library)
         for name, one, other in zip(sorted(draft.outputs), expected, found, strict=True):
             case = f"case {seed}, output {name}\n{onnx.printer.to_text(model)}\n{onnx.printer.to_text(ours)}"
             assert one.shape == other.shape, case

@@ -14,14 +14,14 @@ from trees import tree
 from ortflow.launchers.base import Submission
 from ortflow.launchers.changes import Change, agree, batch_words, differences, going_on, refuse
 from ortflow.launchers.locks import HeldError, hold, holder_of, wait_free
-from ortflow.launchers.opening import moved, opened
+from ortflow.launchers.opening import opened
 from ortflow.launchers.prepare import prepare
 from ortflow.workflow.errors import UserError
 from ortflow.workflow.events import EventLog
 from ortflow.workflow.rundir import RunDir
 from ortflow.workflow.spec.check import check
 from ortflow.workflow.spec.load import load_run_file
-from ortflow.workflow.spec.paths import resolve_paths
+from ortflow.workflow.spec.paths import moved, resolve_paths
 from ortflow.workflow.spec.run import RunSpec
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 import ortflow.workflow.onnx_runtime as shared
+from ortflow.workflow.runtimes import TRAINING, installed_runtime
 
 ROOM = Path(shared.__file__).parent
 SPY = "import os, sys\nopen(os.environ['SPY'], 'a').write(' '.join(sys.argv) + chr(10))\nraise ImportError('a spy')\n"
@@ -33,7 +34,7 @@ def run(code: str, environment: dict[str, str]) -> str:
 
 
 def test_onnx_runtime_is_imported_without_torch(spied: dict[str, str]) -> None:
-    if shared.TRAINING:
+    if installed_runtime() in TRAINING:
         run("import onnxruntime", spied)
         assert Path(spied["SPY"]).exists(), "the wheel imports torch no longer: this module can go"
         Path(spied["SPY"]).unlink()
@@ -41,7 +42,7 @@ def test_onnx_runtime_is_imported_without_torch(spied: dict[str, str]) -> None:
     assert not Path(spied["SPY"]).exists()
 
 
-@pytest.mark.skipif(not shared.TRAINING, reason="needs the training package")
+@pytest.mark.skipif(installed_runtime() not in TRAINING, reason="needs the training package")
 def test_the_front_end_can_be_imported_afterwards(spied: dict[str, str]) -> None:
     code = (
         "import sys, ortflow.workflow.onnx_runtime\n"

@@ -11,10 +11,8 @@ import pytest
 from kernels import LIBRARY, needs_kernels
 
 from ortflow.workflow.graph.autodiff.compose import compose
-from ortflow.workflow.graph.differentiator import differentiator
 from ortflow.workflow.kernels.graph import with_kernels
 from ortflow.workflow.layout import FlatIndex, Tensor
-from ortflow.workflow.onnx_runtime import TRAINING
 from ortflow.workflow.onnx_runtime import onnxruntime as ort
 from ortflow.workflow.optim.graph import moments, optimizer_graph
 from ortflow.workflow.optim.segments import Segment, segments
@@ -60,7 +58,7 @@ class Bound:
             model = compose(model)
             assert not any(node.domain for node in model.graph.node)
         if self.kernels == "ours":
-            model = differentiator().finish(with_kernels(model))
+            model = compose(with_kernels(model))
             options.register_custom_ops_library(str(LIBRARY.path))
         self.session = ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
         self.binding = self.session.io_binding()
@@ -84,14 +82,10 @@ class Bound:
 
 @pytest.fixture(
     autouse=True,
-    params=[
-        pytest.param("onnxruntime", marks=pytest.mark.skipif(not TRAINING, reason="needs the training package")),
-        "standard",
-        pytest.param("ours", marks=needs_kernels),
-    ],
+    params=["standard", pytest.param("ours", marks=needs_kernels)],
 )
 def kernels(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every test with ONNX Runtime's fused kernel, with standard operators and with our kernels."""
+    """Every test with standard operators and with our kernels."""
     monkeypatch.setattr(Bound, "kernels", request.param)
 
 

@@ -96,6 +96,16 @@ def test_a_job_is_submitted_and_on_record(tmp_path: Path) -> None:
     assert launcher_name(wanted.run.read_attempts()) == "slurm"
 
 
+def test_a_folder_named_like_a_pattern(tmp_path: Path) -> None:
+    """submitit and Slurm put numbers for these, but not in the name of a run's folder."""
+    folder = tmp_path / "%j %t %a %A"
+    folder.mkdir()
+    played, wanted = Played(), submission(folder)
+    assert submit(played, wanted) == "slurm://100"
+    script = folder / "runs" / wanted.run.root.name / "slurm/100_submission.sh"
+    assert script.read_text() == played.scripts[0]
+
+
 def test_what_is_printed_is_what_is_submitted(tmp_path: Path) -> None:
     played, wanted = Played(), submission(tmp_path)
     slurm = SlurmLauncher(played.slurm)

@@ -38,6 +38,7 @@ def test_a_run_that_agrees_with_itself() -> None:
         "export": {"path": "/elsewhere/model.onnx"},
     }
     assert check(spec_of(**sections)) == []
+    assert check(spec_of(train={**TRAIN, "precision": "tf32"}, resources={"gpus_per_rank": 1})) == []
 
 
 @pytest.mark.parametrize(
@@ -78,6 +79,10 @@ def test_a_run_that_agrees_with_itself() -> None:
                 "model.metrics[1]: is perplexity, which is computed for the losses cross_entropy and output, not for"
                 " mse",
             ],
+        ),
+        (
+            {"model": model(recompute=["h.*"], graphs={"train": "train.onnx"})},
+            ["model.recompute: is for the training graph that ortflow makes, and model.graphs.train gives one"],
         ),
         (
             {"model": model(metrics=["accuracy", "accuracy"])},
@@ -125,8 +130,15 @@ def test_a_run_that_agrees_with_itself() -> None:
             {"parallel": {"zero": 3}, "resources": {"gpus_per_rank": 1}},
             [
                 "parallel.zero: above 0 does not run yet in this version",
-                "resources.gpus_per_rank: above 0 does not run yet in this version",
             ],
+        ),
+        (
+            {"train": {**TRAIN, "precision": "tf32"}},
+            ["train.precision: is tf32, which GPUs have, and resources.gpus_per_rank is 0"],
+        ),
+        (
+            {"resources": {"gpus_per_rank": 4}},
+            ["resources.gpus_per_rank: is 4, and a rank trains on one GPU"],
         ),
         ({"resources": {"memory": "lots"}}, ["resources.memory: 'lots' is not an amount of memory"]),
         ({"resources": {"time_limit": "soon"}}, ["resources.time_limit: 'soon' is not a length of time"]),
@@ -143,6 +155,8 @@ def test_a_run_that_agrees_with_itself() -> None:
             {"monitor": {"tensorboard_directory": "logs/tb"}},
             ["monitor.tensorboard_directory: is logs/tb, which the run directory needs itself"],
         ),
+        ({"export": {"path": ".stop"}}, ["export.path: is .stop, which the run directory needs itself"]),
+        ({"export": {"path": "x" * 300}}, [f"export.path: has a name of 300 bytes in it ({'x' * 20}…)"]),
         (
             {"backends": {"slurm": {"mpi": "none"}}, "resources": {"ranks_per_node": 2}},
             ["backends.slurm.mpi: is none, which starts 2 runs of one rank each"],

@@ -5,36 +5,40 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ortflow.workflow.checkpoint.manifest import FileRecord, Manifest, mark
 from ortflow.workflow.checkpoint.store import MANIFEST, MARKER, CheckpointStore
-from ortflow.workflow.checkpoint.tensors import BufferSpec, file_layout
+from ortflow.workflow.checkpoint.tensors import PAGE, BufferSpec, file_layout
 from ortflow.workflow.checkpoint.verify import verify
 from ortflow.workflow.errors import OrtflowError
 from ortflow.workflow.layout import FlatIndex
+from ortflow.workflow.room import RECORDS, OutOfDisk, is_full, out_of_disk
 from ortflow.workflow.rundir import write_atomically
-
-HEADROOM = 64 << 20
-"""Bytes that a save must leave free: logs and events go on being written."""
 
 
 class SaveFailed(OrtflowError):
     """A save could not be finished; it is gone, and the checkpoints before it are as they were."""
 
 
-def no_room(store: CheckpointStore, buffers: Mapping[str, BufferSpec], world_size: int) -> str | None:
+def no_room(
+    store: CheckpointStore, buffers: Mapping[str, BufferSpec], world_size: int, index: FlatIndex
+) -> OutOfDisk | OSError | None:
     """Why a save of all ranks would not fit on the disk; None if it does."""
-    needed = sum(file_layout(buffers, rank, world_size).size for rank in range(world_size)) + HEADROOM
+    files = sum(_pages(file_layout(buffers, rank, world_size).size) for rank in range(world_size))
+    needed = files + _pages(len(json.dumps(index.to_json()))) + RECORDS
     try:
         free = store.free_bytes()
     except OSError as error:
-        return f"the checkpoint folder cannot be used: {error.strerror}"
-    if free >= needed:
-        return None
-    return f"a checkpoint needs {needed / 1e6:,.0f} MB of disk and {free / 1e6:,.0f} MB are free"
+        return out_of_disk(error, needed, store.place(0).parent) if is_full(error) else error
+    return None if free >= needed else OutOfDisk(store.place(0).parent, needed)
+
+
+def _pages(size: int) -> int:
+    return -(-size // PAGE) * PAGE
 
 
 def commit(

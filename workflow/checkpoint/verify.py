@@ -7,6 +7,7 @@ anything, and takes no memory on the word of a file that is not verified.
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -16,6 +17,7 @@ import xxhash
 from ortflow.workflow.checkpoint.manifest import Damaged, FileRecord, Manifest, decode, finished, mark
 from ortflow.workflow.checkpoint.store import MANIFEST, MARKER, CheckpointStore
 from ortflow.workflow.checkpoint.tensors import file_layout, file_name
+from ortflow.workflow.files import open_regular, read_whole
 from ortflow.workflow.progress import Progress
 
 CHUNK = 4 << 20
@@ -122,9 +124,9 @@ def _check_sense(manifest: Manifest, step: int) -> None:
 
 def _read_file(path: Path, record: FileRecord, views: Iterable[memoryview]) -> None:
     hashing = xxhash.xxh3_128()
-    with open(path, "rb", buffering=0) as file:
+    with os.fdopen(open_regular(path), "rb", buffering=0) as file:
         _check_size(path, os.fstat(file.fileno()).st_size, record)
-        if hasattr(os, "posix_fadvise"):
+        if sys.platform == "linux":
             os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_SEQUENTIAL)
         for view in views:
             taken = 0
@@ -151,10 +153,7 @@ def _discard(_: int, record: FileRecord) -> Iterator[memoryview]:
 
 def _contents(path: Path, missing: str = "is missing") -> bytes:
     try:
-        with open(path, "rb") as file:
-            if os.fstat(file.fileno()).st_size > LONGEST_MANIFEST:
-                raise Damaged(path, "is too long to be what its name says")
-            return file.read()
+        return read_whole(path, LONGEST_MANIFEST)
     except FileNotFoundError:
         raise Damaged(path, missing) from None
     except OSError as error:

@@ -25,6 +25,7 @@ from ortflow.workflow.checkpoint.image import Image
 from ortflow.workflow.checkpoint.manifest import FileRecord, finished
 from ortflow.workflow.checkpoint.store import CheckpointStore
 from ortflow.workflow.checkpoint.tensors import BufferSpec, file_layout, file_name
+from ortflow.workflow.room import is_full
 
 if TYPE_CHECKING:
     from ortflow.workflow.device import Buffer
@@ -43,6 +44,8 @@ class Status:
     state: Literal["idle", "writing", "written", "failed"]
     record: FileRecord | None = None
     reason: str = ""
+    full: bool = False
+    """It failed for want of room."""
     seconds: float = 0.0
     """From `start` to the fsync's end."""
 
@@ -135,7 +138,8 @@ class Writer:
                 with contextlib.suppress(OSError):
                     path.unlink()
             what = error.strerror if isinstance(error, OSError) and error.strerror else repr(error)
-            self._status = Status("failed", reason=f"{what} writing {path or self._name}", seconds=self._seconds())
+            reason = f"{what} writing {path or self._name}"
+            self._status = Status("failed", reason=reason, full=is_full(error), seconds=self._seconds())
         else:
             self._status = Status("written", record, seconds=self._seconds())
 
@@ -172,11 +176,11 @@ def write_file(path: Path, image: Image, size: int, hurry: threading.Event) -> s
 def _open(path: Path) -> int:
     flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW
     try:
-        return os.open(path, flags | getattr(os, "O_DIRECT", 0), 0o644)
+        return os.open(path, flags | getattr(os, "O_DIRECT", 0), 0o666)
     except OSError as error:
         if error.errno != errno.EINVAL:
             raise
-        return os.open(path, flags, 0o644)
+        return os.open(path, flags, 0o666)
 
 
 def _write_all(descriptor: int, data: memoryview) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 import mpi4py
 import numpy.typing as npt
 
+from ortflow.workflow.comm import segments
 from ortflow.workflow.comm.fresh_memory import fresh_memory
 from ortflow.workflow.device import Buffer
 from ortflow.workflow.device.cpu import HostBuffer
@@ -40,6 +41,8 @@ class MpiCommunicator:
             with fresh_memory():
                 MPI.Init_thread(MPI.THREAD_FUNNELED)
         self._world = MPI.COMM_WORLD
+        self._world.Barrier()
+        segments.forget()
 
     @property
     def rank(self) -> int:
@@ -105,5 +108,5 @@ class MpiCommunicator:
 
 def _host(buffer: Buffer) -> npt.NDArray[Any]:
     if not isinstance(buffer, HostBuffer):
-        raise TypeError("MPI reduces buffers in host memory; a GPU's go through NCCL")
+        raise TypeError("MPI reduces buffers in host memory; a GPU's go through `nccl` or `staged`")
     return buffer.array

@@ -7,6 +7,7 @@ size of the file before any of it is read.
 from __future__ import annotations
 
 import math
+import os
 import zipfile
 import zlib
 from collections.abc import Iterator, Sequence
@@ -19,6 +20,7 @@ import numpy as np
 from ortflow.workflow.data.schema import Array
 from ortflow.workflow.data.write import BATCH_BYTES, check_storable
 from ortflow.workflow.errors import UserError
+from ortflow.workflow.files import open_regular
 
 _HEADERS = {
     (1, 0): np.lib.format.read_array_header_1_0,
@@ -101,15 +103,16 @@ class ArrayFiles:
             arrays = []
             for file in group:
                 if file.suffix == ".npz":
-                    archive = stack.enter_context(zipfile.ZipFile(file))
+                    packed = stack.enter_context(os.fdopen(open_regular(file), "rb"))
+                    archive = stack.enter_context(zipfile.ZipFile(packed))
                     for member in archive.infolist():
                         stream = stack.enter_context(archive.open(member))
                         name = member.filename.removesuffix(".npy")
                         arrays.append(_StoredArray(stream, member.file_size, name, str(file)))
                 else:
-                    stream = stack.enter_context(file.open("rb"))
+                    plain = stack.enter_context(os.fdopen(open_regular(file), "rb"))
                     name = self._column or file.stem
-                    arrays.append(_StoredArray(stream, file.stat().st_size, name, str(file)))
+                    arrays.append(_StoredArray(plain, file.stat().st_size, name, str(file)))
             yield arrays
 
 

@@ -6,6 +6,7 @@ never a copy of them: what a process reads is in the system's page cache, shared
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,6 +29,7 @@ from ortflow.workflow.data.schema import (
     view,
 )
 from ortflow.workflow.errors import UserError
+from ortflow.workflow.files import open_regular
 
 Indices = npt.NDArray[np.int64]
 
@@ -146,7 +148,11 @@ def _shard_files(path: Path) -> list[Path]:
 
 def _open_shard(file: Path) -> _Shard:
     try:
-        with file.open("rb") as head:
+        str(file).encode()
+    except UnicodeEncodeError:
+        raise UserError("has a name that is not UTF-8", where=str(file), fix="rename it") from None
+    try:
+        with os.fdopen(open_regular(file), "rb") as head:
             if head.read(len(_MAGIC)) != _MAGIC:
                 raise UserError(
                     "is not an Arrow IPC file", where=str(file), fix="convert it with `ortflow data convert`"
@@ -155,6 +161,8 @@ def _open_shard(file: Path) -> _Shard:
     except UnusableError as reason:
         raise UserError(str(reason), where=str(file), fix="convert the data again") from None
     except (pa.ArrowException, OSError, ValueError) as reason:
+        if isinstance(reason, OSError) and reason.strerror and reason.filename:
+            raise UserError(reason.strerror, where=str(file), fix="give an Arrow file") from None
         first_line = str(reason).partition("\n")[0]
         raise UserError(
             f"cannot be read, it is cut short or damaged ({first_line})", where=str(file), fix="convert it again"

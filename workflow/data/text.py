@@ -6,6 +6,7 @@ Called by the conversions. Bytes are the tokens, so any text and any language ha
 from __future__ import annotations
 
 import glob
+import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,6 +17,7 @@ import numpy as np
 from ortflow.workflow.data.schema import Array, Ragged
 from ortflow.workflow.data.write import BATCH_BYTES
 from ortflow.workflow.errors import UserError
+from ortflow.workflow.files import open_regular
 
 
 def find_files(sources: Sequence[str]) -> list[Path]:
@@ -78,10 +80,14 @@ def _blocks(files: Sequence[Path]) -> Iterator[Array]:
         yield np.frombuffer(bytes(held), np.uint8)
 
 
+LONGEST_LINE = 1 << 24
+"""Bytes of a line: a longer one is none, but a file of another kind, or of holes."""
+
+
 @contextmanager
 def _opened(path: Path) -> Iterator[IO[bytes]]:
     try:
-        with path.open("rb") as file:
+        with os.fdopen(open_regular(path), "rb") as file:
             yield file
     except OSError as error:
         raise UserError(f"cannot be read ({error.strerror})", where=str(path), fix="check the source") from None
@@ -91,7 +97,9 @@ def lines(files: Sequence[Path]) -> Iterator[bytes]:
     """Every line with its newline, which the last line of a file gets if it has none; empty lines left out."""
     for path in files:
         with _opened(path) as file:
-            for line in file:
+            while line := file.readline(LONGEST_LINE):
+                if len(line) == LONGEST_LINE:
+                    raise UserError(f"holds a line of more than {LONGEST_LINE >> 20} MiB", where=str(path))
                 text = line.rstrip(b"\r\n")
                 if text:
                     yield text + b"\n"

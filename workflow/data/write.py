@@ -30,6 +30,7 @@ from ortflow.workflow.data.schema import (
     view,
 )
 from ortflow.workflow.errors import UserError
+from ortflow.workflow.files import open_regular
 from ortflow.workflow.owned import exchange, is_folder, remove, strangers
 from ortflow.workflow.rundir import sync_directory
 
@@ -172,6 +173,7 @@ def _stranger(path: Path) -> str | None:
 def _is_set_file(path: Path) -> bool:
     """Whether the file's Arrow schema has the mark of our format."""
     try:
+        os.close(open_regular(path))
         with pa.memory_map(str(path)) as source:
             return VERSION_KEY in (pa.ipc.open_file(source).schema.metadata or {})
     except (OSError, pa.ArrowException):

@@ -1,4 +1,4 @@
-"""The seam to memory: flat buffers on a device. `cpu` is the first implementation.
+"""The seam to memory: flat buffers on a device, of which there are two: `cpu` and `cuda`.
 
 Nothing outside this folder may assume that a buffer lies in host memory.
 """
@@ -11,6 +11,8 @@ if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
     from typing_extensions import Self
+
+    from ortflow.workflow.errors import OrtflowError
 
 
 class Buffer(Protocol):
@@ -37,6 +39,9 @@ class Buffer(Protocol):
     def write(self, values: npt.NDArray[Any]) -> None:
         """Copy from the host."""
 
+    def copy_from(self, other: Self) -> None:
+        """Copy another buffer of the same device, type and length."""
+
     def fill(self, value: float) -> None:
         """Set every element."""
 
@@ -55,11 +60,31 @@ class Device(Protocol):
     def index(self) -> int:
         """Which of its kind on this machine."""
 
+    @property
+    def name(self) -> str:
+        """The processor, as its maker calls it."""
+
+    @property
+    def arenas(self) -> str:
+        """ONNX Runtime's arenas that hold memory for it, as run options name them."""
+
     def allocate(self, count: int, dtype: npt.DTypeLike) -> Buffer:
         """A zeroed buffer."""
 
+    def lend(self, array: npt.NDArray[Any], before: Buffer | None = None) -> Buffer:
+        """An array's values where graphs read them, until the next call; the memory of the buffer `before` may serve.
+
+        On the CPU that is the array itself.
+        """
+
     def providers(self) -> list[str | tuple[str, dict[str, str]]]:
         """Execution providers of a session, in order of preference."""
+
+    def exact(self) -> Device:
+        """The same device with products of fp32 in fp32, for comparisons."""
+
+    def failure(self, message: str) -> OrtflowError:
+        """An error with what ONNX Runtime says of this device; where memory ran out, with what helps."""
 
     def synchronize(self) -> None:
         """Wait until everything queued is done."""

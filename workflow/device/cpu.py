@@ -8,6 +8,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from ortflow.workflow.device import Buffer
+from ortflow.workflow.errors import OrtflowError
+
 ALIGNMENT = 256
 """Bytes: what the flat layout's offsets keep, so that every tensor starts on a cache line."""
 
@@ -48,6 +51,10 @@ class HostBuffer:
         """Copy from `values`."""
         np.copyto(self.array, values.reshape(-1))
 
+    def copy_from(self, other: HostBuffer) -> None:
+        """Copy another buffer."""
+        np.copyto(self.array, other.array)
+
     def fill(self, value: float) -> None:
         """Set every element."""
         self.array.fill(value)
@@ -63,6 +70,8 @@ class CpuDevice:
 
     kind = "cpu"
     index = 0
+    name = "cpu"
+    arenas = "cpu:0"
 
     def allocate(self, count: int, dtype: npt.DTypeLike) -> HostBuffer:
         """A zeroed buffer whose first element lies on a 256-byte boundary."""
@@ -71,9 +80,21 @@ class CpuDevice:
         start = -raw.ctypes.data % ALIGNMENT
         return HostBuffer(raw[start : start + count * itemsize].view(dtype))
 
+    def lend(self, array: npt.NDArray[Any], before: Buffer | None = None) -> HostBuffer:
+        """The array itself."""
+        return HostBuffer(np.ascontiguousarray(array).reshape(-1))
+
     def providers(self) -> list[str | tuple[str, dict[str, str]]]:
         """The CPU provider alone."""
         return ["CPUExecutionProvider"]
+
+    def exact(self) -> CpuDevice:
+        """It computes so."""
+        return self
+
+    def failure(self, message: str) -> OrtflowError:
+        """See the protocol."""
+        return OrtflowError(f"out of memory in a step: {message}")
 
     def synchronize(self) -> None:
         """The CPU provider returns when it is done."""

@@ -7,37 +7,50 @@ the same run file and model.
 from __future__ import annotations
 
 import os
+import stat
 from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
 import onnx
+from safetensors import SafetensorError
 from safetensors.numpy import save_file
 
 from ortflow.workflow.errors import UserError
 from ortflow.workflow.graph import evaluation, speed
+from ortflow.workflow.graph.autodiff.compose import compose
+from ortflow.workflow.graph.autodiff.reverse import differentiate
 from ortflow.workflow.graph.child import Child
-from ortflow.workflow.graph.differentiate import check_loads, kernels_fault
-from ortflow.workflow.graph.differentiator import differentiator
 from ortflow.workflow.graph.edit import Editor, make_outputs, prune, replace, scalar, used
 from ortflow.workflow.graph.evidence import recurrent_biases
 from ortflow.workflow.graph.expand import make_differentiable
 from ortflow.workflow.graph.inference import infer_graph
 from ortflow.workflow.graph.limits import check_constants
+from ortflow.workflow.graph.loading import check_loads, kernels_fault
 from ortflow.workflow.graph.loss import attach, output_of
 from ortflow.workflow.graph.metrics import with_outputs
 from ortflow.workflow.graph.modes import train_mode
 from ortflow.workflow.graph.own import own_eval, own_optimizer, own_train
 from ortflow.workflow.graph.patterns import matches
-from ortflow.workflow.graph.scatter import replace_gather_gradients
+from ortflow.workflow.graph.recompute import recompute
 from ortflow.workflow.graph.signature import batch_inputs, check_batches
 from ortflow.workflow.graph.source import Source, read_source
-from ortflow.workflow.graph.types import LOSS_SUM, LOSS_WEIGHT, SEED, VALID, GraphSet, with_kernels_of
+from ortflow.workflow.graph.types import (
+    LOSS_SUM,
+    LOSS_WEIGHT,
+    SEED,
+    VALID,
+    GraphSet,
+    fused_of,
+    on_cuda_of,
+    with_kernels_of,
+)
 from ortflow.workflow.graph.vocabulary import table_bounds
 from ortflow.workflow.kernels.graph import with_kernels
 from ortflow.workflow.kernels.library import library_for
 from ortflow.workflow.layout import FlatIndex, Group, Tensor
+from ortflow.workflow.room import FULL, OutOfDisk, is_full
 from ortflow.workflow.rundir import sync_directory, write_atomically
 from ortflow.workflow.spec.model import CrossEntropy
 from ortflow.workflow.spec.run import RunSpec
@@ -50,10 +63,10 @@ def build_graphs(spec: RunSpec, device: str, out: Path, length: int = 0) -> Grap
     Raises UserError, one sentence, for whatever of model and run file does not fit.
     """
     section, padded = spec.model, spec.data.last_batch == "pad"
-    # Differentiating and loading happen in a process of their own, which starts while the model is read.
+    # Sessions are tried in a process of their own, which starts while the model is read.
     with Child() as child, ThreadPoolExecutor(1) as beside:
         # Compiles the first time, for a second or two.
-        library = beside.submit(library_for, spec.resources.kernels)
+        library = beside.submit(library_for, spec.kernels)
         source = read_source(section)
         check_constants(source.skeleton, section.path)
         notes, warnings = list(source.notes), list(source.warnings)
@@ -63,7 +76,7 @@ def build_graphs(spec: RunSpec, device: str, out: Path, length: int = 0) -> Grap
             train, trained = own_train(section.graphs.train, source)
             faster = None
         else:
-            train, faster, trained, more = _train_graph(child, forward, spec, source, batch, length)
+            train, faster, trained, more = _train_graph(forward, spec, source, batch, length)
             notes += more
         left = [name for name in source.roles.trained if name not in trained]
         if left:
@@ -128,7 +141,7 @@ def _batch_input(graph: onnx.GraphProto, source: Source) -> str:
 
 
 def _train_graph(
-    child: Child, forward: onnx.ModelProto, spec: RunSpec, source: Source, batch: str, length: int
+    forward: onnx.ModelProto, spec: RunSpec, source: Source, batch: str, length: int
 ) -> tuple[onnx.ModelProto, onnx.ModelProto, list[str], list[str]]:
     """The training graph, the same with our own operators, the parameters it has gradients of, and log lines."""
     model = onnx.ModelProto()
@@ -146,12 +159,12 @@ def _train_graph(
     prune(graph)
     model, more = make_differentiable(model, source.roles.trained, LOSS_SUM)
     speed.before(model.graph)
-    model, trained = differentiator().gradient(child, model, LOSS_SUM, source.roles.trained)
+    model, trained = differentiate(model, source.roles.trained, LOSS_SUM)
+    notes += recompute(model.graph, spec.model.recompute)
     faster = with_kernels(model, length)
     for each in (model, faster):
-        replace_gather_gradients(each.graph)
         speed.after(each.graph)
-    return differentiator().finish(model), differentiator().finish(faster), trained, [*notes, *more]
+    return compose(model), compose(faster), trained, [*notes, *more]
 
 
 def _eval_graph(
@@ -216,22 +229,37 @@ def _write(result: GraphSet, files: Mapping[str, bytes], tensors: Mapping[str, n
         )
     try:
         root.mkdir(parents=True, exist_ok=True)
-        for graph in (result.infer, result.optimizer, *map(with_kernels_of, (result.train, result.optimizer))):
+        forms = (
+            form(graph)
+            for form in (with_kernels_of, on_cuda_of, fused_of)
+            for graph in (result.train, result.optimizer)
+        )
+        for graph in (result.infer, result.optimizer, *forms):
             # What an earlier attempt left.
             graph.unlink(missing_ok=True)
         for name, data in files.items():
             write_atomically(root / name, data)
         temporary = root / f".{result.initial.name}"
         temporary.unlink(missing_ok=True)
+        temporary.touch()
+        mode = temporary.stat().st_mode
         save_file({name: np.ascontiguousarray(array) for name, array in tensors.items()}, temporary)
         with temporary.open("rb+") as file:
             os.fsync(file.fileno())
-        temporary.chmod(0o644)
+        # safetensors lets nobody else read; who may is the user's umask to say.
+        temporary.chmod(stat.S_IMODE(mode))
         os.replace(temporary, result.initial)
         sync_directory(root)
         result.save()
-    except OSError as error:
-        raise UserError(f"cannot write into {root}: {error.strerror}", where="run_dir") from None
+    except (OSError, SafetensorError) as error:
+        # safetensors tells the system's error in words alone.
+        if is_full(error) or any(f"os error {code}" in str(error) for code in FULL):
+            needed = sum(map(len, files.values())) + sum(array.nbytes for array in tensors.values())
+            raise OutOfDisk(root, needed) from error
+        # Of a file that is moved to its place, the place counts.
+        place = getattr(error, "filename2", None) or getattr(error, "filename", None) or root
+        reason = getattr(error, "strerror", None) or str(error)
+        raise UserError(f"cannot write {place}: {reason}", where="run_dir") from None
 
 
 def _some(names: Sequence[str], limit: int = 5) -> str:

@@ -1,6 +1,6 @@
-"""The process in which ONNX Runtime differentiates and loads: where a crash of it becomes a sentence.
+"""The process in which ONNX Runtime loads a graph for the first time: where a crash of it becomes a sentence.
 
-Started by `differentiate` as `python -m ortflow.workflow.graph.child`, both ends of whose pipes are here. The child
+Started by `build` as `python -m ortflow.workflow.graph.child`, both ends of whose pipes are here. The child
 imports ONNX Runtime and nothing else that takes time; what it prints is kept from the user's terminal.
 """
 
@@ -11,10 +11,11 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Any
+
+from ortflow.workflow.errors import check_signal
 
 PROVIDERS = {"cpu": ["CPUExecutionProvider"]}
 """Device -> ONNX Runtime's execution providers."""
@@ -57,29 +58,26 @@ class Child:
         self._process.communicate()
         self._errors.close()
 
-    def gradient(self, model: bytes, parameters: Sequence[str], loss: str) -> bytes:
-        """The training graph of a forward graph: outputs `<parameter>_grad`. Raises RuntimeFault."""
-        return self._ask({"do": "gradient", "parameters": list(parameters), "loss": loss}, model)
-
     def load(self, model: bytes, device: str, kernels: Path | None = None) -> None:
-        """Make a session of the graph, as a rank will. Raises RuntimeFault where a kernel is missing."""
-        self._ask({"do": "load", "providers": PROVIDERS[device], "kernels": str(kernels or "")}, model)
+        """Make a session of the graph, as a rank will.
 
-    def _ask(self, request: dict[str, Any], payload: bytes) -> bytes:
+        Raises RuntimeFault where a kernel is missing, EndedBySignal where the process was ended from outside.
+        """
+        request = {"providers": PROVIDERS[device], "kernels": str(kernels or "")}
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         try:
-            _send(self._process.stdin, request, payload)
-            reply, data = _receive(self._process.stdout)
+            _send(self._process.stdin, request, model)
+            reply, _ = _receive(self._process.stdout)
         except (BrokenPipeError, EOFError):
             raise RuntimeFault(self._last_words(), crashed=True) from None
         if "error" in reply:
             raise RuntimeFault(reply["error"])
-        return data
 
     def _last_words(self) -> str:
         """What the dead process said last, or how it ended."""
         code = self._process.wait()
+        check_signal(code, "the process in which ONNX Runtime loads the graphs")
         self._errors.seek(0)
         lines = [line for line in self._errors.read().decode(errors="replace").splitlines() if line.strip()]
         end = f"signal {-code}" if code < 0 else f"exit code {code}"
@@ -116,20 +114,11 @@ def serve() -> None:
         except EOFError:
             return
         try:
-            data = _gradient(runtime, request, payload) if request["do"] == "gradient" else b""
-            if request["do"] == "load":
-                _load(runtime, request, payload)
+            _load(runtime, request, payload)
         except Exception as error:  # noqa: BLE001 - whatever it is, the parent makes a sentence of it
             _send(replies, {"error": str(error)}, b"")
         else:
-            _send(replies, {}, data)
-
-
-def _gradient(runtime: Any, request: dict[str, Any], model: bytes) -> bytes:
-    loss = request["loss"]
-    builder = runtime.GradientGraphBuilder(model, {loss}, set(request["parameters"]), loss)
-    builder.build()
-    return bytes(builder.get_model())
+            _send(replies, {}, b"")
 
 
 def _load(runtime: Any, request: dict[str, Any], model: bytes) -> None:

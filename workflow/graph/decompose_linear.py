@@ -9,7 +9,7 @@ import numpy as np
 import onnx
 
 from ortflow.workflow.graph import shapes
-from ortflow.workflow.graph.writer import LAST, Context, Writer
+from ortflow.workflow.graph.writer import Context, Writer
 
 
 def einsum(node: onnx.NodeProto, context: Context) -> list[onnx.NodeProto]:
@@ -141,61 +141,6 @@ def matrix_by_vector(node: onnx.NodeProto, context: Context) -> list[onnx.NodePr
     return None
 
 
-def conv_transpose(node: onnx.NodeProto, context: Context) -> list[onnx.NodeProto]:
-    """ConvTranspose as the convolution of the input, zeros between its elements, with the kernel turned round."""
-    w = Writer(node, context)
-    if w.attribute("auto_pad", "NOTSET") not in ("NOTSET", "VALID") or w.attribute("output_shape", None):
-        raise w.refusal("its padding is given by auto_pad or output_shape and not by pads")
-    weight_shape = w.shape(1)
-    if None in weight_shape:
-        raise w.refusal("the shape of its weight is not known")
-    channels, out_channels, *kernel = (int(d or 0) for d in weight_shape)
-    axes, groups = len(kernel), w.attribute("group", 1)
-    strides = w.attribute("strides", [1] * axes)
-    dilations = w.attribute("dilations", [1] * axes)
-    pads = w.attribute("pads", [0] * (2 * axes))
-    extra = w.attribute("output_padding", [0] * axes)
-    x = _spread(w, w.input(0), strides)
-    begins, ends = [], []
-    for i, size in enumerate(kernel):
-        reach = dilations[i] * (size - 1)
-        begins.append(reach - pads[i])
-        # Spreading leaves stride - 1 zeros behind the last element, too.
-        ends.append(reach - pads[axes + i] + extra[i] - (strides[i] - 1))
-    x = _cropped(w, x, begins, ends)
-    spatial = w.ints(*range(2, 2 + axes))
-    turned = w("Slice", w.input(1), w.ints(*[-1] * axes), w.ints(*[-LAST] * axes), spatial, w.ints(*[-1] * axes))
-    behind = list(range(3, 3 + axes))
-    grouped = w("Reshape", turned, w.ints(groups, channels // groups, out_channels, *kernel))
-    swapped = w("Transpose", grouped, perm=[0, 2, 1, *behind])
-    weight = w("Reshape", swapped, w.ints(groups * out_channels, channels // groups, *kernel))
-    bias = [w.input(2)] if w.input(2) else []
-    paddings = [max(0, n) for n in (*begins, *ends)]
-    return w.done(w("Conv", x, weight, *bias, kernel_shape=kernel, dilations=dilations, pads=paddings, group=groups))
-
-
-def _spread(w: Writer, x: str, strides: list[int]) -> str:
-    """Puts stride - 1 zeros behind each element along each spatial axis."""
-    if max(strides) == 1:
-        return x
-    axes = len(strides)
-    opened = w("Unsqueeze", x, w.ints(*(3 + 2 * i for i in range(axes))))
-    pads = [0] * (2 * (2 + 2 * axes))
-    for i, stride in enumerate(strides):
-        pads[2 + 2 * axes + 3 + 2 * i] = stride - 1
-    shape = w("Mul", w("Shape", x), w.ints(1, 1, *strides))
-    return w("Reshape", w("Pad", opened, w.ints(*pads)), shape)
-
-
-def _cropped(w: Writer, x: str, begins: list[int], ends: list[int]) -> str:
-    """Takes away what a negative padding would."""
-    if min(*begins, *ends) >= 0:
-        return x
-    starts = [max(0, -n) for n in begins]
-    stops = [min(0, n) or LAST for n in ends]
-    return w("Slice", x, w.ints(*starts), w.ints(*stops), w.ints(*range(2, 2 + len(begins))))
-
-
 def col2im(node: onnx.NodeProto, context: Context) -> list[onnx.NodeProto]:
     """Col2Im (torch.nn.Fold): each column's elements are added at their places in the image, or in one outside it."""
     w = Writer(node, context)
@@ -225,4 +170,4 @@ def col2im(node: onnx.NodeProto, context: Context) -> list[onnx.NodeProto]:
     return w.done(w("Reshape", kept, shape))
 
 
-LINEAR = {"Col2Im": col2im, "Einsum": einsum, "ConvTranspose": conv_transpose}
+LINEAR = {"Col2Im": col2im, "Einsum": einsum}

@@ -25,15 +25,6 @@ def _per_channel(w: Writer, vector: str, rank: int) -> str:
     return w("Unsqueeze", vector, w.ints(*range(1, rank - 1))) if rank > 2 else vector
 
 
-def instance_normalization(node: onnx.NodeProto, context: Context) -> list[onnx.NodeProto]:
-    """Standardised over the positions of each channel of each sample, times scale, plus bias."""
-    w = Writer(node, context)
-    rank = w.rank(0)
-    y = _standardised(w, w.input(0), list(range(2, rank)), w.attribute("epsilon", 1e-5))
-    scaled = w("Mul", y, _per_channel(w, w.input(1), rank))
-    return w.done(w("Add", scaled, _per_channel(w, w.input(2), rank)))
-
-
 def group_normalization(node: onnx.NodeProto, context: Context) -> list[onnx.NodeProto]:
     """Standardised over each group of channels (Wu & He 2018).
 
@@ -105,7 +96,6 @@ def local_response_normalization(node: onnx.NodeProto, context: Context) -> list
 
 
 NORMS = {
-    "InstanceNormalization": instance_normalization,
     "GroupNormalization": group_normalization,
     "RMSNormalization": rms_normalization,
     "MeanVarianceNormalization": mean_variance_normalization,

@@ -87,15 +87,22 @@ def scalar(name: str) -> onnx.ValueInfoProto:
     return helper.make_tensor_value_info(name, TensorProto.FLOAT, [])
 
 
+def needed_by(nodes: Sequence[onnx.NodeProto], values: Iterable[str]) -> set[int]:
+    """Places of the nodes that some of the values are computed from; the nodes must be sorted."""
+    wanted, places = set(values), set()
+    for place in range(len(nodes) - 1, -1, -1):
+        if wanted.intersection(nodes[place].output):
+            places.add(place)
+            wanted |= walk.inputs(nodes[place])
+    return places
+
+
 def prune(graph: onnx.GraphProto) -> None:
     """Take out the nodes, initializers and descriptions that no output needs; inputs stay. Nodes must be sorted."""
-    wanted = {value.name for value in graph.output}
-    kept = []
-    for node in reversed(graph.node):
-        if wanted.intersection(node.output):
-            kept.append(node)
-            wanted |= walk.inputs(node)
-    kept.reverse()
+    outputs = {value.name for value in graph.output}
+    needed = needed_by(graph.node, outputs)
+    kept = [node for place, node in enumerate(graph.node) if place in needed]
+    wanted = outputs.union(*map(walk.inputs, kept))
     made = {name for node in kept for name in node.output}
     for field, items in (
         (graph.node, kept),

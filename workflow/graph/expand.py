@@ -1,8 +1,7 @@
 """Makes a training graph one that can be differentiated.
 
 Called by `build` on the graph with its loss, before the gradient is built; evaluation and inference graphs stay as
-they were exported. Operators without a gradient are written out by others; operators whose gradient ONNX Runtime's
-builder, where it is used, gets wrong in the form they have are brought to one that it gets right.
+they were exported. Operators without a rule are written out by others that have one.
 """
 
 from __future__ import annotations
@@ -15,8 +14,8 @@ import onnx
 
 from ortflow.workflow.errors import UserError
 from ortflow.workflow.graph import shapes, tidy, walk
+from ortflow.workflow.graph.autodiff.rules import RULES
 from ortflow.workflow.graph.decompose import DECOMPOSITIONS
-from ortflow.workflow.graph.differentiator import differentiator
 from ortflow.workflow.graph.functions import instantiate, replace_nodes, schema_function
 from ortflow.workflow.graph.opset import OPSET, at_opset_18
 from ortflow.workflow.graph.origin import inherit
@@ -41,7 +40,6 @@ def make_differentiable(
         if not _expand_once(copy, trained, [loss], expanded):
             break
     check_differentiable(copy, trained, loss)
-    differentiator().separate(copy, trained, loss)
     tidy.constants_to_initializers(copy)
     tidy.drop_unused(copy)
     tidy.name_nodes(copy)
@@ -74,7 +72,7 @@ def undifferentiable(model: onnx.ModelProto, trained: Collection[str], losses: S
 def _without_gradient(model: onnx.ModelProto, trained: Collection[str], losses: Sequence[str]) -> list[onnx.NodeProto]:
     path = gradient_path(model.graph, shapes.value_types(model), trained, losses)
     nodes = [model.graph.node[place] for place in sorted(path.nodes)]
-    return [node for node in nodes if not differentiator().has_gradient(node.domain, node.op_type)]
+    return [node for node in nodes if (node.domain, node.op_type) not in RULES]
 
 
 def _expand_once(
@@ -108,12 +106,7 @@ def _replacement(node: onnx.NodeProto, context: Context) -> list[onnx.NodeProto]
 
 
 def _written_out(node: onnx.NodeProto, context: Context) -> list[onnx.NodeProto] | None:
-    by = differentiator()
-    if node.domain == "" and node.op_type in by.repairs:
-        repaired = by.repairs[node.op_type](node, context)
-        if repaired is not None:
-            return repaired
-    if by.has_gradient(node.domain, node.op_type) or node.domain != "":
+    if (node.domain, node.op_type) in RULES or node.domain != "":
         return None
     if node.op_type in DECOMPOSITIONS:
         return DECOMPOSITIONS[node.op_type](node, context)

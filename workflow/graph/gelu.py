@@ -15,6 +15,7 @@ import onnx
 
 from ortflow.workflow.graph import walk
 from ortflow.workflow.graph.edit import MICROSOFT, Editor, constants_of, prune, sort_nodes
+from ortflow.workflow.graph.origin import inherit
 from ortflow.workflow.graph.stops import stops_gradient
 
 Polynomial = dict[tuple[int, int], float]
@@ -45,10 +46,9 @@ def fuse(graph: onnx.GraphProto) -> None:
         if x is None or root is None:
             continue
         name = root.output[0]
-        root.Clear()
-        root.CopyFrom(
-            onnx.helper.make_node(_FUSED[node.op_type], [x], [name], name=f"{node.name}/Gelu", domain=MICROSOFT)
-        )
+        fused = onnx.helper.make_node(_FUSED[node.op_type], [x], [name], name=f"{node.name}/Gelu", domain=MICROSOFT)
+        inherit([fused], root)
+        root.CopyFrom(fused)
         found = True
     if found:
         prune(graph)

@@ -101,6 +101,8 @@ def _fields(file: BinaryIO) -> Iterator[tuple[int, int | bytes]]:
     file.seek(0)
     while file.tell() < size:
         tag = _varint(file)
+        if not tag >> 3:
+            raise ValueError(tag)
         if tag & 7 == _NUMBER:
             yield tag >> 3, _varint(file)
         elif tag & 7 == _BYTES:

@@ -6,9 +6,11 @@ ONNX Runtime.
 
 from __future__ import annotations
 
+import fcntl
 import glob
 import math
 import os
+import re
 import shutil
 import tempfile
 from collections.abc import Callable, Collection
@@ -25,7 +27,8 @@ from ortflow.workflow.graph.fusions import avoid_wrong_normalizations
 from ortflow.workflow.graph.head import PRODUCER, check_export
 from ortflow.workflow.graph.model_file import ITEM, Shapes, Tensors, write_data, write_model
 from ortflow.workflow.graph.modes import evaluation_mode
-from ortflow.workflow.graph.normalization import write_out_behind_products
+from ortflow.workflow.owned import is_folder, remove
+from ortflow.workflow.room import RECORDS, OutOfDisk, is_full
 from ortflow.workflow.rundir import sync_directory
 
 EXTERNAL_BYTES = 1_500_000_000
@@ -49,7 +52,6 @@ def infer_graph(skeleton: onnx.ModelProto, labels: Collection[str]) -> onnx.Mode
         )
     make_outputs(graph, [onnx.ValueInfoProto.FromString(value.SerializeToString()) for value in kept])
     evaluation_mode(graph)
-    write_out_behind_products(graph)
     prune(graph)
     avoid_wrong_normalizations(copy)
     replace(graph.input, [value for value in graph.input if value.name not in labels])
@@ -78,6 +80,32 @@ def as_function(infer_path: Path, shapes: Shapes) -> tuple[onnx.ModelProto, list
         raise OrtflowError(f"no weights for {', '.join(missing[:3])} of the inference graph {infer_path}")
     graph.input.extend(helper.make_tensor_value_info(name, TensorProto.FLOAT, shapes[name]) for name in wanted)
     return model, wanted
+
+
+def _sweep(out: Path) -> None:
+    """Remove what exports to the same place left that were killed: each a copy of the model."""
+    ours = re.compile(rf"\.{re.escape(out.name[:200])}\.[a-z0-9_]{{8}}")
+    for left in out.parent.iterdir():
+        if ours.fullmatch(left.name) and is_folder(left) and (held := _held(left)) is not None:
+            remove(left, re.compile(rf"{re.escape(out.name)}|{re.escape(out.stem)}(-[0-9a-f]{{16}})?\.data"))
+            os.close(held)
+
+
+def _held(folder: Path) -> int | None:
+    """A lock on a folder for as long as it is written to; None where another process holds it, or nobody can."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(descriptor)
+        return None
+    return descriptor
+
+
+def _unwritable(out: Path, error: OSError, weights: Shapes) -> OrtflowError:
+    if is_full(error):
+        return OutOfDisk(out, sum(math.prod(shape) for shape in weights.values()) * ITEM + RECORDS)
+    return UserError(f"cannot write {out}: {error.strerror}", where="export.path")
 
 
 def export_inference(
@@ -111,9 +139,11 @@ def export_inference(
     new_folders = [path for path in (out.parent, *out.parent.parents) if not path.exists()]
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
-        folder = Path(tempfile.mkdtemp(prefix=f".{out.name}.", dir=out.parent))
+        _sweep(out)
+        folder = Path(tempfile.mkdtemp(prefix=f".{out.name[:200]}.", dir=out.parent))
+        held = _held(folder)
     except OSError as error:
-        raise UserError(f"cannot write {out}: {error.strerror}", where="export.path") from None
+        raise _unwritable(out, error, weights) from error
     try:
         data = None
         if sum(math.prod(shape) for shape in weights.values()) * ITEM > EXTERNAL_BYTES:
@@ -132,9 +162,11 @@ def export_inference(
         for path in stale - ({out.parent / data} if data else set()):
             path.unlink()
     except OSError as error:
-        raise UserError(f"cannot write {out}: {error.strerror}", where="export.path") from None
+        raise _unwritable(out, error, weights) from error
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+        if held is not None:
+            os.close(held)
         with suppress(OSError):  # not empty: `out` is there
             for path in new_folders:
                 path.rmdir()

@@ -5,16 +5,21 @@ Called by step `configure`; reads and never writes.
 
 from __future__ import annotations
 
+import os
+import re
 from collections.abc import Mapping
 from pathlib import Path
 
 import xxhash
 
+from ortflow.workflow.files import open_regular
+
 CHUNK = 8 << 20
+_HASH = re.compile(r"\d{1,18}:[0-9a-f]+")
 
 
 def hashes_of(folder: Path) -> dict[str, str]:
-    """Hash of each file that configure writes there, by name; hidden ones are left out."""
+    """Size and hash of each file that configure writes there, by name; hidden ones are left out."""
     return {
         path.name: _hash(path)
         for path in sorted(folder.iterdir())
@@ -24,11 +29,13 @@ def hashes_of(folder: Path) -> dict[str, str]:
 
 def damage(folder: Path, hashes: Mapping[str, str]) -> str | None:
     """Which file is not what was written, and how; None where all are."""
-    if not hashes:
+    if not hashes or not all(_HASH.fullmatch(one) for one in hashes.values()):
         return f"there is no record of what lies in {folder}"
     for name, expected in hashes.items():
         try:
-            if _hash(folder / name) != expected:
+            # The size first: a file of holes would be read for hours.
+            size, _, _ = expected.rpartition(":")
+            if (folder / name).stat().st_size != int(size or -1) or _hash(folder / name) != expected:
                 return f"{folder / name} is damaged"
         except FileNotFoundError:
             return f"{folder / name} is missing"
@@ -39,7 +46,7 @@ def damage(folder: Path, hashes: Mapping[str, str]) -> str | None:
 
 def _hash(path: Path) -> str:
     state = xxhash.xxh3_128()
-    with path.open("rb", buffering=0) as file:
+    with os.fdopen(open_regular(path), "rb", buffering=0) as file:
         while chunk := file.read(CHUNK):
             state.update(chunk)
-    return state.hexdigest()
+        return f"{os.fstat(file.fileno()).st_size}:{state.hexdigest()}"

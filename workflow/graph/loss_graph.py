@@ -13,7 +13,7 @@ import onnx
 from onnx import helper, numpy_helper
 
 from ortflow.workflow.graph import stops, walk
-from ortflow.workflow.graph.edit import make_outputs, prune, replace
+from ortflow.workflow.graph.edit import Editor, make_outputs, prune, sort_nodes
 from ortflow.workflow.graph.types import LOSS_SUM, LOSS_WEIGHT
 
 
@@ -25,16 +25,24 @@ def stopped_values(train: bytes) -> list[str]:
 def with_fixed(train: bytes, fixed: Mapping[str, npt.NDArray[Any]]) -> bytes:
     """The training graph with these values of marks as constants.
 
-    What the marks read is computed all the same: its random numbers are part of the sequence.
+    What the marks read is computed all the same, and before what reads them: its random numbers come first in the
+    sequence.
     """
     model = onnx.ModelProto.FromString(train)
-    graph = model.graph
+    graph, edit = model.graph, Editor(model.graph)
+    made = {name for node in graph.node for name in node.output}
     marks = [node for node in graph.node if fixed.keys() & set(node.output)]
-    made = {name for node in graph.node for name in node.output} - {value.name for value in graph.output}
-    read = dict.fromkeys(node.input[0] for node in marks)
-    graph.output.extend(helper.make_empty_tensor_value_info(name) for name in read if name in made - fixed.keys())
-    graph.initializer.extend(numpy_helper.from_array(array, name) for name, array in fixed.items())
-    replace(graph.node, [node for node in graph.node if fixed.keys().isdisjoint(node.output)])
+    graph.initializer.extend(numpy_helper.from_array(array, f"{name}.fixed") for name, array in fixed.items())
+    for mark in marks:
+        name, read = mark.output[0], mark.input[0]
+        value = f"{name}.fixed"
+        graph.node.remove(mark)
+        if read in made and fixed[name].dtype.kind == "f":
+            flat = edit.node("Reshape", read, edit.integers(-1))
+            first = edit.node("Slice", flat, edit.integers(0), edit.integers(1))
+            value = edit.node("Where", edit.node("IsNaN", first), value, value)
+        edit.node("Reshape", value, edit.integers(*fixed[name].shape), output=name)
+    sort_nodes(graph)
     return bytes(model.SerializeToString())
 
 

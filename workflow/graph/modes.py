@@ -98,9 +98,7 @@ def _normalization_on(edit: Editor, frozen: Collection[str]) -> tuple[int, dict[
         batch = [edit.fresh("mean"), edit.fresh("variance")]
         # A layer that is called twice goes on from its first call's statistics.
         old = [updates.get(name, name) for name in statistics]
-        # ONNX Runtime's kernel writes its new statistics over the old ones, whoever else reads those. So it gets
-        # values of its own to write over, and with momentum 0 gives the batch's statistics as they are.
-        node.input[_MEAN], node.input[_VARIANCE] = (edit.node("Neg", name) for name in old)
+        node.input[_MEAN], node.input[_VARIANCE] = _written_over(edit, node.input[0])
         new = _moved(edit, node.input[0], old, batch, momentum)
         for place, name in enumerate(node.output[1:]):
             # What the file itself calls the new statistics.
@@ -110,6 +108,18 @@ def _normalization_on(edit: Editor, frozen: Collection[str]) -> tuple[int, dict[
         _set(node, momentum=0.0, training_mode=1)
         updates.update(zip(statistics, new, strict=True))
     return switched, updates
+
+
+def _written_over(edit: Editor, data: str) -> tuple[str, str]:
+    """Two values of a number for each channel, of which no other node with other data has the same.
+
+    ONNX Runtime's kernel writes its new statistics over the old ones, whoever else reads those, and equal constants of
+    two layers are one to it. With momentum 0 the old ones count for nothing.
+    """
+    pixels = edit.node("Reshape", data, edit.integers(0, 0, -1))
+    first = edit.node("Slice", pixels, edit.integers(0, 0), edit.integers(1, 1), edit.integers(0, 2))
+    numbers = edit.node("Reshape", first, edit.integers(-1))
+    return edit.node("Neg", numbers), edit.node("Abs", numbers)
 
 
 def _moved(edit: Editor, data: str, old: Sequence[str], batch: Sequence[str], momentum: float) -> list[str]:

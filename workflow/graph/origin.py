@@ -34,13 +34,19 @@ def origin(node: onnx.NodeProto) -> str:
 
 def module_path(scopes: str) -> str:
     """The innermost module of the value under `SCOPES`; empty for the outermost one."""
+    names = names_of(scopes)
+    if len(names) < 2 or not isinstance(names[-2], str):
+        return ""
+    return names[-2] if len(names[-2]) <= 160 else names[-2][:157] + "..."
+
+
+def names_of(scopes: str) -> list[object]:
+    """The list under `SCOPES`, of text if an exporter wrote it; nothing where it is no list."""
     try:
         names = ast.literal_eval(scopes) if 0 < len(scopes) < _MOST else []
     except (ValueError, SyntaxError, RecursionError, MemoryError):
-        return ""
-    if not isinstance(names, list) or len(names) < 2 or not isinstance(names[-2], str):
-        return ""
-    return names[-2] if len(names[-2]) <= 160 else names[-2][:157] + "..."
+        return []
+    return names if isinstance(names, list) else []
 
 
 def user_line(stack: str) -> tuple[str, int] | None:

@@ -1,6 +1,6 @@
 """Which nodes training has to differentiate: those between a trained parameter and the loss.
 
-Called by `expand`. Follows ONNX Runtime's gradient builder: only floating values carry gradients, and some inputs
+Called by `expand` and `autodiff.reverse`. Only floating values carry gradients, and some inputs
 (limits, ratios, sizes) never do, and none passes a mark of `stops`.
 """
 
@@ -15,7 +15,7 @@ from onnx import TensorProto
 from ortflow.workflow.graph import shapes, walk
 from ortflow.workflow.graph.stops import stops_gradient
 
-# Floating inputs through which ONNX Runtime's builder passes no gradient (its stop-gradient edges).
+# Floating inputs through which no gradient passes.
 _STOPS: dict[str, Collection[int]] = {
     "BatchNormalization": (3, 4),
     "Clip": (1, 2),

@@ -13,11 +13,14 @@ import onnx
 from google.protobuf.message import DecodeError, Message
 
 from ortflow.workflow.errors import UserError
+from ortflow.workflow.files import read_whole
 from ortflow.workflow.graph.external import check_memory, load_external_data
 from ortflow.workflow.graph.structure import check_structure, check_valid
 from ortflow.workflow.graph.tensors import check_tensors
 
 _NO_ONNX = "is not an ONNX model, or only the beginning of one"
+_LARGEST = 1 << 31
+"""Bytes: where protobuf ends."""
 _EXPORT = "give the .onnx file that the exporter wrote"
 
 
@@ -45,8 +48,10 @@ def _bytes(path: Path) -> bytes:
         status = path.stat()
         if not stat.S_ISREG(status.st_mode):
             raise UserError("is not a file", where=where, fix=_EXPORT)
+        if status.st_size > _LARGEST:
+            raise UserError("is larger than 2 GiB, which no ONNX file is", where=where, fix=_EXPORT)
         check_memory(status.st_size, where)
-        return path.read_bytes()
+        return read_whole(path, _LARGEST)
     except FileNotFoundError:
         raise UserError("there is no such model file", where=where, fix="check the path") from None
     except OSError as error:

@@ -156,10 +156,13 @@ def _judge(
     if weight is not None and weight.op_type in evidence.TABLES:
         constants = {t.name for t in graph.initializer}
         # A table of positions is looked up at constant places and learned all the same, unless it was folded.
-        fixed = _indexed_by(weight, constants, producers)
-        if evidence.is_made_up(name) if fixed else _indexed_by(weight, {*labels, *constants}, producers):
-            why = f"indexed by {'constants' if fixed else 'labels'} only"
-            return _role(tensor, "constant", why, "guess" if fixed else "certain")
+        made_up = evidence.is_made_up(name)
+        if _indexed_by(weight, constants, producers):
+            if made_up:
+                return _role(tensor, "constant", "indexed by constants only", "guess")
+        elif _indexed_by(weight, {*labels, *constants}, producers) and (made_up or len(shape) == 1):
+            # Weights of classes in a loss. Rows of a matrix are what a model learns of its classes.
+            return _role(tensor, "constant", "indexed by labels only", "certain" if made_up else "likely")
     if weight is not None and evidence.is_placeholder(weight, name, values):
         return _role(tensor, "constant", f"all {values.flat[0]:g} in {weight.op_type} without parameters")
     if weight is not None:

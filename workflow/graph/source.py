@@ -15,7 +15,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from ortflow.workflow.errors import UserError
 from ortflow.workflow.graph.edit import make_outputs, prune
-from ortflow.workflow.graph.fusions import avoid_wrong_products
+from ortflow.workflow.graph.fusions import avoid_wrong_forms
 from ortflow.workflow.graph.guesses import judged_constants, refuse_guesses
 from ortflow.workflow.graph.lower import prepare
 from ortflow.workflow.graph.randomness import seed_random_operators
@@ -80,7 +80,7 @@ def read_source(section: ModelSection) -> Source:
         raise refusal(signs, section.path)
     refuse_guesses(roles, section.path)
     warnings = [*signs, *renamed_weights(prepared, roles), *judged_constants(roles)]
-    avoid_wrong_products(prepared)
+    avoid_wrong_forms(prepared)
     learned = set(roles.of("trained", "frozen", "state"))
     skeleton = onnx.ModelProto(
         ir_version=prepared.ir_version,

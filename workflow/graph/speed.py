@@ -38,7 +38,6 @@ def after(graph: onnx.GraphProto) -> None:
     rows = _Rows(edit)
     _bias_gradients(graph, rows)
     _norm_gradients(graph, edit, rows)
-    _sums(graph, edit)
     _weight_gradients(graph, edit)
     sort_nodes(graph)
     prune(graph)
@@ -48,10 +47,8 @@ def _powers(graph: onnx.GraphProto) -> None:
     """x^2 and x^3 by multiplication: the Pow kernel takes ten times as long."""
     edit = Editor(graph)
     constants = constants_of(graph)
-    inputs = {value.name for value in graph.input}
     for node in list(graph.node):
-        # Of a parameter itself the gradient would be named twice: ONNX Runtime refuses Mul(w, w).
-        if node.op_type != "Pow" or node.domain != "" or node.input[0] in inputs:
+        if node.op_type != "Pow" or node.domain != "":
             continue
         exponent = constants.get(node.input[1])
         if exponent is None or exponent.size != 1 or float(exponent.reshape(-1)[0]) not in (2.0, 3.0):
@@ -89,7 +86,7 @@ class _Rows:
 
 
 def _bias_gradients(graph: onnx.GraphProto, rows: _Rows) -> None:
-    """The builder's ReduceSum where it sums over all axes but the last."""
+    """ReduceSum where it sums over all axes but the last."""
     constants = constants_of(graph)
     shapes = _known_shapes(graph)
     for node in list(graph.node):
@@ -141,17 +138,6 @@ def _known_shapes(graph: onnx.GraphProto) -> dict[str, Dims]:
     floating = {n: v for n, v in described(graph).items() if v.type.tensor_type.elem_type == onnx.TensorProto.FLOAT}
     shapes = {name: dims_of(value) for name, value in floating.items()}
     return {n: d for n, d in shapes.items() if d and len(d) > 1 and isinstance(d[-1], int) and None not in d}
-
-
-def _sums(graph: onnx.GraphProto, edit: Editor) -> None:
-    """Sum of several values as Adds, which use all threads."""
-    for node in list(graph.node):
-        if node.op_type == "Sum" and node.domain == "" and len(node.input) > 1:
-            graph.node.remove(node)
-            total = node.input[0]
-            for value in node.input[1:-1]:
-                total = edit.node("Add", total, value)
-            edit.node("Add", total, node.input[-1], output=node.output[0])
 
 
 def _weight_gradients(graph: onnx.GraphProto, edit: Editor) -> None:

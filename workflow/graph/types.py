@@ -31,6 +31,16 @@ def with_kernels_of(graph: Path) -> Path:
     return graph.with_suffix(".kernels.onnx")
 
 
+def on_cuda_of(graph: Path) -> Path:
+    """Where the same graph lies as GPUs run it (`ortflow.workflow.graph.on_cuda`), if there is one."""
+    return graph.with_suffix(".cuda.onnx")
+
+
+def fused_of(graph: Path) -> Path:
+    """The same with fused kernels (`ortflow.workflow.fusion`), if there is one."""
+    return graph.with_suffix(".fused.onnx")
+
+
 @dataclass(frozen=True)
 class GraphInput:
     """An input that a batch fills: `dtype` as numpy names it, `shape` with None where it may vary."""

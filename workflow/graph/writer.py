@@ -1,6 +1,6 @@
 """Writes the nodes that stand in for one node: what the decompositions are written with.
 
-Called by `decompose_*` and `repair`.
+Called by `decompose_*`, `fusions`, and the rules and compositions of `autodiff`.
 """
 
 from __future__ import annotations

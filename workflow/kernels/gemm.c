@@ -8,11 +8,16 @@
 
 #if W == 16
 #define MR 14
-#else
-#define MR 6
-#endif
 #define NV 2
+#elif W == 8
+#define MR 6
+#define NV 2
+#else
+#define MR 8
+#define NV 3
+#endif
 #define NR (W * NV)
+#define LOW 4 /* rows of a tile at the lower edge that has no more */
 #define KC 384              /* depth of a block: a panel of B stays in the first-level cache */
 #define MC (112 / MR * MR)  /* most rows of a block of A: it stays in the second-level cache */
 #define STRIP 128           /* most columns of a strip of B that a task packs for itself: it stays there, too */
@@ -23,14 +28,28 @@
 #if defined(__clang__) || __GNUC__ >= 12
 #define SHUFFLE(a, b, ...) __builtin_shufflevector(a, b, __VA_ARGS__)
 #else
-typedef int32_t ivec8 __attribute__((vector_size(32)));
-#define SHUFFLE(a, b, ...) __builtin_shuffle(a, b, (ivec8){__VA_ARGS__})
+typedef int32_t iedge __attribute__((vector_size(4 * EDGE)));
+#define SHUFFLE(a, b, ...) __builtin_shuffle(a, b, (iedge){__VA_ARGS__})
 #endif
 
-/* to[j * columns_apart + i] = from[i * rows_apart + j] for i, j < 8. */
-static inline void transpose_8x8(const float *from, int64_t rows_apart, float *to, int64_t columns_apart) {
-    vec8 r[8], s[8], t[8];
-    UNROLL for (int i = 0; i < 8; i++) r[i] = load8(from + i * rows_apart);
+/* to[j * columns_apart + i] = from[i * rows_apart + j] for i, j < EDGE; j ascends, so that columns may overlap. */
+#if EDGE == 4
+static inline void transpose(const float *from, int64_t rows_apart, float *to, int64_t columns_apart) {
+    edge r[4], s[4];
+    UNROLL for (int i = 0; i < 4; i++) r[i] = load_edge(from + i * rows_apart);
+    UNROLL for (int i = 0; i < 2; i++) {
+        s[i] = SHUFFLE(r[i], r[i + 2], 0, 4, 1, 5);
+        s[i + 2] = SHUFFLE(r[i], r[i + 2], 2, 6, 3, 7);
+    }
+    UNROLL for (int i = 0; i < 4; i += 2) {
+        store_edge(to + i * columns_apart, SHUFFLE(s[i], s[i + 1], 0, 4, 1, 5));
+        store_edge(to + (i + 1) * columns_apart, SHUFFLE(s[i], s[i + 1], 2, 6, 3, 7));
+    }
+}
+#else
+static inline void transpose(const float *from, int64_t rows_apart, float *to, int64_t columns_apart) {
+    edge r[8], s[8], t[8];
+    UNROLL for (int i = 0; i < 8; i++) r[i] = load_edge(from + i * rows_apart);
     UNROLL for (int i = 0; i < 8; i += 2) {
         s[i] = SHUFFLE(r[i], r[i + 1], 0, 8, 1, 9, 4, 12, 5, 13);
         s[i + 1] = SHUFFLE(r[i], r[i + 1], 2, 10, 3, 11, 6, 14, 7, 15);
@@ -41,66 +60,85 @@ static inline void transpose_8x8(const float *from, int64_t rows_apart, float *t
         t[i + 2] = SHUFFLE(s[i + 1], s[i + 3], 0, 1, 8, 9, 4, 5, 12, 13);
         t[i + 3] = SHUFFLE(s[i + 1], s[i + 3], 2, 3, 10, 11, 6, 7, 14, 15);
     }
-    UNROLL for (int i = 0; i < 4; i++) store8(to + i * columns_apart, SHUFFLE(t[i], t[i + 4], 0, 1, 2, 3, 8, 9, 10, 11));
     UNROLL for (int i = 0; i < 4; i++)
-        store8(to + (i + 4) * columns_apart, SHUFFLE(t[i], t[i + 4], 4, 5, 6, 7, 12, 13, 14, 15));
+        store_edge(to + i * columns_apart, SHUFFLE(t[i], t[i + 4], 0, 1, 2, 3, 8, 9, 10, 11));
+    UNROLL for (int i = 0; i < 4; i++)
+        store_edge(to + (i + 4) * columns_apart, SHUFFLE(t[i], t[i + 4], 4, 5, 6, 7, 12, 13, 14, 15));
 }
+#endif
 
 /* Columns [j, j + width) of rows [p, p + depth) of op(B) as one panel: `depth` rows of NR, filled up with zeros. */
 static void pack_b_panel(const Gemm *g, int64_t j, int64_t width, int64_t p, int64_t depth, float *to) {
     const float *from = g->b + p * g->row_b + j * g->column_b;
     int64_t q = 0;
     if (width == NR && g->row_b == 1)
-        for (; q + 8 <= depth; q += 8)
-            for (int v = 0; v < NR; v += 8) transpose_8x8(from + v * g->column_b + q, g->column_b, to + q * NR + v, NR);
+        for (; q + EDGE <= depth; q += EDGE)
+            for (int v = 0; v < NR; v += EDGE) transpose(from + v * g->column_b + q, g->column_b, to + q * NR + v, NR);
     for (; q < depth; q++)
         for (int64_t v = 0; v < NR; v++) to[q * NR + v] = v < width ? from[q * g->row_b + v * g->column_b] : 0;
 }
 
 /* Rows [i, i + height) of columns [p, p + depth) of op(A) as one panel: `depth` rows of MR, filled up with zeros.
- * Where MR is no multiple of 8, whole vectors are written and their surplus is overwritten by the next column's. */
+ * Where MR is no multiple of EDGE, whole vectors are written and their surplus is overwritten by the next column's. */
 static void pack_a_panel(const Gemm *g, int64_t i, int64_t height, int64_t p, int64_t depth, float *to) {
     const float *from = g->a + i * g->row_a + p * g->column_a;
-    int64_t q = 0, readable = least(g->m - i, MR < 8 ? 8 : MR);
-    if (height == MR && readable >= 8) {
+    int64_t q = 0, readable = least(g->m - i, MR < EDGE ? EDGE : MR);
+    if (height == MR && readable >= EDGE) {
         if (g->row_a == 1)
             for (; q + 1 < depth; q++)
-                for (int v = 0;; v = MR - 8) {
-                    store8(to + q * MR + v, load8(from + q * g->column_a + v));
-                    if (v + 8 >= MR) break;
+                for (int v = 0;; v = MR - EDGE) {
+                    store_edge(to + q * MR + v, load_edge(from + q * g->column_a + v));
+                    if (v + EDGE >= MR) break;
                 }
         else if (g->column_a == 1)
-            for (; q + 9 <= depth; q += 8)
-                for (int v = 0;; v = MR - 8) {
-                    transpose_8x8(from + v * g->row_a + q, g->row_a, to + q * MR + v, MR);
-                    if (v + 8 >= MR) break;
+            for (; q + EDGE < depth; q += EDGE)
+                for (int v = 0;; v = MR - EDGE) {
+                    transpose(from + v * g->row_a + q, g->row_a, to + q * MR + v, MR);
+                    if (v + EDGE >= MR) break;
                 }
     }
     for (; q < depth; q++)
         for (int64_t v = 0; v < MR; v++) to[q * MR + v] = v < height ? from[q * g->column_a + v * g->row_a] : 0;
 }
 
-/* c = alpha a b + bias, or c += alpha a b, for one tile. */
-static inline void tile(int64_t depth, const float *restrict a, const float *restrict b, float *restrict c,
-                        int64_t row_c, float alpha, int add, const float *bias) {
+/* c = alpha a b + bias, or c += alpha a b, for the first `rows` rows of one tile. */
+static inline __attribute__((always_inline)) void some_rows(const int rows, int64_t depth, const float *restrict a,
+                                                            const float *restrict b, float *restrict c, int64_t row_c,
+                                                            float alpha, int add, const float *bias) {
     vec sums[MR][NV];
-    UNROLL for (int i = 0; i < MR; i++) {
+    UNROLL for (int i = 0; i < rows; i++) {
         __builtin_prefetch(c + i * row_c, 1);
         UNROLL for (int v = 0; v < NV; v++) sums[i][v] = (vec){0};
     }
     for (int64_t p = 0; p < depth; p++) {
         vec row[NV];
         UNROLL for (int v = 0; v < NV; v++) row[v] = load(b + p * NR + v * W);
-        UNROLL for (int i = 0; i < MR; i++) {
-            vec factor = all(a[p * MR + i]);
-            UNROLL for (int v = 0; v < NV; v++) sums[i][v] += factor * row[v];
-        }
+#if W == 4
+        /* NEON multiplies by a lane. */
+        vec factors[MR / W];
+        UNROLL for (int i = 0; i < rows / W; i++) factors[i] = load(a + p * MR + i * W);
+#define FACTOR(i) all(factors[(i) / W][(i) % W])
+#else
+#define FACTOR(i) all(a[p * MR + (i)])
+#endif
+        UNROLL for (int i = 0; i < rows; i++) UNROLL for (int v = 0; v < NV; v++) sums[i][v] += FACTOR(i) * row[v];
     }
-    UNROLL for (int i = 0; i < MR; i++) UNROLL for (int v = 0; v < NV; v++) {
+    UNROLL for (int i = 0; i < rows; i++) UNROLL for (int v = 0; v < NV; v++) {
         float *at = c + i * row_c + v * W;
         vec value = all(alpha) * sums[i][v];
         store(at, add ? load(at) + value : bias ? load(bias + v * W) + value : value);
     }
+}
+
+static inline void tile(int64_t depth, const float *restrict a, const float *restrict b, float *restrict c,
+                        int64_t row_c, float alpha, int add, const float *bias) {
+    some_rows(MR, depth, a, b, c, row_c, alpha, add, bias);
+}
+
+/* As `tile`, for fewer rows: the last rows of a matrix need not cost as much as MR. */
+static inline void low_tile(int64_t depth, const float *restrict a, const float *restrict b, float *restrict c,
+                            int64_t row_c, float alpha, int add, const float *bias) {
+    some_rows(LOW, depth, a, b, c, row_c, alpha, add, bias);
 }
 
 /* Rows [i, i + height) x columns [j, j + width) of C for one block of depth; both factors are packed. */
@@ -119,7 +157,10 @@ static void block(const Gemm *g, const float *a, const float *b, int64_t i, int6
                 continue;
             }
             float whole[MR * NR];
-            tile(depth, panel, b, whole, NR, g->alpha, 0, NULL);
+            if (rows <= LOW)
+                low_tile(depth, panel, b, whole, NR, g->alpha, 0, NULL);
+            else
+                tile(depth, panel, b, whole, NR, g->alpha, 0, NULL);
             for (int64_t x = 0; x < rows; x++)
                 for (int64_t y = 0; y < columns; y++) {
                     float before = add ? c[x * g->row_c + y] : bias ? bias[y] : 0;
@@ -145,15 +186,15 @@ static void pack_b_block(const Gemm *g, int64_t j, int64_t width, int64_t p, int
 }
 
 static void pack_a_block(const Gemm *g, int64_t i, int64_t height, int64_t p, int64_t depth, float *to) {
-    if (g->row_a == 1 && height % MR == 0 && g->m - i >= height - MR + 8) {
+    if (g->row_a == 1 && height % MR == 0 && g->m - i >= height - MR + EDGE) {
         /* Row by row of memory: a panel at a time would touch each of its pages anew. */
         const float *from = g->a + i + p * g->column_a;
         for (int64_t q = 0; q + 1 < depth; q++, from += g->column_a)
             for (int64_t u = 0; u < height; u += MR) {
                 if (q + AHEAD < depth) __builtin_prefetch(from + AHEAD * g->column_a + u);
-                for (int v = 0;; v = MR - 8) {
-                    store8(to + u * depth + q * MR + v, load8(from + u + v));
-                    if (v + 8 >= MR) break;
+                for (int v = 0;; v = MR - EDGE) {
+                    store_edge(to + u * depth + q * MR + v, load_edge(from + u + v));
+                    if (v + EDGE >= MR) break;
                 }
             }
         for (int64_t u = 0; u < height; u += MR)

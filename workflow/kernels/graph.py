@@ -4,7 +4,19 @@ from __future__ import annotations
 
 import onnx
 
-from ortflow.workflow.kernels import adam, convolution, cross_entropy, gelu, norm, product, recompute, softmax, table
+from ortflow.workflow.kernels import (
+    adam,
+    batch_norm,
+    convolution,
+    cross_entropy,
+    gelu,
+    norm,
+    pooling,
+    product,
+    recompute,
+    softmax,
+    table,
+)
 from ortflow.workflow.kernels.rewriter import DOMAIN, Rewriter
 
 
@@ -18,7 +30,7 @@ def with_kernels(model: onnx.ModelProto, length: int = 0) -> onnx.ModelProto:
     rewriter = Rewriter(copy.graph)
     for node in rewriter.nodes("Identity"):
         rewriter.pass_by(node)
-    for module in (convolution, gelu, norm, product, softmax, table, cross_entropy, adam):
+    for module in (convolution, pooling, batch_norm, gelu, norm, product, softmax, table, cross_entropy, adam):
         module.put(rewriter)
     recompute.put(rewriter, length)
     rewriter.finish()

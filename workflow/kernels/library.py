@@ -1,8 +1,9 @@
-"""The shared library of the kernels: found in a cache, or compiled for this processor the first time.
+"""The shared library of the kernels: brought by the wheel, found in a cache, or compiled for this processor.
 
 Any C compiler will do: $CC, cc, gcc, clang, or the one that `pip install ortflow[kernels]` brings. Without one, and on
 processors without the instructions, ONNX Runtime's own kernels do the work. Called by steps `configure` and `runtime`.
-As a program, `library.py FOLDER` compiles for every processor: images are built with that, and need no compiler then.
+As a program, `library.py FOLDER` compiles for every processor of a machine's kind: wheels and images are built with
+that, and need no compiler then.
 """
 
 from __future__ import annotations
@@ -16,11 +17,12 @@ import os
 import platform
 import shlex
 import shutil
+import stat
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -32,13 +34,15 @@ _FLAGS = (
     # A product and a sum are one instruction; otherwise arithmetic is as the source has it.
     *("-ffp-contract=fast", "-fno-math-errno", "-fno-sanitize=undefined"),
 )
-_LEVELS = {
-    "AVX-512": ("avx512f", "avx512bw", "avx512dq", "avx512vl", "avx2", "fma"),
-    "AVX2": ("avx2", "fma"),
+LEVELS: dict[str, dict[str, tuple[str, ...]]] = {
+    "x86_64": {"AVX-512": ("avx512f", "avx512bw", "avx512dq", "avx512vl", "avx2", "fma"), "AVX2": ("avx2", "fma")},
+    # Linux and macOS name the same processors differently. All of them have NEON.
+    "aarch64": {"NEON": ()},
+    "arm64": {"NEON": ()},
 }
-"""Name -> instruction sets, as Linux and compilers call them; the first that the processor has is taken."""
-_BROUGHT = Path(sys.prefix, "share", "ortflow", "kernels")
-"""Where an image keeps what was compiled when it was built."""
+"""Machine -> level -> instruction sets, as Linux and compilers call them; the first that the processor has is taken."""
+_BROUGHT = (_SOURCES, Path(sys.prefix, "share", "ortflow", "kernels"))
+"""Where a wheel and an image keep what was compiled when they were built."""
 _ENTRY = "RegisterCustomOps"
 """What ONNX Runtime calls."""
 _SECONDS = 300
@@ -63,6 +67,9 @@ def library_for(kernels: str) -> Library | None:
 @functools.cache
 def find_library() -> Library:
     """The library for this processor, compiled if need be. Never raises: `note` says what is missing."""
+    machine = platform.machine()
+    if machine not in LEVELS:
+        return Library(None, f"ONNX Runtime's, because ortflow has none for {machine}")
     level = next(iter(levels()), None)
     if level is None:
         return Library(None, "ONNX Runtime's, because this processor has no AVX2")
@@ -71,14 +78,15 @@ def find_library() -> Library:
 
 def library_at(level: str) -> Library:
     """The library for one of the processor's levels, compiled if need be. Never raises, as `find_library`."""
-    name, ours = _name(level), f"ortflow's own, for {level}"
-    for folder in (_BROUGHT, *cache_folders("kernels")):
+    machine = platform.machine()
+    name, ours = _name(machine, level), f"ortflow's own, for {level}"
+    for folder in (*_BROUGHT, *cache_folders("kernels")):
         if (folder / name).exists() and _fault(folder / name) is None:
             return Library(folder / name, ours)
     reason = "there is no C compiler: `pip install 'ortflow[kernels]'` brings one"
     for folder in cache_folders("kernels"):
-        for compiler in _compilers():
-            fault = _compile(compiler, level, folder)
+        for compiler in compilers():
+            fault = _compile(compiler, machine, level, folder)
             if fault is None:
                 return Library(folder / name, ours)
             reason = f"{shlex.join(compiler)} failed: {fault}"
@@ -87,33 +95,31 @@ def library_at(level: str) -> Library:
 
 def levels() -> list[str]:
     """The levels that the processor has, best first."""
-    if platform.machine() != "x86_64":
-        return []
     try:
         text = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
     except OSError:
-        return []
+        text = ""
     has = next((set(line.split()) for line in text.splitlines() if line.startswith("flags")), set())
-    return [level for level, sets in _LEVELS.items() if has >= set(sets)]
+    return [level for level, sets in LEVELS.get(platform.machine(), {}).items() if has >= set(sets)]
 
 
 def source_key() -> str:
     """A hash of the sources and of how they are compiled, whatever the processor."""
-    key = hashlib.sha256(repr((_FLAGS, _LEVELS)).encode())
+    key = hashlib.sha256(repr((_FLAGS, LEVELS)).encode())
     for source in sorted(_SOURCES.glob("*.[ch]")):
         key.update(source.read_bytes())
     return key.hexdigest()
 
 
-def _name(level: str) -> str:
+def _name(machine: str, level: str) -> str:
     """The file's name: it tells processor and source."""
-    return f"x86_64-{level.lower()}-{source_key()[:16]}.so"
+    return f"{machine}-{level.lower()}-{source_key()[:16]}.so"
 
 
 def cache_folders(purpose: str) -> Iterator[Path]:
     """Existing folders for a purpose, best first: $ORTFLOW_CACHE, the user's cache, then the temporary folder.
 
-    Only those that nobody else may write into, since what lies there is trusted.
+    Only those that nobody else may write into or put another in place of, all the way up: what lies there is trusted.
     """
     named = os.environ.get("ORTFLOW_CACHE")
     home = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
@@ -122,14 +128,23 @@ def cache_folders(purpose: str) -> Iterator[Path]:
         place = folder / purpose
         try:
             place.mkdir(mode=0o700, parents=True, exist_ok=True)
-            status = place.stat()
+            real = Path(os.path.realpath(place))
+            trusted = not real.stat().st_mode & 0o022 and all(map(_is_ours, (real, *real.parents)))
         except OSError:
             continue
-        if status.st_uid in (os.getuid(), 0) and not status.st_mode & 0o022:
+        if trusted:
             yield place
 
 
-def _compilers() -> Iterator[list[str]]:
+def _is_ours(folder: Path) -> bool:
+    """Whether nobody else can put another folder in place of what lies in this one."""
+    status = folder.stat()
+    sticky = status.st_mode & stat.S_ISVTX
+    return status.st_uid in (os.getuid(), 0) and bool(sticky or not status.st_mode & 0o022)
+
+
+def compilers() -> Iterator[list[str]]:
+    """C compilers of this machine as command lines, best first."""
     if os.environ.get("CC"):
         yield shlex.split(os.environ["CC"])
     for name in ("cc", "gcc", "clang"):
@@ -140,35 +155,51 @@ def _compilers() -> Iterator[list[str]]:
         yield [sys.executable, "-m", "ziglang", "cc"]
 
 
-def _compile(compiler: Sequence[str], level: str, folder: Path) -> str | None:
+def _compile(compiler: Sequence[str], machine: str, level: str, folder: Path) -> str | None:
     """Compile into the folder; what went wrong, in a few words, or None."""
-    name, instructions = _name(level), [f"-m{one}" for one in _LEVELS[level]]
+    instructions = [f"-m{one}" for one in LEVELS[machine][level]]
     sources = sorted(map(str, _SOURCES.glob("*.c")))
+    check = _fault if machine == platform.machine() else None
+    return compile_to(folder / _name(machine, level), [*compiler, *_FLAGS, *instructions, *sources, "-lm"], check)
+
+
+def compile_to(
+    path: Path, command: Sequence[str], check: Callable[[Path], str | None] | None = None, seconds: float = _SECONDS
+) -> str | None:
+    """Run a compiler, whose command lacks only its output, for a library at `path`; what went wrong, or None.
+
+    `check` says what is wrong with the library, before it stands there. Raises EndedBySignal where the compiler was.
+    """
     try:
-        _sweep(folder)
-        with tempfile.TemporaryDirectory(dir=folder, prefix="making-") as work:
+        _sweep(path.parent)
+        with tempfile.TemporaryDirectory(dir=path.parent, prefix="making-") as work:
             Path(work, _MARK).touch()
-            made = Path(work, name)
+            made = Path(work, path.name)
             result = subprocess.run(
-                [*compiler, *_FLAGS, *instructions, *sources, "-o", str(made), "-lm", "-lpthread"],
+                [*command, "-o", str(made), "-lpthread"],
                 capture_output=True,
                 text=True,
                 errors="replace",
-                timeout=_SECONDS,
+                timeout=seconds,
                 cwd=work,
                 env={**os.environ, "ZIG_GLOBAL_CACHE_DIR": work, "ZIG_LOCAL_CACHE_DIR": work, "TMPDIR": work},
             )
+            if result.returncode < 0:
+                # Imported here: as a program, this file runs before ortflow is installed.
+                from ortflow.workflow.errors import check_signal
+
+                check_signal(result.returncode, "the C compiler")
             if result.returncode != 0:
                 lines = [line for line in result.stderr.splitlines() if "error" in line] or result.stderr.splitlines()
                 return lines[0].strip() if lines else f"exit code {result.returncode}"
-            fault = _fault(made)
+            fault = check(made) if check is not None else None
             if fault is not None:
                 return fault
             with made.open("rb+") as file:
                 os.fsync(file.fileno())
-            os.replace(made, folder / name)
+            os.replace(made, path)
     except subprocess.TimeoutExpired:
-        return f"not done after {_SECONDS} s"
+        return f"not done after {seconds:g} s"
     except OSError as error:
         return str(error)
     return None
@@ -197,12 +228,19 @@ def main() -> int:
     """Compile for every level into the folder that is named; 1 and what went wrong where that fails."""
     parser = argparse.ArgumentParser(description="Compile ortflow's CPU kernels for every processor that they run on.")
     parser.add_argument("folder", type=Path, help="where the libraries go")
-    folder, compiler = parser.parse_args().folder, next(_compilers(), ["cc"])
-    folder.mkdir(parents=True, exist_ok=True)
-    faults = {level: fault for level in _LEVELS if (fault := _compile(compiler, level, folder)) is not None}
+    parser.add_argument(
+        "--machine",
+        choices=LEVELS,
+        default=platform.machine(),
+        help="kind of machine, where $CC compiles for another one: arm64 is macOS, aarch64 Linux (default: this one's)",
+    )
+    asked, compiler = parser.parse_args(), next(compilers(), ["cc"])
+    asked.folder.mkdir(parents=True, exist_ok=True)
+    faults = {level: _compile(compiler, asked.machine, level, asked.folder) for level in LEVELS.get(asked.machine, {})}
     for level, fault in faults.items():
-        print(f"{level}: {shlex.join(compiler)} failed: {fault}", file=sys.stderr)
-    return 1 if faults else 0
+        if fault is not None:
+            print(f"{level}: {shlex.join(compiler)} failed: {fault}", file=sys.stderr)
+    return 1 if any(faults.values()) else 0
 
 
 if __name__ == "__main__":

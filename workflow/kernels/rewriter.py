@@ -110,6 +110,10 @@ class Rewriter:
             return None
         return float(array.reshape(-1)[0])
 
+    def constant(self, value: str) -> np.ndarray[Any, Any] | None:
+        """A constant, or None."""
+        return self._constants.get(value)
+
     def integers(self, value: str) -> list[int] | None:
         """The elements of an integer constant."""
         array = self._constants.get(value)

@@ -1,4 +1,4 @@
-/* Vectors of W floats in the compiler's own notation: AVX-512, or AVX2 with FMA. */
+/* Vectors of W floats in the compiler's own notation: AVX-512, AVX2 with FMA, or NEON. */
 #ifndef ORTFLOW_VECTOR_H
 #define ORTFLOW_VECTOR_H
 
@@ -9,22 +9,26 @@
 #define W 16
 #elif defined(__AVX2__) && defined(__FMA__)
 #define W 8
+#elif defined(__aarch64__)
+#define W 4
 #else
-#error "needs AVX-512, or AVX2 with FMA"
+#error "needs AVX-512, AVX2 with FMA, or 64-bit ARM"
 #endif
+/* Floats of a row of the squares that are transposed in registers. */
+#define EDGE (W < 8 ? W : 8)
 
 typedef float vec __attribute__((vector_size(4 * W)));
 typedef int32_t ivec __attribute__((vector_size(4 * W)));
-typedef float vec8 __attribute__((vector_size(32)));
+typedef float edge __attribute__((vector_size(4 * EDGE)));
 typedef float unaligned __attribute__((vector_size(4 * W), aligned(4)));
-typedef float unaligned8 __attribute__((vector_size(32), aligned(4)));
+typedef float unaligned_edge __attribute__((vector_size(4 * EDGE), aligned(4)));
 
 #define UNROLL _Pragma("GCC unroll 16")
 
 static inline vec load(const float *p) { return *(const unaligned *)p; }
 static inline void store(float *p, vec x) { *(unaligned *)p = x; }
-static inline vec8 load8(const float *p) { return *(const unaligned8 *)p; }
-static inline void store8(float *p, vec8 x) { *(unaligned8 *)p = x; }
+static inline edge load_edge(const float *p) { return *(const unaligned_edge *)p; }
+static inline void store_edge(float *p, edge x) { *(unaligned_edge *)p = x; }
 static inline vec all(float x) { return x - (vec){0}; }
 static inline vec choose(ivec where, vec yes, vec no) { return (vec)(((ivec)yes & where) | ((ivec)no & ~where)); }
 static inline vec least_of(vec a, vec b) { return choose(a > b, b, a); }

@@ -86,6 +86,12 @@ def _metrics(spec: RunSpec) -> Iterator[Problem]:
             yield Problem(("train", "early_stop", "metric"), what, f"add {watched} to model.metrics", others=(path,))
 
 
+def _recompute(spec: RunSpec) -> Iterator[Problem]:
+    if spec.model.recompute and spec.model.graphs.train:
+        what = "is for the training graph that ortflow makes, and model.graphs.train gives one"
+        yield Problem(("model", "recompute"), what, "take one of them away", others=(("model", "graphs", "train"),))
+
+
 def _padding(spec: RunSpec) -> Iterator[Problem]:
     if spec.model.loss.kind == "output" and spec.data.last_batch == "pad":
         what = "cannot be pad where the loss is an output of the graph: the filled-up samples would count"
@@ -124,8 +130,12 @@ def _parallel(spec: RunSpec) -> Iterator[Problem]:
 
 
 def _resources(spec: RunSpec) -> Iterator[Problem]:
-    if spec.resources.gpus_per_rank > 0:
-        yield Problem(("resources", "gpus_per_rank"), f"above 0 {NOT_YET}", "set it to 0")
+    if spec.train.precision != "fp32" and not spec.on_gpus:
+        what = f"is {spec.train.precision}, which GPUs have, and resources.gpus_per_rank is 0"
+        yield Problem(("train", "precision"), what, "set it to fp32", others=(("resources", "gpus_per_rank"),))
+    if spec.resources.gpus_per_rank > 1:
+        what = f"is {spec.resources.gpus_per_rank}, and a rank trains on one GPU"
+        yield Problem(("resources", "gpus_per_rank"), what, "set it to 1, and raise resources.ranks_per_node")
     for key, text, parse in (
         ("memory", spec.resources.memory, parse_memory),
         ("time_limit", spec.resources.time_limit, parse_time),
@@ -144,6 +154,24 @@ def _backoff(spec: RunSpec) -> Iterator[Problem]:
         yield Problem(
             path, f"is {first:g} seconds, longer than the limit of {limit:g}", "raise the limit", others=(other,)
         )
+
+
+def _names(spec: RunSpec) -> Iterator[Problem]:
+    """No part of a path may be longer than a file system takes."""
+    paths = [
+        (("run_dir",), spec.run_dir),
+        (("model", "path"), spec.model.path),
+        (("data", "train", "path"), spec.data.train.path),
+        (("data", "eval", "path"), spec.data.eval.path if spec.data.eval is not None else None),
+        (("checkpoint", "directory"), spec.checkpoint.directory),
+        (("monitor", "tensorboard_directory"), spec.monitor.tensorboard_directory),
+        (("export", "path"), spec.export.path),
+    ]
+    for path, text in paths:
+        longest = max(PurePosixPath(text or "").parts, key=lambda part: len(part.encode()), default="")
+        if len(longest.encode()) > LONGEST_NAME:
+            what = f"has a name of {len(longest.encode())} bytes in it ({longest[:20]}…)"
+            yield Problem(path, what, f"a file system takes {LONGEST_NAME}: give a shorter one")
 
 
 def _places(spec: RunSpec) -> Iterator[Problem]:
@@ -167,8 +195,26 @@ def _places(spec: RunSpec) -> Iterator[Problem]:
         taken.setdefault(place, path)
 
 
-RESERVED = frozenset({"run.yaml", "plan.json", "attempts.jsonl", "events", "logs", "graphs"})
+RESERVED = frozenset(
+    {
+        *(
+            "run.yaml",
+            "plan.json",
+            "attempts.jsonl",
+            "events",
+            "logs",
+            "graphs",
+            "slurm",
+            "kubernetes",
+            "kubernetes.json",
+        ),
+        *(".launcher.lock", ".ranks.lock", ".mirror.lock", ".stop", ".owner", ".keeper", ".heartbeat"),
+    }
+)
 """Names in the run directory that are not the user's to give."""
+
+LONGEST_NAME = 255
+"""Bytes of a name in a folder, on every file system that matters."""
 
 CHECKS: tuple[Callable[[RunSpec], Iterator[Problem]], ...] = (
     _length,
@@ -180,9 +226,11 @@ CHECKS: tuple[Callable[[RunSpec], Iterator[Problem]], ...] = (
     _padding,
     _columns,
     _parallel,
+    _recompute,
     _resources,
     _backoff,
     _places,
+    _names,
     check_slurm,
     check_kubernetes,
 )

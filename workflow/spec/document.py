@@ -7,6 +7,7 @@ which keys there are.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -25,6 +26,7 @@ from yaml.events import (
     SequenceStartEvent,
 )
 
+from ortflow.workflow.files import open_regular
 from ortflow.workflow.spec.problem import Fault, KeyPath, Problem
 from ortflow.workflow.spec.scalars import scalar
 
@@ -54,7 +56,7 @@ class Document:
 def read_document(path: Path) -> Document:
     """Read and parse a run file; a file that cannot be read is a document with that problem."""
     try:
-        with path.open("rb") as file:
+        with os.fdopen(open_regular(path), "rb") as file:
             raw = file.read(SIZE_LIMIT + 1)
     except FileNotFoundError:
         return _unread(path, "there is no such file", "give the path of a run file")

@@ -94,6 +94,9 @@ class ModelSection(Section):
     """Graphs of your own in place of those built from `path`."""
     parameters: ParameterPatterns = ParameterPatterns()
     """Patterns that override which initializers are trained."""
+    recompute: list[Text] = Field(default_factory=list)
+    """Glob patterns over modules (`layers.*`) or node names: what they make is computed again for the backward pass,
+    which takes less memory and more time, and changes no bit."""
     accept_inference_export: bool = False
     """Train a model although its file shows signs of an export for inference, which changes what is trained."""
     labels: list[Text] = Field(default_factory=list)

@@ -11,6 +11,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from ortflow.workflow.errors import UserError
+from ortflow.workflow.rundir import relocated
 from ortflow.workflow.spec.problem import Problem, printable
 from ortflow.workflow.spec.run import RunSpec
 
@@ -43,6 +45,8 @@ def run_directory(spec: RunSpec, cwd: Path) -> Path:
 def resolve_paths(spec: RunSpec, run_file: Path, cwd: Path | None = None) -> RunSpec:
     """The same run with every path absolute; `cwd` is what `run_dir` is relative to. A second time changes nothing."""
     cwd = Path.cwd() if cwd is None else cwd
+    for place in (cwd, run_file, Path(spec.run_dir or "")):
+        refuse_undecodable(place)
     home = Path(_absolute(str(run_file), cwd)).parent
     root = run_directory(spec, cwd)
     values = spec.model_dump()
@@ -54,6 +58,28 @@ def resolve_paths(spec: RunSpec, run_file: Path, cwd: Path | None = None) -> Run
     holder = _holder(values, IMAGE)
     if holder is not None and is_image_file(holder["image"]):
         holder["image"] = _absolute(holder["image"], home)
+    return RunSpec.model_validate(values)
+
+
+def refuse_undecodable(path: Path) -> None:
+    """Raise UserError where a path is not UTF-8: no run file and no record can hold it."""
+    try:
+        str(path).encode()
+    except UnicodeEncodeError:
+        raise UserError(
+            f"{printable(str(path))} is not UTF-8, and no run file can hold it", fix="give the folder another name"
+        ) from None
+
+
+def moved(spec: RunSpec, root: Path) -> RunSpec:
+    """The run of a directory that may have been moved or copied since: what it writes lies in it still. Pure."""
+    old = spec.run_dir
+    if old is None or Path(old) == root:
+        return spec
+    values = spec.model_dump()
+    values["run_dir"] = str(root)
+    for section, key in OUTPUTS:
+        values[section][key] = relocated(values[section][key], old, root)
     return RunSpec.model_validate(values)
 
 

@@ -49,6 +49,8 @@ class CheckpointSection(Section):
     """Which checkpoints stay."""
     asynchronous: bool = True
     """Write in the background from a copy."""
+    wait_for_room: NonNegativeFloat = 600.0
+    """Seconds that a run waits for room on a full disk, at its end and between attempts, before it counts as failed."""
     exact: bool = True
     """Go on bit for bit or not at all: other kernels, another ONNX Runtime or training graph are refused."""
 
@@ -88,13 +90,13 @@ class Resources(Section):
     cpus_per_rank: Positive | None = None
     """Cores of a rank; a fair share of what is there if not given."""
     gpus_per_rank: Count = 0
-    """GPUs of a rank."""
+    """GPUs of a rank: 1 to train on the GPU of the local rank, 0 for the CPU."""
     memory: Text | None = None
     """Memory of a node: a number and a unit, such as 16G or 16Gi."""
     time_limit: Text | None = None
     """Wall-clock limit: [days-]hours:minutes:seconds, or minutes."""
     kernels: Literal["auto", "onnxruntime"] = "auto"
-    """CPU kernels: ortflow's own where a C compiler is found, or ONNX Runtime's alone."""
+    """Kernels: ortflow's own where a C compiler is found, or ONNX Runtime's alone."""
     python: Text | None = None
     """Interpreter of the ranks; the one that runs ortflow if not given."""
 
@@ -172,6 +174,16 @@ class RunSpec(Section):
     """Budgets."""
     backends: Backends = Backends()
     """What only one backend needs."""
+
+    @property
+    def on_gpus(self) -> bool:
+        """Whether ranks train on GPUs."""
+        return self.resources.gpus_per_rank > 0
+
+    @property
+    def kernels(self) -> str:
+        """`resources.kernels`, for the device that ranks train on: ortflow's own are for the CPU."""
+        return "onnxruntime" if self.on_gpus else self.resources.kernels
 
     @property
     def world_size(self) -> int:

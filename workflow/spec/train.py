@@ -114,6 +114,8 @@ class TrainSection(Section):
     """Stop when a metric no longer improves."""
     max_skipped_steps: Positive = 10
     """Steps in a row with a non-finite loss or gradient that end the run."""
+    precision: Literal["fp32", "tf32"] = "fp32"
+    """Of products of matrices: fp32, or on GPUs tf32, which rounds factors to 10 bits and is several times as fast."""
     check_gradient: bool = True
     """Check the gradient on a micro-batch before the first step: against ONNX Runtime's own operators and against
     differences of the loss. A check that has passed is not repeated for the same graphs, kernels and runtime."""

@@ -23,6 +23,7 @@ from ortflow.workflow.checkpoint.store import DirectoryStore
 from ortflow.workflow.checkpoint.writer import Writer, specs
 from ortflow.workflow.errors import OrtflowError
 from ortflow.workflow.progress import Progress
+from ortflow.workflow.room import LOOK_PERIOD, RECORDS, Notice, OutOfDisk, has_room, is_full
 from ortflow.workflow.steps.context import Context
 from ortflow.workflow.steps.environment import check_environment
 
@@ -59,6 +60,9 @@ class Saver:
         self._distrusted: set[int] = set()
         self._commit: threading.Thread | None = None
         self._outcome: dict[str, Any] | None = None
+        self.lack: OutOfDisk | None = None
+        """The room that the newest save was refused; rank 0."""
+        self._notice = Notice(context.run_dir.heartbeat)
 
     def resume(self) -> None:
         """Fill the state from the newest whole checkpoint; rank 0 chooses it, each rank verifies what it reads."""
@@ -133,8 +137,7 @@ class Saver:
             return
         self._last_save = time.monotonic()
         self._time_due = False
-        trouble = no_room(self._store, specs(self._buffers), context.world.world_size) if context.leads else None
-        trouble = context.world.share(trouble)
+        trouble = context.world.share(self._trouble() if context.leads else None)
         if trouble is not None:
             self._failed(step, trouble)
             return
@@ -143,6 +146,47 @@ class Saver:
         self._writer.start(step, urgent=not self._section.asynchronous)
         if not self._section.asynchronous:
             self.wait()
+
+    def _trouble(self) -> str | None:
+        """Why a save cannot begin; None if it can. Rank 0."""
+        world = self._context.world
+        trouble = no_room(self._store, specs(self._buffers), world.world_size, self._context.trainer.index)
+        if isinstance(trouble, OutOfDisk):
+            self.lack = trouble
+            return str(trouble)
+        return None if trouble is None else f"{trouble.filename or self._store.path}: {trouble.strerror}"
+
+    def save_in_the_end(self) -> None:
+        """`save_and_wait`; where the disk is full, wait for room and try again, as long as the run file says.
+
+        All ranks; raises Preempted where they are asked to leave meanwhile.
+        """
+        context, seconds = self._context, self._section.wait_for_room
+        end = time.monotonic() + seconds
+        waits = False
+        while not (saved := self.save_and_wait()) or not self._all_told():
+            lack: OutOfDisk | None = context.world.share(
+                self.lack if not saved else OutOfDisk(context.events.path, RECORDS)
+            )
+            if lack is None:
+                return
+            if context.leads and not waits:
+                context.monitor.warn(f"{lack}: training is done, and waits {seconds:g} s for room to save")
+            waits = True
+            if context.leads:
+                self._notice.tell(lack)
+            while not context.world.share(has_room(lack.path, lack.needed) or time.monotonic() > end):
+                context.leave_if_asked(saved=saved)
+                time.sleep(LOOK_PERIOD)
+            if context.world.share(time.monotonic() > end):
+                return
+        if context.leads:
+            self._notice.clear()
+
+    def _all_told(self) -> bool:
+        """Whether the disk has taken every event of every rank."""
+        told = self._context.world.gather(self._context.events.catch_up())
+        return bool(self._context.world.share(told is not None and all(told)))
 
     def save_and_wait(self) -> bool:
         """Save behind this step and return when that is done; False where it failed, and the record says why."""
@@ -169,15 +213,17 @@ class Saver:
         status = self._writer.wait()
         self._save = None
         stall = self._writer.stall_seconds
-        answers = context.world.gather((status.record, status.reason, stall))
+        answers = context.world.gather((status.record, status.reason, stall, status.full))
         if context.leads and answers is not None:
             context.monitor.stall(save.step, stall)
-            reasons = [reason for record, reason, _ in answers if record is None]
+            reasons = [reason for record, reason, *_ in answers if record is None]
             if reasons:
+                if any(full for *_, full in answers):
+                    self.lack = OutOfDisk(self._store.path, self._writer.size * context.world.world_size + RECORDS)
                 self._store.abandon(save.step, context.attempt)
                 self._failed(save.step, reasons[0])
                 return
-            records = [record for record, _, _ in answers]
+            records = [record for record, *_ in answers]
             if self._commit is not None:
                 self._commit.join()
             self._commit = threading.Thread(
@@ -197,7 +243,8 @@ class Saver:
             keep = self._section.keep
             prune(self._store, keep.newest, keep.every, self._distrusted)
         except (SaveFailed, OSError) as error:
-            self._outcome = {"step": save.step, "reason": str(error)}
+            full = is_full(error)
+            self._outcome = {"step": save.step, "reason": str(error), "full": full}
             return
         seconds = time.perf_counter() - save.started
         self._outcome = {
@@ -210,12 +257,19 @@ class Saver:
         if outcome is None:
             return
         if "reason" in outcome:
+            if outcome["full"]:
+                self.lack = OutOfDisk(self._store.path, self._writer.size * self._context.world.world_size + RECORDS)
             self._failed(outcome["step"], outcome["reason"])
             return
         self._saved_step = outcome["step"]
+        if self.lack is not None:
+            self.lack = None
+            self._notice.clear()
         self._context.events.write("checkpoint", **outcome)
 
     def _failed(self, step: int, reason: str) -> None:
+        if self.lack is not None:
+            self._notice.tell(self.lack)
         self._context.events.write("checkpoint_failed", step=step, reason=reason)
         print(f"warning: no checkpoint of step {step}: {reason}; the one before it stays", flush=True)
 
@@ -225,10 +279,11 @@ def checkpoint(context: Context) -> None:
 
     Raises OrtflowError where it cannot be saved: a run that is done must not be able to lose its result.
     """
-    context.saver.save_and_wait()
+    context.saver.save_in_the_end()
     if (
         context.leads
         and context.progress.step
         not in DirectoryStore(context.run_dir.root / context.spec.checkpoint.directory).steps()
     ):
-        raise OrtflowError(f"the end of training, step {context.progress.step}, could not be saved")
+        why = f": {context.saver.lack}" if context.saver.lack else ""
+        raise OrtflowError(f"the end of training, step {context.progress.step}, could not be saved{why}")

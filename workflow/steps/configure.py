@@ -16,15 +16,18 @@ from ortflow.workflow.events import warn
 from ortflow.workflow.graph.head import check_export
 from ortflow.workflow.plan import Plan, resolve
 from ortflow.workflow.rundir import RunDir, write_atomically
-from ortflow.workflow.runtimes import differentiator_name
+from ortflow.workflow.spec.check import RESERVED
 from ortflow.workflow.spec.run import RunSpec
 from ortflow.workflow.steps.context import Context
+from ortflow.workflow.steps.runtime_check import check_runtime
 from ortflow.workflow.trainer import GRADIENT_GRAPH
 
 if TYPE_CHECKING:
     from ortflow.workflow.data.dataset import Dataset
+    from ortflow.workflow.graph.types import GraphSet
 
-DEVICE = "cpu"
+
+CHOOSE = "choose another path"
 
 
 def configure(context: Context) -> None:
@@ -32,6 +35,7 @@ def configure(context: Context) -> None:
     if not context.leads:
         return
     try:
+        context.settings = check_runtime(context)
         notes, warnings = prepare(context.run_dir, context.spec)
         for line in notes:
             print(line, flush=True)
@@ -44,8 +48,8 @@ def configure(context: Context) -> None:
 def prepare(run_dir: RunDir, spec: RunSpec) -> tuple[list[str], list[str]]:
     """Graphs and plan in the run directory; returns what is worth a line in the log, and what is worth a warning."""
     from ortflow.workflow.data.dataset import Dataset
+    from ortflow.workflow.graph.autodiff.compose import compose
     from ortflow.workflow.graph.build import build_graphs
-    from ortflow.workflow.graph.differentiator import differentiator
     from ortflow.workflow.graph.kept import damage, hashes_of
     from ortflow.workflow.graph.types import GraphSet, with_kernels_of
     from ortflow.workflow.kernels.graph import with_kernels
@@ -78,7 +82,7 @@ def prepare(run_dir: RunDir, spec: RunSpec) -> tuple[list[str], list[str]]:
     else:
         run_dir.plan.unlink(missing_ok=True)
         try:
-            graphs = build_graphs(spec, DEVICE, run_dir.graphs, longest_sequence(dataset))
+            graphs = build_graphs(spec, "cpu", run_dir.graphs, longest_sequence(dataset))
         except UserError as error:
             raise about_model(error, spec) from error
         notes += graphs.notes
@@ -86,13 +90,31 @@ def prepare(run_dir: RunDir, spec: RunSpec) -> tuple[list[str], list[str]]:
         if not graphs.own_optimizer:
             model = optimizer_graph(spec.train.optimizer, segments(spec.train.optimizer, graphs.index))
             for path, each in ((graphs.optimizer, model), (with_kernels_of(graphs.optimizer), with_kernels(model))):
-                write_atomically(path, differentiator().finish(each).SerializeToString())
+                write_atomically(path, compose(each).SerializeToString())
+        if spec.on_gpus:
+            write_forms(graphs)
         write_atomically(graphs.root / GRADIENT_GRAPH, gradient_graph().SerializeToString())
         hashes = hashes_of(graphs.root)
     trained = sum(e.tensor.count for e in graphs.index if e.tensor.group in ("decay", "no_decay"))
     plan = resolve(spec, samples=samples, parameters=trained, fingerprint=fingerprint, graphs=hashes)
     plan.save(run_dir.plan)
     return notes, warnings
+
+
+def write_forms(graphs: GraphSet) -> None:
+    """Training and optimizer graph as GPUs run them: with ONNX Runtime's kernels alone, and with fused ones."""
+    import onnx
+
+    from ortflow.workflow.fusion.groups import fuse
+    from ortflow.workflow.graph.on_cuda import on_cuda
+    from ortflow.workflow.graph.types import fused_of, on_cuda_of
+
+    train = on_cuda(onnx.load(graphs.train))
+    write_atomically(on_cuda_of(graphs.train), train.SerializeToString())
+    for path, model in ((graphs.train, train), (graphs.optimizer, onnx.load(graphs.optimizer))):
+        fused, taken = fuse(model)
+        if taken:
+            write_atomically(fused_of(path), fused.SerializeToString())
 
 
 def plan_before(run_dir: RunDir, warnings: list[str]) -> Plan | None:
@@ -129,6 +151,9 @@ def check_outputs(run_dir: RunDir, spec: RunSpec) -> None:
     path, model = run_dir.root / spec.export.path, Path(spec.model.path)
     if path.exists() and model.exists() and path.samefile(model):
         raise UserError(f"{path} is the model to train", where="export.path", fix="choose another path")
+    inside = path.relative_to(run_dir.root).parts if path.is_relative_to(run_dir.root) else ()
+    if inside and inside[0] in RESERVED:
+        raise UserError(f"{path} is a place that the run directory needs itself", where="export.path", fix=CHOOSE)
     check_export(path)
 
 
@@ -140,7 +165,7 @@ def saved(run_dir: RunDir, spec: RunSpec) -> bool:
 
 
 def fingerprint_of(spec: RunSpec) -> str:
-    """A hash of everything the graphs are made from: model file, its section, the optimizer, who differentiates, us.
+    """A hash of everything the graphs are made from: model file, its section, the optimizer, us.
 
     The learning rate is an input of the optimizer's graph.
     """
@@ -149,8 +174,7 @@ def fingerprint_of(spec: RunSpec) -> str:
         "model": spec.model.model_dump(mode="json"),
         "optimizer": spec.train.optimizer.model_dump(mode="json", exclude={"lr"}),
         "last_batch": spec.data.last_batch,
-        "device": DEVICE,
-        "differentiator": differentiator_name(),
+        "device": "cuda" if spec.on_gpus else "cpu",
         "files": [
             (path, Path(path).stat().st_size, Path(path).stat().st_mtime_ns)
             for path in (spec.model.path, *filter(None, spec.model.graphs.model_dump().values()))

@@ -14,6 +14,7 @@ from ortflow.workflow.plan import Plan
 from ortflow.workflow.progress import Progress
 from ortflow.workflow.ranks import Place
 from ortflow.workflow.rundir import RunDir
+from ortflow.workflow.runtime_check.settings import DEFAULTS, Settings
 from ortflow.workflow.signals import StopFlag
 from ortflow.workflow.spec.run import RunSpec
 from ortflow.workflow.trainer import Trainer
@@ -40,6 +41,8 @@ class Context:
     engine: Engine[Context] = field(init=False)
     trouble: OrtflowError | None = None
     """configure: what went wrong on rank 0, told to all ranks as soon as they can hear."""
+    settings: Settings = DEFAULTS
+    """configure, on rank 0; runtime, on all: how sessions are opened"""
     plan: Plan = field(init=False)
     """runtime, from what configure wrote."""
     graphs: GraphSet = field(init=False)
@@ -71,12 +74,12 @@ class Context:
             raise RuntimeError("the ranks are not connected before step runtime")
         return self.comm
 
-    def leave_if_asked(self) -> None:
+    def leave_if_asked(self, *, saved: bool = True) -> None:
         """Agree with all ranks whether any was asked to leave, and if so leave: nothing is lost between steps."""
         asked = self.world.gather(self.stop.reason)
         reason = self.world.share(next((r for r in asked if r), None) if asked is not None else None)
         if reason:
-            self.leave(reason)
+            self.leave(reason, saved=saved)
 
     def leave(self, reason: str, *, saved: bool = True) -> None:
         """Say that the run is preempted, and whether everything is saved; raises Preempted."""

@@ -13,19 +13,20 @@ from ortflow.workflow.errors import UserError
 from ortflow.workflow.graph.types import GraphSet, with_kernels_of
 from ortflow.workflow.kernels.library import levels, library_for, source_key
 from ortflow.workflow.onnx_runtime import onnxruntime
-from ortflow.workflow.runtimes import differentiator_name, installed_runtime
+from ortflow.workflow.runtimes import installed_runtime
 from ortflow.workflow.steps.context import Context
 
 
 def environment_of_all(context: Context, threads: int) -> dict[str, str]:
     """The record of all ranks, on every rank."""
-    mine = environment_of(context.graphs, context.spec.resources.kernels, threads)
+    settings = str(context.settings)
+    mine = environment_of(context.graphs, context.spec.kernels, threads, context.trainer.processor, settings)
     records = context.world.gather(mine)
     record: dict[str, str] = context.world.share(merged(records) if records is not None else None)
     return record
 
 
-def environment_of(graphs: GraphSet, kernels: str, threads: int) -> dict[str, str]:
+def environment_of(graphs: GraphSet, kernels: str, threads: int, processor: str, settings: str) -> dict[str, str]:
     """What computes on this rank, in words and hashes."""
     library = library_for(kernels)
     ours = library.path if library is not None and with_kernels_of(graphs.train).exists() else None
@@ -35,8 +36,9 @@ def environment_of(graphs: GraphSet, kernels: str, threads: int) -> dict[str, st
         "kernels": f"ortflow's ({source_key()[:8]})" if ours is not None else "ONNX Runtime's",
         "package": installed_runtime(),
         "onnxruntime": onnxruntime.__version__,
-        "differentiator": differentiator_name(),
+        "settings": settings,
         "graphs": _hash(trained),
+        "device": processor,
         "instructions": next(iter(levels()), platform.machine()),
         "library": _hash([ours]) if ours is not None else "none",
         "threads": str(threads),

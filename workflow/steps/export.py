@@ -7,7 +7,10 @@ with one rank and no MPI.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -27,8 +30,12 @@ from ortflow.workflow.layout import FlatIndex
 from ortflow.workflow.plan import Plan
 from ortflow.workflow.progress import Progress
 from ortflow.workflow.ranks import Place
+from ortflow.workflow.room import Notice, OutOfDisk, wait_for_room
 from ortflow.workflow.rundir import RunDir
 from ortflow.workflow.spec.load import load_run_file
+from ortflow.workflow.spec.paths import moved
+from ortflow.workflow.spec.run import RunSpec
+from ortflow.workflow.steps.configure import prepare
 from ortflow.workflow.steps.context import Context
 from ortflow.workflow.steps.shard import Stream
 from ortflow.workflow.trainer import MicroBatch
@@ -73,19 +80,41 @@ def export(context: Context) -> None:
     """
     if not context.spec.export.enabled:
         return
+    asked = False
     if context.leads:
         path = output(context)
         context.trainer.end_training()
         del context.saver
         try:
-            difference = context.trainer.export(path, samples(context), context.spec.export.tolerance)
+            difference = _export_when_there_is_room(context, path)
         except UserError as error:
             raise UserError(_after_training(context, error)) from error
+        except _Asked:
+            asked = True
         except Exception as error:  # whatever it is, the training it follows is done
             raise OrtflowError(_after_training(context, error)) from error
-        context.events.write("export", path=str(path), max_difference=difference)
-        print(f"exported {path}, {deviation(difference)}", flush=True)
-    context.world.barrier()
+        else:
+            context.events.write("export", path=str(path), max_difference=difference)
+            print(f"exported {path}, {deviation(difference)}", flush=True)
+    if context.world.share(asked):
+        context.leave(context.stop.reason or "another rank")
+
+
+class _Asked(Exception):
+    """The rank was asked to leave while it waited."""
+
+
+def _export_when_there_is_room(context: Context, path: Path) -> float | None:
+    notice, seconds = Notice(context.run_dir.heartbeat), context.spec.checkpoint.wait_for_room
+    while True:
+        try:
+            return context.trainer.export(path, samples(context), context.spec.export.tolerance)
+        except OutOfDisk as lack:
+            context.monitor.warn(f"{lack}: training is done and saved, and waits {seconds:g} s for room to export")
+            if not wait_for_room(lack, notice, seconds, lambda: context.stop):
+                if context.stop:
+                    raise _Asked from None
+                raise
 
 
 def output(context: Context) -> Path:
@@ -119,36 +148,45 @@ def export_checkpoint(run_dir: RunDir, step: int | None, path: Path | None) -> E
     Raises UserError where the run has no such checkpoint, or where the model is off by more than the run file's
     tolerance.
     """
-    spec = load_run_file(run_dir.run_file)
-    graphs, plan = graphs_and_plan(run_dir)
-    device = CpuDevice()
-    sessions = Sessions(device, os.cpu_count() or 1, spec.monitor.runtime_log)
-    parameters = device.allocate(graphs.index.size, np.float32)
-    kept = {"parameters": parameters.array}
-    loaded = find(DirectoryStore(run_dir.root / spec.checkpoint.directory), step, kept, graphs.index)
-    path = path or run_dir.root / spec.export.path
-    batches: list[MicroBatch] = []
-    if Path((spec.data.eval or spec.data.train).path).exists():
-        alone = Place(0, 1, 0, 1, "none", "")
-        stream = Stream(spec, plan, graphs, alone, Progress())
-        batches = list(islice(stream.samples(), CHECKED_BATCHES))
-        stream.close()
-    difference = export_checked(graphs, parameters, sessions, path, batches, spec.export.tolerance)
+    spec = moved(load_run_file(run_dir.run_file), run_dir.root)
+    with whole_graphs(run_dir, spec) as (graphs, plan):
+        device = CpuDevice()
+        sessions = Sessions(device, os.cpu_count() or 1, spec.monitor.runtime_log)
+        parameters = device.allocate(graphs.index.size, np.float32)
+        kept = {"parameters": parameters.array}
+        loaded = find(DirectoryStore(run_dir.root / spec.checkpoint.directory), step, kept, graphs.index)
+        path = path or run_dir.root / spec.export.path
+        batches: list[MicroBatch] = []
+        if Path((spec.data.eval or spec.data.train).path).exists():
+            alone = Place(0, 1, 0, 1, "none", "")
+            stream = Stream(spec, plan, graphs, alone, Progress())
+            batches = list(islice(stream.samples(), CHECKED_BATCHES))
+            stream.close()
+        difference = export_checked(graphs, parameters, sessions, path, batches, spec.export.tolerance)
     return Exported(path, loaded.manifest.step, difference)
 
 
-def graphs_and_plan(run_dir: RunDir) -> tuple[GraphSet, Plan]:
-    """Graphs and plan of the run; raises UserError where they are not what it wrote."""
+@contextmanager
+def whole_graphs(run_dir: RunDir, spec: RunSpec) -> Iterator[tuple[GraphSet, Plan]]:
+    """Graphs and plan of the run, while inside; where they are not what it wrote, made again beside them.
+
+    The run directory is left as it is: the run may be going on.
+    """
     try:
         plan = Plan.load(run_dir.plan)
         fault = damage(run_dir.graphs, plan.graphs) if plan.graphs else None
-        if fault is None:
-            return GraphSet.load(run_dir.graphs), plan
-    except FileNotFoundError as error:
-        fault = f"{error.filename} is missing"
-    except ValueError as error:
-        fault = f"{run_dir.plan} cannot be read ({error})"
-    raise UserError(fault, fix=f"`ortflow resume {run_dir.root.name}` makes it again from the run file")
+        whole = (GraphSet.load(run_dir.graphs), plan) if fault is None else None
+    except (OSError, ValueError) as error:
+        whole, fault = None, f"{run_dir.plan} cannot be read ({getattr(error, 'strerror', None) or error})"
+    if whole is not None:
+        yield whole
+        return
+    print(f"warning: {fault}: plan and graphs are made again for this export", file=sys.stderr)
+    with tempfile.TemporaryDirectory() as folder:
+        here = RunDir(Path(folder))
+        export = spec.export.model_copy(update={"enabled": True, "path": str(here.root / "model.onnx")})
+        prepare(here, spec.model_copy(update={"export": export}))
+        yield GraphSet.load(here.graphs), Plan.load(here.plan)
 
 
 def find(store: DirectoryStore, step: int | None, targets: Mapping[str, npt.NDArray[Any]], index: FlatIndex) -> Loaded:

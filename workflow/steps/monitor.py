@@ -6,11 +6,10 @@ Recurs inside `train`; in its own place it closes what it wrote. It only tells: 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 from ortflow.workflow.events import warn
-from ortflow.workflow.hidden import hidden
 from ortflow.workflow.memory import peak, with_peak
+from ortflow.workflow.scalars import ScalarLog
 from ortflow.workflow.steps.context import Context
 from ortflow.workflow.trainer import StepOutcome
 
@@ -21,7 +20,7 @@ class Monitor:
     def __init__(self, context: Context) -> None:
         self._context = context
         self._every = context.spec.monitor.every_steps
-        self._writer: Any = None
+        self._writer: ScalarLog | None = None
 
     def begin(self) -> None:
         """Tell what changed since the attempt before, and open TensorBoard's file.
@@ -32,11 +31,8 @@ class Monitor:
         if context.leads:
             self._changes()
         if context.leads and context.spec.monitor.tensorboard:
-            with hidden("torch"):
-                from tensorboardX import SummaryWriter
-
             folder = context.run_dir.root / context.spec.monitor.tensorboard_directory
-            self._writer = SummaryWriter(str(folder), purge_step=context.progress.step + 1)
+            self._writer = ScalarLog(folder, purge=context.progress.step + 1)
 
     def _changes(self) -> None:
         """Put into this record what the launcher found changed in the run file."""
@@ -94,11 +90,10 @@ class Monitor:
 
     def _scalars(self, step: int, values: Mapping[str, float]) -> None:
         if self._writer is not None:
-            for name, value in values.items():
-                self._writer.add_scalar(name, value, step)
+            self._writer.add(step, values)
 
     def close(self) -> None:
-        """Write out what TensorBoard's file still owes."""
+        """Close TensorBoard's file."""
         if self._writer is not None:
             self._writer.close()
             self._writer = None

@@ -16,12 +16,13 @@ from ortflow.workflow.comm import Communicator
 from ortflow.workflow.comm.solo import SoloCommunicator
 from ortflow.workflow.cores import cores_of, grant_of_this_process
 from ortflow.workflow.device import Device
-from ortflow.workflow.device.cpu import CpuDevice
-from ortflow.workflow.errors import UserError
+from ortflow.workflow.device.choice import open_device
+from ortflow.workflow.errors import OrtflowError, UserError
 from ortflow.workflow.plan import Plan
 from ortflow.workflow.ranks import Place
 from ortflow.workflow.spec.run import RunSpec
 from ortflow.workflow.steps.context import Context
+from ortflow.workflow.steps.runtime_check import agree
 
 
 def runtime(context: Context) -> None:
@@ -29,9 +30,13 @@ def runtime(context: Context) -> None:
     comm = context.comm = connect(context.place, context.spec)
     trouble = comm.share(context.trouble)
     if trouble is not None:
+        if not isinstance(trouble, UserError):
+            # The signal that asks a rank to leave may have ended a process that it needs.
+            context.leave_if_asked()
         raise trouble
     context.leave_if_asked()
-    device = CpuDevice()
+    context.settings = agree(context)
+    device = device_of(context, comm)
     threads = threads_of(comm, context.place, context.spec)
     os.environ.setdefault("OMP_NUM_THREADS", str(threads))
     context.plan = Plan.load(context.run_dir.plan)
@@ -71,6 +76,31 @@ def connect(place: Place, spec: RunSpec) -> Communicator:
     return comm
 
 
+def device_of(context: Context, comm: Communicator) -> Device:
+    """The device of this rank, and in the context what reduces over such devices; every rank hears of a fault."""
+    device, trouble = None, None
+    try:
+        device = open_device(context.spec, context.place)
+    except OrtflowError as error:
+        trouble = error
+    troubles = comm.gather(trouble)
+    trouble = comm.share(next((t for t in troubles if t is not None), None) if troubles is not None else None)
+    if trouble is not None or device is None:
+        raise trouble or OrtflowError("a rank has no device")
+    if device.kind == "cuda":
+        from ortflow.workflow.comm.nccl import over_gpus
+        from ortflow.workflow.device.cuda import CudaDevice
+
+        assert isinstance(device, CudaDevice)
+        if context.leads:
+            print(f"{context.place.host}: {device.name}, device {device.index}", flush=True)
+        if comm.world_size > 1:
+            context.comm, means = over_gpus(comm, device, context.place.host)
+            if context.leads:
+                print(f"sums over the ranks' GPUs: {means}", flush=True)
+    return device
+
+
 def threads_of(comm: Communicator, place: Place, spec: RunSpec) -> int:
     """Threads of a session: the run file's cores, or a fair share of what the kernel grants."""
     if spec.resources.cpus_per_rank is not None:
@@ -87,8 +117,15 @@ def make_trainer(context: Context, device: Device, threads: int) -> None:
     from ortflow.workflow.trainer.sessions import Sessions
 
     context.graphs = GraphSet.load(context.run_dir.graphs)
-    library = library_for(context.spec.resources.kernels)
-    sessions = Sessions(device, threads, context.spec.monitor.runtime_log, library.path if library else None)
+    library = library_for(context.spec.kernels)
+    sessions = Sessions(
+        device,
+        threads,
+        context.spec.monitor.runtime_log,
+        library.path if library else None,
+        context.settings,
+        fuse=context.spec.resources.kernels == "auto",
+    )
     trainer = GraphTrainer(context.graphs, context.spec, sessions, context.world)
     trainer.load_tensors(initial_tensors(context))
     context.trainer = trainer

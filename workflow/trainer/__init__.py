@@ -57,6 +57,8 @@ class Trainer(Protocol):
 
     index: FlatIndex
     """Where each tensor lies in the parameters buffer."""
+    processor: str
+    """What computes, as its maker calls it."""
     before_update: Callable[[], None]
     """Called in every step when the gradients are ready, before anything that a checkpoint holds changes."""
 

@@ -8,16 +8,17 @@ than they resolve.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 Vector: TypeAlias = npt.NDArray[np.float32]
-Direction: TypeAlias = "Callable[[int, Tensor], Vector]"
-"""From a tensor's place and the tensor to what is added to its values."""
+Direction: TypeAlias = "Callable[[int, Tensor], Iterator[Vector]]"
+"""From a tensor's place and the tensor to what is added to its values, in pieces of PIECE elements."""
 
 RELATIVE_STEP = 1e-2
 """Of a tensor's root mean square: how far its elements are moved."""
@@ -31,6 +32,8 @@ CONVERGED = 0.3
 """Most that the slope may differ from that of the step before."""
 TOLERANCE = 0.03
 """Of a derivative, beyond both errors."""
+PIECE = 1 << 16
+"""Elements that are computed together: a multiple of 8, few enough to stay in the processor's cache."""
 VOTES = 2
 """Random directions that have to disagree before a tensor is named, or to agree before it passes."""
 
@@ -43,11 +46,34 @@ class Tensor:
     values: Vector
     gradient: Vector
 
-    @property
+    @cached_property
     def length(self) -> float:
         """How far the tensor is moved: its step for each element, times the root of their number."""
         rms = norm(self.values) / math.sqrt(max(1, self.values.size))
         return RELATIVE_STEP * max(rms, SMALLEST_SCALE) * math.sqrt(self.values.size)
+
+    @cached_property
+    def slope(self) -> float:
+        """Norm of the gradient."""
+        return norm(self.gradient)
+
+    def moved(self, by: Iterable[Vector], length: float) -> Vector:
+        """The values, and so many times what is added to them."""
+        values, start = np.empty_like(self.values), 0
+        for piece in by:
+            stop = start + piece.size
+            np.multiply(piece, np.float32(length), out=piece)
+            np.add(self.values[start:stop], piece, out=values[start:stop])
+            start = stop
+        return values
+
+    def derivative(self, by: Iterable[Vector]) -> float:
+        """What the gradient says of the loss along what is added."""
+        total, start = 0.0, 0
+        for piece in by:
+            total += float(np.vdot(self.gradient[start : start + piece.size], piece))
+            start += piece.size
+        return total
 
 
 @dataclass(frozen=True)
@@ -69,16 +95,18 @@ class Differences:
     def _evaluate(self, tensors: Sequence[Tensor], direction: Direction, length: float) -> float:
         self.evaluations += 1
         return self._loss(
-            (tensor.name, tensor.values + np.float32(length) * direction(place, tensor))
-            for place, tensor in enumerate(tensors)
+            (tensor.name, tensor.moved(direction(place, tensor), length)) for place, tensor in enumerate(tensors)
         )
 
     def rounding(self, tensors: Sequence[Tensor]) -> float:
         """How much the loss moves when every parameter moves by less than its last bit."""
 
-        def shake(place: int, tensor: Tensor) -> Vector:
-            shaken: Vector = tensor.values * np.float32(1e-7) * _signs((self._seed, place), tensor.values.size)
-            return shaken
+        def shake(place: int, tensor: Tensor) -> Iterator[Vector]:
+            start = 0
+            for piece in _signs((self._seed, place), tensor.values.size, 1e-7):
+                piece *= tensor.values[start : start + piece.size]
+                start += piece.size
+                yield piece
 
         losses = [self._evaluate(tensors, shake, length) for length in (-1.0, 0.0, 1.0)]
         return max(max(losses) - min(losses), abs(losses[1]) * 2.0**-22)
@@ -89,7 +117,7 @@ class Differences:
         found: Disagreement | None = None
         while agreed < VOTES and disagreed < VOTES:
             direction = self._direction(agreed + disagreed, 1 / math.sqrt(len(tensors)))
-            claimed = sum(float(np.vdot(t.gradient, direction(place, t))) for place, t in enumerate(tensors))
+            claimed = sum(t.derivative(direction(place, t)) for place, t in enumerate(tensors))
             measured = self._contradicts(claimed, tensors, direction, rounding)
             if measured is None:
                 agreed += 1
@@ -135,24 +163,31 @@ class Differences:
         Along the gradient a wrong one shows best; but what is missing from it shows only elsewhere.
         """
 
-        def direction(place: int, tensor: Tensor) -> Vector:
-            size = tensor.values.size
-            along: Vector = _signs((self._seed, draw, place), size) / np.float32(math.sqrt(max(1, size)))
-            slope = norm(tensor.gradient)
-            if slope > 0:
-                along = (along + tensor.gradient / np.float32(slope)) / np.float32(math.sqrt(2))
-            along *= np.float32(tensor.length * share)
-            return along
+        def direction(place: int, tensor: Tensor) -> Iterator[Vector]:
+            size, length = tensor.values.size, tensor.length * share
+            both = math.sqrt(2) if tensor.slope > 0 else 1.0
+            start = 0
+            for piece in _signs((self._seed, draw, place), size, length / both / math.sqrt(max(1, size))):
+                if tensor.slope > 0:
+                    along = tensor.gradient[start : start + piece.size]
+                    piece += along * np.float32(length / both / tensor.slope)
+                start += piece.size
+                yield piece
 
         return direction
 
 
-def _signs(seed: tuple[int, ...], size: int) -> Vector:
-    """+1 or -1 at random: made anew each time, because for a whole model they are as large as its parameters."""
+_SIGNS = np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1).astype(np.float32) * 2 - 1
+"""+1 or -1 for each bit of each byte."""
+
+
+def _signs(seed: tuple[int, ...], size: int, factor: float) -> Iterator[Vector]:
+    """+factor or -factor at random, in pieces: made anew each time, because they are as large as the parameters."""
     drawn = np.frombuffer(np.random.default_rng(seed).bytes(size // 8 + 1), np.uint8)
-    bits: npt.NDArray[np.uint8] = np.unpackbits(drawn, count=size)
-    signs: Vector = bits.astype(np.float32) * 2 - 1
-    return signs
+    of_bytes = _SIGNS * np.float32(factor)
+    for start in range(0, size, PIECE):
+        signs = np.take(of_bytes, drawn[start // 8 : (start + PIECE) // 8], axis=0)
+        yield signs.reshape(-1)[: size - start]
 
 
 def norm(values: Vector) -> float:

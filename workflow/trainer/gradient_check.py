@@ -15,7 +15,7 @@ import numpy as np
 
 from ortflow.workflow.device import Buffer
 from ortflow.workflow.errors import UserError
-from ortflow.workflow.graph.types import GraphSet, with_kernels_of
+from ortflow.workflow.graph.types import GraphSet, fused_of, on_cuda_of, with_kernels_of
 from ortflow.workflow.layout import Entry
 from ortflow.workflow.onnx_runtime import onnxruntime
 from ortflow.workflow.trainer.differences import Differences, Disagreement, Tensor, Vector, norm
@@ -43,7 +43,7 @@ AT_A_TIME = 16
 def key_of(graphs: GraphSet, kernels: str) -> str:
     """A hash of everything that decides on the gradient: graphs, kernels, runtime and the check itself."""
     key = hashlib.sha256(f"{VERSION} {onnxruntime.__version__} {kernels}".encode())
-    for path in (graphs.train, with_kernels_of(graphs.train)):
+    for path in (graphs.train, with_kernels_of(graphs.train), on_cuda_of(graphs.train), fused_of(graphs.train)):
         key.update(path.read_bytes() if path.exists() else b"")
     return key.hexdigest()
 
@@ -79,7 +79,7 @@ class GradientCheck:
         if not np.isfinite(loss) or not np.isfinite(gradients).all():
             return None
         compared = ""
-        if self._sessions.has_kernels(self._graphs.train):
+        if self._sessions.form_of(self._graphs.train) is not None:
             self._compare_kernels(training, loss, gradients)
             compared = "ONNX Runtime's operators and "
         groups = self._compare_differences(training, loss, gradients, max(SECONDS, STEPS * step_seconds))
@@ -146,7 +146,7 @@ class GradientCheck:
         from ortflow.workflow.graph.loss_graph import common_values, maker, with_outputs
 
         standard = self._graphs.train.read_bytes()
-        faster = with_kernels_of(self._graphs.train).read_bytes()
+        faster = (self._sessions.form_of(self._graphs.train) or self._graphs.train).read_bytes()
         names = common_values(standard, faster)
         for start in range(0, len(names), AT_A_TIME):
             some = names[start : start + AT_A_TIME]

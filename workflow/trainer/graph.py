@@ -45,6 +45,7 @@ class GraphTrainer:
         communicator: Communicator,
     ) -> None:
         self.index: FlatIndex = graphs.index
+        self.processor = sessions.processor
         self.before_update: Callable[[], None] = lambda: None
         self._graphs, self._spec, self._sessions, self._comm = graphs, spec, sessions, communicator
         device = sessions.device
@@ -166,14 +167,14 @@ class GraphTrainer:
 
     def _accumulate(self, batches: Sequence[MicroBatch], seeds: Sequence[int]) -> npt.NDArray[np.float32]:
         tail = np.zeros(TAIL, np.float32)
-        self._statistics.write(self._parameters.slice(*self._state_span).read())
+        self._statistics.copy_from(self._parameters.slice(*self._state_span))
         fresh = True
         for batch, seed in zip(batches, seeds, strict=True):
             if batch.count == 0:
                 continue
             binding = self._first if fresh else self._further
             # Running statistics move with each micro-batch, as they do in PyTorch.
-            self._running.write(self._statistics.read())
+            self._running.copy_from(self._statistics)
             self._feed(binding, batch, seed)
             # Dropout's masks come from ONNX Runtime's global generator: seeded each run, a resumed run repeats them.
             onnxruntime.set_seed(seed)
@@ -188,8 +189,11 @@ class GraphTrainer:
         return tail
 
     def _adopt_statistics(self) -> None:
-        mean = self._statistics.read() / np.float32(self._comm.world_size)
-        self._parameters.slice(*self._state_span).write(mean)
+        state = self._parameters.slice(*self._state_span)
+        if self._comm.world_size == 1:
+            state.copy_from(self._statistics)
+        elif state.count:
+            state.write(self._statistics.read() / np.float32(self._comm.world_size))
 
     def _feed(self, binding: Binding, batch: MicroBatch, seed: int) -> None:
         for name, array in batch.arrays.items():
@@ -210,10 +214,14 @@ class GraphTrainer:
         """See the protocol."""
         from ortflow.workflow.trainer.gradient_check import GradientCheck
 
-        self._running.write(self._parameters.slice(*self._state_span).read())
+        self._running.copy_from(self._parameters.slice(*self._state_span))
+        exact = self._sessions.exact()
+        training = self._first
+        if exact is not self._sessions:
+            training = self._bind_training(exact.open_fastest(self._graphs.train), self._gradients)
         check = GradientCheck(
             self._graphs,
-            self._sessions,
+            exact,
             lambda session: self._bind_training(session, self._gradients),
             lambda binding: self._feed(binding, batch, seed),
             parameters=self._parameters,
@@ -222,7 +230,7 @@ class GraphTrainer:
             seed=seed,
         )
         try:
-            return check.run(self._first)
+            return check.run(training)
         finally:
             self._gradients.fill(0)
 
@@ -278,7 +286,8 @@ class GraphTrainer:
         self, path: Path, samples: Sequence[MicroBatch], tolerance: float | None, *, trial: bool = False
     ) -> float | None:
         """Write the inference model with the trained parameters, checked; see the protocol."""
-        return export_checked(self._graphs, self._parameters, self._sessions, path, samples, tolerance, trial=trial)
+        exact = self._sessions.exact()
+        return export_checked(self._graphs, self._parameters, exact, path, samples, tolerance, trial=trial)
 
 
 def ratios(sums: Mapping[str, float]) -> dict[str, float]:

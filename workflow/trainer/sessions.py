@@ -2,43 +2,85 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy.typing as npt
 
 from ortflow.workflow.device import Buffer, Device
 from ortflow.workflow.errors import OrtflowError, UserError
-from ortflow.workflow.graph.types import with_kernels_of
+from ortflow.workflow.fusion import DOMAIN
+from ortflow.workflow.graph.types import fused_of, on_cuda_of, with_kernels_of
 from ortflow.workflow.layout import FlatIndex
 from ortflow.workflow.onnx_runtime import native, onnxruntime
+from ortflow.workflow.runtime_check.settings import DEFAULTS, Settings
+
+if TYPE_CHECKING:
+    from ortflow.workflow.fusion.kernels import FusedKernels
 
 SEVERITY = {"verbose": 0, "info": 1, "warning": 2, "error": 3, "fatal": 4}
 
 
 class Sessions:
-    """Makes every session of a rank alike: its threads, its log level, its device, its library of kernels."""
+    """Makes every session of a rank alike: its threads, its log level, its device, its library of kernels.
 
-    def __init__(self, device: Device, threads: int, log_level: str, kernels: Path | None = None) -> None:
+    `settings` are what the check of the runtime found it to need.
+    """
+
+    def __init__(
+        self,
+        device: Device,
+        threads: int,
+        log_level: str,
+        kernels: Path | None = None,
+        settings: Settings = DEFAULTS,
+        *,
+        fuse: bool = True,
+    ) -> None:
         self.device, self._threads, self._severity = device, threads, SEVERITY[log_level]
-        self._kernels = kernels
+        self._kernels, self._settings = kernels, settings
+        self._fused = _fused_kernels(device) if fuse else None
         onnxruntime.set_default_logger_severity(self._severity)
 
-    def open_fastest(self, graph: Path) -> onnxruntime.InferenceSession:
-        """A session of a graph: of the one with our own operators, where there are that and a library of kernels."""
-        return self.open(with_kernels_of(graph) if self.has_kernels(graph) else graph)
+    def exact(self) -> Sessions:
+        """Those for comparisons, whatever the run's precision."""
+        device = self.device.exact()
+        if device is self.device:
+            return self
+        sessions = copy.copy(self)
+        sessions.device = device
+        return sessions
 
-    def has_kernels(self, graph: Path) -> bool:
-        """Whether `open_fastest` takes the graph with our own operators."""
-        return self._kernels is not None and with_kernels_of(graph).exists()
+    def open_fastest(self, graph: Path) -> onnxruntime.InferenceSession:
+        """A session of a graph in the form made for the device; with our own operators, where there is a library."""
+        return self.open(self.form_of(graph) or graph)
+
+    def form_of(self, graph: Path) -> Path | None:
+        """Where the graph lies as `open_fastest` takes it; None where that is the graph itself."""
+        if self.device.kind == "cuda":
+            form = fused_of(graph) if self._fused is not None and fused_of(graph).exists() else on_cuda_of(graph)
+        elif self._kernels is not None:
+            form = with_kernels_of(graph)
+        else:
+            return None
+        return form if form.exists() else None
 
     @property
     def kernels(self) -> str:
-        """Name of the library of kernels: it tells processor and source; empty where there is none."""
+        """What computes beside ONNX Runtime's CPU kernels: the library's name, which tells processor and source, or
+        the GPU; empty where nothing does."""
+        if self.device.kind != "cpu":
+            return self.processor
         return self._kernels.name if self._kernels is not None else ""
+
+    @property
+    def processor(self) -> str:
+        """The device, and whether fused kernels compute on it."""
+        return self.device.name if self._fused is None else f"{self.device.name}, fused kernels"
 
     def open(self, model: Path | bytes, *, as_written: bool = False) -> onnxruntime.InferenceSession:
         """A session of a graph of ours; files are handed over as bytes, so that none is followed out of its folder.
@@ -50,22 +92,50 @@ class Sessions:
         options.inter_op_num_threads = 1
         options.log_severity_level = self._severity
         options.use_deterministic_compute = True
-        if as_written:
+        if as_written or not self._settings.optimised:
             options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
-        _save_memory(options)
+        _save_memory(options, self.device)
         # A rank has several sessions and each its own threads: idle ones must not spin beside the one at work.
         options.add_session_config_entry("session.force_spinning_stop", "1")
         if self._kernels is not None:
             options.register_custom_ops_library(str(self._kernels))
         content = model if isinstance(model, bytes) else model.read_bytes()
+        if self._fused is not None and DOMAIN.encode() in content:
+            self._fused.load(content)
+            options.register_custom_ops_library(str(self._fused.path))
+        wanted = self.device.providers()
         try:
-            return onnxruntime.InferenceSession(content, options, providers=self.device.providers())
+            session = onnxruntime.InferenceSession(
+                content, options, providers=wanted, disabled_optimizers=[*self._settings.disabled] or None
+            )
         except SESSION_ERRORS as error:
+            if _ran_out(str(error)):
+                raise self.device.failure(str(error)) from error
             name = model.name if isinstance(model, Path) else "graph"
             raise OrtflowError(f"ONNX Runtime refuses {name}: {error}") from error
+        first = wanted[0] if isinstance(wanted[0], str) else wanted[0][0]
+        if first not in session.get_providers():
+            # It says so in its log alone, and takes the next provider.
+            raise OrtflowError(f"ONNX Runtime cannot load its {first}")
+        return session
 
 
-def _save_memory(options: onnxruntime.SessionOptions) -> None:
+def _fused_kernels(device: Device) -> FusedKernels | None:
+    """Those of a GPU; None on the CPU, and where something is missing, which the log then says."""
+    from ortflow.workflow.device.cuda import CudaDevice
+
+    if not isinstance(device, CudaDevice):
+        return None
+    from ortflow.workflow.fusion.kernels import FusedKernels
+
+    kernels = FusedKernels(device)
+    if kernels.path is None:
+        print(f"kernels are not fused: {kernels.note}", flush=True)
+        return None
+    return kernels
+
+
+def _save_memory(options: onnxruntime.SessionOptions, device: Device) -> None:
     """Hold each value from the node that makes it to the last that reads it, and no longer; no result changes.
 
     ONNX Runtime would keep the memory of a dead value for a later one of its shape, plan a block for a whole run beside
@@ -74,17 +144,24 @@ def _save_memory(options: onnxruntime.SessionOptions) -> None:
     options.enable_mem_reuse = False
     options.enable_mem_pattern = False
     options.execution_order = onnxruntime.ExecutionOrder.PRIORITY_BASED
-    _share_memory()
+    _share_memory("Cpu", 0)
+    if device.kind == "cuda":
+        _share_memory("Cuda", device.index)
     options.add_session_config_entry("session.use_env_allocators", "1")
 
 
 @functools.cache
-def _share_memory() -> None:
-    """Make the one arena that all sessions of this process take their memory from."""
+def _share_memory(where: str, index: int) -> None:
+    """Make the one arena of a device that all sessions of this process take their memory from."""
     kind = onnxruntime.OrtMemoryInfo(
-        "Cpu", onnxruntime.OrtAllocatorType.ORT_ARENA_ALLOCATOR, 0, onnxruntime.OrtMemType.DEFAULT
+        where, onnxruntime.OrtAllocatorType.ORT_ARENA_ALLOCATOR, index, onnxruntime.OrtMemType.DEFAULT
     )
-    onnxruntime.create_and_register_allocator(kind, onnxruntime.OrtArenaCfg({}))
+    if where == "Cpu":
+        onnxruntime.create_and_register_allocator(kind, onnxruntime.OrtArenaCfg({}))
+        return
+    # Grows by what is asked for, and not to the next power of two.
+    config = onnxruntime.OrtArenaCfg({"arena_extend_strategy": 1})
+    onnxruntime.create_and_register_allocator_v2("CUDAExecutionProvider", kind, {"device_id": str(index)}, config)
 
 
 class Binding:
@@ -117,11 +194,9 @@ class Binding:
             if entry.name in self.inputs:
                 self.read_from(entry.name, buffer.slice(entry.offset, entry.end), entry.tensor.shape)
 
-    def feed(self, name: str, array: Any) -> None:
+    def feed(self, name: str, array: npt.NDArray[Any]) -> None:
         """Tie an input to an array's values; the array must live until the run is over."""
-        value = onnxruntime.OrtValue.ortvalue_from_numpy(array, self._device.kind, self._device.index)
-        self._kept[name] = (array, value)
-        self._binding.bind_ortvalue_input(name, value)
+        self.read_from(name, self._device.lend(array, self._kept.get(name)), array.shape)
 
     def run(self, *, give_back: bool = False) -> None:
         """Run the graph once; with `give_back`, return to the system what the shared arena holds unused behind it.
@@ -129,9 +204,10 @@ class Binding:
         Raises UserError where a node refuses what it is given: the same batch would be refused again.
         """
         try:
-            self._session.run_with_iobinding(self._binding, _give_back() if give_back else self._options)
+            options = _give_back(self._device.arenas) if give_back else self._options
+            self._session.run_with_iobinding(self._binding, options)
         except SESSION_ERRORS as error:
-            raise _refusal(str(error)) from error
+            raise self._device.failure(str(error)) if _ran_out(str(error)) else _refusal(str(error)) from error
 
     def fetch(self, outputs: Sequence[str]) -> list[npt.NDArray[Any]]:
         """Run the graph once; these outputs, none of which may be tied, as arrays on the host."""
@@ -142,17 +218,20 @@ class Binding:
         return fetched
 
 
-def _give_back() -> onnxruntime.RunOptions:
+def _ran_out(message: str) -> bool:
+    """Whether ONNX Runtime failed for lack of memory."""
+    return any(word in message.lower() for word in ("alloc", "out of memory"))
+
+
+def _give_back(arenas: str) -> onnxruntime.RunOptions:
     options = onnxruntime.RunOptions()
     options.log_severity_level = 3
-    options.add_run_config_entry("memory.enable_memory_arena_shrinkage", "cpu:0")
+    options.add_run_config_entry("memory.enable_memory_arena_shrinkage", arenas)
     return options
 
 
 def _refusal(message: str) -> OrtflowError:
     """What ONNX Runtime says of a failed run, shortened to what a person can act on."""
-    if "alloc" in message.lower():
-        return OrtflowError(f"out of memory in a step: {message}")
     node = re.search(r"while running (\S+) node\. Name:'([^']*)' Status Message: (.*)", message, re.DOTALL)
     if node is None:
         return OrtflowError(f"ONNX Runtime failed in a step: {message}")

@@ -12,6 +12,7 @@ from ortflow.workflow.graph.autodiff.convolutions import (
     weight_gradient,
 )
 from ortflow.workflow.graph.autodiff.indexing import gathered_back
+from ortflow.workflow.graph.autodiff.pooling import by_indices
 from ortflow.workflow.graph.autodiff.windows import sizes_of, windows_of
 from ortflow.workflow.graph.writer import Writer
 
@@ -40,8 +41,14 @@ def batch_normalization(w: Writer) -> None:
     w.done(*by_batch_gradients(w, gradient, x, scale, mean, inverse))
 
 
+def max_pool(w: Writer) -> None:
+    """MaxPoolGrad(gradient, data, indices), with the attributes of the pooling."""
+    w.done(by_indices(w, *w.node.input))
+
+
 IMAGES: dict[str, Callable[[Writer], None]] = {
     "BatchNormalizationGrad": batch_normalization,
     "ConvGrad": convolution,
     "GatherGrad": gather,
+    "MaxPoolGrad": max_pool,
 }

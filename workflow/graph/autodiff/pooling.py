@@ -11,7 +11,8 @@ from ortflow.workflow.graph import shapes
 from ortflow.workflow.graph.autodiff.indexing import zeros
 from ortflow.workflow.graph.autodiff.rule import Backward, Gradients, rule
 from ortflow.workflow.graph.autodiff.windows import SPATIAL, Windows, cropped, sizes_of, spread, windows_of
-from ortflow.workflow.graph.writer import set_attribute
+from ortflow.workflow.graph.edit import MICROSOFT
+from ortflow.workflow.graph.writer import Writer, set_attribute
 
 
 @rule("MaxPool")
@@ -23,10 +24,16 @@ def max_pool(b: Backward) -> Gradients:
         if b.output(1):
             raise b.refusal("its indices are in column-major order")
         set_attribute(b.node, "storage_order", None)
-    shape, flat = b("Shape", b.input(0)), b.ints(-1)
-    empty = zeros(b, b("Reshape", b("Size", b.input(0)), b.ints(1)))
-    places, rows = b("Reshape", b.stash(1), flat), b("Reshape", b.gradient(), flat)
-    yield 0, b("Reshape", b("ScatterElements", empty, places, rows, axis=0, reduction="add"), shape)
+    given = {a.name: helper.get_attribute_value(a) for a in b.node.attribute}
+    yield 0, b("MaxPoolGrad", b.gradient(), b.input(0), b.stash(1), domain=MICROSOFT, **given)
+
+
+def by_indices(w: Writer, gradient: str, x: str, indices: str) -> str:
+    """The gradients of a pooling's maxima at the places in `x` that `indices` names, counted over all of it."""
+    shape, flat = w("Shape", x), w.ints(-1)
+    empty = zeros(w, w("Reshape", w("Size", x), w.ints(1)))
+    places, rows = w("Reshape", indices, flat), w("Reshape", gradient, flat)
+    return w("Reshape", w("ScatterElements", empty, places, rows, axis=0, reduction="add"), shape)
 
 
 @rule("GlobalMaxPool")

@@ -1,0 +1,79 @@
+"""Random damages to every file of a half-done run: it ends bit-identical, or in a sentence that names the file.
+
+ORTFLOW_TRIALS=1000 pytest -m chaos tests/chaos/test_damages.py      # a thousand; 30 if nothing is said
+pytest -m chaos 'tests/chaos/test_damages.py::test_a_random_damage[17]'    # number 17 again
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+from pathlib import Path
+
+import pytest
+from damages import Damage, draw
+from project import of_kind
+from tiny_runs import STEPS, Done, Tiny, has_traceback
+
+pytestmark = pytest.mark.chaos
+TRIALS = int(os.environ.get("ORTFLOW_TRIALS", "30"))
+SECONDS = 60.0
+LOOKS = (
+    ["status", "tiny"], ["list"], ["logs", "tiny"], ["checkpoint", "list", "tiny"], ["checkpoint", "verify", "tiny"],
+    ["status", "tiny", "--json"], ["export", "tiny", "--output", "other.onnx"],
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def half(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run that has done half of its steps, beside the folder it was made in: there trials put it back."""
+    place = tmp_path_factory.mktemp("half")
+    done = Tiny.make(place / "p").command("run", "run.yaml", f"train.steps={STEPS // 2}")
+    assert done.code == 0, done.said
+    return (place / "p").rename(place / "template")
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    tiny = Tiny.make(tmp_path_factory.mktemp("whole"))
+    assert tiny.command("run", "run.yaml").code == 0
+    return tiny.run_dir
+
+
+def has_no_guard(path: Path) -> bool:
+    """Where another text may be as good as the old one, and nobody can know: what people write, and records."""
+    return path.suffix in (".arrow", ".onnx", ".yaml", ".jsonl") and path.parent.name != "graphs"
+
+
+@pytest.mark.parametrize("number", range(TRIALS))
+def test_a_random_damage(half: Path, whole: Path, number: int) -> None:
+    chance = random.Random(number)
+    tiny = Tiny(half.with_name("p"))
+    shutil.rmtree(tiny.folder, ignore_errors=True)
+    shutil.copytree(half, tiny.folder)
+    done = draw(tiny.folder, has_no_guard, chance)
+    told = "; ".join(map(str, done))
+    look = tiny.command(*chance.choice(LOOKS), timeout=SECONDS)
+    check_words(look, done, told)
+    way = chance.choice((["run", "run.yaml"], ["resume", "tiny", f"train.steps={STEPS}"]))
+    end = tiny.command(*way, timeout=SECONDS)
+    check_words(end, done, told)
+    for log in tiny.run_dir.glob("logs/*/rank-*.log"):
+        assert not log.is_file() or log.is_symlink() or not has_traceback(log.read_text(errors="replace")), told
+    if end.code == 0:
+        exported = (tiny.run_dir / "export/model.onnx").read_bytes()
+        assert exported == (whole / "export/model.onnx").read_bytes(), told
+        expected = {record["step"]: record["loss"] for record in of_kind(whole, "step")}
+        found = {record["step"]: record["loss"] for record in of_kind(tiny.run_dir, "step")}
+        assert all(expected[step] == loss for step, loss in found.items() if step > STEPS // 2), told
+        assert STEPS in found, told
+
+
+def check_words(end: Done, done: list[Damage], told: str) -> None:
+    assert not has_traceback(end.said), f"{told}\n{end.said}"
+    assert end.code in (0, 1, 2), f"{told}\n{end.said}"
+    if end.code:
+        names = {part for damage in done for part in damage.path.parts[-2:]}
+        assert any(name in end.said for name in names), f"{told}\n{end.said}"
+        assert len(end.err.splitlines()) <= 3, f"{told}\n{end.err}"

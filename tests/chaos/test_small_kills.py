@@ -1,0 +1,81 @@
+"""Random signals to random processes of runs that take a second: each ends bit-identical, and nothing is left.
+
+ORTFLOW_TRIALS=1000 pytest -m chaos tests/chaos/test_small_kills.py      # a thousand; 30 if nothing is said
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import time
+from contextlib import suppress
+from pathlib import Path
+
+import psutil
+import pytest
+from project import leftovers, logs
+from tiny_runs import Tiny, has_traceback, result
+
+pytestmark = pytest.mark.chaos
+TRIALS = int(os.environ.get("ORTFLOW_TRIALS", "30"))
+ASKS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR2)
+KILLS = (signal.SIGKILL, signal.SIGSEGV, signal.SIGABRT, signal.SIGQUIT)
+SLOW = {"restart": {"failures": 50, "backoff": {"first": 0.0, "limit": 0.0}}}
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, float]:
+    tiny = Tiny.make(tmp_path_factory.mktemp("whole"), **SLOW)
+    done = tiny.command("run", "run.yaml")
+    assert done.code == 0, done.said
+    return tiny.run_dir, done.seconds
+
+
+def victims(launcher: subprocess.Popen[str], chance: random.Random) -> list[psutil.Process]:
+    """The launcher, one process below it, or all of them."""
+    with suppress(psutil.Error):
+        root = psutil.Process(launcher.pid)
+        below = root.children(recursive=True)
+        return chance.choice(([root], [chance.choice(below)] if below else [root], below or [root], [root, *below]))
+    return []
+
+
+def disturb(launcher: subprocess.Popen[str], chance: random.Random) -> str:
+    number = chance.choice((*ASKS, *KILLS))
+    struck = victims(launcher, chance)
+    for process in struck:
+        with suppress(psutil.Error):
+            if number in KILLS and process.pid == launcher.pid:
+                # The launcher's own crash is a kill: no core, no words.
+                process.kill()
+            else:
+                process.send_signal(number)
+    return f"{number.name} to {len(struck)}"
+
+
+@pytest.mark.parametrize("number", range(TRIALS))
+def test_a_random_signal(tmp_path: Path, whole: tuple[Path, float], number: int) -> None:
+    chance = random.Random(number)
+    tiny, (undisturbed, seconds) = Tiny.make(tmp_path / "p", **SLOW), whole
+    history = []
+    for _ in range(chance.choice((1, 1, 2, 3))):
+        launcher = tiny.start("run", "run.yaml")
+        time.sleep(chance.uniform(0.0, seconds))
+        history.append(disturb(launcher, chance))
+        try:
+            out, err = launcher.communicate(timeout=60)
+        except subprocess.TimeoutExpired:
+            raise AssertionError(f"{history}\n{logs(tiny.run_dir)}") from None
+        history.append(f"{launcher.returncode}")
+        # Before Python can hear a signal, it kills; behind that a run leaves with 75, or has ended.
+        assert launcher.returncode in (0, 1, 75, 130) or launcher.returncode < 0, f"{history}\n{out}{err}"
+        if launcher.returncode > 0:
+            assert not has_traceback(out + err) or launcher.returncode == 1, f"{history}\n{out}{err}"
+    done = tiny.command("run", "run.yaml")
+    assert done.code == 0, f"{history}\n{done.said}\n{logs(tiny.run_dir)}"
+    assert result(tiny.run_dir) == result(undisturbed), history
+    assert leftovers(tiny.run_dir) == [], history
+    temporaries = [*tiny.run_dir.rglob(".*.*-????????"), *tiny.run_dir.glob(".run.yaml.*")]
+    assert temporaries == [], history

@@ -1,0 +1,226 @@
+"""A disk that fills up while a run is at work on it: nothing is lost, it is told while it lasts, and waited for."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from project import ORTFLOW, curve, environment, events, of_kind
+from tiny_runs import RUN, Tiny, has_traceback, is_root, result
+
+from ortflow.launchers.records import State
+from ortflow.launchers.status import RunStatus, read_status
+from ortflow.workflow.rundir import RunDir
+
+STEPS = 3000
+LONG = {
+    "train": {**RUN["train"], "steps": STEPS},
+    "checkpoint": {"every_steps": 100, "keep": {"newest": 2}},
+    "monitor": {"every_steps": 10},
+}
+
+
+@pytest.fixture(scope="module")
+def disk(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    if not is_root():
+        pytest.skip("only root may mount a small file system")
+    place = tmp_path_factory.mktemp("disk")
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=6m", "tmpfs", str(place)], check=False)
+    if mounted.returncode:
+        pytest.skip("a small file system cannot be mounted here")
+    try:
+        yield place
+    finally:
+        subprocess.run(["umount", "-l", str(place)], check=True)
+
+
+@pytest.fixture
+def folder(disk: Path) -> Iterator[Path]:
+    yield disk / "p"
+    subprocess.run(["rm", "-rf", str(disk / "p"), str(disk / "filler")], check=True)
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    tiny = Tiny.make(tmp_path_factory.mktemp("whole"), **LONG)
+    done = tiny.command("run", "run.yaml")
+    assert done.code == 0, done.said
+    return tiny.run_dir
+
+
+def fill(disk: Path) -> Path:
+    """Take all the room there is."""
+    filler = disk / "filler"
+    with filler.open("wb", buffering=0) as file:
+        for size in (1 << 16, 1 << 12, 1 << 8, 1):
+            while True:
+                try:
+                    if file.write(b"x" * size) < size:
+                        break
+                except OSError:
+                    break
+    return filler
+
+
+def wait_for_step(tiny: Tiny, step: int, child: subprocess.Popen[str]) -> None:
+    path = tiny.run_dir / "events" / "rank-0000.jsonl"
+    wanted = f'"step":{step},'.encode()
+    while not path.exists() or wanted not in path.read_bytes():
+        assert child.poll() is None, child.communicate()
+        time.sleep(0.01)
+
+
+def until_told(tiny: Tiny, child: subprocess.Popen[str]) -> RunStatus:
+    end = time.monotonic() + 30
+    while True:
+        how = read_status(RunDir(tiny.run_dir))
+        if how.waits is not None:
+            return how
+        assert child.poll() is None, child.communicate()
+        assert time.monotonic() < end
+        time.sleep(0.1)
+
+
+@pytest.mark.parametrize("step", [1, 450, 2000])
+def test_a_disk_that_is_freed_in_time_costs_nothing(disk: Path, folder: Path, whole: Path, step: int) -> None:
+    tiny = Tiny.make(folder, **LONG)
+    child = tiny.start("run", "run.yaml")
+    wait_for_step(tiny, step, child)
+    filler = fill(disk)
+    how = until_told(tiny, child)
+    assert how.waits is not None
+    assert f"out of disk on {tiny.run_dir}" in how.waits
+    assert "MB needed" in how.waits
+    assert how.state is State.RUNNING
+    listed = tiny.command("list")
+    assert "out of disk on" in listed.out
+    filler.unlink()
+    out, err = child.communicate(timeout=60)
+    assert child.returncode == 0, out + err
+    assert not has_traceback(out + err)
+    assert result(tiny.run_dir) == result(whole)
+    assert [r["step"] for r in of_kind(tiny.run_dir, "step")] == list(range(1, STEPS + 1))
+    assert [r["event"] for r in RunDir(tiny.run_dir).read_attempts()] == ["submit", "start", "end"]
+    assert read_status(RunDir(tiny.run_dir)).waits is None
+
+
+def test_two_ranks_wait_together(disk: Path, folder: Path) -> None:
+    tiny = Tiny.make(folder, **{**LONG, "resources": {"ranks_per_node": 2, "cpus_per_rank": 1}})
+    child = tiny.start("run", "run.yaml")
+    wait_for_step(tiny, 250, child)
+    filler = fill(disk)
+    assert "out of disk on" in str(until_told(tiny, child).waits)
+    time.sleep(10)  # the end of training comes meanwhile
+    filler.unlink()
+    out, err = child.communicate(timeout=120)
+    assert child.returncode == 0, out + err
+    for rank in (0, 1):
+        assert [r["step"] for r in of_kind(tiny.run_dir, "step", rank)] == list(range(1, STEPS + 1))
+        assert not of_kind(tiny.run_dir, "rewind", rank)
+    assert [r["event"] for r in RunDir(tiny.run_dir).read_attempts()] == ["submit", "start", "end"]
+
+
+def test_output_that_goes_to_the_full_disk_ends_nothing(disk: Path, folder: Path, whole: Path) -> None:
+    tiny = Tiny.make(folder, **LONG)
+    with (disk / "p" / "out.txt").open("wb") as out:
+        child = subprocess.Popen(
+            [*ORTFLOW, "run", "run.yaml"], cwd=folder, env=environment(), stdout=out, stderr=out, text=True
+        )
+    wait_for_step(tiny, 450, child)
+    filler = fill(disk)
+    until_told(tiny, child)
+    filler.unlink()
+    assert child.wait(timeout=60) == 0
+    assert result(tiny.run_dir) == result(whole)
+    said = (disk / "p" / "out.txt").read_text()
+    assert "finished at step" in said
+    assert not has_traceback(said)
+
+
+def test_a_run_that_waits_for_room_leaves_when_asked(disk: Path, folder: Path, whole: Path) -> None:
+    tiny = Tiny.make(folder, **LONG)
+    child = tiny.start("run", "run.yaml")
+    wait_for_step(tiny, 450, child)
+    filler = fill(disk)
+    until_told(tiny, child)
+    asked = time.monotonic()
+    child.terminate()
+    out, err = child.communicate(timeout=60)
+    assert time.monotonic() - asked < 20
+    assert child.returncode in (1, 75), out + err
+    assert not has_traceback(out + err)
+    filler.unlink()
+    again = tiny.command("run", "run.yaml")
+    assert again.code == 0, again.said
+    assert (tiny.run_dir / "export/model.onnx").read_bytes() == (whole / "export/model.onnx").read_bytes()
+
+
+def test_a_disk_that_stays_full_ends_the_run_once_and_in_a_sentence(disk: Path, folder: Path) -> None:
+    short = {**LONG, "checkpoint": {**LONG["checkpoint"], "wait_for_room": 2}}
+    tiny = Tiny.make(folder, **short)
+    child = tiny.start("run", "run.yaml")
+    wait_for_step(tiny, 450, child)
+    filler = fill(disk)
+    out, err = child.communicate(timeout=90)
+    assert child.returncode == 1, out + err
+    assert not has_traceback(out + err)
+    (line,) = err.splitlines()
+    assert "out of disk on" in line
+    assert str(tiny.run_dir) in line
+    filler.unlink()
+    again = tiny.command("resume", "tiny")
+    assert again.code == 0, again.said
+    assert [step for step, *_ in curve(tiny.run_dir)] == list(range(1, STEPS + 1))
+
+
+def test_a_run_that_finds_no_room_at_all_leaves_nothing(disk: Path, folder: Path) -> None:
+    tiny = Tiny.make(folder)
+    fill(disk)
+    done = tiny.command("run", "run.yaml")
+    assert done.code == 1, done.said
+    assert not has_traceback(done.said)
+    assert "out of disk on" in done.err
+    assert not (tiny.run_dir / "run.yaml").exists()
+
+
+@pytest.mark.parametrize("room", [4096, 16384, 65536, 131072])
+def test_a_run_that_begins_on_a_nearly_full_disk_waits(disk: Path, folder: Path, whole: Path, room: int) -> None:
+    tiny = Tiny.make(folder, **LONG)
+    filler = fill(disk)
+    os.truncate(filler, filler.stat().st_size - room)
+    child = tiny.start("run", "run.yaml")
+    time.sleep(4)
+    if child.poll() is None:
+        filler.unlink()
+        out, err = child.communicate(timeout=60)
+        assert child.returncode == 0, out + err
+        assert not has_traceback(out + err)
+        assert result(tiny.run_dir) == result(whole)
+    else:
+        out, err = child.communicate()
+        assert not has_traceback(out + err)
+        assert len(err.splitlines()) == 1, err
+        assert "space" in err or "out of disk" in err
+
+
+def test_scalars_stand_whole_in_their_file_behind_a_full_disk(disk: Path, folder: Path) -> None:
+    pytest.importorskip("tensorboard")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    tiny = Tiny.make(folder, **LONG)
+    child = tiny.start("run", "run.yaml")
+    wait_for_step(tiny, 700, child)
+    filler = fill(disk)
+    until_told(tiny, child)
+    filler.unlink()
+    out, err = child.communicate(timeout=60)
+    assert child.returncode == 0, out + err
+    scalars = EventAccumulator(str(tiny.run_dir / "tensorboard"), size_guidance={"scalars": 0})
+    scalars.Reload()
+    assert [event.step for event in scalars.Scalars("loss")] == list(range(1, STEPS + 1))
+    assert all(json.dumps(record) for record in events(tiny.run_dir))

@@ -1,0 +1,97 @@
+"""What ends a process that configure needs is no fault of the model: the run leaves, or begins again."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+from project import of_kind
+from tiny_runs import Tiny, has_traceback, result
+
+from ortflow.workflow.errors import EndedBySignal, check_signal
+from ortflow.workflow.graph.child import Child, RuntimeFault
+from ortflow.workflow.rundir import RunDir
+
+CHILD = "ortflow.workflow.graph.child"
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    tiny = Tiny.make(tmp_path_factory.mktemp("whole"))
+    assert tiny.command("run", "run.yaml").code == 0
+    return tiny.run_dir
+
+
+def child_of(launcher: subprocess.Popen[str]) -> psutil.Process:
+    """The process in which ONNX Runtime loads the graphs."""
+    while launcher.poll() is None:
+        for process in psutil.Process(launcher.pid).children(recursive=True):
+            try:
+                if CHILD in process.cmdline():
+                    return process
+            except psutil.Error:
+                continue
+        time.sleep(0.005)
+    raise AssertionError(launcher.communicate())
+
+
+def test_sigterm_to_every_process_is_a_preemption(tmp_path: Path, whole: Path) -> None:
+    tiny = Tiny.make(tmp_path / "p")
+    launcher = tiny.start("run", "run.yaml")
+    child = child_of(launcher)
+    for process in (child, *psutil.Process(launcher.pid).children(recursive=True), psutil.Process(launcher.pid)):
+        process.send_signal(signal.SIGTERM)
+    out, err = launcher.communicate(timeout=60)
+    assert launcher.returncode == 75, out + err
+    assert not has_traceback(out + err)
+    assert "model" not in err
+    again = tiny.command("resume", "tiny")
+    assert again.code == 0, again.said
+    assert result(tiny.run_dir) == result(whole)
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_a_child_that_is_killed_alone_is_a_failure_that_is_tried_again(
+    tmp_path: Path, whole: Path, number: signal.Signals
+) -> None:
+    tiny = Tiny.make(tmp_path / "p")
+    launcher = tiny.start("run", "run.yaml")
+    child_of(launcher).send_signal(number)
+    out, err = launcher.communicate(timeout=60)
+    assert launcher.returncode == 0, out + err
+    (failure,) = of_kind(tiny.run_dir, "failure")
+    assert failure["reason"].startswith(
+        f"the process in which ONNX Runtime loads the graphs was ended by {number.name}"
+    )
+    assert failure["exit_code"] == 1
+    assert result(tiny.run_dir) == result(whole)
+    assert [r.get("outcome") for r in RunDir(tiny.run_dir).read_attempts() if r["event"] == "end"] == [
+        "failure", "finished",
+    ]  # fmt: skip
+
+
+def test_a_crash_stays_a_fault_of_the_graph() -> None:
+    for number, expected in ((signal.SIGSEGV, RuntimeFault), (signal.SIGTERM, EndedBySignal)):
+        with Child() as child:
+            child._process.send_signal(number)
+            with pytest.raises(expected):
+                child.load(b"no graph", "cpu")
+
+
+def test_a_prepare_command_that_is_ended_is_no_wrong_input(tmp_path: Path) -> None:
+    tiny = Tiny.make(tmp_path / "p", prepare=["sh", "-c", "kill -KILL $$"])
+    (tiny.folder / "set.arrow").unlink()
+    done = tiny.command("run", "run.yaml")
+    assert done.code == 1, done.said
+    assert "was ended by SIGKILL: the machine may have been out of memory" in done.err
+    assert not tiny.run_dir.exists()
+    for code in (0, 1, 2, 127, 139, -11, -6):
+        check_signal(code, "x")
+    for code in (-15, -9, 137, 143):
+        with pytest.raises(EndedBySignal):
+            check_signal(code, sys.executable)

@@ -1,0 +1,139 @@
+"""Buffers and errors of the CUDA device, on host memory that plays a GPU's."""
+
+from __future__ import annotations
+
+import gc
+import threading
+
+import numpy as np
+import pytest
+from fake_cuda import GIB, FakeBlas, FakeCuda, fake_device
+
+from ortflow.workflow.comm.solo import SoloCommunicator
+from ortflow.workflow.comm.staged import StagedCommunicator
+from ortflow.workflow.device import cudart
+from ortflow.workflow.device.cpu import HostBuffer
+from ortflow.workflow.errors import OrtflowError, UserError
+
+VALUES = np.arange(100, dtype=np.float32)
+
+
+def test_buffers_are_views_of_one_allocation_that_lives_as_long_as_any() -> None:
+    library = FakeCuda()
+    device = fake_device(library)
+    whole = device.allocate(100, np.float32)
+    assert not whole.read().any()
+    whole.write(VALUES)
+    part = whole.slice(10, 20)
+    assert part.pointer == whole.pointer + 40
+    np.testing.assert_array_equal(part.read(), VALUES[10:20])
+    part.slice(2, 4).fill(7)
+    del whole
+    gc.collect()
+    assert len(library.blocks) == 1
+    np.testing.assert_array_equal(part.read(), [10, 11, 7, 7, 14, 15, 16, 17, 18, 19])
+    del part
+    gc.collect()
+    assert not library.blocks
+
+
+def test_copies_fit_or_are_refused() -> None:
+    device = fake_device()
+    one, other = device.allocate(100, np.float32), device.allocate(100, np.float32)
+    one.write(VALUES.reshape(10, 10))
+    other.copy_from(one)
+    out = np.empty((10, 10), np.float32)
+    np.testing.assert_array_equal(other.read(out), VALUES.reshape(10, 10))
+    short, wide = device.allocate(99, np.float32), device.allocate(100, np.float64)
+    for wrong in (short, wide):
+        with pytest.raises(ValueError, match="elements of"):
+            other.copy_from(wrong)
+        with pytest.raises(ValueError, match="elements of"):
+            other.add(wrong)
+    with pytest.raises(ValueError, match="99 values for 100"):
+        one.write(VALUES[:99])
+    with pytest.raises(ValueError, match="do not go into"):
+        one.read(np.empty(100, np.float64))
+    with pytest.raises(ValueError, match="do not go into"):
+        one.read(np.empty((100, 2), np.float32)[:, 0])
+
+
+def test_sums_are_cublas(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cudart, "blas", lambda stream: cudart.Blas(FakeBlas(), stream))
+    device = fake_device()
+    one, other = device.allocate(100, np.float32), device.allocate(100, np.float32)
+    one.write(VALUES)
+    other.fill(2)
+    one.slice(0, 50).add(other.slice(50, 100))
+    np.testing.assert_array_equal(one.read(), np.where(VALUES < 50, VALUES + 2, VALUES))
+
+
+def test_a_batch_takes_the_memory_of_the_one_before() -> None:
+    library = FakeCuda()
+    device = fake_device(library)
+    first = device.lend(VALUES.reshape(2, 50))
+    second = device.lend(VALUES[:40] + 1, first)
+    assert (second.pointer, second.count) == (first.pointer, 40)
+    np.testing.assert_array_equal(second.read(), VALUES[:40] + 1)
+    third = device.lend(np.arange(5), first)
+    assert third.pointer != first.pointer, "another type"
+
+
+def test_another_thread_takes_the_device_before_it_reads() -> None:
+    library = FakeCuda()
+    device = fake_device(library)
+    buffer = device.allocate(4, np.float32)
+    before = len(library.used)
+    buffer.read()
+    assert len(library.used) == before
+    reader = threading.Thread(target=buffer.read)
+    reader.start()
+    reader.join()
+    assert library.used[before:] == [0]
+
+
+def test_memory_that_runs_out_names_the_setting_or_who_has_it() -> None:
+    with pytest.raises(UserError, match=r"data\.micro_batch: the memory of NVIDIA Fake, 80\.0 GiB, is full") as caught:
+        fake_device().allocate(1 << 40, np.float32)
+    assert "lower it" in str(caught.value)
+    shared = fake_device(FakeCuda(claimed=30 * GIB))
+    for message in ("Failed to allocate memory for requested buffer of size 8", "CUDA failure 2: out of memory"):
+        error = shared.failure(message)
+        assert type(error) is OrtflowError, "another try may find it free"
+        assert "others held 30.0 of its 80.0 GiB" in str(error)
+    assert str(shared.failure("illegal address")) == "NVIDIA Fake failed: illegal address"
+
+
+def test_a_gpu_that_fails_in_a_copy_is_an_error_to_try_again() -> None:
+    library = FakeCuda()
+    buffer = fake_device(library).allocate(4, np.float32)
+    library.failing["cudaMemcpyAsync"] = 719
+    with pytest.raises(OrtflowError, match="NVIDIA Fake failed: error 719") as caught:
+        buffer.read()
+    assert caught.value.exit_code == 1
+
+
+class Doubling(SoloCommunicator):
+    """Two ranks that have the same."""
+
+    def all_reduce(self, buffer: HostBuffer) -> None:  # type: ignore[override]
+        buffer.add(buffer)
+
+    def broadcast(self, buffer: HostBuffer, root: int = 0) -> None:  # type: ignore[override]
+        buffer.array[:] = root
+
+
+def test_collectives_go_by_way_of_the_host() -> None:
+    device = fake_device()
+    staged = StagedCommunicator(Doubling())
+    buffer = device.allocate(100, np.float64)
+    buffer.write(VALUES.astype(np.float64))
+    staged.all_reduce(buffer.slice(0, 10))
+    np.testing.assert_array_equal(buffer.read(), np.where(VALUES < 10, VALUES * 2, VALUES))
+    out = device.allocate(100, np.float64)
+    staged.all_gather(buffer, out)
+    np.testing.assert_array_equal(out.read(), buffer.read())
+    staged.reduce_scatter(buffer, out)
+    staged.broadcast(out.slice(0, 1), root=5)
+    np.testing.assert_array_equal(out.read()[:3], [5, 2, 4])
+    assert (staged.rank, staged.world_size, staged.gather(3), staged.share(4)) == (0, 1, [3], 4)

@@ -1,0 +1,283 @@
+"""Groups of elementwise nodes: which there are, that they compute the same, and what CUDA is written for them."""
+
+from __future__ import annotations
+
+import ctypes
+import shutil
+import subprocess
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+from onnx.reference import ReferenceEvaluator
+from onnx.reference.op_run import OpRun
+
+from ortflow.workflow.fusion import DOMAIN, groups
+from ortflow.workflow.fusion.groups import INPUTS, fuse
+from ortflow.workflow.fusion.kernels import operator_library, sources_of
+from ortflow.workflow.fusion.source import HEAD, kernel, literal
+from ortflow.workflow.graph import shapes
+
+Array = np.ndarray
+
+
+def model_of(
+    nodes: Sequence[onnx.NodeProto],
+    inputs: Mapping[str, Sequence[int | str]],
+    outputs: Sequence[str],
+    constants: Mapping[str, Any] | None = None,
+) -> onnx.ModelProto:
+    graph = helper.make_graph(
+        nodes,
+        "graph",
+        [helper.make_tensor_value_info(name, TensorProto.FLOAT, dims) for name, dims in inputs.items()],
+        [helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in outputs],
+        [numpy_helper.from_array(np.asarray(value, np.float32), name) for name, value in (constants or {}).items()],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9)
+    shapes.infer(model, [])
+    return model
+
+
+def node(operator: str, *names: str, **attributes: Any) -> onnx.NodeProto:
+    """`names` end with the output."""
+    return helper.make_node(operator, names[:-1], names[-1:], **attributes)
+
+
+def operators(model: onnx.ModelProto) -> list[str]:
+    return [one.op_type for one in model.graph.node]
+
+
+GELU = [
+    node("Add", "x", "bias", "h"),
+    node("Mul", "h", "root", "s"),
+    node("Erf", "s", "e"),
+    node("Add", "e", "one", "p"),
+    node("Mul", "h", "p", "hp"),
+    node("Mul", "hp", "half", "y"),
+]
+HALVES = {"root": 0.5**0.5, "one": 1.0, "half": 0.5}
+
+
+def run(model: onnx.ModelProto, feeds: Mapping[str, Array]) -> list[Array]:
+    """Fused nodes by the kernels as a C++ compiler makes them of the CUDA source."""
+    return [np.asarray(value) for value in ReferenceEvaluator(model, new_ops=[Fused]).run(None, dict(feeds))]
+
+
+class Fused(OpRun):
+    op_domain = DOMAIN
+    folder: Path
+
+    def _run(self, *values: Array, source: str, **bits: int) -> tuple[Array, ...]:
+        whole = np.broadcast_shapes(*(value.shape for value in values))
+        count = sum(f"Operand o{place}" in source for place in range(6))
+        results = []
+        for place in range(count):
+            read = [value for number, value in enumerate(values) if bits[f"inputs_of_{place}"] >> number & 1]
+            results.append(np.full(np.broadcast_shapes(*(value.shape for value in read)), np.nan, np.float32))
+        operands = [operand(value, whole) for value in (*values, *results)]
+        program = HOST + source.replace(HEAD, "") + "void go(const Operand *a, unsigned long long n) { fused("
+        program += ", ".join(f"a[{place}]" for place in range(len(operands))) + ', n); }\nextern "C" '
+        program += "void start(const Operand *a, unsigned long long n) { go(a, n); }\n"
+        library = compiled(program, self.folder)
+        library.start((Operand * len(operands))(*operands), ctypes.c_ulonglong(int(np.prod(whole))))
+        return tuple(results)
+
+
+class Operand(ctypes.Structure):
+    _fields_ = (
+        ("data", ctypes.c_void_p), ("mode", ctypes.c_uint), ("step", ctypes.c_uint), ("count", ctypes.c_uint),
+        ("rank", ctypes.c_uint), ("dims", ctypes.c_uint * 8), ("strides", ctypes.c_longlong * 8),
+    )  # fmt: skip
+
+
+def operand(value: Array, whole: tuple[int, ...]) -> Operand:
+    """Always by strides: the shorter ways are fused.c's, which the GPU tests go through."""
+    dims = (1,) * (len(whole) - value.ndim) + value.shape
+    strides, stride = [0] * len(whole), 1
+    for axis in reversed(range(len(whole))):
+        strides[axis] = stride if dims[axis] != 1 else 0
+        stride *= dims[axis]
+    return Operand(
+        value.ctypes.data, 3, 1, 1, len(whole), (ctypes.c_uint * 8)(*whole), (ctypes.c_longlong * 8)(*strides)
+    )
+
+
+HOST = f"""
+#include <cmath>
+#include <cstring>
+#define __device__
+#define __grid_constant__
+#define __global__
+#define __forceinline__ inline
+static struct {{ unsigned x; }} blockIdx, threadIdx, blockDim = {{1}}, gridDim = {{1}};
+static float __int_as_float(unsigned bits) {{ float value; memcpy(&value, &bits, 4); return value; }}
+{HEAD}
+"""
+COMPILER = shutil.which("c++") or shutil.which("g++") or shutil.which("clang++")
+needs_compiler = pytest.mark.skipif(COMPILER is None, reason="needs a C++ compiler")
+
+
+def compiled(program: str, folder: Path) -> ctypes.CDLL:
+    place = folder / f"kernel-{abs(hash(program))}"
+    place.with_suffix(".cpp").write_text(program)
+    assert COMPILER is not None
+    subprocess.run(
+        [COMPILER, "-shared", "-fPIC", "-ffp-contract=off", "-o", place.with_suffix(".so"), place.with_suffix(".cpp")],
+        check=True,
+    )
+    return ctypes.CDLL(str(place.with_suffix(".so")))
+
+
+@needs_compiler
+@pytest.mark.parametrize("shape", [(3, 5, 8), (1, 1, 8), (0, 5, 8)])
+def test_a_chain_is_one_kernel_and_computes_the_same(tmp_path: Path, shape: tuple[int, ...]) -> None:
+    Fused.folder = tmp_path
+    model = model_of(GELU, {"x": ["n", "s", 8], "bias": [8]}, ["h", "y"], HALVES)
+    fused, taken = fuse(model)
+    assert operators(fused) == ["Fused"]
+    assert taken == 6
+    random = np.random.default_rng(0)
+    feeds = {"x": random.normal(size=shape).astype(np.float32), "bias": random.normal(size=8).astype(np.float32)}
+    for mine, theirs in zip(run(fused, feeds), run(model, feeds), strict=True):
+        np.testing.assert_allclose(mine, theirs, rtol=1e-6, atol=1e-7)
+
+
+@needs_compiler
+def test_conditions_stay_inside(tmp_path: Path) -> None:
+    Fused.folder = tmp_path
+    nodes = [
+        node("Greater", "x", "zero", "g"),
+        node("Less", "x", "six", "l"),
+        node("And", "g", "l", "b"),
+        node("Cast", "b", "mask", to=TensorProto.FLOAT),
+        node("Mul", "dy", "mask", "m"),
+        node("Where", "b", "m", "x", "dx"),
+    ]
+    model = model_of(nodes, {"x": ["n", 7], "dy": ["n", 7]}, ["dx"], {"zero": 0.0, "six": 6.0})
+    fused, _ = fuse(model)
+    assert operators(fused) == ["Fused"]
+    random = np.random.default_rng(0)
+    feeds = {name: random.normal(0, 5, (9, 7)).astype(np.float32) for name in ("x", "dy")}
+    np.testing.assert_array_equal(run(fused, feeds)[0], run(model, feeds)[0])
+
+
+def test_a_condition_that_is_read_elsewhere_keeps_its_nodes() -> None:
+    nodes = [
+        node("Greater", "x", "zero", "g"),
+        node("Cast", "g", "mask", to=TensorProto.FLOAT),
+        node("Mul", "x", "mask", "y"),
+        node("Cast", "g", "count", to=TensorProto.INT64),
+        node("Cast", "count", "z", to=TensorProto.FLOAT),
+    ]
+    fused, taken = fuse(model_of(nodes, {"x": ["n", 7]}, ["y", "z"], {"zero": 0.0}))
+    assert taken == 0
+    assert operators(fused) == operators(model_of(nodes, {"x": ["n", 7]}, ["y", "z"], {"zero": 0.0}))
+
+
+@needs_compiler
+def test_sizes_that_are_one_only_in_a_run_are_right(tmp_path: Path) -> None:
+    """`n` and `m` are taken for the same; where one is 1, its value is broadcast and has its own shape."""
+    Fused.folder = tmp_path
+    nodes = [node("Exp", "a", "e"), node("Mul", "e", "two", "t"), node("Add", "t", "b", "y")]
+    model = model_of(nodes, {"a": ["n", 4], "b": ["m", 4]}, ["t", "y"], {"two": 2.0})
+    fused, _ = fuse(model)
+    assert operators(fused) == ["Fused"]
+    random = np.random.default_rng(0)
+    for n, m in ((3, 3), (1, 3), (3, 1)):
+        feeds = {"a": random.normal(size=(n, 4)).astype(np.float32), "b": random.normal(size=(m, 4)).astype(np.float32)}
+        for mine, theirs in zip(run(fused, feeds), run(model, feeds), strict=True):
+            assert mine.shape == theirs.shape
+            np.testing.assert_allclose(mine, theirs, rtol=1e-6, atol=1e-6)
+
+
+def test_a_way_through_another_node_keeps_two_apart() -> None:
+    nodes = [
+        node("Exp", "x", "e"),
+        node("Mul", "e", "e", "s"),
+        node("ReduceSum", "s", "total"),
+        node("Div", "s", "total", "q"),
+        node("Sub", "q", "e", "y"),
+    ]
+    fused, _ = fuse(model_of(nodes, {"x": ["n", 7]}, ["y"]))
+    assert operators(fused) == ["Fused", "ReduceSum", "Fused"]
+
+
+def test_a_group_that_encloses_another_through_its_members_is_none() -> None:
+    """The groups {a, c} and {b, d} would wait for each other."""
+    nodes = [
+        node("Exp", "x", "a"),
+        node("Exp", "w", "b"),
+        node("MatMul", "a", "square", "ma"),
+        node("MatMul", "b", "square", "mb"),
+        node("Add", "b", "ma", "d"),
+        node("Add", "a", "mb", "c"),
+    ]
+    fused, _ = fuse(model_of(nodes, {"x": [4, 4], "w": [4, 4], "square": [4, 4]}, ["c", "d"]))
+    onnx.checker.check_model(fused)
+    made: set[str] = {value.name for value in fused.graph.input}
+    for one in fused.graph.node:
+        assert {*one.input} <= made, "in an order that can be run"
+        made.update(one.output)
+
+
+def test_a_group_has_no_more_values_than_the_operator_holds() -> None:
+    names = [f"x{number}" for number in range(40)]
+    nodes = [node("Add", "x0", "x1", "s1")]
+    nodes += [node("Add", f"s{number}", f"x{number + 1}", f"s{number + 1}") for number in range(1, 39)]
+    fused, _ = fuse(model_of(nodes, {name: ["n"] for name in names}, ["s39"]))
+    assert {*operators(fused)} == {"Fused"}
+    assert max(len(one.input) for one in fused.graph.node) <= INPUTS
+
+
+def test_a_constant_of_many_axes_and_integers_stay_out() -> None:
+    nodes = [node("Mul", "x", "deep", "a"), node("Add", "a", "one", "y")]
+    fused, taken = fuse(model_of(nodes, {"x": [3]}, ["y"], {"deep": [[[2.0]]], "one": 1.0}))
+    assert (taken, operators(fused)) == (0, ["Mul", "Add"])
+
+
+def test_equal_groups_have_one_source() -> None:
+    twice = [
+        helper.make_node(n.op_type, [f"{i}2" if i in "xhsephpy" else i for i in n.input], [f"{n.output[0]}2"])
+        for n in GELU
+    ]
+    fused, _ = fuse(model_of([*GELU, *twice], {"x": [8], "bias": [8], "x2": [8]}, ["y", "y2"], HALVES))
+    assert operators(fused) == ["Fused", "Fused"]
+    assert len(sources_of(fused)) == 1
+
+
+def test_numbers_are_written_to_the_bit() -> None:
+    assert literal(1.0) == "__int_as_float(0x3f800000)"
+    assert literal(0.1) == "__int_as_float(0x3dcccccd)"
+    text = kernel([node("Mul", "x", "c", "y")], ["x"], ["y"], {"c": float("inf")})
+    assert "float v0 = x0 * __int_as_float(0x7f800000);" in text
+
+
+def test_the_operator_compiles_here(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("ORTFLOW_CACHE", str(tmp_path))
+    operator_library.cache_clear()
+    try:
+        path, reason = operator_library()
+    finally:
+        operator_library.cache_clear()
+    if path is None:
+        assert "no C compiler" in reason
+        return
+    library = ctypes.CDLL(str(path))
+    assert library.RegisterCustomOps
+    assert library.ortflow_fused_add(b"source", None) == 1
+    assert [file.name for file in path.parent.iterdir()] == [path.name]
+
+
+def test_the_walk_is_quick_on_a_deep_graph() -> None:
+    nodes = []
+    for number in range(2000):
+        nodes += [node("MatMul", f"x{number}", "w", f"m{number}"), node("Add", f"m{number}", "b", f"a{number}")]
+        nodes += [node("Exp", f"a{number}", f"x{number + 1}")]
+    fused, taken = fuse(model_of(nodes, {"x0": [4, 4], "w": [4, 4], "b": [4]}, ["x2000"]))
+    assert taken == 4000
+    assert groups.OPERATOR in operators(fused)

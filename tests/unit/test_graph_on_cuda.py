@@ -1,0 +1,137 @@
+"""The graph as GPUs run it computes the same, on the CPU too."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper
+
+from ortflow.workflow.graph.on_cuda import on_cuda
+from ortflow.workflow.onnx_runtime import onnxruntime
+
+ROWS, WIDTH, TABLE = 500, 16, 7
+
+
+def scatter(*, onto_zeros: bool, axis: int = 0, reduction: str = "add") -> onnx.ModelProto:
+    nodes = [helper.make_node("ScatterElements", ["data", "places", "rows"], ["sum"], axis=axis, reduction=reduction)]
+    inputs = [
+        helper.make_tensor_value_info("places", TensorProto.INT64, ["n", WIDTH]),
+        helper.make_tensor_value_info("rows", TensorProto.FLOAT, ["n", WIDTH]),
+    ]
+    constants = []
+    if onto_zeros:
+        constants.append(onnx.numpy_helper.from_array(np.array([TABLE, WIDTH]), "shape"))
+        nodes.insert(0, helper.make_node("ConstantOfShape", ["shape"], ["data"]))
+    else:
+        inputs.append(helper.make_tensor_value_info("data", TensorProto.FLOAT, [TABLE, WIDTH]))
+    outputs = [helper.make_tensor_value_info("sum", TensorProto.FLOAT, [TABLE, WIDTH])]
+    graph = helper.make_graph(nodes, "scatter", inputs, outputs, constants)
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9)
+
+
+def run(model: onnx.ModelProto, feeds: dict[str, np.ndarray]) -> np.ndarray:
+    session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    (result,) = session.run(None, {value.name: feeds[value.name] for value in session.get_inputs()})
+    return np.asarray(result)
+
+
+def feeds(scale: float) -> dict[str, np.ndarray]:
+    random = np.random.default_rng(0)
+    rows = random.normal(size=(ROWS, WIDTH)) * scale * 10.0 ** random.integers(-4, 4, (ROWS, 1))
+    return {
+        "places": np.broadcast_to(random.integers(0, TABLE, (ROWS, 1)), (ROWS, WIDTH)).copy(),
+        "rows": rows.astype(np.float32),
+        "data": random.normal(size=(TABLE, WIDTH)).astype(np.float32),
+    }
+
+
+@pytest.mark.parametrize("onto_zeros", [True, False])
+@pytest.mark.parametrize("scale", [1e-15, 1.0, 1e15])
+def test_sums_by_integers_are_the_sums_in_any_order(onto_zeros: bool, scale: float) -> None:
+    given = feeds(scale)
+    model = on_cuda(scatter(onto_zeros=onto_zeros))
+    found = run(model, given)
+    exact = np.zeros((TABLE, WIDTH)) if onto_zeros else given["data"].astype(np.float64)
+    np.add.at(exact, (given["places"], np.arange(WIDTH)), given["rows"].astype(np.float64))
+    np.testing.assert_allclose(found, exact, rtol=3e-7, atol=3e-7 * float(np.abs(exact).max()))
+    order = np.random.default_rng(1).permutation(ROWS)
+    np.testing.assert_array_equal(
+        found, run(model, {**given, "places": given["places"][order], "rows": given["rows"][order]})
+    )
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+def test_what_is_no_number_shows(value: float) -> None:
+    given = feeds(1.0)
+    given["rows"][3, 4] = value
+    assert np.isnan(run(on_cuda(scatter(onto_zeros=True)), given)).all()
+
+
+def test_zeros_stay_zeros() -> None:
+    given = feeds(0.0)
+    assert not run(on_cuda(scatter(onto_zeros=True)), given).any()
+
+
+def operators(model: onnx.ModelProto) -> list[str]:
+    return [node.op_type for node in model.graph.node]
+
+
+def test_what_does_not_race_stays() -> None:
+    for model in (scatter(onto_zeros=False, reduction="none"), scatter(onto_zeros=False, reduction="max")):
+        assert operators(on_cuda(model)) == ["ScatterElements"]
+    model = scatter(onto_zeros=False, axis=1)
+    model.graph.input[0].type.tensor_type.shape.dim[1].dim_value = 1
+    model.graph.input[1].type.tensor_type.shape.dim[1].dim_value = 1
+    assert operators(on_cuda(model)) == ["ScatterElements"], "one place along the axis"
+
+
+def test_products_read_matrices_the_other_way_round() -> None:
+    nodes = [
+        helper.make_node("Transpose", ["x"], ["t"], perm=[1, 0]),
+        helper.make_node("Reshape", ["t", "same"], ["r"]),
+        helper.make_node("MatMul", ["r", "y"], ["z"]),
+    ]
+    values = [helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in "xyz"]
+    graph = helper.make_graph(
+        nodes, "weights", values[:2], values[2:], [onnx.numpy_helper.from_array(np.array([0, -1]), "same")]
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9)
+    made = on_cuda(model)
+    assert operators(made) == ["Transpose", "MatMul"]
+    x, y = np.ones((3, 2), np.float32), np.ones((3, 4), np.float32)
+    np.testing.assert_array_equal(run(made, {"x": x, "y": y}), run(model, {"x": x, "y": y}))
+
+
+def test_sums_over_rows_are_products() -> None:
+    nodes = [
+        helper.make_node("Mul", ["x", "x"], ["s"]),
+        helper.make_node("ReduceSum", ["s", "last"], ["rows"], keepdims=1),
+        helper.make_node("ReduceSum", ["s", "first"], ["columns"], keepdims=1),
+        helper.make_node("ReduceSum", ["n", "last"], ["whole"], keepdims=1),
+    ]
+    graph = helper.make_graph(
+        nodes,
+        "sums",
+        [
+            helper.make_tensor_value_info("x", TensorProto.FLOAT, ["b", "h", 9]),
+            helper.make_tensor_value_info("n", TensorProto.INT64, ["b", 9]),
+        ],
+        [
+            *(helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in ("rows", "columns")),
+            helper.make_tensor_value_info("whole", TensorProto.INT64, None),
+        ],
+        [onnx.numpy_helper.from_array(np.array([axis]), name) for name, axis in (("last", -1), ("first", 0))],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9)
+    made = on_cuda(model)
+    assert operators(made).count("MatMul") == 1
+    assert operators(made).count("ReduceSum") == 2, "of another axis, and of integers"
+    x = np.random.default_rng(0).normal(size=(2, 3, 9)).astype(np.float32)
+    feeds = {"x": x, "n": np.arange(18).reshape(2, 9)}
+    for one in (made, model):
+        session = onnxruntime.InferenceSession(one.SerializeToString(), providers=["CPUExecutionProvider"])
+        rows, _, whole = session.run(None, feeds)
+        assert rows.shape == (2, 3, 1)
+        np.testing.assert_allclose(rows, (x**2).sum(-1, keepdims=True), rtol=1e-6)
+        np.testing.assert_array_equal(whole, [[36], [117]])

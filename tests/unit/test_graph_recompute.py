@@ -1,0 +1,153 @@
+"""`model.recompute`: the same bits with fewer values kept."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from graph_build_models import Array, run_file, run_graph, save_model, tensors_of, value
+from kernels import LIBRARY, needs_kernels
+from onnx import helper
+
+from ortflow.workflow.errors import UserError
+from ortflow.workflow.graph.build import build_graphs
+from ortflow.workflow.graph.origin import SCOPES
+from ortflow.workflow.graph.recompute import scopes_of
+from ortflow.workflow.graph.types import GraphSet, with_kernels_of
+from ortflow.workflow.onnx_runtime import onnxruntime
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "examples" / "gpt"))
+from model import Config, build
+
+LAYERS, TOKENS = 6, 64
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    path = tmp_path / "m.onnx"
+    onnx.save(build(Config(layers=LAYERS, width=64, heads=4, context=TOKENS, vocabulary=11)), path)
+    return path
+
+
+def built(model: Path, name: str, *patterns: str) -> GraphSet:
+    spec = run_file(model)
+    spec = spec.model_copy(update={"model": spec.model.model_copy(update={"recompute": list(patterns)})})
+    return build_graphs(spec, "cpu", model.parent / name)
+
+
+def feeds(graphs: GraphSet, batch: int = 4) -> dict[str, Array]:
+    window = np.random.default_rng(0).integers(0, 11, (batch, TOKENS + 1))
+    return {**tensors_of(graphs), "tokens": window[:, :-1], "labels": window[:, 1:]}
+
+
+@pytest.mark.parametrize("kernels", [False, pytest.param(True, marks=needs_kernels)])
+@pytest.mark.parametrize("patterns", [("h.*",), ("h.0", "h.3.attn*"), ("*",)])
+def test_every_output_keeps_its_bits(model: Path, patterns: tuple[str, ...], kernels: bool) -> None:
+    found = []
+    for graphs in (built(model, "kept"), built(model, "again", *patterns)):
+        path, library = (with_kernels_of(graphs.train), LIBRARY.path) if kernels else (graphs.train, None)
+        found.append(run_graph(path, feeds(graphs), threads=2, kernels=library))
+    kept, again = found
+    assert kept.keys() == again.keys()
+    for name, array in kept.items():
+        np.testing.assert_array_equal(again[name], array, err_msg=name)
+
+
+MEASURE = """
+import re, sys
+from pathlib import Path
+import numpy as np
+from ortflow.workflow.device.cpu import CpuDevice
+from ortflow.workflow.trainer.sessions import Sessions
+library = Path(sys.argv[3]) if sys.argv[3] else None
+session = Sessions(CpuDevice(), 1, "error", library).open(Path(sys.argv[1]))
+feeds = dict(np.load(sys.argv[2]))
+Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
+def peak(): return int(re.search("VmHWM:\\s*(\\d+)", Path("/proc/self/status").read_text())[1])
+before = peak()
+session.run(None, {value.name: feeds[value.name] for value in session.get_inputs()})
+print(peak() - before)
+"""
+
+
+@pytest.mark.parametrize("kernels", [False, pytest.param(True, marks=needs_kernels)])
+def test_layers_take_less_memory(model: Path, kernels: bool) -> None:
+    """The resident memory of a process that runs one step."""
+    sizes = {}
+    for name, patterns in (("kept", ()), ("again", ("h.*",))):
+        graphs = built(model, name, *patterns)
+        np.savez(model.parent / "feeds.npz", **feeds(graphs, 64))
+        path, library = (with_kernels_of(graphs.train), LIBRARY.path) if kernels else (graphs.train, "")
+        words = [sys.executable, "-c", MEASURE, str(path), str(model.parent / "feeds.npz"), str(library)]
+        done = subprocess.run(words, capture_output=True, text=True, check=True)
+        sizes[name] = int(done.stdout)
+    assert sizes["again"] < 0.6 * sizes["kept"], sizes
+
+
+def test_pattern_that_matches_nothing(model: Path) -> None:
+    with pytest.raises(UserError, match=r"'blocks\.\*' matches no module or node of the model") as caught:
+        built(model, "none", "h.0", "blocks.*")
+    assert caught.value.where == "model.recompute[1]"
+    assert not (model.parent / "none").exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "noted", "expected"),
+    [
+        ("/model/layers.0/MatMul", "", ["model", "model.layers", "model.layers.0", "model.layers.0.MatMul"]),
+        ("node_linear", "['', 'layers.0', 'layers.0.act']", ["layers.0", "layers.0.act", "node_linear"]),
+        ("n", "[[[", ["n"]),
+        ("n", "[1, 'a']", ["a", "n"]),
+        ("", "", []),
+    ],
+)
+def test_scopes(name: str, noted: str, expected: list[str]) -> None:
+    node = helper.make_node("Relu", ["x"], ["y"], name=name)
+    node.metadata_props.add(key=SCOPES, value=noted)
+    assert scopes_of(node) == expected
+
+
+def test_statistics_and_dropped_values_keep_their_bits(tmp_path: Path) -> None:
+    """BatchNormalization's kernel writes into its inputs, and Dropout would draw other numbers a second time."""
+    random = np.random.default_rng(1)
+    nodes, value_name = [], "x"
+    tensors: dict[str, Array] = {"ratio": np.float32(0.4), "training": np.array(True)}
+    for layer in range(3):
+        name = f"block.{layer}"
+        tensors |= {
+            f"{name}.weight": (0.3 * random.normal(size=(6, 6, 3, 3))).astype("float32"),
+            f"{name}.scale": random.normal(1, 0.1, 6).astype("float32"),
+            f"{name}.bias": np.full(6, 0.1, "float32"),
+            f"{name}.mean": np.full(6, 0.5, "float32"),
+            f"{name}.var": np.full(6, 2, "float32"),
+        }
+        norm = [f"{name}.{part}" for part in ("conv", "scale", "bias", "mean", "var")]
+        nodes += [
+            helper.make_node("Conv", [value_name, f"{name}.weight"], [f"{name}.conv"], f"/{name}/conv", pads=[1] * 4),
+            helper.make_node("BatchNormalization", norm, [f"{name}.norm"], f"/{name}/norm"),
+            helper.make_node("Relu", [f"{name}.norm"], [f"{name}.relu"], f"/{name}/relu"),
+            helper.make_node("Dropout", [f"{name}.relu", "ratio", "training"], [f"{name}.drop"], f"/{name}/drop"),
+            helper.make_node("Tanh", [f"{name}.drop"], [f"{name}.out"], f"/{name}/tanh"),
+        ]
+        value_name = f"{name}.out"
+    nodes.append(helper.make_node("GlobalAveragePool", [value_name], ["pooled"], "/pool"))
+    nodes.append(helper.make_node("Flatten", ["pooled"], ["logits"], "/flatten"))
+    path = save_model(
+        tmp_path / "m.onnx", nodes, [value("x", ["batch", 6, 9, 9])], [value("logits", ["batch", 6])], tensors
+    )
+    found = []
+    for graphs in (built(path, "kept"), built(path, "again", "block.*")):
+        given = {**tensors_of(graphs), "x": np.random.default_rng(2).normal(size=(4, 6, 9, 9)).astype("float32")}
+        onnxruntime.set_seed(3)
+        found.append(run_graph(graphs.train, {**given, "labels": np.array([0, 5, 2, 2])}))
+    kept, again = found
+    operators = [node.op_type for node in onnx.load(tmp_path / "again" / "train.onnx").graph.node]
+    assert operators.count("Dropout") == 3
+    assert operators.count("BatchNormalization") > 3
+    assert kept.keys() == again.keys()
+    for name, array in kept.items():
+        np.testing.assert_array_equal(again[name], array, err_msg=name)

@@ -1,0 +1,193 @@
+"""The check of the runtime: what it finds on the installed one, what it does about it, and what it remembers."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from run_files import spec_of
+
+from ortflow.workflow.comm.solo import SoloCommunicator
+from ortflow.workflow.errors import UserError
+from ortflow.workflow.events import EventLog
+from ortflow.workflow.ranks import Place
+from ortflow.workflow.rundir import RunDir
+from ortflow.workflow.runtime_check import remember, verify
+from ortflow.workflow.runtime_check.behaviour import BEHAVIOURS
+from ortflow.workflow.runtime_check.case import Case
+from ortflow.workflow.runtime_check.remember import runtime_here
+from ortflow.workflow.runtime_check.settings import DEFAULTS, Outcome, Settings, merged
+from ortflow.workflow.signals import StopFlag
+from ortflow.workflow.steps import configure as configure_step
+from ortflow.workflow.steps.context import Context
+from ortflow.workflow.steps.runtime_check import agree
+
+NEEDS = verify.needs()
+PADDED = next(need for need in NEEDS if need.need == "MaxPool of an image padded with zeros")
+PAD = Outcome(Settings(("Pad_Fusion",)), {PADDED.need: "an error of 1 of the largest value"})
+
+
+def test_the_installed_runtime_has_what_graphs_need() -> None:
+    assert verify.verify(NEEDS) == Outcome(DEFAULTS)
+    assert len({need.need for need in NEEDS}) == len(NEEDS)
+
+
+@pytest.fixture
+def as_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Graphs in the forms that releases compute wrongly."""
+    monkeypatch.setattr(verify, "avoid_wrong_forms", lambda model: None)
+
+
+@pytest.mark.usefixtures("as_written")
+def test_a_rewrite_that_is_wrong_is_left_out() -> None:
+    """Pad_Fusion is wrong in every release so far."""
+    outcome = verify.verify([PADDED, *BEHAVIOURS])
+    assert outcome.settings == PAD.settings
+    assert outcome.faults.keys() == {PADDED.need}
+    assert "of the largest value" in outcome.faults[PADDED.need]
+
+
+@pytest.mark.usefixtures("as_written")
+def test_what_no_known_rewrite_explains_is_run_without_any() -> None:
+    assert isinstance(PADDED, Case)
+    assert verify.verify([replace(PADDED, optimizers=("NchwcTransformer",))]).settings == Settings(optimised=False)
+
+
+def test_a_runtime_that_is_wrong_is_refused() -> None:
+    assert isinstance(PADDED, Case)
+    wrong = replace(PADDED, expected={"y": PADDED.expected["y"] + 0.1})
+    version = verify.onnxruntime.__version__
+    with pytest.raises(
+        UserError, match=rf"{version} does not compute .*: MaxPool of an image padded .*an error of 0\.\d"
+    ):
+        verify.verify([wrong])
+
+
+@pytest.mark.parametrize(
+    ("found", "told"),
+    [
+        ([1.0, 2.00001], None),
+        ([1.0, 2.1], "an error of 0.05 of the largest value"),
+        ([1.0, np.nan], "no number for a number"),
+        ([1.0], "a result of shape [1] for [2]"),
+    ],
+)
+def test_what_counts_as_wrong(found: list[float], told: str | None) -> None:
+    assert Case("", [], {}, {"y": np.array([1.0, 2.0])}).fault({"y": np.array(found)}) == told
+
+
+class Check:
+    """Counts how often the check is made."""
+
+    def __init__(self, outcome: Outcome = PAD) -> None:
+        self.times, self._outcome = 0, outcome
+
+    def __call__(self) -> Outcome:
+        self.times += 1
+        return self._outcome
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("ORTFLOW_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "home"))
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    return tmp_path / "cache" / "runtimes"
+
+
+def test_it_is_made_once(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    check = Check()
+    first, second = runtime_here(check=check), runtime_here(check=check)
+    assert (check.times, first.outcome, second.outcome) == (1, PAD, PAD)
+    assert first.seconds is not None
+    assert second.seconds is None
+    runtime_here(afresh=True, check=check)
+    assert check.times == 2
+    monkeypatch.setattr(remember, "_processor", lambda: iter(["another"]))
+    runtime_here(check=check)
+    assert check.times == 3
+    assert len(list(cache.iterdir())) == 2
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda text: text[: len(text) // 2],
+        lambda text: "",
+        lambda text: "[]",
+        lambda text: text.replace("true", "1"),
+        lambda text: text.replace('"Pad_Fusion"', "7"),
+        lambda text: text.replace('"faults"', '"fault"'),
+    ],
+)
+def test_what_is_damaged_is_found_out_again(cache: Path, damage: Callable[[str], str]) -> None:
+    check = Check()
+    runtime_here(check=check)
+    (file,) = cache.iterdir()
+    whole = file.read_text()
+    file.write_text(damage(whole))
+    assert runtime_here(check=check).outcome == PAD
+    assert check.times == 2
+    assert file.read_text() == whole
+
+
+def test_a_refusal_is_not_remembered(cache: Path) -> None:
+    def refuse() -> Outcome:
+        raise UserError("wrong")
+
+    with pytest.raises(UserError):
+        runtime_here(check=refuse)
+    assert not list(cache.iterdir())
+    assert runtime_here(check=Check()).outcome == PAD
+
+
+def test_settings_of_several_machines() -> None:
+    assert merged([DEFAULTS, Settings(("b",)), Settings(("a", "b"), optimised=False)]) == Settings(("a", "b"), False)
+    assert [str(each) for each in (DEFAULTS, Settings(("a", "b"), False))] == ["none", "a, b, no optimisation"]
+
+
+def context(tmp_path: Path, rank: int) -> Context:
+    place = Place(rank, 2, 0, 1, "none", "host")
+    events = EventLog(tmp_path / f"{rank}.jsonl", rank, 0)
+    return Context(RunDir(tmp_path), spec_of(), place, 0, StopFlag(), events)
+
+
+class Second(SoloCommunicator):
+    """The second rank's side of a world of two, whose first has told `first`."""
+
+    def __init__(self, first: Any) -> None:
+        self._told = [first]
+
+    def gather(self, value: Any) -> list[Any]:
+        self._told.append(value)
+        return self._told
+
+
+@pytest.mark.usefixtures("cache")
+def test_every_machine_is_checked_and_all_ranks_agree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(remember.runtime_here, "__kwdefaults__", {"afresh": False, "check": Check()})
+    mine = context(tmp_path, 1)
+    mine.comm = Second((Settings(("Other",)), None))
+    assert agree(mine) == Settings(("Other", "Pad_Fusion"))
+    checked, warning = (json.loads(line) for line in (tmp_path / "1.jsonl").read_text().splitlines())
+    assert (checked["event"], checked["settings"], checked["faults"]) == ("runtime_check", "Pad_Fusion", PAD.faults)
+    assert "sessions are opened without: Pad_Fusion" in warning["message"]
+    mine.comm = Second((DEFAULTS, UserError("of no use")))
+    with pytest.raises(UserError, match="of no use"):
+        agree(mine)
+
+
+def test_a_refusal_waits_until_all_ranks_can_hear(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(_: Context) -> Settings:
+        raise UserError("of no use")
+
+    monkeypatch.setattr(configure_step, "check_runtime", refuse)
+    first = context(tmp_path, 0)
+    configure_step.configure(first)
+    assert isinstance(first.trouble, UserError)

@@ -1,0 +1,104 @@
+"""Which device a rank trains on, and one sentence for each thing that can be wrong with it.
+
+Called by step `runtime` on every rank, before anything is allocated.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+
+from ortflow.workflow.device import Device
+from ortflow.workflow.device.cpu import CpuDevice
+from ortflow.workflow.device.cudart import CudaError, Gpu, Runtime, major, preload, runtime
+from ortflow.workflow.errors import OrtflowError, UserError
+from ortflow.workflow.ranks import Place
+from ortflow.workflow.runtimes import installed_runtime
+from ortflow.workflow.spec.run import RunSpec
+
+INSTALL = "pip install 'ortflow[cuda]'"
+WHERE = "resources.gpus_per_rank"
+VISIBLE = "CUDA_VISIBLE_DEVICES"
+TOO_OLD, BUSY, NONE = 35, 46, 100
+"""cudaErrorInsufficientDriver, cudaErrorDevicesUnavailable, cudaErrorNoDevice."""
+
+
+def open_device(spec: RunSpec, place: Place) -> Device:
+    """The device of this rank; raises UserError or OrtflowError, one sentence, where it has none."""
+    if not spec.resources.gpus_per_rank:
+        return CpuDevice()
+    from ortflow.workflow.device.cuda import CudaDevice
+
+    found = cuda_runtime()
+    gpu = local_gpu(found, place.local_rank, place.host, os.environ)
+    try:
+        return CudaDevice(found, gpu, precise=spec.train.precision == "fp32")
+    except CudaError as error:
+        raise explained(error, found, place.host, os.environ) from error
+
+
+def cuda_runtime() -> Runtime:
+    """CUDA's runtime; raises UserError where what is installed cannot train on a GPU."""
+    from ortflow.workflow.onnx_runtime import onnxruntime
+
+    package = f"{installed_runtime()} {onnxruntime.__version__}"
+    if "CUDAExecutionProvider" not in onnxruntime.get_available_providers() or not major():
+        raise UserError(
+            f"asks for GPUs, and {package} has no CUDA",
+            where=WHERE,
+            fix=f"`pip uninstall -y {installed_runtime()}`, then `{INSTALL}`",
+        )
+    try:
+        return runtime()
+    except OSError as error:
+        said = preload() or str(error)
+        raise UserError(
+            f"CUDA {major()} is not installed beside {package} ({said})", where=WHERE, fix=INSTALL
+        ) from error
+
+
+def local_gpu(found: Runtime, local_rank: int, host: str, environment: Mapping[str, str]) -> Gpu:
+    """The GPU of a rank: where it sees several, the ranks of a node take them in turn.
+
+    Sites show each rank its own GPU or all of its node's.
+    """
+    try:
+        return found.describe(local_rank % found.count())
+    except CudaError as error:
+        raise explained(error, found, host, environment) from error
+    except ZeroDivisionError:
+        raise _hidden(host, environment) from None
+
+
+def explained(error: CudaError, found: Runtime, host: str, environment: Mapping[str, str]) -> OrtflowError:
+    """What CUDA refuses, in one sentence."""
+    if error.code == TOO_OLD:
+        driver, needed = found.driver(), found.version()
+        if driver == 0:
+            return UserError(f"{host} has no driver of NVIDIA's", where=WHERE, fix="set it to 0 to train on the CPU")
+        return UserError(
+            f"the driver of {host} speaks CUDA {_version(driver)}, and what is installed is for {_version(needed)}",
+            where=WHERE,
+            fix="have the driver updated",
+        )
+    if error.code == NONE:
+        return _hidden(host, environment)
+    if error.code == BUSY:
+        return OrtflowError(f"the GPU of this rank on {host} is taken by another process ({error.words})")
+    return OrtflowError(f"the GPU of this rank on {host} cannot be used: {error.words}")
+
+
+def _hidden(host: str, environment: Mapping[str, str]) -> UserError:
+    visible = environment.get(VISIBLE)
+    if visible is not None:
+        return UserError(
+            f"{host} shows this rank no GPU: {VISIBLE} is {visible!r}",
+            where=WHERE,
+            fix="set it to a GPU of the machine, or ask the scheduler for GPUs",
+        )
+    return UserError(f"{host} has no NVIDIA GPU", where=WHERE, fix="set it to 0 to train on the CPU")
+
+
+def _version(number: int) -> str:
+    """13.2 of 13020."""
+    return f"{number // 1000}.{number % 1000 // 10}"

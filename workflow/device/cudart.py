@@ -1,0 +1,192 @@
+"""NVIDIA's CUDA runtime by ctypes: memory, copies and one stream of this process's GPU.
+
+The libraries come from NVIDIA's wheels beside onnxruntime-gpu; nobody has to set LD_LIBRARY_PATH. Only `cuda` calls
+this. Nothing here knows ONNX graphs or ranks.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import functools
+import io
+from dataclasses import dataclass
+from typing import Any
+
+TO_DEVICE, TO_HOST, WITHIN = 1, 2, 3
+"""cudaMemcpyKind."""
+_NON_BLOCKING = 1
+_MAJOR, _MINOR = 75, 76
+"""cudaDeviceAttr: of the compute capability."""
+_PROPERTIES = 1 << 14
+"""Bytes, more than any version of cudaDeviceProp has; it begins with the name and the UUID."""
+
+
+class CudaError(Exception):
+    """A call that did not work: CUDA's number for it, and its words."""
+
+    def __init__(self, code: int, words: str) -> None:
+        super().__init__(words)
+        self.code, self.words = code, words
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """What CUDA tells of a device."""
+
+    index: int
+    """Among those that this process sees."""
+    name: str
+    uuid: str
+    """The same for every process that sees it."""
+    capability: tuple[int, int]
+    free: int
+    """Bytes that nobody held when this was asked."""
+    total: int
+
+
+class Runtime:
+    """The calls that are needed, each raising CudaError where it fails."""
+
+    def __init__(self, library: Any) -> None:
+        self._cuda = library
+
+    def call(self, name: str, *arguments: Any) -> None:
+        """Any function of the library that returns a cudaError_t."""
+        code = int(getattr(self._cuda, name)(*arguments))
+        if code:
+            # CUDA keeps an error for the next caller, if it is one that can be got over.
+            self._cuda.cudaGetLastError()
+            raise CudaError(code, self._words(code))
+
+    def _words(self, code: int) -> str:
+        ask = self._cuda.cudaGetErrorString
+        ask.restype = ctypes.c_char_p
+        words: bytes = ask(code) or b"an unknown error"
+        return f"{words.decode()} (CUDA error {code})"
+
+    def count(self) -> int:
+        """GPUs that this process sees."""
+        return self._integer("cudaGetDeviceCount")
+
+    def driver(self) -> int:
+        """The newest CUDA that the driver speaks, 13020 for 13.2; 0 where there is no driver."""
+        return self._integer("cudaDriverGetVersion")
+
+    def version(self) -> int:
+        """CUDA of the runtime, in the same way."""
+        return self._integer("cudaRuntimeGetVersion")
+
+    def _integer(self, name: str, *arguments: Any) -> int:
+        value = ctypes.c_int()
+        self.call(name, ctypes.byref(value), *arguments)
+        return value.value
+
+    def use(self, index: int) -> None:
+        """Take a device for this thread; the first call connects to it."""
+        self.call("cudaSetDevice", index)
+
+    def describe(self, index: int) -> Gpu:
+        """What there is to tell of a device; connects to it."""
+        self.use(index)
+        free, total = ctypes.c_size_t(), ctypes.c_size_t()
+        self.call("cudaMemGetInfo", ctypes.byref(free), ctypes.byref(total))
+        properties = ctypes.create_string_buffer(_PROPERTIES)
+        # CUDA 12 has the structure as it is now under the second name.
+        name = "cudaGetDeviceProperties_v2" if self.version() < 13000 else "cudaGetDeviceProperties"
+        self.call(name, properties, index)
+        return Gpu(
+            index,
+            properties.raw[:256].split(b"\0")[0].decode(errors="replace"),
+            properties.raw[256:272].hex(),
+            (
+                self._integer("cudaDeviceGetAttribute", _MAJOR, index),
+                self._integer("cudaDeviceGetAttribute", _MINOR, index),
+            ),
+            free.value,
+            total.value,
+        )
+
+    def stream(self) -> int:
+        """A new stream of this thread's device, which waits for no other."""
+        stream = ctypes.c_void_p()
+        self.call("cudaStreamCreateWithFlags", ctypes.byref(stream), _NON_BLOCKING)
+        return int(stream.value or 0)
+
+    def wait(self, stream: int) -> None:
+        """Until everything queued on the stream is done."""
+        self.call("cudaStreamSynchronize", ctypes.c_void_p(stream))
+
+    def allocate(self, size: int) -> int:
+        """Address of so many new bytes of device memory."""
+        pointer = ctypes.c_void_p()
+        self.call("cudaMalloc", ctypes.byref(pointer), ctypes.c_size_t(max(size, 1)))
+        return int(pointer.value or 0)
+
+    def free(self, pointer: int) -> None:
+        """Give back what `allocate` gave."""
+        self.call("cudaFree", ctypes.c_void_p(pointer))
+
+    def copy(self, target: int, source: int, size: int, kind: int, stream: int) -> None:
+        """Queue a copy of bytes."""
+        addresses = ctypes.c_void_p(target), ctypes.c_void_p(source)
+        self.call("cudaMemcpyAsync", *addresses, ctypes.c_size_t(size), kind, ctypes.c_void_p(stream))
+
+    def zero(self, target: int, size: int, stream: int) -> None:
+        """Queue the setting of bytes to zero."""
+        self.call("cudaMemsetAsync", ctypes.c_void_p(target), 0, ctypes.c_size_t(size), ctypes.c_void_p(stream))
+
+
+class Blas:
+    """The one routine of cuBLAS that is needed, on a stream."""
+
+    def __init__(self, library: Any, stream: int) -> None:
+        self._blas, self._handle = library, ctypes.c_void_p()
+        self._call("cublasCreate_v2", ctypes.byref(self._handle))
+        self._call("cublasSetStream_v2", self._handle, ctypes.c_void_p(stream))
+
+    def _call(self, name: str, *arguments: Any) -> None:
+        code = int(getattr(self._blas, name)(*arguments))
+        if code:
+            raise CudaError(code, f"{name} failed with status {code}")
+
+    def add(self, target: int, source: int, count: int) -> None:
+        """Queue target += source of so many fp32 elements."""
+        one, step = ctypes.c_float(1.0), ctypes.c_int64(1)
+        self._call(
+            "cublasSaxpy_v2_64", self._handle, ctypes.c_int64(count), ctypes.byref(one),
+            ctypes.c_void_p(source), step, ctypes.c_void_p(target), step,
+        )  # fmt: skip
+
+
+@functools.cache
+def major() -> str:
+    """The CUDA that the installed ONNX Runtime was built with: 13; empty where it was built without."""
+    from ortflow.workflow.onnx_runtime import onnxruntime
+
+    return str(getattr(onnxruntime, "cuda_version", "") or "").split(".")[0]
+
+
+@functools.cache
+def preload() -> str:
+    """Load CUDA's libraries and cuDNN, as pip installed them or as the system has them; what was said of missing ones.
+
+    From then on each is found by its name alone: by ctypes, and by ONNX Runtime.
+    """
+    from ortflow.workflow.onnx_runtime import onnxruntime
+
+    with contextlib.redirect_stdout(io.StringIO()) as said:
+        onnxruntime.preload_dlls()
+    return " ".join(said.getvalue().split())
+
+
+def runtime() -> Runtime:
+    """The CUDA runtime; OSError where it is not installed."""
+    preload()
+    return Runtime(ctypes.CDLL(f"libcudart.so.{major()}"))
+
+
+def blas(stream: int) -> Blas:
+    """cuBLAS on a stream of this thread's device."""
+    preload()
+    return Blas(ctypes.CDLL(f"libcublas.so.{major()}"), stream)

@@ -1,0 +1,232 @@
+"""Groups of elementwise nodes that can be one kernel, and the graph with a node in place of each.
+
+A group computes values of one shape, each element from the elements of its inputs at the same place, which may be
+broadcast. Called by step `configure` for runs on GPUs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import onnx
+from onnx import TensorProto, helper
+
+from ortflow.workflow.fusion import DOMAIN
+from ortflow.workflow.fusion.source import BOOLS, CONDITIONS, FLOATS, kernel
+from ortflow.workflow.graph.edit import constants_of, described, dims_of, prune, sort_nodes
+from ortflow.workflow.graph.element_types import element_types
+
+OPERATOR = "Fused"
+INPUTS, OUTPUTS = 12, 6
+"""Most of each that a group may have: fused.c holds as many."""
+
+Dims = tuple[int | str | None, ...]
+
+
+def fuse(model: onnx.ModelProto) -> tuple[onnx.ModelProto, int]:
+    """A copy in which groups of two nodes and more are one, and how many nodes went into them."""
+    copy = onnx.ModelProto()
+    copy.CopyFrom(model)
+    sort_nodes(copy.graph)
+    constants = _scalars(copy.graph)
+    found = _Finder(copy).groups()
+    groups = [group for group in found if len(group.members) > 1 and not constants.keys() >= {*group.inputs}]
+    nodes, taken = list(copy.graph.node), 0
+    for number, group in enumerate(groups):
+        members = [nodes[place] for place in sorted(group.members)]
+        taken += len(members)
+        used = [name for name in group.inputs if name not in constants]
+        scalars = {name: constants[name] for name in group.inputs if name in constants}
+        source = kernel(members, used, group.outputs, scalars)
+        made = helper.make_node(
+            OPERATOR, used, group.outputs, f"{members[-1].name or members[-1].output[0]}/fused_{number}",
+            domain=DOMAIN, source=source, **_dependences(members, used, group.outputs),
+        )  # fmt: skip
+        copy.graph.node.append(made)
+    gone = {place for group in groups for place in group.members}
+    kept = [node for place, node in enumerate(nodes) if place not in gone]
+    fused = list(copy.graph.node)[len(nodes) :]
+    # In the place of a group's last node, so that the order of what is left stays.
+    ends = {max(group.members): made for group, made in zip(groups, fused, strict=True)}
+    order = [ends.get(place) if place in gone else node for place, node in enumerate(nodes)]
+    final = [onnx.NodeProto.FromString(node.SerializeToString()) for node in order if node is not None]
+    assert len(final) == len(kept) + len(groups)
+    del copy.graph.node[:]
+    copy.graph.node.extend(final)
+    sort_nodes(copy.graph)
+    prune(copy.graph)
+    if groups:
+        copy.opset_import.append(helper.make_opsetid(DOMAIN, 1))
+    return copy, taken
+
+
+def _dependences(members: Sequence[onnx.NodeProto], inputs: Sequence[str], outputs: Sequence[str]) -> dict[str, int]:
+    """For each output the bits of the inputs that it depends on, as attributes; 0 for outputs that there are not."""
+    bits = {name: 1 << place for place, name in enumerate(inputs)}
+    for node in members:
+        bits[node.output[0]] = 0
+        for name in node.input:
+            bits[node.output[0]] |= bits.get(name, 0)
+    found = [bits[name] for name in outputs]
+    return {f"inputs_of_{place}": found[place] if place < len(found) else 0 for place in range(OUTPUTS)}
+
+
+@dataclass(eq=False)
+class Group:
+    """Nodes by their places in the graph's list."""
+
+    dims: Dims
+    members: set[int] = field(default_factory=set)
+    inputs: list[str] = field(default_factory=list)
+    outputs: list[str] = field(default_factory=list)
+
+    @property
+    def last(self) -> int:
+        """The place of its last node."""
+        return max(self.members)
+
+
+class _Finder:
+    def __init__(self, model: onnx.ModelProto) -> None:
+        graph = model.graph
+        self._nodes = list(graph.node)
+        self._types = element_types(model)
+        self._dims = {name: dims_of(value) for name, value in described(graph).items()}
+        self._made = {name: place for place, node in enumerate(self._nodes) for name in node.output if name}
+        self._readers: dict[str, list[int]] = {}
+        for place, node in enumerate(self._nodes):
+            for name in node.input:
+                self._readers.setdefault(name, []).append(place)
+        self._kept = {value.name for value in graph.output}
+        self._scalars = _scalars(graph)
+        self._of: dict[int, Group] = {}
+        self._same: dict[str, int | str] = {}
+        for node in self._nodes:
+            if not node.domain and (node.op_type in FLOATS or node.op_type in BOOLS):
+                self._liken(node)
+
+    def _liken(self, node: onnx.NodeProto) -> None:
+        """Take sizes that meet in a node for one, unless they are 1.
+
+        They may be 1 in a run; a kernel is right even so, and only slower.
+        """
+        known = [dims for name in (*node.input, *node.output) if (dims := self._dims.get(name)) is not None]
+        for axis in range(1, max(map(len, known), default=0) + 1):
+            met = [self._size(dims[-axis]) for dims in known if axis <= len(dims)]
+            names = [size for size in met if isinstance(size, str)]
+            numbers = {size for size in met if isinstance(size, int) and size != 1}
+            if not names or len(numbers) > 1:
+                continue
+            common = next(iter(numbers), names[0])
+            self._same |= {name: common for name in names if name != common}
+
+    def _size(self, size: int | str | None) -> int | str | None:
+        while isinstance(size, str) and size in self._same:
+            size = self._same[size]
+        return size
+
+    def groups(self) -> list[Group]:
+        """The largest that a single walk finds; every node is in one at most."""
+        for place, node in enumerate(self._nodes):
+            dims = self._shape(node)
+            if dims is None:
+                continue
+            group = Group(dims, {place})
+            for other in self._neighbours(node, dims):
+                joined = {*group.members, *other.members}
+                if other is not group and self._fits(joined) and not self._encloses(joined):
+                    group = Group(dims, joined)
+            for member in group.members:
+                self._of[member] = group
+        found = {id(group): group for group in self._of.values()}.values()
+        return [self._described(group) for group in found if self._is_closed(group)]
+
+    def _shape(self, node: onnx.NodeProto) -> Dims | None:
+        """The shape of what a node computes; None where it is not for a group."""
+        name = node.op_type
+        if node.domain or (name not in FLOATS and name not in BOOLS) or len(node.output) != 1:
+            return None
+        conditions = CONDITIONS.get(name, ())
+        for place, value in enumerate(node.input):
+            wanted = TensorProto.BOOL if place in conditions else TensorProto.FLOAT
+            if self._type(value) != wanted or (wanted == TensorProto.BOOL and not self._is_inside(value)):
+                return None
+        if self._type(node.output[0]) != (TensorProto.FLOAT if name in FLOATS else TensorProto.BOOL):
+            return None
+        dims = self._dims.get(node.output[0])
+        read = [self._dims.get(value) for value in node.input if value not in self._scalars]
+        # A constant of many axes may be what gives the result as many: a group does not know of it.
+        if dims is None or None in dims or None in read or len(dims) != max((len(d) for d in read if d), default=0):
+            return None
+        return tuple(map(self._size, dims))
+
+    def _type(self, name: str) -> int:
+        return int(TensorProto.FLOAT if name in self._scalars else self._types.get(name, TensorProto.UNDEFINED))
+
+    def _is_inside(self, name: str) -> bool:
+        return name in self._made and self._nodes[self._made[name]].op_type in BOOLS
+
+    def _neighbours(self, node: onnx.NodeProto, dims: Dims) -> Iterable[Group]:
+        found: dict[int, Group] = {}
+        for name in node.input:
+            group = self._of.get(self._made.get(name, -1))
+            if group is not None and group.dims == dims:
+                found[id(group)] = group
+        return found.values()
+
+    def _fits(self, members: Collection[int]) -> bool:
+        inputs, outputs = self._ends(members)
+        return sum(name not in self._scalars for name in inputs) <= INPUTS and len(outputs) <= OUTPUTS
+
+    def _ends(self, members: Collection[int]) -> tuple[list[str], list[str]]:
+        """What nodes read from elsewhere, and what they make that is read elsewhere."""
+        inside = {self._nodes[place].output[0] for place in members}
+        inputs = {name: None for place in sorted(members) for name in self._nodes[place].input if name not in inside}
+        outputs = [
+            name
+            for name in (self._nodes[place].output[0] for place in sorted(members))
+            if name in self._kept or any(reader not in members for reader in self._readers.get(name, ()))
+        ]
+        return list(inputs), outputs
+
+    def _encloses(self, members: Collection[int]) -> bool:
+        """Whether a way leads from one of the nodes through another node back to one: they cannot be one then."""
+        first = min(members)
+        waiting = [p for place in members for p in self._before(place) if p not in members]
+        seen: set[int] = set()
+        while waiting:
+            place = waiting.pop()
+            group = self._of.get(place)
+            together = group.members if group is not None and place not in members else {place}
+            if place in seen or max(together) < first:
+                continue
+            seen.update(together)
+            for one in together:
+                for earlier in self._before(one):
+                    if earlier in members:
+                        return True
+                    waiting.append(earlier)
+        return False
+
+    def _before(self, place: int) -> list[int]:
+        return [self._made[name] for name in self._nodes[place].input if name in self._made]
+
+    def _is_closed(self, group: Group) -> bool:
+        """No condition leaves the group, or comes into it: only fp32 does."""
+        inputs, outputs = self._ends(group.members)
+        return all(self._type(name) == TensorProto.FLOAT for name in (*inputs, *outputs))
+
+    def _described(self, group: Group) -> Group:
+        group.inputs, group.outputs = self._ends(group.members)
+        return group
+
+
+def _scalars(graph: onnx.GraphProto) -> Mapping[str, float]:
+    """Constants of fp32 of one element."""
+    return {
+        name: float(array.reshape(-1)[0])
+        for name, array in constants_of(graph).items()
+        if array.dtype == np.float32 and array.size == 1
+    }

@@ -1,0 +1,30 @@
+"""BatchNormalization by the batch's statistics and its gradient: see batch_norm.c."""
+
+from __future__ import annotations
+
+from ortflow.workflow.graph.edit import MICROSOFT, attributes_of
+from ortflow.workflow.kernels.rewriter import Rewriter
+
+_EPSILON = 1e-5
+_IMAGES = 3
+"""Least axes: without pixels, a channel's values lie far apart."""
+
+
+def put(rewriter: Rewriter) -> None:
+    """Replace what normalises images; the running statistics are computed beside it."""
+    for node in rewriter.nodes("BatchNormalization"):
+        attributes = attributes_of(node)
+        if not attributes.get("training_mode", 0) or attributes.get("momentum", 0.9) != 0:
+            continue
+        if len(node.output) == 3 and all(node.output) and _are_images(rewriter, node.input[0]):
+            rewriter.drop(node)
+            epsilon = float(attributes.get("epsilon", _EPSILON))
+            rewriter.add("BatchNormalization", node.input[:3], node.output, epsilon=epsilon)
+    for node in rewriter.nodes("BatchNormalizationGrad", MICROSOFT):
+        if all(node.output) and _are_images(rewriter, node.input[1]):
+            rewriter.drop(node)
+            rewriter.add("BatchNormalizationGrad", node.input, node.output)
+
+
+def _are_images(rewriter: Rewriter, value: str) -> bool:
+    return rewriter.fits(value) and len(rewriter.dims(value) or ()) >= _IMAGES

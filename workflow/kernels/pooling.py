@@ -1,0 +1,25 @@
+"""The gradient of pooling by the maximum: see pooling.c."""
+
+from __future__ import annotations
+
+from math import prod
+
+from ortflow.workflow.graph.edit import MICROSOFT, attributes_of
+from ortflow.workflow.kernels.convolution import MOST_PLACES, geometry_of
+from ortflow.workflow.kernels.rewriter import Rewriter
+
+
+def put(rewriter: Rewriter) -> None:
+    """Find the maxima again instead of keeping where they were."""
+    for node in rewriter.nodes("MaxPoolGrad", MICROSOFT):
+        gradient, data, indices = node.input
+        kernel = attributes_of(node)["kernel_shape"]
+        geometry = geometry_of(node, kernel)
+        if geometry is None or prod(kernel) > MOST_PLACES or not rewriter.fits(data):
+            continue
+        rewriter.drop(node)
+        rewriter.add("MaxPoolGrad", [rewriter.integers_named(*geometry), gradient, data], list(node.output))
+        pooling = rewriter.maker(indices)
+        if pooling is not None and not rewriter.is_read(indices):
+            # Without them it is several times as fast.
+            del pooling.output[1:]

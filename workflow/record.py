@@ -1,0 +1,151 @@
+"""What a line of events or of attempts.jsonl must look like to be one of ours.
+
+Readers pass over a line that does not fit; whoever may write the file sets it aside (`set_aside`). Kinds and fields
+that are not named here are of a later version, and stay. Pure but for `read_records` and `set_aside`.
+"""
+
+from __future__ import annotations
+
+import errno
+import functools
+import math
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+if TYPE_CHECKING:
+    from pydantic import TypeAdapter
+
+from ortflow.workflow.files import lines_of, open_regular
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A kind of record: its type in `record_schema`, and the fields that an event of a name must have."""
+
+    type: Literal["Event", "Attempt"]
+    needs: Mapping[str, tuple[str, ...]]
+
+
+EVENTS = Kind(
+    "Event",
+    {
+        "attempt_start": ("pid",),
+        "step": ("step",),
+        "evaluation": ("step",),
+        "skipped_step": ("step",),
+        "early_stop": ("step",),
+        "rewind": ("from_step", "to_step"),
+        "resume": ("step",),
+        "checkpoint": ("step",),
+        "checkpoint_failed": ("step", "reason"),
+        "finished": ("step",),
+        "failure": ("reason",),
+        "phase_start": ("phase",),
+        "phase_end": ("phase",),
+        "changed": ("key", "before", "now"),
+    },
+)
+ATTEMPTS = Kind(
+    "Attempt",
+    {"start": ("attempt",), "end": ("attempt",), "stop": ("outcome",), "changed": ("attempt",)},
+)
+
+
+@functools.cache
+def _adapter(name: str) -> TypeAdapter[dict[str, Any]]:
+    from pydantic import TypeAdapter
+
+    from ortflow.workflow import record_schema
+
+    return TypeAdapter(getattr(record_schema, name))
+
+
+def parse(line: bytes, kind: Kind) -> dict[str, Any] | None:
+    """The record in a line; None where it is none of that kind. Pure."""
+    try:
+        record = _adapter(kind.type).validate_json(line)
+    except ValueError:  # of pydantic
+        return None
+    if any(field not in record for field in kind.needs.get(record["event"], ())):
+        return None
+    if record.get("next") == "stop" and "outcome" not in record:
+        return None
+    if record["event"] == "evaluation" and not all(map(_is_finite, record.values())):
+        return None
+    return record
+
+
+def _is_finite(value: object) -> bool:
+    """Whether a metric can be shown; what is no number is none, and passed over."""
+    if isinstance(value, int):
+        return abs(value) < 2**63
+    return not isinstance(value, float) or math.isfinite(value)
+
+
+def read_records(path: Path, kind: Kind) -> tuple[list[dict[str, Any]], list[int]]:
+    """The records of a file, oldest first, and the numbers of the lines that are none, from 1.
+
+    Nothing where there is no such file. Raises OSError.
+    """
+    records, damaged = [], []
+    try:
+        for number, line in enumerate(lines_of(path), 1):
+            record = parse(line, kind)
+            if record is None:
+                damaged.append(number)
+            else:
+                records.append(record)
+    except (FileNotFoundError, NotADirectoryError):
+        return [], []
+    return records, damaged
+
+
+def set_aside(path: Path, kind: Kind) -> list[int]:
+    """Move the lines that are no records into the file with `.damaged` behind its name; their numbers, from 1.
+
+    Only for who may write the file; raises OSError.
+    """
+    _, damaged = read_records(path, kind)
+    if damaged:
+        numbers = set(damaged)
+        rewrite(path, lambda number, line: line if number not in numbers else None)
+    return damaged
+
+
+def rewrite(path: Path, keep: Callable[[int, bytes], bytes | None]) -> None:
+    """Write the file anew, atomically, with what `keep` makes of each numbered line; None goes to `.damaged`.
+
+    An empty line is left out of both. Raises OSError.
+    """
+    from ortflow.workflow.rundir import replacing
+
+    with replacing(path) as file:
+        for number, line in enumerate(lines_of(path), 1):
+            kept = keep(number, line)
+            if kept is None:
+                _append(path.with_name(f"{path.name}.damaged"), line + b"\n")
+            elif kept:
+                file.write(kept + b"\n")
+
+
+def _append(path: Path, data: bytes) -> None:
+    descriptor = open_regular(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW)
+    try:
+        if os.write(descriptor, data) != len(data):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+    finally:
+        os.close(descriptor)
+
+
+def damage_words(path: Path, damaged: list[int], *, aside: bool = False) -> str | None:
+    """What is said of a file with lines that are no records; None where there are none. Pure."""
+    if not damaged:
+        return None
+    listed = ", ".join(map(str, damaged[:3])) + (f" and {len(damaged) - 3} more" if len(damaged) > 3 else "")
+    many = len(damaged) > 1
+    lines = f"line{'s' if many else ''} {listed} {'are no records' if many else 'is no record'}"
+    done = f"set aside in {path.name}.damaged" if aside else "passed over"
+    return f"{path}: {lines}, {done}"

@@ -1,0 +1,145 @@
+"""A disk that is full: known by its errors, told in one sentence, and waited for instead of died of.
+
+Nothing can be written on a full disk, so what a run lacks stands in a file that has its block already: the heartbeat,
+which `ortflow status` reads. Written by rank 0 while ranks run, and by the supervisor between two attempts.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import shutil
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+from ortflow.workflow.errors import OrtflowError
+from ortflow.workflow.files import open_regular, read_whole
+
+FULL = (errno.ENOSPC, errno.EDQUOT)
+"""The file system has no block left, or the user's quota is used up."""
+BLOCK = 2048
+"""Bytes of the notice, taken while there is room."""
+RECORDS = 64 << 10
+"""Bytes that records and logs go on needing beside what is asked for."""
+LOOK_PERIOD = 1.0
+"""Seconds between two looks whether there is room again."""
+
+
+class OutOfDisk(OrtflowError):
+    """There is no room for `needed` bytes at `path`: to be tried again once there is."""
+
+    def __init__(self, path: Path, needed: int) -> None:
+        self.path, self.needed = path, needed
+        super().__init__(sentence(path, needed))
+
+    def __reduce__(self) -> tuple[type[OutOfDisk], tuple[Path, int]]:
+        """Ranks tell each other of it."""
+        return type(self), (self.path, self.needed)
+
+
+def sentence(path: Path | str, needed: int) -> str:
+    """What is lacking, for people. Pure."""
+    return f"out of disk on {path}, {max(needed, 100_000) / 1e6:,.1f} MB needed"
+
+
+def is_full(error: BaseException) -> bool:
+    """Whether an error, or what it was raised from, is that of a full disk or quota. Pure."""
+    return any(isinstance(one, OutOfDisk) or (isinstance(one, OSError) and one.errno in FULL) for one in _chain(error))
+
+
+def out_of_disk(error: BaseException, needed: int = RECORDS, default: Path | str = "?") -> OutOfDisk:
+    """The sentence of such an error. Pure."""
+    for one in _chain(error):
+        if isinstance(one, OutOfDisk):
+            return one
+        if isinstance(one, OSError) and one.errno in FULL and isinstance(one.filename, str):
+            return OutOfDisk(Path(one.filename), needed)
+    return OutOfDisk(Path(default), needed)
+
+
+def _chain(error: BaseException) -> list[BaseException]:
+    """An error and what it was raised from, which may be itself."""
+    chain: list[BaseException] = []
+    found: BaseException | None = error
+    while found is not None and found not in chain:
+        chain.append(found)
+        found = found.__cause__
+    return chain
+
+
+def has_room(path: Path, needed: int) -> bool:
+    """Whether so many bytes can be written at a path, as far as can be told. Leaves nothing.
+
+    The file system tells what is free; a quota shows only when something is written, so a little is.
+    """
+    folder = next((one for one in (path, *path.parents) if one.is_dir()), Path("/"))
+    trial = folder / f".room.{os.getpid():08d}"
+    try:
+        if shutil.disk_usage(folder).free < needed:
+            return False
+        descriptor = os.open(trial, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    except OSError as error:
+        return error.errno not in FULL
+    try:
+        size = min(needed, RECORDS)
+        written = os.write(descriptor, os.urandom(size))
+        os.fsync(descriptor)
+    except OSError as error:
+        return error.errno not in FULL
+    finally:
+        os.close(descriptor)
+        with suppress(OSError):
+            os.unlink(trial)
+    return written == size
+
+
+class Notice:
+    """What a run lacks, in the block of its heartbeat; never raises."""
+
+    def __init__(self, heartbeat: Path) -> None:
+        self._path = heartbeat
+        self._told: str | None = None
+
+    def tell(self, lack: OutOfDisk) -> None:
+        """From now on `status` says so."""
+        text = json.dumps({"path": str(lack.path)[-1000:], "needed": lack.needed})
+        if text != self._told:
+            self._told = text
+            self._write(text)
+
+    def clear(self) -> None:
+        """Nothing is lacking, and the block is there for when something is."""
+        if self._told != "":
+            self._told = ""
+            self._write("")
+
+    def _write(self, text: str) -> None:
+        with suppress(OSError):
+            descriptor = open_regular(self._path, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW)
+            try:
+                os.pwrite(descriptor, text.encode().ljust(BLOCK), 0)
+            finally:
+                os.close(descriptor)
+
+    def read(self) -> OutOfDisk | None:
+        """What stands there; None where nothing is lacking."""
+        try:
+            told = json.loads(read_whole(self._path, 2 * BLOCK))
+            return OutOfDisk(Path(told["path"]), int(told["needed"]))
+        except (OSError, ValueError, KeyError, TypeError):
+            return None
+
+
+def wait_for_room(lack: OutOfDisk, notice: Notice, seconds: float, leave: Callable[[], object]) -> bool:
+    """Wait until there is room, `seconds` at most; whether there is. `leave` is looked at often, and ends the wait."""
+    notice.tell(lack)
+    end = time.monotonic() + seconds
+    while not leave() and time.monotonic() < end:
+        if has_room(lack.path, lack.needed):
+            notice.clear()
+            return True
+        time.sleep(0.2)
+    return False

@@ -1,0 +1,26 @@
+"""Checks the runtime anew and prints what it found as one JSON object, for `ortflow doctor`."""
+
+from __future__ import annotations
+
+import json
+
+from ortflow.workflow.errors import UserError
+from ortflow.workflow.runtime_check.remember import runtime_here
+
+
+def main() -> None:
+    """Check, print."""
+    try:
+        found = runtime_here(afresh=True)
+    except UserError as error:
+        print(json.dumps({"fault": error.what, "fix": error.fix}))
+        return
+    settings = found.outcome.settings
+    print(json.dumps({
+        "package": found.package, "version": found.version, "seconds": found.seconds, "settings": str(settings),
+        "faults": dict(found.outcome.faults),
+    }))  # fmt: skip
+
+
+if __name__ == "__main__":
+    main()

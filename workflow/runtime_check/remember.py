@@ -1,0 +1,110 @@
+"""Remembers for each runtime and machine what the check has found, in a cache folder of the user's."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import platform
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from ortflow import __version__
+from ortflow.workflow.kernels.library import cache_folders
+from ortflow.workflow.onnx_runtime import onnxruntime
+from ortflow.workflow.rundir import write_atomically
+from ortflow.workflow.runtime_check.settings import Outcome, Settings
+from ortflow.workflow.runtimes import installed_runtime
+
+VERSION = 1
+"""Of the table and of the forms that graphs are brought to: a change of either has every machine checked again."""
+_PROCESSOR = (
+    *("vendor_id", "cpu family", "model", "model name", "stepping", "flags"),
+    *("Features", "CPU implementer", "CPU architecture", "CPU variant", "CPU part"),
+)
+"""Lines of /proc/cpuinfo that tell what a processor can do, on x86-64 and on ARM."""
+
+
+@dataclass(frozen=True)
+class Found:
+    """What is known of the runtime here."""
+
+    outcome: Outcome
+    package: str
+    version: str
+    seconds: float | None
+    """What finding it out took; None where it was remembered."""
+
+
+def verified() -> Outcome:
+    """What the check finds on this machine. Raises UserError where the runtime is of no use."""
+    # Who remembers needs neither the table nor ONNX.
+    from ortflow.workflow.runtime_check.verify import needs, verify
+
+    return verify(needs())
+
+
+def runtime_here(*, afresh: bool = False, check: Callable[[], Outcome] = verified) -> Found:
+    """What the check has found, or finds now.
+
+    Raises UserError where the runtime is of no use, which is not remembered.
+    """
+    package, version = installed_runtime(), onnxruntime.__version__
+    name = f"{package}-{version}-{_key(package, version)[:16]}.json"
+    places = list(cache_folders("runtimes"))
+    if not afresh:
+        for place in places:
+            outcome = _read(place / name)
+            if outcome is not None:
+                return Found(outcome, package, version, None)
+    start = time.perf_counter()
+    outcome = check()
+    seconds = time.perf_counter() - start
+    for place in places:
+        with suppress(OSError):
+            write_atomically(place / name, _written(outcome))
+            break
+    return Found(outcome, package, version, seconds)
+
+
+def _key(package: str, version: str) -> str:
+    identity = [str(VERSION), __version__, package, version, platform.machine(), *_processor()]
+    return hashlib.sha256("\n".join(identity).encode()).hexdigest()
+
+
+def _processor() -> Iterator[str]:
+    """What the first processor says it is."""
+    try:
+        text = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        yield platform.processor()
+        return
+    for line in text.split("\n\n", 1)[0].splitlines():
+        if line.split(":")[0].strip() in _PROCESSOR:
+            yield line
+
+
+def _written(outcome: Outcome) -> bytes:
+    settings = outcome.settings
+    text = {
+        "disabled": settings.disabled,
+        "optimised": settings.optimised,
+        "faults": dict(outcome.faults),
+    }
+    return (json.dumps(text, indent=2) + "\n").encode()
+
+
+def _read(path: Path) -> Outcome | None:
+    """What `_written` wrote; None where there is no such file, or a damaged one."""
+    try:
+        read = json.loads(path.read_text(encoding="utf-8"))
+        disabled, optimised, faults = read["disabled"], read["optimised"], read["faults"]
+    except (OSError, ValueError, LookupError, TypeError):
+        return None
+    if not isinstance(disabled, list) or not isinstance(optimised, bool) or not isinstance(faults, dict):
+        return None
+    if not all(isinstance(text, str) for text in (*disabled, *faults, *faults.values())):
+        return None
+    return Outcome(Settings(tuple(disabled), optimised), faults)

@@ -1,0 +1,90 @@
+"""Runs the table against the installed runtime, and finds the settings with which all of it is right."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from ortflow.workflow.device.cpu import CpuDevice
+from ortflow.workflow.errors import OrtflowError, UserError
+from ortflow.workflow.graph.fusions import avoid_wrong_forms, avoid_wrong_normalizations
+from ortflow.workflow.graph.lower import prepare
+from ortflow.workflow.onnx_runtime import onnxruntime
+from ortflow.workflow.runtime_check import images, places, products, recurrent, rows
+from ortflow.workflow.runtime_check.behaviour import BEHAVIOURS, Behaviour
+from ortflow.workflow.runtime_check.case import Case
+from ortflow.workflow.runtime_check.settings import DEFAULTS, Outcome, Settings
+from ortflow.workflow.runtimes import installed_runtime
+from ortflow.workflow.trainer.sessions import Binding, Sessions
+
+THREADS = 2
+"""Of each session: what goes wrong between threads shows."""
+Need = Case | Behaviour
+Open = Callable[[Settings], Sessions]
+
+
+def needs() -> list[Need]:
+    """The table."""
+    cases = [case for part in (images, places, products, recurrent, rows) for case in part.cases()]
+    return [*cases, *BEHAVIOURS]
+
+
+def open_sessions(settings: Settings) -> Sessions:
+    """Sessions as a rank has them, without kernels of ours."""
+    return Sessions(CpuDevice(), THREADS, "fatal", settings=settings)
+
+
+def verify(table: Iterable[Need], opened: Open = open_sessions) -> Outcome:
+    """Run the table; where something is wrong, find the settings that put it right.
+
+    Raises UserError where none do, naming what is wrong and the runtime.
+    """
+    table = list(table)
+    first = _faults(table, opened(DEFAULTS))
+    faults = {need.need: fault for need, fault in first}
+    if not first:
+        return Outcome(DEFAULTS)
+    named = tuple(sorted({name for need, _ in first for name in need.optimizers}))
+    left = first
+    for settings in (*([Settings(named)] if named else []), Settings(optimised=False)):
+        # All of it again: what is left out for one may be what another is right with.
+        left = _faults(table, opened(settings))
+        if not left:
+            return Outcome(settings, faults)
+    wrong = "; ".join(f"{need.need} ({fault})" for need, fault in left)
+    package, version = installed_runtime(), onnxruntime.__version__
+    raise UserError(
+        f"{package} {version} does not compute what training needs on this machine: {wrong}",
+        where="ONNX Runtime",
+        fix=f"install another version of it, such as `pip install '{package}!={version}'`",
+    )
+
+
+def _faults(table: Iterable[Need], sessions: Sessions) -> list[tuple[Need, str]]:
+    found = [(need, fault(need, sessions)) for need in table]
+    return [(need, wrong) for need, wrong in found if wrong is not None]
+
+
+def fault(need: Need, sessions: Sessions) -> str | None:
+    """What a runtime does wrong of one need, in a few words; None where it is right."""
+    try:
+        if isinstance(need, Behaviour):
+            return need.fault(sessions)
+        return _fault_as(need, sessions, constant_weights=False) or (
+            _fault_as(need, sessions, constant_weights=True) if need.weights else None
+        )
+    except OrtflowError as error:
+        return error.what if isinstance(error, UserError) else str(error)
+
+
+def _fault_as(case: Case, sessions: Sessions, *, constant_weights: bool) -> str | None:
+    """The case in the form in which ortflow's graphs have it."""
+    model = prepare(case.model(constant_weights=constant_weights))[0]
+    avoid_wrong_forms(model)
+    if constant_weights:
+        avoid_wrong_normalizations(model)
+    binding = Binding(sessions.open(model.SerializeToString()), sessions.device)
+    for name, array in {**case.data, **case.weights}.items():
+        if name in binding.inputs:
+            binding.feed(name, array)
+    names = list(case.expected)
+    return case.fault(dict(zip(names, binding.fetch(names), strict=True)))

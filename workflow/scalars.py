@@ -1,0 +1,55 @@
+"""TensorBoard's file of scalars, written through: what a full disk refuses waits, and no step waits for it.
+
+The format is that of TensorBoard's event files: records of tensorflow.Event, each framed by its length and checksums
+(https://www.tensorflow.org/tutorials/load_data/tfrecord). Messages and checksum are tensorboardX's.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import struct
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from ortflow.workflow.hidden import hidden
+from ortflow.workflow.waiting import WaitingFile
+
+MOST_OWED = 100_000
+"""Records that wait for room on a full disk; older ones are lost, which leaves a gap in a picture."""
+
+
+class ScalarLog:
+    """A new file in `folder`; scalars of earlier files from step `purge` on are taken back."""
+
+    def __init__(self, folder: Path, purge: int) -> None:
+        with hidden("torch"):
+            from tensorboardX.crc32c import crc32c
+            from tensorboardX.proto.event_pb2 import Event, SessionLog
+            from tensorboardX.proto.summary_pb2 import Summary
+        self._crc, self._event, self._summary = crc32c, Event, Summary
+        self.path = folder / f"events.out.tfevents.{int(time.time())}.{os.getpid()}.{socket.gethostname()}"
+        self._file = WaitingFile(self.path, MOST_OWED)
+        self._write(Event(wall_time=time.time(), file_version="brain.Event:2"))
+        start = SessionLog(status=SessionLog.START)
+        self._write(Event(wall_time=time.time(), step=purge, session_log=start))
+
+    def add(self, step: int, values: Mapping[str, float]) -> None:
+        """The scalars of a step, by name."""
+        found = [self._summary.Value(tag=name, simple_value=value) for name, value in values.items()]
+        self._write(self._event(wall_time=time.time(), step=step, summary=self._summary(value=found)))
+
+    def _write(self, event: Any) -> None:
+        data = event.SerializeToString()
+        length = struct.pack("<Q", len(data))
+        self._file.append(length + self._checksum(length) + data + self._checksum(data))
+
+    def _checksum(self, data: bytes) -> bytes:
+        crc = self._crc(data)
+        return struct.pack("<I", (((crc >> 15) | (crc << 17)) + 0xA282EAD8) & 0xFFFFFFFF)
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()

@@ -1,0 +1,113 @@
+"""Standard output and error that nothing harms: no control character passes, and a full disk ends no process.
+
+Names in models, data, paths and messages of libraries are anybody's: an escape sequence in one would act on the
+terminal of whoever reads it. Used by every program of ortflow that prints.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import re
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, TextIO
+
+from ortflow.workflow.room import is_full
+
+_CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
+"""Control characters but tab and line feed, and those that turn the direction of text."""
+
+
+def plain(text: str) -> str:
+    """The text with each control character written out. Pure."""
+    return _CONTROL.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
+
+
+class PlainText(io.TextIOWrapper):
+    """A text stream that writes control characters out."""
+
+    def write(self, text: str) -> int:
+        """As TextIOWrapper; the number of characters of `text`."""
+        super().write(plain(text))
+        return len(text)
+
+
+class Lossy(io.FileIO):
+    """A file that passes over what a full disk refuses, and says how much once there is room again."""
+
+    lost = 0
+
+    def write(self, data: Any) -> int:
+        """Write, or lose: always all of it."""
+        taken = len(data)
+        try:
+            if self.lost:
+                super().write(f"\n[{self.lost} bytes are lost here: the disk was full]\n".encode())
+                self.lost = 0
+            written = super().write(data)
+        except OSError as error:
+            if not is_full(error):
+                raise
+            written = 0
+        self.lost += taken - written
+        return taken
+
+
+@contextmanager
+def guarded() -> Iterator[None]:
+    """Let no control character through `print`; what draws on a terminal on purpose writes to `sys.__stdout__`."""
+    before = sys.stdout, sys.stderr
+    sys.stdout, sys.stderr = ours = _guarded(sys.stdout), _guarded(sys.stderr)
+    try:
+        yield
+    finally:
+        sys.stdout, sys.stderr = before
+        for one, stream in zip(ours, before, strict=True):
+            if one is not stream:
+                _flush(one)
+                one.detach()
+
+
+def say(text: str) -> None:
+    """Print a line; where nobody reads any more, go silent for good, and on a full disk keep it for the next one."""
+    try:
+        print(text, flush=True)
+    except OSError as error:
+        if isinstance(error, BrokenPipeError):
+            _silence(sys.stdout)
+        elif not is_full(error):
+            raise
+
+
+def _flush(stream: TextIO) -> None:
+    """Write out what a stream holds still; nobody can act on a failure any more."""
+    try:
+        stream.flush()
+    except OSError:
+        _silence(stream)
+        stream.flush()
+
+
+def _silence(stream: TextIO) -> None:
+    silence = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(silence, stream.fileno())
+    os.close(silence)
+
+
+def guard_log() -> None:
+    """The same for a process whose output goes to a file, which may lie on a full disk."""
+    sys.stdout, sys.stderr = (
+        PlainText(
+            io.BufferedWriter(Lossy(number, "ab", closefd=False)), "utf-8", "backslashreplace", line_buffering=True
+        )
+        for number in (1, 2)
+    )
+
+
+def _guarded(stream: Any) -> Any:
+    if not isinstance(stream, io.TextIOWrapper) or isinstance(stream, PlainText):
+        return stream
+    stream.flush()
+    return PlainText(stream.buffer, stream.encoding, "backslashreplace", line_buffering=stream.line_buffering)

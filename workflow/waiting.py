@@ -1,0 +1,57 @@
+"""A file that is appended to, written through; what a full disk refuses waits in memory until the disk takes it.
+
+Events and scalars are written by it: no step waits for room, and no rank ends for want of it.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import deque
+from pathlib import Path
+
+from ortflow.workflow.files import open_regular
+from ortflow.workflow.room import is_full
+
+
+class WaitingFile:
+    """Takes records in order; of more than `most` that wait, the oldest are lost, and counted in `lost`."""
+
+    def __init__(self, path: Path, most: int) -> None:
+        self.path, self.lost = path, 0
+        self._most = most
+        self._waiting: deque[bytes] = deque()
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._descriptor = open_regular(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW)
+
+    def append(self, record: bytes) -> None:
+        """Write a record behind those that wait, or let it wait. Raises OSError, but not for a full disk."""
+        self._waiting.append(record)
+        if len(self._waiting) > self._most:
+            # Not the first: part of it may stand in the file.
+            del self._waiting[1]
+            self.lost += 1
+        self.catch_up()
+
+    def catch_up(self) -> bool:
+        """Write what waits, as far as there is room; whether nothing waits any more. Raises OSError as `append`."""
+        while self._waiting:
+            record = self._waiting[0]
+            try:
+                written = os.write(self._descriptor, record)
+            except OSError as error:
+                if not is_full(error):
+                    raise OSError(error.errno, error.strerror, str(self.path)) from error
+                return False
+            if written < len(record):
+                self._waiting[0] = record[written:]
+            else:
+                self._waiting.popleft()
+        return True
+
+    def close(self) -> None:
+        """Close the file."""
+        os.close(self._descriptor)
+
+    def reopen(self) -> None:
+        """Open the file again, which must exist: another may stand in its place by now."""
+        self._descriptor = open_regular(self.path, os.O_WRONLY | os.O_APPEND | os.O_NOFOLLOW)
