@@ -15,8 +15,8 @@ import onnxruntime as ort
 from case import Batch
 from safetensors.numpy import load_file
 
+from ortflow.workflow.graph.autodiff.compose import compose
 from ortflow.workflow.graph.build import build_graphs
-from ortflow.workflow.graph.differentiator import differentiator
 from ortflow.workflow.graph.types import LOSS_SUM, LOSS_WEIGHT, SEED, GraphSet, with_kernels_of
 from ortflow.workflow.kernels.graph import with_kernels
 from ortflow.workflow.kernels.library import find_library
@@ -75,7 +75,7 @@ class FlatRun:
         self.average = _session(gradient_graph())
         parts = segments(optimizer, graphs.index)
         update = optimizer_graph(optimizer, parts)
-        self.update = _session(differentiator().finish(with_kernels(update) if LIBRARY else update))
+        self.update = _session(compose(with_kernels(update) if LIBRARY else update))
         self.update_binding = self.update.io_binding()
         for i, part in enumerate(parts):
             for name in ("parameters", "gradients", *moments(optimizer)):

@@ -199,3 +199,31 @@ def test_rounding_decides_how_far_off_is_far() -> None:
     assert fault([double * np.nan, double, double], 1e-3, 0.0) == "not finite"
     assert fault([double, double * 0, double * 0], 1e-3, 1e-3) == "of norm 10, not 0"
     assert fault([double * 1e-6, double * 0, double * 0], 1e-3, 1e-3) == ""
+
+
+@pytest.mark.parametrize(
+    ("names", "refused"),
+    [([["a"], ["b", "c"], ["c", "d"], ["a"]], False), ([["a", "b"], ["b"], ["c", "b"], ["b", "a"]], True)],
+)
+def test_only_what_differs_everywhere_is_wrong(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, names: list[list[str]], refused: bool
+) -> None:
+    """Near the kinks of a deep network some gradient differs at every place, but not always the same."""
+    places = iter(names)
+
+    def faults(*_: object) -> dict[str, str]:
+        return {f"the gradient of '{name}'": "1.0% off" for name in next(places)}
+
+    monkeypatch.setattr(ortflow.export_compare._File, "faults", faults)
+    out = tmp_path / "model.onnx"
+    if refused:
+        with pytest.raises(UserError, match=r"computes: the gradient of 'b' is 1.0% off; change"):
+            ortflow.export_for_training(TwoLayersInTurn(), X, out)
+    else:
+        ortflow.export_for_training(TwoLayersInTurn(), X, out)
+        assert out.exists()
+
+
+class TwoLayersInTurn(TwoLayers):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.second(torch.tanh(self.first(x)))

@@ -9,6 +9,7 @@ import pytest
 
 pytest.importorskip("torch.onnx", reason="PyTorch is not installed")
 pytest.importorskip("transformers", reason="transformers is not installed")
+import further_models
 import numpy as np
 import onnx
 import torch
@@ -45,10 +46,12 @@ WRONG = {
     },
 }
 """By how they train: these exports end elsewhere than PyTorch, by 5e-5 to 2e-1 in the loss of 20 steps."""
+LEFT_OUT = {"gpt2-loss", "mlp-l1", "mlp-bce", *(case.name for case in further_models.cases())}
+"""Further models: which of their default exports are wrong has not been found out."""
 
 
 @pytest.mark.parametrize("exporter", OPSETS)
-@pytest.mark.parametrize("name", [name for name in CASES if name not in ("gpt2-loss", "mlp-l1", "mlp-bce")])
+@pytest.mark.parametrize("name", [name for name in CASES if name not in LEFT_OUT])
 def test_an_export_shows_signs_or_follows_pytorch(name: str, exporter: str, workshop: Workshop) -> None:
     """Each wrong export is found, also without what the exporter says in metadata; each right one passes."""
     if (name, exporter) in CANNOT:

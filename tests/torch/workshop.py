@@ -9,6 +9,7 @@ from functools import cache
 from pathlib import Path
 
 import exporters
+import further_models
 import image_models
 import recurrent_models
 import text_models
@@ -19,7 +20,7 @@ from reference import OPTIMIZER, Curve, torch_curve
 from ortflow.workflow.graph.types import GraphSet
 
 CASES: dict[str, Case] = {
-    case.name: case for zoo in (text_models, image_models, recurrent_models) for case in zoo.cases()
+    case.name: case for zoo in (text_models, image_models, recurrent_models, further_models) for case in zoo.cases()
 }
 EXPORTERS = {
     "for_training": lambda opset: exporters.for_training,
