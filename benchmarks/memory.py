@@ -2,6 +2,7 @@
 
     python benchmarks/memory.py                                   # GPT-2 124M, micro-batch 4, 1,024 tokens: 8 GB
     python benchmarks/memory.py --model vit --batch 8             # ViT-B/16 of torchvision
+    python benchmarks/memory.py --model resnet18 --batch 8
 
 Each side trains the same model with AdamW in a process of its own, one after the other. ortflow's is the rank of a real
 run: it builds the graphs, trains, saves a checkpoint while it trains, and exports; the check of the gradient, which is
@@ -28,6 +29,8 @@ import yaml
 FOLDER = Path(__file__).resolve().parent
 GPT2 = {"layers": 12, "width": 768, "heads": 12, "vocabulary": 50257}
 CLASSES, IMAGE = 1000, (3, 224, 224)
+IMAGE_MODELS = {"vit": "vit_b_16", "resnet18": "resnet18"}
+"""--model -> its name in torchvision."""
 STEPS = 2
 PERIOD = 0.01
 """Seconds between two looks at a process."""
@@ -48,7 +51,10 @@ def make(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
         columns = {"tokens": random.integers(0, GPT2["vocabulary"], (count, options.context + 1))}
         used = {"tokens": "tokens[:-1]", "labels": "tokens[1:]"}
     else:
-        subprocess.run([sys.executable, __file__, "--side", "export", str(folder / "model.onnx")], check=True)
+        subprocess.run(
+            [sys.executable, __file__, "--side", "export", "--model", options.model, str(folder / "model.onnx")],
+            check=True,
+        )
         columns = {
             "input": random.standard_normal((count, *IMAGE), np.float32),
             "labels": random.integers(0, CLASSES, count),
@@ -61,14 +67,14 @@ def make(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
     }
 
 
-def export_vit(path: Path) -> None:
-    """Write torchvision's ViT-B/16 as a model to train."""
+def export_image_model(name: str, path: Path) -> None:
+    """Write a model of torchvision as a model to train."""
     import torch
-    from torchvision.models import vit_b_16
+    from torchvision.models import get_model
 
     import ortflow
 
-    ortflow.export_for_training(vit_b_16(), torch.randn(2, *IMAGE), path, input_names=["input"])
+    ortflow.export_for_training(get_model(IMAGE_MODELS[name]), torch.randn(2, *IMAGE), path, input_names=["input"])
 
 
 def train_torch(options: argparse.Namespace) -> None:
@@ -81,9 +87,9 @@ def train_torch(options: argparse.Namespace) -> None:
         sizes = Sizes(**{**GPT2, "layers": options.layers, "context": options.context})
         model: torch.nn.Module = Gpt(sizes)
     else:
-        from torchvision.models import vit_b_16
+        from torchvision.models import get_model
 
-        model = vit_b_16()
+        model = get_model(IMAGE_MODELS[options.model])
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, fused=True)
     for _ in range(STEPS):
         if options.model == "gpt":
@@ -116,6 +122,13 @@ def watch(launcher: subprocess.Popen[bytes], record: Path) -> dict[str, float]:
     return peaks
 
 
+def account(record: Path) -> dict[str, float]:
+    """MiB of each of the parts that the rank itself tells at the end of training."""
+    events = (json.loads(line) for line in record.read_text().splitlines())
+    (told,) = (event for event in events if event["event"] == "memory")
+    return {part: told[part] / MIB for part in ("parameters", "gradients", "moments", "checkpoint", "values")}
+
+
 def phase(record: Path) -> str:
     """The last phase that began."""
     found = "start"
@@ -130,8 +143,8 @@ def phase(record: Path) -> str:
     return found
 
 
-def train_ortflow(options: argparse.Namespace, folder: Path) -> dict[str, float]:
-    """A whole run with one rank."""
+def train_ortflow(options: argparse.Namespace, folder: Path) -> tuple[dict[str, float], dict[str, float]]:
+    """A whole run with one rank: the peak of each of its phases, and its own account."""
     run = {
         "name": "memory",
         **make(options, folder),
@@ -149,16 +162,17 @@ def train_ortflow(options: argparse.Namespace, folder: Path) -> dict[str, float]
         launcher = subprocess.Popen(
             [sys.executable, "-m", "ortflow", "run", "run.yaml"], cwd=folder, stdout=log, stderr=log
         )
-        peaks = watch(launcher, folder / "runs" / "memory" / "events" / "rank-0000.jsonl")
+        record = folder / "runs" / "memory" / "events" / "rank-0000.jsonl"
+        peaks = watch(launcher, record)
     if launcher.returncode:
         raise SystemExit((folder / "log").read_text())
-    return peaks
+    return peaks, account(record)
 
 
 def main() -> None:
     """Run both, print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", choices=("gpt", "vit"), default="gpt")
+    parser.add_argument("--model", choices=("gpt", *IMAGE_MODELS), default="gpt")
     parser.add_argument("--side", choices=("torch", "export"), help=argparse.SUPPRESS)
     parser.add_argument("path", nargs="?", type=Path, help=argparse.SUPPRESS)
     for name, value in (("layers", 12), ("context", 1024), ("batch", 4), ("threads", 2)):
@@ -168,16 +182,17 @@ def main() -> None:
         train_torch(options)
         return
     if options.side == "export":
-        export_vit(options.path)
+        export_image_model(options.model, options.path)
         return
     with tempfile.TemporaryDirectory() as folder:
-        peaks = train_ortflow(options, Path(folder))
+        peaks, parts = train_ortflow(options, Path(folder))
     peer = float(subprocess.run(
         [sys.executable, __file__, "--side", "torch", *sys.argv[1:]], check=True, stdout=subprocess.PIPE, text=True
     ).stdout)  # fmt: skip
     peak = peaks.pop("peak")
     for name, value in peaks.items():
         print(f"{name:12} {value:8.0f} MiB")
+    print("of which     " + ", ".join(f"{name} {value:.0f}" for name, value in parts.items()))
     print(f"torch eager  {peer:8.0f} MiB\nortflow      {peak:8.0f} MiB")
     print(f"ortflow / torch eager = {peak / peer:.2f}")
 

@@ -28,9 +28,10 @@ from safetensors.numpy import load_file
 from torch_gpt import Sizes, TorchStep
 
 from ortflow.workflow.comm.solo import SoloCommunicator
+from ortflow.workflow.device import Device
 from ortflow.workflow.device.cpu import CpuDevice
+from ortflow.workflow.graph.autodiff.compose import compose
 from ortflow.workflow.graph.build import build_graphs
-from ortflow.workflow.graph.differentiator import differentiator
 from ortflow.workflow.graph.types import GraphSet, with_kernels_of
 from ortflow.workflow.kernels.graph import with_kernels
 from ortflow.workflow.kernels.library import find_library
@@ -38,6 +39,7 @@ from ortflow.workflow.optim.gradient import gradient_graph
 from ortflow.workflow.optim.graph import optimizer_graph
 from ortflow.workflow.optim.segments import segments
 from ortflow.workflow.spec.run import RunSpec
+from ortflow.workflow.steps.configure import write_forms
 from ortflow.workflow.trainer import GRADIENT_GRAPH, MicroBatch
 from ortflow.workflow.trainer.graph import GraphTrainer
 from ortflow.workflow.trainer.sessions import Sessions
@@ -55,21 +57,33 @@ AGREEMENT = 5e-6
 class OrtflowStep:
     """One step of the trainer that ranks run."""
 
-    def __init__(self, graphs: GraphSet, spec: RunSpec, threads: int, kernels: Path | None) -> None:
-        sessions = Sessions(CpuDevice(), threads, "error", kernels)
+    def __init__(
+        self,
+        graphs: GraphSet,
+        spec: RunSpec,
+        threads: int,
+        kernels: Path | None,
+        device: Device | None = None,
+        *,
+        fuse: bool = True,
+    ) -> None:
+        sessions = Sessions(device or CpuDevice(), threads, "error", kernels, fuse=fuse)
         self._trainer = GraphTrainer(graphs, spec, sessions, SoloCommunicator())
         self._trainer.load_tensors(load_file(graphs.initial))
         self._update = 0
 
     def __call__(self, tokens: Tokens, labels: Tokens) -> float:
         """The loss before the update."""
+        return self.of({"tokens": tokens, "labels": labels})
+
+    def of(self, arrays: dict[str, npt.NDArray[Any]]) -> float:
+        """The same of a model's inputs by name; the first axis of each is the batch."""
         self._update += 1
-        batch = MicroBatch({"tokens": tokens, "labels": labels}, len(tokens))
-        outcome = self._trainer.step([batch], learning_rate=RATE, update=self._update, seeds=[0], votes=())
-        return outcome.loss
+        batch = MicroBatch(arrays, len(arrays["labels"]))
+        return self._trainer.step([batch], learning_rate=RATE, update=self._update, seeds=[0], votes=()).loss
 
 
-def make_graphs(config: Config, batch: int, folder: Path) -> tuple[GraphSet, RunSpec]:
+def make_graphs(config: Config, batch: int, folder: Path, *, on_gpus: bool = False) -> tuple[GraphSet, RunSpec]:
     """The graphs of the example's model, as step configure makes them."""
     onnx.save(build(config), folder / "model.onnx")
     spec = RunSpec.model_validate(
@@ -82,14 +96,22 @@ def make_graphs(config: Config, batch: int, folder: Path) -> tuple[GraphSet, Run
                 "optimizer": {"name": "adamw", "lr": RATE, "weight_decay": DECAY},
                 "clip_norm": CLIP,
             },
+            "resources": {"gpus_per_rank": int(on_gpus)},
         }
     )
+    return graphs_of(spec, folder, on_gpus=on_gpus), spec
+
+
+def graphs_of(spec: RunSpec, folder: Path, *, on_gpus: bool = False) -> GraphSet:
+    """All graphs of a run in a folder, as step configure makes them."""
     graphs = build_graphs(spec, "cpu", folder / "graphs")
     optimizer = optimizer_graph(spec.train.optimizer, segments(spec.train.optimizer, graphs.index))
     for path, each in ((graphs.optimizer, optimizer), (with_kernels_of(graphs.optimizer), with_kernels(optimizer))):
-        path.write_bytes(differentiator().finish(each).SerializeToString())
+        path.write_bytes(compose(each).SerializeToString())
+    if on_gpus:
+        write_forms(graphs)
     (graphs.root / GRADIENT_GRAPH).write_bytes(gradient_graph().SerializeToString())
-    return graphs, spec
+    return graphs
 
 
 def batches(config: Config, batch: int) -> Iterator[tuple[Tokens, Tokens]]:

@@ -80,9 +80,11 @@ class TorchStep:
         weight_decay: float,
         clip: float,
         compiled: bool,
+        device: str = "cpu",
     ) -> None:
-        self._model, self._clip = Gpt(sizes), clip
+        self._model, self._clip, self._device = Gpt(sizes), clip, device
         load(self._model, weights)
+        self._model.to(device)
         parameters = list(self._model.parameters())
         groups = [
             {"params": [p for p in parameters if p.ndim > 1], "weight_decay": weight_decay},
@@ -93,7 +95,7 @@ class TorchStep:
 
     def __call__(self, tokens: npt.NDArray[np.int64], labels: npt.NDArray[np.int64]) -> float:
         """The loss before the update."""
-        loss = self._forward(torch.from_numpy(tokens), torch.from_numpy(labels))
+        loss = self._forward(*(torch.from_numpy(array).to(self._device) for array in (tokens, labels)))
         loss.backward()
         nn.utils.clip_grad_norm_(self._model.parameters(), self._clip)
         self._optimizer.step()

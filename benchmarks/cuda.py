@@ -1,0 +1,156 @@
+"""On an NVIDIA GPU: whether the examples train there as on the CPU, and how fast a GPT does, against PyTorch.
+
+    python benchmarks/cuda.py curves [--steps 60] [--folder FOLDER]
+    python benchmarks/cuda.py speed [--layers 12 --width 768 --heads 12 --context 1024 --vocabulary 50257 --batch 8]
+
+`curves` runs examples/digits and examples/gpt through the command line, on the GPU and on the CPU from the same start,
+and prints the largest and the last difference of the losses. `speed` trains the same GPT with the same weights on the
+same batches, fp32 on both sides (PyTorch also with TF32), AdamW, gradient clipping, the host waiting for each loss; it
+prints tokens a second, the medians of rounds by turns, and the largest difference of the losses over the first steps.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+EXAMPLES = Path(__file__).parent.parent / "examples"
+ALIKE = ["resources.ranks_per_node=1", "train.epochs=null", "export.enabled=false", "train.check_gradient=false"]
+
+
+def losses(run_dir: Path) -> list[float]:
+    """Loss of each step, as the run's events have it."""
+    lines = (run_dir / "events" / "rank-0000.jsonl").read_text().splitlines()
+    return [event["loss"] for event in map(json.loads, lines) if event["event"] == "step"]
+
+
+def curves(steps: int, folder: Path) -> None:
+    """Each example on both devices; SystemExit where a run fails."""
+    for name in ("digits", "gpt"):
+        found = {}
+        for device, gpus in (("GPU", 1), ("CPU", 0)):
+            run_dir = folder / f"{name}-{device}"
+            words = [*ALIKE, f"train.steps={steps}", f"resources.gpus_per_rank={gpus}", f"run_dir={run_dir}"]
+            if name == "digits":  # the GPU draws other masks
+                words.append(f"model.path={without_dropout(folder)}")
+            start = time.perf_counter()
+            command = [sys.executable, "-m", "ortflow", "run", str(EXAMPLES / name / "run.yaml"), *words, "--fresh"]
+            done = subprocess.run(command, capture_output=True, text=True)
+            if done.returncode:
+                raise SystemExit(f"{' '.join(command)}\n{done.stdout[-3000:]}\n{done.stderr[-3000:]}")
+            found[device] = losses(run_dir)
+            print(f"{name} on the {device}: {steps} steps in {time.perf_counter() - start:.1f} s", flush=True)
+        apart = [abs(a - b) / abs(b) for a, b in zip(found["GPU"], found["CPU"], strict=True)]
+        print(
+            f"{name}: loss {found['GPU'][0]:.6f} to {found['GPU'][-1]:.6f}, on the CPU to {found['CPU'][-1]:.6f}; "
+            f"largest relative difference {max(apart):.2e}, over the first 10 steps {max(apart[:10]):.2e}, "
+            f"last {apart[-1]:.2e}",
+            flush=True,
+        )
+
+
+def without_dropout(folder: Path) -> Path:
+    """The model of the digits with nothing dropped."""
+    import onnx
+
+    subprocess.run([sys.executable, str(EXAMPLES / "digits" / "prepare.py")], check=True, capture_output=True)
+    model = onnx.load(EXAMPLES / "digits" / "build" / "model.onnx")
+    (ratio,) = (tensor for tensor in model.graph.initializer if tensor.name == "ratio")
+    ratio.CopyFrom(onnx.numpy_helper.from_array(onnx.numpy_helper.to_array(ratio) * 0, "ratio"))
+    folder.mkdir(parents=True, exist_ok=True)
+    onnx.save(model, folder / "digits.onnx")
+    return folder / "digits.onnx"
+
+
+def speed(options: argparse.Namespace) -> None:
+    """The race; SystemExit where the losses differ."""
+    import numpy as np
+    import torch
+    from safetensors.numpy import load_file
+    from step import CLIP, DECAY, RATE, Config, OrtflowStep, Sizes, TorchStep, batches, make_graphs
+
+    from ortflow.workflow.device.choice import cuda_runtime
+    from ortflow.workflow.device.cuda import CudaDevice
+
+    config = Config(**{name: getattr(options, name) for name in vars(Sizes(0, 0, 0, 0, 0))})
+    sizes = Sizes(**{name: getattr(options, name) for name in vars(Sizes(0, 0, 0, 0, 0))})
+    found = cuda_runtime()
+    device, rounding = (CudaDevice(found, found.describe(0), precise=precise) for precise in (True, False))
+    print(f"{device.name}, torch {torch.__version__}, {options.batch} x {config.context} tokens", flush=True)
+    tokens = options.batch * config.context
+    stream = batches(config, options.batch)
+    first = [next(stream) for _ in range(3)]
+    reference: list[float] = []
+    with tempfile.TemporaryDirectory() as folder:
+        graphs, spec = make_graphs(config, options.batch, Path(folder), on_gpus=True)
+        weights = load_file(graphs.initial)
+
+        def peer(*, compiled: bool) -> Callable[[], Any]:
+            settings = {"rate": RATE, "weight_decay": DECAY, "clip": CLIP, "compiled": compiled, "device": "cuda"}
+            return lambda: TorchStep(sizes, weights, **settings)
+
+        candidates: dict[str, tuple[str, Callable[[], Any]]] = {
+            "ortflow": ("highest", lambda: OrtflowStep(graphs, spec, 4, None, device)),
+            "ortflow, TF32": ("high", lambda: OrtflowStep(graphs, spec, 4, None, rounding)),
+            "ortflow, unfused": ("highest", lambda: OrtflowStep(graphs, spec, 4, None, device, fuse=False)),
+            "torch eager": ("highest", peer(compiled=False)),
+            "torch.compile": ("highest", peer(compiled=True)),
+            "torch.compile, TF32": ("high", peer(compiled=True)),
+        }
+        if options.no_peers:
+            candidates = {name: each for name, each in candidates.items() if name.startswith("ortflow")}
+        for name, (precision, make) in candidates.items():
+            # One after the other: each has the whole memory.
+            torch.set_float32_matmul_precision(precision)
+            torch.compiler.reset()
+            start = time.perf_counter()
+            step = make()
+            losses = [step(*arrays) for arrays in first]
+            ready = time.perf_counter() - start
+            reference = reference or losses
+            apart = max(abs(a - b) / b for a, b in zip(losses, reference, strict=True))
+            seconds = []
+            for _ in range(options.rounds):
+                arrays = next(stream)
+                start = time.perf_counter()
+                step(*arrays)
+                seconds.append(time.perf_counter() - start)
+            median = statistics.median(seconds)
+            print(
+                f"{name:20} {tokens / median:12,.0f} tokens a second  {1e3 * median:8.2f} ms a step  "
+                f"(first 3 steps {ready:.1f} s; losses {apart:.1e} from ortflow's)",
+                flush=True,
+            )
+            del step
+            torch.cuda.empty_cache()
+            if not apart < (1e-4 if precision == "highest" else 1e-2) or not np.isfinite(losses).all():
+                raise SystemExit(f"the losses differ, so the times mean nothing: {losses}, {reference}")
+
+
+def main() -> None:
+    """Curves or speed."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", choices=["curves", "speed"])
+    for name, value in (("layers", 4), ("width", 256), ("heads", 4), ("context", 128), ("vocabulary", 256)):
+        parser.add_argument(f"--{name}", type=int, default=value)
+    for name, value in (("batch", 8), ("rounds", 12), ("steps", 60)):
+        parser.add_argument(f"--{name}", type=int, default=value)
+    parser.add_argument("--no-peers", action="store_true", help="leave PyTorch out: torch.compile takes half a minute")
+    parser.add_argument("--folder", type=Path, default=Path("runs/cuda"))
+    options = parser.parse_args()
+    if options.what == "curves":
+        curves(options.steps, options.folder.absolute())
+    else:
+        speed(options)
+
+
+if __name__ == "__main__":
+    main()
