@@ -34,7 +34,8 @@ def test_killed_ranks_leave_no_shared_memory(tmp_path: Path) -> None:
     tiny = Tiny.make(tmp_path / "p", **PAIR, train={**RUN["train"], "steps": 100_000})
     launcher = tiny.start("run", "run.yaml")
     try:
-        while not (tiny.run_dir / "events/rank-0001.jsonl").exists() or not of_kind(tiny.run_dir, "step"):
+        records = [tiny.run_dir / "events" / f"rank-{rank:04d}.jsonl" for rank in (0, 1)]
+        while not all(path.exists() and of_kind(tiny.run_dir, "step", rank) for rank, path in enumerate(records)):
             assert launcher.poll() is None, launcher.communicate()
             time.sleep(0.05)
         mapped = {name for rank in ranks_of(launcher) for name in segments(rank)}
