@@ -110,7 +110,9 @@ def graphs_of(spec: RunSpec, folder: Path, *, on_gpus: bool = False) -> GraphSet
         path.write_bytes(compose(each).SerializeToString())
     if on_gpus:
         write_forms(graphs)
-    (graphs.root / GRADIENT_GRAPH).write_bytes(gradient_graph().SerializeToString())
+    gradient, scaling = graphs.root / GRADIENT_GRAPH, gradient_graph()
+    for path, each in ((gradient, scaling), (with_kernels_of(gradient), with_kernels(scaling))):
+        path.write_bytes(each.SerializeToString())
     return graphs
 
 

@@ -24,7 +24,9 @@ def trainer_on(graphs: GraphSet, spec: RunSpec) -> GraphTrainer:
     update = optimizer_graph(spec.train.optimizer, segments(spec.train.optimizer, graphs.index))
     for path, each in ((graphs.optimizer, update), (with_kernels_of(graphs.optimizer), with_kernels(update))):
         path.write_bytes(compose(each).SerializeToString())
-    (graphs.root / GRADIENT_GRAPH).write_bytes(gradient_graph().SerializeToString())
+    gradient, scaling = graphs.root / GRADIENT_GRAPH, gradient_graph()
+    for path, each in ((gradient, scaling), (with_kernels_of(gradient), with_kernels(scaling))):
+        path.write_bytes(each.SerializeToString())
     library = library_for(spec.resources.kernels)
     sessions = Sessions(CpuDevice(), 1, "error", library.path if library else None)
     trainer = GraphTrainer(graphs, spec, sessions, SoloCommunicator())

@@ -72,7 +72,7 @@ class FlatRun:
         for name in (LOSS_SUM, LOSS_WEIGHT):
             self.train_binding.bind_output(name, "cpu")
 
-        self.average = _session(gradient_graph())
+        self.average = _session(with_kernels(gradient_graph()) if LIBRARY else gradient_graph())
         parts = segments(optimizer, graphs.index)
         update = optimizer_graph(optimizer, parts)
         self.update = _session(compose(with_kernels(update) if LIBRARY else update))

@@ -431,3 +431,20 @@ def test_the_gradient_of_pooling_by_the_maximum(library: Path) -> None:
         geometry = np.array([1, *kernel, *stride, *before, *dilation], np.int64)
         (dx,) = compute("MaxPoolGrad", geometry, dy, x, library=library)
         near(dx, exact[inner], np.abs(dy).max(initial=0), 2.0 * kernel.prod(), (seed, x.shape, geometry.tolist()))
+
+
+def test_scaled_gradients_and_their_norm(library: Path) -> None:
+    """Of any count, with the same bits by any number of threads; larger norms are clipped."""
+    for seed, random in cases(200):
+        count = int(random.choice([0, 1, 63, 64, 1000, 16383, 16384, 16385, 100_003]))
+        gradients, factor = draw(random, count), np.float32(random.choice([1.0, 0.01, 3.0]))
+        exact = gradients.astype("d") * factor
+        norm = float(np.linalg.norm(exact))
+        most = np.float32(random.choice([np.inf, 2 * norm + 1, 0.3 * norm]))
+        given = gradients, factor.reshape(1), most.reshape(1)
+        runs = [compute("ScaleGradients", *given, outputs=2, library=library, threads=n) for n in (1, 2)]
+        assert all(np.array_equal(one, two) for one, two in zip(*runs, strict=True)), seed
+        scaled, found = runs[0]
+        near(found, np.array([norm]), norm, 8, (seed, count))
+        exact *= min(1.0, float(most) / (norm + 1e-6))
+        near(scaled, exact, exact, 16, (seed, count, factor, most))

@@ -14,10 +14,15 @@ from ortflow.workflow.kernels import (
     pooling,
     product,
     recompute,
+    scaling,
     softmax,
     table,
 )
 from ortflow.workflow.kernels.rewriter import DOMAIN, Rewriter
+
+_MODULES = (
+    convolution, pooling, batch_norm, gelu, norm, product, softmax, table, cross_entropy, adam, scaling,
+)  # fmt: skip
 
 
 def with_kernels(model: onnx.ModelProto, length: int = 0) -> onnx.ModelProto:
@@ -30,7 +35,7 @@ def with_kernels(model: onnx.ModelProto, length: int = 0) -> onnx.ModelProto:
     rewriter = Rewriter(copy.graph)
     for node in rewriter.nodes("Identity"):
         rewriter.pass_by(node)
-    for module in (convolution, pooling, batch_norm, gelu, norm, product, softmax, table, cross_entropy, adam):
+    for module in _MODULES:
         module.put(rewriter)
     recompute.put(rewriter, length)
     rewriter.finish()

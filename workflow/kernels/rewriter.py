@@ -54,6 +54,10 @@ class Rewriter:
         """The nodes of an operator that are there now."""
         return [node for node in self._nodes.values() if node.op_type == operator and node.domain == domain]
 
+    def all_nodes(self) -> list[onnx.NodeProto]:
+        """Every node that is there now."""
+        return list(self._nodes.values())
+
     def maker(self, value: str) -> onnx.NodeProto | None:
         """The node that makes the value."""
         return self._makers.get(value)

@@ -93,7 +93,9 @@ def prepare(run_dir: RunDir, spec: RunSpec) -> tuple[list[str], list[str]]:
                 write_atomically(path, compose(each).SerializeToString())
         if spec.on_gpus:
             write_forms(graphs)
-        write_atomically(graphs.root / GRADIENT_GRAPH, gradient_graph().SerializeToString())
+        gradient, scaling = graphs.root / GRADIENT_GRAPH, gradient_graph()
+        for path, each in ((gradient, scaling), (with_kernels_of(gradient), with_kernels(scaling))):
+            write_atomically(path, each.SerializeToString())
         hashes = hashes_of(graphs.root)
     trained = sum(e.tensor.count for e in graphs.index if e.tensor.group in ("decay", "no_decay"))
     plan = resolve(spec, samples=samples, parameters=trained, fingerprint=fingerprint, graphs=hashes)

@@ -98,7 +98,7 @@ class GraphTrainer:
         count = self._gradients.count
         self._scale = device.allocate(2, np.float32)
         self._norm = device.allocate(1, np.float32)
-        self._scaling = Binding(sessions.open(self._graphs.root / GRADIENT_GRAPH), device)
+        self._scaling = Binding(sessions.open_fastest(self._graphs.root / GRADIENT_GRAPH), device)
         self._scaling.read_from("gradients", self._gradients, (count,))
         self._scaling.read_from("inverse_weight", self._scale.slice(0, 1), (1,))
         self._scaling.read_from("max_norm", self._scale.slice(1, 2), (1,))
