@@ -25,6 +25,12 @@ from ortflow.workflow.rundir import RunDir
 if TYPE_CHECKING:
     from ortflow.launchers.opening import Opened
 
+_CLAIM_OUT = """\
+The claim {claim} is not in this file: `kubectl delete -f` would delete it and every checkpoint on it.
+If the namespace lacks it, make it once: ortflow render -b kubernetes --with-claim RUN_FILE | kubectl apply -f -
+To delete it and the checkpoints: kubectl delete pvc {claim}"""
+_CLAIM_IN = """\
+The claim {claim} is in this file: `kubectl delete -f` deletes it and every checkpoint on it."""
 FOLLOWING = 1.0
 """Seconds between two looks while a log is followed."""
 
@@ -35,6 +41,8 @@ class KubernetesRequest:
 
     submission: Submission
     cargo: Cargo
+    with_claim: bool = False
+    """Print the claim of `volume.create`, too."""
 
     def documents(self, suffix: str | None, namespace: str | None, *, new_budget: bool) -> list[dict[str, Any]]:
         """As they are sent; `suffix` makes the job's name a new one."""
@@ -47,9 +55,16 @@ class KubernetesRequest:
         return documents(self.cargo.source, self.cargo.spec, placement)
 
     def __str__(self) -> str:
-        from ortflow.manifests.kubernetes import dump
+        """The documents, but for the claim unless it is wanted: whoever deletes the file's things keeps the data."""
+        from ortflow.manifests.kubernetes import dump, without_claim
 
-        return dump(self.documents(None, None, new_budget=self.submission.new_budget)).rstrip("\n")
+        found = self.documents(None, None, new_budget=self.submission.new_budget)
+        kept, claim = without_claim(found)
+        text = dump(found if self.with_claim else kept).rstrip("\n")
+        if claim is None:
+            return text
+        words = _CLAIM_IN if self.with_claim else _CLAIM_OUT
+        return "\n".join([*(f"# {line}" for line in words.format(claim=claim).splitlines()), text])
 
 
 class KubernetesLauncher:

@@ -17,6 +17,10 @@ _HINTS = (
     (r"Insufficient (?:cpu|memory|ephemeral-storage)", "lower what resources asks for, or wait for room"),
     (r"untolerated taint", "give backends.kubernetes.tolerations"),
     (r"node affinity/selector|node selector", "correct backends.kubernetes.node_selector or affinity"),
+    (
+        r'persistentvolumeclaim "[^"]*-data"',
+        "`ortflow render -b kubernetes --with-claim RUN_FILE | kubectl apply -f -` makes the claim of volume.create",
+    ),
     (r"unbound immediate PersistentVolumeClaims|persistentvolumeclaim", "look at the claim: `kubectl get pvc`"),
     (r"topology spread", "set backends.kubernetes.spread: prefer, or ask for fewer nodes"),
 )

@@ -4,7 +4,7 @@ Pure: nothing is asked, sent or read here. `ortflow render --backend kubernetes`
 sends the same ones, and the chart is generated from the same trees (`python -m ortflow.manifests.kubernetes.chart`).
 """
 
-from ortflow.manifests.kubernetes.documents import Placement, documents, job_name
+from ortflow.manifests.kubernetes.documents import Placement, documents, job_name, without_claim
 from ortflow.manifests.kubernetes.dump import dump
 
-__all__ = ["Placement", "documents", "dump", "job_name"]
+__all__ = ["Placement", "documents", "dump", "job_name", "without_claim"]

@@ -107,6 +107,13 @@ def job_name(source: Mapping[str, Any], spec: RunSpec, placement: Placement) -> 
     return str(_params(merged(all_defaults(), source), spec, placement)["job"])
 
 
+def without_claim(found: Sequence[dict[str, Any]]) -> tuple[list[dict[str, Any]], str | None]:
+    """The documents without the claim of `volume.create`, and the claim's name; None where there is none."""
+    claims = [document for document in found if document["kind"] == "PersistentVolumeClaim"]
+    kept = [document for document in found if document["kind"] != "PersistentVolumeClaim"]
+    return kept, str(claims[0]["metadata"]["name"]) if claims else None
+
+
 def _params(values: Mapping[str, Any], spec: RunSpec, placement: Placement) -> dict[str, Any]:
     contents = {f"file-{place}": _content(path, placement) for place, path in enumerate(lookup(values, FILES) or ())}
     run = canonical(values)

@@ -14,6 +14,7 @@ from ortflow.cli.sweep import AtOnceOption, SetOption, request_sweep, submit_swe
 from ortflow.workflow.errors import UserError
 
 if TYPE_CHECKING:
+    from ortflow.launchers.base import Request
     from ortflow.launchers.slurm.commands import Slurm
 
 
@@ -71,18 +72,34 @@ def render(
     backend: BackendOption = "local",
     sets: SetOption = None,
     at_once: AtOnceOption = None,
+    with_claim: Annotated[
+        bool,
+        typer.Option("--with-claim", help="With -b kubernetes: print the claim of volume.create, too."),
+    ] = False,
     runs: RunsOption = Path(RUNS),
 ) -> None:
     """Print what submit would start, and nothing else."""
     from ortflow.launchers.base import find_launcher
 
     launcher = find_launcher(backend)
+    if with_claim and backend != "kubernetes":
+        raise UserError("--with-claim is for runs on Kubernetes", fix="add -b kubernetes")
     if sets or at_once is not None:
         slurm = _array_of(backend, sets)
         typer.echo(str(request_sweep(file, overrides, sets or (), runs, slurm, files=False, at_once=at_once)))
         return
     elsewhere = bool(getattr(launcher, "elsewhere", False))
-    typer.echo(str(launcher.request(submission_of(file, overrides, runs, files=False, elsewhere=elsewhere))))
+    request = launcher.request(submission_of(file, overrides, runs, files=False, elsewhere=elsewhere))
+    typer.echo(str(_with_claim(request) if with_claim else request))
+
+
+def _with_claim(request: Request) -> Request:
+    from dataclasses import replace
+
+    from ortflow.launchers.kubernetes.launcher import KubernetesRequest
+
+    assert isinstance(request, KubernetesRequest)
+    return replace(request, with_claim=True)
 
 
 def _array_of(backend: str, sets: list[str] | None) -> Slurm:

@@ -124,6 +124,27 @@ def test_render_and_kubectl(cluster: Cluster) -> None:
     assert of_kind(run.run_dir, "finished"), "what was trained is on the volume"
 
 
+def test_kubectl_delete_keeps_the_claim(cluster: Cluster) -> None:
+    """Of the file that is printed by default: applied where there is no claim it waits, and says for what."""
+    space = cluster.space
+    create = {"mount": "/ortflow", "create": {"size": "1Gi"}}
+    file = cluster.write("kept", backends__kubernetes__volume=create)
+    plain = cluster.ortflow("render", "-b", "kubernetes", file.name).stdout
+    whole = cluster.ortflow("render", "-b", "kubernetes", "--with-claim", file.name).stdout
+    space.kubectl("apply", "-f", "-", given=plain)
+    handle = f"kubernetes://{space.name}/{Run(cluster, 'kept').job()['metadata']['name']}"
+
+    def waits() -> str:
+        return str(json.loads(cluster.ortflow("status", handle, "--json").stdout)["waits"])
+
+    wait_until(lambda: "ortflow render -b kubernetes --with-claim" in waits(), 30, waits)
+    space.kubectl("apply", "-f", "-", given=whole)
+    wait_until(lambda: space.get("pvc", "kept-data")["status"].get("phase") == "Bound", 30, space.story)
+    space.kubectl("delete", "--wait=true", "-f", "-", given=plain, timeout=90)
+    claim = space.get("pvc", "kept-data")
+    assert "deletionTimestamp" not in claim["metadata"]
+
+
 def generations(space: Space) -> dict[str, Any]:
     """How often each thing was changed; kubectl says `configured` of budgets that it has not touched."""
     found = space.get(KINDS, "-l", "app.kubernetes.io/name=ortflow,!ortflow.dev/component")["items"]

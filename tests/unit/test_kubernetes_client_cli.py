@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+import yaml
 from kubernetes_objects import NOW, mpijob, pod
 from played_kubernetes import PlayedCluster
 
@@ -107,8 +108,20 @@ def test_render_needs_no_cluster(person: Person, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setenv("KUBECONFIG", "/nowhere")
     done = person.tell("render", "-b", "kubernetes", "run.yaml")
     assert done.code == 0, done.err
-    assert done.out.count("\nkind: ") == 4
     assert done.out == person.tell("render", "-b", "kubernetes", "run.yaml").out
+    kinds = [document["kind"] for document in yaml.safe_load_all(done.out)]
+    assert kinds == ["ServiceAccount", "ConfigMap", "MPIJob"], "deleting what is in the file keeps the checkpoints"
+    assert "# The claim digits-data is not in this file" in done.out
+    assert "kubectl delete pvc digits-data" in done.out
+    claimed = person.tell("render", "-b", "kubernetes", "run.yaml", "--with-claim").out
+    documents = list(yaml.safe_load_all(claimed))
+    assert [document["kind"] for document in documents] == [
+        "ServiceAccount", "ConfigMap", "PersistentVolumeClaim", "MPIJob"
+    ]  # fmt: skip
+    assert documents[2]["metadata"]["name"] == "digits-data"
+    assert "`kubectl delete -f` deletes it and every checkpoint" in claimed
+    told = person.tell("render", "-b", "kubernetes", "run.yaml", "backends.kubernetes.volume={claim: mine}").out
+    assert told.startswith("---\n"), "a claim that is there is nobody's to delete"
 
 
 @pytest.mark.parametrize(
@@ -117,6 +130,7 @@ def test_render_needs_no_cluster(person: Person, monkeypatch: pytest.MonkeyPatch
         (("submit", "-b", "kubernetes", "run.yaml", "--after", "x"), "--after is for runs in Slurm"),
         (("submit", "-b", "kubernetes", "run.yaml", "--set", "seed=1,2"), "--set makes a job array of Slurm"),
         (("submit", "-b", "kubernetes", "run.yaml", "--host", "login"), "--host is for login nodes"),
+        (("render", "-b", "slurm", "run.yaml", "--with-claim"), "--with-claim is for runs on Kubernetes"),
         (("list", "-A"), "--all-namespaces is for runs on Kubernetes; add -b kubernetes"),
         (("doctor", "-b", "kubernetes", "--job"), "--job and --nodes are for Slurm"),
         (("status", "kubernetes://default/nobody"), "there is no MPIJob nobody in namespace default"),

@@ -18,7 +18,7 @@ def test_the_example_is_a_run(tmp_path: Path) -> None:
     text = str(
         KubernetesLauncher().request(submission_of(file, ["backends.kubernetes.image=x"], tmp_path, elsewhere=True))
     )
-    assert text.count("\nkind: ") == 4
+    assert text.count("\nkind: ") == 3
 
 
 def test_symptoms_are_words_of_the_program() -> None:
