@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Sequence
 from pathlib import Path
 
 from ortflow.launchers.kubernetes import objects
 from ortflow.launchers.kubernetes.api import Cluster, Object
 from ortflow.launchers.kubernetes.carried import FOLDER, keep
 from ortflow.launchers.kubernetes.links import Links
+from ortflow.launchers.kubernetes.look import mpijobs, of_place
 from ortflow.launchers.kubernetes.place import Place, read_place, write_place
 from ortflow.launchers.kubernetes.refusals import in_a_sentence
 from ortflow.workflow.errors import UserError
@@ -38,15 +40,26 @@ def adopt(handle: str, runs: Path, links: Links | None = None) -> RunDir:
         name = objects.label(mpijob, objects.RUN)
         if not name:
             raise UserError(f"the MPIJob {job} was not made by ortflow")
-        place = Place(namespace, name, job, cluster.context)
-        for folder in (runs / name, runs / f"{namespace}-{name}"):
+        place = Place(namespace, name, job, cluster.context, volume=objects.directory(mpijob))
+        jobs = mpijobs(cluster, namespace, name)
+        for folder in (runs / name, runs / f"{namespace}-{name}", runs / job, runs / f"{namespace}-{job}"):
             run = RunDir(Path(os.path.abspath(folder)))
             known = read_place(run)
-            if known is not None and (known.namespace, known.name) == (namespace, name):
+            if known is not None and _shows(known, place, jobs):
                 return run
             if not run.root.exists():
                 return _make(run, cluster, place, mpijob)
     raise UserError(f"{runs / name} and {run.root} hold other runs", fix="give another --runs-dir")
+
+
+def _shows(known: Place, wanted: Place, found: Sequence[Object]) -> bool:
+    """Whether a record directory is about an MPIJob: it is in it now, or it was and went on from there. Pure."""
+    if (known.namespace, known.name) != (wanted.namespace, wanted.name):
+        return False
+    kin = of_place(found, known)
+    if known.job == wanted.job or (kin and objects.name(kin[0]) == wanted.job):
+        return True
+    return any(objects.name(one) == wanted.job and objects.over(one) for one in kin)
 
 
 def _make(run: RunDir, cluster: Cluster, place: Place, mpijob: Object) -> RunDir:

@@ -43,6 +43,9 @@ KUEUE, OF_KUEUE = "kueue.x-k8s.io", ("Workload", "LocalQueue")
 """Its versions come and go: the one that is served is asked for."""
 
 
+GROUP, VERSION, CRD = "kubeflow.org", "v2beta1", "mpijobs.kubeflow.org"
+
+
 class Unreachable(OrtflowError):
     """Nobody answers: what was asked for may have been done or not."""
 
@@ -153,6 +156,13 @@ class Cluster:
                 return []
             raise
         return [str(one["version"]) for one in answer.get("versions") or []]
+
+    def serves(self, group: str, version: str, resource: str) -> bool:
+        """Whether a resource, by its plural, is served."""
+        if version not in self.served(group):
+            return False
+        found = self.ask(f"/apis/{group}/{version}").get("resources") or []
+        return resource in [one.get("name") for one in found]
 
     def ask(self, path: str) -> Object:
         """What stands at a path of the API, such as /version."""

@@ -8,13 +8,15 @@ last that will ever be known here.
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
+from dataclasses import replace
 
 from ortflow.launchers.kubernetes import objects
 from ortflow.launchers.kubernetes.api import Cluster, Object
 from ortflow.launchers.kubernetes.links import Links
 from ortflow.launchers.kubernetes.look import View, look
 from ortflow.launchers.kubernetes.mirror import Mirror
-from ortflow.launchers.kubernetes.place import Place, read_place
+from ortflow.launchers.kubernetes.place import Place, read_place, write_place
 from ortflow.launchers.kubernetes.status import is_settled
 from ortflow.launchers.kubernetes.submitting import sweep
 from ortflow.launchers.records import Outcome
@@ -29,10 +31,11 @@ def cancel(run: RunDir, links: Links, *, now: bool) -> bool:
     """Have the run save and leave, or end it `now`; False if it is not active."""
     cluster, place = links.of(run)
     active = links.status(run).state.active
-    view = look(cluster, place.namespace, place.name, closely=False)
+    view = look(cluster, place, closely=False)
     if view.mpijob is None or objects.over(view.mpijob):
         return False
     jobs = doomed(view)
+    _leave_be(run, [one for one in view.others if one not in jobs and not objects.over(one)])
     for mpijob in jobs:
         cluster.delete("MPIJob", objects.name(mpijob), place.namespace, uid=objects.uid(mpijob))
     if now:
@@ -48,11 +51,20 @@ def cancel(run: RunDir, links: Links, *, now: bool) -> bool:
 
 
 def doomed(view: View) -> list[Object]:
-    """The MPIJobs that go: the newest, those it hangs on, and those that are not over. Pure."""
+    """The MPIJobs that go: the one that is meant, those it hangs on, and of those the ones that are not over. Pure.
+
+    One that somebody else made of the same run stays.
+    """
     assert view.mpijob is not None
     owners = {str(one.get("uid")) for one in view.mpijob["metadata"].get("ownerReferences") or []}
-    others = [one for one in view.others if not objects.over(one) or objects.uid(one) in owners]
-    return [view.mpijob, *others]
+    kin = [one for one in view.others if objects.akin(one, view.mpijob)]
+    return [view.mpijob, *(one for one in kin if not objects.over(one) or objects.uid(one) in owners)]
+
+
+def _leave_be(run: RunDir, others: Sequence[Object]) -> None:
+    """Have the directory not turn to other MPIJobs of the run's name when its own is gone."""
+    if (place := read_place(run)) is not None and others:
+        write_place(run, replace(place, apart=(*place.apart, *map(objects.name, others))))
 
 
 def _read_on(run: RunDir, cluster: Cluster, place: Place, view: View) -> None:

@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING
 
 from ortflow.launchers.findings import Finding, fault, from_error, ok, untested, warning
 from ortflow.launchers.kubernetes import checks, objects
-from ortflow.launchers.kubernetes.api import Cluster, Object, Refused, Unreachable
+from ortflow.launchers.kubernetes.api import GROUP, VERSION, Cluster, Object, Refused, Unreachable
 from ortflow.launchers.kubernetes.refusals import refusal
 from ortflow.launchers.kubernetes.rehearsing import rehearse
-from ortflow.launchers.kubernetes.submitting import GROUP, VERSION, require_operator
+from ortflow.launchers.kubernetes.submitting import require_operator
 from ortflow.workflow.errors import OrtflowError, UserError
 
 if TYPE_CHECKING:

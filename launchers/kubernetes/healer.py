@@ -80,7 +80,7 @@ Action = DeletePod | EndRetries | Resubmit | Done
 def heal(view: View, records: Sequence[dict[str, Any]], restart: Restart) -> list[Action]:
     """What to do now; nothing if the operator is at it."""
     if view.mpijob is None:
-        return [Done("the MPIJob is not there any more: somebody deleted it")]
+        return [Done(view.gone or "the MPIJob is not there any more: somebody deleted it")]
     lost = [_lost(pod) for pod in view.pods if _is_lost(pod, view.now)]
     if is_settled(records):
         return [*lost, *_settled(view, records)]

@@ -90,12 +90,18 @@ class KubernetesLauncher:
 
         run, backend = request.submission.run, request.cargo.spec.backends.kubernetes
         # What has no place in a document is told before anybody is asked.
-        request.documents(None, backend.namespace or "default", new_budget=False)
+        mine = request.documents(None, backend.namespace or "default", new_budget=False)
         before = read_place(run)
-        cluster = self._links.connect(backend.context or (before.context if before else None), backend.namespace)
+        # A run that is resumed stays where it is, whatever kubectl's namespace has become.
+        pinned = before.namespace if before is not None and request.submission.source is None else None
+        cluster = self._links.connect(
+            backend.context or (before.context if before else None), backend.namespace or pinned
+        )
         self._patiently(request.submission.retry, lambda: require_operator(cluster))
         place = Place(cluster.namespace, request.cargo.spec.name, context=cluster.context)
-        self._settle(run, cluster, place)
+        if before is not None and self._elsewhere(before, cluster):
+            self._keep_in_sight(run, before, cluster, fresh=request.submission.fresh)
+        self._settle(run, cluster, place, mine)
         # Where it writes is the pods' business: the record directory is no part of the run file.
         spec = request.cargo.spec.model_copy(update={"run_dir": None})
         with interruptible(), opened(replace(request.submission, spec=spec)) as ours:
@@ -136,18 +142,44 @@ class KubernetesLauncher:
         """Those of the runs that are on Kubernetes, and the cluster's other runs, of our namespace or `everywhere`."""
         return self._links.listed(runs, everywhere=everywhere)
 
-    def _settle(self, run: RunDir, cluster: Cluster, place: Place) -> None:
+    def _keep_in_sight(self, run: RunDir, before: Place, cluster: Cluster, *, fresh: bool) -> None:
+        """Raise UserError where a record would be lost by which a run elsewhere is followed."""
+        active = self.status(run).state.active
+        if fresh and not active:
+            return
+        raise UserError(
+            f"{run.root} is the record of the run {before.name} in namespace {before.namespace}"
+            + (f" of context {before.context}" if before.context != cluster.context else ""),
+            where="backends.kubernetes.namespace",
+            fix="give this run another name or another --runs-dir"
+            + ("" if active else f", or --fresh, which keeps that record as {run.root.name}.1"),
+        )
+
+    def _elsewhere(self, before: Place, cluster: Cluster) -> bool:
+        """Whether a run's record tells of another namespace or another cluster than is meant now."""
+        if before.namespace != cluster.namespace:
+            return True
+        if before.context in (None, cluster.context):
+            return False
+        try:
+            return self._links.connect(before.context, before.namespace).server != cluster.server
+        except UserError:  # there is no such context any more
+            return True
+
+    def _settle(self, run: RunDir, cluster: Cluster, place: Place, mine: Sequence[dict[str, Any]]) -> None:
         """Raise UserError where the run is at work already; take away a job that only seems to be."""
         from ortflow.launchers.kubernetes.look import mpijobs
-        from ortflow.launchers.kubernetes.objects import name, over
+        from ortflow.launchers.kubernetes.objects import directory, name, over
         from ortflow.launchers.kubernetes.refusals import in_a_sentence
         from ortflow.launchers.kubernetes.submitting import sweep
 
+        volume = next(directory(one) for one in mine if one["kind"] == "MPIJob")
         with in_a_sentence():
-            for mpijob in mpijobs(cluster, place.namespace, place.name):
+            found = mpijobs(cluster, place.namespace, place.name)
+            for mpijob in found:
                 if over(mpijob):
                     continue
-                how = self._links.closely(run, cluster, place.at(name(mpijob)))
+                how = self._links.closely(run, cluster, place.at(name(mpijob)), found)
                 if how.state.active:
                     handle = place.at(name(mpijob)).handle
                     raise UserError(
@@ -155,6 +187,8 @@ class KubernetesLauncher:
                         f" in namespace {place.namespace}",
                         fix=f"follow it with `ortflow logs -f {handle}`, stop it with `ortflow cancel {handle}`",
                     )
+                if directory(mpijob) not in (volume, None):
+                    continue  # another's, on another volume
                 cluster.delete("MPIJob", name(mpijob), place.namespace)
                 sweep(cluster, place.namespace, name(mpijob))
 
@@ -162,7 +196,7 @@ class KubernetesLauncher:
         self, request: KubernetesRequest, ours: Opened, cluster: Cluster, place: Place, documents: list[dict[str, Any]]
     ) -> str:
         from ortflow.launchers.kubernetes.carried import keep
-        from ortflow.launchers.kubernetes.objects import name
+        from ortflow.launchers.kubernetes.objects import directory, name
         from ortflow.launchers.kubernetes.submitting import create
 
         run = ours.run
@@ -172,7 +206,7 @@ class KubernetesLauncher:
         before = read_place(run)
         known: Mapping[str, Any] = {} if before is None else {"cursors": before.cursors, "sizes": before.sizes}
         if not is_real(run):
-            write_place(run, replace(place.at(name(mpijob)), **known))
+            write_place(run, replace(place.at(name(mpijob)), volume=directory(mpijob), **known))
             keep(run, next(one for one in documents if one["kind"] == "ConfigMap"), request.cargo.spec)
         run.record_attempt(
             event="submit", launcher="kubernetes", job=name(mpijob), new_budget=_new_budget(request, ours)

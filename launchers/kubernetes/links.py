@@ -7,15 +7,14 @@ longer each time, so that whoever follows a run through an outage neither waits 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from ortflow.launchers.kubernetes import objects
 from ortflow.launchers.kubernetes.api import Cluster, Object, Refused, Unreachable
-from ortflow.launchers.kubernetes.look import View, look
+from ortflow.launchers.kubernetes.look import View, look, newest_first, of_place
 from ortflow.launchers.kubernetes.mirror import Mirror
 from ortflow.launchers.kubernetes.place import Place, is_real, read_place, write_place
 from ortflow.launchers.kubernetes.refusals import refusal
@@ -70,7 +69,7 @@ class Links:
             if time.monotonic() < self._until:
                 raise Unreachable(self._silence)
             cluster, place = self.of(run)
-            view = look(cluster, place.namespace, place.name)
+            view = look(cluster, place)
             self._until = self._pause = 0.0
             return self._told(run, cluster, place, view)
         except Unreachable as error:
@@ -83,18 +82,17 @@ class Links:
         """Many runs: MPIJobs and pods of each namespace are listed once, and the logs read of those that run."""
         asked = [self._place(run) for run in runs]
         keys = {(known[1].context, known[1].namespace): known[0] for known in asked if not isinstance(known, str)}
-        views = {key: _views_or_words(cluster, key[1]) for key, cluster in keys.items()}
+        herds = {key: _herd_or_words(cluster, key[1]) for key, cluster in keys.items()}
 
         def one(run: RunDir, known: tuple[Cluster, Place] | str) -> RunStatus:
             if isinstance(known, str):
                 return unasked(run, known)
             cluster, place = known
-            found = views[place.context, place.namespace]
-            if isinstance(found, str):
-                return unasked(run, found)
-            view = next((view for view in found if of_run(view, place.name)), View(None, time.time()))
+            herd = herds[place.context, place.namespace]
+            if isinstance(herd, str):
+                return unasked(run, herd)
             try:
-                return self._told(run, cluster, place, view)
+                return self._told(run, cluster, place, herd.view(place))
             except OrtflowError as error:
                 return unasked(run, in_words(error))
 
@@ -111,14 +109,14 @@ class Links:
         """The status of our runs, and of those in the cluster that no directory here knows of."""
         cluster = self.connect(None, None)
         ours = self.statuses(runs)
-        known = {(place.namespace, place.name) for run in runs if (place := read_place(run)) is not None}
-        views = every_view(cluster, cluster.namespace, everywhere=everywhere)
-        return [*ours, *(foreign(view) for view in views if _key(view) not in known)]
+        known = [place for run in runs if (place := read_place(run)) is not None]
+        herd = Herd.gather(cluster, cluster.namespace, everywhere=everywhere)
+        return [*ours, *map(foreign, herd.strange(known))]
 
-    def closely(self, run: RunDir, cluster: Cluster, place: Place) -> RunStatus:
-        """How a run is that may be at work, whether the directory knows of it or not."""
-        view = look(cluster, place.namespace, place.name)
-        if read_place(run) is not None or is_real(run):
+    def closely(self, run: RunDir, cluster: Cluster, place: Place, found: Sequence[Object]) -> RunStatus:
+        """How an MPIJob is that may be at work, of those `found`, whether the directory knows of it or not."""
+        view, known = look(cluster, place), read_place(run)
+        if is_real(run) or (known is not None and [*map(objects.name, of_place(found, known))][:1] == [place.job]):
             return self._told(run, cluster, place, view)
         return foreign(view)
 
@@ -163,39 +161,64 @@ def in_words(error: OrtflowError) -> str:
     return str(refusal(error) if isinstance(error, Refused) else error)
 
 
-def _views_or_words(cluster: Cluster, namespace: str) -> list[View] | str:
+def _herd_or_words(cluster: Cluster, namespace: str) -> Herd | str:
     try:
-        return every_view(cluster, namespace)
+        return Herd.gather(cluster, namespace)
     except OrtflowError as error:
         return in_words(error)
 
 
-def every_view(cluster: Cluster, namespace: str | None, *, everywhere: bool = False) -> list[View]:
-    """The newest MPIJob of each run of a namespace, with its pods."""
-    found = cluster.find_all("MPIJob", labels=objects.OURS, namespace=namespace, everywhere=everywhere)
-    pods = cluster.find_all("Pod", labels=objects.OURS, namespace=namespace, everywhere=everywhere)
-    newest: dict[tuple[Any, str], Object] = {}
-    for mpijob in sorted(found, key=objects.created):
-        newest[mpijob["metadata"].get("namespace"), objects.label(mpijob, objects.RUN)] = mpijob
-    return [
-        View(mpijob, time.time(), pods=[pod for pod in pods if _belongs(pod, mpijob)]) for mpijob in newest.values()
-    ]
+@dataclass(frozen=True)
+class Herd:
+    """All MPIJobs of a namespace, or of the cluster, and their pods, fetched together."""
+
+    now: float
+    jobs: Mapping[tuple[str, str], list[Object]]
+    """By namespace and run, newest first."""
+    pods: Sequence[Object]
+
+    @classmethod
+    def gather(cls, cluster: Cluster, namespace: str | None, *, everywhere: bool = False) -> Herd:
+        """As they are now."""
+        found = cluster.find_all("MPIJob", labels=objects.OURS, namespace=namespace, everywhere=everywhere)
+        pods = cluster.find_all("Pod", labels=objects.OURS, namespace=namespace, everywhere=everywhere)
+        jobs: dict[tuple[str, str], list[Object]] = {}
+        for mpijob in newest_first(found):
+            jobs.setdefault(_key(mpijob), []).append(mpijob)
+        return cls(time.time(), jobs, pods)
+
+    def view(self, place: Place) -> View:
+        """A run, without what a closer look would tell."""
+        found = of_place(self.jobs.get((place.namespace, place.name), []), place)
+        return self._of(found[0]) if found else View(None, self.now)
+
+    def strange(self, known: Sequence[Place]) -> list[View]:
+        """The MPIJobs of runs at none of the known places: all that are at work, and the newest of each volume."""
+        views: list[View] = []
+        for key, found in self.jobs.items():
+            ours = [of_place(found, place) for place in known if (place.namespace, place.name) == key]
+            shown = [kin[0] for kin in ours if kin]
+            taken = shown + [one for kin in ours for one in kin if objects.over(one) or objects.akin(one, kin[0])]
+            volumes = {objects.directory(one) for one in shown}
+            for mpijob in found:
+                if mpijob in taken or (objects.over(mpijob) and objects.directory(mpijob) in volumes):
+                    continue
+                volumes.add(objects.directory(mpijob))
+                views.append(self._of(mpijob))
+        return views
+
+    def _of(self, mpijob: Object) -> View:
+        return View(mpijob, self.now, pods=[pod for pod in self.pods if _belongs(pod, mpijob)])
 
 
-def of_run(view: View, name: str) -> bool:
-    """Whether it shows the run of a name."""
-    return view.mpijob is not None and objects.label(view.mpijob, objects.RUN) == name
-
-
-def _key(view: View) -> tuple[str, str]:
-    assert view.mpijob is not None
-    return str(view.mpijob["metadata"].get("namespace")), objects.label(view.mpijob, objects.RUN)
+def _key(mpijob: Object) -> tuple[str, str]:
+    return str(mpijob["metadata"].get("namespace")), objects.label(mpijob, objects.RUN)
 
 
 def foreign(view: View) -> RunStatus:
     """The status of a run that no directory here knows of."""
     assert view.mpijob is not None
-    place = Place(*_key(view), view.name)
+    place = Place(*_key(view.mpijob), view.name)
     records = [{"event": "submit", "launcher": "kubernetes"}]
     blank = read_status(RunDir(_NOWHERE), records=records, alive=True)
     how = status(replace(blank, name=place.name, directory=place.handle), records, view)

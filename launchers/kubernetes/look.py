@@ -8,7 +8,8 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 
 from ortflow.launchers.kubernetes import objects
-from ortflow.launchers.kubernetes.api import Cluster, Object, Refused
+from ortflow.launchers.kubernetes.api import CRD, GROUP, VERSION, Cluster, Object, Refused
+from ortflow.launchers.kubernetes.place import Place
 
 MANY = 4
 """Pods whose events are asked for: one that cannot start tells for all."""
@@ -19,7 +20,7 @@ class View:
     """A run's objects at one moment."""
 
     mpijob: Object | None
-    """The newest of the run."""
+    """The one that is meant."""
     now: float
     """Unix time."""
     job: Object | None = None
@@ -29,7 +30,9 @@ class View:
     workload: Object | None = None
     """Kueue's."""
     others: Sequence[Object] = field(default=())
-    """Older MPIJobs of the run that are still there."""
+    """More MPIJobs of the run."""
+    gone: str = ""
+    """Why there can be no MPIJob at all."""
 
     @property
     def name(self) -> str:
@@ -38,14 +41,49 @@ class View:
 
 
 def mpijobs(cluster: Cluster, namespace: str | None, name: str) -> list[Object]:
-    """The MPIJobs of a run, newest first."""
+    """The MPIJobs of a run's name, newest first; raises Refused, 404 where the cluster knows no MPIJobs."""
     found = cluster.find_all("MPIJob", labels=f"{objects.OURS},{objects.RUN}={name}", namespace=namespace)
+    return newest_first(found)
+
+
+def newest_first(found: Sequence[Object]) -> list[Object]:
+    """By age, and by name where that is the same. Pure."""
     return sorted(found, key=lambda one: (objects.created(one), objects.name(one)), reverse=True)
 
 
-def look(cluster: Cluster, namespace: str, name: str, *, closely: bool = True) -> View:
+def of_place(found: Sequence[Object], place: Place) -> list[Object]:
+    """The MPIJobs of a run, the one that is meant first, of all that have its name, newest first. Pure.
+
+    That of the place is meant while it is at work. Where it is over or gone, the newest that follows it is: one that a
+    supervisor submitted, or one on the same volume, whoever submitted it.
+    """
+    named = next((one for one in found if objects.name(one) == place.job), None)
+    if named is None:
+        return [one for one in found if objects.name(one) not in place.apart and _may_be(one, place.volume)]
+    volume = objects.directory(named)
+    kin = [
+        one
+        for one in found
+        if one is named or objects.akin(one, named) or (objects.name(one) not in place.apart and _may_be(one, volume))
+    ]
+    later = kin[: kin.index(named)] if objects.over(named) else []
+    first = later[0] if later else named
+    return [first, *(one for one in kin if one is not first)]
+
+
+def _may_be(mpijob: Object, volume: str | None) -> bool:
+    return volume is None or objects.directory(mpijob) in (volume, None)
+
+
+def look(cluster: Cluster, place: Place, *, closely: bool = True) -> View:
     """The run as it is; `closely` also asks for events where something does not run."""
-    found = mpijobs(cluster, namespace, name)
+    namespace = place.namespace
+    try:
+        found = of_place(mpijobs(cluster, namespace, place.name), place)
+    except Refused as error:
+        if error.code != 404 or cluster.serves(GROUP, VERSION, "mpijobs"):
+            raise
+        return View(None, time.time(), gone=f"the cluster knows no MPIJobs any more: the CRD {CRD} was deleted")
     if not found:
         return View(None, time.time())
     mpijob, *others = found

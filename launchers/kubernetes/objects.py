@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable
 from datetime import datetime, timezone
 from typing import Any
@@ -73,6 +74,31 @@ def holds(thing: Object | None, kind: str) -> bool:
 def over(mpijob: Object) -> bool:
     """Whether the operator is done with it: a Failed condition alone is no end."""
     return bool((mpijob.get("status") or {}).get("completionTime"))
+
+
+def directory(mpijob: Object) -> str | None:
+    """What stands for the volume that an MPIJob's run lies on, of its namespace; None where it names none.
+
+    A folder that goes with the pod is each MPIJob's own.
+    """
+    replicas = (mpijob.get("spec") or {}).get("mpiReplicaSpecs") or {}
+    spec = ((replicas.get("Launcher") or {}).get("template") or {}).get("spec") or {}
+    volume = next((one for one in spec.get("volumes") or [] if one.get("name") == "data"), None)
+    if volume is None:
+        return None
+    mounts = [one for container in spec.get("containers") or [] for one in container.get("volumeMounts") or []]
+    mount: Object = next((one for one in mounts if one.get("name") == "data"), {})
+    own = {"job": name(mpijob)} if "emptyDir" in volume else {"inside": mount.get("subPath") or ""}
+    return json.dumps({**volume, **own}, sort_keys=True)
+
+
+def akin(one: Object, other: Object) -> bool:
+    """Whether one of two MPIJobs owns the other, or both have the same owner: a supervisor submitted again."""
+    return bool(({uid(one)} | _owners(one)) & ({uid(other)} | _owners(other)))
+
+
+def _owners(thing: Object) -> set[str]:
+    return {str(one.get("uid")) for one in thing["metadata"].get("ownerReferences") or []}
 
 
 def role(pod: Object) -> str:

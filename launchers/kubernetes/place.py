@@ -43,7 +43,7 @@ class Place:
     name: str
     """The run's, in the label."""
     job: str | None = None
-    """The newest MPIJob."""
+    """The MPIJob that it is in, or was last."""
     context: str | None = None
     """Of the kubeconfig; None inside the cluster."""
     attempt: int = 0
@@ -52,6 +52,10 @@ class Place:
     """By the pod's uid."""
     sizes: Mapping[str, int] = field(default_factory=dict)
     """How long the copied logs were when this was written: what is beyond comes from a copying that did not end."""
+    volume: str | None = None
+    """Of that MPIJob, in one word: one of the same name on another volume is another run."""
+    apart: tuple[str, ...] = ()
+    """MPIJobs of the name that are not followed: they were there when this one was cancelled."""
 
     @property
     def handle(self) -> str:

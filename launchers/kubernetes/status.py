@@ -33,7 +33,7 @@ def status(told: RunStatus, records: Sequence[dict[str, Any]], view: View) -> Ru
     if is_settled(records):
         return told
     if view.mpijob is None:
-        return _gone(told)
+        return replace(told, state=State.LOST, phase=None, cause=view.gone) if view.gone else _gone(told)
     told = replace(told, job=view.name, job_restarts=_retries(view))
     if objects.deleted_at(view.mpijob) is not None:
         return replace(told, waits="it is being deleted: ranks save and leave")

@@ -13,12 +13,11 @@ from collections.abc import Sequence
 from contextlib import suppress
 
 from ortflow.launchers.kubernetes import objects
-from ortflow.launchers.kubernetes.api import Cluster, Object, Refused
+from ortflow.launchers.kubernetes.api import CRD, GROUP, VERSION, Cluster, Object, Refused
 from ortflow.launchers.kubernetes.refusals import refusal
 from ortflow.launchers.kubernetes.rehearsing import KEPT, SHARED, is_there, rehearse
 from ortflow.workflow.errors import OrtflowError, UserError
 
-GROUP, VERSION, CRD = "kubeflow.org", "v2beta1", "mpijobs.kubeflow.org"
 SWEPT = (
     "ConfigMap", "ServiceAccount", "Role", "RoleBinding", "Job", "NetworkPolicy", "PodDisruptionBudget", "Deployment",
     "Service",
@@ -35,23 +34,18 @@ def new_suffix() -> str:
 def require_operator(cluster: Cluster) -> None:
     """Raise UserError where the cluster knows no MPIJobs, or only those of the old operator."""
     try:
-        versions = cluster.served(GROUP)
-        if VERSION in versions:
-            kinds = [one.get("name") for one in cluster.ask(f"/apis/{GROUP}/{VERSION}").get("resources") or []]
-            if "mpijobs" in kinds:
-                return
-        if "v1" in versions:
-            kinds = [one.get("name") for one in cluster.ask(f"/apis/{GROUP}/v1").get("resources") or []]
-            if "mpijobs" in kinds:
-                raise UserError(
-                    f"the cluster's {CRD} is that of the old training-operator: it serves v1, not {VERSION}",
-                    fix="have an administrator install the mpi-operator in its place; the two cannot be there together",
-                )
+        if cluster.serves(GROUP, VERSION, "mpijobs"):
+            return
+        if cluster.serves(GROUP, "v1", "mpijobs"):
+            raise UserError(
+                f"the cluster's {CRD} is that of the old training-operator: it serves v1, not {VERSION}",
+                fix="have an administrator install the mpi-operator in its place; the two cannot be there together",
+            )
     except Refused as error:
         raise refusal(error) from error
     raise UserError(
         f"the cluster knows no MPIJobs: the mpi-operator ({CRD}, {VERSION}) is not installed",
-        fix="have an administrator install it: docs/kubernetes.md, 'An empty cluster'",
+        fix="have an administrator install it: docs/kubernetes.md, 'From an empty cluster'",
     )
 
 

@@ -23,7 +23,7 @@ from ortflow.launchers.kubernetes.healer import Action, DeletePod, Done, EndRetr
 from ortflow.launchers.kubernetes.links import Links, adopt_job
 from ortflow.launchers.kubernetes.look import View, look
 from ortflow.launchers.kubernetes.mirror import Mirror
-from ortflow.launchers.kubernetes.place import read_place
+from ortflow.launchers.kubernetes.place import Place, read_place
 from ortflow.launchers.kubernetes.refusals import refusal
 from ortflow.launchers.kubernetes.submitting import new_suffix, owner
 from ortflow.launchers.records import Outcome, State, state
@@ -47,8 +47,8 @@ class Charge:
 
     run: RunDir
     """Where its records are."""
-    name: str
-    namespace: str
+    place: Place
+    """The MPIJob from which on it is."""
     restart: Restart
     refresh: Callable[[View], None] = lambda view: None
     """Bring the records up to date."""
@@ -59,8 +59,8 @@ def supervise(charge: Charge, cluster: Cluster, say: Callable[[str], None]) -> i
     said, begun = "", time.monotonic()
     while True:
         try:
-            view = look(cluster, charge.namespace, charge.name)
-            if view.mpijob is None and time.monotonic() < begun + BIRTH and not _was_there(charge):
+            view = look(cluster, charge.place)
+            if view.name != charge.place.job and time.monotonic() < begun + BIRTH and not _was_there(charge):
                 time.sleep(PERIOD)
                 continue
             charge.refresh(view)
@@ -79,8 +79,9 @@ def supervise(charge: Charge, cluster: Cluster, say: Callable[[str], None]) -> i
 
 
 def _was_there(charge: Charge) -> bool:
-    """Whether the records know of a submission: then a missing MPIJob was deleted."""
-    return any(record.get("event") == "submit" for record in charge.run.read_attempts())
+    """Whether the records know of the submission: then a missing MPIJob was deleted."""
+    records = charge.run.read_attempts()
+    return any(record.get("event") == "submit" and record.get("job") == charge.place.job for record in records)
 
 
 def carry_out(action: Action, charge: Charge, cluster: Cluster, view: View) -> None:
@@ -88,11 +89,11 @@ def carry_out(action: Action, charge: Charge, cluster: Cluster, view: View) -> N
     if isinstance(action, DeletePod):
         if action.held:
             failed = {"status": {"phase": "Failed", "reason": "NodeLost", "message": action.why}}
-            cluster.patch("Pod", action.name, failed, charge.namespace, part="status")
+            cluster.patch("Pod", action.name, failed, charge.place.namespace, part="status")
         grace = 0 if action.force else None
-        cluster.delete("Pod", action.name, charge.namespace, grace=grace, uid=action.uid)
+        cluster.delete("Pod", action.name, charge.place.namespace, grace=grace, uid=action.uid)
     elif isinstance(action, EndRetries):
-        cluster.patch("Job", action.job, {"spec": {"backoffLimit": 0}}, charge.namespace)
+        cluster.patch("Job", action.job, {"spec": {"backoffLimit": 0}}, charge.place.namespace)
     elif isinstance(action, Resubmit):
         assert view.mpijob is not None
         time.sleep(action.pause)
@@ -162,7 +163,7 @@ def in_terminal(run: RunDir, links: Links, say: Callable[[str], None]) -> int:
         if read_place(run) is not None:
             Mirror(run, cluster).sync(view.pods)
 
-    return supervise(Charge(run, place.name, place.namespace, spec.restart, refresh), cluster, say)
+    return supervise(Charge(run, place, spec.restart, refresh), cluster, say)
 
 
 def in_cluster(namespace: str, job: str) -> int:
@@ -178,7 +179,7 @@ def in_cluster(namespace: str, job: str) -> int:
     cluster = connect(None, namespace)
     say(f"looking after {spec.name}, from MPIJob {job} on")
     # As a Job of its own it has done its work however the run has ended.
-    supervise(Charge(run, spec.name, namespace, spec.restart), cluster, say)
+    supervise(Charge(run, Place(namespace, spec.name, job), spec.restart), cluster, say)
     return EXIT_DONE
 
 

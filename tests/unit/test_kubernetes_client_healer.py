@@ -16,6 +16,7 @@ from ortflow.launchers.kubernetes import supervise as module
 from ortflow.launchers.kubernetes.contexts import connect
 from ortflow.launchers.kubernetes.healer import Action, DeletePod, Done, EndRetries, Resubmit, heal, in_vain
 from ortflow.launchers.kubernetes.look import View
+from ortflow.launchers.kubernetes.place import Place
 from ortflow.launchers.kubernetes.supervise import Charge, successor, supervise
 from ortflow.launchers.records import Outcome
 from ortflow.workflow.rundir import RunDir
@@ -181,7 +182,7 @@ def test_the_loop_heals_submits_again_and_ends(played: PlayedCluster, tmp_path: 
             assert changed.wait_for(lambda: any(words in text for text in said), 10), said
 
     codes: list[int] = []
-    charge = Charge(run, RUN, NAMESPACE, RESTART)
+    charge = Charge(run, Place(NAMESPACE, RUN, JOB), RESTART)
     loop = threading.Thread(target=lambda: codes.append(supervise(charge, connect(), say)))
     loop.start()
     until(f"deleting dead pod {JOB}-worker-0")
@@ -210,7 +211,7 @@ def test_a_supervisor_that_comes_before_the_mpijob_waits_for_it(
 ) -> None:
     monkeypatch.setattr(module, "BIRTH", 0.5)
     said: list[str] = []
-    assert supervise(Charge(RunDir(tmp_path / "run"), RUN, NAMESPACE, RESTART), connect(), said.append) == 1
+    assert supervise(Charge(RunDir(tmp_path / "run"), Place(NAMESPACE, RUN, JOB), RESTART), connect(), said.append) == 1
     assert said == ["the MPIJob is not there any more: somebody deleted it"]
     assert len([path for _, path, _ in played.asked if path.endswith("/mpijobs")]) > 3
 
