@@ -58,9 +58,15 @@ CASES: dict[str, tuple[str, dict[str, np.ndarray], dict[str, Any], list[str]]] =
         "ConvTranspose",
         {"x": X, "w": tensor(6, 2, 2, 2)},
         {"group": 6, "strides": [2, 2]},
-        ["Conv", "ConvDataGrad"],
+        ["Conv", "ConvDataGrad", "ConvWeightGrad"],
     ),
-    "transposed, whole": ("ConvTranspose", {"x": X, "w": tensor(6, 5, 2, 2)}, {"strides": [2, 2]}, []),
+    "transposed, whole": ("ConvTranspose", {"x": X, "w": tensor(6, 5, 2, 2)}, {"strides": [2, 2]}, ["ConvWeightGrad"]),
+    "transposed, longer": (
+        "ConvTranspose",
+        {"x": X, "w": tensor(6, 5, 3, 3), "b": tensor(5)},
+        {"strides": [2, 3], "pads": [1, 0, 1, 1], "output_padding": [1, 2]},
+        ["ConvWeightGrad"],
+    ),
 }
 
 

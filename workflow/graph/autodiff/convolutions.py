@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Sequence
+from typing import Any
 
 from ortflow.workflow.graph import shapes
 from ortflow.workflow.graph.autodiff.rule import Backward, Gradients, rule
@@ -164,18 +165,9 @@ def convolution(b: Backward) -> Gradients:
     windows, image, first = windows_of(b, b.input(0), kernel, sizes_of(b, b.input(0), axes))
     # ConvGrad of groups clears memory that is not its own where the kernel has not two axes.
     if not first and (axes == 2 or group == 1):
-        names = b.some(
-            "ConvGrad",
-            [b.wants(place) for place in range(3)],
-            b.gradient(),
-            *b.node.input[:2],
-            domain=MICROSOFT,
-            group=group,
-            kernel_shape=kernel,
-            strides=windows.strides,
-            dilations=windows.dilations,
-            pads=windows.pads,
-        )
+        wanted = [b.wants(place) for place in range(3)]
+        given, written = (b.gradient(), *b.node.input[:2]), _written(windows, group)
+        names = b.some("ConvGrad", wanted, *given, domain=MICROSOFT, **written)
         yield from ((place, name) for place, name in enumerate(names) if name)
         return
     if b.wants(2):
@@ -195,22 +187,24 @@ def transposed(b: Backward) -> Gradients:
     windows = _of_transposed(b, kernel)
     if b.wants(2):
         yield 2, bias_gradient(b, b.gradient(), axes)
+    written = _written(windows, group)
     if b.wants(1):
-        yield 1, weight_gradient(b, b.input(0), b.gradient(), b.input(1), windows, group)
+        given = b.input(0), b.gradient(), b.input(1)
+        _, found, _ = b.some("ConvGrad", [False, True, False], *given, domain=MICROSOFT, **written)
+        yield 1, found
     if b.wants(0):
-        yield (
-            0,
-            b(
-                "Conv",
-                b.gradient(),
-                b.input(1),
-                group=group,
-                kernel_shape=kernel,
-                strides=windows.strides,
-                dilations=windows.dilations,
-                pads=windows.pads,
-            ),
-        )
+        yield 0, b("Conv", b.gradient(), b.input(1), **written)
+
+
+def _written(windows: Windows, group: int) -> dict[str, Any]:
+    """The attributes of a convolution."""
+    return {
+        "group": group,
+        "kernel_shape": windows.kernel,
+        "strides": windows.strides,
+        "dilations": windows.dilations,
+        "pads": windows.pads,
+    }
 
 
 def _of_transposed(b: Backward, kernel: list[int]) -> Windows:
