@@ -25,8 +25,10 @@ from layers import Layer, make
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 BASES = {
     # Debian's own Python stands in for the one that the base image brings: the same version, the same distribution.
-    "python:3.11-slim-bookworm": ["bookworm", "python3,python3-venv,ca-certificates,netbase,tzdata"],
+    "python:3.11-slim-bookworm": "bookworm",
+    "python:3.13-slim-trixie": "trixie",
 }
+PACKAGES = "python3,python3-venv,ca-certificates,netbase,tzdata"
 
 
 @dataclass
@@ -112,14 +114,14 @@ class Builder:
         bare = name.split("@")[0]
         if bare not in BASES:
             raise Unknown(f"the base {name} cannot be made here")
-        release, packages = BASES[bare]
-        layer = self._layer("debootstrap", release, packages, 2)
+        release = BASES[bare]
+        layer = self._layer("debootstrap", release, PACKAGES, 2)
         if not layer.whole:
             print(f"FROM {name}: debootstrap", flush=True)
             shutil.rmtree(layer.files.parent, ignore_errors=True)
             layer.files.mkdir(parents=True)
             subprocess.run(
-                ["debootstrap", "--variant=minbase", f"--include={packages}", release, str(layer.files)],
+                ["debootstrap", "--variant=minbase", f"--include={PACKAGES}", release, str(layer.files)],
                 check=True, stdout=subprocess.DEVNULL,
             )  # fmt: skip
             _slim(layer.files)
