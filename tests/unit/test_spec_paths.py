@@ -4,6 +4,7 @@ import os
 from pathlib import Path
 
 import pytest
+import yaml
 from run_files import FULL, SMALL, spec_of
 
 from ortflow.workflow.spec.load import check_run_file, load_run_file
@@ -36,6 +37,23 @@ def test_a_run_file_named_from_the_current_folder(tmp_path: Path, monkeypatch: p
     assert spec.data.eval is None
     assert spec.model.graphs.train is None
     assert spec.run_dir == str(tmp_path / "runs" / "small")
+
+
+def test_a_resolved_run_file_writes_into_the_run_directory_of_an_override(tmp_path: Path) -> None:
+    """A copy of a run must not share the checkpoints of the first."""
+    old, new, elsewhere = tmp_path / "old", tmp_path / "new", tmp_path / "scratch"
+    values = {**yaml.safe_load(SMALL), "run_dir": str(old), "export": {"path": str(old / "export/model.onnx")}}
+    values |= {
+        "checkpoint": {"directory": str(old / "checkpoints")},
+        "monitor": {"tensorboard_directory": str(elsewhere)},
+    }
+    file = tmp_path / "run.yaml"
+    file.write_text(yaml.safe_dump(values))
+    spec = resolve_paths(load_run_file(file, [f"run_dir={new}"]), file)
+    assert spec.checkpoint.directory == str(new / "checkpoints")
+    assert spec.export.path == str(new / "export/model.onnx")
+    assert spec.monitor.tensorboard_directory == str(elsewhere)
+    assert resolve_paths(load_run_file(file), file).checkpoint.directory == str(old / "checkpoints")
 
 
 def test_links_stay_links(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ and the data are there.
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
@@ -20,7 +21,7 @@ from ortflow.workflow.spec import wording
 from ortflow.workflow.spec.check import check
 from ortflow.workflow.spec.document import Document, read_document
 from ortflow.workflow.spec.overrides import override
-from ortflow.workflow.spec.paths import check_files, resolve_paths
+from ortflow.workflow.spec.paths import check_files, make_outputs_relative, resolve_paths
 from ortflow.workflow.spec.problem import Fault, KeyPath, Problem, parse_dotted
 from ortflow.workflow.spec.run import RunSpec
 from ortflow.workflow.spec.shorthand import expand
@@ -70,7 +71,10 @@ def read_run_file(path: Path, overrides: Sequence[str] = (), *, files: bool = Tr
         return Reading([document.fault(problem) for problem in document.problems], None, document)
     written = deepcopy(document.values)
     expand(document)
+    resolved = document.values.get("run_dir")
     override(document, overrides)
+    if isinstance(resolved, str) and os.path.isabs(resolved) and document.values.get("run_dir") != resolved:
+        make_outputs_relative(document.values, resolved)
     spec, problems = _typed(document)
     if spec is not None:
         problems += [problem for problem in check(spec) if not _follows(problem, problems)]

@@ -83,6 +83,15 @@ def moved(spec: RunSpec, root: Path) -> RunSpec:
     return RunSpec.model_validate(values)
 
 
+def make_outputs_relative(values: dict[str, Any], root: str) -> None:
+    """Make outputs below `root` relative to it again: for a resolved run file that gets another run_dir."""
+    for section, key in OUTPUTS:
+        holder = values.get(section)
+        path = holder.get(key) if isinstance(holder, dict) else None
+        if isinstance(holder, dict) and isinstance(path, str) and Path(path).is_relative_to(root):
+            holder[key] = os.path.relpath(path, root)
+
+
 def is_image_file(image: str) -> bool:
     """Whether a container's image is a file; else it is a name in a registry, or of a container made before."""
     return image.startswith(("/", "./", "../", "~/")) or ("://" not in image and image.endswith((".sif", ".sqsh")))
