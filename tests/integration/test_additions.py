@@ -1,0 +1,198 @@
+"""What docs/architecture.md says of adding things: the files that it names are enough."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+from project import environment
+from tiny_runs import RUN, Tiny
+
+ROOT = Path(__file__).resolve().parents[2]
+FOLDERS = ("workflow", "launchers", "manifests")
+
+
+@dataclass(frozen=True)
+class Addition:
+    """A text put before an anchor of a file, and new files."""
+
+    section: str
+    insertions: list[tuple[str, str, str]]
+    files: dict[str, str] = field(default_factory=dict)
+
+
+METRIC = Addition(
+    "A metric",
+    [
+        ("workflow/spec/metrics.py", '"perplexity"]\nWatched', '"error_rate", '),
+        (
+            "workflow/spec/metrics.py",
+            '    "perplexity": Properties(',
+            '    "error_rate": Properties(\n        meaning="share of wrong predictions",\n'
+            '        losses={"cross_entropy": "labels that are not the class of the largest logit"},\n'
+            "        higher_is_better=False,\n    ),\n",
+        ),
+        (
+            "workflow/graph/metrics.py",
+            "_ATTACH: dict",
+            "def _error_rate(edit: Editor, loss: Loss, target: Target) -> None:\n"
+            '    total, weight = sum_and_weight("error_rate")\n'
+            '    best = edit.node("ArgMax", target.prediction, axis=1, keepdims=0)\n'
+            '    wrong = edit.node("Not", edit.node("Equal", best, target.label))\n'
+            "    edit.total(edit.cast(wrong, TensorProto.FLOAT), total)\n"
+            '    edit.node("Identity", LOSS_WEIGHT, output=weight)\n\n\n',
+        ),
+        ("workflow/graph/metrics.py", '"accuracy": _accuracy}', '"error_rate": _error_rate, '),
+    ],
+)
+OPTIMIZER = Addition(
+    "An optimizer",
+    [
+        (
+            "workflow/spec/train.py",
+            "Optimizer = Annotated[",
+            'class SignSgd(OptimizerBase):\n    """The sign of the gradient."""\n\n    name: Literal["signsgd"]\n'
+            '    """The update rule."""\n\n\n',
+        ),
+        ("workflow/spec/train.py", "Adam | Lamb | Sgd, Field", "SignSgd | "),
+        (
+            "workflow/optim/graph.py",
+            "from ortflow.workflow.optim import adam",
+            "from ortflow.workflow.optim import signsgd\n",
+        ),
+        (
+            "workflow/optim/graph.py",
+            "    if isinstance(optimizer, Adam):\n        return",
+            "    if isinstance(optimizer, signsgd.SignSgd):\n        return ()\n",
+        ),
+        (
+            "workflow/optim/graph.py",
+            "    if isinstance(optimizer, Adam):\n        adam.update",
+            "    if isinstance(optimizer, signsgd.SignSgd):\n        signsgd.update(build, optimizer, segments)\n"
+            "        return build.model()\n",
+        ),
+    ],
+    {
+        "workflow/optim/signsgd.py": (
+            "from ortflow.workflow.spec.train import SignSgd\n\n\ndef update(build, optimizer, segments):\n"
+            "    for i in range(len(segments)):\n"
+            '        change = build.op("Mul", build.op("Sign", f"gradients.{i}"), "learning_rate")\n'
+            '        build.op("Sub", f"parameters.{i}", change, out=f"parameters.{i}.out")\n'
+        )
+    },
+)
+OPERATOR = Addition(
+    "The gradient of an operator",
+    [("workflow/graph/autodiff/rules.py", "    unary,\n", "    unpooling,\n")],
+    {
+        "workflow/graph/autodiff/unpooling.py": (
+            "from ortflow.workflow.graph.autodiff.rule import rule\n\n\n"
+            '@rule("MaxUnpool")\ndef max_unpool(b):\n'
+            '    flat, places = b("Reshape", b.gradient(), b.ints(-1)), b("Reshape", b.input(1), b.ints(-1))\n'
+            '    yield 0, b.reshaped(b("GatherElements", flat, places, axis=0), b.input(0))\n'
+        )
+    },
+)
+KEY = Addition(
+    "A key of the run file",
+    [
+        (
+            "workflow/spec/run.py",
+            '    runtime_log: Literal["verbose"',
+            '    greeting: Text | None = None\n    """Printed when an attempt begins."""\n',
+        ),
+        (
+            "workflow/steps/monitor.py",
+            "        if context.leads:\n            self._changes()",
+            "        if context.leads and context.spec.monitor.greeting:\n"
+            "            print(context.spec.monitor.greeting, flush=True)\n",
+        ),
+    ],
+)
+
+
+def named(section: str) -> set[str]:
+    """The files that the section of the page names."""
+    page = (ROOT / "docs/architecture.md").read_text()
+    text = page.split(f"### {section}\n")[1].split("\n#")[0]
+    return set(re.findall(r"`(workflow/[\w/]+\.py)`", text))
+
+
+def with_addition(tmp_path: Path, addition: Addition) -> Path:
+    """A copy of the product with the addition in it; the folder for PYTHONPATH."""
+    ignored = shutil.ignore_patterns("__pycache__", "*.so")
+    shutil.copytree(ROOT / "ortflow", tmp_path / "ortflow", ignore=ignored)
+    for folder in FOLDERS:
+        shutil.copytree(ROOT / folder, tmp_path / "ortflow" / folder, ignore=ignored)
+    new = {str(Path(name).with_name("NAME.py")) for name in addition.files}
+    assert {file for file, _, _ in addition.insertions} | new == named(addition.section)
+    for file, anchor, text in addition.insertions:
+        path = tmp_path / "ortflow" / file
+        before = path.read_text()
+        assert before.count(anchor) == 1, (file, anchor)
+        path.write_text(before.replace(anchor, text + anchor))
+    for file, text in addition.files.items():
+        (tmp_path / "ortflow" / file).write_text(text)
+    return tmp_path
+
+
+def output_of(source: Path, *arguments: str, folder: Path) -> str:
+    """Of Python with the copy in the product's place."""
+    done = subprocess.run(
+        [sys.executable, *arguments], cwd=folder, env=environment(PYTHONPATH=str(source)), text=True,
+        capture_output=True, timeout=120, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def test_a_metric(tmp_path: Path) -> None:
+    source = with_addition(tmp_path, METRIC)
+    model = {**RUN["model"], "metrics": ["accuracy", "error_rate"]}
+    data = {**RUN["data"], "eval": "set.arrow"}
+    tiny = Tiny.make(tmp_path / "p", model=model, data=data, train={**RUN["train"], "evaluation": {"every_steps": 6}})
+    assert "error_rate" in tiny.command("validate", "run.yaml").said
+    printed = output_of(source, "-m", "ortflow", "run", "run.yaml", folder=tiny.folder)
+    found = re.findall(
+        r"accuracy ([\d.]+)  error_rate ([\d.]+)",
+        printed + (tiny.run_dir / "logs").joinpath("attempt-00/rank-0000.log").read_text(),
+    )
+    assert found
+    assert all(float(right) + float(wrong) == pytest.approx(1, abs=2e-4) for right, wrong in found)
+
+
+def test_an_optimizer(tmp_path: Path) -> None:
+    source = with_addition(tmp_path, OPTIMIZER)
+    tiny = Tiny.make(tmp_path / "p", train={"steps": 12, "optimizer": {"name": "signsgd", "lr": 0.01}})
+    assert tiny.command("validate", "run.yaml").code == 2
+    output_of(source, "-m", "ortflow", "run", "run.yaml", folder=tiny.folder)
+
+
+def test_the_gradient_of_an_operator(tmp_path: Path) -> None:
+    source = with_addition(tmp_path, OPERATOR)
+    program = tmp_path / "compare.py"
+    program.write_text(
+        "import sys\n"
+        f"sys.path.insert(0, {str(ROOT / 'tests/support')!r})\n"
+        "import numpy as np\nfrom gradients import check\n"
+        "places = np.array([[[[1, 6], [8, 15]]]])\n"
+        "values = np.array([[[[0.5, -1.5], [2.0, 3.0]]]])\n"
+        "check('MaxUnpool', {'x': values, 'i': places}, ['x'], kernel_shape=[2, 2], strides=[2, 2])\n"
+    )
+    output_of(source, str(program), folder=tmp_path)
+
+
+def test_a_key_of_the_run_file(tmp_path: Path) -> None:
+    source = with_addition(tmp_path, KEY)
+    tiny = Tiny.make(tmp_path / "p", monitor={"every_steps": 1, "greeting": "good morning"})
+    assert tiny.command("validate", "run.yaml").code == 2
+    output_of(source, "-m", "ortflow", "run", "run.yaml", folder=tiny.folder)
+    assert "good morning" in (tiny.run_dir / "logs/attempt-00/rank-0000.log").read_text()
+    shutil.copytree(ROOT / "docs", tmp_path / "docs")
+    output_of(source, str(tmp_path / "docs/run_file_tables.py"), folder=tmp_path)
+    assert "greeting" in (tmp_path / "docs/run-file.md").read_text()
