@@ -9,7 +9,7 @@ import time
 from dataclasses import dataclass
 
 from ortflow.launchers.base import Launcher
-from ortflow.launchers.records import Outcome, State, last_end
+from ortflow.launchers.records import Outcome, State, last_end, notes
 from ortflow.launchers.status import RunStatus
 from ortflow.launchers.supervisor import View
 from ortflow.launchers.tail import EventTail
@@ -46,14 +46,18 @@ class Follower:
         self._run, self._launcher, self._view = run, launcher, view
         self._tail = EventTail(run.events(0))
         self._said = ""
+        self._notes: set[str] = set()
+        """Of what changed for the run, those that were said."""
 
     def follow(self) -> End:
         """Pass on what the run tells until it ends."""
         due = 0.0
+        self._notes = set(notes(self._run.read_attempts()))
         while True:
             how = None
             if time.monotonic() >= due:
                 how = self._launcher.status(self._run)
+                self._say_changes()
                 due = time.monotonic() + LOOK
             for record in self._tail.read():
                 self._view.record(record)
@@ -66,6 +70,13 @@ class Follower:
                     return End(exit_code(how, self._run), how)
             self._view.tick()
             time.sleep(TICK)
+
+    def _say_changes(self) -> None:
+        """What only the run's own directory tells, where that is not the record that lies here."""
+        for note in notes(self._run.read_attempts()):
+            if note not in self._notes:
+                self._notes.add(note)
+                self._view.say(note)
 
     def _say(self, how: RunStatus) -> None:
         """A line where the run's place has changed."""

@@ -20,7 +20,7 @@ from typing import Literal
 from ortflow.launchers.findings import Finding, fault, from_error, has_fault, ok, untested, warning
 from ortflow.launchers.interpreter import check, examine, locate
 from ortflow.launchers.kubernetes.mpirun import ssh_options
-from ortflow.launchers.kubernetes.worker import SSHD, sshd_config
+from ortflow.launchers.kubernetes.sshd import SSHD, sshd_config
 from ortflow.launchers.lines import size
 from ortflow.launchers.machine import interpreter_line
 from ortflow.launchers.mpi import find_mpi

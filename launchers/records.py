@@ -102,6 +102,11 @@ def pending_changes(records: Records) -> list[str]:
     return [str(note) for record in changed for note in record.get("notes", ())]
 
 
+def notes(records: Records) -> list[str]:
+    """What launchers have found changed so far, in words."""
+    return [str(note) for r in records if r.get("event") == "changed" for note in r.get("notes", ())]
+
+
 def open_attempt(records: Records) -> int | None:
     """The attempt that started and never ended."""
     for record in reversed(records):

@@ -32,13 +32,25 @@ def unpack(pod: Pod, folder: Path) -> None:
         if pod.carried.is_dir():
             with tempfile.TemporaryDirectory(dir=folder, prefix=".incoming-") as box:
                 new = Path(box) / "new"
-                # The ConfigMap is a tree of links to a folder that is replaced as a whole.
-                shutil.copytree(pod.carried, new, ignore=shutil.ignore_patterns("..*"))
-                files = [path.relative_to(new).as_posix() for path in new.rglob("*") if path.is_file()]
-                bring(str(new), str(folder), files)
-    except (OSError, shutil.Error) as error:
+                bring(str(new), str(folder), _copied(pod.carried, new))
+    except OSError as error:
         raise UserError(
             f"{folder} cannot be written by uid {os.getuid()}: {error}",
             where="backends.kubernetes.volume",
             fix="set backends.kubernetes.security to the owner of the volume, or open the volume for this uid",
         ) from error
+
+
+def _copied(carried: Path, new: Path) -> list[str]:
+    """Copy what the ConfigMap carries; the files. Their bytes alone: not every volume has modes and times to set."""
+    files: list[str] = []
+    for path in sorted(carried.rglob("*")):
+        relative = path.relative_to(carried)
+        # It is a tree of links to a folder, ..data, that is replaced as a whole.
+        if path.is_file() and not any(part.startswith("..") for part in relative.parts):
+            target = new / relative
+            target.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(path, target)
+            files.append(relative.as_posix())
+    new.mkdir(exist_ok=True)
+    return files

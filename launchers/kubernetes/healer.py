@@ -90,7 +90,7 @@ def heal(view: View, records: Sequence[dict[str, Any]], restart: Restart) -> lis
         return [*lost, _over(view, records, restart)]
     if (words := refused(view)) is not None:
         return [Done(f"the operator does not take the MPIJob: {words}")]
-    if (words := given_up(view)) is not None:
+    if (words := given_up(view, records)) is not None:
         return [*lost, *_end_retries(view, words)]
     return [*lost, *(_dead(pod) for pod in objects.of_role(view.pods, "worker") if _is_dead(pod))]
 

@@ -21,20 +21,20 @@ from pathlib import Path
 from ortflow.launchers.base import Submission
 from ortflow.launchers.interpreter import check, examine
 from ortflow.launchers.kubernetes.attempt import PodAttempt
+from ortflow.launchers.kubernetes.doubts import Doubts
 from ortflow.launchers.kubernetes.ending import begun, explain, release, settled
 from ortflow.launchers.kubernetes.folder import read_spec, unpack
-from ortflow.launchers.kubernetes.hosts import read_hosts, short, wait_for
+from ortflow.launchers.kubernetes.hosts import read_hosts, wait_for
 from ortflow.launchers.kubernetes.mpirun import command, environment, hostfile
 from ortflow.launchers.kubernetes.ownership import Ownership, owner_of
 from ortflow.launchers.kubernetes.pod import Pod
 from ortflow.launchers.kubernetes.story import Story
-from ortflow.launchers.kubernetes.witness import leaves
 from ortflow.launchers.locks import wait_free
 from ortflow.launchers.mpi import find_mpi
 from ortflow.launchers.opening import Opened, opened
 from ortflow.launchers.prepare import prepare
 from ortflow.launchers.processes import dies_with_us
-from ortflow.launchers.records import Outcome, State, last_end, open_attempt, state
+from ortflow.launchers.records import Outcome, State, last_end, open_attempt, pending_changes, state
 from ortflow.launchers.stop import Stop, interruptible, taken_over
 from ortflow.launchers.supervisor import Job, Supervisor
 from ortflow.manifests.local import Mpi
@@ -60,6 +60,11 @@ OLD_RANKS = 10.0
 MARGIN = 5.0
 """Seconds of the grace period that the keeper has for itself when the ranks have left."""
 LOST = "the launcher pod was lost: deleted, evicted, or its node failed"
+
+
+def ranks_grace(seconds: int) -> float:
+    """How much of a pod's grace period ranks have to save: the keeper keeps MARGIN, or half of a short one. Pure."""
+    return seconds - min(MARGIN, seconds / 2)
 
 
 class PodStop(Stop):
@@ -110,7 +115,8 @@ class Keeper:
     def _keep_open(self, ours: Opened, mpi: Mpi) -> int:
         self._ownership.renew()
         self._ownership.watch()
-        for note in ours.notes:
+        # Those of an earlier pod, too, that has begun no attempt.
+        for note in pending_changes(self._run.read_attempts()):
             self._story.say(note)
         if ours.finished:
             self._story.begin()
@@ -128,7 +134,9 @@ class Keeper:
             return self._end(before)
         # An earlier life passed on a signal with it and could not take it away.
         self._run.stop_request.unlink(missing_ok=True)
-        prepare(self._spec, self._folder, self._python)
+        own = self._spec.backends.kubernetes.launcher_as_worker
+        memory = "resources.memory" if own else "backends.kubernetes.launcher_resources.memory"
+        prepare(self._spec, self._folder, self._python, memory)
         code = self._supervise(mpi)
         if code == EXIT_PREEMPTED and self._stop.signalled:
             self._story.say("told to end: the next launcher pod goes on")
@@ -139,7 +147,7 @@ class Keeper:
         spec = self._spec
         job = Job(
             self._run, spec.world_size, spec.restart, lambda number: self._start(number, mpi), self._clear, LOST,
-            comes_back=True, grace=max(1.0, spec.backends.kubernetes.grace_seconds - MARGIN),
+            comes_back=True, grace=ranks_grace(spec.backends.kubernetes.grace_seconds),
             room_seconds=spec.checkpoint.wait_for_room,
         )  # fmt: skip
         try:
@@ -188,9 +196,7 @@ class Keeper:
                 fix="do not scale the MPIJob: submit the run again with as many nodes as it shall have",
             )
         self._story.say(f"attempt {number}: waiting for {len(hosts)} worker{'s' if len(hosts) > 1 else ''}")
-        known = wait_for(
-            hosts, pod.ssh_port, WAIT, self._look, self._story.say, lambda host, at: leaves(pod, short(host), at)
-        )
+        known = wait_for(hosts, pod.ssh_port, WAIT, self._look, self._story.say, Doubts(pod, self._story.say))
         file = Path(tempfile.mkdtemp(prefix="ortflow-")) / "hosts"
         file.write_text(hostfile(mpi.kind, hosts, slots))
         own = {

@@ -15,6 +15,7 @@ from ortflow.launchers.base import Submission
 from ortflow.launchers.kubernetes.api import Cluster, Unreachable
 from ortflow.launchers.kubernetes.carried import Cargo, cargo_of
 from ortflow.launchers.kubernetes.links import Links
+from ortflow.launchers.kubernetes.mirror import WORDS
 from ortflow.launchers.kubernetes.place import Place, is_real, read_place, write_place
 from ortflow.launchers.logs import log_lines
 from ortflow.launchers.records import State, state
@@ -101,6 +102,8 @@ class KubernetesLauncher:
         place = Place(cluster.namespace, request.cargo.spec.name, context=cluster.context)
         if before is not None and self._elsewhere(before, cluster):
             self._keep_in_sight(run, before, cluster, fresh=request.submission.fresh)
+        if request.submission.source is None and before is not None and self._let_go(request, cluster, before):
+            return before.handle
         self._settle(run, cluster, place, mine)
         # Where it writes is the pods' business: the record directory is no part of the run file.
         spec = request.cargo.spec.model_copy(update={"run_dir": None})
@@ -128,7 +131,10 @@ class KubernetesLauncher:
                 how, due = self.status(run), time.monotonic() + FOLLOWING
             return how.state.active
 
-        return log_lines(run, attempt=attempt, rank=rank, active=active if follow else lambda: False)
+        if how.attempts or (follow and how.state.active):
+            yield from log_lines(run, attempt=attempt, rank=rank, active=active if follow else lambda: False)
+        if not how.attempts and not (follow and how.state.active):
+            raise _no_log(run, how)
 
     def cancel(self, run: RunDir, *, now: bool) -> bool:
         """Delete the MPIJob, so that ranks save and leave, and read on until its launcher pod is gone."""
@@ -141,6 +147,25 @@ class KubernetesLauncher:
     def listed(self, runs: Sequence[RunDir], *, everywhere: bool) -> list[RunStatus]:
         """Those of the runs that are on Kubernetes, and the cluster's other runs, of our namespace or `everywhere`."""
         return self._links.listed(runs, everywhere=everywhere)
+
+    def _let_go(self, request: KubernetesRequest, cluster: Cluster, place: Place) -> bool:
+        """Have a suspended MPIJob start; False where there is none, or a queue has to. Raises UserError."""
+        from ortflow.launchers.kubernetes.look import look
+        from ortflow.launchers.kubernetes.refusals import in_a_sentence
+        from ortflow.launchers.kubernetes.status import suspended
+
+        with in_a_sentence():
+            view = look(cluster, place, closely=False)
+            if not suspended(view):
+                return False
+            if request.submission.overrides:
+                raise UserError(
+                    f"the run {place.name} is suspended as MPIJob {view.name}, whose values are given",
+                    fix=f"resume it without others, or `ortflow cancel {place.at(view.name).handle}` it first",
+                )
+            start = {"spec": {"runPolicy": {"suspend": False}}}
+            cluster.patch("MPIJob", view.name, start, place.namespace)
+        return True
 
     def _keep_in_sight(self, run: RunDir, before: Place, cluster: Cluster, *, fresh: bool) -> None:
         """Raise UserError where a record would be lost by which a run elsewhere is followed."""
@@ -223,6 +248,16 @@ class KubernetesLauncher:
                 if time.monotonic() >= end:
                     raise OrtflowError(f"{error}; nothing was submitted") from error
                 time.sleep(min(2.0, max(0.0, end - time.monotonic())))
+
+
+def _no_log(run: RunDir, how: RunStatus) -> UserError:
+    """Why no rank of a run has said anything."""
+    words = run.root / WORDS
+    return UserError(
+        f"no rank of {how.name} has started: it is {how.state.value}"
+        + (f": {why}" if (why := how.waits or how.cause) else ""),
+        fix=f"what its launcher pod said is in {words}" if words.exists() else None,
+    )
 
 
 def _new_budget(request: KubernetesRequest, ours: Opened) -> bool:

@@ -9,16 +9,18 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ortflow.launchers.kubernetes import objects
 from ortflow.launchers.kubernetes.api import Cluster, Object, Refused, Unreachable
-from ortflow.launchers.kubernetes.look import View, look, newest_first, of_place
+from ortflow.launchers.kubernetes.look import View, look, newest_first, of_place, why_gone
 from ortflow.launchers.kubernetes.mirror import Mirror
 from ortflow.launchers.kubernetes.place import Place, is_real, read_place, write_place
 from ortflow.launchers.kubernetes.refusals import refusal
-from ortflow.launchers.kubernetes.status import is_settled, status
+from ortflow.launchers.kubernetes.status import VALIDATION, is_settled, status
+from ortflow.launchers.records import Outcome, State
 from ortflow.launchers.status import RunStatus, read_status
 from ortflow.workflow.errors import OrtflowError
 from ortflow.workflow.rundir import RunDir
@@ -27,6 +29,7 @@ from ortflow.workflow.spec.load import load_run_file
 LONGEST = 8.0
 """Seconds between two tries while the API server is away."""
 AT_ONCE = 8
+REFUSED = "wrong input is not tried again"
 _NOWHERE = Path("/dev/null/none")
 Connect = Callable[[str | None, str | None], Cluster]
 
@@ -126,7 +129,11 @@ class Links:
             Mirror(run, cluster).sync(view.pods)
         records = run.read_attempts()
         told = replace(read_status(run, records=records, alive=True), job=place.job)
-        return status(told, records, view)
+        how = status(told, records, view)
+        if how.state is State.FAILED and not is_settled(records) and read_place(run) is not None:
+            # What says so, an event or a pod, is gone in an hour or at the operator's next try.
+            run.record_attempt(event="stop", outcome=Outcome.USER_ERROR.value, cause=how.cause, why=REFUSED)
+        return how
 
     def _be_patient(self, silence: str) -> None:
         """Wait longer each time; one outage has one sentence, however it feels from try to try."""
@@ -176,21 +183,34 @@ class Herd:
     jobs: Mapping[tuple[str, str], list[Object]]
     """By namespace and run, newest first."""
     pods: Sequence[Object]
+    events: Sequence[Object] = ()
+    """What the operator has against MPIJobs."""
+    gone: str = ""
+    """Why there can be no MPIJob at all."""
 
     @classmethod
     def gather(cls, cluster: Cluster, namespace: str | None, *, everywhere: bool = False) -> Herd:
         """As they are now."""
-        found = cluster.find_all("MPIJob", labels=objects.OURS, namespace=namespace, everywhere=everywhere)
+        try:
+            found = cluster.find_all("MPIJob", labels=objects.OURS, namespace=namespace, everywhere=everywhere)
+        except Refused as error:
+            return cls(time.time(), {}, (), gone=why_gone(cluster, error))
         pods = cluster.find_all("Pod", labels=objects.OURS, namespace=namespace, everywhere=everywhere)
         jobs: dict[tuple[str, str], list[Object]] = {}
         for mpijob in newest_first(found):
             jobs.setdefault(_key(mpijob), []).append(mpijob)
-        return cls(time.time(), jobs, pods)
+        events: list[Object] = []
+        if any(not (one.get("status") or {}).get("conditions") for one in found):
+            # Who may not read events still gets a list.
+            with suppress(Refused):
+                fields = f"reason={VALIDATION}"
+                events = cluster.find_all("Event", fields=fields, namespace=namespace, everywhere=everywhere)
+        return cls(time.time(), jobs, pods, events)
 
     def view(self, place: Place) -> View:
         """A run, without what a closer look would tell."""
         found = of_place(self.jobs.get((place.namespace, place.name), []), place)
-        return self._of(found[0]) if found else View(None, self.now)
+        return self._of(found[0]) if found else View(None, self.now, gone=self.gone)
 
     def strange(self, known: Sequence[Place]) -> list[View]:
         """The MPIJobs of runs at none of the known places: all that are at work, and the newest of each volume."""
@@ -208,7 +228,9 @@ class Herd:
         return views
 
     def _of(self, mpijob: Object) -> View:
-        return View(mpijob, self.now, pods=[pod for pod in self.pods if _belongs(pod, mpijob)])
+        pods = [pod for pod in self.pods if _belongs(pod, mpijob)]
+        events = [event for event in self.events if _same_namespace(event, mpijob)]
+        return View(mpijob, self.now, pods=pods, events=events)
 
 
 def _key(mpijob: Object) -> tuple[str, str]:
@@ -226,5 +248,8 @@ def foreign(view: View) -> RunStatus:
 
 
 def _belongs(pod: Object, mpijob: Object) -> bool:
-    same = pod["metadata"].get("namespace") == mpijob["metadata"].get("namespace")
-    return same and objects.label(pod, objects.JOB) == objects.name(mpijob)
+    return _same_namespace(pod, mpijob) and objects.label(pod, objects.JOB) == objects.name(mpijob)
+
+
+def _same_namespace(one: Object, other: Object) -> bool:
+    return bool(one["metadata"].get("namespace") == other["metadata"].get("namespace"))

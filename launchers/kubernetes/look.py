@@ -75,15 +75,20 @@ def _may_be(mpijob: Object, volume: str | None) -> bool:
     return volume is None or objects.directory(mpijob) in (volume, None)
 
 
+def why_gone(cluster: Cluster, error: Refused) -> str:
+    """Why MPIJobs cannot be listed, where all of them are gone; raises the error where that is not sure."""
+    if error.code != 404 or cluster.serves(GROUP, VERSION, "mpijobs"):
+        raise error
+    return f"the cluster knows no MPIJobs any more: the CRD {CRD} was deleted"
+
+
 def look(cluster: Cluster, place: Place, *, closely: bool = True) -> View:
     """The run as it is; `closely` also asks for events where something does not run."""
     namespace = place.namespace
     try:
         found = of_place(mpijobs(cluster, namespace, place.name), place)
     except Refused as error:
-        if error.code != 404 or cluster.serves(GROUP, VERSION, "mpijobs"):
-            raise
-        return View(None, time.time(), gone=f"the cluster knows no MPIJobs any more: the CRD {CRD} was deleted")
+        return View(None, time.time(), gone=why_gone(cluster, error))
     if not found:
         return View(None, time.time())
     mpijob, *others = found

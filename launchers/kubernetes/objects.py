@@ -133,6 +133,14 @@ def container_name(pod: Object) -> str:
     return str(pod["spec"]["containers"][0]["name"])
 
 
+def holds_ranks(pod: Object) -> bool:
+    """Whether its resources are a worker's: one that only launches has a limit on fewer of them than it asks for."""
+    if role(pod) != "launcher":
+        return True
+    resources = pod["spec"]["containers"][0].get("resources") or {}
+    return "requests" not in resources or resources["requests"] == resources.get("limits")
+
+
 def has_begun(pod: Object) -> bool:
     """Whether its container has, or had, a log."""
     state = main_container(pod).get("state") or {}

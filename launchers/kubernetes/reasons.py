@@ -14,7 +14,7 @@ _PULL = ("ErrImagePull", "ImagePullBackOff", "ImageInspectError", "RegistryUnava
 _CREATE = ("CreateContainerError", "RunContainerError", "CreateContainerConfigError", "StartError", "PreStartHookError")
 _HINTS = (
     (r"Insufficient nvidia\.com|Insufficient amd\.com", "lower resources.gpus_per_rank, or wait for GPUs"),
-    (r"Insufficient (?:cpu|memory|ephemeral-storage)", "lower what resources asks for, or wait for room"),
+    (r"Insufficient (?:cpu|memory|ephemeral-storage)", "lower what {resources} asks for, or wait for room"),
     (r"untolerated taint", "give backends.kubernetes.tolerations"),
     (r"node affinity/selector|node selector", "correct backends.kubernetes.node_selector or affinity"),
     (
@@ -42,7 +42,8 @@ def trouble(pod: Object, events: Sequence[Object]) -> str | None:
     if objects.phase(pod) == "Pending" and scheduled is not None and scheduled.get("status") == "False":
         if scheduled.get("reason") == "SchedulingGated":
             return "is held back by a scheduling gate, as of a queue"
-        return f"finds no place: {scheduler_words(str(scheduled.get('message') or 'the scheduler does not say why'))}"
+        message = str(scheduled.get("message") or "the scheduler does not say why")
+        return f"finds no place: {scheduler_words(message, _resources(pod))}"
     if objects.phase(pod) == "Pending" and scheduled is None:
         who = (pod.get("spec") or {}).get("schedulerName") or "default-scheduler"
         return f"is not placed yet by {who}"
@@ -55,11 +56,19 @@ def trouble(pod: Object, events: Sequence[Object]) -> str | None:
     return None
 
 
-def scheduler_words(message: str) -> str:
-    """The scheduler's own sentence, without what it thinks of preemption, and what can be done."""
+def _resources(pod: Object) -> str:
+    """The section of the run file that says what a pod takes."""
+    return "resources" if objects.holds_ranks(pod) else "backends.kubernetes.launcher_resources"
+
+
+def scheduler_words(message: str, resources: str = "resources") -> str:
+    """The scheduler's own sentence, without what it thinks of preemption, and what can be done.
+
+    `resources` is the section that says what the pod asks for.
+    """
     told = _BESIDE.split(" ".join(message.split()))[0]
     hint = next((fix for pattern, fix in _HINTS if re.search(pattern, told)), None)
-    return f"{told}; {hint}" if hint else told
+    return f"{told}; {hint.replace('{resources}', resources)}" if hint else told
 
 
 def _waiting(pod: Object, waiting: Object, own: Sequence[Object]) -> str:
@@ -78,7 +87,7 @@ def _waiting(pod: Object, waiting: Object, own: Sequence[Object]) -> str:
         return f"cannot be started: {message or reason}"
     if reason == "CrashLoopBackOff":
         last = (objects.main_container(pod).get("lastState") or {}).get("terminated") or {}
-        return f"ends again and again: {_end_words(last)}"
+        return f"ends again and again: {_end_words(last, pod)}"
     return _creating(own)
 
 
@@ -99,9 +108,9 @@ def _creating(own: Sequence[Object]) -> str:
     return "is being made ready"
 
 
-def _end_words(ended: Object) -> str:
+def _end_words(ended: Object, pod: Object) -> str:
     if ended.get("reason") == "OOMKilled":
-        return "out of memory; raise resources.memory"
+        return f"out of memory; raise {_resources(pod)}.memory"
     message = " ".join(str(ended.get("message") or "").split())
     code = f"exit code {ended.get('exitCode')}"
     return f"{message} ({code})" if message else code
@@ -114,7 +123,7 @@ def end_words(pod: Object) -> str:
         return _TAKEN.get(taken, taken) + (f": {message}" if message else "")
     ended = (objects.main_container(pod).get("state") or {}).get("terminated")
     if ended:
-        return _end_words(ended)
+        return _end_words(ended, pod)
     return "deleted" if objects.deleted_at(pod) is not None else objects.phase(pod).lower()
 
 

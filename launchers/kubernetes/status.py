@@ -20,6 +20,8 @@ from ortflow.workflow.errors import EXIT_USER
 
 SILENCE = 15.0
 """Seconds in which an operator has looked at a new MPIJob, if there is one."""
+VALIDATION = "ValidationError"
+"""Reason of the event by which the operator refuses an MPIJob."""
 
 
 def is_settled(records: Sequence[dict[str, Any]]) -> bool:
@@ -41,7 +43,7 @@ def status(told: RunStatus, records: Sequence[dict[str, Any]], view: View) -> Ru
         return _over(told, view)
     if (error := refused(view)) is not None:
         return replace(told, state=State.FAILED, cause=f"the operator does not take the MPIJob: {error}", phase=None)
-    if (words := given_up(view)) is not None:
+    if (words := given_up(view, records)) is not None:
         return replace(told, state=State.FAILED, cause=words, phase=None)
     if (words := held(view)) is not None:
         return _idle(told, words)
@@ -51,37 +53,57 @@ def status(told: RunStatus, records: Sequence[dict[str, Any]], view: View) -> Ru
 def refused(view: View) -> str | None:
     """What the operator has against the MPIJob: it will never touch it."""
     for event in reversed(objects.events_of(view.events, view.name, warnings=True)):
-        if event.get("reason") == "ValidationError":
+        if event.get("reason") == VALIDATION:
             return " ".join(str(event.get("message") or "").split()).removeprefix("Found validation errors: ")
     return None
 
 
-def given_up(view: View) -> str | None:
-    """What the newest launcher pod said when it left because the input is wrong: the next one says the same."""
-    for pod in reversed(objects.of_role(view.pods, "launcher")):
-        code, words = told_end(pod)
-        return (words or "the launcher pod ended with exit code 2") if code == EXIT_USER else None
-    return None
+def given_up(view: View, records: Sequence[dict[str, Any]]) -> str | None:
+    """What the newest launcher pod that has ended said when it left because the input is wrong.
+
+    The operator starts others, which will say the same, until one begins an attempt.
+    """
+    ended = [pod for pod in objects.of_role(view.pods, "launcher") if objects.has_ended(pod)]
+    if not ended or _has_started(records):
+        return None
+    code, words = told_end(ended[-1])
+    return (words or "the launcher pod ended with exit code 2") if code == EXIT_USER else None
+
+
+def _has_started(records: Sequence[dict[str, Any]]) -> bool:
+    """Whether an attempt came of the newest submission."""
+    for record in reversed(records):
+        if record.get("event") in ("start", "submit"):
+            return bool(record["event"] == "start")
+    return False
 
 
 def held(view: View) -> str | None:
     """Why nobody may start it: suspended, by a person or by a queue that has no quota for it."""
     assert view.mpijob is not None
-    policy = (view.mpijob.get("spec") or {}).get("runPolicy") or {}
-    if not policy.get("suspend"):
-        return None
+    if suspended(view):
+        namespace = view.mpijob["metadata"].get("namespace")
+        return f"it is suspended; `ortflow resume kubernetes://{namespace}/{view.name}` starts it"
     queue = objects.label(view.mpijob, objects.QUEUE)
-    if not queue:
-        return (
-            f"it is suspended; `kubectl patch mpijob {view.name} --type merge "
-            '-p \'{"spec":{"runPolicy":{"suspend":false}}}\'` starts it'
-        )
+    if not queue or not _policy(view.mpijob).get("suspend"):
+        return None
     for kind in ("Evicted", "QuotaReserved", "Admitted"):
         found = objects.condition(view.workload, kind)
         wrong = "True" if kind == "Evicted" else "False"
         if found is not None and found.get("status") == wrong and found.get("message"):
             return f"waits for quota in queue {queue}: {found['message']}"
     return f"waits for quota in queue {queue}"
+
+
+def suspended(view: View) -> bool:
+    """Whether nothing starts until a person says so."""
+    if view.mpijob is None or objects.over(view.mpijob) or objects.label(view.mpijob, objects.QUEUE):
+        return False
+    return bool(_policy(view.mpijob).get("suspend"))
+
+
+def _policy(mpijob: Object) -> Object:
+    return (mpijob.get("spec") or {}).get("runPolicy") or {}
 
 
 def _gone(told: RunStatus) -> RunStatus:

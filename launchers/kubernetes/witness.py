@@ -6,9 +6,11 @@ away is nobody's failure, one that ran out of memory is.
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
+from pathlib import Path
 
 from ortflow.launchers.cause import Cause
 from ortflow.launchers.kubernetes.pod import Pod
@@ -29,6 +31,8 @@ class Witness:
     """It was told to end."""
     out_of_memory: int = 0
     """Kills for want of memory since then."""
+    key: str = ""
+    """Of the key that opens it, a digest; empty where it does not say."""
 
 
 Witnesses = Mapping[str, Witness | None]
@@ -43,6 +47,20 @@ def tell(pod: Pod, host: str, witness: Witness) -> None:
 def hear(pod: Pod, hosts: Iterable[str]) -> dict[str, Witness | None]:
     """What each host's worker said last."""
     return {host: _read(pod, host) for host in hosts}
+
+
+def other_key(pod: Pod, host: str, key: str) -> bool:
+    """Whether a host's worker takes another ssh key than one whose digest is `key`: the Secret was replaced."""
+    said = _read(pod, host)
+    return said is not None and bool(said.key and key) and said.key != key
+
+
+def key_digest(folder: Path) -> str:
+    """A digest of the key that a pod's ssh daemon takes, of the folder where the operator's keys are; empty if none."""
+    try:
+        return hashlib.sha256((folder / "authorized_keys").read_bytes()).hexdigest()[:16]
+    except OSError:
+        return ""
 
 
 def leaves(pod: Pod, host: str, address: str) -> bool:

@@ -11,19 +11,18 @@ import os
 import signal
 import socket
 import sys
-import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
-from pathlib import Path
 from types import FrameType
 
 import psutil
 
 from ortflow.launchers import processes
 from ortflow.launchers.kubernetes.pod import Pod
-from ortflow.launchers.kubernetes.witness import Witness, tell
+from ortflow.launchers.kubernetes.sshd import keys, start_sshd
+from ortflow.launchers.kubernetes.witness import Witness, key_digest, tell
 from ortflow.launchers.memory import oom_kills
 from ortflow.manifests.local import RANK_MODULE
 from ortflow.workflow.errors import EXIT_DONE, EXIT_FAILURE, OrtflowError, UserError
@@ -32,7 +31,6 @@ TERMINATED = 128 + signal.SIGTERM
 PERIOD = 0.25
 RELEASE_PERIOD = 2.0
 """Seconds between two looks at the volume."""
-SSHD = ("/usr/sbin/sshd", "/usr/local/sbin/sshd", "/sbin/sshd")
 
 
 class Worker:
@@ -42,7 +40,7 @@ class Worker:
         self._pod, self._host = pod, socket.gethostname()
         self._told_to_leave = False
         self._kills = oom_kills() or 0
-        self._witness = Witness(socket.gethostbyname(self._host), time.time())
+        self._witness = Witness(socket.gethostbyname(self._host), time.time(), key=key_digest(keys()))
         self._released = pod.release()
 
     def work(self) -> int:
@@ -62,6 +60,7 @@ class Worker:
                     print("the run has ended: nothing is left to do here", flush=True)
                     return EXIT_DONE
                 self._count_kills()
+                self._look_at_key()
             time.sleep(PERIOD)
         self._witness = replace(self._witness, leaving=True)
         self._tell()
@@ -82,6 +81,12 @@ class Worker:
             self._witness = replace(self._witness, out_of_memory=kills)
             self._tell()
 
+    def _look_at_key(self) -> None:
+        if (key := key_digest(keys())) != self._witness.key:
+            print("the ssh key of the run was replaced", flush=True)
+            self._witness = replace(self._witness, key=key)
+            self._tell()
+
     def _tell(self) -> None:
         try:
             tell(self._pod, self._host, self._witness)
@@ -91,43 +96,6 @@ class Worker:
                 where="backends.kubernetes.volume",
                 fix="set backends.kubernetes.security to the owner of the volume, or open the volume for this uid",
             ) from error
-
-
-def start_sshd(port: int) -> int:
-    """Start sshd on the port, with the keys that the operator has mounted; its process. Raises OrtflowError."""
-    binary = next((path for path in SSHD if os.access(path, os.X_OK)), None)
-    if binary is None:
-        raise OrtflowError("the image has no sshd: mpirun cannot come in; `ortflow image check` tells what is missing")
-    keys = Path.home() / ".ssh"
-    if not (keys / "id_rsa").exists():
-        raise OrtflowError(f"there are no keys in {keys}: it must be where the operator mounts them (sshAuthMountPath)")
-    if os.getuid() == 0:
-        with suppress(OSError):
-            os.makedirs("/run/sshd", mode=0o755, exist_ok=True)
-    config = Path(tempfile.mkdtemp(prefix="sshd-")) / "config"
-    config.write_text(sshd_config(port, keys))
-    return os.spawnv(os.P_NOWAIT, binary, [binary, "-D", "-e", "-f", str(config)])
-
-
-def sshd_config(port: int, keys: Path) -> str:
-    """Keys alone open the door. A mounted Secret has neither the owner nor the mode that StrictModes wants. Pure."""
-    return "".join(
-        f"{line}\n"
-        for line in (
-            f"Port {port}",
-            f"HostKey {keys}/id_rsa",
-            f"AuthorizedKeysFile {keys}/authorized_keys",
-            "PidFile none",
-            "StrictModes no",
-            "UsePAM no",
-            "PasswordAuthentication no",
-            "KbdInteractiveAuthentication no",
-            "PermitRootLogin prohibit-password",
-            "MaxStartups 1000",
-            "MaxSessions 1000",
-            "LogLevel ERROR",
-        )
-    )
 
 
 def ranks() -> list[psutil.Process]:

@@ -69,7 +69,12 @@ def after(text: str, mark: str) -> str:
     return text.partition(mark)[2]
 
 
+def literal(text: str) -> str:
+    """A variable's value so that the kubelet, which reads $(NAME) and $$, passes it on as it is."""
+    return text.replace("$", "$$")
+
+
 FUNCTIONS: dict[str, Callable[..., Any]] = {
     function.__name__: function
-    for function in (quantity, seconds, digest, label, job_name, sibling, inside, before, after)
+    for function in (quantity, seconds, digest, label, job_name, sibling, inside, before, after, literal)
 }

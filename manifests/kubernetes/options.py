@@ -22,6 +22,7 @@ from ortflow.manifests.kubernetes.pods import (
     container_security,
     data_mount,
     data_volume,
+    nodes,
     pod_security,
     run_mount,
     run_volume,
@@ -232,10 +233,9 @@ def doctor() -> Node:
 
 
 def _beside() -> dict[Any, Node]:
-    """What pods beside the ranks have: they may lie where the ranks do, and take none of their devices."""
+    """What pods beside the ranks have: they may lie where the launcher does, and take no devices."""
     return {
         "imagePullSecrets": [Each(own("image_pull_secrets"), {"name": Item()})],
         "securityContext": pod_security(),
-        "nodeSelector": When(own("node_selector"), own("node_selector")),
-        "tolerations": [Each(own("tolerations"), Item())],
+        **nodes("launcher"),
     }

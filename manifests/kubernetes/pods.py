@@ -48,7 +48,7 @@ def template(component: str) -> Node:
     return {
         "metadata": {"labels": {**labels(component), **users("labels")}, "annotations": users("annotations")},
         "spec": {
-            **placed(),
+            **placed(component),
             "restartPolicy": "Never" if launcher else "OnFailure",
             "runtimeClassName": When(GPUS, Given(own("gpu.runtime_class"))),
             "topologySpreadConstraints": [*([] if launcher else _spread()), Each(own("topology_spread"), Item())],
@@ -58,8 +58,8 @@ def template(component: str) -> Node:
     }
 
 
-def placed() -> dict[Any, Node]:
-    """What every pod of the run has: who it is, where it may be, how it ends."""
+def placed(component: str) -> dict[Any, Node]:
+    """What the pods of launcher or workers have: who they are, where they may be, how they end."""
     return {
         "serviceAccountName": SERVICE_ACCOUNT,
         "automountServiceAccountToken": When(Not(own("service_account")), False),
@@ -71,9 +71,19 @@ def placed() -> dict[Any, Node]:
             own("gang"),
             First((own("gang.scheduler_name"), When(Is(own("gang.scheduler"), "volcano"), "volcano", PLUGINS))),
         ),
-        "nodeSelector": When(own("node_selector"), own("node_selector")),
         "affinity": When(own("affinity"), own("affinity")),
-        "tolerations": [Each(own("tolerations"), Item())],
+        **nodes(component),
+    }
+
+
+def nodes(component: str) -> dict[Any, Node]:
+    """On which nodes the pods of a component may lie: those for all pods, and its own."""
+    return {
+        "nodeSelector": {
+            Entries(own("node_selector")): Item(),
+            Entries(own(f"{component}_node_selector")): Item(),
+        },
+        "tolerations": [Each(own("tolerations"), Item()), Each(own(f"{component}_tolerations"), Item())],
     }
 
 
@@ -146,7 +156,8 @@ def environment() -> list[Node]:
         {"name": "XDG_CACHE_HOME", "value": cache},
         {"name": "PYTHONPYCACHEPREFIX", "value": text("%s/python", cache)},
         {"name": "CUDA_CACHE_PATH", "value": text("%s/cuda", cache)},
-        Each(own("env"), {"name": Key(), "value": Item()}),
+        # The kubelet would put variables in place of $(NAME).
+        Each(own("env"), {"name": Key(), "value": call("literal", Item())}),
         Each(
             own("secret_env"),
             {
@@ -161,7 +172,7 @@ def _resources() -> Node:
     """A worker's: requests equal to limits, so that it is the last to be evicted."""
     cpus = Ref("resources.cpus_per_rank")
     amounts: dict[Any, Node] = {
-        "cpu": When(cpus, Product((cpus, Ref("resources.ranks_per_node")))),
+        "cpu": When(own("worker_cpu"), own("worker_cpu"), When(cpus, Product((cpus, Ref("resources.ranks_per_node"))))),
         "memory": When(Ref("resources.memory"), call("quantity", Ref("resources.memory"))),
         "ephemeral-storage": When(own("ephemeral_storage"), call("quantity", own("ephemeral_storage"))),
         own("gpu.resource"): When(GPUS, GPUS),

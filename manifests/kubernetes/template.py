@@ -97,8 +97,7 @@ def _presence(node: t.Node, depth: int) -> str | None:
     if isinstance(node, t.Each):
         return expression(node.of, depth)
     if isinstance(node, t.When):
-        inner = [expression(node.condition, depth), _presence(node.then, depth)]
-        return _joined("and", [part for part in inner if part is not None]) if node.otherwise is None else None
+        return _presence_of_choice(node, depth)
     if not isinstance(node, dict | list) or not node:
         return None
     found: list[str] = []
@@ -110,6 +109,18 @@ def _presence(node: t.Node, depth: int) -> str | None:
             return None
         found.append(condition)
     return _joined("or", found)
+
+
+def _presence_of_choice(node: t.When, depth: int) -> str | None:
+    condition, then = expression(node.condition, depth), _presence(node.then, depth)
+    first = condition if then is None else _joined("and", [condition, then])
+    if node.otherwise is None:
+        return first
+    otherwise = _presence(node.otherwise, depth)
+    if otherwise is None:
+        return None if then is None else _joined("or", [f"(not {condition})", first])
+    second = otherwise if then is None else _joined("and", [f"(not {condition})", otherwise])
+    return _joined("or", [first, second])
 
 
 def _joined(word: str, conditions: list[str]) -> str:

@@ -57,20 +57,22 @@ def resume(
     found = find_run(run, runs)
     spec = moved(load_run_file(found.run_file, overrides or ()), found.root)
     before = used(found.read_attempts())
+    counted = ""
     if before.failures or before.preemptions:
-        typer.echo(
+        counted = (
             f"{before.failures} failures and {before.preemptions} preemptions no longer count: "
-            f"{spec.restart.failures} failures are allowed from here",
-            err=True,
+            f"{spec.restart.failures} failures are allowed from here"
         )
     launcher = launcher_of(found)
     if overrides and spec.run_dir is not None:
         spec = resolve_paths(spec, Path("run.yaml").absolute())
     submission = Submission(spec, found, new_budget=True, overrides=tuple(overrides or ()))
     if isinstance(launcher, LocalLauncher):
+        if counted and not launcher.status(found).state.active:
+            typer.echo(counted, err=True)
         start(submission, runs, detach=detach)
     else:
-        hand_over(launcher, submission, runs, follow=False)
+        hand_over(launcher, submission, runs, follow=False, counted=counted)
 
 
 def start(submission: Submission, runs: Path, *, detach: bool) -> None:
@@ -98,13 +100,20 @@ def start(submission: Submission, runs: Path, *, detach: bool) -> None:
     raise typer.Exit(end.code)
 
 
-def hand_over(launcher: Launcher, submission: Submission, runs: Path, *, follow: bool) -> None:
-    """Have a launcher start a run, say what can be done next, and stay with it if wanted."""
+def hand_over(launcher: Launcher, submission: Submission, runs: Path, *, follow: bool, counted: str = "") -> None:
+    """Have a launcher start a run, say what can be done next, and stay with it if wanted.
+
+    `counted` is said once it is taken: what its budgets have been renewed of.
+    """
     run, name = submission.run, reference(submission.run, runs)
     refuse_elsewhere(run, launcher)
     request = launcher.request(submission)
     if not follow:
+        before = len(run.read_attempts())
         typer.echo(launcher.submit(request))
+        # One that was suspended goes on in the submission that it has.
+        if counted and len(run.read_attempts()) > before:
+            typer.echo(counted, err=True)
         tell_submitted(run, name)
         return
     from ortflow.launchers.following import Follower
@@ -119,6 +128,8 @@ def hand_over(launcher: Launcher, submission: Submission, runs: Path, *, follow:
         typer.echo(f"the run goes on; follow it: ortflow logs -f {name}", err=True)
         raise typer.Exit(130) from None
     told = end.how.cause or end.how.state.value
+    if end.code == EXIT_FAILURE and end.how.why:
+        told += f"; {end.how.why}"
     if end.code == EXIT_USER:
         raise refused(told, run, name)
     if end.code == EXIT_FAILURE:

@@ -144,6 +144,7 @@ def overview(found: Sequence[RunStatus], now: float) -> list[tuple[str, ...]]:
 def describe(how: RunStatus, now: float) -> list[tuple[str, str]]:
     """A status as rows for people; what is not known has no row. Pure."""
     from ortflow.launchers.lines import duration, evaluation_words
+    from ortflow.launchers.records import State
 
     rows = [("run", how.name), ("directory", how.directory), ("state", how.state.value)]
     if how.waits is not None:
@@ -169,7 +170,8 @@ def describe(how: RunStatus, now: float) -> list[tuple[str, str]]:
         rows.append(("checkpoint", f"step {how.checkpoint}"))
     rows.append(("attempts", f"{how.attempts} ({how.failures} failures, {how.preemptions} preemptions count)"))
     if how.cause is not None:
-        rows.append(("last end", how.cause))
+        # Why a run that has failed is not tried again is a part of the answer.
+        rows.append(("last end", f"{how.cause}; {how.why}" if how.state is State.FAILED and how.why else how.cause))
     if how.exported is not None:
         rows.append(("exported", how.exported))
     if how.pid is not None:

@@ -29,10 +29,20 @@ if TYPE_CHECKING:
 def validate(
     run_file: FileArgument,
     overrides: OverridesArgument = None,
+    backend: Annotated[
+        str | None,
+        typer.Option("--backend", "-b", help="kubernetes: model and data lie on the volume, and are not looked for."),
+    ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print the findings as JSON.")] = False,
 ) -> None:
     """List everything that is wrong with a run file, its model and its data, without running it."""
-    findings = examine(run_file, overrides or ())
+    if backend is not None:
+        from ortflow.launchers.base import find_launcher
+
+        find_launcher(backend)
+    findings = (
+        on_the_volume(run_file, overrides or ()) if backend == "kubernetes" else examine(run_file, overrides or ())
+    )
     if json:
         typer.echo(jsonlib.dumps(findings.to_json(), indent=2))
     else:
@@ -103,6 +113,30 @@ def examine(run_file: Path, overrides: Sequence[str]) -> Findings:
     except OrtflowError as error:
         fault = error if isinstance(error, UserError) else UserError(str(error))
         findings.faults.append(reading.located(fault))
+    return findings
+
+
+def on_the_volume(run_file: Path, overrides: Sequence[str]) -> Findings:
+    """Check the run file and what Kubernetes would get of it; its model and data are where only its pods see them."""
+    from ortflow.launchers.changes import agree
+    from ortflow.workflow.spec.kubernetes_check import require
+    from ortflow.workflow.spec.load import read_run_file
+
+    reading = read_run_file(run_file, overrides, files=False)
+    findings = Findings([*reading.faults])
+    if reading.spec is None or reading.faults:
+        return findings
+    kubernetes = reading.spec.backends.kubernetes
+    for check in (agree, require):
+        try:
+            check(reading.spec)
+        except Faults as faults:
+            findings.faults += [reading.located(fault) for fault in faults.faults]
+        except UserError as error:
+            findings.faults.append(reading.located(error))
+    findings.faults += _in_kubernetes(run_file, overrides) if not findings.faults else []
+    folder = kubernetes.folder or f"{kubernetes.volume.mount}/files/{reading.spec.name}"
+    findings.unchecked = f"the model and the data, because pods see them from {folder} on the volume"
     return findings
 
 

@@ -80,7 +80,10 @@ EVERYTHING: RunFile = {
     "gpu": {"resource": "nvidia.com/mig-1g.10gb", "runtime_class": "nvidia"},
     "extended_resources": {"rdma/hca": 1},
     "launcher_resources": {"cpu": "1", "memory": "512m"},
+    "worker_cpu": "1500m",
     "node_selector": {"pool": "gpu"},
+    "worker_node_selector": {"disk": "fast"},
+    "launcher_node_selector": {"lasting": "yes"},
     "affinity": {
         "nodeAffinity": {
             "requiredDuringSchedulingIgnoredDuringExecution": {
@@ -89,6 +92,8 @@ EVERYTHING: RunFile = {
         }
     },
     "tolerations": [{"key": "spot", "operator": "Exists", "effect": "NoExecute", "tolerationSeconds": 30}],
+    "worker_tolerations": [{"key": "gpu", "operator": "Exists"}],
+    "launcher_tolerations": [{"key": "quiet", "operator": "Equal", "value": "1"}],
     "spread": "require",
     "topology_spread": [{"maxSkew": 1, "topologyKey": "zone", "whenUnsatisfiable": "ScheduleAnyway"}],
     "priority_class": "high",

@@ -153,6 +153,7 @@ CALLS = st.one_of(
     st.tuples(st.just("quantity"), AMOUNT),
     st.tuples(st.just("seconds"), TIME | st.integers(1, 10**9 - 1) | st.integers(1, 10**9 - 1).map(str)),
     st.tuples(st.just("digest"), TEXT),
+    st.tuples(st.just("literal"), st.text("$()A{}", max_size=12)),
     st.tuples(st.just("label"), RUN_NAME),
     st.tuples(st.just("job_name"), RUN_NAME, st.integers(1, 9999), st.sampled_from(["abcdef", "0a1b2c"])),
     st.tuples(st.just("sibling"), RUN_NAME, st.sampled_from(["data", "tensorboard"])),
@@ -221,6 +222,21 @@ def test_helm_itself_refuses_bad_values(tmp_path: Path, change: dict[str, Any], 
     done = helm("template", "x", CHART, "-f", written_to(tmp_path, run_file(**change)))
     assert done.returncode != 0
     assert told in done.stderr
+
+
+@needs_helm
+@pytest.mark.parametrize("section", ["env", "secret_env", "labels", "annotations", "worker_node_selector"])
+def test_a_name_that_helm_reads_as_a_word_is_refused(tmp_path: Path, section: str) -> None:
+    """YAML 1.1 takes N for false, and the variable would be called so."""
+    file = written_to(tmp_path, run_file())
+    file.write_text(file.read_text().replace("    image:", f"    {section}: {{N: a}}\n    image:"))
+    assert "{N: a}" in file.read_text()
+    done = helm("template", "x", CHART, "-f", file)
+    assert done.returncode != 0
+    assert f"backends.kubernetes.{section}: Helm has read a name such as N" in done.stderr
+    assert "put the name in quotes" in done.stderr
+    file.write_text(file.read_text().replace("{N: a}", '{"N": a/b}' if section == "secret_env" else '{"N": a}'))
+    assert helm("template", "x", CHART, "-f", file).returncode == 0
 
 
 @needs_helm

@@ -15,8 +15,10 @@ from kubernetes_objects import NOW, mpijob, pod
 from played_kubernetes import PlayedCluster
 
 from ortflow.cli.app import app
+from ortflow.launchers.base import find_launcher
 from ortflow.launchers.kubernetes import cancelling
 from ortflow.workflow.errors import OrtflowError
+from ortflow.workflow.rundir import RunDir
 
 RUN = """\
 name: digits
@@ -56,6 +58,7 @@ class Person:
 @pytest.fixture
 def person(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Iterator[Person]:
     monkeypatch.chdir(tmp_path)
+    find_launcher.cache_clear()  # its connections are to the cluster of another test
     monkeypatch.setattr(cancelling, "PERIOD", 0.05)
     (tmp_path / "run.yaml").write_text(RUN)
     with PlayedCluster(tmp_path) as cluster:
@@ -75,8 +78,10 @@ def test_a_run_from_submit_to_resume(person: Person, tmp_path: Path) -> None:
     for made in (pod("worker", 0), pod("worker", 1), pod("launcher")):
         made["metadata"]["labels"]["ortflow.dev/job"] = job
         played.add(made)
-    start = {"event": "start", "attempt": 0, "time": NOW}
-    played.say(made["metadata"]["name"], "::ortflow " + json.dumps({"file": "attempts", "record": start}), "[1] hello")
+    failure = {"event": "end", "attempt": 0, "outcome": "failure", "next": "restart"}
+    for record in ({"event": "start", "attempt": 0, "time": NOW}, failure, {"event": "start", "attempt": 1}):
+        played.say(made["metadata"]["name"], "::ortflow " + json.dumps({"file": "attempts", "record": record}))
+    played.say(made["metadata"]["name"], "[1] hello")
     told = json.loads(person.tell("status", "digits", "--json").out)
     assert (told["state"], told["job"], told["launcher"], told["total_steps"]) == ("running", job, "kubernetes", 10)
     assert person.tell("logs", "digits", "--rank", "1").out == "hello\n"
@@ -91,6 +96,7 @@ def test_a_run_from_submit_to_resume(person: Person, tmp_path: Path) -> None:
         refused = person.tell(*arguments)
         assert refused.code == 2, arguments
         assert f"is running as MPIJob {job}" in refused.err
+        assert "no longer count" not in refused.err
 
     def gone(plural: str, name: str) -> None:
         if plural == "mpijobs":
@@ -101,7 +107,35 @@ def test_a_run_from_submit_to_resume(person: Person, tmp_path: Path) -> None:
     assert person.tell("cancel", "digits").out == "digits: cancelled at step 0\n"
     again = person.tell("resume", "digits")
     assert again.code == 0, again.err
+    assert "1 failures and 0 preemptions no longer count" in again.err
     assert len(played.of("mpijobs")) == 1
+
+
+def test_resume_starts_a_suspended_run(person: Person, tmp_path: Path) -> None:
+    done = person.tell("submit", "-b", "kubernetes", "run.yaml", "backends.kubernetes.suspend=true")
+    handle = done.out.splitlines()[0]
+    (job,) = person.played.of("mpijobs")
+    job["status"] = mpijob()["status"]
+    RunDir(tmp_path / "runs" / "digits").record_attempt(event="end", attempt=0, outcome="failure", next="restart")
+    assert f"it is suspended; `ortflow resume {handle}` starts it" in person.tell("status", "digits").out
+    refused = person.tell("resume", "digits", "train.steps=20")
+    assert (refused.code, "is suspended as MPIJob" in refused.err) == (2, True)
+    assert job["spec"]["runPolicy"]["suspend"] is True
+    done = person.tell("resume", handle)
+    assert (done.code, done.out.splitlines()[0]) == (0, handle), done.err
+    assert job["spec"]["runPolicy"]["suspend"] is False
+    assert person.played.of("mpijobs") == [job]
+    assert "no longer count" not in done.err, "it is the submission that it was"
+
+
+def test_a_spent_budget_is_named(person: Person, tmp_path: Path) -> None:
+    done = person.tell("submit", "-b", "kubernetes", "run.yaml")
+    assert done.code == 0, done.err
+    run = RunDir(tmp_path / "runs" / "digits")
+    run.record_attempt(event="start", attempt=0)
+    why = "the budget of 0 failures is spent"
+    run.record_attempt(event="end", attempt=0, outcome="failure", next="stop", cause="rank 1 raised", why=why)
+    assert f"last end    rank 1 raised; {why}\n" in person.tell("status", "digits").out
 
 
 def test_render_needs_no_cluster(person: Person, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,6 +21,18 @@ def test_the_example_is_a_run(tmp_path: Path) -> None:
     assert text.count("\nkind: ") == 3
 
 
+def test_what_sentences_cite_is_there() -> None:
+    """Pages of the docs, and their sections."""
+    cited: set[tuple[str, str]] = set()
+    for room in ("launchers", "manifests", "ortflow", "workflow"):
+        for path in (ROOT / room).rglob("*.py"):
+            cited |= set(re.findall(r"\b(docs/[a-z-]+\.md)(?:, '([^']+)')?", path.read_text()))
+    assert ("docs/kubernetes.md", "From an empty cluster") in cited
+    for page, section in cited:
+        headings = [line for line in (ROOT / page).read_text().splitlines() if line.startswith("#")]
+        assert any(section in heading for heading in headings), f"{page}: there is no section {section!r}"
+
+
 def test_symptoms_are_words_of_the_program() -> None:
     folders = (ROOT / "launchers", ROOT / "manifests" / "kubernetes")
     source = "\n".join(path.read_text() for folder in folders for path in folder.rglob("*.py"))

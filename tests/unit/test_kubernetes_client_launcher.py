@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from kubernetes_objects import NOW, Object, mpijob, pod, stamp
+from kubernetes_objects import NOW, Object, event, mpijob, pod, stamp
 from played_kubernetes import PlayedCluster
 
 from ortflow.cli.submission import submission_of
@@ -299,6 +299,9 @@ def test_following_goes_on_through_an_outage(
     follower = threading.Thread(target=lambda: codes.append(Follower(run, launcher, PlainView(run, 1)).follow().code))
     follower.start()
     until(lambda: run.events(0).exists())
+    changed = {"event": "changed", "attempt": 0, "notes": ["resources.nodes: 2 before, 1 now"]}
+    played.say(name, told("attempts", **changed))
+    until(lambda: any(record["event"] == "changed" for record in run.read_attempts()))
     played.away = True
     time.sleep(0.8)
     before = len(played.asked)
@@ -308,6 +311,7 @@ def test_following_goes_on_through_an_outage(
     assert codes == [0]
     out = capsys.readouterr().out
     assert out.count("does not answer") == 1, out
+    assert out.count("resources.nodes: 2 before, 1 now") == 1, "which only the run's own directory could tell"
     assert "finished" in out
     assert len(played.asked) > before
 
@@ -455,6 +459,53 @@ def test_a_submission_from_elsewhere_is_seen(tmp_path: Path, played: PlayedClust
     assert (how.state, how.job) == (State.PENDING, "digits-zzz999")
 
 
+def test_what_the_operator_refuses_stays_refused(tmp_path: Path, played: PlayedCluster) -> None:
+    """In status and list alike, and when the event that says so is gone."""
+    submit(tmp_path)
+    job, run, launcher = job_of(tmp_path), directory(tmp_path), KubernetesLauncher()
+    made = event(job, "ValidationError", "Found validation errors: spec.x: Unsupported value")
+    played.add({"kind": "Event", **made})
+    (listed,) = launcher.listed([], everywhere=False)
+    words = "the operator does not take the MPIJob: spec.x: Unsupported value"
+    assert (listed.state, listed.cause) == (State.FAILED, words)
+    assert [how.state for how in launcher.statuses([run])] == [State.FAILED]
+    played.remove("events", made["metadata"]["name"])
+    how = launcher.status(run)
+    assert (how.state, how.cause) == (State.FAILED, words)
+    assert [record["event"] for record in run.read_attempts()] == ["submit", "stop"]
+    launcher.submit(launcher.request(wanted(tmp_path)))
+    assert launcher.status(run).state is State.PENDING, "a new submission is looked at anew"
+
+
+def test_a_deleted_crd_is_no_running_run(tmp_path: Path, played: PlayedCluster) -> None:
+    submit(tmp_path)
+    job, run, launcher = job_of(tmp_path), directory(tmp_path), KubernetesLauncher()
+    start(played, job)
+    assert launcher.status(run).state is State.RUNNING
+    played.refuse = lambda method, plural, body: "no_kind" if plural == "mpijobs" else None
+    assert launcher.status(run).state is State.RUNNING, "while the API server begins it may not know its kinds"
+    played.versions = {}
+    for how in (launcher.status(run), *launcher.statuses([run])):
+        assert (how.state, how.phase) == (State.LOST, None)
+        assert how.cause == "the cluster knows no MPIJobs any more: the CRD mpijobs.kubeflow.org was deleted"
+
+
+def test_logs_of_a_run_that_never_started_say_why(tmp_path: Path, played: PlayedCluster) -> None:
+    submit(tmp_path)
+    job, run, launcher = job_of(tmp_path), directory(tmp_path), KubernetesLauncher()
+    with pytest.raises(UserError, match="no rank of digits has started: it is pending: submitted; the operator has"):
+        list(launcher.logs(run, attempt=None, rank=0, follow=False))
+    name = start(played, job)
+    played.logs[name] = []
+    played.say(name, "12:00:00  the image has no mpich")
+    said = {"terminated": {"exitCode": 2, "message": "backends.kubernetes.mpi: the image has no mpich"}}
+    (ended,) = [one for one in played.of("pods") if one["metadata"]["name"] == name]
+    ended["status"] |= {"phase": "Failed", "containerStatuses": [{"name": "launcher", "state": said}]}
+    for follow in (False, True):
+        with pytest.raises(UserError, match=r"it is failed: .*the image has no mpich; what its .*launcher\.log$"):
+            list(launcher.logs(run, attempt=None, rank=0, follow=follow))
+
+
 def test_a_small_file_that_is_not_there_or_no_text(tmp_path: Path, played: PlayedCluster) -> None:
     (tmp_path / "prepare.py").write_bytes(b"\xff\xfe")
     with pytest.raises(UserError, match=r"backends\.kubernetes\.files: prepare\.py is not text"):
@@ -463,6 +514,24 @@ def test_a_small_file_that_is_not_there_or_no_text(tmp_path: Path, played: Playe
     with pytest.raises(UserError, match=r"prepare\.py cannot be read: No such file"):
         submit(tmp_path)
     assert played.asked == []
+
+
+def test_carried_files_come_where_nothing_but_bytes_can_be_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a bucket, or in a folder that is open to a group and somebody else's."""
+    files, folder = tmp_path / "config" / "files", tmp_path / "volume"
+    (files / "sub").mkdir(parents=True)
+    (files / "sub" / "a.py").write_text("a")
+    folder.mkdir()
+
+    def refuse(*arguments: Any, **options: Any) -> None:
+        raise PermissionError(1, "Operation not permitted")
+
+    for name in ("chmod", "utime", "setxattr", "chown"):
+        monkeypatch.setattr("os." + name, refuse)
+    unpack(Pod("job", "id", tmp_path / "config" / "run.yaml", tmp_path, 2222, False, False), folder)
+    assert (folder / "sub" / "a.py").read_text() == "a"
 
 
 def test_carried_files_replace_only_what_was_carried(tmp_path: Path) -> None:

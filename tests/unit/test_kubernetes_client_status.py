@@ -143,7 +143,7 @@ def test_the_schedulers_own_sentence(message: str, words: str) -> None:
 
 
 def test_suspended_by_a_person_or_a_queue() -> None:
-    assert "it is suspended; `kubectl patch mpijob digits-abc123" in (
+    assert "it is suspended; `ortflow resume kubernetes://default/digits-abc123` starts it" in (
         told([SUBMIT], [], mpijob=mpijob(suspend=True)).waits or ""
     )
     queued = mpijob(suspend=True)
@@ -191,6 +191,21 @@ def test_the_launcher_pod_is_tried_again() -> None:
     assert how.job_restarts == 2
 
 
+def test_advice_names_the_launchers_own_resources() -> None:
+    """It takes what launcher_resources says, unless ranks run in it."""
+    ended = pod("launcher", phase="Failed", ready=False, state={"terminated": {"exitCode": 137, "reason": "OOMKilled"}})
+    resources = {"requests": {"cpu": "250m", "memory": "1Gi"}, "limits": {"memory": "1Gi"}}
+    ended["spec"]["containers"][0]["resources"] = resources
+    how = told([SUBMIT, START], [*WORKERS, ended], job=batch_job(failed=2))
+    assert "(out of memory; raise backends.kubernetes.launcher_resources.memory)" in (how.waits or "")
+    waiting = pod("launcher", **unschedulable(SCHEDULER))
+    waiting["spec"]["containers"][0]["resources"] = resources
+    words = "2 Insufficient cpu; lower what backends.kubernetes.launcher_resources asks for"
+    assert words in (told([SUBMIT], [*WORKERS, waiting]).waits or "")
+    ended["spec"]["containers"][0]["resources"] = {"requests": {"cpu": "2"}, "limits": {"cpu": "2"}}
+    assert "raise resources.memory" in (told([SUBMIT, START], [*WORKERS, ended], job=batch_job()).waits or "")
+
+
 def test_failed_without_an_end_is_no_end() -> None:
     failed = mpijob(
         conditions=[("Created", "True", "", ""), ("Failed", "True", "MPIJobEvicted", "1/2 workers evicted")]
@@ -233,6 +248,12 @@ def test_wrong_input_that_never_came_to_a_run_directory() -> None:
     ended = pod("launcher", phase="Failed", ready=False, state=said)
     how = told([SUBMIT], [*WORKERS, ended], job=batch_job(failed=1))
     assert (how.state, how.cause) == (State.FAILED, "model.path: there is no file /ortflow/files/digits/m.onnx")
+    for now in (pod("launcher", 1, phase="Pending", ready=False), pod("launcher", 1)):
+        again = told([SUBMIT], [*WORKERS, ended, now], job=batch_job(failed=1))
+        assert (again.state, again.cause) == (how.state, how.cause), "whatever the operator tries next"
+    assert told([SUBMIT, START], [*WORKERS, ended, pod("launcher", 1)]).state is State.RUNNING
+    resumed = [SUBMIT, START, {"event": "end", "attempt": 0, "outcome": "preempted", "next": "restart"}, SUBMIT]
+    assert told(resumed, [*WORKERS, ended, pod("launcher", 1)]).state is State.FAILED
 
 
 def test_deleted() -> None:

@@ -92,6 +92,22 @@ def test_what_the_operator_relies_on(many: list[tuple[dict[str, Any], list[dict[
         assert all(document["metadata"]["name"] != name for document in found if document["kind"] == "Service")
 
 
+def as_the_kubelet_reads(value: str) -> str:
+    """Kubernetes' expansion.Expand, with no variables to put in."""
+    told, place = "", 0
+    while place < len(value):
+        if value[place] != "$" or place + 1 == len(value):
+            told += value[place]
+        elif value[place + 1] == "$":
+            told, place = told + "$", place + 1
+        elif value[place + 1] == "(" and ")" in value[place:]:
+            told, place = told + "VARIABLE", value.index(")", place)
+        else:
+            told, place = told + value[place : place + 2], place + 1
+        place += 1
+    return told
+
+
 def test_what_the_pods_rely_on(many: list[tuple[dict[str, Any], list[dict[str, Any]]]]) -> None:
     for run, found in many:
         job, spec = one(found, "MPIJob"), spec_of_file(run)
@@ -106,7 +122,7 @@ def test_what_the_pods_rely_on(many: list[tuple[dict[str, Any], list[dict[str, A
             assert env["ORTFLOW_JOB"] == name
             assert env["ORTFLOW_MOUNT"] == k8s.volume.mount
             assert env["ORTFLOW_SSH_PORT"] == str(k8s.ssh_port)
-            assert env.items() >= k8s.env.items()
+            assert {key: as_the_kubelet_reads(str(env[key])) for key in k8s.env} == k8s.env
             mounts = {mount["name"]: mount["mountPath"] for mount in container["volumeMounts"]}
             assert mounts.keys() <= {volume["name"] for volume in pod["volumes"]}
             assert (mounts["run"], mounts["data"], mounts["shm"]) == ("/etc/ortflow/run", k8s.volume.mount, "/dev/shm")
@@ -211,6 +227,36 @@ def test_resources() -> None:
     both = one(rendered(run_file({"launcher_as_worker": True}, resources=GPUS)), "MPIJob")
     assert pod_of(both, "Launcher")["containers"][0]["resources"]["limits"]["nvidia.com/gpu"] == 8
     assert both["spec"]["mpiReplicaSpecs"]["Worker"]["replicas"] == 3
+
+
+def test_launcher_and_workers_lie_apart() -> None:
+    """Workers on spot nodes, and the launcher, and what runs beside it, where nothing is taken away."""
+    spot, quiet = {"key": "spot", "operator": "Exists"}, {"key": "quiet", "operator": "Exists"}
+    both = {"key": "both", "operator": "Exists"}
+    kubernetes = {
+        "tolerations": [both], "worker_tolerations": [spot], "launcher_tolerations": [quiet],
+        "node_selector": {"arch": "a"}, "worker_node_selector": {"pool": "spot"}, "supervisor": True,
+    }  # fmt: skip
+    found = rendered(run_file(kubernetes))
+    launcher, worker = (pod_of(one(found, "MPIJob"), which) for which in ("Launcher", "Worker"))
+    beside = one(found, "Job")["spec"]["template"]["spec"]
+    assert (worker["tolerations"], worker["nodeSelector"]) == ([both, spot], {"arch": "a", "pool": "spot"})
+    for pod in (launcher, beside):
+        assert (pod["tolerations"], pod["nodeSelector"]) == ([both, quiet], {"arch": "a"})
+
+
+def test_cores_in_thousandths() -> None:
+    job = one(rendered(run_file({"worker_cpu": "1500m"}, resources={"nodes": 2, "cpus_per_rank": 4})), "MPIJob")
+    cpu = [pod_of(job, which)["containers"][0]["resources"]["requests"]["cpu"] for which in ("Worker", "Launcher")]
+    assert cpu == ["1500m", "250m"]
+
+
+def test_values_of_variables_are_taken_as_they_are() -> None:
+    """The kubelet makes one $ of two, and puts a variable in place of $(NAME)."""
+    values = {"A": "$(HOME) $$(B) $", "B": "a$b"}
+    worker = pod_of(one(rendered(run_file({"env": values})), "MPIJob"), "Worker")
+    env = {entry["name"]: entry.get("value") for entry in worker["containers"][0]["env"]}
+    assert {name: env[name] for name in values} == {"A": "$$(HOME) $$$$(B) $$", "B": "a$$b"}
 
 
 def test_a_time_limit_is_no_deadline() -> None:

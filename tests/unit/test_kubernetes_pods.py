@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import re
 import socket
 import threading
 from collections.abc import Iterator
@@ -11,16 +13,20 @@ from pathlib import Path
 import pytest
 from run_files import spec_of
 
+from ortflow.launchers import prepare as preparing
+from ortflow.launchers.kubernetes import doubts as module
+from ortflow.launchers.kubernetes.doubts import Doubts
 from ortflow.launchers.kubernetes.hosts import address, read_hosts, short, wait_for
+from ortflow.launchers.kubernetes.keeper import ranks_grace
 from ortflow.launchers.kubernetes.mpirun import DEFAULTS, command, environment, hostfile
 from ortflow.launchers.kubernetes.pod import Pod
+from ortflow.launchers.kubernetes.sshd import pass_on, sshd_config
 from ortflow.launchers.kubernetes.story import MARK, Story
-from ortflow.launchers.kubernetes.witness import Witness, Witnesses, conclude, hear, leaves, tell
+from ortflow.launchers.kubernetes.witness import Witness, Witnesses, conclude, hear, key_digest, leaves, tell
 from ortflow.launchers.kubernetes.words import first_end
-from ortflow.launchers.kubernetes.worker import sshd_config
 from ortflow.launchers.records import Outcome
 from ortflow.manifests.local import Mpi
-from ortflow.workflow.errors import OrtflowError, Preempted, UserError
+from ortflow.workflow.errors import EndedBySignal, OrtflowError, Preempted, UserError
 from ortflow.workflow.rundir import RunDir, append_json_line
 
 SPEC = spec_of(resources={"nodes": 2, "ranks_per_node": 3})
@@ -256,6 +262,62 @@ def test_sshd_lets_nobody_in_without_a_key() -> None:
     assert "PasswordAuthentication no" in config
     assert "PermitRootLogin prohibit-password" in config
     assert "HostKey /home/ortflow/.ssh/id_rsa" in config
+
+
+def test_looks_at_the_daemon_are_not_in_the_workers_log(capfd: pytest.CaptureFixture[str]) -> None:
+    source, target = os.pipe()
+    noise = (
+        "kex_exchange_identification: Connection closed by remote host\r\n"
+        "error: kex_exchange_identification: read: Connection reset by peer\r\n"
+        "banner exchange: Connection from 10.0.0.1 port 3: invalid format\r\n"
+        "Connection closed by 10.0.0.1 port 44412\r\n"
+    )
+    os.write(target, (noise + "error: Bind to port 2222 on 0.0.0.0 failed\n").encode())
+    os.close(target)
+    pass_on(source)
+    assert capfd.readouterr().err == "error: Bind to port 2222 on 0.0.0.0 failed\n"
+
+
+def test_a_worker_with_another_ssh_key_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The Secret was replaced, and its new key is in one pod before it is in the other: nobody's failure."""
+    ours = tmp_path / ".ssh"
+    ours.mkdir()
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (ours / "authorized_keys").write_text("new")
+    key = key_digest(ours)
+    said: list[str] = []
+    doubts = Doubts(pod(tmp_path), said.append)
+    tell(pod(tmp_path), "w-0", Witness("10.0.0.1", 5.0, key="old"))
+    assert doubts("w-0.gpt", "10.0.0.1")
+    assert doubts("w-0.gpt", "10.0.0.1")
+    assert said == ["w-0 takes another ssh key: the Secret was replaced, and its new key comes soon"]
+    monkeypatch.setattr(module, "NEW_KEY", 0.0)
+    impatient = Doubts(pod(tmp_path), said.append)
+    assert impatient("w-0.gpt", "10.0.0.1")
+    with pytest.raises(OrtflowError, match="ssh Secret was replaced, and its key has not come"):
+        impatient("w-0.gpt", "10.0.0.1")
+    tell(pod(tmp_path), "w-0", Witness("10.0.0.1", 5.0, key=key))
+    assert not doubts("w-0.gpt", "10.0.0.1")
+    tell(pod(tmp_path), "w-0", Witness("10.0.0.1", 5.0))
+    assert not doubts("w-0.gpt", "10.0.0.1"), "one that does not say"
+
+
+def test_prepare_that_runs_out_of_memory_is_no_wrong_input(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever noticed that its child was killed ends with a code of its own."""
+    spec = spec_of(prepare=["sh", "-c", "exit 3"])
+    kills = iter([4, 5])
+    monkeypatch.setattr(preparing, "oom_kills", lambda: next(kills))
+    key = "backends.kubernetes.launcher_resources.memory"
+    with pytest.raises(EndedBySignal, match=rf"^`sh -c 'exit 3'` ran out of memory; raise {re.escape(key)}$"):
+        preparing.prepare(spec, tmp_path, "python", key)
+    monkeypatch.setattr(preparing, "oom_kills", lambda: 5)
+    with pytest.raises(UserError, match="ended with exit code 3"):
+        preparing.prepare(spec, tmp_path, "python", key)
+
+
+def test_ranks_have_time_to_save_in_a_short_grace_period() -> None:
+    assert [ranks_grace(seconds) for seconds in (1, 4, 10, 60)] == [0.5, 2.0, 5.0, 55.0]
+    assert spec_of(backends={"kubernetes": {"grace_seconds": 1}}).backends.kubernetes.grace_seconds == 1
 
 
 def test_short_is_the_pods_own_name() -> None:

@@ -39,6 +39,18 @@ def test_what_an_overlay_breaks(tmp_path: Path) -> None:
     assert "there is no file" in done.stderr, "beside all else"
 
 
+def test_inputs_that_lie_on_the_volume(tmp_path: Path) -> None:
+    done = run(tmp_path, "--backend=kubernetes")
+    assert done.exit_code == 0, done.stderr
+    assert f"{tmp_path}/run.yaml: valid, as far as it was checked\n" in done.stdout
+    assert "not checked: the model and the data, because pods see them from /ortflow/files/small on" in done.stdout
+    assert "from /in on the volume" in run(tmp_path, "--backend=kubernetes", "backends.kubernetes.folder=/in").stdout
+    for wrong in ({"volume": {}}, {"overlay": [{"kind": "Service", "patch": {}}]}, {"ssh_port": 22}):
+        assert run(tmp_path, "--backend=kubernetes", **wrong).exit_code == 2, wrong
+    assert run(tmp_path, "--backend=kubernetes", "backends.kubernetes.image=null").exit_code == 2
+    assert run(tmp_path).exit_code == 2, "where they are looked for"
+
+
 def test_what_keys_must_agree_on(tmp_path: Path) -> None:
     done = run(tmp_path, volume={})
     assert done.exit_code == 2

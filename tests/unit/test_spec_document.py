@@ -41,6 +41,14 @@ def test_words_with_a_meaning(text: str, value: object) -> None:
     assert type(scalar(text)) is type(value)
 
 
+def test_a_number_that_others_read_as_octal_is_refused() -> None:
+    """Helm gives a pod uid 511 for 0777."""
+    ((line, what),) = problems("a: 1\nb: {run_as_user: 0777}")
+    assert line == 2
+    assert "is 0777, which Helm and other readers of YAML 1.1 take for an octal number, 511" in what
+    assert problems("a: [007, 0, -0, 0.5, 08, 0x1F, '0777', 0_7, 10]") == []
+
+
 @pytest.mark.parametrize(
     "text",
     [

@@ -28,7 +28,7 @@ from yaml.events import (
 
 from ortflow.workflow.files import open_regular
 from ortflow.workflow.spec.problem import Fault, KeyPath, Problem
-from ortflow.workflow.spec.scalars import scalar
+from ortflow.workflow.spec.scalars import octal, scalar
 
 SIZE_LIMIT = 256 * 1024
 DEPTH_LIMIT = 24
@@ -149,6 +149,9 @@ class _Builder:
         if isinstance(event, SequenceStartEvent):
             return self._sequence(events, path)
         assert isinstance(event, ScalarEvent)
+        if event.implicit[0] and (other := octal(event.value)) is not None:
+            what = f"is {event.value}, which Helm and other readers of YAML 1.1 take for an octal number, {other}"
+            self._problem(path, event, what, f"write {scalar(event.value)}, or {other} if the octal number is meant")
         return scalar(event.value) if event.implicit[0] else event.value
 
     def _mapping(self, events: Iterator[Event], path: KeyPath) -> dict[str, Any]:

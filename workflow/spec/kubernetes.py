@@ -139,7 +139,7 @@ class KubernetesBackend(Section):
     """Run ranks in the launcher's pod, too."""
     backoff_limit: Seconds = 10
     """Launcher pods that may be lost before the operator gives up; failures of ranks do not count."""
-    grace_seconds: Annotated[int, Field(ge=5, le=2**31 - 1)] = 60
+    grace_seconds: Annotated[int, Field(ge=1, le=2**31 - 1)] = 60
     """Time that ranks have to save when their pod is taken away."""
     ssh_port: Port = 2222
     """Port of the ssh daemon in each pod."""
@@ -153,6 +153,8 @@ class KubernetesBackend(Section):
     """Where run directory and inputs lie: one of `claim`, `create`, `host_path`, `nfs`, `s3`, `empty_dir`."""
     volumes: list[Native] = Field(default_factory=list)
     """More volumes: `name`, `mount`, `read_only`, `sub_path`, and the source as Kubernetes writes it."""
+    worker_cpu: Text | None = None
+    """Cores of a worker, as Kubernetes writes them, such as 1500m; `cpus_per_rank` for each rank if not given."""
     shared_memory: Text | None = None
     """Limit of /dev/shm: a number and a unit; a worker's memory if not given."""
     ephemeral_storage: Text | None = None
@@ -165,10 +167,18 @@ class KubernetesBackend(Section):
     """What the launcher's pod takes, where it is no worker."""
     node_selector: dict[Text, Text] = Field(default_factory=dict)
     """Labels that nodes must have."""
+    worker_node_selector: dict[Text, Text] = Field(default_factory=dict)
+    """More labels that workers' nodes must have."""
+    launcher_node_selector: dict[Text, Text] = Field(default_factory=dict)
+    """More labels that the nodes of the launcher and of what runs beside it must have."""
     affinity: Native = Field(default_factory=dict)
     """Affinity of the pods, native."""
     tolerations: list[Native] = Field(default_factory=list)
     """Tolerations of the pods, native."""
+    worker_tolerations: list[Native] = Field(default_factory=list)
+    """More tolerations of the workers, native."""
+    launcher_tolerations: list[Native] = Field(default_factory=list)
+    """More tolerations of the launcher and of what runs beside it, native."""
     spread: Literal["prefer", "require", "none"] = "prefer"
     """Whether each worker gets a node of its own."""
     topology_spread: list[Native] = Field(default_factory=list)

@@ -112,10 +112,10 @@ def _quantities(spec: RunSpec) -> Iterator[Problem]:
         else:
             if size > LARGEST_QUANTITY:
                 yield Problem(path, f"is more than Kubernetes can count: {_quoted(text)}", "write less than 8Ei")
-    cores = k8s.launcher_resources.cpu
-    if not syntax.CORES.fullmatch(cores) or not cores.strip("0.m"):
-        fix = "write cores such as 2, or thousandths such as 250m"
-        yield _problem("launcher_resources.cpu", f"is not a number of cores: {_quoted(cores)}", fix)
+    for key, cores in (("launcher_resources.cpu", k8s.launcher_resources.cpu), ("worker_cpu", k8s.worker_cpu)):
+        if cores is not None and (not syntax.CORES.fullmatch(cores) or not cores.strip("0.m")):
+            fix = "write cores such as 2, or thousandths such as 250m"
+            yield _problem(key, f"is not a number of cores: {_quoted(cores)}", fix)
     if k8s.deadline is not None:
         try:
             parse_time(k8s.deadline)
@@ -196,7 +196,17 @@ def _files(spec: RunSpec) -> Iterator[Problem]:
 def _maps(spec: RunSpec) -> Iterator[Problem]:
     k8s = spec.backends.kubernetes
     fix = "write [DOMAIN/]NAME with letters, digits, - _ . and a letter or digit first and last"
-    for kind, entries in (("labels", k8s.labels), ("node_selector", k8s.node_selector)):
+    selectors = {
+        "node_selector": k8s.node_selector,
+        "worker_node_selector": k8s.worker_node_selector,
+        "launcher_node_selector": k8s.launcher_node_selector,
+    }
+    for kind in ("worker_node_selector", "launcher_node_selector"):
+        for name in selectors[kind].keys() & k8s.node_selector.keys():
+            yield _problem(
+                (kind, name), "is given in node_selector, too", "give one of them", (*HERE, "node_selector", name)
+            )
+    for kind, entries in (("labels", k8s.labels), *selectors.items()):
         for name, value in entries.items():
             if not syntax.is_qualified(name):
                 yield _problem((kind, name), "is not a name of a label", fix)

@@ -40,8 +40,13 @@ def check_native(spec: RunSpec) -> Iterator[Problem]:
     k8s = spec.backends.kubernetes
     yield from _shaped(k8s.affinity, AFFINITY, "affinity", check_affinity)
     yield from _shaped(k8s.topology_spread, [SPREAD], "topology_spread", check_spread)
-    for place, toleration in enumerate(k8s.tolerations):
-        yield from _shaped(toleration, TOLERATION, ("tolerations", place), check_toleration)
+    for key, tolerations in (
+        ("tolerations", k8s.tolerations),
+        ("worker_tolerations", k8s.worker_tolerations),
+        ("launcher_tolerations", k8s.launcher_tolerations),
+    ):
+        for place, toleration in enumerate(tolerations):
+            yield from _shaped(toleration, TOLERATION, (key, place), check_toleration)
     for place, volume in enumerate(k8s.volumes):
         yield from _shaped(volume, _VOLUME, ("volumes", place), _volume)
     names = [volume.get("name") for volume in k8s.volumes]

@@ -26,7 +26,16 @@ for _word, _value in _CORE.items():
     _WORDS.update(dict.fromkeys((_word, _capitalised, _word.upper()), _value))
 
 _INTEGER = re.compile(r"[-+]?[0-9][0-9_]*")
+_OCTAL = re.compile(r"[-+]?0[0-7_]*[0-7]")
 _FLOAT = re.compile(r"[-+]?(\.[0-9]+|[0-9][0-9_]*(\.[0-9_]*)?)([eE][-+]?[0-9]+)?")
+
+
+def octal(text: str) -> int | None:
+    """What YAML 1.1 takes a plain scalar for that begins with a zero, where that is another number."""
+    if _OCTAL.fullmatch(text) is None:
+        return None
+    other = int(text.replace("_", ""), 8)
+    return other if other != scalar(text) else None
 
 
 def scalar(text: str) -> Scalar:

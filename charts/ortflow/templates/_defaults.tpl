@@ -17,10 +17,12 @@
       "image_pull_secrets": [],
       "labels": {},
       "launcher_as_worker": false,
+      "launcher_node_selector": {},
       "launcher_resources": {
         "cpu": "250m",
         "memory": "1Gi"
       },
+      "launcher_tolerations": [],
       "mpi": "mpich",
       "network_policy": false,
       "node_selector": {},
@@ -45,7 +47,9 @@
         "empty_dir": false,
         "mount": "/ortflow"
       },
-      "volumes": []
+      "volumes": [],
+      "worker_node_selector": {},
+      "worker_tolerations": []
     }
   },
   "monitor": {

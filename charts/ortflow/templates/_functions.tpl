@@ -6,6 +6,13 @@
 {{- include "ortflow.prune" $run -}}
 {{- include "ortflow.fill" (list $run (include "ortflow.defaults" . | fromJson)) -}}
 {{- $kubernetes := $run.backends.kubernetes -}}
+{{- range $section := list "env" "secret_env" "labels" "annotations" "node_selector" "worker_node_selector" "launcher_node_selector" -}}
+{{- range $key, $value := index $kubernetes $section -}}
+{{- if has $key (list "true" "false") -}}
+{{- fail (printf "backends.kubernetes.%s: Helm has read a name such as N, Y, no or on as %s: put the name in quotes" $section $key) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
 {{- $contents := .Values.contents | default dict -}}
 {{- range $place, $file := $kubernetes.files -}}
 {{- if not (hasKey $contents (printf "file-%d" $place)) -}}
@@ -164,6 +171,10 @@
 {{- if hasPrefix "/" (index . 1) -}}{{- index . 1 -}}
 {{- else -}}{{- printf "%s/%s" (regexReplaceAll "/+$" (index . 0) "") (index . 1) -}}
 {{- end -}}
+{{- end -}}
+
+{{- define "ortflow.literal" -}}
+{{- index . 0 | replace "$" "$$" -}}
 {{- end -}}
 
 {{- define "ortflow.before" -}}
