@@ -52,17 +52,17 @@ def batch() -> MicroBatch:
     return MicroBatch({"x": random.normal(size=(16, 6)).astype("float32"), "labels": random.integers(0, 3, 16)}, 16)
 
 
-def spoil(path: Path, output: str, factor: float) -> None:
-    """Multiply a value of a graph; what else reads a gradient of a parameter is as before."""
-    graph = onnx.load(path)
+def spoil(path: Path, output: str, factor: float, operator: str = "Mul") -> None:
+    """Multiply a value of a graph, or add to it; what else reads a gradient of a parameter is as before."""
+    graph, before, number = onnx.load(path), f"{output}.before", f"{output}.factor"
     for node in graph.graph.node:
         if output.endswith("_grad"):
-            node.input[:] = ["unspoiled" if name == output else name for name in node.input]
+            node.input[:] = [before if name == output else name for name in node.input]
         for place, name in enumerate(node.output):
             if name == output:
-                node.output[place] = "unspoiled"
-    graph.graph.initializer.append(numpy_helper.from_array(np.float32(factor), "factor"))
-    graph.graph.node.append(helper.make_node("Mul", ["unspoiled", "factor"], [output], name="/spoil"))
+                node.output[place] = before
+    graph.graph.initializer.append(numpy_helper.from_array(np.float32(factor), number))
+    graph.graph.node.append(helper.make_node(operator, [before, number], [output], name=f"/spoil/{output}"))
     sort_nodes(graph.graph)
     onnx.save(graph, path)
 
@@ -106,6 +106,35 @@ def test_a_wrong_kernel_is_named_by_the_first_node_that_differs(model: Path) -> 
         trainer_of(model, graphs).check_gradient(batch(), 5)
     assert "/tanh" in str(caught.value)
     assert caught.value.where == "resources.kernels"
+
+
+@needs_kernels
+@pytest.mark.parametrize("factor", [1.0, 1.5])
+def test_kernels_may_differ_at_a_kink_but_not_everywhere(tmp_path: Path, factor: float) -> None:
+    """A unit whose input is 0 for every sample: rounding decides whether ReLU passes its gradient."""
+    random = np.random.default_rng(0)
+    tensors: dict[str, Array] = {
+        "w": (0.4 * random.normal(size=(6, 8))).astype("float32"),
+        "b": np.zeros(8, "float32"),
+        "u": (0.4 * random.normal(size=(8, 3))).astype("float32"),
+    }
+    tensors["w"][:, 3] = 0
+    nodes = [
+        helper.make_node("MatMul", ["x", "w"], ["h"], name="/in"),
+        helper.make_node("Add", ["h", "b"], ["hb"], name="/bias"),
+        helper.make_node("Relu", ["hb"], ["r"], name="/relu"),
+        helper.make_node("MatMul", ["r", "u"], ["y"], name="/out"),
+    ]
+    model = save_model(tmp_path / "m.onnx", nodes, [value("x", ["batch", 6])], [value("y", ["batch", 3])], tensors)
+    graphs = built(model)
+    faster = with_kernels_of(graphs.train)
+    spoil(faster, "hb", 1e-9, "Add")
+    if factor == 1:
+        assert trainer_of(model, graphs).check_gradient(batch(), 5) is not None
+        return
+    spoil(faster, "w_grad", factor)
+    with pytest.raises(UserError, match="differ in the gradient of 'w'"):
+        trainer_of(model, graphs).check_gradient(batch(), 5)
 
 
 def test_a_batch_without_a_finite_loss_checks_nothing(model: Path) -> None:

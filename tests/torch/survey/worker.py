@@ -42,7 +42,10 @@ FLOOR = 1e-4
 DROPS = ("Dropout", "Dropout1d", "Dropout2d", "Dropout3d", "AlphaDropout", "StochasticDepth")
 SHAKEN = 3
 """Runs whose parameters begin off by their last bit. PyTorch's say how far rounding alone takes curve and gradients. Of
-ours the nearest counts: a ReLU whose input is at its kink differs in one run and not in the next, a fault in all."""
+our curves the nearest counts: a ReLU at its kink differs in one run and not in the next, a fault in all."""
+PLACES = (1e-2, 3e-2, 5e-2)
+"""How far trained parameters are moved, of their root mean square, where a gradient seems wrong. Two right gradients
+differ at a kink, and in a deep network some do at each place; a gradient that is wrong differs at all of them."""
 RATE, DECAY = 1e-3, 0.05
 WITH_PEAK = (
     "import resource, subprocess, sys; code = subprocess.call(sys.argv[2:]); "
@@ -78,11 +81,24 @@ def shake(module: nn.Module, seed: int) -> nn.Module:
     return module
 
 
-class Reference:
-    """PyTorch's run of a case in a precision."""
+def move(module: nn.Module, share: float) -> nn.Module:
+    """Move each trained parameter by this share of its root mean square; 0 leaves them as they are."""
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for parameter in module.parameters():
+            if share and parameter.requires_grad:
+                step = share * max(float(parameter.square().mean().sqrt()), 1e-2)
+                parameter.add_(step * torch.randn(parameter.shape, generator=generator))
+    return module
 
-    def __init__(self, case: Case, batches: Sequence[Batch], dtype: torch.dtype, seed: int = 0) -> None:
-        module = shake(with_batched_experts(without_dropout(case.module())).to(dtype), seed)
+
+class Reference:
+    """PyTorch's run of a case in a precision, from its parameters, shaken by a seed or moved by a share."""
+
+    def __init__(
+        self, case: Case, batches: Sequence[Batch], dtype: torch.dtype, seed: int = 0, share: float = 0.0
+    ) -> None:
+        module = shake(with_batched_experts(move(without_dropout(case.module()), share)).to(dtype), seed)
         trained = {name: p for name, p in module.named_parameters() if p.requires_grad}
         optimizer = torch.optim.AdamW(
             [
@@ -106,15 +122,15 @@ class Reference:
         self.seconds = float(np.median(seconds[1:]))
 
 
-def in_double_precision(case: Case, batches: Sequence[Batch]) -> Reference:
+def in_double_precision(case: Case, batches: Sequence[Batch], share: float = 0.0) -> Reference:
     """PyTorch's run in double precision. A module's own `.float()` is one to double where it does not run otherwise."""
     try:
-        return Reference(case, batches, torch.float64)
+        return Reference(case, batches, torch.float64, share=share)
     except RuntimeError as error:
         if "same dtype" not in str(error):
             raise
     with mock.patch.object(torch.Tensor, "float", torch.Tensor.double):
-        return Reference(case, batches, torch.float64)
+        return Reference(case, batches, torch.float64, share=share)
 
 
 def _cast(batch: Batch, dtype: torch.dtype) -> Batch:
@@ -178,10 +194,9 @@ class Ours:
     """The gradients of the first batch and the seconds of a step, by the graphs of the run."""
 
     def __init__(self, run_dir: Path, batches: Sequence[Batch]) -> None:
-        flat = FlatRun(GraphSet.load(run_dir / "graphs"), Adam(name="adamw", lr=RATE, weight_decay=DECAY))
-        _, weight = flat.gradients(batches[0])
-        trained = [e.name for e in flat.index if e.tensor.group in ("decay", "no_decay")]
-        self.gradients = {name: flat.view("gradients", name).astype(np.float64) / weight for name in trained}
+        self._run_dir = run_dir
+        flat = self._flat()
+        self.gradients = _gradients(flat, batches[0])
         seconds = []
         for batch in batches[:6]:
             start = time.process_time()
@@ -189,9 +204,28 @@ class Ours:
             seconds.append(time.process_time() - start)
         self.seconds = float(np.median(seconds[1:]))
 
+    def _flat(self) -> FlatRun:
+        return FlatRun(GraphSet.load(self._run_dir / "graphs"), Adam(name="adamw", lr=RATE, weight_decay=DECAY))
 
-def worst_gradient(ours: dict[str, np.ndarray], float32: Sequence[Reference], float64: Reference) -> tuple[float, str]:
-    """The largest error of a tensor's gradient as a multiple of its tolerance, and the tensor's name.
+    def gradients_of(self, module: nn.Module, batch: Batch) -> dict[str, np.ndarray]:
+        """The gradients of a batch with the module's trained parameters in place of the file's."""
+        flat = self._flat()
+        trained = {entry.name for entry in flat.index if entry.tensor.group in ("decay", "no_decay")}
+        for name, parameter in module.named_parameters():
+            if name in trained:
+                view = flat.view("parameters", name)
+                view[...] = parameter.detach().numpy().reshape(view.shape)
+        return _gradients(flat, batch)
+
+
+def _gradients(flat: FlatRun, batch: Batch) -> dict[str, np.ndarray]:
+    _, weight = flat.gradients(batch)
+    trained = [e.name for e in flat.index if e.tensor.group in ("decay", "no_decay")]
+    return {name: flat.view("gradients", name).astype(np.float64) / weight for name in trained}
+
+
+def gradient_errors(ours: dict[str, np.ndarray], float32: Sequence[Reference], float64: Reference) -> dict[str, float]:
+    """The error of each tensor's gradient as a multiple of its tolerance.
 
     `float32`: runs of PyTorch, of which the furthest from double precision counts for each tensor.
     """
@@ -201,15 +235,15 @@ def worst_gradient(ours: dict[str, np.ndarray], float32: Sequence[Reference], fl
     scales = {n: max(float(np.linalg.norm(g)), FLOOR * whole * np.sqrt(g.size / count)) for n, g in exact.items()}
     own = {n: max(float(np.linalg.norm(r.gradients[n] - g)) for r in float32) / scales[n] for n, g in exact.items()}
     rounding = max(own.values())
-    worst = (0.0, "")
+    errors = {}
     for name, gradient in exact.items():
         if name not in ours:
             missing = float(np.linalg.norm(gradient)) > scales[name] * GRADIENT_TOLERANCE
-            worst = max(worst, (float("inf") if missing else 0.0, f"{name} is not trained"))
+            errors[f"{name} is not trained"] = float("inf") if missing else 0.0
             continue
         error = float(np.linalg.norm(ours[name].reshape(gradient.shape) - gradient)) / scales[name]
-        worst = max(worst, (error / max(GRADIENT_TOLERANCE, 10 * own[name], 2 * rounding), name))
-    return worst
+        errors[name] = error / max(GRADIENT_TOLERANCE, 10 * own[name], 2 * rounding)
+    return errors
 
 
 def survey(case: Case, folder: Path) -> dict[str, Any]:
@@ -238,11 +272,16 @@ def survey(case: Case, folder: Path) -> dict[str, Any]:
     ours = Ours(run_dir, batches)
     singles = [float32]
     loss = nearest(losses, float32, float64)
-    error, tensor = worst_gradient(ours.gradients, singles, float64)
-    if verdict(loss, own, error) != "right":
+    errors = gradient_errors(ours.gradients, singles, float64)
+    if verdict(loss, own, max(errors.values())) != "right":
         singles += [Reference(case, batches, torch.float32, seed) for seed in range(1, SHAKEN + 1)]
         own = max(distance(single.losses, float64.losses) for single in singles)
-        error, tensor = worst_gradient(ours.gradients, singles, float64)
+        errors = gradient_errors(ours.gradients, singles, float64)
+    for share in PLACES:
+        if max(errors.values()) > 1:
+            elsewhere = errors_at(case, ours, batches, share)
+            errors = {name: min(error, elsewhere[name]) for name, error in errors.items()}
+    error, tensor = max((error, name) for name, error in errors.items())
     for seed in range(1, SHAKEN + 1):
         if error <= 1 and verdict(loss, own, error) != "right":
             again = folder / str(seed) / "model.onnx"
@@ -253,6 +292,14 @@ def survey(case: Case, folder: Path) -> dict[str, Any]:
         "result": verdict(loss, own, error), "loss": loss,
         "gradient": error, "tensor": tensor, "seconds": ours.seconds,
     }  # fmt: skip
+
+
+def errors_at(case: Case, ours: Ours, batches: Sequence[Batch], share: float) -> dict[str, float]:
+    """As `gradient_errors`, with the trained parameters moved."""
+    few = batches[:2]
+    moved = move(without_dropout(case.module()), share)
+    singles = [Reference(case, few, torch.float32, seed, share) for seed in range(SHAKEN + 1)]
+    return gradient_errors(ours.gradients_of(moved, few[0]), singles, in_double_precision(case, few, share))
 
 
 def nearest(losses: Sequence[float], *references: Reference) -> float:
