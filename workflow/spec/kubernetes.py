@@ -186,7 +186,7 @@ class KubernetesBackend(Section):
     priority_class: Text | None = None
     """Priority class of the pods."""
     env: dict[Text, Annotated[str, Field(pattern=r"^[^\x00]*$")]] = Field(default_factory=dict)
-    """Environment variables of the ranks."""
+    """Environment variables of the ranks, taken as they are; in an overlay's, Kubernetes replaces $(NAME)."""
     secret_env: dict[Text, Text] = Field(default_factory=dict)
     """Environment variables from secrets: VARIABLE: SECRET/KEY."""
     security: Security = Security()
