@@ -9,21 +9,24 @@ import socket
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from unittest.mock import Mock, call
 
 import pytest
 from run_files import spec_of
 
 from ortflow.launchers import prepare as preparing
 from ortflow.launchers.kubernetes import doubts as module
+from ortflow.launchers.kubernetes import ending
 from ortflow.launchers.kubernetes.doubts import Doubts
 from ortflow.launchers.kubernetes.hosts import address, read_hosts, short, wait_for
-from ortflow.launchers.kubernetes.keeper import ranks_grace
+from ortflow.launchers.kubernetes.keeper import Keeper, ranks_grace
 from ortflow.launchers.kubernetes.mpirun import DEFAULTS, command, environment, hostfile
 from ortflow.launchers.kubernetes.pod import Pod
 from ortflow.launchers.kubernetes.sshd import pass_on, sshd_config
 from ortflow.launchers.kubernetes.story import MARK, Story
 from ortflow.launchers.kubernetes.witness import Witness, Witnesses, conclude, hear, key_digest, leaves, tell
 from ortflow.launchers.kubernetes.words import first_end
+from ortflow.launchers.opening import Opened
 from ortflow.launchers.records import Outcome
 from ortflow.manifests.local import Mpi
 from ortflow.workflow.errors import EndedBySignal, OrtflowError, Preempted, UserError
@@ -313,6 +316,21 @@ def test_prepare_that_runs_out_of_memory_is_no_wrong_input(tmp_path: Path, monke
     monkeypatch.setattr(preparing, "oom_kills", lambda: 5)
     with pytest.raises(UserError, match="ended with exit code 3"):
         preparing.prepare(spec, tmp_path, "python", key)
+
+
+def test_a_later_launcher_pod_says_what_an_earlier_one_found_changed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """That one ended before it began an attempt."""
+    monkeypatch.setattr(ending, "TERMINATION", tmp_path / "termination-log")
+    run, said = RunDir(tmp_path / "run"), Mock()
+    run.root.mkdir()
+    run.record_attempt(event="changed", attempt=0, notes=["resources.nodes: 2 before, 1 now"])
+    keeper = Keeper.__new__(Keeper)
+    keeper._run, keeper._spec, keeper._pod = run, SPEC, pod(tmp_path)
+    keeper._ownership, keeper._story = Mock(), said
+    keeper._keep_open(Opened(run, SPEC, 0, finished=True), Mpi("mpich", "mpirun"))
+    assert said.say.mock_calls[0] == call("resources.nodes: 2 before, 1 now")
 
 
 def test_ranks_have_time_to_save_in_a_short_grace_period() -> None:
