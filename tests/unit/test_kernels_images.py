@@ -48,6 +48,12 @@ CASES: dict[str, tuple[str, dict[str, np.ndarray], dict[str, Any], list[str]]] =
         ["Conv", "ConvDataGrad", "ConvWeightGrad"],
     ),
     "whole": ("Conv", {"x": X, "w": tensor(5, 6, 3, 3)}, {"dilations": [2, 1]}, ["ConvDataGrad", "ConvWeightGrad"]),
+    "deep": (
+        "Conv",
+        {"x": X, "w": tensor(5, 6, 4, 3), "b": tensor(5)},
+        {"strides": [1, 2]},
+        ["Conv", "ConvDataGrad", "ConvWeightGrad"],
+    ),
     "batch norm": (
         "BatchNormalization",
         {"x": X, "s": tensor(6), "b": tensor(6), "mean": np.zeros(6), "variance": np.ones(6)},
@@ -60,12 +66,17 @@ CASES: dict[str, tuple[str, dict[str, np.ndarray], dict[str, Any], list[str]]] =
         {"group": 6, "strides": [2, 2]},
         ["Conv", "ConvDataGrad", "ConvWeightGrad"],
     ),
-    "transposed, whole": ("ConvTranspose", {"x": X, "w": tensor(6, 5, 2, 2)}, {"strides": [2, 2]}, ["ConvWeightGrad"]),
+    "transposed, whole": (
+        "ConvTranspose",
+        {"x": X, "w": tensor(6, 5, 2, 2)},
+        {"strides": [2, 2]},
+        ["ConvDataGrad", "ConvWeightGrad"],
+    ),
     "transposed, longer": (
         "ConvTranspose",
         {"x": X, "w": tensor(6, 5, 3, 3), "b": tensor(5)},
         {"strides": [2, 3], "pads": [1, 0, 1, 1], "output_padding": [1, 2]},
-        ["ConvWeightGrad"],
+        ["ConvDataGrad", "ConvWeightGrad"],
     ),
 }
 

@@ -330,22 +330,73 @@ def test_convolutions_and_their_gradients(library: Path, few: bool) -> None:
         shape = np.array(x.shape, np.int64)
         (dx,) = compute("ConvDataGrad", geometry, shape, dy, weight, library=library, threads=threads)
         near(dx, exact[0][inner], scale[0][inner], 4 + 2 * math.sqrt(made * kernel.prod()), case)
+        bias = draw(random, groups * channels)
+        added = bias.reshape(-1, *(1 for _ in range(axes)))
+        (dx,) = compute("ConvDataGrad", geometry, shape, dy, weight, bias, library=library, threads=threads)
+        bound = scale[0][inner] + np.abs(added)
+        near(dx, exact[0][inner] + added, bound, 5 + 2 * math.sqrt(made * kernel.prod()), case)
         (dw,) = compute("ConvWeightGrad", geometry, dy, x, library=library, threads=threads)
         near(dw, exact[1], scale[1], 4 + 2 * math.sqrt(images * out.prod()), case)
-        if channels * made <= 16:
-            bias = draw(random, groups * made)
-            by_channel = bias.reshape(-1, *(1 for _ in range(axes)))
-            given = geometry, after.astype(np.int64), x, weight
-            (y,) = compute("Conv", *given, bias, library=library, threads=threads)
-            near(
-                y,
-                exact[2] + by_channel,
-                scale[2] + np.abs(by_channel),
-                4 + 2 * math.sqrt(channels * kernel.prod()),
-                case,
-            )
-            (y,) = compute("Conv", *given, library=library)
-            near(y, exact[2], scale[2], 4 + 2 * math.sqrt(channels * kernel.prod()), case)
+        bias = draw(random, groups * made)
+        added = bias.reshape(-1, *(1 for _ in range(axes)))
+        given = geometry, after.astype(np.int64), x, weight
+        ulps = 5 + 2 * math.sqrt(channels * kernel.prod())
+        (y,) = compute("Conv", *given, bias, library=library, threads=threads)
+        near(y, exact[2] + added, scale[2] + np.abs(added), ulps, case)
+        (y,) = compute("Conv", *given, library=library)
+        near(y, exact[2], scale[2], ulps, case)
+
+
+LARGE_CONVOLUTIONS = {
+    "several chunks of images": ((9, 40, 66, 50), (24, 40, 3, 3), 1, 1),
+    "an image of several chunks": ((1, 5, 300, 400), (6, 5, 2, 3), 2, 0),
+    "many channels, few places": ((5, 260, 2, 2), (300, 260, 3, 3), 1, 1),
+    "many channels, strides": ((3, 130, 9, 8), (131, 130, 4, 4), 2, 1),
+    "a long kernel": ((2, 4, 700), (5, 4, 300), 1, 150),
+    "single places": ((3, 120, 15, 16), (200, 120, 1, 1), 1, 0),
+    "groups": ((3, 4 * 20, 12, 16), (4 * 17, 20, 3, 3), 1, 1),
+}
+
+
+@pytest.mark.parametrize("name", LARGE_CONVOLUTIONS)
+def test_convolutions_larger_than_every_block(library: Path, name: str) -> None:
+    """In double precision, the data's gradient in random directions; threads change no bit."""
+    dims, weights, stride, pad = LARGE_CONVOLUTIONS[name]
+    random, axes, groups = np.random.default_rng(1), len(dims) - 2, dims[1] // weights[1]
+    x, w = (random.standard_normal(shape).astype(np.float32) for shape in (dims, weights))
+    geometry = np.array([groups, *weights[2:], *[stride] * axes, *[pad] * axes, *[1] * axes], np.int64)
+    wide = np.pad(x.astype("d"), [(0, 0), (0, 0), *[(pad, pad)] * axes])
+    seen = np.lib.stride_tricks.sliding_window_view(wide, weights[2:], tuple(range(2, 2 + axes)))
+    seen = seen[(slice(None), slice(None), *[slice(None, None, stride)] * axes)]
+    out = seen.shape[2 : 2 + axes]
+    dy = random.standard_normal((dims[0], weights[0], *out)).astype(np.float32)
+    # [image, group, channel, place, place of the kernel]
+    seen = seen.reshape(dims[0], groups, weights[1], math.prod(out), math.prod(weights[2:]))
+    kernels = w.astype("d").reshape(groups, -1, *seen.shape[2::2])
+    slopes = dy.astype("d").reshape(dims[0], groups, kernels.shape[1], -1)
+    y = np.einsum("ngcpk,gmck->ngmp", seen, kernels, optimize=True).reshape(dy.shape)
+    dw = np.einsum("ngcpk,ngmp->gmck", seen, slopes, optimize=True).reshape(weights)
+    behind, shape = np.array([pad] * axes, np.int64), np.array(dims, np.int64)
+    calls = {
+        "Conv": (geometry, behind, x, w),
+        "ConvWeightGrad": (geometry, dy, x),
+        "ConvDataGrad": (geometry, shape, dy, w),
+    }
+    found = {}
+    for operator, given in calls.items():
+        one, two = (compute(operator, *given, library=library, threads=threads)[0] for threads in (1, 3))
+        assert np.array_equal(one, two), operator
+        found[operator] = one.astype("d")
+    assert np.abs(found["Conv"] - y).max() <= 4e-6 * np.abs(y).max()
+    assert np.abs(found["ConvWeightGrad"] - dw).max() <= 4e-6 * np.abs(dw).max()
+    dx = found["ConvDataGrad"]
+    for _ in range(3):
+        probe = random.standard_normal(dims)
+        padded = np.pad(probe, [(0, 0), (0, 0), *[(pad, pad)] * axes])
+        met = np.lib.stride_tricks.sliding_window_view(padded, weights[2:], tuple(range(2, 2 + axes)))
+        met = met[(slice(None), slice(None), *[slice(None, None, stride)] * axes)].reshape(seen.shape)
+        expected = np.einsum("ngcpk,gmck,ngmp->", met, kernels, slopes, optimize=True)
+        assert abs((dx * probe).sum() - expected) <= 4e-6 * np.sqrt((dx * dx).sum()) * 4
 
 
 def test_batch_normalization_and_its_gradient(library: Path) -> None:

@@ -1,21 +1,18 @@
-/* The gradients of a convolution of up to three spatial axes, for its data and for its weight.
+/* Convolutions of up to three spatial axes and their gradients, for data and for weight.
  *
- * Both go image by image and group by group over tiles of the matrix that has a row for each channel and place in the
- * kernel, and a column for each place in the output (im2col): dW = dY columns(X)^T, columns(dX) = W^T dY. Where a
- * group has so few channels that a matrix product would be mostly padding, they are computed directly. How the work is
- * divided depends on the shapes alone, so results do not depend on the threads. */
+ * Each is a matrix product for each group (implicit.c), or, where a group has so few channels that a product would be
+ * mostly padding, computed directly (direct.c). The gradient for the data is a convolution of the output's gradient for
+ * each place of the data modulo the strides, by the places of the kernel that meet it. How the work is divided depends on
+ * the shapes alone, so results do not depend on the threads. */
 #include <stdlib.h>
 
 #include "direct.h"
-#include "gemm.h"
+#include "implicit.h"
 
-#define TILE (1 << 16)   /* floats of a tile of columns: it stays in the second-level cache */
-#define ROWS 128         /* rows of a tile: fewer do not pay for packing the other factor */
-#define DIRECT 16        /* most products of channels in and out of a group that are computed directly */
-#define SMALL 128        /* places of an output from which on each image has a product of its own */
-#define JOINED 256       /* places of the images, together, that share one otherwise */
-#define TASKS 8          /* tasks from which no more are made by dividing the batch */
-#define PARTIAL (1 << 20) /* most floats of partial sums */
+#define DIRECT 16           /* most products of channels in and out of a group that are computed directly */
+#define TASKS 8             /* tasks from which no more are made by dividing the batch */
+#define PARTIAL (1 << 20)   /* most floats of partial sums */
+#define WHOLE (1 << 16)     /* elements of a weight from which on all threads share one product for its gradient */
 
 int read_windows(const Tensor *geometry, const int64_t *x_dims, const int64_t *y_dims, size_t rank, Windows *out) {
     const int64_t *given = (const int64_t *)(const void *)geometry->data;
@@ -37,270 +34,211 @@ int read_windows(const Tensor *geometry, const int64_t *x_dims, const int64_t *y
     return 1;
 }
 
-/* The first and, behind the last, places of the output's axis whose data at an offset of the kernel lies in [0, x). */
-static void valid(const Windows *s, int axis, int64_t offset, int64_t *first, int64_t *end) {
-    int64_t shift = offset * s->dilation[axis] - s->pad[axis], step = s->stride[axis];
-    *first = shift < 0 ? divide_up(-shift, step) : 0;
-    *end = s->x[axis] > shift ? divide_up(s->x[axis] - shift, step) : 0;
-    *end = least(*end, s->y[axis]);
-    if (*end < *first) *end = *first;
-}
-
-/* What is done with a run of places along the last axis: `count` of them, `step` apart in the data. */
-typedef void (*Run)(float *data, int64_t step, float *other, int64_t count);
-
-/* Calls `run` for the rows [row, row + rows) of the output's first two axes, at one place of the kernel, wherever the
- * data has something; `other` lies as the output does, from `row` on. */
-static inline __attribute__((always_inline)) void each_run(const Windows *s, int64_t offset, int64_t row, int64_t rows,
-                                                           float *data, float *other, Run run) {
-    int64_t at[AXES], first[AXES], end[AXES], shift[AXES];
-    at[2] = offset % s->kernel[2], at[1] = offset / s->kernel[2] % s->kernel[1];
-    at[0] = offset / s->kernel[2] / s->kernel[1];
-    for (int i = 0; i < AXES; i++) {
-        valid(s, i, at[i], &first[i], &end[i]);
-        shift[i] = at[i] * s->dilation[i] - s->pad[i];
-    }
-    if (end[2] == first[2]) return;
-    for (int64_t r = row; r < row + rows; r++) {
-        int64_t d = r / s->y[1], h = r % s->y[1];
-        if (d < first[0] || d >= end[0] || h < first[1] || h >= end[1]) continue;
-        int64_t line = (d * s->stride[0] + shift[0]) * s->x[1] + h * s->stride[1] + shift[1];
-        run(data + line * s->x[2] + first[2] * s->stride[2] + shift[2], s->stride[2],
-            other + (r - row) * s->y[2] + first[2], end[2] - first[2]);
-    }
-}
-
-static inline void copy_run(float *data, int64_t step, float *other, int64_t count) {
-    if (step == 1)
-        memcpy(other, data, (size_t)count * sizeof(float));
-    else
-        for (int64_t i = 0; i < count; i++) other[i] = data[i * step];
-}
-
-static inline void add_run(float *restrict data, int64_t step, float *restrict other, int64_t count) {
-    if (step == 1)
-        for (int64_t i = 0; i < count; i++) data[i] += other[i];
-    else
-        for (int64_t i = 0; i < count; i++) data[i * step] += other[i];
-}
-
-/* The same for every channel and place of the kernel, each of which has a row of columns, `apart` from the next. */
-static inline __attribute__((always_inline)) void each_column(const Windows *s, int64_t channels, int64_t row,
-                                                              int64_t rows, float *x, float *columns, int64_t apart,
-                                                              Run run) {
-    for (int64_t c = 0; c < channels; c++)
-        for (int64_t k = 0; k < s->offsets; k++, columns += apart)
-            each_run(s, k, row, rows, x + c * s->x_size, columns, run);
+static int is_direct(const Windows *s) {
+    return s->x_channels * s->y_channels <= DIRECT && s->offsets <= MOST_PLACES;
 }
 
 typedef struct {
     Windows s;
     Planes p;          /* where it is direct */
-    float *x, *y, *w;  /* data or its gradient, the output's gradient, weight or its gradient */
+    float *x, *y, *w;  /* data, output, weight; or their gradients */
+    const float *bias;
     float *partial;    /* of the weight's gradient, one after the other; NULL where there is one */
-    int64_t channels;  /* of the data, that a task has at most */
-    int64_t joined;    /* images of one product: small ones share the packing of the weight */
-    int64_t blocks, parts; /* tasks of a group by channels, and by images */
+    int64_t parts;     /* of the batch */
     _Atomic int failed;
 } Work;
 
-/* The kernel is one place that reads each place of the data once: the data itself is the matrix of columns. */
-static int is_plain(const Windows *s) {
-    for (int i = 0; i < AXES; i++)
-        if (s->kernel[i] != 1 || s->stride[i] != 1 || s->pad[i] || s->x[i] != s->y[i]) return 0;
-    return 1;
+static float *x_of(const Work *work, int64_t image, int64_t group) {
+    return work->x + (image * work->s.groups + group) * work->s.x_channels * work->s.x_size;
 }
 
-static int is_direct(const Windows *s) {
-    return s->x_channels * s->y_channels <= DIRECT && s->offsets <= MOST_PLACES;
+static float *y_of(const Work *work, int64_t image, int64_t group) {
+    return work->y + (image * work->s.groups + group) * work->s.y_channels * work->s.y_size;
 }
 
-/* Rows of the output, along its last axis, whose columns for so many channels make a tile. */
-static int64_t rows_of_tile(const Windows *s, int64_t channels) {
-    int64_t rows = TILE / (channels * s->offsets * s->y[2]), all_rows = s->y[0] * s->y[1];
-    return least(rows < 1 ? 1 : rows, all_rows);
+static float *w_of(const Work *work, int64_t group) {
+    return work->w + group * work->s.y_channels * work->s.x_channels * work->s.offsets;
 }
 
-/* Values of some images, [channel][image][place], of those that lie `apart`. */
-static void join(const float *from, int64_t apart, int64_t channels, int64_t size, int64_t images, float *to) {
-    for (int64_t c = 0; c < channels; c++)
-        for (int64_t i = 0; i < images; i++, to += size)
-            memcpy(to, from + i * apart + c * size, (size_t)size * sizeof(float));
+/* Images [first, first + images) of a group. */
+static int forward(const Call *call, const Work *work, int64_t group, int64_t first, int64_t images) {
+    const Windows *s = &work->s;
+    Convolution c = {*s, x_of(work, first, group), w_of(work, group), work->bias ? work->bias + group * s->y_channels : NULL,
+                     y_of(work, first, group)};
+    c.s.images = images;
+    c.x_apart = s->groups * s->x_channels * s->x_size, c.y_apart = s->groups * s->y_channels * s->y_size;
+    c.w_row = s->x_channels * s->offsets, c.w_channel = s->offsets, c.y_row = s->y_size;
+    c.steps[0] = s->y[1] * s->y[2], c.steps[1] = s->y[2], c.steps[2] = 1;
+    return convolve(call, &c);
 }
 
-/* The reverse. */
-static void spread(const float *from, int64_t apart, int64_t channels, int64_t size, int64_t images, float *to) {
-    for (int64_t c = 0; c < channels; c++)
-        for (int64_t i = 0; i < images; i++, from += size)
-            memcpy(to + i * apart + c * size, from, (size_t)size * sizeof(float));
+static void forward_task(void *argument, size_t index) {
+    Work *work = argument;
+    const Windows *s = &work->s;
+    int64_t group = (int64_t)index % s->groups, image = (int64_t)index / s->groups;
+    const float *bias = work->bias ? work->bias + group * s->y_channels : NULL;
+    int done = is_direct(s) ? direct_convolution(s, &work->p, x_of(work, image, group), w_of(work, group), bias,
+                                                 y_of(work, image, group))
+                            : forward(NULL, work, group, image, 1);
+    if (!done) work->failed = 1;
 }
 
-/* Memory for one product of some images: the output's gradient, joined, and behind it `rows` rows of columns. */
+/* Along one axis, the data's places that are `rest` modulo the stride: how many there are, and the convolution of the
+ * gradient that makes them. Its kernel is the places [last, last - apart, ...] of the weight's; 0 where there is none. */
 typedef struct {
-    int64_t lines, count, x_apart; /* rows of the output; columns of the product; from one image of x to the next */
-    float *y, *columns;
-} Joined;
+    int64_t places, count, last, apart, dilation, pad;
+} Phase;
 
-static int join_gradient(const Windows *s, int64_t images, int64_t rows, const float *y, Joined *out) {
-    *out = (Joined){.lines = s->y[0] * s->y[1], .count = images * s->y_size};
-    out->x_apart = s->groups * s->x_channels * s->x_size;
-    out->y = scratch((s->y_channels + rows) * out->count);
-    if (!out->y) return 0;
-    out->columns = out->y + s->y_channels * out->count;
-    join(y, s->groups * s->y_channels * s->y_size, s->y_channels, s->y_size, images, out->y);
-    return 1;
+static Phase phase_of(const Windows *s, int axis, int64_t rest) {
+    int64_t stride = s->stride[axis], dilation = s->dilation[axis], at = rest + s->pad[axis];
+    Phase p = {.places = rest < s->x[axis] ? divide_up(s->x[axis] - rest, stride) : 0};
+    int64_t first = 0;
+    p.apart = 1;
+    while (p.apart * dilation % stride) p.apart++;
+    p.dilation = p.apart * dilation / stride;
+    while (first < p.apart && (at - first * dilation) % stride) first++;
+    if (first >= p.apart || first >= s->kernel[axis]) return p;
+    p.count = (s->kernel[axis] - 1 - first) / p.apart + 1;
+    p.last = first + (p.count - 1) * p.apart;
+    p.pad = -((at - p.last * dilation) / stride);
+    return p;
 }
 
-/* As `data_task` for images that are joined: x and y are those of the first. */
-static int joined_data(const Windows *s, Gemm *gemm, int64_t images, int64_t channels, float *x, const float *y) {
-    Joined j;
-    if (!join_gradient(s, images, gemm->m, y, &j)) return 0;
-    gemm->n = gemm->row_b = gemm->row_c = j.count, gemm->b = j.y, gemm->c = j.columns;
-    gemm_alone(gemm);
-    if (is_plain(s)) {
-        spread(j.columns, j.x_apart, channels, s->x_size, images, x);
-        return 1;
+/* The data's places of one phase along each axis. */
+static int one_phase(const Call *call, const Work *work, int64_t group, int64_t first, int64_t images, const int64_t *rest) {
+    const Windows *s = &work->s;
+    Convolution c = {{.images = images, .groups = 1, .x_channels = s->y_channels, .y_channels = s->x_channels}};
+    Phase phases[AXES];
+    int64_t begin = 0, step = 1;
+    for (int i = AXES; i-- > 0;) {
+        phases[i] = phase_of(s, i, rest[i]);
+        c.s.x[i] = s->y[i], c.s.y[i] = phases[i].places, c.s.kernel[i] = phases[i].count, c.s.stride[i] = 1;
+        c.s.pad[i] = phases[i].pad, c.s.dilation[i] = phases[i].dilation;
+        begin += rest[i] * step, c.steps[i] = s->stride[i] * step, step *= s->x[i];
     }
-    for (int64_t i = 0; i < images; i++) {
-        float *image = x + i * j.x_apart;
-        memset(image, 0, (size_t)(channels * s->x_size) * sizeof(float));
-        each_column(s, channels, 0, j.lines, image, j.columns + i * s->y_size, j.count, add_run);
+    c.s.x_size = s->y_size, c.s.y_size = product(c.s.y), c.s.offsets = product(c.s.kernel);
+    if (!c.s.y_size || !c.s.offsets) return 1;
+    int32_t *taps = malloc((size_t)c.s.offsets * sizeof *taps);
+    if (!taps) return 0;
+    for (int64_t k = 0; k < c.s.offsets; k++) {
+        int64_t at = 0, left = k, size = 1;
+        for (int i = AXES; i-- > 0; left /= phases[i].count, size *= s->kernel[i])
+            at += (phases[i].last - left % phases[i].count * phases[i].apart) * size;
+        taps[k] = (int32_t)at;
     }
-    return 1;
+    c.x = y_of(work, first, group), c.w = w_of(work, group), c.y = x_of(work, first, group) + begin, c.taps = taps;
+    c.x_apart = s->groups * s->y_channels * s->y_size, c.y_apart = s->groups * s->x_channels * s->x_size;
+    c.w_row = s->offsets, c.w_channel = s->x_channels * s->offsets, c.y_row = s->x_size;
+    c.bias = work->bias ? work->bias + group * s->x_channels : NULL;
+    int done = convolve(call, &c);
+    free(taps);
+    return done;
 }
 
-/* As a step of `weight_task` for images that are joined. */
-static int joined_weight(const Windows *s, Gemm *gemm, int64_t images, int64_t channels, float *x, const float *y) {
-    Joined j;
-    if (!join_gradient(s, images, gemm->n, y, &j)) return 0;
-    if (is_plain(s)) {
-        join(x, j.x_apart, channels, s->x_size, images, j.columns);
-    } else {
-        memset(j.columns, 0, (size_t)(gemm->n * j.count) * sizeof(float));
-        for (int64_t i = 0; i < images; i++)
-            each_column(s, channels, 0, j.lines, x + i * j.x_apart, j.columns + i * s->y_size, j.count, copy_run);
+static int backward(const Call *call, const Work *work, int64_t group, int64_t first, int64_t images) {
+    const Windows *s = &work->s;
+    for (int64_t phase = 0; phase < product(s->stride); phase++) {
+        int64_t rest[AXES] = {phase / s->stride[2] / s->stride[1], phase / s->stride[2] % s->stride[1],
+                              phase % s->stride[2]};
+        if (!one_phase(call, work, group, first, images, rest)) return 0;
     }
-    gemm->k = gemm->row_a = gemm->column_b = j.count, gemm->a = j.y, gemm->b = j.columns;
-    gemm_alone(gemm);
     return 1;
 }
 
 static void data_task(void *argument, size_t index) {
     Work *work = argument;
     const Windows *s = &work->s;
-    int64_t block = (int64_t)index % work->blocks, rest = (int64_t)index / work->blocks;
-    int64_t group = rest % s->groups, image = rest / s->groups * work->joined, first = block * work->channels;
-    int64_t channels = least(work->channels, s->x_channels - first), depth = s->y_channels;
-    float *x = work->x + ((image * s->groups + group) * s->x_channels + first) * s->x_size;
-    float *y = work->y + (image * s->groups + group) * depth * s->y_size;
-    const float *w = work->w + (group * depth * s->x_channels + first) * s->offsets;
-    int64_t wide = s->x_channels * s->offsets, lines = s->y[0] * s->y[1];
-    Gemm gemm = {.m = channels * s->offsets, .k = depth, .alpha = 1, .a = w, .row_a = 1, .column_a = wide};
-    gemm.row_b = s->y_size, gemm.column_b = 1;
-    if (work->joined > 1) {
-        if (!joined_data(s, &gemm, least(work->joined, s->images - image), channels, x, y)) work->failed = 1;
-        return;
+    int64_t group = (int64_t)index % s->groups, image = (int64_t)index / s->groups;
+    int done = is_direct(s) ? direct_data_gradient(s, &work->p, y_of(work, image, group), w_of(work, group),
+                                                   x_of(work, image, group))
+                            : backward(NULL, work, group, image, 1);
+    for (int64_t c = 0; is_direct(s) && work->bias && c < s->x_channels; c++) {
+        float *x = x_of(work, image, group) + c * s->x_size, bias = work->bias[group * s->x_channels + c];
+        for (int64_t i = 0; i < s->x_size; i++) x[i] += bias;
     }
-    if (is_plain(s)) {
-        gemm.n = s->y_size, gemm.b = y, gemm.c = x, gemm.row_c = s->y_size;
-        gemm_alone(&gemm);
-        return;
-    }
-    if (is_direct(s)) {
-        if (!direct_data_gradient(s, &work->p, y, w, x)) work->failed = 1;
-        return;
-    }
-    memset(x, 0, (size_t)(channels * s->x_size) * sizeof(float));
-    int64_t rows = rows_of_tile(s, channels);
-    float *columns = scratch(gemm.m * rows * s->y[2]);
-    if (!columns) {
-        work->failed = 1;
-        return;
-    }
-    for (int64_t row = 0; row < lines; row += rows) {
-        int64_t here = least(rows, lines - row);
-        gemm.n = gemm.row_c = here * s->y[2], gemm.b = y + row * s->y[2], gemm.c = columns;
-        gemm_alone(&gemm);
-        each_column(s, channels, row, here, x, columns, gemm.n, add_run);
-    }
+    if (!done) work->failed = 1;
 }
 
+/* Some places of the data are met by no place of the kernel. */
+static int has_gaps(const Windows *s) {
+    for (int i = 0; i < AXES; i++)
+        for (int64_t rest = 0; rest < s->stride[i]; rest++) {
+            Phase p = phase_of(s, i, rest);
+            if (p.places && !p.count) return 1;
+        }
+    return 0;
+}
+
+static int weight_of(const Call *call, const Work *work, int64_t group, int64_t first, int64_t images, float *w) {
+    const Windows *s = &work->s;
+    WeightGradient g = {*s, x_of(work, first, group), y_of(work, first, group), w};
+    g.s.images = images, g.y_row = s->y_size;
+    g.x_apart = s->groups * s->x_channels * s->x_size, g.y_apart = s->groups * s->y_channels * s->y_size;
+    return weight_gradient(call, &g);
+}
+
+/* A group and a part of the batch. */
 static void weight_task(void *argument, size_t index) {
     Work *work = argument;
     const Windows *s = &work->s;
-    int64_t block = (int64_t)index % work->blocks, rest = (int64_t)index / work->blocks;
-    int64_t group = rest % s->groups, part = rest / s->groups, first = block * work->channels;
-    int64_t channels = least(work->channels, s->x_channels - first), height = s->y_channels;
-    int64_t wide = s->x_channels * s->offsets, lines = s->y[0] * s->y[1];
-    float *w = part ? work->partial + (part - 1) * s->groups * height * wide : work->w;
-    w += group * height * wide + first * s->offsets;
-    Gemm gemm = {.m = height, .n = channels * s->offsets, .alpha = 1, .c = w, .row_c = wide, .add = 1};
-    gemm.row_a = s->y_size, gemm.column_a = gemm.row_b = 1;
-    for (int64_t m = 0; m < height; m++) memset(w + m * wide, 0, (size_t)gemm.n * sizeof(float));
+    int64_t group = (int64_t)index % s->groups, part = (int64_t)index / s->groups;
+    int64_t size = s->y_channels * s->x_channels * s->offsets;
     int64_t begin = s->images * part / work->parts, end = s->images * (part + 1) / work->parts;
-    int64_t rows = is_plain(s) ? lines : rows_of_tile(s, channels);
-    const int alone = work->joined == 1 && !is_plain(s) && !is_direct(s);
-    float *columns = alone ? scratch(gemm.n * rows * s->y[2]) : NULL;
-    if (alone && !columns) {
-        work->failed = 1;
+    float *w = (part ? work->partial + (part - 1) * s->groups * size : work->w) + group * size;
+    if (!is_direct(s)) {
+        if (!weight_of(NULL, work, group, begin, end - begin, w)) work->failed = 1;
         return;
     }
-    for (int64_t image = begin; image < end; image += work->joined) {
-        float *x = work->x + ((image * s->groups + group) * s->x_channels + first) * s->x_size;
-        float *y = work->y + (image * s->groups + group) * height * s->y_size;
-        if (work->joined > 1) {
-            if (!joined_weight(s, &gemm, least(work->joined, end - image), channels, x, y)) work->failed = 1;
-            continue;
-        }
-        if (is_direct(s)) {
-            if (!direct_weight_gradient(s, &work->p, x, y, w)) work->failed = 1;
-            continue;
-        }
-        for (int64_t row = 0; row < lines; row += rows) {
-            int64_t here = least(rows, lines - row);
-            gemm.k = here * s->y[2], gemm.a = y + row * s->y[2];
-            gemm.b = x, gemm.column_b = s->x_size;
-            if (columns) {
-                memset(columns, 0, (size_t)(gemm.n * gemm.k) * sizeof(float));
-                each_column(s, channels, row, here, x, columns, gemm.k, copy_run);
-                gemm.b = columns, gemm.column_b = gemm.k;
-            }
-            gemm_alone(&gemm);
-        }
-    }
+    memset(w, 0, (size_t)size * sizeof(float));
+    for (int64_t image = begin; image < end; image++)
+        if (!direct_weight_gradient(s, &work->p, x_of(work, image, group), y_of(work, image, group), w)) work->failed = 1;
 }
 
-/* Channels of a task, and how many tasks of a group they make. */
-static void divide(Work *work) {
-    int64_t most = is_direct(&work->s) ? DIRECT : divide_up(ROWS, work->s.offsets);
-    if (is_direct(&work->s)) find_planes(&work->s, &work->p);
-    work->channels = least(most, work->s.x_channels);
-    work->blocks = work->channels ? divide_up(work->s.x_channels, work->channels) : 0;
-    work->joined = 1;
-    if (!is_direct(&work->s) && work->s.y_size > 0 && work->s.y_size < SMALL)
-        work->joined = least(divide_up(JOINED, work->s.y_size), work->s.images);
-    if (work->joined < 1) work->joined = 1;
+/* The tasks of a group and an image each, or all of them in one where groups are not divided. */
+static Status *run_by_images(Call *call, Work *work, void (*task)(void *, size_t),
+                             int (*whole)(const Call *, const Work *, int64_t, int64_t, int64_t)) {
+    const Windows *s = &work->s;
+    if (is_direct(s))
+        find_planes(s, &work->p);
+    else if (!fits_tables(s))
+        return refuse(call, "the images are too large");
+    if (is_direct(s) || s->groups > 1)
+        parallel(call, task, s->images * s->groups, work);
+    else if (!whole(call, work, 0, 0, s->images))
+        work->failed = 1;
+    return work->failed ? out_of_memory(call) : NULL;
 }
 
+/* Nothing, or the bias, everywhere. */
+static void fill(float *to, const float *bias, int64_t images, int64_t channels, int64_t size) {
+    for (int64_t i = 0; i < images * channels; i++)
+        for (int64_t k = 0; k < size; k++) to[i * size + k] = bias ? bias[i % channels] : 0;
+}
+
+/* geometry, the data's shape, gradient, weight, and what a transposed convolution adds to each channel, or none */
 static Status *run_data(Call *call) {
-    Tensor geometry, shape, dy, w;
+    Tensor geometry, shape, dy, w, bias;
     TRY(read_input(call, 0, &geometry));
     TRY(read_input(call, 1, &shape));
     TRY(read_input(call, 2, &dy));
     TRY(read_input(call, 3, &w));
     const int64_t *dims = (const int64_t *)(const void *)shape.data;
     Work work = {.y = dy.data, .w = w.data};
+    const Windows *s = &work.s;
     if (elements(&shape) != (int64_t)dy.rank || !read_windows(&geometry, dims, dy.dims, dy.rank, &work.s) ||
-        elements(&w) != work.s.groups * work.s.y_channels * work.s.x_channels * work.s.offsets)
+        elements(&w) != s->groups * s->y_channels * s->x_channels * s->offsets)
         return refuse(call, "gradient, weight and geometry do not fit each other");
-    TRY(make_output(call, 0, dims, dy.rank, &work.x));
-    divide(&work);
-    if (!work.s.y_channels || !work.s.y_size || !work.s.offsets) {
-        memset(work.x, 0, (size_t)(work.s.images * work.s.groups * work.s.x_channels * work.s.x_size) * sizeof(float));
-        return NULL;
+    int64_t channels = s->groups * s->x_channels;
+    if (count_inputs(call) > 4) {
+        TRY(read_input(call, 4, &bias));
+        if (elements(&bias) != channels) return refuse(call, "the bias has not one element for each channel");
+        work.bias = bias.data;
     }
-    parallel(call, data_task, divide_up(work.s.images, work.joined) * work.s.groups * work.blocks, &work);
-    return work.failed ? out_of_memory(call) : NULL;
+    TRY(make_output(call, 0, dims, dy.rank, &work.x));
+    if (s->images * channels * s->x_size == 0) return NULL;
+    const int nothing = !s->y_channels || !s->y_size || !s->offsets;
+    if (nothing || (!is_direct(s) && has_gaps(s))) fill(work.x, work.bias, s->images, channels, s->x_size);
+    return nothing ? NULL : run_by_images(call, &work, data_task, backward);
 }
 
 typedef struct {
@@ -322,56 +260,45 @@ static Status *run_weight(Call *call) {
     TRY(read_input(call, 1, &dy));
     TRY(read_input(call, 2, &x));
     Work work = {.x = x.data, .y = dy.data, .parts = 1};
+    const Windows *s = &work.s;
     if (x.rank != dy.rank || !read_windows(&geometry, x.dims, dy.dims, dy.rank, &work.s))
         return refuse(call, "gradient, data and geometry do not fit each other");
     const int64_t *kernel = (const int64_t *)(const void *)geometry.data + 1;
-    int64_t dims[MOST_RANK] = {dy.dims[1], work.s.x_channels};
+    int64_t dims[MOST_RANK] = {dy.dims[1], s->x_channels};
     for (size_t i = 2; i < dy.rank; i++) dims[i] = kernel[i - 2];
     TRY(make_output(call, 0, dims, dy.rank, &work.w));
-    divide(&work);
-    int64_t count = dims[0] * work.s.x_channels * work.s.offsets;
+    int64_t count = dims[0] * s->x_channels * s->offsets;
     if (!count) return NULL;
-    int64_t tasks = work.s.groups * work.blocks;
-    work.parts = least(divide_up(TASKS, tasks), least(work.s.images, PARTIAL / count + 1));
-    if (work.parts < 1) work.parts = 1;
+    if (!s->images || !s->y_size) {
+        memset(work.w, 0, (size_t)count * sizeof(float));
+        return NULL;
+    }
+    if (is_direct(s))
+        find_planes(s, &work.p);
+    else if (!fits_tables(s))
+        return refuse(call, "the images are too large");
+    if (!is_direct(s) && s->groups == 1 && (count > WHOLE || s->images < TASKS / 2))
+        return weight_of(call, &work, 0, 0, s->images, work.w) ? NULL : out_of_memory(call);
+    work.parts = least(divide_up(TASKS, s->groups), least(s->images, PARTIAL / count + 1));
     if (work.parts > 1) {
         work.partial = malloc((size_t)((work.parts - 1) * count) * sizeof(float));
         if (!work.partial) return out_of_memory(call);
     }
-    parallel(call, weight_task, tasks * work.parts, &work);
+    parallel(call, weight_task, s->groups * work.parts, &work);
     Sum sum = {work.w, work.partial, count, 1 << 14, work.parts - 1};
     if (work.partial) parallel(call, sum_task, divide_up(count, sum.size), &sum);
     free(work.partial);
     return work.failed ? out_of_memory(call) : NULL;
 }
 
-typedef struct {
-    Windows s;
-    Planes p;
-    const float *x, *w, *bias;
-    float *y;
-    _Atomic int failed;
-} Forward;
-
-static void forward_task(void *argument, size_t index) {
-    Forward *work = argument;
-    const Windows *s = &work->s;
-    int64_t first = (int64_t)index % s->groups * s->y_channels;
-    const float *bias = work->bias ? work->bias + first : NULL;
-    if (!direct_convolution(s, &work->p, work->x + (int64_t)index * s->x_channels * s->x_size,
-                            work->w + first * s->x_channels * s->offsets, bias,
-                            work->y + (int64_t)index * s->y_channels * s->y_size))
-        work->failed = 1;
-}
-
-/* A convolution whose groups have few channels: geometry, pads behind, data, weight, bias or none. */
+/* geometry, pads behind, data, weight, bias or none */
 static Status *run_forward(Call *call) {
     Tensor geometry, behind, x, w, bias;
     TRY(read_input(call, 0, &geometry));
     TRY(read_input(call, 1, &behind));
     TRY(read_input(call, 2, &x));
     TRY(read_input(call, 3, &w));
-    Forward work = {.x = x.data, .w = w.data};
+    Work work = {.x = x.data, .w = w.data};
     const int64_t *given = (const int64_t *)(const void *)geometry.data, axes = elements(&behind);
     const int64_t *after = (const int64_t *)(const void *)behind.data;
     int64_t dims[MOST_RANK] = {x.dims[0], w.dims[0]};
@@ -391,16 +318,18 @@ static Status *run_forward(Call *call) {
         work.bias = bias.data;
     }
     TRY(make_output(call, 0, dims, x.rank, &work.y));
-    if (work.s.offsets > MOST_PLACES) return refuse(call, "the kernel has too many places");
-    if (!work.s.y_channels || !work.s.y_size) return NULL;
-    find_planes(&work.s, &work.p);
-    parallel(call, forward_task, work.s.images * work.s.groups, &work);
-    return work.failed ? out_of_memory(call) : NULL;
+    int64_t count = work.s.images * dims[1] * work.s.y_size;
+    if (!count) return NULL;
+    if (!work.s.x_channels || !work.s.offsets) {
+        fill(work.y, work.bias, work.s.images, dims[1], work.s.y_size);
+        return NULL;
+    }
+    return run_by_images(call, &work, forward_task, forward);
 }
 
 Node convolution_node = {
     .name = "Conv", .inputs = 5, .needed = 4, .outputs = 1, .integers = 2, .run = run_forward};
 Node convolution_data_gradient_node = {
-    .name = "ConvDataGrad", .inputs = 4, .needed = 4, .outputs = 1, .integers = 2, .run = run_data};
+    .name = "ConvDataGrad", .inputs = 5, .needed = 4, .outputs = 1, .integers = 2, .run = run_data};
 Node convolution_weight_gradient_node = {
     .name = "ConvWeightGrad", .inputs = 3, .needed = 3, .outputs = 1, .integers = 1, .run = run_weight};

@@ -1,4 +1,4 @@
-"""Convolutions of few channels, and the gradients of all: see convolution.c."""
+"""Convolutions, transposed ones, and their gradients: see convolution.c."""
 
 from __future__ import annotations
 
@@ -14,6 +14,8 @@ _MOST_AXES = 3
 """Spatial axes."""
 _DIRECT = 16
 """As in convolution.c."""
+_SHALLOW = 64
+"""Fewer products in an element of the output are as fast by ONNX Runtime's kernel."""
 MOST_PLACES = 256
 """As in planes.h."""
 
@@ -50,13 +52,16 @@ def _put_forward(rewriter: Rewriter) -> None:
     for node in rewriter.nodes("Conv"):
         dims = rewriter.dims(node.input[1]) or ()
         geometry = geometry_of(node, dims[2:])
-        if geometry is None or geometry[0] == 1 or not _is_direct(node, dims):
+        if geometry is None or not _fits(dims, geometry[0]):
             continue
-        if not all(map(rewriter.fits, node.input)):
+        if not (_is_deep(dims) or (geometry[0] > 1 and _is_direct(dims, geometry[0]))):
+            continue
+        if not all(rewriter.fits(name) for name in node.input if name):
             continue
         axes = len(dims) - 2
         behind = list(attributes_of(node).get("pads", []))[axes:] or [0] * axes
-        given = [rewriter.integers_named(*geometry), rewriter.integers_named(*behind), *node.input]
+        described = rewriter.integers_named(*geometry), rewriter.integers_named(*behind)
+        given = [*described, *(name for name in node.input if name)]
         rewriter.drop(node)
         rewriter.add("Conv", given, list(node.output))
 
@@ -64,30 +69,43 @@ def _put_forward(rewriter: Rewriter) -> None:
 def _put_transposed(rewriter: Rewriter) -> None:
     """A transposed convolution is the gradient of one with respect to its data; that of average pooling is one."""
     for node in rewriter.nodes("ConvTranspose"):
-        x, weight = node.input[:2]
+        x, weight, *bias = (name for name in node.input if name)
         constant, made = rewriter.constant(weight), rewriter.dims(node.output[0]) or ()
         dims = (rewriter.dims(weight) if constant is None else constant.shape) or ()
         geometry = geometry_of(node, dims[2:])
         sizes = [size for size in made[2:] if isinstance(size, int)]
-        if geometry is None or not _is_direct(node, dims) or len(sizes) + 2 != len(dims):
+        if geometry is None or len(sizes) + 2 != len(dims) or not _fits(dims, geometry[0]):
             continue
-        if len(node.input) > 2 or "output_shape" in attributes_of(node) or not rewriter.fits(x):
+        if "output_shape" in attributes_of(node) or not all(rewriter.fits(name) for name in (x, *bias)):
             continue
         channels = int(dims[1] or 0) * geometry[0]
         rewriter.drop(node)
         batch = rewriter.plain("Shape", [x], f"{node.output[0]}/batch", start=0, end=1)
         rest = rewriter.integers_named(channels, *sizes)
         shape = rewriter.plain("Concat", [batch, rest], f"{node.output[0]}/shape", axis=0)
-        rewriter.add("ConvDataGrad", [rewriter.integers_named(*geometry), shape, x, weight], list(node.output))
+        given = [rewriter.integers_named(*geometry), shape, x, weight, *bias]
+        rewriter.add("ConvDataGrad", given, list(node.output))
 
 
-def _is_direct(node: onnx.NodeProto, weight: Sequence[object]) -> bool:
+def _fits(weight: Sequence[object], groups: int) -> bool:
+    """Its sizes are known, and a kernel of many places does not meet few channels: products would be mostly padding."""
+    known = all(isinstance(size, int) for size in weight)
+    return known and (not _is_direct(weight, groups) or _places(weight) <= MOST_PLACES)
+
+
+def _is_direct(weight: Sequence[object], groups: int) -> bool:
     """Its groups have so few channels that the kernels compute it without a matrix product."""
-    first, channels = weight[:2]
-    if not isinstance(first, int) or not isinstance(channels, int):
-        return False
-    places = prod(size for size in weight[2:] if isinstance(size, int))
-    return first // int(attributes_of(node).get("group", 1)) * channels <= _DIRECT and places <= MOST_PLACES
+    first, channels = (size for size in weight[:2] if isinstance(size, int))
+    return first // groups * channels <= _DIRECT
+
+
+def _is_deep(weight: Sequence[object]) -> bool:
+    channels = weight[1]
+    return isinstance(channels, int) and channels * _places(weight) >= _SHALLOW
+
+
+def _places(weight: Sequence[object]) -> int:
+    return prod(size for size in weight[2:] if isinstance(size, int))
 
 
 def geometry_of(node: onnx.NodeProto, sizes: Sequence[object]) -> list[int] | None:

@@ -4,7 +4,7 @@
  * of C in registers. The order of additions depends on the shapes alone, so results do not depend on the threads. */
 #include "gemm.h"
 
-#include "vector.h"
+#include "transpose.h"
 
 #if W == 16
 #define MR 14
@@ -18,54 +18,14 @@
 #endif
 #define NR (W * NV)
 #define LOW 4 /* rows of a tile at the lower edge that has no more */
+#define MIDDLE (MR > 8 ? 8 : LOW)
+#define FEW (2 * NR) /* columns up to which packing a factor's rows costs more than it saves */
 #define KC 384              /* depth of a block: a panel of B stays in the first-level cache */
 #define MC (112 / MR * MR)  /* most rows of a block of A: it stays in the second-level cache */
 #define STRIP 128           /* most columns of a strip of B that a task packs for itself: it stays there, too */
 #define PACK_PANELS 4       /* panels of B that one task packs */
 #define EVEN 4              /* tasks come in multiples of it, so that two or four threads have equal shares */
 #define AHEAD 12            /* rows asked for before they are packed: no hardware foresees strides of pages */
-
-#if defined(__clang__) || __GNUC__ >= 12
-#define SHUFFLE(a, b, ...) __builtin_shufflevector(a, b, __VA_ARGS__)
-#else
-typedef int32_t iedge __attribute__((vector_size(4 * EDGE)));
-#define SHUFFLE(a, b, ...) __builtin_shuffle(a, b, (iedge){__VA_ARGS__})
-#endif
-
-/* to[j * columns_apart + i] = from[i * rows_apart + j] for i, j < EDGE; j ascends, so that columns may overlap. */
-#if EDGE == 4
-static inline void transpose(const float *from, int64_t rows_apart, float *to, int64_t columns_apart) {
-    edge r[4], s[4];
-    UNROLL for (int i = 0; i < 4; i++) r[i] = load_edge(from + i * rows_apart);
-    UNROLL for (int i = 0; i < 2; i++) {
-        s[i] = SHUFFLE(r[i], r[i + 2], 0, 4, 1, 5);
-        s[i + 2] = SHUFFLE(r[i], r[i + 2], 2, 6, 3, 7);
-    }
-    UNROLL for (int i = 0; i < 4; i += 2) {
-        store_edge(to + i * columns_apart, SHUFFLE(s[i], s[i + 1], 0, 4, 1, 5));
-        store_edge(to + (i + 1) * columns_apart, SHUFFLE(s[i], s[i + 1], 2, 6, 3, 7));
-    }
-}
-#else
-static inline void transpose(const float *from, int64_t rows_apart, float *to, int64_t columns_apart) {
-    edge r[8], s[8], t[8];
-    UNROLL for (int i = 0; i < 8; i++) r[i] = load_edge(from + i * rows_apart);
-    UNROLL for (int i = 0; i < 8; i += 2) {
-        s[i] = SHUFFLE(r[i], r[i + 1], 0, 8, 1, 9, 4, 12, 5, 13);
-        s[i + 1] = SHUFFLE(r[i], r[i + 1], 2, 10, 3, 11, 6, 14, 7, 15);
-    }
-    UNROLL for (int i = 0; i < 8; i += 4) {
-        t[i] = SHUFFLE(s[i], s[i + 2], 0, 1, 8, 9, 4, 5, 12, 13);
-        t[i + 1] = SHUFFLE(s[i], s[i + 2], 2, 3, 10, 11, 6, 7, 14, 15);
-        t[i + 2] = SHUFFLE(s[i + 1], s[i + 3], 0, 1, 8, 9, 4, 5, 12, 13);
-        t[i + 3] = SHUFFLE(s[i + 1], s[i + 3], 2, 3, 10, 11, 6, 7, 14, 15);
-    }
-    UNROLL for (int i = 0; i < 4; i++)
-        store_edge(to + i * columns_apart, SHUFFLE(t[i], t[i + 4], 0, 1, 2, 3, 8, 9, 10, 11));
-    UNROLL for (int i = 0; i < 4; i++)
-        store_edge(to + (i + 4) * columns_apart, SHUFFLE(t[i], t[i + 4], 4, 5, 6, 7, 12, 13, 14, 15));
-}
-#endif
 
 /* Columns [j, j + width) of rows [p, p + depth) of op(B) as one panel: `depth` rows of NR, filled up with zeros. */
 static void pack_b_panel(const Gemm *g, int64_t j, int64_t width, int64_t p, int64_t depth, float *to) {
@@ -78,9 +38,42 @@ static void pack_b_panel(const Gemm *g, int64_t j, int64_t width, int64_t p, int
         for (int64_t v = 0; v < NR; v++) to[q * NR + v] = v < width ? from[q * g->row_b + v * g->column_b] : 0;
 }
 
+static inline int shorter(int piece) { return piece > EDGE ? EDGE : piece > 4 ? 4 : 1; }
+
+/* As `pack_b_panel` for elements found by tables: whole panels by the longest pieces that lie together. */
+static void pack_b_found(const Gemm *g, int64_t j, int64_t width, int64_t p, int64_t depth, float *to) {
+    const int32_t *columns = g->columns + j, *rows = g->rows + p;
+    int piece = width == NR ? W : 1;
+    for (int i = 1; i < NR; i++)
+        while (i % piece && columns[i] != columns[i - 1] + 1) piece = shorter(piece);
+    for (int64_t q = 0; q < depth; q++, to += NR) {
+        const float *from = g->b + rows[q];
+        if (piece == W)
+            UNROLL for (int v = 0; v < NR; v += W) store(to + v, load(from + columns[v]));
+        else if (piece == EDGE)
+            UNROLL for (int v = 0; v < NR; v += EDGE) store_edge(to + v, load_edge(from + columns[v]));
+        else if (piece == 4)
+            UNROLL for (int v = 0; v < NR; v += 4) memcpy(to + v, from + columns[v], 4 * sizeof(float));
+        else if (width == NR)
+            for (int v = 0; v < NR; v++) to[v] = from[columns[v]];
+        else
+            for (int64_t v = 0; v < NR; v++) to[v] = v < width ? from[columns[v]] : 0;
+    }
+}
+
 /* Rows [i, i + height) of columns [p, p + depth) of op(A) as one panel: `depth` rows of MR, filled up with zeros.
  * Where MR is no multiple of EDGE, whole vectors are written and their surplus is overwritten by the next column's. */
 static void pack_a_panel(const Gemm *g, int64_t i, int64_t height, int64_t p, int64_t depth, float *to) {
+    if (g->depths) {
+        for (int64_t q = 0; q < depth; q++, to += MR) {
+            const float *from = g->a + i * g->row_a + g->depths[p + q];
+            if (height == MR)
+                UNROLL for (int v = 0; v < MR; v++) to[v] = from[v * g->row_a];
+            else
+                for (int64_t v = 0; v < MR; v++) to[v] = v < height ? from[v * g->row_a] : 0;
+        }
+        return;
+    }
     const float *from = g->a + i * g->row_a + p * g->column_a;
     int64_t q = 0, readable = least(g->m - i, MR < EDGE ? EDGE : MR);
     if (height == MR && readable >= EDGE) {
@@ -101,71 +94,115 @@ static void pack_a_panel(const Gemm *g, int64_t i, int64_t height, int64_t p, in
         for (int64_t v = 0; v < MR; v++) to[q * MR + v] = v < height ? from[q * g->column_a + v * g->row_a] : 0;
 }
 
-/* c = alpha a b + bias, or c += alpha a b, for the first `rows` rows of one tile. */
+/* What is written of a product: c = alpha a b, and bias or start or what c holds is added. */
+typedef struct {
+    float *c;
+    int64_t row_c;
+    float alpha;
+    int add;
+    const float *bias, *start;
+} Target;
+
+/* The first `rows` rows of one tile. Element (i, p) of A lies at a[i * row_a + p * column_a]. */
 static inline __attribute__((always_inline)) void some_rows(const int rows, int64_t depth, const float *restrict a,
-                                                            const float *restrict b, float *restrict c, int64_t row_c,
-                                                            float alpha, int add, const float *bias) {
+                                                            int64_t row_a, int64_t column_a, const float *restrict b,
+                                                            Target to) {
     vec sums[MR][NV];
     UNROLL for (int i = 0; i < rows; i++) {
-        __builtin_prefetch(c + i * row_c, 1);
+        __builtin_prefetch(to.c + i * to.row_c, 1);
         UNROLL for (int v = 0; v < NV; v++) sums[i][v] = (vec){0};
     }
     for (int64_t p = 0; p < depth; p++) {
         vec row[NV];
         UNROLL for (int v = 0; v < NV; v++) row[v] = load(b + p * NR + v * W);
+        const float *column = a + p * column_a;
 #if W == 4
         /* NEON multiplies by a lane. */
         vec factors[MR / W];
-        UNROLL for (int i = 0; i < rows / W; i++) factors[i] = load(a + p * MR + i * W);
+        UNROLL for (int i = 0; i < rows / W; i++) {
+            if (row_a == 1)
+                factors[i] = load(column + i * W);
+            else
+                UNROLL for (int j = 0; j < W; j++) factors[i][j] = column[(i * W + j) * row_a];
+        }
 #define FACTOR(i) all(factors[(i) / W][(i) % W])
 #else
-#define FACTOR(i) all(a[p * MR + (i)])
+#define FACTOR(i) all(column[(i) * row_a])
 #endif
         UNROLL for (int i = 0; i < rows; i++) UNROLL for (int v = 0; v < NV; v++) sums[i][v] += FACTOR(i) * row[v];
     }
-    UNROLL for (int i = 0; i < rows; i++) UNROLL for (int v = 0; v < NV; v++) {
-        float *at = c + i * row_c + v * W;
-        vec value = all(alpha) * sums[i][v];
-        store(at, add ? load(at) + value : bias ? load(bias + v * W) + value : value);
+    /* Forget the addresses prefetched above: to keep them through the loop costs it a vector's register. */
+    __asm__("" : "+r"(to.c), "+r"(to.row_c));
+    UNROLL for (int i = 0; i < rows; i++) {
+        const vec start = all(to.start ? to.start[i] : 0);
+        UNROLL for (int v = 0; v < NV; v++) {
+            float *at = to.c + i * to.row_c + v * W;
+            vec value = all(to.alpha) * sums[i][v];
+            store(at, to.add ? load(at) + value : to.bias ? load(to.bias + v * W) + value : to.start ? start + value : value);
+        }
     }
 }
 
-static inline void tile(int64_t depth, const float *restrict a, const float *restrict b, float *restrict c,
-                        int64_t row_c, float alpha, int add, const float *bias) {
-    some_rows(MR, depth, a, b, c, row_c, alpha, add, bias);
+static void tile(int64_t depth, const float *restrict a, const float *restrict b, Target to) {
+    some_rows(MR, depth, a, 1, MR, b, to);
 }
 
 /* As `tile`, for fewer rows: the last rows of a matrix need not cost as much as MR. */
-static inline void low_tile(int64_t depth, const float *restrict a, const float *restrict b, float *restrict c,
-                            int64_t row_c, float alpha, int add, const float *bias) {
-    some_rows(LOW, depth, a, b, c, row_c, alpha, add, bias);
+static void middle_tile(int64_t depth, const float *restrict a, const float *restrict b, Target to) {
+    some_rows(MIDDLE, depth, a, 1, MR, b, to);
 }
 
-/* Rows [i, i + height) x columns [j, j + width) of C for one block of depth; both factors are packed. */
+static void low_tile(int64_t depth, const float *restrict a, const float *restrict b, Target to) {
+    some_rows(LOW, depth, a, 1, MR, b, to);
+}
+
+/* As `tile`, of rows that are not packed. */
+static void loose_tile(int64_t depth, const float *restrict a, int64_t row_a, const float *restrict b, Target to) {
+    some_rows(MR, depth, a, row_a, 1, b, to);
+}
+
+/* A tile at an edge, or whose columns do not lie together: [row][NR] -> C. */
+static void put_tile(const Gemm *g, const float *whole, int64_t i, int64_t rows, int64_t j, int64_t columns, int add) {
+    for (int64_t x = 0; x < rows; x++)
+        for (int64_t y = 0; y < columns; y++) {
+            float *at = g->c + (i + x) * g->row_c + (g->places ? g->places[j + y] : j + y);
+            float before = add ? *at : g->bias ? g->bias[j + y] : g->start ? g->start[i + x] : 0;
+            *at = before + whole[x * NR + y];
+        }
+}
+
+/* Rows [i, i + height) x columns [j, j + width) of C for one block of depth; B is packed, and so is A, or it is NULL and
+ * read where it lies. */
 static void block(const Gemm *g, const float *a, const float *b, int64_t i, int64_t height, int64_t j, int64_t width,
                   int64_t p, int64_t depth) {
     const int add = p > 0 || g->add;
+    float left[MR * KC];
     for (int64_t v = 0; v < width; v += NR, b += NR * depth) {
-        const float *panel = a;
-        int64_t columns = least(NR, width - v);
-        for (int64_t u = 0; u < height; u += MR, panel += MR * depth) {
-            float *c = g->c + (i + u) * g->row_c + j + v;
-            const float *bias = g->bias ? g->bias + j + v : NULL;
+        int64_t columns = least(NR, width - v), first = j + v, last = first + columns - 1;
+        const int32_t *places = g->places;
+        const int together = columns == NR && (!places || places[last] - places[first] == NR - 1);
+        float *c = g->c + (places ? places[first] : first);
+        for (int64_t u = 0; u < height; u += MR) {
             int64_t rows = least(MR, height - u);
-            if (rows == MR && columns == NR) {
-                tile(depth, panel, b, c, g->row_c, g->alpha, add, bias);
-                continue;
+            const float *panel = a ? a + u * depth : g->a + (i + u) * g->row_a + p;
+            if (!a && rows < MR) {
+                pack_a_panel(g, i + u, rows, p, depth, left);
+                panel = left;
             }
             float whole[MR * NR];
-            if (rows <= LOW)
-                low_tile(depth, panel, b, whole, NR, g->alpha, 0, NULL);
+            Target to = {whole, NR, g->alpha};
+            if (rows == MR && together)
+                to = (Target){c + (i + u) * g->row_c, g->row_c, g->alpha, add, g->bias ? g->bias + first : NULL,
+                              g->start ? g->start + i + u : NULL};
+            if (!a && rows == MR)
+                loose_tile(depth, panel, g->row_a, b, to);
+            else if (rows <= LOW)
+                low_tile(depth, panel, b, to);
+            else if (rows <= MIDDLE)
+                middle_tile(depth, panel, b, to);
             else
-                tile(depth, panel, b, whole, NR, g->alpha, 0, NULL);
-            for (int64_t x = 0; x < rows; x++)
-                for (int64_t y = 0; y < columns; y++) {
-                    float before = add ? c[x * g->row_c + y] : bias ? bias[y] : 0;
-                    c[x * g->row_c + y] = before + whole[x * NR + y];
-                }
+                tile(depth, panel, b, to);
+            if (to.c == whole) put_tile(g, whole, i + u, rows, first, columns, add);
         }
     }
 }
@@ -173,6 +210,10 @@ static void block(const Gemm *g, const float *a, const float *b, int64_t i, int6
 /* Columns [j, j + width) of rows [p, p + depth) of op(B), panel after panel. */
 static void pack_b_block(const Gemm *g, int64_t j, int64_t width, int64_t p, int64_t depth, float *to) {
     int64_t v = 0;
+    if (g->columns) {
+        for (; v < width; v += NR) pack_b_found(g, j + v, least(NR, width - v), p, depth, to + v * depth);
+        return;
+    }
     if (g->column_b == 1) {
         const float *from = g->b + p * g->row_b + j;
         v = width / NR * NR;
@@ -186,7 +227,7 @@ static void pack_b_block(const Gemm *g, int64_t j, int64_t width, int64_t p, int
 }
 
 static void pack_a_block(const Gemm *g, int64_t i, int64_t height, int64_t p, int64_t depth, float *to) {
-    if (g->row_a == 1 && height % MR == 0 && g->m - i >= height - MR + EDGE) {
+    if (!g->depths && g->row_a == 1 && height % MR == 0 && g->m - i >= height - MR + EDGE) {
         /* Row by row of memory: a panel at a time would touch each of its pages anew. */
         const float *from = g->a + i + p * g->column_a;
         for (int64_t q = 0; q + 1 < depth; q++, from += g->column_a)
@@ -254,6 +295,9 @@ static void strip_task(void *argument, size_t index) {
     }
 }
 
+/* So few columns that A is better read where it lies than packed. */
+static int is_loose(const Gemm *g) { return !g->depths && g->column_a == 1 && g->n <= FEW; }
+
 static void rows_task(void *argument, size_t index) {
     const Shared *s = argument;
     const Gemm *g = s->gemm;
@@ -261,8 +305,9 @@ static void rows_task(void *argument, size_t index) {
     int64_t height = least(s->row_panels * (place + 1) / s->tasks * MR, g->m) - i;
     for (int64_t p = 0; p < g->k; p += KC) {
         int64_t depth = least(KC, g->k - p);
-        pack_a_block(g, i, height, p, depth, own_a);
-        block(g, own_a, shared_b(s, 0, p, depth), i, height, 0, g->n, p, depth);
+        const float *packed = is_loose(g) ? NULL : own_a;
+        if (packed) pack_a_block(g, i, height, p, depth, own_a);
+        block(g, packed, shared_b(s, 0, p, depth), i, height, 0, g->n, p, depth);
     }
 }
 
@@ -271,12 +316,17 @@ static int64_t even_tasks(int64_t panels, int64_t most) {
     return least(divide_up(divide_up(panels, most), EVEN) * EVEN, panels);
 }
 
+int64_t gemm_room(const Gemm *gemm) { return gemm->k * (least(gemm->m, gemm->n) + NR); }
+
 int gemm_shared(const Call *call, const Gemm *gemm) {
-    Shared s = {gemm, NULL, divide_up(gemm->m, MR), divide_up(gemm->n, NR), 0};
-    int by_columns = gemm->m < gemm->n;
-    s.packed = scratch(gemm->k * (by_columns ? s.row_panels * MR : s.column_panels * NR));
-    if (!s.packed) return 0;
-    if (by_columns) {
+    float *room = scratch(gemm_room(gemm));
+    if (room) gemm_shared_in(call, gemm, room);
+    return room != NULL;
+}
+
+void gemm_shared_in(const Call *call, const Gemm *gemm, float *room) {
+    Shared s = {gemm, room, divide_up(gemm->m, MR), divide_up(gemm->n, NR), 0};
+    if (gemm->m < gemm->n) {
         s.tasks = even_tasks(s.column_panels, STRIP / NR);
         parallel(call, pack_a_task, divide_up(gemm->m, MC), &s);
         parallel(call, strip_task, s.tasks, &s);
@@ -285,7 +335,6 @@ int gemm_shared(const Call *call, const Gemm *gemm) {
         parallel(call, pack_b_task, divide_up(s.column_panels, PACK_PANELS), &s);
         parallel(call, rows_task, s.tasks, &s);
     }
-    return 1;
 }
 
 void gemm_alone(const Gemm *gemm) {

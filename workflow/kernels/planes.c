@@ -12,16 +12,21 @@ void find_planes(const Windows *s, Planes *p) {
     p->run++;
     p->size = product(p->extent);
     p->apart = divide_up(p->size + BLOCK, 16) * 16;
-    for (int64_t k = 0; k < s->offsets; k++) {
-        int64_t at[AXES] = {k / s->kernel[2] / s->kernel[1], k / s->kernel[2] % s->kernel[1], k % s->kernel[2]};
-        int64_t plane = 0, shift = 0;
-        for (int i = 0; i < AXES; i++) {
-            int64_t begin = at[i] * s->dilation[i];
-            plane = plane * s->stride[i] + begin % s->stride[i];
-            shift = shift * p->extent[i] + begin / s->stride[i];
-        }
-        p->plane[k] = (int32_t)plane, p->shift[k] = (int32_t)shift, p->begin[k] = plane * p->apart + shift;
+    for (int64_t k = 0; k < s->offsets && s->offsets <= MOST_PLACES; k++) {
+        p->begin[k] = plane_begin(s, p, k);
+        p->plane[k] = (int32_t)(p->begin[k] / p->apart), p->shift[k] = (int32_t)(p->begin[k] % p->apart);
     }
+}
+
+int64_t plane_begin(const Windows *s, const Planes *p, int64_t k) {
+    int64_t at[AXES] = {k / s->kernel[2] / s->kernel[1], k / s->kernel[2] % s->kernel[1], k % s->kernel[2]};
+    int64_t plane = 0, shift = 0;
+    for (int i = 0; i < AXES; i++) {
+        int64_t begin = at[i] * s->dilation[i];
+        plane = plane * s->stride[i] + begin % s->stride[i];
+        shift = shift * p->extent[i] + begin / s->stride[i];
+    }
+    return plane * p->apart + shift;
 }
 
 static inline __attribute__((always_inline)) void between(const Windows *s, const Planes *p, float *image,

@@ -22,8 +22,10 @@ typedef struct {
     int64_t begin[MOST_PLACES];                     /* both in one, behind the first plane's begin */
 } Planes;
 
-/* Of a kernel of at most MOST_PLACES places. */
+/* The last three tables are of a kernel of at most MOST_PLACES places. */
 void find_planes(const Windows *s, Planes *p);
+/* What `begin` holds for a place of the kernel, of however many. */
+int64_t plane_begin(const Windows *s, const Planes *p, int64_t place);
 /* Where there is something of the image, it is written to the planes, or, `collect`, read from them. */
 void deal(const Windows *s, const Planes *p, const float *image, float *planes);
 void collect(const Windows *s, const Planes *p, float *image, const float *planes);
