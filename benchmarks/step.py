@@ -39,8 +39,8 @@ from ortflow.workflow.optim.gradient import gradient_graph
 from ortflow.workflow.optim.graph import optimizer_graph
 from ortflow.workflow.optim.segments import segments
 from ortflow.workflow.spec.run import RunSpec
-from ortflow.workflow.steps.configure import write_forms
-from ortflow.workflow.trainer import GRADIENT_GRAPH, MicroBatch
+from ortflow.workflow.trainer import MicroBatch
+from ortflow.workflow.trainer.builder import write_forms
 from ortflow.workflow.trainer.graph import GraphTrainer
 from ortflow.workflow.trainer.sessions import Sessions
 
@@ -110,8 +110,8 @@ def graphs_of(spec: RunSpec, folder: Path, *, on_gpus: bool = False) -> GraphSet
         path.write_bytes(compose(each).SerializeToString())
     if on_gpus:
         write_forms(graphs)
-    gradient, scaling = graphs.root / GRADIENT_GRAPH, gradient_graph()
-    for path, each in ((gradient, scaling), (with_kernels_of(gradient), with_kernels(scaling))):
+    scaling = gradient_graph()
+    for path, each in ((graphs.gradient, scaling), (with_kernels_of(graphs.gradient), with_kernels(scaling))):
         path.write_bytes(each.SerializeToString())
     return graphs
 

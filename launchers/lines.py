@@ -91,7 +91,7 @@ def _checkpoint(record: Mapping[str, Any]) -> str:
 
 def _export(record: Mapping[str, Any]) -> str:
     difference = record.get("max_difference")
-    off = "not compared" if difference is None else f"at most {difference:.2g} off the trained graph"
+    off = "not compared" if difference is None else f"at most {difference:.2g} off the trained model"
     return f"exported {record.get('path')}, {off}"
 
 

@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-SET_UP = ("kernels", "package", "onnxruntime", "settings", "graphs")
-"""What changes only when somebody changes it: with the same of them and as many ranks, a curve goes on bit for bit."""
 PLACE = ("device", "instructions", "library", "threads")
-"""What another machine has otherwise: a curve then goes on to rounding, as with another number of ranks."""
+"""What another machine has otherwise: a curve then goes on to rounding, as with another number of ranks.
+
+All else changes only when somebody changes it: with the same of it and as many ranks, a curve goes on bit for bit."""
 WORDS = {
     "kernels": "kernels",
     "package": "ONNX Runtime's package",
@@ -37,7 +37,7 @@ class Difference:
     now: str
 
     def __str__(self) -> str:
-        return f"{WORDS[self.name]}: {self.before} before, {self.now} now"
+        return f"{WORDS.get(self.name, self.name)}: {self.before} before, {self.now} now"
 
 
 def merged(records: Iterable[Mapping[str, str]]) -> dict[str, str]:
@@ -47,8 +47,9 @@ def merged(records: Iterable[Mapping[str, str]]) -> dict[str, str]:
 
 
 def differences(before: Mapping[str, str], now: Mapping[str, str]) -> list[Difference]:
-    """The entries that differ; what an earlier version did not record does not."""
-    found = [Difference(name, before[name], now[name]) for name in (*SET_UP, *PLACE) if name in before]
+    """The entries that differ; what one of the two did not record does not."""
+    names = [name for name in before if name in now and name != ASKED]
+    found = [Difference(name, before[name], now[name]) for name in names]
     changed = [difference for difference in found if difference.before != difference.now]
     # Other kernels, and kernels for another processor, are another library.
     others = {difference.name for difference in changed} & {"kernels", "instructions"}
@@ -61,8 +62,9 @@ def breaking(before: Mapping[str, str], now: Mapping[str, str], *, same_ranks: b
     With as many ranks, a curve goes on bit for bit. Another training graph is not a matter of rounding.
     """
     wanted = {"kernels"} if before.get(ASKED) != now.get(ASKED) else set()
+    spared = {*PLACE, *wanted}
     return [
         difference
         for difference in differences(before, now)
-        if difference.name == "graphs" or (difference.name in SET_UP and same_ranks and difference.name not in wanted)
+        if difference.name == "graphs" or (same_ranks and difference.name not in spared)
     ]

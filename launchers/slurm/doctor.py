@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import pwd
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -33,6 +33,7 @@ from ortflow.launchers.slurm.trial_findings import findings
 from ortflow.manifests.slurm.container import inside
 from ortflow.manifests.slurm.trial import trial_spec
 from ortflow.workflow.errors import OrtflowError, UserError
+from ortflow.workflow.spec.paths import input_files
 
 if TYPE_CHECKING:
     from ortflow.launchers.base import Submission
@@ -200,7 +201,7 @@ def _nodes(submission: Submission, slurm: Survey, trial: Trial | None) -> Iterat
         yield untested(about, "no job was tried, because the ranks cannot be started")
         return
     placement = replace(request.placement, submission=new_submission(), dependency=None)
-    paths = [path for path in _inputs(spec) if os.path.exists(path)]
+    paths = [path for path in input_files(spec) if os.path.exists(path)]
     try:
         results, left = run_trial(spec, placement, paths, slurm, trial.wait, trial.tell)
     except NotRun as error:
@@ -208,14 +209,7 @@ def _nodes(submission: Submission, slurm: Survey, trial: Trial | None) -> Iterat
         if error.finding.level is not Level.FAULT:
             yield untested(about, "the job did not run")
         return
-    start, model = Start(placement.start, placement.mpirun, placement.kind), Path(spec.model.path)
+    start, model = Start(placement.start, placement.mpirun, placement.kind), Path(spec.model.path if spec.model else "")
     folder, size = str(existing(placement.run_dir.parent)), model.stat().st_size if model.is_file() else None
     yield from findings(results, spec.world_size, start, folder, size)
     yield from left
-
-
-def _inputs(spec: RunSpec) -> Sequence[str]:
-    """Files that ranks read."""
-    graphs = spec.model.graphs
-    sets = [data.path for data in (spec.data.train, spec.data.eval) if data is not None]
-    return [path for path in (spec.model.path, graphs.train, graphs.eval, graphs.optimizer, *sets) if path is not None]

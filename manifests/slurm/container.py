@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from ortflow.manifests.slurm.placement import Placement
 from ortflow.workflow.errors import UserError
+from ortflow.workflow.spec.paths import input_files
 from ortflow.workflow.spec.problem import printable
 from ortflow.workflow.spec.slurm_syntax import MOUNT
 
@@ -80,12 +81,12 @@ def _needed(spec: RunSpec, placement: Placement) -> Iterator[PurePosixPath]:
     yield PurePosixPath(placement.run_dir)
     if placement.code is not None:
         yield PurePosixPath(placement.code)
-    graphs = spec.model.graphs
-    models = [spec.model.path, graphs.train, graphs.eval, graphs.optimizer]
-    # A model's weights may lie beside it.
-    folders = [PurePosixPath(model).parent for model in models if model is not None]
-    sets = [PurePosixPath(data.path) for data in (spec.data.train, spec.data.eval) if data is not None]
-    yield from (path for path in (*folders, *sets) if path.is_absolute())
+    sets = [data.path for data in (spec.data.train, spec.data.eval) if data is not None]
+    for file in input_files(spec):
+        # A model's weights may lie beside it.
+        path = PurePosixPath(file) if file in sets else PurePosixPath(file).parent
+        if path.is_absolute():
+            yield path
 
 
 def _plain(path: str) -> str:

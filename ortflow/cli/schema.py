@@ -13,5 +13,7 @@ def schema() -> None:
     import json
 
     from ortflow.workflow.spec.schema import run_file_schema
+    from ortflow.workflow.trainers import GRAPH, installed, load_builder
 
-    typer.echo(json.dumps(run_file_schema(), indent=2))
+    options = {name: load_builder(name).Options for name in installed() if name != GRAPH.name}
+    typer.echo(json.dumps(run_file_schema(options), indent=2))

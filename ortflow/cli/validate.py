@@ -162,17 +162,21 @@ def _in_kubernetes(run_file: Path, overrides: Sequence[str]) -> list[Fault]:
 
 def _as_a_rank(spec: RunSpec) -> list[str]:
     """Do what rank 0 does before its first step; returns its warnings, raises UserError or Faults where that fails."""
-    from ortflow.workflow.graph.types import GraphSet
     from ortflow.workflow.plan import Plan
     from ortflow.workflow.progress import Progress
     from ortflow.workflow.ranks import Place
     from ortflow.workflow.rundir import RunDir
     from ortflow.workflow.steps.configure import prepare
     from ortflow.workflow.steps.shard import Stream
+    from ortflow.workflow.trainer import Report
+    from ortflow.workflow.trainers import builder_of
 
+    warnings: list[str] = []
+    report = Report(warn=warnings.append)
     with tempfile.TemporaryDirectory(prefix="ortflow-validate-") as folder:
         run_dir = RunDir(Path(folder))
-        _, warnings = prepare(run_dir, spec)
+        builder = builder_of(spec, run_dir, report)
+        prepare(builder, run_dir, spec, report)
         place = Place(0, spec.world_size, 0, spec.resources.ranks_per_node, "none", "localhost")
-        Stream(spec, Plan.load(run_dir.plan), GraphSet.load(run_dir.graphs), place, Progress()).close()
+        Stream(spec, Plan.load(run_dir.plan), *builder.inputs(), place, Progress()).close()
     return warnings

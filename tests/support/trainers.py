@@ -14,7 +14,6 @@ from ortflow.workflow.optim.gradient import gradient_graph
 from ortflow.workflow.optim.graph import optimizer_graph
 from ortflow.workflow.optim.segments import segments
 from ortflow.workflow.spec.run import RunSpec
-from ortflow.workflow.trainer import GRADIENT_GRAPH
 from ortflow.workflow.trainer.graph import GraphTrainer
 from ortflow.workflow.trainer.sessions import Sessions
 
@@ -24,8 +23,8 @@ def trainer_on(graphs: GraphSet, spec: RunSpec) -> GraphTrainer:
     update = optimizer_graph(spec.train.optimizer, segments(spec.train.optimizer, graphs.index))
     for path, each in ((graphs.optimizer, update), (with_kernels_of(graphs.optimizer), with_kernels(update))):
         path.write_bytes(compose(each).SerializeToString())
-    gradient, scaling = graphs.root / GRADIENT_GRAPH, gradient_graph()
-    for path, each in ((gradient, scaling), (with_kernels_of(gradient), with_kernels(scaling))):
+    scaling = gradient_graph()
+    for path, each in ((graphs.gradient, scaling), (with_kernels_of(graphs.gradient), with_kernels(scaling))):
         path.write_bytes(each.SerializeToString())
     library = library_for(spec.resources.kernels)
     sessions = Sessions(CpuDevice(), 1, "error", library.path if library else None)

@@ -11,23 +11,23 @@ import pyarrow as pa
 import pytest
 from data_sets import ragged, write_batches
 
-from ortflow.workflow.data.check import Limits, check_inputs
+from ortflow.workflow.data.check import check_inputs
 from ortflow.workflow.data.dataset import Dataset
 from ortflow.workflow.data.feed import Feed
+from ortflow.workflow.data.inputs import BatchInput, Limits
 from ortflow.workflow.data.mapping import ColumnReference, parse_reference
 from ortflow.workflow.errors import Faults, UserError
-from ortflow.workflow.graph.types import GraphInput
 
 Shape = tuple[int | None, ...]
 
 
-def data(name: str, shape: Shape, dtype: str = "int64", role: Literal["data", "label"] = "data") -> GraphInput:
-    return GraphInput(name, dtype, shape, role)
+def data(name: str, shape: Shape, dtype: str = "int64", role: Literal["data", "label"] = "data") -> BatchInput:
+    return BatchInput(name, dtype, shape, role)
 
 
 def check(
     dataset: Dataset,
-    inputs: Sequence[GraphInput],
+    inputs: Sequence[BatchInput],
     columns: Mapping[str, str] | None = None,
     bounds: Mapping[str, int] | None = None,
     *,
@@ -41,7 +41,7 @@ def check(
     return check_inputs(dataset, inputs, columns or {}, limits, **options)
 
 
-def faults(dataset: Dataset, inputs: Sequence[GraphInput], *rest: Any, **options: Any) -> list[str]:
+def faults(dataset: Dataset, inputs: Sequence[BatchInput], *rest: Any, **options: Any) -> list[str]:
     with pytest.raises(Faults) as caught:
         check(dataset, inputs, *rest, **options)
     assert not any("\n" in str(fault) for fault in caught.value.faults)
@@ -92,29 +92,27 @@ def test_every_fault_is_told_at_once(tokens: Dataset) -> None:
     inputs = [data("input_ids", (None, 8)), data("mask", (None, 10)), data("labels", (None,), "float32")]
     told = faults(tokens, inputs, {"input_ids": "tokens[:-1]", "label": "tokens", "labels": "token"})
     assert len(told) == 4
-    assert told[0] == "data.train.columns: the graph has no input 'label'; did you mean 'labels'?"
-    assert (
-        "column 'tokens[:-1]' holds samples of shape [9], but the graph's input 'input_ids' takes shape [8]" in told[1]
-    )
-    assert "no column 'mask' for the graph's input 'mask'; name one of: tokens" in told[2]
+    assert told[0] == "data.train.columns: there is no input 'label'; did you mean 'labels'?"
+    assert "column 'tokens[:-1]' holds samples of shape [9], but input 'input_ids' takes shape [8]" in told[1]
+    assert "no column 'mask' for input 'mask'; name one of: tokens" in told[2]
     assert told[2].startswith("data.train.columns.mask: ")
-    assert "no column 'token' for the graph's input 'labels'; did you mean 'tokens'?" in told[3]
+    assert "no column 'token' for input 'labels'; did you mean 'tokens'?" in told[3]
 
 
 @pytest.mark.parametrize(
     ("column", "shape", "told"),
     [
-        ("scalar", (None, 1), "holds samples of scalars, but the graph's input 'x' takes shape [1]"),
+        ("scalar", (None, 1), "holds samples of scalars, but input 'x' takes shape [1]"),
         ("scalar[1:]", (None,), "which cannot be sliced"),
-        ("image", (None, 3, None), "holds samples of shape [3, 4, 5], but the graph's input 'x' takes shape [3, any]"),
+        ("image", (None, 3, None), "holds samples of shape [3, 4, 5], but input 'x' takes shape [3, any]"),
         ("image[:2]", (None, 3, 4, 5), "holds samples of shape [2, 4, 5]"),
         ("image[3:]", (None, None, 4, 5), "holds samples without elements"),
         ("image", (), "has no batch axis"),
-        ("variable", (None,), "holds samples of float32 variable, but the graph's input 'x' takes scalars"),
+        ("variable", (None,), "holds samples of float32 variable, but input 'x' takes scalars"),
         (
             "variable",
             (None, 2),
-            "sample 1 of column 'variable' has 3 elements, but the graph's input 'x' takes shape [2]",
+            "sample 1 of column 'variable' has 3 elements, but input 'x' takes shape [2]",
         ),
         ("variable[2:]", (None, None), "sample 0 of column 'variable[2:]' has no element"),
     ],
@@ -175,16 +173,16 @@ def one_column(folder: Path, values: np.ndarray, *, known: bool) -> Dataset:
 @pytest.mark.parametrize(
     ("stored", "value", "wanted", "said"),
     [
-        ("int64", 2**31, "int32", "holds 2147483648, but the int32 of the graph's input 'x' takes -2.14748e+09 to"),
-        ("uint64", 2**63, "int64", "holds 9223372036854775808, but the int64 of the graph's input 'x' takes"),
-        ("int8", -1, "uint8", "holds -1, but the uint8 of the graph's input 'x' takes 0 to 255"),
-        ("int64", 2, "bool", "holds 2, but the bool of the graph's input 'x' takes 0 and 1 alone"),
-        ("float64", 1e39, "float32", "holds 1e+39, but the float32 of the graph's input 'x' takes -3.40282e+38 to"),
+        ("int64", 2**31, "int32", "holds 2147483648, but the int32 of input 'x' takes -2.14748e+09 to"),
+        ("uint64", 2**63, "int64", "holds 9223372036854775808, but the int64 of input 'x' takes"),
+        ("int8", -1, "uint8", "holds -1, but the uint8 of input 'x' takes 0 to 255"),
+        ("int64", 2, "bool", "holds 2, but the bool of input 'x' takes 0 and 1 alone"),
+        ("float64", 1e39, "float32", "holds 1e+39, but the float32 of input 'x' takes -3.40282e+38 to"),
         (
             "uint8",
             255,
             "float32",
-            "holds 255, but the float32 of the graph's input 'x' takes 0 and 1 alone of integers",
+            "holds 255, but the float32 of input 'x' takes 0 and 1 alone of integers",
         ),
     ],
 )
@@ -200,7 +198,7 @@ def test_a_value_that_the_type_cannot_hold(
 def test_floats_are_no_integers(wanted: str, tmp_path: Path) -> None:
     dataset = write_batches(tmp_path / "set.arrow", {"x": np.array([0, 1], np.float32)})
     assert (
-        f"column 'x' is float32, which does not go into the {wanted} of the graph's input 'x'"
+        f"column 'x' is float32, which does not go into the {wanted} of input 'x'"
         in (faults(dataset, [data("x", (None,), wanted)])[0])
     )
 
@@ -239,10 +237,7 @@ def test_a_token_beyond_the_vocabulary(known: bool, tmp_path: Path) -> None:
         inputs = [data(name, (None, None), role="label" if name == "labels" else "data")]
         return faults(dataset, inputs, {name: source}, {name: bound}, **options)
 
-    assert (
-        "sample 8500 of column 'tokens' holds 300, but the graph's input 'ids' takes 0 to 255"
-        in told("ids", "tokens", 256)[0]
-    )
+    assert "sample 8500 of column 'tokens' holds 300, but input 'ids' takes 0 to 255" in told("ids", "tokens", 256)[0]
     assert "sample 8600 of column 'tokens' holds -2" in told("ids", "tokens[:3]", 256)[0]
     assert "sample 8600 of column 'tokens' holds -2" in told("labels", "tokens", 301, ignore_index=-100)[0]
     assert check(dataset, [data("ids", (None, 2))], {"ids": "tokens[1:3]"}, {"ids": 256})
@@ -273,7 +268,7 @@ def test_a_fixed_batch_axis(tokens: Dataset) -> None:
     assert check(tokens, [data("x", (2, 10))], columns)
     assert "takes batches of 4 samples, not 2" in faults(tokens, [data("x", (4, 10))], columns)[0]
     assert (
-        "data.last_batch: the graph's input 'x' takes batches of 2 samples, but the last one is smaller"
+        "data.last_batch: input 'x' takes batches of 2 samples, but the last one is smaller"
         in (faults(tokens, [data("x", (2, 10))], columns, smaller_batch=True)[0])
     )
     assert check(tokens, [data("x", (2, 10))], columns, smaller_batch=True, samples=4)

@@ -12,9 +12,10 @@ import pytest
 from graph_build_models import built, linear, run_file, run_graph, save_model, tensors_of, value
 from onnx import helper
 
+from ortflow.workflow.data.inputs import BatchInput
 from ortflow.workflow.errors import UserError
 from ortflow.workflow.graph.build import build_graphs
-from ortflow.workflow.graph.types import GraphInput, GraphSet
+from ortflow.workflow.graph.types import GraphSet
 
 RNG = np.random.default_rng(2)
 MSE = {"kind": "mse", "label": "target"}
@@ -68,8 +69,8 @@ def test_the_set(tmp_path: Path) -> None:
     graphs = built(language_model(tmp_path / "m.onnx"))
     names = ["embed.weight", "position.weight", "norm.weight", "norm.bias", "head.weight"]
     assert graphs.inputs == (
-        GraphInput("tokens", "int64", (None, 4), "data"),
-        GraphInput("labels", "int64", (None, 4), "label"),
+        BatchInput("tokens", "int64", (None, 4), "data"),
+        BatchInput("labels", "int64", (None, 4), "label"),
     )
     assert graphs.vocabulary == {"tokens": 11, "labels": 11}
     assert {e.name: e.tensor.group for e in graphs.index} == dict(

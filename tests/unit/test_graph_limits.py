@@ -20,7 +20,7 @@ from ortflow.workflow.graph.limits import check_constants
 from ortflow.workflow.graph.lower import prepare
 from ortflow.workflow.graph.read import read_model
 from ortflow.workflow.spec.run import RunSpec
-from ortflow.workflow.steps.configure import about_model
+from ortflow.workflow.trainer.builder import about_model
 
 GIB = 1 << 28
 """Elements of fp32 in a GiB."""

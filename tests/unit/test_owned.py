@@ -13,6 +13,7 @@ import numpy as np
 import onnx
 import pyarrow as pa
 import pytest
+from data_sets import numbered
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from onnx import TensorProto, helper
@@ -36,6 +37,8 @@ from ortflow.workflow.rank import hold_ranks_lock
 from ortflow.workflow.rundir import RunDir, write_atomically
 from ortflow.workflow.spec.run import RunSpec
 from ortflow.workflow.steps.configure import prepare
+from ortflow.workflow.trainer import Report
+from ortflow.workflow.trainers import builder_of
 
 NAMES = re.compile(r"own/[a-z]+\.txt|mark|empty/")
 
@@ -291,9 +294,15 @@ def test_an_export_that_could_not_be_written_is_refused_before_training(tmp_path
         "train": {"steps": 1, "optimizer": {"name": "sgd", "lr": 0.1}}, "export": {"path": str(tmp_path / "m.onnx")},
     }  # fmt: skip
     (tmp_path / "m.onnx").write_text("precious")
+    numbered(tmp_path / "d", 3)
+    values["data"] = {"train": {"path": str(tmp_path / "d")}, "micro_batch": 1}
+
+    def prepared(**changes: Any) -> None:
+        spec, run_dir = RunSpec.model_validate({**values, **changes}), RunDir(tmp_path / "run")
+        prepare(builder_of(spec, run_dir, Report()), run_dir, spec, Report())
+
     with pytest.raises(UserError, match=r"export\.path: .*m\.onnx is the model to train"):
-        prepare(RunDir(tmp_path / "run"), RunSpec.model_validate(values))
+        prepared()
     (tmp_path / "other.onnx").write_text("precious")
-    spec = RunSpec.model_validate({**values, "export": {"path": str(tmp_path / "other.onnx")}})
     with pytest.raises(UserError, match=r"export\.path: .*other\.onnx exists and is not a model that ortflow has"):
-        prepare(RunDir(tmp_path / "run"), spec)
+        prepared(export={"path": str(tmp_path / "other.onnx")})

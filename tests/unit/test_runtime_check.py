@@ -24,9 +24,12 @@ from ortflow.workflow.runtime_check.case import Case
 from ortflow.workflow.runtime_check.remember import runtime_here
 from ortflow.workflow.runtime_check.settings import DEFAULTS, Outcome, Settings, merged
 from ortflow.workflow.signals import StopFlag
-from ortflow.workflow.steps import configure as configure_step
+from ortflow.workflow.spec.base import Section
+from ortflow.workflow.steps.configure import configure
 from ortflow.workflow.steps.context import Context
-from ortflow.workflow.steps.runtime_check import agree
+from ortflow.workflow.steps.runtime import check_machines
+from ortflow.workflow.trainer import Report, TrainerContext
+from ortflow.workflow.trainer.builder import GraphBuilder
 
 NEEDS = verify.needs()
 PADDED = next(need for need in NEEDS if need.need == "MaxPool of an image padded with zeros")
@@ -152,42 +155,43 @@ def test_settings_of_several_machines() -> None:
     assert [str(each) for each in (DEFAULTS, Settings(("a", "b"), False))] == ["none", "a, b, no optimisation"]
 
 
-def context(tmp_path: Path, rank: int) -> Context:
+def context(tmp_path: Path, rank: int, **sections: Any) -> Context:
     place = Place(rank, 2, 0, 1, "none", "host")
     events = EventLog(tmp_path / f"{rank}.jsonl", rank, 0)
-    return Context(RunDir(tmp_path), spec_of(), place, 0, StopFlag(), events)
+    return Context(RunDir(tmp_path), spec_of(**sections), place, 0, StopFlag(), events)
 
 
 class Second(SoloCommunicator):
-    """The second rank's side of a world of two, whose first has told `first`."""
+    """The second rank's side of a world of two, whose first has told `first`, one value a call."""
 
-    def __init__(self, first: Any) -> None:
-        self._told = [first]
+    def __init__(self, *first: Any) -> None:
+        self._first = iter(first)
 
     def gather(self, value: Any) -> list[Any]:
-        self._told.append(value)
-        return self._told
+        return [next(self._first), value]
 
 
 @pytest.mark.usefixtures("cache")
-def test_every_machine_is_checked_and_all_ranks_agree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_machine_is_checked_and_all_ranks_know_of_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(remember.runtime_here, "__kwdefaults__", {"afresh": False, "check": Check()})
     mine = context(tmp_path, 1)
-    mine.comm = Second((Settings(("Other",)), None))
-    assert agree(mine) == Settings(("Other", "Pad_Fusion"))
-    checked, warning = (json.loads(line) for line in (tmp_path / "1.jsonl").read_text().splitlines())
+    warnings: list[str] = []
+    report = Report(record=mine.events.write, warn=warnings.append)
+    mine.builder = GraphBuilder(TrainerContext(mine.spec, Section(), tmp_path, None, report))
+    mine.comm = Second(None, (True, Settings(("Other",))))
+    assert check_machines(mine) == [Settings(("Other",)), PAD.settings]
+    (checked,) = (json.loads(line) for line in (tmp_path / "1.jsonl").read_text().splitlines())
     assert (checked["event"], checked["settings"], checked["faults"]) == ("runtime_check", "Pad_Fusion", PAD.faults)
-    assert "sessions are opened without: Pad_Fusion" in warning["message"]
-    mine.comm = Second((DEFAULTS, UserError("of no use")))
+    assert "sessions are opened without: Pad_Fusion" in warnings[0]
+    mine.comm = Second(UserError("of no use"))
     with pytest.raises(UserError, match="of no use"):
-        agree(mine)
+        check_machines(mine)
 
 
-def test_a_refusal_waits_until_all_ranks_can_hear(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(_: Context) -> Settings:
-        raise UserError("of no use")
-
-    monkeypatch.setattr(configure_step, "check_runtime", refuse)
-    first = context(tmp_path, 0)
-    configure_step.configure(first)
+def test_a_refusal_waits_until_all_ranks_can_hear(tmp_path: Path) -> None:
+    first = context(tmp_path, 0, trainer={"name": "unknown"})
+    configure(first)
     assert isinstance(first.trouble, UserError)
+    second = context(tmp_path, 1)
+    second.comm = Second(first.trouble)
+    assert "there is no trainer 'unknown'" in str(second.first_trouble(None))

@@ -1,4 +1,4 @@
-"""Does a set fit a graph? Asked once when both are open, so that no step fails for its data.
+"""Does a set fit what a trainer reads? Asked once when both are open, so that no step fails for its data.
 
 Called by the shard step and by `ortflow validate`. Finds all faults before it gives up. Looks at the values themselves
 only where the shards' own minimum and maximum do not settle the question.
@@ -7,8 +7,7 @@ only where the shards' own minimum and maximum do not settle the question.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,30 +15,16 @@ import numpy.typing as npt
 
 from ortflow.workflow.data.dataset import Dataset
 from ortflow.workflow.data.feed import Feed
+from ortflow.workflow.data.inputs import BatchInput, Limits
 from ortflow.workflow.data.mapping import ColumnReference, parse_reference
 from ortflow.workflow.data.scan import first_outside
 from ortflow.workflow.data.schema import Column, Range
 from ortflow.workflow.errors import Faults, UserError
-from ortflow.workflow.graph.types import GraphInput
-
-
-@dataclass(frozen=True)
-class Limits:
-    """What the model can take beyond types and shapes."""
-
-    bounds: Mapping[str, int]
-    """Input -> first integer that is too large: the vocabulary's size, the number of classes."""
-    ignore_index: int | None = None
-    """Value of a label that weighs nothing, whatever the bound."""
-    pad_value: Mapping[str, float] | None = None
-    """Input -> what shorter samples are padded with; by default 0, and `ignore_index` for labels."""
-    truths: Collection[str] = ()
-    """Labels that are 0 or 1 where they are integers."""
 
 
 def check_inputs(
     dataset: Dataset,
-    inputs: Sequence[GraphInput],
+    inputs: Sequence[BatchInput],
     columns: Mapping[str, str],
     limits: Limits,
     *,
@@ -48,7 +33,7 @@ def check_inputs(
     where: str,
     samples: int | None = None,
 ) -> tuple[Feed, ...]:
-    """How each graph input is filled from the set.
+    """How each input is filled from the set.
 
     `columns` maps inputs to columns or slices of them, `where` is its section in the run file; `smaller_batch` tells
     that what is left of the set (of its first `samples`) is a smaller micro-batch. Raises Faults with every input
@@ -57,15 +42,15 @@ def check_inputs(
     count = len(dataset) if samples is None else min(samples, len(dataset))
     smaller_batch = smaller_batch and count % micro_batch > 0
     faults: list[UserError] = []
-    names = [graph_input.name for graph_input in inputs]
+    names = [given.name for given in inputs]
     faults += _unknown_inputs(columns, names, f"{where}.columns")
     faults += _unknown_inputs(limits.pad_value or {}, names, "data.pad_value")
     feeds = []
-    for graph_input in inputs:
+    for given in inputs:
         try:
-            feed = _feed(dataset, graph_input, columns, limits, where)
-            _check_batch_axis(graph_input, micro_batch, smaller_batch)
-            _check_bound(dataset, graph_input, feed, limits)
+            feed = _feed(dataset, given, columns, limits, where)
+            _check_batch_axis(given, micro_batch, smaller_batch)
+            _check_bound(dataset, given, feed, limits)
             feeds.append(feed)
         except UserError as fault:
             faults.append(fault)
@@ -76,7 +61,7 @@ def check_inputs(
 
 def _unknown_inputs(given: Mapping[str, Any], names: Sequence[str], where: str) -> list[UserError]:
     return [
-        UserError(f"the graph has no input {name!r}", where=where, fix=_choose(name, names))
+        UserError(f"there is no input {name!r}", where=where, fix=_choose(name, names))
         for name in given
         if name not in names
     ]
@@ -87,34 +72,32 @@ def _choose(name: str, names: Sequence[str]) -> str:
     return f"did you mean {near[0]!r}?" if near else f"choose of: {', '.join(names)}"
 
 
-def _feed(dataset: Dataset, graph_input: GraphInput, columns: Mapping[str, str], limits: Limits, where: str) -> Feed:
-    name = graph_input.name
+def _feed(dataset: Dataset, given: BatchInput, columns: Mapping[str, str], limits: Limits, where: str) -> Feed:
+    name = given.name
     place = f"{where}.columns.{name}"
     reference = parse_reference(columns[name], place) if name in columns else ColumnReference(name)
     column = dataset.columns.get(reference.column)
     if column is None:
         known = list(dataset.columns)
         raise UserError(
-            f"{dataset.path} has no column {reference.column!r} for the graph's input {name!r}",
+            f"{dataset.path} has no column {reference.column!r} for input {name!r}",
             where=place,
             fix=_choose(reference.column, known) if name in columns else f"name one of: {', '.join(known)}",
         )
-    if not graph_input.shape:
-        raise UserError(f"the graph's input {name!r} has no batch axis", fix="export it with one")
-    fault = _shape_fault(dataset, graph_input, reference, column) or _dtype_fault(
-        dataset, graph_input, reference, limits
-    )
+    if not given.shape:
+        raise UserError(f"input {name!r} has no batch axis", fix="export it with one")
+    fault = _shape_fault(dataset, given, reference, column) or _dtype_fault(dataset, given, reference, limits)
     if fault:
         raise UserError(fault, where=str(dataset.path), fix="convert the data so that it fits, or map another column")
-    length = graph_input.shape[1] if column.variable else None
-    pad = _pad(graph_input, limits)
-    return Feed(name, np.dtype(graph_input.dtype), reference, pad, length)
+    length = given.shape[1] if column.variable else None
+    pad = _pad(given, limits)
+    return Feed(name, np.dtype(given.dtype), reference, pad, length)
 
 
-def _shape_fault(dataset: Dataset, graph_input: GraphInput, reference: ColumnReference, column: Column) -> str | None:
+def _shape_fault(dataset: Dataset, given: BatchInput, reference: ColumnReference, column: Column) -> str | None:
     told = f"column {str(reference)!r} holds samples of {column}"
-    wanted = graph_input.shape[1:]
-    asked = f"the graph's input {graph_input.name!r} takes {_axes(wanted)}"
+    wanted = given.shape[1:]
+    asked = f"input {given.name!r} takes {_axes(wanted)}"
     if column.variable:
         lengths = _sliced_lengths(dataset.lengths(reference.column), reference.slice)
         if len(wanted) != 1:
@@ -151,14 +134,14 @@ def _sliced_lengths(lengths: npt.NDArray[np.int64], part: slice) -> npt.NDArray[
     return left
 
 
-def _dtype_fault(dataset: Dataset, graph_input: GraphInput, reference: ColumnReference, limits: Limits) -> str | None:
-    column, wanted = dataset.columns[reference.column], np.dtype(graph_input.dtype)
+def _dtype_fault(dataset: Dataset, given: BatchInput, reference: ColumnReference, limits: Limits) -> str | None:
+    column, wanted = dataset.columns[reference.column], np.dtype(given.dtype)
     if column.dtype.kind == "f" and wanted.kind != "f":
         return (
             f"column {reference.column!r} is {column.dtype.name}, which does not go into the {wanted.name} "
-            f"of the graph's input {graph_input.name!r}"
+            f"of input {given.name!r}"
         )
-    only_truths = graph_input.role != "label" or graph_input.name in limits.truths
+    only_truths = given.role != "label" or given.name in limits.truths
     if column.dtype.kind in "iu" and wanted.kind == "f":
         span = (0, 1) if only_truths else _whole_numbers(wanted)
     elif np.can_cast(column.dtype, wanted, "safe"):
@@ -171,7 +154,7 @@ def _dtype_fault(dataset: Dataset, graph_input: GraphInput, reference: ColumnRef
     told = f"sample {found[0]} of column {reference.column!r}, {column.dtype.name}, holds {found[1]}"
     taken = "0 and 1 alone" if span == (0, 1) else f"{span[0]:g} to {span[1]:g}"
     more = " of integers: scaling is for the conversion to decide" if span == (0, 1) and wanted.kind == "f" else ""
-    return f"{told}, but the {wanted.name} of the graph's input {graph_input.name!r} takes {taken}{more}"
+    return f"{told}, but the {wanted.name} of input {given.name!r} takes {taken}{more}"
 
 
 def _span(wanted: np.dtype[Any]) -> Range:
@@ -189,9 +172,9 @@ def _whole_numbers(wanted: np.dtype[Any]) -> Range:
     return -largest, largest
 
 
-def _pad(graph_input: GraphInput, limits: Limits) -> float:
-    dtype, name = np.dtype(graph_input.dtype), graph_input.name
-    ignored = limits.ignore_index if graph_input.role == "label" and dtype.kind in "iu" else None
+def _pad(given: BatchInput, limits: Limits) -> float:
+    dtype, name = np.dtype(given.dtype), given.name
+    ignored = limits.ignore_index if given.role == "label" and dtype.kind in "iu" else None
     pad = (limits.pad_value or {}).get(name, 0 if ignored is None else ignored)
     bound = limits.bounds.get(name)
     if dtype.kind in "iu":
@@ -201,18 +184,18 @@ def _pad(graph_input: GraphInput, limits: Limits) -> float:
         if not fits:
             limit = f"below {bound}" if bound is not None else dtype.name
             raise UserError(
-                f"{pad} is not a value of the graph's input {name!r}",
+                f"{pad} is not a value of input {name!r}",
                 where=f"data.pad_value.{name}",
                 fix=f"give an integer, {limit}",
             )
     return pad
 
 
-def _check_batch_axis(graph_input: GraphInput, micro_batch: int, smaller_batch: bool) -> None:
-    fixed = graph_input.shape[0]
+def _check_batch_axis(given: BatchInput, micro_batch: int, smaller_batch: bool) -> None:
+    fixed = given.shape[0]
     if fixed is None:
         return
-    told = f"the graph's input {graph_input.name!r} takes batches of {fixed} samples"
+    told = f"input {given.name!r} takes batches of {fixed} samples"
     if fixed != micro_batch:
         raise UserError(
             f"{told}, not {micro_batch}", fix=f"set the micro-batch to {fixed}, or export a free batch axis"
@@ -221,17 +204,17 @@ def _check_batch_axis(graph_input: GraphInput, micro_batch: int, smaller_batch: 
         raise UserError(f"{told}, but the last one is smaller", where="data.last_batch", fix="set it to pad")
 
 
-def _check_bound(dataset: Dataset, graph_input: GraphInput, feed: Feed, limits: Limits) -> None:
-    bound = limits.bounds.get(graph_input.name)
+def _check_bound(dataset: Dataset, given: BatchInput, feed: Feed, limits: Limits) -> None:
+    bound = limits.bounds.get(given.name)
     if bound is None:
         return
-    ignored = limits.ignore_index if graph_input.role == "label" else None
+    ignored = limits.ignore_index if given.role == "label" else None
     found = first_outside(dataset, feed.source, (0, bound - 1), ignored)
     if found:
         sample, value = found
         raise UserError(
-            f"sample {sample} of column {feed.source.column!r} holds {value}, but the graph's input "
-            f"{graph_input.name!r} takes 0 to {bound - 1}",
+            f"sample {sample} of column {feed.source.column!r} holds {value}, but input "
+            f"{given.name!r} takes 0 to {bound - 1}",
             where=str(dataset.path),
             fix="convert the data with the model's vocabulary",
         )

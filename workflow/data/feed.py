@@ -1,4 +1,4 @@
-"""From samples to micro-batches: which column fills which graph input, sliced, widened and padded.
+"""From samples to micro-batches: which column fills which input, sliced, widened and padded.
 
 Called by the batches in their background thread, so everything that can be refused was refused by `check` before.
 """
@@ -19,7 +19,7 @@ from ortflow.workflow.data.schema import Array
 
 @dataclass(frozen=True)
 class Feed:
-    """How one graph input is filled from a column or a slice of it.
+    """How one input is filled from a column or a slice of it.
 
     `length` is the fixed length that variable samples are padded to; None pads to the longest of the micro-batch.
     """
@@ -32,7 +32,7 @@ class Feed:
 
 
 def collate(dataset: Dataset, feeds: Sequence[Feed], batches: Sequence[Indices]) -> list[dict[str, Array]]:
-    """Each micro-batch's samples as {graph input: array [samples, ...]}.
+    """Each micro-batch's samples as {input: array [samples, ...]}.
 
     Samples of all are read at once, and a column that fills several inputs once: small batches cost numpy's calls,
     not their bytes.

@@ -62,7 +62,7 @@ def build_graphs(spec: RunSpec, device: str, out: Path, length: int = 0) -> Grap
     `spec` holds absolute paths; `length` is that of the samples where the model's second axis varies, if it is known.
     Raises UserError, one sentence, for whatever of model and run file does not fit.
     """
-    section, padded = spec.model, spec.data.last_batch == "pad"
+    section, padded = spec.onnx_model, spec.data.last_batch == "pad"
     # Sessions are tried in a process of their own, which starts while the model is read.
     with Child() as child, ThreadPoolExecutor(1) as beside:
         # Compiles the first time, for a second or two.
@@ -148,7 +148,7 @@ def _train_graph(
     model.CopyFrom(forward)
     graph = model.graph
     notes, updates = train_mode(graph, source.roles.frozen)
-    attach(graph, spec.model.loss, batch, spec.data.last_batch == "pad")
+    attach(graph, spec.onnx_model.loss, batch, spec.data.last_batch == "pad")
     edit = Editor(graph)
     outputs = [scalar(LOSS_SUM), scalar(LOSS_WEIGHT)]
     for name in source.roles.state:
@@ -160,7 +160,7 @@ def _train_graph(
     model, more = make_differentiable(model, source.roles.trained, LOSS_SUM)
     speed.before(model.graph)
     model, trained = differentiate(model, source.roles.trained, LOSS_SUM)
-    notes += recompute(model.graph, spec.model.recompute)
+    notes += recompute(model.graph, spec.onnx_model.recompute)
     faster = with_kernels(model, length)
     for each in (model, faster):
         speed.after(each.graph)
@@ -171,7 +171,7 @@ def _eval_graph(
     forward: onnx.ModelProto, spec: RunSpec, source: Source, batch: str
 ) -> tuple[onnx.ModelProto, dict[str, int]]:
     """The evaluation graph, and for labels that are classes the number of classes, where it is known."""
-    section = spec.model
+    section = spec.onnx_model
     model = onnx.ModelProto()
     model.CopyFrom(forward)
     padded = spec.data.last_batch == "pad"

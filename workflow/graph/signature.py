@@ -10,17 +10,18 @@ from collections.abc import Collection, Sequence
 import onnx
 from onnx import TensorProto, helper
 
+from ortflow.workflow.data.inputs import BatchInput
 from ortflow.workflow.errors import UserError
 from ortflow.workflow.graph.edit import dims_of, used
-from ortflow.workflow.graph.types import SEED, VALID, GraphInput
+from ortflow.workflow.graph.types import SEED, VALID
 from ortflow.workflow.spec.data import DataSection
 
 
 def batch_inputs(
     graphs: Sequence[onnx.GraphProto], tensors: Collection[str], data: Collection[str]
-) -> tuple[GraphInput, ...]:
+) -> tuple[BatchInput, ...]:
     """The inputs that some node of the graphs reads, `data` (names of the model's own) first, then the labels."""
-    found: dict[str, GraphInput] = {}
+    found: dict[str, BatchInput] = {}
     for graph in graphs:
         read = used(graph)
         for value in graph.input:
@@ -35,7 +36,7 @@ def batch_inputs(
     return tuple(sorted(found.values(), key=lambda i: i.role == "label"))
 
 
-def _described(value: onnx.ValueInfoProto, is_data: bool) -> GraphInput:
+def _described(value: onnx.ValueInfoProto, is_data: bool) -> BatchInput:
     element = value.type.tensor_type.elem_type
     dims = dims_of(value)
     if element in (TensorProto.UNDEFINED, TensorProto.STRING) or dims is None:
@@ -49,10 +50,10 @@ def _described(value: onnx.ValueInfoProto, is_data: bool) -> GraphInput:
         )
     shape = tuple(d if isinstance(d, int) else None for d in dims)
     dtype = helper.tensor_dtype_to_np_dtype(element).name
-    return GraphInput(value.name, dtype, shape, "data" if is_data else "label")
+    return BatchInput(value.name, dtype, shape, "data" if is_data else "label")
 
 
-def check_batches(inputs: Sequence[GraphInput], data: DataSection) -> None:
+def check_batches(inputs: Sequence[BatchInput], data: DataSection) -> None:
     """Raises UserError where the graph has a fixed batch size and the run file asks for another."""
     sizes = [("data.micro_batch", data.micro_batch)]
     if data.eval is not None and data.eval_micro_batch is not None:

@@ -9,8 +9,9 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
+from ortflow.workflow.data.inputs import BatchInput
 from ortflow.workflow.layout import FlatIndex
 from ortflow.workflow.rundir import write_atomically
 
@@ -22,8 +23,6 @@ VALID = "ortflow.valid"
 """Input, int64 [1], of padded graphs: only the first so many rows of the batch count."""
 SEED = "ortflow.seed"
 """Input, int64 [1], of graphs that draw random numbers: what they are drawn from."""
-
-Role = Literal["data", "label"]
 
 
 def with_kernels_of(graph: Path) -> Path:
@@ -42,23 +41,13 @@ def fused_of(graph: Path) -> Path:
 
 
 @dataclass(frozen=True)
-class GraphInput:
-    """An input that a batch fills: `dtype` as numpy names it, `shape` with None where it may vary."""
-
-    name: str
-    dtype: str
-    shape: tuple[int | None, ...]
-    role: Role
-
-
-@dataclass(frozen=True)
 class GraphSet:
     """The graphs of a run. The files lie in `root`."""
 
     root: Path
     index: FlatIndex
     """Where each parameter and state tensor lies in the flat buffers."""
-    inputs: tuple[GraphInput, ...]
+    inputs: tuple[BatchInput, ...]
     """What a batch fills, labels last."""
     notes: tuple[str, ...] = ()
     """What was switched on, expanded or frozen: lines for the log."""
@@ -95,8 +84,13 @@ class GraphSet:
 
     @property
     def optimizer(self) -> Path:
-        """The user's own optimizer graph, where there is one."""
+        """The optimizer's update of flat segments, ortflow's or the user's own."""
         return self.root / "optimizer.onnx"
+
+    @property
+    def gradient(self) -> Path:
+        """Scales and clips the flat gradients."""
+        return self.root / "gradient.onnx"
 
     def to_json(self) -> dict[str, Any]:
         """The set as plain data, its folder left out."""
@@ -122,7 +116,7 @@ class GraphSet:
         return cls(
             root=root,
             index=FlatIndex.from_json(data["index"]),
-            inputs=tuple(GraphInput(i["name"], i["dtype"], tuple(i["shape"]), i["role"]) for i in data["inputs"]),
+            inputs=tuple(BatchInput(i["name"], i["dtype"], tuple(i["shape"]), i["role"]) for i in data["inputs"]),
             notes=tuple(data["notes"]),
             warnings=tuple(data.get("warnings", ())),
             vocabulary=data["vocabulary"],

@@ -6,26 +6,40 @@ the other keys it hangs on, so that a fault in one of them is not told twice.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import PurePosixPath
 
 from ortflow.workflow.data.mapping import parse_reference
 from ortflow.workflow.errors import UserError
 from ortflow.workflow.spec.batch import undivided
 from ortflow.workflow.spec.kubernetes_check import check_kubernetes
-from ortflow.workflow.spec.metrics import misuse
+from ortflow.workflow.spec.metrics import Metric, misuse
 from ortflow.workflow.spec.problem import Problem
 from ortflow.workflow.spec.run import RunSpec
 from ortflow.workflow.spec.slurm_check import check_slurm
 from ortflow.workflow.spec.train import Sgd
 from ortflow.workflow.spec.units import parse_memory, parse_time
 
+GRAPH = "graph"
+"""The trainer of ONNX graphs, which is built in."""
 NOT_YET = "does not run yet in this version"
 
 
 def check(spec: RunSpec) -> list[Problem]:
     """Every contradiction within a run file."""
     return [problem for find in CHECKS for problem in find(spec)]
+
+
+def _trainer(spec: RunSpec) -> Iterator[Problem]:
+    model, name = ("model",), ("trainer", "name")
+    if spec.trainer.name != GRAPH and spec.model is not None:
+        what = f"is for the trainer {GRAPH}, and trainer.name is {spec.trainer.name}"
+        yield Problem(model, what, "take one of them away", others=(name,))
+    elif spec.trainer.name == GRAPH and spec.model is None:
+        yield Problem(model, "is missing", "add it (the model and its loss)", others=(name,))
+    if spec.trainer.name == GRAPH and spec.trainer.options:
+        what = f"are given, and the trainer {GRAPH} has none"
+        yield Problem(("trainer", "options"), what, "take them away", others=(name,))
 
 
 def _length(spec: RunSpec) -> Iterator[Problem]:
@@ -73,27 +87,31 @@ def _evaluation(spec: RunSpec) -> Iterator[Problem]:
 
 
 def _metrics(spec: RunSpec) -> Iterator[Problem]:
-    metrics, path = spec.model.metrics, ("model", "metrics")
-    for place, metric in enumerate(metrics):
-        if metric in metrics[:place]:
-            yield Problem((*path, place), f"names {metric} a second time", "keep one")
-        elif (wrong := misuse(metric, spec.model.loss.kind)) is not None:
-            yield Problem((*path, place), f"is {wrong}", "remove it", others=(("model", "loss", "kind"),))
+    metrics: Sequence[Metric] = ()
+    path = ("model", "metrics")
+    if spec.model is not None:
+        metrics = spec.model.metrics
+        for place, metric in enumerate(metrics):
+            if metric in metrics[:place]:
+                yield Problem((*path, place), f"names {metric} a second time", "keep one")
+            elif (wrong := misuse(metric, spec.model.loss.kind)) is not None:
+                yield Problem((*path, place), f"is {wrong}", "remove it", others=(("model", "loss", "kind"),))
     if spec.train.early_stop is not None:
         watched = spec.train.early_stop.metric
         if watched != "loss" and watched not in metrics:
             what = f"is {watched}, which evaluation does not compute"
-            yield Problem(("train", "early_stop", "metric"), what, f"add {watched} to model.metrics", others=(path,))
+            fix = "set it to loss" if spec.model is None else f"add {watched} to model.metrics"
+            yield Problem(("train", "early_stop", "metric"), what, fix, others=(path,))
 
 
 def _recompute(spec: RunSpec) -> Iterator[Problem]:
-    if spec.model.recompute and spec.model.graphs.train:
+    if spec.model is not None and spec.model.recompute and spec.model.graphs.train:
         what = "is for the training graph that ortflow makes, and model.graphs.train gives one"
         yield Problem(("model", "recompute"), what, "take one of them away", others=(("model", "graphs", "train"),))
 
 
 def _padding(spec: RunSpec) -> Iterator[Problem]:
-    if spec.model.loss.kind == "output" and spec.data.last_batch == "pad":
+    if spec.model is not None and spec.model.loss.kind == "output" and spec.data.last_batch == "pad":
         what = "cannot be pad where the loss is an output of the graph: the filled-up samples would count"
         yield Problem(("data", "last_batch"), what, "use drop or keep", others=(("model", "loss", "kind"),))
 
@@ -160,7 +178,7 @@ def _names(spec: RunSpec) -> Iterator[Problem]:
     """No part of a path may be longer than a file system takes."""
     paths = [
         (("run_dir",), spec.run_dir),
-        (("model", "path"), spec.model.path),
+        (("model", "path"), spec.model.path if spec.model is not None else None),
         (("data", "train", "path"), spec.data.train.path),
         (("data", "eval", "path"), spec.data.eval.path if spec.data.eval is not None else None),
         (("checkpoint", "directory"), spec.checkpoint.directory),
@@ -217,6 +235,7 @@ LONGEST_NAME = 255
 """Bytes of a name in a folder, on every file system that matters."""
 
 CHECKS: tuple[Callable[[RunSpec], Iterator[Problem]], ...] = (
+    _trainer,
     _length,
     _global_batch,
     _schedule,

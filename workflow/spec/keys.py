@@ -50,14 +50,16 @@ def every_key(
             yield from every_key(below, (*path, name))
 
 
-def follow(location: tuple[Any, ...], values: Any) -> tuple[KeyPath, SectionType | None, FieldInfo | None]:
-    """Translate a location of pydantic, which also names the arm of a union, into a key path of `values`.
+def follow(
+    location: tuple[Any, ...], values: Any, root: SectionType = RunSpec
+) -> tuple[KeyPath, SectionType | None, FieldInfo | None]:
+    """Translate a location of pydantic in `root`, which also names the arm of a union, into a key path of `values`.
 
     Returns the path, the section that its last key stands in, and that key's field; for an unknown key no field,
     for a path into a plain value (an item of a list) the field of the value.
     """
     path: list[str | int] = []
-    section: SectionType | None = RunSpec
+    section: SectionType | None = root
     arms: list[SectionType] = []
     arm_key: str | None = None
     holder, field = section, None

@@ -120,6 +120,13 @@ def _check_files(spec: RunSpec) -> Iterator[Problem]:
             yield Problem(keys, f"{shown} may not be read", "change its permissions")
 
 
+def input_files(spec: RunSpec) -> list[str]:
+    """What a run reads, in the order of `INPUTS`: the files of its model and its sets. Pure."""
+    values = spec.model_dump()
+    holders = ((_holder(values, keys), keys[-1]) for keys in INPUTS)
+    return [holder[key] for holder, key in holders if holder is not None and holder[key] is not None]
+
+
 def _absolute(path: str, base: Path) -> str:
     """`path` seen from `base`, `~/` being the home folder; links are left as they are."""
     if path == "~" or path.startswith("~/"):

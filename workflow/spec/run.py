@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import Field
 
@@ -12,6 +12,15 @@ from ortflow.workflow.spec.kubernetes import KubernetesBackend
 from ortflow.workflow.spec.model import ModelSection
 from ortflow.workflow.spec.slurm import SlurmBackend
 from ortflow.workflow.spec.train import TrainSection
+
+
+class TrainerSection(Section):
+    """What trains: ortflow's own trainer of ONNX graphs, or one that a package brings."""
+
+    name: Text = "graph"
+    """`graph`, or a trainer that is installed for the ranks; docs/trainers.md tells how to write one."""
+    options: dict[Text, Any] = Field(default_factory=dict)
+    """Keys of another trainer's own."""
 
 
 class Parallel(Section):
@@ -74,7 +83,7 @@ class ExportSection(Section):
     path: Text = "export/model.onnx"
     """File, relative to the run directory."""
     tolerance: NonNegativeFloat | None = None
-    """Largest difference to the trained graph, absolute plus relative, on real samples; 1e-4, or the model's own
+    """Largest difference to the trained model, absolute plus relative, on real samples; 1e-4, or the model's own
     rounding where that is larger."""
     enabled: bool = True
     """Export after the last step."""
@@ -154,8 +163,10 @@ class RunSpec(Section):
     """Seed of the order of the samples and of dropout."""
     prepare: list[Text] = Field(default_factory=list)
     """Command run once in the run file's folder, by `ortflow run`, if the model or the data is not there yet."""
-    model: ModelSection
-    """The model and its loss."""
+    trainer: TrainerSection = TrainerSection()
+    """What trains."""
+    model: ModelSection | None = None
+    """The model and its loss; required for the trainer `graph`, and for it alone."""
     data: DataSection
     """The samples."""
     train: TrainSection
@@ -174,6 +185,12 @@ class RunSpec(Section):
     """Budgets."""
     backends: Backends = Backends()
     """What only one backend needs."""
+
+    @property
+    def onnx_model(self) -> ModelSection:
+        """`model`, for the trainer `graph`: `check` refuses a run of it that has none."""
+        assert self.model is not None
+        return self.model
 
     @property
     def on_gpus(self) -> bool:

@@ -5,17 +5,21 @@ Called by `ortflow schema`. It cannot say what `check` says of several keys at o
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
+from ortflow.workflow.spec.base import Section
 from ortflow.workflow.spec.help import describe
 from ortflow.workflow.spec.run import RunSpec
 from ortflow.workflow.spec.shorthand import COMMANDS, LINES, SECTIONS
 
 
-def run_file_schema() -> dict[str, Any]:
-    """JSON schema (draft 2020-12) of a run file."""
+def run_file_schema(trainers: Mapping[str, type[Section]] | None = None) -> dict[str, Any]:
+    """JSON schema (draft 2020-12) of a run file; with the options of `trainers`, by name."""
     schema = RunSpec.model_json_schema()
     describe(schema)
+    for name, options in (trainers or {}).items():
+        _options(schema, name, options)
     for path, key in SECTIONS.items():
         _also(schema, path, _short_form(schema, _property(schema, path), key))
     for path in COMMANDS + LINES:
@@ -23,6 +27,16 @@ def run_file_schema() -> dict[str, Any]:
     for path in (("resources", "time_limit"), ("backends", "kubernetes", "deadline")):
         _also(schema, path, {"type": "integer", "exclusiveMinimum": 0})
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema, "title": "ortflow run file"}
+
+
+def _options(schema: dict[str, Any], name: str, options: type[Section]) -> None:
+    """Give the options of a trainer their types, where a run file names it."""
+    described = options.model_json_schema(ref_template=f"#/$defs/{name}.{{model}}")
+    describe(described)
+    schema["$defs"] |= {f"{name}.{key}": part for key, part in described.pop("$defs", {}).items()}
+    named = {"properties": {"name": {"const": name}}, "required": ["name"]}
+    rules = schema["$defs"]["TrainerSection"].setdefault("allOf", [])
+    rules.append({"if": named, "then": {"properties": {"options": described}}})
 
 
 def _also(schema: dict[str, Any], path: tuple[str, ...], form: dict[str, Any]) -> None:
@@ -44,7 +58,9 @@ def _short_form(schema: dict[str, Any], described: dict[str, Any], key: str) -> 
 def _property(schema: dict[str, Any], path: tuple[str, ...]) -> dict[str, Any]:
     section = schema
     for name in path[:-1]:
-        section = _section(schema, section["properties"][name]["$ref"])
+        described = section["properties"][name]
+        (reference,) = [arm["$ref"] for arm in (described, *described.get("anyOf", ())) if "$ref" in arm]
+        section = _section(schema, reference)
     found: dict[str, Any] = section["properties"][path[-1]]
     return found
 

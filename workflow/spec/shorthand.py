@@ -12,6 +12,7 @@ from ortflow.workflow.spec.document import Document
 from ortflow.workflow.spec.problem import KeyPath, Problem
 
 SECTIONS: dict[tuple[str, ...], str] = {
+    ("trainer",): "name",
     ("model", "loss"): "kind",
     ("data", "train"): "path",
     ("data", "eval"): "path",

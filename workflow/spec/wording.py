@@ -16,15 +16,16 @@ from ortflow.workflow.spec.base import LARGEST
 from ortflow.workflow.spec.help import fill
 from ortflow.workflow.spec.keys import SectionType, choices, discriminator, every_key, follow
 from ortflow.workflow.spec.problem import KeyPath, Problem, dotted, listed, nearest, shown
+from ortflow.workflow.spec.run import RunSpec
 from ortflow.workflow.spec.scalars import scalar
 
 
-def problems(error: ValidationError, values: dict[str, Any]) -> list[Problem]:
-    """Everything that pydantic found, one problem a key path."""
+def problems(error: ValidationError, values: dict[str, Any], root: SectionType = RunSpec) -> list[Problem]:
+    """Everything that pydantic found in the values of section `root`, one problem a key path."""
     fill()
     found: dict[KeyPath, Problem] = {}
     for detail in error.errors(include_url=False):
-        path, section, field = follow(detail["loc"], values)
+        path, section, field = follow(detail["loc"], values, root)
         problem = _problem(detail, path, section, field, _at(values, path[:-1]))
         # Of the arms of a plain union (a whole number or any number) the last is the widest: it wins.
         found[problem.path] = problem
@@ -80,7 +81,7 @@ def _unknown_key(path: KeyPath, section: SectionType | None, siblings: dict[str,
     elsewhere = sorted({dotted(other) for other, _ in every_key() if other[-1] == word})
     if elsewhere:
         return Problem(path, "unknown key here", f"did you mean {listed(elsewhere)}?")
-    return Problem(path, "unknown key", f"known here: {', '.join(known)}")
+    return Problem(path, "unknown key", f"known here: {', '.join(known) or 'none'}")
 
 
 def _wrong_choice(kind: str, path: KeyPath, value: Any, field: FieldInfo) -> Problem:

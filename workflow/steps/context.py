@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ortflow.workflow.comm import Communicator
 from ortflow.workflow.errors import OrtflowError, Preempted
@@ -14,14 +14,12 @@ from ortflow.workflow.plan import Plan
 from ortflow.workflow.progress import Progress
 from ortflow.workflow.ranks import Place
 from ortflow.workflow.rundir import RunDir
-from ortflow.workflow.runtime_check.settings import DEFAULTS, Settings
 from ortflow.workflow.signals import StopFlag
 from ortflow.workflow.spec.run import RunSpec
-from ortflow.workflow.trainer import Trainer
+from ortflow.workflow.trainer import Trainer, TrainerBuilder
 
 if TYPE_CHECKING:
     from ortflow.workflow.engine import Engine
-    from ortflow.workflow.graph.types import GraphSet
     from ortflow.workflow.steps.checkpoint import Saver
     from ortflow.workflow.steps.monitor import Monitor
     from ortflow.workflow.steps.shard import Stream
@@ -39,13 +37,13 @@ class Context:
     events: EventLog
     fence: Fence = field(default_factory=Open)
     engine: Engine[Context] = field(init=False)
+    builder: TrainerBuilder = field(init=False)
+    """configure"""
     trouble: OrtflowError | None = None
-    """configure: what went wrong on rank 0, told to all ranks as soon as they can hear."""
-    settings: Settings = DEFAULTS
-    """configure, on rank 0; runtime, on all: how sessions are opened"""
+    """configure: what went wrong on this rank, raised on all ranks as soon as they are connected"""
+    machine: Any = None
+    """configure, on rank 0: what `builder.check_machine` found"""
     plan: Plan = field(init=False)
-    """runtime, from what configure wrote."""
-    graphs: GraphSet = field(init=False)
     """runtime, from what configure wrote."""
     environment: Mapping[str, str] = field(default_factory=dict)
     """runtime: what computes on all ranks, for the record of every checkpoint"""
@@ -73,6 +71,24 @@ class Context:
         if self.comm is None:
             raise RuntimeError("the ranks are not connected before step runtime")
         return self.comm
+
+    def first_trouble(self, mine: OrtflowError | None) -> OrtflowError | None:
+        """The trouble of the first rank that has any, on every rank."""
+        troubles = self.world.gather(mine)
+        trouble: OrtflowError | None = self.world.share(next(filter(None, troubles), None) if troubles else None)
+        return trouble
+
+    def try_on_rank_0(self, work: Callable[[], object]) -> None:
+        """Call `work` on rank 0 alone; an OrtflowError of it is raised on every rank."""
+        trouble = None
+        if self.leads:
+            try:
+                work()
+            except OrtflowError as error:
+                trouble = error
+        trouble = self.world.share(trouble)
+        if trouble is not None:
+            raise trouble
 
     def leave_if_asked(self, *, saved: bool = True) -> None:
         """Agree with all ranks whether any was asked to leave, and if so leave: nothing is lost between steps."""

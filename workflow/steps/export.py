@@ -1,4 +1,4 @@
-"""Step 7: the inference model with trained weights, checked against the trained graph on real samples.
+"""Step 7: the inference model with trained weights, checked against the trained model on real samples.
 
 In a run, rank 0 does it behind the last step; offline, from any whole checkpoint, `export_checkpoint` does the same
 with one rank and no MPI.
@@ -22,10 +22,10 @@ import numpy.typing as npt
 from ortflow.workflow.checkpoint.load import Loaded, load, load_newest
 from ortflow.workflow.checkpoint.manifest import Damaged
 from ortflow.workflow.checkpoint.store import DirectoryStore
+from ortflow.workflow.comm.solo import SoloCommunicator
 from ortflow.workflow.device.cpu import CpuDevice
 from ortflow.workflow.errors import OrtflowError, UserError
-from ortflow.workflow.graph.kept import damage
-from ortflow.workflow.graph.types import GraphSet
+from ortflow.workflow.kept import damage
 from ortflow.workflow.layout import FlatIndex
 from ortflow.workflow.plan import Plan
 from ortflow.workflow.progress import Progress
@@ -38,9 +38,8 @@ from ortflow.workflow.spec.run import RunSpec
 from ortflow.workflow.steps.configure import prepare
 from ortflow.workflow.steps.context import Context
 from ortflow.workflow.steps.shard import Stream
-from ortflow.workflow.trainer import MicroBatch
-from ortflow.workflow.trainer.inference import export_checked
-from ortflow.workflow.trainer.sessions import Sessions
+from ortflow.workflow.trainer import MicroBatch, Report, TrainerBuilder
+from ortflow.workflow.trainers import builder_of
 
 CHECKED_BATCHES = 2
 
@@ -52,7 +51,7 @@ class Exported:
     path: Path
     step: int
     max_difference: float | None
-    """To the trained graph on real samples; None where the data is not there to compare on."""
+    """To the trained model on real samples; None where the data is not there to compare on."""
 
 
 def try_export(context: Context) -> None:
@@ -62,15 +61,8 @@ def try_export(context: Context) -> None:
     """
     if not context.spec.export.enabled or context.progress.step:
         return
-    trouble = None
-    if context.leads:
-        try:
-            context.trainer.export(output(context), samples(context)[:1], context.spec.export.tolerance, trial=True)
-        except OrtflowError as error:
-            trouble = error
-    trouble = context.world.share(trouble)
-    if trouble is not None:
-        raise trouble
+    tolerance = context.spec.export.tolerance
+    context.try_on_rank_0(lambda: context.trainer.export(output(context), samples(context)[:1], tolerance, trial=True))
 
 
 def export(context: Context) -> None:
@@ -133,8 +125,8 @@ def _after_training(context: Context, error: Exception) -> str:
 
 
 def deviation(difference: float | None) -> str:
-    """How far the exported model is from the trained graph, in words."""
-    return "not compared: no samples" if difference is None else f"at most {difference:.2g} off the trained graph"
+    """How far the exported model is from the trained model, in words."""
+    return "not compared: no samples" if difference is None else f"at most {difference:.2g} off the trained model"
 
 
 def samples(context: Context) -> list[MicroBatch]:
@@ -149,44 +141,48 @@ def export_checkpoint(run_dir: RunDir, step: int | None, path: Path | None) -> E
     tolerance.
     """
     spec = moved(load_run_file(run_dir.run_file), run_dir.root)
-    with whole_graphs(run_dir, spec) as (graphs, plan):
-        device = CpuDevice()
-        sessions = Sessions(device, os.cpu_count() or 1, spec.monitor.runtime_log)
-        parameters = device.allocate(graphs.index.size, np.float32)
-        kept = {"parameters": parameters.array}
-        loaded = find(DirectoryStore(run_dir.root / spec.checkpoint.directory), step, kept, graphs.index)
+    with whole(run_dir, spec) as (builder, plan):
+        trainer = builder.open(SoloCommunicator(), CpuDevice(), os.cpu_count() or 1, (), training=False)
+        buffers = trainer.state()
+        targets = {name: np.empty(buffer.count, buffer.dtype) for name, buffer in buffers.items()}
+        loaded = find(DirectoryStore(run_dir.root / spec.checkpoint.directory), step, targets, trainer.index)
+        for name, buffer in buffers.items():
+            buffer.write(targets.pop(name))
         path = path or run_dir.root / spec.export.path
         batches: list[MicroBatch] = []
         if Path((spec.data.eval or spec.data.train).path).exists():
             alone = Place(0, 1, 0, 1, "none", "")
-            stream = Stream(spec, plan, graphs, alone, Progress())
+            stream = Stream(spec, plan, *builder.inputs(), alone, Progress())
             batches = list(islice(stream.samples(), CHECKED_BATCHES))
             stream.close()
-        difference = export_checked(graphs, parameters, sessions, path, batches, spec.export.tolerance)
+        difference = trainer.export(path, batches, spec.export.tolerance)
     return Exported(path, loaded.manifest.step, difference)
 
 
 @contextmanager
-def whole_graphs(run_dir: RunDir, spec: RunSpec) -> Iterator[tuple[GraphSet, Plan]]:
-    """Graphs and plan of the run, while inside; where they are not what it wrote, made again beside them.
+def whole(run_dir: RunDir, spec: RunSpec) -> Iterator[tuple[TrainerBuilder, Plan]]:
+    """The prepared trainer and the plan of the run, while inside; where its files are not what it wrote, made again
+    beside them.
 
     The run directory is left as it is: the run may be going on.
     """
+    plan = None
     try:
         plan = Plan.load(run_dir.plan)
         fault = damage(run_dir.graphs, plan.graphs) if plan.graphs else None
-        whole = (GraphSet.load(run_dir.graphs), plan) if fault is None else None
     except (OSError, ValueError) as error:
-        whole, fault = None, f"{run_dir.plan} cannot be read ({getattr(error, 'strerror', None) or error})"
-    if whole is not None:
-        yield whole
+        fault = f"{run_dir.plan} cannot be read ({getattr(error, 'strerror', None) or error})"
+    if plan is not None and fault is None:
+        yield builder_of(spec, run_dir, Report()), plan
         return
     print(f"warning: {fault}: plan and graphs are made again for this export", file=sys.stderr)
     with tempfile.TemporaryDirectory() as folder:
         here = RunDir(Path(folder))
         export = spec.export.model_copy(update={"enabled": True, "path": str(here.root / "model.onnx")})
-        prepare(here, spec.model_copy(update={"export": export}))
-        yield GraphSet.load(here.graphs), Plan.load(here.plan)
+        spec = spec.model_copy(update={"export": export})
+        builder = builder_of(spec, here, Report())
+        prepare(builder, here, spec, Report())
+        yield builder, Plan.load(here.plan)
 
 
 def find(store: DirectoryStore, step: int | None, targets: Mapping[str, npt.NDArray[Any]], index: FlatIndex) -> Loaded:

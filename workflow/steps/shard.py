@@ -1,25 +1,24 @@
-"""Step 3: open the data, check it against the model, and go to the place where the run stands."""
+"""Step 3: open the data, check it against what the trainer reads, and go to the place where the run stands."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from ortflow.workflow.data.batches import Batches, StepBatch, evaluation_batches, sample_order
-from ortflow.workflow.data.check import Limits, check_inputs
+from ortflow.workflow.data.check import check_inputs
 from ortflow.workflow.data.dataset import Dataset
 from ortflow.workflow.data.feed import Feed
+from ortflow.workflow.data.inputs import BatchInput, Limits
 from ortflow.workflow.data.plan import Position
 from ortflow.workflow.errors import Faults, UserError
-from ortflow.workflow.graph.types import GraphSet
 from ortflow.workflow.plan import Plan
 from ortflow.workflow.progress import Progress
 from ortflow.workflow.ranks import Place
 from ortflow.workflow.spec.data import DataSection, DataSet
-from ortflow.workflow.spec.model import BinaryCrossEntropy, CrossEntropy
 from ortflow.workflow.spec.run import RunSpec
 from ortflow.workflow.steps.context import Context
-from ortflow.workflow.steps.gradient import check_gradient
 from ortflow.workflow.steps.tokens import count_tokens, token_labels
 from ortflow.workflow.trainer import MicroBatch
 
@@ -29,13 +28,22 @@ Source = tuple[Dataset, tuple[Feed, ...]]
 class Stream:
     """This rank's samples: training from the run's position on, the evaluation set as often as it is asked for.
 
-    Raises Faults where the data does not fit the model.
+    Raises Faults where the data does not fit `inputs` and `limits`.
     """
 
-    def __init__(self, spec: RunSpec, plan: Plan, graphs: GraphSet, place: Place, progress: Progress) -> None:
-        self._spec, self._place, self._graphs = spec, place, graphs
+    def __init__(
+        self,
+        spec: RunSpec,
+        plan: Plan,
+        inputs: Sequence[BatchInput],
+        limits: Limits,
+        place: Place,
+        progress: Progress,
+    ) -> None:
+        self._spec, self._place, self._inputs = spec, place, inputs
         section = spec.data
-        self._token_labels = token_labels(graphs.inputs)
+        self._limits = replace(limits, pad_value=section.pad_value)
+        self._token_labels = token_labels(inputs)
         (dataset, feeds), self._held_out = self._open_both(section)
         batches = Batches(
             dataset,
@@ -66,21 +74,15 @@ class Stream:
         return sources[0], sources[-1]
 
     def _open(self, data: DataSet, where: str) -> Source:
-        section, loss = self._spec.data, self._spec.model.loss
+        section = self._spec.data
         dataset = Dataset.open(Path(data.path))
         evaluating = where == "data.eval"
         micro_batch = self._evaluation_batch if evaluating else section.micro_batch
-        limits = Limits(
-            self._graphs.vocabulary,
-            loss.ignore_index if isinstance(loss, CrossEntropy) else None,
-            section.pad_value,
-            [loss.label] if isinstance(loss, BinaryCrossEntropy) else [],
-        )
         feeds = check_inputs(
             dataset,
-            self._graphs.inputs,
+            self._inputs,
             data.columns,
-            limits,
+            self._limits,
             micro_batch=micro_batch,
             smaller_batch=section.last_batch == "keep" or (evaluating and section.last_batch == "drop"),
             samples=section.eval_samples if evaluating else None,
@@ -97,8 +99,8 @@ class Stream:
         return next(self._training)
 
     def tokens(self, batch: StepBatch, samples: int) -> int | None:
-        """Tokens among the samples of a step over all ranks; None where the model has none."""
-        return count_tokens(batch.micro_batches, self._token_labels, self._spec.model.loss, samples)
+        """Tokens among the samples of a step over all ranks; None where there are none."""
+        return count_tokens(batch.micro_batches, self._token_labels, self._limits.ignore_index, samples)
 
     def evaluation(self) -> Iterator[MicroBatch]:
         """This rank's part of the evaluation set, once."""
@@ -131,11 +133,13 @@ class Stream:
 
 
 def shard(context: Context) -> None:
-    """Open this rank's part of the data at the run's position; with real samples, try the export and the gradient."""
+    """Open this rank's part of the data at the run's position; with real samples, try the export and the training."""
     from ortflow.workflow.steps.export import try_export
 
-    context.stream = Stream(context.spec, context.plan, context.graphs, context.place, context.progress)
+    inputs, limits = context.builder.inputs()
+    context.stream = Stream(context.spec, context.plan, inputs, limits, context.place, context.progress)
     try_export(context)
     context.leave_if_asked()
-    check_gradient(context)
+    context.try_on_rank_0(lambda: context.trainer.check(context.stream.samples()))
+    context.leave_if_asked()
     context.trainer.give_memory_back()

@@ -6,19 +6,18 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ortflow.workflow.graph.types import GraphInput
-from ortflow.workflow.spec.model import CrossEntropy, Loss
+from ortflow.workflow.data.inputs import BatchInput
 from ortflow.workflow.trainer import MicroBatch
 
 
-def token_labels(inputs: Sequence[GraphInput]) -> str | None:
+def token_labels(inputs: Sequence[BatchInput]) -> str | None:
     """The label that has a class for each token of a sample, [batch, length] of integers; None where there is none."""
     found = (one.name for one in inputs if one.role == "label" and len(one.shape) == 2 and one.dtype.startswith("int"))
     return next(found, None)
 
 
-def count_tokens(batches: Sequence[MicroBatch], label: str | None, loss: Loss, samples: int) -> int | None:
-    """Labels that count among the `samples` of a step over all ranks, taken from this rank's share of them.
+def count_tokens(batches: Sequence[MicroBatch], label: str | None, ignored: int | None, samples: int) -> int | None:
+    """Labels that are not `ignored` among the `samples` of a step over all ranks, taken from this rank's share of them.
 
     Exact on one rank, and on several where samples have the same length. None where there are no tokens.
     """
@@ -26,6 +25,5 @@ def count_tokens(batches: Sequence[MicroBatch], label: str | None, loss: Loss, s
     if label is None or own == 0:
         return None
     labels = [batch.arrays[label][: batch.count] for batch in batches]
-    ignored = loss.ignore_index if isinstance(loss, CrossEntropy) else None
     counted = sum(array.size if ignored is None else int(np.count_nonzero(array != ignored)) for array in labels)
     return round(counted * samples / own)

@@ -25,17 +25,18 @@ from ortflow.workflow.optim.segments import segments
 from ortflow.workflow.progress import evaluation_seed
 from ortflow.workflow.spec.metrics import METRICS
 from ortflow.workflow.spec.run import RunSpec
-from ortflow.workflow.trainer import GRADIENT_GRAPH, EvaluationOutcome, MicroBatch, StepOutcome
+from ortflow.workflow.trainer import EvaluationOutcome, MicroBatch, Report, StepOutcome, Trainer
 from ortflow.workflow.trainer.inference import export_checked
 from ortflow.workflow.trainer.sessions import Binding, Sessions
 
+SILENT = Report()
 TAIL = 64
 """Elements of the tail: loss, weight, samples, then the votes."""
 VOTES = 3
 
 
-class GraphTrainer:
-    """Drives the three graphs of a run; see the module."""
+class GraphTrainer(Trainer):
+    """Drives the three graphs of a run; see the module. Without `training` it holds the parameters and exports."""
 
     def __init__(
         self,
@@ -43,16 +44,25 @@ class GraphTrainer:
         spec: RunSpec,
         sessions: Sessions,
         communicator: Communicator,
+        report: Report = SILENT,
+        *,
+        training: bool = True,
     ) -> None:
         self.index: FlatIndex = graphs.index
-        self.processor = sessions.processor
         self.before_update: Callable[[], None] = lambda: None
         self._graphs, self._spec, self._sessions, self._comm = graphs, spec, sessions, communicator
+        self._report = report
+        self._parameters = sessions.device.allocate(self.index.size, np.float32)
+        self._moments: dict[str, Buffer] = {}
+        if training:
+            self._open_for_training()
+
+    def _open_for_training(self) -> None:
+        graphs, spec, sessions = self._graphs, self._spec, self._sessions
         device = sessions.device
         state_start, state_end = self.index.span("state")
         self._state_span = (state_start, state_end)
         trained, states = self.index.trained, state_end - state_start
-        self._parameters = device.allocate(self.index.size, np.float32)
         # Gradients, running statistics and tail in one piece: one collective call a step.
         self._sync = device.allocate(trained + states + TAIL, np.float32)
         self._gradients = self._sync.slice(0, trained)
@@ -98,7 +108,7 @@ class GraphTrainer:
         count = self._gradients.count
         self._scale = device.allocate(2, np.float32)
         self._norm = device.allocate(1, np.float32)
-        self._scaling = Binding(sessions.open_fastest(self._graphs.root / GRADIENT_GRAPH), device)
+        self._scaling = Binding(sessions.open_fastest(self._graphs.gradient), device)
         self._scaling.read_from("gradients", self._gradients, (count,))
         self._scaling.read_from("inverse_weight", self._scale.slice(0, 1), (1,))
         self._scaling.read_from("max_norm", self._scale.slice(1, 2), (1,))
@@ -204,14 +214,39 @@ class GraphTrainer:
         if SEED in binding.inputs:
             binding.feed(SEED, np.array([seed], np.int64))
 
-    def gradient_key(self) -> str:
+    def environment(self) -> Mapping[str, str]:
         """See the protocol."""
+        from ortflow.workflow.trainer.environment import environment_of
+
+        return environment_of(self._graphs, self._spec.kernels, self._sessions)
+
+    def check(self, samples: Iterable[MicroBatch]) -> None:
+        """Check the gradient on a micro-batch, if the run file wants it and the same has not passed before."""
+        if not self._spec.train.check_gradient:
+            return
+        from ortflow.workflow.trainer.first_gradient import check_once
         from ortflow.workflow.trainer.gradient_check import key_of
 
-        return key_of(self._graphs, self._sessions.kernels)
+        key = key_of(self._graphs, self._sessions.kernels)
+        check_once(
+            key, samples, self._rows_to_check, lambda batch: self.check_gradient(batch, self._spec.seed), self._report
+        )
+
+    @property
+    def _rows_to_check(self) -> int:
+        """Samples to check the gradient with: few, so that the check takes less memory than training does.
+
+        Statistics over a batch of two are no model of those over a micro-batch, so then it is a whole one.
+        """
+        has_statistics = any(entry.tensor.group == "state" for entry in self.index)
+        return self._spec.data.micro_batch if has_statistics else min(2, self._spec.data.micro_batch)
 
     def check_gradient(self, batch: MicroBatch, seed: int) -> str | None:
-        """See the protocol."""
+        """Check on a real micro-batch, on this rank alone, that the gradient is the loss's; what was compared.
+
+        None where the micro-batch has no finite loss. Parameters are as before afterwards. Raises UserError where the
+        gradient is wrong, naming tensors and node.
+        """
         from ortflow.workflow.trainer.gradient_check import GradientCheck
 
         self._running.copy_from(self._parameters.slice(*self._state_span))
@@ -251,7 +286,7 @@ class GraphTrainer:
         self._comm.all_reduce(self._totals)
         totals = self._totals.read()
         metrics = ratios(dict(zip(names, totals.tolist(), strict=False)))
-        for name in self._spec.model.metrics:
+        for name in self._spec.onnx_model.metrics:
             of_loss = METRICS[name].of_loss
             if of_loss is not None:
                 metrics[name] = of_loss(metrics["loss"])

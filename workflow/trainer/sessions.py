@@ -41,8 +41,8 @@ class Sessions:
         *,
         fuse: bool = True,
     ) -> None:
-        self.device, self._threads, self._severity = device, threads, SEVERITY[log_level]
-        self._kernels, self._settings = kernels, settings
+        self.device, self.threads, self._severity = device, threads, SEVERITY[log_level]
+        self._kernels, self.settings = kernels, settings
         self._fused = _fused_kernels(device) if fuse else None
         onnxruntime.set_default_logger_severity(self._severity)
 
@@ -88,11 +88,11 @@ class Sessions:
         `as_written`: without ONNX Runtime's optimisations.
         """
         options = onnxruntime.SessionOptions()
-        options.intra_op_num_threads = self._threads
+        options.intra_op_num_threads = self.threads
         options.inter_op_num_threads = 1
         options.log_severity_level = self._severity
         options.use_deterministic_compute = True
-        if as_written or not self._settings.optimised:
+        if as_written or not self.settings.optimised:
             options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
         _save_memory(options, self.device)
         # A rank has several sessions and each its own threads: idle ones must not spin beside the one at work.
@@ -106,7 +106,7 @@ class Sessions:
         wanted = self.device.providers()
         try:
             session = onnxruntime.InferenceSession(
-                content, options, providers=wanted, disabled_optimizers=[*self._settings.disabled] or None
+                content, options, providers=wanted, disabled_optimizers=[*self.settings.disabled] or None
             )
         except SESSION_ERRORS as error:
             if _ran_out(str(error)):

@@ -1,0 +1,209 @@
+"""The trainer `graph`, up to its opening: the check of the runtime, the graphs of a run, and the sessions over them.
+
+Named by `ortflow.workflow.trainers`. A restart finds the graphs of the attempt before and keeps them while nothing they
+were made from has changed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ortflow import __version__
+from ortflow.workflow.comm import Communicator
+from ortflow.workflow.data.inputs import BatchInput, Limits
+from ortflow.workflow.device import Device
+from ortflow.workflow.errors import Faults, UserError
+from ortflow.workflow.graph.head import check_export
+from ortflow.workflow.graph.types import GraphSet, fused_of, on_cuda_of, with_kernels_of
+from ortflow.workflow.kept import damage, hashes_of
+from ortflow.workflow.rundir import write_atomically
+from ortflow.workflow.runtime_check.settings import Settings, merged
+from ortflow.workflow.spec.base import Section
+from ortflow.workflow.spec.model import BinaryCrossEntropy, CrossEntropy
+from ortflow.workflow.spec.run import RunSpec
+from ortflow.workflow.trainer import Prepared, TrainerBuilder, TrainerContext
+
+if TYPE_CHECKING:
+    from ortflow.workflow.data.dataset import Dataset
+    from ortflow.workflow.trainer.graph import GraphTrainer
+
+
+class GraphBuilder(TrainerBuilder):
+    """See the protocol."""
+
+    Options = Section
+
+    def __init__(self, context: TrainerContext) -> None:
+        self._context, self._spec, self._report = context, context.spec, context.report
+
+    def check_machine(self) -> Settings:
+        """What sessions need here; raises UserError where this machine's runtime is of no use."""
+        from ortflow.workflow.runtime_check.remember import runtime_here
+
+        found = runtime_here()
+        outcome = found.outcome
+        self._report.record(
+            "runtime_check",
+            package=found.package,
+            version=found.version,
+            settings=str(outcome.settings),
+            faults=dict(outcome.faults),
+            seconds=None if found.seconds is None else round(found.seconds, 6),
+        )
+        if outcome.faults:
+            wrong = "; ".join(f"{need} ({fault})" for need, fault in outcome.faults.items())
+            self._report.warn(
+                f"{found.package} {found.version} computes wrongly as it is: {wrong}; sessions are opened without: "
+                f"{outcome.settings}"
+            )
+        return outcome.settings
+
+    def prepare(self, dataset: Dataset, before: Prepared | None) -> Prepared:
+        """The graphs, or those of the attempt before where they are whole and nothing has changed."""
+        spec, folder = self._spec, self._context.folder
+        if self._context.export_path is not None:
+            _check_export(self._context.export_path, spec)
+        fingerprint = fingerprint_of(spec)
+        if before is not None and before.fingerprint == fingerprint:
+            fault = damage(folder, before.files)
+            if fault is None:
+                return before
+            self._report.warn(f"{fault}: the graphs are built again")
+        graphs = self._build(longest_sequence(dataset))
+        for line in graphs.notes:
+            self._report.note(line)
+        for message in graphs.warnings:
+            self._report.warn(message)
+        trained = sum(e.tensor.count for e in graphs.index if e.tensor.group in ("decay", "no_decay"))
+        return Prepared(trained, fingerprint, hashes_of(folder))
+
+    def _build(self, length: int) -> GraphSet:
+        from ortflow.workflow.graph.autodiff.compose import compose
+        from ortflow.workflow.graph.build import build_graphs
+        from ortflow.workflow.kernels.graph import with_kernels
+        from ortflow.workflow.optim.gradient import gradient_graph
+        from ortflow.workflow.optim.graph import optimizer_graph
+        from ortflow.workflow.optim.segments import segments
+
+        spec = self._spec
+        try:
+            graphs = build_graphs(spec, "cpu", self._context.folder, length)
+        except UserError as error:
+            raise about_model(error, spec) from error
+        if not graphs.own_optimizer:
+            model = optimizer_graph(spec.train.optimizer, segments(spec.train.optimizer, graphs.index))
+            for path, each in ((graphs.optimizer, model), (with_kernels_of(graphs.optimizer), with_kernels(model))):
+                write_atomically(path, compose(each).SerializeToString())
+        if spec.on_gpus:
+            write_forms(graphs)
+        scaling = gradient_graph()
+        for path, each in ((graphs.gradient, scaling), (with_kernels_of(graphs.gradient), with_kernels(scaling))):
+            write_atomically(path, each.SerializeToString())
+        return graphs
+
+    def inputs(self) -> tuple[Sequence[BatchInput], Limits]:
+        """Those of the training and the evaluation graph."""
+        graphs, loss = GraphSet.load(self._context.folder), self._spec.onnx_model.loss
+        ignored = loss.ignore_index if isinstance(loss, CrossEntropy) else None
+        truths = [loss.label] if isinstance(loss, BinaryCrossEntropy) else []
+        return graphs.inputs, Limits(graphs.vocabulary, ignored, truths=truths)
+
+    def open(
+        self,
+        communicator: Communicator,
+        device: Device,
+        threads: int,
+        machines: Sequence[Settings],
+        *,
+        training: bool = True,
+    ) -> GraphTrainer:
+        """Sessions on the device, with what any of the machines needs, and the parameters of the model file."""
+        from safetensors.numpy import load_file
+
+        from ortflow.workflow.kernels.library import library_for
+        from ortflow.workflow.trainer.graph import GraphTrainer
+        from ortflow.workflow.trainer.sessions import Sessions
+
+        graphs, spec = GraphSet.load(self._context.folder), self._spec
+        library = library_for(spec.kernels) if training else None
+        sessions = Sessions(
+            device,
+            threads,
+            spec.monitor.runtime_log,
+            library.path if library else None,
+            merged(machines),
+            fuse=spec.resources.kernels == "auto",
+        )
+        trainer = GraphTrainer(graphs, spec, sessions, communicator, self._report, training=training)
+        if training:
+            trainer.load_tensors(load_file(graphs.initial))
+        if library is not None and communicator.rank == 0:
+            self._report.note(f"CPU kernels: {library.note}")
+        return trainer
+
+
+def write_forms(graphs: GraphSet) -> None:
+    """Training and optimizer graph as GPUs run them: with ONNX Runtime's kernels alone, and with fused ones."""
+    import onnx
+
+    from ortflow.workflow.fusion.groups import fuse
+    from ortflow.workflow.graph.on_cuda import on_cuda
+
+    train = on_cuda(onnx.load(graphs.train))
+    write_atomically(on_cuda_of(graphs.train), train.SerializeToString())
+    for path, model in ((graphs.train, train), (graphs.optimizer, onnx.load(graphs.optimizer))):
+        fused, taken = fuse(model)
+        if taken:
+            write_atomically(fused_of(path), fused.SerializeToString())
+
+
+def about_model(error: UserError, spec: RunSpec) -> UserError:
+    """A refusal of the model with both the key of the run file and the file that it is about. Pure."""
+    if isinstance(error, Faults):
+        return Faults([about_model(fault, spec) for fault in error.faults])
+    model = spec.onnx_model
+    files = {"model.path": model.path}
+    files |= {f"model.graphs.{key}": path for key, path in model.graphs.model_dump().items() if path}
+    keys = {path: key for key, path in reversed(files.items())}
+    key = keys.get(error.where or "", "model.path" if error.where in (None, "model") else error.where)
+    if key == "run_dir":
+        return error
+    return UserError(f"{files.get(str(key), model.path)}: {error.what}", where=key, fix=error.fix)
+
+
+def longest_sequence(dataset: Dataset) -> int:
+    """Length of the longest column of one axis; 0 where there is none of one length."""
+    return max((column.shape[0] for column in dataset.columns.values() if len(column.shape) == 1), default=0)
+
+
+def _check_export(path: Path, spec: RunSpec) -> None:
+    """Raise UserError where the export would replace the model to train, or what ortflow has not written."""
+    model = Path(spec.onnx_model.path)
+    if path.exists() and model.exists() and path.samefile(model):
+        raise UserError(f"{path} is the model to train", where="export.path", fix="choose another path")
+    check_export(path)
+
+
+def fingerprint_of(spec: RunSpec) -> str:
+    """A hash of everything the graphs are made from: model file, its section, the optimizer, us.
+
+    The learning rate is an input of the optimizer's graph.
+    """
+    model = spec.onnx_model
+    made_from = {
+        "version": __version__,
+        "model": model.model_dump(mode="json"),
+        "optimizer": spec.train.optimizer.model_dump(mode="json", exclude={"lr"}),
+        "last_batch": spec.data.last_batch,
+        "device": "cuda" if spec.on_gpus else "cpu",
+        "files": [
+            (path, Path(path).stat().st_size, Path(path).stat().st_mtime_ns)
+            for path in (model.path, *filter(None, model.graphs.model_dump().values()))
+            if Path(path).exists()
+        ],
+    }
+    return hashlib.sha256(json.dumps(made_from, sort_keys=True).encode()).hexdigest()

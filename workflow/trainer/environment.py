@@ -1,0 +1,42 @@
+"""What computes on a rank of the trainer `graph`, in words and hashes, for the record of every checkpoint."""
+
+from __future__ import annotations
+
+import platform
+from pathlib import Path
+
+import xxhash
+
+from ortflow.workflow.environment import ASKED
+from ortflow.workflow.graph.types import GraphSet, with_kernels_of
+from ortflow.workflow.kernels.library import levels, library_for, source_key
+from ortflow.workflow.onnx_runtime import onnxruntime
+from ortflow.workflow.runtimes import installed_runtime
+from ortflow.workflow.trainer.sessions import Sessions
+
+
+def environment_of(graphs: GraphSet, kernels: str, sessions: Sessions) -> dict[str, str]:
+    """The record of this rank; `kernels` is what the run file asks for."""
+    library = library_for(kernels)
+    ours = library.path if library is not None and with_kernels_of(graphs.train).exists() else None
+    trained = [graphs.train, with_kernels_of(graphs.train), *([graphs.optimizer] if graphs.own_optimizer else [])]
+    return {
+        ASKED: kernels,
+        "kernels": f"ortflow's ({source_key()[:8]})" if ours is not None else "ONNX Runtime's",
+        "package": installed_runtime(),
+        "onnxruntime": onnxruntime.__version__,
+        "settings": str(sessions.settings),
+        "graphs": _hash(trained),
+        "device": sessions.processor,
+        "instructions": next(iter(levels()), platform.machine()),
+        "library": _hash([ours]) if ours is not None else "none",
+        "threads": str(sessions.threads),
+    }
+
+
+def _hash(files: list[Path]) -> str:
+    state = xxhash.xxh3_64()
+    for file in files:
+        if file.exists():
+            state.update(file.name.encode() + b"\0" + file.read_bytes())
+    return state.hexdigest()

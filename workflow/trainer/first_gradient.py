@@ -1,0 +1,50 @@
+"""The check of the gradient before the first step, remembered.
+
+What has passed is remembered by its hash, in a cache folder of the user's, for every run of the same graphs, kernels
+and runtime.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from itertools import islice
+from pathlib import Path
+
+from ortflow.workflow.kernels.library import cache_folders
+from ortflow.workflow.trainer import MicroBatch, Report
+
+
+def check_once(
+    key: str, samples: Iterable[MicroBatch], rows: int, check: Callable[[MicroBatch], str | None], report: Report
+) -> None:
+    """`check` the first `rows` samples, unless what `key` stands for has passed before.
+
+    `check` returns what it compared, None where the micro-batch has no finite gradient.
+    """
+    places = list(cache_folders("gradients"))
+    if any((place / key).exists() for place in places):
+        return
+    start = time.perf_counter()
+    for batch in islice(samples, 1):
+        compared = check(_cut(batch, rows))
+        if compared is None:
+            report.warn("the gradient was not checked, because the first micro-batch has no finite gradient")
+            return
+        seconds = time.perf_counter() - start
+        report.record("gradient_check", seconds=round(seconds, 6), compared=compared)
+        report.note(f"gradient checked: {compared}, {seconds:.1f} s")
+        _remember(places, key)
+
+
+def _cut(batch: MicroBatch, rows: int) -> MicroBatch:
+    """At most `rows` samples: a micro-batch of evaluation may be too large to train on."""
+    return MicroBatch({name: array[:rows] for name, array in batch.arrays.items()}, min(batch.count, rows))
+
+
+def _remember(places: list[Path], key: str) -> None:
+    for place in places:
+        with suppress(OSError):
+            (place / key).touch()
+            return

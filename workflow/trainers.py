@@ -1,0 +1,74 @@
+"""Finds the trainer that a run file names. Called by steps `configure` and `export`, `validate` and `schema`.
+
+`graph` is built in. Another one is an entry point of the group `ortflow.trainers`, in a package that is installed for
+the interpreter of the ranks.
+"""
+
+from __future__ import annotations
+
+from importlib.metadata import EntryPoint, entry_points
+from typing import Any
+
+from pydantic import ValidationError
+
+from ortflow.workflow.errors import Faults, UserError
+from ortflow.workflow.rundir import RunDir
+from ortflow.workflow.spec.base import Section
+from ortflow.workflow.spec.problem import nearest
+from ortflow.workflow.spec.run import RunSpec
+from ortflow.workflow.spec.wording import problems
+from ortflow.workflow.trainer import Report, TrainerBuilder, TrainerContext
+
+GROUP = "ortflow.trainers"
+GRAPH = EntryPoint("graph", "ortflow.workflow.trainer.builder:GraphBuilder", GROUP)
+NEEDED = ("Options", "check_machine", "prepare", "inputs", "open")
+
+
+def builder_of(spec: RunSpec, run_dir: RunDir, report: Report) -> TrainerBuilder:
+    """The builder of a run's trainer. Raises UserError or Faults where name or options are wrong."""
+    kind = load_builder(spec.trainer.name)
+    options = _options(kind, spec)
+    export_path = run_dir.root / spec.export.path if spec.export.enabled else None
+    return kind(TrainerContext(spec, options, run_dir.graphs, export_path, report))
+
+
+def load_builder(name: str) -> type[TrainerBuilder]:
+    """The class that a name stands for. Raises UserError where there is none, or where it cannot be used."""
+    known = {GRAPH.name: GRAPH} if name == GRAPH.name else installed()
+    where = "trainer.name"
+    if name not in known:
+        near = nearest(name, [*known])
+        hint = f"did you mean {near}?" if near else f"installed are {', '.join(sorted(known))}"
+        raise UserError(f"there is no trainer {name!r}", where=where, fix=f"{hint}; a package brings more")
+    point = known[name]
+    try:
+        kind: type[TrainerBuilder] = point.load()
+    except Exception as error:  # whatever its module does
+        raise UserError(
+            f"trainer {name!r} cannot be loaded from {point.value} ({type(error).__name__}: {error})",
+            where=where,
+            fix="repair the package that brings it",
+        ) from error
+    missing = [each for each in NEEDED if not hasattr(kind, each)]
+    if missing:
+        raise UserError(
+            f"trainer {name!r}, {point.value}, has no {' and no '.join(missing)}",
+            where=where,
+            fix="derive it from ortflow.workflow.trainer.TrainerBuilder",
+        )
+    return kind
+
+
+def installed() -> dict[str, EntryPoint]:
+    """Every trainer by its name, `graph` among them."""
+    return {**{point.name: point for point in entry_points(group=GROUP)}, GRAPH.name: GRAPH}
+
+
+def _options(kind: type[TrainerBuilder], spec: RunSpec) -> Any:
+    section: type[Section] = kind.Options
+    values = {key: value for key, value in spec.trainer.options.items() if value is not None}
+    try:
+        return section.model_validate(values)
+    except ValidationError as error:
+        found = problems(error, values, section)
+    raise Faults([UserError(p.what, where=f"trainer.options.{'.'.join(map(str, p.path))}", fix=p.fix) for p in found])
