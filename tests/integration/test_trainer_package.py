@@ -29,7 +29,7 @@ RUN: dict[str, Any] = {
     "data": {"train": "train.arrow", "eval": "eval.arrow", "micro_batch": 4},
     "train": {
         "steps": STEPS,
-        "optimizer": {"name": "sgd", "lr": 0.1, "momentum": 0.9},
+        "optimizer": {"name": "sgd", "lr": 0.1, "momentum": 0.5},
         "schedule": "cosine",
         "evaluation": {"every_steps": 20},
     },

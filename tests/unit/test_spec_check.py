@@ -58,6 +58,9 @@ def test_a_run_that_agrees_with_itself() -> None:
             {"train": {**TRAIN, "optimizer": {"name": "sgd", "lr": 1.0, "nesterov": True}}},
             ["train.optimizer.nesterov: needs momentum"],
         ),
+        ({"model": None}, ["model: is missing"]),
+        ({"trainer": {"name": "other"}}, ["model: is for the trainer graph, and trainer.name is other"]),
+        ({"trainer": {"options": {"a": 1}}}, ["trainer.options: are given, and the trainer graph has none"]),
         (
             {"train": {**TRAIN, "evaluation": {"every_steps": 10}}},
             ["train.evaluation.every_steps: needs an evaluation set"],

@@ -107,15 +107,15 @@ WITHOUT_MODEL = SMALL.replace("model:\n  path: model.onnx\n  loss: cross_entropy
 @pytest.mark.parametrize(
     ("text", "faults"),
     [
-        (WITHOUT_MODEL, ["run.yaml: model: is missing; add it (the model and its loss)"]),
+        (WITHOUT_MODEL, ["run.yaml model: is missing; add it (the model and its loss)"]),
         (WITHOUT_MODEL + "trainer: whole\n", []),
         (SMALL + "trainer: graph\n", []),
         (SMALL + "trainer: whole\n", ["run.yaml:2 model: is for the trainer graph, and trainer.name is whole"]),
         (
             SMALL + "trainer: {options: {a: 1}}\n",
-            ["run.yaml:12 trainer.options: are given, and the trainer graph has none"],
+            ["run.yaml:13 trainer.options: are given, and the trainer graph has none"],
         ),
-        (WITHOUT_MODEL + "trainer: {nme: whole}\n", ["run.yaml:9 trainer.nme: unknown key; did you mean name?"]),
+        (WITHOUT_MODEL + "trainer: {nme: whole}\n", ["run.yaml:10 trainer.nme: unknown key; did you mean name?"]),
     ],
 )
 def test_a_model_is_for_the_trainer_of_graphs_alone(tmp_path: Path, text: str, faults: list[str]) -> None:
