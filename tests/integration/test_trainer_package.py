@@ -138,10 +138,10 @@ def test_other_options_are_another_run(site: Site, undisturbed: Path) -> None:
     ("sections", "said"),
     [
         ({}, None),
-        ({"trainer": "linaer"}, "run.yaml:2 trainer.name: there is no trainer 'linaer'; did you mean linear?"),
+        ({"trainer": "linaer"}, " trainer.name: there is no trainer 'linaer'; did you mean linear?"),
         ({"trainer": "linear"}, "trainer.options.target: is missing"),
         ({"export": {"path": "model.onnx"}}, "export.path: "),
-        ({"trainer": {"name": "linear", "options": {"target": "z"}}}, "no column 'z'"),
+        ({"trainer": {"name": "linear", "options": {"target": "y", "features": "y"}}}, "has no column 'y' of one axis"),
     ],
 )
 def test_validate_asks_the_trainer(site: Site, sections: dict[str, Any], said: str | None) -> None:
