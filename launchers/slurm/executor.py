@@ -8,9 +8,8 @@ does, so that `submitit.SlurmJob(folder, job_id)` finds its way there.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
-from submitit.slurm.slurm import SlurmExecutor, SlurmJob
+from submitit.slurm.slurm import SlurmExecutor
 
 from ortflow.launchers.slurm.commands import Settings, Slurm
 from ortflow.workflow.rundir import write_atomically
@@ -32,15 +31,12 @@ class BatchExecutor(SlurmExecutor):  # type: ignore[misc]  # types are not follo
 
     def submit_script(self) -> str:
         """Submit and return the job's id. Raises what `Slurm.submit` raises."""
-        return str(self._submit_command(self._text).job_id)
+        script = Path(self.folder) / SCRIPT
+        write_atomically(script, self._make_submission_file_text(self._text, "").encode())
+        job = self._slurm.submit(str(script), self._settings)
+        # Not by submitit's own paths, nor as its job: both read %j, %t, %a and %A in a folder's name.
+        write_atomically(Path(self.folder) / f"{job.partition('_')[0]}_submission.sh", self._text.encode())
+        return job
 
     def _make_submission_file_text(self, command: str, uid: str) -> str:
         return command
-
-    def _submit_command(self, command: str) -> Any:
-        script = Path(self.folder) / SCRIPT
-        write_atomically(script, self._make_submission_file_text(command, "").encode())
-        job = self._slurm.submit(str(script), self._settings)
-        # Not by submitit's own paths, which put the job's id for a `%j` in a folder's name, too.
-        write_atomically(Path(self.folder) / f"{job.partition('_')[0]}_submission.sh", command.encode())
-        return SlurmJob(folder=self.folder, job_id=job, tasks=[0])

@@ -6,8 +6,11 @@ the job behind it, `refused` says that there is none. So a job whose submission 
 
 from __future__ import annotations
 
+import hashlib
+import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from ortflow.launchers.slurm.jobs import Job
@@ -30,6 +33,11 @@ class Placed:
     """The run's task, where an array of several runs was submitted."""
 
 
+def by_hand(root: Path) -> Placed:
+    """What jobs of a run carry whose script a person has handed to sbatch, any number of times."""
+    return Placed(f"run-{hashlib.sha256(os.fsencode(root)).hexdigest()[:12]}", None)
+
+
 def placed(records: Sequence[dict[str, Any]]) -> list[Placed]:
     """The submissions that Slurm has taken, or may have, oldest first."""
     found: dict[str, Placed] = {}
@@ -40,6 +48,11 @@ def placed(records: Sequence[dict[str, Any]]) -> list[Placed]:
         elif event == "refused" and submission in found:
             del found[submission]
     return list(found.values())
+
+
+def find_all(one: Placed, jobs: Iterable[Job]) -> list[Job]:
+    """The jobs of a submission that wait or run."""
+    return [job for job in jobs if job.active and belongs(job, one)]
 
 
 def find(history: Sequence[Placed], jobs: Iterable[Job]) -> Job | None:

@@ -19,16 +19,17 @@ from ortflow.launchers import processes
 from ortflow.launchers.locks import HeldError, hold, wait_free
 from ortflow.launchers.plain import PlainView
 from ortflow.launchers.records import CANCELS, Outcome, last_end, open_attempt, pending_changes
-from ortflow.launchers.slurm import requeue
+from ortflow.launchers.slurm import requeue, taking
 from ortflow.launchers.slurm.mandate import is_on_record, revoked, submission_of
 from ortflow.launchers.slurm.requeue import Answer, Fate, JobOfOurs
 from ortflow.launchers.slurm.step import StepAttempt
 from ortflow.launchers.slurm.stopping import JobStop
 from ortflow.launchers.stop import read_request
 from ortflow.launchers.supervisor import Job, Supervisor
-from ortflow.manifests.local import MpiKind
+from ortflow.manifests.local import RANK_MODULE, MpiKind
 from ortflow.manifests.slurm import Placement, settings
 from ortflow.manifests.slurm.placement import Start
+from ortflow.manifests.slurm.script import CARRIED, FOLDER
 from ortflow.workflow.errors import EXIT_DONE, EXIT_FAILURE, EXIT_PREEMPTED, EXIT_USER, OrtflowError
 from ortflow.workflow.fence import DELAY, EXIT_FENCED, VARIABLE, Fence, claim
 from ortflow.workflow.rundir import RunDir
@@ -190,15 +191,50 @@ def placement_of(run: RunDir, launch: Sequence[str]) -> Placement:
     return Placement(run.root, sys.executable, sys.executable, start, submission="", kind=kind)
 
 
+def begin(run: RunDir, job: JobOfOurs, comment: str, options: Sequence[str], launch: Sequence[str]) -> int | None:
+    """Have the run for this job; the exit code where there is nothing to do. Raises UserError where another has it."""
+    records = run.read_attempts()
+    known, carried = is_on_record(records, job.id), CARRIED in options
+    if carried and not known:
+        folder = options[options.index(FOLDER) + 1] if FOLDER in options else None
+        if not taking.claim(run, job, sys.stdin.read(), Path(folder) if folder else None, python_of(launch)):
+            print(f"this job has nothing to do: the run in {run.root} has finished", flush=True)
+            return EXIT_DONE
+        taking.keep_script(run, job)
+    else:
+        if not known:
+            taking.leave_to_another(run, job)
+        if why := revoked(records, job.id, comment):
+            print(f"this job has nothing to do: {why}", flush=True)
+            return EXIT_DONE if why.endswith(": done") else EXIT_PREEMPTED
+    if carried:
+        taking.redirect(run, job)
+    return None
+
+
+def python_of(launch: Sequence[str]) -> str:
+    """The ranks' interpreter in the words that start them. Pure."""
+    return launch[launch.index(RANK_MODULE) - 2]
+
+
 def main(arguments: list[str]) -> int:
-    """Keep the run of a directory."""
+    """Keep the run of a directory, whose run file may come with the script."""
     guard_log()
-    run, launch = RunDir(Path(arguments[0])), arguments[arguments.index("--") + 1 :]
+    place = arguments.index("--")
+    run, options, launch = RunDir(Path(arguments[0])), arguments[1:place], arguments[place + 1 :]
+    if "SLURM_JOB_ID" not in os.environ:
+        print("error: this is a batch script and runs in a job alone: hand it to sbatch", flush=True)
+        return EXIT_USER
     job = JobOfOurs.from_environment()
     comment = requeue.comment(job)
-    if why := revoked(run.read_attempts(), job.id, comment):
-        print(f"this job has nothing to do: {why}", flush=True)
-        return EXIT_DONE if why.endswith(": done") else EXIT_PREEMPTED
+    try:
+        code = begin(run, job, comment, options, launch)
+    except (OrtflowError, OSError) as error:
+        # Said here alone: the record is that of whoever has the run.
+        print(f"error: {error}", flush=True)
+        return error.exit_code if isinstance(error, OrtflowError) else EXIT_FAILURE
+    if code is not None:
+        return code
     try:
         return Keeper(run, launch, job, comment).keep()
     except OrtflowError as error:

@@ -20,7 +20,7 @@ from ortflow.launchers.logs import log_lines
 from ortflow.launchers.records import Outcome, State, state
 from ortflow.launchers.remote.arrival import shipped_code, submit_record
 from ortflow.launchers.slurm.commands import NoAnswer, Slurm
-from ortflow.launchers.slurm.history import in_order, placed
+from ortflow.launchers.slurm.history import by_hand, find_all, in_order, placed
 from ortflow.launchers.slurm.jobs import Job
 from ortflow.launchers.slurm.status import gone, is_settled, status
 from ortflow.launchers.status import RunStatus
@@ -52,8 +52,19 @@ class SlurmRequest:
 
         return script(self.submission.spec, replace(self.placement, submission=submission_id))
 
+    @property
+    def by_hand(self) -> Placement:
+        """For a script that stands by itself: the same for the same run, with the run file in it."""
+        from ortflow.workflow.spec.dump import dump_run_file
+
+        submission = self.submission
+        folder = submission.folder if submission.spec.prepare else None
+        return replace(self.placement, run_file=dump_run_file(submission.spec), prepare_in=folder)
+
     def __str__(self) -> str:
-        return self.script(self.placement.submission).rstrip("\n")
+        from ortflow.manifests.slurm import script
+
+        return script(self.submission.spec, self.by_hand).rstrip("\n")
 
 
 class SlurmLauncher:
@@ -65,7 +76,6 @@ class SlurmLauncher:
     def request(self, submission: Submission) -> SlurmRequest:
         """The request; which start fits is asked of srun where there is one."""
         from ortflow.launchers.slurm.probe import choose_start, knows_expedite
-        from ortflow.launchers.slurm.submitting import new_submission
         from ortflow.manifests.slurm import Placement
 
         spec = submission.spec
@@ -76,7 +86,7 @@ class SlurmLauncher:
             keeper_python=spec.backends.slurm.python or sys.executable,
             rank_python=python,
             start=start.how,
-            submission=new_submission(),
+            submission=str(by_hand(submission.run.root).submission),
             mpirun=start.mpirun,
             kind=start.kind,
             expedite=knows_expedite(self._slurm),
@@ -150,14 +160,18 @@ class SlurmLauncher:
 
         try:
             job = active(run, self._slurm)
+            again = [one.id for one in find_all(by_hand(run.root), self._slurm.mine()) if one.waits]
         except NoAnswer:
             # Without the controller a running job still sees the file.
             if state(in_order(run.read_attempts()), alive=True) is not State.RUNNING:
                 raise
             write_request(run.stop_request, "cancel", now=now)
             return True
+        if again:
+            # They would start the run that nobody wants any more.
+            self._slurm.cancel(*again)
         if job is None or is_settled(run.read_attempts()):
-            return False
+            return bool(again)
         if job.waits:
             self._slurm.cancel(job.id, pending=True)
             job = active(run, self._slurm)
@@ -182,9 +196,9 @@ class SlurmLauncher:
         from ortflow.workflow.spec.dump import dump_run_file
 
         run = request.submission.run
-        unanswered = placed(run.read_attempts())[-1]
-        same = run.run_file.read_bytes() == dump_run_file(request.submission.spec).encode()
-        if unanswered.job is None and same and not request.submission.fresh:
+        unanswered = next(reversed(placed(run.read_attempts())), None)
+        same = unanswered is not None and run.run_file.read_bytes() == dump_run_file(request.submission.spec).encode()
+        if unanswered is not None and unanswered.job is None and same and not request.submission.fresh:
             run.record_attempt(event="submit", launcher="slurm", job=job.id, submission=unanswered.submission)
             return f"slurm://{job.id}"
         raise UserError(

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from ortflow.launchers.remote.arrival import submit_record
 from ortflow.launchers.slurm.commands import NoAnswer, Refused, Settings, Slurm
-from ortflow.launchers.slurm.history import SETTLE, find, in_doubt, placed
+from ortflow.launchers.slurm.history import SETTLE, by_hand, find, in_doubt, placed
 from ortflow.launchers.slurm.jobs import Job
 from ortflow.launchers.slurm.refusals import refusal
 from ortflow.workflow.errors import OrtflowError, UserError
@@ -114,17 +114,21 @@ def _look(run: RunDir, slurm: Slurm, begun: float, end: float, doubt: NoAnswer, 
 def settle(run: RunDir, slurm: Slurm) -> Job | None:
     """The run's job, if it waits or runs; waits for one that may still be on its way. Raises NoAnswer."""
     while True:
-        job = active(run, slurm)
+        job = active(run, slurm, by_hand_too=True)
         since = in_doubt(run.read_attempts())
         if job is not None or since is None or time.time() >= since + SETTLE:
             return job
         time.sleep(PAUSE)
 
 
-def active(run: RunDir, slurm: Slurm, patience: float | None = None) -> Job | None:
-    """The run's job, if it waits or runs. Raises NoAnswer."""
+def active(run: RunDir, slurm: Slurm, patience: float | None = None, *, by_hand_too: bool = False) -> Job | None:
+    """The run's job, if it waits or runs; `by_hand_too`: one that a person has submitted, too. Raises NoAnswer.
+
+    Nobody is asked after a run that is new: where a job by hand waits for it, that leaves when it finds another.
+    """
     history = placed(run.read_attempts())
-    job = find(history, slurm.mine(patience)) if history else None
+    more = [by_hand(run.root)] if by_hand_too else []
+    job = find([*more, *history], slurm.mine(patience)) if history else None
     return job if job is not None and job.active else None
 
 

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from ortflow.launchers.base import Submission
 from ortflow.launchers.slurm import submitting
 from ortflow.launchers.slurm.commands import NoAnswer, Slurm
-from ortflow.launchers.slurm.history import SETTLE, find, in_doubt, placed
+from ortflow.launchers.slurm.history import SETTLE, by_hand, find, in_doubt, placed
 from ortflow.launchers.slurm.jobs import Job
 from ortflow.launchers.slurm.launcher import SlurmLauncher, SlurmRequest, begin, check_ranks
 from ortflow.launchers.slurm.status import is_settled
@@ -46,14 +46,16 @@ class SweepRequest:
     at_once: int | None = None
     """So many tasks run at a time."""
 
-    def script(self, submission_id: str, tasks: Sequence[int]) -> str:
+    def script(self, submission_id: str, tasks: Sequence[int], run_file: str | None = None) -> str:
         """The array's batch script; raises UserError where the runs would need several."""
         from ortflow.manifests.slurm import script
         from ortflow.manifests.slurm.placement import TASK
 
         root = self.sweep.root.with_name(f"{self.sweep.name}-{TASK}")
         array = ranges(tasks) + (f"%{self.at_once}" if self.at_once is not None else "")
-        placement = replace(self.requests[0].placement, run_dir=root, submission=submission_id, array=array)
+        placement = replace(
+            self.requests[0].by_hand, run_dir=root, submission=submission_id, array=array, run_file=run_file
+        )
         specs = [self.requests[task].submission.spec for task in tasks]
         texts = {script(spec.model_copy(update={"name": self.sweep.name}), placement) for spec in specs}
         if len(texts) > 1:
@@ -64,7 +66,12 @@ class SweepRequest:
         return texts.pop()
 
     def __str__(self) -> str:
-        return self.script(self.requests[0].placement.submission, range(len(self.requests))).rstrip("\n")
+        from ortflow.manifests.slurm.script import BETWEEN
+        from ortflow.workflow.spec.dump import dump_run_file
+
+        files = [dump_run_file(request.submission.spec) for request in self.requests]
+        submission = str(by_hand(self.sweep.root).submission)
+        return self.script(submission, range(len(files)), f"{BETWEEN}\n".join(files)).rstrip("\n")
 
 
 def check_length(runs: int, slurm: Slurm) -> None:

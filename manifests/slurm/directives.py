@@ -120,7 +120,9 @@ def _how(spec: RunSpec, placement: Placement) -> Iterator[tuple[str, str | None]
     ahead = min(slurm.signal_seconds, parse_time(limit) // 2) if limit is not None else slurm.signal_seconds
     yield "signal", f"{SIGNAL}@{max(1, ahead)}"
     yield "open-mode", "append"
-    yield "output", _output(placement)
+    if placement.run_file is None:
+        # Where its folder is not there, Slurm starts nothing: a run directory that the job makes cannot hold it.
+        yield "output", _output(placement)
     if slurm.mail.types:
         yield "mail-type", ",".join(slurm.mail.types)
     if slurm.mail.user is not None:

@@ -38,5 +38,9 @@ class Placement:
     """Wins over the run file's."""
     array: str | None = None
     """Tasks of a job array as Slurm writes them, such as 0-7%2: each is a run, and `run_dir` holds TASK."""
+    run_file: str | None = None
+    """The run file's text, where the script brings it along: it is handed to sbatch by a person."""
+    prepare_in: Path | None = None
+    """Folder of the run file, where its `prepare` runs; with `run_file` only."""
     code: Path | None = None
     """Folder of the ortflow that was brought along by whoever submits from outside; wins over one that is installed."""

@@ -16,6 +16,14 @@ if TYPE_CHECKING:
     from ortflow.workflow.spec.run import RunSpec
 
 KEEPER_MODULE = "ortflow.launchers.slurm.keeper"
+CARRIED = "--run-file"
+"""Of the keeper: the run file stands on its standard input."""
+FOLDER = "--folder"
+"""Of the keeper: where `prepare` runs."""
+BETWEEN = "---"
+"""The line between the run files of an array's tasks, which are all there, from 0 on."""
+END = "END_OF_THE_RUN_FILE"
+"""A line that stands in no run file of ours: it holds no colon."""
 
 
 def script(spec: RunSpec, placement: Placement) -> str:
@@ -27,6 +35,8 @@ def _head(spec: RunSpec, placement: Placement) -> Iterator[str]:
     yield "#!/bin/bash"
     what = "a training run of ortflow" if placement.array is None else "training runs of ortflow, one a task"
     yield f"# {printable(spec.name)}: {what}, in {printable(str(placement.run_dir).replace(TASK, '%a'))}"
+    if placement.run_file is not None:
+        yield "# For sbatch: starts the run that stands at the end, or goes on with it."
     yield "#"
     yield from directives(spec, placement)
 
@@ -44,8 +54,7 @@ def code_lines(placement: Placement) -> Iterator[str]:
 
 def _body(spec: RunSpec, placement: Placement) -> Iterator[str]:
     slurm = spec.backends.slurm
-    keeper = [placement.keeper_python, "-m", KEEPER_MODULE, str(placement.run_dir), "--"]
-    command = (starter(spec, placement), rank(spec, placement))
+    command = (_keeper(placement), starter(spec, placement), rank(spec, placement))
     yield ""
     if slurm.prologue:
         yield from map(shell_line, slurm.prologue)
@@ -53,12 +62,32 @@ def _body(spec: RunSpec, placement: Placement) -> Iterator[str]:
     yield from code_lines(placement)
     yield "# The keeper starts the ranks, starts them again when they fail, and has a preempted job requeued."
     if not slurm.epilogue:
-        yield from shell(["exec", *keeper], *command)
+        yield from _fed(shell(["exec", *command[0]], *command[1:]), placement.run_file)
         return
     # Slurm's SIGTERM is the keeper's to answer; this shell has to outlive it.
     yield "trap '' TERM"
-    yield from shell(keeper, *command)
+    yield from _fed(shell(*command), placement.run_file)
     yield "ortflow_code=$?"
     yield ""
     yield from map(shell_line, slurm.epilogue)
     yield 'exit "$ortflow_code"'
+
+
+def _keeper(placement: Placement) -> list[str]:
+    words = [placement.keeper_python, "-m", KEEPER_MODULE, str(placement.run_dir)]
+    if placement.run_file is not None:
+        words.append(CARRIED)
+        if placement.prepare_in is not None:
+            words += [FOLDER, str(placement.prepare_in)]
+    return [*words, "--"]
+
+
+def _fed(command: list[str], run_file: str | None) -> Iterator[str]:
+    """The command with the run file on its standard input, as it is: the shell changes nothing there."""
+    yield from command[:-1]
+    if run_file is None:
+        yield command[-1]
+        return
+    yield f"{command[-1]} <<'{END}'"
+    yield from run_file.rstrip("\n").split("\n")
+    yield END

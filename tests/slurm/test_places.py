@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from cluster import RANKS, SHAPE, Cluster, Run, same_end
 from project import ORTFLOW, Project, curve, evaluations
+from slurm_scripts import common
 
 ROUNDING = 2e-4
 """Relative. Sums over ranks come in another order on another number of nodes, and training carries that on."""
@@ -46,8 +47,7 @@ def test_sbatch_takes_what_render_prints(cluster_of: Cluster, undisturbed: Run) 
     shown = cluster_of.ortflow("render", "--backend", "slurm", file.name)
     assert shown.returncode == 0, shown.stderr
     submitted = (undisturbed.run_dir / "slurm/job.sh").read_text()
-    ids = [next(line for line in text.splitlines() if "--comment" in line) for text in (shown.stdout, submitted)]
-    assert shown.stdout.replace(ids[0], "").strip() == submitted.replace(ids[1], "").strip()
+    assert common(shown.stdout) == common(submitted)
     script = cluster_of.project.folder / "shown.sh"
     script.write_text(shown.stdout)
     cluster_of.bed.told("sbatch", "--test-only", str(script))

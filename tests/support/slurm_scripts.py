@@ -30,6 +30,13 @@ MODEL = {"path": "/data/gpt/model.onnx", "loss": {"kind": "cross_entropy"}}
 DATA = {"train": {"path": "/data/gpt/train"}, "micro_batch": 4}
 
 
+def common(text: str) -> list[str]:
+    """What a script that is submitted and one that is printed, which carries the run file, have in common."""
+    own = ("#SBATCH --comment", "#SBATCH --output", "# For sbatch: ")
+    lines = text.partition(" <<'END_OF_THE_RUN_FILE'")[0].replace(" --run-file -- ", " -- ").splitlines()
+    return [line for line in lines if not line.startswith(own)]
+
+
 def _run(slurm: dict[str, Any] | None = None, **sections: Any) -> RunSpec:
     return spec_of(name="gpt", model=MODEL, data=DATA, backends={"slurm": slurm or {}}, **sections)
 
@@ -70,6 +77,13 @@ CASES: dict[str, tuple[RunSpec, Placement]] = {
     "prologue-epilogue": (
         _run({"prologue": ["module load gcc/12", "ulimit -c 0"], "epilogue": ["rm -rf /tmp/gpt"]}, resources=FOUR),
         PLAIN,
+    ),
+    "by-hand": (
+        _run({"epilogue": ["rm -rf /tmp/gpt"]}),
+        replace(
+            PLAIN, start="none", kind=None, submission="run-0123", prepare_in=Path("/home/me/my runs"),
+            run_file="name: gpt\nprepare:\n- $HOME `id` 'it''s'\n",
+        ),
     ),
     "odd-places": (
         _run(resources=FOUR),

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from played_slurm import Played, late
+from slurm_scripts import common
 
 from ortflow.launchers.base import Submission, launcher_name
 from ortflow.launchers.records import State
@@ -114,11 +115,10 @@ def test_what_is_printed_is_what_is_submitted(tmp_path: Path) -> None:
     assert not (tmp_path / "runs").exists()
     slurm.submit(request)
 
-    def without_id(text: str) -> list[str]:
-        return [line for line in text.splitlines() if not line.startswith("#SBATCH --comment")]
-
-    assert without_id(printed) == without_id(played.scripts[0])
-    assert "#SBATCH --comment" in printed
+    assert common(printed) == common(played.scripts[0])
+    assert printed == str(slurm.request(wanted)), "the same bytes each time"
+    assert printed.split("<<'END_OF_THE_RUN_FILE'\n")[1] == f"{dump_run_file(wanted.spec)}END_OF_THE_RUN_FILE"
+    assert "--output" not in printed, "a folder that is not there yet would keep the job from starting"
 
 
 def test_a_refusal_leaves_nothing_behind(tmp_path: Path) -> None:

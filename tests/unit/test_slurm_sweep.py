@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from played_slurm import Played, late
-from slurm_scripts import CASES, PLAIN
+from slurm_scripts import CASES, PLAIN, common
 
 from ortflow.cli import sweep as cli
 from ortflow.cli.sweep_table import results
@@ -30,6 +30,7 @@ from ortflow.manifests.slurm.placement import TASK
 from ortflow.workflow.errors import Faults, UserError
 from ortflow.workflow.rundir import RunDir
 from ortflow.workflow.spec.combinations import combinations, read_axes
+from ortflow.workflow.spec.dump import dump_run_file
 from ortflow.workflow.spec.load import load_run_file
 
 RUN = """\
@@ -241,11 +242,12 @@ def test_each_task_is_a_run(place: Path) -> None:
 def test_what_is_printed_is_what_is_submitted(place: Path) -> None:
     played = Played()
     one = wanted(played, RATES)
-    printed = str(one).splitlines()
+    printed = str(one)
     assert not (place / "runs").exists()
     sweep.submit(one, played.slurm)
-    differ = [pair for pair in zip(printed, played.scripts[0].splitlines(), strict=True) if pair[0] != pair[1]]
-    assert [line.partition("=")[0] for line, _ in differ] == ["#SBATCH --comment"]
+    assert common(printed) == common(played.scripts[0])
+    files = printed.split("<<'END_OF_THE_RUN_FILE'\n")[1].removesuffix("END_OF_THE_RUN_FILE").split("---\n")
+    assert files == [dump_run_file(request.submission.spec) for request in one.requests]
 
 
 def test_each_is_followed_and_ended_alone(place: Path) -> None:

@@ -19,7 +19,7 @@ from pydantic import ValidationError
 from ortflow.workflow.errors import Faults, UserError
 from ortflow.workflow.spec import wording
 from ortflow.workflow.spec.check import check
-from ortflow.workflow.spec.document import Document, read_document
+from ortflow.workflow.spec.document import Document, parse_document, read_document
 from ortflow.workflow.spec.overrides import override
 from ortflow.workflow.spec.paths import check_files, make_outputs_relative, resolve_paths
 from ortflow.workflow.spec.problem import Fault, KeyPath, Problem, parse_dotted
@@ -55,6 +55,14 @@ def load_run_file(path: Path, overrides: Sequence[str] = (), *, files: bool = Fa
     return reading.spec
 
 
+def load_run_text(text: str, name: str) -> RunSpec:
+    """The same of a run file's text that stands somewhere else, which `name` tells; raises Faults."""
+    reading = _checked(parse_document(text, name), Path(name), (), files=False)
+    if reading.spec is None or reading.faults:
+        raise Faults(reading.faults)
+    return reading.spec
+
+
 def check_run_file(path: Path, overrides: Sequence[str] = (), *, files: bool = True) -> list[Fault]:
     """All that is wrong with a run file, by line; empty if nothing is."""
     return read_run_file(path, overrides, files=files).faults
@@ -62,7 +70,10 @@ def check_run_file(path: Path, overrides: Sequence[str] = (), *, files: bool = T
 
 def read_run_file(path: Path, overrides: Sequence[str] = (), *, files: bool = True) -> Reading:
     """Read and check a run file; `files` also looks whether the model and the data are there."""
-    document = read_document(path)
+    return _checked(read_document(path), path, overrides, files=files)
+
+
+def _checked(document: Document, path: Path, overrides: Sequence[str], *, files: bool) -> Reading:
     if not document.problems and document.values is None:
         document.problems.append(Problem((), "is empty", "write at least name, model, data and train"))
     elif not document.problems and not isinstance(document.values, dict):

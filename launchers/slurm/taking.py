@@ -1,0 +1,128 @@
+"""A batch script that a person has handed to sbatch: whether its run is free, and the run directory for it.
+
+Used by the batch step before anything else. Any number of jobs may carry the same run: the first that begins has it,
+and every other leaves as long as Slurm knows of a job that has it, running or in the queue.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ortflow.launchers.base import Submission
+from ortflow.launchers.opening import opened
+from ortflow.launchers.prepare import prepare
+from ortflow.launchers.records import State, state
+from ortflow.launchers.remote.arrival import submit_record
+from ortflow.launchers.slurm.commands import NoAnswer, Slurm
+from ortflow.launchers.slurm.history import in_order
+from ortflow.launchers.slurm.jobs import Job
+from ortflow.launchers.slurm.requeue import JobOfOurs, call
+from ortflow.launchers.slurm.status import is_settled
+from ortflow.launchers.slurm.submitting import FOLDER, active
+from ortflow.manifests.slurm.script import BETWEEN
+from ortflow.workflow.errors import UserError
+from ortflow.workflow.files import open_regular
+from ortflow.workflow.rundir import RunDir, write_atomically
+from ortflow.workflow.spec.load import load_run_text
+from ortflow.workflow.spec.paths import resolve_paths
+
+if TYPE_CHECKING:
+    from ortflow.workflow.spec.run import RunSpec
+
+PATIENCE = 60.0
+"""Seconds for which a controller that does not answer is asked whether another job has the run."""
+PAUSE = 3.0
+
+
+def claim(run: RunDir, job: JobOfOurs, text: str, folder: Path | None, python: str) -> bool:
+    """Have the run directory for this job; False where the run has finished.
+
+    `text` is the run file that the script carries; `folder` is where its `prepare` runs, with `python` as the ranks'
+    interpreter. Raises UserError where another job has the run, or the directory holds something else.
+    """
+    leave_to_another(run, job)
+    with opened(Submission(_spec(_of_task(text), run), run)) as ours:
+        # Again behind the lock: two may have begun in the same moment.
+        leave_to_another(run, job)
+        if ours.finished:
+            return False
+        prepare(ours.spec, folder, python)
+        run.stop_request.unlink(missing_ok=True)
+        failed = state(in_order(run.read_attempts()), alive=False) is State.FAILED
+        run.record_attempt(event="submit", launcher="slurm", job=job.id, new_budget=failed, **submit_record())
+        ours.handed_over = True
+    return True
+
+
+def keep_script(run: RunDir, job: JobOfOurs) -> None:
+    """Keep the job's own script where that of any other submission lies: another job may have to follow this one."""
+    if "_" in job.id:
+        return  # an array's script would start all its tasks again
+    code, words = call("scontrol", "write", "batch_script", job.id, "-")
+    if code == 0:
+        with suppress(OSError):
+            write_atomically(run.root / FOLDER / "job.sh", f"{words}\n".encode())
+
+
+def redirect(run: RunDir, job: JobOfOurs) -> None:
+    """From here on the job's words go where those of any run in Slurm are; raises OSError."""
+    log = run.root / "logs" / f"slurm-{job.id}.log"
+    log.parent.mkdir(parents=True, exist_ok=True)
+    print(f"what this job has to say stands in {log}", flush=True)
+    descriptor = open_regular(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os.dup2(descriptor, 1)
+    os.dup2(descriptor, 2)
+    os.close(descriptor)
+
+
+def leave_to_another(run: RunDir, job: JobOfOurs, slurm: Slurm | None = None) -> None:
+    """Raise UserError where another job has the run, or nobody says whether one does."""
+    if not run.root.is_dir():
+        return
+    end = time.monotonic() + PATIENCE
+    while True:
+        try:
+            other = active(run, slurm or Slurm())
+            break
+        except NoAnswer as error:
+            if time.monotonic() >= end:
+                raise UserError(
+                    f"{run.root} may be another job's, and the Slurm controller does not answer ({error.words})",
+                    fix="hand the script to sbatch again when it does",
+                ) from error
+            time.sleep(PAUSE)
+    if other is not None and is_others(other, job, run.read_attempts()):
+        raise UserError(
+            f"job {other.id} has the run in {run.root} and is {other.state.lower()}: this job leaves it alone",
+            fix=f"follow it with `ortflow logs -f {run.root}`, stop it with `ortflow cancel {run.root}`",
+        )
+
+
+def is_others(other: Job, job: JobOfOurs, records: Sequence[dict[str, Any]]) -> bool:
+    """Whether the run is at work in another job; one that Slurm still tidies up has let go of it. Pure."""
+    return other.id != job.id and (other.waits or not is_settled(records))
+
+
+def _spec(text: str, run: RunDir) -> RunSpec:
+    spec = load_run_text(text, "the run file in the batch script")
+    if spec.run_dir is None or Path(spec.run_dir) != run.root:
+        raise UserError(
+            f"is {spec.run_dir} in the run file of the batch script, whose commands name {run.root}",
+            where="run_dir",
+            fix="give both the same, or render the script again",
+        )
+    return resolve_paths(spec, run.run_file)
+
+
+def _of_task(text: str, environment: Mapping[str, str] = os.environ) -> str:
+    """Of an array's script, the run file of this task."""
+    task = environment.get("SLURM_ARRAY_TASK_ID")
+    return text if task is None else text.split(f"{BETWEEN}\n")[int(task)]

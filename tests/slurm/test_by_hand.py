@@ -1,0 +1,195 @@
+"""A batch script that `ortflow render` has printed, and that a person hands to sbatch, as often as they like."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+from bed import FINAL, wait_until
+from cluster import ENDS, Cluster, Run, same_end, slow
+from project import curve
+
+
+def rendered(cluster: Cluster, name: str, *arguments: str, **changes: object) -> Path:
+    """What render prints, in a file; twice the same."""
+    file = cluster.write(name, **changes)
+    texts = []
+    for _ in range(2):
+        done = cluster.ortflow("render", "--backend", "slurm", file.name, *arguments)
+        assert done.returncode == 0, done.stderr
+        texts.append(done.stdout)
+    assert texts[0] == texts[1]
+    script = cluster.project.folder / f"{name}.sh"
+    script.write_text(texts[0])
+    return script
+
+
+def sbatch(cluster: Cluster, script: Path, *options: str) -> str:
+    return cluster.bed.sbatch(f"--chdir={cluster.project.folder}", *options, str(script))
+
+
+def words(cluster: Cluster, job: str) -> str:
+    """What a person finds beside them."""
+    return (cluster.project.folder / f"slurm-{job}.out").read_text()
+
+
+def test_a_fresh_run_begins_by_itself(cluster_of: Cluster, undisturbed: Run) -> None:
+    script = rendered(cluster_of, "by-hand")
+    assert not cluster_of.project.run_dir("by-hand").exists(), "render makes nothing"
+    edited = script.read_text().replace("#SBATCH --signal", "#SBATCH --partition=main\n#SBATCH --signal")
+    script.write_text(edited.replace("\n\nexec ", "\n\nexport EDITED=1\nexec "))
+    job = sbatch(cluster_of, script)
+    run = Run(cluster_of, "by-hand")
+    run_dir = run.run_dir
+    wait_until(lambda: cluster_of.bed.state(job) in FINAL, ENDS, lambda: words(cluster_of, job))
+    run.finish()
+    same_end(run, undisturbed)
+    assert run.job == job
+    assert run.status()["state"] == "finished"
+    assert f"{run_dir}/logs/slurm-{job}.log" in words(cluster_of, job)
+    assert "by-hand" in cluster_of.ortflow("list").stdout
+    again = sbatch(cluster_of, script)
+    assert cluster_of.bed.ended(again, 60)["JobState"] == "COMPLETED"
+    assert words(cluster_of, again).count("\n") == 1
+    assert "has finished" in words(cluster_of, again)
+
+
+def test_a_second_submission_leaves_the_first_alone(cluster_of: Cluster, undisturbed: Run) -> None:
+    script = rendered(cluster_of, "twice", **slow(0.3))
+    first = sbatch(cluster_of, script, "--nodelist=" + ",".join(cluster_of.bed.nodes[:2]))
+    run = Run(cluster_of, "twice")
+    wait_until(lambda: run.steps() >= 3, 60, lambda: words(cluster_of, first))
+    second = sbatch(cluster_of, script)
+    wait_until(lambda: cluster_of.bed.state(second) in FINAL, 60)
+    assert cluster_of.bed.job(second)["ExitCode"] == "2:0"
+    told = words(cluster_of, second)
+    assert told.count("\n") == 1, told
+    assert f"job {first} has the run in {run.run_dir} and is running" in told
+    assert not (run.run_dir / f"logs/slurm-{second}.log").exists()
+    # The script in the run directory has the token of no other submission, and steals the run no more than ours.
+    third = sbatch(cluster_of, run.run_dir / "slurm/job.sh")
+    wait_until(lambda: cluster_of.bed.state(third) in FINAL, 60)
+    assert f"job {first} has the run" in words(cluster_of, third)
+    submitted = cluster_of.ortflow("submit", "-b", "slurm", "twice.yaml")
+    assert submitted.returncode == 2
+    assert f"is job {first} in Slurm, running" in submitted.stderr
+    run.finish()
+    assert run.job == first
+    same_end(run, undisturbed)
+    assert run.outcomes() == ["finished"]
+
+
+def test_two_that_begin_in_the_same_moment(cluster_of: Cluster) -> None:
+    script = rendered(cluster_of, "both", train__steps=6, train__schedule={"name": "constant"})
+    start = int(time.time()) + 12
+    begin = time.strftime("--begin=%H:%M:%S", time.localtime(start))
+    jobs = [sbatch(cluster_of, script, begin) for _ in range(2)]
+    for job in jobs:
+        wait_until(lambda job=job: cluster_of.bed.state(job) in FINAL, ENDS, lambda job=job: words(cluster_of, job))
+    states = sorted(cluster_of.bed.state(job) for job in jobs)
+    run = Run(cluster_of, "both")
+    assert states == ["COMPLETED", "FAILED"], run.story()
+    assert run.outcomes() == ["finished"]
+    loser = next(job for job in jobs if cluster_of.bed.state(job) == "FAILED")
+    assert "error: " in words(cluster_of, loser)
+    assert len(curve(run.run_dir)) == 6
+
+
+def test_the_script_of_a_submission_by_hand(cluster_of: Cluster, undisturbed: Run) -> None:
+    """Two jobs with one comment: the second leaves."""
+    run = cluster_of.submit("owned", **slow(0.3))
+    first = run.job
+    run.until_step(3)
+    second = sbatch(cluster_of, run.run_dir / "slurm/job.sh")
+    wait_until(lambda: cluster_of.bed.state(second) in FINAL, 60)
+    assert f"job {first} has the run" in (run.run_dir / f"logs/slurm-{second}.log").read_text()
+    run.finish()
+    same_end(run, undisturbed)
+    assert run.outcomes() == ["finished"]
+
+
+def test_it_goes_on_where_it_was_stopped(cluster_of: Cluster, undisturbed: Run) -> None:
+    script = rendered(cluster_of, "goes-on")
+    first = sbatch(cluster_of, script)
+    run = Run(cluster_of, "goes-on")
+    wait_until(lambda: run.steps() >= 12, 60, lambda: words(cluster_of, first))
+    waiting = sbatch(cluster_of, script, "--begin=now+1hour")
+    done = cluster_of.ortflow("cancel", "goes-on", timeout=90)
+    assert done.returncode == 0, done.stderr
+    assert run.status()["state"] == "cancelled"
+    assert cluster_of.bed.ended(waiting, 30)["JobState"] == "CANCELLED", "it would have started what nobody wants"
+    done = cluster_of.ortflow("resume", "goes-on")
+    assert done.returncode == 0, done.stderr
+    run.until_step(20)
+    run.bed.told("scancel", run.job)
+    run.until_state("cancelled", timeout=60)
+    third = sbatch(cluster_of, script)
+    wait_until(lambda: cluster_of.bed.state(third) in FINAL, ENDS, run.story)
+    assert run.job == third
+    run.finish()
+    same_end(run, undisturbed)
+
+
+def test_it_comes_back_after_a_preemption(cluster_of: Cluster, undisturbed: Run) -> None:
+    script = rendered(cluster_of, "comes-back")
+    job = sbatch(cluster_of, script)
+    run = Run(cluster_of, "comes-back")
+    wait_until(lambda: run.steps() >= 12, 60, lambda: words(cluster_of, job))
+    run.bed.preempt(job)
+    run.finish()
+    same_end(run, undisturbed)
+    assert run.outcomes() == ["preempted", "finished"]
+
+
+def test_prepare_runs_in_the_job(cluster_of: Cluster) -> None:
+    folder = cluster_of.project.folder
+    script = rendered(
+        cluster_of, "prepares", train__steps=4, train__schedule={"name": "constant"},
+        model__path="made.onnx", prepare=["cp", "model.onnx", "made.onnx"],
+    )  # fmt: skip
+    assert not (folder / "made.onnx").exists()
+    job = sbatch(cluster_of, script)
+    wait_until(lambda: cluster_of.bed.state(job) in FINAL, ENDS)
+    assert cluster_of.bed.state(job) == "COMPLETED", words(cluster_of, job)
+    (folder / "made.onnx").unlink()
+
+
+def test_a_sweep(cluster_of: Cluster) -> None:
+    small = {"nodes": 1, "ranks_per_node": 1, "cpus_per_rank": 1}
+    script = rendered(
+        cluster_of, "swept", "--set", "seed=1..2",
+        train__steps=4, train__schedule={"name": "constant"}, resources=small,
+    )  # fmt: skip
+    array = sbatch(cluster_of, script)
+    for task in range(2):
+        run = Run(cluster_of, f"swept-{task}")
+        wait_until(lambda task=task: cluster_of.bed.state(f"{array}_{task}") in FINAL, ENDS)
+        assert run.status()["state"] == "finished", run.story()
+        assert run.job == f"{array}_{task}"
+        assert f"seed: {task + 1}" in (run.run_dir / "run.yaml").read_text()
+
+
+@pytest.mark.parametrize("place", ["a%j", "b%t", "c%a", "d%A", "e%%n%N"])
+def test_a_folder_that_slurm_has_patterns_for(cluster_of: Cluster, place: str) -> None:
+    small = {"nodes": 1, "ranks_per_node": 1, "cpus_per_rank": 1}
+    short = {"train__steps": 4, "train__schedule": {"name": "constant"}, "resources": small}
+    file = cluster_of.write("odd", run_dir=f"{place}/odd", **short)
+    done = cluster_of.ortflow("submit", "-b", "slurm", file.name)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.count("\n") <= 2
+    root = cluster_of.project.folder / place / "odd"
+    job = done.stdout.split("slurm://")[1].split()[0]
+    wait_until(lambda: cluster_of.bed.state(job) in FINAL, ENDS)
+    assert cluster_of.bed.state(job) == "COMPLETED"
+    assert (root / f"logs/slurm-{job}.log").read_text()
+    told = cluster_of.ortflow("status", str(root))
+    assert "finished" in told.stdout, told
+    assert [path.name for path in cluster_of.project.folder.glob(f"{place[0]}*") if path.is_dir()] == [place]
+
+
+def test_run_outside_of_a_job(cluster_of: Cluster) -> None:
+    script = rendered(cluster_of, "no-job")
+    done = cluster_of.bed.ask("bash", str(script))
+    assert done.returncode == 2
+    assert done.stdout == "error: this is a batch script and runs in a job alone: hand it to sbatch\n"

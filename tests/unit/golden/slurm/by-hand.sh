@@ -1,0 +1,28 @@
+#!/bin/bash
+# gpt: a training run of ortflow, in /scratch/runs/gpt
+# For sbatch: starts the run that stands at the end, or goes on with it.
+#
+#SBATCH --job-name=gpt
+#SBATCH --comment="ortflow run-0123"
+#SBATCH --nodes=1
+#SBATCH --ntasks-per-node=1
+#SBATCH --kill-on-invalid-dep=yes
+#SBATCH --requeue
+#SBATCH --signal=USR2@90
+#SBATCH --open-mode=append
+
+# The keeper starts the ranks, starts them again when they fail, and has a preempted job requeued.
+trap '' TERM
+/home/me/venv/bin/python -m ortflow.launchers.slurm.keeper /scratch/runs/gpt --run-file --folder \
+  '/home/me/my runs' -- \
+  srun --mpi=none --nodes=1 --ntasks=1 --ntasks-per-node=1 --kill-on-bad-exit=1 --wait=0 \
+    --unbuffered --export=ALL \
+    /home/me/venv/bin/python -m ortflow.workflow.rank /scratch/runs/gpt <<'END_OF_THE_RUN_FILE'
+name: gpt
+prepare:
+- $HOME `id` 'it''s'
+END_OF_THE_RUN_FILE
+ortflow_code=$?
+
+rm -rf /tmp/gpt
+exit "$ortflow_code"
