@@ -20,12 +20,13 @@ from ortflow.launchers.lines import duration
 from ortflow.launchers.machine import existing, filesystem, interpreter_line
 from ortflow.launchers.slurm import checks
 from ortflow.launchers.slurm.commands import Refused
-from ortflow.launchers.slurm.fit import asked, chosen
+from ortflow.launchers.slurm.fit import Asked, asked, chosen
 from ortflow.launchers.slurm.launcher import SlurmLauncher
+from ortflow.launchers.slurm.limits import breaks
 from ortflow.launchers.slurm.probe import Start
 from ortflow.launchers.slurm.refusals import refusal
 from ortflow.launchers.slurm.restart_checks import restarts
-from ortflow.launchers.slurm.site import Association, Settings
+from ortflow.launchers.slurm.site import Association, Partition, Settings, listed
 from ortflow.launchers.slurm.submitting import new_submission, require_submitit, settings
 from ortflow.launchers.slurm.survey import FINE_TO_HAVE, NEEDED, Survey
 from ortflow.launchers.slurm.trial import NotRun, run_trial
@@ -101,6 +102,7 @@ def _site(submission: Submission, slurm: Survey, of_user: bool) -> Iterator[Find
     places = chosen(wanted, partitions)
     if of_user:
         yield from checks.fits(wanted, partitions, nodes)
+        yield from _limits(slurm, config, user, wanted, places)
         yield checks.memory(wanted, spec.resources.ranks_per_node, places, config)
         yield from checks.time(wanted, places)
     yield from restarts(config, places, spec.backends.slurm.requeue)
@@ -114,6 +116,19 @@ def _associations(slurm: Survey, config: Settings, user: str) -> list[Associatio
         return slurm.associations(user)
     except OrtflowError:
         return None
+
+
+def _limits(
+    slurm: Survey, config: Settings, user: str, wanted: Asked, places: Sequence[Partition]
+) -> Iterator[Finding]:
+    """Limits of the run's QOS, its account and its partitions' QOS, where Slurm holds them."""
+    if not listed(config, "AccountingStorageEnforce").keys() & {"limits", "safe", "qos"}:
+        return
+    try:
+        for whose, one in slurm.limits(user, wanted, places):
+            yield from (fault("request", f"{whose} {found.what}", found.fix) for found in breaks(wanted, one))
+    except OrtflowError as error:
+        yield untested("limits", str(error))
 
 
 def _starts(submission: Submission, slurm: Survey, of_user: bool) -> Iterator[Finding]:

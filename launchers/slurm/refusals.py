@@ -6,7 +6,10 @@ import re
 
 from ortflow.workflow.errors import UserError
 
-_ANY = "lower what resources asks for, or give another backends.slurm.partition"
+_ANY = (
+    "lower what resources asks for, give another backends.slurm.partition, or leave more nodes in "
+    "backends.slurm.nodelist, exclude and constraint"
+)
 TABLE: tuple[tuple[str, str | None, str], ...] = (
     # words, key, what to do
     (r"invalid partition|partition name", "backends.slurm.partition", "`sinfo` lists those there are"),
@@ -20,6 +23,8 @@ TABLE: tuple[tuple[str, str | None, str], ...] = (
     (r"Memory specification|--mem", "resources.memory", "ask for no more than a node has"),
     (r"CPU count", "resources.cpus_per_rank", "ask for no more cores of a node than it has"),
     (r"gres|gpu|GRES", "resources.gpus_per_rank", "ask for no more of a node than it has, of a kind it has"),
+    (r"invalid number of nodes", "backends.slurm.nodelist",
+     "name as many nodes as resources.nodes has, or fewer, or raise resources.nodes"),
     (r"More processors requested|Node count|node count|Node configuration|node configuration", "resources", _ANY),
     (r"feature", "backends.slurm.constraint", "`sinfo -o '%N %f'` lists the features there are"),
     (r"reservation", "backends.slurm.reservation", "`scontrol show reservation` lists those there are"),

@@ -40,6 +40,8 @@ class Partition:
     allowed: dict[str, frozenset[str]]
     """Who may use it, by accounts, qos and groups; everybody where a key is missing."""
     denied: dict[str, frozenset[str]]
+    qos: str | None = None
+    """The QOS whose limits hold in it."""
 
 
 @dataclass(frozen=True)
@@ -149,6 +151,7 @@ def _partition(told: dict[str, str]) -> Partition:
         memory_per_node=_count(told.get("DefMemPerNode", "")),
         allowed=allowed,
         denied=denied,
+        qos=None if (own := told.get("QoS", "N/A")) in ("N/A", "(null)") else own,
     )
 
 

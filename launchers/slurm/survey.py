@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import re
 import time
+from collections.abc import Sequence
 
 from ortflow.launchers.slurm.commands import SETTINGS, NoAnswer, Refused, Runner, Settings, Slurm, run_here
+from ortflow.launchers.slurm.fit import Asked
+from ortflow.launchers.slurm.limits import ACCOUNT_COLUMNS, ASSOC_FORMAT, QOS_COLUMNS, Limits, read_limits
 from ortflow.launchers.slurm.site import (
     Association,
     Node,
@@ -68,6 +71,21 @@ class Survey(Slurm):
         wanted = ["assoc", f"user={user}", "format=account,partition,qos"]
         return read_associations(self._told("sacctmgr", "-n", "-P", "show", *wanted))
 
+    def limits(self, user: str, wanted: Asked, places: Sequence[Partition]) -> list[tuple[str, Limits]]:
+        """Limits of the QOS that a job would have, of its partitions' and of its account, each with its name."""
+        account = wanted.account or self._accounting("user", user, "format=DefaultAccount").strip()
+        whose = ("assoc", f"user={user}", f"account={account}")
+        names = [wanted.qos or _usual(self._accounting(*whose, "format=DefaultQOS,QOS")), *(one.qos for one in places)]
+        mine = read_limits(self._accounting(*whose, f"format={','.join(ASSOC_FORMAT)}"), ACCOUNT_COLUMNS)
+        found = [(f"account {one.name}", one) for one in mine]
+        for name in dict.fromkeys(filter(None, names)):
+            rows = self._accounting("qos", name, f"format={','.join(QOS_COLUMNS)}")
+            found += [(f"QOS {one.name}", one) for one in read_limits(rows, QOS_COLUMNS)]
+        return found
+
+    def _accounting(self, *what: str) -> str:
+        return self._told("sacctmgr", "-n", "-P", "show", *what)
+
     def plugins(self) -> list[str]:
         """Plug-ins that `srun --mpi=list` names, whether they load or not."""
         answer = self._read("srun", "--mpi=list")
@@ -89,3 +107,9 @@ class Survey(Slurm):
         if answer.code:
             raise OrtflowError(f"{command[0]} says: {answer.words}")
         return answer.out
+
+
+def _usual(text: str) -> str | None:
+    """The QOS of a job that names none, from DefaultQOS|QOS. Pure."""
+    default, _, every = text.partition("\n")[0].partition("|")
+    return default or ("normal" if "normal" in every.split(",") else None)

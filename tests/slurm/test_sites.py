@@ -144,3 +144,20 @@ def test_a_rank_that_does_not_leave_in_time(site: MakeSite, undisturbed: Run) ->
     same_end(run, undisturbed)
     assert run.restarts == 1
     assert run.status()["failures"] == 0
+
+
+def test_the_doctor_knows_the_limits_of_a_qos(site: MakeSite) -> None:
+    there = site("--accounting", "--enforce", "associations,limits,qos")
+    for words in ("add account lab", "add user root account=lab", "add qos small MaxTRESPerJob=node=1 MaxWall=10:00"):
+        there.bed.told("sacctmgr", "-i", *words.split())
+    there.bed.told("sacctmgr", "-i", "modify", "user", "root", "set", "qos=normal,small")
+    limits = {"backends__slurm__account": "lab", "resources__time_limit": "00:20:00"}
+    file = there.write("too-much", **limits, backends__slurm__qos="small")
+    told = there.ortflow("doctor", "-b", "slurm", file.name)
+    assert told.returncode == 1
+    assert "QOS small gives a job 1 node (MaxTRESPerJob), and the run asks for 2" in told.stdout
+    assert "QOS small gives a job 00:10:00 (MaxWall), and the run asks for 00:20:00" in told.stdout
+    run = there.submit("too-much", **limits, backends__slurm__qos="small")
+    wait_until(lambda: "QOS" in there.bed.job(run.job)["Reason"], 20, lambda: str(there.bed.job(run.job)))
+    fine = there.ortflow("doctor", "-b", "slurm", there.write("little", **limits).name)
+    assert "MaxTRESPerJob" not in fine.stdout

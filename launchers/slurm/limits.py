@@ -1,0 +1,85 @@
+"""Limits of a QOS or an account that a run breaks by itself: Slurm takes such a job, and it waits for ever. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from ortflow.launchers.slurm.fit import Asked, Misfit, clock
+from ortflow.launchers.slurm.requeue import read_seconds
+
+MOST = {
+    "MaxTRESPerJob": "a job", "MaxTRESPerNode": "a job on each node", "MaxTRESPerUser": "all jobs of a user together",
+    "MaxTRESPerAccount": "all jobs of an account together", "GrpTRES": "all jobs together",
+}  # fmt: skip
+"""Limits above, and for whom; all of them bound a single job too."""
+LEAST = "MinTRESPerJob"
+WALL = "MaxWall"
+QOS_COLUMNS = ("Name", *MOST, LEAST, WALL)
+ACCOUNT_COLUMNS = ("Account", "MaxTRESPerJob", "MaxTRESPerNode", "GrpTRES", WALL)
+ASSOC_FORMAT = ("Account", "MaxTRES", "MaxTRESPerNode", "GrpTRES", "MaxWall")
+"""The same as `sacctmgr show assoc` calls it."""
+_KEYS = {
+    "cpu": ("cores", "lower resources.nodes, ranks_per_node or cpus_per_rank"),
+    "node": ("nodes", "lower resources.nodes"),
+    "mem": ("MiB of memory", "lower resources.memory"),
+    "gres/gpu": ("GPUs", "lower resources.gpus_per_rank, ranks_per_node or nodes"),
+}  # fmt: skip
+_MIB = {"K": 1 / 1024, "M": 1.0, "G": 1024.0, "T": 1024.0**2, "P": 1024.0**3}
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What one QOS or account allows."""
+
+    name: str
+    bounds: Mapping[str, Mapping[str, float]]
+    """By the limit's name and then what is counted: cpu, node, mem (MiB), gres/gpu."""
+    wall: float | None
+    """Seconds that a job may take."""
+
+
+def read_limits(text: str, columns: tuple[str, ...]) -> list[Limits]:
+    """Rows of `sacctmgr -nP show qos format=COLUMNS`, or of assoc."""
+    found = []
+    for line in text.splitlines():
+        values = dict(zip(columns, line.split("|"), strict=False))
+        if len(values) == len(columns):
+            bounds = {name: _amounts(value) for name, value in values.items() if name in (*MOST, LEAST) and value}
+            found.append(Limits(values[columns[0]], bounds, read_seconds(values[WALL])))
+    return found
+
+
+def breaks(wanted: Asked, limits: Limits) -> Iterator[Misfit]:
+    """Each limit that the run breaks; what it does not say itself is not counted."""
+    each = {"cpu": float(wanted.cpus), "gres/gpu": float(wanted.gpus)}
+    if wanted.memory is not None:
+        each["mem"] = float(wanted.memory)
+    whole = {**{key: amount * wanted.nodes for key, amount in each.items()}, "node": float(wanted.nodes)}
+    for name, whose in MOST.items():
+        for key, most in limits.bounds.get(name, {}).items():
+            need = (each if name == "MaxTRESPerNode" else whole).get(key)
+            if need is not None and need > most:
+                what, fix = _KEYS[key]
+                what = what.removesuffix("s") if most == 1 else what
+                told = f"gives {whose} {most:g} {what} ({name}), and the run asks for {need:g}"
+                yield Misfit(told, f"{fix}, or choose another backends.slurm.qos or account")
+    for key, least in limits.bounds.get(LEAST, {}).items():
+        need = whole.get(key)
+        if need is not None and need < least:
+            told = f"takes no job with less than {least:g} {_KEYS[key][0]} ({LEAST}), and the run asks for {need:g}"
+            yield Misfit(told, "ask for more, or choose another backends.slurm.qos")
+    if limits.wall is not None and wanted.time is not None and wanted.time > limits.wall:
+        told = f"gives a job {clock(limits.wall)} ({WALL}), and the run asks for {clock(wanted.time)}"
+        yield Misfit(told, f"set resources.time_limit to {clock(limits.wall)} at most: the run goes on in the next job")
+
+
+def _amounts(text: str) -> dict[str, float]:
+    """cpu=2,mem=4G,gres/gpu=1 as numbers; what is counted otherwise is left out."""
+    found = {}
+    for word in text.split(","):
+        key, _, amount = word.partition("=")
+        if key in _KEYS and (match := re.fullmatch(r"(\d+(?:\.\d+)?)([KMGTP]?)", amount)):
+            found[key] = float(match[1]) * (_MIB[match[2] or "M"] if key == "mem" else 1.0)
+    return found

@@ -1,0 +1,48 @@
+"""Limits of a QOS or an account that a run breaks by itself."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from ortflow.launchers.slurm.fit import Asked
+from ortflow.launchers.slurm.limits import ACCOUNT_COLUMNS, QOS_COLUMNS, breaks, read_limits
+
+# As `sacctmgr -nP` of 22.05 prints them.
+QOS = "small|cpu=2,node=1|gres/gpu=1|cpu=4||cpu=8,mem=4G|cpu=1|00:10:00\n"
+ACCOUNT = "lab|node=3|||1-00:00:00\nroot||||\n"
+RUN = Asked(nodes=1, cpus=2, memory=None, gpus=0, time=None, partitions=(), account=None, qos=None)
+
+
+def test_rows_are_read() -> None:
+    (small,) = read_limits(QOS, QOS_COLUMNS)
+    assert small.bounds["MaxTRESPerJob"] == {"cpu": 2, "node": 1}
+    assert small.bounds["GrpTRES"] == {"cpu": 8, "mem": 4096}
+    assert small.wall == 600
+    lab, root = read_limits(ACCOUNT, ACCOUNT_COLUMNS)
+    assert (lab.name, lab.bounds, lab.wall) == ("lab", {"MaxTRESPerJob": {"node": 3}}, 86400)
+    assert (root.bounds, root.wall) == ({}, None)
+
+
+@pytest.mark.parametrize(
+    ("asks", "told"),
+    [
+        ({}, []),
+        ({"cpus": 3}, ["gives a job 2 cores (MaxTRESPerJob), and the run asks for 3"]),
+        ({"nodes": 2, "cpus": 1}, ["gives a job 1 node (MaxTRESPerJob), and the run asks for 2"]),
+        ({"gpus": 2}, ["gives a job on each node 1 GPU (MaxTRESPerNode), and the run asks for 2"]),
+        ({"memory": 5000}, ["gives all jobs together 4096 MiB of memory (GrpTRES), and the run asks for 5000"]),
+        ({"time": 601}, ["gives a job 00:10:00 (MaxWall), and the run asks for 00:10:01"]),
+        ({"time": 600}, []),
+    ],
+)
+def test_what_a_run_breaks(asks: dict[str, int], told: list[str]) -> None:
+    (small,) = read_limits(QOS, QOS_COLUMNS)
+    assert [one.what for one in breaks(replace(RUN, **asks), small)] == told  # type: ignore[arg-type]
+
+
+def test_too_little() -> None:
+    (big,) = read_limits(QOS.replace("|cpu=1|", "|gres/gpu=4|"), QOS_COLUMNS)
+    (found,) = breaks(RUN, big)
+    assert found.what == "takes no job with less than 4 GPUs (MinTRESPerJob), and the run asks for 0"
