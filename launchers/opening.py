@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -50,8 +50,8 @@ class Opened:
 
 
 @contextmanager
-def opened(submission: Submission) -> Iterator[Opened]:
-    """Take the directory, and let go of it behind the block.
+def opened(submission: Submission, check: Callable[[], None] | None = None) -> Iterator[Opened]:
+    """Take the directory, and let go of it behind the block; `check` is called behind the lock, before any change.
 
     Raises UserError where it is in use, holds something else, or cannot be made. Where the block raises, or ends
     without an attempt or with one that refused its input, a directory that was made here is removed again.
@@ -62,6 +62,8 @@ def opened(submission: Submission) -> Iterator[Opened]:
     lock = _lock(run)
     result = None
     try:
+        if check is not None:
+            check()
         if submission.fresh and not _empty(run):
             lock = _put_aside(run, lock)
         new = _empty(run)

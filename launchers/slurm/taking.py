@@ -47,9 +47,8 @@ def claim(run: RunDir, job: JobOfOurs, text: str, folder: Path | None, python: s
     interpreter. Raises UserError where another job has the run, or the directory holds something else.
     """
     leave_to_another(run, job)
-    with opened(Submission(_spec(_of_task(text), run), run)) as ours:
-        # Again behind the lock: two may have begun in the same moment.
-        leave_to_another(run, job)
+    # Again behind the lock: two may have begun in the same moment.
+    with opened(Submission(_spec(_of_task(text), run), run), lambda: leave_to_another(run, job)) as ours:
         if ours.finished:
             return False
         prepare(ours.spec, folder, python)

@@ -59,9 +59,9 @@ def test_a_second_submission_leaves_the_first_alone(cluster_of: Cluster, undistu
     script = rendered(cluster_of, "twice", **slow(0.3))
     first = sbatch(cluster_of, script, "--nodelist=" + ",".join(cluster_of.bed.nodes[:2]))
     run = Run(cluster_of, "twice")
-    wait_until(lambda: run.steps() >= 3, 60, lambda: words(cluster_of, first))
+    wait_until(lambda: run.steps() >= 3, ENDS, lambda: words(cluster_of, first))
     second = sbatch(cluster_of, script)
-    wait_until(lambda: cluster_of.bed.state(second) in FINAL, 60)
+    wait_until(lambda: cluster_of.bed.state(second) in FINAL, ENDS)
     assert cluster_of.bed.job(second)["ExitCode"] == "2:0"
     told = words(cluster_of, second)
     assert told.count("\n") == 1, told
@@ -69,7 +69,7 @@ def test_a_second_submission_leaves_the_first_alone(cluster_of: Cluster, undistu
     assert not (run.run_dir / f"logs/slurm-{second}.log").exists()
     # The script in the run directory has the token of no other submission, and steals the run no more than ours.
     third = sbatch(cluster_of, run.run_dir / "slurm/job.sh")
-    wait_until(lambda: cluster_of.bed.state(third) in FINAL, 60)
+    wait_until(lambda: cluster_of.bed.state(third) in FINAL, ENDS)
     assert f"job {first} has the run" in words(cluster_of, third)
     submitted = cluster_of.ortflow("submit", "-b", "slurm", "twice.yaml")
     assert submitted.returncode == 2
@@ -102,7 +102,7 @@ def test_the_script_of_a_submission_by_hand(cluster_of: Cluster, undisturbed: Ru
     first = run.job
     run.until_step(3)
     second = sbatch(cluster_of, run.run_dir / "slurm/job.sh")
-    wait_until(lambda: cluster_of.bed.state(second) in FINAL, 60)
+    wait_until(lambda: cluster_of.bed.state(second) in FINAL, ENDS)
     assert f"job {first} has the run" in (run.run_dir / f"logs/slurm-{second}.log").read_text()
     run.finish()
     same_end(run, undisturbed)
@@ -113,7 +113,7 @@ def test_it_goes_on_where_it_was_stopped(cluster_of: Cluster, undisturbed: Run) 
     script = rendered(cluster_of, "goes-on")
     first = sbatch(cluster_of, script)
     run = Run(cluster_of, "goes-on")
-    wait_until(lambda: run.steps() >= 12, 60, lambda: words(cluster_of, first))
+    wait_until(lambda: run.steps() >= 12, ENDS, lambda: words(cluster_of, first))
     waiting = sbatch(cluster_of, script, "--begin=now+1hour")
     done = cluster_of.ortflow("cancel", "goes-on", timeout=90)
     assert done.returncode == 0, done.stderr
@@ -135,7 +135,7 @@ def test_it_comes_back_after_a_preemption(cluster_of: Cluster, undisturbed: Run)
     script = rendered(cluster_of, "comes-back")
     job = sbatch(cluster_of, script)
     run = Run(cluster_of, "comes-back")
-    wait_until(lambda: run.steps() >= 12, 60, lambda: words(cluster_of, job))
+    wait_until(lambda: run.steps() >= 12, ENDS, lambda: words(cluster_of, job))
     run.bed.preempt(job)
     run.finish()
     same_end(run, undisturbed)
