@@ -46,6 +46,10 @@ class Child:
         """Its exit code (minus the signal if one ended it); None while it runs."""
         return self._child.poll()
 
+    def guess(self, returncode: int) -> Cause | None:
+        """The cause where neither ranks nor statuses tell of one."""
+        return None
+
     def words(self) -> str:
         """What it has printed."""
         return last_bytes(self.run.launcher_log(self.number), WORDS).decode(errors="replace")

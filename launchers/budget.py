@@ -29,10 +29,11 @@ class Decision:
     """For people."""
 
 
-def decide(outcome: Outcome, used: Used, restart: Restart, fruitless: int = 0) -> Decision:
+def decide(outcome: Outcome, used: Used, restart: Restart, fruitless: int = 0, *, counts: bool = True) -> Decision:
     """What follows an attempt that nobody asked to stop; `used` counts it already.
 
-    `fruitless` attempts in a row, this one among them, did not get beyond the one before.
+    `fruitless` attempts in a row, this one among them, did not get beyond the one before. `counts` False: what looks
+    like a preemption is none, but a time limit, or a signal by hand.
     """
     if outcome is Outcome.FINISHED:
         return Decision(False, why="done")
@@ -40,12 +41,12 @@ def decide(outcome: Outcome, used: Used, restart: Restart, fruitless: int = 0) -
         return Decision(False, why="wrong input is not tried again")
     if outcome in (Outcome.PREEMPTED, Outcome.LOST) and fruitless >= FRUITLESS:
         return Decision(False, why=f"{fruitless} attempts in a row ended before a step was done")
+    if outcome is Outcome.LOST or (outcome is Outcome.PREEMPTED and not counts):
+        return Decision(True, restart.backoff.first, "that counts against no budget")
     if outcome is Outcome.PREEMPTED:
         if restart.preemptions is not None and used.preemptions > restart.preemptions:
             return Decision(False, why=f"the budget of {_times(restart.preemptions, 'preemption')} is spent")
         return Decision(True, restart.backoff.first, f"preemption {used.preemptions}")
-    if outcome is Outcome.LOST:
-        return Decision(True, restart.backoff.first, "that counts against no budget")
     if used.failures > restart.failures:
         return Decision(False, why=f"the budget of {_times(restart.failures, 'failure')} is spent")
     return Decision(True, pause(restart.backoff, used.failures), f"failure {used.failures} of {restart.failures}")

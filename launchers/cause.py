@@ -76,7 +76,7 @@ def cause(
         status = ended[killed[0]]
         who = f"rank {killed[0]} was" if len(killed) == 1 else f"ranks {', '.join(map(str, killed))} were"
         memory = " (out of memory)" if out_of_memory and -status == signal.SIGKILL else ""
-        sentence = f"{who} killed by {_name(-status)}{memory}"
+        sentence = f"{who} killed by {signal_name(-status)}{memory}"
         return Cause(Outcome.FAILURE, status, sentence, killed[0] if len(killed) == 1 else None)
     told = sorted(failures.items(), key=lambda item: item[1].get("time", 0.0))
     for rank, failure in told:
@@ -93,10 +93,10 @@ def cause(
     if ended:
         status, rank = min((status, rank) for rank, status in ended.items())
         if status < 0:
-            return Cause(Outcome.PREEMPTED, EXIT_PREEMPTED, f"rank {rank} was ended by {_name(-status)}", rank)
+            return Cause(Outcome.PREEMPTED, EXIT_PREEMPTED, f"rank {rank} was ended by {signal_name(-status)}", rank)
         return Cause(Outcome.PREEMPTED, EXIT_PREEMPTED, "saved and left")
     if returncode < 0:
-        return Cause(Outcome.FAILURE, returncode, f"mpirun was killed by {_name(-returncode)}")
+        return Cause(Outcome.FAILURE, returncode, f"mpirun was killed by {signal_name(-returncode)}")
     if returncode == EXIT_PREEMPTED:
         return Cause(Outcome.PREEMPTED, EXIT_PREEMPTED, "saved and left")
     if returncode == EXIT_USER:
@@ -110,7 +110,8 @@ def _from_wait_status(status: int) -> int:
     return -number if number else (status >> 8) & 0xFF
 
 
-def _name(number: int) -> str:
+def signal_name(number: int) -> str:
+    """SIGKILL for 9; `signal 64` where it has no name. Pure."""
     try:
         return signal.Signals(number).name
     except ValueError:

@@ -76,7 +76,8 @@ def used(records: Records) -> Used:
             failures = preemptions = 0
         elif record.get("event") == "end":
             failures += record.get("outcome") == Outcome.FAILURE
-            preemptions += record.get("outcome") == Outcome.PREEMPTED and record.get("next") == "restart"
+            preempted = record.get("outcome") == Outcome.PREEMPTED and record.get("next") == "restart"
+            preemptions += preempted and record.get("counts", True) is not False
     return Used(failures, preemptions)
 
 

@@ -65,6 +65,10 @@ class Stop:
         """The reason, looked for everywhere: what is decided next hangs on it."""
         return self.look(at_once=True)
 
+    def other_than_preemption(self) -> str | None:
+        """Why ranks that saved and left were made to, in words, where that counts as no preemption."""
+        return None
+
     def take(self, reason: str) -> None:
         """A person's wish goes before a signal."""
         if self.reason is None or (self.signalled and reason in CANCELS):

@@ -19,6 +19,7 @@ from typing import Any, Protocol, TypeVar
 from ortflow.launchers.budget import Decision, decide
 from ortflow.launchers.cause import Cause, cause
 from ortflow.launchers.memory import oom_kills
+from ortflow.launchers.moving import Moves
 from ortflow.launchers.records import Outcome, fruitless, next_attempt, open_attempt, used
 from ortflow.launchers.stop import Stop, write_request
 from ortflow.launchers.tail import EventTail, last_lines, last_records, newest
@@ -86,6 +87,9 @@ class Running(Protocol):
     def verdict(self, returncode: int) -> Cause | None:
         """The cause of the end where what starts the ranks knows one that no rank can tell."""
 
+    def guess(self, returncode: int) -> Cause | None:
+        """The cause where neither ranks nor statuses tell of one."""
+
     def ask_to_leave(self) -> None:
         """Have the ranks save and leave."""
 
@@ -137,7 +141,8 @@ class Supervisor:
         pause = 0.0
         self._job.clear()
         sweep_temporaries(self._run.root)
-        self._close_lost_attempt()
+        if not self._close_lost_attempt():
+            return EXIT_FAILURE
         while not self._pause(pause):
             outcome, decision = self._attempt(next_attempt(self._run.read_attempts()))
             if not decision.again:
@@ -157,12 +162,24 @@ class Supervisor:
         """Whether who asks the run to leave also starts it again."""
         return self._job.comes_back and self._stop.signalled
 
-    def _close_lost_attempt(self) -> None:
-        """Put on record what a launcher that died could not."""
-        number = open_attempt(self._run.read_attempts())
-        if number is not None:
-            end = {"event": "end", "attempt": number, "outcome": Outcome.LOST.value, "next": "restart"}
-            self._record(**end, cause=self._job.lost, step=self._step())
+    def _close_lost_attempt(self) -> bool:
+        """Put on record what a launcher that died could not; whether the run goes on.
+
+        A person may start a run as often as they like; where a scheduler does so by itself, lives without a step count.
+        """
+        records = self._run.read_attempts()
+        number = open_attempt(records)
+        if number is None:
+            return True
+        end = {"event": "end", "attempt": number, "outcome": Outcome.LOST.value, "step": self._step()}
+        tries = fruitless([*records, end]) if self._job.hands_back else 0
+        decision = decide(Outcome.LOST, used(records), self._job.restart, tries)
+        self._record(
+            **end, cause=self._job.lost, next="restart" if decision.again else "stop", why=decision.why,
+        )  # fmt: skip
+        if not decision.again:
+            self._view.say(f"{self._job.lost}; given up: {decision.why}")
+        return decision.again
 
     def _attempt(self, number: int) -> tuple[Outcome, Decision]:
         with closing(EventTail(self._run.events(0))) as tail:
@@ -193,6 +210,8 @@ class Supervisor:
                 out_of_memory=_grew(kills, oom_kills()),
             )
         )
+        if found.outcome is Outcome.FAILURE and not found.told and found.rank is None and verdict is None:
+            found = attempt.guess(returncode) or found
         if found.outcome is Outcome.FAILURE and not found.told and self._stop.look() and not self._begun(number):
             # A signal that comes before a rank can hear it kills, and the others are killed with it.
             found = Cause(Outcome.PREEMPTED, EXIT_PREEMPTED, "asked to leave before all ranks had begun")
@@ -236,6 +255,7 @@ class Supervisor:
         asked_at: float | None = None
         dead_since: float | None = None
         next_check = 0.0
+        silent = self._signs(attempt.number, time.monotonic())
         while (returncode := attempt.poll()) is None:
             moment = time.monotonic()
             if self._stop.look() and asked_at is None:
@@ -248,7 +268,7 @@ class Supervisor:
                 return EXIT_PREEMPTED, Cause(Outcome.PREEMPTED, EXIT_PREEMPTED, sentence)
             if moment >= next_check:
                 next_check = moment + 1.0
-                if self._silent(attempt.number) and asked_at is None:
+                if silent(moment) and asked_at is None:
                     attempt.kill()
                     seconds = self._job.restart.hung_seconds
                     sentence = f"the ranks hung: no sign of life for {seconds:g} s"
@@ -264,13 +284,23 @@ class Supervisor:
             time.sleep(TICK)
         return returncode, None
 
-    def _silent(self, number: int) -> bool:
-        """Whether the ranks have been still for too long, rank 0 among them: it waits for all others."""
-        limit = self._job.restart.hung_seconds
+    def _signs(self, number: int, now: float) -> Callable[[float], bool]:
+        """Asked about a moment, whether the ranks have been still for too long."""
+        limit, run = self._job.restart.hung_seconds, self._run
         if limit is None:
-            return False
-        signs = (self._run.heartbeat, self._run.events(0), self._run.launcher_log(number))
-        return all(time.time() - changed(path) > limit for path in signs)
+            return lambda now: False
+        nearest = Moves((run.heartbeat, run.events(0), run.launcher_log(number)), now)
+        # Rank 0 waits for all others, so theirs are looked at seldom: there may be a thousand.
+        others, period = Moves(map(run.events, range(1, self._job.world_size)), now), limit / 20
+        seen = quiet = now
+
+        def silent(now: float) -> bool:
+            nonlocal seen, quiet
+            if now >= seen + period:
+                seen, quiet = now, now - others.quiet(now)
+            return min(nearest.quiet(now), now - quiet) > limit
+
+        return silent
 
     def _ask(self, attempt: Running) -> None:
         reason = self._stop.reason or ""
@@ -309,8 +339,13 @@ class Supervisor:
         """Decide what follows, put it on record, tell it."""
         asked = self._stop.settle()
         end = {"event": "end", "attempt": number, "outcome": found.outcome.value, "step": self._step()}
+        if found.outcome is Outcome.PREEMPTED and (other := self._stop.other_than_preemption()):
+            found = replace(found, sentence=f"{found.sentence}: {other}")
+            end["counts"] = False
         records = [*self._run.read_attempts(), {**end, "next": "restart"}]
-        decision = decide(found.outcome, used(records), self._job.restart, fruitless(records))
+        decision = decide(
+            found.outcome, used(records), self._job.restart, fruitless(records), counts=end.get("counts", True) is True
+        )
         if asked and decision.again and not self._comes_back:
             decision = Decision(False, why=f"asked to by {ASKED.get(asked, asked)}")
         self._record(

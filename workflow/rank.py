@@ -25,6 +25,7 @@ from ortflow.workflow.streams import guard_log
 
 PR_SET_PDEATHSIG = 1
 UNSEEN = "it must lie on storage that every node mounts; set run_dir, or leave the node out"
+GONE = "put the file back, or submit the run anew with --fresh"
 KEEP_LOGS = ("local", "slurm", "kubernetes")
 """Launchers whose ranks write their own logs; another's collects what they print."""
 
@@ -48,7 +49,7 @@ def run_rank(arguments: list[str]) -> int:
     attempt = int(os.environ.get("ORTFLOW_ATTEMPT", "0"))
     launcher = os.environ.get("ORTFLOW_LAUNCHER")
     if not run_dir.run_file.exists():
-        print(f"error: {place.host} does not see the run directory {run_dir.root}: {UNSEEN}", flush=True)
+        print(f"error: {place.host} {lacking(run_dir)}", flush=True)
         return EXIT_USER
     if launcher == "local" and place.manager != "none":  # a rank without mpirun was bound to its launcher before exec
         die_with_parent()
@@ -70,6 +71,13 @@ def run_rank(arguments: list[str]) -> int:
     sys.stderr.flush()
     os.close(lock)
     return code
+
+
+def lacking(run_dir: RunDir) -> str:
+    """What a rank without a run file does not find: the whole directory, or that file alone."""
+    if run_dir.attempts.exists():
+        return f"finds no {run_dir.run_file}, while the rest of the run is there: {GONE}"
+    return f"does not see the run directory {run_dir.root}: {UNSEEN}"
 
 
 def die_with_parent() -> None:

@@ -75,6 +75,7 @@ class Attempt(TypedDict, total=False):
     cause: str | None
     why: str | None
     asked: str | None
+    counts: bool
     new_budget: bool
     launcher: str
     job: str | None

@@ -30,8 +30,9 @@ from ortflow.manifests.local import RANK_MODULE, MpiKind
 from ortflow.manifests.slurm import Placement, settings
 from ortflow.manifests.slurm.placement import Start
 from ortflow.manifests.slurm.script import CARRIED, FOLDER
-from ortflow.workflow.errors import EXIT_DONE, EXIT_FAILURE, EXIT_PREEMPTED, EXIT_USER, OrtflowError
+from ortflow.workflow.errors import EXIT_DONE, EXIT_FAILURE, EXIT_PREEMPTED, EXIT_USER, OrtflowError, UserError
 from ortflow.workflow.fence import DELAY, EXIT_FENCED, VARIABLE, Fence, claim
+from ortflow.workflow.rank import lacking
 from ortflow.workflow.rundir import RunDir
 from ortflow.workflow.spec.load import load_run_file
 from ortflow.workflow.spec.run import RunSpec
@@ -59,6 +60,8 @@ class Keeper:
 
     def __init__(self, run: RunDir, launch: Sequence[str], job: JobOfOurs, comment: str) -> None:
         self._run, self._launch, self._job, self._comment = run, list(launch), job, comment
+        if not run.run_file.exists():
+            raise UserError(f"{job.node} {lacking(run)}")
         self._spec: RunSpec = load_run_file(run.run_file)
         self._placement = placement_of(run, launch)
         self._view = PlainView(run, self._spec.monitor.every_steps)

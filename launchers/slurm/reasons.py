@@ -147,9 +147,7 @@ def explain(reason: str) -> Reason:
 
 def waits(job: Job) -> str:
     """Why a job waits, in one sentence; that it never starts by itself where that is so."""
-    found = explain(job.reason)
-    if job.state == "REQUEUE_HOLD" and not found.never:
-        found = _EXACT["JobHeldUser"]
+    found = _explained(job)
     if job.reason == "Dependency" and job.dependency:
         found = Reason(f"{found.words}: {job.dependency.replace('(unfulfilled)', '')}")
     if job.reason == "BeginTime" and job.restarts:
@@ -157,3 +155,13 @@ def waits(job: Job) -> str:
     fix = found.fix.replace("JOB", job.id)
     told = f"will never start by itself: {found.words}" if found.never else found.words
     return f"{told}; {fix}" if fix else told
+
+
+def never_starts(job: Job) -> bool:
+    """Whether waiting alone never starts it. Pure."""
+    return _explained(job).never
+
+
+def _explained(job: Job) -> Reason:
+    found = explain(job.reason)
+    return _EXACT["JobHeldUser"] if job.state == "REQUEUE_HOLD" and not found.never else found

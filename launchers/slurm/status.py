@@ -11,10 +11,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
+from ortflow.launchers.cause import signal_name
 from ortflow.launchers.records import State, state
 from ortflow.launchers.slurm.history import SETTLE, Placed, belongs, find, in_doubt, in_order, placed
 from ortflow.launchers.slurm.jobs import Job
-from ortflow.launchers.slurm.reasons import waits
+from ortflow.launchers.slurm.reasons import never_starts, waits
 from ortflow.launchers.status import RunStatus, read_status
 from ortflow.launchers.tail import last_lines
 from ortflow.workflow.rundir import RunDir
@@ -82,7 +83,9 @@ def _active(told: RunStatus, job: Job) -> RunStatus:
     if job.waits:
         # Whatever the directory says of an attempt: Slurm has none of the run's processes now.
         found = State.PENDING if found is State.PENDING else State.RESTARTING
-        return replace(told, state=found, phase=None, seconds_left=None, waits=waits(job), starts_at=job.start)
+        # Slurm keeps the time that it expected before it was held, or the last one.
+        starts = None if never_starts(job) else job.start
+        return replace(told, state=found, phase=None, seconds_left=None, waits=waits(job), starts_at=starts)
     if job.state == "COMPLETING":
         return replace(told, nodes=None, waits="Slurm ends the job, to start it again or for good")
     told = replace(told, job_ends_at=job.end)
@@ -99,7 +102,8 @@ def _lost(run: RunDir, records: Sequence[dict[str, Any]], job: Job | None, last:
     """State and cause of a run whose job is gone, and whose directory does not say how it ended."""
     since = in_doubt(records)
     if since is not None and (job is None or not belongs(job, placed(records)[-1])):
-        if time.time() < since + SETTLE:
+        # Whoever has called sbatch may have another clock: a time to come is as good as one long past.
+        if abs(time.time() - since) < SETTLE:
             return {"state": State.PENDING, "waits": "sbatch had no answer: the job may still come into the queue"}
         return {"state": State.LOST, "cause": "the job was not taken into the queue: submit it again"}
     if job is not None and job.state == "CANCELLED":
@@ -117,7 +121,8 @@ def _ending(run: RunDir, job: Job | None, last: str | None) -> str:
     if job is None:
         return f"Slurm no longer knows of job {last}, and it left no word"
     where = f" on {job.nodes}" if job.nodes else ""
-    if job.signal == NEVER_BEGAN or job.reason == "JobLaunchFailure":
+    # Slurm gives JobLaunchFailure for a batch script that a signal has ended, too.
+    if job.signal == NEVER_BEGAN or (job.reason == "JobLaunchFailure" and not job.signal):
         return (
             f"Slurm could not write {run.root}/logs{where}, and so did not start the job: the run directory must lie "
             "where every node sees it, and be writable there"
@@ -132,5 +137,5 @@ def _ending(run: RunDir, job: Job | None, last: str | None) -> str:
             f"the job could not be started{where}: its Python, or what the prologue calls, is not there or may not be "
             f"run; it must lie where every node sees it (backends.slurm.python){said}"
         )
-    how = f"was ended by signal {job.signal}" if job.signal else f"ended with exit code {job.code}"
+    how = f"was killed by {signal_name(job.signal)}" if job.signal else f"ended with exit code {job.code}"
     return f"the job's script {how}{where}{said}"

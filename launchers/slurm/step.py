@@ -6,18 +6,21 @@ what became of each is read from srun's words. Signals reach them by Slurm; a wi
 
 from __future__ import annotations
 
+import re
 import signal
 import subprocess
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 
 from ortflow.launchers.attempt import Child
 from ortflow.launchers.cause import Cause, statuses
-from ortflow.launchers.slurm.words import first_end, never_launched, verdict
+from ortflow.launchers.slurm.words import cancelled, first_end, never_launched, verdict
+from ortflow.launchers.tail import last_bytes
 from ortflow.manifests.local import MpiKind
 from ortflow.workflow.rundir import RunDir
 
+_ABORT = re.compile(r"MPI_Abort|Fatal error in|MPI_ABORT was invoked|Abort\(\d+\)")
 ABORT = 10.0
 """Seconds that srun has to end a step before it is killed itself; the job's own end takes what is left then."""
 
@@ -49,6 +52,17 @@ class StepAttempt(Child):
     def verdict(self, returncode: int) -> Cause | None:
         """What Slurm says of an end that no rank can tell of."""
         return verdict(self.words(), returncode)
+
+    def guess(self, returncode: int) -> Cause | None:
+        """A step that somebody has cancelled, where no rank has had MPI end them all."""
+        found = cancelled(self.words(), returncode)
+        if found is None or any(_ABORT.search(text) for text in self._ranks_words()):
+            return None
+        return found
+
+    def _ranks_words(self) -> Iterator[str]:
+        for log in self.run.log(self.number, 0).parent.glob("rank-*.log"):
+            yield last_bytes(log, 1 << 14).decode(errors="replace")
 
     def ask_to_leave(self) -> None:
         """Ranks have seen Slurm's signal or the stop file: no other way leads to them."""

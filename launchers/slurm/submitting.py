@@ -25,6 +25,7 @@ FOLDER = "slurm"
 """In the run directory: the script, as submitit lays it out."""
 PATIENCE = 11.5
 """Seconds until whoever submits is told that nobody answers."""
+DAY = 86400.0
 PAUSE = 2.0
 """Seconds between two looks at the queue, or two tries."""
 
@@ -91,6 +92,7 @@ def place(
 
 def _look(run: RunDir, slurm: Slurm, begun: float, end: float, doubt: NoAnswer, ask: str) -> str | None:
     """The job that sbatch gave no answer about; None where it is safe to submit another. Raises InDoubt."""
+    sent = time.monotonic()
     while True:
         now = time.monotonic()
         patience = max(1.0, begun + PATIENCE - now) if end <= now else None
@@ -99,7 +101,7 @@ def _look(run: RunDir, slurm: Slurm, begun: float, end: float, doubt: NoAnswer, 
             if job is not None:
                 return job.id
             # It may still be on its way through a controller that has begun to answer others.
-            if time.time() >= (in_doubt(run.read_attempts()) or 0.0) + SETTLE:
+            if in_doubt(run.read_attempts()) is None or now >= sent + SETTLE:
                 return None
         except NoAnswer:
             pass
@@ -113,12 +115,22 @@ def _look(run: RunDir, slurm: Slurm, begun: float, end: float, doubt: NoAnswer, 
 
 def settle(run: RunDir, slurm: Slurm) -> Job | None:
     """The run's job, if it waits or runs; waits for one that may still be on its way. Raises NoAnswer."""
+    begun = time.monotonic()
     while True:
         job = active(run, slurm, by_hand_too=True)
         since = in_doubt(run.read_attempts())
-        if job is not None or since is None or time.time() >= since + SETTLE:
+        if job is not None or since is None or waited(since, begun, SETTLE):
             return job
         time.sleep(PAUSE)
+
+
+def waited(since: float, begun: float, seconds: float) -> bool:
+    """Whether so many seconds are over since the Unix time `since`, which another machine may have written.
+
+    Clocks of two machines may be hours apart: our own has to see the seconds pass, from its moment `begun` on. A day is
+    no difference of clocks.
+    """
+    return time.monotonic() >= begun + seconds or time.time() - since > DAY
 
 
 def active(run: RunDir, slurm: Slurm, patience: float | None = None, *, by_hand_too: bool = False) -> Job | None:

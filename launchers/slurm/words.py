@@ -7,7 +7,7 @@ import signal
 
 from ortflow.launchers.cause import Cause
 from ortflow.launchers.records import Outcome
-from ortflow.workflow.errors import EXIT_FAILURE, EXIT_USER
+from ortflow.workflow.errors import EXIT_DONE, EXIT_FAILURE, EXIT_PREEMPTED, EXIT_USER
 
 _ENDED = re.compile(r"^srun: error: (\S+): tasks? ([\d,-]+): (.+)$", re.MULTILINE)
 _ABORTED = "srun: Job step aborted"
@@ -32,10 +32,11 @@ _LAUNCH = re.compile(
     r"^srun: error: (?:task (?P<rank>\d+) launch failed|Task launch for \S+ failed on node \S+): (?P<why>.+)$",
     re.MULTILINE,
 )
-_UNSEEN = re.compile(r"^error: (\S+ does not see the run directory .+)$", re.MULTILINE)
+_UNSEEN = re.compile(r"^error: (\S+ (?:does not see the run directory|finds no) .+?)(?=error: |$)", re.MULTILINE)
 _STEP = re.compile(r"^srun: error: Unable to create step for job \d+: (.+)$", re.MULTILINE)
 _AWAY = re.compile(r"Unable to contact slurm controller|timed out|Connection refused|Unexpected message", re.IGNORECASE)
 _MPI_TYPE = re.compile(r"Invalid MPI type '(\S+)'")
+_CANCELLED = re.compile(r"^slurmstepd\S*: error: \*\*\* STEP (\S+) ON \S+ CANCELLED AT \S+ \*\*\*", re.MULTILINE)
 _MEMORY = re.compile(r"oom[-_]kill|Out Of Memory|exceeded memory limit", re.IGNORECASE)
 
 
@@ -88,6 +89,14 @@ def verdict(words: str, returncode: int) -> Cause | None:
     if rank is not None and ended[rank] == -signal.SIGKILL and _MEMORY.search(words):
         return Cause(Outcome.FAILURE, -signal.SIGKILL, f"rank {rank} was killed by SIGKILL (out of memory)", rank)
     return None
+
+
+def cancelled(words: str, returncode: int) -> Cause | None:
+    """The cause where a step was cancelled and its job not; MPI's abort of all ranks looks the same to Slurm."""
+    match = _CANCELLED.search(_ENDED.split(words)[0])
+    if match is None or returncode in (EXIT_DONE, EXIT_PREEMPTED):
+        return None
+    return Cause(Outcome.FAILURE, returncode, f"the job's step {match[1]} was cancelled in Slurm, the job was not")
 
 
 def _status(how: str) -> int:

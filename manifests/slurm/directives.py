@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from ortflow.workflow.spec.run import RunSpec
 
 SIGNAL = "USR2"
-"""What the ranks get ahead of the time limit: they save, and the keeper has the job put back into the queue."""
+"""What the keeper gets ahead of the time limit: the ranks save, and it has the job put back into the queue."""
 
 _MIB = 1024**2
 
@@ -115,10 +115,10 @@ def _how(spec: RunSpec, placement: Placement) -> Iterator[tuple[str, str | None]
         yield "no-requeue", None
     else:
         yield "requeue", "expedite" if placement.expedite else None
-    # Without `B:`, which would keep it from the ranks.
+    # To the keeper alone, which knows whether the limit has been changed since, and tells the ranks in time.
     limit = spec.resources.time_limit
     ahead = min(slurm.signal_seconds, parse_time(limit) // 2) if limit is not None else slurm.signal_seconds
-    yield "signal", f"{SIGNAL}@{max(1, ahead)}"
+    yield "signal", f"B:{SIGNAL}@{max(1, ahead)}"
     yield "open-mode", "append"
     if placement.run_file is None:
         # Where its folder is not there, Slurm starts nothing: a run directory that the job makes cannot hold it.

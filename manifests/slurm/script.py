@@ -64,10 +64,12 @@ def _body(spec: RunSpec, placement: Placement) -> Iterator[str]:
     if not slurm.epilogue:
         yield from _fed(shell(["exec", *command[0]], *command[1:]), placement.run_file)
         return
-    # Slurm's SIGTERM is the keeper's to answer; this shell has to outlive it.
+    # Slurm's signals are the keeper's to answer; this shell has to outlive them.
     yield "trap '' TERM"
-    yield from _fed(shell(*command), placement.run_file)
-    yield "ortflow_code=$?"
+    yield """trap 'kill -s USR2 "$ortflow_keeper" 2>/dev/null && ortflow_wait=1' USR2"""
+    yield from _fed(shell(*command), placement.run_file, "&")
+    yield "ortflow_keeper=$! ortflow_wait=1"
+    yield 'while [ "$ortflow_wait" ]; do ortflow_wait=; wait "$ortflow_keeper"; ortflow_code=$?; done'
     yield ""
     yield from map(shell_line, slurm.epilogue)
     yield 'exit "$ortflow_code"'
@@ -82,12 +84,12 @@ def _keeper(placement: Placement) -> list[str]:
     return [*words, "--"]
 
 
-def _fed(command: list[str], run_file: str | None) -> Iterator[str]:
+def _fed(command: list[str], run_file: str | None, behind: str = "") -> Iterator[str]:
     """The command with the run file on its standard input, as it is: the shell changes nothing there."""
     yield from command[:-1]
     if run_file is None:
-        yield command[-1]
+        yield f"{command[-1]} {behind}".rstrip()
         return
-    yield f"{command[-1]} <<'{END}'"
+    yield f"{command[-1]} <<'{END}' {behind}".rstrip()
     yield from run_file.rstrip("\n").split("\n")
     yield END

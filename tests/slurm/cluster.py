@@ -165,6 +165,11 @@ def slow(seconds: float, attempts: int = 1000) -> dict[str, Any]:
     return _sitecustomize("SLOW", f"{seconds} {attempts}")
 
 
+def skewed(module: str, seconds: float) -> dict[str, Any]:
+    """Changes of a run file that have the clock of those who run a module go ahead."""
+    return _sitecustomize("SKEW", f"{module} {seconds}")
+
+
 def _sitecustomize(name: str, value: str) -> dict[str, Any]:
     folder = Path(__file__).parent.parent / "support" / "ill"
     return {"backends__slurm__prologue": [f'export PYTHONPATH={folder}:"$PYTHONPATH"', f"export {name}='{value}'"]}

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 from pathlib import Path
 
 import pytest
 from bed import Bed, wait_until
-from cluster import SHAPE, Cluster, Run, ill, rank_processes, same_end, slow
+from cluster import SHAPE, Cluster, Run, ill, rank_processes, same_end, skewed, slow
 from project import curve, events, of_kind
 
 MIDDLE = 15
@@ -122,6 +123,16 @@ def test_a_rank_hangs(cluster_of: Cluster, undisturbed: Run) -> None:
     assert (first["outcome"], second["outcome"]) == ("failure", "finished")
     assert "hung: no sign of life for 8 s" in first["cause"]
     assert run.restarts == 0, "within the allocation"
+
+
+def test_a_node_whose_clock_is_two_hours_ahead(cluster_of: Cluster, undisturbed: Run) -> None:
+    """Beside its clock every sign of life is old."""
+    ahead = skewed("ortflow.launchers.slurm.keeper", 7200)
+    restart = {**SHAPE["restart"], "hung_seconds": 600.0}
+    run = cluster_of.run("ahead", restart=restart, **ahead)
+    same_end(run, undisturbed)
+    assert run.outcomes() == ["finished"]
+    assert run.records("start")[0]["time"] > time.time() + 3600, "its clock was ahead"
 
 
 @pytest.mark.skipif(not os.path.isdir("/sys/fs/cgroup/memory"), reason="needs cgroup version 1")

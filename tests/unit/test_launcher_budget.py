@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ortflow.launchers.budget import decide, pause
+from ortflow.launchers.budget import FRUITLESS, decide, pause
 from ortflow.launchers.records import Outcome, State, Used, fruitless, next_attempt, open_attempt, state, used
 from ortflow.workflow.spec.run import Backoff, Restart
 
@@ -102,3 +102,11 @@ def test_attempts_without_a_step_end_a_run_that_is_preempted_for_ever() -> None:
     assert "5 attempts in a row" in spent.why
     renewed = [*ends, {"event": "submit", "new_budget": True}, ends[-1]]
     assert fruitless(renewed) == 0
+
+
+def test_a_time_limit_is_no_preemption() -> None:
+    ends = [{**end(number, "preempted"), "counts": False} for number in range(3)]
+    assert used([SUBMIT, *ends]) == Used()
+    found = decide(Outcome.PREEMPTED, Used(preemptions=5), Restart(preemptions=1), counts=False)
+    assert (found.again, found.why) == (True, "that counts against no budget")
+    assert not decide(Outcome.PREEMPTED, Used(), Restart(), FRUITLESS, counts=False).again

@@ -109,7 +109,7 @@ def test_always_there() -> None:
         "ntasks-per-node": "1",
         "kill-on-invalid-dep": "yes",
         "requeue": None,
-        "signal": "USR2@90",
+        "signal": "B:USR2@90",
         "open-mode": "append",
         "output": "/scratch/runs/gpt/logs/slurm-%j.log",
     }
@@ -156,11 +156,11 @@ def test_memory_is_never_less_than_was_asked_for(memory: str, per: str, cores: i
 @pytest.mark.parametrize(
     ("limit", "time", "ahead"),
     [
-        ("90", "01:30:00", "USR2@90"),
-        ("2-03:04:05", "2-03:04:05", "USR2@90"),
-        ("100:00:00", "4-04:00:00", "USR2@90"),
-        ("1", "00:01:00", "USR2@30"),
-        ("0:00:01", "00:00:01", "USR2@1"),
+        ("90", "01:30:00", "B:USR2@90"),
+        ("2-03:04:05", "2-03:04:05", "B:USR2@90"),
+        ("100:00:00", "4-04:00:00", "B:USR2@90"),
+        ("1", "00:01:00", "B:USR2@30"),
+        ("0:00:01", "00:00:01", "B:USR2@1"),
     ],
 )
 def test_time(limit: str, time: str, ahead: str) -> None:
@@ -239,7 +239,7 @@ def test_no_value_leaves_its_directive(data: dict[str, str], more: str, folder: 
     expected += [(name, data[name]) for name in ("partition", "account", "qos", "reservation") if name in data]
     expected += [("nodes", "1"), ("ntasks-per-node", "1")]
     expected += [(name, data[name]) for name in ("gres", "constraint", "nodelist", "exclude", "begin") if name in data]
-    expected += [("dependency", more), ("kill-on-invalid-dep", "yes"), ("requeue", None), ("signal", "USR2@90")]
+    expected += [("dependency", more), ("kill-on-invalid-dep", "yes"), ("requeue", None), ("signal", "B:USR2@90")]
     output = str(placement.run_dir).replace("%", "%%") + "/logs/slurm-%j.log"
     expected += [("open-mode", "append"), ("output", output), ("mail-type", "END"), ("mail-user", more)]
     assert read(text) == [*expected, ("licenses", more)]

@@ -12,7 +12,7 @@ from ortflow.launchers.records import Outcome
 from ortflow.launchers.slurm.keeper import placement_of
 from ortflow.launchers.slurm.mandate import revoked
 from ortflow.launchers.slurm.requeue import Fate, JobOfOurs, read_fate, read_seconds
-from ortflow.launchers.slurm.words import first_end, never_launched, verdict
+from ortflow.launchers.slurm.words import cancelled, first_end, never_launched, verdict
 from ortflow.workflow.ranks import Place
 from ortflow.workflow.rundir import RunDir
 
@@ -98,6 +98,17 @@ def test_what_only_slurm_knows(words: str, outcome: Outcome, told: str) -> None:
     assert found is not None
     assert found.outcome is outcome
     assert told in found.sentence
+
+
+def test_a_step_that_was_cancelled_alone() -> None:
+    found = cancelled(ABORTED, 137)
+    assert found is not None
+    assert found.sentence == "the job's step 7.0 was cancelled in Slurm, the job was not"
+    assert cancelled(ABORTED, 75) is None, "they saved and left"
+    assert cancelled(KILLED, 137) is None
+    assert cancelled(f"{KILLED}{ABORTED}", 137) is None, "ended because of a rank"
+    preempted = ABORTED.replace("03:34 ***", "03:34 DUE TO PREEMPTION ***")
+    assert cancelled(preempted, 137) is None
 
 
 SUBMITTING = {"event": "submitting", "launcher": "slurm", "submission": "a1"}

@@ -262,6 +262,23 @@ def test_submitting_again_at_once_waits_for_what_may_still_come(
     assert seconds >= 1.0
 
 
+@pytest.mark.parametrize("ahead", [300.0, -300.0])
+def test_a_doubt_that_a_machine_with_another_clock_has_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ahead: float
+) -> None:
+    """Our own clock has to see the seconds pass: by the other's they are over, or never will be."""
+    monkeypatch.setattr(submitting, "SETTLE", 1.0)
+    played, wanted = Played(away="hung"), submission(tmp_path)
+    with pytest.raises(InDoubt):
+        submit(played, wanted)
+    played.away = None
+    now = time.time
+    monkeypatch.setattr(submitting.time, "time", lambda: now() + ahead)
+    begun = time.monotonic()
+    assert submit(played, wanted) == "slurm://100"
+    assert 1.0 <= time.monotonic() - begun < 100
+
+
 def test_a_run_that_had_failed_and_is_submitted_into_a_doubt(tmp_path: Path) -> None:
     played, wanted = Played(), submission(tmp_path)
     submit(played, wanted)
@@ -522,7 +539,9 @@ def test_a_follow_up_job_is_the_run_s(tmp_path: Path) -> None:
         ({"state": "FAILED", "reason": "JobLaunchFailure"}, State.LOST, r"could not write .*/logs"),
         ({"state": "FAILED", "code": 127, "nodes": "node1"}, State.LOST, r"could not be started on node1.*every node"),
         ({"state": "FAILED", "code": 3}, State.LOST, "ended with exit code 3"),
-        ({"state": "FAILED", "signal": 9}, State.LOST, "ended by signal 9"),
+        ({"state": "FAILED", "signal": 9}, State.LOST, "killed by SIGKILL"),
+        # What Slurm 22.05 says of `scancel -s KILL -b`.
+        ({"state": "FAILED", "reason": "JobLaunchFailure", "signal": 9}, State.LOST, "script was killed by SIGKILL"),
         ({"state": "COMPLETED"}, State.LOST, "left no word.*the same folder on every node"),
     ],
 )  # fmt: skip

@@ -84,8 +84,8 @@ class SlurmBackend(Section):
     requeue: bool = True
     """Let Slurm put the job back into the queue, after a preemption or the loss of a node."""
     signal_seconds: Annotated[int, Field(ge=1, le=65535)] = 90
-    """Seconds ahead of the time limit at which the ranks are told to save, half of the limit at most; Slurm may be 60
-    early."""
+    """Seconds ahead of the time limit at which the ranks are told to save, half of what is left at most; follows a
+    limit that is changed while the job runs."""
     mpi: Literal["auto", "pmi2", "pmix", "none", "mpirun"] = "auto"
     """How the ranks find each other: srun's --mpi, or an mpirun inside the job."""
     srun_arguments: list[Text] = Field(default_factory=list)

@@ -1,6 +1,7 @@
 """Makes ranks slow, or one of them ill at one step: Python imports this at its start if the folder is on PYTHONPATH.
 
 SLOW: seconds that a step takes longer, and in how many attempts.
+SKEW: a module, and the seconds that the clock of processes that run it is ahead.
 ILL is JSON: {"attempt": a, "rank": r, "step": s, "do": what}; attempt null for all.
 """
 
@@ -38,6 +39,10 @@ def infect() -> None:
 
     EventLog.write = write  # type: ignore[method-assign]
 
+
+if sys.orig_argv[2:3] == [os.environ.get("SKEW", "").partition(" ")[0]]:
+    ahead, now = float(os.environ["SKEW"].partition(" ")[2]), time.time
+    time.time = lambda: now() + ahead
 
 if sys.orig_argv[1:3] == ["-m", "ortflow.workflow.rank"] and {"ILL", "SLOW"} & os.environ.keys():
     infect()

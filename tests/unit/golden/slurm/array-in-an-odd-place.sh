@@ -8,7 +8,7 @@
 #SBATCH --ntasks-per-node=1
 #SBATCH --kill-on-invalid-dep=yes
 #SBATCH --requeue
-#SBATCH --signal=USR2@90
+#SBATCH --signal=B:USR2@90
 #SBATCH --open-mode=append
 #SBATCH --output="/scratch/it's 100%%-$HOME `id` \"x\"-%a/logs/slurm-%A_%a.log"
 

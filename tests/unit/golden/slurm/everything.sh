@@ -22,7 +22,7 @@
 #SBATCH --nice=5
 #SBATCH --dependency=afterok:55:56
 #SBATCH --requeue=expedite
-#SBATCH --signal=USR2@300
+#SBATCH --signal=B:USR2@300
 #SBATCH --open-mode=append
 #SBATCH --output=/scratch/runs/gpt/logs/slurm-%j.log
 #SBATCH --mail-type=END,FAIL
@@ -37,13 +37,15 @@ export NCCL_DEBUG=WARN  # told once
 
 # The keeper starts the ranks, starts them again when they fail, and has a preempted job requeued.
 trap '' TERM
+trap 'kill -s USR2 "$ortflow_keeper" 2>/dev/null && ortflow_wait=1' USR2
 /home/me/venv/bin/python -m ortflow.launchers.slurm.keeper /scratch/runs/gpt -- \
   srun --mpi=pmix --nodes=2 --ntasks=4 --ntasks-per-node=2 --cpus-per-task=2 --kill-on-bad-exit=1 \
     --wait=0 --unbuffered --export=ALL --cpu-bind=cores --distribution=block:block \
     apptainer exec --nv --bind=/scratch/runs/gpt:/scratch/runs/gpt --bind=/data/gpt:/data/gpt \
       --bind=/scratch/cache:/cache --bind=/refs:/refs:ro --writable-tmpfs /images/ort.sif \
-      /opt/venv/bin/python -m ortflow.workflow.rank /scratch/runs/gpt
-ortflow_code=$?
+      /opt/venv/bin/python -m ortflow.workflow.rank /scratch/runs/gpt &
+ortflow_keeper=$! ortflow_wait=1
+while [ "$ortflow_wait" ]; do ortflow_wait=; wait "$ortflow_keeper"; ortflow_code=$?; done
 
 echo "over with $ortflow_code"
 exit "$ortflow_code"

@@ -10,7 +10,7 @@
 #SBATCH --time=12:00:00
 #SBATCH --kill-on-invalid-dep=yes
 #SBATCH --requeue
-#SBATCH --signal=USR2@90
+#SBATCH --signal=B:USR2@90
 #SBATCH --open-mode=append
 #SBATCH --output="/scratch/it's 100%% #1/$HOME `id` \"x\"/logs/slurm-%j.log"
 

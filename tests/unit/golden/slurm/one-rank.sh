@@ -7,7 +7,7 @@
 #SBATCH --ntasks-per-node=1
 #SBATCH --kill-on-invalid-dep=yes
 #SBATCH --requeue
-#SBATCH --signal=USR2@90
+#SBATCH --signal=B:USR2@90
 #SBATCH --open-mode=append
 #SBATCH --output=/scratch/runs/gpt/logs/slurm-%j.log
 

@@ -1,0 +1,88 @@
+"""Who is alive is seen by what moves, not by comparing clocks."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from ortflow.launchers import supervisor
+from ortflow.launchers.budget import FRUITLESS
+from ortflow.launchers.moving import Moves
+from ortflow.launchers.stop import Stop
+from ortflow.launchers.supervisor import Job, Supervisor
+from ortflow.workflow.rundir import RunDir
+from ortflow.workflow.spec.run import Restart
+
+HOURS = 7200 * 10**9
+
+
+def touch(path: Path, nanoseconds: int) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.touch()
+    os.utime(path, ns=(nanoseconds, nanoseconds))
+
+
+@pytest.mark.parametrize("start", [0, HOURS, 1_800_000_000 * 10**9 + HOURS])
+def test_times_that_move_count_whatever_they_are(tmp_path: Path, start: int) -> None:
+    one, other = tmp_path / "one", tmp_path / "other"
+    touch(one, start)
+    moves = Moves([one, other], now=100.0)
+    assert moves.quiet(100.0) == 0
+    assert moves.quiet(150.0) == 50
+    touch(one, start - 10**9)  # set back
+    assert moves.quiet(160.0) == 0
+    assert moves.quiet(170.0) == 10
+    other.touch()
+    assert moves.quiet(180.0) == 0
+
+
+class Silence:
+    """A view that shows nothing."""
+
+    def record(self, record: Any) -> None: ...
+    def say(self, text: str) -> None: ...
+    def attempt(self, number: int) -> None: ...
+    def tick(self) -> None: ...
+
+
+def supervised(root: Path, *, hands_back: bool = True, **restart: Any) -> Supervisor:
+    run = RunDir(root)
+    nothing = cast(Any, None)
+    job = Job(run, 3, Restart(**restart), nothing, nothing, hands_back=hands_back)
+    return Supervisor(job, Silence(), Stop(run.stop_request))
+
+
+def test_ranks_are_alive_while_one_of_them_writes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = RunDir(tmp_path)
+    for path in (run.heartbeat, run.events(0), run.events(2), run.launcher_log(0)):
+        touch(path, 1)
+    monkeypatch.setattr(supervisor.time, "time", lambda: 4e9)
+    silent = supervised(tmp_path, hung_seconds=100.0)._signs(0, 1000.0)
+    assert not silent(1099.0)
+    touch(run.events(2), 2)
+    assert not silent(1106.0)
+    assert not silent(1190.0), "rank 2 has written"
+    assert silent(1210.0)
+    touch(run.heartbeat, 2)
+    assert not silent(1211.0)
+
+
+def test_lost_attempts_without_a_step_count(tmp_path: Path) -> None:
+    run = RunDir(tmp_path)
+    for number in range(FRUITLESS + 1):
+        run.record_attempt(event="start", attempt=number)
+        goes_on = supervised(tmp_path)._close_lost_attempt()
+        assert goes_on == (number < FRUITLESS)
+    last = run.read_attempts()[-1]
+    assert (last["outcome"], last["next"]) == ("lost", "stop")
+    assert "5 attempts in a row" in last["why"]
+
+
+def test_a_person_may_start_as_often_as_they_like(tmp_path: Path) -> None:
+    run = RunDir(tmp_path)
+    for number in range(3 * FRUITLESS):
+        run.record_attempt(event="start", attempt=number)
+        assert supervised(tmp_path, hands_back=False)._close_lost_attempt()
