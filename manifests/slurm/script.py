@@ -6,7 +6,7 @@ import shlex
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from ortflow.manifests.slurm.directives import directives
+from ortflow.manifests.slurm.directives import SIGNAL, directives
 from ortflow.manifests.slurm.launch import rank, starter
 from ortflow.manifests.slurm.placement import TASK, Placement
 from ortflow.manifests.slurm.quoting import shell, shell_line
@@ -56,6 +56,9 @@ def _body(spec: RunSpec, placement: Placement) -> Iterator[str]:
     slurm = spec.backends.slurm
     command = (_keeper(placement), starter(spec, placement), rank(spec, placement))
     yield ""
+    # Slurm may signal a life that is shorter than the lead before the keeper listens: it must not die of that.
+    yield f"trap '' {SIGNAL}"
+    yield ""
     if slurm.prologue:
         yield from map(shell_line, slurm.prologue)
         yield ""
@@ -67,7 +70,9 @@ def _body(spec: RunSpec, placement: Placement) -> Iterator[str]:
     # Slurm's signals are the keeper's to answer; this shell has to outlive them.
     yield "trap '' TERM"
     yield """trap 'kill -s USR2 "$ortflow_keeper" 2>/dev/null && ortflow_wait=1' USR2"""
-    yield from _fed(shell(*command), placement.run_file, "&")
+    yield f"( trap '' {SIGNAL}"
+    yield from _fed(shell(["exec", *command[0]], *command[1:]), placement.run_file)
+    yield ") &"
     yield "ortflow_keeper=$! ortflow_wait=1"
     yield 'while [ "$ortflow_wait" ]; do ortflow_wait=; wait "$ortflow_keeper"; ortflow_code=$?; done'
     yield ""
@@ -84,12 +89,12 @@ def _keeper(placement: Placement) -> list[str]:
     return [*words, "--"]
 
 
-def _fed(command: list[str], run_file: str | None, behind: str = "") -> Iterator[str]:
+def _fed(command: list[str], run_file: str | None) -> Iterator[str]:
     """The command with the run file on its standard input, as it is: the shell changes nothing there."""
     yield from command[:-1]
     if run_file is None:
-        yield f"{command[-1]} {behind}".rstrip()
+        yield command[-1]
         return
-    yield f"{command[-1]} <<'{END}' {behind}".rstrip()
+    yield f"{command[-1]} <<'{END}'"
     yield from run_file.rstrip("\n").split("\n")
     yield END

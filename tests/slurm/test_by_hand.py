@@ -38,7 +38,7 @@ def test_a_fresh_run_begins_by_itself(cluster_of: Cluster, undisturbed: Run) -> 
     script = rendered(cluster_of, "by-hand")
     assert not cluster_of.project.run_dir("by-hand").exists(), "render makes nothing"
     edited = script.read_text().replace("#SBATCH --signal", "#SBATCH --partition=main\n#SBATCH --signal")
-    script.write_text(edited.replace("\n\nexec ", "\n\nexport EDITED=1\nexec "))
+    script.write_text(edited.replace("\nexec ", "\nexport EDITED=1\nexec "))
     job = sbatch(cluster_of, script)
     run = Run(cluster_of, "by-hand")
     run_dir = run.run_dir

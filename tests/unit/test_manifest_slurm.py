@@ -6,6 +6,7 @@ import os
 import re
 import signal
 import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, get_args
@@ -385,6 +386,26 @@ def test_the_epilogue_outlives_slurms_signal(tmp_path: Path) -> None:
         (tmp_path / "fifo").write_text("go\n")
         assert shell.stdout.read() == "over\n"
         assert shell.wait(10) == 3
+
+
+@pytest.mark.parametrize("epilogue", [[], ["echo over"]])
+def test_slurms_early_signal_kills_nobody_and_then_reaches_the_keeper(tmp_path: Path, epilogue: list[str]) -> None:
+    """Of a life shorter than the lead it comes before the keeper listens."""
+    keeper = tmp_path / "keeper"
+    keeper.write_text(
+        f"#!{sys.executable}\nimport signal, time\nprint('here', flush=True)\ntime.sleep(1)\n"
+        "signal.signal(signal.SIGUSR2, lambda *_: exit(5))\nprint('listens', flush=True)\ntime.sleep(20)\n"
+    )
+    keeper.chmod(0o755)
+    slurm = {"prologue": ["echo begins; sleep 0.5"], "epilogue": epilogue}
+    (tmp_path / "job.sh").write_text(script(slurm_spec(slurm), replace(PLAIN, keeper_python=str(keeper))))
+    with subprocess.Popen(["bash", "job.sh"], cwd=tmp_path, stdout=subprocess.PIPE, text=True) as shell:
+        assert shell.stdout is not None
+        for word in ("begins", "here", "listens"):
+            assert shell.stdout.readline() == f"{word}\n"
+            shell.send_signal(signal.SIGUSR2)
+        assert shell.stdout.read() == ("over\n" if epilogue else "")
+        assert shell.wait(20) == 5
 
 
 # What starts the ranks.

@@ -12,6 +12,8 @@
 #SBATCH --open-mode=append
 #SBATCH --output="/scratch/it's 100%%-$HOME `id` \"x\"-%a/logs/slurm-%A_%a.log"
 
+trap '' USR2
+
 # The keeper starts the ranks, starts them again when they fail, and has a preempted job requeued.
 exec /home/me/venv/bin/python -m ortflow.launchers.slurm.keeper \
   '/scratch/it'"'"'s 100%-$HOME `id` "x"-'"$SLURM_ARRAY_TASK_ID" -- \

@@ -16,6 +16,8 @@
 #SBATCH --open-mode=append
 #SBATCH --output=/scratch/runs/gpt-%a/logs/slurm-%A_%a.log
 
+trap '' USR2
+
 # The keeper starts the ranks, starts them again when they fail, and has a preempted job requeued.
 exec /home/me/venv/bin/python -m ortflow.launchers.slurm.keeper \
   /scratch/runs/gpt-"$SLURM_ARRAY_TASK_ID" -- \

@@ -11,18 +11,22 @@
 #SBATCH --signal=B:USR2@90
 #SBATCH --open-mode=append
 
+trap '' USR2
+
 # The keeper starts the ranks, starts them again when they fail, and has a preempted job requeued.
 trap '' TERM
 trap 'kill -s USR2 "$ortflow_keeper" 2>/dev/null && ortflow_wait=1' USR2
-/home/me/venv/bin/python -m ortflow.launchers.slurm.keeper /scratch/runs/gpt --run-file --folder \
-  '/home/me/my runs' -- \
+( trap '' USR2
+exec /home/me/venv/bin/python -m ortflow.launchers.slurm.keeper /scratch/runs/gpt --run-file \
+  --folder '/home/me/my runs' -- \
   srun --mpi=none --nodes=1 --ntasks=1 --ntasks-per-node=1 --kill-on-bad-exit=1 --wait=0 \
     --unbuffered --export=ALL \
-    /home/me/venv/bin/python -m ortflow.workflow.rank /scratch/runs/gpt <<'END_OF_THE_RUN_FILE' &
+    /home/me/venv/bin/python -m ortflow.workflow.rank /scratch/runs/gpt <<'END_OF_THE_RUN_FILE'
 name: gpt
 prepare:
 - $HOME `id` 'it''s'
 END_OF_THE_RUN_FILE
+) &
 ortflow_keeper=$! ortflow_wait=1
 while [ "$ortflow_wait" ]; do ortflow_wait=; wait "$ortflow_keeper"; ortflow_code=$?; done
 

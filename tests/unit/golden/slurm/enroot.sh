@@ -14,6 +14,8 @@
 #SBATCH --open-mode=append
 #SBATCH --output=/scratch/runs/gpt/logs/slurm-%j.log
 
+trap '' USR2
+
 # The keeper starts the ranks, starts them again when they fail, and has a preempted job requeued.
 exec /home/me/venv/bin/python -m ortflow.launchers.slurm.keeper /scratch/runs/gpt -- \
   srun --mpi=pmi2 --nodes=2 --ntasks=4 --ntasks-per-node=2 --cpus-per-task=2 --kill-on-bad-exit=1 \

@@ -31,6 +31,8 @@
 #SBATCH --spread-job
 #SBATCH --acctg-freq=task=15,energy=0
 
+trap '' USR2
+
 module load gcc/12
 source '/home/me/it''s mine/activate'
 export NCCL_DEBUG=WARN  # told once
@@ -38,12 +40,14 @@ export NCCL_DEBUG=WARN  # told once
 # The keeper starts the ranks, starts them again when they fail, and has a preempted job requeued.
 trap '' TERM
 trap 'kill -s USR2 "$ortflow_keeper" 2>/dev/null && ortflow_wait=1' USR2
-/home/me/venv/bin/python -m ortflow.launchers.slurm.keeper /scratch/runs/gpt -- \
+( trap '' USR2
+exec /home/me/venv/bin/python -m ortflow.launchers.slurm.keeper /scratch/runs/gpt -- \
   srun --mpi=pmix --nodes=2 --ntasks=4 --ntasks-per-node=2 --cpus-per-task=2 --kill-on-bad-exit=1 \
     --wait=0 --unbuffered --export=ALL --cpu-bind=cores --distribution=block:block \
     apptainer exec --nv --bind=/scratch/runs/gpt:/scratch/runs/gpt --bind=/data/gpt:/data/gpt \
       --bind=/scratch/cache:/cache --bind=/refs:/refs:ro --writable-tmpfs /images/ort.sif \
-      /opt/venv/bin/python -m ortflow.workflow.rank /scratch/runs/gpt &
+      /opt/venv/bin/python -m ortflow.workflow.rank /scratch/runs/gpt
+) &
 ortflow_keeper=$! ortflow_wait=1
 while [ "$ortflow_wait" ]; do ortflow_wait=; wait "$ortflow_keeper"; ortflow_code=$?; done
 

@@ -11,6 +11,8 @@
 #SBATCH --open-mode=append
 #SBATCH --output=/scratch/runs/gpt/logs/slurm-%j.log
 
+trap '' USR2
+
 # The keeper starts the ranks, starts them again when they fail, and has a preempted job requeued.
 exec /home/me/venv/bin/python -m ortflow.launchers.slurm.keeper /scratch/runs/gpt -- \
   srun --mpi=none --nodes=1 --ntasks=1 --ntasks-per-node=1 --kill-on-bad-exit=1 --wait=0 \

@@ -14,16 +14,20 @@
 #SBATCH --open-mode=append
 #SBATCH --output=/scratch/runs/gpt/logs/slurm-%j.log
 
+trap '' USR2
+
 module load gcc/12
 ulimit -c 0
 
 # The keeper starts the ranks, starts them again when they fail, and has a preempted job requeued.
 trap '' TERM
 trap 'kill -s USR2 "$ortflow_keeper" 2>/dev/null && ortflow_wait=1' USR2
-/home/me/venv/bin/python -m ortflow.launchers.slurm.keeper /scratch/runs/gpt -- \
+( trap '' USR2
+exec /home/me/venv/bin/python -m ortflow.launchers.slurm.keeper /scratch/runs/gpt -- \
   srun --mpi=pmi2 --nodes=2 --ntasks=4 --ntasks-per-node=2 --cpus-per-task=2 --kill-on-bad-exit=1 \
     --wait=0 --unbuffered --export=ALL \
-    /home/me/venv/bin/python -m ortflow.workflow.rank /scratch/runs/gpt &
+    /home/me/venv/bin/python -m ortflow.workflow.rank /scratch/runs/gpt
+) &
 ortflow_keeper=$! ortflow_wait=1
 while [ "$ortflow_wait" ]; do ortflow_wait=; wait "$ortflow_keeper"; ortflow_code=$?; done
 
