@@ -83,7 +83,7 @@ def test_a_second_submission_leaves_the_first_alone(cluster_of: Cluster, undistu
 def test_two_that_begin_in_the_same_moment(cluster_of: Cluster) -> None:
     script = rendered(cluster_of, "both", train__steps=6, train__schedule={"name": "constant"})
     start = int(time.time()) + 12
-    begin = time.strftime("--begin=%H:%M:%S", time.localtime(start))
+    begin = time.strftime("--begin=%Y-%m-%dT%H:%M:%S", time.localtime(start))
     jobs = [sbatch(cluster_of, script, begin) for _ in range(2)]
     for job in jobs:
         wait_until(lambda job=job: cluster_of.bed.state(job) in FINAL, ENDS, lambda job=job: words(cluster_of, job))
