@@ -81,7 +81,11 @@ CASES: dict[str, tuple[RunSpec, Placement]] = {
     "by-hand": (
         _run({"epilogue": ["rm -rf /tmp/gpt"]}),
         replace(
-            PLAIN, start="none", kind=None, submission="run-0123", prepare_in=Path("/home/me/my runs"),
+            PLAIN,
+            start="none",
+            kind=None,
+            submission="run-0123",
+            prepare_in=Path("/home/me/my runs"),
             run_file="name: gpt\nprepare:\n- $HOME `id` 'it''s'\n",
         ),
     ),
