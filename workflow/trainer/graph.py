@@ -225,12 +225,17 @@ class GraphTrainer(Trainer):
         if not self._spec.train.check_gradient:
             return
         from ortflow.workflow.trainer.first_gradient import check_once
-        from ortflow.workflow.trainer.gradient_check import key_of
 
-        key = key_of(self._graphs, self._sessions.kernels)
+        key = self.gradient_key()
         check_once(
             key, samples, self._rows_to_check, lambda batch: self.check_gradient(batch, self._spec.seed), self._report
         )
+
+    def gradient_key(self) -> str:
+        """A hash of everything that decides on the gradient: while it stays, one check is enough."""
+        from ortflow.workflow.trainer.gradient_check import key_of
+
+        return key_of(self._graphs, self._sessions.kernels)
 
     @property
     def _rows_to_check(self) -> int:
