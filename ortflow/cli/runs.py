@@ -52,6 +52,11 @@ def find_run(text: str, runs: Path) -> RunDir:
             return run
         if os.path.lexists(run.run_file):
             os.close(open_regular(run.run_file))  # says what lies there instead
+        if os.path.lexists(run.attempts):
+            raise UserError(
+                f"the run in {run.root} has lost its {run.run_file.name}",
+                fix="put the file back, or begin anew under another name",
+            )
     names = [run.root.name for run in runs_in(runs)]
     near = difflib.get_close_matches(text, names, 1)
     hint = f"did you mean {near[0]}?" if near else (f"there are: {', '.join(names)}" if names else None)

@@ -50,9 +50,13 @@ def test_only_the_run_file_is_gone(cluster_of: Cluster) -> None:
     run.until_step(3, ENDS)
     (run.run_dir / "run.yaml").unlink()
     os.kill(rank_processes(run.run_dir)[1].pid, signal.SIGKILL)
-    told = run.until_state("failed", timeout=ENDS)
-    assert f"finds no {run.run_dir}/run.yaml" in told["cause"]
-    assert "every node" not in told["cause"]
+    wait_until(lambda: any(record["next"] == "stop" for record in run.records("end")), ENDS, run.story)
+    cause = run.records("end")[-1]["cause"]
+    assert f"finds no {run.run_dir}/run.yaml" in cause
+    assert "every node" not in cause
+    done = cluster_of.ortflow("status", "no-run-file")
+    assert done.returncode == 2
+    assert "has lost its run.yaml" in done.stderr
 
 
 def test_more_nodes_are_named_than_the_run_has(cluster_of: Cluster) -> None:

@@ -165,6 +165,14 @@ def test_a_run_is_named_by_name_or_directory(folder: Path, monkeypatch: pytest.M
         find_run("notes", runs)
 
 
+def test_a_run_without_its_run_file_is_named(tmp_path: Path) -> None:
+    lost = tmp_path / "runs" / "lost"
+    lost.mkdir(parents=True)
+    (lost / "attempts.jsonl").touch()
+    with pytest.raises(UserError, match="has lost its run"):
+        find_run("lost", tmp_path / "runs")
+
+
 def test_names_complete(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ORTFLOW_RUNS", str(folder / "runs"))
     assert complete_run("gpt-") == ["gpt-large"]
