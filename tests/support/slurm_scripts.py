@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -33,7 +34,8 @@ DATA = {"train": {"path": "/data/gpt/train"}, "micro_batch": 4}
 def common(text: str) -> list[str]:
     """What a script that is submitted and one that is printed, which carries the run file, have in common."""
     own = ("#SBATCH --comment", "#SBATCH --output", "# For sbatch: ")
-    lines = text.partition(" <<'END_OF_THE_RUN_FILE'")[0].replace(" --run-file -- ", " -- ").splitlines()
+    whole = re.sub(r" \\\n *", " ", text.partition(" <<'END_OF_THE_RUN_FILE'")[0])
+    lines = whole.replace(" --run-file -- ", " -- ").splitlines()
     return [line for line in lines if not line.startswith(own)]
 
 

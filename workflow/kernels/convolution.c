@@ -63,8 +63,8 @@ static float *w_of(const Work *work, int64_t group) {
 /* Images [first, first + images) of a group. */
 static int forward(const Call *call, const Work *work, int64_t group, int64_t first, int64_t images) {
     const Windows *s = &work->s;
-    Convolution c = {*s, x_of(work, first, group), w_of(work, group), work->bias ? work->bias + group * s->y_channels : NULL,
-                     y_of(work, first, group)};
+    Convolution c = {.s = *s, .x = x_of(work, first, group), .w = w_of(work, group), .y = y_of(work, first, group)};
+    c.bias = work->bias ? work->bias + group * s->y_channels : NULL;
     c.s.images = images;
     c.x_apart = s->groups * s->x_channels * s->x_size, c.y_apart = s->groups * s->y_channels * s->y_size;
     c.w_row = s->x_channels * s->offsets, c.w_channel = s->offsets, c.y_row = s->y_size;
@@ -107,7 +107,7 @@ static Phase phase_of(const Windows *s, int axis, int64_t rest) {
 /* The data's places of one phase along each axis. */
 static int one_phase(const Call *call, const Work *work, int64_t group, int64_t first, int64_t images, const int64_t *rest) {
     const Windows *s = &work->s;
-    Convolution c = {{.images = images, .groups = 1, .x_channels = s->y_channels, .y_channels = s->x_channels}};
+    Convolution c = {.s = {.images = images, .groups = 1, .x_channels = s->y_channels, .y_channels = s->x_channels}};
     Phase phases[AXES];
     int64_t begin = 0, step = 1;
     for (int i = AXES; i-- > 0;) {
@@ -171,7 +171,7 @@ static int has_gaps(const Windows *s) {
 
 static int weight_of(const Call *call, const Work *work, int64_t group, int64_t first, int64_t images, float *w) {
     const Windows *s = &work->s;
-    WeightGradient g = {*s, x_of(work, first, group), y_of(work, first, group), w};
+    WeightGradient g = {.s = *s, .x = x_of(work, first, group), .y = y_of(work, first, group), .w = w};
     g.s.images = images, g.y_row = s->y_size;
     g.x_apart = s->groups * s->x_channels * s->x_size, g.y_apart = s->groups * s->y_channels * s->y_size;
     return weight_gradient(call, &g);

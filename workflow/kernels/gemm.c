@@ -190,7 +190,7 @@ static void block(const Gemm *g, const float *a, const float *b, int64_t i, int6
                 panel = left;
             }
             float whole[MR * NR];
-            Target to = {whole, NR, g->alpha};
+            Target to = {.c = whole, .row_c = NR, .alpha = g->alpha};
             if (rows == MR && together)
                 to = (Target){c + (i + u) * g->row_c, g->row_c, g->alpha, add, g->bias ? g->bias + first : NULL,
                               g->start ? g->start + i + u : NULL};

@@ -16,19 +16,19 @@ from typing import Any
 from ortflow.workflow.spec.base import Section
 
 
-@cache
 def fill() -> None:
-    """Give every field of every section its text as `description`. A second time nothing is left to do."""
-    for section in _sections().values():
+    """Give every field of every section its text as `description`; sections of packages may come later."""
+    for section in _sections():
         for key, field in section.model_fields.items():
             field.description = field.description or _text(section, key)
 
 
-def describe(schema: dict[str, Any]) -> None:
+def describe(schema: dict[str, Any], of: type[Section]) -> None:
     """Put the texts into the JSON schema of a section and of those in it."""
     fill()
-    for name, part in {str(schema["title"]): schema, **schema.get("$defs", {})}.items():
-        section = _sections().get(name)
+    named = {section.__name__: section for section in _sections()}
+    parts = [(of, schema), *((named.get(name), part) for name, part in schema.get("$defs", {}).items())]
+    for section, part in parts:
         if section is None:
             continue
         for key, told in part.get("properties", {}).items():
@@ -44,14 +44,11 @@ def _text(section: type[Section], key: str) -> str | None:
     return None
 
 
-def _sections() -> dict[str, type[Section]]:
-    """Every section by the name of its class."""
-    found: dict[str, type[Section]] = {}
-    left = [Section]
-    while left:
-        section = left.pop()
-        found[section.__name__] = section
-        left += section.__subclasses__()
+def _sections() -> list[type[Section]]:
+    """The class of every section."""
+    found: list[type[Section]] = [Section]
+    for section in found:
+        found += section.__subclasses__()
     return found
 
 

@@ -17,7 +17,7 @@ from ortflow.workflow.spec.shorthand import COMMANDS, LINES, SECTIONS
 def run_file_schema(trainers: Mapping[str, type[Section]] | None = None) -> dict[str, Any]:
     """JSON schema (draft 2020-12) of a run file; with the options of `trainers`, by name."""
     schema = RunSpec.model_json_schema()
-    describe(schema)
+    describe(schema, RunSpec)
     for name, options in (trainers or {}).items():
         _options(schema, name, options)
     for path, key in SECTIONS.items():
@@ -32,7 +32,7 @@ def run_file_schema(trainers: Mapping[str, type[Section]] | None = None) -> dict
 def _options(schema: dict[str, Any], name: str, options: type[Section]) -> None:
     """Give the options of a trainer their types, where a run file names it."""
     described = options.model_json_schema(ref_template=f"#/$defs/{name}.{{model}}")
-    describe(described)
+    describe(described, options)
     schema["$defs"] |= {f"{name}.{key}": part for key, part in described.pop("$defs", {}).items()}
     named = {"properties": {"name": {"const": name}}, "required": ["name"]}
     rules = schema["$defs"]["TrainerSection"].setdefault("allOf", [])
