@@ -84,7 +84,7 @@ def test_a_signal_by_hand_is_no_preemption(cluster_of: Cluster, undisturbed: Run
 
 def test_a_time_limit_that_is_cut_while_the_job_runs(cluster_of: Cluster, undisturbed: Run) -> None:
     """Of a minute half is left for training; the usual lead of 90 seconds would leave nothing, life after life."""
-    run = cluster_of.submit("cut", resources__time_limit="00:30:00", **slow(0.8))
+    run = cluster_of.submit("cut", resources__time_limit="00:30:00", **slow(1.6, 1))
     run.until_step(3, ENDS)
     run.bed.told("scontrol", "update", f"jobid={run.job}", "TimeLimit=00:01:00")
     run.finish(timeout=400)

@@ -14,8 +14,9 @@ import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
-_SIZES = (65536, 16384, 4096, 1024, 512, 256, 128, 64)
-"""Bytes of the blocks that are taken, largest first; the address is longer than the last."""
+_SIZES = (65536, 16384, 4096, *range(1032, 56, -16))
+"""Bytes of the blocks that are taken, largest first; the address is longer than the last. Up to 1,032 bytes glibc keeps
+free blocks of each size apart, for requests of that size alone (tcache)."""
 
 
 @contextmanager
