@@ -13,13 +13,12 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import closing, suppress
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 from ortflow.launchers.budget import Decision, decide
 from ortflow.launchers.cause import Cause, cause
 from ortflow.launchers.memory import oom_kills
-from ortflow.launchers.moving import Moves
+from ortflow.launchers.moving import Liveness
 from ortflow.launchers.records import Outcome, fruitless, next_attempt, open_attempt, used
 from ortflow.launchers.stop import Stop, write_request
 from ortflow.launchers.tail import EventTail, last_lines, last_records, newest
@@ -255,7 +254,10 @@ class Supervisor:
         asked_at: float | None = None
         dead_since: float | None = None
         next_check = 0.0
-        silent = self._signs(attempt.number, time.monotonic())
+        limit = self._job.restart.hung_seconds
+        liveness = None
+        if limit is not None:
+            liveness = Liveness(self._run, attempt.number, self._job.world_size, limit, time.monotonic())
         while (returncode := attempt.poll()) is None:
             moment = time.monotonic()
             if self._stop.look() and asked_at is None:
@@ -268,10 +270,9 @@ class Supervisor:
                 return EXIT_PREEMPTED, Cause(Outcome.PREEMPTED, EXIT_PREEMPTED, sentence)
             if moment >= next_check:
                 next_check = moment + 1.0
-                if silent(moment) and asked_at is None:
+                if liveness is not None and liveness.hung(moment) and asked_at is None:
                     attempt.kill()
-                    seconds = self._job.restart.hung_seconds
-                    sentence = f"the ranks hung: no sign of life for {seconds:g} s"
+                    sentence = f"the ranks hung: no sign of life for {limit:g} s"
                     return EXIT_FAILURE, Cause(Outcome.FAILURE, EXIT_FAILURE, sentence)
                 dead = self._dead(attempt)
                 dead_since = (dead_since or moment) if dead else None
@@ -283,24 +284,6 @@ class Supervisor:
             self._view.tick()
             time.sleep(TICK)
         return returncode, None
-
-    def _signs(self, number: int, now: float) -> Callable[[float], bool]:
-        """Asked about a moment, whether the ranks have been still for too long."""
-        limit, run = self._job.restart.hung_seconds, self._run
-        if limit is None:
-            return lambda now: False
-        nearest = Moves((run.heartbeat, run.events(0), run.launcher_log(number)), now)
-        # Rank 0 waits for all others, so theirs are looked at seldom: there may be a thousand.
-        others, period = Moves(map(run.events, range(1, self._job.world_size)), now), limit / 20
-        seen = quiet = now
-
-        def silent(now: float) -> bool:
-            nonlocal seen, quiet
-            if now >= seen + period:
-                seen, quiet = now, now - others.quiet(now)
-            return min(nearest.quiet(now), now - quiet) > limit
-
-        return silent
 
     def _ask(self, attempt: Running) -> None:
         reason = self._stop.reason or ""
@@ -393,14 +376,6 @@ class Supervisor:
     def _pass_on(self, tail: EventTail) -> None:
         for record in tail.read():
             self._view.record(record)
-
-
-def changed(path: Path) -> float:
-    """Unix time of a file's last change; 0 where there is none."""
-    try:
-        return path.stat().st_mtime
-    except OSError:
-        return 0.0
 
 
 def _grew(before: int | None, after: int | None) -> bool:

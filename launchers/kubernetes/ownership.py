@@ -18,7 +18,6 @@ from typing import Any
 
 from ortflow.launchers.kubernetes.pod import Pod
 from ortflow.launchers.locks import holder_of, wait_free
-from ortflow.launchers.supervisor import changed
 from ortflow.workflow.errors import OrtflowError, UserError
 from ortflow.workflow.fence import EXIT_FENCED, Owner
 from ortflow.workflow.files import read_whole
@@ -68,7 +67,7 @@ class Ownership:
         if owner.get("submission") != self._pod.submission and holder_of(run.lock) is not None:
             other = owner.get("job", "another launcher")
             say(f"the run directory is in use by {other}: looking whether it lives")
-            if not wait_free(run.lock, grace + ALIVE) and time.time() - changed(_beats(run)) < ALIVE:
+            if not wait_free(run.lock, grace + ALIVE) and time.time() - _changed(_beats(run)) < ALIVE:
                 raise UserError(
                     f"{run.root} is in use by the MPIJob {other}",
                     where="name",
@@ -90,6 +89,14 @@ def owner_of(run: RunDir) -> dict[str, Any] | None:
 
 def _beats(run: RunDir) -> Path:
     return run.root / ".keeper"
+
+
+def _changed(path: Path) -> float:
+    """Unix time of a file's last change; 0 where there is none."""
+    try:
+        return path.stat().st_mtime
+    except OSError:
+        return 0.0
 
 
 def _fenced() -> None:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import os
+import time
 from pathlib import Path
 from typing import Any, cast
 
 import pytest
 
-from ortflow.launchers import supervisor
 from ortflow.launchers.budget import FRUITLESS
-from ortflow.launchers.moving import Moves
+from ortflow.launchers.moving import Liveness, Moves
 from ortflow.launchers.stop import Stop
 from ortflow.launchers.supervisor import Job, Supervisor
 from ortflow.workflow.rundir import RunDir
@@ -59,8 +59,8 @@ def test_ranks_are_alive_while_one_of_them_writes(tmp_path: Path, monkeypatch: p
     run = RunDir(tmp_path)
     for path in (run.heartbeat, run.events(0), run.events(2), run.launcher_log(0)):
         touch(path, 1)
-    monkeypatch.setattr(supervisor.time, "time", lambda: 4e9)
-    silent = supervised(tmp_path, hung_seconds=100.0)._signs(0, 1000.0)
+    monkeypatch.setattr(time, "time", lambda: 4e9)
+    silent = Liveness(run, 0, 3, 100.0, 1000.0).hung
     assert not silent(1099.0)
     touch(run.events(2), 2)
     assert not silent(1106.0)
