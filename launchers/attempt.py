@@ -16,6 +16,7 @@ import psutil
 
 from ortflow.launchers import processes
 from ortflow.launchers.cause import Cause, statuses
+from ortflow.launchers.exits import Exits
 from ortflow.launchers.tail import last_bytes, newest
 from ortflow.manifests.local import MpiKind
 from ortflow.workflow.errors import OrtflowError
@@ -71,6 +72,7 @@ class Attempt(Child):
         self.ranks: dict[int, psutil.Process] = {}
         """Ranks seen so far."""
         self._family: dict[int, psutil.Process] = {}
+        self._exits = Exits()
         self._started = time.monotonic()
         self._next_look = 0.0
         super().__init__(run, number, command, environment)
@@ -92,7 +94,10 @@ class Attempt(Child):
         members = processes.family(root)
         self._family.update({process.pid: process for process in members})
         # Alone it is its own rank, before any process manager has named it one.
-        self.ranks.update({0: root} if self.world_size == 1 else processes.ranks_among(members))
+        found = {0: root} if self.world_size == 1 else processes.ranks_among(members)
+        for rank in found.keys() - self.ranks.keys():
+            self._exits.add(rank, found[rank].pid)
+        self.ranks.update(found)
 
     def gone(self) -> set[int]:
         """Ranks that no longer run."""
@@ -113,7 +118,9 @@ class Attempt(Child):
     def statuses(self, returncode: int) -> dict[int, int]:
         """Exit status of the ranks that did not end with 0, as far as mpirun tells it."""
         pids = self._told() | {process.pid: rank for rank, process in self.ranks.items()}
-        return statuses(self.mpi, returncode, self.words(), pids)
+        order = self._exits.order()
+        # A rank that nobody watched may have ended before all others.
+        return statuses(self.mpi, returncode, self.words(), pids, order if len(order) == self.world_size else ())
 
     def verdict(self, returncode: int) -> Cause | None:
         """mpirun knows nothing that the statuses do not tell."""
@@ -131,6 +138,7 @@ class Attempt(Child):
             self._child.kill()
             self._child.wait()
         processes.kill(process for pid, process in self._family.items() if pid != self._child.pid)
+        self._exits.close()
 
 
 def start_child(

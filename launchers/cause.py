@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 import signal
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -38,19 +38,23 @@ class Cause:
     """The rank itself has said why."""
 
 
-def statuses(kind: MpiKind | None, returncode: int, words: str, pids: Mapping[int, int]) -> dict[int, int]:
+def statuses(
+    kind: MpiKind | None, returncode: int, words: str, pids: Mapping[int, int], order: Sequence[int] = ()
+) -> dict[int, int]:
     """Exit status of the ranks that did not end with 0, as far as it is told; minus the signal for killed ones.
 
     `kind` None: one rank without mpirun, `returncode` is its own. `words` is what mpirun printed, `pids` the rank of
-    each known process: Hydra names the process that ended first, and kills the others itself. Where nobody knows that
-    one, whoever was not killed by SIGKILL is taken for it.
+    each known process, `order` all ranks as they ended, where that is known. Hydra names the process that ended first,
+    mostly, and kills the others itself. Where nobody knows that one, a rank that was not killed by SIGKILL is taken
+    for it.
     """
     if kind is None:
         return {0: returncode} if returncode else {}
     if kind == "mpich":
         codes = [int(code) for line in _HYDRA_CODES.findall(words) for code in line.split(",")]
         ended = {rank: _from_wait_status(status) for rank, status in enumerate(codes) if status}
-        first = next((pids[int(pid)] for pid in _HYDRA_FIRST.findall(words) if int(pid) in pids), None)
+        named = [pids[int(pid)] for pid in _HYDRA_FIRST.findall(words) if int(pid) in pids]
+        first = next((rank for rank in (*order, *named) if rank in ended), None)
         if first is None:
             return {rank: code for rank, code in ended.items() if code != -signal.SIGKILL} or ended
         return {rank: code for rank, code in ended.items() if rank == first or code > 0}

@@ -63,6 +63,12 @@ def test_statuses(kind, returncode, words, pids, expected) -> None:
     assert statuses(kind, returncode, words, pids) == expected
 
 
+def test_the_order_in_which_ranks_ended_counts_more_than_what_hydra_names() -> None:
+    """Hydra names whichever of its dead children the kernel lists first."""
+    words, pids = HYDRA_KILLED.format(codes="9,0,9"), {6736: 0, 6737: 1, 6738: 2}
+    assert statuses("mpich", 9, words, pids, [1, 2, 0]) == {2: -9}
+
+
 def test_a_rank_that_no_look_has_seen_is_known_by_its_own_words(tmp_path: Path) -> None:
     run = RunDir(tmp_path)
     dead = subprocess.Popen(["true"])
