@@ -105,8 +105,9 @@ def make_graphs(config: Config, batch: int, folder: Path, *, on_gpus: bool = Fal
 def graphs_of(spec: RunSpec, folder: Path, *, on_gpus: bool = False) -> GraphSet:
     """All graphs of a run in a folder, as step configure makes them."""
     graphs = build_graphs(spec, "cpu", folder / "graphs")
-    optimizer = optimizer_graph(spec.train.optimizer, segments(spec.train.optimizer, graphs.index))
-    for path, each in ((graphs.optimizer, optimizer), (with_kernels_of(graphs.optimizer), with_kernels(optimizer))):
+    rule, cuts = spec.train.optimizer, segments(spec.train.optimizer, graphs.index)
+    own = with_kernels(optimizer_graph(rule, cuts, kernels=True))
+    for path, each in ((graphs.optimizer, optimizer_graph(rule, cuts)), (with_kernels_of(graphs.optimizer), own)):
         path.write_bytes(compose(each).SerializeToString())
     if on_gpus:
         write_forms(graphs)

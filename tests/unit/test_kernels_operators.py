@@ -13,6 +13,7 @@ from onnxruntime.capi.onnxruntime_pybind11_state import InvalidArgument
 
 pytestmark = needs_kernels
 PLAIN = {"turn_a": 0, "turn_b": 0, "view_a": 0, "view_b": 0, "view_y": 0, "alpha": 1.0}
+HEAVY = {"momentum": 0.9, "nesterov": 0}
 SIZES = st.sampled_from([1, 2, 5, 6, 7, 8, 13, 16, 17, 31, 33, 48, 73, 130, 257])
 BATCHES = st.sampled_from([((), ()), ((3,), ()), ((2, 3), (2, 3)), ((2, 3), (1, 3)), ((1, 3), (2, 1)), ((), (4,))])
 erf = np.vectorize(math.erf, otypes="d")
@@ -213,6 +214,14 @@ def test_adam(count: int) -> None:
     assert off(m, exact[0]) < 2e-6
 
 
+@pytest.mark.parametrize("operator", ["Adam", "Lamb"])
+def test_moments_of_another_length_are_refused(operator: str) -> None:
+    flags = {"beta_1": 0.9, "beta_2": 0.999, "epsilon": 1e-8, "decay": 0.1}
+    tensors = [normal(1, *dims) for dims in ((1,), (5,), (5,), (5,), (6,))]
+    with pytest.raises(InvalidArgument, match="not as long as the parameters"):
+        compute(operator, np.array([1]), *tensors, outputs=3, **flags)
+
+
 @pytest.mark.parametrize(
     ("operator", "inputs", "outputs", "attributes", "said"),
     [
@@ -231,6 +240,8 @@ def test_adam(count: int) -> None:
         ("SoftmaxGrad", [(2, 4), (2, 3)], 1, {"scale": 1.0}, "not as large"),
         ("Softmax", [(2, 4), (3,)], 1, {"scale": 1.0}, "do not fit each other"),
         ("Gelu", [(1,) * 9], 1, {"approximate": 0}, "more than 8 axes"),
+        ("Sgd", [(1,), (5,), (6,)], 1, {"decay": 0.0}, "not as long as the parameters"),
+        ("SgdMomentum", [(1,), (5,), (5,), (6,)], 2, {"decay": 0.0, **HEAVY}, "not as long as the parameters"),
     ],
 )
 def test_tensors_that_do_not_fit_are_refused_by_a_sentence(

@@ -266,6 +266,57 @@ def test_steps_of_adam(library: Path) -> None:
         near(found[2], w * (1 - rate * shrink) - change, moved, 16, case)
 
 
+def test_steps_of_lamb(library: Path) -> None:
+    for seed, random in cases():
+        count = int(random.choice([0, 1, size(random), 16384 + size(random), 40000]))
+        w, g, m = (draw(random, count) for _ in range(3))
+        w, g, m = (array * np.float32(random.random() < 0.95) for array in (w, g, m))
+        v = np.square(draw(random, count)) * np.float32(random.random() < 0.95)
+        betas = float(random.choice([0.0, 0.9, 0.99])), float(random.choice([0.0, 0.999, 0.95]))
+        epsilon, decay = float(random.choice([1e-8, 1e-3])), float(random.choice([0.0, 0.1]))
+        t, rate = int(random.choice([1, 2, 1000, 10**7])), float(random.choice([1e-4, 0.1, 0.0]))
+        flags = {"beta_1": betas[0], "beta_2": betas[1], "epsilon": epsilon, "decay": decay}
+        inputs = (np.array([t]), np.array([rate], np.float32), w, g, m, v)
+        found, same = (
+            compute("Lamb", *inputs, outputs=3, library=library, threads=threads, **flags) for threads in (1, 2)
+        )
+        one, two, floor, shrink, rate = (float(np.float32(f)) for f in (*betas, epsilon, decay, rate))
+        ms, vs = one * m.astype("d"), two * v.astype("d")
+        new_m, new_v = ms + (1 - one) * g, vs + (1 - two) * g.astype("d") ** 2
+        divisor = np.sqrt(new_v / (1 - two**t)) + floor
+        u = new_m / (1 - one**t) / divisor + shrink * w
+        size_of = np.abs(ms) + (1 - one) * np.abs(g)
+        sizes = size_of / (1 - one**t) / divisor + shrink * np.abs(w)
+        norms = np.linalg.norm(w.astype("d")), np.linalg.norm(u)
+        ratio = norms[0] / norms[1] if min(norms) > 0 else 1.0
+        case = (seed, count, flags, t, rate)
+        near(found[0], new_m, size_of, 4, case)
+        near(found[1], new_v, new_v, 8, case)
+        # Where m and decay cancel, the norm of u is as wrong as its terms are large.
+        lost = np.linalg.norm(sizes) / norms[1] if norms[1] > 0 else 1.0
+        near(found[2], w - rate * ratio * u, np.abs(w) + rate * ratio * (sizes + lost * np.abs(u)), 24, case)
+        assert all(np.array_equal(a, b) for a, b in zip(found, same, strict=True)), case
+
+
+def test_steps_of_descent(library: Path) -> None:
+    for seed, random in cases():
+        count = int(random.choice([0, 1, size(random), 16384 + size(random)]))
+        w, g, b = (draw(random, count) for _ in range(3))
+        rate, decay, momentum = (float(random.choice(c)) for c in ((1e-4, 0.1, 0.0), (0.0, 0.1), (0.5, 0.9)))
+        flags: dict[str, Any] = {"library": library, "threads": int(random.integers(1, 3)), "decay": decay}
+        given, case = np.array([rate], np.float32), (seed, count, flags, rate, momentum)
+        rate, decay, share = (float(np.float32(f)) for f in (rate, decay, momentum))
+        change, along = g + decay * w.astype("d"), np.abs(g) + decay * np.abs(w.astype("d"))
+        (plain,) = compute("Sgd", given, w, g, **flags)
+        near(plain, w - rate * change, np.abs(w) + rate * along, 8, case)
+        summed, heavy = change + share * b, along + share * np.abs(b)
+        for nesterov in (0, 1):
+            found = compute("SgdMomentum", given, w, g, b, outputs=2, momentum=momentum, nesterov=nesterov, **flags)
+            near(found[1], summed, heavy, 8, case)
+            step, size_of = (change + share * summed, along + share * heavy) if nesterov else (summed, heavy)
+            near(found[0], w - rate * step, np.abs(w) + rate * size_of, 12, case)
+
+
 @pytest.mark.parametrize("operator", ["Gelu", "Softmax", "ColumnSums"])
 def test_tensors_of_no_or_eight_axes(library: Path, operator: str) -> None:
     """The most axes that the kernels take; a scalar where there is no last axis to speak of."""

@@ -58,7 +58,8 @@ class Bound:
             model = compose(model)
             assert not any(node.domain for node in model.graph.node)
         if self.kernels == "ours":
-            model = compose(with_kernels(model))
+            model = compose(with_kernels(optimizer_graph(optimizer, parts, kernels=True)))
+            assert isinstance(optimizer, Adam) or {node.domain for node in model.graph.node} == {"ortflow"}
             options.register_custom_ops_library(str(LIBRARY.path))
         self.session = ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
         self.binding = self.session.io_binding()

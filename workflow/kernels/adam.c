@@ -15,13 +15,6 @@ typedef struct {
     float *w_out, *m_out, *v_out;
 } Adam;
 
-static inline vec root_of(vec x) {
-    float lanes[W];
-    store(lanes, x);
-    UNROLL for (int i = 0; i < W; i++) lanes[i] = sqrtf(lanes[i]);
-    return load(lanes);
-}
-
 static void task(void *argument, size_t index) {
     const Adam *a = argument;
     int64_t first = (int64_t)index * TASK_ELEMENTS, end = least(a->count, first + TASK_ELEMENTS);

@@ -39,5 +39,6 @@ def with_kernels(model: onnx.ModelProto, length: int = 0) -> onnx.ModelProto:
         module.put(rewriter)
     recompute.put(rewriter, length)
     rewriter.finish()
-    copy.opset_import.append(onnx.helper.make_opsetid(DOMAIN, 1))
+    if all(opset.domain != DOMAIN for opset in copy.opset_import):
+        copy.opset_import.append(onnx.helper.make_opsetid(DOMAIN, 1))
     return copy

@@ -2,6 +2,7 @@
 #ifndef ORTFLOW_VECTOR_H
 #define ORTFLOW_VECTOR_H
 
+#include <math.h>
 #include <stdint.h>
 #include <string.h>
 
@@ -53,6 +54,13 @@ static inline float sum_of(vec x) {
     for (int half = W / 2; half; half /= 2)
         for (int i = 0; i < half; i++) lanes[i] += lanes[i + half];
     return lanes[0];
+}
+
+static inline vec root_of(vec x) {
+    float lanes[W];
+    store(lanes, x);
+    UNROLL for (int i = 0; i < W; i++) lanes[i] = sqrtf(lanes[i]);
+    return load(lanes);
 }
 
 static inline float largest_of(vec x) {

@@ -11,6 +11,8 @@ from onnx import TensorProto, helper, numpy_helper
 
 OPSET = 18
 MICROSOFT = "com.microsoft"
+OWN = "ortflow"
+"""Domain of the operators in `workflow.kernels`."""
 ROW = 64
 """Elements summed in fp32 before the sum goes on in double; the length of every segment is a multiple of it."""
 
@@ -18,7 +20,9 @@ ROW = 64
 class Builder:
     """Collects the inputs, nodes and outputs of one graph."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, *, kernels: bool = False) -> None:
+        self.kernels = kernels
+        """Whether operators of our own may be used."""
         self._graph = onnx.GraphProto(name=name)
         self._constants: dict[tuple[str, bytes], str] = {}
 
@@ -73,9 +77,10 @@ class Builder:
 
     def model(self) -> onnx.ModelProto:
         """The finished model."""
+        domains = (("", OPSET), (MICROSOFT, 1), *([(OWN, 1)] if self.kernels else []))
         return helper.make_model(
             self._graph,
-            opset_imports=[helper.make_opsetid("", OPSET), helper.make_opsetid(MICROSOFT, 1)],
+            opset_imports=[helper.make_opsetid(*domain) for domain in domains],
             ir_version=8,
             producer_name="ortflow",
         )

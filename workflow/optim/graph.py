@@ -26,15 +26,15 @@ def moments(optimizer: Optimizer) -> tuple[str, ...]:
     return sgd.moments(optimizer)
 
 
-def optimizer_graph(optimizer: Optimizer, segments: Sequence[Segment]) -> onnx.ModelProto:
-    """One step of `optimizer` over `segments`.
+def optimizer_graph(optimizer: Optimizer, segments: Sequence[Segment], *, kernels: bool = False) -> onnx.ModelProto:
+    """One step of `optimizer` over `segments`; with `kernels`, by operators of our own, which need their library.
 
     Inputs `learning_rate` fp32 [1], `step` int64 [1] (1 for the first; only where the rule has bias
     correction), and for segment i `parameters.i`, `gradients.i` and `<moment>.i`, fp32 [count]. Outputs
     `parameters.i.out` and `<moment>.i.out`, to be bound to the memory of the inputs. The gradients are
     spent: what they hold afterwards is undefined.
     """
-    build = Builder("optimizer")
+    build = Builder("optimizer", kernels=kernels)
     build.input("learning_rate", 1)
     build.input("step", 1, TensorProto.INT64)
     for i, segment in enumerate(segments):

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ortflow.workflow.optim import adam
-from ortflow.workflow.optim.builder import Builder
+from ortflow.workflow.optim.builder import OWN, Builder
 from ortflow.workflow.optim.segments import Segment
 from ortflow.workflow.spec.train import Lamb
 
@@ -20,6 +20,20 @@ MOMENTS = adam.MOMENTS
 def update(build: Builder, optimizer: Lamb, segments: Sequence[Segment]) -> None:
     """Append the update of `segments`, each of which is one parameter."""
     places = range(len(segments))
+    if build.kernels:
+        for i in places:
+            kept = [f"{moment}.{i}" for moment in MOMENTS]
+            build.node(
+                "Lamb",
+                ["step", "learning_rate", f"parameters.{i}", f"gradients.{i}", *kept],
+                [*(f"{moment}.out" for moment in kept), f"parameters.{i}.out"],
+                domain=OWN,
+                beta_1=optimizer.betas[0],
+                beta_2=optimizer.betas[1],
+                epsilon=optimizer.epsilon,
+                decay=segments[i].weight_decay,
+            )
+        return
     adam.own_steps(build, len(segments))
     # The fused kernel at rate 1 gives -u. It lies in the memory of the gradients, which the kernel takes over.
     for i in places:

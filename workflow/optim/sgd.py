@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ortflow.workflow.optim.builder import Builder
+from ortflow.workflow.optim.builder import OWN, Builder
 from ortflow.workflow.optim.segments import Segment
 from ortflow.workflow.spec.train import Sgd
 
@@ -24,6 +24,9 @@ def update(build: Builder, optimizer: Sgd, segments: Sequence[Segment]) -> None:
     """Append the update of `segments`."""
     for i, segment in enumerate(segments):
         parameters, change = f"parameters.{i}", f"gradients.{i}"
+        if build.kernels:
+            _kernel(build, optimizer, i, segment.weight_decay)
+            continue
         if segment.weight_decay:
             decay = build.constant([segment.weight_decay], "float32")
             change = build.op("Add", change, build.op("Mul", parameters, decay))
@@ -33,3 +36,14 @@ def update(build: Builder, optimizer: Sgd, segments: Sequence[Segment]) -> None:
             summed = build.op("Add", kept, change, out=f"{MOMENT}.{i}.out")
             change = build.op("Add", change, build.op("Mul", summed, momentum)) if optimizer.nesterov else summed
         build.op("Sub", parameters, build.op("Mul", change, "learning_rate"), out=f"{parameters}.out")
+
+
+def _kernel(build: Builder, optimizer: Sgd, i: int, decay: float) -> None:
+    """The update of segment `i` in one pass over its memory."""
+    inputs = ["learning_rate", f"parameters.{i}", f"gradients.{i}"]
+    if optimizer.momentum:
+        outputs = [f"parameters.{i}.out", f"{MOMENT}.{i}.out"]
+        further = {"momentum": optimizer.momentum, "nesterov": int(optimizer.nesterov)}
+        build.node("SgdMomentum", [*inputs, f"{MOMENT}.{i}"], outputs, domain=OWN, decay=decay, **further)
+    else:
+        build.node("Sgd", inputs, [f"parameters.{i}.out"], domain=OWN, decay=decay)

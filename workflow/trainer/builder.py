@@ -95,8 +95,9 @@ class GraphBuilder(TrainerBuilder):
         except UserError as error:
             raise about_model(error, spec) from error
         if not graphs.own_optimizer:
-            model = optimizer_graph(spec.train.optimizer, segments(spec.train.optimizer, graphs.index))
-            for path, each in ((graphs.optimizer, model), (with_kernels_of(graphs.optimizer), with_kernels(model))):
+            rule, cuts = spec.train.optimizer, segments(spec.train.optimizer, graphs.index)
+            plain, own = optimizer_graph(rule, cuts), with_kernels(optimizer_graph(rule, cuts, kernels=True))
+            for path, each in ((graphs.optimizer, plain), (with_kernels_of(graphs.optimizer), own)):
                 write_atomically(path, compose(each).SerializeToString())
         if spec.on_gpus:
             write_forms(graphs)
