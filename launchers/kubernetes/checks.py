@@ -49,9 +49,12 @@ def _asks(spec: Object, kind: str = "requests") -> dict[str, float]:
 
 
 def operator(leases: Sequence[Object], now: float) -> Finding:
-    """Whether an mpi-operator runs: it renews a lease every few seconds."""
+    """Whether an mpi-operator runs: it renews a lease every few seconds.
+
+    What stands in the lease is of the operator's clock; when it was written, and `now`, are of the API server's.
+    """
     about = "operator"
-    renewed = [(objects.moment((one.get("spec") or {}).get("renewTime")) or 0.0, one) for one in leases]
+    renewed = [(objects.changed(one), one) for one in leases]
     if not renewed:
         return fault(about, "no mpi-operator has ever run here", "have an administrator install it: docs/kubernetes.md")
     newest, lease = max(renewed, key=lambda pair: pair[0])

@@ -129,7 +129,7 @@ def _operator(cluster: Cluster) -> Iterator[Finding]:
     except Refused:
         yield untested("operator", "you may not see its lease", "a run that stays without pods for 15 s tells")
         return
-    yield checks.operator(leases, time.time())
+    yield checks.operator(leases, cluster.now())
 
 
 def _namespace(cluster: Cluster) -> Iterator[Finding]:

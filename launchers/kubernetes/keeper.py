@@ -75,19 +75,6 @@ class PodStop(Stop):
         return taken_over(self._handle, (signal.SIGTERM, signal.SIGINT), for_good=True, ignored=True)
 
 
-class KeptStory(Story):
-    """The story, with a sign of life on the volume."""
-
-    def __init__(self, run: RunDir, every_steps: int, world_size: int, ownership: Ownership) -> None:
-        super().__init__(run, every_steps, world_size)
-        self._ownership = ownership
-
-    def tick(self) -> None:
-        """Pass on what ranks have printed, and show that we live."""
-        super().tick()
-        self._ownership.beat()
-
-
 class Keeper:
     """One life of the launcher pod."""
 
@@ -96,7 +83,7 @@ class Keeper:
         self._run = RunDir(Path(str(spec.run_dir)))
         self._python = spec.resources.python or sys.executable
         self._ownership = Ownership(self._run, pod)
-        self._story = KeptStory(self._run, spec.monitor.every_steps, spec.world_size, self._ownership)
+        self._story = Story(self._run, spec.monitor.every_steps, spec.world_size)
         limit = spec.resources.time_limit
         self._stop = PodStop(self._run.stop_request, parse_time(limit) if limit is not None else None)
 

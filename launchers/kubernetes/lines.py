@@ -29,6 +29,8 @@ class Record:
     file: str
     """One of FILES."""
     record: dict[str, Any]
+    again: bool = False
+    """An earlier pod may have told it."""
 
 
 Line = Text | Record
@@ -42,7 +44,7 @@ def read_line(text: str) -> Line:
         except ValueError:
             return Text(None, text)
         if isinstance(told, dict) and isinstance(told.get("record"), dict) and told.get("file") in FILES:
-            return Record(str(told["file"]), told["record"])
+            return Record(str(told["file"]), told["record"], told.get("again") is True)
         return Text(None, text)
     if found := _RANK.fullmatch(text):
         return Text(int(found[1]), found[2])

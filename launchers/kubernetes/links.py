@@ -194,7 +194,7 @@ class Herd:
         try:
             found = cluster.find_all("MPIJob", labels=objects.OURS, namespace=namespace, everywhere=everywhere)
         except Refused as error:
-            return cls(time.time(), {}, (), gone=why_gone(cluster, error))
+            return cls(cluster.now(), {}, (), gone=why_gone(cluster, error))
         pods = cluster.find_all("Pod", labels=objects.OURS, namespace=namespace, everywhere=everywhere)
         jobs: dict[tuple[str, str], list[Object]] = {}
         for mpijob in newest_first(found):
@@ -205,7 +205,7 @@ class Herd:
             with suppress(Refused):
                 fields = f"reason={VALIDATION}"
                 events = cluster.find_all("Event", fields=fields, namespace=namespace, everywhere=everywhere)
-        return cls(time.time(), jobs, pods, events)
+        return cls(cluster.now(), jobs, pods, events)
 
     def view(self, place: Place) -> View:
         """A run, without what a closer look would tell."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -22,7 +21,7 @@ class View:
     mpijob: Object | None
     """The one that is meant."""
     now: float
-    """Unix time."""
+    """Unix time by the API server's clock, which stamps the objects."""
     job: Object | None = None
     """The batch Job of the launcher pods."""
     pods: Sequence[Object] = ()
@@ -88,13 +87,13 @@ def look(cluster: Cluster, place: Place, *, closely: bool = True) -> View:
     try:
         found = of_place(mpijobs(cluster, namespace, place.name), place)
     except Refused as error:
-        return View(None, time.time(), gone=why_gone(cluster, error))
+        return View(None, cluster.now(), gone=why_gone(cluster, error))
     if not found:
-        return View(None, time.time())
+        return View(None, cluster.now())
     mpijob, *others = found
     job = objects.name(mpijob)
     pods = cluster.find_all("Pod", labels=f"{objects.JOB}={job}", namespace=namespace)
-    view = View(mpijob, time.time(), cluster.find("Job", f"{job}-launcher", namespace), pods, others=others)
+    view = View(mpijob, cluster.now(), cluster.find("Job", f"{job}-launcher", namespace), pods, others=others)
     return add_events(cluster, view, namespace) if closely and not objects.over(mpijob) else view
 
 

@@ -135,7 +135,7 @@ class Mirror:
         if line.file == "plan":
             write_atomically(run.plan, json.dumps(record).encode())
         elif line.file == "events":
-            if self._events.takes(record):
+            if self._events.takes(record, again=line.again):
                 if record.get("event") == "rewind":
                     rewind(run, int(record["to_step"]))
                 append_json_line(run.events(0), record)
@@ -165,21 +165,30 @@ def rewind(run: RunDir, step: int) -> None:
 
 
 class Newest:
-    """The newest events that are known: a new launcher pod repeats the last ones. Pure."""
+    """The newest events that are known: a new launcher pod repeats the last ones. Pure.
+
+    The clock of a rank may be set back while it runs, so times are looked at in what is repeated, and nowhere else.
+    """
 
     def __init__(self, known: Sequence[dict[str, Any]]) -> None:
-        self._moment = (-1, 0.0)
-        self._then: list[dict[str, Any]] = []
+        self._attempt, self._time = -1, 0.0
+        self._seen: set[str] = set()
+        """Of the newest attempt."""
         for record in known:
             self.takes(record)
 
-    def takes(self, record: dict[str, Any]) -> bool:
-        """Whether the event is news; it is known from then on."""
-        moment = (int(record.get("attempt", 0)), float(record.get("time", 0.0)))
-        if moment < self._moment or (moment == self._moment and record in self._then):
+    def takes(self, record: dict[str, Any], *, again: bool = False) -> bool:
+        """Whether the event is news; it is known from then on. `again`: it may have been told by another pod."""
+        attempt, time = int(record.get("attempt", 0)), float(record.get("time", 0.0))
+        words = json.dumps(record, sort_keys=True)
+        if attempt < self._attempt or words in self._seen:
             return False
-        self._then = [*self._then, record] if moment == self._moment else [record]
-        self._moment = moment
+        if attempt == self._attempt and again and time < self._time:
+            return False
+        if attempt > self._attempt:
+            self._seen.clear()
+        self._seen.add(words)
+        self._attempt, self._time = attempt, time
         return True
 
 

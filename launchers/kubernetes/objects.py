@@ -55,6 +55,12 @@ def created(thing: Object) -> float:
     return moment(thing["metadata"].get("creationTimestamp")) or 0.0
 
 
+def changed(thing: Object) -> float:
+    """Unix time of its last change; 0 where the API server does not tell."""
+    fields = thing["metadata"].get("managedFields") or []
+    return max((moment(one.get("time")) or 0.0 for one in fields), default=0.0)
+
+
 def deleted_at(thing: Object) -> float | None:
     """Unix time at which it has to be gone, its grace period over; None if nobody deletes it."""
     return moment(thing["metadata"].get("deletionTimestamp"))

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import os
 import socket
+import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -18,6 +19,7 @@ from typing import Any
 
 from ortflow.launchers.kubernetes.pod import Pod
 from ortflow.launchers.locks import holder_of, wait_free
+from ortflow.launchers.moving import Moves
 from ortflow.workflow.errors import OrtflowError, UserError
 from ortflow.workflow.fence import EXIT_FENCED, Owner
 from ortflow.workflow.files import read_whole
@@ -26,9 +28,11 @@ from ortflow.workflow.rundir import RunDir
 OLD_KEEPER = 100.0
 """Seconds until a fenced keeper has let go of the lock: a file server takes it from a lost node after 90."""
 ALIVE = 30.0
-"""Seconds since its last sign after which another keeper is not at work any more."""
+"""Seconds without a sign, by our own clock, after which another keeper is not at work any more."""
 BEAT = 5.0
 """Seconds between two signs of life."""
+LOOK = 1.0
+"""Seconds between two looks for one."""
 
 
 class Ownership:
@@ -37,7 +41,6 @@ class Ownership:
     def __init__(self, run: RunDir, pod: Pod) -> None:
         self._run, self._pod = run, pod
         self._owner = Owner(run)
-        self._next_beat = 0.0
 
     def renew(self, **about: int) -> str:
         """Begin a generation of ranks, and fence off all before it; its token."""
@@ -46,15 +49,17 @@ class Ownership:
         )  # fmt: skip
 
     def watch(self) -> None:
-        """End this process when a newer launcher pod takes the directory."""
+        """End this process when a newer launcher pod takes the directory, and show until then that it lives."""
         self._owner.watch(_fenced)
+        # A thread of its own: what is prepared may take hours.
+        threading.Thread(target=self._beat, name="beat", daemon=True).start()
 
-    def beat(self) -> None:
-        """Show that we live; call often."""
-        if (now := time.monotonic()) >= self._next_beat:
-            self._next_beat = now + BEAT
+    def _beat(self) -> None:
+        pause = threading.Event()
+        while True:
             with suppress(OSError):
                 _beats(self._run).touch()
+            pause.wait(BEAT)
 
     def settle_with_others(self, grace: float, say: Callable[[str], None]) -> None:
         """Fence off an earlier pod; raises UserError where another submission keeps the run.
@@ -67,7 +72,7 @@ class Ownership:
         if owner.get("submission") != self._pod.submission and holder_of(run.lock) is not None:
             other = owner.get("job", "another launcher")
             say(f"the run directory is in use by {other}: looking whether it lives")
-            if not wait_free(run.lock, grace + ALIVE) and time.time() - _changed(_beats(run)) < ALIVE:
+            if self._other_stays(grace + ALIVE):
                 raise UserError(
                     f"{run.root} is in use by the MPIJob {other}",
                     where="name",
@@ -76,6 +81,20 @@ class Ownership:
         self.renew()
         if not wait_free(run.lock, OLD_KEEPER):
             raise OrtflowError(f"{run.lock} stays locked by a launcher pod that is fenced off")
+
+    def _other_stays(self, seconds: float) -> bool:
+        """Whether who holds the directory shows signs of life for so long, with no pause as long as ALIVE."""
+        clock, seen = 0.0, time.monotonic()
+        beats = Moves([_beats(self._run)], clock)
+        while not wait_free(self._run.lock, LOOK):
+            # While the volume does not answer nobody can show a sign there: that time does not count.
+            now = time.monotonic()
+            clock, seen = clock + min(now - seen, 2 * LOOK), now
+            if beats.quiet(clock) >= ALIVE:
+                return False
+            if clock >= seconds:
+                return True
+        return False
 
 
 def owner_of(run: RunDir) -> dict[str, Any] | None:
@@ -89,14 +108,6 @@ def owner_of(run: RunDir) -> dict[str, Any] | None:
 
 def _beats(run: RunDir) -> Path:
     return run.root / ".keeper"
-
-
-def _changed(path: Path) -> float:
-    """Unix time of a file's last change; 0 where there is none."""
-    try:
-        return path.stat().st_mtime
-    except OSError:
-        return 0.0
 
 
 def _fenced() -> None:

@@ -40,7 +40,7 @@ class Story(PlainView):
         self._tell_attempts()
         self._tell_plan()
         for record in last_records(self._run.events(0)):
-            self._record("events", record)
+            self._record("events", record, again=True)
 
     def attempt(self, number: int) -> None:
         """Turn to the logs of a new attempt."""
@@ -89,5 +89,6 @@ class Story(PlainView):
     def _line(self, rank: int, line: bytes) -> None:
         print(f"[{rank}] {line.decode(errors='replace')}", flush=True)
 
-    def _record(self, file: str, record: Mapping[str, Any]) -> None:
-        print(MARK + json.dumps({"file": file, "record": record}, separators=(",", ":")), flush=True)
+    def _record(self, file: str, record: Mapping[str, Any], *, again: bool = False) -> None:
+        told = {"file": file, "record": record, **({"again": True} if again else {})}
+        print(MARK + json.dumps(told, separators=(",", ":")), flush=True)

@@ -208,6 +208,11 @@ def slow(cluster: Cluster, seconds: float, attempts: int = 1000) -> dict[str, An
     return _sitecustomize(cluster, "SLOW", f"{seconds} {attempts}")
 
 
+def skewed(cluster: Cluster, module: str, seconds: float) -> dict[str, Any]:
+    """Changes of a run file that have the clock of processes that run a module be ahead of the others'."""
+    return _sitecustomize(cluster, "SKEW", f"{module} {seconds}")
+
+
 def _sitecustomize(cluster: Cluster, name: str, value: str) -> dict[str, Any]:
     shutil.copytree(Path(__file__).parent.parent / "support" / "ill", cluster.volume / "ill", dirs_exist_ok=True)
     return {"backends__kubernetes__env": {"PYTHONPATH": f"{MOUNT}/ill", name: value}}

@@ -13,7 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 from kubernetes_bed import Bed, Space, wait_until
-from kubernetes_cluster import ENDS, Cluster, Run, ill, same_end, slow
+from kubernetes_cluster import ENDS, Cluster, Run, ill, same_end, skewed, slow
 from project import ORTFLOW, curve, of_kind
 
 MIDDLE = 15
@@ -299,13 +299,15 @@ def test_submitted_again_when_it_is_finished(cluster: Cluster) -> None:
 
 
 @pytest.mark.chaos
-def test_submitted_twice_at_once(cluster: Cluster) -> None:
-    """Here and by kubectl: the second one is told, and the first one goes on."""
+@pytest.mark.parametrize("ahead", [0, 300])
+def test_submitted_twice_at_once(cluster: Cluster, ahead: int) -> None:
+    """Here and by kubectl, from a launcher pod whose clock is ahead: it is told, and the first one goes on."""
     space = cluster.space
     # Slower than the second one waits to see whether the first one lives.
     first = cluster.submit("both", **slow(cluster, 2.5))
     first.until_step(3)
     name = first.job()["metadata"]["name"]
+    cluster.write("both", **skewed(cluster, "ortflow.launchers.kubernetes.keeper", ahead))
     space.kubectl("apply", "-f", "-", given=cluster.ortflow("render", "-b", "kubernetes", "both.yaml").stdout)
 
     def second() -> str:

@@ -44,6 +44,8 @@ class PlayedCluster:
         self.refuse: Refuse = lambda method, plural, body: None
         """The key of an answer, for a request that is to be refused."""
         self.away = False
+        self.ahead = 0.0
+        """Seconds that its clock is ahead of ours."""
         self.tear = 0
         """So many bytes of the next logs are all that is sent."""
         self.forbidden: set[str] = set()
@@ -129,6 +131,10 @@ class _Handler(BaseHTTPRequestHandler):
 
     def log_message(self, *arguments: Any) -> None:
         """Silent."""
+
+    def date_time_string(self, timestamp: float | None = None) -> str:
+        """As its clock says."""
+        return super().date_time_string((time.time() if timestamp is None else timestamp) + self.played.ahead)
 
     def _handle(self) -> None:
         played = self.played

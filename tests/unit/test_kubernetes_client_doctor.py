@@ -47,11 +47,18 @@ def node(name: str, memory: str = "8Gi", **spec: Any) -> Object:
     }
 
 
-def lease(age: float = 1.0) -> Object:
-    renewed = time.strftime("%Y-%m-%dT%H:%M:%S.123456Z", time.gmtime(time.time() - age))
+def lease(age: float = 1.0, ahead: float = 0.0, server_ahead: float = 0.0) -> Object:
+    """As an operator has renewed it whose clock is ahead, through an API server whose clock is."""
+    now = time.time() - age
+    renewed = time.strftime("%Y-%m-%dT%H:%M:%S.123456Z", time.gmtime(now + ahead))
+    written = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(now + server_ahead))
     return {
         "kind": "Lease",
-        "metadata": {"name": "mpi-operator", "namespace": "mpi-operator"},
+        "metadata": {
+            "name": "mpi-operator",
+            "namespace": "mpi-operator",
+            "managedFields": [{"manager": "mpi-operator", "time": written}],
+        },
         "spec": {"renewTime": renewed, "holderIdentity": "somebody"},
     }
 
@@ -103,6 +110,17 @@ def test_a_cluster_on_which_the_run_works(tmp_path: Path, played: PlayedCluster)
     assert not [path for method, path, query in played.asked if method in ("PATCH", "DELETE")]
     assert all(query.get("dryRun") for method, path, query in played.asked if method == "POST" and "review" not in path)
     assert set(levels(found(tmp_path, file=False)).values()) == {"ok"}
+
+
+@pytest.mark.parametrize("ahead", [-7200.0, 7200.0])
+@pytest.mark.parametrize("server_ahead", [-7200.0, 7200.0])
+def test_clocks_that_differ(tmp_path: Path, played: PlayedCluster, ahead: float, server_ahead: float) -> None:
+    """The operator's and the API server's: whether it lives is seen all the same."""
+    played.ahead = server_ahead
+    played.add(lease(2.0, ahead, server_ahead))
+    assert levels(found(tmp_path))["operator"] == "ok"
+    played.add(lease(100.0, ahead, server_ahead))
+    assert levels(found(tmp_path))["operator"] == "fault"
 
 
 def test_what_is_missing(tmp_path: Path, played: PlayedCluster) -> None:

@@ -20,7 +20,10 @@ from ortflow.launchers.following import Follower
 from ortflow.launchers.kubernetes import cancelling, links
 from ortflow.launchers.kubernetes.adopting import adopt
 from ortflow.launchers.kubernetes.folder import unpack
+from ortflow.launchers.kubernetes.healer import DeletePod, heal
 from ortflow.launchers.kubernetes.launcher import KubernetesLauncher
+from ortflow.launchers.kubernetes.links import Links
+from ortflow.launchers.kubernetes.look import look
 from ortflow.launchers.kubernetes.place import read_place
 from ortflow.launchers.kubernetes.pod import Pod
 from ortflow.launchers.plain import PlainView
@@ -29,6 +32,7 @@ from ortflow.launchers.remote.bootstrap import BROUGHT
 from ortflow.workflow.errors import OrtflowError, UserError
 from ortflow.workflow.rundir import RunDir
 from ortflow.workflow.spec.load import load_run_file
+from ortflow.workflow.spec.run import Restart
 
 RUN = """\
 name: digits
@@ -359,6 +363,29 @@ def test_cancel_now_asks_nobody_to_save(tmp_path: Path, played: PlayedCluster) -
     assert KubernetesLauncher().cancel(run, now=True)
     assert played.of("pods") == []
     assert KubernetesLauncher().status(run).state is State.CANCELLED
+
+
+@pytest.mark.parametrize("ahead", [-300.0, 300.0])
+def test_our_clock_is_not_that_of_the_cluster(tmp_path: Path, played: PlayedCluster, ahead: float) -> None:
+    """A pod that has 5 s left to leave is not taken for one on a lost node, and a new MPIJob is new."""
+    submit(tmp_path)
+    played.ahead = ahead
+    job, run = job_of(tmp_path), directory(tmp_path)
+    there = played.of("mpijobs")[0]
+    there["metadata"]["creationTimestamp"] = stamp(time.time() + ahead)
+    assert "has not looked at it yet" in str(KubernetesLauncher().status(run).waits)
+    start(played, job)
+    leaving = worker_pods(job)[0]
+    leaving["metadata"]["deletionTimestamp"] = stamp(time.time() + ahead + 5)
+    played.add(leaving)
+    cluster, place = Links().of(run)
+    view = look(cluster, place)
+    assert not [one for one in heal(view, run.read_attempts(), Restart()) if isinstance(one, DeletePod)]
+    assert "should be gone" not in str(KubernetesLauncher().status(run).waits)
+    leaving["metadata"]["deletionTimestamp"] = stamp(time.time() + ahead - 20)
+    (found,) = heal(look(cluster, place), run.read_attempts(), Restart())
+    assert isinstance(found, DeletePod)
+    assert found.force
 
 
 def test_what_kubectl_made_is_swept_up_too(tmp_path: Path, played: PlayedCluster) -> None:

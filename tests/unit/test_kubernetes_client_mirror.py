@@ -48,6 +48,12 @@ def step(number: int, attempt: int = 0) -> str:
     )
 
 
+def again(line: str) -> str:
+    """As a pod tells it that was not the first to."""
+    mark, _, told = line.partition(" ")
+    return f"{mark} {json.dumps({**json.loads(told), 'again': True})}"
+
+
 START = told("attempts", event="start", attempt=0, time=NOW)
 
 
@@ -99,7 +105,7 @@ def test_a_new_launcher_pod_goes_on_and_repeats_nothing(run: RunDir, played: Pla
     end = told("attempts", event="end", attempt=0, time=NOW + 9, outcome="lost", next="restart")
     start = told("attempts", event="start", attempt=1, time=NOW + 10)
     back = told("events", event="rewind", attempt=1, time=NOW + 101, from_step=2, to_step=1)
-    lines = (START, end, step(1), step(2), start, back, "[0] one", step(2, 1))
+    lines = (START, end, again(step(1)), again(step(2)), start, back, "[0] one", step(2, 1))
     played.say(second["metadata"]["name"], *lines, at=NOW + 11)
     sync(run, played)
     assert [record["event"] for record in run.read_attempts()] == ["submit", "start", "end", "start"]
@@ -109,6 +115,22 @@ def test_a_new_launcher_pod_goes_on_and_repeats_nothing(run: RunDir, played: Pla
     before = len(played.asked)
     sync(run, played)
     assert not any(first["metadata"]["name"] in path for _, path, _ in played.asked[before:]), "it is done with"
+
+
+def test_the_clock_of_a_rank_is_set_back(run: RunDir, played: PlayedCluster) -> None:
+    """What it tells from then on is told; an earlier attempt's words that come late are not."""
+    first = launcher()
+    played.add(first)
+    back = told("events", event="step", attempt=1, time=NOW - 7200, step=3, loss=0.1)
+    played.say(first["metadata"]["name"], START, step(1), step(2, 1), back, step(4), at=NOW)
+    sync(run, played)
+    assert steps(run) == [1, 2, 3]
+    second = launcher(1)
+    played.add(second)
+    played.say(second["metadata"]["name"], again(step(2, 1)), again(back), step(4, 2), at=NOW + 11)
+    sync(run, played)
+    assert steps(run)[:3] == [1, 2, 3]
+    assert steps(run)[-1] == 4
 
 
 def test_a_pod_that_vanishes_and_a_log_that_was_rotated(run: RunDir, played: PlayedCluster) -> None:
