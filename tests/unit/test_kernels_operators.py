@@ -236,6 +236,8 @@ def test_moments_of_another_length_are_refused(operator: str) -> None:
         ("Product", [(2, 3), (3, 4), (3,)], 1, PLAIN, "the bias does not fit"),
         ("LayerNormalization", [(2, 3), (4,)], 3, {"epsilon": 1e-5}, "not as long as the last axis"),
         ("LayerNormalizationGrad", [(2, 4), (2, 3), (3,), (2, 1), (2, 1)], 3, {}, "does not fit"),
+        ("RMSNormalization", [(2, 3), (4,)], 2, {"epsilon": 1e-5}, "not as long as the last axis"),
+        ("RMSNormalizationGrad", [(2, 4), (2, 4), (4,), (3, 1)], 2, {}, "does not fit"),
         ("GeluGrad", [(2, 4), (2, 3)], 1, {"approximate": 0}, "not as large"),
         ("SoftmaxGrad", [(2, 4), (2, 3)], 1, {"scale": 1.0}, "not as large"),
         ("Softmax", [(2, 4), (3,)], 1, {"scale": 1.0}, "do not fit each other"),

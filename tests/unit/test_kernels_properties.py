@@ -172,6 +172,28 @@ def test_normalisations_and_their_gradients(library: Path) -> None:
             near(found, terms.sum(0), np.abs(terms).sum(0), rows, case)
 
 
+def test_root_mean_squares_and_their_gradients(library: Path) -> None:
+    for seed, random in cases():
+        dims = shape(random, int(random.integers(1, 5)))
+        width, epsilon = dims[-1], float(random.choice([1e-5, 1e-12, 0.1]))
+        x, dy, scale = draw(random, *dims), draw(random, *dims), draw(random, width)
+        x += np.float32(random.choice([0.0, 0.0, 1.0]))
+        flags: dict[str, Any] = {"library": library, "threads": int(random.integers(1, 3)), "outputs": 2}
+        y, inverse = compute("RMSNormalization", x, scale, **flags, epsilon=epsilon)
+        exact, case = x.astype("d"), (seed, dims, epsilon)
+        share = 1 / np.sqrt(np.square(exact).mean(-1, keepdims=True) + epsilon)
+        near(inverse, share, share, 8 + math.sqrt(width), case)
+        n = exact * share
+        near(y, n * scale, np.abs(n * scale), 12 + math.sqrt(width), case)
+        n, share = exact * inverse.astype("d"), inverse.astype("d")
+        dx, dscale = compute("RMSNormalizationGrad", dy, x, scale, inverse, **flags)
+        g, ulps = dy.astype("d") * scale, 8 + 2 * math.sqrt(width)
+        sizes = np.abs(g) + np.abs(n) * np.abs(g * n).mean(-1, keepdims=True)
+        near(dx, (g - n * (g * n).mean(-1, keepdims=True)) * share, sizes * share, ulps, case)
+        terms = (dy.astype("d") * n).reshape(-1, width)
+        near(dscale, terms.sum(0), np.abs(terms).sum(0), 8 + 2 * math.sqrt(math.prod(dims[:-1])), case)
+
+
 def test_sums_over_rows(library: Path) -> None:
     for seed, random in cases():
         dims = shape(random, int(random.integers(1, 5)), width=size(random))

@@ -10,7 +10,7 @@ import numpy as np
 import onnx
 from onnx import numpy_helper
 
-from ortflow.workflow.graph import gelu
+from ortflow.workflow.graph import gelu, rms, walk
 from ortflow.workflow.graph.edit import (
     MICROSOFT,
     Editor,
@@ -23,17 +23,21 @@ from ortflow.workflow.graph.edit import (
 )
 
 Dims = tuple[int | str | None, ...]
+_NORM_GRADIENTS = ("LayerNormalizationGrad", "SimplifiedLayerNormalizationGrad")
 
 
 def before(graph: onnx.GraphProto) -> None:
     """Forms whose gradient is cheaper, in place."""
+    _casts(graph)
     gelu.fuse(graph)
+    rms.fuse(graph)
     _powers(graph)
 
 
 def after(graph: onnx.GraphProto) -> None:
     """Kernels that use all threads and fewer passes over memory, in place."""
     gelu.unfuse(graph)
+    rms.unfuse(graph)
     edit = Editor(graph)
     rows = _Rows(edit)
     _bias_gradients(graph, rows)
@@ -41,6 +45,24 @@ def after(graph: onnx.GraphProto) -> None:
     _weight_gradients(graph, edit)
     sort_nodes(graph)
     prune(graph)
+
+
+def _casts(graph: onnx.GraphProto) -> None:
+    """Reads around a Cast to the element type that a value has already: the norms of exporters have two."""
+    kinds = {name: value.type.tensor_type.elem_type for name, value in described(graph).items()}
+    kept = {value.name for value in graph.output}
+    for node in graph.node:
+        for inner in walk.subgraphs(node):
+            kept |= walk.captured(inner)
+    names: dict[str, str] = {}
+    for node in graph.node:
+        node.input[:] = [names.get(name, name) for name in node.input]
+        if node.op_type != "Cast" or node.domain != "" or node.output[0] in kept:
+            continue
+        if kinds.get(node.input[0], 0) == attributes_of(node)["to"]:
+            names[node.output[0]] = node.input[0]
+    if names:
+        prune(graph)
 
 
 def _powers(graph: onnx.GraphProto) -> None:
@@ -104,13 +126,14 @@ def _norm_gradients(graph: onnx.GraphProto, edit: Editor, rows: _Rows) -> None:
     """LayerNormalization's gradient out of parallel kernels: its own runs on one thread.
 
     With n = (x - mean) / deviation, g = dy * scale and means over the last axis of D elements:
-    dx = (g - mean(g) - n mean(g n)) / deviation; the means are products of dy and of dy n with scale / D.
+    dx = (g - mean(g) - n mean(g n)) / deviation; the means are products of dy and of dy n with scale / D. Of root mean
+    square normalisation, the mean is 0, and mean(g) falls away.
     """
     shapes = _known_shapes(graph)
     for node in list(graph.node):
-        if node.op_type != "LayerNormalizationGrad" or node.domain != MICROSOFT:
+        if node.op_type not in _NORM_GRADIENTS or node.domain != MICROSOFT:
             continue
-        dy, x, scale, mean, inverse = node.input
+        dy, x, scale, *means, inverse = node.input
         axis = next((a.i for a in node.attribute if a.name == "axis"), -1)
         dims = shapes.get(x)
         if dims is None or axis not in (-1, len(dims) - 1):
@@ -120,7 +143,7 @@ def _norm_gradients(graph: onnx.GraphProto, edit: Editor, rows: _Rows) -> None:
         graph.node.remove(node)
         column = edit.node("Mul", scale, edit.constant(1 / width))
         column = edit.node("Reshape", column, edit.integers(width, 1))
-        normal = edit.node("Mul", edit.node("Sub", x, mean), inverse)
+        normal = edit.node("Mul", edit.node("Sub", x, means[0]) if means else x, inverse)
         turned = edit.node("Mul", dy, normal)
         if len(node.output) > 1 and node.output[1]:
             rows.sum(turned, dims, node.output[1])
@@ -129,7 +152,8 @@ def _norm_gradients(graph: onnx.GraphProto, edit: Editor, rows: _Rows) -> None:
         if node.output[0]:
             along = edit.node("Mul", normal, edit.node("MatMul", turned, column))
             rest = edit.node("Sub", edit.node("Mul", dy, scale), along)
-            rest = edit.node("Sub", rest, edit.node("MatMul", dy, column))
+            if means:
+                rest = edit.node("Sub", rest, edit.node("MatMul", dy, column))
             edit.node("Mul", rest, inverse, output=node.output[0])
 
 

@@ -1,4 +1,4 @@
-"""LayerNormalization and its gradient, and the sums over rows that biases have for gradients: see norm.c, sums.c."""
+"""Layer and RMS norm and their gradients, and the sums over rows that biases have for gradients: see norm.c, sums.c."""
 
 from __future__ import annotations
 
@@ -25,6 +25,16 @@ def put(rewriter: Rewriter) -> None:
         if _is_normal(rewriter, node, node.input[1], node.input[2:3]) and len(outputs) == 3:
             rewriter.drop(node)
             rewriter.add("LayerNormalizationGrad", node.input, outputs)
+    for node in rewriter.nodes("SimplifiedLayerNormalization"):
+        if _is_normal(rewriter, node, node.input[0], node.input[1:]) and len(node.output) == 2:
+            epsilon = float(attributes_of(node).get("epsilon", _EPSILON))
+            rewriter.drop(node)
+            rewriter.add("RMSNormalization", node.input, node.output, epsilon=epsilon)
+    for node in rewriter.nodes("SimplifiedLayerNormalizationGrad", MICROSOFT):
+        outputs = [n for n in node.output if n]
+        if _is_normal(rewriter, node, node.input[1], node.input[2:3]) and len(outputs) == 2:
+            rewriter.drop(node)
+            rewriter.add("RMSNormalizationGrad", node.input, outputs)
     for node in rewriter.nodes("ReduceSum"):
         axes = rewriter.integers(node.input[1]) if len(node.input) > 1 else None
         dims = rewriter.dims(node.input[0])

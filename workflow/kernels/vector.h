@@ -25,6 +25,7 @@ typedef float unaligned __attribute__((vector_size(4 * W), aligned(4)));
 typedef float unaligned_edge __attribute__((vector_size(4 * EDGE), aligned(4)));
 
 #define UNROLL _Pragma("GCC unroll 16")
+#define INLINE static inline __attribute__((always_inline))
 
 static inline vec load(const float *p) { return *(const unaligned *)p; }
 static inline void store(float *p, vec x) { *(unaligned *)p = x; }

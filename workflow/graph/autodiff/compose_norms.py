@@ -37,15 +37,18 @@ def normalization_gradients(
 
 
 def layer_norm(w: Writer) -> None:
-    """The gradients of x, scale and bias; the last two are of the shape of x's last axes."""
-    gradient, x, scale, mean, inverse = w.node.input
+    """The gradients of x, scale and bias; the last two are of the shape of x's last axes.
+
+    Of root mean square normalization, there is neither a mean nor a bias.
+    """
+    gradient, x, scale, *means, inverse = w.node.input
     rank = shapes.rank(w.context.types, x)
     axis = w.attribute("axis", -1)
     if axis >= 0:
         if rank is None:
             raise w.refusal("the rank of its input is not known")
         axis -= rank
-    dx, dscale = normalization_gradients(w, gradient, x, scale, mean, inverse, range(axis, 0))
+    dx, dscale = normalization_gradients(w, gradient, x, scale, "".join(means), inverse, range(axis, 0))
     found = [dx if w.output(0) else ""]
     for place, value in ((1, dscale), (2, gradient)):
         found.append(_over_rows(w, value, scale, axis, rank) if w.output(place) else "")
@@ -93,6 +96,7 @@ def cross_entropy(w: Writer) -> None:
 
 NORMS: dict[str, Callable[[Writer], None]] = {
     "LayerNormalizationGrad": layer_norm,
+    "SimplifiedLayerNormalizationGrad": layer_norm,
     "SoftmaxCrossEntropyLossGrad": cross_entropy,
     "SoftmaxGrad_13": softmax,
 }

@@ -50,8 +50,15 @@ def _is_whole(b: Backward, vector: str, sizes: Dims) -> bool:
 
 @rule("SimplifiedLayerNormalization")
 def root_mean_square_normalization(b: Backward) -> Gradients:
-    rank = b.rank(0)
-    yield from _broadcast_normalization(b, "", b.stash(1), range(b.attribute("axis", -1) % rank - rank, 0))
+    inverse, rank = b.stash(1), b.rank(0)
+    axis = b.attribute("axis", -1) % rank
+    sizes = (shapes.named_shape(b.context.types, b.input(0)) or [])[axis:]
+    if _is_whole(b, b.input(1), sizes):
+        inputs = b.gradient(), b.input(0), b.input(1), inverse
+        found = b.several("SimplifiedLayerNormalizationGrad", 2, *inputs, domain=MICROSOFT, axis=axis)
+        yield from enumerate(found)
+        return
+    yield from _broadcast_normalization(b, "", inverse, range(axis - rank, 0))
 
 
 def _broadcast_normalization(b: Backward, mean: str, inverse: str, axes: range) -> Gradients:
