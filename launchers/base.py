@@ -12,7 +12,7 @@ import difflib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from importlib.metadata import entry_points
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
@@ -24,6 +24,12 @@ if TYPE_CHECKING:
     from ortflow.workflow.spec.run import RunSpec
 
 GROUP = "ortflow.launchers"
+OWN = {
+    "local": "local:LocalLauncher",
+    "slurm": "slurm.launcher:SlurmLauncher",
+    "kubernetes": "kubernetes.launcher:KubernetesLauncher",
+}
+"""Launchers that come along, found without a look through all that is installed."""
 
 
 @dataclass(frozen=True)
@@ -85,6 +91,12 @@ class Overview(Protocol):
 @cache
 def find_launcher(name: str) -> Launcher:
     """The launcher of a name; raises UserError naming those that exist."""
+    if name in OWN:
+        module, _, kind = OWN[name].partition(":")
+        own: Launcher = getattr(import_module(f"{GROUP}.{module}"), kind)()
+        return own
+    from importlib.metadata import entry_points
+
     found = {point.name: point for point in entry_points(group=GROUP)}
     if name not in found:
         near = difflib.get_close_matches(name, found, 1)

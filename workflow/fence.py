@@ -11,7 +11,6 @@ from __future__ import annotations
 import json
 import os
 import threading
-import uuid
 from collections.abc import Callable
 from pathlib import Path
 
@@ -80,7 +79,7 @@ class Owner(Fence):
 
     def renew(self, **about: str | int) -> str:
         """Make the directory that of a new generation, and all earlier ones leave; its token."""
-        token = uuid.uuid4().hex
+        token = os.urandom(16).hex()
         self._ours.add(token)
         write_atomically(self._run.owner, json.dumps({"token": token, **about}).encode())
         return token

@@ -9,7 +9,6 @@ import errno
 import json
 import os
 import re
-import secrets
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -28,7 +27,7 @@ OWN_FILES = re.compile(
     | events/rank-\d{{4,}}\.jsonl(\.damaged)?
     | logs/(attempt-\d{{2,}}/)?[\w-]+\.log
     | graphs/(\.?[\w.]+\.(onnx|safetensors) | graphs\.json)
-    | slurm/([\w-]+\.sh)
+    | slurm/[\w-]+\.(sh|out|pkl)
     | kubernetes/(run\.yaml | files/.+)
     | tensorboard/events\.out\.tfevents\.[^/]+
     | ([\w-]+/){{0,2}}{TEMPORARY}
@@ -165,7 +164,7 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
     path.parent.mkdir(parents=True, exist_ok=True)
     attempt = os.environ.get("ORTFLOW_ATTEMPT")
     made_by = f"a{attempt}-" if attempt and attempt.isdigit() else ""
-    temporary = path.with_name(f".{path.name[:200]}.{made_by}{secrets.token_hex(4)}")
+    temporary = path.with_name(f".{path.name[:200]}.{made_by}{os.urandom(4).hex()}")
     try:
         descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
         try:

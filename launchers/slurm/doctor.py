@@ -27,7 +27,7 @@ from ortflow.launchers.slurm.probe import Start
 from ortflow.launchers.slurm.refusals import refusal
 from ortflow.launchers.slurm.restart_checks import restarts
 from ortflow.launchers.slurm.site import Association, Partition, Settings, listed
-from ortflow.launchers.slurm.submitting import new_submission, require_submitit, settings
+from ortflow.launchers.slurm.submitting import new_submission, settings
 from ortflow.launchers.slurm.survey import FINE_TO_HAVE, NEEDED, Survey
 from ortflow.launchers.slurm.trial import NotRun, run_trial
 from ortflow.launchers.slurm.trial_findings import findings
@@ -175,12 +175,7 @@ def _sbatch(request: SlurmRequest, slurm: Survey) -> Finding:
 
 
 def _here(submission: Submission) -> Iterator[Finding]:
-    """What needs no Slurm: submitit, the interpreter, the folder of the runs."""
-    try:
-        require_submitit()
-        yield ok("submitit", "installed")
-    except UserError as error:
-        yield from_error("submitit", error)
+    """What needs no Slurm: the interpreter, the folder of the runs."""
     yield _interpreter(submission.spec)
     folder, about = existing(submission.run.root.parent), "run directory"
     if os.access(folder, os.W_OK):

@@ -1,42 +1,79 @@
-"""submitit's executor for Slurm, with a batch script of ours in place of its pickle.
+"""submitit's executor for runs: its parameters and its jobs, for a run file in place of a function.
 
-The only module that imports submitit, and imported when something is submitted. submitit's own `sbatch` has no
-time-out and its workers know nothing of ranks that agree, so both are ours; the job folder is laid out as submitit
-does, so that `submitit.SlurmJob(folder, job_id)` finds its way there.
+    from ortflow.slurm import SlurmExecutor
+
+    executor = SlurmExecutor("runs")
+    executor.update_parameters(slurm_partition="gpu", timeout_min=60, slurm_additional_parameters={"licenses": "a:1"})
+    job = executor.submit("run.yaml", "train.steps=1000")
+    job.state, job.stdout(), job.result()
+
+A run is submitted as `ortflow submit` does it, so every verb works on it. This module and `job` alone import submitit,
+which the command line does without.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
-from submitit.slurm.slurm import SlurmExecutor
+from submitit.core.utils import DelayedSubmission
+from submitit.slurm.slurm import SlurmExecutor as Submitit
 
-from ortflow.launchers.slurm.commands import Settings, Slurm
-from ortflow.workflow.rundir import write_atomically
+from ortflow.launchers.base import Submission
+from ortflow.launchers.slurm.job import RunJob
+from ortflow.launchers.slurm.launcher import SlurmLauncher
+from ortflow.launchers.slurm.parameters import KEYS, OTHERS, overrides, renamed
+from ortflow.workflow.errors import UserError
+from ortflow.workflow.rundir import RunDir
+from ortflow.workflow.spec.load import load_run_file
+from ortflow.workflow.spec.paths import resolve_paths
 
-SCRIPT = "job.sh"
 
+class SlurmExecutor(Submitit):  # type: ignore[misc]  # types are not followed into submitit
+    """Submits runs; `folder` is that of the runs. `submit(RUN_FILE, "KEY=VALUE", …)` returns the job.
 
-class BatchExecutor(SlurmExecutor):  # type: ignore[misc]  # types are not followed into submitit
-    """Submits one script; `folder` holds it."""
+    Parameters win over the run file, and KEY=VALUE over both. `submit` raises UserError and Faults.
+    """
 
-    def __init__(self, folder: Path, slurm: Slurm, text: str, settings: Settings) -> None:
+    job_class = RunJob
+
+    def __init__(self, folder: Path | str = "runs", *, fresh: bool = False) -> None:
         super().__init__(folder)
-        self._slurm, self._text, self._settings = slurm, text, settings
+        self._fresh = fresh
+        self._launcher = SlurmLauncher()
 
     @classmethod
     def affinity(cls) -> int:
         """submitit looks for srun on the PATH; whether there is a Slurm is asked of it."""
         return 2
 
-    def submit_script(self) -> str:
-        """Submit and return the job's id. Raises what `Slurm.submit` raises."""
-        script = Path(self.folder) / SCRIPT
-        write_atomically(script, self._make_submission_file_text(self._text, "").encode())
-        job = self._slurm.submit(str(script), self._settings)
-        # Not by submitit's own paths, nor as its job: both read %j, %t, %a and %A in a folder's name.
-        write_atomically(Path(self.folder) / f"{job.partition('_')[0]}_submission.sh", self._text.encode())
-        return job
+    @classmethod
+    def _valid_parameters(cls) -> set[str]:
+        return {*KEYS, *OTHERS}
 
-    def _make_submission_file_text(self, command: str, uid: str) -> str:
-        return command
+    def _internal_update_parameters(self, **parameters: Any) -> None:
+        self.parameters.update(renamed(parameters))
+
+    def _internal_process_submissions(self, delayed_submissions: Sequence[DelayedSubmission]) -> list[RunJob]:
+        """Every run is a job of its own, in a batch too."""
+        return [self._place(*self._read(delayed)) for delayed in delayed_submissions]
+
+    def _read(self, delayed: DelayedSubmission) -> tuple[Submission, RunDir]:
+        file = delayed.function
+        if not isinstance(file, (str, Path)) or delayed.kwargs:
+            raise UserError(
+                f"{file!r} is not a run file", fix="submit(RUN_FILE, 'KEY=VALUE', …); functions are for submitit's own"
+            )
+        path = Path(file)
+        values = [*overrides(self.parameters), *map(str, delayed.args)]
+        spec = load_run_file(path, values, files=True)
+        if spec.run_dir is None:
+            spec = spec.model_copy(update={"run_dir": str(Path(self.folder) / spec.name)})
+        spec = resolve_paths(spec, path)
+        run = RunDir(Path(str(spec.run_dir)))
+        return Submission(spec, run, path.absolute().parent, fresh=self._fresh), run
+
+    def _place(self, submission: Submission, run: RunDir) -> RunJob:
+        handle = self._launcher.submit(self._launcher.request(submission))
+        return RunJob(run.root / "slurm", handle.removeprefix("slurm://"))

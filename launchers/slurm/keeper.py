@@ -21,6 +21,7 @@ from ortflow.launchers.plain import PlainView
 from ortflow.launchers.records import CANCELS, Outcome, last_end, open_attempt, pending_changes
 from ortflow.launchers.slurm import requeue, taking
 from ortflow.launchers.slurm.mandate import is_on_record, revoked, submission_of
+from ortflow.launchers.slurm.outcome import begin_job, leave_result
 from ortflow.launchers.slurm.requeue import Answer, Fate, JobOfOurs
 from ortflow.launchers.slurm.step import StepAttempt
 from ortflow.launchers.slurm.stopping import JobStop
@@ -81,6 +82,7 @@ class Keeper:
             # Who submitted it was gone before Slurm had answered.
             submission = submission_of(self._comment)
             self._run.record_attempt(event="submit", launcher="slurm", job=self._job.id, submission=submission)
+        begin_job(self._run, self._job.id)
         if self._job.restarts:
             self._view.say(f"started again by Slurm, the {self._job.restarts}. time, on {self._job.node}")
         for note in pending_changes(self._run.read_attempts()):
@@ -100,9 +102,13 @@ class Keeper:
         code = Supervisor(
             job, self._view, JobStop(self._run.stop_request, self._job, spec.backends.slurm.signal_seconds)
         ).supervise()
+        leave_result(self._run, self._job.id)
         end = last_end(self._run.read_attempts()) or {}
+        if code == EXIT_PREEMPTED and end.get("asked") in CANCELS:
+            return self._cancelled()
         if code == EXIT_PREEMPTED:
-            code = self._cancelled() if end.get("asked") in CANCELS else self._again()
+            code = self._again()
+            leave_result(self._run, self._job.id)
         return code
 
     def _lock(self) -> None:
@@ -245,6 +251,7 @@ def main(arguments: list[str]) -> int:
         with suppress(OSError):
             outcome = Outcome.USER_ERROR if error.exit_code == EXIT_USER else Outcome.FAILURE
             run.record_attempt(event="stop", outcome=outcome.value, cause=str(error), why="the job could not begin")
+            leave_result(run, job.id)
         return error.exit_code
 
 

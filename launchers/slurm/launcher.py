@@ -98,11 +98,10 @@ class SlurmLauncher:
     def submit(self, request: SlurmRequest) -> str:
         """Submit the job; raises UserError where Slurm or the run directory does not take it."""
         from ortflow.launchers.opening import opened
-        from ortflow.launchers.slurm.submitting import place, require_submitit, settle
+        from ortflow.launchers.slurm.submitting import place, settle
         from ortflow.launchers.stop import interruptible
 
         submission, run = request.submission, request.submission.run
-        require_submitit()
         check_ranks(request)
         str(request)  # what has no place in a script is told before anything is made
         if (job := settle(run, self._slurm)) is not None and (job.waits or not is_settled(run.read_attempts())):

@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import re
 import time
-import uuid
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
@@ -18,11 +17,12 @@ from ortflow.launchers.slurm.commands import NoAnswer, Refused, Settings, Slurm
 from ortflow.launchers.slurm.history import SETTLE, by_hand, find, in_doubt, placed
 from ortflow.launchers.slurm.jobs import Job
 from ortflow.launchers.slurm.refusals import refusal
-from ortflow.workflow.errors import OrtflowError, UserError
-from ortflow.workflow.rundir import RunDir
+from ortflow.workflow.errors import OrtflowError
+from ortflow.workflow.rundir import RunDir, write_atomically
 
 FOLDER = "slurm"
-"""In the run directory: the script, as submitit lays it out."""
+"""In the run directory: the script, and what `submitit.SlurmJob` finds of a job."""
+SCRIPT = "job.sh"
 PATIENCE = 11.5
 """Seconds until whoever submits is told that nobody answers."""
 DAY = 86400.0
@@ -46,18 +46,7 @@ class InDoubt(OrtflowError):
 
 def new_submission() -> str:
     """An id that no other submission has."""
-    return uuid.uuid4().hex[:16]
-
-
-def require_submitit() -> None:
-    """Raise UserError where submitit is not installed."""
-    from importlib.util import find_spec
-
-    if find_spec("submitit") is None:
-        raise UserError(
-            "submitting to Slurm needs submitit, which is not installed",
-            fix="install it with `pip install 'ortflow[slurm]'`",
-        )
+    return os.urandom(8).hex()
 
 
 def place(
@@ -145,13 +134,14 @@ def active(run: RunDir, slurm: Slurm, patience: float | None = None, *, by_hand_
 
 
 def _sbatch(run: RunDir, text: str, slurm: Slurm) -> str:
-    from ortflow.launchers.slurm.executor import BatchExecutor
-
     folder = run.root / FOLDER
     folder.mkdir(exist_ok=True)
     # Where a batch job's output cannot be written, Slurm starts nothing and says next to nothing.
     (run.root / "logs").mkdir(exist_ok=True)
-    return BatchExecutor(folder, slurm, text, settings(text, os.environ, Path.cwd())).submit_script()
+    write_atomically(folder / SCRIPT, text.encode())
+    job = slurm.submit(str(folder / SCRIPT), settings(text, os.environ, Path.cwd()))
+    write_atomically(folder / f"{job.partition('_')[0]}_submission.sh", text.encode())
+    return job
 
 
 def settings(script: str, environment: Mapping[str, str], folder: Path) -> Settings:

@@ -101,7 +101,6 @@ def submit(wanted: SweepRequest, slurm: Slurm) -> str:
     from ortflow.launchers.opening import opened
     from ortflow.launchers.stop import interruptible
 
-    submitting.require_submitit()
     check_ranks(wanted.requests[0])
     str(wanted)  # what has no place in a script is told before anything is made
     sweep, fresh = wanted.sweep, wanted.requests[0].submission.fresh
@@ -126,8 +125,6 @@ def submit(wanted: SweepRequest, slurm: Slurm) -> str:
 
 def _place(wanted: SweepRequest, renewed: Mapping[int, bool], slurm: Slurm) -> str:
     """sbatch, with the submission on record in every directory before and after; the handle."""
-    from ortflow.launchers.slurm.executor import SCRIPT
-
     tasks = list(renewed)
     runs = {task: wanted.requests[task].submission.run for task in tasks}
 
@@ -136,7 +133,7 @@ def _place(wanted: SweepRequest, renewed: Mapping[int, bool], slurm: Slurm) -> s
             # Where output cannot be written, Slurm starts nothing and says next to nothing.
             (run.root / "logs").mkdir(exist_ok=True)
             alone = wanted.requests[task].script(f"{submission}-{task}")
-            write_atomically(run.root / submitting.FOLDER / SCRIPT, alone.encode())
+            write_atomically(run.root / submitting.FOLDER / submitting.SCRIPT, alone.encode())
         return wanted.script(submission, tasks)
 
     folder = SweepDir(wanted.sweep.folder, runs)

@@ -29,6 +29,8 @@ def directives(spec: RunSpec, placement: Placement) -> list[str]:
     for text in spec.backends.slurm.directives:
         name, equals, value = text.removeprefix("--").partition("=")
         lines.append(directive(name, value if equals else None))
+    for name, given in spec.backends.slurm.additional_parameters.items():
+        lines.append(directive(name.replace("_", "-"), None if given is True else str(given)))
     return lines
 
 

@@ -1,47 +1,58 @@
 """The command line: every verb by name, and how errors become one sentence and an exit code.
 
 Verbs are wired here and live in modules of their own. Those modules import what they need when they run, because
-`--help` reads all of them.
+`--help` reads all of them. A command line that begins with the name of a verb reads that verb's module alone.
 """
 
 from __future__ import annotations
 
 import os
 import sys
-from typing import Annotated
+from collections.abc import Mapping
+from importlib import import_module
+from typing import Annotated, NamedTuple
 
 import typer
 
 import ortflow
-from ortflow.cli import (
-    cancel,
-    checkpoint,
-    data,
-    doctor,
-    export,
-    image,
-    inspect,
-    logs,
-    rank,
-    run,
-    schema,
-    status,
-    submit,
-    supervise,
-    validate,
-)
 from ortflow.cli.extras import needs_extra
-from ortflow.cli.host import reachable
 from ortflow.workflow.errors import EXIT_FAILURE, OrtflowError, Preempted
 from ortflow.workflow.streams import guarded
 
-app = typer.Typer(
-    name="ortflow",
-    no_args_is_help=True,
-    rich_markup_mode=None,
-    pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
+
+class Verb(NamedTuple):
+    """Where a verb is."""
+
+    module: str
+    """In this package."""
+    function: str
+    """Its function; `app` where it is a group of verbs."""
+    reachable: bool = False
+    """It takes --host."""
+    hidden: bool = False
+
+
+VERBS: Mapping[str, Verb] = {
+    "run": Verb("run", "run"),
+    "validate": Verb("validate", "validate"),
+    "inspect": Verb("inspect", "inspect"),
+    "doctor": Verb("doctor", "doctor", reachable=True),
+    "submit": Verb("submit", "submit", reachable=True),
+    "render": Verb("submit", "render", reachable=True),
+    "status": Verb("status", "status", reachable=True),
+    "list": Verb("status", "list_runs", reachable=True),
+    "logs": Verb("logs", "logs", reachable=True),
+    "cancel": Verb("cancel", "cancel", reachable=True),
+    "resume": Verb("run", "resume", reachable=True),
+    "supervise": Verb("supervise", "supervise"),
+    "export": Verb("export", "export"),
+    "rank": Verb("rank", "rank", hidden=True),
+    "schema": Verb("schema", "schema"),
+    "data": Verb("data", "app"),
+    "checkpoint": Verb("checkpoint", "app"),
+    "image": Verb("image", "app"),
+}
+"""In the order of `--help`."""
 
 
 def _version(value: bool) -> None:
@@ -50,7 +61,6 @@ def _version(value: bool) -> None:
         raise typer.Exit
 
 
-@app.callback()
 def ortflow_command(
     version: Annotated[
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
@@ -59,24 +69,29 @@ def ortflow_command(
     """One run file trains any ONNX model; a run that is killed loses nothing."""
 
 
-app.command("run")(run.run)
-app.command("validate")(validate.validate)
-app.command("inspect")(inspect.inspect)
-app.command("doctor")(reachable(doctor.doctor))
-app.command("submit")(reachable(submit.submit))
-app.command("render")(reachable(submit.render))
-app.command("status")(reachable(status.status))
-app.command("list")(reachable(status.list_runs))
-app.command("logs")(reachable(logs.logs))
-app.command("cancel")(reachable(cancel.cancel))
-app.command("resume")(reachable(run.resume))
-app.command("supervise")(supervise.supervise)
-app.command("export")(export.export)
-app.command("rank", hidden=True)(rank.rank)
-app.command("schema")(schema.schema)
-app.add_typer(data.app)
-app.add_typer(checkpoint.app)
-app.add_typer(image.app)
+def command_line(first: str | None = None) -> typer.Typer:
+    """The command line; where `first` is the name of a verb, with that verb alone."""
+    app = typer.Typer(
+        name="ortflow",
+        no_args_is_help=True,
+        rich_markup_mode=None,
+        pretty_exceptions_enable=False,
+        context_settings={"help_option_names": ["-h", "--help"]},
+    )
+    app.callback()(ortflow_command)
+    for name, verb in VERBS.items():
+        if first in VERBS and name != first:
+            continue
+        function = getattr(import_module(f"ortflow.cli.{verb.module}"), verb.function)
+        if isinstance(function, typer.Typer):
+            app.add_typer(function)
+            continue
+        if verb.reachable:
+            from ortflow.cli.host import reachable
+
+            function = reachable(function)
+        app.command(name, hidden=verb.hidden)(function)
+    return app
 
 
 def main() -> None:
@@ -87,7 +102,7 @@ def main() -> None:
 
 def _main() -> None:
     try:
-        app(prog_name="ortflow")
+        command_line(sys.argv[1] if len(sys.argv) > 1 else None)(prog_name="ortflow")
     except Preempted as error:
         print(error, file=sys.stderr)
         sys.exit(error.exit_code)

@@ -85,7 +85,7 @@ def carry_out(ctx: typer.Context, host: str, folder: str | None, python: str | N
     used = choose(recall(host), python or python_of(spec), folder)
     login = Login(connect(host), used.python or PYTHON, used.folder or FOLDER)
     own = cluster_own(named(spec, file.absolute().parent)) if spec is not None and file is not None else []
-    code, packages = own_code(), requirements("slurm")
+    code, packages = own_code(), requirements()
     look = login.look(packages, [(login.code_folder(code), code.sizes)], [one.text for one in own])
     login.require(packages, look.lacking)
     remember(host, used)

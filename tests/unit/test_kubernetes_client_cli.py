@@ -14,7 +14,7 @@ import yaml
 from kubernetes_objects import NOW, mpijob, pod
 from played_kubernetes import PlayedCluster
 
-from ortflow.cli.app import app
+from ortflow.cli.app import command_line
 from ortflow.launchers.base import find_launcher
 from ortflow.launchers.kubernetes import cancelling
 from ortflow.workflow.errors import OrtflowError
@@ -48,7 +48,7 @@ class Person:
         self.screen.readouterr()
         code, told = 0, ""
         try:
-            code = app(list(arguments), standalone_mode=False) or 0
+            code = command_line()(list(arguments), standalone_mode=False) or 0
         except OrtflowError as error:
             code, told = error.exit_code, f"error: {error}"
         screen = self.screen.readouterr()
@@ -204,8 +204,8 @@ def test_without_the_package(tmp_path: Path) -> None:
 
 def test_help_does_not_import_the_package(tmp_path: Path) -> None:
     script = (
-        "import sys; sys.argv[1:] = ['--help']; from ortflow.cli.app import app\n"
-        "try: app()\nexcept SystemExit: pass\nassert 'kubernetes' not in sys.modules"
+        "import sys; sys.argv[1:] = ['--help']; from ortflow.cli.app import command_line\n"
+        "try: command_line()()\nexcept SystemExit: pass\nassert 'kubernetes' not in sys.modules"
     )
     done = subprocess.run([sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

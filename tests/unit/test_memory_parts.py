@@ -8,7 +8,7 @@ import numpy as np
 from graph_build_models import linear
 from typer.testing import CliRunner
 
-from ortflow.cli.app import app
+from ortflow.cli.app import command_line
 from ortflow.workflow.checkpoint.image import KEPT
 from ortflow.workflow.memory import buffers, peak, with_peak
 
@@ -31,7 +31,9 @@ def test_what_is_no_buffer_is_the_rest_of_the_peak() -> None:
 
 
 def test_inspect_shows_them(tmp_path: Path) -> None:
-    told = CliRunner().invoke(app, ["inspect", str(linear(tmp_path / "m.onnx", width=4000, out=("batch", 250)))])
+    told = CliRunner().invoke(
+        command_line(), ["inspect", str(linear(tmp_path / "m.onnx", width=4000, out=("batch", 250)))]
+    )
     assert told.exit_code == 0, told.output
     (line,) = (line for line in told.output.splitlines() if line.startswith("memory"))
     assert "parameters 4.0 MB, gradients 4.0 MB, moments 8.0 MB, checkpoint 12 MB" in line

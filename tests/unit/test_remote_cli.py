@@ -10,7 +10,7 @@ import typer
 from typer.testing import CliRunner
 
 from ortflow.cli import host
-from ortflow.cli.app import app
+from ortflow.cli.app import command_line
 from ortflow.launchers.remote.memory import Used, recall, remember
 
 REACHABLE = ("submit", "render", "status", "list", "logs", "cancel", "resume", "doctor")
@@ -48,27 +48,27 @@ def typed(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
     ],
 )  # fmt: skip
 def test_typed_again(typed: list[list[str]], line: str, there: str) -> None:
-    result = CliRunner().invoke(app, line.split(), env={"ORTFLOW_RUNS": "of/this/side"})
+    result = CliRunner().invoke(command_line(), line.split(), env={"ORTFLOW_RUNS": "of/this/side"})
     assert result.exit_code == 3, result.output
     words = there.split()
     assert typed == [[*words, "model.path=there"] if words[3] in ("submit", "render") else words]
 
 
 def test_the_doctor_s_run_file(typed: list[list[str]], tmp_path: Path) -> None:
-    assert CliRunner().invoke(app, ["doctor", "--host", "l", "run.yaml", "a=b"]).exit_code == 3
+    assert CliRunner().invoke(command_line(), ["doctor", "--host", "l", "run.yaml", "a=b"]).exit_code == 3
     assert typed[0][3:] == ["doctor", "--backend=slurm", "--", "inputs/x/run.yaml", "a=b", "model.path=there"]
 
 
 def test_without_a_host_the_verb_is_as_it_was(typed: list[list[str]], tmp_path: Path) -> None:
-    result = CliRunner().invoke(app, ["list", "--runs-dir", str(tmp_path)], env={"ORTFLOW_HOST": ""})
+    result = CliRunner().invoke(command_line(), ["list", "--runs-dir", str(tmp_path)], env={"ORTFLOW_HOST": ""})
     assert result.output == f"no runs in {tmp_path}\n"
     assert typed == []
 
 
 def test_every_verb_about_runs_is_reachable(typed: list[list[str]]) -> None:
     for verb in REACHABLE:
-        assert "--host-python" in CliRunner().invoke(app, [verb, "--help"]).output
-    assert "--host" not in CliRunner().invoke(app, ["run", "--help"]).output
+        assert "--host-python" in CliRunner().invoke(command_line(), [verb, "--help"]).output
+    assert "--host" not in CliRunner().invoke(command_line(), ["run", "--help"]).output
 
 
 def test_flags_with_two_names(typed: list[list[str]]) -> None:

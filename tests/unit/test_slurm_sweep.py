@@ -480,8 +480,8 @@ def test_the_table_as_json(found: Found) -> None:
 def test_what_the_command_line_refuses(place: Path, words: list[str], sentence: str) -> None:
     from typer.testing import CliRunner
 
-    from ortflow.cli.app import app
+    from ortflow.cli.app import command_line
 
     with pytest.raises(UserError, match=sentence):
-        CliRunner().invoke(app, words, catch_exceptions=False)
+        CliRunner().invoke(command_line(), words, catch_exceptions=False)
     assert not (place / "runs").exists()

@@ -108,6 +108,32 @@ def test_what_slurm_takes(key: str, text: str) -> None:
             'directives[0]: holds a quotation mark or a backslash: --licenses="a"; '
             "leave it away: ortflow quotes the value",
         ),
+        (
+            {"additional_parameters": {"output": "x"}},
+            f"additional_parameters.output: may not be given here; {LOGS}",
+        ),
+        (
+            {"additional_parameters": {"cpus_per_task": 2}},
+            "additional_parameters.cpus_per_task: may not be given here; use resources.cpus_per_rank",
+        ),
+        (
+            {"additional_parameters": {"licenses": 'a"'}},
+            "additional_parameters.licenses: holds a quotation mark, a backslash or a control character; "
+            "leave it away: ortflow quotes the value",
+        ),
+        (
+            {"additional_parameters": {"licenses=a\n#SBATCH --x": "b"}},
+            "additional_parameters.licenses=a\\n#SBATCH --x: is not a name of a directive; "
+            "write one of sbatch, such as licenses",
+        ),
+        (
+            {"additional_parameters": {"core_spec": 1, "core-spec": 2}},
+            "additional_parameters.core-spec: is given twice; leave one of them away",
+        ),
+        (
+            {"additional_parameters": {"hint": "x"}, "directives": ["--hint=y"]},
+            "additional_parameters.hint: is given twice; leave one of them away",
+        ),
         ({"directives": ["--nodes=2"]}, "directives[0]: may not hold --nodes; use resources.nodes"),
         ({"directives": ["--node=2"]}, "directives[0]: may not hold --node; use resources.nodes"),
         ({"directives": ["--exclusive"]}, "directives[0]: may not hold --exclusive; use backends.slurm.exclusive"),

@@ -149,7 +149,7 @@ class KubernetesBackend(Section):
     """Folder on the volume that paths of inputs are relative to; MOUNT/files/NAME if not given."""
     files: list[Text] = Field(default_factory=list)
     """Small text files beside the run file that travel with it, such as the script of `prepare`."""
-    volume: RunVolume = RunVolume()
+    volume: RunVolume = RunVolume.model_construct()
     """Where run directory and inputs lie: one of `claim`, `create`, `host_path`, `nfs`, `s3`, `empty_dir`."""
     volumes: list[Native] = Field(default_factory=list)
     """More volumes: `name`, `mount`, `read_only`, `sub_path`, and the source as Kubernetes writes it."""
@@ -159,11 +159,11 @@ class KubernetesBackend(Section):
     """Limit of /dev/shm: a number and a unit; a worker's memory if not given."""
     ephemeral_storage: Text | None = None
     """Scratch space of a worker on its node: a number and a unit."""
-    gpu: Gpu = Gpu()
+    gpu: Gpu = Gpu.model_construct()
     """What a GPU is called here."""
     extended_resources: dict[Text, Positive] = Field(default_factory=dict)
     """More resources of a worker and their number, such as rdma/hca: 1."""
-    launcher_resources: LauncherResources = LauncherResources()
+    launcher_resources: LauncherResources = LauncherResources.model_construct()
     """What the launcher's pod takes, where it is no worker."""
     node_selector: dict[Text, Text] = Field(default_factory=dict)
     """Labels that nodes must have."""
@@ -189,7 +189,7 @@ class KubernetesBackend(Section):
     """Environment variables of the ranks, taken as they are; in an overlay's, Kubernetes replaces $(NAME)."""
     secret_env: dict[Text, Text] = Field(default_factory=dict)
     """Environment variables from secrets: VARIABLE: SECRET/KEY."""
-    security: Security = Security()
+    security: Security = Security.model_construct()
     """Who the processes are, and what they may do."""
     service_account: Text | None = None
     """Service account that is there; one of its own, without rights, if not given."""

@@ -90,9 +90,9 @@ class ModelSection(Section):
     """ONNX file of the forward graph, relative to the run file."""
     loss: Loss
     """What is minimised."""
-    graphs: OwnGraphs = OwnGraphs()
+    graphs: OwnGraphs = OwnGraphs.model_construct()
     """Graphs of your own in place of those built from `path`."""
-    parameters: ParameterPatterns = ParameterPatterns()
+    parameters: ParameterPatterns = ParameterPatterns.model_construct()
     """Patterns that override which initializers are trained."""
     recompute: list[Text] = Field(default_factory=list)
     """Glob patterns over modules (`layers.*`) or node names: what they make is computed again for the backward pass,

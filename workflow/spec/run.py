@@ -54,7 +54,7 @@ class CheckpointSection(Section):
     """Period in steps; without any period, only at the end and when the run is asked to leave."""
     every_seconds: PositiveFloat | None = None
     """Period in seconds; whichever comes first where both are given."""
-    keep: Keep = Keep()
+    keep: Keep = Keep.model_construct()
     """Which checkpoints stay."""
     asynchronous: bool = True
     """Write in the background from a copy."""
@@ -128,7 +128,7 @@ class Restart(Section):
     """Preemptions after which the run is given up; no limit if not given."""
     hung_seconds: PositiveFloat | None = 1800.0
     """Seconds without a sign of life from rank 0 after which an attempt counts as hung, a failure; null for never."""
-    backoff: Backoff = Backoff()
+    backoff: Backoff = Backoff.model_construct()
     """Pause before a restart."""
 
 
@@ -144,11 +144,11 @@ class LocalBackend(Section):
 class Backends(Section):
     """What only one backend needs."""
 
-    local: LocalBackend = LocalBackend()
+    local: LocalBackend = LocalBackend.model_construct()
     """This machine."""
-    slurm: SlurmBackend = SlurmBackend()
+    slurm: SlurmBackend = SlurmBackend.model_construct()
     """A Slurm cluster."""
-    kubernetes: KubernetesBackend = KubernetesBackend()
+    kubernetes: KubernetesBackend = KubernetesBackend.model_construct()
     """A Kubernetes cluster with Kubeflow's mpi-operator."""
 
 
@@ -163,7 +163,7 @@ class RunSpec(Section):
     """Seed of the order of the samples and of dropout."""
     prepare: list[Text] = Field(default_factory=list)
     """Command run once in the run file's folder, by `ortflow run`, if the model or the data is not there yet."""
-    trainer: TrainerSection = TrainerSection()
+    trainer: TrainerSection = TrainerSection.model_construct()
     """What trains."""
     model: ModelSection | None = None
     """The model and its loss; required for the trainer `graph`, and for it alone."""
@@ -171,19 +171,19 @@ class RunSpec(Section):
     """The samples."""
     train: TrainSection
     """The optimisation."""
-    parallel: Parallel = Parallel()
+    parallel: Parallel = Parallel.model_construct()
     """Degrees of parallelism."""
-    checkpoint: CheckpointSection = CheckpointSection()
+    checkpoint: CheckpointSection = CheckpointSection.model_construct()
     """Saving the state."""
-    monitor: MonitorSection = MonitorSection()
+    monitor: MonitorSection = MonitorSection.model_construct()
     """Events, TensorBoard, logs."""
-    export: ExportSection = ExportSection()
+    export: ExportSection = ExportSection.model_construct()
     """The inference model."""
-    resources: Resources = Resources()
+    resources: Resources = Resources.model_construct()
     """Nodes, ranks, cores."""
-    restart: Restart = Restart()
+    restart: Restart = Restart.model_construct()
     """Budgets."""
-    backends: Backends = Backends()
+    backends: Backends = Backends.model_construct()
     """What only one backend needs."""
 
     @property

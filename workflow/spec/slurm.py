@@ -73,7 +73,7 @@ class SlurmBackend(Section):
     """Added to the job's niceness: above 0 lets others go first."""
     job_name: Text | None = None
     """Name of the job; the run's name if not given."""
-    mail: Mail = Mail()
+    mail: Mail = Mail.model_construct()
     """Mails from Slurm."""
     gpus_as: Literal["gpus-per-task", "gpus-per-node", "gres"] = "gpus-per-task"
     """Directive that asks for the GPUs of `resources.gpus_per_rank`, as the site wants it."""
@@ -92,6 +92,8 @@ class SlurmBackend(Section):
     """More arguments for srun, each as --flag or --flag=value."""
     directives: list[Text] = Field(default_factory=list)
     """More directives for sbatch, each as --flag or --flag=value."""
+    additional_parameters: dict[Text, Text | int | float | Literal[True]] = Field(default_factory=dict)
+    """More directives for sbatch by name, as in submitit: licenses: "matlab:1"; true for one without a value."""
     omit: list[DirectiveName] = Field(default_factory=list)
     """Directives that the script must not have."""
     prologue: list[Text] = Field(default_factory=list)

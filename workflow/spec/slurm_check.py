@@ -18,7 +18,7 @@ HERE = ("backends", "slurm")
 
 def check_slurm(spec: RunSpec) -> Iterator[Problem]:
     """Every fault of the section."""
-    for find in (_syntax, _mail, _gpus, _mpi, _directives, _srun, _lines, _container):
+    for find in (_syntax, _mail, _gpus, _mpi, _directives, _parameters, _srun, _lines, _container):
         yield from find(spec)
 
 
@@ -76,15 +76,38 @@ def _mpi(spec: RunSpec) -> Iterator[Problem]:
 
 def _directives(spec: RunSpec) -> Iterator[Problem]:
     slurm = spec.backends.slurm
-    own = OWN_DIRECTIVES
-    if spec.resources.memory is None:
-        # --mem=0, a whole node's, has no other word.
-        own = {name: fix for name, fix in own.items() if not name.startswith("mem")}
-    yield from _flags(("directives",), slurm.directives, "directive", own)
+    yield from _flags(("directives",), slurm.directives, "directive", _own_directives(spec))
     for place, text in enumerate(slurm.directives):
         if set(text) & {"'", '"', "\\"}:
             what = f"holds a quotation mark or a backslash: {text}"
             yield _problem(("directives", place), what, "leave it away: ortflow quotes the value")
+
+
+def _parameters(spec: RunSpec) -> Iterator[Problem]:
+    """submitit's additional parameters: the same rules; both ways to write a name."""
+    given = spec.backends.slurm.additional_parameters
+    twice = {flag_name(text) for text in spec.backends.slurm.directives}
+    for name, value in given.items():
+        here = ("additional_parameters", name)
+        flag = name.replace("_", "-")
+        text = f"--{flag}" if value is True else f"--{flag}={value}"
+        if not FLAG.fullmatch(f"--{flag}"):
+            yield _problem(here, "is not a name of a directive", "write one of sbatch, such as licenses")
+        elif carries_control(text) or set(text) & {"'", '"', "\\"}:
+            what = "holds a quotation mark, a backslash or a control character"
+            yield _problem(here, what, "leave it away: ortflow quotes the value")
+        elif fix := owner(text, _own_directives(spec)):
+            yield _problem(here, "may not be given here", fix)
+        elif flag in twice:
+            yield _problem(here, "is given twice", "leave one of them away", (*HERE, "directives"))
+        twice.add(flag)
+
+
+def _own_directives(spec: RunSpec) -> dict[str, str]:
+    if spec.resources.memory is not None:
+        return OWN_DIRECTIVES
+    # --mem=0, a whole node's, has no other word.
+    return {name: fix for name, fix in OWN_DIRECTIVES.items() if not name.startswith("mem")}
 
 
 def _srun(spec: RunSpec) -> Iterator[Problem]:

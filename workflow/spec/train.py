@@ -99,7 +99,7 @@ class TrainSection(Section):
     """Passes over the training set."""
     optimizer: Optimizer
     """The update rule."""
-    schedule: Schedule = Schedule()
+    schedule: Schedule = Schedule.model_construct()
     """The learning rate over the steps."""
     global_batch: Positive | None = None
     """Samples of an optimizer step over all ranks, from which gradient_accumulation follows. A run that goes on keeps
@@ -108,7 +108,7 @@ class TrainSection(Section):
     """Micro-batches a rank adds up before an optimizer step, where global_batch does not say it."""
     clip_norm: PositiveFloat | None = None
     """Largest L2 norm of the gradient; larger ones are scaled down."""
-    evaluation: Evaluation = Evaluation()
+    evaluation: Evaluation = Evaluation.model_construct()
     """Periodic evaluation."""
     early_stop: EarlyStop | None = None
     """Stop when a metric no longer improves."""

@@ -1,0 +1,99 @@
+"""What `ortflow submit -b slurm` costs over `sbatch` of what `ortflow render` has written before.
+
+    SLURM_CONF=… python benchmarks/submit_slurm.py      # on any cluster, of tests/beds/slurm too; it trains nothing
+
+Prints seconds of whole commands, medians of rounds in which the two take turns, and what Python itself needs to start.
+The jobs are held back (`begin`) and taken out of the queue again. Beside what sbatch does, submit reads and checks the
+run file, looks for a job of the run, makes its directory and puts all on record. The target is under 0.25 s.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import yaml
+
+ORTFLOW = [sys.executable, "-m", "ortflow"]
+TARGET = 0.25
+"""Seconds that submit may take over sbatch."""
+RUN = {
+    "model": {"path": "model.onnx", "loss": "cross_entropy"},
+    "data": {"train": "train.arrow", "micro_batch": 4},
+    "train": {"steps": 100, "optimizer": {"name": "adamw", "lr": 1e-3}},
+    "resources": {"nodes": 2, "ranks_per_node": 2},
+    "backends": {"slurm": {"begin": "now+1hour"}},
+}
+
+
+@functools.cache
+def _environment() -> dict[str, str]:
+    """As after an installation: modules are compiled, in a folder that goes with this program."""
+    kept = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+    return {**kept, "PYTHONPYCACHEPREFIX": os.path.join(tempfile.gettempdir(), f"ortflow-bench-{os.getuid()}")}
+
+
+def told(*command: str) -> tuple[str, float]:
+    """What a command that must work prints, and its seconds."""
+    began = time.perf_counter()
+    done = subprocess.run(
+        command, check=False, capture_output=True, text=True, stdin=subprocess.DEVNULL, env=_environment()
+    )
+    ended = time.perf_counter() - began
+    if done.returncode != 0:
+        raise SystemExit(f"{' '.join(command)}: {done.stderr}")
+    return done.stdout, ended
+
+
+def rounds(file: Path, count: int) -> dict[str, list[float]]:
+    """Seconds of each way; a run of its own each time."""
+    found: dict[str, list[float]] = {"python": [], "sbatch": [], "ortflow submit": []}
+    jobs = []
+    for number in range(count):
+        name = f"bench-{number}-{os.getpid()}"
+        ready = file.with_suffix(".sh")
+        ready.write_text(told(*ORTFLOW, "render", "-b", "slurm", str(file), f"name={name}")[0])
+        # Where nothing is compiled yet, the first round compiles it; it does not count.
+        measured = {
+            "python": told(sys.executable, "-c", "pass"),
+            "sbatch": told("sbatch", "--parsable", "--output=/dev/null", str(ready)),
+            "ortflow submit": told(
+                *ORTFLOW, "submit", "-b", "slurm", str(file), f"name={name}", "--runs-dir", str(file.parent / "runs")
+            ),
+        }
+        jobs += [measured["sbatch"][0].strip(), measured["ortflow submit"][0].split("//")[1].split()[0]]
+        if number:
+            for way, (_, ended) in measured.items():
+                found[way].append(ended)
+    told("scancel", *jobs)
+    return found
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=10)
+    parser.add_argument("--folder", type=Path, help="where runs may lie; a temporary folder if not given")
+    wanted = parser.parse_args()
+    with tempfile.TemporaryDirectory(dir=wanted.folder) as folder:
+        file = Path(folder) / "run.yaml"
+        file.write_text(yaml.safe_dump({"name": "bench", **RUN}))
+        for name in ("model.onnx", "train.arrow"):
+            (file.parent / name).write_bytes(b"")
+        found = rounds(file, wanted.rounds + 1)
+    medians = {way: statistics.median(seconds) for way, seconds in found.items()}
+    for way, seconds in medians.items():
+        print(f"{way:15} {seconds:6.3f} s")
+    over = medians["ortflow submit"] - medians["sbatch"]
+    print(f"{'over sbatch':15} {over:6.3f} s, {over / medians['python']:.1f} times python itself (target: {TARGET} s)")
+
+
+if __name__ == "__main__":
+    main()

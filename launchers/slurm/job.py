@@ -1,0 +1,106 @@
+"""A run's job as submitit's users know one: `state`, `stdout()`, `done()`, `result()`, `cancel()`.
+
+`submitit.SlurmJob(RUN_DIR/slurm, JOB)` itself finds log and result there, because the keeper leaves them under
+submitit's names (`ortflow.launchers.slurm.outcome`). What it cannot do is done here: tell a state where the site keeps
+no accounts, follow a run into the next job, and stand in a folder whose name holds `%j`.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from submitit.core import logger
+from submitit.core.utils import JobPaths, UncompletedJobError
+from submitit.slurm.slurm import SlurmInfoWatcher, SlurmJob
+
+from ortflow.launchers.slurm.commands import Slurm
+from ortflow.launchers.slurm.jobs import AT_WORK, WAITING
+from ortflow.launchers.slurm.launcher import SlurmLauncher
+from ortflow.launchers.slurm.outcome import newest_job, outcome, result_file
+from ortflow.workflow.errors import OrtflowError
+from ortflow.workflow.rundir import RunDir
+
+BETWEEN = {"UNKNOWN", "PREEMPTED", "NODE_FAIL"}
+"""Words that a job may have for a moment before Slurm puts it into the queue again."""
+
+
+class RunPaths(JobPaths):  # type: ignore[misc]  # types are not followed into submitit
+    """submitit's names of files, in a folder whose own name stays as it is."""
+
+    @property
+    def folder(self) -> Path:
+        return Path(self._folder)
+
+    def _format_id(self, path: Path | str) -> Path:
+        name: Path = super()._format_id(Path(path).name)
+        return self.folder / name
+
+
+class Watcher(SlurmInfoWatcher):  # type: ignore[misc]
+    """Asks the controller first, and the accounting about what that has forgotten."""
+
+    slurm = Slurm()
+
+    def update(self) -> None:
+        self._num_calls += 1
+        wanted = self._registered - self._finished
+        try:
+            mine = {job.id: job for job in self.slurm.mine()} if wanted else {}
+            for job_id in wanted:
+                if (job := mine.get(job_id) or self.slurm.job(job_id)) is not None:
+                    self._info_dict[job_id] = {"JobID": job_id, "State": job.state, "NodeList": job.nodes}
+        except OrtflowError as error:
+            logger.get_logger().warning(str(error))
+        self._last_status_check = time.time()
+        self._finished |= {job_id for job_id in wanted if self.is_done(job_id, mode="cache")}
+
+    def is_done(self, job_id: str, mode: str = "standard") -> bool:
+        return self.get_state(job_id, mode=mode).upper() not in WAITING | AT_WORK | BETWEEN
+
+
+class RunJob(SlurmJob):  # type: ignore[misc]
+    """The job of the run whose directory holds `folder`; where a site lets none be queued again, the newest one."""
+
+    watcher = Watcher(delay_s=60)
+
+    def __init__(self, folder: Path | str, job_id: str, tasks: Sequence[int] = (0,)) -> None:
+        self.run = RunDir(Path(folder).absolute().parent)
+        super().__init__(folder, job_id, tasks)
+
+    @property
+    def job_id(self) -> str:
+        """Slurm's number."""
+        return newest_job(self.run.read_attempts(), self._job_id)
+
+    @property
+    def paths(self) -> RunPaths:
+        """Where log and result are."""
+        return RunPaths(self.run.root / "slurm", job_id=self.job_id, task_id=self.task_id)
+
+    def cancel(self, check: bool = True) -> None:
+        """Have the run save and leave, as `ortflow cancel` does; `check` waits for that."""
+        SlurmLauncher().cancel(self.run, now=False)
+        if check:
+            self.wait()
+
+    def done(self, force_check: bool = False) -> bool:
+        """Whether the run has come to an end, a good one or not; Slurm's word counts where the run left none."""
+        if result_file(self.run, self.job_id).exists():
+            return True
+        if not self.watcher.is_done(self.job_id, mode="force" if force_check else "standard"):
+            return False
+        # A job that is over may have been followed by another one.
+        return not SlurmLauncher().status(self.run).state.active
+
+    def _get_outcome_and_result(self) -> tuple[str, Any]:
+        if result_file(self.run, self.job_id).exists():
+            told: tuple[str, Any] = super()._get_outcome_and_result()
+            return told
+        # A job that is gone has left no result: what the run's directory and Slurm know of it.
+        kind, told_instead = outcome(SlurmLauncher().status(self.run))
+        if kind == "success":
+            return kind, told_instead
+        raise UncompletedJobError(told_instead)

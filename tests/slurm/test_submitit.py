@@ -1,0 +1,92 @@
+"""Runs by submitit's executor, and their jobs by submitit's own class, on a real cluster without accounting."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+import submitit
+from bed import wait_until
+from cluster import STARTS, Cluster, Run, ill, slow
+from submitit.core.utils import FailedJobError, UncompletedJobError
+
+from ortflow.slurm import RunJob, SlurmExecutor
+from ortflow.workflow.errors import Faults
+
+
+@pytest.fixture
+def here(cluster_of: Cluster, monkeypatch: pytest.MonkeyPatch) -> Cluster:
+    """This process as a person's Python on the login node, in the project's folder."""
+    monkeypatch.chdir(cluster_of.project.folder)
+    for name in os.environ:
+        if name.startswith(("SLURM_", "SBATCH_")):
+            monkeypatch.delenv(name)
+    monkeypatch.setenv("SLURM_CONF", cluster_of.bed.environment["SLURM_CONF"])
+    return cluster_of
+
+
+def test_a_run_by_the_executor(here: Cluster, undisturbed: Run) -> None:
+    executor = SlurmExecutor("runs")
+    executor.update_parameters(
+        name="by-hand", timeout_min=7, mem_gb=1, slurm_setup=["export FROM_SETUP=1"],
+        slurm_additional_parameters={"spread-job": True, "thread_spec": 1},
+    )  # fmt: skip
+    file = here.write("executed", train__steps=40)
+    job = executor.submit(file, "train.evaluation.every_steps=10")
+    told = here.bed.job(job.job_id)
+    assert (told["JobName"], told["TimeLimit"], told["MinMemoryNode"]) == ("by-hand", "00:07:00", "1G")
+    assert "#SBATCH --spread-job\n" in job.paths.submission_file.read_text()
+    assert not job.done(), told
+    wait_until(lambda: job.state == "RUNNING", STARTS, lambda: job.state)
+    result = job.result()
+    run = Run(here, "executed")
+    assert (result["state"], result["step"]) == ("finished", 40), result
+    assert (run.run_dir / "export/model.onnx").read_bytes() == (undisturbed.run_dir / "export/model.onnx").read_bytes()
+    assert "step 40" in str(job.stdout())
+    assert job.stdout() == run.log()
+    assert job.exception() is None
+    assert run.status()["state"] == "finished"
+    # submitit's own class knows it too, with no accounts to ask.
+    plain = submitit.SlurmJob(run.run_dir / "slurm", job.job_id)
+    assert plain.done()
+    assert (plain.result(), plain.stdout()) == (result, job.stdout())
+
+
+def test_a_job_that_fails_and_one_that_leaves_no_word(here: Cluster) -> None:
+    executor = SlurmExecutor("runs")
+    failing = ill(1, 3, "raise") | {"restart": {"failures": 0}}
+    with executor.batch():
+        failed = executor.submit(here.write("fails", **failing))
+        gone = executor.submit(here.write("gone", backends__slurm__prologue=["exit 3"]))
+    with pytest.raises(
+        FailedJobError,
+        match=r"the run fails in .* is failed: RuntimeError: this rank was told to raise; the budget of 0",
+    ):
+        failed.result()
+    with pytest.raises(UncompletedJobError, match=r"the run gone in .* is lost: .*exit code 3"):
+        gone.result()
+
+
+def test_a_job_in_a_folder_of_percents_is_cancelled(here: Cluster) -> None:
+    executor = SlurmExecutor("runs-%j-%a")
+    job = executor.submit(here.write("percents", **slow(0.3)))
+    run_dir = Path("runs-%j-%a/percents").absolute()
+    wait_until(lambda: "step 1" in (job.stdout() or ""), STARTS, lambda: f"{job.state} {job.stdout()}")
+    job.cancel()
+    assert job.done()
+    assert "is cancelled" in str(job.exception())
+    assert RunJob(run_dir / "slurm", job.job_id).state in ("COMPLETED", "CANCELLED", "COMPLETING", "FAILED")
+
+
+def test_what_a_run_has_of_its_own_is_refused(here: Cluster) -> None:
+    """By the parameter's name, before anything is submitted."""
+    executor = SlurmExecutor("runs")
+    with pytest.raises(Faults, match=r"slurm_comment: is no parameter of a run; ortflow finds its jobs by it"):
+        executor.update_parameters(slurm_comment="mine")
+    with pytest.raises(Faults, match="partitoin"):
+        executor.update_parameters(slurm_partitoin="main")
+    executor.update_parameters(slurm_additional_parameters={"output": "/dev/null"})
+    with pytest.raises(Faults, match=r"additional_parameters\.output: may not be given here; leave it out"):
+        executor.submit(here.write("refused"))
+    assert not Path("runs/refused").exists()
