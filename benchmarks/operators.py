@@ -22,6 +22,7 @@ import torch
 from onnx import TensorProto, helper, numpy_helper
 from torch.nn import functional
 
+from ortflow.workflow.graph import speed
 from ortflow.workflow.graph.autodiff.compose import compose
 from ortflow.workflow.graph.autodiff.reverse import differentiate
 from ortflow.workflow.graph.edit import MICROSOFT
@@ -80,6 +81,27 @@ def batch_norm(name: str, x: tuple[int, ...]) -> Case:
     )
 
 
+def group_norm(name: str, x: tuple[int, ...], groups: int) -> Case:
+    def peer(x: torch.Tensor, scale: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+        return functional.group_norm(x, groups, scale, bias)
+
+    return Case(name, x, "GroupNormalization", peer, {"num_groups": groups}, ((x[1],), (x[1],)))
+
+
+def instance_norm(name: str, x: tuple[int, ...]) -> Case:
+    def peer(x: torch.Tensor, scale: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+        return functional.instance_norm(x, weight=scale, bias=bias)
+
+    return Case(name, x, "InstanceNormalization", peer, {}, ((x[1],), (x[1],)))
+
+
+def rms_norm(name: str, x: tuple[int, ...]) -> Case:
+    def peer(x: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+        return functional.rms_norm(x, x.shape[-1:], scale, 1e-6)
+
+    return Case(name, x, "SimplifiedLayerNormalization", peer, {"axis": -1, "epsilon": 1e-6}, (x[-1:],))
+
+
 def convolution(name: str, x: tuple[int, ...], out: int, kernel: int, stride: int, pad: int, group: int = 1) -> Case:
     def peer(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         return functional.conv2d(x, weight, None, stride, pad, 1, group)
@@ -96,6 +118,14 @@ CASES = (
     average_pool("average pool 3 x 3 / 1, 192 at 35 (inception)", (4, 192, 35, 35), 3, 1, 1),
     batch_norm("batch norm 64 at 56", (8, 64, 56, 56)),
     batch_norm("batch norm 512 at 7", (8, 512, 7, 7)),
+    group_norm("group norm 32 of 320 at 32 (stable diffusion)", (2, 320, 32, 32), 32),
+    group_norm("group norm 8 of 64 at 64 (U-Net)", (4, 64, 64, 64), 8),
+    group_norm("group norm 32 of 1280 at 8", (2, 1280, 8, 8), 32),
+    group_norm("group norm 32 of 1280 at 4", (2, 1280, 4, 4), 32),
+    instance_norm("instance norm 64 at 64", (4, 64, 64, 64)),
+    instance_norm("instance norm 256 at 14", (4, 256, 14, 14)),
+    rms_norm("RMS norm 512", (4, 512, 512)),
+    rms_norm("RMS norm 2048", (2, 1024, 2048)),
     convolution("convolution 3 x 3, 64 at 56", (4, 64, 56, 56), 64, 3, 1, 1),
     convolution("depthwise 3 x 3, 96 at 56", (4, 96, 56, 56), 96, 3, 1, 1, 96),
     convolution("depthwise 3 x 3 / 2, 96 at 112 (mobilenet)", (4, 96, 112, 112), 96, 3, 2, 1, 96),
@@ -127,6 +157,7 @@ def graph_of(case: Case) -> onnx.ModelProto:
     )
     model = onnx.shape_inference.infer_shapes(model)
     forward, _ = make_differentiable(model, list(given), "loss")
+    speed.before(forward.graph)
     made, _ = differentiate(forward, list(given), "loss")
     return made
 
@@ -150,7 +181,10 @@ def session_of(model: onnx.ModelProto, threads: int, kernels: bool) -> onnxrunti
 def ours(case: Case, arrays: dict[str, np.ndarray], threads: int, kernels: bool) -> Callable[[], dict[str, np.ndarray]]:
     """Runs the graph; returns the gradients."""
     made = graph_of(case)
-    session = session_of(compose(with_kernels(made)) if kernels else compose(made), threads, kernels)
+    if kernels:
+        made = with_kernels(made)
+    speed.after(made.graph)
+    session = session_of(compose(made), threads, kernels)
     wanted = [f"{name}_grad" for name in arrays if name != "seed"]
     binding = session.io_binding()
     for name, array in arrays.items():

@@ -194,6 +194,43 @@ def test_root_mean_squares_and_their_gradients(library: Path) -> None:
         near(dscale, terms.sum(0), np.abs(terms).sum(0), 8 + 2 * math.sqrt(math.prod(dims[:-1])), case)
 
 
+def test_normalised_groups_and_their_gradients(library: Path) -> None:
+    for seed, random in cases():
+        images, groups, each = (int(random.choice(sizes)) for sizes in ((0, 1, 2, 3), (1, 1, 2, 5), (1, 1, 2, 3, 8)))
+        pixels = [int(random.choice((1, 2, 3, 7, 8, 16, 33, 65))) for _ in range(int(random.integers(0, 4)))]
+        if math.prod(pixels) > 2000 or random.random() < 0.02:
+            pixels = [4096 + size(random)]
+        channels, epsilon = groups * each, float(random.choice([1e-5, 1e-12, 0.1]))
+        dims, case = [images, channels, *pixels], (seed, images, channels, groups, pixels, epsilon)
+        x, dy, scale, bias = draw(random, *dims), draw(random, *dims), draw(random, channels), draw(random, channels)
+        x += np.float32(random.choice([0.0, 0.0, 1.0]))
+        flags: dict[str, Any] = {"library": library, "outputs": 3, "num_groups": groups}
+        y, mean, inverse = compute(
+            "GroupNormalization", x, scale, bias, **flags, epsilon=epsilon, threads=int(random.integers(1, 3))
+        )
+        exact, gradient = (array.astype("d").reshape(images, groups, each, math.prod(pixels)) for array in (x, dy))
+        count = each * math.prod(pixels)
+        axes, ulps = (2, 3), 8 + 2 * math.sqrt(min(count, 4096))
+        near(mean, exact.mean(axes)[..., None], np.abs(exact).mean(axes)[..., None], ulps, case)
+        average = mean.astype("d")[..., None]
+        share = 1 / np.sqrt(np.square(exact - average).mean(axes, keepdims=True) + epsilon)
+        near(inverse, share[..., 0], share[..., 0], ulps, case)
+        share = inverse.astype("d")[..., None]
+        n, steep, moved = (exact - average) * share, *(v.astype("d").reshape(1, groups, each, 1) for v in (scale, bias))
+        near(y, (n * steep + moved).reshape(dims), (np.abs(n * steep) + np.abs(moved)).reshape(dims), 12, case)
+        one, two = (
+            compute("GroupNormalizationGrad", dy, x, scale, mean, inverse, **flags, threads=threads)
+            for threads in (1, 2)
+        )
+        assert all(np.array_equal(a, b) for a, b in zip(one, two, strict=True)), case
+        g = gradient * steep
+        across, along = g.mean(axes, keepdims=True), (g * n).mean(axes, keepdims=True)
+        sizes = np.abs(g) + np.abs(g).mean(axes, keepdims=True) + np.abs(n) * np.abs(g * n).mean(axes, keepdims=True)
+        near(one[0], ((g - across - n * along) * share).reshape(dims), (sizes * share).reshape(dims), ulps, case)
+        for found, terms in ((one[1], gradient * n), (one[2], gradient)):
+            near(found, terms.sum((0, 3)).reshape(-1), np.abs(terms).sum((0, 3)).reshape(-1), ulps, case)
+
+
 def test_sums_over_rows(library: Path) -> None:
     for seed, random in cases():
         dims = shape(random, int(random.integers(1, 5)), width=size(random))

@@ -5,6 +5,7 @@ Formulas: the ONNX operators' definitions.
 
 from __future__ import annotations
 
+import numpy as np
 import onnx
 
 from ortflow.workflow.graph.writer import LAST, Context, Writer
@@ -13,34 +14,25 @@ _WIDEST = 256
 """Channels of a local response window: one slice each."""
 
 
-def _standardised(w: Writer, x: str, axes: list[int], epsilon: float) -> str:
-    """(x - mean) / sqrt(variance + epsilon) over `axes`."""
-    deviation = w("Sub", x, w("ReduceMean", x, w.ints(*axes), keepdims=1))
-    variance = w("ReduceMean", w("Mul", deviation, deviation), w.ints(*axes), keepdims=1)
-    return w("Div", deviation, w("Sqrt", w("Add", variance, w.constant(epsilon))))
-
-
 def _per_channel(w: Writer, vector: str, rank: int) -> str:
     """A vector over the channels, which are axis 1 of `rank`, ready to broadcast."""
     return w("Unsqueeze", vector, w.ints(*range(1, rank - 1))) if rank > 2 else vector
 
 
 def group_normalization(node: onnx.NodeProto, context: Context) -> list[onnx.NodeProto]:
-    """Standardised over each group of channels (Wu & He 2018).
+    """Standardised over each group of channels (Wu & He 2018), in the form that exporters write for older opsets.
 
     Scale and bias are one a group in opset 18 and one a channel from opset 21 on.
     """
     w = Writer(node, context)
-    rank, groups = w.rank(0), w.attribute("num_groups", 1)
-    grouped = w("Reshape", w.input(0), w.ints(0, groups, -1))
-    y = _standardised(w, grouped, [2], w.attribute("epsilon", 1e-5))
-    per_group = w.shape(1)[:1] == [groups]
-    vectors = [w("Unsqueeze", v, w.ints(1)) if per_group else _per_channel(w, v, rank) for v in node.input[1:3]]
-    whole = w("Shape", w.input(0))
-    if not per_group:
-        y = w("Reshape", y, whole)
-    y = w("Add", w("Mul", y, vectors[0]), vectors[1])
-    return w.done(w("Reshape", y, whole) if per_group else y)
+    groups, epsilon = w.attribute("num_groups", 1), w.attribute("epsilon", 1e-5)
+    grouped, whole = w("Reshape", w.input(0), w.ints(0, groups, -1)), w("Shape", w.input(0))
+    if w.shape(1)[:1] == [groups]:
+        return w.done(w("Reshape", w("InstanceNormalization", grouped, *node.input[1:3], epsilon=epsilon), whole))
+    placeholders = w.constant(np.ones(groups)), w.constant(np.zeros(groups))
+    y = w("Reshape", w("InstanceNormalization", grouped, *placeholders, epsilon=epsilon), whole)
+    scale, bias = (_per_channel(w, vector, w.rank(0)) for vector in node.input[1:3])
+    return w.done(w("Add", w("Mul", y, scale), bias))
 
 
 def rms_normalization(node: onnx.NodeProto, context: Context) -> list[onnx.NodeProto]:

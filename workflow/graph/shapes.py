@@ -18,8 +18,8 @@ from ortflow.workflow.graph import walk
 _AGAIN = "export the model again"
 LARGE = 4096
 """Elements above which a tensor's values say nothing about shapes."""
-_ALIKE = frozenset(["BiasGelu", "FastGelu", "Gelu", "QuickGelu"])
-"""Operators of com.microsoft, unknown to onnx, whose output is like their first input."""
+_ALIKE = frozenset(["BiasGelu", "FastGelu", "Gelu", "GroupNormalization", "QuickGelu"])
+"""Operators of com.microsoft, unknown to onnx, whose first output is like their first input."""
 PROPAGATED = 1 << 20
 """Elements of vectors up to which inference follows shapes that nodes compute."""
 
@@ -79,7 +79,7 @@ def _stand_in(node: onnx.NodeProto) -> None:
     """Makes a node of ONNX Runtime's one that onnx infers the same shapes of, in place."""
     if node.domain == "com.microsoft" and node.op_type in _ALIKE:
         node.op_type, node.domain = "Identity", ""
-        del node.input[1:], node.attribute[:]
+        del node.input[1:], node.output[1:], node.attribute[:]
     elif node.domain == "com.microsoft" and node.op_type == "FusedMatMul":
         if not any(a.name.startswith("trans") and a.i for a in node.attribute):
             node.op_type, node.domain = "MatMul", ""

@@ -10,7 +10,7 @@ import numpy as np
 import onnx
 from onnx import numpy_helper
 
-from ortflow.workflow.graph import gelu, rms, walk
+from ortflow.workflow.graph import gelu, group_norm, rms, walk
 from ortflow.workflow.graph.edit import (
     MICROSOFT,
     Editor,
@@ -31,6 +31,7 @@ def before(graph: onnx.GraphProto) -> None:
     _casts(graph)
     gelu.fuse(graph)
     rms.fuse(graph)
+    group_norm.fuse(graph)
     _powers(graph)
 
 

@@ -4,8 +4,8 @@
  * of dy, dx = (dy - mean(dy) - n * mean(dy * n)) * scale * inverse. A task has a channel, so that its sums need nobody. */
 #include <math.h>
 
+#include "channels.h"
 #include "node.h"
-#include "vector.h"
 
 typedef struct {
     int64_t images, channels, pixels;
@@ -16,29 +16,15 @@ typedef struct {
 
 /* The sum over batch and pixels of (x - shift) or of its square. A row's sum is single, the sum of rows double. */
 static inline double sum_over(const Norm *s, int64_t channel, float shift, int squared) {
-    int64_t pixels = s->pixels, whole = pixels / (4 * W) * (4 * W);
     double total = 0;
-    for (int64_t image = 0; image < s->images; image++) {
-        const float *x = s->x + (image * s->channels + channel) * pixels;
-        vec sums[4] = {{0}};
-        int64_t i = 0;
-        for (; i < whole; i += 4 * W)
-            UNROLL for (int v = 0; v < 4; v++) {
-                vec d = load(x + i + v * W) - all(shift);
-                sums[v] += squared ? d * d : d;
-            }
-        for (; i < pixels; i += W) {
-            vec d = (i + W <= pixels ? load(x + i) : load_some(x + i, pixels - i, shift)) - all(shift);
-            sums[0] += squared ? d * d : d;
-        }
-        total += sum_of((sums[0] + sums[1]) + (sums[2] + sums[3]));
-    }
+    for (int64_t image = 0; image < s->images; image++)
+        total += sum_of_row(s->x + (image * s->channels + channel) * s->pixels, s->pixels, shift, squared);
     return total;
 }
 
 static void forward_task(void *argument, size_t index) {
     const Norm *s = argument;
-    int64_t channel = (int64_t)index, pixels = s->pixels, whole = pixels / W * W;
+    int64_t channel = (int64_t)index, pixels = s->pixels;
     double count = (double)(s->images * pixels);
     /* From the first value on, so that a mean far from 0 takes nothing from the digits. */
     float first = s->x[channel * pixels];
@@ -46,10 +32,8 @@ static void forward_task(void *argument, size_t index) {
     float variance = (float)(sum_over(s, channel, mean, 1) / count);
     float slope = s->scale[channel] / sqrtf(variance + s->epsilon), bias = s->bias[channel];
     for (int64_t image = 0; image < s->images; image++) {
-        const float *x = s->x + (image * s->channels + channel) * pixels;
-        float *y = s->y + (image * s->channels + channel) * pixels;
-        for (int64_t i = 0; i < whole; i += W) store(y + i, (load(x + i) - all(mean)) * all(slope) + all(bias));
-        for (int64_t i = whole; i < pixels; i++) y[i] = (x[i] - mean) * slope + bias;
+        int64_t begin = (image * s->channels + channel) * pixels;
+        normalise_row(s->x + begin, pixels, mean, slope, bias, s->y + begin);
     }
     s->mean[channel] = mean;
     s->variance[channel] = variance;
@@ -62,23 +46,7 @@ static void backward_task(void *argument, size_t index) {
     float mean = s->mean_in[channel], inverse = s->inverse_in[channel];
     for (int64_t image = 0; image < s->images; image++) {
         int64_t begin = (image * s->channels + channel) * pixels;
-        const float *x = s->x + begin, *dy = s->dy + begin;
-        vec sums = all(0), products = all(0), more = all(0), others = all(0);
-        int64_t i = 0;
-        for (; i + 2 * W <= pixels; i += 2 * W) {
-            vec a = load(dy + i), b = load(dy + i + W);
-            sums += a, more += b;
-            products += a * (load(x + i) - all(mean)), others += b * (load(x + i + W) - all(mean));
-        }
-        for (; i + W <= pixels; i += W) {
-            vec a = load(dy + i);
-            sums += a, products += a * (load(x + i) - all(mean));
-        }
-        if (i < pixels) {
-            vec a = load_some(dy + i, pixels - i, 0);
-            sums += a, products += a * (load_some(x + i, pixels - i, mean) - all(mean));
-        }
-        across += sum_of(sums + more), along += sum_of(products + others);
+        add_gradient_sums(s->dy + begin, s->x + begin, pixels, mean, &across, &along);
     }
     float slope = s->scale[channel] * inverse, offset = (float)(across / count);
     float tilt = (float)(along * inverse * inverse / count);

@@ -10,6 +10,7 @@ from ortflow.workflow.kernels import (
     convolution,
     cross_entropy,
     gelu,
+    group_norm,
     norm,
     pooling,
     product,
@@ -21,7 +22,7 @@ from ortflow.workflow.kernels import (
 from ortflow.workflow.kernels.rewriter import DOMAIN, Rewriter
 
 _MODULES = (
-    convolution, pooling, batch_norm, gelu, norm, product, softmax, table, cross_entropy, adam, scaling,
+    convolution, pooling, batch_norm, group_norm, gelu, norm, product, softmax, table, cross_entropy, adam, scaling,
 )  # fmt: skip
 
 

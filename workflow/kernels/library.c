@@ -10,6 +10,7 @@ static Node *const NODES[] = {
     &cross_entropy_node,    &cross_entropy_gradient_node, &convolution_data_gradient_node,
     &convolution_weight_gradient_node, &convolution_node, &max_pool_gradient_node, &batch_norm_node, &batch_norm_gradient_node,
     &scaling_node, &lamb_node, &sgd_node, &sgd_momentum_node, &rms_node, &rms_gradient_node,
+    &group_norm_node, &group_norm_gradient_node,
 };
 
 typedef struct {

@@ -33,7 +33,8 @@ extern Node product_node, norm_node, norm_gradient_node, gelu_node, gelu_gradien
     softmax_gradient_node, column_sums_node, table_gradient_node, adam_node,
     cross_entropy_node, cross_entropy_gradient_node, convolution_node, convolution_data_gradient_node,
     convolution_weight_gradient_node, max_pool_gradient_node, batch_norm_node, batch_norm_gradient_node,
-    scaling_node, lamb_node, sgd_node, sgd_momentum_node, rms_node, rms_gradient_node;
+    scaling_node, lamb_node, sgd_node, sgd_momentum_node, rms_node, rms_gradient_node,
+    group_norm_node, group_norm_gradient_node;
 
 #define TRY(expression)                            \
     do {                                           \

@@ -99,3 +99,14 @@ def instance_normalization(b: Backward) -> Gradients:
         yield 1, _over_channels(b, outer)
     if b.wants(2):
         yield 2, _over_channels(b, rows)
+
+
+@rule("GroupNormalization", domain=MICROSOFT)
+def group_normalization(b: Backward) -> Gradients:
+    inputs = b.gradient(), b.input(0), b.input(1), b.stash(1), b.stash(2)
+    groups = b.attribute("num_groups", 1)
+    found = b.several("GroupNormalizationGrad", 3, *inputs, domain=MICROSOFT, num_groups=groups)
+    yield 0, found[0]
+    for place in (1, 2):
+        if b.wants(place):
+            yield place, b.reshaped(found[place], b.input(place))

@@ -9,6 +9,7 @@ import onnx
 from ortflow.workflow.graph import shapes, tidy
 from ortflow.workflow.graph.autodiff.compose_activations import ACTIVATIONS
 from ortflow.workflow.graph.autodiff.compose_adam import OPTIMIZERS
+from ortflow.workflow.graph.autodiff.compose_groups import GROUPS
 from ortflow.workflow.graph.autodiff.compose_images import IMAGES
 from ortflow.workflow.graph.autodiff.compose_norms import NORMS
 from ortflow.workflow.graph.edit import MICROSOFT, described
@@ -16,7 +17,7 @@ from ortflow.workflow.graph.functions import fresh_names, replace_nodes
 from ortflow.workflow.graph.origin import inherit
 from ortflow.workflow.graph.writer import Context, Writer
 
-COMPOSITIONS: dict[str, Callable[[Writer], None]] = {**ACTIVATIONS, **IMAGES, **NORMS, **OPTIMIZERS}
+COMPOSITIONS: dict[str, Callable[[Writer], None]] = {**ACTIVATIONS, **GROUPS, **IMAGES, **NORMS, **OPTIMIZERS}
 """Operator of com.microsoft -> what writes nodes in its place, which make its outputs."""
 
 

@@ -1,0 +1,20 @@
+"""Group and instance normalisation and their gradient: see group_norm.c."""
+
+from __future__ import annotations
+
+from ortflow.workflow.graph.edit import MICROSOFT, attributes_of
+from ortflow.workflow.kernels.rewriter import Rewriter
+
+
+def put(rewriter: Rewriter) -> None:
+    """Replace what `graph.group_norm` found."""
+    for node in rewriter.nodes("GroupNormalization", MICROSOFT):
+        if rewriter.fits(node.input[0]):
+            flags, y = attributes_of(node), node.output[0]
+            rewriter.drop(node)
+            outputs = node.output if len(node.output) == 3 else [y, f"{y}/mean", f"{y}/inverse"]
+            rewriter.add("GroupNormalization", node.input, outputs, **flags)
+    for node in rewriter.nodes("GroupNormalizationGrad", MICROSOFT):
+        if rewriter.fits(node.input[1]):
+            rewriter.drop(node)
+            rewriter.add("GroupNormalizationGrad", node.input, node.output, **attributes_of(node))
