@@ -9,7 +9,7 @@ from typing import Any
 
 from ortflow.launchers.kubernetes.story import MARK
 
-FILES = ("attempts", "events", "plan")
+FILES = ("attempts", "events", "plan", "notice")
 _RANK = re.compile(r"\[(\d{1,7})\] (.*)", re.DOTALL)
 _STAMP = re.compile(rb"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)(\.\d+)?(?:Z|\+00:00) ?(.*)", re.DOTALL)
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -23,6 +23,7 @@ from ortflow.launchers.kubernetes.place import Cursor, Place, is_real, read_plac
 from ortflow.launchers.locks import HeldError, hold
 from ortflow.launchers.tail import last_records
 from ortflow.workflow.events import look_back, take_back
+from ortflow.workflow.room import Notice, OutOfDisk
 from ortflow.workflow.rundir import RunDir, append_json_line, write_atomically
 
 LOCK = ".mirror.lock"
@@ -134,6 +135,8 @@ class Mirror:
         record, run = line.record, self._run
         if line.file == "plan":
             write_atomically(run.plan, json.dumps(record).encode())
+        elif line.file == "notice":
+            lacking(run, record)
         elif line.file == "events":
             if self._events.takes(record, again=line.again):
                 if record.get("event") == "rewind":
@@ -162,6 +165,15 @@ def rewind(run: RunDir, step: int) -> None:
     with suppress(FileNotFoundError):
         if look_back(run.events(0), step).newest is not None:
             take_back(run.events(0), step)
+
+
+def lacking(run: RunDir, record: Mapping[str, Any]) -> None:
+    """Have `status` say what the run lacks on its volume, or that it lacks nothing."""
+    notice = Notice(run.heartbeat)
+    if record:
+        notice.tell(OutOfDisk(Path(str(record["path"])), int(record["needed"])))
+    else:
+        notice.clear()
 
 
 class Newest:

@@ -160,7 +160,8 @@ def _at_work(told: RunStatus, records: Sequence[dict[str, Any]], view: View) -> 
         if (words := _workers(workers, wanted, view)) is None:
             return told
         return replace(told, state=State.RESTARTING, phase=None, seconds_left=None, waits=words)
-    words = _workers(workers, wanted, view) or _launcher(alive, launchers, view, running)
+    lack = told.waits if running else None
+    words = _workers(workers, wanted, view) or lack or _launcher(alive, launchers, view, running)
     return _idle(told, words)
 
 

@@ -13,6 +13,7 @@ from typing import Any
 
 from ortflow.launchers.plain import PlainView, total_steps
 from ortflow.launchers.tail import LineTail, last_records
+from ortflow.workflow.room import Notice
 from ortflow.workflow.rundir import RunDir
 
 MARK = "::ortflow "
@@ -28,6 +29,8 @@ class Story(PlainView):
         self._world_size = world_size
         self._attempts = LineTail(run.attempts)
         self._logs: dict[int, LineTail] = {}
+        self._notice = Notice(run.heartbeat)
+        self._lack: dict[str, Any] = {}
         self._next_look = 0.0
 
     def __exit__(self, *exception: object) -> None:
@@ -41,6 +44,9 @@ class Story(PlainView):
         self._tell_plan()
         for record in last_records(self._run.events(0)):
             self._record("events", record, again=True)
+        # An earlier pod may have ended while something was lacking.
+        self._lack = self._lacking()
+        self._record("notice", self._lack)
 
     def attempt(self, number: int) -> None:
         """Turn to the logs of a new attempt."""
@@ -61,6 +67,9 @@ class Story(PlainView):
             self._next_look = now + PERIOD
             self._tell_attempts()
             self._tell_logs()
+            if (lack := self._lacking()) != self._lack:
+                self._lack = lack
+                self._record("notice", lack)
 
     def drain(self) -> None:
         """Tell everything up to now."""
@@ -71,6 +80,10 @@ class Story(PlainView):
                 self._line(rank, rest)
             tail.close()
         self._logs = {}
+
+    def _lacking(self) -> dict[str, Any]:
+        lack = self._notice.read()
+        return {} if lack is None else {"path": str(lack.path), "needed": lack.needed}
 
     def _tell_plan(self) -> None:
         """How many steps there are to come is known when configure has written it."""

@@ -10,10 +10,10 @@ import subprocess
 import time
 from pathlib import Path
 
-import psutil
 import pytest
 from kubernetes_bed import Bed, Space, wait_until
 from kubernetes_cluster import ENDS, Cluster, Run, ill, same_end, skewed, slow
+from kubernetes_runs_seen import rank_processes
 from project import ORTFLOW, curve, of_kind
 
 MIDDLE = 15
@@ -337,22 +337,6 @@ def test_deleted(cluster: Cluster) -> None:
     assert run.outcomes() == ["preempted"], run.story()
     assert (run.run_dir / "checkpoints").is_dir()
     assert [item["metadata"]["name"] for item in space.get("pvc")["items"]] == ["data"]
-
-
-def rank_processes(run: Run) -> dict[int, psutil.Process]:
-    """The running ranks of a run, by rank, as this machine sees them."""
-    job = run.job()["metadata"]["name"]
-    found = {}
-    for process in psutil.process_iter():
-        try:
-            words = process.cmdline()
-            if words[1:3] == ["-m", "ortflow.workflow.rank"] and process.status() != "zombie":
-                environment = process.environ()
-                if environment.get("ORTFLOW_JOB") == job:
-                    found[int(environment["PMI_RANK"])] = process
-        except (psutil.Error, KeyError):
-            continue
-    return found
 
 
 def phases(run: Run) -> set[str]:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 from kubernetes_bed import wait_until
-from kubernetes_cluster import ENDS, Cluster, slow
+from kubernetes_cluster import ENDS, Cluster, same_end, slow
 
 
 def status(cluster: Cluster, name: str) -> dict[str, Any]:
@@ -45,14 +46,12 @@ def test_two_mpijobs_of_one_name(cluster: Cluster) -> None:
     assert [status(cluster, name)["state"] for name in ("twin", handles[1])] == ["cancelled", "pending"]
 
 
-def test_resume_starts_a_suspended_run(cluster: Cluster) -> None:
-    """With variables as they were written, and no probe in the workers' logs."""
+def test_resume_starts_a_suspended_run(cluster: Cluster, left_alone: Path) -> None:
+    """To the same end; with variables as they were written, and no probe in the workers' logs."""
     env = {"ODD": "$(HOME) $$(B) $"}
-    changes = slow(cluster, 0.5)
+    changes = slow(cluster, 0.1)
     env |= changes.pop("backends__kubernetes__env")
-    run = cluster.submit(
-        "held", train__steps=8, backends__kubernetes__suspend=True, backends__kubernetes__env=env, **changes
-    )
+    run = cluster.submit("held", backends__kubernetes__suspend=True, backends__kubernetes__env=env, **changes)
     wait_until(lambda: "is suspended; `ortflow resume" in str(run.status()["waits"]), 30, run.story)
     name = run.job()["metadata"]["name"]
     done = cluster.ortflow("resume", "held")
@@ -63,6 +62,7 @@ def test_resume_starts_a_suspended_run(cluster: Cluster) -> None:
     assert "kex_exchange" not in space.kubectl("logs", worker)
     run.finish()
     assert run.job()["metadata"]["name"] == name
+    same_end(run.run_dir, left_alone)
 
 
 def test_prepare_without_memory(cluster: Cluster) -> None:

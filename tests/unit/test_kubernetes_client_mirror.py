@@ -133,6 +133,18 @@ def test_the_clock_of_a_rank_is_set_back(run: RunDir, played: PlayedCluster) -> 
     assert steps(run)[-1] == 4
 
 
+def test_a_full_volume_is_told_as_long_as_it_is_full(run: RunDir, played: PlayedCluster) -> None:
+    one = launcher()
+    played.add(one)
+    name = one["metadata"]["name"]
+    played.say(name, START, told("notice"), step(1), told("notice", path="/ortflow/runs/gpt", needed=2_500_000), at=NOW)
+    sync(run, played)
+    assert read_status(run, alive=True).waits == "out of disk on /ortflow/runs/gpt, 2.5 MB needed"
+    played.say(name, told("notice"), at=NOW + 2)
+    sync(run, played)
+    assert read_status(run, alive=True).waits is None
+
+
 def test_a_pod_that_vanishes_and_a_log_that_was_rotated(run: RunDir, played: PlayedCluster) -> None:
     one = launcher()
     played.add(one)

@@ -1,0 +1,37 @@
+"""The processes of a run on a bed, as this machine sees them."""
+
+from __future__ import annotations
+
+import psutil
+from kubernetes_cluster import Run
+
+
+def rank_processes(run: Run) -> dict[int, psutil.Process]:
+    """The running ranks of a run, by rank."""
+    return {
+        int(process.environ()["PMI_RANK"]): process for process in _of(run, "ortflow.workflow.rank", also="PMI_RANK")
+    }
+
+
+def keepers(run: Run) -> list[psutil.Process]:
+    """What keeps the run going."""
+    return _of(run, "ortflow.launchers.kubernetes.keeper")
+
+
+def _of(run: Run, module: str, also: str = "ORTFLOW_JOB") -> list[psutil.Process]:
+    found = []
+    for process in psutil.process_iter():
+        try:
+            words = process.cmdline()
+            if words[1:3] == ["-m", module] and process.status() != "zombie":
+                environment = process.environ()
+                if _belongs(environment.get("ORTFLOW_JOB", ""), run) and also in environment:
+                    found.append(process)
+        except psutil.Error:
+            continue
+    return found
+
+
+def _belongs(job: str, run: Run) -> bool:
+    """A run's MPIJobs have its name and six letters; no test has two runs of which one's name begins the other's."""
+    return job.rpartition("-")[0] == run.name

@@ -1,0 +1,119 @@
+"""Accidents at random moments, several over one run: the end is that of a run that nobody touched, and at every look
+`ortflow status` says what was really done to it.
+
+pytest -m chaos tests/kubernetes/test_kubernetes_schedules.py                    # 20 schedules; half an hour
+ORTFLOW_CHAOS=2 pytest -m chaos tests/kubernetes/test_kubernetes_schedules.py    # a short round
+ORTFLOW_SCHEDULES=40-59 pytest -m chaos …                                        # others
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+from kubernetes_bed import Bed
+from kubernetes_cluster import CLAIM, Cluster, same_end, slow
+from kubernetes_disk import SmallDisk
+from kubernetes_fate import Fate, Truth, clocks_of
+
+FIRST, _, LAST = os.environ.get("ORTFLOW_SCHEDULES", "0-19").partition("-")
+SCHEDULES = range(int(FIRST), int(LAST or FIRST) + 1)[: int(os.environ.get("ORTFLOW_CHAOS", "20"))]
+EVENTS = 4
+PATIENCE = 400.0
+"""Seconds from the last event to the end."""
+PAUSE = 1.0
+"""Seconds between two looks."""
+PATIENT = {"failures": 1000, "preemptions": 1000, "backoff": {"first": 0.0, "limit": 0.0}}
+
+
+@pytest.fixture
+def disk(cluster: Cluster, tmp_path: Path) -> Iterator[SmallDisk]:
+    """The cluster's volume is a small file system of its own."""
+    files = [(path.relative_to(cluster.volume), path) for path in cluster.volume.rglob("*") if path.is_file()]
+    kept = {name: path.read_bytes() for name, path in files}
+    made = SmallDisk.make(cluster.space, CLAIM, tmp_path)
+    for name, data in kept.items():
+        (cluster.volume / name).parent.mkdir(parents=True, exist_ok=True)
+        (cluster.volume / name).write_bytes(data)
+    yield made
+    with suppress(OSError):
+        made.free()
+    made.remove()
+
+
+@pytest.mark.chaos
+@pytest.mark.parametrize("number", SCHEDULES)
+def test_a_random_schedule(
+    kubernetes_bed: Bed, cluster: Cluster, left_alone: Path, disk: SmallDisk, number: int
+) -> None:
+    chance = random.Random(number)
+    clocks, variables = clocks_of(cluster)
+    changes = slow(cluster, 0.5)
+    changes["backends__kubernetes__env"] |= variables
+    supervised = chance.random() < 0.5
+    run = cluster.submit(f"schedule-{number}", restart=PATIENT, backends__kubernetes__supervisor=supervised, **changes)
+    fate = Fate(run, chance, disk, clocks)
+    truth = Truth(run, fate, chance.choice([-300.0, 0.0, 300.0]))
+    history: list[str] = []
+    try:
+        for _ in range(EVENTS):
+            wait = chance.uniform(1.0, 14.0)
+            look_for(truth, wait)
+            history.append(f"{wait:.1f} s: {fate.strike()}")
+        look_for(truth, chance.uniform(1.0, 14.0))
+        fate.mend()
+        helped = follow(truth, fate, history)
+    finally:
+        print(f"schedule {number}: {'; '.join(history)}; {truth.looks} looks\n{truth.story()}")
+        fate.mend()
+    print(f"helped {helped} times")
+    same_end(run.run_dir, left_alone)
+    assert run.outcomes().count("failure") <= fate.faults, f"{history}\n{run.records('end')}"
+
+
+def test_a_short_schedule(cluster: Cluster, left_alone: Path) -> None:
+    """A rank is killed, and the run suspended; the client's clock is ahead."""
+    run = cluster.submit("short", restart=PATIENT, **slow(cluster, 0.1))
+    fate = Fate(run, random.Random(0), None, None)
+    truth = Truth(run, fate, 300.0)
+    for step, event in ((8, "a rank killed"), (20, "suspended")):
+        run.until_step(step)
+        assert fate.strike(event) == event
+        look_for(truth, 3.0)
+    follow(truth, fate, [])
+    same_end(run.run_dir, left_alone)
+    assert run.outcomes() == ["failure", "preempted", "finished"]
+
+
+def look_for(truth: Truth, seconds: float) -> None:
+    """Look again and again."""
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        truth.look()
+        time.sleep(PAUSE)
+
+
+def follow(truth: Truth, fate: Fate, history: list[str]) -> int:
+    """Wait for the good end; what status says that a person has to do is done. How often."""
+    helped = 0
+    fate.mend()
+    run = truth.run
+    end = time.monotonic() + PATIENCE
+    while (how := truth.look())["state"] != "finished":
+        assert time.monotonic() < end, f"{history}\n{truth.story()}\n{run.story()}"
+        told = str(how["waits"] or "")
+        if "`ortflow supervise` has it replaced" in told:
+            helped += 1
+            run.cluster.ortflow("supervise", run.name, timeout=PATIENCE)
+        elif how["state"] == "lost":
+            helped += 1
+            done = run.cluster.ortflow("resume", run.name)
+            assert done.returncode == 0, f"{history}\n{done.stderr}\n{run.story()}"
+        assert helped <= EVENTS, f"{history}\n{truth.story()}\n{run.story()}"
+        time.sleep(PAUSE)
+    return helped
