@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from ortflow.launchers.kubernetes import objects
@@ -14,7 +15,7 @@ from ortflow.launchers.kubernetes.links import Links
 from ortflow.launchers.kubernetes.look import mpijobs, of_place
 from ortflow.launchers.kubernetes.place import Place, read_place, write_place
 from ortflow.launchers.kubernetes.refusals import in_a_sentence
-from ortflow.workflow.errors import UserError
+from ortflow.workflow.errors import OrtflowError, UserError
 from ortflow.workflow.rundir import RunDir, write_atomically
 from ortflow.workflow.spec.dump import dump_run_file
 from ortflow.workflow.spec.load import load_run_file
@@ -50,6 +51,28 @@ def adopt(handle: str, runs: Path, links: Links | None = None) -> RunDir:
             if not run.root.exists():
                 return _make(run, cluster, place, mpijob)
     raise UserError(f"{runs / name} and {run.root} hold other runs", fix="give another --runs-dir")
+
+
+def handles(name: str) -> tuple[list[str], list[str]]:
+    """The MPIJobs of a run's name that are not over, here in the namespace that is meant, and in others.
+
+    Both empty where no cluster is known, or none answers: whoever asks has a name that stands for nothing else.
+    """
+    from ortflow.launchers.kubernetes.contexts import connect, kubeconfigs
+
+    here: list[str] = []
+    elsewhere: list[str] = []
+    if kubeconfigs():
+        with suppress(OrtflowError, ImportError):
+            cluster = connect()
+            here = _handles(mpijobs(cluster, cluster.namespace, name))
+            wanted = f"{objects.OURS},{objects.RUN}={name}"
+            elsewhere = _handles(cluster.find_all("MPIJob", labels=wanted, everywhere=True))
+    return here, [one for one in elsewhere if one not in here]
+
+
+def _handles(found: Sequence[Object]) -> list[str]:
+    return [Place(one["metadata"]["namespace"], "", objects.name(one)).handle for one in found if not objects.over(one)]
 
 
 def _shows(known: Place, wanted: Place, found: Sequence[Object]) -> bool:

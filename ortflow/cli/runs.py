@@ -9,6 +9,7 @@ from __future__ import annotations
 import difflib
 import json
 import os
+import re
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -40,8 +41,11 @@ RunsOption = Annotated[
 JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
-def find_run(text: str, runs: Path) -> RunDir:
-    """The run of a name, a directory or a handle of Kubernetes; raises UserError naming what there is."""
+def find_run(text: str, runs: Path, *, looks: bool = False) -> RunDir:
+    """The run of a name, a directory or a handle of Kubernetes; raises UserError naming what there is.
+
+    `looks`: by a name that no directory has, the one run that the cluster has of it is meant.
+    """
     if text.startswith("kubernetes://"):
         from ortflow.launchers.kubernetes.adopting import adopt
 
@@ -57,10 +61,27 @@ def find_run(text: str, runs: Path) -> RunDir:
                 f"the run in {run.root} has lost its {run.run_file.name}",
                 fix="put the file back, or begin anew under another name",
             )
+    if (applied := _applied(text, runs, looks=looks)) is not None:
+        return applied
     names = [run.root.name for run in runs_in(runs)]
     near = difflib.get_close_matches(text, names, 1)
     hint = f"did you mean {near[0]}?" if near else (f"there are: {', '.join(names)}" if names else None)
     raise UserError(f"there is no run {text} in {runs}", fix=hint or "give its directory, or --runs-dir")
+
+
+def _applied(text: str, runs: Path, *, looks: bool) -> RunDir | None:
+    """A run that only the cluster knows, as `kubectl apply` makes it; raises UserError where its handle is needed."""
+    from ortflow.launchers.kubernetes.adopting import adopt, handles
+
+    here, elsewhere = handles(text) if re.fullmatch("[a-z0-9-]+", text) else ([], [])
+    if looks and len(here) == 1:
+        return adopt(here[0], runs)
+    if found := here or elsewhere:
+        raise UserError(
+            f"there is no run {text} in {runs}",
+            fix=f"the cluster has {', '.join(found)}: name {'it' if len(found) == 1 else 'one of them'} so",
+        )
+    return None
 
 
 def runs_in(folder: Path) -> list[RunDir]:

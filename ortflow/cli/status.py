@@ -40,7 +40,7 @@ def status(
             raise UserError(f"there is no run in {runs}", fix="give its directory, or --runs-dir")
         found = max(known, key=lambda one: one.attempts.stat().st_mtime if one.attempts.exists() else 0.0)
     else:
-        found = find_run(run, runs)
+        found = find_run(run, runs, looks=True)
     how = launcher_of(found).status(found)
     if as_json:
         print_json(how.to_json())
@@ -82,7 +82,8 @@ def list_runs(
         print_json([how.to_json() for how in found])
         return
     if not found:
-        typer.echo(f"no runs in {runs}")
+        cluster = " or in the namespace of this kubeconfig; -A looks into all" if only == "kubernetes" else ""
+        typer.echo(f"no runs in {runs}" + ("" if everywhere else cluster))
         return
     print_table(overview(found, time.time()), ("WAITS", "NAME"))
 

@@ -118,6 +118,8 @@ class Fate:
 
     def _cut(self) -> bool:
         node = self._chance.choice(self._bed.nodes)
+        # MPI may lose a message when a connection breaks, and wait for it until the attempt counts as hung.
+        self.faults += 1
         self._bed.node("cut", node)
         self._mend.append(lambda: self._bed.node("heal", node))
         return True
@@ -252,7 +254,7 @@ class Truth:
         self.told.append(
             f"{now.at - self._begun:6.1f} s [{self._fate.now}] {how['state']} "
             f"attempts {how['attempts']} step {how['step']}: "
-            f"{how['waits'] or how['cause']} ({now})"
+            f"waits {how['waits']}, last {how['cause']} ({now})"
         )
         for wrong in self._wrong(how):
             raise AssertionError(f"{wrong}\n{json.dumps(how)}\n{self.story()}")

@@ -28,7 +28,7 @@ PATIENCE = 400.0
 """Seconds from the last event to the end."""
 PAUSE = 1.0
 """Seconds between two looks."""
-PATIENT = {"failures": 1000, "preemptions": 1000, "backoff": {"first": 0.0, "limit": 0.0}}
+PATIENT = {"failures": 1000, "preemptions": 1000, "backoff": {"first": 0.0, "limit": 0.0}, "hung_seconds": 75.0}
 
 
 @pytest.fixture

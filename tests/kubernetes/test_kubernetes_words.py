@@ -65,6 +65,21 @@ def test_resume_starts_a_suspended_run(cluster: Cluster, left_alone: Path) -> No
     same_end(run.run_dir, left_alone)
 
 
+def test_applied_by_hand(cluster: Cluster) -> None:
+    """Before anything of it runs: known by its handle, which is told to who names the run, and in the list."""
+    space = cluster.space
+    cluster.write("by-hand", backends__kubernetes__suspend=True)
+    text = cluster.ortflow("render", "-b", "kubernetes", "by-hand.yaml").stdout
+    space.kubectl("apply", "-f", "-", given=text)
+    (job,) = jobs(cluster, "by-hand")
+    handle = f"kubernetes://{space.name}/{job}"
+    assert handle in cluster.ortflow("status", "by-hand").stderr
+    assert handle in cluster.ortflow("list", "-b", "kubernetes", "-A").stdout
+    told = status(cluster, handle)
+    assert (told["state"], told["job"]) == ("pending", job)
+    assert status(cluster, "by-hand")["state"] == "pending"
+
+
 def test_prepare_without_memory(cluster: Cluster) -> None:
     """It is the launcher's memory that was too little, and no wrong input."""
     run = cluster.submit(

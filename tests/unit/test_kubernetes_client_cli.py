@@ -128,6 +128,45 @@ def test_resume_starts_a_suspended_run(person: Person, tmp_path: Path) -> None:
     assert "no longer count" not in done.err, "it is the submission that it was"
 
 
+def applied(person: Person, namespace: str = "default") -> str:
+    """The name of an MPIJob as `kubectl apply` makes it of what was rendered, suspended."""
+    rendered = person.tell("render", "-b", "kubernetes", "run.yaml", "backends.kubernetes.suspend=true").out
+    documents = [one for one in yaml.safe_load_all(rendered) if one]
+    for one in documents:
+        one["metadata"]["namespace"] = namespace
+    person.played.add(*documents)
+    return str(next(one["metadata"]["name"] for one in documents if one["kind"] == "MPIJob"))
+
+
+def test_a_run_that_was_applied_is_known_by_its_name(person: Person, tmp_path: Path) -> None:
+    """Before anything of it runs; what changes it needs the handle, until somebody has looked."""
+    job = applied(person)
+    handle = f"kubernetes://default/{job}"
+    done = person.tell("cancel", "digits")
+    assert (done.code, list(tmp_path.glob("runs/*"))) == (2, [])
+    assert f"there is no run digits in runs; the cluster has {handle}: name it so" in done.err
+    assert handle in person.tell("list", "-b", "kubernetes").out
+    done = person.tell("status", "digits", "--json")
+    assert done.code == 0, done.err
+    told = json.loads(done.out)
+    assert (told["state"], told["job"]) == ("pending", job)
+    assert "is suspended" in told["waits"]
+    assert "pending" in person.tell("list").out
+    assert person.tell("resume", "digits").code == 0
+    assert person.played.objects["mpijobs", "default", job]["spec"]["runPolicy"]["suspend"] is False
+
+
+def test_a_run_of_another_namespace_is_named_and_left_alone(person: Person, tmp_path: Path) -> None:
+    handle = f"kubernetes://elsewhere/{applied(person, 'elsewhere')}"
+    done = person.tell("status", "digits")
+    assert (done.code, list(tmp_path.glob("runs/*"))) == (2, [])
+    assert handle in done.err
+    assert "-A looks into all" in person.tell("list", "-b", "kubernetes").out
+    assert "there is no run digit in runs; give its directory" in person.tell("status", "digit").err
+    person.played.away = True
+    assert "there is no run digits in runs; give its directory" in person.tell("status", "digits").err
+
+
 def test_a_spent_budget_is_named(person: Person, tmp_path: Path) -> None:
     done = person.tell("submit", "-b", "kubernetes", "run.yaml")
     assert done.code == 0, done.err
