@@ -168,6 +168,8 @@ class Fate:
         if self._disk is None:
             return False
         self._mend.append(self._disk.free)
+        # Ranks that are just starting cannot wait.
+        self.faults += 1
         self._disk.fill()
         return True
 

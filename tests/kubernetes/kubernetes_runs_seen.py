@@ -8,25 +8,24 @@ from kubernetes_cluster import Run
 
 def rank_processes(run: Run) -> dict[int, psutil.Process]:
     """The running ranks of a run, by rank."""
-    return {
-        int(process.environ()["PMI_RANK"]): process for process in _of(run, "ortflow.workflow.rank", also="PMI_RANK")
-    }
+    found = _of(run, "ortflow.workflow.rank")
+    return {int(environment["PMI_RANK"]): process for process, environment in found if "PMI_RANK" in environment}
 
 
 def keepers(run: Run) -> list[psutil.Process]:
     """What keeps the run going."""
-    return _of(run, "ortflow.launchers.kubernetes.keeper")
+    return [process for process, _ in _of(run, "ortflow.launchers.kubernetes.keeper")]
 
 
-def _of(run: Run, module: str, also: str = "ORTFLOW_JOB") -> list[psutil.Process]:
+def _of(run: Run, module: str) -> list[tuple[psutil.Process, dict[str, str]]]:
     found = []
     for process in psutil.process_iter():
         try:
             words = process.cmdline()
             if words[1:3] == ["-m", module] and process.status() != "zombie":
                 environment = process.environ()
-                if _belongs(environment.get("ORTFLOW_JOB", ""), run) and also in environment:
-                    found.append(process)
+                if _belongs(environment.get("ORTFLOW_JOB", ""), run):
+                    found.append((process, environment))
         except psutil.Error:
             continue
     return found

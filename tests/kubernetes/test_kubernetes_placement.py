@@ -45,6 +45,7 @@ def test_launcher_and_workers_apart(two_kinds: Bed, cluster: Cluster) -> None:
     run.finish()
 
 
+@pytest.mark.chaos
 def test_a_worker_without_its_node_says_so(two_kinds: Bed, cluster: Cluster) -> None:
     """It tolerates both, and is for a kind of node that there is none of."""
     run = cluster.submit(

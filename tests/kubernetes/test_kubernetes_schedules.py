@@ -81,10 +81,10 @@ def test_a_short_schedule(cluster: Cluster, left_alone: Path) -> None:
     run = cluster.submit("short", restart=PATIENT, **slow(cluster, 0.1))
     fate = Fate(run, random.Random(0), None, None)
     truth = Truth(run, fate, 300.0)
-    for step, event in ((8, "a rank killed"), (20, "suspended")):
+    for step, event in ((8, "a rank killed"), (15, "suspended")):
         run.until_step(step)
         assert fate.strike(event) == event
-        look_for(truth, 3.0)
+        look_for(truth, 1.0)
     follow(truth, fate, [])
     same_end(run.run_dir, left_alone)
     assert run.outcomes() == ["failure", "preempted", "finished"]
