@@ -110,7 +110,7 @@ def test_torchscript_with_its_defaults(name: str, follow: Follow) -> None:
 
 @pytest.mark.parametrize(
     ("name", "opset"),
-    [("groupnorm", 17), ("gpt2", 18), ("groupnorm", 19), ("gpt2", 20), ("gpt2", 21)],
+    [("groupnorm", 17), ("gpt2", 18), ("groupnorm", 19), ("gpt2", 20), ("gpt2", 21), ("groupnorm", 21), ("llama", 23)],
 )
 def test_opsets_of_dynamo(name: str, opset: int, follow: Follow) -> None:
     follow(name, "dynamo", opset)

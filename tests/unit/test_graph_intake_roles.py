@@ -11,6 +11,7 @@ from onnx import TensorProto, helper, numpy_helper
 from ortflow.workflow.errors import UserError
 from ortflow.workflow.graph.evidence import SINES
 from ortflow.workflow.graph.guesses import judged_constants, refuse_guesses
+from ortflow.workflow.graph.lower import prepare
 from ortflow.workflow.graph.patterns import nearest
 from ortflow.workflow.graph.roles import Roles, classify
 from ortflow.workflow.spec.model import ParameterPatterns
@@ -118,6 +119,18 @@ class TestByPlace:
         assert roles["gn.weight"] == "trained"
         assert set(roles.values()) == {"trained", "constant"}
         assert list(roles.values()).count("constant") == 2
+
+    def test_norms_of_groups_written_out(self) -> None:
+        """Of opset 21, with one scale a channel: the groups have none of their own."""
+        tensors = {"gn.weight": random(6), "gn.bias": random(6)}
+        model = graph(
+            [node("GroupNormalization", "x", "gn.weight", "gn.bias", output="y", num_groups=2)],
+            tensors,
+            {"x": (TensorProto.FLOAT, ["batch", 6, 8])},
+        )
+        model.opset_import[0].version = 21
+        roles = classify(prepare(model)[0], NONE, [])
+        assert roles.trained == ["gn.weight", "gn.bias"]
 
     def test_weights_of_classes_looked_up_by_the_label(self) -> None:
         model = graph(

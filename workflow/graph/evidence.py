@@ -64,9 +64,10 @@ TABLES = frozenset({"Gather", "GatherElements", "GatherND"})
 """Operators that look up rows of their first input at the places that their second one names."""
 _LINEAR = frozenset({"MatMul", "Gemm", "Conv", "ConvTranspose", "FusedMatMul", "Einsum"})
 
-# Names that exporters make up: `val_12`, `onnx::Add_5`, `/encoder/Constant_1_output_0`, `_lifted_tensor_constant3`.
+# Names that exporters make up: `val_12`, `onnx::Add_5`, `/encoder/Constant_1_output_0`, `_lifted_tensor_constant3`;
+# and those of nodes that we wrote out: `norm/Constant.1`.
 _MADE_UP = re.compile(
-    r"^\d+$|^val_\d+|^onnx::|_output_\d+$|(^|[/._])[Cc]onst(ant)?(_|\d|$)|^const_|lifted_tensor|^_?tensor_constant"
+    r"^\d+$|/Constant(\.\d+)?$|^val_\d+|^onnx::|_output_\d+$|(^|[/._])[Cc]onst(ant)?(_|\d|$)|^const_|lifted_tensor|^_?tensor_constant"
     r"|^_to_copy|^(arange|scalar_tensor|full|ones|zeros|cat|expand|unsqueeze|slice)(_default)?(_\d+)?$"
 )
 # What buffers are called in the field; the last part of the name, in lower case.
