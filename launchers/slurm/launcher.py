@@ -103,7 +103,7 @@ class SlurmLauncher:
 
         submission, run = request.submission, request.submission.run
         check_ranks(request)
-        str(request)  # what has no place in a script is told before anything is made
+        request.script("")  # what has no place in a script is told before anything is made
         if (job := settle(run, self._slurm)) is not None and (job.waits or not is_settled(run.read_attempts())):
             return self._adopted(request, job)
         before = placed(run.read_attempts())

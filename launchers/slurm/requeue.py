@@ -16,6 +16,8 @@ from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 
+from ortflow.launchers.slurm.jobs import WAITING
+
 PATIENCE = 20.0
 """Seconds for one command: a controller that is down answers after 9 or 18."""
 PAUSE = 3.0
@@ -97,7 +99,8 @@ def read_fate(words: str, job: JobOfOurs) -> Fate:
     that of a preemption without grace, has raised the count of restarts before the first signal is sent.
     """
     fields = dict(_FIELD.findall(words))
-    if int(fields.get("Restarts", "0")) > job.restarts:
+    if int(fields.get("Restarts", "0")) > job.restarts or fields.get("JobState") in WAITING:
+        # It waits with our count of restarts where a controller has died before it had written down our start.
         return Fate.QUEUED
     preempted = fields.get("PreemptTime", "None") not in ("None", "N/A", "")
     if fields.get("JobState") in ("RUNNING", "SUSPENDED", "STOPPED", "SIGNALING"):

@@ -34,6 +34,7 @@ _LAUNCH = re.compile(
 )
 _UNSEEN = re.compile(r"^error: (\S+ (?:does not see the run directory|finds no) .+?)(?=error: |$)", re.MULTILINE)
 _STEP = re.compile(r"^srun: error: Unable to create step for job \d+: (.+)$", re.MULTILINE)
+_ALLOCATION = re.compile(r"^srun: error: Unable to confirm allocation for job \S+: (.+)$", re.MULTILINE)
 _AWAY = re.compile(r"Unable to contact slurm controller|timed out|Connection refused|Unexpected message", re.IGNORECASE)
 _MPI_TYPE = re.compile(r"Invalid MPI type '(\S+)'")
 _CANCELLED = re.compile(r"^slurmstepd\S*: error: \*\*\* STEP (\S+) ON \S+ CANCELLED AT \S+ \*\*\*", re.MULTILINE)
@@ -78,10 +79,13 @@ def verdict(words: str, returncode: int) -> Cause | None:
         return _wrong(match[1])
     if match := _LAUNCH.search(words):
         return Cause(Outcome.FAILURE, EXIT_FAILURE, f"Slurm could not launch the ranks: {match['why']}")
-    if (match := _STEP.search(words)) and _AWAY.search(words):
+    if (match := _ALLOCATION.search(words) or _STEP.search(words)) and _AWAY.search(words):
         return Cause(
             Outcome.LOST, EXIT_FAILURE, f"the Slurm controller was away when the ranks were to start: {match[1]}"
         )
+    if match := _ALLOCATION.search(words):
+        # A controller that died before it had written down the job's start takes it for one that waits.
+        return Cause(Outcome.LOST, EXIT_FAILURE, f"the Slurm controller has lost sight of the job: {match[1]}")
     if match := _STEP.search(words):
         return Cause(Outcome.FAILURE, EXIT_FAILURE, f"Slurm could not create the step: {match[1]}")
     ended = first_end(words)

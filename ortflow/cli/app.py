@@ -6,6 +6,7 @@ Verbs are wired here and live in modules of their own. Those modules import what
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 from collections.abc import Mapping
@@ -96,8 +97,12 @@ def command_line(first: str | None = None) -> typer.Typer:
 
 def main() -> None:
     """Entry point of the `ortflow` command."""
-    with guarded():
-        _main()
+    try:
+        with guarded():
+            _main()
+    finally:
+        # The interpreter's last collection would look through everything there is, a sixth of a short verb's time.
+        gc.freeze()
 
 
 def _main() -> None:

@@ -126,17 +126,18 @@ class Bed:
         if queued:
             self.ask("scancel", *queued)
         for name in self.nodes:
-            if self.ask(str(SCRIPTS / "node"), "--bed", str(self.folder), "exec", name, "true").returncode:
+            if (up := self._slurmd_runs(name)) is None:
                 self.node("start", name)
-            elif not self._slurmd_runs(name):
+            elif not up:
                 self.node("slurmd-start", name)
         self.grace(0)
         wait_until(self._idle, IDLE_WITHIN, lambda: self.told("sinfo", "-N") + self.told("squeue"))
 
-    def _slurmd_runs(self, name: str) -> bool:
-        probe = f'kill -0 "$(cat "{self.folder}/run/slurmd.{name}.pid")"'
+    def _slurmd_runs(self, name: str) -> bool | None:
+        """Whether the node's daemon is up; None where the node is off."""
+        probe = f'kill -0 "$(cat "{self.folder}/run/slurmd.{name}.pid")" && echo up || echo down'
         done = self.ask(str(SCRIPTS / "node"), "--bed", str(self.folder), "exec", name, "sh", "-c", probe)
-        return done.returncode == 0
+        return None if done.returncode else done.stdout.strip() == "up"
 
     def _idle(self) -> bool:
         states = self.told("sinfo", "-h", "-N", "-p", "main", "-o", "%N %t").splitlines()

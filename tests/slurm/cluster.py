@@ -104,6 +104,14 @@ class Run:
         """Wait until it has come so far."""
         wait_until(lambda: self.steps() >= step, timeout, self.story)
 
+    def until_attempt(self, number: int, step: int, timeout: float = ENDS) -> None:
+        """Wait until an attempt has come to a step."""
+
+        def there() -> bool:
+            return any(e["attempt"] == number and e["step"] >= step for e in of_kind(self.run_dir, "step"))
+
+        wait_until(there, timeout, self.story)
+
     def until_state(self, *states: str, timeout: float = ENDS) -> dict[str, Any]:
         """Wait until `ortflow status` says so; the whole status."""
         told: dict[str, Any] = {}
@@ -165,9 +173,20 @@ def slow(seconds: float, attempts: int = 1000) -> dict[str, Any]:
     return _sitecustomize("SLOW", f"{seconds} {attempts}")
 
 
+def clocks(folder: Path) -> dict[str, Any]:
+    """Changes of a run file that have every node's clock go ahead by what its file in a folder says."""
+    return _sitecustomize("CLOCKS", str(folder))
+
+
 def skewed(module: str, seconds: float) -> dict[str, Any]:
     """Changes of a run file that have the clock of those who run a module go ahead."""
     return _sitecustomize("SKEW", f"{module} {seconds}")
+
+
+def both(one: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
+    """Two of these together."""
+    key = "backends__slurm__prologue"
+    return {key: [*one[key], *other[key]]}
 
 
 def _sitecustomize(name: str, value: str) -> dict[str, Any]:

@@ -30,6 +30,7 @@ QUICK = ["--set", "SlurmdTimeout=6", "--set", "MessageTimeout=5"]
 """A dead node is noticed within 20 s, not after 5 minutes."""
 if Path("/sys/fs/cgroup/memory").is_dir():
     QUICK.append("--cgroup")
+IDLE = pytest.StashKey[bool]()
 DAEMONS = ("munged", "slurmctld", "slurmd", "sbatch")
 
 
@@ -69,7 +70,20 @@ def stop(bed: Bed) -> None:
 
 
 @pytest.fixture(scope="session")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bed]:
+def small_disk(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A disk of 48 MB, which nodes see that boot later."""
+    folder = tmp_path_factory.mktemp("disk")
+    if os.geteuid() != 0:
+        pytest.skip("a disk of one's own needs root")
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=48m", "tmpfs", str(folder)], check=True)
+    try:
+        yield folder
+    finally:
+        subprocess.run(["umount", "-l", str(folder)], check=True)
+
+
+@pytest.fixture(scope="session")
+def cluster(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Iterator[Bed]:
     """The bed of all tests."""
     wanted = os.environ.get("ORTFLOW_SLURM", "")
     if wanted == "0":
@@ -82,7 +96,8 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bed]:
     why = missing()
     if why is not None and wanted != "1":
         pytest.skip(why)
-    bed = start(folder, port, [tmp_path_factory.getbasetemp()], *QUICK)
+    disk: Path = request.getfixturevalue("small_disk")
+    bed = start(folder, port, [tmp_path_factory.getbasetemp(), disk], *QUICK)
     try:
         yield bed
     finally:
@@ -90,11 +105,14 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bed]:
 
 
 @pytest.fixture
-def bed(cluster: Bed) -> Iterator[Bed]:
-    """The bed, all nodes idle."""
-    cluster.restore()
+def bed(cluster: Bed, request: pytest.FixtureRequest) -> Iterator[Bed]:
+    """The bed, all nodes idle; looked at again only where nobody has since it was left so."""
+    if not request.session.stash.get(IDLE, False):
+        cluster.restore()
+    request.session.stash[IDLE] = False
     yield cluster
     cluster.restore()
+    request.session.stash[IDLE] = True
 
 
 @pytest.fixture(scope="session")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
-import pytest
 from bed import FINAL, wait_until
 from cluster import ENDS, Cluster, Run, same_end, slow
 from project import curve
@@ -34,17 +33,20 @@ def words(cluster: Cluster, job: str) -> str:
     return (cluster.project.folder / f"slurm-{job}.out").read_text()
 
 
-def test_a_fresh_run_begins_by_itself(cluster_of: Cluster, undisturbed: Run) -> None:
-    script = rendered(cluster_of, "by-hand")
+def test_a_fresh_run_begins_by_itself_and_comes_back(cluster_of: Cluster, undisturbed: Run) -> None:
+    """After a preemption, that is."""
+    script = rendered(cluster_of, "by-hand", **slow(0.3, attempts=1))
     assert not cluster_of.project.run_dir("by-hand").exists(), "render makes nothing"
     edited = script.read_text().replace("#SBATCH --signal", "#SBATCH --partition=main\n#SBATCH --signal")
     script.write_text(edited.replace("\nexec ", "\nexport EDITED=1\nexec "))
     job = sbatch(cluster_of, script)
     run = Run(cluster_of, "by-hand")
     run_dir = run.run_dir
-    wait_until(lambda: cluster_of.bed.state(job) in FINAL, ENDS, lambda: words(cluster_of, job))
+    wait_until(lambda: run.steps() >= 12, ENDS, lambda: words(cluster_of, job))
+    run.bed.preempt(job, seconds=3)
     run.finish()
     same_end(run, undisturbed)
+    assert run.outcomes() == ["preempted", "finished"]
     assert run.job == job
     assert run.status()["state"] == "finished"
     assert f"{run_dir}/logs/slurm-{job}.log" in words(cluster_of, job)
@@ -110,7 +112,7 @@ def test_the_script_of_a_submission_by_hand(cluster_of: Cluster, undisturbed: Ru
 
 
 def test_it_goes_on_where_it_was_stopped(cluster_of: Cluster, undisturbed: Run) -> None:
-    script = rendered(cluster_of, "goes-on")
+    script = rendered(cluster_of, "goes-on", **slow(0.2, attempts=2))
     first = sbatch(cluster_of, script)
     run = Run(cluster_of, "goes-on")
     wait_until(lambda: run.steps() >= 12, ENDS, lambda: words(cluster_of, first))
@@ -129,17 +131,6 @@ def test_it_goes_on_where_it_was_stopped(cluster_of: Cluster, undisturbed: Run) 
     assert run.job == third
     run.finish()
     same_end(run, undisturbed)
-
-
-def test_it_comes_back_after_a_preemption(cluster_of: Cluster, undisturbed: Run) -> None:
-    script = rendered(cluster_of, "comes-back")
-    job = sbatch(cluster_of, script)
-    run = Run(cluster_of, "comes-back")
-    wait_until(lambda: run.steps() >= 12, ENDS, lambda: words(cluster_of, job))
-    run.bed.preempt(job)
-    run.finish()
-    same_end(run, undisturbed)
-    assert run.outcomes() == ["preempted", "finished"]
 
 
 def test_prepare_runs_in_the_job(cluster_of: Cluster) -> None:
@@ -170,22 +161,25 @@ def test_a_sweep(cluster_of: Cluster) -> None:
         assert f"seed: {task + 1}" in (run.run_dir / "run.yaml").read_text()
 
 
-@pytest.mark.parametrize("place", ["a%j", "b%t", "c%a", "d%A", "e%%n%N"])
-def test_a_folder_that_slurm_has_patterns_for(cluster_of: Cluster, place: str) -> None:
+def test_folders_that_slurm_has_patterns_for(cluster_of: Cluster) -> None:
     small = {"nodes": 1, "ranks_per_node": 1, "cpus_per_rank": 1}
     short = {"train__steps": 4, "train__schedule": {"name": "constant"}, "resources": small}
-    file = cluster_of.write("odd", run_dir=f"{place}/odd", **short)
-    done = cluster_of.ortflow("submit", "-b", "slurm", file.name)
-    assert done.returncode == 0, done.stderr
-    assert done.stderr.count("\n") <= 2
-    root = cluster_of.project.folder / place / "odd"
-    job = done.stdout.split("slurm://")[1].split()[0]
-    wait_until(lambda: cluster_of.bed.state(job) in FINAL, ENDS)
-    assert cluster_of.bed.state(job) == "COMPLETED"
-    assert (root / f"logs/slurm-{job}.log").read_text()
-    told = cluster_of.ortflow("status", str(root))
-    assert "finished" in told.stdout, told
-    assert [path.name for path in cluster_of.project.folder.glob(f"{place[0]}*") if path.is_dir()] == [place]
+    places = ["a%j", "b%t", "c%a", "d%A", "e%%n%N"]
+    jobs = {}
+    for place in places:
+        file = cluster_of.write("odd", run_dir=f"{place}/odd", **short)
+        done = cluster_of.ortflow("submit", "-b", "slurm", file.name)
+        assert done.returncode == 0, done.stderr
+        assert done.stderr.count("\n") <= 2
+        jobs[place] = done.stdout.split("slurm://")[1].split()[0]
+    for place, job in jobs.items():
+        root = cluster_of.project.folder / place / "odd"
+        wait_until(lambda job=job: cluster_of.bed.state(job) in FINAL, ENDS)
+        assert cluster_of.bed.state(job) == "COMPLETED"
+        assert (root / f"logs/slurm-{job}.log").read_text()
+        told = cluster_of.ortflow("status", str(root))
+        assert "finished" in told.stdout, told
+    assert {path.name for path in cluster_of.project.folder.glob("*%*") if path.is_dir()} == set(places)
 
 
 def test_run_outside_of_a_job(cluster_of: Cluster) -> None:

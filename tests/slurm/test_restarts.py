@@ -12,26 +12,27 @@ from pathlib import Path
 
 import pytest
 from bed import Bed, wait_until
-from cluster import SHAPE, Cluster, Run, ill, rank_processes, same_end, skewed, slow
+from cluster import ENDS, SHAPE, Cluster, Run, both, ill, rank_processes, same_end, skewed, slow
 from project import curve, events, of_kind
 
 MIDDLE = 15
 """A step at which there is a checkpoint, and much is still to come."""
 
 
-@pytest.mark.parametrize("grace", [0, 15])
-def test_preempted(cluster_of: Cluster, undisturbed: Run, grace: int) -> None:
+def test_preempted_with_grace_and_without(cluster_of: Cluster, undisturbed: Run) -> None:
     bed = cluster_of.bed
-    bed.grace(grace)
-    run = cluster_of.submit(f"preempted-{grace}")
-    run.until_step(MIDDLE)
-    bed.preempt(run.job)
+    run = cluster_of.submit("preempted", **slow(0.3, attempts=2))
+    run.until_step(MIDDLE, ENDS)
+    bed.preempt(run.job, seconds=3)
+    run.until_step(MIDDLE + 10, ENDS)
+    bed.grace(15)
+    bed.preempt(run.job, seconds=3)
     run.finish()
     same_end(run, undisturbed)
-    assert run.restarts == 1
-    assert run.outcomes() == ["preempted", "finished"]
+    assert run.restarts == 2
+    assert run.outcomes() == ["preempted", "preempted", "finished"]
     assert not of_kind(run.run_dir, "rewind"), "it saved when it was told"
-    assert run.status()["preemptions"] == 1
+    assert run.status()["preemptions"] == 2
     assert run.status()["failures"] == 0
 
 
@@ -89,39 +90,36 @@ def test_two_lives_at_once(cluster_of: Cluster, undisturbed: Run) -> None:
     assert "a newer job or restart owns the run directory" in run.log()
 
 
-@pytest.mark.parametrize("rank", [pytest.param(0, marks=pytest.mark.chaos), 3])
-def test_a_rank_is_killed(cluster_of: Cluster, undisturbed: Run, rank: int) -> None:
-    run = cluster_of.submit(f"killed-{rank}")
+@pytest.mark.chaos
+def test_rank_0_is_killed(cluster_of: Cluster, undisturbed: Run) -> None:
+    run = cluster_of.submit("killed-0")
     run.until_step(MIDDLE)
-    rank_processes(run.run_dir)[rank].kill()
+    rank_processes(run.run_dir)[0].kill()
     run.finish()
     same_end(run, undisturbed)
-    first, second = run.records("end")
-    assert (first["outcome"], first["rank"], second["outcome"]) == ("failure", rank, "finished")
-    assert f"rank {rank} was killed by SIGKILL" in first["cause"]
-    assert run.restarts == 0, "within the allocation"
+    assert run.records("end")[0]["cause"] == "rank 0 was killed by SIGKILL"
 
 
-def test_a_rank_raises(cluster_of: Cluster, undisturbed: Run) -> None:
-    run = cluster_of.run("raises", **ill(2, MIDDLE, "raise"))
-    same_end(run, undisturbed)
-    first, second = run.records("end")
-    assert (first["outcome"], first["rank"], second["outcome"]) == ("failure", 2, "finished")
-    assert "this rank was told to raise" in first["cause"]
-    assert run.restarts == 0
-
-
-def test_a_rank_hangs(cluster_of: Cluster, undisturbed: Run) -> None:
-    """Stopped dead, while the others wait for it in an all-reduce: Slurm sees nothing wrong."""
-    restart = {"failures": 3, "hung_seconds": 8.0, "backoff": {"first": 0.0, "limit": 0.0}}
-    run = cluster_of.submit("hangs", restart=restart)
-    run.until_step(MIDDLE)
+def test_four_failures_of_one_run(cluster_of: Cluster, undisturbed: Run) -> None:
+    """A rank is killed, another raises, the step is cancelled, a rank stops dead while the others wait for it."""
+    restart = {"failures": 4, "hung_seconds": 10.0, "backoff": {"first": 0.0, "limit": 0.0}}
+    odd = both(slow(0.3), ill(2, MIDDLE + 5, "raise", attempt=1))
+    run = cluster_of.submit("four-failures", restart=restart, **odd)
+    run.until_step(MIDDLE, ENDS)
+    rank_processes(run.run_dir)[3].kill()
+    run.until_attempt(2, MIDDLE + 7)
+    run.bed.told("scancel", f"{run.job}.2")
+    run.until_attempt(3, MIDDLE + 9)
     rank_processes(run.run_dir)[3].suspend()
     run.finish()
     same_end(run, undisturbed)
-    first, second = run.records("end")
-    assert (first["outcome"], second["outcome"]) == ("failure", "finished")
-    assert "hung: no sign of life for 8 s" in first["cause"]
+    killed, raised, cancelled, hung, last = run.records("end")
+    assert [(end["outcome"], end["rank"]) for end in (killed, raised)] == [("failure", 3), ("failure", 2)]
+    assert "rank 3 was killed by SIGKILL" in killed["cause"]
+    assert "this rank was told to raise" in raised["cause"]
+    assert cancelled["cause"] == f"the job's step {run.job}.2 was cancelled in Slurm, the job was not", run.story()
+    assert "hung: no sign of life for 10 s" in hung["cause"]
+    assert last["outcome"] == "finished"
     assert run.restarts == 0, "within the allocation"
 
 
@@ -171,6 +169,23 @@ def test_a_controller_that_is_away_when_the_ranks_have_left(cluster_of: Cluster,
     bed.controller("start")
     run.finish()
     same_end(run, undisturbed)
+
+
+def test_a_controller_that_is_away_when_ranks_start(cluster_of: Cluster, undisturbed: Run) -> None:
+    """srun finds nobody who confirms its allocation: not the run's failure, whose budget that would spend."""
+    bed = cluster_of.bed
+    # Slurm writes down only every 5 s what it has started.
+    slowly = {"backends__slurm__prologue": ["sleep 14"]}
+    run = cluster_of.submit("nobody-confirms", restart={**SHAPE["restart"], "failures": 0}, **slowly)
+    wait_until(lambda: bed.state(run.job) == "RUNNING", 30, run.story)
+    time.sleep(7)
+    bed.controller("kill")
+    wait_until(lambda: run.outcomes() == ["lost"], ENDS, run.story)
+    bed.controller("start")
+    run.finish()
+    same_end(run, undisturbed)
+    assert run.outcomes() == ["lost", "finished"]
+    assert "the Slurm controller was away when the ranks were to start" in run.records("end")[0]["cause"]
 
 
 def test_budget_is_spent(cluster_of: Cluster) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 
-import pytest
 from bed import FINAL, wait_until
 from cluster import ENDS, Cluster, Run, rank_processes, same_end, slow
 from project import of_kind
@@ -20,16 +19,6 @@ def test_the_batch_script_is_killed(cluster_of: Cluster) -> None:
     assert told["state"] == "lost"
     assert "script was killed by SIGKILL" in told["cause"]
     assert "could not write" not in told["cause"]
-
-
-def test_the_step_is_cancelled(cluster_of: Cluster, undisturbed: Run) -> None:
-    run = cluster_of.submit("step-cancelled")
-    run.until_step(7, ENDS)
-    run.bed.told("scancel", f"{run.job}.0")
-    run.finish()
-    same_end(run, undisturbed)
-    cause = run.records("end")[0]["cause"]
-    assert cause == f"the job's step {run.job}.0 was cancelled in Slurm, the job was not", run.story()
 
 
 def test_a_job_that_is_held_is_expected_never(cluster_of: Cluster) -> None:
@@ -67,18 +56,20 @@ def test_more_nodes_are_named_than_the_run_has(cluster_of: Cluster) -> None:
     assert done.stderr.startswith("error: backends.slurm.nodelist: ")
 
 
-@pytest.mark.parametrize("to", [[], ["-b"]], ids=["the ranks", "the batch step"])
-def test_a_signal_by_hand_is_no_preemption(cluster_of: Cluster, undisturbed: Run, to: list[str]) -> None:
-    name = f"signal{len(to)}"
-    run = cluster_of.submit(name, **slow(0.2))
-    run.until_step(7, ENDS)
-    run.bed.told("scancel", "-s", "USR2", *to, run.job)
+def test_signals_by_hand_are_no_preemption(cluster_of: Cluster, undisturbed: Run) -> None:
+    """To the ranks, and to the batch step."""
+    run = cluster_of.submit("signals", **slow(0.2))
+    for step, to in ((7, []), (20, ["-b"])):
+        run.until_step(step, ENDS)
+        run.bed.told("scancel", "-s", "USR2", *to, run.job)
     run.finish()
     same_end(run, undisturbed)
     assert not of_kind(run.run_dir, "rewind"), "it saved"
-    end, _ = run.records("end")
-    assert end["cause"].startswith("saved and left: a signal was sent by hand"), end
-    assert end["why"] == "that counts against no budget"
+    *ends, _ = run.records("end")
+    assert len(ends) == 2
+    for end in ends:
+        assert end["cause"].startswith("saved and left: a signal was sent by hand"), end
+        assert end["why"] == "that counts against no budget"
     assert run.status()["preemptions"] == 0
 
 

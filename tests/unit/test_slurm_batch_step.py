@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -162,6 +163,31 @@ JOB = JobOfOurs("7", restarts=1, node="node1")
 )
 def test_what_slurm_is_doing_with_the_job(fields: str, expected: Fate) -> None:
     assert read_fate(f"JobId=7 JobName=a UserId=root(0) {fields} ExitCode=0:0", JOB) is expected
+
+
+@pytest.mark.parametrize(
+    ("why", "sentence"),
+    [
+        ("Unable to contact slurm controller (connect failure)", "the Slurm controller was away when the ranks"),
+        ("Job is pending execution", "the Slurm controller has lost sight of the job: Job is pending execution"),
+    ],
+)
+def test_an_allocation_that_nobody_confirms_is_no_failure_of_the_run(why: str, sentence: str) -> None:
+    words = (
+        f"srun: error: Unable to confirm allocation for job 55: {why}\n"
+        "srun: Check SLURM_JOB_ID environment variable. Expired or invalid job 55\n"
+    )
+    found = verdict(words, 1)
+    assert found is not None
+    assert found.outcome is Outcome.LOST
+    assert found.sentence.startswith(sentence)
+
+
+def test_a_job_that_waits_with_our_count_of_restarts_comes_back() -> None:
+    """Its controller has died before it had written down the start."""
+    assert read_fate("JobId=7 JobState=PENDING Reason=None Restarts=0 ExitCode=0:0", replace(JOB, restarts=0)) is (
+        Fate.QUEUED
+    )
 
 
 @pytest.mark.parametrize(

@@ -26,6 +26,16 @@ Text = Annotated[str, Field(pattern=r"^[^\x00]+$")]
 """Names, patterns and paths: never empty, and nothing that the operating system cuts off."""
 
 
+def no_items() -> list[Any]:
+    """Default of a list. Of `list` itself pydantic would parse the signature, which takes its time."""
+    return []
+
+
+def no_keys() -> dict[Any, Any]:
+    """Default of a mapping."""
+    return {}
+
+
 class Section(BaseModel):
     """A section of the run file. The string under a field is its help text (`help`).
 
@@ -57,7 +67,7 @@ class Section(BaseModel):
             return super().model_rebuild(
                 force=force,
                 raise_errors=raise_errors,
-                _parent_namespace_depth=_parent_namespace_depth + 2,
+                _parent_namespace_depth=_parent_namespace_depth + 1,
                 _types_namespace=_types_namespace,
             )
 

@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from ortflow.workflow.spec.base import Number, Positive, Section, Text
+from ortflow.workflow.spec.base import Number, Positive, Section, Text, no_keys
 
 
 class DataSet(Section):
@@ -14,7 +14,7 @@ class DataSet(Section):
 
     path: Text
     """File or folder, relative to the run file."""
-    columns: dict[Text, Text] = Field(default_factory=dict)
+    columns: dict[Text, Text] = Field(default_factory=no_keys)
     """Graph input -> column, where the names differ: `tokens`, or a slice along the first axis, `tokens[:-1]`."""
 
 
@@ -40,7 +40,7 @@ class DataSection(Section):
     """A new order each epoch, from seed and epoch alone."""
     by_length: ByLength | None = None
     """Group samples of like length."""
-    pad_value: dict[Text, Number] = Field(default_factory=dict)
+    pad_value: dict[Text, Number] = Field(default_factory=no_keys)
     """Graph input -> what variable-length samples are padded with; 0, and the loss's ignore index for labels."""
     last_batch: Literal["drop", "keep", "pad"] = "drop"
     """The rest of an epoch that fills no global batch: leave it out, train on the smaller batch, or fill it up

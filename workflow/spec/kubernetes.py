@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from ortflow.workflow.spec.base import Positive, Section, Text
+from ortflow.workflow.spec.base import Positive, Section, Text, no_items, no_keys
 
 AccessMode = Literal["ReadWriteMany", "ReadWriteOnce", "ReadWriteOncePod"]
 Native = dict[Text, Any]
@@ -45,7 +45,7 @@ class S3(Section):
 
     driver: Text
     """The CSI driver's name."""
-    attributes: dict[Text, Text] = Field(default_factory=dict)
+    attributes: dict[Text, Text] = Field(default_factory=no_keys)
     """What the driver asks for: bucket, mounter, options."""
     secret: Text | None = None
     """Secret with the driver's credentials."""
@@ -99,7 +99,7 @@ class Security(Section):
     """Group of all processes."""
     fs_group: UserId = 1000
     """Group that owns what is mounted, where the volume's driver can set one."""
-    capabilities: list[Text] = Field(default_factory=list)
+    capabilities: list[Text] = Field(default_factory=no_items)
     """Linux capabilities beside none, such as IPC_LOCK."""
     seccomp: Literal["RuntimeDefault", "Unconfined"] = "RuntimeDefault"
     """Filter of system calls."""
@@ -125,7 +125,7 @@ class KubernetesBackend(Section):
     """Image of all pods; needed."""
     image_pull_policy: Literal["Always", "IfNotPresent", "Never"] | None = None
     """When nodes fetch the image."""
-    image_pull_secrets: list[Text] = Field(default_factory=list)
+    image_pull_secrets: list[Text] = Field(default_factory=no_items)
     """Secrets with which nodes fetch it."""
     namespace: Text | None = None
     """Namespace; the context's if not given."""
@@ -147,11 +147,11 @@ class KubernetesBackend(Section):
     """Where the operator's ssh keys are mounted; /home/ortflow/.ssh if not given, /root/.ssh for root."""
     folder: Text | None = None
     """Folder on the volume that paths of inputs are relative to; MOUNT/files/NAME if not given."""
-    files: list[Text] = Field(default_factory=list)
+    files: list[Text] = Field(default_factory=no_items)
     """Small text files beside the run file that travel with it, such as the script of `prepare`."""
     volume: RunVolume = RunVolume.model_construct()
     """Where run directory and inputs lie: one of `claim`, `create`, `host_path`, `nfs`, `s3`, `empty_dir`."""
-    volumes: list[Native] = Field(default_factory=list)
+    volumes: list[Native] = Field(default_factory=no_items)
     """More volumes: `name`, `mount`, `read_only`, `sub_path`, and the source as Kubernetes writes it."""
     worker_cpu: Text | None = None
     """Cores of a worker, as Kubernetes writes them, such as 1500m; `cpus_per_rank` for each rank if not given."""
@@ -161,41 +161,41 @@ class KubernetesBackend(Section):
     """Scratch space of a worker on its node: a number and a unit."""
     gpu: Gpu = Gpu.model_construct()
     """What a GPU is called here."""
-    extended_resources: dict[Text, Positive] = Field(default_factory=dict)
+    extended_resources: dict[Text, Positive] = Field(default_factory=no_keys)
     """More resources of a worker and their number, such as rdma/hca: 1."""
     launcher_resources: LauncherResources = LauncherResources.model_construct()
     """What the launcher's pod takes, where it is no worker."""
-    node_selector: dict[Text, Text] = Field(default_factory=dict)
+    node_selector: dict[Text, Text] = Field(default_factory=no_keys)
     """Labels that nodes must have."""
-    worker_node_selector: dict[Text, Text] = Field(default_factory=dict)
+    worker_node_selector: dict[Text, Text] = Field(default_factory=no_keys)
     """More labels that workers' nodes must have."""
-    launcher_node_selector: dict[Text, Text] = Field(default_factory=dict)
+    launcher_node_selector: dict[Text, Text] = Field(default_factory=no_keys)
     """More labels that the nodes of the launcher and of what runs beside it must have."""
-    affinity: Native = Field(default_factory=dict)
+    affinity: Native = Field(default_factory=no_keys)
     """Affinity of the pods, native."""
-    tolerations: list[Native] = Field(default_factory=list)
+    tolerations: list[Native] = Field(default_factory=no_items)
     """Tolerations of the pods, native."""
-    worker_tolerations: list[Native] = Field(default_factory=list)
+    worker_tolerations: list[Native] = Field(default_factory=no_items)
     """More tolerations of the workers, native."""
-    launcher_tolerations: list[Native] = Field(default_factory=list)
+    launcher_tolerations: list[Native] = Field(default_factory=no_items)
     """More tolerations of the launcher and of what runs beside it, native."""
     spread: Literal["prefer", "require", "none"] = "prefer"
     """Whether each worker gets a node of its own."""
-    topology_spread: list[Native] = Field(default_factory=list)
+    topology_spread: list[Native] = Field(default_factory=no_items)
     """More constraints on where workers are placed, native."""
     priority_class: Text | None = None
     """Priority class of the pods."""
-    env: dict[Text, Annotated[str, Field(pattern=r"^[^\x00]*$")]] = Field(default_factory=dict)
+    env: dict[Text, Annotated[str, Field(pattern=r"^[^\x00]*$")]] = Field(default_factory=no_keys)
     """Environment variables of the ranks, taken as they are; in an overlay's, Kubernetes replaces $(NAME)."""
-    secret_env: dict[Text, Text] = Field(default_factory=dict)
+    secret_env: dict[Text, Text] = Field(default_factory=no_keys)
     """Environment variables from secrets: VARIABLE: SECRET/KEY."""
     security: Security = Security.model_construct()
     """Who the processes are, and what they may do."""
     service_account: Text | None = None
     """Service account that is there; one of its own, without rights, if not given."""
-    annotations: dict[Text, str] = Field(default_factory=dict)
+    annotations: dict[Text, str] = Field(default_factory=no_keys)
     """Annotations of job and pods."""
-    labels: dict[Text, str] = Field(default_factory=dict)
+    labels: dict[Text, str] = Field(default_factory=no_keys)
     """Labels of job and pods."""
     queue: Text | None = None
     """Kueue's queue."""
@@ -215,5 +215,5 @@ class KubernetesBackend(Section):
     """Let nothing but the run's own pods reach them."""
     disruption_budget: bool = False
     """Refuse evictions: a drain of a node then waits for the run."""
-    overlay: list[Native] = Field(default_factory=list)
+    overlay: list[Native] = Field(default_factory=no_items)
     """Strategic merge patches: `kind`, `name` where there are several, and `patch`."""

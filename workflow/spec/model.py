@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from ortflow.workflow.spec.base import Fraction, Section, Text
+from ortflow.workflow.spec.base import Fraction, Section, Text, no_items
 from ortflow.workflow.spec.metrics import Metric
 
 
@@ -24,11 +24,11 @@ class OwnGraphs(Section):
 class ParameterPatterns(Section):
     """Glob patterns over initializer names; a later list wins over ortflow's own decision."""
 
-    train: list[Text] = Field(default_factory=list)
+    train: list[Text] = Field(default_factory=no_items)
     """Initializers that are parameters although ortflow takes them for constants."""
-    freeze: list[Text] = Field(default_factory=list)
+    freeze: list[Text] = Field(default_factory=no_items)
     """Parameters, and running statistics of BatchNormalization, that keep their value."""
-    constant: list[Text] = Field(default_factory=list)
+    constant: list[Text] = Field(default_factory=no_items)
     """Initializers that are no parameters: rotary tables, masks, shapes."""
 
 
@@ -94,12 +94,12 @@ class ModelSection(Section):
     """Graphs of your own in place of those built from `path`."""
     parameters: ParameterPatterns = ParameterPatterns.model_construct()
     """Patterns that override which initializers are trained."""
-    recompute: list[Text] = Field(default_factory=list)
+    recompute: list[Text] = Field(default_factory=no_items)
     """Glob patterns over modules (`layers.*`) or node names: what they make is computed again for the backward pass,
     which takes less memory and more time, and changes no bit."""
     accept_inference_export: bool = False
     """Train a model although its file shows signs of an export for inference, which changes what is trained."""
-    labels: list[Text] = Field(default_factory=list)
+    labels: list[Text] = Field(default_factory=no_items)
     """Inputs of the graph that are labels: needed for training, absent from the exported model."""
-    metrics: list[Metric] = Field(default_factory=list)
+    metrics: list[Metric] = Field(default_factory=no_items)
     """What evaluation computes besides the loss."""

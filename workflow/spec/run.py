@@ -6,7 +6,16 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from ortflow.workflow.spec.base import Count, NonNegativeFloat, Positive, PositiveFloat, Section, Text
+from ortflow.workflow.spec.base import (
+    Count,
+    NonNegativeFloat,
+    Positive,
+    PositiveFloat,
+    Section,
+    Text,
+    no_items,
+    no_keys,
+)
 from ortflow.workflow.spec.data import DataSection
 from ortflow.workflow.spec.kubernetes import KubernetesBackend
 from ortflow.workflow.spec.model import ModelSection
@@ -19,7 +28,7 @@ class TrainerSection(Section):
 
     name: Text = "graph"
     """`graph`, or a trainer that is installed for the ranks; docs/trainers.md tells how to write one."""
-    options: dict[Text, Any] = Field(default_factory=dict)
+    options: dict[Text, Any] = Field(default_factory=no_keys)
     """Keys of another trainer's own."""
 
 
@@ -137,7 +146,7 @@ class LocalBackend(Section):
 
     mpi: Literal["auto", "mpich", "openmpi"] = "auto"
     """Whose mpirun starts the ranks."""
-    arguments: list[Text] = Field(default_factory=list)
+    arguments: list[Text] = Field(default_factory=no_items)
     """More arguments for mpirun."""
 
 
@@ -161,7 +170,7 @@ class RunSpec(Section):
     """Run directory, relative to the current folder; runs/NAME if not given."""
     seed: Count = 0
     """Seed of the order of the samples and of dropout."""
-    prepare: list[Text] = Field(default_factory=list)
+    prepare: list[Text] = Field(default_factory=no_items)
     """Command run once in the run file's folder, by `ortflow run`, if the model or the data is not there yet."""
     trainer: TrainerSection = TrainerSection.model_construct()
     """What trains."""

@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from ortflow.workflow.spec.base import Section, Text
+from ortflow.workflow.spec.base import Section, Text, no_items, no_keys
 
 DirectiveName = Literal[
     "account", "begin", "constraint", "cpus-per-task", "dependency", "exclude", "exclusive", "gpus-per-node",
@@ -27,7 +27,7 @@ MailType = Literal[
 class Mail(Section):
     """When Slurm writes a mail, and to whom."""
 
-    types: list[MailType] = Field(default_factory=list)
+    types: list[MailType] = Field(default_factory=no_items)
     """Occasions, in Slurm's words."""
     user: Text | None = None
     """Receiver; the user who submits if not given."""
@@ -40,9 +40,9 @@ class Container(Section):
     """What runs it: `pyxis` is srun's plug-in, `none` leaves it out."""
     image: Text
     """Image file, relative to the run file, or a name that `kind` knows."""
-    mounts: list[Text] = Field(default_factory=list)
+    mounts: list[Text] = Field(default_factory=no_items)
     """Folders that ranks see beside run directory, model and data: `PATH`, `PATH:INSIDE` or `PATH:INSIDE:ro`."""
-    arguments: list[Text] = Field(default_factory=list)
+    arguments: list[Text] = Field(default_factory=no_items)
     """More arguments, each as --flag or --flag=value."""
 
 
@@ -88,17 +88,17 @@ class SlurmBackend(Section):
     limit that is changed while the job runs."""
     mpi: Literal["auto", "pmi2", "pmix", "none", "mpirun"] = "auto"
     """How the ranks find each other: srun's --mpi, or an mpirun inside the job."""
-    srun_arguments: list[Text] = Field(default_factory=list)
+    srun_arguments: list[Text] = Field(default_factory=no_items)
     """More arguments for srun, each as --flag or --flag=value."""
-    directives: list[Text] = Field(default_factory=list)
+    directives: list[Text] = Field(default_factory=no_items)
     """More directives for sbatch, each as --flag or --flag=value."""
-    additional_parameters: dict[Text, Text | int | float | Literal[True]] = Field(default_factory=dict)
+    additional_parameters: dict[Text, Text | int | float | Literal[True]] = Field(default_factory=no_keys)
     """More directives for sbatch by name, as in submitit: licenses: "matlab:1"; true for one without a value."""
-    omit: list[DirectiveName] = Field(default_factory=list)
+    omit: list[DirectiveName] = Field(default_factory=no_items)
     """Directives that the script must not have."""
-    prologue: list[Text] = Field(default_factory=list)
+    prologue: list[Text] = Field(default_factory=no_items)
     """Shell lines before the ranks start: modules, a virtual environment."""
-    epilogue: list[Text] = Field(default_factory=list)
+    epilogue: list[Text] = Field(default_factory=no_items)
     """Shell lines after the last rank has ended; a requeued job does not come to them."""
     container: Container | None = None
     """The image that ranks run in; with one, `resources.python` is the image's (`python` if not given)."""
