@@ -28,6 +28,7 @@ from ortflow.launchers.kubernetes.hosts import read_hosts, wait_for
 from ortflow.launchers.kubernetes.mpirun import command, environment, hostfile
 from ortflow.launchers.kubernetes.ownership import Ownership, owner_of
 from ortflow.launchers.kubernetes.pod import Pod
+from ortflow.launchers.kubernetes.room import await_room
 from ortflow.launchers.kubernetes.story import Story
 from ortflow.launchers.locks import wait_free
 from ortflow.launchers.mpi import find_mpi
@@ -86,6 +87,11 @@ class Keeper:
         self._story = Story(self._run, spec.monitor.every_steps, spec.world_size)
         limit = spec.resources.time_limit
         self._stop = PodStop(self._run.stop_request, parse_time(limit) if limit is not None else None)
+
+    def await_room(self) -> None:
+        """Wait for a volume that is full; raises OutOfDisk where it stays so."""
+        seconds = self._spec.checkpoint.wait_for_room
+        await_room(self._run, seconds, lambda lack: self._story.lacks(lack, seconds))
 
     def keep(self) -> int:
         """Keep the run going until it is done or given up; the pod's exit code."""
@@ -221,12 +227,14 @@ def main() -> int:
     try:
         pod = Pod.from_environment()
         spec, folder = read_spec(pod)
+        keeper = Keeper(pod, spec, folder)
+        keeper.await_room()
         unpack(pod, folder)
         if spec.backends.kubernetes.launcher_as_worker:
             # Ranks come to this pod as to the others.
             worker = [sys.executable, "-m", "ortflow.launchers.kubernetes.worker"]
             subprocess.Popen(worker, preexec_fn=dies_with_us())
-        return Keeper(pod, spec, folder).keep()
+        return keeper.keep()
     except OrtflowError as error:
         print(f"error: {error}", flush=True)
         explain(str(error))

@@ -129,7 +129,7 @@ class Links:
             Mirror(run, cluster).sync(view.pods)
         records = run.read_attempts()
         told = replace(read_status(run, records=records, alive=True), job=place.job)
-        how = status(told, records, view)
+        how = status(told, records, view, silent=silent(run))
         if how.state is State.FAILED and not is_settled(records) and read_place(run) is not None:
             # What says so, an event or a pod, is gone in an hour or at the operator's next try.
             run.record_attempt(event="stop", outcome=Outcome.USER_ERROR.value, cause=how.cause, why=REFUSED)
@@ -142,6 +142,13 @@ class Links:
         if time.monotonic() >= self._until:
             self._pause = min(LONGEST, self._pause * 2 or 0.5)
             self._until = time.monotonic() + self._pause
+
+
+def silent(run: RunDir) -> frozenset[str]:
+    """Uids of the launcher pods that have not told of the run's attempts yet."""
+    place = read_place(run)
+    cursors = place.cursors if place is not None else {}
+    return frozenset(uid for uid, cursor in cursors.items() if not cursor.begun and not cursor.done)
 
 
 def adopt_job(run: RunDir, view: View) -> None:

@@ -87,7 +87,7 @@ class Mirror:
         if self._lock is None:
             return
         place = self._place()
-        cursor = place.cursors.get(objects.uid(pod)) or Cursor(objects.name(pod))
+        cursor = place.cursors.get(objects.uid(pod)) or Cursor(objects.name(pod), begun=False)
         if cursor.done or not objects.has_begun(pod):
             return
         over = objects.has_ended(pod)
@@ -99,7 +99,10 @@ class Mirror:
             due = time.monotonic() + KEEP
             for stamp, text in fresh(whole_lines(pieces, rest=over or follow), cursor):
                 cursor = replace(cursor, time=stamp, lines=cursor.lines + 1 if stamp == cursor.time else 1)
-                place = self._write(read_line(text), place)
+                line = read_line(text)
+                if isinstance(line, Record) and line.file == "attempts":
+                    cursor = replace(cursor, begun=True)
+                place = self._write(line, place)
                 if time.monotonic() >= due:
                     due = time.monotonic() + KEEP
                     place = self._keep(place, pod, cursor)

@@ -33,6 +33,8 @@ class Cursor:
     """Lines of that very time."""
     done: bool = False
     """The pod had ended, and everything was taken."""
+    begun: bool = True
+    """It has told of the run's attempts: what is on record there is as it left it."""
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ pods that ended without a word. A Failed condition is no end: only `status.compl
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -29,8 +29,14 @@ def is_settled(records: Sequence[dict[str, Any]]) -> bool:
     return bool(records) and not state(records, alive=True).active
 
 
-def status(told: RunStatus, records: Sequence[dict[str, Any]], view: View) -> RunStatus:
-    """The run's status; `told` is what its records tell of a run that somebody is at work on."""
+def status(
+    told: RunStatus, records: Sequence[dict[str, Any]], view: View, *, silent: Collection[str] = ()
+) -> RunStatus:
+    """The run's status; `told` is what its records tell of a run that somebody is at work on.
+
+    `silent`: uids of launcher pods that have said nothing of the run's attempts: one that the records call running is
+    that of a pod before them.
+    """
     told = replace(told, launcher="kubernetes")
     if is_settled(records):
         return told
@@ -47,7 +53,7 @@ def status(told: RunStatus, records: Sequence[dict[str, Any]], view: View) -> Ru
         return replace(told, state=State.FAILED, cause=words, phase=None)
     if (words := held(view)) is not None:
         return _idle(told, words)
-    return _at_work(told, records, view)
+    return _at_work(told, records, view, silent)
 
 
 def refused(view: View) -> str | None:
@@ -142,7 +148,7 @@ def _idle(told: RunStatus, words: str) -> RunStatus:
     return replace(told, state=now, phase=None, seconds_left=None, waits=words)
 
 
-def _at_work(told: RunStatus, records: Sequence[dict[str, Any]], view: View) -> RunStatus:
+def _at_work(told: RunStatus, records: Sequence[dict[str, Any]], view: View, silent: Collection[str]) -> RunStatus:
     assert view.mpijob is not None
     workers = objects.of_role(view.pods, "worker")
     launchers = objects.of_role(view.pods, "launcher")
@@ -156,7 +162,7 @@ def _at_work(told: RunStatus, records: Sequence[dict[str, Any]], view: View) -> 
         return _idle(told, _nothing_made(view) or _untouched(view))
     wanted = _wanted(view.mpijob)
     running = bool(alive) and objects.has_begun(alive[-1])
-    if open_attempt(records) is not None and running:
+    if open_attempt(records) is not None and running and objects.uid(alive[-1]) not in silent:
         if (words := _workers(workers, wanted, view)) is None:
             return told
         return replace(told, state=State.RESTARTING, phase=None, seconds_left=None, waits=words)
@@ -214,7 +220,7 @@ def _launcher(alive: Sequence[Object], all_of_them: Sequence[Object], view: View
         limit = ((view.job or {}).get("spec") or {}).get("backoffLimit")
         return (
             f"the launcher pod ended ({end_words(all_of_them[-1])}); the operator starts another, "
-            f"{_retries(view)} of {limit} retries are used"
+            f"{_retries(view) or 0} of {limit} retries are used"
         )
     return "the operator makes the launcher pod"
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from ortflow.launchers.plain import PlainView, total_steps
 from ortflow.launchers.tail import LineTail, last_records
-from ortflow.workflow.room import Notice
+from ortflow.workflow.room import Notice, OutOfDisk
 from ortflow.workflow.rundir import RunDir
 
 MARK = "::ortflow "
@@ -37,6 +37,12 @@ class Story(PlainView):
         """Tell the rest."""
         self.drain()
         self._attempts.close()
+
+    def lacks(self, lack: OutOfDisk, seconds: float) -> None:
+        """The run cannot begin: its volume is full, which is waited for."""
+        self.say(f"{lack}: waiting {seconds:g} s for room")
+        self._lack = _words(lack)
+        self._record("notice", self._lack)
 
     def begin(self) -> None:
         """Tell what a client that missed earlier pods has to know."""
@@ -82,8 +88,7 @@ class Story(PlainView):
         self._logs = {}
 
     def _lacking(self) -> dict[str, Any]:
-        lack = self._notice.read()
-        return {} if lack is None else {"path": str(lack.path), "needed": lack.needed}
+        return _words(self._notice.read())
 
     def _tell_plan(self) -> None:
         """How many steps there are to come is known when configure has written it."""
@@ -105,3 +110,7 @@ class Story(PlainView):
     def _record(self, file: str, record: Mapping[str, Any], *, again: bool = False) -> None:
         told = {"file": file, "record": record, **({"again": True} if again else {})}
         print(MARK + json.dumps(told, separators=(",", ":")), flush=True)
+
+
+def _words(lack: OutOfDisk | None) -> dict[str, Any]:
+    return {} if lack is None else {"path": str(lack.path), "needed": lack.needed}

@@ -14,12 +14,14 @@ import shutil
 import signal
 import subprocess
 from collections.abc import Iterator
+from contextlib import suppress
 from itertools import count
 from pathlib import Path
 
 import pytest
 from kubernetes_bed import SCRIPTS, Bed, Space
-from kubernetes_cluster import SHAPE, Cluster, make_project
+from kubernetes_cluster import CLAIM, SHAPE, Cluster, make_project
+from kubernetes_disk import SmallDisk
 from project import Project
 
 # Started in the background or by nohup, a test run ignores these, and so would every process it starts.
@@ -131,3 +133,18 @@ def left_alone(
 def cluster(space: Space, kubernetes_project: Project, tmp_path: Path) -> Cluster:
     """A namespace with a volume on which model and data lie, and a folder to submit from."""
     return Cluster.make(space, kubernetes_project, tmp_path)
+
+
+@pytest.fixture
+def small_disk(cluster: Cluster, tmp_path: Path) -> Iterator[SmallDisk]:
+    """The cluster's volume is a small file system of its own."""
+    files = [(path.relative_to(cluster.volume), path) for path in cluster.volume.rglob("*") if path.is_file()]
+    kept = {name: path.read_bytes() for name, path in files}
+    made = SmallDisk.make(cluster.space, CLAIM, tmp_path)
+    for name, data in kept.items():
+        (cluster.volume / name).parent.mkdir(parents=True, exist_ok=True)
+        (cluster.volume / name).write_bytes(data)
+    yield made
+    with suppress(OSError):
+        made.free()
+    made.remove()

@@ -11,13 +11,11 @@ from __future__ import annotations
 import os
 import random
 import time
-from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
 
 import pytest
 from kubernetes_bed import Bed
-from kubernetes_cluster import CLAIM, Cluster, same_end, slow
+from kubernetes_cluster import Cluster, same_end, slow
 from kubernetes_disk import SmallDisk
 from kubernetes_fate import Fate, Truth, clocks_of
 
@@ -31,25 +29,10 @@ PAUSE = 1.0
 PATIENT = {"failures": 1000, "preemptions": 1000, "backoff": {"first": 0.0, "limit": 0.0}, "hung_seconds": 75.0}
 
 
-@pytest.fixture
-def disk(cluster: Cluster, tmp_path: Path) -> Iterator[SmallDisk]:
-    """The cluster's volume is a small file system of its own."""
-    files = [(path.relative_to(cluster.volume), path) for path in cluster.volume.rglob("*") if path.is_file()]
-    kept = {name: path.read_bytes() for name, path in files}
-    made = SmallDisk.make(cluster.space, CLAIM, tmp_path)
-    for name, data in kept.items():
-        (cluster.volume / name).parent.mkdir(parents=True, exist_ok=True)
-        (cluster.volume / name).write_bytes(data)
-    yield made
-    with suppress(OSError):
-        made.free()
-    made.remove()
-
-
 @pytest.mark.chaos
 @pytest.mark.parametrize("number", SCHEDULES)
 def test_a_random_schedule(
-    kubernetes_bed: Bed, cluster: Cluster, left_alone: Path, disk: SmallDisk, number: int
+    kubernetes_bed: Bed, cluster: Cluster, left_alone: Path, small_disk: SmallDisk, number: int
 ) -> None:
     chance = random.Random(number)
     clocks, variables = clocks_of(cluster)
@@ -57,7 +40,7 @@ def test_a_random_schedule(
     changes["backends__kubernetes__env"] |= variables
     supervised = chance.random() < 0.5
     run = cluster.submit(f"schedule-{number}", restart=PATIENT, backends__kubernetes__supervisor=supervised, **changes)
-    fate = Fate(run, chance, disk, clocks)
+    fate = Fate(run, chance, small_disk, clocks)
     truth = Truth(run, fate, chance.choice([-300.0, 0.0, 300.0]))
     history: list[str] = []
     try:
@@ -68,10 +51,10 @@ def test_a_random_schedule(
         look_for(truth, chance.uniform(1.0, 14.0))
         fate.mend()
         helped = follow(truth, fate, history)
+        print(f"schedule {number}: {'; '.join(history)}; {truth.looks} looks, helped {helped} times")
     finally:
-        print(f"schedule {number}: {'; '.join(history)}; {truth.looks} looks\n{truth.story()}")
+        print(truth.story(), flush=True)
         fate.mend()
-    print(f"helped {helped} times")
     same_end(run.run_dir, left_alone)
     assert run.outcomes().count("failure") <= fate.faults, f"{history}\n{run.records('end')}"
 

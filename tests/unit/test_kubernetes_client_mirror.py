@@ -15,6 +15,7 @@ from played_kubernetes import PlayedCluster
 from ortflow.launchers.kubernetes import mirror as module
 from ortflow.launchers.kubernetes.api import Cluster
 from ortflow.launchers.kubernetes.contexts import connect
+from ortflow.launchers.kubernetes.links import silent
 from ortflow.launchers.kubernetes.mirror import Mirror
 from ortflow.launchers.kubernetes.place import Place, is_real, read_place, write_place
 from ortflow.launchers.locks import hold
@@ -143,6 +144,18 @@ def test_a_full_volume_is_told_as_long_as_it_is_full(run: RunDir, played: Played
     played.say(name, told("notice"), at=NOW + 2)
     sync(run, played)
     assert read_status(run, alive=True).waits is None
+
+
+def test_a_pod_that_has_told_nothing_yet_is_known(run: RunDir, played: PlayedCluster) -> None:
+    """What it lacks it may have told: it waits for room before it looks at the run."""
+    one = launcher()
+    played.add(one)
+    played.say(one["metadata"]["name"], "12:00:00  out of disk", told("notice", path="/x", needed=1), at=NOW)
+    sync(run, played)
+    assert silent(run) == {one["metadata"]["uid"]}
+    played.say(one["metadata"]["name"], START, at=NOW + 1)
+    sync(run, played)
+    assert not silent(run)
 
 
 def test_a_pod_that_vanishes_and_a_log_that_was_rotated(run: RunDir, played: PlayedCluster) -> None:

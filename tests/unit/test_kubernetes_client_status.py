@@ -24,11 +24,34 @@ LAUNCHER = pod("launcher")
 SCHEDULER = "0/2 nodes are available: 2 Insufficient cpu. preemption: 0/2 nodes are available: 2 No preemption victims."
 
 
-def told(records: list[dict[str, Any]], pods: list[Object], *, job: Object | None = None, **view: Any) -> RunStatus:
+def told(
+    records: list[dict[str, Any]],
+    pods: list[Object],
+    *,
+    job: Object | None = None,
+    silent: tuple[str, ...] = (),
+    **view: Any,
+) -> RunStatus:
     given = {"mpijob": mpijob(), "job": job or batch_job(), "events": [], **view}
     shown = View(given["mpijob"], NOW, given["job"], pods, given["events"], given.get("workload"))
     blank = read_status(RunDir(Path("/nowhere")), records=records, alive=True)
-    return status(replace(blank, job=JOB), records, shown)
+    return status(replace(blank, job=JOB), records, shown, silent=silent)
+
+
+def test_a_new_launcher_pod_has_no_attempt_of_its_own_yet() -> None:
+    """What the records call running died with the pod before it."""
+    second = pod("launcher", 1, created=NOW - 2)
+    pods = [*WORKERS, pod("launcher", phase="Failed"), second]
+    assert told([SUBMIT, START], pods).state is State.RUNNING
+    how = told([SUBMIT, START], pods, silent=(second["metadata"]["uid"],))
+    assert (how.state, how.waits) == (
+        State.RESTARTING, "starting: the launcher pod runs, its attempt has not begun",
+    )  # fmt: skip
+
+
+def test_a_launcher_pod_that_nobody_counts_as_a_retry() -> None:
+    how = told([SUBMIT, START], [*WORKERS, pod("launcher", phase="Failed")])
+    assert "0 of 10 retries are used" in (how.waits or "")
 
 
 def test_at_work() -> None:
