@@ -34,7 +34,16 @@ def test_products_of_all_shapes(
 
 
 @pytest.mark.parametrize(
-    ("m", "n", "k"), [(300, 1100, 700), (1100, 300, 700), (512, 512, 1030), (2, 5000, 40), (5000, 3, 9)]
+    ("m", "n", "k"),
+    [
+        (300, 1100, 700),
+        (1100, 300, 700),
+        (512, 512, 1030),
+        (5000, 3, 9),
+        (150, 700, 2100),
+        (700, 150, 2100),
+        (2, 5000, 40),
+    ],
 )
 @pytest.mark.parametrize("turns", [(0, 0), (1, 0), (0, 1), (1, 1)])
 def test_products_larger_than_every_block_do_not_depend_on_the_threads(

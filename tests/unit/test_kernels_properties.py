@@ -20,7 +20,7 @@ pytestmark = needs_kernels
 CASES = 400
 SMALL = (0, 1, 1, 2, 3, 4, 5)
 MIDDLE = (1, 2, 3, 6, 7, 8, 9, 13, 14, 15, 16, 17, 28, 31, 32, 33, 48, 63, 64, 65)
-LARGE = (111, 112, 113, 127, 128, 129, 200, 383, 384, 385, 500)
+LARGE = (55, 56, 57, 63, 112, 127, 128, 129, 200, 255, 256, 257, 383, 384, 385, 500)
 Random = np.random.Generator
 erf = np.vectorize(math.erf, otypes="d")
 
@@ -522,7 +522,9 @@ def test_batch_normalization_and_its_gradient(library: Path) -> None:
         wide, slope = x.astype("d"), dy.astype("d")
         exact, spread = wide.mean(axes), wide.var(axes)
         count = x.size / channels
-        near(mean, exact, np.abs(wide).mean(axes), 4, seed)
+        # Summed are the distances from a channel's first value, which may be far out.
+        first = wide.reshape(*wide.shape[:2], -1)[0, :, 0]
+        near(mean, exact, np.abs(wide).mean(axes) + np.abs(first), 4, seed)
         near(variance, spread, spread + 1e-6 * exact**2, 16, seed)
 
         def of_channels(values: Array, rank: int = x.ndim) -> Array:

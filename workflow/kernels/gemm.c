@@ -20,9 +20,11 @@
 #define LOW 4 /* rows of a tile at the lower edge that has no more */
 #define MIDDLE (MR > 8 ? 8 : LOW)
 #define FEW (2 * NR) /* columns up to which packing a factor's rows costs more than it saves */
-#define KC 384              /* depth of a block: a panel of B stays in the first-level cache */
-#define MC (112 / MR * MR)  /* most rows of a block of A: it stays in the second-level cache */
+#define KC (W == 16 ? 256 : 384) /* depth of a block: a panel of B stays in the first-level cache */
+#define DEEP (W == 16 ? 4 * KC : 2 * KC) /* depth that a task packs at a time, in blocks that lie one after the other */
+#define MC (56 / MR * MR)   /* most rows of a block of A: it stays in the second-level cache */
 #define STRIP 128           /* most columns of a strip of B that a task packs for itself: it stays there, too */
+#define WIDE (64 / NR * NR) /* columns through which a task follows the depth before it goes on: so much of C stays there */
 #define PACK_PANELS 4       /* panels of B that one task packs */
 #define EVEN 4              /* tasks come in multiples of it, so that two or four threads have equal shares */
 #define AHEAD 12            /* rows asked for before they are packed: no hardware foresees strides of pages */
@@ -246,8 +248,8 @@ static void pack_a_block(const Gemm *g, int64_t i, int64_t height, int64_t p, in
 }
 
 /* A thread's own packed blocks. */
-static _Thread_local float own_a[MC * KC] __attribute__((aligned(64)));
-static _Thread_local float own_b[STRIP * KC] __attribute__((aligned(64)));
+static _Thread_local float own_a[MC * DEEP] __attribute__((aligned(64)));
+static _Thread_local float own_b[STRIP * DEEP] __attribute__((aligned(64)));
 
 /* The factor with fewer rows or columns is packed once for all; each task packs its own piece of the other. */
 typedef struct {
@@ -287,11 +289,17 @@ static void strip_task(void *argument, size_t index) {
     const Gemm *g = s->gemm;
     int64_t place = (int64_t)index, j = s->column_panels * place / s->tasks * NR;
     int64_t width = least(s->column_panels * (place + 1) / s->tasks * NR, g->n) - j;
-    for (int64_t p = 0; p < g->k; p += KC) {
-        int64_t depth = least(KC, g->k - p);
-        pack_b_block(g, j, width, p, depth, own_b);
+    const int64_t columns = divide_up(width, NR) * NR;
+    for (int64_t top = 0; top < g->k; top += DEEP) {
+        const int64_t end = least(top + DEEP, g->k);
+        for (int64_t p = top; p < end; p += KC)
+            pack_b_block(g, j, width, p, least(KC, end - p), own_b + (p - top) * columns);
         for (int64_t i = 0; i < g->m; i += MC)
-            block(g, shared_a(s, i / MR, p, depth), own_b, i, least(MC, g->m - i), j, width, p, depth);
+            for (int64_t p = top; p < end; p += KC) {
+                int64_t depth = least(KC, end - p);
+                block(g, shared_a(s, i / MR, p, depth), own_b + (p - top) * columns, i, least(MC, g->m - i), j, width, p,
+                      depth);
+            }
     }
 }
 
@@ -303,11 +311,18 @@ static void rows_task(void *argument, size_t index) {
     const Gemm *g = s->gemm;
     int64_t place = (int64_t)index, i = s->row_panels * place / s->tasks * MR;
     int64_t height = least(s->row_panels * (place + 1) / s->tasks * MR, g->m) - i;
-    for (int64_t p = 0; p < g->k; p += KC) {
-        int64_t depth = least(KC, g->k - p);
-        const float *packed = is_loose(g) ? NULL : own_a;
-        if (packed) pack_a_block(g, i, height, p, depth, own_a);
-        block(g, packed, shared_b(s, 0, p, depth), i, height, 0, g->n, p, depth);
+    const int64_t rows = divide_up(height, MR) * MR;
+    const float *packed = is_loose(g) ? NULL : own_a;
+    for (int64_t top = 0; top < g->k; top += DEEP) {
+        const int64_t end = least(top + DEEP, g->k);
+        for (int64_t p = top; packed && p < end; p += KC)
+            pack_a_block(g, i, height, p, least(KC, end - p), own_a + (p - top) * rows);
+        for (int64_t j = 0; j < g->n; j += WIDE)
+            for (int64_t p = top; p < end; p += KC) {
+                int64_t depth = least(KC, end - p);
+                block(g, packed ? packed + (p - top) * rows : NULL, shared_b(s, j / NR, p, depth), i, height, j,
+                      least(WIDE, g->n - j), p, depth);
+            }
     }
 }
 
