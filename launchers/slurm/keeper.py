@@ -99,9 +99,8 @@ class Keeper:
             comes_back=True,
             room_seconds=spec.checkpoint.wait_for_room,
         )
-        code = Supervisor(
-            job, self._view, JobStop(self._run.stop_request, self._job, spec.backends.slurm.signal_seconds)
-        ).supervise()
+        stop = JobStop(self._run.stop_request, self._job, spec.backends.slurm.signal_seconds, self._said)
+        code = Supervisor(job, self._view, stop).supervise()
         leave_result(self._run, self._job.id)
         end = last_end(self._run.read_attempts()) or {}
         if code == EXIT_PREEMPTED and end.get("asked") in CANCELS:
@@ -130,6 +129,10 @@ class Keeper:
         mpirun = self._placement.kind if self._placement.start == "mpirun" else None
         self._attempt = StepAttempt(self._run, number, self._launch, environment, mpirun)
         return self._attempt
+
+    def _said(self) -> str:
+        """What srun has said of the attempt."""
+        return self._attempt.words() if self._attempt is not None else ""
 
     def _clear(self) -> None:
         """Wait for ranks of another life: fenced ones leave within DELAY, if they live at all.

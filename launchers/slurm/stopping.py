@@ -10,11 +10,13 @@ from __future__ import annotations
 import signal
 import threading
 import time
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from pathlib import Path
 from types import FrameType
 
 from ortflow.launchers.slurm.requeue import Fate, JobOfOurs, fate, seconds_left
+from ortflow.launchers.slurm.words import taken_away
 from ortflow.launchers.stop import Stop, taken_over
 
 SIGNALS = (signal.SIGTERM, signal.SIGUSR2, signal.SIGINT, signal.SIGHUP)
@@ -29,7 +31,6 @@ EARLY = 75.0
 LIMIT = "time limit"
 WORDS = {
     Fate.PREEMPTED: None,
-    Fate.QUEUED: None,
     Fate.UNKNOWN: None,
     Fate.TIME_LIMIT: "the time limit was reached",
     Fate.CANCELLED: "the job was cancelled",
@@ -64,12 +65,12 @@ class Limit:
 class JobStop(Stop):
     """Set by Slurm's signals, by the file in the run directory, and `ahead` seconds before the time limit.
 
-    Of a limit that leaves less than twice as much, half is kept for training.
+    Of a limit that leaves less than twice as much, half is kept for training. `words`: what srun has said so far.
     """
 
-    def __init__(self, file: Path, job: JobOfOurs, ahead: float) -> None:
+    def __init__(self, file: Path, job: JobOfOurs, ahead: float, words: Callable[[], str] = str) -> None:
         super().__init__(file)
-        self._job = job
+        self._job, self._words = job, words
         self._since = 0.0
         self._warned: signal.Signals | None = None
         self._fate: Fate | None = None
@@ -130,6 +131,8 @@ class JobStop(Stop):
         if self.reason == LIMIT:
             return "the time limit is near"
         found = self._fate or fate(self._job)
+        if found is Fate.QUEUED:
+            return taken_away(self._words())
         if found is not Fate.RUNNING:
             return WORDS[found]
         if self.reason is None and self.limit.warns(time.monotonic()):

@@ -38,6 +38,7 @@ _ALLOCATION = re.compile(r"^srun: error: Unable to confirm allocation for job \S
 _AWAY = re.compile(r"Unable to contact slurm controller|timed out|Connection refused|Unexpected message", re.IGNORECASE)
 _MPI_TYPE = re.compile(r"Invalid MPI type '(\S+)'")
 _CANCELLED = re.compile(r"^slurmstepd\S*: error: \*\*\* STEP (\S+) ON \S+ CANCELLED AT \S+ \*\*\*", re.MULTILINE)
+_DUE = re.compile(r"\*\*\* (?:STEP|JOB) \S+ ON \S+ CANCELLED AT \S+ DUE TO (JOB REQUEUE|NODE FAILURE)\b")
 _MEMORY = re.compile(r"oom[-_]kill|Out Of Memory|exceeded memory limit", re.IGNORECASE)
 
 
@@ -101,6 +102,14 @@ def cancelled(words: str, returncode: int) -> Cause | None:
     if match is None or returncode in (EXIT_DONE, EXIT_PREEMPTED):
         return None
     return Cause(Outcome.FAILURE, returncode, f"the job's step {match[1]} was cancelled in Slurm, the job was not")
+
+
+def taken_away(words: str) -> str | None:
+    """Why Slurm has taken away a job that comes back, where no preemption did it; only a step's daemon says so."""
+    match = _DUE.search(words)
+    if match is None:
+        return None
+    return "somebody had Slurm requeue the job" if match[1] == "JOB REQUEUE" else "a node of the job was lost"
 
 
 def _status(how: str) -> int:

@@ -36,7 +36,7 @@ LOST = r"lost: Slurm ended the job before more could be told"
 MAY: dict[str, May] = {
     "preempted, grace 0": May(preemptions=1, ends=f"{SAVED}|{LOST}"),
     "preempted, grace 15": May(preemptions=1, ends=f"{SAVED}|{LOST}"),
-    "requeued": May(preemptions=1, ends=f"{SAVED}|{LOST}"),
+    "requeued": May(ends=f"{SAVED}|{LOST}"),
     "a rank killed": May(failures=1, ends=SIGKILL),
     "all ranks killed": May(failures=1, ends=SIGKILL),
     "the keeper killed": May(ends=f"{LOST}|{SAVED}"),

@@ -46,6 +46,8 @@ def test_requeued_by_an_administrator(cluster_of: Cluster, undisturbed: Run) -> 
     assert run.restarts == 1
     assert run.outcomes() == ["preempted", "finished"]
     assert not of_kind(run.run_dir, "rewind")
+    assert run.records("end")[0]["cause"] == "saved and left: somebody had Slurm requeue the job"
+    assert run.status()["preemptions"] == 0
 
 
 @pytest.mark.chaos

@@ -13,7 +13,7 @@ from ortflow.launchers.records import Outcome
 from ortflow.launchers.slurm.keeper import placement_of
 from ortflow.launchers.slurm.mandate import revoked
 from ortflow.launchers.slurm.requeue import Fate, JobOfOurs, read_fate, read_seconds
-from ortflow.launchers.slurm.words import cancelled, first_end, never_launched, verdict
+from ortflow.launchers.slurm.words import cancelled, first_end, never_launched, taken_away, verdict
 from ortflow.workflow.ranks import Place
 from ortflow.workflow.rundir import RunDir
 
@@ -181,6 +181,20 @@ def test_an_allocation_that_nobody_confirms_is_no_failure_of_the_run(why: str, s
     assert found is not None
     assert found.outcome is Outcome.LOST
     assert found.sentence.startswith(sentence)
+
+
+@pytest.mark.parametrize(
+    ("due", "why"),
+    [
+        ("DUE TO JOB REQUEUE", "somebody had Slurm requeue the job"),
+        ("DUE TO NODE FAILURE, SEE SLURMCTLD LOG FOR DETAILS", "a node of the job was lost"),
+        ("DUE TO PREEMPTION", None),
+        ("DUE TO TIME LIMIT", None),
+    ],
+)
+def test_who_has_taken_the_job_away(due: str, why: str | None) -> None:
+    words = f"slurmstepd-n1: error: *** STEP 5.0 ON n1 CANCELLED AT 2026-11-23T03:28:09 {due} ***\nsrun: got SIGCONT\n"
+    assert taken_away(words) == why
 
 
 def test_a_job_that_waits_with_our_count_of_restarts_comes_back() -> None:
