@@ -7,12 +7,12 @@ only its pods see; what is known here is the record directory, which `mirror` fi
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from ortflow.launchers.base import Submission
-from ortflow.launchers.kubernetes.api import Cluster, Unreachable
+from ortflow.launchers.kubernetes.api import Cluster, Object, Refused, Unreachable
 from ortflow.launchers.kubernetes.carried import Cargo, cargo_of
 from ortflow.launchers.kubernetes.links import Links
 from ortflow.launchers.kubernetes.mirror import WORDS
@@ -85,7 +85,7 @@ class KubernetesLauncher:
 
     def submit(self, request: KubernetesRequest) -> str:
         """Make the run's objects; raises UserError where the cluster or the record directory does not take it."""
-        from ortflow.launchers.kubernetes.submitting import new_suffix, require_operator
+        from ortflow.launchers.kubernetes.submitting import new_suffix
         from ortflow.launchers.opening import opened
         from ortflow.launchers.stop import interruptible
 
@@ -98,13 +98,13 @@ class KubernetesLauncher:
         cluster = self._links.connect(
             backend.context or (before.context if before else None), backend.namespace or pinned
         )
-        self._patiently(request.submission.retry, lambda: require_operator(cluster))
+        there = self._patiently(request.submission.retry, lambda: _of_name(cluster, request.cargo.spec.name))
         place = Place(cluster.namespace, request.cargo.spec.name, context=cluster.context)
         if before is not None and self._elsewhere(before, cluster):
             self._keep_in_sight(run, before, cluster, fresh=request.submission.fresh)
         if request.submission.source is None and before is not None and self._let_go(request, cluster, before):
             return before.handle
-        self._settle(run, cluster, place, mine)
+        self._settle(run, cluster, place, mine, there)
         # Where it writes is the pods' business: the record directory is no part of the run file.
         spec = request.cargo.spec.model_copy(update={"run_dir": None})
         with interruptible(), opened(replace(request.submission, spec=spec)) as ours:
@@ -191,16 +191,16 @@ class KubernetesLauncher:
         except UserError:  # there is no such context any more
             return True
 
-    def _settle(self, run: RunDir, cluster: Cluster, place: Place, mine: Sequence[dict[str, Any]]) -> None:
-        """Raise UserError where the run is at work already; take away a job that only seems to be."""
-        from ortflow.launchers.kubernetes.look import mpijobs
+    def _settle(
+        self, run: RunDir, cluster: Cluster, place: Place, mine: Sequence[Object], found: Sequence[Object]
+    ) -> None:
+        """Raise UserError where the run is at work in an MPIJob that was found; take away one that only seems to be."""
         from ortflow.launchers.kubernetes.objects import directory, name, over
         from ortflow.launchers.kubernetes.refusals import in_a_sentence
         from ortflow.launchers.kubernetes.submitting import sweep
 
         volume = next(directory(one) for one in mine if one["kind"] == "MPIJob")
         with in_a_sentence():
-            found = mpijobs(cluster, place.namespace, place.name)
             for mpijob in found:
                 if over(mpijob):
                     continue
@@ -238,16 +238,28 @@ class KubernetesLauncher:
         )
         return place.at(name(mpijob)).handle
 
-    def _patiently(self, seconds: float, ask: Any) -> None:
+    def _patiently(self, seconds: float, ask: Callable[[], list[Object]]) -> list[Object]:
         end = time.monotonic() + seconds
         while True:
             try:
-                ask()
-                return
+                return ask()
             except Unreachable as error:
                 if time.monotonic() >= end:
                     raise OrtflowError(f"{error}; nothing was submitted") from error
                 time.sleep(min(2.0, max(0.0, end - time.monotonic())))
+
+
+def _of_name(cluster: Cluster, name: str) -> list[Object]:
+    """The MPIJobs of a run's name; raises UserError where the cluster has no operator, or does not show them."""
+    from ortflow.launchers.kubernetes.look import mpijobs
+    from ortflow.launchers.kubernetes.refusals import refusal
+    from ortflow.launchers.kubernetes.submitting import require_operator
+
+    try:
+        return mpijobs(cluster, cluster.namespace, name)
+    except Refused as error:
+        require_operator(cluster)
+        raise refusal(error) from error
 
 
 def _no_log(run: RunDir, how: RunStatus) -> UserError:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 
 from ortflow.launchers.kubernetes import objects
 from ortflow.launchers.kubernetes.api import Cluster, Object, Refused
@@ -19,24 +20,35 @@ KEPT = "PersistentVolumeClaim"
 """Outlives its run, and is used as it is where it is there."""
 SHARED = ("Deployment", "Service")
 """Named after the run, not the job: there may be one of an earlier submission, which then serves this one too."""
+AT_ONCE = 4
+"""Requests: each has a connection of its own, and what the API server does for one takes longer than to make that."""
 NOBODY = "00000000-0000-0000-0000-000000000000"
 _QUOTA = re.compile(r"exceeded quota: \S+, requested: (?P<asked>.*), used: .*, limited: (?P<limits>.*)", re.DOTALL)
 
 
 def rehearse(cluster: Cluster, documents: Sequence[Object]) -> None:
-    """Have the API server check all of them; raises the sentence for what it has against one."""
-    for document in documents:
+    """Have the API server check all of them; raises the sentence for what it has against the first that it refuses."""
+
+    def of_document(document: Object) -> None:
         try:
             cluster.create(document, dry_run=True)
         except Refused as error:
             if not (is_there(error) or _untold(error) or _role_to_come(error)):
                 raise refusal(error) from error
-    for pod in pods(documents):
+
+    def of_pod(pod: Object) -> None:
         try:
             cluster.create(pod, dry_run=True)
         except Refused as error:
             if not (_untold(error) or _not_ours_to_make(error) or _may_wait(error)):
                 raise refusal(error) from error
+
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        asked = [pool.submit(of_document, one) for one in documents] + [
+            pool.submit(of_pod, one) for one in pods(documents)
+        ]
+        for answer in asked:
+            answer.result()
 
 
 def is_there(error: Refused) -> bool:

@@ -10,12 +10,13 @@ from __future__ import annotations
 import secrets
 import string
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 
 from ortflow.launchers.kubernetes import objects
 from ortflow.launchers.kubernetes.api import CRD, GROUP, VERSION, Cluster, Object, Refused
 from ortflow.launchers.kubernetes.refusals import refusal
-from ortflow.launchers.kubernetes.rehearsing import KEPT, SHARED, is_there, rehearse
+from ortflow.launchers.kubernetes.rehearsing import AT_ONCE, KEPT, SHARED, is_there, rehearse
 from ortflow.workflow.errors import OrtflowError, UserError
 
 SWEPT = (
@@ -58,8 +59,8 @@ def create(cluster: Cluster, documents: Sequence[Object]) -> Object:
         for document in ordered:
             _make(cluster, document, made)
         mpijob = made[-1]
-        for thing in made[:-1]:
-            _give(cluster, thing, mpijob)
+        with ThreadPoolExecutor(AT_ONCE) as pool:
+            list(pool.map(lambda thing: _give(cluster, thing, mpijob), made[:-1]))
     except BaseException as error:
         left = _take_away(cluster, made)
         if isinstance(error, Refused):

@@ -209,6 +209,8 @@ class _Handler(BaseHTTPRequestHandler):
         return self._answer(201, body)
 
     def _list(self, plural: str, namespace: str | None, query: dict[str, str]) -> None:
+        if plural == "mpijobs" and plural not in self.played.versions.get("v2beta1", []):
+            return self._refuse("no_kind")
         items = [
             one
             for (kind, where, _), one in sorted(self.played.objects.items())
