@@ -71,10 +71,9 @@ class Fate:
         self.faults = 0
         """How many attempts may have failed by what was done: no preemption, and no lost place."""
 
-    def strike(self, name: str | None = None) -> str:
-        """Something happens; what."""
+    def strike(self, name: str) -> str:
+        """It happens; what came of it."""
         self.mend()
-        name = name or self._chance.choice(sorted(self.EVENTS))
         hit = self.EVENTS[name](self)
         self.now, self.since = name if hit else "", time.monotonic()
         return name if hit else f"{name}: nothing to hit"

@@ -44,10 +44,10 @@ def test_a_random_schedule(
     truth = Truth(run, fate, chance.choice([-300.0, 0.0, 300.0]))
     history: list[str] = []
     try:
-        for _ in range(EVENTS):
+        for event in dealt(number):
             wait = chance.uniform(1.0, 14.0)
             look_for(truth, wait)
-            history.append(f"{wait:.1f} s: {fate.strike()}")
+            history.append(f"{wait:.1f} s: {fate.strike(event)}")
         look_for(truth, chance.uniform(1.0, 14.0))
         fate.mend()
         helped = follow(truth, fate, history)
@@ -71,6 +71,14 @@ def test_a_short_schedule(cluster: Cluster, left_alone: Path) -> None:
     follow(truth, fate, [])
     same_end(run.run_dir, left_alone)
     assert run.outcomes() == ["failure", "preempted", "finished"]
+
+
+def dealt(number: int) -> list[str]:
+    """The events of a schedule, as from shuffled decks of cards: six schedules have all of them."""
+    cards: list[str] = []
+    for turn in range((number + 1) * EVENTS // len(Fate.EVENTS) + 1):
+        cards += random.Random(turn).sample(sorted(Fate.EVENTS), len(Fate.EVENTS))
+    return cards[number * EVENTS : (number + 1) * EVENTS]
 
 
 def look_for(truth: Truth, seconds: float) -> None:
