@@ -25,6 +25,8 @@ from kubernetes_runs_seen import keepers, rank_processes
 
 SETTLE = 25.0
 """Seconds in which what was done reaches everybody who has a say in it: pods, logs, a lease, the operator."""
+TOLD = 10.0
+"""Seconds in which what a run's launcher pod has seen is in its log, and from there in the record directory."""
 TAKEN = frozenset({"pending", "running", "restarting"})
 """States of a run that somebody is at work on, or will be."""
 
@@ -41,13 +43,15 @@ class Seen:
     """The run itself says that its disk is full."""
     ranks: int
     """That are at work."""
+    kept: bool
+    """A launcher pod's process is there, which tells of them."""
 
     @classmethod
     def of(cls, run: Run) -> Seen:
         """Now."""
         return cls(
             time.monotonic(), len(run.records("start")), run.steps(), "finished" in run.outcomes(), _lacks(run),
-            len(rank_processes(run)),
+            len(rank_processes(run)), bool(keepers(run)),
         )  # fmt: skip
 
 
@@ -270,8 +274,10 @@ class Truth:
     def _wrong(self, how: dict[str, Any]) -> list[str]:
         """What it says that is not so, and what it leaves out."""
         state, waits, broken = how["state"], str(how["waits"] or ""), self._fate.now
-        settled = self._fate.settled and self._window[-1].at > self._window[0].at + SETTLE / 2
         window, now = list(self._window), self._window[-1]
+        long = now.at > window[0].at + SETTLE / 2
+        recent = [one for one in window if one.at >= now.at - TOLD]
+        told = recent[-1].at > recent[0].at + TOLD / 2 and all(one.kept for one in recent)
         found = []
         if state == "finished":
             found += [] if now.finished else ["finished, it says, and it is not"]
@@ -283,26 +289,30 @@ class Truth:
         if how["attempts"] > now.starts:
             found.append(f"{how['attempts']} attempts, it says, and there were {now.starts}")
         away = broken == "the API server away"
-        if away != ("does not answer" in waits) and self._settled(away, settled):
+        if away != ("does not answer" in waits) and (away or self._fate.settled):
             found.append(f"the API server {'is' if away else 'is not'} away, and it says: {waits}")
-        if away or not settled:
+        if away or "does not answer" in waits:
+            return found
+        if (broken == "suspended") != ("is suspended" in waits):
+            found.append(f"suspended it {'is' if broken == 'suspended' else 'is not'}, and it says: {waits}")
+        lacks = {one.lack for one in recent}
+        if (
+            told
+            and len(lacks) == 1
+            and lacks != {"out of disk" in waits}
+            and not waits.startswith(("worker", "waiting"))
+        ):
+            found.append(f"out of disk it {'is' if now.lack else 'is not'}, and it says: {waits}")
+        if state == "running" and long and not any(one.ranks for one in window):
+            found.append("running, it says, and for long there was no rank")
+        if not (self._fate.settled and long):
             return found
         if state == "running":
-            if not any(one.ranks for one in window):
-                found.append("running, it says, and for long there was no rank")
             if how["attempts"] < window[0].starts or how["step"] < min(one.steps for one in window):
                 found.append("what it says is old")
         elif all(one.ranks == 4 and one.starts == now.starts for one in window) and now.steps > window[0].steps:
             found.append(f"{state}, it says, and it makes steps")
-        if (broken == "suspended") != ("is suspended" in waits):
-            found.append(f"suspended it {'is' if broken == 'suspended' else 'is not'}, and it says: {waits}")
-        if all(one.lack for one in window) != ("out of disk" in waits) and len({one.lack for one in window}) == 1:
-            found.append(f"out of disk it {'is' if now.lack else 'is not'}, and it says: {waits}")
         return found
-
-    @staticmethod
-    def _settled(away: bool, settled: bool) -> bool:
-        return away or settled
 
     def _given_up(self, state: str) -> bool:
         """Whether the operator has done what a person has to answer with `ortflow resume`."""
