@@ -20,8 +20,9 @@ from ortflow.launchers.prepare import prepare
 from ortflow.launchers.records import State, state
 from ortflow.launchers.remote.arrival import submit_record
 from ortflow.launchers.slurm.commands import NoAnswer, Slurm
-from ortflow.launchers.slurm.history import in_order
+from ortflow.launchers.slurm.history import by_hand, find_all, in_order
 from ortflow.launchers.slurm.jobs import Job
+from ortflow.launchers.slurm.mandate import is_on_record
 from ortflow.launchers.slurm.requeue import JobOfOurs, call
 from ortflow.launchers.slurm.status import is_settled
 from ortflow.launchers.slurm.submitting import FOLDER, active
@@ -83,26 +84,43 @@ def redirect(run: RunDir, job: JobOfOurs) -> None:
 
 
 def leave_to_another(run: RunDir, job: JobOfOurs, slurm: Slurm | None = None) -> None:
-    """Raise UserError where another job has the run, or nobody says whether one does."""
-    if not run.root.is_dir():
-        return
+    """Raise UserError where another job has the run or begins it before us, or nobody says whether one does."""
+    slurm = slurm or Slurm()
     end = time.monotonic() + PATIENCE
     while True:
         try:
-            other = active(run, slurm or Slurm())
+            other, mine = active(run, slurm), slurm.mine()
             break
         except NoAnswer as error:
+            if not run.root.is_dir():
+                return
             if time.monotonic() >= end:
                 raise UserError(
                     f"{run.root} may be another job's, and the Slurm controller does not answer ({error.words})",
                     fix="hand the script to sbatch again when it does",
                 ) from error
             time.sleep(PAUSE)
-    if other is not None and is_others(other, job, run.read_attempts()):
+    records = run.read_attempts()
+    if other is None or not is_others(other, job, records):
+        other = rival(run, job, mine, records)
+    if other is not None:
         raise UserError(
             f"job {other.id} has the run in {run.root} and is {other.state.lower()}: this job leaves it alone",
             fix=f"follow it with `ortflow logs -f {run.root}`, stop it with `ortflow cancel {run.root}`",
         )
+
+
+def rival(run: RunDir, job: JobOfOurs, jobs: Sequence[Job], records: Sequence[dict[str, Any]]) -> Job | None:
+    """A job of the same script that runs, has not put itself on record yet, and was submitted before this one. Pure.
+
+    The directory's lock keeps two that begin together apart, but not on a file system whose locks end at the node.
+    """
+    task = job.id.partition("_")[2]
+    running = [one for one in find_all(by_hand(run.root), jobs) if not one.waits and one.id.partition("_")[2] == task]
+    mine = next((one.number for one in running if one.id == job.id), None)
+    if mine is None:
+        return None
+    return next((one for one in running if one.number < mine and not is_on_record(records, one.id)), None)
 
 
 def is_others(other: Job, job: JobOfOurs, records: Sequence[dict[str, Any]]) -> bool:

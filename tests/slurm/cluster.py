@@ -173,6 +173,11 @@ def slow(seconds: float, attempts: int = 1000) -> dict[str, Any]:
     return _sitecustomize("SLOW", f"{seconds} {attempts}")
 
 
+def unlocked() -> dict[str, Any]:
+    """Changes of a run file that have locks keep nobody out."""
+    return _sitecustomize("UNLOCKED", "1")
+
+
 def clocks(folder: Path) -> dict[str, Any]:
     """Changes of a run file that have every node's clock go ahead by what its file in a folder says."""
     return _sitecustomize("CLOCKS", str(folder))

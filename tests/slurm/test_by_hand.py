@@ -5,8 +5,9 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
+import pytest
 from bed import FINAL, wait_until
-from cluster import ENDS, Cluster, Run, same_end, slow
+from cluster import ENDS, Cluster, Run, same_end, slow, unlocked
 from project import curve
 
 
@@ -82,15 +83,18 @@ def test_a_second_submission_leaves_the_first_alone(cluster_of: Cluster, undistu
     assert run.outcomes() == ["finished"]
 
 
-def test_two_that_begin_in_the_same_moment(cluster_of: Cluster) -> None:
-    script = rendered(cluster_of, "both", train__steps=6, train__schedule={"name": "constant"})
+@pytest.mark.parametrize("locks", [True, False], ids=["locks", "no locks"])
+def test_two_that_begin_in_the_same_moment(cluster_of: Cluster, locks: bool) -> None:
+    name = "both" if locks else "both-unlocked"
+    short = {"train__steps": 6, "train__schedule": {"name": "constant"}}
+    script = rendered(cluster_of, name, **short, **({} if locks else unlocked()))
     start = int(time.time()) + 12
     begin = time.strftime("--begin=%Y-%m-%dT%H:%M:%S", time.localtime(start))
     jobs = [sbatch(cluster_of, script, begin) for _ in range(2)]
     for job in jobs:
         wait_until(lambda job=job: cluster_of.bed.state(job) in FINAL, ENDS, lambda job=job: words(cluster_of, job))
     states = sorted(cluster_of.bed.state(job) for job in jobs)
-    run = Run(cluster_of, "both")
+    run = Run(cluster_of, name)
     assert states == ["COMPLETED", "FAILED"], run.story()
     assert run.outcomes() == ["finished"]
     loser = next(job for job in jobs if cluster_of.bed.state(job) == "FAILED")

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import inspect
 import pickle
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -88,6 +90,25 @@ def test_the_job_that_follows() -> None:
         {"event": "submit", "job": "5"}, {"event": "submit", "job": "6", "follows": "2"},
     ]  # fmt: skip
     assert [newest_job(records, job) for job in ("1", "2", "5", "6")] == ["6", "6", "5", "6"]
+
+
+def test_what_is_submitted_is_made_without_what_costs(tmp_path: Path) -> None:
+    """What these import would take half as long as all the rest; `submit` does what `render` does, and calls sbatch."""
+    (tmp_path / "run.yaml").write_text(dump_run_file(spec_of(name="r")))
+    program = (
+        "import sys; sys.argv = ['ortflow', 'render', '-b', 'slurm', 'run.yaml']\n"
+        "from ortflow.cli.app import main\n"
+        "try: main()\n"
+        "except SystemExit as end: assert not end.code\n"
+        "import ortflow.launchers.opening, ortflow.launchers.slurm.submitting\n"
+        "heavy = {'submitit', 'asyncio', 'ssl', 'kubernetes', 'numpy', 'onnx', 'ortflow.cli.data'}\n"
+        "found = heavy & set(sys.modules); assert not found, found"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, check=False, timeout=60
+    )
+    assert done.returncode == 0, done.stderr
+    assert "#SBATCH --job-name=r\n" in done.stdout
 
 
 def test_own_launchers_are_what_the_package_registers() -> None:
