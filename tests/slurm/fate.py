@@ -32,7 +32,8 @@ class May:
 
 SIGKILL = r"failure: rank \d+ was killed by SIGKILL"
 SAVED = r"preempted: "
-LOST = r"lost: Slurm ended the job before more could be told"
+LOST = r"lost: Slurm ended the job before more could be told|lost: node \S+ was lost"
+AWAY = r"lost: the Slurm controller (was away when the ranks were to start|has lost sight of the job)"
 MAY: dict[str, May] = {
     "preempted, grace 0": May(preemptions=1, ends=f"{SAVED}|{LOST}"),
     "preempted, grace 15": May(preemptions=1, ends=f"{SAVED}|{LOST}"),
@@ -43,11 +44,12 @@ MAY: dict[str, May] = {
     "a node off": May(preemptions=1, ends=f"{LOST}|{SAVED}"),
     "a daemon dead": May(preemptions=1, ends=f"{LOST}|{SAVED}"),
     # A controller that dies within 5 s of a start has not written it down, and starts the job again.
-    "the controller dead": May(preemptions=1, ends=f"{LOST}|{SAVED}"),
-    "the controller restarted": May(preemptions=1, ends=f"{LOST}|{SAVED}"),
+    "the controller dead": May(preemptions=1, ends=f"{AWAY}|{LOST}|{SAVED}"),
+    "the controller restarted": May(preemptions=1, ends=f"{AWAY}|{LOST}|{SAVED}"),
     "the time limit cut": May(ends=SAVED),
     "the time limit raised": May(),
-    "the disk full": May(),
+    # An attempt that begins on a full disk ends, and the next one waits for room.
+    "the disk full": May(failures=1, ends=r"failure: out of disk on"),
     "a clock shifted": May(),
     "load": May(),
     "submitted again": May(),
