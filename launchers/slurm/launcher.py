@@ -75,11 +75,12 @@ class SlurmLauncher:
 
     def request(self, submission: Submission) -> SlurmRequest:
         """The request; which start fits is asked of srun where there is one."""
-        from ortflow.launchers.slurm.probe import choose_start, knows_expedite
+        from ortflow.launchers.slurm.probe import beside, choose_start, knows_expedite
         from ortflow.manifests.slurm import Placement
 
         spec = submission.spec
         python = _rank_python(spec)
+        expedite = beside(lambda: knows_expedite(self._slurm))
         start = choose_start(spec, python, self._slurm)
         placement = Placement(
             run_dir=submission.run.root,
@@ -89,7 +90,7 @@ class SlurmLauncher:
             submission=str(by_hand(submission.run.root).submission),
             mpirun=start.mpirun,
             kind=start.kind,
-            expedite=knows_expedite(self._slurm),
+            expedite=expedite(),
             dependency=self._dependency(spec, submission.after),
             code=Path(code) if (code := shipped_code()) else None,
         )

@@ -6,6 +6,8 @@ the MPI library beside the ranks' interpreter, as mpi4py would load it, and the 
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -14,7 +16,7 @@ from ortflow.launchers.mpi import find_mpi
 from ortflow.launchers.slurm.commands import Slurm
 from ortflow.manifests.local import MpiKind
 from ortflow.manifests.slurm.container import inside
-from ortflow.workflow.errors import UserError
+from ortflow.workflow.errors import OrtflowError, UserError
 
 if TYPE_CHECKING:
     from ortflow.workflow.spec.run import RunSpec
@@ -79,6 +81,28 @@ def knows_expedite(slurm: Slurm) -> bool:
         return slurm.version() >= EXPEDITE
     except UserError:
         return False
+
+
+def beside(ask: Callable[[], bool]) -> Callable[[], bool]:
+    """The answer to a question that is asked while other work is done; raises the OrtflowError that came of it."""
+    told: list[bool | OrtflowError] = []
+
+    def asked() -> None:
+        try:
+            told.append(ask())
+        except OrtflowError as error:
+            told.append(error)
+
+    thread = threading.Thread(target=asked, daemon=True)
+    thread.start()
+
+    def answer() -> bool:
+        thread.join()
+        if isinstance(told[0], OrtflowError):
+            raise told[0]
+        return told[0]
+
+    return answer
 
 
 def _loads(slurm: Slurm, how: str) -> bool:
