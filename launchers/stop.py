@@ -55,7 +55,9 @@ class Stop:
         if at_once or moment >= self._next_look:
             self._next_look = moment + FILE_PERIOD
             if (request := read_request(self._file)) is not None:
-                self.take(str(request.get("reason", "cancel")))
+                # One without a word was written on a full disk, perhaps by us, of a signal that came before.
+                if "reason" in request or self.reason is None:
+                    self.take(str(request.get("reason", "cancel")))
                 self.now = self.now or bool(request.get("now"))
         if self._end is not None and moment >= self._end:
             self.reason = self.reason or "time limit"
