@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -23,3 +24,9 @@ def test_no_package_and_no_source_is_left_out_of_wheels() -> None:
             if path.suffix in CODE and not (package in packages and any(map(path.match, patterns))):
                 missing.append(str(path.relative_to(ROOT)))
     assert not missing
+
+
+def test_no_two_test_modules_have_one_name() -> None:
+    """pytest imports them by their names: with PyTorch installed, a second one would keep all tests from running."""
+    names = Counter(path.name for path in (ROOT / "tests").rglob("test_*.py"))
+    assert [name for name, count in names.items() if count > 1] == []
