@@ -18,24 +18,13 @@ static void task(void *argument, size_t index) {
     const Sgd *s = argument;
     int64_t first = (int64_t)index * TASK_ELEMENTS, end = least(s->count, first + TASK_ELEMENTS);
     for (int64_t i = first; i < end; i += W) {
-        int64_t some = end - i;
-        int whole = some >= W;
-        vec w = whole ? load(s->w + i) : load_some(s->w + i, some, 0);
-        vec g = whole ? load(s->g + i) : load_some(s->g + i, some, 0);
-        g += all(s->decay) * w;
+        vec w = load_until(s->w, i, end), g = load_until(s->g, i, end) + all(s->decay) * w;
         if (s->b) {
-            vec b = all(s->momentum) * (whole ? load(s->b + i) : load_some(s->b + i, some, 0)) + g;
-            if (whole)
-                store(s->b_out + i, b);
-            else
-                store_some(s->b_out + i, b, some);
+            vec b = all(s->momentum) * load_until(s->b, i, end) + g;
+            store_until(s->b_out, i, end, b);
             g = s->nesterov ? g + all(s->momentum) * b : b;
         }
-        w -= all(s->rate) * g;
-        if (whole)
-            store(s->w_out + i, w);
-        else
-            store_some(s->w_out + i, w, some);
+        store_until(s->w_out, i, end, w - all(s->rate) * g);
     }
 }
 

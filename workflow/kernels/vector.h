@@ -49,6 +49,18 @@ static inline void store_some(float *p, vec x, int64_t count) {
     memcpy(p, lanes, (size_t)count * sizeof(float));
 }
 
+/* The floats from p[i] on, but none from p[end] on; 0 in the place of those. */
+static inline vec load_until(const float *p, int64_t i, int64_t end) {
+    return end - i >= W ? load(p + i) : load_some(p + i, end - i, 0);
+}
+
+static inline void store_until(float *p, int64_t i, int64_t end, vec x) {
+    if (end - i >= W)
+        store(p + i, x);
+    else
+        store_some(p + i, x, end - i);
+}
+
 static inline float sum_of(vec x) {
     float lanes[W];
     store(lanes, x);
