@@ -15,14 +15,13 @@ import json
 import os
 import statistics
 import subprocess
-import sys
 import tempfile
 import time
 from pathlib import Path
 
 import yaml
+from commands import ORTFLOW, run
 
-ORTFLOW = [sys.executable, "-m", "ortflow"]
 RUN_FILE = """\
 model: {path: model.onnx, loss: cross_entropy}
 data: {train: train.arrow, micro_batch: 4}
@@ -36,14 +35,6 @@ KINDS = (
 )
 PATIENCE = 300.0
 """Seconds until a first step."""
-
-
-def told(*command: str) -> str:
-    """What a command that must work prints."""
-    done = subprocess.run(command, check=False, capture_output=True, text=True)
-    if done.returncode != 0:
-        raise SystemExit(f"{' '.join(command)}: {done.stderr}")
-    return done.stdout
 
 
 def first_step(name: str, namespace: str) -> float:
@@ -65,12 +56,11 @@ def first_step(name: str, namespace: str) -> float:
 def measured(command: list[str], name: str, namespace: str, *, trains: bool) -> tuple[float, float]:
     """Seconds to the end of a command, and to the first step of the run that it makes; takes the run away again."""
     began = time.time()
-    told(*command)
-    ended = time.time() - began
+    _, ended = run(*command)
     try:
         return ended, first_step(name, namespace) - began if trains else 0.0
     finally:
-        told("kubectl", "-n", namespace, "delete", KINDS, "-l", f"ortflow.dev/run={name}")
+        run("kubectl", "-n", namespace, "delete", KINDS, "-l", f"ortflow.dev/run={name}")
 
 
 def rounds(file: Path, count: int, namespace: str, *, trains: bool) -> dict[str, list[tuple[float, float]]]:
@@ -81,7 +71,7 @@ def rounds(file: Path, count: int, namespace: str, *, trains: bool) -> dict[str,
             name = f"bench-{way.split()[0]}-{number}-{os.getpid()}"
             wanted = [str(file), f"name={name}", f"backends.kubernetes.namespace={namespace}"]
             ready = file.with_suffix(".rendered")
-            ready.write_text(told(*ORTFLOW, "render", "-b", "kubernetes", *wanted))
+            ready.write_text(run(*ORTFLOW, "render", "-b", "kubernetes", *wanted)[0])
             command = ["kubectl", "apply", "-n", namespace, "-f", str(ready)]
             if way == "ortflow submit":
                 command = [*ORTFLOW, "submit", "-b", "kubernetes", *wanted, "--runs-dir", str(file.parent / "runs")]
@@ -98,7 +88,7 @@ def main() -> None:
     wanted = parser.parse_args()
     namespace = wanted.namespace or f"ortflow-bench-{os.getpid()}"
     if not wanted.namespace:
-        told("kubectl", "create", "namespace", namespace)
+        run("kubectl", "create", "namespace", namespace)
     try:
         with tempfile.TemporaryDirectory() as folder:
             values = yaml.safe_load(wanted.run_file.read_text() if wanted.run_file else RUN_FILE)
@@ -107,7 +97,7 @@ def main() -> None:
             found = rounds(file, wanted.rounds, namespace, trains=wanted.run_file is not None)
     finally:
         if not wanted.namespace:
-            told("kubectl", "delete", "namespace", namespace, "--wait=false")
+            run("kubectl", "delete", "namespace", namespace, "--wait=false")
     medians = {
         way: [statistics.median(column) for column in zip(*results, strict=True)] for way, results in found.items()
     }

@@ -10,18 +10,15 @@ run file, looks for a job of the run, makes its directory and puts all on record
 from __future__ import annotations
 
 import argparse
-import functools
 import os
 import statistics
-import subprocess
 import sys
 import tempfile
-import time
 from pathlib import Path
 
 import yaml
+from commands import ORTFLOW, run
 
-ORTFLOW = [sys.executable, "-m", "ortflow"]
 TARGET = 0.25
 """Seconds that submit may take over sbatch."""
 RUN = {
@@ -33,25 +30,6 @@ RUN = {
 }
 
 
-@functools.cache
-def _environment() -> dict[str, str]:
-    """As after an installation: modules are compiled, in a folder that goes with this program."""
-    kept = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
-    return {**kept, "PYTHONPYCACHEPREFIX": os.path.join(tempfile.gettempdir(), f"ortflow-bench-{os.getuid()}")}
-
-
-def told(*command: str) -> tuple[str, float]:
-    """What a command that must work prints, and its seconds."""
-    began = time.perf_counter()
-    done = subprocess.run(
-        command, check=False, capture_output=True, text=True, stdin=subprocess.DEVNULL, env=_environment()
-    )
-    ended = time.perf_counter() - began
-    if done.returncode != 0:
-        raise SystemExit(f"{' '.join(command)}: {done.stderr}")
-    return done.stdout, ended
-
-
 def rounds(file: Path, count: int) -> dict[str, list[float]]:
     """Seconds of each way; a run of its own each time."""
     found: dict[str, list[float]] = {"python": [], "sbatch": [], "ortflow submit": []}
@@ -59,12 +37,12 @@ def rounds(file: Path, count: int) -> dict[str, list[float]]:
     for number in range(count):
         name = f"bench-{number}-{os.getpid()}"
         ready = file.with_suffix(".sh")
-        ready.write_text(told(*ORTFLOW, "render", "-b", "slurm", str(file), f"name={name}")[0])
+        ready.write_text(run(*ORTFLOW, "render", "-b", "slurm", str(file), f"name={name}")[0])
         # Where nothing is compiled yet, the first round compiles it; it does not count.
         measured = {
-            "python": told(sys.executable, "-c", "pass"),
-            "sbatch": told("sbatch", "--parsable", "--output=/dev/null", str(ready)),
-            "ortflow submit": told(
+            "python": run(sys.executable, "-c", "pass"),
+            "sbatch": run("sbatch", "--parsable", "--output=/dev/null", str(ready)),
+            "ortflow submit": run(
                 *ORTFLOW, "submit", "-b", "slurm", str(file), f"name={name}", "--runs-dir", str(file.parent / "runs")
             ),
         }
@@ -72,7 +50,7 @@ def rounds(file: Path, count: int) -> dict[str, list[float]]:
         if number:
             for way, (_, ended) in measured.items():
                 found[way].append(ended)
-    told("scancel", *jobs)
+    run("scancel", *jobs)
     return found
 
 
