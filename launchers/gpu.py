@@ -1,53 +1,140 @@
-"""`ortflow doctor` for the GPUs of this machine: one finding, from a process of the ranks' interpreter."""
+"""`ortflow doctor` for the GPUs of this machine: findings from a process of the ranks' interpreter."""
 
 from __future__ import annotations
 
 import json
+import statistics
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from ortflow.launchers.findings import Finding, fault, ok, warning
 from ortflow.launchers.lines import size
+from ortflow.workflow.device.floors import floor, link_floor
 
 ABOUT = "GPU"
-WITHIN = 120.0
-"""Seconds: the first use of a GPU after a start of the machine is slow."""
+SUM = "sum over GPUs"
+WITHIN = 300.0
+"""Seconds: the first use of a GPU after a start of the machine is slow, and a machine may have eight."""
+CLAIMED = 0.1
+"""Share of a GPU's memory in use before it was tried, above which somebody else uses it."""
+BEHIND = 0.8
+"""Of the machine's median speed, below which a GPU falls behind the others."""
+HELD_BACK = {8: "power or heat", 32: "heat", 64: "heat", 128: "its power supply", 4: "the limit of its power"}
+"""Bits of NVML's reasons for low clocks; what a sound GPU at full load may have, too, comes last."""
+_SLOW = "`nvidia-smi -q -d PERFORMANCE,CLOCK,TEMPERATURE` says what holds it back"
 
 
-def examine_gpu(python: str, ranks: int) -> Finding:
-    """Whether `ranks` ranks of a machine can train on its GPUs."""
+def examine_gpu(python: str, ranks: int) -> Iterator[Finding]:
+    """Whether `ranks` ranks of a machine can train on its GPUs, and how fast these are."""
     try:
         told = subprocess.run(
-            [python, "-m", "ortflow.workflow.gpu_report"],
+            [python, "-m", "ortflow.workflow.gpu_report", str(ranks)],
             capture_output=True, text=True, timeout=WITHIN, cwd="/", stdin=subprocess.DEVNULL, errors="replace",
         )  # fmt: skip
     except subprocess.TimeoutExpired:
-        return fault(ABOUT, f"does not answer within {WITHIN:.0f} s", "look at nvidia-smi")
+        yield fault(ABOUT, f"does not answer within {WITHIN:.0f} s", "look at nvidia-smi")
+        return
     except OSError as error:
-        return fault(ABOUT, f"cannot be looked at: {error}")
+        yield fault(ABOUT, f"cannot be looked at: {error}")
+        return
     try:
-        return from_report(json.loads(told.stdout.splitlines()[-1]), ranks)
+        report = json.loads(told.stdout.splitlines()[-1])
     except (ValueError, IndexError):
         lines = [line for line in told.stderr.splitlines() if line.strip()] or [f"exit code {told.returncode}"]
-        return fault(ABOUT, f"cannot be looked at: {lines[-1].strip()}")
+        yield fault(ABOUT, f"cannot be looked at: {lines[-1].strip()}")
+        return
+    yield from from_report(report, ranks)
 
 
-def from_report(report: Mapping[str, Any], ranks: int) -> Finding:
+def from_report(report: Mapping[str, Any], ranks: int) -> Iterator[Finding]:
     """What `ortflow.workflow.gpu_report` told. Pure."""
     if "error" in report:
-        return fault(ABOUT, report["error"], report.get("fix") or "")
-    speed = report["flops"] / 1e12
-    what = (
-        f"{report['count']} x {report['name']}, {size(report['free'])} of {size(report['total'])} free; "
-        f"driver for CUDA {_version(report['driver'])}, {report['package']} for {_version(report['runtime'])}; "
-        f"a product of matrices in fp32: {speed:.1f} TFLOP/s"
+        yield fault(ABOUT, report["error"], report.get("fix") or "")
+        return
+    gpus: Sequence[Mapping[str, Any]] = report["gpus"]
+    yield _all(report, gpus, ranks)
+    for index, gpu in enumerate(gpus):
+        yield from _one(f"number {index}, {gpu['name']},", gpu, gpus)
+    if "sum" in report:
+        yield _sum(report["sum"], gpus)
+
+
+def _all(report: Mapping[str, Any], gpus: Sequence[Mapping[str, Any]], ranks: int) -> Finding:
+    speeds = "; ".join(
+        f"a product of matrices in {kind}: {_range([gpu[kind] / 1e12 for gpu in gpus if kind in gpu])} TFLOP/s"
+        for kind in ("fp32", "fp16")
+        if any(kind in gpu for gpu in gpus)
     )
+    first, free = gpus[0], size(min(gpu["free"] for gpu in gpus))
+    what = (
+        f"{report['count']} x {first['name']}, {free} of {size(first['total'])} free; "
+        f"driver for CUDA {_version(report['driver'])}, {report['package']} for {_version(report['runtime'])}"
+        + (f"; {speeds}" if speeds else "")
+    )
+    flops = [gpu.get("fp32") for gpu in gpus]
     if ranks > report["count"]:
+        return warning(ABOUT, f"{what}; {ranks} ranks share them", "lower resources.ranks_per_node", flops=flops)
+    return ok(ABOUT, what, flops=flops)
+
+
+def _one(name: str, gpu: Mapping[str, Any], gpus: Sequence[Mapping[str, Any]]) -> Iterator[Finding]:
+    if "error" in gpu:
+        yield fault(ABOUT, f"{name} fails: {gpu['error']}")
+    if errors := gpu.get("uncorrected"):
+        yield fault(ABOUT, f"{name} had {errors} uncorrected errors of its memory since it was started",
+                    "have it reset, and replaced if they come again (`nvidia-smi -q -d ECC`)")  # fmt: skip
+    if gpu.get("broken_rows"):
+        yield warning(ABOUT, f"{name} has rows of memory that wait to be replaced, or cannot be",
+                      "have it reset, or replaced (`nvidia-smi -q -d ROW_REMAPPER`)")  # fmt: skip
+    taken, count = gpu["total"] - gpu["free"], gpu.get("processes") or 0
+    if count or taken > CLAIMED * gpu["total"]:
+        who = f"{count} other process{'' if count == 1 else 'es'}" if count else "another process"
+        yield warning(ABOUT, f"{name} is in use: {who}, {size(taken)} of its memory taken",
+                      "`nvidia-smi` lists them; give each rank a GPU of its own")  # fmt: skip
+    for kind in ("fp32", "fp16"):
+        if kind in gpu and (slow := _slow(gpu, kind, gpus)) is not None:
+            yield warning(ABOUT, f"{name} {slow}{_held_back(gpu)}", _SLOW)
+
+
+def _slow(gpu: Mapping[str, Any], kind: str, gpus: Sequence[Mapping[str, Any]]) -> str | None:
+    """What is wrong with a GPU's speed: less than its model's floor, or than its neighbours."""
+    speed, least = gpu[kind] / 1e12, floor(gpu["name"], kind)
+    told = f"computes {speed:.1f} TFLOP/s in {kind}"
+    if least is not None and speed < least:
+        return f"{told}, and a sound one {least:.0f} or more"
+    alike = [other[kind] / 1e12 for other in gpus if kind in other and other["name"] == gpu["name"]]
+    if speed < BEHIND * statistics.median(alike):
+        return f"{told}, and its neighbours {statistics.median(alike):.1f}"
+    return None
+
+
+def _held_back(gpu: Mapping[str, Any]) -> str:
+    reasons = [words for bit, words in HELD_BACK.items() if int(gpu.get("slowed") or 0) & bit]
+    return f": held back by {reasons[0]}" if reasons else ""
+
+
+def _sum(told: Mapping[str, Any], gpus: Sequence[Mapping[str, Any]]) -> Finding:
+    if told.get("missing"):
         return warning(
-            ABOUT, f"{what}; {ranks} ranks share them", "lower resources.ranks_per_node", flops=report["flops"]
+            SUM, "NCCL is not installed: ranks add up through the host's memory", "pip install 'ortflow[cuda]'"
         )
-    return ok(ABOUT, what, flops=report["flops"])
+    if "error" in told:
+        what, _, fix = str(told["error"]).partition("; ")
+        return fault(SUM, what, fix)
+    least, speed = min(link_floor(gpu["name"]) for gpu in gpus), told["gbps"]
+    version = told["nccl"]
+    number = f"{version // 10000}.{version // 100 % 100}.{version % 100}"
+    what = f"{len(gpus)} GPUs add up 256 MiB at {speed:.0f} GB/s over each (NCCL {number})"
+    if speed < least:
+        fix = "`nvidia-smi topo -m` shows how they are joined; NCCL_DEBUG=INFO shows which way is taken"
+        return warning(SUM, f"{what}, and sound ones at {least:.0f} or more", fix, gbps=speed)
+    return ok(SUM, what, gbps=speed)
+
+
+def _range(values: Sequence[float]) -> str:
+    low, high = f"{min(values):.1f}", f"{max(values):.1f}"
+    return low if low == high else f"{low} to {high}"
 
 
 def _version(number: int) -> str:

@@ -57,7 +57,7 @@ def examine_machine(submission: Submission, *, of_user: bool = True) -> Iterator
     elif spec.resources.nodes == 1:
         yield _mpi(submission, of_user)
     if good and spec.on_gpus:
-        yield examine_gpu(python.path, spec.resources.ranks_per_node)
+        yield from examine_gpu(python.path, spec.resources.ranks_per_node)
     yield _cores(spec, of_user)
     yield _memory(spec)
     yield from _disk(existing(submission.run.root.parent))

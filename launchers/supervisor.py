@@ -19,6 +19,7 @@ from ortflow.launchers.budget import Decision, decide
 from ortflow.launchers.cause import Cause, cause
 from ortflow.launchers.memory import oom_kills
 from ortflow.launchers.moving import Liveness
+from ortflow.launchers.nccl_log import explained
 from ortflow.launchers.records import Outcome, fruitless, next_attempt, open_attempt, used
 from ortflow.launchers.stop import Stop, write_request
 from ortflow.launchers.tail import EventTail, last_lines, last_records, newest
@@ -211,6 +212,7 @@ class Supervisor:
         )
         if found.outcome is Outcome.FAILURE and not found.told and found.rank is None and verdict is None:
             found = attempt.guess(returncode) or found
+        found = explained(found, run, number, job.world_size)
         if found.outcome is Outcome.FAILURE and not found.told and self._stop.look() and not self._begun(number):
             # A signal that comes before a rank can hear it kills, and the others are killed with it.
             found = Cause(Outcome.PREEMPTED, EXIT_PREEMPTED, "asked to leave before all ranks had begun")

@@ -1,7 +1,8 @@
-"""What the GPUs of this machine are to a rank: printed as JSON by `python -m ortflow.workflow.gpu_report`.
+"""What the GPUs of this machine are to its ranks: printed as JSON by `python -m ortflow.workflow.gpu_report RANKS`.
 
-Run by `ortflow doctor` with the ranks' interpreter. A real product of matrices, through the sessions and buffers that
-ranks train with, is compared with the CPU's.
+Run by `ortflow doctor` with the ranks' interpreter. On each GPU that a rank would take, real products of matrices in
+fp32 and fp16, through the sessions and buffers that ranks train with, are compared with the CPU's; several GPUs add up
+over NCCL. Before any of it, the management library is asked who uses them.
 """
 
 from __future__ import annotations
@@ -12,60 +13,101 @@ import socket
 import statistics
 import sys
 import time
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
 
+from ortflow.workflow.comm.nccl import load
 from ortflow.workflow.device.choice import cuda_runtime, local_gpu
 from ortflow.workflow.device.cuda import CudaDevice
+from ortflow.workflow.device.cudart import Gpu, Runtime
+from ortflow.workflow.device.nvml import Nvml, open_nvml
 from ortflow.workflow.errors import OrtflowError, UserError
+from ortflow.workflow.gpu_sum import add_up
 from ortflow.workflow.runtimes import installed_runtime
 
-WIDTH = 4096
-"""Rows and columns of the matrices."""
+WIDTH = {"float32": 4096, "float16": 8192}
+"""Rows and columns of the matrices: products that keep a GPU busy for more than a millisecond."""
 ROUNDS = 8
 CHECKED = 16
-"""Rows that are computed on the CPU, too."""
-TOLERANCE = 1e-5
+"""Rows and columns of the product that are computed on the CPU, too."""
+TOLERANCE = {"float32": 1e-5, "float16": 1e-2}
 """Of a product of standard normal numbers, divided by the root of the width."""
+TILE = 2048
+"""Rows and columns of the random numbers that the matrices repeat."""
 
 
-def look() -> dict[str, Any]:
-    """Package, driver, devices and the product; `error` and `fix` where something is wrong."""
+def look(ranks: int = 1) -> dict[str, Any]:
+    """Package, driver, and of each GPU that `ranks` ranks would take what it is and does.
+
+    `error` and `fix` stand where nothing can be done on them, or in the entry of the GPU that fails.
+    """
     from ortflow.workflow.onnx_runtime import onnxruntime
 
     report: dict[str, Any] = {"package": f"{installed_runtime()} {onnxruntime.__version__}"}
+    nvml = open_nvml()
+    users = nvml.users() if nvml is not None else {}
     try:
         cuda = cuda_runtime()
-        gpu = local_gpu(cuda, 0, socket.gethostname(), os.environ)
-        report |= {"driver": cuda.driver(), "runtime": cuda.version(), "count": cuda.count()}
-        report |= {"name": gpu.name, "capability": gpu.capability, "free": gpu.free, "total": gpu.total}
-        report |= product(CudaDevice(cuda, gpu))
+        first = local_gpu(cuda, 0, socket.gethostname(), os.environ)
+        count = cuda.count()
+        report |= {"driver": cuda.driver(), "runtime": cuda.version(), "count": count}
+        gpus = [first, *(cuda.describe(index) for index in range(1, min(count, ranks)))]
     except UserError as error:
-        report |= {"error": f"{error.where}: {error.what}" if error.where else error.what, "fix": error.fix}
+        return report | {"error": f"{error.where}: {error.what}" if error.where else error.what, "fix": error.fix}
     except OrtflowError as error:
-        report["error"] = str(error)
+        return report | {"error": str(error)}
+    report["gpus"] = [_with_health(gpu, nvml, users) for gpu in gpus]
+    for entry, gpu in zip(report["gpus"], gpus, strict=True):
+        # CUDA keeps the device of a thread, and CudaDevice sets it once.
+        with ThreadPoolExecutor(1) as thread:
+            entry |= thread.submit(_tried, cuda, gpu, nvml).result()
+    if len(gpus) > 1 and not any("error" in entry for entry in report["gpus"]):
+        report["sum"] = _sum(cuda, gpus)
     return report
 
 
-def product(device: CudaDevice) -> dict[str, float]:
-    """Floating-point operations a second of a product in fp32, and how far it is from the CPU's."""
+def _with_health(gpu: Gpu, nvml: Nvml | None, users: Mapping[str, int]) -> dict[str, Any]:
+    told: dict[str, Any] = {"name": gpu.name, "capability": gpu.capability, "free": gpu.free, "total": gpu.total}
+    told["processes"] = users.get(gpu.uuid, 0)
+    return told | (nvml.health(gpu.uuid) if nvml is not None else {})
+
+
+def _tried(cuda: Runtime, gpu: Gpu, nvml: Nvml | None) -> dict[str, Any]:
+    """The products on one GPU, and why its clocks were low meanwhile."""
+    try:
+        device = CudaDevice(cuda, gpu)
+        if nvml is None:
+            return {"fp32": product(device, "float32"), "fp16": product(device, "float16")}
+        with nvml.watched(gpu.uuid) as seen:
+            speeds = {"fp32": product(device, "float32"), "fp16": product(device, "float16")}
+        return {**speeds, "slowed": seen[0]}
+    except OrtflowError as error:
+        return {"error": str(error)}
+
+
+def product(device: CudaDevice, kind: str) -> float:
+    """Floating-point operations a second of a product of `float32` or `float16`; raises OrtflowError if it is wrong."""
     import onnx
     from onnx import TensorProto, helper
 
     from ortflow.workflow.trainer.sessions import Binding, Sessions
 
-    shape = [WIDTH, WIDTH]
-    values = [helper.make_tensor_value_info(name, TensorProto.FLOAT, shape) for name in ("a", "b", "c")]
+    width = WIDTH[kind]
+    element = TensorProto.FLOAT if kind == "float32" else TensorProto.FLOAT16
+    values = [helper.make_tensor_value_info(name, element, [width, width]) for name in ("a", "b", "c")]
     graph = helper.make_graph([helper.make_node("MatMul", ["a", "b"], ["c"])], "product", values[:2], values[2:])
     model: onnx.ModelProto = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=8)
     binding = Binding(Sessions(device, 1, "error").open(model.SerializeToString()), device)
-    random = np.random.default_rng(0)
-    a, b = (random.standard_normal(shape, np.float32) for _ in range(2))
-    c = device.allocate(WIDTH * WIDTH, np.float32)
+    random, repeats = np.random.default_rng(0), -(-width // TILE)
+    tiles = [random.standard_normal((min(TILE, width),) * 2, np.float32).astype(kind) for _ in range(2)]
+    a, b = (np.ascontiguousarray(np.tile(tile, (repeats, repeats))[:width, :width]) for tile in tiles)
+    c = device.allocate(width * width, kind)
     binding.feed("a", a)
     binding.feed("b", b)
-    binding.write_to("c", c, (WIDTH, WIDTH))
+    binding.write_to("c", c, (width, width))
     binding.run()
     seconds = []
     for _ in range(ROUNDS):
@@ -74,13 +116,25 @@ def product(device: CudaDevice) -> dict[str, float]:
         binding.run()
         device.synchronize()
         seconds.append(time.perf_counter() - start)
-    found = c.slice(0, CHECKED * WIDTH).read().reshape(CHECKED, WIDTH)
-    apart = np.abs(found - a[:CHECKED].astype(np.float64) @ b) / WIDTH**0.5
-    if not float(apart.max()) <= TOLERANCE:
-        raise OrtflowError(f"a product of matrices on {device.name} is wrong by {float(apart.max()):.2g}")
-    return {"flops": 2 * WIDTH**3 / statistics.median(seconds), "apart": float(apart.max())}
+    found = c.slice(0, CHECKED * width).read().reshape(CHECKED, width)[:, :CHECKED].astype(np.float64)
+    right = a[:CHECKED].astype(np.float64) @ b[:, :CHECKED].astype(np.float64)
+    apart = float((np.abs(found - right) / width**0.5).max())
+    if not apart <= TOLERANCE[kind]:
+        raise OrtflowError(f"a product of matrices of {kind} on {device.name} is wrong by {apart:.2g}")
+    return 2 * width**3 / statistics.median(seconds)
+
+
+def _sum(cuda: Runtime, gpus: Sequence[Gpu]) -> dict[str, Any]:
+    library = load()
+    if library is None:
+        return {"missing": True}
+    try:
+        devices = [CudaDevice(cuda, gpu) for gpu in gpus]
+        return dict(add_up(library, devices))
+    except OrtflowError as error:
+        return {"error": str(error)}
 
 
 if __name__ == "__main__":
-    print(json.dumps(look()))
+    print(json.dumps(look(*map(int, sys.argv[1:2]))))
     sys.exit(0)

@@ -1,10 +1,11 @@
-"""What a rank holds in memory, part by part, in bytes. Pure but for `peak`.
+"""What a rank holds in memory, part by part, in bytes. Pure but for `peak` and `trim`.
 
 Shown by `ortflow inspect` before a run and by the event `memory` behind its last step.
 """
 
 from __future__ import annotations
 
+import ctypes
 import resource
 import sys
 from collections.abc import Mapping
@@ -30,6 +31,27 @@ def buffers(trained: int, kept: int, moments: int, *, accumulation: int = 1, wor
     return {**parts, "checkpoint": min(share, KEPT)}
 
 
+LOWER = "lower it: train.global_batch or a larger train.gradient_accumulation keep the batch of a step"
+HELP: Mapping[str, tuple[str, str]] = {
+    "parameters": ("resources", "take GPUs with more memory: each holds all parameters"),
+    "gradients": ("train.gradient_accumulation", "set it to 1, which keeps gradients once"),
+    "moments": ("train.optimizer.name", "adamw keeps two for each parameter, sgd with momentum one"),
+    "activations": ("data.micro_batch", f"{LOWER}; model.recompute makes values of the forward pass a second time"),
+}
+"""Part of a device's memory -> the key that it follows, and what to do where it is too large."""
+
+
+def fullest(parts: Mapping[str, int], total: int) -> tuple[str, int]:
+    """The part that takes most of a full device of `total` bytes, and its bytes.
+
+    `parts` are the flat buffers'; what is left are the values of the graphs, `activations`.
+    """
+    buffers_ = {name: count for name, count in parts.items() if name in HELP}
+    whole = {**buffers_, "activations": max(0, total - sum(buffers_.values()))}
+    name = max(whole, key=lambda part: whole[part])
+    return name, whole[name]
+
+
 def with_peak(parts: Mapping[str, int], highest: int) -> dict[str, int]:
     """The parts, `values` (what graphs, libraries and data took beside them at most), and the `peak` itself."""
     return {**parts, "values": max(0, highest - sum(parts.values())), "peak": highest}
@@ -39,3 +61,10 @@ def peak() -> int:
     """Bytes that this process has held at most."""
     highest = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return highest if sys.platform == "darwin" else highest * 1024
+
+
+def trim() -> None:
+    """Give back to the system what the C library keeps of freed memory, where it can: glibc keeps small pieces."""
+    release = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if release is not None:
+        release(0)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
 REQUIRED = ("step", "updates", "epoch", "sample")
@@ -30,6 +30,8 @@ class Progress:
     """What `best_metric` was measured on; None where an earlier version saved it."""
     evaluations_without_improvement: int = 0
     stopped_early: bool = False
+    trainer: dict[str, float] = field(default_factory=dict)
+    """The trainer's own numbers."""
 
     def to_json(self) -> dict[str, Any]:
         """Plain data for a manifest."""
@@ -44,7 +46,7 @@ class Progress:
         missing = [name for name in REQUIRED if name not in record]
         if missing:
             raise ValueError(f"lacks progress.{missing[0]}")
-        types = {field.name: str(field.type) for field in fields(cls)}
+        types = {each.name: str(each.type) for each in fields(cls)}
         known = {name: value for name, value in record.items() if name in types}
         for name, value in known.items():
             if not _is(types[name], value):
@@ -60,6 +62,8 @@ def _is(declared: str, value: Any) -> bool:
         return type(value) is bool
     if declared == "str | None":
         return value is None or type(value) is str
+    if declared == "dict[str, float]":
+        return type(value) is dict and all(type(number) in (int, float) for number in value.values())
     return value is None or type(value) in (int, float)
 
 

@@ -129,8 +129,9 @@ def _unfit(node: Object, spec: Object, asks: Mapping[str, float]) -> str | None:
     if (node.get("spec") or {}).get("unschedulable"):
         return "cordoned"
     labels = node["metadata"].get("labels") or {}
-    if any(labels.get(key) != value for key, value in (spec.get("nodeSelector") or {}).items()):
-        return "without the labels of backends.kubernetes.node_selector"
+    wanted = {key: value for key, value in (spec.get("nodeSelector") or {}).items() if labels.get(key) != value}
+    if wanted:
+        return f"without the label {' and '.join(f'{key}={value}' for key, value in sorted(wanted.items()))}"
     for taint in (node.get("spec") or {}).get("taints") or []:
         if taint.get("effect") in ("NoSchedule", "NoExecute") and not _tolerated(taint, spec.get("tolerations") or []):
             return f"with the taint {taint.get('key')}"

@@ -13,7 +13,7 @@ _BESIDE = re.compile(r"\.? (?:no new claims to deallocate,? ?)?(?:preemption: |n
 _PULL = ("ErrImagePull", "ImagePullBackOff", "ImageInspectError", "RegistryUnavailable")
 _CREATE = ("CreateContainerError", "RunContainerError", "CreateContainerConfigError", "StartError", "PreStartHookError")
 _HINTS = (
-    (r"Insufficient nvidia\.com|Insufficient amd\.com", "lower resources.gpus_per_rank, or wait for GPUs"),
+    (r"Insufficient nvidia\.com|Insufficient amd\.com", "lower resources.ranks_per_node, or wait for GPUs"),
     (r"Insufficient (?:cpu|memory|ephemeral-storage)", "lower what {resources} asks for, or wait for room"),
     (r"untolerated taint", "give backends.kubernetes.tolerations"),
     (r"node affinity/selector|node selector", "correct backends.kubernetes.node_selector or affinity"),

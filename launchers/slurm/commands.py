@@ -105,7 +105,7 @@ class Slurm:
     """The cluster, as its commands tell of it. Every method raises NoAnswer, and UserError where Slurm is not here."""
 
     def __init__(self, runner: Runner = run_here) -> None:
-        self._runner = runner
+        self.runner = runner
 
     def mine(self, seconds: float | None = None) -> list[Job]:
         """All jobs of this user, those that have ended a few minutes ago (MinJobAge) among them: one call."""
@@ -188,7 +188,7 @@ class Slurm:
 
     def _run(self, command: Sequence[str], settings: Settings, seconds: float = PATIENCE) -> Answer:
         try:
-            answer = self._runner(command, settings, seconds)
+            answer = self.runner(command, settings, seconds)
         except FileNotFoundError as error:
             raise NotInstalled(
                 f"Slurm is not installed {place_words()}, or not on the PATH: there is no {command[0]}",

@@ -36,15 +36,21 @@ class Asked:
     """Those it names; none for the default one."""
     account: str | None
     qos: str | None
+    gpu_type: str | None = None
 
     def __str__(self) -> str:
         words = [f"{self.nodes} node{'s' if self.nodes > 1 else ''} with {self.cpus} cores"]
         if self.gpus:
-            words.append(f"{self.gpus} GPUs")
+            words.append(f"{self.gpus} {self.named}")
         if self.memory:
             words.append(f"{self.memory} MiB")
         each = " each" if self.nodes > 1 else ""
         return ", ".join(words) + each + (f", for {clock(self.time)}" if self.time else "")
+
+    @property
+    def named(self) -> str:
+        """What its GPUs are called."""
+        return f"GPUs of type {self.gpu_type}" if self.gpu_type else "GPUs"
 
 
 @dataclass(frozen=True)
@@ -70,6 +76,7 @@ def asked(spec: RunSpec) -> Asked:
         partitions=tuple(name.strip() for name in (slurm.partition or "").split(",") if name.strip()),
         account=slurm.account,
         qos=slurm.qos,
+        gpu_type=resources.gpu_type,
     )
 
 
@@ -113,7 +120,11 @@ def _machines(wanted: Asked, nodes: Sequence[Node]) -> Iterator[Misfit]:
 
 
 def _fits(wanted: Asked, node: Node) -> bool:
-    return node.cpus >= wanted.cpus and node.memory >= (wanted.memory or 0) and node.gpus >= wanted.gpus
+    return (
+        node.cpus >= wanted.cpus
+        and node.memory >= (wanted.memory or 0)
+        and node.gpus_of(wanted.gpu_type) >= wanted.gpus
+    )
 
 
 def _short(wanted: Asked, nodes: Sequence[Node], fitting: int) -> Iterator[Misfit]:
@@ -122,18 +133,25 @@ def _short(wanted: Asked, nodes: Sequence[Node], fitting: int) -> Iterator[Misfi
     for what, need, key, has in (
         ("cores", wanted.cpus, "ranks_per_node or cpus_per_rank", [node.cpus for node in nodes]),
         ("MiB of memory", wanted.memory or 0, "memory", [node.memory for node in nodes]),
-        ("GPUs", wanted.gpus, "gpus_per_rank", [node.gpus for node in nodes]),
+        (wanted.named, wanted.gpus, _gpu_keys(wanted), [node.gpus_of(wanted.gpu_type) for node in nodes]),
     ):
         able = sum(amount >= need for amount in has)
         if able < wanted.nodes:
             found = True
             told = f"has {able} nodes with {need} {what}, and the run asks for {wanted.nodes}"
             if not able:
-                told = f"has no node with more than {max(has)} {what}, and the run asks for {need} on each"
-            yield Misfit(told, f"lower resources.{key}")
+                most = f"more than {max(has)} {what}" if max(has) else what
+                told = f"has no node with {most}, and the run asks for {need} on each"
+            kinds = sorted({kind for node in nodes for kind, _ in node.kinds})
+            there = f" (there are {', '.join(kinds)})" if wanted.gpu_type and what == wanted.named and kinds else ""
+            yield Misfit(told + there, f"lower resources.{key}")
     if not found:
         yield Misfit(f"has {fitting} nodes with all of that, and the run asks for {wanted.nodes}",
                      "lower what resources asks for")  # fmt: skip
+
+
+def _gpu_keys(wanted: Asked) -> str:
+    return "ranks_per_node, or change resources.gpu_type" if wanted.gpu_type else "ranks_per_node"
 
 
 def clock(amount: float) -> str:

@@ -19,7 +19,7 @@ from ortflow.launchers.interpreter import check, examine, locate
 from ortflow.launchers.logs import log_lines
 from ortflow.launchers.records import Outcome, State, state
 from ortflow.launchers.remote.arrival import shipped_code, submit_record
-from ortflow.launchers.slurm.commands import NoAnswer, Slurm
+from ortflow.launchers.slurm.commands import NoAnswer, Refused, Slurm
 from ortflow.launchers.slurm.history import by_hand, find_all, in_order, placed
 from ortflow.launchers.slurm.jobs import Job
 from ortflow.launchers.slurm.status import gone, is_settled, status
@@ -99,6 +99,7 @@ class SlurmLauncher:
     def submit(self, request: SlurmRequest) -> str:
         """Submit the job; raises UserError where Slurm or the run directory does not take it."""
         from ortflow.launchers.opening import opened
+        from ortflow.launchers.slurm.shortage import in_detail
         from ortflow.launchers.slurm.submitting import place, settle
         from ortflow.launchers.stop import interruptible
 
@@ -119,8 +120,10 @@ class SlurmLauncher:
             ours.handed_over = True
             try:
                 submission_id, job_id = place(run, request.script, self._slurm, submission.retry)
-            except (UserError, NoAnswer):
+            except (UserError, NoAnswer) as error:
                 ours.handed_over = False
+                if isinstance(error.__cause__, Refused):
+                    raise in_detail(error, submission.spec, self._slurm) from error
                 raise
             run.record_attempt(
                 event="submit", launcher="slurm", job=job_id, submission=submission_id, new_budget=new_budget,

@@ -24,7 +24,7 @@ _KEYS = {
     "cpu": ("cores", "lower resources.nodes, ranks_per_node or cpus_per_rank"),
     "node": ("nodes", "lower resources.nodes"),
     "mem": ("MiB of memory", "lower resources.memory"),
-    "gres/gpu": ("GPUs", "lower resources.gpus_per_rank, ranks_per_node or nodes"),
+    "gres/gpu": ("GPUs", "lower resources.ranks_per_node or nodes"),
 }  # fmt: skip
 _MIB = {"K": 1 / 1024, "M": 1.0, "G": 1024.0, "T": 1024.0**2, "P": 1024.0**3}
 

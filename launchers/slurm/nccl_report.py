@@ -103,12 +103,14 @@ def _library() -> ctypes.CDLL:
     except OSError as error:
         raise Failed(f"no NCCL: {error}") from error
     nccl.ncclGetErrorString.restype = ctypes.c_char_p
+    nccl.ncclGetLastError.restype, nccl.ncclGetLastError.argtypes = ctypes.c_char_p, [ctypes.c_void_p]
     return nccl
 
 
 def _checked(nccl: ctypes.CDLL, code: int, what: str) -> None:
     if code:
-        raise Failed(f"{what}: {nccl.ncclGetErrorString(code).decode()}")
+        last = " ".join((nccl.ncclGetLastError(None) or b"").decode(errors="replace").split())
+        raise Failed(f"{what}: {nccl.ncclGetErrorString(code).decode()}" + (f" ({last})" if last else ""))
 
 
 def _driven(code: int, what: str) -> None:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from ortflow.launchers.slurm.requeue import read_seconds
 
 _FIELD = re.compile(r"(?:^|\s)([A-Za-z]\w*(?:\[\d+\])?)=(.*?)(?=\s+[A-Za-z]\w*(?:\[\d+\])?=|\s*$)")
-_GPUS = re.compile(r"(?:^|,)gpu(?::[^:,()]+)*?:(\d+)(?=\(|,|$)")
+_GPUS = re.compile(r"(?:^|,)gpu(?::([^:,()]+))*?:(\d+)(?=\(|,|$)")
 _AWAY = ("DOWN", "DRAIN", "FAIL", "NOT_RESPONDING", "POWERED_DOWN", "MAINT", "INVAL", "FUTURE")
 Settings = Mapping[str, str]
 """Of slurm.conf, by name."""
@@ -56,6 +56,12 @@ class Node:
     """MiB."""
     gpus: int
     partitions: frozenset[str]
+    kinds: tuple[tuple[str, int], ...] = ()
+    """Its GPUs by type, where the site names types."""
+
+    def gpus_of(self, kind: str | None) -> int:
+        """GPUs of a type; all of them where none is asked for."""
+        return self.gpus if kind is None else sum(count for name, count in self.kinds if name == kind)
 
     @property
     def up(self) -> bool:
@@ -156,14 +162,16 @@ def _partition(told: dict[str, str]) -> Partition:
 
 
 def _node(told: dict[str, str]) -> Node:
+    kinds = [(kind, int(count)) for kind, count in _GPUS.findall(told.get("Gres", ""))]
     return Node(
         name=told["NodeName"],
         state=told.get("State", ""),
         # The cores left when some are kept for the system.
         cpus=_count(told.get("CPUEfctv", "")) or _count(told.get("CPUTot", "")) or 0,
         memory=_count(told.get("RealMemory", "")) or 0,
-        gpus=sum(int(count) for count in _GPUS.findall(told.get("Gres", ""))),
+        gpus=sum(count for _, count in kinds),
         partitions=frozenset(told.get("Partitions", "").split(",")),
+        kinds=tuple((kind, count) for kind, count in kinds if kind),
     )
 
 

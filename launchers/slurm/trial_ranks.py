@@ -13,6 +13,7 @@ from ortflow.launchers.slurm.probe import Start
 from ortflow.launchers.slurm.trial import Results
 from ortflow.launchers.slurm.words import verdict
 from ortflow.manifests.slurm.trial import CONNECT
+from ortflow.workflow.comm.nccl_words import trouble
 
 KILLED = (124, 137)
 """Exit codes of `timeout`."""
@@ -69,6 +70,8 @@ def _nccl(ranks: list[dict[str, Any]], world: int) -> Finding:
     if not reports:
         return untested(about, "the run asks for no GPUs (resources.gpus_per_rank), so NCCL is not tested")
     if errors := sorted({str(report["error"]) for report in reports if "error" in report}):
+        if (known := next(filter(None, map(trouble, errors)), None)) is not None:
+            return fault(about, f"{known.what} ({errors[0]})", known.fix)
         return fault(about, errors[0], "the nodes need GPUs, their driver, and NCCL, which the ranks' python must see")
     if any(report.get("sum") != world for report in reports):
         return fault(about, f"{world} ranks did not add up to {world} over their GPUs")

@@ -17,6 +17,7 @@ from ortflow.manifests.kubernetes.common import (
     users,
 )
 from ortflow.manifests.kubernetes.tree import (
+    All,
     Each,
     Entries,
     First,
@@ -49,6 +50,7 @@ def template(component: str) -> Node:
         "metadata": {"labels": {**labels(component), **users("labels")}, "annotations": users("annotations")},
         "spec": {
             **placed(component),
+            "nodeSelector": {**nodes(component)["nodeSelector"], **_gpu_nodes(component)},
             "restartPolicy": "Never" if launcher else "OnFailure",
             "runtimeClassName": When(GPUS, Given(own("gpu.runtime_class"))),
             "topologySpreadConstraints": [*([] if launcher else _spread()), Each(own("topology_spread"), Item())],
@@ -85,6 +87,13 @@ def nodes(component: str) -> dict[Any, Node]:
         },
         "tolerations": [Each(own("tolerations"), Item()), Each(own(f"{component}_tolerations"), Item())],
     }
+
+
+def _gpu_nodes(component: str) -> dict[Any, Node]:
+    """The label of nodes with the wanted kind of GPU, for pods that have some."""
+    kind = Ref("resources.gpu_type")
+    holds: tuple[Node, ...] = (GPUS, kind) if component == "worker" else (GPUS, kind, AS_WORKER)
+    return {own("gpu.type_label"): When(All(holds), kind)}
 
 
 def pod_security() -> Node:

@@ -36,7 +36,7 @@ def directives(spec: RunSpec, placement: Placement) -> list[str]:
 
 def _asked(spec: RunSpec, placement: Placement) -> Iterator[tuple[str, str | None]]:
     yield from _who(spec, placement)
-    yield from _what(spec)
+    yield from _what(spec, placement)
     yield from _where(spec)
     yield from _when(spec, placement)
     yield from _how(spec, placement)
@@ -54,13 +54,13 @@ def _who(spec: RunSpec, placement: Placement) -> Iterator[tuple[str, str | None]
             yield name, value
 
 
-def _what(spec: RunSpec) -> Iterator[tuple[str, str | None]]:
+def _what(spec: RunSpec, placement: Placement) -> Iterator[tuple[str, str | None]]:
     resources = spec.resources
     yield "nodes", str(resources.nodes)
     yield "ntasks-per-node", str(resources.ranks_per_node)
     if resources.cpus_per_rank is not None:
         yield "cpus-per-task", str(resources.cpus_per_rank)
-    yield from _gpus(spec)
+    yield from _gpus(spec, placement.start)
     if resources.memory is not None:
         mebibytes = -(-parse_memory(resources.memory) // _MIB)
         if spec.backends.slurm.memory_per == "node":
@@ -70,18 +70,29 @@ def _what(spec: RunSpec) -> Iterator[tuple[str, str | None]]:
             yield "mem-per-cpu", _mebibytes(-(-mebibytes // cores))
 
 
-def _gpus(spec: RunSpec) -> Iterator[tuple[str, str | None]]:
+def _gpus(spec: RunSpec, start: str) -> Iterator[tuple[str, str | None]]:
     slurm, each = spec.backends.slurm, spec.resources.gpus_per_rank
     of_node = each * spec.resources.ranks_per_node
     gres = [slurm.gres] if slurm.gres is not None else []
-    if each and slurm.gpus_as == "gpus-per-task":
-        yield "gpus-per-task", str(each)
-    elif each and slurm.gpus_as == "gpus-per-node":
-        yield "gpus-per-node", str(of_node)
+    if each and gpus_per_task(spec, start):
+        yield "gpus-per-task", counted(spec, each)
+    elif each and slurm.gpus_as != "gres":
+        yield "gpus-per-node", counted(spec, of_node)
     elif each and gpus_in(slurm.gres) is None:
-        gres.insert(0, f"gpu:{of_node}")
+        gres.insert(0, f"gpu:{counted(spec, of_node)}")
     if gres:
         yield "gres", ",".join(gres)
+
+
+def gpus_per_task(spec: RunSpec, start: str) -> bool:
+    """Whether GPUs are asked for by rank. mpirun's daemons are one task a node, which would get one rank's GPUs."""
+    return spec.backends.slurm.gpus_as == "gpus-per-task" and start != "mpirun"
+
+
+def counted(spec: RunSpec, gpus: int) -> str:
+    """GPUs as Slurm counts them: 4, or h100:4."""
+    kind = spec.resources.gpu_type
+    return f"{kind}:{gpus}" if kind is not None else str(gpus)
 
 
 def _where(spec: RunSpec) -> Iterator[tuple[str, str | None]]:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from ortflow.manifests.local import RANK_MODULE
 from ortflow.manifests.slurm import container
+from ortflow.manifests.slurm.directives import counted, gpus_per_task
 from ortflow.manifests.slurm.placement import Placement
 from ortflow.workflow.errors import UserError
 
@@ -61,12 +62,23 @@ def _srun(spec: RunSpec, placement: Placement) -> list[str]:
     # Since Slurm 22.05 a step no longer takes over what the job asked for a task.
     if resources.cpus_per_rank is not None:
         words.append(f"--cpus-per-task={resources.cpus_per_rank}")
-    if resources.gpus_per_rank and slurm.gpus_as == "gpus-per-task":
-        words.append(f"--gpus-per-task={resources.gpus_per_rank}")
+    if resources.gpus_per_rank:
+        words += _gpus(spec, placement)
     # A rank that fails takes the others along. One that is done does not, whatever the site's WaitTime says: another
     # may still export. Under sbatch --export=NONE ranks would otherwise see nothing of what the keeper sets.
     words += ["--kill-on-bad-exit=1", "--wait=0", "--unbuffered", "--export=ALL"]
     return [*words, *slurm.srun_arguments, *container.srun_words(spec, placement)]
+
+
+def _gpus(spec: RunSpec, placement: Placement) -> list[str]:
+    resources, bind = spec.resources, spec.backends.slurm.gpu_bind
+    words = []
+    if gpus_per_task(spec, placement.start):
+        words.append(f"--gpus-per-task={counted(spec, resources.gpus_per_rank)}")
+        if resources.gpu_type is not None and bind is None:
+            # Slurm 22.05 reads a type there as 0 GPUs to bind a task to: its ranks see no CUDA_VISIBLE_DEVICES.
+            bind = "single:1"
+    return words if bind is None else [*words, f"--gpu-bind={bind}"]
 
 
 def _mpirun(spec: RunSpec, placement: Placement) -> list[str]:

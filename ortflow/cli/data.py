@@ -100,7 +100,7 @@ def describe(dataset: Dataset) -> dict[str, Any]:
         }
         if column.variable:
             lengths = dataset.lengths(name)
-            columns[name]["lengths"] = [int(lengths.min()), int(lengths.max())]
+            columns[name]["lengths"] = [min(lengths.tolist()), max(lengths.tolist())]
     return {"samples": len(dataset), "shards": len(dataset.shard_counts), "columns": columns}
 
 

@@ -10,25 +10,74 @@ import typer
 
 from ortflow.cli.status import table
 from ortflow.launchers.lines import size
+from ortflow.workflow.errors import UserError
 
 if TYPE_CHECKING:
+    from ortflow.workflow.forecast import Forecast
     from ortflow.workflow.graph.inspect import Report, Value
     from ortflow.workflow.graph.roles import Role
 
 
+NOTHING: list[str] = []
+
+
 def inspect(
-    model: Annotated[Path, typer.Argument(help="ONNX file of the forward graph.", show_default=False)],
+    model: Annotated[
+        list[str],
+        typer.Argument(
+            help="ONNX file of the forward graph; with --plan, values of the run file to change.",
+            metavar="MODEL | KEY=VALUE...",
+            show_default=False,
+        ),
+    ] = NOTHING,
+    plan: Annotated[
+        Path | None,
+        typer.Option("--plan", help="Run file: predict what a rank holds in memory, part by part.", show_default=False),
+    ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print everything as JSON.")] = False,
     every: Annotated[bool, typer.Option("--all", help="List every tensor, small constants too.")] = False,
 ) -> None:
     """Say what a model holds: inputs, parameters, constants, and what stands in the way of training it."""
+    if plan is not None:
+        _plan(plan, model, json)
+        return
+    if len(model) != 1:
+        raise UserError("one model file is needed, or --plan and a run file", where="ortflow inspect", fix="name it")
     from ortflow.workflow.graph.inspect import findings
 
-    report = findings(model)
+    report = findings(Path(model[0]))
     if json:
         typer.echo(jsonlib.dumps(report.to_json(), indent=2))
     else:
         _print(report, every)
+
+
+def _plan(run_file: Path, overrides: list[str], json: bool) -> None:
+    """Predict the memory of a rank of a run."""
+    from ortflow.workflow.forecast import forecast
+    from ortflow.workflow.spec.load import load_run_file
+    from ortflow.workflow.spec.paths import resolve_paths
+
+    told = forecast(resolve_paths(load_run_file(run_file, overrides, files=True), run_file))
+    if json:
+        typer.echo(jsonlib.dumps(told.to_json(), indent=2))
+    else:
+        _print_plan(told)
+
+
+def _print_plan(told: Forecast) -> None:
+    from ortflow.workflow.forecast import ADVICE, SHOWN
+
+    where = "GPU" if told.device == "cuda" else "CPU"
+    typer.echo(f"memory of a rank on the {where}, predicted, {told.micro_batch} samples a micro-batch")
+    for name, count in (*told.parts.items(), ("in all", told.total)):
+        typer.echo(f"  {name:<12}{size(count):>8}")
+    typer.echo(f"activations are most at {told.peak.node}:")
+    for name, count in told.peak.values[:SHOWN]:
+        typer.echo(f"  {size(count):>8}  {name}")
+    if told.peak.unknown:
+        typer.echo(f"not counted, because the graph does not tell their size: {len(told.peak.unknown)} values")
+    typer.echo(f"the largest part: {told.largest}; {ADVICE[told.largest]}")
 
 
 def _print(report: Report, every: bool) -> None:

@@ -7,7 +7,9 @@ import os
 import signal
 import subprocess
 import time
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 from project import ORTFLOW, Project, command, curve, environment, logs, of_kind
@@ -61,21 +63,26 @@ def test_products_in_tf32_are_near(project: Project) -> None:
 def test_a_killed_rank_goes_on_to_the_bit(dropping: Project, accumulation: int) -> None:
     settings = {**GPU, "train__steps": 200, "train__gradient_accumulation": accumulation}
     whole = dropping.run(f"whole-{accumulation}", **settings)
-    name = f"killed-{accumulation}"
-    file, run_dir = dropping.write(name, **settings), dropping.run_dir(name)
+    run_dir = killed(dropping, f"killed-{accumulation}", (30, 90), **settings)
+    assert curve(run_dir) == curve(whole)
+    assert state(run_dir) == state(whole)
+
+
+def killed(project: Project, name: str, steps: Sequence[int], **settings: Any) -> Path:
+    """A run to its end, whose rank is killed at each of these steps."""
+    file, run_dir = project.write(name, **settings), project.run_dir(name)
     with subprocess.Popen(
-        [*ORTFLOW, "run", file.name], cwd=dropping.folder, env=environment(), stdout=subprocess.DEVNULL
+        [*ORTFLOW, "run", file.name], cwd=project.folder, env=environment(), stdout=subprocess.DEVNULL
     ) as running:
         try:
-            for attempt, step in enumerate((30, 90)):
+            for attempt, step in enumerate(steps):
                 wait_for(run_dir, attempt, step, running)
                 os.kill(of_kind(run_dir, "attempt_start")[-1]["pid"], signal.SIGKILL)
             assert running.wait(120) == 0, logs(run_dir)
         finally:
             running.kill()
-    assert len(of_kind(run_dir, "attempt_start")) == 3
-    assert curve(run_dir) == curve(whole)
-    assert state(run_dir) == state(whole)
+    assert len(of_kind(run_dir, "attempt_start")) == len(steps) + 1
+    return run_dir
 
 
 def wait_for(run_dir: Path, attempt: int, step: int, running: subprocess.Popen[bytes]) -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -20,7 +22,7 @@ from project import ORTFLOW, command, curve, environment, logs, of_kind
 
 from ortflow.launchers.processes import family, ranks_among
 
-PACKAGE = Path(__file__).parent.parent / "trainers" / "linear"
+PACKAGES = Path(__file__).parent.parent / "trainers"
 WEIGHT, BIAS = np.array([2.0, -1.0, 0.5], np.float32), 3.0
 STEPS = 60
 RUN: dict[str, Any] = {
@@ -58,9 +60,10 @@ class Site:
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Site:
     folder = tmp_path_factory.mktemp("linear")
-    shutil.copytree(PACKAGE, folder / "source")
     install = ["install", "-q", "--no-deps", "--no-build-isolation", "--no-index", "--target", str(folder / "packages")]
-    subprocess.run([sys.executable, "-m", "pip", *install, str(folder / "source")], check=True)
+    for name in ("linear", "scaled"):
+        shutil.copytree(PACKAGES / name, folder / f"source-{name}")
+        subprocess.run([sys.executable, "-m", "pip", *install, str(folder / f"source-{name}")], check=True)
     random = np.random.default_rng(0)
     for name, count in (("train", 256), ("eval", 64)):
         x = random.normal(size=(count, 3)).astype(np.float32)
@@ -91,13 +94,13 @@ def test_a_run_trains_and_every_verb_knows_it(site: Site, undisturbed: Path) -> 
     assert (site.folder / "again.npz").read_bytes() == (undisturbed / "export" / "model.npz").read_bytes()
 
 
-def begun(site: Site, run_dir: Path, step: int) -> subprocess.Popen[bytes]:
+def begun(site: Site, run_dir: Path, step: int, rank: int = 1) -> subprocess.Popen[bytes]:
     """The run, started and past a step."""
     launcher = subprocess.Popen(
         [*ORTFLOW, "run", "run.yaml"], cwd=site.folder, env=environment(PYTHONPATH=str(site.packages)),
         stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
     )  # fmt: skip
-    events, end = run_dir / "events" / "rank-0001.jsonl", time.monotonic() + 240
+    events, end = run_dir / "events" / f"rank-{rank:04d}.jsonl", time.monotonic() + 240
     while not events.exists() or f'"step":{step},' not in events.read_text():
         assert launcher.poll() is None, logs(run_dir)
         assert time.monotonic() < end, logs(run_dir)
@@ -125,6 +128,32 @@ def test_a_killed_launcher_costs_nothing(site: Site, undisturbed: Path) -> None:
     assert done.returncode == 0, f"{done.stderr}{logs(run_dir)}"
     assert of_kind(run_dir, "resume")[0]["step"] in range(5, STEPS, 5)
     assert curve(run_dir) == curve(undisturbed)
+
+
+def test_overflows_end_no_run_and_a_resumed_one_has_the_loss_scale(site: Site) -> None:
+    sections: dict[str, Any] = {
+        "trainer": {"name": "scaled", "options": {"target": "y"}},
+        "train": {**RUN["train"], "max_skipped_steps": 2},
+        "resources": {"ranks_per_node": 1, "cpus_per_rank": 1},
+    }
+    whole = site.write("scaled", **sections)
+    done = site.ortflow("run", "run.yaml")
+    assert done.returncode == 0, f"{done.stderr}{logs(whole)}"
+    skipped = of_kind(whole, "skipped_step")
+    reasons = [record["reason"] for record in skipped if record["step"] <= 4]
+    assert reasons == [f"overflow at loss scale {2**place}" for place in (16, 15, 14, 13)], (
+        "more than may fail in a row"
+    )
+
+    run_dir = site.write("scaled-killed", **sections)
+    launcher = begun(site, run_dir, 17, rank=0)
+    os.kill(of_kind(run_dir, "attempt_start")[-1]["pid"], signal.SIGKILL)
+    assert launcher.wait(timeout=240) == 0, logs(run_dir)
+    (resumed,) = of_kind(run_dir, "resume")
+    assert curve(run_dir) == curve(whole)
+    assert of_kind(run_dir, "skipped_step")[-1]["step"] == skipped[-1]["step"] < resumed["step"]
+    manifest = json.loads((run_dir / "checkpoints" / f"step-{STEPS:08d}" / "manifest.json").read_text())
+    assert manifest["progress"]["trainer"]["loss_scale"] == 65536 / 2 ** len(skipped)
 
 
 def test_other_options_are_another_run(site: Site, undisturbed: Path) -> None:
@@ -163,5 +192,8 @@ def test_a_wrong_name_ends_a_run_with_exit_code_2(site: Site) -> None:
 
 
 def test_the_schema_knows_the_options(site: Site) -> None:
-    (rule,) = json.loads(site.ortflow("schema").stdout)["$defs"]["TrainerSection"]["allOf"]
-    assert rule["then"]["properties"]["options"]["required"] == ["target"]
+    rules = json.loads(site.ortflow("schema").stdout)["$defs"]["TrainerSection"]["allOf"]
+    required = {
+        rule["if"]["properties"]["name"]["const"]: rule["then"]["properties"]["options"]["required"] for rule in rules
+    }
+    assert required == {"linear": ["target"], "scaled": ["target"]}

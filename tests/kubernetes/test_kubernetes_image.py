@@ -13,7 +13,7 @@ BREAKS = {
     "rm /usr/sbin/sshd": "sshd",
     "rm /usr/bin/ssh": "ssh",
     "rm /opt/ortflow/lib/libmpi*.so*": "MPI",
-    "pip uninstall -qy onnxruntime-training-cpu": "interpreter",
+    "pip uninstall -qy onnxruntime-training-cpu onnxruntime": "interpreter",
     "chsh -s /bin/false": "login",
 }
 """What is done to an image, and what is at fault then."""

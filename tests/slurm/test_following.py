@@ -41,7 +41,7 @@ def test_cancel_while_it_waits(cluster_of: Cluster) -> None:
 
 
 def test_cancel_while_it_runs_saves_and_resume_goes_on(cluster_of: Cluster, undisturbed: Run) -> None:
-    run = cluster_of.submit("stopped")
+    run = cluster_of.submit("stopped", **slow(0.2))
     run.until_step(15)
     done = cluster_of.ortflow("cancel", "stopped", timeout=90)
     assert done.returncode == 0, done.stderr

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,17 @@ from ortflow.workflow.device.cuda import CudaDevice
 from ortflow.workflow.device.cudart import Runtime
 
 GIB = 1 << 30
+KERNEL, COPY, MEMSET = 0, 1, 2
+"""cudaGraphNodeType."""
+
+
+@dataclass(eq=False)
+class Work:
+    """A node of a graph: what it does and, of a copy, from where to where."""
+
+    kind: int
+    do: Callable[[], Any]
+    ends: tuple[int, int] = (0, 0)
 
 
 class FakeCuda:
@@ -22,7 +34,17 @@ class FakeCuda:
     ) -> None:
         self.gpus, self.driver, self.claimed, self.failing = gpus, driver, claimed, dict(failing or {})
         self.blocks: dict[int, Any] = {}
+        self.pinned: dict[int, Any] = {}
         self.used: list[int] = []
+        self.streams: list[int] = []
+        self.events: dict[int, int] = {}
+        """Event -> the stream that it was recorded on last."""
+        self.calls: list[tuple[str, int]] = []
+        """What was called for streams and events, in order, with which of them."""
+        self.recording: list[Work] | None = None
+        """What is captured, while something is."""
+        self.graphs: dict[int, list[Work]] = {}
+        self.nodes: dict[int, Work] = {}
 
     def __getattr__(self, name: str) -> Any:
         raise AttributeError(f"the fake has no {name}")
@@ -72,35 +94,144 @@ class FakeCuda:
         return self._code("cudaGetDeviceProperties")
 
     def cudaStreamCreateWithFlags(self, place: Any, flags: int) -> int:  # noqa: N802
-        return self._give("cudaStreamCreateWithFlags", place, 77)
+        self.streams.append(77 + len(self.streams))
+        return self._give("cudaStreamCreateWithFlags", place, self.streams[-1])
 
     def cudaStreamSynchronize(self, stream: Any) -> int:  # noqa: N802
-        assert stream.value == 77
+        assert stream.value in self.streams
+        self.calls.append(("cudaStreamSynchronize", stream.value))
+        if self.recording is not None and stream.value == 77:
+            return 900  # cudaErrorStreamCaptureUnsupported
         return self._code("cudaStreamSynchronize")
 
     def cudaMalloc(self, place: Any, size: Any) -> int:  # noqa: N802
         if size.value > 80 * GIB:
             return 2
-        block = ctypes.create_string_buffer(b"\xff" * size.value, size.value)
-        self.blocks[ctypes.addressof(block)] = block
-        return self._give("cudaMalloc", place, ctypes.addressof(block))
+        if self.recording is not None:
+            return 900
+        block = np.full(size.value + 256, 0xFF, np.uint8)
+        start = -block.ctypes.data % 256
+        self.blocks[block.ctypes.data + start] = block[start : start + size.value]
+        return self._give("cudaMalloc", place, block.ctypes.data + start)
 
     def cudaFree(self, pointer: Any) -> int:  # noqa: N802
-        del self.blocks[pointer.value]
+        self.blocks.pop(pointer.value)[:] = 0xEE  # what still reads it must show
+        return 0
+
+    def cudaHostAlloc(self, place: Any, size: Any, flags: int) -> int:  # noqa: N802
+        block = np.full(size.value, 0xFF, np.uint8)
+        self.pinned[block.ctypes.data] = block
+        return self._give("cudaHostAlloc", place, block.ctypes.data)
+
+    def cudaFreeHost(self, pointer: Any) -> int:  # noqa: N802
+        self.pinned.pop(pointer.value)[:] = 0xEE
         return 0
 
     def cudaMemcpyAsync(self, target: Any, source: Any, size: Any, kind: int, stream: Any) -> int:  # noqa: N802
-        assert stream.value == 77
-        ctypes.memmove(target.value, source.value, size.value)
+        assert stream.value in self.streams
+        to, origin, count = target.value, source.value, size.value
+        self._work(stream.value, COPY, lambda: ctypes.memmove(to, origin, count), (origin, to))
         return self._code("cudaMemcpyAsync")
 
     def cudaMemsetAsync(self, target: Any, value: int, size: Any, stream: Any) -> int:  # noqa: N802
-        ctypes.memset(target.value, value, size.value)
+        to, count = target.value, size.value
+        self._work(stream.value, MEMSET, lambda: ctypes.memset(to, value, count))
         return self._code("cudaMemsetAsync")
+
+    def _work(self, stream: int, kind: int, do: Callable[[], Any], ends: tuple[int, int] = (0, 0)) -> None:
+        if self.recording is not None and stream == 77:
+            self.recording.append(Work(kind, do, ends))
+        else:
+            do()
+
+    def kernel(self, do: Callable[[], Any]) -> None:
+        """Queue any work on the first stream: done, or noted while it is captured."""
+        self._work(77, KERNEL, do)
+
+    def cudaEventCreateWithFlags(self, place: Any, flags: int) -> int:  # noqa: N802
+        event = 1000 + len(self.events)
+        self.events[event] = 0
+        return self._give("cudaEventCreateWithFlags", place, event)
+
+    def cudaEventRecord(self, event: Any, stream: Any) -> int:  # noqa: N802
+        self.events[event.value] = stream.value
+        self.calls.append(("cudaEventRecord", event.value))
+        return self._code("cudaEventRecord")
+
+    def cudaEventSynchronize(self, event: Any) -> int:  # noqa: N802
+        assert event.value in self.events
+        self.calls.append(("cudaEventSynchronize", event.value))
+        return self._code("cudaEventSynchronize")
+
+    def cudaEventQuery(self, event: Any) -> int:  # noqa: N802
+        assert event.value in self.events
+        return self._code("cudaEventQuery")
+
+    def cudaEventDestroy(self, event: Any) -> int:  # noqa: N802
+        assert event.value in self.events
+        return 0
+
+    def cudaStreamWaitEvent(self, stream: Any, event: Any, flags: int) -> int:  # noqa: N802
+        assert stream.value in self.streams
+        self.calls.append(("cudaStreamWaitEvent", event.value))
+        return self._code("cudaStreamWaitEvent")
+
+    def cudaStreamBeginCapture(self, stream: Any, mode: int) -> int:  # noqa: N802
+        assert self.recording is None
+        self.recording = []
+        return self._code("cudaStreamBeginCapture")
+
+    def cudaStreamEndCapture(self, stream: Any, place: Any) -> int:  # noqa: N802
+        assert self.recording is not None
+        graph = 5000 + len(self.graphs)
+        self.graphs[graph], self.recording = self.recording, None
+        return self._give("cudaStreamEndCapture", place, graph)
+
+    def cudaGraphGetNodes(self, graph: Any, found: Any, count: Any) -> int:  # noqa: N802
+        works = self.graphs[graph.value]
+        count._obj.value = len(works)
+        for place, work in enumerate(works if found is not None else ()):
+            found[place] = id(work)
+            self.nodes[id(work)] = work
+        return self._code("cudaGraphGetNodes")
+
+    def cudaGraphNodeGetType(self, node: Any, place: Any) -> int:  # noqa: N802
+        return self._give("cudaGraphNodeGetType", place, self.nodes[node.value].kind)
+
+    def cudaGraphMemcpyNodeGetParams(self, node: Any, place: Any) -> int:  # noqa: N802
+        place._obj.source.pointer, place._obj.target.pointer = self.nodes[node.value].ends
+        return 0
+
+    def cudaPointerGetAttributes(self, place: Any, pointer: Any) -> int:  # noqa: N802
+        for kind, blocks in ((2, self.blocks), (1, self.pinned)):
+            if any(start <= pointer.value < start + block.size for start, block in blocks.items()):
+                place._obj.kind = kind
+                return 0
+        place._obj.kind = 0
+        return 0
+
+    def cudaGraphInstantiate(self, place: Any, graph: Any, flags: Any) -> int:  # noqa: N802
+        return self._give("cudaGraphInstantiate", place, graph.value)
+
+    def cudaGraphLaunch(self, made: Any, stream: Any) -> int:  # noqa: N802
+        self.calls.append(("cudaGraphLaunch", made.value))
+        for work in self.graphs[made.value]:
+            work.do()
+        return self._code("cudaGraphLaunch")
+
+    def cudaGraphExecDestroy(self, made: Any) -> int:  # noqa: N802
+        return 0
+
+    def cudaGraphDestroy(self, graph: Any) -> int:  # noqa: N802
+        del self.graphs[graph.value]
+        return 0
 
 
 class FakeBlas:
-    """cuBLAS's sum."""
+    """cuBLAS's sum and product, on the fake's stream if it is given."""
+
+    def __init__(self, library: FakeCuda | None = None) -> None:
+        self._work = library.kernel if library is not None else lambda do: do()
 
     def cublasCreate_v2(self, handle: Any) -> int:  # noqa: N802
         return 0
@@ -111,9 +242,79 @@ class FakeBlas:
     def cublasSaxpy_v2_64(  # noqa: N802
         self, handle: Any, count: Any, factor: Any, x: Any, x_step: Any, y: Any, y_step: Any
     ) -> int:
-        arrays = [np.ctypeslib.as_array((ctypes.c_float * count.value).from_address(each.value)) for each in (x, y)]
-        arrays[1] += factor._obj.value * arrays[0]
+        first, second = (_floats(each, count) for each in (x, y))
+
+        def add() -> None:
+            np.add(second, np.float32(factor._obj.value) * first, out=second)
+
+        self._work(add)
         return 0
+
+    def cublasSscal_v2_64(self, handle: Any, count: Any, factor: Any, x: Any, step: Any) -> int:  # noqa: N802
+        array, by = _floats(x, count), np.float32(factor._obj.value)
+        self._work(lambda: np.multiply(array, by, out=array))
+        return 0
+
+
+def _floats(pointer: Any, count: Any) -> Any:
+    return np.ctypeslib.as_array((ctypes.c_float * count.value).from_address(pointer.value))
+
+
+class FakeNccl:
+    """NCCL's sum over the GPUs of one process, on the memory of fakes: what `gpu_sum` calls.
+
+    `failing` maps names of functions to the errors that they return; `wrong` is added to the sum.
+    """
+
+    def __init__(self, *, failing: Mapping[str, int] | None = None, last: bytes = b"", wrong: float = 0.0) -> None:
+        self.failing, self.last, self.wrong = dict(failing or {}), last, wrong
+        self.worlds: dict[int, int] = {}
+        """World -> index of its GPU."""
+        self.group: list[tuple[int, int, int]] | None = None
+
+    def ncclCommInitAll(self, worlds: Any, size: int, indices: Any) -> int:  # noqa: N802
+        for place in range(size):
+            worlds[place] = 1000 + place
+            self.worlds[1000 + place] = indices[place]
+        return self.failing.get("ncclCommInitAll", 0)
+
+    def ncclCommDestroy(self, world: Any) -> int:  # noqa: N802
+        self.worlds.pop(world.value, None)
+        return 0
+
+    def ncclGroupStart(self) -> int:  # noqa: N802
+        self.group = []
+        return 0
+
+    def ncclAllReduce(  # noqa: N802
+        self, source: Any, target: Any, count: Any, kind: int, how: int, world: Any, stream: Any
+    ) -> int:
+        assert self.group is not None
+        assert (source.value, kind, how) == (target.value, 7, 0)
+        self.group.append((source.value, count.value, self.worlds[world.value]))
+        return self.failing.get("ncclAllReduce", 0)
+
+    def ncclGroupEnd(self) -> int:  # noqa: N802
+        assert self.group is not None
+        assert sorted(index for *_, index in self.group) == sorted(self.worlds.values())
+        arrays = [
+            np.ctypeslib.as_array((ctypes.c_float * count).from_address(address)) for address, count, _ in self.group
+        ]
+        total = np.sum(arrays, axis=0) + self.wrong
+        for array in arrays:
+            array[:] = total
+        self.group = None
+        return 0
+
+    def ncclGetVersion(self, place: Any) -> int:  # noqa: N802
+        place._obj.value = 22803
+        return 0
+
+    def ncclGetErrorString(self, code: int) -> bytes:  # noqa: N802
+        return b"unhandled system error (run with NCCL_DEBUG=INFO for details)"
+
+    def ncclGetLastError(self, world: Any) -> bytes:  # noqa: N802
+        return self.last
 
 
 def fake_device(library: FakeCuda | None = None) -> CudaDevice:

@@ -97,6 +97,7 @@ KEYS: dict[str, list[Any]] = {
         {"resource": "nvidia.com/a b"},
         {"resource": "kubernetes.io/gpu"},
         {"runtime_class": "Nvidia"},
+        {"type_label": "a b"},
         {"count": 2},
         "nvidia",
     ],

@@ -79,7 +79,7 @@ backends:
      python: /opt/python, mpi: openmpi, launcher_as_worker: true, backoff_limit: 3, grace_seconds: 120, ssh_port: 2022,
      ssh_folder: /home/me/.ssh, folder: /ortflow/in, files: [make.py], volume: {mount: /data, claim: big, sub_path: x},
      volumes: [{name: more, mount: /more, read_only: true, source: {hostPath: {path: /srv}}}], shared_memory: 8Gi,
-     ephemeral_storage: 10Gi, gpu: {resource: nvidia.com/mig-1g.10gb, runtime_class: nvidia},
+     ephemeral_storage: 10Gi, gpu: {resource: nvidia.com/mig-1g.10gb, runtime_class: nvidia, type_label: e.org/gpu},
      extended_resources: {rdma/hca: 1}, launcher_resources: {cpu: "1", memory: 2Gi}, node_selector: {zone: a},
      affinity: {nodeAffinity: {}}, tolerations: [{key: gpu, operator: Exists}], spread: require,
      topology_spread: [{maxSkew: 1, topologyKey: zone, whenUnsatisfiable: DoNotSchedule, labelSelector: {}}],

@@ -8,6 +8,8 @@ import numpy as np
 import pytest
 from gradients import check, gradients_of, model_of
 
+from ortflow.workflow.graph.autodiff.reverse import differentiate
+
 RANDOM = np.random.default_rng(0)
 
 
@@ -26,6 +28,14 @@ def places(limit: int, *shape: int) -> np.ndarray:
 def test_gather(axis: int, shape: tuple[int, ...]) -> None:
     data = numbers(2, 3, 4)
     check("Gather", {"data": data, "i": places(data.shape[axis], *shape)}, ["data"], axis=axis)
+
+
+@pytest.mark.parametrize("place", [np.int64(1), np.array([-2])], ids=["number", "vector"])
+def test_one_known_place_is_put_back_without_indices(place: np.ndarray) -> None:
+    inputs = {"data": numbers(2, 3, 4), "i": np.asarray(place)}
+    check("Gather", inputs, ["data"], axis=1)
+    graph = differentiate(model_of("Gather", inputs, ["data"], axis=1), ["data"], "loss")[0].graph
+    assert not {"GatherGrad", "ScatterElements"} & {node.op_type for node in graph.node}
 
 
 def test_gather_of_a_vector_and_by_default() -> None:

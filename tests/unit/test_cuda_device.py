@@ -75,8 +75,60 @@ def test_a_batch_takes_the_memory_of_the_one_before() -> None:
     second = device.lend(VALUES[:40] + 1, first)
     assert (second.pointer, second.count) == (first.pointer, 40)
     np.testing.assert_array_equal(second.read(), VALUES[:40] + 1)
+    back = device.lend(VALUES + 2, second)
+    assert back.pointer == first.pointer, "a smaller batch in between does not give up the room"
+    np.testing.assert_array_equal(back.read(), VALUES + 2)
     third = device.lend(np.arange(5), first)
     assert third.pointer != first.pointer, "another type"
+
+
+def test_values_are_sent_by_two_pinned_blocks_in_turn() -> None:
+    library = FakeCuda()
+    buffer = fake_device(library).allocate(100, np.float32)
+    for number in range(5):
+        buffer.send(VALUES + number)
+        np.testing.assert_array_equal(buffer.read(), VALUES + number)
+    held = [block.view(np.float32)[0] for block in library.pinned.values()]
+    assert sorted(held) == [3, 4]
+    # Each block waits for the mark behind its own last copy, before it is filled again.
+    marks = [call for call in library.calls if call[0].startswith("cudaEvent")]
+    first, second = sorted(library.events)
+    expected = [(name, event) for event in (first, second) for name in ("cudaEventSynchronize", "cudaEventRecord")]
+    assert marks == [*expected, *expected, *expected[:2]]
+    del buffer
+    gc.collect()
+    assert not library.pinned
+
+
+def test_without_memory_to_pin_values_are_sent_all_the_same(capsys: pytest.CaptureFixture[str]) -> None:
+    library = FakeCuda(failing={"cudaHostAlloc": 2})
+    device = fake_device(library)
+    for number in range(2):
+        buffer = device.lend(VALUES + number)
+        np.testing.assert_array_equal(buffer.read(), VALUES + number)
+    assert capsys.readouterr().out == "batches are copied without pinned memory: out of memory (CUDA error 2)\n"
+
+
+def test_another_thread_reads_on_a_stream_of_its_own_behind_what_is_settled() -> None:
+    library = FakeCuda()
+    device = fake_device(library)
+    buffer = device.allocate(4, np.float32)
+
+    def read() -> list[tuple[str, int]]:
+        library.calls.clear()
+        reader = threading.Thread(target=buffer.read)
+        reader.start()
+        reader.join()
+        return list(library.calls)
+
+    before = read()
+    (mark,) = library.events
+    assert before == [("cudaEventRecord", mark), ("cudaStreamWaitEvent", mark), ("cudaStreamSynchronize", 78)]
+    device.settle()
+    (settled,) = {*library.events} - {mark}
+    assert library.events[settled] == 77
+    assert read() == [("cudaStreamWaitEvent", settled), ("cudaStreamSynchronize", 78)]
+    assert library.streams == [77, 78], "one stream for all threads that come"
 
 
 def test_another_thread_takes_the_device_before_it_reads() -> None:
@@ -96,6 +148,14 @@ def test_memory_that_runs_out_names_the_setting_or_who_has_it() -> None:
     with pytest.raises(UserError, match=r"data\.micro_batch: the memory of NVIDIA Fake, 80\.0 GiB, is full") as caught:
         fake_device().allocate(1 << 40, np.float32)
     assert "lower it" in str(caught.value)
+    full = fake_device()
+    full.account = lambda: {"parameters": 10 * GIB, "gradients": 10 * GIB, "moments": 20 * GIB, "checkpoint": 70 * GIB}
+    told = str(full.failure("out of memory"))
+    assert told.startswith(
+        "data.micro_batch: the memory of NVIDIA Fake, 80.0 GiB, is full, most of it of activations, 40.0"
+    )
+    full.account = lambda: {"parameters": 20 * GIB, "gradients": 20 * GIB, "moments": 39 * GIB}
+    assert "train.optimizer.name: the memory of NVIDIA Fake" in str(full.failure("out of memory"))
     shared = fake_device(FakeCuda(claimed=30 * GIB))
     for message in ("Failed to allocate memory for requested buffer of size 8", "CUDA failure 2: out of memory"):
         error = shared.failure(message)

@@ -104,6 +104,23 @@ def test_what_does_not_fit(wanted: dict[str, Any], words: list[str]) -> None:
     assert all(one.never and one.fix for one in found)
 
 
+def test_gpus_of_a_kind() -> None:
+    main, _ = read_partitions(PARTITIONS)
+    there = nodes({"gpus": 4, "kinds": (("a100", 3), ("h100", 1))}, {"kinds": (("a100", 2),)})
+    wanted = replace(NOTHING, gpus=2, gpu_type="a100")
+    assert str(wanted).endswith("with 1 cores, 2 GPUs of type a100")
+    assert misfits(wanted, main, there) == []
+    (one,) = misfits(replace(wanted, gpu_type="h100"), main, there)
+    assert one.what == (
+        "has no node with more than 1 GPUs of type h100, and the run asks for 2 on each (there are a100, h100)"
+    )
+    (none,) = misfits(replace(wanted, gpu_type="b200"), main, there)
+    assert none.what.startswith("has no node with GPUs of type b200, and the run asks for 2 on each")
+    assert none.fix == "lower resources.ranks_per_node, or change resources.gpu_type"
+    (typed,) = read_nodes(NODE.format(gres="nvme:1,gpu:tesla:2(S:0),gpu:k80:1", state="IDLE"))
+    assert typed.kinds == (("tesla", 2), ("k80", 1))
+
+
 def test_what_each_node_alone_has_too_little_of() -> None:
     main, _ = read_partitions(PARTITIONS)
     (one,) = misfits(replace(NOTHING, cpus=8, memory=9000), main, nodes({"cpus": 8}, {"memory": 9000}))

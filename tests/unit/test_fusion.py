@@ -16,11 +16,14 @@ from onnx import TensorProto, helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
 from onnx.reference.op_run import OpRun
 
-from ortflow.workflow.fusion import DOMAIN, groups
+from ortflow.workflow.cuda import DOMAIN
+from ortflow.workflow.cuda import library as library_of_operators
+from ortflow.workflow.cuda.library import operator_library
+from ortflow.workflow.fusion import groups
 from ortflow.workflow.fusion.groups import INPUTS, fuse
-from ortflow.workflow.fusion.kernels import operator_library, sources_of
-from ortflow.workflow.fusion.source import HEAD, kernel, literal
+from ortflow.workflow.fusion.source import CONVERSIONS, kernel, literal
 from ortflow.workflow.graph import shapes
+from ortflow.workflow.graph.edit import attributes_of
 
 Array = np.ndarray
 
@@ -30,12 +33,17 @@ def model_of(
     inputs: Mapping[str, Sequence[int | str]],
     outputs: Sequence[str],
     constants: Mapping[str, Any] | None = None,
+    halves: Sequence[str] = (),
 ) -> onnx.ModelProto:
+    kinds = dict.fromkeys(halves, TensorProto.FLOAT16)
     graph = helper.make_graph(
         nodes,
         "graph",
-        [helper.make_tensor_value_info(name, TensorProto.FLOAT, dims) for name, dims in inputs.items()],
-        [helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in outputs],
+        [
+            helper.make_tensor_value_info(name, kinds.get(name, TensorProto.FLOAT), dims)
+            for name, dims in inputs.items()
+        ],
+        [helper.make_tensor_value_info(name, kinds.get(name, TensorProto.FLOAT), None) for name in outputs],
         [numpy_helper.from_array(np.asarray(value, np.float32), name) for name, value in (constants or {}).items()],
     )
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9)
@@ -72,19 +80,31 @@ class Fused(OpRun):
     op_domain = DOMAIN
     folder: Path
 
-    def _run(self, *values: Array, source: str, **bits: int) -> tuple[Array, ...]:
+    def _run(self, *values: Array, source: str, lanes: int, **bits: int) -> tuple[Array, ...]:
         whole = np.broadcast_shapes(*(value.shape for value in values))
         count = sum(f"Operand o{place}" in source for place in range(6))
         results = []
         for place in range(count):
             read = [value for number, value in enumerate(values) if bits[f"inputs_of_{place}"] >> number & 1]
-            results.append(np.full(np.broadcast_shapes(*(value.shape for value in read)), np.nan, np.float32))
+            kind = np.float16 if f"store<half_t, N>(y{place}" in source else np.float32
+            results.append(np.full(np.broadcast_shapes(*(value.shape for value in read)), np.nan, kind))
         operands = [operand(value, whole) for value in (*values, *results)]
-        program = HOST + source.replace(HEAD, "") + "void go(const Operand *a, unsigned long long n) { fused("
-        program += ", ".join(f"a[{place}]" for place in range(len(operands))) + ', n); }\nextern "C" '
-        program += "void start(const Operand *a, unsigned long long n) { go(a, n); }\n"
+        program = HOST + source.replace(CONVERSIONS, "")
+        for name in ("fused", "fused_wide"):
+            arguments = ", ".join(f"a[{place}]" for place in range(len(operands)))
+            program += (
+                f'extern "C" void start_{name}(const Operand *a, unsigned long long n) {{ {name}({arguments}, n); }}\n'
+            )
         library = compiled(program, self.folder)
-        library.start((Operand * len(operands))(*operands), ctypes.c_ulonglong(int(np.prod(whole))))
+        given, count = (Operand * len(operands))(*operands), ctypes.c_ulonglong(int(np.prod(whole)))
+        library.start_fused(given, count)
+        if whole and whole[-1] % lanes == 0:
+            narrow = [result.copy() for result in results]
+            for result in results:
+                result[...] = np.nan
+            library.start_fused_wide(given, count)
+            for one, other in zip(narrow, results, strict=True):
+                np.testing.assert_array_equal(one, other)
         return tuple(results)
 
 
@@ -96,7 +116,7 @@ class Operand(ctypes.Structure):
 
 
 def operand(value: Array, whole: tuple[int, ...]) -> Operand:
-    """Always by strides: the shorter ways are fused.c's, which the GPU tests go through."""
+    """Always by strides: the shorter ways are operators.c's, which the GPU tests go through."""
     dims = (1,) * (len(whole) - value.ndim) + value.shape
     strides, stride = [0] * len(whole), 1
     for axis in reversed(range(len(whole))):
@@ -107,16 +127,18 @@ def operand(value: Array, whole: tuple[int, ...]) -> Operand:
     )
 
 
-HOST = f"""
+HOST = """
 #include <cmath>
 #include <cstring>
 #define __device__
 #define __grid_constant__
 #define __global__
 #define __forceinline__ inline
-static struct {{ unsigned x; }} blockIdx, threadIdx, blockDim = {{1}}, gridDim = {{1}};
-static float __int_as_float(unsigned bits) {{ float value; memcpy(&value, &bits, 4); return value; }}
-{HEAD}
+static struct { unsigned x; } blockIdx, threadIdx, blockDim = {1}, gridDim = {1};
+static float __int_as_float(unsigned bits) { float value; memcpy(&value, &bits, 4); return value; }
+static int __float_as_int(float value) { int bits; memcpy(&bits, &value, 4); return bits; }
+static float from_fp16(unsigned short x) { _Float16 y; memcpy(&y, &x, 2); return y; }
+static unsigned short to_fp16(float x) { _Float16 y = x; unsigned short z; memcpy(&z, &y, 2); return z; }
 """
 COMPILER = shutil.which("c++") or shutil.which("g++") or shutil.which("clang++")
 needs_compiler = pytest.mark.skipif(COMPILER is None, reason="needs a C++ compiler")
@@ -145,6 +167,32 @@ def test_a_chain_is_one_kernel_and_computes_the_same(tmp_path: Path, shape: tupl
     feeds = {"x": random.normal(size=shape).astype(np.float32), "bias": random.normal(size=8).astype(np.float32)}
     for mine, theirs in zip(run(fused, feeds), run(model, feeds), strict=True):
         np.testing.assert_allclose(mine, theirs, rtol=1e-6, atol=1e-7)
+
+
+@needs_compiler
+@pytest.mark.parametrize("shape", [(3, 5, 16), (5, 3)])
+def test_halves_are_read_and_written_and_computed_in_fp32(tmp_path: Path, shape: tuple[int, ...]) -> None:
+    Fused.folder = tmp_path
+    nodes = [
+        node("Cast", "x", "wide", to=TensorProto.FLOAT),
+        node("Add", "wide", "bias", "h"),
+        node("Cast", "h", "rounded", to=TensorProto.FLOAT16),
+        node("Cast", "rounded", "again", to=TensorProto.FLOAT),
+        node("Mul", "again", "third", "t"),
+        node("Cast", "t", "y", to=TensorProto.FLOAT16),
+    ]
+    model = model_of(nodes, {"x": shape, "bias": shape[-1:]}, ["y", "t"], {"third": 1 / 3}, ["x", "y"])
+    fused, taken = fuse(model)
+    assert (operators(fused), taken) == (["Fused", "Fused"], 6)
+    assert next(one.output[0] for one in fused.graph.node) == "rounded", "what is read as half is stored as half"
+    random = np.random.default_rng(0)
+    feeds = {
+        "x": random.normal(0, 100, shape).astype(np.float16),
+        "bias": random.normal(size=shape[-1]).astype(np.float32),
+    }
+    for mine, theirs in zip(run(fused, feeds), run(model, feeds), strict=True):
+        assert mine.dtype == theirs.dtype
+        np.testing.assert_array_equal(mine, theirs)
 
 
 @needs_compiler
@@ -247,18 +295,19 @@ def test_equal_groups_have_one_source() -> None:
     ]
     fused, _ = fuse(model_of([*GELU, *twice], {"x": [8], "bias": [8], "x2": [8]}, ["y", "y2"], HALVES))
     assert operators(fused) == ["Fused", "Fused"]
-    assert len(sources_of(fused)) == 1
+    assert len({attributes_of(one)["source"] for one in fused.graph.node}) == 1
 
 
 def test_numbers_are_written_to_the_bit() -> None:
     assert literal(1.0) == "__int_as_float(0x3f800000)"
     assert literal(0.1) == "__int_as_float(0x3dcccccd)"
     text = kernel([node("Mul", "x", "c", "y")], ["x"], ["y"], {"c": float("inf")})
-    assert "float v0 = x0 * __int_as_float(0x7f800000);" in text
+    assert "float v0 = x0[k] * __int_as_float(0x7f800000);" in text
 
 
 def test_the_operator_compiles_here(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv("ORTFLOW_CACHE", str(tmp_path))
+    # Not the user's cache, where it may lie already.
+    monkeypatch.setattr(library_of_operators, "cache_folders", lambda purpose: [tmp_path])
     operator_library.cache_clear()
     try:
         path, reason = operator_library()
@@ -269,7 +318,7 @@ def test_the_operator_compiles_here(monkeypatch: pytest.MonkeyPatch, tmp_path: P
         return
     library = ctypes.CDLL(str(path))
     assert library.RegisterCustomOps
-    assert library.ortflow_fused_add(b"source", None) == 1
+    assert library.ortflow_cuda_function(None, None, 1) == 0
     assert [file.name for file in path.parent.iterdir()] == [path.name]
 
 

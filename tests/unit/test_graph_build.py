@@ -97,7 +97,7 @@ def test_same_bytes_and_same_numbers(tmp_path: Path) -> None:
         "import sys; sys.path.insert(0, sys.argv[1]); from pathlib import Path; from graph_build_models import built\n"
         "built(Path(sys.argv[2]))"
     )
-    here = str(Path(__file__).parent)
+    here = str(Path(__file__).parents[1] / "support")
     arguments = [sys.executable, "-c", script, here, str(tmp_path / "m.onnx")]
     subprocess.run(arguments, check=True, env={"PYTHONHASHSEED": "4321", "PATH": ""})
     assert {path.name: path.read_bytes() for path in graphs.root.iterdir()} == first

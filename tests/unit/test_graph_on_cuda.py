@@ -7,6 +7,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
+from ortflow.workflow.graph import shapes
 from ortflow.workflow.graph.on_cuda import on_cuda
 from ortflow.workflow.onnx_runtime import onnxruntime
 
@@ -135,3 +136,74 @@ def test_sums_over_rows_are_products() -> None:
         assert rows.shape == (2, 3, 1)
         np.testing.assert_allclose(rows, (x**2).sum(-1, keepdims=True), rtol=1e-6)
         np.testing.assert_array_equal(whole, [[36], [117]])
+
+
+def counted(dims: list[str]) -> onnx.ModelProto:
+    """A mean by what the shape says, and a size that goes through floating point."""
+    scalar = dims == []
+    nodes = [
+        helper.make_node("Size", ["x"], ["size"]) if scalar else helper.make_node("Shape", ["x"], ["size"], end=1),
+        helper.make_node("Sub", ["size", "one"], ["less"]),
+        helper.make_node("Cast", ["size"], ["n"], to=TensorProto.FLOAT),
+        helper.make_node("Cast", ["less"], ["m"], to=TensorProto.FLOAT),
+        helper.make_node("Div", ["n", "m"], ["correction"]),
+        helper.make_node("ReduceSum", ["x"], ["sum"], keepdims=0),
+        helper.make_node("Div", ["sum", "n"], ["mean"]),
+        helper.make_node("Mul", ["mean", "correction"], ["corrected"]),
+        helper.make_node("Shape", ["x"], ["rows"], end=1),
+        helper.make_node("Cast", ["rows"], ["f"], to=TensorProto.FLOAT),
+        helper.make_node("Mul", ["f", "half"], ["g"]),
+        helper.make_node("Cast", ["g"], ["wanted"], to=TensorProto.INT64),
+        helper.make_node("Expand", ["corrected", "wanted"], ["out"]),
+    ]
+    constants = [
+        onnx.numpy_helper.from_array(np.array(1 if scalar else [1]), "one"),
+        onnx.numpy_helper.from_array(np.float32([0.5]), "half"),
+    ]
+    inputs = [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n", WIDTH])]
+    outputs = [helper.make_tensor_value_info("out", TensorProto.FLOAT, ["k"])]
+    graph = helper.make_graph(nodes, "counted", inputs, outputs, constants)
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9)
+    shapes.infer(model, [])
+    return model
+
+
+@pytest.mark.parametrize("dims", [[], ["1"]], ids=["scalar", "one axis"])
+def test_counts_that_meet_data_are_made_on_the_gpu_and_sizes_are_not(dims: list[str]) -> None:
+    plain = counted(dims)
+    moved = on_cuda(plain)
+    ranges = [node for node in moved.graph.node if node.op_type == "Range"]
+    casts = {node.output[0]: node.input[0] for node in moved.graph.node if node.op_type == "Cast"}
+    assert len(ranges) == 2
+    assert (casts["f"], casts["wanted"]) == ("rows", "g"), "a size stays where it is"
+    assert casts["n"] != "size"
+    x = np.random.default_rng(0).normal(size=(ROWS, WIDTH)).astype(np.float32)
+    np.testing.assert_array_equal(run(moved, {"x": x}), run(plain, {"x": x}))
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+@pytest.mark.parametrize("shape", [(6, 3), (4, 3, 5), (2, 3, 4, 5)])
+def test_batch_normalization_in_training_is_written_out(shape: tuple[int, ...], momentum: float) -> None:
+    """The CUDA provider has no kernel of it."""
+    names = ["x", "scale", "bias", "mean", "variance"]
+    node = helper.make_node(
+        "BatchNormalization", names, ["y", "new_mean", "new_variance"], training_mode=1, momentum=momentum, epsilon=1e-3
+    )
+    sizes = [shape, *[shape[1:2]] * 4]
+    graph = helper.make_graph(
+        [node],
+        "normalized",
+        [helper.make_tensor_value_info(name, TensorProto.FLOAT, size) for name, size in zip(names, sizes, strict=True)],
+        [helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in node.output],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9)
+    written = on_cuda(model)
+    assert all(each.op_type != "BatchNormalization" for each in written.graph.node)
+    random = np.random.default_rng(0)
+    given = {name: random.random(size, np.float32) for name, size in zip(names, sizes, strict=True)}
+    results = []
+    for each in (model, written):
+        session = onnxruntime.InferenceSession(each.SerializeToString(), providers=["CPUExecutionProvider"])
+        results.append(session.run(None, {value.name: given[value.name] for value in session.get_inputs()}))
+    for mine, theirs in zip(results[1], results[0], strict=True):
+        np.testing.assert_allclose(mine, theirs, rtol=2e-5, atol=2e-6)

@@ -71,7 +71,7 @@ WAITING: list[tuple[str, list[Object], dict[str, Any], str]] = [
     ),
     (
         "GPUs", [pod("worker", 0, **unschedulable("0/2 nodes are available: 2 Insufficient nvidia.com/gpu."))], {},
-        "2 Insufficient nvidia.com/gpu; lower resources.gpus_per_rank",
+        "2 Insufficient nvidia.com/gpu; lower resources.ranks_per_node",
     ),
     (
         "a gate",

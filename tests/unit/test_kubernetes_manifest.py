@@ -29,7 +29,7 @@ from ortflow.workflow.spec.units import parse_memory
 
 GOLDEN = Path(__file__).parent / "golden" / "kubernetes"
 KUEUE = {"queue": "gpus", "suspend": True, "priority_class": "low"}
-GPUS = {"gpus_per_rank": 1, "ranks_per_node": 8, "nodes": 4, "cpus_per_rank": 12, "memory": "512Gi"}
+GPUS = {"gpus_per_rank": 1, "gpu_type": "H100", "ranks_per_node": 8, "nodes": 4, "cpus_per_rank": 12, "memory": "512Gi"}
 GOLDENS: dict[str, dict[str, Any]] = {
     "plain": run_file(),
     "everything": run_file(EVERYTHING, resources={**GPUS, "time_limit": "12:00:00"}, run_dir="team/here"),

@@ -189,6 +189,32 @@ def test_gpus(slurm: dict[str, Any], asked: dict[str, str]) -> None:
     assert not any(name.startswith("g") for name, _ in read(script(none, PLAIN)))
 
 
+@pytest.mark.parametrize(
+    ("slurm", "directive"),
+    [
+        ({}, ("gpus-per-task", "h100:1")),
+        ({"gpus_as": "gpus-per-node"}, ("gpus-per-node", "h100:2")),
+        ({"gpus_as": "gres"}, ("gres", "gpu:h100:2")),
+    ],
+)
+def test_gpus_of_a_kind_and_their_binding(slurm: dict[str, Any], directive: tuple[str, str]) -> None:
+    resources = {"ranks_per_node": 2, "gpus_per_rank": 1, "gpu_type": "h100"}
+    spec = slurm_spec({**slurm, "gpu_bind": "closest"}, resources=resources)
+    assert directive in read(script(spec, PLAIN))
+    words = launch(spec, PLAIN)
+    assert "--gpu-bind=closest" in words
+    assert ("--gpu-bind=single:1" in launch(slurm_spec(slurm, resources=resources), PLAIN)) == (slurm == {})
+    assert ("--gpus-per-task=h100:1" in words) == (slurm == {})
+
+
+def test_the_daemons_of_mpirun_get_the_gpus_of_their_node() -> None:
+    """They are one task a node: asked for by task, all ranks of a node would have one GPU."""
+    spec = slurm_spec(resources={"ranks_per_node": 2, "gpus_per_rank": 1})
+    found = dict(read(script(spec, replace(PLAIN, start="mpirun", mpirun="/usr/bin/mpirun", kind="openmpi"))))
+    assert found["gpus-per-node"] == "2"
+    assert "gpus-per-task" not in found
+
+
 def test_a_dependency_of_the_launcher_wins() -> None:
     spec = slurm_spec({"dependency": "afterok:1"})
     assert value(script(spec, PLAIN), "dependency") == "afterok:1"

@@ -45,11 +45,13 @@ def test_the_installed_runtime_has_what_graphs_need() -> None:
 def as_written(monkeypatch: pytest.MonkeyPatch) -> None:
     """Graphs in the forms that releases compute wrongly."""
     monkeypatch.setattr(verify, "avoid_wrong_forms", lambda model: None)
+    if verify.verify([PADDED]) == Outcome(DEFAULTS):
+        pytest.skip("this release of ONNX Runtime fuses Pad with MaxPool right")
 
 
 @pytest.mark.usefixtures("as_written")
 def test_a_rewrite_that_is_wrong_is_left_out() -> None:
-    """Pad_Fusion is wrong in every release so far."""
+    """Pad_Fusion is wrong up to 1.31."""
     outcome = verify.verify([PADDED, *BEHAVIOURS])
     assert outcome.settings == PAD.settings
     assert outcome.faults.keys() == {PADDED.need}

@@ -108,7 +108,7 @@ def test_a_reason_in_brackets_is_the_same() -> None:
         ("This does not look like a batch script.  The first; line must start with #! followed by the path to an "
          "interpreter.", "backends.slurm.prologue"),
         ("Batch job submission failed: User's group not permitted to use this partition", "backends.slurm.partition"),
-        ("Batch job submission failed: Invalid generic resource (gres) specification", "resources.gpus_per_rank"),
+        ("Batch job submission failed: Invalid generic resource (gres) specification", "resources.ranks_per_node"),
         ("Batch job submission failed: Something that nobody has seen", None),
     ],
 )  # fmt: skip

@@ -58,6 +58,21 @@ def test_a_run_that_agrees_with_itself() -> None:
             {"train": {**TRAIN, "optimizer": {"name": "sgd", "lr": 1.0, "nesterov": True}}},
             ["train.optimizer.nesterov: needs momentum"],
         ),
+        (
+            {"train": {**TRAIN, "precision": "bf16"}},
+            ["train.precision: is bf16, which GPUs have, and resources.gpus_per_rank is 0"],
+        ),
+        (
+            {
+                "train": {**TRAIN, "precision": "fp16"},
+                "resources": {"gpus_per_rank": 1, "kernels": "onnxruntime"},
+                "model": model(graphs={"train": "train.onnx"}),
+            },
+            [
+                "train.precision: is fp16, which needs kernels of our own, and resources.kernels is onnxruntime",
+                "train.precision: is fp16, and model.graphs.train is trained as it is",
+            ],
+        ),
         ({"model": None}, ["model: is missing"]),
         ({"trainer": {"name": "other"}}, ["model: is for the trainer graph, and trainer.name is other"]),
         ({"trainer": {"options": {"a": 1}}}, ["trainer.options: are given, and the trainer graph has none"]),
@@ -140,8 +155,16 @@ def test_a_run_that_agrees_with_itself() -> None:
             ["train.precision: is tf32, which GPUs have, and resources.gpus_per_rank is 0"],
         ),
         (
+            {"train": {**TRAIN, "loss_scale": 1024.0}},
+            ["train.loss_scale: is 1024, and only training in fp16 scales its loss"],
+        ),
+        (
             {"resources": {"gpus_per_rank": 4}},
             ["resources.gpus_per_rank: is 4, and a rank trains on one GPU"],
+        ),
+        (
+            {"resources": {"gpu_type": "h100"}},
+            ["resources.gpu_type: is h100, and resources.gpus_per_rank is 0"],
         ),
         ({"resources": {"memory": "lots"}}, ["resources.memory: 'lots' is not an amount of memory"]),
         ({"resources": {"time_limit": "soon"}}, ["resources.time_limit: 'soon' is not a length of time"]),

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from graph_build_models import Array, built, run_file, save_model, value
-from onnx import helper
+from graph_build_models import Array, built, run_file
+from queued import network
 from trainers import trainer_on
 
 from ortflow.workflow.layout import FlatIndex
@@ -27,24 +27,7 @@ OPTIMIZERS = [
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Five numbers to three classes through BatchNormalization; no tensor has a multiple of 64 elements."""
-    random = np.random.default_rng(0)
-    tensors: dict[str, Array] = {
-        "w": random.normal(size=(5, 7)).astype("float32"),
-        "b": random.normal(size=7).astype("float32"),
-        "scale": np.ones(7, "float32"),
-        "shift": np.zeros(7, "float32"),
-        "mean": np.zeros(7, "float32"),
-        "var": np.ones(7, "float32"),
-        "u": random.normal(size=(7, 3)).astype("float32"),
-    }
-    nodes = [
-        helper.make_node("Gemm", ["x", "w", "b"], ["h"], name="/in"),
-        helper.make_node("BatchNormalization", ["h", "scale", "shift", "mean", "var"], ["n"], name="/norm"),
-        helper.make_node("Relu", ["n"], ["r"], name="/relu"),
-        helper.make_node("MatMul", ["r", "u"], ["y"], name="/out"),
-    ]
-    path = tmp_path_factory.mktemp("model") / "model.onnx"
-    return save_model(path, nodes, [value("x", ["batch", 5])], [value("y", ["batch", 3])], tensors)
+    return network(tmp_path_factory.mktemp("model") / "model.onnx")
 
 
 def trainer_of(model: Path, **changes: Any) -> GraphTrainer:

@@ -1,6 +1,7 @@
 """Sums over the ranks' GPUs by NCCL, on the stream of each rank's device; everything else goes through MPI.
 
-A rank that dies takes the others along through its process manager, as it does without NCCL.
+A rank that dies takes the others along through its process manager, as it does without NCCL. Where that does not come
+to pass, and where ranks cannot reach each other, no call waits for ever: see `nccl_watch`.
 """
 
 from __future__ import annotations
@@ -8,10 +9,13 @@ from __future__ import annotations
 import ctypes
 import glob
 import site
+import time
 from collections.abc import Sequence
 from typing import Any
 
 from ortflow.workflow.comm import Communicator
+from ortflow.workflow.comm.nccl_watch import Watch
+from ortflow.workflow.comm.nccl_words import sentence
 from ortflow.workflow.comm.staged import StagedCommunicator
 from ortflow.workflow.device import Buffer
 from ortflow.workflow.device.cuda import CudaBuffer, CudaDevice
@@ -21,6 +25,13 @@ TYPES = {"float32": 7, "float64": 8, "int64": 4}
 """numpy's names -> ncclDataType_t."""
 SUM = 0
 """ncclRedOp_t."""
+
+
+IN_PROGRESS = 7
+"""ncclResult_t: a call that goes on in the background."""
+CONNECT = 300.0
+"""Seconds in which ranks that MPI has connected must find each other by NCCL."""
+LOOK = 0.01
 
 
 class NcclError(OrtflowError):
@@ -33,51 +44,126 @@ class UniqueId(ctypes.Structure):
     _fields_ = (("internal", ctypes.c_char * 128),)
 
 
-class NcclCommunicator(StagedCommunicator):
-    """The ranks of `below`, each with a GPU of its own. Collective: all ranks make it together."""
+class Config(ctypes.Structure):
+    """ncclConfig_t as NCCL 2.14 had it, which every later one takes by its size and version."""
 
-    def __init__(self, below: Communicator, device: CudaDevice, library: Any) -> None:
+    _fields_ = (
+        ("size", ctypes.c_size_t),
+        ("magic", ctypes.c_uint),
+        ("version", ctypes.c_uint),
+        ("blocking", ctypes.c_int),
+    )
+
+    @classmethod
+    def without_blocking(cls) -> Config:
+        """No call waits for other ranks."""
+        return cls(ctypes.sizeof(cls), 0xCAFEBEEF, 21400, 0)
+
+
+class NcclCommunicator(StagedCommunicator):
+    """The ranks of `below`, each with a GPU of its own. Collective: all ranks make it together.
+
+    A sum that takes longer than `limit` seconds ends in an error.
+    """
+
+    def __init__(self, below: Communicator, device: CudaDevice, library: Any, limit: float | None = None) -> None:
         super().__init__(below)
         self._nccl, self._device = library, device
+        self._world = ctypes.c_void_p()
+        self._watch: Watch | None = None
         unique = UniqueId()
         trouble = None
         if below.rank == 0:
             try:
-                self._call("ncclGetUniqueId", ctypes.byref(unique))
+                self._check("ncclGetUniqueId", int(library.ncclGetUniqueId(ctypes.byref(unique))))
             except NcclError as error:
                 trouble = str(error)
         shared, trouble = below.share((bytes(unique), trouble))
         if trouble is not None:
             raise NcclError(trouble)
-        self._world = ctypes.c_void_p()
-        library.ncclCommInitRank.argtypes = [ctypes.POINTER(ctypes.c_void_p), ctypes.c_int, UniqueId, ctypes.c_int]
-        unique = UniqueId.from_buffer_copy(shared)
-        self._call("ncclCommInitRank", ctypes.byref(self._world), below.world_size, unique, below.rank)
+        self._limit = CONNECT if limit is None else min(limit, CONNECT)
+        library.ncclCommInitRankConfig.argtypes = [
+            ctypes.POINTER(ctypes.c_void_p), ctypes.c_int, UniqueId, ctypes.c_int, ctypes.POINTER(Config),
+        ]  # fmt: skip
+        unique, config = UniqueId.from_buffer_copy(shared), Config.without_blocking()
+        self._call(
+            "ncclCommInitRankConfig", ctypes.byref(self._world), below.world_size, unique, below.rank,
+            ctypes.byref(config),
+        )  # fmt: skip
+        self._watch = Watch(device, self._fault, self._end, limit)
+        device.after_wait = self._well
 
     def all_reduce(self, buffer: Buffer) -> None:
         """Sum over the ranks, in place, behind what is queued; nobody waits here."""
         if not isinstance(buffer, CudaBuffer):
             super().all_reduce(buffer)
             return
+        self._well()
         memory, stream = ctypes.c_void_p(buffer.pointer), ctypes.c_void_p(self._device.stream)
         count, kind = ctypes.c_size_t(buffer.count), TYPES[buffer.dtype.name]
         self._call("ncclAllReduce", memory, memory, count, kind, SUM, self._world, stream)
+        assert self._watch is not None
+        self._watch.began()
 
     def abort(self, code: int) -> None:
         """End every rank now."""
-        self._nccl.ncclCommAbort(self._world)
+        self._end()
         super().abort(code)
 
     def close(self) -> None:
         """Leave both worlds in order."""
         self._device.synchronize()
-        self._nccl.ncclCommDestroy(self._world)
+        if self._watch is not None:
+            self._watch.close()
+        self._device.after_wait = None
+        if self._world:
+            self._call("ncclCommFinalize", self._world)
+            self._nccl.ncclCommDestroy(self._world)
         super().close()
 
+    def _well(self) -> None:
+        """Raise what has ended the communicator, if something has."""
+        if self._watch is not None and self._watch.trouble:
+            raise NcclError(self._watch.trouble)
+
+    def _end(self) -> None:
+        """Give up the communicator; kernels that wait for other ranks end."""
+        world, self._world = self._world, ctypes.c_void_p()
+        if world:
+            self._nccl.ncclCommAbort(world)
+
+    def _state(self) -> int:
+        """What has become of the last call."""
+        state = ctypes.c_int()
+        code = int(self._nccl.ncclCommGetAsyncError(self._world, ctypes.byref(state)))
+        return code or state.value
+
+    def _fault(self) -> str:
+        state = self._state()
+        return "" if state in (0, IN_PROGRESS) else self._words("a sum over the ranks", state)
+
     def _call(self, name: str, *arguments: Any) -> None:
-        code = int(getattr(self._nccl, name)(*arguments))
+        code, begun = int(getattr(self._nccl, name)(*arguments)), time.monotonic()
+        while code == IN_PROGRESS:
+            if time.monotonic() - begun > self._limit:
+                self._end()
+                raise NcclError(
+                    f"{name} of NCCL's took longer than {self._limit:g} s: a rank cannot reach the others; set "
+                    "NCCL_DEBUG=INFO, and NCCL_SOCKET_IFNAME to the interface that joins the nodes"
+                )
+            time.sleep(LOOK)
+            self._well()
+            code = self._state()
+        self._check(name, code)
+
+    def _check(self, name: str, code: int) -> None:
         if code:
-            raise NcclError(f"NCCL fails in {name}: {self._nccl.ncclGetErrorString(code).decode()}")
+            raise NcclError(self._words(name, code))
+
+    def _words(self, name: str, code: int) -> str:
+        error = (self._nccl.ncclGetErrorString(code) or b"an unknown error").decode(errors="replace")
+        last = (self._nccl.ncclGetLastError(self._world or None) or b"").decode(errors="replace")
+        return sentence(name, error, last)
 
 
 def load() -> Any | None:
@@ -89,13 +175,15 @@ def load() -> Any | None:
             library = ctypes.CDLL(path)
         except OSError:
             continue
-        library.ncclGetErrorString.restype = ctypes.c_char_p
+        library.ncclGetErrorString.restype = library.ncclGetLastError.restype = ctypes.c_char_p
         return library
     return None
 
 
-def over_gpus(below: Communicator, device: CudaDevice, host: str) -> tuple[Communicator, str]:
-    """What sums over the ranks' GPUs, and its name for the log. Collective.
+def over_gpus(
+    below: Communicator, device: CudaDevice, host: str, limit: float | None = None
+) -> tuple[Communicator, str]:
+    """What sums over the ranks' GPUs, and its name for the log; waits for a sum no longer than `limit` s. Collective.
 
     NCCL where each rank has a GPU of its own and the library is there on all; host memory and MPI otherwise.
     """
@@ -111,4 +199,4 @@ def over_gpus(below: Communicator, device: CudaDevice, host: str) -> tuple[Commu
     library.ncclGetVersion(ctypes.byref(version))
     number = version.value
     name = f"NCCL {number // 10000}.{number % 10000 // 100}.{number % 100}"
-    return NcclCommunicator(below, device, library), name
+    return NcclCommunicator(below, device, library, limit), name

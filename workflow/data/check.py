@@ -104,7 +104,7 @@ def _shape_fault(dataset: Dataset, given: BatchInput, reference: ColumnReference
             return f"{told}, but {asked}"
         if not lengths.all():
             return f"sample {int(np.argmin(lengths))} of column {str(reference)!r} has no element"
-        if wanted[0] is not None and lengths.max() > wanted[0]:
+        if wanted[0] is not None and int(np.max(lengths)) > wanted[0]:
             longest = int(np.argmax(lengths))
             return f"sample {longest} of column {str(reference)!r} has {lengths[longest]} elements, but {asked}"
         return None

@@ -15,6 +15,10 @@ if TYPE_CHECKING:
     from ortflow.workflow.errors import OrtflowError
 
 
+HALF_PRECISIONS = ("fp16", "bf16")
+"""Those of `train.precision` that store numbers in 16 bits."""
+
+
 class Buffer(Protocol):
     """Elements of one type, one after the other, on a device."""
 
@@ -65,6 +69,14 @@ class Device(Protocol):
         """The processor, as its maker calls it."""
 
     @property
+    def precision(self) -> str:
+        """What training graphs compute with, as in `train.precision`."""
+
+    @property
+    def capturing(self) -> bool:
+        """Whether what is queued is noted for later, so that nothing may wait for it."""
+
+    @property
     def arenas(self) -> str:
         """ONNX Runtime's arenas that hold memory for it, as run options name them."""
 
@@ -79,6 +91,10 @@ class Device(Protocol):
 
     def providers(self) -> list[str | tuple[str, dict[str, str]]]:
         """Execution providers of a session, in order of preference."""
+
+    def memory_moves(self) -> None:
+        """Called before a session takes memory for itself, or unused memory is given back: what was captured on memory
+        that is in use only while it runs is void."""
 
     def exact(self) -> Device:
         """The same device with products of fp32 in fp32, for comparisons."""

@@ -32,7 +32,7 @@ def open_device(spec: RunSpec, place: Place) -> Device:
     found = cuda_runtime()
     gpu = local_gpu(found, place.local_rank, place.host, os.environ)
     try:
-        return CudaDevice(found, gpu, precise=spec.train.precision == "fp32")
+        return CudaDevice(found, gpu, precision=spec.train.precision)
     except CudaError as error:
         raise explained(error, found, place.host, os.environ) from error
 

@@ -69,6 +69,8 @@ class CpuDevice:
     """Host memory and ONNX Runtime's CPU provider."""
 
     kind = "cpu"
+    precision = "fp32"
+    capturing = False
     index = 0
     name = "cpu"
     arenas = "cpu:0"
@@ -87,6 +89,9 @@ class CpuDevice:
     def providers(self) -> list[str | tuple[str, dict[str, str]]]:
         """The CPU provider alone."""
         return ["CPUExecutionProvider"]
+
+    def memory_moves(self) -> None:
+        """Nothing is captured."""
 
     def exact(self) -> CpuDevice:
         """It computes so."""

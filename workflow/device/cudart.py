@@ -16,6 +16,11 @@ from typing import Any
 TO_DEVICE, TO_HOST, WITHIN = 1, 2, 3
 """cudaMemcpyKind."""
 _NON_BLOCKING = 1
+_WITHOUT_TIMES = 2
+"""cudaEventDisableTiming."""
+_NOT_READY = 600
+_THREAD_LOCAL = 1
+"""cudaStreamCaptureMode: what could not be captured is refused, of the thread that captures alone."""
 _MAJOR, _MINOR = 75, 76
 """cudaDeviceAttr: of the compute capability."""
 _PROPERTIES = 1 << 14
@@ -136,6 +141,134 @@ class Runtime:
         """Queue the setting of bytes to zero."""
         self.call("cudaMemsetAsync", ctypes.c_void_p(target), 0, ctypes.c_size_t(size), ctypes.c_void_p(stream))
 
+    def pin(self, size: int) -> int:
+        """Address of so many new bytes of host memory that the GPU copies from and to by itself."""
+        pointer = ctypes.c_void_p()
+        self.call("cudaHostAlloc", ctypes.byref(pointer), ctypes.c_size_t(max(size, 1)), 0)
+        return int(pointer.value or 0)
+
+    def unpin(self, pointer: int) -> None:
+        """Give back what `pin` gave."""
+        self.call("cudaFreeHost", ctypes.c_void_p(pointer))
+
+    def event(self) -> int:
+        """A new mark for streams; one that was never recorded counts as passed."""
+        event = ctypes.c_void_p()
+        self.call("cudaEventCreateWithFlags", ctypes.byref(event), _WITHOUT_TIMES)
+        return int(event.value or 0)
+
+    def forget_event(self, event: int) -> None:
+        """Give back what `event` gave."""
+        self.call("cudaEventDestroy", ctypes.c_void_p(event))
+
+    def record(self, event: int, stream: int) -> None:
+        """Put the mark behind everything queued on the stream."""
+        self.call("cudaEventRecord", ctypes.c_void_p(event), ctypes.c_void_p(stream))
+
+    def wait_event(self, event: int) -> None:
+        """Until the GPU has passed the mark."""
+        self.call("cudaEventSynchronize", ctypes.c_void_p(event))
+
+    def passed(self, event: int) -> bool:
+        """Whether the GPU has passed the mark."""
+        try:
+            self.call("cudaEventQuery", ctypes.c_void_p(event))
+        except CudaError as error:
+            if error.code != _NOT_READY:
+                raise
+            return False
+        return True
+
+    def after(self, stream: int, event: int) -> None:
+        """What is queued on the stream from now on waits for the mark."""
+        self.call("cudaStreamWaitEvent", ctypes.c_void_p(stream), ctypes.c_void_p(event), 0)
+
+    def begin_capture(self, stream: int) -> None:
+        """From now on note what is queued on the stream, and do none of it."""
+        self.call("cudaStreamBeginCapture", ctypes.c_void_p(stream), _THREAD_LOCAL)
+
+    def end_capture(self, stream: int) -> int:
+        """The cudaGraph_t of what was queued since `begin_capture`."""
+        graph = ctypes.c_void_p()
+        self.call("cudaStreamEndCapture", ctypes.c_void_p(stream), ctypes.byref(graph))
+        return int(graph.value or 0)
+
+    def instantiate(self, graph: int) -> int:
+        """The cudaGraphExec_t of a graph, ready to be launched."""
+        made = ctypes.c_void_p()
+        self.call("cudaGraphInstantiate", ctypes.byref(made), ctypes.c_void_p(graph), ctypes.c_ulonglong(0))
+        return int(made.value or 0)
+
+    def launch(self, made: int, stream: int) -> None:
+        """Queue everything that the graph holds."""
+        self.call("cudaGraphLaunch", ctypes.c_void_p(made), ctypes.c_void_p(stream))
+
+    def forget_graph(self, graph: int, made: int) -> None:
+        """Give back a graph and, where it is not 0, what `instantiate` made of it."""
+        if made:
+            self.call("cudaGraphExecDestroy", ctypes.c_void_p(made))
+        self.call("cudaGraphDestroy", ctypes.c_void_p(graph))
+
+    def nodes(self, graph: int) -> list[int]:
+        """The cudaGraphNode_t of a graph."""
+        count = ctypes.c_size_t()
+        self.call("cudaGraphGetNodes", ctypes.c_void_p(graph), None, ctypes.byref(count))
+        found = (ctypes.c_void_p * count.value)()
+        self.call("cudaGraphGetNodes", ctypes.c_void_p(graph), found, ctypes.byref(count))
+        return [int(node or 0) for node in found[: count.value]]
+
+    def node_type(self, node: int) -> int:
+        """Its cudaGraphNodeType."""
+        kind = ctypes.c_int()
+        self.call("cudaGraphNodeGetType", ctypes.c_void_p(node), ctypes.byref(kind))
+        return kind.value
+
+    def copy_ends(self, node: int) -> tuple[int, int]:
+        """Addresses that a node of type copy reads from and writes to; 0 for a CUDA array."""
+        parameters = _Copy()
+        self.call("cudaGraphMemcpyNodeGetParams", ctypes.c_void_p(node), ctypes.byref(parameters))
+        return int(parameters.source.pointer or 0), int(parameters.target.pointer or 0)
+
+    def on_device(self, pointer: int) -> bool:
+        """Whether an address is memory of a GPU."""
+        attributes = _Attributes()
+        self.call("cudaPointerGetAttributes", ctypes.byref(attributes), ctypes.c_void_p(pointer))
+        return int(attributes.kind) == _DEVICE_MEMORY
+
+
+_DEVICE_MEMORY = 2
+"""cudaMemoryTypeDevice."""
+
+
+class _Pitched(ctypes.Structure):
+    """cudaPitchedPtr."""
+
+    _fields_ = (
+        ("pointer", ctypes.c_void_p),
+        ("pitch", ctypes.c_size_t),
+        ("x", ctypes.c_size_t),
+        ("y", ctypes.c_size_t),
+    )
+
+
+class _Copy(ctypes.Structure):
+    """cudaMemcpy3DParms."""
+
+    _fields_ = (
+        ("source_array", ctypes.c_void_p), ("source_place", ctypes.c_size_t * 3), ("source", _Pitched),
+        ("target_array", ctypes.c_void_p), ("target_place", ctypes.c_size_t * 3), ("target", _Pitched),
+        ("extent", ctypes.c_size_t * 3), ("kind", ctypes.c_int),
+    )  # fmt: skip
+
+
+class _Attributes(ctypes.Structure):
+    """cudaPointerAttributes, with room for what later versions add."""
+
+    _fields_ = (
+        ("kind", ctypes.c_int), ("device", ctypes.c_int), ("device_pointer", ctypes.c_void_p),
+        ("host_pointer", ctypes.c_void_p), ("more", ctypes.c_long * 16),
+    )  # fmt: skip
+
 
 class Blas:
     """The one routine of cuBLAS that is needed, on a stream."""
@@ -149,6 +282,13 @@ class Blas:
         code = int(getattr(self._blas, name)(*arguments))
         if code:
             raise CudaError(code, f"{name} failed with status {code}")
+
+    def scale(self, target: int, factor: float, count: int) -> None:
+        """Queue target *= factor of so many fp32 elements."""
+        self._call(
+            "cublasSscal_v2_64", self._handle, ctypes.c_int64(count), ctypes.byref(ctypes.c_float(factor)),
+            ctypes.c_void_p(target), ctypes.c_int64(1),
+        )  # fmt: skip
 
     def add(self, target: int, source: int, count: int) -> None:
         """Queue target += source of so many fp32 elements."""

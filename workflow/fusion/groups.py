@@ -13,14 +13,14 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper
 
-from ortflow.workflow.fusion import DOMAIN
-from ortflow.workflow.fusion.source import BOOLS, CONDITIONS, FLOATS, kernel
+from ortflow.workflow.cuda import DOMAIN
+from ortflow.workflow.fusion.source import BOOLS, CONDITIONS, FLOATS, STORED, kernel, lanes_of
 from ortflow.workflow.graph.edit import constants_of, described, dims_of, prune, sort_nodes
 from ortflow.workflow.graph.element_types import element_types
 
 OPERATOR = "Fused"
 INPUTS, OUTPUTS = 12, 6
-"""Most of each that a group may have: fused.c holds as many."""
+"""Most of each that a group may have: operators.c holds as many."""
 
 Dims = tuple[int | str | None, ...]
 
@@ -30,8 +30,8 @@ def fuse(model: onnx.ModelProto) -> tuple[onnx.ModelProto, int]:
     copy = onnx.ModelProto()
     copy.CopyFrom(model)
     sort_nodes(copy.graph)
-    constants = _scalars(copy.graph)
-    found = _Finder(copy).groups()
+    constants, types = _scalars(copy.graph), element_types(copy)
+    found = groups_of(copy, types)
     groups = [group for group in found if len(group.members) > 1 and not constants.keys() >= {*group.inputs}]
     nodes, taken = list(copy.graph.node), 0
     for number, group in enumerate(groups):
@@ -39,12 +39,17 @@ def fuse(model: onnx.ModelProto) -> tuple[onnx.ModelProto, int]:
         taken += len(members)
         used = [name for name in group.inputs if name not in constants]
         scalars = {name: constants[name] for name in group.inputs if name in constants}
-        source = kernel(members, used, group.outputs, scalars)
+        source = kernel(members, used, group.outputs, scalars, types)
         made = helper.make_node(
             OPERATOR, used, group.outputs, f"{members[-1].name or members[-1].output[0]}/fused_{number}",
-            domain=DOMAIN, source=source, **_dependences(members, used, group.outputs),
+            domain=DOMAIN, source=source, lanes=lanes_of((*used, *group.outputs), types),
+            **_dependences(members, used, group.outputs),
         )  # fmt: skip
         copy.graph.node.append(made)
+        known = described(copy.graph)
+        copy.graph.value_info.extend(
+            helper.make_tensor_value_info(name, types[name], None) for name in group.outputs if name not in known
+        )
     gone = {place for group in groups for place in group.members}
     kept = [node for place, node in enumerate(nodes) if place not in gone]
     fused = list(copy.graph.node)[len(nodes) :]
@@ -57,9 +62,14 @@ def fuse(model: onnx.ModelProto) -> tuple[onnx.ModelProto, int]:
     copy.graph.node.extend(final)
     sort_nodes(copy.graph)
     prune(copy.graph)
-    if groups:
+    if groups and all(opset.domain != DOMAIN for opset in copy.opset_import):
         copy.opset_import.append(helper.make_opsetid(DOMAIN, 1))
     return copy, taken
+
+
+def groups_of(model: onnx.ModelProto, types: Mapping[str, int]) -> list[Group]:
+    """All groups, those of one node too; `types` are the values' element types, nodes in an order to run them in."""
+    return _Finder(model, types).groups()
 
 
 def _dependences(members: Sequence[onnx.NodeProto], inputs: Sequence[str], outputs: Sequence[str]) -> dict[str, int]:
@@ -89,10 +99,10 @@ class Group:
 
 
 class _Finder:
-    def __init__(self, model: onnx.ModelProto) -> None:
+    def __init__(self, model: onnx.ModelProto, types: Mapping[str, int]) -> None:
         graph = model.graph
         self._nodes = list(graph.node)
-        self._types = element_types(model)
+        self._types = types
         self._dims = {name: dims_of(value) for name, value in described(graph).items()}
         self._made = {name: place for place, node in enumerate(self._nodes) for name in node.output if name}
         self._readers: dict[str, list[int]] = {}
@@ -104,7 +114,7 @@ class _Finder:
         self._of: dict[int, Group] = {}
         self._same: dict[str, int | str] = {}
         for node in self._nodes:
-            if not node.domain and (node.op_type in FLOATS or node.op_type in BOOLS):
+            if _is_elementwise(node):
                 self._liken(node)
 
     def _liken(self, node: onnx.NodeProto) -> None:
@@ -134,7 +144,7 @@ class _Finder:
             if dims is None:
                 continue
             group = Group(dims, {place})
-            for other in self._neighbours(node, dims):
+            for other in () if self._reads_half(node) else self._neighbours(node, dims):
                 joined = {*group.members, *other.members}
                 if other is not group and self._fits(joined) and not self._encloses(joined):
                     group = Group(dims, joined)
@@ -145,15 +155,9 @@ class _Finder:
 
     def _shape(self, node: onnx.NodeProto) -> Dims | None:
         """The shape of what a node computes; None where it is not for a group."""
-        name = node.op_type
-        if node.domain or (name not in FLOATS and name not in BOOLS) or len(node.output) != 1:
+        if not _is_elementwise(node) or len(node.output) != 1:
             return None
-        conditions = CONDITIONS.get(name, ())
-        for place, value in enumerate(node.input):
-            wanted = TensorProto.BOOL if place in conditions else TensorProto.FLOAT
-            if self._type(value) != wanted or (wanted == TensorProto.BOOL and not self._is_inside(value)):
-                return None
-        if self._type(node.output[0]) != (TensorProto.FLOAT if name in FLOATS else TensorProto.BOOL):
+        if not (self._is_cast(node) if node.op_type == "Cast" else self._is_single(node)):
             return None
         dims = self._dims.get(node.output[0])
         read = [self._dims.get(value) for value in node.input if value not in self._scalars]
@@ -161,6 +165,26 @@ class _Finder:
         if dims is None or None in dims or None in read or len(dims) != max((len(d) for d in read if d), default=0):
             return None
         return tuple(map(self._size, dims))
+
+    def _is_single(self, node: onnx.NodeProto) -> bool:
+        """Whether it computes with fp32, and conditions that are made inside."""
+        conditions = CONDITIONS.get(node.op_type, ())
+        for place, value in enumerate(node.input):
+            wanted = TensorProto.BOOL if place in conditions else TensorProto.FLOAT
+            if self._type(value) != wanted or (wanted == TensorProto.BOOL and not self._is_inside(value)):
+                return False
+        return self._type(node.output[0]) == int(TensorProto.FLOAT if node.op_type in FLOATS else TensorProto.BOOL)
+
+    def _is_cast(self, node: onnx.NodeProto) -> bool:
+        """Whether it makes fp32 of a condition, or any number of another."""
+        given, made = self._type(node.input[0]), self._type(node.output[0])
+        if given == TensorProto.BOOL:
+            return made == TensorProto.FLOAT and self._is_inside(node.input[0])
+        return given in STORED and made in STORED
+
+    def _reads_half(self, node: onnx.NodeProto) -> bool:
+        """Whether it makes fp32 of a half: with who reads it, that is free; with who made it, fp32 would be stored."""
+        return node.op_type == "Cast" and self._type(node.input[0]) in (TensorProto.FLOAT16, TensorProto.BFLOAT16)
 
     def _type(self, name: str) -> int:
         return int(TensorProto.FLOAT if name in self._scalars else self._types.get(name, TensorProto.UNDEFINED))
@@ -214,13 +238,17 @@ class _Finder:
         return [self._made[name] for name in self._nodes[place].input if name in self._made]
 
     def _is_closed(self, group: Group) -> bool:
-        """No condition leaves the group, or comes into it: only fp32 does."""
+        """No condition leaves the group, or comes into it: only numbers do."""
         inputs, outputs = self._ends(group.members)
-        return all(self._type(name) == TensorProto.FLOAT for name in (*inputs, *outputs))
+        return all(self._type(name) in STORED for name in (*inputs, *outputs))
 
     def _described(self, group: Group) -> Group:
         group.inputs, group.outputs = self._ends(group.members)
         return group
+
+
+def _is_elementwise(node: onnx.NodeProto) -> bool:
+    return not node.domain and (node.op_type in FLOATS or node.op_type in BOOLS or node.op_type == "Cast")
 
 
 def _scalars(graph: onnx.GraphProto) -> Mapping[str, float]:

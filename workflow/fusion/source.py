@@ -1,4 +1,7 @@
-"""CUDA source of a group of elementwise nodes: each value in a register, each input read once. Pure."""
+"""CUDA source of a group of elementwise nodes: each value in a register, each input read once. Pure.
+
+Values are stored as fp32, fp16 or bf16 and computed with in fp32.
+"""
 
 from __future__ import annotations
 
@@ -6,29 +9,91 @@ import struct
 from collections.abc import Mapping, Sequence
 
 import onnx
+from onnx import TensorProto
+
+from ortflow.workflow.graph.edit import attributes_of
 
 HEAD = """\
 struct Operand {
-    float *data;
+    void *data;
     unsigned mode, step, count, rank;
     unsigned dims[8];
     long long strides[8];
 };
 
-/* The element of an operand that meets element i of the whole; see the modes in fused.c. */
-__device__ __forceinline__ float &at(const Operand &x, unsigned long long i, bool wide) {
-    if (x.mode == 0) return x.data[i];
-    if (x.mode == 1) return x.data[0];
-    if (x.mode == 2) return x.data[wide ? (unsigned)((i / x.step) % x.count) : ((unsigned)i / x.step) % x.count];
-    long long place = 0;
+/* Where the element of an operand lies that meets element i of the whole; see the modes in operators.c. */
+__device__ __forceinline__ unsigned long long place(const Operand &x, unsigned long long i, bool wide) {
+    if (x.mode == 0) return i;
+    if (x.mode == 1) return 0;
+    if (x.mode == 2) return wide ? (unsigned)((i / x.step) % x.count) : ((unsigned)i / x.step) % x.count;
+    unsigned long long found = 0;
     for (int axis = (int)x.rank - 1; axis >= 0; axis--) {
-        place += (long long)(i % x.dims[axis]) * x.strides[axis];
+        found += (i % x.dims[axis]) * (unsigned long long)x.strides[axis];
         i /= x.dims[axis];
     }
-    return x.data[place];
+    return found;
+}
+
+/* Whether neighbours of the whole meet neighbours of the operand; otherwise they meet the same element. */
+__device__ __forceinline__ bool is_side_by_side(const Operand &x) {
+    if (x.mode == 2) return x.step == 1;
+    return x.mode == 0 || (x.mode == 3 && x.strides[x.rank - 1] == 1);
+}
+
+struct half_t { unsigned short bits; };
+struct bfloat_t { unsigned short bits; };
+__device__ __forceinline__ float widened(float x) { return x; }
+__device__ __forceinline__ float widened(half_t x) { return from_fp16(x.bits); }
+__device__ __forceinline__ float widened(bfloat_t x) { return __int_as_float((int)((unsigned)x.bits << 16)); }
+__device__ __forceinline__ void narrow(float x, float &out) { out = x; }
+__device__ __forceinline__ void narrow(float x, half_t &out) { out.bits = to_fp16(x); }
+__device__ __forceinline__ void narrow(float x, bfloat_t &out) {
+    const unsigned bits = (unsigned)__float_as_int(x);
+    out.bits = (unsigned short)(x != x ? 0x7fc0u : (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16);
+}
+__device__ __forceinline__ float as_fp16(float x) { half_t y; narrow(x, y); return widened(y); }
+__device__ __forceinline__ float as_bf16(float x) { bfloat_t y; narrow(x, y); return widened(y); }
+
+template <typename T, int N> struct alignas(sizeof(T) * N < 16 ? sizeof(T) * N : 16) Lanes { T at[N]; };
+
+template <typename T, int N>
+__device__ __forceinline__ void load(float *out, const Operand &x, unsigned long long i, bool wide) {
+    const T *from = (const T *)x.data + place(x, i, wide);
+    if (N > 1 && is_side_by_side(x)) {
+        const Lanes<T, N> lanes = *(const Lanes<T, N> *)from;
+        for (int k = 0; k < N; k++) out[k] = widened(lanes.at[k]);
+    } else {
+        const float value = widened(*from);
+        for (int k = 0; k < N; k++) out[k] = value;
+    }
+}
+
+template <typename T, int N>
+__device__ __forceinline__ void store(const float *in, const Operand &x, unsigned long long i, bool wide) {
+    T *to = (T *)x.data + place(x, i, wide);
+    if (N > 1 && is_side_by_side(x)) {
+        Lanes<T, N> lanes;
+        for (int k = 0; k < N; k++) narrow(in[k], lanes.at[k]);
+        *(Lanes<T, N> *)to = lanes;
+    } else
+        narrow(in[0], *to);
 }
 
 """
+CONVERSIONS = """\
+__device__ __forceinline__ float from_fp16(unsigned short x) {
+    float y;
+    asm("cvt.f32.f16 %0, %1;" : "=f"(y) : "h"(x));
+    return y;
+}
+__device__ __forceinline__ unsigned short to_fp16(float x) {
+    unsigned short y;
+    asm("cvt.rn.f16.f32 %0, %1;" : "=h"(y) : "f"(x));
+    return y;
+}
+
+"""
+"""What only a GPU has."""
 FLOATS = {
     "Abs": "fabsf({0})",
     "Add": "{0} + {1}",
@@ -45,9 +110,8 @@ FLOATS = {
     "Sub": "{0} - {1}",
     "Tanh": "tanhf({0})",
     "Where": "{0} ? {1} : {2}",
-    "Cast": "{0} ? 1.0f : 0.0f",
 }
-"""Operator of ONNX -> what it is in CUDA, of fp32; Cast is from bool."""
+"""Operator of ONNX -> what it is in CUDA, of fp32."""
 BOOLS = {
     "And": "{0} && {1}",
     "Equal": "{0} == {1}",
@@ -59,42 +123,79 @@ BOOLS = {
     "Or": "{0} || {1}",
 }
 """The same, of bool."""
-CONDITIONS = {"And": (0, 1), "Or": (0, 1), "Not": (0,), "Where": (0,), "Cast": (0,)}
+CONDITIONS = {"And": (0, 1), "Or": (0, 1), "Not": (0,), "Where": (0,)}
 """Operator -> which of its inputs are bool."""
+STORED = {TensorProto.FLOAT: "float", TensorProto.FLOAT16: "half_t", TensorProto.BFLOAT16: "bfloat_t"}
+"""Element type -> how a kernel reads and writes it."""
+_CASTS = {TensorProto.FLOAT: "{0}", TensorProto.FLOAT16: "as_fp16({0})", TensorProto.BFLOAT16: "as_bf16({0})"}
+BYTES = 16
+"""That a thread reads or writes of an operand, where they lie side by side."""
 
 
 def kernel(
-    nodes: Sequence[onnx.NodeProto], inputs: Sequence[str], outputs: Sequence[str], constants: Mapping[str, float]
+    nodes: Sequence[onnx.NodeProto],
+    inputs: Sequence[str],
+    outputs: Sequence[str],
+    constants: Mapping[str, float],
+    types: Mapping[str, int] | None = None,
 ) -> str:
-    """The source of a kernel `fused`: operands `inputs`, then `outputs`, then the number of elements.
+    """The source of the kernels `fused` and `fused_wide`: operands `inputs`, then `outputs`, then how many elements.
 
-    `constants` are the scalars that `nodes` read beside the inputs. Values are numbered, so that groups that compute
-    the same have the same source.
+    `constants` are the scalars that `nodes` read beside the inputs; `types` tells which values are not fp32. Values are
+    numbered, so that groups that compute the same have the same source. Of `fused_wide` a thread computes `lanes_of`
+    elements that lie side by side.
     """
-    names = {name: f"x{place}" for place, name in enumerate(inputs)}
+    types = types or {}
+    stored = [STORED.get(types.get(name, TensorProto.FLOAT), "float") for name in (*inputs, *outputs)]
+    names = {name: f"x{place}[k]" for place, name in enumerate(inputs)}
     names |= {name: literal(value) for name, value in constants.items()}
-    lines = [f"float x{place} = at(a{place}, i, wide);" for place in range(len(inputs))]
+    lines = []
     for number, node in enumerate(nodes):
-        form = FLOATS.get(node.op_type) or BOOLS[node.op_type]
-        kind = "float" if node.op_type in FLOATS else "bool"
+        kind = "float" if node.op_type in FLOATS or node.op_type == "Cast" else "bool"
+        form = _cast(node, types) if node.op_type == "Cast" else FLOATS.get(node.op_type) or BOOLS[node.op_type]
         lines.append(f"{kind} v{number} = {form.format(*(names[name] for name in node.input))};")
         names[node.output[0]] = f"v{number}"
-    lines += [f"at(o{place}, i, wide) = {names[name]};" for place, name in enumerate(outputs)]
-    parameters = [
-        *(f"const __grid_constant__ Operand a{place}" for place in range(len(inputs))),
-        *(f"const __grid_constant__ Operand o{place}" for place in range(len(outputs))),
-        "unsigned long long n",
+    lines += [f"y{place}[k] = {names[name]};" for place, name in enumerate(outputs)]
+    operands = [f"a{place}" for place in range(len(inputs))] + [f"o{place}" for place in range(len(outputs))]
+    references = ", ".join([*(f"const Operand &{name}" for name in operands), "unsigned long long n"])
+    parameters = ", ".join([*(f"const __grid_constant__ Operand {name}" for name in operands), "unsigned long long n"])
+    arguments = ", ".join([*operands, "n"])
+    loads = [f"float x{i}[N]; load<{stored[i]}, N>(x{i}, a{i}, i, wide);" for i in range(len(inputs))]
+    results = [f"float y{i}[N];" for i in range(len(outputs))]
+    stores = [f"store<{stored[len(inputs) + i]}, N>(y{i}, o{i}, i, wide);" for i in range(len(outputs))]
+    body = [
+        *loads,
+        *results,
+        "#pragma unroll",
+        "for (int k = 0; k < N; k++) {",
+        *(f"    {s}" for s in lines),
+        "}",
+        *stores,
     ]
-    body = "\n".join(f"        {line}" for line in lines)
     return (
-        f'{HEAD}extern "C" __global__ void fused({", ".join(parameters)}) {{\n'
+        f"{CONVERSIONS}{HEAD}template <int N> __device__ __forceinline__ void group({references}) {{\n"
         "    const bool wide = n > 0xffffffffull;\n"
         "    const unsigned long long first = (unsigned long long)blockIdx.x * blockDim.x + threadIdx.x;\n"
-        "    for (unsigned long long i = first; i < n; i += (unsigned long long)gridDim.x * blockDim.x) {\n"
-        f"{body}\n"
-        "    }\n"
-        "}\n"
+        "    for (unsigned long long i = N * first; i < n; i += (unsigned long long)gridDim.x * blockDim.x * N) {\n"
+        + "".join(f"        {line}\n" for line in body)
+        + "    }\n}\n\n"
+        + "".join(
+            f'extern "C" __global__ void {name}({parameters}) {{ group<{lanes}>({arguments}); }}\n'
+            for name, lanes in (("fused", 1), ("fused_wide", lanes_of((*inputs, *outputs), types)))
+        )
     )
+
+
+def lanes_of(values: Sequence[str], types: Mapping[str, int]) -> int:
+    """Elements that a thread takes at a time, so that the smallest ones of `values` fill BYTES."""
+    halves = any(types.get(name, TensorProto.FLOAT) != TensorProto.FLOAT for name in values)
+    return BYTES // (2 if halves else 4)
+
+
+def _cast(node: onnx.NodeProto, types: Mapping[str, int]) -> str:
+    if types.get(node.input[0]) == TensorProto.BOOL:
+        return "{0} ? 1.0f : 0.0f"
+    return _CASTS[attributes_of(node)["to"]]
 
 
 def literal(value: float) -> str:

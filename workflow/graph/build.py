@@ -17,6 +17,7 @@ import onnx
 from safetensors import SafetensorError
 from safetensors.numpy import save_file
 
+from ortflow.workflow.device import HALF_PRECISIONS
 from ortflow.workflow.errors import UserError
 from ortflow.workflow.graph import evaluation, speed
 from ortflow.workflow.graph.autodiff.compose import compose
@@ -31,19 +32,23 @@ from ortflow.workflow.graph.loading import check_loads, kernels_fault
 from ortflow.workflow.graph.loss import attach, output_of
 from ortflow.workflow.graph.metrics import with_outputs
 from ortflow.workflow.graph.modes import train_mode
+from ortflow.workflow.graph.order import results_first
 from ortflow.workflow.graph.own import own_eval, own_optimizer, own_train
 from ortflow.workflow.graph.patterns import matches
 from ortflow.workflow.graph.recompute import recompute
 from ortflow.workflow.graph.signature import batch_inputs, check_batches
 from ortflow.workflow.graph.source import Source, read_source
 from ortflow.workflow.graph.types import (
+    LOSS_SCALE,
     LOSS_SUM,
     LOSS_WEIGHT,
     SEED,
     VALID,
     GraphSet,
     fused_of,
+    half_of,
     on_cuda_of,
+    placed_of,
     with_kernels_of,
 )
 from ortflow.workflow.graph.vocabulary import table_bounds
@@ -74,9 +79,13 @@ def build_graphs(spec: RunSpec, device: str, out: Path, length: int = 0) -> Grap
         batch = _batch_input(forward.graph, source)
         if section.graphs.train:
             train, trained = own_train(section.graphs.train, source)
-            faster = None
+            faster = placed = halves = None
         else:
-            train, faster, trained, more = _train_graph(forward, spec, source, batch, length)
+            prepared, more = _with_loss(forward, spec, source, batch)
+            notes += more
+            train, faster, placed, trained, more = _train_graph(prepared, spec, source, length)
+            notes += more
+            halves, more = _in_half(prepared, spec, trained)
             notes += more
         left = [name for name in source.roles.trained if name not in trained]
         if left:
@@ -108,6 +117,11 @@ def build_graphs(spec: RunSpec, device: str, out: Path, length: int = 0) -> Grap
             update = own_optimizer(section.graphs.optimizer)
             files["optimizer.onnx"] = update.SerializeToString(deterministic=True)
             check_loads(child, files["optimizer.onnx"], "optimizer", device, update)
+        if placed is not None:
+            files[placed_of(Path("train.onnx")).name] = _bytes(placed, order)
+        if halves is not None:
+            scale = [value for value in halves.graph.input if value.name == LOSS_SCALE]
+            files[half_of(Path("train.onnx")).name] = _bytes(halves, [*order, *scale])
         if faster is not None:
             content = _bytes(faster, order)
             fault = kernels_fault(child, content, library.result(), device)
@@ -140,10 +154,10 @@ def _batch_input(graph: onnx.GraphProto, source: Source) -> str:
     return min(names, key=lambda name: name in source.labels)
 
 
-def _train_graph(
-    forward: onnx.ModelProto, spec: RunSpec, source: Source, batch: str, length: int
-) -> tuple[onnx.ModelProto, onnx.ModelProto, list[str], list[str]]:
-    """The training graph, the same with our own operators, the parameters it has gradients of, and log lines."""
+def _with_loss(
+    forward: onnx.ModelProto, spec: RunSpec, source: Source, batch: str
+) -> tuple[onnx.ModelProto, list[str]]:
+    """The forward graph in training mode, its outputs the loss and the new states, and log lines."""
     model = onnx.ModelProto()
     model.CopyFrom(forward)
     graph = model.graph
@@ -157,14 +171,40 @@ def _train_graph(
         outputs.append(described)
     make_outputs(graph, outputs)
     prune(graph)
-    model, more = make_differentiable(model, source.roles.trained, LOSS_SUM)
+    return model, notes
+
+
+def _train_graph(
+    prepared: onnx.ModelProto, spec: RunSpec, source: Source, length: int
+) -> tuple[onnx.ModelProto, onnx.ModelProto, onnx.ModelProto | None, list[str], list[str]]:
+    """The training graph, the same with our own operators for CPUs, and for GPUs if they are wanted, the parameters it
+    has gradients of, and log lines."""
+    model, notes = make_differentiable(prepared, source.roles.trained, LOSS_SUM)
     speed.before(model.graph)
     model, trained = differentiate(model, source.roles.trained, LOSS_SUM)
     notes += recompute(model.graph, spec.onnx_model.recompute)
-    faster = with_kernels(model, length)
+    faster, placed = with_kernels(model, length), None
+    if spec.on_gpus:
+        from ortflow.workflow.cuda.place import completed
+
+        placed = completed(model)
     for each in (model, faster):
         speed.after(each.graph)
-    return compose(model), compose(faster), trained, [*notes, *more]
+    model, faster = compose(model), compose(faster)
+    for each in (model, faster):
+        results_first(each.graph)
+    return model, faster, placed, trained, notes
+
+
+def _in_half(
+    prepared: onnx.ModelProto, spec: RunSpec, trained: Sequence[str]
+) -> tuple[onnx.ModelProto | None, list[str]]:
+    """The training graph in the half precision that is asked for, and log lines; None where it is not."""
+    if spec.train.precision not in HALF_PRECISIONS:
+        return None, []
+    from ortflow.workflow.fusion.halved import halved
+
+    return halved(prepared, trained, spec.train.precision, spec.onnx_model.recompute)
 
 
 def _eval_graph(
@@ -231,7 +271,7 @@ def _write(result: GraphSet, files: Mapping[str, bytes], tensors: Mapping[str, n
         root.mkdir(parents=True, exist_ok=True)
         forms = (
             form(graph)
-            for form in (with_kernels_of, on_cuda_of, fused_of)
+            for form in (with_kernels_of, on_cuda_of, placed_of, fused_of, half_of)
             for graph in (result.train, result.optimizer)
         )
         for graph in (result.infer, result.optimizer, *forms):

@@ -13,6 +13,7 @@ import onnx
 from onnx import TensorProto
 
 from ortflow.workflow.graph import shapes, tidy
+from ortflow.workflow.graph.counts import counts_on_device
 from ortflow.workflow.graph.edit import attributes_of, constants_of, prune, sort_nodes
 from ortflow.workflow.graph.element_types import element_types
 from ortflow.workflow.graph.functions import replace_nodes
@@ -33,6 +34,7 @@ def on_cuda(model: onnx.ModelProto) -> onnx.ModelProto:
     context = context_of(copy)
     made = {name: node for node in copy.graph.node for name in node.output}
     nodes: list[onnx.NodeProto] = []
+    written = False
     constants, types = constants_of(copy.graph), element_types(copy)
     for node in copy.graph.node:
         if _sums_rows(node, constants, context, types):
@@ -44,11 +46,21 @@ def on_cuda(model: onnx.ModelProto) -> onnx.ModelProto:
             add_integers(writer, onto_zeros=_is_zeros(made.get(node.input[0])))
             inherit(writer.nodes, node)
             nodes += writer.nodes
+        elif _normalizes_batch(node, context):
+            writer = Writer(node, context)
+            normalize_batch(writer)
+            inherit(writer.nodes, node)
+            nodes += writer.nodes
+            written = True
         else:
             nodes.append(node)
     replace_nodes(copy.graph, nodes)
     tidy.constants_to_initializers(copy)
     prune(copy.graph)
+    if written:
+        shapes.infer(copy, list(copy.graph.value_info))
+        types = element_types(copy)
+    counts_on_device(copy, types)
     return copy
 
 
@@ -73,6 +85,38 @@ def _sums_rows(
     if axes is None or axes.tolist() not in ([-1], [rank - 1] if rank else []) or rank == 1:
         return False
     return bool(types.get(node.input[0]) == TensorProto.FLOAT)
+
+
+def _normalizes_batch(node: onnx.NodeProto, context: Context) -> bool:
+    """Whether it is a BatchNormalization in training mode: the CUDA provider has no kernel of it from opset 14 on."""
+    return bool(
+        not node.domain
+        and node.op_type == "BatchNormalization"
+        and attribute(node, "training_mode", 0)
+        and shapes.rank(context.types, node.input[0])
+    )
+
+
+def normalize_batch(w: Writer) -> None:
+    """BatchNormalization in training mode: by the statistics of the batch, and running ones that follow them."""
+    x, scale, bias, mean, variance = w.node.input
+    rank, momentum = w.rank(0), w.attribute("momentum", 0.9)
+    axes, along = w.ints(0, *range(2, rank)), w.ints(1, -1, *[1] * (rank - 2))
+    average = w("ReduceMean", x, axes, keepdims=1)
+    centred = w("Sub", x, average)
+    spread = w("ReduceMean", w("Mul", centred, centred), axes, keepdims=1)
+    inverse = w("Reciprocal", w("Sqrt", w("Add", spread, w.constant(w.attribute("epsilon", 1e-5)))))
+    scaled = w("Mul", inverse, w("Reshape", scale, along))
+    made = w("Add", w("Mul", centred, scaled), w("Reshape", bias, along))
+    running = []
+    for place, (old, new) in enumerate(((mean, average), (variance, spread)), 1):
+        if len(w.node.output) <= place or not w.node.output[place]:
+            running.append("")
+            continue
+        flat = w("Reshape", new, w.ints(-1))
+        kept = w("Mul", old, w.constant(momentum))
+        running.append(w("Add", kept, w("Mul", flat, w.constant(1 - momentum))) if momentum else flat)
+    w.done(made, *running)
 
 
 def rows_by_product(w: Writer) -> None:

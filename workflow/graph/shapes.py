@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 import onnx
 from onnx import TensorProto, helper, shape_inference
 
+from ortflow.workflow.cuda import DOMAIN
 from ortflow.workflow.errors import UserError
 from ortflow.workflow.graph import walk
 
@@ -50,7 +51,8 @@ def without_weights(model: onnx.ModelProto) -> onnx.ModelProto:
 def infer(model: onnx.ModelProto, known: Sequence[onnx.ValueInfoProto] = ()) -> None:
     """Gives the main graph's values the types and shapes that follow from its inputs, in place.
 
-    What onnx cannot infer stays unknown: what ONNX Runtime's own operators make, say, unless it is among `known`.
+    What onnx cannot infer stays unknown: what ONNX Runtime's own operators make, say, unless it is among `known`. What
+    nodes of `ortflow.cuda` make keeps its description.
     """
     inferred = _inferred(model, known)
     del model.graph.value_info[:]
@@ -63,8 +65,11 @@ def infer(model: onnx.ModelProto, known: Sequence[onnx.ValueInfoProto] = ()) -> 
 
 def _inferred(model: onnx.ModelProto, known: Sequence[onnx.ValueInfoProto] = ()) -> onnx.ModelProto:
     light = without_weights(model)
+    given = {value.name for value in known}
+    ours = {name for node in light.graph.node if node.domain == DOMAIN for name in node.output} - given
+    kept = [value for value in model.graph.value_info if value.name in ours]
     del light.graph.value_info[:]
-    light.graph.value_info.extend(known)
+    light.graph.value_info.extend([*known, *kept])
     for node in light.graph.node:
         _stand_in(node)
     try:

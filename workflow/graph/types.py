@@ -24,6 +24,9 @@ VALID = "ortflow.valid"
 SEED = "ortflow.seed"
 """Input, int64 [1], of graphs that draw random numbers: what they are drawn from."""
 
+LOSS_SCALE = "ortflow.loss_scale"
+"""Input, fp32 [1], of training graphs in fp16: by what the gradient of the loss, and so all others, is multiplied."""
+
 
 def with_kernels_of(graph: Path) -> Path:
     """Where the same graph lies with operators of our own (`ortflow.workflow.kernels`), if there is one."""
@@ -38,6 +41,16 @@ def on_cuda_of(graph: Path) -> Path:
 def fused_of(graph: Path) -> Path:
     """The same with fused kernels (`ortflow.workflow.fusion`), if there is one."""
     return graph.with_suffix(".fused.onnx")
+
+
+def placed_of(graph: Path) -> Path:
+    """The training graph with operators of `ortflow.workflow.cuda`, of which `fused_of` is made, if there is one."""
+    return graph.with_suffix(".placed.onnx")
+
+
+def half_of(graph: Path) -> Path:
+    """The same in half precision (`ortflow.workflow.fusion.halved`), if there is one."""
+    return graph.with_suffix(".half.onnx")
 
 
 @dataclass(frozen=True)

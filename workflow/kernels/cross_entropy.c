@@ -1,5 +1,6 @@
-/* CrossEntropy: the sum over rows of -log softmax(scores)[label], and the logarithms; and its gradient,
- * dloss * (softmax(scores) - one at the label). Rows whose label is `ignore` count nothing. */
+/* CrossEntropy: the sum over rows of -log softmax(scores)[label], and of each row the logarithm of the sum of exp(scores);
+ * and its gradient, dloss * (softmax(scores) - one at the label), which may be written over the scores: with a large
+ * vocabulary they are the largest value of a step. Rows whose label is `ignore` count nothing. */
 #include "rows.h"
 #include "vector.h"
 
@@ -9,8 +10,8 @@ typedef struct {
     Rows rows;
     int64_t ignore;
     const int64_t *labels;
-    const float *scores, *dloss;
-    float *out, *losses;
+    const float *scores, *dloss, *sums_in;
+    float *out, *sums, *losses;
     _Atomic int outside;
 } Loss;
 
@@ -29,16 +30,13 @@ static void forward_task(void *argument, size_t index) {
     const float lowest = -__builtin_inff();
     for (int64_t i = first; i < end; i++) {
         const float *x = s->scores + i * width;
-        float *y = s->out + i * width;
         vec most = rest ? load_some(x + whole, rest, lowest) : all(lowest), sum = {0};
         for (int64_t j = 0; j < whole; j += W) most = larger(most, load(x + j));
         float top = largest_of(most);
         for (int64_t j = 0; j < whole; j += W) sum += exp_to_88(load(x + j) - all(top));
         if (rest) sum += exp_to_88(load_some(x + whole, rest, lowest) - all(top));
-        vec shift = all(top + logf(sum_of(sum)));
-        for (int64_t j = 0; j < whole; j += W) store(y + j, load(x + j) - shift);
-        if (rest) store_some(y + whole, load_some(x + whole, rest, 0) - shift, rest);
-        s->losses[i] = counts(s, i) ? -y[s->labels[i]] : 0;
+        s->sums[i] = top + logf(sum_of(sum));
+        s->losses[i] = counts(s, i) ? s->sums[i] - x[s->labels[i]] : 0;
     }
 }
 
@@ -47,12 +45,12 @@ static void backward_task(void *argument, size_t index) {
     int64_t width = s->rows.width, first = (int64_t)index * s->rows.height;
     int64_t end = least(s->rows.rows, first + s->rows.height), whole = width / W * W, rest = width - whole;
     for (int64_t i = first; i < end; i++) {
-        const float *y = s->scores + i * width;
+        const float *x = s->scores + i * width;
         float *dx = s->out + i * width;
         int counted = counts(s, i);
-        vec scale = all(counted ? *s->dloss : 0);
-        for (int64_t j = 0; j < whole; j += W) store(dx + j, scale * exp_to_88(load(y + j)));
-        if (rest) store_some(dx + whole, scale * exp_to_88(load_some(y + whole, rest, 0)), rest);
+        vec scale = all(counted ? *s->dloss : 0), sum = all(s->sums_in[i]);
+        for (int64_t j = 0; j < whole; j += W) store(dx + j, scale * exp_to_88(load(x + j) - sum));
+        if (rest) store_some(dx + whole, scale * exp_to_88(load_some(x + whole, rest, 0) - sum), rest);
         if (counted) dx[s->labels[i]] -= *s->dloss;
     }
 }
@@ -73,7 +71,7 @@ static Status *forward(Call *call) {
     float *sum;
     TRY(read_rows(call, 1, &loss, &scores));
     TRY(make_output(call, 0, NULL, 0, &sum));
-    TRY(make_output(call, 1, scores.dims, 2, &loss.out));
+    TRY(make_output(call, 1, scores.dims, 1, &loss.sums));
     loss.losses = scratch(loss.rows.rows + 1);
     if (!loss.losses) return out_of_memory(call);
     parallel(call, forward_task, loss.rows.blocks, &loss);
@@ -84,13 +82,15 @@ static Status *forward(Call *call) {
 }
 
 static Status *backward(Call *call) {
-    Tensor logarithms, dloss;
+    Tensor scores, sums, dloss;
     Loss loss;
-    TRY(read_rows(call, 2, &loss, &logarithms));
+    TRY(read_rows(call, 2, &loss, &scores));
     TRY(read_input(call, 1, &dloss));
-    loss.dloss = dloss.data;
+    TRY(read_input(call, 3, &sums));
+    loss.dloss = dloss.data, loss.sums_in = sums.data;
     if (elements(&dloss) != 1) return refuse(call, "the gradient of the loss is no scalar");
-    TRY(make_output(call, 0, logarithms.dims, 2, &loss.out));
+    if (elements(&sums) != loss.rows.rows) return refuse(call, "there is not one sum to each row of scores");
+    TRY(make_output(call, 0, scores.dims, 2, &loss.out));
     parallel(call, backward_task, loss.rows.blocks, &loss);
     return NULL;
 }
@@ -103,9 +103,10 @@ Node cross_entropy_node = {.name = "CrossEntropy",
                            .ints = {"ignore"},
                            .run = forward};
 Node cross_entropy_gradient_node = {.name = "CrossEntropyGrad",
-                                    .inputs = 3,
-                                    .needed = 3,
+                                    .inputs = 4,
+                                    .needed = 4,
                                     .outputs = 1,
                                     .integers = 1,
+                                    .in_place = 3,
                                     .ints = {"ignore"},
                                     .run = backward};

@@ -12,17 +12,35 @@ _NO_LABEL = -(2**63)
 
 
 def put(rewriter: Rewriter) -> None:
-    """Replace losses without class weights, and their gradients."""
-    for node in rewriter.nodes("SoftmaxCrossEntropyLoss"):
-        if len(node.input) == 2 and len(node.output) == 2 and _fits(rewriter, node, *node.input):
-            scores, labels = node.input
-            rewriter.drop(node)
-            rewriter.add("CrossEntropy", [labels, scores], node.output, ignore=_ignored(node))
-    for node in rewriter.nodes("SoftmaxCrossEntropyLossGrad", MICROSOFT):
-        if len(node.input) == 3 and _fits(rewriter, node, *node.input[1:]):
-            gradient, logarithms, labels = node.input
-            rewriter.drop(node)
-            rewriter.add("CrossEntropyGrad", [labels, gradient, logarithms], node.output, ignore=_ignored(node))
+    """Replace losses without class weights, and their gradients, where nothing else reads the logarithms."""
+    known = {id(node) for node in gradients(rewriter)}
+    for node in losses(rewriter):
+        if len(node.output) != 2:
+            continue
+        (scores, labels), (loss, logarithms) = node.input, node.output
+        readers = rewriter.readers(logarithms)
+        alike = (id(each) in known and ignored(each) == ignored(node) for each in readers)
+        if logarithms in rewriter.outputs or not all(alike):
+            continue
+        sums = f"{logarithms}.sums"
+        rewriter.drop(node, *readers)
+        rewriter.add("CrossEntropy", [labels, scores], [loss, sums], ignore=ignored(node))
+        for each in readers:
+            inputs = [each.input[2], each.input[0], scores, sums]
+            rewriter.add("CrossEntropyGrad", inputs, each.output, ignore=ignored(node))
+            rewriter.describe_like(each.output[0], scores)
+
+
+def losses(rewriter: Rewriter) -> list[onnx.NodeProto]:
+    """Summed cross-entropy of rows without class weights: nodes (scores, labels)."""
+    found = rewriter.nodes("SoftmaxCrossEntropyLoss")
+    return [node for node in found if len(node.input) == 2 and _fits(rewriter, node, *node.input)]
+
+
+def gradients(rewriter: Rewriter) -> list[onnx.NodeProto]:
+    """Their gradients: nodes (gradient of the sum, logarithms of the probabilities, labels)."""
+    found = rewriter.nodes("SoftmaxCrossEntropyLossGrad", MICROSOFT)
+    return [node for node in found if len(node.input) == 3 and _fits(rewriter, node, *node.input[1:])]
 
 
 def _fits(rewriter: Rewriter, node: onnx.NodeProto, scores: str, labels: str) -> bool:
@@ -31,5 +49,6 @@ def _fits(rewriter: Rewriter, node: onnx.NodeProto, scores: str, labels: str) ->
     return summed and rewriter.is_fp32(scores) and rewriter.is_int64(labels) and dims is not None and len(dims) == 2
 
 
-def _ignored(node: onnx.NodeProto) -> int:
+def ignored(node: onnx.NodeProto) -> int:
+    """The label of rows that do not count."""
     return int(attributes_of(node).get("ignore_index", _NO_LABEL))

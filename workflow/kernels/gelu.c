@@ -97,4 +97,4 @@ static Status *backward(Call *call) {
 
 Node gelu_node = {.name = "Gelu", .inputs = 1, .needed = 1, .outputs = 1, .ints = {"approximate"}, .run = forward};
 Node gelu_gradient_node = {
-    .name = "GeluGrad", .inputs = 2, .needed = 2, .outputs = 1, .ints = {"approximate"}, .run = backward};
+    .name = "GeluGrad", .inputs = 2, .needed = 2, .outputs = 1, .in_place = 1, .ints = {"approximate"}, .run = backward};

@@ -27,6 +27,7 @@
 #define WIDE (64 / NR * NR) /* columns through which a task follows the depth before it goes on: so much of C stays there */
 #define PACK_PANELS 4       /* panels of B that one task packs */
 #define EVEN 4              /* tasks come in multiples of it, so that two or four threads have equal shares */
+#define MOST_ROOM (1 << 23) /* floats that are packed at a time: each session's thread keeps its memory */
 #define AHEAD 12            /* rows asked for before they are packed: no hardware foresees strides of pages */
 
 /* Columns [j, j + width) of rows [p, p + depth) of op(B) as one panel: `depth` rows of NR, filled up with zeros. */
@@ -333,10 +334,30 @@ static int64_t even_tasks(int64_t panels, int64_t most) {
 
 int64_t gemm_room(const Gemm *gemm) { return gemm->k * (least(gemm->m, gemm->n) + NR); }
 
+/* The product's depths [p, p + depth). */
+static Gemm slice(const Gemm *gemm, int64_t p, int64_t depth) {
+    Gemm piece = *gemm;
+    piece.k = depth;
+    if (gemm->depths) piece.depths += p;
+    else piece.a += p * gemm->column_a;
+    if (gemm->rows) piece.rows += p;
+    else piece.b += p * gemm->row_b;
+    if (p) piece.add = 1, piece.bias = NULL, piece.start = NULL;
+    return piece;
+}
+
 int gemm_shared(const Call *call, const Gemm *gemm) {
-    float *room = scratch(gemm_room(gemm));
-    if (room) gemm_shared_in(call, gemm, room);
-    return room != NULL;
+    /* Cut where a task's blocks end: the same additions in the same order. */
+    const int64_t pieces = divide_up(gemm_room(gemm), MOST_ROOM);
+    const int64_t depth = divide_up(divide_up(gemm->k, pieces), DEEP) * DEEP;
+    float *room = NULL;
+    for (int64_t p = 0; p < gemm->k; p += depth) {
+        const Gemm piece = slice(gemm, p, least(depth, gemm->k - p));
+        if (!p) room = scratch(gemm_room(&piece));
+        if (!room) return 0;
+        gemm_shared_in(call, &piece, room);
+    }
+    return 1;
 }
 
 void gemm_shared_in(const Call *call, const Gemm *gemm, float *room) {

@@ -31,6 +31,18 @@ static int op_input_kind(const CustomOp *op, size_t index) { return index >= nod
 static int op_zero(const CustomOp *op, size_t index) { return (void)op, (void)index, 0; }
 static int op_arity(const CustomOp *op) { return (void)op, 1; }
 
+/* ONNX Runtime does not say which operator it asks about, so there is a function for each input. */
+static size_t over(int input, int **inputs, int **outputs) {
+    static int places[] = {0, 1, 2}, first = 0;
+    *inputs = &places[input], *outputs = &first;
+    return 1;
+}
+static size_t over_first(int **inputs, int **outputs) { return over(0, inputs, outputs); }
+static size_t over_second(int **inputs, int **outputs) { return over(1, inputs, outputs); }
+static size_t over_third(int **inputs, int **outputs) { return over(2, inputs, outputs); }
+static void keep(int *inputs, int *outputs) { (void)inputs, (void)outputs; }
+static size_t (*const IN_PLACE[])(int **, int **) = {NULL, over_first, over_second, over_third};
+
 static Status *create(const CustomOp *op, const Api *api, const Info *info, void **out) {
     const Node *node = node_of(op);
     Kernel *kernel = calloc(1, sizeof *kernel);
@@ -85,6 +97,8 @@ Status *RegisterCustomOps(SessionOptions *options, const ApiBase *base) {
                 .like_outputs = op_arity,
                 .create = create,
                 .compute = compute,
+                .may_inplace = IN_PLACE[NODES[i]->in_place],
+                .release_inplace = keep,
             };
             status = api->add_to_domain(fresh, &NODES[i]->op);
         }

@@ -20,11 +20,12 @@ typedef struct {
     int64_t dims[MOST_RANK];
 } Tensor;
 
-/* An operator of the domain `ortflow`. Its first `integers` inputs are int64, all other tensors fp32. */
+/* An operator of the domain `ortflow`. Its first `integers` inputs are int64, all other tensors fp32. Its first output may
+ * be written over input number `in_place`, counted from 1, where nobody else reads that; 0: over none. */
 typedef struct {
     CustomOp op;
     const char *name;
-    size_t inputs, needed, outputs, integers;
+    size_t inputs, needed, outputs, integers, in_place;
     const char *ints[MOST_ATTRIBUTES], *floats[MOST_ATTRIBUTES];
     Status *(*run)(Call *call);
 } Node;

@@ -144,7 +144,7 @@ static Status *rms_backward(Call *call) { return run_backward(call, 0); }
 
 Node norm_node = {
     .name = "LayerNormalization", .inputs = 3, .needed = 2, .outputs = 3, .floats = {"epsilon"}, .run = forward};
-Node norm_gradient_node = {.name = "LayerNormalizationGrad", .inputs = 5, .needed = 5, .outputs = 3, .run = backward};
+Node norm_gradient_node = {.name = "LayerNormalizationGrad", .inputs = 5, .needed = 5, .outputs = 3, .in_place = 1, .run = backward};
 Node rms_node = {
     .name = "RMSNormalization", .inputs = 2, .needed = 2, .outputs = 2, .floats = {"epsilon"}, .run = rms_forward};
-Node rms_gradient_node = {.name = "RMSNormalizationGrad", .inputs = 4, .needed = 4, .outputs = 2, .run = rms_backward};
+Node rms_gradient_node = {.name = "RMSNormalizationGrad", .inputs = 4, .needed = 4, .outputs = 2, .in_place = 1, .run = rms_backward};

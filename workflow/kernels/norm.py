@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 import onnx
 
@@ -12,36 +13,59 @@ from ortflow.workflow.kernels.rewriter import Rewriter, is_last_axis, width_of
 _EPSILON = 1e-5
 
 
+class Norm(NamedTuple):
+    """A normalisation over the last axis, or the gradient of one."""
+
+    operator: str
+    node: onnx.NodeProto
+    inputs: list[str]
+    outputs: list[str]
+    attributes: dict[str, float]
+
+
 def put(rewriter: Rewriter) -> None:
     """Replace normalisations over the last axis, and sums over all others."""
-    for node in rewriter.nodes("LayerNormalization"):
-        inputs, outputs = [n for n in node.input if n], [n for n in node.output if n]
-        if _is_normal(rewriter, node, inputs[0], inputs[1:]) and len(outputs) == 3:
-            epsilon = float(attributes_of(node).get("epsilon", _EPSILON))
-            rewriter.drop(node)
-            rewriter.add("LayerNormalization", inputs, outputs, epsilon=epsilon)
-    for node in rewriter.nodes("LayerNormalizationGrad", MICROSOFT):
-        outputs = [n for n in node.output if n]
-        if _is_normal(rewriter, node, node.input[1], node.input[2:3]) and len(outputs) == 3:
-            rewriter.drop(node)
-            rewriter.add("LayerNormalizationGrad", node.input, outputs)
-    for node in rewriter.nodes("SimplifiedLayerNormalization"):
-        if _is_normal(rewriter, node, node.input[0], node.input[1:]) and len(node.output) == 2:
-            epsilon = float(attributes_of(node).get("epsilon", _EPSILON))
-            rewriter.drop(node)
-            rewriter.add("RMSNormalization", node.input, node.output, epsilon=epsilon)
-    for node in rewriter.nodes("SimplifiedLayerNormalizationGrad", MICROSOFT):
-        outputs = [n for n in node.output if n]
-        if _is_normal(rewriter, node, node.input[1], node.input[2:3]) and len(outputs) == 2:
-            rewriter.drop(node)
-            rewriter.add("RMSNormalizationGrad", node.input, outputs)
-    for node in rewriter.nodes("ReduceSum"):
-        axes = rewriter.integers(node.input[1]) if len(node.input) > 1 else None
+    for norm in norms(rewriter):
+        rewriter.drop(norm.node)
+        rewriter.add(norm.operator, norm.inputs, norm.outputs, **norm.attributes)
+    for node, axes in leading_sums(rewriter):
         dims = rewriter.dims(node.input[0])
-        others = list(range(len(dims) - 1)) if dims is not None and _fits(rewriter, node.input[0]) else []
-        if axes and sorted(axes) == others and not attributes_of(node).get("keepdims", 1):
+        if dims is not None and axes == len(dims) - 1 and _fits(rewriter, node.input[0]):
             rewriter.drop(node)
             rewriter.add("ColumnSums", node.input[:1], node.output)
+
+
+def norms(rewriter: Rewriter) -> Iterator[Norm]:
+    """Layer and RMS norm over the last axis, and their gradients, all of whose results are there; all fp32."""
+    for operator, domain, name, given, made in _NORMS:
+        for node in rewriter.nodes(operator, domain):
+            inputs, outputs = [n for n in node.input if n], [n for n in node.output if n]
+            gradient = domain == MICROSOFT
+            x, vectors = (inputs[1], inputs[2:3]) if gradient else (inputs[0], inputs[1:given])
+            if len(outputs) == made and _is_normal(rewriter, node, x, vectors):
+                epsilon = {} if gradient else {"epsilon": float(attributes_of(node).get("epsilon", _EPSILON))}
+                yield Norm(name, node, inputs, outputs, epsilon)
+
+
+_NORMS = (
+    ("LayerNormalization", "", "LayerNormalization", 3, 3),
+    ("LayerNormalizationGrad", MICROSOFT, "LayerNormalizationGrad", 5, 3),
+    ("SimplifiedLayerNormalization", "", "RMSNormalization", 2, 2),
+    ("SimplifiedLayerNormalizationGrad", MICROSOFT, "RMSNormalizationGrad", 4, 2),
+)
+"""Operator, its domain, ours, inputs at most, outputs."""
+
+
+def leading_sums(rewriter: Rewriter) -> Iterator[tuple[onnx.NodeProto, int]]:
+    """Sums over some of the first axes, but not all, that drop them, and over how many."""
+    for node in rewriter.nodes("ReduceSum"):
+        axes = rewriter.integers(node.input[1]) if len(node.input) > 1 and node.input[1] else None
+        dims = rewriter.dims(node.input[0])
+        if not axes or not dims or attributes_of(node).get("keepdims", 1):
+            continue
+        places = sorted(axis % len(dims) for axis in axes)
+        if places == list(range(len(places))) and len(places) < len(dims):
+            yield node, len(places)
 
 
 def _is_normal(rewriter: Rewriter, node: onnx.NodeProto, x: str, vectors: Sequence[str]) -> bool:

@@ -32,8 +32,8 @@ Dims = tuple[int | str | None, ...]
 class Rewriter:
     """Nodes are dropped and added; `finish` writes them back, sorted."""
 
-    def __init__(self, graph: onnx.GraphProto) -> None:
-        self._graph = graph
+    def __init__(self, graph: onnx.GraphProto, domain: str = DOMAIN) -> None:
+        self._graph, self._domain = graph, domain
         self._constants = constants_of(graph)
         self._described = described(graph)
         self.outputs = [str(value.name) for value in graph.output]
@@ -70,6 +70,11 @@ class Rewriter:
         """The node that reads the value, where no other does and it is no output of the graph."""
         readers = self._readers.get(value, [])
         return readers[0] if len(readers) == 1 and value not in self.outputs else None
+
+    def are_read_by(self, value: str, nodes: Sequence[onnx.NodeProto]) -> bool:
+        """No other node reads the value, and it is no output of the graph."""
+        known = {id(node) for node in nodes}
+        return value not in self.outputs and all(id(node) in known for node in self._readers.get(value, []))
 
     def readers(self, value: str) -> list[onnx.NodeProto]:
         """The nodes that read the value."""
@@ -134,10 +139,29 @@ class Rewriter:
                 self._readers[name].remove(node)
 
     def add(self, operator: str, inputs: Sequence[str], outputs: Sequence[str], **attributes: Any) -> onnx.NodeProto:
-        """Put a node of this package's domain in; what made its outputs before has to be dropped first."""
-        node = helper.make_node(operator, inputs, outputs, name=f"{outputs[0]}/{operator}", domain=DOMAIN, **attributes)
+        """Put a node of the rewriter's domain in; what made its outputs before has to be dropped first."""
+        name = f"{outputs[0]}/{operator}"
+        node = helper.make_node(operator, inputs, outputs, name=name, domain=self._domain, **attributes)
         self._enter(node)
         return node
+
+    def describe(self, value: str, element: int, dims: Dims) -> None:
+        """Say of which element type (of onnx.TensorProto) and shape a value is; known shapes stay."""
+        if value not in self._described:
+            self._described[value] = helper.make_tensor_value_info(value, element, dims)
+            self._graph.value_info.append(self._described[value])
+
+    def describe_like(self, value: str, other: str) -> None:
+        """Describe a value by the shape of another that is known to have the same: ONNX Runtime lets a node write over
+        what it reads only where both have the same names of axes."""
+        if value in self.outputs:
+            return
+        for stale in [each for each in self._graph.value_info if each.name == value]:
+            self._graph.value_info.remove(stale)
+        described = self._graph.value_info.add()
+        described.CopyFrom(self._described[other])
+        described.name = value
+        self._described[value] = described
 
     def plain(self, operator: str, inputs: Sequence[str], output: str, **attributes: Any) -> str:
         """Put a standard node with one output in; the output's name."""

@@ -141,4 +141,4 @@ static Status *backward(Call *call) {
 
 Node softmax_node = {.name = "Softmax", .inputs = 2, .needed = 1, .outputs = 1, .floats = {"scale"}, .run = forward};
 Node softmax_gradient_node = {
-    .name = "SoftmaxGrad", .inputs = 2, .needed = 2, .outputs = 1, .floats = {"scale"}, .run = backward};
+    .name = "SoftmaxGrad", .inputs = 2, .needed = 2, .outputs = 1, .in_place = 1, .floats = {"scale"}, .run = backward};

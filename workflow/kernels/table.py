@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
+import onnx
+
 from ortflow.workflow.graph.edit import MICROSOFT, attributes_of
 from ortflow.workflow.kernels.rewriter import Rewriter
 
 
 def put(rewriter: Rewriter) -> None:
     """Replace the gradient of each Gather of rows of a matrix."""
-    for node in rewriter.nodes("GatherGrad", MICROSOFT):
-        gradient = rewriter.dims(node.output[0])
-        axis = attributes_of(node).get("axis", 0)
-        if axis == 0 and gradient is not None and len(gradient) == 2 and rewriter.is_int64(node.input[1]):
-            rewriter.drop(node)
-            rewriter.add("TableGrad", node.input, node.output)
+    for node in look_ups(rewriter):
+        rewriter.drop(node)
+        rewriter.add("TableGrad", node.input, node.output)
+
+
+def look_ups(rewriter: Rewriter) -> list[onnx.NodeProto]:
+    """Gradients of Gather of rows of a matrix by int64: nodes (shape, indices, gradient)."""
+    return [node for node in rewriter.nodes("GatherGrad", MICROSOFT) if _fits(rewriter, node)]
+
+
+def _fits(rewriter: Rewriter, node: onnx.NodeProto) -> bool:
+    dims = rewriter.dims(node.output[0])
+    rows = attributes_of(node).get("axis", 0) == 0 and dims is not None and len(dims) == 2
+    return rows and rewriter.is_int64(node.input[1])

@@ -1,10 +1,13 @@
 """From the gradient of the summed loss to the one the optimizer takes: averaged, its norm known, clipped.
 
 Built by `configure`, run by the trainer once a step on the whole flat gradient buffer, after the ranks'
-sums were added.
+sums were added. There are two forms: one for a host that then decides on the update, and one for a step on a GPU that
+is queued whole.
 """
 
 from __future__ import annotations
+
+import math
 
 import onnx
 
@@ -33,4 +36,34 @@ def gradient_graph() -> onnx.ModelProto:
     build.op("Mul", gradients, build.op("Mul", inverse_weight, clip), out="gradients.out")
     build.output("gradients.out", "n")
     build.output("norm", 1)
+    return build.model()
+
+
+def queued_gradient_graph() -> onnx.ModelProto:
+    """The same where no host looks at the sums: a gradient of no use becomes NaN throughout, for `guarded` updates.
+
+    Inputs `gradients` fp32 [n] (n a multiple of 64), `loss` and `weight` fp32 [1] (sums of the loss and of its
+    weights), `loss_scale` fp32 [1] (what the gradients were multiplied by), `max_norm` fp32 [1]. Outputs `norm` fp32
+    [1] = ||gradients|| / (weight loss_scale), `gradients.out`, to be bound to the memory of `gradients`, and `useful`
+    fp32 [1]: 1 where loss and norm are finite and something counted, else 0. With a loss scale of 1 the results are
+    those of `gradient_graph`.
+    """
+    build = Builder("gradient")
+    gradients = build.input("gradients", "n")
+    loss, weight = build.input("loss", 1), build.input("weight", 1)
+    loss_scale = build.input("loss_scale", 1)
+    max_norm = build.input("max_norm", 1)
+    one, zero = build.constant([1.0], "float32"), build.constant([0.0], "float32")
+    inverse = build.op("Div", one, build.op("Mul", weight, loss_scale))
+    norm = build.op("Mul", build.root(build.square_sum(gradients)), inverse, out="norm")
+    allowed = build.op("Div", max_norm, build.op("Add", norm, build.constant([EPSILON], "float32")))
+    clip = build.op("Min", allowed, one)
+    finite = [build.op("Equal", build.op("Sub", value, value), zero) for value in (loss, norm)]
+    useful = build.op("And", build.op("And", *finite), build.op("Greater", weight, zero))
+    factor = build.op("Where", useful, build.op("Mul", inverse, clip), build.constant([math.nan], "float32"))
+    build.op("Mul", gradients, factor, out="gradients.out")
+    build.op("Cast", useful, out="useful", to=onnx.TensorProto.FLOAT)
+    build.output("gradients.out", "n")
+    build.output("norm", 1)
+    build.output("useful", 1)
     return build.model()

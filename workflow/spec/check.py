@@ -12,6 +12,7 @@ from pathlib import PurePosixPath
 from ortflow.workflow.data.mapping import parse_reference
 from ortflow.workflow.errors import UserError
 from ortflow.workflow.spec.batch import undivided
+from ortflow.workflow.spec.gpu_check import check_gpus
 from ortflow.workflow.spec.kubernetes_check import check_kubernetes
 from ortflow.workflow.spec.metrics import Metric, misuse
 from ortflow.workflow.spec.problem import Problem
@@ -151,6 +152,17 @@ def _resources(spec: RunSpec) -> Iterator[Problem]:
     if spec.train.precision != "fp32" and not spec.on_gpus:
         what = f"is {spec.train.precision}, which GPUs have, and resources.gpus_per_rank is 0"
         yield Problem(("train", "precision"), what, "set it to fp32", others=(("resources", "gpus_per_rank"),))
+    if spec.train.loss_scale != "dynamic" and spec.train.precision != "fp16":
+        what = f"is {spec.train.loss_scale:g}, and only training in fp16 scales its loss"
+        yield Problem(("train", "loss_scale"), what, "leave it out", others=(("train", "precision"),))
+    if spec.train.precision in ("fp16", "bf16"):
+        path, what = ("train", "precision"), f"is {spec.train.precision}, which needs kernels of our own"
+        if spec.resources.kernels != "auto":
+            both = f"{what}, and resources.kernels is {spec.resources.kernels}"
+            yield Problem(path, both, "set resources.kernels to auto", others=(("resources", "kernels"),))
+        if spec.model is not None and spec.onnx_model.graphs.train:
+            own = f"is {spec.train.precision}, and model.graphs.train is trained as it is"
+            yield Problem(path, own, "set it to fp32 or tf32", others=(("model", "graphs", "train"),))
     if spec.resources.gpus_per_rank > 1:
         what = f"is {spec.resources.gpus_per_rank}, and a rank trains on one GPU"
         yield Problem(("resources", "gpus_per_rank"), what, "set it to 1, and raise resources.ranks_per_node")
@@ -247,6 +259,7 @@ CHECKS: tuple[Callable[[RunSpec], Iterator[Problem]], ...] = (
     _parallel,
     _recompute,
     _resources,
+    check_gpus,
     _backoff,
     _places,
     _names,

@@ -79,6 +79,8 @@ class Gpu(Section):
     """Name of the resource, such as nvidia.com/mig-1g.10gb."""
     runtime_class: Text | None = None
     """Runtime class of pods with GPUs."""
+    type_label: Text = "nvidia.com/gpu.product"
+    """Label of nodes whose value `resources.gpu_type` is, such as cloud.google.com/gke-accelerator."""
 
 
 class LauncherResources(Section):

@@ -109,12 +109,16 @@ class Resources(Section):
     """Cores of a rank; a fair share of what is there if not given."""
     gpus_per_rank: Count = 0
     """GPUs of a rank: 1 to train on the GPU of the local rank, 0 for the CPU."""
+    gpu_type: Text | None = None
+    """Kind of GPU, as the scheduler calls it: h100 in Slurm, in Kubernetes the value of `gpu.type_label`."""
     memory: Text | None = None
     """Memory of a node: a number and a unit, such as 16G or 16Gi."""
     time_limit: Text | None = None
     """Wall-clock limit: [days-]hours:minutes:seconds, or minutes."""
     kernels: Literal["auto", "onnxruntime"] = "auto"
     """Kernels: ortflow's own where a C compiler is found, or ONNX Runtime's alone."""
+    cuda_graph: bool = True
+    """On GPUs, capture what repeats in every step as CUDA graphs, which takes the host next to no time."""
     python: Text | None = None
     """Interpreter of the ranks; the one that runs ortflow if not given."""
 

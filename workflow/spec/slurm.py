@@ -79,6 +79,8 @@ class SlurmBackend(Section):
     """Directive that asks for the GPUs of `resources.gpus_per_rank`, as the site wants it."""
     gres: Text | None = None
     """Generic resources of a node, as Slurm writes them; with `gpus_as: gres` also its GPUs by type: gpu:a100:4."""
+    gpu_bind: Text | None = None
+    """Which GPUs a rank sees, as srun's --gpu-bind; Slurm's own rule if not given (with `gpus-per-task`, its own)."""
     memory_per: Literal["node", "cpu"] = "node"
     """Whether `resources.memory` is asked as --mem, or divided by the cores of a node's ranks as --mem-per-cpu."""
     requeue: bool = True

@@ -38,7 +38,7 @@ OWN_DIRECTIVES: dict[str, str] = {
 
 OWN_SRUN: dict[str, str] = {
     "nodes": _NODES, "ntasks": _RANKS, "ntasks-per-node": _RANKS, "tasks-per-node": _RANKS, "cpus-per-task": _CORES,
-    "gpus-per-task": _GPUS, "mpi": _key("mpi"),
+    "gpus-per-task": _GPUS, "gpus": _GPUS, "gpu-bind": _key("gpu_bind"), "mpi": _key("mpi"),
     "container-image": _key("container"), "container-mounts": _key("container.mounts"),
     "output": _LOGS, "error": _LOGS, "label": _LOGS, "unbuffered": _LOGS,
     "kill-on-bad-exit": _OURS, "wait": _OURS, "export": _OURS, "multi-prog": _LOSES, "test-only": _LOSES,

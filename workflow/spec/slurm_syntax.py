@@ -44,6 +44,12 @@ SYNTAX: dict[str, tuple[str, str, str]] = {
         r"[\w.-]+(?:[:=/][\w.-]+){0,3}(?:,[\w.-]+(?:[:=/][\w.-]+){0,3})*",
         "write NAME[:TYPE][:COUNT] with commas, such as gpu:a100:4,nvme:1",
     ),
+    "gpu_bind": (
+        "way to bind GPUs",
+        r"(?:v(?:erbose)?,)?(?:closest|none|(?:single|per_task):[1-9][0-9]*"
+        r"|map_gpu:[0-9]+(?:\*[0-9]+)?(?:,[0-9]+(?:\*[0-9]+)?)*|mask_gpu:0x[0-9A-Fa-f]+(?:,0x[0-9A-Fa-f]+)*)",
+        "write closest, none, single:1, per_task:1, map_gpu:0,1 or mask_gpu:0x1,0x2",
+    ),
 }
 """Texts that stand behind a directive; what sbatch itself takes, and nothing that could end the directive."""
 

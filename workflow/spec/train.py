@@ -114,8 +114,12 @@ class TrainSection(Section):
     """Stop when a metric no longer improves."""
     max_skipped_steps: Positive = 10
     """Steps in a row with a non-finite loss or gradient that end the run."""
-    precision: Literal["fp32", "tf32"] = "fp32"
-    """Of products of matrices: fp32, or on GPUs tf32, which rounds factors to 10 bits and is several times as fast."""
+    precision: Literal["fp32", "tf32", "fp16", "bf16"] = "fp32"
+    """What training computes with. On GPUs alone: tf32, which rounds the factors of products to 10 bits; fp16 and bf16,
+    which products and large values are stored in. Parameters, moments, sums and statistics stay fp32."""
+    loss_scale: Literal["dynamic"] | PositiveFloat = "dynamic"
+    """What gradients are multiplied by in fp16: halved when they overflow and doubled after 2,000 steps without, or a
+    number."""
     check_gradient: bool = True
     """Check the gradient on a micro-batch before the first step: against ONNX Runtime's own operators and against
     differences of the loss. A check that has passed is not repeated for the same graphs, kernels and runtime."""

@@ -21,7 +21,7 @@ from ortflow.workflow.checkpoint.manifest import Damaged, FileRecord
 from ortflow.workflow.checkpoint.retain import prune
 from ortflow.workflow.checkpoint.store import DirectoryStore
 from ortflow.workflow.checkpoint.writer import Writer, specs
-from ortflow.workflow.errors import OrtflowError
+from ortflow.workflow.errors import OrtflowError, UserError
 from ortflow.workflow.progress import Progress
 from ortflow.workflow.room import LOOK_PERIOD, RECORDS, Notice, OutOfDisk, has_room, is_full
 from ortflow.workflow.steps.context import Context
@@ -85,6 +85,14 @@ class Saver:
         for name, buffer in self._buffers.items():
             buffer.write(targets[name])
         context.progress = Progress.from_json(dict(loaded.manifest.progress))
+        try:
+            context.trainer.restore(context.progress.trainer)
+        except ValueError as error:
+            raise UserError(
+                f"the checkpoint {error}",
+                where=str(self._store.place(step)),
+                fix="remove it, and go on from an older one",
+            ) from error
         self._saved_step = step
         context.events.rewind(step)
         plan = context.plan
@@ -141,6 +149,7 @@ class Saver:
         if trouble is not None:
             self._failed(step, trouble)
             return
+        context.progress.trainer.update(context.trainer.numbers())
         context.events.write("checkpoint_start", step=step)
         self._save = Save(step, context.progress.to_json(), time.perf_counter())
         self._writer.start(step, urgent=not self._section.asynchronous)

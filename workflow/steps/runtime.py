@@ -39,6 +39,8 @@ def runtime(context: Context) -> None:
     if context.leads:
         print(f"{comm.world_size} rank(s), {threads} thread(s) each, on {context.place.host}", flush=True)
     context.trainer = context.builder.open(context.world, device, threads, machines)
+    if device.kind == "cuda":
+        device.account = context.trainer.memory  # type: ignore[attr-defined]
 
     from ortflow.workflow.steps.checkpoint import Saver
     from ortflow.workflow.steps.environment import environment_of_all
@@ -111,7 +113,7 @@ def device_of(context: Context, comm: Communicator) -> Device:
         if context.leads:
             print(f"{context.place.host}: {device.name}, device {device.index}", flush=True)
         if comm.world_size > 1:
-            context.comm, means = over_gpus(comm, device, context.place.host)
+            context.comm, means = over_gpus(comm, device, context.place.host, context.spec.restart.hung_seconds)
             if context.leads:
                 print(f"sums over the ranks' GPUs: {means}", flush=True)
     return device

@@ -78,7 +78,7 @@ def one_step(context: Context, total: int) -> bool:
         progress.skipped_in_a_row = 0
     else:
         progress.skipped += 1
-        progress.skipped_in_a_row += 1
+        progress.skipped_in_a_row += not outcome.overflow
     with context.engine.within("monitor"):
         seconds = time.perf_counter() - start
         tokens = context.stream.tokens(batch, outcome.samples)

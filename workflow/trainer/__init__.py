@@ -89,6 +89,8 @@ class StepOutcome:
     """Sums over the ranks of what each put in, fp32 [votes]."""
     skipped: str | None
     """Why the parameters were left as they are; None if they were updated."""
+    overflow: bool = False
+    """They were left because the loss scale was too large for fp16, and the next step has a smaller one: no fault."""
 
 
 @dataclass(frozen=True)
@@ -185,6 +187,15 @@ class Trainer(Protocol):
         `update` counts parameter updates from 1; `seeds` are one a micro-batch; `votes`, at most 16, are summed over
         the ranks with the gradients. Where loss or gradient is no number the state stays as it is.
         """
+
+    def numbers(self) -> Mapping[str, float]:
+        """Small numbers that a checkpoint holds besides the buffers, equal on all ranks; asked between two steps."""
+        return {}
+
+    def restore(self, numbers: Mapping[str, float]) -> None:
+        """The numbers of the checkpoint that training goes on from; another trainer's or an earlier version's may lack
+        some. Raises ValueError where they cannot be such numbers."""
+        return
 
     def evaluate(self, batches: Iterable[MicroBatch], votes: Callable[[], Sequence[float]]) -> EvaluationOutcome:
         """Metrics over all ranks' batches.

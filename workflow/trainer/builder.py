@@ -18,7 +18,7 @@ from ortflow.workflow.data.inputs import BatchInput, Limits
 from ortflow.workflow.device import Device
 from ortflow.workflow.errors import Faults, UserError
 from ortflow.workflow.graph.head import check_export
-from ortflow.workflow.graph.types import GraphSet, fused_of, on_cuda_of, with_kernels_of
+from ortflow.workflow.graph.types import GraphSet, fused_of, on_cuda_of, placed_of, with_kernels_of
 from ortflow.workflow.kept import damage, hashes_of
 from ortflow.workflow.rundir import write_atomically
 from ortflow.workflow.runtime_check.settings import Settings, merged
@@ -126,7 +126,6 @@ class GraphBuilder(TrainerBuilder):
         from safetensors.numpy import load_file
 
         from ortflow.workflow.kernels.library import library_for
-        from ortflow.workflow.trainer.graph import GraphTrainer
         from ortflow.workflow.trainer.sessions import Sessions
 
         graphs, spec = GraphSet.load(self._context.folder), self._spec
@@ -139,7 +138,7 @@ class GraphBuilder(TrainerBuilder):
             merged(machines),
             fuse=spec.resources.kernels == "auto",
         )
-        trainer = GraphTrainer(graphs, spec, sessions, communicator, self._report, training=training)
+        trainer = trainer_class(device)(graphs, spec, sessions, communicator, self._report, training=training)
         if training:
             trainer.load_tensors(load_file(graphs.initial))
         if library is not None and communicator.rank == 0:
@@ -147,16 +146,34 @@ class GraphBuilder(TrainerBuilder):
         return trainer
 
 
+def trainer_class(device: Device) -> type[GraphTrainer]:
+    """The trainer for a device."""
+    from ortflow.workflow.trainer.graph import GraphTrainer
+
+    if device.kind == "cpu":
+        return GraphTrainer
+    from ortflow.workflow.trainer.queued import QueuedTrainer
+
+    return QueuedTrainer
+
+
 def write_forms(graphs: GraphSet) -> None:
-    """Training and optimizer graph as GPUs run them: with ONNX Runtime's kernels alone, and with fused ones."""
+    """The graphs of a step as GPUs run them: with ONNX Runtime's kernels alone, and with ours."""
     import onnx
 
     from ortflow.workflow.fusion.groups import fuse
     from ortflow.workflow.graph.on_cuda import on_cuda
+    from ortflow.workflow.optim.gradient import queued_gradient_graph
+    from ortflow.workflow.optim.guard import guarded
 
     train = on_cuda(onnx.load(graphs.train))
     write_atomically(on_cuda_of(graphs.train), train.SerializeToString())
-    for path, model in ((graphs.train, train), (graphs.optimizer, onnx.load(graphs.optimizer))):
+    write_atomically(on_cuda_of(graphs.gradient), queued_gradient_graph().SerializeToString())
+    update = guarded(onnx.load(graphs.optimizer))
+    write_atomically(on_cuda_of(graphs.optimizer), update.SerializeToString())
+    if placed_of(graphs.train).exists():
+        train = on_cuda(onnx.load(placed_of(graphs.train)))
+    for path, model in ((graphs.train, train), (graphs.optimizer, update)):
         fused, taken = fuse(model)
         if taken:
             write_atomically(fused_of(path), fused.SerializeToString())

@@ -18,7 +18,7 @@ from ortflow.workflow.comm import Communicator
 from ortflow.workflow.device import Buffer
 from ortflow.workflow.graph.types import LOSS_SUM, LOSS_WEIGHT, SEED, VALID, GraphSet
 from ortflow.workflow.layout import FlatIndex
-from ortflow.workflow.memory import buffers
+from ortflow.workflow.memory import buffers, trim
 from ortflow.workflow.onnx_runtime import onnxruntime
 from ortflow.workflow.optim.graph import moments
 from ortflow.workflow.optim.segments import segments
@@ -103,18 +103,21 @@ class GraphTrainer(Trainer):
                 binding.write_to(name, self._sums.slice(place, place + 1), ())
         return binding
 
-    def _bind_update(self) -> None:
-        device, sessions, optimizer = self._sessions.device, self._sessions, self._spec.train.optimizer
-        count = self._gradients.count
+    def _bind_scaling(self) -> Binding:
+        device, count = self._sessions.device, self._gradients.count
         self._scale = device.allocate(2, np.float32)
         self._norm = device.allocate(1, np.float32)
-        self._scaling = Binding(sessions.open_fastest(self._graphs.gradient), device)
-        self._scaling.read_from("gradients", self._gradients, (count,))
-        self._scaling.read_from("inverse_weight", self._scale.slice(0, 1), (1,))
-        self._scaling.read_from("max_norm", self._scale.slice(1, 2), (1,))
-        self._scaling.write_to("gradients.out", self._gradients, (count,))
-        self._scaling.write_to("norm", self._norm, (1,))
+        scaling = Binding(self._sessions.open_fastest(self._graphs.gradient), device)
+        scaling.read_from("gradients", self._gradients, (count,))
+        scaling.read_from("inverse_weight", self._scale.slice(0, 1), (1,))
+        scaling.read_from("max_norm", self._scale.slice(1, 2), (1,))
+        scaling.write_to("gradients.out", self._gradients, (count,))
+        scaling.write_to("norm", self._norm, (1,))
+        return scaling
 
+    def _bind_update(self) -> None:
+        device, sessions, optimizer = self._sessions.device, self._sessions, self._spec.train.optimizer
+        self._scaling = self._bind_scaling()
         self._rate = device.allocate(1, np.float32)
         self._update_number = device.allocate(1, np.int64)
         self._update = Binding(sessions.open_fastest(self._graphs.optimizer), device)
@@ -163,7 +166,7 @@ class GraphTrainer(Trainer):
         self._scale.write(np.array([1.0 / weight, math.inf if clip is None else clip], np.float32))
         self._scaling.run()
         loss, norm = loss_sum / weight, float(self._norm.read()[0])
-        outcome = StepOutcome(loss, norm, round(samples), summed_votes, _fault(loss, norm))
+        outcome = StepOutcome(loss, norm, round(samples), summed_votes, fault_in(loss, norm))
         self.before_update()
         if outcome.skipped is None:
             self._adopt_statistics()
@@ -276,6 +279,8 @@ class GraphTrainer(Trainer):
 
     def evaluate(self, batches: Iterable[MicroBatch], votes: Callable[[], Sequence[float]]) -> EvaluationOutcome:
         """Sums of every metric over this rank's batches, then over the ranks."""
+        # Values of the two graphs differ in size: what one leaves in the arena is of little use to the other.
+        self.give_memory_back()
         sums = np.zeros(self._totals.count, np.float64)
         names = self._metric_outputs
         for number, batch in enumerate(batches):
@@ -285,6 +290,7 @@ class GraphTrainer(Trainer):
                 self._evaluation.run()
                 sums[: len(names)] += self._metric_sums.read()
                 sums[len(names)] += batch.count
+        self.give_memory_back()
         mine = votes()
         sums[len(names) + 1 : len(names) + 1 + len(mine)] = mine
         self._totals.write(sums)
@@ -313,6 +319,7 @@ class GraphTrainer(Trainer):
         """See the protocol."""
         # Any graph will do whose results nobody reads: gradients mean nothing between two steps.
         self._scaling.run(give_back=True)
+        trim()
 
     def end_training(self) -> None:
         """Give back what only a step needs; see the protocol."""
@@ -341,7 +348,8 @@ def ratios(sums: Mapping[str, float]) -> dict[str, float]:
     return metrics
 
 
-def _fault(loss: float, norm: float) -> str | None:
+def fault_in(loss: float, norm: float) -> str | None:
+    """Why a step is skipped; None if it is not."""
     if not math.isfinite(loss):
         return f"the loss is {loss}"
     if not math.isfinite(norm):

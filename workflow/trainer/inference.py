@@ -179,7 +179,7 @@ def relative(exported: Array, expected: Array) -> float:
         with np.errstate(invalid="ignore"):
             difference = np.abs(a - b) / (1.0 + np.abs(b))
         difference[(a == b) | (np.isnan(a) & np.isnan(b))] = 0.0
-        worst = float(difference.max(initial=0.0))
+        worst = float(np.max(difference, initial=0.0))
         largest = max(largest, worst, key=_or_nan)
     return largest
 

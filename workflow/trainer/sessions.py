@@ -11,16 +11,16 @@ from typing import TYPE_CHECKING, Any
 
 import numpy.typing as npt
 
-from ortflow.workflow.device import Buffer, Device
+from ortflow.workflow.cuda import DOMAIN
+from ortflow.workflow.device import HALF_PRECISIONS, Buffer, Device
 from ortflow.workflow.errors import OrtflowError, UserError
-from ortflow.workflow.fusion import DOMAIN
-from ortflow.workflow.graph.types import fused_of, on_cuda_of, with_kernels_of
+from ortflow.workflow.graph.types import fused_of, half_of, on_cuda_of, with_kernels_of
 from ortflow.workflow.layout import FlatIndex
 from ortflow.workflow.onnx_runtime import native, onnxruntime
 from ortflow.workflow.runtime_check.settings import DEFAULTS, Settings
 
 if TYPE_CHECKING:
-    from ortflow.workflow.fusion.kernels import FusedKernels
+    from ortflow.workflow.cuda.operators import Operators
 
 SEVERITY = {"verbose": 0, "info": 1, "warning": 2, "error": 3, "fatal": 4}
 
@@ -43,7 +43,7 @@ class Sessions:
     ) -> None:
         self.device, self.threads, self._severity = device, threads, SEVERITY[log_level]
         self._kernels, self.settings = kernels, settings
-        self._fused = _fused_kernels(device) if fuse else None
+        self._fused = _operators_of(device) if fuse else None
         onnxruntime.set_default_logger_severity(self._severity)
 
     def exact(self) -> Sessions:
@@ -62,6 +62,8 @@ class Sessions:
     def form_of(self, graph: Path) -> Path | None:
         """Where the graph lies as `open_fastest` takes it; None where that is the graph itself."""
         if self.device.kind == "cuda":
+            if self.device.precision in HALF_PRECISIONS and half_of(graph).exists():
+                return half_of(graph)
             form = fused_of(graph) if self._fused is not None and fused_of(graph).exists() else on_cuda_of(graph)
         elif self._kernels is not None:
             form = with_kernels_of(graph)
@@ -101,9 +103,10 @@ class Sessions:
             options.register_custom_ops_library(str(self._kernels))
         content = model if isinstance(model, bytes) else model.read_bytes()
         if self._fused is not None and DOMAIN.encode() in content:
-            self._fused.load(content)
+            content = self._fused.bind(content)
             options.register_custom_ops_library(str(self._fused.path))
         wanted = self.device.providers()
+        self.device.memory_moves()
         try:
             session = onnxruntime.InferenceSession(
                 content, options, providers=wanted, disabled_optimizers=[*self.settings.disabled] or None
@@ -120,15 +123,21 @@ class Sessions:
         return session
 
 
-def _fused_kernels(device: Device) -> FusedKernels | None:
+def _operators_of(device: Device) -> Operators | None:
     """Those of a GPU; None on the CPU, and where something is missing, which the log then says."""
     from ortflow.workflow.device.cuda import CudaDevice
 
     if not isinstance(device, CudaDevice):
         return None
-    from ortflow.workflow.fusion.kernels import FusedKernels
+    from ortflow.workflow.cuda.operators import Operators
 
-    kernels = FusedKernels(device)
+    kernels = Operators(device)
+    if kernels.path is None and device.precision in HALF_PRECISIONS:
+        raise UserError(
+            f"is {device.precision}, which needs kernels of our own: {kernels.note}",
+            where="train.precision",
+            fix="set it to fp32 or tf32",
+        )
     if kernels.path is None:
         print(f"kernels are not fused: {kernels.note}", flush=True)
         return None
@@ -156,11 +165,11 @@ def _share_memory(where: str, index: int) -> None:
     kind = onnxruntime.OrtMemoryInfo(
         where, onnxruntime.OrtAllocatorType.ORT_ARENA_ALLOCATOR, index, onnxruntime.OrtMemType.DEFAULT
     )
-    if where == "Cpu":
-        onnxruntime.create_and_register_allocator(kind, onnxruntime.OrtArenaCfg({}))
-        return
-    # Grows by what is asked for, and not to the next power of two.
+    # Grows by what is asked for, and not to the next power of two, whose rest small values would scatter over.
     config = onnxruntime.OrtArenaCfg({"arena_extend_strategy": 1})
+    if where == "Cpu":
+        onnxruntime.create_and_register_allocator(kind, config)
+        return
     onnxruntime.create_and_register_allocator_v2("CUDAExecutionProvider", kind, {"device_id": str(index)}, config)
 
 
@@ -172,7 +181,12 @@ class Binding:
         self._binding = session.io_binding()
         self._options = onnxruntime.RunOptions()
         self._options.log_severity_level = 3
+        self._queued = onnxruntime.RunOptions()
+        self._queued.log_severity_level = 3
+        if device.kind == "cuda":
+            self._queued.add_run_config_entry("disable_synchronize_execution_providers", "1")
         self._kept: dict[str, Any] = {}
+        self._fed: dict[str, tuple[int, tuple[int, ...]]] = {}
         self.inputs = {value.name for value in session.get_inputs()}
         self.outputs = {value.name for value in session.get_outputs()}
 
@@ -196,15 +210,28 @@ class Binding:
 
     def feed(self, name: str, array: npt.NDArray[Any]) -> None:
         """Tie an input to an array's values; the array must live until the run is over."""
-        self.read_from(name, self._device.lend(array, self._kept.get(name)), array.shape)
+        buffer = self._device.lend(array, self._kept.get(name))
+        self._fed[name] = (buffer.pointer, array.shape)
+        self.read_from(name, buffer, array.shape)
+
+    @property
+    def fed(self) -> tuple[tuple[str, int, tuple[int, ...]], ...]:
+        """Name, address and shape of everything that was fed."""
+        return tuple((name, *place) for name, place in self._fed.items())
 
     def run(self, *, give_back: bool = False) -> None:
-        """Run the graph once; with `give_back`, return to the system what the shared arena holds unused behind it.
+        """Run the graph once; while the device notes a CUDA graph, only queue it.
+
+        Otherwise the run is over when this returns: ONNX Runtime uses memory of the host again behind it, from which
+        the GPU may still have to copy. With `give_back`, return to the system what the shared arena holds unused.
 
         Raises UserError where a node refuses what it is given: the same batch would be refused again.
         """
         try:
-            options = _give_back(self._device.arenas) if give_back else self._options
+            options = self._queued if self._device.capturing else self._options
+            if give_back:
+                self._device.memory_moves()
+                options = _shrinking(self._device.arenas)
             self._session.run_with_iobinding(self._binding, options)
         except SESSION_ERRORS as error:
             raise self._device.failure(str(error)) if _ran_out(str(error)) else _refusal(str(error)) from error
@@ -223,7 +250,8 @@ def _ran_out(message: str) -> bool:
     return any(word in message.lower() for word in ("alloc", "out of memory"))
 
 
-def _give_back(arenas: str) -> onnxruntime.RunOptions:
+def _shrinking(arenas: str) -> onnxruntime.RunOptions:
+    """Of a run behind which `arenas` give back what they hold unused."""
     options = onnxruntime.RunOptions()
     options.log_severity_level = 3
     options.add_run_config_entry("memory.enable_memory_arena_shrinkage", arenas)

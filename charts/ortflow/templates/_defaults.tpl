@@ -11,7 +11,8 @@
       "extended_resources": {},
       "files": [],
       "gpu": {
-        "resource": "nvidia.com/gpu"
+        "resource": "nvidia.com/gpu",
+        "type_label": "nvidia.com/gpu.product"
       },
       "grace_seconds": 60,
       "image_pull_secrets": [],

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import onnx
 
@@ -21,12 +21,20 @@ COMPOSITIONS: dict[str, Callable[[Writer], None]] = {**ACTIVATIONS, **GROUPS, **
 """Operator of com.microsoft -> what writes nodes in its place, which make its outputs."""
 
 
-def compose(model: onnx.ModelProto) -> onnx.ModelProto:
-    """A copy of a training graph in which no operator of `COMPOSITIONS` is left."""
+def compose(
+    model: onnx.ModelProto,
+    compositions: Mapping[str, Callable[[Writer], None]] = COMPOSITIONS,
+    domain: str = MICROSOFT,
+) -> onnx.ModelProto:
+    """A copy of a training graph in which no operator of `compositions`, which are of `domain`, is left."""
     copy = onnx.ModelProto()
     copy.CopyFrom(model)
     graph = copy.graph
-    if not any(_written_out(node) for node in graph.node):
+
+    def is_written_out(node: onnx.NodeProto) -> bool:
+        return bool(node.domain == domain and node.op_type in compositions)
+
+    if not any(map(is_written_out, graph.node)):
         return copy
     # What `differentiate` knows of its own nodes' values cannot be inferred again.
     known = described(graph)
@@ -37,9 +45,9 @@ def compose(model: onnx.ModelProto) -> onnx.ModelProto:
     context = Context(fresh_names(graph), types, tensors)
     nodes: list[onnx.NodeProto] = []
     for node in graph.node:
-        if _written_out(node):
+        if is_written_out(node):
             w = Writer(node, context)
-            COMPOSITIONS[node.op_type](w)
+            compositions[node.op_type](w)
             inherit(w.nodes, node)
             nodes += _without_names(w.nodes)
         else:
@@ -64,7 +72,3 @@ def _without_names(nodes: list[onnx.NodeProto]) -> list[onnx.NodeProto]:
         node.input[:] = [names.get(name, name) for name in node.input]
         node.output[:] = [names.get(name, name) for name in node.output]
     return kept
-
-
-def _written_out(node: onnx.NodeProto) -> bool:
-    return node.domain == MICROSOFT and node.op_type in COMPOSITIONS

@@ -45,7 +45,17 @@ def _product(w: Writer, sizes: str) -> str:
 
 @rule("Gather")
 def gather(b: Backward) -> Gradients:
-    axis = b.attribute("axis", 0)
+    """One place that is known is put back by Pad: exporters read queries, keys and values so, and adding them to zeros
+    by number takes several times the memory and the time."""
+    axis, place, dims = b.attribute("axis", 0), b.value(1), b.shape(0)
+    size = dims[axis]
+    if place is not None and place.size == 1 and place.ndim < 2 and size:
+        before = int(place.reshape(-1)[0]) % size
+        margins = np.zeros((2, len(dims)), np.int64)
+        margins[:, axis] = before, size - 1 - before
+        gradient = b.gradient() if place.ndim else b("Unsqueeze", b.gradient(), b.ints(axis % len(dims)))
+        yield 0, b("Pad", gradient, b.ints(*margins.reshape(-1).tolist())) if size > 1 else gradient
+        return
     yield 0, b("GatherGrad", b("Shape", b.input(0)), b.input(1), b.gradient(), domain=MICROSOFT, axis=axis)
 
 

@@ -74,8 +74,8 @@ def differentiate(model: onnx.ModelProto, parameters: Sequence[str], loss: str) 
         for i, gradient in yielded:
             if backward.wants(i):
                 terms.setdefault(node.input[i], []).append(gradient)
-                if node.input[i] in context.types:
-                    described[gradient] = context.types[node.input[i]]
+            if node.input[i] in context.types:
+                described[gradient] = context.types[node.input[i]]
     reached = [name for name in parameters if total(name)]
     renamed = _name_outputs(made, {name: total(name) for name in reached})
     graph.node.extend(made)

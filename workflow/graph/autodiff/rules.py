@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from ortflow.workflow.graph.autodiff import (  # noqa: F401 - what they enter is wanted
     activations,
+    attention,
     channel_norms,
     convolutions,
     dropout,

@@ -20,7 +20,7 @@ _COMPARISONS = frozenset(["And", "Equal", "Greater", "GreaterOrEqual", "Less", "
 _BROADCASTS = _COMPARISONS | frozenset(
     ["Add", "Div", "Expand", "Max", "Mean", "Min", "Mod", "Mul", "PRelu", "Pow", "Sub", "Sum", "Where"]
 )
-_SAME_NUMBERS = frozenset(["Cast", "Identity", "Squeeze", "Unsqueeze"])
+_SAME_NUMBERS = frozenset(["Cast", "Identity", "Reshape", "Squeeze", "Unsqueeze"])
 """Operators that leave the numbers of a vector as they are, in their order."""
 
 
@@ -141,6 +141,31 @@ class _Numbers:
         parts = [self.of(name) for name in node.input]
         return [size for part in parts for size in part or []] if None not in parts else None
 
+    def equal(self, node: onnx.NodeProto) -> list[Size] | None:
+        """1 where two numbers are the same and 0 where they are not: no size is a negative number."""
+        found: list[Size] = []
+        for a, b in zip(*(self.of(name) or [] for name in node.input), strict=False):
+            if isinstance(a, int) and isinstance(b, int):
+                found.append(int(a == b))
+            elif any(isinstance(each, int) and each < 0 for each in (a, b)):
+                found.append(0)
+            else:
+                return None
+        return found if all(len(self.of(name) or []) == len(found) > 0 for name in node.input) else None
+
+    def where(self, node: onnx.NodeProto) -> list[Size] | None:
+        chosen, yes, no = (self.of(name) or [] for name in node.input)
+        if not len(chosen) == len(yes) == len(no) > 0 or not all(isinstance(each, int) for each in chosen):
+            return None
+        return [a if each else b for each, a, b in zip(chosen, yes, no, strict=True)]
+
+    def multiplied(self, node: onnx.NodeProto) -> list[Size] | None:
+        a, b = (self.of(name) or [] for name in node.input)
+        if not len(a) == len(b) > 0:
+            return None
+        products = [x * y for x, y in zip(a, b, strict=True) if isinstance(x, int) and isinstance(y, int)]
+        return [*products] if len(products) == len(a) else None
+
     def slice(self, node: onnx.NodeProto) -> list[Size] | None:
         data, *limits = (self.of(name) for name in node.input[:3])
         if data is None or len(node.input) > 4 or any(limit is None or len(limit) != 1 for limit in limits):
@@ -154,6 +179,9 @@ _RULES: dict[str, Callable[[onnx.NodeProto, _Numbers], list[Size] | None]] = {
     "Gather": lambda node, numbers: numbers.gather(node),
     "Concat": lambda node, numbers: numbers.concat(node),
     "Slice": lambda node, numbers: numbers.slice(node),
+    "Equal": lambda node, numbers: numbers.equal(node),
+    "Where": lambda node, numbers: numbers.where(node),
+    "Mul": lambda node, numbers: numbers.multiplied(node),
     **dict.fromkeys(_SAME_NUMBERS, lambda node, numbers: numbers.same(node)),
 }
 

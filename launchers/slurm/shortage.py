@@ -1,0 +1,34 @@
+"""What a cluster has too little of, where sbatch says only that it cannot be had."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+from ortflow.launchers.slurm.fit import asked, chosen, misfits
+from ortflow.workflow.errors import OrtflowError, UserError
+
+if TYPE_CHECKING:
+    from ortflow.launchers.slurm.commands import Slurm
+    from ortflow.workflow.spec.run import RunSpec
+
+_VAGUE = re.compile(r"[Nn]ode configuration|More processors requested|gres|GRES")
+
+
+def in_detail(error: OrtflowError, spec: RunSpec, slurm: Slurm) -> OrtflowError:
+    """The refusal, with what no node of the partition has; as it is where the cluster does not tell."""
+    from ortflow.launchers.slurm.survey import Survey
+
+    if not _VAGUE.search(str(error)):
+        return error
+    survey, wanted = Survey(slurm.runner), asked(spec)
+    try:
+        partitions, nodes = chosen(wanted, survey.partitions()), survey.nodes()
+    except OrtflowError:
+        return error
+    for partition in partitions:
+        for one in misfits(wanted, partition, nodes):
+            if one.never:
+                what = f"Slurm does not take the job: partition {partition.name} {one.what}"
+                return UserError(what, where="resources", fix=one.fix)
+    return error

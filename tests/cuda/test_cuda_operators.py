@@ -1,0 +1,238 @@
+"""Our operators on a GPU: numbers against double precision, the same bits twice, and sizes that only a GPU can hold."""
+
+from __future__ import annotations
+
+import functools
+import zlib
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from cuda_operators import (
+    BF16,
+    FLOAT,
+    FP16,
+    INT64,
+    KINDS,
+    Array,
+    check,
+    check_column_sums,
+    check_cross_entropy,
+    check_norms,
+    check_softmax,
+    check_table_gradient,
+    stored,
+)
+from onnx import TensorProto, helper
+
+from ortflow.workflow.cuda import DOMAIN
+from ortflow.workflow.device.cuda import CudaDevice
+from ortflow.workflow.trainer.sessions import Binding, Sessions
+
+MIXED = [*((kind,) * 4 for kind in KINDS), (FLOAT, BF16, BF16, FLOAT), (FP16, FLOAT, FLOAT, FP16)]
+
+
+class OnGpu:
+    """See cuda_operators.Compute: a session of one node, with casts around it."""
+
+    def __init__(self, device: CudaDevice) -> None:
+        self._device = device
+        self._sessions = Sessions(device, 1, "error")
+        self._bindings: dict[bytes, Binding] = {}
+
+    def __call__(
+        self, operator: str, attributes: dict[str, Any], inputs: Sequence[Any], types: Sequence[int]
+    ) -> list[Array]:
+        model = node_model(operator, attributes, [kind for _, kind in inputs], types)
+        content = model.SerializeToString()
+        if content not in self._bindings:
+            self._bindings[content] = Binding(self._sessions.open(content, as_written=True), self._device)
+        binding = self._bindings[content]
+        for place, (array, _) in enumerate(inputs):
+            binding.feed(f"in.{place}", array)
+        return list(binding.fetch([f"out.{place}" for place in range(len(types))]))
+
+
+def node_model(
+    operator: str, attributes: dict[str, Any], kinds: Sequence[int], types: Sequence[int]
+) -> onnx.ModelProto:
+    nodes, given, made = [], [], []
+    for place, kind in enumerate(kinds):
+        given.append(f"in.{place}" if kind in (FLOAT, INT64) else f"in.{place}.cast")
+        if kind not in (FLOAT, INT64):
+            nodes.append(helper.make_node("Cast", [f"in.{place}"], [given[-1]], to=kind))
+    for place, kind in enumerate(types):
+        made.append(f"out.{place}" if kind == FLOAT else f"out.{place}.half")
+    nodes.append(helper.make_node(operator, given, made, name="node", domain=DOMAIN, **attributes))
+    for place, kind in enumerate(types):
+        if kind != FLOAT:
+            nodes.append(helper.make_node("Cast", [made[place]], [f"out.{place}"], to=TensorProto.FLOAT))
+    graph = helper.make_graph(
+        nodes,
+        "graph",
+        [
+            helper.make_tensor_value_info(f"in.{place}", INT64 if kind == INT64 else FLOAT, None)
+            for place, kind in enumerate(kinds)
+        ],
+        [helper.make_tensor_value_info(f"out.{place}", FLOAT, None) for place in range(len(types))],
+        value_info=[
+            helper.make_tensor_value_info(name, kind, None)
+            for name, kind in (*zip(given, kinds, strict=True), *zip(made, types, strict=True))
+            if name.endswith((".cast", ".half"))
+        ],
+    )
+    imports = [helper.make_opsetid("", 18), helper.make_opsetid(DOMAIN, 1)]
+    return helper.make_model(graph, opset_imports=imports, ir_version=10)
+
+
+@pytest.fixture(scope="module")
+def compute(device: CudaDevice) -> OnGpu:
+    return OnGpu(device)
+
+
+def kinds_of(*numbers: int, count: int) -> tuple[int, ...]:
+    """Element types by chance, the same for the same numbers."""
+    random = np.random.default_rng(zlib.crc32(repr(numbers).encode()))
+    return tuple(int(kind) for kind in random.choice(KINDS, count))
+
+
+def sizes(seed: int, count: int, most: Sequence[int]) -> list[tuple[int, ...]]:
+    """Shapes by chance, small and large ones alike, a third of them of odd widths."""
+    random = np.random.default_rng(seed)
+    found = []
+    for _ in range(count):
+        dims = [int(np.exp(random.uniform(0, np.log(limit)))) for limit in most]
+        if random.random() < 0.67:
+            dims[-1] = max(8, dims[-1] // 8 * 8)
+        found.append(tuple(dims))
+    return found
+
+
+NORMS = [
+    (1, 1), (1, 768), (16384, 768), (3, 769), (5000, 96), (70_000, 8), (33, 2048), (5, 4096), (7, 8191), (300, 1024),
+    (2, 32_768), (3, 40_000), (3, 33_001), (1, 1_000_003), (4, 16, 12, 64), *sizes(0, 12, (3000, 5000)),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("rms", [False, True], ids=["layer", "rms"])
+@pytest.mark.parametrize("dims", NORMS, ids=str)
+def test_norms(compute: OnGpu, dims: tuple[int, ...], rms: bool) -> None:
+    for kinds in MIXED if dims in NORMS[:4] else [kinds_of(*dims, rms, count=4)]:
+        check_norms(compute, dims, tuple(kinds), rms=rms, bias=sum(dims) % 3 != 0)  # type: ignore[arg-type]
+
+
+LOSSES = [
+    (1, 1), (1, 50_257), (700, 50_257), (64, 50_304), (2, 1_000_001), (5000, 10), (30_000, 2), (77, 1024), (77, 1025),
+    (300, 8192), (50, 8193), *sizes(1, 10, (500, 40_000)),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("rows", "classes"), LOSSES)
+def test_cross_entropy(compute: OnGpu, rows: int, classes: int) -> None:
+    every = [(FLOAT, FLOAT), (FP16, FP16), (BF16, BF16), (FP16, FLOAT), (FLOAT, BF16)]
+    for kinds in every if (rows, classes) in LOSSES[:4] else [kinds_of(rows, classes, count=2)]:
+        check_cross_entropy(compute, rows, classes, *kinds)
+
+
+@pytest.mark.parametrize("label", [-1, 40, -(2**63), 2**40])
+def test_a_label_that_is_no_class_gives_no_number(compute: OnGpu, label: int) -> None:
+    scores, labels = stored(np.zeros((3, 40)), FP16), stored(np.array([1, label, 2]), INT64)
+    loss, lse = compute("CrossEntropy", {"ignore": -100}, [labels, scores], [FLOAT, FLOAT])
+    assert np.isnan(loss)
+    given = [labels, (np.array(1, np.float32), FLOAT), scores, (lse, FLOAT)]
+    (dscores,) = compute("CrossEntropyGrad", {"ignore": -100}, given, [FP16])
+    assert np.isnan(dscores[1]).all()
+    assert np.isfinite(dscores[[0, 2]]).all()
+
+
+SUMS = [
+    (1, 1), (16384, 3072), (16384, 768), (3, 7), (100_000, 12), (5000, 257), (1, 300), (3, 1_000_003), (200_000, 1),
+    (16, 1024, 768), (4, 9, 5, 33), *sizes(2, 10, (20_000, 5000)),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("dims", SUMS, ids=str)
+def test_column_sums(compute: OnGpu, dims: tuple[int, ...]) -> None:
+    for kind in KINDS if dims in SUMS[:3] else kinds_of(*dims, count=1):
+        check_column_sums(compute, dims, kind)
+    if len(dims) > 2:
+        check_column_sums(compute, dims, FP16, 1)
+
+
+@pytest.mark.parametrize(
+    ("rows", "dims", "width", "skew"),
+    [
+        (50_257, (16, 1024), 768, 4), (1024, (16, 1024), 768, 1), (2, (16_384,), 768, 1), (1, (300_000,), 8, 1),
+        (32, (700, 700), 12, 1), (2_000_000, (5000,), 16, 2), (169, (49, 49), 3, 1), (1, (1,), 1, 1),
+        (30_000, (40, 100), 1025, 3), (128_256, (2048,), 4096, 3),
+    ],
+)  # fmt: skip
+def test_gradients_of_tables(compute: OnGpu, rows: int, dims: tuple[int, ...], width: int, skew: float) -> None:
+    for of_gradient, of_table in ((FP16, FLOAT), (BF16, BF16)) if rows < 60_000 else ((FP16, FP16),):
+        check_table_gradient(compute, rows, dims, width, of_gradient, of_table, skew=skew)
+
+
+@pytest.mark.parametrize("index", [9, -10, 2**40])
+def test_an_index_outside_of_the_table_gives_no_number(compute: OnGpu, index: int) -> None:
+    given = [stored(np.array([1, index, 2]), INT64), stored(np.zeros((3, 8)), FP16)]
+    (table,) = compute("TableGrad", {"rows": 9}, given, [FLOAT])
+    assert np.isnan(table).all()
+
+
+SOFTMAXES: list[tuple[tuple[int, ...], tuple[int, ...] | None]] = [
+    ((4, 12, 512, 512), (512, 512)), ((4, 12, 197, 197), (4, 1, 1, 197)), ((3, 300), (3, 1)), ((3, 1), (4, 3, 9)),
+    ((50, 1024), None), ((7,), ()), ((2, 1, 4, 8), (3, 1, 8)), ((3, 40_000), (40_000,)), ((2, 33_001), None),
+    ((1, 1_000_003), None), ((100_000, 4), None), *((dims, None) for dims in sizes(3, 8, (5000, 9000))),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("dims", "mask"), SOFTMAXES, ids=str)
+def test_softmax(compute: OnGpu, dims: tuple[int, ...], mask: tuple[int, ...] | None) -> None:
+    check_softmax(compute, dims, mask, kinds_of(*dims, count=4))  # type: ignore[arg-type]
+
+
+SCALE = 1024
+"""Of the loss: without, gradients are too small for fp16."""
+
+
+def test_more_elements_than_32_bits_count(device: CudaDevice) -> None:
+    """Scores of more than 2^31 elements in fp16, made on the GPU: exp(1) for a class, exp(0) for the others."""
+    if device.gpu.free < 40 << 30:
+        pytest.skip("needs a GPU with 40 GiB free")
+    rows, classes = 43_000, 50_257
+    assert rows * classes > 2**31
+    nodes = [
+        helper.make_node("CrossEntropy", ["labels", "scores"], ["loss", "lse"], domain=DOMAIN),
+        helper.make_node("CrossEntropyGrad", ["labels", "scale", "scores", "lse"], ["dscores"], domain=DOMAIN),
+        helper.make_node("ColumnSums", ["dscores"], ["sums"], domain=DOMAIN),
+    ]
+    info = functools.partial(helper.make_tensor_value_info, shape=None)
+    graph = helper.make_graph(
+        nodes,
+        "graph",
+        [info("scores", FP16), info("labels", INT64), info("scale", FLOAT)],
+        [info("loss", FLOAT), info("lse", FLOAT), info("sums", FLOAT)],
+        value_info=[info(name, FP16) for name in ("dscores",)],
+    )
+    imports = [helper.make_opsetid("", 18), helper.make_opsetid(DOMAIN, 1)]
+    model = helper.make_model(graph, opset_imports=imports, ir_version=10)
+    binding = Binding(Sessions(device, 1, "error").open(model.SerializeToString(), as_written=True), device)
+    binding.read_from("scores", device.allocate(rows * classes, np.float16), (rows, classes))
+    labels = np.full(rows, 7)
+    labels[-1] = classes - 1
+    for name, array in (("labels", labels), ("scale", np.array(SCALE, np.float32))):
+        binding.feed(name, array)
+    loss, lse, sums = binding.fetch(["loss", "lse", "sums"])
+    expected = np.log(classes)
+    check("loss", loss, np.array(rows * expected), FLOAT)
+    check("lse", lse, np.full(rows, expected), FLOAT)
+    probabilities = np.full(classes, 1 / classes)
+    gradient = rows * probabilities
+    gradient[7] -= rows - 1
+    gradient[-1] -= 1
+    gradient *= SCALE
+    # The gradient is stored in fp16: each element of it is right to 2^-11.
+    bound = 2.0**-11 * SCALE * (rows * probabilities + (np.arange(classes) == 7) * rows) + 1e-2 * SCALE
+    assert (np.abs(sums - gradient) <= bound).all(), np.abs(sums - gradient).max()

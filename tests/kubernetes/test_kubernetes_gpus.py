@@ -1,0 +1,95 @@
+"""GPUs on a real Kubernetes cluster whose nodes only claim to have some: what pods get, what is said of too many."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from kubernetes_bed import Bed, wait_until
+from kubernetes_cluster import PLACE, Cluster
+
+KIND = "NVIDIA-FAKE-1GB"
+LABEL = "nvidia.com/gpu.product"
+MIG = "nvidia.com/mig-1g.10gb"
+PLACES = {"nvidia.com/gpu": "2", MIG: "1"}
+
+
+@pytest.fixture
+def gpus(kubernetes_bed: Bed) -> Iterator[Bed]:
+    """Each node says that it has two GPUs and one slice of another; n1 says of which kind."""
+    for node in ("n1", "n2"):
+        _claim(kubernetes_bed, node, "add")
+    kubernetes_bed.kubectl("label", "node", "n1", f"{LABEL}={KIND}")
+    yield kubernetes_bed
+    kubernetes_bed.kubectl("label", "node", "n1", f"{LABEL}-")
+    for node in ("n1", "n2"):
+        _claim(kubernetes_bed, node, "remove")
+
+
+def _claim(bed: Bed, node: str, what: str) -> None:
+    def allocatable() -> Any:
+        return bed.get("node", node)["status"]["allocatable"]
+
+    changes = [
+        {"op": what, "path": f"/status/{part}/{name.replace('/', '~1')}", **({"value": count} if what == "add" else {})}
+        for name, count in PLACES.items()
+        for part in ("capacity", "allocatable")
+    ]
+    bed.kubectl("patch", "node", node, "--subresource=status", "--type=json", "-p", json.dumps(changes))
+    wait_until(lambda: ("nvidia.com/gpu" in allocatable()) == (what == "add"), 30, lambda: str(allocatable()))
+
+
+def wanting(cluster: Cluster, ranks: int, nodes: int = 2, **wishes: Any) -> dict[str, Any]:
+    """Changes of a run file: GPUs, a small /dev/shm, and no second try."""
+    backend = {
+        **PLACE["backends__kubernetes"], "namespace": cluster.space.name, "shared_memory": "96Mi", "spread": "prefer",
+    }  # fmt: skip
+    resources = {**PLACE["resources"], "nodes": nodes, "ranks_per_node": ranks, "gpus_per_rank": 1}
+    for key, value in wishes.items():
+        (resources if key in ("gpu_type",) else backend)[key] = value
+    return {"resources": resources, "backends__kubernetes": backend, "restart": {"failures": 0}}
+
+
+def test_pods_ask_for_gpus_and_have_shared_memory(gpus: Bed, cluster: Cluster) -> None:
+    """They are admitted and placed, on nodes with the kind; the ranks find no CUDA in this image and say so."""
+    run = cluster.submit("placed", **wanting(cluster, 2, nodes=1, gpu_type=KIND))
+    wait_until(lambda: [pod["status"]["phase"] for pod in run.pods("worker")] == ["Running"], 60, run.story)
+    (worker,) = run.pods("worker")
+    assert worker["spec"]["nodeName"] == "n1"
+    assert worker["spec"]["nodeSelector"] == {LABEL: KIND}
+    assert worker["spec"]["containers"][0]["resources"]["limits"]["nvidia.com/gpu"] == "2"
+    told = cluster.space.kubectl("exec", worker["metadata"]["name"], "--", "df", "-k", "/dev/shm")
+    assert told.splitlines()[1].split()[:2] == ["tmpfs", str(96 << 10)], told
+    status = run.until_state("failed")
+    assert "resources.gpus_per_rank: asks for GPUs, and onnxruntime" in status["cause"]
+    launcher = next(iter(run.pods("launcher")))
+    assert "nvidia.com/gpu" not in launcher["spec"]["containers"][0]["resources"].get("limits", {})
+    assert launcher["spec"].get("nodeSelector") is None
+
+
+def test_more_than_there_are(gpus: Bed, cluster: Cluster) -> None:
+    """It waits, status says for what, and the doctor says it before."""
+    changes = wanting(cluster, 3, nodes=1)
+    file = cluster.write("too-many", **changes)
+    doctor = cluster.ortflow("doctor", "--backend", "kubernetes", file.name)
+    assert doctor.returncode == 1, doctor.stdout
+    assert "2 with 2 of nvidia.com/gpu" in doctor.stdout
+    run = cluster.submit("too-many", **changes)
+    wait_until(lambda: "nvidia.com/gpu" in str(run.status()["waits"]), 40, lambda: str(run.status()))
+    assert "2 Insufficient nvidia.com/gpu; lower resources.ranks_per_node, or wait for GPUs" in run.status()["waits"]
+    assert cluster.ortflow("cancel", "too-many").returncode == 0
+
+
+def test_another_kind_and_slices(gpus: Bed, cluster: Cluster) -> None:
+    file = cluster.write("of-another-kind", **wanting(cluster, 1, gpu_type="B200"))
+    told = cluster.ortflow("doctor", "--backend", "kubernetes", file.name)
+    assert told.returncode == 1
+    assert f"2 without the label {LABEL}=B200" in told.stdout, told.stdout
+    fits = cluster.write("slices", **wanting(cluster, 1, gpu={"resource": MIG}))
+    assert f"{MIG} 1" in cluster.ortflow("doctor", "--backend", "kubernetes", fits.name).stdout
+    wrong = cluster.write("shared-slices", **wanting(cluster, 2, gpu={"resource": MIG}))
+    refused = cluster.ortflow("submit", "--backend", "kubernetes", wrong.name)
+    assert refused.returncode == 2
+    assert f"gpu.resource: is {MIG}, a slice of a GPU: of 2 in a pod CUDA uses the first alone" in refused.stderr

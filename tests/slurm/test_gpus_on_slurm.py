@@ -1,0 +1,103 @@
+"""GPUs on a real Slurm cluster, which are copies of /dev/null: who sees which, and what is said of too many."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from bed import FINAL, wait_until
+from cluster import Cluster, Run
+
+TWO_GPUS: dict[str, Any] = {
+    "resources": {"nodes": 2, "ranks_per_node": 2, "cpus_per_rank": 1, "memory": "1Gi", "gpus_per_rank": 1},
+    "restart": {"failures": 0},
+}
+OWN, ALL = ["0", "1", "0", "1"], ["0,1"] * 4
+RECORDER = """#!/bin/bash
+case "$*" in *ortflow.workflow.rank*)
+  echo "${{CUDA_VISIBLE_DEVICES-unset}}" >"{folder}/$SLURMD_NODENAME.${{MPI_LOCALRANKID:-$SLURM_LOCALID}}"
+  sleep 1
+  exit 2 ;;
+esac
+exec {python} "$@"
+"""
+
+
+def recorder(folder: Path) -> Path:
+    """An interpreter that writes down what each rank sees, in place of the rank."""
+    folder.mkdir()
+    program = folder / "python"
+    program.write_text(RECORDER.format(folder=folder, python=sys.executable))
+    program.chmod(0o755)
+    # Its MPI is looked for beside it.
+    for path in Path(sys.executable).parent.glob("*"):
+        if path.name.startswith(("mpi", "hydra")):
+            (folder / path.name).symlink_to(path)
+    return program
+
+
+def ended(run: Run) -> dict[str, Any]:
+    wait_until(lambda: run.bed.state(run.job) in FINAL, 60, run.story)
+    return run.status()
+
+
+@pytest.mark.parametrize(
+    ("name", "slurm", "seen"),
+    [
+        ("by-task", {}, OWN),
+        ("of-a-kind", {"resources__gpu_type": "fake"}, OWN),
+        ("by-node", {"backends__slurm__gpus_as": "gpus-per-node"}, ALL),
+        ("by-gres", {"backends__slurm__gpus_as": "gres", "resources__gpu_type": "fake"}, ALL),
+        ("bound", {"backends__slurm__gpus_as": "gres", "backends__slurm__gpu_bind": "single:1"}, OWN),
+        ("by-mpirun", {"backends__slurm__mpi": "mpirun"}, ALL),
+    ],
+)
+def test_what_ranks_see(cluster_of: Cluster, tmp_path: Path, name: str, slurm: dict[str, Any], seen: list[str]) -> None:
+    folder = tmp_path / "seen"
+    run = cluster_of.submit(name, **{**TWO_GPUS, "resources__python": str(recorder(folder)), **slurm})
+    assert ended(run)["state"] == "failed"
+    files = sorted(folder.glob("*.[01]"))
+    assert [path.name.rpartition(".")[2] for path in files] == ["0", "1"] * 2
+    assert [path.read_text().strip() for path in files] == seen, run.story()
+
+
+def test_ranks_without_cuda_say_so(cluster_of: Cluster) -> None:
+    told = ended(cluster_of.submit("no-cuda", **TWO_GPUS))
+    assert told["state"] == "failed"
+    assert "resources.gpus_per_rank: asks for GPUs, and onnxruntime" in told["cause"]
+
+
+@pytest.mark.parametrize(
+    ("name", "wishes", "words"),
+    [
+        (
+            "too-many",
+            {"resources__ranks_per_node": 3},
+            "has no node with more than 2 GPUs, and the run asks for 3 on each",
+        ),
+        (
+            "of-another-kind",
+            {"resources__gpu_type": "h100"},
+            "has no node with GPUs of type h100, and the run asks for 2 on each (there are fake)",
+        ),
+    ],
+)
+def test_more_than_there_are(cluster_of: Cluster, name: str, wishes: dict[str, Any], words: str) -> None:
+    file = cluster_of.write(name, **{**TWO_GPUS, **wishes})
+    done = cluster_of.ortflow("submit", "--backend", "slurm", file.name)
+    assert done.returncode == 2, done.stderr
+    assert f"resources: Slurm does not take the job: partition main {words}" in done.stderr
+    assert "Traceback" not in done.stderr
+    told = cluster_of.ortflow("doctor", "--backend", "slurm", file.name)
+    assert told.returncode == 1
+    assert words in told.stdout
+    assert cluster_of.bed.told("squeue", "-h") == ""
+
+
+def test_what_fits_is_said_by_kind(cluster_of: Cluster) -> None:
+    file = cluster_of.write("fits", **{**TWO_GPUS, "resources__gpu_type": "fake"})
+    told = cluster_of.ortflow("doctor", "--backend", "slurm", file.name)
+    assert "2 nodes with 2 cores, 2 GPUs of type fake" in told.stdout, told.stdout
+    assert "fits in main" in told.stdout

@@ -1,0 +1,146 @@
+"""The operators of `ortflow.cuda` as functions of ONNX, so that graphs with them run on the CPU."""
+
+from __future__ import annotations
+
+import onnx
+from onnx import parser
+
+from ortflow.workflow.cuda import DOMAIN
+
+_NORM_GRADIENT = """
+    minus_one = Constant <value_ints = [-1]> ()
+    zero = Constant <value_ints = [0]> ()
+    g = Mul (dy, scale)
+    gn = Mul (g, n)
+    along = ReduceMean (gn, minus_one)
+    part = Mul (n, along)
+    rest = Sub (g, part)
+    dyn = Mul (dy, n)
+    sizes = Shape (scale)
+    flat = Concat <axis = 0> (minus_one, sizes)
+    rows = Reshape (dyn, flat)
+    dscale = ReduceSum <keepdims = 0> (rows, zero)
+"""
+_FUNCTIONS = (
+    """LayerNormalization <epsilon> (x, scale, bias) => (y, mean, inverse) {
+        y, mean, inverse = LayerNormalization <axis = -1, epsilon: float = @epsilon> (x, scale, bias)
+    }""",
+    f"""LayerNormalizationGrad (dy, x, scale, mean, inverse) => (dx, dscale, dbias) {{
+        off = Sub (x, mean)
+        n = Mul (off, inverse)
+        {_NORM_GRADIENT}
+        middle = ReduceMean (g, minus_one)
+        centred = Sub (rest, middle)
+        dx = Mul (centred, inverse)
+        dyrows = Reshape (dy, flat)
+        dbias = ReduceSum <keepdims = 0> (dyrows, zero)
+    }}""",
+    """RMSNormalization <epsilon> (x, scale) => (y, inverse) {
+        minus_one = Constant <value_ints = [-1]> ()
+        e = Constant <value_float: float = @epsilon> ()
+        square = Mul (x, x)
+        mean = ReduceMean (square, minus_one)
+        shifted = Add (mean, e)
+        root = Sqrt (shifted)
+        inverse = Reciprocal (root)
+        n = Mul (x, inverse)
+        y = Mul (n, scale)
+    }""",
+    f"""RMSNormalizationGrad (dy, x, scale, inverse) => (dx, dscale) {{
+        n = Mul (x, inverse)
+        {_NORM_GRADIENT}
+        dx = Mul (rest, inverse)
+    }}""",
+    """CrossEntropy <ignore> (labels, scores) => (loss, lse) {
+        one = Constant <value_ints = [1]> ()
+        zero = Constant <value_int = 0> ()
+        nothing = Constant <value_float = 0.0> ()
+        ignored = Constant <value_int: int = @ignore> ()
+        most = ReduceMax (scores, one)
+        shifted = Sub (scores, most)
+        powers = Exp (shifted)
+        total = ReduceSum (powers, one)
+        logarithm = Log (total)
+        column = Add (logarithm, most)
+        lse = Squeeze (column, one)
+        left_out = Equal (labels, ignored)
+        places = Where (left_out, zero, labels)
+        place = Unsqueeze (places, one)
+        found = GatherElements <axis = 1> (scores, place)
+        score = Squeeze (found, one)
+        difference = Sub (lse, score)
+        losses = Where (left_out, nothing, difference)
+        loss = ReduceSum <keepdims = 0> (losses)
+    }""",
+    """CrossEntropyGrad <ignore> (labels, gradient, scores, lse) => (dscores) {
+        one = Constant <value_ints = [1]> ()
+        zero = Constant <value_int = 0> ()
+        nothing = Constant <value_float = 0.0> ()
+        ignored = Constant <value_int: int = @ignore> ()
+        column = Unsqueeze (lse, one)
+        logarithms = Sub (scores, column)
+        probabilities = Exp (logarithms)
+        left_out = Equal (labels, ignored)
+        places = Where (left_out, zero, labels)
+        place = Unsqueeze (places, one)
+        each = Where (left_out, nothing, gradient)
+        factor = Unsqueeze (each, one)
+        scaled = Mul (probabilities, factor)
+        less = Neg (factor)
+        dscores = ScatterElements <axis = 1, reduction = "add"> (scaled, place, less)
+    }""",
+    """TableGrad <rows> (indices, gradient) => (table) {
+        rows_ = Constant <value_int: int = @rows> ()
+        minus_one = Constant <value_ints = [-1]> ()
+        far = Constant <value_ints = [9223372036854775807]> ()
+        height = Reshape (rows_, minus_one)
+        sizes = Shape (gradient)
+        width = Slice (sizes, minus_one, far)
+        flat = Concat <axis = 0> (minus_one, width)
+        gradients = Reshape (gradient, flat)
+        places = Reshape (indices, minus_one)
+        one = Constant <value_ints = [1]> ()
+        places_ = Unsqueeze (places, one)
+        whole = Concat <axis = 0> (height, width)
+        zeros = ConstantOfShape (whole)
+        table = ScatterND <reduction = "add"> (zeros, places_, gradients)
+    }""",
+    """Softmax <scale> (x, mask) => (y) {
+        scale_ = Constant <value_float: float = @scale> ()
+        scaled = Mul (x, scale_)
+        masked = Add (scaled, mask)
+        y = Softmax <axis = -1> (masked)
+    }""",
+    """SoftmaxGrad <scale> (dy, y) => (dx) {
+        scale_ = Constant <value_float: float = @scale> ()
+        minus_one = Constant <value_ints = [-1]> ()
+        product = Mul (dy, y)
+        along = ReduceSum (product, minus_one)
+        off = Sub (dy, along)
+        unscaled = Mul (off, y)
+        dx = Mul (unscaled, scale_)
+    }""",
+    """ColumnSums <axes> (x) => (sums) {
+        axes_ = Constant <value_int: int = @axes> ()
+        zero = Constant <value_ints = [0]> ()
+        minus_one = Constant <value_ints = [-1]> ()
+        far = Constant <value_ints = [9223372036854775807]> ()
+        sizes = Shape (x)
+        first = Reshape (axes_, minus_one)
+        left = Slice (sizes, first, far)
+        flat = Concat <axis = 0> (minus_one, left)
+        rows = Reshape (x, flat)
+        sums = ReduceSum <keepdims = 0> (rows, zero)
+    }""",
+)
+
+
+def composed(model: onnx.ModelProto) -> onnx.ModelProto:
+    """A copy that any runtime takes."""
+    copy = onnx.ModelProto()
+    copy.CopyFrom(model)
+    for text in _FUNCTIONS:
+        function = parser.parse_function(f'<domain: "{DOMAIN}", opset_import: ["": 18]>\n{text}')
+        if any(node.op_type == function.name and node.domain == DOMAIN for node in copy.graph.node):
+            copy.functions.append(function)
+    return copy

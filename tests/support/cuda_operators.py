@@ -1,0 +1,166 @@
+"""What operators of `ortflow.cuda` have to compute, in double precision, for any means of running them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from emulated_cuda import from_bytes, to_bytes
+from onnx import TensorProto
+
+Array = npt.NDArray[Any]
+Given = tuple[Array, int]
+Compute = Callable[[str, dict[str, Any], Sequence[Given | None], Sequence[int]], list[Array]]
+"""(operator, attributes, inputs with their element types, element types of the outputs) -> the outputs as fp32."""
+
+FLOAT, FP16, BF16, INT64 = (
+    int(kind) for kind in (TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16, TensorProto.INT64)
+)
+KINDS = (FLOAT, FP16, BF16)
+NAMES = {FLOAT: "fp32", FP16: "fp16", BF16: "bf16"}
+_ROUNDING = {FLOAT: 2.0**-24, FP16: 2.0**-11, BF16: 2.0**-8}
+_SMALLEST = {FLOAT: 1e-38, FP16: 2.0**-25, BF16: 1e-38}
+
+
+def stored(array: Array, kind: int) -> Given:
+    """An array rounded to the element type, and that."""
+    if kind == INT64:
+        return array.astype(np.int64), kind
+    return from_bytes(to_bytes(array, kind), kind, array.shape), kind
+
+
+def check(name: str, found: Array, reference: Array, kind: int, tolerance: float = 3e-6, least: float = 0) -> None:
+    """Right but for the rounding of the element type, and `tolerance` of the largest value, or of `least`."""
+    assert found.shape == reference.shape, (name, found.shape, reference.shape)
+    if not reference.size:
+        return
+    largest = max(float(np.abs(reference).max()), least)
+    bound = 1.05 * _ROUNDING[kind] * np.abs(reference) + tolerance * largest + _SMALLEST[kind]
+    off = np.abs(found.astype(np.float64) - reference)
+    wrong = ~(off <= bound)
+    where = np.unravel_index(int(np.argmax(np.where(np.isnan(off), np.inf, off / bound))), off.shape)
+    assert not wrong.any(), (
+        f"{name} {NAMES[kind]} {reference.shape}: {wrong.mean():.2%} wrong, the worst at {tuple(map(int, where))}:"
+        f" {found[where]} for {reference[where]}, the largest is {largest}"
+    )
+
+
+def twice(
+    compute: Compute, operator: str, attributes: dict[str, Any], inputs: Any, types: Sequence[int]
+) -> list[Array]:
+    """The outputs, which have the same bits each time."""
+    first, second = (compute(operator, attributes, inputs, types) for _ in range(2))
+    for place, (one, other) in enumerate(zip(first, second, strict=True)):
+        np.testing.assert_array_equal(one, other, err_msg=f"{operator}: output {place} has other bits the second time")
+    return first
+
+
+def check_norms(
+    compute: Compute, dims: tuple[int, ...], kinds: tuple[int, int, int, int], *, rms: bool, bias: bool = True
+) -> None:
+    """Forward and backward; `kinds` of x, y, dy and dx."""
+    random, width, epsilon = np.random.default_rng(sum(dims)), dims[-1], 1e-5
+    of_x, of_y, of_dy, of_dx = kinds
+    x, dy = stored(random.normal(0.5, 2, dims), of_x), stored(random.normal(0, 1, dims), of_dy)
+    scale, shift = (stored(random.normal(mean, 0.5, width), FLOAT) for mean in (1, 0))
+    name = f"{'RMS' if rms else 'Layer'}Normalization"
+    exact = x[0].astype(np.float64)
+    mean = np.zeros((*dims[:-1], 1)) if rms else exact.mean(-1, keepdims=True)
+    inverse = 1 / np.sqrt(((exact - mean) ** 2).mean(-1, keepdims=True) + epsilon)
+    normal = (exact - mean) * inverse
+    with_bias = bias and not rms
+    inputs = [x, scale, *([shift] if with_bias else [])]
+    found = twice(compute, name, {"epsilon": epsilon}, inputs, [of_y, FLOAT] if rms else [of_y, FLOAT, FLOAT])
+    check(f"{name} y", found[0], normal * scale[0] + (shift[0] if with_bias else 0), of_y)
+    check(f"{name} 1 / deviation", found[-1], inverse, FLOAT)
+    if not rms:
+        check(f"{name} mean", found[1], mean, FLOAT, 1e-6)
+    statistics = [stored(value, FLOAT) for value in ([inverse] if rms else [mean, inverse])]
+    inputs = [dy, x, scale, *statistics]
+    found = twice(compute, f"{name}Grad", {}, inputs, [of_dx, FLOAT] if rms else [of_dx, FLOAT, FLOAT])
+    g = dy[0].astype(np.float64) * scale[0]
+    dx = g - normal * (g * normal).mean(-1, keepdims=True) - (0 if rms else g.mean(-1, keepdims=True))
+    axes = tuple(range(len(dims) - 1))
+    check(f"{name}Grad dx", found[0], dx * inverse, of_dx, 1e-5, float(np.abs(g * inverse).max()))
+    tolerance = 3e-6 * max(1.0, np.prod(dims[:-1]) ** 0.5 / 10)
+    check(f"{name}Grad dscale", found[1], (dy[0] * normal).sum(axes), FLOAT, tolerance)
+    if not rms:
+        check(f"{name}Grad dbias", found[2], dy[0].astype(np.float64).sum(axes), FLOAT, tolerance)
+
+
+def check_cross_entropy(
+    compute: Compute, rows: int, classes: int, of_scores: int, of_gradient: int, *, spread: float = 4
+) -> None:
+    """Sum, logarithms and gradient, with some rows ignored."""
+    random, ignore = np.random.default_rng(rows + classes), -100
+    scores = stored(random.normal(0, spread, (rows, classes)), of_scores)
+    labels = random.integers(0, classes, rows)
+    labels[random.random(rows) < 0.2] = ignore
+    exact, counts = scores[0].astype(np.float64), labels != ignore
+    most = exact.max(-1, keepdims=True)
+    lse = (np.log(np.exp(exact - most).sum(-1, keepdims=True)) + most)[:, 0]
+    places = np.where(counts, labels, 0)
+    loss = np.where(counts, lse - exact[np.arange(rows), places], 0).sum()
+    given = [stored(labels, INT64), scores]
+    found = twice(compute, "CrossEntropy", {"ignore": ignore}, given, [FLOAT, FLOAT])
+    check("CrossEntropy sum", found[0], np.asarray(loss), FLOAT, 5e-6)
+    check("CrossEntropy logarithms", found[1], lse, FLOAT)
+    gradient = np.array(8, np.float32)
+    expected = np.exp(exact - lse[:, None])
+    expected[np.arange(rows), places] -= 1
+    expected *= np.where(counts, 8.0, 0.0)[:, None]
+    given = [stored(labels, INT64), (gradient, FLOAT), scores, stored(lse, FLOAT)]
+    (dscores,) = twice(compute, "CrossEntropyGrad", {"ignore": ignore}, given, [of_gradient])
+    check("CrossEntropyGrad", dscores, expected, of_gradient, 5e-6)
+    assert not dscores[~counts].any()
+
+
+def check_column_sums(compute: Compute, dims: tuple[int, ...], kind: int, axes: int | None = None) -> None:
+    """The sum over all but the last axis, or over the first `axes`."""
+    x = stored(np.random.default_rng(sum(dims)).normal(0.1, 1, dims), kind)
+    attributes = {} if axes is None else {"axes": axes}
+    (found,) = twice(compute, "ColumnSums", attributes, [x], [FLOAT])
+    over = tuple(range(len(dims) - 1 if axes is None else axes))
+    rows = np.prod([dims[axis] for axis in over])
+    check("ColumnSums", found, x[0].astype(np.float64).sum(over), FLOAT, 1e-6 * max(1.0, rows**0.5 / 10))
+
+
+def check_table_gradient(
+    compute: Compute, rows: int, dims: tuple[int, ...], width: int, of_gradient: int, of_table: int, *, skew: float = 1
+) -> None:
+    """`skew`: how much more frequent low indices are; 1 for all alike."""
+    random = np.random.default_rng(rows + sum(dims) + width)
+    indices = np.minimum((random.random(dims) ** skew * rows).astype(np.int64), rows - 1)
+    from_end = random.random(dims) < 0.1
+    gradient = stored(random.normal(0, 1, (*dims, width)), of_gradient)
+    expected, sizes = np.zeros((rows, width)), np.zeros(rows)
+    np.add.at(expected, indices.reshape(-1), gradient[0].reshape(-1, width).astype(np.float64))
+    np.add.at(sizes, indices.reshape(-1), 1)
+    given = [stored(np.where(from_end, indices - rows, indices), INT64), gradient]
+    (found,) = twice(compute, "TableGrad", {"rows": rows}, given, [of_table])
+    check("TableGrad", found, expected, of_table, 1e-6 * max(1.0, sizes.max() ** 0.5 / 10))
+    assert not found[sizes == 0].any()
+
+
+def check_softmax(
+    compute: Compute, dims: tuple[int, ...], mask: tuple[int, ...] | None, kinds: tuple[int, int, int, int]
+) -> None:
+    """Forward with a scale and a mask, and backward; `kinds` of x, mask, y and the gradients."""
+    random, scale = np.random.default_rng(sum(dims)), 0.3
+    of_x, of_mask, of_y, of_gradient = kinds
+    x = stored(random.normal(0, 4, dims), of_x)
+    given, exact = [x], x[0].astype(np.float64) * np.float32(scale)
+    if mask is not None:
+        hidden = np.where(random.random(mask) < 0.3, -60.0, random.normal(0, 1, mask))
+        given.append(stored(hidden, of_mask))
+        exact = exact + given[1][0]
+    powers = np.exp(exact - exact.max(-1, keepdims=True))
+    expected = powers / powers.sum(-1, keepdims=True)
+    (y,) = twice(compute, "Softmax", {"scale": scale}, given, [of_y])
+    check("Softmax", y, expected, of_y, 5e-6)
+    dy, rounded = stored(random.normal(0, 1, expected.shape), of_gradient), stored(expected, of_y)
+    (dx,) = twice(compute, "SoftmaxGrad", {"scale": scale}, [dy, rounded], [of_gradient])
+    g, p = dy[0].astype(np.float64), rounded[0].astype(np.float64)
+    check("SoftmaxGrad", dx, (g - (g * p).sum(-1, keepdims=True)) * p * np.float32(scale), of_gradient, 5e-6)

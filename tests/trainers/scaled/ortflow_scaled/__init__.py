@@ -1,0 +1,55 @@
+"""The linear trainer with gradients that overflow as in fp16 where the loss scale is too large; for one rank."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from ortflow_linear import LinearBuilder, LinearTrainer
+
+from ortflow.workflow.comm import Communicator
+from ortflow.workflow.device import Device
+from ortflow.workflow.trainer import MicroBatch, StepOutcome
+from ortflow.workflow.trainer.loss_scale import LossScale
+
+
+class ScaledBuilder(LinearBuilder):
+    """Opens the trainer below."""
+
+    def open(
+        self,
+        communicator: Communicator,
+        device: Device,
+        threads: int,
+        machines: Sequence[Any],
+        *,
+        training: bool = True,
+    ) -> ScaledTrainer:
+        return ScaledTrainer(self._context, self._features(), communicator, device)
+
+
+class ScaledTrainer(LinearTrainer):
+    """Leaves out the steps whose gradients fp16 would not hold."""
+
+    scaler = LossScale()
+
+    def step(self, batches: Sequence[MicroBatch], *, votes: Sequence[float], **rest: Any) -> StepOutcome:
+        scaler, largest = self.scaler, 0.0
+        for batch in batches:
+            inputs, error = self._error(batch)
+            largest = max(largest, float(np.abs(2 * inputs.T @ error).max()))
+        overflow = largest * scaler.value > np.finfo(np.float16).max
+        self.scaler = scaler.after(overflow)
+        if not overflow:
+            return super().step(batches, votes=votes, **rest)
+        samples = sum(batch.count for batch in batches)
+        reason = f"overflow at loss scale {scaler.value:g}"
+        return StepOutcome(1.0, math.inf, samples, np.array(votes, np.float32), reason, overflow=True)
+
+    def numbers(self) -> Mapping[str, float]:
+        return self.scaler.numbers()
+
+    def restore(self, numbers: Mapping[str, float]) -> None:
+        self.scaler = self.scaler.restored(numbers)

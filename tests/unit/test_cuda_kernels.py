@@ -1,0 +1,281 @@
+"""Our operators for GPUs, computed on the processor by the same source; and that NVRTC takes every source."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+from cuda_operators import (
+    BF16,
+    FLOAT,
+    FP16,
+    INT64,
+    KINDS,
+    Array,
+    check_column_sums,
+    check_cross_entropy,
+    check_norms,
+    check_softmax,
+    check_table_gradient,
+    stored,
+)
+from emulated_cuda import EmulatedCall, needs_emulation
+
+from ortflow.workflow.cuda import embedding, norm, nvrtc, softmax, source
+from ortflow.workflow.cuda.place import HALF
+from ortflow.workflow.cuda.softmax import leading_axes, spread_shape
+from ortflow.workflow.cuda.table import OPERATORS
+from ortflow.workflow.errors import OrtflowError
+
+MIXED = [(kind,) * 4 for kind in KINDS] + [(FLOAT, BF16, BF16, FLOAT), (FP16, FLOAT, FLOAT, FP16)]
+
+
+class Emulated:
+    """See cuda_operators.Compute."""
+
+    def __init__(self, offset: int = 0) -> None:
+        self._offset = offset
+
+    def __call__(
+        self, operator: str, attributes: dict[str, Any], inputs: Sequence[Any], types: Sequence[int]
+    ) -> list[Array]:
+        call = EmulatedCall(inputs, types, self._offset)
+        OPERATORS[operator](attributes).run(call)  # type: ignore[arg-type]
+        return call.results()
+
+
+@needs_emulation
+@pytest.mark.parametrize("rms", [False, True], ids=["layer", "rms"])
+@pytest.mark.parametrize(
+    ("dims", "kinds"),
+    list(zip([(2, 19, 24), (9, 768), (3, 1), (3, 769), (2, 1100)], MIXED, strict=True)),
+    ids=str,
+)
+def test_norms(dims: tuple[int, ...], kinds: tuple[int, int, int, int], rms: bool) -> None:
+    check_norms(Emulated(), dims, kinds, rms=rms, bias=sum(dims) % 2 == 0)
+
+
+@needs_emulation
+def test_norms_of_rows_that_do_not_fit_into_registers(monkeypatch: pytest.MonkeyPatch) -> None:
+    layout = source.rows_of
+    monkeypatch.setattr(norm, "rows_of", lambda width, lanes, *_: layout(width, lanes, 8, 64))
+    for width, rms in ((1048, False), (1049, True)):
+        check_norms(Emulated(), (3, width), (FP16, FLOAT, FLOAT, BF16), rms=rms)
+
+
+@needs_emulation
+def test_few_blocks_for_many_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(norm, "_SUMMING", 3)
+    check_norms(Emulated(), (101, 264), (FP16,) * 4, rms=False)
+    check_norms(Emulated(), (1000, 5), (FLOAT,) * 4, rms=False)
+
+
+@needs_emulation
+@pytest.mark.parametrize("offset", [0, 4, 8])
+def test_addresses_that_are_no_multiples_of_16(offset: int) -> None:
+    check_norms(Emulated(offset), (9, 64), (FP16, FP16, FLOAT, FP16), rms=False)
+    check_column_sums(Emulated(offset), (50, 64), FP16)
+    check_cross_entropy(Emulated(offset), 7, 133, FP16, FP16)
+    check_cross_entropy(Emulated(offset), 7, 133, FLOAT, FP16)
+
+
+@needs_emulation
+@pytest.mark.parametrize("classes", [1, 5, 9, 133, 1023, 1025, 9001])
+def test_cross_entropy(classes: int) -> None:
+    for kinds in ((FLOAT, FLOAT), (FP16, FP16), (BF16, FLOAT)):
+        check_cross_entropy(Emulated(), 1 if classes > 9000 else 11, classes, *kinds)
+
+
+@needs_emulation
+def test_scores_that_are_large_infinite_or_no_numbers() -> None:
+    compute = Emulated()
+    check_cross_entropy(compute, 5, 40, FLOAT, FLOAT, spread=1e4)
+    scores = np.zeros((4, 40), np.float32)
+    scores[0, 1:] = -np.inf
+    scores[1, 8:32] = -np.inf
+    scores[2, 7] = np.nan
+    labels = np.array([0, 0, 3, 39])
+    loss, lse = compute("CrossEntropy", {}, [stored(labels, INT64), (scores, FLOAT)], [FLOAT, FLOAT])
+    assert np.isnan(loss)
+    np.testing.assert_allclose(lse[[0, 1, 3]], np.log([1, 16, 40]), rtol=1e-6, atol=1e-7)
+    assert np.isnan(lse[2])
+    for place in (1, 2, 3):
+        scores[2] = 0
+        scores[2, 13 * place] = np.nan
+        scores[2, :3] = -np.inf
+        assert np.isnan(compute("CrossEntropy", {}, [stored(labels, INT64), (scores, FLOAT)], [FLOAT, FLOAT])[1][2])
+
+
+@needs_emulation
+@pytest.mark.parametrize("label", [-1, 40, -(2**63), 2**40])
+def test_a_label_that_is_no_class_gives_no_number(label: int) -> None:
+    compute, scores = Emulated(), stored(np.zeros((3, 40)), FP16)
+    labels = stored(np.array([1, label, 2]), INT64)
+    loss, lse = compute("CrossEntropy", {"ignore": -100}, [labels, scores], [FLOAT, FLOAT])
+    assert np.isnan(loss)
+    given = [labels, (np.array(1, np.float32), FLOAT), scores, (lse, FLOAT)]
+    (dscores,) = compute("CrossEntropyGrad", {"ignore": -100}, given, [FP16])
+    assert np.isnan(dscores[1]).all()
+    assert np.isfinite(dscores[[0, 2]]).all()
+
+
+@needs_emulation
+@pytest.mark.parametrize("dims", [(3, 1), (500, 12), (300, 64), (90, 768), (2, 35, 257)], ids=str)
+def test_column_sums(dims: tuple[int, ...]) -> None:
+    for kind in KINDS if dims == (90, 768) else [FP16]:
+        check_column_sums(Emulated(), dims, kind)
+
+
+@needs_emulation
+def test_sums_over_leading_axes() -> None:
+    for axes in (1, 2):
+        check_column_sums(Emulated(), (6, 5, 4, 9), FP16, axes)
+
+
+@needs_emulation
+@pytest.mark.parametrize(
+    ("rows", "dims", "width", "skew"),
+    [
+        (5, (7,), 3, 1),
+        (300, (3, 50), 64, 3),
+        (1100, (2500,), 8, 1),
+        (2, (1200,), 24, 1),
+        (1, (40,), 1, 1),
+        (9, (1, 1), 1030, 1),
+    ],
+)
+def test_gradients_of_tables(rows: int, dims: tuple[int, ...], width: int, skew: float) -> None:
+    check_table_gradient(Emulated(), rows, dims, width, FP16, FLOAT, skew=skew)
+    if width == 64:
+        check_table_gradient(Emulated(), rows, dims, width, BF16, BF16, skew=skew)
+
+
+@needs_emulation
+def test_gradients_of_tables_with_more_indices_than_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(embedding, "_CHUNKS", 2)
+    check_table_gradient(Emulated(), 1500, (3000,), 4, FP16, FP16, skew=4)
+
+
+@needs_emulation
+@pytest.mark.parametrize("index", [9, -10, 2**40])
+def test_an_index_outside_of_the_table_gives_no_number(index: int) -> None:
+    given = [stored(np.array([1, index, 2]), INT64), stored(np.zeros((3, 8)), FP16)]
+    (table,) = Emulated()("TableGrad", {"rows": 9}, given, [FLOAT])
+    assert np.isnan(table).all()
+
+
+@needs_emulation
+@pytest.mark.parametrize(
+    ("dims", "mask", "kinds"),
+    [
+        ((2, 3, 5, 40), (5, 40), (FP16, FLOAT, FP16, FP16)), ((2, 3, 5, 37), (2, 1, 1, 37), (BF16, BF16, FLOAT, FLOAT)),
+        ((3, 300), (3, 1), (FLOAT,) * 4), ((3, 1), (4, 3, 9), (FLOAT,) * 4), ((2, 1032), None, (FP16,) * 4),
+        ((7,), (), (FP16,) * 4), ((2, 1, 4, 8), (3, 1, 8), (FP16, FP16, BF16, FP16)),
+    ],
+)  # fmt: skip
+def test_softmax(dims: tuple[int, ...], mask: tuple[int, ...] | None, kinds: tuple[int, int, int, int]) -> None:
+    check_softmax(Emulated(), dims, mask, kinds)
+
+
+@needs_emulation
+def test_softmax_of_rows_that_do_not_fit_into_registers(monkeypatch: pytest.MonkeyPatch) -> None:
+    layout = source.rows_of
+    monkeypatch.setattr(softmax, "rows_of", lambda width, lanes, **_: layout(width, lanes, 8, 64))
+    check_softmax(Emulated(), (2, 1048), (2, 1048), (FP16, FLOAT, FP16, FLOAT))
+    check_softmax(Emulated(), (2, 1049), (1, 1), (FLOAT, FLOAT, FP16, FP16))
+
+
+def test_axes_that_are_one_to_scores_and_mask_are_one() -> None:
+    assert leading_axes((2, 3, 5, 40), (2, 3, 5, 40), (5, 40)) == [(6, 200, 0), (5, 40, 40)]
+    assert leading_axes((2, 3, 5, 40), (2, 3, 5, 40), ()) == [(30, 40, 0)]
+    assert leading_axes((2, 3, 5, 40), (2, 3, 5, 40), (2, 1, 1, 40)) == [(2, 600, 40), (15, 40, 0)]
+    assert leading_axes((2, 3, 5, 40), (2, 3, 5, 40), (2, 3, 5, 1)) == [(30, 40, 1)]
+    assert leading_axes((40,), (40,), ()) == []
+    with pytest.raises(OrtflowError, match=r"scores are \[2, 3\], and the mask \[4\]"):
+        spread_shape((2, 3), (4,))
+
+
+@needs_emulation
+def test_nothing_to_compute() -> None:
+    compute, empty = Emulated(), stored(np.zeros((0, 8)), FP16)
+    labels = stored(np.zeros(0), INT64)
+    vector, column = stored(np.ones(8), FLOAT), stored(np.zeros((0, 1)), FLOAT)
+    assert [array.shape for array in compute("LayerNormalization", {}, [empty, vector], [FP16, FLOAT, FLOAT])] == [
+        (0, 8), (0, 1), (0, 1),
+    ]  # fmt: skip
+    found = compute("LayerNormalizationGrad", {}, [empty, empty, vector, column, column], [FP16, FLOAT, FLOAT])
+    assert not found[1].any()
+    assert not found[2].any()
+    assert compute("CrossEntropy", {}, [labels, empty], [FLOAT, FLOAT])[0] == 0
+    assert not compute("ColumnSums", {}, [empty], [FLOAT])[0].any()
+    (table,) = compute("TableGrad", {"rows": 3}, [labels, empty], [FP16])
+    assert table.shape == (3, 8)
+    assert not table.any()
+
+
+def test_what_does_not_fit_is_refused() -> None:
+    x, vector, column = stored(np.zeros((3, 8)), FP16), stored(np.ones(8), FLOAT), stored(np.zeros((3, 1)), FLOAT)
+    short, labels = stored(np.ones(7), FLOAT), stored(np.zeros(4), INT64)
+    for operator, inputs, types, words in (
+        ("LayerNormalization", [x, short], [FP16, FLOAT, FLOAT], "the scale is [7], and rows have 8"),
+        ("LayerNormalization", [x, vector, short], [FP16, FLOAT, FLOAT], "the bias is [7]"),
+        ("RMSNormalizationGrad", [vector, x, vector, column], [FP16, FLOAT], "the gradient is [8]"),
+        ("CrossEntropy", [labels, x], [FLOAT, FLOAT], "labels are [4], and scores [3, 8]"),
+        ("CrossEntropyGrad", [stored(np.zeros(3), INT64), column, x, column], [FP16], "the gradient is [3, 1]"),
+        ("TableGrad", [labels, x], [FP16], "indices are [4], and their gradient [3, 8]"),
+        ("LayerNormalization", [(x[0], INT64), vector], [FP16, FLOAT, FLOAT], "INT64 is no element type"),
+    ):
+        with pytest.raises(OrtflowError, match=words.replace("[", r"\[")):
+            OPERATORS[operator]({"rows": 3}).run(EmulatedCall(inputs, types, run=False))  # type: ignore[arg-type]
+
+
+def test_every_operator_says_which_of_its_values_may_be_half() -> None:
+    assert OPERATORS.keys() >= HALF.keys()
+
+
+def sources(kinds: Sequence[int]) -> Iterator[tuple[str, str]]:
+    """Every source and kernel that the operators launch, for values of these types."""
+
+    def launched(operator: str, inputs: list[Any], types: list[int], **attributes: Any) -> Iterator[tuple[str, str]]:
+        call = EmulatedCall(inputs, types, run=False)
+        OPERATORS[operator](attributes).run(call)  # type: ignore[arg-type]
+        yield from call.launched
+
+    for kind in kinds:
+        for width in (768, 769, 4096, 33_000):
+            x, vector, column = (np.zeros(dims, np.float32) for dims in ((2, width), (width,), (2, 1)))
+            given, fp32 = (x, kind), [(array, FLOAT) for array in (vector, column, column)]
+            yield from launched("LayerNormalization", [given, fp32[0]], [kind, FLOAT, FLOAT])
+            yield from launched("LayerNormalizationGrad", [given, given, *fp32], [kind, FLOAT, FLOAT])
+            yield from launched("RMSNormalizationGrad", [given, given, *fp32[:2]], [kind, FLOAT])
+            yield from launched("ColumnSums", [given], [FLOAT])
+            labels, scalar = stored(np.zeros(2), INT64), stored(np.zeros(()), FLOAT)
+            yield from launched("CrossEntropy", [labels, given], [FLOAT, FLOAT])
+            yield from launched("Softmax", [given, (vector, FLOAT)], [kind])
+            yield from launched("SoftmaxGrad", [given, given], [kind])
+            yield from launched("TableGrad", [labels, given], [kind], rows=50_257)
+            yield from launched("CrossEntropyGrad", [labels, scalar, given, (column, FLOAT)], [kind])
+
+
+@pytest.mark.parametrize("architecture", ["sm_75", "sm_90", "sm_120"])
+def test_nvrtc_takes_every_source(architecture: str) -> None:
+    library = _nvrtc()
+    wanted: dict[str, set[str]] = {}
+    for text, function in sources((FP16,) if architecture != "sm_90" else KINDS):
+        wanted.setdefault(text, set()).add(function)
+    for text, functions in wanted.items():
+        code = nvrtc.compiled(library, text, architecture)
+        assert all(function.encode() in code for function in functions)
+
+
+def _nvrtc() -> Any:
+    nvidia = pytest.importorskip("nvidia", reason="needs nvidia-cuda-nvrtc")
+    from pathlib import Path
+
+    found = [path for folder in nvidia.__path__ for path in Path(folder).glob("cu13/lib/libnvrtc.so.*")]
+    if not found:
+        pytest.skip("needs nvidia-cuda-nvrtc for CUDA 13")
+    return ctypes.CDLL(str(found[0]))

@@ -1,0 +1,76 @@
+"""The whole training graph in half precision: what stands in it, and that only the rounding parts it from fp32."""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+from cuda_composed import composed
+from graph_build_models import built
+from onnx import TensorProto
+from safetensors.numpy import load_file
+
+from ortflow.workflow.fusion import halved as form
+from ortflow.workflow.graph.autodiff.compose_attention import compose_attention
+from ortflow.workflow.graph.element_types import element_types
+from ortflow.workflow.graph.types import LOSS_SCALE, GraphSet, half_of
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "examples" / "gpt"))
+from model import Config, build
+
+GPT = Config(vocabulary=64, context=32, width=64, heads=4, layers=2)
+SCALE = 8.0
+
+
+def graphs_in(folder: Path, precision: str, **changes: Any) -> GraphSet:
+    onnx.save(build(GPT), folder / "model.onnx")
+    return built(
+        folder / "model.onnx", resources__gpus_per_rank=1, data__micro_batch=4, train__precision=precision, **changes
+    )
+
+
+@pytest.mark.parametrize(("precision", "kind"), [("fp16", TensorProto.FLOAT16), ("bf16", TensorProto.BFLOAT16)])
+def test_what_stands_in_the_graph_of_a_gpt(tmp_path: Path, precision: str, kind: int) -> None:
+    model = onnx.load(half_of(graphs_in(tmp_path, precision).train))
+    types, counts = element_types(model), Counter(node.op_type for node in model.graph.node)
+    assert (counts["Attention"], counts["AttentionGrad"], counts["CrossEntropy"], counts["TableGrad"]) == (2, 2, 1, 1)
+    assert (counts["LayerNormalization"], counts["LayerNormalizationGrad"]) == (5, 5)
+    assert not counts["Softmax"] + counts["Erf"] + counts["Exp"], "the elementwise nodes are fused"
+    products = [node for node in model.graph.node if node.op_type in ("MatMul", "FusedMatMul", "Gemm")]
+    assert len(products) > 20
+    assert {types[name] for node in products for name in (*node.input, *node.output)} == {kind}
+    assert {value.type.tensor_type.elem_type for value in model.graph.output} == {TensorProto.FLOAT}
+    assert (LOSS_SCALE in {value.name for value in model.graph.input}) == (precision == "fp16")
+
+
+@pytest.mark.parametrize("again", [[], ["h.0"]], ids=["kept", "computed again"])
+def test_without_rounding_the_gradient_is_that_of_the_fp32_graph(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, again: list[str]
+) -> None:
+    monkeypatch.setattr(form, "half", lambda model, *rest: model)
+    monkeypatch.setattr(form, "on_cuda", lambda model: model)
+    monkeypatch.setattr(form, "fuse", lambda model: (model, 0))
+    graphs = graphs_in(tmp_path, "fp16", model__recompute=again)
+    train = onnx.load(half_of(graphs.train))
+    assert sum(node.op_type == "Attention" for node in train.graph.node) == 2 + len(again)
+    random = np.random.default_rng(0)
+    feeds = {name: random.integers(0, GPT.vocabulary, (4, GPT.context)) for name in ("tokens", "labels")}
+    feeds |= load_file(graphs.initial) | {LOSS_SCALE: np.array([SCALE], np.float32)}
+    results = []
+    for model in (onnx.load(graphs.train), composed(compose_attention(train))):
+        session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+        names = [value.name for value in session.get_outputs()]
+        values = session.run(names, {value.name: feeds[value.name] for value in session.get_inputs()})
+        results.append(dict(zip(names, values, strict=True)))
+    exact, mine = results
+    assert exact.keys() == mine.keys()
+    for name, array in exact.items():
+        factor = SCALE if name.endswith("_grad") else 1.0
+        apart = np.linalg.norm(mine[name] / factor - array) / np.linalg.norm(array)
+        assert apart < 1e-5, (name, apart)

@@ -1,0 +1,210 @@
+"""Predicted memory: liveness, the arena, shapes, and what a rank on the CPU is then measured to take."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from graph_build_models import run_file
+from kernels import needs_kernels
+from onnx import TensorProto, helper
+from run_files import spec_of
+from small_network import save_model
+from tiny_runs import Tiny
+
+from ortflow.workflow.data.write import record_batch, write_set
+from ortflow.workflow.forecast import activations, forecast
+from ortflow.workflow.graph.arena import UNIT, Arena
+from ortflow.workflow.graph.build import build_graphs
+from ortflow.workflow.graph.concrete import concrete
+from ortflow.workflow.graph.memory_plan import length, peak_of, sizes_of
+from ortflow.workflow.onnx_runtime import onnxruntime
+from ortflow.workflow.trainer.builder import write_forms
+
+ROOT = Path(__file__).parents[2]
+SUPPORT = ROOT / "tests" / "support"
+
+
+def graph_of(*nodes: onnx.NodeProto, outputs: tuple[str, ...] = ("y",)) -> onnx.ModelProto:
+    inputs = [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["batch", 256])]
+    made = [helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in outputs]
+    graph = helper.make_graph([*nodes], "g", inputs, made)
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=8)
+
+
+def planned(model: onnx.ModelProto, batch: int = 4) -> Any:
+    types = concrete(model, {"x": (batch, 256)})
+    bound = {value.name for value in (*model.graph.input, *model.graph.output)}
+    return peak_of(model.graph, sizes_of(types), bound)
+
+
+def test_values_live_from_their_maker_to_their_last_reader() -> None:
+    """a and b are gone when e is made; d is written over c; the output has memory of its own."""
+    node = helper.make_node
+    peak = planned(graph_of(
+        node("Softmax", ["x"], ["a"]), node("Softmax", ["x"], ["b"]), node("Concat", ["a", "b"], ["c"], axis=1),
+        node("Relu", ["c"], ["d"]), node("Concat", ["d", "d"], ["e"], axis=1, name="last"),
+        node("ReduceSum", ["e"], ["y"]),
+    ))  # fmt: skip
+    row = 4 * 256 * 4
+    assert peak.size == 6 * row
+    assert peak.values == (("e", 4 * row), ("c", 2 * row))
+    assert (peak.node, peak.unknown) == ("last", ())
+
+
+def test_views_keep_what_they_look_at_alive() -> None:
+    node = helper.make_node
+    flat = helper.make_tensor("flat", TensorProto.INT64, [1], [-1])
+    model = graph_of(
+        node("Softmax", ["x"], ["a"]), node("Reshape", ["a", "flat"], ["b"]), node("Softmax", ["x"], ["c"]),
+        node("Reshape", ["c", "flat"], ["d"]), node("Add", ["b", "d"], ["e"]), node("Shape", ["a"], ["s"]),
+        node("Softmax", ["e"], ["y"]), outputs=("y", "s"),
+    )  # fmt: skip
+    model.graph.initializer.append(flat)
+    peak = planned(model)
+    assert peak.size == 2 * 4 * 256 * 4, "a and c, and the sum is written over one of them"
+
+
+def test_axes_of_computed_length() -> None:
+    axes = {"batch": 8, "sequence": 5}
+    assert length("batch*sequence", axes) == 40
+    assert length("floor(sequence/2 - 1/2) + 1", axes) == 3
+    for text in ("other", "batch*other", "__import__('os')", "batch**9", "", "-batch"):
+        assert length(text, axes) is None, text
+
+
+def test_the_arena_splits_joins_and_grows() -> None:
+    arena = Arena()
+    held = [arena.take(size) for size in (1000, 5000, 1000)]
+    assert arena.reserved == 1024 + 5120 + 1024
+    arena.give(held[1])
+    assert arena.take(2 * UNIT) == held[1], "the best fit is split"
+    rest = arena.take(5120 - 2 * UNIT)
+    assert (rest, arena.reserved) == (held[1] + 2 * UNIT, 1024 + 5120 + 1024)
+    arena.give(rest)
+    arena.give(held[1])
+    assert arena.take(5120) == held[1], "its halves are one piece again"
+    arena.give(held[0])
+    arena.give(held[2])
+    arena.take(2048)
+    assert arena.reserved == 1024 + 5120 + 1024 + 2048, "two regions are never one piece"
+
+
+def gpt(folder: Path) -> Path:
+    sizes = {"layers": 2, "width": 256, "heads": 8, "context": 256, "vocabulary": 3000}
+    words = [word for name, size in sizes.items() for word in (f"--{name}", str(size))]
+    program = ROOT / "examples/gpt/model.py"
+    subprocess.run([sys.executable, program, "--output", folder / "m.onnx", *words], check=True, capture_output=True)
+    return folder / "m.onnx"
+
+
+def images(folder: Path) -> Path:
+    program = ROOT / "examples/digits/model.py"
+    subprocess.run([sys.executable, program, "--output", folder / "m.onnx"], check=True, capture_output=True)
+    return folder / "m.onnx"
+
+
+SHAPES = {
+    gpt: {"tokens": (16, 256), "labels": (16, 256)},
+    images: {"image": (256, 1, 32, 32), "labels": (256,)},
+}
+
+
+@needs_kernels
+@pytest.mark.skipif(sys.platform != "linux", reason="resident memory is told by Linux alone")
+@pytest.mark.parametrize("model", [gpt, images])
+def test_what_is_then_measured(tmp_path: Path, model: Any) -> None:
+    """Within 10%, on a graph of a transformer and one of convolutions."""
+    spec = run_file(model(tmp_path))
+    graphs = build_graphs(spec, "cpu", tmp_path / "graphs", 256)
+    peak = activations(graphs, spec, SHAPES[model])
+    assert peak.unknown == ()
+    program = [sys.executable, SUPPORT / "measured_run.py", tmp_path / "graphs", "auto", json.dumps(SHAPES[model])]
+    measured = int(subprocess.run(program, check=True, capture_output=True, text=True).stdout)
+    print(f"{model.__name__}: predicted {peak.held:,}, measured {measured:,}: {peak.held / measured:.3f}")
+    assert measured > 100e6, "large enough to be seen"
+    assert 0.9 <= peak.held / measured <= 1.1
+
+
+@pytest.mark.parametrize("model", [gpt, images])
+def test_shapes_are_those_that_the_runtime_has(tmp_path: Path, model: Any) -> None:
+    """Every value of the training graph, at two rows, made an output of it."""
+    graphs = build_graphs(run_file(model(tmp_path)), "cpu", tmp_path / "graphs", 256)
+    small = {name: (2, *shape[1:]) for name, shape in SHAPES[model].items()}
+    whole = onnx.load(graphs.train)
+    types = concrete(whole, small)
+    made = [name for node in whole.graph.node for name in node.output if name]
+    assert [name for name in made if name not in types] == []
+    there = {value.name for value in whole.graph.output}
+    whole.graph.output.extend(helper.make_empty_tensor_value_info(name) for name in made if name not in there)
+    options = onnxruntime.SessionOptions()
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    session = onnxruntime.InferenceSession(whole.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    feeds = {}
+    for value in session.get_inputs():
+        shape = small.get(value.name, [size if isinstance(size, int) else 1 for size in value.shape])
+        feeds[value.name] = np.zeros(shape, np.float32 if value.type == "tensor(float)" else np.int64)
+    names = [value.name for value in session.get_outputs()]
+    for name, array in zip(names, session.run(names, feeds), strict=True):
+        assert types[name] == (helper.np_dtype_to_tensor_dtype(array.dtype), array.shape), name
+
+
+def test_the_graph_of_a_gpu_is_followed_too(tmp_path: Path) -> None:
+    """Fused kernels stand in it, which onnx does not know."""
+    spec = run_file(gpt(tmp_path)).model_copy(deep=True)
+    resources = spec.resources.model_copy(update={"gpus_per_rank": 1})
+    graphs = build_graphs(spec, "cpu", tmp_path / "graphs", 256)
+    plain = activations(graphs, spec.model_copy(update={"resources": resources}), SHAPES[gpt])
+    (tmp_path / "graphs/optimizer.onnx").write_bytes(graphs.train.read_bytes())
+    write_forms(graphs)
+    fused = activations(graphs, spec.model_copy(update={"resources": resources}), SHAPES[gpt])
+    assert fused.unknown == ()
+    assert fused.size < plain.size
+
+
+def test_half_precision_takes_half(tmp_path: Path) -> None:
+    """Every value of the graph in half precision is known, and most of them take half of what they take in fp32."""
+    gpt(tmp_path)
+    tokens = np.random.default_rng(0).integers(0, 3000, (16, 257))
+    write_set(tmp_path / "train.arrow", [record_batch({"tokens": tokens})])
+    spec = spec_of(
+        model={"path": str(tmp_path / "m.onnx"), "loss": {"kind": "cross_entropy"}},
+        data={
+            "train": {
+                "path": str(tmp_path / "train.arrow"),
+                "columns": {"tokens": "tokens[:-1]", "labels": "tokens[1:]"},
+            },
+            "micro_batch": 16,
+        },
+        resources={"gpus_per_rank": 1},
+        export={"enabled": False},
+    )
+    whole = forecast(spec)
+    half = forecast(spec.model_copy(update={"train": spec.train.model_copy(update={"precision": "bf16"})}))
+    assert (whole.device, whole.peak.unknown, half.peak.unknown) == ("cuda", (), ())
+    assert 0.25 * whole.peak.size < half.peak.size < 0.65 * whole.peak.size
+    assert whole.parts["parameters"] == half.parts["parameters"], "master weights are in fp32"
+    assert whole.largest == "activations"
+
+
+def test_the_command(tmp_path: Path) -> None:
+    save_model(tmp_path / "unused.onnx")
+    tiny = Tiny.make(tmp_path)
+    done = tiny.command("inspect", "--plan", "run.yaml")
+    assert done.code == 0, done.said
+    assert "memory of a rank on the CPU, predicted" in done.out
+    assert "the largest part: " in done.out
+    told = json.loads(tiny.command("inspect", "--json", "--plan", "run.yaml", "data.micro_batch=2").out)
+    assert (told["device"], told["micro_batch"], told["unknown"]) == ("cpu", 2, [])
+    assert told["total"] == sum(told["parts"].values())
+    wrong = tiny.command("inspect")
+    assert (wrong.code, "one model file is needed" in wrong.said) == (2, True)
+    broken = tiny.command("inspect", "--plan", "run.yaml", "train.steps=no")
+    assert broken.code == 2
+    assert not tiny.run_dir.exists()

@@ -1,0 +1,211 @@
+"""NCCL that is played: calls that go on in the background, ranks that never come, errors that come later."""
+
+from __future__ import annotations
+
+import ctypes
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from fake_cuda import FakeCuda, fake_device
+
+from ortflow.workflow.comm import nccl, nccl_watch
+from ortflow.workflow.comm.nccl import IN_PROGRESS, NcclCommunicator, NcclError
+from ortflow.workflow.comm.solo import SoloCommunicator
+from ortflow.workflow.device.cuda import CudaDevice
+
+NOT_READY = 600
+WORLD = 4242
+
+
+class Below(SoloCommunicator):
+    """MPI's side of two ranks, seen from rank 0."""
+
+    world_size = 2
+    closed: int | None = None
+
+    def share(self, value: Any) -> Any:
+        return value
+
+    def close(self) -> None:
+        self.closed = 0
+
+    def abort(self, code: int) -> None:
+        self.closed = code
+
+
+class FakeNccl:
+    """`states` are what ncclCommGetAsyncError gives, one after the other, the last one for ever."""
+
+    def __init__(self) -> None:
+        self.answers: dict[str, int] = {}
+        self.states = [0]
+        self.calls: list[str] = []
+        self.last = b""
+        self.ncclCommInitRankConfig = Init(self)
+
+    def _code(self, name: str) -> int:
+        self.calls.append(name)
+        return self.answers.get(name, 0)
+
+    def ncclGetUniqueId(self, place: Any) -> int:  # noqa: N802
+        return self._code("ncclGetUniqueId")
+
+    def ncclAllReduce(self, *arguments: Any) -> int:  # noqa: N802
+        source, _, count, kind, operation, world, stream = arguments
+        assert (kind, operation, world.value, stream.value) == (7, 0, WORLD, 77)
+        array = np.ctypeslib.as_array((ctypes.c_float * count.value).from_address(source.value))
+        array *= 2
+        return self._code("ncclAllReduce")
+
+    def ncclCommGetAsyncError(self, world: Any, place: Any) -> int:  # noqa: N802
+        assert world.value == WORLD
+        place._obj.value = self.states[0] if len(self.states) == 1 else self.states.pop(0)
+        return 0
+
+    def ncclCommAbort(self, world: Any) -> int:  # noqa: N802
+        assert world.value == WORLD
+        return self._code("ncclCommAbort")
+
+    def ncclCommFinalize(self, world: Any) -> int:  # noqa: N802
+        return self._code("ncclCommFinalize")
+
+    def ncclCommDestroy(self, world: Any) -> int:  # noqa: N802
+        return self._code("ncclCommDestroy")
+
+    def ncclGetErrorString(self, code: int) -> bytes:  # noqa: N802
+        return {2: b"unhandled system error", 6: b"remote process exited or there was a network error"}[code]
+
+    def ncclGetLastError(self, world: Any) -> bytes:  # noqa: N802
+        return self.last
+
+
+class Init:
+    """ncclCommInitRankConfig."""
+
+    argtypes: Any = None
+
+    def __init__(self, library: FakeNccl) -> None:
+        self._library = library
+
+    def __call__(self, place: Any, ranks: int, unique: Any, rank: int, config: Any) -> int:
+        assert (ranks, rank, config._obj.blocking, config._obj.magic) == (2, 0, 0, 0xCAFEBEEF)
+        assert config._obj.size == ctypes.sizeof(config._obj)
+        place._obj.value = WORLD
+        return self._library._code("ncclCommInitRankConfig")
+
+
+@pytest.fixture(autouse=True)
+def soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(nccl_watch.Watch.__init__, "__defaults__", (0.01,))
+    monkeypatch.setattr(nccl, "LOOK", 0.001)
+
+
+@pytest.fixture
+def cuda() -> FakeCuda:
+    return FakeCuda()
+
+
+@pytest.fixture
+def device(cuda: FakeCuda) -> Iterator[CudaDevice]:
+    made = fake_device(cuda)
+    yield made
+    cuda.failing.clear()
+
+
+def until(happened: Callable[[], object]) -> None:
+    end = time.monotonic() + 20
+    while not happened():
+        assert time.monotonic() < end
+        time.sleep(0.005)
+
+
+def test_sums_are_queued_and_the_world_is_left_in_order(device: CudaDevice) -> None:
+    library, below = FakeNccl(), Below()
+    world = NcclCommunicator(below, device, library, 60)
+    buffer = device.allocate(10, np.float32)
+    buffer.fill(3)
+    world.all_reduce(buffer)
+    np.testing.assert_array_equal(buffer.read(), np.full(10, 6, np.float32))
+    world.close()
+    assert library.calls[-2:] == ["ncclCommFinalize", "ncclCommDestroy"]
+    assert below.closed == 0
+    assert "ncclCommAbort" not in library.calls
+
+
+def test_calls_that_go_on_in_the_background_are_waited_for(device: CudaDevice) -> None:
+    library = FakeNccl()
+    library.answers = {"ncclCommInitRankConfig": IN_PROGRESS}
+    library.states = [IN_PROGRESS] * 5 + [0]
+    world = NcclCommunicator(Below(), device, library, 60)
+    assert library.states == [0]
+    library.answers["ncclAllReduce"] = IN_PROGRESS
+    world.all_reduce(device.allocate(10, np.float32))
+    world.close()
+
+
+def test_ranks_that_do_not_find_each_other_are_given_up(device: CudaDevice) -> None:
+    library = FakeNccl()
+    library.answers, library.states = {"ncclCommInitRankConfig": IN_PROGRESS}, [IN_PROGRESS]
+    with pytest.raises(NcclError, match=r"took longer than 0\.05 s: a rank cannot reach .*NCCL_SOCKET_IFNAME"):
+        NcclCommunicator(Below(), device, library, 0.05)
+    assert library.calls[-1] == "ncclCommAbort"
+
+
+def test_an_error_of_the_start_is_told_with_its_cause(device: CudaDevice) -> None:
+    library = FakeNccl()
+    library.answers = {"ncclCommInitRankConfig": 2}
+    library.last = b"Error while creating shared memory segment /dev/shm/nccl-1: No space left on device"
+    with pytest.raises(NcclError, match="ncclCommInitRankConfig: /dev/shm is too small or full"):
+        NcclCommunicator(Below(), device, library, 60)
+
+
+def test_a_sum_that_never_comes_ends_the_wait_with_a_sentence(cuda: FakeCuda, device: CudaDevice) -> None:
+    library = FakeNccl()
+    world = NcclCommunicator(Below(), device, library, 0.05)
+    buffer = device.allocate(10, np.float32)
+    readback = device.readback(buffer)
+    cuda.failing["cudaEventQuery"] = NOT_READY
+    world.all_reduce(buffer)
+    until(lambda: "ncclCommAbort" in library.calls)
+    words = r"did not come within 0\.05 s \(restart\.hung_seconds\): another rank has ended or is stuck"
+    readback.queue()
+    for wait in (buffer.read, readback.read, device.synchronize, lambda: world.all_reduce(buffer)):
+        with pytest.raises(NcclError, match=words):
+            wait()
+    assert library.calls.count("ncclCommAbort") == 1
+    below = world.below
+    world.abort(1)
+    assert isinstance(below, Below)
+    assert below.closed == 1
+    assert library.calls.count("ncclCommAbort") == 1
+
+
+def test_an_error_that_comes_later_ends_the_wait(device: CudaDevice) -> None:
+    library = FakeNccl()
+    world = NcclCommunicator(Below(), device, library, None)
+    buffer = device.allocate(10, np.float32)
+    world.all_reduce(buffer)
+    library.last = b"socketProgress: Connection closed by remote peer node2<41234>"
+    library.states = [6]
+    until(lambda: "ncclCommAbort" in library.calls)
+    with pytest.raises(NcclError, match="NCCL fails in a sum over the ranks: another rank has ended or cannot be"):
+        buffer.read()
+
+
+def test_sums_that_take_their_time_are_waited_for(cuda: FakeCuda, device: CudaDevice) -> None:
+    library = FakeNccl()
+    world = NcclCommunicator(Below(), device, library, 30)
+    buffer = device.allocate(10, np.float32)
+    cuda.failing["cudaEventQuery"] = NOT_READY
+    for _ in range(3):
+        world.all_reduce(buffer)
+    time.sleep(0.1)
+    buffer.read()
+    del cuda.failing["cudaEventQuery"]
+    time.sleep(0.1)
+    world.all_reduce(buffer)
+    assert len(cuda.events) == 3, "marks are used again"
+    world.close()

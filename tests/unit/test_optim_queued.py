@@ -1,0 +1,110 @@
+"""Scaling and update of a step that no host looks at: the same bits, and nothing moved by what is no number."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime as ort
+import pytest
+
+from ortflow.workflow.fusion.groups import fuse
+from ortflow.workflow.graph.autodiff.compose import compose
+from ortflow.workflow.layout import ALIGNMENT
+from ortflow.workflow.optim.gradient import gradient_graph, queued_gradient_graph
+from ortflow.workflow.optim.graph import moments, optimizer_graph
+from ortflow.workflow.optim.guard import guarded
+from ortflow.workflow.optim.segments import Segment
+from ortflow.workflow.spec.train import Adam, Lamb, Optimizer, Sgd
+
+SEGMENTS = [Segment(0, 3 * ALIGNMENT, 0.1), Segment(3 * ALIGNMENT, 8 * ALIGNMENT, 0.0)]
+OPTIMIZERS: list[Optimizer] = [
+    Adam(name="adam", lr=1e-3, weight_decay=0.1),
+    Adam(name="adamw", lr=1e-3, weight_decay=0.1),
+    Lamb(name="lamb", lr=1e-3, weight_decay=0.1),
+    Sgd(name="sgd", lr=1e-2, momentum=0.9, nesterov=True, weight_decay=0.1),
+    Sgd(name="sgd", lr=1e-2),
+]
+
+
+def run(model: onnx.ModelProto, **feeds: Any) -> dict[str, Any]:
+    onnx.checker.check_model(model)
+    session = ort.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    wanted = {given.name for given in session.get_inputs()}
+    names = [made.name for made in session.get_outputs()]
+    made = session.run(names, {name: array for name, array in feeds.items() if name in wanted})
+    return dict(zip(names, made, strict=True))
+
+
+def one(number: float) -> Any:
+    return np.array([number], np.float32)
+
+
+@pytest.mark.parametrize("max_norm", [math.inf, 0.1])
+def test_without_a_loss_scale_the_bits_are_those_of_the_other_form(max_norm: float) -> None:
+    random = np.random.default_rng(0)
+    for weight in (1.0, 3.0, 7.0, 1023.0, 8191.0, 0.37):
+        gradients = random.normal(size=640).astype(np.float32)
+        mine = run(
+            queued_gradient_graph(), gradients=gradients, loss=one(2.5), weight=one(weight), loss_scale=one(1),
+            max_norm=one(max_norm),
+        )  # fmt: skip
+        inverse = np.array([1.0 / float(np.float32(weight))], np.float32)
+        theirs = run(gradient_graph(), gradients=gradients, inverse_weight=inverse, max_norm=one(max_norm))
+        assert mine["useful"] == 1
+        for name in ("norm", "gradients.out"):
+            np.testing.assert_array_equal(mine[name], theirs[name])
+        scaled = run(
+            queued_gradient_graph(), gradients=gradients * np.float32(4096), loss=one(2.5), weight=one(weight),
+            loss_scale=one(4096), max_norm=one(max_norm),
+        )  # fmt: skip
+        for name in ("norm", "gradients.out"):
+            np.testing.assert_array_equal(scaled[name], mine[name], err_msg="a power of two rounds nothing")
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"loss": math.nan}, {"loss": math.inf}, {"weight": 0.0}, {"weight": -1.0}, {"weight": math.nan},
+        {"gradient": math.nan}, {"gradient": -math.inf}, {"gradient": 3e38},
+    ],
+    ids=str,
+)  # fmt: skip
+def test_a_gradient_of_no_use_is_nan_throughout(wrong: dict[str, float]) -> None:
+    gradients = np.zeros(640, np.float32)
+    gradients[[0, 77]] = 1, wrong.get("gradient", 1)
+    sums = {name: one(wrong.get(name, 1)) for name in ("loss", "weight")}
+    made = run(queued_gradient_graph(), gradients=gradients, loss_scale=one(1), max_norm=one(1), **sums)
+    assert made["useful"] == 0
+    assert np.isnan(made["gradients.out"]).all()
+
+
+def feeds_of(optimizer: Optimizer) -> dict[str, Any]:
+    random, feeds = np.random.default_rng(3), {"learning_rate": one(1e-2), "step": np.array([3])}
+    for number, segment in enumerate(SEGMENTS):
+        for name in ("parameters", "gradients", *moments(optimizer)):
+            feeds[f"{name}.{number}"] = np.abs(random.normal(size=segment.count)).astype(np.float32)
+    return feeds
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=lambda optimizer: optimizer.name)
+def test_an_update_keeps_what_has_no_gradient_and_is_else_the_same(optimizer: Optimizer) -> None:
+    plain = compose(optimizer_graph(optimizer, SEGMENTS))
+    feeds = feeds_of(optimizer)
+    expected, mine = run(plain, **feeds), run(guarded(plain), **feeds)
+    assert list(mine) == list(expected)
+    for name, array in expected.items():
+        np.testing.assert_array_equal(mine[name], array, err_msg=name)
+        assert not np.array_equal(array, feeds[name.removesuffix(".out")])
+    feeds |= {name: np.full_like(array, np.nan) for name, array in feeds.items() if name.startswith("gradients")}
+    for name, array in run(guarded(plain), **feeds).items():
+        np.testing.assert_array_equal(array, feeds[name.removesuffix(".out")], err_msg=name)
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=lambda optimizer: optimizer.name)
+def test_the_guard_costs_no_kernel_where_nodes_are_fused(optimizer: Optimizer) -> None:
+    plain = compose(optimizer_graph(optimizer, SEGMENTS))
+    before, behind = (fuse(model)[0] for model in (plain, guarded(plain)))
+    assert len(behind.graph.node) <= len(before.graph.node)

@@ -1,0 +1,83 @@
+"""What run files ask of GPUs and no scheduler can give, one sentence each."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from run_files import spec_of
+
+from ortflow.workflow.spec.check import check
+from ortflow.workflow.spec.gpu_check import is_slice
+from ortflow.workflow.spec.problem import dotted
+
+ONE, EIGHT = {"gpus_per_rank": 1}, {"gpus_per_rank": 1, "ranks_per_node": 8}
+MIG = {"kubernetes": {"gpu": {"resource": "nvidia.com/mig-1g.10gb"}}}
+
+
+def told(resources: dict[str, Any], backends: dict[str, Any] | None = None) -> list[str]:
+    found = check(spec_of(resources=resources, backends=backends or {}))
+    return [f"{dotted(problem.path)}: {problem.what}; {problem.fix}" for problem in found]
+
+
+@pytest.mark.parametrize(
+    ("resources", "backends", "words"),
+    [
+        ({"gpu_type": "h100"}, {}, "resources.gpu_type: is h100, and resources.gpus_per_rank is 0"),
+        ({**ONE, "gpu_type": "h 100"}, {}, "resources.gpu_type: is not a kind of GPU: 'h 100'"),
+        ({**ONE, "gpu_type": "h:1"}, {}, "resources.gpu_type: is not a kind of GPU: 'h:1'"),
+        ({}, {"slurm": {"gpu_bind": "closest"}}, "gpu_bind: binds GPUs, and resources.gpus_per_rank is 0"),
+        (ONE, {"slurm": {"gpu_bind": "near"}}, "gpu_bind: is not a valid way to bind GPUs: 'near'"),
+        (
+            ONE,
+            {"slurm": {"gpu_bind": "none", "mpi": "mpirun"}},
+            "gpu_bind: is srun's, and backends.slurm.mpi is mpirun",
+        ),
+        (
+            {**EIGHT, "gpu_type": "a100"},
+            {"slurm": {"gpus_as": "gres", "gres": "gpu:a100:8"}},
+            "resources.gpu_type: is a100, and backends.slurm.gres names the GPUs, too (gpu:a100:8)",
+        ),
+        (
+            {**EIGHT, "gpu_type": "1g.10gb"},
+            {"slurm": {"gpus_as": "gpus-per-node"}},
+            "gpus_as: is gpus-per-node, which shows all slices (1g.10gb) to each of 8 ranks, and CUDA uses the first",
+        ),
+        (EIGHT, MIG, "gpu.resource: is nvidia.com/mig-1g.10gb, a slice of a GPU: of 8 in a pod CUDA uses the first"),
+        (
+            {**ONE, "gpu_type": "h100"},
+            {"kubernetes": {"node_selector": {"nvidia.com/gpu.product": "x"}}},
+            "node_selector.nvidia.com/gpu.product: is given beside resources.gpu_type",
+        ),
+        (
+            {**ONE, "memory": "1Gi"},
+            {"kubernetes": {"shared_memory": "2Gi"}},
+            "shared_memory: is 2Gi, which counts as memory of the pod, and that is 1Gi",
+        ),
+    ],
+)
+def test_what_cannot_be_had(resources: dict[str, Any], backends: dict[str, Any], words: str) -> None:
+    (found,) = told(resources, backends)
+    assert words in found
+    assert "; " in found, "what to do"
+
+
+@pytest.mark.parametrize(
+    ("resources", "backends"),
+    [
+        ({**EIGHT, "gpu_type": "h100"}, {}),
+        ({**EIGHT, "gpu_type": "1g.10gb"}, {}),
+        (ONE, MIG),
+        ({"ranks_per_node": 8}, MIG),
+        (ONE, {"slurm": {"gpu_bind": "verbose,map_gpu:0,1*2"}}),
+        ({**ONE, "memory": "4Gi"}, {"kubernetes": {"shared_memory": "4Gi"}}),
+    ],
+)
+def test_what_can(resources: dict[str, Any], backends: dict[str, Any]) -> None:
+    assert told(resources, backends) == []
+
+
+def test_names_of_slices() -> None:
+    slices = ("nvidia.com/mig-1g.10gb", "1g.10gb", "3g.20gb", "nvidia.com/mig-1g.10gb.me", "a100_1g.5gb")
+    assert all(is_slice(name) for name in slices)
+    assert not any(is_slice(name) for name in ("nvidia.com/gpu", "h100", "NVIDIA-H100-80GB-HBM3", "a100-80gb"))

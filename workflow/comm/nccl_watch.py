@@ -1,0 +1,78 @@
+"""Looks after NCCL while the rank waits: a sum that fails, or that never comes, ends in an error and not in silence.
+
+NCCL's kernels wait on the GPU for the other ranks, and a rank waits for its GPU. A thread looks at the communicator and
+at the oldest sum that is under way; where either is lost it aborts the communicator, which ends the kernels, and the
+rank's wait ends with the reason.
+"""
+
+from __future__ import annotations
+
+import collections
+import threading
+import time
+from collections.abc import Callable
+
+from ortflow.workflow.device.cuda import CudaDevice
+from ortflow.workflow.device.cudart import CudaError
+
+PERIOD = 0.5
+"""Seconds between two looks."""
+
+
+class Watch:
+    """`fault` tells what NCCL itself has found, empty if nothing; `end` ends what is under way. Sums that take longer
+    than `limit` seconds are taken for lost; None for never."""
+
+    def __init__(
+        self,
+        device: CudaDevice,
+        fault: Callable[[], str],
+        end: Callable[[], None],
+        limit: float | None,
+        period: float = PERIOD,
+    ) -> None:
+        self._device, self._fault, self._end, self._limit, self._period = device, fault, end, limit, period
+        self._under_way: collections.deque[tuple[int, float]] = collections.deque()
+        self._free: list[int] = []
+        self._done = threading.Event()
+        self.trouble = ""
+        """Why the communicator was ended; empty while it is well."""
+        self._thread = threading.Thread(target=self._look, name="nccl", daemon=True)
+        self._thread.start()
+
+    def began(self) -> None:
+        """A sum was queued just now."""
+        runtime = self._device.here()
+        event = self._free.pop() if self._free else runtime.event()
+        runtime.record(event, self._device.stream)
+        self._under_way.append((event, time.monotonic()))
+
+    def close(self) -> None:
+        """Nothing is under way any more."""
+        self._done.set()
+        self._thread.join()
+
+    def _look(self) -> None:
+        while not self._done.wait(self._period):
+            try:
+                self.trouble = self._found()
+            except CudaError as error:
+                self.trouble = f"the GPU fails in a sum over the ranks: {error.words}"
+            if self.trouble:
+                self._end()
+                return
+
+    def _found(self) -> str:
+        runtime = self._device.here()
+        while self._under_way and runtime.passed(self._under_way[0][0]):
+            self._free.append(self._under_way.popleft()[0])
+        if fault := self._fault():
+            return fault
+        if self._limit is not None and self._under_way:
+            waited = time.monotonic() - self._under_way[0][1]
+            if waited > self._limit:
+                return (
+                    f"a sum over the ranks' GPUs did not come within {self._limit:g} s (restart.hung_seconds): "
+                    "another rank has ended or is stuck; look at the logs of the other ranks"
+                )
+        return ""

@@ -1,0 +1,8 @@
+"""Nodes of our own on ONNX Runtime's CUDA provider.
+
+`operators` ties them to a session, `nvrtc` compiles what they launch, `library` is the C between ONNX Runtime and us.
+Each family of operators has a module; `table` names them all. Only GPUs need any of it.
+"""
+
+DOMAIN = "ortflow.cuda"
+"""Of all of them, in model files."""

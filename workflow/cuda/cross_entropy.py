@@ -1,0 +1,84 @@
+"""The summed cross-entropy of rows of scores with classes for labels, and its gradient: see cross_entropy.cu.
+
+CrossEntropy (labels, scores) -> the sum of the losses (fp32 []), and of each row the logarithm of the sum of the
+exponentials (fp32 [rows]); CrossEntropyGrad (labels, gradient, scores, these logarithms) -> dscores, where the
+gradient is one fp32. Rows whose label is `ignore` count nothing. Scores and dscores may be half. No probabilities are
+kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from ctypes import c_int, c_int64, c_void_p
+from typing import Any
+
+from ortflow.workflow.cuda.operators import Call, Tensor
+from ortflow.workflow.cuda.source import blocks, rows_and_width, size_of, source
+from ortflow.workflow.errors import OrtflowError
+
+_NO_LABEL = -(2**63)
+_WARP, _BLOCK = 32, 256
+
+
+class _Loss:
+    def __init__(self, attributes: Mapping[str, Any]) -> None:
+        self._ignore = c_int64(int(attributes.get("ignore", _NO_LABEL)))
+
+
+class CrossEntropy(_Loss):
+    """See the module."""
+
+    def run(self, call: Call) -> None:
+        """A label that is neither a class nor ignored makes the sum no number."""
+        labels, scores = call.given(0), call.given(1)
+        rows, classes = _sizes(labels, scores)
+        out, lse = call.output(0, ()), call.output(1, (rows,))
+        losses = call.scratch(4 * max(rows, 1))
+        group, block = _threads(classes)
+        text = source("cross_entropy", (("X", scores.type),), (("GROUP", group), ("BLOCK", block)))
+        if rows:
+            call.launch(
+                text, "cross_entropy", blocks(rows, block // group), block,
+                *map(c_void_p, (labels.pointer, scores.pointer, lse, losses)),
+                self._ignore, c_int64(rows), c_int(classes),
+            )  # fmt: skip
+        call.launch(text, "total", 1, 1024, c_void_p(losses), c_void_p(out), c_int64(rows))
+
+
+class CrossEntropyGrad(_Loss):
+    """See the module."""
+
+    def run(self, call: Call) -> None:
+        """A label that is neither a class nor ignored makes the row's gradient no number."""
+        labels, gradient, scores, lse = (call.given(place) for place in range(4))
+        rows, classes = _sizes(labels, scores)
+        if size_of(gradient) != 1 or size_of(lse) != rows:
+            raise OrtflowError(f"the gradient is {list(gradient.shape)}, and the logarithms are {list(lse.shape)}")
+        dscores = call.output(0, scores.shape)
+        if not rows * classes:
+            return
+        group, block = _threads(classes)
+        types = (("X", scores.type), ("D", call.types[0]))
+        text = source("cross_entropy_gradient", types, (("GROUP", group), ("BLOCK", block)))
+        call.launch(
+            text, "cross_entropy_gradient", blocks(rows, block // group), block,
+            *map(c_void_p, (labels.pointer, gradient.pointer, scores.pointer, lse.pointer, dscores)),
+            self._ignore, c_int64(rows), c_int(classes),
+        )  # fmt: skip
+
+
+def _sizes(labels: Tensor, scores: Tensor) -> tuple[int, int]:
+    rows, classes = rows_and_width(scores)
+    if len(scores.shape) != 2 or size_of(labels) != rows:
+        raise OrtflowError(f"labels are {list(labels.shape)}, and scores {list(scores.shape)}")
+    if classes >= 2**31 - 8:
+        raise OrtflowError(f"{classes:,} classes are more than a kernel takes")
+    return rows, classes
+
+
+def _threads(classes: int) -> tuple[int, int]:
+    """Threads a row, and of a block."""
+    if classes <= 1024:
+        return _WARP, _BLOCK
+    group = 128 if classes <= 8192 else 512
+    return group, group

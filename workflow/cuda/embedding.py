@@ -1,0 +1,77 @@
+"""The gradient of a look-up of rows of a table, in a fixed order: see embedding.cu.
+
+TableGrad (indices, gradient) -> the table's gradient [rows, width]: of each row the sum of the gradients at its
+indices, which may count from the end. `rows` is an attribute. The gradients may be half.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from ctypes import c_int, c_int64, c_void_p
+from itertools import accumulate
+from typing import Any
+
+from ortflow.workflow.cuda.operators import Call
+from ortflow.workflow.cuda.source import blocks, columns_of, size_of, source, vector
+from ortflow.workflow.errors import OrtflowError
+
+_DIGIT = 10
+"""Bits of an index that a pass sorts by, at most: what is counted of each fits into shared memory."""
+_THREADS = 512
+_CHUNKS = 256
+"""Blocks that sort, at most: each reads the counts of all."""
+_SHORTEST_RUN = 32
+_ALIGNED = 256
+
+
+class TableGrad:
+    """See the module."""
+
+    def __init__(self, attributes: Mapping[str, Any]) -> None:
+        self._height = int(attributes["rows"])
+
+    def run(self, call: Call) -> None:
+        """An index outside of the table makes the whole gradient no number."""
+        indices, gradient = call.given(0), call.given(1)
+        entries, height = size_of(indices), self._height
+        width = gradient.shape[-1] if gradient.shape else 0
+        if size_of(gradient) != entries * width:
+            raise OrtflowError(f"indices are {list(indices.shape)}, and their gradient {list(gradient.shape)}")
+        if max(entries, height) >= 2**31 - _THREADS:
+            raise OrtflowError(f"{entries:,} indices of {height:,} rows are more than a kernel takes")
+        table = call.output(0, (height, width))
+        if not height * width:
+            return
+        bits, run = height.bit_length(), max(_SHORTEST_RUN, 1 << (math.isqrt(max(entries, 1) - 1)).bit_length())
+        passes = -(-bits // _DIGIT)
+        digit = -(-bits // passes)
+        chunk = _THREADS * max(1, -(-entries // (_THREADS * _CHUNKS)))
+        chunks = -(-entries // chunk)
+        lanes = vector(width, [(gradient.pointer, gradient.type), (table, call.types[0])])
+        columns = columns_of(width, lanes, 32)
+        numbers = (*columns.numbers(), ("BITS", digit))
+        text = source("embedding", (("G", gradient.type), ("D", call.types[0])), numbers)
+        sizes = [4 * entries] * 4 + [4 * chunks << digit, 4 * (height + 1), 4 * (entries // run) * width]
+        ends = list(accumulate((-(-size // _ALIGNED) * _ALIGNED for size in sizes), initial=0))
+        scratch = call.scratch(ends[-1])
+        keys, other_keys, at, other_at, counts, starts, part = (scratch + end for end in ends[:-1])
+
+        def launch(function: str, grid: Any, block: int, pointers: tuple[int, ...], *rest: Any) -> None:
+            call.launch(text, function, grid, block, *map(c_void_p, pointers), *rest)
+
+        sorting = c_int64(entries), c_int64(chunk), c_int64(height)
+        for number in range(passes if entries else 0):
+            index, read, read_at = (0, other_keys, other_at) if number else (indices.pointer, 0, 0)
+            shift = c_int(number * digit)
+            launch("count", chunks, _THREADS, (index, read, counts), *sorting, shift)
+            launch("scatter", chunks, _THREADS, (index, read, read_at, counts, keys, at), *sorting, shift)
+            keys, other_keys, at, other_at = other_keys, keys, other_at, at
+        keys, at = other_keys, other_at
+        launch("bounds", blocks(height + 1, 256), 256, (keys, starts), c_int64(entries), c_int64(height))
+        if entries >= run:
+            given = keys, at, gradient.pointer, part
+            launch("runs", (entries // run, columns.tiles), 256, given, c_int64(width), c_int(run))
+        pointers = keys, at, starts, gradient.pointer, part, table
+        sizes_ = c_int64(entries), c_int64(height), c_int64(width), c_int(run)
+        launch("rows", (blocks(height, columns.groups), columns.tiles), 256, pointers, *sizes_)

@@ -1,0 +1,95 @@
+"""CUDA source compiled by NVRTC for the GPU at hand, kept on disk, loaded into this process."""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import importlib.util
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from ortflow.workflow.device.cudart import major, preload
+from ortflow.workflow.errors import OrtflowError
+from ortflow.workflow.kernels.library import cache_folders
+from ortflow.workflow.rundir import write_atomically
+
+
+class Compiler:
+    """Compiles for one architecture; raises OSError where NVRTC or the driver is missing."""
+
+    def __init__(self, capability: tuple[int, int]) -> None:
+        preload()
+        self._nvrtc: Any = ctypes.CDLL(f"libnvrtc.so.{major()}")
+        self.driver: Any = ctypes.CDLL("libcuda.so.1")
+        self._architecture = "sm_{}{}".format(*capability)
+        self._modules: dict[tuple[str, tuple[str, ...]], ctypes.c_void_p] = {}
+        self._functions: dict[tuple[str, str, tuple[str, ...]], ctypes.c_void_p] = {}
+
+    def function(self, source: str, name: str, options: Sequence[str] = ()) -> ctypes.c_void_p:
+        """A kernel of a source, in the current context. Raises OrtflowError where it is not taken."""
+        key = source, name, tuple(options)
+        if key not in self._functions:
+            function = ctypes.c_void_p()
+            module = self._module(source, key[2])
+            _taken(self.driver.cuModuleGetFunction(ctypes.byref(function), module, name.encode()))
+            self._functions[key] = function
+        return self._functions[key]
+
+    def _module(self, source: str, options: tuple[str, ...]) -> ctypes.c_void_p:
+        if (source, options) not in self._modules:
+            module = ctypes.c_void_p()
+            _taken(self.driver.cuModuleLoadData(ctypes.byref(module), self._image(source, options)))
+            self._modules[source, options] = module
+        return self._modules[source, options]
+
+    def _image(self, source: str, options: Sequence[str]) -> bytes:
+        """Machine code of a source, from the cache if it is there."""
+        version = ctypes.c_int(), ctypes.c_int()
+        self._nvrtc.nvrtcVersion(*map(ctypes.byref, version))
+        made_from = (source, self._architecture, tuple(options), [part.value for part in version])
+        name = f"{hashlib.sha256(repr(made_from).encode()).hexdigest()}.cubin"
+        folders = list(cache_folders("cubins"))
+        for folder in folders:
+            if (folder / name).exists():
+                return (folder / name).read_bytes()
+        image = compiled(self._nvrtc, source, self._architecture, options)
+        for folder in folders[:1]:
+            write_atomically(folder / name, image)
+        return image
+
+
+def compiled(nvrtc: Any, source: str, architecture: str, options: Sequence[str] = ()) -> bytes:
+    """Machine code of a source. Raises OrtflowError with what NVRTC says of it."""
+    program, size = ctypes.c_void_p(), ctypes.c_size_t()
+    _check(nvrtc.nvrtcCreateProgram(ctypes.byref(program), source.encode(), b"ortflow.cu", 0, None, None))
+    words = [f"--gpu-architecture={architecture}", *(f"-I{folder}" for folder in headers()), *options]
+    array = (ctypes.c_char_p * len(words))(*(word.encode() for word in words))
+    if nvrtc.nvrtcCompileProgram(program, len(words), array):
+        nvrtc.nvrtcGetProgramLogSize(program, ctypes.byref(size))
+        log = ctypes.create_string_buffer(size.value)
+        nvrtc.nvrtcGetProgramLog(program, log)
+        raise OrtflowError(f"NVRTC does not compile a kernel: {log.value.decode(errors='replace')[:500]}")
+    _check(nvrtc.nvrtcGetCUBINSize(program, ctypes.byref(size)))
+    image = ctypes.create_string_buffer(size.value)
+    _check(nvrtc.nvrtcGetCUBIN(program, image))
+    nvrtc.nvrtcDestroyProgram(ctypes.byref(program))
+    return image.raw
+
+
+def headers() -> list[Path]:
+    """CUDA's own, as NVIDIA's packages bring them."""
+    found = importlib.util.find_spec("nvidia")
+    folders = found.submodule_search_locations if found is not None else None
+    places = [Path(folder, f"cu{major() or 13}", "include") for folder in folders or ()]
+    return [folder for place in places for folder in (place, place / "cccl") if folder.is_dir()]
+
+
+def _taken(code: int) -> None:
+    if code:
+        raise OrtflowError(f"CUDA does not take a kernel (error {code})")
+
+
+def _check(code: int) -> None:
+    if code:
+        raise OrtflowError(f"NVRTC failed with status {code}")

@@ -1,0 +1,243 @@
+"""The seam between nodes of `ortflow.cuda` and what computes them.
+
+In a model file a node has its plain name, and each value it makes is described with its element type. When a session is
+opened, `Operators.bind` gives every node the name of its signature, which ONNX Runtime can type, and a number, by which
+its implementation is found when it runs. Elementwise groups are launched from C; all else comes to `Operator.run`.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+import onnx
+from onnx import TensorProto, helper
+
+from ortflow.workflow.cuda import DOMAIN
+from ortflow.workflow.cuda.library import operator_library
+from ortflow.workflow.cuda.nvrtc import Compiler
+from ortflow.workflow.device.cudart import CudaError
+from ortflow.workflow.errors import OrtflowError
+from ortflow.workflow.graph.edit import attributes_of
+from ortflow.workflow.graph.element_types import element_types
+
+if TYPE_CHECKING:
+    from ortflow.workflow.device.cuda import CudaDevice
+
+FUSED = "Fused"
+AXES = 8
+EXACT = ("--fmad=false",)
+"""Without fused multiply-add, an elementwise kernel gives what ONNX Runtime's give one after the other, to the bit."""
+_LETTERS = {TensorProto.FLOAT: "f", TensorProto.FLOAT16: "h", TensorProto.BFLOAT16: "b", TensorProto.DOUBLE: "d",
+            TensorProto.INT64: "l", TensorProto.INT32: "i", TensorProto.BOOL: "o"}  # fmt: skip
+_alive: list[Operators] = []
+"""Sessions call them as long as they live."""
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """A value on the device."""
+
+    pointer: int
+    shape: tuple[int, ...]
+    type: int
+    """Of onnx.TensorProto."""
+
+
+class Operator(Protocol):
+    """Computes one node; made when its session is opened."""
+
+    def __init__(self, attributes: Mapping[str, Any]) -> None: ...
+
+    def run(self, call: Call) -> None:
+        """Queue the work. Must not wait, nor depend on values; the step may be captured as a CUDA graph."""
+
+
+class _CTensor(ctypes.Structure):
+    """As in operators.c."""
+
+    _fields_ = (("data", ctypes.c_void_p), ("rank", ctypes.c_int64), ("dims", ctypes.c_int64 * AXES))
+
+
+_CALLBACK = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int64, ctypes.c_void_p, ctypes.POINTER(_CTensor))
+
+
+class Call:
+    """One execution of one node."""
+
+    def __init__(self, owner: Operators, call: int, inputs: Sequence[Tensor | None], types: Sequence[int]) -> None:
+        self._owner, self._call = owner, call
+        self.inputs, self.types = inputs, types
+
+    @property
+    def stream(self) -> int:
+        """What to queue the work on."""
+        return self._owner.stream
+
+    def given(self, place: int) -> Tensor:
+        """An input that is there."""
+        found = self.inputs[place]
+        assert found is not None
+        return found
+
+    def output(self, place: int, shape: Sequence[int]) -> int:
+        """Device pointer of an output's memory, ONNX Runtime's own."""
+        return self._owner.output(self._call, place, shape)
+
+    def scratch(self, size: int) -> int:
+        """Device pointer of so many bytes at least, which are this node's until it has run."""
+        return self._owner.scratch(size)
+
+    def launch(
+        self,
+        source: str,
+        function: str,
+        grid: int | Sequence[int],
+        block: int | Sequence[int],
+        *arguments: Any,
+        shared: int = 0,
+        options: Sequence[str] = (),
+    ) -> None:
+        """Queue a kernel of a CUDA source; the arguments are ctypes' values."""
+        self._owner.launch(source, function, grid, block, arguments, shared, options)
+
+
+class Operators:
+    """Those of a process on its GPU. Without `path` there are none, and `note` says why."""
+
+    def __init__(self, device: CudaDevice) -> None:
+        path, self.note = operator_library()
+        self.path = None
+        try:
+            self._compiler = Compiler(device.gpu.capability)
+        except OSError as error:
+            self.note = str(error)
+            return
+        if path is None:
+            return
+        self.path = path
+        self._device = device
+        self._library: Any = ctypes.CDLL(str(path))
+        self._library.ortflow_cuda_message.restype = ctypes.c_void_p
+        self._library.ortflow_cuda_function.restype = ctypes.c_int64
+        self._library.ortflow_cuda_function.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64]
+        self._message = self._library.ortflow_cuda_message()
+        self._callback = _CALLBACK(self._run)
+        self._nodes: list[tuple[Operator, list[int], list[int]]] = []
+        self._fused: dict[str, int] = {}
+        self._scratch: list[tuple[int, int]] = []
+        self.stream = device.stream
+        _alive.append(self)
+
+    def bind(self, content: bytes) -> bytes:
+        """The model as a session of this process takes it; the next session must be made of it.
+
+        Raises OrtflowError where a kernel is not taken, or a value's element type is not known.
+        """
+        model = onnx.ModelProto.FromString(content)
+        types = element_types(model)
+        for node in model.graph.node:
+            if node.domain == DOMAIN:
+                self._bind(node, types)
+        launch = ctypes.cast(self._compiler.driver.cuLaunchKernel, ctypes.c_void_p)
+        callback = ctypes.cast(self._callback, ctypes.c_void_p)
+        self._library.ortflow_cuda_setup(launch, callback, ctypes.c_void_p(self.stream))
+        return bytes(model.SerializeToString())
+
+    def _bind(self, node: onnx.NodeProto, types: Mapping[str, int]) -> None:
+        inputs = [types.get(name, TensorProto.UNDEFINED) if name else -TensorProto.FLOAT for name in node.input]
+        outputs = [types.get(name, TensorProto.UNDEFINED) for name in node.output]
+        if TensorProto.UNDEFINED in (*inputs, *outputs):
+            values = [
+                name for name, kind in zip((*node.input, *node.output), (*inputs, *outputs), strict=True) if not kind
+            ]
+            raise OrtflowError(f"node {node.name!r} ({node.op_type}): the element type of {values} is not known")
+        attributes = attributes_of(node)
+        if node.op_type == FUSED:
+            handle = self._fused_function(_text(attributes["source"]), int(attributes["lanes"]))
+            kept = [one for one in node.attribute if one.name.startswith("inputs_of_")]
+        else:
+            from ortflow.workflow.cuda.table import OPERATORS
+
+            operator = OPERATORS[node.op_type](
+                {key: _text(value) if isinstance(value, bytes) else value for key, value in attributes.items()}
+            )
+            self._nodes.append((operator, inputs, outputs))
+            handle, kept = len(self._nodes) - 1, []
+        kept = [onnx.AttributeProto.FromString(one.SerializeToString()) for one in kept]
+        del node.attribute[:]
+        node.attribute.extend([*kept, helper.make_attribute("handle", handle)])
+        node.op_type = f"{node.op_type}_{_signature(inputs)}_{_signature(outputs)}"
+        numbers = (ctypes.c_int * (len(inputs) + len(outputs)))(*inputs, *outputs)
+        name, counts = node.op_type.encode(), (ctypes.c_size_t(len(inputs)), ctypes.c_size_t(len(outputs)))
+        if not self._library.ortflow_cuda_declare(name, *counts, numbers):
+            raise OrtflowError(f"node {node.name!r} ({node.op_type}) has more values than an operator takes")
+
+    def _fused_function(self, source: str, lanes: int) -> int:
+        if source not in self._fused:
+            narrow, wide = (self._compiler.function(source, name, EXACT) for name in ("fused", "fused_wide"))
+            self._fused[source] = int(self._library.ortflow_cuda_function(narrow, wide, lanes))
+        return self._fused[source]
+
+    def _run(self, handle: int, call: int, inputs: Any) -> int:
+        """A node's turn; a failure is left where C finds its words."""
+        try:
+            operator, given, made = self._nodes[handle]
+            tensors = [
+                None if kind < 0 else Tensor(inputs[i].data or 0, tuple(inputs[i].dims[: inputs[i].rank]), kind)
+                for i, kind in enumerate(given)
+            ]
+            operator.run(Call(self, call, tensors, made))
+            return 0
+        except Exception as error:  # noqa: BLE001 - anything would be lost on its way through C
+            words = f"{type(operator).__name__}: {error}".encode()[:1000] + b"\0"
+            ctypes.memmove(self._message, words, len(words))
+            return 1
+
+    def output(self, call: int, place: int, shape: Sequence[int]) -> int:
+        """See Call."""
+        pointer, dims = ctypes.c_void_p(), (ctypes.c_int64 * max(len(shape), 1))(*shape)
+        arguments = ctypes.c_size_t(place), dims, ctypes.c_size_t(len(shape)), ctypes.byref(pointer)
+        if self._library.ortflow_cuda_output(ctypes.c_void_p(call), *arguments):
+            raise OrtflowError(f"ONNX Runtime gives no memory for output {place} of shape {list(shape)}")
+        return int(pointer.value or 0)
+
+    def scratch(self, size: int) -> int:
+        """See Call. What was given before stays: a captured graph may use it."""
+        if not self._scratch or self._scratch[-1][1] < size:
+            size = max(size, 2 * self._scratch[-1][1] if self._scratch else 1 << 20)
+            try:
+                self._scratch.append((self._device.reserve(size), size))
+            except CudaError as error:
+                raise self._device.failure(error.words) from error
+        return self._scratch[-1][0]
+
+    def launch(
+        self,
+        source: str,
+        function: str,
+        grid: int | Sequence[int],
+        block: int | Sequence[int],
+        arguments: Sequence[Any],
+        shared: int,
+        options: Sequence[str],
+    ) -> None:
+        """See Call."""
+        compiled = self._compiler.function(source, function, options)
+        grids, blocks = (([*size, 1, 1] if not isinstance(size, int) else [size, 1, 1])[:3] for size in (grid, block))
+        values = (ctypes.c_void_p * len(arguments))(*(ctypes.addressof(value) for value in arguments))
+        code = self._compiler.driver.cuLaunchKernel(
+            compiled, *grids, *blocks, shared, ctypes.c_void_p(self.stream), values, None
+        )
+        if code:
+            raise OrtflowError(f"CUDA does not launch {function} (error {code})")
+
+
+def _signature(types: Sequence[int]) -> str:
+    return "".join("x" if kind < 0 else _LETTERS.get(kind, f"t{kind}") for kind in types)
+
+
+def _text(value: Any) -> str:
+    return value.decode() if isinstance(value, bytes) else str(value)

@@ -1,0 +1,107 @@
+"""Puts our operators for GPUs into a training graph: called by step `configure` for half precision. Pure.
+
+They are found as those for the CPU are (`ortflow.workflow.kernels`); which of their values may be half is `HALF`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import onnx
+from onnx import TensorProto
+
+from ortflow.workflow.cuda import DOMAIN
+from ortflow.workflow.graph import shapes, speed
+from ortflow.workflow.graph.autodiff.compose import compose
+from ortflow.workflow.kernels import cross_entropy, norm, softmax, table
+from ortflow.workflow.kernels.rewriter import Rewriter
+
+HALF: Mapping[str, tuple[frozenset[int], frozenset[int]]] = {
+    "LayerNormalization": (frozenset({0}), frozenset({0})),
+    "LayerNormalizationGrad": (frozenset({0, 1}), frozenset({0})),
+    "RMSNormalization": (frozenset({0}), frozenset({0})),
+    "RMSNormalizationGrad": (frozenset({0, 1}), frozenset({0})),
+    "CrossEntropy": (frozenset({1}), frozenset()),
+    "CrossEntropyGrad": (frozenset({2}), frozenset({0})),
+    "ColumnSums": (frozenset({0}), frozenset()),
+    "TableGrad": (frozenset({1}), frozenset({0})),
+    "Softmax": (frozenset({0, 1}), frozenset({0})),
+    "SoftmaxGrad": (frozenset({0, 1}), frozenset({0})),
+    "Attention": (frozenset({0, 1, 2}), frozenset({0})),
+    "AttentionGrad": (frozenset({0, 1, 2, 3, 4}), frozenset({0, 1, 2})),
+}
+"""Operator -> places of the inputs, and of the outputs, that may be fp16 or bf16; each may differ from the others."""
+HALF_ALONE = frozenset({"Attention", "AttentionGrad"})
+"""Those of `HALF` that compute in nothing else."""
+
+
+def completed(model: onnx.ModelProto) -> onnx.ModelProto:
+    """A copy of a differentiated training graph with our operators, nothing left to compose, every value described."""
+    copy = place(model)
+    speed.after(copy.graph)
+    copy = compose(copy)
+    # Elementwise nodes are grouped by their shapes.
+    shapes.infer(copy, list(copy.graph.value_info))
+    return copy
+
+
+def place(model: onnx.ModelProto) -> onnx.ModelProto:
+    """A copy of a differentiated, not yet composed training graph in which our operators stand wherever they fit.
+
+    All values stay fp32; each output of theirs is described.
+    """
+    copy = onnx.ModelProto()
+    copy.CopyFrom(model)
+    rewriter = Rewriter(copy.graph, DOMAIN)
+    for node in rewriter.nodes("Identity"):
+        rewriter.pass_by(node)
+    _norms(rewriter)
+    _sums(rewriter)
+    _cross_entropy(rewriter)
+    _tables(rewriter)
+    softmax.put(rewriter)
+    rewriter.finish()
+    if any(node.domain == DOMAIN for node in copy.graph.node) and DOMAIN not in {o.domain for o in copy.opset_import}:
+        copy.opset_import.append(onnx.helper.make_opsetid(DOMAIN, 1))
+    return copy
+
+
+def _norms(rewriter: Rewriter) -> None:
+    for found in norm.norms(rewriter):
+        rewriter.drop(found.node)
+        rewriter.add(found.operator, found.inputs, found.outputs, **found.attributes)
+
+
+def _sums(rewriter: Rewriter) -> None:
+    for node, axes in norm.leading_sums(rewriter):
+        if rewriter.is_fp32(node.input[0]) and rewriter.is_fp32(node.output[0]):
+            rewriter.drop(node)
+            rewriter.add("ColumnSums", node.input[:1], node.output, axes=axes)
+
+
+def _cross_entropy(rewriter: Rewriter) -> None:
+    """Each loss with its gradients, where nothing else reads the logarithms of the probabilities."""
+    gradients = cross_entropy.gradients(rewriter)
+    for loss in cross_entropy.losses(rewriter):
+        (scores, labels), out, ignored = loss.input, loss.output[0], cross_entropy.ignored(loss)
+        logarithms = loss.output[1] if len(loss.output) > 1 else ""
+        readers = [node for node in gradients if node.input[1] == logarithms and node.input[2] == labels]
+        fits = all(cross_entropy.ignored(node) == ignored for node in readers)
+        if logarithms and not (fits and rewriter.are_read_by(logarithms, readers)):
+            continue
+        rows = (rewriter.dims(scores) or (None,))[0]
+        lse = f"{logarithms or out}/lse"
+        rewriter.describe(lse, TensorProto.FLOAT, (rows,))
+        rewriter.drop(loss, *readers)
+        rewriter.add("CrossEntropy", [labels, scores], [out, lse], ignore=ignored)
+        for node in readers:
+            rewriter.add("CrossEntropyGrad", [labels, node.input[0], scores, lse], node.output, ignore=ignored)
+
+
+def _tables(rewriter: Rewriter) -> None:
+    """The table's rows have to be known: ONNX Runtime has a shape in the host's memory, and kernels cannot read it."""
+    for node in table.look_ups(rewriter):
+        rows = (rewriter.dims(node.output[0]) or (None,))[0]
+        if isinstance(rows, int):
+            rewriter.drop(node)
+            rewriter.add("TableGrad", node.input[1:], node.output, rows=rows)

@@ -1,0 +1,129 @@
+"""Softmax over the last axis with the scale and the mask before it, and its gradient with the scale behind it.
+
+Softmax (x, mask?) -> softmax(x scale + mask), where either is spread over the other; SoftmaxGrad (dy, y) -> dx scale.
+All may be half. See softmax.cu, softmax_gradient.cu.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import math
+from collections.abc import Mapping, Sequence
+from ctypes import c_float, c_int, c_int64, c_void_p
+from itertools import zip_longest
+from typing import Any
+
+from onnx import TensorProto
+
+from ortflow.workflow.cuda.operators import Call, Tensor
+from ortflow.workflow.cuda.source import blocks, rows_and_width, rows_of, source, vector
+from ortflow.workflow.errors import OrtflowError
+
+_AXES = 8
+_FLOAT = int(TensorProto.FLOAT)
+
+
+class Spread(ctypes.Structure):
+    """As in softmax.cu."""
+
+    _fields_ = (("sizes", ctypes.c_uint * _AXES), ("of_x", c_int64 * _AXES), ("of_mask", c_int64 * _AXES))
+
+
+class _Scaled:
+    def __init__(self, attributes: Mapping[str, Any]) -> None:
+        self._scale = c_float(float(attributes.get("scale", 1.0)))
+
+
+class Softmax(_Scaled):
+    """See the module."""
+
+    def run(self, call: Call) -> None:
+        """The output has the shape that input and mask are spread to."""
+        x = call.given(0)
+        mask = call.inputs[1] if len(call.inputs) > 1 else None
+        shape = spread_shape(x.shape, mask.shape if mask else ())
+        rows, width = math.prod(shape[:-1]), shape[-1]
+        y = call.output(0, shape)
+        if not rows * width:
+            return
+        axes = leading_axes(shape, x.shape, mask.shape if mask else ())
+        if len(axes) > _AXES or rows >= 2**32:
+            raise OrtflowError(f"a softmax of shape {list(shape)} is more than a kernel takes")
+        whole = [bool(one) and _is_whole(one.shape, width) for one in (x, mask) if one is not None]
+        read = [one for one, is_whole in zip((x, mask), whole, strict=False) if one is not None and is_whole]
+        layout = rows_of(width, vector(width, [(one.pointer, one.type) for one in read] + [(y, call.types[0])]))
+        text = source(
+            "softmax",
+            (("X", x.type), ("M", mask.type if mask else _FLOAT), ("Y", call.types[0])),
+            (
+                *layout.numbers(width), ("MASKED", int(mask is not None)), ("X_WHOLE", int(whole[0])),
+                ("M_WHOLE", int(whole[-1])),
+            ),
+        )  # fmt: skip
+        spread = Spread()
+        for place, sizes in enumerate(axes):
+            spread.sizes[place], spread.of_x[place], spread.of_mask[place] = sizes
+        pointers = x.pointer, mask.pointer if mask else 0, y
+        call.launch(
+            text, "softmax", blocks(rows, layout.at_a_time), layout.block,
+            *map(c_void_p, pointers), spread, self._scale, c_int(len(axes)), c_int64(rows),
+        )  # fmt: skip
+
+
+class SoftmaxGrad(_Scaled):
+    """See the module."""
+
+    def run(self, call: Call) -> None:
+        """The output has the shape of both inputs."""
+        dy, y = call.given(0), call.given(1)
+        if dy.shape != y.shape:
+            raise OrtflowError(f"the gradient is {list(dy.shape)}, and the softmax {list(y.shape)}")
+        rows, width = rows_and_width(y)
+        dx = call.output(0, y.shape)
+        if not rows * width:
+            return
+        given: Sequence[Tensor] = dy, y
+        layout = rows_of(
+            width, vector(width, [*((one.pointer, one.type) for one in given), (dx, call.types[0])]), widest=512
+        )
+        text = source("softmax_gradient", (("G", dy.type), ("Y", y.type), ("D", call.types[0])), layout.numbers(width))
+        pointers = dy.pointer, y.pointer, dx
+        call.launch(
+            text, "softmax_gradient", blocks(rows, layout.at_a_time), layout.block,
+            *map(c_void_p, pointers), self._scale, c_int64(rows),
+        )  # fmt: skip
+
+
+def spread_shape(x: Sequence[int], mask: Sequence[int]) -> tuple[int, ...]:
+    """The shape that both are spread to, as numpy does. Raises OrtflowError where they do not fit."""
+    pairs = list(zip_longest(reversed(x), reversed(mask), fillvalue=1))
+    if any(a != b and 1 not in (a, b) for a, b in pairs):
+        raise OrtflowError(f"scores are {list(x)}, and the mask {list(mask)}")
+    return tuple(b if a == 1 else a for a, b in reversed(pairs))
+
+
+def leading_axes(shape: Sequence[int], x: Sequence[int], mask: Sequence[int]) -> list[tuple[int, int, int]]:
+    """(size, stride of x, stride of the mask) of all axes but the last; neighbours that are one to both are one."""
+    found: list[tuple[int, int, int]] = []
+    strides = [_strides(one, len(shape)) for one in (x, mask)]
+    for size, of_x, of_mask in zip(shape[:-1], *(one[:-1] for one in strides), strict=True):
+        if size == 1:
+            continue
+        if found and found[-1][1:] == (of_x * size, of_mask * size):
+            found[-1] = (found[-1][0] * size, of_x, of_mask)
+        else:
+            found.append((size, of_x, of_mask))
+    return found
+
+
+def _strides(shape: Sequence[int], rank: int) -> list[int]:
+    """Elements from one to the next along each axis; 0 where there is one."""
+    whole, found, step = [1] * (rank - len(shape)) + list(shape), [0] * rank, 1
+    for axis in reversed(range(rank)):
+        found[axis] = step if whole[axis] != 1 else 0
+        step *= whole[axis]
+    return found
+
+
+def _is_whole(shape: Sequence[int], width: int) -> bool:
+    return bool(shape) and shape[-1] == width

@@ -1,0 +1,141 @@
+"""The CUDA sources of this folder with their numbers and element types put in, and how their threads are laid out."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from onnx import TensorProto
+
+from ortflow.workflow.cuda.operators import Tensor
+from ortflow.workflow.errors import OrtflowError
+
+_FOLDER = Path(__file__).parent
+_NAMES = {TensorProto.FLOAT: "float", TensorProto.FLOAT16: "f16", TensorProto.BFLOAT16: "bf16"}
+HALVES = frozenset({int(TensorProto.FLOAT16), int(TensorProto.BFLOAT16)})
+BYTES = {int(TensorProto.FLOAT): 4, int(TensorProto.FLOAT16): 2, int(TensorProto.BFLOAT16): 2}
+"""Of an element."""
+LARGEST_GRID = 2**31 - 1
+
+
+@functools.cache
+def _text(name: str) -> str:
+    return (_FOLDER / name).read_text()
+
+
+@functools.cache
+def source(name: str, types: tuple[tuple[str, int], ...], numbers: tuple[tuple[str, int], ...] = ()) -> str:
+    """The file `name`.cu with the element types (of onnx.TensorProto) and numbers it is compiled for."""
+    lines = [_text("words.cuh"), _text("common.cuh")]
+    for letter, kind in types:
+        if kind not in _NAMES:
+            raise OrtflowError(f"{TensorProto.DataType.Name(kind)} is no element type that {name} computes with")
+        lines.append(f"typedef {_NAMES[kind]} {letter};")
+    lines += [f"#define {macro} {value}" for macro, value in numbers]
+    return "\n".join([*lines, _text(f"{name}.cu")])
+
+
+def vector(width: int, tensors: Iterable[tuple[int, int]]) -> int:
+    """How many elements are read at a time: 8, 4, 2 or 1, as rows of `width` and the (pointer, element type) allow."""
+    found = list(tensors)
+    for lanes in (8, 4, 2):
+        if width % lanes == 0 and all(pointer % min(lanes * BYTES.get(kind, 16), 16) == 0 for pointer, kind in found):
+            return lanes
+    return 1
+
+
+_READS = {8: 4, 4: 8, 2: 8, 1: 16}
+"""Elements read at a time -> how often a thread reads, at most, of a row that it keeps in registers."""
+_BLOCK = 256
+_WIDEST = 1024
+
+
+@dataclass(frozen=True)
+class Rows:
+    """How rows of a matrix are laid over threads: GROUP neighbouring threads share a row and keep it in registers."""
+
+    vector: int
+    group: int
+    """Threads a row: a power of two."""
+    reads: int
+    """How often a thread reads `vector` elements; 0 where the row does not fit into registers: a block has one then."""
+
+    @property
+    def block(self) -> int:
+        """Threads of a block."""
+        return max(_BLOCK, self.group) if self.reads else self.group
+
+    @property
+    def at_a_time(self) -> int:
+        """Rows of a block."""
+        return self.block // self.group
+
+    def numbers(self, width: int) -> tuple[tuple[str, int], ...]:
+        """As the sources name them."""
+        return (
+            ("WIDTH", width), ("VECTOR", self.vector), ("GROUP", self.group), ("READS", self.reads),
+            ("BLOCK", self.block),
+        )  # fmt: skip
+
+
+def rows_of(width: int, lanes: int, most: int = 32, widest: int = _WIDEST) -> Rows:
+    """The layout for rows of `width` elements that are read `lanes` at a time.
+
+    A thread keeps `most` elements of a row at most, and `widest` threads share one.
+    """
+    vectors, limit = max(width // lanes, 1), min(_READS[lanes], max(most // lanes, 1))
+    group = min(32, 1 << (vectors - 1).bit_length())
+    while vectors > group * limit and group < widest:
+        group *= 2
+    reads = -(-vectors // group)
+    return Rows(lanes, group, reads) if reads <= limit else Rows(lanes, _WIDEST, 0)
+
+
+@dataclass(frozen=True)
+class Columns:
+    """How columns are laid over blocks of 256 threads: LANES threads have a row's TILE columns, as many rows at a time
+    as there are groups of them."""
+
+    vector: int
+    lanes: int
+    reads: int
+    tiles: int
+    """Blocks for all columns."""
+
+    @property
+    def groups(self) -> int:
+        """Rows at a time."""
+        return _BLOCK // self.lanes
+
+    def numbers(self) -> tuple[tuple[str, int], ...]:
+        """As the sources name them."""
+        return ("VECTOR", self.vector), ("LANES", self.lanes), ("READS", self.reads)
+
+
+def columns_of(width: int, lanes: int, most: int) -> Columns:
+    """The layout for `width` columns that are read `lanes` at a time, `most` by a thread."""
+    vectors = width // lanes
+    threads = min(32, 1 << (vectors - 1).bit_length())
+    reads = max(1, min(most // lanes, 8, -(-vectors // threads)))
+    return Columns(lanes, threads, reads, -(-width // (threads * reads * lanes)))
+
+
+def blocks(rows: int, at_a_time: int) -> int:
+    """Blocks for so many rows."""
+    count = -(-rows // at_a_time)
+    if count > LARGEST_GRID:
+        raise OrtflowError(f"{rows:,} rows are more than a kernel takes")
+    return count
+
+
+def size_of(tensor: Tensor) -> int:
+    """Elements of a tensor."""
+    return math.prod(tensor.shape)
+
+
+def rows_and_width(tensor: Tensor) -> tuple[int, int]:
+    """Of a tensor as a matrix of its last axis."""
+    return math.prod(tensor.shape[:-1]), tensor.shape[-1]

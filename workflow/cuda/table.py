@@ -1,0 +1,23 @@
+"""Every operator of `ortflow.cuda` that Python runs, by its name in model files."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from ortflow.workflow.cuda import attention, cross_entropy, embedding, norm, softmax, sums
+from ortflow.workflow.cuda.operators import Operator
+
+OPERATORS: Mapping[str, type[Operator]] = {
+    "Attention": attention.Attention,
+    "AttentionGrad": attention.AttentionGrad,
+    "LayerNormalization": norm.LayerNormalization,
+    "LayerNormalizationGrad": norm.LayerNormalizationGrad,
+    "RMSNormalization": norm.RMSNormalization,
+    "RMSNormalizationGrad": norm.RMSNormalizationGrad,
+    "CrossEntropy": cross_entropy.CrossEntropy,
+    "CrossEntropyGrad": cross_entropy.CrossEntropyGrad,
+    "ColumnSums": sums.ColumnSums,
+    "TableGrad": embedding.TableGrad,
+    "Softmax": softmax.Softmax,
+    "SoftmaxGrad": softmax.SoftmaxGrad,
+}

@@ -1,0 +1,122 @@
+"""What NVIDIA's management library tells of the machine's GPUs: who uses them, what slows them, errors of their memory.
+
+It comes with the driver. Where it is not there, or does not know a question, nothing is told and nothing fails.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+_UNCORRECTED, _VOLATILE = 1, 0
+_UUID = 96
+"""NVML_DEVICE_UUID_V2_BUFFER_SIZE."""
+_MANY = 64
+"""Processes of a GPU that are asked for."""
+
+
+class _Process(ctypes.Structure):
+    """nvmlProcessInfo_t."""
+
+    _fields_ = (
+        ("pid", ctypes.c_uint), ("memory", ctypes.c_ulonglong), ("instance", ctypes.c_uint), ("compute", ctypes.c_uint),
+    )  # fmt: skip
+
+
+class Nvml:
+    """The library, begun; every method answers None where it does not know."""
+
+    def __init__(self, library: Any) -> None:
+        self._nvml = library
+
+    def health(self, uuid: str) -> dict[str, Any]:
+        """Of a GPU, by its UUID in hexadecimal digits: `temperature`, `uncorrected`, `broken_rows`."""
+        handle = self._handle(uuid)
+        if handle is None:
+            return {}
+        told = {
+            "temperature": self._number("nvmlDeviceGetTemperature", ctypes.c_uint, handle, 0),
+            "uncorrected": self._number(
+                "nvmlDeviceGetTotalEccErrors", ctypes.c_ulonglong, handle, _UNCORRECTED, _VOLATILE
+            ),
+            "broken_rows": self._broken_rows(handle),
+        }
+        return {name: value for name, value in told.items() if value is not None}
+
+    def users(self) -> dict[str, int]:
+        """Processes that use each of the machine's GPUs, by UUID; to be asked before this process uses one."""
+        found = {}
+        count, handle, uuid = ctypes.c_uint(), ctypes.c_void_p(), ctypes.create_string_buffer(_UUID)
+        if not self._works("nvmlDeviceGetCount_v2", ctypes.byref(count)):
+            return {}
+        for index in range(count.value):
+            # A container may see only some of them.
+            if not self._works("nvmlDeviceGetHandleByIndex_v2", index, ctypes.byref(handle)):
+                continue
+            processes = self._processes(handle)
+            if processes is not None and self._works("nvmlDeviceGetUUID", handle, uuid, _UUID):
+                found[uuid.value.decode().removeprefix("GPU-").replace("-", "")] = processes
+        return found
+
+    def slowed(self, uuid: str) -> int | None:
+        """Bits of why the clocks are lower than they could be, now."""
+        handle = self._handle(uuid)
+        if handle is None:
+            return None
+        return self._number("nvmlDeviceGetCurrentClocksThrottleReasons", ctypes.c_ulonglong, handle)
+
+    @contextlib.contextmanager
+    def watched(self, uuid: str, period: float = 0.02) -> Iterator[list[int]]:
+        """A list with one number in it: all bits of `slowed` that were seen meanwhile."""
+        seen, done = [0], threading.Event()
+
+        def watch() -> None:
+            while not done.wait(period):
+                seen[0] |= self.slowed(uuid) or 0
+
+        thread = threading.Thread(target=watch, daemon=True)
+        thread.start()
+        try:
+            yield seen
+        finally:
+            done.set()
+            thread.join()
+
+    def _handle(self, uuid: str) -> ctypes.c_void_p | None:
+        dashed = "-".join((uuid[:8], uuid[8:12], uuid[12:16], uuid[16:20], uuid[20:]))
+        handle = ctypes.c_void_p()
+        return (
+            handle if self._works("nvmlDeviceGetHandleByUUID", f"GPU-{dashed}".encode(), ctypes.byref(handle)) else None
+        )
+
+    def _works(self, name: str, *arguments: Any) -> bool:
+        function = getattr(self._nvml, name, None)
+        return function is not None and int(function(*arguments)) == 0
+
+    def _number(self, name: str, kind: type[Any], *arguments: Any) -> int | None:
+        place = kind()
+        return int(place.value) if self._works(name, *arguments, ctypes.byref(place)) else None
+
+    def _processes(self, handle: ctypes.c_void_p) -> int | None:
+        count, found = ctypes.c_uint(_MANY), (_Process * _MANY)()
+        works = self._works("nvmlDeviceGetComputeRunningProcesses_v3", handle, ctypes.byref(count), found)
+        return int(count.value) if works else None
+
+    def _broken_rows(self, handle: ctypes.c_void_p) -> int | None:
+        """Whether rows of the memory could not be replaced, or wait for a reset to be."""
+        corrected, uncorrected, pending, failed = (ctypes.c_uint() for _ in range(4))
+        places = map(ctypes.byref, (corrected, uncorrected, pending, failed))
+        works = self._works("nvmlDeviceGetRemappedRows", handle, *places)
+        return int(pending.value or failed.value) if works else None
+
+
+def open_nvml() -> Nvml | None:
+    """The library; None where it is not there."""
+    try:
+        library = ctypes.CDLL("libnvidia-ml.so.1")
+    except OSError:
+        return None
+    return Nvml(library) if int(library.nvmlInit_v2()) == 0 else None

@@ -1,0 +1,79 @@
+"""The ways between the host's memory and a GPU's that nobody waits on: pinned memory, which the GPU copies by itself.
+
+Used by `cuda` for what a step feeds and for what it reads back.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ortflow.workflow.device.cudart import TO_DEVICE, TO_HOST, CudaError, Runtime
+
+if TYPE_CHECKING:
+    from ortflow.workflow.device.cuda import CudaBuffer, CudaDevice
+
+
+class Pinned:
+    """Pinned bytes and the mark behind the last copy from or to them."""
+
+    def __init__(self, runtime: Runtime, size: int) -> None:
+        self._runtime, self.size = runtime, size
+        self.event = runtime.event()
+        self.pointer = runtime.pin(size)
+
+    def __del__(self) -> None:
+        if hasattr(self, "pointer"):
+            with contextlib.suppress(CudaError):
+                self._runtime.wait_event(self.event)
+                self._runtime.unpin(self.pointer)
+                self._runtime.forget_event(self.event)
+
+
+class Staging:
+    """Two pinned blocks by turns: the next values are put into one while the GPU still copies from the other."""
+
+    def __init__(self, runtime: Runtime, size: int) -> None:
+        self._runtime = runtime
+        self._blocks = [Pinned(runtime, size) for _ in range(2)]
+        self.size = size
+
+    def send(self, target: int, array: npt.NDArray[Any], stream: int) -> None:
+        """Queue a copy of an array, contiguous and not larger than a block; it may change as soon as this returns."""
+        block = self._blocks[0]
+        self._blocks.reverse()
+        self._runtime.wait_event(block.event)
+        ctypes.memmove(block.pointer, array.ctypes.data, array.nbytes)
+        self._runtime.copy(target, block.pointer, array.nbytes, TO_DEVICE, stream)
+        self._runtime.record(block.event, stream)
+
+
+class Readback:
+    """What a buffer holds at a point of the stream, read without waiting for what is queued behind."""
+
+    def __init__(self, device: CudaDevice, buffer: CudaBuffer) -> None:
+        self._device, self._buffer = device, buffer
+        self._block = Pinned(device.here(), buffer.size)
+
+    def queue(self) -> None:
+        """Read at this point of the stream."""
+        runtime, block = self._device.here(), self._block
+        try:
+            runtime.copy(block.pointer, self._buffer.pointer, self._buffer.size, TO_HOST, self._device.stream)
+            runtime.record(block.event, self._device.stream)
+        except CudaError as error:
+            raise self._device.failure(error.words) from error
+
+    def read(self) -> npt.NDArray[Any]:
+        """The values, as soon as the GPU has come to that point."""
+        try:
+            self._device.wait(lambda: self._device.here().wait_event(self._block.event))
+        except CudaError as error:
+            raise self._device.failure(error.words) from error
+        values = np.empty(self._buffer.count, self._buffer.dtype)
+        ctypes.memmove(values.ctypes.data, self._block.pointer, self._buffer.size)
+        return values

@@ -1,0 +1,222 @@
+"""The training graph in half precision: which values are stored as fp16 or bf16, and where they are fp32 again. Pure.
+
+Products read and write halves. Elementwise groups compute in fp32; what leaves one for another group or a product is
+stored as half where it is large. Nodes that move data keep what they are given. Everything else is fp32: parameters,
+reductions, statistics, losses, outputs of the graph, and whatever depends on no parameter, such as the angles of rotary
+embeddings. Called by step `configure` for runs on GPUs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from math import prod
+
+import onnx
+from onnx import TensorProto, helper
+
+from ortflow.workflow.cuda import DOMAIN
+from ortflow.workflow.fusion.groups import Dims, Group, groups_of
+from ortflow.workflow.graph import walk
+from ortflow.workflow.graph.edit import MICROSOFT, described, dims_of, prune, sort_nodes
+from ortflow.workflow.graph.element_types import element_types
+
+HALVES = {"fp16": TensorProto.FLOAT16, "bf16": TensorProto.BFLOAT16}
+"""`train.precision` -> element type."""
+PRODUCTS = {("", "MatMul"), ("", "Gemm"), (MICROSOFT, "FusedMatMul")}
+CONVOLUTIONS = {("", "Conv"), ("", "ConvTranspose")}
+"""For fp16 alone: ONNX allows them in bf16 from opset 22 only."""
+MOVERS = {
+    *("Concat", "Expand", "Flatten", "Gather", "Identity", "Reshape", "Slice", "Split", "Squeeze", "Transpose"),
+    "Unsqueeze",
+}
+"""Operators that compute nothing with the numbers they are given."""
+SIZES = {"Shape", "Size"}
+"""Operators that read no number at all."""
+LARGE = 1 << 14
+"""Elements from which a value of known size is worth storing as half."""
+
+Capable = Mapping[str, tuple[frozenset[int], frozenset[int]]]
+"""Operator of `ortflow.cuda` -> its inputs, and its outputs, that may be half."""
+
+
+def half(
+    model: onnx.ModelProto, kind: int, parameters: Collection[str], capable: Capable, alone: Collection[str] = ()
+) -> onnx.ModelProto:
+    """A copy of a training graph that computes in half precision, of the element type `kind`.
+
+    Its inputs and outputs stay as they are. `parameters` are the inputs that are trained, `alone` the operators of
+    `capable` that take nothing but halves.
+    """
+    copy = onnx.ModelProto()
+    copy.CopyFrom(model)
+    sort_nodes(copy.graph)
+    _Pass(copy, kind, parameters, capable, alone).run()
+    return copy
+
+
+class _Pass:
+    def __init__(
+        self, model: onnx.ModelProto, kind: int, parameters: Collection[str], capable: Capable, alone: Collection[str]
+    ) -> None:
+        self._graph, self._kind, self._capable, self._alone = model.graph, kind, capable, alone
+        self._nodes = list(model.graph.node)
+        self._types = element_types(model)
+        self._dims = {name: dims_of(value) for name, value in described(self._graph).items()}
+        self._products = PRODUCTS | (CONVOLUTIONS if kind == TensorProto.FLOAT16 else set())
+        self._trained = _descendants(self._nodes, parameters)
+        self._group: dict[str, Group] = {}
+        """Value -> the group that makes it."""
+        self._group_of: dict[int, Group] = {}
+        for group in groups_of(model, self._types):
+            for place in group.members:
+                self._group_of[place] = group
+                self._group[self._nodes[place].output[0]] = group
+        self._outputs = {value.name for value in self._graph.output}
+        self._makers = {name: node for node in self._nodes for name in node.output if name}
+        self._crosses = self._crossing()
+        self._made: list[onnx.NodeProto] = []
+        self._half: dict[str, str] = {}
+        """Value -> its half, where there is one."""
+        self._native: set[str] = set()
+        """Values that are made as half: in fp32 they are there only where somebody asked."""
+        self._stored = set(self._crosses)
+        """Values that are kept as half: whoever may read that does."""
+        self._single: dict[tuple[str, int], str] = {}
+
+    def run(self) -> None:
+        """Rewrite the graph."""
+        for place, node in enumerate(self._nodes):
+            self._put(place, node)
+        for name in self._outputs & self._native:
+            self._plain(name)
+        del self._graph.node[:]
+        self._graph.node.extend(self._made)
+        sort_nodes(self._graph)
+        prune(self._graph)
+
+    def _put(self, place: int, node: onnx.NodeProto) -> None:
+        copy = onnx.NodeProto.FromString(node.SerializeToString())
+        self._made.append(copy)
+        group = self._group_of.get(place)
+        for name in walk.inputs(node) - set(node.input):
+            self._plain(name)
+        if self._is_product(node):
+            self._inputs(copy, range(len(node.input)))
+            self._make(copy, range(len(node.output)))
+        elif node.domain == DOMAIN and node.op_type in self._capable:
+            takes, gives = self._capable[node.op_type]
+            alone = node.op_type in self._alone
+            given, made = node.input, node.output
+            self._inputs(copy, [i for i in takes if i < len(given) and (alone or given[i] in self._stored)])
+            self._make(copy, [i for i in gives if i < len(made) and (alone or self._is_large(made[i]))])
+        elif not node.domain and node.op_type in SIZES:
+            self._inputs(copy, [i for i, name in enumerate(node.input) if name in self._stored])
+        elif self._is_mover(node) and all(name in self._stored for name in node.input if self._is_fp32(name)):
+            self._inputs(copy, [i for i, name in enumerate(node.input) if self._is_fp32(name)])
+            self._make(copy, range(len(node.output)))
+        elif group is not None:
+            for i, name in enumerate(node.input):
+                if name in self._stored and self._group.get(name) is not group:
+                    copy.input[i] = self._private(name, group)
+            name = node.output[0]
+            if name in self._crosses:
+                self._half_of(name)
+        for i, name in enumerate(copy.input):
+            if name in self._native:
+                copy.input[i] = self._plain(name)
+
+    def _inputs(self, copy: onnx.NodeProto, places: Collection[int]) -> None:
+        for i in places:
+            if self._is_fp32(copy.input[i]):
+                copy.input[i] = self._half_of(copy.input[i])
+
+    def _make(self, copy: onnx.NodeProto, places: Collection[int]) -> None:
+        """Let a node make halves of these outputs."""
+        for i in places:
+            name = copy.output[i]
+            if name and self._is_fp32(name):
+                self._native.add(name)
+                self._stored.add(name)
+                copy.output[i] = self._half[name] = self._described(name, f"{name}.half", self._kind)
+
+    def _half_of(self, name: str) -> str:
+        """The half of a value, made if need be: behind a Transpose of a parameter the parameter's is transposed."""
+        if name not in self._half:
+            new = self._described(name, f"{name}.half", self._kind)
+            maker = self._makers.get(name)
+            if maker is not None and self._is_mover(maker) and len(maker.output) == 1 and name not in self._native:
+                moved = onnx.NodeProto.FromString(maker.SerializeToString())
+                moved.name, moved.output[0] = f"{maker.name or name}/half", new
+                self._inputs(moved, range(len(moved.input)))
+                self._made.append(moved)
+            else:
+                self._cast(name, new, self._kind)
+            self._half[name] = new
+        return self._half[name]
+
+    def _plain(self, name: str) -> str:
+        """The value in fp32 under its own name."""
+        if name in self._native:
+            self._native.remove(name)
+            self._cast(self._half[name], name, TensorProto.FLOAT)
+        return name
+
+    def _private(self, name: str, group: Group) -> str:
+        """The value as its half has it, in fp32, for one group, which converts it when it reads it."""
+        key = name, id(group)
+        if key not in self._single:
+            new = f"{name}.single.{len(self._single)}"
+            self._cast(self._half[name], self._described(name, new, TensorProto.FLOAT), TensorProto.FLOAT)
+            self._single[key] = new
+        return self._single[key]
+
+    def _cast(self, given: str, made: str, kind: int) -> None:
+        self._made.append(helper.make_node("Cast", [given], [made], f"{made}/Cast", to=kind))
+
+    def _described(self, like: str, name: str, kind: int) -> str:
+        dims = self._dims.get(like)
+        self._graph.value_info.append(helper.make_tensor_value_info(name, kind, dims))
+        return name
+
+    def _is_fp32(self, name: str) -> bool:
+        return bool(name) and self._types.get(name) == TensorProto.FLOAT
+
+    def _is_product(self, node: onnx.NodeProto) -> bool:
+        return (
+            (node.domain, node.op_type) in self._products
+            and all(self._is_fp32(name) for name in node.input if name)
+            and node.output[0] in self._trained
+        )
+
+    def _is_mover(self, node: onnx.NodeProto) -> bool:
+        return not node.domain and node.op_type in MOVERS and self._is_fp32(node.output[0])
+
+    def _is_large(self, name: str) -> bool:
+        dims: Dims | None = self._dims.get(name)
+        if dims is None or len(dims) < 2 or dims[-1] == 1:
+            return dims is None
+        return prod(size if isinstance(size, int) else LARGE for size in dims) >= LARGE
+
+    def _crossing(self) -> set[str]:
+        """What groups make that is stored as half: it is large, and other groups, products or movers read it."""
+        found = set()
+        for place, node in enumerate(self._nodes):
+            reader = self._group_of.get(place)
+            movable = self._is_product(node) or self._is_mover(node) or reader is not None
+            takes = self._capable.get(node.op_type, ((), ()))[0] if node.domain == DOMAIN else ()
+            for i, name in enumerate(node.input):
+                maker = self._group.get(name)
+                if maker is None or maker is reader or not (movable or i in takes):
+                    continue
+                if self._is_fp32(name) and name in self._trained and self._is_large(name):
+                    found.add(name)
+        return found - self._outputs
+
+
+def _descendants(nodes: Collection[onnx.NodeProto], values: Collection[str]) -> set[str]:
+    """The values and all that is computed from them; nodes in an order in which they can be run."""
+    found = set(values)
+    for node in nodes:
+        if not found.isdisjoint(walk.inputs(node)):
+            found.update(name for name in node.output if name)
+    return found

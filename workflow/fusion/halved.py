@@ -1,0 +1,57 @@
+"""A training graph in half precision, from the forward graph with its loss to fused kernels.
+
+Called by step `configure` where `train.precision` is fp16 or bf16. The graph in fp32 is made beside it, and is what the
+gradient is compared with.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+import onnx
+from onnx import TensorProto, helper
+
+from ortflow.workflow.cuda.place import HALF, HALF_ALONE, completed
+from ortflow.workflow.fusion.groups import fuse
+from ortflow.workflow.fusion.half import HALVES, half
+from ortflow.workflow.graph import speed
+from ortflow.workflow.graph.attention import attend
+from ortflow.workflow.graph.autodiff.reverse import differentiate
+from ortflow.workflow.graph.edit import Editor, replace, scalar
+from ortflow.workflow.graph.expand import make_differentiable
+from ortflow.workflow.graph.on_cuda import on_cuda
+from ortflow.workflow.graph.recompute import recompute
+from ortflow.workflow.graph.types import LOSS_SCALE, LOSS_SUM
+
+SCALED = "ortflow.scaled_loss"
+"""What is differentiated: the loss times the loss scale."""
+
+
+def halved(
+    model: onnx.ModelProto, parameters: Collection[str], precision: str, again: Sequence[str] = ()
+) -> tuple[onnx.ModelProto, list[str]]:
+    """The training graph of a forward graph whose outputs are the loss and new states, and lines for the log.
+
+    The backward pass computes the scopes `again` (`model.recompute`) a second time. With fp16 the graph has the further
+    input LOSS_SCALE, by which its gradients are multiplied. Raises UserError where a node has no gradient.
+    """
+    forward, notes = attend(model, parameters)
+    if precision == "fp16":
+        _scale(forward.graph)
+    else:
+        Editor(forward.graph).node("Identity", LOSS_SUM, output=SCALED)
+    forward.graph.output.append(scalar(SCALED))
+    forward, _ = make_differentiable(forward, parameters, SCALED)
+    speed.before(forward.graph)
+    train, trained = differentiate(forward, list(parameters), SCALED)
+    replace(train.graph.output, [value for value in train.graph.output if value.name != SCALED])
+    recompute(train.graph, again)
+    train = half(completed(train), HALVES[precision], trained, HALF, HALF_ALONE)
+    fused, _ = fuse(on_cuda(train))
+    return fused, notes
+
+
+def _scale(graph: onnx.GraphProto) -> None:
+    graph.input.append(helper.make_tensor_value_info(LOSS_SCALE, TensorProto.FLOAT, [1]))
+    edit = Editor(graph)
+    edit.node("Mul", LOSS_SUM, edit.node("Squeeze", LOSS_SCALE), output=SCALED)

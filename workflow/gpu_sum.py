@@ -1,0 +1,104 @@
+"""A sum over all GPUs of this machine by NCCL, from one process: whether it is right, and how fast. For the doctor."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import statistics
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from ortflow.workflow.comm.nccl import SUM, TYPES, NcclError
+from ortflow.workflow.comm.nccl_words import sentence
+from ortflow.workflow.device.cuda import CudaBuffer, CudaDevice
+from ortflow.workflow.errors import OrtflowError
+
+COUNT = 1 << 26
+"""Elements: 256 MiB of fp32 on each GPU."""
+ROUNDS = 5
+_LOOKED_AT = 1 << 16
+
+
+def add_up(library: Any, devices: Sequence[CudaDevice], count: int = COUNT) -> dict[str, float]:
+    """GB/s over each GPU, as NCCL counts them (bus bandwidth), and the version. Raises OrtflowError.
+
+    Every GPU adds its number, counted from 1, at `count` places, which must give the same on all of them.
+    """
+    size = len(devices)
+    worlds = (ctypes.c_void_p * size)()
+    indices = (ctypes.c_int * size)(*(device.index for device in devices))
+    _call(library, "ncclCommInitAll", worlds, size, indices)
+    try:
+        buffers = [_allocated(device, count) for device in devices]
+        seconds = []
+        for turn in range(1 + ROUNDS):
+            for number, buffer in enumerate(buffers, 1):
+                _set(buffer, number)
+            for device in devices:
+                device.synchronize()
+            begun = time.perf_counter()
+            _sum(library, worlds, devices, buffers)
+            for device in devices:
+                device.synchronize()
+            if turn:
+                seconds.append(time.perf_counter() - begun)
+        _check(buffers, size * (size + 1) / 2)
+    finally:
+        for world in worlds:
+            with contextlib.suppress(NcclError):
+                _call(library, "ncclCommDestroy", ctypes.c_void_p(world))
+    version = ctypes.c_int()
+    library.ncclGetVersion(ctypes.byref(version))
+    moved = 4 * count * 2 * (size - 1) / size
+    return {"gbps": moved / statistics.median(seconds) / 1e9, "nccl": version.value}
+
+
+def _allocated(device: CudaDevice, count: int) -> CudaBuffer:
+    # CUDA keeps the device of a thread; what is queued goes by its stream.
+    device.here().use(device.index)
+    return device.allocate(count, np.float32)
+
+
+def _set(buffer: CudaBuffer, number: float) -> None:
+    """Ends and middle: what is between stays from the round before, and is not looked at."""
+    for part in _parts(buffer):
+        part.write(np.full(part.count, number, np.float32))
+
+
+def _check(buffers: Sequence[CudaBuffer], wanted: float) -> None:
+    for number, buffer in enumerate(buffers):
+        for part in _parts(buffer):
+            found = part.read()
+            if not bool((found == wanted).all()):
+                raise OrtflowError(
+                    f"a sum over {len(buffers)} GPUs is wrong on number {number}: {found[0]}, not {wanted}"
+                )
+
+
+def _parts(buffer: CudaBuffer) -> list[CudaBuffer]:
+    part, count = min(_LOOKED_AT, buffer.count), buffer.count
+    return [buffer.slice(start, start + part) for start in (0, (count - part) // 2, count - part)]
+
+
+def _sum(library: Any, worlds: Any, devices: Sequence[CudaDevice], buffers: Sequence[CudaBuffer]) -> None:
+    _call(library, "ncclGroupStart")
+    for place, (device, buffer) in enumerate(zip(devices, buffers, strict=True)):
+        memory, stream = ctypes.c_void_p(buffer.pointer), ctypes.c_void_p(device.stream)
+        count, world = ctypes.c_size_t(buffer.count), ctypes.c_void_p(worlds[place])
+        _call(library, "ncclAllReduce", memory, memory, count, TYPES["float32"], SUM, world, stream)
+    _call(library, "ncclGroupEnd")
+
+
+def _call(library: Any, name: str, *arguments: Any) -> None:
+    code = int(getattr(library, name)(*arguments))
+    if code:
+        last = library.ncclGetLastError(None) if hasattr(library, "ncclGetLastError") else b""
+        words = library.ncclGetErrorString(code).decode()
+        raise NcclError(sentence(name, words, _text(last)))
+
+
+def _text(words: Any) -> str:
+    return words.decode(errors="replace") if isinstance(words, bytes) else ""

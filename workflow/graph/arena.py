@@ -1,0 +1,91 @@
+"""ONNX Runtime's arena played: how much memory it takes from the system for a row of allocations. Pure.
+
+Best fit among free pieces, which are joined with free neighbours, and split unless less than half would be left over; a
+new region, as large as what is asked for, where none fits: as `sessions` sets it on every device.
+"""
+
+from __future__ import annotations
+
+import bisect
+from dataclasses import dataclass, field
+
+UNIT = 256
+"""Bytes that sizes are rounded up to."""
+DEAD = 128 << 20
+"""Bytes left over in a piece from which on it is split in any case."""
+
+
+@dataclass(eq=False)
+class _Piece:
+    start: int
+    size: int
+    free: bool = False
+    before: _Piece | None = None
+    after: _Piece | None = None
+
+
+@dataclass
+class Arena:
+    """Nothing is taken in the beginning."""
+
+    reserved: int = 0
+    """Bytes of all regions."""
+    _regions: int = 0
+    _free: list[tuple[int, int]] = field(default_factory=list)
+    """Size and start of free pieces, sorted."""
+    _pieces: dict[int, _Piece] = field(default_factory=dict)
+
+    def take(self, size: int) -> int:
+        """Address of so many bytes."""
+        wanted = max(1, -(-size // UNIT)) * UNIT
+        place = bisect.bisect_left(self._free, (wanted, -1))
+        piece = self._pieces[self._free[place][1]] if place < len(self._free) else self._extended(wanted)
+        self._hide(piece)
+        if piece.size >= 2 * wanted or piece.size - wanted >= DEAD:
+            self._split(piece, wanted)
+        return piece.start
+
+    def give(self, address: int) -> None:
+        """Give one back."""
+        piece = self._pieces[address]
+        after, before = piece.after, piece.before
+        if after is not None and after.free:
+            self._hide(after)
+            self._join(piece, after)
+        if before is not None and before.free:
+            self._hide(before)
+            self._join(before, piece)
+            piece = before
+        self._show(piece)
+
+    def _extended(self, size: int) -> _Piece:
+        # Regions do not touch: pieces of two are never joined.
+        piece = _Piece(self.reserved + self._regions * UNIT, size)
+        self.reserved += size
+        self._regions += 1
+        self._pieces[piece.start] = piece
+        self._show(piece)
+        return piece
+
+    def _show(self, piece: _Piece) -> None:
+        piece.free = True
+        bisect.insort(self._free, (piece.size, piece.start))
+
+    def _hide(self, piece: _Piece) -> None:
+        piece.free = False
+        del self._free[bisect.bisect_left(self._free, (piece.size, piece.start))]
+
+    def _split(self, piece: _Piece, wanted: int) -> None:
+        rest = _Piece(piece.start + wanted, piece.size - wanted, before=piece, after=piece.after)
+        if piece.after is not None:
+            piece.after.before = rest
+        piece.after, piece.size = rest, wanted
+        self._pieces[rest.start] = rest
+        self._show(rest)
+
+    def _join(self, piece: _Piece, after: _Piece) -> None:
+        piece.size += after.size
+        piece.after = after.after
+        if after.after is not None:
+            after.after.before = piece
+        del self._pieces[after.start]

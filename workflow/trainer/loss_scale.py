@@ -1,0 +1,77 @@
+"""The factor by which the gradient of the loss is multiplied in fp16, so that small gradients are not lost.
+
+Pure: the trainer asks for the scale before a step and tells behind it whether the gradients overflowed. A dynamic scale
+is halved then, and doubled after many steps without (Micikevicius et al. 2018, section 3.2). Its state is in each
+checkpoint.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from math import floor, log2, prod
+
+from ortflow.workflow.data.inputs import BatchInput
+
+START = 65536.0
+SMALLEST, LARGEST = 1.0, 2.0**24
+"""Powers of two, so that scaling rounds nothing."""
+PERIOD = 2000
+"""Steps without overflow after which it is doubled."""
+VALUE, GOOD = "loss_scale", "loss_scale_good_steps"
+"""Names of the numbers in a checkpoint."""
+
+
+@dataclass(frozen=True)
+class LossScale:
+    """The scale of the next step."""
+
+    value: float = START
+    good: int = 0
+    """Steps without overflow since it last changed."""
+    dynamic: bool = True
+
+    @property
+    def can_fall(self) -> bool:
+        """Whether an overflow may be the scale's fault: a smaller one follows."""
+        return self.dynamic and self.value > SMALLEST
+
+    def after(self, overflow: bool) -> LossScale:
+        """The scale of the step behind one that overflowed, or did not."""
+        if not self.dynamic:
+            return self
+        if overflow:
+            return replace(self, value=max(self.value / 2, SMALLEST), good=0)
+        if self.good + 1 >= PERIOD:
+            return replace(self, value=min(self.value * 2, LARGEST), good=0)
+        return replace(self, good=self.good + 1)
+
+    def numbers(self) -> dict[str, float]:
+        """What a checkpoint keeps of it."""
+        return {VALUE: self.value, GOOD: self.good} if self.dynamic else {}
+
+    def restored(self, numbers: Mapping[str, float]) -> LossScale:
+        """As a checkpoint kept it; the same where it has none, or where the run file gives the scale.
+
+        Raises ValueError where no run can have kept such numbers.
+        """
+        if not self.dynamic or VALUE not in numbers:
+            return self
+        value, good = float(numbers[VALUE]), numbers.get(GOOD, 0)
+        if not SMALLEST <= value <= LARGEST or not 0 <= good < PERIOD or good != int(good):
+            raise ValueError(f"has {value:g} for {VALUE} and {good:g} for {GOOD}")
+        return replace(self, value=value, good=int(good))
+
+
+def unit_of(inputs: Sequence[BatchInput], micro_batch: int) -> float:
+    """What a loss scale of 1 is in a graph whose loss is a sum over the micro-batch: about one over its labels.
+
+    So the scale means the same as in frameworks that differentiate the mean. A power of two.
+    """
+    labels = [prod(size or 1 for size in given.shape[1:]) for given in inputs if given.role == "label"]
+    return 2.0 ** -floor(log2(micro_batch * max(labels, default=1)))
+
+
+def loss_scale_of(asked: float | str) -> LossScale:
+    """What the run file's `train.loss_scale` asks for: `dynamic` or a number."""
+    return LossScale() if isinstance(asked, str) else LossScale(float(asked), dynamic=False)

@@ -1,0 +1,236 @@
+"""The trainer on a GPU: a step is queued whole, and the host waits once, for its loss.
+
+Sums, scaling, the decision whether the gradient is of use, and the update stay on the device; what repeats on the same
+memory is captured as CUDA graphs. Opened by `builder` in place of `GraphTrainer`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ortflow.workflow.device.capture import Repeated
+from ortflow.workflow.device.cuda import CudaBuffer, CudaDevice
+from ortflow.workflow.errors import OrtflowError
+from ortflow.workflow.graph.types import LOSS_SCALE
+from ortflow.workflow.onnx_runtime import onnxruntime
+from ortflow.workflow.trainer import MicroBatch, StepOutcome
+from ortflow.workflow.trainer.graph import TAIL, VOTES, GraphTrainer, fault_in
+from ortflow.workflow.trainer.loss_scale import LossScale, loss_scale_of, unit_of
+from ortflow.workflow.trainer.sessions import Binding
+
+NORM, USEFUL = TAIL - 2, TAIL - 1
+"""Places in the tail that are filled behind the all-reduce: see `queued_gradient_graph`."""
+SEEDED = frozenset(
+    {
+        "BiasDropout", "BitmaskBiasDropout", "BitmaskDropout", "Dropout", "Multinomial", "RandomNormal",
+        "RandomNormalLike", "RandomUniform", "RandomUniformLike", "Bernoulli",
+    }
+)  # fmt: skip
+"""Operators whose kernels in ONNX Runtime count on the host: a captured one would draw the same numbers again."""
+
+
+class QueuedTrainer(GraphTrainer):
+    """See the module."""
+
+    _gradients: CudaBuffer
+    _rate: CudaBuffer
+    _scale: CudaBuffer
+    _scratch: CudaBuffer | None
+    _statistics: CudaBuffer
+    _sums: CudaBuffer
+    _tail: CudaBuffer
+    _update_number: CudaBuffer
+
+    def _open_for_training(self) -> None:
+        device = self._sessions.device
+        assert isinstance(device, CudaDevice)
+        self._device = device
+        self._scale = self._numbers([1.0])
+        clip = self._spec.train.clip_norm
+        self._max_norm = self._numbers([math.inf if clip is None else clip])
+        super()._open_for_training()
+        self._scaler: LossScale | None = None
+        self._unit = unit_of(self._graphs.inputs, self._spec.data.micro_batch)
+        if LOSS_SCALE in self._first.inputs:
+            self._set_scale(loss_scale_of(self._spec.train.loss_scale))
+        state = self._parameters.slice(*self._state_span)
+        assert isinstance(state, CudaBuffer)
+        self._state = state
+        self._given = device.allocate(TAIL, np.float32)
+        self._loss = self._tail.slice(0, 2)
+        self._result = device.readback(self._tail)
+        device.blas()  # so that no capture has to make it
+        self._repeat()
+
+    def _numbers(self, values: Sequence[float]) -> CudaBuffer:
+        buffer = self._device.allocate(len(values), np.float32)
+        buffer.write(np.array(values, np.float32))
+        return buffer
+
+    def _bind_training(self, session: onnxruntime.InferenceSession, gradients: Any) -> Binding:
+        binding = super()._bind_training(session, gradients)
+        if LOSS_SCALE in binding.inputs:
+            binding.read_from(LOSS_SCALE, self._scale, (1,))
+        return binding
+
+    def _bind_scaling(self) -> Binding:
+        shape = (self._gradients.count,)
+        scaling = Binding(self._sessions.open_fastest(self._graphs.gradient), self._device)
+        scaling.read_from("gradients", self._gradients, shape)
+        for place, name in enumerate(("loss", "weight")):
+            scaling.read_from(name, self._tail.slice(place, place + 1), (1,))
+        scaling.read_from("loss_scale", self._scale, (1,))
+        scaling.read_from("max_norm", self._max_norm, (1,))
+        scaling.write_to("gradients.out", self._gradients, shape)
+        for place, name in ((NORM, "norm"), (USEFUL, "useful")):
+            scaling.write_to(name, self._tail.slice(place, place + 1), (1,))
+        return scaling
+
+    def _repeat(self) -> None:
+        """What is queued again and again."""
+        asked = self._spec.resources.cuda_graph
+        drawn = obstacle_in(self._sessions.form_of(self._graphs.train) or self._graphs.train) if asked else ""
+        note = self._report.note if self._comm.rank == 0 else lambda line: None
+
+        def repeated(name: str, queue: Callable[[], None], obstacle: str = "") -> Repeated:
+            return Repeated(self._device, name, queue, note, obstacle, wanted=asked)
+
+        self._first_run = repeated("a micro-batch", self._run_first, drawn)
+        self._further_run = repeated("a further micro-batch", self._run_further, drawn)
+        self._scaling_run = repeated("the scaling of the gradient", lambda: self._scaling.run())
+        self._update_run = repeated("the update", lambda: self._update.run())
+
+    def _run_first(self) -> None:
+        # Running statistics move with each micro-batch, as they do in PyTorch.
+        self._running.copy_from(self._statistics)
+        self._first.run()
+        self._loss.add(self._sums)
+
+    def _run_further(self) -> None:
+        self._running.copy_from(self._statistics)
+        self._further.run()
+        assert self._scratch is not None
+        self._gradients.add(self._scratch)
+        self._loss.add(self._sums)
+
+    def step(
+        self,
+        batches: Sequence[MicroBatch],
+        *,
+        learning_rate: float,
+        update: int,
+        seeds: Sequence[int],
+        votes: Sequence[float],
+    ) -> StepOutcome:
+        """See the protocol: all of it queued, then the loss waited for while the update goes on."""
+        tail = np.zeros(TAIL, np.float32)
+        tail[2] = sum(batch.count for batch in batches)
+        tail[VOTES : VOTES + len(votes)] = votes
+        self._given.send(tail)
+        self._tail.copy_from(self._given)
+        self._queue_batches(batches, seeds)
+        self._comm.all_reduce(self._sync)
+        self._scaling_run.run()
+        self._result.queue()
+        self._rate.send(np.array([learning_rate], np.float32))
+        self._update_number.send(np.array([update], np.int64))
+        self.before_update()
+        self._update_run.run()
+        outcome = self._outcome(self._wait(), len(votes))
+        if outcome.skipped is None:
+            self._adopt_statistics()
+        else:
+            # Scaling by what is no number reached the padding, which no later step writes and every norm reads.
+            self._gradients.fill(0)
+        self._device.settle()
+        return outcome
+
+    def _queue_batches(self, batches: Sequence[MicroBatch], seeds: Sequence[int]) -> None:
+        self._statistics.copy_from(self._state)
+        fresh = True
+        for batch, seed in zip(batches, seeds, strict=True):
+            if batch.count == 0:
+                continue
+            binding, run = (self._first, self._first_run) if fresh else (self._further, self._further_run)
+            self._feed(binding, batch, seed)
+            onnxruntime.set_seed(seed)
+            run.run(binding.fed)
+            fresh = False
+        if fresh:
+            self._gradients.fill(0)
+
+    def _wait(self) -> npt.NDArray[np.float32]:
+        """The tail behind scaling."""
+        return self._result.read()
+
+    def _outcome(self, tail: npt.NDArray[np.float32], votes: int) -> StepOutcome:
+        loss_sum, weight, samples = (float(value) for value in tail[:VOTES])
+        summed, overflow = tail[VOTES : VOTES + votes].copy(), False
+        if weight <= 0:
+            loss = norm = math.nan
+            skipped: str | None = "no label of the batch counts"
+        else:
+            loss, norm = loss_sum / weight, float(tail[NORM])
+            skipped = fault_in(loss, norm)
+            if self._scaler is not None and math.isfinite(loss):
+                overflow, skipped = self._rescale(skipped)
+        if (skipped is None) != bool(tail[USEFUL]):
+            raise OrtflowError(f"the GPU and the host disagree whether a gradient of norm {norm} is of use")
+        return StepOutcome(loss, norm, round(samples), summed, skipped, overflow)
+
+    def _rescale(self, fault: str | None) -> tuple[bool, str | None]:
+        """The scale of the next step; whether this one overflowed for that of its own, and why it is skipped."""
+        assert self._scaler is not None
+        scaler = self._scaler
+        overflow = fault is not None and scaler.can_fall
+        if overflow or (fault is not None and not scaler.dynamic):
+            fault = f"overflow at loss scale {scaler.value:g}"
+        self._set_scale(scaler.after(fault is not None))
+        return overflow, fault
+
+    def _set_scale(self, scaler: LossScale) -> None:
+        if self._scaler is None or scaler.value != self._scaler.value:
+            self._scale.send(np.array([scaler.value * self._unit], np.float32))
+        self._scaler = scaler
+
+    def _adopt_statistics(self) -> None:
+        self._state.copy_from(self._statistics)
+        if self._comm.world_size > 1 and self._state.count:
+            self._state.scale(1 / self._comm.world_size)
+
+    def numbers(self) -> Mapping[str, float]:
+        """The loss scale's state."""
+        return self._scaler.numbers() if self._scaler is not None else {}
+
+    def restore(self, numbers: Mapping[str, float]) -> None:
+        """See the protocol."""
+        if self._scaler is not None:
+            self._set_scale(self._scaler.restored(numbers))
+
+    def give_memory_back(self) -> None:
+        """See the protocol."""
+        super().give_memory_back()
+        # Scaling a gradient that no step has computed makes it NaN, and no step writes the padding.
+        self._gradients.fill(0)
+
+    def end_training(self) -> None:
+        """See the protocol."""
+        super().end_training()
+        del self._first_run, self._further_run, self._scaling_run, self._update_run, self._loss, self._result
+
+
+def obstacle_in(graph: Path) -> str:
+    """Why runs of a graph must not be captured; empty if they may."""
+    import onnx
+
+    from ortflow.workflow.graph import walk
+
+    drawing = {node.op_type for node in walk.all_nodes(onnx.load(graph)) if node.domain in ("", "com.microsoft")}
+    found = sorted(drawing & SEEDED)
+    return f"ONNX Runtime's {', '.join(found)} would draw the same numbers each time" if found else ""
