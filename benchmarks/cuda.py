@@ -74,37 +74,20 @@ def speed(options: argparse.Namespace) -> None:
     """The race; SystemExit where the losses differ."""
     import numpy as np
     import torch
-    from safetensors.numpy import load_file
-    from step import CLIP, DECAY, RATE, Config, OrtflowStep, Sizes, TorchStep, batches, make_graphs
+    from step import Config, Sizes, batches
 
     from ortflow.workflow.device.choice import cuda_runtime
-    from ortflow.workflow.device.cuda import CudaDevice
 
     config = Config(**{name: getattr(options, name) for name in vars(Sizes(0, 0, 0, 0, 0))})
     sizes = Sizes(**{name: getattr(options, name) for name in vars(Sizes(0, 0, 0, 0, 0))})
     found = cuda_runtime()
-    device, rounding = (CudaDevice(found, found.describe(0), precise=precise) for precise in (True, False))
-    print(f"{device.name}, torch {torch.__version__}, {options.batch} x {config.context} tokens", flush=True)
+    print(f"{found.describe(0).name}, torch {torch.__version__}, {options.batch} x {config.context} tokens", flush=True)
     tokens = options.batch * config.context
     stream = batches(config, options.batch)
     first = [next(stream) for _ in range(3)]
     reference: list[float] = []
     with tempfile.TemporaryDirectory() as folder:
-        graphs, spec = make_graphs(config, options.batch, Path(folder), on_gpus=True)
-        weights = load_file(graphs.initial)
-
-        def peer(*, compiled: bool) -> Callable[[], Any]:
-            settings = {"rate": RATE, "weight_decay": DECAY, "clip": CLIP, "compiled": compiled, "device": "cuda"}
-            return lambda: TorchStep(sizes, weights, **settings)
-
-        candidates: dict[str, tuple[str, Callable[[], Any]]] = {
-            "ortflow": ("highest", lambda: OrtflowStep(graphs, spec, 4, None, device)),
-            "ortflow, TF32": ("high", lambda: OrtflowStep(graphs, spec, 4, None, rounding)),
-            "ortflow, unfused": ("highest", lambda: OrtflowStep(graphs, spec, 4, None, device, fuse=False)),
-            "torch eager": ("highest", peer(compiled=False)),
-            "torch.compile": ("highest", peer(compiled=True)),
-            "torch.compile, TF32": ("high", peer(compiled=True)),
-        }
+        candidates = _candidates(options, config, sizes, Path(folder))
         if options.no_peers:
             candidates = {name: each for name, each in candidates.items() if name.startswith("ortflow")}
         for name, (precision, make) in candidates.items():
@@ -131,8 +114,59 @@ def speed(options: argparse.Namespace) -> None:
             )
             del step
             torch.cuda.empty_cache()
-            if not apart < (1e-4 if precision == "highest" else 1e-2) or not np.isfinite(losses).all():
+            if (
+                not apart < (1e-4 if precision == "highest" and not options.half else 1e-2)
+                or not np.isfinite(losses).all()
+            ):
                 raise SystemExit(f"the losses differ, so the times mean nothing: {losses}, {reference}")
+
+
+Candidate = tuple[str, Callable[[], Any]]
+
+
+def _candidates(options: argparse.Namespace, config: Any, sizes: Any, folder: Path) -> dict[str, Candidate]:
+    """Name -> torch's precision of fp32 products, and what makes a step; ortflow's come first."""
+    from safetensors.numpy import load_file
+    from step import CLIP, DECAY, RATE, OrtflowStep, TorchStep, make_graphs
+
+    from ortflow.workflow.device.choice import cuda_runtime
+    from ortflow.workflow.device.cuda import CudaDevice
+
+    def mine(precision: str, made_for: str, *, fuse: bool = True) -> Callable[[], Any]:
+        place = folder / made_for
+        if not place.exists():
+            place.mkdir()
+            made[made_for] = make_graphs(config, options.batch, place, on_gpus=True, precision=made_for)
+        found = cuda_runtime()
+        device = CudaDevice(found, found.describe(0), precision=precision)
+        return lambda: OrtflowStep(*made[made_for], 4, None, device, fuse=fuse)
+
+    def peer(*, compiled: bool, precision: str = "fp32", mode: str | None = None) -> Callable[[], Any]:
+        weights = load_file(next(iter(made.values()))[0].initial)
+        settings = {"rate": RATE, "weight_decay": DECAY, "clip": CLIP, "compiled": compiled, "device": "cuda"}
+        return lambda: TorchStep(sizes, weights, precision=precision, mode=mode, **settings)
+
+    made: dict[str, Any] = {}
+    if options.half:
+        return {
+            "ortflow, bf16": ("high", mine("bf16", "bf16")),
+            "ortflow, fp16": ("high", mine("fp16", "fp16")),
+            "torch eager, bf16": ("high", peer(compiled=False, precision="bf16")),
+            "torch.compile, bf16": ("high", peer(compiled=True, precision="bf16")),
+            **(
+                {"max-autotune, bf16": ("high", peer(compiled=True, precision="bf16", mode="max-autotune"))}
+                if options.max_autotune
+                else {}
+            ),
+        }
+    return {
+        "ortflow": ("highest", mine("fp32", "fp32")),
+        "ortflow, TF32": ("high", mine("tf32", "fp32")),
+        "ortflow, unfused": ("highest", mine("fp32", "fp32", fuse=False)),
+        "torch eager": ("highest", peer(compiled=False)),
+        "torch.compile": ("highest", peer(compiled=True)),
+        "torch.compile, TF32": ("high", peer(compiled=True)),
+    }
 
 
 def main() -> None:
@@ -143,6 +177,8 @@ def main() -> None:
         parser.add_argument(f"--{name}", type=int, default=value)
     for name, value in (("batch", 8), ("rounds", 12), ("steps", 60)):
         parser.add_argument(f"--{name}", type=int, default=value)
+    parser.add_argument("--half", action="store_true", help="fp16 and bf16, against PyTorch's autocast")
+    parser.add_argument("--max-autotune", action="store_true", help="with --half, that mode of torch.compile too")
     parser.add_argument("--no-peers", action="store_true", help="leave PyTorch out: torch.compile takes half a minute")
     parser.add_argument("--folder", type=Path, default=Path("runs/cuda"))
     options = parser.parse_args()

@@ -39,9 +39,8 @@ from ortflow.workflow.optim.gradient import gradient_graph
 from ortflow.workflow.optim.graph import optimizer_graph
 from ortflow.workflow.optim.segments import segments
 from ortflow.workflow.spec.run import RunSpec
-from ortflow.workflow.trainer import MicroBatch
-from ortflow.workflow.trainer.builder import write_forms
-from ortflow.workflow.trainer.graph import GraphTrainer
+from ortflow.workflow.trainer import MicroBatch, Report
+from ortflow.workflow.trainer.builder import trainer_class, write_forms
 from ortflow.workflow.trainer.sessions import Sessions
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "examples" / "gpt"))
@@ -68,7 +67,8 @@ class OrtflowStep:
         fuse: bool = True,
     ) -> None:
         sessions = Sessions(device or CpuDevice(), threads, "error", kernels, fuse=fuse)
-        self._trainer = GraphTrainer(graphs, spec, sessions, SoloCommunicator())
+        notes = Report(lambda line: print(line, flush=True))
+        self._trainer = trainer_class(sessions.device)(graphs, spec, sessions, SoloCommunicator(), notes)
         self._trainer.load_tensors(load_file(graphs.initial))
         self._update = 0
 
@@ -83,7 +83,9 @@ class OrtflowStep:
         return self._trainer.step([batch], learning_rate=RATE, update=self._update, seeds=[0], votes=()).loss
 
 
-def make_graphs(config: Config, batch: int, folder: Path, *, on_gpus: bool = False) -> tuple[GraphSet, RunSpec]:
+def make_graphs(
+    config: Config, batch: int, folder: Path, *, on_gpus: bool = False, precision: str = "fp32"
+) -> tuple[GraphSet, RunSpec]:
     """The graphs of the example's model, as step configure makes them."""
     onnx.save(build(config), folder / "model.onnx")
     spec = RunSpec.model_validate(
@@ -93,6 +95,7 @@ def make_graphs(config: Config, batch: int, folder: Path, *, on_gpus: bool = Fal
             "data": {"train": {"path": "none"}, "micro_batch": batch},
             "train": {
                 "steps": 1,
+                "precision": precision,
                 "optimizer": {"name": "adamw", "lr": RATE, "weight_decay": DECAY},
                 "clip_norm": CLIP,
             },

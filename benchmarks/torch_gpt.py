@@ -69,7 +69,7 @@ def load(model: Gpt, weights: Mapping[str, npt.NDArray[np.float32]]) -> None:
 
 
 class TorchStep:
-    """One training step: forward, backward, clip, fused AdamW."""
+    """One training step: forward, backward, clip, fused AdamW; `precision` fp32, or bf16 by autocast."""
 
     def __init__(
         self,
@@ -81,6 +81,8 @@ class TorchStep:
         clip: float,
         compiled: bool,
         device: str = "cpu",
+        precision: str = "fp32",
+        mode: str | None = None,
     ) -> None:
         self._model, self._clip, self._device = Gpt(sizes), clip, device
         load(self._model, weights)
@@ -91,11 +93,14 @@ class TorchStep:
             {"params": [p for p in parameters if p.ndim <= 1], "weight_decay": 0.0},
         ]
         self._optimizer = torch.optim.AdamW(groups, lr=rate, fused=True)
-        self._forward: Callable[[Tensor, Tensor], Tensor] = torch.compile(self._model) if compiled else self._model
+        self._autocast = {"device_type": device, "dtype": torch.bfloat16, "enabled": precision == "bf16"}
+        model = torch.compile(self._model, mode=mode) if compiled else self._model
+        self._forward: Callable[[Tensor, Tensor], Tensor] = model
 
     def __call__(self, tokens: npt.NDArray[np.int64], labels: npt.NDArray[np.int64]) -> float:
         """The loss before the update."""
-        loss = self._forward(*(torch.from_numpy(array).to(self._device) for array in (tokens, labels)))
+        with torch.autocast(**self._autocast):
+            loss = self._forward(*(torch.from_numpy(array).to(self._device) for array in (tokens, labels)))
         loss.backward()
         nn.utils.clip_grad_norm_(self._model.parameters(), self._clip)
         self._optimizer.step()
