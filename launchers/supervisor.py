@@ -25,7 +25,7 @@ from ortflow.launchers.stop import Stop, write_request
 from ortflow.launchers.tail import EventTail, last_lines, last_records, newest
 from ortflow.workflow.errors import EXIT_DONE, EXIT_FAILURE, EXIT_PREEMPTED, EXIT_USER, OrtflowError
 from ortflow.workflow.owned import sweep_temporaries
-from ortflow.workflow.room import Notice, OutOfDisk, is_full, out_of_disk, wait_for_room
+from ortflow.workflow.room import RECORDS, Notice, OutOfDisk, has_room, is_full, out_of_disk, wait_for_room
 from ortflow.workflow.rundir import RunDir
 from ortflow.workflow.spec.run import Restart
 
@@ -141,6 +141,7 @@ class Supervisor:
         pause = 0.0
         self._job.clear()
         sweep_temporaries(self._run.root)
+        self._notice.clear()  # takes its block while there is room
         if not self._close_lost_attempt():
             return EXIT_FAILURE
         while not self._pause(pause):
@@ -216,9 +217,10 @@ class Supervisor:
         if found.outcome is Outcome.FAILURE and not found.told and self._stop.look() and not self._begun(number):
             # A signal that comes before a rank can hear it kills, and the others are killed with it.
             found = Cause(Outcome.PREEMPTED, EXIT_PREEMPTED, "asked to leave before all ranks had begun")
-        lack = self._notice.read()
+        if found.outcome is Outcome.FAILURE:
+            found = self._complete(number) or found
+        lack = self._lack(found)
         if found.outcome is Outcome.FAILURE and lack is not None:
-            # A rank on a full disk may have had no room to say so.
             found = replace(found, sentence=str(lack))
         decision = self._judge(number, found)
         if found.outcome is Outcome.FAILURE and lack is not None and decision.again and not self._wait(lack):
@@ -302,6 +304,27 @@ class Supervisor:
 
     def _said_goodbye(self, number: int, rank: int) -> bool:
         return rank in newest(self._run, number, [rank], "finished", "preempted", limit=4096)
+
+    def _complete(self, number: int) -> Cause | None:
+        """The end that every rank has on record, if they agree: what a process manager reports after it is no failure.
+
+        Hydra has been seen to kill a rank that was leaving MPI together with the others.
+        """
+        ranks = range(self._job.world_size)
+        ends = newest(self._run, number, ranks, "finished", "preempted", limit=4096)
+        kinds = {record["event"] for record in ends.values()}
+        if len(ends) < len(ranks) or len(kinds) > 1:
+            return None
+        if kinds == {"finished"}:
+            return Cause(Outcome.FINISHED, EXIT_DONE, "finished")
+        return Cause(Outcome.PREEMPTED, EXIT_PREEMPTED, "saved and left")
+
+    def _lack(self, found: Cause) -> OutOfDisk | None:
+        """What a full disk lacks, as a rank has said, or as is seen where a rank had no room to say why it failed."""
+        lack = self._notice.read()
+        if lack is None and found.outcome is Outcome.FAILURE and not found.told and found.exit_code > 0:
+            return None if has_room(self._run.root, RECORDS) else OutOfDisk(self._run.root, RECORDS)
+        return lack
 
     def _begun(self, number: int) -> bool:
         """Whether every rank has written a word in an attempt: before that there is nothing to save."""

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from launching import Bench
 from project import ORTFLOW, curve, environment, events, of_kind
 from tiny_runs import RUN, Tiny, has_traceback, is_root, result
 
@@ -206,6 +207,24 @@ def test_a_run_that_begins_on_a_nearly_full_disk_waits(disk: Path, folder: Path,
         assert not has_traceback(out + err)
         assert len(err.splitlines()) == 1, err
         assert "space" in err or "out of disk" in err
+
+
+def test_a_rank_without_room_to_say_why_it_failed_is_out_of_disk(disk: Path, folder: Path) -> None:
+    folder.mkdir()
+    bench = Bench.make(folder)
+    bench.write(1)
+    running = bench.start("run", "run.yaml", script={0: {"rank": 0, "step": 10, "do": "exit 1"}}, pause=0.1)
+    running.until(lambda: len(bench.events("step")) > 2)
+    filler = fill(disk)
+    run = RunDir(bench.run_dir)
+    running.until(lambda: read_status(run).waits is not None)
+    assert f"out of disk on {bench.run_dir}" in str(read_status(run).waits)
+    filler.unlink()
+    done = running.wait(30)
+    assert done.code == 0, done.err
+    first, second = bench.attempts("end")
+    assert first["cause"].startswith(f"out of disk on {bench.run_dir}")
+    assert second["outcome"] == "finished"
 
 
 def test_scalars_stand_whole_in_their_file_behind_a_full_disk(disk: Path, folder: Path) -> None:

@@ -55,6 +55,20 @@ def test_a_killed_rank_is_named_and_the_run_starts_again(bench: Bench) -> None:
     assert second["outcome"] == "finished"
 
 
+def test_a_rank_killed_after_every_rank_has_finished_is_no_failure(bench: Bench) -> None:
+    done = bench.run("run", "run.yaml", script={0: {"rank": 1, "step": "done", "do": "signal 9"}})
+    assert done.code == 0, done.err
+    (end,) = bench.attempts("end")
+    assert (end["outcome"], end["next"]) == ("finished", "stop")
+    nobody_left(bench)
+
+
+def test_a_rank_killed_while_others_have_not_finished_is_a_failure(bench: Bench) -> None:
+    done = bench.run("run", "run.yaml", script={0: {"rank": 1, "step": 10, "do": "signal 9"}})
+    assert done.code == 0, done.err
+    assert [end["outcome"] for end in bench.attempts("end")] == ["failure", "finished"]
+
+
 def test_killed_alone(bench: Bench) -> None:
     bench.write(1)
     done = bench.run("run", "run.yaml", script={0: {**KILL_RANK_1, "rank": 0}})

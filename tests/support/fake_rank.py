@@ -65,6 +65,9 @@ def main() -> None:
             leave(comm, 75)
         events.write("step", step=step, loss=1.0 / step, lr=0.1, grad_norm=1.0, seconds=pause, samples=4, epoch=0)
     events.write("finished", step=steps)
+    if act.get("step") == "done":
+        comm.Barrier()
+        do(act, place.rank, events, stop, comm)
     leave(comm, 0)
 
 
