@@ -32,6 +32,9 @@ IN_PROGRESS = 7
 CONNECT = 300.0
 """Seconds in which ranks that MPI has connected must find each other by NCCL."""
 LOOK = 0.01
+FIRST_LOOK = 20e-6
+"""Seconds between two looks at a call in the background: an all-reduce is queued within microseconds, while ranks
+connect for seconds."""
 
 
 class NcclError(OrtflowError):
@@ -143,7 +146,7 @@ class NcclCommunicator(StagedCommunicator):
         return "" if state in (0, IN_PROGRESS) else self._words("a sum over the ranks", state)
 
     def _call(self, name: str, *arguments: Any) -> None:
-        code, begun = int(getattr(self._nccl, name)(*arguments)), time.monotonic()
+        code, begun, pause = int(getattr(self._nccl, name)(*arguments)), time.monotonic(), FIRST_LOOK
         while code == IN_PROGRESS:
             if time.monotonic() - begun > self._limit:
                 self._end()
@@ -151,7 +154,8 @@ class NcclCommunicator(StagedCommunicator):
                     f"{name} of NCCL's took longer than {self._limit:g} s: a rank cannot reach the others; set "
                     "NCCL_DEBUG=INFO, and NCCL_SOCKET_IFNAME to the interface that joins the nodes"
                 )
-            time.sleep(LOOK)
+            time.sleep(pause)
+            pause = min(2 * pause, LOOK)
             self._well()
             code = self._state()
         self._check(name, code)
