@@ -108,6 +108,19 @@ def cause(
     return Cause(Outcome.FAILURE, returncode, f"the ranks ended with exit code {returncode}")
 
 
+def agreed(ends: Mapping[int, str], world_size: int) -> Cause | None:
+    """The end of an attempt that every rank has on record; None where one has none, or they differ. Pure.
+
+    It stands above what the process manager reports: Hydra's exit codes have named a rank as killed by SIGKILL that was
+    leaving MPI together with the others.
+    """
+    if len(ends) < world_size or len(set(ends.values())) > 1:
+        return None
+    if "finished" in ends.values():
+        return Cause(Outcome.FINISHED, EXIT_DONE, "finished")
+    return Cause(Outcome.PREEMPTED, EXIT_PREEMPTED, "saved and left")
+
+
 def _from_wait_status(status: int) -> int:
     """What os.waitstatus_to_exitcode says, for the statuses a process can end with."""
     number = status & 0x7F

@@ -16,13 +16,13 @@ from dataclasses import dataclass, replace
 from typing import Any, Protocol, TypeVar
 
 from ortflow.launchers.budget import Decision, decide
-from ortflow.launchers.cause import Cause, cause
+from ortflow.launchers.cause import Cause, agreed, cause
 from ortflow.launchers.memory import oom_kills
 from ortflow.launchers.moving import Liveness
 from ortflow.launchers.nccl_log import explained
 from ortflow.launchers.records import Outcome, fruitless, next_attempt, open_attempt, used
 from ortflow.launchers.stop import Stop, write_request
-from ortflow.launchers.tail import EventTail, last_lines, last_records, newest
+from ortflow.launchers.tail import EventTail, ends_of, last_lines, last_records, newest
 from ortflow.workflow.errors import EXIT_DONE, EXIT_FAILURE, EXIT_PREEMPTED, EXIT_USER, OrtflowError
 from ortflow.workflow.owned import sweep_temporaries
 from ortflow.workflow.room import RECORDS, Notice, OutOfDisk, has_room, is_full, out_of_disk, wait_for_room
@@ -218,7 +218,7 @@ class Supervisor:
             # A signal that comes before a rank can hear it kills, and the others are killed with it.
             found = Cause(Outcome.PREEMPTED, EXIT_PREEMPTED, "asked to leave before all ranks had begun")
         if found.outcome is Outcome.FAILURE:
-            found = self._complete(number) or found
+            found = agreed(ends_of(run, number, range(job.world_size)), job.world_size) or found
         lack = self._lack(found)
         if found.outcome is Outcome.FAILURE and lack is not None:
             found = replace(found, sentence=str(lack))
@@ -300,24 +300,8 @@ class Supervisor:
 
     def _dead(self, attempt: Running) -> set[int]:
         """Ranks that are gone and have not said that they were done."""
-        return {rank for rank in attempt.gone() if not self._said_goodbye(attempt.number, rank)}
-
-    def _said_goodbye(self, number: int, rank: int) -> bool:
-        return rank in newest(self._run, number, [rank], "finished", "preempted", limit=4096)
-
-    def _complete(self, number: int) -> Cause | None:
-        """The end that every rank has on record, if they agree: what a process manager reports after it is no failure.
-
-        Hydra has been seen to kill a rank that was leaving MPI together with the others.
-        """
-        ranks = range(self._job.world_size)
-        ends = newest(self._run, number, ranks, "finished", "preempted", limit=4096)
-        kinds = {record["event"] for record in ends.values()}
-        if len(ends) < len(ranks) or len(kinds) > 1:
-            return None
-        if kinds == {"finished"}:
-            return Cause(Outcome.FINISHED, EXIT_DONE, "finished")
-        return Cause(Outcome.PREEMPTED, EXIT_PREEMPTED, "saved and left")
+        gone = attempt.gone()
+        return gone - ends_of(self._run, attempt.number, gone).keys()
 
     def _lack(self, found: Cause) -> OutOfDisk | None:
         """What a full disk lacks, as a rank has said, or as is seen where a rank had no room to say why it failed."""

@@ -122,6 +122,14 @@ def newest(
     return found
 
 
+def ends_of(run: RunDir, attempt: int, ranks: Iterable[int]) -> dict[int, str]:
+    """How each rank has ended in an attempt by its own record, `finished` or `preempted`; the others are left out."""
+    return {
+        rank: str(record["event"])
+        for rank, record in newest(run, attempt, ranks, "finished", "preempted", limit=4096).items()
+    }
+
+
 def telling_records(path: Path, limit: int = 1 << 20, whole: int = 1 << 12) -> list[dict[str, Any]]:
     """As `last_records`, but only the last `whole` bytes with their steps and phases, of which the newest count.
 

@@ -20,7 +20,7 @@ from ortflow.launchers.kubernetes.pod import Pod
 from ortflow.launchers.kubernetes.witness import Witnesses, conclude, hear
 from ortflow.launchers.kubernetes.words import Process, first_end
 from ortflow.launchers.records import Outcome
-from ortflow.launchers.tail import newest
+from ortflow.launchers.tail import ends_of, newest
 from ortflow.manifests.local import MpiKind
 from ortflow.workflow.errors import EXIT_DONE, EXIT_FAILURE, EXIT_PREEMPTED, EXIT_USER
 from ortflow.workflow.rundir import RunDir
@@ -102,7 +102,8 @@ class PodAttempt(Child):
             return Cause(Outcome.USER_ERROR, EXIT_USER, self._misplaced)
         if returncode in (EXIT_DONE, EXIT_PREEMPTED, EXIT_USER):
             return None
-        end = time.monotonic() + (0.0 if self._told("failure") else SETTLE)
+        failed = newest(self.run, self.number, range(self._world_size), "failure", limit=4096)
+        end = time.monotonic() + (0.0 if failed else SETTLE)
         while True:
             silent = {short(host) for host in self._lost}
             if (found := conclude(self._before, hear(self._pod, self._before), silent)) is not None:
@@ -127,15 +128,10 @@ class PodAttempt(Child):
 
     def _proven(self) -> int:
         """What the ranks make of mpirun's 0: the exit code if each of them says so itself."""
-        ends = self._told("finished", "preempted")
+        ends = ends_of(self.run, self.number, range(self._world_size))
         if len(ends) < self._world_size:
             return EXIT_FAILURE
         return EXIT_PREEMPTED if "preempted" in ends.values() else EXIT_DONE
-
-    def _told(self, *events: str) -> dict[int, str]:
-        """Which of the events each rank has written last in this attempt; ranks that wrote none are left out."""
-        told = newest(self.run, self.number, range(self._world_size), *events, limit=4096)
-        return {rank: str(record["event"]) for rank, record in told.items()}
 
     def _look_where(self) -> None:
         """Compare, once all ranks have begun, where they are with where they should be."""

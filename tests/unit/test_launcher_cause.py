@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from ortflow.launchers.attempt import Attempt
-from ortflow.launchers.cause import cause, statuses
+from ortflow.launchers.cause import agreed, cause, statuses
 from ortflow.launchers.records import Outcome
 from ortflow.workflow.events import EventLog
 from ortflow.workflow.rundir import RunDir
@@ -121,3 +121,18 @@ def test_cause(returncode, ended, failures, outcome, sentence, rank) -> None:
 def test_out_of_memory_explains_only_a_kill() -> None:
     assert cause(9, {1: -9}, {}, out_of_memory=True).sentence == "rank 1 was killed by SIGKILL (out of memory)"
     assert "memory" not in cause(11, {1: -11}, {}, out_of_memory=True).sentence
+
+
+@pytest.mark.parametrize(
+    ("ends", "outcome"),
+    [
+        ({0: "finished", 1: "finished"}, Outcome.FINISHED),
+        ({0: "preempted", 1: "preempted"}, Outcome.PREEMPTED),
+        ({0: "finished", 1: "preempted"}, None),
+        ({0: "finished"}, None),
+        ({}, None),
+    ],
+)
+def test_an_end_stands_where_every_rank_has_the_same_on_record(ends: dict[int, str], outcome: Outcome | None) -> None:
+    found = agreed(ends, 2)
+    assert (found and found.outcome) == outcome
