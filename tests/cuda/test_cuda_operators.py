@@ -161,6 +161,13 @@ def test_column_sums(compute: OnGpu, dims: tuple[int, ...]) -> None:
         check_column_sums(compute, dims, FP16, 1)
 
 
+@pytest.mark.parametrize("count", [0, 1, 15, 16, 64, 4096, 4097, 12_345_678, 124_000_064])
+def test_sum_of_squares(compute: OnGpu, count: int) -> None:
+    values = np.random.default_rng(count).normal(0, 3, count).astype(np.float32)
+    (found,) = compute("SquareSum", {}, [stored(values, FLOAT)], [int(TensorProto.DOUBLE)])
+    np.testing.assert_allclose(found, [np.sum(values.astype(np.float64) ** 2)], rtol=1e-6)
+
+
 @pytest.mark.parametrize(
     ("rows", "dims", "width", "skew"),
     [

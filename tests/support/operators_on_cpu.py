@@ -35,6 +35,12 @@ static float __int_as_float(unsigned bits) { float value; memcpy(&value, &bits, 
 static int __float_as_int(float value) { int bits; memcpy(&bits, &value, 4); return bits; }
 static float from_fp16(unsigned short x) { _Float16 y; memcpy(&y, &x, 2); return y; }
 static unsigned short to_fp16(float x) { _Float16 y = x; unsigned short z; memcpy(&z, &y, 2); return z; }
+static unsigned short to_bf16(float x) {
+    unsigned bits = __float_as_int(x);
+    return x != x ? 0x7fff : (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
+}
+static float quick_exp(float x) { return expf(x); }
+static float quick_inverse(float x) { return 1 / x; }
 """
 _LAUNCH = """
 typedef void (*Body)(unsigned gx, unsigned bx, void **parameters);

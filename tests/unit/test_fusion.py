@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import math
 import shutil
 import subprocess
 from collections.abc import Mapping, Sequence
@@ -86,7 +87,7 @@ class Fused(OpRun):
         results = []
         for place in range(count):
             read = [value for number, value in enumerate(values) if bits[f"inputs_of_{place}"] >> number & 1]
-            kind = np.float16 if f"store<half_t, N>(y{place}" in source else np.float32
+            kind = np.float16 if f"store<half_t, N, FLAT>(y{place}" in source else np.float32
             results.append(np.full(np.broadcast_shapes(*(value.shape for value in read)), np.nan, kind))
         operands = [operand(value, whole) for value in (*values, *results)]
         program = HOST + source.replace(CONVERSIONS, "")
@@ -139,6 +140,12 @@ static float __int_as_float(unsigned bits) { float value; memcpy(&value, &bits, 
 static int __float_as_int(float value) { int bits; memcpy(&bits, &value, 4); return bits; }
 static float from_fp16(unsigned short x) { _Float16 y; memcpy(&y, &x, 2); return y; }
 static unsigned short to_fp16(float x) { _Float16 y = x; unsigned short z; memcpy(&z, &y, 2); return z; }
+static unsigned short to_bf16(float x) {
+    unsigned bits = __float_as_int(x);
+    return x != x ? 0x7fff : (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
+}
+static float quick_exp(float x) { return expf(x); }
+static float quick_inverse(float x) { return 1 / x; }
 """
 COMPILER = shutil.which("c++") or shutil.which("g++") or shutil.which("clang++")
 needs_compiler = pytest.mark.skipif(COMPILER is None, reason="needs a C++ compiler")
@@ -193,6 +200,32 @@ def test_halves_are_read_and_written_and_computed_in_fp32(tmp_path: Path, shape:
     for mine, theirs in zip(run(fused, feeds), run(model, feeds), strict=True):
         assert mine.dtype == theirs.dtype
         np.testing.assert_array_equal(mine, theirs)
+
+
+@needs_compiler
+@pytest.mark.parametrize(
+    ("operator", "exact"),
+    [
+        ("Erf", np.vectorize(math.erf, otypes=[float])), ("Exp", np.exp), ("Tanh", np.tanh),
+        ("Sigmoid", lambda x: 1 / (1 + np.exp(-x))),
+    ],
+    ids=["erf", "exp", "tanh", "sigmoid"],
+)  # fmt: skip
+def test_what_is_stored_as_halves_is_right_to_their_rounding(tmp_path: Path, operator: str, exact: Any) -> None:
+    Fused.folder = tmp_path
+    nodes = [node("Identity", "x", "same"), node(operator, "same", "r"), node("Cast", "r", "y", to=TensorProto.FLOAT16)]
+    fused, taken = fuse(model_of(nodes, {"x": ["n"]}, ["y"], halves=["y"]))
+    assert taken == len(nodes)
+    assert "quick_" in attributes_of(fused.graph.node[0])["source"].decode().split("group(")[1]
+    random = np.random.default_rng(0)
+    x = np.concatenate([random.normal(0, scale, 5000) for scale in (1e-4, 1e-2, 0.3, 1, 3)]).astype(np.float32)
+    x = np.concatenate([x, np.float32([0, -0.0, 0.25, 0.5, -0.5, 20, -20, 100, -100])]).clip(-100, 11)
+    (y,) = run(fused, {"x": x})
+    expected = exact(x.astype(np.float64))
+    # Half a unit in the last place, or of the smallest half, and a little.
+    np.testing.assert_array_less(np.abs(y - expected), np.maximum(2.0**-11 * np.abs(expected), 2.0**-25) * 1.01)
+    (wrong,) = run(fused, {"x": np.array([np.nan, np.inf, -np.inf], np.float32)})
+    np.testing.assert_array_equal(wrong, exact(np.array([np.nan, np.inf, -np.inf])).astype(np.float16))
 
 
 @needs_compiler

@@ -9,11 +9,14 @@ import numpy as np
 import onnx
 import onnxruntime as ort
 import pytest
+from onnx.reference import ReferenceEvaluator
+from onnx.reference.op_run import OpRun
 
+from ortflow.workflow.cuda import DOMAIN
 from ortflow.workflow.fusion.groups import fuse
 from ortflow.workflow.graph.autodiff.compose import compose
 from ortflow.workflow.layout import ALIGNMENT
-from ortflow.workflow.optim.gradient import gradient_graph, queued_gradient_graph
+from ortflow.workflow.optim.gradient import FACTOR, gradient_graph, queued_gradient_graph
 from ortflow.workflow.optim.graph import moments, optimizer_graph
 from ortflow.workflow.optim.guard import guarded
 from ortflow.workflow.optim.segments import Segment
@@ -81,6 +84,28 @@ def test_a_gradient_of_no_use_is_nan_throughout(wrong: dict[str, float]) -> None
     assert np.isnan(made["gradients.out"]).all()
 
 
+class SquareSum(OpRun):
+    """By definition, in place of the GPU's kernel."""
+
+    op_domain = DOMAIN
+
+    def _run(self, values: Any) -> tuple[Any]:
+        return (np.sum(values.astype(np.float64) ** 2, keepdims=True),)
+
+
+@pytest.mark.parametrize("loss", [2.5, math.nan])
+def test_the_factor_is_what_the_gradients_are_else_multiplied_by(loss: float) -> None:
+    feeds = {
+        "gradients": np.random.default_rng(1).normal(size=640).astype(np.float32), "loss": one(loss),
+        "weight": one(7), "loss_scale": one(2), "max_norm": one(0.1),
+    }  # fmt: skip
+    plain, fused = run(queued_gradient_graph(), **feeds), queued_gradient_graph(fused=True)
+    found = ReferenceEvaluator(fused, new_ops=[SquareSum]).run([FACTOR, "norm", "useful"], feeds)
+    np.testing.assert_array_equal(feeds["gradients"] * found[0], plain["gradients.out"])
+    np.testing.assert_allclose(found[1], plain["norm"], rtol=1e-6)
+    assert found[2] == plain["useful"] == float(not math.isnan(loss))
+
+
 def feeds_of(optimizer: Optimizer) -> dict[str, Any]:
     random, feeds = np.random.default_rng(3), {"learning_rate": one(1e-2), "step": np.array([3])}
     for number, segment in enumerate(SEGMENTS):
@@ -104,7 +129,20 @@ def test_an_update_keeps_what_has_no_gradient_and_is_else_the_same(optimizer: Op
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=lambda optimizer: optimizer.name)
+@pytest.mark.parametrize("factor", [0.3, math.nan])
+def test_an_update_multiplies_the_gradients_itself(optimizer: Optimizer, factor: float) -> None:
+    plain = compose(optimizer_graph(optimizer, SEGMENTS))
+    feeds = feeds_of(optimizer)
+    multiplied = {
+        name: array * np.float32(factor) if name.startswith("gradients") else array for name, array in feeds.items()
+    }
+    expected = run(guarded(plain), **multiplied)
+    for name, array in run(guarded(plain, multiplied=True), **feeds, **{FACTOR: one(factor)}).items():
+        np.testing.assert_array_equal(array, expected[name], err_msg=name)
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=lambda optimizer: optimizer.name)
 def test_the_guard_costs_no_kernel_where_nodes_are_fused(optimizer: Optimizer) -> None:
     plain = compose(optimizer_graph(optimizer, SEGMENTS))
-    before, behind = (fuse(model)[0] for model in (plain, guarded(plain)))
-    assert len(behind.graph.node) <= len(before.graph.node)
+    before, *behind = (fuse(model)[0] for model in (plain, guarded(plain), guarded(plain, multiplied=True)))
+    assert all(len(each.graph.node) <= len(before.graph.node) for each in behind)

@@ -53,13 +53,19 @@ typedef struct {
     int types[MOST_INPUTS + RESULTS]; /* ONNX's numbers; negative for an input that is left out */
 } Declared;
 
+/* Of a fused kernel: for one element a thread, for `lanes`, and for `lanes` without strides and 64-bit places. */
+typedef struct {
+    void *narrow, *wide, *flat;
+    int64_t lanes;
+} Function;
+
 typedef struct {
     const Api *api;
     const Declared *declared;
     int64_t handle;
     Callback callback;
-    void *narrow, *wide, *stream; /* of a fused kernel: functions for one element a thread, and for `lanes` */
-    int64_t lanes;
+    Function function; /* of a fused kernel */
+    void *stream;
     int64_t inputs_of[RESULTS]; /* bit i: the output depends on input i */
 } Kernel;
 
@@ -67,11 +73,6 @@ typedef struct {
     const Api *api;
     Context *context;
 } Call;
-
-typedef struct {
-    void *narrow, *wide;
-    int64_t lanes;
-} Function;
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static Declared **declared;
@@ -94,11 +95,11 @@ void ortflow_cuda_setup(void *launcher, void *python, void *queue) {
 char *ortflow_cuda_message(void) { return message; }
 
 /* The number of a fused kernel's functions; -1 where memory ran out. */
-int64_t ortflow_cuda_function(void *narrow, void *wide, int64_t lanes) {
+int64_t ortflow_cuda_function(void *narrow, void *wide, void *flat, int64_t lanes) {
     pthread_mutex_lock(&lock);
     Function *more = realloc(functions, (function_count + 1) * sizeof *functions);
     int64_t number = more ? (int64_t)function_count : -1;
-    if (more) functions = more, functions[function_count++] = (Function){narrow, wide, lanes};
+    if (more) functions = more, functions[function_count++] = (Function){narrow, wide, flat, lanes};
     pthread_mutex_unlock(&lock);
     return number;
 }
@@ -139,10 +140,9 @@ static Status *create(const CustomOp *op, const Api *api, const Info *info, void
     Status *status = api->attribute_int(info, "handle", &kernel->handle);
     if (!status && is_fused(kernel->declared)) {
         pthread_mutex_lock(&lock);
-        if (kernel->handle >= 0 && (size_t)kernel->handle < function_count) {
-            const Function *function = &functions[kernel->handle];
-            kernel->narrow = function->narrow, kernel->wide = function->wide, kernel->lanes = function->lanes;
-        } else
+        if (kernel->handle >= 0 && (size_t)kernel->handle < function_count)
+            kernel->function = functions[kernel->handle];
+        else
             status = api->create_status(ORT_FAIL, "a fused kernel was not compiled");
         pthread_mutex_unlock(&lock);
         for (int i = 0; !status && i < RESULTS; i++) {
@@ -283,12 +283,15 @@ static Status *run_fused(const Kernel *kernel, Context *context) {
     }
     parameters[inputs + outputs] = &n;
     if (!n) return NULL;
-    size_t lanes = (size_t)kernel->lanes;
-    int wide = kernel->wide && n % lanes == 0;
-    for (size_t i = 0; wide && i < inputs + outputs; i++)
+    const Function *function = &kernel->function;
+    size_t lanes = (size_t)function->lanes;
+    int wide = n % lanes == 0, flat = n <= UINT32_MAX;
+    for (size_t i = 0; wide && i < inputs + outputs; i++) {
         wide = lies_in_lanes(&operands[i], lanes, size_of(kernel->declared->types[i]));
+        flat = flat && operands[i].mode != STRIDED;
+    }
     uint64_t work = wide ? n / lanes : n, blocks = (work + THREADS - 1) / THREADS;
-    int code = launch(wide ? kernel->wide : kernel->narrow, blocks > BLOCKS ? BLOCKS : (unsigned)blocks, 1, 1, THREADS, 1, 1,
+    int code = launch(!wide ? function->narrow : flat ? function->flat : function->wide, blocks > BLOCKS ? BLOCKS : (unsigned)blocks, 1, 1, THREADS, 1, 1,
                       0, kernel->stream, parameters, NULL);
     return code ? api->create_status(ORT_FAIL, "CUDA did not launch a fused kernel") : NULL;
 }

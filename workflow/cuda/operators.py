@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import onnx
 from onnx import TensorProto, helper
 
-from ortflow.workflow.cuda import DOMAIN
+from ortflow.workflow.cuda import DOMAIN, KERNELS
 from ortflow.workflow.cuda.library import operator_library
 from ortflow.workflow.cuda.nvrtc import Compiler
 from ortflow.workflow.device.cudart import CudaError
@@ -30,6 +30,8 @@ FUSED = "Fused"
 AXES = 8
 EXACT = ("--fmad=false",)
 """Without fused multiply-add, an elementwise kernel gives what ONNX Runtime's give one after the other, to the bit."""
+ROUNDED = ("--prec-div=false", "--prec-sqrt=false", "--ftz=true")
+"""Of kernels that store nothing but halves: 2 units in the last place of fp32 do not show in them."""
 _LETTERS = {TensorProto.FLOAT: "f", TensorProto.FLOAT16: "h", TensorProto.BFLOAT16: "b", TensorProto.DOUBLE: "d",
             TensorProto.INT64: "l", TensorProto.INT32: "i", TensorProto.BOOL: "o"}  # fmt: skip
 _alive: list[Operators] = []
@@ -122,7 +124,7 @@ class Operators:
         self._library: Any = ctypes.CDLL(str(path))
         self._library.ortflow_cuda_message.restype = ctypes.c_void_p
         self._library.ortflow_cuda_function.restype = ctypes.c_int64
-        self._library.ortflow_cuda_function.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64]
+        self._library.ortflow_cuda_function.argtypes = [*[ctypes.c_void_p] * len(KERNELS), ctypes.c_int64]
         self._message = self._library.ortflow_cuda_message()
         self._callback = _CALLBACK(self._run)
         self._nodes: list[tuple[Operator, list[int], list[int]]] = []
@@ -156,7 +158,8 @@ class Operators:
             raise OrtflowError(f"node {node.name!r} ({node.op_type}): the element type of {values} is not known")
         attributes = attributes_of(node)
         if node.op_type == FUSED:
-            handle = self._fused_function(_text(attributes["source"]), int(attributes["lanes"]))
+            options = ROUNDED if {TensorProto.FLOAT16, TensorProto.BFLOAT16}.issuperset(outputs) else EXACT
+            handle = self._fused_function(_text(attributes["source"]), int(attributes["lanes"]), options)
             kept = [one for one in node.attribute if one.name.startswith("inputs_of_")]
         else:
             from ortflow.workflow.cuda.table import OPERATORS
@@ -175,10 +178,11 @@ class Operators:
         if not self._library.ortflow_cuda_declare(name, *counts, numbers):
             raise OrtflowError(f"node {node.name!r} ({node.op_type}) has more values than an operator takes")
 
-    def _fused_function(self, source: str, lanes: int) -> int:
+    def _fused_function(self, source: str, lanes: int, options: Sequence[str]) -> int:
+        # The same text has the same stored types, and so the same options.
         if source not in self._fused:
-            narrow, wide = (self._compiler.function(source, name, EXACT) for name in ("fused", "fused_wide"))
-            self._fused[source] = int(self._library.ortflow_cuda_function(narrow, wide, lanes))
+            functions = [self._compiler.function(source, name, options) for name in KERNELS]
+            self._fused[source] = int(self._library.ortflow_cuda_function(*functions, lanes))
         return self._fused[source]
 
     def _run(self, handle: int, call: int, inputs: Any) -> int:

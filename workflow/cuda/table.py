@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from ortflow.workflow.cuda import attention, cross_entropy, embedding, norm, softmax, sums
+from ortflow.workflow.cuda import attention, cross_entropy, embedding, norm, product, softmax, squares, sums
 from ortflow.workflow.cuda.operators import Operator
 
 OPERATORS: Mapping[str, type[Operator]] = {
@@ -17,6 +17,8 @@ OPERATORS: Mapping[str, type[Operator]] = {
     "CrossEntropy": cross_entropy.CrossEntropy,
     "CrossEntropyGrad": cross_entropy.CrossEntropyGrad,
     "ColumnSums": sums.ColumnSums,
+    "Product": product.Product,
+    "SquareSum": squares.SquareSum,
     "TableGrad": embedding.TableGrad,
     "Softmax": softmax.Softmax,
     "SoftmaxGrad": softmax.SoftmaxGrad,

@@ -14,6 +14,7 @@ from onnx import TensorProto, helper
 from ortflow.workflow.cuda.place import HALF, HALF_ALONE, completed
 from ortflow.workflow.fusion.groups import fuse
 from ortflow.workflow.fusion.half import HALVES, half
+from ortflow.workflow.fusion.products import put_products
 from ortflow.workflow.graph import speed
 from ortflow.workflow.graph.attention import attend
 from ortflow.workflow.graph.autodiff.reverse import differentiate
@@ -47,7 +48,7 @@ def halved(
     replace(train.graph.output, [value for value in train.graph.output if value.name != SCALED])
     recompute(train.graph, again)
     train = half(completed(train), HALVES[precision], trained, HALF, HALF_ALONE)
-    fused, _ = fuse(on_cuda(train))
+    fused, _ = fuse(put_products(on_cuda(train), HALVES[precision]))
     return fused, notes
 
 

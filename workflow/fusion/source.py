@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 import onnx
 from onnx import TensorProto
 
+from ortflow.workflow.cuda import KERNELS
 from ortflow.workflow.graph.edit import attributes_of
 
 HEAD = """\
@@ -21,9 +22,12 @@ struct Operand {
     long long strides[8];
 };
 
-/* Where the element of an operand lies that meets element i of the whole; see the modes in operators.c. */
+/* Where the element of an operand lies that meets element i of the whole; see the modes in operators.c. FLAT: there are
+ * fewer than 2^32 elements, and no operand has strides. */
+template <bool FLAT>
 __device__ __forceinline__ unsigned long long place(const Operand &x, unsigned long long i, bool wide) {
     if (x.mode == 0) return i;
+    if (FLAT) return x.mode == 1 ? 0u : (x.step == 1 ? (unsigned)i : (unsigned)i / x.step) % x.count;
     if (x.mode == 1) return 0;
     if (x.mode == 2) return wide ? (unsigned)((i / x.step) % x.count) : ((unsigned)i / x.step) % x.count;
     unsigned long long found = 0;
@@ -35,8 +39,9 @@ __device__ __forceinline__ unsigned long long place(const Operand &x, unsigned l
 }
 
 /* Whether neighbours of the whole meet neighbours of the operand; otherwise they meet the same element. */
-__device__ __forceinline__ bool is_side_by_side(const Operand &x) {
+template <bool FLAT> __device__ __forceinline__ bool is_side_by_side(const Operand &x) {
     if (x.mode == 2) return x.step == 1;
+    if (FLAT) return x.mode == 0;
     return x.mode == 0 || (x.mode == 3 && x.strides[x.rank - 1] == 1);
 }
 
@@ -47,19 +52,32 @@ __device__ __forceinline__ float widened(half_t x) { return from_fp16(x.bits); }
 __device__ __forceinline__ float widened(bfloat_t x) { return __int_as_float((int)((unsigned)x.bits << 16)); }
 __device__ __forceinline__ void narrow(float x, float &out) { out = x; }
 __device__ __forceinline__ void narrow(float x, half_t &out) { out.bits = to_fp16(x); }
-__device__ __forceinline__ void narrow(float x, bfloat_t &out) {
-    const unsigned bits = (unsigned)__float_as_int(x);
-    out.bits = (unsigned short)(x != x ? 0x7fc0u : (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16);
-}
+__device__ __forceinline__ void narrow(float x, bfloat_t &out) { out.bits = to_bf16(x); }
 __device__ __forceinline__ float as_fp16(float x) { half_t y; narrow(x, y); return widened(y); }
 __device__ __forceinline__ float as_bf16(float x) { bfloat_t y; narrow(x, y); return widened(y); }
 
+/* For results that are stored as halves. Erf by Abramowitz and Stegun 7.1.26, off by 2e-7; it and the hyperbolic tangent
+ * by their series near 0, where the difference of two numbers near 1 would lose its digits. */
+__device__ __forceinline__ float quick_erf(float x) {
+    const float a = fabsf(x), s = x * x, t = quick_inverse(1.0f + 0.3275911f * a);
+    const float tail = t * (0.254829592f + t * (-0.284496736f + t * (1.421413741f + t * (-1.453152027f + t * 1.061405429f))));
+    const float far = copysignf(1.0f - tail * quick_exp(-s), x);
+    const float near = x * (1.128379167f + s * (-0.3761263890f + s * (0.1128379167f + s * (-0.02686617064f
+                     + s * (0.005223977625f - s * 0.0008548327024f)))));
+    return a < 0.5f ? near : far;
+}
+__device__ __forceinline__ float quick_tanh(float x) {
+    const float s = x * x, far = 1.0f - 2.0f * quick_inverse(1.0f + quick_exp(2.0f * x));
+    const float near = x * (1.0f + s * (-0.3333333333f + s * (0.1333333333f + s * (-0.05396825397f + s * 0.02186948854f))));
+    return fabsf(x) < 0.25f ? near : far;
+}
+
 template <typename T, int N> struct alignas(sizeof(T) * N < 16 ? sizeof(T) * N : 16) Lanes { T at[N]; };
 
-template <typename T, int N>
+template <typename T, int N, bool FLAT>
 __device__ __forceinline__ void load(float *out, const Operand &x, unsigned long long i, bool wide) {
-    const T *from = (const T *)x.data + place(x, i, wide);
-    if (N > 1 && is_side_by_side(x)) {
+    const T *from = (const T *)x.data + place<FLAT>(x, i, wide);
+    if (N > 1 && is_side_by_side<FLAT>(x)) {
         const Lanes<T, N> lanes = *(const Lanes<T, N> *)from;
         for (int k = 0; k < N; k++) out[k] = widened(lanes.at[k]);
     } else {
@@ -68,10 +86,10 @@ __device__ __forceinline__ void load(float *out, const Operand &x, unsigned long
     }
 }
 
-template <typename T, int N>
+template <typename T, int N, bool FLAT>
 __device__ __forceinline__ void store(const float *in, const Operand &x, unsigned long long i, bool wide) {
-    T *to = (T *)x.data + place(x, i, wide);
-    if (N > 1 && is_side_by_side(x)) {
+    T *to = (T *)x.data + place<FLAT>(x, i, wide);
+    if (N > 1 && is_side_by_side<FLAT>(x)) {
         Lanes<T, N> lanes;
         for (int k = 0; k < N; k++) narrow(in[k], lanes.at[k]);
         *(Lanes<T, N> *)to = lanes;
@@ -89,6 +107,27 @@ __device__ __forceinline__ float from_fp16(unsigned short x) {
 __device__ __forceinline__ unsigned short to_fp16(float x) {
     unsigned short y;
     asm("cvt.rn.f16.f32 %0, %1;" : "=h"(y) : "f"(x));
+    return y;
+}
+__device__ __forceinline__ unsigned short to_bf16(float x) {
+#if __CUDA_ARCH__ >= 800
+    unsigned short y;
+    asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(y) : "f"(x));
+    return y;
+#else
+    const unsigned bits = (unsigned)__float_as_int(x);
+    return (unsigned short)(x != x ? 0x7fffu : (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16);
+#endif
+}
+/* Off by less than 2^-16 of the result, and 0 where that is subnormal. */
+__device__ __forceinline__ float quick_exp(float x) {
+    float y;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x * 1.4426950408889634f));
+    return y;
+}
+__device__ __forceinline__ float quick_inverse(float x) {
+    float y;
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
     return y;
 }
 
@@ -112,6 +151,13 @@ FLOATS = {
     "Where": "{0} ? {1} : {2}",
 }
 """Operator of ONNX -> what it is in CUDA, of fp32."""
+QUICK = {
+    "Erf": "quick_erf({0})",
+    "Exp": "quick_exp({0})",
+    "Sigmoid": "quick_inverse(1.0f + quick_exp(-{0}))",
+    "Tanh": "quick_tanh({0})",
+}
+"""The same where results are stored as halves: what is off does not show in them."""
 BOOLS = {
     "And": "{0} && {1}",
     "Equal": "{0} == {1}",
@@ -139,30 +185,36 @@ def kernel(
     constants: Mapping[str, float],
     types: Mapping[str, int] | None = None,
 ) -> str:
-    """The source of the kernels `fused` and `fused_wide`: operands `inputs`, then `outputs`, then how many elements.
+    """The source of the kernels in KERNELS: operands `inputs`, then `outputs`, then how many elements.
 
     `constants` are the scalars that `nodes` read beside the inputs; `types` tells which values are not fp32. Values are
-    numbered, so that groups that compute the same have the same source. Of `fused_wide` a thread computes `lanes_of`
+    numbered, so that groups that compute the same have the same source. Of all but `fused` a thread computes `lanes_of`
     elements that lie side by side.
     """
     types = types or {}
     stored = [STORED.get(types.get(name, TensorProto.FLOAT), "float") for name in (*inputs, *outputs)]
     names = {name: f"x{place}[k]" for place, name in enumerate(inputs)}
     names |= {name: literal(value) for name, value in constants.items()}
-    lines = []
+    halves = all(kind != "float" for kind in stored[len(inputs) :])
+    forms = FLOATS | BOOLS | (QUICK if halves else {})
+    lines, rounded = [], dict[str, str]()
     for number, node in enumerate(nodes):
         kind = "float" if node.op_type in FLOATS or node.op_type == "Cast" else "bool"
-        form = _cast(node, types) if node.op_type == "Cast" else FLOATS.get(node.op_type) or BOOLS[node.op_type]
+        form = _cast(node, types) if node.op_type == "Cast" else forms[node.op_type]
         lines.append(f"{kind} v{number} = {form.format(*(names[name] for name in node.input))};")
         names[node.output[0]] = f"v{number}"
-    lines += [f"y{place}[k] = {names[name]};" for place, name in enumerate(outputs)]
+        if node.op_type == "Cast" and attributes_of(node)["to"] != TensorProto.FLOAT:
+            rounded[node.output[0]] = names[node.input[0]]
+    # What is stored is rounded then: once is enough.
+    lines += [f"y{place}[k] = {rounded.get(name, names[name])};" for place, name in enumerate(outputs)]
+    several = lanes_of((*inputs, *outputs), types)
     operands = [f"a{place}" for place in range(len(inputs))] + [f"o{place}" for place in range(len(outputs))]
     references = ", ".join([*(f"const Operand &{name}" for name in operands), "unsigned long long n"])
     parameters = ", ".join([*(f"const __grid_constant__ Operand {name}" for name in operands), "unsigned long long n"])
     arguments = ", ".join([*operands, "n"])
-    loads = [f"float x{i}[N]; load<{stored[i]}, N>(x{i}, a{i}, i, wide);" for i in range(len(inputs))]
+    loads = [f"float x{i}[N]; load<{stored[i]}, N, FLAT>(x{i}, a{i}, i, wide);" for i in range(len(inputs))]
     results = [f"float y{i}[N];" for i in range(len(outputs))]
-    stores = [f"store<{stored[len(inputs) + i]}, N>(y{i}, o{i}, i, wide);" for i in range(len(outputs))]
+    stores = [f"store<{stored[len(inputs) + i]}, N, FLAT>(y{i}, o{i}, i, wide);" for i in range(len(outputs))]
     body = [
         *loads,
         *results,
@@ -173,15 +225,15 @@ def kernel(
         *stores,
     ]
     return (
-        f"{CONVERSIONS}{HEAD}template <int N> __device__ __forceinline__ void group({references}) {{\n"
+        f"{CONVERSIONS}{HEAD}template <int N, bool FLAT> __device__ __forceinline__ void group({references}) {{\n"
         "    const bool wide = n > 0xffffffffull;\n"
         "    const unsigned long long first = (unsigned long long)blockIdx.x * blockDim.x + threadIdx.x;\n"
         "    for (unsigned long long i = N * first; i < n; i += (unsigned long long)gridDim.x * blockDim.x * N) {\n"
         + "".join(f"        {line}\n" for line in body)
         + "    }\n}\n\n"
         + "".join(
-            f'extern "C" __global__ void {name}({parameters}) {{ group<{lanes}>({arguments}); }}\n'
-            for name, lanes in (("fused", 1), ("fused_wide", lanes_of((*inputs, *outputs), types)))
+            f'extern "C" __global__ void {name}({parameters}) {{ group<{lanes}, {flat}>({arguments}); }}\n'
+            for name, lanes, flat in zip(KERNELS, (1, several, several), ("false", "false", "true"), strict=True)
         )
     )
 

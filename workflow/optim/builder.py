@@ -20,7 +20,8 @@ ROW = 64
 class Builder:
     """Collects the inputs, nodes and outputs of one graph."""
 
-    def __init__(self, name: str, *, kernels: bool = False) -> None:
+    def __init__(self, name: str, *, kernels: bool = False, domains: Sequence[str] = ()) -> None:
+        self._domains = [*domains, *([OWN] if kernels else [])]
         self.kernels = kernels
         """Whether operators of our own may be used."""
         self._graph = onnx.GraphProto(name=name)
@@ -61,6 +62,12 @@ class Builder:
         self.node(operator, inputs, [name], **attributes)
         return name
 
+    def own(self, operator: str, values: str, element: int) -> str:
+        """A node of the first of `domains` with one output [1], described, whose name is returned."""
+        name = self.op(operator, values, domain=self._domains[0])
+        self._graph.value_info.append(helper.make_tensor_value_info(name, element, [1]))
+        return name
+
     def square_sum(self, values: str) -> str:
         """Sum of squares, double [1], of a vector whose length is a multiple of `ROW`.
 
@@ -77,7 +84,7 @@ class Builder:
 
     def model(self) -> onnx.ModelProto:
         """The finished model."""
-        domains = (("", OPSET), (MICROSOFT, 1), *([(OWN, 1)] if self.kernels else []))
+        domains = (("", OPSET), (MICROSOFT, 1), *((domain, 1) for domain in self._domains))
         return helper.make_model(
             self._graph,
             opset_imports=[helper.make_opsetid(*domain) for domain in domains],

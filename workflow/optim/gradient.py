@@ -11,10 +11,13 @@ import math
 
 import onnx
 
+from ortflow.workflow.cuda import DOMAIN
 from ortflow.workflow.optim.builder import Builder
 
 EPSILON = 1e-6
 """Keeps the quotient finite where the norm is 0, as in torch.nn.utils.clip_grad_norm_."""
+FACTOR = "gradient_factor"
+"""What an update multiplies its gradients by where `queued_gradient_graph` has not done it."""
 
 
 def gradient_graph() -> onnx.ModelProto:
@@ -39,7 +42,7 @@ def gradient_graph() -> onnx.ModelProto:
     return build.model()
 
 
-def queued_gradient_graph() -> onnx.ModelProto:
+def queued_gradient_graph(*, fused: bool = False) -> onnx.ModelProto:
     """The same where no host looks at the sums: a gradient of no use becomes NaN throughout, for `guarded` updates.
 
     Inputs `gradients` fp32 [n] (n a multiple of 64), `loss` and `weight` fp32 [1] (sums of the loss and of its
@@ -47,23 +50,31 @@ def queued_gradient_graph() -> onnx.ModelProto:
     [1] = ||gradients|| / (weight loss_scale), `gradients.out`, to be bound to the memory of `gradients`, and `useful`
     fp32 [1]: 1 where loss and norm are finite and something counted, else 0. With a loss scale of 1 the results are
     those of `gradient_graph`.
+
+    `fused`: the squares are summed by a kernel of ours, and in place of `gradients.out` there is FACTOR, fp32 [1], which
+    the update multiplies the gradients by while it reads them (`guarded`): nothing else passes over them.
     """
-    build = Builder("gradient")
+    build = Builder("gradient", domains=[DOMAIN] if fused else [])
     gradients = build.input("gradients", "n")
     loss, weight = build.input("loss", 1), build.input("weight", 1)
     loss_scale = build.input("loss_scale", 1)
     max_norm = build.input("max_norm", 1)
     one, zero = build.constant([1.0], "float32"), build.constant([0.0], "float32")
     inverse = build.op("Div", one, build.op("Mul", weight, loss_scale))
-    norm = build.op("Mul", build.root(build.square_sum(gradients)), inverse, out="norm")
+    squares = build.own("SquareSum", gradients, onnx.TensorProto.DOUBLE) if fused else build.square_sum(gradients)
+    norm = build.op("Mul", build.root(squares), inverse, out="norm")
     allowed = build.op("Div", max_norm, build.op("Add", norm, build.constant([EPSILON], "float32")))
     clip = build.op("Min", allowed, one)
     finite = [build.op("Equal", build.op("Sub", value, value), zero) for value in (loss, norm)]
     useful = build.op("And", build.op("And", *finite), build.op("Greater", weight, zero))
-    factor = build.op("Where", useful, build.op("Mul", inverse, clip), build.constant([math.nan], "float32"))
-    build.op("Mul", gradients, factor, out="gradients.out")
+    nothing = build.constant([math.nan], "float32")
+    factor = build.op("Where", useful, build.op("Mul", inverse, clip), nothing, out=FACTOR)
     build.op("Cast", useful, out="useful", to=onnx.TensorProto.FLOAT)
-    build.output("gradients.out", "n")
+    if fused:
+        build.output(FACTOR, 1)
+    else:
+        build.op("Mul", gradients, factor, out="gradients.out")
+        build.output("gradients.out", "n")
     build.output("norm", 1)
     build.output("useful", 1)
     return build.model()

@@ -10,12 +10,16 @@ from onnx import helper
 
 from ortflow.workflow.graph import shapes
 from ortflow.workflow.graph.functions import replace_nodes
+from ortflow.workflow.optim.gradient import FACTOR
+
+GRADIENTS = "gradients."
 
 
-def guarded(model: onnx.ModelProto) -> onnx.ModelProto:
+def guarded(model: onnx.ModelProto, *, multiplied: bool = False) -> onnx.ModelProto:
     """A copy whose every output `NAME.I.out` is `NAME.I` in each place where `gradients.I` is NaN.
 
-    Outputs may lie in the memory of their inputs, as before.
+    Outputs may lie in the memory of their inputs, as before. `multiplied`: the gradients are first multiplied by the
+    further input FACTOR, fp32 [1], as `queued_gradient_graph` makes it.
     """
     copy = onnx.ModelProto()
     copy.CopyFrom(model)
@@ -24,7 +28,7 @@ def guarded(model: onnx.ModelProto) -> onnx.ModelProto:
     new = {}
     for value in graph.output:
         old = value.name.removesuffix(".out")
-        gradients = f"gradients.{old.rpartition('.')[2]}"
+        gradients = GRADIENTS + old.rpartition(".")[2]
         if value.name != old and old in inputs and gradients in inputs:
             new[value.name] = (f"{value.name}/new", old, gradients)
     nodes: list[onnx.NodeProto] = []
@@ -41,5 +45,20 @@ def guarded(model: onnx.ModelProto) -> onnx.ModelProto:
             nodes.append(helper.make_node("Equal", [gradients, gradients], [is_number], name=is_number))
             nodes.append(helper.make_node("Where", [is_number, value, old], [out], name=f"{out}/kept"))
     replace_nodes(graph, nodes)
+    if multiplied:
+        _multiply(graph)
     shapes.infer(copy, list(graph.value_info))
     return copy
+
+
+def _multiply(graph: onnx.GraphProto) -> None:
+    graph.input.append(helper.make_tensor_value_info(FACTOR, onnx.TensorProto.FLOAT, [1]))
+    nodes: list[onnx.NodeProto] = []
+    for node in graph.node:
+        for place, name in enumerate(node.input):
+            if name.startswith(GRADIENTS):
+                # One for each reader, as of the conditions: fused groups share no value.
+                node.input[place] = f"{name}/multiplied.{len(nodes)}"
+                nodes.append(helper.make_node("Mul", [name, FACTOR], [node.input[place]], name=node.input[place]))
+        nodes.append(node)
+    replace_nodes(graph, nodes)

@@ -169,14 +169,16 @@ def write_forms(graphs: GraphSet) -> None:
     train = on_cuda(onnx.load(graphs.train))
     write_atomically(on_cuda_of(graphs.train), train.SerializeToString())
     write_atomically(on_cuda_of(graphs.gradient), queued_gradient_graph().SerializeToString())
-    update = guarded(onnx.load(graphs.optimizer))
-    write_atomically(on_cuda_of(graphs.optimizer), update.SerializeToString())
+    write_atomically(on_cuda_of(graphs.optimizer), guarded(onnx.load(graphs.optimizer)).SerializeToString())
     if placed_of(graphs.train).exists():
         train = on_cuda(onnx.load(placed_of(graphs.train)))
-    for path, model in ((graphs.train, train), (graphs.optimizer, update)):
-        fused, taken = fuse(model)
-        if taken:
-            write_atomically(fused_of(path), fused.SerializeToString())
+    fused, taken = fuse(train)
+    if taken:
+        write_atomically(fused_of(graphs.train), fused.SerializeToString())
+    fused, taken = fuse(guarded(onnx.load(graphs.optimizer), multiplied=True))
+    if taken:
+        write_atomically(fused_of(graphs.optimizer), fused.SerializeToString())
+        write_atomically(fused_of(graphs.gradient), queued_gradient_graph(fused=True).SerializeToString())
 
 
 def about_model(error: UserError, spec: RunSpec) -> UserError:

@@ -19,6 +19,7 @@ from ortflow.workflow.device.cuda import CudaBuffer, CudaDevice
 from ortflow.workflow.errors import OrtflowError
 from ortflow.workflow.graph.types import LOSS_SCALE
 from ortflow.workflow.onnx_runtime import onnxruntime
+from ortflow.workflow.optim.gradient import FACTOR
 from ortflow.workflow.trainer import MicroBatch, StepOutcome
 from ortflow.workflow.trainer.graph import TAIL, VOTES, GraphTrainer, fault_in
 from ortflow.workflow.trainer.loss_scale import LossScale, loss_scale_of, unit_of
@@ -51,7 +52,7 @@ class QueuedTrainer(GraphTrainer):
         device = self._sessions.device
         assert isinstance(device, CudaDevice)
         self._device = device
-        self._scale = self._numbers([1.0])
+        self._scale, self._factor = self._numbers([1.0]), self._numbers([math.nan])
         clip = self._spec.train.clip_norm
         self._max_norm = self._numbers([math.inf if clip is None else clip])
         super()._open_for_training()
@@ -87,10 +88,18 @@ class QueuedTrainer(GraphTrainer):
             scaling.read_from(name, self._tail.slice(place, place + 1), (1,))
         scaling.read_from("loss_scale", self._scale, (1,))
         scaling.read_from("max_norm", self._max_norm, (1,))
-        scaling.write_to("gradients.out", self._gradients, shape)
+        if FACTOR in scaling.outputs:
+            scaling.write_to(FACTOR, self._factor, (1,))
+        else:
+            scaling.write_to("gradients.out", self._gradients, shape)
         for place, name in ((NORM, "norm"), (USEFUL, "useful")):
             scaling.write_to(name, self._tail.slice(place, place + 1), (1,))
         return scaling
+
+    def _bind_update(self) -> None:
+        super()._bind_update()
+        if FACTOR in self._update.inputs:
+            self._update.read_from(FACTOR, self._factor, (1,))
 
     def _repeat(self) -> None:
         """What is queued again and again."""

@@ -1,0 +1,117 @@
+"""Linear layers and their gradients as products by cuBLASLt: called on a training graph in half precision. Pure.
+
+ONNX Runtime's product writes halves and reads its factors as they lie. `Product` reads either factor the other way
+round, adds a bias, and writes a weight's gradient in fp32: so Transposes, Casts and additions beside it go away.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import onnx
+from onnx import TensorProto
+
+from ortflow.workflow.cuda import DOMAIN
+from ortflow.workflow.graph.edit import MICROSOFT, attributes_of
+from ortflow.workflow.kernels.rewriter import Rewriter, width_of
+
+_TURNED = [1, 0]
+_PLAIN = {"transBatchA", "transBatchB"}
+
+
+@dataclass(frozen=True)
+class _Factor:
+    value: str
+    turned: bool
+    rank: int
+
+    @property
+    def flipped(self) -> _Factor:
+        return replace(self, turned=not self.turned)
+
+
+def put_products(model: onnx.ModelProto, kind: int) -> onnx.ModelProto:
+    """A copy with Product in place of products of halves, of the element type `kind`, whose second factor is a matrix."""
+    copy = onnx.ModelProto()
+    copy.CopyFrom(model)
+    rewriter = Rewriter(copy.graph, DOMAIN)
+    types = {name: found.type.tensor_type.elem_type for name, found in _described(copy.graph)}
+    for node in [*rewriter.nodes("MatMul"), *rewriter.nodes("FusedMatMul", MICROSOFT)]:
+        if {types.get(name) for name in (*node.input, *node.output)} == {kind}:
+            _put(rewriter, node, kind)
+    rewriter.finish()
+    if any(node.domain == DOMAIN for node in copy.graph.node) and DOMAIN not in {o.domain for o in copy.opset_import}:
+        copy.opset_import.append(onnx.helper.make_opsetid(DOMAIN, 1))
+    return copy
+
+
+def _described(graph: onnx.GraphProto) -> Iterator[tuple[str, onnx.ValueInfoProto]]:
+    for value in (*graph.value_info, *graph.input, *graph.output):
+        yield value.name, value
+
+
+def _put(rewriter: Rewriter, node: onnx.NodeProto, kind: int) -> None:
+    attributes = attributes_of(node)
+    if attributes.get("alpha", 1.0) != 1.0 or any(attributes.get(name) for name in _PLAIN):
+        return
+    turns = bool(attributes.get("transA", 0)), bool(attributes.get("transB", 0))
+    factors = [_factor(rewriter, value, turned) for value, turned in zip(node.input, turns, strict=True)]
+    a, b = factors
+    if a is None or b is None or b.rank != 2 or a.rank < 2 or (a.turned and a.rank != 2):
+        return
+    out, dropped = node.output[0], [node]
+    turn = rewriter.only_reader(out)
+    if a.rank == 2 and turn is not None and _turns(turn):
+        # (a b)' = b' a'
+        a, b, out = b.flipped, a.flipped, turn.output[0]
+        dropped.append(turn)
+    cast = rewriter.only_reader(out)
+    inputs = [a.value, b.value]
+    if cast is not None and _casts(cast, TensorProto.FLOAT) and cast.output[0] in rewriter.outputs:
+        out = cast.output[0]
+        dropped.append(cast)
+    elif (found := _bias(rewriter, cast, width_of(rewriter.dims(out)), kind)) is not None:
+        bias, out, behind = found
+        dropped += behind
+        half = f"{out}/bias"
+        rewriter.describe(half, kind, rewriter.dims(bias) or ())
+        rewriter.plain("Cast", [bias], half, to=kind)
+        inputs.append(half)
+    rewriter.drop(*dropped)
+    rewriter.add("Product", inputs, [out], turn_a=int(a.turned), turn_b=int(b.turned))
+
+
+def _factor(rewriter: Rewriter, value: str, turned: bool) -> _Factor | None:
+    """A factor as it lies in memory; None where its axes are not known."""
+    dims, maker = rewriter.dims(value), rewriter.maker(value)
+    if dims is None:
+        return None
+    if maker is not None and _turns(maker):
+        return _Factor(maker.input[0], not turned, 2)
+    return _Factor(value, turned, len(dims))
+
+
+def _bias(
+    rewriter: Rewriter, cast: onnx.NodeProto | None, width: int | None, kind: int
+) -> tuple[str, str, list[onnx.NodeProto]] | None:
+    """A vector that is added to a product, the sum's half, and the nodes between, where nothing else reads them."""
+    if cast is None or width is None or not _casts(cast, TensorProto.FLOAT):
+        return None
+    add = rewriter.only_reader(cast.output[0])
+    if add is None or add.op_type != "Add" or add.domain:
+        return None
+    (bias,) = [name for name in add.input if name != cast.output[0]] or [""]
+    back = rewriter.only_reader(add.output[0])
+    fits = bool(bias) and rewriter.is_fp32(bias) and rewriter.dims(bias) == (width,)
+    if not fits or back is None or not _casts(back, kind):
+        return None
+    return bias, back.output[0], [cast, add, back]
+
+
+def _turns(node: onnx.NodeProto) -> bool:
+    return bool(node.op_type == "Transpose" and not node.domain and list(attributes_of(node).get("perm", ())) == _TURNED)
+
+
+def _casts(node: onnx.NodeProto, kind: int) -> bool:
+    return bool(node.op_type == "Cast" and not node.domain and attributes_of(node)["to"] == kind)
