@@ -28,14 +28,20 @@ from model import Config, build
 
 BATCH, TIME, HEADS, SIZE = 2, 7, 4, 8
 GPT = Config(vocabulary=64, context=32, width=64, heads=4, layers=2)
-PLAIN = "q = Reshape (xq, by_head) k = Reshape (xk, by_shared) v = Reshape (xv, by_shared)"
 
 
-def training(
+def reshaped(queries: str, keys: str = "") -> str:
+    return f"q = Reshape (xq, {queries}) k = Reshape (xk, {keys or queries}) v = Reshape (xv, {keys or queries})"
+
+
+PLAIN = reshaped("by_head", "by_shared")
+
+
+def forward(
     shared: int = HEADS, split: str = "Split <axis = -1> (all, widths)", heads: str = PLAIN,
     read: str = "q, k, v", after: str = "more = Identity (loss_of_o)", mask: str = "", flags: str = "",
 ) -> onnx.ModelProto:  # fmt: skip
-    """The training graph of attention with packed operands: `heads` makes q, k and v, `after` makes `more`."""
+    """Attention with packed operands: `heads` makes q, k and v, `after` makes `more`."""
     width, packed = HEADS * SIZE, (HEADS + 2 * shared) * SIZE
     text = f"""
     <ir_version: 9, opset_import: ["": 18, "com.microsoft": 1, "ortflow.cuda": 1]>
@@ -59,13 +65,20 @@ def training(
         "by_head": np.array([0, 0, HEADS, SIZE]),
         "by_shared": np.array([0, 0, shared, SIZE]),
         "whole": np.array([0, 0, width]),
+        "wide": np.array([0, 0, 3 * HEADS, SIZE]),
+        "narrow": np.array([0, -1, HEADS // 2, SIZE]),
+        "joined": np.array([1, -1, HEADS, SIZE]),
         "two": np.float32(2),
     }
     named = {name for node in made.graph.node for name in node.input}
     made.graph.initializer.extend(
         numpy_helper.from_array(np.asarray(value), name) for name, value in constants.items() if name in named
     )
-    train, _ = differentiate(made, ["w"], "loss")
+    return onnx.shape_inference.infer_shapes(made)
+
+
+def training(model: onnx.ModelProto) -> onnx.ModelProto:
+    train, _ = differentiate(model, ["w"], "loss")
     return train
 
 
@@ -94,14 +107,14 @@ def operators(model: onnx.ModelProto) -> Counter[str]:
 
 
 TAKEN = {
-    "plain": (training(), HEADS),
-    "causal": (training(flags=", causal = 1, heads_first = [0, 0, 0]"), HEADS),
-    "masked": (training(mask=", keys"), HEADS),
-    "equal-parts": (training(split="Split <axis = 2, num_outputs = 3> (all)"), HEADS),
-    "grouped": (training(shared=2), 2),
-    "grouped-masked-causal": (training(shared=1, mask=", keys", flags=", causal = 1"), 1),
+    "plain": (forward(), HEADS),
+    "causal": (forward(flags=", causal = 1, heads_first = [0, 0, 0]"), HEADS),
+    "masked": (forward(mask=", keys"), HEADS),
+    "equal-parts": (forward(split="Split <axis = 2, num_outputs = 3> (all)"), HEADS),
+    "grouped": (forward(shared=2), 2),
+    "grouped-masked-causal": (forward(shared=1, mask=", keys", flags=", causal = 1"), 1),
     "sizes-read": (
-        training(
+        forward(
             after="""whole_size = Shape (k) width_of_v = Shape <start = -1> (xv) leading = Shape <end = 2> (xq)
                      tokens = Shape <start = 1, end = 3> (q)
                      sizes = Concat <axis = 0> (whole_size, width_of_v, leading, tokens)
@@ -115,7 +128,8 @@ TAKEN = {
 
 @pytest.mark.parametrize("name", TAKEN)
 def test_packed_attention_computes_the_same(name: str) -> None:
-    train, shared = TAKEN[name]
+    model, shared = TAKEN[name]
+    train = training(model)
     packed = pack(train)
     assert operators(train)["Split"] == 1
     assert not operators(packed)["Split"]
@@ -135,20 +149,29 @@ def test_packed_attention_computes_the_same(name: str) -> None:
 
 
 LEFT = {
-    "part-read": training(after="more = ReduceSum <keepdims = 0> (xq)"),
-    "heads-read": training(after="more = ReduceSum <keepdims = 0> (k)"),
-    "turned": training(heads=PLAIN.replace("q = Reshape (xq", "turned = Mul (xq, two) q = Reshape (turned")),
-    "rotated": training(heads=PLAIN.replace("q =", "plain_q =") + " q = Mul (plain_q, two)"),
-    "other-order": training(read="k, q, v"),
-    "heads-first": training(flags=", heads_first = [1, 1, 1]"),
-    "other-axis": training(heads=PLAIN, split="Split <axis = 1, num_outputs = 3> (all)"),
+    "part-read": forward(after="more = ReduceSum <keepdims = 0> (xq)"),
+    "heads-read": forward(after="more = ReduceSum <keepdims = 0> (k)"),
+    "turned": forward(heads=PLAIN.replace("q = Reshape (xq", "turned = Mul (xq, two) q = Reshape (turned")),
+    "rotated": forward(heads=PLAIN.replace("q =", "plain_q =") + " q = Mul (plain_q, two)"),
+    "other-order": forward(read="k, q, v"),
+    "heads-first": forward(flags=", heads_first = [1, 1, 1]"),
+    "other-axis": forward(heads=reshaped("wide"), split="Split <axis = 1, num_outputs = 3> (all)"),
+    "tokens-split": forward(heads=reshaped("narrow")),
+    "samples-joined": forward(heads=reshaped("joined")),
 }
 
 
 @pytest.mark.parametrize("name", LEFT)
 def test_other_attention_is_left_as_it_is(name: str) -> None:
-    train = LEFT[name]
-    assert pack(train) == train
+    for model in (LEFT[name], training(LEFT[name])):
+        assert pack(model) == model
+
+
+def test_attention_without_a_gradient_reads_the_packed_value() -> None:
+    model = forward(shared=2, mask=", keys")
+    packed = pack(model)
+    assert not operators(packed)["Split"]
+    assert run(packed, feeds_of(model)) == run(model, feeds_of(model))
 
 
 def _concat(model: onnx.ModelProto) -> onnx.NodeProto:
@@ -156,17 +179,19 @@ def _concat(model: onnx.ModelProto) -> onnx.NodeProto:
 
 
 def test_gradients_in_another_order_are_left_as_they_are() -> None:
-    train = training()
+    train = training(forward())
     concat = _concat(train)
     concat.input[:] = [concat.input[place] for place in (0, 2, 1)]
     assert pack(train) == train
 
 
 def test_a_gradient_that_is_read_alone_is_left_as_it_is() -> None:
-    train = training()
-    kept = onnx.helper.make_tensor_value_info(_concat(train).input[1], onnx.TensorProto.FLOAT, None)
-    train.graph.output.append(kept)
+    train = training(forward())
+    name = _concat(train).input[1]
+    train.graph.output.extend(value for value in train.graph.value_info if value.name == name)
     assert pack(train) == train
+    del train.graph.output[-1]
+    assert pack(train) != train
 
 
 @pytest.mark.parametrize(("again", "count"), [([], 2), (["h.0"], 3)], ids=["kept", "computed again"])
