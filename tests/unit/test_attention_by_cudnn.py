@@ -72,7 +72,8 @@ def test_packed_parts_lie_where_their_strides_say() -> None:
 @pytest.mark.parametrize("turned", [False, True])
 def test_parts_apart_lie_where_their_strides_say(turned: bool) -> None:
     sizes = [(2, 4, 5, 8), (2, 2, 7, 8), (2, 2, 7, 8)] if turned else [(2, 5, 4, 8), (2, 7, 2, 8), (2, 7, 2, 8)]
-    shape = shape_of(*(tensor(*each) for each in sizes), None, 1.0, False, (turned,) * 3)
+    q, k, v = (tensor(*each) for each in sizes)
+    shape = shape_of(q, k, v, None, 1.0, False, (turned, turned, turned))
     for each, (dims, strides) in zip(sizes, shape.layouts(), strict=True):
         value = np.arange(np.prod(each), dtype=np.int64).reshape(each)
         found = np.lib.stride_tricks.as_strided(value, dims, [stride * value.itemsize for stride in strides])

@@ -94,7 +94,7 @@ def run(model: onnx.ModelProto, feeds: dict[str, np.ndarray]) -> dict[str, np.nd
 def feeds_of(model: onnx.ModelProto) -> dict[str, np.ndarray]:
     random = np.random.default_rng(3)
     sizes = {"batch": BATCH, "time": TIME}
-    made = {}
+    made: dict[str, np.ndarray] = {}
     for value in model.graph.input:
         shape = [sizes.get(d.dim_param, d.dim_value) for d in value.type.tensor_type.shape.dim]
         made[value.name] = random.standard_normal(shape, np.float32)
