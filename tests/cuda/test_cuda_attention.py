@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import numpy as np
 import onnx
 import pytest
-from onnx import TensorProto, helper
+from onnx import TensorProto, helper, numpy_helper
 
 from ortflow.workflow.cuda import DOMAIN
 from ortflow.workflow.cuda.attention import available
 from ortflow.workflow.device.cuda import CudaDevice
 from ortflow.workflow.graph.attention import MASKED
+from ortflow.workflow.graph.edit import sort_nodes
+from ortflow.workflow.graph.writer import set_attribute
 from ortflow.workflow.trainer.sessions import Binding, Sessions
 
 INPUTS = ("q", "k", "v", "do")
@@ -146,10 +149,13 @@ def expected(case: Case, given: dict[str, np.ndarray], mask: np.ndarray | None) 
     return {"stats": stats, **turned}
 
 
-def run(device: CudaDevice, case: Case, kind: int, mask: np.ndarray | None, times: int) -> list[dict[str, np.ndarray]]:
+def run(
+    device: CudaDevice, case: Case, kind: int, mask: np.ndarray | None, times: int,
+    model: Callable[[Case, int, np.ndarray | None], onnx.ModelProto] = model_of,
+) -> list[dict[str, np.ndarray]]:  # fmt: skip
     """What the GPU makes, several times in one session."""
     random = np.random.default_rng(7)
-    binding = Binding(Sessions(device, 1, "error").open(model_of(case, kind, mask).SerializeToString()), device)
+    binding = Binding(Sessions(device, 1, "error").open(model(case, kind, mask).SerializeToString()), device)
     for name in INPUTS:
         tokens, heads = (case.tokens, case.heads) if name in ("q", "do") else (case.keys, case.shared)
         array = random.normal(size=(case.batch, tokens, heads, case.size)).astype(np.float32)
@@ -185,6 +191,77 @@ def test_attention_and_gradient(device: CudaDevice, case: Case, kind: int) -> No
     for name in MADE:
         np.testing.assert_array_equal(first[name], second[name], err_msg=f"{said}: {name} differs in a second run")
         np.testing.assert_array_equal(first[name], other[name], err_msg=f"{said}: {name} differs in a second session")
+
+
+PACKED = [
+    Case(causal=True),
+    Case(),
+    Case(tokens=1024, keys=1024, heads=12, shared=12, causal=True),
+    Case(tokens=77, keys=77, causal=True),
+    Case(batch=3, tokens=33, keys=33),
+    Case(batch=1, tokens=257, keys=257, size=80, causal=True),
+    Case(size=8, tokens=13, keys=13, causal=True),
+    Case(heads=8, shared=2, tokens=77, keys=77, causal=True),
+    Case(heads=8, shared=1, tokens=77, keys=77),
+    Case(size=128, heads=8, shared=2, tokens=200, keys=200, causal=True),
+    Case(tokens=77, keys=77, mask="keys"),
+    Case(tokens=77, keys=77, mask="added"),
+    Case(heads=8, shared=2, tokens=77, keys=77, causal=True, mask="keys"),
+    Case(tokens=77, keys=77, causal=True, mask="added-keys"),
+]
+
+
+def packed_model_of(case: Case, kind: int, mask: np.ndarray | None) -> onnx.ModelProto:
+    """As `model_of`, with q, k and v side by side in one value, and their gradients cut out of one."""
+    made = model_of(case, kind, mask)
+    graph = made.graph
+    heads = {"q": case.heads, "k": case.shared, "v": case.shared}
+    nodes = [helper.make_node("Reshape", [f"{name}_half", "flat"], [f"{name}_flat"]) for name in heads]
+    nodes.append(helper.make_node("Concat", [f"{name}_flat" for name in heads], ["packed"], axis=-1))
+    for node in graph.node:
+        if node.domain != DOMAIN:
+            continue
+        place = 1 if node.op_type == "AttentionGrad" else 0
+        node.input[:] = [*node.input[:place], "packed", *node.input[place + 3 :]]
+        set_attribute(node, "heads_first", None)
+        set_attribute(node, "packed", [case.heads, case.shared, case.size])
+        if place:
+            node.output[:] = ["dpacked"]
+    nodes.append(helper.make_node("Split", ["dpacked", "widths"], [f"d{name}_flat" for name in heads], axis=-1))
+    for name in heads:
+        nodes.append(helper.make_node("Reshape", [f"d{name}_flat", f"{name}_heads"], [f"d{name}_half"]))
+        by_heads = np.array([0, 0, heads[name], case.size])
+        graph.initializer.append(numpy_helper.from_array(by_heads, f"{name}_heads"))
+    graph.initializer.append(numpy_helper.from_array(np.array([0, 0, -1]), "flat"))
+    graph.initializer.append(numpy_helper.from_array(np.array([n * case.size for n in heads.values()]), "widths"))
+    graph.node.extend(nodes)
+    sort_nodes(graph)
+    graph.value_info.append(helper.make_tensor_value_info("packed", kind, None))
+    graph.value_info.append(helper.make_tensor_value_info("dpacked", kind, None))
+    return made
+
+
+@pytest.mark.parametrize("kind", LARGEST_ERROR, ids=lambda kind: TensorProto.DataType.Name(kind).lower())
+@pytest.mark.parametrize("case", PACKED, ids=str)
+def test_packed_attention_and_gradient_are_those_of_three_values(device: CudaDevice, case: Case, kind: int) -> None:
+    mask = mask_of(case, np.random.default_rng(3))
+    (apart,) = run(device, case, kind, mask, 1)
+    first, second = run(device, case, kind, mask, 2, packed_model_of)
+    for name in [*INPUTS, *MADE]:
+        np.testing.assert_array_equal(first[name], second[name], err_msg=f"{case}: {name} differs in a second run")
+        np.testing.assert_array_equal(first[name], apart[name], err_msg=f"{case}: {name} differs from that of parts")
+
+
+def test_a_packed_value_of_another_width_is_refused(device: CudaDevice) -> None:
+    def wrong(case: Case, kind: int, mask: np.ndarray | None) -> onnx.ModelProto:
+        made = packed_model_of(case, kind, mask)
+        for node in made.graph.node:
+            if node.domain == DOMAIN:
+                set_attribute(node, "packed", [case.heads, case.shared, 2 * case.size])
+        return made
+
+    with pytest.raises(Exception, match="heads of size 128 in a value"):
+        run(device, CASES[0], TensorProto.FLOAT16, None, 1, wrong)
 
 
 def test_a_query_that_looks_at_no_key_gets_numbers(device: CudaDevice) -> None:

@@ -6,12 +6,14 @@ import ctypes
 import importlib
 import importlib.util
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
+import numpy as np
 import pytest
 from onnx import TensorProto
 
 from ortflow.workflow.cuda import attention
+from ortflow.workflow.cuda.attention_shape import packed_shape_of, shape_of
 from ortflow.workflow.cuda.nvrtc import compiled, headers
 from ortflow.workflow.cuda.operators import Tensor
 from ortflow.workflow.errors import OrtflowError, UserError
@@ -47,10 +49,91 @@ def test_the_kernel_for_masks_compiles(mask: int, bias: int, architecture: str) 
 
 def test_shapes_are_taken_as_they_are() -> None:
     q, k = tensor(2, 77, 8, 64), tensor(2, 50, 2, 64)
-    shape = attention.shape_of(q, k, k, tensor(2, 1, 1, 50, kind=TensorProto.BOOL), 0.125, False)
+    shape = shape_of(q, k, k, tensor(2, 1, 1, 50, kind=TensorProto.BOOL), 0.125, False)
     assert (shape.tokens, shape.keys, shape.heads, shape.shared, shape.mask) == (77, 50, 8, 2, (2, 1))
     assert shape.bias == 2 * 77 * 50
     assert shape.statistics == (2, 8, 77, 1)
+
+
+def test_packed_parts_lie_where_their_strides_say() -> None:
+    batch, tokens, heads, shared, size = 2, 5, 4, 2, 8
+    shape = packed_shape_of(tensor(batch, tokens, (heads + 2 * shared) * size), (heads, shared, size), None, 0.5, True)
+    assert (shape.rows, shape.statistics) == ((batch, tokens, heads, size), (batch, heads, tokens, 1))
+    whole = np.arange(batch * tokens * shape.width, dtype=np.float16).reshape(batch, tokens, shape.width)
+    wanted = np.split(whole, [heads * size, (heads + shared) * size], axis=-1)
+    pointers = shape.parts([whole.ctypes.data])
+    for part, pointer, (dims, strides) in zip(wanted, pointers, shape.layouts(), strict=True):
+        first = (pointer - whole.ctypes.data) // whole.itemsize
+        steps = [stride * whole.itemsize for stride in strides]
+        found = np.lib.stride_tricks.as_strided(whole.reshape(-1)[first:], dims, steps)
+        np.testing.assert_array_equal(found, part.reshape(batch, tokens, -1, size).transpose(0, 2, 1, 3))
+
+
+@pytest.mark.parametrize("turned", [False, True])
+def test_parts_apart_lie_where_their_strides_say(turned: bool) -> None:
+    sizes = [(2, 4, 5, 8), (2, 2, 7, 8), (2, 2, 7, 8)] if turned else [(2, 5, 4, 8), (2, 7, 2, 8), (2, 7, 2, 8)]
+    q, k, v = (tensor(*each) for each in sizes)
+    shape = shape_of(q, k, v, None, 1.0, False, (turned, turned, turned))
+    for each, (dims, strides) in zip(sizes, shape.layouts(), strict=True):
+        value = np.arange(np.prod(each), dtype=np.int64).reshape(each)
+        found = np.lib.stride_tricks.as_strided(value, dims, [stride * value.itemsize for stride in strides])
+        np.testing.assert_array_equal(found, value if turned else value.transpose(0, 2, 1, 3))
+    assert shape.parts([1, 2, 3]) == [1, 2, 3]
+
+
+@pytest.mark.parametrize(
+    ("packed", "heads", "mask", "words"),
+    [
+        (tensor(2, 9, 192), (3, 2, 24), None, "heads of size 24"),
+        (tensor(2, 9, 192), (4, 4, 24), None, "heads of size 24"),
+        (tensor(2, 9, 8, 24), (4, 2, 24), None, "heads of size 24"),
+        (tensor(2, 9, 192, kind=TensorProto.FLOAT), (4, 2, 24), None, "all fp16 or all bf16"),
+        (tensor(2, 9, 192), (4, 2, 24), tensor(2, 1, 5, 9, kind=TensorProto.BOOL), "a mask of shape"),
+    ],
+)
+def test_what_does_not_fit_packed_is_refused(
+    packed: Tensor, heads: tuple[int, int, int], mask: Tensor | None, words: str
+) -> None:
+    with pytest.raises(OrtflowError, match=words):
+        packed_shape_of(packed, heads, mask, 1.0, False)
+
+
+@pytest.mark.parametrize("masked", [False, True])
+def test_values_of_packed_nodes_come_in_the_order_of_the_plan(monkeypatch: pytest.MonkeyPatch, masked: bool) -> None:
+    queued: list[tuple[str, list[int], Tensor | None]] = []
+
+    class Library:
+        def run(self, call: Any, write: Any, shape: Any, pointers: list[int], mask: Tensor | None) -> None:
+            queued.append((write.__name__, pointers, mask))
+
+    class Call:
+        def __init__(self, *inputs: Tensor) -> None:
+            self.inputs, self.made = inputs, list[tuple[int, ...]]()
+
+        def given(self, place: int) -> Tensor:
+            return self.inputs[place]
+
+        def output(self, place: int, shape: tuple[int, ...]) -> int:
+            self.made.append(tuple(shape))
+            return 70000 + 10000 * place
+
+    monkeypatch.setattr(attention, "check_available", lambda: None)
+    monkeypatch.setattr(attention, "_library", Library)
+    rows, width = (2, 5, 4, 8), 64
+    do, packed, o = (Tensor(at, dims, HALF) for at, dims in ((10000, rows), (20000, (2, 5, width)), (30000, rows)))
+    stats, mask = Tensor(40000, (2, 4, 5, 1), TensorProto.FLOAT), Tensor(50000, (2, 1, 1, 5), TensorProto.BOOL)
+    last = [mask] if masked else []
+    forward, backward = Call(packed, *last), Call(do, packed, o, stats, *last)
+    for operator, call in ((attention.Attention, forward), (attention.AttentionGrad, backward)):
+        operator({"packed": [4, 2, 8]}).run(cast(Any, call))
+    parts = [20000, 20000 + 4 * 8 * 2, 20000 + 6 * 8 * 2]
+    gradients = [each + 50000 for each in parts]
+    read = mask if masked else None
+    assert queued == [
+        ("forward", [*parts, 70000, 80000], read),
+        ("backward", [10000, *parts, 30000, 40000, *gradients], read),
+    ]
+    assert (forward.made, backward.made) == ([rows, (2, 4, 5, 1)], [(2, 5, width)])
 
 
 @pytest.mark.parametrize(
@@ -67,7 +150,7 @@ def test_shapes_are_taken_as_they_are() -> None:
 )
 def test_what_does_not_fit_is_refused(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, words: str) -> None:
     with pytest.raises(OrtflowError, match=words):
-        attention.shape_of(q, k, v, mask, 1.0, False)
+        shape_of(q, k, v, mask, 1.0, False)
 
 
 def test_why_there_is_none(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,12 +9,12 @@ from __future__ import annotations
 import ctypes
 import importlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
 from onnx import TensorProto
 
+from ortflow.workflow.cuda.attention_shape import HALF, MASKS, Layout, Shape, packed_shape_of, shape_of
 from ortflow.workflow.cuda.operators import Call, Tensor
 from ortflow.workflow.errors import OrtflowError, UserError
 from ortflow.workflow.graph.attention import MASKED
@@ -28,8 +28,6 @@ _ALIGNED = 256
 _BLOCK = 256
 _OTHER_ENGINES = ["sdpa_"]
 """What its Python package would compile by other means than cuDNN, if it could."""
-_HALF = {TensorProto.FLOAT16: ("HALF", "__half"), TensorProto.BFLOAT16: ("BFLOAT16", "__nv_bfloat16")}
-_MASKS = {TensorProto.BOOL: "bool", TensorProto.FLOAT: "float", **{kind: name for kind, (_, name) in _HALF.items()}}
 _SOURCE = """
 #include <cuda_fp16.h>
 #include <cuda_bf16.h>
@@ -82,69 +80,12 @@ def _cudnn() -> Any:
     return importlib.import_module("cudnn")
 
 
-@dataclass(frozen=True)
-class Shape:
-    """What a plan is made for. The mask's batch and heads are 0 where there is none."""
-
-    type: int
-    batch: int
-    tokens: int
-    keys: int
-    heads: int
-    shared: int
-    """Heads of keys and values."""
-    size: int
-    mask: tuple[int, int]
-    scale: float
-    causal: bool
-    heads_first: tuple[bool, bool, bool] = (False, False, False)
-    """Of queries, keys and values: they are [batch, heads, tokens, size]."""
-
-    @property
-    def statistics(self) -> tuple[int, int, int, int]:
-        """Sizes of the logarithms of the sums."""
-        return self.batch, self.heads, self.tokens, 1
-
-    @property
-    def bias(self) -> int:
-        """Elements of the mask as cuDNN adds it."""
-        return self.mask[0] * self.mask[1] * self.tokens * self.keys
-
-
-def shape_of(
-    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float, causal: bool,
-    heads_first: tuple[bool, bool, bool] = (False, False, False),
-) -> Shape:  # fmt: skip
-    """Of the operands' shapes. Raises OrtflowError for shapes and types that do not fit each other."""
-    by_tokens = []
-    for each, first in zip((q, k, v), heads_first, strict=True):
-        if len(each.shape) != 4:
-            raise OrtflowError(f"attention of a value of shape {each.shape}")
-        a, b, c, d = each.shape
-        by_tokens.append((a, c, b, d) if first else (a, b, c, d))
-    batch, tokens, heads, size = by_tokens[0]
-    keys, shared = by_tokens[1][1:3]
-    if by_tokens[1:] != [(batch, keys, shared, size)] * 2 or heads % shared:
-        raise OrtflowError(f"attention of queries {q.shape}, keys {k.shape} and values {v.shape}")
-    if q.type not in _HALF or {k.type, v.type} != {q.type}:
-        raise OrtflowError("attention of queries, keys and values that are not all fp16 or all bf16")
-    planes = 0, 0
-    if mask is not None:
-        whole = batch, heads, tokens, keys
-        if len(mask.shape) != 4 or any(a not in (1, b) for a, b in zip(mask.shape, whole, strict=True)):
-            raise OrtflowError(f"a mask of shape {mask.shape} for scores of shape {whole}")
-        if mask.type not in _MASKS:
-            raise OrtflowError(f"a mask of ONNX's type {mask.type}")
-        planes = mask.shape[0], mask.shape[1]
-    return Shape(q.type, batch, tokens, keys, heads, shared, size, planes, scale, causal, heads_first)
-
-
 class Plan:
     """A graph of cuDNN's that has been compiled. `names` are those of its values, in the order of `run`."""
 
     def __init__(self, shape: Shape, write: Callable[[Any, Shape], Sequence[Any]], handle: Any) -> None:
         cudnn = _cudnn()
-        kind, single = getattr(cudnn.data_type, _HALF[shape.type][0]), cudnn.data_type.FLOAT
+        kind, single = getattr(cudnn.data_type, HALF[shape.type][0]), cudnn.data_type.FLOAT
         types = {"io_data_type": kind, "intermediate_data_type": single, "compute_data_type": single}
         self._graph = cudnn.pygraph(**types, handle=handle)
         self._values = write(self._graph, shape)
@@ -166,32 +107,16 @@ class Plan:
 
 def _operands(graph: Any, shape: Shape) -> list[Any]:
     """q, k and v."""
-    return [
-        _value(graph, name, shape, *size, first)
-        for name, size, first in zip("qkv", _sizes(shape), shape.heads_first, strict=True)
-    ]
+    return [_value(graph, name, shape, layout) for name, layout in zip("qkv", shape.layouts(), strict=True)]
 
 
-def _sizes(shape: Shape) -> list[tuple[int, int]]:
-    """Tokens and heads of queries, keys and values."""
-    keys = shape.keys, shape.shared
-    return [(shape.tokens, shape.heads), keys, keys]
-
-
-def _value(graph: Any, name: str, shape: Shape, tokens: int, heads: int, first: bool = False) -> Any:
-    dims, strides = _layout(shape, tokens, heads, first)
+def _value(graph: Any, name: str, shape: Shape, layout: Layout) -> Any:
+    dims, strides = layout
     return graph.tensor(name=name, dim=dims, stride=strides, data_type=_type(shape))
 
 
-def _layout(shape: Shape, tokens: int, heads: int, first: bool) -> tuple[list[int], list[int]]:
-    """Sizes and strides in cuDNN's order, which is batch, heads, tokens, size; `first`: they lie in it, too."""
-    size = shape.size
-    steps = [tokens * size, size] if first else [size, heads * size]
-    return [shape.batch, heads, tokens, size], [tokens * heads * size, *steps, 1]
-
-
 def _type(shape: Shape) -> Any:
-    return getattr(_cudnn().data_type, _HALF[shape.type][0])
+    return getattr(_cudnn().data_type, HALF[shape.type][0])
 
 
 def _options(graph: Any, shape: Shape) -> dict[str, Any]:
@@ -205,8 +130,8 @@ def _options(graph: Any, shape: Shape) -> dict[str, Any]:
     return options
 
 
-def _made(value: Any, shape: Shape, tokens: int, heads: int, first: bool = False) -> Any:
-    dims, strides = _layout(shape, tokens, heads, first)
+def _made(value: Any, shape: Shape, layout: Layout) -> Any:
+    dims, strides = layout
     value.set_output(True).set_dim(dims).set_stride(strides).set_data_type(_type(shape))
     return value
 
@@ -220,7 +145,7 @@ def forward(graph: Any, shape: Shape) -> list[Any]:
     q, k, v = _operands(graph, shape)
     options = _options(graph, shape)
     o, stats = graph.sdpa(name="attention", q=q, k=k, v=v, generate_stats=True, **options)
-    _made(o, shape, shape.tokens, shape.heads)
+    _made(o, shape, shape.layout())
     dims, strides = _statistics(shape)
     stats.set_output(True).set_dim(dims).set_stride(strides).set_data_type(_cudnn().data_type.FLOAT)
     return [q, k, v, o, stats, *([options["bias"]] if shape.bias else [])]
@@ -228,7 +153,7 @@ def forward(graph: Any, shape: Shape) -> list[Any]:
 
 def backward(graph: Any, shape: Shape) -> list[Any]:
     """do, q, k, v, o, stats, dq, dk, dv, and the mask if there is one."""
-    do, o = (_value(graph, name, shape, shape.tokens, shape.heads) for name in ("do", "o"))
+    do, o = (_value(graph, name, shape, shape.layout()) for name in ("do", "o"))
     q, k, v = _operands(graph, shape)
     dims, strides = _statistics(shape)
     stats = graph.tensor(name="stats", dim=dims, stride=strides, data_type=_cudnn().data_type.FLOAT)
@@ -236,10 +161,7 @@ def backward(graph: Any, shape: Shape) -> list[Any]:
     found = graph.sdpa_backward(
         name="attention_grad", q=q, k=k, v=v, o=o, dO=do, stats=stats, use_deterministic_algorithm=True, **options
     )
-    made = [
-        _made(value, shape, *size, first)
-        for value, size, first in zip(found, _sizes(shape), shape.heads_first, strict=True)
-    ]
+    made = [_made(value, shape, layout) for value, layout in zip(found, shape.layouts(), strict=True)]
     return [do, q, k, v, o, stats, *made, *([options["bias"]] if shape.bias else [])]
 
 
@@ -278,7 +200,7 @@ def _write_bias(call: Call, shape: Shape, mask: Tensor, pointer: int) -> None:
 def source(mask: int, bias: int) -> str:
     """CUDA C++ of the kernel for a mask of one type and scores of another."""
     condition = "true" if mask == TensorProto.BOOL else "false"
-    found = _SOURCE.replace("MASK", _MASKS[mask]).replace("BIAS", _HALF[bias][1]).replace("CONDITION", condition)
+    found = _SOURCE.replace("MASK", MASKS[mask]).replace("BIAS", HALF[bias][1]).replace("CONDITION", condition)
     return found.replace("LOW", f"({MASKED!r}f)")
 
 
@@ -293,40 +215,44 @@ class _Node:
         self._scale, self._causal = float(attributes.get("scale", 1.0)), bool(attributes.get("causal", 0))
         q, k, v = (bool(flag) for flag in attributes.get("heads_first", (0, 0, 0)))
         self._heads_first = q, k, v
+        self._packed: Sequence[int] = attributes.get("packed", ())
 
-    def shape(self, call: Call, place: int) -> tuple[list[Tensor], Shape]:
-        """The operands, which stand from `place` on, and the shape with the mask."""
-        q, k, v = (call.given(each) for each in range(place, place + 3))
-        return [q, k, v], shape_of(q, k, v, mask_of(call, place), self._scale, self._causal, self._heads_first)
-
-
-def mask_of(call: Call, place: int) -> Tensor | None:
-    """The last input, where it is given: behind the operands, or what else a gradient reads."""
-    last = 3 if place == 0 else 6
-    return call.inputs[last] if len(call.inputs) > last else None
+    def read(self, call: Call, place: int, more: int = 0) -> tuple[list[Tensor], list[Tensor], Tensor | None, Shape]:
+        """The operands, which stand from `place` on, `more` inputs behind them, the mask, and the shape with it."""
+        behind = place + (1 if self._packed else 3)
+        operands = [call.given(each) for each in range(place, behind)]
+        others = [call.given(each) for each in range(behind, behind + more)]
+        mask = call.inputs[behind + more] if len(call.inputs) > behind + more else None
+        if self._packed:
+            shape = packed_shape_of(operands[0], self._packed, mask, self._scale, self._causal)
+        else:
+            q, k, v = operands
+            shape = shape_of(q, k, v, mask, self._scale, self._causal, self._heads_first)
+        return operands, others, mask, shape
 
 
 class Attention(_Node):
-    """o and stats of q, k, v and a mask."""
+    """o and stats of q, k, v and a mask, or of a packed value and a mask."""
 
     def run(self, call: Call) -> None:
         """See Operator."""
-        operands, shape = self.shape(call, 0)
-        outputs = call.output(0, (shape.batch, shape.tokens, shape.heads, shape.size)), call.output(1, shape.statistics)
-        pointers = [*(each.pointer for each in operands), *outputs]
-        _library().run(call, forward, shape, pointers, mask_of(call, 0))
+        operands, _, mask, shape = self.read(call, 0)
+        outputs = call.output(0, shape.rows), call.output(1, shape.statistics)
+        pointers = [*shape.parts([each.pointer for each in operands]), *outputs]
+        _library().run(call, forward, shape, pointers, mask)
 
 
 class AttentionGrad(_Node):
-    """dq, dk and dv of do, q, k, v, o, stats and a mask."""
+    """dq, dk and dv of do, q, k, v, o, stats and a mask, or the packed value's gradient in place of the three."""
 
     def run(self, call: Call) -> None:
         """See Operator."""
-        operands, shape = self.shape(call, 1)
-        do, o, stats = (call.given(place) for place in (0, 4, 5))
-        rows = shape.batch, shape.tokens, shape.heads, shape.size
-        if (do.shape, o.shape, stats.shape, stats.type) != (rows, rows, shape.statistics, TensorProto.FLOAT):
-            raise OrtflowError(f"a gradient of attention of shape {do.shape} for a result of shape {rows}")
+        operands, (o, stats), mask, shape = self.read(call, 1, 2)
+        do = call.given(0)
+        if (do.shape, o.shape, stats.shape, stats.type) != (
+            shape.rows, shape.rows, shape.statistics, TensorProto.FLOAT
+        ):  # fmt: skip
+            raise OrtflowError(f"a gradient of attention of shape {do.shape} for a result of shape {shape.rows}")
         outputs = [call.output(place, each.shape) for place, each in enumerate(operands)]
-        read = (do, *operands, o, stats)
-        _library().run(call, backward, shape, [*(each.pointer for each in read), *outputs], mask_of(call, 1))
+        read = [do.pointer, *shape.parts([each.pointer for each in operands]), o.pointer, stats.pointer]
+        _library().run(call, backward, shape, [*read, *shape.parts(outputs)], mask)

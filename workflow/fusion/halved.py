@@ -14,7 +14,8 @@ from onnx import TensorProto, helper
 from ortflow.workflow.cuda.place import HALF, HALF_ALONE, completed
 from ortflow.workflow.fusion.groups import fuse
 from ortflow.workflow.fusion.half import HALVES, half
-from ortflow.workflow.fusion.products import put_products
+    train = pack(half(completed(train), HALVES[precision], trained, HALF, HALF_ALONE))
+    fused, _ = fuse(put_products(on_cuda(train), HALVES[precision]))
 from ortflow.workflow.graph import speed
 from ortflow.workflow.graph.attention import attend
 from ortflow.workflow.graph.autodiff.reverse import differentiate
@@ -47,8 +48,13 @@ def halved(
     train, trained = differentiate(forward, list(parameters), SCALED)
     replace(train.graph.output, [value for value in train.graph.output if value.name != SCALED])
     recompute(train.graph, again)
+<<<<<<< HEAD
     train = half(completed(train), HALVES[precision], trained, HALF, HALF_ALONE)
     fused, _ = fuse(put_products(on_cuda(train), HALVES[precision]))
+=======
+    train = pack(half(completed(train), HALVES[precision], trained, HALF, HALF_ALONE))
+    fused, _ = fuse(on_cuda(train))
+>>>>>>> packed
     return fused, notes
 
 

@@ -10,6 +10,10 @@ and v whether each is [batch, heads, tokens, size] instead, and its gradient wit
 of which serves as many neighbours of q. The mask may be left out, and is broadcast to s: numbers that are
 added, or Booleans that hold where a query looks at a key. Numbers below MASKED count as MASKED. With `causal`, no query
 looks at a later key.
+
+With `packed`, which is the number of the queries' heads, that of the keys' and values', and the size of a head, one
+value of [batch, tokens, width] stands for the three: each token has its queries, then its keys, then its values. It has
+one gradient. `fusion.packed` makes such nodes.
 """
 
 from __future__ import annotations

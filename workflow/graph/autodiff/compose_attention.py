@@ -6,7 +6,7 @@ axis of their own here: [batch, heads of keys, group, tokens, size].
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import onnx
@@ -36,7 +36,7 @@ def attention(w: Writer) -> None:
     """o and stats."""
     form = _Form(w, 0)
     q, k, v = form.operands
-    scores = form.scores(q, k, w.input(3))
+    scores = form.scores(q, k, w.input(form.behind))
     largest = w("ReduceMax", scores, w.ints(-1), keepdims=1)
     weights = w("Exp", w("Sub", scores, largest))
     total = w("ReduceSum", weights, w.ints(-1), keepdims=1)
@@ -49,16 +49,16 @@ def attention_grad(w: Writer) -> None:
     """ds k, ds^T q and p^T do, with p = exp(s - stats) and ds = p (do v^T - sum(do o)) scale."""
     form = _Form(w, 1)
     q, k, v = form.operands
-    do, o = (form.split(w.input(place), form.shared, form.group, first=False) for place in (0, 4))
-    stats = w("Reshape", w.input(5), w.ints(0, form.shared, form.group, -1, 1))
-    p = w("Exp", w("Sub", form.scores(q, k, w.input(6)), stats))
+    do, o = (form.split(w.input(place), form.shared, form.group, first=False) for place in (0, form.behind))
+    stats = w("Reshape", w.input(form.behind + 1), w.ints(0, form.shared, form.group, -1, 1))
+    p = w("Exp", w("Sub", form.scores(q, k, w.input(form.behind + 2)), stats))
     along = w("ReduceSum", w("Mul", do, o), w.ints(-1), keepdims=1)
     slope = w("Sub", w("MatMul", do, _turned(w, v)), along)
     ds = w("Mul", w("Mul", p, slope), w.constant(w.attribute("scale", 1.0)))
     made = [w("MatMul", ds, k)]
     for a, b in ((ds, q), (p, do)):
         made.append(w("ReduceSum", w("MatMul", _turned(w, a), b), w.ints(2), keepdims=1))
-    w.done(*(form.joined(each, first=first) for each, first in zip(made, form.heads_first, strict=True)))
+    w.done(*form.gathered(made))
 
 
 class _Form:
@@ -66,16 +66,39 @@ class _Form:
 
     def __init__(self, w: Writer, place: int) -> None:
         self._w = w
-        q, k, v = w.node.input[place : place + 3]
+        self._packed = w.attribute("packed", [])
         self.heads_first = [bool(flag) for flag in w.attribute("heads_first", [0, 0, 0])]
-        heads, self.size = self._sizes(q, self.heads_first[0])
-        self.shared, _ = self._sizes(k, self.heads_first[1])
+        self.behind = place + (1 if self._packed else 3)
+        """The place of the first input behind the operands."""
+        if self._packed:
+            heads, self.shared, self.size = self._packed
+            values = self._unpacked(w.input(place))
+        else:
+            values = list(w.node.input[place : self.behind])
+            heads, self.size = self._sizes(values[0], self.heads_first[0])
+            self.shared, _ = self._sizes(values[1], self.heads_first[1])
         self.group = heads // self.shared
         groups = (self.group, 1, 1)
         self.operands = [
             self.split(name, self.shared, group, first=first)
-            for name, group, first in zip((q, k, v), groups, self.heads_first, strict=True)
+            for name, group, first in zip(values, groups, self.heads_first, strict=True)
         ]
+
+    def _unpacked(self, packed: str) -> list[str]:
+        """Queries, keys and values as [batch, tokens, heads, size]."""
+        w = self._w
+        heads, shared, size = self._packed
+        widths = w.ints(heads * size, shared * size, shared * size)
+        parts = w.several("Split", 3, packed, widths, axis=-1)
+        return [w("Reshape", part, w.ints(0, 0, -1, size)) for part in parts]
+
+    def gathered(self, parts: Sequence[str]) -> list[str]:
+        """Gradients of queries, keys and values as the node gives them."""
+        w = self._w
+        joined = [self.joined(part, first=first) for part, first in zip(parts, self.heads_first, strict=True)]
+        if not self._packed:
+            return joined
+        return [w("Concat", *(w("Reshape", each, w.ints(0, 0, -1)) for each in joined), axis=-1)]
 
     def _sizes(self, value: str, first: bool) -> tuple[int, int]:
         """Number and size of the heads of a value."""

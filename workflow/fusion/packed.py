@@ -1,0 +1,198 @@
+"""Attention reads queries, keys and values out of the one value that a projection makes of them. Pure.
+
+Called by `halved`. A Split of the projection and the Concat of the three gradients only copy: cuDNN finds the parts
+where they lie. Taken is a Split that nothing but one attention reads, if the gradients go into a Concat in its order. A
+first pass whose attention is computed again for the gradient (`model.recompute`) has none of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import onnx
+
+from ortflow.workflow.cuda import DOMAIN
+from ortflow.workflow.graph import shapes, walk
+from ortflow.workflow.graph.attention import GRADIENT, OPERATOR
+from ortflow.workflow.graph.autodiff.sizes import Size, unified
+from ortflow.workflow.graph.edit import Editor, attributes_of, described, prune, replace, sort_nodes
+from ortflow.workflow.graph.writer import attribute, set_attribute
+
+_AXES = 3
+"""Of the projection: batch, tokens, width."""
+
+
+def pack(model: onnx.ModelProto) -> onnx.ModelProto:
+    """A copy of a training graph in half precision whose attention reads packed values wherever it can.
+
+    Nodes must be sorted. What is computed stays the same to the bit.
+    """
+    copy = onnx.ModelProto()
+    copy.CopyFrom(model)
+    graph = copy.graph
+    view = _View(graph)
+    found = [each for node in graph.node if node.op_type == "Split" and (each := view.packed(node)) is not None]
+    if not found:
+        return copy
+    edit = Editor(graph)
+    for each in found:
+        _put(edit, each)
+    copied = {name for each in found for name in each.made}
+    # AttentionGrad makes now what these did.
+    replace(graph.node, [node for node in graph.node if node.op_type != "Concat" or node.output[0] not in copied])
+    sort_nodes(graph)
+    prune(graph)
+    return copy
+
+
+@dataclass(frozen=True)
+class _Part:
+    """Queries, keys or values: a part of a Split, or of a Concat, and the same by heads."""
+
+    flat: str
+    by_heads: str
+    heads: int
+    size: int
+
+
+@dataclass(frozen=True)
+class _Packed:
+    """An attention whose operands are parts of the value `packed`."""
+
+    packed: str
+    heads: tuple[int, int, int]
+    """Of the queries, of keys and of values, and the size of each."""
+    attention: onnx.NodeProto
+    gradients: Sequence[onnx.NodeProto]
+    """The AttentionGrad, if there is one."""
+    made: Sequence[str]
+    """What the Concat of its results makes."""
+    sizes: Sequence[tuple[onnx.NodeProto, Sequence[int]]]
+    """Shape nodes that read parts, each with the sizes behind batch and tokens."""
+
+
+class _View:
+    """A graph, who reads each value of it, and how large values are."""
+
+    def __init__(self, graph: onnx.GraphProto) -> None:
+        self._types = unified(graph, {name: value.type for name, value in described(graph).items()})
+        self._readers = walk.consumers(graph)
+        self._outputs = {value.name for value in graph.output}
+
+    def packed(self, split: onnx.NodeProto) -> _Packed | None:
+        """What the parts of a Split are read by, where that can read them packed."""
+        parts = [self._by_heads(name) for name in split.output]
+        if len(parts) != 3 or not self._is_last(split, split.input[0]):
+            return None
+        q, k, v = parts
+        if q is None or k is None or v is None or k.heads != v.heads or len({q.size, k.size, v.size}) > 1:
+            return None
+        names = [part.by_heads for part in (q, k, v)]
+        attention, gradients = self._attention(names)
+        made = [self._gathered(node, (q, k, v)) for node in gradients]
+        if attention is None or len(gradients) > 1 or None in made:
+            return None
+        tails = [(part.flat, [part.heads * part.size]) for part in (q, k, v)]
+        tails += [(part.by_heads, [part.heads, part.size]) for part in (q, k, v)]
+        sizes = [(node, tail) for name, tail in tails for node in self._nodes(name) if _is_shape(node)]
+        heads = q.heads, k.heads, q.size
+        return _Packed(split.input[0], heads, attention, gradients, [name for name in made if name], sizes)
+
+    def _by_heads(self, flat: str) -> _Part | None:
+        """A part that goes through one Reshape to [batch, tokens, heads, size]."""
+        reshape = self._reader(flat)
+        if reshape is None or reshape.op_type != "Reshape" or reshape.input[0] != flat:
+            return None
+        by_heads = str(reshape.output[0])
+        sizes = self._heads(flat, by_heads)
+        return None if sizes is None or by_heads in self._outputs else _Part(flat, by_heads, *sizes)
+
+    def _heads(self, flat: str, by_heads: str) -> tuple[int, int] | None:
+        """Number and size of the heads, where one value is [batch, tokens, width] and the other the same by heads."""
+        one, other = self._dims(flat), self._dims(by_heads)
+        if len(one) != _AXES or len(other) != _AXES + 1:
+            return None
+        heads, size = other[2:]
+        if not isinstance(heads, int) or not isinstance(size, int) or one[2] != heads * size:
+            return None
+        # With the same elements in all, one of two axes is as long as it was if the other is.
+        same = any(a is not None and a == b for a, b in zip(one[:2], other[:2], strict=True))
+        return (heads, size) if same else None
+
+    def _attention(self, names: Sequence[str]) -> tuple[onnx.NodeProto | None, list[onnx.NodeProto]]:
+        """The Attention of three operands and each AttentionGrad; None where anything else reads one of them."""
+        found: dict[str, list[onnx.NodeProto]] = {OPERATOR: [], GRADIENT: []}
+        readers = [[id(node) for node in self._nodes(name) if not _is_shape(node)] for name in names]
+        for node in self._nodes(names[0]):
+            place = 1 if node.op_type == GRADIENT else 0
+            given, others = list(node.input[place : place + 3]), [*node.input[:place], *node.input[place + 3 :]]
+            if node.domain == DOMAIN and node.op_type in found and given == list(names) and not set(names) & {*others}:
+                found[node.op_type] += [] if any(attribute(node, "heads_first", [])) else [node]
+        known = {id(node) for nodes in found.values() for node in nodes}
+        if len(found[OPERATOR]) != 1 or any(set(each) != known for each in readers):
+            return None, []
+        return found[OPERATOR][0], found[GRADIENT]
+
+    def _gathered(self, gradient: onnx.NodeProto, parts: Sequence[_Part]) -> str | None:
+        """What a Concat makes of the three gradients, in the order of the operands."""
+        if len(gradient.output) != len(parts):
+            return None
+        flat = []
+        for name, part in zip(gradient.output, parts, strict=True):
+            reshape = self._reader(name, shapes_too=True)
+            if reshape is None or reshape.op_type != "Reshape" or reshape.input[0] != name:
+                return None
+            flat.append(str(reshape.output[0]))
+            if self._heads(flat[-1], name) != (part.heads, part.size):
+                return None
+        concat = self._reader(flat[0], shapes_too=True)
+        if concat is None or concat.op_type != "Concat" or list(concat.input) != flat:
+            return None
+        alone = all(self._reader(name, shapes_too=True) is not None for name in flat)
+        return str(concat.output[0]) if alone and self._is_last(concat, flat[0]) else None
+
+    def _nodes(self, name: str) -> list[onnx.NodeProto]:
+        return [node for node, _ in self._readers.get(name, [])]
+
+    def _reader(self, name: str, *, shapes_too: bool = False) -> onnx.NodeProto | None:
+        """The one node of ONNX's own domain that reads a value; Shape nodes count where asked for."""
+        nodes = [node for node in self._nodes(name) if shapes_too or not _is_shape(node)]
+        return nodes[0] if len(nodes) == 1 and not nodes[0].domain and name not in self._outputs else None
+
+    def _dims(self, name: str) -> list[Size]:
+        return shapes.named_shape(self._types, name) or []
+
+    def _is_last(self, node: onnx.NodeProto, value: str) -> bool:
+        """Whether a node works along the last axis of a value that has as many as the projection."""
+        axis = attribute(node, "axis", 0)
+        return not node.domain and len(self._dims(value)) == _AXES and axis in (-1, _AXES - 1)
+
+
+def _is_shape(node: onnx.NodeProto) -> bool:
+    return node.op_type == "Shape" and not node.domain
+
+
+def _put(edit: Editor, found: _Packed) -> None:
+    for node, place in ((found.attention, 0), *((node, 1) for node in found.gradients)):
+        node.input[:] = [*node.input[:place], found.packed, *node.input[place + 3 :]]
+        set_attribute(node, "heads_first", None)
+        set_attribute(node, "packed", found.heads)
+    for node, name in zip(found.gradients, found.made, strict=True):
+        node.output[:] = [name]
+    for node, tail in found.sizes:
+        _read_packed(edit, node, found.packed, tail)
+
+
+def _read_packed(edit: Editor, shape: onnx.NodeProto, packed: str, tail: Sequence[int]) -> None:
+    """Let a Shape of a part, which is [batch, tokens, *tail], be made of the packed value's batch and tokens."""
+    flags, leading = attributes_of(shape), _AXES - 1
+    first, last, _ = slice(flags.get("start", 0), flags.get("end")).indices(leading + len(tail))
+    rest, inputs = tail[max(first - leading, 0) : max(last - leading, 0)], []
+    if first < min(last, leading):
+        inputs.append(edit.node("Shape", packed, start=first, end=min(last, leading)))
+    if rest or not inputs:
+        inputs.append(edit.integers(*rest))
+    shape.op_type, shape.input[:] = "Concat", inputs
+    del shape.attribute[:]
+    set_attribute(shape, "axis", 0)
