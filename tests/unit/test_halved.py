@@ -41,6 +41,9 @@ def test_what_stands_in_the_graph_of_a_gpt(tmp_path: Path, precision: str, kind:
     types, counts = element_types(model), Counter(node.op_type for node in model.graph.node)
     assert (counts["Attention"], counts["AttentionGrad"], counts["CrossEntropy"], counts["TableGrad"]) == (2, 2, 1, 1)
     assert (counts["LayerNormalization"], counts["LayerNormalizationGrad"]) == (5, 5)
+    norms = [node for node in model.graph.node if node.op_type == "LayerNormalizationGrad"]
+    assert sorted(len(node.input) for node in norms) == [5, 6, 6, 6, 6], "what came past a norm is added there"
+    assert {types[node.input[5]] for node in norms if len(node.input) > 5} == {kind}
     assert not counts["Softmax"] + counts["Erf"] + counts["Exp"], "the elementwise nodes are fused"
     products = [node for node in model.graph.node if node.op_type in ("MatMul", "FusedMatMul", "Gemm")]
     assert len(products) > 20

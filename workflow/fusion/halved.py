@@ -14,6 +14,7 @@ from onnx import TensorProto, helper
 from ortflow.workflow.cuda.place import HALF, HALF_ALONE, completed
 from ortflow.workflow.fusion.groups import fuse
 from ortflow.workflow.fusion.half import HALVES, half
+from ortflow.workflow.fusion.residual import add_residuals
 from ortflow.workflow.graph import speed
 from ortflow.workflow.graph.attention import attend
 from ortflow.workflow.graph.autodiff.reverse import differentiate
@@ -46,7 +47,7 @@ def halved(
     train, trained = differentiate(forward, list(parameters), SCALED)
     replace(train.graph.output, [value for value in train.graph.output if value.name != SCALED])
     recompute(train.graph, again)
-    train = half(completed(train), HALVES[precision], trained, HALF, HALF_ALONE)
+    train = half(add_residuals(completed(train)), HALVES[precision], trained, HALF, HALF_ALONE)
     fused, _ = fuse(on_cuda(train))
     return fused, notes
 
