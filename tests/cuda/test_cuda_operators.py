@@ -123,6 +123,14 @@ def test_norms(compute: OnGpu, dims: tuple[int, ...], rms: bool) -> None:
         check_norms(compute, dims, tuple(kinds), rms=rms, bias=sum(dims) % 3 != 0)  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize("rms", [False, True], ids=["layer", "rms"])
+@pytest.mark.parametrize("dims", NORMS, ids=str)
+def test_gradients_of_norms_with_a_residual(compute: OnGpu, dims: tuple[int, ...], rms: bool) -> None:
+    every = [(*kinds, kind) for kinds, kind in zip(MIXED, (*KINDS, FP16, BF16), strict=True)]
+    for *kinds, residual in every if dims in NORMS[:4] else [kinds_of(*dims, rms, 1, count=5)]:
+        check_norms(compute, dims, tuple(kinds), rms=rms, residual=residual)  # type: ignore[arg-type]
+
+
 LOSSES = [
     (1, 1), (1, 50_257), (700, 50_257), (64, 50_304), (2, 1_000_001), (5000, 10), (30_000, 2), (77, 1024), (77, 1025),
     (300, 8192), (50, 8193), *sizes(1, 10, (500, 40_000)),

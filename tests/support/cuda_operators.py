@@ -58,9 +58,15 @@ def twice(
 
 
 def check_norms(
-    compute: Compute, dims: tuple[int, ...], kinds: tuple[int, int, int, int], *, rms: bool, bias: bool = True
+    compute: Compute,
+    dims: tuple[int, ...],
+    kinds: tuple[int, int, int, int],
+    *,
+    rms: bool,
+    bias: bool = True,
+    residual: int | None = None,
 ) -> None:
-    """Forward and backward; `kinds` of x, y, dy and dx."""
+    """Forward and backward; `kinds` of x, y, dy and dx, and `residual` that of what is added to dx, if anything is."""
     random, width, epsilon = np.random.default_rng(sum(dims)), dims[-1], 1e-5
     of_x, of_y, of_dy, of_dx = kinds
     x, dy = stored(random.normal(0.5, 2, dims), of_x), stored(random.normal(0, 1, dims), of_dy)
@@ -78,12 +84,14 @@ def check_norms(
     if not rms:
         check(f"{name} mean", found[1], mean, FLOAT, 1e-6)
     statistics = [stored(value, FLOAT) for value in ([inverse] if rms else [mean, inverse])]
-    inputs = [dy, x, scale, *statistics]
+    past = stored(random.normal(0, 1, dims), residual) if residual is not None else None
+    inputs = [dy, x, scale, *statistics, *([past] if past else [])]
     found = twice(compute, f"{name}Grad", {}, inputs, [of_dx, FLOAT] if rms else [of_dx, FLOAT, FLOAT])
     g = dy[0].astype(np.float64) * scale[0]
     dx = g - normal * (g * normal).mean(-1, keepdims=True) - (0 if rms else g.mean(-1, keepdims=True))
     axes = tuple(range(len(dims) - 1))
-    check(f"{name}Grad dx", found[0], dx * inverse, of_dx, 1e-5, float(np.abs(g * inverse).max()))
+    dx = dx * inverse + (past[0] if past else 0)
+    check(f"{name}Grad dx", found[0], dx, of_dx, 1e-5, float(np.abs(g * inverse).max()))
     tolerance = 3e-6 * max(1.0, np.prod(dims[:-1]) ** 0.5 / 10)
     check(f"{name}Grad dscale", found[1], (dy[0] * normal).sum(axes), FLOAT, tolerance)
     if not rms:

@@ -59,11 +59,26 @@ def test_norms(dims: tuple[int, ...], kinds: tuple[int, int, int, int], rms: boo
 
 
 @needs_emulation
+@pytest.mark.parametrize("rms", [False, True], ids=["layer", "rms"])
+@pytest.mark.parametrize(
+    ("dims", "kinds", "residual"),
+    [((2, 19, 24), (FP16,) * 4, FP16), ((9, 768), (BF16,) * 4, BF16), ((3, 769), (FLOAT, FP16, FP16, FLOAT), BF16),
+     ((2, 1100), (BF16,) * 4, FLOAT), ((5, 96), (FLOAT,) * 4, FLOAT), ((3, 1), (FP16,) * 4, FP16)],
+    ids=str,
+)  # fmt: skip
+def test_gradients_of_norms_with_a_residual(
+    dims: tuple[int, ...], kinds: tuple[int, int, int, int], residual: int, rms: bool
+) -> None:
+    check_norms(Emulated(), dims, kinds, rms=rms, residual=residual)
+
+
+@needs_emulation
 def test_norms_of_rows_that_do_not_fit_into_registers(monkeypatch: pytest.MonkeyPatch) -> None:
     layout = source.rows_of
     monkeypatch.setattr(norm, "rows_of", lambda width, lanes, *_: layout(width, lanes, 8, 64))
     for width, rms in ((1048, False), (1049, True)):
         check_norms(Emulated(), (3, width), (FP16, FLOAT, FLOAT, BF16), rms=rms)
+        check_norms(Emulated(), (3, width), (FP16, FLOAT, FLOAT, BF16), rms=rms, residual=FP16)
 
 
 @needs_emulation
@@ -77,6 +92,7 @@ def test_few_blocks_for_many_rows(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("offset", [0, 4, 8])
 def test_addresses_that_are_no_multiples_of_16(offset: int) -> None:
     check_norms(Emulated(offset), (9, 64), (FP16, FP16, FLOAT, FP16), rms=False)
+    check_norms(Emulated(offset), (9, 64), (FP16,) * 4, rms=False, residual=FLOAT)
     check_column_sums(Emulated(offset), (50, 64), FP16)
     check_cross_entropy(Emulated(offset), 7, 133, FP16, FP16)
     check_cross_entropy(Emulated(offset), 7, 133, FLOAT, FP16)
@@ -223,6 +239,7 @@ def test_what_does_not_fit_is_refused() -> None:
         ("LayerNormalization", [x, short], [FP16, FLOAT, FLOAT], "the scale is [7], and rows have 8"),
         ("LayerNormalization", [x, vector, short], [FP16, FLOAT, FLOAT], "the bias is [7]"),
         ("RMSNormalizationGrad", [vector, x, vector, column], [FP16, FLOAT], "the gradient is [8]"),
+        ("RMSNormalizationGrad", [x, x, vector, column, vector], [FP16, FLOAT], "the residual is [8]"),
         ("CrossEntropy", [labels, x], [FLOAT, FLOAT], "labels are [4], and scores [3, 8]"),
         ("CrossEntropyGrad", [stored(np.zeros(3), INT64), column, x, column], [FP16], "the gradient is [3, 1]"),
         ("TableGrad", [labels, x], [FP16], "indices are [4], and their gradient [3, 8]"),
@@ -250,7 +267,9 @@ def sources(kinds: Sequence[int]) -> Iterator[tuple[str, str]]:
             given, fp32 = (x, kind), [(array, FLOAT) for array in (vector, column, column)]
             yield from launched("LayerNormalization", [given, fp32[0]], [kind, FLOAT, FLOAT])
             yield from launched("LayerNormalizationGrad", [given, given, *fp32], [kind, FLOAT, FLOAT])
+            yield from launched("LayerNormalizationGrad", [given, given, *fp32, given], [kind, FLOAT, FLOAT])
             yield from launched("RMSNormalizationGrad", [given, given, *fp32[:2]], [kind, FLOAT])
+            yield from launched("RMSNormalizationGrad", [given, given, *fp32[:2], given], [kind, FLOAT])
             yield from launched("ColumnSums", [given], [FLOAT])
             labels, scalar = stored(np.zeros(2), INT64), stored(np.zeros(()), FLOAT)
             yield from launched("CrossEntropy", [labels, given], [FLOAT, FLOAT])

@@ -42,10 +42,18 @@ def test_what_stands_in_the_graph_of_a_gpt(tmp_path: Path, precision: str, kind:
     assert (counts["Attention"], counts["AttentionGrad"], counts["CrossEntropy"], counts["TableGrad"]) == (2, 2, 1, 1)
     assert (counts["LayerNormalization"], counts["LayerNormalizationGrad"]) == (5, 5)
     assert not counts["Split"], "attention reads the projection as it is"
+    norms = [node for node in model.graph.node if node.op_type == "LayerNormalizationGrad"]
+    assert sorted(len(node.input) for node in norms) == [5, 6, 6, 6, 6], "what came past a norm is added there"
+    assert {types[node.input[5]] for node in norms if len(node.input) > 5} == {kind}
     assert not counts["Softmax"] + counts["Erf"] + counts["Exp"], "the elementwise nodes are fused"
-    products = [node for node in model.graph.node if node.op_type in ("MatMul", "FusedMatMul", "Gemm")]
+    assert not counts["MatMul"] + counts["FusedMatMul"] + counts["Gemm"] + counts["Transpose"]
+    products = [node for node in model.graph.node if node.op_type == "Product"]
     assert len(products) > 20
-    assert {types[name] for node in products for name in (*node.input, *node.output)} == {kind}
+    assert {types[name] for node in products for name in node.input} == {kind}
+    gradients = {value.name for value in model.graph.output}
+    assert all(types[node.output[0]] == (TensorProto.FLOAT if node.output[0] in gradients else kind) for node in products)
+    assert sum(node.output[0] in gradients for node in products) == 8, "weights of linear layers"
+    assert sum(len(node.input) == 3 for node in products) == 2, "with the bias of the projections"
     assert {value.type.tensor_type.elem_type for value in model.graph.output} == {TensorProto.FLOAT}
     assert (LOSS_SCALE in {value.name for value in model.graph.input}) == (precision == "fp16")
 

@@ -1,8 +1,8 @@
 """Layer and RMS norm over the last axis, and their gradients: see norm.cu.
 
 LayerNormalization (x, scale, bias?) -> y, mean, 1 / deviation; LayerNormalizationGrad (dy, x, scale, mean,
-1 / deviation) -> dx, dscale, dbias; RMSNormalization and its gradient the same without bias and mean. x, y, dy and dx
-may be half.
+1 / deviation, residual?) -> dx, dscale, dbias; RMSNormalization and its gradient the same without bias and mean. A
+residual, of the shape of x, is added to dx. x, y, dy, dx and residual may be half.
 """
 
 from __future__ import annotations
@@ -65,21 +65,28 @@ class _Backward:
         """Outputs, besides dx, are fp32 [width]."""
         dy, x, scale = (call.given(place) for place in range(3))
         mean, inverse = 0 if self.rms else call.given(3).pointer, call.given(3 if self.rms else 4).pointer
+        last = 4 if self.rms else 5
+        residual = call.inputs[last] if len(call.inputs) > last else None
         rows, width = rows_and_width(x)
         _check(width, scale, None)
         if dy.shape != x.shape:
             raise OrtflowError(f"the gradient is {list(dy.shape)}, and what was normalised {list(x.shape)}")
+        if residual is not None and residual.shape != x.shape:
+            raise OrtflowError(f"the residual is {list(residual.shape)}, and what was normalised {list(x.shape)}")
         dx, dscale = call.output(0, x.shape), call.output(1, (width,))
         dbias = 0 if self.rms else call.output(2, (width,))
         if not width:
             return
         kinds = [(dy.pointer, dy.type), (x.pointer, x.type), (dx, call.types[0]), (scale.pointer, _FLOAT)]
+        kinds += [(residual.pointer, residual.type)] if residual else []
         layout = rows_of(width, vector(width, kinds), _KEPT, _WIDEST)
-        text = _source("norm_gradient", layout, width, self.rms, G=dy.type, X=x.type, D=call.types[0])
+        types = {"G": dy.type, "X": x.type, "D": call.types[0], "R": residual.type if residual else _FLOAT}
+        text = _source("norm_gradient", layout, width, self.rms, residual is not None, **types)
         columns = width if self.rms else 2 * width
         summing = min(_SUMMING, blocks(rows, layout.at_a_time if layout.reads else _ROWS_A_BLOCK))
         part = call.scratch(4 * columns * max(summing, 1))
-        pointers = dy.pointer, x.pointer, scale.pointer, mean, inverse, dx, part
+        past = residual.pointer if residual else 0
+        pointers = dy.pointer, x.pointer, scale.pointer, mean, inverse, past, dx, part
         if rows:
             grid = summing if layout.reads else blocks(rows, 1)
             call.launch(text, "norm_gradient", grid, layout.block, *map(c_void_p, pointers), c_int64(rows))
@@ -114,8 +121,9 @@ class RMSNormalizationGrad(_Backward):
     rms = True
 
 
-def _source(name: str, layout: Rows, width: int, rms: bool, **types: int) -> str:
-    return source(name, tuple(types.items()), (*layout.numbers(width), ("RMS", int(rms))))
+def _source(name: str, layout: Rows, width: int, rms: bool, residual: bool = False, **types: int) -> str:
+    numbers = (*layout.numbers(width), ("RMS", int(rms)), ("RESIDUAL", int(residual)))
+    return source(name, tuple(types.items()), numbers)
 
 
 def _check(width: int, scale: Tensor, bias: Tensor | None) -> None:

@@ -1,12 +1,21 @@
-/* The gradients of norm.cu. G: of the result's gradient, X: of the input, D: of the input's gradient. */
+/* The gradients of norm.cu. G: of the result's gradient, X: of the input, D: of the input's gradient, R: of the part of
+ * that gradient which came past the norm. RESIDUAL: there is one. A number, because a test of the pointer costs registers,
+ * of which the widest rows leave none; for the same reason the residual is read only where it is added. */
 #define COUNT (READS * VECTOR)
+
+template <int N> DEVICE void add(float *to, const R *from) {
+    float r[N];
+    load<N>(r, from);
+#pragma unroll
+    for (int j = 0; j < N; j++) to[j] += r[j];
+}
 
 /* With n = (x - mean) inverse, g = dy scale and means over the row: dx = (g - mean(g) - n mean(g n)) inverse; of RMS
  * without mean(g). part [blocks, 1 or 2, WIDTH]: each block's sums over its rows of dy n, and of dy for a bias. */
 extern "C" __global__ void __launch_bounds__(BLOCK)
     norm_gradient(const G *__restrict__ dy, const X *__restrict__ x, const float *__restrict__ scale,
-                  const float *__restrict__ mean, const float *__restrict__ inverse, D *__restrict__ dx,
-                  float *__restrict__ part, i64 rows) {
+                  const float *__restrict__ mean, const float *__restrict__ inverse, const R *__restrict__ residual,
+                  D *__restrict__ dx, float *__restrict__ part, i64 rows) {
     const int group = threadIdx.x / GROUP;
 #if READS
     float of_scale[COUNT], of_bias[COUNT];
@@ -20,6 +29,7 @@ extern "C" __global__ void __launch_bounds__(BLOCK)
         float total = 0, along = 0;
         const G *gradient = dy + row * WIDTH;
         const X *from = x + row * WIDTH;
+        const R *past = residual + row * WIDTH;
         D *to = dx + row * WIDTH;
 #if READS
         float g[COUNT], n[COUNT];
@@ -56,7 +66,10 @@ extern "C" __global__ void __launch_bounds__(BLOCK)
             float v[VECTOR];
 #pragma unroll
             for (int j = 0; j < VECTOR; j++) v[j] = (g[k * VECTOR + j] - total - n[k * VECTOR + j] * along) * factor;
-            if (live && PLACE(k) < WIDTH) store<VECTOR>(to + PLACE(k), v);
+            if (live && PLACE(k) < WIDTH) {
+                if (RESIDUAL) add<VECTOR>(v, past + PLACE(k));
+                store<VECTOR>(to + PLACE(k), v);
+            }
         }
 #else
         for (int pass = 0; pass < 2; pass++) {
@@ -74,6 +87,7 @@ extern "C" __global__ void __launch_bounds__(BLOCK)
                         total += g[j], along += g[j] * n[j];
                     }
                 }
+                if (RESIDUAL && pass) add<VECTOR>(g, past + PLACE(k));
                 if (pass) store<VECTOR>(to + PLACE(k), g);
             }
             if (!pass) {

@@ -18,9 +18,9 @@ from ortflow.workflow.kernels.rewriter import Rewriter
 
 HALF: Mapping[str, tuple[frozenset[int], frozenset[int]]] = {
     "LayerNormalization": (frozenset({0}), frozenset({0})),
-    "LayerNormalizationGrad": (frozenset({0, 1}), frozenset({0})),
+    "LayerNormalizationGrad": (frozenset({0, 1, 5}), frozenset({0})),
     "RMSNormalization": (frozenset({0}), frozenset({0})),
-    "RMSNormalizationGrad": (frozenset({0, 1}), frozenset({0})),
+    "RMSNormalizationGrad": (frozenset({0, 1, 4}), frozenset({0})),
     "CrossEntropy": (frozenset({1}), frozenset()),
     "CrossEntropyGrad": (frozenset({2}), frozenset({0})),
     "ColumnSums": (frozenset({0}), frozenset()),

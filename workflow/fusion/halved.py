@@ -14,8 +14,9 @@ from onnx import TensorProto, helper
 from ortflow.workflow.cuda.place import HALF, HALF_ALONE, completed
 from ortflow.workflow.fusion.groups import fuse
 from ortflow.workflow.fusion.half import HALVES, half
-    train = pack(half(completed(train), HALVES[precision], trained, HALF, HALF_ALONE))
-    fused, _ = fuse(put_products(on_cuda(train), HALVES[precision]))
+from ortflow.workflow.fusion.packed import pack
+from ortflow.workflow.fusion.products import put_products
+from ortflow.workflow.fusion.residual import add_residuals
 from ortflow.workflow.graph import speed
 from ortflow.workflow.graph.attention import attend
 from ortflow.workflow.graph.autodiff.reverse import differentiate
@@ -48,13 +49,9 @@ def halved(
     train, trained = differentiate(forward, list(parameters), SCALED)
     replace(train.graph.output, [value for value in train.graph.output if value.name != SCALED])
     recompute(train.graph, again)
-<<<<<<< HEAD
-    train = half(completed(train), HALVES[precision], trained, HALF, HALF_ALONE)
-    fused, _ = fuse(put_products(on_cuda(train), HALVES[precision]))
-=======
-    train = pack(half(completed(train), HALVES[precision], trained, HALF, HALF_ALONE))
-    fused, _ = fuse(on_cuda(train))
->>>>>>> packed
+    kind = HALVES[precision]
+    train = pack(half(add_residuals(completed(train)), kind, trained, HALF, HALF_ALONE))
+    fused, _ = fuse(put_products(on_cuda(train), kind))
     return fused, notes
 
 

@@ -1,0 +1,46 @@
+"""Gradients of norms that take in the gradient that came past the norm: a kernel and a rounding less. Pure.
+
+A residual block computes x + f(norm(x)), so the gradient of x is a sum of the norm's and of its own. Called by step
+`configure` for half precision, on the graph in fp32 with our operators in it.
+"""
+
+from __future__ import annotations
+
+import onnx
+
+from ortflow.workflow.cuda import DOMAIN
+from ortflow.workflow.kernels.rewriter import Rewriter
+
+_INPUTS = {"LayerNormalizationGrad": 5, "RMSNormalizationGrad": 4}
+"""Gradient of a norm -> its inputs without a residual, which comes behind them."""
+
+
+def add_residuals(model: onnx.ModelProto) -> onnx.ModelProto:
+    """A copy in which each sum of a norm's gradient with another value of its shape is made by the norm's node."""
+    copy = onnx.ModelProto()
+    copy.CopyFrom(model)
+    rewriter = Rewriter(copy.graph, DOMAIN)
+    for add in rewriter.nodes("Add"):
+        for dx, residual in (add.input, reversed(add.input)):
+            gradient = rewriter.maker(dx)
+            if gradient is not None and _fits(rewriter, gradient, dx, residual):
+                rewriter.drop(add, gradient)
+                outputs = [add.output[0], *gradient.output[1:]]
+                rewriter.add(gradient.op_type, [*gradient.input, residual], outputs)
+                break
+    rewriter.finish()
+    return copy
+
+
+def _fits(rewriter: Rewriter, gradient: onnx.NodeProto, dx: str, residual: str) -> bool:
+    """Whether the sum is all that dx is for, and the residual has its shape and can be there before it."""
+    if gradient.domain != DOMAIN or len(gradient.input) != _INPUTS.get(gradient.op_type) or gradient.output[0] != dx:
+        return False
+    if rewriter.only_reader(dx) is None or dx == residual:
+        return False
+    dims = rewriter.dims(residual)
+    # A name may stand for any size, but for the same one wherever it stands.
+    if dims is None or None in dims or dims not in (rewriter.dims(dx), rewriter.dims(gradient.input[1])):
+        return False
+    # It could still be computed from the gradient of scale or bias.
+    return rewriter.is_fp32(residual) and id(gradient) not in rewriter.needed_by([residual])
