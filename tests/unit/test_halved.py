@@ -51,7 +51,9 @@ def test_what_stands_in_the_graph_of_a_gpt(tmp_path: Path, precision: str, kind:
     assert len(products) > 20
     assert {types[name] for node in products for name in node.input} == {kind}
     gradients = {value.name for value in model.graph.output}
-    assert all(types[node.output[0]] == (TensorProto.FLOAT if node.output[0] in gradients else kind) for node in products)
+    assert all(
+        types[node.output[0]] == (TensorProto.FLOAT if node.output[0] in gradients else kind) for node in products
+    )
     assert sum(node.output[0] in gradients for node in products) == 8, "weights of linear layers"
     assert sum(len(node.input) == 3 for node in products) == 2, "with the bias of the projections"
     assert {value.type.tensor_type.elem_type for value in model.graph.output} == {TensorProto.FLOAT}

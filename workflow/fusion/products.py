@@ -110,7 +110,9 @@ def _bias(
 
 
 def _turns(node: onnx.NodeProto) -> bool:
-    return bool(node.op_type == "Transpose" and not node.domain and list(attributes_of(node).get("perm", ())) == _TURNED)
+    return bool(
+        node.op_type == "Transpose" and not node.domain and list(attributes_of(node).get("perm", ())) == _TURNED
+    )
 
 
 def _casts(node: onnx.NodeProto, kind: int) -> bool:
