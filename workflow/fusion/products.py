@@ -32,7 +32,7 @@ class _Factor:
 
 
 def put_products(model: onnx.ModelProto, kind: int) -> onnx.ModelProto:
-    """A copy with Product in place of products of halves, of the element type `kind`, whose second factor is a matrix."""
+    """A copy with Product for each product of halves, of the element type `kind`, whose second factor is a matrix."""
     copy = onnx.ModelProto()
     copy.CopyFrom(model)
     rewriter = Rewriter(copy.graph, DOMAIN)

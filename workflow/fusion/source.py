@@ -56,11 +56,12 @@ __device__ __forceinline__ void narrow(float x, bfloat_t &out) { out.bits = to_b
 __device__ __forceinline__ float as_fp16(float x) { half_t y; narrow(x, y); return widened(y); }
 __device__ __forceinline__ float as_bf16(float x) { bfloat_t y; narrow(x, y); return widened(y); }
 
-/* For results that are stored as halves. Erf by Abramowitz and Stegun 7.1.26, off by 2e-7; it and the hyperbolic tangent
+/* For results that are stored as halves. Erf by Abramowitz and Stegun 7.1.26, off by 2e-7; it and Tanh
  * by their series near 0, where the difference of two numbers near 1 would lose its digits. */
 __device__ __forceinline__ float quick_erf(float x) {
     const float a = fabsf(x), s = x * x, t = quick_inverse(1.0f + 0.3275911f * a);
-    const float tail = t * (0.254829592f + t * (-0.284496736f + t * (1.421413741f + t * (-1.453152027f + t * 1.061405429f))));
+    const float last = -1.453152027f + t * 1.061405429f;
+    const float tail = t * (0.254829592f + t * (-0.284496736f + t * (1.421413741f + t * last)));
     const float far = copysignf(1.0f - tail * quick_exp(-s), x);
     const float near = x * (1.128379167f + s * (-0.3761263890f + s * (0.1128379167f + s * (-0.02686617064f
                      + s * (0.005223977625f - s * 0.0008548327024f)))));
@@ -68,7 +69,8 @@ __device__ __forceinline__ float quick_erf(float x) {
 }
 __device__ __forceinline__ float quick_tanh(float x) {
     const float s = x * x, far = 1.0f - 2.0f * quick_inverse(1.0f + quick_exp(2.0f * x));
-    const float near = x * (1.0f + s * (-0.3333333333f + s * (0.1333333333f + s * (-0.05396825397f + s * 0.02186948854f))));
+    const float last = -0.05396825397f + s * 0.02186948854f;
+    const float near = x * (1.0f + s * (-0.3333333333f + s * (0.1333333333f + s * last)));
     return fabsf(x) < 0.25f ? near : far;
 }
 

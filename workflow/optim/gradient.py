@@ -51,8 +51,8 @@ def queued_gradient_graph(*, fused: bool = False) -> onnx.ModelProto:
     fp32 [1]: 1 where loss and norm are finite and something counted, else 0. With a loss scale of 1 the results are
     those of `gradient_graph`.
 
-    `fused`: the squares are summed by a kernel of ours, and in place of `gradients.out` there is FACTOR, fp32 [1], which
-    the update multiplies the gradients by while it reads them (`guarded`): nothing else passes over them.
+    `fused`: the squares are summed by a kernel of ours, and in place of `gradients.out` there is FACTOR, fp32 [1], by
+    which the update multiplies the gradients while it reads them (`guarded`): nothing else passes over them.
     """
     build = Builder("gradient", domains=[DOMAIN] if fused else [])
     gradients = build.input("gradients", "n")

@@ -152,8 +152,8 @@ def export(case: Case, model: Path, seed: int = 0) -> None:
         ortflow.export_for_training(shake(without_dropout(case.module()), seed), case.example(), model)
 
 
-def run(case: Case, model: Path, batches: Sequence[Batch]) -> tuple[list[float], Path]:
-    """`ortflow run` over the same batches, in the model's folder; the losses and the run directory.
+def run(case: Case, model: Path, batches: Sequence[Batch], *changes: str) -> tuple[list[float], Path]:
+    """`ortflow run` over the same batches, in the model's folder, with keys changed; losses and the run directory.
 
     Raises UserError with what it said.
     """
@@ -171,7 +171,7 @@ def run(case: Case, model: Path, batches: Sequence[Batch]) -> tuple[list[float],
         "restart": {"failures": 0},
     }
     (folder / "run.yaml").write_text(yaml.safe_dump(spec))
-    command = [sys.executable, "-m", "ortflow", "run", str(folder / "run.yaml")]
+    command = [sys.executable, "-m", "ortflow", "run", str(folder / "run.yaml"), *changes]
     done = subprocess.run(
         [sys.executable, "-S", "-c", WITH_PEAK, str(folder / "peak"), *command],
         capture_output=True, text=True, check=False,

@@ -1,0 +1,129 @@
+"""Trains models that nobody here wrote in half precision on an NVIDIA GPU, against PyTorch, and prints a table.
+
+    python tests/torch/survey/half.py [--precision fp16 --only 'transformers/*' --jobs 4 --table FILE]
+
+A model is `right` where its loss curve is as near to PyTorch's in double precision as PyTorch's own curve by autocast to
+bf16 is, within a factor and an allowance. Ends with 1 where a result is wrong, or a run failed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from concurrent.futures import ThreadPoolExecutor
+from fnmatch import fnmatch
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).parent
+sys.path[:0] = [str(HERE), str(HERE.parent)]
+SECONDS = 300
+STEPS = 10
+FACTOR, ALLOWANCE = 3.0, 0.01
+"""Of PyTorch's own distance; and what is right beside it, of losses above 1 relatively."""
+MODELS = (
+    *(f"torchvision/{name}" for name in ("resnet18", "convnext", "mobilenet_v3_small", "swin", "vit", "densenet121")),
+    *(f"timm/{name}" for name in ("beit", "deit", "convnext", "efficientnet", "eva", "pvt_v2", "mlp_mixer", "nfnet")),
+    *(
+        f"transformers/{name}"
+        for name in (
+            "bart", "bert", "bloom", "camembert", "electra", "falcon", "gemma2", "gpt2", "gpt_bigcode", "gpt_neox",
+            "gptj", "granite", "llama", "mistral", "opt", "phi", "phi3", "qwen2", "qwen3", "roberta", "t5", "whisper",
+        )
+    ),
+)  # fmt: skip
+
+
+def survey(name: str, precision: str, folder: Path) -> dict[str, Any]:
+    """The row of a model."""
+    import torch
+    from catalogue import case_of
+    from worker import Reference, distance, export, in_double_precision, run
+
+    from ortflow.workflow.errors import UserError
+
+    torch.set_num_threads(1)
+    case = case_of(name)
+    batches = list(case.batches(STEPS))
+    exact = in_double_precision(case, batches)
+    with torch.autocast("cpu", torch.bfloat16):
+        own = distance(Reference(case, batches, torch.float32).losses, exact.losses)
+    row: dict[str, Any] = {"case": name, "own": own}
+    try:
+        export(case, folder / "model.onnx")
+        losses, run_dir = run(case, folder / "model.onnx", batches, f"train.precision={precision}", *GPU)
+    except UserError as error:
+        return row | {"result": "refused", "why": str(error)[-300:]}
+    loss = distance(losses, exact.losses) if len(losses) == STEPS else float("inf")
+    log = (run_dir / "events/rank-0000.jsonl").read_text()
+    captured = "a micro-batch is captured" in log
+    return row | {"loss": loss, "captured": captured, "result": verdict(loss, own)}
+
+
+GPU = ("resources.gpus_per_rank=1", "export.enabled=false")
+
+
+def verdict(loss: float, own: float) -> str:
+    """Whether a distance from double precision is right beside PyTorch's own."""
+    return "right" if loss <= FACTOR * own + ALLOWANCE else "wrong"
+
+
+def row_of(name: str, precision: str) -> dict[str, Any]:
+    """The row of one model, from a process of its own."""
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+    with tempfile.TemporaryDirectory(prefix="ortflow-half-") as folder:
+        command = [sys.executable, str(HERE / "half.py"), "--one", name, "--folder", folder, "--precision", precision]
+        try:
+            done = subprocess.run(
+                command, capture_output=True, text=True, check=False, env=environment, timeout=SECONDS
+            )
+        except subprocess.TimeoutExpired:
+            return {"case": name, "result": "crashed", "why": f"not done after {SECONDS} s"}
+    lines = done.stdout.splitlines()
+    if done.returncode or not lines or not lines[-1].startswith("{"):
+        return {"case": name, "result": "crashed", "why": " ".join(done.stderr.splitlines()[-3:])[-400:]}
+    row: dict[str, Any] = json.loads(lines[-1])
+    return row
+
+
+def line_of(row: dict[str, Any]) -> str:
+    """A row of the Markdown table."""
+    numbers = [f"{row[name]:.1e}" if name in row else "" for name in ("loss", "own")]
+    captured = {True: "yes", False: "no"}.get(row.get("captured"), "")
+    return f"| {row['case']} | {row['result']} | {' | '.join(numbers)} | {captured} | {row.get('why', '')} |"
+
+
+def main() -> None:
+    """Run the survey."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--precision", default="bf16", choices=["bf16", "fp16"])
+    parser.add_argument("--only", default="*", help="a pattern of names")
+    parser.add_argument("--jobs", type=int, default=4)
+    parser.add_argument("--table", type=Path)
+    parser.add_argument("--one", help=argparse.SUPPRESS)
+    parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.one:
+        print(json.dumps(survey(options.one, options.precision, options.folder)))
+        return
+    chosen = [name for name in MODELS if fnmatch(name, options.only)]
+    rows = []
+    with ThreadPoolExecutor(options.jobs) as pool:
+        for row in pool.map(lambda name: row_of(name, options.precision), chosen):
+            rows.append(row)
+            print(line_of(row), flush=True)
+    results = [row["result"] for row in rows]
+    print(", ".join(f"{results.count(kind)} {kind}" for kind in ("right", "refused", "wrong", "crashed")))
+    if options.table:
+        head = "| model | result | loss off | PyTorch's own | captured | why |\n|" + "---|" * 6
+        options.table.write_text("\n".join([head, *map(line_of, rows)]) + "\n")
+    if not rows or results.count("wrong") + results.count("crashed"):
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()
