@@ -12,6 +12,7 @@ import onnx
 from onnx import TensorProto, helper
 
 from ortflow.workflow.cuda.place import HALF, HALF_ALONE, completed
+from ortflow.workflow.fusion.again import computed_again
 from ortflow.workflow.fusion.groups import fuse
 from ortflow.workflow.fusion.half import HALVES, half
 from ortflow.workflow.fusion.residual import add_residuals
@@ -47,7 +48,8 @@ def halved(
     train, trained = differentiate(forward, list(parameters), SCALED)
     replace(train.graph.output, [value for value in train.graph.output if value.name != SCALED])
     recompute(train.graph, again)
-    train = half(add_residuals(completed(train)), HALVES[precision], trained, HALF, HALF_ALONE)
+    train = computed_again(add_residuals(completed(train)))
+    train = half(train, HALVES[precision], trained, HALF, HALF_ALONE)
     fused, _ = fuse(on_cuda(train))
     return fused, notes
 
