@@ -73,6 +73,23 @@ def test_what_one_group_would_store_for_another_is_computed_from_the_product() -
     assert check(model_of([*SLOPE, *LAST], ["sum"])) == {"y": ["product", "bias"], "g": ["product", "bias", "z"]}
 
 
+def test_a_gate_stores_nothing_for_its_gradients() -> None:
+    nodes = [
+        node("MatMul", "x", "w", "gate"),
+        node("MatMul", "other", "w", "up"),
+        node("Sigmoid", "gate", "part"),
+        node("Mul", "gate", "part", "silu"),
+        node("Mul", "silu", "up", "y"),
+        node("MatMul", "y", "w", "z"),
+        node("Mul", "z", "silu", "of_up"),
+        node("Mul", "z", "part", "of_gate"),
+    ]
+    found = check(model_of(nodes, ["of_up", "of_gate"]))
+    assert {name: sorted(inputs) for name, inputs in found.items()} == {
+        "y": ["gate", "up"], "of_up": ["gate", "z"], "of_gate": ["gate", "z"]
+    }  # fmt: skip
+
+
 def test_what_other_nodes_read_is_stored() -> None:
     model = model_of([*SLOPE, *LAST, node("ReduceSum", "slope", "total", keepdims=0)], ["sum", "total"])
     assert check(model) == KEPT
