@@ -14,7 +14,10 @@ from kernels import off
 from onnx import TensorProto, helper
 
 from ortflow.workflow.cuda import DOMAIN
+from ortflow.workflow.cuda.place import HALF
+from ortflow.workflow.fusion.half import half
 from ortflow.workflow.fusion.residual import add_residuals
+from ortflow.workflow.graph.element_types import element_types
 
 ROWS, WIDTH = ("batch", 6), 8
 
@@ -108,3 +111,21 @@ def test_what_may_have_another_shape_is_added_as_before(dims: tuple[int | str, .
 def test_what_is_computed_from_the_gradient_of_the_scale_is_added_as_before() -> None:
     nodes = [gradient(), node("Mul", ["g", "dscale"], "late"), node("Add", ["dx", "late"], "sum")]
     assert check(model_of(nodes)) == ["LayerNormalizationGrad", "Mul", "Add"]
+
+
+@pytest.mark.parametrize("rms", [False, True], ids=["layer", "rms"])
+def test_a_residual_that_is_stored_as_half_is_read_as_such(rms: bool) -> None:
+    nodes = [
+        node("MatMul", ["dy", "w"], "of_y"),
+        node("MatMul", ["g", "w"], "past"),
+        gradient(rms, dy="of_y"),
+        node("Add", ["past", "dx"], "whole"),
+        node("MatMul", ["whole", "w"], "sum"),
+    ]
+    model = model_of(nodes)
+    model.graph.input.append(helper.make_tensor_value_info("w", TensorProto.FLOAT, (WIDTH, WIDTH)))
+    found = half(add_residuals(model), TensorProto.FLOAT16, ["w", "scale"], HALF)
+    types = element_types(found)
+    (made,) = (one for one in found.graph.node if one.domain == DOMAIN)
+    assert types[made.input[0]] == types[made.input[-1]] == types[made.output[0]] == TensorProto.FLOAT16
+    assert [one.op_type for one in found.graph.node].count("Cast") == 4, "of what products read, and of the result"

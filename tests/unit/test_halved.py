@@ -45,6 +45,8 @@ def test_what_stands_in_the_graph_of_a_gpt(tmp_path: Path, precision: str, kind:
     norms = [node for node in model.graph.node if node.op_type == "LayerNormalizationGrad"]
     assert sorted(len(node.input) for node in norms) == [5, 6, 6, 6, 6], "what came past a norm is added there"
     assert {types[node.input[5]] for node in norms if len(node.input) > 5} == {kind}
+    fused = [node for node in model.graph.node if node.op_type == "Fused"]
+    assert {len(node.output) for node in fused} == {1}, "the forward pass stores nothing for Gelu's gradient"
     assert not counts["Softmax"] + counts["Erf"] + counts["Exp"], "the elementwise nodes are fused"
     assert not counts["MatMul"] + counts["FusedMatMul"] + counts["Gemm"] + counts["Transpose"]
     products = [node for node in model.graph.node if node.op_type == "Product"]

@@ -192,10 +192,7 @@ class _Pass:
         return not node.domain and node.op_type in MOVERS and self._is_fp32(node.output[0])
 
     def _is_large(self, name: str) -> bool:
-        dims: Dims | None = self._dims.get(name)
-        if dims is None or len(dims) < 2 or dims[-1] == 1:
-            return dims is None
-        return prod(size if isinstance(size, int) else LARGE for size in dims) >= LARGE
+        return is_large(self._dims.get(name))
 
     def _crossing(self) -> set[str]:
         """What groups make that is stored as half: it is large, and other groups, products or movers read it."""
@@ -211,6 +208,13 @@ class _Pass:
                 if self._is_fp32(name) and name in self._trained and self._is_large(name):
                     found.add(name)
         return found - self._outputs
+
+
+def is_large(dims: Dims | None) -> bool:
+    """Whether a value of these dims is stored as half."""
+    if dims is None or len(dims) < 2 or dims[-1] == 1:
+        return dims is None
+    return prod(size if isinstance(size, int) else LARGE for size in dims) >= LARGE
 
 
 def _descendants(nodes: Collection[onnx.NodeProto], values: Collection[str]) -> set[str]:

@@ -12,6 +12,7 @@ import onnx
 from onnx import TensorProto, helper
 
 from ortflow.workflow.cuda.place import HALF, HALF_ALONE, completed
+from ortflow.workflow.fusion.again import computed_again
 from ortflow.workflow.fusion.groups import fuse
 from ortflow.workflow.fusion.half import HALVES, half
 from ortflow.workflow.fusion.packed import pack
@@ -49,8 +50,9 @@ def halved(
     train, trained = differentiate(forward, list(parameters), SCALED)
     replace(train.graph.output, [value for value in train.graph.output if value.name != SCALED])
     recompute(train.graph, again)
+    train = computed_again(add_residuals(completed(train)))
     kind = HALVES[precision]
-    train = pack(half(add_residuals(completed(train)), kind, trained, HALF, HALF_ALONE))
+    train = pack(half(train, kind, trained, HALF, HALF_ALONE))
     fused, _ = fuse(put_products(on_cuda(train), kind))
     return fused, notes
 

@@ -2,8 +2,8 @@
 
     python tests/torch/survey/half.py [--precision fp16 --only 'transformers/*' --jobs 4 --table FILE]
 
-A model is `right` where its loss curve is as near to PyTorch's in double precision as PyTorch's own curve by autocast to
-bf16 is, within a factor and an allowance. Ends with 1 where a result is wrong, or a run failed.
+A model is `right` where its loss curve is as near to PyTorch's in double precision as PyTorch's own curve by autocast
+to bf16 is, within a factor and an allowance. Ends with 1 where a result is wrong, or a run failed.
 """
 
 from __future__ import annotations
