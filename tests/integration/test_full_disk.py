@@ -10,21 +10,16 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from full_disks import LONG, STEPS, fill, until_told, wait_for_step
 from launching import Bench
 from project import ORTFLOW, curve, environment, events, of_kind
-from tiny_runs import RUN, Tiny, has_traceback, is_root, result
+from tiny_runs import Tiny, has_traceback, is_root, result
 
 from ortflow.launchers.budget import FRUITLESS
 from ortflow.launchers.records import State
-from ortflow.launchers.status import RunStatus, read_status
+from ortflow.launchers.status import read_status
 from ortflow.workflow.rundir import RunDir
 
-STEPS = 3000
-LONG = {
-    "train": {**RUN["train"], "steps": STEPS},
-    "checkpoint": {"every_steps": 100, "keep": {"newest": 2}},
-    "monitor": {"every_steps": 10},
-}
 NO_FAILURE = {"failures": 0, "backoff": {"first": 0.0, "limit": 0.0}}
 
 
@@ -54,39 +49,6 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     done = tiny.command("run", "run.yaml")
     assert done.code == 0, done.said
     return tiny.run_dir
-
-
-def fill(disk: Path) -> Path:
-    """Take all the room there is."""
-    filler = disk / "filler"
-    with filler.open("wb", buffering=0) as file:
-        for size in (1 << 16, 1 << 12, 1 << 8, 1):
-            while True:
-                try:
-                    if file.write(b"x" * size) < size:
-                        break
-                except OSError:
-                    break
-    return filler
-
-
-def wait_for_step(tiny: Tiny, step: int, child: subprocess.Popen[str]) -> None:
-    path = tiny.run_dir / "events" / "rank-0000.jsonl"
-    wanted = f'"step":{step},'.encode()
-    while not path.exists() or wanted not in path.read_bytes():
-        assert child.poll() is None, child.communicate()
-        time.sleep(0.01)
-
-
-def until_told(tiny: Tiny, child: subprocess.Popen[str]) -> RunStatus:
-    end = time.monotonic() + 30
-    while True:
-        how = read_status(RunDir(tiny.run_dir))
-        if how.waits is not None:
-            return how
-        assert child.poll() is None, child.communicate()
-        assert time.monotonic() < end
-        time.sleep(0.1)
 
 
 @pytest.mark.parametrize("step", [1, 450, 2000])
