@@ -33,15 +33,15 @@ def decide(outcome: Outcome, used: Used, restart: Restart, fruitless: int = 0, *
     """What follows an attempt that nobody asked to stop; `used` counts it already.
 
     `fruitless` attempts in a row, this one among them, did not get beyond the one before. `counts` False: what looks
-    like a preemption is none, but a time limit, or a signal by hand.
+    like a preemption is none, but a time limit, or a signal by hand; what looks like a failure is a full disk.
     """
     if outcome is Outcome.FINISHED:
         return Decision(False, why="done")
     if outcome is Outcome.USER_ERROR:
         return Decision(False, why="wrong input is not tried again")
-    if outcome in (Outcome.PREEMPTED, Outcome.LOST) and fruitless >= FRUITLESS:
+    if (outcome in (Outcome.PREEMPTED, Outcome.LOST) or not counts) and fruitless >= FRUITLESS:
         return Decision(False, why=f"{fruitless} attempts in a row ended before a step was done")
-    if outcome is Outcome.LOST or (outcome is Outcome.PREEMPTED and not counts):
+    if outcome is Outcome.LOST or not counts:
         return Decision(True, restart.backoff.first, "that counts against no budget")
     if outcome is Outcome.PREEMPTED:
         if restart.preemptions is not None and used.preemptions > restart.preemptions:

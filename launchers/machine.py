@@ -22,6 +22,7 @@ from ortflow.launchers.local import LocalLauncher
 from ortflow.launchers.mpi import find_mpi
 from ortflow.workflow.cores import cores_of, grant_of_this_process
 from ortflow.workflow.errors import UserError
+from ortflow.workflow.room import has_room, is_full
 from ortflow.workflow.runtimes import RUNTIMES
 from ortflow.workflow.spec.units import parse_memory
 
@@ -35,6 +36,8 @@ CHECK = 120.0
 """Seconds for the check of ONNX Runtime."""
 LITTLE = 1_000_000_000
 """Bytes of disk or memory below which even a small run may not get by."""
+TRIED = LITTLE // 10
+"""Bytes that are reserved for a moment, to meet a quota: on some file systems they lie in memory."""
 
 
 def examine_machine(submission: Submission, *, of_user: bool = True) -> Iterator[Finding]:
@@ -192,9 +195,16 @@ def _disk(folder: Path) -> Iterator[Finding]:
     free = shutil.disk_usage(folder).free
     kind = filesystem(folder)
     told = f"{folder}" + (f" ({kind})" if kind else "") + f", {size(free)} free"
-    yield warning(about, told, "make room") if free < LITTLE else ok(about, told)
+    if free < LITTLE:
+        yield warning(about, told, "make room")
+    elif not has_room(folder, TRIED):
+        yield warning(about, f"{told}, but a quota allows less than {size(TRIED)}", "make room, or ask for more")
+    else:
+        yield ok(about, told)
     try:
         with tempfile.TemporaryFile(dir=folder) as file:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
+        if is_full(error):
+            return
         yield warning("locks", f"{folder} has none: {error.strerror}", "start no run there a second time")

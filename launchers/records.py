@@ -69,15 +69,18 @@ def next_attempt(records: Records) -> int:
 
 
 def used(records: Records) -> Used:
-    """Failures and preemptions since the budgets were last renewed; a dead launcher counts against neither."""
+    """Failures and preemptions since the budgets were last renewed; a dead launcher counts against neither.
+
+    `counts` False in a record: a time limit, a signal by hand, or a full disk.
+    """
     failures = preemptions = 0
     for record in records:
         if record.get("event") == "submit" and record.get("new_budget"):
             failures = preemptions = 0
         elif record.get("event") == "end":
-            failures += record.get("outcome") == Outcome.FAILURE
-            preempted = record.get("outcome") == Outcome.PREEMPTED and record.get("next") == "restart"
-            preemptions += preempted and record.get("counts", True) is not False
+            counts = record.get("counts", True) is not False
+            failures += counts and record.get("outcome") == Outcome.FAILURE
+            preemptions += counts and record.get("outcome") == Outcome.PREEMPTED and record.get("next") == "restart"
     return Used(failures, preemptions)
 
 

@@ -219,11 +219,11 @@ class Supervisor:
             found = Cause(Outcome.PREEMPTED, EXIT_PREEMPTED, "asked to leave before all ranks had begun")
         if found.outcome is Outcome.FAILURE:
             found = agreed(ends_of(run, number, range(job.world_size)), job.world_size) or found
-        lack = self._lack(found)
-        if found.outcome is Outcome.FAILURE and lack is not None:
+        lack = self._lack(found) if found.outcome is Outcome.FAILURE else None
+        if lack is not None:
             found = replace(found, sentence=str(lack))
-        decision = self._judge(number, found)
-        if found.outcome is Outcome.FAILURE and lack is not None and decision.again and not self._wait(lack):
+        decision = self._judge(number, found, counts=lack is None)
+        if lack is not None and decision.again and not self._wait(lack):
             raise lack
         return found.outcome, decision
 
@@ -306,7 +306,7 @@ class Supervisor:
     def _lack(self, found: Cause) -> OutOfDisk | None:
         """What a full disk lacks, as a rank has said, or as is seen where a rank had no room to say why it failed."""
         lack = self._notice.read()
-        if lack is None and found.outcome is Outcome.FAILURE and not found.told and found.exit_code > 0:
+        if lack is None and not found.told and found.exit_code > 0:
             return None if has_room(self._run.root, RECORDS) else OutOfDisk(self._run.root, RECORDS)
         return lack
 
@@ -327,17 +327,17 @@ class Supervisor:
         """The newest failure event of each rank in an attempt."""
         return newest(self._run, number, range(self._job.world_size), "failure")
 
-    def _judge(self, number: int, found: Cause) -> Decision:
-        """Decide what follows, put it on record, tell it."""
+    def _judge(self, number: int, found: Cause, *, counts: bool) -> Decision:
+        """Decide what follows, put it on record, tell it. `counts` False: a failure that no budget pays for."""
         asked = self._stop.settle()
         end = {"event": "end", "attempt": number, "outcome": found.outcome.value, "step": self._step()}
         if found.outcome is Outcome.PREEMPTED and (other := self._stop.other_than_preemption()):
             found = replace(found, sentence=f"{found.sentence}: {other}")
+            counts = False
+        if not counts:
             end["counts"] = False
         records = [*self._run.read_attempts(), {**end, "next": "restart"}]
-        decision = decide(
-            found.outcome, used(records), self._job.restart, fruitless(records), counts=end.get("counts", True) is True
-        )
+        decision = decide(found.outcome, used(records), self._job.restart, fruitless(records), counts=counts)
         if asked and decision.again and not self._comes_back:
             decision = Decision(False, why=f"asked to by {ASKED.get(asked, asked)}")
         self._record(

@@ -2,18 +2,24 @@
 
 Nothing can be written on a full disk, so what a run lacks stands in a file that has its block already: the heartbeat,
 which `ortflow status` reads. Written by rank 0 while ranks run, and by the supervisor between two attempts.
+File systems that never write in place (ZFS, btrfs) can refuse that too; then the file's sticky bit says that something
+is lacking.
 """
 
 from __future__ import annotations
 
+import ctypes
 import errno
+import functools
 import json
 import os
 import shutil
+import stat
 import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 from ortflow.workflow.errors import OrtflowError
 from ortflow.workflow.files import open_regular, read_whole
@@ -73,7 +79,8 @@ def _chain(error: BaseException) -> list[BaseException]:
 def has_room(path: Path, needed: int) -> bool:
     """Whether so many bytes can be written at a path, as far as can be told. Leaves nothing.
 
-    The file system tells what is free; a quota shows only when something is written, so a little is.
+    The file system tells what is free. A quota shows only when room is taken: all of it is, for a moment, where the
+    file system can reserve it, else a little.
     """
     folder = next((one for one in (path, *path.parents) if one.is_dir()), Path("/"))
     trial = folder / f".room.{os.getpid():08d}"
@@ -84,6 +91,8 @@ def has_room(path: Path, needed: int) -> bool:
     except OSError as error:
         return error.errno not in FULL
     try:
+        os.unlink(trial)  # without a name a kill leaves nothing of it
+        _reserve(descriptor, needed)
         size = min(needed, RECORDS)
         written = os.write(descriptor, os.urandom(size))
         os.fsync(descriptor)
@@ -91,9 +100,27 @@ def has_room(path: Path, needed: int) -> bool:
         return error.errno not in FULL
     finally:
         os.close(descriptor)
-        with suppress(OSError):
-            os.unlink(trial)
     return written == size
+
+
+def _reserve(descriptor: int, size: int) -> None:
+    """Give a file its blocks, where the file system does that without writing them; raises OSError where it refuses.
+
+    posix_fallocate would write a byte into every block instead.
+    """
+    if (fallocate := _fallocate()) is not None and size > 0 and fallocate(descriptor, 0, 0, size):
+        code = ctypes.get_errno()
+        if code in FULL:
+            raise OSError(code, os.strerror(code))
+
+
+@functools.cache
+def _fallocate() -> Any:
+    """fallocate of the C library; None where there is none."""
+    function = getattr(ctypes.CDLL(None, use_errno=True), "fallocate", None)
+    if function is not None:
+        function.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64]
+    return function
 
 
 class Notice:
@@ -106,31 +133,46 @@ class Notice:
     def tell(self, lack: OutOfDisk) -> None:
         """From now on `status` says so."""
         text = json.dumps({"path": str(lack.path)[-1000:], "needed": lack.needed})
-        if text != self._told:
+        if text != self._told and self._write(text):
             self._told = text
-            self._write(text)
 
     def clear(self) -> None:
         """Nothing is lacking, and the block is there for when something is."""
-        if self._told != "":
+        if self._told != "" and self._write(""):
             self._told = ""
-            self._write("")
 
-    def _write(self, text: str) -> None:
+    def _write(self, text: str) -> bool:
         with suppress(OSError):
             descriptor = open_regular(self._path, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW)
             try:
-                os.pwrite(descriptor, text.encode().ljust(BLOCK), 0)
+                return _put(descriptor, text)
             finally:
                 os.close(descriptor)
+        return False
 
     def read(self) -> OutOfDisk | None:
         """What stands there; None where nothing is lacking."""
         try:
-            told = json.loads(read_whole(self._path, 2 * BLOCK))
+            text = read_whole(self._path, 2 * BLOCK)
+            if not text.strip() and self._path.lstat().st_mode & stat.S_ISVTX:
+                return OutOfDisk(self._path.parent, RECORDS)
+            told = json.loads(text)
             return OutOfDisk(Path(told["path"]), int(told["needed"]))
         except (OSError, ValueError, KeyError, TypeError):
             return None
+
+
+def _put(descriptor: int, text: str) -> bool:
+    """Write a notice; where even its own block is refused, the sticky bit stands for it. Raises OSError."""
+    mode = stat.S_IMODE(os.fstat(descriptor).st_mode)
+    if not text and mode & stat.S_ISVTX:
+        os.fchmod(descriptor, mode & ~stat.S_ISVTX)
+    try:
+        return os.pwrite(descriptor, text.encode().ljust(BLOCK), 0) == BLOCK
+    except OSError as error:
+        if text and is_full(error):
+            os.fchmod(descriptor, mode | stat.S_ISVTX)
+        raise
 
 
 def wait_for_room(lack: OutOfDisk, notice: Notice, seconds: float, leave: Callable[[], object]) -> bool:

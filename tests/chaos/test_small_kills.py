@@ -1,6 +1,7 @@
 """Random signals to random processes of runs that take a second: each ends bit-identical, and nothing is left.
 
 ORTFLOW_TRIALS=1000 pytest -m chaos tests/chaos/test_small_kills.py      # a thousand; 30 if nothing is said
+    ... -n 16 -p no:cacheprovider                                        # side by side, with pytest-xdist
 """
 
 from __future__ import annotations

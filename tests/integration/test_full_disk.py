@@ -10,20 +10,17 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from full_disks import LONG, STEPS, fill, until_told, wait_for_step
 from launching import Bench
 from project import ORTFLOW, curve, environment, events, of_kind
-from tiny_runs import RUN, Tiny, has_traceback, is_root, result
+from tiny_runs import Tiny, has_traceback, is_root, result
 
+from ortflow.launchers.budget import FRUITLESS
 from ortflow.launchers.records import State
-from ortflow.launchers.status import RunStatus, read_status
+from ortflow.launchers.status import read_status
 from ortflow.workflow.rundir import RunDir
 
-STEPS = 3000
-LONG = {
-    "train": {**RUN["train"], "steps": STEPS},
-    "checkpoint": {"every_steps": 100, "keep": {"newest": 2}},
-    "monitor": {"every_steps": 10},
-}
+NO_FAILURE = {"failures": 0, "backoff": {"first": 0.0, "limit": 0.0}}
 
 
 @pytest.fixture(scope="module")
@@ -52,39 +49,6 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     done = tiny.command("run", "run.yaml")
     assert done.code == 0, done.said
     return tiny.run_dir
-
-
-def fill(disk: Path) -> Path:
-    """Take all the room there is."""
-    filler = disk / "filler"
-    with filler.open("wb", buffering=0) as file:
-        for size in (1 << 16, 1 << 12, 1 << 8, 1):
-            while True:
-                try:
-                    if file.write(b"x" * size) < size:
-                        break
-                except OSError:
-                    break
-    return filler
-
-
-def wait_for_step(tiny: Tiny, step: int, child: subprocess.Popen[str]) -> None:
-    path = tiny.run_dir / "events" / "rank-0000.jsonl"
-    wanted = f'"step":{step},'.encode()
-    while not path.exists() or wanted not in path.read_bytes():
-        assert child.poll() is None, child.communicate()
-        time.sleep(0.01)
-
-
-def until_told(tiny: Tiny, child: subprocess.Popen[str]) -> RunStatus:
-    end = time.monotonic() + 30
-    while True:
-        how = read_status(RunDir(tiny.run_dir))
-        if how.waits is not None:
-            return how
-        assert child.poll() is None, child.communicate()
-        assert time.monotonic() < end
-        time.sleep(0.1)
 
 
 @pytest.mark.parametrize("step", [1, 450, 2000])
@@ -191,7 +155,7 @@ def test_a_run_that_finds_no_room_at_all_leaves_nothing(disk: Path, folder: Path
 
 @pytest.mark.parametrize("room", [4096, 16384, 65536, 131072])
 def test_a_run_that_begins_on_a_nearly_full_disk_waits(disk: Path, folder: Path, whole: Path, room: int) -> None:
-    tiny = Tiny.make(folder, **LONG)
+    tiny = Tiny.make(folder, **LONG, restart=NO_FAILURE)
     filler = fill(disk)
     os.truncate(filler, filler.stat().st_size - room)
     child = tiny.start("run", "run.yaml")
@@ -212,7 +176,7 @@ def test_a_run_that_begins_on_a_nearly_full_disk_waits(disk: Path, folder: Path,
 def test_a_rank_without_room_to_say_why_it_failed_is_out_of_disk(disk: Path, folder: Path) -> None:
     folder.mkdir()
     bench = Bench.make(folder)
-    bench.write(1)
+    bench.write(1, restart=NO_FAILURE)
     running = bench.start("run", "run.yaml", script={0: {"rank": 0, "step": 10, "do": "exit 1"}}, pause=0.1)
     running.until(lambda: len(bench.events("step")) > 2)
     filler = fill(disk)
@@ -224,7 +188,20 @@ def test_a_rank_without_room_to_say_why_it_failed_is_out_of_disk(disk: Path, fol
     assert done.code == 0, done.err
     first, second = bench.attempts("end")
     assert first["cause"].startswith(f"out of disk on {bench.run_dir}")
+    assert first["counts"] is False
     assert second["outcome"] == "finished"
+    assert read_status(run).failures == 0
+
+
+def test_starts_without_room_have_a_limit_of_their_own(tmp_path: Path) -> None:
+    bench = Bench.make(tmp_path)
+    bench.write(1, restart=NO_FAILURE)
+    script = {number: {"step": 2, "do": "full"} for number in range(20)}
+    done = bench.run("run", "run.yaml", script=script)
+    assert done.code == 1, done.err
+    assert len(bench.attempts("end")) == FRUITLESS + 1
+    assert "5 attempts in a row ended before a step was done" in done.err
+    assert "out of disk on" in done.err
 
 
 def test_scalars_stand_whole_in_their_file_behind_a_full_disk(disk: Path, folder: Path) -> None:

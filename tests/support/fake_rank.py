@@ -17,6 +17,7 @@ from pathlib import Path
 from ortflow.workflow.events import EventLog
 from ortflow.workflow.rank import die_with_parent, hold_ranks_lock, redirect_output
 from ortflow.workflow.ranks import Place
+from ortflow.workflow.room import Notice, OutOfDisk
 from ortflow.workflow.rundir import RunDir
 from ortflow.workflow.signals import StopFlag
 
@@ -40,7 +41,7 @@ def main() -> None:
     print(f"rank {place.rank} of {place.world_size} begins attempt {attempt}", flush=True)
     act = script.get(str(attempt), {})
     if act.get("step") == 0:
-        do(act, place.rank, events, stop, None)
+        do(act, place.rank, events, run, None)
     comm = None
     if place.world_size > 1:
         from mpi4py import MPI
@@ -53,7 +54,7 @@ def main() -> None:
     for step in range(first + 1, steps + 1):
         time.sleep(pause)
         if act.get("step") == step:
-            do(act, place.rank, events, stop, comm)
+            do(act, place.rank, events, run, comm)
         asked = stop.reason
         if comm is not None:
             asked = next((one for one in comm.allgather(asked) if one), None)
@@ -67,11 +68,11 @@ def main() -> None:
     events.write("finished", step=steps)
     if act.get("step") == "done":
         comm.Barrier()
-        do(act, place.rank, events, stop, comm)
+        do(act, place.rank, events, run, comm)
     leave(comm, 0)
 
 
-def do(act: dict, rank: int, events: EventLog, stop: StopFlag, comm: object) -> None:
+def do(act: dict, rank: int, events: EventLog, run: RunDir, comm: object) -> None:
     what = act["do"]
     if act.get("rank", rank) != rank:
         return
@@ -89,6 +90,9 @@ def do(act: dict, rank: int, events: EventLog, stop: StopFlag, comm: object) -> 
         if comm is not None:
             comm.Abort(code)
         os._exit(code)
+    elif what == "full":
+        Notice(run.heartbeat).tell(OutOfDisk(run.root, 1))
+        os._exit(1)
     elif what == "hog":
         held = []
         while True:

@@ -110,3 +110,13 @@ def test_a_time_limit_is_no_preemption() -> None:
     found = decide(Outcome.PREEMPTED, Used(preemptions=5), Restart(preemptions=1), counts=False)
     assert (found.again, found.why) == (True, "that counts against no budget")
     assert not decide(Outcome.PREEMPTED, Used(), Restart(), FRUITLESS, counts=False).again
+
+
+def test_a_full_disk_costs_no_failure_and_has_a_limit() -> None:
+    ends = [{**end(number, "failure"), "counts": False, "step": 7} for number in range(FRUITLESS + 1)]
+    assert used([SUBMIT, *ends, end(9, "failure")]) == Used(failures=1)
+    found = decide(Outcome.FAILURE, Used(), Restart(failures=0), fruitless(ends[:-1]), counts=False)
+    assert (found.again, found.why) == (True, "that counts against no budget")
+    last = decide(Outcome.FAILURE, Used(), Restart(), fruitless(ends), counts=False)
+    assert (last.again, last.why) == (False, "5 attempts in a row ended before a step was done")
+    assert decide(Outcome.FAILURE, Used(failures=1), Restart(), FRUITLESS).again, "a failure has its own budget"

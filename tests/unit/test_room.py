@@ -7,6 +7,8 @@ import os
 import pickle
 from pathlib import Path
 
+import pytest
+
 from ortflow.workflow.errors import OrtflowError, UserError
 from ortflow.workflow.room import BLOCK, Notice, OutOfDisk, has_room, is_full, out_of_disk, wait_for_room
 
@@ -48,6 +50,22 @@ def test_a_notice_is_written_into_its_block(tmp_path: Path) -> None:
     (tmp_path / "theirs").mkdir()
     Notice(tmp_path / "theirs").tell(lack)
     assert list((tmp_path / "theirs").iterdir()) == []
+
+
+def test_a_notice_whose_block_is_refused_is_told_all_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> int:
+        raise OSError(errno.EDQUOT, "Disk quota exceeded")
+
+    notice = Notice(tmp_path / ".heartbeat")
+    notice.clear()
+    with monkeypatch.context() as refused:
+        refused.setattr("os.pwrite", refuse)
+        notice.tell(OutOfDisk(tmp_path / "checkpoints", 7 << 20))
+    assert str(notice.read()) == str(OutOfDisk(tmp_path, 1))
+    notice.tell(OutOfDisk(tmp_path / "checkpoints", 7 << 20))
+    assert str(notice.read()) == str(OutOfDisk(tmp_path / "checkpoints", 7 << 20)), "told once there is a block"
+    notice.clear()
+    assert notice.read() is None
 
 
 def test_room_is_tried_and_nothing_is_left(tmp_path: Path) -> None:

@@ -1,0 +1,52 @@
+"""Runs on a file system that a test fills up: what is told meanwhile, and when."""
+
+from __future__ import annotations
+
+import subprocess
+import time
+from pathlib import Path
+
+from tiny_runs import RUN, Tiny
+
+from ortflow.launchers.status import RunStatus, read_status
+from ortflow.workflow.rundir import RunDir
+
+STEPS = 3000
+LONG = {
+    "train": {**RUN["train"], "steps": STEPS},
+    "checkpoint": {"every_steps": 100, "keep": {"newest": 2}},
+    "monitor": {"every_steps": 10},
+}
+
+
+def fill(disk: Path) -> Path:
+    """Take all the room there is."""
+    filler = disk / "filler"
+    with filler.open("wb", buffering=0) as file:
+        for size in (1 << 16, 1 << 12, 1 << 8, 1):
+            while True:
+                try:
+                    if file.write(b"x" * size) < size:
+                        break
+                except OSError:
+                    break
+    return filler
+
+
+def wait_for_step(tiny: Tiny, step: int, child: subprocess.Popen[str]) -> None:
+    path = tiny.run_dir / "events" / "rank-0000.jsonl"
+    wanted = f'"step":{step},'.encode()
+    while not path.exists() or wanted not in path.read_bytes():
+        assert child.poll() is None, child.communicate()
+        time.sleep(0.01)
+
+
+def until_told(tiny: Tiny, child: subprocess.Popen[str]) -> RunStatus:
+    end = time.monotonic() + 60
+    while True:
+        how = read_status(RunDir(tiny.run_dir))
+        if how.waits is not None:
+            return how
+        assert child.poll() is None, child.communicate()
+        assert time.monotonic() < end
+        time.sleep(0.1)
