@@ -82,7 +82,7 @@ def has_room(path: Path, needed: int) -> bool:
     The file system tells what is free. A quota shows only when room is taken: all of it is, for a moment, where the
     file system can reserve it, else a little.
     """
-    folder = next((one for one in (path, *path.parents) if one.is_dir()), Path("/"))
+    folder = _folder(path)
     trial = folder / f".room.{os.getpid():08d}"
     try:
         if shutil.disk_usage(folder).free < needed:
@@ -123,8 +123,17 @@ def _fallocate() -> Any:
     return function
 
 
+def _folder(path: Path) -> Path:
+    """The nearest folder there is."""
+    return next((one for one in (path, *path.parents) if one.is_dir()), Path("/"))
+
+
 class Notice:
-    """What a run lacks, in the block of its heartbeat; never raises."""
+    """What a run lacks, in the block of its heartbeat; never raises.
+
+    Who wrote it may be dead when the disk is freed, so a reader looks at the disk too: a file system that had too
+    little also shows when it has enough. A quota shows only to who writes, and another machine's disk not at all.
+    """
 
     def __init__(self, heartbeat: Path) -> None:
         self._path = heartbeat
@@ -132,7 +141,7 @@ class Notice:
 
     def tell(self, lack: OutOfDisk) -> None:
         """From now on `status` says so."""
-        text = json.dumps({"path": str(lack.path)[-1000:], "needed": lack.needed})
+        text = json.dumps({"path": str(lack.path)[-1000:], "needed": lack.needed, "short": self._is_short(lack)})
         if text != self._told and self._write(text):
             self._told = text
 
@@ -151,14 +160,31 @@ class Notice:
         return False
 
     def read(self) -> OutOfDisk | None:
-        """What stands there; None where nothing is lacking."""
+        """What is lacking; None where nothing is, or no longer."""
+        lack, short = self._stands()
+        return None if lack is None or (short and self._is_short(lack) is False) else lack
+
+    def told(self) -> OutOfDisk | None:
+        """What was lacking when somebody last said so, even if the disk has room by now."""
+        return self._stands()[0]
+
+    def _stands(self) -> tuple[OutOfDisk | None, bool]:
         try:
             text = read_whole(self._path, 2 * BLOCK)
             if not text.strip() and self._path.lstat().st_mode & stat.S_ISVTX:
-                return OutOfDisk(self._path.parent, RECORDS)
+                return OutOfDisk(self._path.parent, RECORDS), False
             told = json.loads(text)
-            return OutOfDisk(Path(told["path"]), int(told["needed"]))
+            return OutOfDisk(Path(told["path"]), int(told["needed"])), told.get("short") is True
         except (OSError, ValueError, KeyError, TypeError):
+            return None, False
+
+    def _is_short(self, lack: OutOfDisk) -> bool | None:
+        """Whether the file system has less than is needed; None where it cannot be seen from here."""
+        try:
+            if not lack.path.resolve().is_relative_to(self._path.parent.resolve()):
+                return None
+            return shutil.disk_usage(_folder(lack.path)).free < lack.needed
+        except (OSError, RuntimeError):  # links in a circle
             return None
 
 

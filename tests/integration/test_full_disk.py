@@ -18,6 +18,7 @@ from tiny_runs import Tiny, has_traceback, is_root, result
 from ortflow.launchers.budget import FRUITLESS
 from ortflow.launchers.records import State
 from ortflow.launchers.status import read_status
+from ortflow.workflow.room import Notice, OutOfDisk
 from ortflow.workflow.rundir import RunDir
 
 NO_FAILURE = {"failures": 0, "backoff": {"first": 0.0, "limit": 0.0}}
@@ -202,6 +203,35 @@ def test_starts_without_room_have_a_limit_of_their_own(tmp_path: Path) -> None:
     assert len(bench.attempts("end")) == FRUITLESS + 1
     assert "5 attempts in a row ended before a step was done" in done.err
     assert "out of disk on" in done.err
+
+
+def test_a_notice_of_a_dead_writer_ends_with_the_shortage(disk: Path, folder: Path) -> None:
+    folder.mkdir()
+    heartbeat, lack = folder / ".heartbeat", OutOfDisk(folder / "checkpoints", 1 << 20)
+    Notice(heartbeat).clear()
+    filler = fill(disk)
+    Notice(heartbeat).tell(lack)
+    assert str(Notice(heartbeat).read()) == str(lack)
+    filler.unlink()
+    assert Notice(heartbeat).read() is None
+    assert str(Notice(heartbeat).told()) == str(lack)
+    fill(disk)
+    assert str(Notice(heartbeat).read()) == str(lack)
+
+
+def test_a_kill_behind_a_freed_disk_is_not_blamed_on_the_disk(disk: Path, folder: Path) -> None:
+    folder.mkdir()
+    bench = Bench.make(folder)
+    bench.write(1)
+    running = bench.start("run", "run.yaml", script={0: {"rank": 0, "step": 9, "do": "signal 9"}}, pause=0.1)
+    running.until(lambda: len(bench.events("step")) > 2)
+    filler = fill(disk)
+    # As a rank does whose checkpoint finds no room, and that goes on.
+    Notice(RunDir(bench.run_dir).heartbeat).tell(OutOfDisk(bench.run_dir, 1 << 20))
+    filler.unlink()
+    done = running.wait(30)
+    assert done.code == 0, done.err
+    assert bench.attempts("end")[0]["cause"] == "rank 0 was killed by SIGKILL"
 
 
 def test_scalars_stand_whole_in_their_file_behind_a_full_disk(disk: Path, folder: Path) -> None:

@@ -13,11 +13,14 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-from bed import FINAL
+from bed import FINAL, wait_until
 from cluster import Run, rank_processes
 
 NOTICED = 12.0
 """Seconds until a run on a full disk has come to where it has to write a checkpoint, and has said what it lacks."""
+
+MISSED = 90.0
+"""Seconds until Slurm gives up a node that is off, on two busy cores."""
 
 
 @dataclass(frozen=True)
@@ -231,8 +234,16 @@ class Fate:
             return False
         host = self._chance.choice(hosts)
         self._bed.node("off", host)
-        self._mend.append(lambda: (time.sleep(8), self._bed.node("start", host)))
+        self._mend.append(lambda: self._boot(host))
         return True
+
+    def _boot(self, host: str) -> None:
+        """Once Slurm has missed the node: a real one is away for longer, or breaks its connections.
+
+        The kernel of this machine closes them in good order instead, so srun would wait for the lost ranks for ever.
+        """
+        wait_until(lambda: "down" in self._bed.told("sinfo", "-h", "-N", "-n", host, "-o", "%T"), MISSED, host)
+        self._bed.node("start", host)
 
     def _slurmd_dies(self) -> bool:
         if not (hosts := self._hosts()):
