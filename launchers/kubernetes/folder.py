@@ -10,6 +10,7 @@ from pathlib import Path
 from ortflow.launchers.kubernetes.pod import Pod
 from ortflow.launchers.remote.bootstrap import bring
 from ortflow.workflow.errors import UserError
+from ortflow.workflow.room import is_full, out_of_disk
 from ortflow.workflow.spec.load import load_run_file
 from ortflow.workflow.spec.paths import resolve_paths
 from ortflow.workflow.spec.run import RunSpec
@@ -23,7 +24,8 @@ def read_spec(pod: Pod) -> tuple[RunSpec, Path]:
 
 
 def unpack(pod: Pod, folder: Path) -> None:
-    """Put the files that came with the run file into its folder; raises UserError where it cannot be written.
+    """Put the files that came with the run file into its folder; raises UserError where it cannot be written, OutOfDisk
+    where it is full.
 
     Files of the same names that somebody else has put there are kept under other names.
     """
@@ -34,6 +36,8 @@ def unpack(pod: Pod, folder: Path) -> None:
                 new = Path(box) / "new"
                 bring(str(new), str(folder), _copied(pod.carried, new))
     except OSError as error:
+        if is_full(error):
+            raise out_of_disk(error, default=folder) from error
         raise UserError(
             f"{folder} cannot be written by uid {os.getuid()}: {error}",
             where="backends.kubernetes.volume",

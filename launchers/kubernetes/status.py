@@ -163,12 +163,12 @@ def _at_work(told: RunStatus, records: Sequence[dict[str, Any]], view: View, sil
     wanted = _wanted(view.mpijob)
     running = bool(alive) and objects.has_begun(alive[-1])
     if open_attempt(records) is not None and running and objects.uid(alive[-1]) not in silent:
-        if (words := _workers(workers, wanted, view)) is None:
-            return told
+        if (words := _missing(workers, wanted, view)) is None:
+            return replace(told, waits=told.waits or _unheard(workers, wanted))
         return replace(told, state=State.RESTARTING, phase=None, seconds_left=None, waits=words)
     lack = told.waits if running else None
-    words = _workers(workers, wanted, view) or lack or _launcher(alive, launchers, view, running)
-    return _idle(told, words)
+    words = _missing(workers, wanted, view) or _not_ready(workers, wanted) or lack
+    return _idle(told, words or _launcher(alive, launchers, view, running))
 
 
 def _wanted(mpijob: Object) -> int:
@@ -176,8 +176,8 @@ def _wanted(mpijob: Object) -> int:
     return int(workers.get("replicas", 1)) if workers else 0
 
 
-def _workers(workers: Sequence[Object], wanted: int, view: View) -> str | None:
-    """What keeps workers from being there; None if all are."""
+def _missing(workers: Sequence[Object], wanted: int, view: View) -> str | None:
+    """What keeps workers from being there; None if the container of each one runs."""
     going = [pod for pod in workers if objects.deleted_at(pod) is not None]
     ended = [pod for pod in workers if objects.has_ended(pod) and pod not in going]
     for pod in workers:
@@ -187,12 +187,27 @@ def _workers(workers: Sequence[Object], wanted: int, view: View) -> str | None:
         return f"worker {_place(ended[0])} is dead ({end_words(ended[0])}): `ortflow supervise` has it replaced"
     if going:
         return _leaving(going[0], view)
-    ready = sum(objects.is_ready(pod) for pod in workers)
     if not workers and wanted:
         return _nothing_made(view) or f"waiting for workers: the operator has made none of {wanted} yet"
-    if ready < wanted:
-        return f"waiting for workers: {ready} of {wanted} are ready"
-    return None
+    return _not_ready(workers, wanted) if len(workers) < wanted else None
+
+
+def _not_ready(workers: Sequence[Object], wanted: int) -> str | None:
+    """What a launcher pod that has begun no attempt waits for; None if all workers are ready."""
+    ready = sum(map(objects.is_ready, workers))
+    return f"waiting for workers: {ready} of {wanted} are ready" if ready < wanted else None
+
+
+def _unheard(workers: Sequence[Object], wanted: int) -> str | None:
+    """What stands beside an attempt that runs while workers are not ready.
+
+    All pods of a node count as not ready while the cluster hears nothing of it, and after an outage of the API server
+    those of every node do. Ranks go on; where they do not, the launcher pod finds out.
+    """
+    ready = sum(map(objects.is_ready, workers))
+    if ready >= wanted:
+        return None
+    return f"{ready} of {wanted} workers are ready: the cluster does not hear of the others, or they are slow to answer"
 
 
 def _leaving(pod: Object, view: View) -> str:

@@ -26,6 +26,7 @@ from ortflow.launchers.kubernetes.witness import Witness, key_digest, tell
 from ortflow.launchers.memory import oom_kills
 from ortflow.manifests.local import RANK_MODULE
 from ortflow.workflow.errors import EXIT_DONE, EXIT_FAILURE, OrtflowError, UserError
+from ortflow.workflow.room import is_full
 
 TERMINATED = 128 + signal.SIGTERM
 PERIOD = 0.25
@@ -42,6 +43,8 @@ class Worker:
         self._kills = oom_kills() or 0
         self._witness = Witness(socket.gethostbyname(self._host), time.time(), key=key_digest(keys()))
         self._released = pod.release()
+        self._untold = False
+        """The volume was full when our word should have been put there."""
 
     def work(self) -> int:
         """Stay until told to leave; the exit code."""
@@ -61,6 +64,7 @@ class Worker:
                     return EXIT_DONE
                 self._count_kills()
                 self._look_at_key()
+                self._catch_up()
             time.sleep(PERIOD)
         self._witness = replace(self._witness, leaving=True)
         self._tell()
@@ -68,6 +72,7 @@ class Worker:
         # However long it takes: the kubelet ends it when the grace period is over.
         while ranks():
             _reaped()
+            self._catch_up()
             time.sleep(PERIOD)
         return TERMINATED
 
@@ -87,10 +92,19 @@ class Worker:
             self._witness = replace(self._witness, key=key)
             self._tell()
 
+    def _catch_up(self) -> None:
+        if self._untold:
+            self._tell()
+
     def _tell(self) -> None:
         try:
             tell(self._pod, self._host, self._witness)
+            self._untold = False
         except OSError as error:
+            if is_full(error):
+                # Ranks wait for room, and die with us.
+                self._untold = True
+                return
             raise UserError(
                 f"{self._pod.mount} cannot be written by uid {os.getuid()}: {error.strerror}",
                 where="backends.kubernetes.volume",

@@ -163,7 +163,9 @@ def environment() -> list[Node]:
         When(Param("fresh"), {"name": "ORTFLOW_FRESH", "value": "1"}),
         {"name": "PYTHONUNBUFFERED", "value": "1"},
         {"name": "XDG_CACHE_HOME", "value": cache},
-        {"name": "PYTHONPYCACHEPREFIX", "value": text("%s/python", cache)},
+        # On a full disk CPython up to 3.12.7 leaves half of a compiled module (its issue 126606), which cannot be
+        # imported from then on. An image has its modules compiled.
+        {"name": "PYTHONDONTWRITEBYTECODE", "value": "1"},
         {"name": "CUDA_CACHE_PATH", "value": text("%s/cuda", cache)},
         # The kubelet would put variables in place of $(NAME).
         Each(own("env"), {"name": Key(), "value": call("literal", Item())}),

@@ -303,7 +303,10 @@ class Truth:
             and not waits.startswith(("worker", "waiting"))
         ):
             found.append(f"out of disk it {'is' if now.lack else 'is not'}, and it says: {waits}")
-        if state == "running" and long and not any(one.ranks for one in window):
+        # An attempt that has just begun has no rank yet.
+        attempt = [one for one in window if one.starts == now.starts]
+        without = now.at > attempt[0].at + SETTLE / 2 and not any(one.ranks for one in attempt)
+        if state == "running" and without and "workers are ready" not in waits:
             found.append("running, it says, and for long there was no rank")
         if not (self._fate.settled and long):
             return found

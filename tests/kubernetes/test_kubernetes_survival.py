@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 from kubernetes_bed import Bed, Space, wait_until
-from kubernetes_cluster import ENDS, Cluster, Run, ill, same_end, skewed, slow
+from kubernetes_cluster import ENDS, RANKS, Cluster, Run, ill, same_end, skewed, slow
+from kubernetes_fate import ILL, clocks_of
 from kubernetes_runs_seen import rank_processes
 from project import ORTFLOW, curve, of_kind
 
@@ -244,6 +245,33 @@ def test_a_cable_is_out(kubernetes_bed: Bed, cluster: Cluster, left_alone: Path)
     run.finish(timeout=300)
     same_end(run.run_dir, left_alone)
     assert "failure" not in run.outcomes()
+
+
+@pytest.mark.chaos
+@pytest.mark.parametrize("seconds", [7200, -7200])
+def test_a_clock_is_set(cluster: Cluster, left_alone: Path, seconds: int) -> None:
+    """First that of a worker, then that of the launcher pod. No attempt may fail, and a client whose clock is ahead
+    does not take the run."""
+    clocks, variables = clocks_of(cluster)
+    changes = slow(cluster, 0.5)
+    changes["backends__kubernetes__env"] |= variables
+    restart = {"failures": 0, "preemptions": 0, "hung_seconds": 60.0}
+    run = cluster.submit("clocks", restart=restart, **changes)
+    run.until_step(5)
+    (clocks / run.pod("worker", 0)).write_text(str(seconds))
+    run.until_step(MIDDLE)
+    # A launcher pod's host has the name of its batch Job.
+    (clocks / run.pod("launcher").rpartition("-")[0]).write_text(str(seconds))
+    second = cluster.ortflow("submit", "-b", "kubernetes", "clocks.yaml", PYTHONPATH=str(ILL), SKEW="ortflow 300")
+    assert second.returncode == 2, second.stdout
+    assert "is running" in second.stderr
+    run.finish()
+    same_end(run.run_dir, left_alone)
+    assert run.outcomes() == ["finished"], run.story()
+    assert abs(run.records("end")[0]["time"] - time.time() - seconds) < 600, "the launcher pod's clock was set"
+    hosts = {of_kind(run.run_dir, "attempt_start", rank)[0]["host"]: rank for rank in RANKS}
+    ends = [of_kind(run.run_dir, "step", rank)[-1]["time"] - time.time() for rank in hosts.values()]
+    assert max(ends) - min(ends) > abs(seconds) - 600, "one worker's clock was set"
 
 
 def test_openmpi(cluster: Cluster, left_alone: Path) -> None:

@@ -202,7 +202,7 @@ KEYS: dict[str, list[Any]] = {
         {"": "x"},
         {"ORTFLOW_JOB": "x"},
         {"K_MPI_JOB_ROLE": "x"},
-        {"PYTHONPYCACHEPREFIX": "/x"},
+        {"PYTHONDONTWRITEBYTECODE": "0"},
         ["A=1"],
         {"A": "nul\0"},
     ],

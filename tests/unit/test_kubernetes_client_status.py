@@ -59,6 +59,15 @@ def test_at_work() -> None:
     assert (how.state, how.waits, how.nodes, how.job) == (State.RUNNING, None, "n1, n2", JOB)
 
 
+def test_an_attempt_goes_on_while_workers_are_not_ready() -> None:
+    """After an outage of the API server no pod is ready until its node has been heard of again."""
+    how = told([SUBMIT, START], [pod("worker", 0, ready=False), pod("worker", 1, ready=False), LAUNCHER])
+    assert how.state is State.RUNNING
+    assert (how.waits or "").startswith("0 of 2 workers are ready: the cluster does not hear of the others")
+    how = told([SUBMIT, START], [pod("worker", 0), LAUNCHER])
+    assert (how.state, how.waits) == (State.RESTARTING, "waiting for workers: 1 of 2 are ready")
+
+
 WAITING: list[tuple[str, list[Object], dict[str, Any], str]] = [
     ("before the operator", [], {"mpijob": mpijob(5, conditions=[])}, "the operator has not looked at it yet"),
     (

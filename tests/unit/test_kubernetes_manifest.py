@@ -9,6 +9,8 @@ import copy
 import os
 import random
 import re
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -257,6 +259,20 @@ def test_values_of_variables_are_taken_as_they_are() -> None:
     worker = pod_of(one(rendered(run_file({"env": values})), "MPIJob"), "Worker")
     env = {entry["name"]: entry.get("value") for entry in worker["containers"][0]["env"]}
     assert {name: env[name] for name in values} == {"A": "$$(HOME) $$$$(B) $$", "B": "a$$b"}
+
+
+def test_python_writes_no_modules_to_the_volume(tmp_path: Path) -> None:
+    """On a full one half a module may stay, of which every attempt dies."""
+    mount = tmp_path / "volume"
+    mount.mkdir()
+    (mount / "mine.py").write_text("")
+    job = one(rendered(run_file({"volume": {"mount": str(mount), "claim": "data"}})), "MPIJob")
+    for which in ("Launcher", "Worker"):
+        variables = pod_of(job, which)["containers"][0]["env"]
+        env = {entry["name"]: entry["value"] for entry in variables if "value" in entry}
+        words = [sys.executable, "-c", "import json.tool, mine, wave"]
+        subprocess.run(words, env={"PYTHONPATH": str(mount), **env}, cwd="/", check=True)
+        assert [path.name for path in mount.rglob("*")] == ["mine.py"]
 
 
 def test_a_time_limit_is_no_deadline() -> None:

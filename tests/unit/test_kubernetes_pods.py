@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
+import shutil
+import signal
 import socket
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from unittest.mock import Mock, call
 
@@ -16,8 +20,9 @@ from run_files import spec_of
 
 from ortflow.launchers import prepare as preparing
 from ortflow.launchers.kubernetes import doubts as module
-from ortflow.launchers.kubernetes import ending
+from ortflow.launchers.kubernetes import ending, worker
 from ortflow.launchers.kubernetes.doubts import Doubts
+from ortflow.launchers.kubernetes.folder import unpack
 from ortflow.launchers.kubernetes.hosts import address, read_hosts, short, wait_for
 from ortflow.launchers.kubernetes.keeper import Keeper, ranks_grace
 from ortflow.launchers.kubernetes.mpirun import DEFAULTS, command, environment, hostfile
@@ -30,6 +35,7 @@ from ortflow.launchers.opening import Opened
 from ortflow.launchers.records import Outcome
 from ortflow.manifests.local import Mpi
 from ortflow.workflow.errors import EndedBySignal, OrtflowError, Preempted, UserError
+from ortflow.workflow.room import OutOfDisk
 from ortflow.workflow.rundir import RunDir, append_json_line
 
 SPEC = spec_of(resources={"nodes": 2, "ranks_per_node": 3})
@@ -304,6 +310,41 @@ def test_a_worker_with_another_ssh_key_is_waited_for(tmp_path: Path, monkeypatch
     assert not doubts("w-0.gpt", "10.0.0.1")
     tell(pod(tmp_path), "w-0", Witness("10.0.0.1", 5.0))
     assert not doubts("w-0.gpt", "10.0.0.1"), "one that does not say"
+
+
+def test_a_worker_on_a_full_volume_has_its_ranks_save(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is told to end from the beginning on; room comes when its ranks have their signal."""
+    told, sent, full = list[Witness](), list[int](), [True]
+
+    def put(pod: Pod, host: str, witness: Witness) -> None:
+        if full:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        told.append(witness)
+
+    def send(found: list[str], number: int) -> None:
+        sent.append(number)
+        full.clear()
+
+    monkeypatch.setattr(worker, "tell", put)
+    monkeypatch.setattr(worker, "start_sshd", lambda port: 1)
+    monkeypatch.setattr(worker, "ranks", lambda: [] if told else ["a rank"])
+    monkeypatch.setattr(worker.processes, "send", send)
+    monkeypatch.setattr(worker.signal, "signal", lambda number, leave: leave(number, None))
+    assert worker.Worker(pod(tmp_path)).work() == worker.TERMINATED
+    assert sent == [signal.SIGTERM]
+    assert [one.leaving for one in told] == [True]
+
+
+def test_files_that_find_no_room_are_no_wrong_input(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*paths: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    carried = tmp_path / "run" / "files"
+    carried.mkdir(parents=True)
+    (carried / "make.py").write_text("")
+    monkeypatch.setattr(shutil, "copyfile", full)
+    with pytest.raises(OutOfDisk):
+        unpack(replace(pod(tmp_path), run_file=carried.parent / "run.yaml"), tmp_path / "files")
 
 
 def test_prepare_that_runs_out_of_memory_is_no_wrong_input(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

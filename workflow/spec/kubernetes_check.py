@@ -18,7 +18,7 @@ from ortflow.workflow.spec.units import parse_memory, parse_time
 
 HERE: KeyPath = ("backends", "kubernetes")
 STORAGE = ("claim", "create", "host_path", "nfs", "s3", "empty_dir")
-OWN_VARIABLES = frozenset({"PYTHONUNBUFFERED", "XDG_CACHE_HOME", "PYTHONPYCACHEPREFIX", "CUDA_CACHE_PATH"})
+OWN_VARIABLES = frozenset({"PYTHONUNBUFFERED", "XDG_CACHE_HOME", "PYTHONDONTWRITEBYTECODE", "CUDA_CACHE_PATH"})
 """Variables of the pods, beside ORTFLOW_*, that ortflow sets."""
 OWN_PREFIXES = ("ORTFLOW_", "K_MPI_", "KUBERNETES_")
 OWN_LABELS = ("ortflow.dev/", "training.kubeflow.org/", "app.kubernetes.io/name", "app.kubernetes.io/managed-by")
