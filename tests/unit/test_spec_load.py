@@ -11,7 +11,7 @@ from run_files import FULL, SMALL, told
 
 from ortflow.workflow.errors import Faults
 from ortflow.workflow.spec.load import check_run_file, load_run_file
-from ortflow.workflow.spec.train import Adam
+from ortflow.workflow.spec.optimizers import Adam
 
 
 def load(tmp_path: Path, text: str, *overrides: str):  # type: ignore[no-untyped-def]

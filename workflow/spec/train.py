@@ -6,57 +6,9 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from ortflow.workflow.spec.base import Count, Fraction, NonNegativeFloat, Positive, PositiveFloat, Section, Text
+from ortflow.workflow.spec.base import Count, NonNegativeFloat, Positive, PositiveFloat, Section
 from ortflow.workflow.spec.metrics import Watched
-
-
-class OptimizerBase(Section):
-    """What all optimizers share."""
-
-    name: str
-    """The update rule."""
-    lr: PositiveFloat
-    """Learning rate at the schedule's peak."""
-    weight_decay: NonNegativeFloat = 0.0
-    """Decay of the parameters that are not excluded."""
-    no_decay: list[Text] | None = None
-    """Glob patterns of parameters without decay; by default biases, and all of one axis or none (norms)."""
-
-
-class Adam(OptimizerBase):
-    """Adam (Kingma & Ba 2015), its weight decay added to the gradient; AdamW (Loshchilov & Hutter 2019), decoupled."""
-
-    name: Literal["adam", "adamw"]
-    """The update rule."""
-    betas: tuple[Fraction, Fraction] = Field(default=(0.9, 0.999), strict=False)
-    """Decay rates of the first and second moment."""
-    epsilon: PositiveFloat = 1e-8
-    """Added to the root of the second moment."""
-
-
-class Lamb(OptimizerBase):
-    """LAMB (You et al. 2020): Adam's update scaled by each layer's trust ratio."""
-
-    name: Literal["lamb"]
-    """The update rule."""
-    betas: tuple[Fraction, Fraction] = Field(default=(0.9, 0.999), strict=False)
-    """Decay rates of the first and second moment."""
-    epsilon: PositiveFloat = 1e-6
-    """Added to the root of the second moment."""
-
-
-class Sgd(OptimizerBase):
-    """Stochastic gradient descent with momentum, as torch.optim.SGD defines it."""
-
-    name: Literal["sgd"]
-    """The update rule."""
-    momentum: Fraction = 0.0
-    """Share of the last update that is kept."""
-    nesterov: bool = False
-    """Look-ahead momentum."""
-
-
-Optimizer = Annotated[Adam | Lamb | Sgd, Field(discriminator="name")]
+from ortflow.workflow.spec.optimizers import Optimizer
 
 
 class Schedule(Section):
