@@ -43,7 +43,7 @@ class EarlyStop(Section):
 
 
 class TrainSection(Section):
-    """How the parameters are learned."""
+    """How the parameters are trained."""
 
     steps: Positive | None = None
     """Optimizer steps; give this or `epochs`."""
@@ -54,10 +54,10 @@ class TrainSection(Section):
     schedule: Schedule = Schedule.model_construct()
     """The learning rate over the steps."""
     global_batch: Positive | None = None
-    """Samples of an optimizer step over all ranks, from which gradient_accumulation follows. A run that goes on keeps
-    the value it began with; another one given here changes it."""
+    """Samples of an optimizer step over all ranks, from which gradient_accumulation follows. A resumed run keeps
+    its first value unless another one is given here."""
     gradient_accumulation: Positive = 1
-    """Micro-batches a rank adds up before an optimizer step, where global_batch does not say it."""
+    """Micro-batches a rank accumulates before an optimizer step, if global_batch is not given."""
     clip_norm: PositiveFloat | None = None
     """Largest L2 norm of the gradient; larger ones are scaled down."""
     evaluation: Evaluation = Evaluation.model_construct()
@@ -67,8 +67,8 @@ class TrainSection(Section):
     max_skipped_steps: Positive = 10
     """Steps in a row with a non-finite loss or gradient that end the run."""
     precision: Literal["fp32", "tf32", "fp16", "bf16"] = "fp32"
-    """What training computes with. On GPUs alone: tf32, which rounds the factors of products to 10 bits; fp16 and bf16,
-    which products and large values are stored in. Parameters, moments, sums and statistics stay fp32."""
+    """Number format of training. On GPUs only: tf32, which rounds the factors of products to 10 bits; fp16 and bf16,
+    in which products and large values are stored. Parameters, moments, sums and statistics stay fp32."""
     loss_scale: Literal["dynamic"] | PositiveFloat = "dynamic"
     """What gradients are multiplied by in fp16: halved when they overflow and doubled after 2,000 steps without, or a
     number."""
