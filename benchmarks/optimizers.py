@@ -22,9 +22,9 @@ from ortflow.workflow.kernels.graph import with_kernels
 from ortflow.workflow.kernels.library import find_library
 from ortflow.workflow.layout import FlatIndex, Tensor
 from ortflow.workflow.onnx_runtime import onnxruntime
-from ortflow.workflow.optim.graph import moments, optimizer_graph
+from ortflow.workflow.optim.graph import optimizer_graph
 from ortflow.workflow.optim.segments import segments
-from ortflow.workflow.spec.train import Adam, Lamb, Optimizer, Sgd
+from ortflow.workflow.spec.optimizers import Adam, Lamb, Optimizer, Sgd, moments
 
 RATE, DECAY, LAYERS = 1e-3, 0.1, 6
 RULES: dict[str, Optimizer] = {

@@ -17,6 +17,7 @@ from ortflow.workflow.spec.base import Section
 from ortflow.workflow.spec.help import fill
 from ortflow.workflow.spec.keys import SectionType, discriminator, sections, tags
 from ortflow.workflow.spec.metrics import METRICS
+from ortflow.workflow.spec.optimizers import OPTIMIZERS
 from ortflow.workflow.spec.run import RunSpec
 
 PAGE = Path(__file__).with_name("run-file.md")
@@ -27,7 +28,7 @@ END = "<!-- end of tables -->"
 def tables() -> str:
     """Markdown: one heading and table a section, in the order of the run file."""
     fill()
-    return "\n".join([*_section(RunSpec, (), ""), *_metrics()])
+    return "\n".join([*_section(RunSpec, (), ""), *_metrics(), *_optimizers()])
 
 
 def updated(page: str) -> str:
@@ -71,6 +72,20 @@ def _metrics() -> Iterator[str]:
         better = "higher" if known.higher_is_better else "lower"
         for kind, counts in known.losses.items():
             yield f"| `{name}` | {known.meaning} | `{kind}` | {counts} | {better} |"
+    yield ""
+
+
+def _optimizers() -> Iterator[str]:
+    """What each optimizer keeps and what its update looks at."""
+    yield "### Optimizers\n"
+    yield "What each `train.optimizer.name` keeps for every trained parameter besides value and gradient.\n"
+    yield "| optimizer | kept | updates |\n|---|---|---|"
+    for name, known in OPTIMIZERS.items():
+        kept = ", ".join(
+            f"`{moment}`" + (f" if `{key}` is not 0" if key else "") for moment, key in known.moments.items()
+        )
+        updates = "tensor by tensor" if known.whole_tensors else "element by element"
+        yield f"| `{name}` | {kept or 'nothing'} | {updates} |"
     yield ""
 
 

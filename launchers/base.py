@@ -1,6 +1,6 @@
 """What a launcher is.
 
-A launcher places a run somewhere and follows it. It comes in two steps: `request` looks and starts nothing, and what
+A launcher starts a run on a backend and follows it. It comes in two steps: `request` looks and starts nothing, and what
 it returns can be printed (`ortflow render`); `submit` starts exactly that. A run is known by its directory, so status,
 logs and cancel take nothing else. Others add launchers through the entry-point group `ortflow.launchers`:
 docs/launchers.md. Nothing here knows a scheduler.
@@ -101,7 +101,7 @@ def find_launcher(name: str) -> Launcher:
     if name not in found:
         near = difflib.get_close_matches(name, found, 1)
         hint = f"did you mean {near[0]}?" if near else f"there are: {', '.join(sorted(found))}"
-        raise UserError(f"there is no launcher {name!r}", fix=hint)
+        raise UserError(f"unknown launcher {name!r}", fix=hint)
     launcher: Launcher = found[name].load()()
     return launcher
 

@@ -20,9 +20,9 @@ CLAIMED = 0.1
 """Share of a GPU's memory in use before it was tried, above which somebody else uses it."""
 BEHIND = 0.8
 """Of the machine's median speed, below which a GPU falls behind the others."""
-HELD_BACK = {8: "power or heat", 32: "heat", 64: "heat", 128: "its power supply", 4: "the limit of its power"}
+HELD_BACK = {8: "power or heat", 32: "heat", 64: "heat", 128: "its power supply", 4: "its power limit"}
 """Bits of NVML's reasons for low clocks; what a sound GPU at full load may have, too, comes last."""
-_SLOW = "`nvidia-smi -q -d PERFORMANCE,CLOCK,TEMPERATURE` says what holds it back"
+_SLOW = "`nvidia-smi -q -d PERFORMANCE,CLOCK,TEMPERATURE` shows what throttles it"
 
 
 def examine_gpu(python: str, ranks: int) -> Iterator[Finding]:
@@ -36,13 +36,13 @@ def examine_gpu(python: str, ranks: int) -> Iterator[Finding]:
         yield fault(ABOUT, f"does not answer within {WITHIN:.0f} s", "look at nvidia-smi")
         return
     except OSError as error:
-        yield fault(ABOUT, f"cannot be looked at: {error}")
+        yield fault(ABOUT, f"cannot be checked: {error}")
         return
     try:
         report = json.loads(told.stdout.splitlines()[-1])
     except (ValueError, IndexError):
         lines = [line for line in told.stderr.splitlines() if line.strip()] or [f"exit code {told.returncode}"]
-        yield fault(ABOUT, f"cannot be looked at: {lines[-1].strip()}")
+        yield fault(ABOUT, f"cannot be checked: {lines[-1].strip()}")
         return
     yield from from_report(report, ranks)
 
@@ -82,8 +82,8 @@ def _one(name: str, gpu: Mapping[str, Any], gpus: Sequence[Mapping[str, Any]]) -
     if "error" in gpu:
         yield fault(ABOUT, f"{name} fails: {gpu['error']}")
     if errors := gpu.get("uncorrected"):
-        yield fault(ABOUT, f"{name} had {errors} uncorrected errors of its memory since it was started",
-                    "have it reset, and replaced if they come again (`nvidia-smi -q -d ECC`)")  # fmt: skip
+        yield fault(ABOUT, f"{name} had {errors} uncorrected memory errors since it was started",
+                    "have it reset, and replaced if they recur (`nvidia-smi -q -d ECC`)")  # fmt: skip
     if gpu.get("broken_rows"):
         yield warning(ABOUT, f"{name} has rows of memory that wait to be replaced, or cannot be",
                       "have it reset, or replaced (`nvidia-smi -q -d ROW_REMAPPER`)")  # fmt: skip
@@ -102,7 +102,7 @@ def _slow(gpu: Mapping[str, Any], kind: str, gpus: Sequence[Mapping[str, Any]]) 
     speed, least = gpu[kind] / 1e12, floor(gpu["name"], kind)
     told = f"computes {speed:.1f} TFLOP/s in {kind}"
     if least is not None and speed < least:
-        return f"{told}, and a sound one {least:.0f} or more"
+        return f"{told}; {least:.0f} or more are expected"
     alike = [other[kind] / 1e12 for other in gpus if kind in other and other["name"] == gpu["name"]]
     if speed < BEHIND * statistics.median(alike):
         return f"{told}, and its neighbours {statistics.median(alike):.1f}"
@@ -111,7 +111,7 @@ def _slow(gpu: Mapping[str, Any], kind: str, gpus: Sequence[Mapping[str, Any]]) 
 
 def _held_back(gpu: Mapping[str, Any]) -> str:
     reasons = [words for bit, words in HELD_BACK.items() if int(gpu.get("slowed") or 0) & bit]
-    return f": held back by {reasons[0]}" if reasons else ""
+    return f": throttled by {reasons[0]}" if reasons else ""
 
 
 def _sum(told: Mapping[str, Any], gpus: Sequence[Mapping[str, Any]]) -> Finding:
@@ -127,8 +127,8 @@ def _sum(told: Mapping[str, Any], gpus: Sequence[Mapping[str, Any]]) -> Finding:
     number = f"{version // 10000}.{version // 100 % 100}.{version % 100}"
     what = f"{len(gpus)} GPUs add up 256 MiB at {speed:.0f} GB/s over each (NCCL {number})"
     if speed < least:
-        fix = "`nvidia-smi topo -m` shows how they are joined; NCCL_DEBUG=INFO shows which way is taken"
-        return warning(SUM, f"{what}, and sound ones at {least:.0f} or more", fix, gbps=speed)
+        fix = "`nvidia-smi topo -m` shows how they are joined; NCCL_DEBUG=INFO shows the path that NCCL takes"
+        return warning(SUM, f"{what}; expected are {least:.0f} or more", fix, gbps=speed)
     return ok(SUM, what, gbps=speed)
 
 

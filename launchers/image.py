@@ -122,7 +122,7 @@ def _home() -> Finding:
 def _port(port: int) -> Finding:
     about = "port"
     if port < 1024 and os.getuid() != 0:
-        return fault(about, f"{port} may be taken by root alone", "set backends.kubernetes.ssh_port=2222")
+        return fault(about, f"{port} may be used by root only", "set backends.kubernetes.ssh_port=2222")
     with socket.socket() as trial:
         trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
@@ -204,7 +204,7 @@ def _shared_memory() -> Finding:
     try:
         room = shutil.disk_usage(SHARED_MEMORY).total
     except OSError as error:
-        return fault(about, f"{SHARED_MEMORY}: {error.strerror}", "ranks of one pod talk through it")
+        return fault(about, f"{SHARED_MEMORY}: {error.strerror}", "ranks of one pod communicate through it")
     if room <= LITTLE_SHARED_MEMORY:
         return warning(about, f"{size(room)} in {SHARED_MEMORY} here",
                        "pods of a run have more: backends.kubernetes.shared_memory")  # fmt: skip
@@ -219,4 +219,4 @@ def _run(*words: str) -> subprocess.CompletedProcess[str]:
 
 def _last(text: str) -> str:
     lines = [line.strip() for line in text.splitlines() if line.strip()]
-    return lines[-1] if lines else "it says nothing"
+    return lines[-1] if lines else "no output"

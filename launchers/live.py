@@ -128,7 +128,7 @@ def panel(name: str, progress: Progress, attempt: int, now: float) -> Panel:
 def _doing(progress: Progress, now: float) -> str:
     doing = plain(progress.phase or "starting")
     if progress.time is not None and now - progress.time > 10:
-        doing += f"  nothing heard for {duration(now - progress.time)}"
+        doing += f"  no event for {duration(now - progress.time)}"
     return doing
 
 

@@ -53,7 +53,7 @@ def log_lines(run: RunDir, *, attempt: int | None, rank: int, active: Callable[[
 
 def _text(path: Path, line: bytes) -> str:
     if len(line) > LONGEST_LINE and b"\0" in line:
-        raise UserError(f"{path} holds zeros where lines of text must be: it is no log", fix="remove it")
+        raise UserError(f"{path} holds zeros where lines of text must be: it is not a log", fix="remove it")
     return line.decode(errors="replace")
 
 

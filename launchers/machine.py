@@ -141,7 +141,7 @@ def _mpi(submission: Submission, of_user: bool) -> Finding:
     sizes = [rank.get("size") for rank in ranks]
     if sizes != [spec.world_size] * spec.world_size:
         errors = [str(rank["error"]) for rank in ranks if "error" in rank]
-        told = errors[0] if errors else f"they came to worlds of {sizes}"
+        told = errors[0] if errors else f"they see world sizes of {sizes}"
         return fault(about, f"{spec.world_size} ranks do not connect with {mpi.executable}: {told}",
                      "use the mpirun of the MPI that lies beside the interpreter")  # fmt: skip
     seconds = duration(max(float(rank["seconds"]) for rank in ranks))
@@ -207,4 +207,4 @@ def _disk(folder: Path) -> Iterator[Finding]:
     except OSError as error:
         if is_full(error):
             return
-        yield warning("locks", f"{folder} has none: {error.strerror}", "start no run there a second time")
+        yield warning("locks", f"{folder} has none: {error.strerror}", "never start the same run twice there")

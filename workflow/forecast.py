@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from ortflow.workflow.errors import UserError
 from ortflow.workflow.memory import ITEM, buffers
+from ortflow.workflow.spec.optimizers import moment_counts, moments
 
 if TYPE_CHECKING:
     from ortflow.workflow.graph.memory_plan import Peak
@@ -30,7 +31,7 @@ LOWER = "lower data.micro_batch (train.global_batch keeps the samples of a step)
 ADVICE = {
     "parameters": "a smaller model, or more ranks of a larger machine, alone would help",
     "gradients": "train.gradient_accumulation 1 needs them once",
-    "moments": "train.optimizer.name sgd needs fewer",
+    "moments": f"train.optimizer.name decides, values kept for each parameter: {moment_counts()}",
     "activations": f"{LOWER}, or name modules in model.recompute",
     "batch": LOWER,
 }
@@ -140,8 +141,6 @@ def _form(graphs: GraphSet, spec: RunSpec) -> Path | None:
 
 
 def _parts(graphs: GraphSet, spec: RunSpec, peak: Peak, batch: int) -> dict[str, int]:
-    from ortflow.workflow.optim.graph import moments
-
     trained, size = graphs.index.trained, graphs.index.size
     start, end = graphs.index.span("state")
     held = buffers(

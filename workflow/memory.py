@@ -11,6 +11,7 @@ import sys
 from collections.abc import Mapping
 
 from ortflow.workflow.checkpoint.image import KEPT
+from ortflow.workflow.spec.optimizers import moment_counts
 
 ITEM = 4
 """Bytes of an element: everything that trains is fp32."""
@@ -35,7 +36,7 @@ LOWER = "lower it: train.global_batch or a larger train.gradient_accumulation ke
 HELP: Mapping[str, tuple[str, str]] = {
     "parameters": ("resources", "take GPUs with more memory: each holds all parameters"),
     "gradients": ("train.gradient_accumulation", "set it to 1, which keeps gradients once"),
-    "moments": ("train.optimizer.name", "adamw keeps two for each parameter, sgd with momentum one"),
+    "moments": ("train.optimizer.name", f"values kept for each parameter: {moment_counts()}"),
     "activations": ("data.micro_batch", f"{LOWER}; model.recompute makes values of the forward pass a second time"),
 }
 """Part of a device's memory -> the key that it follows, and what to do where it is too large."""

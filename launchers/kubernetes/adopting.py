@@ -28,7 +28,7 @@ def adopt(handle: str, runs: Path, links: Links | None = None) -> RunDir:
     """The record directory of kubernetes://NAMESPACE/JOB, made if there is none yet; raises UserError."""
     found = _HANDLE.fullmatch(handle)
     if found is None:
-        raise UserError(f"{handle} names no run", fix="write kubernetes://NAMESPACE/MPIJOB")
+        raise UserError(f"{handle} does not name a run", fix="write kubernetes://NAMESPACE/MPIJOB")
     namespace, job = found[1], found[2]
     with in_a_sentence():
         cluster = (links or Links()).connect(None, namespace)
@@ -88,7 +88,7 @@ def _shows(known: Place, wanted: Place, found: Sequence[Object]) -> bool:
 def _make(run: RunDir, cluster: Cluster, place: Place, mpijob: Object) -> RunDir:
     carried = cluster.find("ConfigMap", config_map_of(mpijob), place.namespace)
     if carried is None or "run.yaml" not in (carried.get("data") or {}):
-        raise UserError(f"the run file of MPIJob {place.job} is not in the cluster any more")
+        raise UserError(f"the run file of MPIJob {place.job} is no longer in the cluster")
     keep(run, carried)
     spec = load_run_file(run.root / FOLDER / "run.yaml").model_copy(update={"run_dir": None})
     write_place(run, place)

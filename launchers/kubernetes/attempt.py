@@ -144,7 +144,7 @@ class PodAttempt(Child):
             told = ", ".join(f"{count} on {host}" for host, count in found.items())
             self._misplaced = (
                 f"mpirun started the ranks in the wrong pods ({told}, where {self._slots} on each of "
-                f"{', '.join(wanted)} were asked for): the MPI of the image does not go with ortflow's command"
+                f"{', '.join(wanted)} were asked for): the MPI of the image does not follow ortflow's command"
             )
 
     def _learn_ranks(self) -> None:

@@ -62,7 +62,7 @@ def operator(leases: Sequence[Object], now: float) -> Finding:
     if now - newest > STALE:
         return fault(
             about, f"the mpi-operator of {where} does not run: its lease was renewed {duration(now - newest)} ago",
-            f"`kubectl -n {where} get pods` tells why",
+            f"`kubectl -n {where} get pods` shows why",
         )  # fmt: skip
     return ok(about, f"runs in namespace {where}, as {lease['spec'].get('holderIdentity')}")
 
@@ -85,9 +85,7 @@ def quotas(found: Sequence[Object], asked: Mapping[str, float]) -> Iterator[Find
                 full.append(f"{words}, {show(resource, parse(used.get(resource, 0)))} in use")
         name = objects.name(quota)
         if never:
-            yield fault(
-                about, f"{name} never has room for the run: {'; '.join(never)}", "lower what resources asks for"
-            )
+            yield fault(about, f"{name} is too small for the run: {'; '.join(never)}", "lower what resources asks for")
         elif full:
             yield warning(about, f"{name} has no room for the run now: {'; '.join(full)}")
         else:
@@ -196,7 +194,11 @@ def rights(told: Mapping[str, bool], useful: Mapping[str, bool]) -> Iterator[Fin
     else:
         yield ok(about, f"all {len(told)} that a run needs")
     if lesser:
-        yield warning(about, f"you may not {', '.join(lesser)}", "status tells less without, and supervise cannot heal")
+        yield warning(
+            about,
+            f"you may not {', '.join(lesser)}",
+            "without it status shows less, and supervise cannot replace lost pods",
+        )
 
 
 def documents_ask(documents: Sequence[Object]) -> list[tuple[str, str, str]]:

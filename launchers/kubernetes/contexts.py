@@ -69,7 +69,7 @@ def _in_pod() -> bool:
 def _own_cluster(configuration: Any, context: str | None, namespace: str | None) -> Cluster:
     if context is not None or not _in_pod():
         wanted = os.environ.get("KUBECONFIG")
-        where = f"KUBECONFIG names {wanted}, which is not there" if wanted else "there is no ~/.kube/config"
+        where = f"KUBECONFIG names {wanted}, which does not exist" if wanted else "there is no ~/.kube/config"
         raise UserError(f"no Kubernetes cluster is known here: {where}", fix="set KUBECONFIG to your kubeconfig")
     from kubernetes.config import load_incluster_config
 

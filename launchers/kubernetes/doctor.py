@@ -1,6 +1,6 @@
 """`ortflow doctor --backend kubernetes`: whether a run can work in this cluster, told before one is submitted.
 
-Asks and makes nothing: what is sent is a dry run. What may not be looked at is a finding too.
+Asks and makes nothing: what is sent is a dry run. What it has no permission to read is a finding too.
 """
 
 from __future__ import annotations
@@ -127,7 +127,7 @@ def _operator(cluster: Cluster) -> Iterator[Finding]:
     try:
         leases = cluster.find_all("Lease", fields=f"metadata.name={LEASE}", everywhere=True)
     except Refused:
-        yield untested("operator", "you may not see its lease", "a run that stays without pods for 15 s tells")
+        yield untested("operator", "no permission to read its lease", "a run that has no pods after 15 s reports it")
         return
     yield checks.operator(leases, cluster.now())
 
@@ -137,7 +137,7 @@ def _namespace(cluster: Cluster) -> Iterator[Finding]:
     try:
         found = cluster.find("Namespace", cluster.namespace)
     except Refused:
-        yield untested(about, f"{cluster.namespace} may not be looked at")
+        yield untested(about, f"{cluster.namespace} cannot be read: no permission")
         return
     if found is None:
         yield fault(about, f"there is no {cluster.namespace}", f"`kubectl create namespace {cluster.namespace}`")
@@ -159,7 +159,7 @@ def _rights(cluster: Cluster, documents: Sequence[Object]) -> Iterator[Finding]:
         with ThreadPoolExecutor(AT_ONCE) as pool:
             answers = dict(zip(wanted, pool.map(may, wanted), strict=True))
     except Refused as error:
-        yield untested("rights", f"the API server does not tell: {error.words}")
+        yield untested("rights", f"the API server does not say: {error.words}")
         return
     words = {one: f"{one[0]} {one[2]}" for one in wanted}
     yield from checks.rights({words[one]: answers[one] for one in needed}, {words[one]: answers[one] for one in USEFUL})
@@ -171,7 +171,7 @@ def _quota(cluster: Cluster, mpijob: Object | None) -> Iterator[Finding]:
     try:
         found = cluster.find_all("ResourceQuota")
     except Refused:
-        yield untested("quota", "quotas may not be looked at")
+        yield untested("quota", "quotas cannot be read: no permission")
         return
     yield from checks.quotas(found, checks.all_asks(mpijob))
 
@@ -197,7 +197,7 @@ def _nodes(cluster: Cluster, mpijob: Object | None, wanted: int) -> Iterator[Fin
     try:
         nodes = cluster.find_all("Node")
     except Refused:
-        yield untested("nodes", "they may not be looked at: whether one can hold a worker shows when it is placed")
+        yield untested("nodes", "no permission to read them: whether one can hold a worker shows when it is placed")
         return
     if mpijob is None:
         ready = sum(objects.holds(node, "Ready") for node in nodes)
@@ -215,7 +215,7 @@ def _named(cluster: Cluster, about: str, kind: str, name: str | None) -> Iterato
     try:
         found = cluster.find(kind, name)
     except Refused:
-        yield untested(about, f"{name} may not be looked at")
+        yield untested(about, f"{name} cannot be read: no permission")
         return
     yield ok(about, name) if found is not None else fault(about, f"there is no {name}")
 
@@ -229,13 +229,13 @@ def _dns(cluster: Cluster) -> Iterator[Finding]:
             if any(one.get("endpoints") for one in ready):
                 yield ok(about, "kube-dns answers")
             else:
-                yield warning(about, "nothing is behind the service kube-dns: workers would not be found by name")
+                yield warning(about, "the service kube-dns has no endpoints: workers would not be found by name")
             return
         yield warning(
             about, "there is no service kube-dns in kube-system", "workers are found by name: see that DNS works"
         )
         return
-    yield untested(about, "namespace kube-system may not be looked at")
+    yield untested(about, "namespace kube-system cannot be read: no permission")
 
 
 def _dry_run(cluster: Cluster, documents: Sequence[Object]) -> Iterator[Finding]:

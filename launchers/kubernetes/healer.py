@@ -52,7 +52,7 @@ class EndRetries:
 
 @dataclass(frozen=True)
 class Resubmit:
-    """Submit the run again under a new name: the operator has given it up."""
+    """Submit the run again under a new name: the operator gave up."""
 
     why: str
     pause: float = 0.0
@@ -80,7 +80,7 @@ Action = DeletePod | EndRetries | Resubmit | Done
 def heal(view: View, records: Sequence[dict[str, Any]], restart: Restart) -> list[Action]:
     """What to do now; nothing if the operator is at it."""
     if view.mpijob is None:
-        return [Done(view.gone or "the MPIJob is not there any more: somebody deleted it")]
+        return [Done(view.gone or "the MPIJob was deleted")]
     lost = [_lost(pod) for pod in view.pods if _is_lost(pod, view.now)]
     if is_settled(records):
         return [*lost, *_settled(view, records)]
@@ -137,7 +137,7 @@ def _over(view: View, records: Sequence[dict[str, Any]], restart: Restart) -> Ac
     if objects.holds(view.mpijob, "Succeeded"):
         return Done("the MPIJob has succeeded, and the end of its log was not seen")
     if any("DeadlineExceeded" in reason for reason in reasons):
-        return Done("its deadline is over; `ortflow resume` goes on", Outcome.PREEMPTED)
+        return Done("its deadline has passed; `ortflow resume` goes on", Outcome.PREEMPTED)
     launchers = objects.of_role(view.pods, "launcher")
     if launchers and objects.exit_code(launchers[-1]) == 2:
         return Done(end_words(launchers[-1]), Outcome.USER_ERROR)
@@ -151,7 +151,7 @@ def _over(view: View, records: Sequence[dict[str, Any]], restart: Restart) -> Ac
     else:
         outcome, spent = Outcome.LOST, before
     decision = decide(outcome, spent, restart, fruitless(records))
-    why = f"the operator has given it up ({end_words(launchers[-1]) if launchers else reasons[0]})"
+    why = f"the operator gave up ({end_words(launchers[-1]) if launchers else reasons[0]})"
     if decision.again:
         return Resubmit(f"{why}; {decision.why}", decision.pause)
     return Done(f"{why}, and {decision.why}", Outcome.FAILURE)

@@ -186,7 +186,7 @@ class Keeper:
             raise UserError(
                 f"the operator gives {len(hosts)} hosts, and the run has {spec.resources.nodes} nodes",
                 where="resources.nodes",
-                fix="do not scale the MPIJob: submit the run again with as many nodes as it shall have",
+                fix="do not scale the MPIJob: submit the run again with the number of nodes that it needs",
             )
         self._story.say(f"attempt {number}: waiting for {len(hosts)} worker{'s' if len(hosts) > 1 else ''}")
         known = wait_for(hosts, pod.ssh_port, WAIT, self._look, self._story.say, Doubts(pod, self._story.say))

@@ -160,8 +160,8 @@ class KubernetesLauncher:
                 return False
             if request.submission.overrides:
                 raise UserError(
-                    f"the run {place.name} is suspended as MPIJob {view.name}, whose values are given",
-                    fix=f"resume it without others, or `ortflow cancel {place.at(view.name).handle}` it first",
+                    f"the run {place.name} is suspended as MPIJob {view.name}, whose values are fixed",
+                    fix=f"resume it without new values, or `ortflow cancel {place.at(view.name).handle}` it first",
                 )
             start = {"spec": {"runPolicy": {"suspend": False}}}
             cluster.patch("MPIJob", view.name, start, place.namespace)

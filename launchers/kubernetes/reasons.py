@@ -28,7 +28,7 @@ _TAKEN = {
     "PreemptionByScheduler": "preempted by a pod of a higher priority",
     "PreemptionByKubeScheduler": "preempted by a pod of a higher priority",
     "DeletionByTaintManager": "its node was tainted or lost",
-    "EvictionByEvictionAPI": "evicted: its node is drained, or somebody wanted it",
+    "EvictionByEvictionAPI": "evicted: its node is drained, or by request",
     "DeletionByPodGC": "its node is gone",
     "TerminationByKubelet": "its node had too little disk or memory, or was shut down",
     "WorkloadEvictedDueToPreemption": "preempted in its queue",
@@ -87,7 +87,7 @@ def _waiting(pod: Object, waiting: Object, own: Sequence[Object]) -> str:
         return f"cannot be started: {message or reason}"
     if reason == "CrashLoopBackOff":
         last = (objects.main_container(pod).get("lastState") or {}).get("terminated") or {}
-        return f"ends again and again: {_end_words(last, pod)}"
+        return f"keeps ending: {_end_words(last, pod)}"
     return _creating(own)
 
 

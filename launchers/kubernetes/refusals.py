@@ -50,7 +50,7 @@ def refusal(error: Refused) -> OrtflowError:
     thing = f"{error.kind} {error.name}".strip()
     if error.code == 401:
         return UserError(
-            "the API server does not know who asks: the credentials are wrong or have expired",
+            "the API server does not accept the credentials: they are wrong or have expired",
             fix="log in again, then try `kubectl auth whoami`",
         )
     if error.code == 404 and (
@@ -72,7 +72,7 @@ def refusal(error: Refused) -> OrtflowError:
         )
     if found := _NEEDS.search(words):
         return UserError(
-            f"the quota {found['quota']} of {where} wants every pod to say its {found['what']}",
+            f"the quota {found['quota']} of {where} requires every pod to state its {found['what']}",
             where="resources", fix="give resources.cpus_per_rank and resources.memory",
         )  # fmt: skip
     if found := _SECURITY.search(words):
@@ -93,7 +93,7 @@ def refusal(error: Refused) -> OrtflowError:
         return UserError(f"{where} is being deleted", where=NAMESPACE, fix="wait, or name another")
     if found := _GRANTS.search(words):
         return UserError(
-            f"{found['user']} may not give {thing} rights that it has not itself",
+            f"{found['user']} may not give {thing} rights that it lacks itself",
             where="backends.kubernetes.supervisor",
             fix="leave it out, or have an administrator make the role, and name its service account",
         )
@@ -118,7 +118,7 @@ def refusal(error: Refused) -> OrtflowError:
     if found := _BROKEN_HOOK.search(words):
         return OrtflowError(f"a policy of the cluster, {found['hook']}, does not answer: {found['words']}")
     if error.code == 429:
-        return OrtflowError("the API server has too much to do; try again")
+        return OrtflowError("the API server is overloaded; try again")
     return OrtflowError(f"the API server fails to {error.verb} {thing} ({error.code}): {words}")
 
 

@@ -131,11 +131,11 @@ def _over(told: RunStatus, view: View) -> RunStatus:
 def _end_of(view: View, failed: Object) -> str:
     reason = str(failed.get("reason") or "")
     if "DeadlineExceeded" in reason or "DeadlineExceeded" in str(_job_failure(view).get("reason")):
-        return "its deadline is over; `ortflow resume` goes on, with a longer backends.kubernetes.deadline if it shall"
+        return "its deadline has passed; `ortflow resume` goes on; raise backends.kubernetes.deadline"
     pods = objects.of_role(view.pods, "launcher")
     last = f"; its last launcher pod: {end_words(pods[-1])}" if pods else ""
     message = " ".join(str(failed.get("message") or "").split())
-    return f"the operator has given it up ({message or reason or 'no reason told'}){last}"
+    return f"the operator gave up ({message or reason or 'no reason given'}){last}"
 
 
 def _job_failure(view: View) -> Object:

@@ -82,7 +82,7 @@ class Worker:
     def _count_kills(self) -> None:
         kills = (oom_kills() or 0) - self._kills
         if kills > self._witness.out_of_memory:
-            print("the kernel has killed a process of this pod for want of memory", flush=True)
+            print("the kernel killed a process of this pod: out of memory", flush=True)
             self._witness = replace(self._witness, out_of_memory=kills)
             self._tell()
 

@@ -26,7 +26,7 @@ def explain(host: str, words: str) -> OrtflowError:
     told = last_line(words)
     if _CHANGED.search(words):
         return UserError(
-            f"{host} shows another host key than before: it was installed anew, or somebody stands in between",
+            f"{host} shows another host key than before: it was installed anew, or the connection is intercepted",
             fix=f"ask its administrators; if the new key is right, `ssh-keygen -R {bare(host)}`, then `ssh {host}`",
         )
     if _UNKNOWN.search(words):
@@ -37,13 +37,13 @@ def explain(host: str, words: str) -> OrtflowError:
     if _REFUSED.search(words):
         return UserError(
             f"{host} does not let you in ({told})",
-            fix=f"`ssh {host}` has to work by itself: `ssh-add` your key, or `ssh-copy-id {host}`",
+            fix=f"`ssh {host}` must work without a prompt: `ssh-add` your key, or `ssh-copy-id {host}`",
         )
     if _NO_NAME.search(words):
         return UserError(f"there is no host {bare(host)} ({told})", fix="correct --host, or your ~/.ssh/config")
     if _AWAY.search(words):
         return OrtflowError(f"{host} cannot be reached ({told}); is the network or the VPN up? Try again")
-    return OrtflowError(f"ssh to {host} failed: {told or 'it says nothing'}")
+    return OrtflowError(f"ssh to {host} failed: {told or 'no output'}")
 
 
 def no_python(host: str, python: str, code: int, words: str) -> OrtflowError:

@@ -57,9 +57,9 @@ def identity(
         return
     for key, value, known in (("account", wanted.account, accounts), ("qos", wanted.qos, qos)):
         if value is not None and value not in known:
-            whose = f"is {value}, which is none of yours ({', '.join(known) or 'there is none'})"
-            told = whose if enforced else f"{whose}, and Slurm takes any word here"
-            yield (fault if enforced else warning)(f"backends.slurm.{key}", told, "change it, or take it out")
+            whose = f"is {value}, which you do not have ({', '.join(known) or 'there is none'})"
+            told = whose if enforced else f"{whose}, and Slurm does not check it here"
+            yield (fault if enforced else warning)(f"backends.slurm.{key}", told, "change it, or remove it")
 
 
 def partition_line(partition: Partition, nodes: Sequence[Node]) -> Finding:
@@ -69,7 +69,7 @@ def partition_line(partition: Partition, nodes: Sequence[Node]) -> Finding:
     if partition.state != "UP":
         return warning(about, f"{partition.state}; {told}")
     if own and not any(node.up for node in own):
-        return warning(about, f"no node is up; {told}", "`sinfo -R` tells why")
+        return warning(about, f"no node is up; {told}", "`sinfo -R` shows why")
     return ok(about, told)
 
 

@@ -137,7 +137,7 @@ class Slurm:
             raise Refused(answer.words)
         match = _SUBMITTED.search(answer.out.strip())
         if match is None:
-            raise NoAnswer(f"sbatch said {answer.out.strip()!r}, which names no job")
+            raise NoAnswer(f"sbatch said {answer.out.strip()!r}, without a job id")
         return match[1]
 
     def cancel(self, *job_ids: str, pending: bool = False) -> None:
@@ -198,7 +198,7 @@ class Slurm:
             raise NoAnswer(f"{command[0]} had no answer within {seconds:.0f} s") from error
         if answer.code and _UNCONFIGURED.search(answer.err):
             raise UserError(
-                f"Slurm's commands know no cluster here: {answer.words.splitlines()[0]}",
+                f"Slurm's commands find no cluster here: {answer.words.splitlines()[0]}",
                 fix="set SLURM_CONF to the cluster's slurm.conf, or load the site's module for Slurm",
             )
         if answer.code and _AWAY.search(answer.err):

@@ -94,7 +94,7 @@ def _commands(slurm: Survey) -> Iterator[Finding]:
 def _site(submission: Submission, slurm: Survey, of_user: bool) -> Iterator[Finding]:
     spec, wanted = submission.spec, asked(submission.spec)
     config, partitions, nodes, jobs = slurm.config(), slurm.partitions(), slurm.nodes(), slurm.mine()
-    yield ok("queue", f"squeue is understood; {sum(job.active for job in jobs)} jobs of yours are in it")
+    yield ok("queue", f"its output is as expected; {sum(job.active for job in jobs)} jobs of yours are in it")
     yield checks.accounting(config, slurm.accounts())
     user = pwd.getpwuid(os.geteuid()).pw_name
     yield from checks.identity(user, _associations(slurm, config, user), config, wanted if of_user else None)
@@ -179,7 +179,7 @@ def _here(submission: Submission) -> Iterator[Finding]:
     yield _interpreter(submission.spec)
     folder, about = existing(submission.run.root.parent), "run directory"
     if os.access(folder, os.W_OK):
-        yield ok(about, f"{submission.run.root}, on {filesystem(folder) or 'a file system that is not told'}")
+        yield ok(about, f"{submission.run.root}, on {filesystem(folder) or 'an unknown file system'}")
     else:
         yield fault(about, f"{folder} may not be written", "give another run_dir, or --runs-dir")
 
@@ -203,7 +203,7 @@ def _nodes(submission: Submission, slurm: Survey, trial: Trial | None) -> Iterat
     about = "nodes"
     if trial is None:
         what = "whether they see the run directory and the interpreter, whether ranks connect; their disk, clocks, NCCL"
-        yield untested(about, what, "a job of two minutes at most tells: add --job")
+        yield untested(about, what, "a job of at most two minutes checks that: add --job")
         return
     spec = trial_spec(submission.spec, trial.nodes)
     request = _request(replace(submission, spec=spec, after=()), slurm)

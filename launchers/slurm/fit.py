@@ -116,7 +116,7 @@ def _machines(wanted: Asked, nodes: Sequence[Node]) -> Iterator[Misfit]:
         yield from _short(wanted, nodes, len(fitting))
     elif (up := sum(node.up for node in fitting)) < wanted.nodes:
         what = f"has {len(fitting)} nodes that fit, and {up} of them are up: the run waits for {wanted.nodes}"
-        yield Misfit(what, "`sinfo -R` tells why nodes are down", never=False)
+        yield Misfit(what, "`sinfo -R` shows why nodes are down", never=False)
 
 
 def _fits(wanted: Asked, node: Node) -> bool:

@@ -112,7 +112,7 @@ class SlurmLauncher:
         with interruptible(), opened(submission) as ours:
             if placed(run.read_attempts()) not in (before, []):
                 ours.handed_over = True
-                raise UserError(f"{run.root} was submitted by somebody else just now")
+                raise UserError(f"{run.root} was just submitted by another process")
             if ours.finished:
                 return f"slurm://{before[-1].job if before else ''}"
             new_budget = begin(request, ours)

@@ -21,7 +21,7 @@ class Reason:
 
 _RESUBMIT = "cancel the run, correct the run file and submit it again"
 _EXACT: dict[str, Reason] = {
-    "": Reason("Slurm has not looked at it yet"),
+    "": Reason("Slurm has not considered it yet"),
     "Resources": Reason("waits for free nodes, cores, memory or GPUs"),
     "Priority": Reason("jobs of a higher priority come first"),
     "Dependency": Reason("waits for another job to end"),
@@ -85,7 +85,7 @@ _EXACT: dict[str, Reason] = {
     "BurstBufferOperation": Reason(
         "the burst buffer could not be set up", True, "ask the administrators of the cluster"
     ),
-    "SchedDefer": Reason("Slurm looks at it with its next round"),
+    "SchedDefer": Reason("Slurm considers it in its next scheduling cycle"),
     "OutOfMemory": Reason("it has used more memory than it asked for"),
     "JobLaunchFailure": Reason("Slurm could not start it", True, "see why, then `scontrol release JOB`"),
     "SystemFailure": Reason("Slurm itself has failed", True, "ask the administrators of the cluster"),
@@ -151,7 +151,7 @@ def waits(job: Job) -> str:
     if job.reason == "Dependency" and job.dependency:
         found = Reason(f"{found.words}: {job.dependency.replace('(unfulfilled)', '')}")
     if job.reason == "BeginTime" and job.restarts:
-        found = Reason("Slurm lets it rest before it starts again, for up to two minutes")
+        found = Reason("Slurm delays its next start, for up to two minutes")
     fix = found.fix.replace("JOB", job.id)
     told = f"will never start by itself: {found.words}" if found.never else found.words
     return f"{told}; {fix}" if fix else told

@@ -25,7 +25,7 @@ def restarts(settings: Settings, places: Sequence[Partition], requeue: bool) -> 
 def _requeue(settings: Settings, requeue: bool) -> Finding:
     about, value = "requeue", settings.get("JobRequeue", "")
     if not requeue:
-        told = "backends.slurm.requeue is false: nobody starts a job again that has lost a node"
+        told = "backends.slurm.requeue is false: a job that has lost a node is not started again"
         return warning(about, told, "set it to true, unless the site does not allow it")
     asks = "" if value == "1" else ": only jobs that ask for it are queued again, and ortflow's do"
     return ok(about, f"JobRequeue={value or 'unknown'}{asks}")
@@ -52,8 +52,8 @@ def _preemption(settings: Settings, places: Sequence[Partition]) -> Finding:
 def _signal(settings: Settings) -> Finding:
     about = "preempt_send_user_signal"
     if about in listed(settings, "SlurmctldParameters"):
-        return ok(about, "set: ranks are told by SIGUSR2")
-    return ok(about, "not set: ranks are told by SIGTERM, which they heed as well")
+        return ok(about, "set: ranks are notified by SIGUSR2")
+    return ok(about, "not set: ranks are notified by SIGTERM, which they handle as well")
 
 
 def _delay(settings: Settings) -> Finding:

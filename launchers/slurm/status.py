@@ -30,7 +30,7 @@ _ENDS = {
     "OUT_OF_MEMORY": "the job was out of memory; raise resources.memory",
     "BOOT_FAIL": "its nodes did not start",
     "DEADLINE": "the job could not end before its deadline",
-    "COMPLETED": "the job ended and left no word in the run directory, which must be the same folder on every node",
+    "COMPLETED": "the job ended and left no record in the run directory, which must be the same folder on every node",
 }  # fmt: skip
 
 
@@ -119,7 +119,7 @@ def _cancelled(job: Job) -> str:
 
 def _ending(run: RunDir, job: Job | None, last: str | None) -> str:
     if job is None:
-        return f"Slurm no longer knows of job {last}, and it left no word"
+        return f"Slurm no longer knows of job {last}, and it left no record"
     where = f" on {job.nodes}" if job.nodes else ""
     # Slurm gives JobLaunchFailure for a batch script that a signal has ended, too.
     if job.signal == NEVER_BEGAN or (job.reason == "JobLaunchFailure" and not job.signal):

@@ -114,7 +114,7 @@ def submit(wanted: SweepRequest, slurm: Slurm) -> str:
         ours = [stack.enter_context(opened(request.submission)) for request in wanted.requests]
         for run, earlier in zip(sweep.runs, before, strict=True):
             if placed(run.read_attempts()) not in (earlier, []):
-                raise UserError(f"{run.root} was submitted by somebody else just now")
+                raise UserError(f"{run.root} was just submitted by another process")
         tasks = [task for task, one in enumerate(ours) if not one.finished]
         if not tasks:
             return f"slurm://{_array(before[0][-1].job) if before[0] else ''}"

@@ -74,7 +74,7 @@ def redirect(run: RunDir, job: JobOfOurs) -> None:
     """From here on the job's words go where those of any run in Slurm are; raises OSError."""
     log = run.root / "logs" / f"slurm-{job.id}.log"
     log.parent.mkdir(parents=True, exist_ok=True)
-    print(f"what this job has to say stands in {log}", flush=True)
+    print(f"the output of this job is in {log}", flush=True)
     descriptor = open_regular(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     sys.stdout.flush()
     sys.stderr.flush()

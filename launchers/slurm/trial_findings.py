@@ -44,7 +44,7 @@ def findings(results: Results, world: int, start: Start, folder: str, model_byte
     silent = [node for node in nodes if node in results.seen and node not in good]
     if (broken := _broken(results, unseen)) is not None:
         yield broken
-        yield untested("nodes", "the job did not come to look")
+        yield untested("nodes", "the job did not run the checks")
         return
     if unseen:
         told = f"{named(unseen)} {_do(unseen)} not see {folder}, or may not write there"
@@ -125,7 +125,7 @@ def _interpreters(results: Results, good: Sequence[str], silent: Sequence[str]) 
         yield ok(about, f"CPython {' and '.join(versions)} imports what ranks need, on {named(good)}")
     if (code := results.codes.get("keeper")) and results.nodes[0] not in silent:
         said = _last(results.logs.get("keeper", ""))
-        told = f"what keeps the run going ended with exit code {code} on {results.nodes[0]}: {said}"
+        told = f"the supervisor process ended with exit code {code} on {results.nodes[0]}: {said}"
         yield fault("keeper", told, "set backends.slurm.python to an interpreter that the nodes have, with ortflow")
 
 
@@ -153,7 +153,7 @@ def _clocks(results: Results) -> Finding:
     """Tasks of a step begin at about the same time, and between the submission and now."""
     about, known = "clocks", {node: moment for node, moment in results.seen.items() if moment is not None}
     if not known:
-        return untested(about, "no node told its time")
+        return untested(about, "no node reported its time")
     middle = median(known.values())
     off = {node: moment - middle for node, moment in known.items() if abs(moment - middle) > SKEW}
     for node, moment in known.items():
@@ -173,7 +173,7 @@ def _disk(results: Results, good: Sequence[str], folder: str, model_bytes: int |
     slowest, fastest = min(speeds.values()), max(speeds.values())
     free = min(int(results.reports[node]["free"]) for node in good)
     spread = f"{size(slowest)}/s" if fastest < 1.2 * slowest else f"{size(slowest)}/s to {size(fastest)}/s"
-    told = f"{folder} takes {spread}{' a node, all at once' if len(good) > 1 else ''}; {size(free)} free"
+    told = f"{folder} takes {spread}{' a node, in parallel' if len(good) > 1 else ''}; {size(free)} free"
     need = LITTLE if model_bytes is None else float(CHECKPOINTS * model_bytes)
     if free < need:
         more = f"{told}; a run's checkpoints may need {size(need)}"

@@ -118,7 +118,7 @@ def _params(values: Mapping[str, Any], spec: RunSpec, placement: Placement) -> d
     contents = {f"file-{place}": _content(path, placement) for place, path in enumerate(lookup(values, FILES) or ())}
     run = canonical(values)
     if found := UNREADABLE.search(run):
-        what = f"the run file holds the character U+{ord(found.group()):04X}, which does not travel in a ConfigMap"
+        what = f"the run file contains the character U+{ord(found.group()):04X}, which does not travel in a ConfigMap"
         raise UserError(what, fix="remove it")
     if len(run.encode()) + sum(len(text.encode()) for text in contents.values()) > CARRIED_LIMIT:
         what = f"are more than {CARRIED_LIMIT // 1024} KiB together with the run file, and travel in a ConfigMap"

@@ -30,7 +30,7 @@ def one_line(text: str, what: str) -> str:
     """The text itself, if a line of a script can hold it; raises UserError."""
     if carries_control(text):
         raise UserError(
-            f"{what} holds a line break or another control character: {printable(text)}",
+            f"{what} contains a line break or another control character: {printable(text)}",
             fix="a batch script has no way to write it: leave it out",
         )
     return text

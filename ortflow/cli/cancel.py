@@ -21,7 +21,7 @@ def cancel(
         str | None, typer.Argument(metavar="[RUN]", help="Name or directory of the run.", autocompletion=complete_run)
     ] = None,
     sweep: SweepOption = None,
-    now: Annotated[bool, typer.Option("--now", help="Leave at once, without saving.")] = False,
+    now: Annotated[bool, typer.Option("--now", help="Stop immediately, without saving.")] = False,
     runs: RunsOption = Path(RUNS),
 ) -> None:
     """Have a run, or all runs of a sweep, save and leave.
@@ -44,7 +44,7 @@ def cancel(
     end, pause = time.monotonic() + PATIENCE, 0.2
     while (how := launcher.status(found)).state.active:
         if time.monotonic() > end:
-            harder = "" if now else "; `ortflow cancel --now` does not ask"
+            harder = "" if now else "; `ortflow cancel --now` stops without saving"
             raise OrtflowError(f"{found.root.name} was asked to leave and has not within {PATIENCE:.0f} s{harder}")
         time.sleep(pause)
         # Each look may be a call to a scheduler.

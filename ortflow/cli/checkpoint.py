@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from ortflow.workflow.checkpoint.store import DirectoryStore
 
 app = typer.Typer(
-    name="checkpoint", help="Look at a run's checkpoints, verify them, delete some.", no_args_is_help=True
+    name="checkpoint", help="List, verify, show and delete the checkpoints of a run.", no_args_is_help=True
 )
 
 PlaceArgument = Annotated[
@@ -83,7 +83,7 @@ def verify(
 def show(
     run: PlaceArgument,
     step: StepOption = None,
-    tensors: Annotated[bool, typer.Option("--tensors", help="Also each tensor: shape, group and place.")] = False,
+    tensors: Annotated[bool, typer.Option("--tensors", help="Also list each tensor: shape, group and offset.")] = False,
     as_json: JsonOption = False,
     runs: RunsOption = Path(RUNS),
 ) -> None:
@@ -112,11 +112,13 @@ def show(
 @app.command()
 def prune(
     run: PlaceArgument,
-    newest: Annotated[int, typer.Option(min=1, help="Keep the newest so many.")],
+    newest: Annotated[int, typer.Option(min=1, help="Number of newest checkpoints to keep.")],
     every: Annotated[int | None, typer.Option(min=1, help="Also keep multiples of this step.")] = None,
     damaged: Annotated[
         bool,
-        typer.Option("--damaged", help="Also delete torn and corrupt ones; reads all that stay. Not while it runs."),
+        typer.Option(
+            "--damaged", help="Also delete torn and corrupt ones; reads all that are kept. Not for an active run."
+        ),
     ] = False,
     runs: RunsOption = Path(RUNS),
 ) -> None:
@@ -129,14 +131,14 @@ def prune(
         _refuse_if_saving(store)
         for one in [one for one in store.steps() if faults_of(store, one)]:
             if not store.is_own(one):
-                typer.echo(f"kept {store.place(one)}, which holds more than the files of a checkpoint", err=True)
+                typer.echo(f"kept {store.place(one)}, which contains files that are not a checkpoint's", err=True)
                 continue
             store.remove(one)
             typer.echo(f"deleted {store.place(one)}, which was damaged")
         for path in store.remove_set_asides():
             typer.echo(f"deleted {path}, which was damaged")
         for path in store.set_asides():
-            typer.echo(f"kept {path}, which holds more than the files of a checkpoint", err=True)
+            typer.echo(f"kept {path}, which contains files that are not a checkpoint's", err=True)
     for one in prune_store(store, newest, every):
         typer.echo(f"deleted {store.place(one)}")
 

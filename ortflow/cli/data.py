@@ -17,7 +17,7 @@ from ortflow.workflow.errors import UserError
 if TYPE_CHECKING:
     from ortflow.workflow.data.dataset import Dataset
 
-app = typer.Typer(name="data", help="Make sets of samples, and look into them.", no_args_is_help=True)
+app = typer.Typer(name="data", help="Make data sets and inspect them.", no_args_is_help=True)
 
 
 @app.command()
@@ -33,17 +33,20 @@ def convert(
     ],
     text: Annotated[bool, typer.Option("--text", help="Text as byte tokens, in windows of --length + 1.")] = False,
     lines: Annotated[bool, typer.Option("--lines", help="Text as byte tokens, each line a sample.")] = False,
-    length: Annotated[int | None, typer.Option(min=1, help="Tokens of a window, and from one to the next.")] = None,
+    length: Annotated[
+        int | None, typer.Option(min=1, help="Tokens in a window, and between the starts of two windows.")
+    ] = None,
     column: Annotated[
         str | None, typer.Option(help="Name of the column of text (tokens if not given) or of one .npy file.")
     ] = None,
     eval_fraction: Annotated[
-        float, typer.Option(min=0.0, max=1.0, help="Share set aside: writes train and eval into the output folder.")
+        float,
+        typer.Option(min=0.0, max=1.0, help="Share for evaluation: writes train and eval into the output folder."),
     ] = 0.0,
     shard_samples: Annotated[
-        int | None, typer.Option(min=1, help="Write a folder of shards of so many samples each.")
+        int | None, typer.Option(min=1, help="Write a folder of shards with this many samples each.")
     ] = None,
-    force: Annotated[bool, typer.Option("--force", help="Replace what is there.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Replace an existing data set.")] = False,
 ) -> None:
     """Convert arrays or text into a set of samples that ranks read in any order."""
     _require_packages()
@@ -53,7 +56,7 @@ def convert(
     if text and lines:
         raise UserError("--text and --lines exclude each other", fix="give one of them")
     if text != (length is not None):
-        raise UserError("--text and --length need each other", fix="give both, as in --text --length 256")
+        raise UserError("--text and --length must be given together", fix="give both, as in --text --length 256")
     files = find_files(sources)
     more: dict[str, Any] = {"eval_fraction": eval_fraction, "shard_samples": shard_samples, "replace": force}
     if text or lines:

@@ -31,17 +31,17 @@ resources: {nodes: 1, ranks_per_node: 2, cpus_per_rank: 1}
 def doctor(
     words: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[RUN_FILE] [KEY=VALUE]", help="The run that is to work, and values in place of its."),
+        typer.Argument(metavar="[RUN_FILE] [KEY=VALUE]", help="Run file to check, and values that override its own."),
     ] = None,
     backend: BackendOption = "local",
     job: Annotated[
-        bool, typer.Option("--job", help="Submit a job of two minutes at most that looks from the nodes; for Slurm.")
+        bool, typer.Option("--job", help="Submit a job of at most two minutes that checks the nodes; for Slurm.")
     ] = False,
     nodes: Annotated[
-        int | None, typer.Option("--nodes", min=1, help="Nodes of that job; as many as the run has if not given.")
+        int | None, typer.Option("--nodes", min=1, help="Nodes of that job; the run's number if not given.")
     ] = None,
     wait: Annotated[
-        float, typer.Option("--wait", metavar="SECONDS", min=0, help="Wait so long for that job to start.")
+        float, typer.Option("--wait", metavar="SECONDS", min=0, help="How long to wait for that job to start.")
     ] = 120.0,
     as_json: JsonOption = False,
     runs: RunsOption = Path(RUNS),
@@ -53,7 +53,7 @@ def doctor(
     if (job or nodes is not None) and backend != "slurm":
         raise UserError("--job and --nodes are for Slurm", fix="add -b slurm")
     if nodes is not None and not job:
-        raise UserError("--nodes is for the job", fix="add --job")
+        raise UserError("--nodes is for the job of --job", fix="add --job")
     file, overrides = split(words or ())
     tell(_examine(file, overrides, backend, (nodes, wait) if job else None, runs), as_json=as_json)
 
@@ -83,7 +83,7 @@ def _examine(
 
         yield from examine_kubernetes(submission, of_user=file is not None)
     else:
-        raise UserError(f"the launcher {backend!r} cannot be examined", fix="local, slurm and kubernetes can")
+        raise UserError(f"the launcher {backend!r} is not supported by doctor", fix="use local, slurm or kubernetes")
 
 
 def _read(file: Path, overrides: list[str], runs: Path, *, elsewhere: bool) -> Submission:

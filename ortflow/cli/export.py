@@ -13,9 +13,11 @@ from ortflow.cli.runs import RUNS, RunArgument, RunsOption, find_run
 
 def export(
     run: RunArgument,
-    step: Annotated[int | None, typer.Option("--step", min=0, help="Of which checkpoint; the newest.")] = None,
+    step: Annotated[
+        int | None, typer.Option("--step", min=0, help="Step of the checkpoint; the newest if not given.")
+    ] = None,
     output: Annotated[
-        Path | None, typer.Option("--output", "-o", help="The file to write; the run file's export.path.")
+        Path | None, typer.Option("--output", "-o", help="File to write; export.path of the run file if not given.")
     ] = None,
     runs: RunsOption = Path(RUNS),
 ) -> None:

@@ -24,7 +24,12 @@ PYTHON = "python3"
 OURS = {
     "host": Annotated[
         str | None,
-        typer.Option("--host", metavar="[USER@]HOST", envvar="ORTFLOW_HOST", help="Do it on this login node, by ssh."),
+        typer.Option(
+            "--host",
+            metavar="[USER@]HOST",
+            envvar="ORTFLOW_HOST",
+            help="Run the command on this login node, by ssh.",
+        ),
     ],
     "host_dir": Annotated[
         str | None,
@@ -79,7 +84,7 @@ def carry_out(ctx: typer.Context, host: str, folder: str | None, python: str | N
     from ortflow.workflow.spec.load import load_run_file
 
     if ctx.params.get(BACKEND) == "kubernetes" or ctx.params.get("only") == "kubernetes":
-        raise UserError("--host is for login nodes; a cluster of Kubernetes is reached from here", fix="leave it out")
+        raise UserError("--host is for login nodes; a Kubernetes cluster is reached directly", fix="leave it out")
     file, overrides = run_file_of(ctx)
     spec = load_run_file(file, overrides) if file is not None else None
     used = choose(recall(host), python or python_of(spec), folder)

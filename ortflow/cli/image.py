@@ -13,7 +13,7 @@ import typer
 from ortflow.cli.findings import tell
 from ortflow.cli.runs import JsonOption
 
-app = typer.Typer(name="image", help="About the image that pods of a run are made from.", no_args_is_help=True)
+app = typer.Typer(name="image", help="Check the container image of a run.", no_args_is_help=True)
 
 
 class AnyMpi(str, Enum):
@@ -32,7 +32,7 @@ def image() -> None:
 @app.command()
 def check(
     python: Annotated[str, typer.Option(help="Interpreter of the ranks: backends.kubernetes.python.")] = "python",
-    mpi: Annotated[AnyMpi, typer.Option(help="MPI that is to be there: backends.kubernetes.mpi.")] = AnyMpi.AUTO,
+    mpi: Annotated[AnyMpi, typer.Option(help="Expected MPI: backends.kubernetes.mpi.")] = AnyMpi.AUTO,
     port: Annotated[int, typer.Option(min=1, max=65535, help="Port of sshd: backends.kubernetes.ssh_port.")] = 2222,
     as_json: JsonOption = False,
 ) -> None:

@@ -72,11 +72,11 @@ def _print_plan(told: Forecast) -> None:
     typer.echo(f"memory of a rank on the {where}, predicted, {told.micro_batch} samples a micro-batch")
     for name, count in (*told.parts.items(), ("in all", told.total)):
         typer.echo(f"  {name:<12}{size(count):>8}")
-    typer.echo(f"activations are most at {told.peak.node}:")
+    typer.echo(f"activations are largest at {told.peak.node}:")
     for name, count in told.peak.values[:SHOWN]:
         typer.echo(f"  {size(count):>8}  {name}")
     if told.peak.unknown:
-        typer.echo(f"not counted, because the graph does not tell their size: {len(told.peak.unknown)} values")
+        typer.echo(f"not counted, because the graph does not give their size: {len(told.peak.unknown)} values")
     typer.echo(f"the largest part: {told.largest}; {ADVICE[told.largest]}")
 
 

@@ -12,10 +12,10 @@ from ortflow.cli.runs import RUNS, RunArgument, RunsOption, find_run
 
 def logs(
     run: RunArgument,
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on while the run is active.")] = False,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Keep following while the run is active.")] = False,
     rank: Annotated[int, typer.Option("--rank", min=0, help="Whose log.")] = 0,
     attempt: Annotated[
-        int | None, typer.Option("--attempt", min=0, help="Of which attempt, from 0; the newest if not given.")
+        int | None, typer.Option("--attempt", min=0, help="Attempt, from 0; the newest if not given.")
     ] = None,
     runs: RunsOption = Path(RUNS),
 ) -> None:

@@ -53,16 +53,18 @@ def list_runs(
     sweep: SweepOption = None,
     by: Annotated[
         str | None,
-        typer.Option("--by", metavar="METRIC", help="What tells the best run of a sweep; the first if not given."),
+        typer.Option("--by", metavar="METRIC", help="Metric that ranks the runs of a sweep; the first if not given."),
     ] = None,
     only: Annotated[
         str | None,
         typer.Option(
-            "--backend", "-b", help="Only those of this launcher; for kubernetes also the cluster's, whoever submitted."
+            "--backend",
+            "-b",
+            help="Only runs of this launcher; for kubernetes also those in the cluster, of all users.",
         ),
     ] = None,
     everywhere: Annotated[
-        bool, typer.Option("--all-namespaces", "-A", help="With -b kubernetes: of every namespace.")
+        bool, typer.Option("--all-namespaces", "-A", help="With -b kubernetes: runs of all namespaces.")
     ] = False,
     as_json: JsonOption = False,
     runs: RunsOption = Path(RUNS),

@@ -15,10 +15,10 @@ if TYPE_CHECKING:
 
 FileArgument = Annotated[Path, typer.Argument(metavar="RUN_FILE", help="The run file (YAML).")]
 OverridesArgument = Annotated[
-    list[str] | None, typer.Argument(metavar="KEY=VALUE", help="Values in place of the run file's.")
+    list[str] | None, typer.Argument(metavar="KEY=VALUE", help="Values that override the run file's.")
 ]
 FreshOption = Annotated[
-    bool, typer.Option("--fresh", help="Start anew; the run that the directory holds is put aside as NAME.1, .2, …")
+    bool, typer.Option("--fresh", help="Start anew; an existing run is renamed to NAME.1, NAME.2, …")
 ]
 BackendOption = Annotated[
     str, typer.Option("--backend", "-b", help="Launcher: local, slurm, kubernetes, or one that is installed.")

@@ -30,10 +30,16 @@ def submit(
         typer.Option("--after", metavar="RUN[,RUN…]", help="Start when these runs have finished; for Slurm."),
     ] = None,
     retry: Annotated[
-        float, typer.Option("--retry", metavar="SECONDS", min=0, help="Wait so long for a scheduler that is away.")
+        float,
+        typer.Option(
+            "--retry", metavar="SECONDS", min=0, help="How long to wait for a scheduler that does not answer."
+        ),
     ] = 0.0,
     follow: Annotated[
-        bool, typer.Option("--follow", "-f", help="Stay until the run ends, with its exit code; Ctrl-C only leaves.")
+        bool,
+        typer.Option(
+            "--follow", "-f", help="Wait for the run's end and exit with its code; Ctrl-C does not stop the run."
+        ),
     ] = False,
     runs: RunsOption = Path(RUNS),
 ) -> None:
@@ -54,7 +60,7 @@ def submit(
     if sets or at_once is not None:
         slurm = _array_of(backend, sets)
         if follow:
-            raise UserError("--follow follows one run", fix="`ortflow list --sweep NAME` shows a sweep's")
+            raise UserError("--follow is for a single run", fix="`ortflow list --sweep NAME` shows a sweep's")
         wanted = request_sweep(
             file, overrides, sets or (), runs, slurm, fresh=fresh, after=before, retry=retry, at_once=at_once
         )

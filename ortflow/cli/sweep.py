@@ -28,7 +28,8 @@ SetOption = Annotated[
     typer.Option("--set", metavar="KEY=VALUES", help="A sweep over V1,V2,… or FIRST..LAST; for Slurm, a job array."),
 ]
 AtOnceOption = Annotated[
-    int | None, typer.Option("--at-once", metavar="N", min=1, help="Of a sweep, run at most so many at a time.")
+    int | None,
+    typer.Option("--at-once", metavar="N", min=1, help="Number of runs of a sweep that may run at the same time."),
 ]
 SweepOption = Annotated[str | None, typer.Option("--sweep", metavar="NAME", help="All runs of a sweep.")]
 
@@ -149,7 +150,7 @@ def cancel_sweep(name: str, runs: Path, *, now: bool) -> None:
     while active := [how for how in found if how.state.active]:
         if time.monotonic() > end:
             others = f" and {len(active) - 1} others were" if len(active) > 1 else " was"
-            harder = "" if now else "; `ortflow cancel --now` does not ask"
+            harder = "" if now else "; `ortflow cancel --now` stops without saving"
             raise OrtflowError(f"{active[0].name}{others} asked to leave and not gone within {PATIENCE:.0f} s{harder}")
         time.sleep(pause)
         pause, found = min(2.0, pause * 1.3), statuses(there)

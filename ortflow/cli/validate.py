@@ -31,7 +31,7 @@ def validate(
     overrides: OverridesArgument = None,
     backend: Annotated[
         str | None,
-        typer.Option("--backend", "-b", help="kubernetes: model and data lie on the volume, and are not looked for."),
+        typer.Option("--backend", "-b", help="kubernetes: model and data are on the volume and are not checked."),
     ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print the findings as JSON.")] = False,
 ) -> None:

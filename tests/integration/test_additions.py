@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 import subprocess
@@ -39,7 +40,7 @@ METRIC = Addition(
         ),
         (
             "workflow/graph/metrics.py",
-            "_ATTACH: dict",
+            "ATTACH: dict",
             "def _error_rate(edit: Editor, loss: Loss, target: Target) -> None:\n"
             '    total, weight = sum_and_weight("error_rate")\n'
             '    best = edit.node("ArgMax", target.prediction, axis=1, keepdims=0)\n'
@@ -54,34 +55,26 @@ OPTIMIZER = Addition(
     "An optimizer",
     [
         (
-            "workflow/spec/train.py",
+            "workflow/spec/optimizers.py",
             "Optimizer = Annotated[",
             'class SignSgd(OptimizerBase):\n    """The sign of the gradient."""\n\n    name: Literal["signsgd"]\n'
             '    """The update rule."""\n\n\n',
         ),
-        ("workflow/spec/train.py", "Adam | Lamb | Sgd, Field", "SignSgd | "),
+        ("workflow/spec/optimizers.py", "Adam | Lamb | Sgd, Field", "SignSgd | "),
         (
-            "workflow/optim/graph.py",
-            "from ortflow.workflow.optim import adam",
-            "from ortflow.workflow.optim import signsgd\n",
+            "workflow/spec/optimizers.py",
+            '    "sgd": Properties',
+            '    "signsgd": Properties(moments={"last_sign": None}),\n',
         ),
-        (
-            "workflow/optim/graph.py",
-            "    if isinstance(optimizer, Adam):\n        return",
-            "    if isinstance(optimizer, signsgd.SignSgd):\n        return ()\n",
-        ),
-        (
-            "workflow/optim/graph.py",
-            "    if isinstance(optimizer, Adam):\n        adam.update",
-            "    if isinstance(optimizer, signsgd.SignSgd):\n        signsgd.update(build, optimizer, segments)\n"
-            "        return build.model()\n",
-        ),
+        ("workflow/optim/graph.py", "adam, lamb, sgd\n", "signsgd, "),
+        ("workflow/optim/graph.py", '    "sgd": sgd.update', '    "signsgd": signsgd.update,\n'),
     ],
     {
         "workflow/optim/signsgd.py": (
-            "from ortflow.workflow.spec.train import SignSgd\n\n\ndef update(build, optimizer, segments):\n"
+            "def update(build, optimizer, segments):\n"
             "    for i in range(len(segments)):\n"
-            '        change = build.op("Mul", build.op("Sign", f"gradients.{i}"), "learning_rate")\n'
+            '        sign = build.op("Sign", f"gradients.{i}", out=f"last_sign.{i}.out")\n'
+            '        change = build.op("Mul", sign, "learning_rate")\n'
             '        build.op("Sub", f"parameters.{i}", change, out=f"parameters.{i}.out")\n'
         )
     },
@@ -151,26 +144,37 @@ def output_of(source: Path, *arguments: str, folder: Path) -> str:
     return done.stdout
 
 
+def run_file_page(source: Path) -> str:
+    """docs/run-file.md as the copy writes it."""
+    shutil.copytree(ROOT / "docs", source / "docs")
+    output_of(source, str(source / "docs/run_file_tables.py"), folder=source)
+    return (source / "docs/run-file.md").read_text()
+
+
 def test_a_metric(tmp_path: Path) -> None:
     source = with_addition(tmp_path, METRIC)
     model = {**RUN["model"], "metrics": ["accuracy", "error_rate"]}
     data = {**RUN["data"], "eval": "set.arrow"}
     tiny = Tiny.make(tmp_path / "p", model=model, data=data, train={**RUN["train"], "evaluation": {"every_steps": 6}})
-    assert "error_rate" in tiny.command("validate", "run.yaml").said
-    printed = output_of(source, "-m", "ortflow", "run", "run.yaml", folder=tiny.folder)
-    found = re.findall(
-        r"accuracy ([\d.]+)  error_rate ([\d.]+)",
-        printed + (tiny.run_dir / "logs").joinpath("attempt-00/rank-0000.log").read_text(),
-    )
-    assert found
-    assert all(float(right) + float(wrong) == pytest.approx(1, abs=2e-4) for right, wrong in found)
+    assert tiny.command("validate", "run.yaml").code == 2
+    output_of(source, "-m", "ortflow", "validate", "run.yaml", folder=tiny.folder)
+    output_of(source, "-m", "ortflow", "run", "run.yaml", folder=tiny.folder)
+    events = [json.loads(line) for line in (tiny.run_dir / "events/rank-0000.jsonl").read_text().splitlines()]
+    found = [event for event in events if event["event"] == "evaluation"]
+    assert [event["step"] for event in found] == [6, 12]
+    assert all(event["accuracy"] + event["error_rate"] == pytest.approx(1) for event in found)
+    assert "| `error_rate` | share of wrong predictions | `cross_entropy` |" in run_file_page(source)
 
 
 def test_an_optimizer(tmp_path: Path) -> None:
     source = with_addition(tmp_path, OPTIMIZER)
     tiny = Tiny.make(tmp_path / "p", train={"steps": 12, "optimizer": {"name": "signsgd", "lr": 0.01}})
     assert tiny.command("validate", "run.yaml").code == 2
+    output_of(source, "-m", "ortflow", "validate", "run.yaml", folder=tiny.folder)
     output_of(source, "-m", "ortflow", "run", "run.yaml", folder=tiny.folder)
+    manifest = next((tiny.run_dir / "checkpoints").glob("step-00000012/*.json")).read_text()
+    assert "last_sign" in manifest
+    assert "| `signsgd` | `last_sign` | element by element |" in run_file_page(source)
 
 
 def test_the_gradient_of_an_operator(tmp_path: Path) -> None:
@@ -193,6 +197,4 @@ def test_a_key_of_the_run_file(tmp_path: Path) -> None:
     assert tiny.command("validate", "run.yaml").code == 2
     output_of(source, "-m", "ortflow", "run", "run.yaml", folder=tiny.folder)
     assert "good morning" in (tiny.run_dir / "logs/attempt-00/rank-0000.log").read_text()
-    shutil.copytree(ROOT / "docs", tmp_path / "docs")
-    output_of(source, str(tmp_path / "docs/run_file_tables.py"), folder=tmp_path)
-    assert "greeting" in (tmp_path / "docs/run-file.md").read_text()
+    assert "greeting" in run_file_page(source)

@@ -22,11 +22,11 @@ from ortflow.workflow.kernels.graph import with_kernels
 from ortflow.workflow.kernels.library import find_library
 from ortflow.workflow.layout import Entry
 from ortflow.workflow.optim.gradient import gradient_graph
-from ortflow.workflow.optim.graph import moments, optimizer_graph
+from ortflow.workflow.optim.graph import optimizer_graph
 from ortflow.workflow.optim.segments import segments
 from ortflow.workflow.spec.model import Loss
+from ortflow.workflow.spec.optimizers import Adam, moments
 from ortflow.workflow.spec.run import RunSpec
-from ortflow.workflow.spec.train import Adam
 
 LIBRARY = None if os.environ.get("ORTFLOW_TEST_KERNELS") == "onnxruntime" else find_library().path
 """Our own kernels, as ranks use them; ONNX Runtime's alone where the variable says so."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from case import Case
 
-from ortflow.workflow.spec.train import Adam
+from ortflow.workflow.spec.optimizers import Adam
 
 STEPS = 20
 OPTIMIZER = Adam(name="adamw", lr=1e-3, weight_decay=0.05)

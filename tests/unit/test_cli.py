@@ -120,7 +120,7 @@ def test_render_prints_the_command_and_nothing_else(folder: Path, call: Call) ->
         (["run", "run.yaml", "run_dir=/proc/1/x"], "run_dir: /proc/1/x cannot be written"),
         (["run", "run.yaml", "resources.nodes=2"], "resources.nodes: is 2, and the local backend has one machine"),
         (["run", "run.yaml", "resources.python=/nowhere/python"], "resources.python: there is no interpreter"),
-        (["submit", "run.yaml", "--backend", "slurmm"], "there is no launcher 'slurmm'"),
+        (["submit", "run.yaml", "--backend", "slurmm"], "unknown launcher 'slurmm'"),
         (["status", "gtp"], "there is no run gtp in runs; did you mean gpt?"),
         (["logs", "gpt"], "has no log of rank 0 in attempt 0; no rank has started in it"),
         (["cancel", "elsewhere/gpt"], "there is no run elsewhere/gpt"),

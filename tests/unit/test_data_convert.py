@@ -276,10 +276,10 @@ def test_bad_sources_are_named_and_leave_nothing(case: str, options: list[str], 
 @pytest.mark.parametrize(
     ("options", "told"),
     [
-        (["--text"], "need each other"),
-        (["--length", "5"], "need each other"),
+        (["--text"], "must be given together"),
+        (["--length", "5"], "must be given together"),
         (["--text", "--lines", "--length", "5"], "exclude each other"),
-        (["--lines", "--length", "5"], "need each other"),
+        (["--lines", "--length", "5"], "must be given together"),
         (["--text", "--length", "50"], "there is no sample to write"),
     ],
 )

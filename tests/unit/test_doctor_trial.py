@@ -171,7 +171,7 @@ CASES: dict[str, tuple[dict[str, Any], str, str]] = {
     "input": (node_with(missing=["/in/a.arrow"]), "input", "n2 does not see /in/a.arrow"),
     "clocks": ({"seen": {"n1": 102.0, "n2": 302.0}}, "clocks", "n2 by +192 s or more"),
     "clock of a single node": ({"nodes": ["n1"], "seen": {"n1": 40.0}}, "clocks", "n1 by -60 s or more"),
-    "slow disk": (node_with(bytes_per_second=1e6), "disk", "1.0 MB/s to 200 MB/s a node, all at once; 1.0 TB free"),
+    "slow disk": (node_with(bytes_per_second=1e6), "disk", "1.0 MB/s to 200 MB/s a node, in parallel; 1.0 TB free"),
     "full disk": (node_with(free=10**9), "disk", "checkpoints may need 2.0 GB"),
     "keeper": ({"codes": {**results().codes, "keeper": 1}, "logs": {"keeper": "No module named ortflow\n"}}, "keeper",
                "exit code 1 on n1: No module named ortflow"),

@@ -58,16 +58,16 @@ def test_sound_gpus() -> None:
     [
         (
             {"fp32": 2.0e13, "slowed": 4 | 32},
-            "number 1, NVIDIA H200, computes 20.0 TFLOP/s in fp32, and a sound one 40 or more: held back by heat",
+            "number 1, NVIDIA H200, computes 20.0 TFLOP/s in fp32; 40 or more are expected: throttled by heat",
         ),
         (
             {"fp16": 4.0e14, "slowed": 4},
-            "WARNING GPU: number 1, NVIDIA H200, computes 400.0 TFLOP/s in fp16, and a sound one 494 or more: "
-            "held back by the limit of its power",
+            "WARNING GPU: number 1, NVIDIA H200, computes 400.0 TFLOP/s in fp16; 494 or more are expected: "
+            "throttled by its power limit",
         ),
         ({"free": 60 * GIB}, "number 1, NVIDIA H200, is in use: another process, 86 GB of its memory taken"),
         ({"processes": 2}, "number 1, NVIDIA H200, is in use: 2 other processes, 1.1 GB of its memory taken"),
-        ({"uncorrected": 3}, "FAULT GPU: number 1, NVIDIA H200, had 3 uncorrected errors of its memory"),
+        ({"uncorrected": 3}, "FAULT GPU: number 1, NVIDIA H200, had 3 uncorrected memory errors"),
         ({"broken_rows": 1}, "WARNING GPU: number 1, NVIDIA H200, has rows of memory that wait to be replaced"),
         ({"error": "a product is wrong by 1"}, "FAULT GPU: number 1, NVIDIA H200, fails: a product is wrong by 1"),
     ],

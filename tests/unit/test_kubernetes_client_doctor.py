@@ -1,4 +1,4 @@
-"""The doctor: one line for each thing, right for what is there, for what is not, and for what may not be looked at."""
+"""The doctor: one line for each thing, right for what exists, for what is missing and for what cannot be read."""
 
 from __future__ import annotations
 

@@ -212,7 +212,7 @@ def test_a_supervisor_that_comes_before_the_mpijob_waits_for_it(
     monkeypatch.setattr(module, "BIRTH", 0.5)
     said: list[str] = []
     assert supervise(Charge(RunDir(tmp_path / "run"), Place(NAMESPACE, RUN, JOB), RESTART), connect(), said.append) == 1
-    assert said == ["the MPIJob is not there any more: somebody deleted it"]
+    assert said == ["the MPIJob was deleted"]
     assert len([path for _, path, _ in played.asked if path.endswith("/mpijobs")]) > 3
 
 

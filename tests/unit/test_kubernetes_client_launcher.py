@@ -182,7 +182,7 @@ def test_submit_rehearses_makes_and_gives(tmp_path: Path, played: PlayedCluster)
         ("POST", "pods", "pod_security", "takes only pods of the security level restricted"),
         ("POST", "pods", "pod_priority", "there is no priority class urgent"),
         ("GET", "mpijobs", "forbidden_list", "may not list mpijobs"),
-        ("GET", "mpijobs", "unauthorised", "does not know who asks"),
+        ("GET", "mpijobs", "unauthorised", "does not accept the credentials"),
     ],
 )
 def test_nothing_is_made_where_something_is_refused(
@@ -450,7 +450,7 @@ def test_a_run_is_adopted_and_resumed_where_nobody_knew_it(tmp_path: Path, playe
 @pytest.mark.parametrize(
     ("handle", "words"),
     [
-        ("kubernetes://default", "names no run; write kubernetes://NAMESPACE/MPIJOB"),
+        ("kubernetes://default", "does not name a run; write kubernetes://NAMESPACE/MPIJOB"),
         ("kubernetes://default/nobody", "there is no MPIJob nobody in namespace default"),
     ],
 )

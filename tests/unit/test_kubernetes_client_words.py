@@ -25,7 +25,7 @@ def refused(key: str, verb: str = "create", kind: str = "MPIJob", namespace: str
 @pytest.mark.parametrize(
     ("key", "words"),
     [
-        ("unauthorised", "the API server does not know who asks"),
+        ("unauthorised", "the API server does not accept the credentials"),
         ("forbidden_create", "system:serviceaccount:default:weak may not create configmaps in namespace default; ask"),
         ("forbidden_list", "may not list mpijobs in namespace default"),
         ("forbidden_cluster", "may not list nodes in the cluster"),
@@ -34,10 +34,10 @@ def refused(key: str, verb: str = "create", kind: str = "MPIJob", namespace: str
         ("invalid", 'spec.mpiImplementation: Unsupported value: "MVAPICH": supported values'),
         ("invalid_name", "metadata.name: Invalid value"),
         ("quota", "the quota of namespace default has no room for MPIJob digits-abc123: q, requested: count/mpijobs"),
-        ("quota_needs", "resources: the quota must of namespace default wants every pod to say its requests.cpu"),
+        ("quota_needs", "resources: the quota must of namespace default requires every pod to state its requests.cpu"),
         ("not_found", "there is no MPIJob digits-abc123 in namespace default"),
         ("too_large", "backends.kubernetes.files: MPIJob digits-abc123 is too large for the API server"),
-        ("grant", "may not give MPIJob digits-abc123 rights that it has not itself"),
+        ("grant", "may not give MPIJob digits-abc123 rights that it lacks itself"),
         ("going", "backends.kubernetes.namespace: namespace default is being deleted"),
         ("webhook", "policy images.policy.example refuses MPIJob digits-abc123: images must come from the house's"),
         ("policy", "the cluster's policy few-workers refuses MPIJob digits-abc123: no more than 8 workers"),
@@ -96,7 +96,7 @@ def test_contexts_are_found_as_kubectl_does(tmp_path: Path, monkeypatch: pytest.
 
 def test_no_cluster_is_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KUBECONFIG", str(tmp_path / "missing"))
-    with pytest.raises(UserError, match=r"KUBECONFIG names .*missing, which is not there"):
+    with pytest.raises(UserError, match=r"KUBECONFIG names .*missing, which does not exist"):
         connect()
     (tmp_path / "empty").touch()
     monkeypatch.setenv("KUBECONFIG", str(tmp_path / "empty"))

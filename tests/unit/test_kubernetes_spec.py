@@ -76,14 +76,14 @@ def test_the_others_are_for_the_api_server(tmp_path: Path) -> None:
         ({"image": "a b"}, "image: is not a valid image: 'a b'; write [HOST/]NAME[:TAG], the name in lower case"),
         (
             {"volume": {"claim": "c", "host_path": "/x"}},
-            "volume.host_path: is given beside claim; give one of them",
+            "volume.host_path: cannot be combined with claim; give one of them",
         ),
         (
             {"volume": {"empty_dir": True}},
-            "volume.empty_dir: is seen by one pod alone, and the run has more; "
+            "volume.empty_dir: is visible to one pod only, and the run has more; "
             "use storage that all pods see, or one node with launcher_as_worker",
         ),
-        ({"ssh_port": 22}, "ssh_port: is 22, which only root may open; give one above 1023"),
+        ({"ssh_port": 22}, "ssh_port: is 22, which only root may use; give one above 1023"),
         ({"env": {"ORTFLOW_JOB": "x"}}, "env.ORTFLOW_JOB: is set by ortflow or the operator; leave it out"),
         ({"secret_env": {"A": "s"}}, "secret_env.A: is not a key of a secret: 's'; write SECRET/KEY"),
         (
@@ -142,7 +142,7 @@ def test_what_is_missing_is_told_only_where_it_is_needed() -> None:
 def test_faults_have_their_line(tmp_path: Path) -> None:
     text = SMALL + "backends:\n  kubernetes:\n    image: a\n    ssh_port: 80\n    env:\n      A: 1\n"
     assert told(tmp_path, text) == [
-        "run.yaml:16 backends.kubernetes.ssh_port: is 80, which only root may open; give one above 1023",
+        "run.yaml:16 backends.kubernetes.ssh_port: is 80, which only root may use; give one above 1023",
         "run.yaml:18 backends.kubernetes.env.A: must be text, not 1; put it in quotes",
     ]
 

@@ -145,5 +145,5 @@ def test_another_interpreter_is_asked(tmp_path: Path) -> None:
 
 def test_launchers_are_found_by_entry_point() -> None:
     assert isinstance(find_launcher("local"), LocalLauncher)
-    with pytest.raises(UserError, match="no launcher 'lokal'; did you mean local"):
+    with pytest.raises(UserError, match="unknown launcher 'lokal'; did you mean local"):
         find_launcher("lokal")

@@ -78,7 +78,7 @@ def test_a_loss_that_is_not_finite_is_said() -> None:
          "evaluation at step 5: loss 1.5000  accuracy 0.5000"),
         ({"event": "checkpoint", "step": 5, "seconds": 0.25, "stall_seconds": 0.012, "bytes": 39_100_000},
          "checkpoint at step 5: 39 MB in 0.2 s, training stood still for 12 ms"),
-        ({"event": "rewind", "from_step": 9, "to_step": 5}, "steps 6 to 9 are taken back and run again"),
+        ({"event": "rewind", "from_step": 9, "to_step": 5}, "steps 6 to 9 are undone and run again"),
         ({"event": "checkpoint_rejected", "path": "/c", "reason": "torn"},
          "warning: checkpoint /c is passed over: torn"),
         ({"event": "of the future", "step": 5}, None),
@@ -142,8 +142,8 @@ def test_panel_shows_what_is_known() -> None:
         "restarts",
     ):
         assert words in text
-    assert "nothing heard" not in text
-    assert "nothing heard for 1:00 min" in drawn(panel("gpt", Progress(time=1000.0), 0, now=1060.0))
+    assert "no event for" not in text
+    assert "no event for 1:00 min" in drawn(panel("gpt", Progress(time=1000.0), 0, now=1060.0))
 
 
 def test_live_view_draws_and_scrolls(tmp_path: Path) -> None:

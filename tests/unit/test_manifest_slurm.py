@@ -339,13 +339,13 @@ def test_no_value_leaves_its_word(dump: Path, folder: str, python: str, argument
         (
             {"qos": "a\n#SBATCH --hold"},
             PLAIN,
-            "--qos holds a line break or another control character: a\\n#SBATCH --hold; "
+            "--qos contains a line break or another control character: a\\n#SBATCH --hold; "
             "a batch script has no way to write it: leave it out",
         ),
         (
             {"prologue": ["a\nb"]},
             PLAIN,
-            "a line of the prologue or epilogue holds a line break or another control character: a\\nb; "
+            "a line of the prologue or epilogue contains a line break or another control character: a\\nb; "
             "a batch script has no way to write it: leave it out",
         ),
         (

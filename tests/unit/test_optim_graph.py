@@ -14,9 +14,9 @@ from ortflow.workflow.graph.autodiff.compose import compose
 from ortflow.workflow.kernels.graph import with_kernels
 from ortflow.workflow.layout import FlatIndex, Tensor
 from ortflow.workflow.onnx_runtime import onnxruntime as ort
-from ortflow.workflow.optim.graph import moments, optimizer_graph
+from ortflow.workflow.optim.graph import optimizer_graph
 from ortflow.workflow.optim.segments import Segment, segments
-from ortflow.workflow.spec.train import Adam, Lamb, Optimizer, Sgd
+from ortflow.workflow.spec.optimizers import Adam, Lamb, Optimizer, Sgd, moments
 
 Array = npt.NDArray[Any]
 

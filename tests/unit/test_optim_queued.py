@@ -17,10 +17,10 @@ from ortflow.workflow.fusion.groups import fuse
 from ortflow.workflow.graph.autodiff.compose import compose
 from ortflow.workflow.layout import ALIGNMENT
 from ortflow.workflow.optim.gradient import FACTOR, gradient_graph, queued_gradient_graph
-from ortflow.workflow.optim.graph import moments, optimizer_graph
+from ortflow.workflow.optim.graph import optimizer_graph
 from ortflow.workflow.optim.guard import guarded
 from ortflow.workflow.optim.segments import Segment
-from ortflow.workflow.spec.train import Adam, Lamb, Optimizer, Sgd
+from ortflow.workflow.spec.optimizers import Adam, Lamb, Optimizer, Sgd, moments
 
 SEGMENTS = [Segment(0, 3 * ALIGNMENT, 0.1), Segment(3 * ALIGNMENT, 8 * ALIGNMENT, 0.0)]
 OPTIMIZERS: list[Optimizer] = [

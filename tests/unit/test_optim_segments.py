@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ortflow.workflow.layout import FlatIndex, Group, Tensor
 from ortflow.workflow.optim.segments import Segment, segments
-from ortflow.workflow.spec.train import Adam, Lamb, Sgd
+from ortflow.workflow.spec.optimizers import Adam, Lamb, Sgd
 
 
 def index(*groups: Group) -> FlatIndex:

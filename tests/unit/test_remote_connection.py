@@ -93,7 +93,7 @@ def test_the_folder_of_the_sockets_is_private(monkeypatch: pytest.MonkeyPatch, t
          "Host key verification failed.", 2, "is not known here; connect once"),
         ("@@@@@\n@ WARNING: REMOTE HOST IDENTIFICATION HAS CHANGED! @\n@@@@@\nHost key verification failed.", 2,
          "another host key than before"),
-        ("", 1, "failed: it says nothing"),
+        ("", 1, "failed: no output"),
     ],
 )  # fmt: skip
 def test_one_sentence_for_each_failure(words: str, code: int, sentence: str) -> None:

@@ -35,7 +35,7 @@ def test_no_slurm_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_commands_without_a_cluster(path: Path) -> None:
     write(path, "squeue", "echo 'squeue: fatal: Could not establish a configuration source' >&2; exit 1")
-    with pytest.raises(UserError, match=r"know no cluster here: Could not establish.*SLURM_CONF"):
+    with pytest.raises(UserError, match=r"find no cluster here: Could not establish.*SLURM_CONF"):
         Slurm().mine()
 
 
@@ -94,7 +94,7 @@ def test_what_sbatch_refuses_is_on_one_line_without_its_name(path: Path) -> None
 
 def test_an_answer_that_names_no_job_is_none(path: Path) -> None:
     write(path, "sbatch", "echo welcome")
-    with pytest.raises(NoAnswer, match="names no job"):
+    with pytest.raises(NoAnswer, match="without a job id"):
         Slurm().submit("/job.sh", {})
 
 

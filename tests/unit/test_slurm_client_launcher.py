@@ -515,7 +515,7 @@ def test_a_restarting_run(tmp_path: Path) -> None:
     played.change("100", state="PENDING", reason="BeginTime", restarts=2)
     told = SlurmLauncher(played.slurm).status(wanted.run)
     assert (told.state, told.job_restarts, told.cause) == (State.RESTARTING, 2, "saved and left")
-    assert "starts again" in (told.waits or "")
+    assert "delays its next start" in (told.waits or "")
     attempt(wanted.run, 1)
     assert SlurmLauncher(played.slurm).status(wanted.run).state is State.RESTARTING, "its node was lost: no word of it"
 
@@ -561,7 +561,7 @@ def test_a_follow_up_job_is_the_run_s(tmp_path: Path) -> None:
         ({"state": "FAILED", "signal": 9}, State.LOST, "killed by SIGKILL"),
         # What Slurm 22.05 says of `scancel -s KILL -b`.
         ({"state": "FAILED", "reason": "JobLaunchFailure", "signal": 9}, State.LOST, "script was killed by SIGKILL"),
-        ({"state": "COMPLETED"}, State.LOST, "left no word.*the same folder on every node"),
+        ({"state": "COMPLETED"}, State.LOST, "left no record.*the same folder on every node"),
     ],
 )  # fmt: skip
 def test_a_job_that_ended_without_a_word(tmp_path: Path, ended: dict[str, Any], state: State, cause: str) -> None:
@@ -593,7 +593,7 @@ def test_a_job_that_nobody_remembers(tmp_path: Path) -> None:
     played.jobs = []
     told = SlurmLauncher(played.slurm).status(wanted.run)
     assert told.state is State.LOST
-    assert told.cause == "Slurm no longer knows of job 100, and it left no word"
+    assert told.cause == "Slurm no longer knows of job 100, and it left no record"
 
 
 def test_slurm_is_not_asked_about_a_run_that_has_ended(tmp_path: Path) -> None:

@@ -59,8 +59,8 @@ def test_words_name_what_they_are_about() -> None:
 
 
 def test_the_pause_after_a_restart_is_no_time_to_begin() -> None:
-    assert "starts again" in waits(job("BeginTime", restarts=1))
-    assert "starts again" not in waits(job("BeginTime"))
+    assert "delays its next start" in waits(job("BeginTime", restarts=1))
+    assert "delays its next start" not in waits(job("BeginTime"))
 
 
 def test_a_held_job_is_told_by_its_state_too() -> None:

@@ -53,7 +53,7 @@ def test_none_is_not_given_and_the_rest_is_refused() -> None:
         renamed({"slurm_gpus_per_node": 2, "slurm_nodez": 1})
     assert str(told.value).splitlines() == [
         "slurm_gpus_per_node: is no parameter of a run; give gpus_per_task: every rank has its own",
-        f"slurm_nodez: is no parameter of submitit's; there are {', '.join(KEYS)}",
+        f"slurm_nodez: is not a parameter of submitit; there are {', '.join(KEYS)}",
     ]
 
 

@@ -123,9 +123,9 @@ def test_the_last_key_changes_fastest() -> None:
 @pytest.mark.parametrize(
     ("sets", "sentence"),
     [
-        (["seed"], "--set seed names no key and values; write KEY=VALUE"),
-        (["a..b=1"], "names no key"),
-        (["seed=4..1"], "seed goes from 4 to 1, which is nothing; write 1..4"),
+        (["seed"], "--set seed has no key or no values; write KEY=VALUE"),
+        (["a..b=1"], "has no key"),
+        (["seed=4..1"], "seed goes from 4 to 1, an empty range; write 1..4"),
         (["seed=1,,2"], "seed has an empty value"),
         (["seed="], "seed has an empty value"),
         (["seed=1..3,2"], "seed has the value 2 twice"),
@@ -469,7 +469,7 @@ def test_the_table_as_json(found: Found) -> None:
     [
         (["submit", "run.yaml", "--set", "seed=1..2"], "--set makes a job array of Slurm; .* add -b slurm"),
         (["submit", "run.yaml", "-b", "slurm", "--at-once", "2"], "--at-once is for a sweep"),
-        (["submit", "run.yaml", "-b", "slurm", "--set", "seed=1..2", "-f"], "--follow follows one run"),
+        (["submit", "run.yaml", "-b", "slurm", "--set", "seed=1..2", "-f"], "--follow is for a single run"),
         (["render", "run.yaml", "--set", "seed=1..2"], "--set makes a job array of Slurm"),
         (["list", "--by", "loss"], "--by is for the runs of a sweep"),
         (["list", "--sweep", "gpt"], "there is no sweep gpt in runs"),

@@ -45,7 +45,7 @@ def test_a_run_that_agrees_with_itself() -> None:
     ("sections", "told"),
     [
         ({"train": {"optimizer": ADAMW}}, ["train.steps: is missing, and so is train.epochs"]),
-        ({"train": {**TRAIN, "epochs": 1}}, ["train.steps: is given beside train.epochs"]),
+        ({"train": {**TRAIN, "epochs": 1}}, ["train.steps: cannot be combined with train.epochs"]),
         (
             {"train": {**TRAIN, "global_batch": 16}, "resources": {"ranks_per_node": 3}},
             ["train.global_batch: is 16 samples a step, which 3 ranks x 4 samples (data.micro_batch) do not divide"],
@@ -60,7 +60,7 @@ def test_a_run_that_agrees_with_itself() -> None:
         ),
         (
             {"train": {**TRAIN, "precision": "bf16"}},
-            ["train.precision: is bf16, which GPUs have, and resources.gpus_per_rank is 0"],
+            ["train.precision: is bf16, which needs a GPU, and resources.gpus_per_rank is 0"],
         ),
         (
             {
@@ -69,13 +69,13 @@ def test_a_run_that_agrees_with_itself() -> None:
                 "model": model(graphs={"train": "train.onnx"}),
             },
             [
-                "train.precision: is fp16, which needs kernels of our own, and resources.kernels is onnxruntime",
+                "train.precision: is fp16, which needs ortflow's kernels, and resources.kernels is onnxruntime",
                 "train.precision: is fp16, and model.graphs.train is trained as it is",
             ],
         ),
         ({"model": None}, ["model: is missing"]),
         ({"trainer": {"name": "other"}}, ["model: is for the trainer graph, and trainer.name is other"]),
-        ({"trainer": {"options": {"a": 1}}}, ["trainer.options: are given, and the trainer graph has none"]),
+        ({"trainer": {"options": {"a": 1}}}, ["trainer.options: the trainer graph has no options"]),
         (
             {"train": {**TRAIN, "evaluation": {"every_steps": 10}}},
             ["train.evaluation.every_steps: needs an evaluation set"],
@@ -110,7 +110,7 @@ def test_a_run_that_agrees_with_itself() -> None:
             {"model": model({"kind": "output", "output": "loss"}), "data": {**DATA, "last_batch": "pad"}},
             [
                 "data.last_batch: cannot be pad where the loss is an output of the graph: "
-                "the filled-up samples would count"
+                "the padding samples would count"
             ],
         ),
         (
@@ -133,26 +133,26 @@ def test_a_run_that_agrees_with_itself() -> None:
             [
                 "parallel.pipeline: does not fit the world size: pipeline 2 x horizontal 1 = 2, "
                 "and resources has 1 x 3 = 3 ranks",
-                "parallel.pipeline: above 1 does not run yet in this version",
+                "parallel.pipeline: above 1 is not available in this version",
             ],
         ),
         (
             {"parallel": {"pipeline": 2, "horizontal": 2}, "resources": {"ranks_per_node": 4}},
             [
-                "parallel.pipeline: above 1 does not run yet in this version",
-                "parallel.horizontal: above 1 does not run yet in this version",
+                "parallel.pipeline: above 1 is not available in this version",
+                "parallel.horizontal: above 1 is not available in this version",
             ],
         ),
         ({"parallel": {"zero": 1}}, ["parallel.zero: is 1, and ZeRO needs NCCL on GPUs: resources.gpus_per_rank is 0"]),
         (
             {"parallel": {"zero": 3}, "resources": {"gpus_per_rank": 1}},
             [
-                "parallel.zero: above 0 does not run yet in this version",
+                "parallel.zero: above 0 is not available in this version",
             ],
         ),
         (
             {"train": {**TRAIN, "precision": "tf32"}},
-            ["train.precision: is tf32, which GPUs have, and resources.gpus_per_rank is 0"],
+            ["train.precision: is tf32, which needs a GPU, and resources.gpus_per_rank is 0"],
         ),
         (
             {"train": {**TRAIN, "loss_scale": 1024.0}},
@@ -176,13 +176,13 @@ def test_a_run_that_agrees_with_itself() -> None:
             {"checkpoint": {"directory": "../shared"}},
             ["checkpoint.directory: leads out of the run directory (../shared)"],
         ),
-        ({"checkpoint": {"directory": "."}}, ["checkpoint.directory: is ., which the run directory needs itself"]),
+        ({"checkpoint": {"directory": "."}}, ["checkpoint.directory: is ., which is reserved in the run directory"]),
         (
             {"monitor": {"tensorboard_directory": "logs/tb"}},
-            ["monitor.tensorboard_directory: is logs/tb, which the run directory needs itself"],
+            ["monitor.tensorboard_directory: is logs/tb, which is reserved in the run directory"],
         ),
-        ({"export": {"path": ".stop"}}, ["export.path: is .stop, which the run directory needs itself"]),
-        ({"export": {"path": "x" * 300}}, [f"export.path: has a name of 300 bytes in it ({'x' * 20}…)"]),
+        ({"export": {"path": ".stop"}}, ["export.path: is .stop, which is reserved in the run directory"]),
+        ({"export": {"path": "x" * 300}}, [f"export.path: contains a name of 300 bytes ({'x' * 20}…)"]),
         (
             {"backends": {"slurm": {"mpi": "none"}}, "resources": {"ranks_per_node": 2}},
             ["backends.slurm.mpi: is none, which starts 2 runs of one rank each"],

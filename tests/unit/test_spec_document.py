@@ -45,7 +45,7 @@ def test_a_number_that_others_read_as_octal_is_refused() -> None:
     """Helm gives a pod uid 511 for 0777."""
     ((line, what),) = problems("a: 1\nb: {run_as_user: 0777}")
     assert line == 2
-    assert "is 0777, which Helm and other readers of YAML 1.1 take for an octal number, 511" in what
+    assert "is 0777, which Helm and other YAML 1.1 parsers read as an octal number, 511" in what
     assert problems("a: [007, 0, -0, 0.5, 08, 0x1F, '0777', 0_7, 10]") == []
 
 
@@ -106,8 +106,8 @@ def test_keys_are_text_whatever_they_look_like() -> None:
 def test_a_key_that_stands_twice() -> None:
     document = parse_document("a: 1\nb:\n  c: 1\n  c: {d: 2}\na: 2\n", "f")
     assert [(p.line, p.path, p.what) for p in document.problems] == [
-        (4, ("b", "c"), "stands twice, here and on line 3"),
-        (5, ("a",), "stands twice, here and on line 1"),
+        (4, ("b", "c"), "is given twice, here and on line 3"),
+        (5, ("a",), "is given twice, here and on line 1"),
     ]
     assert document.values == {"a": 1, "b": {"c": 1}}
 
@@ -115,7 +115,7 @@ def test_a_key_that_stands_twice() -> None:
 def test_anchors_aliases_and_tags() -> None:
     found = problems("a: &x 1\nb: *x\nc: !!int 3\n!!str d: 1\n&y e: 1\n")
     assert [line for line, _ in found] == [1, 2, 3, 4, 5]
-    assert all("which run files do not have" in what for _, what in found)
+    assert all("which run files do not allow" in what for _, what in found)
 
 
 def test_a_bomb_of_aliases_goes_nowhere() -> None:
@@ -148,10 +148,10 @@ def test_slips_of_yaml_tell_what_to_do(text: str, line: int, word: str) -> None:
 @pytest.mark.parametrize(
     ("text", "what"),
     [
-        ("a: 1\n---\nb: 2", (2, "holds a second YAML document")),
+        ("a: 1\n---\nb: 2", (2, "contains a second YAML document")),
         ("a: 1\n{b: c}: 2", (2, "has a key that is not plain text")),
         ("? [a]\n: 2", (1, "has a key that is not plain text")),
-        ("a: 1\nb: \x01", (2, "holds the character U+0001")),
+        ("a: 1\nb: \x01", (2, "contains the character U+0001")),
         ("[" * 1000, (1, f"is nested more than {DEPTH_LIMIT} levels deep")),
         ("a:\n  " + "{" * 1000, (2, f"is nested more than {DEPTH_LIMIT} levels deep")),
         ("- " * 1000, (1, f"is nested more than {DEPTH_LIMIT} levels deep")),
@@ -178,7 +178,7 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
     binary.write_bytes(b"a: 1\nb: \xff\n")
     assert what(tmp_path / "none.yaml") == (None, "there is no such file")
     assert what(tmp_path) == (None, "this is a folder")
-    assert what(large) == (None, "is larger than 256 KiB and so no run file")
+    assert what(large) == (None, "is larger than 256 KiB, the limit of a run file")
     assert what(binary) == (2, "is not UTF-8 text")
     assert what(tmp_path / "a\0b")[1].startswith("cannot be read")
     assert what(large / "below")[1] == "cannot be read: Not a directory"

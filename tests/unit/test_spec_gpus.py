@@ -47,7 +47,7 @@ def told(resources: dict[str, Any], backends: dict[str, Any] | None = None) -> l
         (
             {**ONE, "gpu_type": "h100"},
             {"kubernetes": {"node_selector": {"nvidia.com/gpu.product": "x"}}},
-            "node_selector.nvidia.com/gpu.product: is given beside resources.gpu_type",
+            "node_selector.nvidia.com/gpu.product: cannot be combined with resources.gpu_type",
         ),
         (
             {**ONE, "memory": "1Gi"},

@@ -11,7 +11,7 @@ from run_files import FULL, SMALL, told
 
 from ortflow.workflow.errors import Faults
 from ortflow.workflow.spec.load import check_run_file, load_run_file
-from ortflow.workflow.spec.train import Adam
+from ortflow.workflow.spec.optimizers import Adam
 
 
 def load(tmp_path: Path, text: str, *overrides: str):  # type: ignore[no-untyped-def]
@@ -88,13 +88,13 @@ def test_the_small_and_the_full_one_load(tmp_path: Path) -> None:
         ),
         ("  micro_batch: 4", "  micro_batch: 4\nparallel: {zero: 4}", "run.yaml:8 parallel.zero: must be 0, 1, 2 or 3, not 4"),
         # types
-        ("  steps: 100", '  steps: "100"', "run.yaml:9 train.steps: must be a whole number, not the text '100'; take the quotes away: 100"),
+        ("  steps: 100", '  steps: "100"', "run.yaml:9 train.steps: must be a whole number, not the text '100'; remove the quotes: 100"),
         ("  steps: 100", "  steps: 1e5", "run.yaml:9 train.steps: must be a whole number, not 100000.0; write 100000"),
         ("  steps: 100", "  steps: 1.5", "run.yaml:9 train.steps: must be a whole number, not 1.5"),
         ("  steps: 100", "  steps: true", "run.yaml:9 train.steps: must be a whole number, not true"),
         ("  steps: 100", "  steps: [1]", "run.yaml:9 train.steps: must be a whole number, not a list"),
         ("    lr: 1e-3", "    lr: fast", "run.yaml:12 train.optimizer.lr: must be a number, not the text 'fast'"),
-        ("    lr: 1e-3", '    lr: "1e-3"', "run.yaml:12 train.optimizer.lr: must be a number, not the text '1e-3'; take the quotes away: 1e-3"),
+        ("    lr: 1e-3", '    lr: "1e-3"', "run.yaml:12 train.optimizer.lr: must be a number, not the text '1e-3'; remove the quotes: 1e-3"),
         ("    lr: 1e-3", "    lr: .nan", "run.yaml:12 train.optimizer.lr: must be a finite number, not nan"),
         ("    lr: 1e-3", "    lr: 1e999", "run.yaml:12 train.optimizer.lr: must be a finite number, not inf"),
         ("  micro_batch: 4", "  micro_batch: 4\n  shuffle: yes", "run.yaml:8 data.shuffle: must be true or false, not the text 'yes'; write true"),
@@ -113,8 +113,8 @@ def test_the_small_and_the_full_one_load(tmp_path: Path) -> None:
             "    lr: 1e-3\n    betas: [0.9]",
             "run.yaml:13 train.optimizer.betas: has too few items; it is: decay rates of the first and second moment",
         ),
-        ("    lr: 1e-3", "    lr: 1e-3\n    betas: [0.9, 1, 1]", "run.yaml:13 train.optimizer.betas: has 3 items; 2 belong here"),
-        ("    lr: 1e-3", '    lr: 1e-3\n    betas: [0.9, "1"]', "run.yaml:13 train.optimizer.betas[1]: must be a number, not the text '1'; take the quotes away: 1"),
+        ("    lr: 1e-3", "    lr: 1e-3\n    betas: [0.9, 1, 1]", "run.yaml:13 train.optimizer.betas: has 3 items; 2 are expected"),
+        ("    lr: 1e-3", '    lr: 1e-3\n    betas: [0.9, "1"]', "run.yaml:13 train.optimizer.betas[1]: must be a number, not the text '1'; remove the quotes: 1"),
         # ranges
         ("  micro_batch: 4", "  micro_batch: 0", "run.yaml:7 data.micro_batch: must be more than 0, not 0"),
         ("  steps: 100", "  steps: 100\n  gradient_accumulation: 0", "run.yaml:10 train.gradient_accumulation: must be more than 0, not 0"),
@@ -130,7 +130,7 @@ def test_the_small_and_the_full_one_load(tmp_path: Path) -> None:
             "hyphens, at most 52, a letter or digit first and last",
         ),
         ("  path: model.onnx", '  path: ""', "run.yaml:3 model.path: must not be empty"),
-        ("  path: model.onnx", '  path: "a\\0b"', "run.yaml:3 model.path: must not hold a NUL character"),
+        ("  path: model.onnx", '  path: "a\\0b"', "run.yaml:3 model.path: must not contain a NUL character"),
         ("name: small", "name: small\nprepare: 'it''s'", "run.yaml:2 prepare: has a quotation mark that is never closed; close it"),
         # amounts
         ("name: small", "name: small\nresources: {memory: 16}", "run.yaml:2 resources.memory: '16' is not an amount of memory; write a number and a unit, such as 16G, 16Gi or 512M"),
@@ -141,8 +141,8 @@ def test_the_small_and_the_full_one_load(tmp_path: Path) -> None:
             "as 12:00:00 or 1-06:30:00, or a number of minutes",
         ),
         # the file as such
-        ("  steps: 100", "  steps: 100\n  steps: 200", "run.yaml:10 train.steps: stands twice, here and on line 9; keep one of them"),
-        ("  steps: 100", "  steps: *x", "run.yaml:9 train.steps: is an alias (*x), which run files do not have; write the value out, or, where the text itself begins with *, put it in quotes"),
+        ("  steps: 100", "  steps: 100\n  steps: 200", "run.yaml:10 train.steps: is given twice, here and on line 9; keep one of them"),
+        ("  steps: 100", "  steps: *x", "run.yaml:9 train.steps: is an alias (*x), which run files do not allow; write the value out, or put the text in quotes if it begins with *"),
     ],
 )  # fmt: skip
 def test_one_fault(tmp_path: Path, line: str, to: str, message: str) -> None:
@@ -321,7 +321,7 @@ class TestOverrides:
             ),
             ("train.early_stop.patiance=3", "on the command line, train.early_stop.patiance: unknown key; did you mean patience?"),
             ("train.optimizer.betas=[1]", "on the command line, train.optimizer.betas[0]: must be less than 1.0, not 1"),
-            ("train.epochs=3", "run.yaml:9 train.steps: is given beside train.epochs; give one of them (train.epochs=null on the command line takes the other away)"),
+            ("train.epochs=3", "run.yaml:9 train.steps: cannot be combined with train.epochs; give one of them (train.epochs=null on the command line removes the other)"),
         ],
     )  # fmt: skip
     def test_faults(self, tmp_path: Path, override: str, message: str) -> None:

@@ -160,11 +160,11 @@ def test_what_slurm_takes(key: str, text: str) -> None:
         (
             {"srun_arguments": ["--x"], "mpi": "mpirun"},
             "srun_arguments: say nothing where mpirun starts the ranks; "
-            "take them away, or set backends.slurm.mpi to pmi2 or pmix",
+            "remove them, or set backends.slurm.mpi to pmi2 or pmix",
         ),
         (
             {"prologue": ["a\nb"]},
-            "prologue[0]: holds a line break or another control character; make each line an item of its own",
+            "prologue[0]: contains a line break or another control character; make each line an item of its own",
         ),
         (
             {"epilogue": ["fine", "#SBATCH --nodes=9"]},

@@ -113,7 +113,7 @@ WITHOUT_MODEL = SMALL.replace("model:\n  path: model.onnx\n  loss: cross_entropy
         (SMALL + "trainer: whole\n", ["run.yaml:2 model: is for the trainer graph, and trainer.name is whole"]),
         (
             SMALL + "trainer: {options: {a: 1}}\n",
-            ["run.yaml:13 trainer.options: are given, and the trainer graph has none"],
+            ["run.yaml:13 trainer.options: the trainer graph has no options"],
         ),
         (WITHOUT_MODEL + "trainer: {nme: whole}\n", ["run.yaml:10 trainer.nme: unknown key; did you mean name?"]),
     ],

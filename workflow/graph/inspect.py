@@ -23,8 +23,8 @@ from ortflow.workflow.graph.roles import Role, Roles, classify
 from ortflow.workflow.graph.signs import renamed_weights, signs_of_wrong_export
 from ortflow.workflow.graph.tensors import type_name
 from ortflow.workflow.memory import buffers
-from ortflow.workflow.optim.adam import MOMENTS
 from ortflow.workflow.spec.model import ParameterPatterns
+from ortflow.workflow.spec.optimizers import OPTIMIZERS
 
 
 @dataclass(frozen=True)
@@ -108,7 +108,7 @@ def findings(
         memory=buffers(
             sum(role.count for role in roles if role.role == "trained"),
             sum(role.count for role in roles if role.role in ("frozen", "state")),
-            len(MOMENTS),
+            len(OPTIMIZERS["adamw"].moments),
         ),
     )
 

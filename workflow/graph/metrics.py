@@ -25,15 +25,15 @@ def attach_metrics(edit: Editor, metrics: Sequence[Metric], loss: Loss, target: 
         wrong = misuse(metric, loss.kind)
         if wrong is not None:
             raise UserError(f"names {wrong}", where="model.metrics", fix="remove it")
-        if metric in _ATTACH:
-            _ATTACH[metric](edit, loss, target)
+        if metric in ATTACH:
+            ATTACH[metric](edit, loss, target)
             outputs += sum_and_weight(metric)
     return outputs
 
 
 def with_outputs(metrics: Sequence[Metric]) -> tuple[str, ...]:
     """Those metrics that have outputs of their own."""
-    return tuple(metric for metric in dict.fromkeys(metrics) if metric in _ATTACH)
+    return tuple(metric for metric in dict.fromkeys(metrics) if metric in ATTACH)
 
 
 def sum_and_weight(metric: str) -> list[str]:
@@ -59,5 +59,5 @@ def _accuracy(edit: Editor, loss: Loss, target: Target) -> None:
     edit.node("Identity", LOSS_WEIGHT, output=weight)
 
 
-_ATTACH: dict[Metric, Callable[[Editor, Loss, Target], None]] = {"accuracy": _accuracy}
-"""Every metric that does not follow from the loss."""
+ATTACH: dict[Metric, Callable[[Editor, Loss, Target], None]] = {"accuracy": _accuracy}
+"""Every metric that does not follow from the loss, and what adds its two outputs."""

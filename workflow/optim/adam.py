@@ -13,9 +13,7 @@ from collections.abc import Sequence
 
 from ortflow.workflow.optim.builder import MICROSOFT, Builder
 from ortflow.workflow.optim.segments import Segment
-from ortflow.workflow.spec.train import Adam, Lamb
-
-MOMENTS = ("moment_1", "moment_2")
+from ortflow.workflow.spec.optimizers import Adam, Lamb, moments
 
 
 def update(build: Builder, optimizer: Adam, segments: Sequence[Segment]) -> None:
@@ -59,10 +57,11 @@ def kernel(
     change_out: str = "",
 ) -> None:
     """Append the fused kernel, which takes `step.i`, on segment `i`: new moments and new parameters or their change."""
+    kept = [f"{moment}.{i}" for moment in moments(optimizer)]
     build.node(
         "AdamOptimizer",
-        [rate, f"step.{i}", f"parameters.{i}", gradients, *(f"{moment}.{i}" for moment in MOMENTS)],
-        [f"next_step.{i}", *(f"{moment}.{i}.out" for moment in MOMENTS), parameters_out, change_out],
+        [rate, f"step.{i}", f"parameters.{i}", gradients, *kept],
+        [f"next_step.{i}", *(f"{moment}.out" for moment in kept), parameters_out, change_out],
         domain=MICROSOFT,
         alpha=optimizer.betas[0],
         beta=optimizer.betas[1],

@@ -6,7 +6,8 @@ graph made here each reader of an input comes before, or is, the element-wise no
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import onnx
 from onnx import TensorProto
@@ -14,16 +15,7 @@ from onnx import TensorProto
 from ortflow.workflow.optim import adam, lamb, sgd
 from ortflow.workflow.optim.builder import Builder
 from ortflow.workflow.optim.segments import Segment
-from ortflow.workflow.spec.train import Adam, Lamb, Optimizer
-
-
-def moments(optimizer: Optimizer) -> tuple[str, ...]:
-    """Names of the flat buffers, zero at first, that `optimizer` keeps beside the parameters."""
-    if isinstance(optimizer, Adam):
-        return adam.MOMENTS
-    if isinstance(optimizer, Lamb):
-        return lamb.MOMENTS
-    return sgd.moments(optimizer)
+from ortflow.workflow.spec.optimizers import Optimizer, moments
 
 
 def optimizer_graph(optimizer: Optimizer, segments: Sequence[Segment], *, kernels: bool = False) -> onnx.ModelProto:
@@ -43,10 +35,14 @@ def optimizer_graph(optimizer: Optimizer, segments: Sequence[Segment], *, kernel
             build.input(name, segment.count)
         for name in kept:
             build.output(f"{name}.out", segment.count)
-    if isinstance(optimizer, Adam):
-        adam.update(build, optimizer, segments)
-    elif isinstance(optimizer, Lamb):
-        lamb.update(build, optimizer, segments)
-    else:
-        sgd.update(build, optimizer, segments)
+    UPDATES[optimizer.name](build, optimizer, segments)
     return build.model()
+
+
+UPDATES: dict[str, Callable[[Builder, Any, Sequence[Segment]], None]] = {
+    "adam": adam.update,
+    "adamw": adam.update,
+    "lamb": lamb.update,
+    "sgd": sgd.update,
+}
+"""Each optimizer of `OPTIMIZERS`, and what appends its update."""

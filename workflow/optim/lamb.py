@@ -12,9 +12,7 @@ from collections.abc import Sequence
 from ortflow.workflow.optim import adam
 from ortflow.workflow.optim.builder import OWN, Builder
 from ortflow.workflow.optim.segments import Segment
-from ortflow.workflow.spec.train import Lamb
-
-MOMENTS = adam.MOMENTS
+from ortflow.workflow.spec.optimizers import Lamb, moments
 
 
 def update(build: Builder, optimizer: Lamb, segments: Sequence[Segment]) -> None:
@@ -22,7 +20,7 @@ def update(build: Builder, optimizer: Lamb, segments: Sequence[Segment]) -> None
     places = range(len(segments))
     if build.kernels:
         for i in places:
-            kept = [f"{moment}.{i}" for moment in MOMENTS]
+            kept = [f"{moment}.{i}" for moment in moments(optimizer)]
             build.node(
                 "Lamb",
                 ["step", "learning_rate", f"parameters.{i}", f"gradients.{i}", *kept],

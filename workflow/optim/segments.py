@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ortflow.workflow.layout import ALIGNMENT, FlatIndex
-from ortflow.workflow.spec.train import Lamb, Optimizer
+from ortflow.workflow.spec.optimizers import OPTIMIZERS, Optimizer
 
 
 @dataclass(frozen=True)
@@ -28,11 +28,11 @@ class Segment:
 def segments(optimizer: Optimizer, index: FlatIndex) -> list[Segment]:
     """The trained part of the flat buffer, cut where `optimizer` treats it differently.
 
-    LAMB takes norms of whole tensors, so it gets a segment a parameter; every other rule works element by
-    element and gets one a group. Frozen tensors and state are in no segment.
+    A rule that takes norms of whole tensors (LAMB) gets one segment per parameter, any other rule one per
+    group. Frozen tensors and state are in no segment.
     """
     decays = {"decay": optimizer.weight_decay, "no_decay": 0.0}
-    if isinstance(optimizer, Lamb):
+    if OPTIMIZERS[optimizer.name].whole_tensors:
         return [
             Segment(entry.offset, -(-entry.end // ALIGNMENT) * ALIGNMENT, decays[entry.tensor.group])
             for entry in index

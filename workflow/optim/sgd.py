@@ -10,14 +10,9 @@ from collections.abc import Sequence
 
 from ortflow.workflow.optim.builder import OWN, Builder
 from ortflow.workflow.optim.segments import Segment
-from ortflow.workflow.spec.train import Sgd
+from ortflow.workflow.spec.optimizers import Sgd
 
 MOMENT = "momentum"
-
-
-def moments(optimizer: Sgd) -> tuple[str, ...]:
-    """The momentum buffer, if there is momentum."""
-    return (MOMENT,) if optimizer.momentum else ()
 
 
 def update(build: Builder, optimizer: Sgd, segments: Sequence[Segment]) -> None:

@@ -15,15 +15,15 @@ from ortflow.workflow.spec.batch import undivided
 from ortflow.workflow.spec.gpu_check import check_gpus
 from ortflow.workflow.spec.kubernetes_check import check_kubernetes
 from ortflow.workflow.spec.metrics import Metric, misuse
+from ortflow.workflow.spec.optimizers import Sgd
 from ortflow.workflow.spec.problem import Problem
 from ortflow.workflow.spec.run import RunSpec
 from ortflow.workflow.spec.slurm_check import check_slurm
-from ortflow.workflow.spec.train import Sgd
 from ortflow.workflow.spec.units import parse_memory, parse_time
 
 GRAPH = "graph"
 """The trainer of ONNX graphs, which is built in."""
-NOT_YET = "does not run yet in this version"
+NOT_YET = "is not available in this version"
 
 
 def check(spec: RunSpec) -> list[Problem]:
@@ -35,12 +35,12 @@ def _trainer(spec: RunSpec) -> Iterator[Problem]:
     model, name = ("model",), ("trainer", "name")
     if spec.trainer.name != GRAPH and spec.model is not None:
         what = f"is for the trainer {GRAPH}, and trainer.name is {spec.trainer.name}"
-        yield Problem(model, what, "take one of them away", others=(name,))
+        yield Problem(model, what, "remove one of them", others=(name,))
     elif spec.trainer.name == GRAPH and spec.model is None:
         yield Problem(model, "is missing", "add it (the model and its loss)", others=(name,))
     if spec.trainer.name == GRAPH and spec.trainer.options:
-        what = f"are given, and the trainer {GRAPH} has none"
-        yield Problem(("trainer", "options"), what, "take them away", others=(name,))
+        what = f"the trainer {GRAPH} has no options"
+        yield Problem(("trainer", "options"), what, "remove them", others=(name,))
 
 
 def _length(spec: RunSpec) -> Iterator[Problem]:
@@ -48,8 +48,8 @@ def _length(spec: RunSpec) -> Iterator[Problem]:
     if spec.train.steps is None and spec.train.epochs is None:
         yield Problem(steps, "is missing, and so is train.epochs", "give one of them", others=(epochs,))
     if spec.train.steps is not None and spec.train.epochs is not None:
-        fix = "give one of them (train.epochs=null on the command line takes the other away)"
-        yield Problem(steps, "is given beside train.epochs", fix, others=(epochs,))
+        fix = "give one of them (train.epochs=null on the command line removes the other)"
+        yield Problem(steps, "cannot be combined with train.epochs", fix, others=(epochs,))
 
 
 def _global_batch(spec: RunSpec) -> Iterator[Problem]:
@@ -108,12 +108,12 @@ def _metrics(spec: RunSpec) -> Iterator[Problem]:
 def _recompute(spec: RunSpec) -> Iterator[Problem]:
     if spec.model is not None and spec.model.recompute and spec.model.graphs.train:
         what = "is for the training graph that ortflow makes, and model.graphs.train gives one"
-        yield Problem(("model", "recompute"), what, "take one of them away", others=(("model", "graphs", "train"),))
+        yield Problem(("model", "recompute"), what, "remove one of them", others=(("model", "graphs", "train"),))
 
 
 def _padding(spec: RunSpec) -> Iterator[Problem]:
     if spec.model is not None and spec.model.loss.kind == "output" and spec.data.last_batch == "pad":
-        what = "cannot be pad where the loss is an output of the graph: the filled-up samples would count"
+        what = "cannot be pad where the loss is an output of the graph: the padding samples would count"
         yield Problem(("data", "last_batch"), what, "use drop or keep", others=(("model", "loss", "kind"),))
 
 
@@ -150,13 +150,13 @@ def _parallel(spec: RunSpec) -> Iterator[Problem]:
 
 def _resources(spec: RunSpec) -> Iterator[Problem]:
     if spec.train.precision != "fp32" and not spec.on_gpus:
-        what = f"is {spec.train.precision}, which GPUs have, and resources.gpus_per_rank is 0"
+        what = f"is {spec.train.precision}, which needs a GPU, and resources.gpus_per_rank is 0"
         yield Problem(("train", "precision"), what, "set it to fp32", others=(("resources", "gpus_per_rank"),))
     if spec.train.loss_scale != "dynamic" and spec.train.precision != "fp16":
         what = f"is {spec.train.loss_scale:g}, and only training in fp16 scales its loss"
         yield Problem(("train", "loss_scale"), what, "leave it out", others=(("train", "precision"),))
     if spec.train.precision in ("fp16", "bf16"):
-        path, what = ("train", "precision"), f"is {spec.train.precision}, which needs kernels of our own"
+        path, what = ("train", "precision"), f"is {spec.train.precision}, which needs ortflow's kernels"
         if spec.resources.kernels != "auto":
             both = f"{what}, and resources.kernels is {spec.resources.kernels}"
             yield Problem(path, both, "set resources.kernels to auto", others=(("resources", "kernels"),))
@@ -200,8 +200,8 @@ def _names(spec: RunSpec) -> Iterator[Problem]:
     for path, text in paths:
         longest = max(PurePosixPath(text or "").parts, key=lambda part: len(part.encode()), default="")
         if len(longest.encode()) > LONGEST_NAME:
-            what = f"has a name of {len(longest.encode())} bytes in it ({longest[:20]}…)"
-            yield Problem(path, what, f"a file system takes {LONGEST_NAME}: give a shorter one")
+            what = f"contains a name of {len(longest.encode())} bytes ({longest[:20]}…)"
+            yield Problem(path, what, f"the limit is {LONGEST_NAME}: use a shorter one")
 
 
 def _places(spec: RunSpec) -> Iterator[Problem]:
@@ -218,10 +218,12 @@ def _places(spec: RunSpec) -> Iterator[Problem]:
             what = f"leads out of the run directory ({text})"
             yield Problem(path, what, "give a path inside it, or an absolute one")
         elif not place.parts or place.parts[0] in RESERVED:
-            yield Problem(path, f"is {text}, which the run directory needs itself", "give another name")
+            yield Problem(path, f"is {text}, which is reserved in the run directory", "give another name")
         elif place in taken:
             other = taken[place]
-            yield Problem(path, f"is {text}, and so is {'.'.join(other)}", "give each its own", others=(other,))
+            yield Problem(
+                path, f"is {text}, and so is {'.'.join(other)}", "use a different one for each", others=(other,)
+            )
         taken.setdefault(place, path)
 
 

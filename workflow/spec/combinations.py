@@ -37,7 +37,7 @@ def read_axes(texts: Sequence[str], overrides: Sequence[str] = ()) -> list[Axis]
         key, equals, values = text.partition("=")
         key = key.strip()
         if not equals or not all(key.split(".")):
-            raise UserError(f"--set {printable(text)} names no key and values", fix=_WRITE)
+            raise UserError(f"--set {printable(text)} has no key or no values", fix=_WRITE)
         for other in [axis.key for axis in axes] + [given.partition("=")[0].strip() for given in overrides]:
             if f"{key}.".startswith(f"{other}.") or f"{other}.".startswith(f"{key}."):
                 told = f"{key} is given twice" if key == other else f"{key} and {other} are both given"
@@ -75,7 +75,7 @@ def _part(key: str, text: str) -> Sequence[str] | range:
         return (text,)
     first, last = int(match[1]), int(match[2])
     if first > last:
-        raise UserError(f"{key} goes from {first} to {last}, which is nothing", fix=f"write {last}..{first}")
+        raise UserError(f"{key} goes from {first} to {last}, an empty range", fix=f"write {last}..{first}")
     return range(first, last + 1)
 
 

@@ -19,16 +19,16 @@ class DataSet(Section):
 
 
 class ByLength(Section):
-    """Load balancing: ranks get samples of like length in the same step."""
+    """Load balancing: ranks get samples of similar length in the same step."""
 
     column: Text
     """Column whose length (variable columns) or value (integer columns) is a sample's cost."""
     bucket: Positive = 256
-    """Samples of neighbouring length that are shuffled among themselves."""
+    """Number of samples of neighbouring length that are shuffled together."""
 
 
 class DataSection(Section):
-    """What is read, and in which order."""
+    """The samples and their order."""
 
     train: DataSet
     """Training set."""
@@ -39,15 +39,15 @@ class DataSection(Section):
     shuffle: bool = True
     """A new order each epoch, from seed and epoch alone."""
     by_length: ByLength | None = None
-    """Group samples of like length."""
+    """Group samples of similar length."""
     pad_value: dict[Text, Number] = Field(default_factory=no_keys)
     """Graph input -> what variable-length samples are padded with; 0, and the loss's ignore index for labels."""
     last_batch: Literal["drop", "keep", "pad"] = "drop"
     """The rest of an epoch that fills no global batch: leave it out, train on the smaller batch, or fill it up
-    with samples that weigh nothing (for graphs with a fixed batch size)."""
+    with samples of weight 0 (for graphs with a fixed batch size)."""
     eval_mode: Literal["partitioned", "replicated"] = "partitioned"
     """Evaluation set divided over the ranks, or read whole by each."""
     eval_micro_batch: Positive | None = None
     """Samples of an evaluation micro-batch; `micro_batch` if not given."""
     eval_samples: Positive | None = None
-    """Evaluate on the first so many samples only."""
+    """Number of samples to evaluate on, from the first; all if not given."""

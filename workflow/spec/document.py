@@ -67,7 +67,7 @@ def read_document(path: Path) -> Document:
     except ValueError as error:  # a NUL in the path
         return _unread(path, f"cannot be read: {error}")
     if len(raw) > SIZE_LIMIT:
-        return _unread(path, f"is larger than {SIZE_LIMIT // 1024} KiB and so no run file")
+        return _unread(path, f"is larger than {SIZE_LIMIT // 1024} KiB, the limit of a run file")
     try:
         text = raw.decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -91,7 +91,7 @@ def parse_document(text: str, file: str) -> Document:
         document.problems.append(Problem((), f"is not valid YAML: {error.problem}", _hint(error), line))
     except yaml.reader.ReaderError as error:
         line = text.count("\n", 0, error.position) + 1
-        document.problems.append(Problem((), f"holds the character U+{error.character:04X}", "remove it", line))
+        document.problems.append(Problem((), f"contains the character U+{error.character:04X}", "remove it", line))
     except _TooDeepError as error:
         document.problems.append(Problem((), f"is nested more than {DEPTH_LIMIT} levels deep", None, error.line))
     return document
@@ -106,11 +106,11 @@ def _hint(error: yaml.MarkedYAMLError) -> str | None:
     if "cannot start any token" in problem:
         return "put text that begins with this character in quotes"
     if "mapping values are not allowed" in problem:
-        return "look at the indentation, and put text that holds ': ' in quotes"
+        return "check the indentation, and put text that contains ': ' in quotes"
     if "could not find expected ':'" in problem:
-        return "write `key: value`, with a blank after the colon"
+        return "write `key: value`, with a space after the colon"
     if problem.startswith("expected <block end>"):
-        return "look at the indentation of this line"
+        return "check the indentation of this line"
     return None
 
 
@@ -130,7 +130,7 @@ class _Builder:
             if isinstance(event, DocumentStartEvent):
                 documents += 1
                 if documents > 1:
-                    self._problem((), event, "holds a second YAML document", "keep one run to a file")
+                    self._problem((), event, "contains a second YAML document", "write one run per file")
                     break
             elif isinstance(event, NodeEvent):
                 value = self._node(event, events, ())
@@ -140,8 +140,8 @@ class _Builder:
         if len(path) > DEPTH_LIMIT:
             raise _TooDeepError(_line(event))
         if isinstance(event, AliasEvent):
-            fix = "write the value out, or, where the text itself begins with *, put it in quotes"
-            self._problem(path, event, f"is an alias (*{event.anchor}), which run files do not have", fix)
+            fix = "write the value out, or put the text in quotes if it begins with *"
+            self._problem(path, event, f"is an alias (*{event.anchor}), which run files do not allow", fix)
             return None
         self._plain(event, path)
         if isinstance(event, MappingStartEvent):
@@ -150,7 +150,7 @@ class _Builder:
             return self._sequence(events, path)
         assert isinstance(event, ScalarEvent)
         if event.implicit[0] and (other := octal(event.value)) is not None:
-            what = f"is {event.value}, which Helm and other readers of YAML 1.1 take for an octal number, {other}"
+            what = f"is {event.value}, which Helm and other YAML 1.1 parsers read as an octal number, {other}"
             self._problem(path, event, what, f"write {scalar(event.value)}, or {other} if the octal number is meant")
         return scalar(event.value) if event.implicit[0] else event.value
 
@@ -167,7 +167,7 @@ class _Builder:
             place = (*path, event.value)
             if place in self.document.lines:
                 first = self.document.lines[place]
-                self._problem(place, event, f"stands twice, here and on line {first}", "keep one of them")
+                self._problem(place, event, f"is given twice, here and on line {first}", "keep one of them")
                 _skip(next(events), events)
                 continue
             self.document.lines[place] = _line(event)
@@ -191,12 +191,12 @@ class _Builder:
     def _plain(self, event: NodeEvent, path: KeyPath) -> None:
         """Refuse an anchor or a tag."""
         if event.anchor is not None:
-            fix = "leave it away, or, where the text itself begins with &, put it in quotes"
-            self._problem(path, event, f"has an anchor (&{event.anchor}), which run files do not have", fix)
+            fix = "remove it, or put the text in quotes if it begins with &"
+            self._problem(path, event, f"has an anchor (&{event.anchor}), which run files do not allow", fix)
         tag = getattr(event, "tag", None)
         if tag is not None:
-            fix = "leave it away, or, where the text itself begins with !, put it in quotes"
-            self._problem(path, event, f"has a YAML tag ({tag}), which run files do not have", fix)
+            fix = "remove it, or put the text in quotes if it begins with !"
+            self._problem(path, event, f"has a YAML tag ({tag}), which run files do not allow", fix)
 
     def _problem(self, path: KeyPath, event: Event, what: str, fix: str) -> None:
         self.document.problems.append(Problem(path, what, fix, _line(event)))

@@ -40,7 +40,7 @@ def _kind(spec: RunSpec) -> Iterator[Problem]:
         yield Problem(TYPE, f"is not a kind of GPU: {shown(kind).removeprefix('the text ')}", fix)
     if not spec.on_gpus:
         what = f"is {kind}, and resources.gpus_per_rank is 0"
-        yield Problem(TYPE, what, "set resources.gpus_per_rank to 1, or take it away", others=(GPUS,))
+        yield Problem(TYPE, what, "set resources.gpus_per_rank to 1, or remove it", others=(GPUS,))
 
 
 def _slurm(spec: RunSpec) -> Iterator[Problem]:
@@ -51,7 +51,7 @@ def _slurm(spec: RunSpec) -> Iterator[Problem]:
         yield Problem((*here, "gpu_bind"), what, "take it away", others=(GPUS,))
     if slurm.gpu_bind is not None and slurm.mpi == "mpirun":
         what = "is srun's, and backends.slurm.mpi is mpirun"
-        yield Problem((*here, "gpu_bind"), what, "take one of them away", others=((*here, "mpi"),))
+        yield Problem((*here, "gpu_bind"), what, "remove one of them", others=((*here, "mpi"),))
     if kind is not None and gpus_in(slurm.gres) is not None:
         what = f"is {kind}, and backends.slurm.gres names the GPUs, too ({slurm.gres})"
         yield Problem(TYPE, what, "give one of them", others=((*here, "gres"),))
@@ -73,7 +73,7 @@ def _kubernetes(spec: RunSpec) -> Iterator[Problem]:
     elif spec.resources.gpu_type is not None:
         for key in ("node_selector", "worker_node_selector"):
             if label in getattr(k8s, key):
-                what = "is given beside resources.gpu_type"
+                what = "cannot be combined with resources.gpu_type"
                 yield Problem((*here, key, label), what, "give one of them", others=(TYPE,))
     memory, shared = _bytes(spec.resources.memory), _bytes(k8s.shared_memory)
     if memory is not None and shared is not None and shared > memory:

@@ -46,18 +46,18 @@ class S3(Section):
     driver: Text
     """The CSI driver's name."""
     attributes: dict[Text, Text] = Field(default_factory=no_keys)
-    """What the driver asks for: bucket, mounter, options."""
+    """Attributes of the volume: bucket, mounter, options."""
     secret: Text | None = None
     """Secret with the driver's credentials."""
 
 
 class RunVolume(Section):
-    """Where run directory and inputs lie: one of `claim`, `create`, `host_path`, `nfs`, `s3`, `empty_dir`."""
+    """Where run directory and inputs are: one of `claim`, `create`, `host_path`, `nfs`, `s3`, `empty_dir`."""
 
     mount: Text = "/ortflow"
     """Where pods see it."""
     claim: Text | None = None
-    """A claim that is there."""
+    """An existing claim."""
     create: CreatedClaim | None = None
     """A claim for a volume, made with the first submission and kept when the run is deleted."""
     host_path: Text | None = None
@@ -67,13 +67,13 @@ class RunVolume(Section):
     s3: S3 | None = None
     """A bucket, through a CSI driver that can mount it inline."""
     empty_dir: bool = False
-    """A folder that goes with the pod: for trials of one node with `launcher_as_worker`."""
+    """A folder that is deleted with the pod: for trials of one node with `launcher_as_worker`."""
     sub_path: Text | None = None
     """Folder of the volume to mount in place of all of it."""
 
 
 class Gpu(Section):
-    """What a GPU is called here."""
+    """How the cluster names GPUs."""
 
     resource: Text = "nvidia.com/gpu"
     """Name of the resource, such as nvidia.com/mig-1g.10gb."""
@@ -84,16 +84,16 @@ class Gpu(Section):
 
 
 class LauncherResources(Section):
-    """What the launcher's pod takes, where it is no worker."""
+    """Resources of the launcher's pod if it is not a worker."""
 
     cpu: Text = "250m"
     """Cores asked for, as Kubernetes writes them."""
     memory: Text = "1Gi"
-    """Memory, of which `prepare` runs, too: a number and a unit."""
+    """Memory, which `prepare` also uses: a number and a unit."""
 
 
 class Security(Section):
-    """Who the processes are, and what they may do."""
+    """User, group and permissions of the processes."""
 
     run_as_user: UserId = 1000
     """User of all processes; 0 is root, for images whose ssh daemon needs it."""
@@ -102,18 +102,18 @@ class Security(Section):
     fs_group: UserId = 1000
     """Group that owns what is mounted, where the volume's driver can set one."""
     capabilities: list[Text] = Field(default_factory=no_items)
-    """Linux capabilities beside none, such as IPC_LOCK."""
+    """Linux capabilities to add, such as IPC_LOCK."""
     seccomp: Literal["RuntimeDefault", "Unconfined"] = "RuntimeDefault"
     """Filter of system calls."""
 
 
 class Gang(Section):
-    """All workers are placed at once, or none: needs an operator that was started for it."""
+    """Place all workers together or none: needs an operator that was started with gang scheduling."""
 
     scheduler: Literal["volcano", "scheduler-plugins"]
     """The scheduler."""
     scheduler_name: Text | None = None
-    """The name that it goes by, if not volcano or scheduler-plugins-scheduler."""
+    """Its name, if not volcano or scheduler-plugins-scheduler."""
     queue: Text | None = None
     """Its queue."""
     timeout_seconds: Seconds | None = None
@@ -124,7 +124,7 @@ class KubernetesBackend(Section):
     """What only Kubernetes needs; nodes, cores, GPUs, memory and time are in `resources`."""
 
     image: Text | None = None
-    """Image of all pods; needed."""
+    """Image of all pods; required."""
     image_pull_policy: Literal["Always", "IfNotPresent", "Never"] | None = None
     """When nodes fetch the image."""
     image_pull_secrets: list[Text] = Field(default_factory=no_items)
@@ -142,7 +142,7 @@ class KubernetesBackend(Section):
     backoff_limit: Seconds = 10
     """Launcher pods that may be lost before the operator gives up; failures of ranks do not count."""
     grace_seconds: Annotated[int, Field(ge=1, le=2**31 - 1)] = 60
-    """Time that ranks have to save when their pod is taken away."""
+    """Seconds that ranks have to save when their pod is deleted or evicted."""
     ssh_port: Port = 2222
     """Port of the ssh daemon in each pod."""
     ssh_folder: Text | None = None
@@ -152,7 +152,7 @@ class KubernetesBackend(Section):
     files: list[Text] = Field(default_factory=no_items)
     """Small text files beside the run file that travel with it, such as the script of `prepare`."""
     volume: RunVolume = RunVolume.model_construct()
-    """Where run directory and inputs lie: one of `claim`, `create`, `host_path`, `nfs`, `s3`, `empty_dir`."""
+    """Where run directory and inputs are: one of `claim`, `create`, `host_path`, `nfs`, `s3`, `empty_dir`."""
     volumes: list[Native] = Field(default_factory=no_items)
     """More volumes: `name`, `mount`, `read_only`, `sub_path`, and the source as Kubernetes writes it."""
     worker_cpu: Text | None = None
@@ -162,11 +162,11 @@ class KubernetesBackend(Section):
     ephemeral_storage: Text | None = None
     """Scratch space of a worker on its node: a number and a unit."""
     gpu: Gpu = Gpu.model_construct()
-    """What a GPU is called here."""
+    """How the cluster names GPUs."""
     extended_resources: dict[Text, Positive] = Field(default_factory=no_keys)
     """More resources of a worker and their number, such as rdma/hca: 1."""
     launcher_resources: LauncherResources = LauncherResources.model_construct()
-    """What the launcher's pod takes, where it is no worker."""
+    """Resources of the launcher's pod if it is not a worker."""
     node_selector: dict[Text, Text] = Field(default_factory=no_keys)
     """Labels that nodes must have."""
     worker_node_selector: dict[Text, Text] = Field(default_factory=no_keys)
@@ -192,9 +192,9 @@ class KubernetesBackend(Section):
     secret_env: dict[Text, Text] = Field(default_factory=no_keys)
     """Environment variables from secrets: VARIABLE: SECRET/KEY."""
     security: Security = Security.model_construct()
-    """Who the processes are, and what they may do."""
+    """User, group and permissions of the processes."""
     service_account: Text | None = None
-    """Service account that is there; one of its own, without rights, if not given."""
+    """Existing service account; one for the run, without rights, if not given."""
     annotations: dict[Text, str] = Field(default_factory=no_keys)
     """Annotations of job and pods."""
     labels: dict[Text, str] = Field(default_factory=no_keys)
@@ -202,17 +202,17 @@ class KubernetesBackend(Section):
     queue: Text | None = None
     """Kueue's queue."""
     suspend: bool = False
-    """Make the job, and start nothing until it is resumed."""
+    """Create the job, and start nothing until it is resumed."""
     gang: Gang | None = None
-    """All workers are placed at once, or none: needs an operator that was started for it."""
+    """Place all workers together or none: needs an operator that was started with gang scheduling."""
     time_to_live: Seconds | None = None
-    """Seconds after the end at which the launcher's pod goes."""
+    """Seconds after the end at which the launcher's pod is deleted."""
     deadline: Text | None = None
     """Time after which the operator ends the run for good; at `resources.time_limit` it saves and leaves by itself."""
     supervisor: bool = False
-    """Run what heals what the operator cannot, in the cluster."""
+    """Run `ortflow supervise` in the cluster: it repairs what the operator cannot."""
     tensorboard: bool = False
-    """Run a TensorBoard on the run."""
+    """Run TensorBoard for the run."""
     network_policy: bool = False
     """Let nothing but the run's own pods reach them."""
     disruption_budget: bool = False

@@ -91,7 +91,7 @@ def _names(spec: RunSpec) -> Iterator[Problem]:
             yield _problem(("image_pull_secrets", place), f"is not a name of a secret: {_quoted(secret)}", _OBJECT)
     for key, text in (("python", k8s.python), ("context", k8s.context)):
         if text is not None and carries_control(text):
-            yield _problem(key, f"holds a line break or another control character: {_quoted(text)}", "remove it")
+            yield _problem(key, f"contains a line break or another control character: {_quoted(text)}", "remove it")
 
 
 def _quantities(spec: RunSpec) -> Iterator[Problem]:
@@ -111,7 +111,9 @@ def _quantities(spec: RunSpec) -> Iterator[Problem]:
             yield Problem(path, error.what, error.fix)
         else:
             if size > LARGEST_QUANTITY:
-                yield Problem(path, f"is more than Kubernetes can count: {_quoted(text)}", "write less than 8Ei")
+                yield Problem(
+                    path, f"is above the largest amount in Kubernetes: {_quoted(text)}", "write less than 8Ei"
+                )
     for key, cores in (("launcher_resources.cpu", k8s.launcher_resources.cpu), ("worker_cpu", k8s.worker_cpu)):
         if cores is not None and (not syntax.CORES.fullmatch(cores) or not cores.strip("0.m")):
             fix = "write cores such as 2, or thousandths such as 250m"
@@ -127,17 +129,17 @@ def _volume(spec: RunSpec) -> Iterator[Problem]:
     volume, given = spec.backends.kubernetes.volume, _given(spec)
     others = tuple((*HERE, "volume", kind) for kind in given)
     if len(given) > 1:
-        yield _problem(("volume", given[1]), f"is given beside {given[0]}", "give one of them", *others)
+        yield _problem(("volume", given[1]), f"cannot be combined with {given[0]}", "give one of them", *others)
     one_pod = spec.backends.kubernetes.launcher_as_worker and spec.resources.nodes == 1
     apart = ((*HERE, "launcher_as_worker"), ("resources", "nodes"))
     fix = "use storage that all pods see, or one node with launcher_as_worker"
     if volume.empty_dir and not one_pod:
-        yield _problem("volume.empty_dir", "is seen by one pod alone, and the run has more", fix, *apart)
+        yield _problem("volume.empty_dir", "is visible to one pod only, and the run has more", fix, *apart)
     modes = volume.create.access_modes if volume.create else []
     for place, mode in enumerate(modes):
         if mode == "ReadWriteOncePod" and not one_pod:
             path = ("volume", "create", "access_modes", place)
-            yield _problem(path, "lets one pod alone write, and the run has more", fix, *apart)
+            yield _problem(path, "lets only one pod write, and the run has more", fix, *apart)
         elif mode in modes[:place]:
             yield _problem(("volume", "create", "access_modes", place), f"names {mode} a second time", "keep one")
 
@@ -179,7 +181,7 @@ def _mounts(spec: RunSpec) -> Iterator[Problem]:
         elif any(f"{own}/".startswith(f"{bare}/") for own in OWN_FOLDERS[:2]):
             yield _problem(key, f"is {folder}, which hides a folder that the pods need", "mount it elsewhere")
         elif bare in taken:
-            yield _problem(key, f"is {folder}, where {taken[bare]} is mounted already", "give each its own")
+            yield _problem(key, f"is {folder}, where {taken[bare]} is mounted already", "use a different one for each")
         taken.setdefault(bare, dotted((*HERE, *key)))
 
 
@@ -204,7 +206,7 @@ def _maps(spec: RunSpec) -> Iterator[Problem]:
     for kind in ("worker_node_selector", "launcher_node_selector"):
         for name in selectors[kind].keys() & k8s.node_selector.keys():
             yield _problem(
-                (kind, name), "is given in node_selector, too", "give one of them", (*HERE, "node_selector", name)
+                (kind, name), "is also given in node_selector", "give one of them", (*HERE, "node_selector", name)
             )
     for kind, entries in (("labels", k8s.labels), *selectors.items()):
         for name, value in entries.items():
@@ -222,14 +224,16 @@ def _maps(spec: RunSpec) -> Iterator[Problem]:
             if name.startswith(OWN_LABELS):
                 yield _problem((kind, name), "is ortflow's or the operator's own", "give another name")
     if k8s.queue is not None and "kueue.x-k8s.io/queue-name" in k8s.labels:
-        what = "is given beside backends.kubernetes.queue"
+        what = "cannot be combined with backends.kubernetes.queue"
         yield _problem(("labels", "kueue.x-k8s.io/queue-name"), what, "give one of them", (*HERE, "queue"))
     for name in k8s.extended_resources:
         if not syntax.is_resource(name):
             yield _problem(("extended_resources", name), "is not a name of a resource", "write DOMAIN/NAME")
         elif name == k8s.gpu.resource:
             fix = "say how many in resources.gpus_per_rank"
-            yield _problem(("extended_resources", name), "is what a GPU is called", fix, (*HERE, "gpu", "resource"))
+            yield _problem(
+                ("extended_resources", name), "is the resource name of a GPU", fix, (*HERE, "gpu", "resource")
+            )
 
 
 def _variables(spec: RunSpec) -> Iterator[Problem]:
@@ -246,7 +250,7 @@ def _variables(spec: RunSpec) -> Iterator[Problem]:
     for name, place in k8s.secret_env.items():
         if name in k8s.env:
             others = ((*HERE, "env", name),)
-            yield _problem(("secret_env", name), "is given in env, too", "give one of them", *others)
+            yield _problem(("secret_env", name), "is also given in env", "give one of them", *others)
         if not syntax.SECRET_KEY.fullmatch(place):
             yield _problem(("secret_env", name), f"is not a key of a secret: {_quoted(place)}", "write SECRET/KEY")
 
@@ -255,7 +259,7 @@ def _security(spec: RunSpec) -> Iterator[Problem]:
     k8s = spec.backends.kubernetes
     if k8s.ssh_port < 1024 and k8s.security.run_as_user != 0:
         user = (*HERE, "security", "run_as_user")
-        yield _problem("ssh_port", f"is {k8s.ssh_port}, which only root may open", "give one above 1023", user)
+        yield _problem("ssh_port", f"is {k8s.ssh_port}, which only root may use", "give one above 1023", user)
     for place, name in enumerate(k8s.security.capabilities):
         if not syntax.CAPABILITY.fullmatch(name):
             fix = "write it in capitals, without CAP_, such as IPC_LOCK"

@@ -52,7 +52,9 @@ def check_native(spec: RunSpec) -> Iterator[Problem]:
     names = [volume.get("name") for volume in k8s.volumes]
     for place, name in enumerate(names):
         if name in names[:place]:
-            yield Problem((*HERE, "volumes", place, "name"), f"is {name}, and so is another's", "give each its own")
+            yield Problem(
+                (*HERE, "volumes", place, "name"), f"is {name}, and so is another's", "use a different one for each"
+            )
     for place, entry in enumerate(k8s.overlay):
         yield from _shaped(entry, _OVERLAY, ("overlay", place), _overlay)
 
@@ -102,7 +104,7 @@ def _patch(patch: Any, path: KeyPath) -> Iterator[Problem]:
             if value not in ("delete", "replace"):
                 yield Problem(here, f"must be delete or replace, not {shown(value)}")
         elif key.startswith("$"):
-            yield Problem(here, "is not a directive of an overlay", "there is $patch: delete and $patch: replace")
+            yield Problem(here, "is not a directive of an overlay", "use $patch: delete or $patch: replace")
         elif isinstance(value, list) and key in MERGE_KEYS:
             yield from _merged_list(value, MERGE_KEYS[key], here)
         else:
@@ -117,7 +119,7 @@ def _merged_list(items: list[Any], names: tuple[str, ...], path: KeyPath) -> Ite
         elif item == {DIRECTIVE: "replace"}:
             continue
         elif len(found) > 1 or not any(name in item for name in names):
-            yield Problem((*path, place), f"has no {' or '.join(names)} to know it by")
+            yield Problem((*path, place), f"has no {' or '.join(names)}, which identifies it")
         elif item.get(DIRECTIVE) == "replace":
             fix = f"write - {DIRECTIVE}: replace as an item of its own to replace the list"
             yield Problem((*path, place, DIRECTIVE), "replaces one item", fix)

@@ -47,7 +47,7 @@ def check_pod(pod: Native, path: KeyPath) -> Iterator[Problem]:
     if pod.get("dnsPolicy") == "None" and not pod.get("dnsConfig", {}).get("nameservers"):
         yield Problem((*path, "dnsConfig", "nameservers"), "is missing, and dnsPolicy is None")
     if pod.get("hostPID") and pod.get("shareProcessNamespace"):
-        yield Problem((*path, "shareProcessNamespace"), "is given beside hostPID")
+        yield Problem((*path, "shareProcessNamespace"), "cannot be combined with hostPID")
     for key in ("hostPID", "hostIPC", "hostNetwork"):
         if pod.get(key) and pod.get("hostUsers") is False:
             yield Problem((*path, key), "is true, and hostUsers is false")
@@ -123,7 +123,7 @@ def _term(term: Native, path: KeyPath) -> Iterator[Problem]:
         if term.get(key) and "labelSelector" not in term:
             yield Problem((*path, key), "needs a labelSelector")
         elif chosen & {*term.get(key, ())}:
-            yield Problem((*path, key), "names a label that labelSelector has, too")
+            yield Problem((*path, key), "names a label that labelSelector also has")
     yield from _selector(selector, (*path, "labelSelector"))
     yield from _selector(term.get("namespaceSelector", {}), (*path, "namespaceSelector"))
 
@@ -150,7 +150,7 @@ def _expression(expression: Native, path: KeyPath) -> Iterator[Problem]:
 
 def _container(container: Native, pod: Native, volumes: set[str], path: KeyPath) -> Iterator[Problem]:
     if not container.get("image", "").strip() or container["image"] != container["image"].strip():
-        yield Problem((*path, "image"), "is missing, or has blanks around it")
+        yield Problem((*path, "image"), "is missing, or has spaces around it")
     for place, variable in enumerate(container.get("env", ())):
         yield from _variable(variable, (*path, "env", place))
     for place, source in enumerate(container.get("envFrom", ())):
@@ -162,7 +162,7 @@ def _container(container: Native, pod: Native, volumes: set[str], path: KeyPath)
     yield from _resources(container.get("resources", {}), (*path, "resources"))
     for kind in ("readinessProbe", "livenessProbe", "startupProbe"):
         if kind in container and "initContainers" in path and container.get("restartPolicy") != "Always":
-            yield Problem((*path, kind), "is not for a container that ends before the others begin")
+            yield Problem((*path, kind), "is not allowed in an init container")
         elif kind in container:
             yield from _probe(container[kind], kind, (*path, kind))
     yield from _security(own, pod.get("securityContext", {}), (*path, "securityContext"))
@@ -196,7 +196,7 @@ def _variable(variable: Native, path: KeyPath) -> Iterator[Problem]:
     if not VARIABLE.fullmatch(variable["name"]):
         yield Problem((*path, "name"), f"is not a name of a variable: {variable['name']!r}")
     if variable.get("value") and "valueFrom" in variable:
-        yield Problem((*path, "valueFrom"), "is given beside value")
+        yield Problem((*path, "valueFrom"), "cannot be combined with value")
     if "valueFrom" in variable:
         source = variable["valueFrom"]
         known = ("secretKeyRef", "configMapKeyRef", "fieldRef", "resourceFieldRef", "fileKeyRef")
@@ -235,7 +235,7 @@ def _probe(probe: Native, kind: str, path: KeyPath) -> Iterator[Problem]:
     if len(handlers) != 1:
         yield Problem(path, "must have one of tcpSocket, httpGet, exec and grpc")
     if kind == "readinessProbe" and "terminationGracePeriodSeconds" in probe:
-        yield Problem((*path, "terminationGracePeriodSeconds"), "is for the other probes")
+        yield Problem((*path, "terminationGracePeriodSeconds"), "is not allowed in a readiness probe")
     if kind != "readinessProbe" and probe.get("successThreshold", 1) != 1:
         yield Problem((*path, "successThreshold"), "must be 1")
 

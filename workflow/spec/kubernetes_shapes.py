@@ -78,7 +78,7 @@ def _text(fits: Any, what: str) -> Shape:
 
 
 def _by_class(_value: Any) -> str:
-    return "is not a pod's to say: its priority class does"
+    return "cannot be set in a pod: its priority class sets it"
 
 
 NAME = _text(is_name, "name of an object")

@@ -40,10 +40,10 @@ def perplexity(loss: float) -> float:
 
 METRICS: dict[Metric, Properties] = {
     "accuracy": Properties(
-        meaning="share of right predictions",
+        meaning="share of correct predictions",
         losses={
             "cross_entropy": "labels that are the class of the largest logit; `ignore_index` does not count",
-            "bce_with_logits": "elements whose logit is above 0 where the target is above 0.5, and only there",
+            "bce_with_logits": "elements where logit > 0 and target > 0.5 agree",
         },
         higher_is_better=True,
     ),

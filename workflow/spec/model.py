@@ -11,7 +11,7 @@ from ortflow.workflow.spec.metrics import Metric
 
 
 class OwnGraphs(Section):
-    """Graphs of the user's own, in place of those that configure builds from `path`."""
+    """The user's own graphs, instead of those that configure builds from `path`."""
 
     train: Text | None = None
     """Training graph: outputs the loss and `<parameter>_grad` for each trained parameter."""
@@ -29,7 +29,7 @@ class ParameterPatterns(Section):
     freeze: list[Text] = Field(default_factory=no_items)
     """Parameters, and running statistics of BatchNormalization, that keep their value."""
     constant: list[Text] = Field(default_factory=no_items)
-    """Initializers that are no parameters: rotary tables, masks, shapes."""
+    """Initializers that are not parameters: rotary tables, masks, shapes."""
 
 
 class CrossEntropy(Section):
@@ -42,7 +42,7 @@ class CrossEntropy(Section):
     label: Text = "labels"
     """Name of the label input (int64) that the training graph gets."""
     ignore_index: int = -100
-    """Labels of this value weigh nothing."""
+    """Labels of this value are ignored."""
     label_smoothing: Fraction = 0.0
     """Weight of the uniform distribution in the target, as in torch.nn.CrossEntropyLoss."""
     class_axis: int = -1
@@ -84,19 +84,19 @@ Loss = Annotated[CrossEntropy | Regression | BinaryCrossEntropy | OwnLoss, Field
 
 
 class ModelSection(Section):
-    """The model and what is learned of it."""
+    """The model and which of its parameters are trained."""
 
     path: Text
     """ONNX file of the forward graph, relative to the run file."""
     loss: Loss
-    """What is minimised."""
+    """The loss that is minimised."""
     graphs: OwnGraphs = OwnGraphs.model_construct()
-    """Graphs of your own in place of those built from `path`."""
+    """Your own graphs instead of those built from `path`."""
     parameters: ParameterPatterns = ParameterPatterns.model_construct()
     """Patterns that override which initializers are trained."""
     recompute: list[Text] = Field(default_factory=no_items)
-    """Glob patterns over modules (`layers.*`) or node names: what they make is computed again for the backward pass,
-    which takes less memory and more time, and changes no bit."""
+    """Glob patterns over modules (`layers.*`) or node names: their values are computed again for the backward pass,
+    which takes less memory and more time and gives the same bits."""
     accept_inference_export: bool = False
     """Train a model although its file shows signs of an export for inference, which changes what is trained."""
     labels: list[Text] = Field(default_factory=no_items)

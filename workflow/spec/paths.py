@@ -67,7 +67,7 @@ def refuse_undecodable(path: Path) -> None:
         str(path).encode()
     except UnicodeEncodeError:
         raise UserError(
-            f"{printable(str(path))} is not UTF-8, and no run file can hold it", fix="give the folder another name"
+            f"{printable(str(path))} is not UTF-8, which run files require", fix="give the folder another name"
         ) from None
 
 

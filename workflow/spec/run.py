@@ -24,34 +24,34 @@ from ortflow.workflow.spec.train import TrainSection
 
 
 class TrainerSection(Section):
-    """What trains: ortflow's own trainer of ONNX graphs, or one that a package brings."""
+    """The trainer: ortflow's own for ONNX graphs, or one from a package."""
 
     name: Text = "graph"
-    """`graph`, or a trainer that is installed for the ranks; docs/trainers.md tells how to write one."""
+    """`graph`, or a trainer that is installed for the ranks; docs/trainers.md explains how to write one."""
     options: dict[Text, Any] = Field(default_factory=no_keys)
-    """Keys of another trainer's own."""
+    """Options of another trainer."""
 
 
 class Parallel(Section):
     """Degrees of parallelism; their product is the world size."""
 
     data: Positive | None = None
-    """Replicas; whatever the others leave of the world if not given."""
+    """Replicas; the world size divided by the other degrees if not given."""
     pipeline: Positive = 1
     """Pipeline stages."""
     horizontal: Positive = 1
     """Ranks that share one layer (tensor parallelism)."""
     zero: Literal[0, 1, 2, 3] = 0
-    """ZeRO stage: what of the training state is partitioned over the replicas."""
+    """ZeRO stage: which part of the training state is partitioned over the replicas."""
 
 
 class Keep(Section):
-    """Which checkpoints stay."""
+    """Which checkpoints are kept."""
 
     newest: Positive = 2
-    """The newest so many."""
+    """Number of newest checkpoints."""
     every: Positive | None = None
-    """Also, for ever, those whose step is a multiple of this."""
+    """Also, for ever, checkpoints whose step is a multiple of this."""
 
 
 class CheckpointSection(Section):
@@ -62,15 +62,15 @@ class CheckpointSection(Section):
     every_steps: Positive | None = None
     """Period in steps; without any period, only at the end and when the run is asked to leave."""
     every_seconds: PositiveFloat | None = None
-    """Period in seconds; whichever comes first where both are given."""
+    """Period in seconds; whichever comes first if both are given."""
     keep: Keep = Keep.model_construct()
-    """Which checkpoints stay."""
+    """Which checkpoints are kept."""
     asynchronous: bool = True
     """Write in the background from a copy."""
     wait_for_room: NonNegativeFloat = 600.0
-    """Seconds that a run waits for room on a full disk, at its end and between attempts, before it counts as failed."""
+    """Seconds that a run waits for space on a full disk, at its end and between attempts, before it fails."""
     exact: bool = True
-    """Go on bit for bit or not at all: other kernels, another ONNX Runtime or training graph are refused."""
+    """Resume bit for bit or not at all: other kernels, another ONNX Runtime or training graph are refused."""
 
 
 class MonitorSection(Section):
@@ -99,14 +99,14 @@ class ExportSection(Section):
 
 
 class Resources(Section):
-    """What a run takes of the machines."""
+    """The resources of a run."""
 
     nodes: Positive = 1
     """Machines."""
     ranks_per_node: Positive = 1
     """Ranks on each."""
     cpus_per_rank: Positive | None = None
-    """Cores of a rank; a fair share of what is there if not given."""
+    """Cores of a rank; an equal share of the machine's cores if not given."""
     gpus_per_rank: Count = 0
     """GPUs of a rank: 1 to train on the GPU of the local rank, 0 for the CPU."""
     gpu_type: Text | None = None
@@ -118,7 +118,7 @@ class Resources(Section):
     kernels: Literal["auto", "onnxruntime"] = "auto"
     """Kernels: ortflow's own where a C compiler is found, or ONNX Runtime's alone."""
     cuda_graph: bool = True
-    """On GPUs, capture what repeats in every step as CUDA graphs, which takes the host next to no time."""
+    """On GPUs, capture the repeated work of a step as CUDA graphs, which takes almost no host time."""
     python: Text | None = None
     """Interpreter of the ranks; the one that runs ortflow if not given."""
 
@@ -133,14 +133,14 @@ class Backoff(Section):
 
 
 class Restart(Section):
-    """How often a run is started again, and how soon."""
+    """How often a run is restarted, and how soon."""
 
     failures: Count = 3
     """Failures after which the run is given up."""
     preemptions: Count | None = None
     """Preemptions after which the run is given up; no limit if not given."""
     hung_seconds: PositiveFloat | None = 1800.0
-    """Seconds without a sign of life from rank 0 after which an attempt counts as hung, a failure; null for never."""
+    """Seconds without a heartbeat from rank 0 after which an attempt counts as hung, a failure; null for never."""
     backoff: Backoff = Backoff.model_construct()
     """Pause before a restart."""
 
@@ -177,7 +177,7 @@ class RunSpec(Section):
     prepare: list[Text] = Field(default_factory=no_items)
     """Command run once in the run file's folder, by `ortflow run`, if the model or the data is not there yet."""
     trainer: TrainerSection = TrainerSection.model_construct()
-    """What trains."""
+    """The trainer."""
     model: ModelSection | None = None
     """The model and its loss; required for the trainer `graph`, and for it alone."""
     data: DataSection

@@ -28,7 +28,7 @@ class Mail(Section):
     """When Slurm writes a mail, and to whom."""
 
     types: list[MailType] = Field(default_factory=no_items)
-    """Occasions, in Slurm's words."""
+    """Events, as Slurm names them."""
     user: Text | None = None
     """Receiver; the user who submits if not given."""
 
@@ -41,7 +41,7 @@ class Container(Section):
     image: Text
     """Image file, relative to the run file, or a name that `kind` knows."""
     mounts: list[Text] = Field(default_factory=no_items)
-    """Folders that ranks see beside run directory, model and data: `PATH`, `PATH:INSIDE` or `PATH:INSIDE:ro`."""
+    """Folders that ranks see besides run directory, model and data: `PATH`, `PATH:INSIDE` or `PATH:INSIDE:ro`."""
     arguments: list[Text] = Field(default_factory=no_items)
     """More arguments, each as --flag or --flag=value."""
 
@@ -86,7 +86,7 @@ class SlurmBackend(Section):
     requeue: bool = True
     """Let Slurm put the job back into the queue, after a preemption or the loss of a node."""
     signal_seconds: Annotated[int, Field(ge=1, le=65535)] = 90
-    """Seconds ahead of the time limit at which the ranks are told to save, half of what is left at most; follows a
+    """Seconds before the time limit at which the ranks are asked to save, at most half of the time left; follows a
     limit that is changed while the job runs."""
     mpi: Literal["auto", "pmi2", "pmix", "none", "mpirun"] = "auto"
     """How the ranks find each other: srun's --mpi, or an mpirun inside the job."""
@@ -101,8 +101,8 @@ class SlurmBackend(Section):
     prologue: list[Text] = Field(default_factory=no_items)
     """Shell lines before the ranks start: modules, a virtual environment."""
     epilogue: list[Text] = Field(default_factory=no_items)
-    """Shell lines after the last rank has ended; a requeued job does not come to them."""
+    """Shell lines after the last rank has ended; not run when the job is requeued."""
     container: Container | None = None
     """The image that ranks run in; with one, `resources.python` is the image's (`python` if not given)."""
     python: Text | None = None
-    """Interpreter on the compute node that keeps the run going; the one that submits if not given."""
+    """Interpreter of the supervisor on the compute node; the one that submits if not given."""

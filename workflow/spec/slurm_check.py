@@ -70,7 +70,7 @@ def _mpi(spec: RunSpec) -> Iterator[Problem]:
         others = (("resources", "nodes"), ("resources", "ranks_per_node"))
         yield _problem("mpi", what, "set it to auto, pmi2 (MPICH), pmix (Open MPI) or mpirun", *others)
     if slurm.mpi == "mpirun" and slurm.srun_arguments:
-        fix = "take them away, or set backends.slurm.mpi to pmi2 or pmix"
+        fix = "remove them, or set backends.slurm.mpi to pmi2 or pmix"
         yield _problem("srun_arguments", "say nothing where mpirun starts the ranks", fix, (*HERE, "mpi"))
 
 
@@ -119,7 +119,7 @@ def _lines(spec: RunSpec) -> Iterator[Problem]:
     for key, lines in (("prologue", slurm.prologue), ("epilogue", slurm.epilogue)):
         for place, line in enumerate(lines):
             if carries_control(line.replace("\t", " ")):
-                what = "holds a line break or another control character"
+                what = "contains a line break or another control character"
                 yield _problem((key, place), what, "make each line an item of its own")
             elif is_directive(line):
                 yield _problem((key, place), "is a directive", "give it in backends.slurm.directives, as --flag=value")

@@ -6,57 +6,9 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from ortflow.workflow.spec.base import Count, Fraction, NonNegativeFloat, Positive, PositiveFloat, Section, Text
+from ortflow.workflow.spec.base import Count, NonNegativeFloat, Positive, PositiveFloat, Section
 from ortflow.workflow.spec.metrics import Watched
-
-
-class OptimizerBase(Section):
-    """What all optimizers share."""
-
-    name: str
-    """The update rule."""
-    lr: PositiveFloat
-    """Learning rate at the schedule's peak."""
-    weight_decay: NonNegativeFloat = 0.0
-    """Decay of the parameters that are not excluded."""
-    no_decay: list[Text] | None = None
-    """Glob patterns of parameters without decay; by default biases, and all of one axis or none (norms)."""
-
-
-class Adam(OptimizerBase):
-    """Adam (Kingma & Ba 2015), its weight decay added to the gradient; AdamW (Loshchilov & Hutter 2019), decoupled."""
-
-    name: Literal["adam", "adamw"]
-    """The update rule."""
-    betas: tuple[Fraction, Fraction] = Field(default=(0.9, 0.999), strict=False)
-    """Decay rates of the first and second moment."""
-    epsilon: PositiveFloat = 1e-8
-    """Added to the root of the second moment."""
-
-
-class Lamb(OptimizerBase):
-    """LAMB (You et al. 2020): Adam's update scaled by each layer's trust ratio."""
-
-    name: Literal["lamb"]
-    """The update rule."""
-    betas: tuple[Fraction, Fraction] = Field(default=(0.9, 0.999), strict=False)
-    """Decay rates of the first and second moment."""
-    epsilon: PositiveFloat = 1e-6
-    """Added to the root of the second moment."""
-
-
-class Sgd(OptimizerBase):
-    """Stochastic gradient descent with momentum, as torch.optim.SGD defines it."""
-
-    name: Literal["sgd"]
-    """The update rule."""
-    momentum: Fraction = 0.0
-    """Share of the last update that is kept."""
-    nesterov: bool = False
-    """Look-ahead momentum."""
-
-
-Optimizer = Annotated[Adam | Lamb | Sgd, Field(discriminator="name")]
+from ortflow.workflow.spec.optimizers import Optimizer
 
 
 class Schedule(Section):
@@ -91,7 +43,7 @@ class EarlyStop(Section):
 
 
 class TrainSection(Section):
-    """How the parameters are learned."""
+    """How the parameters are trained."""
 
     steps: Positive | None = None
     """Optimizer steps; give this or `epochs`."""
@@ -102,10 +54,10 @@ class TrainSection(Section):
     schedule: Schedule = Schedule.model_construct()
     """The learning rate over the steps."""
     global_batch: Positive | None = None
-    """Samples of an optimizer step over all ranks, from which gradient_accumulation follows. A run that goes on keeps
-    the value it began with; another one given here changes it."""
+    """Samples of an optimizer step over all ranks, from which gradient_accumulation follows. A resumed run keeps
+    its first value unless another one is given here."""
     gradient_accumulation: Positive = 1
-    """Micro-batches a rank adds up before an optimizer step, where global_batch does not say it."""
+    """Micro-batches a rank accumulates before an optimizer step, if global_batch is not given."""
     clip_norm: PositiveFloat | None = None
     """Largest L2 norm of the gradient; larger ones are scaled down."""
     evaluation: Evaluation = Evaluation.model_construct()
@@ -115,8 +67,8 @@ class TrainSection(Section):
     max_skipped_steps: Positive = 10
     """Steps in a row with a non-finite loss or gradient that end the run."""
     precision: Literal["fp32", "tf32", "fp16", "bf16"] = "fp32"
-    """What training computes with. On GPUs alone: tf32, which rounds the factors of products to 10 bits; fp16 and bf16,
-    which products and large values are stored in. Parameters, moments, sums and statistics stay fp32."""
+    """Number format of training. On GPUs only: tf32, which rounds the factors of products to 10 bits; fp16 and bf16,
+    in which products and large values are stored. Parameters, moments, sums and statistics stay fp32."""
     loss_scale: Literal["dynamic"] | PositiveFloat = "dynamic"
     """What gradients are multiplied by in fp16: halved when they overflow and doubled after 2,000 steps without, or a
     number."""

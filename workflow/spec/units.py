@@ -23,7 +23,7 @@ def parse_memory(text: str) -> int:
     amount, unit, binary = match.groups()
     size = int(float(amount) * (1024 if binary else 1000) ** ("kmgtp".index(unit.lower()) + 1))
     if size == 0:
-        raise UserError(f"{text!r} is no memory at all", fix="write an amount above 0, such as 16G")
+        raise UserError(f"{text!r} is not above 0", fix="write an amount of memory such as 16G")
     return size
 
 
@@ -40,5 +40,5 @@ def parse_time(text: str) -> int:
         fix = "write [days-]hours:minutes:seconds, such as 12:00:00 or 1-06:30:00, or a number of minutes"
         raise UserError(f"{text!r} is not a length of time", fix=fix)
     if total == 0:
-        raise UserError(f"{text!r} is no time at all", fix="write a time above 0, such as 12:00:00")
+        raise UserError(f"{text!r} is not above 0", fix="write a time such as 12:00:00")
     return total

@@ -66,7 +66,7 @@ def _problem(
         name, words = _BOUNDS[kind]
         return Problem(path, f"must be {words} {_number(context[name])}, not {shown(value)[:60]}")
     if kind == "too_long":
-        return Problem(path, f"has {context['actual_length']} items; {context['max_length']} belong here")
+        return Problem(path, f"has {context['actual_length']} items; {context['max_length']} are expected")
     return Problem(path, f"is wrong: {detail['msg']}")
 
 
@@ -100,7 +100,7 @@ def _wrong_text(path: KeyPath, value: Any, field: FieldInfo | None) -> Problem:
     if value == "":
         return Problem(path, "must not be empty")
     if "\0" in value:
-        return Problem(path, "must not hold a NUL character")
+        return Problem(path, "must not contain a NUL character")
     return Problem(path, f"cannot be {shown(value)}", _meaning(field))
 
 
@@ -155,7 +155,7 @@ def _as_number(value: Any) -> str | None:
     if isinstance(value, str):
         number = scalar(value)
         if isinstance(number, int | float) and not isinstance(number, bool):
-            return f"take the quotes away: {value}"
+            return f"remove the quotes: {value}"
     if isinstance(value, float) and value.is_integer() and abs(value) < 2**63:
         return f"write {int(value)}"
     return None
@@ -168,7 +168,7 @@ _TYPES: dict[str, tuple[str, Callable[[Any], str | None]]] = {
     "finite_number": ("a finite number", _nothing),
     "bool_type": ("true or false", _as_boolean),
     "string_type": ("text", _in_quotes),
-    "string_unicode": ("text of whole characters", _nothing),
+    "string_unicode": ("valid Unicode text", _nothing),
     "list_type": ("a list", lambda value: None if isinstance(value, dict) else f"write [{value!r}]"),
     "tuple_type": ("a list", _nothing),
     "dict_type": ("a section of keys", _nothing),

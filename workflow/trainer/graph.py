@@ -20,10 +20,10 @@ from ortflow.workflow.graph.types import LOSS_SUM, LOSS_WEIGHT, SEED, VALID, Gra
 from ortflow.workflow.layout import FlatIndex
 from ortflow.workflow.memory import buffers, trim
 from ortflow.workflow.onnx_runtime import onnxruntime
-from ortflow.workflow.optim.graph import moments
 from ortflow.workflow.optim.segments import segments
 from ortflow.workflow.progress import evaluation_seed
 from ortflow.workflow.spec.metrics import METRICS
+from ortflow.workflow.spec.optimizers import moments
 from ortflow.workflow.spec.run import RunSpec
 from ortflow.workflow.trainer import EvaluationOutcome, MicroBatch, Report, StepOutcome, Trainer
 from ortflow.workflow.trainer.inference import export_checked

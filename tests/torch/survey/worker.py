@@ -29,7 +29,7 @@ import ortflow
 from ortflow.workflow.data.write import record_batch, write_set
 from ortflow.workflow.errors import UserError
 from ortflow.workflow.graph.types import GraphSet
-from ortflow.workflow.spec.train import Adam
+from ortflow.workflow.spec.optimizers import Adam
 
 STEPS = 20
 LOSS_TOLERANCE = 3e-6

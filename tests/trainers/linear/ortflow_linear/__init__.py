@@ -22,7 +22,7 @@ from ortflow.workflow.errors import UserError
 from ortflow.workflow.layout import FlatIndex, Tensor
 from ortflow.workflow.rundir import replacing, write_atomically
 from ortflow.workflow.spec.base import Section, Text
-from ortflow.workflow.spec.train import Sgd
+from ortflow.workflow.spec.optimizers import Sgd
 from ortflow.workflow.trainer import (
     EvaluationOutcome,
     MicroBatch,
