@@ -190,6 +190,14 @@ def test_what_is_given_back_ends_the_graphs(device: CudaDevice, graphs: GraphSet
     assert sum("is captured" in line for line in log) == 9, log
 
 
+def test_the_gradient_of_batch_norm_is_checked(device: CudaDevice, graphs: GraphSet) -> None:
+    trainer, _ = trainer_on(device, graphs)
+    (batch,) = steps_of([[8]])[0]
+    compared = trainer.check_gradient(batch, 0)
+    assert compared is not None
+    assert "against ONNX Runtime's operators and differences of the loss" in compared
+
+
 def test_overflows_lower_the_loss_scale_and_a_resumed_trainer_goes_on_to_the_bit(
     device: CudaDevice, model: Path, tmp_path: Path
 ) -> None:

@@ -68,6 +68,7 @@ class GradientCheck:
     ) -> None:
         self._graphs, self._sessions, self._bind, self._feed = graphs, sessions, bind, feed
         self._parameters, self._gradients, self._sums, self._seed = parameters, gradients, sums, seed
+        self._standard = sessions.standard_form_of(graphs.train)
         self._trained = [entry for entry in graphs.index if entry.tensor.group in ("decay", "no_decay")]
 
     def run(self, training: Binding) -> str | None:
@@ -96,7 +97,7 @@ class GradientCheck:
         return float(self._sums.read()[0])
 
     def _compare_kernels(self, training: Binding, loss: float, gradients: Vector) -> None:
-        standard = self._bind(self._sessions.open(self._graphs.train))
+        standard = self._bind(self._sessions.open(self._standard))
         other = self._loss(standard)
         wrong = self._wrong(training, gradients)
         far = abs(other - loss)
@@ -180,8 +181,8 @@ class GradientCheck:
     def _first_difference(self) -> str | None:
         from ortflow.workflow.graph.loss_graph import common_values, maker, with_outputs
 
-        standard = self._graphs.train.read_bytes()
-        faster = (self._sessions.form_of(self._graphs.train) or self._graphs.train).read_bytes()
+        standard = self._standard.read_bytes()
+        faster = (self._sessions.form_of(self._graphs.train) or self._standard).read_bytes()
         names = common_values(standard, faster)
         for start in range(0, len(names), AT_A_TIME):
             some = names[start : start + AT_A_TIME]
@@ -229,7 +230,7 @@ class GradientCheck:
         """
         from ortflow.workflow.graph.loss_graph import loss_graph, stopped_values, with_fixed, with_outputs
 
-        train = self._graphs.train.read_bytes()
+        train = self._standard.read_bytes()
         stopped = stopped_values(train)
         if stopped:
             inside = self._bind(self._sessions.open(with_outputs(train, stopped)))
@@ -260,7 +261,7 @@ class GradientCheck:
         return UserError(
             f"the gradient of {some} contradicts differences of the loss: along it the loss changes by "
             f"{found.measured:.4g}, by the gradient it would be {found.claimed:.4g}; the first node that reads "
-            f"{names[0]!r} is {reader(self._graphs.train.read_bytes(), names[0])}",
+            f"{names[0]!r} is {reader(self._standard.read_bytes(), names[0])}",
             where="model.path",
             fix="report the model to ortflow; train.check_gradient: false trains it anyway",
         )

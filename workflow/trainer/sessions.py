@@ -71,6 +71,11 @@ class Sessions:
             return None
         return form if form.exists() else None
 
+    def standard_form_of(self, graph: Path) -> Path:
+        """Where the graph lies with operators of ONNX Runtime alone that the device has kernels of."""
+        form = on_cuda_of(graph)
+        return form if self.device.kind == "cuda" and form.exists() else graph
+
     @property
     def kernels(self) -> str:
         """What computes beside ONNX Runtime's CPU kernels: the library's name, which tells processor and source, or

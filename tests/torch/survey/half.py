@@ -59,9 +59,8 @@ def survey(name: str, precision: str, folder: Path) -> dict[str, Any]:
     except UserError as error:
         return row | {"result": "refused", "why": str(error)[-300:]}
     loss = distance(losses, exact.losses) if len(losses) == STEPS else float("inf")
-    log = (run_dir / "events/rank-0000.jsonl").read_text()
-    captured = "a micro-batch is captured" in log
-    return row | {"loss": loss, "captured": captured, "result": verdict(loss, own)}
+    log = "".join(path.read_text() for path in run_dir.glob("logs/*/rank-*.log"))
+    return row | {"loss": loss, "captured": "a micro-batch is captured" in log, "result": verdict(loss, own)}
 
 
 GPU = ("resources.gpus_per_rank=1", "export.enabled=false")
