@@ -124,15 +124,15 @@ def _fallocate() -> Any:
 
 
 def _folder(path: Path) -> Path:
-    """The nearest folder there is."""
+    """The nearest existing folder."""
     return next((one for one in (path, *path.parents) if one.is_dir()), Path("/"))
 
 
 class Notice:
     """What a run lacks, in the block of its heartbeat; never raises.
 
-    Who wrote it may be dead when the disk is freed, so a reader looks at the disk too: a file system that had too
-    little also shows when it has enough. A quota shows only to who writes, and another machine's disk not at all.
+    The writer may be dead when the disk is freed, so a reader checks the disk too. It can do so only where the file
+    system itself was short: a quota shows only on a write, and another machine's disk not at all.
     """
 
     def __init__(self, heartbeat: Path) -> None:
@@ -160,26 +160,26 @@ class Notice:
         return False
 
     def read(self) -> OutOfDisk | None:
-        """What is lacking; None where nothing is, or no longer."""
-        lack, short = self._stands()
+        """What is lacking; None where nothing is lacking, or where the disk has room again."""
+        lack, short = self._load()
         return None if lack is None or (short and self._is_short(lack) is False) else lack
 
-    def told(self) -> OutOfDisk | None:
-        """What was lacking when somebody last said so, even if the disk has room by now."""
-        return self._stands()[0]
+    def last(self) -> OutOfDisk | None:
+        """What was lacking when the notice was written, even if the disk has room now."""
+        return self._load()[0]
 
-    def _stands(self) -> tuple[OutOfDisk | None, bool]:
+    def _load(self) -> tuple[OutOfDisk | None, bool]:
         try:
             text = read_whole(self._path, 2 * BLOCK)
             if not text.strip() and self._path.lstat().st_mode & stat.S_ISVTX:
                 return OutOfDisk(self._path.parent, RECORDS), False
-            told = json.loads(text)
-            return OutOfDisk(Path(told["path"]), int(told["needed"])), told.get("short") is True
+            content = json.loads(text)
+            return OutOfDisk(Path(content["path"]), int(content["needed"])), content.get("short") is True
         except (OSError, ValueError, KeyError, TypeError):
             return None, False
 
     def _is_short(self, lack: OutOfDisk) -> bool | None:
-        """Whether the file system has less than is needed; None where it cannot be seen from here."""
+        """Whether the file system has less than is needed; None where this machine cannot see it."""
         try:
             if not lack.path.resolve().is_relative_to(self._path.parent.resolve()):
                 return None

@@ -214,7 +214,7 @@ def test_a_notice_of_a_dead_writer_ends_with_the_shortage(disk: Path, folder: Pa
     assert str(Notice(heartbeat).read()) == str(lack)
     filler.unlink()
     assert Notice(heartbeat).read() is None
-    assert str(Notice(heartbeat).told()) == str(lack)
+    assert str(Notice(heartbeat).last()) == str(lack)
     fill(disk)
     assert str(Notice(heartbeat).read()) == str(lack)
 
@@ -226,7 +226,7 @@ def test_a_kill_behind_a_freed_disk_is_not_blamed_on_the_disk(disk: Path, folder
     running = bench.start("run", "run.yaml", script={0: {"rank": 0, "step": 9, "do": "signal 9"}}, pause=0.1)
     running.until(lambda: len(bench.events("step")) > 2)
     filler = fill(disk)
-    # As a rank does whose checkpoint finds no room, and that goes on.
+    # A rank writes this when a checkpoint finds no room, and goes on.
     Notice(RunDir(bench.run_dir).heartbeat).tell(OutOfDisk(bench.run_dir, 1 << 20))
     filler.unlink()
     done = running.wait(30)

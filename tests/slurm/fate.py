@@ -20,7 +20,7 @@ NOTICED = 12.0
 """Seconds until a run on a full disk has come to where it has to write a checkpoint, and has said what it lacks."""
 
 MISSED = 90.0
-"""Seconds until Slurm gives up a node that is off, on two busy cores."""
+"""Seconds until Slurm marks a node DOWN that is off, on two busy cores."""
 
 
 @dataclass(frozen=True)
@@ -168,6 +168,9 @@ class Fate:
             wrong.append(f"{before.attempts} to {after.attempts} attempts")
         if before.attempts == after.attempts and -1 not in (before.step, after.step):
             low, high = sorted((before.step, after.step))
+            if after.step < before.step:
+                # The ranks have gone back to their checkpoint in between.
+                low = min(low, how["checkpoint"] or 0)
             if not low <= how["step"] <= high:
                 wrong.append(f"step {before.step} to {after.step}")
         lacks = "out of disk on" in (how["waits"] or "")
@@ -238,11 +241,13 @@ class Fate:
         return True
 
     def _boot(self, host: str) -> None:
-        """Once Slurm has missed the node: a real one is away for longer, or breaks its connections.
+        """Boot the node after Slurm has marked it DOWN.
 
-        The kernel of this machine closes them in good order instead, so srun would wait for the lost ranks for ever.
+        The kernel closes the connections of its killed processes in good order, which a power failure does not: srun
+        would then wait for the lost ranks for ever.
         """
-        wait_until(lambda: "down" in self._bed.told("sinfo", "-h", "-N", "-n", host, "-o", "%T"), MISSED, host)
+        # sinfo may say `completing` of it for minutes.
+        wait_until(lambda: "State=DOWN" in self._bed.told("scontrol", "show", "node", host), MISSED, host)
         self._bed.node("start", host)
 
     def _slurmd_dies(self) -> bool:

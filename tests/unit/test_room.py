@@ -74,7 +74,7 @@ def test_a_quota_and_a_disk_elsewhere_are_not_judged_by_a_reader(tmp_path: Path)
     for lack in (OutOfDisk(heartbeat.parent / "checkpoints", 1), OutOfDisk(tmp_path / "elsewhere", 1 << 60)):
         Notice(heartbeat).tell(lack)
         assert str(Notice(heartbeat).read()) == str(lack)
-    # Written where the run directory has another place.
+    # Written on a machine that mounts the run directory elsewhere.
     heartbeat.write_text('{"path": "/else/where/run/checkpoints", "needed": 1, "short": true}')
     assert Notice(heartbeat).read() is not None
 
