@@ -305,7 +305,8 @@ class Supervisor:
 
     def _lack(self, found: Cause) -> OutOfDisk | None:
         """What a full disk lacks, as a rank has said, or as is seen where a rank had no room to say why it failed."""
-        lack = self._notice.read()
+        # Once the disk has room again, a signal is a cause of its own; a rank that failed may have lacked room before.
+        lack = self._notice.read() if found.exit_code < 0 else self._notice.last()
         if lack is None and found.outcome is Outcome.FAILURE and not found.told and found.exit_code > 0:
             return None if has_room(self._run.root, RECORDS) else OutOfDisk(self._run.root, RECORDS)
         return lack

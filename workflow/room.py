@@ -75,7 +75,7 @@ def has_room(path: Path, needed: int) -> bool:
 
     The file system tells what is free; a quota shows only when something is written, so a little is.
     """
-    folder = next((one for one in (path, *path.parents) if one.is_dir()), Path("/"))
+    folder = _folder(path)
     trial = folder / f".room.{os.getpid():08d}"
     try:
         if shutil.disk_usage(folder).free < needed:
@@ -96,8 +96,17 @@ def has_room(path: Path, needed: int) -> bool:
     return written == size
 
 
+def _folder(path: Path) -> Path:
+    """The nearest existing folder."""
+    return next((one for one in (path, *path.parents) if one.is_dir()), Path("/"))
+
+
 class Notice:
-    """What a run lacks, in the block of its heartbeat; never raises."""
+    """What a run lacks, in the block of its heartbeat; never raises.
+
+    The writer may be dead when the disk is freed, so a reader checks the disk too. It can do so only where the file
+    system itself was short: a quota shows only on a write, and another machine's disk not at all.
+    """
 
     def __init__(self, heartbeat: Path) -> None:
         self._path = heartbeat
@@ -105,7 +114,7 @@ class Notice:
 
     def tell(self, lack: OutOfDisk) -> None:
         """From now on `status` says so."""
-        text = json.dumps({"path": str(lack.path)[-1000:], "needed": lack.needed})
+        text = json.dumps({"path": str(lack.path)[-1000:], "needed": lack.needed, "short": self._is_short(lack)})
         if text != self._told:
             self._told = text
             self._write(text)
@@ -125,11 +134,28 @@ class Notice:
                 os.close(descriptor)
 
     def read(self) -> OutOfDisk | None:
-        """What stands there; None where nothing is lacking."""
+        """What is lacking; None where nothing is lacking, or where the disk has room again."""
+        lack, short = self._load()
+        return None if lack is None or (short and self._is_short(lack) is False) else lack
+
+    def last(self) -> OutOfDisk | None:
+        """What was lacking when the notice was written, even if the disk has room now."""
+        return self._load()[0]
+
+    def _load(self) -> tuple[OutOfDisk | None, bool]:
         try:
-            told = json.loads(read_whole(self._path, 2 * BLOCK))
-            return OutOfDisk(Path(told["path"]), int(told["needed"]))
+            content = json.loads(read_whole(self._path, 2 * BLOCK))
+            return OutOfDisk(Path(content["path"]), int(content["needed"])), content.get("short") is True
         except (OSError, ValueError, KeyError, TypeError):
+            return None, False
+
+    def _is_short(self, lack: OutOfDisk) -> bool | None:
+        """Whether the file system has less than is needed; None where this machine cannot see it."""
+        try:
+            if not lack.path.resolve().is_relative_to(self._path.parent.resolve()):
+                return None
+            return shutil.disk_usage(_folder(lack.path)).free < lack.needed
+        except (OSError, RuntimeError):  # links in a circle
             return None
 
 

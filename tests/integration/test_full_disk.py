@@ -16,6 +16,7 @@ from tiny_runs import RUN, Tiny, has_traceback, is_root, result
 
 from ortflow.launchers.records import State
 from ortflow.launchers.status import RunStatus, read_status
+from ortflow.workflow.room import Notice, OutOfDisk
 from ortflow.workflow.rundir import RunDir
 
 STEPS = 3000
@@ -225,6 +226,35 @@ def test_a_rank_without_room_to_say_why_it_failed_is_out_of_disk(disk: Path, fol
     first, second = bench.attempts("end")
     assert first["cause"].startswith(f"out of disk on {bench.run_dir}")
     assert second["outcome"] == "finished"
+
+
+def test_a_notice_of_a_dead_writer_ends_with_the_shortage(disk: Path, folder: Path) -> None:
+    folder.mkdir()
+    heartbeat, lack = folder / ".heartbeat", OutOfDisk(folder / "checkpoints", 1 << 20)
+    Notice(heartbeat).clear()
+    filler = fill(disk)
+    Notice(heartbeat).tell(lack)
+    assert str(Notice(heartbeat).read()) == str(lack)
+    filler.unlink()
+    assert Notice(heartbeat).read() is None
+    assert str(Notice(heartbeat).last()) == str(lack)
+    fill(disk)
+    assert str(Notice(heartbeat).read()) == str(lack)
+
+
+def test_a_kill_behind_a_freed_disk_is_not_blamed_on_the_disk(disk: Path, folder: Path) -> None:
+    folder.mkdir()
+    bench = Bench.make(folder)
+    bench.write(1)
+    running = bench.start("run", "run.yaml", script={0: {"rank": 0, "step": 9, "do": "signal 9"}}, pause=0.1)
+    running.until(lambda: len(bench.events("step")) > 2)
+    filler = fill(disk)
+    # A rank writes this when a checkpoint finds no room, and goes on.
+    Notice(RunDir(bench.run_dir).heartbeat).tell(OutOfDisk(bench.run_dir, 1 << 20))
+    filler.unlink()
+    done = running.wait(30)
+    assert done.code == 0, done.err
+    assert bench.attempts("end")[0]["cause"] == "rank 0 was killed by SIGKILL"
 
 
 def test_scalars_stand_whole_in_their_file_behind_a_full_disk(disk: Path, folder: Path) -> None:

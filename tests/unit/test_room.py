@@ -50,6 +50,17 @@ def test_a_notice_is_written_into_its_block(tmp_path: Path) -> None:
     assert list((tmp_path / "theirs").iterdir()) == []
 
 
+def test_a_quota_and_a_disk_elsewhere_are_not_judged_by_a_reader(tmp_path: Path) -> None:
+    heartbeat = tmp_path / "run" / ".heartbeat"
+    heartbeat.parent.mkdir()
+    for lack in (OutOfDisk(heartbeat.parent / "checkpoints", 1), OutOfDisk(tmp_path / "elsewhere", 1 << 60)):
+        Notice(heartbeat).tell(lack)
+        assert str(Notice(heartbeat).read()) == str(lack)
+    # Written on a machine that mounts the run directory elsewhere.
+    heartbeat.write_text('{"path": "/else/where/run/checkpoints", "needed": 1, "short": true}')
+    assert Notice(heartbeat).read() is not None
+
+
 def test_room_is_tried_and_nothing_is_left(tmp_path: Path) -> None:
     assert has_room(tmp_path / "not" / "there", 1 << 16)
     assert list(tmp_path.iterdir()) == []
