@@ -23,6 +23,7 @@ from ortflow.launchers.slurm.jobs import Job
 from ortflow.launchers.slurm.launcher import SlurmLauncher, SlurmRequest
 from ortflow.launchers.slurm.submitting import InDoubt
 from ortflow.workflow.errors import UserError
+from ortflow.workflow.room import Notice, OutOfDisk
 from ortflow.workflow.rundir import RunDir
 from ortflow.workflow.spec.dump import dump_run_file
 from ortflow.workflow.spec.load import load_run_file
@@ -517,6 +518,20 @@ def test_a_restarting_run(tmp_path: Path) -> None:
     assert "starts again" in (told.waits or "")
     attempt(wanted.run, 1)
     assert SlurmLauncher(played.slurm).status(wanted.run).state is State.RESTARTING, "its node was lost: no word of it"
+
+
+def test_a_job_that_waits_says_nothing_of_the_disk_of_its_last_start(tmp_path: Path) -> None:
+    played, wanted = Played(), submission(tmp_path)
+    submit(played, wanted)
+    attempt(wanted.run)
+    Notice(wanted.run.heartbeat).tell(OutOfDisk(wanted.run.root / "checkpoints", 1))
+    slurm = SlurmLauncher(played.slurm)
+    played.change("100", state="RUNNING", nodes="n[1-2]")
+    assert "out of disk on" in (slurm.status(wanted.run).waits or "")
+    played.change("100", state="PENDING", reason="BeginTime", restarts=1)
+    told = slurm.status(wanted.run)
+    assert told.state is State.RESTARTING
+    assert "out of disk on" not in (told.waits or "")
 
 
 def test_a_follow_up_job_is_the_run_s(tmp_path: Path) -> None:
