@@ -38,7 +38,7 @@ def decide(outcome: Outcome, used: Used, restart: Restart, fruitless: int = 0, *
     if outcome is Outcome.FINISHED:
         return Decision(False, why="done")
     if outcome is Outcome.USER_ERROR:
-        return Decision(False, why="wrong input is not retried")
+        return Decision(False, why="wrong input is not tried again")
     if outcome in (Outcome.PREEMPTED, Outcome.LOST) and fruitless >= FRUITLESS:
         return Decision(False, why=f"{fruitless} attempts in a row ended before a step was done")
     if outcome is Outcome.LOST or (outcome is Outcome.PREEMPTED and not counts):

@@ -249,7 +249,7 @@ def _record_refusal(pod: Pod, error: OrtflowError) -> None:
     with suppress(OrtflowError, OSError):
         run = RunDir(Path(str(read_spec(pod)[0].run_dir)))
         if (owner_of(run) or {}).get("submission") == pod.submission:
-            why = "wrong input is not retried"
+            why = "wrong input is not tried again"
             run.record_attempt(event="stop", outcome=Outcome.USER_ERROR.value, cause=str(error), why=why)
 
 

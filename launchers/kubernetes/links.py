@@ -29,7 +29,7 @@ from ortflow.workflow.spec.load import load_run_file
 LONGEST = 8.0
 """Seconds between two tries while the API server is away."""
 AT_ONCE = 8
-REFUSED = "wrong input is not retried"
+REFUSED = "wrong input is not tried again"
 _NOWHERE = Path("/dev/null/none")
 Connect = Callable[[str | None, str | None], Cluster]
 
