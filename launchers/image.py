@@ -140,7 +140,7 @@ def _ssh_programs() -> dict[str, Finding]:
     }
     packages = {"sshd": "openssh-server", "ssh": "openssh-client"}
     return {
-        name: ok(name, path) if path else fault(name, "is not there: ranks are started through it",
+        name: ok(name, path) if path else fault(name, "is missing: ranks are started through it",
                                                 f"install {packages[name]} in the image")
         for name, path in paths.items()
     }  # fmt: skip
@@ -150,7 +150,7 @@ def _login(port: int, *, able: bool) -> Finding:
     """Log in to a daemon as workers run it."""
     about = "login"
     if not able:
-        return untested(about, "it needs what is missing above")
+        return untested(about, "it needs what is reported missing above")
     with tempfile.TemporaryDirectory(prefix="ortflow-image-") as folder:
         keys = Path(folder)
         done = _run("ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(keys / "id_rsa"))

@@ -290,5 +290,5 @@ def _shortest(words: str) -> str:
     if found := re.findall(r"Error\((?:-?\d+, )?'([^']+)'\)", words):
         return str(found[-1])
     if "SSL" in words:
-        return "the connection was cut"
+        return "the connection was closed"
     return words.rpartition("] ")[2].rpartition(": ")[2].strip(" )'\"") or words

@@ -96,8 +96,7 @@ def fits(nodes: Sequence[Object], spec: Object, wanted: int, asks: Mapping[str, 
     """Whether nodes could hold the workers, were they empty; `spec` is a worker pod's."""
     about = "nodes"
     need = (
-        ", ".join(f"{resource} {show(resource, amount)}" for resource, amount in asks.items())
-        or "nothing in particular"
+        ", ".join(f"{resource} {show(resource, amount)}" for resource, amount in asks.items()) or "no specific resource"
     )
     reasons: dict[str, int] = {}
     holds = []

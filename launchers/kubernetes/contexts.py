@@ -58,7 +58,7 @@ def _chosen(known: list[Any], active: Any, context: str | None, files: str) -> A
     if context not in names:
         near = difflib.get_close_matches(context, names, 1)
         hint = f"did you mean {near[0]}?" if near else f"there are: {', '.join(sorted(names)) or 'none'}"
-        raise UserError(f"there is no context {context} in {files}", where="backends.kubernetes.context", fix=hint)
+        raise UserError(f"unknown context {context} in {files}", where="backends.kubernetes.context", fix=hint)
     return names[context]
 
 

@@ -71,7 +71,7 @@ class Ownership:
             return
         if owner.get("submission") != self._pod.submission and holder_of(run.lock) is not None:
             other = owner.get("job", "another launcher")
-            say(f"the run directory is in use by {other}: looking whether it lives")
+            say(f"the run directory is in use by {other}: checking whether it is alive")
             if self._other_stays(grace + ALIVE):
                 raise UserError(
                     f"{run.root} is in use by the MPIJob {other}",

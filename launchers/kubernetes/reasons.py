@@ -46,7 +46,7 @@ def trouble(pod: Object, events: Sequence[Object]) -> str | None:
         return f"finds no place: {scheduler_words(message, _resources(pod))}"
     if objects.phase(pod) == "Pending" and scheduled is None:
         who = (pod.get("spec") or {}).get("schedulerName") or "default-scheduler"
-        return f"is not placed yet by {who}"
+        return f"is not scheduled yet by {who}"
     own = objects.events_of(events, objects.name(pod))
     state = objects.main_container(pod).get("state") or {}
     if waiting := state.get("waiting"):
@@ -105,7 +105,7 @@ def _creating(own: Sequence[Object]) -> str:
             return "is pulling its image"
         if reason in ("Pulled", "Created", "Started"):
             break
-    return "is being made ready"
+    return "is being prepared"
 
 
 def _end_words(ended: Object, pod: Object) -> str:

@@ -116,7 +116,7 @@ def _gone(told: RunStatus) -> RunStatus:
     if told.job is None and told.attempts == 0 and told.state is not State.PENDING:
         return replace(told, state=State.LOST, cause=told.cause or "it was never submitted")
     named = f"MPIJob {told.job}" if told.job else "its MPIJob"
-    return replace(told, state=State.CANCELLED, phase=None, cause=f"{named} is not there any more: it was deleted")
+    return replace(told, state=State.CANCELLED, phase=None, cause=f"{named} no longer exists: it was deleted")
 
 
 def _over(told: RunStatus, view: View) -> RunStatus:
@@ -215,11 +215,11 @@ def _leaving(pod: Object, view: View) -> str:
     if late > SILENCE:
         node = objects.node(pod)
         return (
-            f"worker {_place(pod)} should be gone since {late:.0f} s: its node {node} does not answer; "
+            f"worker {_place(pod)} should have ended {late:.0f} s ago: its node {node} does not answer; "
             "`ortflow supervise` has it replaced"
         )
     why = end_words(pod)
-    return f"worker {_place(pod)} leaves" + (f" ({why})" if why != "deleted" else "")
+    return f"worker {_place(pod)} is terminating" + (f" ({why})" if why != "deleted" else "")
 
 
 def _launcher(alive: Sequence[Object], all_of_them: Sequence[Object], view: View, running: bool) -> str:
@@ -228,7 +228,7 @@ def _launcher(alive: Sequence[Object], all_of_them: Sequence[Object], view: View
         return "starting: the launcher pod runs, its attempt has not begun"
     if alive:
         words = trouble(alive[-1], view.events)
-        return f"the launcher pod {words}" if words else "the launcher pod is being made ready"
+        return f"the launcher pod {words}" if words else "the launcher pod is being prepared"
     if words := _nothing_made(view):
         return words
     if all_of_them and objects.has_ended(all_of_them[-1]):
@@ -237,7 +237,7 @@ def _launcher(alive: Sequence[Object], all_of_them: Sequence[Object], view: View
             f"the launcher pod ended ({end_words(all_of_them[-1])}); the operator starts another, "
             f"{_retries(view) or 0} of {limit} retries are used"
         )
-    return "the operator makes the launcher pod"
+    return "the operator creates the launcher pod"
 
 
 def _nothing_made(view: View) -> str | None:
@@ -257,12 +257,12 @@ def _untouched(view: View) -> str:
     assert view.mpijob is not None
     age = view.now - objects.created(view.mpijob)
     if age < SILENCE:
-        return "submitted; the operator has not looked at it yet"
+        return "submitted; the operator has not processed it yet"
     managed = (((view.mpijob.get("spec") or {}).get("runPolicy")) or {}).get("managedBy")
     if managed and managed != "kubeflow.org/mpi-operator":
-        return f"left to {managed}, which has not looked at it for {age:.0f} s"
+        return f"left to {managed}, which has not processed it for {age:.0f} s"
     return (
-        f"no operator has looked at it for {age:.0f} s: is the mpi-operator running? "
+        f"no operator has processed it for {age:.0f} s: is the mpi-operator running? "
         "`kubectl get pods -A | grep mpi-operator`"
     )
 

@@ -62,7 +62,7 @@ def take(wish: dict[str, Any]) -> dict[str, Any]:
             if os.path.lexists(final) and not whole(final, wish["files"]):
                 other = stranger(final, wish["files"])
                 if other is not None:
-                    return {"error": "was not brought there by ortflow, so it is not replaced", "file": other}
+                    return {"error": "was not copied there by ortflow, so it is not replaced", "file": other}
                 os.rename(final, os.path.join(box, "old"))
             try:
                 os.rename(new, final)
@@ -102,7 +102,7 @@ def bring(new: str, final: str, names: Iterable[str]) -> None:
         target = final
         for part in name.split("/"):
             if os.path.islink(target) and target != final:
-                raise OSError(None, "is a link, and nothing is written behind it", target)
+                raise OSError(None, "is a link, which is not followed", target)
             target = os.path.join(target, part)
         os.makedirs(os.path.dirname(target), exist_ok=True)
         summary = digest(os.path.join(new, name))

@@ -73,7 +73,7 @@ def pack(spec: RunSpec, file: Path, login: Login, there: Sequence[str]) -> Cargo
                 + ("" if one.relative else f", and none on {login.host}")
                 + (f" (looked at {one.here})" if one.relative else ""),
                 where=one.key,
-                fix="correct the path; one that only the cluster has is given from / or ~",
+                fix="correct the path; give one that only the cluster has from / or ~",
             )
     if not missing:
         alone = Item({file.name: file}, file.name)

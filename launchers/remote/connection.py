@@ -111,7 +111,7 @@ class Connection:
                 process.stdin.close()
         if code == SSH_FAILED:
             raise OrtflowError(
-                f"the connection to {self.host} broke; what was submitted goes on there, and `ortflow list --host "
+                f"the connection to {self.host} broke; submitted runs continue there, and `ortflow list --host "
                 f"{self.host}` shows it"
             )
         return code

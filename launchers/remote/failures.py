@@ -26,7 +26,7 @@ def explain(host: str, words: str) -> OrtflowError:
     told = last_line(words)
     if _CHANGED.search(words):
         return UserError(
-            f"{host} shows another host key than before: it was installed anew, or the connection is intercepted",
+            f"{host} shows another host key than before: it was reinstalled, or the connection is intercepted",
             fix=f"ask its administrators; if the new key is right, `ssh-keygen -R {bare(host)}`, then `ssh {host}`",
         )
     if _UNKNOWN.search(words):

@@ -29,7 +29,7 @@ def accounting(settings: Settings, answers: bool) -> Finding:
     """Whether ended jobs are remembered."""
     about, storage = "accounting", settings.get("AccountingStorageType", "").removeprefix("accounting_storage/")
     kept = duration(seconds(settings.get("MinJobAge", "")) or 300.0)
-    forgets = f"Slurm forgets a job {kept} after its end; the run directory remembers"
+    forgets = f"Slurm forgets a job {kept} after its end; the run directory keeps its record"
     if storage in ("", "none"):
         return ok(about, f"none: {forgets}")
     if not answers:

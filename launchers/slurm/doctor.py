@@ -187,7 +187,7 @@ def _here(submission: Submission) -> Iterator[Finding]:
 def _interpreter(spec: RunSpec) -> Finding:
     about, python = "interpreter", spec.resources.python
     if (box := inside(spec)) is not None:
-        return untested(about, f"it is inside {box.image}, which only the nodes open")
+        return untested(about, f"it is inside {box.image}, which is opened only on the nodes")
     if python is not None and os.path.isabs(python) and not os.path.exists(python):
         return untested(about, f"{python} is not here; the nodes may have it")
     try:

@@ -26,9 +26,9 @@ _EXACT: dict[str, Reason] = {
     "Priority": Reason("jobs of a higher priority come first"),
     "Dependency": Reason("waits for another job to end"),
     "DependencyNeverSatisfied": Reason(
-        "the job it waits for has not ended as it should", True, "cancel the run and submit it again"
+        "the job that it depends on did not end as required", True, "cancel the run and submit it again"
     ),
-    "BeginTime": Reason("its time to begin has not come"),
+    "BeginTime": Reason("its begin time is in the future"),
     "JobHeldUser": Reason("it is held by its user", True, "`scontrol release JOB`"),
     "JobHeldAdmin": Reason("it is held by an administrator", True, "ask the administrators of the cluster"),
     "JobHoldMaxRequeue": Reason(
@@ -50,7 +50,7 @@ _EXACT: dict[str, Reason] = {
         f"lower resources.nodes, ranks_per_node, cpus_per_rank, gpus_per_rank or memory: {_RESUBMIT}",
     ),
     "PartitionDown": Reason("the partition is down"),
-    "PartitionInactive": Reason("the partition takes jobs and starts none"),
+    "PartitionInactive": Reason("the partition accepts jobs and starts none"),
     "BadConstraints": Reason(
         "no node has what it asks for",
         True,
@@ -78,7 +78,7 @@ _EXACT: dict[str, Reason] = {
     "Cleaning": Reason("Slurm still cleans up after its last start"),
     "Prolog": Reason("the site's prolog runs on its nodes"),
     "DeadLine": Reason("it cannot end before its deadline any more", True, _RESUBMIT),
-    "JobArrayTaskLimit": Reason("as many tasks of the array run as may at once"),
+    "JobArrayTaskLimit": Reason("the limit of running tasks of the array is reached"),
     "NodeReboot": Reason("its nodes are restarted first"),
     "BurstBufferResources": Reason("waits for burst buffer space"),
     "BurstBufferStageIn": Reason("files are brought to the burst buffer"),

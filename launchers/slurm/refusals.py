@@ -18,7 +18,7 @@ TABLE: tuple[tuple[str, str | None, str], ...] = (
     (r"not allowed|not permitted to use this partition|access/permission|User's group", "backends.slurm.partition",
      "choose one that your account may use"),
     (r"policy|AssocMaxSubmit|QOSMaxSubmit|submit limit", None,
-     "wait until some of your jobs are through, or submit under another backends.slurm.account or qos"),
+     "wait until some of your jobs have finished, or submit under another backends.slurm.account or qos"),
     (r"--time|time limit|Requested time", "resources.time_limit", "give one that the partition allows"),
     (r"Memory specification|--mem", "resources.memory", "ask for no more than a node has"),
     (r"CPU count", "resources.cpus_per_rank", "ask for no more cores of a node than it has"),

@@ -38,14 +38,14 @@ def _preemption(settings: Settings, places: Sequence[Partition]) -> Finding:
     if how == "none" or modes <= {"OFF", ""}:
         return ok(about, f"jobs are not preempted; ranks of one that is ended have KillWait {kill:g} s to save")
     if modes <= SUSPENDING:
-        return ok(about, "jobs are suspended, and go on by themselves")
+        return ok(about, "jobs are suspended, and resume by themselves")
     grace = min((place.grace for place in places), default=0)
     told = f"{how}, {' and '.join(sorted(modes)).lower()}: ranks have {grace + kill:g} s to save "
     told += f"(grace {grace} s, KillWait {kill:g} s)"
     if "CANCEL" in modes and not grace:
         told += "; a job is cancelled, not queued again, and ortflow submits another in its place"
     if grace + kill < SHORT_GRACE:
-        return warning(about, told, "checkpoint.every_seconds bounds what is lost where that is too short")
+        return warning(about, told, "set checkpoint.every_seconds to limit the loss if that is too short")
     return ok(about, told)
 
 
@@ -59,7 +59,7 @@ def _signal(settings: Settings) -> Finding:
 def _delay(settings: Settings) -> Finding:
     source = "cred_expire in AuthInfo" if "cred_expire" in listed(settings, "AuthInfo") else "cred_expire by default"
     rests = duration(credential_expiry(settings))
-    return ok("restart delay", f"a job that is queued again rests up to {rests} (BeginTime): {source}")
+    return ok("restart delay", f"a requeued job is delayed by up to {rests} (BeginTime): {source}")
 
 
 def _prolog(settings: Settings) -> Finding:

@@ -87,12 +87,12 @@ def _active(told: RunStatus, job: Job) -> RunStatus:
         starts = None if never_starts(job) else job.start
         return replace(told, state=found, phase=None, seconds_left=None, waits=waits(job), starts_at=starts)
     if job.state == "COMPLETING":
-        return replace(told, nodes=None, waits="Slurm ends the job, to start it again or for good")
+        return replace(told, nodes=None, waits="Slurm ends the job, to restart it or finally")
     told = replace(told, job_ends_at=job.end)
     if job.state in ("SUSPENDED", "STOPPED"):
         return replace(told, waits="Slurm has suspended it")
     if job.state == "CONFIGURING":
-        return replace(told, waits="its nodes are made ready")
+        return replace(told, waits="its nodes are being prepared")
     if told.state is State.PENDING:
         return replace(told, waits="the job has begun, its first attempt has not")
     return told
@@ -104,8 +104,8 @@ def _lost(run: RunDir, records: Sequence[dict[str, Any]], job: Job | None, last:
     if since is not None and (job is None or not belongs(job, placed(records)[-1])):
         # Whoever has called sbatch may have another clock: a time to come is as good as one long past.
         if abs(time.time() - since) < SETTLE:
-            return {"state": State.PENDING, "waits": "sbatch had no answer: the job may still come into the queue"}
-        return {"state": State.LOST, "cause": "the job was not taken into the queue: submit it again"}
+            return {"state": State.PENDING, "waits": "sbatch did not answer: the job may still enter the queue"}
+        return {"state": State.LOST, "cause": "the job did not enter the queue: submit it again"}
     if job is not None and job.state == "CANCELLED":
         return {"state": State.CANCELLED, "cause": _cancelled(job)}
     return {"state": State.LOST, "cause": _ending(run, job, last), "nodes": (job.nodes or None) if job else None}
@@ -113,7 +113,7 @@ def _lost(run: RunDir, records: Sequence[dict[str, Any]], job: Job | None, last:
 
 def _cancelled(job: Job) -> str:
     if job.reason == "DependencyNeverSatisfied":
-        return "Slurm took the job away: the one it waited for has not ended as it should"
+        return "Slurm removed the job: its dependency did not end as required"
     return f"job {job.id} was cancelled in Slurm" + (f" {job.reason}" if job.reason.startswith("by ") else "")
 
 

@@ -114,7 +114,7 @@ def _main() -> None:
     except OrtflowError as error:
         code, text = error.exit_code, str(error)
     except BrokenPipeError:
-        raise  # nobody reads any more: click knows what to do
+        raise  # the reader of the pipe has gone: click handles it
     except OSError as error:
         if error.filename is None:
             raise

@@ -24,9 +24,9 @@ def cancel(
     now: Annotated[bool, typer.Option("--now", help="Stop immediately, without saving.")] = False,
     runs: RunsOption = Path(RUNS),
 ) -> None:
-    """Have a run, or all runs of a sweep, save and leave.
+    """Make a run, or all runs of a sweep, save and stop.
 
-    Waits until it has. Resume goes on with it.
+    Waits for the end. `ortflow resume` continues the run.
     """
     from ortflow.launchers.base import launcher_of
 
@@ -45,7 +45,7 @@ def cancel(
     while (how := launcher.status(found)).state.active:
         if time.monotonic() > end:
             harder = "" if now else "; `ortflow cancel --now` stops without saving"
-            raise OrtflowError(f"{found.root.name} was asked to leave and has not within {PATIENCE:.0f} s{harder}")
+            raise OrtflowError(f"{found.root.name} did not stop within {PATIENCE:.0f} s{harder}")
         time.sleep(pause)
         # Each look may be a call to a scheduler.
         pause = min(2.0, pause * 1.3)

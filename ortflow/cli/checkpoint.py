@@ -34,7 +34,7 @@ StepOption = Annotated[int | None, typer.Option(min=0, help="Only the checkpoint
 
 @app.command(name="list")
 def list_checkpoints(run: PlaceArgument, as_json: JsonOption = False, runs: RunsOption = Path(RUNS)) -> None:
-    """List the checkpoints, oldest first, with what can be told without reading the tensors."""
+    """List the checkpoints, oldest first, without reading the tensors."""
     store = _store(run, runs)
     rows = [_row(store, step) for step in store.steps()]
     if as_json:
@@ -57,7 +57,7 @@ def list_checkpoints(run: PlaceArgument, as_json: JsonOption = False, runs: Runs
 def verify(
     run: PlaceArgument, step: StepOption = None, as_json: JsonOption = False, runs: RunsOption = Path(RUNS)
 ) -> None:
-    """Read every byte of the checkpoints and name each file that is not as it was saved; exit code 1 if any is."""
+    """Read every byte of the checkpoints and name each damaged file; exit code 1 if there is one."""
     from ortflow.workflow.checkpoint.verify import verify as faults_of
 
     store = _store(run, runs)
@@ -87,7 +87,7 @@ def show(
     as_json: JsonOption = False,
     runs: RunsOption = Path(RUNS),
 ) -> None:
-    """Print what a checkpoint holds: the newest committed one if no step is given."""
+    """Print the contents of a checkpoint, the newest committed one if no step is given."""
     store = _store(run, runs)
     manifest = _manifest(store, step)
     if as_json:
@@ -122,7 +122,7 @@ def prune(
     ] = False,
     runs: RunsOption = Path(RUNS),
 ) -> None:
-    """Delete old checkpoints. Damaged ones stay unless asked for: they may be all that is left of something."""
+    """Delete old checkpoints. Damaged ones are kept unless --damaged is given: they may hold the only copy."""
     from ortflow.workflow.checkpoint.retain import prune as prune_store
     from ortflow.workflow.checkpoint.verify import verify as faults_of
 

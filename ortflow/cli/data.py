@@ -48,7 +48,7 @@ def convert(
     ] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace an existing data set.")] = False,
 ) -> None:
-    """Convert arrays or text into a set of samples that ranks read in any order."""
+    """Convert arrays or text into a data set."""
     _require_packages()
     from ortflow.workflow.data.convert import convert_arrays, convert_text
     from ortflow.workflow.data.text import find_files

@@ -46,9 +46,9 @@ def doctor(
     as_json: JsonOption = False,
     runs: RunsOption = Path(RUNS),
 ) -> None:
-    """Tell what would keep a run from working, here or on a cluster.
+    """Report what would prevent a run, here or on a cluster.
 
-    A line for each thing looked at; exit code 1 if one is at fault.
+    Prints one line per check; exit code 1 if there is a fault.
     """
     if (job or nodes is not None) and backend != "slurm":
         raise UserError("--job and --nodes are for Slurm", fix="add -b slurm")

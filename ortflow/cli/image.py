@@ -36,9 +36,9 @@ def check(
     port: Annotated[int, typer.Option(min=1, max=65535, help="Port of sshd: backends.kubernetes.ssh_port.")] = 2222,
     as_json: JsonOption = False,
 ) -> None:
-    """Tell whether the image this runs in has what ranks need: run it inside, as the user of the run.
+    """Check that an image has what ranks need: run it inside the image, as the user of the run.
 
-    A line for each thing looked at; exit code 1 if one is at fault.
+    Prints one line per check; exit code 1 if there is a fault.
     """
     from ortflow.launchers.image import Wanted, examine_image
 

@@ -37,7 +37,7 @@ def inspect(
     json: Annotated[bool, typer.Option("--json", help="Print everything as JSON.")] = False,
     every: Annotated[bool, typer.Option("--all", help="List every tensor, small constants too.")] = False,
 ) -> None:
-    """Say what a model holds: inputs, parameters, constants, and what stands in the way of training it."""
+    """Print inputs, parameters and constants of a model, and what prevents its training."""
     if plan is not None:
         _plan(plan, model, json)
         return

@@ -14,7 +14,7 @@ from ortflow.workflow.rundir import RunDir
 
 
 def rank(run_dir: Annotated[Path, typer.Argument(metavar="RUN_DIR")]) -> None:
-    """Run one rank of a run, whose place in the world the environment tells."""
+    """Run one rank of a run; the environment gives its number and the world size."""
     from ortflow.workflow.rank import main
 
     if not is_run(RunDir(run_dir)):

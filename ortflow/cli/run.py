@@ -32,8 +32,7 @@ def run(
 ) -> None:
     """Train on this machine and follow.
 
-    Goes on where the run of the run directory was. Ctrl-C saves and leaves with exit code 75; a second one leaves at
-    once.
+    Resumes the run of the run directory. Ctrl-C saves and exits with code 75; a second Ctrl-C exits immediately.
     """
     start(submission_of(file, overrides, runs, fresh=fresh), runs, detach=detach)
 
@@ -44,9 +43,9 @@ def resume(
     detach: DetachOption = False,
     runs: RunsOption = Path(RUNS),
 ) -> None:
-    """Go on with a stopped, failed or lost run where it was, or make a finished one longer.
+    """Resume a stopped, failed or lost run, or make a finished one longer.
 
-    One that was in Slurm or on Kubernetes is submitted there again. Failures and preemptions so far no longer count.
+    A run of Slurm or Kubernetes is submitted there again. Earlier failures and preemptions no longer count.
     """
     from ortflow.launchers.base import Submission, launcher_of
     from ortflow.launchers.local import LocalLauncher
@@ -207,4 +206,4 @@ def tell_how_to_follow(name: str) -> None:
     from ortflow.launchers.remote.arrival import as_typed
 
     typer.echo(f"{name.removeprefix(as_typed())} runs in the background; follow it: ortflow logs -f {name}")
-    typer.echo(f"  how it is: ortflow status {name}    save and leave: ortflow cancel {name}")
+    typer.echo(f"  status: ortflow status {name}    save and stop: ortflow cancel {name}")

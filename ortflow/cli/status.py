@@ -31,7 +31,7 @@ def status(
     as_json: JsonOption = False,
     runs: RunsOption = Path(RUNS),
 ) -> None:
-    """Print how a run is."""
+    """Print the state of a run."""
     from ortflow.launchers.base import launcher_of
 
     if run is None:
@@ -126,7 +126,7 @@ def _list_sweep(name: str, by: str | None, runs: Path, *, as_json: bool) -> None
 
 
 def overview(found: Sequence[RunStatus], now: float) -> list[tuple[str, ...]]:
-    """Many statuses as rows for people; a column that nobody has anything in is left out. Pure."""
+    """Many statuses as rows for people; an empty column is left out. Pure."""
     head = ("NAME", "STATE", "STEP", "LOSS", "HEARD OF", "JOB", "WAITS")
     rows = [
         (
@@ -235,7 +235,7 @@ def _number(value: float | None) -> str:
 
 
 def _moment(moment: float, now: float) -> str:
-    """A time to come, by the clock and from now; one that is over is about to be put right by whoever named it."""
+    """A point in time by the clock, and how long until then if it has not passed."""
     from ortflow.launchers.lines import duration
 
     days = "%a %H:%M" if abs(moment - now) < 6 * 86400 else "%Y-%m-%d %H:%M"

@@ -43,9 +43,9 @@ def submit(
     ] = False,
     runs: RunsOption = Path(RUNS),
 ) -> None:
-    """Start a run on a launcher and come back.
+    """Submit a run to a launcher and return.
 
-    On the local one this is run --detach.
+    With the local launcher this is `ortflow run --detach`.
     """
     from dataclasses import replace
 
@@ -84,7 +84,7 @@ def render(
     ] = False,
     runs: RunsOption = Path(RUNS),
 ) -> None:
-    """Print what submit would start, and nothing else."""
+    """Print what submit would start."""
     from ortflow.launchers.base import find_launcher
 
     launcher = find_launcher(backend)

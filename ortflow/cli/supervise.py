@@ -12,9 +12,9 @@ from ortflow.workflow.errors import UserError
 
 
 def supervise(run: RunArgument, runs: RunsOption = Path(RUNS)) -> None:
-    """Heal what Kubernetes cannot, until the run has ended: dead workers, lost nodes, spent retries.
+    """Repair what Kubernetes cannot until the run ends: dead workers, lost nodes, spent retries.
 
-    Ctrl-C only leaves. With backends.kubernetes.supervisor this runs in the cluster.
+    Ctrl-C does not stop the run. With backends.kubernetes.supervisor this runs in the cluster.
     """
     from ortflow.launchers.base import launcher_name
 

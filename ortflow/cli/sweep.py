@@ -127,8 +127,8 @@ def submit_sweep(wanted: SweepRequest, slurm: Slurm, runs: Path) -> None:
         return
     name = _reference(sweep, runs)
     told = f"{len(sweep.runs)} runs" + (f", {finished} of them finished already" if finished else "")
-    typer.echo(f"{name} is a job array of {told}; how they are: ortflow list --sweep {name}")
-    typer.echo(f"  one of them: ortflow status {name}-0    save and leave, all: ortflow cancel --sweep {name}")
+    typer.echo(f"{name} is a job array of {told}; status: ortflow list --sweep {name}")
+    typer.echo(f"  one of them: ortflow status {name}-0    save and stop all: ortflow cancel --sweep {name}")
 
 
 def cancel_sweep(name: str, runs: Path, *, now: bool) -> None:
@@ -149,9 +149,9 @@ def cancel_sweep(name: str, runs: Path, *, now: bool) -> None:
     found = statuses(there)
     while active := [how for how in found if how.state.active]:
         if time.monotonic() > end:
-            others = f" and {len(active) - 1} others were" if len(active) > 1 else " was"
+            others = f" and {len(active) - 1} more" if len(active) > 1 else ""
             harder = "" if now else "; `ortflow cancel --now` stops without saving"
-            raise OrtflowError(f"{active[0].name}{others} asked to leave and not gone within {PATIENCE:.0f} s{harder}")
+            raise OrtflowError(f"{active[0].name}{others} did not stop within {PATIENCE:.0f} s{harder}")
         time.sleep(pause)
         pause, found = min(2.0, pause * 1.3), statuses(there)
     counts = Counter(how.state.value for how in found)

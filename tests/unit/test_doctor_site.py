@@ -196,7 +196,7 @@ def test_memory_and_time_that_are_not_given() -> None:
         ({"KillWait": "30 sec"}, {"grace": 0, "preempt_mode": "CANCEL"}, "ok", "ortflow submits another"),
         ({}, {"preempt_mode": "OFF"}, "ok", "jobs are not preempted"),
         ({"PreemptType": "preempt/none"}, {}, "ok", "jobs are not preempted"),
-        ({}, {"preempt_mode": "SUSPEND,GANG"}, "ok", "go on by themselves"),
+        ({}, {"preempt_mode": "SUSPEND,GANG"}, "ok", "resume by themselves"),
     ],
 )
 def test_preemption(changes: dict[str, str], partition: dict[str, Any], level: str, words: str) -> None:
@@ -210,11 +210,11 @@ def test_what_is_said_of_restarts() -> None:
     settings = {**read_config(CONFIG), "SlurmctldParameters": "preempt_send_user_signal", "Prolog": "/site/prolog"}
     told = {one.about: str(one) for one in restarts(settings, [], True)}
     assert "SIGUSR2" in told["preempt_send_user_signal"]
-    assert "rests up to 5.0 s (BeginTime): cred_expire in AuthInfo" in told["restart delay"]
+    assert "delayed by up to 5.0 s (BeginTime): cred_expire in AuthInfo" in told["restart delay"]
     assert "Alloc,Contain: the site's prolog runs when the job begins" in told["PrologFlags"]
     plain = {one.about: str(one) for one in restarts({"JobRequeue": "0"}, [], False)}
     assert "SIGTERM" in plain["preempt_send_user_signal"]
-    assert "rests up to 2:00 min (BeginTime): cred_expire by default" in plain["restart delay"]
+    assert "delayed by up to 2:00 min (BeginTime): cred_expire by default" in plain["restart delay"]
     assert plain["requeue"].startswith("warning")
     assert "ortflow's do" in next(restarts({"JobRequeue": "0"}, [], True)).what
 

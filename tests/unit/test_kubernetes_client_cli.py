@@ -207,7 +207,7 @@ def test_render_needs_no_cluster(person: Person, monkeypatch: pytest.MonkeyPatch
         (("list", "-A"), "--all-namespaces is for runs on Kubernetes; add -b kubernetes"),
         (("doctor", "-b", "kubernetes", "--job"), "--job and --nodes are for Slurm"),
         (("status", "kubernetes://default/nobody"), "there is no MPIJob nobody in namespace default"),
-        (("submit", "-b", "kubernetes", "run.yaml", "backends.kubernetes.context=b"), "there is no context b"),
+        (("submit", "-b", "kubernetes", "run.yaml", "backends.kubernetes.context=b"), "unknown context b"),
         (("submit", "-b", "kubernetes", "run.yaml", "backends.kubernetes.image=null"), "backends.kubernetes.image"),
     ],
 )

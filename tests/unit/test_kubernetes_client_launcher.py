@@ -374,7 +374,7 @@ def test_our_clock_is_not_that_of_the_cluster(tmp_path: Path, played: PlayedClus
     job, run = job_of(tmp_path), directory(tmp_path)
     there = played.of("mpijobs")[0]
     there["metadata"]["creationTimestamp"] = stamp(time.time() + ahead)
-    assert "has not looked at it yet" in str(KubernetesLauncher().status(run).waits)
+    assert "has not processed it yet" in str(KubernetesLauncher().status(run).waits)
     start(played, job)
     leaving = worker_pods(job)[0]
     leaving["metadata"]["deletionTimestamp"] = stamp(time.time() + ahead + 5)
@@ -382,7 +382,7 @@ def test_our_clock_is_not_that_of_the_cluster(tmp_path: Path, played: PlayedClus
     cluster, place = Links().of(run)
     view = look(cluster, place)
     assert not [one for one in heal(view, run.read_attempts(), Restart()) if isinstance(one, DeletePod)]
-    assert "should be gone" not in str(KubernetesLauncher().status(run).waits)
+    assert "should have ended" not in str(KubernetesLauncher().status(run).waits)
     leaving["metadata"]["deletionTimestamp"] = stamp(time.time() + ahead - 20)
     (found,) = heal(look(cluster, place), run.read_attempts(), Restart())
     assert isinstance(found, DeletePod)

@@ -69,10 +69,10 @@ def test_an_attempt_goes_on_while_workers_are_not_ready() -> None:
 
 
 WAITING: list[tuple[str, list[Object], dict[str, Any], str]] = [
-    ("before the operator", [], {"mpijob": mpijob(5, conditions=[])}, "the operator has not looked at it yet"),
+    ("before the operator", [], {"mpijob": mpijob(5, conditions=[])}, "the operator has not processed it yet"),
     (
         "no operator", [], {"mpijob": mpijob(20, conditions=[])},
-        "no operator has looked at it for 20 s: is the mpi-operator running?",
+        "no operator has processed it for 20 s: is the mpi-operator running?",
     ),
     (
         "no room", [pod("worker", 0), pod("worker", 1, **unschedulable(SCHEDULER))], {},
@@ -135,7 +135,7 @@ WAITING: list[tuple[str, list[Object], dict[str, Any], str]] = [
         {"events": [event(JOB, "MPIJobFailed", 'worker pod created failed: pods "x" is forbidden: exceeded quota: q')]},
         'no pod can be made: pods "x" is forbidden: exceeded quota',
     ),
-    ("no launcher yet", [*WORKERS], {}, "the operator makes the launcher pod"),
+    ("no launcher yet", [*WORKERS], {}, "the operator creates the launcher pod"),
     ("starting", [*WORKERS, LAUNCHER], {}, "starting: the launcher pod runs, its attempt has not begun"),
     (
         "the launcher has no place", [*WORKERS, pod("launcher", **unschedulable(SCHEDULER))], {},
@@ -202,13 +202,13 @@ def test_a_worker_is_replaced() -> None:
     leaving = pod("worker", 1, deleted=NOW + 30, conditions=disrupted)
     how = told([SUBMIT, START], [pod("worker", 0), leaving, LAUNCHER])
     assert how.state is State.RESTARTING
-    assert "worker 1 leaves (evicted: its node is drained" in (how.waits or "")
+    assert "worker 1 is terminating (evicted: its node is drained" in (how.waits or "")
     assert how.phase is None
 
 
 def test_a_lost_node_and_a_dead_worker() -> None:
     lost = told([SUBMIT, START], [pod("worker", 0), pod("worker", 1, node="n2", deleted=NOW - 20), LAUNCHER])
-    assert "should be gone since 20 s: its node n2 does not answer; `ortflow supervise`" in (lost.waits or "")
+    assert "should have ended 20 s ago: its node n2 does not answer; `ortflow supervise`" in (lost.waits or "")
     evicted = pod("worker", 1, phase="Failed", ready=False, reason="Evicted", message="The node was low on resource")
     how = told([SUBMIT, START], [pod("worker", 0), evicted, LAUNCHER])
     assert "worker 1 is dead (its node had too little disk or memory: The node was low" in (how.waits or "")
@@ -287,7 +287,7 @@ def test_wrong_input_that_never_came_to_a_run_directory() -> None:
 
 def test_deleted() -> None:
     how = told([SUBMIT, START], [], mpijob=None)
-    assert (how.state, how.cause) == (State.CANCELLED, f"MPIJob {JOB} is not there any more: it was deleted")
+    assert (how.state, how.cause) == (State.CANCELLED, f"MPIJob {JOB} no longer exists: it was deleted")
     going = mpijob()
     going["metadata"]["deletionTimestamp"] = stamp(NOW)
     assert told([SUBMIT, START], [LAUNCHER], mpijob=going).waits == "it is being deleted: ranks save and leave"

@@ -90,7 +90,7 @@ def test_contexts_are_found_as_kubectl_does(tmp_path: Path, monkeypatch: pytest.
     assert (connect().context, connect().namespace) == ("one", "default")
     assert (connect("two").context, connect("two").namespace) == ("two", "team")
     assert connect("two", "mine").namespace == "mine"
-    with pytest.raises(UserError, match=r"backends\.kubernetes\.context: there is no context tow.*did you mean two\?"):
+    with pytest.raises(UserError, match=r"backends\.kubernetes\.context: unknown context tow.*did you mean two\?"):
         connect("tow")
 
 

@@ -72,7 +72,7 @@ def test_nobody_takes_a_run_whose_keeper_shows_signs(run: RunDir, ahead: float) 
         with pytest.raises(UserError, match="is in use by the MPIJob gpt-one"):
             Ownership(run, pod(run, "two")).settle_with_others(0.5, said.append)
         assert owner_of(run) == before
-    assert said == ["the run directory is in use by gpt-one: looking whether it lives"]
+    assert said == ["the run directory is in use by gpt-one: checking whether it is alive"]
 
 
 @pytest.mark.parametrize("ahead", CLOCKS)

@@ -52,7 +52,7 @@ def test_a_connection_that_breaks(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
     (tmp_path / "ssh").write_text("#!/bin/sh\necho begun; exit ${CODE:-255}\n")
     (tmp_path / "ssh").chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(OrtflowError, match="the connection to login broke; what was submitted goes on there"):
+    with pytest.raises(OrtflowError, match="the connection to login broke; submitted runs continue there"):
         Connection("login").stream("true")
     monkeypatch.setenv("CODE", "75")
     assert Connection("login").stream("true") == 75

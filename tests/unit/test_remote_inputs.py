@@ -180,7 +180,7 @@ def test_nothing_is_written_behind_a_link(tmp_path: Path) -> None:
     final.mkdir()
     (final / "deep").symlink_to(tmp_path / "outside")
     (final / "train.py").symlink_to(tmp_path / "outside" / "train.py")
-    for name, error in (("deep/train.py", {"error": "is a link, and nothing is written behind it"}), ("train.py", {})):
+    for name, error in (("deep/train.py", {"error": "is a link, which is not followed"}), ("train.py", {})):
         sent = Item({name: tmp_path / "train.py"})
         wish = {"do": "take", "folder": str(final), "files": sent.sizes, "into": True}
         assert there(wish, sent).get("error") == error.get("error")
@@ -203,7 +203,7 @@ def test_a_folder_with_other_files_is_not_replaced(tmp_path: Path) -> None:
     (final / "thesis.txt").write_text("precious")
     answer = there(wish, sent)
     assert (answer["error"], answer["file"]) == (
-        "was not brought there by ortflow, so it is not replaced", str(final / "thesis.txt")
+        "was not copied there by ortflow, so it is not replaced", str(final / "thesis.txt")
     )  # fmt: skip
     assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".")] == []
     (tmp_path / "link").symlink_to(final)

@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
-from project import command
+from project import ORTFLOW, command, environment
 
 from ortflow.workflow.rundir import RunDir
 
@@ -159,16 +159,14 @@ def test_what_changed_is_told(place: Path) -> None:
 def test_a_log_that_has_not_begun_says_why(place: Path) -> None:
     tell(place, "submit", "-b", "slurm", "one.yaml")
 
-    def keeper() -> None:
-        time.sleep(1.5)
+    with subprocess.Popen(
+        [*ORTFLOW, "logs", "-f", "one"], cwd=place, env=environment(), text=True,
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+    ) as follower:  # fmt: skip
+        assert follower.stderr is not None
+        assert "one is pending: waits for free nodes" in follower.stderr.readline()
         end(run_dir(place))
         run_dir(place).log(0, 0).parent.mkdir(parents=True)
         run_dir(place).log(0, 0).write_text("hello\n")
         leave(place)
-
-    thread = threading.Thread(target=keeper)
-    thread.start()
-    done = tell(place, "logs", "-f", "one")
-    thread.join()
-    assert "one is pending: waits for free nodes" in done.stderr
-    assert done.stdout == "hello\n"
+        assert follower.communicate(timeout=60)[0] == "hello\n"

@@ -318,11 +318,11 @@ def test_a_submission_that_never_came_into_the_queue(tmp_path: Path) -> None:
         submit(played, wanted)
     wanted.run.record_attempt(event="submitting", launcher="slurm", submission="newest")
     told = SlurmLauncher(played.slurm).status(wanted.run)
-    assert (told.state, told.waits) == (State.PENDING, "sbatch had no answer: the job may still come into the queue")
+    assert (told.state, told.waits) == (State.PENDING, "sbatch did not answer: the job may still enter the queue")
     time.sleep(0.25)
     told = SlurmLauncher(played.slurm).status(wanted.run)
     assert told.state is State.LOST
-    assert "was not taken into the queue" in (told.cause or "")
+    assert "did not enter the queue" in (told.cause or "")
 
 
 def test_a_run_in_the_queue_is_not_submitted_again(tmp_path: Path) -> None:
@@ -553,7 +553,7 @@ def test_a_follow_up_job_is_the_run_s(tmp_path: Path) -> None:
         ({"state": "OUT_OF_MEMORY"}, State.LOST, r"out of memory.*resources\.memory"),
         ({"state": "PREEMPTED"}, State.LOST, "preempted"),
         ({"state": "CANCELLED"}, State.CANCELLED, "cancelled in Slurm"),
-        ({"state": "CANCELLED", "reason": "DependencyNeverSatisfied"}, State.CANCELLED, "the one it waited for"),
+        ({"state": "CANCELLED", "reason": "DependencyNeverSatisfied"}, State.CANCELLED, "its dependency did not end"),
         ({"state": "FAILED", "signal": 53, "nodes": "node2"}, State.LOST, r"write .*/logs on node2.*every node"),
         ({"state": "FAILED", "reason": "JobLaunchFailure"}, State.LOST, r"could not write .*/logs"),
         ({"state": "FAILED", "code": 127, "nodes": "node1"}, State.LOST, r"could not be started on node1.*every node"),

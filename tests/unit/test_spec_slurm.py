@@ -98,8 +98,7 @@ def test_what_slurm_takes(key: str, text: str) -> None:
         ),
         (
             {"mail": {"user": "me"}},
-            "mail.user: gets no mail: there is no occasion for one; "
-            "give backends.slurm.mail.types, such as [END, FAIL]",
+            "mail.user: gets no mail: no event is selected; give backends.slurm.mail.types, such as [END, FAIL]",
         ),
         ({"directives": ["-p gpu"]}, f"directives[0]: is not a valid directive: '-p gpu'; {FLAG}"),
         ({"directives": ["--a=1", "--b\n--c"]}, f"directives[1]: is not a valid directive: '--b\\n--c'; {FLAG}"),

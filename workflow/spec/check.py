@@ -1,7 +1,7 @@
 """What the sections of a run file must agree on. Pure: no file is opened and no device asked.
 
-Called by `load`, and by whoever builds a RunSpec in Python. Each check is a generator of problems; a problem names
-the other keys it hangs on, so that a fault in one of them is not told twice.
+Called by `load`, and by Python code that builds a RunSpec. Each check is a generator of problems; a problem names
+the other keys it hangs on, so that a fault in one of them is not reported twice.
 """
 
 from __future__ import annotations

@@ -92,7 +92,7 @@ def _overlay(entry: dict[str, Any], path: KeyPath) -> Iterator[Problem]:
 
 
 def _patch(patch: Any, path: KeyPath) -> Iterator[Problem]:
-    """What is no strategic merge patch."""
+    """What is not a strategic merge patch."""
     if isinstance(patch, list):
         for place, item in enumerate(patch):
             yield from _patch(item, (*path, place))

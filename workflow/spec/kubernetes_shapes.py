@@ -1,7 +1,7 @@
 """The parts of a pod that a run file or an overlay may write as Kubernetes does, as far as a mistake in them matters.
 
 The API server knows of a pod template inside an MPIJob only the types of its fields. What it would refuse of a pod, it
-refuses of the operator's, and nobody is told: these tables, and the rules in `kubernetes_pod`, tell before.
+refuses of the operator's, without a message: these tables, and the rules in `kubernetes_pod`, report it before.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ Watched = Literal["loss", Metric]
 """What an evaluation gives: the loss always, the metrics where `model.metrics` names them."""
 
 LARGEST_EXPONENT = 700.0
-"""exp of more is no double."""
+"""Above this, exp overflows a double."""
 
 
 @dataclass(frozen=True)

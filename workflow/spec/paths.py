@@ -98,7 +98,7 @@ def is_image_file(image: str) -> bool:
 
 
 def check_files(spec: RunSpec) -> list[Problem]:
-    """What a run with resolved paths would not find; where `prepare` makes it, a missing file is no problem."""
+    """What a run with resolved paths would not find; where `prepare` makes it, a missing file is not a problem."""
     return list(_check_files(spec))
 
 

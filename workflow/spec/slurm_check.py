@@ -44,7 +44,7 @@ def _mail(spec: RunSpec) -> Iterator[Problem]:
         )
     elif mail.user is not None and not mail.types:
         fix = "give backends.slurm.mail.types, such as [END, FAIL]"
-        yield _problem(key, "gets no mail: there is no occasion for one", fix, (*HERE, "mail", "types"))
+        yield _problem(key, "gets no mail: no event is selected", fix, (*HERE, "mail", "types"))
 
 
 def _gpus(spec: RunSpec) -> Iterator[Problem]:
@@ -143,7 +143,7 @@ def _container(spec: RunSpec) -> Iterator[Problem]:
 
 
 def _flags(key: KeyPath, texts: Sequence[str], kind: str, own: Mapping[str, str]) -> Iterator[Problem]:
-    """What is no flag (a bare word would be taken for the program or the image), or not the user's to give."""
+    """What is not a flag (a bare word would be taken for the program or the image), or not the user's to give."""
     for place, text in enumerate(texts):
         if not FLAG.fullmatch(text) or carries_control(text):
             fix = "write --flag or --flag=value, in its long form"
