@@ -120,6 +120,20 @@ def rms_model(path: Path) -> Path:
     return save_model(path, nodes, [value("tokens", ["batch"], "int64")], [value("y", ["batch", CLASSES])], tensors)
 
 
+def test_results_that_inference_has_not_described_are(gpt: Path) -> None:
+    _, model = differentiated(gpt)
+    norms = {name for node in model.graph.node if node.op_type.startswith("LayerNorm") for name in node.output}
+    kept = [given for given in model.graph.value_info if given.name not in norms]
+    assert len(kept) < len(model.graph.value_info)
+    del model.graph.value_info[:]
+    model.graph.value_info.extend(kept)
+    placed = place(model)
+    made = [name for node in placed.graph.node if node.domain == DOMAIN for name in node.output]
+    kinds = {name: given.type.tensor_type.elem_type for name, given in described(placed.graph).items()}
+    assert ours(placed)["LayerNormalization"]
+    assert {kinds.get(name) for name in made} == {TensorProto.FLOAT}
+
+
 def test_root_mean_square_norm_computes_the_same(tmp_path: Path) -> None:
     graphs, model = differentiated(rms_model(tmp_path / "m.onnx"))
     random = np.random.default_rng(1)

@@ -60,6 +60,10 @@ def place(model: onnx.ModelProto) -> onnx.ModelProto:
     _cross_entropy(rewriter)
     _tables(rewriter)
     softmax.put(rewriter)
+    for node in rewriter.all_nodes():
+        for name in node.output if node.domain == DOMAIN else ():
+            # Of some, inference has not found the shape.
+            rewriter.describe(name, TensorProto.FLOAT, None)
     rewriter.finish()
     if any(node.domain == DOMAIN for node in copy.graph.node) and DOMAIN not in {o.domain for o in copy.opset_import}:
         copy.opset_import.append(onnx.helper.make_opsetid(DOMAIN, 1))

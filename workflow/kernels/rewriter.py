@@ -145,8 +145,8 @@ class Rewriter:
         self._enter(node)
         return node
 
-    def describe(self, value: str, element: int, dims: Dims) -> None:
-        """Say of which element type (of onnx.TensorProto) and shape a value is; known shapes stay."""
+    def describe(self, value: str, element: int, dims: Dims | None) -> None:
+        """Say of which element type (of onnx.TensorProto) and shape, if it is known, a value is; known shapes stay."""
         if value not in self._described:
             self._described[value] = helper.make_tensor_value_info(value, element, dims)
             self._graph.value_info.append(self._described[value])
