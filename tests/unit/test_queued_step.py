@@ -18,7 +18,7 @@ from ortflow.workflow.comm.solo import SoloCommunicator
 from ortflow.workflow.device import Buffer
 from ortflow.workflow.graph.types import GraphSet
 from ortflow.workflow.progress import Progress
-from ortflow.workflow.trainer import StepOutcome
+from ortflow.workflow.trainer import Report, StepOutcome
 from ortflow.workflow.trainer.graph import GraphTrainer
 
 OPTIMIZERS = [
@@ -305,3 +305,23 @@ def test_an_overflow_that_no_scale_helps_is_a_fault(
 def trainer_tensors(trainer: GraphTrainer) -> dict[str, Array]:
     flat = trainer.state()["parameters"].read()
     return {entry.name: flat[entry.offset : entry.end] for entry in trainer.index}
+
+
+@pytest.mark.parametrize(("factor", "warned"), [(1.0, False), (8.0, False), (-1.0, True)])
+def test_a_gradient_of_training_that_points_elsewhere_is_reported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, factor: float, warned: bool
+) -> None:
+    model = network(tmp_path / "model.onnx")
+    graphs = built(model)
+    plain, whole = onnx.load(graphs.train), onnx.load(graphs.train)
+    for node in whole.graph.node:
+        node.output[:] = ["made" if name == "w_grad" else name for name in node.output]
+    whole.graph.initializer.append(onnx.numpy_helper.from_array(np.float32(factor), "factor"))
+    whole.graph.node.append(onnx.helper.make_node("Mul", ["made", "factor"], ["w_grad"]))
+    trainer = Played(monkeypatch).trainer(graphs, run_file(model, resources__kernels="onnxruntime"), train=whole)
+    said: list[str] = []
+    monkeypatch.setattr(trainer, "_report", Report(warn=said.append))
+    exact = trainer._bind_training(trainer._sessions.open(plain.SerializeToString()), trainer._gradients)
+    trainer._compare_precision(exact, steps_of([[8]])[0][0], 0)
+    assert bool(said) == warned, said
+    assert all("'w'" in line and "100%" in line for line in said)

@@ -15,13 +15,13 @@ import numpy as np
 
 from ortflow.workflow.device import Buffer
 from ortflow.workflow.errors import UserError
-from ortflow.workflow.graph.types import GraphSet, fused_of, on_cuda_of, with_kernels_of
+from ortflow.workflow.graph.types import GraphSet, fused_of, half_of, on_cuda_of, with_kernels_of
 from ortflow.workflow.layout import Entry
 from ortflow.workflow.onnx_runtime import onnxruntime
 from ortflow.workflow.trainer.differences import SMALLEST_SCALE, Differences, Disagreement, Tensor, Vector, norm
 from ortflow.workflow.trainer.sessions import Binding, Sessions
 
-VERSION = 2
+VERSION = 3
 """Of the check: a change of it has every run check again."""
 TOLERANCE = 1e-2
 """Between two sets of kernels, of a tensor's gradient."""
@@ -45,8 +45,9 @@ AT_A_TIME = 16
 
 def key_of(graphs: GraphSet, kernels: str) -> str:
     """A hash of everything that decides on the gradient: graphs, kernels, runtime and the check itself."""
-    key = hashlib.sha256(f"{VERSION} {onnxruntime.__version__} {kernels}".encode())
-    for path in (graphs.train, with_kernels_of(graphs.train), on_cuda_of(graphs.train), fused_of(graphs.train)):
+    key = hashlib.sha256(f"{VERSION} {onnxruntime.__version__} {kernels}".encode() + graphs.train.read_bytes())
+    for form in (with_kernels_of, on_cuda_of, fused_of, half_of):
+        path = form(graphs.train)
         key.update(path.read_bytes() if path.exists() else b"")
     return key.hexdigest()
 

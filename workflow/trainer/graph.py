@@ -273,9 +273,15 @@ class GraphTrainer(Trainer):
             seed=seed,
         )
         try:
-            return check.run(training)
+            compared = check.run(training)
+            if compared is not None and training is not self._first:
+                self._compare_precision(training, batch, seed)
+            return compared
         finally:
             self._gradients.fill(0)
+
+    def _compare_precision(self, exact: Binding, batch: MicroBatch, seed: int) -> None:
+        """Warn if the gradient of training is far from that of `exact`, the training graph in fp32."""
 
     def evaluate(self, batches: Iterable[MicroBatch], votes: Callable[[], Sequence[float]]) -> EvaluationOutcome:
         """Sums of every metric over this rank's batches, then over the ranks."""

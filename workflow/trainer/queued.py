@@ -23,6 +23,7 @@ from ortflow.workflow.optim.gradient import FACTOR
 from ortflow.workflow.trainer import MicroBatch, StepOutcome
 from ortflow.workflow.trainer.graph import TAIL, VOTES, GraphTrainer, fault_in
 from ortflow.workflow.trainer.loss_scale import LossScale, loss_scale_of, unit_of
+from ortflow.workflow.trainer.precision_check import apart
 from ortflow.workflow.trainer.sessions import Binding
 
 NORM, USEFUL = TAIL - 2, TAIL - 1
@@ -221,6 +222,31 @@ class QueuedTrainer(GraphTrainer):
         """See the protocol."""
         if self._scaler is not None:
             self._set_scale(self._scaler.restored(numbers))
+
+    def _compare_precision(self, exact: Binding, batch: MicroBatch, seed: int) -> None:
+        """See GraphTrainer. With random numbers the graphs draw different ones, and are not compared."""
+        if obstacle_in(self._graphs.train):
+            return
+        self._feed(exact, batch, seed)
+        exact.run()
+        expected = self._gradients.read()
+        self._feed(self._first, batch, seed)
+        # Of the gradient in fp16 only the direction counts: any scale will do at which nothing overflows.
+        for scale in (65536.0, 1024.0, 16.0, 1.0):
+            self._scale.send(np.array([scale * self._unit], np.float32))
+            self._first.run()
+            found = self._gradients.read()
+            if np.isfinite(found).all():
+                break
+        if self._scaler is not None:
+            self._scale.send(np.array([self._scaler.value * self._unit], np.float32))
+        worst = apart(expected, found, [entry for entry in self.index if entry.end <= self.index.trained])
+        if worst is not None:
+            difference, name = worst
+            self._report.warn(
+                f"the gradient of {name!r} in {self._spec.train.precision} differs from the one in fp32 by "
+                f"{difference:.0%}; train.precision: fp32 is safe, and please report the model to ortflow"
+            )
 
     def give_memory_back(self) -> None:
         """See the protocol."""
