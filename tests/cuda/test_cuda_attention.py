@@ -70,6 +70,9 @@ CASES = [
     Case(tokens=2, keys=2, causal=True),
     Case(heads=8, shared=2, tokens=77, keys=77, causal=True, heads_first=(1, 1, 0)),
     Case(tokens=50, keys=77, heads_first=(0, 1, 1), mask="keys"),
+    Case(tokens=256, keys=4, heads=1, shared=1, size=32),
+    Case(tokens=64, keys=4, heads=2, shared=2, size=32, heads_first=(1, 1, 1)),
+    Case(tokens=16, keys=4, heads=5, shared=5, size=32),
 ]
 
 

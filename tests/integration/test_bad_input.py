@@ -112,7 +112,7 @@ CASES: dict[str, tuple[dict[str, Any], list[str]]] = {
     ),
     "unknown optimizer": ({"train__optimizer": {"name": "adan", "lr": 0.1}}, ["train.optimizer.name", "adan"]),
     "degrees that do not multiply": ({"parallel__data": 3}, ["parallel"]),
-    "pipeline": ({"parallel__pipeline": 2, "resources__ranks_per_node": 2}, ["parallel.pipeline", "not run"]),
+    "pipeline": ({"parallel__pipeline": 2, "resources__ranks_per_node": 2}, ["parallel.pipeline", "not available"]),
     "too few samples": ({"data__micro_batch": 5000}, ["samples", "global batch"]),
 }
 
