@@ -148,9 +148,11 @@ class Fate:
                 wrong.append("lost, because the controller is away")
         if before.state is not None and how["job"] != before.job:
             wrong.append(f"another job than {before.job}")
-        if before.state == "PENDING" and (state not in ("pending", "restarting") or not waits):
+        # A controller that died soon after a start has not stored it, and starts the job of a finished run once more.
+        waiting = before.state == "PENDING" and state != "finished"
+        if waiting and (state not in ("pending", "restarting") or not waits):
             wrong.append("its job waits, and why")
-        if before.state == "PENDING" and how["job_restarts"] != before.restarts:
+        if waiting and how["job_restarts"] != before.restarts:
             wrong.append(f"started again {before.restarts} times")
         if before.state == "RUNNING" and state in ("lost", "preempted"):
             wrong.append("its job runs")
