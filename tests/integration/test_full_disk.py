@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from full_disks import LONG, STEPS, fill, until_told, wait_for_step
+from full_disks import LONG, STEPS, ends_undisturbed, fill, until_told, wait_for_step
 from launching import Bench
 from project import ORTFLOW, curve, environment, events, of_kind
 from tiny_runs import Tiny, has_traceback, is_root, result
@@ -66,13 +66,7 @@ def test_a_disk_that_is_freed_in_time_costs_nothing(disk: Path, folder: Path, wh
     listed = tiny.command("list")
     assert "out of disk on" in listed.out
     filler.unlink()
-    out, err = child.communicate(timeout=60)
-    assert child.returncode == 0, out + err
-    assert not has_traceback(out + err)
-    assert result(tiny.run_dir) == result(whole)
-    assert [r["step"] for r in of_kind(tiny.run_dir, "step")] == list(range(1, STEPS + 1))
-    assert [r["event"] for r in RunDir(tiny.run_dir).read_attempts()] == ["submit", "start", "end"]
-    assert read_status(RunDir(tiny.run_dir)).waits is None
+    ends_undisturbed(tiny, child, whole, 60)
 
 
 def test_two_ranks_wait_together(disk: Path, folder: Path) -> None:

@@ -9,14 +9,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from full_disks import LONG, STEPS, fill, until_told, wait_for_step
-from project import of_kind
-from tiny_runs import Tiny, has_traceback, is_root, result
+from full_disks import LONG, ends_undisturbed, fill, until_told, wait_for_step
+from tiny_runs import Tiny, has_traceback, is_root
 
 from ortflow.launchers.records import State
-from ortflow.launchers.status import read_status
 from ortflow.workflow.room import Notice, OutOfDisk, has_room
-from ortflow.workflow.rundir import RunDir
 
 LIMIT = 8 << 20
 
@@ -98,13 +95,7 @@ def test_a_quota_that_is_raised_in_time_costs_nothing(quota: Path, folder: Path,
     assert f"out of disk on {tiny.run_dir}" in str(how.waits)
     assert "out of disk on" in tiny.command("list").out
     filler.unlink()
-    out, err = child.communicate(timeout=120)
-    assert child.returncode == 0, out + err
-    assert not has_traceback(out + err)
-    assert result(tiny.run_dir) == result(whole)
-    assert [r["step"] for r in of_kind(tiny.run_dir, "step")] == list(range(1, STEPS + 1))
-    assert [r["event"] for r in RunDir(tiny.run_dir).read_attempts()] == ["submit", "start", "end"]
-    assert read_status(RunDir(tiny.run_dir)).waits is None
+    ends_undisturbed(tiny, child, whole, 120)
 
 
 def test_a_quota_that_stays_used_up_ends_the_run_once_and_in_a_sentence(quota: Path, folder: Path) -> None:

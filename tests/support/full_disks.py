@@ -6,7 +6,8 @@ import subprocess
 import time
 from pathlib import Path
 
-from tiny_runs import RUN, Tiny
+from project import of_kind
+from tiny_runs import RUN, Tiny, has_traceback, result
 
 from ortflow.launchers.status import RunStatus, read_status
 from ortflow.workflow.rundir import RunDir
@@ -50,3 +51,14 @@ def until_told(tiny: Tiny, child: subprocess.Popen[str]) -> RunStatus:
         assert child.poll() is None, child.communicate()
         assert time.monotonic() < end
         time.sleep(0.1)
+
+
+def ends_undisturbed(tiny: Tiny, child: subprocess.Popen[str], whole: Path, seconds: float) -> None:
+    """Check that a run ends in one attempt, bit-identical to `whole`, each step done once."""
+    out, err = child.communicate(timeout=seconds)
+    assert child.returncode == 0, out + err
+    assert not has_traceback(out + err)
+    assert result(tiny.run_dir) == result(whole)
+    assert [r["step"] for r in of_kind(tiny.run_dir, "step")] == list(range(1, STEPS + 1))
+    assert [r["event"] for r in RunDir(tiny.run_dir).read_attempts()] == ["submit", "start", "end"]
+    assert read_status(RunDir(tiny.run_dir)).waits is None

@@ -13,6 +13,7 @@ from onnx import TensorProto
 from ortflow.workflow.cuda import DOMAIN
 from ortflow.workflow.graph import shapes, speed
 from ortflow.workflow.graph.autodiff.compose import compose
+from ortflow.workflow.graph.edit import import_domain
 from ortflow.workflow.kernels import cross_entropy, norm, softmax, table
 from ortflow.workflow.kernels.rewriter import Rewriter
 
@@ -65,8 +66,7 @@ def place(model: onnx.ModelProto) -> onnx.ModelProto:
             # Of some, inference has not found the shape.
             rewriter.describe(name, TensorProto.FLOAT, None)
     rewriter.finish()
-    if any(node.domain == DOMAIN for node in copy.graph.node) and DOMAIN not in {o.domain for o in copy.opset_import}:
-        copy.opset_import.append(onnx.helper.make_opsetid(DOMAIN, 1))
+    import_domain(copy, DOMAIN)
     return copy
 
 

@@ -15,7 +15,7 @@ from onnx import TensorProto, helper
 
 from ortflow.workflow.cuda import DOMAIN
 from ortflow.workflow.fusion.source import BOOLS, CONDITIONS, FLOATS, STORED, kernel, lanes_of
-from ortflow.workflow.graph.edit import constants_of, described, dims_of, prune, sort_nodes
+from ortflow.workflow.graph.edit import constants_of, described, dims_of, import_domain, prune, sort_nodes
 from ortflow.workflow.graph.element_types import element_types
 
 OPERATOR = "Fused"
@@ -62,8 +62,7 @@ def fuse(model: onnx.ModelProto) -> tuple[onnx.ModelProto, int]:
     copy.graph.node.extend(final)
     sort_nodes(copy.graph)
     prune(copy.graph)
-    if groups and all(opset.domain != DOMAIN for opset in copy.opset_import):
-        copy.opset_import.append(helper.make_opsetid(DOMAIN, 1))
+    import_domain(copy, DOMAIN)
     return copy, taken
 
 

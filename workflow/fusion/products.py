@@ -6,14 +6,13 @@ round, adds a bias, and writes a weight's gradient in fp32: so Transposes, Casts
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 import onnx
 from onnx import TensorProto
 
 from ortflow.workflow.cuda import DOMAIN
-from ortflow.workflow.graph.edit import MICROSOFT, attributes_of
+from ortflow.workflow.graph.edit import MICROSOFT, attributes_of, described, import_domain
 from ortflow.workflow.kernels.rewriter import Rewriter, width_of
 
 _TURNED = [1, 0]
@@ -36,19 +35,13 @@ def put_products(model: onnx.ModelProto, kind: int) -> onnx.ModelProto:
     copy = onnx.ModelProto()
     copy.CopyFrom(model)
     rewriter = Rewriter(copy.graph, DOMAIN)
-    types = {name: found.type.tensor_type.elem_type for name, found in _described(copy.graph)}
+    types = {name: found.type.tensor_type.elem_type for name, found in described(copy.graph).items()}
     for node in [*rewriter.nodes("MatMul"), *rewriter.nodes("FusedMatMul", MICROSOFT)]:
         if {types.get(name) for name in (*node.input, *node.output)} == {kind}:
             _put(rewriter, node, kind)
     rewriter.finish()
-    if any(node.domain == DOMAIN for node in copy.graph.node) and DOMAIN not in {o.domain for o in copy.opset_import}:
-        copy.opset_import.append(onnx.helper.make_opsetid(DOMAIN, 1))
+    import_domain(copy, DOMAIN)
     return copy
-
-
-def _described(graph: onnx.GraphProto) -> Iterator[tuple[str, onnx.ValueInfoProto]]:
-    for value in (*graph.value_info, *graph.input, *graph.output):
-        yield value.name, value
 
 
 def _put(rewriter: Rewriter, node: onnx.NodeProto, kind: int) -> None:

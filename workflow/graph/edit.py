@@ -141,6 +141,13 @@ def described(graph: onnx.GraphProto) -> dict[str, onnx.ValueInfoProto]:
     return {v.name: v for part in (graph.value_info, graph.output, graph.input) for v in part}
 
 
+def import_domain(model: onnx.ModelProto, domain: str) -> None:
+    """Import version 1 of a domain if a node is of it, in place."""
+    known = {each.domain for each in model.opset_import}
+    if domain not in known and any(node.domain == domain for node in model.graph.node):
+        model.opset_import.append(helper.make_opsetid(domain, 1))
+
+
 def constants_of(graph: onnx.GraphProto) -> dict[str, np.ndarray]:
     """Name -> value of the initializers of at most 1,000 elements."""
     return {

@@ -13,9 +13,7 @@ failed behind the training, or where more than 3% of all are refused.
 from __future__ import annotations
 
 import argparse
-import json
 import os
-import subprocess
 import sys
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
@@ -23,8 +21,11 @@ from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
+import children
+
 HERE = Path(__file__).parent
 sys.path[:0] = [str(HERE), str(HERE.parent)]
+
 SECONDS = 600
 COLUMNS = (
     "model", "result", "loss off", "PyTorch's own", "gradient / tolerance", "step / PyTorch's",
@@ -43,18 +44,7 @@ def row_of(name: str) -> dict[str, Any]:
         "HF_HUB_OFFLINE": "1",
     }
     with tempfile.TemporaryDirectory(prefix="ortflow-survey-") as folder:
-        try:
-            done = subprocess.run(
-                [sys.executable, str(HERE / "worker.py"), name, folder],
-                capture_output=True, text=True, check=False, env=environment, timeout=SECONDS,
-            )  # fmt: skip
-        except subprocess.TimeoutExpired:
-            return {"case": name, "result": "crashed", "why": f"not done after {SECONDS} s"}
-    lines = done.stdout.splitlines()
-    if done.returncode or not lines or not lines[-1].startswith("{"):
-        return {"case": name, "result": "crashed", "why": " ".join(done.stderr.splitlines()[-3:])[-400:]}
-    row: dict[str, Any] = json.loads(lines[-1])
-    return row
+        return children.row_of(name, [sys.executable, str(HERE / "worker.py"), name, folder], environment, SECONDS)
 
 
 def line_of(row: dict[str, Any]) -> str:

@@ -11,7 +11,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import subprocess
 import sys
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
@@ -19,8 +18,11 @@ from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
+import children
+
 HERE = Path(__file__).parent
 sys.path[:0] = [str(HERE), str(HERE.parent)]
+
 SECONDS = 300
 STEPS = 10
 FACTOR, ALLOWANCE = 3.0, 0.01
@@ -76,17 +78,7 @@ def row_of(name: str, precision: str) -> dict[str, Any]:
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
     with tempfile.TemporaryDirectory(prefix="ortflow-half-") as folder:
         command = [sys.executable, str(HERE / "half.py"), "--one", name, "--folder", folder, "--precision", precision]
-        try:
-            done = subprocess.run(
-                command, capture_output=True, text=True, check=False, env=environment, timeout=SECONDS
-            )
-        except subprocess.TimeoutExpired:
-            return {"case": name, "result": "crashed", "why": f"not done after {SECONDS} s"}
-    lines = done.stdout.splitlines()
-    if done.returncode or not lines or not lines[-1].startswith("{"):
-        return {"case": name, "result": "crashed", "why": " ".join(done.stderr.splitlines()[-3:])[-400:]}
-    row: dict[str, Any] = json.loads(lines[-1])
-    return row
+        return children.row_of(name, command, environment, SECONDS)
 
 
 def line_of(row: dict[str, Any]) -> str:
