@@ -19,7 +19,7 @@ from ortflow.launchers.interpreter import check, examine, locate
 from ortflow.launchers.logs import log_lines
 from ortflow.launchers.records import Outcome, State, state
 from ortflow.launchers.remote.arrival import shipped_code, submit_record
-from ortflow.launchers.slurm.commands import NoAnswer, Refused, Slurm
+from ortflow.launchers.slurm.commands import GLANCE, NoAnswer, Refused, Slurm
 from ortflow.launchers.slurm.history import by_hand, find_all, in_order, placed
 from ortflow.launchers.slurm.jobs import Job
 from ortflow.launchers.slurm.status import gone, is_settled, status
@@ -134,7 +134,7 @@ class SlurmLauncher:
     def status(self, run: RunDir) -> RunStatus:
         """As Slurm and the run directory tell it; as the directory alone does where Slurm does not answer."""
         if is_settled(run.read_attempts()):
-            return status(run, [], _nobody)
+            return status(run, self._left(), _nobody)
         try:
             return status(run, self._slurm.mine(), self._slurm.job)
         except OrtflowError as error:
@@ -144,13 +144,20 @@ class SlurmLauncher:
         """The same of many runs with one call of squeue, and one of sacct where jobs have left without a word."""
         open_ones = {run.root for run in runs if not is_settled(run.read_attempts())}
         try:
-            jobs = self._slurm.mine() if open_ones else []
+            jobs = self._slurm.mine() if open_ones else self._left()
             left = {run.root: job for run in runs if run.root in open_ones and (job := gone(run, jobs)) is not None}
             known = self._slurm.accounted([*left.values()])
             # Another user's jobs are not among ours: each is asked for.
             return [status(run, jobs, known.get if _is_ours(run) else self._slurm.job) for run in runs]
         except OrtflowError as error:
             return [status(run, None, _nobody, str(error)) for run in runs]
+
+    def _left(self) -> Sequence[Job]:
+        """The jobs, for runs whose directories say how they ended; none where Slurm does not answer quickly."""
+        try:
+            return self._slurm.mine(GLANCE)
+        except OrtflowError:
+            return []
 
     def logs(self, run: RunDir, *, attempt: int | None, rank: int, follow: bool) -> Iterator[str]:
         """Lines of a rank's log; followed, on into later attempts as long as the job is in the queue."""
@@ -173,8 +180,12 @@ class SlurmLauncher:
         if again:
             # They would start the run that nobody wants any more.
             self._slurm.cancel(*again)
-        if job is None or is_settled(run.read_attempts()):
+        if job is None:
             return bool(again)
+        if is_settled(run.read_attempts()):
+            if job.waits:  # queued again by a controller that had forgotten its start
+                self._slurm.cancel(job.id)
+            return bool(again) or job.waits
         if job.waits:
             self._slurm.cancel(job.id, pending=True)
             job = active(run, self._slurm)

@@ -157,6 +157,17 @@ def waits(job: Job) -> str:
     return f"{told}; {fix}" if fix else told
 
 
+def left_in_queue(job: Job) -> str:
+    """Why a run that has ended still has a job in the queue, and how that job ends, in one sentence."""
+    found = _explained(job)
+    if not found.never:
+        return f"the run has ended, and job {job.id} is still in the queue: {found.words}; it ends when it starts"
+    return (
+        f"the run has ended, and job {job.id} is still in the queue: {found.words}; "
+        f"`scontrol release {job.id}` lets it end, `scancel {job.id}` removes it"
+    )
+
+
 def never_starts(job: Job) -> bool:
     """Whether waiting alone never starts it. Pure."""
     return _explained(job).never

@@ -15,7 +15,7 @@ from ortflow.launchers.cause import signal_name
 from ortflow.launchers.records import State, state
 from ortflow.launchers.slurm.history import SETTLE, Placed, belongs, find, in_doubt, in_order, placed
 from ortflow.launchers.slurm.jobs import Job
-from ortflow.launchers.slurm.reasons import never_starts, waits
+from ortflow.launchers.slurm.reasons import left_in_queue, never_starts, waits
 from ortflow.launchers.status import RunStatus, read_status
 from ortflow.launchers.tail import last_lines
 from ortflow.workflow.rundir import RunDir
@@ -51,6 +51,7 @@ def status(
     """The run's status, `jobs` being this user's; None where Slurm does not answer, which `silence` explains.
 
     `remember` finds a job that is not among them by its id; asked only for one that has left without a word.
+    A run that has ended may still have a job in the queue: a controller that died had not stored its start.
     """
     # Read behind the queue: a run that ends in between has said so here before its job leaves there.
     records = in_order(run.read_attempts())
@@ -64,7 +65,9 @@ def status(
     told = read_status(run, records=records, alive=alive)
     told = replace(told, launcher="slurm", job=job.id if job else last)
     if settled:
-        return told
+        if job is None or not job.waits:
+            return told
+        return replace(told, waits=left_in_queue(job), job_restarts=job.restarts)
     if jobs is None:
         return replace(told, waits=silence)
     if job is not None and job.active:

@@ -16,6 +16,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from bed import FINAL
@@ -49,18 +50,19 @@ def on_small_disk(cluster_of: Cluster, small_disk: Path) -> Iterator[Cluster]:
 @pytest.mark.parametrize("number", SCHEDULES)
 def test_a_random_schedule(on_small_disk: Cluster, undisturbed: Run, number: int, tmp_path: Path) -> None:
     chance = random.Random(number)
-    odd = both(slow(0.4), clocks(tmp_path))
+    odd = both(slow(0.8), clocks(tmp_path))
     run = on_small_disk.submit(f"schedule-{number}", restart=PATIENT, **odd)
     fate = Fate(run, chance, tmp_path)
+    helped = 0
     for _ in range(EVENTS):
         wait = chance.uniform(1.0, 14.0)
         end = time.monotonic() + wait
         while time.monotonic() < end:
-            fate.look()
+            helped += helps(run, fate, fate.look())
         fate.strike(wait)
     fate.end()
     try:
-        helped = follow(run, fate)
+        helped += follow(run, fate)
         print(f"schedule {number}: {'; '.join(fate.history)}; {fate.looks} looks, helped {helped} times")
         same_end(run, undisturbed)
         fate.reckon()
@@ -69,26 +71,33 @@ def test_a_random_schedule(on_small_disk: Cluster, undisturbed: Run, number: int
 
 
 def follow(run: Run, fate: Fate) -> int:
-    """Wait for the good end; what status says that a person has to do is done. How often."""
+    """Wait for the good end; how often help was needed."""
     helped = 0
     end = time.monotonic() + PATIENCE
-    while True:
-        how = fate.look()
+    while (how := fate.look())["state"] != "finished":
         assert time.monotonic() < end, f"{fate.history}\n{how}\n{run.story()}"
-        if how["state"] == "finished":
-            break
-        if told := re.search(r"`(scontrol release \d+)`", how["waits"] or ""):
-            # A daemon that came back with the job's old processes: Slurm holds the job until somebody looks.
-            helped += 1
-            run.bed.told(*told[1].split())
-        elif how["state"] in ("lost", "failed") and not how["waits"]:
-            helped += 1
-            done = run.cluster.ortflow("resume", run.name, "--detach")
-            assert done.returncode == 0 or "in Slurm" in done.stderr, f"{fate.history}\n{done.stderr}\n{run.story()}"
-            fate.resumed()
+        helped += helps(run, fate, how)
         assert helped <= EVENTS, f"{fate.history}\n{how}\n{run.story()}"
         time.sleep(1.0)
     while run.bed.state(run.job) not in FINAL:
-        assert time.monotonic() < end, f"{fate.history}\n{run.story()}"
+        # A job may be left in the queue, on hold: `status` of the finished run names it.
+        how = fate.look()
+        assert time.monotonic() < end, f"{fate.history}\n{how}\n{run.story()}"
+        helped += helps(run, fate, how)
         time.sleep(1.0)
     return helped
+
+
+def helps(run: Run, fate: Fate, how: dict[str, Any]) -> bool:
+    """Do what status asks of a person; whether there was anything to do."""
+    if told := re.search(r"`(scontrol release \d+)`", how["waits"] or ""):
+        # A daemon that came back with the job's old processes: Slurm holds the job until somebody looks.
+        return run.bed.ask(*told[1].split()).returncode == 0
+    if how["state"] not in ("lost", "failed") or how["waits"]:
+        return False
+    done = run.cluster.ortflow("resume", run.name, "--detach")
+    if "out of disk on" in done.stderr:
+        return False
+    assert done.returncode == 0 or "in Slurm" in done.stderr, f"{fate.history}\n{done.stderr}\n{run.story()}"
+    fate.resumed()
+    return True

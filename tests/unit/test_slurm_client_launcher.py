@@ -325,6 +325,35 @@ def test_a_submission_that_never_came_into_the_queue(tmp_path: Path) -> None:
     assert "did not enter the queue" in (told.cause or "")
 
 
+@pytest.mark.parametrize(
+    ("state", "reason", "fix"),
+    [
+        ("PENDING", "launch failed requeued held", "`scontrol release 100` lets it end, `scancel 100` removes it"),
+        ("PENDING", "Priority", "it ends when it starts"),
+    ],
+)
+def test_the_job_of_a_finished_run_is_in_the_queue_again(tmp_path: Path, state: str, reason: str, fix: str) -> None:
+    """A controller that dies before it has stored a start knows the job as waiting when it comes back."""
+    played, wanted = Played(), submission(tmp_path)
+    submit(played, wanted)
+    attempt(wanted.run, **FINISHED)
+    slurm = SlurmLauncher(played.slurm)
+    played.change("100", state="RUNNING")
+    assert slurm.status(wanted.run).waits is None
+    played.change("100", state=state, reason=reason, restarts=1)
+    for told in (slurm.status(wanted.run), *slurm.statuses([wanted.run])):
+        assert (told.state, told.job, told.job_restarts) == (State.FINISHED, "100", 1)
+        assert "job 100 is still in the queue" in (told.waits or "")
+        assert (told.waits or "").endswith(fix)
+    played.away = "dead"
+    assert slurm.status(wanted.run).waits is None
+    played.away = None
+    assert slurm.cancel(wanted.run, now=False)
+    assert slurm.status(wanted.run).waits is None
+    assert slurm.status(wanted.run).state is State.FINISHED
+    assert not slurm.cancel(wanted.run, now=False)
+
+
 def test_a_run_in_the_queue_is_not_submitted_again(tmp_path: Path) -> None:
     played, wanted = Played(), submission(tmp_path)
     submit(played, wanted)
@@ -596,14 +625,15 @@ def test_a_job_that_nobody_remembers(tmp_path: Path) -> None:
     assert told.cause == "Slurm no longer knows of job 100, and it left no record"
 
 
-def test_slurm_is_not_asked_about_a_run_that_has_ended(tmp_path: Path) -> None:
+def test_slurm_is_asked_once_about_a_run_that_has_ended(tmp_path: Path) -> None:
     played, wanted = Played(), submission(tmp_path)
     submit(played, wanted)
     attempt(wanted.run, **FINISHED)
+    played.jobs = []
     played.calls.clear()
     told = SlurmLauncher(played.slurm).status(wanted.run)
-    assert (told.state, told.job) == (State.FINISHED, "100")
-    assert played.calls == []
+    assert (told.state, told.job, told.waits) == (State.FINISHED, "100", None)
+    assert [call[0] for call in played.calls] == ["squeue"]
 
 
 def test_many_runs_cost_one_call(tmp_path: Path) -> None:
@@ -746,9 +776,10 @@ def test_a_run_that_has_ended_is_not_cancelled(tmp_path: Path) -> None:
     played, wanted = Played(), submission(tmp_path)
     submit(played, wanted)
     attempt(wanted.run, **FINISHED)
+    played.change("100", state="RUNNING")
     assert not cancelled(played, wanted)
     assert not wanted.run.stop_request.exists()
-    assert played.jobs[0].state == "PENDING"
+    assert played.jobs[0].state == "RUNNING"
 
 
 def test_cancelling_without_a_controller(tmp_path: Path) -> None:
