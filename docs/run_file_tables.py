@@ -1,11 +1,14 @@
 """Writes the tables of docs/run-file.md from the run file's types: `python docs/run_file_tables.py`.
 
+With names of launchers it prints the tables of their sections instead, for the pages of a package.
+
 A test fails while the tables differ from the types. Everything outside the two marker lines is written by hand.
 """
 
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,8 +16,10 @@ from typing import Any
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
+from ortflow.workflow.errors import UserError
 from ortflow.workflow.spec.base import Section
 from ortflow.workflow.spec.help import fill
+from ortflow.workflow.spec.installed import find_options
 from ortflow.workflow.spec.keys import SectionType, discriminator, sections, tags
 from ortflow.workflow.spec.metrics import METRICS
 from ortflow.workflow.spec.optimizers import OPTIMIZERS
@@ -29,6 +34,15 @@ def tables() -> str:
     """Markdown: one heading and table a section, in the order of the run file."""
     fill()
     return "\n".join([*_section(RunSpec, (), ""), *_metrics(), *_optimizers()])
+
+
+def launcher_tables(name: str) -> str:
+    """Markdown of the section `backends.NAME` of an installed launcher; raises UserError if there is none."""
+    kind = find_options(name)
+    if kind is None:
+        raise UserError(f"no launcher {name!r} with options is installed")
+    fill()
+    return "\n".join(_section(kind, ("backends", name), ""))
 
 
 def updated(page: str) -> str:
@@ -136,4 +150,7 @@ def _line(text: str) -> str:
 
 
 if __name__ == "__main__":
-    PAGE.write_text(updated(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
+    for launcher in sys.argv[1:]:
+        print(launcher_tables(launcher))
+    if not sys.argv[1:]:
+        PAGE.write_text(updated(PAGE.read_text(encoding="utf-8")), encoding="utf-8")

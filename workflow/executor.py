@@ -50,7 +50,7 @@ def execute(run_dir: RunDir, place: Place, attempt: int, stop: StopFlag, fence: 
     events.write("attempt_start", schema=SCHEMA_VERSION, world_size=place.world_size, host=place.host, pid=os.getpid())
     context = None
     try:
-        spec = load_run_file(run_dir.run_file)
+        spec = load_run_file(run_dir.run_file, others=False)
         context = Context(run_dir, spec, place, attempt, stop, events, fence)
         context.engine = Engine(STEPS, events)
         context.engine.run(context)

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from ortflow.workflow.errors import UserError
-from ortflow.workflow.spec.paths import IMAGE, INPUTS, is_image_file
+from ortflow.workflow.spec.paths import input_keys
 from ortflow.workflow.spec.run import RunSpec
 
 _LOCATION = re.compile(rb"\x0a\x08location\x12([\x80-\xff]?[\x01-\x7f])")
@@ -82,11 +82,11 @@ def named(spec: RunSpec, folder: Path) -> list[Named]:
     """The paths that a run file in `folder` says to read."""
     values = spec.model_dump()
     found = []
-    for keys in (*INPUTS, IMAGE):
+    for keys in input_keys(spec):
         text: Any = values
         for key in keys:
             text = text.get(key) if isinstance(text, dict) else None
-        if isinstance(text, str) and (keys != IMAGE or is_image_file(text)):
+        if isinstance(text, str):
             here = Path(os.path.abspath(folder / os.path.expanduser(text)))
             found.append(Named(".".join(keys), text, here))
     return found

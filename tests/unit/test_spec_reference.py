@@ -16,7 +16,7 @@ from ortflow.workflow.spec import load
 from ortflow.workflow.spec.help import fill
 from ortflow.workflow.spec.keys import every_key, sections, tags
 from ortflow.workflow.spec.schema import run_file_schema
-from ortflow.workflow.spec.shorthand import SECTIONS
+from ortflow.workflow.spec.shorthand import forms_of
 
 PAGE = (DOCS / "run-file.md").read_text(encoding="utf-8")
 
@@ -88,6 +88,6 @@ def test_the_schema_describes_every_key() -> None:
 
 def test_short_forms_name_keys_that_exist() -> None:
     fields = dict(every_key())
-    for path, key in SECTIONS.items():
+    for path, key in forms_of({}).sections.items():
         assert any(key in section.model_fields for section in sections(fields[path]))
     assert tags(sections(fields["train", "optimizer"])[0], "name") == ("adam", "adamw")

@@ -11,14 +11,13 @@ from pathlib import PurePosixPath
 
 from ortflow.workflow.data.mapping import parse_reference
 from ortflow.workflow.errors import UserError
+from ortflow.workflow.spec.backends import BUILT_IN, sections_of
 from ortflow.workflow.spec.batch import undivided
 from ortflow.workflow.spec.gpu_check import check_gpus
-from ortflow.workflow.spec.kubernetes_check import check_kubernetes
 from ortflow.workflow.spec.metrics import Metric, misuse
 from ortflow.workflow.spec.optimizers import Sgd
 from ortflow.workflow.spec.problem import Problem
 from ortflow.workflow.spec.run import RunSpec
-from ortflow.workflow.spec.slurm_check import check_slurm
 from ortflow.workflow.spec.units import parse_memory, parse_time
 
 GRAPH = "graph"
@@ -227,20 +226,16 @@ def _places(spec: RunSpec) -> Iterator[Problem]:
         taken.setdefault(place, path)
 
 
+def _launchers(spec: RunSpec) -> Iterator[Problem]:
+    for here, section in sections_of(spec.backends):
+        yield from section.problems(spec, here)
+
+
 RESERVED = frozenset(
     {
-        *(
-            "run.yaml",
-            "plan.json",
-            "attempts.jsonl",
-            "events",
-            "logs",
-            "graphs",
-            "slurm",
-            "kubernetes",
-            "kubernetes.json",
-        ),
+        *("run.yaml", "plan.json", "attempts.jsonl", "events", "logs", "graphs", ".launcher"),
         *(".launcher.lock", ".ranks.lock", ".mirror.lock", ".stop", ".owner", ".keeper", ".heartbeat"),
+        *(name for options in BUILT_IN.values() for name in options.FORMS.reserved),
     }
 )
 """Names in the run directory that are not the user's to give."""
@@ -265,6 +260,5 @@ CHECKS: tuple[Callable[[RunSpec], Iterator[Problem]], ...] = (
     _backoff,
     _places,
     _names,
-    check_slurm,
-    check_kubernetes,
+    _launchers,
 )

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Iterator
 
 from ortflow.workflow.errors import Faults, UserError
 from ortflow.workflow.spec import kubernetes_syntax as syntax
+from ortflow.workflow.spec.gpu_check import GPUS, RANKS, TYPE, is_slice
 from ortflow.workflow.spec.kubernetes_native import check_native
 from ortflow.workflow.spec.problem import KeyPath, Problem, dotted, shown
 from ortflow.workflow.spec.run import RunSpec
@@ -36,7 +37,7 @@ def require(spec: RunSpec) -> None:
 
 def check_kubernetes(spec: RunSpec) -> Iterator[Problem]:
     """Every fault of the section."""
-    for find in (_names, _quantities, _volume, _paths, _mounts, _files, _maps, _variables, _security, _placing):
+    for find in (_names, _quantities, _volume, _paths, _mounts, _files, _maps, _variables, _security, _placing, _gpus):
         yield from find(spec)
     yield from check_native(spec)
 
@@ -274,3 +275,33 @@ def _placing(spec: RunSpec) -> Iterator[Problem]:
     if spec.resources.nodes > WORKER_LIMIT and _given(spec):
         what = f"is {spec.resources.nodes}, more than an MPIJob can have"
         yield Problem(("resources", "nodes"), what, f"give at most {WORKER_LIMIT}")
+
+
+def _gpus(spec: RunSpec) -> Iterator[Problem]:
+    k8s, ranks = spec.backends.kubernetes, spec.resources.ranks_per_node
+    if is_slice(k8s.gpu.resource) and spec.on_gpus and ranks > 1:
+        what = f"is {k8s.gpu.resource}, a slice of a GPU: of {ranks} in a pod CUDA uses the first alone"
+        fix = "set resources.ranks_per_node to 1, and raise resources.nodes"
+        yield Problem((*HERE, "gpu", "resource"), what, fix, others=(RANKS, GPUS))
+    label = k8s.gpu.type_label
+    if not syntax.is_qualified(label):
+        fix = "write [DOMAIN/]NAME with letters, digits, - _ . and a letter or digit first and last"
+        yield Problem((*HERE, "gpu", "type_label"), "is not a name of a label", fix)
+    elif spec.resources.gpu_type is not None:
+        for key in ("node_selector", "worker_node_selector"):
+            if label in getattr(k8s, key):
+                what = "cannot be combined with resources.gpu_type"
+                yield Problem((*HERE, key, label), what, "give one of them", others=(TYPE,))
+    memory, shared = _bytes(spec.resources.memory), _bytes(k8s.shared_memory)
+    if memory is not None and shared is not None and shared > memory:
+        what = f"is {k8s.shared_memory}, which counts as memory of the pod, and that is {spec.resources.memory}"
+        fix = "lower it, or raise resources.memory"
+        yield Problem((*HERE, "shared_memory"), what, fix, others=(("resources", "memory"),))
+
+
+def _bytes(text: str | None) -> int | None:
+    """None where there is none, or where another check tells what is wrong with it."""
+    try:
+        return parse_memory(text) if text is not None else None
+    except UserError:
+        return None

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,7 +17,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from ortflow.workflow.errors import Faults, UserError
-from ortflow.workflow.spec import wording
+from ortflow.workflow.spec import installed, wording
 from ortflow.workflow.spec.check import check
 from ortflow.workflow.spec.document import Document, parse_document, read_document
 from ortflow.workflow.spec.overrides import override
@@ -47,9 +47,12 @@ class Reading:
         return Fault(Problem((), what, error.fix), self.document.file, None)
 
 
-def load_run_file(path: Path, overrides: Sequence[str] = (), *, files: bool = False) -> RunSpec:
-    """The run of a run file, its paths as they stand there; raises Faults with all that is wrong."""
-    reading = read_run_file(path, overrides, files=files)
+def load_run_file(path: Path, overrides: Sequence[str] = (), *, files: bool = False, others: bool = True) -> RunSpec:
+    """The run of a run file, its paths as they stand there; raises Faults with all that is wrong.
+
+    `others=False` leaves out the sections of launchers that are not built in. Ranks need none, nor their packages.
+    """
+    reading = _checked(read_document(path), path, overrides, files=files, others=others)
     if reading.spec is None or reading.faults:
         raise Faults(reading.faults)
     return reading.spec
@@ -73,13 +76,16 @@ def read_run_file(path: Path, overrides: Sequence[str] = (), *, files: bool = Tr
     return _checked(read_document(path), path, overrides, files=files)
 
 
-def _checked(document: Document, path: Path, overrides: Sequence[str], *, files: bool) -> Reading:
+def _checked(document: Document, path: Path, overrides: Sequence[str], *, files: bool, others: bool = True) -> Reading:
     if not document.problems and document.values is None:
         document.problems.append(Problem((), "is empty", "write at least name, model, data and train"))
     elif not document.problems and not isinstance(document.values, dict):
         document.problems.append(Problem((), "holds no keys", "write sections such as `train:`"))
     if not isinstance(document.values, dict):
         return Reading([document.fault(problem) for problem in document.problems], None, document)
+    if not others:
+        for name in installed.names_in(document.values):
+            del document.values["backends"][name]
     written = deepcopy(document.values)
     expand(document)
     resolved = document.values.get("run_dir")
@@ -100,14 +106,23 @@ def _typed(document: Document) -> tuple[RunSpec | None, list[Problem]]:
     """The spec, and what is wrong; where something is, a spec with stand-ins, so that the rest can be checked."""
     problems = list(document.problems)
     values = document.values
+    kind, stand_ins = RunSpec, STAND_INS
     try:
-        return RunSpec.model_validate(values), problems
+        kind = installed.spec_type(installed.names_in(values))
+        stand_ins = {**STAND_INS, **installed.forms(installed.names_in(values)).stand_ins}
+    except UserError as error:
+        path = parse_dotted(error.where or "")
+        problems.append(Problem(path, error.what, error.fix))
+        values = _mended(values, path, stand_ins)
+    try:
+        return kind.model_validate(values), problems
     except ValidationError as error:
-        problems += [p for p in wording.problems(error, values) if not any(_follows(p, [q]) for q in problems)]
+        found = wording.problems(error, values, kind)
+        problems += [p for p in found if not any(_follows(p, [q]) for q in problems)]
     for path in [path for problem in problems for path in (problem.path, *problem.others)]:
-        values = _mended(values, path)
+        values = _mended(values, path, stand_ins)
     try:
-        return RunSpec.model_validate(values), problems
+        return kind.model_validate(values), problems
     except ValidationError:
         return None, problems
 
@@ -136,12 +151,7 @@ STAND_INS: dict[KeyPath, Any] = {
     ("train",): {"steps": 1, "optimizer": _OPTIMIZER},
     ("train", "optimizer"): _OPTIMIZER,
     ("train", "optimizer", "lr"): 1.0,
-    ("backends", "slurm", "container", "image"): "-",
-    ("backends", "kubernetes", "volume", "create", "size"): "1Gi",
-    ("backends", "kubernetes", "volume", "nfs", "server"): "-",
-    ("backends", "kubernetes", "volume", "nfs", "path"): "/",
-    ("backends", "kubernetes", "volume", "s3", "driver"): "a",
-    ("backends", "kubernetes", "gang", "scheduler"): "volcano",
+    **installed.forms(()).stand_ins,
 }
 """Values in place of required ones that are missing or wrong. What hangs on them is not reported."""
 
@@ -149,7 +159,7 @@ _CHOOSES: tuple[KeyPath, ...] = (("model", "loss", "kind"), ("train", "optimizer
 """Keys that say what their section is: if one is wrong, so is the section."""
 
 
-def _mended(values: Any, path: KeyPath, depth: int = 1) -> Any:
+def _mended(values: Any, path: KeyPath, stand_ins: Mapping[KeyPath, Any], depth: int = 1) -> Any:
     """`values` without the one at `path`, a stand-in in its place where one is required."""
     path = path[:-1] if path in _CHOOSES else path
     if not path:
@@ -157,7 +167,7 @@ def _mended(values: Any, path: KeyPath, depth: int = 1) -> Any:
     key, here = path[depth - 1], path[:depth]
     inner = values.get(key)
     if depth < len(path) and isinstance(inner, dict):
-        return {**values, key: _mended(inner, path, depth + 1)}
-    if here in STAND_INS:
-        return {**values, key: STAND_INS[here]}
+        return {**values, key: _mended(inner, path, stand_ins, depth + 1)}
+    if here in stand_ins:
+        return {**values, key: stand_ins[here]}
     return {other: value for other, value in values.items() if other != key}

@@ -13,7 +13,8 @@ from typing import Any
 
 from ortflow.workflow.errors import UserError
 from ortflow.workflow.rundir import relocated
-from ortflow.workflow.spec.problem import Problem, printable
+from ortflow.workflow.spec.backends import sections_of
+from ortflow.workflow.spec.problem import KeyPath, Problem, printable
 from ortflow.workflow.spec.run import RunSpec
 
 INPUTS: tuple[tuple[str, ...], ...] = (
@@ -25,9 +26,6 @@ INPUTS: tuple[tuple[str, ...], ...] = (
     ("data", "eval", "path"),
 )
 """What a run reads: relative to the run file's folder."""
-
-IMAGE = ("backends", "slurm", "container", "image")
-"""Relative to the run file's folder too, where it is a file and not the name of an image."""
 
 OUTPUTS: tuple[tuple[str, ...], ...] = (
     ("checkpoint", "directory"),
@@ -51,14 +49,11 @@ def resolve_paths(spec: RunSpec, run_file: Path, cwd: Path | None = None) -> Run
     root = run_directory(spec, cwd)
     values = spec.model_dump()
     values["run_dir"] = str(root)
-    for keys, base in [(keys, home) for keys in INPUTS] + [(keys, root) for keys in OUTPUTS]:
+    for keys, base in [(keys, home) for keys in input_keys(spec)] + [(keys, root) for keys in OUTPUTS]:
         holder = _holder(values, keys)
         if holder is not None and holder[keys[-1]] is not None:
             holder[keys[-1]] = _absolute(holder[keys[-1]], base)
-    holder = _holder(values, IMAGE)
-    if holder is not None and is_image_file(holder["image"]):
-        holder["image"] = _absolute(holder["image"], home)
-    return RunSpec.model_validate(values)
+    return type(spec).model_validate(values)
 
 
 def refuse_undecodable(path: Path) -> None:
@@ -80,7 +75,7 @@ def moved(spec: RunSpec, root: Path) -> RunSpec:
     values["run_dir"] = str(root)
     for section, key in OUTPUTS:
         values[section][key] = relocated(values[section][key], old, root)
-    return RunSpec.model_validate(values)
+    return type(spec).model_validate(values)
 
 
 def make_outputs_relative(values: dict[str, Any], root: str) -> None:
@@ -90,11 +85,6 @@ def make_outputs_relative(values: dict[str, Any], root: str) -> None:
         path = holder.get(key) if isinstance(holder, dict) else None
         if isinstance(holder, dict) and isinstance(path, str) and Path(path).is_relative_to(root):
             holder[key] = os.path.relpath(path, root)
-
-
-def is_image_file(image: str) -> bool:
-    """Whether a container's image is a file; else it is a name in a registry, or of a container made before."""
-    return image.startswith(("/", "./", "../", "~/")) or ("://" not in image and image.endswith((".sif", ".sqsh")))
 
 
 def check_files(spec: RunSpec) -> list[Problem]:
@@ -118,6 +108,12 @@ def _check_files(spec: RunSpec) -> Iterator[Problem]:
             yield Problem(keys, f"{shown} is a folder", "give the ONNX file itself")
         elif not os.access(path, os.R_OK):
             yield Problem(keys, f"{shown} may not be read", "change its permissions")
+
+
+def input_keys(spec: RunSpec) -> list[KeyPath]:
+    """What a run reads: the keys of its own, and those of its launchers' sections that name files here. Pure."""
+    sections = sections_of(spec.backends)
+    return [*INPUTS, *((*here, *keys) for here, section in sections for keys in section.input_keys())]
 
 
 def input_files(spec: RunSpec) -> list[str]:

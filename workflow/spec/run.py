@@ -6,6 +6,7 @@ from typing import Any, Literal
 
 from pydantic import Field
 
+from ortflow.workflow.spec.backends import Backends
 from ortflow.workflow.spec.base import (
     Count,
     NonNegativeFloat,
@@ -17,9 +18,7 @@ from ortflow.workflow.spec.base import (
     no_keys,
 )
 from ortflow.workflow.spec.data import DataSection
-from ortflow.workflow.spec.kubernetes import KubernetesBackend
 from ortflow.workflow.spec.model import ModelSection
-from ortflow.workflow.spec.slurm import SlurmBackend
 from ortflow.workflow.spec.train import TrainSection
 
 
@@ -143,26 +142,6 @@ class Restart(Section):
     """Seconds without a heartbeat from rank 0 after which an attempt counts as hung, a failure; null for never."""
     backoff: Backoff = Backoff.model_construct()
     """Pause before a restart."""
-
-
-class LocalBackend(Section):
-    """What only the local backend needs."""
-
-    mpi: Literal["auto", "mpich", "openmpi"] = "auto"
-    """Whose mpirun starts the ranks."""
-    arguments: list[Text] = Field(default_factory=no_items)
-    """More arguments for mpirun."""
-
-
-class Backends(Section):
-    """What only one backend needs."""
-
-    local: LocalBackend = LocalBackend.model_construct()
-    """This machine."""
-    slurm: SlurmBackend = SlurmBackend.model_construct()
-    """A Slurm cluster."""
-    kubernetes: KubernetesBackend = KubernetesBackend.model_construct()
-    """A Kubernetes cluster with Kubeflow's mpi-operator."""
 
 
 class RunSpec(Section):

@@ -5,26 +5,40 @@ Called by `ortflow schema`. It cannot say what `check` says of several keys at o
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
+from ortflow.workflow.spec import installed
 from ortflow.workflow.spec.base import Section
 from ortflow.workflow.spec.help import describe
-from ortflow.workflow.spec.run import RunSpec
-from ortflow.workflow.spec.shorthand import COMMANDS, LINES, SECTIONS
+from ortflow.workflow.spec.problem import KeyPath
+from ortflow.workflow.spec.shorthand import OWN
 
 
-def run_file_schema(trainers: Mapping[str, type[Section]] | None = None) -> dict[str, Any]:
-    """JSON schema (draft 2020-12) of a run file; with the options of `trainers`, by name."""
-    schema = RunSpec.model_json_schema()
-    describe(schema, RunSpec)
+def run_file_schema(
+    trainers: Mapping[str, type[Section]] | None = None, launchers: Iterable[str] = ()
+) -> dict[str, Any]:
+    """JSON schema (draft 2020-12) of a run file.
+
+    Parameters
+    ----------
+    trainers
+        Options of trainers from packages, by name.
+    launchers
+        Names of launchers from packages, whose sections are added.
+    """
+    names = sorted(launchers)
+    kind = installed.spec_type(names)
+    schema = kind.model_json_schema()
+    describe(schema, kind)
+    forms = OWN + installed.forms(names)
     for name, options in (trainers or {}).items():
         _options(schema, name, options)
-    for path, key in SECTIONS.items():
+    for path, key in forms.sections.items():
         _also(schema, path, _short_form(schema, _property(schema, path), key))
-    for path in COMMANDS + LINES:
+    for path in forms.commands + forms.lines:
         _also(schema, path, {"type": "string"})
-    for path in (("resources", "time_limit"), ("backends", "kubernetes", "deadline")):
+    for path in forms.minutes:
         _also(schema, path, {"type": "integer", "exclusiveMinimum": 0})
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema, "title": "ortflow run file"}
 
@@ -39,7 +53,7 @@ def _options(schema: dict[str, Any], name: str, options: type[Section]) -> None:
     rules.append({"if": named, "then": {"properties": {"options": described}}})
 
 
-def _also(schema: dict[str, Any], path: tuple[str, ...], form: dict[str, Any]) -> None:
+def _also(schema: dict[str, Any], path: KeyPath, form: dict[str, Any]) -> None:
     """Let `form` stand at `path`, too."""
     described = _property(schema, path)
     full = {key: described.pop(key) for key in [*described] if key not in ("title", "description", "default")}
@@ -55,7 +69,7 @@ def _short_form(schema: dict[str, Any], described: dict[str, Any], key: str) -> 
     return short
 
 
-def _property(schema: dict[str, Any], path: tuple[str, ...]) -> dict[str, Any]:
+def _property(schema: dict[str, Any], path: KeyPath) -> dict[str, Any]:
     section = schema
     for name in path[:-1]:
         described = section["properties"][name]

@@ -8,47 +8,45 @@ from __future__ import annotations
 import shlex
 from typing import Any
 
+from ortflow.workflow.errors import UserError
+from ortflow.workflow.spec import installed
 from ortflow.workflow.spec.document import Document
+from ortflow.workflow.spec.launcher_options import Forms
 from ortflow.workflow.spec.problem import KeyPath, Problem
 
-SECTIONS: dict[tuple[str, ...], str] = {
-    ("trainer",): "name",
-    ("model", "loss"): "kind",
-    ("data", "train"): "path",
-    ("data", "eval"): "path",
-    ("train", "optimizer"): "name",
-    ("train", "schedule"): "name",
-    ("backends", "slurm", "container"): "image",
-}
-"""Section -> the key that a bare text stands for."""
-
-COMMANDS: tuple[tuple[str, ...], ...] = (
-    ("prepare",),
-    ("backends", "local", "arguments"),
-    ("backends", "slurm", "srun_arguments"),
-    ("backends", "slurm", "directives"),
+OWN = Forms(
+    sections={
+        ("trainer",): "name",
+        ("model", "loss"): "kind",
+        ("data", "train"): "path",
+        ("data", "eval"): "path",
+        ("train", "optimizer"): "name",
+        ("train", "schedule"): "name",
+    },
+    commands=(("prepare",),),
+    minutes=(("resources", "time_limit"),),
+    numbers=(("resources", "memory"),),
 )
-"""Lists of words that may be given as one line, split as a shell splits it."""
+"""Of every section but those of launchers, which say so themselves."""
 
-LINES: tuple[tuple[str, ...], ...] = (("backends", "slurm", "prologue"), ("backends", "slurm", "epilogue"))
-"""Lists of lines that may be given as one text of several lines."""
 
-NUMBERS: tuple[tuple[str, ...], ...] = (
-    ("resources", "time_limit"),
-    ("resources", "memory"),
-    ("backends", "kubernetes", "deadline"),
-)
-"""Texts that may be written as a bare number: minutes, or what is refused for want of a unit."""
+def forms_of(values: Any) -> Forms:
+    """The short forms that a run file of these values may have. Raises UserError if a launcher's cannot be loaded."""
+    return OWN + installed.forms(installed.names_in(values))
 
 
 def expand(document: Document) -> None:
     """Replace the short forms in a document."""
-    for path, key in SECTIONS.items():
+    try:
+        forms = forms_of(document.values)
+    except UserError:  # reported where the sections are typed
+        forms = OWN + installed.forms(())
+    for path, key in forms.sections.items():
         holder = _holder(document.values, path)
         if holder is not None and isinstance(holder[path[-1]], str):
             holder[path[-1]] = {key: holder[path[-1]]}
             _repeat_line(document, path, (*path, key))
-    for path in COMMANDS:
+    for path in forms.commands:
         holder = _holder(document.values, path)
         if holder is not None and isinstance(holder[path[-1]], str):
             try:
@@ -56,11 +54,11 @@ def expand(document: Document) -> None:
             except ValueError:
                 problem = Problem(path, "has a quotation mark that is never closed", "close it")
                 document.problems.append(problem)
-    for path in LINES:
+    for path in forms.lines:
         holder = _holder(document.values, path)
         if holder is not None and isinstance(holder[path[-1]], str):
             holder[path[-1]] = [line for line in holder[path[-1]].split("\n") if line.strip()]
-    for path in NUMBERS:
+    for path in forms.minutes + forms.numbers:
         holder = _holder(document.values, path)
         if holder is not None and type(holder[path[-1]]) is int:
             holder[path[-1]] = str(holder[path[-1]])
@@ -71,7 +69,7 @@ def _repeat_line(document: Document, path: KeyPath, short_for: KeyPath) -> None:
         document.lines[short_for] = document.lines[path]
 
 
-def _holder(values: Any, path: tuple[str, ...]) -> dict[str, Any] | None:
+def _holder(values: Any, path: KeyPath) -> dict[str, Any] | None:
     """The mapping that has the last key of `path`, if there is one."""
     for key in path[:-1]:
         values = values.get(key) if isinstance(values, dict) else None

@@ -5,11 +5,18 @@ Names are Slurm's own. What several keys must agree on, and the syntax of the te
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import Field
 
 from ortflow.workflow.spec.base import Section, Text, no_items, no_keys
+from ortflow.workflow.spec.launcher_options import Forms, LauncherOptions
+from ortflow.workflow.spec.problem import KeyPath, Problem
+from ortflow.workflow.spec.slurm_syntax import is_image_file
+
+if TYPE_CHECKING:
+    from ortflow.workflow.spec.run import RunSpec
 
 DirectiveName = Literal[
     "account", "begin", "constraint", "cpus-per-task", "dependency", "exclude", "exclusive", "gpus-per-node",
@@ -46,8 +53,16 @@ class Container(Section):
     """More arguments, each as --flag or --flag=value."""
 
 
-class SlurmBackend(Section):
+class SlurmBackend(LauncherOptions):
     """What only Slurm needs; nodes, cores, GPUs, memory and time are in `resources`."""
+
+    FORMS = Forms(
+        sections={("container",): "image"},
+        commands=(("srun_arguments",), ("directives",)),
+        lines=(("prologue",), ("epilogue",)),
+        stand_ins={("container", "image"): "-"},
+        reserved=("slurm",),
+    )
 
     partition: Text | None = None
     """Partition, or several with commas."""
@@ -106,3 +121,14 @@ class SlurmBackend(Section):
     """The image that ranks run in; with one, `resources.python` is the image's (`python` if not given)."""
     python: Text | None = None
     """Interpreter of the supervisor on the compute node; the one that submits if not given."""
+
+    def problems(self, spec: RunSpec, here: KeyPath) -> Iterable[Problem]:
+        """What sbatch or srun would refuse, or take for something else."""
+        from ortflow.workflow.spec.slurm_check import check_slurm  # it knows the whole run file
+
+        return check_slurm(spec)
+
+    def input_keys(self) -> Iterable[KeyPath]:
+        """The image, where it is a file."""
+        container = self.container
+        return [("container", "image")] if container is not None and is_image_file(container.image) else []

@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 
+from ortflow.workflow.spec.gpu_check import GPUS, RANKS, TYPE, is_slice
 from ortflow.workflow.spec.problem import KeyPath, Problem, shown
 from ortflow.workflow.spec.run import RunSpec
 from ortflow.workflow.spec.slurm_flags import OWN_DIRECTIVES, OWN_SRUN, flag_name, owner
@@ -18,7 +19,7 @@ HERE = ("backends", "slurm")
 
 def check_slurm(spec: RunSpec) -> Iterator[Problem]:
     """Every fault of the section."""
-    for find in (_syntax, _mail, _gpus, _mpi, _directives, _parameters, _srun, _lines, _container):
+    for find in (_syntax, _mail, _gpus, _gpu_kinds, _mpi, _directives, _parameters, _srun, _lines, _container):
         yield from find(spec)
 
 
@@ -61,6 +62,23 @@ def _gpus(spec: RunSpec) -> Iterator[Problem]:
         yield _problem(
             "gres", f"asks a node for {asked} GPUs, and resources has {ranks}", "change one of them", *others
         )
+
+
+def _gpu_kinds(spec: RunSpec) -> Iterator[Problem]:
+    slurm, kind = spec.backends.slurm, spec.resources.gpu_type
+    ranks = spec.resources.ranks_per_node
+    if slurm.gpu_bind is not None and not spec.on_gpus:
+        what = "binds GPUs, and resources.gpus_per_rank is 0"
+        yield Problem((*HERE, "gpu_bind"), what, "take it away", others=(GPUS,))
+    if slurm.gpu_bind is not None and slurm.mpi == "mpirun":
+        what = "is srun's, and backends.slurm.mpi is mpirun"
+        yield Problem((*HERE, "gpu_bind"), what, "remove one of them", others=((*HERE, "mpi"),))
+    if kind is not None and gpus_in(slurm.gres) is not None:
+        what = f"is {kind}, and backends.slurm.gres names the GPUs, too ({slurm.gres})"
+        yield Problem(TYPE, what, "give one of them", others=((*HERE, "gres"),))
+    if kind is not None and is_slice(kind) and ranks > 1 and spec.on_gpus and slurm.gpus_as != "gpus-per-task":
+        what = f"is {slurm.gpus_as}, which shows all slices ({kind}) to each of {ranks} ranks, and CUDA uses the first"
+        yield Problem((*HERE, "gpus_as"), what, "set it to gpus-per-task", others=(TYPE, RANKS))
 
 
 def _mpi(spec: RunSpec) -> Iterator[Problem]:

@@ -12,6 +12,8 @@ from pydantic import ValidationError
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
+from ortflow.workflow.spec import installed
+from ortflow.workflow.spec.backends import Backends
 from ortflow.workflow.spec.base import LARGEST
 from ortflow.workflow.spec.help import fill
 from ortflow.workflow.spec.keys import SectionType, choices, discriminator, every_key, follow
@@ -73,6 +75,8 @@ def _problem(
 def _unknown_key(path: KeyPath, section: SectionType | None, siblings: dict[str, Any]) -> Problem:
     word = str(path[-1])
     known = list(section.model_fields) if section is not None else []
+    if of_launchers := section is not None and issubclass(section, Backends):
+        known += sorted(installed.others().keys() - known)
     meant = nearest(word, known)
     if meant is not None:
         # Where the right key is missing, this slip is why.
@@ -81,6 +85,9 @@ def _unknown_key(path: KeyPath, section: SectionType | None, siblings: dict[str,
     elsewhere = sorted({dotted(other) for other, _ in every_key() if other[-1] == word})
     if elsewhere:
         return Problem(path, "unknown key here", f"did you mean {listed(elsewhere)}?")
+    if of_launchers:
+        fix = f"installed are {', '.join(known)}; install the package of this one"
+        return Problem(path, "there is no launcher of this name", fix)
     return Problem(path, "unknown key", f"known here: {', '.join(known) or 'none'}")
 
 

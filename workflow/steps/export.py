@@ -140,7 +140,7 @@ def export_checkpoint(run_dir: RunDir, step: int | None, path: Path | None) -> E
     Raises UserError where the run has no such checkpoint, or where the model is off by more than the run file's
     tolerance.
     """
-    spec = moved(load_run_file(run_dir.run_file), run_dir.root)
+    spec = moved(load_run_file(run_dir.run_file, others=False), run_dir.root)
     with whole(run_dir, spec) as (builder, plan):
         trainer = builder.open(SoloCommunicator(), CpuDevice(), os.cpu_count() or 1, (), training=False)
         buffers = trainer.state()

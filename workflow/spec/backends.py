@@ -1,0 +1,55 @@
+"""The sections of the built-in launchers, which every run has: the one place of the run file that names them.
+
+Sections of other launchers join them in `ortflow.workflow.spec.installed`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Literal
+
+from pydantic import Field
+
+from ortflow.workflow.spec.base import Section, Text, no_items
+from ortflow.workflow.spec.kubernetes import KubernetesBackend
+from ortflow.workflow.spec.launcher_options import Forms, LauncherOptions
+from ortflow.workflow.spec.problem import KeyPath
+from ortflow.workflow.spec.slurm import SlurmBackend
+
+
+class LocalBackend(LauncherOptions):
+    """What only the local backend needs."""
+
+    FORMS = Forms(commands=(("arguments",),))
+
+    mpi: Literal["auto", "mpich", "openmpi"] = "auto"
+    """Whose mpirun starts the ranks."""
+    arguments: list[Text] = Field(default_factory=no_items)
+    """More arguments for mpirun."""
+
+
+class Backends(Section):
+    """What only one backend needs."""
+
+    local: LocalBackend = LocalBackend.model_construct()
+    """This machine."""
+    slurm: SlurmBackend = SlurmBackend.model_construct()
+    """A Slurm cluster."""
+    kubernetes: KubernetesBackend = KubernetesBackend.model_construct()
+    """A Kubernetes cluster with Kubeflow's mpi-operator."""
+
+
+BUILT_IN: dict[str, type[LauncherOptions]] = {
+    name: kind
+    for name, field in Backends.model_fields.items()
+    if isinstance(kind := field.annotation, type) and issubclass(kind, LauncherOptions)
+}
+"""Name -> section."""
+
+
+def sections_of(backends: Backends) -> Iterator[tuple[KeyPath, LauncherOptions]]:
+    """Each launcher's section of a run, with its key path."""
+    for name in type(backends).model_fields:
+        section = getattr(backends, name)
+        if isinstance(section, LauncherOptions):
+            yield ("backends", name), section

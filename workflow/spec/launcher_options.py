@@ -1,0 +1,79 @@
+"""What a launcher's section of the run file is, `backends.NAME`: keys, their short forms, and what they must agree on.
+
+The sections of the built-in launchers derive from `LauncherOptions`, and so do those that packages bring
+(`ortflow.workflow.spec.installed`). Nothing here knows a launcher.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from ortflow.workflow.spec.base import Section
+from ortflow.workflow.spec.problem import KeyPath, Problem
+
+if TYPE_CHECKING:
+    from ortflow.workflow.spec.run import RunSpec
+
+
+@dataclass(frozen=True)
+class Forms:
+    """Short ways to write keys; paths start at the section that has them."""
+
+    sections: Mapping[KeyPath, str] = field(default_factory=dict)
+    """Section -> the key that a bare text stands for."""
+    commands: tuple[KeyPath, ...] = ()
+    """Lists of words that may be given as one line, split as a shell splits it."""
+    lines: tuple[KeyPath, ...] = ()
+    """Lists of lines that may be given as one text of several lines."""
+    minutes: tuple[KeyPath, ...] = ()
+    """Texts of a duration that may be written as a bare number of minutes."""
+    numbers: tuple[KeyPath, ...] = ()
+    """Texts for which a bare number is refused for want of a unit, not for its type."""
+    stand_ins: Mapping[KeyPath, Any] = field(default_factory=dict)
+    """Required key -> a value in its place while the rest of a faulty file is checked."""
+    reserved: tuple[str, ...] = ()
+    """Names at the top of the run directory that the launcher uses."""
+
+    def under(self, path: KeyPath) -> Forms:
+        """The same, seen from a section around this one."""
+
+        def deeper(paths: tuple[KeyPath, ...]) -> tuple[KeyPath, ...]:
+            return tuple((*path, *key) for key in paths)
+
+        return Forms(
+            {(*path, *key): short for key, short in self.sections.items()},
+            deeper(self.commands), deeper(self.lines), deeper(self.minutes), deeper(self.numbers),
+            {(*path, *key): value for key, value in self.stand_ins.items()}, self.reserved,
+        )  # fmt: skip
+
+    def __add__(self, other: Forms) -> Forms:
+        """Both."""
+        return Forms(
+            {**self.sections, **other.sections}, self.commands + other.commands, self.lines + other.lines,
+            self.minutes + other.minutes, self.numbers + other.numbers, {**self.stand_ins, **other.stand_ins},
+            self.reserved + other.reserved,
+        )  # fmt: skip
+
+
+class LauncherOptions(Section):
+    """Base of the section `backends.NAME` of a launcher."""
+
+    FORMS: ClassVar[Forms] = Forms()
+
+    def problems(self, spec: RunSpec, here: KeyPath) -> Iterable[Problem]:
+        """What is wrong with the section, by itself and with the rest of the run. Pure.
+
+        Parameters
+        ----------
+        spec
+            The run, whose `backends` hold this section.
+        here
+            The section's key path, which the path of each problem starts with.
+        """
+        return ()
+
+    def input_keys(self) -> Iterable[KeyPath]:
+        """Keys that are files here, relative to the run file's folder; paths start at this section. Pure."""
+        return ()
