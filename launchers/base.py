@@ -10,26 +10,25 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol
 
+from ortflow.launchers.abilities import Overview
+from ortflow.launchers.names import BUILT_IN, HERE
 from ortflow.launchers.status import RunStatus, unreadable
 from ortflow.workflow.errors import UserError
 from ortflow.workflow.rundir import RunDir
 
 if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
+
     from ortflow.workflow.spec.run import RunSpec
 
 GROUP = "ortflow.launchers"
-OWN = {
-    "local": "local:LocalLauncher",
-    "slurm": "slurm.launcher:SlurmLauncher",
-    "kubernetes": "kubernetes.launcher:KubernetesLauncher",
-}
-"""Launchers that come along, found without a look through all that is installed."""
 
 
 @dataclass(frozen=True)
@@ -80,30 +79,55 @@ class Launcher(Protocol):
         """Ask the run to save and leave, or to leave `now`; False if it is not active."""
 
 
-@runtime_checkable
-class Overview(Protocol):
-    """What a launcher may offer beside: the status of many runs for the price of one."""
-
-    def statuses(self, runs: Sequence[RunDir]) -> list[RunStatus]:
-        """How the runs are, in their order; in fewer words than `status` has where those would cost."""
-
-
 @cache
 def find_launcher(name: str) -> Launcher:
-    """The launcher of a name; raises UserError naming those that exist."""
-    if name in OWN:
-        module, _, kind = OWN[name].partition(":")
+    """The launcher of a name. Raises UserError if there is none, or if it cannot be loaded."""
+    if name in BUILT_IN:
+        module, _, kind = BUILT_IN[name].partition(":")
         own: Launcher = getattr(import_module(f"{GROUP}.{module}"), kind)()
         return own
+    found = _others()
+    if name not in found:
+        names = sorted({*BUILT_IN, *found})
+        near = difflib.get_close_matches(name, names, 1)
+        hint = f"did you mean {near[0]}?" if near else f"there are: {', '.join(names)}"
+        raise UserError(f"unknown launcher {name!r}", fix=hint)
+    try:
+        launcher: Launcher = found[name].load()()
+    except Exception as error:  # whatever its module does
+        what = f"the launcher {name!r} cannot be loaded from {found[name].value} ({type(error).__name__}: {error})"
+        raise UserError(what, fix="repair the package that brings it") from error
+    return launcher
+
+
+def offering(ability: type[Any]) -> dict[str, Any]:
+    """Every launcher that has an ability (`ortflow.launchers.abilities`), by name; one that cannot be loaded has none.
+
+    Loads all launchers: for messages, and for what no launcher is named for.
+    """
+    found: dict[str, Any] = {}
+    for name in (*BUILT_IN, *sorted(_others().keys() - BUILT_IN)):
+        with suppress(UserError):
+            launcher = find_launcher(name)
+            if isinstance(launcher, ability):
+                found[name] = launcher
+    return found
+
+
+def ways_to(ability: type[Any]) -> str:
+    """What to add to a command line that needs an ability: `add -b NAME`, for each launcher that has it."""
+    return "add " + " or ".join(f"-b {name}" for name in offering(ability))
+
+
+def is_elsewhere(launcher: Launcher) -> bool:
+    """Whether runs of the launcher read and write where this machine does not see it."""
+    return bool(getattr(launcher, "elsewhere", False))
+
+
+def _others() -> dict[str, EntryPoint]:
     from importlib.metadata import entry_points
 
-    found = {point.name: point for point in entry_points(group=GROUP)}
-    if name not in found:
-        near = difflib.get_close_matches(name, found, 1)
-        hint = f"did you mean {near[0]}?" if near else f"there are: {', '.join(sorted(found))}"
-        raise UserError(f"unknown launcher {name!r}", fix=hint)
-    launcher: Launcher = found[name].load()()
-    return launcher
+    return {point.name: point for point in entry_points(group=GROUP)}
 
 
 def launcher_of(run: RunDir) -> Launcher:
@@ -121,7 +145,7 @@ def launcher_name(records: Sequence[dict[str, Any]]) -> str:
         and "launcher" in record
         and record.get("submission", "") not in refused
     ]
-    return names[-1] if names else "local"
+    return names[-1] if names else HERE
 
 
 def statuses(runs: Sequence[RunDir]) -> list[RunStatus]:

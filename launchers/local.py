@@ -11,6 +11,7 @@ import os
 import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from ortflow.launchers.base import Submission
 from ortflow.launchers.interpreter import locate
@@ -23,6 +24,9 @@ from ortflow.launchers.stop import write_request
 from ortflow.manifests.local import Mpi, command, environment, settings
 from ortflow.workflow.errors import UserError
 from ortflow.workflow.rundir import RunDir
+
+if TYPE_CHECKING:
+    from ortflow.launchers.findings import Finding
 
 
 @dataclass(frozen=True)
@@ -87,3 +91,9 @@ class LocalLauncher:
             return False
         write_request(run.stop_request, "cancel", now=now)
         return True
+
+    def examine(self, submission: Submission, *, file: bool, overrides: bool) -> Iterator[Finding]:
+        """What `doctor` finds on this machine."""
+        from ortflow.launchers.machine import examine_machine
+
+        return examine_machine(submission, of_user=file)

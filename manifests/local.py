@@ -57,6 +57,8 @@ def settings(spec: RunSpec, run_dir: Path, attempt: int, mpi: Mpi | None) -> dic
         "PYTHONUNBUFFERED": "1",
     }
     if spec.world_size > 1 and mpi is not None:
+        # mpirun's ranks end with it. A rank without mpirun is bound to its supervisor before exec.
+        own["ORTFLOW_DIE_WITH_PARENT"] = "1"
         own.update(_MPI_SETTINGS[mpi.kind])
     return own
 

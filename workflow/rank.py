@@ -26,8 +26,6 @@ from ortflow.workflow.streams import guard_log
 PR_SET_PDEATHSIG = 1
 UNSEEN = "it must lie on storage that every node mounts; set run_dir, or leave the node out"
 GONE = "put the file back, or submit the run anew with --fresh"
-KEEP_LOGS = ("local", "slurm", "kubernetes")
-"""Launchers whose ranks write their own logs; another's collects what they print."""
 
 
 def main(arguments: list[str]) -> int:
@@ -47,13 +45,12 @@ def run_rank(arguments: list[str]) -> int:
     stop.install()
     place = Place.from_environment()
     attempt = int(os.environ.get("ORTFLOW_ATTEMPT", "0"))
-    launcher = os.environ.get("ORTFLOW_LAUNCHER")
     if not run_dir.run_file.exists():
         print(f"error: {place.host} {lacking(run_dir)}", flush=True)
         return EXIT_USER
-    if launcher == "local" and place.manager != "none":  # a rank without mpirun was bound to its launcher before exec
+    if os.environ.get("ORTFLOW_DIE_WITH_PARENT") and place.manager != "none":
         die_with_parent()
-    if launcher in KEEP_LOGS:
+    if os.environ.get("ORTFLOW_LAUNCHER"):  # without one, whoever started this rank collects what it prints
         redirect_output(run_dir.log(attempt, place.rank))
     guard_log()
     fence = of_this_rank(run_dir)

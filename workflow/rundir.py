@@ -28,6 +28,7 @@ OWN_FILES = re.compile(
     | logs/(attempt-\d{{2,}}/)?[\w-]+\.log
     | graphs/(\.?[\w.]+\.(onnx|safetensors) | graphs\.json)
     | slurm/[\w-]+\.(sh|out|pkl)
+    | \.launcher/([\w.-]+)?
     | kubernetes/(run\.yaml | files/.+)
     | tensorboard/events\.out\.tfevents\.[^/]+
     | ([\w-]+/){{0,2}}{TEMPORARY}

@@ -6,9 +6,11 @@ only its pods see; what is known here is the record directory, which `mirror` fi
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ortflow.launchers.base import Submission
@@ -24,7 +26,9 @@ from ortflow.workflow.errors import OrtflowError, UserError
 from ortflow.workflow.rundir import RunDir
 
 if TYPE_CHECKING:
+    from ortflow.launchers.findings import Finding
     from ortflow.launchers.opening import Opened
+    from ortflow.workflow.spec.run import RunSpec
 
 _CLAIM_OUT = """\
 The claim {claim} is not in this file: `kubectl delete -f` would delete it and every checkpoint on it.
@@ -73,6 +77,7 @@ class KubernetesLauncher:
 
     elsewhere = True
     """Its runs' files lie where only their pods see them."""
+    scope = " or in the namespace of this kubeconfig; -A looks into all"
 
     def __init__(self, links: Links | None = None) -> None:
         self._links = links or Links()
@@ -147,6 +152,52 @@ class KubernetesLauncher:
     def listed(self, runs: Sequence[RunDir], *, everywhere: bool) -> list[RunStatus]:
         """Those of the runs that are on Kubernetes, and the cluster's other runs, of our namespace or `everywhere`."""
         return self._links.listed(runs, everywhere=everywhere)
+
+    def examine(self, submission: Submission, *, file: bool, overrides: bool) -> Iterator[Finding]:
+        """What `doctor` finds in the cluster."""
+        from ortflow.launchers.kubernetes.doctor import examine_kubernetes
+
+        return examine_kubernetes(submission, of_user=file)
+
+    def validate(self, spec: RunSpec, source: Mapping[str, Any], *, chosen: bool) -> None:
+        """Raise Faults where the documents are wrong, as overlays leave them; not of a run that has no image yet."""
+        from ortflow.manifests.kubernetes import Placement, documents
+        from ortflow.workflow.spec.kubernetes_check import require
+
+        if chosen:
+            require(spec)
+        elif spec.backends.kubernetes.image is None:
+            return
+        # What the carried files say does not matter here, nor where the run goes.
+        contents = dict.fromkeys(spec.backends.kubernetes.files, "")
+        documents(source, spec, Placement(namespace="default", contents=contents))
+
+    def files_at(self, spec: RunSpec) -> str:
+        """The folder on the volume."""
+        backend = spec.backends.kubernetes
+        return f"pods see them from {backend.folder or f'{backend.volume.mount}/files/{spec.name}'} on the volume"
+
+    def adopt(self, handle: str, runs: Path) -> RunDir:
+        """The record directory of kubernetes://NAMESPACE/MPIJOB, made if there is none yet; raises UserError."""
+        from ortflow.launchers.kubernetes.adopting import adopt
+
+        return adopt(handle, runs)
+
+    def handles(self, name: str) -> tuple[list[str], list[str]]:
+        """Handles of the MPIJobs of a run's name that are not over: in our namespace, and in others."""
+        from ortflow.launchers.kubernetes.adopting import handles
+
+        return handles(name) if re.fullmatch("[a-z0-9-]+", name) else ([], [])
+
+    def supervise(self, run: RunDir, say: Callable[[str], None]) -> int:
+        """Repair what the operator cannot, until the run ends; its exit code."""
+        from ortflow.launchers.kubernetes.supervise import in_terminal
+
+        return in_terminal(run, self._links, say)
+
+    def with_claim(self, request: KubernetesRequest) -> KubernetesRequest:
+        """The request with the claim of `volume.create`."""
+        return replace(request, with_claim=True)
 
     def _let_go(self, request: KubernetesRequest, cluster: Cluster, place: Place) -> bool:
         """Have a suspended MPIJob start; False where there is none, or a queue has to. Raises UserError."""

@@ -8,12 +8,13 @@ from __future__ import annotations
 import os
 import pwd
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ortflow.launchers.abilities import Trial
 from ortflow.launchers.findings import Finding, Level, fault, from_error, ok, untested, warning
 from ortflow.launchers.interpreter import check, examine, locate
 from ortflow.launchers.lines import duration
@@ -45,18 +46,6 @@ SLOW_ANSWER = 2.0
 """Seconds of the controller behind which a user of it waits."""
 
 NO_PLACE = "node configuration is not available"
-
-
-@dataclass(frozen=True)
-class Trial:
-    """A job that the user wants, to look from the nodes."""
-
-    nodes: int | None
-    """The run's own number if not given."""
-    wait: float
-    """Seconds for it to start."""
-    tell: Callable[[str], None]
-    """Told how it goes."""
 
 
 def examine_cluster(

@@ -29,7 +29,11 @@ from ortflow.workflow.errors import OrtflowError, UserError
 from ortflow.workflow.rundir import RunDir
 
 if TYPE_CHECKING:
+    from ortflow.launchers.abilities import Trial
+    from ortflow.launchers.findings import Finding
     from ortflow.launchers.opening import Opened
+    from ortflow.launchers.slurm.sweep import SweepRequest
+    from ortflow.launchers.sweeps import Sweep
     from ortflow.manifests.slurm import Placement
     from ortflow.workflow.spec.run import RunSpec
 
@@ -69,6 +73,8 @@ class SlurmRequest:
 
 class SlurmLauncher:
     """Runs in Slurm."""
+
+    chains = True
 
     def __init__(self, slurm: Slurm | None = None) -> None:
         self._slurm = slurm or Slurm()
@@ -204,6 +210,51 @@ class SlurmLauncher:
                 time.sleep(1.0)
             record_cancelled(run)
         return True
+
+    def examine(self, submission: Submission, *, file: bool, overrides: bool) -> Iterator[Finding]:
+        """What `doctor` finds on the cluster."""
+        from ortflow.launchers.slurm.doctor import examine_cluster
+
+        return examine_cluster(submission, None, of_user=file or overrides)
+
+    def examine_with_job(
+        self, submission: Submission, trial: Trial, *, file: bool, overrides: bool
+    ) -> Iterator[Finding]:
+        """The same, and what a job finds on the nodes."""
+        from ortflow.launchers.slurm.doctor import examine_cluster
+
+        return examine_cluster(submission, trial, of_user=file or overrides)
+
+    def check_sweep(self, count: int) -> None:
+        """Raise UserError where a job array may not have so many tasks."""
+        from ortflow.launchers.slurm.sweep import check_length
+
+        check_length(count, self._slurm)
+
+    def request_sweep(self, sweep: Sweep, submissions: Sequence[Submission], at_once: int | None) -> SweepRequest:
+        """The job array of a sweep; raises UserError for values that all tasks of an array share."""
+        from ortflow.launchers.slurm.sweep import request
+
+        return request(sweep, submissions, at_once, self)
+
+    def submit_sweep(self, request: SweepRequest) -> str:
+        """Submit the job array; its handle."""
+        from ortflow.launchers.slurm.sweep import submit
+
+        return submit(request, self._slurm)
+
+    def cancel_sweep(self, runs: Sequence[RunDir], *, now: bool) -> int:
+        """Have the runs of a job array save and leave with as few commands as can be; how many were active."""
+        from ortflow.launchers.slurm.sweep_cancel import cancel
+
+        return cancel(runs, self._slurm, now=now)
+
+    def login_python(self, spec: RunSpec) -> str | None:
+        """The supervisor's Python, or the ranks' where they run outside of containers."""
+        slurm = spec.backends.slurm
+        if slurm.python is not None:
+            return slurm.python
+        return spec.resources.python if slurm.container is None or slurm.container.kind == "none" else None
 
     def _adopted(self, request: SlurmRequest, job: Job) -> str:
         """The handle of a job whose submission got no answer; raises UserError where it got one."""

@@ -12,6 +12,7 @@ import typer
 from ortflow.cli.findings import tell
 from ortflow.cli.runs import RUNS, JsonOption, RunsOption
 from ortflow.cli.submission import BackendOption
+from ortflow.launchers.names import HERE
 from ortflow.workflow.errors import Faults, UserError
 
 if TYPE_CHECKING:
@@ -33,9 +34,9 @@ def doctor(
         list[str] | None,
         typer.Argument(metavar="[RUN_FILE] [KEY=VALUE]", help="Run file to check, and values that override its own."),
     ] = None,
-    backend: BackendOption = "local",
+    backend: BackendOption = HERE,
     job: Annotated[
-        bool, typer.Option("--job", help="Submit a job of at most two minutes that checks the nodes; for Slurm.")
+        bool, typer.Option("--job", help="Submit a job of at most two minutes that checks the nodes.")
     ] = False,
     nodes: Annotated[
         int | None, typer.Option("--nodes", min=1, help="Nodes of that job; the run's number if not given.")
@@ -50,8 +51,11 @@ def doctor(
 
     Prints one line per check; exit code 1 if there is a fault.
     """
-    if (job or nodes is not None) and backend != "slurm":
-        raise UserError("--job and --nodes are for Slurm", fix="add -b slurm")
+    from ortflow.launchers.abilities import Trying
+    from ortflow.launchers.base import find_launcher, ways_to
+
+    if (job or nodes is not None) and not isinstance(find_launcher(backend), Trying):
+        raise UserError(f"--job and --nodes are not for the launcher {backend}", fix=ways_to(Trying))
     if nodes is not None and not job:
         raise UserError("--nodes is for the job of --job", fix="add --job")
     file, overrides = split(words or ())
@@ -68,22 +72,20 @@ def split(words: Sequence[str]) -> tuple[Path | None, list[str]]:
 def _examine(
     file: Path | None, overrides: list[str], backend: str, job: tuple[int | None, float] | None, runs: Path
 ) -> Iterator[Finding]:
-    submission = _submission(file, overrides, runs, elsewhere=backend == "kubernetes")
-    if backend == "local":
-        from ortflow.launchers.machine import examine_machine
+    from ortflow.launchers.abilities import Examining, Trial, Trying
+    from ortflow.launchers.base import find_launcher, is_elsewhere, offering
 
-        yield from examine_machine(submission, of_user=file is not None)
-    elif backend == "slurm":
-        from ortflow.launchers.slurm.doctor import Trial, examine_cluster
-
-        trial = Trial(job[0], job[1], lambda text: typer.echo(text, err=True)) if job is not None else None
-        yield from examine_cluster(submission, trial, of_user=file is not None or bool(overrides))
-    elif backend == "kubernetes":
-        from ortflow.launchers.kubernetes.doctor import examine_kubernetes
-
-        yield from examine_kubernetes(submission, of_user=file is not None)
+    launcher = find_launcher(backend)
+    if not isinstance(launcher, Examining):
+        names = ", ".join(offering(Examining))
+        raise UserError(f"the launcher {backend!r} has no checks for doctor", fix=f"those that have: {names}")
+    submission = _submission(file, overrides, runs, elsewhere=is_elsewhere(launcher))
+    given = {"file": file is not None, "overrides": bool(overrides)}
+    if job is not None and isinstance(launcher, Trying):
+        trial = Trial(job[0], job[1], lambda text: typer.echo(text, err=True))
+        yield from launcher.examine_with_job(submission, trial, **given)
     else:
-        raise UserError(f"the launcher {backend!r} is not supported by doctor", fix="use local, slurm or kubernetes")
+        yield from launcher.examine(submission, **given)
 
 
 def _read(file: Path, overrides: list[str], runs: Path, *, elsewhere: bool) -> Submission:

@@ -13,9 +13,11 @@ from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
 
+from ortflow.launchers.names import AT_LOGIN
 from ortflow.workflow.errors import UserError
 
 if TYPE_CHECKING:
+    from ortflow.launchers.base import Launcher
     from ortflow.launchers.remote.memory import Used
     from ortflow.workflow.spec.run import RunSpec
 
@@ -75,6 +77,7 @@ def reachable(verb: Callable[..., None]) -> Callable[..., None]:
 
 def carry_out(ctx: typer.Context, host: str, folder: str | None, python: str | None) -> int:
     """Do there what was typed here; the exit code."""
+    from ortflow.launchers.base import find_launcher, is_elsewhere
     from ortflow.launchers.remote.cargo import cluster_own, pack, send
     from ortflow.launchers.remote.code import own_code, requirements
     from ortflow.launchers.remote.connection import connect
@@ -83,11 +86,13 @@ def carry_out(ctx: typer.Context, host: str, folder: str | None, python: str | N
     from ortflow.launchers.remote.memory import recall, remember
     from ortflow.workflow.spec.load import load_run_file
 
-    if ctx.params.get(BACKEND) == "kubernetes" or ctx.params.get("only") == "kubernetes":
-        raise UserError("--host is for login nodes; a Kubernetes cluster is reached directly", fix="leave it out")
+    launcher = find_launcher(backend_of(ctx))
+    if is_elsewhere(launcher):
+        what = f"--host is for login nodes; a cluster of the launcher {backend_of(ctx)} is reached directly"
+        raise UserError(what, fix="leave it out")
     file, overrides = run_file_of(ctx)
     spec = load_run_file(file, overrides) if file is not None else None
-    used = choose(recall(host), python or python_of(spec), folder)
+    used = choose(recall(host), python or (python_of(spec, launcher) if spec is not None else None), folder)
     login = Login(connect(host), used.python or PYTHON, used.folder or FOLDER)
     own = cluster_own(named(spec, file.absolute().parent)) if spec is not None and file is not None else []
     code, packages = own_code(), requirements()
@@ -124,19 +129,25 @@ def choose(before: Used, python: str | None, folder: str | None) -> Used:
     return Used(python or before.python, folder or before.folder)
 
 
-def python_of(spec: RunSpec | None) -> str | None:
+def backend_of(ctx: typer.Context) -> str:
+    """The launcher that was typed, for a run or for a list of runs; else that of login nodes."""
+    source = ctx.get_parameter_source(BACKEND)
+    typed = ctx.params.get(BACKEND) if source is not None and source.name == "COMMANDLINE" else ctx.params.get("only")
+    return str(typed or AT_LOGIN)
+
+
+def python_of(spec: RunSpec, launcher: Launcher) -> str | None:
     """The Python that a run file names for what runs outside of containers. Pure."""
-    if spec is None or spec.backends.slurm.python is not None:
-        return spec.backends.slurm.python if spec is not None else None
-    container = spec.backends.slurm.container
-    return spec.resources.python if container is None or container.kind == "none" else None
+    from ortflow.launchers.abilities import AtLogin
+
+    return launcher.login_python(spec) if isinstance(launcher, AtLogin) else spec.resources.python
 
 
 def retyped(ctx: typer.Context, run_file: str | None = None, overrides: Sequence[str] = ()) -> list[str]:
     """The command line as it was typed, without what concerns this side, the run file under its name over there.
 
-    What comes from this side's environment is left out: it tells of this side. Without a --backend it is Slurm's, as a
-    login node is no place to train.
+    What comes from this side's environment is left out: it tells of this side. Without a --backend it is the
+    scheduler's, as a login node is no place to train.
     """
     options: list[str] = []
     arguments: list[str] = []
@@ -151,7 +162,7 @@ def retyped(ctx: typer.Context, run_file: str | None = None, overrides: Sequence
         elif name == BOTH and run_file is not None:
             arguments += [run_file, *run_file_of(ctx)[1], *overrides]
         elif name == BACKEND and not typed:
-            options.append("--backend=slurm")
+            options.append(f"--backend={AT_LOGIN}")
         elif name in OURS or not typed:
             continue
         elif param.param_type_name == "argument":

@@ -31,9 +31,9 @@ def image() -> None:
 
 @app.command()
 def check(
-    python: Annotated[str, typer.Option(help="Interpreter of the ranks: backends.kubernetes.python.")] = "python",
-    mpi: Annotated[AnyMpi, typer.Option(help="Expected MPI: backends.kubernetes.mpi.")] = AnyMpi.AUTO,
-    port: Annotated[int, typer.Option(min=1, max=65535, help="Port of sshd: backends.kubernetes.ssh_port.")] = 2222,
+    python: Annotated[str, typer.Option(help="Interpreter of the ranks, as in the run file.")] = "python",
+    mpi: Annotated[AnyMpi, typer.Option(help="Expected MPI, as in the run file.")] = AnyMpi.AUTO,
+    port: Annotated[int, typer.Option(min=1, max=65535, help="Port of sshd, as in the run file.")] = 2222,
     as_json: JsonOption = False,
 ) -> None:
     """Check that an image has what ranks need: run it inside the image, as the user of the run.

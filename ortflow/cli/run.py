@@ -45,7 +45,7 @@ def resume(
 ) -> None:
     """Resume a stopped, failed or lost run, or make a finished one longer.
 
-    A run of Slurm or Kubernetes is submitted there again. Earlier failures and preemptions no longer count.
+    A run of another launcher is submitted there again. Earlier failures and preemptions no longer count.
     """
     from ortflow.launchers.base import Submission, launcher_of
     from ortflow.launchers.local import LocalLauncher
@@ -143,7 +143,7 @@ def refused(cause: str, run: RunDir, name: str) -> UserError:
     return UserError(cause, fix=f"then `ortflow resume {name} KEY=VALUE` goes on" if is_run(run) else None)
 
 
-def refuse_elsewhere(run: RunDir, launcher: Launcher) -> None:
+def refuse_elsewhere(run: RunDir, launcher: object) -> None:
     """Raise UserError where another launcher than this one has the run at work."""
     from ortflow.launchers.base import launcher_of
 

@@ -1,7 +1,7 @@
 """What verbs about runs share: how a run is named on the command line, and how words go to people or programs.
 
 A run is named by its name, looked up in the runs folder (./runs, --runs-dir or ORTFLOW_RUNS), or by its directory. One
-on Kubernetes that was submitted from elsewhere is named kubernetes://NAMESPACE/MPIJOB.
+in a cluster that was submitted from elsewhere is named by its handle, LAUNCHER://WHERE.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 import difflib
 import json
 import os
-import re
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -42,14 +41,12 @@ JsonOption = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
 def find_run(text: str, runs: Path, *, looks: bool = False) -> RunDir:
-    """The run of a name, a directory or a handle of Kubernetes; raises UserError naming what there is.
+    """The run of a name, a directory or a handle in a cluster; raises UserError naming what there is.
 
     `looks`: by a name that no directory has, the one run that the cluster has of it is meant.
     """
-    if text.startswith("kubernetes://"):
-        from ortflow.launchers.kubernetes.adopting import adopt
-
-        return adopt(text, runs)
+    if "://" in text:
+        return _adopted(text, runs)
     for path in (Path(text),) if os.sep in text or text in (".", "..") else (runs / text, Path(text)):
         run = RunDir(Path(os.path.abspath(path)))
         if is_run(run):
@@ -69,13 +66,29 @@ def find_run(text: str, runs: Path, *, looks: bool = False) -> RunDir:
     raise UserError(f"there is no run {text} in {runs}", fix=hint or "give its directory, or --runs-dir")
 
 
+def _adopted(handle: str, runs: Path) -> RunDir:
+    """The run directory of LAUNCHER://WHERE; raises UserError where that launcher does not go by handles."""
+    from ortflow.launchers.abilities import Adopting
+    from ortflow.launchers.base import find_launcher
+
+    launcher = find_launcher(name := handle.partition("://")[0])
+    if not isinstance(launcher, Adopting):
+        raise UserError(f"{handle} does not name a run", fix=f"runs of the launcher {name} go by name or directory")
+    return launcher.adopt(handle, runs)
+
+
 def _applied(text: str, runs: Path, *, looks: bool) -> RunDir | None:
     """A run that only the cluster knows, as `kubectl apply` makes it; raises UserError where its handle is needed."""
-    from ortflow.launchers.kubernetes.adopting import adopt, handles
+    from ortflow.launchers.abilities import Adopting
+    from ortflow.launchers.base import offering
 
-    here, elsewhere = handles(text) if re.fullmatch("[a-z0-9-]+", text) else ([], [])
+    here: list[str] = []
+    elsewhere: list[str] = []
+    for launcher in offering(Adopting).values():
+        mine, others = launcher.handles(text)
+        here, elsewhere = here + mine, elsewhere + others
     if looks and len(here) == 1:
-        return adopt(here[0], runs)
+        return _adopted(here[0], runs)
     if found := here or elsewhere:
         raise UserError(
             f"there is no run {text} in {runs}",

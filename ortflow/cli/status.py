@@ -60,48 +60,37 @@ def list_runs(
         typer.Option(
             "--backend",
             "-b",
-            help="Only runs of this launcher; for kubernetes also those in the cluster, of all users.",
+            help="Only runs of this launcher; of a cluster that shows them, also those of all users.",
         ),
     ] = None,
     everywhere: Annotated[
-        bool, typer.Option("--all-namespaces", "-A", help="With -b kubernetes: runs of all namespaces.")
+        bool, typer.Option("--all-namespaces", "-A", help="With -b of a cluster that has namespaces: runs of all.")
     ] = False,
     as_json: JsonOption = False,
     runs: RunsOption = Path(RUNS),
 ) -> None:
     """List the runs of the runs folder, or the results of a sweep."""
-    from ortflow.launchers.base import statuses
+    from ortflow.launchers.abilities import Listing
+    from ortflow.launchers.base import find_launcher, statuses, ways_to
 
     if sweep is not None:
         _list_sweep(sweep, by, runs, as_json=as_json)
         return
     if by is not None:
         raise UserError("--by is for the runs of a sweep", fix="add --sweep NAME")
-    if everywhere and only != "kubernetes":
-        raise UserError("--all-namespaces is for runs on Kubernetes", fix="add -b kubernetes")
-    found = statuses(runs_in(runs)) if only is None else _list_of(only, runs, everywhere=everywhere)
+    launcher = find_launcher(only) if only is not None else None
+    if everywhere and not isinstance(launcher, Listing):
+        raise UserError("--all-namespaces is for the runs of a cluster that has namespaces", fix=ways_to(Listing))
+    ours = [run for run in runs_in(runs) if only is None or _is_of(run, only)]
+    found = launcher.listed(ours, everywhere=everywhere) if isinstance(launcher, Listing) else statuses(ours)
     if as_json:
         print_json([how.to_json() for how in found])
         return
     if not found:
-        cluster = " or in the namespace of this kubeconfig; -A looks into all" if only == "kubernetes" else ""
+        cluster = launcher.scope if isinstance(launcher, Listing) else ""
         typer.echo(f"no runs in {runs}" + ("" if everywhere else cluster))
         return
     print_table(overview(found, time.time()), ("WAITS", "NAME"))
-
-
-def _list_of(name: str, runs: Path, *, everywhere: bool) -> list[RunStatus]:
-    """The runs of one launcher."""
-    from ortflow.launchers.base import find_launcher, statuses
-
-    launcher = find_launcher(name)
-    ours = [run for run in runs_in(runs) if _is_of(run, name)]
-    if name != "kubernetes":
-        return statuses(ours)
-    from ortflow.launchers.kubernetes.launcher import KubernetesLauncher
-
-    assert isinstance(launcher, KubernetesLauncher)
-    return launcher.listed(ours, everywhere=everywhere)
 
 
 def _is_of(run: RunDir, name: str) -> bool:

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from ortflow.launchers.names import BUILT_IN
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -21,7 +23,7 @@ FreshOption = Annotated[
     bool, typer.Option("--fresh", help="Start anew; an existing run is renamed to NAME.1, NAME.2, …")
 ]
 BackendOption = Annotated[
-    str, typer.Option("--backend", "-b", help="Launcher: local, slurm, kubernetes, or one that is installed.")
+    str, typer.Option("--backend", "-b", help=f"Launcher: {', '.join(BUILT_IN)}, or one that is installed.")
 ]
 
 

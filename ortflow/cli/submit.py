@@ -10,24 +10,29 @@ import typer
 from ortflow.cli.run import hand_over
 from ortflow.cli.runs import RUNS, RunsOption, find_run
 from ortflow.cli.submission import BackendOption, FileArgument, FreshOption, OverridesArgument, submission_of
-from ortflow.cli.sweep import AtOnceOption, SetOption, request_sweep, submit_sweep
+from ortflow.cli.sweep import AtOnceOption, SetOption, plan_sweep, submit_sweep
+from ortflow.launchers.names import HERE
 from ortflow.workflow.errors import UserError
 
 if TYPE_CHECKING:
-    from ortflow.launchers.base import Request
-    from ortflow.launchers.slurm.commands import Slurm
+    from ortflow.launchers.abilities import Sweeping
+    from ortflow.launchers.base import Launcher
 
 
 def submit(
     file: FileArgument,
     overrides: OverridesArgument = None,
-    backend: BackendOption = "local",
+    backend: BackendOption = HERE,
     sets: SetOption = None,
     at_once: AtOnceOption = None,
     fresh: FreshOption = False,
     after: Annotated[
         list[str] | None,
-        typer.Option("--after", metavar="RUN[,RUN…]", help="Start when these runs have finished; for Slurm."),
+        typer.Option(
+            "--after",
+            metavar="RUN[,RUN…]",
+            help="Start when these runs have finished; for batch schedulers.",
+        ),
     ] = None,
     retry: Annotated[
         float,
@@ -49,25 +54,24 @@ def submit(
     """
     from dataclasses import replace
 
-    from ortflow.launchers.base import find_launcher
+    from ortflow.launchers.abilities import Chaining
+    from ortflow.launchers.base import find_launcher, is_elsewhere, ways_to
 
     launcher = find_launcher(backend)
     names = [name for text in after or () for name in text.split(",") if name]
-    if names and backend in ("local", "kubernetes"):
-        where = "nothing on this machine" if backend == "local" else "nothing in Kubernetes"
-        raise UserError(f"--after is for runs in Slurm: {where} waits for others", fix="add -b slurm")
+    if names and not isinstance(launcher, Chaining):
+        raise UserError(f"--after: runs of the launcher {backend} do not wait for others", fix=ways_to(Chaining))
     before = tuple(find_run(name, runs) for name in names)
     if sets or at_once is not None:
-        slurm = _array_of(backend, sets)
+        sweeper = _of_sweeps(launcher, backend, sets)
         if follow:
             raise UserError("--follow is for a single run", fix="`ortflow list --sweep NAME` shows a sweep's")
-        wanted = request_sweep(
-            file, overrides, sets or (), runs, slurm, fresh=fresh, after=before, retry=retry, at_once=at_once
-        )
-        submit_sweep(wanted, slurm, runs)
+        submit_sweep(
+            plan_sweep(file, overrides, sets or (), runs, sweeper, backend, fresh=fresh, after=before, retry=retry),
+            sweeper, at_once, runs,
+        )  # fmt: skip
         return
-    elsewhere = bool(getattr(launcher, "elsewhere", False))
-    wanted_run = submission_of(file, overrides, runs, fresh=fresh, elsewhere=elsewhere)
+    wanted_run = submission_of(file, overrides, runs, fresh=fresh, elsewhere=is_elsewhere(launcher))
     submission = replace(wanted_run, after=before, retry=retry)
     hand_over(launcher, submission, runs, follow=follow)
 
@@ -75,45 +79,38 @@ def submit(
 def render(
     file: FileArgument,
     overrides: OverridesArgument = None,
-    backend: BackendOption = "local",
+    backend: BackendOption = HERE,
     sets: SetOption = None,
     at_once: AtOnceOption = None,
     with_claim: Annotated[
         bool,
-        typer.Option("--with-claim", help="With -b kubernetes: print the claim of volume.create, too."),
+        typer.Option("--with-claim", help="Print the claim of the storage, too, where the backend makes one."),
     ] = False,
     runs: RunsOption = Path(RUNS),
 ) -> None:
     """Print what submit would start."""
-    from ortflow.launchers.base import find_launcher
+    from ortflow.launchers.abilities import Claiming
+    from ortflow.launchers.base import find_launcher, is_elsewhere, ways_to
 
     launcher = find_launcher(backend)
-    if with_claim and backend != "kubernetes":
-        raise UserError("--with-claim is for runs on Kubernetes", fix="add -b kubernetes")
+    if with_claim and not isinstance(launcher, Claiming):
+        raise UserError(f"--with-claim: the launcher {backend} makes no claim of storage", fix=ways_to(Claiming))
     if sets or at_once is not None:
-        slurm = _array_of(backend, sets)
-        typer.echo(str(request_sweep(file, overrides, sets or (), runs, slurm, files=False, at_once=at_once)))
+        sweeper = _of_sweeps(launcher, backend, sets)
+        sweep, submissions = plan_sweep(file, overrides, sets or (), runs, sweeper, backend, files=False)
+        typer.echo(str(sweeper.request_sweep(sweep, submissions, at_once)))
         return
-    elsewhere = bool(getattr(launcher, "elsewhere", False))
-    request = launcher.request(submission_of(file, overrides, runs, files=False, elsewhere=elsewhere))
-    typer.echo(str(_with_claim(request) if with_claim else request))
+    request = launcher.request(submission_of(file, overrides, runs, files=False, elsewhere=is_elsewhere(launcher)))
+    typer.echo(str(launcher.with_claim(request) if with_claim and isinstance(launcher, Claiming) else request))
 
 
-def _with_claim(request: Request) -> Request:
-    from dataclasses import replace
-
-    from ortflow.launchers.kubernetes.launcher import KubernetesRequest
-
-    assert isinstance(request, KubernetesRequest)
-    return replace(request, with_claim=True)
-
-
-def _array_of(backend: str, sets: list[str] | None) -> Slurm:
-    """The cluster for a sweep; raises UserError where there is none to be."""
-    from ortflow.launchers.slurm.commands import Slurm
+def _of_sweeps(launcher: Launcher, backend: str, sets: list[str] | None) -> Sweeping:
+    """The launcher, for a sweep; raises UserError where it has none, or nothing is varied."""
+    from ortflow.launchers.abilities import Sweeping
+    from ortflow.launchers.base import ways_to
 
     if not sets:
         raise UserError("--at-once is for a sweep", fix="add --set KEY=VALUES")
-    if backend != "slurm":
-        raise UserError("--set makes a job array of Slurm; other launchers have none", fix="add -b slurm")
-    return Slurm()
+    if not isinstance(launcher, Sweeping):
+        raise UserError(f"--set makes a job array, and the launcher {backend} has none", fix=ways_to(Sweeping))
+    return launcher

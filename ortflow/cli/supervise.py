@@ -1,4 +1,4 @@
-"""`ortflow supervise`: look after a run on Kubernetes, from a terminal."""
+"""`ortflow supervise`: look after a run whose cluster cannot do so alone, from a terminal."""
 
 from __future__ import annotations
 
@@ -12,23 +12,24 @@ from ortflow.workflow.errors import UserError
 
 
 def supervise(run: RunArgument, runs: RunsOption = Path(RUNS)) -> None:
-    """Repair what Kubernetes cannot until the run ends: dead workers, lost nodes, spent retries.
+    """Repair what the cluster cannot until the run ends: dead workers, lost nodes, spent retries.
 
-    Ctrl-C does not stop the run. With backends.kubernetes.supervisor this runs in the cluster.
+    Ctrl-C does not stop the run.
     """
-    from ortflow.launchers.base import launcher_name
+    from ortflow.launchers.abilities import Supervising
+    from ortflow.launchers.base import launcher_name, launcher_of
 
     found = find_run(run, runs)
-    if (name := launcher_name(found.read_attempts())) != "kubernetes":
+    launcher = launcher_of(found)
+    if not isinstance(launcher, Supervising):
+        name = launcher_name(found.read_attempts())
         raise UserError(f"{found.root.name} is a run of the {name} launcher, which looks after it itself")
-    from ortflow.launchers.kubernetes.links import Links
-    from ortflow.launchers.kubernetes.supervise import in_terminal
 
     def say(text: str) -> None:
         typer.echo(f"{time.strftime('%H:%M:%S')}  {text}")
 
     try:
-        code = in_terminal(found, Links(), say)
+        code = launcher.supervise(found, say)
     except KeyboardInterrupt:
         raise typer.Exit(130) from None
     raise typer.Exit(code)

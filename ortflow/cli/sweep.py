@@ -16,16 +16,15 @@ from ortflow.cli.runs import default_runs
 from ortflow.workflow.errors import OrtflowError, UserError
 
 if TYPE_CHECKING:
+    from ortflow.launchers.abilities import Sweeping
     from ortflow.launchers.base import Submission
-    from ortflow.launchers.slurm.commands import Slurm
-    from ortflow.launchers.slurm.sweep import SweepRequest
     from ortflow.launchers.sweeps import Sweep
     from ortflow.workflow.rundir import RunDir
     from ortflow.workflow.spec.combinations import Axis
 
 SetOption = Annotated[
     list[str] | None,
-    typer.Option("--set", metavar="KEY=VALUES", help="A sweep over V1,V2,… or FIRST..LAST; for Slurm, a job array."),
+    typer.Option("--set", metavar="KEY=VALUES", help="A sweep over V1,V2,… or FIRST..LAST: a job array."),
 ]
 AtOnceOption = Annotated[
     int | None,
@@ -37,35 +36,33 @@ LONGEST = 52
 """Letters of a run's name."""
 
 
-def request_sweep(
+def plan_sweep(
     file: Path,
     overrides: Sequence[str] | None,
     sets: Sequence[str],
     runs: Path,
-    slurm: Slurm,
+    launcher: Sweeping,
+    backend: str,
     *,
     fresh: bool = False,
     files: bool = True,
     after: tuple[RunDir, ...] = (),
     retry: float = 0.0,
-    at_once: int | None = None,
-) -> SweepRequest:
-    """The checked request for a sweep; raises Faults and UserError. Makes nothing."""
-    from ortflow.launchers.slurm.launcher import SlurmLauncher
-    from ortflow.launchers.slurm.sweep import check_length, request
+) -> tuple[Sweep, list[Submission]]:
+    """The sweep and its checked runs; raises Faults and UserError. Makes nothing."""
     from ortflow.launchers.sweeps import Member, Sweep
     from ortflow.workflow.spec.combinations import combinations, count, read_axes
 
     axes = read_axes(sets, overrides or ())
-    _refuse_fixed(axes)
-    check_length(count(axes), slurm)
+    _refuse_fixed(axes, backend)
+    launcher.check_sweep(count(axes))
     members, submissions = [], []
     for task, values in enumerate(combinations(axes)):
         given = [*(overrides or ()), *(f"{key}={value}" for key, value in values.items())]
         root, one = _submission(file, given, runs, task, fresh=fresh, files=files)
         members.append(Member(one.run, values))
         submissions.append(replace(one, after=after, retry=retry))
-    return request(Sweep(root, tuple(members)), submissions, at_once, SlurmLauncher(slurm))
+    return Sweep(root, tuple(members)), submissions
 
 
 def _submission(
@@ -93,7 +90,7 @@ def _submission(
     return root, Submission(spec, run, file.absolute().parent, fresh=fresh)
 
 
-def _refuse_fixed(axes: Sequence[Axis]) -> None:
+def _refuse_fixed(axes: Sequence[Axis], backend: str) -> None:
     """Raise UserError for keys that are the same for all tasks of an array, or that tell its runs apart."""
     for axis in axes:
         path = axis.key.split(".")
@@ -102,25 +99,23 @@ def _refuse_fixed(axes: Sequence[Axis]) -> None:
                 f"--set {axis.key}: a sweep gives each run its own, {path[0]}-0, {path[0]}-1, …",
                 fix=f"leave it out, or give one {path[0]} for all: {path[0]}=VALUE",
             )
-        if path[0] == "resources" or path == ["backends"] or path[:2] == ["backends", "slurm"]:
+        if path[0] == "resources" or path == ["backends"] or path[:2] == ["backends", backend]:
             raise UserError(
                 f"--set {axis.key}: it is the same for all runs of a sweep, which are one job array",
                 fix="submit one run for each value",
             )
 
 
-def submit_sweep(wanted: SweepRequest, slurm: Slurm, runs: Path) -> None:
+def submit_sweep(planned: tuple[Sweep, list[Submission]], launcher: Sweeping, at_once: int | None, runs: Path) -> None:
     """Submit a sweep, and say what can be done next."""
     from ortflow.cli.run import refuse_elsewhere
     from ortflow.launchers.records import State, state
-    from ortflow.launchers.slurm.launcher import SlurmLauncher
-    from ortflow.launchers.slurm.sweep import submit
 
-    sweep = wanted.sweep
-    launcher = SlurmLauncher(slurm)
+    sweep, submissions = planned
+    request = launcher.request_sweep(sweep, submissions, at_once)
     for run in sweep.runs:
         refuse_elsewhere(run, launcher)
-    typer.echo(submit(wanted, slurm))
+    typer.echo(launcher.submit_sweep(request))
     finished = sum(state(run.read_attempts(), alive=False) is State.FINISHED for run in sweep.runs)
     if finished == len(sweep.runs):
         typer.echo(f"{sweep.root} holds this sweep, finished; --fresh starts anew and keeps the old runs")
@@ -134,17 +129,20 @@ def submit_sweep(wanted: SweepRequest, slurm: Slurm, runs: Path) -> None:
 def cancel_sweep(name: str, runs: Path, *, now: bool) -> None:
     """Have all runs of a sweep save and leave, and wait until they have."""
     from ortflow.cli.cancel import PATIENCE
+    from ortflow.launchers.abilities import Sweeping
     from ortflow.launchers.base import find_launcher, launcher_name, statuses
-    from ortflow.launchers.slurm.commands import Slurm
-    from ortflow.launchers.slurm.sweep_cancel import cancel
 
     sweep = find_sweep(name, runs)
     there = [run for run in sweep.runs if run.run_file.is_file()]
-    launchers = [launcher_name(run.read_attempts()) for run in there]
-    ours = [run for run, launcher in zip(there, launchers, strict=True) if launcher == "slurm"]
-    asked = cancel(ours, Slurm(), now=now) if ours else 0
-    for run, launcher in zip(there, launchers, strict=True):
-        asked += launcher != "slurm" and find_launcher(launcher).cancel(run, now=now)
+    by_launcher: dict[str, list[RunDir]] = {}
+    for run in there:
+        by_launcher.setdefault(launcher_name(run.read_attempts()), []).append(run)
+    asked = 0
+    for launcher, ours in ((find_launcher(key), ours) for key, ours in by_launcher.items()):
+        if isinstance(launcher, Sweeping):
+            asked += launcher.cancel_sweep(ours, now=now)
+        else:
+            asked += sum(launcher.cancel(run, now=now) for run in ours)
     end, pause = time.monotonic() + PATIENCE, 0.2
     found = statuses(there)
     while active := [how for how in found if how.state.active]:
@@ -169,7 +167,7 @@ def find_sweep(text: str, runs: Path) -> Sweep:
         if is_sweep(root):
             return read_sweep(root)
     names = [path.name.removesuffix(SUFFIX) for path in sorted(runs.glob(f"*{SUFFIX}"))]
-    hint = f"there are: {', '.join(names)}" if names else "`ortflow submit --backend slurm --set` makes one"
+    hint = f"there are: {', '.join(names)}" if names else "`ortflow submit --backend NAME --set` makes one"
     raise UserError(f"there is no sweep {text} in {runs}", fix=hint)
 
 

@@ -22,6 +22,8 @@ from ortflow.workflow.errors import EXIT_USER, Faults, OrtflowError, UserError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from ortflow.launchers.abilities import Elsewhere
+    from ortflow.workflow.spec.load import Reading
     from ortflow.workflow.spec.problem import Fault
     from ortflow.workflow.spec.run import RunSpec
 
@@ -31,18 +33,20 @@ def validate(
     overrides: OverridesArgument = None,
     backend: Annotated[
         str | None,
-        typer.Option("--backend", "-b", help="kubernetes: model and data are on the volume and are not checked."),
+        typer.Option("--backend", "-b", help="Check for this launcher; not the model and data that it has elsewhere."),
     ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print the findings as JSON.")] = False,
 ) -> None:
     """List everything that is wrong with a run file, its model and its data, without running it."""
-    if backend is not None:
-        from ortflow.launchers.base import find_launcher
+    from ortflow.launchers.abilities import Elsewhere
+    from ortflow.launchers.base import find_launcher
 
-        find_launcher(backend)
-    findings = (
-        on_the_volume(run_file, overrides or ()) if backend == "kubernetes" else examine(run_file, overrides or ())
-    )
+    findings = None
+    if backend is not None:
+        launcher = find_launcher(backend)
+        if isinstance(launcher, Elsewhere):
+            findings = examine_elsewhere(run_file, overrides or (), backend, launcher)
+    findings = findings or examine(run_file, overrides or (), backend)
     if json:
         typer.echo(jsonlib.dumps(findings.to_json(), indent=2))
     else:
@@ -80,16 +84,17 @@ class Findings:
         }
 
 
-def examine(run_file: Path, overrides: Sequence[str]) -> Findings:
-    """Check the run file and what Kubernetes would get of it; if nothing is wrong with it, the model and the data."""
+def examine(run_file: Path, overrides: Sequence[str], backend: str | None) -> Findings:
+    """Check the run file and what launchers would make of it; if nothing is wrong with it, the model and the data."""
     from ortflow.launchers import interpreter
     from ortflow.launchers.changes import agree
     from ortflow.workflow.spec.load import read_run_file
     from ortflow.workflow.spec.paths import check_files, resolve_paths
 
     reading = read_run_file(run_file, overrides)
-    elsewhere = _in_kubernetes(run_file, overrides)
-    findings = Findings([*reading.faults, *elsewhere])
+    # Its inputs may lie where only the launcher sees them.
+    of_launchers = _of_launchers(read_run_file(run_file, overrides, files=False), backend)
+    findings = Findings([*reading.faults, *of_launchers])
     if reading.spec is None or reading.faults:
         return findings
     spec = resolve_paths(reading.spec, run_file)
@@ -116,48 +121,46 @@ def examine(run_file: Path, overrides: Sequence[str]) -> Findings:
     return findings
 
 
-def on_the_volume(run_file: Path, overrides: Sequence[str]) -> Findings:
-    """Check the run file and what Kubernetes would get of it; its model and data are where only its pods see them."""
+def examine_elsewhere(run_file: Path, overrides: Sequence[str], name: str, launcher: Elsewhere) -> Findings:
+    """Check the run file and what a launcher would make of it, whose runs' model and data are not on this machine."""
     from ortflow.launchers.changes import agree
-    from ortflow.workflow.spec.kubernetes_check import require
     from ortflow.workflow.spec.load import read_run_file
 
     reading = read_run_file(run_file, overrides, files=False)
     findings = Findings([*reading.faults])
     if reading.spec is None or reading.faults:
         return findings
-    kubernetes = reading.spec.backends.kubernetes
-    for check in (agree, require):
-        try:
-            check(reading.spec)
-        except Faults as faults:
-            findings.faults += [reading.located(fault) for fault in faults.faults]
-        except UserError as error:
-            findings.faults.append(reading.located(error))
-    findings.faults += _in_kubernetes(run_file, overrides) if not findings.faults else []
-    folder = kubernetes.folder or f"{kubernetes.volume.mount}/files/{reading.spec.name}"
-    findings.unchecked = f"the model and the data, because pods see them from {folder} on the volume"
+    try:
+        agree(reading.spec)
+    except UserError as error:
+        findings.faults.append(reading.located(error))
+    findings.faults += _of_launchers(reading, name)
+    findings.unchecked = f"the model and the data, because {launcher.files_at(reading.spec)}"
     return findings
 
 
-def _in_kubernetes(run_file: Path, overrides: Sequence[str]) -> list[Fault]:
-    """What is wrong with the documents of a run that has an image for Kubernetes, as overlays leave them."""
-    from ortflow.workflow.spec.load import read_run_file
+def _of_launchers(reading: Reading, chosen: str | None) -> list[Fault]:
+    """What is wrong with a run for the launcher that the user named, and for those that its run file has keys of."""
+    from ortflow.launchers.abilities import Validating
+    from ortflow.launchers.base import find_launcher
+    from ortflow.workflow.spec.installed import find_options, options_of
 
-    reading = read_run_file(run_file, overrides, files=False)  # its inputs may lie on a volume
-    if reading.spec is None or reading.faults or reading.spec.backends.kubernetes.image is None:
+    spec, written = reading.spec, reading.written.get("backends")
+    if spec is None or reading.faults:
         return []
-    from ortflow.manifests.kubernetes import Placement, documents
-
-    # What the carried files say does not matter here, nor where the run goes.
-    contents = dict.fromkeys(reading.spec.backends.kubernetes.files, "")
-    try:
-        documents(reading.written, reading.spec, Placement(namespace="default", contents=contents))
-    except Faults as faults:
-        return [reading.located(fault) for fault in faults.faults]
-    except UserError as error:
-        return [reading.located(error)]
-    return []
+    faults: list[Fault] = []
+    for name in dict.fromkeys([*(written if isinstance(written, dict) else ()), *([chosen] if chosen else ())]):
+        try:
+            if (options := find_options(name)) is not None:
+                options_of(spec, name, options)
+            launcher = find_launcher(name)
+            if isinstance(launcher, Validating):
+                launcher.validate(spec, reading.written, chosen=name == chosen)
+        except Faults as found:
+            faults += [reading.located(fault) for fault in found.faults]
+        except UserError as error:
+            faults.append(reading.located(error))
+    return faults
 
 
 def _as_a_rank(spec: RunSpec) -> list[str]:

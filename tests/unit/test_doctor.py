@@ -208,9 +208,9 @@ def test_the_command(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["--job"], "error: --job and --nodes are for Slurm; add -b slurm"),
+        (["--job"], "error: --job and --nodes are not for the launcher local; add -b slurm"),
         (["-b", "slurm", "--nodes", "2"], "error: --nodes is for the job of --job; add --job"),
-        (["-b", "nope"], "error: the launcher 'nope' is not supported by doctor; use local, slurm or kubernetes"),
+        (["-b", "nope"], "error: unknown launcher 'nope'; there are: kubernetes, local, slurm"),
         (["gone.yaml"], "gone.yaml"),
         (["run.yaml", "train.lr=nope"], "train.lr"),
     ],

@@ -200,12 +200,18 @@ def test_render_needs_no_cluster(person: Person, monkeypatch: pytest.MonkeyPatch
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (("submit", "-b", "kubernetes", "run.yaml", "--after", "x"), "--after is for runs in Slurm"),
-        (("submit", "-b", "kubernetes", "run.yaml", "--set", "seed=1,2"), "--set makes a job array of Slurm"),
+        (
+            ("submit", "-b", "kubernetes", "run.yaml", "--after", "x"),
+            "launcher kubernetes do not wait for others; add -b slurm",
+        ),
+        (
+            ("submit", "-b", "kubernetes", "run.yaml", "--set", "seed=1,2"),
+            "the launcher kubernetes has none; add -b slurm",
+        ),
         (("submit", "-b", "kubernetes", "run.yaml", "--host", "login"), "--host is for login nodes"),
-        (("render", "-b", "slurm", "run.yaml", "--with-claim"), "--with-claim is for runs on Kubernetes"),
-        (("list", "-A"), "--all-namespaces is for runs on Kubernetes; add -b kubernetes"),
-        (("doctor", "-b", "kubernetes", "--job"), "--job and --nodes are for Slurm"),
+        (("render", "-b", "slurm", "run.yaml", "--with-claim"), "makes no claim of storage; add -b kubernetes"),
+        (("list", "-A"), "cluster that has namespaces; add -b kubernetes"),
+        (("doctor", "-b", "kubernetes", "--job"), "are not for the launcher kubernetes; add -b slurm"),
         (("status", "kubernetes://default/nobody"), "there is no MPIJob nobody in namespace default"),
         (("submit", "-b", "kubernetes", "run.yaml", "backends.kubernetes.context=b"), "unknown context b"),
         (("submit", "-b", "kubernetes", "run.yaml", "backends.kubernetes.image=null"), "backends.kubernetes.image"),

@@ -104,7 +104,7 @@ def test_chains_by_name(place: Path) -> None:
     assert (place / "jobs.chains").read_text() == "afterok:100\n"
     for arguments, words in {
         ("two.yaml", "--after", "nobody", "-b", "slurm"): "there is no run nobody",
-        ("two.yaml", "--after", "one"): "--after is for runs in Slurm",
+        ("two.yaml", "--after", "one"): "--after: runs of the launcher local do not wait for others; add -b slurm",
     }.items():
         refused = tell(place, "submit", *arguments)
         assert refused.returncode == 2

@@ -13,7 +13,8 @@ from run_files import spec_of
 from submitit.auto.auto import AutoExecutor
 from submitit.slurm.slurm import _make_sbatch_string
 
-from ortflow.launchers.base import OWN, find_launcher
+from ortflow.launchers.base import find_launcher
+from ortflow.launchers.names import BUILT_IN
 from ortflow.launchers.slurm.outcome import begin_job, leave_result, newest_job, result_file
 from ortflow.launchers.slurm.parameters import KEYS, NEVER, OTHERS, overrides, renamed
 from ortflow.workflow.errors import Faults
@@ -114,6 +115,6 @@ def test_what_is_submitted_is_made_without_what_costs(tmp_path: Path) -> None:
 def test_own_launchers_are_what_the_package_registers() -> None:
     """By entry point for others, by name here, where a look through all that is installed would cost."""
     registered = (Path(__file__).parents[2] / "pyproject.toml").read_text()
-    for name, where in OWN.items():
+    for name, where in BUILT_IN.items():
         assert f'\n{name} = "ortflow.launchers.{where}"\n' in registered
         assert type(find_launcher(name)).__name__ == where.partition(":")[2]

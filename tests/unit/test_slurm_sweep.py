@@ -468,10 +468,10 @@ def test_the_table_as_json(found: Found) -> None:
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        (["submit", "run.yaml", "--set", "seed=1..2"], "--set makes a job array of Slurm; .* add -b slurm"),
+        (["submit", "run.yaml", "--set", "seed=1..2"], "the launcher local has none; add -b slurm"),
         (["submit", "run.yaml", "-b", "slurm", "--at-once", "2"], "--at-once is for a sweep"),
         (["submit", "run.yaml", "-b", "slurm", "--set", "seed=1..2", "-f"], "--follow is for a single run"),
-        (["render", "run.yaml", "--set", "seed=1..2"], "--set makes a job array of Slurm"),
+        (["render", "run.yaml", "--set", "seed=1..2"], "the launcher local has none"),
         (["list", "--by", "loss"], "--by is for the runs of a sweep"),
         (["list", "--sweep", "gpt"], "there is no sweep gpt in runs"),
         (["cancel"], "cancel takes a run or a sweep"),

@@ -12,8 +12,7 @@ from pydantic import Field
 
 from ortflow.workflow.spec.base import Section, Text, no_items
 from ortflow.workflow.spec.kubernetes import KubernetesBackend
-from ortflow.workflow.spec.launcher_options import Forms, LauncherOptions
-from ortflow.workflow.spec.problem import KeyPath
+from ortflow.workflow.spec.launcher_options import Forms, Keys, LauncherOptions
 from ortflow.workflow.spec.slurm import SlurmBackend
 
 
@@ -47,7 +46,7 @@ BUILT_IN: dict[str, type[LauncherOptions]] = {
 """Name -> section."""
 
 
-def sections_of(backends: Backends) -> Iterator[tuple[KeyPath, LauncherOptions]]:
+def sections_of(backends: Backends) -> Iterator[tuple[Keys, LauncherOptions]]:
     """Each launcher's section of a run, with its key path."""
     for name in type(backends).model_fields:
         section = getattr(backends, name)

@@ -16,30 +16,32 @@ from ortflow.workflow.spec.problem import KeyPath, Problem
 if TYPE_CHECKING:
     from ortflow.workflow.spec.run import RunSpec
 
+Keys = tuple[str, ...]
+
 
 @dataclass(frozen=True)
 class Forms:
     """Short ways to write keys; paths start at the section that has them."""
 
-    sections: Mapping[KeyPath, str] = field(default_factory=dict)
+    sections: Mapping[Keys, str] = field(default_factory=dict)
     """Section -> the key that a bare text stands for."""
-    commands: tuple[KeyPath, ...] = ()
+    commands: tuple[Keys, ...] = ()
     """Lists of words that may be given as one line, split as a shell splits it."""
-    lines: tuple[KeyPath, ...] = ()
+    lines: tuple[Keys, ...] = ()
     """Lists of lines that may be given as one text of several lines."""
-    minutes: tuple[KeyPath, ...] = ()
+    minutes: tuple[Keys, ...] = ()
     """Texts of a duration that may be written as a bare number of minutes."""
-    numbers: tuple[KeyPath, ...] = ()
+    numbers: tuple[Keys, ...] = ()
     """Texts for which a bare number is refused for want of a unit, not for its type."""
     stand_ins: Mapping[KeyPath, Any] = field(default_factory=dict)
     """Required key -> a value in its place while the rest of a faulty file is checked."""
     reserved: tuple[str, ...] = ()
     """Names at the top of the run directory that the launcher uses."""
 
-    def under(self, path: KeyPath) -> Forms:
+    def under(self, path: Keys) -> Forms:
         """The same, seen from a section around this one."""
 
-        def deeper(paths: tuple[KeyPath, ...]) -> tuple[KeyPath, ...]:
+        def deeper(paths: tuple[Keys, ...]) -> tuple[Keys, ...]:
             return tuple((*path, *key) for key in paths)
 
         return Forms(
@@ -74,6 +76,6 @@ class LauncherOptions(Section):
         """
         return ()
 
-    def input_keys(self) -> Iterable[KeyPath]:
+    def input_keys(self) -> Iterable[Keys]:
         """Keys that are files here, relative to the run file's folder; paths start at this section. Pure."""
         return ()

@@ -14,7 +14,8 @@ from typing import Any
 from ortflow.workflow.errors import UserError
 from ortflow.workflow.rundir import relocated
 from ortflow.workflow.spec.backends import sections_of
-from ortflow.workflow.spec.problem import KeyPath, Problem, printable
+from ortflow.workflow.spec.launcher_options import Keys
+from ortflow.workflow.spec.problem import Problem, printable
 from ortflow.workflow.spec.run import RunSpec
 
 INPUTS: tuple[tuple[str, ...], ...] = (
@@ -110,7 +111,7 @@ def _check_files(spec: RunSpec) -> Iterator[Problem]:
             yield Problem(keys, f"{shown} may not be read", "change its permissions")
 
 
-def input_keys(spec: RunSpec) -> list[KeyPath]:
+def input_keys(spec: RunSpec) -> list[Keys]:
     """What a run reads: the keys of its own, and those of its launchers' sections that name files here. Pure."""
     sections = sections_of(spec.backends)
     return [*INPUTS, *((*here, *keys) for here, section in sections for keys in section.input_keys())]

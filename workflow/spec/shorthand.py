@@ -11,7 +11,7 @@ from typing import Any
 from ortflow.workflow.errors import UserError
 from ortflow.workflow.spec import installed
 from ortflow.workflow.spec.document import Document
-from ortflow.workflow.spec.launcher_options import Forms
+from ortflow.workflow.spec.launcher_options import Forms, Keys
 from ortflow.workflow.spec.problem import KeyPath, Problem
 
 OWN = Forms(
@@ -69,7 +69,7 @@ def _repeat_line(document: Document, path: KeyPath, short_for: KeyPath) -> None:
         document.lines[short_for] = document.lines[path]
 
 
-def _holder(values: Any, path: KeyPath) -> dict[str, Any] | None:
+def _holder(values: Any, path: Keys) -> dict[str, Any] | None:
     """The mapping that has the last key of `path`, if there is one."""
     for key in path[:-1]:
         values = values.get(key) if isinstance(values, dict) else None

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from pydantic import Field
 
 from ortflow.workflow.spec.base import Section, Text, no_items, no_keys
-from ortflow.workflow.spec.launcher_options import Forms, LauncherOptions
+from ortflow.workflow.spec.launcher_options import Forms, Keys, LauncherOptions
 from ortflow.workflow.spec.problem import KeyPath, Problem
 from ortflow.workflow.spec.slurm_syntax import is_image_file
 
@@ -128,7 +128,7 @@ class SlurmBackend(LauncherOptions):
 
         return check_slurm(spec)
 
-    def input_keys(self) -> Iterable[KeyPath]:
+    def input_keys(self) -> Iterable[Keys]:
         """The image, where it is a file."""
         container = self.container
         return [("container", "image")] if container is not None and is_image_file(container.image) else []

@@ -1,0 +1,159 @@
+"""What a launcher may offer besides the five methods of `Launcher`: one protocol for each ability.
+
+The command line asks for an ability with `isinstance`, and never for a launcher's name. A launcher has an ability by
+having its methods, and derives from nothing. Docs: docs/launchers.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, runtime_checkable
+
+if TYPE_CHECKING:
+    from ortflow.launchers.base import Request, Submission
+    from ortflow.launchers.findings import Finding
+    from ortflow.launchers.status import RunStatus
+    from ortflow.launchers.sweeps import Sweep
+    from ortflow.workflow.rundir import RunDir
+    from ortflow.workflow.spec.run import RunSpec
+
+
+@runtime_checkable
+class Overview(Protocol):
+    """Finds the status of many runs for the price of one."""
+
+    def statuses(self, runs: Sequence[RunDir]) -> list[RunStatus]:
+        """Return the status of each run, in their order; with fewer details than `status` where those would cost."""
+
+
+@runtime_checkable
+class Listing(Protocol):
+    """Knows runs that no directory here holds: `ortflow list -b NAME`."""
+
+    scope: ClassVar[str]
+    """Where it looked, for the message that there are no runs: ` or in …`."""
+
+    def listed(self, runs: Sequence[RunDir], *, everywhere: bool) -> list[RunStatus]:
+        """Return the status of these runs, and of the cluster's others: of the user's namespace, or `everywhere`."""
+
+
+@runtime_checkable
+class Validating(Protocol):
+    """Has rules of its own for a run: `ortflow validate`."""
+
+    def validate(self, spec: RunSpec, source: Mapping[str, Any], *, chosen: bool) -> None:
+        """Raise Faults or UserError where the launcher could not run it. Starts nothing, asks no cluster.
+
+        Parameters
+        ----------
+        spec
+            The run, its paths as written.
+        source
+            The values of the run file as written.
+        chosen
+            Whether the user named this launcher; otherwise the run file has its section, perhaps for another time.
+        """
+
+
+@runtime_checkable
+class Elsewhere(Protocol):
+    """Its runs read and write where this machine does not see it (`elsewhere = True`)."""
+
+    def files_at(self, spec: RunSpec) -> str:
+        """Say who sees a run's files, and where: completes `not checked: the model and the data, because …`."""
+
+
+@runtime_checkable
+class Examining(Protocol):
+    """Finds out whether a run can work there: `ortflow doctor -b NAME`."""
+
+    def examine(self, submission: Submission, *, file: bool, overrides: bool) -> Iterator[Finding]:
+        """Yield a finding for each thing that was looked at. Starts nothing.
+
+        Without a run `file` the submission stands in for a run that is not known yet; `overrides` tells whether the
+        user has given values of their own for it.
+        """
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A job that the user wants `doctor` to start, to look from the nodes."""
+
+    nodes: int | None
+    """Number of nodes; the run's own if not given."""
+    wait: float
+    """Seconds to wait for its start."""
+    tell: Callable[[str], None]
+    """Called with a line about its progress."""
+
+
+@runtime_checkable
+class Trying(Protocol):
+    """Examines nodes with a job: `ortflow doctor --job`."""
+
+    def examine_with_job(
+        self, submission: Submission, trial: Trial, *, file: bool, overrides: bool
+    ) -> Iterator[Finding]:
+        """Yield the findings of `examine`, and those of a job on the nodes."""
+
+
+@runtime_checkable
+class Chaining(Protocol):
+    """Has a run wait until others have finished: `ortflow submit --after`, `Submission.after`."""
+
+    chains: ClassVar[bool]
+    """True."""
+
+
+@runtime_checkable
+class Sweeping(Protocol):
+    """Starts the runs of a sweep as one job: `ortflow submit --set`."""
+
+    def check_sweep(self, count: int) -> None:
+        """Raise UserError where a sweep of so many runs has no place."""
+
+    def request_sweep(self, sweep: Sweep, submissions: Sequence[Submission], at_once: int | None) -> Request:
+        """Return the request for a sweep: of its runs at most `at_once` run at the same time. Starts nothing."""
+
+    def submit_sweep(self, request: Any) -> str:
+        """Start it and return its handle. Raises UserError where it can never run."""
+
+    def cancel_sweep(self, runs: Sequence[RunDir], *, now: bool) -> int:
+        """Ask runs of a sweep to save and stop, or to stop `now`; returns how many were active."""
+
+
+@runtime_checkable
+class Adopting(Protocol):
+    """Finds runs in its cluster that were submitted from elsewhere."""
+
+    def adopt(self, handle: str, runs: Path) -> RunDir:
+        """Return the run directory of LAUNCHER://WHERE, made in the folder `runs` if need be. Raises UserError."""
+
+    def handles(self, name: str) -> tuple[list[str], list[str]]:
+        """Return the handles of active runs of a name, those in the user's namespace first; both empty if unknown."""
+
+
+@runtime_checkable
+class Supervising(Protocol):
+    """Needs a process outside to repair what its cluster cannot: `ortflow supervise`."""
+
+    def supervise(self, run: RunDir, say: Callable[[str], None]) -> int:
+        """Supervise the run until it ends; returns its exit code. `say` is called with each line for the user."""
+
+
+@runtime_checkable
+class Claiming(Protocol):
+    """Renders storage apart from a run: `ortflow render --with-claim`."""
+
+    def with_claim(self, request: Any) -> Request:
+        """Return the request with the claim of its storage."""
+
+
+@runtime_checkable
+class AtLogin(Protocol):
+    """Can be used on a login node: `--host`."""
+
+    def login_python(self, spec: RunSpec) -> str | None:
+        """Return the Python that the run file names for what runs there; None if it names none. Pure."""
