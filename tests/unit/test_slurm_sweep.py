@@ -63,8 +63,12 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def wanted(played: Played, *sets: str, overrides: tuple[str, ...] = (), **options: Any) -> sweep.SweepRequest:
-    return cli.request_sweep(Path("run.yaml"), overrides, sets, Path("runs"), played.slurm, **options)
+def wanted(
+    played: Played, *sets: str, overrides: tuple[str, ...] = (), at_once: int | None = None, **options: Any
+) -> sweep.SweepRequest:
+    launcher = SlurmLauncher(played.slurm)
+    planned = cli.plan_sweep(Path("run.yaml"), overrides, sets, Path("runs"), launcher, "slurm", **options)
+    return launcher.request_sweep(*planned, at_once)
 
 
 def submit(played: Played, *sets: str, **options: Any) -> str:
