@@ -14,10 +14,12 @@ from ortflow.workflow.errors import UserError
 from ortflow.workflow.spec.backends import BUILT_IN, sections_of
 from ortflow.workflow.spec.batch import undivided
 from ortflow.workflow.spec.gpu_check import check_gpus
+from ortflow.workflow.spec.kubernetes_check import check_kubernetes
 from ortflow.workflow.spec.metrics import Metric, misuse
 from ortflow.workflow.spec.optimizers import Sgd
 from ortflow.workflow.spec.problem import Problem
 from ortflow.workflow.spec.run import RunSpec
+from ortflow.workflow.spec.slurm_check import check_slurm
 from ortflow.workflow.spec.units import parse_memory, parse_time
 
 GRAPH = "graph"
@@ -227,6 +229,7 @@ def _places(spec: RunSpec) -> Iterator[Problem]:
 
 
 def _launchers(spec: RunSpec) -> Iterator[Problem]:
+    """Of sections that packages bring; those of the built-in launchers are types alone, with their rules below."""
     for here, section in sections_of(spec.backends):
         yield from section.problems(spec, here)
 
@@ -260,5 +263,7 @@ CHECKS: tuple[Callable[[RunSpec], Iterator[Problem]], ...] = (
     _backoff,
     _places,
     _names,
+    check_slurm,
+    check_kubernetes,
     _launchers,
 )

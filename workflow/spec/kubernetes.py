@@ -6,17 +6,12 @@ are passed on as Kubernetes writes them.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
 from ortflow.workflow.spec.base import Positive, Section, Text, no_items, no_keys
 from ortflow.workflow.spec.launcher_options import Forms, LauncherOptions
-from ortflow.workflow.spec.problem import KeyPath, Problem
-
-if TYPE_CHECKING:
-    from ortflow.workflow.spec.run import RunSpec
 
 AccessMode = Literal["ReadWriteMany", "ReadWriteOnce", "ReadWriteOncePod"]
 Native = dict[Text, Any]
@@ -237,9 +232,3 @@ class KubernetesBackend(LauncherOptions):
     """Refuse evictions: a drain of a node then waits for the run."""
     overlay: list[Native] = Field(default_factory=no_items)
     """Strategic merge patches: `kind`, `name` where there are several, and `patch`."""
-
-    def problems(self, spec: RunSpec, here: KeyPath) -> Iterable[Problem]:
-        """What the API server would refuse, or accept and never run."""
-        from ortflow.workflow.spec.kubernetes_check import check_kubernetes  # it knows the whole run file
-
-        return check_kubernetes(spec)

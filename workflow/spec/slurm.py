@@ -6,17 +6,12 @@ Names are Slurm's own. What several keys must agree on, and the syntax of the te
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
 from ortflow.workflow.spec.base import Section, Text, no_items, no_keys
 from ortflow.workflow.spec.launcher_options import Forms, Keys, LauncherOptions
-from ortflow.workflow.spec.problem import KeyPath, Problem
-from ortflow.workflow.spec.slurm_syntax import is_image_file
-
-if TYPE_CHECKING:
-    from ortflow.workflow.spec.run import RunSpec
 
 DirectiveName = Literal[
     "account", "begin", "constraint", "cpus-per-task", "dependency", "exclude", "exclusive", "gpus-per-node",
@@ -122,13 +117,12 @@ class SlurmBackend(LauncherOptions):
     python: Text | None = None
     """Interpreter of the supervisor on the compute node; the one that submits if not given."""
 
-    def problems(self, spec: RunSpec, here: KeyPath) -> Iterable[Problem]:
-        """What sbatch or srun would refuse, or take for something else."""
-        from ortflow.workflow.spec.slurm_check import check_slurm  # it knows the whole run file
-
-        return check_slurm(spec)
-
     def input_keys(self) -> Iterable[Keys]:
         """The image, where it is a file."""
         container = self.container
         return [("container", "image")] if container is not None and is_image_file(container.image) else []
+
+
+def is_image_file(image: str) -> bool:
+    """Whether a container's image is a file; else it is a name in a registry, or of a container made before."""
+    return image.startswith(("/", "./", "../", "~/")) or ("://" not in image and image.endswith((".sif", ".sqsh")))

@@ -77,8 +77,3 @@ def gpus_in(gres: str | None) -> int | None:
         if words[0] == "gpu":
             counts.append(int(words[-1]) if words[-1].isdecimal() else 1)
     return sum(counts) if counts else None
-
-
-def is_image_file(image: str) -> bool:
-    """Whether a container's image is a file; else it is a name in a registry, or of a container made before."""
-    return image.startswith(("/", "./", "../", "~/")) or ("://" not in image and image.endswith((".sif", ".sqsh")))
