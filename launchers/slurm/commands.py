@@ -1,7 +1,7 @@
 """Slurm's commands, each with a time-out, each gap or silence one sentence.
 
 Used by everything on the submitting side. Every command goes through a `Runner`, so that a way to another machine can
-be put before it. Nothing here knows a run.
+be put before it. Of a run it knows the folder alone, where a script is laid out.
 """
 
 from __future__ import annotations
@@ -11,9 +11,14 @@ import re
 import subprocess
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar
 
+from ortflow.launchers.batch import scheduler
 from ortflow.launchers.remote.arrival import place_words
+from ortflow.launchers.slurm import sbatch
 from ortflow.launchers.slurm.jobs import FORMAT, SACCT_FIELDS, SEPARATOR, Job, read_sacct, read_scontrol, read_squeue
+from ortflow.launchers.slurm.refusals import refusal
 from ortflow.manifests.local import FOREIGN
 from ortflow.workflow.errors import OrtflowError, UserError
 
@@ -61,24 +66,18 @@ Runner = Callable[[Sequence[str], Settings, float], Answer]
 subprocess.TimeoutExpired."""
 
 
-class NoAnswer(OrtflowError):
+class NoAnswer(scheduler.NoAnswer):
     """The controller is dead, hung or out of reach: what was asked of it may have been done all the same."""
 
-    def __init__(self, words: str, *, then: str = "try again later") -> None:
-        self.words = words
-        super().__init__(f"the Slurm controller does not answer ({words}); {then}")
+    who = "the Slurm controller"
 
 
 class NotInstalled(UserError):
     """There is no such command."""
 
 
-class Refused(Exception):
+class Refused(scheduler.Refused):
     """sbatch does not take the job; `words` are its own."""
-
-    def __init__(self, words: str) -> None:
-        self.words = words
-        super().__init__(words)
 
 
 def run_here(command: Sequence[str], settings: Settings, seconds: float) -> Answer:
@@ -104,8 +103,25 @@ def outside_of_jobs(environment: Mapping[str, str]) -> dict[str, str]:
 class Slurm:
     """The cluster, as its commands tell of it. Every method raises NoAnswer, and UserError where Slurm is not here."""
 
+    launcher: ClassVar[str] = "slurm"
+
     def __init__(self, runner: Runner = run_here) -> None:
         self.runner = runner
+
+    def hand_over(self, folder: Path, script: str) -> str:
+        """sbatch a script from the run directory `folder`; the job's id. Raises as `submit` does."""
+        path = sbatch.lay_out(folder, script)
+        job = self.submit(str(path), sbatch.settings(script, os.environ, Path.cwd()))
+        sbatch.keep(folder, script, job)
+        return job
+
+    def was_not_sent(self, words: str) -> bool:
+        """Whether sbatch says that it has reached nobody: there is no doubt. Pure."""
+        return sbatch.NOT_SENT.search(words) is not None
+
+    def refusal(self, words: str) -> UserError:
+        """What sbatch's refusal means. Pure."""
+        return refusal(words)
 
     def mine(self, seconds: float | None = None) -> list[Job]:
         """All jobs of this user, those that have ended a few minutes ago (MinJobAge) among them: one call."""

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ortflow.launchers.abilities import Trial
+from ortflow.launchers.batch.submitting import new_submission
 from ortflow.launchers.findings import Finding, Level, fault, from_error, ok, untested, warning
 from ortflow.launchers.interpreter import check, examine, locate
 from ortflow.launchers.lines import duration
@@ -27,8 +28,8 @@ from ortflow.launchers.slurm.limits import breaks
 from ortflow.launchers.slurm.probe import Start
 from ortflow.launchers.slurm.refusals import refusal
 from ortflow.launchers.slurm.restart_checks import restarts
+from ortflow.launchers.slurm.sbatch import settings
 from ortflow.launchers.slurm.site import Association, Partition, Settings, listed
-from ortflow.launchers.slurm.submitting import new_submission, settings
 from ortflow.launchers.slurm.survey import FINE_TO_HAVE, NEEDED, Survey
 from ortflow.launchers.slurm.trial import NotRun, run_trial
 from ortflow.launchers.slurm.trial_findings import findings

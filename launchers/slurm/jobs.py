@@ -20,6 +20,8 @@ FORMAT = ",".join(f"{field}:{SEPARATOR}" for field in _SQUEUE_FIELDS)
 """For `squeue --Format`."""
 SACCT_FIELDS = "JobID,State,Start,End,Timelimit,NodeList,ExitCode,JobName,Comment,Submit"
 
+_DURATION = re.compile(r"(?:(\d+)-)?(?:(\d+):)?(\d+):(\d\d)")
+
 WAITING = frozenset({"PENDING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "SPECIAL_EXIT", "RESV_DEL_HOLD"})
 """States before a start, the first or another."""
 AT_WORK = frozenset(
@@ -94,7 +96,7 @@ def read_squeue(text: str) -> list[Job]:
                 reason=_known(told["Reason"]),
                 start=_time(told["StartTime"]),
                 end=_time(told["EndTime"]),
-                limit=_duration(told["TimeLimit"]),
+                limit=read_seconds(told["TimeLimit"]),
                 nodes=_known(told["NodeList"]),
                 restarts=_count(told["RestartCnt"]),
                 code=code,
@@ -127,7 +129,7 @@ def _from_scontrol(line: str) -> Job:
         reason=_known(told.get("Reason", "")),
         start=_time(told.get("StartTime", "")),
         end=_time(told.get("EndTime", "")),
-        limit=_duration(told.get("TimeLimit", "")),
+        limit=read_seconds(told.get("TimeLimit", "")),
         nodes=_known(told.get("NodeList", "")),
         restarts=_count(told.get("Restarts", "")),
         code=code,
@@ -159,7 +161,7 @@ def read_sacct(text: str) -> list[Job]:
                 reason=by,
                 start=_time(told["Start"]),
                 end=_time(told["End"]),
-                limit=_duration(told["Timelimit"]),
+                limit=read_seconds(told["Timelimit"]),
                 nodes="" if told["NodeList"] == "None assigned" else told["NodeList"],
                 code=code,
                 signal=signal,
@@ -196,9 +198,10 @@ def _time(text: str) -> float | None:
     return None
 
 
-def _duration(text: str) -> float | None:
-    match = re.fullmatch(r"(?:(\d+)-)?(?:(\d+):)?(\d+):(\d+)", text)
+def read_seconds(text: str) -> float | None:
+    """Seconds of Slurm's [days-][[hours:]minutes:]seconds; None for its words, such as UNLIMITED. Pure."""
+    match = _DURATION.fullmatch(text.strip())
     if match is None:
         return None
     days, hours, minutes, seconds = (int(part or 0) for part in match.groups())
-    return float(((days * 24 + hours) * 60 + minutes) * 60 + seconds)
+    return ((days * 24.0 + hours) * 60 + minutes) * 60 + seconds

@@ -16,11 +16,11 @@ from contextlib import suppress
 from pathlib import Path
 
 from ortflow.launchers import processes
+from ortflow.launchers.batch.mandate import is_on_record, revoked, submission_of
 from ortflow.launchers.locks import HeldError, hold, wait_free
 from ortflow.launchers.plain import PlainView
 from ortflow.launchers.records import CANCELS, Outcome, last_end, open_attempt, pending_changes
 from ortflow.launchers.slurm import requeue, taking
-from ortflow.launchers.slurm.mandate import is_on_record, revoked, submission_of
 from ortflow.launchers.slurm.outcome import begin_job, leave_result
 from ortflow.launchers.slurm.requeue import Answer, Fate, JobOfOurs
 from ortflow.launchers.slurm.step import StepAttempt
@@ -216,7 +216,7 @@ def begin(run: RunDir, job: JobOfOurs, comment: str, options: Sequence[str], lau
     else:
         if not known:
             taking.leave_to_another(run, job)
-        if why := revoked(records, job.id, comment):
+        if why := revoked(records, "slurm", job.id, comment):
             print(f"this job has nothing to do: {why}", flush=True)
             return EXIT_DONE if why.endswith(": done") else EXIT_PREEMPTED
     if carried:

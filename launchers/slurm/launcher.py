@@ -15,14 +15,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ortflow.launchers.base import Submission
+from ortflow.launchers.batch.history import by_hand, find_all, in_order, is_settled, placed
 from ortflow.launchers.interpreter import check, examine, locate
 from ortflow.launchers.logs import log_lines
 from ortflow.launchers.records import Outcome, State, state
 from ortflow.launchers.remote.arrival import shipped_code, submit_record
 from ortflow.launchers.slurm.commands import GLANCE, NoAnswer, Refused, Slurm
-from ortflow.launchers.slurm.history import by_hand, find_all, in_order, placed
 from ortflow.launchers.slurm.jobs import Job
-from ortflow.launchers.slurm.status import gone, is_settled, status
+from ortflow.launchers.slurm.status import gone, status
 from ortflow.launchers.status import RunStatus
 from ortflow.launchers.stop import write_request
 from ortflow.workflow.errors import OrtflowError, UserError
@@ -104,9 +104,9 @@ class SlurmLauncher:
 
     def submit(self, request: SlurmRequest) -> str:
         """Submit the job; raises UserError where Slurm or the run directory does not take it."""
+        from ortflow.launchers.batch.submitting import place, settle
         from ortflow.launchers.opening import opened
         from ortflow.launchers.slurm.shortage import in_detail
-        from ortflow.launchers.slurm.submitting import place, settle
         from ortflow.launchers.stop import interruptible
 
         submission, run = request.submission, request.submission.run
@@ -114,9 +114,9 @@ class SlurmLauncher:
         request.script("")  # what has no place in a script is told before anything is made
         if (job := settle(run, self._slurm)) is not None and (job.waits or not is_settled(run.read_attempts())):
             return self._adopted(request, job)
-        before = placed(run.read_attempts())
+        before = placed(run.read_attempts(), "slurm")
         with interruptible(), opened(submission) as ours:
-            if placed(run.read_attempts()) not in (before, []):
+            if placed(run.read_attempts(), "slurm") not in (before, []):
                 ours.handed_over = True
                 raise UserError(f"{run.root} was just submitted by another process")
             if ours.finished:
@@ -172,7 +172,7 @@ class SlurmLauncher:
 
     def cancel(self, run: RunDir, *, now: bool) -> bool:
         """Take a waiting job out of the queue; have a running one save and leave, or end it `now`."""
-        from ortflow.launchers.slurm.submitting import active
+        from ortflow.launchers.batch.submitting import active
 
         try:
             job = active(run, self._slurm)
@@ -261,7 +261,7 @@ class SlurmLauncher:
         from ortflow.workflow.spec.dump import dump_run_file
 
         run = request.submission.run
-        unanswered = next(reversed(placed(run.read_attempts())), None)
+        unanswered = next(reversed(placed(run.read_attempts(), "slurm")), None)
         same = unanswered is not None and run.run_file.read_bytes() == dump_run_file(request.submission.spec).encode()
         if unanswered is not None and unanswered.job is None and same and not request.submission.fresh:
             run.record_attempt(event="submit", launcher="slurm", job=job.id, submission=unanswered.submission)
@@ -273,9 +273,19 @@ class SlurmLauncher:
 
     def _dependency(self, spec: RunSpec, after: Sequence[RunDir]) -> str | None:
         """The job's dependency: the run file's, and that the runs `after` which it comes have finished."""
-        from ortflow.launchers.slurm.chain import dependency
+        from ortflow.launchers.batch.chain import awaited
 
-        return dependency(spec.backends.slurm.dependency, after, self.statuses) if after else None
+        own = spec.backends.slurm.dependency
+        jobs = awaited(after, "slurm", self.statuses) if after else []
+        if not jobs:
+            return own if after else None
+        if own is not None and "?" in own:
+            raise UserError(
+                f"is {own}, an alternative, and cannot be joined with --after",
+                where="backends.slurm.dependency",
+                fix="use one of the two",
+            )
+        return ",".join([*([own] if own else []), "afterok:" + ":".join(jobs)])
 
 
 def check_ranks(request: SlurmRequest) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from ortflow.launchers.slurm.fit import Asked, Misfit, clock
-from ortflow.launchers.slurm.requeue import read_seconds
+from ortflow.launchers.slurm.jobs import read_seconds
 
 MOST = {
     "MaxTRESPerJob": "a job", "MaxTRESPerNode": "a job on each node", "MaxTRESPerUser": "all jobs of a user together",

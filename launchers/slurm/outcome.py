@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from ortflow.launchers.records import State
-from ortflow.launchers.slurm.submitting import FOLDER
+from ortflow.launchers.slurm.sbatch import FOLDER
 from ortflow.launchers.status import RunStatus, read_status
 from ortflow.workflow.rundir import RunDir, write_atomically
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 
-from ortflow.launchers.slurm.jobs import WAITING
+from ortflow.launchers.slurm.jobs import WAITING, read_seconds
 
 PATIENCE = 20.0
 """Seconds for one command: a controller that is down answers after 9 or 18."""
@@ -26,7 +26,6 @@ DEAF = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGINT, signal.SI
 
 _AWAY = re.compile(r"Unable to contact slurm controller|timed out|Unexpected message received|Connection refused|"
                    r"Zero Bytes|in standby", re.IGNORECASE)  # fmt: skip
-_LEFT = re.compile(r"(?:(\d+)-)?(?:(\d+):)?(\d+):(\d\d)")
 _FIELD = re.compile(r"(?:^|\s)(\w+)=(\S*)")
 _UNDER_WAY = re.compile(r"pending execution|already (?:pending|requeued)", re.IGNORECASE)
 
@@ -114,15 +113,6 @@ def seconds_left(job: JobOfOurs) -> float | None:
     """Seconds until the time limit ends the job; None where there is none, or nobody answers."""
     code, words = call("squeue", "--noheader", "--format=%L", f"--jobs={job.id}")
     return read_seconds(words) if code == 0 else None
-
-
-def read_seconds(text: str) -> float | None:
-    """Seconds of Slurm's [days-][[hours:]minutes:]seconds; None for its words, such as UNLIMITED. Pure."""
-    match = _LEFT.fullmatch(text.strip())
-    if match is None:
-        return None
-    days, hours, minutes, seconds = (int(part or 0) for part in match.groups())
-    return ((days * 24.0 + hours) * 60 + minutes) * 60 + seconds
 
 
 def requeue(job: JobOfOurs, seconds: float) -> tuple[Answer, str]:

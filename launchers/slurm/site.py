@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from ortflow.launchers.slurm.requeue import read_seconds
+from ortflow.launchers.slurm.jobs import read_seconds
 
 _FIELD = re.compile(r"(?:^|\s)([A-Za-z]\w*(?:\[\d+\])?)=(.*?)(?=\s+[A-Za-z]\w*(?:\[\d+\])?=|\s*$)")
 _GPUS = re.compile(r"(?:^|,)gpu(?::([^:,()]+))*?:(\d+)(?=\(|,|$)")

@@ -11,9 +11,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
+from ortflow.launchers.batch.history import SETTLE, Placed, belongs, find, in_doubt, in_order, is_settled, placed
 from ortflow.launchers.cause import signal_name
-from ortflow.launchers.records import State, state
-from ortflow.launchers.slurm.history import SETTLE, Placed, belongs, find, in_doubt, in_order, placed
+from ortflow.launchers.records import State
 from ortflow.launchers.slurm.jobs import Job
 from ortflow.launchers.slurm.reasons import left_in_queue, never_starts, waits
 from ortflow.launchers.status import RunStatus, read_status
@@ -34,14 +34,9 @@ _ENDS = {
 }  # fmt: skip
 
 
-def is_settled(records: Sequence[dict[str, Any]]) -> bool:
-    """Whether the directory alone says how the run ended: Slurm has nothing to add."""
-    return in_doubt(records) is None and bool(records) and not state(in_order(records), alive=True).active
-
-
 def gone(run: RunDir, jobs: Sequence[Job]) -> str | None:
     """The id of the run's newest job, if that is not among `jobs`."""
-    history = placed(run.read_attempts())
+    history = placed(run.read_attempts(), "slurm")
     return None if find(history, jobs) is not None else _newest(history)
 
 
@@ -56,7 +51,7 @@ def status(
     # Read behind the queue: a run that ends in between has said so here before its job leaves there.
     records = in_order(run.read_attempts())
     settled = is_settled(records)
-    history = placed(records)
+    history = placed(records, "slurm")
     job = find(history, jobs or ())
     last = _newest(history)
     if job is None and last is not None and jobs is not None and not settled:
@@ -104,7 +99,7 @@ def _active(told: RunStatus, job: Job) -> RunStatus:
 def _lost(run: RunDir, records: Sequence[dict[str, Any]], job: Job | None, last: str | None) -> dict[str, Any]:
     """State and cause of a run whose job is gone, and whose directory does not say how it ended."""
     since = in_doubt(records)
-    if since is not None and (job is None or not belongs(job, placed(records)[-1])):
+    if since is not None and (job is None or not belongs(job, placed(records, "slurm")[-1])):
         # Whoever has called sbatch may have another clock: a time to come is as good as one long past.
         if abs(time.time() - since) < SETTLE:
             return {"state": State.PENDING, "waits": "sbatch did not answer: the job may still enter the queue"}

@@ -16,12 +16,12 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from ortflow.launchers.base import Submission
-from ortflow.launchers.slurm import submitting
+from ortflow.launchers.batch import submitting
+from ortflow.launchers.batch.history import SETTLE, by_hand, find, in_doubt, is_settled, placed
 from ortflow.launchers.slurm.commands import NoAnswer, Slurm
-from ortflow.launchers.slurm.history import SETTLE, by_hand, find, in_doubt, placed
 from ortflow.launchers.slurm.jobs import Job
 from ortflow.launchers.slurm.launcher import SlurmLauncher, SlurmRequest, begin, check_ranks
-from ortflow.launchers.slurm.status import is_settled
+from ortflow.launchers.slurm.sbatch import FOLDER, SCRIPT
 from ortflow.launchers.sweeps import Sweep, SweepDir, is_sweep, read_sweep
 from ortflow.workflow.errors import OrtflowError, UserError
 from ortflow.workflow.owned import TEMPORARY, remove
@@ -108,12 +108,12 @@ def submit(wanted: SweepRequest, slurm: Slurm) -> str:
         _refuse_another(sweep)
     if (known := _known(wanted, slurm)) is not None:
         return known
-    before = [placed(run.read_attempts()) for run in sweep.runs]
+    before = [placed(run.read_attempts(), "slurm") for run in sweep.runs]
     _allow_files(len(before) + FILES)
     with interruptible(), ExitStack() as stack:
         ours = [stack.enter_context(opened(request.submission)) for request in wanted.requests]
         for run, earlier in zip(sweep.runs, before, strict=True):
-            if placed(run.read_attempts()) not in (earlier, []):
+            if placed(run.read_attempts(), "slurm") not in (earlier, []):
                 raise UserError(f"{run.root} was just submitted by another process")
         tasks = [task for task, one in enumerate(ours) if not one.finished]
         if not tasks:
@@ -133,7 +133,7 @@ def _place(wanted: SweepRequest, renewed: Mapping[int, bool], slurm: Slurm) -> s
             # Where output cannot be written, Slurm starts nothing and says next to nothing.
             (run.root / "logs").mkdir(exist_ok=True)
             alone = wanted.requests[task].script(f"{submission}-{task}")
-            write_atomically(run.root / submitting.FOLDER / submitting.SCRIPT, alone.encode())
+            write_atomically(run.root / FOLDER / SCRIPT, alone.encode())
         return wanted.script(submission, tasks)
 
     folder = SweepDir(wanted.sweep.folder, runs)
@@ -162,7 +162,7 @@ def _known(wanted: SweepRequest, slurm: Slurm) -> str | None:
     active = [task for task, job in jobs.items() if job.active and (job.waits or not is_settled(records[task]))]
     if not active:
         return None
-    unanswered = {task: one for task in jobs if (one := placed(records[task])[-1]).job is None}
+    unanswered = {task: one for task in jobs if (one := placed(records[task], "slurm")[-1]).job is None}
     for task in active:
         submission, job = wanted.requests[task].submission, jobs[task]
         same = runs[task].run_file.read_bytes() == dump_run_file(submission.spec).encode()
@@ -180,7 +180,9 @@ def _jobs(runs: Sequence[RunDir], slurm: Slurm) -> dict[int, Job]:
     """The runs' jobs, by task, in one call; waits for those that may still be on their way. Raises NoAnswer."""
     begun = time.monotonic()
     while True:
-        histories = {task: history for task, run in enumerate(runs) if (history := placed(run.read_attempts()))}
+        histories = {
+            task: history for task, run in enumerate(runs) if (history := placed(run.read_attempts(), "slurm"))
+        }
         mine = slurm.mine() if histories else []
         found = {task: job for task, history in histories.items() if (job := find(history, mine)) is not None}
         doubts = [in_doubt(runs[task].read_attempts()) for task in histories if task not in found]

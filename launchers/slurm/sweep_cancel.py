@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from ortflow.launchers.batch.history import find, is_settled, placed
 from ortflow.launchers.slurm.commands import Slurm
-from ortflow.launchers.slurm.history import find, placed
 from ortflow.launchers.slurm.jobs import Job
 from ortflow.launchers.slurm.launcher import SlurmLauncher, record_cancelled
-from ortflow.launchers.slurm.status import is_settled
 from ortflow.launchers.stop import write_request
 from ortflow.workflow.rundir import RunDir
 
@@ -44,7 +43,7 @@ def _active(runs: Sequence[RunDir], slurm: Slurm) -> dict[int, Job]:
     found: dict[int, Job] = {}
     for task, run in enumerate(runs):
         records = run.read_attempts()
-        job = find(placed(records), mine)
+        job = find(placed(records, "slurm"), mine)
         if job is not None and job.active and not is_settled(records):
             found[task] = job
     return found

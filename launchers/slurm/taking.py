@@ -15,17 +15,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ortflow.launchers.base import Submission
+from ortflow.launchers.batch.history import by_hand, find_all, in_order, is_settled
+from ortflow.launchers.batch.mandate import is_on_record
+from ortflow.launchers.batch.submitting import active
 from ortflow.launchers.opening import opened
 from ortflow.launchers.prepare import prepare
 from ortflow.launchers.records import State, state
 from ortflow.launchers.remote.arrival import submit_record
 from ortflow.launchers.slurm.commands import NoAnswer, Slurm
-from ortflow.launchers.slurm.history import by_hand, find_all, in_order
 from ortflow.launchers.slurm.jobs import Job
-from ortflow.launchers.slurm.mandate import is_on_record
 from ortflow.launchers.slurm.requeue import JobOfOurs, call
-from ortflow.launchers.slurm.status import is_settled
-from ortflow.launchers.slurm.submitting import FOLDER, active
+from ortflow.launchers.slurm.sbatch import FOLDER
 from ortflow.manifests.slurm.script import BETWEEN
 from ortflow.workflow.errors import UserError
 from ortflow.workflow.files import open_regular

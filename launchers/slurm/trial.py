@@ -20,16 +20,16 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
+from ortflow.launchers.batch.history import COMMENT
 from ortflow.launchers.findings import Finding, fault, from_error, warning
 from ortflow.launchers.interpreter import NEEDED
 from ortflow.launchers.machine import existing
 from ortflow.launchers.slurm import nccl_report, node_report
 from ortflow.launchers.slurm.commands import NoAnswer, Refused
-from ortflow.launchers.slurm.history import COMMENT
 from ortflow.launchers.slurm.jobs import Job
 from ortflow.launchers.slurm.reasons import explain
 from ortflow.launchers.slurm.refusals import refusal
-from ortflow.launchers.slurm.submitting import settings
+from ortflow.launchers.slurm.sbatch import settings
 from ortflow.launchers.slurm.survey import Survey
 from ortflow.launchers.stop import taken_over
 from ortflow.manifests.slurm.trial import LIMIT, script

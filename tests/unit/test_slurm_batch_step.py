@@ -9,10 +9,11 @@ from typing import Any
 
 import pytest
 
+from ortflow.launchers.batch.mandate import revoked
 from ortflow.launchers.records import Outcome
+from ortflow.launchers.slurm.jobs import read_seconds
 from ortflow.launchers.slurm.keeper import placement_of
-from ortflow.launchers.slurm.mandate import revoked
-from ortflow.launchers.slurm.requeue import Fate, JobOfOurs, read_fate, read_seconds
+from ortflow.launchers.slurm.requeue import Fate, JobOfOurs, read_fate
 from ortflow.launchers.slurm.words import cancelled, first_end, never_launched, taken_away, verdict
 from ortflow.workflow.ranks import Place
 from ortflow.workflow.rundir import RunDir
@@ -135,7 +136,7 @@ CANCELLED = {"event": "stop", "outcome": "preempted", "asked": "cancel", "why": 
 def test_a_job_whose_run_has_gone_on_without_it_leaves(
     records: list[dict[str, Any]], job: str, comment: str, told: str | None
 ) -> None:
-    why = revoked(records, job, comment)
+    why = revoked(records, "slurm", job, comment)
     assert why is None if told is None else told in (why or "")
 
 

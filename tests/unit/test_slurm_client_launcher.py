@@ -16,12 +16,13 @@ from played_slurm import Played, late
 from slurm_scripts import common
 
 from ortflow.launchers.base import Submission, launcher_name
+from ortflow.launchers.batch import history, submitting
+from ortflow.launchers.batch.submitting import InDoubt
 from ortflow.launchers.records import State
-from ortflow.launchers.slurm import history, launcher, probe, status, submitting
+from ortflow.launchers.slurm import launcher, probe, sbatch, status
 from ortflow.launchers.slurm.commands import Answer, NoAnswer
 from ortflow.launchers.slurm.jobs import Job
 from ortflow.launchers.slurm.launcher import SlurmLauncher, SlurmRequest
-from ortflow.launchers.slurm.submitting import InDoubt
 from ortflow.workflow.errors import UserError
 from ortflow.workflow.room import Notice, OutOfDisk
 from ortflow.workflow.rundir import RunDir
@@ -861,7 +862,7 @@ def test_one_that_is_not_in_slurm(tmp_path: Path) -> None:
     other = RunDir(tmp_path / "other")
     other.root.mkdir()
     other.record_attempt(event="submit", launcher="local")
-    with pytest.raises(UserError, match="is not in Slurm but with the local launcher"):
+    with pytest.raises(UserError, match="is with the launcher local, not slurm"):
         submit(Played(), replace(submission(tmp_path), after=(other,)))
 
 
@@ -887,7 +888,11 @@ def test_history() -> None:
         {"event": "submit", "launcher": "slurm", "job": "8", "follows": "7"},
         {"event": "submitting", "launcher": "slurm", "submission": "c", "time": 5.0},
     ]
-    assert [(one.submission, one.job) for one in history.placed(records)] == [("b", "7"), (None, "8"), ("c", None)]
+    assert [(one.submission, one.job) for one in history.placed(records, "slurm")] == [
+        ("b", "7"),
+        (None, "8"),
+        ("c", None),
+    ]
     assert history.in_doubt(records) == 5.0
     assert history.in_doubt(records[:-1]) is None
     assert history.in_doubt([*records, {"event": "stop"}]) is None
@@ -911,7 +916,7 @@ def test_the_environment_does_not_change_what_the_script_says(tmp_path: Path) ->
         "SBATCH_PARTITION": "b", "SBATCH_TIMELIMIT": "2", "SBATCH_REQUEUE": "1", "SBATCH_MEM_PER_NODE": "3",
         "SBATCH_ARRAY_INX": "0-3", "SBATCH_WAIT": "1", "SBATCH_ACCOUNT": "mine", "PYTHONPATH": "lib:/abs", "HOME": "/h",
     }  # fmt: skip
-    changes = submitting.settings(script, environment, tmp_path)
+    changes = sbatch.settings(script, environment, tmp_path)
     taken_away = {name for name, value in changes.items() if value is None}
     assert taken_away == {
         "SBATCH_PARTITION", "SBATCH_TIMELIMIT", "SBATCH_REQUEUE", "SBATCH_MEM_PER_NODE", "SBATCH_ARRAY_INX",

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from ortflow.launchers.slurm.history import by_hand
+from ortflow.launchers.batch.history import by_hand
 from ortflow.launchers.slurm.jobs import Job
 from ortflow.launchers.slurm.requeue import JobOfOurs
 from ortflow.launchers.slurm.taking import rival

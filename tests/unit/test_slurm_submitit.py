@@ -101,7 +101,7 @@ def test_what_is_submitted_is_made_without_what_costs(tmp_path: Path) -> None:
         "from ortflow.cli.app import main\n"
         "try: main()\n"
         "except SystemExit as end: assert not end.code\n"
-        "import ortflow.launchers.opening, ortflow.launchers.slurm.submitting\n"
+        "import ortflow.launchers.opening, ortflow.launchers.batch.submitting\n"
         "heavy = {'submitit', 'asyncio', 'ssl', 'kubernetes', 'numpy', 'onnx', 'ortflow.cli.data'}\n"
         "found = heavy & set(sys.modules); assert not found, found"
     )

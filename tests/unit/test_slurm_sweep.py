@@ -16,13 +16,14 @@ from slurm_scripts import CASES, PLAIN, common
 
 from ortflow.cli import sweep as cli
 from ortflow.cli.sweep_table import results
+from ortflow.launchers.batch import submitting
+from ortflow.launchers.batch.submitting import InDoubt
 from ortflow.launchers.records import State
-from ortflow.launchers.slurm import launcher, requeue, status, submitting, sweep, sweep_cancel
+from ortflow.launchers.slurm import launcher, requeue, status, sweep, sweep_cancel
 from ortflow.launchers.slurm.commands import Answer, NoAnswer
 from ortflow.launchers.slurm.jobs import Job
 from ortflow.launchers.slurm.launcher import SlurmLauncher
 from ortflow.launchers.slurm.requeue import JobOfOurs
-from ortflow.launchers.slurm.submitting import InDoubt
 from ortflow.launchers.status import RunStatus
 from ortflow.launchers.sweeps import Sweep, read_sweep
 from ortflow.manifests.slurm import launch, script

@@ -9,14 +9,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from ortflow.launchers.slurm.history import COMMENT, placed
+from ortflow.launchers.batch.history import COMMENT, placed
 
 _TOLD = ("submitting", "submit", "start", "end", "stop")
 
 
-def revoked(records: Sequence[dict[str, Any]], job: str, comment: str) -> str | None:
-    """Why the job may not touch the run; None if it may. `comment` is its own; empty where the site keeps none."""
-    history = placed(records)
+def revoked(records: Sequence[dict[str, Any]], launcher: str, job: str, comment: str) -> str | None:
+    """Why a launcher's job may not touch the run; None if it may. `comment` is its own; empty where none is kept."""
+    history = placed(records, launcher)
     submission = submission_of(comment)
     if history:
         newest = history[-1]

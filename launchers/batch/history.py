@@ -1,6 +1,6 @@
-"""What attempts.jsonl tells of a run's Slurm jobs. Pure.
+"""What attempts.jsonl tells of a run's jobs in a batch scheduler. Pure.
 
-Before sbatch is called, `submitting` puts a unique id on record, which the job carries in its comment; `submit` names
+Before a job is submitted, `submitting` puts a unique id on record, which the job carries in its comment; `submit` names
 the job behind it, `refused` says that there is none. So a job whose submission got no answer is found again.
 """
 
@@ -13,10 +13,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ortflow.launchers.slurm.jobs import Job
+from ortflow.launchers.batch.scheduler import BatchJob, JobT
+from ortflow.launchers.records import state
 
 SETTLE = 30.0
-"""Seconds for which a job may still come into the queue that sbatch had no answer about."""
+"""Seconds for which a job may still come into the queue whose submission had no answer."""
 COMMENT = "ortflow"
 """First word of the comment of every job; the second is the submission's id."""
 
@@ -28,37 +29,37 @@ class Placed:
     submission: str | None
     """Its unique id; None for a job that follows another, with that one's comment."""
     job: str | None
-    """Its job; None where sbatch gave no answer."""
+    """Its job; None where the scheduler gave no answer."""
     task: str | None = None
     """The run's task, where an array of several runs was submitted."""
 
 
 def by_hand(root: Path) -> Placed:
-    """What jobs of a run carry whose script a person has handed to sbatch, any number of times."""
+    """What jobs of a run carry whose script a person has submitted by hand, any number of times."""
     return Placed(f"run-{hashlib.sha256(os.fsencode(root)).hexdigest()[:12]}", None)
 
 
-def placed(records: Sequence[dict[str, Any]]) -> list[Placed]:
-    """The submissions that Slurm has taken, or may have, oldest first."""
+def placed(records: Sequence[dict[str, Any]], launcher: str) -> list[Placed]:
+    """The submissions that a launcher's scheduler has taken, or may have, oldest first."""
     found: dict[str, Placed] = {}
     for record in records:
         event, submission = record.get("event"), record.get("submission")
-        if record.get("launcher") == "slurm" and event in ("submitting", "submit"):
+        if record.get("launcher") == launcher and event in ("submitting", "submit"):
             found[submission or f"job {record.get('job')}"] = Placed(submission, record.get("job"), record.get("task"))
         elif event == "refused" and submission in found:
             del found[submission]
     return list(found.values())
 
 
-def find_all(one: Placed, jobs: Iterable[Job]) -> list[Job]:
+def find_all(one: Placed, jobs: Iterable[JobT]) -> list[JobT]:
     """The jobs of a submission that wait or run."""
     return [job for job in jobs if job.active and belongs(job, one)]
 
 
-def find(history: Sequence[Placed], jobs: Iterable[Job]) -> Job | None:
+def find(history: Sequence[Placed], jobs: Iterable[JobT]) -> JobT | None:
     """The run's job among `jobs`: of its submissions the newest that is still active, else the newest of all."""
     known = list(jobs)
-    ended: Job | None = None
+    ended: JobT | None = None
     for one in reversed(history):
         matching = [job for job in known if belongs(job, one)]
         for job in sorted(matching, key=lambda job: job.number, reverse=True):
@@ -68,7 +69,7 @@ def find(history: Sequence[Placed], jobs: Iterable[Job]) -> Job | None:
     return ended
 
 
-def belongs(job: Job, one: Placed) -> bool:
+def belongs(job: BatchJob, one: Placed) -> bool:
     """Whether a job is that of a submission."""
     if one.job is not None:
         return one.job in (job.id, job.array)
@@ -78,7 +79,7 @@ def belongs(job: Job, one: Placed) -> bool:
 
 
 def in_doubt(records: Sequence[dict[str, Any]]) -> float | None:
-    """When sbatch was called last, if it was called since the last end and nobody knows what came of it."""
+    """When a job was submitted last, if one was since the last end and nobody knows what came of it."""
     answered = {record.get("submission") for record in records if record.get("event") in ("submit", "refused")}
     for record in reversed(records):
         if record.get("event") == "submitting" and record.get("submission") not in answered:
@@ -107,3 +108,8 @@ def in_order(records: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
         elif not (event == "submit" and submission in begun):
             ordered.append(record)
     return ordered
+
+
+def is_settled(records: Sequence[dict[str, Any]]) -> bool:
+    """Whether the directory alone says how the run ended: the scheduler has nothing to add."""
+    return in_doubt(records) is None and bool(records) and not state(in_order(records), alive=True).active
