@@ -13,7 +13,7 @@ import onnx
 from onnx import helper, numpy_helper
 
 from ortflow.workflow.graph import stops, walk
-from ortflow.workflow.graph.edit import Editor, make_outputs, prune, sort_nodes
+from ortflow.workflow.graph.edit import Editor, described, make_outputs, prune, sort_nodes
 from ortflow.workflow.graph.types import LOSS_SUM, LOSS_WEIGHT
 
 
@@ -69,7 +69,10 @@ def common_values(first: bytes, second: bytes) -> list[str]:
 def with_outputs(train: bytes, names: Sequence[str]) -> bytes:
     """The training graph with these values as its only outputs."""
     model = onnx.ModelProto.FromString(train)
-    make_outputs(model.graph, [helper.make_empty_tensor_value_info(name) for name in names])
+    # Of what our own operators make, the graph's description alone tells the type.
+    known = described(model.graph)
+    values = [known.get(name) or helper.make_empty_tensor_value_info(name) for name in names]
+    make_outputs(model.graph, [onnx.ValueInfoProto.FromString(value.SerializeToString()) for value in values])
     prune(model.graph)
     return bytes(model.SerializeToString())
 
