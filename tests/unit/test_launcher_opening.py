@@ -121,6 +121,15 @@ def test_a_run_that_only_refused_its_input_makes_way(tmp_path: Path) -> None:
     assert load_run_file(wanted.run.run_file).train.gradient_accumulation == 2
 
 
+def test_a_run_file_that_a_killed_launcher_left_half_written_makes_way(tmp_path: Path) -> None:
+    wanted = submission(tmp_path)
+    wanted.run.root.mkdir(parents=True)
+    wanted.run.lock.touch()
+    (wanted.run.root / ".run.yaml.a1b2c3d4").write_text("name: g")
+    take(wanted)
+    assert load_run_file(wanted.run.run_file) == wanted.spec
+
+
 def test_what_is_no_run_directory_is_refused(tmp_path: Path) -> None:
     wanted = submission(tmp_path)
     wanted.run.root.mkdir(parents=True)

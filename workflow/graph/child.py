@@ -29,16 +29,23 @@ class RuntimeFault(Exception):
         self.message, self.crashed = message, crashed
 
 
+class _Ended(Exception):
+    """The process ended without a reply; the message says how."""
+
+
 class Child:
     """The parent's end: starts the process at once, so that it is ready by the time it is asked."""
 
     def __init__(self) -> None:
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - closed with the process
+        self._process = self._start()
+
+    def _start(self) -> subprocess.Popen[bytes]:
         environment = {
             **os.environ,
             "PYTHONPATH": os.pathsep.join(os.path.abspath(entry) for entry in sys.path if entry),
         }
-        self._process = subprocess.Popen(
+        return subprocess.Popen(
             [sys.executable, "-m", "ortflow.workflow.graph.child"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -54,25 +61,42 @@ class Child:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._process.kill()
-        self._process.communicate()
+        self._stop()
         self._errors.close()
 
     def load(self, model: bytes, device: str, kernels: Path | None = None) -> None:
         """Make a session of the graph, as a rank will.
 
-        Raises RuntimeFault where a kernel is missing, EndedBySignal where the process was ended from outside.
+        Raises RuntimeFault where a kernel is missing or ONNX Runtime crashes twice, EndedBySignal where the process was
+        ended from outside.
         """
         request = {"providers": PROVIDERS[device], "kernels": str(kernels or "")}
+        try:
+            reply = self._ask(request, model)
+        except _Ended:
+            # A signal from outside may look like a crash; the graph's own comes again.
+            self._stop()
+            self._errors.truncate(self._errors.seek(0))
+            self._process = self._start()
+            try:
+                reply = self._ask(request, model)
+            except _Ended as error:
+                raise RuntimeFault(str(error), crashed=True) from None
+        if "error" in reply:
+            raise RuntimeFault(reply["error"])
+
+    def _ask(self, request: dict[str, Any], model: bytes) -> dict[str, Any]:
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         try:
             _send(self._process.stdin, request, model)
-            reply, _ = _receive(self._process.stdout)
+            return _receive(self._process.stdout)[0]
         except (BrokenPipeError, EOFError):
-            raise RuntimeFault(self._last_words(), crashed=True) from None
-        if "error" in reply:
-            raise RuntimeFault(reply["error"])
+            raise _Ended(self._last_words()) from None
+
+    def _stop(self) -> None:
+        self._process.kill()
+        self._process.communicate()
 
     def _last_words(self) -> str:
         """What the dead process said last, or how it ended."""
