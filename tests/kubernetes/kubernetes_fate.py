@@ -27,6 +27,8 @@ SETTLE = 25.0
 """Seconds in which what was done reaches everybody who has a say in it: pods, logs, a lease, the operator."""
 TOLD = 10.0
 """Seconds in which what a run's launcher pod has seen is in its log, and from there in the record directory."""
+NOTHING = "nothing to hit"
+"""What came of an accident for which there was no pod or rank."""
 TAKEN = frozenset({"pending", "running", "restarting"})
 """States of a run that somebody is at work on, or will be."""
 
@@ -82,7 +84,7 @@ class Fate:
         self.mend()
         hit = self.EVENTS[name](self)
         self.now, self.since = name if hit else "", time.monotonic()
-        return name if hit else f"{name}: nothing to hit"
+        return name if hit else f"{name}: {NOTHING}"
 
     def mend(self) -> None:
         """All is as it should be."""
