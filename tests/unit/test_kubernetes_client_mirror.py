@@ -14,7 +14,7 @@ from played_kubernetes import PlayedCluster
 
 from ortflow.launchers.kubernetes import api
 from ortflow.launchers.kubernetes import mirror as module
-from ortflow.launchers.kubernetes.api import Cluster, Unreachable
+from ortflow.launchers.kubernetes.api import Cluster, Refused, Unreachable
 from ortflow.launchers.kubernetes.contexts import connect
 from ortflow.launchers.kubernetes.links import silent
 from ortflow.launchers.kubernetes.mirror import Mirror
@@ -198,6 +198,19 @@ def test_a_pod_whose_node_does_not_answer_holds_up_no_other(
     played.cut = set()
     assert not Mirror(run, cluster).sync(pods)
     assert steps(run) == [1, 2]
+
+
+def test_what_the_api_server_says_of_a_silent_node(run: RunDir, played: PlayedCluster) -> None:
+    """Once it has given up to reach it; other refusals of a log are told."""
+    one = launcher()
+    played.add(one)
+    cluster = connect()
+    pods = cluster.find_all("Pod")
+    played.refuse = lambda method, plural, body: "no_node"
+    assert Mirror(run, cluster).sync(pods) == {one["metadata"]["uid"]}
+    played.refuse = lambda method, plural, body: "forbidden_pods"
+    with pytest.raises(Refused):
+        Mirror(run, cluster).sync(pods)
 
 
 def test_the_api_server_away_is_no_silent_node(run: RunDir, played: PlayedCluster) -> None:
