@@ -125,11 +125,12 @@ class Links:
 
     def _told(self, run: RunDir, cluster: Cluster, place: Place, view: View) -> RunStatus:
         adopt_job(run, view)
+        unread: frozenset[str] = frozenset()
         if view.mpijob is not None and read_place(run) is not None:
-            Mirror(run, cluster).sync(view.pods)
+            unread = Mirror(run, cluster).sync(view.pods)
         records = run.read_attempts()
         told = replace(read_status(run, records=records, alive=True), job=place.job)
-        how = status(told, records, view, silent=silent(run))
+        how = status(told, records, view, silent=silent(run), unread=unread)
         if how.state is State.FAILED and not is_settled(records) and read_place(run) is not None:
             # What says so, an event or a pod, is gone in an hour or at the operator's next try.
             run.record_attempt(event="stop", outcome=Outcome.USER_ERROR.value, cause=how.cause, why=REFUSED)

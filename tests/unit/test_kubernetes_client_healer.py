@@ -12,11 +12,13 @@ import pytest
 from kubernetes_objects import JOB, NAMESPACE, NOW, RUN, Object, batch_job, event, mpijob, pod, stamp
 from played_kubernetes import PlayedCluster
 
+from ortflow.launchers.kubernetes import api
 from ortflow.launchers.kubernetes import supervise as module
 from ortflow.launchers.kubernetes.contexts import connect
 from ortflow.launchers.kubernetes.healer import Action, DeletePod, Done, EndRetries, Resubmit, heal, in_vain
+from ortflow.launchers.kubernetes.links import Links
 from ortflow.launchers.kubernetes.look import View
-from ortflow.launchers.kubernetes.place import Place
+from ortflow.launchers.kubernetes.place import Place, write_place
 from ortflow.launchers.kubernetes.supervise import Charge, successor, supervise
 from ortflow.launchers.records import Outcome
 from ortflow.workflow.rundir import RunDir
@@ -204,6 +206,30 @@ def test_the_loop_heals_submits_again_and_ends(played: PlayedCluster, tmp_path: 
     loop.join(10)
     assert codes == [0], said
     assert [text for text in said if "does not answer" in text][1:] == [], "said once"
+
+
+def test_in_a_terminal_a_launcher_pod_on_a_lost_node_is_replaced(
+    played: PlayedCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its log, which never comes, is not waited for."""
+    monkeypatch.setattr(api, "LOG", 0.2)
+    run = RunDir(tmp_path / "run")
+    run.root.mkdir()
+    write_place(run, Place(NAMESPACE, RUN, JOB, "played"))
+    for record in RUNNING:
+        run.record_attempt(**record)
+    run.run_file.write_text(
+        f"name: {RUN}\nmodel: {{path: m.onnx, loss: mse}}\ndata: {{train: {{path: d.arrow}}, micro_batch: 1}}\n"
+        "train: {steps: 10, optimizer: {name: sgd, lr: 0.1}}\n"
+    )
+    lost = pod("launcher", node="n2", deleted=time.time() - 60)
+    played.add(mpijob(now=time.time()), batch_job(), pod("worker", 0), pod("worker", 1), lost)
+    played.cut = {"n2"}
+    played.deleted = lambda plural, name: played.remove("mpijobs", JOB, NAMESPACE)
+    said: list[str] = []
+    module.in_terminal(run, Links(), said.append)
+    name = lost["metadata"]["name"]
+    assert said == [f"removing lost pod {name}: its node n2 does not answer", "the MPIJob was deleted"]
 
 
 def test_a_supervisor_that_comes_before_the_mpijob_waits_for_it(
