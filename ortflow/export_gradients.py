@@ -12,15 +12,15 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper
 
-from ortflow.workflow.graph import speed
+from ortflow.workflow.assembly.child import PROVIDERS
 from ortflow.workflow.graph.autodiff.compose import compose
+from ortflow.workflow.graph.autodiff.expand import make_differentiable
 from ortflow.workflow.graph.autodiff.reverse import differentiate
-from ortflow.workflow.graph.child import PROVIDERS
-from ortflow.workflow.graph.edit import Editor, make_outputs, prune, replace
-from ortflow.workflow.graph.expand import make_differentiable
-from ortflow.workflow.graph.fusions import avoid_wrong_forms
-from ortflow.workflow.graph.lower import prepare
-from ortflow.workflow.graph.modes import evaluation_mode, train_mode
+from ortflow.workflow.graph.ir.edit import Editor, make_outputs, prune, replace
+from ortflow.workflow.graph.normalize.fusions import avoid_wrong_forms
+from ortflow.workflow.graph.normalize.prepare import prepare
+from ortflow.workflow.graph.objective.modes import evaluation_mode, train_mode
+from ortflow.workflow.graph.optimize import speed
 
 Arrays = Mapping[str, np.ndarray]
 _TOTAL = "ortflow.total"

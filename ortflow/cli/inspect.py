@@ -14,8 +14,8 @@ from ortflow.workflow.errors import UserError
 
 if TYPE_CHECKING:
     from ortflow.workflow.forecast import Forecast
-    from ortflow.workflow.graph.inspect import Report, Value
-    from ortflow.workflow.graph.roles import Role
+    from ortflow.workflow.graph.intake.inspect import Report, Value
+    from ortflow.workflow.graph.roles.decide import Role
 
 
 NOTHING: list[str] = []
@@ -43,7 +43,7 @@ def inspect(
         return
     if len(model) != 1:
         raise UserError("one model file is needed, or --plan and a run file", where="ortflow inspect", fix="name it")
-    from ortflow.workflow.graph.inspect import findings
+    from ortflow.workflow.graph.intake.inspect import findings
 
     report = findings(Path(model[0]))
     if json:

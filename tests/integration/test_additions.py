@@ -39,7 +39,7 @@ METRIC = Addition(
             "        higher_is_better=False,\n    ),\n",
         ),
         (
-            "workflow/graph/metrics.py",
+            "workflow/graph/objective/metrics.py",
             "ATTACH: dict",
             "def _error_rate(edit: Editor, loss: Loss, target: Target) -> None:\n"
             '    total, weight = sum_and_weight("error_rate")\n'
@@ -48,7 +48,7 @@ METRIC = Addition(
             "    edit.total(edit.cast(wrong, TensorProto.FLOAT), total)\n"
             '    edit.node("Identity", LOSS_WEIGHT, output=weight)\n\n\n',
         ),
-        ("workflow/graph/metrics.py", '"accuracy": _accuracy}', '"error_rate": _error_rate, '),
+        ("workflow/graph/objective/metrics.py", '"accuracy": _accuracy}', '"error_rate": _error_rate, '),
     ],
 )
 OPTIMIZER = Addition(

@@ -19,9 +19,9 @@ from onnx import helper
 from ortflow.workflow.device.cpu import CpuDevice, HostBuffer
 from ortflow.workflow.errors import UserError
 from ortflow.workflow.graph.types import GraphSet
+from ortflow.workflow.sessions.session import Binding, Sessions
 from ortflow.workflow.trainer import MicroBatch
 from ortflow.workflow.trainer.inference import FlatTensors, export_checked, relative
-from ortflow.workflow.trainer.sessions import Binding, Sessions
 
 RNG = np.random.default_rng(7)
 OWN = {"kind": "output", "output": "loss"}

@@ -12,11 +12,11 @@ import pytest
 from graph_build_models import Array, built, kept_child, run_graph, save_model, tensors_of, value
 from onnx import helper
 
+from ortflow.workflow.assembly.child import Child, RuntimeFault
+from ortflow.workflow.assembly.loading import check_loads
 from ortflow.workflow.errors import UserError
 from ortflow.workflow.graph.autodiff.compose import compose
 from ortflow.workflow.graph.autodiff.reverse import differentiate
-from ortflow.workflow.graph.child import Child, RuntimeFault
-from ortflow.workflow.graph.loading import check_loads
 
 RNG = np.random.default_rng(11)
 MSE = {"kind": "mse", "label": "target"}

@@ -11,14 +11,14 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
+from composed_attention import compose_attention
 from cuda_composed import composed
 from graph_build_models import built
 from onnx import TensorProto
 from safetensors.numpy import load_file
 
 from ortflow.workflow.fusion import halved as form
-from ortflow.workflow.graph.autodiff.compose_attention import compose_attention
-from ortflow.workflow.graph.element_types import element_types
+from ortflow.workflow.graph.ir.element_types import element_types
 from ortflow.workflow.graph.types import LOSS_SCALE, GraphSet, half_of
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "examples" / "gpt"))

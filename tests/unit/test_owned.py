@@ -24,13 +24,13 @@ from ortflow.cli.data import app
 from ortflow.launchers.locks import hold
 from ortflow.launchers.stop import write_request
 from ortflow.workflow import owned
+from ortflow.workflow.assembly import build
 from ortflow.workflow.data import write
 from ortflow.workflow.data.dataset import Dataset
 from ortflow.workflow.errors import UserError
 from ortflow.workflow.events import EventLog
-from ortflow.workflow.graph import build
+from ortflow.workflow.graph.export.inference import export_inference
 from ortflow.workflow.graph.head import check_export, check_model_to_train, read_head
-from ortflow.workflow.graph.inference import export_inference
 from ortflow.workflow.graph.types import GraphSet
 from ortflow.workflow.layout import FlatIndex
 from ortflow.workflow.rank import hold_ranks_lock

@@ -22,7 +22,7 @@ from ortflow.workflow.runtime_check import remember, verify
 from ortflow.workflow.runtime_check.behaviour import BEHAVIOURS
 from ortflow.workflow.runtime_check.case import Case
 from ortflow.workflow.runtime_check.remember import runtime_here
-from ortflow.workflow.runtime_check.settings import DEFAULTS, Outcome, Settings, merged
+from ortflow.workflow.sessions.settings import DEFAULTS, Outcome, Settings, merged
 from ortflow.workflow.signals import StopFlag
 from ortflow.workflow.spec.base import Section
 from ortflow.workflow.steps.configure import configure

@@ -13,7 +13,7 @@ from graph_build_models import save_model, value
 from onnx import helper
 
 from ortflow.workflow.device.cpu import CpuDevice, HostBuffer
-from ortflow.workflow.trainer.sessions import Binding, Sessions
+from ortflow.workflow.sessions.session import Binding, Sessions
 
 WIDTH = 1 << 22
 PROGRAM = """

@@ -17,7 +17,7 @@ from onnx import TensorProto
 from ortflow.workflow.cuda.attention_shape import HALF, MASKS, Layout, Shape, packed_shape_of, shape_of
 from ortflow.workflow.cuda.operators import Call, Tensor
 from ortflow.workflow.errors import OrtflowError, UserError
-from ortflow.workflow.graph.attention import MASKED
+from ortflow.workflow.graph.attention.find import MASKED
 
 OLDEST = 90500
 """Version of cuDNN from which on all of it is there, the deterministic gradient too."""

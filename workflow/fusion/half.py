@@ -14,11 +14,11 @@ from math import prod
 import onnx
 from onnx import TensorProto, helper
 
-from ortflow.workflow.cuda import DOMAIN
 from ortflow.workflow.fusion.groups import Dims, Group, groups_of
-from ortflow.workflow.graph import walk
-from ortflow.workflow.graph.edit import MICROSOFT, described, dims_of, prune, sort_nodes
-from ortflow.workflow.graph.element_types import element_types
+from ortflow.workflow.graph.domains import CUDA_DOMAIN, MICROSOFT
+from ortflow.workflow.graph.ir import walk
+from ortflow.workflow.graph.ir.edit import described, dims_of, prune, sort_nodes
+from ortflow.workflow.graph.ir.element_types import element_types
 
 HALVES = {"fp16": TensorProto.FLOAT16, "bf16": TensorProto.BFLOAT16}
 """`train.precision` -> element type."""
@@ -103,7 +103,7 @@ class _Pass:
         if self._is_product(node):
             self._inputs(copy, range(len(node.input)))
             self._make(copy, range(len(node.output)))
-        elif node.domain == DOMAIN and node.op_type in self._capable:
+        elif node.domain == CUDA_DOMAIN and node.op_type in self._capable:
             takes, gives = self._capable[node.op_type]
             alone = node.op_type in self._alone
             given, made = node.input, node.output
@@ -200,7 +200,7 @@ class _Pass:
         for place, node in enumerate(self._nodes):
             reader = self._group_of.get(place)
             movable = self._is_product(node) or self._is_mover(node) or reader is not None
-            takes = self._capable.get(node.op_type, ((), ()))[0] if node.domain == DOMAIN else ()
+            takes = self._capable.get(node.op_type, ((), ()))[0] if node.domain == CUDA_DOMAIN else ()
             for i, name in enumerate(node.input):
                 maker = self._group.get(name)
                 if maker is None or maker is reader or not (movable or i in takes):

@@ -18,13 +18,13 @@ from ortflow.workflow.fusion.half import HALVES, half
 from ortflow.workflow.fusion.packed import pack
 from ortflow.workflow.fusion.products import put_products
 from ortflow.workflow.fusion.residual import add_residuals
-from ortflow.workflow.graph import speed
-from ortflow.workflow.graph.attention import attend
+from ortflow.workflow.graph.attention.find import attend
+from ortflow.workflow.graph.autodiff.expand import make_differentiable
 from ortflow.workflow.graph.autodiff.reverse import differentiate
-from ortflow.workflow.graph.edit import Editor, replace, scalar
-from ortflow.workflow.graph.expand import make_differentiable
-from ortflow.workflow.graph.on_cuda import on_cuda
-from ortflow.workflow.graph.recompute import recompute
+from ortflow.workflow.graph.ir.edit import Editor, replace, scalar
+from ortflow.workflow.graph.optimize import speed
+from ortflow.workflow.graph.optimize.on_cuda import on_cuda
+from ortflow.workflow.graph.optimize.recompute import recompute
 from ortflow.workflow.graph.types import LOSS_SCALE, LOSS_SUM
 
 SCALED = "ortflow.scaled_loss"

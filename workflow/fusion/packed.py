@@ -12,12 +12,12 @@ from dataclasses import dataclass
 
 import onnx
 
-from ortflow.workflow.cuda import DOMAIN
-from ortflow.workflow.graph import shapes, walk
-from ortflow.workflow.graph.attention import GRADIENT, OPERATOR
+from ortflow.workflow.graph.attention.find import GRADIENT, OPERATOR
 from ortflow.workflow.graph.autodiff.sizes import Size, unified
-from ortflow.workflow.graph.edit import Editor, attributes_of, described, prune, replace, sort_nodes
-from ortflow.workflow.graph.writer import attribute, set_attribute
+from ortflow.workflow.graph.domains import CUDA_DOMAIN
+from ortflow.workflow.graph.ir import shapes, walk
+from ortflow.workflow.graph.ir.edit import Editor, attributes_of, described, prune, replace, sort_nodes
+from ortflow.workflow.graph.ir.writer import attribute, set_attribute
 
 _AXES = 3
 """Of the projection: batch, tokens, width."""
@@ -127,7 +127,12 @@ class _View:
         for node in self._nodes(names[0]):
             place = 1 if node.op_type == GRADIENT else 0
             given, others = list(node.input[place : place + 3]), [*node.input[:place], *node.input[place + 3 :]]
-            if node.domain == DOMAIN and node.op_type in found and given == list(names) and not set(names) & {*others}:
+            if (
+                node.domain == CUDA_DOMAIN
+                and node.op_type in found
+                and given == list(names)
+                and not set(names) & {*others}
+            ):
                 found[node.op_type] += [] if any(attribute(node, "heads_first", [])) else [node]
         known = {id(node) for nodes in found.values() for node in nodes}
         if len(found[OPERATOR]) != 1 or any(set(each) != known for each in readers):

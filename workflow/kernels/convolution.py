@@ -7,8 +7,9 @@ from math import prod
 
 import onnx
 
-from ortflow.workflow.graph.edit import MICROSOFT, attributes_of
-from ortflow.workflow.kernels.rewriter import Rewriter
+from ortflow.workflow.graph.domains import MICROSOFT
+from ortflow.workflow.graph.ir.edit import attributes_of
+from ortflow.workflow.graph.ir.rewriter import Rewriter
 
 _MOST_AXES = 3
 """Spatial axes."""

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from math import prod
 
-from ortflow.workflow.graph.edit import MICROSOFT, attributes_of
+from ortflow.workflow.graph.domains import MICROSOFT
+from ortflow.workflow.graph.ir.edit import attributes_of
+from ortflow.workflow.graph.ir.rewriter import Rewriter
 from ortflow.workflow.kernels.convolution import MOST_PLACES, geometry_of
-from ortflow.workflow.kernels.rewriter import Rewriter
 
 
 def put(rewriter: Rewriter) -> None:

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import onnx
 
-from ortflow.workflow.kernels.rewriter import DOMAIN, Rewriter
+from ortflow.workflow.graph.domains import CPU_DOMAIN
+from ortflow.workflow.graph.ir.rewriter import Rewriter
 
 LONG = 512
 """Tokens from which on the memory is worth a tenth of the time of a step."""
@@ -20,7 +21,7 @@ def put(rewriter: Rewriter, length: int) -> None:
     `length` is that of an axis that may vary.
     """
     forward = rewriter.needed_by([name for name in rewriter.outputs if not name.endswith("_grad")])
-    for softmax in rewriter.nodes("Softmax", DOMAIN):
+    for softmax in rewriter.nodes("Softmax", CPU_DOMAIN):
         product, weights = rewriter.maker(softmax.input[0]), softmax.output[0]
         if product is None or id(softmax) not in forward or not _is_attention(rewriter, product, length):
             continue
@@ -39,7 +40,7 @@ def _is_attention(rewriter: Rewriter, product: onnx.NodeProto, length: int) -> b
     """A product of two values that nodes make, with a large matrix for each of a batch."""
     dims = rewriter.dims(product.output[0])
     made = [name for name in product.input if rewriter.maker(name) is not None]
-    own = product.op_type == "Product" and product.domain == DOMAIN
+    own = product.op_type == "Product" and product.domain == CPU_DOMAIN
     if not own or not len(made) == len(product.input) == 2 or dims is None or len(dims) < 3:
         return False
     return all((axis if isinstance(axis, int) else length) >= LONG for axis in dims[-2:])

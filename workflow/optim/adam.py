@@ -11,7 +11,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ortflow.workflow.optim.builder import MICROSOFT, Builder
+from ortflow.workflow.graph.domains import MICROSOFT
+from ortflow.workflow.optim.builder import Builder
 from ortflow.workflow.optim.segments import Segment
 from ortflow.workflow.spec.optimizers import Adam, Lamb, moments
 

@@ -9,10 +9,9 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
+from ortflow.workflow.graph.domains import CPU_DOMAIN, MICROSOFT
+
 OPSET = 18
-MICROSOFT = "com.microsoft"
-OWN = "ortflow"
-"""Domain of the operators in `workflow.kernels`."""
 ROW = 64
 """Elements summed in fp32 before the sum goes on in double; the length of every segment is a multiple of it."""
 
@@ -21,7 +20,7 @@ class Builder:
     """Collects the inputs, nodes and outputs of one graph."""
 
     def __init__(self, name: str, *, kernels: bool = False, domains: Sequence[str] = ()) -> None:
-        self._domains = [*domains, *([OWN] if kernels else [])]
+        self._domains = [*domains, *([CPU_DOMAIN] if kernels else [])]
         self.kernels = kernels
         """Whether operators of our own may be used."""
         self._graph = onnx.GraphProto(name=name)

@@ -11,7 +11,7 @@ import math
 
 import onnx
 
-from ortflow.workflow.cuda import DOMAIN
+from ortflow.workflow.graph.domains import CUDA_DOMAIN
 from ortflow.workflow.optim.builder import Builder
 
 EPSILON = 1e-6
@@ -54,7 +54,7 @@ def queued_gradient_graph(*, fused: bool = False) -> onnx.ModelProto:
     `fused`: the squares are summed by a kernel of ours, and in place of `gradients.out` there is FACTOR, fp32 [1], by
     which the update multiplies the gradients while it reads them (`guarded`): nothing else passes over them.
     """
-    build = Builder("gradient", domains=[DOMAIN] if fused else [])
+    build = Builder("gradient", domains=[CUDA_DOMAIN] if fused else [])
     gradients = build.input("gradients", "n")
     loss, weight = build.input("loss", 1), build.input("weight", 1)
     loss_scale = build.input("loss_scale", 1)

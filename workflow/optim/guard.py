@@ -8,8 +8,8 @@ from __future__ import annotations
 import onnx
 from onnx import helper
 
-from ortflow.workflow.graph import shapes
-from ortflow.workflow.graph.functions import replace_nodes
+from ortflow.workflow.graph.ir import shapes
+from ortflow.workflow.graph.ir.functions import replace_nodes
 from ortflow.workflow.optim.gradient import FACTOR
 
 GRADIENTS = "gradients."

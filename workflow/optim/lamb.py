@@ -9,8 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from ortflow.workflow.graph.domains import CPU_DOMAIN
 from ortflow.workflow.optim import adam
-from ortflow.workflow.optim.builder import OWN, Builder
+from ortflow.workflow.optim.builder import Builder
 from ortflow.workflow.optim.segments import Segment
 from ortflow.workflow.spec.optimizers import Lamb, moments
 
@@ -25,7 +26,7 @@ def update(build: Builder, optimizer: Lamb, segments: Sequence[Segment]) -> None
                 "Lamb",
                 ["step", "learning_rate", f"parameters.{i}", f"gradients.{i}", *kept],
                 [*(f"{moment}.out" for moment in kept), f"parameters.{i}.out"],
-                domain=OWN,
+                domain=CPU_DOMAIN,
                 beta_1=optimizer.betas[0],
                 beta_2=optimizer.betas[1],
                 epsilon=optimizer.epsilon,

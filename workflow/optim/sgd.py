@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ortflow.workflow.optim.builder import OWN, Builder
+from ortflow.workflow.graph.domains import CPU_DOMAIN
+from ortflow.workflow.optim.builder import Builder
 from ortflow.workflow.optim.segments import Segment
 from ortflow.workflow.spec.optimizers import Sgd
 
@@ -39,6 +40,6 @@ def _kernel(build: Builder, optimizer: Sgd, i: int, decay: float) -> None:
     if optimizer.momentum:
         outputs = [f"parameters.{i}.out", f"{MOMENT}.{i}.out"]
         further = {"momentum": optimizer.momentum, "nesterov": int(optimizer.nesterov)}
-        build.node("SgdMomentum", [*inputs, f"{MOMENT}.{i}"], outputs, domain=OWN, decay=decay, **further)
+        build.node("SgdMomentum", [*inputs, f"{MOMENT}.{i}"], outputs, domain=CPU_DOMAIN, decay=decay, **further)
     else:
-        build.node("Sgd", inputs, [f"parameters.{i}.out"], domain=OWN, decay=decay)
+        build.node("Sgd", inputs, [f"parameters.{i}.out"], domain=CPU_DOMAIN, decay=decay)

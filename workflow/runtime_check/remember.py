@@ -15,8 +15,8 @@ from ortflow import __version__
 from ortflow.workflow.kernels.library import cache_folders
 from ortflow.workflow.onnx_runtime import onnxruntime
 from ortflow.workflow.rundir import write_atomically
-from ortflow.workflow.runtime_check.settings import Outcome, Settings
 from ortflow.workflow.runtimes import installed_runtime
+from ortflow.workflow.sessions.settings import Outcome, Settings
 
 VERSION = 1
 """Of the table and of the forms that graphs are brought to: a change of either has every machine checked again."""

@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import PurePosixPath
 
-from ortflow.workflow.data.mapping import parse_reference
 from ortflow.workflow.errors import UserError
 from ortflow.workflow.spec.batch import undivided
 from ortflow.workflow.spec.gpu_check import check_gpus
 from ortflow.workflow.spec.kubernetes_check import check_kubernetes
+from ortflow.workflow.spec.mapping import parse_reference
 from ortflow.workflow.spec.metrics import Metric, misuse
 from ortflow.workflow.spec.optimizers import Sgd
 from ortflow.workflow.spec.problem import Problem

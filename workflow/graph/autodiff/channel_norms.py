@@ -6,8 +6,8 @@ Images are taken as [batch, channels, pixels] and what belongs to a channel as [
 from __future__ import annotations
 
 from ortflow.workflow.graph.autodiff.rule import Backward, Gradients, rule
-from ortflow.workflow.graph.edit import MICROSOFT
-from ortflow.workflow.graph.writer import Writer
+from ortflow.workflow.graph.domains import MICROSOFT
+from ortflow.workflow.graph.ir.writer import Writer
 
 _PIXELS = 2
 

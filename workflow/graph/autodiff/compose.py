@@ -6,16 +6,18 @@ from collections.abc import Callable, Mapping
 
 import onnx
 
-from ortflow.workflow.graph import shapes, tidy
 from ortflow.workflow.graph.autodiff.compose_activations import ACTIVATIONS
 from ortflow.workflow.graph.autodiff.compose_adam import OPTIMIZERS
 from ortflow.workflow.graph.autodiff.compose_groups import GROUPS
 from ortflow.workflow.graph.autodiff.compose_images import IMAGES
 from ortflow.workflow.graph.autodiff.compose_norms import NORMS
-from ortflow.workflow.graph.edit import MICROSOFT, described
-from ortflow.workflow.graph.functions import fresh_names, replace_nodes
-from ortflow.workflow.graph.origin import inherit
-from ortflow.workflow.graph.writer import Context, Writer
+from ortflow.workflow.graph.domains import MICROSOFT
+from ortflow.workflow.graph.ir import shapes
+from ortflow.workflow.graph.ir.edit import described
+from ortflow.workflow.graph.ir.functions import fresh_names, replace_nodes
+from ortflow.workflow.graph.ir.origin import inherit
+from ortflow.workflow.graph.ir.writer import Context, Writer
+from ortflow.workflow.graph.normalize import tidy
 
 COMPOSITIONS: dict[str, Callable[[Writer], None]] = {**ACTIVATIONS, **GROUPS, **IMAGES, **NORMS, **OPTIMIZERS}
 """Operator of com.microsoft -> what writes nodes in its place, which make its outputs."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-from ortflow.workflow.graph.writer import Writer
+from ortflow.workflow.graph.ir.writer import Writer
 
 _SLOPE = 2 * math.sqrt(2 / math.pi)
 _CUBE = 0.044715

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from onnx import TensorProto, helper
 
-from ortflow.workflow.graph.writer import Writer
+from ortflow.workflow.graph.ir.writer import Writer
 
 
 def adam(w: Writer) -> None:

@@ -10,8 +10,8 @@ from collections.abc import Callable
 
 import numpy as np
 
-from ortflow.workflow.graph import shapes
-from ortflow.workflow.graph.writer import Writer
+from ortflow.workflow.graph.ir import shapes
+from ortflow.workflow.graph.ir.writer import Writer
 
 _VALUES = 2
 

@@ -14,7 +14,7 @@ from ortflow.workflow.graph.autodiff.convolutions import (
 from ortflow.workflow.graph.autodiff.indexing import gathered_back
 from ortflow.workflow.graph.autodiff.pooling import by_indices
 from ortflow.workflow.graph.autodiff.windows import sizes_of, windows_of
-from ortflow.workflow.graph.writer import Writer
+from ortflow.workflow.graph.ir.writer import Writer
 
 
 def gather(w: Writer) -> None:

@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 
 from onnx import TensorProto
 
-from ortflow.workflow.graph import shapes
-from ortflow.workflow.graph.writer import Writer
+from ortflow.workflow.graph.ir import shapes
+from ortflow.workflow.graph.ir.writer import Writer
 
 
 def softmax(w: Writer) -> None:

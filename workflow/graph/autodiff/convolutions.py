@@ -7,11 +7,11 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from ortflow.workflow.graph import shapes
 from ortflow.workflow.graph.autodiff.rule import Backward, Gradients, rule
 from ortflow.workflow.graph.autodiff.windows import SPATIAL, Windows, cropped, met, sizes_of, spread, windows_of
-from ortflow.workflow.graph.edit import MICROSOFT
-from ortflow.workflow.graph.writer import Writer
+from ortflow.workflow.graph.domains import MICROSOFT
+from ortflow.workflow.graph.ir import shapes
+from ortflow.workflow.graph.ir.writer import Writer
 
 _FEW_CHANNELS = 16
 """Below this, one convolution with the gradient as its kernel is quicker than a matrix product for each place."""

@@ -9,10 +9,10 @@ from __future__ import annotations
 import numpy as np
 from onnx import TensorProto
 
-from ortflow.workflow.graph import shapes
 from ortflow.workflow.graph.autodiff.rule import Backward, Gradients, rule
-from ortflow.workflow.graph.edit import MICROSOFT
-from ortflow.workflow.graph.writer import Writer
+from ortflow.workflow.graph.domains import MICROSOFT
+from ortflow.workflow.graph.ir import shapes
+from ortflow.workflow.graph.ir.writer import Writer
 
 
 def zeros(w: Writer, shape: str) -> str:

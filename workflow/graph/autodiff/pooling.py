@@ -7,12 +7,12 @@ import math
 import numpy as np
 from onnx import helper
 
-from ortflow.workflow.graph import shapes
 from ortflow.workflow.graph.autodiff.indexing import zeros
 from ortflow.workflow.graph.autodiff.rule import Backward, Gradients, rule
 from ortflow.workflow.graph.autodiff.windows import SPATIAL, Windows, cropped, sizes_of, spread, windows_of
-from ortflow.workflow.graph.edit import MICROSOFT
-from ortflow.workflow.graph.writer import Writer, set_attribute
+from ortflow.workflow.graph.domains import MICROSOFT
+from ortflow.workflow.graph.ir import shapes
+from ortflow.workflow.graph.ir.writer import Writer, set_attribute
 
 
 @rule("MaxPool")

@@ -14,9 +14,9 @@ from dataclasses import dataclass
 import onnx
 from onnx import TensorProto, helper
 
-from ortflow.workflow.graph import shapes
 from ortflow.workflow.graph.autodiff.rule import Backward, Gradients, rule
-from ortflow.workflow.graph.writer import LAST, Writer
+from ortflow.workflow.graph.ir import shapes
+from ortflow.workflow.graph.ir.writer import LAST, Writer
 
 _DATA, _WEIGHT, _RECURRENCE, _BIAS, _LENGTHS, _HIDDEN, _CELL, _PEEPHOLES = range(8)
 _ACTIVATIONS = {"LSTM": ("sigmoid", "tanh", "tanh"), "GRU": ("sigmoid", "tanh"), "RNN": ("tanh",)}

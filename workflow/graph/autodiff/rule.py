@@ -14,8 +14,8 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
-from ortflow.workflow.graph import shapes
-from ortflow.workflow.graph.writer import Context, Writer
+from ortflow.workflow.graph.ir import shapes
+from ortflow.workflow.graph.ir.writer import Context, Writer
 
 Gradients = Iterator[tuple[int, str]]
 """Pairs of an input's place and the name of the loss's gradient with respect to it, of the input's shape."""

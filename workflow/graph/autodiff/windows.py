@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ortflow.workflow.graph import shapes
-from ortflow.workflow.graph.writer import Writer
+from ortflow.workflow.graph.ir import shapes
+from ortflow.workflow.graph.ir.writer import Writer
 
 SPATIAL = 2
 """The first axis that windows slide along, behind batch and channels."""
