@@ -55,8 +55,8 @@ def inspect(
 def _plan(run_file: Path, overrides: list[str], json: bool) -> None:
     """Predict the memory of a rank of a run."""
     from ortflow.workflow.forecast import forecast
-    from ortflow.workflow.spec.load import load_run_file
-    from ortflow.workflow.spec.paths import resolve_paths
+    from ortflow.workflow.spec.file.load import load_run_file
+    from ortflow.workflow.spec.file.paths import resolve_paths
 
     told = forecast(resolve_paths(load_run_file(run_file, overrides, files=True), run_file))
     if json:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from ortflow.workflow.spec.load import check_run_file
+from ortflow.workflow.spec.file.load import check_run_file
 from ortflow.workflow.spec.run import RunSpec
 
 SMALL = """\

@@ -1,8 +1,8 @@
 """Finds parameters that an exporter merged because they were equal: they compute the same and would train as one.
 
-Called by `export_warnings`. A fresh model has many equal parameters (scales of one, biases of zero). What is tied on purpose is
-told from what was merged by the modules that read it, where the file says them; by other tensors that are equal and
-were not merged; and by the matrices of the same layers, which are shared where the layers are.
+Called by `export_warnings`. A fresh model has many equal parameters (scales of one, biases of zero). What is tied on
+purpose is told from what was merged by the modules that read it, where the file says them; by other tensors that are
+equal and were not merged; and by the matrices of the same layers, which are shared where the layers are.
 """
 
 from __future__ import annotations

@@ -10,8 +10,8 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from ortflow.workflow.spec.kubernetes_shapes import SOURCES
-from ortflow.workflow.spec.kubernetes_syntax import QUANTITY, VARIABLE, is_qualified
+from ortflow.workflow.spec.checks.kubernetes_shapes import SOURCES
+from ortflow.workflow.spec.checks.kubernetes_syntax import QUANTITY, VARIABLE, is_qualified
 from ortflow.workflow.spec.problem import KeyPath, Problem
 
 Native = dict[str, Any]

@@ -6,10 +6,10 @@ import re
 from collections.abc import Iterator
 
 from ortflow.workflow.errors import UserError
-from ortflow.workflow.spec import kubernetes_syntax
+from ortflow.workflow.spec.checks import kubernetes_syntax
+from ortflow.workflow.spec.checks.slurm_syntax import gpus_in
 from ortflow.workflow.spec.problem import KeyPath, Problem, shown
 from ortflow.workflow.spec.run import RunSpec
-from ortflow.workflow.spec.slurm_syntax import gpus_in
 from ortflow.workflow.spec.units import parse_memory
 
 GPUS: KeyPath = ("resources", "gpus_per_rank")

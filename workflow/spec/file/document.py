@@ -27,8 +27,8 @@ from yaml.events import (
 )
 
 from ortflow.workflow.files import open_regular
+from ortflow.workflow.spec.file.scalars import octal, scalar
 from ortflow.workflow.spec.problem import Fault, KeyPath, Problem
-from ortflow.workflow.spec.scalars import octal, scalar
 
 SIZE_LIMIT = 256 * 1024
 DEPTH_LIMIT = 24

@@ -9,9 +9,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from ortflow.workflow.spec.base import Section
-from ortflow.workflow.spec.help import describe
+from ortflow.workflow.spec.file.help import describe
+from ortflow.workflow.spec.file.shorthand import COMMANDS, LINES, SECTIONS
 from ortflow.workflow.spec.run import RunSpec
-from ortflow.workflow.spec.shorthand import COMMANDS, LINES, SECTIONS
 
 
 def run_file_schema(trainers: Mapping[str, type[Section]] | None = None) -> dict[str, Any]:

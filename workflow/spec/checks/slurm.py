@@ -8,10 +8,10 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 
+from ortflow.workflow.spec.checks.slurm_flags import OWN_DIRECTIVES, OWN_SRUN, flag_name, owner
+from ortflow.workflow.spec.checks.slurm_syntax import FLAG, MOUNT, SYNTAX, carries_control, gpus_in, is_directive
 from ortflow.workflow.spec.problem import KeyPath, Problem, shown
 from ortflow.workflow.spec.run import RunSpec
-from ortflow.workflow.spec.slurm_flags import OWN_DIRECTIVES, OWN_SRUN, flag_name, owner
-from ortflow.workflow.spec.slurm_syntax import FLAG, MOUNT, SYNTAX, carries_control, gpus_in, is_directive
 
 HERE = ("backends", "slurm")
 

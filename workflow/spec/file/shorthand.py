@@ -8,7 +8,7 @@ from __future__ import annotations
 import shlex
 from typing import Any
 
-from ortflow.workflow.spec.document import Document
+from ortflow.workflow.spec.file.document import Document
 from ortflow.workflow.spec.problem import KeyPath, Problem
 
 SECTIONS: dict[tuple[str, ...], str] = {

@@ -1,16 +1,16 @@
-"""Checks of what `backends.kubernetes` passes on as Kubernetes writes it. Pure; called by `kubernetes_check`."""
+"""Checks of what `backends.kubernetes` passes on as Kubernetes writes it. Pure; called by `kubernetes`."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from typing import Any
 
-from ortflow.workflow.spec.kubernetes_pod import check_affinity, check_source, check_spread, check_toleration
-from ortflow.workflow.spec.kubernetes_shapes import AFFINITY, FOLDER, LABEL, SOURCES, SPREAD, TOLERATION
-from ortflow.workflow.spec.kubernetes_syntax import is_absolute, is_relative
+from ortflow.workflow.spec.checks.kubernetes_pod import check_affinity, check_source, check_spread, check_toleration
+from ortflow.workflow.spec.checks.kubernetes_shapes import AFFINITY, FOLDER, LABEL, SOURCES, SPREAD, TOLERATION
+from ortflow.workflow.spec.checks.kubernetes_syntax import is_absolute, is_relative
+from ortflow.workflow.spec.checks.shapes import ANY, check_shape, words
 from ortflow.workflow.spec.problem import KeyPath, Problem, shown
 from ortflow.workflow.spec.run import RunSpec
-from ortflow.workflow.spec.shapes import ANY, check_shape, words
 
 HERE: KeyPath = ("backends", "kubernetes")
 OWN_VOLUMES = frozenset({"run", "data", "shm", "ssh-auth", "mpi-job-config"})

@@ -13,11 +13,11 @@ from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
 from ortflow.workflow.spec.base import LARGEST
-from ortflow.workflow.spec.help import fill
-from ortflow.workflow.spec.keys import SectionType, choices, discriminator, every_key, follow
+from ortflow.workflow.spec.file.help import fill
+from ortflow.workflow.spec.file.keys import SectionType, choices, discriminator, every_key, follow
+from ortflow.workflow.spec.file.scalars import scalar
 from ortflow.workflow.spec.problem import KeyPath, Problem, dotted, listed, nearest, shown
 from ortflow.workflow.spec.run import RunSpec
-from ortflow.workflow.spec.scalars import scalar
 
 
 def problems(error: ValidationError, values: dict[str, Any], root: SectionType = RunSpec) -> list[Problem]:

@@ -6,8 +6,8 @@ from typing import Any
 
 import yaml
 
+from ortflow.workflow.spec.file.scalars import scalar
 from ortflow.workflow.spec.run import RunSpec
-from ortflow.workflow.spec.scalars import scalar
 
 
 def dump_run_file(spec: RunSpec) -> str:

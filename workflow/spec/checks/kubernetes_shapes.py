@@ -10,15 +10,15 @@ import re
 from ipaddress import ip_address
 from typing import Any
 
-from ortflow.workflow.spec.kubernetes_syntax import (
+from ortflow.workflow.spec.checks.kubernetes_syntax import (
     QUANTITY,
     is_label,
     is_label_value,
     is_name,
     is_qualified,
 )
+from ortflow.workflow.spec.checks.shapes import ANY, Shape, words
 from ortflow.workflow.spec.problem import shown
-from ortflow.workflow.spec.shapes import ANY, Shape, words
 
 INT32 = 2**31 - 1
 

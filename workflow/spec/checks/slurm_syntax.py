@@ -1,4 +1,4 @@
-"""How Slurm writes what `backends.slurm` holds. Pure; used by `slurm_check` and by the renderer."""
+"""How Slurm writes what `backends.slurm` holds. Pure; used by `slurm` and by the renderer."""
 
 from __future__ import annotations
 

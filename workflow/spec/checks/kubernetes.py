@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 
 from ortflow.workflow.errors import Faults, UserError
-from ortflow.workflow.spec import kubernetes_syntax as syntax
-from ortflow.workflow.spec.kubernetes_native import check_native
+from ortflow.workflow.spec.checks import kubernetes_syntax as syntax
+from ortflow.workflow.spec.checks.kubernetes_native import check_native
+from ortflow.workflow.spec.checks.slurm_syntax import carries_control
 from ortflow.workflow.spec.problem import KeyPath, Problem, dotted, shown
 from ortflow.workflow.spec.run import RunSpec
-from ortflow.workflow.spec.slurm_syntax import carries_control
 from ortflow.workflow.spec.units import parse_memory, parse_time
 
 HERE: KeyPath = ("backends", "kubernetes")

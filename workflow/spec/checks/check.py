@@ -10,15 +10,15 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import PurePosixPath
 
 from ortflow.workflow.errors import UserError
-from ortflow.workflow.spec.batch import undivided
-from ortflow.workflow.spec.gpu_check import check_gpus
-from ortflow.workflow.spec.kubernetes_check import check_kubernetes
+from ortflow.workflow.spec.checks.batch import undivided
+from ortflow.workflow.spec.checks.gpus import check_gpus
+from ortflow.workflow.spec.checks.kubernetes import check_kubernetes
+from ortflow.workflow.spec.checks.slurm import check_slurm
 from ortflow.workflow.spec.mapping import parse_reference
 from ortflow.workflow.spec.metrics import Metric, misuse
 from ortflow.workflow.spec.optimizers import Sgd
 from ortflow.workflow.spec.problem import Problem
 from ortflow.workflow.spec.run import RunSpec
-from ortflow.workflow.spec.slurm_check import check_slurm
 from ortflow.workflow.spec.units import parse_memory, parse_time
 
 GRAPH = "graph"

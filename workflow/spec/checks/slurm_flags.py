@@ -1,4 +1,4 @@
-"""Flags of sbatch and srun that are not the user's to give, and what to do instead. Pure; used by `slurm_check`."""
+"""Flags of sbatch and srun that are not the user's to give, and what to do instead. Pure; used by `slurm`."""
 
 from __future__ import annotations
 

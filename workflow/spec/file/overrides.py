@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from ortflow.workflow.spec.document import Document, parse_document
+from ortflow.workflow.spec.file.document import Document, parse_document
+from ortflow.workflow.spec.file.shorthand import expand
 from ortflow.workflow.spec.problem import COMMAND_LINE, KeyPath, Problem
-from ortflow.workflow.spec.shorthand import expand
 
 
 def override(document: Document, assignments: Iterable[str]) -> None:

@@ -17,14 +17,14 @@ from typing import Any
 from pydantic import ValidationError
 
 from ortflow.workflow.errors import Faults, UserError
-from ortflow.workflow.spec import wording
-from ortflow.workflow.spec.check import check
-from ortflow.workflow.spec.document import Document, parse_document, read_document
-from ortflow.workflow.spec.overrides import override
-from ortflow.workflow.spec.paths import check_files, make_outputs_relative, resolve_paths
+from ortflow.workflow.spec.checks.check import check
+from ortflow.workflow.spec.file import wording
+from ortflow.workflow.spec.file.document import Document, parse_document, read_document
+from ortflow.workflow.spec.file.overrides import override
+from ortflow.workflow.spec.file.paths import check_files, make_outputs_relative, resolve_paths
+from ortflow.workflow.spec.file.shorthand import expand
 from ortflow.workflow.spec.problem import Fault, KeyPath, Problem, parse_dotted
 from ortflow.workflow.spec.run import RunSpec
-from ortflow.workflow.spec.shorthand import expand
 
 
 @dataclass(frozen=True)
