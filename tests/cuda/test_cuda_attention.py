@@ -14,8 +14,8 @@ from ortflow.workflow.cuda.attention import available
 from ortflow.workflow.device.cuda import CudaDevice
 from ortflow.workflow.graph.attention.find import MASKED
 from ortflow.workflow.graph.domains import CUDA_DOMAIN
-from ortflow.workflow.graph.ir.edit import sort_nodes
-from ortflow.workflow.graph.ir.writer import set_attribute
+from ortflow.workflow.graph.ir.order import sort_nodes
+from ortflow.workflow.graph.ir.replacement import set_attribute
 from ortflow.workflow.sessions.session import Binding, Sessions
 
 INPUTS = ("q", "k", "v", "do")

@@ -18,7 +18,7 @@ from ortflow.workflow.graph.autodiff.sizes import unified
 from ortflow.workflow.graph.domains import CUDA_DOMAIN
 from ortflow.workflow.graph.ir import shapes
 from ortflow.workflow.graph.ir.edit import described
-from ortflow.workflow.graph.ir.writer import Writer
+from ortflow.workflow.graph.ir.replacement import Replacement
 
 
 def compose_attention(model: onnx.ModelProto) -> onnx.ModelProto:
@@ -32,7 +32,7 @@ def compose_attention(model: onnx.ModelProto) -> onnx.ModelProto:
     return compose(copy, ATTENTION, CUDA_DOMAIN)
 
 
-def attention(w: Writer) -> None:
+def attention(w: Replacement) -> None:
     """o and stats."""
     form = _Form(w, 0)
     q, k, v = form.operands
@@ -45,7 +45,7 @@ def attention(w: Writer) -> None:
     w.done(form.joined(o), stats)
 
 
-def attention_grad(w: Writer) -> None:
+def attention_grad(w: Replacement) -> None:
     """ds k, ds^T q and p^T do, with p = exp(s - stats) and ds = p (do v^T - sum(do o)) scale."""
     form = _Form(w, 1)
     q, k, v = form.operands
@@ -64,7 +64,7 @@ def attention_grad(w: Writer) -> None:
 class _Form:
     """The sizes of a node whose queries are its input `place`, and its operands by groups."""
 
-    def __init__(self, w: Writer, place: int) -> None:
+    def __init__(self, w: Replacement, place: int) -> None:
         self._w = w
         self._packed = w.attribute("packed", [])
         self.heads_first = [bool(flag) for flag in w.attribute("heads_first", [0, 0, 0])]
@@ -145,8 +145,8 @@ class _Form:
         return scores
 
 
-def _turned(w: Writer, value: str) -> str:
+def _turned(w: Replacement, value: str) -> str:
     return w("Transpose", value, perm=[0, 1, 2, 4, 3])
 
 
-ATTENTION: dict[str, Callable[[Writer], None]] = {"Attention": attention, "AttentionGrad": attention_grad}
+ATTENTION: dict[str, Callable[[Replacement], None]] = {"Attention": attention, "AttentionGrad": attention_grad}

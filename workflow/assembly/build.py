@@ -28,7 +28,8 @@ from ortflow.workflow.graph.export.inference import infer_graph
 from ortflow.workflow.graph.file.limits import check_constants
 from ortflow.workflow.graph.intake.own import own_eval, own_optimizer, own_train
 from ortflow.workflow.graph.intake.source import Source, read_source
-from ortflow.workflow.graph.ir.edit import Editor, make_outputs, prune, replace, scalar, used
+from ortflow.workflow.graph.ir.edit import Editor, make_outputs, replace, scalar, used
+from ortflow.workflow.graph.ir.order import prune
 from ortflow.workflow.graph.objective import evaluation
 from ortflow.workflow.graph.objective.loss import attach, output_of
 from ortflow.workflow.graph.objective.metrics import with_outputs
@@ -167,7 +168,7 @@ def _with_loss(
     edit = Editor(graph)
     outputs = [scalar(LOSS_SUM), scalar(LOSS_WEIGHT)]
     for name in source.roles.state:
-        new = edit.node("Identity", updates.get(name, name), output=f"{name}_new")
+        new = edit("Identity", updates.get(name, name), output=f"{name}_new")
         described = onnx.helper.make_tensor_value_info(new, onnx.TensorProto.FLOAT, source.tensors[name].shape)
         outputs.append(described)
     make_outputs(graph, outputs)

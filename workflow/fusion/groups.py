@@ -15,8 +15,9 @@ from onnx import TensorProto, helper
 
 from ortflow.workflow.fusion.source import BOOLS, CONDITIONS, FLOATS, STORED, kernel, lanes_of
 from ortflow.workflow.graph.domains import CUDA_DOMAIN
-from ortflow.workflow.graph.ir.edit import constants_of, described, dims_of, import_domain, prune, sort_nodes
+from ortflow.workflow.graph.ir.edit import constants_of, described, dims_of, import_domain
 from ortflow.workflow.graph.ir.element_types import element_types
+from ortflow.workflow.graph.ir.order import prune, sort_nodes
 
 OPERATOR = "Fused"
 INPUTS, OUTPUTS = 12, 6

@@ -17,8 +17,9 @@ from onnx import TensorProto, helper
 from ortflow.workflow.fusion.groups import Dims, Group, groups_of
 from ortflow.workflow.graph.domains import CUDA_DOMAIN, MICROSOFT
 from ortflow.workflow.graph.ir import walk
-from ortflow.workflow.graph.ir.edit import described, dims_of, prune, sort_nodes
+from ortflow.workflow.graph.ir.edit import described, dims_of
 from ortflow.workflow.graph.ir.element_types import element_types
+from ortflow.workflow.graph.ir.order import prune, sort_nodes
 
 HALVES = {"fp16": TensorProto.FLOAT16, "bf16": TensorProto.BFLOAT16}
 """`train.precision` -> element type."""

@@ -43,7 +43,7 @@ def halved(
     if precision == "fp16":
         _scale(forward.graph)
     else:
-        Editor(forward.graph).node("Identity", LOSS_SUM, output=SCALED)
+        Editor(forward.graph)("Identity", LOSS_SUM, output=SCALED)
     forward.graph.output.append(scalar(SCALED))
     forward, _ = make_differentiable(forward, parameters, SCALED)
     speed.before(forward.graph)
@@ -60,4 +60,4 @@ def halved(
 def _scale(graph: onnx.GraphProto) -> None:
     graph.input.append(helper.make_tensor_value_info(LOSS_SCALE, TensorProto.FLOAT, [1]))
     edit = Editor(graph)
-    edit.node("Mul", LOSS_SUM, edit.node("Squeeze", LOSS_SCALE), output=SCALED)
+    edit("Mul", LOSS_SUM, edit("Squeeze", LOSS_SCALE), output=SCALED)

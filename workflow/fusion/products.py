@@ -69,7 +69,7 @@ def _put(rewriter: Rewriter, node: onnx.NodeProto, kind: int) -> None:
         dropped += behind
         half = f"{out}/bias"
         rewriter.describe(half, kind, rewriter.dims(bias) or ())
-        rewriter.plain("Cast", [bias], half, to=kind)
+        rewriter("Cast", bias, output=half, to=kind)
         inputs.append(half)
     rewriter.drop(*dropped)
     rewriter.add("Product", inputs, [out], turn_a=int(a.turned), turn_b=int(b.turned))

@@ -19,7 +19,7 @@ def put(rewriter: Rewriter) -> None:
         if geometry is None or prod(kernel) > MOST_PLACES or not rewriter.fits(data):
             continue
         rewriter.drop(node)
-        rewriter.add("MaxPoolGrad", [rewriter.integers_named(*geometry), gradient, data], list(node.output))
+        rewriter.add("MaxPoolGrad", [rewriter.ints(*geometry), gradient, data], list(node.output))
         pooling = rewriter.maker(indices)
         if pooling is not None and not rewriter.is_read(indices):
             # Without them it is several times as fast.

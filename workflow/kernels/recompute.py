@@ -55,8 +55,8 @@ def _gradients(rewriter: Rewriter, node: onnx.NodeProto, forward: set[int]) -> l
 def _when_there_is(rewriter: Rewriter, gradient: str, value: str) -> str:
     """The value itself, but not before the gradient is there: ONNX Runtime runs what it can as early as it can."""
     prefix = f"{value}.again"
-    flat = rewriter.plain("Reshape", [gradient, rewriter.integers_named(-1)], f"{prefix}.flat")
-    ends = [rewriter.integers_named(0), rewriter.integers_named(1)]
-    first = rewriter.plain("Slice", [flat, *ends], f"{prefix}.first")
-    either = rewriter.plain("IsNaN", [first], f"{prefix}.either")
-    return rewriter.plain("Where", [either, value, value], prefix)
+    flat = rewriter("Reshape", gradient, rewriter.ints(-1), output=f"{prefix}.flat")
+    ends = [rewriter.ints(0), rewriter.ints(1)]
+    first = rewriter("Slice", flat, *ends, output=f"{prefix}.first")
+    either = rewriter("IsNaN", first, output=f"{prefix}.either")
+    return rewriter("Where", either, value, value, output=prefix)

@@ -31,9 +31,10 @@ from ortflow.workflow.graph.autodiff.path import gradient_path
 from ortflow.workflow.graph.autodiff.sizes import unified
 from ortflow.workflow.graph.domains import CUDA_DOMAIN
 from ortflow.workflow.graph.ir import shapes, walk
-from ortflow.workflow.graph.ir.edit import Editor, prune, replace, sort_nodes
+from ortflow.workflow.graph.ir.edit import Editor, replace
+from ortflow.workflow.graph.ir.order import prune, sort_nodes
 from ortflow.workflow.graph.ir.origin import inherit
-from ortflow.workflow.graph.ir.writer import attribute
+from ortflow.workflow.graph.ir.replacement import attribute
 
 OPERATOR = "Attention"
 GRADIENT = "AttentionGrad"
@@ -130,10 +131,10 @@ class _Writer:
         self._describe(o, [batch, tokens, heads, size])
         self._describe(stats, [batch, heads, tokens, 1])
         if v.scale != 1:
-            o = self._edit.node("Mul", o, self._edit.constant(v.scale))
+            o = self._edit("Mul", o, self._edit.constant(v.scale))
         o = self._guarded(o, result.guards, mask, scores)
         if not result.by_tokens:
-            o = self._edit.node("Transpose", o, perm=BY_TOKENS)
+            o = self._edit("Transpose", o, perm=BY_TOKENS)
         self._stand_in(o, result.value, before)
         inherit(self._graph.node[before:], softmax)
 
@@ -166,7 +167,7 @@ class _Writer:
             return found.value
         key = "turned", found.value, tuple(order)
         if key not in self._made:
-            self._made[key] = self._edit.node("Transpose", found.value, perm=order)
+            self._made[key] = self._edit("Transpose", found.value, perm=order)
         return self._made[key]
 
     def _mask(self, mask: Mask) -> str:
@@ -179,14 +180,14 @@ class _Writer:
         total = ""
         for name in mask.added:
             name = self._of_four_axes(name)
-            total = self._edit.node("Add", total, name) if total else name
+            total = self._edit("Add", total, name) if total else name
         allowed = ""
         for condition in mask.conditions:
             name = self._of_four_axes(condition.value)
-            name = self._edit.node("Not", name) if condition.negated else name
-            allowed = self._edit.node("And", allowed, name) if allowed else name
+            name = self._edit("Not", name) if condition.negated else name
+            allowed = self._edit("And", allowed, name) if allowed else name
         if total and allowed:
-            total = self._edit.node("Where", allowed, total, self._edit.constant(MASKED))
+            total = self._edit("Where", allowed, total, self._edit.constant(MASKED))
         self._made[key] = total or allowed
         return self._made[key]
 
@@ -196,7 +197,7 @@ class _Writer:
             return name
         key = "axes", name
         if key not in self._made:
-            self._made[key] = self._edit.node("Unsqueeze", name, self._edit.integers(*range(missing)))
+            self._made[key] = self._edit("Unsqueeze", name, self._edit.ints(*range(missing)))
         return self._made[key]
 
     def _guarded(self, o: str, guards: Sequence[Guard], mask: Mask, scores: Scores) -> str:
@@ -205,14 +206,14 @@ class _Writer:
             if mask.is_certain if not guard.value else self._keeps_all(guard):
                 continue
             if guard.node.op_type == "Mul":
-                o = self._edit.node("Mul", o, self._rows(self._of_four_axes(guard.value)))
+                o = self._edit("Mul", o, self._rows(self._of_four_axes(guard.value)))
                 continue
             value = self._of_four_axes(guard.value) if guard.value else self._blind(scores)
             if not value:
                 continue
             zero = self._edit.constant(0.0)
             parts = [zero, o] if guard.place == 2 else [o, zero]
-            o = self._edit.node("Where", self._rows(value), *parts)
+            o = self._edit("Where", self._rows(value), *parts)
         return o
 
     def _keeps_all(self, guard: Guard) -> bool:
@@ -240,15 +241,15 @@ class _Writer:
         key = "blind", condition
         if key not in self._made:
             numbers = self._edit.cast(self._of_four_axes(condition), TensorProto.INT32)
-            any_key = self._edit.node("ReduceMax", numbers, self._edit.integers(-1), keepdims=1)
-            self._made[key] = self._edit.node("Not", self._edit.cast(any_key, TensorProto.BOOL))
+            any_key = self._edit("ReduceMax", numbers, self._edit.ints(-1), keepdims=1)
+            self._made[key] = self._edit("Not", self._edit.cast(any_key, TensorProto.BOOL))
         return self._made[key]
 
     def _rows(self, name: str) -> str:
         """A value by query, as [batch, heads, tokens, 1], for what is [batch, tokens, heads, size]."""
         key = "rows", name
         if key not in self._made:
-            self._made[key] = self._edit.node("Transpose", name, perm=BY_TOKENS)
+            self._made[key] = self._edit("Transpose", name, perm=BY_TOKENS)
         return self._made[key]
 
     def _stand_in(self, new: str, old: str, place: int) -> None:

@@ -11,8 +11,8 @@ import onnx
 
 from ortflow.workflow.graph.attention.proof import Proof
 from ortflow.workflow.graph.ir import shapes, walk
+from ortflow.workflow.graph.ir.replacement import attribute
 from ortflow.workflow.graph.ir.stops import stops_gradient
-from ortflow.workflow.graph.ir.writer import attribute
 
 Size = int | str | None
 

@@ -13,7 +13,7 @@ import onnx
 from ortflow.workflow.graph.attention.masks import LOW, Condition
 from ortflow.workflow.graph.attention.operands import Unfused, View
 from ortflow.workflow.graph.ir import shapes, walk
-from ortflow.workflow.graph.ir.writer import attribute
+from ortflow.workflow.graph.ir.replacement import attribute
 
 BY_TOKENS = [0, 2, 1, 3]
 """From [batch, heads, tokens, size] to [batch, tokens, heads, size], and back."""

@@ -14,8 +14,8 @@ from onnx import TensorProto, helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
 
 from ortflow.workflow.graph.ir import shapes, walk
-from ortflow.workflow.graph.ir.edit import needed_by
-from ortflow.workflow.graph.ir.writer import attribute
+from ortflow.workflow.graph.ir.order import needed_by
+from ortflow.workflow.graph.ir.replacement import attribute
 from ortflow.workflow.graph.normalize.randomness import RANDOM
 
 SMALL = (5, 8)

@@ -6,9 +6,9 @@ they were exported. Operators without a rule are written out by others that have
 
 from __future__ import annotations
 
+import dataclasses
 from collections import Counter
 from collections.abc import Collection, Sequence
-from dataclasses import replace
 
 import onnx
 
@@ -17,9 +17,11 @@ from ortflow.workflow.graph.autodiff.path import gradient_path
 from ortflow.workflow.graph.autodiff.rules import RULES
 from ortflow.workflow.graph.decompose.operators import DECOMPOSITIONS
 from ortflow.workflow.graph.ir import shapes, walk
-from ortflow.workflow.graph.ir.functions import instantiate, replace_nodes, schema_function
+from ortflow.workflow.graph.ir.edit import replace
+from ortflow.workflow.graph.ir.functions import instantiate, schema_function
+from ortflow.workflow.graph.ir.order import prune
 from ortflow.workflow.graph.ir.origin import inherit
-from ortflow.workflow.graph.ir.writer import MISFITS, Context, context_of, no_gradient
+from ortflow.workflow.graph.ir.replacement import MISFITS, Context, context_of, no_gradient
 from ortflow.workflow.graph.normalize import tidy
 from ortflow.workflow.graph.normalize.opset import OPSET, at_opset_18
 
@@ -42,7 +44,7 @@ def make_differentiable(
             break
     check_differentiable(copy, trained, loss)
     tidy.constants_to_initializers(copy)
-    tidy.drop_unused(copy)
+    prune(copy.graph)
     tidy.name_nodes(copy)
     shapes.infer(copy)
     notes = [f"{count} {op_type} written out for training" for op_type, count in sorted(expanded.items())]
@@ -82,7 +84,7 @@ def _expand_once(
     """Writes out each node on the path that needs it, in place; whether there was any."""
     context = context_of(model)
     path = gradient_path(model.graph, context.types, trained, losses)
-    context = replace(context, gradients=path.values)
+    context = dataclasses.replace(context, gradients=path.values)
     nodes: list[onnx.NodeProto] = []
     changed = False
     for place, node in enumerate(model.graph.node):
@@ -93,7 +95,7 @@ def _expand_once(
             changed = True
         nodes += [node] if replacement is None else replacement
     if changed:
-        replace_nodes(model.graph, nodes)
+        replace(model.graph.node, nodes)
         tidy.cast_like_to_cast(model)
     return changed
 

@@ -6,7 +6,7 @@ from ortflow.workflow.graph.autodiff.compose_norms import normalization_gradient
 from ortflow.workflow.graph.autodiff.rule import Backward, Dims, Gradients, rule
 from ortflow.workflow.graph.domains import MICROSOFT
 from ortflow.workflow.graph.ir import shapes
-from ortflow.workflow.graph.ir.writer import attribute
+from ortflow.workflow.graph.ir.replacement import attribute
 
 
 @rule("Softmax")

@@ -18,9 +18,9 @@ from ortflow.workflow.graph.autodiff.rule import Backward, Constants
 from ortflow.workflow.graph.autodiff.rules import RULES
 from ortflow.workflow.graph.autodiff.sizes import unified
 from ortflow.workflow.graph.ir import shapes
-from ortflow.workflow.graph.ir.edit import prune
+from ortflow.workflow.graph.ir.order import prune
 from ortflow.workflow.graph.ir.origin import inherit
-from ortflow.workflow.graph.ir.writer import MISFITS, context_of, no_gradient
+from ortflow.workflow.graph.ir.replacement import MISFITS, context_of, no_gradient
 
 LOSS_GRADIENT = "ortflow.loss_grad"
 """Name of the constant 1: the derivative of the loss with respect to itself."""

@@ -13,7 +13,7 @@ import onnx
 from onnx import numpy_helper
 
 from ortflow.workflow.graph.ir import shapes
-from ortflow.workflow.graph.ir.writer import attribute
+from ortflow.workflow.graph.ir.replacement import attribute
 
 Size = int | str | None
 _COMPARISONS = frozenset(["And", "Equal", "Greater", "GreaterOrEqual", "Less", "LessOrEqual", "Or", "Xor"])

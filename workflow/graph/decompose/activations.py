@@ -5,12 +5,12 @@ from __future__ import annotations
 import numpy as np
 import onnx
 
-from ortflow.workflow.graph.ir.writer import Context, Writer
+from ortflow.workflow.graph.ir.replacement import Context, Replacement
 
 
 def gelu(node: onnx.NodeProto, context: Context) -> list[onnx.NodeProto]:
     """x Phi(x), or its tanh approximation (Hendrycks & Gimpel 2016), in the form ONNX Runtime fuses to one kernel."""
-    w = Writer(node, context)
+    w = Replacement(node, context)
     x = w.input(0)
     if w.attribute("approximate", "none") == "tanh":
         cubic = w("Mul", w("Pow", x, w.constant(3.0)), w.constant(0.044715))

@@ -14,8 +14,8 @@ import onnx
 from onnx import TensorProto, numpy_helper
 
 from ortflow.workflow.graph.ir import walk
-from ortflow.workflow.graph.ir.functions import replace_nodes
-from ortflow.workflow.graph.ir.writer import Context, Writer, attribute, context_of
+from ortflow.workflow.graph.ir.edit import replace
+from ortflow.workflow.graph.ir.replacement import Context, Replacement, attribute, context_of
 
 _LOWEST = float(np.finfo(np.float32).min)
 
@@ -43,13 +43,13 @@ def replace_bags(model: onnx.ModelProto) -> list[str]:
     nodes: list[onnx.NodeProto] = []
     for node, bag in zip(model.graph.node, bags, strict=True):
         nodes += [node] if bag is None else _without_loop(node, bag, context)
-    replace_nodes(model.graph, nodes)
+    replace(model.graph.node, nodes)
     return [f"{count} EmbeddingBag written without {'its loop' if count == 1 else 'their loops'}"]
 
 
 def _without_loop(node: onnx.NodeProto, bag: _Bag, context: Context) -> list[onnx.NodeProto]:
     """A matrix [bags, indices] of what lies in which bag; bags without an index are 0, as in PyTorch."""
-    w = Writer(node, context)
+    w = Replacement(node, context)
     rows = w("Gather", bag.table, bag.indices, axis=0)
     if bag.weights:
         rows = w("Mul", rows, w("Unsqueeze", bag.weights, w.ints(1)))

@@ -8,14 +8,14 @@ import numpy as np
 import onnx
 from onnx import TensorProto
 
-from ortflow.workflow.graph.ir.writer import Context, Writer
+from ortflow.workflow.graph.ir.replacement import Context, Replacement
 
 _SPATIAL_FROM = 2
 
 
 def grid_sample(node: onnx.NodeProto, context: Context) -> list[onnx.NodeProto]:
     """GridSample of any number of axes, nearest or linear: gradients of the image and, where linear, of the grid."""
-    w = Writer(node, context)
+    w = Replacement(node, context)
     mode = w.attribute("mode", "bilinear")
     if mode not in ("nearest", "bilinear", "linear"):
         raise w.refusal(f"it interpolates by {mode!r}")
@@ -31,7 +31,7 @@ def grid_sample(node: onnx.NodeProto, context: Context) -> list[onnx.NodeProto]:
     return w.done(w("Reshape", value, w("Concat", *whole, axis=0)))
 
 
-def _place(w: Writer, size: str, component: int, axis: int) -> str:
+def _place(w: Replacement, size: str, component: int, axis: int) -> str:
     """[batch, places]: where along an axis of the image each place of the grid lies, in pixels."""
     one, half = w.constant(1.0), w.constant(0.5)
     grid = w("Gather", w.input(1), w.constant(component, np.int64), axis=-1)
@@ -56,7 +56,7 @@ def _place(w: Writer, size: str, component: int, axis: int) -> str:
     return place
 
 
-def _corner(w: Writer, places: list[str], sizes: list[str], corner: tuple[int, ...], *, nearest: bool) -> str:
+def _corner(w: Replacement, places: list[str], sizes: list[str], corner: tuple[int, ...], *, nearest: bool) -> str:
     """[batch, channels, places]: the pixels at one corner of each place's cell, times their weights."""
     zero, one = w.constant(0, np.int64), w.constant(1, np.int64)
     index, weight = "", ""

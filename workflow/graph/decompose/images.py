@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import onnx
 
-from ortflow.workflow.graph.ir.writer import LAST, Context, Writer, copy_of, set_attribute
+from ortflow.workflow.graph.ir.replacement import LAST, Context, Replacement, copy_of, set_attribute
 
 _SPATIAL_FROM = 2
 
 
 def wrapped(node: onnx.NodeProto, context: Context) -> list[onnx.NodeProto]:
     """Pad by wrapping: what lies at the other end of an axis, before and behind it."""
-    w = Writer(node, context)
+    w = Replacement(node, context)
     axes, before, after = _amounts(w)
     value = w.input(0)
     for axis in axes:
@@ -26,7 +26,7 @@ def wrapped(node: onnx.NodeProto, context: Context) -> list[onnx.NodeProto]:
     return w.done(value)
 
 
-def _amounts(w: Writer) -> tuple[list[int], dict[int, int], dict[int, int]]:
+def _amounts(w: Replacement) -> tuple[list[int], dict[int, int], dict[int, int]]:
     """The axes that are padded, and how much each is before and behind."""
     rank = w.rank(0)
     amounts = [int(n) for n in w.known_value(1, "pads")]
@@ -40,7 +40,7 @@ def dilated_pads(node: onnx.NodeProto, context: Context) -> list[onnx.NodeProto]
 
     ONNX Runtime refuses to compute the two together.
     """
-    w = Writer(node, context)
+    w = Replacement(node, context)
     mode, dilations = w.attribute("auto_pad", "NOTSET"), w.attribute("dilations", [])
     if not mode.startswith("SAME") or all(dilation == 1 for dilation in dilations):
         return None

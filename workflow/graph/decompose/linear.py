@@ -9,12 +9,12 @@ import numpy as np
 import onnx
 
 from ortflow.workflow.graph.ir import shapes
-from ortflow.workflow.graph.ir.writer import Context, Writer
+from ortflow.workflow.graph.ir.replacement import Context, Replacement
 
 
 def einsum(node: onnx.NodeProto, context: Context) -> list[onnx.NodeProto]:
     """Einsum of any number of inputs, taken two at a time from the left."""
-    w = Writer(node, context)
+    w = Replacement(node, context)
     terms, result = _terms(w)
     longer = {
         label for place, term in enumerate(terms) for label, n in zip(term, w.shape(place), strict=True) if n != 1
@@ -28,7 +28,7 @@ def einsum(node: onnx.NodeProto, context: Context) -> list[onnx.NodeProto]:
     return w.done(_ordered(w, value, labels, result))
 
 
-def _terms(w: Writer) -> tuple[list[str], str]:
+def _terms(w: Replacement) -> tuple[list[str], str]:
     """One label for each axis of each input, and of the output: labels that the ellipsis stands for included."""
     equation = w.attribute("equation", "").replace(" ", "")
     left, arrow, result = equation.partition("->")
@@ -54,7 +54,7 @@ def _terms(w: Writer) -> tuple[list[str], str]:
     return terms, result
 
 
-def _unbroadcast(w: Writer, place: int, term: str, longer: set[str]) -> tuple[str, str]:
+def _unbroadcast(w: Replacement, place: int, term: str, longer: set[str]) -> tuple[str, str]:
     """An input and its labels without axes of length 1 that stand for longer ones."""
     gone = [i for i, n in enumerate(w.shape(place)) if n == 1 and term[i] in longer]
     if not gone:
@@ -62,7 +62,7 @@ def _unbroadcast(w: Writer, place: int, term: str, longer: set[str]) -> tuple[st
     return w("Squeeze", w.input(place), w.ints(*gone)), "".join(x for i, x in enumerate(term) if i not in gone)
 
 
-def _diagonal(w: Writer, value: str, term: str) -> tuple[str, str]:
+def _diagonal(w: Replacement, value: str, term: str) -> tuple[str, str]:
     """Each label once: of two equal ones the diagonal, by a mask and a sum."""
     for label in dict.fromkeys(term):
         while term.count(label) > 1:
@@ -79,7 +79,7 @@ def _diagonal(w: Writer, value: str, term: str) -> tuple[str, str]:
     return value, term
 
 
-def _summed(w: Writer, value: str, labels: str, kept: set[str]) -> tuple[str, str]:
+def _summed(w: Replacement, value: str, labels: str, kept: set[str]) -> tuple[str, str]:
     """Sums over the labels that nothing needs any more."""
     gone = [i for i, label in enumerate(labels) if label not in kept]
     if not gone:
@@ -87,12 +87,12 @@ def _summed(w: Writer, value: str, labels: str, kept: set[str]) -> tuple[str, st
     return w("ReduceSum", value, w.ints(*gone), keepdims=0), "".join(x for x in labels if x in kept)
 
 
-def _ordered(w: Writer, value: str, labels: str, order: Sequence[str]) -> str:
+def _ordered(w: Replacement, value: str, labels: str, order: Sequence[str]) -> str:
     perm = [labels.index(label) for label in order]
     return value if perm == sorted(perm) else w("Transpose", value, perm=perm)
 
 
-def _pair(w: Writer, a: str, a_labels: str, b: str, b_labels: str, later: set[str]) -> tuple[str, str]:
+def _pair(w: Replacement, a: str, a_labels: str, b: str, b_labels: str, later: set[str]) -> tuple[str, str]:
     """The product of two terms, summed over what both have and nothing needs later."""
     a, a_labels = _summed(w, a, a_labels, later | set(b_labels))
     b, b_labels = _summed(w, b, b_labels, later | set(a_labels))
@@ -114,11 +114,11 @@ def _pair(w: Writer, a: str, a_labels: str, b: str, b_labels: str, later: set[st
     return value, "".join([*batch, *rows, *columns])
 
 
-def _sizes(w: Writer, value: str, start: int, end: int) -> list[str]:
+def _sizes(w: Replacement, value: str, start: int, end: int) -> list[str]:
     return [w("Shape", value, start=i, end=i + 1) for i in range(start, end)]
 
 
-def _product(w: Writer, sizes: list[str]) -> str:
+def _product(w: Replacement, sizes: list[str]) -> str:
     result = sizes[0] if sizes else w.ints(1)
     for size in sizes[1:]:
         result = w("Mul", result, size)
@@ -130,7 +130,7 @@ def matrix_by_vector(node: onnx.NodeProto, context: Context) -> list[onnx.NodePr
 
     A vector before a single matrix is right as it is.
     """
-    w = Writer(node, context)
+    w = Replacement(node, context)
     ranks = [shapes.rank(context.types, w.input(place)) for place in (0, 1)]
     if ranks[1] == 1:
         column = w("Unsqueeze", w.input(1), w.ints(1))
@@ -143,7 +143,7 @@ def matrix_by_vector(node: onnx.NodeProto, context: Context) -> list[onnx.NodePr
 
 def col2im(node: onnx.NodeProto, context: Context) -> list[onnx.NodeProto]:
     """Col2Im (torch.nn.Fold): each column's elements are added at their places in the image, or in one outside it."""
-    w = Writer(node, context)
+    w = Replacement(node, context)
     image, block = ([int(n) for n in w.known_value(place, what)] for place, what in ((1, "image"), (2, "block")))
     axes = len(image)
     strides, dilations = w.attribute("strides", [1] * axes), w.attribute("dilations", [1] * axes)

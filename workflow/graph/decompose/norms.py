@@ -8,13 +8,13 @@ from __future__ import annotations
 import numpy as np
 import onnx
 
-from ortflow.workflow.graph.ir.writer import LAST, Context, Writer
+from ortflow.workflow.graph.ir.replacement import LAST, Context, Replacement
 
 _WIDEST = 256
 """Channels of a local response window: one slice each."""
 
 
-def _per_channel(w: Writer, vector: str, rank: int) -> str:
+def _per_channel(w: Replacement, vector: str, rank: int) -> str:
     """A vector over the channels, which are axis 1 of `rank`, ready to broadcast."""
     return w("Unsqueeze", vector, w.ints(*range(1, rank - 1))) if rank > 2 else vector
 
@@ -24,7 +24,7 @@ def group_normalization(node: onnx.NodeProto, context: Context) -> list[onnx.Nod
 
     Scale and bias are one a group in opset 18 and one a channel from opset 21 on.
     """
-    w = Writer(node, context)
+    w = Replacement(node, context)
     groups, epsilon = w.attribute("num_groups", 1), w.attribute("epsilon", 1e-5)
     grouped, whole = w("Reshape", w.input(0), w.ints(0, groups, -1)), w("Shape", w.input(0))
     if w.shape(1)[:1] == [groups]:
@@ -37,7 +37,7 @@ def group_normalization(node: onnx.NodeProto, context: Context) -> list[onnx.Nod
 
 def rms_normalization(node: onnx.NodeProto, context: Context) -> list[onnx.NodeProto]:
     """x / sqrt(mean of squares + epsilon), times scale (Zhang & Sennrich 2019), in the form ONNX Runtime fuses."""
-    w = Writer(node, context)
+    w = Replacement(node, context)
     axis = w.attribute("axis", -1)
     axes = list(range(axis, 0)) if axis < 0 else list(range(axis - w.rank(0), 0))
     squares = w("ReduceMean", w("Pow", w.input(0), w.constant(2.0)), w.ints(*axes), keepdims=1)
@@ -47,7 +47,7 @@ def rms_normalization(node: onnx.NodeProto, context: Context) -> list[onnx.NodeP
 
 def mean_variance_normalization(node: onnx.NodeProto, context: Context) -> list[onnx.NodeProto]:
     """(x - mean) / (standard deviation + 1e-9), over axes 0, 2 and 3 if not given."""
-    w = Writer(node, context)
+    w = Replacement(node, context)
     axes = w.ints(*w.attribute("axes", [0, 2, 3]))
     deviation = w("Sub", w.input(0), w("ReduceMean", w.input(0), axes, keepdims=1))
     variance = w("ReduceMean", w("Mul", deviation, deviation), axes, keepdims=1)
@@ -56,7 +56,7 @@ def mean_variance_normalization(node: onnx.NodeProto, context: Context) -> list[
 
 def lp_normalization(node: onnx.NodeProto, context: Context) -> list[onnx.NodeProto]:
     """x over its 1- or 2-norm along an axis."""
-    w = Writer(node, context)
+    w = Replacement(node, context)
     axis = w.ints(w.attribute("axis", -1))
     if w.attribute("p", 2) == 1:
         norm = w("ReduceSum", w("Abs", w.input(0)), axis, keepdims=1)
@@ -67,7 +67,7 @@ def lp_normalization(node: onnx.NodeProto, context: Context) -> list[onnx.NodePr
 
 def local_response_normalization(node: onnx.NodeProto, context: Context) -> list[onnx.NodeProto]:
     """x / (bias + alpha / size * sum of squares over `size` neighbouring channels) ^ beta (Krizhevsky et al. 2012)."""
-    w = Writer(node, context)
+    w = Replacement(node, context)
     size, rank = w.attribute("size", 1), w.rank(0)
     if size > _WIDEST:
         raise w.refusal(f"its window is {size} channels")

@@ -16,7 +16,7 @@ from ortflow.workflow.graph.decompose.images import wrapped
 from ortflow.workflow.graph.decompose.linear import LINEAR
 from ortflow.workflow.graph.decompose.norms import NORMS
 from ortflow.workflow.graph.decompose.resize import resize
-from ortflow.workflow.graph.ir.writer import Context
+from ortflow.workflow.graph.ir.replacement import Context
 
 Decomposition = Callable[[onnx.NodeProto, Context], list[onnx.NodeProto]]
 

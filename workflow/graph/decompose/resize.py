@@ -13,9 +13,9 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 from ortflow.workflow.graph.ir import shapes
-from ortflow.workflow.graph.ir.functions import Fresh
 from ortflow.workflow.graph.ir.known import Known
-from ortflow.workflow.graph.ir.writer import Context, Writer, attribute, copy_of, set_attribute
+from ortflow.workflow.graph.ir.replacement import Context, Replacement, attribute, copy_of, set_attribute
+from ortflow.workflow.graph.ir.writer import Fresh
 
 LARGEST = 1 << 24
 """Elements of an interpolation matrix: 64 MiB, 4,096 by 4,096 pixels."""
@@ -77,7 +77,7 @@ def resize(node: onnx.NodeProto, context: Context) -> list[onnx.NodeProto]:
     Every mode is linear and works axis by axis. Where sizes are known, ONNX Runtime's own Resize of the unit vectors
     gives the matrix, so the forward pass stays what it was; else nodes compute it.
     """
-    w = Writer(node, context)
+    w = Replacement(node, context)
     if _crops(node):
         raise w.refusal("it crops")
     if w.attribute("keep_aspect_ratio_policy", "stretch") != "stretch":
@@ -103,7 +103,7 @@ def _interpolation(node: onnx.NodeProto, size: int, place: int, amount: Any) -> 
     """[size, new size]: what one axis' Resize makes of the unit vectors."""
     grown = size * amount if place == _SCALES else amount
     if not 0 < size * grown <= LARGEST:
-        raise Writer(node, Context(str, {})).refusal(f"it would need a matrix of {size} by {grown:.0f}")
+        raise Replacement(node, Context(str, {})).refusal(f"it would need a matrix of {size} by {grown:.0f}")
     alone = copy_of(node)
     alone.input[:] = ["x", "", "amounts"] if place == _SCALES else ["x", "", "", "amounts"]
     set_attribute(alone, "axes", None)
@@ -135,7 +135,7 @@ def of_unit_vectors(alone: onnx.NodeProto, size: int, *constants: onnx.TensorPro
         raise ValueError(str(error)) from None
 
 
-def along(w: Writer, value: str, axis: int, rank: int, matrix: np.ndarray | str) -> str:
+def along(w: Replacement, value: str, axis: int, rank: int, matrix: np.ndarray | str) -> str:
     """The product with a matrix [size, new size], known or the value of a node, along one axis."""
     if axis == rank - 2:
         if isinstance(matrix, str):
@@ -149,7 +149,7 @@ def along(w: Writer, value: str, axis: int, rank: int, matrix: np.ndarray | str)
     return w("Transpose", w("MatMul", w("Transpose", value, perm=order), right), perm=order)
 
 
-def _computed(w: Writer, value: str, axis: int, place: int, amount: int) -> str:
+def _computed(w: Replacement, value: str, axis: int, place: int, amount: int) -> str:
     """[size, new size]: the interpolation matrix along one axis, of sizes that are known when the model runs."""
     mode = w.attribute("mode", "nearest")
     if mode not in ("nearest", "linear") or w.attribute("antialias", 0):
@@ -180,7 +180,7 @@ def _computed(w: Writer, value: str, axis: int, place: int, amount: int) -> str:
     return w("Relu", w("Sub", one, w("Abs", w("Sub", source, places))))
 
 
-def _coordinate(w: Writer, place: str, length: str, new: str, scale: str) -> str:
+def _coordinate(w: Replacement, place: str, length: str, new: str, scale: str) -> str:
     """Where in the input each place of the output lies."""
     one, half = w.constant(1.0), w.constant(0.5)
     mode = w.attribute("coordinate_transformation_mode", "half_pixel")
@@ -197,5 +197,5 @@ def _coordinate(w: Writer, place: str, length: str, new: str, scale: str) -> str
     raise w.refusal(f"its coordinates are those of {mode!r}, and its sizes are not known")
 
 
-def _number(w: Writer, value: str) -> str:
+def _number(w: Replacement, value: str) -> str:
     return w("Cast", value, to=TensorProto.FLOAT)

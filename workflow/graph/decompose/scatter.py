@@ -10,8 +10,8 @@ import onnx
 
 from ortflow.workflow.errors import UserError
 from ortflow.workflow.graph.ir import shapes, walk
-from ortflow.workflow.graph.ir.functions import replace_nodes
-from ortflow.workflow.graph.ir.writer import Context, Writer, attribute, context_of
+from ortflow.workflow.graph.ir.edit import replace
+from ortflow.workflow.graph.ir.replacement import Context, Replacement, attribute, context_of
 
 
 def replace_combining_scatters(model: onnx.ModelProto, where: str) -> list[str]:
@@ -27,7 +27,7 @@ def replace_combining_scatters(model: onnx.ModelProto, where: str) -> list[str]:
             count += 1
         else:
             nodes.append(node)
-    replace_nodes(model.graph, nodes)
+    replace(model.graph.node, nodes)
     return [
         f"{count} ScatterND written as ScatterElements, because ONNX Runtime's own loses updates on several threads"
     ]
@@ -39,7 +39,7 @@ def _combines(node: onnx.NodeProto) -> bool:
 
 def _by_elements(node: onnx.NodeProto, context: Context, where: str) -> list[onnx.NodeProto]:
     """Rows of a matrix [positions that indices can name, elements behind each], scattered by number of the row."""
-    w = Writer(node, context)
+    w = Replacement(node, context)
     index_shape = shapes.shape(context.types, w.input(1))
     depth = index_shape[-1] if index_shape else None
     if depth is None or depth < 1:

@@ -24,7 +24,8 @@ from ortflow.workflow.errors import OrtflowError, UserError
 from ortflow.workflow.graph.export.model_file import ITEM, Shapes, Tensors, write_data, write_model
 from ortflow.workflow.graph.head import PRODUCER, check_export
 from ortflow.workflow.graph.ir import walk
-from ortflow.workflow.graph.ir.edit import make_outputs, prune, replace, used
+from ortflow.workflow.graph.ir.edit import make_outputs, replace, used
+from ortflow.workflow.graph.ir.order import prune
 from ortflow.workflow.graph.normalize.fusions import avoid_wrong_normalizations
 from ortflow.workflow.graph.objective.modes import evaluation_mode
 from ortflow.workflow.owned import is_folder, remove

@@ -6,7 +6,6 @@ Called by `read`; sorts the nodes, drops what an exporter forgot in Split, and c
 from __future__ import annotations
 
 import re
-from collections import deque
 from collections.abc import Iterable
 
 import onnx
@@ -14,6 +13,8 @@ import onnx
 from ortflow.workflow.errors import UserError
 from ortflow.workflow.graph.file.tensors import check_rank
 from ortflow.workflow.graph.ir import walk
+from ortflow.workflow.graph.ir.edit import replace
+from ortflow.workflow.graph.ir.order import topological_order
 from ortflow.workflow.graph.ir.shapes import without_weights
 
 DOMAINS = ("", "ai.onnx", "com.microsoft")
@@ -221,28 +222,12 @@ def _check_function(function: onnx.FunctionProto, where: str) -> None:
 
 
 def _sort(graph: onnx.GraphProto, where: str) -> None:
-    """Orders the nodes so that each stands after what it reads (Kahn); keeps the file's order where it is one."""
+    """Orders the nodes so that each stands after what it reads; keeps the file's order where it is one."""
     maker = {name: i for i, node in enumerate(graph.node) for name in node.output if name}
-    needs = [{maker[name] for name in walk.inputs(node) if name in maker} for node in graph.node]
-    if all(i > max(before, default=-1) for i, before in enumerate(needs)):
+    if all(maker.get(name, -1) < i for i, node in enumerate(graph.node) for name in walk.inputs(node)):
         return
-    followers: dict[int, list[int]] = {}
-    for i, before in enumerate(needs):
-        for j in before:
-            followers.setdefault(j, []).append(i)
-    open_needs = [len(before) for before in needs]
-    ready = deque(i for i, count in enumerate(open_needs) if count == 0)
-    order: list[int] = []
-    while ready:
-        i = ready.popleft()
-        order.append(i)
-        for j in followers.get(i, ()):
-            open_needs[j] -= 1
-            if open_needs[j] == 0:
-                ready.append(j)
+    order = topological_order(graph.node, lambda place, nth: nth)
     if len(order) < len(graph.node):
-        stuck = graph.node[next(i for i, count in enumerate(open_needs) if count)]
+        stuck = graph.node[min(set(range(len(graph.node))).difference(order))]
         raise UserError(f"the graph has a cycle through {walk.called(stuck)}", where=where, fix=_AGAIN)
-    ordered = [onnx.NodeProto.FromString(graph.node[i].SerializeToString()) for i in order]
-    del graph.node[:]
-    graph.node.extend(ordered)
+    replace(graph.node, [graph.node[place] for place in order])

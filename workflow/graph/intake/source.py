@@ -15,7 +15,8 @@ from onnx import TensorProto, helper, numpy_helper
 
 from ortflow.workflow.errors import UserError
 from ortflow.workflow.graph.file.read import read_model
-from ortflow.workflow.graph.ir.edit import make_outputs, prune
+from ortflow.workflow.graph.ir.edit import make_outputs
+from ortflow.workflow.graph.ir.order import prune
 from ortflow.workflow.graph.normalize.fusions import avoid_wrong_forms
 from ortflow.workflow.graph.normalize.prepare import prepare
 from ortflow.workflow.graph.normalize.randomness import seed_random_operators

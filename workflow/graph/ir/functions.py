@@ -7,13 +7,13 @@ decompositions, which are all FunctionProtos.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 import onnx
 from onnx import defs
 
-Fresh = Callable[[str], str]
-"""Makes a value name that the graph does not have yet, from a hint."""
+from ortflow.workflow.graph.ir.edit import replace
+from ortflow.workflow.graph.ir.writer import Fresh
 
 
 def fresh_names(graph: onnx.GraphProto) -> Fresh:
@@ -131,7 +131,7 @@ def inline_functions(model: onnx.ModelProto) -> None:
             for attribute in node.attribute:
                 for graph in [attribute.g] if attribute.HasField("g") else attribute.graphs:
                     inner = inlined(list(graph.node))
-                    replace_nodes(graph, inner)
+                    replace(graph.node, inner)
             function = functions.get((node.domain, node.op_type))
             if function is None:
                 result.append(node)
@@ -139,15 +139,8 @@ def inline_functions(model: onnx.ModelProto) -> None:
                 result.extend(inlined(instantiate(function, node, fresh)))
         return result
 
-    replace_nodes(model.graph, inlined(list(model.graph.node)))
+    replace(model.graph.node, inlined(list(model.graph.node)))
     del model.functions[:]
-
-
-def replace_nodes(graph: onnx.GraphProto, nodes: list[onnx.NodeProto]) -> None:
-    """Makes `nodes` (which may be the graph's own) the nodes of `graph`."""
-    copies = [onnx.NodeProto.FromString(node.SerializeToString()) for node in nodes]
-    del graph.node[:]
-    graph.node.extend(copies)
 
 
 def schema_function(

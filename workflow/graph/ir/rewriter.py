@@ -14,27 +14,22 @@ from onnx import helper, numpy_helper
 
 from ortflow.workflow.graph.domains import CPU_DOMAIN
 from ortflow.workflow.graph.ir import walk
-from ortflow.workflow.graph.ir.edit import (
-    attributes_of,
-    constants_of,
-    described,
-    dims_of,
-    prune,
-    replace,
-    sort_nodes,
-)
+from ortflow.workflow.graph.ir.edit import attributes_of, constants_of, described, dims_of, replace
+from ortflow.workflow.graph.ir.order import prune, sort_nodes
+from ortflow.workflow.graph.ir.writer import Writer
 
 MOST_AXES = 8
 """As in node.h."""
 Dims = tuple[int | str | None, ...]
 
 
-class Rewriter:
+class Rewriter(Writer):
     """Nodes are dropped and added; `finish` writes them back, sorted."""
 
     def __init__(self, graph: onnx.GraphProto, domain: str = CPU_DOMAIN) -> None:
-        self._graph, self._domain = graph, domain
-        self._constants = constants_of(graph)
+        super().__init__(graph)
+        self._domain = domain
+        self._values = constants_of(graph)
         self._described = described(graph)
         self.outputs = [str(value.name) for value in graph.output]
         self._nodes: dict[int, onnx.NodeProto] = {}
@@ -114,18 +109,18 @@ class Rewriter:
 
     def number(self, value: str, other: str) -> float | None:
         """The element of a constant that has one, and no more axes than `other`, to which it would give them."""
-        array, dims = self._constants.get(value), self.dims(other)
+        array, dims = self._values.get(value), self.dims(other)
         if array is None or array.size != 1 or array.ndim > (len(dims) if dims is not None else 0):
             return None
         return float(array.reshape(-1)[0])
 
-    def constant(self, value: str) -> np.ndarray[Any, Any] | None:
-        """A constant, or None."""
-        return self._constants.get(value)
+    def value(self, name: str) -> np.ndarray[Any, Any] | None:
+        """What a constant holds; None of what is none."""
+        return self._values.get(name)
 
     def integers(self, value: str) -> list[int] | None:
         """The elements of an integer constant."""
-        array = self._constants.get(value)
+        array = self._values.get(value)
         return None if array is None else [int(element) for element in array.reshape(-1)]
 
     def drop(self, *nodes: onnx.NodeProto) -> None:
@@ -140,40 +135,33 @@ class Rewriter:
 
     def add(self, operator: str, inputs: Sequence[str], outputs: Sequence[str], **attributes: Any) -> onnx.NodeProto:
         """Put a node of the rewriter's domain in; what made its outputs before has to be dropped first."""
-        name = f"{outputs[0]}/{operator}"
-        node = helper.make_node(operator, inputs, outputs, name=name, domain=self._domain, **attributes)
-        self._enter(node)
-        return node
+        self.write(operator, inputs, outputs, self._domain, **attributes)
+        return self._makers[outputs[0]]
 
     def describe(self, value: str, element: int, dims: Dims | None) -> None:
         """Say of which element type (of onnx.TensorProto) and shape, if it is known, a value is; known shapes stay."""
         if value not in self._described:
             self._described[value] = helper.make_tensor_value_info(value, element, dims)
-            self._graph.value_info.append(self._described[value])
+            self.graph.value_info.append(self._described[value])
 
     def describe_like(self, value: str, other: str) -> None:
         """Describe a value by the shape of another that is known to have the same: ONNX Runtime lets a node write over
         what it reads only where both have the same names of axes."""
         if value in self.outputs:
             return
-        for stale in [each for each in self._graph.value_info if each.name == value]:
-            self._graph.value_info.remove(stale)
-        described = self._graph.value_info.add()
+        for stale in [each for each in self.graph.value_info if each.name == value]:
+            self.graph.value_info.remove(stale)
+        described = self.graph.value_info.add()
         described.CopyFrom(self._described[other])
         described.name = value
         self._described[value] = described
 
-    def plain(self, operator: str, inputs: Sequence[str], output: str, **attributes: Any) -> str:
-        """Put a standard node with one output in; the output's name."""
-        self._enter(helper.make_node(operator, inputs, [output], name=f"{output}/{operator}", **attributes))
-        return output
-
-    def integers_named(self, *values: int) -> str:
+    def ints(self, *values: int) -> str:
         """An int64 constant of one axis; the same one for equal values."""
         name = "ortflow.kernels." + "_".join(map(str, values))
-        if name not in self._constants:
-            self._constants[name] = np.array(values, np.int64)
-            self._graph.initializer.append(numpy_helper.from_array(self._constants[name], name))
+        if name not in self._values:
+            self._values[name] = np.array(values, np.int64)
+            self.graph.initializer.append(numpy_helper.from_array(self._values[name], name))
         return name
 
     def repeat(self, node: onnx.NodeProto, renamed: Mapping[str, str] | None = None) -> str:
@@ -188,7 +176,7 @@ class Rewriter:
             described.CopyFrom(self._described[old])
             described.name = copy.output[0]
             self._described[described.name] = described
-            self._graph.value_info.append(described)
+            self.graph.value_info.append(described)
         self._enter(copy)
         return str(copy.output[0])
 
@@ -215,9 +203,9 @@ class Rewriter:
 
     def finish(self) -> None:
         """Write the nodes into the graph."""
-        replace(self._graph.node, list(self._nodes.values()))
-        sort_nodes(self._graph)
-        prune(self._graph)
+        replace(self.graph.node, list(self._nodes.values()))
+        sort_nodes(self.graph)
+        prune(self.graph)
 
 
 def set_of(nodes: Sequence[onnx.NodeProto]) -> list[onnx.NodeProto]:

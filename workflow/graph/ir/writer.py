@@ -1,162 +1,70 @@
-"""Writes the nodes that stand in for one node: what the decompositions are written with.
+"""The one writer of nodes. What is written differs in where nodes go and how they are called, so it has four kinds.
 
-Called by `decompose`, `fusions`, and the rules and compositions of `autodiff`.
+`Editor` lets a graph grow, `Replacement` collects what stands in for one node, `Rewriter` keeps track of who reads what
+while nodes are dropped and added, and `optim.builder` begins with an empty graph. onnx_ir has writers, a sort and a
+prune, too; it is not used because it needs sympy (30 MB, two seconds to import), knows a graph only after a conversion
+that takes seven times as long as our sort, and has no bodies of ONNX's own functions.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
 import onnx
-from onnx import helper, numpy_helper
+from onnx import TensorProto, helper, numpy_helper
 
-from ortflow.workflow.errors import UserError
-from ortflow.workflow.graph.ir import shapes, walk
-from ortflow.workflow.graph.ir.functions import Fresh, fresh_names
-
-MISFITS = (ArithmeticError, LookupError, TypeError, ValueError, AttributeError)
-"""What writing out a node raises whose attributes contradict its inputs, as in a file made up to be so."""
-
-LAST = 2**31 - 1
-"""An end of a slice behind every element."""
-
-
-@dataclass(frozen=True)
-class Context:
-    """What a decomposition may know of the graph around its node."""
-
-    fresh: Fresh
-    types: Mapping[str, onnx.TypeProto]
-    tensors: Mapping[str, onnx.TensorProto] = field(default_factory=dict)
-    """Initializers and the values of Constant nodes, by name."""
-    gradients: Collection[str] | None = None
-    """Values that lie between a trained parameter and the loss; None where that is not known."""
-
-
-def context_of(model: onnx.ModelProto) -> Context:
-    """What is known of a model's graph before any path is."""
-    tensors = {tensor.name: tensor for tensor in model.graph.initializer}
-    for node in model.graph.node:
-        if node.op_type == "Constant" and node.attribute and node.attribute[0].name == "value":
-            tensors[node.output[0]] = node.attribute[0].t
-    return Context(fresh_names(model.graph), shapes.value_types(model), tensors)
+Fresh = Callable[[str], str]
+"""Makes a value name that the graph does not have yet, from a hint."""
 
 
 class Writer:
-    """Collects the nodes that replace `node`."""
+    """Each method adds nodes behind those that are there, and returns the names of the new values."""
 
-    def __init__(self, node: onnx.NodeProto, context: Context) -> None:
-        self.node, self.context = node, context
-        self.nodes: list[onnx.NodeProto] = []
-        self._prefix = node.name or next((name for name in node.output if name), node.op_type)
+    def __init__(self, graph: onnx.GraphProto) -> None:
+        self.graph = graph
+        self._constants: dict[tuple[str, tuple[int, ...], bytes], str] = {}
 
-    def __call__(self, op_type: str, *inputs: str, domain: str = "", **attributes: Any) -> str:
-        """Adds a node with one output and returns the output's name."""
-        return self.several(op_type, 1, *inputs, domain=domain, **attributes)[0]
+    def fresh(self, hint: str) -> str:
+        """A name that no value has yet, for one that `hint` describes."""
+        raise NotImplementedError
 
-    def several(self, op_type: str, count: int, *inputs: str, domain: str = "", **attributes: Any) -> list[str]:
-        """Adds a node with `count` outputs and returns their names."""
-        return self.some(op_type, [True] * count, *inputs, domain=domain, **attributes)
+    def _title(self, operator: str, outputs: Sequence[str]) -> str:
+        """The name of a node."""
+        return f"{next(output for output in outputs if output)}/{operator}"
 
-    def some(
-        self, op_type: str, wanted: Sequence[bool], *inputs: str, domain: str = "", **attributes: Any
+    def _enter(self, node: onnx.NodeProto) -> None:
+        """Put a new node where it belongs."""
+        self.graph.node.append(node)
+
+    def __call__(
+        self, operator: str, *inputs: str, output: str | None = None, domain: str = "", **attributes: Any
+    ) -> str:
+        """A node with one output, named `output` where given."""
+        return self.write(operator, inputs, [output or self.fresh(operator)], domain, **attributes)[0]
+
+    def write(
+        self, operator: str, inputs: Iterable[str], outputs: Sequence[str], domain: str = "", **attributes: Any
     ) -> list[str]:
-        """Adds a node with the outputs that are wanted and returns their names, empty for one that is left out."""
-        outputs = [self.context.fresh(f"{self._prefix}/{op_type}") if each else "" for each in wanted]
-        name = f"{self._prefix}/{op_type}_{len(self.nodes)}"
-        self.nodes.append(helper.make_node(op_type, inputs, outputs, name, domain=domain, **attributes))
-        return outputs
+        """A node with its outputs named; an empty name leaves an optional one out."""
+        name = self._title(operator, outputs)
+        self._enter(helper.make_node(operator, list(inputs), outputs, name, domain=domain, **attributes))
+        return list(outputs)
 
-    def constant(self, value: Any, dtype: Any = np.float32) -> str:
-        """Adds a Constant node and returns its output's name."""
-        array = np.array(value, dtype)
-        return self("Constant", value=numpy_helper.from_array(array))
+    def constant(self, value: Any, dtype: Any = "float32") -> str:
+        """An initializer of the value; the same one for equal values."""
+        array = np.asarray(value, dtype)
+        key = (array.dtype.str, array.shape, array.tobytes())
+        if key not in self._constants:
+            self._constants[key] = self.fresh("constant")
+            self.graph.initializer.append(numpy_helper.from_array(array, self._constants[key]))
+        return self._constants[key]
 
     def ints(self, *values: int) -> str:
-        """A constant int64 vector."""
-        return self.constant(list(values), np.int64)
+        """An int64 constant of one axis: shapes, axes."""
+        return self.constant(values, "int64")
 
-    def done(self, *values: str) -> list[onnx.NodeProto]:
-        """The nodes, with `values` under the names of the replaced node's outputs."""
-        for value, output in zip(values, self.node.output, strict=False):
-            if output:
-                self.nodes.append(helper.make_node("Identity", [value], [output], f"{self._prefix}/{output}"))
-        return self.nodes
-
-    def input(self, place: int) -> str:
-        """Name of an input, empty where it is left out."""
-        return str(self.node.input[place]) if place < len(self.node.input) else ""
-
-    def output(self, place: int) -> str:
-        """Name of an output, empty where it is left out."""
-        return str(self.node.output[place]) if place < len(self.node.output) else ""
-
-    def attribute(self, name: str, default: Any) -> Any:
-        """Value of an attribute of the replaced node."""
-        return attribute(self.node, name, default)
-
-    def value(self, place: int) -> np.ndarray | None:
-        """What an input holds, if it is a constant; None otherwise or if it is left out."""
-        tensor = self.context.tensors.get(self.input(place))
-        return None if tensor is None else numpy_helper.to_array(tensor)
-
-    def known_value(self, place: int, what: str) -> np.ndarray:
-        """What an input holds; raises UserError naming node and input where it is not a constant."""
-        value = self.value(place)
-        if value is None:
-            raise self.refusal(f"its {what} are not constant")
-        return value
-
-    def rank(self, place: int) -> int:
-        """How many axes an input has; raises UserError naming the node where that is not known."""
-        found = shapes.rank(self.context.types, self.input(place))
-        if found is None:
-            raise self.refusal("the rank of its input is not known")
-        return found
-
-    def shape(self, place: int) -> list[int | None]:
-        """An input's dims, None for each that is not known; raises UserError where not even the rank is."""
-        self.rank(place)
-        found = shapes.shape(self.context.types, self.input(place))
-        assert found is not None
-        return found
-
-    def refusal(self, because: str) -> UserError:
-        """The error that says why there is no gradient through this node."""
-        return no_gradient(self.node, because)
-
-
-def no_gradient(node: onnx.NodeProto, because: str) -> UserError:
-    """The error for a node that training would have to go through and cannot."""
-    return UserError(
-        f"{walk.called(node)} has no gradient here: {because}",
-        fix="replace it in the model, or freeze every parameter before it under `model.parameters.freeze`",
-    )
-
-
-def attribute(node: onnx.NodeProto, name: str, default: Any) -> Any:
-    """Value of an attribute (text decoded), or `default`."""
-    for candidate in node.attribute:
-        if candidate.name == name:
-            value = helper.get_attribute_value(candidate)
-            return value.decode() if isinstance(value, bytes) else value
-    return default
-
-
-def set_attribute(node: onnx.NodeProto, name: str, value: Any) -> None:
-    """Gives a node an attribute in place; None takes it away."""
-    kept = [onnx.AttributeProto.FromString(a.SerializeToString()) for a in node.attribute if a.name != name]
-    del node.attribute[:]
-    node.attribute.extend(kept)
-    if value is not None:
-        node.attribute.append(helper.make_attribute(name, value))
-
-
-def copy_of(node: onnx.NodeProto) -> onnx.NodeProto:
-    """A node of its own with the same content."""
-    copy = onnx.NodeProto()
-    copy.CopyFrom(node)
-    return copy
+    def cast(self, value: str, data_type: int = TensorProto.FLOAT) -> str:
+        """The value in another element type."""
+        return self("Cast", value, to=data_type)

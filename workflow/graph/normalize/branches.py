@@ -8,8 +8,9 @@ from __future__ import annotations
 import onnx
 from onnx import helper
 
-from ortflow.workflow.graph.ir.functions import Fresh, instantiate
+from ortflow.workflow.graph.ir.functions import instantiate
 from ortflow.workflow.graph.ir.known import Known
+from ortflow.workflow.graph.ir.writer import Fresh
 
 
 def chosen_branch(node: onnx.NodeProto, known: Known, fresh: Fresh) -> list[onnx.NodeProto] | None:

@@ -13,7 +13,8 @@ from onnx import numpy_helper
 
 from ortflow.workflow.graph.decompose.resize import by_axes
 from ortflow.workflow.graph.ir import shapes
-from ortflow.workflow.graph.ir.functions import fresh_names, replace_nodes
+from ortflow.workflow.graph.ir.edit import replace
+from ortflow.workflow.graph.ir.functions import fresh_names
 from ortflow.workflow.graph.ir.known import Known, is_whole
 from ortflow.workflow.graph.normalize import tidy
 from ortflow.workflow.graph.normalize.branches import chosen_branch
@@ -46,6 +47,6 @@ def fold_integers(model: onnx.ModelProto) -> None:
             kept += replacement or [node]
         if not made and not changed:
             return
-        replace_nodes(graph, kept)
+        replace(graph.node, kept)
         graph.initializer.extend(made)
         tidy.constants_to_initializers(model)

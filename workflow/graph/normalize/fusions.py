@@ -13,9 +13,9 @@ import onnx
 from ortflow.workflow.graph.decompose.images import dilated_pads
 from ortflow.workflow.graph.decompose.linear import matrix_by_vector
 from ortflow.workflow.graph.ir import shapes, walk
-from ortflow.workflow.graph.ir.edit import described
-from ortflow.workflow.graph.ir.functions import fresh_names, replace_nodes
-from ortflow.workflow.graph.ir.writer import Context, Writer, context_of, copy_of
+from ortflow.workflow.graph.ir.edit import described, replace
+from ortflow.workflow.graph.ir.functions import fresh_names
+from ortflow.workflow.graph.ir.replacement import Context, Replacement, context_of, copy_of
 from ortflow.workflow.graph.normalize import tidy
 
 _REARRANGED = frozenset({"Reshape", "Transpose"})
@@ -55,7 +55,7 @@ def _pads_before_pooling(model: onnx.ModelProto, context: Context) -> dict[str, 
 
     written: dict[str, list[onnx.NodeProto] | None] = {}
     for node in _of(model, "Pad"):
-        w = Writer(node, context)
+        w = Replacement(node, context)
         value = w.value(2) if w.input(2) else np.zeros((), np.float32)
         if (
             w.attribute("mode", "constant") != "constant"
@@ -92,7 +92,7 @@ def avoid_wrong_normalizations(model: onnx.ModelProto) -> None:
         if maker is before and rank == 2:
             # One Gemm of these two is right.
             continue
-        w = Writer(node, context)
+        w = Replacement(node, context)
         x, scale, bias, mean, variance = node.input
         deviation = w("Sqrt", w("Add", variance, w.constant(w.attribute("epsilon", 1e-5))))
         shape = w.ints(-1, *[1] * (rank - 2))
@@ -110,6 +110,6 @@ def _replace(model: onnx.ModelProto, written: dict[str, list[onnx.NodeProto] | N
     if not any(written.values()):
         return
     nodes = [new for node in model.graph.node for new in written.get(node.name) or [node]]
-    replace_nodes(model.graph, nodes)
+    replace(model.graph.node, nodes)
     tidy.constants_to_initializers(model)
     tidy.name_nodes(model)

@@ -17,9 +17,11 @@ from onnx import defs, helper, numpy_helper, shape_inference, version_converter
 from ortflow.workflow.errors import UserError
 from ortflow.workflow.graph.decompose.operators import WRITTEN_OUT
 from ortflow.workflow.graph.ir import walk
-from ortflow.workflow.graph.ir.functions import Fresh, instantiate, replace_nodes, schema_function
+from ortflow.workflow.graph.ir.edit import replace
+from ortflow.workflow.graph.ir.functions import instantiate, schema_function
+from ortflow.workflow.graph.ir.replacement import MISFITS, Context, context_of
 from ortflow.workflow.graph.ir.shapes import without_weights
-from ortflow.workflow.graph.ir.writer import MISFITS, Context, context_of
+from ortflow.workflow.graph.ir.writer import Fresh
 
 OPSET = 18
 _AGAIN = "export the model again with opset_version=18"
@@ -66,7 +68,7 @@ def raise_old_opset(model: onnx.ModelProto, version: int, where: str) -> None:
     kept = {tensor.name for tensor in light.graph.initializer}
     large = [tensor for tensor in model.graph.initializer if tensor.name not in kept]
     large = [onnx.TensorProto.FromString(tensor.SerializeToString()) for tensor in large]
-    replace_nodes(model.graph, list(converted.graph.node))
+    replace(model.graph.node, list(converted.graph.node))
     del model.graph.initializer[:]
     model.graph.initializer.extend([*large, *converted.graph.initializer])
     del model.opset_import[:]
@@ -95,7 +97,7 @@ def _rewrite(graph: onnx.GraphProto, version: int, context: Context, where: str)
     for node in graph.node:
         for subgraph in walk.subgraphs(node):
             _rewrite(subgraph, version, context, where)
-    replace_nodes(graph, list(at_opset_18(graph.node, version, context, where)))
+    replace(graph.node, list(at_opset_18(graph.node, version, context, where)))
 
 
 def at_opset_18(

@@ -12,6 +12,7 @@ from ortflow.workflow.graph.decompose.scatter import replace_combining_scatters
 from ortflow.workflow.graph.file.limits import check_inferred, check_sizes
 from ortflow.workflow.graph.ir import shapes, walk
 from ortflow.workflow.graph.ir.functions import inline_functions
+from ortflow.workflow.graph.ir.order import prune
 from ortflow.workflow.graph.normalize import tidy
 from ortflow.workflow.graph.normalize.fold import fold_integers
 from ortflow.workflow.graph.normalize.opset import opset_of, raise_old_opset, to_opset_18
@@ -57,7 +58,7 @@ def prepare(model: onnx.ModelProto, where: str = "model") -> tuple[onnx.ModelPro
     tidy.drop_transposes_that_move_nothing(copy)
     notes += tidy.resolve_aliases(copy)
     notes += tidy.tie_transposed_copies(copy)
-    tidy.drop_unused(copy)
+    prune(copy.graph)
     tidy.name_nodes(copy)
     shapes.infer(copy)
     check_inferred(copy, where)

@@ -19,8 +19,9 @@ from onnx import TensorProto, helper
 
 from ortflow.workflow.errors import UserError
 from ortflow.workflow.graph.ir import walk
-from ortflow.workflow.graph.ir.functions import fresh_names, replace_nodes
-from ortflow.workflow.graph.ir.writer import Context, Writer
+from ortflow.workflow.graph.ir.edit import replace
+from ortflow.workflow.graph.ir.functions import fresh_names
+from ortflow.workflow.graph.ir.replacement import Context, Replacement
 from ortflow.workflow.graph.types import SEED
 
 _GAMMA, _FIRST, _SECOND = (
@@ -55,18 +56,18 @@ def _seed(graph: onnx.GraphProto, context: Context, iterations: Sequence[str]) -
                 raise UserError(f"{walk.called(node)} draws random numbers that no seed can give again", fix="use Loop")
             _seed(inner, context, within)
         nodes += _written(node, context, iterations) if _is_random(node) else [node]
-    replace_nodes(graph, nodes)
+    replace(graph.node, nodes)
 
 
 def _written(node: onnx.NodeProto, context: Context, iterations: Sequence[str]) -> list[onnx.NodeProto]:
-    w = Writer(node, context)
+    w = Replacement(node, context)
     return w.done(RANDOM[node.op_type](w, _Draw(w, iterations)))
 
 
 class _Draw:
     """Numbers for one node: `draw(shape, stream)` gives as many hashes as `shape`, int64 [n], has elements."""
 
-    def __init__(self, w: Writer, iterations: Sequence[str]) -> None:
+    def __init__(self, w: Replacement, iterations: Sequence[str]) -> None:
         self._w, self._iterations = w, iterations
 
     def uniform(self, shape: str, stream: int = 0) -> str:
@@ -109,16 +110,16 @@ class _Draw:
         return value
 
 
-def _given_shape(w: Writer) -> str:
+def _given_shape(w: Replacement) -> str:
     return w.ints(*w.attribute("shape", []))
 
 
-def _input_shape(w: Writer) -> str:
+def _input_shape(w: Replacement) -> str:
     return w("Shape", w.input(0))
 
 
-def _uniform(shape: Callable[[Writer], str]) -> Callable[[Writer, _Draw], str]:
-    def write(w: Writer, draw: _Draw) -> str:
+def _uniform(shape: Callable[[Replacement], str]) -> Callable[[Replacement, _Draw], str]:
+    def write(w: Replacement, draw: _Draw) -> str:
         low, high = w.attribute("low", 0.0), w.attribute("high", 1.0)
         span = w("Mul", draw.uniform(shape(w)), w.constant(high - low))
         return _typed(w, w("Add", span, w.constant(low)))
@@ -126,20 +127,20 @@ def _uniform(shape: Callable[[Writer], str]) -> Callable[[Writer, _Draw], str]:
     return write
 
 
-def _normal(shape: Callable[[Writer], str]) -> Callable[[Writer, _Draw], str]:
-    def write(w: Writer, draw: _Draw) -> str:
+def _normal(shape: Callable[[Replacement], str]) -> Callable[[Replacement, _Draw], str]:
+    def write(w: Replacement, draw: _Draw) -> str:
         scaled = w("Mul", draw.normal(shape(w)), w.constant(w.attribute("scale", 1.0)))
         return _typed(w, w("Add", scaled, w.constant(w.attribute("mean", 0.0))))
 
     return write
 
 
-def _bernoulli(w: Writer, draw: _Draw) -> str:
+def _bernoulli(w: Replacement, draw: _Draw) -> str:
     below = w("Less", draw.uniform(_input_shape(w)), w("Cast", w.input(0), to=TensorProto.FLOAT))
     return w("Cast", below, to=w.attribute("dtype", TensorProto.FLOAT))
 
 
-def _multinomial(w: Writer, draw: _Draw) -> str:
+def _multinomial(w: Replacement, draw: _Draw) -> str:
     """[rows, samples]: the first class whose cumulative probability is above a uniform number."""
     logits, samples = w.input(0), w.ints(w.attribute("sample_size", 1))
     above = w("CumSum", w("Softmax", logits, axis=-1), w.constant(1, np.int64))
@@ -151,12 +152,12 @@ def _multinomial(w: Writer, draw: _Draw) -> str:
     return w("Cast", places, to=w.attribute("dtype", TensorProto.INT32))
 
 
-def _typed(w: Writer, value: str) -> str:
+def _typed(w: Replacement, value: str) -> str:
     kind = w.attribute("dtype", TensorProto.FLOAT)
     return value if kind == TensorProto.FLOAT else w("Cast", value, to=kind)
 
 
-RANDOM: dict[str, Callable[[Writer, Any], str]] = {
+RANDOM: dict[str, Callable[[Replacement, Any], str]] = {
     "Bernoulli": _bernoulli,
     "Multinomial": _multinomial,
     "RandomNormal": _normal(_given_shape),

@@ -10,8 +10,7 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 from ortflow.workflow.graph.ir import shapes, walk
-from ortflow.workflow.graph.ir.edit import attributes_of
-from ortflow.workflow.graph.ir.functions import replace_nodes
+from ortflow.workflow.graph.ir.edit import attributes_of, replace
 from ortflow.workflow.graph.ir.stops import stops_gradient
 from ortflow.workflow.graph.names import is_made_up
 
@@ -19,10 +18,7 @@ from ortflow.workflow.graph.names import is_made_up
 def initializers_are_no_inputs(model: onnx.ModelProto) -> None:
     """Takes initializers out of the inputs, where IR version 3 wanted them too, in place."""
     names = {tensor.name for tensor in model.graph.initializer}
-    kept = [onnx.ValueInfoProto.FromString(v.SerializeToString()) for v in model.graph.input if v.name not in names]
-    if len(kept) < len(model.graph.input):
-        del model.graph.input[:]
-        model.graph.input.extend(kept)
+    replace(model.graph.input, [value for value in model.graph.input if value.name not in names])
 
 
 def constants_to_initializers(model: onnx.ModelProto) -> None:
@@ -35,7 +31,7 @@ def constants_to_initializers(model: onnx.ModelProto) -> None:
         else:
             tensor.name = node.output[0]
             model.graph.initializer.append(tensor)
-    replace_nodes(model.graph, kept)
+    replace(model.graph.node, kept)
 
 
 def _constant(node: onnx.NodeProto) -> onnx.TensorProto | None:
@@ -88,7 +84,7 @@ def pad_before_pooling(model: onnx.ModelProto) -> None:
                 helper.make_attribute(name, value) for name, value in {**attributes, "count_include_pad": 0}.items()
             )
         nodes.append(node)
-    replace_nodes(model.graph, nodes)
+    replace(model.graph.node, nodes)
 
 
 def drop_transposes_that_move_nothing(model: onnx.ModelProto) -> None:
@@ -108,7 +104,7 @@ def drop_transposes_that_move_nothing(model: onnx.ModelProto) -> None:
         else:
             source[node.output[0]] = source.get(node.input[0], node.input[0])
     _rename_reads(kept, source)
-    replace_nodes(model.graph, kept)
+    replace(model.graph.node, kept)
 
 
 def resolve_aliases(model: onnx.ModelProto) -> list[str]:
@@ -140,7 +136,7 @@ def resolve_aliases(model: onnx.ModelProto) -> list[str]:
         else:
             source[node.output[0]] = read
     _rename_reads(kept, source)
-    replace_nodes(model.graph, kept)
+    replace(model.graph.node, kept)
     if not separated:
         return []
     names = ", ".join(separated[:3]) + (f" and {len(separated) - 3} more" if len(separated) > 3 else "")
@@ -173,11 +169,9 @@ def tie_transposed_copies(model: onnx.ModelProto) -> list[str]:
                 break
     if not tied:
         return []
-    kept = [onnx.TensorProto.FromString(t.SerializeToString()) for t in model.graph.initializer if t.name not in tied]
-    del model.graph.initializer[:]
-    model.graph.initializer.extend(kept)
+    replace(model.graph.initializer, [tensor for tensor in model.graph.initializer if tensor.name not in tied])
     transposes = [helper.make_node("Transpose", [old], [new], perm=[1, 0]) for new, old in tied.items()]
-    replace_nodes(model.graph, [*transposes, *model.graph.node])
+    replace(model.graph.node, [*transposes, *model.graph.node])
     return [f"{new} is {old} transposed and tied to it again" for new, old in tied.items()]
 
 
@@ -194,22 +188,6 @@ def _rename_reads(nodes: list[onnx.NodeProto], new_names: dict[str, str]) -> Non
         for graph in walk.subgraphs(node):
             for value in graph.output:
                 value.name = new_names.get(value.name, value.name)
-
-
-def drop_unused(model: onnx.ModelProto) -> None:
-    """Removes nodes that no output needs and initializers that no node reads, in place."""
-    needed = {value.name for value in model.graph.output}
-    kept = []
-    for node in reversed(model.graph.node):
-        if needed.intersection(node.output):
-            kept.append(node)
-            needed |= walk.inputs(node)
-    replace_nodes(model.graph, kept[::-1])
-    used = [t for t in model.graph.initializer if t.name in needed]
-    if len(used) < len(model.graph.initializer):
-        copies = [onnx.TensorProto.FromString(t.SerializeToString()) for t in used]
-        del model.graph.initializer[:]
-        model.graph.initializer.extend(copies)
 
 
 def name_nodes(model: onnx.ModelProto) -> None:

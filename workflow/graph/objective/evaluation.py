@@ -9,7 +9,8 @@ from collections.abc import Sequence
 
 import onnx
 
-from ortflow.workflow.graph.ir.edit import Editor, make_outputs, prune, scalar
+from ortflow.workflow.graph.ir.edit import Editor, make_outputs, scalar
+from ortflow.workflow.graph.ir.order import prune
 from ortflow.workflow.graph.objective.loss import Target, attach
 from ortflow.workflow.graph.objective.metrics import attach_metrics
 from ortflow.workflow.graph.objective.modes import evaluation_mode

@@ -89,10 +89,10 @@ def _own(edit: Editor, output: str, dims: Dims | None, batch: str) -> Target:
             where="model.loss.output",
             fix="name a scalar output, or another kind of loss",
         )
-    mean = edit.node("Reshape", output, edit.constant([], "int64"))
-    rows = edit.node("Gather", edit.node("Shape", batch), edit.constant(0, "int64"))
-    weight = edit.node("Cast", rows, output=LOSS_WEIGHT, to=TensorProto.FLOAT)
-    edit.node("Mul", mean, weight, output=LOSS_SUM)
+    mean = edit("Reshape", output, edit.constant([], "int64"))
+    rows = edit("Gather", edit("Shape", batch), edit.constant(0, "int64"))
+    weight = edit("Cast", rows, output=LOSS_WEIGHT, to=TensorProto.FLOAT)
+    edit("Mul", mean, weight, output=LOSS_SUM)
     return Target(output, None, None, None)
 
 
@@ -114,24 +114,24 @@ def _cross_entropy(edit: Editor, loss: CrossEntropy, output: str, dims: Dims, pa
     label = _label_input(edit, loss.label, TensorProto.INT64, [d for i, d in enumerate(dims) if i != axis])
     if padded:
         counts = _valid_rows(edit, label, rank - 1)
-        label = edit.node("Where", counts, label, edit.constant(loss.ignore_index, "int64"))
+        label = edit("Where", counts, label, edit.constant(loss.ignore_index, "int64"))
     logits = output
     if axis == rank - 1 and rank > 2:
         if classes is not None:
-            shape = edit.integers(-1, classes)
+            shape = edit.ints(-1, classes)
         else:
-            last = edit.node("Slice", edit.node("Shape", output), edit.integers(rank - 1), edit.integers(rank))
-            shape = edit.node("Concat", edit.integers(-1), last, axis=0)
-        logits = edit.node("Reshape", output, shape)
-        label = edit.node("Reshape", label, edit.integers(-1))
+            last = edit("Slice", edit("Shape", output), edit.ints(rank - 1), edit.ints(rank))
+            shape = edit("Concat", edit.ints(-1), last, axis=0)
+        logits = edit("Reshape", output, shape)
+        label = edit("Reshape", label, edit.ints(-1))
     elif axis != 1:
         order = [0, axis, *(i for i in range(1, rank) if i != axis)]
-        logits = edit.node("Transpose", output, perm=order)
-    counted = edit.node("Not", edit.node("Equal", label, edit.constant(loss.ignore_index, "int64")))
+        logits = edit("Transpose", output, perm=order)
+    counted = edit("Not", edit("Equal", label, edit.constant(loss.ignore_index, "int64")))
     weights = edit.cast(counted)
     edit.total(weights, LOSS_WEIGHT)
     smoothing = loss.label_smoothing
-    hard, _ = edit.nodes(
+    hard, _ = edit.write(
         "SoftmaxCrossEntropyLoss",
         [logits, label],
         [edit.fresh("loss") if smoothing else LOSS_SUM, edit.fresh("log_probability")],
@@ -139,12 +139,12 @@ def _cross_entropy(edit: Editor, loss: CrossEntropy, output: str, dims: Dims, pa
         ignore_index=loss.ignore_index,
     )
     if smoothing:
-        logs = edit.node("LogSoftmax", logits, axis=1)
-        summed = edit.node("ReduceSum", logs, edit.integers(1), keepdims=0)
-        soft = edit.node("ReduceSum", edit.node("Mul", summed, weights), keepdims=0)
+        logs = edit("LogSoftmax", logits, axis=1)
+        summed = edit("ReduceSum", logs, edit.ints(1), keepdims=0)
+        soft = edit("ReduceSum", edit("Mul", summed, weights), keepdims=0)
         count = edit.constant(classes) if classes is not None else edit.cast(_size(edit, logits, 1))
-        soft = edit.node("Div", edit.node("Mul", soft, edit.constant(-smoothing)), count)
-        edit.node("Add", edit.node("Mul", hard, edit.constant(1 - smoothing)), soft, output=LOSS_SUM)
+        soft = edit("Div", edit("Mul", soft, edit.constant(-smoothing)), count)
+        edit("Add", edit("Mul", hard, edit.constant(1 - smoothing)), soft, output=LOSS_SUM)
     return Target(logits, label, None, classes)
 
 
@@ -156,25 +156,25 @@ def _elementwise(
     label = _label_input(edit, label_name, TensorProto.FLOAT, dims)
     if kind == "bce_with_logits":
         # = |x|/2 + x (1/2 - y) + log(1 + exp(-|x|)): no overflow, and its derivative at x = 0 is s(0) - y.
-        size = edit.node("Abs", name)
+        size = edit("Abs", name)
         half = edit.constant(0.5)
-        tail = edit.node("Log", edit.node("Add", edit.node("Exp", edit.node("Neg", size)), edit.constant(1.0)))
-        linear = edit.node("Mul", name, edit.node("Sub", half, label))
-        loss = edit.node("Add", edit.node("Add", edit.node("Mul", size, half), linear), tail)
+        tail = edit("Log", edit("Add", edit("Exp", edit("Neg", size)), edit.constant(1.0)))
+        linear = edit("Mul", name, edit("Sub", half, label))
+        loss = edit("Add", edit("Add", edit("Mul", size, half), linear), tail)
     else:
-        difference = edit.node("Sub", name, label)
+        difference = edit("Sub", name, label)
         square = kind == "mse"
-        loss = edit.node("Mul", difference, difference) if square else edit.node("Abs", difference)
+        loss = edit("Mul", difference, difference) if square else edit("Abs", difference)
     mask = None
     if padded:
         mask = _valid_rows(edit, name, len(dims))
-        loss = edit.node("Where", mask, loss, edit.constant(0.0))
+        loss = edit("Where", mask, loss, edit.constant(0.0))
     edit.total(loss, LOSS_SUM)
-    count = edit.node("Size", name)
+    count = edit("Size", name)
     if padded:
-        row = edit.node("Div", count, _size(edit, name, 0))
-        count = edit.node("Reshape", edit.node("Mul", row, VALID), edit.constant([], "int64"))
-    edit.node("Cast", count, output=LOSS_WEIGHT, to=TensorProto.FLOAT)
+        row = edit("Div", count, _size(edit, name, 0))
+        count = edit("Reshape", edit("Mul", row, VALID), edit.constant([], "int64"))
+    edit("Cast", count, output=LOSS_WEIGHT, to=TensorProto.FLOAT)
     return Target(name, label, mask, None)
 
 
@@ -224,13 +224,13 @@ def _own_label(edit: Editor, given: onnx.ValueInfoProto, data_type: int, dims: S
 def _valid_rows(edit: Editor, value: str, rank: int) -> str:
     """Bool [batch, 1, ...] of `rank` axes: which rows of the batch are no padding."""
     zero, one = edit.constant(0, "int64"), edit.constant(1, "int64")
-    rows = edit.node("Range", zero, _size(edit, value, 0), one)
-    return edit.node("Reshape", edit.node("Less", rows, VALID), edit.integers(-1, *[1] * (rank - 1)))
+    rows = edit("Range", zero, _size(edit, value, 0), one)
+    return edit("Reshape", edit("Less", rows, VALID), edit.ints(-1, *[1] * (rank - 1)))
 
 
 def _size(edit: Editor, value: str, axis: int) -> str:
     """Length of an axis, int64 scalar."""
-    return edit.node("Gather", edit.node("Shape", value), edit.constant(axis, "int64"))
+    return edit("Gather", edit("Shape", value), edit.constant(axis, "int64"))
 
 
 def _text(dims: Sequence[int | str | None]) -> str:

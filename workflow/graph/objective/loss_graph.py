@@ -13,7 +13,8 @@ import onnx
 from onnx import helper, numpy_helper
 
 from ortflow.workflow.graph.ir import stops, walk
-from ortflow.workflow.graph.ir.edit import Editor, make_outputs, prune, sort_nodes
+from ortflow.workflow.graph.ir.edit import Editor, make_outputs
+from ortflow.workflow.graph.ir.order import prune, sort_nodes
 from ortflow.workflow.graph.types import LOSS_SUM, LOSS_WEIGHT
 
 
@@ -38,10 +39,10 @@ def with_fixed(train: bytes, fixed: Mapping[str, npt.NDArray[Any]]) -> bytes:
         value = f"{name}.fixed"
         graph.node.remove(mark)
         if read in made and fixed[name].dtype.kind == "f":
-            flat = edit.node("Reshape", read, edit.integers(-1))
-            first = edit.node("Slice", flat, edit.integers(0), edit.integers(1))
-            value = edit.node("Where", edit.node("IsNaN", first), value, value)
-        edit.node("Reshape", value, edit.integers(*fixed[name].shape), output=name)
+            flat = edit("Reshape", read, edit.ints(-1))
+            first = edit("Slice", flat, edit.ints(0), edit.ints(1))
+            value = edit("Where", edit("IsNaN", first), value, value)
+        edit("Reshape", value, edit.ints(*fixed[name].shape), output=name)
     sort_nodes(graph)
     return bytes(model.SerializeToString())
 

@@ -46,17 +46,17 @@ def _accuracy(edit: Editor, loss: Loss, target: Target) -> None:
     assert target.label is not None
     total, weight = sum_and_weight("accuracy")
     if isinstance(loss, CrossEntropy):
-        best = edit.node("ArgMax", target.prediction, axis=1, keepdims=0)
+        best = edit("ArgMax", target.prediction, axis=1, keepdims=0)
         # An ignored label may be a class number all the same: it must not count as right.
-        counted = edit.node("Not", edit.node("Equal", target.label, edit.constant(loss.ignore_index, "int64")))
-        right = edit.node("And", edit.node("Equal", best, target.label), counted)
+        counted = edit("Not", edit("Equal", target.label, edit.constant(loss.ignore_index, "int64")))
+        right = edit("And", edit("Equal", best, target.label), counted)
     else:
-        positive = edit.node("Greater", target.prediction, edit.constant(0.0))
-        right = edit.node("Equal", positive, edit.node("Greater", target.label, edit.constant(0.5)))
+        positive = edit("Greater", target.prediction, edit.constant(0.0))
+        right = edit("Equal", positive, edit("Greater", target.label, edit.constant(0.5)))
         if target.mask is not None:
-            right = edit.node("And", right, target.mask)
+            right = edit("And", right, target.mask)
     edit.total(edit.cast(right, TensorProto.FLOAT), total)
-    edit.node("Identity", LOSS_WEIGHT, output=weight)
+    edit("Identity", LOSS_WEIGHT, output=weight)
 
 
 ATTACH: dict[Metric, Callable[[Editor, Loss, Target], None]] = {"accuracy": _accuracy}

@@ -13,7 +13,8 @@ import numpy as np
 import onnx
 from onnx import helper
 
-from ortflow.workflow.graph.ir.edit import Editor, attributes_of, constants_of, replace, sort_nodes
+from ortflow.workflow.graph.ir.edit import Editor, attributes_of, constants_of, replace
+from ortflow.workflow.graph.ir.order import sort_nodes
 
 _MEAN, _VARIANCE = 3, 4
 
@@ -103,7 +104,7 @@ def _normalization_on(edit: Editor, frozen: Collection[str]) -> tuple[int, dict[
         for place, name in enumerate(node.output[1:]):
             # What the file itself calls the new statistics.
             if name:
-                edit.node("Identity", new[place], output=name)
+                edit("Identity", new[place], output=name)
         node.output[:] = [node.output[0], *batch]
         _set(node, momentum=0.0, training_mode=1)
         updates.update(zip(statistics, new, strict=True))
@@ -116,10 +117,10 @@ def _written_over(edit: Editor, data: str) -> tuple[str, str]:
     ONNX Runtime's kernel writes its new statistics over the old ones, whoever else reads those, and equal constants of
     two layers are one to it. With momentum 0 the old ones count for nothing.
     """
-    pixels = edit.node("Reshape", data, edit.integers(0, 0, -1))
-    first = edit.node("Slice", pixels, edit.integers(0, 0), edit.integers(1, 1), edit.integers(0, 2))
-    numbers = edit.node("Reshape", first, edit.integers(-1))
-    return edit.node("Neg", numbers), edit.node("Abs", numbers)
+    pixels = edit("Reshape", data, edit.ints(0, 0, -1))
+    first = edit("Slice", pixels, edit.ints(0, 0), edit.ints(1, 1), edit.ints(0, 2))
+    numbers = edit("Reshape", first, edit.ints(-1))
+    return edit("Neg", numbers), edit("Abs", numbers)
 
 
 def _moved(edit: Editor, data: str, old: Sequence[str], batch: Sequence[str], momentum: float) -> list[str]:
@@ -129,12 +130,12 @@ def _moved(edit: Editor, data: str, old: Sequence[str], batch: Sequence[str], mo
     deviation v over its n elements a channel, which is what ONNX Runtime gives.
     """
     one = edit.constant(1, "int64")
-    count = edit.node("Div", edit.node("Size", data), edit.node("Size", batch[0]))
-    fewer = edit.node("Max", edit.node("Sub", count, one), one)
-    unbiased = edit.node("Mul", batch[1], edit.node("Div", edit.cast(count), edit.cast(fewer)))
+    count = edit("Div", edit("Size", data), edit("Size", batch[0]))
+    fewer = edit("Max", edit("Sub", count, one), one)
+    unbiased = edit("Mul", batch[1], edit("Div", edit.cast(count), edit.cast(fewer)))
     kept, fresh = edit.constant(momentum), edit.constant(1 - momentum)
     return [
-        edit.node("Add", edit.node("Mul", before, kept), edit.node("Mul", now, fresh))
+        edit("Add", edit("Mul", before, kept), edit("Mul", now, fresh))
         for before, now in zip(old, (batch[0], unbiased), strict=True)
     ]
 
@@ -143,7 +144,7 @@ def _keep_statistics(edit: Editor, node: onnx.NodeProto) -> None:
     """Evaluation mode; what the file itself calls the new statistics are the old ones."""
     for place, name in enumerate(node.output[1:], start=_MEAN):
         if name:
-            edit.node("Identity", node.input[place], output=name)
+            edit("Identity", node.input[place], output=name)
     _by_statistics(node)
 
 

@@ -16,8 +16,10 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
-from ortflow.workflow.graph.ir.edit import attributes_of, constants_of, described, dims_of, prune
-from ortflow.workflow.graph.ir.functions import Fresh, fresh_names, replace_nodes
+from ortflow.workflow.graph.ir.edit import attributes_of, constants_of, described, dims_of, replace
+from ortflow.workflow.graph.ir.functions import fresh_names
+from ortflow.workflow.graph.ir.order import prune
+from ortflow.workflow.graph.ir.writer import Fresh
 
 Dims = tuple[int | str | None, ...]
 
@@ -62,7 +64,7 @@ def counts_on_device(model: onnx.ModelProto, types: Mapping[str, int]) -> int:
             device.nodes = []
         nodes.append(node)
     if made:
-        replace_nodes(graph, nodes)
+        replace(graph.node, nodes)
         prune(graph)
     return made
 

@@ -15,7 +15,8 @@ import onnx
 
 from ortflow.workflow.graph.domains import MICROSOFT
 from ortflow.workflow.graph.ir import walk
-from ortflow.workflow.graph.ir.edit import Editor, constants_of, prune, sort_nodes
+from ortflow.workflow.graph.ir.edit import Editor, constants_of
+from ortflow.workflow.graph.ir.order import prune, sort_nodes
 from ortflow.workflow.graph.ir.origin import inherit
 from ortflow.workflow.graph.ir.stops import stops_gradient
 
@@ -78,24 +79,24 @@ def unfuse(graph: onnx.GraphProto) -> None:
 def _exact(edit: Editor, x: str, y: str, dy: str, dx: str) -> None:
     """y = x F(x), dx = dy (F(x) + x f(x)), with F and f the normal distribution and its density."""
     half = edit.constant(0.5)
-    erf = edit.node("Erf", edit.node("Mul", x, edit.constant(math.sqrt(0.5))))
-    below = edit.node("Add", edit.node("Mul", erf, half), half)
-    edit.node("Mul", x, below, output=y)
-    exponent = edit.node("Mul", edit.node("Mul", x, x), edit.constant(-0.5))
-    density = edit.node("Mul", edit.node("Exp", exponent), edit.constant(1 / math.sqrt(2 * math.pi)))
-    edit.node("Mul", edit.node("Add", edit.node("Mul", density, x), below), dy, output=dx)
+    erf = edit("Erf", edit("Mul", x, edit.constant(math.sqrt(0.5))))
+    below = edit("Add", edit("Mul", erf, half), half)
+    edit("Mul", x, below, output=y)
+    exponent = edit("Mul", edit("Mul", x, x), edit.constant(-0.5))
+    density = edit("Mul", edit("Exp", exponent), edit.constant(1 / math.sqrt(2 * math.pi)))
+    edit("Mul", edit("Add", edit("Mul", density, x), below), dy, output=dx)
 
 
 def _approximate(edit: Editor, x: str, y: str, dy: str, dx: str) -> None:
     """y = x s(u), dx = dy s(u) + dy x u' s'(u), with s the sigmoid, u = 2 sqrt(2/pi) (x + 0.044715 x^3)."""
-    linear, square = edit.constant(2 * _SLOPE), edit.node("Mul", x, x)
-    steep = edit.node("Add", edit.node("Mul", square, edit.constant(2 * _SLOPE * _CUBE)), linear)
-    s = edit.node("Sigmoid", edit.node("Mul", steep, x))
-    edit.node("Mul", x, s, output=y)
-    slope = edit.node("Add", edit.node("Mul", square, edit.constant(6 * _SLOPE * _CUBE)), linear)
-    outer = edit.node("Mul", edit.node("Mul", slope, x), dy)
-    bent = edit.node("SigmoidGrad", outer, s, domain=MICROSOFT)
-    edit.node("Add", edit.node("Mul", dy, s), bent, output=dx)
+    linear, square = edit.constant(2 * _SLOPE), edit("Mul", x, x)
+    steep = edit("Add", edit("Mul", square, edit.constant(2 * _SLOPE * _CUBE)), linear)
+    s = edit("Sigmoid", edit("Mul", steep, x))
+    edit("Mul", x, s, output=y)
+    slope = edit("Add", edit("Mul", square, edit.constant(6 * _SLOPE * _CUBE)), linear)
+    outer = edit("Mul", edit("Mul", slope, x), dy)
+    bent = edit("SigmoidGrad", outer, s, domain=MICROSOFT)
+    edit("Add", edit("Mul", dy, s), bent, output=dx)
 
 
 class _Formulas:

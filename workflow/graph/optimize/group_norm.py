@@ -11,7 +11,8 @@ from onnx import TensorProto
 
 from ortflow.workflow.graph.domains import MICROSOFT
 from ortflow.workflow.graph.ir import walk
-from ortflow.workflow.graph.ir.edit import attributes_of, constants_of, described, dims_of, prune
+from ortflow.workflow.graph.ir.edit import attributes_of, constants_of, described, dims_of
+from ortflow.workflow.graph.ir.order import prune
 from ortflow.workflow.graph.ir.origin import inherit
 
 OPERATOR = "GroupNormalization"

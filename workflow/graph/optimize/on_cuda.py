@@ -13,11 +13,11 @@ import onnx
 from onnx import TensorProto
 
 from ortflow.workflow.graph.ir import shapes
-from ortflow.workflow.graph.ir.edit import attributes_of, constants_of, prune, sort_nodes
+from ortflow.workflow.graph.ir.edit import attributes_of, constants_of, replace
 from ortflow.workflow.graph.ir.element_types import element_types
-from ortflow.workflow.graph.ir.functions import replace_nodes
+from ortflow.workflow.graph.ir.order import prune, sort_nodes
 from ortflow.workflow.graph.ir.origin import inherit
-from ortflow.workflow.graph.ir.writer import Context, Writer, attribute, context_of
+from ortflow.workflow.graph.ir.replacement import Context, Replacement, attribute, context_of
 from ortflow.workflow.graph.normalize import tidy
 from ortflow.workflow.graph.optimize.counts import counts_on_device
 
@@ -39,23 +39,23 @@ def on_cuda(model: onnx.ModelProto) -> onnx.ModelProto:
     constants, types = constants_of(copy.graph), element_types(copy)
     for node in copy.graph.node:
         if _sums_rows(node, constants, context, types):
-            writer = Writer(node, context)
+            writer = Replacement(node, context)
             rows_by_product(writer)
             nodes += writer.nodes
         elif _races(node, context):
-            writer = Writer(node, context)
+            writer = Replacement(node, context)
             add_integers(writer, onto_zeros=_is_zeros(made.get(node.input[0])))
             inherit(writer.nodes, node)
             nodes += writer.nodes
         elif _normalizes_batch(node, context):
-            writer = Writer(node, context)
+            writer = Replacement(node, context)
             normalize_batch(writer)
             inherit(writer.nodes, node)
             nodes += writer.nodes
             written = True
         else:
             nodes.append(node)
-    replace_nodes(copy.graph, nodes)
+    replace(copy.graph.node, nodes)
     tidy.constants_to_initializers(copy)
     prune(copy.graph)
     if written:
@@ -98,7 +98,7 @@ def _normalizes_batch(node: onnx.NodeProto, context: Context) -> bool:
     )
 
 
-def normalize_batch(w: Writer) -> None:
+def normalize_batch(w: Replacement) -> None:
     """BatchNormalization in training mode: by the statistics of the batch, and running ones that follow them."""
     x, scale, bias, mean, variance = w.node.input
     rank, momentum = w.rank(0), w.attribute("momentum", 0.9)
@@ -120,7 +120,7 @@ def normalize_batch(w: Writer) -> None:
     w.done(made, *running)
 
 
-def rows_by_product(w: Writer) -> None:
+def rows_by_product(w: Replacement) -> None:
     """ReduceSum over the last axis as a product with ones: cuBLAS takes an eighth of the time of cuDNN's reduction."""
     one = onnx.numpy_helper.from_array(np.ones(1, np.float32))
     length = w("Shape", w.node.input[0], start=-1)
@@ -132,7 +132,7 @@ def _is_zeros(node: onnx.NodeProto | None) -> bool:
     return node is not None and node.op_type == "ConstantOfShape" and not node.attribute
 
 
-def add_integers(w: Writer, *, onto_zeros: bool) -> None:
+def add_integers(w: Replacement, *, onto_zeros: bool) -> None:
     """ScatterElements that adds, by integers, whose sum is the same in every order.
 
     Addends are scaled by a power of two, so that the largest has BITS bits. One that is no number makes all of them so.

@@ -5,12 +5,11 @@ Called by `build` on each form of the graph, behind everything that puts nodes i
 
 from __future__ import annotations
 
-import heapq
-
 import onnx
 
 from ortflow.workflow.graph.ir import walk
 from ortflow.workflow.graph.ir.edit import replace
+from ortflow.workflow.graph.ir.order import topological_order
 
 _PASSED_ON = frozenset({"Add", "Cast", "Identity", "Mul", "Reshape", "Squeeze", "Sum", "Transpose", "Unsqueeze"})
 """Operators through which a gradient of a parameter gets to the output: cheap, and no larger than what they read."""
@@ -23,22 +22,7 @@ def results_first(graph: onnx.GraphProto) -> None:
     The nodes must be sorted. No result changes.
     """
     ends = _ends(graph)
-    makers = {name: place for place, node in enumerate(graph.node) for name in node.output if name}
-    missing = [{makers[name] for name in walk.inputs(node) if name in makers} for node in graph.node]
-    followers: dict[int, list[int]] = {}
-    for place, needed in enumerate(missing):
-        for maker in needed:
-            followers.setdefault(maker, []).append(place)
-    ready = [(place not in ends, place) for place, needed in enumerate(missing) if not needed]
-    heapq.heapify(ready)
-    order: list[int] = []
-    while ready:
-        _, place = heapq.heappop(ready)
-        order.append(place)
-        for follower in followers.get(place, ()):
-            missing[follower].discard(place)
-            if not missing[follower]:
-                heapq.heappush(ready, (follower not in ends, follower))
+    order = topological_order(graph.node, lambda place, nth: (place not in ends, place))
     replace(graph.node, [graph.node[place] for place in order])
 
 

@@ -15,7 +15,8 @@ from onnx import TensorProto
 
 from ortflow.workflow.graph.autodiff.reverse import LOSS_GRADIENT
 from ortflow.workflow.graph.ir import walk
-from ortflow.workflow.graph.ir.edit import Editor, attributes_of, described, needed_by, prune, sort_nodes
+from ortflow.workflow.graph.ir.edit import Editor, attributes_of, described
+from ortflow.workflow.graph.ir.order import needed_by, prune, sort_nodes
 from ortflow.workflow.graph.ir.origin import SCOPES, names_of
 from ortflow.workflow.graph.patterns import matches
 
@@ -106,11 +107,11 @@ def _repeat(
     for name in dict.fromkeys(outside):
         real = name in known and known[name].type.tensor_type.elem_type == TensorProto.FLOAT
         if real and name not in given:
-            renamed[name] = edit.node("Where", gate, name, name, output=edit.fresh(f"{name}.again"))
+            renamed[name] = edit("Where", gate, name, name, output=edit.fresh(f"{name}.again"))
     for node in copied:
         inputs = [renamed.get(name, name) for name in node.input]
         outputs = [renamed.get(name, "") for name in node.output]
-        edit.nodes(node.op_type, inputs, outputs, node.domain, **attributes_of(node))
+        edit.write(node.op_type, inputs, outputs, node.domain, **attributes_of(node))
     for name in renamed.keys() & known.keys():
         copy = onnx.ValueInfoProto.FromString(known[name].SerializeToString())
         copy.name = renamed[name]
@@ -137,5 +138,5 @@ def _gradient_before(values: Collection[str], later: Sequence[onnx.NodeProto]) -
 def _gate(edit: Editor, gradient: str) -> str:
     """A truth that is there when the gradient is. ONNX Runtime runs what it can as early as it can, and takes equal
     nodes for one: a copy must read what the first pass has not got."""
-    flat = edit.node("Reshape", gradient, edit.integers(-1))
-    return edit.node("IsNaN", edit.node("Slice", flat, edit.integers(0), edit.integers(1)))
+    flat = edit("Reshape", gradient, edit.ints(-1))
+    return edit("IsNaN", edit("Slice", flat, edit.ints(0), edit.ints(1)))

@@ -13,7 +13,8 @@ import onnx
 from onnx import TensorProto
 
 from ortflow.workflow.graph.ir import walk
-from ortflow.workflow.graph.ir.edit import Editor, attributes_of, constants_of, described, dims_of, prune, sort_nodes
+from ortflow.workflow.graph.ir.edit import Editor, attributes_of, constants_of, described, dims_of
+from ortflow.workflow.graph.ir.order import prune, sort_nodes
 from ortflow.workflow.graph.ir.origin import inherit
 
 OPERATOR = "SimplifiedLayerNormalization"
@@ -54,11 +55,11 @@ def unfuse(graph: onnx.GraphProto) -> None:
         x, scale = node.input
         graph.node.remove(node)
         before = len(graph.node)
-        mean = edit.node("ReduceMean", edit.node("Mul", x, x), edit.integers(-1), keepdims=1)
-        root = edit.node("Sqrt", edit.node("Add", mean, edit.constant(flags.get("epsilon", _EPSILON))))
+        mean = edit("ReduceMean", edit("Mul", x, x), edit.ints(-1), keepdims=1)
+        root = edit("Sqrt", edit("Add", mean, edit.constant(flags.get("epsilon", _EPSILON))))
         stash = next((name for name in node.output[1:] if name), None)
-        normal = edit.node("Mul", x, edit.node("Reciprocal", root, output=stash))
-        edit.node("Mul", normal, scale, output=node.output[0])
+        normal = edit("Mul", x, edit("Reciprocal", root, output=stash))
+        edit("Mul", normal, scale, output=node.output[0])
         inherit(graph.node[before:], node)
     sort_nodes(graph)
 

@@ -12,7 +12,8 @@ from onnx import numpy_helper
 
 from ortflow.workflow.graph.domains import MICROSOFT
 from ortflow.workflow.graph.ir import walk
-from ortflow.workflow.graph.ir.edit import Editor, attributes_of, constants_of, described, dims_of, prune, sort_nodes
+from ortflow.workflow.graph.ir.edit import Editor, attributes_of, constants_of, described, dims_of
+from ortflow.workflow.graph.ir.order import prune, sort_nodes
 from ortflow.workflow.graph.optimize import gelu, group_norm, rms
 
 Dims = tuple[int | str | None, ...]
@@ -72,9 +73,9 @@ def _powers(graph: onnx.GraphProto) -> None:
         x, result = node.input[0], node.output[0]
         graph.node.remove(node)
         if float(exponent.reshape(-1)[0]) == 2.0:
-            edit.node("Mul", x, x, output=result)
+            edit("Mul", x, x, output=result)
         else:
-            edit.node("Mul", edit.node("Mul", x, x), x, output=result)
+            edit("Mul", edit("Mul", x, x), x, output=result)
     sort_nodes(graph)
 
 
@@ -93,12 +94,12 @@ class _Rows:
         edit, width = self._edit, dims[-1]
         assert isinstance(width, int)
         if dims[:-1] not in self._ones:
-            count = edit.node("Div", edit.node("Size", value), edit.constant(width, "int64"))
-            shape = edit.node("Concat", edit.integers(1), edit.node("Reshape", count, edit.integers(1)), axis=0)
+            count = edit("Div", edit("Size", value), edit.constant(width, "int64"))
+            shape = edit("Concat", edit.ints(1), edit("Reshape", count, edit.ints(1)), axis=0)
             one = numpy_helper.from_array(np.ones(1, np.float32))
-            self._ones[dims[:-1]] = edit.node("ConstantOfShape", shape, value=one)
-        product = edit.node("MatMul", self._ones[dims[:-1]], edit.node("Reshape", value, edit.integers(-1, width)))
-        edit.node("Reshape", product, edit.integers(width), output=output)
+            self._ones[dims[:-1]] = edit("ConstantOfShape", shape, value=one)
+        product = edit("MatMul", self._ones[dims[:-1]], edit("Reshape", value, edit.ints(-1, width)))
+        edit("Reshape", product, edit.ints(width), output=output)
 
 
 def _bias_gradients(graph: onnx.GraphProto, rows: _Rows) -> None:
@@ -135,20 +136,20 @@ def _norm_gradients(graph: onnx.GraphProto, edit: Editor, rows: _Rows) -> None:
         width = dims[-1]
         assert isinstance(width, int)
         graph.node.remove(node)
-        column = edit.node("Mul", scale, edit.constant(1 / width))
-        column = edit.node("Reshape", column, edit.integers(width, 1))
-        normal = edit.node("Mul", edit.node("Sub", x, means[0]) if means else x, inverse)
-        turned = edit.node("Mul", dy, normal)
+        column = edit("Mul", scale, edit.constant(1 / width))
+        column = edit("Reshape", column, edit.ints(width, 1))
+        normal = edit("Mul", edit("Sub", x, means[0]) if means else x, inverse)
+        turned = edit("Mul", dy, normal)
         if len(node.output) > 1 and node.output[1]:
             rows.sum(turned, dims, node.output[1])
         if len(node.output) > 2 and node.output[2]:
             rows.sum(dy, dims, node.output[2])
         if node.output[0]:
-            along = edit.node("Mul", normal, edit.node("MatMul", turned, column))
-            rest = edit.node("Sub", edit.node("Mul", dy, scale), along)
+            along = edit("Mul", normal, edit("MatMul", turned, column))
+            rest = edit("Sub", edit("Mul", dy, scale), along)
             if means:
-                rest = edit.node("Sub", rest, edit.node("MatMul", dy, column))
-            edit.node("Mul", rest, inverse, output=node.output[0])
+                rest = edit("Sub", rest, edit("MatMul", dy, column))
+            edit("Mul", rest, inverse, output=node.output[0])
 
 
 def _known_shapes(graph: onnx.GraphProto) -> dict[str, Dims]:
@@ -167,7 +168,7 @@ def _weight_gradients(graph: onnx.GraphProto, edit: Editor) -> None:
     shapes = {name: dims_of(value) for name, value in described(graph).items()}
 
     def turned(value: str) -> str:
-        return edit.node("Reshape", edit.node("Transpose", value, perm=[1, 0]), edit.integers(0, -1))
+        return edit("Reshape", edit("Transpose", value, perm=[1, 0]), edit.ints(0, -1))
 
     for node in list(graph.node):
         flags = attributes_of(node)
@@ -184,6 +185,6 @@ def _weight_gradients(graph: onnx.GraphProto, edit: Editor) -> None:
         x, dy = node.input
         graph.node.remove(node)
         if dims[0] <= dims[1]:
-            edit.node("MatMul", turned(x), dy, output=node.output[0])
+            edit("MatMul", turned(x), dy, output=node.output[0])
         else:
-            edit.node("Transpose", edit.node("MatMul", turned(dy), x), output=node.output[0], perm=[1, 0])
+            edit("Transpose", edit("MatMul", turned(dy), x), output=node.output[0], perm=[1, 0])
