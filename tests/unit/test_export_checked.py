@@ -183,7 +183,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 from onnx import helper
-from ortflow.workflow.graph.inference import export_inference
+from ortflow.workflow.graph.export.inference import export_inference
 
 class Tensors(dict):
     def __getitem__(self, name):

@@ -25,7 +25,7 @@ RUN = """
 import re, sys, numpy as np
 from pathlib import Path
 from ortflow.workflow.device.cpu import CpuDevice
-from ortflow.workflow.trainer.sessions import Sessions
+from ortflow.workflow.sessions.session import Sessions
 graph, feeds, library = map(Path, sys.argv[1:])
 session = Sessions(CpuDevice(), 1, "error", library).open(graph)
 feeds = dict(np.load(feeds))

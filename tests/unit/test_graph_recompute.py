@@ -62,7 +62,7 @@ import re, sys
 from pathlib import Path
 import numpy as np
 from ortflow.workflow.device.cpu import CpuDevice
-from ortflow.workflow.trainer.sessions import Sessions
+from ortflow.workflow.sessions.session import Sessions
 library = Path(sys.argv[3]) if sys.argv[3] else None
 session = Sessions(CpuDevice(), 1, "error", library).open(Path(sys.argv[1]))
 feeds = dict(np.load(sys.argv[2]))

@@ -72,7 +72,7 @@ class _Pass:
             for place in group.members:
                 self._group_of[place] = group
                 self._group[self._nodes[place].output[0]] = group
-        self._outputs = {value.name for value in self._graph.output}
+        self._outputs = dict.fromkeys(str(value.name) for value in self._graph.output)
         self._makers = {name: node for node in self._nodes for name in node.output if name}
         self._crosses = self._crossing()
         self._made: list[onnx.NodeProto] = []
@@ -88,7 +88,7 @@ class _Pass:
         """Rewrite the graph."""
         for place, node in enumerate(self._nodes):
             self._put(place, node)
-        for name in self._outputs & self._native:
+        for name in self._outputs:
             self._plain(name)
         del self._graph.node[:]
         self._graph.node.extend(self._made)
@@ -99,7 +99,7 @@ class _Pass:
         copy = onnx.NodeProto.FromString(node.SerializeToString())
         self._made.append(copy)
         group = self._group_of.get(place)
-        for name in walk.inputs(node) - set(node.input):
+        for name in sorted(walk.inputs(node).difference(node.input)):
             self._plain(name)
         if self._is_product(node):
             self._inputs(copy, range(len(node.input)))
@@ -208,7 +208,7 @@ class _Pass:
                     continue
                 if self._is_fp32(name) and name in self._trained and self._is_large(name):
                     found.add(name)
-        return found - self._outputs
+        return found.difference(self._outputs)
 
 
 def is_large(dims: Dims | None) -> bool:

@@ -112,7 +112,9 @@ def _repeat(
         inputs = [renamed.get(name, name) for name in node.input]
         outputs = [renamed.get(name, "") for name in node.output]
         edit.write(node.op_type, inputs, outputs, node.domain, **attributes_of(node))
-    for name in renamed.keys() & known.keys():
+    for name in renamed:
+        if name not in known:
+            continue
         copy = onnx.ValueInfoProto.FromString(known[name].SerializeToString())
         copy.name = renamed[name]
         edit.graph.value_info.append(copy)
