@@ -78,7 +78,7 @@ def test_a_child_that_is_killed_alone_is_a_failure_that_is_tried_again(
 def test_a_crash_stays_a_fault_of_the_graph() -> None:
     for number, expected in ((signal.SIGSEGV, RuntimeFault), (signal.SIGTERM, EndedBySignal)):
         with Child() as child:
-            child._process.send_signal(number)
+            child.process.send_signal(number)
             with pytest.raises(expected):
                 child.load(b"no graph", "cpu")
 

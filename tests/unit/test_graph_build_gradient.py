@@ -90,7 +90,7 @@ def test_kernel_that_is_missing_is_named(name: str, said: str) -> None:
 def test_crash_becomes_a_sentence() -> None:
     model = forward([helper.make_node("Exp", ["a"], ["e"]), summed("e")], [value("a", [3])])
     with Child() as child:
-        os.kill(child._process.pid, signal.SIGSEGV)
+        os.kill(child.process.pid, signal.SIGSEGV)
         with pytest.raises(UserError) as caught:
             check_loads(child, model.SerializeToString(), "training", "cpu", model)
     assert "cannot load the training graph (it crashed, signal 11)" in str(caught.value)

@@ -282,7 +282,7 @@ def test_graphs_are_not_written_into_a_linked_folder(tmp_path: Path) -> None:
     (tmp_path / "models" / "train.onnx").write_text("precious")
     (tmp_path / "graphs").symlink_to(tmp_path / "models")
     with pytest.raises(UserError, match="is a link"):
-        build._write(GraphSet(tmp_path / "graphs", FlatIndex.place([]), ()), {"train.onnx": b"ours"}, {})
+        build.write_files(GraphSet(tmp_path / "graphs", FlatIndex.place([]), ()), {"train.onnx": b"ours"}, {})
     assert tree(tmp_path / "models") == {"train.onnx": b"precious".hex()}
 
 

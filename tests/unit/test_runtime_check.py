@@ -114,7 +114,7 @@ def test_it_is_made_once(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert second.seconds is None
     runtime_here(afresh=True, check=check)
     assert check.times == 2
-    monkeypatch.setattr(remember, "_processor", lambda: iter(["another"]))
+    monkeypatch.setattr(remember, "processor_identity", lambda: iter(["another"]))
     runtime_here(check=check)
     assert check.times == 3
     assert len(list(cache.iterdir())) == 2

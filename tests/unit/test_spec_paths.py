@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 import yaml
-from run_files import FULL, SMALL, spec_of
+from run_files import FULL, SMALL, check_run_file, spec_of
 
-from ortflow.workflow.spec.file.load import check_run_file, load_run_file
+from ortflow.workflow.spec.file.load import load_run_file
 from ortflow.workflow.spec.file.paths import check_files, resolve_paths, run_directory
 
 

@@ -143,7 +143,7 @@ def build_graphs(spec: RunSpec, device: str, out: Path, length: int = 0) -> Grap
         padded=padded,
         own_optimizer=section.graphs.optimizer is not None,
     )
-    _write(result, files, source.tensors)
+    write_files(result, files, source.tensors)
     return result
 
 
@@ -262,7 +262,7 @@ def _index(spec: RunSpec, source: Source, trained: Collection[str]) -> FlatIndex
     )
 
 
-def _write(result: GraphSet, files: Mapping[str, bytes], tensors: Mapping[str, np.ndarray]) -> None:
+def write_files(result: GraphSet, files: Mapping[str, bytes], tensors: Mapping[str, np.ndarray]) -> None:
     """Everything into the set's folder, graphs.json last."""
     root = result.root
     if root.is_symlink():

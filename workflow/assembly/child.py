@@ -38,7 +38,7 @@ class Child:
             **os.environ,
             "PYTHONPATH": os.pathsep.join(os.path.abspath(entry) for entry in sys.path if entry),
         }
-        self._process = subprocess.Popen(
+        self.process = subprocess.Popen(
             [sys.executable, "-m", "ortflow.workflow.assembly.child"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -54,8 +54,8 @@ class Child:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._process.kill()
-        self._process.communicate()
+        self.process.kill()
+        self.process.communicate()
         self._errors.close()
 
     def load(self, model: bytes, device: str, kernels: Path | None = None) -> None:
@@ -64,11 +64,11 @@ class Child:
         Raises RuntimeFault where a kernel is missing, EndedBySignal where the process was ended from outside.
         """
         request = {"providers": PROVIDERS[device], "kernels": str(kernels or "")}
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
         try:
-            _send(self._process.stdin, request, model)
-            reply, _ = _receive(self._process.stdout)
+            _send(self.process.stdin, request, model)
+            reply, _ = _receive(self.process.stdout)
         except (BrokenPipeError, EOFError):
             raise RuntimeFault(self._last_words(), crashed=True) from None
         if "error" in reply:
@@ -76,7 +76,7 @@ class Child:
 
     def _last_words(self) -> str:
         """What the dead process said last, or how it ended."""
-        code = self._process.wait()
+        code = self.process.wait()
         check_signal(code, "the process in which ONNX Runtime loads the graphs")
         self._errors.seek(0)
         lines = [line for line in self._errors.read().decode(errors="replace").splitlines() if line.strip()]

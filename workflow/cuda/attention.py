@@ -205,7 +205,7 @@ def source(mask: int, bias: int) -> str:
 
 
 @cache
-def _library() -> _Library:
+def cudnn_library() -> _Library:
     return _Library()
 
 
@@ -239,7 +239,7 @@ class Attention(_Node):
         operands, _, mask, shape = self.read(call, 0)
         outputs = call.output(0, shape.rows), call.output(1, shape.statistics)
         pointers = [*shape.parts([each.pointer for each in operands]), *outputs]
-        _library().run(call, forward, shape, pointers, mask)
+        cudnn_library().run(call, forward, shape, pointers, mask)
 
 
 class AttentionGrad(_Node):
@@ -255,4 +255,4 @@ class AttentionGrad(_Node):
             raise OrtflowError(f"a gradient of attention of shape {do.shape} for a result of shape {shape.rows}")
         outputs = [call.output(place, each.shape) for place, each in enumerate(operands)]
         read = [do.pointer, *shape.parts([each.pointer for each in operands]), o.pointer, stats.pointer]
-        _library().run(call, backward, shape, [*read, *shape.parts(outputs)], mask)
+        cudnn_library().run(call, backward, shape, [*read, *shape.parts(outputs)], mask)

@@ -70,11 +70,11 @@ def runtime_here(*, afresh: bool = False, check: Callable[[], Outcome] = verifie
 
 
 def _key(package: str, version: str) -> str:
-    identity = [str(VERSION), __version__, package, version, platform.machine(), *_processor()]
+    identity = [str(VERSION), __version__, package, version, platform.machine(), *processor_identity()]
     return hashlib.sha256("\n".join(identity).encode()).hexdigest()
 
 
-def _processor() -> Iterator[str]:
+def processor_identity() -> Iterator[str]:
     """What the first processor says it is."""
     try:
         text = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")

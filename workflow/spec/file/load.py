@@ -63,11 +63,6 @@ def load_run_text(text: str, name: str) -> RunSpec:
     return reading.spec
 
 
-def check_run_file(path: Path, overrides: Sequence[str] = (), *, files: bool = True) -> list[Fault]:
-    """All that is wrong with a run file, by line; empty if nothing is."""
-    return read_run_file(path, overrides, files=files).faults
-
-
 def read_run_file(path: Path, overrides: Sequence[str] = (), *, files: bool = True) -> Reading:
     """Read and check a run file; `files` also looks whether the model and the data are there."""
     return _checked(read_document(path), path, overrides, files=files)
