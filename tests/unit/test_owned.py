@@ -24,7 +24,7 @@ from ortflow.cli.data import app
 from ortflow.launchers.locks import hold
 from ortflow.launchers.stop import write_request
 from ortflow.workflow import owned
-from ortflow.workflow.assembly import build
+from ortflow.workflow.assembly.files import write_files
 from ortflow.workflow.data import write
 from ortflow.workflow.data.dataset import Dataset
 from ortflow.workflow.errors import UserError
@@ -282,7 +282,7 @@ def test_graphs_are_not_written_into_a_linked_folder(tmp_path: Path) -> None:
     (tmp_path / "models" / "train.onnx").write_text("precious")
     (tmp_path / "graphs").symlink_to(tmp_path / "models")
     with pytest.raises(UserError, match="is a link"):
-        build.write_files(GraphSet(tmp_path / "graphs", FlatIndex.place([]), ()), {"train.onnx": b"ours"}, {})
+        write_files(GraphSet(tmp_path / "graphs", FlatIndex.place([]), ()), {"train.onnx": b"ours"}, {})
     assert tree(tmp_path / "models") == {"train.onnx": b"precious".hex()}
 
 
