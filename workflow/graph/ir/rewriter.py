@@ -26,6 +26,8 @@ Dims = tuple[int | str | None, ...]
 class Rewriter(Writer):
     """Nodes are dropped and added; `finish` writes them back, sorted."""
 
+    _standard = None
+
     def __init__(self, graph: onnx.GraphProto, domain: str = CPU_DOMAIN) -> None:
         super().__init__(graph)
         self._domain = domain

@@ -22,6 +22,9 @@ Fresh = Callable[[str], str]
 class Writer:
     """Each method adds nodes behind those that are there, and returns the names of the new values."""
 
+    _standard: str | None = ""
+    """ONNX's own domain in a node: empty text or nothing, which read the same and are not the same bytes."""
+
     def __init__(self, graph: onnx.GraphProto) -> None:
         self.graph = graph
         self._constants: dict[tuple[str, tuple[int, ...], bytes], str] = {}
@@ -45,10 +48,10 @@ class Writer:
         return self.write(operator, inputs, [output or self.fresh(operator)], domain, **attributes)[0]
 
     def write(
-        self, operator: str, inputs: Iterable[str], outputs: Sequence[str], domain: str = "", **attributes: Any
+        self, operator: str, inputs: Iterable[str], outputs: Sequence[str], domain: str | None = "", **attributes: Any
     ) -> list[str]:
         """A node with its outputs named; an empty name leaves an optional one out."""
-        name = self._title(operator, outputs)
+        name, domain = self._title(operator, outputs), domain or self._standard
         self._enter(helper.make_node(operator, list(inputs), outputs, name, domain=domain, **attributes))
         return list(outputs)
 
