@@ -24,10 +24,10 @@ from ortflow.workflow.plan import number_in
 from ortflow.workflow.record import ATTEMPTS, damage_words, set_aside
 from ortflow.workflow.room import RECORDS, OutOfDisk, is_full
 from ortflow.workflow.rundir import OWN_FILES, RunDir, write_atomically
-from ortflow.workflow.spec.batch import KEY
-from ortflow.workflow.spec.dump import dump_run_file
-from ortflow.workflow.spec.load import load_run_file
-from ortflow.workflow.spec.paths import moved
+from ortflow.workflow.spec.checks.batch import KEY
+from ortflow.workflow.spec.file.dump import dump_run_file
+from ortflow.workflow.spec.file.load import load_run_file
+from ortflow.workflow.spec.file.paths import moved
 from ortflow.workflow.spec.run import RunSpec
 
 _TEMPORARY = re.compile(owned.TEMPORARY)

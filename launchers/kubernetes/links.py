@@ -24,7 +24,7 @@ from ortflow.launchers.records import Outcome, State
 from ortflow.launchers.status import RunStatus, read_status
 from ortflow.workflow.errors import OrtflowError
 from ortflow.workflow.rundir import RunDir
-from ortflow.workflow.spec.load import load_run_file
+from ortflow.workflow.spec.file.load import load_run_file
 
 LONGEST = 8.0
 """Seconds between two tries while the API server is away."""

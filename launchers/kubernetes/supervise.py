@@ -29,8 +29,8 @@ from ortflow.launchers.kubernetes.submitting import new_suffix, owner
 from ortflow.launchers.records import Outcome, State, state
 from ortflow.workflow.errors import EXIT_DONE, EXIT_FAILURE, EXIT_PREEMPTED, OrtflowError
 from ortflow.workflow.rundir import RunDir
-from ortflow.workflow.spec.load import load_run_file
-from ortflow.workflow.spec.paths import run_directory
+from ortflow.workflow.spec.file.load import load_run_file
+from ortflow.workflow.spec.file.paths import run_directory
 from ortflow.workflow.spec.run import Restart
 
 PERIOD = 3.0

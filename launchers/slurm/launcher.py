@@ -55,7 +55,7 @@ class SlurmRequest:
     @property
     def by_hand(self) -> Placement:
         """For a script that stands by itself: the same for the same run, with the run file in it."""
-        from ortflow.workflow.spec.dump import dump_run_file
+        from ortflow.workflow.spec.file.dump import dump_run_file
 
         submission = self.submission
         folder = submission.folder if submission.spec.prepare else None
@@ -207,7 +207,7 @@ class SlurmLauncher:
 
     def _adopted(self, request: SlurmRequest, job: Job) -> str:
         """The handle of a job whose submission got no answer; raises UserError where it got one."""
-        from ortflow.workflow.spec.dump import dump_run_file
+        from ortflow.workflow.spec.file.dump import dump_run_file
 
         run = request.submission.run
         unanswered = next(reversed(placed(run.read_attempts())), None)

@@ -67,7 +67,7 @@ class SweepRequest:
 
     def __str__(self) -> str:
         from ortflow.manifests.slurm.script import BETWEEN
-        from ortflow.workflow.spec.dump import dump_run_file
+        from ortflow.workflow.spec.file.dump import dump_run_file
 
         files = [dump_run_file(request.submission.spec) for request in self.requests]
         submission = str(by_hand(self.sweep.root).submission)
@@ -154,7 +154,7 @@ def _known(wanted: SweepRequest, slurm: Slurm) -> str | None:
 
     Raises UserError where one is.
     """
-    from ortflow.workflow.spec.dump import dump_run_file
+    from ortflow.workflow.spec.file.dump import dump_run_file
 
     runs = wanted.sweep.runs
     jobs = _jobs(runs, slurm)

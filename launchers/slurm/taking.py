@@ -30,8 +30,8 @@ from ortflow.manifests.slurm.script import BETWEEN
 from ortflow.workflow.errors import UserError
 from ortflow.workflow.files import open_regular
 from ortflow.workflow.rundir import RunDir, write_atomically
-from ortflow.workflow.spec.load import load_run_text
-from ortflow.workflow.spec.paths import resolve_paths
+from ortflow.workflow.spec.file.load import load_run_text
+from ortflow.workflow.spec.file.paths import resolve_paths
 
 if TYPE_CHECKING:
     from ortflow.workflow.spec.run import RunSpec

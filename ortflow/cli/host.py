@@ -81,7 +81,7 @@ def carry_out(ctx: typer.Context, host: str, folder: str | None, python: str | N
     from ortflow.launchers.remote.inputs import named
     from ortflow.launchers.remote.login import Login
     from ortflow.launchers.remote.memory import recall, remember
-    from ortflow.workflow.spec.load import load_run_file
+    from ortflow.workflow.spec.file.load import load_run_file
 
     if ctx.params.get(BACKEND) == "kubernetes" or ctx.params.get("only") == "kubernetes":
         raise UserError("--host is for login nodes; a Kubernetes cluster is reached directly", fix="leave it out")

@@ -12,7 +12,7 @@ def schema() -> None:
     """Print the JSON schema of the run file, for editors."""
     import json
 
-    from ortflow.workflow.spec.schema import run_file_schema
+    from ortflow.workflow.spec.file.schema import run_file_schema
     from ortflow.workflow.trainers import GRAPH, installed, load_builder
 
     options = {name: load_builder(name).Options for name in installed() if name != GRAPH.name}

@@ -84,8 +84,8 @@ def examine(run_file: Path, overrides: Sequence[str]) -> Findings:
     """Check the run file and what Kubernetes would get of it; if nothing is wrong with it, the model and the data."""
     from ortflow.launchers import interpreter
     from ortflow.launchers.changes import agree
-    from ortflow.workflow.spec.load import read_run_file
-    from ortflow.workflow.spec.paths import check_files, resolve_paths
+    from ortflow.workflow.spec.file.load import read_run_file
+    from ortflow.workflow.spec.file.paths import check_files, resolve_paths
 
     reading = read_run_file(run_file, overrides)
     elsewhere = _in_kubernetes(run_file, overrides)
@@ -119,8 +119,8 @@ def examine(run_file: Path, overrides: Sequence[str]) -> Findings:
 def on_the_volume(run_file: Path, overrides: Sequence[str]) -> Findings:
     """Check the run file and what Kubernetes would get of it; its model and data are where only its pods see them."""
     from ortflow.launchers.changes import agree
-    from ortflow.workflow.spec.kubernetes_check import require
-    from ortflow.workflow.spec.load import read_run_file
+    from ortflow.workflow.spec.checks.kubernetes import require
+    from ortflow.workflow.spec.file.load import read_run_file
 
     reading = read_run_file(run_file, overrides, files=False)
     findings = Findings([*reading.faults])
@@ -142,7 +142,7 @@ def on_the_volume(run_file: Path, overrides: Sequence[str]) -> Findings:
 
 def _in_kubernetes(run_file: Path, overrides: Sequence[str]) -> list[Fault]:
     """What is wrong with the documents of a run that has an image for Kubernetes, as overlays leave them."""
-    from ortflow.workflow.spec.load import read_run_file
+    from ortflow.workflow.spec.file.load import read_run_file
 
     reading = read_run_file(run_file, overrides, files=False)  # its inputs may lie on a volume
     if reading.spec is None or reading.faults or reading.spec.backends.kubernetes.image is None:

@@ -13,11 +13,11 @@ import pytest
 from project import of_kind
 from tiny_runs import Tiny, has_traceback, result
 
+from ortflow.workflow.assembly.child import Child, RuntimeFault
 from ortflow.workflow.errors import EndedBySignal, check_signal
-from ortflow.workflow.graph.child import Child, RuntimeFault
 from ortflow.workflow.rundir import RunDir
 
-CHILD = "ortflow.workflow.graph.child"
+CHILD = "ortflow.workflow.assembly.child"
 
 
 @pytest.fixture(scope="module")

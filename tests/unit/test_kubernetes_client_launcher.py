@@ -31,7 +31,7 @@ from ortflow.launchers.records import State
 from ortflow.launchers.remote.bootstrap import BROUGHT
 from ortflow.workflow.errors import OrtflowError, UserError
 from ortflow.workflow.rundir import RunDir
-from ortflow.workflow.spec.load import load_run_file
+from ortflow.workflow.spec.file.load import load_run_file
 from ortflow.workflow.spec.run import Restart
 
 RUN = """\

@@ -19,9 +19,9 @@ from ortflow.launchers.prepare import prepare
 from ortflow.workflow.errors import UserError
 from ortflow.workflow.events import EventLog
 from ortflow.workflow.rundir import RunDir
-from ortflow.workflow.spec.check import check
-from ortflow.workflow.spec.load import load_run_file
-from ortflow.workflow.spec.paths import moved, resolve_paths
+from ortflow.workflow.spec.checks.check import check
+from ortflow.workflow.spec.file.load import load_run_file
+from ortflow.workflow.spec.file.paths import moved, resolve_paths
 from ortflow.workflow.spec.run import RunSpec
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from onnx import ModelProto, TensorProto, helper
 
 from ortflow.workflow.cuda import DOMAIN
-from ortflow.workflow.graph.element_types import element_types
-from ortflow.workflow.graph.loss_graph import with_outputs
+from ortflow.workflow.graph.ir.element_types import element_types
+from ortflow.workflow.graph.objective.loss_graph import with_outputs
 
 
 def test_an_output_of_our_own_operators_keeps_its_type() -> None:

@@ -25,9 +25,9 @@ from ortflow.launchers.slurm.submitting import InDoubt
 from ortflow.workflow.errors import UserError
 from ortflow.workflow.room import Notice, OutOfDisk
 from ortflow.workflow.rundir import RunDir
-from ortflow.workflow.spec.dump import dump_run_file
-from ortflow.workflow.spec.load import load_run_file
-from ortflow.workflow.spec.paths import resolve_paths
+from ortflow.workflow.spec.file.dump import dump_run_file
+from ortflow.workflow.spec.file.load import load_run_file
+from ortflow.workflow.spec.file.paths import resolve_paths
 from ortflow.workflow.spec.run import RunSpec
 
 

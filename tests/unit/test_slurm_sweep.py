@@ -29,9 +29,9 @@ from ortflow.manifests.slurm import launch, script
 from ortflow.manifests.slurm.placement import TASK
 from ortflow.workflow.errors import Faults, UserError
 from ortflow.workflow.rundir import RunDir
-from ortflow.workflow.spec.combinations import combinations, read_axes
-from ortflow.workflow.spec.dump import dump_run_file
-from ortflow.workflow.spec.load import load_run_file
+from ortflow.workflow.spec.file.combinations import combinations, read_axes
+from ortflow.workflow.spec.file.dump import dump_run_file
+from ortflow.workflow.spec.file.load import load_run_file
 
 RUN = """\
 name: gpt

@@ -12,7 +12,7 @@ from ortflow.workflow.errors import OrtflowError, UserError
 from ortflow.workflow.events import warn
 from ortflow.workflow.plan import Plan, resolve
 from ortflow.workflow.rundir import RunDir
-from ortflow.workflow.spec.check import RESERVED
+from ortflow.workflow.spec.checks.check import RESERVED
 from ortflow.workflow.spec.run import RunSpec
 from ortflow.workflow.steps.context import Context
 from ortflow.workflow.trainer import Prepared, Report

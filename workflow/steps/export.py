@@ -32,8 +32,8 @@ from ortflow.workflow.progress import Progress
 from ortflow.workflow.ranks import Place
 from ortflow.workflow.room import Notice, OutOfDisk, wait_for_room
 from ortflow.workflow.rundir import RunDir
-from ortflow.workflow.spec.load import load_run_file
-from ortflow.workflow.spec.paths import moved
+from ortflow.workflow.spec.file.load import load_run_file
+from ortflow.workflow.spec.file.paths import moved
 from ortflow.workflow.spec.run import RunSpec
 from ortflow.workflow.steps.configure import prepare
 from ortflow.workflow.steps.context import Context
