@@ -5,7 +5,6 @@ Used by `ortflow submit --follow`. Reads only; whoever leaves here leaves the ru
 
 from __future__ import annotations
 
-import time
 from dataclasses import dataclass
 
 from ortflow.launchers.base import Launcher
@@ -13,6 +12,7 @@ from ortflow.launchers.records import Outcome, State, last_end, notes
 from ortflow.launchers.status import RunStatus
 from ortflow.launchers.supervisor import View
 from ortflow.launchers.tail import EventTail
+from ortflow.workflow.clock import SYSTEM_CLOCK, Clock
 from ortflow.workflow.errors import EXIT_DONE, EXIT_FAILURE, EXIT_PREEMPTED, EXIT_USER
 from ortflow.workflow.rundir import RunDir
 
@@ -42,8 +42,8 @@ class End:
 class Follower:
     """Made before the run is submitted, so that nothing of it is missed."""
 
-    def __init__(self, run: RunDir, launcher: Launcher, view: View) -> None:
-        self._run, self._launcher, self._view = run, launcher, view
+    def __init__(self, run: RunDir, launcher: Launcher, view: View, clock: Clock = SYSTEM_CLOCK) -> None:
+        self._run, self._launcher, self._view, self._clock = run, launcher, view, clock
         self._tail = EventTail(run.events(0))
         self._said = ""
         self._notes: set[str] = set()
@@ -55,21 +55,21 @@ class Follower:
         self._notes = set(notes(self._run.read_attempts()))
         while True:
             how = None
-            if time.monotonic() >= due:
+            if self._clock.monotonic() >= due:
                 how = self._launcher.status(self._run)
                 self._say_changes()
-                due = time.monotonic() + LOOK
+                due = self._clock.monotonic() + LOOK
             for record in self._tail.read():
                 self._view.record(record)
                 if record.get("event") in _LAST:
-                    due = min(due, time.monotonic() + 2 * TICK)
+                    due = min(due, self._clock.monotonic() + 2 * TICK)
             if how is not None:
                 self._say(how)
                 if not how.state.active:
                     self._tail.close()
                     return End(exit_code(how, self._run), how)
             self._view.tick()
-            time.sleep(TICK)
+            self._clock.sleep(TICK)
 
     def _say_changes(self) -> None:
         """What only the run's own directory tells, where that is not the record that lies here."""

@@ -10,9 +10,9 @@ import fcntl
 import json
 import os
 import socket
-import time
 from pathlib import Path
 
+from ortflow.workflow.clock import SYSTEM_CLOCK, Clock
 from ortflow.workflow.files import open_regular, read_whole
 
 PROBE = 0.3
@@ -35,7 +35,7 @@ def hold(path: Path) -> int:
     A child that inherits the descriptor holds the lock too. Raises HeldError.
     """
     descriptor = open_regular(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW)
-    if not _take(descriptor, PROBE):
+    if not _take(descriptor, PROBE, SYSTEM_CLOCK):
         holder = _holder(path)
         os.close(descriptor)
         raise HeldError(holder)
@@ -67,24 +67,24 @@ def holder_of(path: Path) -> dict[str, str | int] | None:
     return None
 
 
-def wait_free(path: Path, seconds: float) -> bool:
+def wait_free(path: Path, seconds: float, clock: Clock = SYSTEM_CLOCK) -> bool:
     """Whether nobody holds the lock within so many seconds; the file is made if it is not there."""
     descriptor = open_regular(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW)
     try:
-        return _take(descriptor, seconds)
+        return _take(descriptor, seconds, clock)
     finally:
         os.close(descriptor)
 
 
-def _take(descriptor: int, seconds: float) -> bool:
-    end = time.monotonic() + seconds
+def _take(descriptor: int, seconds: float, clock: Clock) -> bool:
+    end = clock.monotonic() + seconds
     while True:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            if time.monotonic() >= end:
+            if clock.monotonic() >= end:
                 return False
-            time.sleep(0.02)
+            clock.sleep(0.02)
         except OSError as error:
             if error.errno not in NO_LOCKS:
                 raise

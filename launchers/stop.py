@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import signal
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
@@ -15,6 +14,7 @@ from types import FrameType
 from typing import Any
 
 from ortflow.launchers.records import CANCELS
+from ortflow.workflow.clock import SYSTEM_CLOCK, Clock
 from ortflow.workflow.errors import Preempted
 from ortflow.workflow.files import read_whole
 from ortflow.workflow.room import is_full
@@ -27,15 +27,15 @@ FILE_PERIOD = 0.25
 class Stop:
     """Set by signals and by the file; read by the supervisor."""
 
-    def __init__(self, file: Path, limit: float | None = None) -> None:
+    def __init__(self, file: Path, limit: float | None = None, clock: Clock = SYSTEM_CLOCK) -> None:
         self.reason: str | None = None
         """Why the run shall stop: interrupt, SIGTERM, SIGHUP, cancel, time limit."""
         self.now = False
         """Without saving."""
         self.signalled = False
         """The reason came by a signal, not from the file or the clock."""
-        self._file = file
-        self._end = None if limit is None else time.monotonic() + limit
+        self._file, self._clock = file, clock
+        self._end = None if limit is None else clock.monotonic() + limit
         self._next_look = 0.0
 
     def listening(self) -> AbstractContextManager[None]:
@@ -51,7 +51,7 @@ class Stop:
 
     def look(self, *, at_once: bool = False) -> str | None:
         """The reason, after a look at file and clock."""
-        moment = time.monotonic()
+        moment = self._clock.monotonic()
         if at_once or moment >= self._next_look:
             self._next_look = moment + FILE_PERIOD
             if (request := read_request(self._file)) is not None:

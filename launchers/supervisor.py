@@ -9,7 +9,6 @@ comes next finds it.
 from __future__ import annotations
 
 import socket
-import time
 from collections.abc import Callable, Mapping
 from contextlib import closing, suppress
 from dataclasses import dataclass, replace
@@ -23,6 +22,7 @@ from ortflow.launchers.nccl_log import explained
 from ortflow.launchers.records import Outcome, fruitless, next_attempt, open_attempt, used
 from ortflow.launchers.stop import Stop, write_request
 from ortflow.launchers.tail import EventTail, ends_of, last_lines, last_records, newest
+from ortflow.workflow.clock import SYSTEM_CLOCK, Clock
 from ortflow.workflow.errors import EXIT_DONE, EXIT_FAILURE, EXIT_PREEMPTED, EXIT_USER, OrtflowError
 from ortflow.workflow.owned import sweep_temporaries
 from ortflow.workflow.room import RECORDS, Notice, OutOfDisk, has_room, is_full, out_of_disk, wait_for_room
@@ -123,9 +123,9 @@ class Job:
 class Supervisor:
     """One run, from its first attempt under this launcher to its last."""
 
-    def __init__(self, job: Job, view: View, stop: Stop) -> None:
+    def __init__(self, job: Job, view: View, stop: Stop, clock: Clock = SYSTEM_CLOCK) -> None:
         self._job, self._run, self._view, self._stop = job, job.run, view, stop
-        self._notice = Notice(job.run.heartbeat)
+        self._notice, self._clock = Notice(job.run.heartbeat), clock
 
     def supervise(self) -> int:
         """Run to the end; the exit code of the design's table."""
@@ -251,7 +251,8 @@ class Supervisor:
             return self._stop.look()
 
         self._view.say(f"{lack}: waiting {self._job.room_seconds:g} s for room")
-        return wait_for_room(lack, self._notice, self._job.room_seconds, asked) or bool(self._stop.look())
+        room = wait_for_room(lack, self._notice, self._job.room_seconds, asked, self._clock)
+        return room or bool(self._stop.look())
 
     def _follow(self, attempt: Running, tail: EventTail) -> tuple[int, Cause | None]:
         """Wait for the end; a cause where the end is our own doing."""
@@ -261,9 +262,9 @@ class Supervisor:
         limit = self._job.restart.hung_seconds
         liveness = None
         if limit is not None:
-            liveness = Liveness(self._run, attempt.number, self._job.world_size, limit, time.monotonic())
+            liveness = Liveness(self._run, attempt.number, self._job.world_size, limit, self._clock.monotonic())
         while (returncode := attempt.poll()) is None:
-            moment = time.monotonic()
+            moment = self._clock.monotonic()
             if self._stop.look() and asked_at is None:
                 asked_at = moment
                 self._ask(attempt)
@@ -286,7 +287,7 @@ class Supervisor:
                     return EXIT_FAILURE, self._hung(attempt, min(dead))
             self._pass_on(tail)
             self._view.tick()
-            time.sleep(TICK)
+            self._clock.sleep(TICK)
         return returncode, None
 
     def _ask(self, attempt: Running) -> None:
@@ -375,12 +376,12 @@ class Supervisor:
 
     def _pause(self, seconds: float) -> bool:
         """Wait before the next attempt; whether a stop came first."""
-        end = time.monotonic() + seconds
+        end = self._clock.monotonic() + seconds
         while not self._stop.look():
-            if time.monotonic() >= end:
+            if self._clock.monotonic() >= end:
                 return False
             self._view.tick()
-            time.sleep(min(TICK, max(0.0, end - time.monotonic())))
+            self._clock.sleep(min(TICK, max(0.0, end - self._clock.monotonic())))
         return True
 
     def _pass_on(self, tail: EventTail) -> None:
