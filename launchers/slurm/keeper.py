@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import os
 import sys
-import time
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -31,6 +30,7 @@ from ortflow.manifests.local import RANK_MODULE, MpiKind
 from ortflow.manifests.slurm import Placement, settings
 from ortflow.manifests.slurm.placement import Start
 from ortflow.manifests.slurm.script import CARRIED, FOLDER
+from ortflow.workflow.clock import SYSTEM_CLOCK, Clock
 from ortflow.workflow.errors import EXIT_DONE, EXIT_FAILURE, EXIT_PREEMPTED, EXIT_USER, OrtflowError, UserError
 from ortflow.workflow.fence import DELAY, EXIT_FENCED, VARIABLE, Fence, claim
 from ortflow.workflow.rank import lacking
@@ -59,8 +59,10 @@ LOST = "Slurm ended the job before more could be told: its node was lost, or it 
 class Keeper:
     """One life of a run's job."""
 
-    def __init__(self, run: RunDir, launch: Sequence[str], job: JobOfOurs, comment: str) -> None:
-        self._run, self._launch, self._job, self._comment = run, list(launch), job, comment
+    def __init__(
+        self, run: RunDir, launch: Sequence[str], job: JobOfOurs, comment: str, clock: Clock = SYSTEM_CLOCK
+    ) -> None:
+        self._run, self._launch, self._job, self._comment, self._clock = run, list(launch), job, comment, clock
         if not run.run_file.exists():
             raise UserError(f"{job.node} {lacking(run)}")
         self._spec: RunSpec = load_run_file(run.run_file)
@@ -99,8 +101,9 @@ class Keeper:
             comes_back=True,
             room_seconds=spec.checkpoint.wait_for_room,
         )
-        stop = JobStop(self._run.stop_request, self._job, spec.backends.slurm.signal_seconds, self._said)
-        code = Supervisor(job, self._view, stop).supervise()
+        ahead = spec.backends.slurm.signal_seconds
+        stop = JobStop(self._run.stop_request, self._job, ahead, self._said, self._clock)
+        code = Supervisor(job, self._view, stop, self._clock).supervise()
         leave_result(self._run, self._job.id)
         end = last_end(self._run.read_attempts()) or {}
         if code == EXIT_PREEMPTED and end.get("asked") in CANCELS:
@@ -112,7 +115,7 @@ class Keeper:
 
     def _lock(self) -> None:
         """Show who keeps the run; a lock that cannot be had stops nobody, the fence does."""
-        if wait_free(self._run.lock, OLD_KEEPER):
+        if wait_free(self._run.lock, OLD_KEEPER, self._clock):
             with suppress(HeldError, OSError):
                 self._held = hold(self._run.lock)
 
@@ -141,12 +144,12 @@ class Keeper:
         serve: whoever wakes up there looks at it before anything becomes visible.
         """
         if open_attempt(self._run.read_attempts()) is not None and self._attempt is None:
-            time.sleep(DELAY)
-        if wait_free(self._run.ranks_lock, SLOW_RANKS):
+            self._clock.sleep(DELAY)
+        if wait_free(self._run.ranks_lock, SLOW_RANKS, self._clock):
             return
         # A node that Slurm has given up while its daemon was away: srun is gone, ranks beside us are not.
         processes.kill(processes.of_run(self._run.root))
-        if not wait_free(self._run.ranks_lock, OLD_RANKS):
+        if not wait_free(self._run.ranks_lock, OLD_RANKS, self._clock):
             self._view.say(f"{self._run.ranks_lock} is still held by ranks that cannot be seen; they are fenced off")
 
     def _fenced(self) -> None:
@@ -166,7 +169,7 @@ class Keeper:
 
     def _again(self) -> int:
         """Have Slurm start the run again, and stay until this life is ended."""
-        answer, words = requeue.requeue(self._job, AWAY)
+        answer, words = requeue.requeue(self._job, AWAY, self._clock)
         if answer is Answer.QUEUED:
             self._view.say("queued again; waiting for Slurm to take the job")
             self._stay(STAY)
@@ -189,9 +192,9 @@ class Keeper:
         return EXIT_FAILURE
 
     def _stay(self, seconds: float) -> None:
-        end = time.monotonic() + seconds
-        while time.monotonic() < end:
-            time.sleep(1.0)
+        end = self._clock.monotonic() + seconds
+        while self._clock.monotonic() < end:
+            self._clock.sleep(1.0)
 
 
 def placement_of(run: RunDir, launch: Sequence[str]) -> Placement:

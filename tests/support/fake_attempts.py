@@ -32,9 +32,9 @@ class FakeAttempt:
         self.started_at = self.clock.now
 
     def poll(self) -> int | None:
-        if self.asked_at is not None and self.leaves_after is not None:
-            if self.clock.now >= self.asked_at + self.leaves_after:
-                return EXIT_PREEMPTED
+        asked, takes = self.asked_at, self.leaves_after
+        if asked is not None and takes is not None and self.clock.now >= asked + takes:
+            return EXIT_PREEMPTED
         return self.code if self.clock.now >= self.started_at + self.seconds else None
 
     def gone(self) -> set[int]:

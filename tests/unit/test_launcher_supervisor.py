@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Iterator, Mapping
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -86,7 +87,7 @@ def test_the_pause_doubles_up_to_its_limit(tmp_path: Path) -> None:
     bench = Bench(tmp_path, FAILS, failures=5, backoff=Backoff(first=10.0, limit=60.0))
     assert bench.supervise() == EXIT_FAILURE
     starts = [one.started_at for one in bench.started]
-    pauses = [after - before - 10.0 for before, after in zip(starts, starts[1:], strict=False)]
+    pauses = [after - before - 10.0 for before, after in pairwise(starts)]
     assert pauses == pytest.approx([10.0, 20.0, 40.0, 60.0, 60.0], abs=PERIODS)
     assert [end["next"] for end in bench.ends()] == ["restart"] * 5 + ["stop"]
 
@@ -116,7 +117,8 @@ def test_ranks_that_do_not_leave_in_their_grace_are_killed(tmp_path: Path) -> No
     bench.clock.after(60.0, lambda: write_request(bench.run.stop_request, "cancel"))
     assert bench.supervise() == EXIT_PREEMPTED
     (attempt,) = bench.started
-    assert attempt.asked_at is not None and attempt.killed_at is not None
+    assert attempt.asked_at is not None
+    assert attempt.killed_at is not None
     assert attempt.killed_at - attempt.asked_at == pytest.approx(GRACE, abs=PERIODS)
     assert f"did not leave within {GRACE:g} s" in bench.ends()[0]["cause"]
 
