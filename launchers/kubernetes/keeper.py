@@ -14,7 +14,6 @@ import socket
 import subprocess
 import sys
 import tempfile
-import time
 from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 
@@ -39,6 +38,7 @@ from ortflow.launchers.records import Outcome, State, last_end, open_attempt, pe
 from ortflow.launchers.stop import Stop, interruptible, taken_over
 from ortflow.launchers.supervisor import Job, Supervisor
 from ortflow.manifests.local import Mpi
+from ortflow.workflow.clock import SYSTEM_CLOCK, Clock
 from ortflow.workflow.errors import (
     EXIT_DONE,
     EXIT_FAILURE,
@@ -79,19 +79,19 @@ class PodStop(Stop):
 class Keeper:
     """One life of the launcher pod."""
 
-    def __init__(self, pod: Pod, spec: RunSpec, folder: Path) -> None:
-        self._pod, self._spec, self._folder = pod, spec, folder
+    def __init__(self, pod: Pod, spec: RunSpec, folder: Path, clock: Clock = SYSTEM_CLOCK) -> None:
+        self._pod, self._spec, self._folder, self._clock = pod, spec, folder, clock
         self._run = RunDir(Path(str(spec.run_dir)))
         self._python = spec.resources.python or sys.executable
-        self._ownership = Ownership(self._run, pod)
-        self._story = Story(self._run, spec.monitor.every_steps, spec.world_size)
+        self._ownership = Ownership(self._run, pod, clock)
+        self._story = Story(self._run, spec.monitor.every_steps, spec.world_size, clock)
         limit = spec.resources.time_limit
-        self._stop = PodStop(self._run.stop_request, parse_time(limit) if limit is not None else None)
+        self._stop = PodStop(self._run.stop_request, parse_time(limit) if limit is not None else None, clock)
 
     def await_room(self) -> None:
         """Wait for a volume that is full; raises OutOfDisk where it stays so."""
         seconds = self._spec.checkpoint.wait_for_room
-        await_room(self._run, seconds, lambda lack: self._story.lacks(lack, seconds))
+        await_room(self._run, seconds, lambda lack: self._story.lacks(lack, seconds), self._clock)
 
     def keep(self) -> int:
         """Keep the run going until it is done or given up; the pod's exit code."""
@@ -144,7 +144,7 @@ class Keeper:
             room_seconds=spec.checkpoint.wait_for_room,
         )  # fmt: skip
         try:
-            return Supervisor(job, self._story, self._stop).supervise()
+            return Supervisor(job, self._story, self._stop, self._clock).supervise()
         except Preempted:
             if not self._stop.signalled:
                 why = f"asked to by {self._stop.reason}"
@@ -189,7 +189,8 @@ class Keeper:
                 fix="do not scale the MPIJob: submit the run again with the number of nodes that it needs",
             )
         self._story.say(f"attempt {number}: waiting for {len(hosts)} worker{'s' if len(hosts) > 1 else ''}")
-        known = wait_for(hosts, pod.ssh_port, WAIT, self._look, self._story.say, Doubts(pod, self._story.say))
+        doubts = Doubts(pod, self._story.say, self._clock)
+        known = wait_for(hosts, pod.ssh_port, WAIT, self._look, self._story.say, doubts, self._clock)
         file = Path(tempfile.mkdtemp(prefix="ortflow-")) / "hosts"
         file.write_text(hostfile(mpi.kind, hosts, slots))
         own = {
@@ -202,7 +203,7 @@ class Keeper:
         here = socket.gethostbyname(socket.gethostname())
         outer = environment(own, os.environ, mpi, pod.ssh_port)
         words = command(spec, self._run.root, self._python, mpi, file, here, sorted(outer))
-        return PodAttempt(self._run, number, words, outer, mpi.kind, pod, known, slots)
+        return PodAttempt(self._run, number, words, outer, mpi.kind, pod, known, slots, self._clock)
 
     def _look(self) -> None:
         """While workers are waited for: raise Preempted when told to end."""
@@ -213,10 +214,10 @@ class Keeper:
     def _clear(self) -> None:
         """Return when no rank of an earlier attempt can write any more."""
         if open_attempt(self._run.read_attempts()) is not None and not wait_free(self._run.ranks_lock, 0.0):
-            time.sleep(DELAY)
-        if not wait_free(self._run.ranks_lock, OLD_RANKS):
+            self._clock.sleep(DELAY)
+        if not wait_free(self._run.ranks_lock, OLD_RANKS, self._clock):
             self._ownership.renew()
-            if not wait_free(self._run.ranks_lock, 2 * DELAY):
+            if not wait_free(self._run.ranks_lock, 2 * DELAY, self._clock):
                 self._story.say("ranks of an earlier attempt cannot be seen any more; they are fenced off")
 
 

@@ -9,12 +9,13 @@ import signal
 from collections.abc import Callable
 
 from ortflow.launchers.stop import taken_over
+from ortflow.workflow.clock import SYSTEM_CLOCK, Clock
 from ortflow.workflow.errors import Preempted
 from ortflow.workflow.room import RECORDS, Notice, OutOfDisk, has_room, wait_for_room
 from ortflow.workflow.rundir import RunDir
 
 
-def await_room(run: RunDir, seconds: float, tell: Callable[[OutOfDisk], None]) -> None:
+def await_room(run: RunDir, seconds: float, tell: Callable[[OutOfDisk], None], clock: Clock = SYSTEM_CLOCK) -> None:
     """Return when the run's volume takes its records; `tell` of what it lacks until then.
 
     Raises OutOfDisk where that lasts longer than `seconds`, Preempted when told to end.
@@ -25,7 +26,7 @@ def await_room(run: RunDir, seconds: float, tell: Callable[[OutOfDisk], None]) -
     tell(lack)
     asked: list[int] = []
     with taken_over(lambda number, frame: asked.append(number), (signal.SIGTERM, signal.SIGINT), ignored=True):
-        room = wait_for_room(lack, Notice(run.heartbeat), seconds, lambda: asked)
+        room = wait_for_room(lack, Notice(run.heartbeat), seconds, lambda: asked, clock)
     if asked:
         raise Preempted("told to end while waiting for room on the volume")
     if not room:
