@@ -94,8 +94,8 @@ class PodAttempt(Child):
         """Exit status of the ranks that did not end with 0, as far as mpirun tells it."""
         if self._kind == "mpich":
             self._learn_ranks()
-            return first_end(self.words(), {process: rank for rank, process in self._processes.items()})
-        return statuses(self._kind, returncode, self.words(), {})
+            return first_end(self.output(), {process: rank for rank, process in self._processes.items()})
+        return statuses(self._kind, returncode, self.output(), {})
 
     def verdict(self, returncode: int) -> Cause | None:
         """What workers and hosts tell of an end that no rank can tell of."""
@@ -142,9 +142,9 @@ class PodAttempt(Child):
         found = Counter(host for host, _ in self._processes.values())
         wanted = {short(host): self._slots for host in self._hosts}
         if dict(found) != wanted:
-            told = ", ".join(f"{count} on {host}" for host, count in found.items())
+            places = ", ".join(f"{count} on {host}" for host, count in found.items())
             self._misplaced = (
-                f"mpirun started the ranks in the wrong pods ({told}, where {self._slots} on each of "
+                f"mpirun started the ranks in the wrong pods ({places}, where {self._slots} on each of "
                 f"{', '.join(wanted)} were asked for): the MPI of the image does not follow ortflow's command"
             )
 

@@ -45,7 +45,7 @@ def cancel(run: RunDir, links: Links, *, now: bool) -> bool:
     for mpijob in jobs:
         sweep(cluster, place.namespace, objects.name(mpijob))
     if active and not is_settled(run.read_attempts()):
-        why = "asked to by ortflow cancel"
+        why = "requested by ortflow cancel"
         run.record_attempt(event="stop", outcome=Outcome.PREEMPTED.value, asked="cancel", why=why)
     return active
 

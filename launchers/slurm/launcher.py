@@ -251,7 +251,7 @@ def begin(request: SlurmRequest, ours: Opened) -> bool:
 def record_cancelled(run: RunDir) -> None:
     """Put on record that a person wanted the run to end, unless it has ended by itself."""
     if not is_settled(run.read_attempts()):
-        why = "asked to by ortflow cancel"
+        why = "requested by ortflow cancel"
         run.record_attempt(event="stop", outcome=Outcome.PREEMPTED.value, asked="cancel", why=why)
 
 

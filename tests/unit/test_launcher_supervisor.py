@@ -13,7 +13,7 @@ from fake_attempts import FakeAttempt, write_step
 from fake_clock import FakeClock
 
 from ortflow.launchers.stop import Stop, write_request
-from ortflow.launchers.supervisor import GRACE, PATIENCE, PATIENCE_TOLD, TICK, Job, Supervisor
+from ortflow.launchers.supervisor import GRACE, PATIENCE, PATIENCE_REPORTED, TICK, Job, Supervisor
 from ortflow.workflow.errors import EXIT_DONE, EXIT_FAILURE, EXIT_PREEMPTED
 from ortflow.workflow.room import OutOfDisk
 from ortflow.workflow.rundir import RunDir, append_json_line
@@ -162,21 +162,21 @@ def test_the_second_rank_is_a_sign_of_life_too(tmp_path: Path) -> None:
     assert bench.supervise() == EXIT_DONE
 
 
-@pytest.mark.parametrize("told", [False, True])
-def test_a_dead_rank_that_mpirun_does_not_notice(tmp_path: Path, told: bool) -> None:
+@pytest.mark.parametrize("reported", [False, True])
+def test_a_dead_rank_that_mpirun_does_not_notice(tmp_path: Path, reported: bool) -> None:
     bench = Bench(tmp_path, {"dead": {1: 100.0}}, failures=0)
     failure = {"event": "failure", "time": 1.0, "attempt": 0, "rank": 1, "reason": "no such key", "exit_code": 1}
-    if told:
+    if reported:
         bench.clock.after(100.0, lambda: append_json_line(bench.run.events(1), failure))
     assert bench.supervise() == EXIT_FAILURE
     (attempt,) = bench.started
-    patience = PATIENCE_TOLD if told else PATIENCE
+    patience = PATIENCE_REPORTED if reported else PATIENCE
     assert attempt.killed_at is not None
     late = attempt.killed_at - bench.begun - 100.0 - patience
     assert 0.0 < late < 2.0 + PERIODS, "it looks every second"
     (end,) = bench.ends()
     assert end["rank"] == 1
-    assert ("no such key" in end["cause"]) is told
+    assert ("no such key" in end["cause"]) is reported
 
 
 def test_a_start_that_finds_no_room_waits_as_long_as_the_run_file_says(tmp_path: Path) -> None:

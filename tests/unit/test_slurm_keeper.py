@@ -91,7 +91,7 @@ class KeeperOf(Keeper):
         self._attempt = FakeAttempt(self._clock, number, **self.planned)  # type: ignore[arg-type, assignment]
         return self._attempt
 
-    def _said(self) -> str:
+    def _output(self) -> str:
         return ""
 
 
