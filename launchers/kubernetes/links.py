@@ -6,7 +6,6 @@ longer each time, so that whoever follows a run through an outage neither waits 
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -22,6 +21,7 @@ from ortflow.launchers.kubernetes.refusals import refusal
 from ortflow.launchers.kubernetes.status import VALIDATION, is_settled, status
 from ortflow.launchers.records import Outcome, State
 from ortflow.launchers.status import RunStatus, read_status
+from ortflow.workflow.clock import SYSTEM_CLOCK, Clock
 from ortflow.workflow.errors import OrtflowError
 from ortflow.workflow.rundir import RunDir
 from ortflow.workflow.spec.file.load import load_run_file
@@ -43,8 +43,8 @@ def _connect(context: str | None, namespace: str | None) -> Cluster:
 class Links:
     """Connections to clusters."""
 
-    def __init__(self, connect: Connect = _connect) -> None:
-        self._connect = connect
+    def __init__(self, connect: Connect = _connect, clock: Clock = SYSTEM_CLOCK) -> None:
+        self._connect, self.clock = connect, clock
         self._known: dict[tuple[str | None, str | None], Cluster] = {}
         self._pause, self._until, self._silence = 0.0, 0.0, ""
 
@@ -69,7 +69,7 @@ class Links:
     def status(self, run: RunDir) -> RunStatus:
         """A run's status, its records brought up to date before."""
         try:
-            if time.monotonic() < self._until:
+            if self.clock.monotonic() < self._until:
                 raise Unreachable(self._silence)
             cluster, place = self.of(run)
             view = look(cluster, place)
@@ -140,9 +140,9 @@ class Links:
         """Wait longer each time; one outage has one sentence, however it feels from try to try."""
         if not self._pause:
             self._silence = silence
-        if time.monotonic() >= self._until:
+        if self.clock.monotonic() >= self._until:
             self._pause = min(LONGEST, self._pause * 2 or 0.5)
-            self._until = time.monotonic() + self._pause
+            self._until = self.clock.monotonic() + self._pause
 
 
 def silent(run: RunDir) -> frozenset[str]:

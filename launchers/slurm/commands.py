@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from ortflow.launchers.remote.arrival import place_words
 from ortflow.launchers.slurm.jobs import FORMAT, SACCT_FIELDS, SEPARATOR, Job, read_sacct, read_scontrol, read_squeue
 from ortflow.manifests.local import FOREIGN
+from ortflow.workflow.clock import SYSTEM_CLOCK, Clock
 from ortflow.workflow.errors import OrtflowError, UserError
 
 PATIENCE = 12.0
@@ -102,10 +103,13 @@ def outside_of_jobs(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 class Slurm:
-    """The cluster, as its commands tell of it. Every method raises NoAnswer, and UserError where Slurm is not here."""
+    """The cluster, as its commands tell of it. Every method raises NoAnswer, and UserError where Slurm is not here.
 
-    def __init__(self, runner: Runner = run_here) -> None:
-        self.runner = runner
+    `clock` is that of everything that waits for the cluster.
+    """
+
+    def __init__(self, runner: Runner = run_here, clock: Clock = SYSTEM_CLOCK) -> None:
+        self.runner, self.clock = runner, clock
 
     def mine(self, seconds: float | None = None) -> list[Job]:
         """All jobs of this user, those that have ended a few minutes ago (MinJobAge) among them: one call."""

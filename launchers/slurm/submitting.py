@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import re
-import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
@@ -17,6 +16,7 @@ from ortflow.launchers.slurm.commands import NoAnswer, Refused, Settings, Slurm
 from ortflow.launchers.slurm.history import SETTLE, by_hand, find, in_doubt, placed
 from ortflow.launchers.slurm.jobs import Job
 from ortflow.launchers.slurm.refusals import refusal
+from ortflow.workflow.clock import Clock
 from ortflow.workflow.errors import OrtflowError
 from ortflow.workflow.rundir import RunDir, write_atomically
 
@@ -57,7 +57,7 @@ def place(
     Tries again for `retry` seconds while the controller is away. Raises UserError with sbatch's own words, NoAnswer
     where nothing was submitted, InDoubt where that is not known; `ask` is the command that tells later.
     """
-    begun = time.monotonic()
+    begun = slurm.clock.monotonic()
     end = begun + retry
     while True:
         submission = new_submission()
@@ -70,20 +70,20 @@ def place(
         except NoAnswer as error:
             if _NOT_SENT.search(error.words):
                 run.record_attempt(event="refused", submission=submission, why=error.words)
-                if time.monotonic() + PAUSE >= end:
+                if slurm.clock.monotonic() + PAUSE >= end:
                     raise NoAnswer(
                         error.words, then="nothing was submitted; try again later, or wait with --retry"
                     ) from error
             elif (job := _look(run, slurm, begun, end, error, ask or f"ortflow status {run.root}")) is not None:
                 return submission, job
-        time.sleep(PAUSE)
+        slurm.clock.sleep(PAUSE)
 
 
 def _look(run: RunDir, slurm: Slurm, begun: float, end: float, doubt: NoAnswer, ask: str) -> str | None:
     """The job that sbatch gave no answer about; None where it is safe to submit another. Raises InDoubt."""
-    sent = time.monotonic()
+    sent = slurm.clock.monotonic()
     while True:
-        now = time.monotonic()
+        now = slurm.clock.monotonic()
         patience = max(1.0, begun + PATIENCE - now) if end <= now else None
         try:
             job = active(run, slurm, patience)
@@ -94,32 +94,32 @@ def _look(run: RunDir, slurm: Slurm, begun: float, end: float, doubt: NoAnswer, 
                 return None
         except NoAnswer:
             pass
-        if time.monotonic() + PAUSE >= max(end, begun + PATIENCE):
+        if slurm.clock.monotonic() + PAUSE >= max(end, begun + PATIENCE):
             raise InDoubt(
                 f"the Slurm controller did not answer in time ({doubt.words}), and may have taken the job or not; "
                 f"`{ask}` tells when it answers again, and submitting again starts no second one"
             ) from doubt
-        time.sleep(PAUSE)
+        slurm.clock.sleep(PAUSE)
 
 
 def settle(run: RunDir, slurm: Slurm) -> Job | None:
     """The run's job, if it waits or runs; waits for one that may still be on its way. Raises NoAnswer."""
-    begun = time.monotonic()
+    begun = slurm.clock.monotonic()
     while True:
         job = active(run, slurm, by_hand_too=True)
         since = in_doubt(run.read_attempts())
-        if job is not None or since is None or waited(since, begun, SETTLE):
+        if job is not None or since is None or waited(since, begun, SETTLE, slurm.clock):
             return job
-        time.sleep(PAUSE)
+        slurm.clock.sleep(PAUSE)
 
 
-def waited(since: float, begun: float, seconds: float) -> bool:
+def waited(since: float, begun: float, seconds: float, clock: Clock) -> bool:
     """Whether so many seconds are over since the Unix time `since`, which another machine may have written.
 
     Clocks of two machines may be hours apart: our own has to see the seconds pass, from its moment `begun` on. A day is
     no difference of clocks.
     """
-    return time.monotonic() >= begun + seconds or time.time() - since > DAY
+    return clock.monotonic() >= begun + seconds or clock.time() - since > DAY
 
 
 def active(run: RunDir, slurm: Slurm, patience: float | None = None, *, by_hand_too: bool = False) -> Job | None:

@@ -103,7 +103,7 @@ def _export_when_there_is_room(context: Context, path: Path) -> float | None:
             return context.trainer.export(path, samples(context), context.spec.export.tolerance)
         except OutOfDisk as lack:
             context.monitor.warn(f"{lack}: training is done and saved, and waits {seconds:g} s for room to export")
-            if not wait_for_room(lack, notice, seconds, lambda: context.stop):
+            if not wait_for_room(lack, notice, seconds, lambda: context.stop, context.clock):
                 if context.stop:
                     raise _Asked from None
                 raise
