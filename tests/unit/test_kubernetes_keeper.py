@@ -23,8 +23,8 @@ from ortflow.manifests.local import Mpi
 from ortflow.workflow.errors import EXIT_DONE, EXIT_FAILURE, EXIT_PREEMPTED
 from ortflow.workflow.fence import DELAY
 from ortflow.workflow.rundir import RunDir
-from ortflow.workflow.spec.load import load_run_text
-from ortflow.workflow.spec.paths import resolve_paths
+from ortflow.workflow.spec.file.load import load_run_text
+from ortflow.workflow.spec.file.paths import resolve_paths
 
 RUN = """\
 name: gpt
