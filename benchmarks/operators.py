@@ -22,11 +22,11 @@ import torch
 from onnx import TensorProto, helper, numpy_helper
 from torch.nn import functional
 
-from ortflow.workflow.graph import speed
 from ortflow.workflow.graph.autodiff.compose import compose
+from ortflow.workflow.graph.autodiff.expand import make_differentiable
 from ortflow.workflow.graph.autodiff.reverse import differentiate
-from ortflow.workflow.graph.edit import MICROSOFT
-from ortflow.workflow.graph.expand import make_differentiable
+from ortflow.workflow.graph.domains import MICROSOFT
+from ortflow.workflow.graph.optimize import speed
 from ortflow.workflow.kernels.graph import with_kernels
 from ortflow.workflow.kernels.library import find_library
 from ortflow.workflow.onnx_runtime import onnxruntime

@@ -18,8 +18,8 @@ import onnxruntime
 import torch
 from onnx import TensorProto, helper
 
+from ortflow.workflow.graph.domains import CPU_DOMAIN
 from ortflow.workflow.kernels.library import find_library
-from ortflow.workflow.kernels.rewriter import DOMAIN
 
 SHAPES = (
     (1024, 256, 256), (1024, 1024, 256), (1024, 256, 1024),
@@ -34,9 +34,9 @@ TOLERANCE = 1e-5
 def session_of(turned: bool, threads: int) -> onnxruntime.InferenceSession:
     """One node Product."""
     flags = {"turn_a": 0, "turn_b": int(turned), "view_a": 0, "view_b": 0, "view_y": 0, "alpha": 1.0}
-    node = helper.make_node("Product", ["a", "b"], ["y"], domain=DOMAIN, **flags)
+    node = helper.make_node("Product", ["a", "b"], ["y"], domain=CPU_DOMAIN, **flags)
     a, b, y = (helper.make_tensor_value_info(name, TensorProto.FLOAT, [None, None]) for name in "aby")
-    imports = [helper.make_opsetid("", 18), helper.make_opsetid(DOMAIN, 1)]
+    imports = [helper.make_opsetid("", 18), helper.make_opsetid(CPU_DOMAIN, 1)]
     model = helper.make_model(helper.make_graph([node], "product", [a, b], [y]), opset_imports=imports, ir_version=9)
     library = find_library()
     if library.path is None:

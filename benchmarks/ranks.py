@@ -25,7 +25,7 @@ import numpy as np
 from ortflow.workflow.comm.mpi import MpiCommunicator
 from ortflow.workflow.device.cpu import CpuDevice
 from ortflow.workflow.layout import FlatIndex
-from ortflow.workflow.spec.load import load_run_file
+from ortflow.workflow.spec.file.load import load_run_file
 
 EXAMPLE = Path(__file__).parent.parent / "examples" / "gpt" / "run.yaml"
 WARM_UP = 5

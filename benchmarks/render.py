@@ -18,7 +18,7 @@ from pathlib import Path
 import yaml
 
 from ortflow.manifests.kubernetes import Placement, documents, dump
-from ortflow.workflow.spec.load import read_run_file
+from ortflow.workflow.spec.file.load import read_run_file
 
 ROOT = Path(__file__).parents[1]
 RUN_FILE = """\

@@ -27,21 +27,21 @@ import torch
 from safetensors.numpy import load_file
 from torch_gpt import Sizes, TorchStep
 
+from ortflow.workflow.assembly.build import build_graphs
 from ortflow.workflow.comm.solo import SoloCommunicator
 from ortflow.workflow.device import Device
 from ortflow.workflow.device.cpu import CpuDevice
 from ortflow.workflow.graph.autodiff.compose import compose
-from ortflow.workflow.graph.build import build_graphs
 from ortflow.workflow.graph.types import GraphSet, with_kernels_of
 from ortflow.workflow.kernels.graph import with_kernels
 from ortflow.workflow.kernels.library import find_library
 from ortflow.workflow.optim.gradient import gradient_graph
 from ortflow.workflow.optim.graph import optimizer_graph
 from ortflow.workflow.optim.segments import segments
+from ortflow.workflow.sessions.session import Sessions
 from ortflow.workflow.spec.run import RunSpec
 from ortflow.workflow.trainer import MicroBatch, Report
 from ortflow.workflow.trainer.builder import trainer_class, write_forms
-from ortflow.workflow.trainer.sessions import Sessions
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "examples" / "gpt"))
 from model import Config, build

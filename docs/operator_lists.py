@@ -12,9 +12,9 @@ from pathlib import Path
 from onnx import defs
 
 from ortflow.workflow.graph.autodiff.rules import RULES
-from ortflow.workflow.graph.decompose import DECOMPOSITIONS
-from ortflow.workflow.graph.group_norm import OPERATOR
-from ortflow.workflow.graph.opset import OPSET
+from ortflow.workflow.graph.decompose.operators import DECOMPOSITIONS
+from ortflow.workflow.graph.normalize.opset import OPSET
+from ortflow.workflow.graph.optimize.group_norm import OPERATOR
 
 PAGE = Path(__file__).with_name("models.md")
 BEGIN = "<!-- operators: written by docs/operator_lists.py -->"

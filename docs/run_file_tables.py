@@ -18,9 +18,9 @@ from pydantic_core import PydanticUndefined
 
 from ortflow.workflow.errors import UserError
 from ortflow.workflow.spec.base import Section
-from ortflow.workflow.spec.help import fill
-from ortflow.workflow.spec.installed import find_options
-from ortflow.workflow.spec.keys import SectionType, discriminator, sections, tags
+from ortflow.workflow.spec.file.help import fill
+from ortflow.workflow.spec.file.installed import find_options
+from ortflow.workflow.spec.file.keys import SectionType, discriminator, sections, tags
 from ortflow.workflow.spec.metrics import METRICS
 from ortflow.workflow.spec.optimizers import OPTIMIZERS
 from ortflow.workflow.spec.run import RunSpec

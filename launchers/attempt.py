@@ -1,7 +1,7 @@
 """One attempt on this machine: mpirun (or the only rank) as a child process, and the ranks below it.
 
-Used by the supervisor alone. Ranks write their own logs; what mpirun says goes to launcher.log. The child leads a
-session of its own, so that Ctrl-C in the terminal reaches the launcher and nobody else, and dies with the launcher.
+Used by the supervisor alone. Ranks write their own logs; the output of mpirun goes to launcher.log. The child leads a
+session of its own, so that Ctrl-C in the terminal reaches only the launcher, and it dies with the launcher.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from ortflow.workflow.files import open_regular
 from ortflow.workflow.rundir import RunDir
 
 LOOK_PERIOD = 0.25
-"""Seconds between two looks for ranks that are not known yet: a look reads the whole process table."""
-WORDS = 1 << 20
-"""Newest bytes of mpirun's words that are looked through."""
+"""Seconds between two searches for unknown ranks: a search reads the whole process table."""
+OUTPUT_BYTES = 1 << 20
+"""How much of the end of mpirun's output is searched."""
 UNSEEN = 10.0
-"""Seconds after which a rank that no look has found has come and gone."""
+"""Seconds after which a rank that was never found is taken to have ended."""
 
 
 class Child:
@@ -48,12 +48,12 @@ class Child:
         return self._child.poll()
 
     def guess(self, returncode: int) -> Cause | None:
-        """The cause where neither ranks nor statuses tell of one."""
+        """The probable cause if neither ranks nor exit statuses give one."""
         return None
 
-    def words(self) -> str:
-        """What it has printed."""
-        return last_bytes(self.run.launcher_log(self.number), WORDS).decode(errors="replace")
+    def output(self) -> str:
+        """The end of its output."""
+        return last_bytes(self.run.launcher_log(self.number), OUTPUT_BYTES).decode(errors="replace")
 
 
 class Attempt(Child):
@@ -104,26 +104,26 @@ class Attempt(Child):
         gone = {rank for rank, process in self.ranks.items() if not processes.runs(process)}
         if time.monotonic() > self._started + UNSEEN:
             return gone | self._unseen
-        return gone | {rank for process, rank in self._told().items() if not psutil.pid_exists(process)}
+        return gone | {rank for process, rank in self._named_processes().items() if not psutil.pid_exists(process)}
 
     @property
     def _unseen(self) -> set[int]:
         return set(range(self.world_size)) - set(self.ranks)
 
-    def _told(self) -> dict[int, int]:
-        """Unseen ranks by the process that they have named themselves: they may come and go between two looks."""
-        told = newest(self.run, self.number, self._unseen, "attempt_start")
-        return {int(record["pid"]): rank for rank, record in told.items()}
+    def _named_processes(self) -> dict[int, int]:
+        """Ranks by process id, from their own events: a rank may start and end between two searches."""
+        started = newest(self.run, self.number, self._unseen, "attempt_start")
+        return {int(record["pid"]): rank for rank, record in started.items()}
 
     def statuses(self, returncode: int) -> dict[int, int]:
-        """Exit status of the ranks that did not end with 0, as far as mpirun tells it."""
-        pids = self._told() | {process.pid: rank for rank, process in self.ranks.items()}
+        """Exit status of the ranks that did not end with 0, as far as mpirun reports it."""
+        pids = self._named_processes() | {process.pid: rank for rank, process in self.ranks.items()}
         order = self._exits.order()
-        # A rank that nobody watched may have ended before all others.
-        return statuses(self.mpi, returncode, self.words(), pids, order if len(order) == self.world_size else ())
+        # A rank that was not watched may have ended before all others.
+        return statuses(self.mpi, returncode, self.output(), pids, order if len(order) == self.world_size else ())
 
     def verdict(self, returncode: int) -> Cause | None:
-        """mpirun knows nothing that the statuses do not tell."""
+        """None: mpirun reports exit statuses only."""
         return None
 
     def ask_to_leave(self) -> None:

@@ -34,8 +34,8 @@ class Cause:
     sentence: str
     rank: int | None = None
     """The rank it began with, where that is known."""
-    told: bool = False
-    """The rank itself has said why."""
+    reported: bool = False
+    """The rank itself has recorded why."""
 
 
 def statuses(
@@ -82,12 +82,12 @@ def cause(
         memory = " (out of memory)" if out_of_memory and -status == signal.SIGKILL else ""
         sentence = f"{who} killed by {signal_name(-status)}{memory}"
         return Cause(Outcome.FAILURE, status, sentence, killed[0] if len(killed) == 1 else None)
-    told = sorted(failures.items(), key=lambda item: item[1].get("time", 0.0))
-    for rank, failure in told:
+    reported = sorted(failures.items(), key=lambda item: item[1].get("time", 0.0))
+    for rank, failure in reported:
         code = int(failure.get("exit_code") or ended.get(rank) or returncode)
         if code not in (EXIT_DONE, EXIT_PREEMPTED):
             outcome = Outcome.USER_ERROR if code == EXIT_USER else Outcome.FAILURE
-            return Cause(outcome, code, str(failure.get("reason", f"rank {rank} failed")), rank, told=True)
+            return Cause(outcome, code, str(failure.get("reason", f"rank {rank} failed")), rank, reported=True)
     for rank, status in sorted(ended.items()):
         if status > 0 and status not in (EXIT_PREEMPTED, EXIT_USER):
             return Cause(Outcome.FAILURE, status, f"rank {rank} ended with exit code {status}", rank)

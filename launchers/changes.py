@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ortflow.workflow.errors import UserError
-from ortflow.workflow.spec.batch import KEY, undivided
+from ortflow.workflow.spec.checks.batch import KEY, undivided
 from ortflow.workflow.spec.run import RunSpec
 
 MAY_CHANGE: tuple[str, ...] = (

@@ -16,7 +16,7 @@ from ortflow.launchers.plain import PlainView
 from ortflow.launchers.records import pending_changes
 from ortflow.launchers.starting import supervise
 from ortflow.workflow.rundir import RunDir
-from ortflow.workflow.spec.load import load_run_file
+from ortflow.workflow.spec.file.load import load_run_file
 from ortflow.workflow.streams import guard_log
 
 

@@ -1,11 +1,10 @@
-"""Following a run that somebody else keeps going: its events, and what becomes of its place, until it ends.
+"""Following a run that another process supervises: its events, and the state of its job, until it ends.
 
-Used by `ortflow submit --follow`. Reads only; whoever leaves here leaves the run alone.
+Used by `ortflow submit --follow`. Reads only: the run goes on if the follower is interrupted.
 """
 
 from __future__ import annotations
 
-import time
 from dataclasses import dataclass
 
 from ortflow.launchers.base import Launcher
@@ -13,6 +12,7 @@ from ortflow.launchers.records import Outcome, State, last_end, notes
 from ortflow.launchers.status import RunStatus
 from ortflow.launchers.supervisor import View
 from ortflow.launchers.tail import EventTail
+from ortflow.workflow.clock import SYSTEM_CLOCK, Clock
 from ortflow.workflow.errors import EXIT_DONE, EXIT_FAILURE, EXIT_PREEMPTED, EXIT_USER
 from ortflow.workflow.rundir import RunDir
 
@@ -21,7 +21,7 @@ LOOK = 3.0
 """Seconds between two looks at the status, which may cost a call to a scheduler."""
 
 _LAST = ("finished", "preempted", "failure")
-"""Events behind which the status is about to change."""
+"""Events after which the status is about to change."""
 _CODES = {
     State.FINISHED: EXIT_DONE,
     State.PREEMPTED: EXIT_PREEMPTED,
@@ -35,73 +35,91 @@ class End:
     """How a followed run ended."""
 
     code: int
-    """Of the design's table."""
+    """Exit code for the command line, see `exit_code`."""
     how: RunStatus
 
 
 class Follower:
-    """Made before the run is submitted, so that nothing of it is missed."""
+    """Shows a run until it ends. Make it before the run is submitted, so that no event is missed.
 
-    def __init__(self, run: RunDir, launcher: Launcher, view: View) -> None:
-        self._run, self._launcher, self._view = run, launcher, view
+    Parameters
+    ----------
+    run
+        The run directory, or the client's copy of its records.
+    launcher
+        Asked for the status.
+    view
+        Where events and changes of the status are shown.
+    clock
+        The clock by which both are polled.
+    """
+
+    def __init__(self, run: RunDir, launcher: Launcher, view: View, clock: Clock = SYSTEM_CLOCK) -> None:
+        self._run, self._launcher, self._view, self._clock = run, launcher, view, clock
         self._tail = EventTail(run.events(0))
-        self._said = ""
+        self._shown = ""
         self._notes: set[str] = set()
-        """Of what changed for the run, those that were said."""
+        """Changes of the run file that were shown."""
 
     def follow(self) -> End:
-        """Pass on what the run tells until it ends."""
+        """Show events and changes of the status until the run ends.
+
+        Returns
+        -------
+        End
+            The exit code and the final status.
+        """
         due = 0.0
         self._notes = set(notes(self._run.read_attempts()))
         while True:
             how = None
-            if time.monotonic() >= due:
+            if self._clock.monotonic() >= due:
                 how = self._launcher.status(self._run)
                 self._say_changes()
-                due = time.monotonic() + LOOK
+                due = self._clock.monotonic() + LOOK
             for record in self._tail.read():
                 self._view.record(record)
                 if record.get("event") in _LAST:
-                    due = min(due, time.monotonic() + 2 * TICK)
+                    due = min(due, self._clock.monotonic() + 2 * TICK)
             if how is not None:
                 self._say(how)
                 if not how.state.active:
                     self._tail.close()
                     return End(exit_code(how, self._run), how)
             self._view.tick()
-            time.sleep(TICK)
+            self._clock.sleep(TICK)
 
     def _say_changes(self) -> None:
-        """What only the run's own directory tells, where that is not the record that lies here."""
+        """Show changes of the run file that were found on the backend."""
         for note in notes(self._run.read_attempts()):
             if note not in self._notes:
                 self._notes.add(note)
                 self._view.say(note)
 
     def _say(self, how: RunStatus) -> None:
-        """A line where the run's place has changed."""
-        told = place_words(how)
-        if told != self._said:
-            self._said = told
-            self._view.say(told)
+        """Show the state of the job if it has changed."""
+        line = format_place(how)
+        if line != self._shown:
+            self._shown = line
+            self._view.say(line)
 
 
-def place_words(how: RunStatus) -> str:
-    """Where a run is, in one line. Pure."""
-    told = how.state.value
+def format_place(how: RunStatus) -> str:
+    """State, job and nodes of a run in one line. Pure."""
+    line = how.state.value
     if how.job is not None:
-        told += f": job {how.job}"
+        line += f": job {how.job}"
     if how.state is State.RUNNING and how.nodes:
-        told += f" on {how.nodes}"
+        line += f" on {how.nodes}"
     if how.waits:
-        told += f", {how.waits}"
+        line += f", {how.waits}"
     if how.state is State.RESTARTING and how.cause:
-        told += f" (last end: {how.cause})"
-    return told
+        line += f" (last end: {how.cause})"
+    return line
 
 
 def exit_code(how: RunStatus, run: RunDir) -> int:
-    """The exit code of the design's table for a run that has ended."""
+    """The exit code for a run that has ended: 0 done, 2 wrong input, 75 preempted or stopped, otherwise 1."""
     end = last_end(run.read_attempts()) or {}
     if how.state is State.FAILED and end.get("outcome") == Outcome.USER_ERROR.value:
         return EXIT_USER

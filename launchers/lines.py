@@ -1,4 +1,4 @@
-"""Events in words: one line for those that a person wants to read. Pure."""
+"""Events formatted as one line each, for those worth reading. Pure."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from typing import Any
 
 from ortflow.launchers.progress import Progress, metrics
 
-TOLD_PHASES = ("configure", "runtime", "shard")
-"""Steps whose duration is worth a line; the others tell more in events of their own."""
+SHOWN_PHASES = ("configure", "runtime", "shard")
+"""Steps whose duration is shown; the others have events of their own."""
 
 
-def line(record: Mapping[str, Any], progress: Progress, every_steps: int) -> str | None:
-    """The line of an event that `progress` has taken in; None where there is nothing to tell."""
+def format_event(record: Mapping[str, Any], progress: Progress, every_steps: int) -> str | None:
+    """The line of an event that `progress` was updated with; None if it is not shown."""
     event = str(record.get("event"))
     if event == "step":
         return step_line(progress) if progress.step % every_steps == 0 else None
-    tell = _LINES.get(event)
-    return tell(record) if tell is not None else None
+    format_line = _LINES.get(event)
+    return format_line(record) if format_line is not None else None
 
 
 def step_line(progress: Progress) -> str:
@@ -28,13 +28,13 @@ def step_line(progress: Progress) -> str:
         parts.append(f"lr {progress.lr:.3g}")
     if progress.grad_norm is not None:
         parts.append(f"|g| {progress.grad_norm:.3f}")
-    parts += speed_words(progress)
+    parts += format_speeds(progress)
     if progress.seconds_left:
         parts.append(f"{duration(progress.seconds_left)} left")
     return "  ".join(parts)
 
 
-def speed_words(progress: Progress) -> list[str]:
+def format_speeds(progress: Progress) -> list[str]:
     """Tokens, where the model has them, and samples a second."""
     speeds = ((progress.tokens_per_second, "tokens/s"), (progress.samples_per_second, "samples/s"))
     return [f"{speed:.3g} {unit}" if speed < 10 else f"{speed:,.0f} {unit}" for speed, unit in speeds if speed]
@@ -71,7 +71,7 @@ def evaluation_words(values: Mapping[str, float]) -> str:
 
 
 def _phase_end(record: Mapping[str, Any]) -> str | None:
-    if record.get("phase") not in TOLD_PHASES:
+    if record.get("phase") not in SHOWN_PHASES:
         return None
     return f"{record['phase']}: {duration(float(record.get('seconds', 0.0)))}"
 
@@ -81,12 +81,12 @@ def _evaluation(record: Mapping[str, Any]) -> str:
 
 
 def _checkpoint(record: Mapping[str, Any]) -> str:
-    told = f"checkpoint at step {record.get('step')}"
+    line = f"checkpoint at step {record.get('step')}"
     if "bytes" in record and "seconds" in record:
-        told += f": {size(record['bytes'])} in {duration(record['seconds'])}"
+        line += f": {size(record['bytes'])} in {duration(record['seconds'])}"
     if "stall_seconds" in record:
-        told += f", training stood still for {1000 * record['stall_seconds']:.0f} ms"
-    return told
+        line += f", training stood still for {1000 * record['stall_seconds']:.0f} ms"
+    return line
 
 
 def _export(record: Mapping[str, Any]) -> str:

@@ -1,4 +1,4 @@
-"""The live view on a terminal: a panel that stands still, with notable lines scrolling above it.
+"""The live view on a terminal: a panel at the bottom, with notable lines scrolling above it.
 
 No thread of its own: the supervisor forks, and its ticks redraw.
 """
@@ -21,7 +21,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from ortflow.launchers.lines import duration, evaluation_words, number, speed_words
+from ortflow.launchers.lines import duration, evaluation_words, format_speeds, number
 from ortflow.launchers.plain import take_in
 from ortflow.launchers.progress import Progress
 from ortflow.workflow.rundir import RunDir
@@ -57,9 +57,9 @@ class LiveView:
 
     def record(self, record: Mapping[str, Any]) -> None:
         """Take in an event; steps move the panel, other notable ones get a line above it."""
-        told = take_in(record, self.progress, self._run, 1)
-        if told is not None and record.get("event") != "step":
-            self.say(told)
+        line = take_in(record, self.progress, self._run, 1)
+        if line is not None and record.get("event") != "step":
+            self.say(line)
 
     def say(self, text: str) -> None:
         """A line above the panel; a long one is left to the terminal, so that paths and names in it stay whole."""
@@ -112,9 +112,9 @@ def panel(name: str, progress: Progress, attempt: int, now: float) -> Panel:
         left = progress.seconds_left if progress.phase == "train" else None
         rows.add_row("time", duration(max(0.0, now - progress.started)) + (f"  {duration(left)} left" if left else ""))
     if progress.loss is not None:
-        rows.add_row("loss", "  ".join(_step_words(progress)))
-    if words := speed_words(progress):
-        rows.add_row("speed", "  ".join(words))
+        rows.add_row("loss", "  ".join(_format_step(progress)))
+    if speeds := format_speeds(progress):
+        rows.add_row("speed", "  ".join(speeds))
     if progress.evaluation_step is not None:
         rows.add_row("evaluation", f"{evaluation_words(progress.evaluation)}  (step {progress.evaluation_step})")
     if progress.checkpoint is not None or progress.saving:
@@ -132,13 +132,13 @@ def _doing(progress: Progress, now: float) -> str:
     return doing
 
 
-def _step_words(progress: Progress) -> list[str]:
-    words = [number(progress.loss)]
+def _format_step(progress: Progress) -> list[str]:
+    parts = [number(progress.loss)]
     if progress.lr is not None:
-        words.append(f"lr {progress.lr:.3g}")
+        parts.append(f"lr {progress.lr:.3g}")
     if progress.skipped:
-        words.append(f"{progress.skipped} steps skipped")
-    return words
+        parts.append(f"{progress.skipped} steps skipped")
+    return parts
 
 
 def _style(text: str) -> str:

@@ -1,4 +1,4 @@
-"""Who holds a run directory: advisory locks (flock) that the kernel lets go of when their holder dies.
+"""Who holds a run directory: advisory locks (flock), which the kernel releases when their holder dies.
 
 The launcher holds RunDir.lock exclusively and writes who it is into it; every rank holds RunDir.ranks_lock shared.
 """
@@ -10,19 +10,19 @@ import fcntl
 import json
 import os
 import socket
-import time
 from pathlib import Path
 
+from ortflow.workflow.clock import SYSTEM_CLOCK, Clock
 from ortflow.workflow.files import open_regular, read_whole
 
 PROBE = 0.3
-"""Seconds for which taking a lock is tried: a reader that only asks holds it for an instant."""
+"""Seconds for which taking a lock is tried: a reader that only tests it holds it for an instant."""
 NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
-"""A file system without locks, as some parallel ones are mounted: nothing can be held there."""
+"""Errors of a file system without locks, as some parallel ones are mounted."""
 
 
 class HeldError(Exception):
-    """Somebody else holds the lock; `holder` is what they wrote into it."""
+    """Another process holds the lock; `holder` is what it wrote into it."""
 
     def __init__(self, holder: dict[str, str | int]) -> None:
         self.holder = holder
@@ -30,12 +30,26 @@ class HeldError(Exception):
 
 
 def hold(path: Path) -> int:
-    """Take the lock and write who we are; returns the descriptor that holds it until it is closed or we die.
+    """Take a lock and write host and process id into it.
 
-    A child that inherits the descriptor holds the lock too. Raises HeldError.
+    Parameters
+    ----------
+    path
+        The lock file; made if it does not exist.
+
+    Returns
+    -------
+    int
+        The descriptor that holds the lock until it is closed or the process ends. A child that inherits it holds the
+        lock too.
+
+    Raises
+    ------
+    HeldError
+        Another process holds it.
     """
     descriptor = open_regular(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW)
-    if not _take(descriptor, PROBE):
+    if not _take(descriptor, PROBE, SYSTEM_CLOCK):
         holder = _holder(path)
         os.close(descriptor)
         raise HeldError(holder)
@@ -44,13 +58,13 @@ def hold(path: Path) -> int:
 
 
 def sign(descriptor: int) -> None:
-    """Write who we are into a lock that we hold."""
+    """Write host and process id into a lock that this process holds."""
     os.ftruncate(descriptor, 0)
     os.pwrite(descriptor, json.dumps({"pid": os.getpid(), "host": socket.gethostname()}).encode(), 0)
 
 
 def holder_of(path: Path) -> dict[str, str | int] | None:
-    """Who holds the lock; None if nobody does."""
+    """What the holder of a lock wrote into it; None if it is free."""
     try:
         descriptor = open_regular(path)
     except OSError:
@@ -67,24 +81,39 @@ def holder_of(path: Path) -> dict[str, str | int] | None:
     return None
 
 
-def wait_free(path: Path, seconds: float) -> bool:
-    """Whether nobody holds the lock within so many seconds; the file is made if it is not there."""
+def wait_free(path: Path, seconds: float, clock: Clock = SYSTEM_CLOCK) -> bool:
+    """Wait until a lock is free.
+
+    Parameters
+    ----------
+    path
+        The lock file; made if it does not exist.
+    seconds
+        The longest wait; 0 tests once.
+    clock
+        The clock of the wait.
+
+    Returns
+    -------
+    bool
+        Whether the lock is free.
+    """
     descriptor = open_regular(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW)
     try:
-        return _take(descriptor, seconds)
+        return _take(descriptor, seconds, clock)
     finally:
         os.close(descriptor)
 
 
-def _take(descriptor: int, seconds: float) -> bool:
-    end = time.monotonic() + seconds
+def _take(descriptor: int, seconds: float, clock: Clock) -> bool:
+    end = clock.monotonic() + seconds
     while True:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            if time.monotonic() >= end:
+            if clock.monotonic() >= end:
                 return False
-            time.sleep(0.02)
+            clock.sleep(0.02)
         except OSError as error:
             if error.errno not in NO_LOCKS:
                 raise

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 import re
-import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
 
 from ortflow.launchers.records import next_attempt
 from ortflow.launchers.tail import PIECE, LineTail
+from ortflow.workflow.clock import SYSTEM_CLOCK, Clock
 from ortflow.workflow.errors import UserError
 from ortflow.workflow.files import LONGEST_LINE, open_regular
 from ortflow.workflow.rundir import RunDir
@@ -18,7 +18,9 @@ from ortflow.workflow.rundir import RunDir
 PERIOD = 0.2
 
 
-def log_lines(run: RunDir, *, attempt: int | None, rank: int, active: Callable[[], bool]) -> Iterator[str]:
+def log_lines(
+    run: RunDir, *, attempt: int | None, rank: int, active: Callable[[], bool], clock: Clock = SYSTEM_CLOCK
+) -> Iterator[str]:
     """Lines of the log of `attempt` (the newest if None), and on into later attempts while `active()` holds.
 
     Raises UserError where there is no such log and none is to come.
@@ -43,7 +45,7 @@ def log_lines(run: RunDir, *, attempt: int | None, rank: int, active: Callable[[
                     yield from (_text(tail.path, line) for line in lines)
                 if later or not alive:
                     break
-                time.sleep(PERIOD)
+                clock.sleep(PERIOD)
             if rest := tail.rest():
                 yield _text(tail.path, rest)
         if not later:

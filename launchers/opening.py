@@ -24,12 +24,13 @@ from ortflow.workflow.plan import number_in
 from ortflow.workflow.record import ATTEMPTS, damage_words, set_aside
 from ortflow.workflow.room import RECORDS, OutOfDisk, is_full
 from ortflow.workflow.rundir import OWN_FILES, RunDir, write_atomically
-from ortflow.workflow.spec.batch import KEY
-from ortflow.workflow.spec.dump import dump_run_file
-from ortflow.workflow.spec.load import load_run_file
-from ortflow.workflow.spec.paths import moved
+from ortflow.workflow.spec.checks.batch import KEY
+from ortflow.workflow.spec.file.dump import dump_run_file
+from ortflow.workflow.spec.file.load import load_run_file
+from ortflow.workflow.spec.file.paths import moved
 from ortflow.workflow.spec.run import RunSpec
 
+_TEMPORARY = re.compile(owned.TEMPORARY)
 _PASSING = re.compile(rf"\.(launcher|ranks)\.lock|{owned.TEMPORARY}")
 """What stands in a directory that another launcher is about to take."""
 
@@ -177,7 +178,8 @@ def _put_aside(run: RunDir, lock: int) -> int:
 
 def _empty(run: RunDir) -> bool:
     """Whether nothing is lost if the directory is taken for another run."""
-    names = set(os.listdir(run.root))
+    # A launcher that was killed may have left the run file half written, under another name.
+    names = {name for name in os.listdir(run.root) if not _TEMPORARY.fullmatch(name)}
     return names <= {run.lock.name, run.ranks_lock.name} or (run.run_file.name in names and _worthless(run))
 
 

@@ -1,4 +1,4 @@
-"""The run as plain lines: where there is no terminal, in logs, and beneath the live view."""
+"""The run as plain lines: in logs, and wherever the output is not a terminal."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from ortflow.launchers.lines import line
+from ortflow.launchers.lines import format_event
 from ortflow.launchers.progress import Progress
 from ortflow.workflow.plan import number_in
 from ortflow.workflow.rundir import RunDir
@@ -14,7 +14,7 @@ from ortflow.workflow.streams import say
 
 
 class PlainView:
-    """Prints to standard output; goes silent, and lets the run go on, when nobody reads it any more."""
+    """Prints to standard output. If its reader is gone it prints nothing more, and the run goes on."""
 
     def __init__(self, run: RunDir, every_steps: int) -> None:
         self.progress = Progress()
@@ -24,16 +24,16 @@ class PlainView:
         return self
 
     def __exit__(self, *exception: object) -> None:
-        """Nothing stands on the screen."""
+        """Nothing to remove from the screen."""
 
     def attempt(self, number: int) -> None:
-        """Nothing: what an attempt does tells itself."""
+        """Nothing: the events of an attempt are enough."""
 
     def record(self, record: Mapping[str, Any]) -> None:
         """Print the event if it is worth a line."""
-        told = take_in(record, self.progress, self._run, self._every_steps)
-        if told is not None:
-            self.say(told)
+        line = take_in(record, self.progress, self._run, self._every_steps)
+        if line is not None:
+            self.say(line)
 
     def say(self, text: str) -> None:
         """Print with the time of day."""
@@ -44,11 +44,11 @@ class PlainView:
 
 
 def take_in(record: Mapping[str, Any], progress: Progress, run: RunDir, every_steps: int) -> str | None:
-    """Fold an event into `progress`; its line, if it is worth one."""
+    """Update `progress` with an event; returns the line to show, or None."""
     progress.apply(record)
     if record.get("event") == "phase_start" and record.get("phase") == "train":
         progress.total_steps = total_steps(run)
-    return line(record, progress, every_steps)
+    return format_event(record, progress, every_steps)
 
 
 def total_steps(run: RunDir) -> int | None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from ortflow.launchers.memory import oom_kills
 from ortflow.workflow.errors import EndedBySignal, UserError, check_signal
-from ortflow.workflow.spec.paths import check_files
+from ortflow.workflow.spec.file.paths import check_files
 from ortflow.workflow.spec.run import RunSpec
 
 

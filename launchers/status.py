@@ -169,8 +169,28 @@ def _name(run_file: Path) -> str | None:
         # As a launcher writes it; hundreds of whole files take a second to parse.
         if match := _NAME_LINE.search(text):
             return match[1].decode()
-        values = yaml.load(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+        return _top_level(text, "name")
     except (OSError, yaml.YAMLError):
         return None
-    name = values.get("name") if isinstance(values, dict) else None
-    return name if isinstance(name, str) else None
+
+
+def _top_level(text: bytes, key: str) -> str | None:
+    """The text under a key of the outermost mapping, read event by event: damaged files may nest without end."""
+    depth = 0
+    scalars: list[str | None] = []
+    for event in yaml.parse(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader)):
+        if isinstance(event, yaml.CollectionStartEvent):
+            if depth == 0 and not isinstance(event, yaml.MappingStartEvent):
+                return None
+            if depth == 1:
+                scalars.append(None)
+            depth += 1
+        elif isinstance(event, yaml.CollectionEndEvent):
+            depth -= 1
+        elif depth == 1:
+            scalars.append(event.value if isinstance(event, yaml.ScalarEvent) else None)
+        if len(scalars) == 2:
+            if scalars[0] == key:
+                return scalars[1]
+            scalars.clear()
+    return None

@@ -1,13 +1,12 @@
-"""Who wants the run to stop: signals to the launcher, a file in the run directory, the time limit.
+"""Requests to stop a run: signals to the launcher, a file in the run directory, the time limit.
 
-Once means save and leave; a second Ctrl-C, or `ortflow cancel --now`, means leave now.
+The first request means save and leave; a second Ctrl-C, or `ortflow cancel --now`, means leave now.
 """
 
 from __future__ import annotations
 
 import json
 import signal
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
@@ -15,27 +14,38 @@ from types import FrameType
 from typing import Any
 
 from ortflow.launchers.records import CANCELS
+from ortflow.workflow.clock import SYSTEM_CLOCK, Clock
 from ortflow.workflow.errors import Preempted
 from ortflow.workflow.files import read_whole
 from ortflow.workflow.room import is_full
 from ortflow.workflow.rundir import write_atomically
 
 FILE_PERIOD = 0.25
-"""Seconds between two looks at the file, which may lie on a slow file system."""
+"""Seconds between two checks of the file, which may lie on a slow file system."""
 
 
 class Stop:
-    """Set by signals and by the file; read by the supervisor."""
+    """The request to stop, read by the supervisor.
 
-    def __init__(self, file: Path, limit: float | None = None) -> None:
+    Parameters
+    ----------
+    file
+        The stop file of the run directory.
+    limit
+        Seconds from now until the time limit; None for no limit.
+    clock
+        The clock of the time limit.
+    """
+
+    def __init__(self, file: Path, limit: float | None = None, clock: Clock = SYSTEM_CLOCK) -> None:
         self.reason: str | None = None
-        """Why the run shall stop: interrupt, SIGTERM, SIGHUP, cancel, time limit."""
+        """Why the run is to stop: interrupt, SIGTERM, SIGHUP, cancel, time limit."""
         self.now = False
         """Without saving."""
         self.signalled = False
-        """The reason came by a signal, not from the file or the clock."""
-        self._file = file
-        self._end = None if limit is None else time.monotonic() + limit
+        """The reason is a signal, not the file or the time limit."""
+        self._file, self._clock = file, clock
+        self._end = None if limit is None else clock.monotonic() + limit
         self._next_look = 0.0
 
     def listening(self) -> AbstractContextManager[None]:
@@ -50,12 +60,12 @@ class Stop:
             self.reason, self.signalled = signal.Signals(number).name, True
 
     def look(self, *, at_once: bool = False) -> str | None:
-        """The reason, after a look at file and clock."""
-        moment = time.monotonic()
+        """Check file and time limit; returns the reason to stop, None if there is none."""
+        moment = self._clock.monotonic()
         if at_once or moment >= self._next_look:
             self._next_look = moment + FILE_PERIOD
             if (request := read_request(self._file)) is not None:
-                # One without a word was written on a full disk, perhaps by us, of a signal that came before.
+                # An empty file was written on a full disk, perhaps for the signal that is already known.
                 if "reason" in request or self.reason is None:
                     self.take(str(request.get("reason", "cancel")))
                 self.now = self.now or bool(request.get("now"))
@@ -64,21 +74,21 @@ class Stop:
         return self.reason
 
     def settle(self) -> str | None:
-        """The reason, looked for everywhere: what is decided next hangs on it."""
+        """The reason to stop, checked without delay: the next decision depends on it."""
         return self.look(at_once=True)
 
     def other_than_preemption(self) -> str | None:
-        """Why ranks that saved and left were made to, in words, where that counts as no preemption."""
+        """Why ranks saved and left, if it does not count as a preemption; else None."""
         return None
 
     def take(self, reason: str) -> None:
-        """A person's wish goes before a signal."""
+        """Set the reason; a request of the user replaces a signal."""
         if self.reason is None or (self.signalled and reason in CANCELS):
             self.reason, self.signalled = reason, False
 
 
 def interruptible() -> AbstractContextManager[None]:
-    """Before ranks run: a signal to stop raises Preempted, so that what was begun is cleaned up."""
+    """Before ranks run: a stop signal raises Preempted, so that everything is cleaned up."""
 
     def leave(number: int, frame: FrameType | None) -> None:
         raise Preempted(f"stopped by {signal.Signals(number).name} before a rank was started")
@@ -103,13 +113,13 @@ def taken_over(
         yield
     finally:
         for number, earlier in before.items():
-            # Not where somebody inside has taken it over for good.
+            # Unless a handler that was installed inside is to stay.
             if not for_good and signal.getsignal(number) == handler:
                 signal.signal(number, earlier)
 
 
 def write_request(file: Path, reason: str, *, now: bool = False) -> None:
-    """Ask a run to stop; its ranks look at the file too. On a full disk an empty file says it."""
+    """Ask a run to stop. Its ranks check the file too. On a full disk the file is empty."""
     try:
         write_atomically(file, json.dumps({"reason": reason, "now": now}).encode())
     except OSError as error:
@@ -119,7 +129,7 @@ def write_request(file: Path, reason: str, *, now: bool = False) -> None:
 
 
 def read_request(file: Path) -> dict[str, Any] | None:
-    """What stands in the file; None if there is none. One that is being written asks too."""
+    """The content of the stop file; None if there is none, empty if it cannot be read."""
     try:
         text = read_whole(file)
     except OSError:

@@ -1,15 +1,14 @@
-"""Keeps a run going: starts attempts, waits, tells why they ended, starts again within the budgets.
+"""The supervisor: starts attempts, waits for their end, records the cause and starts again within the budgets.
 
-Called with the launcher's lock held: by the local launcher, in the foreground or detached, and by the batch step of
-a Slurm job. How ranks are started and ended is the `Job`'s. It never touches checkpoints or events: ranks find the
-newest checkpoint themselves. Everything it decides stands in attempts.jsonl before it acts on it, so that whoever
-comes next finds it.
+Called with the launcher's lock held: by the local launcher, in the foreground or detached, by the batch step of a
+Slurm job and by the launcher pod on Kubernetes. How ranks are started and ended is up to the `Job`. Must not touch
+checkpoints or events: ranks find the newest checkpoint themselves. Every decision is written to attempts.jsonl before
+it is carried out, so that the next supervisor finds it.
 """
 
 from __future__ import annotations
 
 import socket
-import time
 from collections.abc import Callable, Mapping
 from contextlib import closing, suppress
 from dataclasses import dataclass, replace
@@ -23,6 +22,7 @@ from ortflow.launchers.nccl_log import explained
 from ortflow.launchers.records import Outcome, fruitless, next_attempt, open_attempt, used
 from ortflow.launchers.stop import Stop, write_request
 from ortflow.launchers.tail import EventTail, ends_of, last_lines, last_records, newest
+from ortflow.workflow.clock import SYSTEM_CLOCK, Clock
 from ortflow.workflow.errors import EXIT_DONE, EXIT_FAILURE, EXIT_PREEMPTED, EXIT_USER, OrtflowError
 from ortflow.workflow.owned import sweep_temporaries
 from ortflow.workflow.room import RECORDS, Notice, OutOfDisk, has_room, is_full, out_of_disk, wait_for_room
@@ -32,12 +32,12 @@ from ortflow.workflow.spec.run import Restart
 T = TypeVar("T")
 TICK = 0.1
 GRACE = 30.0
-"""Seconds that ranks have to save and leave, where nobody else sets a limit."""
+"""Seconds that ranks have to save and leave, unless the backend sets another limit."""
 PATIENCE = 5.0
-"""Seconds within which mpirun has to take down the others when a rank is dead: Hydra does not, where it never came to
-MPI's initialisation."""
-PATIENCE_TOLD = 1.0
-"""The same where the dead rank has written why it failed."""
+"""Seconds in which mpirun has to end the other ranks when one is dead. Hydra does not if that rank had not initialised
+MPI."""
+PATIENCE_REPORTED = 1.0
+"""The same if the dead rank has recorded why it failed."""
 LAST_LINES = 12
 
 EXIT_CODES = {
@@ -51,16 +51,16 @@ ASKED = {"interrupt": "Ctrl-C", "cancel": "ortflow cancel"}
 
 
 class View(Protocol):
-    """Where people see the run."""
+    """Where the progress of a run is shown."""
 
     def record(self, record: Mapping[str, Any]) -> None:
-        """An event of rank 0."""
+        """Show an event of rank 0."""
 
     def say(self, text: str) -> None:
-        """Something the launcher did or found."""
+        """Show a message of the launcher."""
 
     def attempt(self, number: int) -> None:
-        """An attempt starts; the first has number 0."""
+        """Show that an attempt starts; the first has number 0."""
 
     def tick(self) -> None:
         """Called ten times a second."""
@@ -73,67 +73,92 @@ class Running(Protocol):
 
     @property
     def pid(self) -> int:
-        """Of mpirun, srun, or the only rank."""
+        """Process id of mpirun, srun or the only rank."""
 
     def poll(self) -> int | None:
-        """The exit code of what starts the ranks (minus the signal if one ended it); None while it runs."""
+        """Exit code of mpirun, srun or the only rank, negative for a signal; None while it runs."""
 
     def gone(self) -> set[int]:
-        """Ranks that are seen to run no longer."""
+        """Ranks that are known to have ended."""
 
     def statuses(self, returncode: int) -> dict[int, int]:
-        """Exit status of the ranks that did not end with 0, as far as it is told; minus the signal for killed ones."""
+        """Known exit status of the ranks that did not end with 0, by rank; negative for a signal."""
 
     def verdict(self, returncode: int) -> Cause | None:
-        """The cause of the end where what starts the ranks knows one that no rank can tell."""
+        """The cause of the end if mpirun or the scheduler reports one that no rank can know."""
 
     def guess(self, returncode: int) -> Cause | None:
-        """The cause where neither ranks nor statuses tell of one."""
+        """The probable cause if neither ranks nor exit statuses give one."""
 
     def ask_to_leave(self) -> None:
-        """Have the ranks save and leave."""
+        """Ask the ranks to save and leave."""
 
     def kill(self) -> None:
-        """End everything now."""
+        """Kill all processes of the attempt."""
 
 
 @dataclass(frozen=True)
 class Job:
-    """What a supervisor keeps going, and by which means."""
+    """The run that is supervised, and how its attempts are started."""
 
     run: RunDir
     world_size: int
     restart: Restart
     start: Callable[[int], Running]
-    """Start the attempt of a number; raises OrtflowError where that fails."""
+    """Starts the attempt with a given number. Raises OrtflowError if that fails."""
     clear: Callable[[], None]
-    """Return when no rank of an earlier attempt can write any more; raises OrtflowError if that cannot be had."""
+    """Returns when no rank of an earlier attempt can write any more. Raises OrtflowError if that cannot be ensured."""
     lost: str = "its launcher died"
-    """Why an attempt has no end on record."""
+    """Cause of an attempt whose end was not recorded."""
     hands_back: bool = False
-    """A preempted run leaves its place, and a scheduler starts it again."""
+    """A preempted run gives up its allocation, and the scheduler starts it again."""
     grace: float = GRACE
     """Seconds that ranks have to save and leave."""
     comes_back: bool = False
-    """Whoever signals us to leave also starts us again."""
+    """The sender of a stop signal starts the run again."""
     room_seconds: float = 600.0
-    """Seconds that room on a full disk is waited for."""
+    """Seconds to wait for space on a full disk."""
 
 
 class Supervisor:
-    """One run, from its first attempt under this launcher to its last."""
+    """Supervises one run, from its first attempt under this launcher to its last.
 
-    def __init__(self, job: Job, view: View, stop: Stop) -> None:
+    Parameters
+    ----------
+    job
+        The run and how its attempts are started.
+    view
+        Where progress is shown.
+    stop
+        The requests to stop: signals, the stop file, the time limit.
+    clock
+        The clock of every pause and limit.
+    """
+
+    def __init__(self, job: Job, view: View, stop: Stop, clock: Clock = SYSTEM_CLOCK) -> None:
         self._job, self._run, self._view, self._stop = job, job.run, view, stop
-        self._notice = Notice(job.run.heartbeat)
+        self._notice, self._clock = Notice(job.run.heartbeat), clock
 
     def supervise(self) -> int:
-        """Run to the end; the exit code of the design's table."""
+        """Supervise the run to its end.
+
+        Returns
+        -------
+        int
+            0 if the run is done, 2 for wrong input, 75 if it was preempted or asked to stop, otherwise 1.
+
+        Raises
+        ------
+        OrtflowError
+            An attempt cannot be started, or ranks of an earlier one cannot be ended.
+        OutOfDisk
+            The disk stayed full for longer than `job.room_seconds`.
+        """
         try:
             with self._stop.listening():
                 return self._keep_going()
         finally:
-            # Answered, one way or another: nobody is left to read it.
+            # The request has been carried out, and no rank is left to read it.
             with suppress(OSError):
                 self._run.stop_request.unlink(missing_ok=True)
 
@@ -154,19 +179,19 @@ class Supervisor:
         if self._comes_back:
             return EXIT_PREEMPTED
         asked = self._stop.reason or ""
-        why = f"asked to by {ASKED.get(asked, asked)}"
+        why = f"requested by {ASKED.get(asked, asked)}"
         self._record(event="stop", outcome=Outcome.PREEMPTED.value, why=why, asked=asked)
         return EXIT_PREEMPTED
 
     @property
     def _comes_back(self) -> bool:
-        """Whether who asks the run to leave also starts it again."""
+        """Whether the sender of the stop request starts the run again."""
         return self._job.comes_back and self._stop.signalled
 
     def _close_lost_attempt(self) -> bool:
-        """Put on record what a launcher that died could not; whether the run goes on.
+        """Record the end of an attempt whose launcher died; returns whether the run goes on.
 
-        A person may start a run as often as they like; where a scheduler does so by itself, lives without a step count.
+        A user may start a run any number of times. If a scheduler restarts it, attempts without a step are limited.
         """
         records = self._run.read_attempts()
         number = open_attempt(records)
@@ -179,7 +204,7 @@ class Supervisor:
             **end, cause=self._job.lost, next="restart" if decision.again else "stop", why=decision.why,
         )  # fmt: skip
         if not decision.again:
-            self._view.say(f"{self._job.lost}; given up: {decision.why}")
+            self._view.say(f"{self._job.lost}; giving up: {decision.why}")
         return decision.again
 
     def _attempt(self, number: int) -> tuple[Outcome, Decision]:
@@ -211,11 +236,11 @@ class Supervisor:
                 out_of_memory=_grew(kills, oom_kills()),
             )
         )
-        if found.outcome is Outcome.FAILURE and not found.told and found.rank is None and verdict is None:
+        if found.outcome is Outcome.FAILURE and not found.reported and found.rank is None and verdict is None:
             found = attempt.guess(returncode) or found
         found = explained(found, run, number, job.world_size)
-        if found.outcome is Outcome.FAILURE and not found.told and self._stop.look() and not self._begun(number):
-            # A signal that comes before a rank can hear it kills, and the others are killed with it.
+        if found.outcome is Outcome.FAILURE and not found.reported and self._stop.look() and not self._begun(number):
+            # A signal that arrives before a rank has installed its handler kills it, and the others with it.
             found = Cause(Outcome.PREEMPTED, EXIT_PREEMPTED, "asked to leave before all ranks had begun")
         if found.outcome is Outcome.FAILURE:
             found = agreed(ends_of(run, number, range(job.world_size)), job.world_size) or found
@@ -228,11 +253,11 @@ class Supervisor:
         return found.outcome, decision
 
     def _record(self, **fields: Any) -> None:
-        """Put on record, as soon as the disk takes it; raises OutOfDisk where it does not for too long."""
+        """Append a record, waiting for space on a full disk; raises OutOfDisk after `room_seconds`."""
         self._with_room(lambda: self._run.record_attempt(**fields))
 
     def _with_room(self, do: Callable[[], T]) -> T:
-        """Do what may need room, as soon as there is some."""
+        """Call `do`, again if the disk was full and has space now."""
         while True:
             try:
                 return do()
@@ -244,26 +269,27 @@ class Supervisor:
                     raise lack from error
 
     def _wait(self, lack: OutOfDisk) -> bool:
-        """Wait for room, and say so; False where a stop was asked for, or it was in vain for too long."""
+        """Wait for space on the disk; False after `room_seconds`."""
 
         def asked() -> object:
             self._view.tick()
             return self._stop.look()
 
         self._view.say(f"{lack}: waiting {self._job.room_seconds:g} s for room")
-        return wait_for_room(lack, self._notice, self._job.room_seconds, asked) or bool(self._stop.look())
+        room = wait_for_room(lack, self._notice, self._job.room_seconds, asked, self._clock)
+        return room or bool(self._stop.look())
 
     def _follow(self, attempt: Running, tail: EventTail) -> tuple[int, Cause | None]:
-        """Wait for the end; a cause where the end is our own doing."""
+        """Wait for the end of an attempt; the exit code, and the cause if the supervisor ended it."""
         asked_at: float | None = None
         dead_since: float | None = None
         next_check = 0.0
         limit = self._job.restart.hung_seconds
         liveness = None
         if limit is not None:
-            liveness = Liveness(self._run, attempt.number, self._job.world_size, limit, time.monotonic())
+            liveness = Liveness(self._run, attempt.number, self._job.world_size, limit, self._clock.monotonic())
         while (returncode := attempt.poll()) is None:
-            moment = time.monotonic()
+            moment = self._clock.monotonic()
             if self._stop.look() and asked_at is None:
                 asked_at = moment
                 self._ask(attempt)
@@ -280,13 +306,14 @@ class Supervisor:
                     return EXIT_FAILURE, Cause(Outcome.FAILURE, EXIT_FAILURE, sentence)
                 dead = self._dead(attempt)
                 dead_since = (dead_since or moment) if dead else None
-                told = self._failures(attempt.number) if dead else {}
-                if dead_since is not None and moment > dead_since + (PATIENCE_TOLD if told else PATIENCE):
+                reported = self._failures(attempt.number) if dead else {}
+                patience = PATIENCE_REPORTED if reported else PATIENCE
+                if dead_since is not None and moment > dead_since + patience:
                     attempt.kill()
                     return EXIT_FAILURE, self._hung(attempt, min(dead))
             self._pass_on(tail)
             self._view.tick()
-            time.sleep(TICK)
+            self._clock.sleep(TICK)
         return returncode, None
 
     def _ask(self, attempt: Running) -> None:
@@ -299,24 +326,24 @@ class Supervisor:
         self._view.say(f"{ASKED.get(reason, reason)}: saving and leaving{again}")
 
     def _dead(self, attempt: Running) -> set[int]:
-        """Ranks that are gone and have not said that they were done."""
+        """Ranks that have ended without a final event."""
         gone = attempt.gone()
         return gone - ends_of(self._run, attempt.number, gone).keys()
 
     def _lack(self, found: Cause) -> OutOfDisk | None:
-        """What a full disk lacks, as a rank has said, or as is seen where a rank had no room to say why it failed."""
-        # Once the disk has room again, a signal is a cause of its own; a rank that failed may have lacked room before.
+        """The missing disk space, as a rank reported it, or as found if a rank could not record why it failed."""
+        # If the disk has space again, a signal is the cause; a rank that failed may have lacked space before.
         lack = self._notice.read() if found.exit_code < 0 else self._notice.last()
-        if lack is None and not found.told and found.exit_code > 0:
+        if lack is None and not found.reported and found.exit_code > 0:
             return None if has_room(self._run.root, RECORDS) else OutOfDisk(self._run.root, RECORDS)
         return lack
 
     def _begun(self, number: int) -> bool:
-        """Whether every rank has written a word in an attempt: before that there is nothing to save."""
+        """Whether every rank has written an event in an attempt: before that there is nothing to save."""
         return all(last_records(self._run.events(rank), attempt=number) for rank in range(self._job.world_size))
 
     def _hung(self, attempt: Running, rank: int) -> Cause:
-        """Why a rank died, where mpirun did not end with it; `rank` if nobody says which it was."""
+        """Why a rank died that mpirun did not notice; `rank` is named if the record names none."""
         if known := attempt.verdict(EXIT_FAILURE):
             return known
         ended, failures = attempt.statuses(EXIT_FAILURE), self._failures(attempt.number)
@@ -329,7 +356,7 @@ class Supervisor:
         return newest(self._run, number, range(self._job.world_size), "failure")
 
     def _judge(self, number: int, found: Cause, *, counts: bool) -> Decision:
-        """Decide what follows, put it on record, tell it. `counts` False: a failure that no budget pays for."""
+        """Decide what follows, record it and show it. `counts` False: the failure counts against no budget."""
         asked = self._stop.settle()
         end = {"event": "end", "attempt": number, "outcome": found.outcome.value, "step": self._step()}
         if found.outcome is Outcome.PREEMPTED and (other := self._stop.other_than_preemption()):
@@ -340,7 +367,7 @@ class Supervisor:
         records = [*self._run.read_attempts(), {**end, "next": "restart"}]
         decision = decide(found.outcome, used(records), self._job.restart, fruitless(records), counts=counts)
         if asked and decision.again and not self._comes_back:
-            decision = Decision(False, why=f"asked to by {ASKED.get(asked, asked)}")
+            decision = Decision(False, why=f"requested by {ASKED.get(asked, asked)}")
         self._record(
             **end,
             exit_code=found.exit_code,
@@ -351,36 +378,36 @@ class Supervisor:
             why=decision.why,
             asked=asked,
         )
-        if found.outcome is Outcome.FAILURE or (found.outcome is Outcome.USER_ERROR and not found.told):
-            self._view.say(found.sentence + self._last_words(number, found.rank))
+        if found.outcome is Outcome.FAILURE or (found.outcome is Outcome.USER_ERROR and not found.reported):
+            self._view.say(found.sentence + self._end_of_log(number, found.rank))
         if decision.again:
             pause = f" in {decision.pause:g} s" if decision.pause else ""
-            told = "" if found.outcome is Outcome.FAILURE else f"{found.sentence}; "
-            self._view.say(f"{told}starting again{pause} ({decision.why})")
+            reason = "" if found.outcome is Outcome.FAILURE else f"{found.sentence}; "
+            self._view.say(f"{reason}restarting{pause} ({decision.why})")
         return decision
 
     def _step(self) -> int:
-        """The newest step on record."""
+        """The last step that was recorded."""
         steps = (
             record["step"] for record in reversed(last_records(self._run.events(0))) if record.get("event") == "step"
         )
         return int(next(steps, 0))
 
-    def _last_words(self, number: int, rank: int | None) -> str:
-        """The end of the log that tells most about a failure."""
+    def _end_of_log(self, number: int, rank: int | None) -> str:
+        """The last lines of the log that is most likely to explain a failure."""
         for path in (self._run.log(number, rank or 0), self._run.launcher_log(number)):
             if lines := last_lines(path, LAST_LINES):
                 return f"; the end of {path}:\n" + "\n".join(f"  {line}" for line in lines)
         return ""
 
     def _pause(self, seconds: float) -> bool:
-        """Wait before the next attempt; whether a stop came first."""
-        end = time.monotonic() + seconds
+        """Wait before the next attempt; returns whether a stop was requested meanwhile."""
+        end = self._clock.monotonic() + seconds
         while not self._stop.look():
-            if time.monotonic() >= end:
+            if self._clock.monotonic() >= end:
                 return False
             self._view.tick()
-            time.sleep(min(TICK, max(0.0, end - time.monotonic())))
+            self._clock.sleep(min(TICK, max(0.0, end - self._clock.monotonic())))
         return True
 
     def _pass_on(self, tail: EventTail) -> None:

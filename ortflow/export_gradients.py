@@ -12,15 +12,16 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper
 
-from ortflow.workflow.graph import speed
+from ortflow.workflow.assembly.child import PROVIDERS
 from ortflow.workflow.graph.autodiff.compose import compose
+from ortflow.workflow.graph.autodiff.expand import make_differentiable
 from ortflow.workflow.graph.autodiff.reverse import differentiate
-from ortflow.workflow.graph.child import PROVIDERS
-from ortflow.workflow.graph.edit import Editor, make_outputs, prune, replace
-from ortflow.workflow.graph.expand import make_differentiable
-from ortflow.workflow.graph.fusions import avoid_wrong_forms
-from ortflow.workflow.graph.lower import prepare
-from ortflow.workflow.graph.modes import evaluation_mode, train_mode
+from ortflow.workflow.graph.ir.edit import Editor, make_outputs, replace
+from ortflow.workflow.graph.ir.order import prune
+from ortflow.workflow.graph.normalize.fusions import avoid_wrong_forms
+from ortflow.workflow.graph.normalize.prepare import prepare
+from ortflow.workflow.graph.objective.modes import evaluation_mode, train_mode
+from ortflow.workflow.graph.optimize import speed
 
 Arrays = Mapping[str, np.ndarray]
 _TOTAL = "ortflow.total"
@@ -40,11 +41,11 @@ def training_graph(
     train_mode(graph, frozen)
     edit = Editor(graph)
     outputs = [onnx.ValueInfoProto.FromString(value.SerializeToString()) for value in graph.output]
-    terms = [edit.total(edit.node("Mul", name, by), edit.fresh("term")) for name, by in weights.items()]
+    terms = [edit.total(edit("Mul", name, by), edit.fresh("term")) for name, by in weights.items()]
     total = terms[0]
     for term in terms[1:]:
-        total = edit.node("Add", total, term)
-    edit.node("Identity", total, output=_TOTAL)
+        total = edit("Add", total, term)
+    edit("Identity", total, output=_TOTAL)
     graph.input.extend(helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in weights.values())
     make_outputs(graph, [helper.make_tensor_value_info(_TOTAL, TensorProto.FLOAT, []), *outputs])
     prune(graph)

@@ -15,8 +15,8 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
-from ortflow.workflow.graph import walk
-from ortflow.workflow.graph.edit import attributes_of, replace
+from ortflow.workflow.graph.ir import walk
+from ortflow.workflow.graph.ir.edit import attributes_of, replace
 
 if TYPE_CHECKING:
     import torch

@@ -12,7 +12,7 @@ from traceback import walk_tb
 from types import CodeType, FrameType
 
 from ortflow.workflow.errors import UserError
-from ortflow.workflow.graph.origin import is_pytorch, user_line
+from ortflow.workflow.graph.ir.origin import is_pytorch, user_line
 
 _DECIDE = "make the decision with torch.where, or let it depend on shapes and Python numbers only"
 _HELP = (

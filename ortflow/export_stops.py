@@ -2,7 +2,7 @@
 
 Called by `ortflow.export_trace` and `ortflow.export`. PyTorch's exporter drops all of these. While it traces, each such
 value goes through a node of our own, which its optimizer leaves alone; afterwards that node is the Identity that
-`ortflow.workflow.graph.stops` marks.
+`ortflow.workflow.graph.ir.stops` marks.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import inspect
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from ortflow.workflow.graph.stops import KEY, VALUE
+from ortflow.workflow.graph.ir.stops import KEY, VALUE
 
 if TYPE_CHECKING:
     import torch

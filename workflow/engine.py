@@ -7,12 +7,12 @@ engine knows nothing of graphs, schedulers or files but the event log.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
+from ortflow.workflow.clock import SYSTEM_CLOCK, Clock
 from ortflow.workflow.events import EventLog
 
 C = TypeVar("C")
@@ -29,7 +29,7 @@ class Step(Generic[C]):
 
 
 @dataclass
-class Clock:
+class Timing:
     """Seconds and times a step was entered."""
 
     seconds: float = 0.0
@@ -43,7 +43,9 @@ class Engine(Generic[C]):
     steps: Sequence[Step[C]]
     events: EventLog
     between: Callable[[str], None] = lambda name: None
-    clocks: dict[str, Clock] = field(default_factory=dict)
+    clock: Clock = SYSTEM_CLOCK
+    timings: dict[str, Timing] = field(default_factory=dict)
+    """By the name of the step."""
 
     def run(self, context: C) -> None:
         """All steps in order; an exception of one ends the run, its event tells how long it took."""
@@ -53,18 +55,18 @@ class Engine(Generic[C]):
                 with self.within(step.name):
                     step.run(context)
             finally:
-                clock = self.clocks[step.name]
-                recurring = {"times": clock.entered} if step.recurs else {}
-                self.events.write("phase_end", phase=step.name, seconds=round(clock.seconds, 6), **recurring)
+                timing = self.timings[step.name]
+                recurring = {"times": timing.entered} if step.recurs else {}
+                self.events.write("phase_end", phase=step.name, seconds=round(timing.seconds, 6), **recurring)
             self.between(step.name)
 
     @contextmanager
     def within(self, name: str) -> Iterator[None]:
         """Time one entry of a step; recurring steps are entered many times."""
-        clock = self.clocks.setdefault(name, Clock())
-        clock.entered += 1
-        start = time.perf_counter()
+        timing = self.timings.setdefault(name, Timing())
+        timing.entered += 1
+        start = self.clock.monotonic()
         try:
             yield
         finally:
-            clock.seconds += time.perf_counter() - start
+            timing.seconds += self.clock.monotonic() - start

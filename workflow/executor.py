@@ -19,7 +19,7 @@ from ortflow.workflow.ranks import Place
 from ortflow.workflow.room import Notice, is_full, out_of_disk
 from ortflow.workflow.rundir import RunDir
 from ortflow.workflow.signals import StopFlag
-from ortflow.workflow.spec.load import load_run_file
+from ortflow.workflow.spec.file.load import load_run_file
 from ortflow.workflow.steps.checkpoint import checkpoint
 from ortflow.workflow.steps.configure import configure
 from ortflow.workflow.steps.context import Context

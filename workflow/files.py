@@ -27,14 +27,14 @@ _KINDS = {
 }
 
 
-def open_regular(path: str | os.PathLike[str], flags: int = os.O_RDONLY, mode: int = 0o666) -> int:
+def open_regular(path: str | os.PathLike[str], flags: int = os.O_RDONLY) -> int:
     """A descriptor of a regular file; never waits. Raises OSError, for anything else with what it is."""
     try:
         _check(path, os.stat(path))
     except FileNotFoundError:
         if not flags & os.O_CREAT:
             raise
-    descriptor = os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY, mode)
+    descriptor = os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY, 0o666)
     try:
         # Between the look and the opening another may have come there.
         _check(path, os.fstat(descriptor))

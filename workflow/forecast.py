@@ -17,7 +17,7 @@ from ortflow.workflow.memory import ITEM, buffers
 from ortflow.workflow.spec.optimizers import moment_counts, moments
 
 if TYPE_CHECKING:
-    from ortflow.workflow.graph.memory_plan import Peak
+    from ortflow.workflow.graph.memory.plan import Peak
     from ortflow.workflow.graph.types import GraphSet
     from ortflow.workflow.spec.run import RunSpec
 
@@ -111,8 +111,8 @@ def activations(graphs: GraphSet, spec: RunSpec, batch: Mapping[str, tuple[int, 
     """The moment at which the training graph's values take most, for inputs of these shapes."""
     import onnx
 
-    from ortflow.workflow.graph.concrete import concrete
-    from ortflow.workflow.graph.memory_plan import peak_of, sizes_of
+    from ortflow.workflow.graph.memory.concrete import concrete
+    from ortflow.workflow.graph.memory.plan import peak_of, sizes_of
 
     plain = onnx.load(graphs.train)
     types = concrete(plain, batch)

@@ -10,11 +10,12 @@ import resource
 import sys
 from collections.abc import Mapping
 
-from ortflow.workflow.checkpoint.image import KEPT
 from ortflow.workflow.spec.optimizers import moment_counts
 
 ITEM = 4
 """Bytes of an element: everything that trains is fp32."""
+KEPT = 256 << 20
+"""Bytes of the end of a rank's checkpoint that are copied before it is written."""
 
 
 def buffers(trained: int, kept: int, moments: int, *, accumulation: int = 1, world_size: int = 1) -> dict[str, int]:

@@ -38,6 +38,8 @@ class Plan:
     """Trained elements."""
     graphs: Mapping[str, str]
     """Hash of each file in the folder of graphs, by name."""
+    data: str = ""
+    """Hash of the training set's samples; empty in plans of versions that had none."""
     version: int = VERSION
 
     def save(self, path: Path) -> None:
@@ -86,8 +88,10 @@ def _fits(declared: str, value: object) -> bool:
     return isinstance(value, dict) and all(isinstance(one, str) for one in value.values())
 
 
-def resolve(spec: RunSpec, *, samples: int, parameters: int, fingerprint: str, graphs: Mapping[str, str]) -> Plan:
-    """The plan of a run over `samples` samples.
+def resolve(
+    spec: RunSpec, *, samples: int, data: str, parameters: int, fingerprint: str, graphs: Mapping[str, str]
+) -> Plan:
+    """The plan of a run over `samples` samples, whose hash is `data`.
 
     Raises UserError where the training set is smaller than one global batch and the rest is dropped.
     """
@@ -117,6 +121,7 @@ def resolve(spec: RunSpec, *, samples: int, parameters: int, fingerprint: str, g
         total_steps=total,
         parameters=parameters,
         graphs=graphs,
+        data=data,
     )
 
 

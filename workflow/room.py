@@ -15,12 +15,12 @@ import json
 import os
 import shutil
 import stat
-import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from ortflow.workflow.clock import SYSTEM_CLOCK, Clock
 from ortflow.workflow.errors import OrtflowError
 from ortflow.workflow.files import open_regular, read_whole
 
@@ -201,13 +201,15 @@ def _put(descriptor: int, text: str) -> bool:
         raise
 
 
-def wait_for_room(lack: OutOfDisk, notice: Notice, seconds: float, leave: Callable[[], object]) -> bool:
+def wait_for_room(
+    lack: OutOfDisk, notice: Notice, seconds: float, leave: Callable[[], object], clock: Clock = SYSTEM_CLOCK
+) -> bool:
     """Wait until there is room, `seconds` at most; whether there is. `leave` is looked at often, and ends the wait."""
     notice.tell(lack)
-    end = time.monotonic() + seconds
-    while not leave() and time.monotonic() < end:
+    end = clock.monotonic() + seconds
+    while not leave() and clock.monotonic() < end:
         if has_room(lack.path, lack.needed):
             notice.clear()
             return True
-        time.sleep(0.2)
+        clock.sleep(0.2)
     return False

@@ -12,9 +12,10 @@ from __future__ import annotations
 
 import contextlib
 import signal
-import time
 from pathlib import Path
 from types import FrameType
+
+from ortflow.workflow.clock import SYSTEM_CLOCK, Clock
 
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGUSR2, signal.SIGINT)
 FILE_PERIOD = 0.25
@@ -26,9 +27,9 @@ BEAT_PERIOD = 5.0
 class StopFlag:
     """Whether this rank was asked to leave, and by what."""
 
-    def __init__(self, file: Path | None = None) -> None:
+    def __init__(self, file: Path | None = None, clock: Clock = SYSTEM_CLOCK) -> None:
         self._reason: str | None = None
-        self._file = file
+        self._file, self._clock = file, clock
         self._next_look = 0.0
         self._heartbeat: Path | None = None
         self._next_beat = 0.0
@@ -52,12 +53,12 @@ class StopFlag:
     @property
     def reason(self) -> str | None:
         """Why this rank shall leave; None if it shall not."""
-        if self._heartbeat is not None and time.monotonic() >= self._next_beat:
-            self._next_beat = time.monotonic() + BEAT_PERIOD
+        if self._heartbeat is not None and self._clock.monotonic() >= self._next_beat:
+            self._next_beat = self._clock.monotonic() + BEAT_PERIOD
             with contextlib.suppress(OSError):
                 self._heartbeat.touch()
         if self._reason is None and self._file is not None:
-            now = time.monotonic()
+            now = self._clock.monotonic()
             if now >= self._next_look:
                 self._next_look = now + FILE_PERIOD
                 if self._file.exists():

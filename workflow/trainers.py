@@ -14,9 +14,9 @@ from pydantic import ValidationError
 from ortflow.workflow.errors import Faults, UserError
 from ortflow.workflow.rundir import RunDir
 from ortflow.workflow.spec.base import Section
+from ortflow.workflow.spec.file.wording import problems
 from ortflow.workflow.spec.problem import nearest
 from ortflow.workflow.spec.run import RunSpec
-from ortflow.workflow.spec.wording import problems
 from ortflow.workflow.trainer import Report, TrainerBuilder, TrainerContext
 
 GROUP = "ortflow.trainers"

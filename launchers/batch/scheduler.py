@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import ClassVar, Protocol, TypeVar
 
+from ortflow.workflow.clock import Clock
 from ortflow.workflow.errors import OrtflowError, UserError
 
 
@@ -68,6 +69,8 @@ class Scheduler(Protocol[JobC]):
 
     launcher: ClassVar[str]
     """Name of its launcher, as in attempts.jsonl."""
+    clock: Clock
+    """That of everything that waits for the scheduler."""
 
     def mine(self, seconds: float | None = None) -> Sequence[JobC]:
         """Return the user's jobs, those that ended a few minutes ago among them. Waits at most `seconds`."""

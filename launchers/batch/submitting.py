@@ -7,13 +7,13 @@ takes a job and says so too late, so after every doubt, and before another try, 
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Callable
 from typing import Any
 
 from ortflow.launchers.batch.history import SETTLE, by_hand, find, in_doubt, placed
 from ortflow.launchers.batch.scheduler import JobT, NoAnswer, Refused, Scheduler
 from ortflow.launchers.remote.arrival import submit_record
+from ortflow.workflow.clock import Clock
 from ortflow.workflow.errors import OrtflowError
 from ortflow.workflow.rundir import RunDir
 
@@ -41,7 +41,7 @@ def place(
     Tries again for `retry` seconds while the scheduler is away. Raises UserError with its own words, NoAnswer
     where nothing was submitted, InDoubt where that is not known; `ask` is the command that tells later.
     """
-    begun = time.monotonic()
+    begun = scheduler.clock.monotonic()
     end = begun + retry
     while True:
         submission = new_submission()
@@ -54,20 +54,20 @@ def place(
         except NoAnswer as error:
             if scheduler.was_not_sent(error.words):
                 run.record_attempt(event="refused", submission=submission, why=error.words)
-                if time.monotonic() + PAUSE >= end:
+                if scheduler.clock.monotonic() + PAUSE >= end:
                     raise type(error)(
                         error.words, then="nothing was submitted; try again later, or wait with --retry"
                     ) from error
             elif (job := _look(run, scheduler, begun, end, error, ask or f"ortflow status {run.root}")) is not None:
                 return submission, job
-        time.sleep(PAUSE)
+        scheduler.clock.sleep(PAUSE)
 
 
 def _look(run: RunDir, scheduler: Scheduler[Any], begun: float, end: float, doubt: NoAnswer, ask: str) -> str | None:
     """The job whose submission had no answer; None where it is safe to submit another. Raises InDoubt."""
-    sent = time.monotonic()
+    sent = scheduler.clock.monotonic()
     while True:
-        now = time.monotonic()
+        now = scheduler.clock.monotonic()
         patience = max(1.0, begun + PATIENCE - now) if end <= now else None
         try:
             job = active(run, scheduler, patience)
@@ -78,32 +78,32 @@ def _look(run: RunDir, scheduler: Scheduler[Any], begun: float, end: float, doub
                 return None
         except NoAnswer:
             pass
-        if time.monotonic() + PAUSE >= max(end, begun + PATIENCE):
+        if scheduler.clock.monotonic() + PAUSE >= max(end, begun + PATIENCE):
             raise InDoubt(
                 f"{doubt.who} did not answer in time ({doubt.words}), and may have taken the job or not; "
                 f"`{ask}` tells when it answers again, and submitting again starts no second one"
             ) from doubt
-        time.sleep(PAUSE)
+        scheduler.clock.sleep(PAUSE)
 
 
 def settle(run: RunDir, scheduler: Scheduler[JobT]) -> JobT | None:
     """The run's job, if it waits or runs; waits for one that may still be on its way. Raises NoAnswer."""
-    begun = time.monotonic()
+    begun = scheduler.clock.monotonic()
     while True:
         job = active(run, scheduler, by_hand_too=True)
         since = in_doubt(run.read_attempts())
-        if job is not None or since is None or waited(since, begun, SETTLE):
+        if job is not None or since is None or waited(since, begun, SETTLE, scheduler.clock):
             return job
-        time.sleep(PAUSE)
+        scheduler.clock.sleep(PAUSE)
 
 
-def waited(since: float, begun: float, seconds: float) -> bool:
+def waited(since: float, begun: float, seconds: float, clock: Clock) -> bool:
     """Whether so many seconds are over since the Unix time `since`, which another machine may have written.
 
     Clocks of two machines may be hours apart: our own has to see the seconds pass, from its moment `begun` on. A day is
     no difference of clocks.
     """
-    return time.monotonic() >= begun + seconds or time.time() - since > DAY
+    return clock.monotonic() >= begun + seconds or clock.time() - since > DAY
 
 
 def active(

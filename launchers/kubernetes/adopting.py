@@ -17,8 +17,8 @@ from ortflow.launchers.kubernetes.place import Place, read_place, write_place
 from ortflow.launchers.kubernetes.refusals import in_a_sentence
 from ortflow.workflow.errors import OrtflowError, UserError
 from ortflow.workflow.rundir import RunDir, write_atomically
-from ortflow.workflow.spec.dump import dump_run_file
-from ortflow.workflow.spec.load import load_run_file
+from ortflow.workflow.spec.file.dump import dump_run_file
+from ortflow.workflow.spec.file.load import load_run_file
 
 SCHEME = "kubernetes://"
 _HANDLE = re.compile(r"kubernetes://([a-z0-9-]+)/([a-z0-9-]+)")

@@ -24,6 +24,8 @@ Object = dict[str, Any]
 
 CONNECT, READ = 4.0, 20.0
 """Seconds."""
+LOG = 6.0
+"""Seconds in which a node hands out a log; the API server asks it, and answers everything else itself."""
 QUIET = 30.0
 """Seconds without a line after which a followed log is asked for anew."""
 PAGE = 500
@@ -45,11 +47,17 @@ KUEUE, OF_KUEUE = "kueue.x-k8s.io", ("Workload", "LocalQueue")
 """Its versions come and go: the one that is served is asked for."""
 
 
+OF_NODE = "/containerLogs/"
+"""In the address at which the API server asks a node for a log, and so in what it says when it cannot."""
 GROUP, VERSION, CRD = "kubeflow.org", "v2beta1", "mpijobs.kubeflow.org"
 
 
 class Unreachable(OrtflowError):
     """Nobody answers: what was asked for may have been done or not."""
+
+
+class Unread(OrtflowError):
+    """The API server answers, and the node of a pod, which has its log, does not."""
 
 
 class Refused(OrtflowError):
@@ -143,12 +151,22 @@ class Cluster:
     def log(
         self, pod: str, container: str, namespace: str | None = None, *, since: str | None = None, follow: bool = False
     ) -> Iterator[bytes]:
-        """The log of a container in pieces as they come, each line behind its time."""
+        """The log of a container in pieces as they come, each line behind its time; raises Unread if none comes."""
+        from urllib3.exceptions import ReadTimeoutError
+
         query = {"container": container, "timestamps": "true", "sinceTime": since or "", "follow": "true" * follow}
         path = f"{self._path('Pod', pod, namespace)}/log"
-        answer = self._send(
-            "get", path, query, ("read", "Pod", f"{pod}/log", namespace or self.namespace), quiet=follow
-        )
+        asked = ("read", "Pod", f"{pod}/log", namespace or self.namespace)
+        try:
+            answer = self._send("get", path, query, asked, patience=QUIET if follow else LOG)
+        except Refused as error:
+            if error.code < 500 or OF_NODE not in error.words:
+                raise
+            raise Unread(error.words) from error
+        except Unreachable as error:
+            if not isinstance(error.__cause__, ReadTimeoutError):
+                raise
+            raise Unread(f"the log of {pod} does not come") from error
         try:
             yield from self._pieces(answer)
         finally:
@@ -218,7 +236,7 @@ class Cluster:
 
     def _send(
         self, method: str, path: str, query: Mapping[str, str], asked: tuple[str, str, str, str | None], *,
-        body: Object | None = None, quiet: bool = False,
+        body: Object | None = None, patience: float = READ,
     ) -> Any:  # fmt: skip
         from kubernetes.client import ApiException
         from urllib3.exceptions import HTTPError
@@ -228,7 +246,7 @@ class Cluster:
             answer = self._client.request(
                 method, path, body=body, query_params=[(key, value) for key, value in query.items() if value],
                 header_params={"Accept": "application/json, */*"}, content_type=accepted, serialize=False,
-                _request_timeout=(CONNECT, QUIET if quiet else READ),
+                _request_timeout=(CONNECT, patience),
             )  # fmt: skip
             self._read_clock(answer.headers)
             return answer

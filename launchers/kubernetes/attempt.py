@@ -6,7 +6,6 @@ no mpirun hears of a node whose power is gone; so the ranks' own events tell whe
 
 from __future__ import annotations
 
-import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
@@ -22,6 +21,7 @@ from ortflow.launchers.kubernetes.words import Process, first_end
 from ortflow.launchers.records import Outcome
 from ortflow.launchers.tail import ends_of, newest
 from ortflow.manifests.local import MpiKind
+from ortflow.workflow.clock import SYSTEM_CLOCK, Clock
 from ortflow.workflow.errors import EXIT_DONE, EXIT_FAILURE, EXIT_PREEMPTED, EXIT_USER
 from ortflow.workflow.rundir import RunDir
 
@@ -48,24 +48,25 @@ class PodAttempt(Child):
         pod: Pod,
         hosts: Mapping[str, str],
         slots: int,
+        clock: Clock = SYSTEM_CLOCK,
     ) -> None:
-        self._kind, self._pod, self._slots = kind, pod, slots
+        self._kind, self._pod, self._slots, self._clock = kind, pod, slots, clock
         self._hosts = dict(hosts)
         """Address of each host, in the order of the ranks."""
         self._before: Witnesses = hear(pod, map(short, hosts))
-        self._heard = dict.fromkeys(hosts, time.monotonic())
+        self._heard = dict.fromkeys(hosts, self._clock.monotonic())
         self._lost: set[str] = set()
         self._misplaced: str | None = None
         self._processes: dict[int, Process] = {}
         """Where each rank that has begun is."""
         self._next_check = 0.0
-        self._next_look = time.monotonic() + LOOK
+        self._next_look = self._clock.monotonic() + LOOK
         super().__init__(run, number, command, environment)
 
     def poll(self) -> int | None:
         """The exit code of mpirun (minus the signal if one ended it); None while it runs."""
         returncode = super().poll()
-        if len(self._processes) < self._world_size and (now := time.monotonic()) >= self._next_check:
+        if len(self._processes) < self._world_size and (now := self._clock.monotonic()) >= self._next_check:
             self._next_check = now + CHECK
             self._look_where()
         if returncode is None and self._misplaced is not None:
@@ -75,7 +76,7 @@ class PodAttempt(Child):
 
     def gone(self) -> set[int]:
         """Ranks on hosts that are another pod by now, or have been silent for too long."""
-        if (now := time.monotonic()) >= self._next_look:
+        if (now := self._clock.monotonic()) >= self._next_look:
             self._next_look = now + LOOK
             for host, address in addresses(list(self._hosts), self._pod.ssh_port).items():
                 if address == self._hosts[host]:
@@ -93,8 +94,8 @@ class PodAttempt(Child):
         """Exit status of the ranks that did not end with 0, as far as mpirun tells it."""
         if self._kind == "mpich":
             self._learn_ranks()
-            return first_end(self.words(), {process: rank for rank, process in self._processes.items()})
-        return statuses(self._kind, returncode, self.words(), {})
+            return first_end(self.output(), {process: rank for rank, process in self._processes.items()})
+        return statuses(self._kind, returncode, self.output(), {})
 
     def verdict(self, returncode: int) -> Cause | None:
         """What workers and hosts tell of an end that no rank can tell of."""
@@ -103,14 +104,14 @@ class PodAttempt(Child):
         if returncode in (EXIT_DONE, EXIT_PREEMPTED, EXIT_USER):
             return None
         failed = newest(self.run, self.number, range(self._world_size), "failure", limit=4096)
-        end = time.monotonic() + (0.0 if failed else SETTLE)
+        end = self._clock.monotonic() + (0.0 if failed else SETTLE)
         while True:
             silent = {short(host) for host in self._lost}
             if (found := conclude(self._before, hear(self._pod, self._before), silent)) is not None:
                 return found
-            if time.monotonic() >= end:
+            if self._clock.monotonic() >= end:
                 break
-            time.sleep(0.2)
+            self._clock.sleep(0.2)
         known = addresses(list(self._hosts), self._pod.ssh_port)
         silent = {short(host) for host, address in known.items() if address != self._hosts[host]}
         return conclude(self._before, hear(self._pod, self._before), silent)
@@ -141,9 +142,9 @@ class PodAttempt(Child):
         found = Counter(host for host, _ in self._processes.values())
         wanted = {short(host): self._slots for host in self._hosts}
         if dict(found) != wanted:
-            told = ", ".join(f"{count} on {host}" for host, count in found.items())
+            places = ", ".join(f"{count} on {host}" for host, count in found.items())
             self._misplaced = (
-                f"mpirun started the ranks in the wrong pods ({told}, where {self._slots} on each of "
+                f"mpirun started the ranks in the wrong pods ({places}, where {self._slots} on each of "
                 f"{', '.join(wanted)} were asked for): the MPI of the image does not follow ortflow's command"
             )
 

@@ -7,7 +7,6 @@ last that will ever be known here.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -20,6 +19,7 @@ from ortflow.launchers.kubernetes.place import Place, read_place, write_place
 from ortflow.launchers.kubernetes.status import is_settled
 from ortflow.launchers.kubernetes.submitting import sweep
 from ortflow.launchers.records import Outcome
+from ortflow.workflow.clock import Clock
 from ortflow.workflow.rundir import RunDir
 
 EXTRA = 30.0
@@ -41,11 +41,11 @@ def cancel(run: RunDir, links: Links, *, now: bool) -> bool:
     if now:
         for pod in view.pods:
             cluster.delete("Pod", objects.name(pod), place.namespace, grace=0, uid=objects.uid(pod))
-    _read_on(run, cluster, place, view)
+    _read_on(run, cluster, place, view, links.clock)
     for mpijob in jobs:
         sweep(cluster, place.namespace, objects.name(mpijob))
     if active and not is_settled(run.read_attempts()):
-        why = "asked to by ortflow cancel"
+        why = "requested by ortflow cancel"
         run.record_attempt(event="stop", outcome=Outcome.PREEMPTED.value, asked="cancel", why=why)
     return active
 
@@ -67,12 +67,12 @@ def _leave_be(run: RunDir, others: Sequence[Object]) -> None:
         write_place(run, replace(place, apart=(*place.apart, *map(objects.name, others))))
 
 
-def _read_on(run: RunDir, cluster: Cluster, place: Place, view: View) -> None:
+def _read_on(run: RunDir, cluster: Cluster, place: Place, view: View, clock: Clock) -> None:
     """Take over what the launcher pod says until no pod is left, for as long as its grace lasts."""
     graces = [int((pod.get("spec") or {}).get("terminationGracePeriodSeconds") or 30) for pod in view.pods]
-    end = time.monotonic() + max(graces, default=0) + EXTRA
+    end = clock.monotonic() + max(graces, default=0) + EXTRA
     labels = f"{objects.JOB}={view.name}"
-    while time.monotonic() < end:
+    while clock.monotonic() < end:
         pods = cluster.find_all("Pod", labels=labels, namespace=place.namespace)
         ours = [pod for pod in pods if objects.role(pod) in ("launcher", "worker")]
         if not ours:
@@ -80,4 +80,4 @@ def _read_on(run: RunDir, cluster: Cluster, place: Place, view: View) -> None:
         for pod in objects.of_role(ours, "launcher"):
             if read_place(run) is not None:
                 Mirror(run, cluster).follow(pod)
-        time.sleep(PERIOD)
+        clock.sleep(PERIOD)

@@ -11,8 +11,8 @@ from ortflow.launchers.kubernetes.pod import Pod
 from ortflow.launchers.remote.bootstrap import bring
 from ortflow.workflow.errors import UserError
 from ortflow.workflow.room import is_full, out_of_disk
-from ortflow.workflow.spec.load import load_run_file
-from ortflow.workflow.spec.paths import resolve_paths
+from ortflow.workflow.spec.file.load import load_run_file
+from ortflow.workflow.spec.file.paths import resolve_paths
 from ortflow.workflow.spec.run import RunSpec
 
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import re
 import socket
-import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+from ortflow.workflow.clock import SYSTEM_CLOCK, Clock
 from ortflow.workflow.errors import OrtflowError
 
 HOSTFILE = Path("/etc/mpi/hostfile")
@@ -62,13 +62,14 @@ def wait_for(
     look: Callable[[], None],
     say: Callable[[str], None],
     leaves: Callable[[str, str], bool] = lambda host, address: False,
+    clock: Clock = SYSTEM_CLOCK,
 ) -> dict[str, str]:
     """The addresses of all hosts, as soon as all answer; `look` is called meanwhile, and may raise.
 
     A host that `leaves`, by its name and address, still answers for a moment and is none to begin on.
     Raises OrtflowError naming those that do not answer within so many seconds.
     """
-    end, told = time.monotonic() + seconds, time.monotonic()
+    end, reported = clock.monotonic() + seconds, clock.monotonic()
     while True:
         # All of them anew: one that has answered may be gone by the time the last one comes.
         known = addresses(hosts, port)
@@ -76,11 +77,11 @@ def wait_for(
         if not missing:
             return {host: found for host, found in known.items() if found is not None}
         look()
-        now = time.monotonic()
+        now = clock.monotonic()
         names = ", ".join(map(short, missing[:3])) + (f" and {len(missing) - 3} more" if len(missing) > 3 else "")
         if now > end:
             raise OrtflowError(f"no answer on port {port} within {seconds:.0f} s from {names}")
-        if now > told + TELL:
-            told = now
+        if now > reported + TELL:
+            reported = now
             say(f"waiting for {names}")
-        time.sleep(PERIOD)
+        clock.sleep(PERIOD)

@@ -1,9 +1,9 @@
-"""The command of the launcher pod: `python -m ortflow.launchers.kubernetes.keeper`. It keeps the run going.
+"""The supervisor process of the launcher pod: `python -m ortflow.launchers.kubernetes.keeper`.
 
-The local launcher's supervisor, inside the pod that the mpi-operator calls launcher: it opens the run directory on the
-volume, waits until every worker answers, starts mpirun, and starts it again after a failure or a preemption within the
-run's budgets, without the operator taking notice. What the operator retries is only this pod itself: the next one finds
-on the volume what has happened. It ends with 0 if the run directory says that the run is finished, and never else.
+Runs in the pod that the mpi-operator calls launcher. It opens the run directory on the volume, waits until every worker
+answers, starts mpirun, and restarts it after a failure or a preemption within the run's budgets. The operator retries
+only the pod itself; the next pod reads the records on the volume. Exits with 0 only if the run directory says that the
+run is finished.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ import socket
 import subprocess
 import sys
 import tempfile
-import time
 from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 
@@ -39,6 +38,7 @@ from ortflow.launchers.records import Outcome, State, last_end, open_attempt, pe
 from ortflow.launchers.stop import Stop, interruptible, taken_over
 from ortflow.launchers.supervisor import Job, Supervisor
 from ortflow.manifests.local import Mpi
+from ortflow.workflow.clock import SYSTEM_CLOCK, Clock
 from ortflow.workflow.errors import (
     EXIT_DONE,
     EXIT_FAILURE,
@@ -55,21 +55,21 @@ from ortflow.workflow.spec.units import parse_time
 from ortflow.workflow.streams import guard_log
 
 WAIT = 3600.0
-"""Seconds for which workers are waited for; then the operator starts this pod again."""
+"""Seconds to wait for the workers; then the pod fails and the operator retries it."""
 OLD_RANKS = 10.0
-"""Seconds in which ranks are gone when their mpirun is; those that are not are fenced off."""
+"""Seconds in which ranks end after their mpirun has ended; later ones are fenced off."""
 MARGIN = 5.0
-"""Seconds of the grace period that the keeper has for itself when the ranks have left."""
+"""Seconds of the grace period that are left for this process when the ranks have ended."""
 LOST = "the launcher pod was lost: deleted, evicted, or its node failed"
 
 
 def ranks_grace(seconds: int) -> float:
-    """How much of a pod's grace period ranks have to save: the keeper keeps MARGIN, or half of a short one. Pure."""
+    """Seconds of a pod's grace period that ranks have to save: all but MARGIN, at least half. Pure."""
     return seconds - min(MARGIN, seconds / 2)
 
 
 class PodStop(Stop):
-    """Set by the kubelet's SIGTERM, whatever it is for: if nobody wants the run any more, no pod follows this one."""
+    """Set by the kubelet's SIGTERM, which a deleted MPIJob causes too: then no pod follows this one."""
 
     def listening(self) -> AbstractContextManager[None]:
         """Take over the signals, for good."""
@@ -77,43 +77,66 @@ class PodStop(Stop):
 
 
 class Keeper:
-    """One life of the launcher pod."""
+    """The supervisor process of one launcher pod.
 
-    def __init__(self, pod: Pod, spec: RunSpec, folder: Path) -> None:
-        self._pod, self._spec, self._folder = pod, spec, folder
+    Parameters
+    ----------
+    pod
+        The pod of this process.
+    spec
+        The run file, with the paths of the pods.
+    folder
+        Where the files of the run file's folder are.
+    clock
+        The clock of every wait.
+    """
+
+    def __init__(self, pod: Pod, spec: RunSpec, folder: Path, clock: Clock = SYSTEM_CLOCK) -> None:
+        self._pod, self._spec, self._folder, self._clock = pod, spec, folder, clock
         self._run = RunDir(Path(str(spec.run_dir)))
         self._python = spec.resources.python or sys.executable
-        self._ownership = Ownership(self._run, pod)
-        self._story = Story(self._run, spec.monitor.every_steps, spec.world_size)
+        self._ownership = Ownership(self._run, pod, clock)
+        self._story = Story(self._run, spec.monitor.every_steps, spec.world_size, clock)
         limit = spec.resources.time_limit
-        self._stop = PodStop(self._run.stop_request, parse_time(limit) if limit is not None else None)
+        self._stop = PodStop(self._run.stop_request, parse_time(limit) if limit is not None else None, clock)
 
     def await_room(self) -> None:
         """Wait for a volume that is full; raises OutOfDisk where it stays so."""
         seconds = self._spec.checkpoint.wait_for_room
-        await_room(self._run, seconds, lambda lack: self._story.lacks(lack, seconds))
+        await_room(self._run, seconds, lambda lack: self._story.lacks(lack, seconds), self._clock)
 
     def keep(self) -> int:
-        """Keep the run going until it is done or given up; the pod's exit code."""
+        """Supervise the run until it ends or the pod is asked to end.
+
+        Returns
+        -------
+        int
+            The exit code of the pod.
+
+        Raises
+        ------
+        UserError
+            The image has no MPI, the run directory belongs to another run, or the input is wrong.
+        """
         mpi = self._find_mpi()
         with interruptible(), self._story:
             self._ownership.settle_with_others(self._spec.backends.kubernetes.grace_seconds, self._story.say)
             fresh = self._pod.fresh and not self._begun()
             submission = Submission(self._spec, self._run, self._folder, fresh=fresh, new_budget=self._pod.new_budget)
             with opened(submission) as ours:
-                # What happens from here on is on record there, and the next pod reads it.
+                # From here on everything is recorded there, and the next pod reads it.
                 ours.handed_over = True
                 return self._keep_open(ours, mpi)
 
     def _keep_open(self, ours: Opened, mpi: Mpi) -> int:
         self._ownership.renew()
         self._ownership.watch()
-        # Those of an earlier pod, too, that has begun no attempt.
+        # Including those found by an earlier pod that started no attempt.
         for note in pending_changes(self._run.read_attempts()):
             self._story.say(note)
         if ours.finished:
             self._story.begin()
-            self._story.say("the run directory holds this run, finished")
+            self._story.say("the run in the run directory has finished")
             return self._end(EXIT_DONE)
         if not self._begun():
             new_budget = self._pod.new_budget or state(self._run.read_attempts(), alive=False) is State.FAILED
@@ -123,16 +146,16 @@ class Keeper:
             )  # fmt: skip
         self._story.begin()
         if (before := settled(self._run.read_attempts())) is not None:
-            self._story.say("this submission has ended already; `ortflow resume` goes on with the run")
+            self._story.say("this submission has already ended; continue the run with `ortflow resume`")
             return self._end(before)
-        # An earlier life passed on a signal with it and could not take it away.
+        # An earlier pod passed on a signal with it and could not remove it.
         self._run.stop_request.unlink(missing_ok=True)
         own = self._spec.backends.kubernetes.launcher_as_worker
         memory = "resources.memory" if own else "backends.kubernetes.launcher_resources.memory"
         prepare(self._spec, self._folder, self._python, memory)
         code = self._supervise(mpi)
         if code == EXIT_PREEMPTED and self._stop.signalled:
-            self._story.say("told to end: the next launcher pod goes on")
+            self._story.say("asked to end: the next launcher pod continues the run")
             return code
         return self._end(code)
 
@@ -144,10 +167,10 @@ class Keeper:
             room_seconds=spec.checkpoint.wait_for_room,
         )  # fmt: skip
         try:
-            return Supervisor(job, self._story, self._stop).supervise()
+            return Supervisor(job, self._story, self._stop, self._clock).supervise()
         except Preempted:
             if not self._stop.signalled:
-                why = f"asked to by {self._stop.reason}"
+                why = f"requested by {self._stop.reason}"
                 self._run.record_attempt(
                     event="stop", outcome=Outcome.PREEMPTED.value, why=why, asked=self._stop.reason
                 )
@@ -157,7 +180,7 @@ class Keeper:
         return begun(self._run.read_attempts(), self._pod.submission)
 
     def _end(self, code: int) -> int:
-        """Tell everybody who asks how the run has ended; the exit code."""
+        """Release the workers, write the termination message; returns the exit code of the pod."""
         if code == EXIT_DONE and state(self._run.read_attempts(), alive=False) is not State.FINISHED:
             code = EXIT_FAILURE
         if code != EXIT_DONE:
@@ -189,7 +212,8 @@ class Keeper:
                 fix="do not scale the MPIJob: submit the run again with the number of nodes that it needs",
             )
         self._story.say(f"attempt {number}: waiting for {len(hosts)} worker{'s' if len(hosts) > 1 else ''}")
-        known = wait_for(hosts, pod.ssh_port, WAIT, self._look, self._story.say, Doubts(pod, self._story.say))
+        doubts = Doubts(pod, self._story.say, self._clock)
+        known = wait_for(hosts, pod.ssh_port, WAIT, self._look, self._story.say, doubts, self._clock)
         file = Path(tempfile.mkdtemp(prefix="ortflow-")) / "hosts"
         file.write_text(hostfile(mpi.kind, hosts, slots))
         own = {
@@ -201,27 +225,27 @@ class Keeper:
         }
         here = socket.gethostbyname(socket.gethostname())
         outer = environment(own, os.environ, mpi, pod.ssh_port)
-        words = command(spec, self._run.root, self._python, mpi, file, here, sorted(outer))
-        return PodAttempt(self._run, number, words, outer, mpi.kind, pod, known, slots)
+        mpirun = command(spec, self._run.root, self._python, mpi, file, here, sorted(outer))
+        return PodAttempt(self._run, number, mpirun, outer, mpi.kind, pod, known, slots, self._clock)
 
     def _look(self) -> None:
-        """While workers are waited for: raise Preempted when told to end."""
+        """Called while waiting for workers; raises Preempted if the pod is asked to end."""
         self._story.tick()
         if self._stop.look():
-            raise Preempted("told to end while waiting for workers")
+            raise Preempted("asked to end while waiting for workers")
 
     def _clear(self) -> None:
         """Return when no rank of an earlier attempt can write any more."""
         if open_attempt(self._run.read_attempts()) is not None and not wait_free(self._run.ranks_lock, 0.0):
-            time.sleep(DELAY)
-        if not wait_free(self._run.ranks_lock, OLD_RANKS):
+            self._clock.sleep(DELAY)
+        if not wait_free(self._run.ranks_lock, OLD_RANKS, self._clock):
             self._ownership.renew()
-            if not wait_free(self._run.ranks_lock, 2 * DELAY):
-                self._story.say("ranks of an earlier attempt cannot be seen any more; they are fenced off")
+            if not wait_free(self._run.ranks_lock, 2 * DELAY, self._clock):
+                self._story.say("ranks of an earlier attempt are out of reach; they are fenced off")
 
 
 def main() -> int:
-    """Keep the run of the pod; its exit code."""
+    """Supervise the run of this pod; returns its exit code."""
     pod = None
     guard_log()
     try:
@@ -231,7 +255,7 @@ def main() -> int:
         keeper.await_room()
         unpack(pod, folder)
         if spec.backends.kubernetes.launcher_as_worker:
-            # Ranks come to this pod as to the others.
+            # This pod runs ranks as the workers do.
             worker = [sys.executable, "-m", "ortflow.launchers.kubernetes.worker"]
             subprocess.Popen(worker, preexec_fn=dies_with_us())
         return keeper.keep()
@@ -245,7 +269,7 @@ def main() -> int:
 
 
 def _record_refusal(pod: Pod, error: OrtflowError) -> None:
-    """Put wrong input on record if the run directory is ours: the next pod then does not try again."""
+    """Record wrong input if the run directory belongs to this submission: then the next pod does not try again."""
     with suppress(OrtflowError, OSError):
         run = RunDir(Path(str(read_spec(pod)[0].run_dir)))
         if (owner_of(run) or {}).get("submission") == pod.submission:

@@ -7,7 +7,6 @@ only its pods see; what is known here is the record directory, which `mirror` fi
 from __future__ import annotations
 
 import re
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -128,16 +127,18 @@ class KubernetesLauncher:
 
     def logs(self, run: RunDir, *, attempt: int | None, rank: int, follow: bool) -> Iterator[str]:
         """Lines of a rank's log; followed, across pods that are replaced, as long as the run is active."""
-        how, due = self.status(run), time.monotonic() + FOLLOWING
+        how, due = self.status(run), self._links.clock.monotonic() + FOLLOWING
 
         def active() -> bool:
             nonlocal how, due
-            if time.monotonic() >= due:
-                how, due = self.status(run), time.monotonic() + FOLLOWING
+            if self._links.clock.monotonic() >= due:
+                how, due = self.status(run), self._links.clock.monotonic() + FOLLOWING
             return how.state.active
 
         if how.attempts or (follow and how.state.active):
-            yield from log_lines(run, attempt=attempt, rank=rank, active=active if follow else lambda: False)
+            clock = self._links.clock
+            whether = active if follow else lambda: False
+            yield from log_lines(run, attempt=attempt, rank=rank, active=whether, clock=clock)
         if not how.attempts and not (follow and how.state.active):
             raise _no_log(run, how)
 
@@ -162,7 +163,7 @@ class KubernetesLauncher:
     def validate(self, spec: RunSpec, source: Mapping[str, Any], *, chosen: bool) -> None:
         """Raise Faults where the documents are wrong, as overlays leave them; not of a run that has no image yet."""
         from ortflow.manifests.kubernetes import Placement, documents
-        from ortflow.workflow.spec.kubernetes_check import require
+        from ortflow.workflow.spec.checks.kubernetes import require
 
         if chosen:
             require(spec)
@@ -290,14 +291,14 @@ class KubernetesLauncher:
         return place.at(name(mpijob)).handle
 
     def _patiently(self, seconds: float, ask: Callable[[], list[Object]]) -> list[Object]:
-        end = time.monotonic() + seconds
+        end = self._links.clock.monotonic() + seconds
         while True:
             try:
                 return ask()
             except Unreachable as error:
-                if time.monotonic() >= end:
+                if self._links.clock.monotonic() >= end:
                     raise OrtflowError(f"{error}; nothing was submitted") from error
-                time.sleep(min(2.0, max(0.0, end - time.monotonic())))
+                self._links.clock.sleep(min(2.0, max(0.0, end - self._links.clock.monotonic())))
 
 
 def _of_name(cluster: Cluster, name: str) -> list[Object]:

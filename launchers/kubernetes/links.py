@@ -6,7 +6,6 @@ longer each time, so that whoever follows a run through an outage neither waits 
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -22,9 +21,10 @@ from ortflow.launchers.kubernetes.refusals import refusal
 from ortflow.launchers.kubernetes.status import VALIDATION, is_settled, status
 from ortflow.launchers.records import Outcome, State
 from ortflow.launchers.status import RunStatus, read_status
+from ortflow.workflow.clock import SYSTEM_CLOCK, Clock
 from ortflow.workflow.errors import OrtflowError
 from ortflow.workflow.rundir import RunDir
-from ortflow.workflow.spec.load import load_run_file
+from ortflow.workflow.spec.file.load import load_run_file
 
 LONGEST = 8.0
 """Seconds between two tries while the API server is away."""
@@ -43,8 +43,8 @@ def _connect(context: str | None, namespace: str | None) -> Cluster:
 class Links:
     """Connections to clusters."""
 
-    def __init__(self, connect: Connect = _connect) -> None:
-        self._connect = connect
+    def __init__(self, connect: Connect = _connect, clock: Clock = SYSTEM_CLOCK) -> None:
+        self._connect, self.clock = connect, clock
         self._known: dict[tuple[str | None, str | None], Cluster] = {}
         self._pause, self._until, self._silence = 0.0, 0.0, ""
 
@@ -69,7 +69,7 @@ class Links:
     def status(self, run: RunDir) -> RunStatus:
         """A run's status, its records brought up to date before."""
         try:
-            if time.monotonic() < self._until:
+            if self.clock.monotonic() < self._until:
                 raise Unreachable(self._silence)
             cluster, place = self.of(run)
             view = look(cluster, place)
@@ -125,11 +125,12 @@ class Links:
 
     def _told(self, run: RunDir, cluster: Cluster, place: Place, view: View) -> RunStatus:
         adopt_job(run, view)
+        unread: frozenset[str] = frozenset()
         if view.mpijob is not None and read_place(run) is not None:
-            Mirror(run, cluster).sync(view.pods)
+            unread = Mirror(run, cluster).sync(view.pods)
         records = run.read_attempts()
         told = replace(read_status(run, records=records, alive=True), job=place.job)
-        how = status(told, records, view, silent=silent(run))
+        how = status(told, records, view, silent=silent(run), unread=unread)
         if how.state is State.FAILED and not is_settled(records) and read_place(run) is not None:
             # What says so, an event or a pod, is gone in an hour or at the operator's next try.
             run.record_attempt(event="stop", outcome=Outcome.USER_ERROR.value, cause=how.cause, why=REFUSED)
@@ -139,9 +140,9 @@ class Links:
         """Wait longer each time; one outage has one sentence, however it feels from try to try."""
         if not self._pause:
             self._silence = silence
-        if time.monotonic() >= self._until:
+        if self.clock.monotonic() >= self._until:
             self._pause = min(LONGEST, self._pause * 2 or 0.5)
-            self._until = time.monotonic() + self._pause
+            self._until = self.clock.monotonic() + self._pause
 
 
 def silent(run: RunDir) -> frozenset[str]:

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from ortflow.launchers.kubernetes import objects
-from ortflow.launchers.kubernetes.api import Cluster, Object, Refused
+from ortflow.launchers.kubernetes.api import Cluster, Object, Refused, Unread
 from ortflow.launchers.kubernetes.lines import Line, Record, read_line, stamped
 from ortflow.launchers.kubernetes.place import Cursor, Place, is_real, read_place, write_place
 from ortflow.launchers.locks import HeldError, hold
@@ -42,12 +42,17 @@ class Mirror:
         self._lock: int | None = None
         self._attempts: list[dict[str, Any]] = []
         self._events = Newest([])
+        self._unread: set[str] = set()
 
-    def sync(self, pods: Sequence[Object]) -> None:
-        """Take over what the launcher pods among `pods` have printed since the last time."""
+    def sync(self, pods: Sequence[Object]) -> frozenset[str]:
+        """Take over what the launcher pods among `pods` have printed since the last time.
+
+        The uids of those whose node does not hand it out now.
+        """
         with suppress(HeldError), self:  # another process is at it
             for pod in objects.of_role(pods, "launcher"):
                 self._take(pod, follow=False)
+        return frozenset(self._unread)
 
     def follow(self, pod: Object) -> None:
         """Take over a launcher pod's lines as they come, until it prints no more."""
@@ -111,6 +116,10 @@ class Mirror:
             if error.code not in (400, 404):
                 raise
             over = over or error.code == 404
+        except Unread:
+            # It comes when the node answers again, if ever; others are not to wait for it.
+            self._unread.add(objects.uid(pod))
+            over = False
         self._keep(place, pod, replace(cursor, done=over))
 
     def _keep(self, place: Place, pod: Object, cursor: Cursor) -> Place:

@@ -11,7 +11,6 @@ import json
 import os
 import socket
 import threading
-import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -20,6 +19,7 @@ from typing import Any
 from ortflow.launchers.kubernetes.pod import Pod
 from ortflow.launchers.locks import holder_of, wait_free
 from ortflow.launchers.moving import Moves
+from ortflow.workflow.clock import SYSTEM_CLOCK, Clock
 from ortflow.workflow.errors import OrtflowError, UserError
 from ortflow.workflow.fence import EXIT_FENCED, Owner
 from ortflow.workflow.files import read_whole
@@ -38,8 +38,8 @@ LOOK = 1.0
 class Ownership:
     """A launcher pod's claim to a run directory."""
 
-    def __init__(self, run: RunDir, pod: Pod) -> None:
-        self._run, self._pod = run, pod
+    def __init__(self, run: RunDir, pod: Pod, clock: Clock = SYSTEM_CLOCK, beat: float = BEAT) -> None:
+        self._run, self._pod, self._clock, self._beat_period = run, pod, clock, beat
         self._owner = Owner(run)
 
     def renew(self, **about: int) -> str:
@@ -59,7 +59,7 @@ class Ownership:
         while True:
             with suppress(OSError):
                 _beats(self._run).touch()
-            pause.wait(BEAT)
+            pause.wait(self._beat_period)
 
     def settle_with_others(self, grace: float, say: Callable[[str], None]) -> None:
         """Fence off an earlier pod; raises UserError where another submission keeps the run.
@@ -79,20 +79,20 @@ class Ownership:
                     fix="wait for it, delete it, or give this run another name or run_dir",
                 )
         self.renew()
-        if not wait_free(run.lock, OLD_KEEPER):
+        if not wait_free(run.lock, OLD_KEEPER, self._clock):
             raise OrtflowError(f"{run.lock} stays locked by a launcher pod that is fenced off")
 
     def _other_stays(self, seconds: float) -> bool:
         """Whether who holds the directory shows signs of life for so long, with no pause as long as ALIVE."""
-        clock, seen = 0.0, time.monotonic()
-        beats = Moves([_beats(self._run)], clock)
-        while not wait_free(self._run.lock, LOOK):
+        watched, seen = 0.0, self._clock.monotonic()
+        beats = Moves([_beats(self._run)], watched)
+        while not wait_free(self._run.lock, LOOK, self._clock):
             # While the volume does not answer nobody can show a sign there: that time does not count.
-            now = time.monotonic()
-            clock, seen = clock + min(now - seen, 2 * LOOK), now
-            if beats.quiet(clock) >= ALIVE:
+            now = self._clock.monotonic()
+            watched, seen = watched + min(now - seen, 2 * LOOK), now
+            if beats.quiet(watched) >= ALIVE:
                 return False
-            if clock >= seconds:
+            if watched >= seconds:
                 return True
         return False
 

@@ -30,12 +30,13 @@ def is_settled(records: Sequence[dict[str, Any]]) -> bool:
 
 
 def status(
-    told: RunStatus, records: Sequence[dict[str, Any]], view: View, *, silent: Collection[str] = ()
-) -> RunStatus:
+    told: RunStatus, records: Sequence[dict[str, Any]], view: View, *, silent: Collection[str] = (),
+    unread: Collection[str] = (),
+) -> RunStatus:  # fmt: skip
     """The run's status; `told` is what its records tell of a run that somebody is at work on.
 
     `silent`: uids of launcher pods that have said nothing of the run's attempts: one that the records call running is
-    that of a pod before them.
+    that of a pod before them. `unread`: of those whose log does not come.
     """
     told = replace(told, launcher="kubernetes")
     if is_settled(records):
@@ -53,7 +54,7 @@ def status(
         return replace(told, state=State.FAILED, cause=words, phase=None)
     if (words := held(view)) is not None:
         return _idle(told, words)
-    return _at_work(told, records, view, silent)
+    return _at_work(told, records, view, silent, unread)
 
 
 def refused(view: View) -> str | None:
@@ -148,7 +149,9 @@ def _idle(told: RunStatus, words: str) -> RunStatus:
     return replace(told, state=now, phase=None, seconds_left=None, waits=words)
 
 
-def _at_work(told: RunStatus, records: Sequence[dict[str, Any]], view: View, silent: Collection[str]) -> RunStatus:
+def _at_work(
+    told: RunStatus, records: Sequence[dict[str, Any]], view: View, silent: Collection[str], unread: Collection[str]
+) -> RunStatus:
     assert view.mpijob is not None
     workers = objects.of_role(view.pods, "worker")
     launchers = objects.of_role(view.pods, "launcher")
@@ -162,11 +165,12 @@ def _at_work(told: RunStatus, records: Sequence[dict[str, Any]], view: View, sil
         return _idle(told, _nothing_made(view) or _untouched(view))
     wanted = _wanted(view.mpijob)
     running = bool(alive) and objects.has_begun(alive[-1])
+    cut = _cut_off(alive[-1]) if running and objects.uid(alive[-1]) in unread else None
     if open_attempt(records) is not None and running and objects.uid(alive[-1]) not in silent:
         if (words := _missing(workers, wanted, view)) is None:
-            return replace(told, waits=told.waits or _unheard(workers, wanted))
+            return replace(told, waits=cut or told.waits or _unheard(workers, wanted))
         return replace(told, state=State.RESTARTING, phase=None, seconds_left=None, waits=words)
-    lack = told.waits if running else None
+    lack = cut or (told.waits if running else None)
     words = _missing(workers, wanted, view) or _not_ready(workers, wanted) or lack
     return _idle(told, words or _launcher(alive, launchers, view, running))
 
@@ -208,6 +212,14 @@ def _unheard(workers: Sequence[Object], wanted: int) -> str | None:
     if ready >= wanted:
         return None
     return f"{ready} of {wanted} workers are ready: the cluster does not hear of the others, or they are slow to answer"
+
+
+def _cut_off(pod: Object) -> str:
+    """What stands beside what was known before its launcher pod could not be heard any more."""
+    return (
+        f"the node {objects.node(pod)} of the launcher pod does not answer: "
+        "what it has said since is not known, and the run may go on"
+    )
 
 
 def _leaving(pod: Object, view: View) -> str:

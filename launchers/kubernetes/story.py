@@ -7,12 +7,12 @@ directory, by which a client outside keeps its own copy (`ortflow.launchers.kube
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Mapping
 from typing import Any
 
 from ortflow.launchers.plain import PlainView, total_steps
 from ortflow.launchers.tail import LineTail, last_records
+from ortflow.workflow.clock import SYSTEM_CLOCK, Clock
 from ortflow.workflow.room import Notice, OutOfDisk
 from ortflow.workflow.rundir import RunDir
 
@@ -24,9 +24,9 @@ PERIOD = 0.5
 class Story(PlainView):
     """Prints the run's lines, the ranks' and the records."""
 
-    def __init__(self, run: RunDir, every_steps: int, world_size: int) -> None:
+    def __init__(self, run: RunDir, every_steps: int, world_size: int, clock: Clock = SYSTEM_CLOCK) -> None:
         super().__init__(run, every_steps)
-        self._world_size = world_size
+        self._world_size, self._clock = world_size, clock
         self._attempts = LineTail(run.attempts)
         self._logs: dict[int, LineTail] = {}
         self._notice = Notice(run.heartbeat)
@@ -69,7 +69,7 @@ class Story(PlainView):
 
     def tick(self) -> None:
         """Pass on what ranks have printed."""
-        if (now := time.monotonic()) >= self._next_look:
+        if (now := self._clock.monotonic()) >= self._next_look:
             self._next_look = now + PERIOD
             self._tell_attempts()
             self._tell_logs()

@@ -27,10 +27,11 @@ from ortflow.launchers.kubernetes.place import Place, read_place
 from ortflow.launchers.kubernetes.refusals import refusal
 from ortflow.launchers.kubernetes.submitting import new_suffix, owner
 from ortflow.launchers.records import Outcome, State, state
+from ortflow.workflow.clock import SYSTEM_CLOCK, Clock
 from ortflow.workflow.errors import EXIT_DONE, EXIT_FAILURE, EXIT_PREEMPTED, OrtflowError
 from ortflow.workflow.rundir import RunDir
-from ortflow.workflow.spec.load import load_run_file
-from ortflow.workflow.spec.paths import run_directory
+from ortflow.workflow.spec.file.load import load_run_file
+from ortflow.workflow.spec.file.paths import run_directory
 from ortflow.workflow.spec.run import Restart
 
 PERIOD = 3.0
@@ -54,28 +55,28 @@ class Charge:
     """Bring the records up to date."""
 
 
-def supervise(charge: Charge, cluster: Cluster, say: Callable[[str], None]) -> int:
+def supervise(charge: Charge, cluster: Cluster, say: Callable[[str], None], clock: Clock = SYSTEM_CLOCK) -> int:
     """Look after the run until it has ended; the exit code of the design's table."""
-    said, begun = "", time.monotonic()
+    said, begun = "", clock.monotonic()
     while True:
         try:
             view = look(cluster, charge.place)
-            if view.name != charge.place.job and time.monotonic() < begun + BIRTH and not _was_there(charge):
-                time.sleep(PERIOD)
+            if view.name != charge.place.job and clock.monotonic() < begun + BIRTH and not _was_there(charge):
+                clock.sleep(PERIOD)
                 continue
             charge.refresh(view)
             for action in heal(view, charge.run.read_attempts(), charge.restart):
                 say(str(action))
                 if isinstance(action, Done):
                     return _end(charge, action)
-                carry_out(action, charge, cluster, view)
+                carry_out(action, charge, cluster, view, clock)
             said = ""
         except (Unreachable, Refused) as error:
             words = str(refusal(error) if isinstance(error, Refused) else error)
             if words != said:
                 say(f"{words}; trying again")
                 said = words
-        time.sleep(PERIOD)
+        clock.sleep(PERIOD)
 
 
 def _was_there(charge: Charge) -> bool:
@@ -84,7 +85,7 @@ def _was_there(charge: Charge) -> bool:
     return any(record.get("event") == "submit" and record.get("job") == charge.place.job for record in records)
 
 
-def carry_out(action: Action, charge: Charge, cluster: Cluster, view: View) -> None:
+def carry_out(action: Action, charge: Charge, cluster: Cluster, view: View, clock: Clock = SYSTEM_CLOCK) -> None:
     """Do what was decided."""
     if isinstance(action, DeletePod):
         if action.held:
@@ -96,7 +97,7 @@ def carry_out(action: Action, charge: Charge, cluster: Cluster, view: View) -> N
         cluster.patch("Job", action.job, {"spec": {"backoffLimit": 0}}, charge.place.namespace)
     elif isinstance(action, Resubmit):
         assert view.mpijob is not None
-        time.sleep(action.pause)
+        clock.sleep(action.pause)
         new = cluster.create(successor(view.mpijob, new_suffix()))
         charge.run.record_attempt(
             event="submit", launcher="kubernetes", job=objects.name(new), follows=view.name, why=action.why

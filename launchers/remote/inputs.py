@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from ortflow.workflow.errors import UserError
-from ortflow.workflow.spec.paths import input_keys
+from ortflow.workflow.spec.file.paths import input_keys
 from ortflow.workflow.spec.run import RunSpec
 
 _LOCATION = re.compile(rb"\x0a\x08location\x12([\x80-\xff]?[\x01-\x7f])")

@@ -20,6 +20,7 @@ from ortflow.launchers.slurm import sbatch
 from ortflow.launchers.slurm.jobs import FORMAT, SACCT_FIELDS, SEPARATOR, Job, read_sacct, read_scontrol, read_squeue
 from ortflow.launchers.slurm.refusals import refusal
 from ortflow.manifests.local import FOREIGN
+from ortflow.workflow.clock import SYSTEM_CLOCK, Clock
 from ortflow.workflow.errors import OrtflowError, UserError
 
 PATIENCE = 12.0
@@ -101,12 +102,15 @@ def outside_of_jobs(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 class Slurm:
-    """The cluster, as its commands tell of it. Every method raises NoAnswer, and UserError where Slurm is not here."""
+    """The cluster, as its commands tell of it. Every method raises NoAnswer, and UserError where Slurm is not here.
+
+    `clock` is that of everything that waits for the cluster.
+    """
 
     launcher: ClassVar[str] = "slurm"
 
-    def __init__(self, runner: Runner = run_here) -> None:
-        self.runner = runner
+    def __init__(self, runner: Runner = run_here, clock: Clock = SYSTEM_CLOCK) -> None:
+        self.runner, self.clock = runner, clock
 
     def hand_over(self, folder: Path, script: str) -> str:
         """sbatch a script from the run directory `folder`; the job's id. Raises as `submit` does."""

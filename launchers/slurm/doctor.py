@@ -36,7 +36,7 @@ from ortflow.launchers.slurm.trial_findings import findings
 from ortflow.manifests.slurm.container import inside
 from ortflow.manifests.slurm.trial import trial_spec
 from ortflow.workflow.errors import OrtflowError, UserError
-from ortflow.workflow.spec.paths import input_files
+from ortflow.workflow.spec.file.paths import input_files
 
 if TYPE_CHECKING:
     from ortflow.launchers.base import Submission

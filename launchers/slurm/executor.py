@@ -26,8 +26,8 @@ from ortflow.launchers.slurm.launcher import SlurmLauncher
 from ortflow.launchers.slurm.parameters import KEYS, OTHERS, overrides, renamed
 from ortflow.workflow.errors import UserError
 from ortflow.workflow.rundir import RunDir
-from ortflow.workflow.spec.load import load_run_file
-from ortflow.workflow.spec.paths import resolve_paths
+from ortflow.workflow.spec.file.load import load_run_file
+from ortflow.workflow.spec.file.paths import resolve_paths
 
 
 class SlurmExecutor(Submitit):  # type: ignore[misc]  # types are not followed into submitit

@@ -1,16 +1,15 @@
 """The batch step of a run's Slurm job: `python -m ortflow.launchers.slurm.keeper RUN_DIR -- SRUN …`.
 
-It starts what stands behind `--` as an attempt, starts it again after a failure while the budget lasts, and after a
-preemption or ahead of the time limit asks Slurm to queue the job again. Then it stays: a batch step that ends in its
-grace period makes the job COMPLETED, and nobody starts it any more. Slurm may have lost sight of a node on which an
-earlier keeper still runs, so it first makes the run directory its own (`ortflow.workflow.fence`).
+It runs the command after `--` as an attempt, restarts it after a failure within the budget, and asks Slurm to requeue
+the job after a preemption or ahead of the time limit. Then it stays: if a batch step ends in its grace period, Slurm
+marks the job as COMPLETED and does not start it again. Slurm may have lost contact with a node where an earlier batch
+step still runs, so the run directory is fenced first (`ortflow.workflow.fence`).
 """
 
 from __future__ import annotations
 
 import os
 import sys
-import time
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -31,36 +30,58 @@ from ortflow.manifests.local import RANK_MODULE, MpiKind
 from ortflow.manifests.slurm import Placement, settings
 from ortflow.manifests.slurm.placement import Start
 from ortflow.manifests.slurm.script import CARRIED, FOLDER
+from ortflow.workflow.clock import SYSTEM_CLOCK, Clock
 from ortflow.workflow.errors import EXIT_DONE, EXIT_FAILURE, EXIT_PREEMPTED, EXIT_USER, OrtflowError, UserError
 from ortflow.workflow.fence import DELAY, EXIT_FENCED, VARIABLE, Fence, claim
 from ortflow.workflow.rank import lacking
 from ortflow.workflow.rundir import RunDir
-from ortflow.workflow.spec.load import load_run_file
+from ortflow.workflow.spec.file.load import load_run_file
 from ortflow.workflow.spec.run import RunSpec
 from ortflow.workflow.streams import guard_log
 
 OLD_KEEPER = 10.0
-"""Seconds that a fenced keeper has to let go of the lock; a node that is cut off may hold it for ever."""
+"""Seconds that a fenced batch step has to release the lock; a node without network may hold it for ever."""
 SLOW_RANKS = 5.0
-"""Seconds in which ranks leave by themselves when their step has ended."""
+"""Seconds that ranks have to end by themselves after their step has ended."""
 OLD_RANKS = 5.0
-"""Seconds that ranks on other nodes have to be gone; those that hang inside MPI's start cannot look, nor write."""
+"""Seconds that ranks on other nodes have to end. Those that hang in MPI's start do not check the fence, nor write."""
 STAY = 600.0
-"""Seconds in which Slurm takes a job away that it has queued again."""
+"""Seconds in which Slurm ends a job that it has requeued."""
 CANCELLING = 60.0
-"""The same for one that it has been told to cancel."""
+"""The same for a job that is being cancelled."""
 AWAY = 3600.0
-"""Seconds for which a controller that is away is asked again; Slurm ends the job before where its time is up."""
+"""Seconds for which an unreachable controller is asked again; the time limit may end the job earlier."""
 OURS = ("ORTFLOW_", "SLURM_")
 STARTS: tuple[Start, ...] = ("pmi2", "pmix", "none")
 LOST = "Slurm ended the job before more could be told: its node was lost, or it was killed without grace"
 
 
 class Keeper:
-    """One life of a run's job."""
+    """The batch step of one start of a run's job.
 
-    def __init__(self, run: RunDir, launch: Sequence[str], job: JobOfOurs, comment: str) -> None:
-        self._run, self._launch, self._job, self._comment = run, list(launch), job, comment
+    Parameters
+    ----------
+    run
+        The run directory, with its run file.
+    launch
+        The command that starts the ranks.
+    job
+        The Slurm job of this process.
+    comment
+        The job's comment, with the id of the submission.
+    clock
+        The clock of every wait.
+
+    Raises
+    ------
+    UserError
+        The run directory is not visible on this node.
+    """
+
+    def __init__(
+        self, run: RunDir, launch: Sequence[str], job: JobOfOurs, comment: str, clock: Clock = SYSTEM_CLOCK
+    ) -> None:
+        self._run, self._launch, self._job, self._comment, self._clock = run, list(launch), job, comment, clock
         if not run.run_file.exists():
             raise UserError(f"{job.node} {lacking(run)}")
         self._spec: RunSpec = load_run_file(run.run_file)
@@ -71,20 +92,26 @@ class Keeper:
         self._fence: Fence = claim(run, job=job.id, restarts=job.restarts, node=job.node)
 
     def keep(self) -> int:
-        """Keep the run going until it is done, given up, or Slurm's again; the exit code of the batch step."""
+        """Supervise the run until it ends or Slurm requeues the job.
+
+        Returns
+        -------
+        int
+            The exit code of the batch step.
+        """
         self._fence.watch(self._fenced)
         self._lock()
         request = read_request(self._run.stop_request)
         if request is not None and request.get("reason") != "cancel":
-            # An earlier life passed on a signal with it and could not take it away.
+            # An earlier batch step passed on a signal with it and could not remove it.
             self._run.stop_request.unlink(missing_ok=True)
         if not is_on_record(self._run.read_attempts(), self._job.id):
-            # Who submitted it was gone before Slurm had answered.
+            # The client that submitted it ended before Slurm had answered.
             submission = submission_of(self._comment)
             self._run.record_attempt(event="submit", launcher="slurm", job=self._job.id, submission=submission)
         begin_job(self._run, self._job.id)
         if self._job.restarts:
-            self._view.say(f"started again by Slurm, the {self._job.restarts}. time, on {self._job.node}")
+            self._view.say(f"started again by Slurm on {self._job.node}, restart {self._job.restarts}")
         for note in pending_changes(self._run.read_attempts()):
             self._view.say(note)
         spec = self._spec
@@ -99,8 +126,9 @@ class Keeper:
             comes_back=True,
             room_seconds=spec.checkpoint.wait_for_room,
         )
-        stop = JobStop(self._run.stop_request, self._job, spec.backends.slurm.signal_seconds, self._said)
-        code = Supervisor(job, self._view, stop).supervise()
+        ahead = spec.backends.slurm.signal_seconds
+        stop = JobStop(self._run.stop_request, self._job, ahead, self._output, self._clock)
+        code = Supervisor(job, self._view, stop, self._clock).supervise()
         leave_result(self._run, self._job.id)
         end = last_end(self._run.read_attempts()) or {}
         if code == EXIT_PREEMPTED and end.get("asked") in CANCELS:
@@ -111,14 +139,14 @@ class Keeper:
         return code
 
     def _lock(self) -> None:
-        """Show who keeps the run; a lock that cannot be had stops nobody, the fence does."""
-        if wait_free(self._run.lock, OLD_KEEPER):
+        """Take the lock to show who supervises the run. Not required: the fence keeps others out."""
+        if wait_free(self._run.lock, OLD_KEEPER, self._clock):
             with suppress(HeldError, OSError):
                 self._held = hold(self._run.lock)
 
     def _start(self, number: int) -> StepAttempt:
         own = settings(self._spec, self._placement)
-        # What the user's prologue has set for MPI wins over our defaults.
+        # Variables of MPI that the user's prologue has set win over the defaults.
         ours = {name: value for name, value in own.items() if name not in os.environ or name.startswith(OURS)}
         environment = {
             **os.environ,
@@ -130,34 +158,34 @@ class Keeper:
         self._attempt = StepAttempt(self._run, number, self._launch, environment, mpirun)
         return self._attempt
 
-    def _said(self) -> str:
-        """What srun has said of the attempt."""
-        return self._attempt.words() if self._attempt is not None else ""
+    def _output(self) -> str:
+        """The output of srun in the newest attempt."""
+        return self._attempt.output() if self._attempt is not None else ""
 
     def _clear(self) -> None:
-        """Wait for ranks of another life: fenced ones leave within DELAY, if they live at all.
+        """Wait for the ranks of an earlier batch step: fenced ones end within DELAY.
 
-        Ranks hold a lock that is let go when they die. Where it stays held by a node that is cut off, the fence has to
-        serve: whoever wakes up there looks at it before anything becomes visible.
+        Ranks hold a lock until they end. If a node without network still holds it, the fence is enough: ranks check it
+        before they make anything visible.
         """
         if open_attempt(self._run.read_attempts()) is not None and self._attempt is None:
-            time.sleep(DELAY)
-        if wait_free(self._run.ranks_lock, SLOW_RANKS):
+            self._clock.sleep(DELAY)
+        if wait_free(self._run.ranks_lock, SLOW_RANKS, self._clock):
             return
-        # A node that Slurm has given up while its daemon was away: srun is gone, ranks beside us are not.
+        # Slurm gave up this node while its daemon was away: srun has ended, ranks on the node have not.
         processes.kill(processes.of_run(self._run.root))
-        if not wait_free(self._run.ranks_lock, OLD_RANKS):
-            self._view.say(f"{self._run.ranks_lock} is still held by ranks that cannot be seen; they are fenced off")
+        if not wait_free(self._run.ranks_lock, OLD_RANKS, self._clock):
+            self._view.say(f"{self._run.ranks_lock} is still held by ranks out of reach; they are fenced off")
 
     def _fenced(self) -> None:
-        """A newer life has the run directory: end ours before it can write another word; its ranks see it as we do."""
+        """A newer batch step owns the run directory: end this one before it writes again; ranks do the same."""
         print("a newer job or restart owns the run directory: this one ends", flush=True)
         os._exit(EXIT_FENCED)
 
     def _cancelled(self) -> int:
-        """Somebody wanted it: no success, and nobody starts it again."""
+        """Cancel the job, so that it neither succeeds nor is started again."""
         if self._held is not None:
-            # All is on record: whoever resumes the run need not wait until Slurm has taken this job away.
+            # Everything is recorded: `ortflow resume` need not wait until Slurm has ended this job.
             os.close(self._held)
         if requeue.fate(self._job) is Fate.RUNNING:
             requeue.cancel(self._job)
@@ -165,10 +193,10 @@ class Keeper:
         return EXIT_PREEMPTED
 
     def _again(self) -> int:
-        """Have Slurm start the run again, and stay until this life is ended."""
-        answer, words = requeue.requeue(self._job, AWAY)
+        """Have Slurm start the run again, and stay until Slurm ends this batch step."""
+        answer, message = requeue.requeue(self._job, AWAY, self._clock)
         if answer is Answer.QUEUED:
-            self._view.say("queued again; waiting for Slurm to take the job")
+            self._view.say("queued again; waiting for Slurm to end this job")
             self._stay(STAY)
             return EXIT_PREEMPTED
         if answer is Answer.CANCELLED:
@@ -178,24 +206,24 @@ class Keeper:
             script = self._run.root / "slurm" / "job.sh"
             new, why = requeue.follow_up(self._job, script)
             if new is not None:
-                self._view.say(f"this job may not be queued again ({words}); job {new} follows it")
+                self._view.say(f"Slurm refuses to requeue this job ({message}); job {new} follows it")
                 self._run.record_attempt(event="submit", launcher="slurm", job=new, follows=self._job.id)
                 return EXIT_PREEMPTED
-            words = f"{words}; {why}"
-        self._view.say(f"Slurm does not start the run again ({words}); `ortflow resume` does")
+            message = f"{message}; {why}"
+        self._view.say(f"Slurm does not start the run again ({message}); continue it with `ortflow resume`")
         self._run.record_attempt(
-            event="stop", outcome=Outcome.LOST.value, why=f"Slurm refused to start it again: {words}"
+            event="stop", outcome=Outcome.LOST.value, why=f"Slurm refused to start it again: {message}"
         )
         return EXIT_FAILURE
 
     def _stay(self, seconds: float) -> None:
-        end = time.monotonic() + seconds
-        while time.monotonic() < end:
-            time.sleep(1.0)
+        end = self._clock.monotonic() + seconds
+        while self._clock.monotonic() < end:
+            self._clock.sleep(1.0)
 
 
 def placement_of(run: RunDir, launch: Sequence[str]) -> Placement:
-    """How the words start the ranks, read back from them: an administrator may have changed the script. Pure."""
+    """How a command starts the ranks, parsed from it: an administrator may have changed the script. Pure."""
     kind: MpiKind = "openmpi" if {"--map-by", "--mpi=pmix"} & set(launch) else "mpich"
     start: Start = "mpirun"
     if Path(launch[0]).name == "srun":
@@ -225,7 +253,7 @@ def begin(run: RunDir, job: JobOfOurs, comment: str, options: Sequence[str], lau
 
 
 def python_of(launch: Sequence[str]) -> str:
-    """The ranks' interpreter in the words that start them. Pure."""
+    """The ranks' interpreter in the command that starts them. Pure."""
     return launch[launch.index(RANK_MODULE) - 2]
 
 
@@ -235,14 +263,14 @@ def main(arguments: list[str]) -> int:
     place = arguments.index("--")
     run, options, launch = RunDir(Path(arguments[0])), arguments[1:place], arguments[place + 1 :]
     if "SLURM_JOB_ID" not in os.environ:
-        print("error: this is a batch script and runs in a job alone: hand it to sbatch", flush=True)
+        print("error: this batch script runs only inside a Slurm job: submit it with sbatch", flush=True)
         return EXIT_USER
     job = JobOfOurs.from_environment()
     comment = requeue.comment(job)
     try:
         code = begin(run, job, comment, options, launch)
     except (OrtflowError, OSError) as error:
-        # Said here alone: the record is that of whoever has the run.
+        # Printed only: the records belong to the job that has the run.
         print(f"error: {error}", flush=True)
         return error.exit_code if isinstance(error, OrtflowError) else EXIT_FAILURE
     if code is not None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import sys
-import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -25,6 +24,7 @@ from ortflow.launchers.slurm.jobs import Job
 from ortflow.launchers.slurm.status import gone, status
 from ortflow.launchers.status import RunStatus
 from ortflow.launchers.stop import write_request
+from ortflow.workflow.clock import SYSTEM_CLOCK, Clock
 from ortflow.workflow.errors import OrtflowError, UserError
 from ortflow.workflow.rundir import RunDir
 
@@ -59,7 +59,7 @@ class SlurmRequest:
     @property
     def by_hand(self) -> Placement:
         """For a script that stands by itself: the same for the same run, with the run file in it."""
-        from ortflow.workflow.spec.dump import dump_run_file
+        from ortflow.workflow.spec.file.dump import dump_run_file
 
         submission = self.submission
         folder = submission.folder if submission.spec.prepare else None
@@ -142,7 +142,7 @@ class SlurmLauncher:
         if is_settled(run.read_attempts()):
             return status(run, self._left(), _nobody)
         try:
-            return status(run, self._slurm.mine(), self._slurm.job)
+            return status(run, self._slurm.mine(), self._slurm.job, clock=self._slurm.clock)
         except OrtflowError as error:
             return status(run, None, _nobody, str(error))
 
@@ -154,7 +154,8 @@ class SlurmLauncher:
             left = {run.root: job for run in runs if run.root in open_ones and (job := gone(run, jobs)) is not None}
             known = self._slurm.accounted([*left.values()])
             # Another user's jobs are not among ours: each is asked for.
-            return [status(run, jobs, known.get if _is_ours(run) else self._slurm.job) for run in runs]
+            clock = self._slurm.clock
+            return [status(run, jobs, known.get if _is_ours(run) else self._slurm.job, clock=clock) for run in runs]
         except OrtflowError as error:
             return [status(run, None, _nobody, str(error)) for run in runs]
 
@@ -167,8 +168,8 @@ class SlurmLauncher:
 
     def logs(self, run: RunDir, *, attempt: int | None, rank: int, follow: bool) -> Iterator[str]:
         """Lines of a rank's log; followed, on into later attempts as long as the job is in the queue."""
-        active = every(LOOK, lambda: self.status(run).state.active) if follow else lambda: False
-        return log_lines(run, attempt=attempt, rank=rank, active=active)
+        active = every(LOOK, lambda: self.status(run).state.active, self._slurm.clock) if follow else lambda: False
+        return log_lines(run, attempt=attempt, rank=rank, active=active, clock=self._slurm.clock)
 
     def cancel(self, run: RunDir, *, now: bool) -> bool:
         """Take a waiting job out of the queue; have a running one save and leave, or end it `now`."""
@@ -205,9 +206,10 @@ class SlurmLauncher:
         write_request(run.stop_request, "cancel", now=now)
         if now or job.state in ("SUSPENDED", "STOPPED"):
             self._slurm.cancel(job.id)
-            end = time.monotonic() + KILL
-            while time.monotonic() < end and active(run, self._slurm) is not None:
-                time.sleep(1.0)
+            clock = self._slurm.clock
+            end = clock.monotonic() + KILL
+            while clock.monotonic() < end and active(run, self._slurm) is not None:
+                clock.sleep(1.0)
             record_cancelled(run)
         return True
 
@@ -258,7 +260,7 @@ class SlurmLauncher:
 
     def _adopted(self, request: SlurmRequest, job: Job) -> str:
         """The handle of a job whose submission got no answer; raises UserError where it got one."""
-        from ortflow.workflow.spec.dump import dump_run_file
+        from ortflow.workflow.spec.file.dump import dump_run_file
 
         run = request.submission.run
         unanswered = next(reversed(placed(run.read_attempts(), "slurm")), None)
@@ -310,7 +312,7 @@ def begin(request: SlurmRequest, ours: Opened) -> bool:
 def record_cancelled(run: RunDir) -> None:
     """Put on record that a person wanted the run to end, unless it has ended by itself."""
     if not is_settled(run.read_attempts()):
-        why = "asked to by ortflow cancel"
+        why = "requested by ortflow cancel"
         run.record_attempt(event="stop", outcome=Outcome.PREEMPTED.value, asked="cancel", why=why)
 
 
@@ -331,14 +333,14 @@ def _rank_python(spec: RunSpec) -> str:
     return locate(python)
 
 
-def every(seconds: float, ask: Callable[[], bool]) -> Callable[[], bool]:
+def every(seconds: float, ask: Callable[[], bool], clock: Clock = SYSTEM_CLOCK) -> Callable[[], bool]:
     """`ask`, but its last answer until so many seconds are over."""
     answer, due = True, 0.0
 
     def asked() -> bool:
         nonlocal answer, due
-        if time.monotonic() >= due:
-            answer, due = ask(), time.monotonic() + seconds
+        if clock.monotonic() >= due:
+            answer, due = ask(), clock.monotonic() + seconds
         return answer
 
     return asked

@@ -10,13 +10,13 @@ import os
 import re
 import signal
 import subprocess
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 
 from ortflow.launchers.slurm.jobs import WAITING, read_seconds
+from ortflow.workflow.clock import SYSTEM_CLOCK, Clock
 
 PATIENCE = 20.0
 """Seconds for one command: a controller that is down answers after 9 or 18."""
@@ -115,13 +115,13 @@ def seconds_left(job: JobOfOurs) -> float | None:
     return read_seconds(words) if code == 0 else None
 
 
-def requeue(job: JobOfOurs, seconds: float) -> tuple[Answer, str]:
+def requeue(job: JobOfOurs, seconds: float, clock: Clock = SYSTEM_CLOCK) -> tuple[Answer, str]:
     """Ask to be queued again, for so many seconds while the controller is away; its words where it refuses.
 
     Never asked without a look: of a cancelled job it would make a running one, and from a node that Slurm has lost
     sight of it would hit the life that has begun elsewhere.
     """
-    end = time.monotonic() + seconds
+    end = clock.monotonic() + seconds
     while True:
         seen = fate(job)
         if seen is Fate.QUEUED:
@@ -134,9 +134,9 @@ def requeue(job: JobOfOurs, seconds: float) -> tuple[Answer, str]:
                 return Answer.QUEUED, words
             if not _AWAY.search(words):
                 return Answer.REFUSED, words
-        if time.monotonic() >= end:
+        if clock.monotonic() >= end:
             return Answer.AWAY, "the Slurm controller does not answer"
-        time.sleep(PAUSE)
+        clock.sleep(PAUSE)
 
 
 def follow_up(job: JobOfOurs, script: Path) -> tuple[str | None, str]:

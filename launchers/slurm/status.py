@@ -6,7 +6,6 @@ ended without a word.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -18,6 +17,7 @@ from ortflow.launchers.slurm.jobs import Job
 from ortflow.launchers.slurm.reasons import left_in_queue, never_starts, waits
 from ortflow.launchers.status import RunStatus, read_status
 from ortflow.launchers.tail import last_lines
+from ortflow.workflow.clock import SYSTEM_CLOCK, Clock
 from ortflow.workflow.rundir import RunDir
 
 NEVER_BEGAN = 53
@@ -41,7 +41,11 @@ def gone(run: RunDir, jobs: Sequence[Job]) -> str | None:
 
 
 def status(
-    run: RunDir, jobs: Sequence[Job] | None, remember: Callable[[str], Job | None], silence: str = ""
+    run: RunDir,
+    jobs: Sequence[Job] | None,
+    remember: Callable[[str], Job | None],
+    silence: str = "",
+    clock: Clock = SYSTEM_CLOCK,
 ) -> RunStatus:
     """The run's status, `jobs` being this user's; None where Slurm does not answer, which `silence` explains.
 
@@ -67,7 +71,7 @@ def status(
         return replace(told, waits=silence)
     if job is not None and job.active:
         return _active(told, job)
-    return replace(told, **_lost(run, records, job, last))
+    return replace(told, **_lost(run, records, job, last, clock.time()))
 
 
 def _newest(history: Sequence[Placed]) -> str | None:
@@ -96,12 +100,14 @@ def _active(told: RunStatus, job: Job) -> RunStatus:
     return told
 
 
-def _lost(run: RunDir, records: Sequence[dict[str, Any]], job: Job | None, last: str | None) -> dict[str, Any]:
-    """State and cause of a run whose job is gone, and whose directory does not say how it ended."""
+def _lost(
+    run: RunDir, records: Sequence[dict[str, Any]], job: Job | None, last: str | None, now: float
+) -> dict[str, Any]:
+    """State and cause of a run whose job is gone, and whose directory does not say how it ended; `now`: Unix time."""
     since = in_doubt(records)
     if since is not None and (job is None or not belongs(job, placed(records, "slurm")[-1])):
         # Whoever has called sbatch may have another clock: a time to come is as good as one long past.
-        if abs(time.time() - since) < SETTLE:
+        if abs(now - since) < SETTLE:
             return {"state": State.PENDING, "waits": "sbatch did not answer: the job may still enter the queue"}
         return {"state": State.LOST, "cause": "the job did not enter the queue: submit it again"}
     if job is not None and job.state == "CANCELLED":

@@ -41,26 +41,26 @@ class StepAttempt(Child):
 
     def gone(self) -> set[int]:
         """Ranks that were never launched: srun tells of them, and waits for the others for ever."""
-        return never_launched(self.words())
+        return never_launched(self.output())
 
     def statuses(self, returncode: int) -> dict[int, int]:
         """Exit status of the rank that ended first and not with 0; it takes the others along."""
         if self._mpirun is not None:
-            return statuses(self._mpirun, returncode, self.words(), {})
-        return first_end(self.words())
+            return statuses(self._mpirun, returncode, self.output(), {})
+        return first_end(self.output())
 
     def verdict(self, returncode: int) -> Cause | None:
         """What Slurm says of an end that no rank can tell of."""
-        return verdict(self.words(), returncode)
+        return verdict(self.output(), returncode)
 
     def guess(self, returncode: int) -> Cause | None:
         """A step that somebody has cancelled, where no rank has had MPI end them all."""
-        found = cancelled(self.words(), returncode)
-        if found is None or any(_ABORT.search(text) for text in self._ranks_words()):
+        found = cancelled(self.output(), returncode)
+        if found is None or any(_ABORT.search(text) for text in self._ends_of_logs()):
             return None
         return found
 
-    def _ranks_words(self) -> Iterator[str]:
+    def _ends_of_logs(self) -> Iterator[str]:
         for log in self.run.log(self.number, 0).parent.glob("rank-*.log"):
             yield last_bytes(log, 1 << 14).decode(errors="replace")
 

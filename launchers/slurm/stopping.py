@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import signal
 import threading
-import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -18,6 +17,7 @@ from types import FrameType
 from ortflow.launchers.slurm.requeue import Fate, JobOfOurs, fate, seconds_left
 from ortflow.launchers.slurm.words import taken_away
 from ortflow.launchers.stop import Stop, taken_over
+from ortflow.workflow.clock import SYSTEM_CLOCK, Clock
 
 SIGNALS = (signal.SIGTERM, signal.SIGUSR2, signal.SIGINT, signal.SIGHUP)
 SETTLED = 1.0
@@ -68,8 +68,15 @@ class JobStop(Stop):
     Of a limit that leaves less than twice as much, half is kept for training. `words`: what srun has said so far.
     """
 
-    def __init__(self, file: Path, job: JobOfOurs, ahead: float, words: Callable[[], str] = str) -> None:
-        super().__init__(file)
+    def __init__(
+        self,
+        file: Path,
+        job: JobOfOurs,
+        ahead: float,
+        words: Callable[[], str] = str,
+        clock: Clock = SYSTEM_CLOCK,
+    ) -> None:
+        super().__init__(file, clock=clock)
         self._job, self._words = job, words
         self._since = 0.0
         self._warned: signal.Signals | None = None
@@ -78,7 +85,7 @@ class JobStop(Stop):
         self._ask_limit()
 
     def _ask_limit(self) -> None:
-        moment = time.monotonic()
+        moment = self._clock.monotonic()
         self.limit.take(seconds_left(self._job), moment)
 
     def _watch(self) -> None:
@@ -90,10 +97,10 @@ class JobStop(Stop):
         """The reason, after a look at file and clock."""
         if self._warned is not None and self.reason is None:
             self._heed()
-        if super().look(at_once=at_once) is None and self.limit.near(time.monotonic()):
+        if super().look(at_once=at_once) is None and self.limit.near(self._clock.monotonic()):
             self._ask_limit()
-            if self.limit.near(time.monotonic()):
-                self.reason, self.signalled, self._since = LIMIT, True, time.monotonic()
+            if self.limit.near(self._clock.monotonic()):
+                self.reason, self.signalled, self._since = LIMIT, True, self._clock.monotonic()
         return self.reason
 
     def _heed(self) -> None:
@@ -101,9 +108,9 @@ class JobStop(Stop):
         number, self._warned = self._warned, None
         running = fate(self._job) is Fate.RUNNING
         self._ask_limit()
-        early = running and self.limit.warns(time.monotonic())
+        early = running and self.limit.warns(self._clock.monotonic())
         if number is not None and self.reason is None and not early:
-            self.reason, self.signalled, self._since = number.name, True, time.monotonic()
+            self.reason, self.signalled, self._since = number.name, True, self._clock.monotonic()
 
     def listening(self) -> AbstractContextManager[None]:
         """Take over the signals, for good: a batch step that Slurm takes away must not die of a late one."""
@@ -114,13 +121,13 @@ class JobStop(Stop):
         if number == signal.SIGUSR2:
             self._warned = signal.SIGUSR2
         elif self.reason is None:
-            self.reason, self.signalled, self._since = signal.Signals(number).name, True, time.monotonic()
+            self.reason, self.signalled, self._since = signal.Signals(number).name, True, self._clock.monotonic()
 
     def settle(self) -> str | None:
         """The reason, and whether it is a person's: a cancelled job says so by its state."""
         super().settle()
         if self.signalled:
-            time.sleep(max(0.0, self._since + SETTLED - time.monotonic()))
+            self._clock.sleep(max(0.0, self._since + SETTLED - self._clock.monotonic()))
             self._fate = fate(self._job)
             if self._fate is Fate.CANCELLED:
                 self.take("scancel")
@@ -135,7 +142,7 @@ class JobStop(Stop):
             return taken_away(self._words())
         if found is not Fate.RUNNING:
             return WORDS[found]
-        if self.reason is None and self.limit.warns(time.monotonic()):
+        if self.reason is None and self.limit.warns(self._clock.monotonic()):
             return "the time limit is near"
         name = f" ({self.reason})" if self.signalled else ""
         return f"a signal was sent by hand{name}; Slurm did not preempt the job"

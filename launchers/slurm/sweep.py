@@ -9,7 +9,6 @@ from __future__ import annotations
 import itertools
 import re
 import resource
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
@@ -67,7 +66,7 @@ class SweepRequest:
 
     def __str__(self) -> str:
         from ortflow.manifests.slurm.script import BETWEEN
-        from ortflow.workflow.spec.dump import dump_run_file
+        from ortflow.workflow.spec.file.dump import dump_run_file
 
         files = [dump_run_file(request.submission.spec) for request in self.requests]
         submission = str(by_hand(self.sweep.root).submission)
@@ -154,7 +153,7 @@ def _known(wanted: SweepRequest, slurm: Slurm) -> str | None:
 
     Raises UserError where one is.
     """
-    from ortflow.workflow.spec.dump import dump_run_file
+    from ortflow.workflow.spec.file.dump import dump_run_file
 
     runs = wanted.sweep.runs
     jobs = _jobs(runs, slurm)
@@ -178,7 +177,7 @@ def _known(wanted: SweepRequest, slurm: Slurm) -> str | None:
 
 def _jobs(runs: Sequence[RunDir], slurm: Slurm) -> dict[int, Job]:
     """The runs' jobs, by task, in one call; waits for those that may still be on their way. Raises NoAnswer."""
-    begun = time.monotonic()
+    begun = slurm.clock.monotonic()
     while True:
         histories = {
             task: history for task, run in enumerate(runs) if (history := placed(run.read_attempts(), "slurm"))
@@ -187,9 +186,9 @@ def _jobs(runs: Sequence[RunDir], slurm: Slurm) -> dict[int, Job]:
         found = {task: job for task, history in histories.items() if (job := find(history, mine)) is not None}
         doubts = [in_doubt(runs[task].read_attempts()) for task in histories if task not in found]
         since = max((doubt for doubt in doubts if doubt is not None), default=None)
-        if since is None or submitting.waited(since, begun, SETTLE):
+        if since is None or submitting.waited(since, begun, SETTLE, slurm.clock):
             return found
-        time.sleep(submitting.PAUSE)
+        slurm.clock.sleep(submitting.PAUSE)
 
 
 def _refuse_another(sweep: Sweep) -> None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import sys
-import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -30,8 +29,8 @@ from ortflow.manifests.slurm.script import BETWEEN
 from ortflow.workflow.errors import UserError
 from ortflow.workflow.files import open_regular
 from ortflow.workflow.rundir import RunDir, write_atomically
-from ortflow.workflow.spec.load import load_run_text
-from ortflow.workflow.spec.paths import resolve_paths
+from ortflow.workflow.spec.file.load import load_run_text
+from ortflow.workflow.spec.file.paths import resolve_paths
 
 if TYPE_CHECKING:
     from ortflow.workflow.spec.run import RunSpec
@@ -86,7 +85,7 @@ def redirect(run: RunDir, job: JobOfOurs) -> None:
 def leave_to_another(run: RunDir, job: JobOfOurs, slurm: Slurm | None = None) -> None:
     """Raise UserError where another job has the run or begins it before us, or nobody says whether one does."""
     slurm = slurm or Slurm()
-    end = time.monotonic() + PATIENCE
+    end = slurm.clock.monotonic() + PATIENCE
     while True:
         try:
             other, mine = active(run, slurm), slurm.mine()
@@ -94,12 +93,12 @@ def leave_to_another(run: RunDir, job: JobOfOurs, slurm: Slurm | None = None) ->
         except NoAnswer as error:
             if not run.root.is_dir():
                 return
-            if time.monotonic() >= end:
+            if slurm.clock.monotonic() >= end:
                 raise UserError(
                     f"{run.root} may be another job's, and the Slurm controller does not answer ({error.words})",
                     fix="hand the script to sbatch again when it does",
                 ) from error
-            time.sleep(PAUSE)
+            slurm.clock.sleep(PAUSE)
     records = run.read_attempts()
     if other is None or not is_others(other, job, records):
         other = rival(run, job, mine, records)

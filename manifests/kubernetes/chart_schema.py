@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from ortflow.workflow.spec.kubernetes_check import STORAGE
-from ortflow.workflow.spec.schema import run_file_schema
+from ortflow.workflow.spec.checks.kubernetes import STORAGE
+from ortflow.workflow.spec.file.schema import run_file_schema
 
 TITLE = "ortflow run file, as the chart's values"
 LARGEST = 2**53 - 1

@@ -15,7 +15,7 @@ from pydantic_core import PydanticUndefined
 
 from ortflow.manifests.kubernetes.tree import First, Node, Ref
 from ortflow.workflow.spec.base import Section
-from ortflow.workflow.spec.keys import sections
+from ortflow.workflow.spec.file.keys import sections
 from ortflow.workflow.spec.run import RunSpec
 
 

@@ -22,7 +22,7 @@ from ortflow.manifests.kubernetes.run import claim, config_map, service_account
 from ortflow.manifests.kubernetes.tree import Node, Not
 from ortflow.manifests.kubernetes.values import canonical, lookup, merged
 from ortflow.workflow.errors import Faults, UserError
-from ortflow.workflow.spec.kubernetes_check import require
+from ortflow.workflow.spec.checks.kubernetes import require
 from ortflow.workflow.spec.problem import Problem, dotted
 
 if TYPE_CHECKING:

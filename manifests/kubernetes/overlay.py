@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ortflow.workflow.spec.kubernetes_native import DIRECTIVE, MERGE_KEYS
+from ortflow.workflow.spec.checks.kubernetes_native import DIRECTIVE, MERGE_KEYS
 
 
 def matches(entry: Mapping[str, Any], document: Mapping[str, Any]) -> bool:

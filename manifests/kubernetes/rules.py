@@ -10,11 +10,11 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from ortflow.manifests.kubernetes.common import COMPONENT_LABEL, JOB_LABEL, RUN_LABEL, VERSION_ANNOTATION
-from ortflow.workflow.spec.kubernetes_pod import check_pod
-from ortflow.workflow.spec.kubernetes_shapes import INT32, LABEL_VALUE, POD, whole
-from ortflow.workflow.spec.kubernetes_syntax import is_qualified
+from ortflow.workflow.spec.checks.kubernetes_pod import check_pod
+from ortflow.workflow.spec.checks.kubernetes_shapes import INT32, LABEL_VALUE, POD, whole
+from ortflow.workflow.spec.checks.kubernetes_syntax import is_qualified
+from ortflow.workflow.spec.checks.shapes import ANY, check_shape, words
 from ortflow.workflow.spec.problem import KeyPath, Problem, shown
-from ortflow.workflow.spec.shapes import ANY, check_shape, words
 
 Document = dict[str, Any]
 

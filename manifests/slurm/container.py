@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 
 from ortflow.manifests.slurm.placement import Placement
 from ortflow.workflow.errors import UserError
-from ortflow.workflow.spec.paths import input_files
+from ortflow.workflow.spec.checks.slurm_syntax import MOUNT
+from ortflow.workflow.spec.file.paths import input_files
 from ortflow.workflow.spec.problem import printable
-from ortflow.workflow.spec.slurm_syntax import MOUNT
 
 if TYPE_CHECKING:
     from ortflow.workflow.spec.run import RunSpec

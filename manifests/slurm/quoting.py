@@ -12,8 +12,8 @@ from collections.abc import Iterator, Sequence
 
 from ortflow.manifests.slurm.placement import TASK
 from ortflow.workflow.errors import UserError
+from ortflow.workflow.spec.checks.slurm_syntax import carries_control, is_directive
 from ortflow.workflow.spec.problem import printable
-from ortflow.workflow.spec.slurm_syntax import carries_control, is_directive
 
 WIDTH = 100
 _BARE = re.compile(r"[A-Za-z0-9_.,:@%+/=\[\]^~-]+")

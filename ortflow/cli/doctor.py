@@ -92,8 +92,8 @@ def _read(file: Path, overrides: list[str], runs: Path, *, elsewhere: bool) -> S
     """A checked run; raises Faults."""
     from ortflow.launchers.base import Submission
     from ortflow.workflow.rundir import RunDir
-    from ortflow.workflow.spec.load import read_run_file
-    from ortflow.workflow.spec.paths import resolve_paths
+    from ortflow.workflow.spec.file.load import read_run_file
+    from ortflow.workflow.spec.file.paths import resolve_paths
 
     reading = read_run_file(file, overrides, files=False)
     if reading.spec is None or reading.faults:

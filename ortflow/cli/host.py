@@ -84,7 +84,7 @@ def carry_out(ctx: typer.Context, host: str, folder: str | None, python: str | N
     from ortflow.launchers.remote.inputs import named
     from ortflow.launchers.remote.login import Login
     from ortflow.launchers.remote.memory import recall, remember
-    from ortflow.workflow.spec.load import load_run_file
+    from ortflow.workflow.spec.file.load import load_run_file
 
     launcher = find_launcher(backend_of(ctx))
     if is_elsewhere(launcher):

@@ -14,8 +14,8 @@ from ortflow.workflow.errors import UserError
 
 if TYPE_CHECKING:
     from ortflow.workflow.forecast import Forecast
-    from ortflow.workflow.graph.inspect import Report, Value
-    from ortflow.workflow.graph.roles import Role
+    from ortflow.workflow.graph.intake.inspect import Report, Value
+    from ortflow.workflow.graph.roles.decide import Role
 
 
 NOTHING: list[str] = []
@@ -43,7 +43,7 @@ def inspect(
         return
     if len(model) != 1:
         raise UserError("one model file is needed, or --plan and a run file", where="ortflow inspect", fix="name it")
-    from ortflow.workflow.graph.inspect import findings
+    from ortflow.workflow.graph.intake.inspect import findings
 
     report = findings(Path(model[0]))
     if json:
@@ -55,8 +55,8 @@ def inspect(
 def _plan(run_file: Path, overrides: list[str], json: bool) -> None:
     """Predict the memory of a rank of a run."""
     from ortflow.workflow.forecast import forecast
-    from ortflow.workflow.spec.load import load_run_file
-    from ortflow.workflow.spec.paths import resolve_paths
+    from ortflow.workflow.spec.file.load import load_run_file
+    from ortflow.workflow.spec.file.paths import resolve_paths
 
     told = forecast(resolve_paths(load_run_file(run_file, overrides, files=True), run_file))
     if json:

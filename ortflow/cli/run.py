@@ -50,8 +50,8 @@ def resume(
     from ortflow.launchers.base import Submission, launcher_of
     from ortflow.launchers.local import LocalLauncher
     from ortflow.launchers.records import used
-    from ortflow.workflow.spec.load import load_run_file
-    from ortflow.workflow.spec.paths import moved, resolve_paths
+    from ortflow.workflow.spec.file.load import load_run_file
+    from ortflow.workflow.spec.file.paths import moved, resolve_paths
 
     found = find_run(run, runs)
     spec = moved(load_run_file(found.run_file, overrides or ()), found.root)
@@ -189,7 +189,7 @@ def tell_changes(run: RunDir) -> None:
 def tell_how_to_train_longer(run: RunDir, name: str) -> None:
     """A run that has finished was asked to go on: the command that makes it longer."""
     from ortflow.launchers.tail import telling_records
-    from ortflow.workflow.spec.load import load_run_file
+    from ortflow.workflow.spec.file.load import load_run_file
 
     train = load_run_file(run.run_file).train
     longer = f"train.epochs={2 * train.epochs}" if train.epochs is not None else f"train.steps={2 * (train.steps or 1)}"

@@ -12,8 +12,8 @@ def schema() -> None:
     """Print the JSON schema of the run file, for editors."""
     import json
 
-    from ortflow.workflow.spec import installed as launchers
-    from ortflow.workflow.spec.schema import run_file_schema
+    from ortflow.workflow.spec.file import installed as launchers
+    from ortflow.workflow.spec.file.schema import run_file_schema
     from ortflow.workflow.trainers import GRAPH, installed, load_builder
 
     options = {name: load_builder(name).Options for name in installed() if name != GRAPH.name}

@@ -44,8 +44,8 @@ def submission_of(
     from ortflow.launchers.base import Submission
     from ortflow.workflow.errors import Faults
     from ortflow.workflow.rundir import RunDir
-    from ortflow.workflow.spec.load import load_run_file, read_run_file
-    from ortflow.workflow.spec.paths import resolve_paths
+    from ortflow.workflow.spec.file.load import load_run_file, read_run_file
+    from ortflow.workflow.spec.file.paths import resolve_paths
 
     if elsewhere:
         reading = read_run_file(file, overrides or (), files=False)

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from ortflow.launchers.base import Submission
     from ortflow.launchers.sweeps import Sweep
     from ortflow.workflow.rundir import RunDir
-    from ortflow.workflow.spec.combinations import Axis
+    from ortflow.workflow.spec.file.combinations import Axis
 
 SetOption = Annotated[
     list[str] | None,
@@ -51,7 +51,7 @@ def plan_sweep(
 ) -> tuple[Sweep, list[Submission]]:
     """The sweep and its checked runs; raises Faults and UserError. Makes nothing."""
     from ortflow.launchers.sweeps import Member, Sweep
-    from ortflow.workflow.spec.combinations import combinations, count, read_axes
+    from ortflow.workflow.spec.file.combinations import combinations, count, read_axes
 
     axes = read_axes(sets, overrides or ())
     _refuse_fixed(axes, backend)
@@ -72,8 +72,8 @@ def _submission(
     from ortflow.launchers.base import Submission
     from ortflow.launchers.sweeps import member_root
     from ortflow.workflow.rundir import RunDir
-    from ortflow.workflow.spec.load import load_run_file
-    from ortflow.workflow.spec.paths import resolve_paths, run_directory
+    from ortflow.workflow.spec.file.load import load_run_file
+    from ortflow.workflow.spec.file.paths import resolve_paths, run_directory
 
     spec = load_run_file(file, given, files=files)
     if spec.run_dir is None:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from ortflow.launchers.abilities import Elsewhere
-    from ortflow.workflow.spec.load import Reading
+    from ortflow.workflow.spec.file.load import Reading
     from ortflow.workflow.spec.problem import Fault
     from ortflow.workflow.spec.run import RunSpec
 
@@ -88,8 +88,8 @@ def examine(run_file: Path, overrides: Sequence[str], backend: str | None) -> Fi
     """Check the run file and what launchers would make of it; if nothing is wrong with it, the model and the data."""
     from ortflow.launchers import interpreter
     from ortflow.launchers.changes import agree
-    from ortflow.workflow.spec.load import read_run_file
-    from ortflow.workflow.spec.paths import check_files, resolve_paths
+    from ortflow.workflow.spec.file.load import read_run_file
+    from ortflow.workflow.spec.file.paths import check_files, resolve_paths
 
     reading = read_run_file(run_file, overrides)
     # Its inputs may lie where only the launcher sees them.
@@ -124,7 +124,7 @@ def examine(run_file: Path, overrides: Sequence[str], backend: str | None) -> Fi
 def examine_elsewhere(run_file: Path, overrides: Sequence[str], name: str, launcher: Elsewhere) -> Findings:
     """Check the run file and what a launcher would make of it, whose runs' model and data are not on this machine."""
     from ortflow.launchers.changes import agree
-    from ortflow.workflow.spec.load import read_run_file
+    from ortflow.workflow.spec.file.load import read_run_file
 
     reading = read_run_file(run_file, overrides, files=False)
     findings = Findings([*reading.faults])
@@ -143,7 +143,7 @@ def _of_launchers(reading: Reading, chosen: str | None) -> list[Fault]:
     """What is wrong with a run for the launcher that the user named, and for those that its run file has keys of."""
     from ortflow.launchers.abilities import Validating
     from ortflow.launchers.base import find_launcher
-    from ortflow.workflow.spec.installed import find_options, options_of
+    from ortflow.workflow.spec.file.installed import find_options, options_of
 
     spec, written = reading.spec, reading.written.get("backends")
     if spec is None or reading.faults:

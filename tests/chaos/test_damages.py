@@ -62,7 +62,8 @@ def test_a_random_damage(half: Path, whole: Path, number: int) -> None:
     check_words(end, done, told)
     for log in tiny.run_dir.glob("logs/*/rank-*.log"):
         assert not log.is_file() or log.is_symlink() or not has_traceback(beginning(log)), told
-    if end.code == 0:
+    if end.code == 0 and "this run was begun with" not in end.said:
+        # A run without a checkpoint begins again with the samples that are there now, and says so.
         exported = (tiny.run_dir / "export/model.onnx").read_bytes()
         assert exported == (whole / "export/model.onnx").read_bytes(), told
         expected = {record["step"]: record["loss"] for record in of_kind(whole, "step")}

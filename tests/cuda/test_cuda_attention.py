@@ -10,13 +10,13 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from ortflow.workflow.cuda import DOMAIN
 from ortflow.workflow.cuda.attention import available
 from ortflow.workflow.device.cuda import CudaDevice
-from ortflow.workflow.graph.attention import MASKED
-from ortflow.workflow.graph.edit import sort_nodes
-from ortflow.workflow.graph.writer import set_attribute
-from ortflow.workflow.trainer.sessions import Binding, Sessions
+from ortflow.workflow.graph.attention.find import MASKED
+from ortflow.workflow.graph.domains import CUDA_DOMAIN
+from ortflow.workflow.graph.ir.order import sort_nodes
+from ortflow.workflow.graph.ir.replacement import set_attribute
+from ortflow.workflow.sessions.session import Binding, Sessions
 
 INPUTS = ("q", "k", "v", "do")
 MADE = ("o", "stats", "dq", "dk", "dv")
@@ -97,7 +97,12 @@ def model_of(case: Case, kind: int, mask: np.ndarray | None) -> onnx.ModelProto:
     for name, first in zip("qkv", case.heads_first, strict=True):
         b, t, h, d = sizes[name]
         sizes[name] = [b, h, t, d] if first else [b, t, h, d]
-    flags = {"scale": case.size**-0.5, "causal": int(case.causal), "domain": DOMAIN, "heads_first": case.heads_first}
+    flags = {
+        "scale": case.size**-0.5,
+        "causal": int(case.causal),
+        "domain": CUDA_DOMAIN,
+        "heads_first": case.heads_first,
+    }
     fed = [] if mask is None else ["mask"]
     nodes = [helper.make_node("Cast", [name], [f"{name}_half"], to=kind) for name in INPUTS]
     half = {name: f"{name}_half" for name in INPUTS}
@@ -122,7 +127,7 @@ def model_of(case: Case, kind: int, mask: np.ndarray | None) -> onnx.ModelProto:
     outputs = [helper.make_tensor_value_info(f"{n}_out", TensorProto.FLOAT, None) for n in (*results, "stats")]
     graph = helper.make_graph(nodes, "attention", inputs, outputs, value_info=types)
     return helper.make_model(
-        graph, opset_imports=[helper.make_opsetid("", 18), helper.make_opsetid(DOMAIN, 1)], ir_version=9
+        graph, opset_imports=[helper.make_opsetid("", 18), helper.make_opsetid(CUDA_DOMAIN, 1)], ir_version=9
     )
 
 
@@ -222,7 +227,7 @@ def packed_model_of(case: Case, kind: int, mask: np.ndarray | None) -> onnx.Mode
     nodes = [helper.make_node("Reshape", [f"{name}_half", "flat"], [f"{name}_flat"]) for name in heads]
     nodes.append(helper.make_node("Concat", [f"{name}_flat" for name in heads], ["packed"], axis=-1))
     for node in graph.node:
-        if node.domain != DOMAIN:
+        if node.domain != CUDA_DOMAIN:
             continue
         place = 1 if node.op_type == "AttentionGrad" else 0
         node.input[:] = [*node.input[:place], "packed", *node.input[place + 3 :]]
@@ -259,7 +264,7 @@ def test_a_packed_value_of_another_width_is_refused(device: CudaDevice) -> None:
     def wrong(case: Case, kind: int, mask: np.ndarray | None) -> onnx.ModelProto:
         made = packed_model_of(case, kind, mask)
         for node in made.graph.node:
-            if node.domain == DOMAIN:
+            if node.domain == CUDA_DOMAIN:
                 set_attribute(node, "packed", [case.heads, case.shared, 2 * case.size])
         return made
 

@@ -12,8 +12,8 @@ from onnx import TensorProto, helper, numpy_helper
 from ortflow.workflow.device.cuda import CudaDevice
 from ortflow.workflow.fusion.groups import fuse
 from ortflow.workflow.fusion.source import BOOLS, CONDITIONS, FLOATS
-from ortflow.workflow.graph import shapes
-from ortflow.workflow.trainer.sessions import Binding, Sessions
+from ortflow.workflow.graph.ir import shapes
+from ortflow.workflow.sessions.session import Binding, Sessions
 
 WHOLE = (6, 5, 4, 33)
 SHAPES = [

@@ -11,13 +11,13 @@ import onnx
 import pytest
 from safetensors.numpy import load_file
 
+from ortflow.workflow.assembly.build import build_graphs
 from ortflow.workflow.device.cuda import CudaDevice
 from ortflow.workflow.device.cudart import Runtime
-from ortflow.workflow.graph.build import build_graphs
 from ortflow.workflow.graph.types import LOSS_SCALE, LOSS_SUM, GraphSet, half_of
+from ortflow.workflow.sessions.session import Binding, Sessions
 from ortflow.workflow.spec.run import RunSpec
 from ortflow.workflow.trainer.builder import write_forms
-from ortflow.workflow.trainer.sessions import Binding, Sessions
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "examples" / "gpt"))
 from model import Config, build

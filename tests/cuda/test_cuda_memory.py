@@ -11,8 +11,8 @@ from onnx import TensorProto, helper
 
 from ortflow.workflow.device.cuda import CudaDevice
 from ortflow.workflow.errors import UserError
-from ortflow.workflow.graph.on_cuda import on_cuda
-from ortflow.workflow.trainer.sessions import Binding, Sessions
+from ortflow.workflow.graph.optimize.on_cuda import on_cuda
+from ortflow.workflow.sessions.session import Binding, Sessions
 
 COUNT = 100_003
 

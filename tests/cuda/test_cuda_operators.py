@@ -27,9 +27,9 @@ from cuda_operators import (
 )
 from onnx import TensorProto, helper
 
-from ortflow.workflow.cuda import DOMAIN
 from ortflow.workflow.device.cuda import CudaDevice
-from ortflow.workflow.trainer.sessions import Binding, Sessions
+from ortflow.workflow.graph.domains import CUDA_DOMAIN
+from ortflow.workflow.sessions.session import Binding, Sessions
 
 MIXED = [*((kind,) * 4 for kind in KINDS), (FLOAT, BF16, BF16, FLOAT), (FP16, FLOAT, FLOAT, FP16)]
 
@@ -65,7 +65,7 @@ def node_model(
             nodes.append(helper.make_node("Cast", [f"in.{place}"], [given[-1]], to=kind))
     for place, kind in enumerate(types):
         made.append(f"out.{place}" if kind == FLOAT else f"out.{place}.half")
-    nodes.append(helper.make_node(operator, given, made, name="node", domain=DOMAIN, **attributes))
+    nodes.append(helper.make_node(operator, given, made, name="node", domain=CUDA_DOMAIN, **attributes))
     for place, kind in enumerate(types):
         if kind != FLOAT:
             nodes.append(helper.make_node("Cast", [made[place]], [f"out.{place}"], to=TensorProto.FLOAT))
@@ -83,7 +83,7 @@ def node_model(
             if name.endswith((".cast", ".half"))
         ],
     )
-    imports = [helper.make_opsetid("", 18), helper.make_opsetid(DOMAIN, 1)]
+    imports = [helper.make_opsetid("", 18), helper.make_opsetid(CUDA_DOMAIN, 1)]
     return helper.make_model(graph, opset_imports=imports, ir_version=10)
 
 
@@ -219,9 +219,9 @@ def test_more_elements_than_32_bits_count(device: CudaDevice) -> None:
     rows, classes = 43_000, 50_257
     assert rows * classes > 2**31
     nodes = [
-        helper.make_node("CrossEntropy", ["labels", "scores"], ["loss", "lse"], domain=DOMAIN),
-        helper.make_node("CrossEntropyGrad", ["labels", "scale", "scores", "lse"], ["dscores"], domain=DOMAIN),
-        helper.make_node("ColumnSums", ["dscores"], ["sums"], domain=DOMAIN),
+        helper.make_node("CrossEntropy", ["labels", "scores"], ["loss", "lse"], domain=CUDA_DOMAIN),
+        helper.make_node("CrossEntropyGrad", ["labels", "scale", "scores", "lse"], ["dscores"], domain=CUDA_DOMAIN),
+        helper.make_node("ColumnSums", ["dscores"], ["sums"], domain=CUDA_DOMAIN),
     ]
     info = functools.partial(helper.make_tensor_value_info, shape=None)
     graph = helper.make_graph(
@@ -231,7 +231,7 @@ def test_more_elements_than_32_bits_count(device: CudaDevice) -> None:
         [info("loss", FLOAT), info("lse", FLOAT), info("sums", FLOAT)],
         value_info=[info(name, FP16) for name in ("dscores",)],
     )
-    imports = [helper.make_opsetid("", 18), helper.make_opsetid(DOMAIN, 1)]
+    imports = [helper.make_opsetid("", 18), helper.make_opsetid(CUDA_DOMAIN, 1)]
     model = helper.make_model(graph, opset_imports=imports, ir_version=10)
     binding = Binding(Sessions(device, 1, "error").open(model.SerializeToString(), as_written=True), device)
     binding.read_from("scores", device.allocate(rows * classes, np.float16), (rows, classes))

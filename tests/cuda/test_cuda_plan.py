@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 from run_files import spec_of
 
+from ortflow.workflow.assembly.build import build_graphs
 from ortflow.workflow.device.cudart import Runtime
 from ortflow.workflow.forecast import activations
-from ortflow.workflow.graph.build import build_graphs
 from ortflow.workflow.trainer.builder import write_forms
 
 ROOT = Path(__file__).parents[2]

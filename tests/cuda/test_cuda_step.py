@@ -26,15 +26,15 @@ from ortflow.workflow.device.capture import Repeated
 from ortflow.workflow.device.cuda import CudaDevice
 from ortflow.workflow.device.cudart import TO_DEVICE, Runtime
 from ortflow.workflow.graph.autodiff.compose import compose
-from ortflow.workflow.graph.on_cuda import on_cuda
+from ortflow.workflow.graph.optimize.on_cuda import on_cuda
 from ortflow.workflow.graph.types import GraphSet, fused_of, on_cuda_of
 from ortflow.workflow.optim.gradient import gradient_graph
 from ortflow.workflow.optim.graph import optimizer_graph
 from ortflow.workflow.optim.segments import segments
+from ortflow.workflow.sessions.session import Sessions
 from ortflow.workflow.trainer import Report
 from ortflow.workflow.trainer.builder import write_forms
 from ortflow.workflow.trainer.queued import QueuedTrainer
-from ortflow.workflow.trainer.sessions import Sessions
 
 COUNT = 100_003
 

@@ -39,16 +39,16 @@ METRIC = Addition(
             "        higher_is_better=False,\n    ),\n",
         ),
         (
-            "workflow/graph/metrics.py",
+            "workflow/graph/objective/metrics.py",
             "ATTACH: dict",
             "def _error_rate(edit: Editor, loss: Loss, target: Target) -> None:\n"
             '    total, weight = sum_and_weight("error_rate")\n'
-            '    best = edit.node("ArgMax", target.prediction, axis=1, keepdims=0)\n'
-            '    wrong = edit.node("Not", edit.node("Equal", best, target.label))\n'
+            '    best = edit("ArgMax", target.prediction, axis=1, keepdims=0)\n'
+            '    wrong = edit("Not", edit("Equal", best, target.label))\n'
             "    edit.total(edit.cast(wrong, TensorProto.FLOAT), total)\n"
-            '    edit.node("Identity", LOSS_WEIGHT, output=weight)\n\n\n',
+            '    edit("Identity", LOSS_WEIGHT, output=weight)\n\n\n',
         ),
-        ("workflow/graph/metrics.py", '"accuracy": _accuracy}', '"error_rate": _error_rate, '),
+        ("workflow/graph/objective/metrics.py", '"accuracy": _accuracy}', '"error_rate": _error_rate, '),
     ],
 )
 OPTIMIZER = Addition(
@@ -73,9 +73,9 @@ OPTIMIZER = Addition(
         "workflow/optim/signsgd.py": (
             "def update(build, optimizer, segments):\n"
             "    for i in range(len(segments)):\n"
-            '        sign = build.op("Sign", f"gradients.{i}", out=f"last_sign.{i}.out")\n'
-            '        change = build.op("Mul", sign, "learning_rate")\n'
-            '        build.op("Sub", f"parameters.{i}", change, out=f"parameters.{i}.out")\n'
+            '        sign = build("Sign", f"gradients.{i}", output=f"last_sign.{i}.out")\n'
+            '        change = build("Mul", sign, "learning_rate")\n'
+            '        build("Sub", f"parameters.{i}", change, output=f"parameters.{i}.out")\n'
         )
     },
 )

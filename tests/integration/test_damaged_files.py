@@ -10,9 +10,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 from project import curve, environment
 from tiny_runs import STEPS, Done, Tiny, has_traceback, result
+
+from ortflow.workflow.data.dataset import Dataset
 
 STRANGE = ("fifo", "socket", "device", "folder", "endless link", "holes")
 QUICK, SMALL = 1.0, 100 << 20
@@ -205,3 +208,32 @@ def test_a_run_goes_on_or_ends_in_a_sentence(tiny: Tiny, half: Path, name: str, 
 def test_result_is_that_of_the_whole_run(whole: Tiny, tiny: Tiny) -> None:
     assert tiny.command("run", "run.yaml").code == 0
     assert result(tiny.run_dir) == result(whole.run_dir)
+
+
+@pytest.mark.parametrize("deep", ["[" * 50_000, '{"a":' * 50_000, "- " * 50_000])
+def test_a_run_file_that_nests_without_end(half: Path, tiny: Tiny, deep: str) -> None:
+    shutil.copytree(half, tiny.run_dir)
+    (tiny.run_dir / "run.yaml").write_text(deep)
+    for command in (["status", "tiny"], ["list"]):
+        done = tiny.command(*command)
+        assert done.code == 0, done.said
+        assert "tiny" in done.out
+
+
+def test_other_samples_are_refused_behind_a_checkpoint(tiny: Tiny) -> None:
+    """They would give another curve without a word."""
+    assert tiny.command("run", "run.yaml", f"train.steps={STEPS // 2}").code == 0
+    data = tiny.folder / "set.arrow"
+    content = data.read_bytes()
+    place = content.index(np.float32(samples_of(data)[40, 2]).tobytes())
+    data.write_bytes(content[:place] + np.float32(7).tobytes() + content[place + 4 :])
+    done = tiny.command("run", "run.yaml")
+    assert done.code == 2, done.said
+    assert "data.train.path" in done.err
+    assert "holds other samples than those that this run was begun with" in done.err
+    data.write_bytes(content)
+    assert tiny.command("run", "run.yaml").code == 0
+
+
+def samples_of(path: Path) -> np.ndarray:
+    return Dataset.open(path).read("x", np.arange(64))

@@ -19,7 +19,7 @@ from launching import Bench
 from project import command
 from run_files import SMALL, told
 
-from ortflow.workflow.spec.load import load_run_file
+from ortflow.workflow.spec.file.load import load_run_file
 from ortflow.workflow.spec.run import RunSpec
 
 PACKAGE = Path(__file__).parent.parent / "launchers" / "spool"

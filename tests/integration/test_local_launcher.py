@@ -220,7 +220,7 @@ def test_ctrl_c_in_a_terminal_leaves_a_clean_screen(bench: Bench) -> None:
         f"checkpoint at step {saved}",
         f"saved at step {saved}",
     ]
-    assert lines[-1] == "stopped: asked to by Ctrl-C; `ortflow resume fake` goes on"
+    assert lines[-1] == "stopped: requested by Ctrl-C; `ortflow resume fake` goes on"
     assert bench.state() == "stopped"
     nobody_left(bench)
 

@@ -130,9 +130,9 @@ def test_ranks_that_are_not_connected_say_so(project: Project) -> None:
     file = project.write("lonely")
     shutil.rmtree(project.run_dir("lonely"), ignore_errors=True)
     project.run_dir("lonely").mkdir(parents=True)
-    from ortflow.workflow.spec.dump import dump_run_file
-    from ortflow.workflow.spec.load import load_run_file
-    from ortflow.workflow.spec.paths import resolve_paths
+    from ortflow.workflow.spec.file.dump import dump_run_file
+    from ortflow.workflow.spec.file.load import load_run_file
+    from ortflow.workflow.spec.file.paths import resolve_paths
 
     spec = resolve_paths(load_run_file(file), file, project.folder)
     (project.run_dir("lonely") / "run.yaml").write_text(dump_run_file(spec))

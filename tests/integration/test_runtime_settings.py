@@ -9,7 +9,7 @@ import pytest
 from project import Project, command, logs, of_kind
 
 from ortflow.workflow.runtime_check.remember import runtime_here
-from ortflow.workflow.runtime_check.settings import Outcome, Settings
+from ortflow.workflow.sessions.settings import Outcome, Settings
 
 FOUND = Outcome(Settings(("Pad_Fusion",)), {"MaxPool of an image padded with zeros": "an error of 1"})
 

@@ -13,11 +13,11 @@ import pytest
 from project import of_kind
 from tiny_runs import Tiny, has_traceback, result
 
+from ortflow.workflow.assembly.child import Child, RuntimeFault
 from ortflow.workflow.errors import EndedBySignal, check_signal
-from ortflow.workflow.graph.child import Child, RuntimeFault
 from ortflow.workflow.rundir import RunDir
 
-CHILD = "ortflow.workflow.graph.child"
+CHILD = "ortflow.workflow.assembly.child"
 
 
 @pytest.fixture(scope="module")
@@ -75,12 +75,42 @@ def test_a_child_that_is_killed_alone_is_a_failure_that_is_tried_again(
     ]  # fmt: skip
 
 
-def test_a_crash_stays_a_fault_of_the_graph() -> None:
-    for number, expected in ((signal.SIGSEGV, RuntimeFault), (signal.SIGTERM, EndedBySignal)):
-        with Child() as child:
-            child._process.send_signal(number)
-            with pytest.raises(expected):
-                child.load(b"no graph", "cpu")
+class Struck(Child):
+    """Each of its processes gets a signal when it starts."""
+
+    def __init__(self, *numbers: signal.Signals) -> None:
+        self._numbers = list(numbers)
+        super().__init__()
+
+    def _start(self) -> subprocess.Popen[bytes]:
+        process = super()._start()
+        if self._numbers:
+            process.send_signal(self._numbers.pop(0))
+        return process
+
+
+def test_a_crash_that_comes_again_is_a_fault_of_the_graph() -> None:
+    with Struck(signal.SIGSEGV, signal.SIGSEGV) as child, pytest.raises(RuntimeFault, match="signal 11") as fault:
+        child.load(b"no graph", "cpu")
+    assert fault.value.crashed
+    with Struck(signal.SIGTERM) as child, pytest.raises(EndedBySignal):
+        child.load(b"no graph", "cpu")
+
+
+def test_a_crash_that_does_not_come_again_was_a_signal(tmp_path: Path) -> None:
+    model = Tiny.make(tmp_path / "p").folder / "model.onnx"
+    with Struck(signal.SIGSEGV) as child:
+        child.load(model.read_bytes(), "cpu")
+        child.load(model.read_bytes(), "cpu")
+
+
+def test_an_interrupt_of_the_child_alone_changes_nothing(tmp_path: Path, whole: Path) -> None:
+    tiny = Tiny.make(tmp_path / "p")
+    launcher = tiny.start("run", "run.yaml")
+    child_of(launcher).send_signal(signal.SIGINT)
+    out, err = launcher.communicate(timeout=60)
+    assert launcher.returncode == 0, out + err
+    assert result(tiny.run_dir) == result(whole)
 
 
 def test_a_prepare_command_that_is_ended_is_no_wrong_input(tmp_path: Path) -> None:

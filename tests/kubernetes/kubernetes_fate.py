@@ -27,6 +27,8 @@ SETTLE = 25.0
 """Seconds in which what was done reaches everybody who has a say in it: pods, logs, a lease, the operator."""
 TOLD = 10.0
 """Seconds in which what a run's launcher pod has seen is in its log, and from there in the record directory."""
+NOTHING = "nothing to hit"
+"""What came of an accident for which there was no pod or rank."""
 TAKEN = frozenset({"pending", "running", "restarting"})
 """States of a run that somebody is at work on, or will be."""
 
@@ -72,6 +74,8 @@ class Fate:
         """What is broken."""
         self.since = time.monotonic()
         """When something was last broken or mended."""
+        self.api_back = float("-inf")
+        """When the API server was last started again."""
         self.faults = 0
         """How many attempts may have failed by what was done: no preemption, and no lost place."""
 
@@ -80,7 +84,7 @@ class Fate:
         self.mend()
         hit = self.EVENTS[name](self)
         self.now, self.since = name if hit else "", time.monotonic()
-        return name if hit else f"{name}: nothing to hit"
+        return name if hit else f"{name}: {NOTHING}"
 
     def mend(self) -> None:
         """All is as it should be."""
@@ -163,8 +167,14 @@ class Fate:
 
     def _away(self, service: str) -> bool:
         self._bed.service("kill", service)
-        # The operator gives up when it cannot renew its lease.
-        self._mend.append(lambda: self._bed.service("start", service, "operator"))
+
+        def back() -> None:
+            # The operator gives up when it cannot renew its lease.
+            self._bed.service("start", service, "operator")
+            if service == "apiserver":
+                self.api_back = time.monotonic()
+
+        self._mend.append(back)
         return True
 
     def _fill(self) -> bool:
@@ -288,10 +298,13 @@ class Truth:
             found.append(f"step {how['step']}, it says, and none has come so far")
         if how["attempts"] > now.starts:
             found.append(f"{how['attempts']} attempts, it says, and there were {now.starts}")
-        away = broken == "the API server away"
-        if away != ("does not answer" in waits) and (away or self._fate.settled):
+        away, told_away = broken == "the API server away", waits.startswith("the API server ")
+        if away != told_away and (away or now.at > self._fate.api_back + SETTLE):
             found.append(f"the API server {'is' if away else 'is not'} away, and it says: {waits}")
-        if away or "does not answer" in waits:
+        unheard = "of the launcher pod does not answer" in waits
+        if unheard and broken not in ("a node off", "a cable out") and self._fate.settled:
+            found.append(f"no node is away, and it says: {waits}")
+        if away or told_away or unheard:
             return found
         if (broken == "suspended") != ("is suspended" in waits):
             found.append(f"suspended it {'is' if broken == 'suspended' else 'is not'}, and it says: {waits}")

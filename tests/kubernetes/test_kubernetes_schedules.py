@@ -17,7 +17,7 @@ import pytest
 from kubernetes_bed import Bed
 from kubernetes_cluster import Cluster, same_end, slow
 from kubernetes_disk import SmallDisk
-from kubernetes_fate import Fate, Truth, clocks_of
+from kubernetes_fate import NOTHING, Fate, Truth, clocks_of
 
 FIRST, _, LAST = os.environ.get("ORTFLOW_SCHEDULES", "0-19").partition("-")
 SCHEDULES = range(int(FIRST), int(LAST or FIRST) + 1)[: int(os.environ.get("ORTFLOW_CHAOS", "20"))]
@@ -26,6 +26,8 @@ PATIENCE = 400.0
 """Seconds from the last event to the end."""
 PAUSE = 1.0
 """Seconds between two looks."""
+AIM = 30.0
+"""Seconds that an event waits for something that it can hit."""
 PATIENT = {"failures": 1000, "preemptions": 1000, "backoff": {"first": 0.0, "limit": 0.0}, "hung_seconds": 75.0}
 
 
@@ -47,7 +49,7 @@ def test_a_random_schedule(
         for event in dealt(number):
             wait = chance.uniform(1.0, 14.0)
             look_for(truth, wait)
-            history.append(f"{wait:.1f} s: {fate.strike(event)}")
+            history.append(f"{wait:.1f} s: {strike(truth, fate, event)}")
         look_for(truth, chance.uniform(1.0, 14.0))
         fate.mend()
         helped = follow(truth, fate, history)
@@ -87,6 +89,16 @@ def look_for(truth: Truth, seconds: float) -> None:
     while time.monotonic() < end:
         truth.look()
         time.sleep(PAUSE)
+
+
+def strike(truth: Truth, fate: Fate, event: str) -> str:
+    """It happens once there is something to hit: a pod, or a rank; what came of it."""
+    end = time.monotonic() + AIM
+    while NOTHING in (told := fate.strike(event)) and time.monotonic() < end:
+        if truth.look()["state"] == "finished":
+            break
+        time.sleep(PAUSE)
+    return told
 
 
 def follow(truth: Truth, fate: Fate, history: list[str]) -> int:

@@ -170,6 +170,23 @@ def test_a_node_is_switched_off(kubernetes_bed: Bed, cluster: Cluster, left_alon
 
 
 @pytest.mark.chaos
+def test_the_launchers_node_is_off_and_a_terminal_supervises(
+    kubernetes_bed: Bed, cluster: Cluster, left_alone: Path
+) -> None:
+    """Its log stays there: that is what status says, and what nobody waits for."""
+    run = cluster.submit("off-terminal", **slow(cluster, 0.5, attempts=1))
+    run.until_step(MIDDLE)
+    node = run.pods("launcher")[0]["spec"]["nodeName"]
+    kubernetes_bed.node("off", node)
+    words = f"the node {node} of the launcher pod does not answer"
+    wait_until(lambda: words in str(run.status()["waits"]), 30, lambda: str(run.status()))
+    done = cluster.ortflow("supervise", run.name, timeout=400)
+    assert done.returncode == 0, f"{done.stdout}{done.stderr}\n{run.story()}"
+    same_end(run.run_dir, left_alone)
+    assert "failure" not in run.outcomes(), "a lost node is not the run's fault"
+
+
+@pytest.mark.chaos
 def test_preempted_and_pending(kubernetes_bed: Bed, cluster: Cluster, left_alone: Path) -> None:
     space = cluster.space
     run = cluster.submit("preempted")

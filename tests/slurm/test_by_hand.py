@@ -190,4 +190,4 @@ def test_run_outside_of_a_job(cluster_of: Cluster) -> None:
     script = rendered(cluster_of, "no-job")
     done = cluster_of.bed.ask("bash", str(script))
     assert done.returncode == 2
-    assert done.stdout == "error: this is a batch script and runs in a job alone: hand it to sbatch\n"
+    assert done.stdout == "error: this batch script runs only inside a Slurm job: submit it with sbatch\n"

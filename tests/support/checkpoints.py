@@ -12,6 +12,7 @@ import numpy as np
 from ortflow.workflow.checkpoint.commit import commit
 from ortflow.workflow.checkpoint.manifest import Damaged, Manifest
 from ortflow.workflow.checkpoint.store import DirectoryStore
+from ortflow.workflow.checkpoint.verify import OnReject, verify
 from ortflow.workflow.checkpoint.writer import Writer, specs
 from ortflow.workflow.device.cpu import HostBuffer
 from ortflow.workflow.layout import FlatIndex, Tensor
@@ -84,3 +85,15 @@ class Rejections:
     def paths(self) -> list[Path]:
         """Files and folders named."""
         return [fault.path for fault in self.faults]
+
+
+def newest_whole(store: DirectoryStore, on_reject: OnReject | None = None) -> int | None:
+    """The newest step whose checkpoint is whole, every byte of it read; what is passed over is reported."""
+    for step in reversed(store.steps()):
+        faults = verify(store, step)
+        if not faults:
+            return step
+        if on_reject:
+            for fault in faults:
+                on_reject(fault)
+    return None

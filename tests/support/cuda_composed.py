@@ -5,8 +5,8 @@ from __future__ import annotations
 import onnx
 from onnx import helper, parser
 
-from ortflow.workflow.cuda import DOMAIN
-from ortflow.workflow.graph.edit import replace
+from ortflow.workflow.graph.domains import CUDA_DOMAIN
+from ortflow.workflow.graph.ir.edit import replace
 
 _NORM_GRADIENT = """
     minus_one = Constant <value_ints = [-1]> ()
@@ -142,8 +142,8 @@ def composed(model: onnx.ModelProto) -> onnx.ModelProto:
     copy.CopyFrom(model)
     replace(copy.graph.node, [one for node in copy.graph.node for one in _without_residual(node)])
     for text in _FUNCTIONS:
-        function = parser.parse_function(f'<domain: "{DOMAIN}", opset_import: ["": 18]>\n{text}')
-        if any(node.op_type == function.name and node.domain == DOMAIN for node in copy.graph.node):
+        function = parser.parse_function(f'<domain: "{CUDA_DOMAIN}", opset_import: ["": 18]>\n{text}')
+        if any(node.op_type == function.name and node.domain == CUDA_DOMAIN for node in copy.graph.node):
             copy.functions.append(function)
     return copy
 
@@ -151,7 +151,7 @@ def composed(model: onnx.ModelProto) -> onnx.ModelProto:
 def _without_residual(node: onnx.NodeProto) -> list[onnx.NodeProto]:
     """The gradient of a norm with its residual as a sum of its own: a function cannot leave out an input of a node."""
     places = {"LayerNormalizationGrad": 5, "RMSNormalizationGrad": 4}
-    if node.domain != DOMAIN or len(node.input) != places.get(node.op_type, -2) + 1:
+    if node.domain != CUDA_DOMAIN or len(node.input) != places.get(node.op_type, -2) + 1:
         return [node]
     alone = onnx.NodeProto.FromString(node.SerializeToString())
     residual, alone.output[0] = alone.input.pop(), f"{node.output[0]}/through"

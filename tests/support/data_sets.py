@@ -11,9 +11,9 @@ import numpy.typing as npt
 
 from ortflow.workflow.data.dataset import Dataset
 from ortflow.workflow.data.feed import Feed
-from ortflow.workflow.data.mapping import parse_reference
 from ortflow.workflow.data.schema import Ragged
 from ortflow.workflow.data.write import record_batch, write_set
+from ortflow.workflow.spec.mapping import parse_reference
 
 Array = npt.NDArray[Any]
 

@@ -15,8 +15,8 @@ import onnx
 import onnxruntime as ort
 from onnx import TensorProto, helper, numpy_helper
 
-from ortflow.workflow.graph import build
-from ortflow.workflow.graph.child import Child
+from ortflow.workflow.assembly import build
+from ortflow.workflow.assembly.child import Child
 from ortflow.workflow.graph.types import GraphSet
 from ortflow.workflow.spec.run import RunSpec
 

@@ -1,7 +1,7 @@
 """Pods of runs with all sorts of overlays on them, as far as our own rules let them through.
 
 A test on a real API server sends them as a dry run: what it refuses of a pod, it would refuse of the operator's, and
-the run would hang. So each refusal is a rule that is missing in `workflow/spec/kubernetes_pod.py`.
+the run would hang. So each refusal is a rule that is missing in `workflow/spec/checks/kubernetes_pod.py`.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from kubernetes_runs import RunFile, one, pod_of, rendered, run_file
 
 from ortflow.manifests.kubernetes.overlay import merge
 from ortflow.manifests.kubernetes.rules import broken
-from ortflow.workflow.spec.kubernetes_shapes import CONTAINER, POD
-from ortflow.workflow.spec.shapes import ANY, Shape
+from ortflow.workflow.spec.checks.kubernetes_shapes import CONTAINER, POD
+from ortflow.workflow.spec.checks.shapes import ANY, Shape
 
 TEXTS = (
     "a", "b", "x.y/z", "A", "a b", "1", "1Gi", "100m", "http", "/a", "/b/c", "zone", "10.0.0.1", "-", "a_b", "5",

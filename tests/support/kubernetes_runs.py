@@ -7,9 +7,9 @@ import string
 from typing import Any
 
 from ortflow.manifests.kubernetes import Placement, documents
-from ortflow.workflow.spec.document import Document
+from ortflow.workflow.spec.file.document import Document
+from ortflow.workflow.spec.file.shorthand import expand
 from ortflow.workflow.spec.run import RunSpec
-from ortflow.workflow.spec.shorthand import expand
 
 RunFile = dict[str, Any]
 

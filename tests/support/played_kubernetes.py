@@ -48,6 +48,8 @@ class PlayedCluster:
         """Seconds that its clock is ahead of ours."""
         self.tear = 0
         """So many bytes of the next logs are all that is sent."""
+        self.cut: set[str] = set()
+        """Nodes that do not answer: requests for logs of their pods stay without an answer."""
         self.forbidden: set[str] = set()
         """Of SelfSubjectAccessReviews: verb and resource."""
         self.deleted: Callable[[str, str], None] = lambda plural, name: None
@@ -77,6 +79,7 @@ class PlayedCluster:
 
     def __exit__(self, *exception: object) -> None:
         assert self._server is not None
+        self.cut.clear()
         self._server.shutdown()
         self._server.server_close()
 
@@ -226,6 +229,8 @@ class _Handler(BaseHTTPRequestHandler):
         if not there:
             self._refuse("no_log")
             return
+        while there[0]["spec"].get("nodeName") in played.cut:
+            played.wait()
         since = query.get("sinceTime") or ""
         self.send_response(200)
         self.send_header("Content-Type", "text/plain")

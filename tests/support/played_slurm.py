@@ -12,6 +12,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from fake_clock import FakeClock
+
 from ortflow.launchers.slurm.commands import Answer, Settings, Slurm
 from ortflow.launchers.slurm.jobs import SEPARATOR, Job
 
@@ -44,11 +46,13 @@ class Played:
     """What `scontrol show config` says."""
     arrays: dict[str, str] = field(default_factory=dict)
     """--array of the jobs that are one."""
+    clock: FakeClock = field(default_factory=FakeClock)
+    """By which its clients wait."""
 
     @property
     def slurm(self) -> Slurm:
         """The client's view."""
-        return Slurm(self)
+        return Slurm(self, self.clock)
 
     def __call__(self, command: Sequence[str], settings: Settings, seconds: float) -> Answer:
         self.calls.append([*command])

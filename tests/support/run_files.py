@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from ortflow.workflow.spec.load import check_run_file
+from ortflow.workflow.spec.file.load import read_run_file
+from ortflow.workflow.spec.problem import Fault
 from ortflow.workflow.spec.run import RunSpec
 
 SMALL = """\
@@ -109,3 +111,8 @@ def spec_of(**sections: Any) -> RunSpec:
         "train": {"steps": 100, "optimizer": {"name": "adamw", "lr": 0.001}},
     }
     return RunSpec.model_validate({**values, **sections})
+
+
+def check_run_file(path: Path, overrides: Sequence[str] = (), *, files: bool = True) -> list[Fault]:
+    """All that is wrong with a run file, by line; empty if nothing is."""
+    return read_run_file(path, overrides, files=files).faults

@@ -13,9 +13,9 @@ from ortflow.workflow.kernels.library import library_for
 from ortflow.workflow.optim.gradient import gradient_graph
 from ortflow.workflow.optim.graph import optimizer_graph
 from ortflow.workflow.optim.segments import segments
+from ortflow.workflow.sessions.session import Sessions
 from ortflow.workflow.spec.run import RunSpec
 from ortflow.workflow.trainer.graph import GraphTrainer
-from ortflow.workflow.trainer.sessions import Sessions
 
 
 def trainer_on(graphs: GraphSet, spec: RunSpec) -> GraphTrainer:

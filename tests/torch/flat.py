@@ -15,8 +15,8 @@ import onnxruntime as ort
 from case import Batch
 from safetensors.numpy import load_file
 
+from ortflow.workflow.assembly.build import build_graphs
 from ortflow.workflow.graph.autodiff.compose import compose
-from ortflow.workflow.graph.build import build_graphs
 from ortflow.workflow.graph.types import LOSS_SUM, LOSS_WEIGHT, SEED, GraphSet, with_kernels_of
 from ortflow.workflow.kernels.graph import with_kernels
 from ortflow.workflow.kernels.library import find_library

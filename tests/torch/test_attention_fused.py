@@ -13,17 +13,17 @@ pytest.importorskip("transformers", reason="transformers is not installed")
 import numpy as np
 import onnx
 import onnxruntime as ort
+from composed_attention import compose_attention
 from flat import graphs_of
 from reference import OPTIMIZER, torch_gradients
 from safetensors.numpy import load_file
 from workshop import CASES, Workshop
 
-from ortflow.workflow.graph import build
-from ortflow.workflow.graph.attention import OPERATOR, attend
+from ortflow.workflow.assembly import build
+from ortflow.workflow.graph.attention.find import OPERATOR, attend
 from ortflow.workflow.graph.autodiff.compose import compose
-from ortflow.workflow.graph.autodiff.compose_attention import compose_attention
 from ortflow.workflow.graph.autodiff.reverse import differentiate
-from ortflow.workflow.graph.edit import attributes_of
+from ortflow.workflow.graph.ir.edit import attributes_of
 from ortflow.workflow.graph.types import LOSS_SUM, LOSS_WEIGHT
 
 FUSED = {"gpt2": [1, 1], "llama": [1, 1], "bert": [0, 0], "vit": [0, 0], "whisper": [0, 0, 0, 0, 1, 1]}

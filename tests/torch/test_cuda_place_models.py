@@ -20,11 +20,11 @@ from reference import OPTIMIZER
 from safetensors.numpy import load_file
 from workshop import CASES, Workshop
 
-from ortflow.workflow.cuda import DOMAIN
+from ortflow.workflow.assembly import build
 from ortflow.workflow.cuda.place import place
-from ortflow.workflow.graph import build
 from ortflow.workflow.graph.autodiff.compose import compose
 from ortflow.workflow.graph.autodiff.reverse import differentiate
+from ortflow.workflow.graph.domains import CUDA_DOMAIN
 
 PLACED = {
     "gpt2": {"LayerNormalization": 5, "CrossEntropy": 1, "Softmax": 2, "TableGrad": 1},
@@ -64,7 +64,7 @@ def test_models_compute_the_same(
         # Some gradients are 0 but for rounding, as those of keys' biases.
         largest = max(1, np.abs(array).max())
         np.testing.assert_allclose(found[key], array, rtol=1e-5, atol=1e-5 * largest, err_msg=key)
-    count = Counter(node.op_type for node in placed.graph.node if node.domain == DOMAIN)
+    count = Counter(node.op_type for node in placed.graph.node if node.domain == CUDA_DOMAIN)
     wanted = PLACED[name]
     assert {key: count[key] for key in wanted} == wanted, count
     for operator in ("LayerNormalization", "RMSNormalization", "CrossEntropy", "Softmax"):

@@ -20,7 +20,7 @@ from torch import nn
 import ortflow
 import ortflow.export
 from ortflow.workflow.errors import UserError
-from ortflow.workflow.graph import walk
+from ortflow.workflow.graph.ir import walk
 
 
 class Net(nn.Module):

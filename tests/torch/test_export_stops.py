@@ -17,7 +17,7 @@ from torch.nn import functional
 
 import ortflow
 from ortflow.workflow.errors import UserError
-from ortflow.workflow.graph.stops import stops_gradient
+from ortflow.workflow.graph.ir.stops import stops_gradient
 
 
 def straight_through(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:

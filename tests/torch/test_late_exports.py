@@ -21,10 +21,10 @@ from torch import nn
 import ortflow
 from ortflow.workflow.device.cpu import CpuDevice, HostBuffer
 from ortflow.workflow.graph.types import GraphSet
+from ortflow.workflow.sessions.session import Sessions
 from ortflow.workflow.spec.model import CrossEntropy, Loss, OwnLoss
 from ortflow.workflow.trainer import MicroBatch
 from ortflow.workflow.trainer.inference import export_checked
-from ortflow.workflow.trainer.sessions import Sessions
 
 SEED = 3
 

@@ -17,7 +17,7 @@ from onnx import numpy_helper
 from reference import OPTIMIZER
 from workshop import CASES, Workshop
 
-from ortflow.workflow.graph.inference import export_inference
+from ortflow.workflow.graph.export.inference import export_inference
 
 
 @pytest.mark.parametrize("name", ["gpt2", "resnet", "efficientnet", "lstm"])

@@ -21,7 +21,7 @@ from workshop import CASES, Workshop
 
 import ortflow
 from ortflow.workflow.errors import UserError
-from ortflow.workflow.graph.inspect import findings
+from ortflow.workflow.graph.intake.inspect import findings
 from ortflow.workflow.spec.model import Regression
 
 OPSETS = {

@@ -9,7 +9,7 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
-from ortflow.workflow.graph.lower import prepare
+from ortflow.workflow.graph.normalize.prepare import prepare
 
 RNG = np.random.default_rng(0)
 

@@ -8,13 +8,13 @@ import numpy as np
 import onnx
 import onnxruntime as ort
 import pytest
+from composed_attention import compose_attention
 from onnx import numpy_helper, parser
 
-from ortflow.workflow.graph.attention import GRADIENT, OPERATOR, attend
+from ortflow.workflow.graph.attention.find import GRADIENT, OPERATOR, attend
 from ortflow.workflow.graph.autodiff.compose import compose
-from ortflow.workflow.graph.autodiff.compose_attention import compose_attention
 from ortflow.workflow.graph.autodiff.reverse import differentiate
-from ortflow.workflow.graph.edit import attributes_of
+from ortflow.workflow.graph.ir.edit import attributes_of
 
 BATCH, TIME, CONTEXT = 2, 12, 16
 SCALE = 0.25

@@ -118,7 +118,7 @@ def test_values_of_packed_nodes_come_in_the_order_of_the_plan(monkeypatch: pytes
             return 70000 + 10000 * place
 
     monkeypatch.setattr(attention, "check_available", lambda: None)
-    monkeypatch.setattr(attention, "_library", Library)
+    monkeypatch.setattr(attention, "cudnn_library", Library)
     rows, width = (2, 5, 4, 8), 64
     do, packed, o = (Tensor(at, dims, HALF) for at, dims in ((10000, rows), (20000, (2, 5, width)), (30000, rows)))
     stats, mask = Tensor(40000, (2, 4, 5, 1), TensorProto.FLOAT), Tensor(50000, (2, 1, 1, 5), TensorProto.BOOL)

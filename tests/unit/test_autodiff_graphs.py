@@ -16,10 +16,10 @@ from onnx.reference.op_run import OpRun
 from random_graphs import RandomGraph
 
 from ortflow.workflow.graph.autodiff.compose import compose
+from ortflow.workflow.graph.autodiff.expand import make_differentiable
 from ortflow.workflow.graph.autodiff.reverse import differentiate
-from ortflow.workflow.graph.expand import make_differentiable
-from ortflow.workflow.graph.fusions import avoid_wrong_forms
-from ortflow.workflow.graph.lower import prepare
+from ortflow.workflow.graph.normalize.fusions import avoid_wrong_forms
+from ortflow.workflow.graph.normalize.prepare import prepare
 
 STEP = 1e-6
 

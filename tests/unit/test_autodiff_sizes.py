@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from ortflow.workflow.graph import shapes
 from ortflow.workflow.graph.autodiff.reverse import differentiate
 from ortflow.workflow.graph.autodiff.sizes import unified
+from ortflow.workflow.graph.ir import shapes
 
 
 def model_of(lines: str, inputs: Mapping[str, Sequence[int | str]], constants: Mapping[str, Any] | None = None) -> Any:

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from checkpoints import INDEX, Rejections, progress_of, same, save, state
+from checkpoints import INDEX, Rejections, newest_whole, progress_of, same, save, state
 from trees import tree
 
 from ortflow.workflow import owned
@@ -16,7 +16,7 @@ from ortflow.workflow.checkpoint.manifest import FileRecord
 from ortflow.workflow.checkpoint.retain import prune
 from ortflow.workflow.checkpoint.store import DirectoryStore
 from ortflow.workflow.checkpoint.tensors import file_layout
-from ortflow.workflow.checkpoint.verify import newest_whole, verify
+from ortflow.workflow.checkpoint.verify import verify
 from ortflow.workflow.checkpoint.writer import Writer, specs
 from ortflow.workflow.errors import UserError
 from ortflow.workflow.layout import FlatIndex

@@ -7,13 +7,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from checkpoints import INDEX, Rejections, changed, progress_of, same, save, state
+from checkpoints import INDEX, Rejections, changed, newest_whole, progress_of, same, save, state
 
 from ortflow.workflow.checkpoint.load import load, load_newest
 from ortflow.workflow.checkpoint.manifest import Damaged, FileRecord, Manifest, decode, digest, mark
 from ortflow.workflow.checkpoint.store import DirectoryStore
 from ortflow.workflow.checkpoint.tensors import BufferSpec, file_layout
-from ortflow.workflow.checkpoint.verify import newest_whole, verify
+from ortflow.workflow.checkpoint.verify import verify
 from ortflow.workflow.progress import REQUIRED
 
 OLD, NEW = state(1), state(2)

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 import saving_process
-from checkpoints import Rejections, save, state
+from checkpoints import Rejections, newest_whole, save, state
 
 from ortflow.workflow.checkpoint.load import load_newest
 from ortflow.workflow.checkpoint.store import DirectoryStore
-from ortflow.workflow.checkpoint.verify import newest_whole, verify
+from ortflow.workflow.checkpoint.verify import verify
 
 SCRIPT = saving_process.__file__
 

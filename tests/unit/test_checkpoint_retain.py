@@ -4,13 +4,12 @@ import os
 from pathlib import Path
 
 import pytest
-from checkpoints import save, state
+from checkpoints import newest_whole, save, state
 from hypothesis import given
 from hypothesis import strategies as st
 
 from ortflow.workflow.checkpoint.retain import expired, prune
 from ortflow.workflow.checkpoint.store import DirectoryStore
-from ortflow.workflow.checkpoint.verify import newest_whole
 
 BUFFERS = state(0)
 

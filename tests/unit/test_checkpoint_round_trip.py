@@ -5,13 +5,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from checkpoints import INDEX, Rejections, progress_of, same, save, state
+from checkpoints import INDEX, Rejections, newest_whole, progress_of, same, save, state
 from safetensors.numpy import load_file
 
 from ortflow.workflow.checkpoint.load import load, load_newest
 from ortflow.workflow.checkpoint.store import DirectoryStore
 from ortflow.workflow.checkpoint.tensors import PAGE, BufferSpec, file_layout
-from ortflow.workflow.checkpoint.verify import newest_whole, read_manifest, verify
+from ortflow.workflow.checkpoint.verify import read_manifest, verify
 from ortflow.workflow.device.cpu import HostBuffer
 from ortflow.workflow.errors import UserError
 from ortflow.workflow.layout import FlatIndex, Tensor, share

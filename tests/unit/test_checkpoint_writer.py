@@ -11,7 +11,6 @@ import pytest
 from checkpoints import INDEX, progress_of, same, save, state
 
 from ortflow.workflow.checkpoint import image
-from ortflow.workflow.checkpoint import writer as module
 from ortflow.workflow.checkpoint.commit import commit
 from ortflow.workflow.checkpoint.load import load
 from ortflow.workflow.checkpoint.store import DirectoryStore
@@ -99,9 +98,8 @@ def test_one_save_at_a_time(tmp_path: Path) -> None:
 def test_it_pauses_beside_the_training_and_hurries_when_waited_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "DUTY", 1e-9)
     monkeypatch.setattr(image, "CHUNK", 4096)
-    writer = Writer(DirectoryStore(tmp_path), state(1, 100_000), rank=0, world_size=1, attempt=0)
+    writer = Writer(DirectoryStore(tmp_path), state(1, 100_000), rank=0, world_size=1, attempt=0, duty=1e-9)
     writer.start(1)
     writer.wait_copied()
     path = tmp_path / ".tmp-step-00000001-00" / "rank-0000.safetensors"

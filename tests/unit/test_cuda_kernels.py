@@ -83,7 +83,7 @@ def test_norms_of_rows_that_do_not_fit_into_registers(monkeypatch: pytest.Monkey
 
 @needs_emulation
 def test_few_blocks_for_many_rows(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(norm, "_SUMMING", 3)
+    monkeypatch.setattr(norm, "SUMMING", 3)
     check_norms(Emulated(), (101, 264), (FP16,) * 4, rms=False)
     check_norms(Emulated(), (1000, 5), (FLOAT,) * 4, rms=False)
 
@@ -171,7 +171,7 @@ def test_gradients_of_tables(rows: int, dims: tuple[int, ...], width: int, skew:
 
 @needs_emulation
 def test_gradients_of_tables_with_more_indices_than_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(embedding, "_CHUNKS", 2)
+    monkeypatch.setattr(embedding, "CHUNKS", 2)
     check_table_gradient(Emulated(), 1500, (3000,), 4, FP16, FP16, skew=4)
 
 

@@ -17,11 +17,11 @@ from graph_build_models import Array, built, run_graph, save_model, tensors_of, 
 from kernels import off
 from onnx import TensorProto, helper, numpy_helper
 
-from ortflow.workflow.cuda import DOMAIN
+from ortflow.workflow.assembly import build
 from ortflow.workflow.cuda.place import HALF, place
-from ortflow.workflow.graph import build
 from ortflow.workflow.graph.autodiff.compose import compose
-from ortflow.workflow.graph.edit import MICROSOFT, described
+from ortflow.workflow.graph.domains import CUDA_DOMAIN, MICROSOFT
+from ortflow.workflow.graph.ir.edit import described
 from ortflow.workflow.graph.types import GraphSet
 
 CLASSES = 13
@@ -42,7 +42,7 @@ def differentiated(model: Path, **changes: Any) -> tuple[GraphSet, onnx.ModelPro
 
 
 def ours(model: onnx.ModelProto) -> Counter[str]:
-    return Counter(node.op_type for node in model.graph.node if node.domain == DOMAIN)
+    return Counter(node.op_type for node in model.graph.node if node.domain == CUDA_DOMAIN)
 
 
 def check(model: onnx.ModelProto, feeds: Mapping[str, Array], tolerance: float = 2e-5) -> Counter[str]:
@@ -52,7 +52,7 @@ def check(model: onnx.ModelProto, feeds: Mapping[str, Array], tolerance: float =
     assert model.SerializeToString() == before
     kinds = {name: given.type.tensor_type.elem_type for name, given in described(placed.graph).items()}
     for node in placed.graph.node:
-        if node.domain == DOMAIN:
+        if node.domain == CUDA_DOMAIN:
             assert node.op_type in HALF
             assert [kinds.get(name) for name in node.output] == [TensorProto.FLOAT] * len(node.output), node.op_type
     expected, found = run_graph(compose(model), feeds), run_graph(composed(compose(placed)), feeds)
@@ -128,7 +128,7 @@ def test_results_that_inference_has_not_described_are(gpt: Path) -> None:
     del model.graph.value_info[:]
     model.graph.value_info.extend(kept)
     placed = place(model)
-    made = [name for node in placed.graph.node if node.domain == DOMAIN for name in node.output]
+    made = [name for node in placed.graph.node if node.domain == CUDA_DOMAIN for name in node.output]
     kinds = {name: given.type.tensor_type.elem_type for name, given in described(placed.graph).items()}
     assert ours(placed)["LayerNormalization"]
     assert {kinds.get(name) for name in made} == {TensorProto.FLOAT}

@@ -17,7 +17,7 @@ from ortflow.workflow.cuda import table
 from ortflow.workflow.cuda.operators import Call
 from ortflow.workflow.errors import OrtflowError
 from ortflow.workflow.fusion.groups import fuse
-from ortflow.workflow.graph import shapes
+from ortflow.workflow.graph.ir import shapes
 
 pytestmark = needs_compilers
 WHOLE = (6, 5, 4, 32)

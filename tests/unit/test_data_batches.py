@@ -16,7 +16,6 @@ from data_sets import feed, numbered, ragged, write_batches
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ortflow.workflow.data import ahead
 from ortflow.workflow.data.ahead import ReadAhead
 from ortflow.workflow.data.batches import Batches, StepBatch, evaluation_batches, sample_order
 from ortflow.workflow.data.dataset import Dataset
@@ -241,10 +240,9 @@ def test_a_slow_reader_finds_the_next_batches_made() -> None:
     assert until(lambda: not reading_threads())
 
 
-def test_a_fast_reader_needs_no_thread(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ahead, "_WORTHWHILE_SECONDS", 60)
+def test_a_fast_reader_needs_no_thread() -> None:
     names = ([threading.current_thread().name] for _ in range(20))
-    assert set(ReadAhead(names, depth=2)) == {threading.current_thread().name}
+    assert set(ReadAhead(names, depth=2, worthwhile=60)) == {threading.current_thread().name}
 
 
 def test_an_error_reaches_the_reader_and_ends_the_thread() -> None:

@@ -15,8 +15,8 @@ from ortflow.workflow.data.check import check_inputs
 from ortflow.workflow.data.dataset import Dataset
 from ortflow.workflow.data.feed import Feed
 from ortflow.workflow.data.inputs import BatchInput, Limits
-from ortflow.workflow.data.mapping import ColumnReference, parse_reference
 from ortflow.workflow.errors import Faults, UserError
+from ortflow.workflow.spec.mapping import ColumnReference, parse_reference
 
 Shape = tuple[int | None, ...]
 

@@ -19,9 +19,9 @@ from onnx import helper
 from ortflow.workflow.device.cpu import CpuDevice, HostBuffer
 from ortflow.workflow.errors import UserError
 from ortflow.workflow.graph.types import GraphSet
+from ortflow.workflow.sessions.session import Binding, Sessions
 from ortflow.workflow.trainer import MicroBatch
 from ortflow.workflow.trainer.inference import FlatTensors, export_checked, relative
-from ortflow.workflow.trainer.sessions import Binding, Sessions
 
 RNG = np.random.default_rng(7)
 OWN = {"kind": "output", "output": "loss"}
@@ -183,7 +183,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 from onnx import helper
-from ortflow.workflow.graph.inference import export_inference
+from ortflow.workflow.graph.export.inference import export_inference
 
 class Tensors(dict):
     def __getitem__(self, name):

@@ -17,14 +17,14 @@ from onnx import TensorProto, helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
 from onnx.reference.op_run import OpRun
 
-from ortflow.workflow.cuda import DOMAIN
 from ortflow.workflow.cuda import library as library_of_operators
 from ortflow.workflow.cuda.library import operator_library
 from ortflow.workflow.fusion import groups
 from ortflow.workflow.fusion.groups import INPUTS, fuse
 from ortflow.workflow.fusion.source import CONVERSIONS, kernel, literal
-from ortflow.workflow.graph import shapes
-from ortflow.workflow.graph.edit import attributes_of
+from ortflow.workflow.graph.domains import CUDA_DOMAIN
+from ortflow.workflow.graph.ir import shapes
+from ortflow.workflow.graph.ir.edit import attributes_of
 
 Array = np.ndarray
 
@@ -78,7 +78,7 @@ def run(model: onnx.ModelProto, feeds: Mapping[str, Array]) -> list[Array]:
 
 
 class Fused(OpRun):
-    op_domain = DOMAIN
+    op_domain = CUDA_DOMAIN
     folder: Path
 
     def _run(self, *values: Array, source: str, lanes: int, **bits: int) -> tuple[Array, ...]:

@@ -14,8 +14,8 @@ from onnx import TensorProto, helper, numpy_helper
 
 from ortflow.workflow.fusion.again import MOST, computed_again
 from ortflow.workflow.fusion.groups import groups_of
-from ortflow.workflow.graph import shapes
-from ortflow.workflow.graph.element_types import element_types
+from ortflow.workflow.graph.ir import shapes
+from ortflow.workflow.graph.ir.element_types import element_types
 
 WIDTH = 128
 

@@ -13,11 +13,11 @@ from graph_build_models import run_graph
 from kernels import off
 from onnx import TensorProto, helper
 
-from ortflow.workflow.cuda import DOMAIN
 from ortflow.workflow.cuda.place import HALF
 from ortflow.workflow.fusion.half import half
 from ortflow.workflow.fusion.residual import add_residuals
-from ortflow.workflow.graph.element_types import element_types
+from ortflow.workflow.graph.domains import CUDA_DOMAIN
+from ortflow.workflow.graph.ir.element_types import element_types
 
 ROWS, WIDTH = ("batch", 6), 8
 
@@ -29,7 +29,7 @@ def node(operator: str, given: Sequence[str], *made: str, domain: str = "", **at
 def gradient(rms: bool = False, dy: str = "dy", dx: str = "dx", more: str = "") -> onnx.NodeProto:
     name = "RMSNormalizationGrad" if rms else "LayerNormalizationGrad"
     given, made = [dy, "x", "scale", *([] if rms else ["mean"]), "inverse"], [dx, f"dscale{more}"]
-    return node(name, given, *made, *([] if rms else [f"dbias{more}"]), domain=DOMAIN)
+    return node(name, given, *made, *([] if rms else [f"dbias{more}"]), domain=CUDA_DOMAIN)
 
 
 def model_of(
@@ -51,7 +51,7 @@ def model_of(
             if not name.startswith(("dscale", "dbias")) and name not in outputs
         ],
     )  # fmt: skip
-    imports = [helper.make_opsetid("", 18), helper.make_opsetid(DOMAIN, 1)]
+    imports = [helper.make_opsetid("", 18), helper.make_opsetid(CUDA_DOMAIN, 1)]
     return helper.make_model(graph, opset_imports=imports, ir_version=9)
 
 
@@ -126,6 +126,6 @@ def test_a_residual_that_is_stored_as_half_is_read_as_such(rms: bool) -> None:
     model.graph.input.append(helper.make_tensor_value_info("w", TensorProto.FLOAT, (WIDTH, WIDTH)))
     found = half(add_residuals(model), TensorProto.FLOAT16, ["w", "scale"], HALF)
     types = element_types(found)
-    (made,) = (one for one in found.graph.node if one.domain == DOMAIN)
+    (made,) = (one for one in found.graph.node if one.domain == CUDA_DOMAIN)
     assert types[made.input[0]] == types[made.input[-1]] == types[made.output[0]] == TensorProto.FLOAT16
     assert [one.op_type for one in found.graph.node].count("Cast") == 4, "of what products read, and of the result"

@@ -12,7 +12,7 @@ from onnx import helper, numpy_helper
 from trainers import trainer_on
 
 from ortflow.workflow.errors import UserError
-from ortflow.workflow.graph.edit import sort_nodes
+from ortflow.workflow.graph.ir.order import sort_nodes
 from ortflow.workflow.graph.types import GraphSet, with_kernels_of
 from ortflow.workflow.kernels.library import find_library
 from ortflow.workflow.trainer import MicroBatch

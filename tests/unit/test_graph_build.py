@@ -12,9 +12,9 @@ import pytest
 from graph_build_models import built, linear, run_file, run_graph, save_model, tensors_of, value
 from onnx import helper
 
+from ortflow.workflow.assembly.build import build_graphs
 from ortflow.workflow.data.inputs import BatchInput
 from ortflow.workflow.errors import UserError
-from ortflow.workflow.graph.build import build_graphs
 from ortflow.workflow.graph.types import GraphSet
 
 RNG = np.random.default_rng(2)

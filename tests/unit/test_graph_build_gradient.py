@@ -12,11 +12,11 @@ import pytest
 from graph_build_models import Array, built, kept_child, run_graph, save_model, tensors_of, value
 from onnx import helper
 
+from ortflow.workflow.assembly.child import Child, RuntimeFault
+from ortflow.workflow.assembly.loading import check_loads
 from ortflow.workflow.errors import UserError
 from ortflow.workflow.graph.autodiff.compose import compose
 from ortflow.workflow.graph.autodiff.reverse import differentiate
-from ortflow.workflow.graph.child import Child, RuntimeFault
-from ortflow.workflow.graph.loading import check_loads
 
 RNG = np.random.default_rng(11)
 MSE = {"kind": "mse", "label": "target"}
@@ -90,7 +90,7 @@ def test_kernel_that_is_missing_is_named(name: str, said: str) -> None:
 def test_crash_becomes_a_sentence() -> None:
     model = forward([helper.make_node("Exp", ["a"], ["e"]), summed("e")], [value("a", [3])])
     with Child() as child:
-        os.kill(child._process.pid, signal.SIGSEGV)
+        os.kill(child.process.pid, signal.SIGSEGV)
         with pytest.raises(UserError) as caught:
             check_loads(child, model.SerializeToString(), "training", "cpu", model)
     assert "cannot load the training graph (it crashed, signal 11)" in str(caught.value)

@@ -14,8 +14,8 @@ from graph_build_models import Array, built, linear, run_graph, save_model, tens
 from onnx import helper
 
 from ortflow.workflow.errors import OrtflowError, UserError
-from ortflow.workflow.graph import inference
-from ortflow.workflow.graph.inference import export_inference
+from ortflow.workflow.graph.export import inference
+from ortflow.workflow.graph.export.inference import export_inference
 from ortflow.workflow.graph.types import GraphSet
 from ortflow.workflow.room import OutOfDisk
 

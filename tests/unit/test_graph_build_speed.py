@@ -11,9 +11,9 @@ import pytest
 from graph_build_models import Array, run_graph, value
 from onnx import helper, numpy_helper
 
-from ortflow.workflow.graph import gelu, speed
 from ortflow.workflow.graph.autodiff.compose import compose
 from ortflow.workflow.graph.autodiff.reverse import differentiate
+from ortflow.workflow.graph.optimize import gelu, speed
 
 RNG = np.random.default_rng(9)
 SLOPE = math.sqrt(2 / math.pi)

@@ -14,9 +14,9 @@ import pytest
 from onnx import TensorProto, helper
 from test_graph_intake_gradients import gradient_of, session, with_loss
 
-from ortflow.workflow.graph.expand import make_differentiable
-from ortflow.workflow.graph.fusions import avoid_wrong_forms
-from ortflow.workflow.graph.lower import prepare
+from ortflow.workflow.graph.autodiff.expand import make_differentiable
+from ortflow.workflow.graph.normalize.fusions import avoid_wrong_forms
+from ortflow.workflow.graph.normalize.prepare import prepare
 
 CASES = 40
 """Of each rank."""

@@ -17,7 +17,7 @@ from onnx import TensorProto, helper, numpy_helper
 from ortflow.workflow.errors import UserError
 from ortflow.workflow.graph.autodiff.compose import compose
 from ortflow.workflow.graph.autodiff.reverse import differentiate
-from ortflow.workflow.graph.lower import prepare
+from ortflow.workflow.graph.normalize.prepare import prepare
 
 RNG = np.random.default_rng(0)
 TIME, WIDTH = 5, 3

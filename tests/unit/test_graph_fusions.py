@@ -14,9 +14,9 @@ from onnx import helper
 from onnxruntime.capi import _pybind_state as runtime
 from random_graphs import RandomGraph
 
-from ortflow.workflow.graph.fusions import avoid_wrong_forms, avoid_wrong_normalizations
-from ortflow.workflow.graph.inference import export_inference
-from ortflow.workflow.graph.lower import prepare
+from ortflow.workflow.graph.export.inference import export_inference
+from ortflow.workflow.graph.normalize.fusions import avoid_wrong_forms, avoid_wrong_normalizations
+from ortflow.workflow.graph.normalize.prepare import prepare
 
 ort.set_default_logger_severity(4)
 GRAPHS = 300

@@ -12,10 +12,10 @@ from graph_build_models import run_graph, value
 from kernels import LIBRARY, needs_kernels, off
 from onnx import helper, numpy_helper
 
-from ortflow.workflow.graph import speed
 from ortflow.workflow.graph.autodiff.compose import compose
 from ortflow.workflow.graph.autodiff.reverse import differentiate
-from ortflow.workflow.graph.lower import prepare
+from ortflow.workflow.graph.normalize.prepare import prepare
+from ortflow.workflow.graph.optimize import speed
 from ortflow.workflow.kernels.graph import with_kernels
 
 RNG = np.random.default_rng(9)

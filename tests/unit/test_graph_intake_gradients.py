@@ -14,9 +14,9 @@ from onnx import TensorProto, helper, numpy_helper
 
 from ortflow.workflow.errors import UserError
 from ortflow.workflow.graph.autodiff.compose import compose
+from ortflow.workflow.graph.autodiff.expand import make_differentiable
 from ortflow.workflow.graph.autodiff.reverse import differentiate
-from ortflow.workflow.graph.expand import make_differentiable
-from ortflow.workflow.graph.lower import prepare
+from ortflow.workflow.graph.normalize.prepare import prepare
 
 ort.set_default_logger_severity(4)
 

@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 
 from ortflow.cli.inspect import inspect
 from ortflow.workflow.errors import UserError
-from ortflow.workflow.graph.inspect import findings
+from ortflow.workflow.graph.intake.inspect import findings
 from ortflow.workflow.spec.model import ParameterPatterns
 
 

@@ -13,8 +13,8 @@ from onnx import TensorProto, helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
 
 from ortflow.workflow.errors import UserError
-from ortflow.workflow.graph.lower import prepare
-from ortflow.workflow.graph.read import read_model
+from ortflow.workflow.graph.file.read import read_model
+from ortflow.workflow.graph.normalize.prepare import prepare
 
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=(2, 4, 6, 6)).astype(np.float32)

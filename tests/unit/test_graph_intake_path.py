@@ -10,10 +10,10 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from ortflow.workflow.errors import UserError
-from ortflow.workflow.graph import shapes
-from ortflow.workflow.graph.expand import check_differentiable, make_differentiable
-from ortflow.workflow.graph.lower import prepare
-from ortflow.workflow.graph.path import Path, gradient_path
+from ortflow.workflow.graph.autodiff.expand import check_differentiable, make_differentiable
+from ortflow.workflow.graph.autodiff.path import Path, gradient_path
+from ortflow.workflow.graph.ir import shapes
+from ortflow.workflow.graph.normalize.prepare import prepare
 
 
 def node(op: str, *inputs: str, output: str, **attributes: Any) -> onnx.NodeProto:

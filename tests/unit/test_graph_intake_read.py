@@ -13,7 +13,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from ortflow.workflow.errors import UserError
-from ortflow.workflow.graph.read import read_model
+from ortflow.workflow.graph.file.read import read_model
 
 WEIGHT = np.arange(12, dtype=np.float32).reshape(4, 3)
 

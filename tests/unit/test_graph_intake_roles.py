@@ -9,11 +9,11 @@ from graph_small_models import graph, node, random
 from onnx import TensorProto, helper, numpy_helper
 
 from ortflow.workflow.errors import UserError
-from ortflow.workflow.graph.evidence import SINES
-from ortflow.workflow.graph.guesses import judged_constants, refuse_guesses
-from ortflow.workflow.graph.lower import prepare
+from ortflow.workflow.graph.normalize.prepare import prepare
 from ortflow.workflow.graph.patterns import nearest
-from ortflow.workflow.graph.roles import Roles, classify
+from ortflow.workflow.graph.roles.decide import Roles, classify
+from ortflow.workflow.graph.roles.evidence import SINES
+from ortflow.workflow.graph.roles.guesses import judged_constants, refuse_guesses
 from ortflow.workflow.spec.model import ParameterPatterns
 
 NONE = ParameterPatterns()

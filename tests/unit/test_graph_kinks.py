@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 from test_graph_intake_gradients import Case, gradient_of, ints, session, with_loss
 
-from ortflow.workflow.graph.expand import make_differentiable
-from ortflow.workflow.graph.lower import prepare
+from ortflow.workflow.graph.autodiff.expand import make_differentiable
+from ortflow.workflow.graph.normalize.prepare import prepare
 
 AROUND = [0.0, 1.0, -1.0]
 ALPHA, GAMMA, E = 1.67326319217681884765625, 1.05070102214813232421875, float(np.exp(-1))

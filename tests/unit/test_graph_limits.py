@@ -16,9 +16,9 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from ortflow.workflow.errors import UserError
-from ortflow.workflow.graph.limits import check_constants
-from ortflow.workflow.graph.lower import prepare
-from ortflow.workflow.graph.read import read_model
+from ortflow.workflow.graph.file.limits import check_constants
+from ortflow.workflow.graph.file.read import read_model
+from ortflow.workflow.graph.normalize.prepare import prepare
 from ortflow.workflow.spec.run import RunSpec
 from ortflow.workflow.trainer.builder import about_model
 
@@ -29,7 +29,8 @@ import json, resource, sys, time
 from pathlib import Path
 import onnx, numpy, onnx.reference
 from ortflow.workflow.errors import UserError
-from ortflow.workflow.graph import build, inspect
+from ortflow.workflow.assembly import build
+from ortflow.workflow.graph.intake import inspect
 from ortflow.workflow.spec.run import RunSpec
 
 spec = RunSpec.model_validate(json.loads(sys.argv[2]))

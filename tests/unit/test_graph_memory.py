@@ -13,8 +13,8 @@ from graph_build_models import run_file, tensors_of
 from kernels import LIBRARY, needs_kernels
 from onnx import helper
 
-from ortflow.workflow.graph.build import build_graphs
-from ortflow.workflow.graph.order import results_first
+from ortflow.workflow.assembly.build import build_graphs
+from ortflow.workflow.graph.optimize.order import results_first
 from ortflow.workflow.graph.types import with_kernels_of
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "examples" / "gpt"))
@@ -25,7 +25,7 @@ RUN = """
 import re, sys, numpy as np
 from pathlib import Path
 from ortflow.workflow.device.cpu import CpuDevice
-from ortflow.workflow.trainer.sessions import Sessions
+from ortflow.workflow.sessions.session import Sessions
 graph, feeds, library = map(Path, sys.argv[1:])
 session = Sessions(CpuDevice(), 1, "error", library).open(graph)
 feeds = dict(np.load(feeds))

@@ -7,8 +7,8 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
-from ortflow.workflow.graph import shapes
-from ortflow.workflow.graph.on_cuda import on_cuda
+from ortflow.workflow.graph.ir import shapes
+from ortflow.workflow.graph.optimize.on_cuda import on_cuda
 from ortflow.workflow.onnx_runtime import onnxruntime
 
 ROWS, WIDTH, TABLE = 500, 16, 7

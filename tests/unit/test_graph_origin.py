@@ -7,11 +7,11 @@ import pytest
 from graph_build_models import kept_child, value
 from onnx import helper
 
+from ortflow.workflow.assembly.loading import check_loads
 from ortflow.workflow.errors import UserError
-from ortflow.workflow.graph import walk
-from ortflow.workflow.graph.expand import make_differentiable
-from ortflow.workflow.graph.loading import check_loads
-from ortflow.workflow.graph.origin import SCOPES, STACK
+from ortflow.workflow.graph.autodiff.expand import make_differentiable
+from ortflow.workflow.graph.ir import walk
+from ortflow.workflow.graph.ir.origin import SCOPES, STACK
 
 STACK_OF_PYTORCH = (
     'File "/opt/lib/python3.11/site-packages/torch/nn/modules/container.py", line 259, in forward\n'

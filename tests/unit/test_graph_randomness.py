@@ -12,8 +12,8 @@ from graph_build_models import run_graph, value
 from onnx import TensorProto, helper, numpy_helper
 
 from ortflow.workflow.errors import UserError
-from ortflow.workflow.graph.lower import prepare
-from ortflow.workflow.graph.randomness import RANDOM, seed_random_operators
+from ortflow.workflow.graph.normalize.prepare import prepare
+from ortflow.workflow.graph.normalize.randomness import RANDOM, seed_random_operators
 from ortflow.workflow.graph.types import SEED
 
 COUNT = 60_000

@@ -13,10 +13,10 @@ from graph_build_models import Array, run_file, run_graph, save_model, tensors_o
 from kernels import LIBRARY, needs_kernels
 from onnx import helper
 
+from ortflow.workflow.assembly.build import build_graphs
 from ortflow.workflow.errors import UserError
-from ortflow.workflow.graph.build import build_graphs
-from ortflow.workflow.graph.origin import SCOPES
-from ortflow.workflow.graph.recompute import scopes_of
+from ortflow.workflow.graph.ir.origin import SCOPES
+from ortflow.workflow.graph.optimize.recompute import scopes_of
 from ortflow.workflow.graph.types import GraphSet, with_kernels_of
 from ortflow.workflow.onnx_runtime import onnxruntime
 
@@ -62,7 +62,7 @@ import re, sys
 from pathlib import Path
 import numpy as np
 from ortflow.workflow.device.cpu import CpuDevice
-from ortflow.workflow.trainer.sessions import Sessions
+from ortflow.workflow.sessions.session import Sessions
 library = Path(sys.argv[3]) if sys.argv[3] else None
 session = Sessions(CpuDevice(), 1, "error", library).open(Path(sys.argv[1]))
 feeds = dict(np.load(sys.argv[2]))

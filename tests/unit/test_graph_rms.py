@@ -11,9 +11,9 @@ from graph_build_models import Array, run_graph, value
 from kernels import LIBRARY, needs_kernels, off
 from onnx import helper, numpy_helper
 
-from ortflow.workflow.graph import speed
 from ortflow.workflow.graph.autodiff.compose import compose
 from ortflow.workflow.graph.autodiff.reverse import differentiate
+from ortflow.workflow.graph.optimize import speed
 from ortflow.workflow.kernels.graph import with_kernels
 
 RNG = np.random.default_rng(9)

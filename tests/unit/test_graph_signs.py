@@ -12,8 +12,8 @@ from graph_small_models import graph, node, random
 from onnx import TensorProto, helper
 
 from ortflow.workflow.errors import UserError
-from ortflow.workflow.graph.roles import classify
-from ortflow.workflow.graph.signs import renamed_weights, signs_of_wrong_export
+from ortflow.workflow.graph.roles.decide import classify
+from ortflow.workflow.graph.roles.export_warnings import renamed_weights, signs_of_wrong_export
 from ortflow.workflow.spec.model import ParameterPatterns
 
 ONES, ZEROS = np.ones(4, np.float32), np.zeros(4, np.float32)

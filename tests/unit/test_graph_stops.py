@@ -12,9 +12,9 @@ from onnx import helper
 from trainers import trainer_on
 
 from ortflow.workflow.errors import UserError
-from ortflow.workflow.graph import gelu
 from ortflow.workflow.graph.autodiff.reverse import differentiate
-from ortflow.workflow.graph.stops import stop, stops_gradient
+from ortflow.workflow.graph.ir.stops import stop, stops_gradient
+from ortflow.workflow.graph.optimize import gelu
 from ortflow.workflow.kernels.library import find_library
 from ortflow.workflow.trainer import MicroBatch
 

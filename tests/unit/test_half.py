@@ -14,10 +14,10 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 from safetensors.numpy import load_file
 
+from ortflow.workflow.assembly.build import build_graphs
 from ortflow.workflow.fusion.half import half
-from ortflow.workflow.graph import shapes
-from ortflow.workflow.graph.build import build_graphs
-from ortflow.workflow.graph.element_types import element_types
+from ortflow.workflow.graph.ir import shapes
+from ortflow.workflow.graph.ir.element_types import element_types
 from ortflow.workflow.spec.run import RunSpec
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "examples" / "gpt"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 from collections import Counter
 from pathlib import Path
@@ -11,14 +12,14 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
+from composed_attention import compose_attention
 from cuda_composed import composed
 from graph_build_models import built
 from onnx import TensorProto
 from safetensors.numpy import load_file
 
 from ortflow.workflow.fusion import halved as form
-from ortflow.workflow.graph.autodiff.compose_attention import compose_attention
-from ortflow.workflow.graph.element_types import element_types
+from ortflow.workflow.graph.ir.element_types import element_types
 from ortflow.workflow.graph.types import LOSS_SCALE, GraphSet, half_of
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "examples" / "gpt"))
@@ -60,6 +61,21 @@ def test_what_stands_in_the_graph_of_a_gpt(tmp_path: Path, precision: str, kind:
     assert sum(len(node.input) == 3 for node in products) == 2, "with the bias of the projections"
     assert {value.type.tensor_type.elem_type for value in model.graph.output} == {TensorProto.FLOAT}
     assert (LOSS_SCALE in {value.name for value in model.graph.input}) == (precision == "fp16")
+
+
+def test_the_same_bytes_each_time(tmp_path: Path) -> None:
+    """Built in two processes of different hash seeds, with parts computed again: the same files."""
+    files = []
+    for seed in "12":
+        script = (
+            "import sys; from pathlib import Path; sys.path[:0] = sys.argv[2:]; import test_halved\n"
+            "test_halved.graphs_in(Path(sys.argv[1]), 'fp16', model__recompute=['h.*'])"
+        )
+        here = Path(__file__).parent
+        arguments = [sys.executable, "-c", script, *map(str, (tmp_path, here, here.parent / "support"))]
+        subprocess.run(arguments, check=True, env={"PYTHONHASHSEED": seed, "PATH": ""})
+        files.append({path.name: path.read_bytes() for path in (tmp_path / "graphs").iterdir()})
+    assert [name for name, content in files[0].items() if files[1][name] != content] == []
 
 
 @pytest.mark.parametrize("again", [[], ["h.0"]], ids=["kept", "computed again"])

@@ -236,7 +236,7 @@ def test_a_transformer_has_our_operators_throughout_and_the_same_gradients(gpt: 
 def test_a_graph_that_onnx_runtime_refuses_with_our_operators_is_trained_without(
     gpt: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from ortflow.workflow.graph import build
+    from ortflow.workflow.assembly import build
 
     def broken(model: onnx.ModelProto, length: int = 0) -> onnx.ModelProto:
         copy = with_kernels(model)

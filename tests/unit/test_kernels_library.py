@@ -16,7 +16,7 @@ from ortflow.workflow.kernels import library
 from ortflow.workflow.kernels.library import Library
 
 COMPILER = shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
-FLAGS = library._FLAGS
+FLAGS = library.FLAGS
 needs_compiler = pytest.mark.skipif(COMPILER is None, reason="no C compiler on this machine")
 
 
@@ -28,8 +28,8 @@ def alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ORTFLOW_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "home"))
     monkeypatch.setattr(library.tempfile, "gettempdir", lambda: str(tmp_path / "temporary"))
-    monkeypatch.setattr(library, "_BROUGHT", (tmp_path / "none",))
-    monkeypatch.setattr(library, "_FLAGS", tuple(flag.replace("-O3", "-O1") for flag in FLAGS))  # it is quicker
+    monkeypatch.setattr(library, "BROUGHT", (tmp_path / "none",))
+    monkeypatch.setattr(library, "FLAGS", tuple(flag.replace("-O3", "-O1") for flag in FLAGS))  # it is quicker
     monkeypatch.delenv("CC", raising=False)
     monkeypatch.setattr(library.shutil, "which", lambda _: None)
     monkeypatch.setattr(library.importlib.util, "find_spec", lambda _: None)
@@ -68,8 +68,8 @@ def test_what_an_image_brings_needs_no_compiler(tmp_path: Path, monkeypatch: pyt
     machine = platform.machine()
     made = {f"{machine}-{level.lower()}" for level in library.LEVELS[machine]}
     assert {path.name.rpartition("-")[0] for path in brought.iterdir()} == made
-    monkeypatch.setattr(library, "_BROUGHT", (tmp_path / "none", brought))
-    monkeypatch.setattr(library, "_FLAGS", FLAGS)
+    monkeypatch.setattr(library, "BROUGHT", (tmp_path / "none", brought))
+    monkeypatch.setattr(library, "FLAGS", FLAGS)
     found = find()
     assert found.path is not None, found.note
     assert found.path.parent == brought
@@ -80,10 +80,10 @@ def test_what_a_wheel_brings_is_used_as_long_as_its_sources_are_the_same(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     package = shutil.copytree(Path(library.__file__).parent, tmp_path / "package")
-    monkeypatch.setattr(library, "_SOURCES", package)
-    monkeypatch.setattr(library, "_BROUGHT", (package,))
+    monkeypatch.setattr(library, "SOURCES", package)
+    monkeypatch.setattr(library, "BROUGHT", (package,))
     level = library.levels()[0]
-    assert library._compile([COMPILER or ""], platform.machine(), level, package) is None
+    assert library.compile_kernels([COMPILER or ""], platform.machine(), level, package) is None
     found = find()
     assert found.path is not None, found.note
     assert found == Library(found.path, f"ortflow's own, for {level}")
@@ -130,7 +130,7 @@ def test_what_cannot_be_loaded_is_not_used(tmp_path: Path, monkeypatch: pytest.M
 @needs_compiler
 def test_a_library_without_the_kernels_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CC", COMPILER or "")
-    monkeypatch.setattr(library, "_SOURCES", tmp_path / "bin")
+    monkeypatch.setattr(library, "SOURCES", tmp_path / "bin")
     found = find()
     assert found.path is None
     assert found.note.endswith("what it made has no RegisterCustomOps")
@@ -190,8 +190,8 @@ def test_what_a_killed_compilation_left_is_taken_away_later(tmp_path: Path, monk
     place = tmp_path / "cache" / "kernels"
     for name, age in (("making-old", 7200), ("making-now", 0)):
         (place / name).mkdir(parents=True)
-        (place / name / library._MARK).touch()
-        os.utime(place / name / library._MARK, (time.time() - age,) * 2)
+        (place / name / library.MARK).touch()
+        os.utime(place / name / library.MARK, (time.time() - age,) * 2)
     (place / "making-of").mkdir()
     (place / "making-of" / "film.txt").write_text("precious")
     (place / "making-link").symlink_to(place / "making-old")

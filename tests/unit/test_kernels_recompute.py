@@ -12,7 +12,7 @@ import pytest
 from graph_build_models import run_file, run_graph, tensors_of
 from kernels import LIBRARY, needs_kernels
 
-from ortflow.workflow.graph.build import build_graphs
+from ortflow.workflow.assembly.build import build_graphs
 from ortflow.workflow.graph.types import with_kernels_of
 from ortflow.workflow.kernels import recompute
 

@@ -20,7 +20,7 @@ from kernels import LEVELS, Array, library_of, needs_kernels
 from onnx import TensorProto, helper, numpy_helper
 
 from ortflow.workflow.graph.autodiff.compose import compose
-from ortflow.workflow.graph.tidy import drop_transposes_that_move_nothing
+from ortflow.workflow.graph.normalize.tidy import drop_transposes_that_move_nothing
 from ortflow.workflow.kernels.graph import with_kernels
 
 pytestmark = needs_kernels

@@ -16,7 +16,6 @@ from played_kubernetes import PlayedCluster
 
 from ortflow.cli.app import command_line
 from ortflow.launchers.base import find_launcher
-from ortflow.launchers.kubernetes import cancelling
 from ortflow.workflow.errors import OrtflowError
 from ortflow.workflow.rundir import RunDir
 
@@ -59,7 +58,6 @@ class Person:
 def person(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Iterator[Person]:
     monkeypatch.chdir(tmp_path)
     find_launcher.cache_clear()  # its connections are to the cluster of another test
-    monkeypatch.setattr(cancelling, "PERIOD", 0.05)
     (tmp_path / "run.yaml").write_text(RUN)
     with PlayedCluster(tmp_path) as cluster:
         monkeypatch.setenv("KUBECONFIG", str(cluster.kubeconfig))

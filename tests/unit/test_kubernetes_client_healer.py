@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from fake_clock import FakeClock
 from kubernetes_objects import JOB, NAMESPACE, NOW, RUN, Object, batch_job, event, mpijob, pod, stamp
 from played_kubernetes import PlayedCluster
 
+from ortflow.launchers.kubernetes import api
 from ortflow.launchers.kubernetes import supervise as module
 from ortflow.launchers.kubernetes.contexts import connect
 from ortflow.launchers.kubernetes.healer import Action, DeletePod, Done, EndRetries, Resubmit, heal, in_vain
+from ortflow.launchers.kubernetes.links import Links
 from ortflow.launchers.kubernetes.look import View
-from ortflow.launchers.kubernetes.place import Place
-from ortflow.launchers.kubernetes.supervise import Charge, successor, supervise
+from ortflow.launchers.kubernetes.place import Place, write_place
+from ortflow.launchers.kubernetes.reasons import end_words
+from ortflow.launchers.kubernetes.supervise import BIRTH, PERIOD, Charge, successor, supervise
 from ortflow.launchers.records import Outcome
 from ortflow.workflow.rundir import RunDir
 from ortflow.workflow.spec.run import Backoff, Restart
@@ -26,6 +29,8 @@ SUBMIT = {"event": "submit", "launcher": "kubernetes", "job": JOB}
 START = {"event": "start", "attempt": 0}
 RUNNING = [SUBMIT, START]
 RESTART = Restart(failures=2, backoff=Backoff(first=0.0))
+PAUSE = 40.0
+"""Seconds before a run is submitted again."""
 FAILED = [("Failed", "True", "BackoffLimitExceeded", "Job has reached the specified backoff limit")]
 
 
@@ -158,62 +163,72 @@ def test_the_successor_is_the_same_run_under_another_name() -> None:
 
 @pytest.fixture
 def played(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[PlayedCluster]:
-    monkeypatch.setattr(module, "PERIOD", 0.05)
     with PlayedCluster(tmp_path) as cluster:
         monkeypatch.setenv("KUBECONFIG", str(cluster.kubeconfig))
         yield cluster
 
 
 def test_the_loop_heals_submits_again_and_ends(played: PlayedCluster, tmp_path: Path) -> None:
-    run = RunDir(tmp_path / "run")
+    run, clock, said = RunDir(tmp_path / "run"), FakeClock(), list[str]()
     for record in (SUBMIT, START):
         run.record_attempt(**record)
     played.add(mpijob(now=NOW), batch_job(), pod("worker", 0, phase="Failed"), pod("worker", 1), pod("launcher"))
-    said: list[str] = []
-    changed = threading.Condition()
 
-    def say(text: str) -> None:
-        with changed:
-            said.append(text)
-            changed.notify_all()
+    def away() -> None:
+        assert said == [f"deleting dead pod {JOB}-worker-0: {end_words(pod('worker', 0, phase='Failed'))}"]
+        played.away = True
 
-    def until(words: str) -> None:
-        with changed:
-            assert changed.wait_for(lambda: any(words in text for text in said), 10), said
+    def gives_up() -> None:
+        assert len([text for text in said if "does not answer" in text]) == 1, "said once"
+        played.away = False
+        played.objects["mpijobs", NAMESPACE, JOB]["status"] = over()["status"]
 
-    codes: list[int] = []
-    charge = Charge(run, Place(NAMESPACE, RUN, JOB), RESTART)
-    loop = threading.Thread(target=lambda: codes.append(supervise(charge, connect(), say)))
-    loop.start()
-    until(f"deleting dead pod {JOB}-worker-0")
-    played.away = True
-    until("does not answer")
-    played.away = False
-    played.objects["mpijobs", NAMESPACE, JOB]["status"] = over()["status"]
-    until("submitting again")
-    end = time.monotonic() + 5
-    while len(played.of("mpijobs")) < 2 or "follows" not in run.read_attempts()[-1]:
-        assert time.monotonic() < end, said
-        time.sleep(0.02)
-    new = next(one for one in played.of("mpijobs") if one["metadata"]["name"] != JOB)
-    assert run.read_attempts()[-1]["follows"] == JOB
-    assert run.read_attempts()[-1]["job"] == new["metadata"]["name"]
-    run.record_attempt(event="start", attempt=1)
-    run.record_attempt(event="end", attempt=1, outcome="finished", next="stop")
-    new["status"] = {"conditions": [{"type": "Succeeded", "status": "True"}], "completionTime": stamp(NOW)}
-    loop.join(10)
-    assert codes == [0], said
-    assert [text for text in said if "does not answer" in text][1:] == [], "said once"
+    def finishes() -> None:
+        new = next(one for one in played.of("mpijobs") if one["metadata"]["name"] != JOB)
+        assert run.read_attempts()[-1]["follows"] == JOB
+        assert run.read_attempts()[-1]["job"] == new["metadata"]["name"]
+        run.record_attempt(event="start", attempt=1)
+        run.record_attempt(event="end", attempt=1, outcome="finished", next="stop")
+        new["status"] = {"conditions": [{"type": "Succeeded", "status": "True"}], "completionTime": stamp(NOW)}
+
+    clock.after(0.5 * PERIOD, away)
+    clock.after(3.5 * PERIOD, gives_up)
+    clock.after(4.5 * PERIOD + PAUSE, finishes)
+    restart = Restart(failures=2, backoff=Backoff(first=PAUSE))
+    assert supervise(Charge(run, Place(NAMESPACE, RUN, JOB), restart), connect(), said.append, clock) == 0, said
+    assert clock.sleeps == [PERIOD] * 4 + [PAUSE, PERIOD]
 
 
-def test_a_supervisor_that_comes_before_the_mpijob_waits_for_it(
+def test_in_a_terminal_a_launcher_pod_on_a_lost_node_is_replaced(
     played: PlayedCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "BIRTH", 0.5)
+    """Its log, which never comes, is not waited for."""
+    monkeypatch.setattr(api, "LOG", 0.2)
+    run = RunDir(tmp_path / "run")
+    run.root.mkdir()
+    write_place(run, Place(NAMESPACE, RUN, JOB, "played"))
+    for record in RUNNING:
+        run.record_attempt(**record)
+    run.run_file.write_text(
+        f"name: {RUN}\nmodel: {{path: m.onnx, loss: mse}}\ndata: {{train: {{path: d.arrow}}, micro_batch: 1}}\n"
+        "train: {steps: 10, optimizer: {name: sgd, lr: 0.1}}\n"
+    )
+    lost = pod("launcher", node="n2", deleted=time.time() - 60)
+    played.add(mpijob(now=time.time()), batch_job(), pod("worker", 0), pod("worker", 1), lost)
+    played.cut = {"n2"}
+    played.deleted = lambda plural, name: played.remove("mpijobs", JOB, NAMESPACE)
     said: list[str] = []
-    assert supervise(Charge(RunDir(tmp_path / "run"), Place(NAMESPACE, RUN, JOB), RESTART), connect(), said.append) == 1
+    module.in_terminal(run, Links(), said.append)
+    name = lost["metadata"]["name"]
+    assert said == [f"removing lost pod {name}: its node n2 does not answer", "the MPIJob was deleted"]
+
+
+def test_a_supervisor_that_comes_before_the_mpijob_waits_for_it(played: PlayedCluster, tmp_path: Path) -> None:
+    said, clock = list[str](), FakeClock()
+    charge, begun = Charge(RunDir(tmp_path / "run"), Place(NAMESPACE, RUN, JOB), RESTART), clock.now
+    assert supervise(charge, connect(), said.append, clock) == 1
     assert said == ["the MPIJob was deleted"]
-    assert len([path for _, path, _ in played.asked if path.endswith("/mpijobs")]) > 3
+    assert BIRTH <= clock.now - begun <= BIRTH + PERIOD
 
 
 def test_in_the_cluster_it_reads_the_run_directory_on_the_volume(

@@ -11,18 +11,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from fake_clock import FakeClock
 from kubernetes_objects import NOW, Object, event, mpijob, pod, stamp
 from played_kubernetes import PlayedCluster
 
 from ortflow.cli.submission import submission_of
 from ortflow.launchers.base import Submission
-from ortflow.launchers.following import Follower
-from ortflow.launchers.kubernetes import cancelling, links
+from ortflow.launchers.following import LOOK, Follower
 from ortflow.launchers.kubernetes.adopting import adopt
 from ortflow.launchers.kubernetes.folder import unpack
 from ortflow.launchers.kubernetes.healer import DeletePod, heal
 from ortflow.launchers.kubernetes.launcher import KubernetesLauncher
-from ortflow.launchers.kubernetes.links import Links
+from ortflow.launchers.kubernetes.links import LONGEST, Links
 from ortflow.launchers.kubernetes.look import look
 from ortflow.launchers.kubernetes.place import read_place
 from ortflow.launchers.kubernetes.pod import Pod
@@ -31,7 +31,7 @@ from ortflow.launchers.records import State
 from ortflow.launchers.remote.bootstrap import BROUGHT
 from ortflow.workflow.errors import OrtflowError, UserError
 from ortflow.workflow.rundir import RunDir
-from ortflow.workflow.spec.load import load_run_file
+from ortflow.workflow.spec.file.load import load_run_file
 from ortflow.workflow.spec.run import Restart
 
 RUN = """\
@@ -51,7 +51,6 @@ backends:
 
 @pytest.fixture
 def played(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[PlayedCluster]:
-    monkeypatch.setattr(cancelling, "PERIOD", 0.05)
     (tmp_path / "run.yaml").write_text(RUN)
     (tmp_path / "prepare.py").write_text("print('ready')\n")
     with PlayedCluster(tmp_path) as cluster:
@@ -247,10 +246,12 @@ def test_an_api_server_that_is_away(tmp_path: Path, played: PlayedCluster) -> No
     played.away = True
     with pytest.raises(OrtflowError, match=r"does not answer.*nothing was submitted"):
         submit(tmp_path)
-    threading.Timer(0.5, lambda: setattr(played, "away", False)).start()
-    launcher = KubernetesLauncher()
-    launcher.submit(launcher.request(replace(wanted(tmp_path), retry=10)))
+    clock = FakeClock()
+    clock.after(50.0, lambda: setattr(played, "away", False))
+    launcher = KubernetesLauncher(Links(clock=clock))
+    launcher.submit(launcher.request(replace(wanted(tmp_path), retry=100)))
     assert len(played.of("mpijobs")) == 1
+    assert sum(clock.sleeps) == pytest.approx(50.0, abs=2.0)
 
 
 def test_a_run_is_never_there_twice(tmp_path: Path, played: PlayedCluster) -> None:
@@ -291,34 +292,35 @@ def test_status_and_logs_follow_the_run(tmp_path: Path, played: PlayedCluster) -
 
 
 def test_following_goes_on_through_an_outage(
-    tmp_path: Path, played: PlayedCluster, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, played: PlayedCluster, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from ortflow.launchers import following
-
-    monkeypatch.setattr(following, "LOOK", 0.1)
-    monkeypatch.setattr(links, "LONGEST", 0.3)
     submit(tmp_path)
-    job, run, launcher = job_of(tmp_path), directory(tmp_path), KubernetesLauncher()
+    clock = FakeClock()
+    job, run, launcher = job_of(tmp_path), directory(tmp_path), KubernetesLauncher(Links(clock=clock))
     name = start(played, job)
-    codes: list[int] = []
-    follower = threading.Thread(target=lambda: codes.append(Follower(run, launcher, PlainView(run, 1)).follow().code))
-    follower.start()
-    until(lambda: run.events(0).exists())
     changed = {"event": "changed", "attempt": 0, "notes": ["resources.nodes: 2 before, 1 now"]}
-    played.say(name, told("attempts", **changed))
-    until(lambda: any(record["event"] == "changed" for record in run.read_attempts()))
-    played.away = True
-    time.sleep(0.8)
-    before = len(played.asked)
-    played.away = False
-    finish(played, job, name)
-    follower.join(10)
-    assert codes == [0]
+    asked: list[int] = []
+
+    def away() -> None:
+        assert any(record["event"] == "changed" for record in run.read_attempts())
+        played.away = True
+
+    def back() -> None:
+        asked.append(len(played.asked))
+        played.away = False
+        finish(played, job, name)
+
+    clock.after(1.0, lambda: played.say(name, told("attempts", **changed)))
+    clock.after(1.0 + 2 * LOOK, away)
+    clock.after(120.0, back)
+    begun = clock.now
+    assert Follower(run, launcher, PlainView(run, 1), clock).follow().code == 0
+    assert clock.now - begun <= 120.0 + LONGEST + 2 * LOOK
     out = capsys.readouterr().out
     assert out.count("does not answer") == 1, out
     assert out.count("resources.nodes: 2 before, 1 now") == 1, "which only the run's own directory could tell"
     assert "finished" in out
-    assert len(played.asked) > before
+    assert len(played.asked) > asked[0]
 
 
 def test_status_while_the_api_server_is_away(tmp_path: Path, played: PlayedCluster) -> None:
@@ -336,7 +338,8 @@ def test_status_while_the_api_server_is_away(tmp_path: Path, played: PlayedClust
 
 def test_cancel_reads_to_the_end(tmp_path: Path, played: PlayedCluster) -> None:
     submit(tmp_path)
-    job, run, launcher = job_of(tmp_path), directory(tmp_path), KubernetesLauncher()
+    clock = FakeClock()
+    job, run, launcher = job_of(tmp_path), directory(tmp_path), KubernetesLauncher(Links(clock=clock))
     name = start(played, job)
 
     def ends() -> None:

@@ -12,8 +12,9 @@ import pytest
 from kubernetes_objects import JOB, NAMESPACE, NOW, RUN, pod
 from played_kubernetes import PlayedCluster
 
+from ortflow.launchers.kubernetes import api
 from ortflow.launchers.kubernetes import mirror as module
-from ortflow.launchers.kubernetes.api import Cluster
+from ortflow.launchers.kubernetes.api import Cluster, Refused, Unreachable
 from ortflow.launchers.kubernetes.contexts import connect
 from ortflow.launchers.kubernetes.links import silent
 from ortflow.launchers.kubernetes.mirror import Mirror
@@ -172,6 +173,53 @@ def test_a_pod_that_vanishes_and_a_log_that_was_rotated(run: RunDir, played: Pla
     played.remove("pods", name)
     Mirror(run, cluster).sync(pods)
     assert steps(run) == [1, 5]
+
+
+def test_a_pod_whose_node_does_not_answer_holds_up_no_other(
+    run: RunDir, played: PlayedCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has said nothing of an attempt, so that what another one said is not taken for its; it is heard later."""
+    monkeypatch.setattr(api, "LOG", 0.2)
+    first, second = launcher(node="n1"), launcher(1, node="n2")
+    first["status"]["phase"] = "Failed"
+    played.add(first, second)
+    played.cut = {"n1"}
+    played.say(first["metadata"]["name"], START, step(1), at=NOW)
+    played.say(second["metadata"]["name"], START, again(step(1)), step(2), at=NOW + 1)
+    cluster = connect()
+    pods = cluster.find_all("Pod")
+    uids = [one["metadata"]["uid"] for one in (first, second)]
+    assert Mirror(run, cluster).sync(pods) == {uids[0]}
+    assert steps(run) == [1, 2]
+    assert silent(run) == {uids[0]}
+    played.cut = {"n2"}
+    assert Mirror(run, cluster).sync(pods) == {uids[1]}
+    assert not silent(run)
+    played.cut = set()
+    assert not Mirror(run, cluster).sync(pods)
+    assert steps(run) == [1, 2]
+
+
+def test_what_the_api_server_says_of_a_silent_node(run: RunDir, played: PlayedCluster) -> None:
+    """Once it has given up to reach it; other refusals of a log are told."""
+    one = launcher()
+    played.add(one)
+    cluster = connect()
+    pods = cluster.find_all("Pod")
+    played.refuse = lambda method, plural, body: "no_node"
+    assert Mirror(run, cluster).sync(pods) == {one["metadata"]["uid"]}
+    played.refuse = lambda method, plural, body: "forbidden_pods"
+    with pytest.raises(Refused):
+        Mirror(run, cluster).sync(pods)
+
+
+def test_the_api_server_away_is_no_silent_node(run: RunDir, played: PlayedCluster) -> None:
+    played.add(launcher())
+    cluster = connect()
+    pods = cluster.find_all("Pod")
+    played.away = True
+    with pytest.raises(Unreachable):
+        Mirror(run, cluster).sync(pods)
 
 
 def test_half_a_line_is_left_for_later(run: RunDir, played: PlayedCluster) -> None:

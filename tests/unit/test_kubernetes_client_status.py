@@ -30,12 +30,13 @@ def told(
     *,
     job: Object | None = None,
     silent: tuple[str, ...] = (),
+    unread: tuple[str, ...] = (),
     **view: Any,
 ) -> RunStatus:
     given = {"mpijob": mpijob(), "job": job or batch_job(), "events": [], **view}
     shown = View(given["mpijob"], NOW, given["job"], pods, given["events"], given.get("workload"))
     blank = read_status(RunDir(Path("/nowhere")), records=records, alive=True)
-    return status(replace(blank, job=JOB), records, shown, silent=silent)
+    return status(replace(blank, job=JOB), records, shown, silent=silent, unread=unread)
 
 
 def test_a_new_launcher_pod_has_no_attempt_of_its_own_yet() -> None:
@@ -47,6 +48,19 @@ def test_a_new_launcher_pod_has_no_attempt_of_its_own_yet() -> None:
     assert (how.state, how.waits) == (
         State.RESTARTING, "starting: the launcher pod runs, its attempt has not begun",
     )  # fmt: skip
+
+
+def test_a_launcher_pod_that_cannot_be_heard() -> None:
+    """What was known stands beside that, and whether its attempt has begun is not said."""
+    uid = LAUNCHER["metadata"]["uid"]
+    words = "the node n1 of the launcher pod does not answer: what it has said since is not known"
+    how = told([SUBMIT, START], [*WORKERS, LAUNCHER], unread=(uid,))
+    assert how.state is State.RUNNING
+    assert (how.waits or "").startswith(words)
+    how = told([SUBMIT], [*WORKERS, LAUNCHER], unread=(uid,), silent=(uid,))
+    assert how.state is State.PENDING
+    assert (how.waits or "").startswith(words)
+    assert told([SUBMIT, START], [*WORKERS, LAUNCHER], unread=("another",)).waits is None
 
 
 def test_a_launcher_pod_that_nobody_counts_as_a_retry() -> None:

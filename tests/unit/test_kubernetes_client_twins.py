@@ -12,7 +12,6 @@ from played_kubernetes import PlayedCluster
 
 from ortflow.cli.submission import submission_of
 from ortflow.launchers.base import Submission
-from ortflow.launchers.kubernetes import cancelling
 from ortflow.launchers.kubernetes.adopting import adopt
 from ortflow.launchers.kubernetes.launcher import KubernetesLauncher
 from ortflow.launchers.kubernetes.look import of_place
@@ -21,7 +20,7 @@ from ortflow.launchers.kubernetes.place import Place, read_place
 from ortflow.launchers.records import State
 from ortflow.workflow.errors import UserError
 from ortflow.workflow.rundir import RunDir
-from ortflow.workflow.spec.load import load_run_file
+from ortflow.workflow.spec.file.load import load_run_file
 
 RUN = """\
 name: digits
@@ -35,7 +34,6 @@ FIRST, SECOND = "digits-first1", "digits-second"
 
 @pytest.fixture
 def played(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[PlayedCluster]:
-    monkeypatch.setattr(cancelling, "PERIOD", 0.05)
     (tmp_path / "run.yaml").write_text(RUN)
     with PlayedCluster(tmp_path) as cluster:
         monkeypatch.setenv("KUBECONFIG", str(cluster.kubeconfig))

@@ -25,7 +25,7 @@ from ortflow.manifests.kubernetes.defaults import paths, steps
 from ortflow.manifests.kubernetes.documents import PARTS, all_defaults
 from ortflow.manifests.kubernetes.functions import FUNCTIONS
 from ortflow.manifests.kubernetes.overlay import merge
-from ortflow.workflow.spec.document import parse_document
+from ortflow.workflow.spec.file.document import parse_document
 from ortflow.workflow.spec.run import RunSpec
 from ortflow.workflow.spec.units import parse_memory
 

@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import json
 import os
-import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
+from fake_clock import FakeClock
 
 from ortflow.launchers.kubernetes import ownership
-from ortflow.launchers.kubernetes.ownership import Ownership, owner_of
+from ortflow.launchers.kubernetes.ownership import ALIVE, BEAT, LOOK, OLD_KEEPER, Ownership, owner_of
 from ortflow.launchers.kubernetes.pod import Pod
-from ortflow.launchers.locks import hold
-from ortflow.workflow.errors import UserError
+from ortflow.launchers.locks import hold, wait_free
+from ortflow.workflow import fence
+from ortflow.workflow.clock import Clock
+from ortflow.workflow.errors import OrtflowError, UserError
 from ortflow.workflow.rundir import RunDir
 
 HOURS = 7200.0
@@ -25,12 +27,7 @@ CLOCKS = [-HOURS, HOURS]
 
 
 @pytest.fixture
-def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunDir:
-    """A run directory; another keeper counts as dead after a second."""
-    monkeypatch.setattr(ownership, "ALIVE", 1.0)
-    monkeypatch.setattr(ownership, "BEAT", 0.2)
-    monkeypatch.setattr(ownership, "LOOK", 0.05)
-    monkeypatch.setattr(ownership, "OLD_KEEPER", 5.0)
+def run(tmp_path: Path) -> RunDir:
     return RunDir(tmp_path)
 
 
@@ -38,80 +35,89 @@ def pod(run: RunDir, submission: str) -> Pod:
     return Pod(f"gpt-{submission}", submission, run.run_file, run.root, 2222, new_budget=False, fresh=False)
 
 
-@contextmanager
-def another(run: RunDir, ahead: float, beats_for: float = 100.0) -> Iterator[None]:
+class Another:
     """A keeper of another submission, which holds the directory until it is fenced off."""
-    Ownership(run, pod(run, "one")).renew()
-    owner, over, descriptor = owner_of(run), threading.Event(), hold(run.lock)
 
-    def live() -> None:
-        begun = time.monotonic()
-        path = run.root / ".keeper"
-        while owner_of(run) == owner and not over.is_set():
-            if time.monotonic() < begun + beats_for:
-                path.touch()
-                moment = time.time() + ahead
-                os.utime(path, (moment, moment))
-            time.sleep(0.1)
-        os.close(descriptor)
+    def __init__(self, run: RunDir, clock: FakeClock, ahead: float = 0.0, signs: Sequence[float] = ()) -> None:
+        Ownership(run, pod(run, "one")).renew()
+        self._run, self._clock, self._ahead = run, clock, ahead
+        self._owner, self._lock = owner_of(run), hold(run.lock)
+        for seconds in signs:
+            clock.after(seconds, self._touch)
+        self._look()
 
-    thread = threading.Thread(target=live)
-    thread.start()
-    try:
-        yield
-    finally:
-        over.set()
-        thread.join()
+    def _touch(self) -> None:
+        path, moment = self._run.root / ".keeper", self._clock.time() + self._ahead
+        path.touch()
+        os.utime(path, (moment, moment))
+
+    def _look(self) -> None:
+        """As the thread does that looks at the fence."""
+        if owner_of(self._run) != self._owner:
+            os.close(self._lock)
+        else:
+            self._clock.after(fence.PERIOD, self._look)
+
+
+def beats(first: float, last: float) -> list[float]:
+    """The moments of signs of life from one to another."""
+    return [first + number * BEAT for number in range(int((last - first) / BEAT))]
 
 
 @pytest.mark.parametrize("ahead", CLOCKS)
 def test_nobody_takes_a_run_whose_keeper_shows_signs(run: RunDir, ahead: float) -> None:
-    said: list[str] = []
-    with another(run, ahead):
-        before = owner_of(run)
-        with pytest.raises(UserError, match="is in use by the MPIJob gpt-one"):
-            Ownership(run, pod(run, "two")).settle_with_others(0.5, said.append)
-        assert owner_of(run) == before
+    said, clock = list[str](), FakeClock()
+    Another(run, clock, ahead, beats(1.0, 200.0))
+    before, begun = owner_of(run), clock.now
+    with pytest.raises(UserError, match="is in use by the MPIJob gpt-one"):
+        Ownership(run, pod(run, "two"), clock).settle_with_others(60.0, said.append)
+    assert owner_of(run) == before
     assert said == ["the run directory is in use by gpt-one: checking whether it is alive"]
+    assert clock.now - begun == pytest.approx(60.0 + ALIVE, abs=2 * LOOK), "the grace of one that is just deleted"
 
 
 @pytest.mark.parametrize("ahead", CLOCKS)
 def test_a_keeper_without_signs_is_fenced_off(run: RunDir, ahead: float) -> None:
     """It held the lock, as on a file server that has lost sight of its node."""
-    with another(run, ahead, beats_for=0.5):
-        Ownership(run, pod(run, "two")).settle_with_others(30.0, lambda text: None)
+    clock = FakeClock()
+    begun = clock.now
+    Another(run, clock, ahead, [1.0, 6.0])
+    Ownership(run, pod(run, "two"), clock).settle_with_others(300.0, lambda text: None)
     assert json.loads(run.owner.read_text())["job"] == "gpt-two"
+    assert clock.now - begun == pytest.approx(6.0 + ALIVE, abs=3 * LOOK)
+
+
+def test_a_lock_that_a_fenced_keeper_never_lets_go_of(run: RunDir) -> None:
+    clock = FakeClock()
+    Ownership(run, pod(run, "two")).renew()
+    lock, begun = hold(run.lock), clock.now
+    with pytest.raises(OrtflowError, match="stays locked"):
+        Ownership(run, pod(run, "two"), clock).settle_with_others(300.0, lambda text: None)
+    os.close(lock)
+    assert clock.now - begun == pytest.approx(OLD_KEEPER, abs=1.0)
 
 
 def test_time_in_which_the_volume_does_not_answer_does_not_count(run: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
     """A file server that hangs keeps the other one from its signs as it keeps us from seeing them."""
-    whole = ownership.wait_free
-    hangs = iter([1.5])
+    clock, hangs = FakeClock(), iter([1.5 * ALIVE])
 
-    def slow(path: Path, seconds: float) -> bool:
-        time.sleep(next(hangs, 0.0))
-        return whole(path, seconds)
+    def slow(path: Path, seconds: float, given: Clock) -> bool:
+        given.sleep(next(hangs, 0.0))
+        return wait_free(path, seconds, given)
 
     monkeypatch.setattr(ownership, "wait_free", slow)
-    with another(run, 0.0, beats_for=0.0):
-        threading.Timer(1.8, lambda: _beat_on(run)).start()
-        with pytest.raises(UserError, match="is in use"):
-            Ownership(run, pod(run, "two")).settle_with_others(0.5, lambda text: None)
-
-
-def _beat_on(run: RunDir) -> None:
-    for _ in range(8):
-        (run.root / ".keeper").touch()
-        time.sleep(0.2)
+    Another(run, clock, 0.0, beats(1.5 * ALIVE + BEAT, 10 * ALIVE))
+    with pytest.raises(UserError, match="is in use"):
+        Ownership(run, pod(run, "two"), clock).settle_with_others(ALIVE, lambda text: None)
 
 
 def test_signs_go_on_while_nothing_else_does(run: RunDir) -> None:
-    """As while `prepare` runs."""
-    ours = Ownership(run, pod(run, "one"))
+    """As while `prepare` runs: from a thread of its own, by the real clock."""
+    ours, seen, end = Ownership(run, pod(run, "one"), beat=0.01), set[int](), time.monotonic() + 10
     ours.renew()
     ours.watch()
-    seen = set()
-    for _ in range(10):
-        time.sleep(0.1)
-        seen.add((run.root / ".keeper").stat().st_mtime_ns)
-    assert len(seen) >= 3
+    while len(seen) < 3:
+        assert time.monotonic() < end
+        time.sleep(0.005)
+        with suppress(FileNotFoundError):
+            seen.add((run.root / ".keeper").stat().st_mtime_ns)

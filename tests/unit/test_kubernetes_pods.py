@@ -16,14 +16,14 @@ from pathlib import Path
 from unittest.mock import Mock, call
 
 import pytest
+from fake_clock import FakeClock
 from run_files import spec_of
 
 from ortflow.launchers import prepare as preparing
-from ortflow.launchers.kubernetes import doubts as module
 from ortflow.launchers.kubernetes import ending, worker
-from ortflow.launchers.kubernetes.doubts import Doubts
+from ortflow.launchers.kubernetes.doubts import NEW_KEY, Doubts
 from ortflow.launchers.kubernetes.folder import unpack
-from ortflow.launchers.kubernetes.hosts import address, read_hosts, short, wait_for
+from ortflow.launchers.kubernetes.hosts import PERIOD, address, read_hosts, short, wait_for
 from ortflow.launchers.kubernetes.keeper import Keeper, ranks_grace
 from ortflow.launchers.kubernetes.mpirun import DEFAULTS, command, environment, hostfile
 from ortflow.launchers.kubernetes.pod import Pod
@@ -127,8 +127,21 @@ class TestHosts:
             asked.append((host, address))
             return next(answers)
 
-        assert wait_for(["localhost"], daemon, 5.0, lambda: None, print, on_its_way) == {"localhost": "127.0.0.1"}
+        clock = FakeClock()
+        known = wait_for(["localhost"], daemon, 5.0, lambda: None, print, on_its_way, clock)
+        assert known == {"localhost": "127.0.0.1"}
         assert asked == [("localhost", "127.0.0.1")] * 3
+        assert clock.sleeps == [PERIOD] * 2
+
+    def test_what_is_waited_for_is_said_twice_a_minute(self) -> None:
+        with socket.create_server(("127.0.0.1", 0)) as server:
+            port = server.getsockname()[1]
+        said, clock = list[str](), FakeClock()
+        begun = clock.now
+        with pytest.raises(OrtflowError, match="within 100 s"):
+            wait_for(["127.0.0.1"], port, 100.0, lambda: None, said.append, clock=clock)
+        assert said == ["waiting for 127"] * 3
+        assert clock.now - begun == pytest.approx(100.0, abs=2 * PERIOD)
 
     def test_waiting_ends_when_told(self) -> None:
         def look() -> None:
@@ -296,16 +309,17 @@ def test_a_worker_with_another_ssh_key_is_waited_for(tmp_path: Path, monkeypatch
     (ours / "authorized_keys").write_text("new")
     key = key_digest(ours)
     said: list[str] = []
-    doubts = Doubts(pod(tmp_path), said.append)
+    clock = FakeClock()
+    doubts = Doubts(pod(tmp_path), said.append, clock)
     tell(pod(tmp_path), "w-0", Witness("10.0.0.1", 5.0, key="old"))
     assert doubts("w-0.gpt", "10.0.0.1")
     assert doubts("w-0.gpt", "10.0.0.1")
     assert said == ["w-0 takes another ssh key: the Secret was replaced, and its new key comes soon"]
-    monkeypatch.setattr(module, "NEW_KEY", 0.0)
-    impatient = Doubts(pod(tmp_path), said.append)
-    assert impatient("w-0.gpt", "10.0.0.1")
+    clock.sleep(NEW_KEY)
+    assert doubts("w-0.gpt", "10.0.0.1")
+    clock.sleep(1.0)
     with pytest.raises(OrtflowError, match="ssh Secret was replaced, and its key has not come"):
-        impatient("w-0.gpt", "10.0.0.1")
+        doubts("w-0.gpt", "10.0.0.1")
     tell(pod(tmp_path), "w-0", Witness("10.0.0.1", 5.0, key=key))
     assert not doubts("w-0.gpt", "10.0.0.1")
     tell(pod(tmp_path), "w-0", Witness("10.0.0.1", 5.0))

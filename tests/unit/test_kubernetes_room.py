@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import signal
-import threading
-import time
 from pathlib import Path
 
 import pytest
+from fake_clock import FakeClock
 
 from ortflow.launchers.kubernetes import room
 from ortflow.launchers.kubernetes.room import await_room
@@ -29,24 +27,27 @@ def full(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
 
 def test_room_that_comes(tmp_path: Path, full: list[bool]) -> None:
     run, told = RunDir(tmp_path), list[OutOfDisk]()
-    threading.Timer(0.5, full.clear).start()
-    begun = time.monotonic()
-    await_room(run, 20.0, told.append)
-    assert 0.4 < time.monotonic() - begun < 10
+    clock = FakeClock()
+    begun = clock.now
+    clock.after(300.0, full.clear)
+    await_room(run, 600.0, told.append, clock)
+    assert clock.now - begun == pytest.approx(300.0, abs=1.0)
     assert [str(one) for one in told] == [f"out of disk on {tmp_path}, 0.1 MB needed"]
     assert Notice(run.heartbeat).read() is None
 
 
 def test_no_room(tmp_path: Path, full: list[bool]) -> None:
     with pytest.raises(OutOfDisk):
-        await_room(RunDir(tmp_path), 0.3, lambda lack: None)
+        await_room(RunDir(tmp_path), 600.0, lambda lack: None, FakeClock())
     assert Notice(RunDir(tmp_path).heartbeat).read() is not None
 
 
 def test_told_to_end(tmp_path: Path, full: list[bool]) -> None:
-    threading.Timer(0.3, lambda: os.kill(os.getpid(), signal.SIGTERM)).start()
+    clock = FakeClock()
+    clock.after(300.0, lambda: signal.raise_signal(signal.SIGTERM))
     with pytest.raises(Preempted):
-        await_room(RunDir(tmp_path), 20.0, lambda lack: None)
+        await_room(RunDir(tmp_path), 600.0, lambda lack: None, clock)
+    assert sum(clock.sleeps) < 301.0
 
 
 def test_room_enough(tmp_path: Path) -> None:

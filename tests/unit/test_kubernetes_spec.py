@@ -12,9 +12,9 @@ from run_files import SMALL, spec_of, told
 
 from ortflow.manifests.kubernetes import Placement, documents, dump
 from ortflow.workflow.errors import Faults, UserError
-from ortflow.workflow.spec.check import check
-from ortflow.workflow.spec.kubernetes_check import require
-from ortflow.workflow.spec.load import read_run_file
+from ortflow.workflow.spec.checks.check import check
+from ortflow.workflow.spec.checks.kubernetes import require
+from ortflow.workflow.spec.file.load import read_run_file
 from ortflow.workflow.spec.problem import dotted
 
 HERE = "backends.kubernetes."

@@ -19,9 +19,9 @@ from ortflow.launchers.prepare import prepare
 from ortflow.workflow.errors import UserError
 from ortflow.workflow.events import EventLog
 from ortflow.workflow.rundir import RunDir
-from ortflow.workflow.spec.check import check
-from ortflow.workflow.spec.load import load_run_file
-from ortflow.workflow.spec.paths import moved, resolve_paths
+from ortflow.workflow.spec.checks.check import check
+from ortflow.workflow.spec.file.load import load_run_file
+from ortflow.workflow.spec.file.paths import moved, resolve_paths
 from ortflow.workflow.spec.run import RunSpec
 
 
@@ -119,6 +119,15 @@ def test_a_run_that_only_refused_its_input_makes_way(tmp_path: Path) -> None:
         ours.run.record_attempt(event="end", attempt=0, outcome="user_error", next="stop")
     take(submission(tmp_path, gradient_accumulation=2))
     assert load_run_file(wanted.run.run_file).train.gradient_accumulation == 2
+
+
+def test_a_run_file_that_a_killed_launcher_left_half_written_makes_way(tmp_path: Path) -> None:
+    wanted = submission(tmp_path)
+    wanted.run.root.mkdir(parents=True)
+    wanted.run.lock.touch()
+    (wanted.run.root / ".run.yaml.a1b2c3d4").write_text("name: g")
+    take(wanted)
+    assert load_run_file(wanted.run.run_file) == wanted.spec
 
 
 def test_what_is_no_run_directory_is_refused(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from ortflow.launchers.lines import duration, line, size
+from ortflow.launchers.lines import duration, format_event, size
 from ortflow.launchers.live import LiveView, panel
 from ortflow.launchers.memory import oom_kills
 from ortflow.launchers.plain import PlainView
@@ -33,7 +33,7 @@ def told(*records: dict[str, Any], every: int = 1) -> tuple[Progress, list[str]]
     progress, lines = Progress(total_steps=100), []
     for record in records:
         progress.apply(record)
-        text = line(record, progress, every)
+        text = format_event(record, progress, every)
         if text is not None:
             lines.append(text)
     return progress, lines

@@ -20,10 +20,10 @@ from slurm_scripts import CASES, FOUR, GOLDEN, PLAIN
 from ortflow.manifests.slurm import Placement, launch, script
 from ortflow.manifests.slurm import settings as variables
 from ortflow.workflow.errors import UserError
+from ortflow.workflow.spec.checks.slurm import check_slurm
+from ortflow.workflow.spec.checks.slurm_flags import OWN_DIRECTIVES
 from ortflow.workflow.spec.run import RunSpec
 from ortflow.workflow.spec.slurm import DirectiveName
-from ortflow.workflow.spec.slurm_check import check_slurm
-from ortflow.workflow.spec.slurm_flags import OWN_DIRECTIVES
 
 cases = pytest.mark.parametrize("name", [*CASES])
 

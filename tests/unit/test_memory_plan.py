@@ -18,12 +18,12 @@ from run_files import spec_of
 from small_network import save_model
 from tiny_runs import Tiny
 
+from ortflow.workflow.assembly.build import build_graphs
 from ortflow.workflow.data.write import record_batch, write_set
 from ortflow.workflow.forecast import activations, forecast
-from ortflow.workflow.graph.arena import UNIT, Arena
-from ortflow.workflow.graph.build import build_graphs
-from ortflow.workflow.graph.concrete import concrete
-from ortflow.workflow.graph.memory_plan import length, peak_of, sizes_of
+from ortflow.workflow.graph.memory.arena import UNIT, Arena
+from ortflow.workflow.graph.memory.concrete import concrete
+from ortflow.workflow.graph.memory.plan import length, peak_of, sizes_of
 from ortflow.workflow.onnx_runtime import onnxruntime
 from ortflow.workflow.trainer.builder import write_forms
 

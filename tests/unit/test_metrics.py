@@ -12,9 +12,9 @@ from graph_build_models import built, linear, run_file, save_model, value
 from onnx import helper
 
 from ortflow.workflow.errors import UserError
-from ortflow.workflow.graph.metrics import with_outputs
+from ortflow.workflow.graph.objective.metrics import with_outputs
 from ortflow.workflow.progress import Progress
-from ortflow.workflow.spec.check import check
+from ortflow.workflow.spec.checks.check import check
 from ortflow.workflow.spec.metrics import METRICS, Metric, Watched, higher_is_better, perplexity
 from ortflow.workflow.spec.train import EarlyStop
 from ortflow.workflow.steps.early_stop import judge

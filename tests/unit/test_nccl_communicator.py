@@ -5,13 +5,14 @@ from __future__ import annotations
 import ctypes
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import numpy as np
 import pytest
+from fake_clock import FakeClock
 from fake_cuda import FakeCuda, fake_device
 
-from ortflow.workflow.comm import nccl, nccl_watch
 from ortflow.workflow.comm.nccl import IN_PROGRESS, NcclCommunicator, NcclError
 from ortflow.workflow.comm.solo import SoloCommunicator
 from ortflow.workflow.device.cuda import CudaDevice
@@ -97,10 +98,7 @@ class Init:
         return self._library._code("ncclCommInitRankConfig")
 
 
-@pytest.fixture(autouse=True)
-def soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(nccl_watch.Watch.__init__, "__defaults__", (0.01,))
-    monkeypatch.setattr(nccl, "LOOK", 0.001)
+communicator = partial(NcclCommunicator, period=0.01)
 
 
 @pytest.fixture
@@ -124,7 +122,7 @@ def until(happened: Callable[[], object]) -> None:
 
 def test_sums_are_queued_and_the_world_is_left_in_order(device: CudaDevice) -> None:
     library, below = FakeNccl(), Below()
-    world = NcclCommunicator(below, device, library, 60)
+    world = communicator(below, device, library, 60)
     buffer = device.allocate(10, np.float32)
     buffer.fill(3)
     world.all_reduce(buffer)
@@ -139,7 +137,7 @@ def test_calls_that_go_on_in_the_background_are_waited_for(device: CudaDevice) -
     library = FakeNccl()
     library.answers = {"ncclCommInitRankConfig": IN_PROGRESS}
     library.states = [IN_PROGRESS] * 5 + [0]
-    world = NcclCommunicator(Below(), device, library, 60)
+    world = communicator(Below(), device, library, 60)
     assert library.states == [0]
     library.answers["ncclAllReduce"] = IN_PROGRESS
     world.all_reduce(device.allocate(10, np.float32))
@@ -149,8 +147,11 @@ def test_calls_that_go_on_in_the_background_are_waited_for(device: CudaDevice) -
 def test_ranks_that_do_not_find_each_other_are_given_up(device: CudaDevice) -> None:
     library = FakeNccl()
     library.answers, library.states = {"ncclCommInitRankConfig": IN_PROGRESS}, [IN_PROGRESS]
-    with pytest.raises(NcclError, match=r"took longer than 0\.05 s: a rank cannot reach .*NCCL_SOCKET_IFNAME"):
-        NcclCommunicator(Below(), device, library, 0.05)
+    clock = FakeClock()
+    begun = clock.now
+    with pytest.raises(NcclError, match=r"took longer than 60 s: a rank cannot reach .*NCCL_SOCKET_IFNAME"):
+        communicator(Below(), device, library, 60, clock=clock)
+    assert clock.now - begun == pytest.approx(60, abs=1)
     assert library.calls[-1] == "ncclCommAbort"
 
 
@@ -159,12 +160,12 @@ def test_an_error_of_the_start_is_told_with_its_cause(device: CudaDevice) -> Non
     library.answers = {"ncclCommInitRankConfig": 2}
     library.last = b"Error while creating shared memory segment /dev/shm/nccl-1: No space left on device"
     with pytest.raises(NcclError, match="ncclCommInitRankConfig: /dev/shm is too small or full"):
-        NcclCommunicator(Below(), device, library, 60)
+        communicator(Below(), device, library, 60)
 
 
 def test_a_sum_that_never_comes_ends_the_wait_with_a_sentence(cuda: FakeCuda, device: CudaDevice) -> None:
     library = FakeNccl()
-    world = NcclCommunicator(Below(), device, library, 0.05)
+    world = communicator(Below(), device, library, 0.05)
     buffer = device.allocate(10, np.float32)
     readback = device.readback(buffer)
     cuda.failing["cudaEventQuery"] = NOT_READY
@@ -185,7 +186,7 @@ def test_a_sum_that_never_comes_ends_the_wait_with_a_sentence(cuda: FakeCuda, de
 
 def test_an_error_that_comes_later_ends_the_wait(device: CudaDevice) -> None:
     library = FakeNccl()
-    world = NcclCommunicator(Below(), device, library, None)
+    world = communicator(Below(), device, library, None)
     buffer = device.allocate(10, np.float32)
     world.all_reduce(buffer)
     library.last = b"socketProgress: Connection closed by remote peer node2<41234>"
@@ -197,7 +198,7 @@ def test_an_error_that_comes_later_ends_the_wait(device: CudaDevice) -> None:
 
 def test_sums_that_take_their_time_are_waited_for(cuda: FakeCuda, device: CudaDevice) -> None:
     library = FakeNccl()
-    world = NcclCommunicator(Below(), device, library, 30)
+    world = communicator(Below(), device, library, 30)
     buffer = device.allocate(10, np.float32)
     cuda.failing["cudaEventQuery"] = NOT_READY
     for _ in range(3):

@@ -12,9 +12,9 @@ import pytest
 from onnx.reference import ReferenceEvaluator
 from onnx.reference.op_run import OpRun
 
-from ortflow.workflow.cuda import DOMAIN
 from ortflow.workflow.fusion.groups import fuse
 from ortflow.workflow.graph.autodiff.compose import compose
+from ortflow.workflow.graph.domains import CUDA_DOMAIN
 from ortflow.workflow.layout import ALIGNMENT
 from ortflow.workflow.optim.gradient import FACTOR, gradient_graph, queued_gradient_graph
 from ortflow.workflow.optim.graph import optimizer_graph
@@ -87,7 +87,7 @@ def test_a_gradient_of_no_use_is_nan_throughout(wrong: dict[str, float]) -> None
 class SquareSum(OpRun):
     """By definition, in place of the GPU's kernel."""
 
-    op_domain = DOMAIN
+    op_domain = CUDA_DOMAIN
 
     def _run(self, values: Any) -> tuple[Any]:
         return (np.sum(values.astype(np.float64) ** 2, keepdims=True),)

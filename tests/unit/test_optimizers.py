@@ -11,7 +11,7 @@ from ortflow.workflow.layout import FlatIndex, Tensor
 from ortflow.workflow.memory import HELP
 from ortflow.workflow.optim.graph import UPDATES, optimizer_graph
 from ortflow.workflow.optim.segments import segments
-from ortflow.workflow.spec.keys import choices
+from ortflow.workflow.spec.file.keys import choices
 from ortflow.workflow.spec.optimizers import OPTIMIZERS, Optimizer, moments
 from ortflow.workflow.spec.train import TrainSection
 

@@ -24,13 +24,13 @@ from ortflow.cli.data import app
 from ortflow.launchers.locks import hold
 from ortflow.launchers.stop import write_request
 from ortflow.workflow import owned
+from ortflow.workflow.assembly.files import write_files
 from ortflow.workflow.data import write
 from ortflow.workflow.data.dataset import Dataset
 from ortflow.workflow.errors import UserError
 from ortflow.workflow.events import EventLog
-from ortflow.workflow.graph import build
+from ortflow.workflow.graph.export.inference import export_inference
 from ortflow.workflow.graph.head import check_export, check_model_to_train, read_head
-from ortflow.workflow.graph.inference import export_inference
 from ortflow.workflow.graph.types import GraphSet
 from ortflow.workflow.layout import FlatIndex
 from ortflow.workflow.rank import hold_ranks_lock
@@ -282,7 +282,7 @@ def test_graphs_are_not_written_into_a_linked_folder(tmp_path: Path) -> None:
     (tmp_path / "models" / "train.onnx").write_text("precious")
     (tmp_path / "graphs").symlink_to(tmp_path / "models")
     with pytest.raises(UserError, match="is a link"):
-        build._write(GraphSet(tmp_path / "graphs", FlatIndex.place([]), ()), {"train.onnx": b"ours"}, {})
+        write_files(GraphSet(tmp_path / "graphs", FlatIndex.place([]), ()), {"train.onnx": b"ours"}, {})
     assert tree(tmp_path / "models") == {"train.onnx": b"precious".hex()}
 
 

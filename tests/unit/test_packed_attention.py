@@ -10,6 +10,7 @@ import numpy as np
 import onnx
 import onnxruntime as ort
 import pytest
+from composed_attention import compose_attention
 from cuda_composed import composed
 from graph_build_models import built
 from onnx import numpy_helper, parser
@@ -17,10 +18,9 @@ from safetensors.numpy import load_file
 
 from ortflow.workflow.fusion import halved as form
 from ortflow.workflow.fusion.packed import pack
-from ortflow.workflow.graph.attention import GRADIENT, OPERATOR
-from ortflow.workflow.graph.autodiff.compose_attention import compose_attention
+from ortflow.workflow.graph.attention.find import GRADIENT, OPERATOR
 from ortflow.workflow.graph.autodiff.reverse import differentiate
-from ortflow.workflow.graph.edit import attributes_of
+from ortflow.workflow.graph.ir.edit import attributes_of
 from ortflow.workflow.graph.types import half_of
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "examples" / "gpt"))

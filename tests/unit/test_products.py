@@ -13,18 +13,18 @@ from onnx import TensorProto, helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
 from onnx.reference.op_run import OpRun
 
-from ortflow.workflow.cuda import DOMAIN
 from ortflow.workflow.cuda.operators import Tensor
 from ortflow.workflow.cuda.product import shape_of
 from ortflow.workflow.errors import OrtflowError
 from ortflow.workflow.fusion.products import put_products
-from ortflow.workflow.graph import shapes
+from ortflow.workflow.graph.domains import CUDA_DOMAIN
+from ortflow.workflow.graph.ir import shapes
 
 HALF = TensorProto.FLOAT16
 
 
 class Product(OpRun):
-    op_domain = DOMAIN
+    op_domain = CUDA_DOMAIN
 
     def _run(self, a: Any, b: Any, bias: Any = None, turn_a: int = 0, turn_b: int = 0) -> tuple[Any]:
         made = (a.T if turn_a else a).astype(np.float32) @ (b.T if turn_b else b).astype(np.float32)

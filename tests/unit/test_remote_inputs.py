@@ -18,7 +18,7 @@ from ortflow.launchers.remote.connection import Connection
 from ortflow.launchers.remote.inputs import Item, Named, external_data, item, named, prepare_files
 from ortflow.launchers.remote.login import BOOTSTRAP, Login
 from ortflow.workflow.errors import UserError
-from ortflow.workflow.spec.load import load_run_file
+from ortflow.workflow.spec.file.load import load_run_file
 
 RUN = """\
 name: here

@@ -8,7 +8,7 @@ from pathlib import Path
 import yaml
 
 from ortflow.manifests.slurm import Placement, script
-from ortflow.workflow.spec.load import load_run_file
+from ortflow.workflow.spec.file.load import load_run_file
 from ortflow.workflow.spec.run import RunSpec
 
 PLACEMENT = Placement(Path("/s/runs/r"), "/p/python", "/p/python", "none", "id", code=Path("/s/it's/code/abc"))

@@ -8,6 +8,7 @@ import pickle
 from pathlib import Path
 
 import pytest
+from fake_clock import FakeClock
 
 from ortflow.workflow.errors import OrtflowError, UserError
 from ortflow.workflow.room import BLOCK, Notice, OutOfDisk, has_room, is_full, out_of_disk, wait_for_room
@@ -92,5 +93,7 @@ def test_a_wait_ends_with_room_or_a_wish_to_leave(tmp_path: Path) -> None:
     assert wait_for_room(there, notice, 5.0, lambda: False)
     never = OutOfDisk(tmp_path, 1 << 60)
     assert not wait_for_room(never, notice, 60.0, lambda: True)
-    assert not wait_for_room(never, notice, 0.3, lambda: False)
+    clock = FakeClock()
+    assert not wait_for_room(never, notice, 600.0, lambda: False, clock)
+    assert sum(clock.sleeps) == pytest.approx(600.0, abs=1.0)
     assert str(notice.read()) == str(never), "it lasts"

@@ -22,7 +22,7 @@ from ortflow.workflow.runtime_check import remember, verify
 from ortflow.workflow.runtime_check.behaviour import BEHAVIOURS
 from ortflow.workflow.runtime_check.case import Case
 from ortflow.workflow.runtime_check.remember import runtime_here
-from ortflow.workflow.runtime_check.settings import DEFAULTS, Outcome, Settings, merged
+from ortflow.workflow.sessions.settings import DEFAULTS, Outcome, Settings, merged
 from ortflow.workflow.signals import StopFlag
 from ortflow.workflow.spec.base import Section
 from ortflow.workflow.steps.configure import configure
@@ -114,7 +114,7 @@ def test_it_is_made_once(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert second.seconds is None
     runtime_here(afresh=True, check=check)
     assert check.times == 2
-    monkeypatch.setattr(remember, "_processor", lambda: iter(["another"]))
+    monkeypatch.setattr(remember, "processor_identity", lambda: iter(["another"]))
     runtime_here(check=check)
     assert check.times == 3
     assert len(list(cache.iterdir())) == 2

@@ -117,7 +117,7 @@ SUBMITTING = {"event": "submitting", "launcher": "slurm", "submission": "a1"}
 SUBMIT = {"event": "submit", "launcher": "slurm", "submission": "a1", "job": "7"}
 AGAIN = {"event": "submit", "launcher": "slurm", "submission": "b2", "job": "8"}
 FOLLOWS = {"event": "submit", "launcher": "slurm", "job": "9", "follows": "7"}
-CANCELLED = {"event": "stop", "outcome": "preempted", "asked": "cancel", "why": "asked to by ortflow cancel"}
+CANCELLED = {"event": "stop", "outcome": "preempted", "asked": "cancel", "why": "requested by ortflow cancel"}
 
 
 @pytest.mark.parametrize(
@@ -129,7 +129,7 @@ CANCELLED = {"event": "stop", "outcome": "preempted", "asked": "cancel", "why": 
         ([SUBMITTING, SUBMIT, FOLLOWS], "9", "ortflow a1", None),
         ([SUBMITTING, SUBMIT, AGAIN], "7", "ortflow a1", "submitted again since, as job 8"),
         ([SUBMITTING, SUBMIT, AGAIN], "7", "", "submitted again since, as job 8"),
-        ([SUBMITTING, SUBMIT, CANCELLED], "7", "ortflow a1", "has ended: asked to by ortflow cancel"),
+        ([SUBMITTING, SUBMIT, CANCELLED], "7", "ortflow a1", "has ended: requested by ortflow cancel"),
         ([SUBMITTING, SUBMIT, CANCELLED, {**SUBMITTING, "submission": "b2"}], "8", "ortflow b2", None),
     ],
 )

@@ -117,7 +117,7 @@ def test_chains_by_name(place: Path) -> None:
         ("finished", {}, 0),
         ("failure", {"why": "the budget of 3 failures is spent"}, 1),
         ("user_error", {}, 2),
-        ("preempted", {"asked": "cancel", "why": "asked to by ortflow cancel"}, 75),
+        ("preempted", {"asked": "cancel", "why": "requested by ortflow cancel"}, 75),
     ],
 )
 def test_following_to_the_end(place: Path, outcome: str, fields: dict[str, str], code: int) -> None:

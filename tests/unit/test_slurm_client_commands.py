@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+from played_slurm import Played
 
-from ortflow.launchers.slurm import commands
 from ortflow.launchers.slurm.commands import Answer, NoAnswer, Refused, Settings, Slurm, outside_of_jobs, run_here
 from ortflow.workflow.errors import EXIT_FAILURE, EXIT_USER, UserError
 
@@ -57,12 +57,11 @@ def test_a_controller_that_is_away(path: Path, words: str) -> None:
     assert words in str(raised.value)
 
 
-def test_a_command_that_hangs_is_given_up(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(commands, "PATIENCE", 0.3)
+def test_a_command_that_hangs_is_given_up(path: Path) -> None:
     write(path, "squeue", "exec sleep 30")
     begun = time.monotonic()
     with pytest.raises(NoAnswer, match="squeue had no answer within"):
-        Slurm().mine()
+        Slurm().mine(0.3)
     assert time.monotonic() - begun < 5
 
 
@@ -73,10 +72,8 @@ def test_a_plugin_that_does_not_load(path: Path) -> None:
     assert Slurm().starts_with("pmix")
 
 
-def test_a_plugin_has_loaded_where_the_controller_does_not_answer(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(commands, "GLANCE", 0.3)
-    write(path, "srun", "exec sleep 30")
-    assert Slurm().starts_with("pmi2")
+def test_a_plugin_has_loaded_where_the_controller_does_not_answer() -> None:
+    assert Played(away="hung").slurm.starts_with("pmi2")
 
 
 @pytest.mark.parametrize(("said", "job"), [("123", "123"), ("123;cluster", "123"), ("Submitted batch job 77", "77")])

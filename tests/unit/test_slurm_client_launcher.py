@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import sys
-import time
 from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
@@ -16,31 +15,22 @@ from played_slurm import Played, late
 from slurm_scripts import common
 
 from ortflow.launchers.base import Submission, launcher_name
-from ortflow.launchers.batch import history, submitting
-from ortflow.launchers.batch.submitting import InDoubt
+from ortflow.launchers.batch import history
+from ortflow.launchers.batch.history import SETTLE
+from ortflow.launchers.batch.submitting import PATIENCE, PAUSE, InDoubt
 from ortflow.launchers.records import State
-from ortflow.launchers.slurm import launcher, probe, sbatch, status
+from ortflow.launchers.slurm import probe
 from ortflow.launchers.slurm.commands import Answer, NoAnswer
 from ortflow.launchers.slurm.jobs import Job
-from ortflow.launchers.slurm.launcher import SlurmLauncher, SlurmRequest
+from ortflow.launchers.slurm.launcher import LOOK, SlurmLauncher, SlurmRequest
+from ortflow.launchers.slurm.sbatch import settings
 from ortflow.workflow.errors import UserError
 from ortflow.workflow.room import Notice, OutOfDisk
 from ortflow.workflow.rundir import RunDir
-from ortflow.workflow.spec.dump import dump_run_file
-from ortflow.workflow.spec.load import load_run_file
-from ortflow.workflow.spec.paths import resolve_paths
+from ortflow.workflow.spec.file.dump import dump_run_file
+from ortflow.workflow.spec.file.load import load_run_file
+from ortflow.workflow.spec.file.paths import resolve_paths
 from ortflow.workflow.spec.run import RunSpec
-
-
-@pytest.fixture(autouse=True)
-def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Clocks are played too."""
-    monkeypatch.setattr(submitting, "PAUSE", 0.01)
-    monkeypatch.setattr(submitting, "PATIENCE", 0.3)
-    for module in (submitting, status):
-        monkeypatch.setattr(module, "SETTLE", 0.2)
-    monkeypatch.setattr(launcher, "KILL", 0.1)
-    monkeypatch.setattr(launcher, "LOOK", 0.05)
 
 
 def submission(folder: Path, name: str = "gpt", **sections: Any) -> Submission:
@@ -188,10 +178,10 @@ def test_waiting_for_a_controller(tmp_path: Path) -> None:
 
 def test_a_controller_that_hangs_leaves_a_doubt(tmp_path: Path) -> None:
     played, wanted = Played(away="hung"), submission(tmp_path)
-    begun = time.monotonic()
+    begun = played.clock.now
     with pytest.raises(InDoubt, match=r"may have taken the job or not.*ortflow status.*starts no second one"):
         submit(played, wanted)
-    assert time.monotonic() - begun < 5
+    assert played.clock.now - begun <= PATIENCE
     assert events(wanted.run) == ["submitting"], "the directory stays: a job may need it"
     told = SlurmLauncher(played.slurm).status(wanted.run)
     assert told.state is State.PENDING
@@ -230,7 +220,7 @@ def test_another_try_once_it_surely_does_not_come(tmp_path: Path) -> None:
     def lost_once(one: Played, job: Job) -> Answer | None:
         return late(Played(), job) if len(one.scripts) == 1 else None
 
-    played, wanted = Played(on_sbatch=lost_once), replace(submission(tmp_path), retry=20.0)
+    played, wanted = Played(on_sbatch=lost_once), replace(submission(tmp_path), retry=60.0)
     assert submit(played, wanted) == "slurm://101"
     first, second, done = wanted.run.read_attempts()
     assert first["submission"] != second["submission"] == done["submission"], "each try can be told from the others"
@@ -254,34 +244,25 @@ def test_submitting_again_after_a_doubt_takes_the_job_that_came(tmp_path: Path) 
         submit(played, wanted)
 
 
-def test_submitting_again_at_once_waits_for_what_may_still_come(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(submitting, "SETTLE", 1.0)
+def test_submitting_again_at_once_waits_for_what_may_still_come(tmp_path: Path) -> None:
     played, wanted = Played(away="hung"), submission(tmp_path)
     with pytest.raises(InDoubt):
         submit(played, wanted)
-    played.away = None
+    played.away, begun = None, played.clock.now
     assert submit(played, wanted) == "slurm://100"
-    seconds = wanted.run.read_attempts()[1]["time"] - wanted.run.read_attempts()[0]["time"]
-    assert seconds >= 1.0
+    assert SETTLE <= played.clock.now - begun <= SETTLE + PAUSE
 
 
 @pytest.mark.parametrize("ahead", [300.0, -300.0])
-def test_a_doubt_that_a_machine_with_another_clock_has_left(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ahead: float
-) -> None:
+def test_a_doubt_that_a_machine_with_another_clock_has_left(tmp_path: Path, ahead: float) -> None:
     """Our own clock has to see the seconds pass: by the other's they are over, or never will be."""
-    monkeypatch.setattr(submitting, "SETTLE", 1.0)
     played, wanted = Played(away="hung"), submission(tmp_path)
     with pytest.raises(InDoubt):
         submit(played, wanted)
-    played.away = None
-    now = time.time
-    monkeypatch.setattr(submitting.time, "time", lambda: now() + ahead)
-    begun = time.monotonic()
+    played.away, begun = None, played.clock.now
+    played.clock.ahead += ahead
     assert submit(played, wanted) == "slurm://100"
-    assert 1.0 <= time.monotonic() - begun < 100
+    assert SETTLE <= played.clock.now - begun <= SETTLE + PAUSE
 
 
 def test_a_run_that_had_failed_and_is_submitted_into_a_doubt(tmp_path: Path) -> None:
@@ -320,7 +301,7 @@ def test_a_submission_that_never_came_into_the_queue(tmp_path: Path) -> None:
     wanted.run.record_attempt(event="submitting", launcher="slurm", submission="newest")
     told = SlurmLauncher(played.slurm).status(wanted.run)
     assert (told.state, told.waits) == (State.PENDING, "sbatch did not answer: the job may still enter the queue")
-    time.sleep(0.25)
+    played.clock.sleep(SETTLE)
     told = SlurmLauncher(played.slurm).status(wanted.run)
     assert told.state is State.LOST
     assert "did not enter the queue" in (told.cause or "")
@@ -707,7 +688,7 @@ def test_a_log_is_followed_while_the_job_is_in_the_queue(tmp_path: Path) -> None
         log.write_text(text)
         assert next(lines) == text.strip()
     played.away = "dead"
-    time.sleep(0.1)
+    played.clock.sleep(LOOK)
     with log.open("a") as file:
         file.write("third\n")
     assert next(lines) == "third", "a controller that is away ends nothing"
@@ -916,7 +897,7 @@ def test_the_environment_does_not_change_what_the_script_says(tmp_path: Path) ->
         "SBATCH_PARTITION": "b", "SBATCH_TIMELIMIT": "2", "SBATCH_REQUEUE": "1", "SBATCH_MEM_PER_NODE": "3",
         "SBATCH_ARRAY_INX": "0-3", "SBATCH_WAIT": "1", "SBATCH_ACCOUNT": "mine", "PYTHONPATH": "lib:/abs", "HOME": "/h",
     }  # fmt: skip
-    changes = sbatch.settings(script, environment, tmp_path)
+    changes = settings(script, environment, tmp_path)
     taken_away = {name for name, value in changes.items() if value is None}
     assert taken_away == {
         "SBATCH_PARTITION", "SBATCH_TIMELIMIT", "SBATCH_REQUEUE", "SBATCH_MEM_PER_NODE", "SBATCH_ARRAY_INX",

@@ -19,7 +19,7 @@ from ortflow.launchers.slurm.outcome import begin_job, leave_result, newest_job,
 from ortflow.launchers.slurm.parameters import KEYS, NEVER, OTHERS, overrides, renamed
 from ortflow.workflow.errors import Faults
 from ortflow.workflow.rundir import OWN_FILES, RunDir
-from ortflow.workflow.spec.dump import dump_run_file
+from ortflow.workflow.spec.file.dump import dump_run_file
 
 
 def test_every_parameter_of_submitit_is_known() -> None:

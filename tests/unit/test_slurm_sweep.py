@@ -16,10 +16,9 @@ from slurm_scripts import CASES, PLAIN, common
 
 from ortflow.cli import sweep as cli
 from ortflow.cli.sweep_table import results
-from ortflow.launchers.batch import submitting
 from ortflow.launchers.batch.submitting import InDoubt
 from ortflow.launchers.records import State
-from ortflow.launchers.slurm import launcher, requeue, status, sweep, sweep_cancel
+from ortflow.launchers.slurm import requeue, sweep, sweep_cancel
 from ortflow.launchers.slurm.commands import Answer, NoAnswer
 from ortflow.launchers.slurm.jobs import Job
 from ortflow.launchers.slurm.launcher import SlurmLauncher
@@ -30,9 +29,9 @@ from ortflow.manifests.slurm import launch, script
 from ortflow.manifests.slurm.placement import TASK
 from ortflow.workflow.errors import Faults, UserError
 from ortflow.workflow.rundir import RunDir
-from ortflow.workflow.spec.combinations import combinations, read_axes
-from ortflow.workflow.spec.dump import dump_run_file
-from ortflow.workflow.spec.load import load_run_file
+from ortflow.workflow.spec.file.combinations import combinations, read_axes
+from ortflow.workflow.spec.file.dump import dump_run_file
+from ortflow.workflow.spec.file.load import load_run_file
 
 RUN = """\
 name: gpt
@@ -42,16 +41,6 @@ train: {steps: 10, optimizer: {name: sgd, lr: 0.1}}
 """
 RATES = "train.optimizer.lr=1e-3,3e-4"
 FINISHED = {"outcome": "finished", "next": "stop", "cause": "finished"}
-
-
-@pytest.fixture(autouse=True)
-def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Clocks are played too."""
-    for module in (submitting, status, sweep):
-        monkeypatch.setattr(module, "SETTLE", 0.2)
-    monkeypatch.setattr(submitting, "PAUSE", 0.01)
-    monkeypatch.setattr(submitting, "PATIENCE", 0.3)
-    monkeypatch.setattr(launcher, "KILL", 0.1)
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from run_files import spec_of
 
-from ortflow.workflow.spec.check import CHECKS, check
+from ortflow.workflow.spec.checks.check import CHECKS, check
 from ortflow.workflow.spec.problem import dotted
 
 ADAMW = {"name": "adamw", "lr": 0.001}

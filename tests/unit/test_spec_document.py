@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from ortflow.workflow.spec.document import DEPTH_LIMIT, SIZE_LIMIT, parse_document, read_document
-from ortflow.workflow.spec.scalars import scalar
+from ortflow.workflow.spec.file.document import DEPTH_LIMIT, SIZE_LIMIT, parse_document, read_document
+from ortflow.workflow.spec.file.scalars import scalar
 
 
 def problems(text: str) -> list[tuple[int | None, str]]:

@@ -11,8 +11,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from run_files import FULL, SMALL, spec_of
 
-from ortflow.workflow.spec.dump import dump_run_file
-from ortflow.workflow.spec.load import load_run_file
+from ortflow.workflow.spec.file.dump import dump_run_file
+from ortflow.workflow.spec.file.load import load_run_file
 from ortflow.workflow.spec.run import RunSpec
 
 text = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), min_size=1, max_size=100) | (

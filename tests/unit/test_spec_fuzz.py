@@ -7,7 +7,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from run_files import FULL, told
 
-from ortflow.workflow.spec.keys import every_key
+from ortflow.workflow.spec.file.keys import every_key
 
 LINES = FULL.splitlines()
 VALUES = [

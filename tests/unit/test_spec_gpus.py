@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from run_files import spec_of
 
-from ortflow.workflow.spec.check import check
-from ortflow.workflow.spec.gpu_check import is_slice
+from ortflow.workflow.spec.checks.check import check
+from ortflow.workflow.spec.checks.gpus import is_slice
 from ortflow.workflow.spec.problem import dotted
 
 ONE, EIGHT = {"gpus_per_rank": 1}, {"gpus_per_rank": 1, "ranks_per_node": 8}

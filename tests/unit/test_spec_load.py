@@ -7,10 +7,10 @@ import re
 from pathlib import Path
 
 import pytest
-from run_files import FULL, SMALL, told
+from run_files import FULL, SMALL, check_run_file, told
 
 from ortflow.workflow.errors import Faults
-from ortflow.workflow.spec.load import check_run_file, load_run_file
+from ortflow.workflow.spec.file.load import load_run_file
 from ortflow.workflow.spec.optimizers import Adam
 
 

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 import yaml
-from run_files import FULL, SMALL, spec_of
+from run_files import FULL, SMALL, check_run_file, spec_of
 
-from ortflow.workflow.spec.load import check_run_file, load_run_file
-from ortflow.workflow.spec.paths import check_files, resolve_paths, run_directory
+from ortflow.workflow.spec.file.load import load_run_file
+from ortflow.workflow.spec.file.paths import check_files, resolve_paths, run_directory
 
 
 def test_each_path_is_relative_to_its_own_folder(tmp_path: Path) -> None:

@@ -12,11 +12,11 @@ import pytest
 from documentation import DOCS, writer_of
 from run_files import told
 
-from ortflow.workflow.spec import load
-from ortflow.workflow.spec.help import fill
-from ortflow.workflow.spec.keys import every_key, sections, tags
-from ortflow.workflow.spec.schema import run_file_schema
-from ortflow.workflow.spec.shorthand import forms_of
+from ortflow.workflow.spec.file import load
+from ortflow.workflow.spec.file.help import fill
+from ortflow.workflow.spec.file.keys import every_key, sections, tags
+from ortflow.workflow.spec.file.schema import run_file_schema
+from ortflow.workflow.spec.file.shorthand import forms_of
 
 PAGE = (DOCS / "run-file.md").read_text(encoding="utf-8")
 

@@ -9,14 +9,14 @@ from typing import Any, get_args
 import pytest
 from run_files import SMALL, spec_of, told
 
-from ortflow.workflow.spec.check import check
-from ortflow.workflow.spec.load import load_run_file
-from ortflow.workflow.spec.paths import resolve_paths
+from ortflow.workflow.spec.checks.check import check
+from ortflow.workflow.spec.checks.slurm_flags import OWN_DIRECTIVES
+from ortflow.workflow.spec.checks.slurm_syntax import gpus_in
+from ortflow.workflow.spec.file.load import load_run_file
+from ortflow.workflow.spec.file.paths import resolve_paths
+from ortflow.workflow.spec.file.schema import run_file_schema
 from ortflow.workflow.spec.problem import dotted
-from ortflow.workflow.spec.schema import run_file_schema
 from ortflow.workflow.spec.slurm import DirectiveName
-from ortflow.workflow.spec.slurm_flags import OWN_DIRECTIVES
-from ortflow.workflow.spec.slurm_syntax import gpus_in
 
 NAME = "use letters, digits and . _ - + @ / : = , only, a letter or digit first"
 NODES = "write names with commas and ranges in brackets, such as node[1-4,7],big3"

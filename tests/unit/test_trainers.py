@@ -11,10 +11,10 @@ from run_files import SMALL, spec_of, told
 
 from ortflow.workflow.errors import UserError
 from ortflow.workflow.rundir import RunDir
-from ortflow.workflow.spec.dump import dump_run_file
-from ortflow.workflow.spec.load import load_run_file
+from ortflow.workflow.spec.file.dump import dump_run_file
+from ortflow.workflow.spec.file.load import load_run_file
+from ortflow.workflow.spec.file.schema import run_file_schema
 from ortflow.workflow.spec.run import RunSpec
-from ortflow.workflow.spec.schema import run_file_schema
 from ortflow.workflow.trainer import Report
 from ortflow.workflow.trainer.builder import GraphBuilder
 from ortflow.workflow.trainers import builder_of, installed, load_builder

@@ -15,14 +15,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ortflow.workflow.checkpoint.tensors import PAGE, FileLayout
+from ortflow.workflow.memory import KEPT
 
 if TYPE_CHECKING:
     from ortflow.workflow.device import Buffer
 
 CHUNK = 8 << 20
 """Bytes of a piece: long enough for the disk to run at its full speed."""
-KEPT = 256 << 20
-"""Bytes of the memory that is kept."""
 
 
 class Image:

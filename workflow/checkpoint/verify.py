@@ -92,18 +92,6 @@ def verify(store: CheckpointStore, step: int) -> list[Damaged]:
     return check_contents(store, manifest, _discard)
 
 
-def newest_whole(store: CheckpointStore, on_reject: OnReject | None = None) -> int | None:
-    """The newest step whose checkpoint is whole, every byte of it read; what is passed over is reported."""
-    for step in reversed(store.steps()):
-        faults = verify(store, step)
-        if not faults:
-            return step
-        if on_reject:
-            for fault in faults:
-                on_reject(fault)
-    return None
-
-
 def _check_sense(manifest: Manifest, step: int) -> None:
     if manifest.step != step:
         raise ValueError(f"is that of step {manifest.step}")

@@ -69,8 +69,9 @@ class Writer:
         rank: int,
         world_size: int,
         attempt: int,
+        duty: float = DUTY,
     ) -> None:
-        self._store, self._attempt = store, attempt
+        self._store, self._attempt, self._duty = store, attempt, duty
         self._name = file_name(rank)
         self._layout = file_layout(specs(buffers), rank, world_size)
         self._image = Image(self._layout, buffers)
@@ -130,7 +131,8 @@ class Writer:
             try:
                 self._image.copy()
                 path = self._store.begin(step, self._attempt) / self._name
-                record = FileRecord(self._name, self.size, write_file(path, self._image, self.size, self._hurry))
+                digest = write_file(path, self._image, self.size, self._hurry, self._duty)
+                record = FileRecord(self._name, self.size, digest)
             finally:
                 self._image.released.set()
         except Exception as error:  # noqa: BLE001 - whatever a device or a disk raises ends the save, not the run
@@ -147,11 +149,11 @@ class Writer:
         return time.perf_counter() - self._started
 
 
-def write_file(path: Path, image: Image, size: int, hurry: threading.Event) -> str:
+def write_file(path: Path, image: Image, size: int, hurry: threading.Event, duty: float) -> str:
     """Write and fsync the first `size` bytes of an image; returns their hash.
 
     Past the page cache where the file system can: it costs no second copy and pushes nothing of the data out.
-    Once the buffers may change, and until `hurry` is set, pauses keep the use of a core under DUTY. A lower priority
+    Once the buffers may change, and until `hurry` is set, pauses keep the use of a core under `duty`. A lower priority
     would do that too, but starves on a busy machine and cannot be raised again when a signal makes the save urgent.
     """
     hashing, done = xxhash.xxh3_128(), 0
@@ -163,7 +165,7 @@ def write_file(path: Path, image: Image, size: int, hurry: threading.Event) -> s
             hashing.update(piece[: size - done])
             done += len(piece)
             if image.released.is_set() and not hurry.is_set():
-                pause = (time.thread_time() - used) / DUTY - (time.perf_counter() - wall)
+                pause = (time.thread_time() - used) / duty - (time.perf_counter() - wall)
                 hurry.wait(max(0.0, pause))
             wall, used = time.perf_counter(), time.thread_time()
         os.ftruncate(descriptor, size)

@@ -24,21 +24,6 @@ class Communicator(Protocol):
     def all_reduce(self, buffer: Buffer) -> None:
         """Sum over the ranks, in place."""
 
-    def reduce_scatter(self, buffer: Buffer, out: Buffer) -> None:
-        """Sum over the ranks; each keeps its equal share in `out`."""
-
-    def all_gather(self, buffer: Buffer, out: Buffer) -> None:
-        """Each rank's equal share, one after the other, in `out`."""
-
-    def broadcast(self, buffer: Buffer, root: int = 0) -> None:
-        """The root's values, everywhere."""
-
-    def send(self, buffer: Buffer, to: int) -> None:
-        """To one rank, which calls `receive`."""
-
-    def receive(self, buffer: Buffer, source: int) -> None:
-        """From one rank, which calls `send`."""
-
     def barrier(self) -> None:
         """Wait for all."""
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import ctypes
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 
 _SIZES = (65536, 16384, 4096, *range(1032, 56, -16))
@@ -20,13 +20,13 @@ free blocks of each size apart, for requests of that size alone (tcache)."""
 
 
 @contextmanager
-def fresh_memory(environment: Mapping[str, str] = os.environ) -> Iterator[None]:
+def fresh_memory() -> Iterator[None]:
     """While it is entered, the C heap's free blocks are taken, so that new ones come from the kernel and are zero.
 
     Does nothing outside a step of srun, and without glibc.
     """
     libc = ctypes.CDLL(None)
-    if not {"PMI_FD", "SLURM_STEP_ID"} <= set(environment) or not hasattr(libc, "malloc_trim"):
+    if not {"PMI_FD", "SLURM_STEP_ID"} <= set(os.environ) or not hasattr(libc, "malloc_trim"):
         yield
         return
     libc.malloc.restype = libc.sbrk.restype = ctypes.c_void_p

@@ -64,26 +64,6 @@ class MpiCommunicator:
         for start in range(0, array.size, CHUNK):
             self._world.Allreduce(self._mpi.IN_PLACE, array[start : start + CHUNK], op=self._mpi.SUM)
 
-    def reduce_scatter(self, buffer: Buffer, out: Buffer) -> None:
-        """Sum over the ranks; each keeps its equal share."""
-        self._world.Reduce_scatter_block(_host(buffer), _host(out), op=self._mpi.SUM)
-
-    def all_gather(self, buffer: Buffer, out: Buffer) -> None:
-        """Equal shares, one after the other."""
-        self._world.Allgather(_host(buffer), _host(out))
-
-    def broadcast(self, buffer: Buffer, root: int = 0) -> None:
-        """The root's values, everywhere."""
-        self._world.Bcast(_host(buffer), root=root)
-
-    def send(self, buffer: Buffer, to: int) -> None:
-        """To one rank, which calls `receive`."""
-        self._world.Send(_host(buffer), dest=to)
-
-    def receive(self, buffer: Buffer, source: int) -> None:
-        """From one rank, which calls `send`."""
-        self._world.Recv(_host(buffer), source=source)
-
     def barrier(self) -> None:
         """Wait for all."""
         self._world.Barrier()

@@ -9,12 +9,12 @@ from __future__ import annotations
 import ctypes
 import glob
 import site
-import time
 from collections.abc import Sequence
 from typing import Any
 
+from ortflow.workflow.clock import SYSTEM_CLOCK, Clock
 from ortflow.workflow.comm import Communicator
-from ortflow.workflow.comm.nccl_watch import Watch
+from ortflow.workflow.comm.nccl_watch import PERIOD, Watch
 from ortflow.workflow.comm.nccl_words import sentence
 from ortflow.workflow.comm.staged import StagedCommunicator
 from ortflow.workflow.device import Buffer
@@ -66,12 +66,20 @@ class Config(ctypes.Structure):
 class NcclCommunicator(StagedCommunicator):
     """The ranks of `below`, each with a GPU of its own. Collective: all ranks make it together.
 
-    A sum that takes longer than `limit` seconds ends in an error.
+    A sum that takes longer than `limit` seconds ends in an error, which is looked for every `period` seconds.
     """
 
-    def __init__(self, below: Communicator, device: CudaDevice, library: Any, limit: float | None = None) -> None:
+    def __init__(
+        self,
+        below: Communicator,
+        device: CudaDevice,
+        library: Any,
+        limit: float | None = None,
+        period: float = PERIOD,
+        clock: Clock = SYSTEM_CLOCK,
+    ) -> None:
         super().__init__(below)
-        self._nccl, self._device = library, device
+        self._nccl, self._device, self._clock = library, device, clock
         self._world = ctypes.c_void_p()
         self._watch: Watch | None = None
         unique = UniqueId()
@@ -93,7 +101,7 @@ class NcclCommunicator(StagedCommunicator):
             "ncclCommInitRankConfig", ctypes.byref(self._world), below.world_size, unique, below.rank,
             ctypes.byref(config),
         )  # fmt: skip
-        self._watch = Watch(device, self._fault, self._end, limit)
+        self._watch = Watch(device, self._fault, self._end, limit, period)
         device.after_wait = self._well
 
     def all_reduce(self, buffer: Buffer) -> None:
@@ -146,15 +154,15 @@ class NcclCommunicator(StagedCommunicator):
         return "" if state in (0, IN_PROGRESS) else self._words("a sum over the ranks", state)
 
     def _call(self, name: str, *arguments: Any) -> None:
-        code, begun, pause = int(getattr(self._nccl, name)(*arguments)), time.monotonic(), FIRST_LOOK
+        code, begun, pause = int(getattr(self._nccl, name)(*arguments)), self._clock.monotonic(), FIRST_LOOK
         while code == IN_PROGRESS:
-            if time.monotonic() - begun > self._limit:
+            if self._clock.monotonic() - begun > self._limit:
                 self._end()
                 raise NcclError(
                     f"{name} of NCCL's took longer than {self._limit:g} s: a rank cannot reach the others; set "
                     "NCCL_DEBUG=INFO, and NCCL_SOCKET_IFNAME to the interface that joins the nodes"
                 )
-            time.sleep(pause)
+            self._clock.sleep(pause)
             pause = min(2 * pause, LOOK)
             self._well()
             code = self._state()

@@ -29,7 +29,7 @@ class Watch:
         fault: Callable[[], str],
         end: Callable[[], None],
         limit: float | None,
-        period: float = PERIOD,
+        period: float,
     ) -> None:
         self._device, self._fault, self._end, self._limit, self._period = device, fault, end, limit, period
         self._under_way: collections.deque[tuple[int, float]] = collections.deque()

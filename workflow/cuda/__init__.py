@@ -4,8 +4,6 @@
 Each family of operators has a module; `table` names them all. Only GPUs need any of it.
 """
 
-DOMAIN = "ortflow.cuda"
-"""Of all of them, in model files."""
 KERNELS = ("fused", "fused_wide", "fused_flat")
 """Kernels of each fused source: for any operands; for operands whose neighbours lie in lanes; and for those of fewer
 than 2^32 elements that are whole tensors, scalars or runs, whose places take few instructions."""

@@ -17,7 +17,7 @@ from onnx import TensorProto
 from ortflow.workflow.cuda.attention_shape import HALF, MASKS, Layout, Shape, packed_shape_of, shape_of
 from ortflow.workflow.cuda.operators import Call, Tensor
 from ortflow.workflow.errors import OrtflowError, UserError
-from ortflow.workflow.graph.attention import MASKED
+from ortflow.workflow.graph.attention.find import MASKED
 
 OLDEST = 90500
 """Version of cuDNN from which on all of it is there, the deterministic gradient too."""
@@ -205,7 +205,7 @@ def source(mask: int, bias: int) -> str:
 
 
 @cache
-def _library() -> _Library:
+def cudnn_library() -> _Library:
     return _Library()
 
 
@@ -239,7 +239,7 @@ class Attention(_Node):
         operands, _, mask, shape = self.read(call, 0)
         outputs = call.output(0, shape.rows), call.output(1, shape.statistics)
         pointers = [*shape.parts([each.pointer for each in operands]), *outputs]
-        _library().run(call, forward, shape, pointers, mask)
+        cudnn_library().run(call, forward, shape, pointers, mask)
 
 
 class AttentionGrad(_Node):
@@ -255,4 +255,4 @@ class AttentionGrad(_Node):
             raise OrtflowError(f"a gradient of attention of shape {do.shape} for a result of shape {shape.rows}")
         outputs = [call.output(place, each.shape) for place, each in enumerate(operands)]
         read = [do.pointer, *shape.parts([each.pointer for each in operands]), o.pointer, stats.pointer]
-        _library().run(call, backward, shape, [*read, *shape.parts(outputs)], mask)
+        cudnn_library().run(call, backward, shape, [*read, *shape.parts(outputs)], mask)

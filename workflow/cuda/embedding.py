@@ -19,7 +19,7 @@ from ortflow.workflow.errors import OrtflowError
 _DIGIT = 10
 """Bits of an index that a pass sorts by, at most: what is counted of each fits into shared memory."""
 _THREADS = 512
-_CHUNKS = 256
+CHUNKS = 256
 """Blocks that sort, at most: each reads the counts of all."""
 _SHORTEST_RUN = 32
 _ALIGNED = 256
@@ -46,7 +46,7 @@ class TableGrad:
         bits, run = height.bit_length(), max(_SHORTEST_RUN, 1 << (math.isqrt(max(entries, 1) - 1)).bit_length())
         passes = -(-bits // _DIGIT)
         digit = -(-bits // passes)
-        chunk = _THREADS * max(1, -(-entries // (_THREADS * _CHUNKS)))
+        chunk = _THREADS * max(1, -(-entries // (_THREADS * CHUNKS)))
         chunks = -(-entries // chunk)
         lanes = vector(width, [(gradient.pointer, gradient.type), (table, call.types[0])])
         columns = columns_of(width, lanes, 32)

@@ -19,7 +19,7 @@ from ortflow.workflow.cuda.sums import finish
 from ortflow.workflow.errors import OrtflowError
 
 _EPSILON = 1e-5
-_SUMMING = 264
+SUMMING = 264
 """Blocks that sum the gradients of scale and bias: as many on every GPU, so that the sums have the same bits."""
 _ROWS_A_BLOCK = 64
 _KEPT, _WIDEST = 24, 512
@@ -83,7 +83,7 @@ class _Backward:
         types = {"G": dy.type, "X": x.type, "D": call.types[0], "R": residual.type if residual else _FLOAT}
         text = _source("norm_gradient", layout, width, self.rms, residual is not None, **types)
         columns = width if self.rms else 2 * width
-        summing = min(_SUMMING, blocks(rows, layout.at_a_time if layout.reads else _ROWS_A_BLOCK))
+        summing = min(SUMMING, blocks(rows, layout.at_a_time if layout.reads else _ROWS_A_BLOCK))
         part = call.scratch(4 * columns * max(summing, 1))
         past = residual.pointer if residual else 0
         pointers = dy.pointer, x.pointer, scale.pointer, mean, inverse, past, dx, part

@@ -15,13 +15,14 @@ from typing import TYPE_CHECKING, Any, Protocol
 import onnx
 from onnx import TensorProto, helper
 
-from ortflow.workflow.cuda import DOMAIN, KERNELS
+from ortflow.workflow.cuda import KERNELS
 from ortflow.workflow.cuda.library import operator_library
 from ortflow.workflow.cuda.nvrtc import Compiler
 from ortflow.workflow.device.cudart import CudaError
 from ortflow.workflow.errors import OrtflowError
-from ortflow.workflow.graph.edit import attributes_of
-from ortflow.workflow.graph.element_types import element_types
+from ortflow.workflow.graph.domains import CUDA_DOMAIN
+from ortflow.workflow.graph.ir.edit import attributes_of
+from ortflow.workflow.graph.ir.element_types import element_types
 
 if TYPE_CHECKING:
     from ortflow.workflow.device.cuda import CudaDevice
@@ -141,7 +142,7 @@ class Operators:
         model = onnx.ModelProto.FromString(content)
         types = element_types(model)
         for node in model.graph.node:
-            if node.domain == DOMAIN:
+            if node.domain == CUDA_DOMAIN:
                 self._bind(node, types)
         launch = ctypes.cast(self._compiler.driver.cuLaunchKernel, ctypes.c_void_p)
         callback = ctypes.cast(self._callback, ctypes.c_void_p)

@@ -10,12 +10,13 @@ from collections.abc import Mapping
 import onnx
 from onnx import TensorProto
 
-from ortflow.workflow.cuda import DOMAIN
-from ortflow.workflow.graph import shapes, speed
 from ortflow.workflow.graph.autodiff.compose import compose
-from ortflow.workflow.graph.edit import import_domain
+from ortflow.workflow.graph.domains import CUDA_DOMAIN
+from ortflow.workflow.graph.ir import shapes
+from ortflow.workflow.graph.ir.edit import import_domain
+from ortflow.workflow.graph.ir.rewriter import Rewriter
+from ortflow.workflow.graph.optimize import speed
 from ortflow.workflow.kernels import cross_entropy, norm, softmax, table
-from ortflow.workflow.kernels.rewriter import Rewriter
 
 HALF: Mapping[str, tuple[frozenset[int], frozenset[int]]] = {
     "LayerNormalization": (frozenset({0}), frozenset({0})),
@@ -53,7 +54,7 @@ def place(model: onnx.ModelProto) -> onnx.ModelProto:
     """
     copy = onnx.ModelProto()
     copy.CopyFrom(model)
-    rewriter = Rewriter(copy.graph, DOMAIN)
+    rewriter = Rewriter(copy.graph, CUDA_DOMAIN)
     for node in rewriter.nodes("Identity"):
         rewriter.pass_by(node)
     _norms(rewriter)
@@ -62,11 +63,11 @@ def place(model: onnx.ModelProto) -> onnx.ModelProto:
     _tables(rewriter)
     softmax.put(rewriter)
     for node in rewriter.all_nodes():
-        for name in node.output if node.domain == DOMAIN else ():
+        for name in node.output if node.domain == CUDA_DOMAIN else ():
             # Of some, inference has not found the shape.
             rewriter.describe(name, TensorProto.FLOAT, None)
     rewriter.finish()
-    import_domain(copy, DOMAIN)
+    import_domain(copy, CUDA_DOMAIN)
     return copy
 
 

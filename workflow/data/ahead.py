@@ -23,12 +23,13 @@ _WORTHWHILE_SECONDS = 5e-4
 class ReadAhead(Generic[Item]):
     """Iterates the items of `groups`, with up to `depth` groups made in advance.
 
+    A caller that takes longer than `worthwhile` seconds between two items has the next ones read in the background.
     A context manager: leaving it stops the thread.
     """
 
-    def __init__(self, groups: Iterable[Sequence[Item]], depth: int) -> None:
+    def __init__(self, groups: Iterable[Sequence[Item]], depth: int, worthwhile: float = _WORTHWHILE_SECONDS) -> None:
         self._groups = iter(groups)
-        self._depth = depth
+        self._depth, self._worthwhile = depth, worthwhile
         self._ready: deque[Item] = deque()
         self._left = time.perf_counter()
         # An executor's idle thread needs no word to end with the interpreter, and its futures carry exceptions.
@@ -49,7 +50,7 @@ class ReadAhead(Generic[Item]):
 
     def _read(self) -> None:
         nothing: Sequence[Item] = ()
-        slow = time.perf_counter() - self._left > _WORTHWHILE_SECONDS
+        slow = time.perf_counter() - self._left > self._worthwhile
         # The generator runs in one thread at a time: here only when none of its groups is asked for.
         group = self._pending.popleft().result() if self._pending else next(self._groups, nothing)
         self._ready.extend(group)

@@ -16,11 +16,11 @@ import numpy as np
 from ortflow.workflow.data.ahead import ReadAhead
 from ortflow.workflow.data.dataset import Dataset
 from ortflow.workflow.data.feed import Feed, collate
+from ortflow.workflow.data.inputs import MicroBatch
 from ortflow.workflow.data.order import Indices, SampleOrder
 from ortflow.workflow.data.plan import LastBatch, Plan, Position, Step
 from ortflow.workflow.errors import UserError
 from ortflow.workflow.spec.data import DataSection
-from ortflow.workflow.trainer import MicroBatch
 
 _AHEAD = 2
 """Groups of steps read in advance."""

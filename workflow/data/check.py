@@ -16,10 +16,10 @@ import numpy.typing as npt
 from ortflow.workflow.data.dataset import Dataset
 from ortflow.workflow.data.feed import Feed
 from ortflow.workflow.data.inputs import BatchInput, Limits
-from ortflow.workflow.data.mapping import ColumnReference, parse_reference
 from ortflow.workflow.data.scan import first_outside
 from ortflow.workflow.data.schema import Column, Range
 from ortflow.workflow.errors import Faults, UserError
+from ortflow.workflow.spec.mapping import ColumnReference, parse_reference
 
 
 def check_inputs(

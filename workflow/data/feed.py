@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 
 from ortflow.workflow.data.dataset import Dataset, Indices
-from ortflow.workflow.data.mapping import ColumnReference
 from ortflow.workflow.data.schema import Array
+from ortflow.workflow.spec.mapping import ColumnReference
 
 
 @dataclass(frozen=True)

@@ -1,10 +1,13 @@
-"""What a trainer reads of every micro-batch. Plain data: `check` compares it with the columns of a set."""
+"""A micro-batch, and what a trainer reads of every one. Plain data: `check` compares it with the columns of a set."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import TYPE_CHECKING, Any, Literal
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
 
 Role = Literal["data", "label"]
 
@@ -31,3 +34,11 @@ class Limits:
     """Input -> what shorter samples are padded with; by default 0, and `ignore_index` for labels."""
     truths: Collection[str] = ()
     """Labels that are 0 or 1 where they are integers."""
+
+
+@dataclass(frozen=True)
+class MicroBatch:
+    """Arrays [samples, ...] by input, and how many of their rows are real samples: the first so many."""
+
+    arrays: Mapping[str, npt.NDArray[Any]]
+    count: int

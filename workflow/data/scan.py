@@ -8,8 +8,8 @@ from __future__ import annotations
 import numpy as np
 
 from ortflow.workflow.data.dataset import Dataset
-from ortflow.workflow.data.mapping import ColumnReference
 from ortflow.workflow.data.schema import Array, Ragged, Range
+from ortflow.workflow.spec.mapping import ColumnReference
 
 _ROWS = 1 << 12
 """Samples looked at together."""

@@ -14,9 +14,10 @@ import onnx
 
 from ortflow.workflow.fusion.groups import INPUTS, Group, groups_of
 from ortflow.workflow.fusion.half import PRODUCTS, is_large
-from ortflow.workflow.graph import walk
-from ortflow.workflow.graph.edit import described, dims_of, prune, sort_nodes
-from ortflow.workflow.graph.element_types import element_types
+from ortflow.workflow.graph.ir import walk
+from ortflow.workflow.graph.ir.edit import described, dims_of
+from ortflow.workflow.graph.ir.element_types import element_types
+from ortflow.workflow.graph.ir.order import prune, sort_nodes
 
 MOST = 16
 """Nodes that are worth a tensor less to write: Gelu's derivative has twelve."""

@@ -13,10 +13,11 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper
 
-from ortflow.workflow.cuda import DOMAIN
 from ortflow.workflow.fusion.source import BOOLS, CONDITIONS, FLOATS, STORED, kernel, lanes_of
-from ortflow.workflow.graph.edit import constants_of, described, dims_of, import_domain, prune, sort_nodes
-from ortflow.workflow.graph.element_types import element_types
+from ortflow.workflow.graph.domains import CUDA_DOMAIN
+from ortflow.workflow.graph.ir.edit import constants_of, described, dims_of, import_domain
+from ortflow.workflow.graph.ir.element_types import element_types
+from ortflow.workflow.graph.ir.order import prune, sort_nodes
 
 OPERATOR = "Fused"
 INPUTS, OUTPUTS = 12, 6
@@ -42,7 +43,7 @@ def fuse(model: onnx.ModelProto) -> tuple[onnx.ModelProto, int]:
         source = kernel(members, used, group.outputs, scalars, types)
         made = helper.make_node(
             OPERATOR, used, group.outputs, f"{members[-1].name or members[-1].output[0]}/fused_{number}",
-            domain=DOMAIN, source=source, lanes=lanes_of((*used, *group.outputs), types),
+            domain=CUDA_DOMAIN, source=source, lanes=lanes_of((*used, *group.outputs), types),
             **_dependences(members, used, group.outputs),
         )  # fmt: skip
         copy.graph.node.append(made)
@@ -62,7 +63,7 @@ def fuse(model: onnx.ModelProto) -> tuple[onnx.ModelProto, int]:
     copy.graph.node.extend(final)
     sort_nodes(copy.graph)
     prune(copy.graph)
-    import_domain(copy, DOMAIN)
+    import_domain(copy, CUDA_DOMAIN)
     return copy, taken
 
 

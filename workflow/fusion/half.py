@@ -14,11 +14,12 @@ from math import prod
 import onnx
 from onnx import TensorProto, helper
 
-from ortflow.workflow.cuda import DOMAIN
 from ortflow.workflow.fusion.groups import Dims, Group, groups_of
-from ortflow.workflow.graph import walk
-from ortflow.workflow.graph.edit import MICROSOFT, described, dims_of, prune, sort_nodes
-from ortflow.workflow.graph.element_types import element_types
+from ortflow.workflow.graph.domains import CUDA_DOMAIN, MICROSOFT
+from ortflow.workflow.graph.ir import walk
+from ortflow.workflow.graph.ir.edit import described, dims_of
+from ortflow.workflow.graph.ir.element_types import element_types
+from ortflow.workflow.graph.ir.order import prune, sort_nodes
 
 HALVES = {"fp16": TensorProto.FLOAT16, "bf16": TensorProto.BFLOAT16}
 """`train.precision` -> element type."""
@@ -71,7 +72,7 @@ class _Pass:
             for place in group.members:
                 self._group_of[place] = group
                 self._group[self._nodes[place].output[0]] = group
-        self._outputs = {value.name for value in self._graph.output}
+        self._outputs = dict.fromkeys(str(value.name) for value in self._graph.output)
         self._makers = {name: node for node in self._nodes for name in node.output if name}
         self._crosses = self._crossing()
         self._made: list[onnx.NodeProto] = []
@@ -87,7 +88,7 @@ class _Pass:
         """Rewrite the graph."""
         for place, node in enumerate(self._nodes):
             self._put(place, node)
-        for name in self._outputs & self._native:
+        for name in self._outputs:
             self._plain(name)
         del self._graph.node[:]
         self._graph.node.extend(self._made)
@@ -98,12 +99,12 @@ class _Pass:
         copy = onnx.NodeProto.FromString(node.SerializeToString())
         self._made.append(copy)
         group = self._group_of.get(place)
-        for name in walk.inputs(node) - set(node.input):
+        for name in sorted(walk.inputs(node).difference(node.input)):
             self._plain(name)
         if self._is_product(node):
             self._inputs(copy, range(len(node.input)))
             self._make(copy, range(len(node.output)))
-        elif node.domain == DOMAIN and node.op_type in self._capable:
+        elif node.domain == CUDA_DOMAIN and node.op_type in self._capable:
             takes, gives = self._capable[node.op_type]
             alone = node.op_type in self._alone
             given, made = node.input, node.output
@@ -200,14 +201,14 @@ class _Pass:
         for place, node in enumerate(self._nodes):
             reader = self._group_of.get(place)
             movable = self._is_product(node) or self._is_mover(node) or reader is not None
-            takes = self._capable.get(node.op_type, ((), ()))[0] if node.domain == DOMAIN else ()
+            takes = self._capable.get(node.op_type, ((), ()))[0] if node.domain == CUDA_DOMAIN else ()
             for i, name in enumerate(node.input):
                 maker = self._group.get(name)
                 if maker is None or maker is reader or not (movable or i in takes):
                     continue
                 if self._is_fp32(name) and name in self._trained and self._is_large(name):
                     found.add(name)
-        return found - self._outputs
+        return found.difference(self._outputs)
 
 
 def is_large(dims: Dims | None) -> bool:

@@ -18,13 +18,13 @@ from ortflow.workflow.fusion.half import HALVES, half
 from ortflow.workflow.fusion.packed import pack
 from ortflow.workflow.fusion.products import put_products
 from ortflow.workflow.fusion.residual import add_residuals
-from ortflow.workflow.graph import speed
-from ortflow.workflow.graph.attention import attend
+from ortflow.workflow.graph.attention.find import attend
+from ortflow.workflow.graph.autodiff.expand import make_differentiable
 from ortflow.workflow.graph.autodiff.reverse import differentiate
-from ortflow.workflow.graph.edit import Editor, replace, scalar
-from ortflow.workflow.graph.expand import make_differentiable
-from ortflow.workflow.graph.on_cuda import on_cuda
-from ortflow.workflow.graph.recompute import recompute
+from ortflow.workflow.graph.ir.edit import Editor, replace, scalar
+from ortflow.workflow.graph.optimize import speed
+from ortflow.workflow.graph.optimize.on_cuda import on_cuda
+from ortflow.workflow.graph.optimize.recompute import recompute
 from ortflow.workflow.graph.types import LOSS_SCALE, LOSS_SUM
 
 SCALED = "ortflow.scaled_loss"
@@ -43,7 +43,7 @@ def halved(
     if precision == "fp16":
         _scale(forward.graph)
     else:
-        Editor(forward.graph).node("Identity", LOSS_SUM, output=SCALED)
+        Editor(forward.graph)("Identity", LOSS_SUM, output=SCALED)
     forward.graph.output.append(scalar(SCALED))
     forward, _ = make_differentiable(forward, parameters, SCALED)
     speed.before(forward.graph)
@@ -60,4 +60,4 @@ def halved(
 def _scale(graph: onnx.GraphProto) -> None:
     graph.input.append(helper.make_tensor_value_info(LOSS_SCALE, TensorProto.FLOAT, [1]))
     edit = Editor(graph)
-    edit.node("Mul", LOSS_SUM, edit.node("Squeeze", LOSS_SCALE), output=SCALED)
+    edit("Mul", LOSS_SUM, edit("Squeeze", LOSS_SCALE), output=SCALED)

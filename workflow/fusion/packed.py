@@ -12,12 +12,13 @@ from dataclasses import dataclass
 
 import onnx
 
-from ortflow.workflow.cuda import DOMAIN
-from ortflow.workflow.graph import shapes, walk
-from ortflow.workflow.graph.attention import GRADIENT, OPERATOR
+from ortflow.workflow.graph.attention.find import GRADIENT, OPERATOR
 from ortflow.workflow.graph.autodiff.sizes import Size, unified
-from ortflow.workflow.graph.edit import Editor, attributes_of, described, prune, replace, sort_nodes
-from ortflow.workflow.graph.writer import attribute, set_attribute
+from ortflow.workflow.graph.domains import CUDA_DOMAIN
+from ortflow.workflow.graph.ir import shapes, walk
+from ortflow.workflow.graph.ir.edit import Editor, attributes_of, described, replace
+from ortflow.workflow.graph.ir.order import prune, sort_nodes
+from ortflow.workflow.graph.ir.replacement import attribute, set_attribute
 
 _AXES = 3
 """Of the projection: batch, tokens, width."""
@@ -127,7 +128,12 @@ class _View:
         for node in self._nodes(names[0]):
             place = 1 if node.op_type == GRADIENT else 0
             given, others = list(node.input[place : place + 3]), [*node.input[:place], *node.input[place + 3 :]]
-            if node.domain == DOMAIN and node.op_type in found and given == list(names) and not set(names) & {*others}:
+            if (
+                node.domain == CUDA_DOMAIN
+                and node.op_type in found
+                and given == list(names)
+                and not set(names) & {*others}
+            ):
                 found[node.op_type] += [] if any(attribute(node, "heads_first", [])) else [node]
         known = {id(node) for nodes in found.values() for node in nodes}
         if len(found[OPERATOR]) != 1 or any(set(each) != known for each in readers):
@@ -190,9 +196,9 @@ def _read_packed(edit: Editor, shape: onnx.NodeProto, packed: str, tail: Sequenc
     first, last, _ = slice(flags.get("start", 0), flags.get("end")).indices(leading + len(tail))
     rest, inputs = tail[max(first - leading, 0) : max(last - leading, 0)], []
     if first < min(last, leading):
-        inputs.append(edit.node("Shape", packed, start=first, end=min(last, leading)))
+        inputs.append(edit("Shape", packed, start=first, end=min(last, leading)))
     if rest or not inputs:
-        inputs.append(edit.integers(*rest))
+        inputs.append(edit.ints(*rest))
     shape.op_type, shape.input[:] = "Concat", inputs
     del shape.attribute[:]
     set_attribute(shape, "axis", 0)

@@ -11,9 +11,9 @@ from dataclasses import dataclass, replace
 import onnx
 from onnx import TensorProto
 
-from ortflow.workflow.cuda import DOMAIN
-from ortflow.workflow.graph.edit import MICROSOFT, attributes_of, described, import_domain
-from ortflow.workflow.kernels.rewriter import Rewriter, width_of
+from ortflow.workflow.graph.domains import CUDA_DOMAIN, MICROSOFT
+from ortflow.workflow.graph.ir.edit import attributes_of, described, import_domain
+from ortflow.workflow.graph.ir.rewriter import Rewriter, width_of
 
 _TURNED = [1, 0]
 _PLAIN = {"transBatchA", "transBatchB"}
@@ -34,13 +34,13 @@ def put_products(model: onnx.ModelProto, kind: int) -> onnx.ModelProto:
     """A copy with Product for each product of halves, of the element type `kind`, whose second factor is a matrix."""
     copy = onnx.ModelProto()
     copy.CopyFrom(model)
-    rewriter = Rewriter(copy.graph, DOMAIN)
+    rewriter = Rewriter(copy.graph, CUDA_DOMAIN)
     types = {name: found.type.tensor_type.elem_type for name, found in described(copy.graph).items()}
     for node in [*rewriter.nodes("MatMul"), *rewriter.nodes("FusedMatMul", MICROSOFT)]:
         if {types.get(name) for name in (*node.input, *node.output)} == {kind}:
             _put(rewriter, node, kind)
     rewriter.finish()
-    import_domain(copy, DOMAIN)
+    import_domain(copy, CUDA_DOMAIN)
     return copy
 
 
@@ -69,7 +69,7 @@ def _put(rewriter: Rewriter, node: onnx.NodeProto, kind: int) -> None:
         dropped += behind
         half = f"{out}/bias"
         rewriter.describe(half, kind, rewriter.dims(bias) or ())
-        rewriter.plain("Cast", [bias], half, to=kind)
+        rewriter("Cast", bias, output=half, to=kind)
         inputs.append(half)
     rewriter.drop(*dropped)
     rewriter.add("Product", inputs, [out], turn_a=int(a.turned), turn_b=int(b.turned))

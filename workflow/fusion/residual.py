@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import onnx
 
-from ortflow.workflow.cuda import DOMAIN
-from ortflow.workflow.kernels.rewriter import Rewriter
+from ortflow.workflow.graph.domains import CUDA_DOMAIN
+from ortflow.workflow.graph.ir.rewriter import Rewriter
 
 _INPUTS = {"LayerNormalizationGrad": 5, "RMSNormalizationGrad": 4}
 """Gradient of a norm -> its inputs without a residual, which comes behind them."""
@@ -19,7 +19,7 @@ def add_residuals(model: onnx.ModelProto) -> onnx.ModelProto:
     """A copy in which each sum of a norm's gradient with another value of its shape is made by the norm's node."""
     copy = onnx.ModelProto()
     copy.CopyFrom(model)
-    rewriter = Rewriter(copy.graph, DOMAIN)
+    rewriter = Rewriter(copy.graph, CUDA_DOMAIN)
     for add in rewriter.nodes("Add"):
         for dx, residual in (add.input, reversed(add.input)):
             gradient = rewriter.maker(dx)
@@ -34,7 +34,11 @@ def add_residuals(model: onnx.ModelProto) -> onnx.ModelProto:
 
 def _fits(rewriter: Rewriter, gradient: onnx.NodeProto, dx: str, residual: str) -> bool:
     """Whether the sum is all that dx is for, and the residual has its shape and can be there before it."""
-    if gradient.domain != DOMAIN or len(gradient.input) != _INPUTS.get(gradient.op_type) or gradient.output[0] != dx:
+    if (
+        gradient.domain != CUDA_DOMAIN
+        or len(gradient.input) != _INPUTS.get(gradient.op_type)
+        or gradient.output[0] != dx
+    ):
         return False
     if rewriter.only_reader(dx) is None or dx == residual:
         return False

@@ -12,7 +12,7 @@ import onnx
 from onnx import TensorProto
 
 from ortflow.workflow.cuda import KERNELS
-from ortflow.workflow.graph.edit import attributes_of
+from ortflow.workflow.graph.ir.edit import attributes_of
 
 HEAD = """\
 struct Operand {

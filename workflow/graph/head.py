@@ -37,10 +37,10 @@ class Head:
     """Its keys."""
 
 
-def check_export(path: Path, where: str = "export.path") -> None:
+def check_export(path: Path) -> None:
     """Raise UserError where a run's export would replace anything but an earlier one."""
     if os.path.lexists(path) and not is_exported(path):
-        raise _refusal(path, "a model that ortflow has exported from a run", where)
+        raise _refusal(path, "a model that ortflow has exported from a run", "export.path")
 
 
 def check_model_to_train(path: Path) -> None:

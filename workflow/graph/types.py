@@ -34,7 +34,7 @@ def with_kernels_of(graph: Path) -> Path:
 
 
 def on_cuda_of(graph: Path) -> Path:
-    """Where the same graph lies as GPUs run it (`ortflow.workflow.graph.on_cuda`), if there is one."""
+    """Where the same graph lies as GPUs run it (`ortflow.workflow.graph.optimize.on_cuda`), if there is one."""
     return graph.with_suffix(".cuda.onnx")
 
 

@@ -7,8 +7,9 @@ from math import prod
 
 import onnx
 
-from ortflow.workflow.graph.edit import MICROSOFT, attributes_of
-from ortflow.workflow.kernels.rewriter import Rewriter
+from ortflow.workflow.graph.domains import MICROSOFT
+from ortflow.workflow.graph.ir.edit import attributes_of
+from ortflow.workflow.graph.ir.rewriter import Rewriter
 
 _MOST_AXES = 3
 """Spatial axes."""
@@ -35,16 +36,16 @@ def _put_gradients(rewriter: Rewriter) -> None:
         if geometry is None or not all(rewriter.fits(name) for name in (data, weight)):
             continue
         of_data, of_weight, of_bias = [*node.output, "", ""][:3]
-        described = rewriter.integers_named(*geometry)
+        described = rewriter.ints(*geometry)
         rewriter.drop(node)
         # First what nothing waits for: its inputs can be freed before the walk goes on.
         if of_weight:
             rewriter.add("ConvWeightGrad", [described, gradient, data], [of_weight])
         if of_bias:
             others = [0, *range(2, len(dims))]
-            rewriter.plain("ReduceSum", [gradient, rewriter.integers_named(*others)], of_bias, keepdims=0)
+            rewriter("ReduceSum", gradient, rewriter.ints(*others), output=of_bias, keepdims=0)
         if of_data:
-            shape = rewriter.plain("Shape", [data], f"{of_data}/shape")
+            shape = rewriter("Shape", data, output=f"{of_data}/shape")
             rewriter.add("ConvDataGrad", [described, shape, gradient, weight], [of_data])
 
 
@@ -60,7 +61,7 @@ def _put_forward(rewriter: Rewriter) -> None:
             continue
         axes = len(dims) - 2
         behind = list(attributes_of(node).get("pads", []))[axes:] or [0] * axes
-        described = rewriter.integers_named(*geometry), rewriter.integers_named(*behind)
+        described = rewriter.ints(*geometry), rewriter.ints(*behind)
         given = [*described, *(name for name in node.input if name)]
         rewriter.drop(node)
         rewriter.add("Conv", given, list(node.output))
@@ -70,7 +71,7 @@ def _put_transposed(rewriter: Rewriter) -> None:
     """A transposed convolution is the gradient of one with respect to its data; that of average pooling is one."""
     for node in rewriter.nodes("ConvTranspose"):
         x, weight, *bias = (name for name in node.input if name)
-        constant, made = rewriter.constant(weight), rewriter.dims(node.output[0]) or ()
+        constant, made = rewriter.value(weight), rewriter.dims(node.output[0]) or ()
         dims = (rewriter.dims(weight) if constant is None else constant.shape) or ()
         geometry = geometry_of(node, dims[2:])
         sizes = [size for size in made[2:] if isinstance(size, int)]
@@ -80,10 +81,10 @@ def _put_transposed(rewriter: Rewriter) -> None:
             continue
         channels = int(dims[1] or 0) * geometry[0]
         rewriter.drop(node)
-        batch = rewriter.plain("Shape", [x], f"{node.output[0]}/batch", start=0, end=1)
-        rest = rewriter.integers_named(channels, *sizes)
-        shape = rewriter.plain("Concat", [batch, rest], f"{node.output[0]}/shape", axis=0)
-        given = [rewriter.integers_named(*geometry), shape, x, weight, *bias]
+        batch = rewriter("Shape", x, output=f"{node.output[0]}/batch", start=0, end=1)
+        rest = rewriter.ints(channels, *sizes)
+        shape = rewriter("Concat", batch, rest, output=f"{node.output[0]}/shape", axis=0)
+        given = [rewriter.ints(*geometry), shape, x, weight, *bias]
         rewriter.add("ConvDataGrad", given, list(node.output))
 
 

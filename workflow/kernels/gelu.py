@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from ortflow.workflow.graph.edit import MICROSOFT
-from ortflow.workflow.kernels.rewriter import Rewriter
+from ortflow.workflow.graph.domains import MICROSOFT
+from ortflow.workflow.graph.ir.rewriter import Rewriter
 
 _OPERATORS = {
     "Gelu": ("Gelu", 0),

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import onnx
 
+from ortflow.workflow.graph.domains import CPU_DOMAIN
+from ortflow.workflow.graph.ir.rewriter import Rewriter
 from ortflow.workflow.kernels import (
     adam,
     batch_norm,
@@ -19,7 +21,6 @@ from ortflow.workflow.kernels import (
     softmax,
     table,
 )
-from ortflow.workflow.kernels.rewriter import DOMAIN, Rewriter
 
 _MODULES = (
     convolution, pooling, batch_norm, group_norm, gelu, norm, product, softmax, table, cross_entropy, adam, scaling,
@@ -40,6 +41,6 @@ def with_kernels(model: onnx.ModelProto, length: int = 0) -> onnx.ModelProto:
         module.put(rewriter)
     recompute.put(rewriter, length)
     rewriter.finish()
-    if all(opset.domain != DOMAIN for opset in copy.opset_import):
-        copy.opset_import.append(onnx.helper.make_opsetid(DOMAIN, 1))
+    if all(opset.domain != CPU_DOMAIN for opset in copy.opset_import):
+        copy.opset_import.append(onnx.helper.make_opsetid(CPU_DOMAIN, 1))
     return copy

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from ortflow.workflow.graph.edit import MICROSOFT, attributes_of
-from ortflow.workflow.kernels.rewriter import Rewriter
+from ortflow.workflow.graph.domains import MICROSOFT
+from ortflow.workflow.graph.ir.edit import attributes_of
+from ortflow.workflow.graph.ir.rewriter import Rewriter
 
 
 def put(rewriter: Rewriter) -> None:
-    """Replace what `graph.group_norm` found."""
+    """Replace what `graph.optimize.group_norm` found."""
     for node in rewriter.nodes("GroupNormalization", MICROSOFT):
         if rewriter.fits(node.input[0]):
             flags, y = attributes_of(node), node.output[0]

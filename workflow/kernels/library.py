@@ -26,8 +26,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-_SOURCES = Path(__file__).parent
-_FLAGS = (
+SOURCES = Path(__file__).parent
+FLAGS = (
     *("-shared", "-fPIC", "-O3", "-std=gnu11", "-w"),
     # Where the innermost loop begins decides on 6% of a step.
     "-falign-loops=64",
@@ -41,13 +41,13 @@ LEVELS: dict[str, dict[str, tuple[str, ...]]] = {
     "arm64": {"NEON": ()},
 }
 """Machine -> level -> instruction sets, as Linux and compilers call them; the first that the processor has is taken."""
-_BROUGHT = (_SOURCES, Path(sys.prefix, "share", "ortflow", "kernels"))
+BROUGHT = (SOURCES, Path(sys.prefix, "share", "ortflow", "kernels"))
 """Where a wheel and an image keep what was compiled when they were built."""
 _ENTRY = "RegisterCustomOps"
 """What ONNX Runtime calls."""
 _SECONDS = 300
 _STALE = 3600
-_MARK = ".ortflow-kernels"
+MARK = ".ortflow-kernels"
 """Empty file in a folder in which a compiler works."""
 
 
@@ -80,13 +80,13 @@ def library_at(level: str) -> Library:
     """The library for one of the processor's levels, compiled if need be. Never raises, as `find_library`."""
     machine = platform.machine()
     name, ours = _name(machine, level), f"ortflow's own, for {level}"
-    for folder in (*_BROUGHT, *cache_folders("kernels")):
+    for folder in (*BROUGHT, *cache_folders("kernels")):
         if (folder / name).exists() and _fault(folder / name) is None:
             return Library(folder / name, ours)
     reason = "there is no C compiler: `pip install 'ortflow[kernels]'` brings one"
     for folder in cache_folders("kernels"):
         for compiler in compilers():
-            fault = _compile(compiler, machine, level, folder)
+            fault = compile_kernels(compiler, machine, level, folder)
             if fault is None:
                 return Library(folder / name, ours)
             reason = f"{shlex.join(compiler)} failed: {fault}"
@@ -105,8 +105,8 @@ def levels() -> list[str]:
 
 def source_key() -> str:
     """A hash of the sources and of how they are compiled, whatever the processor."""
-    key = hashlib.sha256(repr((_FLAGS, LEVELS)).encode())
-    for source in sorted(_SOURCES.glob("*.[ch]")):
+    key = hashlib.sha256(repr((FLAGS, LEVELS)).encode())
+    for source in sorted(SOURCES.glob("*.[ch]")):
         key.update(source.read_bytes())
     return key.hexdigest()
 
@@ -155,12 +155,12 @@ def compilers() -> Iterator[list[str]]:
         yield [sys.executable, "-m", "ziglang", "cc"]
 
 
-def _compile(compiler: Sequence[str], machine: str, level: str, folder: Path) -> str | None:
+def compile_kernels(compiler: Sequence[str], machine: str, level: str, folder: Path) -> str | None:
     """Compile into the folder; what went wrong, in a few words, or None."""
     instructions = [f"-m{one}" for one in LEVELS[machine][level]]
-    sources = sorted(map(str, _SOURCES.glob("*.c")))
+    sources = sorted(map(str, SOURCES.glob("*.c")))
     check = _fault if machine == platform.machine() else None
-    return compile_to(folder / _name(machine, level), [*compiler, *_FLAGS, *instructions, *sources, "-lm"], check)
+    return compile_to(folder / _name(machine, level), [*compiler, *FLAGS, *instructions, *sources, "-lm"], check)
 
 
 def compile_to(
@@ -173,7 +173,7 @@ def compile_to(
     try:
         _sweep(path.parent)
         with tempfile.TemporaryDirectory(dir=path.parent, prefix="making-") as work:
-            Path(work, _MARK).touch()
+            Path(work, MARK).touch()
             made = Path(work, path.name)
             result = subprocess.run(
                 [*command, "-o", str(made), "-lpthread"],
@@ -219,7 +219,7 @@ def _fault(library: Path) -> str | None:
 def _sweep(folder: Path) -> None:
     """Take away what a compilation that was killed left: a folder with our mark in it."""
     for left in folder.glob("making-*"):
-        mark = left / _MARK
+        mark = left / MARK
         if not left.is_symlink() and mark.is_file() and time.time() - mark.stat().st_mtime > _STALE:
             shutil.rmtree(left, ignore_errors=True)
 
@@ -236,7 +236,9 @@ def main() -> int:
     )
     asked, compiler = parser.parse_args(), next(compilers(), ["cc"])
     asked.folder.mkdir(parents=True, exist_ok=True)
-    faults = {level: _compile(compiler, asked.machine, level, asked.folder) for level in LEVELS.get(asked.machine, {})}
+    faults = {
+        level: compile_kernels(compiler, asked.machine, level, asked.folder) for level in LEVELS.get(asked.machine, {})
+    }
     for level, fault in faults.items():
         if fault is not None:
             print(f"{level}: {shlex.join(compiler)} failed: {fault}", file=sys.stderr)

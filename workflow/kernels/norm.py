@@ -7,8 +7,9 @@ from typing import NamedTuple
 
 import onnx
 
-from ortflow.workflow.graph.edit import MICROSOFT, attributes_of
-from ortflow.workflow.kernels.rewriter import Rewriter, is_last_axis, width_of
+from ortflow.workflow.graph.domains import MICROSOFT
+from ortflow.workflow.graph.ir.edit import attributes_of
+from ortflow.workflow.graph.ir.rewriter import Rewriter, is_last_axis, width_of
 
 _EPSILON = 1e-5
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from math import prod
 
-from ortflow.workflow.graph.edit import MICROSOFT, attributes_of
+from ortflow.workflow.graph.domains import MICROSOFT
+from ortflow.workflow.graph.ir.edit import attributes_of
+from ortflow.workflow.graph.ir.rewriter import Rewriter
 from ortflow.workflow.kernels.convolution import MOST_PLACES, geometry_of
-from ortflow.workflow.kernels.rewriter import Rewriter
 
 
 def put(rewriter: Rewriter) -> None:
@@ -18,7 +19,7 @@ def put(rewriter: Rewriter) -> None:
         if geometry is None or prod(kernel) > MOST_PLACES or not rewriter.fits(data):
             continue
         rewriter.drop(node)
-        rewriter.add("MaxPoolGrad", [rewriter.integers_named(*geometry), gradient, data], list(node.output))
+        rewriter.add("MaxPoolGrad", [rewriter.ints(*geometry), gradient, data], list(node.output))
         pooling = rewriter.maker(indices)
         if pooling is not None and not rewriter.is_read(indices):
             # Without them it is several times as fast.

@@ -6,15 +6,16 @@ from collections.abc import Sequence
 
 import onnx
 
-from ortflow.workflow.graph.edit import MICROSOFT, attributes_of
-from ortflow.workflow.kernels.rewriter import DOMAIN, MOST_AXES, Rewriter
+from ortflow.workflow.graph.domains import CPU_DOMAIN, MICROSOFT
+from ortflow.workflow.graph.ir.edit import attributes_of
+from ortflow.workflow.graph.ir.rewriter import MOST_AXES, Rewriter
 
 
 def put(rewriter: Rewriter) -> None:
     """Replace every product of fp32 matrices."""
     for node in [*rewriter.nodes("MatMul"), *rewriter.nodes("FusedMatMul", MICROSOFT), *rewriter.nodes("Gemm")]:
         _replace(rewriter, node)
-    for node in rewriter.nodes("Product", DOMAIN):
+    for node in rewriter.nodes("Product", CPU_DOMAIN):
         _see_through(rewriter, node)
 
 

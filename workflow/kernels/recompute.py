@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import onnx
 
-from ortflow.workflow.kernels.rewriter import DOMAIN, Rewriter
+from ortflow.workflow.graph.domains import CPU_DOMAIN
+from ortflow.workflow.graph.ir.rewriter import Rewriter
 
 LONG = 512
 """Tokens from which on the memory is worth a tenth of the time of a step."""
@@ -20,7 +21,7 @@ def put(rewriter: Rewriter, length: int) -> None:
     `length` is that of an axis that may vary.
     """
     forward = rewriter.needed_by([name for name in rewriter.outputs if not name.endswith("_grad")])
-    for softmax in rewriter.nodes("Softmax", DOMAIN):
+    for softmax in rewriter.nodes("Softmax", CPU_DOMAIN):
         product, weights = rewriter.maker(softmax.input[0]), softmax.output[0]
         if product is None or id(softmax) not in forward or not _is_attention(rewriter, product, length):
             continue
@@ -39,7 +40,7 @@ def _is_attention(rewriter: Rewriter, product: onnx.NodeProto, length: int) -> b
     """A product of two values that nodes make, with a large matrix for each of a batch."""
     dims = rewriter.dims(product.output[0])
     made = [name for name in product.input if rewriter.maker(name) is not None]
-    own = product.op_type == "Product" and product.domain == DOMAIN
+    own = product.op_type == "Product" and product.domain == CPU_DOMAIN
     if not own or not len(made) == len(product.input) == 2 or dims is None or len(dims) < 3:
         return False
     return all((axis if isinstance(axis, int) else length) >= LONG for axis in dims[-2:])
@@ -54,8 +55,8 @@ def _gradients(rewriter: Rewriter, node: onnx.NodeProto, forward: set[int]) -> l
 def _when_there_is(rewriter: Rewriter, gradient: str, value: str) -> str:
     """The value itself, but not before the gradient is there: ONNX Runtime runs what it can as early as it can."""
     prefix = f"{value}.again"
-    flat = rewriter.plain("Reshape", [gradient, rewriter.integers_named(-1)], f"{prefix}.flat")
-    ends = [rewriter.integers_named(0), rewriter.integers_named(1)]
-    first = rewriter.plain("Slice", [flat, *ends], f"{prefix}.first")
-    either = rewriter.plain("IsNaN", [first], f"{prefix}.either")
-    return rewriter.plain("Where", [either, value, value], prefix)
+    flat = rewriter("Reshape", gradient, rewriter.ints(-1), output=f"{prefix}.flat")
+    ends = [rewriter.ints(0), rewriter.ints(1)]
+    first = rewriter("Slice", flat, *ends, output=f"{prefix}.first")
+    either = rewriter("IsNaN", first, output=f"{prefix}.either")
+    return rewriter("Where", either, value, value, output=prefix)

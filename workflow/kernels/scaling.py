@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ortflow.workflow.kernels.rewriter import Rewriter
+from ortflow.workflow.graph.ir.rewriter import Rewriter
 
 _OUTPUTS = ["gradients.out", "norm"]
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import onnx
 
-from ortflow.workflow.graph.edit import MICROSOFT
-from ortflow.workflow.kernels.rewriter import Rewriter, is_last_axis
+from ortflow.workflow.graph.domains import MICROSOFT
+from ortflow.workflow.graph.ir.rewriter import Rewriter, is_last_axis
 
 
 def put(rewriter: Rewriter) -> None:

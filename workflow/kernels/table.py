@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import onnx
 
-from ortflow.workflow.graph.edit import MICROSOFT, attributes_of
-from ortflow.workflow.kernels.rewriter import Rewriter
+from ortflow.workflow.graph.domains import MICROSOFT
+from ortflow.workflow.graph.ir.edit import attributes_of
+from ortflow.workflow.graph.ir.rewriter import Rewriter
 
 
 def put(rewriter: Rewriter) -> None:

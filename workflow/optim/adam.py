@@ -11,7 +11,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ortflow.workflow.optim.builder import MICROSOFT, Builder
+from ortflow.workflow.graph.domains import MICROSOFT
+from ortflow.workflow.optim.builder import Builder
 from ortflow.workflow.optim.segments import Segment
 from ortflow.workflow.spec.optimizers import Adam, Lamb, moments
 
@@ -22,8 +23,8 @@ def update(build: Builder, optimizer: Adam, segments: Sequence[Segment]) -> None
     for i, segment in enumerate(segments):
         gradients, decay = f"gradients.{i}", segment.weight_decay
         if optimizer.name == "adam" and decay:
-            decayed = build.op("Mul", f"parameters.{i}", build.constant([decay], "float32"))
-            gradients, decay = build.op("Add", gradients, decayed), 0.0
+            decayed = build("Mul", f"parameters.{i}", build.constant([decay], "float32"))
+            gradients, decay = build("Add", gradients, decayed), 0.0
         kernel(
             build,
             optimizer,
@@ -41,8 +42,8 @@ def own_steps(build: Builder, count: int) -> None:
     The kernel raises its step in place, in the memory of the graph's input: with one input for all, the second
     kernel would take the next step's bias correction.
     """
-    copies = build.op("Tile", "step", build.constant([count], "int64"))
-    build.node("Split", [copies], [f"step.{i}" for i in range(count)], axis=0, num_outputs=count)
+    copies = build("Tile", "step", build.constant([count], "int64"))
+    build.write("Split", [copies], [f"step.{i}" for i in range(count)], axis=0, num_outputs=count)
 
 
 def kernel(
@@ -58,7 +59,7 @@ def kernel(
 ) -> None:
     """Append the fused kernel, which takes `step.i`, on segment `i`: new moments and new parameters or their change."""
     kept = [f"{moment}.{i}" for moment in moments(optimizer)]
-    build.node(
+    build.write(
         "AdamOptimizer",
         [rate, f"step.{i}", f"parameters.{i}", gradients, *kept],
         [f"next_step.{i}", *(f"{moment}.out" for moment in kept), parameters_out, change_out],

@@ -11,7 +11,7 @@ import math
 
 import onnx
 
-from ortflow.workflow.cuda import DOMAIN
+from ortflow.workflow.graph.domains import CUDA_DOMAIN
 from ortflow.workflow.optim.builder import Builder
 
 EPSILON = 1e-6
@@ -33,10 +33,10 @@ def gradient_graph() -> onnx.ModelProto:
     gradients = build.input("gradients", "n")
     inverse_weight = build.input("inverse_weight", 1)
     max_norm = build.input("max_norm", 1)
-    norm = build.op("Mul", build.root(build.square_sum(gradients)), inverse_weight, out="norm")
-    allowed = build.op("Div", max_norm, build.op("Add", norm, build.constant([EPSILON], "float32")))
-    clip = build.op("Min", allowed, build.constant([1.0], "float32"))
-    build.op("Mul", gradients, build.op("Mul", inverse_weight, clip), out="gradients.out")
+    norm = build("Mul", build.root(build.square_sum(gradients)), inverse_weight, output="norm")
+    allowed = build("Div", max_norm, build("Add", norm, build.constant([EPSILON], "float32")))
+    clip = build("Min", allowed, build.constant([1.0], "float32"))
+    build("Mul", gradients, build("Mul", inverse_weight, clip), output="gradients.out")
     build.output("gradients.out", "n")
     build.output("norm", 1)
     return build.model()
@@ -54,26 +54,26 @@ def queued_gradient_graph(*, fused: bool = False) -> onnx.ModelProto:
     `fused`: the squares are summed by a kernel of ours, and in place of `gradients.out` there is FACTOR, fp32 [1], by
     which the update multiplies the gradients while it reads them (`guarded`): nothing else passes over them.
     """
-    build = Builder("gradient", domains=[DOMAIN] if fused else [])
+    build = Builder("gradient", domains=[CUDA_DOMAIN] if fused else [])
     gradients = build.input("gradients", "n")
     loss, weight = build.input("loss", 1), build.input("weight", 1)
     loss_scale = build.input("loss_scale", 1)
     max_norm = build.input("max_norm", 1)
     one, zero = build.constant([1.0], "float32"), build.constant([0.0], "float32")
-    inverse = build.op("Div", one, build.op("Mul", weight, loss_scale))
+    inverse = build("Div", one, build("Mul", weight, loss_scale))
     squares = build.own("SquareSum", gradients, onnx.TensorProto.DOUBLE) if fused else build.square_sum(gradients)
-    norm = build.op("Mul", build.root(squares), inverse, out="norm")
-    allowed = build.op("Div", max_norm, build.op("Add", norm, build.constant([EPSILON], "float32")))
-    clip = build.op("Min", allowed, one)
-    finite = [build.op("Equal", build.op("Sub", value, value), zero) for value in (loss, norm)]
-    useful = build.op("And", build.op("And", *finite), build.op("Greater", weight, zero))
+    norm = build("Mul", build.root(squares), inverse, output="norm")
+    allowed = build("Div", max_norm, build("Add", norm, build.constant([EPSILON], "float32")))
+    clip = build("Min", allowed, one)
+    finite = [build("Equal", build("Sub", value, value), zero) for value in (loss, norm)]
+    useful = build("And", build("And", *finite), build("Greater", weight, zero))
     nothing = build.constant([math.nan], "float32")
-    factor = build.op("Where", useful, build.op("Mul", inverse, clip), nothing, out=FACTOR)
-    build.op("Cast", useful, out="useful", to=onnx.TensorProto.FLOAT)
+    factor = build("Where", useful, build("Mul", inverse, clip), nothing, output=FACTOR)
+    build("Cast", useful, output="useful", to=onnx.TensorProto.FLOAT)
     if fused:
         build.output(FACTOR, 1)
     else:
-        build.op("Mul", gradients, factor, out="gradients.out")
+        build("Mul", gradients, factor, output="gradients.out")
         build.output("gradients.out", "n")
     build.output("norm", 1)
     build.output("useful", 1)

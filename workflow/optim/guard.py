@@ -8,8 +8,8 @@ from __future__ import annotations
 import onnx
 from onnx import helper
 
-from ortflow.workflow.graph import shapes
-from ortflow.workflow.graph.functions import replace_nodes
+from ortflow.workflow.graph.ir import shapes
+from ortflow.workflow.graph.ir.edit import replace
 from ortflow.workflow.optim.gradient import FACTOR
 
 GRADIENTS = "gradients."
@@ -44,7 +44,7 @@ def guarded(model: onnx.ModelProto, *, multiplied: bool = False) -> onnx.ModelPr
             is_number = f"{out}/is_number"
             nodes.append(helper.make_node("Equal", [gradients, gradients], [is_number], name=is_number))
             nodes.append(helper.make_node("Where", [is_number, value, old], [out], name=f"{out}/kept"))
-    replace_nodes(graph, nodes)
+    replace(graph.node, nodes)
     if multiplied:
         _multiply(graph)
     shapes.infer(copy, list(graph.value_info))
@@ -61,4 +61,4 @@ def _multiply(graph: onnx.GraphProto) -> None:
                 node.input[place] = f"{name}/multiplied.{len(nodes)}"
                 nodes.append(helper.make_node("Mul", [name, FACTOR], [node.input[place]], name=node.input[place]))
         nodes.append(node)
-    replace_nodes(graph, nodes)
+    replace(graph.node, nodes)

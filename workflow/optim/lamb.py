@@ -9,8 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from ortflow.workflow.graph.domains import CPU_DOMAIN
 from ortflow.workflow.optim import adam
-from ortflow.workflow.optim.builder import OWN, Builder
+from ortflow.workflow.optim.builder import Builder
 from ortflow.workflow.optim.segments import Segment
 from ortflow.workflow.spec.optimizers import Lamb, moments
 
@@ -21,11 +22,11 @@ def update(build: Builder, optimizer: Lamb, segments: Sequence[Segment]) -> None
     if build.kernels:
         for i in places:
             kept = [f"{moment}.{i}" for moment in moments(optimizer)]
-            build.node(
+            build.write(
                 "Lamb",
                 ["step", "learning_rate", f"parameters.{i}", f"gradients.{i}", *kept],
                 [*(f"{moment}.out" for moment in kept), f"parameters.{i}.out"],
-                domain=OWN,
+                domain=CPU_DOMAIN,
                 beta_1=optimizer.betas[0],
                 beta_2=optimizer.betas[1],
                 epsilon=optimizer.epsilon,
@@ -45,12 +46,12 @@ def update(build: Builder, optimizer: Lamb, segments: Sequence[Segment]) -> None
             change_out=f"change.{i}",
         )
     # One vector of ratios: a handful of scalar nodes for each parameter would double the time to build a session.
-    weights = build.op("Concat", *(build.square_sum(f"parameters.{i}") for i in places), axis=0)
-    changes = build.op("Concat", *(build.square_sum(f"change.{i}") for i in places), axis=0)
-    both = build.op("Greater", build.op("Min", weights, changes), build.constant([0.0], "float64"))
-    squared = build.op("Where", both, build.op("Div", weights, changes), build.constant([1.0], "float64"))
-    rates = build.op("Mul", build.root(squared), "learning_rate")
-    build.node("Split", [rates], [f"rate.{i}" for i in places], axis=0, num_outputs=len(segments))
+    weights = build("Concat", *(build.square_sum(f"parameters.{i}") for i in places), axis=0)
+    changes = build("Concat", *(build.square_sum(f"change.{i}") for i in places), axis=0)
+    both = build("Greater", build("Min", weights, changes), build.constant([0.0], "float64"))
+    squared = build("Where", both, build("Div", weights, changes), build.constant([1.0], "float64"))
+    rates = build("Mul", build.root(squared), "learning_rate")
+    build.write("Split", [rates], [f"rate.{i}" for i in places], axis=0, num_outputs=len(segments))
     for i in places:
-        scaled = build.op("Mul", f"change.{i}", f"rate.{i}")
-        build.op("Add", f"parameters.{i}", scaled, out=f"parameters.{i}.out")
+        scaled = build("Mul", f"change.{i}", f"rate.{i}")
+        build("Add", f"parameters.{i}", scaled, output=f"parameters.{i}.out")

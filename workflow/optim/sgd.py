@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ortflow.workflow.optim.builder import OWN, Builder
+from ortflow.workflow.graph.domains import CPU_DOMAIN
+from ortflow.workflow.optim.builder import Builder
 from ortflow.workflow.optim.segments import Segment
 from ortflow.workflow.spec.optimizers import Sgd
 
@@ -24,13 +25,13 @@ def update(build: Builder, optimizer: Sgd, segments: Sequence[Segment]) -> None:
             continue
         if segment.weight_decay:
             decay = build.constant([segment.weight_decay], "float32")
-            change = build.op("Add", change, build.op("Mul", parameters, decay))
+            change = build("Add", change, build("Mul", parameters, decay))
         if optimizer.momentum:
             momentum = build.constant([optimizer.momentum], "float32")
-            kept = build.op("Mul", f"{MOMENT}.{i}", momentum)
-            summed = build.op("Add", kept, change, out=f"{MOMENT}.{i}.out")
-            change = build.op("Add", change, build.op("Mul", summed, momentum)) if optimizer.nesterov else summed
-        build.op("Sub", parameters, build.op("Mul", change, "learning_rate"), out=f"{parameters}.out")
+            kept = build("Mul", f"{MOMENT}.{i}", momentum)
+            summed = build("Add", kept, change, output=f"{MOMENT}.{i}.out")
+            change = build("Add", change, build("Mul", summed, momentum)) if optimizer.nesterov else summed
+        build("Sub", parameters, build("Mul", change, "learning_rate"), output=f"{parameters}.out")
 
 
 def _kernel(build: Builder, optimizer: Sgd, i: int, decay: float) -> None:
@@ -39,6 +40,6 @@ def _kernel(build: Builder, optimizer: Sgd, i: int, decay: float) -> None:
     if optimizer.momentum:
         outputs = [f"parameters.{i}.out", f"{MOMENT}.{i}.out"]
         further = {"momentum": optimizer.momentum, "nesterov": int(optimizer.nesterov)}
-        build.node("SgdMomentum", [*inputs, f"{MOMENT}.{i}"], outputs, domain=OWN, decay=decay, **further)
+        build.write("SgdMomentum", [*inputs, f"{MOMENT}.{i}"], outputs, domain=CPU_DOMAIN, decay=decay, **further)
     else:
-        build.node("Sgd", inputs, [f"parameters.{i}.out"], domain=OWN, decay=decay)
+        build.write("Sgd", inputs, [f"parameters.{i}.out"], domain=CPU_DOMAIN, decay=decay)

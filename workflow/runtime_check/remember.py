@@ -15,8 +15,8 @@ from ortflow import __version__
 from ortflow.workflow.kernels.library import cache_folders
 from ortflow.workflow.onnx_runtime import onnxruntime
 from ortflow.workflow.rundir import write_atomically
-from ortflow.workflow.runtime_check.settings import Outcome, Settings
 from ortflow.workflow.runtimes import installed_runtime
+from ortflow.workflow.sessions.settings import Outcome, Settings
 
 VERSION = 1
 """Of the table and of the forms that graphs are brought to: a change of either has every machine checked again."""
@@ -70,11 +70,11 @@ def runtime_here(*, afresh: bool = False, check: Callable[[], Outcome] = verifie
 
 
 def _key(package: str, version: str) -> str:
-    identity = [str(VERSION), __version__, package, version, platform.machine(), *_processor()]
+    identity = [str(VERSION), __version__, package, version, platform.machine(), *processor_identity()]
     return hashlib.sha256("\n".join(identity).encode()).hexdigest()
 
 
-def _processor() -> Iterator[str]:
+def processor_identity() -> Iterator[str]:
     """What the first processor says it is."""
     try:
         text = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")

@@ -6,15 +6,15 @@ from collections.abc import Callable, Iterable
 
 from ortflow.workflow.device.cpu import CpuDevice
 from ortflow.workflow.errors import OrtflowError, UserError
-from ortflow.workflow.graph.fusions import avoid_wrong_forms, avoid_wrong_normalizations
-from ortflow.workflow.graph.lower import prepare
+from ortflow.workflow.graph.normalize.fusions import avoid_wrong_forms, avoid_wrong_normalizations
+from ortflow.workflow.graph.normalize.prepare import prepare
 from ortflow.workflow.onnx_runtime import onnxruntime
 from ortflow.workflow.runtime_check import images, places, products, recurrent, rows
 from ortflow.workflow.runtime_check.behaviour import BEHAVIOURS, Behaviour
 from ortflow.workflow.runtime_check.case import Case
-from ortflow.workflow.runtime_check.settings import DEFAULTS, Outcome, Settings
 from ortflow.workflow.runtimes import installed_runtime
-from ortflow.workflow.trainer.sessions import Binding, Sessions
+from ortflow.workflow.sessions.session import Binding, Sessions
+from ortflow.workflow.sessions.settings import DEFAULTS, Outcome, Settings
 
 THREADS = 2
 """Of each session: what goes wrong between threads shows."""

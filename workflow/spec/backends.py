@@ -1,6 +1,6 @@
 """The sections of the built-in launchers, which every run has: the one place of the run file that names them.
 
-Sections of other launchers join them in `ortflow.workflow.spec.installed`.
+Sections of other launchers join them in `ortflow.workflow.spec.file.installed`.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The run file's `backends.kubernetes` section: what an MPIJob needs beside `resources`.
 
-What several keys must agree on, and the syntax of the texts, is checked in `kubernetes_check`. Values marked native
+What several keys must agree on, and the syntax of the texts, is checked in `checks.kubernetes`. Values marked native
 are passed on as Kubernetes writes them.
 """
 

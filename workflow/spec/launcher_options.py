@@ -1,7 +1,7 @@
 """What a launcher's section of the run file is, `backends.NAME`: keys, their short forms, and what they must agree on.
 
 The sections of the built-in launchers derive from `LauncherOptions`, and so do those that packages bring
-(`ortflow.workflow.spec.installed`). Nothing here knows a launcher.
+(`ortflow.workflow.spec.file.installed`). Nothing here knows a launcher.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The evaluation metrics: one table of what each is computed for, how it is reduced and which way is better.
 
 Read by the run file's checks, the evaluation graph, the trainer, early stop, sweeps and the documentation. A new
-metric is an entry here and, unless it follows from the loss, its nodes in `ortflow.workflow.graph.metrics`.
+metric is an entry here and, unless it follows from the loss, its nodes in `ortflow.workflow.graph.objective.metrics`.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The run file's `backends.slurm` section: what a Slurm job needs beside `resources`.
 
-Names are Slurm's own. What several keys must agree on, and the syntax of the texts, is checked in `slurm_check`.
+Names are Slurm's own. What several keys must agree on, and the syntax of the texts, is checked in `checks.slurm`.
 """
 
 from __future__ import annotations

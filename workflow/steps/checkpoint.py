@@ -8,7 +8,6 @@ the files a checkpoint, in a thread of its own, because that waits for the disk 
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -44,7 +43,7 @@ class Saver:
     """All the checkpoints of one rank's run."""
 
     def __init__(self, context: Context) -> None:
-        self._context = context
+        self._context, self._clock = context, context.clock
         self._section = context.spec.checkpoint
         self._store = DirectoryStore(context.run_dir.root / self._section.directory)
         self._buffers = context.trainer.state()
@@ -55,7 +54,7 @@ class Saver:
         context.trainer.before_update = self._writer.wait_copied
         self._save: Save | None = None
         self._time_due = False
-        self._last_save = time.monotonic()
+        self._last_save = self._clock.monotonic()
         self._saved_step = 0
         self._distrusted: set[int] = set()
         self._commit: threading.Thread | None = None
@@ -118,7 +117,7 @@ class Saver:
     def votes(self) -> Sequence[float]:
         """This rank's numbers for the all-reduce of the next step."""
         every = self._section.every_seconds
-        time_due = self._context.leads and every is not None and time.monotonic() - self._last_save >= every
+        time_due = self._context.leads and every is not None and self._clock.monotonic() - self._last_save >= every
         status = self._writer.poll()
         return (float(status.state == "writing"), float(status.state == "failed"), float(time_due))
 
@@ -143,7 +142,7 @@ class Saver:
         step = context.progress.step
         if step == self._saved_step:
             return
-        self._last_save = time.monotonic()
+        self._last_save = self._clock.monotonic()
         self._time_due = False
         trouble = context.world.share(self._trouble() if context.leads else None)
         if trouble is not None:
@@ -151,7 +150,7 @@ class Saver:
             return
         context.progress.trainer.update(context.trainer.numbers())
         context.events.write("checkpoint_start", step=step)
-        self._save = Save(step, context.progress.to_json(), time.perf_counter())
+        self._save = Save(step, context.progress.to_json(), self._clock.monotonic())
         self._writer.start(step, urgent=not self._section.asynchronous)
         if not self._section.asynchronous:
             self.wait()
@@ -171,7 +170,7 @@ class Saver:
         All ranks; raises Preempted where they are asked to leave meanwhile.
         """
         context, seconds = self._context, self._section.wait_for_room
-        end = time.monotonic() + seconds
+        end = self._clock.monotonic() + seconds
         waits = False
         while not (saved := self.save_and_wait()) or not self._all_told():
             lack: OutOfDisk | None = context.world.share(
@@ -184,10 +183,10 @@ class Saver:
             waits = True
             if context.leads:
                 self._notice.tell(lack)
-            while not context.world.share(has_room(lack.path, lack.needed) or time.monotonic() > end):
+            while not context.world.share(has_room(lack.path, lack.needed) or self._clock.monotonic() > end):
                 context.leave_if_asked(saved=saved)
-                time.sleep(LOOK_PERIOD)
-            if context.world.share(time.monotonic() > end):
+                self._clock.sleep(LOOK_PERIOD)
+            if context.world.share(self._clock.monotonic() > end):
                 return
         if context.leads:
             self._notice.clear()
@@ -255,7 +254,7 @@ class Saver:
             full = is_full(error)
             self._outcome = {"step": save.step, "reason": str(error), "full": full}
             return
-        seconds = time.perf_counter() - save.started
+        seconds = self._clock.monotonic() - save.started
         self._outcome = {
             "step": save.step, "seconds": round(seconds, 6), "stall_seconds": round(stall, 6), "bytes": manifest.size
         }  # fmt: skip

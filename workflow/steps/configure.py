@@ -12,7 +12,7 @@ from ortflow.workflow.errors import OrtflowError, UserError
 from ortflow.workflow.events import warn
 from ortflow.workflow.plan import Plan, resolve
 from ortflow.workflow.rundir import RunDir
-from ortflow.workflow.spec.check import RESERVED
+from ortflow.workflow.spec.checks.check import RESERVED
 from ortflow.workflow.spec.run import RunSpec
 from ortflow.workflow.steps.context import Context
 from ortflow.workflow.trainer import Prepared, Report
@@ -41,23 +41,38 @@ def configure(context: Context) -> None:
 def prepare(builder: TrainerBuilder, run_dir: RunDir, spec: RunSpec, report: Report) -> None:
     """Write the plan, and what the trainer makes for all ranks. Raises OrtflowError."""
     from ortflow.workflow.data.dataset import Dataset
+    from ortflow.workflow.data.digest import digest_of
 
     if spec.export.enabled:
         check_output(run_dir, spec)
     before = plan_before(run_dir, report)
     dataset = Dataset.open(Path(spec.data.train.path))
-    samples = len(dataset)
-    if before is not None and before.samples != samples and saved(run_dir, spec):
+    samples, data = len(dataset), digest_of(dataset)
+    if before is not None:
+        _check_data(before, samples, data, spec.data.train.path, report, saved=saved(run_dir, spec))
+    earlier = None if before is None else Prepared(before.parameters, before.fingerprint, before.graphs)
+    made = builder.prepare(dataset, earlier)
+    plan = resolve(
+        spec, samples=samples, data=data, parameters=made.parameters, fingerprint=made.fingerprint, graphs=made.files
+    )
+    plan.save(run_dir.plan)
+
+
+def _check_data(before: Plan, samples: int, data: str, path: str, report: Report, *, saved: bool) -> None:
+    """Raise UserError where a run would go on from its checkpoint with other samples; warn where it starts again."""
+    if before.samples != samples:
+        other = f"{path} holds {samples} samples, and this run was begun with {before.samples}"
+    elif before.data and before.data != data:
+        other = f"{path} holds other samples than those that this run was begun with"
+    else:
+        return
+    if saved:
         raise UserError(
-            f"{spec.data.train.path} holds {samples} samples, and this run was begun with {before.samples}: "
-            "the order of an epoch would be another",
+            f"{other}: it would follow another curve",
             where="data.train.path",
             fix="give the set it was begun with, or start anew with --fresh or another name (name=NAME)",
         )
-    earlier = None if before is None else Prepared(before.parameters, before.fingerprint, before.graphs)
-    made = builder.prepare(dataset, earlier)
-    plan = resolve(spec, samples=samples, parameters=made.parameters, fingerprint=made.fingerprint, graphs=made.files)
-    plan.save(run_dir.plan)
+    report.warn(other)
 
 
 def plan_before(run_dir: RunDir, report: Report) -> Plan | None:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from ortflow.workflow.clock import SYSTEM_CLOCK, Clock
 from ortflow.workflow.comm import Communicator
 from ortflow.workflow.errors import OrtflowError, Preempted
 from ortflow.workflow.events import EventLog
@@ -36,6 +37,7 @@ class Context:
     stop: StopFlag
     events: EventLog
     fence: Fence = field(default_factory=Open)
+    clock: Clock = SYSTEM_CLOCK
     engine: Engine[Context] = field(init=False)
     builder: TrainerBuilder = field(init=False)
     """configure"""

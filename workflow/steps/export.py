@@ -32,8 +32,8 @@ from ortflow.workflow.progress import Progress
 from ortflow.workflow.ranks import Place
 from ortflow.workflow.room import Notice, OutOfDisk, wait_for_room
 from ortflow.workflow.rundir import RunDir
-from ortflow.workflow.spec.load import load_run_file
-from ortflow.workflow.spec.paths import moved
+from ortflow.workflow.spec.file.load import load_run_file
+from ortflow.workflow.spec.file.paths import moved
 from ortflow.workflow.spec.run import RunSpec
 from ortflow.workflow.steps.configure import prepare
 from ortflow.workflow.steps.context import Context
@@ -103,7 +103,7 @@ def _export_when_there_is_room(context: Context, path: Path) -> float | None:
             return context.trainer.export(path, samples(context), context.spec.export.tolerance)
         except OutOfDisk as lack:
             context.monitor.warn(f"{lack}: training is done and saved, and waits {seconds:g} s for room to export")
-            if not wait_for_room(lack, notice, seconds, lambda: context.stop):
+            if not wait_for_room(lack, notice, seconds, lambda: context.stop, context.clock):
                 if context.stop:
                     raise _Asked from None
                 raise

@@ -6,7 +6,6 @@ all-reduce, whether anybody was asked to leave and whether it is time for a chec
 
 from __future__ import annotations
 
-import time
 from itertools import takewhile
 
 from ortflow.workflow.errors import UserError
@@ -56,7 +55,7 @@ def finished(context: Context, total: int) -> bool:
 def one_step(context: Context, total: int) -> bool:
     """One optimizer step; whether any rank was asked to leave."""
     spec, progress = context.spec, context.progress
-    start = time.perf_counter()
+    start = context.clock.monotonic()
     batch = context.stream.next()
     lr = learning_rate(spec.train.schedule, spec.train.optimizer.lr, progress.step + 1, total)
     seeds = [
@@ -80,7 +79,7 @@ def one_step(context: Context, total: int) -> bool:
         progress.skipped += 1
         progress.skipped_in_a_row += not outcome.overflow
     with context.engine.within("monitor"):
-        seconds = time.perf_counter() - start
+        seconds = context.clock.monotonic() - start
         tokens = context.stream.tokens(batch, outcome.samples)
         context.monitor.step(outcome, lr=lr, seconds=seconds, epoch=epoch, tokens=tokens)
     if progress.skipped_in_a_row >= spec.train.max_skipped_steps:
@@ -104,7 +103,7 @@ def evaluation_pending(context: Context, total: int) -> bool:
 
 def evaluate(context: Context) -> bool:
     """Run the evaluation set; False where a rank was asked to leave, so that the result is none."""
-    start = time.perf_counter()
+    start = context.clock.monotonic()
     batches = takewhile(lambda batch: not context.stop, context.stream.evaluation())
     outcome = context.trainer.evaluate(batches, lambda: [float(bool(context.stop))])
     if outcome.votes[0] > 0:
@@ -113,7 +112,7 @@ def evaluate(context: Context) -> bool:
     progress.evaluated_step = progress.step
     copies = context.world.world_size if context.spec.data.eval_mode == "replicated" else 1
     with context.engine.within("monitor"):
-        context.monitor.evaluation(outcome.metrics, outcome.samples // copies, time.perf_counter() - start)
+        context.monitor.evaluation(outcome.metrics, outcome.samples // copies, context.clock.monotonic() - start)
     rule = context.spec.train.early_stop
     if rule is not None and judge(rule, progress, outcome.metrics[rule.metric], watched(rule, context.spec.data)):
         progress.stopped_early = True

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from ortflow.workflow.comm import Communicator
+from ortflow.workflow.data.inputs import MicroBatch as MicroBatch
 from ortflow.workflow.device import Buffer, Device
 from ortflow.workflow.layout import FlatIndex
 
@@ -67,14 +68,6 @@ class Prepared:
     files: Mapping[str, str] = field(default_factory=dict)
     """Hash of each file in the folder, by name, as `ortflow.workflow.kept.hashes_of` gives them. Where a file of a
     run is another one, an export of a checkpoint prepares again."""
-
-
-@dataclass(frozen=True)
-class MicroBatch:
-    """Arrays [samples, ...] by input, and how many of their rows are real samples: the first so many."""
-
-    arrays: Mapping[str, npt.NDArray[Any]]
-    count: int
 
 
 @dataclass(frozen=True)

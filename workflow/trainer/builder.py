@@ -21,7 +21,7 @@ from ortflow.workflow.graph.head import check_export
 from ortflow.workflow.graph.types import GraphSet, fused_of, on_cuda_of, placed_of, with_kernels_of
 from ortflow.workflow.kept import damage, hashes_of
 from ortflow.workflow.rundir import write_atomically
-from ortflow.workflow.runtime_check.settings import Settings, merged
+from ortflow.workflow.sessions.settings import Settings, merged
 from ortflow.workflow.spec.base import Section
 from ortflow.workflow.spec.model import BinaryCrossEntropy, CrossEntropy
 from ortflow.workflow.spec.run import RunSpec
@@ -82,8 +82,8 @@ class GraphBuilder(TrainerBuilder):
         return Prepared(trained, fingerprint, hashes_of(folder))
 
     def _build(self, length: int) -> GraphSet:
+        from ortflow.workflow.assembly.build import build_graphs
         from ortflow.workflow.graph.autodiff.compose import compose
-        from ortflow.workflow.graph.build import build_graphs
         from ortflow.workflow.kernels.graph import with_kernels
         from ortflow.workflow.optim.gradient import gradient_graph
         from ortflow.workflow.optim.graph import optimizer_graph
@@ -126,7 +126,7 @@ class GraphBuilder(TrainerBuilder):
         from safetensors.numpy import load_file
 
         from ortflow.workflow.kernels.library import library_for
-        from ortflow.workflow.trainer.sessions import Sessions
+        from ortflow.workflow.sessions.session import Sessions
 
         graphs, spec = GraphSet.load(self._context.folder), self._spec
         library = library_for(spec.kernels) if training else None
@@ -162,7 +162,7 @@ def write_forms(graphs: GraphSet) -> None:
     import onnx
 
     from ortflow.workflow.fusion.groups import fuse
-    from ortflow.workflow.graph.on_cuda import on_cuda
+    from ortflow.workflow.graph.optimize.on_cuda import on_cuda
     from ortflow.workflow.optim.gradient import queued_gradient_graph
     from ortflow.workflow.optim.guard import guarded
 

@@ -12,7 +12,7 @@ from ortflow.workflow.graph.types import GraphSet, with_kernels_of
 from ortflow.workflow.kernels.library import levels, library_for, source_key
 from ortflow.workflow.onnx_runtime import onnxruntime
 from ortflow.workflow.runtimes import installed_runtime
-from ortflow.workflow.trainer.sessions import Sessions
+from ortflow.workflow.sessions.session import Sessions
 
 
 def environment_of(graphs: GraphSet, kernels: str, sessions: Sessions) -> dict[str, str]:

@@ -18,8 +18,8 @@ from ortflow.workflow.errors import UserError
 from ortflow.workflow.graph.types import GraphSet, fused_of, half_of, on_cuda_of, with_kernels_of
 from ortflow.workflow.layout import Entry
 from ortflow.workflow.onnx_runtime import onnxruntime
+from ortflow.workflow.sessions.session import Binding, Sessions
 from ortflow.workflow.trainer.differences import SMALLEST_SCALE, Differences, Disagreement, Tensor, Vector, norm
-from ortflow.workflow.trainer.sessions import Binding, Sessions
 
 VERSION = 3
 """Of the check: a change of it has every run check again."""
@@ -180,7 +180,7 @@ class GradientCheck:
         )
 
     def _first_difference(self) -> str | None:
-        from ortflow.workflow.graph.loss_graph import common_values, maker, with_outputs
+        from ortflow.workflow.graph.objective.loss_graph import common_values, maker, with_outputs
 
         standard = self._standard.read_bytes()
         faster = (self._sessions.form_of(self._graphs.train) or self._standard).read_bytes()
@@ -229,7 +229,7 @@ class GradientCheck:
 
         A value that passes no gradient keeps what it is now: to the gradient it is a constant.
         """
-        from ortflow.workflow.graph.loss_graph import loss_graph, stopped_values, with_fixed, with_outputs
+        from ortflow.workflow.graph.objective.loss_graph import loss_graph, stopped_values, with_fixed, with_outputs
 
         train = self._standard.read_bytes()
         stopped = stopped_values(train)
@@ -256,7 +256,7 @@ class GradientCheck:
         return self._parameters.slice(entry.offset, entry.end)
 
     def _contradiction(self, names: Sequence[str], found: Disagreement) -> UserError:
-        from ortflow.workflow.graph.loss_graph import reader
+        from ortflow.workflow.graph.objective.loss_graph import reader
 
         some = ", ".join(map(repr, names[:5])) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
         return UserError(

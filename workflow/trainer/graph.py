@@ -22,12 +22,12 @@ from ortflow.workflow.memory import buffers, trim
 from ortflow.workflow.onnx_runtime import onnxruntime
 from ortflow.workflow.optim.segments import segments
 from ortflow.workflow.progress import evaluation_seed
+from ortflow.workflow.sessions.session import Binding, Sessions
 from ortflow.workflow.spec.metrics import METRICS
 from ortflow.workflow.spec.optimizers import moments
 from ortflow.workflow.spec.run import RunSpec
 from ortflow.workflow.trainer import EvaluationOutcome, MicroBatch, Report, StepOutcome, Trainer
 from ortflow.workflow.trainer.inference import export_checked
-from ortflow.workflow.trainer.sessions import Binding, Sessions
 
 SILENT = Report()
 TAIL = 64

@@ -16,13 +16,13 @@ import numpy.typing as npt
 
 from ortflow.workflow.device import Buffer
 from ortflow.workflow.errors import UserError
-from ortflow.workflow.graph.inference import as_function, export_inference
-from ortflow.workflow.graph.randomness import seed_random_operators
+from ortflow.workflow.graph.export.inference import as_function, export_inference
+from ortflow.workflow.graph.normalize.randomness import seed_random_operators
 from ortflow.workflow.graph.types import SEED, GraphSet
 from ortflow.workflow.layout import FlatIndex
 from ortflow.workflow.onnx_runtime import onnxruntime
+from ortflow.workflow.sessions.session import SESSION_ERRORS, Binding, Sessions
 from ortflow.workflow.trainer import MicroBatch
-from ortflow.workflow.trainer.sessions import SESSION_ERRORS, Binding, Sessions
 
 TOLERANCE = 1e-4
 """Largest difference where the run file names none and the model's own rounding is smaller."""

@@ -20,11 +20,11 @@ from ortflow.workflow.errors import OrtflowError
 from ortflow.workflow.graph.types import LOSS_SCALE
 from ortflow.workflow.onnx_runtime import onnxruntime
 from ortflow.workflow.optim.gradient import FACTOR
+from ortflow.workflow.sessions.session import Binding
 from ortflow.workflow.trainer import MicroBatch, StepOutcome
 from ortflow.workflow.trainer.graph import TAIL, VOTES, GraphTrainer, fault_in
 from ortflow.workflow.trainer.loss_scale import LossScale, loss_scale_of, unit_of
 from ortflow.workflow.trainer.precision_check import apart
-from ortflow.workflow.trainer.sessions import Binding
 
 NORM, USEFUL = TAIL - 2, TAIL - 1
 """Places in the tail that are filled behind the all-reduce: see `queued_gradient_graph`."""
@@ -264,7 +264,7 @@ def obstacle_in(graph: Path) -> str:
     """Why runs of a graph must not be captured; empty if they may."""
     import onnx
 
-    from ortflow.workflow.graph import walk
+    from ortflow.workflow.graph.ir import walk
 
     drawing = {node.op_type for node in walk.all_nodes(onnx.load(graph)) if node.domain in ("", "com.microsoft")}
     found = sorted(drawing & SEEDED)

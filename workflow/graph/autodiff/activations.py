@@ -6,7 +6,7 @@ At a kink the derivative is PyTorch's.
 from __future__ import annotations
 
 from ortflow.workflow.graph.autodiff.rule import Backward, Gradients, rule
-from ortflow.workflow.graph.edit import MICROSOFT
+from ortflow.workflow.graph.domains import MICROSOFT
 
 
 def _positive(b: Backward) -> str:

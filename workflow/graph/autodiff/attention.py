@@ -1,16 +1,16 @@
-"""Rule of attention as one node; `workflow.graph.attention` says what it computes."""
+"""Rule of attention as one node; `workflow.graph.attention.find` says what it computes."""
 
 from __future__ import annotations
 
-from ortflow.workflow.cuda import DOMAIN
 from ortflow.workflow.graph.autodiff.rule import Backward, Gradients, rule
-from ortflow.workflow.graph.edit import attributes_of
+from ortflow.workflow.graph.domains import CUDA_DOMAIN
+from ortflow.workflow.graph.ir.edit import attributes_of
 
 
-@rule("Attention", domain=DOMAIN)
+@rule("Attention", domain=CUDA_DOMAIN)
 def attention(b: Backward) -> Gradients:
     """One node makes the gradients of queries, keys and values. A mask has none."""
     q, k, v, *mask = b.node.input
     inputs = [b.gradient(), q, k, v, b.output(0), b.stash(1), *mask]
     flags = attributes_of(b.node)
-    yield from enumerate(b.several("AttentionGrad", 3, *inputs, domain=DOMAIN, **flags))
+    yield from enumerate(b.several("AttentionGrad", 3, *inputs, domain=CUDA_DOMAIN, **flags))

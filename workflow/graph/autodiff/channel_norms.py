@@ -6,23 +6,25 @@ Images are taken as [batch, channels, pixels] and what belongs to a channel as [
 from __future__ import annotations
 
 from ortflow.workflow.graph.autodiff.rule import Backward, Gradients, rule
-from ortflow.workflow.graph.edit import MICROSOFT
-from ortflow.workflow.graph.writer import Writer
+from ortflow.workflow.graph.domains import MICROSOFT
+from ortflow.workflow.graph.ir.replacement import Replacement
 
 _PIXELS = 2
 
 
-def flat(w: Writer, value: str) -> str:
+def flat(w: Replacement, value: str) -> str:
     """An image as [batch, channels, pixels]."""
     return w("Reshape", value, w.ints(0, 0, -1))
 
 
-def column(w: Writer, value: str) -> str:
+def column(w: Replacement, value: str) -> str:
     """A vector of the channels as [channels, 1]."""
     return w("Unsqueeze", value, w.ints(1))
 
 
-def by_batch_gradients(w: Writer, gradient: str, x: str, scale: str, mean: str, inverse: str) -> tuple[str, str, str]:
+def by_batch_gradients(
+    w: Replacement, gradient: str, x: str, scale: str, mean: str, inverse: str
+) -> tuple[str, str, str]:
     """The gradients of x, scale and bias of one normalised by the batch's mean and inverse standard deviation.
 
     With n = (x - mean) inverse and means over batch and pixels: (dy - mean(dy) - n mean(dy n)) scale inverse.
@@ -40,7 +42,7 @@ def by_batch_gradients(w: Writer, gradient: str, x: str, scale: str, mean: str, 
     return w("Reshape", found, shape), w("Mul", along, inverse), of_bias
 
 
-def _over_channels(w: Writer, value: str) -> str:
+def _over_channels(w: Replacement, value: str) -> str:
     return w("ReduceSum", value, w.ints(0, _PIXELS), keepdims=0)
 
 

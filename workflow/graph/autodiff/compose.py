@@ -6,24 +6,26 @@ from collections.abc import Callable, Mapping
 
 import onnx
 
-from ortflow.workflow.graph import shapes, tidy
 from ortflow.workflow.graph.autodiff.compose_activations import ACTIVATIONS
 from ortflow.workflow.graph.autodiff.compose_adam import OPTIMIZERS
 from ortflow.workflow.graph.autodiff.compose_groups import GROUPS
 from ortflow.workflow.graph.autodiff.compose_images import IMAGES
 from ortflow.workflow.graph.autodiff.compose_norms import NORMS
-from ortflow.workflow.graph.edit import MICROSOFT, described
-from ortflow.workflow.graph.functions import fresh_names, replace_nodes
-from ortflow.workflow.graph.origin import inherit
-from ortflow.workflow.graph.writer import Context, Writer
+from ortflow.workflow.graph.domains import MICROSOFT
+from ortflow.workflow.graph.ir import shapes
+from ortflow.workflow.graph.ir.edit import described, replace
+from ortflow.workflow.graph.ir.functions import fresh_names
+from ortflow.workflow.graph.ir.origin import inherit
+from ortflow.workflow.graph.ir.replacement import Context, Replacement
+from ortflow.workflow.graph.normalize import tidy
 
-COMPOSITIONS: dict[str, Callable[[Writer], None]] = {**ACTIVATIONS, **GROUPS, **IMAGES, **NORMS, **OPTIMIZERS}
+COMPOSITIONS: dict[str, Callable[[Replacement], None]] = {**ACTIVATIONS, **GROUPS, **IMAGES, **NORMS, **OPTIMIZERS}
 """Operator of com.microsoft -> what writes nodes in its place, which make its outputs."""
 
 
 def compose(
     model: onnx.ModelProto,
-    compositions: Mapping[str, Callable[[Writer], None]] = COMPOSITIONS,
+    compositions: Mapping[str, Callable[[Replacement], None]] = COMPOSITIONS,
     domain: str = MICROSOFT,
 ) -> onnx.ModelProto:
     """A copy of a training graph in which no operator of `compositions`, which are of `domain`, is left."""
@@ -46,13 +48,13 @@ def compose(
     nodes: list[onnx.NodeProto] = []
     for node in graph.node:
         if is_written_out(node):
-            w = Writer(node, context)
+            w = Replacement(node, context)
             compositions[node.op_type](w)
             inherit(w.nodes, node)
             nodes += _without_names(w.nodes)
         else:
             nodes.append(node)
-    replace_nodes(graph, nodes)
+    replace(graph.node, nodes)
     tidy.constants_to_initializers(copy)
     shapes.infer(copy, list(graph.value_info))
     return copy

@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-from ortflow.workflow.graph.writer import Writer
+from ortflow.workflow.graph.ir.replacement import Replacement
 
 _SLOPE = 2 * math.sqrt(2 / math.pi)
 _CUBE = 0.044715
 
 
-def gelu(w: Writer) -> None:
+def gelu(w: Replacement) -> None:
     """Of x F(x), with F and f the normal distribution and its density: F + x f."""
     gradient, x = w.node.input
     half = w.constant(0.5)
@@ -21,7 +21,7 @@ def gelu(w: Writer) -> None:
     w.done(w("Mul", w("Add", rising, below), gradient))
 
 
-def fast_gelu(w: Writer) -> None:
+def fast_gelu(w: Replacement) -> None:
     """Of x s with s = sigmoid(u), u = 2 sqrt(2 / pi) (x + 0.044715 x^3): s (1 + x u' (1 - s))."""
     gradient, x = w.node.input
     one, linear, square = w.constant(1), w.constant(_SLOPE), w("Mul", x, x)
@@ -32,13 +32,13 @@ def fast_gelu(w: Writer) -> None:
     w.done(w("Mul", w("Mul", bend, s), gradient))
 
 
-def sigmoid(w: Writer) -> None:
+def sigmoid(w: Replacement) -> None:
     """Of s: s (1 - s)."""
     gradient, y = w.node.input
     w.done(w("Mul", gradient, w("Mul", y, w("Sub", w.constant(1), y))))
 
 
-ACTIVATIONS: dict[str, Callable[[Writer], None]] = {
+ACTIVATIONS: dict[str, Callable[[Replacement], None]] = {
     "FastGeluGrad": fast_gelu,
     "GeluGrad": gelu,
     "SigmoidGrad": sigmoid,

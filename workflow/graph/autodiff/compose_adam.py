@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 from onnx import TensorProto, helper
 
-from ortflow.workflow.graph.writer import Writer
+from ortflow.workflow.graph.ir.replacement import Replacement
 
 
-def adam(w: Writer) -> None:
+def adam(w: Replacement) -> None:
     """AdamOptimizer(rate, step, parameters, gradients, moment_1, moment_2) as `optim.adam` makes it.
 
     The kernel with bias correction and `weight_decay_mode` 0, whose outputs may lie in the memory of its inputs: what
@@ -45,22 +45,22 @@ def adam(w: Writer) -> None:
         _write(w, "Sub", parameters, change, output=w.output(3))
 
 
-def _moment(w: Writer, moment: str, value: str, beta: float, output: str) -> str:
+def _moment(w: Replacement, moment: str, value: str, beta: float, output: str) -> str:
     return _write(w, "Add", w("Mul", moment, w.constant(beta)), w("Mul", value, w.constant(1 - beta)), output=output)
 
 
-def _write(w: Writer, operator: str, *inputs: str, output: str) -> str:
+def _write(w: Replacement, operator: str, *inputs: str, output: str) -> str:
     """A node that makes an output of the replaced one, without another pass over its memory."""
     w.nodes.append(helper.make_node(operator, inputs, [output], f"{output}/{operator}"))
     return output
 
 
-def _double(w: Writer, value: Any) -> str:
+def _double(w: Replacement, value: Any) -> str:
     return w.constant(value, np.float64)
 
 
-def _single(w: Writer, value: str) -> str:
+def _single(w: Replacement, value: str) -> str:
     return w("Cast", value, to=TensorProto.FLOAT)
 
 
-OPTIMIZERS: dict[str, Callable[[Writer], None]] = {"AdamOptimizer": adam}
+OPTIMIZERS: dict[str, Callable[[Replacement], None]] = {"AdamOptimizer": adam}

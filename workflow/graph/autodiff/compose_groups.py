@@ -10,13 +10,13 @@ from collections.abc import Callable
 
 import numpy as np
 
-from ortflow.workflow.graph import shapes
-from ortflow.workflow.graph.writer import Writer
+from ortflow.workflow.graph.ir import shapes
+from ortflow.workflow.graph.ir.replacement import Replacement
 
 _VALUES = 2
 
 
-def group_norm(w: Writer) -> None:
+def group_norm(w: Replacement) -> None:
     """(x - mean) inverse scale + bias, and, where they are wanted, mean and inverse."""
     x, scale, bias = w.node.input
     groups, epsilon = w.attribute("num_groups", 1), w.attribute("epsilon", 1e-5)
@@ -36,7 +36,7 @@ def group_norm(w: Writer) -> None:
     w.done(w("Reshape", moved, w("Shape", x)), mean, inverse)
 
 
-def group_norm_gradient(w: Writer) -> None:
+def group_norm_gradient(w: Replacement) -> None:
     """With n = (x - mean) inverse, g = dy scale and means over a group: (g - mean(g) - n mean(g n)) inverse.
 
     Both means are of sums over channels, which the gradients of scale and bias are made of, too.
@@ -62,18 +62,18 @@ def group_norm_gradient(w: Writer) -> None:
     w.done(found, *(w("ReduceSum", sums, w.ints(0, _VALUES), keepdims=0) for sums in (along, across)))
 
 
-def _channels(w: Writer, value: str, scale: str, groups: int) -> str:
+def _channels(w: Replacement, value: str, scale: str, groups: int) -> str:
     """A value as [batch, channels, pixels]; it is that already where there are as many groups as channels."""
     count = math.prod(size or 0 for size in shapes.shape(w.context.types, scale) or [0])
     return value if groups == count else w("Reshape", value, w.ints(0, count, -1))
 
 
-def _column(w: Writer, vector: str) -> str:
+def _column(w: Replacement, vector: str) -> str:
     """What belongs to the channels as [channels, 1]."""
     return w("Reshape", vector, w.ints(-1, 1))
 
 
-GROUPS: dict[str, Callable[[Writer], None]] = {
+GROUPS: dict[str, Callable[[Replacement], None]] = {
     "GroupNormalization": group_norm,
     "GroupNormalizationGrad": group_norm_gradient,
 }

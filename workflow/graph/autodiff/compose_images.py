@@ -14,16 +14,16 @@ from ortflow.workflow.graph.autodiff.convolutions import (
 from ortflow.workflow.graph.autodiff.indexing import gathered_back
 from ortflow.workflow.graph.autodiff.pooling import by_indices
 from ortflow.workflow.graph.autodiff.windows import sizes_of, windows_of
-from ortflow.workflow.graph.writer import Writer
+from ortflow.workflow.graph.ir.replacement import Replacement
 
 
-def gather(w: Writer) -> None:
+def gather(w: Replacement) -> None:
     """GatherGrad(shape, indices, gradient): zeros to which the gradient's rows are added."""
     shape, indices, gradient = w.node.input
     w.done(gathered_back(w, shape, indices, gradient, w.attribute("axis", 0)))
 
 
-def convolution(w: Writer) -> None:
+def convolution(w: Replacement) -> None:
     """ConvGrad(gradient, data, weight)."""
     gradient, x, weight = w.node.input
     kernel, group = kernel_of(w, 2), w.attribute("group", 1)
@@ -35,18 +35,18 @@ def convolution(w: Writer) -> None:
     w.done(of_data, of_weight, of_bias)
 
 
-def batch_normalization(w: Writer) -> None:
+def batch_normalization(w: Replacement) -> None:
     """BatchNormalizationGrad(gradient, data, scale, mean, inverse standard deviation)."""
     gradient, x, scale, mean, inverse = w.node.input
     w.done(*by_batch_gradients(w, gradient, x, scale, mean, inverse))
 
 
-def max_pool(w: Writer) -> None:
+def max_pool(w: Replacement) -> None:
     """MaxPoolGrad(gradient, data, indices), with the attributes of the pooling."""
     w.done(by_indices(w, *w.node.input))
 
 
-IMAGES: dict[str, Callable[[Writer], None]] = {
+IMAGES: dict[str, Callable[[Replacement], None]] = {
     "BatchNormalizationGrad": batch_normalization,
     "ConvGrad": convolution,
     "GatherGrad": gather,

@@ -6,11 +6,11 @@ from collections.abc import Callable, Sequence
 
 from onnx import TensorProto
 
-from ortflow.workflow.graph import shapes
-from ortflow.workflow.graph.writer import Writer
+from ortflow.workflow.graph.ir import shapes
+from ortflow.workflow.graph.ir.replacement import Replacement
 
 
-def softmax(w: Writer) -> None:
+def softmax(w: Replacement) -> None:
     """y (dy - sum(y dy)), summed along the axis."""
     gradient, y = w.node.input
     product = w("Mul", gradient, y)
@@ -19,7 +19,7 @@ def softmax(w: Writer) -> None:
 
 
 def normalization_gradients(
-    w: Writer, gradient: str, x: str, scale: str, mean: str, inverse: str, axes: Sequence[int]
+    w: Replacement, gradient: str, x: str, scale: str, mean: str, inverse: str, axes: Sequence[int]
 ) -> tuple[str, str]:
     """Of n scale with n = (x - mean) inverse: the gradient of x, and that of the scale before it is summed.
 
@@ -36,7 +36,7 @@ def normalization_gradients(
     return w("Mul", rest, inverse), outer
 
 
-def layer_norm(w: Writer) -> None:
+def layer_norm(w: Replacement) -> None:
     """The gradients of x, scale and bias; the last two are of the shape of x's last axes.
 
     Of root mean square normalization, there is neither a mean nor a bias.
@@ -55,7 +55,7 @@ def layer_norm(w: Writer) -> None:
     w.done(*found)
 
 
-def _over_rows(w: Writer, value: str, scale: str, axis: int, rank: int | None) -> str:
+def _over_rows(w: Replacement, value: str, scale: str, axis: int, rank: int | None) -> str:
     """The sum over all axes before `axis`, which counts from the end."""
     if rank is not None:
         before = list(range(rank + axis))
@@ -64,7 +64,7 @@ def _over_rows(w: Writer, value: str, scale: str, axis: int, rank: int | None) -
     return w("ReduceSum", rows, w.ints(0), keepdims=0)
 
 
-def cross_entropy(w: Writer) -> None:
+def cross_entropy(w: Replacement) -> None:
     """Of -log p[label] weight[label], for the scores: (p - one hot) weight[label] dloss, over all weights for a mean.
 
     Labels that are to be ignored have weight 0.
@@ -94,7 +94,7 @@ def cross_entropy(w: Writer) -> None:
     w.done(w("ScatterElements", probabilities, places, w("Neg", each), axis=1, reduction="add"))
 
 
-NORMS: dict[str, Callable[[Writer], None]] = {
+NORMS: dict[str, Callable[[Replacement], None]] = {
     "LayerNormalizationGrad": layer_norm,
     "SimplifiedLayerNormalizationGrad": layer_norm,
     "SoftmaxCrossEntropyLossGrad": cross_entropy,

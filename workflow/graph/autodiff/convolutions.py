@@ -7,11 +7,11 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from ortflow.workflow.graph import shapes
 from ortflow.workflow.graph.autodiff.rule import Backward, Gradients, rule
 from ortflow.workflow.graph.autodiff.windows import SPATIAL, Windows, cropped, met, sizes_of, spread, windows_of
-from ortflow.workflow.graph.edit import MICROSOFT
-from ortflow.workflow.graph.writer import Writer
+from ortflow.workflow.graph.domains import MICROSOFT
+from ortflow.workflow.graph.ir import shapes
+from ortflow.workflow.graph.ir.replacement import Replacement
 
 _FEW_CHANNELS = 16
 """Below this, one convolution with the gradient as its kernel is quicker than a matrix product for each place."""
@@ -23,7 +23,7 @@ _WEIGHTS_PER_PIXEL = 4096
 """Above this, turning the weights costs more than a plain convolution gains over a transposed one."""
 
 
-def kernel_of(w: Writer, place: int) -> list[int]:
+def kernel_of(w: Replacement, place: int) -> list[int]:
     """Sizes of the kernel that input `place` holds; raises UserError where they are not known."""
     given = w.attribute("kernel_shape", None)
     if given:
@@ -34,7 +34,7 @@ def kernel_of(w: Writer, place: int) -> list[int]:
     return [size for size in found[SPATIAL:] if size is not None]
 
 
-def data_gradient(w: Writer, gradient: str, weight: str, windows: Windows, x: str, group: int) -> str:
+def data_gradient(w: Replacement, gradient: str, weight: str, windows: Windows, x: str, group: int) -> str:
     """Gradient of a convolution with respect to its data `x`."""
     dims = shapes.shape(w.context.types, weight)
     begins, ends = (
@@ -66,7 +66,7 @@ def data_gradient(w: Writer, gradient: str, weight: str, windows: Windows, x: st
     return w("Conv", gradient, turned, group=group, dilations=windows.dilations, pads=[*begins, *ends])
 
 
-def weight_gradient(w: Writer, gradient: str, image: str, weight: str, windows: Windows, group: int) -> str:
+def weight_gradient(w: Replacement, gradient: str, image: str, weight: str, windows: Windows, group: int) -> str:
     """Gradient of a convolution of `image` with respect to its weight."""
     dims = shapes.shape(w.context.types, weight)
     axes = range(SPATIAL, SPATIAL + len(windows.kernel))
@@ -92,7 +92,7 @@ def weight_gradient(w: Writer, gradient: str, image: str, weight: str, windows: 
     return w("Reshape", whole, w.ints(0, 0, *windows.kernel))
 
 
-def _padded(w: Writer, image: str, windows: Windows) -> str:
+def _padded(w: Replacement, image: str, windows: Windows) -> str:
     if not any(windows.pads):
         return image
     return w("Pad", image, w.ints(0, 0, *windows.begins, 0, 0, *windows.ends))
@@ -107,7 +107,7 @@ def _is_small(windows: Windows, channels: int) -> bool:
     )
 
 
-def _by_products(w: Writer, gradient: str, image: str, windows: Windows) -> str:
+def _by_products(w: Replacement, gradient: str, image: str, windows: Windows) -> str:
     """Each channel alone: for each place of the kernel the sum of the gradient times what it met there."""
     padded, flat = _padded(w, image, windows), w.ints(0, 0, -1)
     rows, over = w("Reshape", gradient, flat), w.ints(0, SPATIAL)
@@ -119,7 +119,9 @@ def _by_products(w: Writer, gradient: str, image: str, windows: Windows) -> str:
     return w("Reshape", whole, w.ints(-1, 1, *windows.kernel))
 
 
-def _by_convolution(w: Writer, gradient: str, image: str, windows: Windows, group: int, swapped: Sequence[int]) -> str:
+def _by_convolution(
+    w: Replacement, gradient: str, image: str, windows: Windows, group: int, swapped: Sequence[int]
+) -> str:
     """A convolution over the samples, with the gradient as kernel: strides and dilations change places."""
     rank = len(swapped)
     spatial = list(range(SPATIAL, rank))
@@ -153,7 +155,7 @@ def _by_convolution(w: Writer, gradient: str, image: str, windows: Windows, grou
     return w("Transpose", whole, perm=swapped)
 
 
-def bias_gradient(w: Writer, gradient: str, axes: int) -> str:
+def bias_gradient(w: Replacement, gradient: str, axes: int) -> str:
     """Gradient of a convolution with respect to its bias."""
     return w("ReduceSum", gradient, w.ints(0, *range(SPATIAL, SPATIAL + axes)), keepdims=0)
 

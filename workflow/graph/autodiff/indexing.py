@@ -9,18 +9,18 @@ from __future__ import annotations
 import numpy as np
 from onnx import TensorProto
 
-from ortflow.workflow.graph import shapes
 from ortflow.workflow.graph.autodiff.rule import Backward, Gradients, rule
-from ortflow.workflow.graph.edit import MICROSOFT
-from ortflow.workflow.graph.writer import Writer
+from ortflow.workflow.graph.domains import MICROSOFT
+from ortflow.workflow.graph.ir import shapes
+from ortflow.workflow.graph.ir.replacement import Replacement
 
 
-def zeros(w: Writer, shape: str) -> str:
+def zeros(w: Replacement, shape: str) -> str:
     """fp32 zeros of a shape that the graph computes."""
     return w("ConstantOfShape", shape)
 
 
-def gathered_back(w: Writer, shape: str, indices: str, gradient: str, axis: int) -> str:
+def gathered_back(w: Replacement, shape: str, indices: str, gradient: str, axis: int) -> str:
     """Zeros of `shape` with what a Gather along `axis` read at `indices` added back."""
     before, size, behind = _around(w, shape, axis)
     rows = w("Reshape", gradient, w("Concat", before, w.ints(-1), behind, axis=0))
@@ -30,7 +30,7 @@ def gathered_back(w: Writer, shape: str, indices: str, gradient: str, axis: int)
     return w("Reshape", added, shape)
 
 
-def _around(w: Writer, shape: str, axis: int) -> tuple[str, str, str]:
+def _around(w: Replacement, shape: str, axis: int) -> tuple[str, str, str]:
     """How many elements lie before an axis, on it and behind it, each int64 [1]."""
     last = axis == -1
     size = w("Slice", shape, w.ints(axis), w.ints(2**31 - 1 if last else axis + 1))
@@ -39,7 +39,7 @@ def _around(w: Writer, shape: str, axis: int) -> tuple[str, str, str]:
     return before, size, behind
 
 
-def _product(w: Writer, sizes: str) -> str:
+def _product(w: Replacement, sizes: str) -> str:
     return w("ReduceProd", sizes, w.ints(0), keepdims=1)
 
 

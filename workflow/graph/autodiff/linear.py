@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from ortflow.workflow.graph import shapes
 from ortflow.workflow.graph.autodiff.rule import Backward, Dims, Gradients, rule
-from ortflow.workflow.graph.edit import MICROSOFT
+from ortflow.workflow.graph.domains import MICROSOFT
+from ortflow.workflow.graph.ir import shapes
 
 
 @rule("MatMul")

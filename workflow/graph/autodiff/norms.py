@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from ortflow.workflow.graph import shapes
 from ortflow.workflow.graph.autodiff.compose_norms import normalization_gradients
 from ortflow.workflow.graph.autodiff.rule import Backward, Dims, Gradients, rule
-from ortflow.workflow.graph.edit import MICROSOFT
-from ortflow.workflow.graph.writer import attribute
+from ortflow.workflow.graph.domains import MICROSOFT
+from ortflow.workflow.graph.ir import shapes
+from ortflow.workflow.graph.ir.replacement import attribute
 
 
 @rule("Softmax")

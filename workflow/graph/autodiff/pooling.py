@@ -7,12 +7,12 @@ import math
 import numpy as np
 from onnx import helper
 
-from ortflow.workflow.graph import shapes
 from ortflow.workflow.graph.autodiff.indexing import zeros
 from ortflow.workflow.graph.autodiff.rule import Backward, Gradients, rule
 from ortflow.workflow.graph.autodiff.windows import SPATIAL, Windows, cropped, sizes_of, spread, windows_of
-from ortflow.workflow.graph.edit import MICROSOFT
-from ortflow.workflow.graph.writer import Writer, set_attribute
+from ortflow.workflow.graph.domains import MICROSOFT
+from ortflow.workflow.graph.ir import shapes
+from ortflow.workflow.graph.ir.replacement import Replacement, set_attribute
 
 
 @rule("MaxPool")
@@ -28,7 +28,7 @@ def max_pool(b: Backward) -> Gradients:
     yield 0, b("MaxPoolGrad", b.gradient(), b.input(0), b.stash(1), domain=MICROSOFT, **given)
 
 
-def by_indices(w: Writer, gradient: str, x: str, indices: str) -> str:
+def by_indices(w: Replacement, gradient: str, x: str, indices: str) -> str:
     """The gradients of a pooling's maxima at the places in `x` that `indices` names, counted over all of it."""
     shape, flat = w("Shape", x), w.ints(-1)
     empty = zeros(w, w("Reshape", w("Size", x), w.ints(1)))

@@ -14,9 +14,9 @@ from dataclasses import dataclass
 import onnx
 from onnx import TensorProto, helper
 
-from ortflow.workflow.graph import shapes
 from ortflow.workflow.graph.autodiff.rule import Backward, Gradients, rule
-from ortflow.workflow.graph.writer import LAST, Writer
+from ortflow.workflow.graph.ir import shapes
+from ortflow.workflow.graph.ir.replacement import LAST, Replacement
 
 _DATA, _WEIGHT, _RECURRENCE, _BIAS, _LENGTHS, _HIDDEN, _CELL, _PEEPHOLES = range(8)
 _ACTIVATIONS = {"LSTM": ("sigmoid", "tanh", "tanh"), "GRU": ("sigmoid", "tanh"), "RNN": ("tanh",)}
@@ -55,7 +55,7 @@ class Direction:
 
     def scan(
         self,
-        step: Callable[[Writer, Sequence[str], Sequence[str]], Sequence[str]],
+        step: Callable[[Replacement, Sequence[str], Sequence[str]], Sequence[str]],
         states: Sequence[str],
         inputs: Sequence[str],
         results: int,
@@ -67,7 +67,7 @@ class Direction:
         `step` has a writer of nodes, the states' and the inputs' names, and returns the new states and the results.
         """
         b = self.b
-        body = Writer(onnx.NodeProto(name=f"{b.node.name}_Grad/step"), b.context)
+        body = Replacement(onnx.NodeProto(name=f"{b.node.name}_Grad/step"), b.context)
         own = [
             [b.context.fresh(f"{b.node.name}_Grad/{kind}") for _ in names]
             for kind, names in (("state", states), ("input", inputs))
@@ -140,7 +140,7 @@ def _lstm(d: Direction) -> Found:
         b("Mul", i, b("Sub", one, b("Mul", g, g))),
     ]
 
-    def step(w: Writer, state: Sequence[str], given: Sequence[str]) -> Sequence[str]:
+    def step(w: Replacement, state: Sequence[str], given: Sequence[str]) -> Sequence[str]:
         hidden = w("Add", state[0], given[3]) if len(given) > 3 else state[0]
         cell = w("Add", state[1], w("Mul", hidden, given[1]))
         gates = w("Mul", w("Concat", cell, hidden, cell, cell, axis=-1), given[0])
@@ -172,7 +172,7 @@ def _gru(d: Direction) -> Found:
     if linear:
         slopes = b("Concat", of_z, b("Mul", of_n, of_r), b("Mul", of_n, r), axis=-1)
 
-        def step(w: Writer, state: Sequence[str], given: Sequence[str]) -> Sequence[str]:
+        def step(w: Replacement, state: Sequence[str], given: Sequence[str]) -> Sequence[str]:
             hidden = w("Add", state[0], given[2]) if read else state[0]
             gates = w("Mul", w("Concat", hidden, hidden, hidden, axis=-1), given[0])
             return [w("Add", w("MatMul", gates, d.recurrence), w("Mul", hidden, given[1])), hidden, gates]
@@ -182,7 +182,7 @@ def _gru(d: Direction) -> Found:
         of_gates = b("Concat", both, b("Mul", hidden, of_n), axis=-1)
         return Found(of_gates, [(gates, d.before)], first)
 
-    def nested(w: Writer, state: Sequence[str], given: Sequence[str]) -> Sequence[str]:
+    def nested(w: Replacement, state: Sequence[str], given: Sequence[str]) -> Sequence[str]:
         hidden = w("Add", state[0], given[5]) if read else state[0]
         new = w("Mul", hidden, given[0])
         reset = w("MatMul", new, inner)
@@ -199,7 +199,7 @@ def _rnn(d: Direction) -> Found:
     slope = b("Sub", b.constant(1.0), b("Mul", d.states, d.states))
     read = list(filter(None, d.gradients[:1]))
 
-    def step(w: Writer, state: Sequence[str], given: Sequence[str]) -> Sequence[str]:
+    def step(w: Replacement, state: Sequence[str], given: Sequence[str]) -> Sequence[str]:
         hidden = w("Add", state[0], given[1]) if read else state[0]
         gate = w("Mul", hidden, given[0])
         return [w("MatMul", gate, d.recurrence), gate]

@@ -13,14 +13,14 @@ import numpy as np
 import onnx
 from onnx import helper, numpy_helper
 
-from ortflow.workflow.graph import shapes
+from ortflow.workflow.graph.autodiff.path import gradient_path
 from ortflow.workflow.graph.autodiff.rule import Backward, Constants
 from ortflow.workflow.graph.autodiff.rules import RULES
 from ortflow.workflow.graph.autodiff.sizes import unified
-from ortflow.workflow.graph.edit import prune
-from ortflow.workflow.graph.origin import inherit
-from ortflow.workflow.graph.path import gradient_path
-from ortflow.workflow.graph.writer import MISFITS, context_of, no_gradient
+from ortflow.workflow.graph.ir import shapes
+from ortflow.workflow.graph.ir.order import prune
+from ortflow.workflow.graph.ir.origin import inherit
+from ortflow.workflow.graph.ir.replacement import MISFITS, context_of, no_gradient
 
 LOSS_GRADIENT = "ortflow.loss_grad"
 """Name of the constant 1: the derivative of the loss with respect to itself."""

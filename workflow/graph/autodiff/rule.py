@@ -14,8 +14,8 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
-from ortflow.workflow.graph import shapes
-from ortflow.workflow.graph.writer import Context, Writer
+from ortflow.workflow.graph.ir import shapes
+from ortflow.workflow.graph.ir.replacement import Context, Replacement
 
 Gradients = Iterator[tuple[int, str]]
 """Pairs of an input's place and the name of the loss's gradient with respect to it, of the input's shape."""
@@ -26,7 +26,7 @@ Dims = Sequence[int | str | None]
 """Sizes of axes: numbers, names of dynamic ones, None where nothing is known."""
 
 
-class Backward(Writer):
+class Backward(Replacement):
     """Collects the nodes that compute the gradients of one node's inputs.
 
     `node` is the forward node, which a rule may give further outputs (`stash`). Names of values in the forward graph
@@ -42,7 +42,7 @@ class Backward(Writer):
         constants: Constants,
     ) -> None:
         super().__init__(node, context)
-        self._gradients, self._path, self._constants = gradients, path, constants
+        self._gradients, self._path, self._shared = gradients, path, constants
         self._prefix += "_Grad"
 
     def gradient(self, place: int = 0) -> str:
@@ -61,13 +61,13 @@ class Backward(Writer):
             self.node.output[place] = self.context.fresh(f"{self._prefix}/stash")
         return str(self.node.output[place])
 
-    def constant(self, value: Any, dtype: Any = np.float32) -> str:
+    def constant(self, value: Any, dtype: Any = "float32") -> str:
         """Name of an initializer that holds the value: the same one for equal values."""
         array = np.array(value, dtype)
         key = (array.dtype.str, array.shape, array.tobytes())
-        if key not in self._constants:
-            self._constants[key] = numpy_helper.from_array(array, self.context.fresh("ortflow.constant"))
-        return str(self._constants[key].name)
+        if key not in self._shared:
+            self._shared[key] = numpy_helper.from_array(array, self.context.fresh("ortflow.constant"))
+        return str(self._shared[key].name)
 
     def number(self, value: float) -> str:
         """A constant without axes, of the element type that the node computes in."""

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from ortflow.workflow.graph import shapes
 from ortflow.workflow.graph.autodiff.rule import Backward, Gradients, rule
+from ortflow.workflow.graph.ir import shapes
 
 
 @rule("Where")

@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 import onnx
 from onnx import numpy_helper
 
-from ortflow.workflow.graph import shapes
-from ortflow.workflow.graph.writer import attribute
+from ortflow.workflow.graph.ir import shapes
+from ortflow.workflow.graph.ir.replacement import attribute
 
 Size = int | str | None
 _COMPARISONS = frozenset(["And", "Equal", "Greater", "GreaterOrEqual", "Less", "LessOrEqual", "Or", "Xor"])

@@ -8,8 +8,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-from ortflow.workflow.graph import shapes
 from ortflow.workflow.graph.autodiff.rule import Backward, Gradients, rule
+from ortflow.workflow.graph.ir import shapes
 
 
 def _square(b: Backward, value: str) -> str:

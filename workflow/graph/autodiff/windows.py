@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ortflow.workflow.graph import shapes
-from ortflow.workflow.graph.writer import Writer
+from ortflow.workflow.graph.ir import shapes
+from ortflow.workflow.graph.ir.replacement import Replacement
 
 SPATIAL = 2
 """The first axis that windows slide along, behind batch and channels."""
@@ -60,13 +60,13 @@ class Windows:
         return all(n == 1 for n in (*self.kernel, *self.strides)) and not any(self.pads)
 
 
-def sizes_of(w: Writer, x: str, axes: int) -> list[int | None]:
+def sizes_of(w: Replacement, x: str, axes: int) -> list[int | None]:
     """Of the axes that windows slide along, None where not known."""
     found = shapes.shape(w.context.types, x)
     return [None] * axes if found is None else found[SPATIAL:]
 
 
-def windows_of(w: Writer, x: str, kernel: Sequence[int], sizes: Sequence[int | None]) -> tuple[Windows, str, str]:
+def windows_of(w: Replacement, x: str, kernel: Sequence[int], sizes: Sequence[int | None]) -> tuple[Windows, str, str]:
     """The windows of a node over the image `x`, padded beforehand where pads are only known when the graph runs.
 
     Returns the windows, the image that they slide over, and, where that is another one than `x`, the name of the int64
@@ -93,7 +93,7 @@ def windows_of(w: Writer, x: str, kernel: Sequence[int], sizes: Sequence[int | N
     return Windows(kernel, strides, dilations, begins, ends, sizes), x, ""
 
 
-def _padded_to_same(w: Writer, x: str, windows: Windows, mode: str) -> tuple[str, str]:
+def _padded_to_same(w: Replacement, x: str, windows: Windows, mode: str) -> tuple[str, str]:
     size, strides = w("Shape", x, start=SPATIAL), w.ints(*windows.strides)
     count = w("Div", w("Add", size, w.ints(*(n - 1 for n in windows.strides))), strides)
     spanned = w("Add", w("Mul", w("Sub", count, w.ints(1)), strides), w.ints(*windows.reaches))
@@ -105,7 +105,7 @@ def _padded_to_same(w: Writer, x: str, windows: Windows, mode: str) -> tuple[str
     return begins, w("Pad", x, w("Concat", none, begins, none, ends, axis=0))
 
 
-def cropped(w: Writer, padded: str, first: str, x: str) -> str:
+def cropped(w: Replacement, padded: str, first: str, x: str) -> str:
     """What `windows_of` has padded, without the padding; `padded` itself where `first` is empty."""
     if not first:
         return padded
@@ -113,7 +113,7 @@ def cropped(w: Writer, padded: str, first: str, x: str) -> str:
     return w("Slice", padded, first, w("Add", first, w("Shape", x, start=SPATIAL)), axes)
 
 
-def spread(w: Writer, gradient: str, weight: str, windows: Windows, x: str, group: int = 1) -> str:
+def spread(w: Replacement, gradient: str, weight: str, windows: Windows, x: str, group: int = 1) -> str:
     """The sum of every window's kernel times its gradient, where it lies in the image `x`, of the shape of `x`.
 
     `gradient` is [N, M, windows...], `weight` [M, C/group, kernel...], the result [N, C, image...].
@@ -148,7 +148,7 @@ def spread(w: Writer, gradient: str, weight: str, windows: Windows, x: str, grou
     return w("Slice", whole, w.ints(*(0 for _ in axes)), w("Shape", x, start=SPATIAL), w.ints(*axes))
 
 
-def met(w: Writer, padded: str, windows: Windows, place: Sequence[int], outputs: str) -> str:
+def met(w: Replacement, padded: str, windows: Windows, place: Sequence[int], outputs: str) -> str:
     """[N, C, windows...]: of each window the element at a place of its kernel; `padded` is the image with its padding.
 
     `outputs` has as many elements along the spatial axes as there are windows.

@@ -1,0 +1,207 @@
+"""The supervisor under a fake clock: when it starts, asks, waits, kills and gives up. Minutes in milliseconds."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator, Mapping
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fake_attempts import FakeAttempt, write_step
+from fake_clock import FakeClock
+
+from ortflow.launchers.stop import Stop, write_request
+from ortflow.launchers.supervisor import GRACE, PATIENCE, PATIENCE_REPORTED, TICK, Job, Supervisor
+from ortflow.workflow.errors import EXIT_DONE, EXIT_FAILURE, EXIT_PREEMPTED
+from ortflow.workflow.room import OutOfDisk
+from ortflow.workflow.rundir import RunDir, append_json_line
+from ortflow.workflow.spec.run import Backoff, Restart
+
+PERIODS = 2 * TICK
+"""Seconds by which a supervisor that looks every TICK may be late."""
+
+
+@pytest.fixture(autouse=True)
+def _signals() -> Iterator[None]:
+    """A supervisor takes over the signals for good, as the last thing that its process does."""
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    before = [signal.getsignal(number) for number in numbers]
+    yield
+    for number, handler in zip(numbers, before, strict=True):
+        signal.signal(number, handler)
+
+
+class Lines:
+    """A view that keeps what was said."""
+
+    def __init__(self) -> None:
+        self.said: list[str] = []
+
+    def record(self, record: Mapping[str, Any]) -> None: ...
+    def attempt(self, number: int) -> None: ...
+    def tick(self) -> None: ...
+
+    def say(self, text: str) -> None:
+        self.said.append(text)
+
+
+class Bench:
+    """A run of two ranks whose attempts are as `attempts` says."""
+
+    def __init__(self, root: Path, *attempts: dict[str, Any], **restart: Any) -> None:
+        self.run, self.clock, self.view = RunDir(root), FakeClock(), Lines()
+        self.restart = Restart(**{"backoff": Backoff(first=0.0), "hung_seconds": None, **restart})
+        self.begun = self.clock.now
+        self.planned, self.started = list(attempts), list[FakeAttempt]()
+        self.job_options: dict[str, Any] = {}
+        self.stop_options: dict[str, Any] = {}
+
+    def start(self, number: int) -> FakeAttempt:
+        planned = self.planned[min(number, len(self.planned) - 1)]
+        self.started.append(FakeAttempt(self.clock, number, **planned))
+        return self.started[-1]
+
+    def supervise(self) -> int:
+        job = Job(self.run, 2, self.restart, self.start, lambda: None, **self.job_options)
+        stop = Stop(self.run.stop_request, clock=self.clock, **self.stop_options)
+        return Supervisor(job, self.view, stop, self.clock).supervise()
+
+    def ends(self) -> list[dict[str, Any]]:
+        return [record for record in self.run.read_attempts() if record["event"] in ("end", "stop")]
+
+
+FAILS = {"code": EXIT_FAILURE, "seconds": 10.0}
+RUNS_ON: dict[str, Any] = {}
+
+
+def test_a_run_that_ends_is_noticed_within_a_tick(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, {"seconds": 60.0})
+    assert bench.supervise() == EXIT_DONE
+    assert bench.clock.now - bench.begun == pytest.approx(60.0, abs=PERIODS)
+    assert [end["outcome"] for end in bench.ends()] == ["finished"]
+
+
+def test_the_pause_doubles_up_to_its_limit(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, FAILS, failures=5, backoff=Backoff(first=10.0, limit=60.0))
+    assert bench.supervise() == EXIT_FAILURE
+    starts = [one.started_at for one in bench.started]
+    pauses = [after - before - 10.0 for before, after in pairwise(starts)]
+    assert pauses == pytest.approx([10.0, 20.0, 40.0, 60.0, 60.0], abs=PERIODS)
+    assert [end["next"] for end in bench.ends()] == ["restart"] * 5 + ["stop"]
+
+
+def test_a_request_in_the_pause_ends_it(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, FAILS, backoff=Backoff(first=3600.0, limit=3600.0))
+    bench.clock.after(100.0, lambda: write_request(bench.run.stop_request, "cancel"))
+    assert bench.supervise() == EXIT_PREEMPTED
+    assert len(bench.started) == 1
+    assert bench.clock.now - bench.begun == pytest.approx(100.0, abs=1.0)
+    assert bench.ends()[-1]["asked"] == "cancel"
+
+
+def test_the_time_limit_asks_ranks_to_leave(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, {"leaves_after": 4.0})
+    bench.stop_options["limit"] = 120.0
+    assert bench.supervise() == EXIT_PREEMPTED
+    (attempt,) = bench.started
+    assert attempt.asked_at == pytest.approx(bench.begun + 120.0, abs=PERIODS)
+    assert bench.clock.now - bench.begun == pytest.approx(124.0, abs=2 * PERIODS)
+    (end,) = bench.ends()
+    assert (end["outcome"], end["asked"], end["next"]) == ("preempted", "time limit", "stop")
+
+
+def test_ranks_that_do_not_leave_in_their_grace_are_killed(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, RUNS_ON)
+    bench.clock.after(60.0, lambda: write_request(bench.run.stop_request, "cancel"))
+    assert bench.supervise() == EXIT_PREEMPTED
+    (attempt,) = bench.started
+    assert attempt.asked_at is not None
+    assert attempt.killed_at is not None
+    assert attempt.killed_at - attempt.asked_at == pytest.approx(GRACE, abs=PERIODS)
+    assert f"did not leave within {GRACE:g} s" in bench.ends()[0]["cause"]
+
+
+def test_cancel_now_does_not_wait_for_the_grace(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, RUNS_ON)
+    bench.clock.after(60.0, lambda: write_request(bench.run.stop_request, "cancel", now=True))
+    assert bench.supervise() == EXIT_PREEMPTED
+    (attempt,) = bench.started
+    assert attempt.killed_at == pytest.approx(bench.begun + 60.0, abs=1.0)
+
+
+def test_a_preemption_is_followed_by_another_attempt(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, {"code": EXIT_PREEMPTED, "seconds": 10.0}, {"seconds": 10.0}, preemptions=1)
+    assert bench.supervise() == EXIT_DONE
+    assert [end["outcome"] for end in bench.ends()] == ["preempted", "finished"]
+
+
+def test_a_scheduler_that_starts_the_run_again_gets_it_back(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, {"code": EXIT_PREEMPTED, "seconds": 10.0})
+    bench.job_options["hands_back"] = True
+    assert bench.supervise() == EXIT_PREEMPTED
+    assert len(bench.started) == 1
+    assert bench.ends()[0]["next"] == "restart"
+
+
+def test_ranks_without_a_sign_of_life_are_hung(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, RUNS_ON, failures=0, hung_seconds=60.0)
+    for second in range(0, 120, 20):
+        bench.clock.after(second, lambda step=second: write_step(bench.run, 0, step))  # type: ignore[misc]
+    assert bench.supervise() == EXIT_FAILURE
+    (attempt,) = bench.started
+    assert attempt.killed_at == pytest.approx(bench.begun + 100.0 + 60.0, abs=2.0), "its last step, and the limit"
+    assert "60 s" in bench.ends()[0]["cause"]
+
+
+def test_the_second_rank_is_a_sign_of_life_too(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, {"seconds": 150.0}, hung_seconds=30.0)
+    for second in range(0, 150, 15):
+        bench.clock.after(second, lambda step=second: write_step(bench.run, 0, step, rank=1))  # type: ignore[misc]
+    assert bench.supervise() == EXIT_DONE
+
+
+@pytest.mark.parametrize("reported", [False, True])
+def test_a_dead_rank_that_mpirun_does_not_notice(tmp_path: Path, reported: bool) -> None:
+    bench = Bench(tmp_path, {"dead": {1: 100.0}}, failures=0)
+    failure = {"event": "failure", "time": 1.0, "attempt": 0, "rank": 1, "reason": "no such key", "exit_code": 1}
+    if reported:
+        bench.clock.after(100.0, lambda: append_json_line(bench.run.events(1), failure))
+    assert bench.supervise() == EXIT_FAILURE
+    (attempt,) = bench.started
+    patience = PATIENCE_REPORTED if reported else PATIENCE
+    assert attempt.killed_at is not None
+    late = attempt.killed_at - bench.begun - 100.0 - patience
+    assert 0.0 < late < 2.0 + PERIODS, "it looks every second"
+    (end,) = bench.ends()
+    assert end["rank"] == 1
+    assert ("no such key" in end["cause"]) is reported
+
+
+def test_a_start_that_finds_no_room_waits_as_long_as_the_run_file_says(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, RUNS_ON)
+    bench.job_options["room_seconds"] = 60.0
+
+    def no_room(number: int) -> FakeAttempt:
+        raise OutOfDisk(tmp_path, 1 << 60)
+
+    bench.start = no_room  # type: ignore[method-assign]
+    with pytest.raises(OutOfDisk):
+        bench.supervise()
+    assert bench.clock.now - bench.begun == pytest.approx(60.0, abs=1.0)
+    assert [text for text in bench.view.said if "60 s" in text]
+
+
+def test_a_start_goes_on_when_there_is_room(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, {"seconds": 10.0})
+    start, full = bench.start, [True]
+
+    def first_no_room(number: int) -> FakeAttempt:
+        if full:
+            full.clear()
+            raise OutOfDisk(tmp_path, 1)
+        return start(number)
+
+    bench.start = first_no_room  # type: ignore[method-assign]
+    assert bench.supervise() == EXIT_DONE

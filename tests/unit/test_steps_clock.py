@@ -1,0 +1,233 @@
+"""The steps under a fake clock: when a checkpoint is due, how long a full disk is waited for, what a step took."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import numpy as np
+import pytest
+from fake_clock import FakeClock
+from run_files import spec_of
+
+from ortflow.workflow import room
+from ortflow.workflow.checkpoint.store import DirectoryStore
+from ortflow.workflow.comm.solo import SoloCommunicator
+from ortflow.workflow.data.plan import Position
+from ortflow.workflow.device.cpu import HostBuffer
+from ortflow.workflow.engine import Engine, Step
+from ortflow.workflow.errors import OrtflowError, Preempted
+from ortflow.workflow.events import EventLog
+from ortflow.workflow.layout import FlatIndex, Tensor
+from ortflow.workflow.plan import resolve
+from ortflow.workflow.ranks import Place
+from ortflow.workflow.record import EVENTS, read_records
+from ortflow.workflow.room import OutOfDisk
+from ortflow.workflow.rundir import RunDir
+from ortflow.workflow.signals import BEAT_PERIOD, FILE_PERIOD, StopFlag
+from ortflow.workflow.steps import checkpoint as checkpoint_step
+from ortflow.workflow.steps.checkpoint import Saver, checkpoint
+from ortflow.workflow.steps.context import Context
+from ortflow.workflow.steps.export import export
+from ortflow.workflow.steps.monitor import Monitor
+from ortflow.workflow.steps.train import train
+from ortflow.workflow.trainer import EvaluationOutcome, MicroBatch, StepOutcome, Trainer
+
+STEP_SECONDS = 60.0
+WAIT = 600.0
+
+
+class FakeTrainer(Trainer):
+    """Four parameters, and steps of a minute."""
+
+    def __init__(self, clock: FakeClock) -> None:
+        self.clock = clock
+        self.index = FlatIndex.place([Tensor("w", (4,), "decay")])
+        self.before_update: Callable[[], None] = lambda: None
+        self._parameters = HostBuffer(np.zeros(64, "float32"))
+        self.full = False
+
+    def state(self) -> dict[str, Any]:
+        return {"parameters": self._parameters}
+
+    def step(
+        self, batches: Sequence[MicroBatch], *, learning_rate: float, update: int, seeds: Sequence[int],
+        votes: Sequence[float],
+    ) -> StepOutcome:  # fmt: skip
+        self.clock.sleep(STEP_SECONDS)
+        self.before_update()
+        self._parameters.array[:] += 1
+        return StepOutcome(0.5, 1.0, 4, np.array(votes, "float32"), None)
+
+    def evaluate(self, batches: Iterable[MicroBatch], votes: Callable[[], Sequence[float]]) -> EvaluationOutcome:
+        return EvaluationOutcome({"loss": 0.5}, len(list(batches)), np.array(votes(), "float64"))
+
+    def export(
+        self, path: Path, samples: Sequence[MicroBatch], tolerance: float | None, *, trial: bool = False
+    ) -> float | None:
+        if self.full:
+            raise OutOfDisk(path.parent, 1 << 60)
+        return 0.0
+
+
+class FakeStream:
+    """The same sample for ever."""
+
+    batch = MicroBatch({"x": np.zeros((4, 1), "float32")}, 4)
+
+    def next(self) -> Any:
+        return SimpleNamespace(micro_batches=[self.batch], next=Position(0, 4))
+
+    def samples(self) -> list[MicroBatch]:
+        return [self.batch]
+
+    def tokens(self, batch: Any, samples: int) -> None:
+        return None
+
+
+@pytest.fixture
+def clock() -> FakeClock:
+    return FakeClock()
+
+
+def context_of(root: Path, clock: FakeClock, steps: int = 30, **checkpoints: Any) -> Context:
+    """A run of one rank as step `shard` leaves it."""
+    spec = spec_of(
+        train={"steps": steps, "optimizer": {"name": "sgd", "lr": 0.1}},
+        checkpoint={"asynchronous": False, "wait_for_room": WAIT, **checkpoints},
+        monitor={"tensorboard": False},
+    )
+    run = RunDir(root)
+    events = EventLog(run.events(0), 0, 0)
+    context = Context(run, spec, Place(0, 1, 0, 1, "none", "host"), 0, StopFlag(clock=clock), events, clock=clock)
+    context.engine = Engine((), events, clock=clock)
+    context.comm = SoloCommunicator()
+    context.plan = resolve(spec, samples=1000, parameters=4, fingerprint="", graphs={})
+    context.trainer, context.stream = FakeTrainer(clock), cast(Any, FakeStream())
+    context.monitor, context.saver = Monitor(context), Saver(context)
+    return context
+
+
+def events_of(context: Context, kind: str) -> list[dict[str, Any]]:
+    return [record for record in read_records(context.events.path, EVENTS)[0] if record["event"] == kind]
+
+
+def test_a_sign_of_life_every_few_seconds_however_often_anybody_looks(tmp_path: Path, clock: FakeClock) -> None:
+    flag, heartbeat, seen = StopFlag(clock=clock), tmp_path / "heartbeat", list[float]()
+    flag.beat(heartbeat)
+    for _ in range(1000):
+        assert not flag
+        if heartbeat.exists():
+            heartbeat.unlink()
+            seen.append(clock.now)
+        clock.sleep(0.1)
+    assert np.diff(seen) == pytest.approx(BEAT_PERIOD, abs=0.2)
+    assert len(seen) == 20
+
+
+def test_the_stop_file_is_looked_at_a_few_times_a_second(tmp_path: Path, clock: FakeClock) -> None:
+    file = tmp_path / ".stop"
+    flag = StopFlag(file, clock)
+    assert not flag
+    file.touch()
+    assert not flag, "a look is a system call, on a network file system a slow one"
+    clock.sleep(FILE_PERIOD)
+    assert flag.reason == "stop file"
+
+
+def test_the_engine_times_each_step_and_what_recurs_in_it(tmp_path: Path, clock: FakeClock) -> None:
+    events = EventLog(tmp_path / "events.jsonl", 0, 0)
+
+    def first(context: None) -> None:
+        clock.sleep(2.0)
+        for _ in range(2):
+            with engine.within("saves"):
+                clock.sleep(1.5)
+
+    steps = (Step("trains", first), Step("saves", lambda context: clock.sleep(1.0), recurs=True))
+    engine: Engine[None] = Engine(steps, events, clock=clock)
+    engine.run(None)
+    ended = [record for record in read_records(events.path, EVENTS)[0] if record["event"] == "phase_end"]
+    assert [(one["phase"], one["seconds"], one.get("times")) for one in ended] == [
+        ("trains", 5.0, None), ("saves", 4.0, 3),
+    ]  # fmt: skip
+
+
+def test_a_step_is_timed_without_what_comes_behind_it(tmp_path: Path, clock: FakeClock) -> None:
+    context = context_of(tmp_path, clock, steps=2)
+    train(context)
+    assert [one["seconds"] for one in events_of(context, "step")] == [STEP_SECONDS] * 2
+
+
+def test_checkpoints_come_every_so_many_seconds_of_training(tmp_path: Path, clock: FakeClock) -> None:
+    context = context_of(tmp_path, clock, every_steps=None, every_seconds=10 * STEP_SECONDS)
+    train(context)
+    checkpoint(context)
+    # It is known before a step that the time is over, and saved behind it.
+    assert [one["step"] for one in events_of(context, "checkpoint")] == [11, 22, 30]
+
+
+@pytest.fixture
+def full(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
+    """Whether the disk is, for as long as it is not emptied."""
+    state = [True]
+    monkeypatch.setattr(DirectoryStore, "free_bytes", lambda store: 0 if state else 1 << 40)
+    for module in (room, checkpoint_step):
+        monkeypatch.setattr(module, "has_room", lambda path, needed: not state)
+    return state
+
+
+def test_a_disk_that_is_freed_gets_the_last_checkpoint(tmp_path: Path, clock: FakeClock, full: list[bool]) -> None:
+    context = context_of(tmp_path, clock, steps=3)
+    train(context)
+    begun = clock.now
+    clock.after(0.5 * WAIT, full.clear)
+    checkpoint(context)
+    assert clock.now - begun == pytest.approx(0.5 * WAIT, abs=2.0)
+    assert [one["step"] for one in events_of(context, "checkpoint")] == [3]
+
+
+def test_a_disk_that_stays_full_ends_the_run(tmp_path: Path, clock: FakeClock, full: list[bool]) -> None:
+    context = context_of(tmp_path, clock, steps=3)
+    train(context)
+    begun = clock.now
+    with pytest.raises(OrtflowError, match="step 3, could not be saved: out of disk"):
+        checkpoint(context)
+    assert clock.now - begun == pytest.approx(WAIT, abs=2.0)
+
+
+def test_a_rank_that_waits_for_room_leaves_when_asked(tmp_path: Path, clock: FakeClock, full: list[bool]) -> None:
+    context = context_of(tmp_path, clock, steps=3)
+    train(context)
+    begun = clock.now
+    clock.after(100.0, lambda: context.stop.request("SIGTERM"))
+    with pytest.raises(Preempted):
+        checkpoint(context)
+    assert clock.now - begun == pytest.approx(100.0, abs=2.0)
+
+
+def test_an_export_waits_for_room_as_long_as_a_checkpoint(tmp_path: Path, clock: FakeClock, full: list[bool]) -> None:
+    context = context_of(tmp_path, clock)
+    trainer = cast(FakeTrainer, context.trainer)
+    trainer.full = True
+
+    def freed() -> None:
+        full.clear()
+        trainer.full = False
+
+    begun = clock.now
+    clock.after(0.5 * WAIT, freed)
+    export(context)
+    assert clock.now - begun == pytest.approx(0.5 * WAIT, abs=2.0)
+    assert len(events_of(context, "export")) == 1
+
+
+def test_an_export_that_finds_no_room_fails_in_time(tmp_path: Path, clock: FakeClock, full: list[bool]) -> None:
+    context = context_of(tmp_path, clock)
+    cast(FakeTrainer, context.trainer).full = True
+    begun = clock.now
+    with pytest.raises(OrtflowError, match=r"training is done and saved.*out of disk"):
+        export(context)
+    assert clock.now - begun == pytest.approx(WAIT, abs=2.0)

@@ -1,0 +1,261 @@
+"""Builds the graphs of a run from its model file: the one entry of this package for step `configure`.
+
+Called once, by rank 0. Writes nothing before everything has succeeded, and graphs.json last. Gives the same bytes for
+the same run file and model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import onnx
+
+from ortflow.workflow.assembly.child import Child
+from ortflow.workflow.assembly.files import write_files
+from ortflow.workflow.assembly.loading import check_loads, kernels_fault
+from ortflow.workflow.device import HALF_PRECISIONS
+from ortflow.workflow.errors import UserError
+from ortflow.workflow.graph.autodiff.compose import compose
+from ortflow.workflow.graph.autodiff.expand import make_differentiable
+from ortflow.workflow.graph.autodiff.reverse import differentiate
+from ortflow.workflow.graph.export.inference import infer_graph
+from ortflow.workflow.graph.file.limits import check_constants
+from ortflow.workflow.graph.intake.own import own_eval, own_optimizer, own_train
+from ortflow.workflow.graph.intake.source import Source, read_source
+from ortflow.workflow.graph.ir.edit import Editor, make_outputs, replace, scalar, used
+from ortflow.workflow.graph.ir.order import prune
+from ortflow.workflow.graph.objective import evaluation
+from ortflow.workflow.graph.objective.loss import attach, output_of
+from ortflow.workflow.graph.objective.metrics import with_outputs
+from ortflow.workflow.graph.objective.modes import train_mode
+from ortflow.workflow.graph.objective.signature import batch_inputs, check_batches
+from ortflow.workflow.graph.objective.vocabulary import table_bounds
+from ortflow.workflow.graph.optimize import speed
+from ortflow.workflow.graph.optimize.order import results_first
+from ortflow.workflow.graph.optimize.recompute import recompute
+from ortflow.workflow.graph.patterns import matches
+from ortflow.workflow.graph.roles.evidence import recurrent_biases
+from ortflow.workflow.graph.types import (
+    LOSS_SCALE,
+    LOSS_SUM,
+    LOSS_WEIGHT,
+    SEED,
+    VALID,
+    GraphSet,
+    half_of,
+    placed_of,
+    with_kernels_of,
+)
+from ortflow.workflow.kernels.graph import with_kernels
+from ortflow.workflow.kernels.library import library_for
+from ortflow.workflow.layout import FlatIndex, Group, Tensor
+from ortflow.workflow.spec.model import CrossEntropy
+from ortflow.workflow.spec.run import RunSpec
+
+
+def build_graphs(spec: RunSpec, device: str, out: Path, length: int = 0) -> GraphSet:
+    """Make the training, evaluation and inference graph and the initial tensors of a run, and write them into `out`.
+
+    `spec` holds absolute paths; `length` is that of the samples where the model's second axis varies, if it is known.
+    Raises UserError, one sentence, for whatever of model and run file does not fit.
+    """
+    section, padded = spec.onnx_model, spec.data.last_batch == "pad"
+    # Sessions are tried in a process of their own, which starts while the model is read.
+    with Child() as child, ThreadPoolExecutor(1) as beside:
+        # Compiles the first time, for a second or two.
+        library = beside.submit(library_for, spec.kernels)
+        source = read_source(section)
+        check_constants(source.skeleton, section.path)
+        notes, warnings = list(source.notes), list(source.warnings)
+        forward = source.forward(output_of(source.skeleton.graph, section.loss))
+        batch = _batch_input(forward.graph, source)
+        if section.graphs.train:
+            train, trained = own_train(section.graphs.train, source)
+            faster = placed = halves = None
+        else:
+            prepared, more = _with_loss(forward, spec, source, batch)
+            notes += more
+            train, faster, placed, trained, more = _train_graph(prepared, spec, source, length)
+            notes += more
+            halves, more = _in_half(prepared, spec, trained)
+            notes += more
+        left = [name for name in source.roles.trained if name not in trained]
+        if left:
+            values = sum(source.roles[name].count for name in left)
+            share = values / sum(role.count for role in source.roles if role.role == "trained")
+            warnings.append(
+                f"not trained, because the training graph has no gradient of it: {_some(left)}, {values:,} values,"
+                f" {share:.2%} of the parameters"
+            )
+        evaluate, bounds = _eval_graph(forward, spec, source, batch)
+        data = [value.name for value in source.skeleton.graph.input if value.name not in source.labels]
+        inputs = batch_inputs([train.graph, evaluate.graph], source.tensors, data)
+        check_batches(inputs, spec.data)
+        unread = [name for name in data if name not in {i.name for i in inputs}]
+        if unread:
+            notes.append(f"left out of training, because the loss does not depend on it: input {', '.join(unread)}")
+        known = {value.name: value for graph in (forward.graph, evaluate.graph, train.graph) for value in graph.input}
+        added = [*([VALID] if padded else []), *([SEED] if SEED in known else [])]
+        order = [known[name] for name in (*(i.name for i in inputs), *added, *source.tensors)]
+        infer = _infer_graph(spec, source)
+        files = {"train.onnx": _bytes(train, order), "eval.onnx": _bytes(evaluate, order)}
+        if infer is not None:
+            files["infer.onnx"] = infer.SerializeToString(deterministic=True)
+        for graph in (train, evaluate):
+            check_constants(graph, section.path)
+        check_loads(child, files["train.onnx"], "training", device, forward)
+        check_loads(child, files["eval.onnx"], "evaluation", device, forward)
+        if section.graphs.optimizer:
+            update = own_optimizer(section.graphs.optimizer)
+            files["optimizer.onnx"] = update.SerializeToString(deterministic=True)
+            check_loads(child, files["optimizer.onnx"], "optimizer", device, update)
+        if placed is not None:
+            files[placed_of(Path("train.onnx")).name] = _bytes(placed, order)
+        if halves is not None:
+            scale = [value for value in halves.graph.input if value.name == LOSS_SCALE]
+            files[half_of(Path("train.onnx")).name] = _bytes(halves, [*order, *scale])
+        if faster is not None:
+            content = _bytes(faster, order)
+            fault = kernels_fault(child, content, library.result(), device)
+            if fault is None:
+                files[with_kernels_of(Path("train.onnx")).name] = content
+            else:
+                notes.append(f"trained with ONNX Runtime's own kernels, because it refuses ours ({fault})")
+    integers = [i.name for i in inputs if np.issubdtype(np.dtype(i.dtype), np.integer)]
+    result = GraphSet(
+        root=out,
+        index=_index(spec, source, trained),
+        inputs=inputs,
+        notes=tuple(notes),
+        warnings=tuple(warnings),
+        vocabulary={**table_bounds(forward.graph, integers), **bounds},
+        metrics=with_outputs(section.metrics),
+        padded=padded,
+        own_optimizer=section.graphs.optimizer is not None,
+    )
+    write_files(result, files, source.tensors)
+    return result
+
+
+def _batch_input(graph: onnx.GraphProto, source: Source) -> str:
+    """A data input that the loss depends on: its first axis is the batch."""
+    read = used(graph)
+    names = [str(v.name) for v in graph.input if v.name in read and v.name not in {SEED, *source.tensors}]
+    if not names:
+        raise UserError("the loss depends on no input of the model", where="model.loss", fix="name another output")
+    return min(names, key=lambda name: name in source.labels)
+
+
+def _with_loss(
+    forward: onnx.ModelProto, spec: RunSpec, source: Source, batch: str
+) -> tuple[onnx.ModelProto, list[str]]:
+    """The forward graph in training mode, its outputs the loss and the new states, and log lines."""
+    model = onnx.ModelProto()
+    model.CopyFrom(forward)
+    graph = model.graph
+    notes, updates = train_mode(graph, source.roles.frozen)
+    attach(graph, spec.onnx_model.loss, batch, spec.data.last_batch == "pad")
+    edit = Editor(graph)
+    outputs = [scalar(LOSS_SUM), scalar(LOSS_WEIGHT)]
+    for name in source.roles.state:
+        new = edit("Identity", updates.get(name, name), output=f"{name}_new")
+        described = onnx.helper.make_tensor_value_info(new, onnx.TensorProto.FLOAT, source.tensors[name].shape)
+        outputs.append(described)
+    make_outputs(graph, outputs)
+    prune(graph)
+    return model, notes
+
+
+def _train_graph(
+    prepared: onnx.ModelProto, spec: RunSpec, source: Source, length: int
+) -> tuple[onnx.ModelProto, onnx.ModelProto, onnx.ModelProto | None, list[str], list[str]]:
+    """The training graph, the same with our own operators for CPUs, and for GPUs if they are wanted, the parameters it
+    has gradients of, and log lines."""
+    model, notes = make_differentiable(prepared, source.roles.trained, LOSS_SUM)
+    speed.before(model.graph)
+    model, trained = differentiate(model, source.roles.trained, LOSS_SUM)
+    notes += recompute(model.graph, spec.onnx_model.recompute)
+    faster, placed = with_kernels(model, length), None
+    if spec.on_gpus:
+        from ortflow.workflow.cuda.place import completed
+
+        placed = completed(model)
+    for each in (model, faster):
+        speed.after(each.graph)
+    model, faster = compose(model), compose(faster)
+    for each in (model, faster):
+        results_first(each.graph)
+    return model, faster, placed, trained, notes
+
+
+def _in_half(
+    prepared: onnx.ModelProto, spec: RunSpec, trained: Sequence[str]
+) -> tuple[onnx.ModelProto | None, list[str]]:
+    """The training graph in the half precision that is asked for, and log lines; None where it is not."""
+    if spec.train.precision not in HALF_PRECISIONS:
+        return None, []
+    from ortflow.workflow.fusion.halved import halved
+
+    return halved(prepared, trained, spec.train.precision, spec.onnx_model.recompute)
+
+
+def _eval_graph(
+    forward: onnx.ModelProto, spec: RunSpec, source: Source, batch: str
+) -> tuple[onnx.ModelProto, dict[str, int]]:
+    """The evaluation graph, and for labels that are classes the number of classes, where it is known."""
+    section = spec.onnx_model
+    model = onnx.ModelProto()
+    model.CopyFrom(forward)
+    padded = spec.data.last_batch == "pad"
+    target = evaluation.complete(model.graph, section.loss, section.metrics, batch, padded)
+    bounds = {}
+    if isinstance(section.loss, CrossEntropy) and target.classes is not None:
+        bounds[section.loss.label] = target.classes
+    if section.graphs.eval:
+        outputs = [value.name for value in model.graph.output if value.name.startswith("ortflow.")]
+        model = own_eval(section.graphs.eval, source, outputs)
+    return model, bounds
+
+
+def _infer_graph(spec: RunSpec, source: Source) -> onnx.ModelProto | None:
+    """The inference graph; None where the model allows none and none is asked for."""
+    try:
+        return infer_graph(source.skeleton, source.labels)
+    except UserError:
+        if spec.export.enabled:
+            raise
+        return None
+
+
+def _bytes(model: onnx.ModelProto, inputs: Sequence[onnx.ValueInfoProto]) -> bytes:
+    """The model with exactly these inputs, in this order: those that it does not read are there all the same."""
+    replace(model.graph.input, inputs)
+    return bytes(model.SerializeToString(deterministic=True))
+
+
+def _index(spec: RunSpec, source: Source, trained: Collection[str]) -> FlatIndex:
+    patterns = spec.train.optimizer.no_decay
+    named: set[str] = set()
+    for place, pattern in enumerate(patterns or []):
+        named.update(matches(pattern, trained, f"train.optimizer.no_decay[{place}]", "trained parameter"))
+    state = set(source.roles.state)
+    biases = recurrent_biases(source.skeleton.graph)
+
+    def group(name: str, shape: tuple[int, ...]) -> Group:
+        if name not in trained:
+            return "state" if name in state else "frozen"
+        excluded = (len(shape) <= 1 or name in biases) if patterns is None else name in named
+        return "no_decay" if excluded else "decay"
+
+    return FlatIndex.place(
+        Tensor(name, array.shape, group(name, array.shape)) for name, array in source.tensors.items()
+    )
+
+
+def _some(names: Sequence[str], limit: int = 5) -> str:
+    """The first few names, and how many more there are."""
+    more = f" and {len(names) - limit} more" if len(names) > limit else ""
+    return ", ".join(names[:limit]) + more

@@ -1,0 +1,160 @@
+"""The process in which ONNX Runtime loads a graph for the first time: where a crash of it becomes a sentence.
+
+Started by `build` as `python -m ortflow.workflow.assembly.child`, both ends of whose pipes are here. The child
+imports ONNX Runtime and nothing else that takes time; what it prints is kept from the user's terminal.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from types import TracebackType
+from typing import IO, Any
+
+from ortflow.workflow.errors import check_signal
+
+PROVIDERS = {"cpu": ["CPUExecutionProvider"]}
+"""Device -> ONNX Runtime's execution providers."""
+
+
+class RuntimeFault(Exception):
+    """ONNX Runtime raised `message`, or ended the process (`crashed`)."""
+
+    def __init__(self, message: str, *, crashed: bool = False) -> None:
+        super().__init__(message)
+        self.message, self.crashed = message, crashed
+
+
+class _Ended(Exception):
+    """The process ended without a reply; the message says how."""
+
+
+class Child:
+    """The parent's end: starts the process at once, so that it is ready by the time it is asked."""
+
+    def __init__(self) -> None:
+        self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - closed with the process
+        self.process = self._start()
+
+    def _start(self) -> subprocess.Popen[bytes]:
+        environment = {
+            **os.environ,
+            "PYTHONPATH": os.pathsep.join(os.path.abspath(entry) for entry in sys.path if entry),
+        }
+        return subprocess.Popen(
+            [sys.executable, "-m", "ortflow.workflow.assembly.child"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._errors,
+            env=environment,
+            # `-m` searches the current folder first, where a user may have modules of the same names.
+            cwd="/",
+        )
+
+    def __enter__(self) -> Child:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stop()
+        self._errors.close()
+
+    def load(self, model: bytes, device: str, kernels: Path | None = None) -> None:
+        """Make a session of the graph, as a rank will.
+
+        Raises RuntimeFault where a kernel is missing or ONNX Runtime crashes twice, EndedBySignal where the process was
+        ended from outside.
+        """
+        request = {"providers": PROVIDERS[device], "kernels": str(kernels or "")}
+        try:
+            reply = self._ask(request, model)
+        except _Ended:
+            # A signal from outside may look like a crash; the graph's own comes again.
+            self._stop()
+            self._errors.truncate(self._errors.seek(0))
+            self.process = self._start()
+            try:
+                reply = self._ask(request, model)
+            except _Ended as error:
+                raise RuntimeFault(str(error), crashed=True) from None
+        if "error" in reply:
+            raise RuntimeFault(reply["error"])
+
+    def _ask(self, request: dict[str, Any], model: bytes) -> dict[str, Any]:
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        try:
+            _send(self.process.stdin, request, model)
+            return _receive(self.process.stdout)[0]
+        except (BrokenPipeError, EOFError):
+            raise _Ended(self._last_words()) from None
+
+    def _stop(self) -> None:
+        self.process.kill()
+        self.process.communicate()
+
+    def _last_words(self) -> str:
+        """What the dead process said last, or how it ended."""
+        code = self.process.wait()
+        check_signal(code, "the process in which ONNX Runtime loads the graphs")
+        self._errors.seek(0)
+        lines = [line for line in self._errors.read().decode(errors="replace").splitlines() if line.strip()]
+        end = f"signal {-code}" if code < 0 else f"exit code {code}"
+        return f"{end}: {lines[-1]}" if lines and code >= 0 else end
+
+
+def _send(pipe: IO[bytes], header: dict[str, Any], payload: bytes) -> None:
+    pipe.write(json.dumps({**header, "size": len(payload)}).encode() + b"\n")
+    pipe.write(payload)
+    pipe.flush()
+
+
+def _receive(pipe: IO[bytes]) -> tuple[dict[str, Any], bytes]:
+    line = pipe.readline()
+    if not line.endswith(b"\n"):
+        raise EOFError
+    header: dict[str, Any] = json.loads(line)
+    payload = pipe.read(header["size"])
+    if len(payload) < header["size"]:
+        raise EOFError
+    return header, payload
+
+
+def serve() -> None:
+    """The child: answers until its input ends."""
+    replies = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)  # what ONNX Runtime prints must not mix with the replies
+    requests = sys.stdin.buffer
+    from ortflow.workflow.onnx_runtime import native as runtime
+
+    while True:
+        try:
+            request, payload = _receive(requests)
+        except EOFError:
+            return
+        try:
+            _load(runtime, request, payload)
+        except Exception as error:  # noqa: BLE001 - whatever it is, the parent makes a sentence of it
+            _send(replies, {"error": str(error)}, b"")
+        else:
+            _send(replies, {}, b"")
+
+
+def _load(runtime: Any, request: dict[str, Any], model: bytes) -> None:
+    from ortflow.workflow.onnx_runtime import onnxruntime
+
+    options = runtime.SessionOptions()
+    options.intra_op_num_threads = 1
+    options.log_severity_level = 4
+    if request["kernels"]:
+        options.register_custom_ops_library(request["kernels"])
+    onnxruntime.InferenceSession(model, options, providers=request["providers"])
+
+
+if __name__ == "__main__":
+    serve()

@@ -1,0 +1,58 @@
+"""Writes what `build` has made into the run's folder, graphs.json last."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Mapping
+
+import numpy as np
+from safetensors import SafetensorError
+from safetensors.numpy import save_file
+
+from ortflow.workflow.errors import UserError
+from ortflow.workflow.graph.types import GraphSet, fused_of, half_of, on_cuda_of, placed_of, with_kernels_of
+from ortflow.workflow.room import FULL, OutOfDisk, is_full
+from ortflow.workflow.rundir import sync_directory, write_atomically
+
+
+def write_files(result: GraphSet, files: Mapping[str, bytes], tensors: Mapping[str, np.ndarray]) -> None:
+    """Everything into the set's folder, graphs.json last."""
+    root = result.root
+    if root.is_symlink():
+        raise UserError(
+            f"{root} is a link, and nothing is replaced behind it", where="run_dir", fix="make it a folder again"
+        )
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+        forms = (
+            form(graph)
+            for form in (with_kernels_of, on_cuda_of, placed_of, fused_of, half_of)
+            for graph in (result.train, result.optimizer)
+        )
+        for graph in (result.infer, result.optimizer, *forms):
+            # What an earlier attempt left.
+            graph.unlink(missing_ok=True)
+        for name, data in files.items():
+            write_atomically(root / name, data)
+        temporary = root / f".{result.initial.name}"
+        temporary.unlink(missing_ok=True)
+        temporary.touch()
+        mode = temporary.stat().st_mode
+        save_file({name: np.ascontiguousarray(array) for name, array in tensors.items()}, temporary)
+        with temporary.open("rb+") as file:
+            os.fsync(file.fileno())
+        # safetensors lets nobody else read; who may is the user's umask to say.
+        temporary.chmod(stat.S_IMODE(mode))
+        os.replace(temporary, result.initial)
+        sync_directory(root)
+        result.save()
+    except (OSError, SafetensorError) as error:
+        # safetensors tells the system's error in words alone.
+        if is_full(error) or any(f"os error {code}" in str(error) for code in FULL):
+            needed = sum(map(len, files.values())) + sum(array.nbytes for array in tensors.values())
+            raise OutOfDisk(root, needed) from error
+        # Of a file that is moved to its place, the place counts.
+        place = getattr(error, "filename2", None) or getattr(error, "filename", None) or root
+        reason = getattr(error, "strerror", None) or str(error)
+        raise UserError(f"cannot write {place}: {reason}", where="run_dir") from None

@@ -1,0 +1,79 @@
+"""Whether ONNX Runtime loads a graph, asked in a child process, and the node to name where it does not.
+
+Called by `build` with graphs that are complete.
+"""
+
+from __future__ import annotations
+
+import re
+
+import onnx
+
+from ortflow.workflow.assembly.child import Child, RuntimeFault
+from ortflow.workflow.errors import UserError
+from ortflow.workflow.graph.ir import walk
+from ortflow.workflow.graph.ir.origin import node_of, origin
+from ortflow.workflow.kernels.library import Library
+
+_FIX = "replace it by operators that ONNX Runtime computes, or freeze the parameters before it"
+# "Could not find an implementation for ConvTranspose(1) node with name '/up/ConvTranspose'"
+_NO_KERNEL = re.compile(r"Could not find an implementation for (\w+)\(\d+\) node with name '([^']*)'")
+# A node of a gradient is named after the forward node: "/up_Grad/ConvTranspose_0".
+_MADE = re.compile(r"^(.*)_Grad/[^/]*$")
+
+
+def check_loads(child: Child, model: bytes, what: str, device: str, forward: onnx.ModelProto) -> None:
+    """Raises UserError where ONNX Runtime cannot run the graph on the device.
+
+    Names the node if ONNX Runtime does, and its place in PyTorch if `forward`, which the graph was made of, says it.
+    """
+    try:
+        child.load(model, device)
+    except RuntimeFault as fault:
+        found = _NO_KERNEL.search(fault.message)
+        if found is None:
+            raise UserError(
+                f"ONNX Runtime cannot load the {what} graph ({_short(fault)})", where="model.path"
+            ) from None
+        operator, node = found[1], found[2]
+        made = _MADE.match(node)
+        if made:
+            raise UserError(
+                f"{_named(forward, made[1])} has a gradient, {operator}, that ONNX Runtime cannot compute on {device}",
+                where="model.path",
+                fix=_FIX,
+            ) from None
+        raise UserError(
+            f"ONNX Runtime has no kernel on {device} for {_named(forward, node, operator)}",
+            where="model.path",
+            fix=_FIX,
+        ) from None
+
+
+def kernels_fault(child: Child, model: bytes, library: Library | None, device: str) -> str | None:
+    """Why the graph with our own operators does not load here; None where it does, or where no library can tell."""
+    if library is None or library.path is None:
+        return None
+    try:
+        child.load(model, device, library.path)
+    except RuntimeFault as fault:
+        return _short(fault)
+    return None
+
+
+def _named(forward: onnx.ModelProto, name: str, operator: str = "") -> str:
+    """A node that ONNX Runtime gives the name of, as messages name it."""
+    node = node_of(name, forward.graph.node)
+    if node is not None and (not operator or node.op_type == operator):
+        return walk.called(node)
+    place = f"; {origin(node)}" if node is not None and origin(node) else ""
+    return f"node {walk.quoted(name)} ({operator}{place})" if operator else f"node {walk.quoted(name)}"
+
+
+def _short(fault: RuntimeFault) -> str:
+    """The fault in a few words: ONNX Runtime's messages carry file names and C++ signatures."""
+    if fault.crashed:
+        return f"it crashed, {fault.message}"
+    text = " ".join(fault.message.split())
+    text = re.sub(r"^\[ONNXRuntimeError\] : \d+ : \w+ : ", "", text)
+    return text if len(text) <= 200 else "… " + text[-200:]

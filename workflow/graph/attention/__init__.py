@@ -1,0 +1,1 @@
+"""Attention in the nodes that exporters write it by."""

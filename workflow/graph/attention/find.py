@@ -1,0 +1,280 @@
+"""Finds attention in the nodes that exporters write it by, and puts one node of `ortflow.cuda` for each.
+
+Called by `build` on the graph that half precision is trained by, before it is differentiated. `Attention` makes of
+q, k, v and a mask `o` and `stats`:
+
+    s = scale q k^T + mask        o = softmax(s) v        stats = log(sum(exp(s)))
+
+q, k, v and o are [batch, tokens, heads, size], stats is [batch, heads, tokens, 1] of fp32. `heads_first` says of q, k
+and v whether each is [batch, heads, tokens, size] instead, and its gradient with it. k and v may have fewer heads, each
+of which serves as many neighbours of q. The mask may be left out, and is broadcast to s: numbers that are
+added, or Booleans that hold where a query looks at a key. Numbers below MASKED count as MASKED. With `causal`, no query
+looks at a later key.
+
+With `packed`, which is the number of the queries' heads, that of the keys' and values', and the size of a head, one
+value of [batch, tokens, width] stands for the three: each token has its queries, then its keys, then its values. It has
+one gradient. `fusion.packed` makes such nodes.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Sequence
+
+import onnx
+from onnx import TensorProto, helper
+
+from ortflow.workflow.graph.attention.masks import Mask, Masks
+from ortflow.workflow.graph.attention.operands import Operand, Size, Unfused, View, operand
+from ortflow.workflow.graph.attention.pattern import BY_TOKENS, Guard, Scores, result_of, scores_of, weights_of
+from ortflow.workflow.graph.autodiff.path import gradient_path
+from ortflow.workflow.graph.autodiff.sizes import unified
+from ortflow.workflow.graph.domains import CUDA_DOMAIN
+from ortflow.workflow.graph.ir import shapes, walk
+from ortflow.workflow.graph.ir.edit import Editor, replace
+from ortflow.workflow.graph.ir.order import prune, sort_nodes
+from ortflow.workflow.graph.ir.origin import inherit
+from ortflow.workflow.graph.ir.replacement import attribute
+
+OPERATOR = "Attention"
+GRADIENT = "AttentionGrad"
+MASKED = -3e4
+"""What is added to the score of a key that is not looked at: a number of fp16, and e to it is 0."""
+LARGEST_HEAD = 128
+"""Size of a head up to which cuDNN has the gradient on every GPU."""
+
+
+def attend(model: onnx.ModelProto, trained: Collection[str] | None = None) -> tuple[onnx.ModelProto, list[str]]:
+    """A copy of a forward graph with Attention nodes, and a note for each attention that is left as it is, and why.
+
+    `trained` are the parameters; without it, every floating input of fixed sizes counts as one.
+    """
+    copy = onnx.ModelProto()
+    copy.CopyFrom(model)
+    graph = copy.graph
+    softmaxes = [node for node in graph.node if node.op_type == "Softmax" and not node.domain]
+    if not softmaxes:
+        return copy, []
+    view = View(copy, unified(graph, shapes.value_types(copy)))
+    path = gradient_path(graph, view.types, _parameters(graph) if trained is None else trained, view.outputs)
+    writer = _Writer(view, Masks(view, path.values))
+    notes = []
+    for softmax in softmaxes:
+        try:
+            writer.fuse(softmax)
+        except Unfused as why:
+            notes.append(f"the attention of {walk.called(softmax)} is left as it is: {why}")
+    writer.finish()
+    return copy, notes
+
+
+def _parameters(graph: onnx.GraphProto) -> list[str]:
+    described = {value.name: value.type for value in graph.input}
+    known = {name: shapes.shape(described, name) for name in described}
+    return [
+        name for name, dims in known.items()
+        if dims is not None and None not in dims and shapes.element_type(described, name) == TensorProto.FLOAT
+    ]  # fmt: skip
+
+
+class _Writer:
+    """Puts nodes for those of a view. A softmax that belongs to no attention is passed over."""
+
+    def __init__(self, view: View, masks: Masks) -> None:
+        self._view, self._masks = view, masks
+        self._graph = view.model.graph
+        self._edit = Editor(self._graph)
+        self._made: dict[tuple[object, ...], str] = {}
+        self._known: list[onnx.ValueInfoProto] = []
+
+    def fuse(self, softmax: onnx.NodeProto) -> None:
+        """Put an Attention for the nodes around a softmax. Raises Unfused where they are attention of another kind."""
+        view = self._view
+        dims = shapes.named_shape(view.types, softmax.input[0])
+        scores = scores_of(view, softmax.input[0])
+        if scores is None or dims is None or attribute(softmax, "axis", -1) not in (-1, len(dims) - 1):
+            return
+        weights = weights_of(view, softmax.output[0])
+        if weights is None:
+            return
+        product, guards = weights
+        if len(dims) != 4:
+            raise Unfused(f"its scores have {len(dims)} axes")
+        if dims[2] == dims[3] == 1:
+            raise Unfused("it is of a single token")
+        if any(a == 1 != b for a, b in zip(view.dims(scores.product.output[0]), dims, strict=False)):
+            raise Unfused("its mask is larger than its scores")
+        q = operand(view, scores.product.input[0], "bhtd", grouped=False)
+        for grouped in (True, False):
+            k = operand(view, scores.product.input[1], "bhdt", grouped=grouped)
+            v = operand(view, product.input[1], "bhtd", grouped=grouped)
+            if k.repeat == v.repeat:
+                break
+        size, heads = self._check(q, k, v)
+        mask = self._masks.of(scores.added, scores.conditions, (str(dims[2]), str(dims[3])))
+        result = result_of(view, product.output[0], guards)
+        before = len(self._graph.node)
+        heads_first = [each.axes == ("b", "h", "t", "d") for each in (q, k, v)]
+        names = [
+            each.value if first else self._by_tokens(each) for each, first in zip((q, k, v), heads_first, strict=True)
+        ]
+        fed = self._mask(mask)
+        o, stats = self._edit.fresh("attention"), self._edit.fresh("attention_stats")
+        scale = scores.scale * q.scale * k.scale
+        node = helper.make_node(
+            OPERATOR, [*names, *([fed] if fed else [])], [o, stats], f"{softmax.name or o}/{OPERATOR}",
+            domain=CUDA_DOMAIN, scale=float(scale), causal=int(mask.causal),
+            heads_first=[int(first) for first in heads_first],
+        )  # fmt: skip
+        self._graph.node.append(node)
+        batch, tokens = self._view.dims(q.value)[q.axes.index("b")], dims[2]
+        self._describe(o, [batch, tokens, heads, size])
+        self._describe(stats, [batch, heads, tokens, 1])
+        if v.scale != 1:
+            o = self._edit("Mul", o, self._edit.constant(v.scale))
+        o = self._guarded(o, result.guards, mask, scores)
+        if not result.by_tokens:
+            o = self._edit("Transpose", o, perm=BY_TOKENS)
+        self._stand_in(o, result.value, before)
+        inherit(self._graph.node[before:], softmax)
+
+    def _check(self, q: Operand, k: Operand, v: Operand) -> tuple[int, int]:
+        """Size of a head and number of the queries' heads. Raises Unfused where cuDNN does not take them."""
+        dims = []
+        for each in (q, k, v):
+            sizes = self._view.dims(each.value)
+            dims.append({axis: sizes[place] for place, axis in enumerate(each.axes)})
+        size, heads = dims[0]["d"], dims[0]["h"]
+        if not isinstance(size, int) or not isinstance(heads, int):
+            raise Unfused("the number or the size of its heads varies")
+        if any(each["d"] != size for each in dims):
+            raise Unfused("its keys and values differ in size")
+        if size % 8 or size > LARGEST_HEAD:
+            raise Unfused(f"its heads have the size {size}: up to {LARGEST_HEAD}, a multiple of 8 can be fused")
+        served = {(part["h"], each.repeat) for part, each in zip(dims[1:], (k, v), strict=True)}
+        if served != {(heads // k.repeat, k.repeat)} or heads % k.repeat:
+            raise Unfused("keys and values have not the same heads, or not as many as the queries")
+        # Sizes of two inputs that vary are taken for the same: what is broadcast has size 1.
+        batches = {part["b"] for part in dims}
+        if any(isinstance(batch, int) for batch in batches) and len(batches) > 1:
+            raise Unfused("it is not known that the batch is the same in queries, keys and values")
+        return size, heads
+
+    def _by_tokens(self, found: Operand) -> str:
+        """The operand as [batch, tokens, heads, size], without its scale."""
+        order = [found.axes.index(axis) for axis in "bthd"]
+        if order == [0, 1, 2, 3]:
+            return found.value
+        key = "turned", found.value, tuple(order)
+        if key not in self._made:
+            self._made[key] = self._edit("Transpose", found.value, perm=order)
+        return self._made[key]
+
+    def _mask(self, mask: Mask) -> str:
+        """The value that stands for a mask's conditions and numbers; empty where there are none."""
+        if mask.is_certain:
+            return ""
+        key = "mask", tuple(mask.conditions), tuple(mask.added)
+        if key in self._made:
+            return self._made[key]
+        total = ""
+        for name in mask.added:
+            name = self._of_four_axes(name)
+            total = self._edit("Add", total, name) if total else name
+        allowed = ""
+        for condition in mask.conditions:
+            name = self._of_four_axes(condition.value)
+            name = self._edit("Not", name) if condition.negated else name
+            allowed = self._edit("And", allowed, name) if allowed else name
+        if total and allowed:
+            total = self._edit("Where", allowed, total, self._edit.constant(MASKED))
+        self._made[key] = total or allowed
+        return self._made[key]
+
+    def _of_four_axes(self, name: str) -> str:
+        missing = 4 - len(self._view.dims(name))
+        if not missing:
+            return name
+        key = "axes", name
+        if key not in self._made:
+            self._made[key] = self._edit("Unsqueeze", name, self._edit.ints(*range(missing)))
+        return self._made[key]
+
+    def _guarded(self, o: str, guards: Sequence[Guard], mask: Mask, scores: Scores) -> str:
+        """`o` with the rows of queries that look at no key made 0, as far as there can be any."""
+        for guard in guards:
+            if mask.is_certain if not guard.value else self._keeps_all(guard):
+                continue
+            if guard.node.op_type == "Mul":
+                o = self._edit("Mul", o, self._rows(self._of_four_axes(guard.value)))
+                continue
+            value = self._of_four_axes(guard.value) if guard.value else self._blind(scores)
+            if not value:
+                continue
+            zero = self._edit.constant(0.0)
+            parts = [zero, o] if guard.place == 2 else [o, zero]
+            o = self._edit("Where", self._rows(value), *parts)
+        return o
+
+    def _keeps_all(self, guard: Guard) -> bool:
+        """Whether a guard changes nothing in any batch."""
+        proof = self._view.proof
+        arrays = proof.values(guard.value) if proof.is_constant(guard.value) else []
+        kept = 1 if guard.node.op_type == "Mul" else guard.place == 1
+        return bool(arrays) and all(bool((array == kept).all()) for array in arrays)
+
+    def _blind(self, scores: Scores) -> str:
+        """By query, whether it looks at no key: there the weights are no numbers. Empty where that cannot be."""
+        view = self._view
+        condition, fill = scores.conditions[0].value if scores.conditions else "", scores.fill
+        if len(scores.conditions) + len(scores.added) > 1 or (scores.conditions and scores.conditions[0].negated):
+            raise Unfused("its weights may be no numbers, for several reasons")
+        if scores.added:
+            name = scores.added[0]
+            while (node := view.maker(name)) is not None and (view.alias(node) or node.op_type == "Expand"):
+                name = node.input[0]
+            if node is None or node.op_type != "Where" or view.proof.number(node.input[1]) != 0:
+                raise Unfused("its weights may be no numbers, and its mask is no condition")
+            condition, fill = node.input[0], view.proof.number(node.input[2])
+        if fill != -math.inf:
+            return ""
+        key = "blind", condition
+        if key not in self._made:
+            numbers = self._edit.cast(self._of_four_axes(condition), TensorProto.INT32)
+            any_key = self._edit("ReduceMax", numbers, self._edit.ints(-1), keepdims=1)
+            self._made[key] = self._edit("Not", self._edit.cast(any_key, TensorProto.BOOL))
+        return self._made[key]
+
+    def _rows(self, name: str) -> str:
+        """A value by query, as [batch, heads, tokens, 1], for what is [batch, tokens, heads, size]."""
+        key = "rows", name
+        if key not in self._made:
+            self._made[key] = self._edit("Transpose", name, perm=BY_TOKENS)
+        return self._made[key]
+
+    def _stand_in(self, new: str, old: str, place: int) -> None:
+        """Give what the nodes from `place` on make as `new` the name `old`."""
+        unused = self._edit.fresh("replaced")
+        maker = self._view.makers.pop(old)
+        maker.output[:] = [unused if name == old else name for name in maker.output]
+        for node in self._graph.node[place:]:
+            node.input[:] = [old if name == new else name for name in node.input]
+            node.output[:] = [old if name == new else name for name in node.output]
+        for value in self._known:
+            value.name = old if value.name == new else value.name
+
+    def _describe(self, name: str, dims: Sequence[Size]) -> None:
+        self._known.append(helper.make_tensor_value_info(name, TensorProto.FLOAT, list(dims)))
+
+    def finish(self) -> None:
+        """Take out what the new nodes stand for."""
+        if not self._known:
+            return
+        graph = self._graph
+        names = {value.name for value in self._known}
+        replace(graph.value_info, [*(value for value in graph.value_info if value.name not in names), *self._known])
+        sort_nodes(graph)
+        prune(graph)
+        if not any(each.domain == CUDA_DOMAIN for each in self._view.model.opset_import):
+            self._view.model.opset_import.append(helper.make_opsetid(CUDA_DOMAIN, 1))
+        shapes.infer(self._view.model)

@@ -1,0 +1,166 @@
+"""What a product of attention reads: the heads' values behind scales, transposes and copies for grouped heads.
+
+Called by `attention`. Axes are named b(atch), h(eads), t(okens) and d(imensions of a head).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+import onnx
+
+from ortflow.workflow.graph.attention.proof import Proof
+from ortflow.workflow.graph.ir import shapes, walk
+from ortflow.workflow.graph.ir.replacement import attribute
+from ortflow.workflow.graph.ir.stops import stops_gradient
+
+Size = int | str | None
+
+
+class Unfused(Exception):
+    """This attention stays as it is; the message says why."""
+
+
+@dataclass
+class View:
+    """A graph by what its values are made of and read by. `types` have one name for sizes that are the same."""
+
+    model: onnx.ModelProto
+    types: dict[str, onnx.TypeProto]
+    proof: Proof = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.proof = Proof(self.model, self.types)
+        self.makers = walk.producers(self.model.graph)
+        self.readers = walk.consumers(self.model.graph)
+        self.outputs = {value.name for value in self.model.graph.output}
+
+    def maker(self, value: str, *operators: str) -> onnx.NodeProto | None:
+        """The node that makes a value, where it is one of ONNX's operators named; of any where none is."""
+        node = self.makers.get(value)
+        if node is None or node.domain or stops_gradient(node):
+            return None
+        return node if not operators or node.op_type in operators else None
+
+    def dims(self, value: str) -> list[Size]:
+        """Sizes of a value's axes. Raises Unfused where not even their number is known."""
+        found = shapes.named_shape(self.types, value)
+        if found is None:
+            raise Unfused(f"the shape of {walk.quoted(value)} is not known")
+        return found
+
+    def alias(self, node: onnx.NodeProto | None) -> bool:
+        """Whether a node gives its first input on as it is."""
+        if node is None or node.domain or stops_gradient(node):
+            return False
+        if node.op_type == "Cast":
+            before, after = (shapes.element_type(self.types, name) for name in (node.input[0], node.output[0]))
+            return before == after != 0
+        if node.op_type == "Reshape":
+            sizes = [shapes.named_shape(self.types, name) for name in (node.input[0], node.output[0])]
+            return sizes[0] is not None and None not in sizes[0] and sizes[0] == sizes[1]
+        if node.op_type == "Dropout":
+            return self.is_idle(node)
+        return bool(node.op_type == "Identity")
+
+    def is_idle(self, dropout: onnx.NodeProto) -> bool:
+        """Whether a Dropout drops nothing: out of training, or with ratio 0."""
+        ratio, training = (dropout.input[place] if len(dropout.input) > place else "" for place in (1, 2))
+        return not training or self.proof.number(training) == 0 or (bool(ratio) and self.proof.number(ratio) == 0)
+
+    def scaled(self, node: onnx.NodeProto | None) -> tuple[str, float] | None:
+        """Of a product or quotient with one number: the other factor and what it is multiplied by."""
+        if node is None or node.domain or node.op_type not in ("Mul", "Div"):
+            return None
+        left, right = node.input
+        number = self.proof.number(right)
+        if number is not None and not (node.op_type == "Div" and number == 0):
+            return left, number if node.op_type == "Mul" else 1 / number
+        number = self.proof.number(left) if node.op_type == "Mul" else None
+        return None if number is None else (right, number)
+
+
+@dataclass(frozen=True)
+class Operand:
+    """A factor of attention: `value` times `scale`; each of its heads serves `repeat` heads of the queries."""
+
+    value: str
+    axes: tuple[str, ...]
+    """Names of the value's axes; `bh` is one of batch and heads together."""
+    scale: float = 1.0
+    repeat: int = 1
+
+
+def operand(view: View, value: str, axes: str, *, grouped: bool) -> Operand:
+    """What the factor `value` of a product is, going back as far as nothing is computed. `axes`: as `bhdt`.
+
+    `grouped`: heads may be those that are repeated for a group of queries' heads. Raises Unfused for other axes.
+    """
+    if len(view.dims(value)) != len(axes):
+        raise Unfused(f"{walk.quoted(value)} has not {len(axes)} axes")
+    best = found = Operand(value, tuple(axes))
+    while (before := _before(view, found)) is not None and (grouped or before.repeat == 1):
+        found = before
+        if len(found.axes) == len(axes):
+            best = found
+    return best
+
+
+def _before(view: View, found: Operand) -> Operand | None:
+    node = view.maker(found.value)
+    if node is None:
+        return None
+    if view.alias(node):
+        return replace(found, value=node.input[0])
+    scaled = view.scaled(node)
+    if scaled is not None and len(view.dims(scaled[0])) == len(found.axes):
+        return replace(found, value=scaled[0], scale=found.scale * scaled[1])
+    if node.op_type == "Transpose":
+        order = attribute(node, "perm", list(reversed(range(len(found.axes)))))
+        axes = [""] * len(order)
+        for after, before in enumerate(order):
+            axes[before] = found.axes[after]
+        return replace(found, value=node.input[0], axes=tuple(axes))
+    if node.op_type == "Reshape":
+        return _joined(view, node, found) or _split(view, node, found) or _shared(view, node, found)
+    return None
+
+
+def _joined(view: View, node: onnx.NodeProto, found: Operand) -> Operand | None:
+    """Behind a Reshape of [b h, ...] to [b, h, ...]."""
+    before, after = view.dims(node.input[0]), view.dims(node.output[0])
+    if found.axes[:2] != ("b", "h") or len(before) != 3 or None in before[1:] or before[1:] != after[2:]:
+        return None
+    return replace(found, value=node.input[0], axes=("bh", *found.axes[2:]))
+
+
+def _split(view: View, node: onnx.NodeProto, found: Operand) -> Operand | None:
+    """Behind a Reshape of [b, h, ...] to [b h, ...]."""
+    before, after = view.dims(node.input[0]), view.dims(node.output[0])
+    if found.axes[0] != "bh" or len(before) != 4 or None in before[2:] or before[2:] != after[1:]:
+        return None
+    return replace(found, value=node.input[0], axes=("b", "h", *found.axes[1:]))
+
+
+def _shared(view: View, node: onnx.NodeProto, found: Operand) -> Operand | None:
+    """Behind the nodes that repeat each head for a group of queries' heads.
+
+    These are Unsqueeze to [b, h, 1, ...], Expand to [b, h, repeat, ...] and Reshape to [b, h repeat, ...].
+    """
+    expand = view.maker(node.input[0], "Expand")
+    if expand is None or found.axes[:2] != ("b", "h"):
+        return None
+    unsqueeze = view.maker(expand.input[0], "Unsqueeze", "Reshape")
+    if unsqueeze is None:
+        return None
+    before, one = view.dims(unsqueeze.input[0]), view.dims(expand.input[0])
+    many, after = view.dims(node.input[0]), view.dims(node.output[0])
+    if len(before) != 4 or len(one) != 5 or len(many) != 5 or len(after) != 4 or one[2] != 1:
+        return None
+    repeat, heads = many[2], before[1]
+    fits = one[:2] + one[3:] == before and many[3:] == one[3:] == after[2:]
+    if not fits or many[1] != heads or not isinstance(repeat, int) or not isinstance(heads, int):
+        return None
+    if after[1] != heads * repeat or many[0] not in (before[0], after[0]):
+        return None
+    return replace(found, value=unsqueeze.input[0], repeat=found.repeat * repeat)

@@ -1,0 +1,121 @@
+"""Makes a training graph one that can be differentiated.
+
+Called by `build` on the graph with its loss, before the gradient is built; evaluation and inference graphs stay as
+they were exported. Operators without a rule are written out by others that have one.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter
+from collections.abc import Collection, Sequence
+
+import onnx
+
+from ortflow.workflow.errors import UserError
+from ortflow.workflow.graph.autodiff.path import gradient_path
+from ortflow.workflow.graph.autodiff.rules import RULES
+from ortflow.workflow.graph.decompose.operators import DECOMPOSITIONS
+from ortflow.workflow.graph.ir import shapes, walk
+from ortflow.workflow.graph.ir.edit import replace
+from ortflow.workflow.graph.ir.functions import instantiate, schema_function
+from ortflow.workflow.graph.ir.order import prune
+from ortflow.workflow.graph.ir.origin import inherit
+from ortflow.workflow.graph.ir.replacement import MISFITS, Context, context_of, no_gradient
+from ortflow.workflow.graph.normalize import tidy
+from ortflow.workflow.graph.normalize.opset import OPSET, at_opset_18
+
+_ROUNDS = 8
+"""Decompositions use operators that are decomposed themselves; none is nested deeper."""
+
+
+def make_differentiable(
+    model: onnx.ModelProto, trained: Collection[str], loss: str
+) -> tuple[onnx.ModelProto, list[str]]:
+    """A copy of a prepared model in which every node between `trained` and `loss` has a gradient, and log lines.
+
+    Raises UserError naming node and operator where one has none and cannot be written out.
+    """
+    copy = onnx.ModelProto()
+    copy.CopyFrom(model)
+    expanded: Counter[str] = Counter()
+    for _ in range(_ROUNDS):
+        if not _expand_once(copy, trained, [loss], expanded):
+            break
+    check_differentiable(copy, trained, loss)
+    tidy.constants_to_initializers(copy)
+    prune(copy.graph)
+    tidy.name_nodes(copy)
+    shapes.infer(copy)
+    notes = [f"{count} {op_type} written out for training" for op_type, count in sorted(expanded.items())]
+    return copy, notes
+
+
+def check_differentiable(model: onnx.ModelProto, trained: Collection[str], loss: str) -> None:
+    """Raises UserError, naming node and operator, where a node between `trained` and `loss` has no gradient."""
+    for node in _without_gradient(model, trained, [loss]):
+        raise no_gradient(node, f"{node.op_type} cannot be differentiated")
+
+
+def undifferentiable(model: onnx.ModelProto, trained: Collection[str], losses: Sequence[str]) -> list[str]:
+    """A sentence for each node that keeps a prepared model from being trained for `losses`."""
+    copy = onnx.ModelProto()
+    copy.CopyFrom(model)
+    found: list[str] = []
+    for _ in range(_ROUNDS):
+        try:
+            if not _expand_once(copy, trained, losses, Counter()):
+                break
+        except UserError as error:
+            found.append(error.what)
+            break
+    return found + [walk.called(node) for node in _without_gradient(copy, trained, losses)]
+
+
+def _without_gradient(model: onnx.ModelProto, trained: Collection[str], losses: Sequence[str]) -> list[onnx.NodeProto]:
+    path = gradient_path(model.graph, shapes.value_types(model), trained, losses)
+    nodes = [model.graph.node[place] for place in sorted(path.nodes)]
+    return [node for node in nodes if (node.domain, node.op_type) not in RULES]
+
+
+def _expand_once(
+    model: onnx.ModelProto, trained: Collection[str], losses: Sequence[str], expanded: Counter[str]
+) -> bool:
+    """Writes out each node on the path that needs it, in place; whether there was any."""
+    context = context_of(model)
+    path = gradient_path(model.graph, context.types, trained, losses)
+    context = dataclasses.replace(context, gradients=path.values)
+    nodes: list[onnx.NodeProto] = []
+    changed = False
+    for place, node in enumerate(model.graph.node):
+        replacement = _replacement(node, context) if place in path.nodes else None
+        if replacement is not None:
+            expanded[node.op_type] += 1
+            inherit(replacement, node)
+            changed = True
+        nodes += [node] if replacement is None else replacement
+    if changed:
+        replace(model.graph.node, nodes)
+        tidy.cast_like_to_cast(model)
+    return changed
+
+
+def _replacement(node: onnx.NodeProto, context: Context) -> list[onnx.NodeProto] | None:
+    """The nodes to stand for `node`, None where it may stay as it is."""
+    try:
+        return _written_out(node, context)
+    except MISFITS:
+        raise no_gradient(node, "its attributes do not fit its inputs") from None
+
+
+def _written_out(node: onnx.NodeProto, context: Context) -> list[onnx.NodeProto] | None:
+    if (node.domain, node.op_type) in RULES or node.domain != "":
+        return None
+    if node.op_type in DECOMPOSITIONS:
+        return DECOMPOSITIONS[node.op_type](node, context)
+    found = schema_function(node, OPSET, context.types)
+    if found is None:
+        return None
+    function, version, defaults = found
+    body = instantiate(function, node, context.fresh, defaults)
+    return list(at_opset_18(body, version, context, "model"))

@@ -1,0 +1,75 @@
+"""Which nodes training has to differentiate: those between a trained parameter and the loss.
+
+Called by `expand` and `autodiff.reverse`. Only floating values carry gradients, and some inputs
+(limits, ratios, sizes) never do, and none passes a mark of `stops`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+
+import onnx
+from onnx import TensorProto
+
+from ortflow.workflow.graph.ir import shapes, walk
+from ortflow.workflow.graph.ir.stops import stops_gradient
+
+# Floating inputs through which no gradient passes.
+_STOPS: dict[str, Collection[int]] = {
+    "BatchNormalization": (3, 4),
+    "Clip": (1, 2),
+    "Dropout": (1, 2),
+    "EyeLike": (0,),
+    "OneHot": (0, 1, 2),
+    "Pad": (1, 2, 3),
+    "Range": (0, 1, 2),
+    "Resize": (1, 2, 3),
+    "SoftmaxCrossEntropyLoss": (1, 2),
+}
+_FLOATING = (TensorProto.UNDEFINED, TensorProto.FLOAT, TensorProto.DOUBLE, TensorProto.FLOAT16, TensorProto.BFLOAT16)
+
+
+@dataclass(frozen=True)
+class Path:
+    """What lies between the trained parameters and the loss."""
+
+    values: frozenset[str]
+    """Values that depend on a trained parameter and on which the loss depends, both differentiably."""
+    nodes: frozenset[int]
+    """Places of the nodes that lie there in the main graph."""
+    reached: frozenset[str]
+    """Trained parameters that the loss depends on."""
+
+
+def gradient_path(
+    graph: onnx.GraphProto, types: Mapping[str, onnx.TypeProto], trained: Collection[str], loss: Collection[str]
+) -> Path:
+    """The part of a sorted graph that is differentiated for `loss` (several outputs where the loss is not known)."""
+    edges = [_floating_edges(node, types) for node in graph.node]
+    forward = set(trained)
+    for sources, results in edges:
+        if forward.intersection(sources):
+            forward.update(results)
+    backward = set(loss)
+    on_path = set()
+    for place in range(len(graph.node) - 1, -1, -1):
+        sources, results = edges[place]
+        if backward.intersection(results):
+            backward.update(sources)
+            if forward.intersection(sources):
+                on_path.add(place)
+    values = frozenset(forward & backward)
+    return Path(values, frozenset(on_path), values.intersection(trained))
+
+
+def _floating_edges(node: onnx.NodeProto, types: Mapping[str, onnx.TypeProto]) -> tuple[set[str], set[str]]:
+    if stops_gradient(node):
+        return set(), set()
+    stops = _STOPS.get(node.op_type, ())
+    sources = {name for place, name in enumerate(node.input) if name and place not in stops}
+    for graph in walk.subgraphs(node):
+        sources |= walk.captured(graph)
+    floating = {name for name in sources if shapes.element_type(types, name) in _FLOATING}
+    results = {name for name in node.output if name and shapes.element_type(types, name) in _FLOATING}
+    return floating, results

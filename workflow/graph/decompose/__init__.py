@@ -1,0 +1,1 @@
+"""Operators written out by others: `operators` names them all."""

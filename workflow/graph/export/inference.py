@@ -1,0 +1,185 @@
+"""Makes the inference graph, and writes it with trained weights at the end.
+
+`infer_graph` is called by `build`; `export_inference` by the export step and offline from a checkpoint. Neither needs
+ONNX Runtime.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import glob
+import math
+import os
+import re
+import shutil
+import tempfile
+from collections.abc import Callable, Collection
+from contextlib import suppress
+from pathlib import Path
+
+import onnx
+from onnx import TensorProto, helper
+
+from ortflow.workflow.errors import OrtflowError, UserError
+from ortflow.workflow.graph.export.model_file import ITEM, Shapes, Tensors, write_data, write_model
+from ortflow.workflow.graph.head import PRODUCER, check_export
+from ortflow.workflow.graph.ir import walk
+from ortflow.workflow.graph.ir.edit import make_outputs, replace, used
+from ortflow.workflow.graph.ir.order import prune
+from ortflow.workflow.graph.normalize.fusions import avoid_wrong_normalizations
+from ortflow.workflow.graph.objective.modes import evaluation_mode
+from ortflow.workflow.owned import is_folder, remove
+from ortflow.workflow.room import RECORDS, OutOfDisk, is_full
+from ortflow.workflow.rundir import sync_directory
+
+EXTERNAL_BYTES = 1_500_000_000
+"""Weights beyond this lie in a file beside the model: protobuf ends at 2 GB."""
+
+
+def infer_graph(skeleton: onnx.ModelProto, labels: Collection[str]) -> onnx.ModelProto:
+    """The prepared model without its parameters, in evaluation mode, under its own names.
+
+    Outputs that need a label are left out, and label inputs with them. Raises UserError where no output is left.
+    """
+    copy = onnx.ModelProto()
+    copy.CopyFrom(skeleton)
+    graph = copy.graph
+    kept = [value for value in graph.output if not _sources(graph, value.name).intersection(labels)]
+    if not kept:
+        raise UserError(
+            "every output of the model needs its labels, so nothing is left to export",
+            where="model.labels",
+            fix="give the model an output for its predictions, or set export.enabled to false",
+        )
+    make_outputs(graph, [onnx.ValueInfoProto.FromString(value.SerializeToString()) for value in kept])
+    evaluation_mode(graph)
+    prune(graph)
+    avoid_wrong_normalizations(copy)
+    replace(graph.input, [value for value in graph.input if value.name not in labels])
+    return copy
+
+
+def as_function(infer_path: Path, shapes: Shapes) -> tuple[onnx.ModelProto, list[str]]:
+    """The inference graph at `infer_path` with its weights as inputs behind its own, and their names.
+
+    `shapes` are those of all tensors there are. Raises UserError where there is no such graph, OrtflowError where a
+    tensor is missing.
+    """
+    if not infer_path.exists():
+        raise UserError(
+            "the run has no inference graph, because it was configured with export.enabled: false",
+            where=str(infer_path),
+            fix="start the run anew with export.enabled: true",
+        )
+    model = onnx.load(infer_path)
+    graph = model.graph
+    known = {value.name for value in graph.input} | {tensor.name for tensor in graph.initializer}
+    known |= {name for node in graph.node for name in node.output}
+    wanted = sorted(used(graph) - known)
+    missing = [name for name in wanted if name not in shapes]
+    if missing:
+        raise OrtflowError(f"no weights for {', '.join(missing[:3])} of the inference graph {infer_path}")
+    graph.input.extend(helper.make_tensor_value_info(name, TensorProto.FLOAT, shapes[name]) for name in wanted)
+    return model, wanted
+
+
+def _sweep(out: Path) -> None:
+    """Remove what exports to the same place left that were killed: each a copy of the model."""
+    ours = re.compile(rf"\.{re.escape(out.name[:200])}\.[a-z0-9_]{{8}}")
+    for left in out.parent.iterdir():
+        if ours.fullmatch(left.name) and is_folder(left) and (held := _held(left)) is not None:
+            remove(left, re.compile(rf"{re.escape(out.name)}|{re.escape(out.stem)}(-[0-9a-f]{{16}})?\.data"))
+            os.close(held)
+
+
+def _held(folder: Path) -> int | None:
+    """A lock on a folder for as long as it is written to; None where another process holds it, or nobody can."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(descriptor)
+        return None
+    return descriptor
+
+
+def _unwritable(out: Path, error: OSError, weights: Shapes) -> OrtflowError:
+    if is_full(error):
+        return OutOfDisk(out, sum(math.prod(shape) for shape in weights.values()) * ITEM + RECORDS)
+    return UserError(f"cannot write {out}: {error.strerror}", where="export.path")
+
+
+def export_inference(
+    infer_path: Path,
+    tensors: Tensors,
+    out: Path,
+    check: Callable[[Path], None] = lambda path: None,
+    *,
+    shapes: Shapes | None = None,
+    trial: bool = False,
+) -> None:
+    """Write the inference graph at `infer_path` with its weights to `out`, checked, the whole file or the old one.
+
+    `tensors` are fp32 and asked for one by one; `shapes`, where it is given, spares asking for them. `check` is called
+    with the file before it replaces `out`, and refuses it by raising. A `trial` does everything but replace. Folders
+    that are made for a file that is not written are removed again. Weights
+    beyond EXTERNAL_BYTES go to `<stem>-<hash>.data` beside the file. Raises UserError where `out` cannot be written or
+    holds anything but an earlier export, OrtflowError where the result is no valid model.
+    """
+    check_export(out)
+    shapes = {name: array.shape for name, array in tensors.items()} if shapes is None else shapes
+    model, wanted = as_function(infer_path, shapes)
+    try:
+        onnx.checker.check_model(model, full_check=True)
+    except (onnx.checker.ValidationError, onnx.shape_inference.InferenceError) as error:
+        raise OrtflowError(f"the exported model is not valid: {str(error).splitlines()[0]}") from None
+    graph = model.graph
+    del graph.input[len(graph.input) - len(wanted) :]
+    model.producer_name = PRODUCER
+    weights = {name: shapes[name] for name in wanted}
+    new_folders = [path for path in (out.parent, *out.parent.parents) if not path.exists()]
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        _sweep(out)
+        folder = Path(tempfile.mkdtemp(prefix=f".{out.name[:200]}.", dir=out.parent))
+        held = _held(folder)
+    except OSError as error:
+        raise _unwritable(out, error, weights) from error
+    try:
+        data = None
+        if sum(math.prod(shape) for shape in weights.values()) * ITEM > EXTERNAL_BYTES:
+            data = write_data(folder, out.stem, weights, tensors, graph)
+        write_model(folder / out.name, model, {} if data else weights, tensors)
+        check(folder / out.name)
+        if trial:
+            return
+        pattern = f"{glob.escape(out.stem)}-{'[0-9a-f]' * 16}.data"
+        stale = {path for path in out.parent.glob(pattern) if out.exists() and not path.is_symlink()}
+        if data is not None:
+            os.replace(folder / data, out.parent / data)
+        # From here on `out` is the new model; until here it is the old one, with the old one's data.
+        os.replace(folder / out.name, out)
+        sync_directory(out.parent)
+        for path in stale - ({out.parent / data} if data else set()):
+            path.unlink()
+    except OSError as error:
+        raise _unwritable(out, error, weights) from error
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+        if held is not None:
+            os.close(held)
+        with suppress(OSError):  # not empty: `out` is there
+            for path in new_folders:
+                path.rmdir()
+
+
+def _sources(graph: onnx.GraphProto, output: str) -> set[str]:
+    """Every name that an output is computed from."""
+    makers = walk.producers(graph)
+    seen, open_names = {output}, [output]
+    while open_names:
+        node = makers.get(open_names.pop())
+        fresh = walk.inputs(node) - seen if node is not None else set()
+        seen |= fresh
+        open_names.extend(fresh)
+    return seen

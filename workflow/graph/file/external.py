@@ -1,0 +1,129 @@
+"""Weights that a model file keeps in other files: read only from inside the model's folder.
+
+Called by `read`. The file is untrusted: it must never make ortflow open a path outside the folder (by `..`, an absolute
+path or a symbolic link), read what is not a regular file, or take memory for bytes that are not there.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+
+import onnx
+import psutil
+from onnx import TensorProto
+
+from ortflow.workflow.errors import UserError
+from ortflow.workflow.graph.file.tensors import claimed_bytes
+from ortflow.workflow.graph.ir import walk
+
+_AGAIN = "export the model again with its data file beside it"
+
+
+def load_external_data(model: onnx.ModelProto, folder: Path, where: str) -> None:
+    """Reads every external tensor into the model, in place; `folder` holds the model file.
+
+    Raises UserError, before anything is read, where a file is missing, outside, or shorter than is claimed of it.
+    """
+    claims = [
+        (what, tensor, *_claim(tensor, what, folder, where))
+        for what, tensor in walk.all_tensors(model)
+        if tensor.data_location == TensorProto.EXTERNAL
+    ]
+    if not claims:
+        return
+    total: dict[Path, int] = {}
+    for _, _, file, _, length in claims:
+        total[file] = total.get(file, 0) + length
+    for file, length in total.items():
+        size = file.stat().st_size
+        if length > size:
+            raise UserError(
+                f"its tensors claim {length} bytes of {file.name!r}, which has {size}", where=where, fix=_AGAIN
+            )
+    check_memory(sum(total.values()), where)
+    for what, tensor, file, offset, length in claims:
+        data = _read(file, offset, length)
+        if len(data) != length:
+            raise UserError(f"{what}: {file.name!r} ended while it was read", where=where, fix=_AGAIN)
+        tensor.raw_data = data
+        tensor.ClearField("external_data")
+        tensor.ClearField("data_location")
+
+
+def check_memory(needed: int, where: str) -> None:
+    """Refuses what the machine's free memory cannot hold."""
+    free = psutil.virtual_memory().available
+    if needed > free:
+        raise UserError(
+            f"its weights take {needed / 2**30:.1f} GiB and this machine has {free / 2**30:.1f} GiB of memory free",
+            where=where,
+            fix="use a machine with more memory",
+        )
+
+
+def _claim(tensor: onnx.TensorProto, what: str, folder: Path, where: str) -> tuple[Path, int, int]:
+    """File, offset and length that an external tensor names, all checked against the file's size."""
+    entries = {entry.key: entry.value for entry in tensor.external_data}
+    file = _inside(entries.get("location", ""), what, folder, where)
+    offset, length = (_number(entries, key, what, where) for key in ("offset", "length"))
+    claimed = claimed_bytes(tensor, what, where)
+    offset = offset or 0
+    if length is not None and length != claimed:
+        raise UserError(
+            f"{what} has the shape {list(tensor.dims)} of {claimed} bytes but names {length} bytes of {file.name!r}",
+            where=where,
+            fix=_AGAIN,
+        )
+    size = file.stat().st_size
+    if offset + claimed > size:
+        raise UserError(
+            f"{what} lies at bytes {offset} to {offset + claimed} of {file.name!r}, which has {size}",
+            where=where,
+            fix=_AGAIN,
+        )
+    return file, offset, claimed
+
+
+def _inside(location: str, what: str, folder: Path, where: str) -> Path:
+    """The file that `location` names, if it is a regular one inside `folder`."""
+    refusal = UserError(
+        f"{what} keeps its data in {walk.quoted(location)}, which is not inside the model's folder",
+        where=where,
+        fix="put the data file beside the model and save the model with its bare name",
+    )
+    parts = location.replace("\\", "/").split("/")
+    if not location or "\0" in location or os.path.isabs(location) or ".." in parts:
+        raise refusal
+    root = os.path.realpath(folder)
+    path = Path(os.path.realpath(os.path.join(root, location)))
+    if os.path.commonpath([root, path]) != root:
+        raise refusal
+    try:
+        mode = path.stat().st_mode
+    except OSError as error:
+        raise UserError(
+            f"{what} keeps its data in {walk.quoted(location)}, which cannot be read: {error.strerror}",
+            where=where,
+            fix="put the data file beside the model",
+        ) from None
+    if not stat.S_ISREG(mode):
+        raise UserError(f"{what} keeps its data in {walk.quoted(location)}, which is not a regular file", where=where)
+    return path
+
+
+def _number(entries: dict[str, str], key: str, what: str, where: str) -> int | None:
+    text = entries.get(key)
+    if text is None:
+        return None
+    # Python refuses to turn thousands of digits into an int with an error of its own; no file is that long.
+    if not (text.isascii() and text.isdigit() and len(text) < 20):
+        raise UserError(f"{what} gives {walk.quoted(text)} as the {key} of its data", where=where, fix=_AGAIN)
+    return int(text)
+
+
+def _read(file: Path, offset: int, length: int) -> bytes:
+    with file.open("rb") as stream:
+        stream.seek(offset)
+        return stream.read(length)

@@ -1,0 +1,289 @@
+"""How large the values of a model are, found by arithmetic on shapes before anything is computed.
+
+Called by `prepare` before and after shapes are inferred, and by `build` before ONNX Runtime, which computes every
+constant expression when it makes a session. A file of a few kilobytes can ask for any amount of memory; it is refused
+here. No value of more than SMALL elements is ever made.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import onnx
+import psutil
+from onnx import TensorProto, defs, helper, numpy_helper, shape_inference
+from onnx.reference import ReferenceEvaluator
+
+from ortflow.workflow.errors import UserError
+from ortflow.workflow.graph.file.tensors import FLOATS, ITEM_BYTES, RANK, check_rank
+from ortflow.workflow.graph.ir import walk
+
+LARGEST = 256 << 20
+"""Bytes of a value that is computed from constants alone."""
+TOTAL = 1 << 30
+"""Bytes of all of them."""
+SHARE = 16
+"""All of them may also take so many times what the constants in the file do."""
+MEMORY = 64 << 30
+"""Bytes of a value that depends on data: a machine may have less and only check the model."""
+SMALL = 4096
+"""Elements of a constant whose values are looked at: it may be a shape."""
+
+_EVALUATED = frozenset(
+    (
+        "Abs", "Add", "And", "Cast", "CastLike", "Ceil", "Clip", "Compress", "Concat", "Constant", "ConstantOfShape",
+        "CumSum", "Div", "Equal", "Exp", "Expand", "Flatten", "Floor", "Gather", "GatherElements", "GatherND",
+        "Greater", "GreaterOrEqual", "Identity", "Less", "LessOrEqual", "Log", "Max", "Mean", "Min", "Mod", "Mul",
+        "Neg", "NonZero", "Not", "Or", "Pow", "Range", "Reciprocal", "ReduceMax", "ReduceMean", "ReduceMin",
+        "ReduceProd", "ReduceSum", "Reshape", "Round", "ScatterElements", "ScatterND", "Shape", "Sign", "Size",
+        "Slice", "Split", "Sqrt", "Squeeze", "Sub", "Sum", "Tile", "Transpose", "Trilu", "Unique", "Unsqueeze",
+        "Where", "Xor"
+    )
+)  # fmt: skip
+"""Operators whose values are computed where all that they read and make is small."""
+_OF_SHAPE = frozenset(["Shape", "Size"])
+"""Those of them that read no elements."""
+_BOUNDED = frozenset(["Compress", "NonZero", "Unique"])
+"""Those of them that make no more than they read, though it is not known how much."""
+_GROWING = frozenset(
+    (
+        "AffineGrid", "BlackmanWindow", "CenterCropPad", "Col2Im", "ConcatFromSequence", "ConstantOfShape",
+        "ConvTranspose", "DFT", "Einsum", "Expand", "EyeLike", "GridSample", "HammingWindow", "HannWindow",
+        "MaxUnpool", "MelWeightMatrix", "OneHot", "Pad", "Range", "RandomNormal", "RandomUniform", "Resize",
+        "RoiAlign", "STFT", "Tile", "Upsample"
+    )
+)  # fmt: skip
+"""Operators that make much of little, by the values of what they read."""
+_AGAIN = "export the model without it, or make it an input"
+
+
+def check_sizes(model: onnx.ModelProto, where: str) -> None:
+    """Raises UserError naming the first node whose result is known to be too large.
+
+    What depends on a floating-point tensor in the file of more than SMALL elements counts as data, since it may be
+    trained: only the machine's memory limits it.
+    """
+    _Sizes(model, where, only_constants=False, large_too=False).graph(model.graph, {})
+
+
+def check_constants(model: onnx.ModelProto, where: str) -> None:
+    """The same of constants alone, for a graph whose parameters are inputs: every tensor in it is a constant.
+
+    One whose size cannot be known is refused too.
+    """
+    _Sizes(model, where, only_constants=True, large_too=True).graph(model.graph, {})
+
+
+def check_inferred(model: onnx.ModelProto, where: str) -> None:
+    """Raises UserError where a value of the main graph is too large by the shapes that the graph holds."""
+    types = {value.name: value.type for part in (model.graph.value_info, model.graph.output) for value in part}
+    limits = _Sizes(model, where, only_constants=False, large_too=False)
+    scope = {t.name: _Value(None, cheap=math.prod(t.dims) <= SMALL) for t in model.graph.initializer}
+    for node in model.graph.node:
+        cheap = not any(walk.subgraphs(node)) and _is_cheap(node, [scope.get(name) for name in node.input if name])
+        for name in node.output:
+            scope[name] = _Value(types.get(name), cheap=cheap)
+            limits.check(node, scope[name])
+
+
+@dataclass
+class _Value:
+    """What is known of a value."""
+
+    type: onnx.TypeProto | None
+    constant: bool = False
+    cheap: bool = False
+    """It depends on constants and on shapes of data alone: hardly anything may make much."""
+    array: np.ndarray | None = None
+    """Its elements, where it is small, constant and has been needed."""
+    maker: onnx.NodeProto | None = None
+    """Of a constant: the node that would compute it."""
+    name: str = ""
+
+    @property
+    def dims(self) -> list[int | None] | None:
+        """Its shape, None for unknown dims; None where the rank is unknown."""
+        if self.type is None or not self.type.tensor_type.HasField("shape"):
+            return None
+        return [d.dim_value if d.HasField("dim_value") else None for d in self.type.tensor_type.shape.dim]
+
+    @property
+    def count(self) -> int | None:
+        """Elements, None where that is not known."""
+        dims = self.dims
+        return None if dims is None or None in dims else math.prod(d for d in dims if d is not None)
+
+
+_Scope = dict[str, _Value]
+
+
+class _Sizes:
+    """One walk over a model: of its constants alone or of every value, tensors of any size counting as constants."""
+
+    def __init__(self, model: onnx.ModelProto, where: str, *, only_constants: bool, large_too: bool) -> None:
+        self._opsets, self._ir_version, self._where = model.opset_import, model.ir_version, where
+        self._versions = {opset.domain: opset.version for opset in model.opset_import}
+        self._only_constants, self._large_too = only_constants, large_too
+        held = sum(_bytes(tensor.data_type, tensor.dims) for _, tensor in walk.all_tensors(model)) if large_too else 0
+        self._largest, self._total = max(LARGEST, held), TOTAL + SHARE * held
+        self._memory = max(MEMORY, psutil.virtual_memory().total)
+        self._computed = 0
+        self._schemas: dict[tuple[str, str], defs.OpSchema | None] = {}
+
+    def graph(self, graph: onnx.GraphProto, outer: _Scope) -> None:
+        """The nodes of a graph, in their order; `outer` are the values of the graphs around it."""
+        scope = dict(outer)
+        for value in graph.input:
+            scope[value.name] = _Value(value.type)
+        for tensor in graph.initializer:
+            scope[tensor.name] = self._held(tensor)
+        for node in graph.node:
+            self._node(node, scope)
+
+    def _held(self, tensor: onnx.TensorProto) -> _Value:
+        """A tensor in the file."""
+        small = math.prod(tensor.dims) <= SMALL and tensor.data_type != TensorProto.STRING
+        array = numpy_helper.to_array(tensor) if small else None
+        type_ = helper.make_tensor_type_proto(tensor.data_type, list(tensor.dims))
+        constant = small or self._large_too or tensor.data_type not in FLOATS
+        return _Value(type_, constant, constant, array)
+
+    def _node(self, node: onnx.NodeProto, scope: _Scope) -> None:
+        if node.op_type == "Constant" and node.attribute and node.attribute[0].HasField("t"):
+            scope[node.output[0]] = self._held(node.attribute[0].t)
+            return
+        inner = list(walk.subgraphs(node))
+        for graph in inner:
+            self.graph(graph, scope)
+        read = [scope.get(name) for name in node.input if name]
+        constant = not inner and all(value is not None and value.constant for value in read)
+        cheap = not inner and _is_cheap(node, read)
+        if not constant and cheap and node.op_type in _OF_SHAPE:
+            constant = read[0] is not None and read[0].count is not None
+        if not constant and self._only_constants:
+            return
+        made = self._infer(node, scope)
+        if constant and not all(value.count is not None for value in made.values()):
+            for value in read:
+                self._evaluate(value, scope)
+            made = self._infer(node, scope)
+        for name, value in made.items():
+            value.name, value.cheap = name, cheap
+            value.constant, value.maker = constant, node if constant else None
+            self.check(node, value)
+        scope.update(made)
+
+    def _infer(self, node: onnx.NodeProto, scope: _Scope) -> _Scope:
+        """Types of what a node makes; without one where they cannot be inferred."""
+        unknown = {name: _Value(None) for name in node.output if name}
+        known = {name: scope[name] for name in node.input if name in scope}
+        types = {name: value.type for name, value in known.items() if value.type is not None}
+        schema = self._schema(node)
+        if schema is None or any(walk.subgraphs(node)) or any(name and name not in types for name in node.input):
+            return unknown
+        data = {n: numpy_helper.from_array(value.array) for n, value in known.items() if value.array is not None}
+        try:
+            found = shape_inference.infer_node_outputs(schema, node, types, data, None, self._opsets, self._ir_version)
+        except Exception:  # noqa: BLE001 - the node is a stranger's; what is wrong with it is said where it is used
+            return unknown
+        return {name: _Value(found.get(name)) for name in unknown}
+
+    def _schema(self, node: onnx.NodeProto) -> defs.OpSchema | None:
+        domain = "" if node.domain == "ai.onnx" else node.domain
+        key = (node.op_type, domain)
+        if key not in self._schemas:
+            version = self._versions.get(domain, self._versions.get("ai.onnx", 1))
+            try:
+                self._schemas[key] = defs.get_schema(node.op_type, version, domain)
+            except defs.SchemaError:
+                self._schemas[key] = None
+        return self._schemas[key]
+
+    def _evaluate(self, wanted: _Value | None, scope: _Scope) -> None:
+        """Find the elements of a small constant, and of those that it is computed from."""
+        open_values = [wanted]
+        while open_values:
+            value = open_values[-1]
+            if value is None or value.array is not None or not _is_small(value):
+                open_values.pop()
+                continue
+            node, value.maker = value.maker, None
+            assert node is not None
+            read = {name: scope[name] for name in node.input if name}
+            if node.op_type in _OF_SHAPE:
+                value.array = _of_shape(node, next(iter(read.values())))
+            elif missing := [one for one in read.values() if one.array is None and _is_small(one)]:
+                value.maker = node
+                open_values += missing
+            elif all(one.array is not None for one in read.values()):
+                value.array = _computed(
+                    node, value.name, {name: one.array for name, one in read.items()}, self._versions
+                )
+
+    def check(self, node: onnx.NodeProto, value: _Value) -> None:
+        dims = value.dims
+        if dims is None or (value.constant and None in dims):
+            if self._only_constants and (node.op_type in _GROWING or self._schema(node) is None):
+                raise UserError(
+                    f"{walk.called(node)} computes a constant whose size cannot be known before",
+                    where=self._where,
+                    fix=_AGAIN,
+                )
+            return
+        check_rank(len(dims), f"a value that {walk.called(node)} makes", self._where)
+        assert value.type is not None
+        size = _bytes(value.type.tensor_type.elem_type, [1 if d is None else d for d in dims])
+        if value.constant:
+            self._computed += size
+        if size > (self._largest if value.cheap else self._memory):
+            source = "from constants" if value.cheap else "from one sample"
+            raise UserError(
+                f"{walk.called(node)} makes a value of {size / 2**30:,.1f} GiB {source}", where=self._where, fix=_AGAIN
+            )
+        if self._computed > self._total:
+            raise UserError(
+                f"its nodes compute constants of more than {self._total / 2**30:.0f} GiB, up to {walk.called(node)}",
+                where=self._where,
+                fix=_AGAIN,
+            )
+
+
+def _bytes(data_type: int, dims: Iterable[int]) -> int:
+    return math.prod(dims) * ITEM_BYTES.get(data_type, 8)
+
+
+def _is_cheap(node: onnx.NodeProto, read: Iterable[_Value | None]) -> bool:
+    return node.op_type in _OF_SHAPE or all(value is not None and value.cheap for value in read)
+
+
+def _is_small(value: _Value) -> bool:
+    """Whether a constant's elements can be computed without harm."""
+    node = value.maker
+    if node is None or node.domain not in ("", "ai.onnx") or node.op_type not in _EVALUATED:
+        return False
+    return node.op_type in _BOUNDED or (value.count is not None and value.count <= SMALL)
+
+
+def _of_shape(node: onnx.NodeProto, value: _Value) -> np.ndarray:
+    dims = [0 if d is None else d for d in value.dims or []]
+    if node.op_type == "Size":
+        return np.array(math.prod(dims), np.int64)
+    span = {attribute.name: attribute.i for attribute in node.attribute}
+    return np.array(dims[slice(span.get("start"), span.get("end"))], np.int64)
+
+
+def _computed(
+    node: onnx.NodeProto, output: str, inputs: Mapping[str, np.ndarray | None], versions: dict[str, int]
+) -> np.ndarray | None:
+    """What ONNX's reference makes of a node with small results; None where its inputs do not fit it."""
+    reads, makes = ([onnx.ValueInfoProto(name=name) for name in names] for names in (inputs, [output]))
+    try:
+        graph = helper.make_graph([node], "node", reads, makes)
+        with np.errstate(all="ignore"):
+            result = np.asarray(ReferenceEvaluator(graph, versions).run(None, dict(inputs))[0])
+    except Exception:  # noqa: BLE001 - the node is a stranger's, and the evaluator raises whatever numpy does
+        return None
+    return result if result.size <= RANK * SMALL else None

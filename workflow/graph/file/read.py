@@ -1,0 +1,89 @@
+"""Reads a model file, which is untrusted, into a ModelProto that the rest of the package can rely on.
+
+Called by `inspect`, `build` and the face's commands. Must never read outside the model's folder, take memory for what
+the file only claims, or let anything but a UserError out.
+"""
+
+from __future__ import annotations
+
+import stat
+from pathlib import Path
+
+import onnx
+from google.protobuf.message import DecodeError, Message
+
+from ortflow.workflow.errors import UserError
+from ortflow.workflow.files import read_whole
+from ortflow.workflow.graph.file.external import check_memory, load_external_data
+from ortflow.workflow.graph.file.structure import check_structure, check_valid
+from ortflow.workflow.graph.file.tensors import check_tensors
+
+_NO_ONNX = "is not an ONNX model, or only the beginning of one"
+_LARGEST = 1 << 31
+"""Bytes: where protobuf ends."""
+_EXPORT = "give the .onnx file that the exporter wrote"
+
+
+def read_model(path: Path) -> onnx.ModelProto:
+    """The model in `path`, its external data inlined, its nodes in order.
+
+    Raises UserError, one sentence that names the file and what of it is wrong: not there, not ONNX, cut short, data
+    outside the folder or shorter than claimed, cycles, names given twice, sparse or quantised or NaN weights,
+    operators that ONNX Runtime does not know.
+    """
+    where = str(path)
+    model = _parse(_bytes(path), where)
+    if not _is_text(model):
+        raise UserError(f"{_NO_ONNX}: a name in it is not text", where=where, fix=_EXPORT)
+    check_structure(model, where)
+    load_external_data(model, path.parent, where)
+    check_tensors(model, where)
+    check_valid(model, where)
+    return model
+
+
+def _bytes(path: Path) -> bytes:
+    where = str(path)
+    try:
+        status = path.stat()
+        if not stat.S_ISREG(status.st_mode):
+            raise UserError("is not a file", where=where, fix=_EXPORT)
+        if status.st_size > _LARGEST:
+            raise UserError("is larger than 2 GiB, which no ONNX file is", where=where, fix=_EXPORT)
+        check_memory(status.st_size, where)
+        return read_whole(path, _LARGEST)
+    except FileNotFoundError:
+        raise UserError("there is no such model file", where=where, fix="check the path") from None
+    except OSError as error:
+        raise UserError(f"the model file cannot be read: {error.strerror}", where=where) from None
+
+
+def _parse(data: bytes, where: str) -> onnx.ModelProto:
+    if not data:
+        raise UserError("the model file is empty", where=where, fix=_EXPORT)
+    model = onnx.ModelProto()
+    try:
+        model.ParseFromString(data)
+    except DecodeError:
+        raise UserError(_NO_ONNX, where=where, fix=_EXPORT) from None
+    if not model.HasField("graph") or model.ir_version < 3 or not model.opset_import:
+        raise UserError(_NO_ONNX, where=where, fix=_EXPORT)
+    return model
+
+
+def _is_text(message: Message) -> bool:
+    """Whether every string in the message is text: protobuf hands out as bytes, or not at all, what is none."""
+    for field in message.DESCRIPTOR.fields:
+        if field.type not in (field.TYPE_STRING, field.TYPE_MESSAGE):
+            continue
+        try:
+            value = getattr(message, field.name)
+        except UnicodeDecodeError:
+            return False
+        if isinstance(value, Message):
+            values = [value] if message.HasField(field.name) else []
+        else:
+            values = [value] if isinstance(value, str | bytes) else value
+        if not all(_is_text(inner) if isinstance(inner, Message) else isinstance(inner, str) for inner in values):
+            return False
+    return True

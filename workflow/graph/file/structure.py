@@ -1,0 +1,233 @@
+"""The graph of an untrusted model as a graph: names made once, everything read is made, no cycle, known operators.
+
+Called by `read`; sorts the nodes, drops what an exporter forgot in Split, and changes nothing else.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+import onnx
+
+from ortflow.workflow.errors import UserError
+from ortflow.workflow.graph.file.tensors import check_rank
+from ortflow.workflow.graph.ir import walk
+from ortflow.workflow.graph.ir.edit import replace
+from ortflow.workflow.graph.ir.order import topological_order
+from ortflow.workflow.graph.ir.shapes import without_weights
+
+DOMAINS = ("", "ai.onnx", "com.microsoft")
+"""Domains of operators that ONNX Runtime brings and that can stand in a model to train."""
+
+EXPANDED_NODES = 50_000
+"""Nodes that a model may have after its functions are inlined, or several times those in the file if that is more."""
+_EXPANSION = 4
+
+_QUANTISED = frozenset(
+    [
+        "QuantizeLinear",
+        "DequantizeLinear",
+        "DynamicQuantizeLinear",
+        "MatMulInteger",
+        "ConvInteger",
+        "DynamicQuantizeMatMul",
+        "MatMulIntegerToFloat",
+        "DynamicQuantizeLSTM",
+        "QAttention",
+        "QEmbedLayerNormalization",
+        "QGemm",
+        "QMoE",
+        "MatMulNBits",
+        "MatMulBnb4",
+        "GatherBlockQuantized",
+    ]
+)
+# Operators that ONNX Runtime puts into ONNX's own domain.
+_RUNTIME_ONLY = frozenset({"SimplifiedLayerNormalization"})
+_CONTEXT = re.compile(r"Bad node spec for node\. Name: (\S+)")
+_AGAIN = "export the model again"
+_SPLIT_BY_COUNT = 18
+_FLOAT_MODEL = "train the float model it was made from, and quantise what training exports"
+
+
+def check_structure(model: onnx.ModelProto, where: str) -> None:
+    """Refuses by name what cannot be a model to train; sorts nodes that are merely out of order, in place."""
+    _check_operators(model, where)
+    _check_functions(model, where)
+    if not model.graph.output:
+        raise UserError("the graph has no outputs", where=where, fix=_AGAIN)
+    if not model.graph.node:
+        raise UserError("the graph has no nodes", where=where, fix=_AGAIN)
+    for graph in walk.all_graphs(model):
+        for value in (*graph.input, *graph.output, *graph.value_info):
+            check_rank(len(value.type.tensor_type.shape.dim), f"value {walk.quoted(value.name)}", where)
+    _check_graph(model.graph, set(), where)
+    for function in model.functions:
+        _check_function(function, where)
+
+
+def check_valid(model: onnx.ModelProto, where: str) -> None:
+    """Refuses what onnx's own checker finds against the standard: attributes and inputs that an operator has not."""
+    light = without_weights(model)
+    for node in walk.all_nodes(light):
+        if node.op_type in _RUNTIME_ONLY and node.domain == "":
+            node.domain = "com.microsoft"
+    light.opset_import.append(onnx.helper.make_opsetid("com.microsoft", 1))
+    del light.graph.value_info[:]
+    for graph in walk.all_graphs(light):
+        for value in (*graph.input, *graph.output):
+            # Exporters leave out shapes they do not know, which the checker wants to see.
+            if value.type.HasField("tensor_type"):
+                value.type.tensor_type.shape.SetInParent()
+    try:
+        onnx.checker.check_model(light)
+    except (onnx.checker.ValidationError, RuntimeError, ValueError) as error:
+        reason = " ".join(str(error).partition("\n")[0].split())
+        named = _CONTEXT.search(str(error))
+        what = f"node {walk.quoted(named[1])} is not valid" if named else "the model is not valid"
+        raise UserError(f"{what}: {reason[:300]}", where=where, fix=_AGAIN) from None
+
+
+def _check_operators(model: onnx.ModelProto, where: str) -> None:
+    local = {(f.domain, f.name) for f in model.functions}
+    opset = max((o.version for o in model.opset_import if o.domain in ("", "ai.onnx")), default=0)
+    for graph in walk.all_graphs(model):
+        if graph.sparse_initializer:
+            name = graph.sparse_initializer[0].values.name
+            raise UserError(
+                f"initializer {walk.quoted(name)} is sparse", where=where, fix="save the model with dense weights"
+            )
+    for node in walk.nodes(model.graph.node):
+        if any(a.ref_attr_name for a in node.attribute):
+            raise UserError(
+                f"{walk.called(node)} takes an attribute of a function and stands in none", where=where, fix=_AGAIN
+            )
+    for node in walk.all_nodes(model):
+        if any(a.HasField("sparse_tensor") or a.sparse_tensors for a in node.attribute):
+            raise UserError(f"{walk.called(node)} is sparse", where=where, fix="save the model with dense weights")
+        if (node.domain, node.op_type) in local:
+            continue
+        if node.op_type in _QUANTISED or node.op_type.startswith("QLinear"):
+            raise UserError(f"the model is quantised: {walk.called(node)}", where=where, fix=_FLOAT_MODEL)
+        if node.op_type == "Split":
+            _check_split(node, opset, where)
+        if node.domain not in DOMAINS:
+            raise UserError(
+                f"{walk.called(node)} is an operator of its own, which ONNX Runtime does not know",
+                where=where,
+                fix="export the model with ONNX's operators only",
+            )
+
+
+def _check_split(node: onnx.NodeProto, opset: int, where: str) -> None:
+    """Split claims as many outputs as it has; drops the claim where the opset does not know it, in place."""
+    for place, attribute in enumerate(node.attribute):
+        if attribute.name == "num_outputs":
+            if attribute.i != len(node.output):
+                # onnx's shape inference would take memory for as many as it claims.
+                raise UserError(
+                    f"{walk.called(node)} claims more or fewer outputs than it has", where=where, fix=_AGAIN
+                )
+            if opset < _SPLIT_BY_COUNT:
+                # Torch's dynamo exporter leaves it when it lowers its opset 18 to 17.
+                del node.attribute[place]
+            return
+
+
+def _check_functions(model: onnx.ModelProto, where: str) -> None:
+    """No function calls itself, and inlining them all stays within EXPANDED_NODES."""
+    by_key = {(f.domain, f.name): f for f in model.functions}
+    if len(by_key) < len(model.functions):
+        raise UserError("two of its functions have the same name", where=where, fix=_AGAIN)
+    sizes: dict[tuple[str, str], int] = {}
+
+    def size(top: Iterable[onnx.NodeProto], calling: tuple[tuple[str, str], ...]) -> int:
+        total = 0
+        for node in walk.nodes(top):
+            key = (node.domain, node.op_type)
+            if key in by_key and key not in sizes:
+                if key in calling:
+                    raise UserError(f"function {walk.quoted(node.op_type)} calls itself", where=where)
+                if len(calling) > 100:
+                    raise UserError("its functions call each other more than 100 deep", where=where)
+                sizes[key] = size(by_key[key].node, (*calling, key))
+            total += sizes.get(key, 1)
+        return total
+
+    for key, function in by_key.items():
+        if key not in sizes:
+            sizes[key] = size(function.node, (key,))
+    most = max(EXPANDED_NODES, _EXPANSION * sum(1 for _ in walk.all_nodes(model)))
+    if size(model.graph.node, ()) > most:
+        raise UserError(f"its functions expand to more than {most} nodes", where=where)
+
+
+def _check_graph(graph: onnx.GraphProto, outer: set[str], where: str) -> None:
+    made: dict[str, str] = {}
+
+    def define(name: str, what: str) -> None:
+        if name in made or name in outer:
+            before = made.get(name, "a graph around it")
+            raise UserError(
+                f"the name {walk.quoted(name)} is given twice, to {before} and to {what}", where=where, fix=_AGAIN
+            )
+        made[name] = what
+
+    for value in graph.input:
+        define(value.name, "an input")
+    inputs = set(made)
+    initializers: set[str] = set()
+    for tensor in graph.initializer:
+        if not tensor.name:
+            raise UserError("an initializer has no name", where=where, fix=_AGAIN)
+        # IR version 3 lists initializers among the inputs too.
+        if tensor.name in initializers or tensor.name not in inputs:
+            define(tensor.name, "an initializer")
+        initializers.add(tensor.name)
+    for node in graph.node:
+        for name in node.output:
+            if name:
+                define(name, walk.called(node))
+    known = set(made) | outer
+    for node in graph.node:
+        missing = sorted(walk.inputs(node) - known)
+        if missing:
+            raise UserError(f"{walk.called(node)} reads {walk.quoted(missing[0])}, which nothing makes", where=where)
+    for value in graph.output:
+        if value.name not in known:
+            raise UserError(f"output {walk.quoted(value.name)} is made by nothing", where=where, fix=_AGAIN)
+    _sort(graph, where)
+    for node in graph.node:
+        for subgraph in walk.subgraphs(node):
+            _check_graph(subgraph, known, where)
+
+
+def _check_function(function: onnx.FunctionProto, where: str) -> None:
+    made = set(function.input)
+    for node in function.node:
+        missing = sorted(walk.inputs(node) - made)
+        if missing:
+            raise UserError(
+                f"in function {walk.quoted(function.name)}, {walk.called(node)} reads"
+                f" {walk.quoted(missing[0])}, which nothing before it makes",
+                where=where,
+            )
+        made.update(name for name in node.output if name)
+    for name in function.output:
+        if name not in made:
+            raise UserError(
+                f"function {walk.quoted(function.name)} never makes its output {walk.quoted(name)}", where=where
+            )
+
+
+def _sort(graph: onnx.GraphProto, where: str) -> None:
+    """Orders the nodes so that each stands after what it reads; keeps the file's order where it is one."""
+    maker = {name: i for i, node in enumerate(graph.node) for name in node.output if name}
+    if all(maker.get(name, -1) < i for i, node in enumerate(graph.node) for name in walk.inputs(node)):
+        return
+    order = topological_order(graph.node, lambda place, nth: nth)
+    if len(order) < len(graph.node):
+        stuck = graph.node[min(set(range(len(graph.node))).difference(order))]
+        raise UserError(f"the graph has a cycle through {walk.called(stuck)}", where=where, fix=_AGAIN)
+    replace(graph.node, [graph.node[place] for place in order])

@@ -1,0 +1,127 @@
+"""What a tensor of a model file claims, against what is there: sizes, types, values.
+
+Called by `read` before any array is made of a tensor. Must never take memory for a claim: sizes are Python integers
+until the bytes have been counted.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import onnx
+from onnx import TensorProto, numpy_helper
+
+from ortflow.workflow.errors import UserError
+from ortflow.workflow.graph.ir import walk
+
+ITEM_BYTES: dict[int, int] = {
+    TensorProto.FLOAT: 4,
+    TensorProto.UINT8: 1,
+    TensorProto.INT8: 1,
+    TensorProto.UINT16: 2,
+    TensorProto.INT16: 2,
+    TensorProto.INT32: 4,
+    TensorProto.INT64: 8,
+    TensorProto.BOOL: 1,
+    TensorProto.FLOAT16: 2,
+    TensorProto.DOUBLE: 8,
+    TensorProto.UINT32: 4,
+    TensorProto.UINT64: 8,
+    TensorProto.BFLOAT16: 2,
+}
+"""Bytes of an element, for the types a model may hold."""
+
+RANK = 64
+"""Axes that a value may have: more than any kernel knows, and what numpy does."""
+
+FLOATS = (TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16, TensorProto.DOUBLE)
+
+# Which repeated field holds the elements of a type where raw_data does not (onnx.proto, TensorProto).
+_FIELDS: dict[int, str] = {
+    TensorProto.FLOAT: "float_data",
+    TensorProto.DOUBLE: "double_data",
+    TensorProto.INT64: "int64_data",
+    TensorProto.UINT32: "uint64_data",
+    TensorProto.UINT64: "uint64_data",
+}
+_QUANTISED = ("INT2", "INT4", "FLOAT4", "FLOAT6", "FLOAT8")
+_CHUNK = 1 << 22
+
+
+def type_name(data_type: int) -> str:
+    """`FLOAT`, `INT64`, … as onnx writes it, or the bare number of a type it does not know."""
+    return str(TensorProto.DataType.Name(data_type)) if data_type in TensorProto.DataType.values() else str(data_type)
+
+
+def claimed_bytes(tensor: onnx.TensorProto, what: str, where: str) -> int:
+    """Bytes that dims and type of `tensor` claim; raises UserError where they are nonsense or no type for a model."""
+    if any(d < 0 for d in tensor.dims):
+        raise UserError(f"{what} claims the shape {list(tensor.dims)}", where=where, fix="export the model again")
+    name = type_name(tensor.data_type)
+    if any(mark in name for mark in _QUANTISED):
+        raise UserError(
+            f"{what} has the quantised type {name}", where=where, fix="train the float model it was made from"
+        )
+    if tensor.data_type == TensorProto.STRING:
+        return 0
+    if tensor.data_type not in ITEM_BYTES:
+        raise UserError(f"{what} has the type {name}, which no model to train can hold", where=where)
+    check_rank(len(tensor.dims), what, where)
+    item = ITEM_BYTES[tensor.data_type]
+    # Beside an axis of no elements numpy still counts the others.
+    if math.prod(max(d, 1) for d in tensor.dims) * item >= 1 << 63 and 0 in tensor.dims:
+        raise UserError(f"{what} claims the shape {list(tensor.dims)}", where=where, fix="export the model again")
+    return int(math.prod(tensor.dims)) * item
+
+
+def check_rank(rank: int, what: str, where: str) -> None:
+    """Refuses a value of more than RANK axes."""
+    if rank > RANK:
+        raise UserError(f"{what} has {rank} axes, more than {RANK}", where=where, fix="export the model again")
+
+
+def check_content(tensor: onnx.TensorProto, what: str, where: str) -> None:
+    """Refuses a tensor whose bytes are not as many as its dims claim. External data must have been read before."""
+    claimed = claimed_bytes(tensor, what, where)
+    count = math.prod(tensor.dims)
+    if tensor.HasField("segment"):
+        raise UserError(f"{what} is stored in segments, which no exporter writes", where=where)
+    if tensor.data_type == TensorProto.STRING:
+        held, claimed = len(tensor.string_data), count
+    elif tensor.HasField("raw_data"):
+        held = len(tensor.raw_data)
+    else:
+        held = len(getattr(tensor, _FIELDS.get(tensor.data_type, "int32_data"))) * ITEM_BYTES[tensor.data_type]
+    if held != claimed:
+        unit = "strings" if tensor.data_type == TensorProto.STRING else "bytes"
+        raise UserError(
+            f"{what} claims the shape {list(tensor.dims)} of {claimed} {unit} but holds {held}",
+            where=where,
+            fix="export the model again",
+        )
+
+
+def check_no_nan(tensor: onnx.TensorProto, what: str, where: str) -> None:
+    """Refuses a float tensor of several elements that holds a NaN (one element alone may be a formula's own)."""
+    if tensor.data_type in FLOATS and math.prod(tensor.dims) > 1:
+        flat = numpy_helper.to_array(tensor).reshape(-1)
+        bad = count_where(flat, np.isnan)
+        if bad:
+            raise UserError(
+                f"{what} holds {bad} NaN of {flat.size} values",
+                where=where,
+                fix="export the model from weights that are finite",
+            )
+
+
+def count_where(flat: np.ndarray, test: np.ufunc) -> int:
+    """How many elements of a flat array pass `test`, without a mask of the whole size."""
+    return sum(int(np.count_nonzero(test(flat[i : i + _CHUNK]))) for i in range(0, flat.size, _CHUNK))
+
+
+def check_tensors(model: onnx.ModelProto, where: str) -> None:
+    """`check_content` and `check_no_nan` of every tensor of the model."""
+    for what, tensor in walk.all_tensors(model):
+        check_content(tensor, what, where)
+        check_no_nan(tensor, what, where)

@@ -1,0 +1,1 @@
+"""A model file taken apart, for training and for `ortflow inspect`."""

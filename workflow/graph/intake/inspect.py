@@ -1,0 +1,127 @@
+"""What ortflow sees in a model file: its interface, its parameters and why, and what stands in the way of training it.
+
+Called by `ortflow inspect` and `ortflow validate`. Builds no gradient and starts no session.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import onnx
+
+from ortflow.workflow.errors import UserError
+from ortflow.workflow.graph.autodiff.expand import undifferentiable
+from ortflow.workflow.graph.file.read import read_model
+from ortflow.workflow.graph.file.tensors import type_name
+from ortflow.workflow.graph.ir import walk
+from ortflow.workflow.graph.normalize.opset import opset_of
+from ortflow.workflow.graph.normalize.prepare import prepare
+from ortflow.workflow.graph.roles.decide import Role, Roles, classify
+from ortflow.workflow.graph.roles.export_warnings import renamed_weights, signs_of_wrong_export
+from ortflow.workflow.graph.roles.guesses import judged_constants
+from ortflow.workflow.memory import buffers
+from ortflow.workflow.spec.model import ParameterPatterns
+from ortflow.workflow.spec.optimizers import OPTIMIZERS
+
+
+@dataclass(frozen=True)
+class Value:
+    """An input or output: dims are numbers, names of dynamic axes, or None."""
+
+    name: str
+    dtype: str
+    shape: list[int | str | None] | None
+
+
+@dataclass(frozen=True)
+class Report:
+    """What `findings` found."""
+
+    path: str
+    opset: int
+    ir_version: int
+    producer: str
+    inputs: list[Value]
+    outputs: list[Value]
+    parameters: int
+    """Elements of the trained parameters."""
+    trained: list[Role]
+    frozen: list[Role]
+    constants: list[Role]
+    state: list[Role]
+    tied: dict[str, list[str]]
+    """Parameter -> the nodes that read it, where they are several."""
+    notes: list[str]
+    """What ortflow changes before it trains the model."""
+    signs: list[str]
+    """Signs of an export for inference, which would train to other results."""
+    warnings: list[str]
+    """What else a person should know: constants by judgement, weights that lost their names."""
+    undifferentiable: list[str]
+    """Nodes between the parameters and the outputs that have no gradient."""
+    memory: dict[str, int]
+    """Bytes that a rank keeps with AdamW, by part, without the values of the graphs, which grow with the batch."""
+
+    def to_json(self) -> dict[str, Any]:
+        """The report as plain data."""
+        return asdict(self)
+
+
+def findings(
+    path: Path,
+    patterns: ParameterPatterns | None = None,
+    labels: Sequence[str] = (),
+    outputs: Sequence[str] = (),
+) -> Report:
+    """Reads the model in `path` and says what it is.
+
+    `patterns` and `labels` are the run file's; `outputs` are those the loss is made of (all of them if not given).
+    Raises UserError where the model cannot be read or prepared, or holds nothing to train.
+    """
+    original = read_model(path)
+    model, notes = prepare(original, str(path))
+    try:
+        roles = classify(model, patterns or ParameterPatterns(), labels)
+    except UserError as error:
+        raise UserError(error.what, where=error.where or str(path), fix=error.fix) from None
+    losses = list(outputs) or [value.name for value in model.graph.output]
+    return Report(
+        path=str(path),
+        opset=opset_of(original),
+        ir_version=original.ir_version,
+        producer=f"{original.producer_name} {original.producer_version}".strip(),
+        inputs=[_value(v) for v in model.graph.input],
+        outputs=[_value(v) for v in model.graph.output],
+        parameters=sum(role.count for role in roles if role.role == "trained"),
+        trained=[role for role in roles if role.role == "trained"],
+        frozen=[role for role in roles if role.role == "frozen"],
+        constants=[role for role in roles if role.role == "constant"],
+        state=[role for role in roles if role.role == "state"],
+        tied=_tied(model, roles),
+        notes=notes,
+        signs=signs_of_wrong_export(model, roles),
+        warnings=[*renamed_weights(model, roles), *judged_constants(roles)],
+        undifferentiable=undifferentiable(model, roles.trained, losses),
+        memory=buffers(
+            sum(role.count for role in roles if role.role == "trained"),
+            sum(role.count for role in roles if role.role in ("frozen", "state")),
+            len(OPTIMIZERS["adamw"].moments),
+        ),
+    )
+
+
+def _value(value: onnx.ValueInfoProto) -> Value:
+    tensor = value.type.tensor_type
+    shape: list[int | str | None] | None = None
+    if tensor.HasField("shape"):
+        shape = [d.dim_value if d.HasField("dim_value") else (d.dim_param or None) for d in tensor.shape.dim]
+    return Value(value.name, type_name(tensor.elem_type).lower(), shape)
+
+
+def _tied(model: onnx.ModelProto, roles: Roles) -> dict[str, list[str]]:
+    consumers = walk.consumers(model.graph)
+    readers = {name: consumers.get(name, []) for name in roles.of("trained", "frozen")}
+    return {name: [node.name for node, _ in found] for name, found in readers.items() if len(found) > 1}

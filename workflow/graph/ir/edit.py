@@ -1,0 +1,98 @@
+"""Adds nodes and constants to a graph, and tells what stands in it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+import onnx
+from onnx import TensorProto, helper, numpy_helper
+
+from ortflow.workflow.graph.ir import walk
+from ortflow.workflow.graph.ir.writer import Writer
+
+
+class Editor(Writer):
+    """A graph that grows at its end. The names begin with `ortflow.`, count up from one, and so are always the same."""
+
+    def __init__(self, graph: onnx.GraphProto) -> None:
+        super().__init__(graph)
+        self._taken = {name for node in graph.node for name in node.output}
+        self._taken |= {value.name for value in graph.input} | {tensor.name for tensor in graph.initializer}
+
+    def fresh(self, hint: str) -> str:
+        """A name that the graph does not have yet."""
+        count = 1
+        while (name := f"ortflow.{hint}.{count}") in self._taken:
+            count += 1
+        self._taken.add(name)
+        return name
+
+    def _enter(self, node: onnx.NodeProto) -> None:
+        super()._enter(node)
+        self._taken.update(node.output)
+
+    def total(self, value: str, output: str) -> str:
+        """The sum over all elements, as a scalar."""
+        return self("ReduceSum", value, output=output, keepdims=0)
+
+
+def make_outputs(graph: onnx.GraphProto, values: Iterable[onnx.ValueInfoProto]) -> None:
+    """Make these the graph's outputs, in this order."""
+    values = list(values)
+    del graph.output[:]
+    graph.output.extend(values)
+
+
+def scalar(name: str) -> onnx.ValueInfoProto:
+    """Description of an fp32 scalar."""
+    return helper.make_tensor_value_info(name, TensorProto.FLOAT, [])
+
+
+def replace(field: Any, items: Sequence[Any]) -> None:
+    """Make `items`, which may be of the field itself, all that a repeated field holds."""
+    copies = [type(item).FromString(item.SerializeToString()) for item in items]
+    del field[:]
+    field.extend(copies)
+
+
+def used(graph: onnx.GraphProto) -> set[str]:
+    """Names that some node or output of the graph reads."""
+    names = {value.name for value in graph.output}
+    for node in graph.node:
+        names |= walk.inputs(node)
+    return names
+
+
+def dims_of(value: onnx.ValueInfoProto) -> tuple[int | str | None, ...] | None:
+    """Shape of a described value: numbers, names of dynamic axes, None where unknown; None without a rank."""
+    tensor = value.type.tensor_type
+    if not tensor.HasField("shape"):
+        return None
+    return tuple(d.dim_value if d.dim_value > 0 else (d.dim_param or None) for d in tensor.shape.dim)
+
+
+def described(graph: onnx.GraphProto) -> dict[str, onnx.ValueInfoProto]:
+    """Value name -> what is known of its type, from inputs, outputs and inner values."""
+    return {v.name: v for part in (graph.value_info, graph.output, graph.input) for v in part}
+
+
+def import_domain(model: onnx.ModelProto, domain: str) -> None:
+    """Import version 1 of a domain if a node is of it, in place."""
+    known = {each.domain for each in model.opset_import}
+    if domain not in known and any(node.domain == domain for node in model.graph.node):
+        model.opset_import.append(helper.make_opsetid(domain, 1))
+
+
+def constants_of(graph: onnx.GraphProto) -> dict[str, np.ndarray]:
+    """Name -> value of the initializers of at most 1,000 elements."""
+    return {
+        tensor.name: numpy_helper.to_array(tensor) for tensor in graph.initializer if math.prod(tensor.dims) <= 1000
+    }
+
+
+def attributes_of(node: onnx.NodeProto) -> dict[str, Any]:
+    """Attribute name -> value."""
+    return {attribute.name: helper.get_attribute_value(attribute) for attribute in node.attribute}

@@ -1,0 +1,45 @@
+"""Element types of every value that they can be told of, also behind operators that ONNX does not know. Pure."""
+
+from __future__ import annotations
+
+import onnx
+from onnx import TensorProto
+
+from ortflow.workflow.graph.ir import shapes
+from ortflow.workflow.graph.ir.edit import described
+
+KEEPS_TYPE = frozenset(
+    {
+        *(
+            "Abs",
+            "Add",
+            "Conv",
+            "ConvTranspose",
+            "Div",
+            "Erf",
+            "Exp",
+            "FusedMatMul",
+            "Gather",
+            "Gemm",
+            "Identity",
+            "Log",
+        ),
+        *("MatMul", "Mul", "Neg", "Reciprocal", "ReduceMean", "ReduceSum", "Reshape", "Sigmoid", "Slice", "Softmax"),
+        *("Sqrt", "Squeeze", "Sub", "Tanh", "Transpose", "Unsqueeze"),
+    }
+)
+"""Operators whose result is of the type of their first input."""
+
+
+def element_types(model: onnx.ModelProto) -> dict[str, int]:
+    """Value -> its type, UNDEFINED where nothing tells it; nodes are in an order in which they can be run."""
+    inferred = shapes.value_types(model)
+    types = {name: int(shapes.element_type(inferred, name)) for name in inferred}
+    for name, value in described(model.graph).items():
+        types[name] = value.type.tensor_type.elem_type or types.get(name, TensorProto.UNDEFINED)
+    for tensor in model.graph.initializer:
+        types[tensor.name] = tensor.data_type
+    for node in model.graph.node:
+        if node.op_type in KEEPS_TYPE and not types.get(node.output[0]):
+            types[node.output[0]] = types.get(node.input[0], TensorProto.UNDEFINED)
+    return types

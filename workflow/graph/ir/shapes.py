@@ -1,0 +1,143 @@
+"""Types and shapes of a graph's values, as onnx infers them.
+
+Called by the modules of this package that need them. Large weights are kept away from onnx's native code, which would
+copy them several times.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+import onnx
+from onnx import TensorProto, helper, shape_inference
+
+from ortflow.workflow.errors import UserError
+from ortflow.workflow.graph.domains import CUDA_DOMAIN
+from ortflow.workflow.graph.ir import walk
+
+_AGAIN = "export the model again"
+LARGE = 4096
+"""Elements above which a tensor's values say nothing about shapes."""
+_ALIKE = frozenset(["BiasGelu", "FastGelu", "Gelu", "GroupNormalization", "QuickGelu"])
+"""Operators of com.microsoft, unknown to onnx, whose first output is like their first input."""
+PROPAGATED = 1 << 20
+"""Elements of vectors up to which inference follows shapes that nodes compute."""
+
+
+def without_weights(model: onnx.ModelProto) -> onnx.ModelProto:
+    """A copy whose large initializers are inputs of the same type and shape."""
+    light = onnx.ModelProto()
+    light.ir_version = model.ir_version
+    light.opset_import.extend(model.opset_import)
+    light.functions.extend(model.functions)
+    light.graph.name = model.graph.name or "model"
+    light.graph.node.extend(model.graph.node)
+    light.graph.output.extend(model.graph.output)
+    light.graph.value_info.extend(model.graph.value_info)
+    light.graph.input.extend(model.graph.input)
+    inputs = {value.name for value in model.graph.input}
+    for tensor in model.graph.initializer:
+        if math.prod(tensor.dims) > LARGE and tensor.data_location != TensorProto.EXTERNAL:
+            if tensor.name not in inputs:
+                light.graph.input.append(
+                    helper.make_tensor_value_info(tensor.name, tensor.data_type, list(tensor.dims))
+                )
+        else:
+            light.graph.initializer.append(tensor)
+    return light
+
+
+def infer(model: onnx.ModelProto, known: Sequence[onnx.ValueInfoProto] = ()) -> None:
+    """Gives the main graph's values the types and shapes that follow from its inputs, in place.
+
+    What onnx cannot infer stays unknown: what ONNX Runtime's own operators make, say, unless it is among `known`. What
+    nodes of `ortflow.cuda` make keeps its description.
+    """
+    inferred = _inferred(model, known)
+    del model.graph.value_info[:]
+    model.graph.value_info.extend(inferred.graph.value_info)
+    declared = {value.name: value for value in inferred.graph.output}
+    for value in model.graph.output:
+        if value.name in declared and declared[value.name].type.WhichOneof("value"):
+            value.type.CopyFrom(declared[value.name].type)
+
+
+def _inferred(model: onnx.ModelProto, known: Sequence[onnx.ValueInfoProto] = ()) -> onnx.ModelProto:
+    light = without_weights(model)
+    given = {value.name for value in known}
+    ours = {name for node in light.graph.node if node.domain == CUDA_DOMAIN for name in node.output} - given
+    kept = [value for value in model.graph.value_info if value.name in ours]
+    del light.graph.value_info[:]
+    light.graph.value_info.extend([*known, *kept])
+    for node in light.graph.node:
+        _stand_in(node)
+    try:
+        inferred = shape_inference.infer_shapes(light)
+        return inferred if _vectors(inferred) > PROPAGATED else shape_inference.infer_shapes(light, data_prop=True)
+    except (shape_inference.InferenceError, RuntimeError, ValueError, IndexError) as error:
+        reason = " ".join(str(error).split())
+        raise UserError(f"the shapes within the model contradict each other: {reason[:300]}", fix=_AGAIN) from None
+
+
+def _stand_in(node: onnx.NodeProto) -> None:
+    """Makes a node of ONNX Runtime's one that onnx infers the same shapes of, in place."""
+    if node.domain == "com.microsoft" and node.op_type in _ALIKE:
+        node.op_type, node.domain = "Identity", ""
+        del node.input[1:], node.output[1:], node.attribute[:]
+    elif node.domain == "com.microsoft" and node.op_type == "FusedMatMul":
+        if not any(a.name.startswith("trans") and a.i for a in node.attribute):
+            node.op_type, node.domain = "MatMul", ""
+            del node.attribute[:]
+    elif node.domain == "" and node.op_type == "SimplifiedLayerNormalization":
+        node.op_type = "LayerNormalization"
+        if len(node.output) > 1:
+            # Its second output is the inverse deviation, the third of the other.
+            node.output.insert(1, "")
+
+
+def _vectors(model: onnx.ModelProto) -> int:
+    """Elements of all values of one axis: onnx takes each for a shape and makes a list of it."""
+    count = 0
+    for graph in walk.all_graphs(model):
+        for value in graph.value_info:
+            dims = value.type.tensor_type.shape.dim
+            if len(dims) == 1:
+                count += dims[0].dim_value
+    return count
+
+
+def value_types(model: onnx.ModelProto) -> dict[str, onnx.TypeProto]:
+    """Value name -> type with shape, of inputs, initializers, outputs and every value that inference reaches."""
+    graph = _inferred(model).graph
+    types = {v.name: v.type for part in (graph.input, graph.value_info, graph.output) for v in part}
+    for tensor in graph.initializer:
+        types[tensor.name] = helper.make_tensor_type_proto(tensor.data_type, list(tensor.dims))
+    return types
+
+
+def element_type(types: Mapping[str, onnx.TypeProto], name: str) -> int:
+    """The TensorProto type of a value, UNDEFINED (0) where it is not known."""
+    return int(types[name].tensor_type.elem_type) if name in types else int(TensorProto.UNDEFINED)
+
+
+def rank(types: Mapping[str, onnx.TypeProto], name: str) -> int | None:
+    """How many axes a value has, None where that is not known."""
+    if name not in types or not types[name].tensor_type.HasField("shape"):
+        return None
+    return len(types[name].tensor_type.shape.dim)
+
+
+def shape(types: Mapping[str, onnx.TypeProto], name: str) -> list[int | None] | None:
+    """A value's dims, None for each that is not a number; None where the rank is not known."""
+    if rank(types, name) is None:
+        return None
+    return [d.dim_value if d.HasField("dim_value") else None for d in types[name].tensor_type.shape.dim]
+
+
+def named_shape(types: Mapping[str, onnx.TypeProto], name: str) -> list[int | str | None] | None:
+    """As `shape`, with the names of dynamic axes."""
+    if rank(types, name) is None:
+        return None
+    dims = types[name].tensor_type.shape.dim
+    return [d.dim_value if d.HasField("dim_value") else (d.dim_param or None) for d in dims]

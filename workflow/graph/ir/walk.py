@@ -1,0 +1,114 @@
+"""Ways through a model: every graph, node and tensor of it, those in subgraphs and functions included.
+
+Called by the other modules of this package. Reads only, except where a caller changes what it was handed.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+
+import onnx
+
+from ortflow.workflow.graph.ir.origin import origin
+
+_PLAIN = re.compile(r"[\w.]{1,160}")
+
+
+def subgraphs(node: onnx.NodeProto) -> Iterator[onnx.GraphProto]:
+    """The graphs that stand in a node's attributes (If, Loop, Scan)."""
+    for attribute in node.attribute:
+        if attribute.HasField("g"):
+            yield attribute.g
+        yield from attribute.graphs
+
+
+def nodes(top: Iterable[onnx.NodeProto]) -> Iterator[onnx.NodeProto]:
+    """Each node of `top`, and of their subgraphs."""
+    for node in top:
+        yield node
+        for graph in subgraphs(node):
+            yield from nodes(graph.node)
+
+
+def all_nodes(model: onnx.ModelProto) -> Iterator[onnx.NodeProto]:
+    """Each node of the model: main graph, subgraphs, functions."""
+    yield from nodes(model.graph.node)
+    for function in model.functions:
+        yield from nodes(function.node)
+
+
+def all_graphs(model: onnx.ModelProto) -> Iterator[onnx.GraphProto]:
+    """The main graph and each subgraph, those within functions included."""
+    yield model.graph
+    for node in all_nodes(model):
+        yield from subgraphs(node)
+
+
+def all_tensors(model: onnx.ModelProto) -> Iterator[tuple[str, onnx.TensorProto]]:
+    """Each tensor the model holds, with words that say which: initializers, then attributes of nodes."""
+    for graph in all_graphs(model):
+        for tensor in graph.initializer:
+            yield f"initializer {quoted(tensor.name)}", tensor
+    for node in all_nodes(model):
+        for attribute in node.attribute:
+            if attribute.HasField("t"):
+                yield f"attribute {quoted(attribute.name)} of {called(node)}", attribute.t
+            for tensor in attribute.tensors:
+                yield f"attribute {quoted(attribute.name)} of {called(node)}", tensor
+
+
+def called(node: onnx.NodeProto) -> str:
+    """How messages name a node: by its name and operator, or by what it makes, and by its place in PyTorch."""
+    domain = f"{node.domain}." if node.domain not in ("", "ai.onnx") else ""
+    operator = _word(domain + node.op_type)
+    place = origin(node)
+    if node.name:
+        return f"node {quoted(node.name)} ({operator}{'; ' if place else ''}{place})"
+    made = next((name for name in node.output if name), "")
+    return f"the {operator} node that makes {quoted(made)}{f' ({place})' if place else ''}"
+
+
+def quoted(name: str) -> str:
+    """A name of the file's in quotes: on one line, and not endless."""
+    return repr(name if len(name) <= 160 else name[:157] + "...")
+
+
+def _word(text: str) -> str:
+    return text if _PLAIN.fullmatch(text) else quoted(text)
+
+
+def captured(graph: onnx.GraphProto) -> set[str]:
+    """Names that a subgraph reads from the graphs around it."""
+    own = {tensor.name for tensor in graph.initializer} | {value.name for value in graph.input}
+    read: set[str] = {value.name for value in graph.output}
+    for node in graph.node:
+        read |= inputs(node)
+        own.update(node.output)
+    return read - own
+
+
+def inputs(node: onnx.NodeProto) -> set[str]:
+    """Names a node reads, those that its subgraphs capture included."""
+    read = {name for name in node.input if name}
+    for graph in subgraphs(node):
+        read |= captured(graph)
+    return read
+
+
+def consumers(graph: onnx.GraphProto) -> dict[str, list[tuple[onnx.NodeProto, int]]]:
+    """Value name -> the nodes that read it, each with the input's place (-1: read by a subgraph)."""
+    found: dict[str, list[tuple[onnx.NodeProto, int]]] = {}
+    for node in graph.node:
+        for place, name in enumerate(node.input):
+            if name:
+                found.setdefault(name, []).append((node, place))
+        for subgraph in subgraphs(node):
+            for name in captured(subgraph):
+                found.setdefault(name, []).append((node, -1))
+    return found
+
+
+def producers(graph: onnx.GraphProto) -> dict[str, onnx.NodeProto]:
+    """Value name -> the node that makes it."""
+    return {name: node for node in graph.node for name in node.output if name}

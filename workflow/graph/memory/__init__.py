@@ -1,0 +1,1 @@
+"""What a graph takes while it runs, from its shapes alone."""

@@ -1,0 +1,195 @@
+"""The type and shape of every value of a graph for a batch of a given shape, node by node. Pure.
+
+Beside what onnx infers, sizes that nodes compute are followed, and the operators of ONNX Runtime and our own are known.
+What stays unknown is left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import onnx
+from onnx import TensorProto, helper, numpy_helper, shape_inference
+
+from ortflow.workflow.graph.ir.shapes import LARGE
+from ortflow.workflow.graph.memory.plan import axes_of, length
+
+Shape = tuple[int, ...]
+Type = tuple[int, Shape]
+"""Element type and shape."""
+HALF = ".half"
+"""Behind the name of a value that is kept in half precision."""
+_PRODUCTS = frozenset(["FusedMatMul", "Product"])
+_LIKE: Mapping[str, tuple[int, ...]] = {
+    # operator -> for each output the input that it is like
+    "BiasGelu": (0,), "ColumnSums": (), "Conv": (), "FastGelu": (0,), "Gelu": (0,), "GeluGrad": (0,), "QuickGelu": (0,),
+    "Softmax": (0,), "SoftmaxGrad": (0,), "SoftmaxGrad_13": (0,), "LayerNormalization": (0,),
+    "LayerNormalizationGrad": (0,), "SimplifiedLayerNormalization": (0,), "BatchNormalization": (0,),
+    "GroupNormalization": (0,), "InstanceNormalization": (0,),
+}  # fmt: skip
+_COMPUTED = frozenset([
+    "Add", "Cast", "Concat", "ConstantOfShape", "Div", "Equal", "Gather", "Identity", "Max", "Min", "Mod", "Mul",
+    "Neg", "Range", "ReduceMax", "ReduceProd", "ReduceSum", "Reshape", "Slice", "Split", "Squeeze", "Sub",
+    "Unsqueeze", "Where",
+])  # fmt: skip
+"""Operators by which graphs compute with sizes."""
+
+
+def concrete(
+    model: onnx.ModelProto, batch: Mapping[str, Sequence[int]], known: Mapping[str, Type] | None = None
+) -> dict[str, Type]:
+    """Value -> element type and shape, where `batch` gives the shapes of the inputs that vary.
+
+    `known` tells shapes of values that the graph shares with another one; types are its own where it gives them.
+    """
+    graph = model.graph
+    told = _Told(model, axes_of(graph, batch), known or {})
+    for value in graph.input:
+        told.describe(value, batch.get(value.name))
+    for tensor in graph.initializer:
+        told.types[tensor.name] = (tensor.data_type, tuple(tensor.dims))
+        if np.prod(tensor.dims, dtype=np.int64) <= LARGE and tensor.data_location != TensorProto.EXTERNAL:
+            told.values[tensor.name] = numpy_helper.to_array(tensor)
+    for node in graph.node:
+        told.follow(node)
+    return told.types
+
+
+class _Told:
+    """What is known so far."""
+
+    def __init__(self, model: onnx.ModelProto, axes: Mapping[str, int], known: Mapping[str, Type]) -> None:
+        self.types: dict[str, Type] = {}
+        self._known = known
+        self.values: dict[str, npt.NDArray[Any]] = {}
+        self._axes, self._imports, self._version = axes, list(model.opset_import), model.ir_version
+        self._opset = next((each.version for each in model.opset_import if each.domain in ("", "ai.onnx")), 1)
+        self._declared = {value.name: value for value in (*model.graph.value_info, *model.graph.output)}
+
+    def describe(self, value: onnx.ValueInfoProto, shape: Sequence[int] | None = None) -> None:
+        """Take over what the graph says of a value, free axes by their length."""
+        kind = value.type.tensor_type
+        if shape is None:
+            if not kind.HasField("shape"):
+                return
+            lengths = [
+                each.dim_value if each.HasField("dim_value") else length(each.dim_param, self._axes)
+                for each in kind.shape.dim
+            ]
+            if any(one is None for one in lengths):
+                return
+            shape = [one or 0 for one in lengths]
+        self.types[value.name] = (kind.elem_type, tuple(shape))
+
+    def follow(self, node: onnx.NodeProto) -> None:
+        """Types of a node's outputs, and values where they are sizes."""
+        own = bool(node.domain) and node.domain != "ai.onnx"
+        if not own:
+            self._inferred(node)
+            self._computed(node)
+        for place, name in enumerate(node.output):
+            if not name or name in self.types:
+                continue
+            if name in self._declared:
+                self.describe(self._declared[name])
+            if (name not in self.types and (found := self._shared(name)) is not None) or (
+                own and name not in self.types and (found := self._by_rule(node, place)) is not None
+            ):
+                self.types[name] = found
+
+    def _shared(self, name: str) -> Type | None:
+        """What the other graph tells of a value; the same in half precision has a name of its own (`fusion.half`)."""
+        found = self._known.get(name) or self._known.get(name.removesuffix(HALF))
+        if found is None:
+            return None
+        declared = self._declared[name].type.tensor_type.elem_type if name in self._declared else 0
+        return declared or (TensorProto.FLOAT16 if name not in self._known else found[0]), found[1]
+
+    def _inferred(self, node: onnx.NodeProto) -> None:
+        names = [name for name in node.input if name]
+        if any(name not in self.types for name in names):
+            return
+        kinds = {name: helper.make_tensor_type_proto(*self.types[name]) for name in names}
+        data = {name: numpy_helper.from_array(self.values[name], name) for name in names if name in self.values}
+        try:
+            schema = onnx.defs.get_schema(node.op_type, self._opset, "")
+            found = shape_inference.infer_node_outputs(
+                schema, node, kinds, data, opset_imports=self._imports, ir_version=self._version
+            )
+        except (shape_inference.InferenceError, onnx.defs.SchemaError, RuntimeError, ValueError, KeyError):
+            return
+        for name, kind in found.items():
+            tensor = kind.tensor_type
+            if tensor.HasField("shape") and all(each.HasField("dim_value") for each in tensor.shape.dim):
+                self.types[name] = (tensor.elem_type, tuple(each.dim_value for each in tensor.shape.dim))
+
+    def _computed(self, node: onnx.NodeProto) -> None:
+        if node.op_type in ("Shape", "Size"):
+            if node.input[0] in self.types:
+                self.values[node.output[0]] = self._size(node)
+                self._note(node.output[0])
+            return
+        if node.op_type == "Constant":
+            for attribute in node.attribute:
+                if attribute.name == "value":
+                    self.values[node.output[0]] = numpy_helper.to_array(attribute.t)
+                    self._note(node.output[0])
+            return
+        names = [name for name in node.input if name]
+        if node.op_type not in _COMPUTED or any(name not in self.values for name in names):
+            return
+        if any(np.prod(self.types[name][1]) > LARGE for name in node.output if name in self.types):
+            return
+        from onnx.reference import ReferenceEvaluator
+
+        graph = helper.make_graph(
+            [node], "node", [helper.make_empty_tensor_value_info(name) for name in dict.fromkeys(names)],
+            [helper.make_empty_tensor_value_info(name) for name in node.output if name],
+        )  # fmt: skip
+        single = helper.make_model(graph, opset_imports=self._imports, ir_version=self._version)
+        try:
+            results = ReferenceEvaluator(single).run(None, {name: self.values[name] for name in names})
+        except Exception:  # noqa: BLE001
+            # The evaluator lets through whatever numpy says; a value less is known.
+            return
+        for name, result in zip(filter(None, node.output), results, strict=True):
+            self.values[name] = np.asarray(result)
+            self._note(name)
+
+    def _note(self, name: str) -> None:
+        value = self.values[name]
+        self.types[name] = (helper.np_dtype_to_tensor_dtype(value.dtype), value.shape)
+
+    def _size(self, node: onnx.NodeProto) -> npt.NDArray[Any]:
+        shape = self.types[node.input[0]][1]
+        if node.op_type == "Size":
+            return np.array(np.prod(shape, dtype=np.int64), np.int64)
+        ends = {attribute.name: attribute.i for attribute in node.attribute}
+        return np.array(shape[ends.get("start", 0) : ends.get("end", len(shape))], np.int64)
+
+    def _by_rule(self, node: onnx.NodeProto, place: int) -> Type | None:
+        given = [self.types.get(name) for name in node.input]
+        if node.op_type == "CrossEntropy" and place == 1 and len(given) > 1 and given[1] is not None:
+            return given[1][0], given[1][1][:1]  # a sum for each row of scores
+        if node.op_type in _PRODUCTS and place == 0 and len(given) > 1:
+            return _product(node, given[0], given[1])
+        like = _LIKE.get(node.op_type, ())
+        return given[like[place]] if place < len(like) and like[place] < len(given) else None
+
+
+def _product(node: onnx.NodeProto, one: Type | None, other: Type | None) -> Type | None:
+    """Of A and B, each transposed in its last two axes if the node says so."""
+    if one is None or other is None or min(len(one[1]), len(other[1])) < 2:
+        return None
+    set_ = {attribute.name: attribute.i for attribute in node.attribute if attribute.type == onnx.AttributeProto.INT}
+    a, b = (
+        (*shape[:-2], shape[-1], shape[-2]) if set_.get(name) else shape
+        for name, shape in (("transA", one[1]), ("transB", other[1]))
+    )
+    try:
+        return one[0], (*np.broadcast_shapes(a[:-2], b[:-2]), a[-2], b[-1])
+    except ValueError:
+        return None

@@ -1,0 +1,188 @@
+"""What the values of a graph take while it runs: how many bytes at most, at which node, and which values. Pure.
+
+A session holds each value from the node that makes it to the last one that reads it, and no longer (`sessions`); inputs
+and outputs lie in buffers of their own. So the most that is alive at once follows from the order of the nodes and the
+shapes, which the graph gives in terms of its free axes.
+"""
+
+from __future__ import annotations
+
+import ast
+import math
+import operator
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+
+import onnx
+from onnx import TensorProto
+
+from ortflow.workflow.graph.ir import walk
+from ortflow.workflow.graph.memory.arena import Arena
+
+OWN = "ortflow"
+"""Domain of our operators on the CPU."""
+VIEWS = frozenset(["Flatten", "Identity", "Reshape", "Squeeze", "Unsqueeze"])
+"""Operators whose output is their input's memory."""
+IN_PLACE = frozenset([
+    "Abs", "Add", "Cast", "Ceil", "Clip", "Div", "Elu", "Erf", "Exp", "Floor", "HardSigmoid", "LeakyRelu", "Log", "Mul",
+    "Neg", "Not", "Pow", "Reciprocal", "Relu", "Selu", "Sigmoid", "Softplus", "Sqrt", "Sub", "Sum", "Tanh",
+])  # fmt: skip
+"""Operators of ONNX that ONNX Runtime lets write over an input which nobody reads any more."""
+OWN_IN_PLACE: Mapping[str, int] = {
+    "CrossEntropyGrad": 2, "GeluGrad": 0, "LayerNormalizationGrad": 0, "RMSNormalizationGrad": 0, "SoftmaxGrad": 0,
+}  # fmt: skip
+"""Operator of our own on the CPU -> the input that it may write over, as its C file says."""
+EARLY = frozenset(["Shape", "Size"])
+"""Operators that run as soon as their input is there."""
+BYTES: Mapping[int, int] = {
+    TensorProto.FLOAT: 4, TensorProto.DOUBLE: 8, TensorProto.FLOAT16: 2, TensorProto.BFLOAT16: 2, TensorProto.BOOL: 1,
+    TensorProto.INT8: 1, TensorProto.UINT8: 1, TensorProto.INT16: 2, TensorProto.UINT16: 2, TensorProto.INT32: 4,
+    TensorProto.UINT32: 4, TensorProto.INT64: 8, TensorProto.UINT64: 8,
+}  # fmt: skip
+"""Element type -> bytes of an element."""
+_OPERATIONS: Mapping[type[ast.operator], Callable[[float, float], float]] = {
+    ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv,
+    ast.FloorDiv: operator.floordiv,
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Peak:
+    """The moment at which the values of a graph take most."""
+
+    size: int
+    """Bytes alive at once."""
+    held: int
+    """Bytes that the session's arena takes for them from the system: more, because what is free lies in pieces."""
+    node: str
+    """The node that runs then."""
+    values: tuple[tuple[str, int], ...]
+    """What is alive then, the largest first: name and bytes."""
+    unknown: tuple[str, ...]
+    """Values whose size the graph does not tell, which are counted as nothing."""
+
+
+def axes_of(graph: onnx.GraphProto, shapes: Mapping[str, Sequence[int]]) -> dict[str, int]:
+    """The graph's free axes by name, from the shapes of inputs."""
+    found = {}
+    for value in graph.input:
+        dims = value.type.tensor_type.shape.dim
+        for dim, size in zip(dims, shapes.get(value.name, ()), strict=False):
+            if dim.dim_param:
+                found[str(dim.dim_param)] = int(size)
+    return found
+
+
+def sizes_of(types: Mapping[str, tuple[int, Sequence[int]]]) -> dict[str, int]:
+    """Bytes of every value, from element types and shapes."""
+    return {name: math.prod(shape) * BYTES[kind] for name, (kind, shape) in types.items() if kind in BYTES}
+
+
+def length(text: str, axes: Mapping[str, int]) -> int | None:
+    """Of an axis such as `batch*sequence`; None where it is not known."""
+    if text in axes:
+        return axes[text]
+    try:
+        number = _value(ast.parse(text, mode="eval").body, axes)
+    except (SyntaxError, ValueError, ZeroDivisionError, RecursionError):
+        return None
+    return math.floor(number) if math.isfinite(number) and number >= 0 else None
+
+
+def _value(tree: ast.expr, axes: Mapping[str, int]) -> float:
+    """Sums, products and floor() of numbers and axes; ValueError for anything else."""
+    match tree:
+        case ast.Constant(value=int(number)):
+            return number
+        case ast.Name(id=name) if name in axes:
+            return axes[name]
+        case ast.BinOp(left=left, op=operation, right=right) if type(operation) in _OPERATIONS:
+            return _OPERATIONS[type(operation)](_value(left, axes), _value(right, axes))
+        case ast.UnaryOp(op=ast.USub(), operand=operand):
+            return -_value(operand, axes)
+        case ast.Call(func=ast.Name(id="floor"), args=[inner], keywords=[]):
+            return math.floor(_value(inner, axes))
+    raise ValueError(ast.dump(tree))
+
+
+def peak_of(graph: onnx.GraphProto, sizes: Mapping[str, int], bound: Collection[str]) -> Peak:
+    """Where the graph takes most, its nodes run in their order; values in `bound` have memory of their own."""
+    home = _homes(graph, sizes, bound)
+    last = _last_reads(graph, home)
+    alive: dict[str, int] = {}
+    arena, places = Arena(), dict[str, int]()
+    now, best = 0, Peak(0, 0, "", (), ())
+    names = {str(name) for node in graph.node for name in node.output if name}
+    for place, node in enumerate(graph.node):
+        for name in filter(None, node.output):
+            if home[name] == name and name not in bound:
+                alive[name] = sizes.get(name, 0)
+                places[name] = arena.take(alive[name])
+                now += alive[name]
+        if now > best.size:
+            best = Peak(now, 0, str(node.name or node.op_type), tuple(alive.items()), ())
+        touched = {home.get(name, name) for name in (*walk.inputs(node), *filter(None, node.output))}
+        for name in touched & alive.keys():
+            if last.get(name, -1) <= place:
+                now -= alive.pop(name)
+                arena.give(places.pop(name))
+    values = sorted(best.values, key=lambda item: -item[1])
+    unknown = sorted(names - sizes.keys() - set(bound))
+    return Peak(best.size, arena.reserved, best.node, tuple(values), tuple(unknown))
+
+
+def _homes(graph: onnx.GraphProto, sizes: Mapping[str, int], bound: Collection[str]) -> dict[str, str]:
+    """Value -> the one whose memory it has: itself, or what it is a view of, or was written over."""
+    given = {str(value.name) for value in (*graph.input, *graph.initializer)}
+    last = _last_reads(graph, {})
+    home: dict[str, str] = {}
+    final: dict[str, int] = {}
+    """Home -> the last read of anything in it."""
+    for place, node in enumerate(graph.node):
+        for name in filter(None, node.output):
+            home[name] = name
+            final[name] = last.get(name, place)
+        first = str(node.output[0]) if node.output else ""
+        if not first or first in bound:
+            continue
+        source = None
+        if node.op_type in VIEWS and not node.domain:
+            source = str(node.input[0])
+        elif candidates := _written_over(node):
+            free = (
+                name
+                for name in candidates
+                if name in home
+                and home[name] not in bound
+                and final.get(home[name]) == place
+                and sizes.get(home[name]) == sizes.get(first)
+            )
+            source = next(free, None)
+        if source is None:
+            continue
+        shared = home.get(source, source)
+        if shared in given or shared in bound or shared in home:
+            home[first] = shared
+            final[shared] = max(final.get(shared, place), final[first])
+    return home
+
+
+def _written_over(node: onnx.NodeProto) -> list[str]:
+    """The inputs that a node may write its first output over."""
+    if not node.domain:
+        return [str(name) for name in node.input] if node.op_type in IN_PLACE else []
+    place = OWN_IN_PLACE.get(node.op_type) if node.domain == OWN else None
+    return [str(node.input[place])] if place is not None and place < len(node.input) else []
+
+
+def _last_reads(graph: onnx.GraphProto, home: Mapping[str, str]) -> dict[str, int]:
+    """Value (its home, where it has one) -> place of the node that reads it last, or makes it, where nobody does."""
+    found: dict[str, int] = {}
+    for place, node in enumerate(graph.node):
+        for name in filter(None, node.output):
+            found.setdefault(home.get(name, name), place)
+        if node.op_type in EARLY and not node.domain:
+            continue
+        for name in walk.inputs(node):
+            found[home.get(name, name)] = place
+    return found

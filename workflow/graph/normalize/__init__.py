@@ -1,0 +1,1 @@
+"""One form for any model: opset, precision, constants, and nothing that ONNX Runtime computes wrongly."""

@@ -1,0 +1,29 @@
+"""If whose condition is known before a run, replaced by its branch: exporters leave them where a shape was not known.
+
+Called by `fold`.
+"""
+
+from __future__ import annotations
+
+import onnx
+from onnx import helper
+
+from ortflow.workflow.graph.ir.functions import instantiate
+from ortflow.workflow.graph.ir.known import Known
+from ortflow.workflow.graph.ir.writer import Fresh
+
+
+def chosen_branch(node: onnx.NodeProto, known: Known, fresh: Fresh) -> list[onnx.NodeProto] | None:
+    """The nodes of the branch that an If takes, None where that depends on a batch."""
+    if node.op_type != "If" or node.domain != "":
+        return None
+    condition = known.numbers(node.input[0])
+    if condition is None or node.input[0] in known.inexact:
+        return None
+    name = "then_branch" if condition.reshape(-1)[0] else "else_branch"
+    branch = next(attribute.g for attribute in node.attribute if attribute.name == name)
+    constants = [helper.make_node("Constant", [], [tensor.name], value=tensor) for tensor in branch.initializer]
+    body = onnx.FunctionProto(
+        name=name, output=[value.name for value in branch.output], node=[*constants, *branch.node]
+    )
+    return instantiate(body, helper.make_node("If", [], node.output, node.name), fresh)

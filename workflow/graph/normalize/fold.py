@@ -1,0 +1,52 @@
+"""Computes the integers that do not depend on a batch: shapes, axes and limits that an exporter left as nodes.
+
+Called by `prepare`. ONNX Runtime builds gradients by the shapes that are known then, and takes an axis of unknown
+length for one that is not broadcast, so what can be known must be. Floating-point tensors may be weights: only the
+scales of a Resize are computed from them.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+from onnx import numpy_helper
+
+from ortflow.workflow.graph.decompose.resize import by_axes
+from ortflow.workflow.graph.ir import shapes
+from ortflow.workflow.graph.ir.edit import replace
+from ortflow.workflow.graph.ir.functions import fresh_names
+from ortflow.workflow.graph.ir.known import Known, is_whole
+from ortflow.workflow.graph.normalize import tidy
+from ortflow.workflow.graph.normalize.branches import chosen_branch
+
+_ROUNDS = 16
+"""What is folded lets shapes be inferred that let more be folded; exporters nest no deeper."""
+
+
+def fold_integers(model: onnx.ModelProto) -> None:
+    """Turns nodes of the main graph into initializers, in place."""
+    graph = model.graph
+    fresh = fresh_names(graph)
+    for _ in range(_ROUNDS):
+        types = shapes.value_types(model)
+        known = Known(graph, types)
+        scales = {name for node in graph.node if node.op_type == "Resize" for name in node.input[1:] if name}
+        outputs = {value.name for value in graph.output}
+        made: list[onnx.TensorProto] = []
+        kept: list[onnx.NodeProto] = []
+        changed = False
+        for node in graph.node:
+            value = known.add(node)
+            if value is not None and value.dtype != object and node.output[0] not in outputs:
+                name = node.output[0]
+                if name in scales or (is_whole(value) and name not in known.inexact):
+                    made.append(numpy_helper.from_array(np.ascontiguousarray(value).reshape(value.shape), name))
+                    continue
+            replacement = by_axes(node, known, types, fresh) or chosen_branch(node, known, fresh)
+            changed = changed or replacement is not None
+            kept += replacement or [node]
+        if not made and not changed:
+            return
+        replace(graph.node, kept)
+        graph.initializer.extend(made)
+        tidy.constants_to_initializers(model)

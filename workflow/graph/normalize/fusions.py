@@ -1,0 +1,115 @@
+"""Forms that ONNX Runtime computes wrongly or not at all, written in forms of equal value that it computes right.
+
+Called by `source` on the prepared model, so that training, evaluation and exported graph are all spared, and by
+`inference`. Most are its optimiser's doing, and were found by running graphs with all optimisations and with none. A
+user's own session needs no setting then.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+
+from ortflow.workflow.graph.decompose.images import dilated_pads
+from ortflow.workflow.graph.decompose.linear import matrix_by_vector
+from ortflow.workflow.graph.ir import shapes, walk
+from ortflow.workflow.graph.ir.edit import described, replace
+from ortflow.workflow.graph.ir.functions import fresh_names
+from ortflow.workflow.graph.ir.replacement import Context, Replacement, context_of, copy_of
+from ortflow.workflow.graph.normalize import tidy
+
+_REARRANGED = frozenset({"Reshape", "Transpose"})
+_POOLINGS = frozenset({"AveragePool", "MaxPool"})
+_PASSED = frozenset({"Dropout", "Identity"})
+"""Gone before ONNX Runtime looks at pads."""
+
+
+def avoid_wrong_forms(model: onnx.ModelProto) -> None:
+    """Brings nodes of a prepared model to such forms, in place. Raises UserError where that needs an unknown size.
+
+    MatmulTransposeFusion takes the product of a transposed matrix and a vector for one of the matrix as it lies. No
+    kernel computes auto_pad SAME together with dilations.
+    """
+    if not any(node.op_type in ("Conv", "MatMul", "MaxPool", "Pad") for node in model.graph.node):
+        return
+    context = context_of(model)
+    written = {node.name: matrix_by_vector(node, context) for node in _of(model, "MatMul")}
+    written |= {node.name: dilated_pads(node, context) for node in (*_of(model, "Conv"), *_of(model, "MaxPool"))}
+    written |= _pads_before_pooling(model, context)
+    _replace(model, written)
+
+
+def _pads_before_pooling(model: onnx.ModelProto, context: Context) -> dict[str, list[onnx.NodeProto] | None]:
+    """Pad with zeros before a pooling as one with negative zeros.
+
+    Pad_Fusion makes the zeros pads of the pooling, which counts them for nothing: in a maximum they are -infinity, in
+    an average they are left out. It takes only a constant all whose bits are 0.
+    """
+    readers = walk.consumers(model.graph)
+
+    def pooled(value: str) -> bool:
+        return any(
+            node.op_type in _POOLINGS or (node.op_type in _PASSED and pooled(node.output[0]))
+            for node, _ in readers.get(value, [])
+        )
+
+    written: dict[str, list[onnx.NodeProto] | None] = {}
+    for node in _of(model, "Pad"):
+        w = Replacement(node, context)
+        value = w.value(2) if w.input(2) else np.zeros((), np.float32)
+        if (
+            w.attribute("mode", "constant") != "constant"
+            or value is None
+            or value.dtype != np.float32
+            or value.any()
+            or not pooled(node.output[0])
+        ):
+            continue
+        copy = copy_of(node)
+        copy.input.extend([""] * (3 - len(copy.input)))
+        copy.input[2] = w.constant(-0.0)
+        written[node.name] = [*w.nodes, copy]
+    return written
+
+
+def avoid_wrong_normalizations(model: onnx.ModelProto) -> None:
+    """Writes BatchNormalization in evaluation mode as a product and a sum where it follows such a MatMul, in place.
+
+    MatmulBNFusion makes one Gemm of the two, however many axes they have and however they are rearranged in between.
+    """
+    producers = walk.producers(model.graph)
+    # What the values are was found when the model was prepared; of an inference graph the weights are not there.
+    types = {name: value.type for name, value in described(model.graph).items()}
+    context = Context(fresh_names(model.graph), types)
+    written: dict[str, list[onnx.NodeProto] | None] = {}
+    for node in _of(model, "BatchNormalization"):
+        maker = before = producers.get(node.input[0])
+        while maker is not None and maker.op_type in _REARRANGED:
+            maker = producers.get(maker.input[0])
+        rank = shapes.rank(context.types, node.input[0])
+        if maker is None or maker.op_type != "MatMul" or rank is None:
+            continue
+        if maker is before and rank == 2:
+            # One Gemm of these two is right.
+            continue
+        w = Replacement(node, context)
+        x, scale, bias, mean, variance = node.input
+        deviation = w("Sqrt", w("Add", variance, w.constant(w.attribute("epsilon", 1e-5))))
+        shape = w.ints(-1, *[1] * (rank - 2))
+        mean, factor, bias = (w("Reshape", value, shape) for value in (mean, w("Div", scale, deviation), bias))
+        written[node.name] = w.done(w("Add", w("Mul", w("Sub", x, mean), factor), bias))
+    _replace(model, written)
+
+
+def _of(model: onnx.ModelProto, op_type: str) -> list[onnx.NodeProto]:
+    return [node for node in model.graph.node if node.op_type == op_type and node.domain == ""]
+
+
+def _replace(model: onnx.ModelProto, written: dict[str, list[onnx.NodeProto] | None]) -> None:
+    """Puts the nodes written for a node, by its name, in its place."""
+    if not any(written.values()):
+        return
+    nodes = [new for node in model.graph.node for new in written.get(node.name) or [node]]
+    replace(model.graph.node, nodes)
+    tidy.constants_to_initializers(model)
+    tidy.name_nodes(model)

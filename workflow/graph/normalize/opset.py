@@ -1,0 +1,193 @@
+"""Brings a graph to opset 18, the one dialect that everything after this module is written for.
+
+Called by `prepare`. Opset 18 has every operator that ONNX Runtime's gradients know, is what torch's exporter
+writes, and is the first whose ScatterElements can add. Changes between opsets 13 and 18 are few and done here;
+newer operators are put as ONNX's own functions of older ones where it defines them so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+import onnx
+from onnx import defs, helper, numpy_helper, shape_inference, version_converter
+
+from ortflow.workflow.errors import UserError
+from ortflow.workflow.graph.decompose.operators import WRITTEN_OUT
+from ortflow.workflow.graph.ir import walk
+from ortflow.workflow.graph.ir.edit import replace
+from ortflow.workflow.graph.ir.functions import instantiate, schema_function
+from ortflow.workflow.graph.ir.replacement import MISFITS, Context, context_of
+from ortflow.workflow.graph.ir.shapes import without_weights
+from ortflow.workflow.graph.ir.writer import Fresh
+
+OPSET = 18
+_AGAIN = "export the model again with opset_version=18"
+
+# Reductions whose axes were an attribute up to opset 17 (ReduceSum's became an input in 13 already).
+_AXES_ATTRIBUTE = frozenset(
+    [
+        "ReduceL1",
+        "ReduceL2",
+        "ReduceLogSum",
+        "ReduceLogSumExp",
+        "ReduceMax",
+        "ReduceMean",
+        "ReduceMin",
+        "ReduceProd",
+        "ReduceSumSquare",
+    ]
+)
+# Same attributes and inputs as in opset 18, but another meaning from this version on.
+_OTHER_MEANING = {"GroupNormalization": 21}
+# Attribute values that opset 18 does not know.
+_NEW_VALUES: dict[tuple[str, str], list[Any]] = {
+    ("Pad", "mode"): [b"wrap"],
+    ("Resize", "coordinate_transformation_mode"): [b"half_pixel_symmetric"],
+    ("Cast", "saturate"): [0],
+}
+_RENAMED_VALUES = {("GridSample", "mode"): {b"linear": b"bilinear", b"cubic": b"bicubic"}}
+
+
+def opset_of(model: onnx.ModelProto) -> int:
+    """Version of ONNX's own operators that the model imports; 0 where it imports none."""
+    return max((o.version for o in model.opset_import if o.domain in ("", "ai.onnx")), default=0)
+
+
+def raise_old_opset(model: onnx.ModelProto, version: int, where: str) -> None:
+    """Brings a model of an older opset to `version` by onnx's converter, in place. Functions must be inlined before."""
+    light = without_weights(model)
+    try:
+        converted = version_converter.convert_version(light, version)
+    except (version_converter.ConvertError, shape_inference.InferenceError, RuntimeError, ValueError):
+        raise UserError(
+            f"the model is of opset {opset_of(model)}, which onnx cannot convert to {version}", where=where, fix=_AGAIN
+        ) from None
+    kept = {tensor.name for tensor in light.graph.initializer}
+    large = [tensor for tensor in model.graph.initializer if tensor.name not in kept]
+    large = [onnx.TensorProto.FromString(tensor.SerializeToString()) for tensor in large]
+    replace(model.graph.node, list(converted.graph.node))
+    del model.graph.initializer[:]
+    model.graph.initializer.extend([*large, *converted.graph.initializer])
+    del model.opset_import[:]
+    model.opset_import.extend(converted.opset_import)
+
+
+def to_opset_18(model: onnx.ModelProto, where: str) -> list[str]:
+    """Rewrites the model in place; returns log lines. Functions must be inlined before.
+
+    Raises UserError naming the node that has no form in opset 18.
+    """
+    version = opset_of(model)
+    if version > defs.onnx_opset_version():
+        raise UserError(
+            f"the model is of opset {version}, which the installed onnx does not know", where=where, fix=_AGAIN
+        )
+    notes = [] if version == OPSET else [f"opset {version} brought to {OPSET}"]
+    if version != OPSET:
+        _rewrite(model.graph, version, context_of(model), where)
+    del model.opset_import[:]
+    model.opset_import.extend([helper.make_opsetid("", OPSET), helper.make_opsetid("com.microsoft", 1)])
+    return notes
+
+
+def _rewrite(graph: onnx.GraphProto, version: int, context: Context, where: str) -> None:
+    for node in graph.node:
+        for subgraph in walk.subgraphs(node):
+            _rewrite(subgraph, version, context, where)
+    replace(graph.node, list(at_opset_18(graph.node, version, context, where)))
+
+
+def at_opset_18(
+    nodes: Iterable[onnx.NodeProto], version: int, context: Context, where: str
+) -> Iterable[onnx.NodeProto]:
+    """`nodes`, written for opset `version`, as opset 18 writes them; changes them in place where that is enough."""
+    for node in nodes:
+        if node.domain != "" or version == OPSET:
+            yield node
+        elif version < OPSET:
+            yield from _raised(node, context.fresh)
+        elif _lowered(node, version):
+            yield node
+        elif node.op_type in WRITTEN_OUT:
+            try:
+                yield from WRITTEN_OUT[node.op_type](node, context)
+            except MISFITS:
+                raise UserError(f"{walk.called(node)} has attributes that do not fit its inputs", where=where) from None
+        else:
+            try:
+                found = schema_function(node, version, context.types)
+            except MISFITS:
+                found = None
+            if found is None:
+                raise UserError(
+                    f"{walk.called(node)}, of opset {version}, has no form in opset {OPSET}", where=where, fix=_AGAIN
+                )
+            function, body_version, defaults = found
+            body = instantiate(function, node, context.fresh, defaults)
+            yield from at_opset_18(body, body_version, context, where)
+
+
+def _raised(node: onnx.NodeProto, fresh: Fresh) -> list[onnx.NodeProto]:
+    """A node of opset 13 to 17 in opset 18."""
+    if node.op_type in _AXES_ATTRIBUTE and len(node.input) == 1:
+        axes = _pop(node, "axes")
+        if axes is not None:
+            name = fresh(f"{node.output[0]}.axes")
+            node.input.append(name)
+            return [
+                helper.make_node("Constant", [], [name], value=numpy_helper.from_array(np.array(axes.ints, np.int64))),
+                node,
+            ]
+    if node.op_type == "Split" and len(node.input) < 2:
+        node.attribute.append(helper.make_attribute("num_outputs", len(node.output)))
+    if node.op_type == "BatchNormalization" and len(node.output) > 1:
+        # Up to opset 13 a node in training mode had five outputs, from 14 on three and an attribute.
+        del node.output[3:]
+        if not any(a.name == "training_mode" for a in node.attribute):
+            node.attribute.append(helper.make_attribute("training_mode", 1))
+    return [node]
+
+
+def _lowered(node: onnx.NodeProto, version: int) -> bool:
+    """Whether a node of an opset above 18 is, after small changes in place, one of opset 18."""
+    newer = defs.get_schema(node.op_type, version, "") if defs.has(node.op_type, "") else None
+    try:
+        ours = defs.get_schema(node.op_type, OPSET, "")
+    except defs.SchemaError:
+        return False
+    if newer is None or newer.since_version == ours.since_version:
+        return newer is not None
+    if newer.since_version >= _OTHER_MEANING.get(node.op_type, version + 1) or len(node.input) > ours.max_input:
+        return False
+    for attribute in list(node.attribute):
+        value: Any = helper.get_attribute_value(attribute)
+        key = (node.op_type, attribute.name)
+        if value in _NEW_VALUES.get(key, []):
+            return False
+        if attribute.name not in ours.attributes:
+            if not _says_nothing(newer, attribute.name, value):
+                return False
+            _pop(node, attribute.name)
+        elif key in _RENAMED_VALUES:
+            attribute.s = _RENAMED_VALUES[key].get(value, value)
+    return True
+
+
+def _says_nothing(schema: Any, name: str, value: Any) -> bool:
+    """Whether an attribute has its default value: for AveragePool's dilations, ones."""
+    if schema.name == "AveragePool" and name == "dilations":
+        return set(value) <= {1}
+    default = schema.attributes[name].default_value if name in schema.attributes else None
+    return default is not None and bool(default.name) and bool(helper.get_attribute_value(default) == value)
+
+
+def _pop(node: onnx.NodeProto, name: str) -> onnx.AttributeProto | None:
+    for i, attribute in enumerate(node.attribute):
+        if attribute.name == name:
+            copy = onnx.AttributeProto.FromString(attribute.SerializeToString())
+            del node.attribute[i]
+            return copy
+    return None

@@ -1,0 +1,65 @@
+"""Brings any model that `read` lets through to one form, for which the rest of the package is written.
+
+Called by `build` and `inspect`, after `read.read_model`.
+"""
+
+from __future__ import annotations
+
+import onnx
+
+from ortflow.workflow.graph.decompose.bags import replace_bags
+from ortflow.workflow.graph.decompose.scatter import replace_combining_scatters
+from ortflow.workflow.graph.file.limits import check_inferred, check_sizes
+from ortflow.workflow.graph.ir import shapes, walk
+from ortflow.workflow.graph.ir.functions import inline_functions
+from ortflow.workflow.graph.ir.order import prune
+from ortflow.workflow.graph.normalize import tidy
+from ortflow.workflow.graph.normalize.fold import fold_integers
+from ortflow.workflow.graph.normalize.opset import opset_of, raise_old_opset, to_opset_18
+from ortflow.workflow.graph.normalize.precision import to_single
+
+IR_VERSION = 10
+"""The newest that ONNX Runtime 1.19 reads."""
+OLDEST_OPSET = 13
+"""The oldest that `opset` itself raises; onnx's converter does the rest."""
+
+
+def prepare(model: onnx.ModelProto, where: str = "model") -> tuple[onnx.ModelProto, list[str]]:
+    """A copy of `model` in the one form, and log lines about what was done.
+
+    The form: IR version 10, opset 18 and com.microsoft 1, fp32, functions inlined, each weight a used initializer of
+    its own name and no input, aliases resolved, Constant nodes turned into initializers, every node named, shapes
+    inferred. Inputs and outputs keep their names. Raises UserError where a node has no form in opset 18.
+    """
+    copy = onnx.ModelProto()
+    copy.CopyFrom(model)
+    notes: list[str] = []
+    if copy.ir_version > IR_VERSION:
+        notes.append(f"IR version {copy.ir_version} brought to {IR_VERSION}")
+    copy.ir_version = IR_VERSION
+    del copy.training_info[:]
+    for node in walk.all_nodes(copy):
+        if node.domain == "ai.onnx":
+            node.domain = ""
+    tidy.initializers_are_no_inputs(copy)
+    inline_functions(copy)
+    check_sizes(copy, where)
+    if opset_of(copy) < OLDEST_OPSET:
+        notes.append(f"opset {opset_of(copy)} brought to {OLDEST_OPSET} by onnx's converter")
+        raise_old_opset(copy, OLDEST_OPSET, where)
+    notes += to_single(copy)
+    notes += to_opset_18(copy, where)
+    notes += replace_combining_scatters(copy, where)
+    notes += replace_bags(copy)
+    tidy.cast_like_to_cast(copy)
+    tidy.pad_before_pooling(copy)
+    tidy.constants_to_initializers(copy)
+    fold_integers(copy)
+    tidy.drop_transposes_that_move_nothing(copy)
+    notes += tidy.resolve_aliases(copy)
+    notes += tidy.tie_transposed_copies(copy)
+    prune(copy.graph)
+    tidy.name_nodes(copy)
+    shapes.infer(copy)
+    check_inferred(copy, where)
+    return copy, notes

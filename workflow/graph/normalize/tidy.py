@@ -1,0 +1,205 @@
+"""Makes a graph's weights plain to see: each an initializer of its own name, used, and no input.
+
+Called by `prepare`.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import onnx
+from onnx import TensorProto, helper, numpy_helper
+
+from ortflow.workflow.graph.ir import shapes, walk
+from ortflow.workflow.graph.ir.edit import attributes_of, replace
+from ortflow.workflow.graph.ir.stops import stops_gradient
+from ortflow.workflow.graph.names import is_made_up
+
+
+def initializers_are_no_inputs(model: onnx.ModelProto) -> None:
+    """Takes initializers out of the inputs, where IR version 3 wanted them too, in place."""
+    names = {tensor.name for tensor in model.graph.initializer}
+    replace(model.graph.input, [value for value in model.graph.input if value.name not in names])
+
+
+def constants_to_initializers(model: onnx.ModelProto) -> None:
+    """Turns the main graph's Constant nodes into initializers of the same name, in place."""
+    kept = []
+    for node in model.graph.node:
+        tensor = _constant(node) if node.op_type == "Constant" and node.domain == "" else None
+        if tensor is None:
+            kept.append(node)
+        else:
+            tensor.name = node.output[0]
+            model.graph.initializer.append(tensor)
+    replace(model.graph.node, kept)
+
+
+def _constant(node: onnx.NodeProto) -> onnx.TensorProto | None:
+    if len(node.attribute) != 1:
+        return None
+    attribute = node.attribute[0]
+    if attribute.name == "value":
+        return onnx.TensorProto.FromString(attribute.t.SerializeToString())
+    kind = {"value_float": np.float32, "value_floats": np.float32, "value_int": np.int64, "value_ints": np.int64}
+    if attribute.name not in kind:
+        return None
+    value = helper.get_attribute_value(attribute)
+    return numpy_helper.from_array(np.array(value, kind[attribute.name]))
+
+
+def cast_like_to_cast(model: onnx.ModelProto) -> None:
+    """Turns CastLike into Cast, in place: ONNX Runtime looks for a gradient through the input that gives the type."""
+    if not any(node.op_type == "CastLike" for node in model.graph.node):
+        return
+    types = shapes.value_types(model)
+    for node in model.graph.node:
+        if node.op_type == "CastLike" and node.domain == "":
+            kind = shapes.element_type(types, node.input[1])
+            # What onnx cannot infer are ONNX Runtime's own operators, which make fp32 here.
+            node.attribute.append(helper.make_attribute("to", kind or TensorProto.FLOAT))
+            node.op_type = "Cast"
+            del node.input[1:]
+
+
+def pad_before_pooling(model: onnx.ModelProto) -> None:
+    """Gives AveragePool that rounds its size up and counts its padding a node of its own for the padding, in place.
+
+    ONNX Runtime 1.19 divides such windows by their whole size, also where they reach beyond the padding.
+    """
+    nodes: list[onnx.NodeProto] = []
+    for node in model.graph.node:
+        attributes = attributes_of(node)
+        counted = attributes.get("ceil_mode", 0) and attributes.get("count_include_pad", 0)
+        if node.op_type == "AveragePool" and counted and attributes.get("auto_pad", b"NOTSET") == b"NOTSET":
+            pads = attributes.pop("pads", [])
+            if any(pads):
+                half = len(pads) // 2
+                around = numpy_helper.from_array(np.array([0, 0, *pads[:half], 0, 0, *pads[half:]], np.int64))
+                names = [f"{node.output[0]}.{what}" for what in ("pads", "padded")]
+                nodes.append(helper.make_node("Constant", [], names[:1], value=around))
+                nodes.append(helper.make_node("Pad", [node.input[0], names[0]], names[1:], f"{node.name}.pad"))
+                node.input[0] = names[1]
+            del node.attribute[:]
+            node.attribute.extend(
+                helper.make_attribute(name, value) for name, value in {**attributes, "count_include_pad": 0}.items()
+            )
+        nodes.append(node)
+    replace(model.graph.node, nodes)
+
+
+def drop_transposes_that_move_nothing(model: onnx.ModelProto) -> None:
+    """Lets everything read what such a Transpose reads, in place.
+
+    ONNX Runtime's GemmTransposeFusion takes each Transpose before a Gemm for one that swaps the axes.
+    """
+    outputs = {value.name for value in model.graph.output}
+    source: dict[str, str] = {}
+    kept = []
+    for node in model.graph.node:
+        order = list(attributes_of(node).get("perm", ())) if node.op_type == "Transpose" and node.domain == "" else []
+        if not order or order != sorted(order):
+            kept.append(node)
+        elif node.output[0] in outputs:
+            kept.append(helper.make_node("Identity", node.input, node.output, node.name))
+        else:
+            source[node.output[0]] = source.get(node.input[0], node.input[0])
+    _rename_reads(kept, source)
+    replace(model.graph.node, kept)
+
+
+def resolve_aliases(model: onnx.ModelProto) -> list[str]:
+    """Lets everything read a weight itself, not an Identity of it, in place; returns log lines.
+
+    TorchScript's exporter writes Identity for a tied weight, and in evaluation mode also for a weight that merely has
+    equal values: all LayerNorm weights of a fresh model. A tied weight is no uniform tensor, so an alias of a uniform
+    one becomes a parameter of its own, under the alias' name, as it is in the module. An alias that alone reads the
+    weight (a clone in forward) is the weight itself.
+    """
+    readers = walk.consumers(model.graph)
+    by_name = {tensor.name: tensor for tensor in model.graph.initializer}
+    outputs = {value.name for value in model.graph.output}
+    source: dict[str, str] = {}
+    separated: list[str] = []
+    kept = []
+    for node in model.graph.node:
+        read = node.input[0] if len(node.input) == 1 else ""
+        read = source.get(read, read)
+        alias = node.op_type == "Identity" and not stops_gradient(node)
+        if not alias or read not in by_name or node.output[0] in outputs:
+            kept.append(node)
+        elif _uniform(by_name[read]) and len(readers[node.input[0]]) > 1:
+            copy = onnx.TensorProto.FromString(by_name[read].SerializeToString())
+            copy.name = node.output[0]
+            model.graph.initializer.append(copy)
+            by_name[copy.name] = copy
+            separated.append(copy.name)
+        else:
+            source[node.output[0]] = read
+    _rename_reads(kept, source)
+    replace(model.graph.node, kept)
+    if not separated:
+        return []
+    names = ", ".join(separated[:3]) + (f" and {len(separated) - 3} more" if len(separated) > 3 else "")
+    return [f"had been merged with tensors of equal values and are on their own again: {names}"]
+
+
+def tie_transposed_copies(model: onnx.ModelProto) -> list[str]:
+    """Replaces a weight that is another one transposed by a Transpose of that one, in place; returns log lines.
+
+    Exporters fold the transposition of a linear layer's weight into a new tensor with a name they make up, so that an
+    output layer tied to an embedding would train on its own.
+    """
+    named: dict[tuple[int, ...], list[onnx.TensorProto]] = {}
+    made_up = []
+    for tensor in model.graph.initializer:
+        if tensor.data_type == TensorProto.FLOAT and len(tensor.dims) == 2:
+            if is_made_up(tensor.name):
+                made_up.append(tensor)
+            else:
+                named.setdefault(tuple(tensor.dims), []).append(tensor)
+    tied: dict[str, str] = {}
+    for tensor in made_up:
+        candidates = named.get(tuple(reversed(tensor.dims)), [])
+        if not candidates or _uniform(tensor):
+            continue
+        values = numpy_helper.to_array(tensor).T
+        for candidate in candidates:
+            if np.array_equal(values, numpy_helper.to_array(candidate)):
+                tied[tensor.name] = candidate.name
+                break
+    if not tied:
+        return []
+    replace(model.graph.initializer, [tensor for tensor in model.graph.initializer if tensor.name not in tied])
+    transposes = [helper.make_node("Transpose", [old], [new], perm=[1, 0]) for new, old in tied.items()]
+    replace(model.graph.node, [*transposes, *model.graph.node])
+    return [f"{new} is {old} transposed and tied to it again" for new, old in tied.items()]
+
+
+def _uniform(tensor: onnx.TensorProto) -> bool:
+    if tensor.data_type != TensorProto.FLOAT or not tensor.dims:
+        return False
+    values = numpy_helper.to_array(tensor)
+    return values.size > 1 and bool((values == values.flat[0]).all())
+
+
+def _rename_reads(nodes: list[onnx.NodeProto], new_names: dict[str, str]) -> None:
+    for node in walk.nodes(nodes):
+        node.input[:] = [new_names.get(name, name) for name in node.input]
+        for graph in walk.subgraphs(node):
+            for value in graph.output:
+                value.name = new_names.get(value.name, value.name)
+
+
+def name_nodes(model: onnx.ModelProto) -> None:
+    """Gives each node of the main graph a name of its own, in place: ONNX Runtime refuses one given twice."""
+    taken: set[str] = set()
+    counts: dict[str, int] = {}
+    for node in model.graph.node:
+        stem = node.name or next((name for name in node.output if name), node.op_type)
+        name, count = stem, counts.get(stem, 1)
+        while name in taken:
+            count += 1
+            name = f"{stem}.{count}"
+        taken.add(name)
+        counts[stem] = count
+        node.name = name

@@ -1,0 +1,1 @@
+"""What is attached to a forward graph: modes, loss, metrics; and what a batch has to bring."""

@@ -1,0 +1,167 @@
+"""Switches Dropout and BatchNormalization on for training and off for evaluation, whatever the file says.
+
+Exporters write most models in evaluation mode; a Dropout that the export has removed cannot be brought back. Called
+by `build` on graphs of opset 18, before the loss is attached. Nodes get no `seed`: ONNX Runtime's own seed, set
+before a run, determines the masks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+import numpy as np
+import onnx
+from onnx import helper
+
+from ortflow.workflow.graph.ir.edit import Editor, attributes_of, constants_of, replace
+from ortflow.workflow.graph.ir.order import sort_nodes
+
+_MEAN, _VARIANCE = 3, 4
+
+
+def train_mode(graph: onnx.GraphProto, frozen: Collection[str] = ()) -> tuple[list[str], dict[str, str]]:
+    """Training mode, in place: log lines, and for each running statistic the value it has after the batch.
+
+    A BatchNormalization whose statistics are `frozen` goes on using those.
+    """
+    edit = Editor(graph)
+    switched, kept = _dropout_on(edit)
+    notes = []
+    if switched:
+        ratios = ", ".join(f"{ratio:g}" for ratio in sorted(kept))
+        notes.append(f"switched on {_nodes(switched, 'Dropout')} of ratio {ratios} for training")
+    switched, updates = _normalization_on(edit, frozen)
+    sort_nodes(graph)
+    if switched:
+        notes.append(f"switched {_nodes(switched, 'BatchNormalization')} to batch statistics for training")
+    return notes, updates
+
+
+def evaluation_mode(graph: onnx.GraphProto) -> None:
+    """Evaluation mode, in place: no Dropout left, BatchNormalization by its running statistics."""
+    renamed: dict[str, str] = {}
+    outputs = {value.name for value in graph.output}
+    kept = []
+    for node in graph.node:
+        node.input[:] = [renamed.get(name, name) for name in node.input]
+        if node.op_type == "Dropout" and node.domain == "":
+            if len(node.output) > 1 and node.output[1]:
+                # The mask is of no use here but may be read: keep the node, which hands its input through.
+                del node.input[2:], node.attribute[:]
+            elif node.output[0] in outputs:
+                _become_identity(node)
+            else:
+                renamed[node.output[0]] = node.input[0]
+                continue
+        elif node.op_type == "BatchNormalization" and node.domain == "":
+            _by_statistics(node)
+        kept.append(node)
+    replace(graph.node, kept)
+
+
+def _dropout_on(edit: Editor) -> tuple[int, set[float]]:
+    """Number of nodes that were off, and the ratios they have."""
+    constants = constants_of(edit.graph)
+    switched, ratios = 0, set()
+    for node in edit.graph.node:
+        if node.op_type != "Dropout" or node.domain != "":
+            continue
+        ratio_name, mode_name = [*node.input, "", ""][1:3]
+        ratio = constants.get(ratio_name) if ratio_name else np.float32(0.5)
+        if ratio is not None and float(ratio) == 0.0:
+            _become_identity(node)
+            continue
+        was_on = bool(mode_name) and (mode_name not in constants or bool(constants[mode_name]))
+        if not was_on:
+            switched += 1
+            ratios |= set() if ratio is None else {float(ratio)}
+        node.input[:] = [node.input[0], ratio_name or edit.constant(0.5), edit.constant(True, "bool")]
+        del node.attribute[:]
+        if len(node.output) < 2:
+            node.output.append(edit.fresh("mask"))
+    return switched, ratios
+
+
+def _normalization_on(edit: Editor, frozen: Collection[str]) -> tuple[int, dict[str, str]]:
+    """Number of nodes that were off, and each running statistic's name after the batch."""
+    switched = 0
+    updates: dict[str, str] = {}
+    for node in list(edit.graph.node):
+        if node.op_type != "BatchNormalization" or node.domain != "":
+            continue
+        if node.input[_MEAN] in frozen and node.input[_VARIANCE] in frozen:
+            _keep_statistics(edit, node)
+            continue
+        attributes = attributes_of(node)
+        switched += not attributes.get("training_mode", 0)
+        momentum = float(attributes.get("momentum", 0.9))
+        statistics = (node.input[_MEAN], node.input[_VARIANCE])
+        batch = [edit.fresh("mean"), edit.fresh("variance")]
+        # A layer that is called twice goes on from its first call's statistics.
+        old = [updates.get(name, name) for name in statistics]
+        node.input[_MEAN], node.input[_VARIANCE] = _written_over(edit, node.input[0])
+        new = _moved(edit, node.input[0], old, batch, momentum)
+        for place, name in enumerate(node.output[1:]):
+            # What the file itself calls the new statistics.
+            if name:
+                edit("Identity", new[place], output=name)
+        node.output[:] = [node.output[0], *batch]
+        _set(node, momentum=0.0, training_mode=1)
+        updates.update(zip(statistics, new, strict=True))
+    return switched, updates
+
+
+def _written_over(edit: Editor, data: str) -> tuple[str, str]:
+    """Two values of a number for each channel, of which no other node with other data has the same.
+
+    ONNX Runtime's kernel writes its new statistics over the old ones, whoever else reads those, and equal constants of
+    two layers are one to it. With momentum 0 the old ones count for nothing.
+    """
+    pixels = edit("Reshape", data, edit.ints(0, 0, -1))
+    first = edit("Slice", pixels, edit.ints(0, 0), edit.ints(1, 1), edit.ints(0, 2))
+    numbers = edit("Reshape", first, edit.ints(-1))
+    return edit("Neg", numbers), edit("Abs", numbers)
+
+
+def _moved(edit: Editor, data: str, old: Sequence[str], batch: Sequence[str], momentum: float) -> list[str]:
+    """The running mean and variance after the batch, as torch.nn.BatchNorm moves them.
+
+    momentum*old + (1 - momentum)*batch, where the batch's variance is the unbiased one: v*n/(n - 1) of the mean squared
+    deviation v over its n elements a channel, which is what ONNX Runtime gives.
+    """
+    one = edit.constant(1, "int64")
+    count = edit("Div", edit("Size", data), edit("Size", batch[0]))
+    fewer = edit("Max", edit("Sub", count, one), one)
+    unbiased = edit("Mul", batch[1], edit("Div", edit.cast(count), edit.cast(fewer)))
+    kept, fresh = edit.constant(momentum), edit.constant(1 - momentum)
+    return [
+        edit("Add", edit("Mul", before, kept), edit("Mul", now, fresh))
+        for before, now in zip(old, (batch[0], unbiased), strict=True)
+    ]
+
+
+def _keep_statistics(edit: Editor, node: onnx.NodeProto) -> None:
+    """Evaluation mode; what the file itself calls the new statistics are the old ones."""
+    for place, name in enumerate(node.output[1:], start=_MEAN):
+        if name:
+            edit("Identity", node.input[place], output=name)
+    _by_statistics(node)
+
+
+def _by_statistics(node: onnx.NodeProto) -> None:
+    _set(node, training_mode=0)
+    del node.output[1:]
+
+
+def _become_identity(node: onnx.NodeProto) -> None:
+    del node.input[1:], node.output[1:], node.attribute[:]
+    node.op_type = "Identity"
+
+
+def _set(node: onnx.NodeProto, **attributes: float) -> None:
+    kept = [a for a in node.attribute if a.name not in attributes]
+    replace(node.attribute, [*kept, *(helper.make_attribute(name, value) for name, value in attributes.items())])
+
+
+def _nodes(count: int, operator: str) -> str:
+    return f"{count} {operator} node{'s' if count > 1 else ''}"

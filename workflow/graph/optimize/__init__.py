@@ -1,0 +1,1 @@
+"""Faster nodes for slow ones, an order that keeps less, parts computed twice."""

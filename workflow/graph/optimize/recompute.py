@@ -1,0 +1,144 @@
+"""Computes parts of the forward pass a second time for the backward pass, so that their values need not be kept.
+
+Called by `build` on the differentiated graph, for the patterns of `model.recompute`. A part is what one module made:
+all nodes of one scope that a pattern matches. What a part reads from outside is kept; the rest of its values exist
+twice, each time for a short while (Chen et al. 2016). The same nodes of the same inputs give the same bits.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+from collections.abc import Collection, Sequence
+
+import onnx
+from onnx import TensorProto
+
+from ortflow.workflow.graph.autodiff.reverse import LOSS_GRADIENT
+from ortflow.workflow.graph.ir import walk
+from ortflow.workflow.graph.ir.edit import Editor, attributes_of, described
+from ortflow.workflow.graph.ir.order import needed_by, prune, sort_nodes
+from ortflow.workflow.graph.ir.origin import SCOPES, names_of
+from ortflow.workflow.graph.patterns import matches
+
+_DRAWS = frozenset(
+    {"Bernoulli", "Dropout", "Multinomial", "RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike"}
+)
+"""Operators that would draw other numbers the second time: what they make is kept."""
+_OURS = "ortflow."
+"""How the names of nodes begin that no model has."""
+_WHERE = "model.recompute"
+
+
+def recompute(graph: onnx.GraphProto, patterns: Sequence[str]) -> list[str]:
+    """Give the backward pass values of its own in the scopes that a pattern matches, in place; returns log lines.
+
+    A scope is a module's path in PyTorch, `layers.0`, or the beginning of a node's name. Raises UserError where a
+    pattern matches none.
+    """
+    if not patterns:
+        return []
+    # What the loss and the running statistics are computed from.
+    forward = needed_by(graph.node, (value.name for value in graph.output if not value.name.endswith("_grad")))
+    first = [node for place, node in enumerate(graph.node) if place in forward]
+    later = [node for place, node in enumerate(graph.node) if place not in forward]
+    parts = _parts(first, patterns)
+    edit = Editor(graph)
+    repeated = sum(_repeat(edit, part, first, later) for part in parts.values())
+    sort_nodes(graph)
+    prune(graph)
+    return [f"{repeated} nodes of {len(parts)} parts computed again for the backward pass ({', '.join(patterns)})"]
+
+
+def _parts(nodes: Sequence[onnx.NodeProto], patterns: Sequence[str]) -> dict[str, list[onnx.NodeProto]]:
+    """The outermost scope that a pattern matches -> its nodes."""
+    scopes = [scopes_of(node) for node in nodes]
+    known = list(dict.fromkeys(scope for each in scopes for scope in each))
+    for place, pattern in enumerate(patterns):
+        matches(pattern, known, f"{_WHERE}[{place}]", "module or node of the model")
+    parts: dict[str, list[onnx.NodeProto]] = {}
+    for node, each in zip(nodes, scopes, strict=True):
+        chosen = next((scope for scope in each if _matched(scope, patterns)), None)
+        if chosen is not None:
+            parts.setdefault(chosen, []).append(node)
+    return parts
+
+
+def scopes_of(node: onnx.NodeProto) -> list[str]:
+    """The modules around a node, outermost first, then the beginnings of its own name."""
+    noted = next((prop.value for prop in node.metadata_props if prop.key == SCOPES), "")
+    steps = node.name.strip("/").replace("/", ".").split(".")
+    beginnings = [".".join(steps[: count + 1]) for count in range(len(steps))]
+    return [scope for scope in (*names_of(noted), *beginnings) if isinstance(scope, str) and scope]
+
+
+def _matched(scope: str, patterns: Collection[str]) -> bool:
+    return any(fnmatch.fnmatchcase(scope, pattern) for pattern in patterns)
+
+
+def _repeat(
+    edit: Editor, part: Sequence[onnx.NodeProto], first: Sequence[onnx.NodeProto], later: Sequence[onnx.NodeProto]
+) -> int:
+    """Let the nodes `later` read copies of a part's nodes; returns how many those are.
+
+    What a part hands on in the forward pass, to nodes of the model among `first` that are not its own, is kept. Nodes
+    of ours, which move statistics or make the loss, need it for a moment only.
+    """
+    own = {id(node) for node in part}
+    others = (node for node in first if id(node) not in own and not node.name.startswith(_OURS))
+    kept = {name for node in others for name in node.input}
+    copyable = [node for node in part if node.op_type not in _DRAWS and not list(walk.subgraphs(node))]
+    makers = {name: node for node in copyable for name in node.output if name and name not in kept}
+    readers = [node for node in later if any(name in makers for name in node.input)]
+    gradient = _gradient_before(makers, later)
+    if gradient is None:
+        return 0
+    needed: set[str] = set()
+    waiting = [name for node in readers for name in node.input if name in makers]
+    while waiting:
+        name = waiting.pop()
+        if name not in needed:
+            needed.add(name)
+            waiting += [read for read in makers[name].input if read in makers]
+    copied = [node for node in copyable if needed.intersection(node.output)]
+    renamed = {name: edit.fresh(f"{name}.again") for node in copied for name in node.output if name}
+    gate = _gate(edit, gradient)
+    outside = [name for node in copied for name in node.input if name and name not in makers]
+    known, given = described(edit.graph), {value.name for value in edit.graph.input}
+    for name in dict.fromkeys(outside):
+        real = name in known and known[name].type.tensor_type.elem_type == TensorProto.FLOAT
+        if real and name not in given:
+            renamed[name] = edit("Where", gate, name, name, output=edit.fresh(f"{name}.again"))
+    for node in copied:
+        inputs = [renamed.get(name, name) for name in node.input]
+        outputs = [renamed.get(name, "") for name in node.output]
+        edit.write(node.op_type, inputs, outputs, node.domain, **attributes_of(node))
+    for name in renamed:
+        if name not in known:
+            continue
+        copy = onnx.ValueInfoProto.FromString(known[name].SerializeToString())
+        copy.name = renamed[name]
+        edit.graph.value_info.append(copy)
+    for node in readers:
+        node.input[:] = [renamed[name] if name in makers else name for name in node.input]
+    return len(copied)
+
+
+def _gradient_before(values: Collection[str], later: Sequence[onnx.NodeProto]) -> str | None:
+    """The first gradient that meets what is computed from `values`, and is not computed from them itself."""
+    gradients, touched = {LOSS_GRADIENT}, set(values)
+    for node in later:
+        if touched.intersection(node.input):
+            found = [str(name) for name in node.input if name in gradients and name not in touched]
+            if found:
+                return found[0]
+            touched.update(node.output)
+        if gradients.intersection(node.input):
+            gradients.update(node.output)
+    return None
+
+
+def _gate(edit: Editor, gradient: str) -> str:
+    """A truth that is there when the gradient is. ONNX Runtime runs what it can as early as it can, and takes equal
+    nodes for one: a copy must read what the first pass has not got."""
+    flat = edit("Reshape", gradient, edit.ints(-1))
+    return edit("IsNaN", edit("Slice", flat, edit.ints(0), edit.ints(1)))

@@ -1,0 +1,1 @@
+"""Which tensors are trained, and what an exporter did to them."""

@@ -1,0 +1,275 @@
+"""Decides what each initializer is: a parameter (trained or frozen), a constant, or state that the forward pass keeps.
+
+Called by `build`, and by `inspect`, which lists the decisions. The user's patterns win over what the exporter wrote
+into the model (`ortflow.export_for_training`), and that over the judgement made here.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import numpy as np
+import onnx
+from onnx import TensorProto, numpy_helper
+
+from ortflow.workflow.errors import UserError
+from ortflow.workflow.graph.file.tensors import count_where, type_name
+from ortflow.workflow.graph.ir import walk
+from ortflow.workflow.graph.names import is_made_up
+from ortflow.workflow.graph.patterns import matches
+from ortflow.workflow.graph.roles import evidence
+from ortflow.workflow.graph.roles.settle import ONE, SAID, by_exporter, by_use
+from ortflow.workflow.spec.model import ParameterPatterns
+
+RoleName = Literal["trained", "frozen", "constant", "state"]
+Confidence = Literal["certain", "likely", "guess"]
+
+_QUANTISED = (TensorProto.INT8, TensorProto.UINT8)
+
+METADATA: dict[str, RoleName] = {
+    "ortflow.parameters": "trained",
+    "ortflow.frozen": "frozen",
+    "ortflow.constants": "constant",
+}
+"""Properties of the model in which the export function says what its tensors are: JSON lists of names."""
+
+
+@dataclass(frozen=True)
+class Role:
+    """What an initializer is, and why, in a few words."""
+
+    name: str
+    shape: tuple[int, ...]
+    role: RoleName
+    reason: str
+    dtype: str
+    confidence: Confidence = "certain"
+    """Of a constant: `likely` where its name or a pattern in its values speaks for it, `guess` where it only stands
+    at a place and under a name where parameters seldom are."""
+
+    @property
+    def count(self) -> int:
+        """Number of elements."""
+        return int(np.prod(self.shape, dtype=np.int64))
+
+
+class Roles:
+    """The role of every initializer, in the model's order."""
+
+    def __init__(self, entries: Sequence[Role]) -> None:
+        self.entries = tuple(entries)
+        self._by_name = {entry.name: entry for entry in self.entries}
+
+    def __iter__(self) -> Iterator[Role]:
+        return iter(self.entries)
+
+    def __getitem__(self, name: str) -> Role:
+        return self._by_name[name]
+
+    def of(self, *roles: RoleName) -> list[str]:
+        """Names of the initializers with one of these roles."""
+        return [entry.name for entry in self.entries if entry.role in roles]
+
+    @property
+    def trained(self) -> list[str]:
+        """Parameters that the optimizer updates."""
+        return self.of("trained")
+
+    @property
+    def frozen(self) -> list[str]:
+        """Parameters that keep their value."""
+        return self.of("frozen")
+
+    @property
+    def constants(self) -> list[str]:
+        """Initializers that are no parameters and stay in the graph."""
+        return self.of("constant")
+
+    @property
+    def state(self) -> list[str]:
+        """Running means and variances of BatchNormalization."""
+        return self.of("state")
+
+
+def classify(model: onnx.ModelProto, patterns: ParameterPatterns, labels: Sequence[str]) -> Roles:
+    """The role of every initializer of a prepared model; `labels` names its inputs that are labels.
+
+    Raises UserError where a pattern matches nothing or asks for what cannot be trained, where a parameter is not
+    finite, and where nothing is left to train.
+    """
+    graph = model.graph
+    consumers, producers = walk.consumers(graph), walk.producers(graph)
+    known = _from_metadata(model)
+    trains = any(evidence.in_training(node) for node in graph.node)
+    judged = [
+        known.get(tensor.name)
+        or _judge(tensor, evidence.uses(tensor.name, consumers), producers, labels, graph, trains)
+        for tensor in graph.initializer
+    ]
+    judged = by_use(model, by_exporter(model, judged, consumers))
+    roles = Roles(_apply_patterns(judged, patterns))
+    _check(model, roles)
+    _check_statistics(graph, roles)
+    return roles
+
+
+def _role(tensor: onnx.TensorProto, role: RoleName, reason: str, confidence: Confidence = "certain") -> Role:
+    return Role(tensor.name, tuple(tensor.dims), role, reason, type_name(tensor.data_type), confidence)
+
+
+def _judge(
+    tensor: onnx.TensorProto,
+    uses: list[tuple[onnx.NodeProto, int]],
+    producers: dict[str, onnx.NodeProto],
+    labels: Sequence[str],
+    graph: onnx.GraphProto,
+    trains: bool,
+) -> Role:
+    """What the initializer is, from where it stands, what it is called and what it holds, in this order."""
+    if any(evidence.is_state(*use) for use in uses):
+        if trains and not any(evidence.is_state(*use) and evidence.in_training(use[0]) for use in uses):
+            return _role(tensor, "frozen", "running statistics in evaluation mode, while others are in training mode")
+        return _role(tensor, "state", "running statistics")
+    if tensor.data_type in _QUANTISED and any(evidence.is_product(*use) for use in uses):
+        raise UserError(
+            f"weight {tensor.name!r} is {type_name(tensor.data_type).lower()}: the model is quantised",
+            fix="train the float model it was made from",
+        )
+    if tensor.data_type != TensorProto.FLOAT:
+        return _role(tensor, "constant", type_name(tensor.data_type).lower())
+    if len(tensor.dims) == 0:
+        return _role(tensor, "constant", ONE)
+    if 0 in tensor.dims:
+        return _role(tensor, "constant", "empty")
+    name, shape = tensor.name, tuple(tensor.dims)
+    values = numpy_helper.to_array(tensor)
+    if evidence.is_buffer_name(name):
+        clear = evidence.constant_pattern(values) not in (None, evidence.SINES)
+        return _role(tensor, "constant", "called as buffers are", "certain" if clear else "likely")
+    weight = next((node for node, place in uses if evidence.is_weight(node, place)), None)
+    if weight is None or weight.op_type in evidence.TABLES:
+        pattern = evidence.constant_pattern(values)
+        if pattern is not None and (weight is None or pattern == evidence.SINES):
+            likely = pattern == evidence.SINES  # a table that is trained may begin as one
+            return _role(tensor, "constant", f"holds {pattern}", "likely" if likely else "certain")
+    if weight is not None and weight.op_type in evidence.TABLES:
+        constants = {t.name for t in graph.initializer}
+        # A table of positions is looked up at constant places and learned all the same, unless it was folded.
+        made_up = is_made_up(name)
+        if _indexed_by(weight, constants, producers):
+            if made_up:
+                return _role(tensor, "constant", "indexed by constants only", "guess")
+        elif _indexed_by(weight, {*labels, *constants}, producers) and (made_up or len(shape) == 1):
+            # Weights of classes in a loss. Rows of a matrix are what a model learns of its classes.
+            return _role(tensor, "constant", "indexed by labels only", "certain" if made_up else "likely")
+    if weight is not None and evidence.is_placeholder(weight, name, values):
+        return _role(tensor, "constant", f"all {values.flat[0]:g} in {weight.op_type} without parameters")
+    if weight is not None:
+        return _role(tensor, "trained", f"weight of {weight.op_type}")
+    if any(evidence.is_bias(node, place, shape, producers) for node, place in uses):
+        return _role(tensor, "trained", "bias")
+    if values.size == 1:
+        return _role(tensor, "constant", ONE)
+    open_use = next((node for node, place in uses if evidence.is_open(node, place)), None)
+    if open_use is not None and not is_made_up(name):
+        return _role(tensor, "trained", f"operand of {open_use.op_type} with a name of its own")
+    if open_use is not None:
+        return _role(tensor, "constant", f"operand of {open_use.op_type} with a made-up name", "guess")
+    if not uses:
+        return _role(tensor, "constant", "an output")
+    return _role(tensor, "constant", f"argument of {uses[0][0].op_type}", "guess")
+
+
+def _indexed_by(gather: onnx.NodeProto, names: Collection[str], producers: dict[str, onnx.NodeProto]) -> bool:
+    index = onnx.helper.make_node("Identity", [gather.input[1]], [])
+    return evidence.only_from(names, index, producers)
+
+
+def _from_metadata(model: onnx.ModelProto) -> dict[str, Role]:
+    """Roles that the export function wrote into the model. Running statistics are state unless it says frozen."""
+    tensors = {tensor.name: tensor for tensor in model.graph.initializer}
+    found: dict[str, Role] = {}
+    for prop in model.metadata_props:
+        role = METADATA.get(prop.key)
+        if role is None:
+            continue
+        try:
+            names = json.loads(prop.value)
+        except ValueError:
+            names = None
+        if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+            raise UserError(f"the model's property {prop.key!r} is not a list of names", fix="export the model again")
+        for name in names:
+            if name in tensors and tensors[name].data_type == TensorProto.FLOAT:
+                found[name] = _role(tensors[name], role, SAID)
+    consumers = walk.consumers(model.graph)
+    for name in [n for n in found if any(evidence.is_state(*use) for use in consumers.get(n, ()))]:
+        if found[name].role != "frozen":
+            del found[name]
+    return found
+
+
+def _apply_patterns(judged: list[Role], patterns: ParameterPatterns) -> list[Role]:
+    lists: tuple[tuple[str, list[str], RoleName], ...] = (
+        ("train", patterns.train, "trained"),
+        ("freeze", patterns.freeze, "frozen"),
+        ("constant", patterns.constant, "constant"),
+    )
+    roles = {entry.name: entry for entry in judged}
+    for key, globs, role in lists:
+        for place, glob in enumerate(globs):
+            where = f"model.parameters.{key}[{place}]"
+            matched = matches(glob, roles, where, "initializer of the model")
+            able = [name for name in matched if _unable(roles[name], role) is None]
+            if not able:
+                # A pattern over a part of the model may match its integers and statistics, too: not those alone.
+                raise UserError(
+                    f"{matched[0]!r} {_unable(roles[matched[0]], role)}", where=where, fix="narrow the pattern"
+                )
+            for name in able:
+                roles[name] = replace(roles[name], role=role, reason=f"{where} says so", confidence="certain")
+    return list(roles.values())
+
+
+def _unable(entry: Role, role: RoleName) -> str | None:
+    """Why an initializer cannot have a role; None where it can."""
+    if role != "constant" and entry.dtype != "FLOAT":
+        return f"is {entry.dtype.lower()}, which cannot be a parameter"
+    if role != "frozen" and entry.role == "state":
+        return "holds running statistics, which BatchNormalization updates itself"
+    return None
+
+
+def _check(model: onnx.ModelProto, roles: Roles) -> None:
+    if not roles.trained:
+        raise UserError(
+            "the model has no parameter to train",
+            fix="name the initializers to train under `model.parameters.train`; `ortflow inspect` lists them all",
+        )
+    learned = set(roles.of("trained", "frozen", "state"))
+    for tensor in model.graph.initializer:
+        if tensor.name in learned:
+            flat = numpy_helper.to_array(tensor).reshape(-1)
+            bad = flat.size - count_where(flat, np.isfinite)
+            if bad:
+                raise UserError(
+                    f"parameter {tensor.name!r} holds {bad} value{'s' if bad > 1 else ''} not finite, of {flat.size}",
+                    fix="export the model from weights that are finite, or name it under `model.parameters.constant`",
+                )
+
+
+def _check_statistics(graph: onnx.GraphProto, roles: Roles) -> None:
+    """A BatchNormalization uses its running mean and variance in training, or neither."""
+    for node in graph.node:
+        if node.op_type == "BatchNormalization" and node.domain == "":
+            mean, variance = node.input[3:5]
+            frozen = [name for name in (mean, variance) if name in roles.frozen]
+            if len(frozen) == 1:
+                raise UserError(
+                    f"{frozen[0]!r} is frozen, and the other of the two statistics of {walk.called(node)} is not",
+                    where="model.parameters.freeze",
+                    fix=f"freeze {mean!r} and {variance!r}, or neither",
+                )

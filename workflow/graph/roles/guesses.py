@@ -1,0 +1,52 @@
+"""What of a model is left untrained by judgement alone: said in one line, and refused where it is much.
+
+Called by `source` and `inspect`. Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ortflow.workflow.errors import UserError
+from ortflow.workflow.graph.roles.decide import Role, Roles
+
+LARGEST_SHARE = 0.01
+"""Of all float values of a model: more are not left untrained on a guess."""
+_NAMED = 3
+
+
+def judged_constants(roles: Roles) -> list[str]:
+    """One sentence that names the constants that might be parameters, and their share; none without any."""
+    judged = [role for role in roles if role.confidence != "certain"]
+    if not judged:
+        return []
+    return [
+        f"not trained, because {'they are' if len(judged) > 1 else 'it is'} taken for"
+        f" {'constants' if len(judged) > 1 else 'a constant'}: {_described(judged, roles)};"
+        " model.parameters.train and .constant decide otherwise"
+    ]
+
+
+def refuse_guesses(roles: Roles, where: str) -> None:
+    """Raise UserError where guesses alone leave more than LARGEST_SHARE of the float values untrained."""
+    guesses = [role for role in roles if role.confidence == "guess"]
+    if _share(guesses, roles) > LARGEST_SHARE:
+        raise UserError(
+            f"the file does not say whether these are parameters: {_described(guesses, roles)}",
+            where=where,
+            fix="name each under model.parameters.train, .freeze or .constant",
+        )
+
+
+def _described(some: Sequence[Role], roles: Roles) -> str:
+    largest = sorted(some, key=lambda role: -role.count)
+    names = ", ".join(f"{role.name!r} ({role.reason})" for role in largest[:_NAMED])
+    more = f" and {len(some) - _NAMED} more" if len(some) > _NAMED else ""
+    values = sum(role.count for role in some)
+    return f"{names}{more}, {values:,} values, {_share(some, roles):.2%} of the model's"
+
+
+def _share(some: Sequence[Role], roles: Roles) -> float:
+    """Of all float values of the file."""
+    everything = sum(role.count for role in roles if role.dtype == "FLOAT")
+    return sum(role.count for role in some) / max(everything, 1)

@@ -1,0 +1,100 @@
+"""Finds parameters that an exporter merged because they were equal: they compute the same and would train as one.
+
+Called by `export_warnings`. A fresh model has many equal parameters (scales of one, biases of zero). What is tied on
+purpose is told from what was merged by the modules that read it, where the file says them; by other tensors that are
+equal and were not merged; and by the matrices of the same layers, which are shared where the layers are.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+
+import numpy as np
+import onnx
+from onnx import numpy_helper
+
+from ortflow.workflow.graph.ir import walk
+from ortflow.workflow.graph.roles import evidence, scopes
+from ortflow.workflow.graph.roles.decide import Roles
+
+_MERGED_AT_MOST = 1024
+"""Elements: the dynamo exporter merges no larger ones, so two of them that are equal say nothing."""
+
+Use = tuple[onnx.NodeProto, int]
+
+
+def merged_parameters(model: onnx.ModelProto, roles: Roles) -> list[str]:
+    """A sentence for each trained parameter that stands for several, by what reads it."""
+    consumers, producers = walk.consumers(model.graph), walk.producers(model.graph)
+    moving = ("trained", "state")
+    uniform = [t for t in model.graph.initializer if roles[t.name].role in moving and _is_uniform(t)]
+    found = []
+    for tensor in uniform:
+        uses = evidence.uses(tensor.name, consumers)
+        if len(_readers(uses, producers)) < 2:
+            continue
+        own = [scopes.belongs(tensor.name, node) for node, _ in uses]
+        if len({evidence.is_state(*use) for use in uses}) == 2:
+            merged = True  # a parameter with a running statistic
+        elif None in own:
+            merged = not _shares_layers(len(uses), model, consumers) and not _has_equals(uniform)
+        else:
+            # A module that stands in the tree under several names is read under one, with its matrices.
+            merged = False in own and len(uses) not in _uses_of_matrices(model, consumers)
+        if merged:
+            found.append(_sentence(tensor, uses))
+    return found
+
+
+def _shares_layers(count: int, model: onnx.ModelProto, consumers: Mapping[str, list[Use]]) -> bool:
+    """Whether most matrices are read several times, or one as often as a parameter that is read `count` times."""
+    counts = list(_uses_of_matrices(model, consumers))
+    return sum(each > 1 for each in counts) * 2 > len(counts) or count in counts
+
+
+def _uses_of_matrices(model: onnx.ModelProto, consumers: Mapping[str, list[Use]]) -> Iterator[int]:
+    """For each matrix, how many products read it: several where a layer is used several times, as in ALBERT."""
+    for tensor in model.graph.initializer:
+        places = [use for use in evidence.uses(tensor.name, consumers) if evidence.is_weight(*use)]
+        if len(tensor.dims) >= 2 and tensor.data_type == onnx.TensorProto.FLOAT and places:
+            yield sum(node.op_type not in evidence.TABLES for node, _ in places)
+
+
+def _has_equals(uniform: Sequence[onnx.TensorProto]) -> bool:
+    """Whether two of these are equal: then nobody merged what is."""
+    seen = set()
+    for tensor in uniform:
+        if 1 < math.prod(tensor.dims) <= _MERGED_AT_MOST:
+            key = (tuple(tensor.dims), float(numpy_helper.to_array(tensor).flat[0]))
+            if key in seen:
+                return True
+            seen.add(key)
+    return False
+
+
+def _readers(uses: Sequence[Use], producers: Mapping[str, onnx.NodeProto]) -> set[object]:
+    """The layers that read a parameter: as a bias, the weight it is added behind; else the node."""
+    readers: set[object] = set()
+    for node, place in uses:
+        product = producers.get(node.input[1 - place]) if node.op_type == "Add" else node if place == 2 else None
+        if product is not None and evidence.is_product(product, 1):
+            readers.add(product.input[1])
+        else:
+            readers.add((tuple(node.output), place))
+    return readers
+
+
+def _is_uniform(tensor: onnx.TensorProto) -> bool:
+    if tensor.data_type != onnx.TensorProto.FLOAT or not tensor.dims or not math.prod(tensor.dims):
+        return False
+    flat = numpy_helper.to_array(tensor).reshape(-1)
+    return bool(np.equal(flat, flat[0]).all())
+
+
+def _sentence(tensor: onnx.TensorProto, uses: Sequence[Use]) -> str:
+    kinds = sorted({node.op_type for node, _ in uses})
+    return (
+        f"parameter {tensor.name!r} is read at {len(uses)} places ({', '.join(kinds)}): the exporter merged"
+        " parameters of equal value, which would train as one"
+    )

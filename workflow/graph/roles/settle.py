@@ -1,0 +1,85 @@
+"""Settles what place, name and values of an initializer leave open: by what the exporter lists, and by its use.
+
+Called by `roles`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import onnx
+
+from ortflow.workflow.graph.autodiff.expand import undifferentiable
+from ortflow.workflow.graph.autodiff.path import gradient_path
+from ortflow.workflow.graph.ir import shapes
+from ortflow.workflow.graph.names import is_made_up
+from ortflow.workflow.graph.roles import evidence, scopes
+
+if TYPE_CHECKING:
+    from ortflow.workflow.graph.roles.decide import Role
+
+SAID = "said so by the export"
+ONE = "a single number"
+"""Reasons of roles that are looked at again here."""
+
+
+def by_exporter(
+    model: onnx.ModelProto, judged: list[Role], consumers: dict[str, list[tuple[onnx.NodeProto, int]]]
+) -> list[Role]:
+    """The roles where the dynamo exporter lists which tensors are the module's parameters and which its buffers.
+
+    It does not say which parameters are frozen: a table of sines stays what it was judged to be.
+    """
+    listed = scopes.exported_tensors(model)
+    parameters, buffers = set(listed["PARAMETER"]), set(listed["BUFFER"])
+
+    def corrected(role: Role) -> Role:
+        if role.dtype != "FLOAT" or role.reason == SAID:
+            return role
+        if role.name in parameters and (role.reason == ONE or role.confidence == "guess"):
+            return replace(role, role="trained", reason="a parameter of the module", confidence="certain")
+        # The scale of a normalisation may be a parameter that was merged with this buffer.
+        norms = (node.op_type.endswith("Normalization") for node, _ in consumers.get(role.name, ()))
+        if role.name in buffers and role.role != "state" and not any(norms):
+            return replace(role, role="constant", reason="a buffer of the module", confidence="certain")
+        return role
+
+    return [corrected(role) for role in judged]
+
+
+def by_use(model: onnx.ModelProto, judged: list[Role]) -> list[Role]:
+    """The roles where guesses are settled by whether the outputs depend on the tensor, and differentiably.
+
+    One that no output depends on so is a constant for certain. One that has a name of its own, of the module's, and
+    that all operators on the way can be differentiated for, is a parameter.
+    """
+    # PyTorch gives a name of its own to no number that is not a parameter or a buffer; others may.
+    single = model.producer_name == "pytorch"
+    guesses = [r.name for r in judged if r.confidence == "guess"]
+    listed = {name for names in scopes.exported_tensors(model).values() for name in names}
+
+    def is_own(name: str) -> bool:
+        return name in listed if listed else not is_made_up(name)
+
+    numbers = [r.name for r in judged if single and r.reason == ONE and is_own(r.name)]
+    if not guesses and not numbers:
+        return judged
+    outputs = [value.name for value in model.graph.output]
+    reached = gradient_path(model.graph, shapes.value_types(model), [*guesses, *numbers], outputs).reached
+    named = [name for name in guesses if name in reached and is_own(name)]
+    light = shapes.without_weights(model)
+    together = bool(named) and not undifferentiable(light, named, outputs)
+
+    def settled(role: Role) -> Role:
+        if role.name in numbers and role.name in reached and not evidence.is_buffer_name(role.name):
+            return replace(role, confidence="likely")
+        if role.confidence != "guess":
+            return role
+        if role.name not in reached:
+            return replace(role, confidence="certain")
+        if role.name in named and (together or not undifferentiable(light, [role.name], outputs)):
+            return replace(role, role="trained", confidence="certain")
+        return role
+
+    return [settled(role) for role in judged]

@@ -1,0 +1,285 @@
+"""ONNX Runtime sessions as ranks run them, and binding them to flat buffers."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy.typing as npt
+
+from ortflow.workflow.device import HALF_PRECISIONS, Buffer, Device
+from ortflow.workflow.errors import OrtflowError, UserError
+from ortflow.workflow.graph.domains import CUDA_DOMAIN
+from ortflow.workflow.graph.types import fused_of, half_of, on_cuda_of, with_kernels_of
+from ortflow.workflow.layout import FlatIndex
+from ortflow.workflow.onnx_runtime import native, onnxruntime
+from ortflow.workflow.sessions.settings import DEFAULTS, Settings
+
+if TYPE_CHECKING:
+    from ortflow.workflow.cuda.operators import Operators
+
+SEVERITY = {"verbose": 0, "info": 1, "warning": 2, "error": 3, "fatal": 4}
+
+
+class Sessions:
+    """Makes every session of a rank alike: its threads, its log level, its device, its library of kernels.
+
+    `settings` are what the check of the runtime found it to need.
+    """
+
+    def __init__(
+        self,
+        device: Device,
+        threads: int,
+        log_level: str,
+        kernels: Path | None = None,
+        settings: Settings = DEFAULTS,
+        *,
+        fuse: bool = True,
+    ) -> None:
+        self.device, self.threads, self._severity = device, threads, SEVERITY[log_level]
+        self._kernels, self.settings = kernels, settings
+        self._fused = _operators_of(device) if fuse else None
+        onnxruntime.set_default_logger_severity(self._severity)
+
+    def exact(self) -> Sessions:
+        """Those for comparisons, whatever the run's precision."""
+        device = self.device.exact()
+        if device is self.device:
+            return self
+        sessions = copy.copy(self)
+        sessions.device = device
+        return sessions
+
+    def open_fastest(self, graph: Path) -> onnxruntime.InferenceSession:
+        """A session of a graph in the form made for the device; with our own operators, where there is a library."""
+        return self.open(self.form_of(graph) or graph)
+
+    def form_of(self, graph: Path) -> Path | None:
+        """Where the graph lies as `open_fastest` takes it; None where that is the graph itself."""
+        if self.device.kind == "cuda":
+            if self.device.precision in HALF_PRECISIONS and half_of(graph).exists():
+                return half_of(graph)
+            form = fused_of(graph) if self._fused is not None and fused_of(graph).exists() else on_cuda_of(graph)
+        elif self._kernels is not None:
+            form = with_kernels_of(graph)
+        else:
+            return None
+        return form if form.exists() else None
+
+    def standard_form_of(self, graph: Path) -> Path:
+        """Where the graph lies with operators of ONNX Runtime alone that the device has kernels of."""
+        form = on_cuda_of(graph)
+        return form if self.device.kind == "cuda" and form.exists() else graph
+
+    @property
+    def kernels(self) -> str:
+        """What computes beside ONNX Runtime's CPU kernels: the library's name, which tells processor and source, or
+        the GPU; empty where nothing does."""
+        if self.device.kind != "cpu":
+            return self.processor
+        return self._kernels.name if self._kernels is not None else ""
+
+    @property
+    def processor(self) -> str:
+        """The device, and whether fused kernels compute on it."""
+        return self.device.name if self._fused is None else f"{self.device.name}, fused kernels"
+
+    def open(self, model: Path | bytes, *, as_written: bool = False) -> onnxruntime.InferenceSession:
+        """A session of a graph of ours; files are handed over as bytes, so that none is followed out of its folder.
+
+        `as_written`: without ONNX Runtime's optimisations.
+        """
+        options = onnxruntime.SessionOptions()
+        options.intra_op_num_threads = self.threads
+        options.inter_op_num_threads = 1
+        options.log_severity_level = self._severity
+        options.use_deterministic_compute = True
+        if as_written or not self.settings.optimised:
+            options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+        _save_memory(options, self.device)
+        # A rank has several sessions and each its own threads: idle ones must not spin beside the one at work.
+        options.add_session_config_entry("session.force_spinning_stop", "1")
+        if self._kernels is not None:
+            options.register_custom_ops_library(str(self._kernels))
+        content = model if isinstance(model, bytes) else model.read_bytes()
+        if self._fused is not None and CUDA_DOMAIN.encode() in content:
+            content = self._fused.bind(content)
+            options.register_custom_ops_library(str(self._fused.path))
+        wanted = self.device.providers()
+        self.device.memory_moves()
+        try:
+            session = onnxruntime.InferenceSession(
+                content, options, providers=wanted, disabled_optimizers=[*self.settings.disabled] or None
+            )
+        except SESSION_ERRORS as error:
+            if _ran_out(str(error)):
+                raise self.device.failure(str(error)) from error
+            name = model.name if isinstance(model, Path) else "graph"
+            raise OrtflowError(f"ONNX Runtime refuses {name}: {error}") from error
+        first = wanted[0] if isinstance(wanted[0], str) else wanted[0][0]
+        if first not in session.get_providers():
+            # It says so in its log alone, and takes the next provider.
+            raise OrtflowError(f"ONNX Runtime cannot load its {first}")
+        return session
+
+
+def _operators_of(device: Device) -> Operators | None:
+    """Those of a GPU; None on the CPU, and where something is missing, which the log then says."""
+    from ortflow.workflow.device.cuda import CudaDevice
+
+    if not isinstance(device, CudaDevice):
+        return None
+    from ortflow.workflow.cuda.operators import Operators
+
+    kernels = Operators(device)
+    if kernels.path is None and device.precision in HALF_PRECISIONS:
+        raise UserError(
+            f"is {device.precision}, which needs kernels of our own: {kernels.note}",
+            where="train.precision",
+            fix="set it to fp32 or tf32",
+        )
+    if kernels.path is None:
+        print(f"kernels are not fused: {kernels.note}", flush=True)
+        return None
+    return kernels
+
+
+def _save_memory(options: onnxruntime.SessionOptions, device: Device) -> None:
+    """Hold each value from the node that makes it to the last that reads it, and no longer; no result changes.
+
+    ONNX Runtime would keep the memory of a dead value for a later one of its shape, plan a block for a whole run beside
+    the memory it has already, run the nodes that make weight gradients last, and give each session memory of its own.
+    """
+    options.enable_mem_reuse = False
+    options.enable_mem_pattern = False
+    options.execution_order = onnxruntime.ExecutionOrder.PRIORITY_BASED
+    _share_memory("Cpu", 0)
+    if device.kind == "cuda":
+        _share_memory("Cuda", device.index)
+    options.add_session_config_entry("session.use_env_allocators", "1")
+
+
+@functools.cache
+def _share_memory(where: str, index: int) -> None:
+    """Make the one arena of a device that all sessions of this process take their memory from."""
+    kind = onnxruntime.OrtMemoryInfo(
+        where, onnxruntime.OrtAllocatorType.ORT_ARENA_ALLOCATOR, index, onnxruntime.OrtMemType.DEFAULT
+    )
+    # Grows by what is asked for, and not to the next power of two, whose rest small values would scatter over.
+    config = onnxruntime.OrtArenaCfg({"arena_extend_strategy": 1})
+    if where == "Cpu":
+        onnxruntime.create_and_register_allocator(kind, config)
+        return
+    onnxruntime.create_and_register_allocator_v2("CUDAExecutionProvider", kind, {"device_id": str(index)}, config)
+
+
+class Binding:
+    """An I/O binding of a session: graph inputs and outputs tied to slices of flat buffers or to arrays."""
+
+    def __init__(self, session: onnxruntime.InferenceSession, device: Device) -> None:
+        self._session, self._device = session, device
+        self._binding = session.io_binding()
+        self._options = onnxruntime.RunOptions()
+        self._options.log_severity_level = 3
+        self._queued = onnxruntime.RunOptions()
+        self._queued.log_severity_level = 3
+        if device.kind == "cuda":
+            self._queued.add_run_config_entry("disable_synchronize_execution_providers", "1")
+        self._kept: dict[str, Any] = {}
+        self._fed: dict[str, tuple[int, tuple[int, ...]]] = {}
+        self.inputs = {value.name for value in session.get_inputs()}
+        self.outputs = {value.name for value in session.get_outputs()}
+
+    def read_from(self, name: str, buffer: Buffer, shape: tuple[int, ...]) -> None:
+        """Tie an input to a buffer."""
+        self._kept[name] = buffer  # ONNX Runtime knows its address alone
+        self._binding.bind_input(name, self._device.kind, self._device.index, buffer.dtype, list(shape), buffer.pointer)
+
+    def write_to(self, name: str, buffer: Buffer, shape: tuple[int, ...]) -> None:
+        """Tie an output to a buffer."""
+        self._kept[name] = buffer
+        self._binding.bind_output(
+            name, self._device.kind, self._device.index, buffer.dtype, list(shape), buffer.pointer
+        )
+
+    def read_tensors(self, index: FlatIndex, buffer: Buffer) -> None:
+        """Tie every input that the index names to its slice."""
+        for entry in index:
+            if entry.name in self.inputs:
+                self.read_from(entry.name, buffer.slice(entry.offset, entry.end), entry.tensor.shape)
+
+    def feed(self, name: str, array: npt.NDArray[Any]) -> None:
+        """Tie an input to an array's values; the array must live until the run is over."""
+        buffer = self._device.lend(array, self._kept.get(name))
+        self._fed[name] = (buffer.pointer, array.shape)
+        self.read_from(name, buffer, array.shape)
+
+    @property
+    def fed(self) -> tuple[tuple[str, int, tuple[int, ...]], ...]:
+        """Name, address and shape of everything that was fed."""
+        return tuple((name, *place) for name, place in self._fed.items())
+
+    def run(self, *, give_back: bool = False) -> None:
+        """Run the graph once; while the device notes a CUDA graph, only queue it.
+
+        Otherwise the run is over when this returns: ONNX Runtime uses memory of the host again behind it, from which
+        the GPU may still have to copy. With `give_back`, return to the system what the shared arena holds unused.
+
+        Raises UserError where a node refuses what it is given: the same batch would be refused again.
+        """
+        try:
+            options = self._queued if self._device.capturing else self._options
+            if give_back:
+                self._device.memory_moves()
+                options = _shrinking(self._device.arenas)
+            self._session.run_with_iobinding(self._binding, options)
+        except SESSION_ERRORS as error:
+            raise self._device.failure(str(error)) if _ran_out(str(error)) else _refusal(str(error)) from error
+
+    def fetch(self, outputs: Sequence[str]) -> list[npt.NDArray[Any]]:
+        """Run the graph once; these outputs, none of which may be tied, as arrays on the host."""
+        for name in outputs:
+            self._binding.bind_output(name)
+        self.run()
+        fetched: list[npt.NDArray[Any]] = self._binding.copy_outputs_to_cpu()
+        return fetched
+
+
+def _ran_out(message: str) -> bool:
+    """Whether ONNX Runtime failed for lack of memory."""
+    return any(word in message.lower() for word in ("alloc", "out of memory"))
+
+
+def _shrinking(arenas: str) -> onnxruntime.RunOptions:
+    """Of a run behind which `arenas` give back what they hold unused."""
+    options = onnxruntime.RunOptions()
+    options.log_severity_level = 3
+    options.add_run_config_entry("memory.enable_memory_arena_shrinkage", arenas)
+    return options
+
+
+def _refusal(message: str) -> OrtflowError:
+    """What ONNX Runtime says of a failed run, shortened to what a person can act on."""
+    node = re.search(r"while running (\S+) node\. Name:'([^']*)' Status Message: (.*)", message, re.DOTALL)
+    if node is None:
+        return OrtflowError(f"ONNX Runtime failed in a step: {message}")
+    operator, name, reason = node.groups()
+    reason = re.sub(r"^/\S+ .*?\) ", "", " ".join(reason.split()))
+    return UserError(
+        f"node {name!r} ({operator}) of the graph refuses the batch: {reason}",
+        fix="give data of the lengths and values the model was exported for",
+    )
+
+
+SESSION_ERRORS = (RuntimeError, *(
+    getattr(native, name)
+    for name in (
+        "Fail", "InvalidArgument", "NoSuchFile", "NoModel", "EngineError", "RuntimeException", "InvalidProtobuf",
+        "ModelLoaded", "NotImplemented", "InvalidGraph", "EPFail",
+    )
+))  # fmt: skip

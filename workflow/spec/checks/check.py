@@ -1,0 +1,269 @@
+"""What the sections of a run file must agree on. Pure: no file is opened and no device asked.
+
+Called by `load`, and by Python code that builds a RunSpec. Each check is a generator of problems; a problem names
+the other keys it hangs on, so that a fault in one of them is not reported twice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import PurePosixPath
+
+from ortflow.workflow.errors import UserError
+from ortflow.workflow.spec.backends import BUILT_IN, sections_of
+from ortflow.workflow.spec.checks.batch import undivided
+from ortflow.workflow.spec.checks.gpus import check_gpus
+from ortflow.workflow.spec.checks.kubernetes import check_kubernetes
+from ortflow.workflow.spec.checks.slurm import check_slurm
+from ortflow.workflow.spec.mapping import parse_reference
+from ortflow.workflow.spec.metrics import Metric, misuse
+from ortflow.workflow.spec.optimizers import Sgd
+from ortflow.workflow.spec.problem import Problem
+from ortflow.workflow.spec.run import RunSpec
+from ortflow.workflow.spec.units import parse_memory, parse_time
+
+GRAPH = "graph"
+"""The trainer of ONNX graphs, which is built in."""
+NOT_YET = "is not available in this version"
+
+
+def check(spec: RunSpec) -> list[Problem]:
+    """Every contradiction within a run file."""
+    return [problem for find in CHECKS for problem in find(spec)]
+
+
+def _trainer(spec: RunSpec) -> Iterator[Problem]:
+    model, name = ("model",), ("trainer", "name")
+    if spec.trainer.name != GRAPH and spec.model is not None:
+        what = f"is for the trainer {GRAPH}, and trainer.name is {spec.trainer.name}"
+        yield Problem(model, what, "remove one of them", others=(name,))
+    elif spec.trainer.name == GRAPH and spec.model is None:
+        yield Problem(model, "is missing", "add it (the model and its loss)", others=(name,))
+    if spec.trainer.name == GRAPH and spec.trainer.options:
+        what = f"the trainer {GRAPH} has no options"
+        yield Problem(("trainer", "options"), what, "remove them", others=(name,))
+
+
+def _length(spec: RunSpec) -> Iterator[Problem]:
+    steps, epochs = ("train", "steps"), ("train", "epochs")
+    if spec.train.steps is None and spec.train.epochs is None:
+        yield Problem(steps, "is missing, and so is train.epochs", "give one of them", others=(epochs,))
+    if spec.train.steps is not None and spec.train.epochs is not None:
+        fix = "give one of them (train.epochs=null on the command line removes the other)"
+        yield Problem(steps, "cannot be combined with train.epochs", fix, others=(epochs,))
+
+
+def _global_batch(spec: RunSpec) -> Iterator[Problem]:
+    trouble = undivided(spec.global_batch, spec.data.micro_batch, spec.world_size)
+    if trouble is not None:
+        ranks = ("resources", "nodes"), ("resources", "ranks_per_node")
+        others = (("data", "micro_batch"), *ranks, ("train", "gradient_accumulation"))
+        yield Problem(("train", "global_batch"), trouble.what, trouble.fix, others=others)
+
+
+def _schedule(spec: RunSpec) -> Iterator[Problem]:
+    warmup, steps = spec.train.schedule.warmup_steps, spec.train.steps
+    if steps is not None and warmup > steps:
+        what = f"is {warmup}, longer than the run of {steps} steps"
+        path = ("train", "schedule", "warmup_steps")
+        yield Problem(path, what, f"give at most {steps}", others=(("train", "steps"), ("train", "epochs")))
+
+
+def _optimizer(spec: RunSpec) -> Iterator[Problem]:
+    optimizer = spec.train.optimizer
+    if isinstance(optimizer, Sgd) and optimizer.nesterov and optimizer.momentum == 0:
+        path, momentum = ("train", "optimizer", "nesterov"), ("train", "optimizer", "momentum")
+        yield Problem(path, "needs momentum", "give train.optimizer.momentum, such as 0.9", others=(momentum,))
+
+
+def _evaluation(spec: RunSpec) -> Iterator[Problem]:
+    data_eval, period = ("data", "eval"), ("train", "evaluation", "every_steps")
+    if spec.data.eval is None:
+        if spec.train.evaluation.every_steps is not None:
+            yield Problem(period, "needs an evaluation set", "give data.eval", others=(data_eval,))
+        if spec.train.early_stop is not None:
+            yield Problem(("train", "early_stop"), "needs an evaluation set", "give data.eval", others=(data_eval,))
+    elif spec.train.early_stop is not None and spec.train.evaluation.every_steps is None:
+        fix = "give train.evaluation.every_steps"
+        yield Problem(("train", "early_stop"), "needs periodic evaluation", fix, others=(period,))
+
+
+def _metrics(spec: RunSpec) -> Iterator[Problem]:
+    metrics: Sequence[Metric] = ()
+    path = ("model", "metrics")
+    if spec.model is not None:
+        metrics = spec.model.metrics
+        for place, metric in enumerate(metrics):
+            if metric in metrics[:place]:
+                yield Problem((*path, place), f"names {metric} a second time", "keep one")
+            elif (wrong := misuse(metric, spec.model.loss.kind)) is not None:
+                yield Problem((*path, place), f"is {wrong}", "remove it", others=(("model", "loss", "kind"),))
+    if spec.train.early_stop is not None:
+        watched = spec.train.early_stop.metric
+        if watched != "loss" and watched not in metrics:
+            what = f"is {watched}, which evaluation does not compute"
+            fix = "set it to loss" if spec.model is None else f"add {watched} to model.metrics"
+            yield Problem(("train", "early_stop", "metric"), what, fix, others=(path,))
+
+
+def _recompute(spec: RunSpec) -> Iterator[Problem]:
+    if spec.model is not None and spec.model.recompute and spec.model.graphs.train:
+        what = "is for the training graph that ortflow makes, and model.graphs.train gives one"
+        yield Problem(("model", "recompute"), what, "remove one of them", others=(("model", "graphs", "train"),))
+
+
+def _padding(spec: RunSpec) -> Iterator[Problem]:
+    if spec.model is not None and spec.model.loss.kind == "output" and spec.data.last_batch == "pad":
+        what = "cannot be pad where the loss is an output of the graph: the padding samples would count"
+        yield Problem(("data", "last_batch"), what, "use drop or keep", others=(("model", "loss", "kind"),))
+
+
+def _columns(spec: RunSpec) -> Iterator[Problem]:
+    for key, data_set in (("train", spec.data.train), ("eval", spec.data.eval)):
+        for name, text in (data_set.columns if data_set is not None else {}).items():
+            try:
+                parse_reference(text)
+            except UserError as error:
+                yield Problem(("data", key, "columns", name), error.what, error.fix)
+
+
+def _parallel(spec: RunSpec) -> Iterator[Problem]:
+    parallel, world = spec.parallel, spec.world_size
+    degrees = {"data": parallel.data, "pipeline": parallel.pipeline, "horizontal": parallel.horizontal}
+    product = (parallel.data or 1) * parallel.pipeline * parallel.horizontal
+    if (product != world) if parallel.data is not None else (world % product != 0):
+        given = {name: degree for name, degree in degrees.items() if degree is not None}
+        sum_up = " x ".join(f"{name} {degree}" for name, degree in given.items())
+        ranks = f"{spec.resources.nodes} x {spec.resources.ranks_per_node} = {world} ranks"
+        what = f"does not fit the world size: {sum_up} = {product}, and resources has {ranks}"
+        largest = max(given, key=lambda name: given[name])
+        others = (("resources", "nodes"), ("resources", "ranks_per_node"), *(("parallel", name) for name in degrees))
+        yield Problem(("parallel", largest), what, "change one of them", others=others)
+    for name in ("pipeline", "horizontal"):
+        if (degrees[name] or 1) > 1:
+            yield Problem(("parallel", name), f"above 1 {NOT_YET}", "set it to 1")
+    if parallel.zero and spec.resources.gpus_per_rank == 0:
+        what = f"is {parallel.zero}, and ZeRO needs NCCL on GPUs: resources.gpus_per_rank is 0"
+        yield Problem(("parallel", "zero"), what, "set it to 0", others=(("resources", "gpus_per_rank"),))
+    elif parallel.zero:
+        yield Problem(("parallel", "zero"), f"above 0 {NOT_YET}", "set it to 0")
+
+
+def _resources(spec: RunSpec) -> Iterator[Problem]:
+    if spec.train.precision != "fp32" and not spec.on_gpus:
+        what = f"is {spec.train.precision}, which needs a GPU, and resources.gpus_per_rank is 0"
+        yield Problem(("train", "precision"), what, "set it to fp32", others=(("resources", "gpus_per_rank"),))
+    if spec.train.loss_scale != "dynamic" and spec.train.precision != "fp16":
+        what = f"is {spec.train.loss_scale:g}, and only training in fp16 scales its loss"
+        yield Problem(("train", "loss_scale"), what, "leave it out", others=(("train", "precision"),))
+    if spec.train.precision in ("fp16", "bf16"):
+        path, what = ("train", "precision"), f"is {spec.train.precision}, which needs ortflow's kernels"
+        if spec.resources.kernels != "auto":
+            both = f"{what}, and resources.kernels is {spec.resources.kernels}"
+            yield Problem(path, both, "set resources.kernels to auto", others=(("resources", "kernels"),))
+        if spec.model is not None and spec.onnx_model.graphs.train:
+            own = f"is {spec.train.precision}, and model.graphs.train is trained as it is"
+            yield Problem(path, own, "set it to fp32 or tf32", others=(("model", "graphs", "train"),))
+    if spec.resources.gpus_per_rank > 1:
+        what = f"is {spec.resources.gpus_per_rank}, and a rank trains on one GPU"
+        yield Problem(("resources", "gpus_per_rank"), what, "set it to 1, and raise resources.ranks_per_node")
+    for key, text, parse in (
+        ("memory", spec.resources.memory, parse_memory),
+        ("time_limit", spec.resources.time_limit, parse_time),
+    ):
+        if text is not None:
+            try:
+                parse(text)
+            except UserError as error:
+                yield Problem(("resources", key), error.what, error.fix)
+
+
+def _backoff(spec: RunSpec) -> Iterator[Problem]:
+    first, limit = spec.restart.backoff.first, spec.restart.backoff.limit
+    if first > limit:
+        path, other = ("restart", "backoff", "first"), ("restart", "backoff", "limit")
+        yield Problem(
+            path, f"is {first:g} seconds, longer than the limit of {limit:g}", "raise the limit", others=(other,)
+        )
+
+
+def _names(spec: RunSpec) -> Iterator[Problem]:
+    """No part of a path may be longer than a file system takes."""
+    paths = [
+        (("run_dir",), spec.run_dir),
+        (("model", "path"), spec.model.path if spec.model is not None else None),
+        (("data", "train", "path"), spec.data.train.path),
+        (("data", "eval", "path"), spec.data.eval.path if spec.data.eval is not None else None),
+        (("checkpoint", "directory"), spec.checkpoint.directory),
+        (("monitor", "tensorboard_directory"), spec.monitor.tensorboard_directory),
+        (("export", "path"), spec.export.path),
+    ]
+    for path, text in paths:
+        longest = max(PurePosixPath(text or "").parts, key=lambda part: len(part.encode()), default="")
+        if len(longest.encode()) > LONGEST_NAME:
+            what = f"contains a name of {len(longest.encode())} bytes ({longest[:20]}…)"
+            yield Problem(path, what, f"the limit is {LONGEST_NAME}: use a shorter one")
+
+
+def _places(spec: RunSpec) -> Iterator[Problem]:
+    """What is written must stay inside the run directory, each in a place of its own, or be given in full."""
+    places = [
+        (("checkpoint", "directory"), spec.checkpoint.directory),
+        (("monitor", "tensorboard_directory"), spec.monitor.tensorboard_directory),
+        (("export", "path"), spec.export.path),
+    ]
+    taken: dict[PurePosixPath, tuple[str, ...]] = {}
+    for path, text in places:
+        place = PurePosixPath(text)
+        if ".." in place.parts:
+            what = f"leads out of the run directory ({text})"
+            yield Problem(path, what, "give a path inside it, or an absolute one")
+        elif not place.parts or place.parts[0] in RESERVED:
+            yield Problem(path, f"is {text}, which is reserved in the run directory", "give another name")
+        elif place in taken:
+            other = taken[place]
+            yield Problem(
+                path, f"is {text}, and so is {'.'.join(other)}", "use a different one for each", others=(other,)
+            )
+        taken.setdefault(place, path)
+
+
+def _launchers(spec: RunSpec) -> Iterator[Problem]:
+    """Of sections that packages bring; those of the built-in launchers are types alone, with their rules below."""
+    for here, section in sections_of(spec.backends):
+        yield from section.problems(spec, here)
+
+
+RESERVED = frozenset(
+    {
+        *("run.yaml", "plan.json", "attempts.jsonl", "events", "logs", "graphs", ".launcher"),
+        *(".launcher.lock", ".ranks.lock", ".mirror.lock", ".stop", ".owner", ".keeper", ".heartbeat"),
+        *(name for options in BUILT_IN.values() for name in options.FORMS.reserved),
+    }
+)
+"""Names in the run directory that are not the user's to give."""
+
+LONGEST_NAME = 255
+"""Bytes of a name in a folder, on every file system that matters."""
+
+CHECKS: tuple[Callable[[RunSpec], Iterator[Problem]], ...] = (
+    _trainer,
+    _length,
+    _global_batch,
+    _schedule,
+    _optimizer,
+    _evaluation,
+    _metrics,
+    _padding,
+    _columns,
+    _parallel,
+    _recompute,
+    _resources,
+    check_gpus,
+    _backoff,
+    _places,
+    _names,
+    check_slurm,
+    check_kubernetes,
+    _launchers,
+)

@@ -1,0 +1,174 @@
+"""What is wrong with `backends.slurm` before sbatch sees it. Pure; called by `check`.
+
+sbatch refuses some of this late, some only when the job should start, and accepts some that then does another thing.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+
+from ortflow.workflow.spec.checks.gpus import GPUS, RANKS, TYPE, is_slice
+from ortflow.workflow.spec.checks.slurm_flags import OWN_DIRECTIVES, OWN_SRUN, flag_name, owner
+from ortflow.workflow.spec.checks.slurm_syntax import FLAG, MOUNT, SYNTAX, carries_control, gpus_in, is_directive
+from ortflow.workflow.spec.problem import KeyPath, Problem, shown
+from ortflow.workflow.spec.run import RunSpec
+
+HERE = ("backends", "slurm")
+
+
+def check_slurm(spec: RunSpec) -> Iterator[Problem]:
+    """Every fault of the section."""
+    for find in (_syntax, _mail, _gpus, _gpu_kinds, _mpi, _directives, _parameters, _srun, _lines, _container):
+        yield from find(spec)
+
+
+def _problem(key: str | KeyPath, what: str, fix: str, *others: KeyPath) -> Problem:
+    return Problem((*HERE, *((key,) if isinstance(key, str) else key)), what, fix, others=others)
+
+
+def _syntax(spec: RunSpec) -> Iterator[Problem]:
+    for key, (kind, written, fix) in SYNTAX.items():
+        text = getattr(spec.backends.slurm, key)
+        if text is not None and not re.fullmatch(written, text):
+            yield _problem(key, f"is not a valid {kind}: {_quoted(text)}", fix)
+    python = spec.backends.slurm.python
+    if python is not None and carries_control(python):
+        yield _problem("python", f"is not an interpreter: {_quoted(python)}", "give its path, without line breaks")
+
+
+def _mail(spec: RunSpec) -> Iterator[Problem]:
+    mail, key = spec.backends.slurm.mail, ("mail", "user")
+    if mail.user is not None and not re.fullmatch(r"[\w.+@-]+(?:,[\w.+@-]+)*", mail.user):
+        yield _problem(
+            key, f"is not an address: {_quoted(mail.user)}", "write a user or an address, such as me@example.org"
+        )
+    elif mail.user is not None and not mail.types:
+        fix = "give backends.slurm.mail.types, such as [END, FAIL]"
+        yield _problem(key, "gets no mail: no event is selected", fix, (*HERE, "mail", "types"))
+
+
+def _gpus(spec: RunSpec) -> Iterator[Problem]:
+    slurm, resources = spec.backends.slurm, spec.resources
+    asked, wanted = gpus_in(slurm.gres), resources.ranks_per_node * resources.gpus_per_rank
+    others = (("resources", "ranks_per_node"), ("resources", "gpus_per_rank"))
+    if asked is None:
+        return
+    if wanted and slurm.gpus_as != "gres":
+        what = f"asks for GPUs ({slurm.gres}), and so does --{slurm.gpus_as}"
+        yield _problem("gres", what, "set backends.slurm.gpus_as to gres", (*HERE, "gpus_as"), *others)
+    elif asked != wanted:
+        ranks = f"{resources.ranks_per_node} ranks x {resources.gpus_per_rank} = {wanted}"
+        yield _problem(
+            "gres", f"asks a node for {asked} GPUs, and resources has {ranks}", "change one of them", *others
+        )
+
+
+def _gpu_kinds(spec: RunSpec) -> Iterator[Problem]:
+    slurm, kind = spec.backends.slurm, spec.resources.gpu_type
+    ranks = spec.resources.ranks_per_node
+    if slurm.gpu_bind is not None and not spec.on_gpus:
+        what = "binds GPUs, and resources.gpus_per_rank is 0"
+        yield Problem((*HERE, "gpu_bind"), what, "take it away", others=(GPUS,))
+    if slurm.gpu_bind is not None and slurm.mpi == "mpirun":
+        what = "is srun's, and backends.slurm.mpi is mpirun"
+        yield Problem((*HERE, "gpu_bind"), what, "remove one of them", others=((*HERE, "mpi"),))
+    if kind is not None and gpus_in(slurm.gres) is not None:
+        what = f"is {kind}, and backends.slurm.gres names the GPUs, too ({slurm.gres})"
+        yield Problem(TYPE, what, "give one of them", others=((*HERE, "gres"),))
+    if kind is not None and is_slice(kind) and ranks > 1 and spec.on_gpus and slurm.gpus_as != "gpus-per-task":
+        what = f"is {slurm.gpus_as}, which shows all slices ({kind}) to each of {ranks} ranks, and CUDA uses the first"
+        yield Problem((*HERE, "gpus_as"), what, "set it to gpus-per-task", others=(TYPE, RANKS))
+
+
+def _mpi(spec: RunSpec) -> Iterator[Problem]:
+    slurm = spec.backends.slurm
+    if slurm.mpi == "none" and spec.world_size > 1:
+        what = f"is none, which starts {spec.world_size} runs of one rank each"
+        others = (("resources", "nodes"), ("resources", "ranks_per_node"))
+        yield _problem("mpi", what, "set it to auto, pmi2 (MPICH), pmix (Open MPI) or mpirun", *others)
+    if slurm.mpi == "mpirun" and slurm.srun_arguments:
+        fix = "remove them, or set backends.slurm.mpi to pmi2 or pmix"
+        yield _problem("srun_arguments", "say nothing where mpirun starts the ranks", fix, (*HERE, "mpi"))
+
+
+def _directives(spec: RunSpec) -> Iterator[Problem]:
+    slurm = spec.backends.slurm
+    yield from _flags(("directives",), slurm.directives, "directive", _own_directives(spec))
+    for place, text in enumerate(slurm.directives):
+        if set(text) & {"'", '"', "\\"}:
+            what = f"holds a quotation mark or a backslash: {text}"
+            yield _problem(("directives", place), what, "leave it away: ortflow quotes the value")
+
+
+def _parameters(spec: RunSpec) -> Iterator[Problem]:
+    """submitit's additional parameters: the same rules; both ways to write a name."""
+    given = spec.backends.slurm.additional_parameters
+    twice = {flag_name(text) for text in spec.backends.slurm.directives}
+    for name, value in given.items():
+        here = ("additional_parameters", name)
+        flag = name.replace("_", "-")
+        text = f"--{flag}" if value is True else f"--{flag}={value}"
+        if not FLAG.fullmatch(f"--{flag}"):
+            yield _problem(here, "is not a name of a directive", "write one of sbatch, such as licenses")
+        elif carries_control(text) or set(text) & {"'", '"', "\\"}:
+            what = "holds a quotation mark, a backslash or a control character"
+            yield _problem(here, what, "leave it away: ortflow quotes the value")
+        elif fix := owner(text, _own_directives(spec)):
+            yield _problem(here, "may not be given here", fix)
+        elif flag in twice:
+            yield _problem(here, "is given twice", "leave one of them away", (*HERE, "directives"))
+        twice.add(flag)
+
+
+def _own_directives(spec: RunSpec) -> dict[str, str]:
+    if spec.resources.memory is not None:
+        return OWN_DIRECTIVES
+    # --mem=0, a whole node's, has no other word.
+    return {name: fix for name, fix in OWN_DIRECTIVES.items() if not name.startswith("mem")}
+
+
+def _srun(spec: RunSpec) -> Iterator[Problem]:
+    yield from _flags(("srun_arguments",), spec.backends.slurm.srun_arguments, "argument for srun", OWN_SRUN)
+
+
+def _lines(spec: RunSpec) -> Iterator[Problem]:
+    slurm = spec.backends.slurm
+    for key, lines in (("prologue", slurm.prologue), ("epilogue", slurm.epilogue)):
+        for place, line in enumerate(lines):
+            if carries_control(line.replace("\t", " ")):
+                what = "contains a line break or another control character"
+                yield _problem((key, place), what, "make each line an item of its own")
+            elif is_directive(line):
+                yield _problem((key, place), "is a directive", "give it in backends.slurm.directives, as --flag=value")
+
+
+def _container(spec: RunSpec) -> Iterator[Problem]:
+    container, mpi = spec.backends.slurm.container, spec.backends.slurm.mpi
+    if container is None or container.kind == "none":
+        return
+    if container.kind == "pyxis" and mpi == "mpirun":
+        what = "is pyxis, which srun starts, and backends.slurm.mpi is mpirun"
+        yield _problem(("container", "kind"), what, "set backends.slurm.mpi to pmix or pmi2", (*HERE, "mpi"))
+    if container.image.startswith("-") or carries_control(container.image):
+        yield _problem(("container", "image"), f"is not an image: {_quoted(container.image)}", "give a file or a name")
+    for place, mount in enumerate(container.mounts):
+        if not MOUNT.fullmatch(mount) or carries_control(mount):
+            what = f"is not a folder to mount: {_quoted(mount)}"
+            fix = "write /path, /path:/inside or /path:/inside:ro, without blanks and commas"
+            yield _problem(("container", "mounts", place), what, fix)
+    yield from _flags(("container", "arguments"), container.arguments, f"argument for {container.kind}", {})
+
+
+def _flags(key: KeyPath, texts: Sequence[str], kind: str, own: Mapping[str, str]) -> Iterator[Problem]:
+    """What is not a flag (a bare word would be taken for the program or the image), or not the user's to give."""
+    for place, text in enumerate(texts):
+        if not FLAG.fullmatch(text) or carries_control(text):
+            fix = "write --flag or --flag=value, in its long form"
+            yield _problem((*key, place), f"is not a valid {kind}: {_quoted(text)}", fix)
+        elif fix_own := owner(text, own):
+            yield _problem((*key, place), f"may not hold --{flag_name(text)}", fix_own)
+
+
+def _quoted(text: str) -> str:
+    return shown(text).removeprefix("the text ")

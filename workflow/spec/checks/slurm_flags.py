@@ -1,0 +1,65 @@
+"""Flags of sbatch and srun that are not the user's to give, and what to do instead. Pure; used by `slurm`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+_LOGS = "leave it out: what the job says is kept in the run directory's logs"
+_OURS = "leave it out: ortflow sets it itself"
+_LOSES = "leave it out: ortflow could not follow the job"
+_NODES, _RANKS = "use resources.nodes", "use resources.ranks_per_node"
+_CORES, _GPUS = "use resources.cpus_per_rank", "use resources.gpus_per_rank and backends.slurm.gpus_as"
+_MEMORY = "use resources.memory and backends.slurm.memory_per"
+_REQUEUE = "use backends.slurm.requeue"
+_SWEEP = "leave it out: `ortflow submit --set KEY=V1,V2` makes an array, of a run for each value"
+
+
+def _key(name: str) -> str:
+    return f"use backends.slurm.{name}"
+
+
+OWN_DIRECTIVES: dict[str, str] = {
+    "nodes": _NODES, "ntasks": _RANKS, "ntasks-per-node": _RANKS, "tasks-per-node": _RANKS, "cpus-per-task": _CORES,
+    "gpus": _GPUS, "gpus-per-node": _GPUS, "gpus-per-task": _GPUS, "mem": _MEMORY, "mem-per-cpu": _MEMORY,
+    "time": "use resources.time_limit", "requeue": _REQUEUE, "no-requeue": _REQUEUE,
+    "signal": _key("signal_seconds"), "job-name": _key("job_name"),
+    "mail-type": _key("mail.types"), "mail-user": _key("mail.user"),
+    **{name: _key(name) for name in (
+        "partition", "account", "qos", "constraint", "reservation", "exclusive", "nodelist", "exclude", "dependency",
+        "begin", "nice", "gres",
+    )},
+    "output": _LOGS, "error": _LOGS, "open-mode": _LOGS,
+    "comment": _OURS, "kill-on-invalid-dep": _OURS, "wait": _LOSES, "parsable": _LOSES, "test-only": _LOSES,
+    "quiet": _LOSES, "clusters": _LOSES, "help": _LOSES, "usage": _LOSES, "version": _LOSES,
+    "wrap": "leave it out: the script is ortflow's",
+    "array": _SWEEP,
+}  # fmt: skip
+"""Flag of sbatch -> what to do instead."""
+
+OWN_SRUN: dict[str, str] = {
+    "nodes": _NODES, "ntasks": _RANKS, "ntasks-per-node": _RANKS, "tasks-per-node": _RANKS, "cpus-per-task": _CORES,
+    "gpus-per-task": _GPUS, "gpus": _GPUS, "gpu-bind": _key("gpu_bind"), "mpi": _key("mpi"),
+    "container-image": _key("container"), "container-mounts": _key("container.mounts"),
+    "output": _LOGS, "error": _LOGS, "label": _LOGS, "unbuffered": _LOGS,
+    "kill-on-bad-exit": _OURS, "wait": _OURS, "export": _OURS, "multi-prog": _LOSES, "test-only": _LOSES,
+    "help": _LOSES, "usage": _LOSES, "version": _LOSES, "jobid": _LOSES,
+}  # fmt: skip
+"""Flag of srun -> what to do instead."""
+
+WHOLE = frozenset({"container"})
+"""Flags that are the beginning of one of those above, and another one."""
+
+
+def flag_name(text: str) -> str:
+    """`mem` of --mem=4G."""
+    return text.removeprefix("--").partition("=")[0]
+
+
+def owner(text: str, own: Mapping[str, str]) -> str | None:
+    """What to do instead of this flag; None where it is the user's. To Slurm the beginning of a flag is the flag."""
+    name = flag_name(text)
+    if name == "exclusive" and "=" in text:
+        return None  # --exclusive=user has no key
+    if name in own or name in WHOLE:
+        return own.get(name)
+    return next((fix for flag, fix in own.items() if len(name) > 1 and flag.startswith(name)), None)

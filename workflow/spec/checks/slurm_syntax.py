@@ -1,0 +1,79 @@
+"""How Slurm writes what `backends.slurm` holds. Pure; used by `slurm` and by the renderer."""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+
+_HOSTS = r"(?:[A-Za-z0-9_.-]|\[[0-9]+(?:-[0-9]+)?(?:,[0-9]+(?:-[0-9]+)?)*\])+"
+_CLOCK = r"(?:[0-9]{1,2}:[0-9]{2}(?::[0-9]{2})? ?(?:[AaPp][Mm])?|midnight|noon|fika|teatime)"
+_DATE = r"(?:[0-9]{4}(?:[0-9]{2})?|[0-9]{1,2}/[0-9]{1,2}(?:/[0-9]{2})?|[0-9]{1,2}\.[0-9]{1,2}(?:\.[0-9]{2})?)"
+_UNIT = r"(?:seconds?|minutes?|hours?|days?|weeks?)"
+_JOB = r"[0-9]+(?:_(?:[0-9]+|\*))?"
+_WAIT = rf"(?:after:{_JOB}(?:\+[0-9]+)?(?::{_JOB}(?:\+[0-9]+)?)*|after(?:any|burstbuffer|corr|notok|ok)(?::{_JOB})+)"
+
+_NAME = (r"\w[\w.,:+@/=-]*", "use letters, digits and . _ - + @ / : = , only, a letter or digit first")
+_NODES = (rf"{_HOSTS}(?:,{_HOSTS})*", "write names with commas and ranges in brackets, such as node[1-4,7],big3")
+SYNTAX: dict[str, tuple[str, str, str]] = {
+    # key: what it is, how it is written, what to do
+    "partition": ("name of a partition", *_NAME),
+    "account": ("name of an account", *_NAME),
+    "qos": ("name of a quality of service", *_NAME),
+    "reservation": ("name of a reservation", *_NAME),
+    "job_name": ("name for a job", *_NAME),
+    "constraint": (
+        "list of features",
+        r"[\w!(\[][\w.,:+=@&|*!()\[\]-]*",
+        "write names with & (all), | (one of), parentheses and counts, such as a100&ib or [rack1*2&rack2*2]",
+    ),
+    "nodelist": ("list of nodes", *_NODES),
+    "exclude": ("list of nodes", *_NODES),
+    "dependency": (
+        "dependency",
+        rf"(?:{_WAIT}|singleton)(?:,(?:{_WAIT}|singleton))*|(?:{_WAIT}|singleton)(?:\?(?:{_WAIT}|singleton))*",
+        "write after, afterany, afterok, afternotok, aftercorr with job ids, or singleton, such as afterok:123:124",
+    ),
+    "begin": (
+        "time to begin",
+        rf"now(?:\+[0-9]+{_UNIT}?)?|today|tomorrow|{_CLOCK}|{_DATE}(?:-{_CLOCK})?"
+        r"|[0-9]{4}-[0-9]{2}-[0-9]{2}(?:T[0-9]{1,2}:[0-9]{2}(?::[0-9]{2})?)?",
+        "write now+1hour, 22:00, tomorrow or 2030-01-31T08:00",
+    ),
+    "gres": (
+        "list of generic resources",
+        r"[\w.-]+(?:[:=/][\w.-]+){0,3}(?:,[\w.-]+(?:[:=/][\w.-]+){0,3})*",
+        "write NAME[:TYPE][:COUNT] with commas, such as gpu:a100:4,nvme:1",
+    ),
+    "gpu_bind": (
+        "way to bind GPUs",
+        r"(?:v(?:erbose)?,)?(?:closest|none|(?:single|per_task):[1-9][0-9]*"
+        r"|map_gpu:[0-9]+(?:\*[0-9]+)?(?:,[0-9]+(?:\*[0-9]+)?)*|mask_gpu:0x[0-9A-Fa-f]+(?:,0x[0-9A-Fa-f]+)*)",
+        "write closest, none, single:1, per_task:1, map_gpu:0,1 or mask_gpu:0x1,0x2",
+    ),
+}
+"""Texts that stand behind a directive; what sbatch itself takes, and nothing that could end the directive."""
+
+MOUNT = re.compile(r"(/[^\s,:]*)(?::(/[^\s,:]*))?(?::(ro|rw))?")
+"""PATH[:INSIDE][:ro|rw] of a container."""
+
+FLAG = re.compile(r"--[a-z][a-z0-9-]*(?:=.*)?")
+
+
+def carries_control(text: str) -> bool:
+    """Whether a text holds what no line of a script can: line breaks, control characters, halves of characters."""
+    return any(unicodedata.category(letter) in ("Cc", "Cs") for letter in text)
+
+
+def is_directive(line: str) -> bool:
+    """Whether sbatch would read a comment of the prologue as a directive."""
+    return line.startswith(("#SBATCH", "#SLURM", "#PBS", "#BSUB"))
+
+
+def gpus_in(gres: str | None) -> int | None:
+    """GPUs that a list of generic resources asks of a node; None if it names none."""
+    counts = []
+    for part in (gres or "").split(","):
+        words = re.split(r"[:=/]", part.removeprefix("gres:").removeprefix("gres/"))
+        if words[0] == "gpu":
+            counts.append(int(words[-1]) if words[-1].isdecimal() else 1)
+    return sum(counts) if counts else None

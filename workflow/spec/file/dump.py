@@ -1,0 +1,37 @@
+"""A RunSpec as a run file: what RUN_DIR/run.yaml holds. `load_run_file` reads back the equal spec."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import yaml
+
+from ortflow.workflow.spec.file.scalars import scalar
+from ortflow.workflow.spec.run import RunSpec
+
+
+def dump_run_file(spec: RunSpec) -> str:
+    """YAML with every key, in the order of the model, without aliases."""
+    return yaml.dump(
+        spec.model_dump(),
+        Dumper=_Dumper,
+        sort_keys=False,
+        allow_unicode=True,
+        default_flow_style=False,
+        width=float("inf"),
+    )
+
+
+class _Dumper(yaml.SafeDumper):
+    def ignore_aliases(self, data: Any) -> bool:
+        return True
+
+
+def _text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
+    # PyYAML quotes what YAML 1.1 would take for something else; our reader has a few cases of its own (1e-3). And
+    # between single quotes it loses rare line breaks (U+0085, U+2028).
+    style = None if isinstance(scalar(text), str) and text.isprintable() else '"'
+    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=style)
+
+
+_Dumper.add_representer(str, _text)

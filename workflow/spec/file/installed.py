@@ -1,0 +1,105 @@
+"""Sections of the run file that packages bring: `backends.NAME` of a launcher that is installed beside ortflow.
+
+A package registers a subclass of `LauncherOptions` as an entry point of the group `ortflow.backends`, under its
+launcher's name. It is loaded where a run file has the section, and for the JSON schema and the tables of the
+documentation. Ranks leave these sections out (`load_run_file(..., others=False)`): they need not have the package.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from functools import cache
+from importlib.metadata import EntryPoint, entry_points
+from typing import Any, TypeVar
+
+from pydantic import Field, ValidationError, create_model
+
+from ortflow.workflow.errors import Faults, UserError
+from ortflow.workflow.spec.backends import BUILT_IN, Backends
+from ortflow.workflow.spec.launcher_options import Forms, LauncherOptions
+from ortflow.workflow.spec.problem import dotted
+from ortflow.workflow.spec.run import RunSpec
+
+GROUP = "ortflow.backends"
+Options = TypeVar("Options", bound=LauncherOptions)
+
+
+def others() -> dict[str, EntryPoint]:
+    """The sections of packages, by launcher; none has the name of a built-in one."""
+    return {point.name: point for point in entry_points(group=GROUP) if point.name not in BUILT_IN}
+
+
+def names_in(values: Any) -> list[str]:
+    """The keys under `backends` of a run file's values that are not built in."""
+    backends = values.get("backends") if isinstance(values, dict) else None
+    return [str(name) for name in backends if name not in BUILT_IN] if isinstance(backends, dict) else []
+
+
+def find_options(name: str) -> type[LauncherOptions] | None:
+    """The section of a launcher; None if none is installed. Raises UserError if it cannot be loaded."""
+    if name in BUILT_IN:
+        return BUILT_IN[name]
+    point = others().get(name)
+    if point is None:
+        return None
+    where, fix = f"backends.{name}", "repair the package that brings it"
+    try:
+        kind = point.load()
+    except Exception as error:  # whatever its module does
+        what = f"its options cannot be loaded from {point.value} ({type(error).__name__}: {error})"
+        raise UserError(what, where=where, fix=fix) from error
+    if not (isinstance(kind, type) and issubclass(kind, LauncherOptions)):
+        what = f"{point.value} is not a subclass of {LauncherOptions.__module__}.{LauncherOptions.__name__}"
+        raise UserError(what, where=where, fix=fix)
+    return kind
+
+
+def spec_type(names: Iterable[str]) -> type[RunSpec]:
+    """RunSpec with the sections of these launchers, as far as they are installed. Raises UserError.
+
+    The same class for the same sections: runs of different classes are never equal.
+    """
+    found = tuple((name, kind) for name in sorted(names) if name not in BUILT_IN and (kind := find_options(name)))
+    return _with_sections(found) if found else RunSpec
+
+
+def forms(names: Iterable[str]) -> Forms:
+    """Short forms of the sections of these launchers and of the built-in ones, seen from the top of the run file."""
+    found = Forms()
+    for name in (*BUILT_IN, *names):
+        if (kind := find_options(name)) is not None:
+            found += kind.FORMS.under(("backends", name))
+    return found
+
+
+def options_of(spec: RunSpec, name: str, kind: type[Options]) -> Options:
+    """A launcher's options in a run; the defaults if the run file has no section for it.
+
+    Raises Faults if the section has required keys and the run file does not give them.
+    """
+    found = getattr(spec.backends, name, None)
+    if isinstance(found, kind):
+        return found
+    try:
+        return kind.model_validate({})
+    except ValidationError as error:
+        from ortflow.workflow.spec.file.wording import problems
+
+        faults = problems(error, {}, kind)
+    raise Faults([UserError(one.what, where=dotted(("backends", name, *one.path)), fix=one.fix) for one in faults])
+
+
+@cache
+def _with_sections(sections: tuple[tuple[str, type[LauncherOptions]], ...]) -> type[RunSpec]:
+    fields: dict[str, Any] = {
+        # None where a file leaves it out: a section with required keys has no default.
+        name: (kind | None, Field(None, description=_first_line(kind)))
+        for name, kind in sections
+    }
+    backends = create_model("Backends", __base__=Backends, __doc__=Backends.__doc__, **fields)
+    there: Any = (backends, backends.model_construct())
+    return create_model("RunSpec", __base__=RunSpec, __doc__=RunSpec.__doc__, backends=there)
+
+
+def _first_line(kind: type[LauncherOptions]) -> str:
+    return (kind.__doc__ or "").strip().partition("\n")[0]

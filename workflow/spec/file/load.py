@@ -1,0 +1,168 @@
+"""From a run file and overrides to a RunSpec, or to everything that is wrong with it.
+
+Called by the command line and by every rank. Opens the run file alone; `files=True` also looks whether the model
+and the data are there.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Mapping, Sequence
+from copy import deepcopy
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from ortflow.workflow.errors import Faults, UserError
+from ortflow.workflow.spec.checks.check import check
+from ortflow.workflow.spec.file import installed, wording
+from ortflow.workflow.spec.file.document import Document, parse_document, read_document
+from ortflow.workflow.spec.file.overrides import override
+from ortflow.workflow.spec.file.paths import check_files, make_outputs_relative, resolve_paths
+from ortflow.workflow.spec.file.shorthand import expand
+from ortflow.workflow.spec.problem import Fault, KeyPath, Problem, parse_dotted
+from ortflow.workflow.spec.run import RunSpec
+
+
+@dataclass(frozen=True)
+class Reading:
+    """A run file that was read: the spec where there is one, all that is wrong, and the lines of its keys."""
+
+    faults: list[Fault]
+    spec: RunSpec | None
+    document: Document
+    written: dict[str, Any] = field(default_factory=dict)
+    """The values as they stand in the file, paths relative and short forms short; with overrides, short forms are
+    expanded."""
+
+    def located(self, error: UserError) -> Fault:
+        """A fault that was found later: with file and line, if `where` is one of the file's key paths."""
+        path = parse_dotted(error.where or "")
+        if any(line_path[:1] == path[:1] for line_path in self.document.lines if path):
+            return self.document.fault(Problem(path, error.what, error.fix))
+        what = error.what if error.where is None else f"{error.where}: {error.what}"
+        return Fault(Problem((), what, error.fix), self.document.file, None)
+
+
+def load_run_file(path: Path, overrides: Sequence[str] = (), *, files: bool = False, others: bool = True) -> RunSpec:
+    """The run of a run file, its paths as they stand there; raises Faults with all that is wrong.
+
+    `others=False` leaves out the sections of launchers that are not built in. Ranks need none, nor their packages.
+    """
+    reading = _checked(read_document(path), path, overrides, files=files, others=others)
+    if reading.spec is None or reading.faults:
+        raise Faults(reading.faults)
+    return reading.spec
+
+
+def load_run_text(text: str, name: str) -> RunSpec:
+    """The same of a run file's text that stands somewhere else, which `name` tells; raises Faults."""
+    reading = _checked(parse_document(text, name), Path(name), (), files=False)
+    if reading.spec is None or reading.faults:
+        raise Faults(reading.faults)
+    return reading.spec
+
+
+def read_run_file(path: Path, overrides: Sequence[str] = (), *, files: bool = True) -> Reading:
+    """Read and check a run file; `files` also looks whether the model and the data are there."""
+    return _checked(read_document(path), path, overrides, files=files)
+
+
+def _checked(document: Document, path: Path, overrides: Sequence[str], *, files: bool, others: bool = True) -> Reading:
+    if not document.problems and document.values is None:
+        document.problems.append(Problem((), "is empty", "write at least name, model, data and train"))
+    elif not document.problems and not isinstance(document.values, dict):
+        document.problems.append(Problem((), "holds no keys", "write sections such as `train:`"))
+    if not isinstance(document.values, dict):
+        return Reading([document.fault(problem) for problem in document.problems], None, document)
+    if not others:
+        for name in installed.names_in(document.values):
+            del document.values["backends"][name]
+    written = deepcopy(document.values)
+    expand(document)
+    resolved = document.values.get("run_dir")
+    override(document, overrides)
+    if isinstance(resolved, str) and os.path.isabs(resolved) and document.values.get("run_dir") != resolved:
+        make_outputs_relative(document.values, resolved)
+    spec, problems = _typed(document)
+    if spec is not None:
+        problems += [problem for problem in check(spec) if not _follows(problem, problems)]
+        if files:
+            missing = check_files(resolve_paths(spec, path))
+            problems += [problem for problem in missing if not _follows(problem, problems)]
+    faults = sorted((document.fault(problem) for problem in problems), key=lambda fault: fault.line or math.inf)
+    return Reading(faults, spec, document, document.values if overrides else written)
+
+
+def _typed(document: Document) -> tuple[RunSpec | None, list[Problem]]:
+    """The spec, and what is wrong; where something is, a spec with stand-ins, so that the rest can be checked."""
+    problems = list(document.problems)
+    values = document.values
+    kind, stand_ins = RunSpec, STAND_INS
+    try:
+        kind = installed.spec_type(installed.names_in(values))
+        stand_ins = {**STAND_INS, **installed.forms(installed.names_in(values)).stand_ins}
+    except UserError as error:
+        path = parse_dotted(error.where or "")
+        problems.append(Problem(path, error.what, error.fix))
+        values = _mended(values, path, stand_ins)
+    try:
+        return kind.model_validate(values), problems
+    except ValidationError as error:
+        found = wording.problems(error, values, kind)
+        problems += [p for p in found if not any(_follows(p, [q]) for q in problems)]
+    for path in [path for problem in problems for path in (problem.path, *problem.others)]:
+        values = _mended(values, path, stand_ins)
+    try:
+        return kind.model_validate(values), problems
+    except ValidationError:
+        return None, problems
+
+
+def _follows(problem: Problem, known: Sequence[Problem]) -> bool:
+    """Whether a problem may be no more than the effect of a known one."""
+    return any(problem.hangs_on(path) for cause in known for path in (cause.path, *cause.others) if path)
+
+
+_LOSS = {"kind": "mse"}
+_OPTIMIZER = {"name": "adamw", "lr": 1.0}
+_SET = {"path": "-"}
+STAND_INS: dict[KeyPath, Any] = {
+    ("name",): "stand-in",
+    ("model",): {"path": "-", "loss": _LOSS},
+    ("model", "path"): "-",
+    ("model", "loss"): _LOSS,
+    ("model", "loss", "output"): "-",
+    ("data",): {"train": _SET, "micro_batch": 1},
+    ("data", "train"): _SET,
+    ("data", "train", "path"): "-",
+    ("data", "eval"): _SET,
+    ("data", "eval", "path"): "-",
+    ("data", "by_length", "column"): "-",
+    ("data", "micro_batch"): 1,
+    ("train",): {"steps": 1, "optimizer": _OPTIMIZER},
+    ("train", "optimizer"): _OPTIMIZER,
+    ("train", "optimizer", "lr"): 1.0,
+    **installed.forms(()).stand_ins,
+}
+"""Values in place of required ones that are missing or wrong. What hangs on them is not reported."""
+
+_CHOOSES: tuple[KeyPath, ...] = (("model", "loss", "kind"), ("train", "optimizer", "name"))
+"""Keys that say what their section is: if one is wrong, so is the section."""
+
+
+def _mended(values: Any, path: KeyPath, stand_ins: Mapping[KeyPath, Any], depth: int = 1) -> Any:
+    """`values` without the one at `path`, a stand-in in its place where one is required."""
+    path = path[:-1] if path in _CHOOSES else path
+    if not path:
+        return values
+    key, here = path[depth - 1], path[:depth]
+    inner = values.get(key)
+    if depth < len(path) and isinstance(inner, dict):
+        return {**values, key: _mended(inner, path, stand_ins, depth + 1)}
+    if here in stand_ins:
+        return {**values, key: stand_ins[here]}
+    return {other: value for other, value in values.items() if other != key}

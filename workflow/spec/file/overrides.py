@@ -1,0 +1,52 @@
+"""Values from the command line: `train.steps=100` sets a YAML value at a key path.
+
+Called by `load` on the document, before it is typed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from ortflow.workflow.spec.file.document import Document, parse_document
+from ortflow.workflow.spec.file.shorthand import expand
+from ortflow.workflow.spec.problem import COMMAND_LINE, KeyPath, Problem
+
+
+def override(document: Document, assignments: Iterable[str]) -> None:
+    """Set each `key.path=value`; a later one wins. What is wrong goes to the document's problems."""
+    for assignment in assignments:
+        name, equals, text = assignment.partition("=")
+        path = tuple(name.strip().split("."))
+        if not equals or not all(path):
+            what = f"{assignment!r} is not an override"
+            document.problems.append(Problem((), what, "write key.path=value, such as train.steps=100", COMMAND_LINE))
+            continue
+        given = parse_document(text, document.file)
+        for problem in given.problems:
+            document.problems.append(Problem((*path, *problem.path), problem.what, problem.fix, COMMAND_LINE))
+        if not given.problems:
+            _set(document, path, given.values)
+            expand(document)
+
+
+def _set(document: Document, path: tuple[str, ...], value: Any) -> None:
+    holder = document.values
+    for depth, key in enumerate(path[:-1], 1):
+        if holder.get(key) is None:
+            _forget_lines(document, path[:depth])
+            holder[key] = {}
+        holder = holder[key]
+        if not isinstance(holder, dict):
+            what = f"cannot be set, because {'.'.join(path[:depth])} has no keys"
+            document.problems.append(Problem(path, what, None, COMMAND_LINE))
+            return
+    _forget_lines(document, path)
+    holder[path[-1]] = value
+
+
+def _forget_lines(document: Document, path: KeyPath) -> None:
+    """Let everything at and under `path` stand on the command line."""
+    for known in [known for known in document.lines if known[: len(path)] == path]:
+        del document.lines[known]
+    document.lines[path] = COMMAND_LINE

@@ -1,0 +1,84 @@
+"""The JSON schema of a run file as people write it: RunSpec's own, and the short forms beside it.
+
+Called by `ortflow schema`. It cannot say what `check` says of several keys at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from ortflow.workflow.spec.base import Section
+from ortflow.workflow.spec.file import installed
+from ortflow.workflow.spec.file.help import describe
+from ortflow.workflow.spec.file.shorthand import OWN
+from ortflow.workflow.spec.problem import KeyPath
+
+
+def run_file_schema(
+    trainers: Mapping[str, type[Section]] | None = None, launchers: Iterable[str] = ()
+) -> dict[str, Any]:
+    """JSON schema (draft 2020-12) of a run file.
+
+    Parameters
+    ----------
+    trainers
+        Options of trainers from packages, by name.
+    launchers
+        Names of launchers from packages, whose sections are added.
+    """
+    names = sorted(launchers)
+    kind = installed.spec_type(names)
+    schema = kind.model_json_schema()
+    describe(schema, kind)
+    forms = OWN + installed.forms(names)
+    for name, options in (trainers or {}).items():
+        _options(schema, name, options)
+    for path, key in forms.sections.items():
+        _also(schema, path, _short_form(schema, _property(schema, path), key))
+    for path in forms.commands + forms.lines:
+        _also(schema, path, {"type": "string"})
+    for path in forms.minutes:
+        _also(schema, path, {"type": "integer", "exclusiveMinimum": 0})
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema, "title": "ortflow run file"}
+
+
+def _options(schema: dict[str, Any], name: str, options: type[Section]) -> None:
+    """Give the options of a trainer their types, where a run file names it."""
+    described = options.model_json_schema(ref_template=f"#/$defs/{name}.{{model}}")
+    describe(described, options)
+    schema["$defs"] |= {f"{name}.{key}": part for key, part in described.pop("$defs", {}).items()}
+    named = {"properties": {"name": {"const": name}}, "required": ["name"]}
+    rules = schema["$defs"]["TrainerSection"].setdefault("allOf", [])
+    rules.append({"if": named, "then": {"properties": {"options": described}}})
+
+
+def _also(schema: dict[str, Any], path: KeyPath, form: dict[str, Any]) -> None:
+    """Let `form` stand at `path`, too."""
+    described = _property(schema, path)
+    full = {key: described.pop(key) for key in [*described] if key not in ("title", "description", "default")}
+    described["anyOf"] = [form, full]
+
+
+def _short_form(schema: dict[str, Any], described: dict[str, Any], key: str) -> dict[str, Any]:
+    """What a bare text in place of a section may be: what the section's `key` may be."""
+    if "discriminator" in described:
+        return {"type": "string", "enum": [*described["discriminator"]["mapping"]]}
+    references = [arm["$ref"] for arm in (described, *described.get("anyOf", ())) if "$ref" in arm]
+    short: dict[str, Any] = _section(schema, references[0])["properties"][key]
+    return short
+
+
+def _property(schema: dict[str, Any], path: KeyPath) -> dict[str, Any]:
+    section = schema
+    for name in path[:-1]:
+        described = section["properties"][name]
+        (reference,) = [arm["$ref"] for arm in (described, *described.get("anyOf", ())) if "$ref" in arm]
+        section = _section(schema, reference)
+    found: dict[str, Any] = section["properties"][path[-1]]
+    return found
+
+
+def _section(schema: dict[str, Any], reference: str) -> dict[str, Any]:
+    section: dict[str, Any] = schema["$defs"][reference.rpartition("/")[2]]
+    return section

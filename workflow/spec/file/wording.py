@@ -1,0 +1,192 @@
+"""pydantic's errors in plain words, each at a key path of the run file.
+
+Called by `load` alone. The only module that knows pydantic's error types.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, get_args
+
+from pydantic import ValidationError
+from pydantic.fields import FieldInfo
+from pydantic_core import ErrorDetails
+
+from ortflow.workflow.spec.backends import Backends
+from ortflow.workflow.spec.base import LARGEST
+from ortflow.workflow.spec.file import installed
+from ortflow.workflow.spec.file.help import fill
+from ortflow.workflow.spec.file.keys import SectionType, choices, discriminator, every_key, follow
+from ortflow.workflow.spec.file.scalars import scalar
+from ortflow.workflow.spec.problem import KeyPath, Problem, dotted, listed, nearest, shown
+from ortflow.workflow.spec.run import RunSpec
+
+
+def problems(error: ValidationError, values: dict[str, Any], root: SectionType = RunSpec) -> list[Problem]:
+    """Everything that pydantic found in the values of section `root`, one problem a key path."""
+    fill()
+    found: dict[KeyPath, Problem] = {}
+    for detail in error.errors(include_url=False):
+        path, section, field = follow(detail["loc"], values, root)
+        problem = _problem(detail, path, section, field, _at(values, path[:-1]))
+        # Of the arms of a plain union (a whole number or any number) the last is the widest: it wins.
+        found[problem.path] = problem
+    meant = {other for problem in found.values() for other in problem.others}
+    return [problem for problem in found.values() if not (problem.what == _MISSING and problem.path in meant)]
+
+
+_MISSING = "is missing"
+
+
+def _at(values: Any, path: KeyPath) -> Any:
+    for part in path:
+        values = values.get(part) if isinstance(values, dict) else None
+    return values
+
+
+def _problem(
+    detail: ErrorDetails, path: KeyPath, section: SectionType | None, field: FieldInfo | None, siblings: Any
+) -> Problem:
+    kind, value, context = detail["type"], detail.get("input"), detail.get("ctx", {})
+    if kind == "extra_forbidden":
+        return _unknown_key(path, section, siblings)
+    if kind == "missing":
+        if isinstance(detail["loc"][-1], int):
+            return Problem(path, "has too few items", _meaning(field))
+        return Problem(path, _MISSING, f"add it ({_lower(field.description)})" if field and field.description else None)
+    if kind in ("union_tag_not_found", "union_tag_invalid") and field is not None:
+        return _wrong_choice(kind, path, value, field)
+    if kind == "literal_error":
+        allowed = [str(choice) for choice in _literals(field)] or [context["expected"]]
+        return Problem(path, f"must be {listed(allowed)}, not {shown(value)}", _did_you_mean(value, allowed))
+    if kind == "string_pattern_mismatch":
+        return _wrong_text(path, value, field)
+    if kind in _TYPES:
+        wanted, fix = _TYPES[kind]
+        return Problem(path, f"must be {wanted}, not {shown(value)}", fix(value))
+    if kind in _BOUNDS:
+        name, words = _BOUNDS[kind]
+        return Problem(path, f"must be {words} {_number(context[name])}, not {shown(value)[:60]}")
+    if kind == "too_long":
+        return Problem(path, f"has {context['actual_length']} items; {context['max_length']} are expected")
+    return Problem(path, f"is wrong: {detail['msg']}")
+
+
+def _unknown_key(path: KeyPath, section: SectionType | None, siblings: dict[str, Any]) -> Problem:
+    word = str(path[-1])
+    known = list(section.model_fields) if section is not None else []
+    if of_launchers := section is not None and issubclass(section, Backends):
+        known += sorted(installed.others().keys() - known)
+    meant = nearest(word, known)
+    if meant is not None:
+        # Where the right key is missing, this slip is why.
+        others = () if siblings.get(meant) is not None else ((*path[:-1], meant),)
+        return Problem(path, "unknown key", f"did you mean {meant}?", others=others)
+    elsewhere = sorted({dotted(other) for other, _ in every_key() if other[-1] == word})
+    if elsewhere:
+        return Problem(path, "unknown key here", f"did you mean {listed(elsewhere)}?")
+    if of_launchers:
+        fix = f"installed are {', '.join(known)}; install the package of this one"
+        return Problem(path, "there is no launcher of this name", fix)
+    return Problem(path, "unknown key", f"known here: {', '.join(known) or 'none'}")
+
+
+def _wrong_choice(kind: str, path: KeyPath, value: Any, field: FieldInfo) -> Problem:
+    key, allowed = discriminator(field), choices(field)
+    assert key is not None
+    if kind == "union_tag_not_found":
+        near = nearest(key, value) if isinstance(value, dict) else None
+        if near is not None and near not in ("", key):
+            return Problem((*path, near), "unknown key", f"did you mean {key}?")
+        return Problem((*path, key), _MISSING, f"add it: {listed(allowed)}")
+    given = value.get(key)
+    return Problem((*path, key), f"must be {listed(allowed)}, not {shown(given)}", _did_you_mean(given, allowed))
+
+
+def _wrong_text(path: KeyPath, value: Any, field: FieldInfo | None) -> Problem:
+    if value == "":
+        return Problem(path, "must not be empty")
+    if "\0" in value:
+        return Problem(path, "must not contain a NUL character")
+    return Problem(path, f"cannot be {shown(value)}", _meaning(field))
+
+
+def _did_you_mean(value: Any, allowed: list[str]) -> str | None:
+    meant = nearest(value, allowed) if isinstance(value, str) else None
+    return f"did you mean {meant}?" if meant else None
+
+
+def _meaning(field: FieldInfo | None) -> str | None:
+    return f"it is: {_lower(field.description)}" if field is not None and field.description else None
+
+
+def _lower(description: str) -> str:
+    text = " ".join(description.split()).rstrip(".")
+    return text[0].lower() + text[1:] if text[1:2].islower() else text
+
+
+def _literals(field: FieldInfo | None) -> tuple[Any, ...]:
+    """The values of a Literal, also inside a list or beside None."""
+    found: list[Any] = []
+    waiting = [field.annotation] if field is not None else []
+    while waiting:
+        annotation = waiting.pop(0)
+        parts = get_args(annotation)
+        if parts and all(isinstance(part, str | int) for part in parts):
+            found.extend(parts)
+        else:
+            waiting.extend(parts)
+    return tuple(found)
+
+
+def _number(value: float) -> str:
+    return "2^63 - 1" if value == LARGEST else str(value)
+
+
+def _nothing(_value: Any) -> str | None:
+    return None
+
+
+def _in_quotes(value: Any) -> str | None:
+    return "put it in quotes" if isinstance(value, int | float) else None
+
+
+def _as_boolean(value: Any) -> str | None:
+    word = str(value).lower()
+    if word in ("yes", "on", "y", "1"):
+        return "write true"
+    return "write false" if word in ("no", "off", "n", "0") else None
+
+
+def _as_number(value: Any) -> str | None:
+    if isinstance(value, str):
+        number = scalar(value)
+        if isinstance(number, int | float) and not isinstance(number, bool):
+            return f"remove the quotes: {value}"
+    if isinstance(value, float) and value.is_integer() and abs(value) < 2**63:
+        return f"write {int(value)}"
+    return None
+
+
+_TYPES: dict[str, tuple[str, Callable[[Any], str | None]]] = {
+    "int_type": ("a whole number", _as_number),
+    "int_from_float": ("a whole number", _as_number),
+    "float_type": ("a number", _as_number),
+    "finite_number": ("a finite number", _nothing),
+    "bool_type": ("true or false", _as_boolean),
+    "string_type": ("text", _in_quotes),
+    "string_unicode": ("valid Unicode text", _nothing),
+    "list_type": ("a list", lambda value: None if isinstance(value, dict) else f"write [{value!r}]"),
+    "tuple_type": ("a list", _nothing),
+    "dict_type": ("a section of keys", _nothing),
+    "model_type": ("a section of keys", _nothing),
+    "model_attributes_type": ("a section of keys", _nothing),
+}
+"""pydantic's type -> what is wanted, and what to do about a value of another kind."""
+
+_BOUNDS = {
+    "greater_than": ("gt", "more than"),
+    "greater_than_equal": ("ge", "at least"),
+    "less_than": ("lt", "less than"),
+    "less_than_equal": ("le", "at most"),
+}
