@@ -26,14 +26,19 @@ def fill() -> None:
 def describe(schema: dict[str, Any], of: type[Section]) -> None:
     """Put the texts into the JSON schema of a section and of those in it."""
     fill()
-    named = {section.__name__: section for section in _sections()}
-    parts = [(of, schema), *((named.get(name), part) for name, part in schema.get("$defs", {}).items())]
+    parts = [(of, schema), *((_of_schema(name, part), part) for name, part in schema.get("$defs", {}).items())]
     for section, part in parts:
         if section is None:
             continue
         for key, told in part.get("properties", {}).items():
             if text := section.model_fields[key].description:
                 told.setdefault("description", text)
+
+
+def _of_schema(name: str, part: dict[str, Any]) -> type[Section] | None:
+    """The section that a definition was made from. Packages may have sections of the same name, with other keys."""
+    keys = part.get("properties", {}).keys()
+    return next((one for one in _sections() if one.__name__ == name and keys <= one.model_fields.keys()), None)
 
 
 def _text(section: type[Section], key: str) -> str | None:
