@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 from pathlib import Path
 
 import numpy as np
@@ -87,12 +88,19 @@ def test_kernel_that_is_missing_is_named(name: str, said: str) -> None:
     assert "\n" not in str(caught.value)
 
 
+class Crashing(Child):
+    """Crashes each time it is started."""
+
+    def _start(self) -> subprocess.Popen[bytes]:
+        process = super()._start()
+        os.kill(process.pid, signal.SIGSEGV)
+        return process
+
+
 def test_crash_becomes_a_sentence() -> None:
     model = forward([helper.make_node("Exp", ["a"], ["e"]), summed("e")], [value("a", [3])])
-    with Child() as child:
-        os.kill(child.process.pid, signal.SIGSEGV)
-        with pytest.raises(UserError) as caught:
-            check_loads(child, model.SerializeToString(), "training", "cpu", model)
+    with Crashing() as child, pytest.raises(UserError) as caught:
+        check_loads(child, model.SerializeToString(), "training", "cpu", model)
     assert "cannot load the training graph (it crashed, signal 11)" in str(caught.value)
 
 

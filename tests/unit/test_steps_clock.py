@@ -104,7 +104,7 @@ def context_of(root: Path, clock: FakeClock, steps: int = 30, **checkpoints: Any
     context = Context(run, spec, Place(0, 1, 0, 1, "none", "host"), 0, StopFlag(clock=clock), events, clock=clock)
     context.engine = Engine((), events, clock=clock)
     context.comm = SoloCommunicator()
-    context.plan = resolve(spec, samples=1000, parameters=4, fingerprint="", graphs={})
+    context.plan = resolve(spec, samples=1000, data="", parameters=4, fingerprint="", graphs={})
     context.trainer, context.stream = FakeTrainer(clock), cast(Any, FakeStream())
     context.monitor, context.saver = Monitor(context), Saver(context)
     return context

@@ -193,10 +193,18 @@ class Binding:
         self._kept: dict[str, Any] = {}
         self._fed: dict[str, tuple[int, tuple[int, ...]]] = {}
         self.inputs = {value.name for value in session.get_inputs()}
+        self.read_on_host = _read_on_host(session) if device.kind == "cuda" else frozenset[str]()
+        """Inputs that a node on the CPU reads: ONNX Runtime copies them from the GPU when they are tied, only then."""
+        self._tied_on_host: dict[str, tuple[Buffer, tuple[int, ...]]] = {}
         self.outputs = {value.name for value in session.get_outputs()}
 
     def read_from(self, name: str, buffer: Buffer, shape: tuple[int, ...]) -> None:
         """Tie an input to a buffer."""
+        if name in self.read_on_host:
+            self._tied_on_host[name] = buffer, shape
+        self._tie(name, buffer, shape)
+
+    def _tie(self, name: str, buffer: Buffer, shape: tuple[int, ...]) -> None:
         self._kept[name] = buffer  # ONNX Runtime knows its address alone
         self._binding.bind_input(name, self._device.kind, self._device.index, buffer.dtype, list(shape), buffer.pointer)
 
@@ -232,6 +240,10 @@ class Binding:
 
         Raises UserError where a node refuses what it is given: the same batch would be refused again.
         """
+        if self._tied_on_host:
+            self._device.synchronize()
+            for name, (buffer, shape) in self._tied_on_host.items():
+                self._tie(name, buffer, shape)
         try:
             options = self._queued if self._device.capturing else self._options
             if give_back:
@@ -248,6 +260,14 @@ class Binding:
         self.run()
         fetched: list[npt.NDArray[Any]] = self._binding.copy_outputs_to_cpu()
         return fetched
+
+
+def _read_on_host(session: onnxruntime.InferenceSession) -> frozenset[str]:
+    """The inputs that a session on a GPU wants in the host's memory."""
+    places = session.get_input_memory_infos()
+    return frozenset(
+        value.name for value, place in zip(session.get_inputs(), places, strict=True) if place.name == "Cpu"
+    )
 
 
 def _ran_out(message: str) -> bool:

@@ -106,6 +106,8 @@ class QueuedTrainer(GraphTrainer):
         """What is queued again and again."""
         asked = self._spec.resources.cuda_graph
         drawn = obstacle_in(self._sessions.form_of(self._graphs.train) or self._graphs.train) if asked else ""
+        if copied := sorted(self._first.read_on_host):
+            drawn = f"ONNX Runtime computes with {copied[0]!r} on the CPU, and copies it there for each micro-batch"
         note = self._report.note if self._comm.rank == 0 else lambda line: None
 
         def repeated(name: str, queue: Callable[[], None], obstacle: str = "") -> Repeated:
