@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import re
+import os
 import resource
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -235,7 +236,8 @@ def _handing_over(ours: Sequence[Opened]) -> Iterator[None]:
 
 
 def _allow_files(count: int) -> None:
-    """Have each run's lock open at once."""
+    """Have each run's lock open at once, beside what this process has open."""
+    count += len(os.listdir("/dev/fd"))
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != resource.RLIM_INFINITY and soft < count:
         most = count if hard == resource.RLIM_INFINITY else min(count, hard)

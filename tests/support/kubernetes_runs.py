@@ -10,6 +10,7 @@ from ortflow.manifests.kubernetes import Placement, documents
 from ortflow.workflow.spec.file.document import Document
 from ortflow.workflow.spec.file.shorthand import expand
 from ortflow.workflow.spec.run import RunSpec
+from ortflow.workflow.spec.units import parse_memory
 
 RunFile = dict[str, Any]
 
@@ -220,6 +221,9 @@ def any_run_file(chance: random.Random, name: str) -> RunFile:
         0.5,
     )
     written = run_file(own, **{"name": name, "resources": {}, **sections})
+    memory, shared = written["resources"].get("memory"), own.get("shared_memory")
+    if memory and shared and parse_memory(shared) > parse_memory(memory):
+        del written["backends"]["kubernetes"]["shared_memory"]  # it would count as the pod's memory
     written["data"]["pad_value"] = {f"p{number}": one_of(*_NUMBERS) for number in range(3)}
     return written
 
