@@ -7,8 +7,8 @@ script of a job for it alone, which follows the task where that may not be queue
 from __future__ import annotations
 
 import itertools
-import re
 import os
+import re
 import resource
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
