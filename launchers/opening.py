@@ -30,9 +30,8 @@ from ortflow.workflow.spec.file.load import load_run_file
 from ortflow.workflow.spec.file.paths import moved
 from ortflow.workflow.spec.run import RunSpec
 
-_TEMPORARY = re.compile(owned.TEMPORARY)
 _PASSING = re.compile(rf"\.(launcher|ranks)\.lock|{owned.TEMPORARY}")
-"""What stands in a directory that another launcher is about to take."""
+"""What stands in a directory that another launcher is about to take, or was when it was killed."""
 
 
 @dataclass
@@ -178,9 +177,8 @@ def _put_aside(run: RunDir, lock: int) -> int:
 
 def _empty(run: RunDir) -> bool:
     """Whether nothing is lost if the directory is taken for another run."""
-    # A launcher that was killed may have left the run file half written, under another name.
-    names = {name for name in os.listdir(run.root) if not _TEMPORARY.fullmatch(name)}
-    return names <= {run.lock.name, run.ranks_lock.name} or (run.run_file.name in names and _worthless(run))
+    names = os.listdir(run.root)
+    return all(map(_PASSING.fullmatch, names)) or (run.run_file.name in names and _worthless(run))
 
 
 def _worthless(run: RunDir) -> bool:

@@ -1,4 +1,4 @@
-"""What attempts.jsonl tells of a run's jobs in a batch scheduler. Pure.
+"""Reads the jobs of a run in a batch scheduler from the records of attempts.jsonl. Pure.
 
 Before a job is submitted, `submitting` puts a unique id on record, which the job carries in its comment; `submit` names
 the job behind it, `refused` says that there is none. So a job whose submission got no answer is found again.

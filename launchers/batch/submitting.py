@@ -18,7 +18,7 @@ from ortflow.workflow.errors import OrtflowError
 from ortflow.workflow.rundir import RunDir
 
 PATIENCE = 11.5
-"""Seconds until whoever submits is told that nobody answers."""
+"""Seconds after which submitting ends with the message that the scheduler does not answer."""
 DAY = 86400.0
 PAUSE = 2.0
 """Seconds between two looks at the queue, or two tries."""

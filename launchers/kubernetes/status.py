@@ -215,7 +215,7 @@ def _unheard(workers: Sequence[Object], wanted: int) -> str | None:
 
 
 def _cut_off(pod: Object) -> str:
-    """What stands beside what was known before its launcher pod could not be heard any more."""
+    """The message for a launcher pod whose node does not answer."""
     return (
         f"the node {objects.node(pod)} of the launcher pod does not answer: "
         "what it has said since is not known, and the run may go on"

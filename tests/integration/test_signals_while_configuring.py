@@ -11,9 +11,10 @@ from pathlib import Path
 import psutil
 import pytest
 from project import of_kind
+from struck_child import Struck
 from tiny_runs import Tiny, has_traceback, result
 
-from ortflow.workflow.assembly.child import Child, RuntimeFault
+from ortflow.workflow.assembly.child import RuntimeFault
 from ortflow.workflow.errors import EndedBySignal, check_signal
 from ortflow.workflow.rundir import RunDir
 
@@ -73,20 +74,6 @@ def test_a_child_that_is_killed_alone_is_a_failure_that_is_tried_again(
     assert [r.get("outcome") for r in RunDir(tiny.run_dir).read_attempts() if r["event"] == "end"] == [
         "failure", "finished",
     ]  # fmt: skip
-
-
-class Struck(Child):
-    """Each of its processes gets a signal when it starts."""
-
-    def __init__(self, *numbers: signal.Signals) -> None:
-        self._numbers = list(numbers)
-        super().__init__()
-
-    def _start(self) -> subprocess.Popen[bytes]:
-        process = super()._start()
-        if self._numbers:
-            process.send_signal(self._numbers.pop(0))
-        return process
 
 
 def test_a_crash_that_comes_again_is_a_fault_of_the_graph() -> None:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import signal
-import subprocess
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +10,7 @@ import onnx
 import pytest
 from graph_build_models import Array, built, kept_child, run_graph, save_model, tensors_of, value
 from onnx import helper
+from struck_child import Struck
 
 from ortflow.workflow.assembly.child import Child, RuntimeFault
 from ortflow.workflow.assembly.loading import check_loads
@@ -88,18 +87,9 @@ def test_kernel_that_is_missing_is_named(name: str, said: str) -> None:
     assert "\n" not in str(caught.value)
 
 
-class Crashing(Child):
-    """Crashes each time it is started."""
-
-    def _start(self) -> subprocess.Popen[bytes]:
-        process = super()._start()
-        os.kill(process.pid, signal.SIGSEGV)
-        return process
-
-
 def test_crash_becomes_a_sentence() -> None:
     model = forward([helper.make_node("Exp", ["a"], ["e"]), summed("e")], [value("a", [3])])
-    with Crashing() as child, pytest.raises(UserError) as caught:
+    with Struck(signal.SIGSEGV, signal.SIGSEGV) as child, pytest.raises(UserError) as caught:
         check_loads(child, model.SerializeToString(), "training", "cpu", model)
     assert "cannot load the training graph (it crashed, signal 11)" in str(caught.value)
 

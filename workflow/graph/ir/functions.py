@@ -32,10 +32,15 @@ def fresh_names(graph: onnx.GraphProto) -> Fresh:
                     collect(inner)
 
     collect(graph)
+    return numbered(taken)
+
+
+def numbered(taken: set[str], last: int = 0) -> Fresh:
+    """A maker of names that are not in `taken`: the hint, else with the first free number above `last`; adds them."""
     counts: dict[str, int] = {}
 
     def fresh(hint: str) -> str:
-        name, count = hint, counts.get(hint, 0)
+        name, count = hint, counts.get(hint, last)
         while name in taken:
             count += 1
             name = f"{hint}.{count}"

@@ -11,6 +11,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from ortflow.workflow.graph.ir import shapes, walk
 from ortflow.workflow.graph.ir.edit import attributes_of, replace
+from ortflow.workflow.graph.ir.functions import numbered
 from ortflow.workflow.graph.ir.stops import stops_gradient
 from ortflow.workflow.graph.names import is_made_up
 
@@ -192,14 +193,6 @@ def _rename_reads(nodes: list[onnx.NodeProto], new_names: dict[str, str]) -> Non
 
 def name_nodes(model: onnx.ModelProto) -> None:
     """Gives each node of the main graph a name of its own, in place: ONNX Runtime refuses one given twice."""
-    taken: set[str] = set()
-    counts: dict[str, int] = {}
+    fresh = numbered(set(), last=1)
     for node in model.graph.node:
-        stem = node.name or next((name for name in node.output if name), node.op_type)
-        name, count = stem, counts.get(stem, 1)
-        while name in taken:
-            count += 1
-            name = f"{stem}.{count}"
-        taken.add(name)
-        counts[stem] = count
-        node.name = name
+        node.name = fresh(node.name or next((name for name in node.output if name), node.op_type))
