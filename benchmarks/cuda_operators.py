@@ -73,7 +73,7 @@ class Call:
         stream = ctypes.c_void_p(self.stream)
         code = self.compiler.driver.cuLaunchKernel(kernel, *grids, *blocks, shared, stream, values, None)
         if code:
-            raise RuntimeError(f"CUDA does not launch {function} (error {code})")
+            raise RuntimeError(f"CUDA cannot launch {function} (error {code})")
 
 
 @dataclass(frozen=True)

@@ -159,9 +159,9 @@ def main() -> int:
                         speeds[reader].append(speed)
             running.clear()
         medians = {reader: statistics.median(values) for reader, values in speeds.items()}
-        told = ", ".join(f"{reader} {speed:,.0f} samples/s" for reader, speed in medians.items())
+        reported = ", ".join(f"{reader} {speed:,.0f} samples/s" for reader, speed in medians.items())
         ratios = {reader: medians["ortflow"] / speed for reader, speed in medians.items() if reader != "ortflow"}
-        print(f"{case.name}, batch {case.batch}: {told}")
+        print(f"{case.name}, batch {case.batch}: {reported}")
         print("  ratio to " + ", ".join(f"{reader} {ratio:.2f}" for reader, ratio in ratios.items()))
         enough = enough and ratios["memmap"] >= REQUIRED
     return 0 if enough else 1

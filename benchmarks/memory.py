@@ -125,8 +125,8 @@ def watch(launcher: subprocess.Popen[bytes], record: Path) -> dict[str, float]:
 def account(record: Path) -> dict[str, float]:
     """MiB of each of the parts that the rank itself tells at the end of training."""
     events = (json.loads(line) for line in record.read_text().splitlines())
-    (told,) = (event for event in events if event["event"] == "memory")
-    return {part: told[part] / MIB for part in ("parameters", "gradients", "moments", "checkpoint", "values")}
+    (reported,) = (event for event in events if event["event"] == "memory")
+    return {part: reported[part] / MIB for part in ("parameters", "gradients", "moments", "checkpoint", "values")}
 
 
 def phase(record: Path) -> str:

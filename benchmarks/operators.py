@@ -26,7 +26,7 @@ from ortflow.workflow.graph.autodiff.compose import compose
 from ortflow.workflow.graph.autodiff.expand import make_differentiable
 from ortflow.workflow.graph.autodiff.reverse import differentiate
 from ortflow.workflow.graph.domains import MICROSOFT
-from ortflow.workflow.graph.optimize import speed
+from ortflow.workflow.graph.optimize import rewrites
 from ortflow.workflow.kernels.graph import with_kernels
 from ortflow.workflow.kernels.library import find_library
 from ortflow.workflow.onnx_runtime import onnxruntime
@@ -157,7 +157,7 @@ def graph_of(case: Case) -> onnx.ModelProto:
     )
     model = onnx.shape_inference.infer_shapes(model)
     forward, _ = make_differentiable(model, list(given), "loss")
-    speed.before(forward.graph)
+    rewrites.before(forward.graph)
     made, _ = differentiate(forward, list(given), "loss")
     return made
 
@@ -183,7 +183,7 @@ def ours(case: Case, arrays: dict[str, np.ndarray], threads: int, kernels: bool)
     made = graph_of(case)
     if kernels:
         made = with_kernels(made)
-    speed.after(made.graph)
+    rewrites.after(made.graph)
     session = session_of(compose(made), threads, kernels)
     wanted = [f"{name}_grad" for name in arrays if name != "seed"]
     binding = session.io_binding()

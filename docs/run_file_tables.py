@@ -11,7 +11,7 @@ import json
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, get_origin
 
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
@@ -63,7 +63,7 @@ def _section(section: SectionType, path: tuple[str, ...], which: str) -> Iterato
         inner = sections(field)
         if inner:
             below.append((name, field))
-            kind = "section"
+            kind = "list of sections" if get_origin(field.annotation) is list else "section"
         else:
             kind = _type(schema["properties"][name])
         yield f"| `{name}` | {kind} | {_default(field)} | {_line(field.description or '')} |"

@@ -22,18 +22,18 @@ if TYPE_CHECKING:
 
 @runtime_checkable
 class Overview(Protocol):
-    """Finds the status of many runs for the price of one."""
+    """Finds the status of many runs with one query."""
 
     def statuses(self, runs: Sequence[RunDir]) -> list[RunStatus]:
-        """Return the status of each run, in their order; with fewer details than `status` where those would cost."""
+        """Return the status of each run, in the same order; may leave out details that need a query for each run."""
 
 
 @runtime_checkable
 class Listing(Protocol):
-    """Knows runs that no directory here holds: `ortflow list -b NAME`."""
+    """Finds runs that have no directory on this machine: `ortflow list -b NAME`."""
 
     scope: ClassVar[str]
-    """Where it looked, for the message that there are no runs: ` or in …`."""
+    """Where the launcher searched, for the message about missing runs: ` or in …`."""
 
     def listed(self, runs: Sequence[RunDir], *, everywhere: bool) -> list[RunStatus]:
         """Return the status of these runs, and of the cluster's others: of the user's namespace, or `everywhere`."""
@@ -41,10 +41,12 @@ class Listing(Protocol):
 
 @runtime_checkable
 class Validating(Protocol):
-    """Has rules of its own for a run: `ortflow validate`."""
+    """Checks a run against its own rules: `ortflow validate`."""
 
-    def validate(self, spec: RunSpec, source: Mapping[str, Any], *, chosen: bool) -> None:
-        """Raise Faults or UserError where the launcher could not run it. Starts nothing, asks no cluster.
+    def validate(self, spec: RunSpec, source: Mapping[str, Any], *, chosen: bool) -> str | None:
+        """Raise Faults or UserError if the launcher cannot run it. Starts nothing, queries no cluster.
+
+        Returns what could not be checked on this machine, and why; None if all was.
 
         Parameters
         ----------
@@ -53,40 +55,40 @@ class Validating(Protocol):
         source
             The values of the run file as written.
         chosen
-            Whether the user named this launcher; otherwise the run file has its section, perhaps for another time.
+            Whether the user named this launcher; otherwise the run file only has its section.
         """
 
 
 @runtime_checkable
 class Elsewhere(Protocol):
-    """Its runs read and write where this machine does not see it (`elsewhere = True`)."""
+    """Its runs read and write files that this machine does not see (`elsewhere = True`)."""
 
     def files_at(self, spec: RunSpec) -> str:
-        """Say who sees a run's files, and where: completes `not checked: the model and the data, because …`."""
+        """Return which machines see a run's files, and where, to complete `not checked: …, because …`."""
 
 
 @runtime_checkable
 class Examining(Protocol):
-    """Finds out whether a run can work there: `ortflow doctor -b NAME`."""
+    """Checks whether a run can work there: `ortflow doctor -b NAME`."""
 
     def examine(self, submission: Submission, *, file: bool, overrides: bool) -> Iterator[Finding]:
-        """Yield a finding for each thing that was looked at. Starts nothing.
+        """Yield a finding for each check. Starts nothing.
 
-        Without a run `file` the submission stands in for a run that is not known yet; `overrides` tells whether the
-        user has given values of their own for it.
+        Without a run `file` the submission stands for an unknown run; `overrides`: whether the
+        user has given values for it.
         """
 
 
 @dataclass(frozen=True)
 class Trial:
-    """A job that the user wants `doctor` to start, to look from the nodes."""
+    """The job that `doctor` starts to check the nodes."""
 
     nodes: int | None
     """Number of nodes; the run's own if not given."""
     wait: float
     """Seconds to wait for its start."""
     tell: Callable[[str], None]
-    """Called with a line about its progress."""
+    """Called with each progress line."""
 
 
 @runtime_checkable
@@ -109,16 +111,16 @@ class Chaining(Protocol):
 
 @runtime_checkable
 class Sweeping(Protocol):
-    """Starts the runs of a sweep as one job: `ortflow submit --set`."""
+    """Submits the runs of a sweep as one job: `ortflow submit --set`."""
 
     def check_sweep(self, count: int) -> None:
-        """Raise UserError where a sweep of so many runs has no place."""
+        """Raise UserError if a sweep of so many runs does not fit."""
 
     def request_sweep(self, sweep: Sweep, submissions: Sequence[Submission], at_once: int | None) -> Request:
-        """Return the request for a sweep: of its runs at most `at_once` run at the same time. Starts nothing."""
+        """Return the request for a sweep: at most `at_once` of its runs run at the same time. Starts nothing."""
 
     def submit_sweep(self, request: Any) -> str:
-        """Start it and return its handle. Raises UserError where it can never run."""
+        """Start it and return its handle. Raises UserError if it can never run."""
 
     def cancel_sweep(self, runs: Sequence[RunDir], *, now: bool) -> int:
         """Ask runs of a sweep to save and stop, or to stop `now`; returns how many were active."""
@@ -129,23 +131,23 @@ class Adopting(Protocol):
     """Finds runs in its cluster that were submitted from elsewhere."""
 
     def adopt(self, handle: str, runs: Path) -> RunDir:
-        """Return the run directory of LAUNCHER://WHERE, made in the folder `runs` if need be. Raises UserError."""
+        """Return the run directory of LAUNCHER://WHERE, created in the folder `runs` if missing. Raises UserError."""
 
     def handles(self, name: str) -> tuple[list[str], list[str]]:
-        """Return the handles of active runs of a name, those in the user's namespace first; both empty if unknown."""
+        """Return the handles of active runs of a name, in the user's namespace and in others; both empty if unknown."""
 
 
 @runtime_checkable
 class Supervising(Protocol):
-    """Needs a process outside to repair what its cluster cannot: `ortflow supervise`."""
+    """Needs a process outside the cluster for some repairs: `ortflow supervise`."""
 
     def supervise(self, run: RunDir, say: Callable[[str], None]) -> int:
-        """Supervise the run until it ends; returns its exit code. `say` is called with each line for the user."""
+        """Supervise the run until it ends; returns its exit code. `say` is called with each message."""
 
 
 @runtime_checkable
 class Claiming(Protocol):
-    """Renders storage apart from a run: `ortflow render --with-claim`."""
+    """Renders the storage of a run separately: `ortflow render --with-claim`."""
 
     def with_claim(self, request: Any) -> Request:
         """Return the request with the claim of its storage."""

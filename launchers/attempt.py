@@ -1,7 +1,7 @@
 """One attempt on this machine: mpirun (or the only rank) as a child process, and the ranks below it.
 
-Used by the supervisor alone. Ranks write their own logs; the output of mpirun goes to launcher.log. The child leads a
-session of its own, so that Ctrl-C in the terminal reaches only the launcher, and it dies with the launcher.
+Used only by the supervisor. Ranks write their own logs; the output of mpirun goes to launcher.log. The child leads its
+own session, so that Ctrl-C in the terminal reaches only the launcher, and is killed when the launcher dies.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from ortflow.workflow.files import open_regular
 from ortflow.workflow.rundir import RunDir
 
 LOOK_PERIOD = 0.25
-"""Seconds between two searches for unknown ranks: a search reads the whole process table."""
+"""Seconds between two searches for unknown ranks: each one reads the whole process table."""
 OUTPUT_BYTES = 1 << 20
 """How much of the end of mpirun's output is searched."""
 UNSEEN = 10.0
-"""Seconds after which a rank that was never found is taken to have ended."""
+"""Seconds after which a rank that was never found counts as ended."""
 
 
 class Child:
-    """What starts the ranks of an attempt, as a child process of ours: mpirun, srun, or the only rank."""
+    """The child process that starts the ranks of an attempt: mpirun, srun, or the only rank."""
 
     def __init__(self, run: RunDir, number: int, command: Sequence[str], environment: Mapping[str, str]) -> None:
         self.run, self.number = run, number
@@ -40,7 +40,7 @@ class Child:
 
     @property
     def pid(self) -> int:
-        """Of the child."""
+        """Process id of the child."""
         return self._child.pid
 
     def poll(self) -> int | None:
@@ -57,7 +57,7 @@ class Child:
 
 
 class Attempt(Child):
-    """A started attempt; `poll` often."""
+    """A started attempt; `poll` must be called often."""
 
     def __init__(
         self,
@@ -70,7 +70,7 @@ class Attempt(Child):
     ) -> None:
         self.world_size, self.mpi = world_size, mpi
         self.ranks: dict[int, psutil.Process] = {}
-        """Ranks seen so far."""
+        """Ranks found so far."""
         self._family: dict[int, psutil.Process] = {}
         self._exits = Exits()
         self._started = time.monotonic()
@@ -78,7 +78,7 @@ class Attempt(Child):
         super().__init__(run, number, command, environment)
 
     def poll(self) -> int | None:
-        """The exit code of mpirun (minus the signal if one ended it); None while it runs. Learns ranks on the way."""
+        """The exit code of mpirun (minus the signal if one ended it); None while it runs. Finds new ranks."""
         returncode = super().poll()
         now = time.monotonic()
         if returncode is None and len(self.ranks) < self.world_size and now >= self._next_look:
@@ -93,7 +93,7 @@ class Attempt(Child):
             return
         members = processes.family(root)
         self._family.update({process.pid: process for process in members})
-        # Alone it is its own rank, before any process manager has named it one.
+        # Without a process manager the child is the only rank.
         found = {0: root} if self.world_size == 1 else processes.ranks_among(members)
         for rank in found.keys() - self.ranks.keys():
             self._exits.add(rank, found[rank].pid)
@@ -132,7 +132,7 @@ class Attempt(Child):
         processes.send(self.ranks.values(), signal.SIGTERM)
 
     def kill(self) -> None:
-        """End everything now; also what mpirun left behind."""
+        """Kill everything now, including what mpirun left behind."""
         if self._child.poll() is None:
             self._look()
             self._child.kill()
@@ -144,7 +144,7 @@ class Attempt(Child):
 def start_child(
     run: RunDir, number: int, command: Sequence[str], environment: Mapping[str, str]
 ) -> subprocess.Popen[bytes]:
-    """Start what starts the ranks; its output is the attempt's launcher.log. Raises OrtflowError."""
+    """Start the process that starts the ranks; its output goes to the attempt's launcher.log. Raises OrtflowError."""
     log = run.launcher_log(number)
     log.parent.mkdir(parents=True, exist_ok=True)
     try:
@@ -164,4 +164,4 @@ def start_child(
                 preexec_fn=processes.dies_with_us(),
             )
         except OSError as error:
-            raise OrtflowError(f"{command[0]} does not start: {error.strerror}") from error
+            raise OrtflowError(f"{command[0]} cannot be started: {error.strerror}") from error

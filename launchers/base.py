@@ -1,9 +1,9 @@
-"""What a launcher is.
+"""The interface of a launcher.
 
-A launcher starts a run on a backend and follows it. It comes in two steps: `request` looks and starts nothing, and what
-it returns can be printed (`ortflow render`); `submit` starts exactly that. A run is known by its directory, so status,
-logs and cancel take nothing else. Others add launchers through the entry-point group `ortflow.launchers`:
-docs/launchers.md. Nothing here knows a scheduler.
+A launcher starts a run on a backend and follows it, in two steps: `request` checks and starts nothing, and its result
+can be printed (`ortflow render`); `submit` starts exactly that. A run is identified by its directory, so status,
+logs and cancel take nothing else. Other packages add launchers through the entry-point group `ortflow.launchers`:
+docs/launchers.md. This module must not depend on a scheduler.
 """
 
 from __future__ import annotations
@@ -33,25 +33,25 @@ GROUP = "ortflow.launchers"
 
 @dataclass(frozen=True)
 class Submission:
-    """A run that somebody wants started: what the command line hands to a launcher."""
+    """A run to start: what the command line passes to a launcher."""
 
     spec: RunSpec
-    """With every path absolute."""
+    """The run, with absolute paths."""
     run: RunDir
     folder: Path | None = None
-    """The run file's, where `prepare` runs; None for a run that is resumed from its directory."""
+    """The folder of the run file, where `prepare` runs; None for a run that is resumed from its directory."""
     fresh: bool = False
-    """Put the run that the directory holds aside, and start anew."""
+    """Move the run in the directory aside and start from the beginning."""
     new_budget: bool = False
     """Failures and preemptions so far no longer count."""
     after: tuple[RunDir, ...] = ()
-    """Runs that have to finish first; a launcher that cannot wait for others refuses them."""
+    """Runs that must finish first; a launcher without this ability refuses them."""
     retry: float = 0.0
-    """Seconds for which a scheduler that does not answer is asked again."""
+    """Seconds for which a scheduler that does not answer is retried."""
     overrides: tuple[str, ...] = ()
-    """KEY=VALUE for a run that is resumed, where its launcher keeps the run file elsewhere; `spec` has them already."""
+    """KEY=VALUE for a run that is resumed, if its launcher keeps the run file elsewhere; `spec` includes them."""
     source: Mapping[str, Any] | None = None
-    """The run file's values as written, for a launcher whose files lie elsewhere; None where nobody wrote one."""
+    """The run file's values as written, for a launcher whose files are elsewhere; None without a run file."""
 
 
 class Request(Protocol):
@@ -64,24 +64,24 @@ class Launcher(Protocol):
     """Where runs are placed."""
 
     def request(self, submission: Submission) -> Request:
-        """The request for a run: starts nothing, writes nothing, needs nothing that only ranks need."""
+        """Return the request for a run. Starts nothing, writes nothing, needs no package that only ranks need."""
 
     def submit(self, request: Any) -> str:
-        """Start it and return its handle, LAUNCHER://WHERE. Raises UserError where it can never run."""
+        """Start it and return its handle, LAUNCHER://WHERE. Raises UserError if it can never run."""
 
     def status(self, run: RunDir) -> RunStatus:
-        """How the run is, in ortflow's own words."""
+        """Return the state of the run in ortflow's terms."""
 
     def logs(self, run: RunDir, *, attempt: int | None, rank: int, follow: bool) -> Iterator[str]:
-        """Lines of a rank's log, of the newest attempt if none is named; while the run is active if followed."""
+        """Lines of a rank's log, of the newest attempt by default; followed while the run is active if requested."""
 
     def cancel(self, run: RunDir, *, now: bool) -> bool:
-        """Ask the run to save and leave, or to leave `now`; False if it is not active."""
+        """Ask the run to save and stop, or to stop `now`; False if it is not active."""
 
 
 @cache
 def find_launcher(name: str) -> Launcher:
-    """The launcher of a name. Raises UserError if there is none, or if it cannot be loaded."""
+    """Return the launcher with this name. Raises UserError if there is none, or if it cannot be loaded."""
     if name in BUILT_IN:
         module, _, kind = BUILT_IN[name].partition(":")
         own: Launcher = getattr(import_module(f"{GROUP}.{module}"), kind)()
@@ -94,7 +94,7 @@ def find_launcher(name: str) -> Launcher:
         raise UserError(f"unknown launcher {name!r}", fix=hint)
     try:
         launcher: Launcher = found[name].load()()
-    except Exception as error:  # whatever its module does
+    except Exception as error:  # the module may raise anything
         what = f"the launcher {name!r} cannot be loaded from {found[name].value} ({type(error).__name__}: {error})"
         raise UserError(what, fix="repair the package that brings it") from error
     return launcher
@@ -103,7 +103,7 @@ def find_launcher(name: str) -> Launcher:
 def offering(ability: type[Any]) -> dict[str, Any]:
     """Every launcher that has an ability (`ortflow.launchers.abilities`), by name; one that cannot be loaded has none.
 
-    Loads all launchers: for messages, and for what no launcher is named for.
+    Loads all launchers: for messages, and for commands without a named launcher.
     """
     found: dict[str, Any] = {}
     for name in (*BUILT_IN, *sorted(_others().keys() - BUILT_IN)):
@@ -120,7 +120,7 @@ def ways_to(ability: type[Any]) -> str:
 
 
 def is_elsewhere(launcher: Launcher) -> bool:
-    """Whether runs of the launcher read and write where this machine does not see it."""
+    """Whether runs of the launcher read and write files that this machine does not see."""
     return bool(getattr(launcher, "elsewhere", False))
 
 
@@ -136,7 +136,7 @@ def launcher_of(run: RunDir) -> Launcher:
 
 
 def launcher_name(records: Sequence[dict[str, Any]]) -> str:
-    """The name of the launcher that has the run, or is being asked to take it (`submitting`). Pure."""
+    """The name of the launcher that has the run, or to which it is being submitted (`submitting`). Pure."""
     refused = {record.get("submission") for record in records if record.get("event") == "refused"}
     names = [
         str(record["launcher"])
@@ -149,7 +149,7 @@ def launcher_name(records: Sequence[dict[str, Any]]) -> str:
 
 
 def statuses(runs: Sequence[RunDir]) -> list[RunStatus]:
-    """How many runs are, in their order: each launcher is asked once where it can tell of many."""
+    """Return the status of each run, in the same order; one query for each launcher that supports it."""
     by_name: dict[str, list[int]] = {}
     found: dict[int, RunStatus] = {}
     for place, run in enumerate(runs):
@@ -159,6 +159,8 @@ def statuses(runs: Sequence[RunDir]) -> list[RunStatus]:
             found[place] = unreadable(run, error)
     for name, places in by_name.items():
         launcher, those = find_launcher(name), [runs[place] for place in places]
-        told = launcher.statuses(those) if isinstance(launcher, Overview) else [launcher.status(run) for run in those]
-        found.update(zip(places, told, strict=True))
+        reported = (
+            launcher.statuses(those) if isinstance(launcher, Overview) else [launcher.status(run) for run in those]
+        )
+        found.update(zip(places, reported, strict=True))
     return [found[place] for place in range(len(runs))]

@@ -1,7 +1,7 @@
-"""Whether a run is started again, and after what pause. Pure.
+"""Whether a run is restarted, and after what delay. Pure.
 
-Two budgets, counted over all launchers of a run since it was last given up or resumed by hand: failures and
-preemptions. Progress between two failures renews neither: a run that fails every hour is looked at after three.
+Two budgets, counted over all launchers of a run since it last gave up or was resumed by hand: failures and
+preemptions. Progress resets neither: with a budget of three, a run that fails every hour stops after three hours.
 """
 
 from __future__ import annotations
@@ -15,25 +15,25 @@ if TYPE_CHECKING:
     from ortflow.workflow.spec.run import Backoff, Restart
 
 FRUITLESS = 5
-"""Attempts that may end in a row without a step: more is no bad luck but, say, a time limit that is too short."""
+"""Attempts in a row that may end without a step. More indicate a lasting cause, such as too short a time limit."""
 
 
 @dataclass(frozen=True)
 class Decision:
-    """What follows an attempt."""
+    """What happens after an attempt."""
 
     again: bool
     pause: float = 0.0
     """Seconds before the next attempt."""
     why: str = ""
-    """For people."""
+    """The reason, for messages."""
 
 
 def decide(outcome: Outcome, used: Used, restart: Restart, fruitless: int = 0, *, counts: bool = True) -> Decision:
-    """What follows an attempt that nobody asked to stop; `used` counts it already.
+    """Decide what happens after an attempt that nobody asked to stop; `used` already includes it.
 
-    `fruitless` attempts in a row, this one among them, did not get beyond the one before. `counts` False: what looks
-    like a preemption is none, but a time limit, or a signal by hand; what looks like a failure is a full disk.
+    `fruitless` attempts in a row, including this one, made no progress. `counts` False: what looks
+    like a preemption is a time limit or a signal sent by hand; what looks like a failure is a full disk.
     """
     if outcome is Outcome.FINISHED:
         return Decision(False, why="done")
@@ -53,7 +53,7 @@ def decide(outcome: Outcome, used: Used, restart: Restart, fruitless: int = 0, *
 
 
 def pause(backoff: Backoff, failures: int) -> float:
-    """Seconds before the restart that follows so many failures: doubled each time, up to the limit."""
+    """Seconds before the restart after so many failures: doubled each time, up to the limit."""
     return float(min(backoff.first * 2.0 ** min(failures - 1, 60), backoff.limit))
 
 

@@ -1,6 +1,6 @@
-"""Why an attempt ended, from what can be seen of it. Pure.
+"""Why an attempt ended. Pure.
 
-mpirun folds the endings of all ranks into one exit code (Hydra takes the bitwise or), so three witnesses are heard:
+mpirun folds the endings of all ranks into one exit code (Hydra takes the bitwise or), so there are three sources:
 the exit status of each rank as far as mpirun tells it, the `failure` event that a rank writes when it can, and the
 exit code of the whole.
 """
@@ -22,31 +22,31 @@ _HYDRA_FIRST = re.compile(r"PID (\d+) RUNNING AT")
 _OPENMPI_SIGNAL = re.compile(r"process rank (\d+) with PID \d+ on node \S+\s+exited on\s+signal (\d+)")
 _OPENMPI_CODE = re.compile(r"Process name: \[\S+?,(\d+)\]\s+Exit code:\s+(\d+)")
 _LEAVE = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR2, signal.SIGHUP, signal.SIGALRM)
-"""Signals by which a rank is asked to leave, or leaves an MPI that does not let it go."""
+"""Signals that ask a rank to stop, or with which it leaves an MPI that blocks."""
 
 
 @dataclass(frozen=True)
 class Cause:
-    """How an attempt ended and why, for the record and for people."""
+    """How an attempt ended and why, for the records and for messages."""
 
     outcome: Outcome
     exit_code: int
     sentence: str
     rank: int | None = None
-    """The rank it began with, where that is known."""
+    """The rank that ended first, if known."""
     reported: bool = False
-    """The rank itself has recorded why."""
+    """Whether the rank itself recorded the cause."""
 
 
 def statuses(
     kind: MpiKind | None, returncode: int, words: str, pids: Mapping[int, int], order: Sequence[int] = ()
 ) -> dict[int, int]:
-    """Exit status of the ranks that did not end with 0, as far as it is told; minus the signal for killed ones.
+    """Exit status of the ranks that did not end with 0, as far as it is reported; minus the signal for killed ones.
 
-    `kind` None: one rank without mpirun, `returncode` is its own. `words` is what mpirun printed, `pids` the rank of
-    each known process, `order` all ranks as they ended, where that is known. Hydra names the process that ended first,
-    mostly, and kills the others itself. Where nobody knows that one, a rank that was not killed by SIGKILL is taken
-    for it.
+    `kind` None: one rank without mpirun, `returncode` is its own. `words` is mpirun's output, `pids` the rank of
+    each known process, `order` all ranks by their end, if known. Hydra mostly names the process that ended first,
+    and kills the others itself. If that process is unknown, a rank that was not killed by SIGKILL is assumed to
+    be the first.
     """
     if kind is None:
         return {0: returncode} if returncode else {}
@@ -69,9 +69,9 @@ def cause(
     *,
     out_of_memory: bool = False,
 ) -> Cause:
-    """The cause of an attempt's end.
+    """Return why an attempt ended.
 
-    `ended` is what `statuses` found, `failures` the newest failure event of each rank in this attempt.
+    `ended` is the result of `statuses`, `failures` the newest failure event of each rank in this attempt.
     """
     if returncode == EXIT_DONE and not failures:
         return Cause(Outcome.FINISHED, EXIT_DONE, "finished")
@@ -82,9 +82,13 @@ def cause(
         memory = " (out of memory)" if out_of_memory and -status == signal.SIGKILL else ""
         sentence = f"{who} killed by {signal_name(-status)}{memory}"
         return Cause(Outcome.FAILURE, status, sentence, killed[0] if len(killed) == 1 else None)
-    reported = sorted(failures.items(), key=lambda item: item[1].get("time", 0.0))
-    for rank, failure in reported:
-        code = int(failure.get("exit_code") or ended.get(rank) or returncode)
+
+    def code_of(rank: int) -> int:
+        return int(failures[rank].get("exit_code") or ended.get(rank) or returncode)
+
+    # A failure never causes wrong input on another rank. Otherwise times decide, though nodes' clocks may differ.
+    for rank in sorted(failures, key=lambda rank: (code_of(rank) != EXIT_USER, failures[rank].get("time", 0.0))):
+        failure, code = failures[rank], code_of(rank)
         if code not in (EXIT_DONE, EXIT_PREEMPTED):
             outcome = Outcome.USER_ERROR if code == EXIT_USER else Outcome.FAILURE
             return Cause(outcome, code, str(failure.get("reason", f"rank {rank} failed")), rank, reported=True)
@@ -109,10 +113,10 @@ def cause(
 
 
 def agreed(ends: Mapping[int, str], world_size: int) -> Cause | None:
-    """The end of an attempt that every rank has on record; None where one has none, or they differ. Pure.
+    """The end of an attempt as recorded by every rank; None if a record is missing or they differ. Pure.
 
-    It stands above what the process manager reports: Hydra's exit codes have named a rank as killed by SIGKILL that was
-    leaving MPI together with the others.
+    It takes precedence over the process manager: Hydra's exit codes have named a rank as killed by SIGKILL that was
+    leaving MPI with the others.
     """
     if len(ends) < world_size or len(set(ends.values())) > 1:
         return None
@@ -122,13 +126,13 @@ def agreed(ends: Mapping[int, str], world_size: int) -> Cause | None:
 
 
 def _from_wait_status(status: int) -> int:
-    """What os.waitstatus_to_exitcode says, for the statuses a process can end with."""
+    """Like os.waitstatus_to_exitcode, for the statuses with which a process can end."""
     number = status & 0x7F
     return -number if number else (status >> 8) & 0xFF
 
 
 def signal_name(number: int) -> str:
-    """SIGKILL for 9; `signal 64` where it has no name. Pure."""
+    """SIGKILL for 9; `signal 64` if it has no name. Pure."""
     try:
         return signal.Signals(number).name
     except ValueError:

@@ -1,7 +1,7 @@
-"""What may change while a run goes on, and the batch that it keeps. Pure.
+"""Which keys may change when a run continues, and the batch size that it keeps. Pure.
 
-Used by `opening` when it takes a directory that holds a run. What makes it another run is refused by key; the number
-of samples a step changes only where somebody asks for it by name.
+Used by `opening` for a directory that holds a run. A change that would make it another run is refused by key; the
+number of samples per step changes only on explicit request.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ MAY_CHANGE: tuple[str, ...] = (
     "train.steps", "train.epochs", "train.global_batch", "train.gradient_accumulation", "train.clip_norm",
     "train.optimizer.lr", "train.optimizer.weight_decay", "train.optimizer.betas", "train.optimizer.epsilon",
     "train.schedule", "train.evaluation", "train.early_stop", "train.max_skipped_steps", "train.loss_scale",
-    "parallel.data", "checkpoint.every_steps", "checkpoint.every_seconds", "checkpoint.keep", "checkpoint.asynchronous",
-    "checkpoint.wait_for_room",
-    "checkpoint.exact", "monitor", "export", "resources", "restart", "backends",
+    "parallel.data", "parallel.zero", "checkpoint.every_steps", "checkpoint.every_seconds", "checkpoint.keep",
+    "checkpoint.asynchronous", "checkpoint.wait_for_room", "checkpoint.exact", "monitor", "export", "resources",
+    "restart", "backends",
 )  # fmt: skip
-"""Keys, and sections whole, that leave the run the same: how long, how fast, how often, where. Model, loss, data, order
+"""Keys and whole sections that may change: how long, how fast, how often, where. Model, loss, data, order
 of the samples and kind of optimizer do not."""
 LENGTHENS = ("train.steps", "train.epochs", "train.early_stop", "export")
-"""Keys that can leave something to do for a run that has finished."""
+"""Keys that can give a finished run more work."""
 LISTED = 3
-"""Differences that a refusal names."""
+"""Number of differences that an error names."""
 
 
 class Change(NamedTuple):
-    """A key that another value was given for."""
+    """A key with another value."""
 
     key: str
     before: Any
@@ -56,12 +56,12 @@ def differences(before: dict[str, Any], now: dict[str, Any]) -> list[Change]:
 
 
 def within(key: str, allowed: Sequence[str]) -> bool:
-    """Whether a key is one of those, or lies in one of those sections."""
+    """Whether a key is one of these or belongs to one of these sections."""
     return any(key == one or key.startswith(f"{one}.") for one in allowed)
 
 
 def refuse(root: Path, changes: Sequence[Change]) -> None:
-    """Raise UserError where one of the changes would make it another run."""
+    """Raise UserError if one of the changes would make it another run."""
     others = [change for change in changes if not within(change.key, MAY_CHANGE)]
     if not others:
         return
@@ -70,16 +70,16 @@ def refuse(root: Path, changes: Sequence[Change]) -> None:
     keys = "this key" if len(others) == 1 else "these keys"
     raise UserError(
         f"{root} holds another run: {listed}{more}",
-        fix=f"give {keys} the old value to go on, --fresh to start anew and keep the old run aside, or another name "
+        fix=f"give {keys} the old value to continue, --fresh to start over and keep the old run aside, or another name "
         "(name=NAME, or run_dir)",
     )
 
 
 def going_on(before: RunSpec, now: RunSpec, batch: int) -> RunSpec:
-    """The run that goes on, with the `batch` samples a step that it has had so far.
+    """Return the run to continue, with its previous `batch` samples per step.
 
-    Where ranks or micro-batch are others, gradient accumulation follows. Raises UserError where the samples of a step
-    do not divide, or where another number of them was asked for in another way than by `train.global_batch`.
+    If the number of ranks or the micro-batch has changed, gradient accumulation is adapted. Raises UserError if the
+    samples do not divide, or if another number is requested in another way than by `train.global_batch`.
     """
     asked = now.train.gradient_accumulation != before.train.gradient_accumulation
     if now.train.global_batch not in (None, batch):
@@ -93,7 +93,7 @@ def going_on(before: RunSpec, now: RunSpec, batch: int) -> RunSpec:
             f"is {now.train.gradient_accumulation}, which makes {product} samples a step ({division(now, product)}), "
             f"and this run takes {batch}",
             where="train.gradient_accumulation",
-            fix=f"leave it at {before.train.gradient_accumulation} to go on with {batch}, or accept the other batch "
+            fix=f"leave it at {before.train.gradient_accumulation} to continue with {batch}, or accept the other batch "
             f"with {KEY}={product}",
         )
     if (trouble := undivided(batch, micro_batch, ranks)) is not None:
@@ -104,7 +104,7 @@ def going_on(before: RunSpec, now: RunSpec, batch: int) -> RunSpec:
 
 
 def agree(spec: RunSpec) -> None:
-    """Raise UserError where global batch and gradient accumulation were both asked for and contradict each other."""
+    """Raise UserError if global batch and gradient accumulation are both given and contradict each other."""
     asked = spec.train.gradient_accumulation
     if asked not in (1, spec.accumulation):
         raise UserError(
@@ -116,7 +116,7 @@ def agree(spec: RunSpec) -> None:
 
 
 def batch_words(before: RunSpec, now: RunSpec, batch: int) -> list[str]:
-    """What became of the samples of a step, if their number or the way they are divided is another."""
+    """Messages about the samples of a step if their number or division has changed."""
     divided = division(now, now.global_batch)
     if now.global_batch != batch:
         return [f"a step takes {now.global_batch} samples from here on, {batch} before: {divided}"]
@@ -127,7 +127,7 @@ def batch_words(before: RunSpec, now: RunSpec, batch: int) -> list[str]:
 
 
 def division(spec: RunSpec, batch: int) -> str:
-    """How ranks and micro-batches share the samples of a step, in the run file's words."""
+    """How ranks and micro-batches share the samples of a step, in the run file's terms."""
     ranks, size = spec.world_size, spec.data.micro_batch
     many = "" if ranks == 1 else "s"
     return f"{ranks} rank{many} x micro_batch {size} x gradient_accumulation {batch // (size * ranks)}"

@@ -1,6 +1,6 @@
 """The supervisor in the background: `python -m ortflow.launchers.detached RUN_DIR LOCK`.
 
-Started by the local launcher's `submit`, which hands over the lock as an inherited descriptor. Standard output is
+Started by the local launcher's `submit`, which passes the lock as an inherited descriptor. Standard output is
 RUN_DIR/logs/supervisor.log.
 """
 
@@ -21,7 +21,7 @@ from ortflow.workflow.streams import guard_log
 
 
 def main(arguments: list[str]) -> int:
-    """Supervise the run of a directory; the exit code of the design's table."""
+    """Supervise the run of a directory; returns ortflow's exit code."""
     guard_log()
     run = RunDir(Path(arguments[0]))
     sign(int(arguments[1]))

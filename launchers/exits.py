@@ -1,7 +1,7 @@
-"""In which order the ranks of this machine ended. Linux; nothing is known elsewhere, or of ranks not watched in time.
+"""The order in which the ranks of this machine ended. Linux only; ranks that were not watched in time are missing.
 
-Hydra names a process, too: the first in the kernel's list of its dead children. A rank of some GB takes long to die,
-and in up to a quarter of cases Hydra names another one, which it has killed itself in the meantime.
+Hydra also names a process: the first in the kernel's list of its dead children. A rank of some GB takes long to die,
+so in up to a quarter of cases Hydra names another one, which it has killed itself in the meantime.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ class Exits:
         self._events: Any = None  # select.epoll, which macOS lacks
 
     def add(self, rank: int, pid: int) -> None:
-        """Watch the process of this rank; in vain where it is gone, or descriptors have run out."""
+        """Watch the process of this rank; no effect if it has ended or no descriptor is free."""
         if sys.platform == "linux":
             with contextlib.suppress(OSError):
                 self._events = self._events or select.epoll()
                 descriptor = os.pidfd_open(pid)
                 self._ranks[descriptor] = rank
-                # Once each, or the order is lost with the second look.
+                # Report each only once: a second report would change the order.
                 self._events.register(descriptor, select.EPOLLIN | select.EPOLLET)
 
     def order(self) -> list[int]:
@@ -38,7 +38,7 @@ class Exits:
         return list(self._order)
 
     def close(self) -> None:
-        """Watch no longer; `order` stays."""
+        """Stop watching; `order` stays valid."""
         self.order()
         if self._events is not None:
             self._events.close()

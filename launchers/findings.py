@@ -1,4 +1,4 @@
-"""What `ortflow doctor` finds out: one line each, and what to do where something is wrong. Pure."""
+"""Findings of `ortflow doctor`: one line each, with the fix for a fault. Pure."""
 
 from __future__ import annotations
 
@@ -11,24 +11,24 @@ from ortflow.workflow.errors import UserError
 
 
 class Level(str, Enum):
-    """How a thing is."""
+    """Severity of a finding."""
 
     OK = "ok"
     WARNING = "warning"
-    """Runs work; one may go slowly, or not as somebody expects."""
+    """Runs work, but may be slow or behave unexpectedly."""
     FAULT = "fault"
-    """A run would fail, or never start."""
+    """A run would fail, or would never start."""
     UNTESTED = "untested"
-    """Nothing is known of it."""
+    """Not checked."""
 
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that was looked at."""
+    """The result of one check."""
 
     level: Level
     about: str
-    """Which thing, in a word or two."""
+    """Subject of the check, in a word or two."""
     what: str
     fix: str = ""
     data: Mapping[str, Any] = field(default_factory=dict)
@@ -38,9 +38,9 @@ class Finding:
         return f"{self.level.value:<9} {self.about}: {self.what}" + (f"; {self.fix}" if self.fix else "")
 
     def to_json(self) -> dict[str, Any]:
-        """Plain data."""
-        told = {"level": self.level.value, "about": self.about, "what": self.what, "fix": self.fix or None}
-        return {**told, **({"data": dict(self.data)} if self.data else {})}
+        """Return it as plain data."""
+        reported = {"level": self.level.value, "about": self.about, "what": self.what, "fix": self.fix or None}
+        return {**reported, **({"data": dict(self.data)} if self.data else {})}
 
 
 def ok(about: str, what: str, **data: Any) -> Finding:
@@ -54,17 +54,17 @@ def warning(about: str, what: str, fix: str = "", **data: Any) -> Finding:
 
 
 def fault(about: str, what: str, fix: str = "", **data: Any) -> Finding:
-    """Does not work."""
+    """A fault."""
     return Finding(Level.FAULT, about, what, fix, data)
 
 
 def untested(about: str, what: str, fix: str = "") -> Finding:
-    """Not looked at, and why."""
+    """Not checked, and why."""
     return Finding(Level.UNTESTED, about, what, fix)
 
 
 def from_error(about: str, error: UserError, level: Level = Level.FAULT) -> Finding:
-    """A wrong input as a finding."""
+    """A UserError as a finding."""
     where = f"{error.where}: " if error.where else ""
     return Finding(level, about, where + error.what, error.fix or "")
 
@@ -83,5 +83,5 @@ def summary(found: Sequence[Finding]) -> str:
 
 
 def has_fault(found: Iterable[Finding]) -> bool:
-    """Whether something is wrong."""
+    """Whether there is a fault."""
     return any(one.level is Level.FAULT for one in found)

@@ -1,6 +1,6 @@
 """Following a run that another process supervises: its events, and the state of its job, until it ends.
 
-Used by `ortflow submit --follow`. Reads only: the run goes on if the follower is interrupted.
+Used by `ortflow submit --follow`. Reads only: the run continues if the follower is interrupted.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from ortflow.workflow.rundir import RunDir
 
 TICK = 0.25
 LOOK = 3.0
-"""Seconds between two looks at the status, which may cost a call to a scheduler."""
+"""Seconds between two status queries, which may cost a call to a scheduler."""
 
 _LAST = ("finished", "preempted", "failure")
 """Events after which the status is about to change."""
@@ -47,7 +47,7 @@ class Follower:
     run
         The run directory, or the client's copy of its records.
     launcher
-        Asked for the status.
+        Gives the status.
     view
         Where events and changes of the status are shown.
     clock
@@ -59,7 +59,7 @@ class Follower:
         self._tail = EventTail(run.events(0))
         self._shown = ""
         self._notes: set[str] = set()
-        """Changes of the run file that were shown."""
+        """Changes of the run file that were already shown."""
 
     def follow(self) -> End:
         """Show events and changes of the status until the run ends.
@@ -119,7 +119,7 @@ def format_place(how: RunStatus) -> str:
 
 
 def exit_code(how: RunStatus, run: RunDir) -> int:
-    """The exit code for a run that has ended: 0 done, 2 wrong input, 75 preempted or stopped, otherwise 1."""
+    """Return the exit code for a run that has ended: 0 done, 2 wrong input, 75 preempted or stopped, otherwise 1."""
     end = last_end(run.read_attempts()) or {}
     if how.state is State.FAILED and end.get("outcome") == Outcome.USER_ERROR.value:
         return EXIT_USER

@@ -15,33 +15,33 @@ from ortflow.workflow.device.floors import floor, link_floor
 ABOUT = "GPU"
 SUM = "sum over GPUs"
 WITHIN = 300.0
-"""Seconds: the first use of a GPU after a start of the machine is slow, and a machine may have eight."""
+"""Seconds: the first use of a GPU after a boot is slow, and a machine may have eight."""
 CLAIMED = 0.1
-"""Share of a GPU's memory in use before it was tried, above which somebody else uses it."""
+"""Share of a GPU's memory in use before the test, above which another process uses it."""
 BEHIND = 0.8
-"""Of the machine's median speed, below which a GPU falls behind the others."""
+"""Share of the machine's median speed below which a GPU is slow."""
 HELD_BACK = {8: "power or heat", 32: "heat", 64: "heat", 128: "its power supply", 4: "its power limit"}
-"""Bits of NVML's reasons for low clocks; what a sound GPU at full load may have, too, comes last."""
+"""Bits of NVML's clock event reasons; those that a healthy GPU at full load may also have come last."""
 _SLOW = "`nvidia-smi -q -d PERFORMANCE,CLOCK,TEMPERATURE` shows what throttles it"
 
 
 def examine_gpu(python: str, ranks: int) -> Iterator[Finding]:
-    """Whether `ranks` ranks of a machine can train on its GPUs, and how fast these are."""
+    """Whether `ranks` ranks of a machine can train on its GPUs, and their speed."""
     try:
-        told = subprocess.run(
+        reported = subprocess.run(
             [python, "-m", "ortflow.workflow.gpu_report", str(ranks)],
             capture_output=True, text=True, timeout=WITHIN, cwd="/", stdin=subprocess.DEVNULL, errors="replace",
         )  # fmt: skip
     except subprocess.TimeoutExpired:
-        yield fault(ABOUT, f"does not answer within {WITHIN:.0f} s", "look at nvidia-smi")
+        yield fault(ABOUT, f"no answer within {WITHIN:.0f} s", "look at nvidia-smi")
         return
     except OSError as error:
         yield fault(ABOUT, f"cannot be checked: {error}")
         return
     try:
-        report = json.loads(told.stdout.splitlines()[-1])
+        report = json.loads(reported.stdout.splitlines()[-1])
     except (ValueError, IndexError):
-        lines = [line for line in told.stderr.splitlines() if line.strip()] or [f"exit code {told.returncode}"]
+        lines = [line for line in reported.stderr.splitlines() if line.strip()] or [f"exit code {reported.returncode}"]
         yield fault(ABOUT, f"cannot be checked: {lines[-1].strip()}")
         return
     yield from from_report(report, ranks)
@@ -98,14 +98,14 @@ def _one(name: str, gpu: Mapping[str, Any], gpus: Sequence[Mapping[str, Any]]) -
 
 
 def _slow(gpu: Mapping[str, Any], kind: str, gpus: Sequence[Mapping[str, Any]]) -> str | None:
-    """What is wrong with a GPU's speed: less than its model's floor, or than its neighbours."""
+    """Fault in a GPU's speed: below the minimum of its model, or below the other GPUs."""
     speed, least = gpu[kind] / 1e12, floor(gpu["name"], kind)
-    told = f"computes {speed:.1f} TFLOP/s in {kind}"
+    reported = f"computes {speed:.1f} TFLOP/s in {kind}"
     if least is not None and speed < least:
-        return f"{told}; {least:.0f} or more are expected"
+        return f"{reported}; {least:.0f} or more are expected"
     alike = [other[kind] / 1e12 for other in gpus if kind in other and other["name"] == gpu["name"]]
     if speed < BEHIND * statistics.median(alike):
-        return f"{told}, and its neighbours {statistics.median(alike):.1f}"
+        return f"{reported}, and its neighbours {statistics.median(alike):.1f}"
     return None
 
 
@@ -114,16 +114,16 @@ def _held_back(gpu: Mapping[str, Any]) -> str:
     return f": throttled by {reasons[0]}" if reasons else ""
 
 
-def _sum(told: Mapping[str, Any], gpus: Sequence[Mapping[str, Any]]) -> Finding:
-    if told.get("missing"):
+def _sum(reported: Mapping[str, Any], gpus: Sequence[Mapping[str, Any]]) -> Finding:
+    if reported.get("missing"):
         return warning(
             SUM, "NCCL is not installed: ranks add up through the host's memory", "pip install 'ortflow[cuda]'"
         )
-    if "error" in told:
-        what, _, fix = str(told["error"]).partition("; ")
+    if "error" in reported:
+        what, _, fix = str(reported["error"]).partition("; ")
         return fault(SUM, what, fix)
-    least, speed = min(link_floor(gpu["name"]) for gpu in gpus), told["gbps"]
-    version = told["nccl"]
+    least, speed = min(link_floor(gpu["name"]) for gpu in gpus), reported["gbps"]
+    version = reported["nccl"]
     number = f"{version // 10000}.{version // 100 % 100}.{version % 100}"
     what = f"{len(gpus)} GPUs add up 256 MiB at {speed:.0f} GB/s over each (NCCL {number})"
     if speed < least:

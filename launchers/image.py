@@ -1,6 +1,6 @@
 """`ortflow image check`: whether the image that this process runs in has what the pods of a run need.
 
-It looks, and for ssh it tries: a daemon as workers run it, and a client that logs in. Nothing of it stays.
+For ssh it starts a daemon as workers run it, and a client that logs in. It leaves nothing behind.
 """
 
 from __future__ import annotations
@@ -28,20 +28,20 @@ from ortflow.workflow.errors import UserError
 
 SHARED_MEMORY = Path("/dev/shm")
 LITTLE_SHARED_MEMORY = 64 << 20
-"""Bytes that a container has if nobody asks for more."""
+"""Bytes that a container has by default."""
 HOMES = {0: "/root"}
 HOME = "/home/ortflow"
-"""Where the manifests have the operator mount its keys, below .ssh: as root in /root."""
+"""Where the operator mounts its keys, below .ssh: as root in /root."""
 WITHIN = 60.0
-"""Seconds for one command; the disk may be slow, and the cores busy."""
+"""Seconds for one command; disk and cores may be slow."""
 LIBRARY = "from mpi4py import MPI; print(MPI.Get_library_version().splitlines()[0])"
 KINDS = {"Open MPI": "openmpi", "MPICH": "mpich", "Intel(R) MPI": "mpich", "MVAPICH": "mpich"}
-"""How an MPI's library calls itself, and whose mpirun starts its processes."""
+"""The name that an MPI library reports, and whose mpirun starts its processes."""
 
 
 @dataclass(frozen=True)
 class Wanted:
-    """What the run file says of its image."""
+    """The run file's settings for its image."""
 
     python: str = "python"
     mpi: Literal["auto", "mpich", "openmpi"] = "auto"
@@ -49,7 +49,7 @@ class Wanted:
 
 
 def examine_image(wanted: Wanted) -> Iterator[Finding]:
-    """Everything that is found out, as it is."""
+    """All findings, as each check ends."""
     try:
         python = examine(locate(wanted.python))
         check(python)
@@ -147,7 +147,7 @@ def _ssh_programs() -> dict[str, Finding]:
 
 
 def _login(port: int, *, able: bool) -> Finding:
-    """Log in to a daemon as workers run it."""
+    """Log in to a daemon that runs as in a worker."""
     about = "login"
     if not able:
         return untested(about, "it needs what is reported missing above")
@@ -185,8 +185,8 @@ def _try_login(port: int, keys: Path, daemon: subprocess.Popen[bytes]) -> Findin
         if done.returncode == 0:
             return ok(about, "ssh logs in to sshd as workers run it")
         if time.monotonic() > end or "refused" not in done.stderr:
-            told = _last((keys / "log").read_text()) or _last(done.stderr)
-            return fault(about, f"ssh does not log in: {told}", "the account must not be locked, and needs a shell")
+            reported = _last((keys / "log").read_text()) or _last(done.stderr)
+            return fault(about, f"ssh does not log in: {reported}", "the account must not be locked, and needs a shell")
         time.sleep(0.1)
 
 

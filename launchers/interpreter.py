@@ -1,6 +1,6 @@
-"""Whether an interpreter can run ranks: looked at before anything is started, so that a gap is one sentence.
+"""Whether an interpreter can run ranks. Checked before anything is started, so that the error is one sentence.
 
-Looks at names and versions of installed packages only: nothing heavy is imported, here or there.
+Reads only names and versions of installed packages: no heavy package is imported in either interpreter.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ print(json.dumps({"version": sys.version_info[:2], "platform": sys.platform, "pa
 
 @dataclass(frozen=True)
 class Interpreter:
-    """A Python, and which of the packages that ranks need or must not have are installed for it."""
+    """A Python interpreter, and its installed packages among those that ranks need or must not have."""
 
     path: str
     version: tuple[int, int]
@@ -45,7 +45,7 @@ class Interpreter:
 
 
 def locate(python: str | None) -> str:
-    """The ranks' interpreter as an absolute path (links kept: they name a virtual environment)."""
+    """The ranks' interpreter as an absolute path (links kept: they identify a virtual environment)."""
     if python is None:
         return sys.executable
     expanded = os.path.expanduser(python)
@@ -56,15 +56,15 @@ def locate(python: str | None) -> str:
 
 
 def examine(path: str) -> Interpreter:
-    """What is installed for the interpreter; raises UserError where it does not run."""
+    """Return what is installed for the interpreter. Raises UserError if it does not run."""
     names = (*RUNTIMES, *NEEDED)
     if path == sys.executable:
         packages = {name: version for name in names if (version := installed_version(name)) is not None}
         return Interpreter(path, sys.version_info[:2], sys.platform, {**packages, "ortflow": ortflow.__version__})
     try:
-        told = subprocess.run([path, "-c", _ASK, *names], capture_output=True, text=True, timeout=60, cwd="/")
-        check_signal(told.returncode, path)
-        answer = json.loads(told.stdout)
+        reported = subprocess.run([path, "-c", _ASK, *names], capture_output=True, text=True, timeout=60, cwd="/")
+        check_signal(reported.returncode, path)
+        answer = json.loads(reported.stdout)
     except (OSError, subprocess.TimeoutExpired, ValueError) as error:
         raise UserError(
             f"{path} does not run as a Python interpreter", where="resources.python", fix="give the path of a python"
@@ -74,7 +74,7 @@ def examine(path: str) -> Interpreter:
 
 
 def check(python: Interpreter) -> None:
-    """Raise UserError where the interpreter cannot run ranks. Pure."""
+    """Raise UserError if the interpreter cannot run ranks. Pure."""
     if python.platform != "linux":
         raise UserError(
             f"ranks run on Linux only, and this is {python.platform}",

@@ -1,4 +1,4 @@
-"""Events formatted as one line each, for those worth reading. Pure."""
+"""Formats notable events as one line each. Pure."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def format_event(record: Mapping[str, Any], progress: Progress, every_steps: int
 
 
 def step_line(progress: Progress) -> str:
-    """Where the run stands, in one line."""
+    """The run's progress, in one line."""
     total = f"/{progress.total_steps}" if progress.total_steps else ""
     parts = [f"step {progress.step}{total}", f"loss {number(progress.loss)}"]
     if progress.lr is not None:
@@ -35,18 +35,18 @@ def step_line(progress: Progress) -> str:
 
 
 def format_speeds(progress: Progress) -> list[str]:
-    """Tokens, where the model has them, and samples a second."""
+    """Tokens, if the model has them, and samples per second."""
     speeds = ((progress.tokens_per_second, "tokens/s"), (progress.samples_per_second, "samples/s"))
     return [f"{speed:.3g} {unit}" if speed < 10 else f"{speed:,.0f} {unit}" for speed, unit in speeds if speed]
 
 
 def number(value: float | None) -> str:
-    """A loss or metric; events have null where it is not finite."""
+    """A loss or metric; events have null if it is not finite."""
     return "not finite" if value is None else f"{value:.4f}"
 
 
 def duration(seconds: float) -> str:
-    """Seconds as people say them: 4.2 s, 1:05 min, 3:20 h."""
+    """A duration for people: 4.2 s, 1:05 min, 3:20 h."""
     if seconds < 60:
         return f"{seconds:.1f} s" if seconds < 10 else f"{seconds:.0f} s"
     minutes, rest = divmod(round(seconds), 60)
@@ -57,7 +57,7 @@ def duration(seconds: float) -> str:
 
 
 def size(count: float) -> str:
-    """Bytes as people say them, in powers of ten."""
+    """A size for people, in powers of ten."""
     for unit in ("B", "kB", "MB", "GB"):
         if count < 1000:
             return f"{count:.0f} {unit}" if unit == "B" or count >= 10 else f"{count:.1f} {unit}"
@@ -85,7 +85,7 @@ def _checkpoint(record: Mapping[str, Any]) -> str:
     if "bytes" in record and "seconds" in record:
         line += f": {size(record['bytes'])} in {duration(record['seconds'])}"
     if "stall_seconds" in record:
-        line += f", training stood still for {1000 * record['stall_seconds']:.0f} ms"
+        line += f", training paused for {1000 * record['stall_seconds']:.0f} ms"
     return line
 
 

@@ -1,6 +1,6 @@
 """The live view on a terminal: a panel at the bottom, with notable lines scrolling above it.
 
-No thread of its own: the supervisor forks, and its ticks redraw.
+Has no thread, because the supervisor forks: the supervisor's ticks redraw.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ REDRAW = 0.25
 
 
 class LiveView:
-    """A context manager: the panel stands while it is entered."""
+    """A context manager: the panel is shown while it is entered."""
 
     def __init__(self, run: RunDir, name: str, console: Console | None = None) -> None:
         self.progress = Progress()
         self._run, self._name = run, name
         self._attempt = 0
-        # Past the guard of standard output: the panel is drawn with control characters.
+        # Bypass the guard of standard output: the panel is drawn with control characters.
         self._console = console or Console(highlight=False, file=sys.__stdout__)
         self._live = Live(console=self._console, auto_refresh=False, transient=True)
         self._next_draw = 0.0
@@ -52,17 +52,17 @@ class LiveView:
         self._entered.close()
 
     def attempt(self, number: int) -> None:
-        """Show how often the run was started."""
+        """Show the number of attempts."""
         self._attempt = number
 
     def record(self, record: Mapping[str, Any]) -> None:
-        """Take in an event; steps move the panel, other notable ones get a line above it."""
+        """Show an event: steps update the panel, other notable events get a line above it."""
         line = take_in(record, self.progress, self._run, 1)
         if line is not None and record.get("event") != "step":
             self.say(line)
 
     def say(self, text: str) -> None:
-        """A line above the panel; a long one is left to the terminal, so that paths and names in it stay whole."""
+        """Print a line above the panel; the terminal wraps a long one, so that paths and names in it stay whole."""
         self._console.print(Text(plain(f"{time.strftime('%H:%M:%S')}  {text}"), style=_style(text)), soft_wrap=True)
 
     def tick(self) -> None:
@@ -75,13 +75,13 @@ class LiveView:
 
 @contextmanager
 def quiet_keys() -> Iterator[None]:
-    """Have the terminal print no ^C: it would push the panel down a line, of which a piece then stays."""
+    """Keep the terminal from printing ^C, which would move the panel down and leave a part of it behind."""
     try:
         before = termios.tcgetattr(sys.stdin)
         ours = os.tcgetpgrp(sys.stdin.fileno()) == os.getpgrp()
     except (termios.error, ValueError, OSError):  # not a terminal, or closed
         ours = False
-    if not ours:  # the kernel stops a job in the background that changes the terminal
+    if not ours:  # the kernel stops a background job that changes the terminal
         yield
         return
     flags = [*before]

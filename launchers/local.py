@@ -1,8 +1,8 @@
 """The launcher for this machine: mpirun under a supervisor, in the foreground or detached.
 
-Submitting starts a supervisor (`ortflow.launchers.detached`) in a session of its own; `ortflow run` is the same
-supervisor in the foreground (`ortflow.launchers.starting`). Status, logs and cancel speak with it through the run
-directory alone, and import nothing that starting a run needs.
+Submitting starts a supervisor (`ortflow.launchers.detached`) in its own session; `ortflow run` is the same
+supervisor in the foreground (`ortflow.launchers.starting`). Status, logs and cancel communicate with it only through
+the run directory, and import nothing that only starting a run needs.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class LocalRequest:
-    """What starts the ranks of a run here."""
+    """How the ranks of a run are started here."""
 
     submission: Submission
     python: str
     mpi: Mpi | None
-    """None where one rank runs without mpirun."""
+    """None if one rank runs without mpirun."""
 
     def start(self, attempt: int) -> tuple[list[str], dict[str, str]]:
         """Command line and environment of an attempt."""
@@ -55,7 +55,7 @@ class LocalLauncher:
     """Runs on this machine."""
 
     def request(self, submission: Submission) -> LocalRequest:
-        """The request; where no MPI is installed it names `mpirun`, and `submit` refuses it."""
+        """Return the request; without an installed MPI it names `mpirun`, and `submit` refuses it."""
         spec = submission.spec
         if spec.resources.nodes > 1:
             raise UserError(
@@ -71,14 +71,14 @@ class LocalLauncher:
         return LocalRequest(submission, python, mpi)
 
     def submit(self, request: LocalRequest) -> str:
-        """Start a detached supervisor; raises UserError where the ranks cannot run or the directory is not free."""
+        """Start a detached supervisor. Raises UserError if the ranks cannot run or the directory is not free."""
         from ortflow.launchers.starting import start_detached
 
         start_detached(request)
         return f"local://{request.submission.run.root}"
 
     def status(self, run: RunDir) -> RunStatus:
-        """As the run directory tells it."""
+        """The status from the run directory."""
         return read_status(run)
 
     def logs(self, run: RunDir, *, attempt: int | None, rank: int, follow: bool) -> Iterator[str]:
@@ -86,14 +86,14 @@ class LocalLauncher:
         return log_lines(run, attempt=attempt, rank=rank, active=lambda: follow and self.status(run).state.active)
 
     def cancel(self, run: RunDir, *, now: bool) -> bool:
-        """Leave a request that the supervisor and the ranks look at."""
+        """Leave a request, which the supervisor and the ranks poll."""
         if holder_of(run.lock) is None:
             return False
         write_request(run.stop_request, "cancel", now=now)
         return True
 
     def examine(self, submission: Submission, *, file: bool, overrides: bool) -> Iterator[Finding]:
-        """What `doctor` finds on this machine."""
+        """The findings of `doctor` on this machine."""
         from ortflow.launchers.machine import examine_machine
 
         return examine_machine(submission, of_user=file)

@@ -1,6 +1,7 @@
 """Who holds a run directory: advisory locks (flock), which the kernel releases when their holder dies.
 
-The launcher holds RunDir.lock exclusively and writes who it is into it; every rank holds RunDir.ranks_lock shared.
+The launcher holds RunDir.lock exclusively and writes its host and process id into it; every rank holds
+RunDir.ranks_lock shared.
 """
 
 from __future__ import annotations
@@ -16,9 +17,9 @@ from ortflow.workflow.clock import SYSTEM_CLOCK, Clock
 from ortflow.workflow.files import open_regular, read_whole
 
 PROBE = 0.3
-"""Seconds for which taking a lock is tried: a reader that only tests it holds it for an instant."""
+"""Seconds for which a lock is tried: a reader that only tests it holds it for an instant."""
 NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
-"""Errors of a file system without locks, as some parallel ones are mounted."""
+"""Errors of a file system without locks, as on some parallel file systems."""
 
 
 class HeldError(Exception):
@@ -53,7 +54,11 @@ def hold(path: Path) -> int:
         holder = _holder(path)
         os.close(descriptor)
         raise HeldError(holder)
-    sign(descriptor)
+    try:
+        sign(descriptor)
+    except OSError as error:
+        os.close(descriptor)
+        raise OSError(error.errno, error.strerror, str(path)) from error
     return descriptor
 
 

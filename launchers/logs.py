@@ -1,4 +1,4 @@
-"""A rank's log as lines, also while it is written. Read only."""
+"""The lines of a rank's log, also while it is written. Read only."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ PERIOD = 0.2
 def log_lines(
     run: RunDir, *, attempt: int | None, rank: int, active: Callable[[], bool], clock: Clock = SYSTEM_CLOCK
 ) -> Iterator[str]:
-    """Lines of the log of `attempt` (the newest if None), and on into later attempts while `active()` holds.
+    """Lines of the log of `attempt` (the newest if None), and of later attempts while `active()` holds.
 
-    Raises UserError where there is no such log and none is to come.
+    Raises UserError if there is no such log and none will follow.
     """
     number = newest_attempt(run) if attempt is None else attempt
     alive = active()

@@ -1,4 +1,4 @@
-"""`ortflow doctor` for this machine: whether a run can work here. Starts no run, but two ranks that only connect."""
+"""`ortflow doctor` for this machine: whether a run can work here. Starts no run, only ranks that connect and exit."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from ortflow.launchers.lines import duration, size
 from ortflow.launchers.local import LocalLauncher
 from ortflow.launchers.mpi import find_mpi
 from ortflow.workflow.cores import cores_of, grant_of_this_process
+from ortflow.workflow.disk_space import has_room, is_full
 from ortflow.workflow.errors import UserError
-from ortflow.workflow.room import has_room, is_full
 from ortflow.workflow.runtimes import RUNTIMES
 from ortflow.workflow.spec.units import parse_memory
 
@@ -31,17 +31,17 @@ if TYPE_CHECKING:
     from ortflow.workflow.spec.run import RunSpec
 
 CONNECT = 60.0
-"""Seconds for ranks on one machine to find each other."""
+"""Seconds for ranks on one machine to connect."""
 CHECK = 120.0
 """Seconds for the check of ONNX Runtime."""
 LITTLE = 1_000_000_000
-"""Bytes of disk or memory below which even a small run may not get by."""
+"""Bytes of disk or memory below which even a small run may fail."""
 TRIED = LITTLE // 10
-"""Bytes that are reserved for a moment, to meet a quota: on some file systems they lie in memory."""
+"""Bytes that are reserved for a moment to test a quota: on some file systems they are in memory."""
 
 
 def examine_machine(submission: Submission, *, of_user: bool = True) -> Iterator[Finding]:
-    """Everything that is found out, as it is; `of_user` False: the run stands in for one that is not known yet."""
+    """All findings, as each check ends; `of_user` False: the run stands for an unknown one."""
     spec = submission.spec
     if spec.resources.nodes > 1:
         yield fault("resources.nodes", f"is {spec.resources.nodes}, and the local backend has one machine",
@@ -67,7 +67,7 @@ def examine_machine(submission: Submission, *, of_user: bool = True) -> Iterator
 
 
 def runtime_finding(python: Interpreter) -> Finding:
-    """Whether its ONNX Runtime computes what graphs need, found out anew."""
+    """Whether its ONNX Runtime computes correctly what graphs need, without the cached result."""
     about = "ONNX Runtime"
     program = [python.path, "-m", "ortflow.workflow.runtime_check"]
     try:
@@ -94,21 +94,21 @@ def _last_line(done: subprocess.CompletedProcess[str]) -> str:
 
 
 def interpreter_line(python: Interpreter) -> str:
-    """An interpreter that can run ranks, in one line."""
+    """Describe an interpreter that can run ranks, in one line."""
     names = [name for name in (*RUNTIMES, *NEEDED) if name in python.packages]
     versions = ", ".join(f"{name} {python.packages[name]}" for name in names)
     return f"{python.path}: CPython {'.'.join(map(str, python.version))}, ortflow {ortflow.__version__}, {versions}"
 
 
 def existing(path: Path) -> Path:
-    """The folder itself, or the nearest above it that there is."""
+    """The folder, or its nearest existing parent."""
     while not path.is_dir() and path != path.parent:
         path = path.parent
     return path
 
 
 def filesystem(path: Path, mounts: Path = Path("/proc/self/mounts")) -> str:
-    """The type of the file system that holds a path; empty where that is not told."""
+    """The type of the file system that holds a path; empty if unknown."""
     best, kind = "", ""
     try:
         rows = [row.split() for row in mounts.read_text().splitlines()]
@@ -117,7 +117,7 @@ def filesystem(path: Path, mounts: Path = Path("/proc/self/mounts")) -> str:
     where = os.path.realpath(path)
     for row in rows:
         point = row[1].replace("\\040", " ")
-        # The later of two on the same folder lies over the earlier.
+        # Of two mounts on the same folder the later one is visible.
         if (where == point or where.startswith(point.rstrip("/") + "/")) and len(point) >= len(best):
             best, kind = point, row[2]
     return kind
@@ -141,15 +141,15 @@ def _mpi(submission: Submission, of_user: bool) -> Finding:
     sizes = [rank.get("size") for rank in ranks]
     if sizes != [spec.world_size] * spec.world_size:
         errors = [str(rank["error"]) for rank in ranks if "error" in rank]
-        told = errors[0] if errors else f"they see world sizes of {sizes}"
-        return fault(about, f"{spec.world_size} ranks do not connect with {mpi.executable}: {told}",
-                     "use the mpirun of the MPI that lies beside the interpreter")  # fmt: skip
+        reported = errors[0] if errors else f"they see world sizes of {sizes}"
+        return fault(about, f"{spec.world_size} ranks do not connect with {mpi.executable}: {reported}",
+                     "use the mpirun of the MPI beside the interpreter")  # fmt: skip
     seconds = duration(max(float(rank["seconds"]) for rank in ranks))
     return ok(about, f"{spec.world_size} ranks connect with {mpi.executable} in {seconds} ({ranks[0]['library']})")
 
 
 def _connect(submission: Submission) -> list[dict[str, Any]]:
-    """What the ranks of a world tell that is started as the run's would be."""
+    """The reports of ranks that are started like the run's."""
     from ortflow.launchers.slurm import node_report
 
     words, environment = LocalLauncher().request(submission).start(0)
@@ -180,11 +180,13 @@ def _memory(spec: RunSpec) -> Finding:
     import psutil
 
     state, about = psutil.virtual_memory(), "memory"
-    told = f"{size(state.available)} of {size(state.total)} free"
+    reported = f"{size(state.available)} of {size(state.total)} free"
     wanted = parse_memory(spec.resources.memory) if spec.resources.memory is not None else LITTLE
     if wanted > state.available:
-        return warning(about, f"{told}, and the run may need {size(wanted)}", "end something else, or lower its needs")
-    return ok(about, told)
+        return warning(
+            about, f"{reported}, and the run may need {size(wanted)}", "end other processes, or lower its needs"
+        )
+    return ok(about, reported)
 
 
 def _disk(folder: Path) -> Iterator[Finding]:
@@ -194,13 +196,13 @@ def _disk(folder: Path) -> Iterator[Finding]:
         return
     free = shutil.disk_usage(folder).free
     kind = filesystem(folder)
-    told = f"{folder}" + (f" ({kind})" if kind else "") + f", {size(free)} free"
+    reported = f"{folder}" + (f" ({kind})" if kind else "") + f", {size(free)} free"
     if free < LITTLE:
-        yield warning(about, told, "make room")
+        yield warning(about, reported, "make room")
     elif not has_room(folder, TRIED):
-        yield warning(about, f"{told}, but a quota allows less than {size(TRIED)}", "make room, or ask for more")
+        yield warning(about, f"{reported}, but a quota allows less than {size(TRIED)}", "make room, or ask for more")
     else:
-        yield ok(about, told)
+        yield ok(about, reported)
     try:
         with tempfile.TemporaryFile(dir=folder) as file:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -1,4 +1,4 @@
-"""Whether the kernel has killed for want of memory: read before and after an attempt. Linux only, read only."""
+"""Counts the kernel's out-of-memory kills: read before and after an attempt. Linux only, read only."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ from pathlib import Path
 
 
 def oom_kills(proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cgroup")) -> int | None:
-    """Kills for want of memory so far: in this process's cgroup where it counts them, else on the whole machine.
+    """Out-of-memory kills so far: in this process's cgroup if it counts them, else on the whole machine.
 
-    None where neither is told (not Linux, or hidden in a container).
+    None if neither is available (not Linux, or hidden in a container).
     """
     try:
         rows = [row.split(":", 2) for row in (proc / "self/cgroup").read_text().splitlines()]
     except OSError:
         return None
     for _, controllers, path in rows:
-        # A container sees its own cgroup at the top, and is told a path that only the host knows.
+        # A container sees its own cgroup as the root, and gets a path that exists only on the host.
         if not controllers:
             files = [cgroups / path.lstrip("/") / "memory.events", cgroups / "memory.events"]
         elif "memory" in controllers.split(","):

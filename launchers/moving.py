@@ -1,7 +1,7 @@
-"""Whether files still change, by one's own clock. Read only.
+"""Whether files still change, by the clock of this process. Read only.
 
-The times that stand in files are those of whoever wrote them, or of the machine that keeps the files: beside our own
-clock they say nothing. That they move does.
+The times of files come from their writer or from the file server, so they cannot be compared with the clock of this
+process. Only their change is used.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ _Mark = tuple[int, int, int]
 
 
 class Moves:
-    """Watches files; the first look, when it is made, counts as a change."""
+    """Watches files; its creation counts as a change."""
 
     def __init__(self, paths: Iterable[Path], now: float) -> None:
         self._marks = {path: _mark(path) for path in paths}
         self._moved = now
 
     def quiet(self, now: float) -> float:
-        """Seconds since one of them was last seen to change; `now` is of a clock that only runs forward."""
+        """Seconds since a change was last seen; `now` is by a monotonic clock."""
         for path, before in self._marks.items():
             mark = _mark(path)
             if mark != before:
@@ -31,7 +31,7 @@ class Moves:
 
 
 class Liveness:
-    """Whether the ranks of an attempt hang: none of what they write has moved for `limit` seconds."""
+    """Whether the ranks of an attempt hang: none of their files has changed for `limit` seconds."""
 
     def __init__(self, run: RunDir, number: int, world_size: int, limit: float, now: float) -> None:
         self._limit = limit
@@ -40,15 +40,15 @@ class Liveness:
         self._looked = self._others_moved = now
 
     def hung(self, now: float) -> bool:
-        """Asked at a moment of the clock that `now` was of; moments must not run backward."""
-        # Rank 0 waits for all others, so theirs are looked at seldom: there may be a thousand.
+        """Whether they hang at a time of the same clock; times must not decrease."""
+        # Rank 0 waits for all others, so their files are checked rarely: there may be a thousand.
         if now >= self._looked + self._limit / 20:
             self._looked, self._others_moved = now, now - self._others.quiet(now)
         return min(self._nearest.quiet(now), now - self._others_moved) > self._limit
 
 
 def _mark(path: Path) -> _Mark | None:
-    """What differs after a change; None where there is no such file."""
+    """A value that differs after a change; None if there is no such file."""
     try:
         found = path.stat()
     except OSError:

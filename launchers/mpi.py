@@ -1,4 +1,4 @@
-"""Which mpirun starts the ranks: the one beside their interpreter first, because mpi4py loads its library first."""
+"""Finds the mpirun that starts the ranks: first beside their interpreter, because mpi4py loads its library first."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ def find_mpi(python: str, wanted: Literal["auto", "mpich", "openmpi"], search: s
 
 
 def kind_of(executable: str) -> MpiKind | None:
-    """What an mpirun says it is; Intel MPI and MVAPICH start processes with Hydra as MPICH does."""
+    """The kind that an mpirun reports; Intel MPI and MVAPICH start processes with Hydra as MPICH does."""
     try:
-        told = subprocess.run([executable, "--version"], capture_output=True, text=True, timeout=20)
+        reported = subprocess.run([executable, "--version"], capture_output=True, text=True, timeout=20)
     except (OSError, subprocess.TimeoutExpired):
         return None
-    words = told.stdout + told.stderr
+    words = reported.stdout + reported.stderr
     if "HYDRA" in words or "Intel(R) MPI" in words:
         return "mpich"
     return "openmpi" if "Open MPI" in words or "OpenRTE" in words else None

@@ -1,4 +1,4 @@
-"""The built-in launchers: the one place that names them for the command line. Imports nothing."""
+"""The built-in launchers: the only place that names them for the command line. Imports nothing."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ BUILT_IN = {
     "slurm": "slurm.launcher:SlurmLauncher",
     "kubernetes": "kubernetes.launcher:KubernetesLauncher",
 }
-"""Name -> class in `ortflow.launchers`, found without a search through all installed packages."""
+"""Name -> class in `ortflow.launchers`, found without a search of all installed packages."""
 HERE = "local"
-"""Starts runs on this machine: the launcher of `ortflow run`, and where no other is named."""
+"""Starts runs on this machine: the launcher of `ortflow run`, and the default."""
 AT_LOGIN = "slurm"
-"""The launcher of commands that are carried out on a login node with --host, where no other is named."""
+"""The default launcher of commands on a login node (--host)."""

@@ -1,4 +1,4 @@
-"""What NCCL's warnings in the ranks' logs add to the cause of a failure."""
+"""Adds NCCL's warnings in the ranks' logs to the cause of a failure."""
 
 from __future__ import annotations
 
@@ -8,26 +8,26 @@ from pathlib import Path
 
 from ortflow.launchers.cause import Cause
 from ortflow.launchers.records import Outcome
-from ortflow.workflow.comm.nccl_words import Trouble, in_log
+from ortflow.workflow.comm.nccl_messages import Trouble, in_log
 from ortflow.workflow.files import open_regular
 from ortflow.workflow.rundir import RunDir
 
 TAIL = 64 << 10
-"""Bytes at the end of a log that are looked at."""
+"""Bytes at the end of a log that are searched."""
 MOST = 64
-"""Logs that are looked at: a network that fails fails many ranks."""
+"""Number of logs that are searched: a network failure affects many ranks."""
 
 
 def explained(found: Cause, run: RunDir, attempt: int, world_size: int) -> Cause:
-    """The cause with what stands behind it, where it is a failure and a rank's log has a warning of NCCL's for it."""
+    """Return the cause, extended if it is a failure that a warning of NCCL in a rank's log explains."""
     if found.outcome is not Outcome.FAILURE:
         return found
     ranks = [found.rank] if found.rank is not None else []
     for rank in [*ranks, *range(min(world_size, MOST))]:
         known = _in_tail(run.log(attempt, rank))
         if known is not None:
-            told = known.what in found.sentence
-            return found if told else replace(found, sentence=f"{found.sentence}: NCCL says that {known}")
+            reported = known.what in found.sentence
+            return found if reported else replace(found, sentence=f"{found.sentence}: NCCL reports that {known}")
     return found
 
 

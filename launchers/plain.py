@@ -1,4 +1,4 @@
-"""The run as plain lines: in logs, and wherever the output is not a terminal."""
+"""Shows the run as plain lines: in logs, and if the output is not a terminal."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ortflow.workflow.streams import say
 
 
 class PlainView:
-    """Prints to standard output. If its reader is gone it prints nothing more, and the run goes on."""
+    """Prints to standard output. If its reader is gone it prints nothing more, and the run continues."""
 
     def __init__(self, run: RunDir, every_steps: int) -> None:
         self.progress = Progress()
@@ -40,7 +40,7 @@ class PlainView:
         say(f"{time.strftime('%H:%M:%S')}  {text}")
 
     def tick(self) -> None:
-        """Nothing moves."""
+        """Nothing to redraw."""
 
 
 def take_in(record: Mapping[str, Any], progress: Progress, run: RunDir, every_steps: int) -> str | None:

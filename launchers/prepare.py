@@ -1,4 +1,4 @@
-"""The run file's `prepare` command: makes the model or the data where they are not there yet."""
+"""The run file's `prepare` command: makes the model or the data if they do not exist yet."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from ortflow.workflow.spec.run import RunSpec
 
 
 def prepare(spec: RunSpec, folder: Path | None, python: str, memory: str | None = None) -> None:
-    """Run the command in `folder`, if that is known and a file is missing; a leading `python` is the ranks'.
+    """Run the command in `folder`, if known, when a file is missing; a leading `python` is the ranks' interpreter.
 
-    Its output goes where ours goes. Raises UserError where it fails, or where something is still missing,
-    EndedBySignal where it was ended from outside. `memory` is the key that limits what it may take.
+    Its output goes to our output. Raises UserError if it fails or a file is still missing,
+    EndedBySignal if it was ended from outside. `memory` is the key that limits its memory.
     """
     if spec.prepare and folder is not None and missing(spec):
         command = [python if spec.prepare[0] in ("python", "python3") else spec.prepare[0], *spec.prepare[1:]]
@@ -24,9 +24,9 @@ def prepare(spec: RunSpec, folder: Path | None, python: str, memory: str | None 
         try:
             code = subprocess.run(command, cwd=folder, stdin=subprocess.DEVNULL).returncode
         except OSError as error:
-            raise UserError(f"{command[0]} does not start: {error.strerror}", where="prepare") from error
+            raise UserError(f"{command[0]} cannot be started: {error.strerror}", where="prepare") from error
         if code and memory is not None and (oom_kills() or 0) > kills:
-            # The exit code is that of whatever noticed.
+            # Any of its processes may have been killed, so its exit code varies.
             raise EndedBySignal(f"`{shlex.join(spec.prepare)}` ran out of memory; raise {memory}")
         check_signal(code, f"`{shlex.join(spec.prepare)}`")
         if code:
@@ -36,6 +36,6 @@ def prepare(spec: RunSpec, folder: Path | None, python: str, memory: str | None 
 
 
 def missing(spec: RunSpec) -> list[str]:
-    """What the run reads and is not there: paths absolute."""
+    """Missing files that the run reads, as absolute paths."""
     problems = check_files(spec.model_copy(update={"prepare": []}))
     return [f"{'.'.join(map(str, problem.path))}: {problem.what}" for problem in problems]

@@ -1,7 +1,7 @@
-"""Processes of a run on this machine: which are its ranks, and how to end them all.
+"""Processes of a run on this machine: finds its ranks, and ends them all.
 
-A rank is known by its environment: the process manager has named its rank there, and the launcher the run directory.
-Children that a rank starts inherit both, so of a family only the eldest is the rank. Nothing here may touch a process
+A rank is identified by its environment: the process manager sets its rank there, and the launcher the run directory.
+A rank's children inherit both, so in a process tree only the topmost one is the rank. Must not touch a process
 that does not carry the run directory in its environment.
 """
 
@@ -47,7 +47,7 @@ def family(root: psutil.Process) -> list[psutil.Process]:
 
 
 def ranks_among(processes: Iterable[psutil.Process]) -> dict[int, psutil.Process]:
-    """The ranks of a family that is listed parents first."""
+    """The ranks of a process tree that is listed parents first."""
     found: dict[int, psutil.Process] = {}
     inside: set[int] = set()
     for process in processes:
@@ -66,7 +66,7 @@ def ranks_among(processes: Iterable[psutil.Process]) -> dict[int, psutil.Process
 
 
 def of_run(run_dir: Path) -> list[psutil.Process]:
-    """Every process of this user, but our own, that was started for the run directory."""
+    """Every process of this user, except this one, that was started for the run directory."""
     mine = {os.getpid(), *(parent.pid for parent in psutil.Process().parents())}
     found = []
     for process in psutil.process_iter():
@@ -79,14 +79,14 @@ def of_run(run_dir: Path) -> list[psutil.Process]:
 
 
 def send(processes: Iterable[psutil.Process], number: signal.Signals) -> None:
-    """Send a signal to those that still run."""
+    """Send a signal to the processes that still run."""
     for process in processes:
         with contextlib.suppress(psutil.Error):
             process.send_signal(number)
 
 
 def runs(process: psutil.Process) -> bool:
-    """Whether it is still at work; a zombie that nobody has collected is not."""
+    """Whether it still runs; a zombie does not."""
     try:
         return bool(process.is_running() and process.status() != psutil.STATUS_ZOMBIE)
     except psutil.Error:
@@ -94,7 +94,7 @@ def runs(process: psutil.Process) -> bool:
 
 
 def kill(processes: Iterable[psutil.Process], seconds: float = 5.0) -> None:
-    """Kill, and wait until they are gone. Not for our own children, whose exit status would be lost."""
+    """Kill, and wait until they are gone. Must not be used for our own children: their exit status would be lost."""
     processes = list(processes)
     send(processes, signal.SIGKILL)
     end = time.monotonic() + seconds

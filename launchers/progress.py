@@ -1,4 +1,4 @@
-"""How far a run is, folded from rank 0's events. Pure: for the live view, the plain lines and `ortflow status`."""
+"""The progress of a run, from rank 0's events. Pure: for the live view, the plain lines and `ortflow status`."""
 
 from __future__ import annotations
 
@@ -8,45 +8,45 @@ from dataclasses import dataclass, field
 from typing import Any
 
 WARM_UP = 2
-"""Steps of an attempt that no estimate counts: memory, kernels and caches are made ready in them."""
+"""First steps of an attempt, which estimates leave out: memory, kernels and caches are prepared in them."""
 PACE = 1000
-"""Newest steps that the time left is estimated from, with the evaluations and saves between them."""
+"""Newest steps for the estimate of the time left, with the evaluations and saves between them."""
 SPEED = 20
-"""Newest steps that samples and tokens a second are averaged over."""
+"""Newest steps for the averages of samples and tokens per second."""
 
 
 @dataclass
 class Progress:
-    """What is known of a run; None where nothing was told yet."""
+    """What is known of a run; None if not reported yet."""
 
     total_steps: int | None = None
     phase: str | None = None
-    """The step of the seven that runs."""
+    """The current one of the seven steps."""
     step: int = 0
     loss: float | None = None
     lr: float | None = None
     grad_norm: float | None = None
     started: float | None = None
-    """When the first attempt that was followed began."""
+    """Start of the first followed attempt."""
     checkpoint: int | None = None
     """Step of the newest checkpoint."""
     saving: bool = False
     evaluation: dict[str, float] = field(default_factory=dict)
-    """The newest: loss and metrics."""
+    """The newest evaluation: loss and metrics."""
     evaluation_step: int | None = None
     skipped: int = 0
     exported: str | None = None
     time: float | None = None
-    """Of the newest event."""
+    """Time of the newest event."""
     _steps: int = 0
-    """Steps seen of this attempt."""
+    """Number of steps in this attempt."""
     _pace: deque[tuple[int, float]] = field(default_factory=lambda: deque(maxlen=PACE))
     """Step and time at its end, from the last step of the warm-up on."""
     _speed: deque[tuple[float, ...]] = field(default_factory=lambda: deque(maxlen=SPEED))
     """Seconds, samples and tokens of steps."""
 
     def apply(self, record: Mapping[str, Any]) -> None:
-        """Take in one event."""
+        """Update with one event."""
         self.time = record.get("time", self.time)
         handler = _HANDLERS.get(str(record.get("event")))
         if handler is not None:
@@ -54,7 +54,7 @@ class Progress:
 
     @property
     def seconds_per_step(self) -> float | None:
-        """From the end of one step to the end of the next, on average; None during the warm-up."""
+        """Average time from the end of one step to the end of the next; None during the warm-up."""
         if len(self._pace) < 2:
             return None
         (first, start), (last, end) = self._pace[0], self._pace[-1]
@@ -62,19 +62,19 @@ class Progress:
 
     @property
     def seconds_left(self) -> float | None:
-        """An estimate from the average step; None where it cannot be told."""
+        """An estimate from the average step; None if unknown."""
         if self.total_steps is None or self.seconds_per_step is None:
             return None
         return max(0, self.total_steps - self.step) * self.seconds_per_step
 
     @property
     def samples_per_second(self) -> float | None:
-        """Of the newest steps."""
+        """Average over the newest steps."""
         return self._per_second(1)
 
     @property
     def tokens_per_second(self) -> float | None:
-        """Of the newest steps, for models with tokens."""
+        """Average over the newest steps, for models with tokens."""
         return self._per_second(2)
 
     def _per_second(self, column: int) -> float | None:
@@ -82,7 +82,7 @@ class Progress:
         return count / seconds if seconds and count else None
 
     def _attempt_start(self, record: Mapping[str, Any]) -> None:
-        # The first steps of an attempt are slow, and waits that lie between attempts are no steps.
+        # The first steps of an attempt are slow, and waits between attempts are not steps.
         self.phase, self.saving, self._steps = None, False, 0
         self._pace.clear()
         self._speed.clear()

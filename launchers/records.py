@@ -1,9 +1,9 @@
-"""What attempts.jsonl says: pure functions over its records.
+"""Pure functions over the records of attempts.jsonl.
 
-Written by whatever supervises the run. Five kinds of record: `submit` (a launcher took the run; `new_budget` when
-failures before it no longer count), `start` and `end` of an attempt, `stop` (left without an attempt running), and
-`changed` (keys of the run file that are others from the attempt to come on). An `end` tells the outcome, its cause, and
-what comes `next`: restart or stop.
+Written by the run's supervisor. Five kinds of record: `submit` (a launcher accepted the run; `new_budget` if
+earlier failures no longer count), `start` and `end` of an attempt, `stop` (stopped without a running attempt), and
+`changed` (keys of the run file that change from the next attempt on). An `end` has the outcome, its cause, and
+the `next` action: restart or stop.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from enum import Enum
 from typing import Any
 
 CANCELS = ("cancel", "scancel")
-"""Who asked, where nobody shall start the run again unasked."""
+"""Requesters after which the run must not be restarted automatically."""
 
 Records = Sequence[dict[str, Any]]
 
 
 class State(str, Enum):
-    """States of a run, whoever runs it."""
+    """States of a run, the same for all launchers."""
 
     PENDING = "pending"
     """Submitted; no rank has started yet."""
@@ -28,19 +28,19 @@ class State(str, Enum):
     RESTARTING = "restarting"
     """Between two attempts."""
     PREEMPTED = "preempted"
-    """Saved and left because its place was wanted or its time was over; `ortflow resume` goes on."""
+    """Saved and stopped by a preemption or the time limit; `ortflow resume` continues it."""
     STOPPED = "stopped"
-    """Saved and left at its user's Ctrl-C; `ortflow resume` goes on."""
+    """Saved and stopped by the user's Ctrl-C; `ortflow resume` continues it."""
     FAILED = "failed"
     """Given up: wrong input, or the budget is spent."""
     FINISHED = "finished"
     CANCELLED = "cancelled"
     LOST = "lost"
-    """Its launcher is gone without a word; `ortflow resume` goes on."""
+    """Its launcher is gone without a record; `ortflow resume` continues it."""
 
     @property
     def active(self) -> bool:
-        """Somebody is at work on it, or will be without being asked."""
+        """Whether it runs, or will run without a request."""
         return self in (State.PENDING, State.RUNNING, State.RESTARTING)
 
 
@@ -52,24 +52,24 @@ class Outcome(str, Enum):
     PREEMPTED = "preempted"
     FAILURE = "failure"
     LOST = "lost"
-    """The launcher died with it, or its node did."""
+    """The launcher or its node died."""
 
 
 @dataclass(frozen=True)
 class Used:
-    """What of the two budgets is used."""
+    """How much of the two budgets is used."""
 
     failures: int = 0
     preemptions: int = 0
 
 
 def next_attempt(records: Records) -> int:
-    """The number of the attempt to come, from 0."""
+    """The number of the next attempt, from 0."""
     return 1 + max((record["attempt"] for record in records if record.get("event") == "start"), default=-1)
 
 
 def used(records: Records) -> Used:
-    """Failures and preemptions since the budgets were last renewed; a dead launcher counts against neither.
+    """Failures and preemptions since the budgets were last reset; a dead launcher counts against neither.
 
     `counts` False in a record: a time limit, a signal by hand, or a full disk.
     """
@@ -85,7 +85,7 @@ def used(records: Records) -> Used:
 
 
 def fruitless(records: Records) -> int:
-    """How many of the newest attempts in a row ended where the one before them had; none where a person began anew."""
+    """How many of the newest attempts in a row made no progress since the budgets were last reset."""
     count = 0
     step = None
     for record in reversed(records):
@@ -100,19 +100,19 @@ def fruitless(records: Records) -> int:
 
 
 def pending_changes(records: Records) -> list[str]:
-    """What the launcher found changed for the attempt to come, in words."""
+    """Messages about what the launcher found changed for the next attempt."""
     coming = next_attempt(records)
     changed = [r for r in records if r.get("event") == "changed" and r.get("attempt") == coming]
     return [str(note) for record in changed for note in record.get("notes", ())]
 
 
 def notes(records: Records) -> list[str]:
-    """What launchers have found changed so far, in words."""
+    """Messages about all changes that launchers have found so far."""
     return [str(note) for r in records if r.get("event") == "changed" for note in r.get("notes", ())]
 
 
 def open_attempt(records: Records) -> int | None:
-    """The attempt that started and never ended."""
+    """The attempt that started and has no end."""
     for record in reversed(records):
         if record.get("event") == "end":
             return None
@@ -122,17 +122,19 @@ def open_attempt(records: Records) -> int | None:
 
 
 def last_end(records: Records) -> dict[str, Any] | None:
-    """The newest record that tells how an attempt, or the pause behind one, ended."""
+    """The newest record of how an attempt, or the pause after one, ended."""
     return next((record for record in reversed(records) if record.get("event") in ("end", "stop")), None)
 
 
 def state(records: Records, alive: bool) -> State:
-    """The run's state; `alive` says whether something supervises it now."""
+    """The run's state; `alive`: whether a process supervises it now."""
     last = next((r for r in reversed(records) if r.get("event") in ("submit", "start", "end", "stop")), None)
     if last is None:
         return State.PENDING if alive else State.LOST
     if last["event"] == "stop" or (last["event"] == "end" and last.get("next") == "stop"):
         outcome = Outcome(last["outcome"])
+        if last.get("given_up"):
+            return State.FAILED
         if outcome is Outcome.PREEMPTED:
             return _ASKED.get(last.get("asked") or "", State.PREEMPTED)
         return _FINAL[outcome]

@@ -1,11 +1,10 @@
-"""Starting a run on this machine: everything between the request and the supervisor.
+"""Starting a run on this machine: from the request to the supervisor.
 
 Used by `ortflow run` in the foreground and by the local launcher's `submit`.
 """
 
 from __future__ import annotations
 
-import resource
 import shutil
 import subprocess
 import sys
@@ -13,14 +12,14 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
-from ortflow.launchers import processes
+from ortflow.launchers import open_files, processes
 from ortflow.launchers.attempt import Attempt
 from ortflow.launchers.interpreter import check, examine
 from ortflow.launchers.local import LocalRequest
 from ortflow.launchers.locks import wait_free
-from ortflow.launchers.opening import Opened, opened
 from ortflow.launchers.prepare import prepare
 from ortflow.launchers.records import State, last_end, state
+from ortflow.launchers.run_directory_lock import Opened, opened
 from ortflow.launchers.stop import Stop, interruptible
 from ortflow.launchers.supervisor import Job, Supervisor, View
 from ortflow.workflow.comm.segments import sweep
@@ -29,9 +28,9 @@ from ortflow.workflow.rundir import RunDir
 from ortflow.workflow.spec.units import parse_time
 
 FILES_OF_MPIRUN, FILES_OF_A_RANK = 64, 8
-"""Open files of mpirun alone, and more for each rank: pipes and sockets."""
+"""Open files of mpirun itself and of each rank: pipes and sockets."""
 LEFTOVERS = 10.0
-"""Seconds that ranks of a dead launcher have to be gone."""
+"""Seconds that ranks of a dead launcher have to end."""
 
 
 @dataclass(frozen=True)
@@ -39,19 +38,19 @@ class Ending:
     """How a run in the foreground ended."""
 
     code: int
-    """Of the design's table."""
+    """ortflow's exit code."""
     cause: str = ""
     """Why the last attempt ended."""
     why: str = ""
-    """Why it was not started again."""
+    """Why it was not restarted."""
     finished: bool = False
-    """The run had finished before: nothing was started."""
+    """The run had already finished: nothing was started."""
 
 
 def run_here(request: LocalRequest, watch: Callable[[Opened], AbstractContextManager[View]]) -> Ending:
-    """Start in the foreground and stay until the end; `watch` makes the view.
+    """Start in the foreground and wait for the end; `watch` makes the view.
 
-    Raises UserError where the ranks cannot run or the directory is not free.
+    Raises UserError if the ranks cannot run or the directory is not free.
     """
     check_request(request)
     with interruptible(), opened(request.submission) as ours:
@@ -67,7 +66,7 @@ def run_here(request: LocalRequest, watch: Callable[[Opened], AbstractContextMan
 
 
 def start_detached(request: LocalRequest) -> None:
-    """Start in the background and come back; raises what `run_here` raises."""
+    """Start in the background and return. Raises as `run_here` does."""
     check_request(request)
     with interruptible(), opened(request.submission) as ours:
         if not ours.finished:
@@ -77,9 +76,11 @@ def start_detached(request: LocalRequest) -> None:
 
 
 def check_request(request: LocalRequest) -> None:
-    """Raise UserError where the ranks of a request could not run here."""
+    """Raise UserError if the ranks of a request cannot run here."""
     check(examine(request.python))
-    _check_open_files(request.submission.spec.world_size)
+    ranks = request.submission.spec.world_size
+    # One rank needs about what mpirun does: for its own libraries, the data, the records and the checkpoints.
+    open_files.allow(FILES_OF_MPIRUN + FILES_OF_A_RANK * ranks, f"a run of {ranks} rank(s)")
     if request.mpi is not None and shutil.which(request.mpi.executable) is None:
         wanted = request.submission.spec.backends.local.mpi
         raise UserError(
@@ -90,27 +91,11 @@ def check_request(request: LocalRequest) -> None:
         )
 
 
-def _check_open_files(ranks: int) -> None:
-    """Raise the limit of open files as far as it goes; UserError where that is too low for mpirun."""
-    if ranks == 1:
-        return
-    needed = FILES_OF_MPIRUN + FILES_OF_A_RANK * ranks
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft == resource.RLIM_INFINITY or soft >= needed:
-        return
-    if hard != resource.RLIM_INFINITY and hard < needed:
-        raise UserError(
-            f"a process may have {hard} files open here, and {ranks} ranks need {needed}",
-            fix=f"raise the limit with `ulimit -n {needed}`",
-        )
-    resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
-
-
 def begin(request: LocalRequest, ours: Opened) -> None:
-    """What comes before the first attempt: missing files made, the submission on record.
+    """Prepare the first attempt: make missing files, record the submission.
 
-    Whoever starts a run that was given up wants it tried, so its budgets are new; one whose launcher died goes on with
-    what is left of them.
+    Starting a run that gave up resets its budgets; a run whose launcher died continues with
+    the rest of them.
     """
     submission = request.submission
     prepare(submission.spec, submission.folder, request.python)
@@ -120,7 +105,7 @@ def begin(request: LocalRequest, ours: Opened) -> None:
 
 
 def supervise(request: LocalRequest, view: View) -> int:
-    """Keep the run going to its end; the launcher's lock is held. The exit code of the design's table."""
+    """Supervise the run to its end, with the launcher's lock held; returns ortflow's exit code."""
     spec, run = request.submission.spec, request.submission.run
     limit = spec.resources.time_limit
     mpi = request.mpi.kind if request.mpi else None
@@ -136,23 +121,24 @@ def supervise(request: LocalRequest, view: View) -> int:
         lambda: clear_leftovers(run),
         room_seconds=spec.checkpoint.wait_for_room,
     )
-    return Supervisor(job, view, Stop(run.stop_request, parse_time(limit) if limit else None)).supervise()
+    try:
+        return Supervisor(job, view, Stop(run.stop_request, parse_time(limit) if limit else None)).supervise()
+    finally:
+        # Of the last attempt's killed ranks: nobody may start another one here.
+        sweep()
 
 
 def clear_leftovers(run: RunDir) -> None:
-    """Two generations of ranks must never write to one run directory."""
+    """Kill the ranks of earlier attempts: two generations must never write to one run directory."""
     if not wait_free(run.ranks_lock, 0.0):
         processes.kill(processes.of_run(run.root))
         if not wait_free(run.ranks_lock, LEFTOVERS):
             raise OrtflowError(f"ranks of an earlier attempt still run: they hold {run.ranks_lock}")
-    starts = [float(one.get("time", 0.0)) for one in run.read_attempts() if one.get("event") == "start"]
-    if starts:
-        # A second of slack: what starts ranks is on record once it runs.
-        sweep(max(starts) - 1.0)
+    sweep()
 
 
 def detach(run: RunDir, lock: int) -> None:
-    """Start the supervisor in a session of its own; it inherits the lock."""
+    """Start the supervisor in its own session; it inherits the lock."""
     log = run.root / "logs" / "supervisor.log"
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("ab") as output:

@@ -1,4 +1,4 @@
-"""How a run is, read from its directory: the same for every launcher. Read only."""
+"""The status of a run, read from its directory: the same for every launcher. Read only."""
 
 from __future__ import annotations
 
@@ -16,32 +16,34 @@ from ortflow.launchers.plain import total_steps
 from ortflow.launchers.progress import Progress
 from ortflow.launchers.records import State, last_end, next_attempt, state, used
 from ortflow.launchers.tail import telling
+from ortflow.workflow.disk_space import Notice
 from ortflow.workflow.files import CHUNK, open_regular, read_whole
 from ortflow.workflow.record import ATTEMPTS, damage_words, read_records
-from ortflow.workflow.room import Notice
 from ortflow.workflow.rundir import RunDir, relocated
 
+DEEPEST = 64
+"""Levels of a run file that are read: parsing takes time with the square of the depth, and no run file has ten."""
 _PLACE_LINE = re.compile(rb"^run_dir: ([^'\"].*)$", re.MULTILINE)
 _NAME_LINE = re.compile(rb"^name: ([a-z0-9-]*[a-z][a-z0-9-]*)$", re.MULTILINE)
 
 
 @dataclass(frozen=True)
 class RunStatus:
-    """A run at one moment; None where nothing is known."""
+    """The status of a run; None if unknown."""
 
     name: str
     directory: str
     state: State
     attempts: int
     failures: int
-    """Since the budget was last renewed."""
+    """Since the budget was last reset."""
     preemptions: int
     step: int
     total_steps: int | None
     loss: float | None
     evaluation: dict[str, float]
     checkpoint: int | None
-    """Step of the newest checkpoint that the record tells of."""
+    """Step of the newest recorded checkpoint."""
     phase: str | None
     seconds_left: float | None
     time: float | None
@@ -49,46 +51,46 @@ class RunStatus:
     cause: str | None
     """Why the last attempt ended."""
     why: str | None
-    """Why it was, or was not, started again."""
+    """Why it was, or was not, restarted."""
     launcher: str | None
     host: str | None
     pid: int | None
-    """Of whatever supervises the run now."""
+    """Process id of the supervisor."""
     exported: str | None
     job: str | None = None
-    """A scheduler's id of the job that the run has, or had last."""
+    """The scheduler's id of the run's current or last job."""
     job_restarts: int | None = None
-    """How often the scheduler has started that job again."""
+    """How often the scheduler has restarted that job."""
     nodes: str | None = None
-    """Where it runs, in the scheduler's words."""
+    """Where it runs, in the scheduler's notation."""
     waits: str | None = None
-    """Why nothing runs at the moment, and what a person can do."""
+    """Why nothing runs at the moment, and the fix."""
     starts_at: float | None = None
     """Unix time at which the scheduler expects it to start."""
     job_ends_at: float | None = None
     """Unix time at which the scheduler ends it: its time limit."""
     damaged: str | None = None
-    """What of the records cannot be read, and is passed over."""
+    """Records that cannot be read and are skipped."""
 
     def to_json(self) -> dict[str, Any]:
-        """Plain data."""
+        """Return it as plain data."""
         return {**asdict(self), "state": self.state.value}
 
 
 def read_status(
     run: RunDir, *, records: Sequence[dict[str, Any]] | None = None, alive: bool | None = None
 ) -> RunStatus:
-    """The status as the directory tells it.
+    """The status from the directory.
 
-    `records`: those of attempts.jsonl, if they are known. `alive`: whether a launcher is at work on the run; where
-    nobody says, that is seen by its lock.
+    `records`: those of attempts.jsonl, if already read. `alive`: whether a launcher supervises the run; if
+    not given, its lock shows it.
     """
     read, damaged = read_records(run.attempts, ATTEMPTS)
     records = read if records is None else records
     holder = holder_of(run.lock) if alive is None else None
     progress = Progress(total_steps=total_steps(run))
-    told, unread = telling(run.events(0))
-    for record in told:
+    reported, unread = telling(run.events(0))
+    for record in reported:
         progress.apply(record)
     budget, end = used(records), last_end(records)
     found = state(records, holder is not None if alive is None else alive)
@@ -120,7 +122,7 @@ def read_status(
 
 
 def unreadable(run: RunDir, error: OSError) -> RunStatus:
-    """The status of a run whose record cannot be read at all."""
+    """The status of a run whose records cannot be read at all."""
     words = f"{error.filename or run.attempts}: {error.strerror}"
     return RunStatus(
         name=run.root.name, directory=str(run.root), state=State.LOST, attempts=0, failures=0, preemptions=0, step=0,
@@ -131,13 +133,18 @@ def unreadable(run: RunDir, error: OSError) -> RunStatus:
 
 def _here(run: RunDir, path: str | None) -> str | None:
     """Where something of the run lies, whose record may be older than the directory's place."""
-    if path is None:
-        return None
+    return None if path is None else relocated(path, written_place(run), run.root)
+
+
+def written_place(run: RunDir) -> str | None:
+    """Where the run file says that the run lies; None where it says nothing, or cannot be read."""
     try:
-        found = _PLACE_LINE.search(read_whole(run.run_file))
-    except OSError:
-        return path
-    return relocated(path, found[1].decode(errors="replace") if found else None, run.root)
+        text = read_whole(run.run_file)
+        if found := _PLACE_LINE.search(text):
+            return found[1].decode(errors="replace")
+        return _top_level(text, "run_dir")
+    except (OSError, yaml.YAMLError):
+        return None
 
 
 def _lack(run: RunDir) -> str | None:
@@ -166,7 +173,7 @@ def _damage(run: RunDir, attempts: list[int], events: int) -> str | None:
 def _name(run_file: Path) -> str | None:
     try:
         text = read_whole(run_file)
-        # As a launcher writes it; hundreds of whole files take a second to parse.
+        # Only the form that a launcher writes: parsing hundreds of whole files takes a second.
         if match := _NAME_LINE.search(text):
             return match[1].decode()
         return _top_level(text, "name")
@@ -175,7 +182,7 @@ def _name(run_file: Path) -> str | None:
 
 
 def _top_level(text: bytes, key: str) -> str | None:
-    """The text under a key of the outermost mapping, read event by event: damaged files may nest without end."""
+    """The text of a key of the outermost mapping, read event by event: damaged files may nest endlessly."""
     depth = 0
     scalars: list[str | None] = []
     for event in yaml.parse(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader)):
@@ -185,6 +192,8 @@ def _top_level(text: bytes, key: str) -> str | None:
             if depth == 1:
                 scalars.append(None)
             depth += 1
+            if depth > DEEPEST:
+                return None
         elif isinstance(event, yaml.CollectionEndEvent):
             depth -= 1
         elif depth == 1:

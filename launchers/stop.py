@@ -1,6 +1,6 @@
 """Requests to stop a run: signals to the launcher, a file in the run directory, the time limit.
 
-The first request means save and leave; a second Ctrl-C, or `ortflow cancel --now`, means leave now.
+The first request means save and stop; a second Ctrl-C, or `ortflow cancel --now`, means stop now.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from typing import Any
 
 from ortflow.launchers.records import CANCELS
 from ortflow.workflow.clock import SYSTEM_CLOCK, Clock
+from ortflow.workflow.disk_space import is_full
 from ortflow.workflow.errors import Preempted
 from ortflow.workflow.files import read_whole
-from ortflow.workflow.room import is_full
 from ortflow.workflow.rundir import write_atomically
 
 FILE_PERIOD = 0.25
-"""Seconds between two checks of the file, which may lie on a slow file system."""
+"""Seconds between two checks of the file, which may be on a slow file system."""
 
 
 class Stop:
@@ -49,7 +49,7 @@ class Stop:
         self._next_look = 0.0
 
     def listening(self) -> AbstractContextManager[None]:
-        """Take over the signals, for good: one that comes when all is done must not change how the run ended."""
+        """Take over the signals, for good: a late one must not change how the run ended."""
         return taken_over(self._handle, for_good=True)
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
@@ -78,7 +78,7 @@ class Stop:
         return self.look(at_once=True)
 
     def other_than_preemption(self) -> str | None:
-        """Why ranks saved and left, if it does not count as a preemption; else None."""
+        """Why ranks saved and stopped, if it does not count as a preemption; else None."""
         return None
 
     def take(self, reason: str) -> None:
@@ -88,7 +88,7 @@ class Stop:
 
 
 def interruptible() -> AbstractContextManager[None]:
-    """Before ranks run: a stop signal raises Preempted, so that everything is cleaned up."""
+    """While no ranks run, a stop signal raises Preempted, so that everything is cleaned up."""
 
     def leave(number: int, frame: FrameType | None) -> None:
         raise Preempted(f"stopped by {signal.Signals(number).name} before a rank was started")
@@ -113,7 +113,7 @@ def taken_over(
         yield
     finally:
         for number, earlier in before.items():
-            # Unless a handler that was installed inside is to stay.
+            # Keep a handler that was installed inside.
             if not for_good and signal.getsignal(number) == handler:
                 signal.signal(number, earlier)
 

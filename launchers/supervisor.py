@@ -23,16 +23,16 @@ from ortflow.launchers.records import Outcome, fruitless, next_attempt, open_att
 from ortflow.launchers.stop import Stop, write_request
 from ortflow.launchers.tail import EventTail, ends_of, last_lines, last_records, newest
 from ortflow.workflow.clock import SYSTEM_CLOCK, Clock
+from ortflow.workflow.disk_space import RECORDS, Notice, OutOfDisk, has_room, is_full, out_of_disk, wait_for_room
 from ortflow.workflow.errors import EXIT_DONE, EXIT_FAILURE, EXIT_PREEMPTED, EXIT_USER, OrtflowError
 from ortflow.workflow.owned import sweep_temporaries
-from ortflow.workflow.room import RECORDS, Notice, OutOfDisk, has_room, is_full, out_of_disk, wait_for_room
 from ortflow.workflow.rundir import RunDir
 from ortflow.workflow.spec.run import Restart
 
 T = TypeVar("T")
 TICK = 0.1
 GRACE = 30.0
-"""Seconds that ranks have to save and leave, unless the backend sets another limit."""
+"""Seconds that ranks have to save and stop, unless the backend sets another limit."""
 PATIENCE = 5.0
 """Seconds in which mpirun has to end the other ranks when one is dead. Hydra does not if that rank had not initialised
 MPI."""
@@ -91,7 +91,7 @@ class Running(Protocol):
         """The probable cause if neither ranks nor exit statuses give one."""
 
     def ask_to_leave(self) -> None:
-        """Ask the ranks to save and leave."""
+        """Ask the ranks to save and stop."""
 
     def kill(self) -> None:
         """Kill all processes of the attempt."""
@@ -113,7 +113,7 @@ class Job:
     hands_back: bool = False
     """A preempted run gives up its allocation, and the scheduler starts it again."""
     grace: float = GRACE
-    """Seconds that ranks have to save and leave."""
+    """Seconds that ranks have to save and stop."""
     comes_back: bool = False
     """The sender of a stop signal starts the run again."""
     room_seconds: float = 600.0
@@ -189,7 +189,7 @@ class Supervisor:
         return self._job.comes_back and self._stop.signalled
 
     def _close_lost_attempt(self) -> bool:
-        """Record the end of an attempt whose launcher died; returns whether the run goes on.
+        """Record the end of an attempt whose launcher died; returns whether the run continues.
 
         A user may start a run any number of times. If a scheduler restarts it, attempts without a step are limited.
         """
@@ -197,9 +197,13 @@ class Supervisor:
         number = open_attempt(records)
         if number is None:
             return True
-        end = {"event": "end", "attempt": number, "outcome": Outcome.LOST.value, "step": self._step()}
+        end: dict[str, Any] = {
+            "event": "end", "attempt": number, "outcome": Outcome.LOST.value, "step": self._step()
+        }  # fmt: skip
         tries = fruitless([*records, end]) if self._job.hands_back else 0
         decision = decide(Outcome.LOST, used(records), self._job.restart, tries)
+        if not decision.again:
+            end["given_up"] = True
         self._record(
             **end, cause=self._job.lost, next="restart" if decision.again else "stop", why=decision.why,
         )  # fmt: skip
@@ -366,6 +370,10 @@ class Supervisor:
             end["counts"] = False
         records = [*self._run.read_attempts(), {**end, "next": "restart"}]
         decision = decide(found.outcome, used(records), self._job.restart, fruitless(records), counts=counts)
+        if found.outcome is Outcome.PREEMPTED and not decision.again:
+            # Not what its sender expects, who starts it again or believes that it can be.
+            end["given_up"] = True
+            self._view.say(f"{found.sentence}; giving up: {decision.why}")
         if asked and decision.again and not self._comes_back:
             decision = Decision(False, why=f"requested by {ASKED.get(asked, asked)}")
         self._record(

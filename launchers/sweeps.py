@@ -1,13 +1,12 @@
-"""Several runs of one run file with other values each: what belongs together, on record beside the run directories.
+"""Sweeps: several runs of one run file with different values, recorded beside the run directories.
 
-RUNS/NAME-0, RUNS/NAME-1, … are runs like any other; RUNS/NAME.sweep tells which values each has. What a scheduler is
-asked about all of them together is on record there too.
+RUNS/NAME-0, RUNS/NAME-1, … are runs like any other; RUNS/NAME.sweep records the values of each. Requests to a scheduler
+for all of them are also recorded there.
 """
 
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,7 +17,7 @@ from ortflow.workflow.files import read_whole
 from ortflow.workflow.rundir import RunDir, write_atomically
 
 SUFFIX = ".sweep"
-"""Of the folder's name; no run is called so."""
+"""Suffix of the folder's name; no run has it."""
 
 
 @dataclass(frozen=True)
@@ -27,7 +26,7 @@ class Member:
 
     run: RunDir
     values: Mapping[str, str]
-    """By key, as they were written."""
+    """Values by key, as written."""
 
 
 @dataclass(frozen=True)
@@ -39,17 +38,17 @@ class Sweep:
 
     @property
     def name(self) -> str:
-        """How people call it."""
+        """The name of the sweep."""
         return self.root.name
 
     @property
     def folder(self) -> Path:
-        """What is on record about all of them."""
+        """The records of the whole sweep."""
         return folder_of(self.root)
 
     @property
     def keys(self) -> list[str]:
-        """What differs between the runs."""
+        """The keys that differ between the runs."""
         return list(self.members[0].values)
 
     @property
@@ -58,7 +57,7 @@ class Sweep:
         return [member.run for member in self.members]
 
     def write(self) -> None:
-        """Put it on record."""
+        """Write it to disk."""
         runs = [{"run": member.run.root.name, "values": dict(member.values)} for member in self.members]
         text = json.dumps({"name": self.name, "runs": runs}, indent=1)
         write_atomically(_file(self.root), f"{text}\n".encode())
@@ -68,20 +67,20 @@ class Sweep:
 class SweepDir(RunDir):
     """The folder of a sweep, which keeps records of its submissions as a run directory does.
 
-    What is recorded here is so in the directory of each run as well, with the run's task.
+    Each record is also in the directory of each run, with the run's task.
     """
 
     runs: Mapping[int, RunDir] = field(default_factory=dict)
     """Those that are submitted, by task."""
-    begun: float = field(default_factory=time.time)
-    """Unix time; what was submitted before has ended, and tells nothing of these."""
+    earlier: int = 0
+    """Records of submissions before, which have ended and tell nothing of these."""
 
     def read_attempts(self) -> list[dict[str, Any]]:
         """Records of this submission alone, with all its tries."""
-        return [record for record in super().read_attempts() if record.get("time", 0.0) >= self.begun]
+        return super().read_attempts()[self.earlier :]
 
     def record_attempt(self, **fields: Any) -> None:
-        """Append a record to all; the sweep's own is first, as it stands for all."""
+        """Append a record to all; first to the sweep's own, which stands for all."""
         super().record_attempt(**fields)
         for task, run in self.runs.items():
             run.record_attempt(**fields, task=str(task))
@@ -98,19 +97,19 @@ def member_root(root: Path, task: int | str) -> Path:
 
 
 def is_sweep(root: Path) -> bool:
-    """Whether there is one of this name."""
+    """Whether there is a sweep of this name."""
     return _file(root).is_file()
 
 
 def read_sweep(root: Path) -> Sweep:
-    """The sweep ROOT; raises UserError where its record cannot be read."""
+    """The sweep ROOT; raises UserError if its record cannot be read."""
     try:
-        told = json.loads(read_whole(_file(root)))
+        reported = json.loads(read_whole(_file(root)))
         members = tuple(
             Member(RunDir(root.with_name(str(run["run"]))), {str(k): str(v) for k, v in run["values"].items()})
-            for run in told["runs"]
+            for run in reported["runs"]
         )
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise UserError(
             f"{_file(root)} is not a record of a sweep", fix="submit the sweep again with --fresh"
         ) from error

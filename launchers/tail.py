@@ -1,4 +1,4 @@
-"""Following files that others write: event records and logs. Read only; cheap enough to call ten times a second."""
+"""Follows files that other processes write: events and logs. Read only; cheap enough to call ten times a second."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from ortflow.workflow.record import EVENTS, parse
 from ortflow.workflow.rundir import RunDir
 
 PIECE = 4 << 20
-"""Bytes read at once."""
+"""Bytes per read."""
 _MANY = (b'{"event":"step"', b'{"event":"phase_')
-"""How lines begin that there are most of."""
+"""Start of the most frequent lines."""
 
 
 class LineTail:
@@ -23,7 +23,7 @@ class LineTail:
     def __init__(self, path: Path, *, from_end: bool = False) -> None:
         self.path = path
         self.replaced = False
-        """Whether the last `read` met another file under the name, and so began at its start."""
+        """Whether the last `read` found another file under the name and started at its beginning."""
         self._rest = b""
         self._file = self._open()
         if from_end and self._file is not None:
@@ -36,9 +36,9 @@ class LineTail:
             return None
 
     def read(self, limit: int = -1) -> list[bytes]:
-        """The lines since the last call, without their ends; with a `limit`, of its next so many bytes.
+        """The lines since the last call, without line ends; with a `limit`, from at most so many bytes.
 
-        A line that is longer than any of ours is cut.
+        A line that is longer than any of ortflow's is cut.
         """
         self.replaced = False
         if self._file is not None and self._is_other_file(self._file):
@@ -55,7 +55,7 @@ class LineTail:
         return lines
 
     def rest(self) -> bytes:
-        """What stands behind the last whole line; taken out."""
+        """Return and remove the text after the last whole line."""
         rest, self._rest = self._rest, b""
         return rest
 
@@ -74,7 +74,7 @@ class LineTail:
 
 
 class EventTail:
-    """New records of an event file. A rank that rewinds its record replaces the file: nothing is told twice."""
+    """New records of an event file. A rank that rewinds its record replaces the file: no record is returned twice."""
 
     def __init__(self, path: Path) -> None:
         self._lines = LineTail(path, from_end=True)
@@ -105,7 +105,7 @@ def last_lines(path: Path, count: int, limit: int = 1 << 16) -> list[str]:
 
 
 def last_records(path: Path, limit: int = 1 << 16, *, attempt: int | None = None) -> list[dict[str, Any]]:
-    """The records in the last `limit` bytes of an event file, oldest first; of one `attempt` if that is given."""
+    """The records in the last `limit` bytes of an event file, oldest first; of one `attempt` if given."""
     found = (_record(line) for line in last_bytes(path, limit).splitlines())
     return [record for record in found if record is not None and attempt in (None, record.get("attempt"))]
 
@@ -123,7 +123,7 @@ def newest(
 
 
 def ends_of(run: RunDir, attempt: int, ranks: Iterable[int]) -> dict[int, str]:
-    """How each rank has ended in an attempt by its own record, `finished` or `preempted`; the others are left out."""
+    """How each rank has ended in an attempt by its own record, `finished` or `preempted`; others are left out."""
     return {
         rank: str(record["event"])
         for rank, record in newest(run, attempt, ranks, "finished", "preempted", limit=4096).items()
@@ -131,7 +131,7 @@ def ends_of(run: RunDir, attempt: int, ranks: Iterable[int]) -> dict[int, str]:
 
 
 def telling_records(path: Path, limit: int = 1 << 20, whole: int = 1 << 12) -> list[dict[str, Any]]:
-    """As `last_records`, but only the last `whole` bytes with their steps and phases, of which the newest count.
+    """As `last_records`, but steps and phases, of which only the newest matter, only from the last `whole` bytes.
 
     Most of a long record are those; of hundreds of runs, reading them all would take seconds.
     """
@@ -139,7 +139,7 @@ def telling_records(path: Path, limit: int = 1 << 20, whole: int = 1 << 12) -> l
 
 
 def telling(path: Path, limit: int = 1 << 20, whole: int = 1 << 12) -> tuple[list[dict[str, Any]], int]:
-    """`telling_records`, and how many of the whole lines that were looked at are none."""
+    """`telling_records`, and how many of the whole lines read are not records."""
     lines = last_bytes(path, limit).split(b"\n")[:-1]
     position, kept = 0, []
     for line in reversed(lines):
@@ -151,7 +151,7 @@ def telling(path: Path, limit: int = 1 << 20, whole: int = 1 << 12) -> tuple[lis
 
 
 def last_bytes(path: Path, limit: int) -> bytes:
-    """The last `limit` bytes of a file, from the start of a line on; nothing where there is no such file."""
+    """The last `limit` bytes of a file, from the start of a line on; empty if there is no such file."""
     try:
         with os.fdopen(open_regular(path), "rb") as file:
             size = file.seek(0, os.SEEK_END)

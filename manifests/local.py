@@ -84,6 +84,8 @@ _MPI_SETTINGS: dict[MpiKind, dict[str, str]] = {
     "mpich": {"FI_PROVIDER": "tcp", "FI_TCP_IFACE": "lo"},
     "openmpi": {
         "OMPI_MCA_btl_tcp_if_include": "lo",
+        # Open MPI 4 would look for ssh, which it needs for other machines alone, and give up where there is none.
+        "OMPI_MCA_plm": "isolated",
         "OMPI_MCA_pml": "ob1",
         # Its search for network hardware takes a second of each start.
         "OMPI_MCA_btl": "^ofi",

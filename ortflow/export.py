@@ -47,25 +47,49 @@ def export_for_training(
     output_names: Sequence[str] | None = None,
     dynamic_shapes: Mapping[str, Any] | Sequence[Any] | None = None,
 ) -> Path:
-    """Write `module` as an ONNX model whose parameters, running statistics and dropout all survive.
+    """Write `module` as an ONNX model that keeps its parameters, running statistics and dropout.
 
-    `example_inputs`: a tensor, the positional arguments of `forward`, or a mapping of keyword arguments.
-    `dynamic_shapes`: which axes vary, as `torch.export` takes it, axes by name (`{"tokens": {0: "batch", 1: "time"}}`);
-    by default the first axis of every input, `batch`; `{}` fixes all.
-    `input_names`, `output_names`: by default the names of `forward`'s arguments and of the keys or fields of what it
-    returns (`output`, or `output_0`, `output_1`, … where there are none).
+    The module is traced in training mode, because dropout would be removed otherwise. Its mode, parameters and running
+    statistics are restored. A BatchNormalization in evaluation mode in a module in training mode stays in that mode.
 
-    The module is traced in training mode (dropout would be lost otherwise) and left as it was: mode, parameters and
-    running statistics. A BatchNormalization that a module in training mode keeps in evaluation mode stays there. The
-    file's metadata lists `ortflow.parameters` (trained), `ortflow.frozen` (those that do not require gradients, and the
-    running statistics of BatchNormalization in evaluation mode) and `ortflow.constants` (all other initializers but
-    running statistics). A tied parameter has the first of its names. Parameters that no output depends on are left
-    out. More than 1.5 GB of weights lie beside the file in `<name>.data`. A UserWarning names what ONNX cannot
-    express of the module, and what could not be compared with it.
+    Parameters
+    ----------
+    module
+        The PyTorch module, with float32 parameters.
+    example_inputs
+        A tensor, a tuple of positional arguments of `forward`, or a mapping of keyword arguments.
+    path
+        File to write. More than 1.5 GB of weights are written beside it to `<name>.data`.
+    input_names, output_names
+        Names of the graph's inputs and outputs. By default the names of `forward`'s arguments, and the keys or fields
+        of its result (otherwise `output`, or `output_0`, `output_1`, …).
+    dynamic_shapes
+        Axes that vary, as for `torch.export`, by name: `{"tokens": {0: "batch", 1: "time"}}`. By default the first axis
+        of every input, `batch`; `{}` fixes all.
 
-    Returns the path. Raises UserError where PyTorch is missing or cannot export the module, where the file would not
-    compute the module's outputs and gradients on the example inputs, or where something else than a model that this
-    function has written is there; nothing is written then.
+    Returns
+    -------
+    Path
+        The path of the file.
+
+    Raises
+    ------
+    UserError
+        If PyTorch is missing or cannot export the module, if the file does not compute the module's outputs and
+        gradients on the example inputs, or if `path` is a file that this function did not write. Nothing is written
+        then.
+
+    Warns
+    -----
+    UserWarning
+        About properties of the module that ONNX cannot express or that could not be compared with it.
+
+    Notes
+    -----
+    The file's metadata lists `ortflow.parameters` (trained), `ortflow.frozen` (parameters that do not require
+    gradients, and running statistics of BatchNormalization in evaluation mode) and `ortflow.constants` (all other
+    initializers except running statistics). A tied parameter has the first of its names. Parameters that no output
+    depends on are omitted.
     """
     _require_torch()
     path = Path(path)
@@ -165,7 +189,7 @@ def _check_parameters(module: torch.nn.Module) -> None:
         other = places.setdefault(parameter.data_ptr(), name) if parameter.numel() else name
         if other != name:
             raise UserError(
-                f"parameters {other!r} and {name!r} are two objects over one memory, which ONNX cannot express",
+                f"parameters {other!r} and {name!r} are two objects that share memory, which ONNX cannot express",
                 fix="tie them as one torch.nn.Parameter",
             )
 
@@ -190,8 +214,8 @@ def _not_in_onnx(module: torch.nn.Module) -> Iterator[str]:
     for name, part in module.named_modules():
         if isinstance(part, torch.nn.Embedding) and part.padding_idx is not None and part.weight.requires_grad:
             yield (
-                f"{name!r} has padding_idx={part.padding_idx}, which ONNX cannot express: PyTorch gives that row no"
-                " gradient, the ONNX model trains it"
+                f"{name!r} has padding_idx={part.padding_idx}, which ONNX cannot express: PyTorch does not "
+                f"train that row, the ONNX model does"
             )
 
 

@@ -68,13 +68,13 @@ def compare(model: onnx.ModelProto, module: torch.nn.Module, args: tuple[Any, ..
         if not faults:
             return f"not compared with PyTorch: {missing}"
     raise UserError(
-        f"the ONNX model would not compute what {type(module).__name__} computes: {_told(faults or {})}",
-        fix="change the operation in forward that ONNX has no equal of; the backward of a torch.autograd.Function is"
+        f"the ONNX model would not compute what {type(module).__name__} computes: {_reported(faults or {})}",
+        fix="change the operation in forward that ONNX cannot express; the backward of a torch.autograd.Function is"
         " lost: write y with the gradient of x as x + (y - x).detach()",
     )
 
 
-def _told(faults: dict[str, str]) -> str:
+def _reported(faults: dict[str, str]) -> str:
     """The outputs that differ, and the first gradients."""
     outputs = [f"{what} is {fault}" for what, fault in faults.items() if not what.startswith(_GRADIENT)]
     wrong = [

@@ -1,6 +1,6 @@
 """The CTC loss composed of operators that ONNX has, for the time of an export.
 
-Called by `ortflow.export_trace` in place of `torch.ctc_loss`, which ONNX has no form of. The forward recursion of
+Called by `ortflow.export_trace` in place of `torch.ctc_loss`, which ONNX has no equivalent of. The forward recursion of
 Graves et al. (2006), equations 6 to 8, in logarithms, one step of time after the other: the file grows with the length.
 """
 

@@ -21,7 +21,7 @@ from ortflow.workflow.graph.ir.order import prune
 from ortflow.workflow.graph.normalize.fusions import avoid_wrong_forms
 from ortflow.workflow.graph.normalize.prepare import prepare
 from ortflow.workflow.graph.objective.modes import evaluation_mode, train_mode
-from ortflow.workflow.graph.optimize import speed
+from ortflow.workflow.graph.optimize import rewrites
 
 Arrays = Mapping[str, np.ndarray]
 _TOTAL = "ortflow.total"
@@ -50,9 +50,9 @@ def training_graph(
     make_outputs(graph, [helper.make_tensor_value_info(_TOTAL, TensorProto.FLOAT, []), *outputs])
     prune(graph)
     prepared, _ = make_differentiable(prepared, parameters, _TOTAL)
-    speed.before(prepared.graph)
+    rewrites.before(prepared.graph)
     made, trained = differentiate(prepared, parameters, _TOTAL)
-    speed.after(made.graph)
+    rewrites.after(made.graph)
     return compose(made), trained
 
 

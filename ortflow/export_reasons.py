@@ -14,18 +14,18 @@ from types import CodeType, FrameType
 from ortflow.workflow.errors import UserError
 from ortflow.workflow.graph.ir.origin import is_pytorch, user_line
 
-_DECIDE = "make the decision with torch.where, or let it depend on shapes and Python numbers only"
+_DECIDE = "use torch.where, or let the branch depend only on shapes and Python numbers"
 _HELP = (
     ("grouped_mm", 'set module.config._experts_implementation = "batched_mm"'),
     ("DynamicCache|EncoderDecoderCache|past_key_values", "set module.config.use_cache = False"),
     ("LSTM with proj_size", "let the LSTM start from zeros, or set proj_size=0"),
-    ("PackedSequence", "give the RNN the padded batch, and leave the padding out in the loss or with torch.where"),
+    ("PackedSequence", "pass the padded batch to the RNN, and mask the padding in the loss or with torch.where"),
     (
         "conflicts between user-specified|Constraints violated|marked .* as dynamic",
         "keep forward from fixing its size, or fix all sizes with dynamic_shapes={}",
     ),
     ("data-dependent|DataDependent|DynamicOutputShape", _DECIDE),
-    ("No ONNX function found|No decompositions registered", "replace the operator by others in forward"),
+    ("No ONNX function found|No decompositions registered", "use other operators in forward"),
 )
 """What PyTorch says somewhere, or the name of a value at hand -> what helps. The first that fits counts."""
 _GENERAL = "change its forward, or fix the shapes with dynamic_shapes={} if a varying batch is what fails"
@@ -64,9 +64,9 @@ def _in_short(cause: BaseException) -> str:
     if fixed:
         return "axis {2} of input {1!r} varies, but forward works for size {0} only".format(*fixed.groups())
     if missing:
-        return f"ONNX has no form of {missing[1]}"
+        return f"ONNX has no equivalent of {missing[1]}"
     if kind == "GuardOnDataDependentSymNode":
-        return "it takes a decision by the values of a tensor (data-dependent control flow)"
+        return "a branch depends on the values of a tensor (data-dependent control flow)"
     if kind == "DynamicOutputShapeException":
         return f"the size of what {text} returns depends on values (data-dependent shape)"
     lines = [line.strip() for line in text.splitlines() if line.strip()] or [kind]

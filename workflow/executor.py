@@ -1,7 +1,7 @@
 """The rank-aware executor: the seven steps over one context, and how a rank ends.
 
 Called by `rank` once its log is in place. Ranks leave together when they are done or preempted; a rank that fails
-takes the others down at once, because they would wait for it for ever.
+takes the others down at once, because they would wait for it forever.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ import os
 import signal
 import traceback
 
+from ortflow.workflow.disk_space import Notice, is_full, out_of_disk
 from ortflow.workflow.engine import Engine, Step
 from ortflow.workflow.errors import EXIT_DONE, EXIT_FAILURE, OrtflowError, Preempted
 from ortflow.workflow.events import SCHEMA_VERSION, EventLog
 from ortflow.workflow.fence import Fence
 from ortflow.workflow.ranks import Place
-from ortflow.workflow.room import Notice, is_full, out_of_disk
 from ortflow.workflow.rundir import RunDir
 from ortflow.workflow.signals import StopFlag
 from ortflow.workflow.spec.file.load import load_run_file
@@ -99,7 +99,8 @@ def finish(context: Context | None, *, together: bool, code: int) -> None:
         return
     if together:
         context.comm.barrier()
-    # MPI leaves with Python's lock held, and waits for ever where its process manager has died: the kernel sees to it.
+    # MPI leaves with Python's lock held, and waits forever where its process manager has died: the kernel sees to
+    # it.
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
     signal.alarm(PATIENCE)
     if not together:

@@ -3,7 +3,7 @@
 A scheduler that has lost sight of a node starts the run elsewhere while the old ranks may run on. Whoever starts ranks
 therefore first writes a fresh token into the directory (`claim`) and hands it to them; each rank looks at it from a
 thread of its own, and one that finds another there leaves on the spot, wherever it hangs, without another write.
-Locks do not serve for this: on network file systems a node that is cut off may hold one for ever.
+Locks do not serve for this: on network file systems a node that is cut off may hold one forever.
 """
 
 from __future__ import annotations
@@ -113,5 +113,5 @@ def of_this_rank(run: RunDir) -> Fence:
 
 def leave() -> None:
     """End this process without another write to the run directory's records."""
-    print("a newer attempt owns the run directory: this one leaves at once", flush=True)
+    print("a newer attempt owns the run directory: this attempt exits", flush=True)
     os._exit(EXIT_FENCED)

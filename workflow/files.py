@@ -1,7 +1,7 @@
 """Opening files where anything may lie: only a regular file is opened, and no more of it read than it can sensibly be.
 
-Everything that ortflow finds in a run directory is opened through here. A FIFO would be waited for for ever, a device
-has effects, and a file of holes would fill the memory. What cannot be opened is an OSError that names the file.
+Everything that ortflow finds in a run directory is opened through here. A FIFO would be waited for forever, a
+device has effects, and a file of holes would fill the memory. What cannot be opened is an OSError that names the file.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def _check(path: str | os.PathLike[str], status: os.stat_result) -> None:
         return
     what = _KINDS.get(stat.S_IFMT(status.st_mode), "no file")
     code = errno.EISDIR if stat.S_ISDIR(status.st_mode) else errno.ENXIO
-    raise OSError(code, f"is {what}, where a file must lie", os.fspath(path))
+    raise OSError(code, f"is {what}, not a file", os.fspath(path))
 
 
 def read_whole(path: str | os.PathLike[str], limit: int = SMALL) -> bytes:
@@ -59,7 +59,7 @@ def read_whole(path: str | os.PathLike[str], limit: int = SMALL) -> bytes:
         size = os.fstat(file.fileno()).st_size
         data = file.read(size + 1) if size <= limit else b""
         if size > limit or len(data) > limit:
-            raise OSError(errno.EFBIG, f"is larger than {limit >> 20} MiB, which it cannot be", os.fspath(path))
+            raise OSError(errno.EFBIG, f"is larger than {limit >> 20} MiB, the limit for this file", os.fspath(path))
         return data
 
 
@@ -73,7 +73,7 @@ def lines_of(path: str | os.PathLike[str]) -> Iterator[bytes]:
             if line.endswith(b"\n"):
                 yield line[:-1]
             elif len(line) == LONGEST_LINE:
-                raise OSError(errno.EINVAL, "holds a line that is too long to be a record", os.fspath(path))
+                raise OSError(errno.EINVAL, "has a line that is too long for a record", os.fspath(path))
 
 
 def mend_torn_line(path: Path) -> None:

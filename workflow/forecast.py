@@ -19,6 +19,7 @@ from ortflow.workflow.spec.optimizers import moment_counts, moments
 if TYPE_CHECKING:
     from ortflow.workflow.graph.memory.plan import Peak
     from ortflow.workflow.graph.types import GraphSet
+    from ortflow.workflow.layout import FlatIndex
     from ortflow.workflow.spec.run import RunSpec
 
 PROCESS = 220_000_000
@@ -29,9 +30,11 @@ SHOWN = 5
 """Of the largest values."""
 LOWER = "lower data.micro_batch (train.global_batch keeps the samples of a step)"
 ADVICE = {
-    "parameters": "a smaller model, or more ranks of a larger machine, alone would help",
-    "gradients": "train.gradient_accumulation 1 needs them once",
-    "moments": f"train.optimizer.name decides, values kept for each parameter: {moment_counts()}",
+    "parameters": "use a smaller model or a machine with more memory",
+    "gradients": "train.gradient_accumulation: 1 stores them once; parallel.zero: 2 shards accumulated "
+    "gradients over the ranks",
+    "moments": "parallel.zero: 1 shards them over several CPU ranks; train.optimizer.name sets the values "
+    f"stored per parameter: {moment_counts()}",
     "activations": f"{LOWER}, or name modules in model.recompute",
     "batch": LOWER,
 }
@@ -49,6 +52,8 @@ class Forecast:
     peak: Peak
     recomputed: tuple[str, ...]
     """model.recompute."""
+    formulas: Mapping[str, str]
+    """How the bytes of a part follow from the run file, where that is a product."""
 
     @property
     def total(self) -> int:
@@ -67,6 +72,7 @@ class Forecast:
             "largest": self.largest, "fix": ADVICE[self.largest], "node": self.peak.node,
             "alive": self.peak.size, "values": [list(item) for item in self.peak.values[:SHOWN]],
             "unknown": list(self.peak.unknown), "recomputed": list(self.recomputed),
+            "formulas": dict(self.formulas),
         }  # fmt: skip
 
 
@@ -84,9 +90,9 @@ def forecast(spec: RunSpec) -> Forecast:
 
     if spec.trainer.name != "graph":
         raise UserError(
-            f"is {spec.trainer.name}, and memory is predicted of the trainer graph alone",
+            f"is {spec.trainer.name}, and memory is predicted only for the trainer graph",
             where="trainer.name",
-            fix="start the run: the event memory tells it",
+            fix="start the run: its event memory reports it",
         )
     with tempfile.TemporaryDirectory(prefix="ortflow-plan-") as folder:
         run_dir, report = RunDir(Path(folder)), Report()
@@ -103,8 +109,21 @@ def forecast(spec: RunSpec) -> Forecast:
     batch = sum(array.nbytes for array in arrays.values())
     return Forecast(
         "cuda" if spec.on_gpus else "cpu", spec.data.micro_batch, _parts(graphs, spec, peak, batch), peak,
-        tuple(spec.onnx_model.recompute),
+        tuple(spec.onnx_model.recompute), formulas(graphs.index, spec),
     )  # fmt: skip
+
+
+def formulas(index: FlatIndex, spec: RunSpec) -> dict[str, str]:
+    """Elements include padding; a rank's share of them is rounded up to a multiple of `layout.ALIGNMENT`."""
+    zero, kept = spec.parallel.zero, len(moments(spec.train.optimizer))
+    trained, (start, end) = f"{index.trained:,}", index.span("state")
+    ranks = f" / {spec.world_size} rank(s)"
+    accumulated = "" if spec.accumulation == 1 else f" + {trained}{ranks if zero >= 2 else ''}"
+    statistics = f" + 2 x {end - start:,}" if end > start else ""
+    return {
+        "gradients": f"{ITEM} B x ({trained}{accumulated}{statistics})",
+        "moments": f"{kept} x {ITEM} B x {trained}{ranks if zero else ''}",
+    }
 
 
 def activations(graphs: GraphSet, spec: RunSpec, batch: Mapping[str, tuple[int, ...]]) -> Peak:
@@ -145,7 +164,7 @@ def _parts(graphs: GraphSet, spec: RunSpec, peak: Peak, batch: int) -> dict[str,
     start, end = graphs.index.span("state")
     held = buffers(
         trained, size - trained, len(moments(spec.train.optimizer)),
-        accumulation=spec.accumulation, world_size=spec.world_size,
+        accumulation=spec.accumulation, world_size=spec.world_size, zero=spec.parallel.zero,
     )  # fmt: skip
     # Running statistics lie behind the gradients, and once more where a micro-batch starts from.
     held["gradients"] += 2 * (end - start) * ITEM

@@ -70,9 +70,9 @@ def look(ranks: int = 1) -> dict[str, Any]:
 
 
 def _with_health(gpu: Gpu, nvml: Nvml | None, users: Mapping[str, int]) -> dict[str, Any]:
-    told: dict[str, Any] = {"name": gpu.name, "capability": gpu.capability, "free": gpu.free, "total": gpu.total}
-    told["processes"] = users.get(gpu.uuid, 0)
-    return told | (nvml.health(gpu.uuid) if nvml is not None else {})
+    reported: dict[str, Any] = {"name": gpu.name, "capability": gpu.capability, "free": gpu.free, "total": gpu.total}
+    reported["processes"] = users.get(gpu.uuid, 0)
+    return reported | (nvml.health(gpu.uuid) if nvml is not None else {})
 
 
 def _tried(cuda: Runtime, gpu: Gpu, nvml: Nvml | None) -> dict[str, Any]:
@@ -120,7 +120,7 @@ def product(device: CudaDevice, kind: str) -> float:
     right = a[:CHECKED].astype(np.float64) @ b[:, :CHECKED].astype(np.float64)
     apart = float((np.abs(found - right) / width**0.5).max())
     if not apart <= TOLERANCE[kind]:
-        raise OrtflowError(f"a product of matrices of {kind} on {device.name} is wrong by {apart:.2g}")
+        raise OrtflowError(f"a matrix product in {kind} on {device.name} is wrong by {apart:.2g}")
     return 2 * width**3 / statistics.median(seconds)
 
 

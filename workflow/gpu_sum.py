@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from ortflow.workflow.comm.nccl import SUM, TYPES, NcclError
-from ortflow.workflow.comm.nccl_words import sentence
+from ortflow.workflow.comm.nccl_messages import sentence
 from ortflow.workflow.device.cuda import CudaBuffer, CudaDevice
 from ortflow.workflow.errors import OrtflowError
 

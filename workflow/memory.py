@@ -10,6 +10,7 @@ import resource
 import sys
 from collections.abc import Mapping
 
+from ortflow.workflow.layout import share
 from ortflow.workflow.spec.optimizers import moment_counts
 
 ITEM = 4
@@ -18,27 +19,40 @@ KEPT = 256 << 20
 """Bytes of the end of a rank's checkpoint that are copied before it is written."""
 
 
-def buffers(trained: int, kept: int, moments: int, *, accumulation: int = 1, world_size: int = 1) -> dict[str, int]:
+def buffers(
+    trained: int,
+    kept: int,
+    moments: int,
+    *,
+    accumulation: int = 1,
+    world_size: int = 1,
+    zero: int = 0,
+    rank: int = 0,
+) -> dict[str, int]:
     """Bytes of the flat buffers, and of what a checkpoint copies of this rank's share, by part.
 
     `trained` and `kept` are elements: of parameters that are trained, and of frozen ones and running statistics.
-    `moments` is how many values the optimizer keeps for each trained one.
+    `moments` is how many values the optimizer keeps for each trained one. From stage 1 of ZeRO on a rank keeps them for
+    its share alone; from stage 2 on it accumulates the gradients of its share alone, beside those of one micro-batch.
     """
+    start, stop = share(trained, rank, world_size)
+    mine = stop - start
+    accumulated = 0 if accumulation == 1 else mine if zero >= 2 else trained
     parts = {
         "parameters": (trained + kept) * ITEM,
-        "gradients": trained * (2 if accumulation > 1 else 1) * ITEM,
-        "moments": trained * moments * ITEM,
+        "gradients": (trained + accumulated) * ITEM,
+        "moments": (mine if zero else trained) * moments * ITEM,
     }
-    share = -(-(parts["parameters"] + parts["moments"]) // world_size)
-    return {**parts, "checkpoint": min(share, KEPT)}
+    saved = -(-(trained * (1 + moments) + kept) * ITEM // world_size)
+    return {**parts, "checkpoint": min(saved, KEPT)}
 
 
 LOWER = "lower it: train.global_batch or a larger train.gradient_accumulation keep the batch of a step"
 HELP: Mapping[str, tuple[str, str]] = {
-    "parameters": ("resources", "take GPUs with more memory: each holds all parameters"),
-    "gradients": ("train.gradient_accumulation", "set it to 1, which keeps gradients once"),
-    "moments": ("train.optimizer.name", f"values kept for each parameter: {moment_counts()}"),
-    "activations": ("data.micro_batch", f"{LOWER}; model.recompute makes values of the forward pass a second time"),
+    "parameters": ("resources", "use GPUs with more memory: each stores all parameters"),
+    "gradients": ("train.gradient_accumulation", "set it to 1, which stores gradients once"),
+    "moments": ("train.optimizer.name", f"values stored per parameter: {moment_counts()}"),
+    "activations": ("data.micro_batch", f"{LOWER}; model.recompute recomputes values of the forward pass"),
 }
 """Part of a device's memory -> the key that it follows, and what to do where it is too large."""
 

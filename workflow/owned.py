@@ -17,7 +17,9 @@ TEMPORARY = r"\.(?:[^/]+\.(?:a\d+-)?[a-z0-9_]{8}|nfs[0-9a-f]+)"
 
 
 OF_AN_ATTEMPT = re.compile(r"\.[^/]+\.a\d+-[a-z0-9_]{8}")
-OF_A_LAUNCHER = re.compile(r"\.(run\.yaml|plan\.json|attempts\.jsonl|kubernetes\.json|\.owner|\.keeper)\.[a-z0-9_]{8}")
+OF_A_LAUNCHER = re.compile(
+    r"\.(run\.yaml|plan\.json|attempts\.jsonl|kubernetes\.json|\.owner|\.run_supervisor)\.[a-z0-9_]{8}"
+)
 
 
 def sweep_temporaries(folder: Path) -> list[Path]:

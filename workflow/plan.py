@@ -53,13 +53,13 @@ class Plan:
         try:
             body = {"graphs": {}, **json.loads(read_whole(path))}
             if body.pop("hash", _hash(body)) != _hash(body):
-                raise ValueError(f"{path} does not agree with its own hash")
+                raise ValueError(f"{path} does not match its hash")
             plan = cls(**body)
         except (TypeError, RecursionError) as error:
-            raise ValueError(f"{path} is not a plan: {error}") from None
+            raise ValueError(f"{path} is not a valid plan: {error}") from None
         for field in fields(cls):
             if not _fits(str(field.type), value := getattr(plan, field.name)):
-                raise ValueError(f"{path} is not a plan: {field.name} is {str(value)[:40]!r}")
+                raise ValueError(f"{path} is not a valid plan: {field.name} is {str(value)[:40]!r}")
         return plan
 
 

@@ -14,18 +14,18 @@ import signal
 import sys
 from pathlib import Path
 
+from ortflow.workflow.disk_space import Notice
 from ortflow.workflow.errors import EXIT_FAILURE, EXIT_USER
 from ortflow.workflow.fence import of_this_rank
 from ortflow.workflow.files import open_regular
 from ortflow.workflow.ranks import Place
-from ortflow.workflow.room import Notice
 from ortflow.workflow.rundir import RunDir
 from ortflow.workflow.signals import StopFlag
 from ortflow.workflow.streams import guard_log
 
 PR_SET_PDEATHSIG = 1
-UNSEEN = "it must lie on storage that every node mounts; set run_dir, or leave the node out"
-GONE = "put the file back, or submit the run anew with --fresh"
+UNSEEN = "it must be on storage that every node mounts; set run_dir, or exclude the node"
+GONE = "restore the file, or submit the run from the beginning with --fresh"
 
 
 def main(arguments: list[str]) -> int:
@@ -73,7 +73,7 @@ def run_rank(arguments: list[str]) -> int:
 def lacking(run_dir: RunDir) -> str:
     """What a rank without a run file does not find: the whole directory, or that file alone."""
     if run_dir.attempts.exists():
-        return f"finds no {run_dir.run_file}, while the rest of the run is there: {GONE}"
+        return f"finds no {run_dir.run_file}, although other files of the run exist: {GONE}"
     return f"does not see the run directory {run_dir.root}: {UNSEEN}"
 
 

@@ -104,7 +104,7 @@ def read_records(path: Path, kind: Kind) -> tuple[list[dict[str, Any]], list[int
 
 
 def set_aside(path: Path, kind: Kind) -> list[int]:
-    """Move the lines that are no records into the file with `.damaged` behind its name; their numbers, from 1.
+    """Move the lines that are not valid records into the file with `.damaged` behind its name; their numbers, from 1.
 
     Only for who may write the file; raises OSError.
     """
@@ -141,11 +141,11 @@ def _append(path: Path, data: bytes) -> None:
 
 
 def damage_words(path: Path, damaged: list[int], *, aside: bool = False) -> str | None:
-    """What is said of a file with lines that are no records; None where there are none. Pure."""
+    """What is said of a file with lines that are not valid records; None where there are none. Pure."""
     if not damaged:
         return None
     listed = ", ".join(map(str, damaged[:3])) + (f" and {len(damaged) - 3} more" if len(damaged) > 3 else "")
     many = len(damaged) > 1
-    lines = f"line{'s' if many else ''} {listed} {'are no records' if many else 'is no record'}"
-    done = f"set aside in {path.name}.damaged" if aside else "passed over"
+    lines = f"line{'s' if many else ''} {listed} {'are not valid records' if many else 'is not a valid record'}"
+    done = f"moved to {path.name}.damaged" if aside else "passed over"
     return f"{path}: {lines}, {done}"

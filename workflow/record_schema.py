@@ -81,6 +81,10 @@ class Attempt(TypedDict, total=False):
     job: str | None
     submission: str | None
     follows: str | None
+    given_up: bool
+    of: str
+    boot: str
+    uptime: float
     world_size: Whole
     pid: Whole
     host: str

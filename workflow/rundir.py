@@ -22,8 +22,8 @@ from ortflow.workflow.record import ATTEMPTS, read_records
 
 OWN_FILES = re.compile(
     rf"""
-    (run\.yaml | plan\.json | attempts\.jsonl(\.damaged)? | kubernetes\.json | \.(launcher|ranks|mirror)\.lock
-    | \.stop | \.owner | \.keeper | \.heartbeat
+    (run\.yaml | plan\.json | attempts\.jsonl(\.damaged)? | kubernetes\.json | \.(launcher|ranks|log replicator)\.lock
+    | \.stop | \.owner | \.run_supervisor | \.heartbeat
     | events/rank-\d{{4,}}\.jsonl(\.damaged)?
     | logs/(attempt-\d{{2,}}/)?[\w-]+\.log
     | graphs/(\.?[\w.]+\.(onnx|safetensors) | graphs\.json)

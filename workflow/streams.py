@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, TextIO
 
-from ortflow.workflow.room import is_full
+from ortflow.workflow.disk_space import is_full
 
 _CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 """Control characters but tab and line feed, and those that turn the direction of text."""
@@ -44,7 +44,7 @@ class Lossy(io.FileIO):
         taken = len(data)
         try:
             if self.lost:
-                super().write(f"\n[{self.lost} bytes are lost here: the disk was full]\n".encode())
+                super().write(f"\n[{self.lost} bytes were lost here: the disk was full]\n".encode())
                 self.lost = 0
             written = super().write(data)
         except OSError as error:

@@ -39,7 +39,7 @@ def load_builder(name: str) -> type[TrainerBuilder]:
     if name not in known:
         near = nearest(name, [*known])
         hint = f"did you mean {near}?" if near else f"installed are {', '.join(sorted(known))}"
-        raise UserError(f"there is no trainer {name!r}", where=where, fix=f"{hint}; a package brings more")
+        raise UserError(f"there is no trainer {name!r}", where=where, fix=f"{hint}; packages provide others")
     point = known[name]
     try:
         kind: type[TrainerBuilder] = point.load()
@@ -47,7 +47,7 @@ def load_builder(name: str) -> type[TrainerBuilder]:
         raise UserError(
             f"trainer {name!r} cannot be loaded from {point.value} ({type(error).__name__}: {error})",
             where=where,
-            fix="repair the package that brings it",
+            fix="repair the package that provides it",
         ) from error
     missing = [each for each in NEEDED if not hasattr(kind, each)]
     if missing:

@@ -9,8 +9,8 @@ import os
 from collections import deque
 from pathlib import Path
 
+from ortflow.workflow.disk_space import is_full
 from ortflow.workflow.files import open_regular
-from ortflow.workflow.room import is_full
 
 
 class WaitingFile:

@@ -1,4 +1,4 @@
-"""Runs that come after other runs: which jobs a job has to wait for."""
+"""Dependencies between runs: the jobs that a job must wait for."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ def awaited(
 ) -> list[str]:
     """The jobs of the runs that have not finished yet.
 
-    Raises UserError for a run that will not finish, or whose end the launcher's scheduler does not see. A scheduler may
-    take a job that it no longer knows for one that has ended well, so only those in the queue are named.
+    Raises UserError for a run that will not finish, or that the launcher's scheduler does not manage. A scheduler may
+    treat a job that it has forgotten as completed, so only jobs in the queue are named.
     """
     for run in after:
         if (name := launcher_name(run.read_attempts())) != launcher:
-            raise UserError(f"{run.root} is with the launcher {name}, not {launcher}: no job can wait for it")
+            raise UserError(f"{run.root} belongs to the launcher {name}, not {launcher}: no job can wait for it")
     return [job for how in statuses(after) if (job := _job(how)) is not None]
 
 
@@ -32,8 +32,8 @@ def _job(how: RunStatus) -> str | None:
     if how.state.active and how.job is not None and how.job_restarts is not None:
         return how.job
     if how.state.active:
-        raise UserError(f"{how.directory} is {how.state.value}, and its job is not known: {how.waits}")
+        raise UserError(f"{how.directory} is {how.state.value}, and its job is unknown: {how.waits}")
     raise UserError(
         f"{how.directory} is {how.state.value} and will not finish",
-        fix=f"`ortflow resume {how.directory}` goes on with it; submit this run then",
+        fix=f"`ortflow resume {how.directory}` continues it; submit this run then",
     )

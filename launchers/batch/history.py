@@ -1,7 +1,7 @@
 """Reads the jobs of a run in a batch scheduler from the records of attempts.jsonl. Pure.
 
-Before a job is submitted, `submitting` puts a unique id on record, which the job carries in its comment; `submit` names
-the job behind it, `refused` says that there is none. So a job whose submission got no answer is found again.
+Before a job is submitted, `submitting` records a unique id, which the job carries in its comment; `submit` names
+its job, and `refused` records that there is none. So a job whose submission got no answer is found again.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from ortflow.launchers.batch.scheduler import BatchJob, JobT
 from ortflow.launchers.records import state
 
 SETTLE = 30.0
-"""Seconds for which a job may still come into the queue whose submission had no answer."""
+"""Seconds in which a job whose submission got no answer may still enter the queue."""
 COMMENT = "ortflow"
 """First word of the comment of every job; the second is the submission's id."""
 
@@ -27,20 +27,20 @@ class Placed:
     """One submission of a run."""
 
     submission: str | None
-    """Its unique id; None for a job that follows another, with that one's comment."""
+    """Its unique id; None for a job that follows another and has its comment."""
     job: str | None
-    """Its job; None where the scheduler gave no answer."""
+    """Its job; None if the scheduler gave no answer."""
     task: str | None = None
-    """The run's task, where an array of several runs was submitted."""
+    """The run's task in an array of several runs."""
 
 
 def by_hand(root: Path) -> Placed:
-    """What jobs of a run carry whose script a person has submitted by hand, any number of times."""
+    """The submission of jobs whose script a user has submitted by hand, any number of times."""
     return Placed(f"run-{hashlib.sha256(os.fsencode(root)).hexdigest()[:12]}", None)
 
 
 def placed(records: Sequence[dict[str, Any]], launcher: str) -> list[Placed]:
-    """The submissions that a launcher's scheduler has taken, or may have, oldest first."""
+    """The submissions that a launcher's scheduler has accepted, or may have accepted, oldest first."""
     found: dict[str, Placed] = {}
     for record in records:
         event, submission = record.get("event"), record.get("submission")
@@ -48,16 +48,19 @@ def placed(records: Sequence[dict[str, Any]], launcher: str) -> list[Placed]:
             found[submission or f"job {record.get('job')}"] = Placed(submission, record.get("job"), record.get("task"))
         elif event == "refused" and submission in found:
             del found[submission]
+        elif event == "copied":
+            # What stands before it is the history of the directory that this one was copied from.
+            found.clear()
     return list(found.values())
 
 
 def find_all(one: Placed, jobs: Iterable[JobT]) -> list[JobT]:
-    """The jobs of a submission that wait or run."""
+    """The jobs of a submission that are pending or running."""
     return [job for job in jobs if job.active and belongs(job, one)]
 
 
 def find(history: Sequence[Placed], jobs: Iterable[JobT]) -> JobT | None:
-    """The run's job among `jobs`: of its submissions the newest that is still active, else the newest of all."""
+    """The run's job among `jobs`: the newest that is active, else the newest."""
     known = list(jobs)
     ended: JobT | None = None
     for one in reversed(history):
@@ -70,7 +73,7 @@ def find(history: Sequence[Placed], jobs: Iterable[JobT]) -> JobT | None:
 
 
 def belongs(job: BatchJob, one: Placed) -> bool:
-    """Whether a job is that of a submission."""
+    """Whether a job belongs to a submission."""
     if one.job is not None:
         return one.job in (job.id, job.array)
     if one.task is not None and job.id.partition("_")[2] != one.task:
@@ -78,21 +81,21 @@ def belongs(job: BatchJob, one: Placed) -> bool:
     return job.comment.split()[:2] == [COMMENT, one.submission]
 
 
-def in_doubt(records: Sequence[dict[str, Any]]) -> float | None:
-    """When a job was submitted last, if one was since the last end and nobody knows what came of it."""
+def in_doubt(records: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
+    """The record of the last submission, if one was since the last end and nobody knows what came of it."""
     answered = {record.get("submission") for record in records if record.get("event") in ("submit", "refused")}
     for record in reversed(records):
         if record.get("event") == "submitting" and record.get("submission") not in answered:
-            return float(record.get("time", 0.0))
+            return {**record}
         if record.get("event") in ("end", "stop"):
             return None
     return None
 
 
 def in_order(records: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The records with each `submit` where its `submitting` stands.
+    """The records, with each `submit` moved to its `submitting`.
 
-    A job may start before the one who submitted it has put its id on record: an attempt's start would stand before it.
+    A job may start before its id is recorded: the start of an attempt would come first.
     """
     submits = {
         record["submission"]: record
@@ -111,5 +114,5 @@ def in_order(records: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def is_settled(records: Sequence[dict[str, Any]]) -> bool:
-    """Whether the directory alone says how the run ended: the scheduler has nothing to add."""
+    """Whether the records show how the run ended, so that the scheduler need not be queried."""
     return in_doubt(records) is None and bool(records) and not state(in_order(records), alive=True).active

@@ -1,7 +1,7 @@
-"""What a batch scheduler must offer so that a run is never in its queue twice: the protocol of `launchers/batch`.
+"""The protocol of `launchers/batch`: what a batch scheduler must offer so that a run is never queued twice.
 
-Slurm's is `ortflow.launchers.slurm.commands.Slurm`. A scheduler has jobs with ids and a comment,
-a list of the user's jobs, and a command that takes a script. Nothing here knows which scheduler.
+Slurm's is `ortflow.launchers.slurm.commands.Slurm`. A scheduler has jobs with an id and a comment,
+a list of the user's jobs, and a command that submits a script. This module must not depend on one scheduler.
 """
 
 from __future__ import annotations
@@ -27,19 +27,19 @@ class BatchJob(Protocol):
 
     @property
     def comment(self) -> str:
-        """`ortflow SUBMISSION`, as the script says."""
+        """`ortflow SUBMISSION`, as set by the script."""
 
     @property
     def number(self) -> int:
-        """Its place among all jobs: newer ones have larger ones."""
+        """Its order among all jobs; newer jobs have larger numbers."""
 
     @property
     def waits(self) -> bool:
-        """Whether it has not started yet, or not again."""
+        """Whether it has not started yet, or not restarted yet."""
 
     @property
     def active(self) -> bool:
-        """Whether it waits or runs."""
+        """Whether it is pending or running."""
 
 
 JobT = TypeVar("JobT", bound=BatchJob)
@@ -47,7 +47,7 @@ JobC = TypeVar("JobC", bound=BatchJob, covariant=True)
 
 
 class NoAnswer(OrtflowError):
-    """The scheduler is dead, hung or out of reach: what was asked of it may have been done all the same."""
+    """The scheduler is dead, hung or unreachable. The request may still have been carried out."""
 
     who: ClassVar[str] = "the scheduler"
 
@@ -57,7 +57,7 @@ class NoAnswer(OrtflowError):
 
 
 class Refused(Exception):
-    """The scheduler does not take the job; `words` are its own."""
+    """The scheduler rejects the job; `words` is its message."""
 
     def __init__(self, words: str) -> None:
         self.words = words
@@ -65,21 +65,21 @@ class Refused(Exception):
 
 
 class Scheduler(Protocol[JobC]):
-    """A batch scheduler. Every method that asks it raises NoAnswer."""
+    """A batch scheduler. Every method that queries it raises NoAnswer."""
 
     launcher: ClassVar[str]
     """Name of its launcher, as in attempts.jsonl."""
     clock: Clock
-    """That of everything that waits for the scheduler."""
+    """The clock of every wait."""
 
     def mine(self, seconds: float | None = None) -> Sequence[JobC]:
-        """Return the user's jobs, those that ended a few minutes ago among them. Waits at most `seconds`."""
+        """Return the user's jobs, including those that ended a few minutes ago. Waits at most `seconds`."""
 
     def hand_over(self, folder: Path, script: str) -> str:
         """Submit a script for the run directory `folder`; returns the job's id. Raises Refused."""
 
     def was_not_sent(self, words: str) -> bool:
-        """Whether the words of a NoAnswer say that the submission reached nobody. Pure."""
+        """Whether the message of a NoAnswer shows that the submission did not reach the scheduler. Pure."""
 
     def refusal(self, words: str) -> UserError:
-        """Return the sentence for the words of a Refused, with the key to change. Pure."""
+        """Return the error for the message of a Refused, with the key to change. Pure."""

@@ -1,53 +1,71 @@
-"""Handing a job to a batch scheduler so that a run is never there twice, whatever it answers, or does not.
+"""Submitting a job to a batch scheduler so that a run is never queued twice, even if the scheduler does not answer.
 
-Each try has an id of its own, on record before the job is submitted and in its comment. A scheduler that is slow
-takes a job and says so too late, so after every doubt, and before another try, the queue is asked for the run's jobs.
+Each try has its own id, which is recorded before the job is submitted and is in the job's comment. A slow scheduler
+accepts a job but answers too late, so the queue is searched for the run's jobs after every doubt and before each try.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import Any
 
+from ortflow.launchers.batch.copies import original
 from ortflow.launchers.batch.history import SETTLE, by_hand, find, in_doubt, placed
+from ortflow.launchers.batch.moments import passed, stamp
 from ortflow.launchers.batch.scheduler import JobT, NoAnswer, Refused, Scheduler
 from ortflow.launchers.remote.arrival import submit_record
 from ortflow.workflow.clock import Clock
+from ortflow.workflow.disk_space import OutOfDisk, is_full, out_of_disk
 from ortflow.workflow.errors import OrtflowError
 from ortflow.workflow.rundir import RunDir
 
 PATIENCE = 11.5
 """Seconds after which submitting ends with the message that the scheduler does not answer."""
-DAY = 86400.0
 PAUSE = 2.0
-"""Seconds between two looks at the queue, or two tries."""
+"""Seconds between two queries of the queue, or two tries."""
 
 
 class InDoubt(OrtflowError):
-    """Nobody answers, and the job may be in the queue or not."""
+    """The scheduler does not answer, and the job may or may not be in the queue."""
 
 
 def new_submission() -> str:
-    """An id that no other submission has."""
+    """Return a unique id."""
     return os.urandom(8).hex()
 
 
 def place(
     run: RunDir, script: Callable[[str], str], scheduler: Scheduler[Any], retry: float, *, ask: str | None = None
 ) -> tuple[str, str]:
-    """Submit the script that `script` makes for a submission's id; the id and the job.
+    """Submit the script that `script` makes for a submission's id; returns the id and the job.
 
-    Tries again for `retry` seconds while the scheduler is away. Raises UserError with its own words, NoAnswer
-    where nothing was submitted, InDoubt where that is not known; `ask` is the command that tells later.
+    Tries again for `retry` seconds while the scheduler is away. Raises UserError with its own words, NoAnswer or
+    OutOfDisk where nothing was submitted, InDoubt where that is not known; `ask` is the command that tells later.
     """
     begun = scheduler.clock.monotonic()
     end = begun + retry
     while True:
         submission = new_submission()
-        run.record_attempt(event="submitting", launcher=scheduler.launcher, submission=submission, **submit_record())
+        reported = {
+            "launcher": scheduler.launcher,
+            "submission": submission,
+            **stamp(scheduler.clock),
+            **submit_record(),
+        }
+        try:
+            run.record_attempt(event="submitting", **reported)
+        except OSError as error:
+            if is_full(error):
+                raise out_of_disk(error, default=run.root) from error
+            raise
         try:
             return submission, scheduler.hand_over(run.root, script(submission))
+        except OutOfDisk:
+            with suppress(OSError):
+                run.record_attempt(event="refused", submission=submission, why="no room for the job's script")
+            raise
         except Refused as error:
             run.record_attempt(event="refused", submission=submission, why=error.words)
             raise scheduler.refusal(error.words) from error
@@ -64,7 +82,7 @@ def place(
 
 
 def _look(run: RunDir, scheduler: Scheduler[Any], begun: float, end: float, doubt: NoAnswer, ask: str) -> str | None:
-    """The job whose submission had no answer; None where it is safe to submit another. Raises InDoubt."""
+    """The job whose submission had no answer; None if it is safe to submit another. Raises InDoubt."""
     sent = scheduler.clock.monotonic()
     while True:
         now = scheduler.clock.monotonic()
@@ -73,7 +91,7 @@ def _look(run: RunDir, scheduler: Scheduler[Any], begun: float, end: float, doub
             job = active(run, scheduler, patience)
             if job is not None:
                 return str(job.id)
-            # It may still be on its way through a scheduler that has begun to answer others.
+            # The scheduler may still be processing it, although it answers other requests again.
             if in_doubt(run.read_attempts()) is None or now >= sent + SETTLE:
                 return None
         except NoAnswer:
@@ -81,39 +99,41 @@ def _look(run: RunDir, scheduler: Scheduler[Any], begun: float, end: float, doub
         if scheduler.clock.monotonic() + PAUSE >= max(end, begun + PATIENCE):
             raise InDoubt(
                 f"{doubt.who} did not answer in time ({doubt.words}), and may have taken the job or not; "
-                f"`{ask}` tells when it answers again, and submitting again starts no second one"
+                f"`{ask}` shows which when it answers again, and submitting again starts no second one"
             ) from doubt
         scheduler.clock.sleep(PAUSE)
 
 
 def settle(run: RunDir, scheduler: Scheduler[JobT]) -> JobT | None:
-    """The run's job, if it waits or runs; waits for one that may still be on its way. Raises NoAnswer."""
+    """The run's job if it is pending or running; waits for one that may still appear. Raises NoAnswer."""
     begun = scheduler.clock.monotonic()
     while True:
         job = active(run, scheduler, by_hand_too=True)
-        since = in_doubt(run.read_attempts())
-        if job is not None or since is None or waited(since, begun, SETTLE, scheduler.clock):
+        doubt = in_doubt(run.read_attempts())
+        if job is not None or doubt is None or waited(doubt, begun, SETTLE, scheduler.clock):
             return job
         scheduler.clock.sleep(PAUSE)
 
 
-def waited(since: float, begun: float, seconds: float, clock: Clock) -> bool:
-    """Whether so many seconds are over since the Unix time `since`, which another machine may have written.
+def waited(doubt: Mapping[str, Any], begun: float, seconds: float, clock: Clock) -> bool:
+    """Whether so many seconds are over since a submission in doubt, which another machine may have recorded.
 
-    Clocks of two machines may be hours apart: our own has to see the seconds pass, from its moment `begun` on. A day is
-    no difference of clocks.
+    Then our own clock has to see them pass, from its moment `begun` on.
     """
-    return clock.monotonic() >= begun + seconds or clock.time() - since > DAY
+    return clock.monotonic() >= begun + seconds or (passed(doubt, clock) or 0.0) >= seconds
 
 
 def active(
     run: RunDir, scheduler: Scheduler[JobT], patience: float | None = None, *, by_hand_too: bool = False
 ) -> JobT | None:
-    """The run's job, if it waits or runs; `by_hand_too`: one that a person has submitted, too. Raises NoAnswer.
+    """The run's job if it is pending or running; `by_hand_too`: including one submitted by hand. Raises NoAnswer.
 
-    Nobody is asked after a run that is new: where a job by hand waits for it, that leaves when it finds another.
+    A new run needs no query: a pending job that was submitted by hand exits when it finds another.
     """
-    history = placed(run.read_attempts(), scheduler.launcher)
+    records = run.read_attempts()
+    history = placed(records, scheduler.launcher)
+    if history and original(run, records, scheduler.launcher) is not None:
+        history = []
     more = [by_hand(run.root)] if by_hand_too else []
     job = find([*more, *history], scheduler.mine(patience)) if history else None
     return job if job is not None and job.active else None

@@ -1,4 +1,4 @@
-"""A record directory for a run that was submitted elsewhere: by kubectl, Helm, or from another machine."""
+"""The record directory of a run that was submitted elsewhere: by kubectl, Helm, or from another machine."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from pathlib import Path
 
 from ortflow.launchers.kubernetes import objects
 from ortflow.launchers.kubernetes.api import Cluster, Object
-from ortflow.launchers.kubernetes.carried import FOLDER, keep
 from ortflow.launchers.kubernetes.links import Links
-from ortflow.launchers.kubernetes.look import mpijobs, of_place
+from ortflow.launchers.kubernetes.payload import FOLDER, keep
 from ortflow.launchers.kubernetes.place import Place, read_place, write_place
 from ortflow.launchers.kubernetes.refusals import in_a_sentence
+from ortflow.launchers.kubernetes.snapshot import mpijobs, of_place
 from ortflow.workflow.errors import OrtflowError, UserError
 from ortflow.workflow.rundir import RunDir, write_atomically
 from ortflow.workflow.spec.file.dump import dump_run_file
@@ -25,7 +25,7 @@ _HANDLE = re.compile(r"kubernetes://([a-z0-9-]+)/([a-z0-9-]+)")
 
 
 def adopt(handle: str, runs: Path, links: Links | None = None) -> RunDir:
-    """The record directory of kubernetes://NAMESPACE/JOB, made if there is none yet; raises UserError."""
+    """The record directory of kubernetes://NAMESPACE/JOB, created if missing. Raises UserError."""
     found = _HANDLE.fullmatch(handle)
     if found is None:
         raise UserError(f"{handle} does not name a run", fix="write kubernetes://NAMESPACE/MPIJOB")
@@ -54,9 +54,9 @@ def adopt(handle: str, runs: Path, links: Links | None = None) -> RunDir:
 
 
 def handles(name: str) -> tuple[list[str], list[str]]:
-    """The MPIJobs of a run's name that are not over, here in the namespace that is meant, and in others.
+    """The unfinished MPIJobs with a run's name, in the selected namespace and in others.
 
-    Both empty where no cluster is known, or none answers: whoever asks has a name that stands for nothing else.
+    Both empty if no cluster is known or it does not answer: the caller then reports an unknown name.
     """
     from ortflow.launchers.kubernetes.contexts import connect, kubeconfigs
 
@@ -76,7 +76,7 @@ def _handles(found: Sequence[Object]) -> list[str]:
 
 
 def _shows(known: Place, wanted: Place, found: Sequence[Object]) -> bool:
-    """Whether a record directory is about an MPIJob: it is in it now, or it was and went on from there. Pure."""
+    """Whether a record directory belongs to an MPIJob: its current one, or an earlier one of the same run. Pure."""
     if (known.namespace, known.name) != (wanted.namespace, wanted.name):
         return False
     kin = of_place(found, known)
@@ -98,7 +98,7 @@ def _make(run: RunDir, cluster: Cluster, place: Place, mpijob: Object) -> RunDir
 
 
 def config_map_of(mpijob: Object) -> str:
-    """The name of the ConfigMap with the run file: one that a supervisor submitted has its predecessor's. Pure."""
+    """The name of the ConfigMap with the run file: an MPIJob from a supervisor uses its predecessor's. Pure."""
     replicas = (mpijob.get("spec") or {}).get("mpiReplicaSpecs") or {}
     volumes = ((replicas.get("Launcher") or {}).get("template") or {}).get("spec", {}).get("volumes") or []
     return next(

@@ -1,7 +1,7 @@
-"""Talking to the API server through the `kubernetes` client: plain objects in, plain objects out.
+"""Access to the API server through the `kubernetes` client: plain objects in, plain objects out.
 
-Everything else of the launcher goes through a `Cluster`. What the server refuses is raised as `Refused`, where nobody
-answers as `Unreachable`; `refusals` makes sentences of the first. Credentials and transport are the client's alone.
+The rest of the launcher uses a `Cluster`. A refused request raises `Refused`, an unreachable server
+`Unreachable`; `refusals` turns the first into messages. Credentials and transport are left to the client.
 """
 
 from __future__ import annotations
@@ -20,21 +20,21 @@ if TYPE_CHECKING:
     from kubernetes.client import Configuration
 
 Object = dict[str, Any]
-"""An object as the API server shows it."""
+"""An object as the API server returns it."""
 
 CONNECT, READ = 4.0, 20.0
 """Seconds."""
 LOG = 6.0
-"""Seconds in which a node hands out a log; the API server asks it, and answers everything else itself."""
+"""Seconds in which a node returns a log; the API server answers every other request itself."""
 QUIET = 30.0
-"""Seconds without a line after which a followed log is asked for anew."""
+"""Seconds without a line after which a followed log is requested again."""
 PAGE = 500
 
 PLURALS = {
     "NetworkPolicy": "networkpolicies", "Endpoints": "endpoints", "StorageClass": "storageclasses",
     "PriorityClass": "priorityclasses", "RuntimeClass": "runtimeclasses", "LocalQueue": "localqueues",
 }  # fmt: skip
-"""Of kinds whose plural is not the kind in small letters and an s."""
+"""Plurals that are not the kind in lower case and an s."""
 VERSIONS = {
     "Job": "batch/v1", "Deployment": "apps/v1", "Role": "rbac.authorization.k8s.io/v1",
     "RoleBinding": "rbac.authorization.k8s.io/v1", "NetworkPolicy": "networking.k8s.io/v1",
@@ -44,24 +44,24 @@ VERSIONS = {
 }  # fmt: skip
 """API versions of kinds that are not in v1."""
 KUEUE, OF_KUEUE = "kueue.x-k8s.io", ("Workload", "LocalQueue")
-"""Its versions come and go: the one that is served is asked for."""
+"""Its version changes: the one that is served is used."""
 
 
 OF_NODE = "/containerLogs/"
-"""In the address at which the API server asks a node for a log, and so in what it says when it cannot."""
+"""Part of the address at which the API server requests a log from a node, and so of its error message."""
 GROUP, VERSION, CRD = "kubeflow.org", "v2beta1", "mpijobs.kubeflow.org"
 
 
 class Unreachable(OrtflowError):
-    """Nobody answers: what was asked for may have been done or not."""
+    """No answer: the request may or may not have been carried out."""
 
 
 class Unread(OrtflowError):
-    """The API server answers, and the node of a pod, which has its log, does not."""
+    """The API server answers, but the node that has the pod's log does not."""
 
 
 class Refused(OrtflowError):
-    """The API server's no."""
+    """A request that the API server refused."""
 
     def __init__(self, code: int, body: str, verb: str, kind: str, name: str, namespace: str | None) -> None:
         answer = _json(body)
@@ -73,26 +73,26 @@ class Refused(OrtflowError):
 
 
 class Cluster:
-    """An API server, the namespace that is meant, and the context it was found by (None inside a cluster)."""
+    """An API server, the selected namespace, and the context (None inside a cluster)."""
 
     def __init__(self, configuration: Configuration, namespace: str, context: str | None) -> None:
         from kubernetes.client import ApiClient
         from kubernetes.dynamic import DynamicClient
 
-        # One try: whoever asks knows whether it may be asked again.
+        # One try: only the caller knows whether the request may be repeated.
         configuration.retries = False
         self.server, self.namespace, self.context = str(configuration.host), namespace, context
         self._kueue = ""
         self._behind = 0.0
-        # Nothing is to be discovered: what ortflow asks for has fixed paths.
+        # No discovery: the paths that ortflow uses are fixed.
         self._client = DynamicClient(ApiClient(configuration), discoverer=lambda client, cache: None)
 
     def now(self) -> float:
-        """Unix time by the API server's clock, which stamps objects, as its last answer told it."""
+        """Unix time by the API server's clock, which sets the times of objects, from its last answer."""
         return time.monotonic() + self._behind if self._behind else time.time()
 
     def get(self, kind: str, name: str, namespace: str | None = None) -> Object:
-        """An object of our namespace, or another; raises Refused, 404 if there is none."""
+        """An object of our namespace, or another. Raises Refused, with 404 if there is none."""
         return self._call("get", kind, name, namespace)
 
     def find(self, kind: str, name: str, namespace: str | None = None) -> Object | None:
@@ -118,7 +118,7 @@ class Cluster:
                 return found
 
     def create(self, document: Object, *, dry_run: bool = False) -> Object:
-        """Make an object; unknown fields are refused. `dry_run`: all checks, and nothing is made."""
+        """Create an object; unknown fields are refused. `dry_run`: all checks, but nothing is created."""
         kind, metadata = str(document["kind"]), document["metadata"]
         query = {"fieldValidation": "Strict", "fieldManager": "ortflow", "dryRun": "All" if dry_run else ""}
         return self._call(
@@ -127,14 +127,14 @@ class Cluster:
         )  # fmt: skip
 
     def patch(self, kind: str, name: str, change: Object, namespace: str | None = None, *, part: str = "") -> Object:
-        """Merge a change into an object, or into a `part` of it that has rights of its own, such as status."""
+        """Merge a change into an object, or into a subresource (`part`) such as status."""
         query = {"fieldManager": "ortflow"}
         return self._call("patch", kind, name, namespace, body=change, query=query, part=part)
 
     def delete(
         self, kind: str, name: str, namespace: str | None = None, *, grace: int | None = None, uid: str | None = None
     ) -> bool:
-        """Have an object deleted, and in the background what it owns; False if there is none, or not of this `uid`."""
+        """Delete an object, and in the background what it owns; False if there is none with this `uid`."""
         options: Object = {"apiVersion": "v1", "kind": "DeleteOptions", "propagationPolicy": "Background"}
         if grace is not None:
             options["gracePeriodSeconds"] = grace
@@ -151,7 +151,7 @@ class Cluster:
     def log(
         self, pod: str, container: str, namespace: str | None = None, *, since: str | None = None, follow: bool = False
     ) -> Iterator[bytes]:
-        """The log of a container in pieces as they come, each line behind its time; raises Unread if none comes."""
+        """The log of a container in chunks, with a time before each line. Raises Unread if it cannot be read."""
         from urllib3.exceptions import ReadTimeoutError
 
         query = {"container": container, "timestamps": "true", "sinceTime": since or "", "follow": "true" * follow}
@@ -173,7 +173,7 @@ class Cluster:
             answer.close()
 
     def served(self, group: str) -> list[str]:
-        """The versions of an API group that are served; none if there is no such group."""
+        """The served versions of an API group; empty if there is no such group."""
         try:
             answer = self.ask(f"/apis/{group}")
         except Refused as error:
@@ -190,7 +190,7 @@ class Cluster:
         return resource in [one.get("name") for one in found]
 
     def ask(self, path: str) -> Object:
-        """What stands at a path of the API, such as /version."""
+        """The answer at a path of the API, such as /version."""
         return _json(self._send("get", path, {}, ("get", "path", path, None)).data)
 
     def may(self, verb: str, group: str, resource: str, subresource: str = "", namespace: str | None = None) -> bool:
@@ -251,11 +251,11 @@ class Cluster:
             self._read_clock(answer.headers)
             return answer
         except ApiException as error:
-            if not error.status:  # the client's way to tell of its own trouble
+            if not error.status:  # an error of the client itself
                 raise self._silence(error.reason or error) from None
             self._read_clock(error.headers or {})
-            told = error.body.decode(errors="replace") if isinstance(error.body, bytes) else str(error.body or "")
-            raise Refused(int(error.status), told or str(error.reason), *asked) from None
+            reported = error.body.decode(errors="replace") if isinstance(error.body, bytes) else str(error.body or "")
+            raise Refused(int(error.status), reported or str(error.reason), *asked) from None
         except (HTTPError, OSError) as error:
             raise self._silence(error) from error
 
@@ -271,19 +271,19 @@ class Cluster:
         try:
             yield from answer.stream(1 << 16)
         except ReadTimeoutError:
-            return  # nothing was said for a while
+            return  # no line for a while
         except (HTTPError, OSError) as error:
             raise self._silence(error) from error
 
     def _silence(self, error: object) -> OrtflowError:
-        told = " ".join(str(error).split())
-        if "CERTIFICATE_VERIFY_FAILED" in told:
-            words = told.partition("certificate verify failed: ")[2].partition(" (_ssl")[0] or told
+        reported = " ".join(str(error).split())
+        if "CERTIFICATE_VERIFY_FAILED" in reported:
+            words = reported.partition("certificate verify failed: ")[2].partition(" (_ssl")[0] or reported
             return UserError(
                 f"the API server {self.server} is not trusted: {words}",
                 fix="correct certificate-authority-data of the cluster in the kubeconfig",
             )
-        how = "in time" if "timed out" in told else f"({_shortest(told)})"
+        how = "in time" if "timed out" in reported else f"({_shortest(reported)})"
         return Unreachable(f"the API server {self.server} does not answer {how}")
 
 
@@ -291,7 +291,7 @@ CLUSTER_WIDE = frozenset({"Namespace", "Node", "StorageClass", "PriorityClass", 
 
 
 def plural(kind: str) -> str:
-    """What a kind is called in paths and rights."""
+    """The name of a kind in paths and rights."""
     return PLURALS.get(kind, f"{kind.lower()}s")
 
 
@@ -304,7 +304,7 @@ def _json(data: bytes | str) -> Object:
 
 
 def _shortest(words: str) -> str:
-    """What the operating system said, at the end of a nested error."""
+    """The operating system's message, at the end of a nested error."""
     if found := re.findall(r"Error\((?:-?\d+, )?'([^']+)'\)", words):
         return str(found[-1])
     if "SSL" in words:

@@ -1,7 +1,8 @@
-"""One attempt in Kubernetes: mpirun in the launcher pod, its ranks over ssh in the workers. Used by the keeper.
+"""One attempt in Kubernetes: mpirun in the launcher pod, its ranks over ssh in the workers. Used by the supervisor
+process.
 
-mpirun alone is not believed. Open MPI 5 may start all ranks beside itself, or end with 0 after it has lost a host, and
-no mpirun hears of a node whose power is gone; so the ranks' own events tell where they run, and each host is asked.
+mpirun alone is not reliable. Open MPI 5 may start all ranks in its own pod, or end with 0 after it has lost a host, and
+no mpirun detects a node without power. So the ranks' own events show where they run, and each host is probed.
 """
 
 from __future__ import annotations
@@ -15,9 +16,9 @@ from ortflow.launchers import processes
 from ortflow.launchers.attempt import Child
 from ortflow.launchers.cause import Cause, statuses
 from ortflow.launchers.kubernetes.hosts import addresses, short
+from ortflow.launchers.kubernetes.hydra_output import Process, first_end
 from ortflow.launchers.kubernetes.pod import Pod
-from ortflow.launchers.kubernetes.witness import Witnesses, conclude, hear
-from ortflow.launchers.kubernetes.words import Process, first_end
+from ortflow.launchers.kubernetes.worker_report import WorkerReports, conclude, read_reports
 from ortflow.launchers.records import Outcome
 from ortflow.launchers.tail import ends_of, newest
 from ortflow.manifests.local import MpiKind
@@ -26,17 +27,17 @@ from ortflow.workflow.errors import EXIT_DONE, EXIT_FAILURE, EXIT_PREEMPTED, EXI
 from ortflow.workflow.rundir import RunDir
 
 CHECK = 1.0
-"""Seconds between two looks at where ranks are, until all have begun."""
+"""Seconds between two checks of where ranks run, until all have started."""
 LOOK = 5.0
-"""Seconds between two looks at the hosts."""
+"""Seconds between two probes of the hosts."""
 SILENCE = 45.0
-"""Seconds of silence after which a host is lost: a cable that was out for a moment costs nothing."""
+"""Seconds without an answer after which a host is lost: a short network interruption costs nothing."""
 SETTLE = 3.0
-"""Seconds that a worker has to tell what happened to it."""
+"""Seconds that a worker has to report what happened to it."""
 
 
 class PodAttempt(Child):
-    """A started attempt; `poll` often."""
+    """A started attempt; `poll` must be called often."""
 
     def __init__(
         self,
@@ -53,12 +54,12 @@ class PodAttempt(Child):
         self._kind, self._pod, self._slots, self._clock = kind, pod, slots, clock
         self._hosts = dict(hosts)
         """Address of each host, in the order of the ranks."""
-        self._before: Witnesses = hear(pod, map(short, hosts))
+        self._before: WorkerReports = read_reports(pod, map(short, hosts))
         self._heard = dict.fromkeys(hosts, self._clock.monotonic())
         self._lost: set[str] = set()
         self._misplaced: str | None = None
         self._processes: dict[int, Process] = {}
-        """Where each rank that has begun is."""
+        """The host of each rank that has started."""
         self._next_check = 0.0
         self._next_look = self._clock.monotonic() + LOOK
         super().__init__(run, number, command, environment)
@@ -75,10 +76,10 @@ class PodAttempt(Child):
         return self._proven() if returncode == EXIT_DONE else returncode
 
     def gone(self) -> set[int]:
-        """Ranks on hosts that are another pod by now, or have been silent for too long."""
+        """Ranks on hosts that are a different pod now, or have not answered for too long."""
         if (now := self._clock.monotonic()) >= self._next_look:
             self._next_look = now + LOOK
-            for host, address in addresses(list(self._hosts), self._pod.ssh_port).items():
+            for host, address in addresses(list(self._hosts), self._pod.ssh_port, greets=False).items():
                 if address == self._hosts[host]:
                     self._heard[host] = now
                 elif address is not None or now > self._heard[host] + SILENCE:
@@ -91,14 +92,14 @@ class PodAttempt(Child):
         }
 
     def statuses(self, returncode: int) -> dict[int, int]:
-        """Exit status of the ranks that did not end with 0, as far as mpirun tells it."""
+        """Exit status of the ranks that did not end with 0, as far as mpirun reports it."""
         if self._kind == "mpich":
             self._learn_ranks()
             return first_end(self.output(), {process: rank for rank, process in self._processes.items()})
         return statuses(self._kind, returncode, self.output(), {})
 
     def verdict(self, returncode: int) -> Cause | None:
-        """What workers and hosts tell of an end that no rank can tell of."""
+        """What workers and hosts report of an end that no rank can report."""
         if self._misplaced is not None:
             return Cause(Outcome.USER_ERROR, EXIT_USER, self._misplaced)
         if returncode in (EXIT_DONE, EXIT_PREEMPTED, EXIT_USER):
@@ -107,20 +108,20 @@ class PodAttempt(Child):
         end = self._clock.monotonic() + (0.0 if failed else SETTLE)
         while True:
             silent = {short(host) for host in self._lost}
-            if (found := conclude(self._before, hear(self._pod, self._before), silent)) is not None:
+            if (found := conclude(self._before, read_reports(self._pod, self._before), silent)) is not None:
                 return found
             if self._clock.monotonic() >= end:
                 break
             self._clock.sleep(0.2)
-        known = addresses(list(self._hosts), self._pod.ssh_port)
+        known = addresses(list(self._hosts), self._pod.ssh_port, greets=False)
         silent = {short(host) for host, address in known.items() if address != self._hosts[host]}
-        return conclude(self._before, hear(self._pod, self._before), silent)
+        return conclude(self._before, read_reports(self._pod, self._before), silent)
 
     def ask_to_leave(self) -> None:
-        """The stop file tells ranks: no signal of ours reaches another pod."""
+        """Ranks read the stop file: no signal reaches another pod."""
 
     def kill(self) -> None:
-        """End everything now: without mpirun the far sides end their ranks."""
+        """Kill everything now: without mpirun, its processes on the hosts end their ranks."""
         if self._child.poll() is None:
             family = processes.family(psutil.Process(self._child.pid))
             self._child.kill()
@@ -128,14 +129,14 @@ class PodAttempt(Child):
             processes.kill(process for process in family if process.pid != self._child.pid)
 
     def _proven(self) -> int:
-        """What the ranks make of mpirun's 0: the exit code if each of them says so itself."""
+        """Check mpirun's exit code 0 against the ranks: the exit code if each rank recorded it."""
         ends = ends_of(self.run, self.number, range(self._world_size))
         if len(ends) < self._world_size:
             return EXIT_FAILURE
         return EXIT_PREEMPTED if "preempted" in ends.values() else EXIT_DONE
 
     def _look_where(self) -> None:
-        """Compare, once all ranks have begun, where they are with where they should be."""
+        """Compare where the ranks run with where they should run, when all have started."""
         self._learn_ranks()
         if len(self._processes) < self._world_size:
             return
@@ -149,7 +150,7 @@ class PodAttempt(Child):
             )
 
     def _learn_ranks(self) -> None:
-        """Take in where ranks are that have begun since the last time."""
+        """Read the hosts of ranks that have started since the last call."""
         unknown = set(range(self._world_size)) - self._processes.keys()
         for rank, record in newest(self.run, self.number, unknown, "attempt_start").items():
             self._processes[rank] = (str(record["host"]), int(record["pid"]))

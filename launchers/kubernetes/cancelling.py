@@ -1,8 +1,8 @@
-"""Ending a run that somebody no longer wants: its MPIJob is deleted, its ranks save and leave, nothing stays but the
-volume.
+"""Cancelling a run: its MPIJob is deleted, its ranks save and stop, and only the volume
+stays.
 
-The launcher pod's log goes with the pod, so it is read on while the pod ends: what the run says of its last step is the
-last that will ever be known here.
+The launcher pod's log is deleted with the pod, so it is read while the pod ends: afterwards the run's last output is
+lost.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from dataclasses import replace
 from ortflow.launchers.kubernetes import objects
 from ortflow.launchers.kubernetes.api import Cluster, Object
 from ortflow.launchers.kubernetes.links import Links
-from ortflow.launchers.kubernetes.look import View, look
-from ortflow.launchers.kubernetes.mirror import Mirror
+from ortflow.launchers.kubernetes.log_replicator import LogReplicator
 from ortflow.launchers.kubernetes.place import Place, read_place, write_place
+from ortflow.launchers.kubernetes.snapshot import View, look
 from ortflow.launchers.kubernetes.status import is_settled
 from ortflow.launchers.kubernetes.submitting import sweep
 from ortflow.launchers.records import Outcome
@@ -28,7 +28,7 @@ PERIOD = 0.5
 
 
 def cancel(run: RunDir, links: Links, *, now: bool) -> bool:
-    """Have the run save and leave, or end it `now`; False if it is not active."""
+    """Ask the run to save and stop, or end it `now`; False if it is not active."""
     cluster, place = links.of(run)
     active = links.status(run).state.active
     view = look(cluster, place, closely=False)
@@ -51,9 +51,9 @@ def cancel(run: RunDir, links: Links, *, now: bool) -> bool:
 
 
 def doomed(view: View) -> list[Object]:
-    """The MPIJobs that go: the one that is meant, those it hangs on, and of those the ones that are not over. Pure.
+    """The MPIJobs to delete: the selected one and those related to it, as far as they are not over. Pure.
 
-    One that somebody else made of the same run stays.
+    One that another user made of the same run stays.
     """
     assert view.mpijob is not None
     owners = {str(one.get("uid")) for one in view.mpijob["metadata"].get("ownerReferences") or []}
@@ -62,13 +62,13 @@ def doomed(view: View) -> list[Object]:
 
 
 def _leave_be(run: RunDir, others: Sequence[Object]) -> None:
-    """Have the directory not turn to other MPIJobs of the run's name when its own is gone."""
+    """Keep the directory from following other MPIJobs with the run's name after its own is gone."""
     if (place := read_place(run)) is not None and others:
         write_place(run, replace(place, apart=(*place.apart, *map(objects.name, others))))
 
 
 def _read_on(run: RunDir, cluster: Cluster, place: Place, view: View, clock: Clock) -> None:
-    """Take over what the launcher pod says until no pod is left, for as long as its grace lasts."""
+    """Copy the launcher pod's log until no pod is left, at most for its grace period."""
     graces = [int((pod.get("spec") or {}).get("terminationGracePeriodSeconds") or 30) for pod in view.pods]
     end = clock.monotonic() + max(graces, default=0) + EXTRA
     labels = f"{objects.JOB}={view.name}"
@@ -79,5 +79,5 @@ def _read_on(run: RunDir, cluster: Cluster, place: Place, view: View, clock: Clo
             return
         for pod in objects.of_role(ours, "launcher"):
             if read_place(run) is not None:
-                Mirror(run, cluster).follow(pod)
+                LogReplicator(run, cluster).follow(pod)
         clock.sleep(PERIOD)

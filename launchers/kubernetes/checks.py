@@ -13,19 +13,19 @@ from ortflow.launchers.lines import duration
 
 DEFAULT_CLASS = "storageclass.kubernetes.io/is-default-class"
 STALE = 60.0
-"""Seconds since its lease was renewed after which an operator does not run."""
+"""Seconds since its lease was renewed after which an operator counts as not running."""
 MANY = ("ReadWriteMany",)
 
 
 def worker_asks(mpijob: Object) -> dict[str, float]:
-    """What one worker asks for; the launcher's where that is the only one."""
+    """What one worker requests; the launcher's if it is the only pod with ranks."""
     replicas = mpijob["spec"]["mpiReplicaSpecs"]
     template = (replicas.get("Worker") or replicas["Launcher"])["template"]["spec"]
     return _asks(template)
 
 
 def all_asks(mpijob: Object) -> dict[str, float]:
-    """What all pods of the run ask for, as quotas count it."""
+    """What all pods of the run request, as quotas count it."""
     total: dict[str, float] = {"pods": 0.0}
     for replica in mpijob["spec"]["mpiReplicaSpecs"].values():
         count = int(replica.get("replicas", 1))
@@ -51,7 +51,7 @@ def _asks(spec: Object, kind: str = "requests") -> dict[str, float]:
 def operator(leases: Sequence[Object], now: float) -> Finding:
     """Whether an mpi-operator runs: it renews a lease every few seconds.
 
-    What stands in the lease is of the operator's clock; when it was written, and `now`, are of the API server's.
+    Times in the lease are by the operator's clock; its last write and `now` are by the API server's.
     """
     about = "operator"
     renewed = [(objects.changed(one), one) for one in leases]
@@ -73,8 +73,8 @@ def quotas(found: Sequence[Object], asked: Mapping[str, float]) -> Iterator[Find
     if not found:
         yield ok(about, "the namespace has none")
     for quota in found:
-        told = quota.get("status") or {}
-        hard, used = told.get("hard") or (quota.get("spec") or {}).get("hard") or {}, told.get("used") or {}
+        reported = quota.get("status") or {}
+        hard, used = reported.get("hard") or (quota.get("spec") or {}).get("hard") or {}, reported.get("used") or {}
         never, full = [], []
         for resource, limit in hard.items():
             need, most = asked.get(resource, 0.0), parse(limit)
@@ -93,7 +93,7 @@ def quotas(found: Sequence[Object], asked: Mapping[str, float]) -> Iterator[Find
 
 
 def fits(nodes: Sequence[Object], spec: Object, wanted: int, asks: Mapping[str, float]) -> Iterator[Finding]:
-    """Whether nodes could hold the workers, were they empty; `spec` is a worker pod's."""
+    """Whether empty nodes could hold the workers; `spec` is a worker pod's."""
     about = "nodes"
     need = (
         ", ".join(f"{resource} {show(resource, amount)}" for resource, amount in asks.items()) or "no specific resource"
@@ -105,11 +105,11 @@ def fits(nodes: Sequence[Object], spec: Object, wanted: int, asks: Mapping[str, 
             holds.append(objects.name(node))
         else:
             reasons[why] = reasons.get(why, 0) + 1
-    told = "; ".join(f"{count} {why}" for why, count in reasons.items())
+    reported = "; ".join(f"{count} {why}" for why, count in reasons.items())
     if not holds:
-        yield fault(about, f"none of {len(nodes)} can hold a worker ({need}): {told or 'there are none'}")
+        yield fault(about, f"none of {len(nodes)} can hold a worker ({need}): {reported or 'there are none'}")
         return
-    text = f"{len(holds)} of {len(nodes)} can hold a worker ({need})" + (f": {told}" if told else "")
+    text = f"{len(holds)} of {len(nodes)} can hold a worker ({need})" + (f": {reported}" if reported else "")
     if len(holds) < wanted:
         strict = any(
             one.get("whenUnsatisfiable") == "DoNotSchedule" for one in spec.get("topologySpreadConstraints") or []
@@ -157,16 +157,16 @@ def claim(found: Object | None, name: str, nodes: int) -> Finding:
         return fault(about, f"there is no claim {name}", "correct backends.kubernetes.volume.claim, or make it")
     modes = (found.get("spec") or {}).get("accessModes") or []
     state = (found.get("status") or {}).get("phase")
-    told = f"claim {name}, {str(state).lower()}, {', '.join(modes)}"
+    reported = f"claim {name}, {str(state).lower()}, {', '.join(modes)}"
     if state == "Lost":
-        return fault(about, f"{told}: its volume is gone")
+        return fault(about, f"{reported}: its volume is gone")
     if nodes > 1 and not set(MANY) & set(modes):
-        return warning(about, f"{told}: pods on several nodes cannot share it", "use one that is ReadWriteMany")
-    return ok(about, told)
+        return warning(about, f"{reported}: pods on several nodes cannot share it", "use one that is ReadWriteMany")
+    return ok(about, reported)
 
 
 def storage_class(classes: Sequence[Object], wanted: str | None) -> Finding:
-    """The class that a claim is made of."""
+    """The storage class of a claim."""
     about = "storage class"
     names = [objects.name(one) for one in classes]
     if wanted is not None:
@@ -183,15 +183,15 @@ def storage_class(classes: Sequence[Object], wanted: str | None) -> Finding:
     )
 
 
-def rights(told: Mapping[str, bool], useful: Mapping[str, bool]) -> Iterator[Finding]:
-    """What these credentials may do: `useful` is what a run works without."""
+def rights(reported: Mapping[str, bool], useful: Mapping[str, bool]) -> Iterator[Finding]:
+    """The rights of these credentials; `useful`: rights that a run does not need."""
     about = "rights"
-    missing = [what for what, may in told.items() if not may]
+    missing = [what for what, may in reported.items() if not may]
     lesser = [what for what, may in useful.items() if not may]
     if missing:
         yield fault(about, f"you may not {', '.join(missing)}", "ask an administrator for a role that allows it")
     else:
-        yield ok(about, f"all {len(told)} that a run needs")
+        yield ok(about, f"all {len(reported)} that a run needs")
     if lesser:
         yield warning(
             about,
@@ -201,7 +201,7 @@ def rights(told: Mapping[str, bool], useful: Mapping[str, bool]) -> Iterator[Fin
 
 
 def documents_ask(documents: Sequence[Object]) -> list[tuple[str, str, str]]:
-    """Verb, group and resource of each thing that is made for the run."""
+    """Verb, group and resource of each object that is created for the run."""
     from ortflow.launchers.kubernetes.api import plural
 
     found: dict[tuple[str, str, str], Any] = {}

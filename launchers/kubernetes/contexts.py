@@ -1,4 +1,4 @@
-"""Which cluster is meant, as kubectl finds it: KUBECONFIG, ~/.kube/config, else the cluster that we run in."""
+"""The selected cluster, found as kubectl does: KUBECONFIG, ~/.kube/config, else the cluster that we run in."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ IN_POD = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 
 
 def connect(context: str | None = None, namespace: str | None = None) -> Cluster:
-    """The cluster of a context, of the current one if none is named; asks nobody yet. Raises UserError."""
+    """The cluster of a context, by default of the current one; sends no request. Raises UserError."""
     from kubernetes.client import Configuration
     from kubernetes.config import ConfigException
 
@@ -46,7 +46,7 @@ def connect(context: str | None = None, namespace: str | None = None) -> Cluster
 
 
 def kubeconfigs() -> list[str]:
-    """The files there are."""
+    """The files that exist."""
     named = os.environ.get("KUBECONFIG") or str(Path("~/.kube/config").expanduser())
     return [path for part in named.split(os.pathsep) if part and os.path.exists(path := os.path.expanduser(part))]
 
@@ -75,5 +75,5 @@ def _own_cluster(configuration: Any, context: str | None, namespace: str | None)
 
     load_incluster_config(client_configuration=configuration)
     own = IN_POD / "namespace"
-    told = own.read_text().strip() if own.exists() else ""
-    return Cluster(configuration, namespace or told or "default", None)
+    reported = own.read_text().strip() if own.exists() else ""
+    return Cluster(configuration, namespace or reported or "default", None)

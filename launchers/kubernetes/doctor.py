@@ -1,6 +1,6 @@
-"""`ortflow doctor --backend kubernetes`: whether a run can work in this cluster, told before one is submitted.
+"""`ortflow doctor --backend kubernetes`: whether a run can work in this cluster, checked before submission.
 
-Asks and makes nothing: what is sent is a dry run. What it has no permission to read is a finding too.
+Reads only and creates nothing: objects are sent as a dry run. A missing permission to read is also a finding.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING
 from ortflow.launchers.findings import Finding, fault, from_error, ok, untested, warning
 from ortflow.launchers.kubernetes import checks, objects
 from ortflow.launchers.kubernetes.api import GROUP, VERSION, Cluster, Object, Refused, Unreachable
+from ortflow.launchers.kubernetes.dry_run import dry_run
 from ortflow.launchers.kubernetes.refusals import refusal
-from ortflow.launchers.kubernetes.rehearsing import rehearse
 from ortflow.launchers.kubernetes.submitting import require_operator
 from ortflow.workflow.errors import OrtflowError, UserError
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from ortflow.launchers.base import Submission
 
 SLOW = 1.0
-"""Seconds of an answer behind which a user of it waits."""
+"""Seconds after which an answer is noticeably slow."""
 NEEDED = (
     ("list", GROUP, "mpijobs"), ("get", GROUP, "mpijobs"), ("delete", GROUP, "mpijobs"), ("list", "", "pods"),
     ("get", "", "pods/log"), ("get", "batch", "jobs"),
@@ -35,7 +35,7 @@ AT_ONCE = 8
 
 
 def examine_kubernetes(submission: Submission, *, of_user: bool, cluster: Cluster | None = None) -> Iterator[Finding]:
-    """Everything that is found out, as it is; `of_user` False: the run stands in for one that is not known yet."""
+    """All findings, as each check ends; `of_user` False: the run stands for an unknown one."""
     backend = submission.spec.backends.kubernetes
     try:
         yield ok("client", f"the package kubernetes {metadata.version('kubernetes')}")
@@ -108,10 +108,10 @@ def _finding(about: str, error: OrtflowError) -> Finding:
 
 def _server(cluster: Cluster) -> Finding:
     begun = time.monotonic()
-    told = cluster.ask("/version")
+    reported = cluster.ask("/version")
     seconds = time.monotonic() - begun
     context = f", context {cluster.context}" if cluster.context else ", from inside"
-    words = f"Kubernetes {told.get('gitVersion', '?').lstrip('v')} at {cluster.server}{context}"
+    words = f"Kubernetes {reported.get('gitVersion', '?').lstrip('v')} at {cluster.server}{context}"
     if seconds > SLOW:
         return warning("API server", f"{words}, answers in {seconds:.1f} s")
     return ok("API server", f"{words}, answers in {1000 * seconds:.0f} ms")
@@ -209,7 +209,7 @@ def _nodes(cluster: Cluster, mpijob: Object | None, wanted: int) -> Iterator[Fin
 
 
 def _named(cluster: Cluster, about: str, kind: str, name: str | None) -> Iterator[Finding]:
-    """Something that the run file names and the cluster must have."""
+    """An object that the run file names and the cluster must have."""
     if name is None:
         return
     try:
@@ -242,7 +242,7 @@ def _dry_run(cluster: Cluster, documents: Sequence[Object]) -> Iterator[Finding]
     if not documents:
         return
     try:
-        rehearse(cluster, documents)
+        dry_run(cluster, documents)
     except OrtflowError as error:
         yield _finding("dry run", error)
         return

@@ -1,4 +1,4 @@
-"""How a submission has ended, from the run's records, and who is told. Used by the keeper."""
+"""How a submission has ended, from the run's records, and how that is reported. Used by the supervisor process."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from ortflow.launchers.supervisor import EXIT_CODES
 from ortflow.workflow.rundir import write_atomically
 
 TERMINATION = Path("/dev/termination-log")
-"""What stands there is shown as the reason for the container's end."""
+"""Kubernetes shows its content as the reason for the container's end."""
 
 
 def begun(records: Sequence[dict[str, Any]], submission: str) -> bool:
-    """Whether an earlier pod of the submission has been here. Pure."""
+    """Whether an earlier pod of the submission has run. Pure."""
     return any(record.get("event") == "submit" and record.get("submission") == submission for record in records)
 
 
 def settled(records: Sequence[dict[str, Any]]) -> int | None:
-    """The exit code of the newest submission if it has ended for good, None if it is to go on. Pure."""
+    """The exit code of the newest submission if it has ended for good, None if it continues. Pure."""
     telling = [record for record in records if record.get("event") in ("submit", "start", "end", "stop")]
     last = telling[-1] if telling else {}
     if last.get("event") == "stop" or (last.get("event") == "end" and last.get("next") == "stop"):
@@ -32,12 +32,12 @@ def settled(records: Sequence[dict[str, Any]]) -> int | None:
 
 
 def release(pod: Pod) -> None:
-    """Let the workers go: the run does not need them any more, whatever the operator tries."""
+    """Release the workers: the run no longer needs them, even if the operator retries."""
     with suppress(OSError):
         write_atomically(pod.released, uuid.uuid4().hex.encode())
 
 
 def explain(text: str) -> None:
-    """Leave the reason of our end where `kubectl describe pod` shows it."""
+    """Write the termination message, which `kubectl describe pod` shows."""
     with suppress(OSError):
         TERMINATION.write_text(text[:4000])

@@ -1,4 +1,5 @@
-"""The run as its pods see it: the run file of the ConfigMap, with paths on the volume. Used by the keeper."""
+"""The run as its pods see it: the run file of the ConfigMap, with paths on the volume. Used by the supervisor
+process."""
 
 from __future__ import annotations
 
@@ -9,25 +10,25 @@ from pathlib import Path
 
 from ortflow.launchers.kubernetes.pod import Pod
 from ortflow.launchers.remote.bootstrap import bring
+from ortflow.workflow.disk_space import is_full, out_of_disk
 from ortflow.workflow.errors import UserError
-from ortflow.workflow.room import is_full, out_of_disk
 from ortflow.workflow.spec.file.load import load_run_file
 from ortflow.workflow.spec.file.paths import resolve_paths
 from ortflow.workflow.spec.run import RunSpec
 
 
 def read_spec(pod: Pod) -> tuple[RunSpec, Path]:
-    """The run, its paths seen from its folder on the volume, and that folder; raises Faults."""
+    """The run with paths on the volume, and its folder there. Raises Faults."""
     spec = load_run_file(pod.run_file)
     folder = Path(spec.backends.kubernetes.folder or pod.mount / "files" / spec.name)
     return resolve_paths(spec, folder / "run.yaml", cwd=pod.mount), folder
 
 
 def unpack(pod: Pod, folder: Path) -> None:
-    """Put the files that came with the run file into its folder; raises UserError where it cannot be written, OutOfDisk
-    where it is full.
+    """Copy the files that came with the run file to its folder. Raises UserError if it cannot be written, OutOfDisk
+    if it is full.
 
-    Files of the same names that somebody else has put there are kept under other names.
+    Other files with the same names are kept under new names.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -46,11 +47,11 @@ def unpack(pod: Pod, folder: Path) -> None:
 
 
 def _copied(carried: Path, new: Path) -> list[str]:
-    """Copy what the ConfigMap carries; the files. Their bytes alone: not every volume has modes and times to set."""
+    """Copy what the ConfigMap carries; returns the files. Only their bytes: some volumes have no modes and times."""
     files: list[str] = []
     for path in sorted(carried.rglob("*")):
         relative = path.relative_to(carried)
-        # It is a tree of links to a folder, ..data, that is replaced as a whole.
+        # A ConfigMap volume is a tree of links to a folder, ..data, that is replaced as a whole.
         if path.is_file() and not any(part.startswith("..") for part in relative.parts):
             target = new / relative
             target.parent.mkdir(parents=True, exist_ok=True)

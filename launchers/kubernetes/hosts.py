@@ -1,4 +1,5 @@
-"""The hosts that the operator gives to a run, and whether each answers on its ssh port. Used by the keeper."""
+"""The hosts that the operator gives to a run, and whether each answers on its ssh port. Used by the supervisor
+process."""
 
 from __future__ import annotations
 
@@ -13,15 +14,15 @@ from ortflow.workflow.errors import OrtflowError
 
 HOSTFILE = Path("/etc/mpi/hostfile")
 TIMEOUT = 3.0
-"""Seconds in which a host that is there says who it is."""
+"""Seconds in which a running host sends its ssh banner."""
 PERIOD = 0.5
 TELL = 30.0
-"""Seconds between two words about hosts that are waited for."""
+"""Seconds between two messages about missing hosts."""
 _ENTRY = re.compile(r"^([A-Za-z0-9.-]+)(?:\s+slots=\d+|:\d+)?\s*$")
 
 
 def read_hosts(path: Path = HOSTFILE) -> list[str]:
-    """Names of the hosts, in the operator's order; raises OrtflowError where the file is not the operator's."""
+    """Names of the hosts, in the operator's order; raises OrtflowError if the file is not the operator's."""
     try:
         lines = [line for line in path.read_text().splitlines() if line.strip()]
     except OSError as error:
@@ -33,26 +34,30 @@ def read_hosts(path: Path = HOSTFILE) -> list[str]:
 
 
 def short(host: str) -> str:
-    """A pod's own name, which it has as its hostname."""
+    """The pod's name, which is its hostname."""
     return host.partition(".")[0]
 
 
-def address(host: str, port: int) -> str | None:
-    """The address at which the host answers as ssh does; None if it does not."""
+def address(host: str, port: int, *, greets: bool = True) -> str | None:
+    """The address at which the host answers as ssh does; None if it does not.
+
+    `greets` False: at which it takes a connection. Its kernel does so at once; on a node with much to do the daemon
+    says who it is seconds later.
+    """
     try:
         with socket.create_connection((host, port), timeout=TIMEOUT) as connection:
             connection.settimeout(TIMEOUT)
-            if connection.recv(4) == b"SSH-":
+            if not greets or connection.recv(4) == b"SSH-":
                 return str(connection.getpeername()[0])
     except OSError:
         return None
     return None
 
 
-def addresses(hosts: Sequence[str], port: int) -> dict[str, str | None]:
+def addresses(hosts: Sequence[str], port: int, *, greets: bool = True) -> dict[str, str | None]:
     """The same of many at once."""
     with ThreadPoolExecutor(max_workers=min(32, len(hosts))) as pool:
-        return dict(zip(hosts, pool.map(lambda host: address(host, port), hosts), strict=True))
+        return dict(zip(hosts, pool.map(lambda host: address(host, port, greets=greets), hosts), strict=True))
 
 
 def wait_for(
@@ -64,14 +69,14 @@ def wait_for(
     leaves: Callable[[str, str], bool] = lambda host, address: False,
     clock: Clock = SYSTEM_CLOCK,
 ) -> dict[str, str]:
-    """The addresses of all hosts, as soon as all answer; `look` is called meanwhile, and may raise.
+    """The addresses of all hosts, as soon as all answer; `look` is called while waiting and may raise.
 
-    A host that `leaves`, by its name and address, still answers for a moment and is none to begin on.
-    Raises OrtflowError naming those that do not answer within so many seconds.
+    A host that `leaves`, given its name and address, still answers for a moment but must not be used.
+    Raises OrtflowError with the names of those that do not answer within `seconds`.
     """
     end, reported = clock.monotonic() + seconds, clock.monotonic()
     while True:
-        # All of them anew: one that has answered may be gone by the time the last one comes.
+        # Probe all again: one that has answered may be gone when the last one answers.
         known = addresses(hosts, port)
         missing = [host for host, found in known.items() if found is None or leaves(host, found)]
         if not missing:

@@ -1,4 +1,4 @@
-"""The three kinds of lines that a keeper prints (`story`), read back from a pod's log. Pure."""
+"""The three kinds of lines that a supervisor process prints (`log_stream`), read back from a pod's log. Pure."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
-from ortflow.launchers.kubernetes.story import MARK
+from ortflow.launchers.kubernetes.log_stream import MARK
 
 FILES = ("attempts", "events", "plan", "notice")
 _RANK = re.compile(r"\[(\d{1,7})\] (.*)", re.DOTALL)
@@ -16,7 +16,7 @@ _STAMP = re.compile(rb"(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)(\.\d+)?(?:Z|\+00:00) ?(.
 
 @dataclass(frozen=True)
 class Text:
-    """A line of a rank's log, or (rank None) words for people."""
+    """A line of a rank's log, or (rank None) a message."""
 
     rank: int | None
     text: str
@@ -30,21 +30,21 @@ class Record:
     """One of FILES."""
     record: dict[str, Any]
     again: bool = False
-    """An earlier pod may have told it."""
+    """An earlier pod may have printed it."""
 
 
 Line = Text | Record
 
 
 def read_line(text: str) -> Line:
-    """One line of the log, without its time."""
+    """Parse one line of the log, without its time."""
     if text.startswith(MARK):
         try:
-            told = json.loads(text[len(MARK) :])
+            reported = json.loads(text[len(MARK) :])
         except ValueError:
             return Text(None, text)
-        if isinstance(told, dict) and isinstance(told.get("record"), dict) and told.get("file") in FILES:
-            return Record(str(told["file"]), told["record"], told.get("again") is True)
+        if isinstance(reported, dict) and isinstance(reported.get("record"), dict) and reported.get("file") in FILES:
+            return Record(str(reported["file"]), reported["record"], reported.get("again") is True)
         return Text(None, text)
     if found := _RANK.fullmatch(text):
         return Text(int(found[1]), found[2])
@@ -52,7 +52,7 @@ def read_line(text: str) -> Line:
 
 
 def stamped(line: bytes) -> tuple[str, str] | None:
-    """Time, of the same length for all, and text of a line with its time; None for what has none."""
+    """Time, padded to a fixed length, and text of a line; None for a line without a time."""
     found = _STAMP.fullmatch(line)
     if found is None:
         return None

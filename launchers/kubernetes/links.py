@@ -1,7 +1,7 @@
-"""From a record directory to its cluster, and the status of runs through it.
+"""Connections from record directories to clusters, and the status of runs through them.
 
-A connection is kept for each context and namespace. An API server that does not answer is left alone for a while,
-longer each time, so that whoever follows a run through an outage neither waits nor hammers.
+A connection is kept for each context and namespace. After an API server does not answer, no request is sent for a
+while, longer each time, so that following a run through an outage neither blocks nor floods the server.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from pathlib import Path
 
 from ortflow.launchers.kubernetes import objects
 from ortflow.launchers.kubernetes.api import Cluster, Object, Refused, Unreachable
-from ortflow.launchers.kubernetes.look import View, look, newest_first, of_place, why_gone
-from ortflow.launchers.kubernetes.mirror import Mirror
+from ortflow.launchers.kubernetes.log_replicator import LogReplicator
 from ortflow.launchers.kubernetes.place import Place, is_real, read_place, write_place
 from ortflow.launchers.kubernetes.refusals import refusal
+from ortflow.launchers.kubernetes.snapshot import View, look, newest_first, of_place, why_gone
 from ortflow.launchers.kubernetes.status import VALIDATION, is_settled, status
 from ortflow.launchers.records import Outcome, State
 from ortflow.launchers.status import RunStatus, read_status
@@ -27,7 +27,7 @@ from ortflow.workflow.rundir import RunDir
 from ortflow.workflow.spec.file.load import load_run_file
 
 LONGEST = 8.0
-"""Seconds between two tries while the API server is away."""
+"""Seconds between two tries while the API server does not answer."""
 AT_ONCE = 8
 REFUSED = "wrong input is not tried again"
 _NOWHERE = Path("/dev/null/none")
@@ -49,14 +49,14 @@ class Links:
         self._pause, self._until, self._silence = 0.0, 0.0, ""
 
     def connect(self, context: str | None, namespace: str | None) -> Cluster:
-        """The cluster of a context; raises UserError where none is known."""
+        """The cluster of a context; raises UserError if there is none."""
         key = (context, namespace)
         if key not in self._known:
             self._known[key] = self._connect(context, namespace)
         return self._known[key]
 
     def of(self, run: RunDir) -> tuple[Cluster, Place]:
-        """The cluster of a run, and where in it the run is."""
+        """The cluster of a run, and the run's place in it."""
         place = read_place(run)
         if place is not None:
             return self.connect(place.context, place.namespace), place
@@ -67,14 +67,14 @@ class Links:
         return cluster, Place(cluster.namespace, spec.name, jobs[-1] if jobs else None, cluster.context)
 
     def status(self, run: RunDir) -> RunStatus:
-        """A run's status, its records brought up to date before."""
+        """A run's status, after an update of its records."""
         try:
             if self.clock.monotonic() < self._until:
                 raise Unreachable(self._silence)
             cluster, place = self.of(run)
             view = look(cluster, place)
             self._until = self._pause = 0.0
-            return self._told(run, cluster, place, view)
+            return self._reported(run, cluster, place, view)
         except Unreachable as error:
             self._be_patient(str(error))
             return unasked(run, self._silence)
@@ -82,7 +82,7 @@ class Links:
             return unasked(run, in_words(error))
 
     def statuses(self, runs: Sequence[RunDir]) -> list[RunStatus]:
-        """Many runs: MPIJobs and pods of each namespace are listed once, and the logs read of those that run."""
+        """The status of many runs: MPIJobs and pods are listed once per namespace; logs of running ones are read."""
         asked = [self._place(run) for run in runs]
         keys = {(known[1].context, known[1].namespace): known[0] for known in asked if not isinstance(known, str)}
         herds = {key: _herd_or_words(cluster, key[1]) for key, cluster in keys.items()}
@@ -95,7 +95,7 @@ class Links:
             if isinstance(herd, str):
                 return unasked(run, herd)
             try:
-                return self._told(run, cluster, place, herd.view(place))
+                return self._reported(run, cluster, place, herd.view(place))
             except OrtflowError as error:
                 return unasked(run, in_words(error))
 
@@ -109,7 +109,7 @@ class Links:
             return in_words(error)
 
     def listed(self, runs: Sequence[RunDir], *, everywhere: bool) -> list[RunStatus]:
-        """The status of our runs, and of those in the cluster that no directory here knows of."""
+        """The status of our runs, and of those in the cluster without a directory here."""
         cluster = self.connect(None, None)
         ours = self.statuses(runs)
         known = [place for run in runs if (place := read_place(run)) is not None]
@@ -117,27 +117,27 @@ class Links:
         return [*ours, *map(foreign, herd.strange(known))]
 
     def closely(self, run: RunDir, cluster: Cluster, place: Place, found: Sequence[Object]) -> RunStatus:
-        """How an MPIJob is that may be at work, of those `found`, whether the directory knows of it or not."""
+        """The status of an MPIJob that may be active, of those `found`, even if the directory does not know it."""
         view, known = look(cluster, place), read_place(run)
         if is_real(run) or (known is not None and [*map(objects.name, of_place(found, known))][:1] == [place.job]):
-            return self._told(run, cluster, place, view)
+            return self._reported(run, cluster, place, view)
         return foreign(view)
 
-    def _told(self, run: RunDir, cluster: Cluster, place: Place, view: View) -> RunStatus:
+    def _reported(self, run: RunDir, cluster: Cluster, place: Place, view: View) -> RunStatus:
         adopt_job(run, view)
         unread: frozenset[str] = frozenset()
         if view.mpijob is not None and read_place(run) is not None:
-            unread = Mirror(run, cluster).sync(view.pods)
+            unread = LogReplicator(run, cluster).sync(view.pods)
         records = run.read_attempts()
-        told = replace(read_status(run, records=records, alive=True), job=place.job)
-        how = status(told, records, view, silent=silent(run), unread=unread)
+        reported = replace(read_status(run, records=records, alive=True), job=place.job)
+        how = status(reported, records, view, silent=silent(run), unread=unread)
         if how.state is State.FAILED and not is_settled(records) and read_place(run) is not None:
-            # What says so, an event or a pod, is gone in an hour or at the operator's next try.
+            # Its evidence, an event or a pod, disappears in an hour or at the operator's next try.
             run.record_attempt(event="stop", outcome=Outcome.USER_ERROR.value, cause=how.cause, why=REFUSED)
         return how
 
     def _be_patient(self, silence: str) -> None:
-        """Wait longer each time; one outage has one sentence, however it feels from try to try."""
+        """Wait longer each time; keep one message for one outage, even if the error changes between tries."""
         if not self._pause:
             self._silence = silence
         if self.clock.monotonic() >= self._until:
@@ -146,14 +146,14 @@ class Links:
 
 
 def silent(run: RunDir) -> frozenset[str]:
-    """Uids of the launcher pods that have not told of the run's attempts yet."""
+    """Uids of the launcher pods that have not reported the run's attempts yet."""
     place = read_place(run)
     cursors = place.cursors if place is not None else {}
     return frozenset(uid for uid, cursor in cursors.items() if not cursor.begun and not cursor.done)
 
 
 def adopt_job(run: RunDir, view: View) -> None:
-    """Put a submission on record that was made elsewhere, by a supervisor or a person: the run goes on in it."""
+    """Record a submission that was made elsewhere, by a supervisor or a user: the run continues in it."""
     if view.mpijob is None or objects.over(view.mpijob) or is_real(run):
         return
     records = run.read_attempts()
@@ -164,15 +164,15 @@ def adopt_job(run: RunDir, view: View) -> None:
 
 
 def unasked(run: RunDir, why: str) -> RunStatus:
-    """What the records alone tell; `why` nobody else could be asked."""
+    """The status from the records alone; `why` the cluster could not be queried."""
     records, place = run.read_attempts(), read_place(run)
-    told = read_status(run, records=records, alive=True)
-    told = replace(told, launcher="kubernetes", job=place.job if place is not None else None)
-    return told if is_settled(records) else replace(told, waits=why)
+    reported = read_status(run, records=records, alive=True)
+    reported = replace(reported, launcher="kubernetes", job=place.job if place is not None else None)
+    return reported if is_settled(records) else replace(reported, waits=why)
 
 
 def in_words(error: OrtflowError) -> str:
-    """The sentence of an error."""
+    """The message of an error."""
     return str(refusal(error) if isinstance(error, Refused) else error)
 
 
@@ -192,13 +192,13 @@ class Herd:
     """By namespace and run, newest first."""
     pods: Sequence[Object]
     events: Sequence[Object] = ()
-    """What the operator has against MPIJobs."""
+    """The operator's events that reject MPIJobs."""
     gone: str = ""
     """Why there can be no MPIJob at all."""
 
     @classmethod
     def gather(cls, cluster: Cluster, namespace: str | None, *, everywhere: bool = False) -> Herd:
-        """As they are now."""
+        """The current objects."""
         try:
             found = cluster.find_all("MPIJob", labels=objects.OURS, namespace=namespace, everywhere=everywhere)
         except Refused as error:
@@ -209,19 +209,19 @@ class Herd:
             jobs.setdefault(_key(mpijob), []).append(mpijob)
         events: list[Object] = []
         if any(not (one.get("status") or {}).get("conditions") for one in found):
-            # Who may not read events still gets a list.
+            # The list works without the right to read events.
             with suppress(Refused):
                 fields = f"reason={VALIDATION}"
                 events = cluster.find_all("Event", fields=fields, namespace=namespace, everywhere=everywhere)
         return cls(cluster.now(), jobs, pods, events)
 
     def view(self, place: Place) -> View:
-        """A run, without what a closer look would tell."""
+        """A run, without the details that need further requests."""
         found = of_place(self.jobs.get((place.namespace, place.name), []), place)
         return self._of(found[0]) if found else View(None, self.now, gone=self.gone)
 
     def strange(self, known: Sequence[Place]) -> list[View]:
-        """The MPIJobs of runs at none of the known places: all that are at work, and the newest of each volume."""
+        """The MPIJobs of runs at unknown places: all active ones, and the newest of each volume."""
         views: list[View] = []
         for key, found in self.jobs.items():
             ours = [of_place(found, place) for place in known if (place.namespace, place.name) == key]
@@ -246,7 +246,7 @@ def _key(mpijob: Object) -> tuple[str, str]:
 
 
 def foreign(view: View) -> RunStatus:
-    """The status of a run that no directory here knows of."""
+    """The status of a run without a directory here."""
     assert view.mpijob is not None
     place = Place(*_key(view.mpijob), view.name)
     records = [{"event": "submit", "launcher": "kubernetes"}]

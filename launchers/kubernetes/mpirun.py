@@ -1,7 +1,7 @@
-"""From a run to the mpirun that starts its ranks on the operator's hosts, over ssh. Pure.
+"""The mpirun command that starts a run's ranks on the operator's hosts, over ssh. Pure.
 
-The manifest gives no such command: the keeper makes it anew for each attempt, because which MPI an image has, and the
-launcher pod's address, are known only in there.
+The manifest does not contain this command: the supervisor process makes it for each attempt, because the image's MPI
+and the launcher pod's address are known only in the pod.
 """
 
 from __future__ import annotations
@@ -16,26 +16,26 @@ if TYPE_CHECKING:
     from ortflow.workflow.spec.run import RunSpec
 
 OWN = ("HOSTNAME", "HOME", "PWD", "OLDPWD", "SHLVL", "_", "TERM")
-"""Variables that are the launcher pod's own business, and not the ranks'."""
+"""Variables of the launcher pod that ranks must not get."""
 OPERATORS = ("KUBERNETES_", "HYDRA_", "I_MPI_HYDRA", "OMPI_MCA_orte_", "OMPI_MCA_plm_", "K_MPI_")
-"""Settings by which the operator would have mpirun find its hosts, and by which a pod finds the API server."""
+"""The operator's settings for mpirun, and a pod's settings for the API server."""
 
 
 DEFAULTS: dict[MpiKind, dict[str, str]] = {
-    # Ranks of one pod may not read each other's memory where the container has no SYS_PTRACE: MPI would die trying.
+    # Without SYS_PTRACE in the container, ranks of one pod may not read each other's memory, and MPI would fail.
     "mpich": {"MPIR_CVAR_CH4_CMA_ENABLE": "0", "UCX_TLS": "^cma", "UCX_POSIX_USE_PROC_LINK": "n"},
     "openmpi": {
         "OMPI_MCA_smsc": "^cma",
         "OMPI_MCA_btl_vader_single_copy_mechanism": "none",
-        # Ranks that wait leave the core to those that work, where cores are fewer than ranks.
+        # Waiting ranks yield the core to working ones if there are fewer cores than ranks.
         "OMPI_MCA_mpi_yield_when_idle": "1",
     },
 }
-"""Defaults that what the container sets wins over."""
+"""Defaults; the container's own values take precedence."""
 
 
 def ssh_options(port: int) -> list[str]:
-    """Options of ssh between the pods of a run: their keys are the job's own, made by the operator."""
+    """Options of ssh between the pods of a run: their keys belong to the job and are made by the operator."""
     options = {
         "StrictHostKeyChecking": "no", "UserKnownHostsFile": "/dev/null", "LogLevel": "ERROR",
         "ConnectTimeout": "10", "ServerAliveInterval": "10", "ServerAliveCountMax": "6",
@@ -44,7 +44,7 @@ def ssh_options(port: int) -> list[str]:
 
 
 def hostfile(kind: str, hosts: Sequence[str], slots: int) -> str:
-    """The hosts in the words of the MPI that reads them, whatever the operator took it for."""
+    """The hostfile in the format of the image's MPI, whatever MPI the operator assumes."""
     entry = "{}:{}" if kind == "mpich" else "{} slots={}"
     return "".join(entry.format(host, slots) + "\n" for host in hosts)
 
@@ -52,11 +52,11 @@ def hostfile(kind: str, hosts: Sequence[str], slots: int) -> str:
 def command(
     spec: RunSpec, run_dir: Path, python: str, mpi: Mpi, hosts: Path, here: str, names: Sequence[str]
 ) -> list[str]:
-    """What starts all ranks; `hosts` is the hostfile, `here` our address, `names` the variables that ranks get."""
+    """The command that starts all ranks; `hosts` is the hostfile, `here` our address, `names` the ranks' variables."""
     rank = [python, "-m", RANK_MODULE, str(run_dir)]
     count, each = str(spec.world_size), str(spec.resources.ranks_per_node)
     if mpi.kind == "mpich":
-        # Without -localhost the far sides look for this pod by a name that no DNS knows. All variables go along.
+        # Without -localhost the hosts look for this pod by a name that is not in DNS. All variables are passed.
         return [
             mpi.executable, "-localhost", here, "-launcher", "ssh", "-f", str(hosts), "-print-all-exitcodes",
             "-ppn", each, "-n", count, *rank,
@@ -69,7 +69,7 @@ def command(
 
 
 def environment(own: Mapping[str, str], outer: Mapping[str, str], mpi: Mpi, port: int) -> dict[str, str]:
-    """The environment of mpirun and, as far as it carries it there, of the ranks: the container's, then `own`."""
+    """The environment of mpirun and, as far as mpirun passes it on, of the ranks: the container's, then `own`."""
     ours = dict(DEFAULTS[mpi.kind])
     ours |= {name: value for name, value in outer.items() if name not in OWN and not name.startswith(OPERATORS)}
     ssh = " ".join(ssh_options(port))

@@ -12,7 +12,7 @@ from ortflow.launchers.kubernetes.api import Cluster, Object
 RUN, JOB, COMPONENT = "ortflow.dev/run", "ortflow.dev/job", "ortflow.dev/component"
 """Labels."""
 OURS = "app.kubernetes.io/name=ortflow"
-"""What everything of ortflow is found by."""
+"""The label of every ortflow object."""
 QUEUE = "kueue.x-k8s.io/queue-name"
 OPERATOR_JOB, ROLE = "training.kubeflow.org/job-name", "training.kubeflow.org/job-role"
 """Labels that the operator gives the pods."""
@@ -51,18 +51,18 @@ def moment(text: str | None) -> float | None:
 
 
 def created(thing: Object) -> float:
-    """Unix time."""
+    """Unix time of its creation."""
     return moment(thing["metadata"].get("creationTimestamp")) or 0.0
 
 
 def changed(thing: Object) -> float:
-    """Unix time of its last change; 0 where the API server does not tell."""
+    """Unix time of its last change; 0 if the API server does not report it."""
     fields = thing["metadata"].get("managedFields") or []
     return max((moment(one.get("time")) or 0.0 for one in fields), default=0.0)
 
 
 def deleted_at(thing: Object) -> float | None:
-    """Unix time at which it has to be gone, its grace period over; None if nobody deletes it."""
+    """Unix time at which its grace period ends; None if it is not being deleted."""
     return moment(thing["metadata"].get("deletionTimestamp"))
 
 
@@ -78,14 +78,20 @@ def holds(thing: Object | None, kind: str) -> bool:
 
 
 def over(mpijob: Object) -> bool:
-    """Whether the operator is done with it: a Failed condition alone is no end."""
+    """Whether the operator has finished it: a Failed condition alone does not mean the end."""
     return bool((mpijob.get("status") or {}).get("completionTime"))
 
 
-def directory(mpijob: Object) -> str | None:
-    """What stands for the volume that an MPIJob's run lies on, of its namespace; None where it names none.
+def workers_wanted(mpijob: Object) -> int:
+    """How many workers it asks for."""
+    workers = ((mpijob.get("spec") or {}).get("mpiReplicaSpecs") or {}).get("Worker") or {}
+    return int(workers.get("replicas", 1)) if workers else 0
 
-    A folder that goes with the pod is each MPIJob's own.
+
+def directory(mpijob: Object) -> str | None:
+    """The identity of the volume of an MPIJob's run in its namespace; None if it names none.
+
+    An ephemeral volume belongs to one MPIJob only.
     """
     replicas = (mpijob.get("spec") or {}).get("mpiReplicaSpecs") or {}
     spec = ((replicas.get("Launcher") or {}).get("template") or {}).get("spec") or {}
@@ -99,7 +105,7 @@ def directory(mpijob: Object) -> str | None:
 
 
 def akin(one: Object, other: Object) -> bool:
-    """Whether one of two MPIJobs owns the other, or both have the same owner: a supervisor submitted again."""
+    """Whether one of two MPIJobs owns the other, or both have the same owner, after a supervisor's resubmission."""
     return bool(({uid(one)} | _owners(one)) & ({uid(other)} | _owners(other)))
 
 
@@ -108,7 +114,7 @@ def _owners(thing: Object) -> set[str]:
 
 
 def role(pod: Object) -> str:
-    """launcher, worker, supervisor, tensorboard; empty for another's."""
+    """launcher, worker, supervisor, tensorboard; empty for other pods."""
     return label(pod, COMPONENT) or label(pod, ROLE)
 
 
@@ -118,7 +124,7 @@ def of_role(pods: Iterable[Object], wanted: str) -> list[Object]:
 
 
 def node(pod: Object) -> str:
-    """The node that it is on; empty before it has one."""
+    """Its node; empty before it has one."""
     return str((pod.get("spec") or {}).get("nodeName") or "")
 
 
@@ -140,7 +146,7 @@ def container_name(pod: Object) -> str:
 
 
 def holds_ranks(pod: Object) -> bool:
-    """Whether its resources are a worker's: one that only launches has a limit on fewer of them than it asks for."""
+    """Whether its resources are a worker's: a pod that only launches has fewer limits than requests."""
     if role(pod) != "launcher":
         return True
     resources = pod["spec"]["containers"][0].get("resources") or {}
@@ -154,23 +160,23 @@ def has_begun(pod: Object) -> bool:
 
 
 def exit_code(pod: Object) -> int | None:
-    """What its container ended with."""
+    """The exit code of its container; None while it runs."""
     ended = (main_container(pod).get("state") or {}).get("terminated") or {}
     return ended.get("exitCode")
 
 
 def has_ended(pod: Object) -> bool:
-    """Whether it will write no more."""
+    """Whether it has ended."""
     return phase(pod) in ("Succeeded", "Failed")
 
 
 def is_ready(pod: Object) -> bool:
-    """Whether its readiness probe says so, and nobody deletes it."""
+    """Whether it is ready and not being deleted."""
     return holds(pod, "Ready") and deleted_at(pod) is None
 
 
 def disrupted(pod: Object) -> str | None:
-    """Why the cluster took the pod away, if it did: preempted, evicted, drained, its node lost."""
+    """Why the cluster removed the pod, if it did: preempted, evicted, drained, its node lost."""
     found = condition(pod, "DisruptionTarget")
     if found is not None and found.get("status") == "True":
         return str(found.get("reason") or "DisruptionTarget")
@@ -179,7 +185,7 @@ def disrupted(pod: Object) -> str | None:
 
 
 def events_of(events: Iterable[Object], thing: str, *, warnings: bool = False) -> list[Object]:
-    """Events about an object of a name, oldest first."""
+    """Events about the object with this name, oldest first."""
     found = [
         event
         for event in events
@@ -189,6 +195,6 @@ def events_of(events: Iterable[Object], thing: str, *, warnings: bool = False) -
 
 
 def last_seen(event: Object) -> float:
-    """When an event came last."""
+    """Time of an event's last occurrence."""
     times: list[Any] = [event.get("lastTimestamp"), event.get("eventTime"), event.get("firstTimestamp")]
     return next((found for text in times if (found := moment(text)) is not None), 0.0)

@@ -1,8 +1,8 @@
-"""Whose the run directory is, among the launcher pods that may be alive at once. Used by the keeper.
+"""Which of several live launcher pods owns the run directory. Used by the supervisor process.
 
-A pod that is deleted by force, or whose node is cut off, may run on for a while beside the one that follows it: that
-one takes the directory from it. From another submission, which somebody else wants just as much, nobody takes it while
-it shows signs of life.
+A pod that is force-deleted, or whose node is cut off, may keep running beside its successor, which takes the directory
+from it. The directory of another submission must not be taken while that one shows
+signs of life.
 """
 
 from __future__ import annotations
@@ -25,14 +25,15 @@ from ortflow.workflow.fence import EXIT_FENCED, Owner
 from ortflow.workflow.files import read_whole
 from ortflow.workflow.rundir import RunDir
 
-OLD_KEEPER = 100.0
-"""Seconds until a fenced keeper has let go of the lock: a file server takes it from a lost node after 90."""
+OLD_SUPERVISOR = 100.0
+"""Seconds until a fenced supervisor process has released the lock: a file server takes it from a lost node after
+90."""
 ALIVE = 30.0
-"""Seconds without a sign, by our own clock, after which another keeper is not at work any more."""
+"""Seconds without a sign, by our own clock, after which another supervisor process counts as dead."""
 BEAT = 5.0
-"""Seconds between two signs of life."""
+"""Seconds between two heartbeats."""
 LOOK = 1.0
-"""Seconds between two looks for one."""
+"""Seconds between two checks for a heartbeat."""
 
 
 class Ownership:
@@ -43,15 +44,15 @@ class Ownership:
         self._owner = Owner(run)
 
     def renew(self, **about: int) -> str:
-        """Begin a generation of ranks, and fence off all before it; its token."""
+        """Begin a generation of ranks and fence off all earlier ones; returns its token."""
         return self._owner.renew(
             job=self._pod.job, submission=self._pod.submission, pod=socket.gethostname(), **about
         )  # fmt: skip
 
     def watch(self) -> None:
-        """End this process when a newer launcher pod takes the directory, and show until then that it lives."""
+        """End this process when a newer launcher pod takes the directory, and write heartbeats until then."""
         self._owner.watch(_fenced)
-        # A thread of its own: what is prepared may take hours.
+        # In its own thread: `prepare` may take hours.
         threading.Thread(target=self._beat, name="beat", daemon=True).start()
 
     def _beat(self) -> None:
@@ -62,9 +63,9 @@ class Ownership:
             pause.wait(self._beat_period)
 
     def settle_with_others(self, grace: float, say: Callable[[str], None]) -> None:
-        """Fence off an earlier pod; raises UserError where another submission keeps the run.
+        """Fence off an earlier pod. Raises UserError if another submission holds the run.
 
-        One that has just been deleted, as by an upgrade of a release, is given `grace` seconds to save and leave.
+        A pod that has just been deleted, as by a Helm upgrade, gets `grace` seconds to save and stop.
         """
         run, owner = self._run, owner_of(self._run)
         if owner is None:
@@ -79,15 +80,15 @@ class Ownership:
                     fix="wait for it, delete it, or give this run another name or run_dir",
                 )
         self.renew()
-        if not wait_free(run.lock, OLD_KEEPER, self._clock):
+        if not wait_free(run.lock, OLD_SUPERVISOR, self._clock):
             raise OrtflowError(f"{run.lock} stays locked by a launcher pod that is fenced off")
 
     def _other_stays(self, seconds: float) -> bool:
-        """Whether who holds the directory shows signs of life for so long, with no pause as long as ALIVE."""
+        """Whether the owner of the directory keeps writing heartbeats for so long, with no pause as long as ALIVE."""
         watched, seen = 0.0, self._clock.monotonic()
         beats = Moves([_beats(self._run)], watched)
         while not wait_free(self._run.lock, LOOK, self._clock):
-            # While the volume does not answer nobody can show a sign there: that time does not count.
+            # Time during which the volume does not answer does not count: no heartbeat can be written.
             now = self._clock.monotonic()
             watched, seen = watched + min(now - seen, 2 * LOOK), now
             if beats.quiet(watched) >= ALIVE:
@@ -98,7 +99,7 @@ class Ownership:
 
 
 def owner_of(run: RunDir) -> dict[str, Any] | None:
-    """Who owns a run directory; None if nobody ever did, or the file cannot be read."""
+    """The owner of a run directory; None if there was none, or the file cannot be read."""
     try:
         owner = json.loads(read_whole(run.owner))
     except (OSError, ValueError):
@@ -107,7 +108,7 @@ def owner_of(run: RunDir) -> dict[str, Any] | None:
 
 
 def _beats(run: RunDir) -> Path:
-    return run.root / ".keeper"
+    return run.root / ".run_supervisor"
 
 
 def _fenced() -> None:

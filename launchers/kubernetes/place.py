@@ -1,7 +1,7 @@
-"""Where a run is, as its record directory knows it: kubernetes.json beside the copied records.
+"""Where a run is, as recorded in its record directory: kubernetes.json beside the copied records.
 
-Cluster and namespace are pinned when the run is submitted: who changes kubectl's context afterwards still finds it.
-`Cursor` says how far a launcher pod's log has been copied (`mirror`).
+Cluster and namespace are fixed at submission: the run is found even if kubectl's context changes afterwards.
+`Cursor` is the position up to which a launcher pod's log has been copied (`log_replicator`).
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ FILE = "kubernetes.json"
 
 @dataclass(frozen=True)
 class Cursor:
-    """How far the log of a pod was copied."""
+    """The position up to which a pod's log was copied."""
 
     pod: str
-    """Its name, for people."""
+    """Its name, for messages."""
     time: str = ""
-    """Of the last line that was taken, as the kubelet writes it."""
+    """Time of the last copied line, as the kubelet writes it."""
     lines: int = 0
-    """Lines of that very time."""
+    """Number of copied lines with that time."""
     done: bool = False
-    """The pod had ended, and everything was taken."""
+    """The pod has ended, and everything was copied."""
     begun: bool = True
-    """It has told of the run's attempts: what is on record there is as it left it."""
+    """It has reported the run's attempts: the records there are from this pod."""
 
 
 @dataclass(frozen=True)
@@ -43,25 +43,25 @@ class Place:
 
     namespace: str
     name: str
-    """The run's, in the label."""
+    """The run's name, in the label."""
     job: str | None = None
-    """The MPIJob that it is in, or was last."""
+    """Its current or last MPIJob."""
     context: str | None = None
-    """Of the kubeconfig; None inside the cluster."""
+    """Context of the kubeconfig; None inside the cluster."""
     attempt: int = 0
-    """Whose lines the log tells now."""
+    """The attempt whose lines are in the log now."""
     cursors: Mapping[str, Cursor] = field(default_factory=dict)
-    """By the pod's uid."""
+    """Cursors by the pod's uid."""
     sizes: Mapping[str, int] = field(default_factory=dict)
-    """How long the copied logs were when this was written: what is beyond comes from a copying that did not end."""
+    """How long the copied logs were when this was written: the rest is from an interrupted copy."""
     volume: str | None = None
-    """Of that MPIJob, in one word: one of the same name on another volume is another run."""
+    """Volume of that MPIJob, as one string: one of the same name on another volume is another run."""
     apart: tuple[str, ...] = ()
-    """MPIJobs of the name that are not followed: they were there when this one was cancelled."""
+    """MPIJobs of the name that are not followed: they existed when this one was cancelled."""
 
     @property
     def handle(self) -> str:
-        """How the run is named from everywhere."""
+        """The handle of the run, valid on any machine."""
         return f"kubernetes://{self.namespace}/{self.job or self.name}"
 
     def at(self, job: str) -> Place:
@@ -70,11 +70,11 @@ class Place:
 
 
 def read_place(run: RunDir) -> Place | None:
-    """The place that a record directory knows; None if it knows none."""
+    """The place in a record directory; None if there is none."""
     try:
         data = read_whole(run.root / FILE)
         place = _adapter().validate_json(data, strict=True)
-        # Of a later version, whose other fields may mean something.
+        # Written by a later version with more fields.
         return place if json.loads(data).keys() <= asdict(place).keys() else None
     except (OSError, ValueError):
         return None
@@ -88,15 +88,15 @@ def _adapter() -> TypeAdapter[Place]:
 
 
 def write_place(run: RunDir, place: Place) -> None:
-    """Keep it."""
+    """Save it."""
     values: dict[str, Any] = asdict(place)
     write_atomically(run.root / FILE, json.dumps(values, indent=1).encode())
 
 
 def is_real(run: RunDir) -> bool:
-    """Whether the directory is the run's own, seen through a mount or copied from the volume: no record of ours.
+    """Whether this is the run directory itself, mounted or copied from the volume, not a record directory.
 
-    Only a launcher's pod claims it, and where no log was copied from, no attempt can stand in it.
+    Only a launcher pod claims a run directory, and a record directory without a copied log has no attempts.
     """
     if run.owner.exists():
         return True

@@ -1,7 +1,8 @@
-"""What the manifest tells a launcher or worker pod about its run, by environment variables. Read by keeper and worker.
+"""What the manifest passes to a launcher or worker pod in environment variables. Read by the supervisor process
+and the worker.
 
-The volume's folder `.ortflow/JOB` is how the pods of one submission speak to each other, for want of anything else that
-all of them see: each worker tells there how it is, and the keeper that nobody needs the workers any more.
+The pods of one submission communicate through the volume's folder `.ortflow/JOB`, as nothing else is visible to
+all of them: each worker writes its report there, and the supervisor process releases the workers.
 """
 
 from __future__ import annotations
@@ -21,20 +22,20 @@ class Pod:
     job: str
     """Name of the MPIJob."""
     submission: str
-    """Unique to each MPIJob, also where one follows another of the same name; empty in a worker."""
+    """Unique to each MPIJob, even if an earlier one had the same name; empty in a worker."""
     run_file: Path
-    """As the ConfigMap carries it, in its folder."""
+    """The run file as carried by the ConfigMap, in its folder."""
     mount: Path
     """Where the volume is, the same in every pod."""
     ssh_port: int
     new_budget: bool
     """Failures and preemptions before this submission do not count."""
     fresh: bool
-    """Put an earlier run of the name aside."""
+    """Move an earlier run of the name aside."""
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str] = os.environ) -> Pod:
-        """The pod we are in; raises UserError outside of one."""
+        """The pod of this process. Raises UserError outside a pod."""
         try:
             return cls(
                 job=environment["ORTFLOW_JOB"],
@@ -53,26 +54,26 @@ class Pod:
 
     @property
     def carried(self) -> Path:
-        """Small files that came with the run file."""
+        """The small files that came with the run file."""
         return self.run_file.parent / "files"
 
     @property
     def folder(self) -> Path:
-        """Where the pods of this submission speak to each other."""
+        """The folder through which the pods of this submission communicate."""
         return self.mount / ".ortflow" / self.job
 
     @property
     def released(self) -> Path:
-        """Written when the run has ended for good: workers leave, so that nothing is held for it."""
+        """Written when the run has ended for good: workers exit, so that they hold no resources."""
         return self.folder / "released"
 
     def release(self) -> str | None:
-        """What stands in `released`: another word than a worker found when it began is meant for it."""
+        """Content of `released`: a worker acts on it if it differs from the content at its start."""
         try:
             return self.released.read_text()
         except OSError:
             return None
 
-    def witness(self, host: str) -> Path:
-        """What a worker says of itself."""
+    def worker_report(self, host: str) -> Path:
+        """A worker's report about itself."""
         return self.folder / "workers" / f"{host}.json"

@@ -12,13 +12,13 @@ _FORM = re.compile(r"([+-]?[0-9.]+(?:[eE][+-]?\d+)?)([numkKMGTPE]?i?)")
 
 
 def parse(text: object) -> float:
-    """The number that an amount stands for; 0 where it is none."""
+    """The value of an amount; 0 if it is invalid."""
     found = _FORM.fullmatch(str(text))
     return float(found[1]) * _UNITS.get(found[2], 1.0) if found else 0.0
 
 
 def show(resource: str, amount: float) -> str:
-    """An amount of a resource for people."""
+    """An amount of a resource for messages."""
     if "memory" in resource or "storage" in resource:
         return f"{amount / 2**30:.3g}Gi"
     return f"{amount:g}"

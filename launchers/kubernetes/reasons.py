@@ -1,4 +1,4 @@
-"""Why a pod does not run, or ended, in words. Pure."""
+"""Messages for why a pod does not run, or has ended. Pure."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from ortflow.launchers.kubernetes import objects
 from ortflow.launchers.kubernetes.api import Object
 
 _BESIDE = re.compile(r"\.? (?:no new claims to deallocate,? ?)?(?:preemption: |not found$)|\.$")
-"""Where the scheduler turns to what preempting others would help."""
+"""Where the scheduler's message turns to preemption."""
 _PULL = ("ErrImagePull", "ImagePullBackOff", "ImageInspectError", "RegistryUnavailable")
 _CREATE = ("CreateContainerError", "RunContainerError", "CreateContainerConfigError", "StartError", "PreStartHookError")
 _HINTS = (
@@ -37,7 +37,7 @@ _TAKEN = {
 
 
 def trouble(pod: Object, events: Sequence[Object]) -> str | None:
-    """Why a pod that nobody deletes is not at work; None if it is, or has ended."""
+    """Why a pod that is not being deleted does not work; None if it works or has ended."""
     scheduled = objects.condition(pod, "PodScheduled")
     if objects.phase(pod) == "Pending" and scheduled is not None and scheduled.get("status") == "False":
         if scheduled.get("reason") == "SchedulingGated":
@@ -57,26 +57,26 @@ def trouble(pod: Object, events: Sequence[Object]) -> str | None:
 
 
 def _resources(pod: Object) -> str:
-    """The section of the run file that says what a pod takes."""
+    """The section of the run file with a pod's resources."""
     return "resources" if objects.holds_ranks(pod) else "backends.kubernetes.launcher_resources"
 
 
 def scheduler_words(message: str, resources: str = "resources") -> str:
-    """The scheduler's own sentence, without what it thinks of preemption, and what can be done.
+    """The scheduler's own message without its part on preemption, and a fix.
 
-    `resources` is the section that says what the pod asks for.
+    `resources` is the section with the pod's resources.
     """
-    told = _BESIDE.split(" ".join(message.split()))[0]
-    hint = next((fix for pattern, fix in _HINTS if re.search(pattern, told)), None)
-    return f"{told}; {hint.replace('{resources}', resources)}" if hint else told
+    reported = _BESIDE.split(" ".join(message.split()))[0]
+    hint = next((fix for pattern, fix in _HINTS if re.search(pattern, reported)), None)
+    return f"{reported}; {hint.replace('{resources}', resources)}" if hint else reported
 
 
 def _waiting(pod: Object, waiting: Object, own: Sequence[Object]) -> str:
     reason, message = str(waiting.get("reason") or ""), " ".join(str(waiting.get("message") or "").split())
     image = (pod["spec"]["containers"][0]).get("image")
     if reason in _PULL:
-        told = [str(event.get("message")) for event in own if event.get("reason") == "Failed"]
-        why = next((words for words in reversed(told) if "Failed to pull image" in words), message)
+        reported = [str(event.get("message")) for event in own if event.get("reason") == "Failed"]
+        why = next((words for words in reversed(reported) if "Failed to pull image" in words), message)
         why = " ".join(why.split()).removeprefix(f'Failed to pull image "{image}": ')
         return f"cannot pull the image {image}: {why}; correct backends.kubernetes.image or image_pull_secrets"
     if reason == "ErrImageNeverPull":
@@ -92,11 +92,11 @@ def _waiting(pod: Object, waiting: Object, own: Sequence[Object]) -> str:
 
 
 def _creating(own: Sequence[Object]) -> str:
-    """A container that is being made: the newest thing that was said of it."""
+    """A container that is being created: its newest event."""
     for event in reversed(own):
         reason, message = str(event.get("reason") or ""), " ".join(str(event.get("message") or "").split())
         if "failed to sync" in message:
-            continue  # a kubelet that has not heard of it yet
+            continue  # the kubelet has not received it yet
         if reason in ("FailedMount", "FailedAttachVolume", "FailedMapVolume"):
             return f"waits for a volume: {message}"
         if reason == "FailedCreatePodSandBox":
@@ -117,7 +117,7 @@ def _end_words(ended: Object, pod: Object) -> str:
 
 
 def end_words(pod: Object) -> str:
-    """Why a pod has ended, or goes."""
+    """Why a pod has ended or is being deleted."""
     if taken := objects.disrupted(pod):
         message = (pod.get("status") or {}).get("message")
         return _TAKEN.get(taken, taken) + (f": {message}" if message else "")
@@ -127,7 +127,7 @@ def end_words(pod: Object) -> str:
     return "deleted" if objects.deleted_at(pod) is not None else objects.phase(pod).lower()
 
 
-def told_end(pod: Object) -> tuple[int | None, str]:
-    """Exit code, and the last words that the container left for people."""
+def reported_end(pod: Object) -> tuple[int | None, str]:
+    """Exit code, and the container's termination message."""
     ended = (objects.main_container(pod).get("state") or {}).get("terminated") or {}
     return ended.get("exitCode"), " ".join(str(ended.get("message") or "").split())

@@ -1,4 +1,4 @@
-"""What the API server refuses: one sentence each, and what to do. Pure."""
+"""Messages for what the API server refuses: one sentence each, with a fix. Pure."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ _MISSING: tuple[tuple[re.Pattern[str], str, str], ...] = (
     (re.compile(r"no PriorityClass with name (?P<name>\S+) was found"), "priority class", "priority_class"),
     (re.compile(r'RuntimeClass "(?P<name>[^"]*)" not found'), "runtime class", "gpu.runtime_class"),
 )
-"""What a pod names and the cluster has not: what it is called, and the key that it comes from."""
+"""Objects that a pod names and the cluster lacks: the term, and the key of the run file."""
 
 
 @contextmanager
 def in_a_sentence() -> Iterator[None]:
-    """Whatever the API server refuses inside comes out as the sentence for it."""
+    """Turn a Refused inside into its message."""
     try:
         yield
     except Refused as error:
@@ -44,7 +44,7 @@ def in_a_sentence() -> Iterator[None]:
 
 
 def refusal(error: Refused) -> OrtflowError:
-    """The sentence for a no: a UserError where somebody has to change something, else one that may pass."""
+    """The error for a refusal: a UserError if the user must change something, else an OrtflowError that may pass."""
     words = " ".join(error.words.split())
     where = f"namespace {error.namespace}"
     thing = f"{error.kind} {error.name}".strip()
@@ -125,10 +125,12 @@ def refusal(error: Refused) -> OrtflowError:
 def _invalid(error: Refused, words: str, thing: str) -> UserError:
     causes = [cause for cause in error.details.get("causes") or [] if cause.get("field")]
     if fields := _UNKNOWN.findall(words):
-        told = f"there is no field {', '.join(dict.fromkeys(fields))} in {error.kind}"
-        return UserError(told, where="backends.kubernetes", fix="correct it; an overlay takes Kubernetes' own names")
+        reported = f"there is no field {', '.join(dict.fromkeys(fields))} in {error.kind}"
+        return UserError(
+            reported, where="backends.kubernetes", fix="correct it; an overlay takes Kubernetes' own names"
+        )
     if causes:
-        told = "; ".join(f"{cause['field']}: {cause.get('message', '')}".rstrip(": ") for cause in causes[:3])
+        reported = "; ".join(f"{cause['field']}: {cause.get('message', '')}".rstrip(": ") for cause in causes[:3])
         more = f" and {len(causes) - 3} more" if len(causes) > 3 else ""
-        return UserError(f"the API server does not take {thing}: {told}{more}")
+        return UserError(f"the API server does not take {thing}: {reported}{more}")
     return UserError(f"the API server does not take {thing}: {words}")

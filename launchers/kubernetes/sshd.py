@@ -1,4 +1,4 @@
-"""The ssh daemon of a worker, by which mpirun comes in. Used by the worker."""
+"""The ssh daemon of a worker, through which mpirun connects. Used by the worker."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ortflow.workflow.errors import OrtflowError
 
 SSHD = ("/usr/sbin/sshd", "/usr/local/sbin/sshd", "/sbin/sshd")
 LOOKED = re.compile(r"(?:error: )?(?:kex_exchange_identification|banner exchange|Connection (?:closed|reset) by)\b")
-"""Of the kubelet's probes and the keeper's looks, which say nothing and leave."""
+"""Log lines of the kubelet's and the supervisor process's probes, which connect and disconnect."""
 
 
 def keys() -> Path:
@@ -23,7 +23,7 @@ def keys() -> Path:
 
 
 def start_sshd(port: int) -> int:
-    """Start sshd on the port, with the keys that the operator has mounted; its process. Raises OrtflowError."""
+    """Start sshd on the port, with the keys that the operator has mounted; returns its process. Raises OrtflowError."""
     binary = next((path for path in SSHD if os.access(path, os.X_OK)), None)
     if binary is None:
         raise OrtflowError("the image has no sshd: mpirun cannot come in; `ortflow image check` shows what is missing")
@@ -44,7 +44,7 @@ def start_sshd(port: int) -> int:
 
 
 def pass_on(source: int) -> None:
-    """Print what sshd says, until it says no more, without the lines of connections that only looked."""
+    """Print sshd's output until it ends, without the lines of probes."""
     with os.fdopen(source, errors="replace") as lines:
         for line in lines:
             if not LOOKED.match(line):
@@ -52,7 +52,7 @@ def pass_on(source: int) -> None:
 
 
 def sshd_config(port: int, keys: Path) -> str:
-    """Keys alone open the door. A mounted Secret has neither the owner nor the mode that StrictModes wants. Pure."""
+    """Only keys allow a login. A mounted Secret has neither the owner nor the mode that StrictModes requires. Pure."""
     return "".join(
         f"{line}\n"
         for line in (

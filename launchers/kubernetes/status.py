@@ -1,7 +1,7 @@
-"""How a run on Kubernetes is: what its record directory tells, and what the cluster adds. Pure.
+"""The status of a run on Kubernetes, from its record directory and the cluster. Pure.
 
-The run's own records are the truth about it; the cluster alone knows why it waits, where it runs, and what became of
-pods that ended without a word. A Failed condition is no end: only `status.completionTime` is.
+The run's own records take precedence; only the cluster knows why it waits, where it runs, and what happened to
+pods that ended without a report. A Failed condition is not the end: only `status.completionTime` is.
 """
 
 from __future__ import annotations
@@ -12,53 +12,55 @@ from typing import Any
 
 from ortflow.launchers.kubernetes import objects
 from ortflow.launchers.kubernetes.api import Object
-from ortflow.launchers.kubernetes.look import View
-from ortflow.launchers.kubernetes.reasons import end_words, told_end, trouble
+from ortflow.launchers.kubernetes.reasons import end_words, reported_end, trouble
+from ortflow.launchers.kubernetes.snapshot import View
 from ortflow.launchers.records import State, open_attempt, state
 from ortflow.launchers.status import RunStatus
 from ortflow.workflow.errors import EXIT_USER
 
 SILENCE = 15.0
-"""Seconds in which an operator has looked at a new MPIJob, if there is one."""
+"""Seconds in which a running operator has processed a new MPIJob."""
 VALIDATION = "ValidationError"
-"""Reason of the event by which the operator refuses an MPIJob."""
+"""Reason of the event with which the operator rejects an MPIJob."""
 
 
 def is_settled(records: Sequence[dict[str, Any]]) -> bool:
-    """Whether the records alone say how the run ended."""
+    """Whether the records alone show how the run ended."""
     return bool(records) and not state(records, alive=True).active
 
 
 def status(
-    told: RunStatus, records: Sequence[dict[str, Any]], view: View, *, silent: Collection[str] = (),
+    reported: RunStatus, records: Sequence[dict[str, Any]], view: View, *, silent: Collection[str] = (),
     unread: Collection[str] = (),
 ) -> RunStatus:  # fmt: skip
-    """The run's status; `told` is what its records tell of a run that somebody is at work on.
+    """The run's status; `reported` is the status from its records.
 
-    `silent`: uids of launcher pods that have said nothing of the run's attempts: one that the records call running is
-    that of a pod before them. `unread`: of those whose log does not come.
+    `silent`: uids of launcher pods that have not reported the run's attempts: an attempt that the records show as
+    running is then an earlier pod's. `unread`: uids of those whose log cannot be read.
     """
-    told = replace(told, launcher="kubernetes")
+    reported = replace(reported, launcher="kubernetes")
     if is_settled(records):
-        return told
+        return reported
     if view.mpijob is None:
-        return replace(told, state=State.LOST, phase=None, cause=view.gone) if view.gone else _gone(told)
-    told = replace(told, job=view.name, job_restarts=_retries(view))
+        return replace(reported, state=State.LOST, phase=None, cause=view.gone) if view.gone else _gone(reported)
+    reported = replace(reported, job=view.name, job_restarts=_retries(view))
     if objects.deleted_at(view.mpijob) is not None:
-        return replace(told, waits="it is being deleted: ranks save and leave")
+        return replace(reported, waits="it is being deleted: ranks save and leave")
     if objects.over(view.mpijob):
-        return _over(told, view)
+        return _over(reported, view)
     if (error := refused(view)) is not None:
-        return replace(told, state=State.FAILED, cause=f"the operator does not take the MPIJob: {error}", phase=None)
+        return replace(
+            reported, state=State.FAILED, cause=f"the operator does not take the MPIJob: {error}", phase=None
+        )
     if (words := given_up(view, records)) is not None:
-        return replace(told, state=State.FAILED, cause=words, phase=None)
+        return replace(reported, state=State.FAILED, cause=words, phase=None)
     if (words := held(view)) is not None:
-        return _idle(told, words)
-    return _at_work(told, records, view, silent, unread)
+        return _idle(reported, words)
+    return _at_work(reported, records, view, silent, unread)
 
 
 def refused(view: View) -> str | None:
-    """What the operator has against the MPIJob: it will never touch it."""
+    """The operator's reason for rejecting the MPIJob, which it will never process."""
     for event in reversed(objects.events_of(view.events, view.name, warnings=True)):
         if event.get("reason") == VALIDATION:
             return " ".join(str(event.get("message") or "").split()).removeprefix("Found validation errors: ")
@@ -66,19 +68,19 @@ def refused(view: View) -> str | None:
 
 
 def given_up(view: View, records: Sequence[dict[str, Any]]) -> str | None:
-    """What the newest launcher pod that has ended said when it left because the input is wrong.
+    """The message of the newest ended launcher pod if it ended because of wrong input.
 
-    The operator starts others, which will say the same, until one begins an attempt.
+    The operator starts others, which fail in the same way, until one begins an attempt.
     """
     ended = [pod for pod in objects.of_role(view.pods, "launcher") if objects.has_ended(pod)]
     if not ended or _has_started(records):
         return None
-    code, words = told_end(ended[-1])
+    code, words = reported_end(ended[-1])
     return (words or "the launcher pod ended with exit code 2") if code == EXIT_USER else None
 
 
 def _has_started(records: Sequence[dict[str, Any]]) -> bool:
-    """Whether an attempt came of the newest submission."""
+    """Whether the newest submission has started an attempt."""
     for record in reversed(records):
         if record.get("event") in ("start", "submit"):
             return bool(record["event"] == "start")
@@ -86,7 +88,7 @@ def _has_started(records: Sequence[dict[str, Any]]) -> bool:
 
 
 def held(view: View) -> str | None:
-    """Why nobody may start it: suspended, by a person or by a queue that has no quota for it."""
+    """Why it must not start: suspended by a user, or by a queue without quota for it."""
     assert view.mpijob is not None
     if suspended(view):
         namespace = view.mpijob["metadata"].get("namespace")
@@ -103,7 +105,7 @@ def held(view: View) -> str | None:
 
 
 def suspended(view: View) -> bool:
-    """Whether nothing starts until a person says so."""
+    """Whether it is suspended until a user resumes it."""
     if view.mpijob is None or objects.over(view.mpijob) or objects.label(view.mpijob, objects.QUEUE):
         return False
     return bool(_policy(view.mpijob).get("suspend"))
@@ -113,26 +115,27 @@ def _policy(mpijob: Object) -> Object:
     return (mpijob.get("spec") or {}).get("runPolicy") or {}
 
 
-def _gone(told: RunStatus) -> RunStatus:
-    if told.job is None and told.attempts == 0 and told.state is not State.PENDING:
-        return replace(told, state=State.LOST, cause=told.cause or "it was never submitted")
-    named = f"MPIJob {told.job}" if told.job else "its MPIJob"
-    return replace(told, state=State.CANCELLED, phase=None, cause=f"{named} no longer exists: it was deleted")
+def _gone(reported: RunStatus) -> RunStatus:
+    if reported.job is None and reported.attempts == 0 and reported.state is not State.PENDING:
+        return replace(reported, state=State.LOST, cause=reported.cause or "it was never submitted")
+    named = f"MPIJob {reported.job}" if reported.job else "its MPIJob"
+    return replace(reported, state=State.CANCELLED, phase=None, cause=f"{named} no longer exists: it was deleted")
 
 
-def _over(told: RunStatus, view: View) -> RunStatus:
-    """The operator is done with it, and the records do not say how it ended."""
+def _over(reported: RunStatus, view: View) -> RunStatus:
+    """The operator has finished it, and the records do not show how it ended."""
     if objects.holds(view.mpijob, "Succeeded"):
         # The launcher pod ends with 0 only where the run directory says so.
-        return replace(told, state=State.FINISHED, phase=None, cause=told.cause or "finished")
+        # What ended before, and why, is no news of the last attempt, whose end may have gone with its pod's log.
+        return replace(reported, state=State.FINISHED, phase=None, cause="finished", why=None)
     failed = objects.condition(view.mpijob, "Failed") or {}
-    return replace(told, state=State.LOST, phase=None, cause=_end_of(view, failed))
+    return replace(reported, state=State.LOST, phase=None, cause=_end_of(view, failed))
 
 
 def _end_of(view: View, failed: Object) -> str:
     reason = str(failed.get("reason") or "")
     if "DeadlineExceeded" in reason or "DeadlineExceeded" in str(_job_failure(view).get("reason")):
-        return "its deadline has passed; `ortflow resume` goes on; raise backends.kubernetes.deadline"
+        return "its deadline has passed; `ortflow resume` continues the run; raise backends.kubernetes.deadline"
     pods = objects.of_role(view.pods, "launcher")
     last = f"; its last launcher pod: {end_words(pods[-1])}" if pods else ""
     message = " ".join(str(failed.get("message") or "").split())
@@ -143,14 +146,14 @@ def _job_failure(view: View) -> Object:
     return objects.condition(view.job, "Failed") or {}
 
 
-def _idle(told: RunStatus, words: str) -> RunStatus:
-    """Nothing of it runs now."""
-    now = State.PENDING if told.state is State.PENDING else State.RESTARTING
-    return replace(told, state=now, phase=None, seconds_left=None, waits=words)
+def _idle(reported: RunStatus, words: str) -> RunStatus:
+    """None of it runs now."""
+    now = State.PENDING if reported.state is State.PENDING else State.RESTARTING
+    return replace(reported, state=now, phase=None, seconds_left=None, waits=words)
 
 
 def _at_work(
-    told: RunStatus, records: Sequence[dict[str, Any]], view: View, silent: Collection[str], unread: Collection[str]
+    reported: RunStatus, records: Sequence[dict[str, Any]], view: View, silent: Collection[str], unread: Collection[str]
 ) -> RunStatus:
     assert view.mpijob is not None
     workers = objects.of_role(view.pods, "worker")
@@ -159,29 +162,24 @@ def _at_work(
     nodes = sorted(
         {str(pod["spec"]["nodeName"]) for pod in workers or alive if (pod.get("spec") or {}).get("nodeName")}
     )
-    told = replace(told, nodes=", ".join(nodes) or None)
+    reported = replace(reported, nodes=", ".join(nodes) or None)
     if not (view.mpijob.get("status") or {}).get("conditions"):
-        # It has none either where the operator could not make the first pod.
-        return _idle(told, _nothing_made(view) or _untouched(view))
-    wanted = _wanted(view.mpijob)
+        # It also has none if the operator could not create the first pod.
+        return _idle(reported, _nothing_made(view) or _untouched(view))
+    wanted = objects.workers_wanted(view.mpijob)
     running = bool(alive) and objects.has_begun(alive[-1])
     cut = _cut_off(alive[-1]) if running and objects.uid(alive[-1]) in unread else None
     if open_attempt(records) is not None and running and objects.uid(alive[-1]) not in silent:
         if (words := _missing(workers, wanted, view)) is None:
-            return replace(told, waits=cut or told.waits or _unheard(workers, wanted))
-        return replace(told, state=State.RESTARTING, phase=None, seconds_left=None, waits=words)
-    lack = cut or (told.waits if running else None)
+            return replace(reported, waits=cut or reported.waits or _unheard(workers, wanted))
+        return replace(reported, state=State.RESTARTING, phase=None, seconds_left=None, waits=words)
+    lack = cut or (reported.waits if running else None)
     words = _missing(workers, wanted, view) or _not_ready(workers, wanted) or lack
-    return _idle(told, words or _launcher(alive, launchers, view, running))
-
-
-def _wanted(mpijob: Object) -> int:
-    workers = ((mpijob.get("spec") or {}).get("mpiReplicaSpecs") or {}).get("Worker") or {}
-    return int(workers.get("replicas", 1)) if workers else 0
+    return _idle(reported, words or _launcher(alive, launchers, view, running))
 
 
 def _missing(workers: Sequence[Object], wanted: int, view: View) -> str | None:
-    """What keeps workers from being there; None if the container of each one runs."""
+    """Why workers are missing; None if the container of each one runs."""
     going = [pod for pod in workers if objects.deleted_at(pod) is not None]
     ended = [pod for pod in workers if objects.has_ended(pod) and pod not in going]
     for pod in workers:
@@ -191,34 +189,35 @@ def _missing(workers: Sequence[Object], wanted: int, view: View) -> str | None:
         return f"worker {_place(ended[0])} is dead ({end_words(ended[0])}): `ortflow supervise` has it replaced"
     if going:
         return _leaving(going[0], view)
-    if not workers and wanted:
-        return _nothing_made(view) or f"waiting for workers: the operator has made none of {wanted} yet"
-    return _not_ready(workers, wanted) if len(workers) < wanted else None
+    if len(workers) >= wanted:
+        return None
+    none = f"waiting for workers: the operator has made none of {wanted} yet"
+    return _nothing_made(view) or (_not_ready(workers, wanted) if workers else none)
 
 
 def _not_ready(workers: Sequence[Object], wanted: int) -> str | None:
-    """What a launcher pod that has begun no attempt waits for; None if all workers are ready."""
+    """What a launcher pod without an attempt waits for; None if all workers are ready."""
     ready = sum(map(objects.is_ready, workers))
     return f"waiting for workers: {ready} of {wanted} are ready" if ready < wanted else None
 
 
 def _unheard(workers: Sequence[Object], wanted: int) -> str | None:
-    """What stands beside an attempt that runs while workers are not ready.
+    """The note beside a running attempt while workers are not ready.
 
-    All pods of a node count as not ready while the cluster hears nothing of it, and after an outage of the API server
-    those of every node do. Ranks go on; where they do not, the launcher pod finds out.
+    All pods of a node count as not ready while it does not report to the cluster, and after an outage of the API server
+    those of every node do. Ranks keep running; if they do not, the launcher pod detects it.
     """
     ready = sum(map(objects.is_ready, workers))
     if ready >= wanted:
         return None
-    return f"{ready} of {wanted} workers are ready: the cluster does not hear of the others, or they are slow to answer"
+    return f"{ready} of {wanted} workers are ready: the others do not report, or are slow to answer"
 
 
 def _cut_off(pod: Object) -> str:
     """The message for a launcher pod whose node does not answer."""
     return (
         f"the node {objects.node(pod)} of the launcher pod does not answer: "
-        "what it has said since is not known, and the run may go on"
+        "its later output is unknown, and the run may continue"
     )
 
 
@@ -235,7 +234,7 @@ def _leaving(pod: Object, view: View) -> str:
 
 
 def _launcher(alive: Sequence[Object], all_of_them: Sequence[Object], view: View, running: bool) -> str:
-    """Why no attempt has begun, all workers being there."""
+    """Why no attempt has begun although all workers are ready."""
     if running:
         return "starting: the launcher pod runs, its attempt has not begun"
     if alive:
@@ -253,12 +252,18 @@ def _launcher(alive: Sequence[Object], all_of_them: Sequence[Object], view: View
 
 
 def _nothing_made(view: View) -> str | None:
-    """What a controller said where it could make no pod: a quota, a policy, a missing account."""
-    told = [
+    """What a controller said where it could make no pod: a quota, a policy, a missing account.
+
+    Events stay for an hour: one that is older than the newest pod tells of what is no longer so.
+    """
+    reported = [
         *objects.events_of(view.events, view.name, warnings=True),
         *objects.events_of(view.events, f"{view.name}-launcher", warnings=True),
     ]
-    for event in reversed(told):
+    newest = max(map(objects.created, view.pods), default=0.0)
+    for event in reversed(reported):
+        if objects.last_seen(event) < newest:
+            continue
         if event.get("reason") in ("FailedCreate", "ErrResourceExists", "MPIJobFailed", "FailedCreatePod"):
             words = " ".join(str(event.get("message") or "").split())
             return f"no pod can be made: {words.removeprefix('worker pod created failed: ')}"

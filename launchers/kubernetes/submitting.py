@@ -1,8 +1,8 @@
-"""Making a run's objects, all or none.
+"""Creating a run's objects, all or none.
 
-What the API server, its policies and quotas have against one of them is told before anything exists (`rehearsing`).
-Then they are made in order, the MPIJob last, and given to it: who deletes the MPIJob deletes them, but for the claim of
-the volume. Whatever goes wrong in between takes away what was made.
+Errors of the API server, its policies and quotas are reported before anything is created (`dry_run`).
+Then they are created in order, the MPIJob last, which becomes their owner: deleting the MPIJob deletes them, except the
+claim of the volume. If a step fails, what was created is deleted.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from contextlib import suppress
 
 from ortflow.launchers.kubernetes import objects
 from ortflow.launchers.kubernetes.api import CRD, GROUP, VERSION, Cluster, Object, Refused
+from ortflow.launchers.kubernetes.dry_run import AT_ONCE, KEPT, SHARED, dry_run, is_there
 from ortflow.launchers.kubernetes.refusals import refusal
-from ortflow.launchers.kubernetes.rehearsing import AT_ONCE, KEPT, SHARED, is_there, rehearse
 from ortflow.workflow.errors import OrtflowError, UserError
 
 SWEPT = (
@@ -24,23 +24,23 @@ SWEPT = (
     "Service",
 )  # fmt: skip
 FOUND = "found"
-"""Marks what was there before us."""
+"""Marks objects that existed before."""
 
 
 def new_suffix() -> str:
-    """What makes a job's name a new one."""
+    """A suffix that makes a job's name unique."""
     return "".join(secrets.choice(string.ascii_lowercase + string.digits) for _ in range(6))
 
 
 def require_operator(cluster: Cluster) -> None:
-    """Raise UserError where the cluster knows no MPIJobs, or only those of the old operator."""
+    """Raise UserError if the cluster has no MPIJobs, or only those of the old operator."""
     try:
         if cluster.serves(GROUP, VERSION, "mpijobs"):
             return
         if cluster.serves(GROUP, "v1", "mpijobs"):
             raise UserError(
                 f"the cluster's {CRD} is that of the old training-operator: it serves v1, not {VERSION}",
-                fix="have an administrator install the mpi-operator in its place; the two cannot be there together",
+                fix="have an administrator install the mpi-operator in its place; the two cannot coexist",
             )
     except Refused as error:
         raise refusal(error) from error
@@ -51,9 +51,9 @@ def require_operator(cluster: Cluster) -> None:
 
 
 def create(cluster: Cluster, documents: Sequence[Object]) -> Object:
-    """Make them all; the MPIJob. Raises UserError with what the API server has against one, nothing being left."""
+    """Create them all; returns the MPIJob. Raises UserError if the API server refuses one; then nothing is left."""
     ordered = sorted(documents, key=lambda one: one["kind"] == "MPIJob")
-    rehearse(cluster, ordered)
+    dry_run(cluster, ordered)
     made: list[Object] = []
     try:
         for document in ordered:
@@ -83,14 +83,14 @@ def _make(cluster: Cluster, document: Object, made: list[Object]) -> None:
             there = cluster.get(str(document["kind"]), objects.name(document), document["metadata"].get("namespace"))
             made.insert(0, {**there, "kind": document["kind"], FOUND: True})
     except BaseException:
-        # Nobody knows whether it was made before the answer was lost. What may have been there before stays.
+        # It may have been created before the answer was lost. What may have existed before stays.
         if document["kind"] not in (KEPT, *SHARED):
             made.append(document)
         raise
 
 
 def _give(cluster: Cluster, thing: Object, mpijob: Object) -> None:
-    """Make the MPIJob the owner, so that the thing goes with it."""
+    """Make the MPIJob the owner, so that the object is deleted with it."""
     if thing["kind"] == KEPT:
         return
     owners = [*(thing["metadata"].get("ownerReferences") or []), owner(mpijob)]
@@ -99,7 +99,7 @@ def _give(cluster: Cluster, thing: Object, mpijob: Object) -> None:
 
 
 def owner(mpijob: Object) -> Object:
-    """The reference by which things belong to an MPIJob."""
+    """The reference with which objects belong to an MPIJob."""
     return {
         "apiVersion": f"{GROUP}/{VERSION}",
         "kind": "MPIJob",
@@ -109,7 +109,7 @@ def owner(mpijob: Object) -> Object:
 
 
 def _take_away(cluster: Cluster, made: Sequence[Object]) -> list[Object]:
-    """Delete what was made, the newest first; what could not be."""
+    """Delete what was created, the newest first; returns what could not be deleted."""
     left = []
     for thing in reversed(made):
         if thing.get(FOUND):
@@ -127,7 +127,7 @@ def _take_away(cluster: Cluster, made: Sequence[Object]) -> list[Object]:
 
 
 def sweep(cluster: Cluster, namespace: str, job: str) -> None:
-    """Delete what belongs to a job and has no owner, as `kubectl apply` leaves it; what may not be seen stays."""
+    """Delete objects of a job without an owner, as `kubectl apply` leaves them; kinds that may not be listed stay."""
     for kind in SWEPT:
         with suppress(Refused):
             for thing in cluster.find_all(kind, labels=f"{objects.OURS},{objects.JOB}={job}", namespace=namespace):

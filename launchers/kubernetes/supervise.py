@@ -1,8 +1,8 @@
-"""Heals what the operator cannot: `python -m ortflow.launchers.kubernetes.supervise`, or `ortflow supervise`.
+"""Repairs what the operator cannot: `python -m ortflow.launchers.kubernetes.supervise`, or `ortflow supervise`.
 
-In the cluster it is a pod of its own, with the run directory on the volume; in a terminal the record directory serves,
-brought up to date from the logs before each look. Both look, decide (`healer`), act, until the run has ended. Whatever
-it misses while it is away it sees at its next look: it keeps nothing in mind.
+In the cluster it is a separate pod, with the run directory on the volume; in a terminal it uses the record directory,
+updated from the logs before each snapshot. Both take a snapshot, decide (`reconciler`) and act until the run has ended.
+It is stateless: what happens while it is down is in its next snapshot.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from pathlib import Path
 
 from ortflow.launchers.kubernetes import objects
 from ortflow.launchers.kubernetes.api import Cluster, Object, Refused, Unreachable
-from ortflow.launchers.kubernetes.healer import Action, DeletePod, Done, EndRetries, Resubmit, heal
 from ortflow.launchers.kubernetes.links import Links, adopt_job
-from ortflow.launchers.kubernetes.look import View, look
-from ortflow.launchers.kubernetes.mirror import Mirror
+from ortflow.launchers.kubernetes.log_replicator import LogReplicator
 from ortflow.launchers.kubernetes.place import Place, read_place
+from ortflow.launchers.kubernetes.reconciler import Action, DeletePod, Done, EndRetries, Resubmit, reconcile
 from ortflow.launchers.kubernetes.refusals import refusal
+from ortflow.launchers.kubernetes.snapshot import View, look
 from ortflow.launchers.kubernetes.submitting import new_suffix, owner
 from ortflow.launchers.records import Outcome, State, state
 from ortflow.workflow.clock import SYSTEM_CLOCK, Clock
@@ -35,28 +35,28 @@ from ortflow.workflow.spec.file.paths import run_directory
 from ortflow.workflow.spec.run import Restart
 
 PERIOD = 3.0
-"""Seconds between two looks."""
+"""Seconds between two snapshots."""
 BIRTH = 60.0
 """Seconds for which the MPIJob may be missing: this pod is made before it."""
 ONCE_ONLY = ("ORTFLOW_NEW_BUDGET", "ORTFLOW_FRESH")
-"""What a person wanted of the first submission, and of no other."""
+"""Options of the first submission only."""
 
 
 @dataclass(frozen=True)
 class Charge:
-    """The run that is looked after."""
+    """The supervised run."""
 
     run: RunDir
-    """Where its records are."""
+    """The directory of its records."""
     place: Place
-    """The MPIJob from which on it is."""
+    """The first MPIJob that is supervised."""
     restart: Restart
     refresh: Callable[[View], None] = lambda view: None
-    """Bring the records up to date."""
+    """Update the records."""
 
 
 def supervise(charge: Charge, cluster: Cluster, say: Callable[[str], None], clock: Clock = SYSTEM_CLOCK) -> int:
-    """Look after the run until it has ended; the exit code of the design's table."""
+    """Supervise the run until it has ended; returns ortflow's exit code."""
     said, begun = "", clock.monotonic()
     while True:
         try:
@@ -65,7 +65,7 @@ def supervise(charge: Charge, cluster: Cluster, say: Callable[[str], None], cloc
                 clock.sleep(PERIOD)
                 continue
             charge.refresh(view)
-            for action in heal(view, charge.run.read_attempts(), charge.restart):
+            for action in reconcile(view, charge.run.read_attempts(), charge.restart):
                 say(str(action))
                 if isinstance(action, Done):
                     return _end(charge, action)
@@ -80,13 +80,13 @@ def supervise(charge: Charge, cluster: Cluster, say: Callable[[str], None], cloc
 
 
 def _was_there(charge: Charge) -> bool:
-    """Whether the records know of the submission: then a missing MPIJob was deleted."""
+    """Whether the records have the submission: then a missing MPIJob was deleted."""
     records = charge.run.read_attempts()
     return any(record.get("event") == "submit" and record.get("job") == charge.place.job for record in records)
 
 
 def carry_out(action: Action, charge: Charge, cluster: Cluster, view: View, clock: Clock = SYSTEM_CLOCK) -> None:
-    """Do what was decided."""
+    """Carry out an action."""
     if isinstance(action, DeletePod):
         if action.held:
             failed = {"status": {"phase": "Failed", "reason": "NodeLost", "message": action.why}}
@@ -105,9 +105,9 @@ def carry_out(action: Action, charge: Charge, cluster: Cluster, view: View, cloc
 
 
 def successor(mpijob: Object, suffix: str) -> Object:
-    """The MPIJob that follows one that is over: the same under another name, on what the first one owns. Pure.
+    """The successor of an MPIJob that is over: the same under another name, with the first one's objects. Pure.
 
-    It belongs to the first one, so that deleting that ends it, too.
+    The first one owns it, so that deleting the first one deletes it too.
     """
     old = objects.name(mpijob)
     new = f"{old.rpartition('-')[0]}-{suffix}"
@@ -155,20 +155,20 @@ def _end(charge: Charge, done: Done) -> int:
 
 
 def in_terminal(run: RunDir, links: Links, say: Callable[[str], None]) -> int:
-    """Look after a run from outside, its records being copied here; the exit code of the design's table."""
+    """Supervise a run from outside, with a copy of its records; returns ortflow's exit code."""
     cluster, place = links.of(run)
     spec = load_run_file(run.run_file)
 
     def refresh(view: View) -> None:
         adopt_job(run, view)
         if read_place(run) is not None:
-            Mirror(run, cluster).sync(view.pods)
+            LogReplicator(run, cluster).sync(view.pods)
 
     return supervise(Charge(run, place, spec.restart, refresh), cluster, say)
 
 
 def in_cluster(namespace: str, job: str) -> int:
-    """Look after the run of the pod that we are beside."""
+    """Supervise the run to which this pod belongs."""
     from ortflow.launchers.kubernetes.contexts import connect
 
     spec = load_run_file(Path(os.environ["ORTFLOW_RUN_FILE"]))
@@ -178,8 +178,8 @@ def in_cluster(namespace: str, job: str) -> int:
         print(f"{time.strftime('%H:%M:%S')}  {text}", flush=True)
 
     cluster = connect(None, namespace)
-    say(f"looking after {spec.name}, from MPIJob {job} on")
-    # As a Job of its own it has done its work however the run has ended.
+    say(f"supervising {spec.name}, starting with MPIJob {job}")
+    # This pod's own Job succeeds however the run has ended.
     supervise(Charge(run, Place(namespace, spec.name, job), spec.restart), cluster, say)
     return EXIT_DONE
 
@@ -190,7 +190,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--namespace", required=True)
     parser.add_argument("--job", required=True)
     given = parser.parse_args(arguments)
-    # The first process of a container has no default for it, and would be waited for.
+    # The first process of a container has no default handler, so the kubelet would wait out the grace period.
     signal.signal(signal.SIGTERM, lambda number, frame: os._exit(128 + number))
     try:
         return in_cluster(given.namespace, given.job)

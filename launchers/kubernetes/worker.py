@@ -1,8 +1,8 @@
-"""The command of a worker pod: `python -m ortflow.launchers.kubernetes.worker`. It runs sshd for mpirun to come in by.
+"""The command of a worker pod: `python -m ortflow.launchers.kubernetes.worker`. It runs sshd for mpirun.
 
-Plain sshd would do while nothing happens. But it ends with 0 on SIGTERM, so that an evicted worker counts as done and
-is never replaced, and it takes the ranks along before they have saved. This one passes SIGTERM on to the ranks, waits
-until they have saved and left, and never ends with 0 before the run has ended.
+Plain sshd is not enough: it ends with 0 on SIGTERM, so that an evicted worker counts as succeeded and
+is never replaced, and it ends the ranks before they have saved. This command passes SIGTERM on to the ranks, waits
+until they have saved and exited, and never ends with 0 before the run has ended.
 """
 
 from __future__ import annotations
@@ -22,54 +22,54 @@ import psutil
 from ortflow.launchers import processes
 from ortflow.launchers.kubernetes.pod import Pod
 from ortflow.launchers.kubernetes.sshd import keys, start_sshd
-from ortflow.launchers.kubernetes.witness import Witness, key_digest, tell
+from ortflow.launchers.kubernetes.worker_report import WorkerReport, key_digest, write_report
 from ortflow.launchers.memory import oom_kills
 from ortflow.manifests.local import RANK_MODULE
+from ortflow.workflow.disk_space import is_full
 from ortflow.workflow.errors import EXIT_DONE, EXIT_FAILURE, OrtflowError, UserError
-from ortflow.workflow.room import is_full
 
 TERMINATED = 128 + signal.SIGTERM
 PERIOD = 0.25
 RELEASE_PERIOD = 2.0
-"""Seconds between two looks at the volume."""
+"""Seconds between two checks of the volume."""
 
 
 class Worker:
-    """One life of a worker's container."""
+    """One start of a worker's container."""
 
     def __init__(self, pod: Pod) -> None:
         self._pod, self._host = pod, socket.gethostname()
-        self._told_to_leave = False
+        self._asked_to_leave = False
         self._kills = oom_kills() or 0
-        self._witness = Witness(socket.gethostbyname(self._host), time.time(), key=key_digest(keys()))
+        self._worker_report = WorkerReport(socket.gethostbyname(self._host), time.time(), key=key_digest(keys()))
         self._released = pod.release()
         self._untold = False
-        """The volume was full when our word should have been put there."""
+        """The volume was full when the report had to be written."""
 
     def work(self) -> int:
-        """Stay until told to leave; the exit code."""
+        """Run until asked to end; returns the exit code."""
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._leave)
-        self._tell()
+        self._write_report()
         sshd = start_sshd(self._pod.ssh_port)
         next_look = 0.0
-        while not self._told_to_leave:
+        while not self._asked_to_leave:
             if sshd in _reaped():
                 print("sshd has ended", flush=True)
                 return EXIT_FAILURE
             if (now := time.monotonic()) >= next_look:
                 next_look = now + RELEASE_PERIOD
                 if self._pod.release() != self._released:
-                    print("the run has ended: nothing is left to do here", flush=True)
+                    print("the run has ended: this worker exits", flush=True)
                     return EXIT_DONE
                 self._count_kills()
                 self._look_at_key()
                 self._catch_up()
             time.sleep(PERIOD)
-        self._witness = replace(self._witness, leaving=True)
-        self._tell()
+        self._worker_report = replace(self._worker_report, leaving=True)
+        self._write_report()
         processes.send(ranks(), signal.SIGTERM)
-        # However long it takes: the kubelet ends it when the grace period is over.
+        # Without a limit: the kubelet ends the container when the grace period is over.
         while ranks():
             _reaped()
             self._catch_up()
@@ -77,32 +77,32 @@ class Worker:
         return TERMINATED
 
     def _leave(self, number: int, frame: FrameType | None) -> None:
-        self._told_to_leave = True
+        self._asked_to_leave = True
 
     def _count_kills(self) -> None:
         kills = (oom_kills() or 0) - self._kills
-        if kills > self._witness.out_of_memory:
+        if kills > self._worker_report.out_of_memory:
             print("the kernel killed a process of this pod: out of memory", flush=True)
-            self._witness = replace(self._witness, out_of_memory=kills)
-            self._tell()
+            self._worker_report = replace(self._worker_report, out_of_memory=kills)
+            self._write_report()
 
     def _look_at_key(self) -> None:
-        if (key := key_digest(keys())) != self._witness.key:
+        if (key := key_digest(keys())) != self._worker_report.key:
             print("the ssh key of the run was replaced", flush=True)
-            self._witness = replace(self._witness, key=key)
-            self._tell()
+            self._worker_report = replace(self._worker_report, key=key)
+            self._write_report()
 
     def _catch_up(self) -> None:
         if self._untold:
-            self._tell()
+            self._write_report()
 
-    def _tell(self) -> None:
+    def _write_report(self) -> None:
         try:
-            tell(self._pod, self._host, self._witness)
+            write_report(self._pod, self._host, self._worker_report)
             self._untold = False
         except OSError as error:
             if is_full(error):
-                # Ranks wait for room, and die with us.
+                # Ranks wait for space, and would die with this process.
                 self._untold = True
                 return
             raise UserError(
@@ -113,7 +113,7 @@ class Worker:
 
 
 def ranks() -> list[psutil.Process]:
-    """The ranks in this pod that run."""
+    """The running ranks in this pod."""
     return [process for process in psutil.process_iter() if _is_rank(process)]
 
 
@@ -125,7 +125,7 @@ def _is_rank(process: psutil.Process) -> bool:
 
 
 def _reaped() -> set[int]:
-    """Children that have ended: as the first process of the container we have those of others too."""
+    """Reap ended children and return their ids: the first process of a container also gets orphans."""
     return set(_reap())
 
 
@@ -136,7 +136,7 @@ def _reap() -> Iterator[int]:
 
 
 def main() -> int:
-    """Work; the exit code."""
+    """Run the worker; returns the exit code."""
     try:
         return Worker(Pod.from_environment()).work()
     except OrtflowError as error:

@@ -1,6 +1,6 @@
-"""On the login node: the surroundings of a command that was typed elsewhere, and the code that a run is started with.
+"""On the login node: the environment of a command that was typed elsewhere, and the code that a run is started with.
 
-`settle` is called with the code that was brought along, before anything else of it.
+`settle` is called first in the copied code.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ from collections.abc import Mapping
 from typing import Any
 
 CODE = "ORTFLOW_CODE"
-"""The folder of the code that was brought along; its name is the code's hash."""
+"""The folder of the copied code; its name is the code's hash."""
 HOST = "ORTFLOW_HOST"
-"""On this side: the login node for every verb."""
+"""On the user's machine: the login node for every verb."""
 SEEN_AS = "ORTFLOW_SEEN_AS"
-"""On the login node: what it was called by whoever typed the command."""
+"""On the login node: its name as the user typed it."""
 _MARK = "ortflow-environment:"
 _PRINT = f"import json,os;print({_MARK!r}+json.dumps(dict(os.environ)))"
 _PROFILE = 30.0
-"""Seconds that a login shell may take to be ready."""
+"""Seconds that a login shell may take to start."""
 
 
 def settle(code: str, wish: Mapping[str, Any]) -> None:
-    """Make this process what it would be had the command been typed here, in the folder of the runs."""
+    """Set up this process as if the command had been typed here, in the folder of the runs."""
     _leave_when_left()
     if shutil.which("sbatch") is None:
         os.environ.update(login_environment(os.environ))
@@ -48,44 +48,44 @@ def settle(code: str, wish: Mapping[str, Any]) -> None:
 
 
 def shipped_code(environment: Mapping[str, str] = os.environ) -> str | None:
-    """The folder of the code that this process was started with from elsewhere, if it was."""
+    """The folder of the copied code that this process runs, if it was started from elsewhere."""
     return environment.get(CODE) or None
 
 
 def submit_record(environment: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """What the record of a submission says of the code: its hash, if it came from elsewhere."""
+    """The code's entry in the record of a submission: its hash, if it was copied from elsewhere."""
     code = shipped_code(environment)
     return {"code": os.path.basename(code)} if code else {}
 
 
 def as_typed(environment: Mapping[str, str] = os.environ) -> str:
-    """What stands before a run's name in commands that somebody is told to type."""
+    """The prefix of a run's name in commands that messages suggest."""
     host = environment.get(SEEN_AS)
     return f"--host {shlex.quote(host)} " if host else ""
 
 
 def place_words(environment: Mapping[str, str] = os.environ) -> str:
-    """Where this is, for whoever typed the command."""
+    """The name of this machine, for the user who typed the command."""
     host = environment.get(SEEN_AS)
     return f"on {host}" if host else "here"
 
 
 def login_environment(environment: Mapping[str, str]) -> dict[str, str]:
-    """What a login shell sets: many sites put Slurm on the PATH there, and a command by ssh sees nothing of it."""
+    """The environment of a login shell: many sites put Slurm on the PATH there, which a command by ssh does not get."""
     shell = environment.get("SHELL", "/bin/sh")
     try:
-        told = subprocess.run(
+        reported = subprocess.run(
             [shell, "-l", "-c", f"{shlex.quote(sys.executable)} -c {shlex.quote(_PRINT)}"],
             stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace", timeout=_PROFILE,
         )  # fmt: skip
-        found: dict[str, str] = json.loads(told.stdout.rpartition(_MARK)[2].splitlines()[0])
+        found: dict[str, str] = json.loads(reported.stdout.rpartition(_MARK)[2].splitlines()[0])
     except (OSError, subprocess.TimeoutExpired, ValueError, IndexError):
         return {}
     return {name: value for name, value in found.items() if name not in ("_", "PWD", "OLDPWD", "SHLVL")}
 
 
 def _leave_when_left() -> None:
-    """End as Ctrl-C does when standard input ends: ssh passes on neither the key nor the end of the connection."""
+    """End as with Ctrl-C when standard input ends: ssh passes on neither the key nor the end of the connection."""
     main, line = threading.main_thread().ident or 0, os.dup(0)
     with open(os.devnull, "rb") as nothing:
         os.dup2(nothing.fileno(), 0)

@@ -1,7 +1,7 @@
-"""What runs on the login node before any code of ours is there: the standard library, one file, sent as text.
+"""Runs on the login node before ortflow's code is there: one file, sent as text, with the standard library only.
 
-Reads a line of JSON from its standard input and, to take files, a tar behind it; answers with a line of JSON behind
-MARK, because a login may print things of its own.
+Reads a line of JSON from its standard input and, to receive files, a tar after it; answers with a line of JSON after
+MARK, because a login may print other lines.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _NUMBERS = re.compile(r"\d+")
 
 
 def main() -> None:
-    """Do what the first line says."""
+    """Carry out the request in the first line."""
     wish = json.loads(sys.stdin.buffer.readline())
     try:
         answer = take(wish) if wish["do"] == "take" else ask(wish)
@@ -34,7 +34,7 @@ def main() -> None:
 
 
 def ask(wish: dict[str, Any]) -> dict[str, Any]:
-    """What is here: packages, whole folders, files."""
+    """What exists here: packages, complete folders, files."""
     return {
         "python": sys.executable,
         "version": sys.version_info[:2],
@@ -45,7 +45,7 @@ def ask(wish: dict[str, Any]) -> dict[str, Any]:
 
 
 def take(wish: dict[str, Any]) -> dict[str, Any]:
-    """Unpack a tar into a folder: all of it or nothing; with `into`, file by file into one that stays."""
+    """Unpack a tar into a folder, all or nothing; with `into`, file by file into an existing folder."""
     final = os.path.expanduser(wish["folder"])
     parent = os.path.dirname(final)
     os.makedirs(parent, exist_ok=True)
@@ -66,7 +66,7 @@ def take(wish: dict[str, Any]) -> dict[str, Any]:
                 os.rename(final, os.path.join(box, "old"))
             try:
                 os.rename(new, final)
-            except OSError:  # somebody was faster
+            except OSError:  # another process was faster
                 if not whole(final, wish["files"]):
                     raise
     finally:
@@ -75,7 +75,7 @@ def take(wish: dict[str, Any]) -> dict[str, Any]:
 
 
 def stranger(folder: str, files: dict[str, int]) -> str | None:
-    """Something in a folder that is none of these files, nor what Python makes of them; None if there is nothing."""
+    """A file in a folder that is neither one of these nor Python's cache of them; None if there is none."""
     if os.path.islink(folder) or not os.path.isdir(folder):
         return folder
     for place, folders, names in os.walk(folder):
@@ -89,9 +89,9 @@ def stranger(folder: str, files: dict[str, int]) -> str | None:
 
 
 def bring(new: str, final: str, names: Iterable[str]) -> None:
-    """Move files into a folder that stays; what somebody else has put in their place is kept as NAME.1, NAME.2, …
+    """Move files into an existing folder; other files in their place are kept as NAME.1, NAME.2, …
 
-    BROUGHT, in the folder, holds the hashes of what was brought before. Raises OSError.
+    BROUGHT, in the folder, holds the hashes of files copied before. Raises OSError.
     """
     try:
         with open(os.path.join(final, BROUGHT)) as file:
@@ -119,7 +119,7 @@ def bring(new: str, final: str, names: Iterable[str]) -> None:
 
 
 def digest(path: str) -> str:
-    """A file's hash; empty for anything else."""
+    """A file's hash; empty if it is not a file."""
     if os.path.islink(path) or not os.path.isfile(path):
         return ""
     summary = hashlib.sha256()
@@ -130,7 +130,7 @@ def digest(path: str) -> str:
 
 
 def unpack(folder: str) -> None:
-    """The regular files of the tar behind the wish, each below the folder."""
+    """The regular files of the tar after the request, each below the folder."""
     try:
         with tarfile.open(fileobj=sys.stdin.buffer, mode="r|*") as files:
             for member in files:
@@ -144,12 +144,12 @@ def unpack(folder: str) -> None:
                     shutil.copyfileobj(source, target, 1 << 20)
                 if member.mode & 0o100:
                     os.chmod(path, os.stat(path).st_mode | 0o111)
-    except (tarfile.TarError, EOFError):  # cut short: the files are counted next
+    except (tarfile.TarError, EOFError):  # incomplete: the files are counted next
         pass
 
 
 def whole(folder: str, files: dict[str, int]) -> bool:
-    """Whether a folder holds these files, by their sizes."""
+    """Whether a folder holds these files, compared by size."""
     folder = os.path.expanduser(folder)
     try:
         return all(os.path.getsize(os.path.join(folder, name)) == size for name, size in files.items())

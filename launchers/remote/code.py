@@ -1,7 +1,7 @@
-"""The code that goes along: this ortflow, packed so that the same files always give the same name.
+"""The code that is copied: this ortflow, packed so that the same files always give the same name.
 
-What is packed is what is imported here, from a wheel or from a working tree; with it goes what the metadata of the
-installation says of launchers, so that they are found there without an installation.
+The imported packages are packed, from a wheel or a working tree, with the launchers of the installation's
+metadata, so that they are found there without an installation.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from pathlib import Path
 import ortflow
 
 MAPPED = ("workflow", "launchers", "manifests")
-"""Packages of ortflow's that lie elsewhere in a working tree."""
+"""Packages of ortflow that are elsewhere in a working tree."""
 SOURCES = (".py", ".c", ".h")
-"""Modules, and the kernels that ranks compile."""
+"""File types to pack: modules, and the kernels that ranks compile."""
 _REQUIREMENT = re.compile(r"([A-Za-z0-9._-]+)(?:\[[^]]*\])?\s*(.*)")
 _BOUND = re.compile(r"(>=|==|<)\s*([\d.]+)")
 
 
 @dataclass(frozen=True)
 class Code:
-    """Files by their names below a folder of PYTHONPATH."""
+    """Files, by their path below a folder of PYTHONPATH."""
 
     files: dict[str, bytes]
 
@@ -59,7 +59,7 @@ class Code:
 
 
 def own_code() -> Code:
-    """This ortflow."""
+    """Return this ortflow."""
     files = {name: path.read_bytes() for name, path in _sources()}
     about = f"ortflow-{ortflow.__version__}.dist-info"
     try:
@@ -85,18 +85,18 @@ def _sources() -> Iterator[tuple[str, Path]]:
 
 @dataclass(frozen=True)
 class Requirement:
-    """A package that ortflow needs, and which versions of it."""
+    """A package that ortflow needs, and its allowed versions."""
 
     text: str
-    """As pip takes it."""
+    """As a requirement for pip."""
     name: str
     low: tuple[int, ...] = ()
     high: tuple[int, ...] = ()
-    """The first that is too new; empty if none is."""
+    """The first version that is too new; empty if there is none."""
 
 
 def requirements(extra: str | None = None) -> list[Requirement]:
-    """The plain dependencies and those of an extra, as the installation here has them."""
+    """The plain dependencies and those of an extra, from the installation here."""
     try:
         listed = metadata.requires("ortflow") or []
     except metadata.PackageNotFoundError:
@@ -105,7 +105,7 @@ def requirements(extra: str | None = None) -> list[Requirement]:
 
 
 def read_requirements(listed: Sequence[str], extra: str | None) -> list[Requirement]:
-    """The same from lines of a distribution's metadata; those with other markers are left out. Pure."""
+    """The dependencies from lines of a distribution's metadata; those with other markers are left out. Pure."""
     found = []
     for line in listed:
         text, _, marker = (part.strip() for part in line.partition(";"))
@@ -115,7 +115,7 @@ def read_requirements(listed: Sequence[str], extra: str | None) -> list[Requirem
         if match is None:
             continue
         bounds = {sign: tuple(map(int, number.strip(".").split("."))) for sign, number in _BOUND.findall(match[2])}
-        # What is pinned here need not be there to the last digit, but not be older.
+        # A pinned version need not match exactly there, but must not be older.
         low = bounds.get(">=", bounds.get("==", ()))
         found.append(Requirement(text, match[1], low, bounds.get("<", ())))
     return found

@@ -1,7 +1,7 @@
-"""A way to another machine: the system's ssh, one connection for all commands, its socket in a private folder.
+"""A connection to another machine: the system's ssh, shared by all commands, with its socket in a private folder.
 
-Nothing of ssh's own checks is touched: host keys, agents, jump hosts and second factors are as in ~/.ssh/config
-(ORTFLOW_SSH_CONFIG names another file), and what is set there wins over what is set here.
+ssh's own checks stay unchanged: host keys, agents, jump hosts and second factors are as in ~/.ssh/config
+(ORTFLOW_SSH_CONFIG names another file), whose settings take precedence.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ CONFIG = "ORTFLOW_SSH_CONFIG"
 PERSIST = 300
 """Seconds for which the connection stays after the last command."""
 ANSWERS = 120.0
-"""Seconds until an unattended first command is given up: ssh itself has done so long before, unless it hangs."""
+"""Time-out in seconds of an unattended first command: ssh itself gives up long before, unless it hangs."""
 LEAVES = 15.0
-"""Seconds that a command there has to end when it is left."""
+"""Seconds that a command there has to end when it is interrupted."""
 LONGEST = 104 - 41 - 18
-"""A socket's path may have 104 bytes where that is least; ssh adds a name of 40 and, for a moment, 17 more."""
+"""A socket's path may have 104 bytes on every system; ssh adds a name of 40 and, for a moment, 17 more."""
 _HOST = re.compile(r"[^-\s\x00-\x1f][^\s\x00-\x1f]*")
 
 
 @dataclass(frozen=True)
 class Answer:
-    """What a command over there said."""
+    """The output of a remote command."""
 
     code: int
     out: bytes
@@ -49,7 +49,7 @@ class Connection:
     host: str
     options: tuple[str, ...] = ()
     apart: bool = False
-    """ssh has nobody to ask any more, and may be kept from the terminal's keys."""
+    """ssh need not prompt any more, so the terminal's keys can be kept from it."""
 
     def command(self, line: str) -> list[str]:
         """The whole local command for a line of the remote shell."""
@@ -58,15 +58,15 @@ class Connection:
     def call(
         self, line: str, feed: Callable[[IO[bytes]], object] = lambda pipe: None, seconds: float | None = None
     ) -> Answer:
-        """Run a line; `feed` writes its input. Raises OrtflowError where ssh itself fails."""
-        # Not a pipe: the connection that stays behind would keep it open.
+        """Run a line; `feed` writes its input. Raises OrtflowError if ssh itself fails."""
+        # Not a pipe: the persistent connection would keep it open.
         with tempfile.TemporaryFile() as complaints:
             process = subprocess.Popen(
                 self.command(line), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=complaints
             )
             try:
                 assert process.stdin is not None
-                # A command that ends before it has read everything says why on its output.
+                # A command that ends before it has read everything reports why in its output.
                 with suppress(BrokenPipeError), process.stdin as pipe:
                     feed(pipe)
                 process.stdin = None
@@ -84,13 +84,13 @@ class Connection:
         return Answer(process.returncode, out, err)
 
     def stream(self, line: str) -> int:
-        """Run a line with this process's output and error; its exit code.
+        """Run a line with this process's output and error; returns its exit code.
 
-        Its standard input stays open as long as somebody is interested, and Ctrl-C closes it: the command there ends
-        as if the key had been pressed there, and says what it has to say.
+        Its standard input stays open until Ctrl-C closes it: the command there then ends
+        as if the key had been pressed there, and prints its last messages.
         """
-        # In a session of its own ssh does not see the key, but cannot ask for a password either. Without it, the end
-        # of the connection has the same effect over there, and nobody reads what is said.
+        # In its own session ssh does not get the key, but cannot prompt for a password either. Without its own session,
+        # the end of the connection has the same effect there, and the last messages are lost.
         process = subprocess.Popen(self.command(line), stdin=subprocess.PIPE, start_new_session=self.apart)
         assert process.stdin is not None
         try:
@@ -118,13 +118,13 @@ class Connection:
 
 
 def connect(host: str) -> Connection:
-    """The way to a host, not gone yet; raises UserError where there is no ssh, or its configuration is wrong."""
+    """The connection to a host, not opened yet. Raises UserError if there is no ssh or its configuration is wrong."""
     if not _HOST.fullmatch(host):
         raise UserError(f"{host!r} is not a host", where="--host", fix="give it as ssh takes it: user@login")
     config = os.environ.get(CONFIG)
     own = ("-F", config) if config else ()
     try:
-        told = subprocess.run(
+        reported = subprocess.run(
             ["ssh", "-G", *own, "--", host],
             capture_output=True, text=True, errors="replace", stdin=subprocess.DEVNULL, timeout=30,
         )  # fmt: skip
@@ -132,9 +132,9 @@ def connect(host: str) -> Connection:
         raise UserError("--host needs ssh, and there is none on the PATH", fix="install OpenSSH's client") from error
     except subprocess.TimeoutExpired as error:
         raise OrtflowError(f"`ssh -G {host}` had no answer within 30 s") from error
-    if told.returncode:
-        raise UserError(f"ssh does not take its configuration: {told.stderr.strip().splitlines()[-1]}")
-    given = dict(line.partition(" ")[::2] for line in told.stdout.splitlines())
+    if reported.returncode:
+        raise UserError(f"ssh rejects its configuration: {reported.stderr.strip().splitlines()[-1]}")
+    given = dict(line.partition(" ")[::2] for line in reported.stdout.splitlines())
     folder = socket_folder()
     attended = sys.stdin.isatty()
     added = settings(given, folder, attended=attended)
@@ -143,14 +143,14 @@ def connect(host: str) -> Connection:
 
 
 def settings(given: Mapping[str, str], folder: Path | None, *, attended: bool) -> list[str]:
-    """Options beside those of `ssh -G`: time-outs and one connection for all, where nothing is said of them. Pure."""
+    """Options beside those of `ssh -G`: time-outs and a shared connection, unless the user has set them. Pure."""
     options = ["LogLevel=ERROR"]
     if given.get("connecttimeout", "none") in ("none", "0"):
         options.append("ConnectTimeout=10")
     if given.get("serveraliveinterval", "0") == "0":
         options += ["ServerAliveInterval=5", "ServerAliveCountMax=3"]
     if not attended:
-        # Nobody is there to be asked for a password or about a key: say so instead of waiting.
+        # There is nobody to enter a password or confirm a key: fail instead of waiting.
         options.append("BatchMode=yes")
     if folder is not None and given.get("controlpath", "none") == "none":
         options += ["ControlMaster=auto", f"ControlPath={folder}/%C", f"ControlPersist={PERSIST}"]
@@ -158,11 +158,11 @@ def settings(given: Mapping[str, str], folder: Path | None, *, attended: bool) -
 
 
 def socket_folder() -> Path | None:
-    """A folder that only this user can enter; None where its path is too long for sockets."""
+    """A folder that only this user can enter; None if its path is too long for sockets."""
     runtime = os.environ.get("XDG_RUNTIME_DIR")
     bases = [runtime, "/tmp"] if runtime and os.path.isdir(runtime) else ["/tmp"]
     folders = [Path(base) / f"ortflow-ssh-{os.getuid()}" for base in bases]
-    # ssh reads `%` and `$` in it.
+    # ssh expands `%` and `$` in it.
     fitting = [one for one in folders if len(os.fsencode(one)) <= LONGEST and not re.search(r"[%$\s\"']", str(one))]
     if not fitting:
         return None

@@ -1,4 +1,4 @@
-"""What ssh says when it does not get there, and what to do about it. Pure."""
+"""Errors from ssh's messages when a connection fails, with the fix. Pure."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import re
 from ortflow.workflow.errors import OrtflowError, UserError
 
 SSH_FAILED = 255
-"""ssh's own exit code; all others are those of the command."""
+"""ssh's own exit code; all others are the command's."""
 
 _CHANGED = re.compile(r"REMOTE HOST IDENTIFICATION HAS CHANGED|host key .*has (?:changed|just been changed)", re.I)
 _UNKNOWN = re.compile(r"Host key verification failed|authenticity of host|host key is known for", re.I)
@@ -23,7 +23,7 @@ _NOISE = re.compile(r"^(?:@+|Warning: .*|\*\* .*|debug\d: .*)$")
 
 def explain(host: str, words: str) -> OrtflowError:
     """The error for an ssh that ended with its own exit code."""
-    told = last_line(words)
+    reported = last_line(words)
     if _CHANGED.search(words):
         return UserError(
             f"{host} shows another host key than before: it was reinstalled, or the connection is intercepted",
@@ -36,18 +36,18 @@ def explain(host: str, words: str) -> OrtflowError:
         )
     if _REFUSED.search(words):
         return UserError(
-            f"{host} does not let you in ({told})",
+            f"{host} does not let you in ({reported})",
             fix=f"`ssh {host}` must work without a prompt: `ssh-add` your key, or `ssh-copy-id {host}`",
         )
     if _NO_NAME.search(words):
-        return UserError(f"there is no host {bare(host)} ({told})", fix="correct --host, or your ~/.ssh/config")
+        return UserError(f"there is no host {bare(host)} ({reported})", fix="correct --host, or your ~/.ssh/config")
     if _AWAY.search(words):
-        return OrtflowError(f"{host} cannot be reached ({told}); is the network or the VPN up? Try again")
-    return OrtflowError(f"ssh to {host} failed: {told or 'no output'}")
+        return OrtflowError(f"{host} cannot be reached ({reported}); is the network or the VPN up? Try again")
+    return OrtflowError(f"ssh to {host} failed: {reported or 'no output'}")
 
 
 def no_python(host: str, python: str, code: int, words: str) -> OrtflowError:
-    """The error for a command that was to be a Python and ended so."""
+    """The error for a Python command that ended in this way."""
     if code in (126, 127):
         return UserError(
             f"there is no {python} on {host} ({last_line(words)})",
@@ -57,7 +57,7 @@ def no_python(host: str, python: str, code: int, words: str) -> OrtflowError:
 
 
 def last_line(words: str) -> str:
-    """What matters in what ssh or a shell said: the last line that says something."""
+    """The relevant line of ssh's or a shell's output: the last one that is not empty."""
     lines = [line.strip() for line in words.splitlines()]
     return next((line for line in reversed(lines) if line and not _NOISE.match(line)), "").rstrip(".")
 

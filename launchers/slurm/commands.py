@@ -1,7 +1,7 @@
-"""Slurm's commands, each with a time-out, each gap or silence one sentence.
+"""Slurm's commands, each with a time-out; a missing command or answer is one sentence.
 
-Used by everything on the submitting side. Every command goes through a `Runner`, so that a way to another machine can
-be put before it. Of a run it knows the folder alone, where a script is laid out.
+Used on the submitting side. Every command goes through a `Runner`, so that a connection to another machine can
+be inserted. Of a run it knows only the folder of the script.
 """
 
 from __future__ import annotations
@@ -21,22 +21,23 @@ from ortflow.launchers.slurm.jobs import FORMAT, SACCT_FIELDS, SEPARATOR, Job, r
 from ortflow.launchers.slurm.refusals import refusal
 from ortflow.manifests.local import FOREIGN
 from ortflow.workflow.clock import SYSTEM_CLOCK, Clock
+from ortflow.workflow.disk_space import is_full, out_of_disk
 from ortflow.workflow.errors import OrtflowError, UserError
 
 PATIENCE = 12.0
-"""Seconds for one command: a controller that hangs is given up by Slurm's own commands after 10."""
+"""Seconds for one command: Slurm's own commands give up a hung controller after 10."""
 GLANCE = 1.5
-"""Seconds for a command of which only the beginning counts."""
+"""Seconds for a command of which only the start matters."""
 KEPT = ("SLURM_CONF", "SLURM_CONF_SERVER", "SLURM_JWT", "SLURM_CLUSTERS")
-"""Variables that say where the cluster is; all others of Slurm's are a job's around this shell, or change answers."""
+"""Variables that select the cluster; Slurm's others are those of a job around this shell, or change answers."""
 OURS = ("SLURM_", "SQUEUE_", "SACCT_", "SCANCEL_", "SCONTROL_")
 SETTINGS = {"LC_ALL": "C", "SLURM_TIME_FORMAT": "%s"}
-"""For commands that are read: words and times that do not depend on where and by whom they are asked for."""
+"""For commands whose output is parsed: the same text and times on any machine and for any user."""
 NEVER_A_JOB = "67108862"
 """Beyond the largest id that Slurm gives to a job (MaxJobId)."""
 
 Settings = Mapping[str, str | None]
-"""Variables of a command beside those of the shell; None takes one away."""
+"""Variables of a command beside those of the shell; None removes one."""
 
 _AWAY = re.compile(
     r"Unable to contact slurm controller|Socket timed out|Connection (?:refused|timed out|reset)|Zero Bytes were|"
@@ -50,7 +51,7 @@ _SUBMITTED = re.compile(r"(?:Submitted batch job )?(\d+)(?:;\S*)?\s*$")
 
 @dataclass(frozen=True)
 class Answer:
-    """What a command said."""
+    """The result of a command."""
 
     code: int
     out: str
@@ -58,17 +59,17 @@ class Answer:
 
     @property
     def words(self) -> str:
-        """Its complaint on one line, without the command's own name."""
+        """Its error message on one line, without the command's name."""
         return "; ".join(line.strip() for line in _PREFIX.sub("", self.err or self.out).splitlines() if line.strip())
 
 
 Runner = Callable[[Sequence[str], Settings, float], Answer]
-"""Runs a command within so many seconds. Raises FileNotFoundError where there is none of its name, and
+"""Runs a command with a time-out in seconds. Raises FileNotFoundError if the command is missing, and
 subprocess.TimeoutExpired."""
 
 
 class NoAnswer(scheduler.NoAnswer):
-    """The controller is dead, hung or out of reach: what was asked of it may have been done all the same."""
+    """The controller is dead, hung or unreachable. The request may still have been carried out."""
 
     who = "the Slurm controller"
 
@@ -78,7 +79,7 @@ class NotInstalled(UserError):
 
 
 class Refused(scheduler.Refused):
-    """sbatch does not take the job; `words` are its own."""
+    """sbatch rejects the job; `words` is its message."""
 
 
 def run_here(command: Sequence[str], settings: Settings, seconds: float) -> Answer:
@@ -89,22 +90,22 @@ def run_here(command: Sequence[str], settings: Settings, seconds: float) -> Answ
             environment.pop(name, None)
         else:
             environment[name] = value
-    told = subprocess.run(
+    reported = subprocess.run(
         command, stdin=subprocess.DEVNULL, capture_output=True, timeout=seconds, env=environment, errors="replace"
     )
-    return Answer(told.returncode, told.stdout, told.stderr)
+    return Answer(reported.returncode, reported.stdout, reported.stderr)
 
 
 def outside_of_jobs(environment: Mapping[str, str]) -> dict[str, str]:
-    """The environment without the job around this shell and without defaults for the commands that are read. Pure."""
+    """The environment without the job around this shell and without defaults for commands that are parsed. Pure."""
     foreign = (*FOREIGN, *OURS)
     return {name: value for name, value in environment.items() if name in KEPT or not name.startswith(foreign)}
 
 
 class Slurm:
-    """The cluster, as its commands tell of it. Every method raises NoAnswer, and UserError where Slurm is not here.
+    """The cluster, through its commands. Every method raises NoAnswer, and UserError if Slurm is not installed.
 
-    `clock` is that of everything that waits for the cluster.
+    `clock` is the clock of every wait.
     """
 
     launcher: ClassVar[str] = "slurm"
@@ -113,37 +114,45 @@ class Slurm:
         self.runner, self.clock = runner, clock
 
     def hand_over(self, folder: Path, script: str) -> str:
-        """sbatch a script from the run directory `folder`; the job's id. Raises as `submit` does."""
-        path = sbatch.lay_out(folder, script)
+        """sbatch a script from the run directory `folder`; the job's id.
+
+        Raises as `submit` does, and OutOfDisk where the script found no room.
+        """
+        try:
+            path = sbatch.lay_out(folder, script)
+        except OSError as error:
+            if is_full(error):
+                raise out_of_disk(error, default=folder) from error
+            raise
         job = self.submit(str(path), sbatch.settings(script, os.environ, Path.cwd()))
         sbatch.keep(folder, script, job)
         return job
 
     def was_not_sent(self, words: str) -> bool:
-        """Whether sbatch says that it has reached nobody: there is no doubt. Pure."""
+        """Whether sbatch reports that it reached no controller: nothing was submitted. Pure."""
         return sbatch.NOT_SENT.search(words) is not None
 
     def refusal(self, words: str) -> UserError:
-        """What sbatch's refusal means. Pure."""
+        """Return the error for sbatch's refusal. Pure."""
         return refusal(words)
 
     def mine(self, seconds: float | None = None) -> list[Job]:
-        """All jobs of this user, those that have ended a few minutes ago (MinJobAge) among them: one call."""
+        """All jobs of this user, including those that ended a few minutes ago (MinJobAge): one call."""
         command = ["squeue", "--me", "--noheader", "--array", "--states=all", f"--Format={FORMAT}"]
         answer = self._run(command, SETTINGS, seconds or PATIENCE)
         if answer.code:
-            raise OrtflowError(f"squeue says: {answer.words}")
+            raise OrtflowError(f"squeue failed: {answer.words}")
         return read_squeue(answer.out)
 
     def job(self, job_id: str) -> Job | None:
-        """A job by its id, wherever Slurm still knows of it: the controller first, then the accounting; None if not."""
+        """A job by its id, from the controller, then from the accounting; None if neither knows it."""
         answer = self._read("scontrol", "show", "job", "--oneliner", job_id)
         if answer.code == 0 and (found := read_scontrol(answer.out)):
             return next((job for job in found if job.id == job_id), found[0])
         return self.accounted([job_id]).get(job_id)
 
     def accounted(self, job_ids: Sequence[str]) -> dict[str, Job]:
-        """What the accounting knows of jobs, by id: one call. Nothing where the site keeps none."""
+        """Jobs in the accounting, by id: one call. Empty if the site has no accounting."""
         if not job_ids:
             return {}
         fields = [f"--delimiter={SEPARATOR}", f"--format={SACCT_FIELDS}"]
@@ -151,40 +160,40 @@ class Slurm:
         return {job.id: job for job in read_sacct(answer.out)} if answer.code == 0 else {}
 
     def submit(self, script: str, settings: Settings) -> str:
-        """sbatch a script and return the job's id. Raises Refused, and NoAnswer where it may have been taken or not."""
+        """sbatch a script and return the job's id. Raises Refused, and NoAnswer if the result is unknown."""
         answer = self._run(["sbatch", "--parsable", script], {"LC_ALL": "C", **settings})
         if answer.code:
             raise Refused(answer.words)
         match = _SUBMITTED.search(answer.out.strip())
         if match is None:
-            raise NoAnswer(f"sbatch said {answer.out.strip()!r}, without a job id")
+            raise NoAnswer(f"sbatch printed {answer.out.strip()!r}, without a job id")
         return match[1]
 
     def cancel(self, *job_ids: str, pending: bool = False) -> None:
-        """scancel; `pending`: only those that have not started. A job that is gone already is no error."""
-        # With a filter, scancel ends all waiting tasks of an array in place of the one that it is told.
+        """scancel; `pending`: only those that have not started. A job that is already gone is not an error."""
+        # With a filter, scancel cancels all pending tasks of an array instead of the given one.
         filtered = [job_id for job_id in job_ids if pending and "_" not in job_id]
         for some, options in ((filtered, ["--state=PENDING"]), ([one for one in job_ids if one not in filtered], [])):
             answer = self._read("scancel", *options, *some) if some else None
             if answer is not None and answer.code and "Invalid job id" not in answer.words:
-                raise OrtflowError(f"scancel says: {answer.words}")
+                raise OrtflowError(f"scancel failed: {answer.words}")
 
     def version(self) -> tuple[int, int]:
-        """Major and minor version, such as (22, 5); (0, 0) where the words are none."""
+        """Major and minor version, such as (22, 5); (0, 0) if the text has none."""
         match = re.search(r"(\d+)\.(\d+)", self._read("sbatch", "--version").out)
         return (int(match[1]), int(match[2])) if match else (0, 0)
 
     def longest_array(self) -> int | None:
-        """How many tasks an array may have (MaxArraySize); None where nobody says."""
-        told = self._run(["scontrol", "show", "config"], SETTINGS, GLANCE)
-        match = re.search(r"^MaxArraySize\s*=\s*(\d+)", told.out, re.MULTILINE)
+        """How many tasks an array may have (MaxArraySize); None if unknown."""
+        reported = self._run(["scontrol", "show", "config"], SETTINGS, GLANCE)
+        match = re.search(r"^MaxArraySize\s*=\s*(\d+)", reported.out, re.MULTILINE)
         return int(match[1]) if match else None
 
     def starts_with(self, kind: str) -> bool:
-        """Whether srun really loads the plug-in of --mpi=KIND here.
+        """Whether srun can load the plug-in of --mpi=KIND here.
 
-        `srun --mpi=list` names some that do not load. srun loads it before it looks for the job to run in, so it has
-        done so where it gets no answer.
+        `srun --mpi=list` names some that do not load. srun loads it before it contacts the controller, so it has
+        been loaded if there is no answer.
         """
         try:
             answer = self._run(["srun", f"--mpi={kind}", f"--jobid={NEVER_A_JOB}", "true"], SETTINGS, GLANCE)
@@ -193,11 +202,11 @@ class Slurm:
         return "Invalid MPI type" not in answer.err
 
     def accounts(self) -> bool:
-        """Whether the site keeps accounts: without them an ended job is forgotten after some minutes."""
+        """Whether the site has accounting: without it an ended job is forgotten after some minutes."""
         return self._sacct("-n", "-X", "-j", NEVER_A_JOB).code == 0
 
     def _sacct(self, *arguments: str) -> Answer:
-        """sacct, which a site without accounts may not even have installed."""
+        """Run sacct, which a site without accounting may not have installed."""
         try:
             return self._read("sacct", *arguments)
         except NotInstalled:

@@ -1,6 +1,6 @@
-"""`ortflow doctor --backend slurm`: whether a run can work on this cluster, told before one is submitted.
+"""`ortflow doctor --backend slurm`: whether a run can work on this cluster, checked before submission.
 
-Asks and starts nothing, but for the trial job that the user has to want. What cannot be answered is a finding too.
+Reads only and starts nothing, except the trial job on request. A check that cannot be made is also a finding.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from ortflow.workflow.spec.run import RunSpec
 
 SLOW_ANSWER = 2.0
-"""Seconds of the controller behind which a user of it waits."""
+"""Seconds after which the controller is noticeably slow."""
 
 NO_PLACE = "node configuration is not available"
 
@@ -52,7 +52,7 @@ NO_PLACE = "node configuration is not available"
 def examine_cluster(
     submission: Submission, trial: Trial | None, slurm: Survey | None = None, *, of_user: bool = True
 ) -> Iterator[Finding]:
-    """Everything that is found out, as it is; `of_user` False: the run stands in for one that is not known yet."""
+    """All findings, as each check ends; `of_user` False: the run stands for an unknown one."""
     slurm = slurm or Survey()
     try:
         yield from _commands(slurm)
@@ -74,8 +74,8 @@ def _commands(slurm: Survey) -> Iterator[Finding]:
         )
     major, minor = slurm.version()
     there = [name for name in (*NEEDED, *FINE_TO_HAVE) if name not in missing]
-    told = f"{major}.{minor:02d}, with {', '.join(there)}"
-    yield ok("Slurm", told + (f"; without {', '.join(missing)}" if missing else ""))
+    reported = f"{major}.{minor:02d}, with {', '.join(there)}"
+    yield ok("Slurm", reported + (f"; without {', '.join(missing)}" if missing else ""))
     seconds = slurm.ping()
     words = f"answers in {1000 * seconds:.0f} ms" if seconds < 1 else f"answers in {duration(seconds)}"
     yield ok("controller", words) if seconds < SLOW_ANSWER else warning("controller", words)
@@ -111,7 +111,7 @@ def _associations(slurm: Survey, config: Settings, user: str) -> list[Associatio
 def _limits(
     slurm: Survey, config: Settings, user: str, wanted: Asked, places: Sequence[Partition]
 ) -> Iterator[Finding]:
-    """Limits of the run's QOS, its account and its partitions' QOS, where Slurm holds them."""
+    """Limits of the run's QOS, its account and its partitions' QOS, if Slurm enforces them."""
     if not listed(config, "AccountingStorageEnforce").keys() & {"limits", "safe", "qos"}:
         return
     try:
@@ -122,7 +122,7 @@ def _limits(
 
 
 def _starts(submission: Submission, slurm: Survey, of_user: bool) -> Iterator[Finding]:
-    """MPI plug-ins, the start of the ranks, and what sbatch says of the very script."""
+    """MPI plug-ins, the start of the ranks, and sbatch's check of the script."""
     names = slurm.plugins()
     with ThreadPoolExecutor(len(names) or 1) as pool:
         loads = dict(zip(names, pool.map(slurm.starts_with, names), strict=True))
@@ -145,7 +145,7 @@ def _request(submission: Submission, slurm: Survey) -> SlurmRequest | Finding:
 
 
 def _sbatch(request: SlurmRequest, slurm: Survey) -> Finding:
-    """What sbatch says of the script, without taking it."""
+    """sbatch's check of the script, without submission."""
     about = "sbatch"
     try:
         text = request.script(new_submission())
@@ -155,9 +155,9 @@ def _sbatch(request: SlurmRequest, slurm: Survey) -> Finding:
             words = slurm.would_take(file.name, settings(text, os.environ, Path.cwd()))
     except Refused as error:
         if NO_PLACE in error.words:
-            # Without --test-only it would take the job and have it wait.
+            # Without --test-only it would accept the job and let it wait.
             more = "nodes may be down, or backends.slurm.constraint, nodelist and exclude leave too few"
-            return warning(about, f"finds no place for the job now: {error.words}", more)
+            return warning(about, f"cannot place the job now: {error.words}", more)
         return from_error(about, refusal(error.words))
     except UserError as error:
         return from_error(about, error)
@@ -165,7 +165,7 @@ def _sbatch(request: SlurmRequest, slurm: Survey) -> Finding:
 
 
 def _here(submission: Submission) -> Iterator[Finding]:
-    """What needs no Slurm: the interpreter, the folder of the runs."""
+    """Checks that need no Slurm: the interpreter, the folder of the runs."""
     yield _interpreter(submission.spec)
     folder, about = existing(submission.run.root.parent), "run directory"
     if os.access(folder, os.W_OK):
@@ -189,7 +189,7 @@ def _interpreter(spec: RunSpec) -> Finding:
 
 
 def _nodes(submission: Submission, slurm: Survey, trial: Trial | None) -> Iterator[Finding]:
-    """What only a job can tell."""
+    """Checks that only a job can make."""
     about = "nodes"
     if trial is None:
         what = "whether they see the run directory and the interpreter, whether ranks connect; their disk, clocks, NCCL"

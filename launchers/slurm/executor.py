@@ -7,8 +7,8 @@
     job = executor.submit("run.yaml", "train.steps=1000")
     job.state, job.stdout(), job.result()
 
-A run is submitted as `ortflow submit` does it, so every verb works on it. This module and `job` alone import submitit,
-which the command line does without.
+A run is submitted as by `ortflow submit`, so every verb works on it. Only this module and `job` import submitit,
+which the command line does not need.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from ortflow.workflow.spec.file.paths import resolve_paths
 class SlurmExecutor(Submitit):  # type: ignore[misc]  # types are not followed into submitit
     """Submits runs; `folder` is that of the runs. `submit(RUN_FILE, "KEY=VALUE", …)` returns the job.
 
-    Parameters win over the run file, and KEY=VALUE over both. `submit` raises UserError and Faults.
+    Parameters override the run file, and KEY=VALUE overrides both. `submit` raises UserError and Faults.
     """
 
     job_class = RunJob
@@ -45,7 +45,7 @@ class SlurmExecutor(Submitit):  # type: ignore[misc]  # types are not followed i
 
     @classmethod
     def affinity(cls) -> int:
-        """submitit looks for srun on the PATH; whether there is a Slurm is asked of it."""
+        """submitit looks for srun on the PATH; ortflow queries Slurm itself."""
         return 2
 
     @classmethod
@@ -56,7 +56,7 @@ class SlurmExecutor(Submitit):  # type: ignore[misc]  # types are not followed i
         self.parameters.update(renamed(parameters))
 
     def _internal_process_submissions(self, delayed_submissions: Sequence[DelayedSubmission]) -> list[RunJob]:
-        """Every run is a job of its own, in a batch too."""
+        """Every run is a separate job, also in a batch."""
         return [self._place(*self._read(delayed)) for delayed in delayed_submissions]
 
     def _read(self, delayed: DelayedSubmission) -> tuple[Submission, RunDir]:

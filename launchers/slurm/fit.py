@@ -1,6 +1,6 @@
-"""Whether what a run asks for can be had in a partition. Pure.
+"""Whether a partition can hold a run. Pure.
 
-Slurm takes most of what does not fit and lets it wait for ever (EnforcePartLimits=NO), so it is told before.
+Slurm accepts most jobs that do not fit and lets them wait forever (EnforcePartLimits=NO), so this is checked before.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ _MIB = 2**20
 
 @dataclass(frozen=True)
 class Asked:
-    """What a run wants of a cluster."""
+    """What a run requests from a cluster."""
 
     nodes: int
     cpus: int
-    """Of each node."""
+    """On each node."""
     memory: int | None
-    """MiB of each node; None where the partition's default decides."""
+    """MiB of each node; None for the partition's default."""
     gpus: int
-    """Of each node."""
+    """On each node."""
     time: int | None
-    """Seconds; None where the partition's default decides."""
+    """Seconds; None for the partition's default."""
     partitions: tuple[str, ...]
-    """Those it names; none for the default one."""
+    """The partitions that it names; empty for the default one."""
     account: str | None
     qos: str | None
     gpu_type: str | None = None
@@ -49,22 +49,22 @@ class Asked:
 
     @property
     def named(self) -> str:
-        """What its GPUs are called."""
+        """The name of its GPUs in messages."""
         return f"GPUs of type {self.gpu_type}" if self.gpu_type else "GPUs"
 
 
 @dataclass(frozen=True)
 class Misfit:
-    """Why a partition cannot have a run, and what to change."""
+    """Why a partition cannot hold a run, and the fix."""
 
     what: str
     fix: str
     never: bool = True
-    """False where it can, once nodes that are down are back."""
+    """False if it can when nodes that are down are back."""
 
 
 def asked(spec: RunSpec) -> Asked:
-    """What a run file asks for."""
+    """What a run file requests."""
     resources, slurm = spec.resources, spec.backends.slurm
     gpus = resources.ranks_per_node * resources.gpus_per_rank
     return Asked(
@@ -81,12 +81,12 @@ def asked(spec: RunSpec) -> Asked:
 
 
 def chosen(wanted: Asked, partitions: Iterable[Partition]) -> list[Partition]:
-    """The partitions that Slurm would look in."""
+    """The partitions that Slurm would consider."""
     return [one for one in partitions if (one.name in wanted.partitions if wanted.partitions else one.default)]
 
 
 def misfits(wanted: Asked, partition: Partition, nodes: Sequence[Node]) -> list[Misfit]:
-    """All that keeps the run out of a partition; `nodes` are the cluster's."""
+    """Everything that keeps the run out of a partition; `nodes` are the cluster's."""
     return [*_rules(wanted, partition), *_machines(wanted, [one for one in nodes if partition.name in one.partitions])]
 
 
@@ -96,7 +96,7 @@ def _rules(wanted: Asked, partition: Partition) -> Iterator[Misfit]:
     if wanted.time is not None and partition.max_time is not None and wanted.time > partition.max_time:
         limit = clock(partition.max_time)
         yield Misfit(f"gives a job {limit}, and the run asks for {clock(wanted.time)}",
-                     f"set resources.time_limit to {limit} at most: the run goes on in the next job")  # fmt: skip
+                     f"set resources.time_limit to {limit} at most: the run continues in the next job")  # fmt: skip
     if partition.max_nodes is not None and wanted.nodes > partition.max_nodes:
         yield Misfit(f"gives a job {partition.max_nodes} nodes, and the run asks for {wanted.nodes}",
                      f"set resources.nodes to {partition.max_nodes} at most")  # fmt: skip
@@ -128,7 +128,7 @@ def _fits(wanted: Asked, node: Node) -> bool:
 
 
 def _short(wanted: Asked, nodes: Sequence[Node], fitting: int) -> Iterator[Misfit]:
-    """Which of the wishes too few nodes meet; each alone may be met, and all of them on none."""
+    """The requests that too few nodes meet; nodes may meet each one, but none meet all of them."""
     found = False
     for what, need, key, has in (
         ("cores", wanted.cpus, "ranks_per_node or cpus_per_rank", [node.cpus for node in nodes]),
@@ -138,13 +138,13 @@ def _short(wanted: Asked, nodes: Sequence[Node], fitting: int) -> Iterator[Misfi
         able = sum(amount >= need for amount in has)
         if able < wanted.nodes:
             found = True
-            told = f"has {able} nodes with {need} {what}, and the run asks for {wanted.nodes}"
+            reported = f"has {able} nodes with {need} {what}, and the run asks for {wanted.nodes}"
             if not able:
                 most = f"more than {max(has)} {what}" if max(has) else what
-                told = f"has no node with {most}, and the run asks for {need} on each"
+                reported = f"has no node with {most}, and the run asks for {need} on each"
             kinds = sorted({kind for node in nodes for kind, _ in node.kinds})
             there = f" (there are {', '.join(kinds)})" if wanted.gpu_type and what == wanted.named and kinds else ""
-            yield Misfit(told + there, f"lower resources.{key}")
+            yield Misfit(reported + there, f"lower resources.{key}")
     if not found:
         yield Misfit(f"has {fitting} nodes with all of that, and the run asks for {wanted.nodes}",
                      "lower what resources asks for")  # fmt: skip
@@ -155,7 +155,7 @@ def _gpu_keys(wanted: Asked) -> str:
 
 
 def clock(amount: float) -> str:
-    """Seconds as a run file has them: [days-]hours:minutes:seconds."""
+    """Seconds in the run file's format: [days-]hours:minutes:seconds."""
     minutes, second = divmod(int(amount), 60)
     hours, minute = divmod(minutes, 60)
     days, hour = divmod(hours, 24)

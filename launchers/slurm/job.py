@@ -1,8 +1,8 @@
-"""A run's job as submitit's users know one: `state`, `stdout()`, `done()`, `result()`, `cancel()`.
+"""A run's job with the interface of submitit: `state`, `stdout()`, `done()`, `result()`, `cancel()`.
 
-`submitit.SlurmJob(RUN_DIR/slurm, JOB)` itself finds log and result there, because the keeper leaves them under
-submitit's names (`ortflow.launchers.slurm.outcome`). What it cannot do is done here: tell a state where the site keeps
-no accounts, follow a run into the next job, and stand in a folder whose name holds `%j`.
+`submitit.SlurmJob(RUN_DIR/slurm, JOB)` itself finds log and result there, because the supervisor process writes them
+under submitit's names (`ortflow.launchers.slurm.outcome`). What it cannot do is done here: report a state without
+accounting, follow a run into the next job, and use a folder whose name contains `%j`.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from ortflow.workflow.errors import OrtflowError
 from ortflow.workflow.rundir import RunDir
 
 BETWEEN = {"UNKNOWN", "PREEMPTED", "NODE_FAIL"}
-"""Words that a job may have for a moment before Slurm puts it into the queue again."""
+"""States that a job may have for a moment before Slurm requeues it."""
 
 
 class RunPaths(JobPaths):  # type: ignore[misc]  # types are not followed into submitit
-    """submitit's names of files, in a folder whose own name stays as it is."""
+    """submitit's names of files, in a folder whose own name is not expanded."""
 
     @property
     def folder(self) -> Path:
@@ -40,7 +40,7 @@ class RunPaths(JobPaths):  # type: ignore[misc]  # types are not followed into s
 
 
 class Watcher(SlurmInfoWatcher):  # type: ignore[misc]
-    """Asks the controller first, and the accounting about what that has forgotten."""
+    """Queries the controller first, then the accounting for jobs that it has forgotten."""
 
     slurm = Slurm()
 
@@ -62,7 +62,7 @@ class Watcher(SlurmInfoWatcher):  # type: ignore[misc]
 
 
 class RunJob(SlurmJob):  # type: ignore[misc]
-    """The job of the run whose directory holds `folder`; where a site lets none be queued again, the newest one."""
+    """The job of the run whose directory holds `folder`; at a site without requeueing, the newest one."""
 
     watcher = Watcher(delay_s=60)
 
@@ -77,30 +77,30 @@ class RunJob(SlurmJob):  # type: ignore[misc]
 
     @property
     def paths(self) -> RunPaths:
-        """Where log and result are."""
+        """The paths of log and result."""
         return RunPaths(self.run.root / "slurm", job_id=self.job_id, task_id=self.task_id)
 
     def cancel(self, check: bool = True) -> None:
-        """Have the run save and leave, as `ortflow cancel` does; `check` waits for that."""
+        """Ask the run to save and stop, as `ortflow cancel` does; `check` waits for that."""
         SlurmLauncher().cancel(self.run, now=False)
         if check:
             self.wait()
 
     def done(self, force_check: bool = False) -> bool:
-        """Whether the run has come to an end, a good one or not; Slurm's word counts where the run left none."""
+        """Whether the run has ended, successfully or not; Slurm's state counts if the run left no record."""
         if result_file(self.run, self.job_id).exists():
             return True
         if not self.watcher.is_done(self.job_id, mode="force" if force_check else "standard"):
             return False
-        # A job that is over may have been followed by another one.
+        # Another job may follow one that is over.
         return not SlurmLauncher().status(self.run).state.active
 
     def _get_outcome_and_result(self) -> tuple[str, Any]:
         if result_file(self.run, self.job_id).exists():
-            told: tuple[str, Any] = super()._get_outcome_and_result()
-            return told
-        # A job that is gone has left no result: what the run's directory and Slurm know of it.
-        kind, told_instead = outcome(SlurmLauncher().status(self.run))
+            reported: tuple[str, Any] = super()._get_outcome_and_result()
+            return reported
+        # The job is gone without a result: use the run directory and Slurm.
+        kind, reported_instead = outcome(SlurmLauncher().status(self.run))
         if kind == "success":
-            return kind, told_instead
-        raise UncompletedJobError(told_instead)
+            return kind, reported_instead
+        raise UncompletedJobError(reported_instead)

@@ -1,6 +1,6 @@
 """Slurm's jobs as squeue, scontrol and sacct print them. Pure.
 
-All three are asked for times as seconds (SLURM_TIME_FORMAT=%s): the zone of the machine that prints does not matter.
+All three print times as seconds (SLURM_TIME_FORMAT=%s), independent of the machine's time zone.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from datetime import datetime
 
 SEPARATOR = "\x1f"
-"""Between fields: stands in no name and no comment."""
+"""Separates fields: never part of a name or a comment."""
 _SQUEUE_FIELDS = (
     "JobArrayID", "ArrayJobID", "State", "Reason", "StartTime", "EndTime", "TimeLimit", "NodeList", "RestartCnt",
     "exit_code", "Name", "Comment", "SubmitTime", "Dependency",
@@ -23,32 +23,32 @@ SACCT_FIELDS = "JobID,State,Start,End,Timelimit,NodeList,ExitCode,JobName,Commen
 _DURATION = re.compile(r"(?:(\d+)-)?(?:(\d+):)?(\d+):(\d\d)")
 
 WAITING = frozenset({"PENDING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "SPECIAL_EXIT", "RESV_DEL_HOLD"})
-"""States before a start, the first or another."""
+"""States before the first or a later start."""
 AT_WORK = frozenset(
     {
         "RUNNING", "CONFIGURING", "COMPLETING", "SUSPENDED", "STOPPED", "SIGNALING", "STAGE_OUT", "RESIZING",
         "POWER_UP_NODE",
     }
 )  # fmt: skip
-"""States with nodes in hand."""
+"""States with allocated nodes."""
 
 
 @dataclass(frozen=True)
 class Job:
-    """A job at one moment; None and empty where Slurm does not say."""
+    """A job at one moment; None or empty if Slurm does not report it."""
 
     id: str
     """123, or 123_4 for a task of an array."""
     array: str | None
-    """The array's id, of a task of one."""
+    """The array's id, for a task of an array."""
     state: str
-    """Slurm's word, in capitals."""
+    """Slurm's state, in capitals."""
     reason: str = ""
     """Why it waits, or why it ended."""
     start: float | None = None
-    """Unix time; of a waiting job when Slurm expects it to start."""
+    """Unix time; for a pending job, when Slurm expects it to start."""
     end: float | None = None
-    """Unix time; of a running job when its time limit ends it."""
+    """Unix time; for a running job, when its time limit ends it."""
     limit: float | None = None
     """Seconds."""
     nodes: str = ""
@@ -56,26 +56,26 @@ class Job:
     restarts: int = 0
     code: int = 0
     signal: int = 0
-    """What ended the batch script, if a signal did; 53 means that it never began."""
+    """What ended the batch script, if a signal did; 53 means that it never started."""
     name: str = ""
     comment: str = ""
     submitted: float | None = None
     dependency: str = ""
-    """What it still waits for: afterok:12(unfulfilled)."""
+    """Its unfinished dependencies: afterok:12(unfulfilled)."""
 
     @property
     def waits(self) -> bool:
-        """Not started yet, or not again."""
+        """Not started yet, or not restarted yet."""
         return self.state in WAITING
 
     @property
     def active(self) -> bool:
-        """Waits or is at work: will end without being touched."""
+        """Pending or running: it will end by itself."""
         return self.waits or self.state in AT_WORK
 
     @property
     def number(self) -> int:
-        """Its place among all jobs: newer ones have larger ones."""
+        """Its order among all jobs; newer jobs have larger numbers."""
         return int(self.id.partition("_")[0])
 
 
@@ -86,25 +86,25 @@ def read_squeue(text: str) -> list[Job]:
         values = line.split(SEPARATOR)
         if len(values) <= len(_SQUEUE_FIELDS) - 1:
             continue
-        told = dict(zip(_SQUEUE_FIELDS, map(str.strip, values), strict=False))
-        code, signal = _exit(told["exit_code"])
+        reported = dict(zip(_SQUEUE_FIELDS, map(str.strip, values), strict=False))
+        code, signal = _exit(reported["exit_code"])
         jobs.append(
             Job(
-                id=told["JobArrayID"],
-                array=told["ArrayJobID"] if "_" in told["JobArrayID"] else None,
-                state=told["State"],
-                reason=_known(told["Reason"]),
-                start=_time(told["StartTime"]),
-                end=_time(told["EndTime"]),
-                limit=read_seconds(told["TimeLimit"]),
-                nodes=_known(told["NodeList"]),
-                restarts=_count(told["RestartCnt"]),
+                id=reported["JobArrayID"],
+                array=reported["ArrayJobID"] if "_" in reported["JobArrayID"] else None,
+                state=reported["State"],
+                reason=_known(reported["Reason"]),
+                start=_time(reported["StartTime"]),
+                end=_time(reported["EndTime"]),
+                limit=read_seconds(reported["TimeLimit"]),
+                nodes=_known(reported["NodeList"]),
+                restarts=_count(reported["RestartCnt"]),
                 code=code,
                 signal=signal,
-                name=told["Name"],
-                comment=_known(told["Comment"]),
-                submitted=_time(told["SubmitTime"]),
-                dependency=_known(told["Dependency"]),
+                name=reported["Name"],
+                comment=_known(reported["Comment"]),
+                submitted=_time(reported["SubmitTime"]),
+                dependency=_known(reported["Dependency"]),
             )
         )
     return jobs
@@ -117,57 +117,57 @@ def read_scontrol(text: str) -> list[Job]:
 
 def _from_scontrol(line: str) -> Job:
     # Values hold spaces, and a comment may hold anything: the first of each key is Slurm's.
-    told: dict[str, str] = {}
+    reported: dict[str, str] = {}
     for key, value in re.findall(r"(?:^| )([A-Z][\w/:]*)=(.*?)(?=\s+[A-Z][\w/:]*=|\s*$)", line):
-        told.setdefault(key, value)
-    array, task = told.get("ArrayJobId"), told.get("ArrayTaskId", "")
-    code, signal = _exit(told.get("ExitCode", ""))
+        reported.setdefault(key, value)
+    array, task = reported.get("ArrayJobId"), reported.get("ArrayTaskId", "")
+    code, signal = _exit(reported.get("ExitCode", ""))
     return Job(
-        id=f"{array}_{task}" if array and task.isdigit() else told["JobId"],
+        id=f"{array}_{task}" if array and task.isdigit() else reported["JobId"],
         array=array if task.isdigit() else None,
-        state=told.get("JobState", "UNKNOWN").split()[0],
-        reason=_known(told.get("Reason", "")),
-        start=_time(told.get("StartTime", "")),
-        end=_time(told.get("EndTime", "")),
-        limit=read_seconds(told.get("TimeLimit", "")),
-        nodes=_known(told.get("NodeList", "")),
-        restarts=_count(told.get("Restarts", "")),
+        state=reported.get("JobState", "UNKNOWN").split()[0],
+        reason=_known(reported.get("Reason", "")),
+        start=_time(reported.get("StartTime", "")),
+        end=_time(reported.get("EndTime", "")),
+        limit=read_seconds(reported.get("TimeLimit", "")),
+        nodes=_known(reported.get("NodeList", "")),
+        restarts=_count(reported.get("Restarts", "")),
         code=code,
         signal=signal,
-        name=told.get("JobName", ""),
-        comment=_known(told.get("Comment", "")),
-        submitted=_time(told.get("SubmitTime", "")),
-        dependency=_known(told.get("Dependency", "")),
+        name=reported.get("JobName", ""),
+        comment=_known(reported.get("Comment", "")),
+        submitted=_time(reported.get("SubmitTime", "")),
+        dependency=_known(reported.get("Dependency", "")),
     )
 
 
 def read_sacct(text: str) -> list[Job]:
-    """Jobs of `sacct -X -P -n --delimiter=SEPARATOR --format=SACCT_FIELDS`, oldest life first."""
+    """Jobs of `sacct -X -P -n --delimiter=SEPARATOR --format=SACCT_FIELDS`, oldest start first."""
     jobs = []
     names = SACCT_FIELDS.split(",")
     for line in text.splitlines():
         values = line.split(SEPARATOR)
         if len(values) != len(names):
             continue
-        told = dict(zip(names, map(str.strip, values), strict=True))
-        code, signal = _exit(told["ExitCode"])
-        state, _, by = told["State"].partition(" ")
-        array, _, task = told["JobID"].partition("_")
+        reported = dict(zip(names, map(str.strip, values), strict=True))
+        code, signal = _exit(reported["ExitCode"])
+        state, _, by = reported["State"].partition(" ")
+        array, _, task = reported["JobID"].partition("_")
         jobs.append(
             Job(
-                id=told["JobID"],
+                id=reported["JobID"],
                 array=array if task else None,
                 state=state,
                 reason=by,
-                start=_time(told["Start"]),
-                end=_time(told["End"]),
-                limit=read_seconds(told["Timelimit"]),
-                nodes="" if told["NodeList"] == "None assigned" else told["NodeList"],
+                start=_time(reported["Start"]),
+                end=_time(reported["End"]),
+                limit=read_seconds(reported["Timelimit"]),
+                nodes="" if reported["NodeList"] == "None assigned" else reported["NodeList"],
                 code=code,
                 signal=signal,
-                name=told["JobName"],
-                comment=told["Comment"],
-                submitted=_time(told["Submit"]),
+                name=reported["JobName"],
+                comment=reported["Comment"],
+                submitted=_time(reported["Submit"]),
             )
         )
     return jobs
@@ -199,7 +199,7 @@ def _time(text: str) -> float | None:
 
 
 def read_seconds(text: str) -> float | None:
-    """Seconds of Slurm's [days-][[hours:]minutes:]seconds; None for its words, such as UNLIMITED. Pure."""
+    """Seconds of Slurm's [days-][[hours:]minutes:]seconds; None for its keywords, such as UNLIMITED. Pure."""
     match = _DURATION.fullmatch(text.strip())
     if match is None:
         return None

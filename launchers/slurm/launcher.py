@@ -1,7 +1,7 @@
-"""The launcher for Slurm: a run as a batch job that keeps itself going (`ortflow.launchers.slurm.keeper`).
+"""The launcher for Slurm: a run as a batch job that restarts itself (`ortflow.launchers.slurm.run_supervisor`).
 
-Submits, tells and cancels. What goes on inside the job is the keeper's; the two speak through the run directory and
-through Slurm alone, from any machine that sees both.
+Submits, shows the status and cancels. Inside the job the supervisor process does the work; the two communicate only
+through the run directory and Slurm, from any machine that sees both.
 """
 
 from __future__ import annotations
@@ -25,22 +25,23 @@ from ortflow.launchers.slurm.status import gone, status
 from ortflow.launchers.status import RunStatus
 from ortflow.launchers.stop import write_request
 from ortflow.workflow.clock import SYSTEM_CLOCK, Clock
+from ortflow.workflow.disk_space import OutOfDisk
 from ortflow.workflow.errors import OrtflowError, UserError
 from ortflow.workflow.rundir import RunDir
 
 if TYPE_CHECKING:
     from ortflow.launchers.abilities import Trial
     from ortflow.launchers.findings import Finding
-    from ortflow.launchers.opening import Opened
+    from ortflow.launchers.run_directory_lock import Opened
     from ortflow.launchers.slurm.sweep import SweepRequest
     from ortflow.launchers.sweeps import Sweep
     from ortflow.manifests.slurm import Placement
     from ortflow.workflow.spec.run import RunSpec
 
 KILL = 45.0
-"""Seconds in which Slurm ends a job that it was told to (KillWait, 30 by default)."""
+"""Seconds in which Slurm ends a cancelled job (KillWait, 30 by default)."""
 LOOK = 5.0
-"""Seconds between two looks at the queue while a log is followed."""
+"""Seconds between two polls of the queue while a log is followed."""
 
 
 @dataclass(frozen=True)
@@ -51,14 +52,14 @@ class SlurmRequest:
     placement: Placement
 
     def script(self, submission_id: str) -> str:
-        """The batch script, with the id that the job is found by."""
+        """The batch script, with the id by which the job is found."""
         from ortflow.manifests.slurm import script
 
         return script(self.submission.spec, replace(self.placement, submission=submission_id))
 
     @property
     def by_hand(self) -> Placement:
-        """For a script that stands by itself: the same for the same run, with the run file in it."""
+        """For a self-contained script: the same for the same run, with the run file in it."""
         from ortflow.workflow.spec.file.dump import dump_run_file
 
         submission = self.submission
@@ -80,7 +81,7 @@ class SlurmLauncher:
         self._slurm = slurm or Slurm()
 
     def request(self, submission: Submission) -> SlurmRequest:
-        """The request; which start fits is asked of srun where there is one."""
+        """Return the request; queries srun, if there is one, for the way to start ranks."""
         from ortflow.launchers.slurm.probe import beside, choose_start, knows_expedite
         from ortflow.manifests.slurm import Placement
 
@@ -90,7 +91,7 @@ class SlurmLauncher:
         start = choose_start(spec, python, self._slurm)
         placement = Placement(
             run_dir=submission.run.root,
-            keeper_python=spec.backends.slurm.python or sys.executable,
+            run_supervisor_python=spec.backends.slurm.python or sys.executable,
             rank_python=python,
             start=start.how,
             submission=str(by_hand(submission.run.root).submission),
@@ -103,15 +104,15 @@ class SlurmLauncher:
         return SlurmRequest(submission, placement)
 
     def submit(self, request: SlurmRequest) -> str:
-        """Submit the job; raises UserError where Slurm or the run directory does not take it."""
+        """Submit the job. Raises UserError if Slurm or the run directory refuses it."""
         from ortflow.launchers.batch.submitting import place, settle
-        from ortflow.launchers.opening import opened
+        from ortflow.launchers.run_directory_lock import opened
         from ortflow.launchers.slurm.shortage import in_detail
         from ortflow.launchers.stop import interruptible
 
         submission, run = request.submission, request.submission.run
         check_ranks(request)
-        request.script("")  # what has no place in a script is told before anything is made
+        request.script("")  # report invalid values before anything is created
         if (job := settle(run, self._slurm)) is not None and (job.waits or not is_settled(run.read_attempts())):
             return self._adopted(request, job)
         before = placed(run.read_attempts(), "slurm")
@@ -122,11 +123,11 @@ class SlurmLauncher:
             if ours.finished:
                 return f"slurm://{before[-1].job if before else ''}"
             new_budget = begin(request, ours)
-            # From here on a job may exist that needs the directory, however this ends.
+            # From here on a job may exist that needs the directory, even if this fails.
             ours.handed_over = True
             try:
                 submission_id, job_id = place(run, request.script, self._slurm, submission.retry)
-            except (UserError, NoAnswer) as error:
+            except (UserError, NoAnswer, OutOfDisk) as error:
                 ours.handed_over = False
                 if isinstance(error.__cause__, Refused):
                     raise in_detail(error, submission.spec, self._slurm) from error
@@ -138,7 +139,7 @@ class SlurmLauncher:
         return f"slurm://{job_id}"
 
     def status(self, run: RunDir) -> RunStatus:
-        """As Slurm and the run directory tell it; as the directory alone does where Slurm does not answer."""
+        """From Slurm and the run directory; from the directory alone if Slurm does not answer."""
         if is_settled(run.read_attempts()):
             return status(run, self._left(), _nobody)
         try:
@@ -147,50 +148,50 @@ class SlurmLauncher:
             return status(run, None, _nobody, str(error))
 
     def statuses(self, runs: Sequence[RunDir]) -> list[RunStatus]:
-        """The same of many runs with one call of squeue, and one of sacct where jobs have left without a word."""
+        """The same for many runs with one call of squeue, and one of sacct if jobs have left without a record."""
         open_ones = {run.root for run in runs if not is_settled(run.read_attempts())}
         try:
             jobs = self._slurm.mine() if open_ones else self._left()
             left = {run.root: job for run in runs if run.root in open_ones and (job := gone(run, jobs)) is not None}
             known = self._slurm.accounted([*left.values()])
-            # Another user's jobs are not among ours: each is asked for.
+            # Another user's jobs are not in our list: query each.
             clock = self._slurm.clock
             return [status(run, jobs, known.get if _is_ours(run) else self._slurm.job, clock=clock) for run in runs]
         except OrtflowError as error:
             return [status(run, None, _nobody, str(error)) for run in runs]
 
     def _left(self) -> Sequence[Job]:
-        """The jobs, for runs whose directories say how they ended; none where Slurm does not answer quickly."""
+        """The jobs, for runs whose directories show how they ended; empty if Slurm does not answer quickly."""
         try:
             return self._slurm.mine(GLANCE)
         except OrtflowError:
             return []
 
     def logs(self, run: RunDir, *, attempt: int | None, rank: int, follow: bool) -> Iterator[str]:
-        """Lines of a rank's log; followed, on into later attempts as long as the job is in the queue."""
+        """Lines of a rank's log; followed across later attempts while the job is in the queue."""
         active = every(LOOK, lambda: self.status(run).state.active, self._slurm.clock) if follow else lambda: False
         return log_lines(run, attempt=attempt, rank=rank, active=active, clock=self._slurm.clock)
 
     def cancel(self, run: RunDir, *, now: bool) -> bool:
-        """Take a waiting job out of the queue; have a running one save and leave, or end it `now`."""
+        """Remove a pending job from the queue; ask a running one to save and stop, or end it `now`."""
         from ortflow.launchers.batch.submitting import active
 
         try:
             job = active(run, self._slurm)
             again = [one.id for one in find_all(by_hand(run.root), self._slurm.mine()) if one.waits]
         except NoAnswer:
-            # Without the controller a running job still sees the file.
+            # A running job sees the file even if the controller does not answer.
             if state(in_order(run.read_attempts()), alive=True) is not State.RUNNING:
                 raise
             write_request(run.stop_request, "cancel", now=now)
             return True
         if again:
-            # They would start the run that nobody wants any more.
+            # They would start the cancelled run.
             self._slurm.cancel(*again)
         if job is None:
             return bool(again)
         if is_settled(run.read_attempts()):
-            if job.waits:  # queued again by a controller that had forgotten its start
+            if job.waits:  # requeued by a controller that has lost its start
                 self._slurm.cancel(job.id)
             return bool(again) or job.waits
         if job.waits:
@@ -202,7 +203,7 @@ class SlurmLauncher:
             if job is None:
                 record_cancelled(run)
                 return True
-        # The keeper has to know whose wish it is: a job that Slurm merely ends is queued again.
+        # The supervisor process must see the user's request: a job that only Slurm ends is requeued.
         write_request(run.stop_request, "cancel", now=now)
         if now or job.state in ("SUSPENDED", "STOPPED"):
             self._slurm.cancel(job.id)
@@ -214,7 +215,7 @@ class SlurmLauncher:
         return True
 
     def examine(self, submission: Submission, *, file: bool, overrides: bool) -> Iterator[Finding]:
-        """What `doctor` finds on the cluster."""
+        """The findings of `doctor` on the cluster."""
         from ortflow.launchers.slurm.doctor import examine_cluster
 
         return examine_cluster(submission, None, of_user=file or overrides)
@@ -222,13 +223,13 @@ class SlurmLauncher:
     def examine_with_job(
         self, submission: Submission, trial: Trial, *, file: bool, overrides: bool
     ) -> Iterator[Finding]:
-        """The same, and what a job finds on the nodes."""
+        """The same, and the findings of a job on the nodes."""
         from ortflow.launchers.slurm.doctor import examine_cluster
 
         return examine_cluster(submission, trial, of_user=file or overrides)
 
     def check_sweep(self, count: int) -> None:
-        """Raise UserError where a job array may not have so many tasks."""
+        """Raise UserError if a job array must not have so many tasks."""
         from ortflow.launchers.slurm.sweep import check_length
 
         check_length(count, self._slurm)
@@ -240,26 +241,26 @@ class SlurmLauncher:
         return request(sweep, submissions, at_once, self)
 
     def submit_sweep(self, request: SweepRequest) -> str:
-        """Submit the job array; its handle."""
+        """Submit the job array; returns its handle."""
         from ortflow.launchers.slurm.sweep import submit
 
         return submit(request, self._slurm)
 
     def cancel_sweep(self, runs: Sequence[RunDir], *, now: bool) -> int:
-        """Have the runs of a job array save and leave with as few commands as can be; how many were active."""
+        """Ask the runs of a job array to save and stop, with few commands; returns how many were active."""
         from ortflow.launchers.slurm.sweep_cancel import cancel
 
         return cancel(runs, self._slurm, now=now)
 
     def login_python(self, spec: RunSpec) -> str | None:
-        """The supervisor's Python, or the ranks' where they run outside of containers."""
+        """The supervisor's Python, or the ranks' if they run outside of containers."""
         slurm = spec.backends.slurm
         if slurm.python is not None:
             return slurm.python
         return spec.resources.python if slurm.container is None or slurm.container.kind == "none" else None
 
     def _adopted(self, request: SlurmRequest, job: Job) -> str:
-        """The handle of a job whose submission got no answer; raises UserError where it got one."""
+        """The handle of a job whose submission got no answer. Raises UserError if it got one."""
         from ortflow.workflow.spec.file.dump import dump_run_file
 
         run = request.submission.run
@@ -274,7 +275,7 @@ class SlurmLauncher:
         )
 
     def _dependency(self, spec: RunSpec, after: Sequence[RunDir]) -> str | None:
-        """The job's dependency: the run file's, and that the runs `after` which it comes have finished."""
+        """The job's dependency: the run file's, and the success of the runs in `after`."""
         from ortflow.launchers.batch.chain import awaited
 
         own = spec.backends.slurm.dependency
@@ -291,7 +292,7 @@ class SlurmLauncher:
 
 
 def check_ranks(request: SlurmRequest) -> None:
-    """Raise UserError where the ranks' interpreter is seen here and cannot run them."""
+    """Raise UserError if the ranks' interpreter is visible here and cannot run them."""
     from ortflow.manifests.slurm.container import inside
 
     python = request.placement.rank_python
@@ -300,7 +301,7 @@ def check_ranks(request: SlurmRequest) -> None:
 
 
 def begin(request: SlurmRequest, ours: Opened) -> bool:
-    """What comes before the job: missing files made, an old wish to stop taken away. Whether budgets are new."""
+    """Prepare the submission: make missing files, remove an old stop request. Returns whether budgets are new."""
     from ortflow.launchers.prepare import prepare
 
     submission = request.submission
@@ -310,23 +311,23 @@ def begin(request: SlurmRequest, ours: Opened) -> bool:
 
 
 def record_cancelled(run: RunDir) -> None:
-    """Put on record that a person wanted the run to end, unless it has ended by itself."""
+    """Record that the user cancelled the run, unless it has ended by itself."""
     if not is_settled(run.read_attempts()):
         why = "requested by ortflow cancel"
         run.record_attempt(event="stop", outcome=Outcome.PREEMPTED.value, asked="cancel", why=why)
 
 
 def _nobody(job_id: str) -> None:
-    """Who remembers a job that has left the queue: nobody is asked."""
+    """A lookup that finds no job, without a query of the accounting."""
 
 
 def _is_ours(run: RunDir) -> bool:
-    """Whether this user's jobs are the ones to look among."""
+    """Whether the run's jobs belong to this user."""
     return run.root.stat().st_uid == os.geteuid()
 
 
 def _rank_python(spec: RunSpec) -> str:
-    """The ranks' interpreter; one that only the nodes have is taken at its word."""
+    """The ranks' interpreter; one that only the nodes have is not checked."""
     python = spec.resources.python
     if python is not None and os.path.isabs(python) and not os.path.exists(python):
         return python
@@ -334,7 +335,7 @@ def _rank_python(spec: RunSpec) -> str:
 
 
 def every(seconds: float, ask: Callable[[], bool], clock: Clock = SYSTEM_CLOCK) -> Callable[[], bool]:
-    """`ask`, but its last answer until so many seconds are over."""
+    """Cache the answer of `ask` for so many seconds."""
     answer, due = True, 0.0
 
     def asked() -> bool:

@@ -1,4 +1,4 @@
-"""Limits of a QOS or an account that a run breaks by itself: Slurm takes such a job, and it waits for ever. Pure."""
+"""Limits of a QOS or an account that a run alone exceeds: Slurm accepts such a job, and it waits forever. Pure."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ MOST = {
     "MaxTRESPerJob": "a job", "MaxTRESPerNode": "a job on each node", "MaxTRESPerUser": "all jobs of a user together",
     "MaxTRESPerAccount": "all jobs of an account together", "GrpTRES": "all jobs together",
 }  # fmt: skip
-"""Limits above, and for whom; all of them bound a single job too."""
+"""Upper limits and their scope; each also limits a single job."""
 LEAST = "MinTRESPerJob"
 WALL = "MaxWall"
 QOS_COLUMNS = ("Name", *MOST, LEAST, WALL)
@@ -35,7 +35,7 @@ class Limits:
 
     name: str
     bounds: Mapping[str, Mapping[str, float]]
-    """By the limit's name and then what is counted: cpu, node, mem (MiB), gres/gpu."""
+    """By the limit's name, then the resource: cpu, node, mem (MiB), gres/gpu."""
     wall: float | None
     """Seconds that a job may take."""
 
@@ -52,7 +52,7 @@ def read_limits(text: str, columns: tuple[str, ...]) -> list[Limits]:
 
 
 def breaks(wanted: Asked, limits: Limits) -> Iterator[Misfit]:
-    """Each limit that the run breaks; what it does not say itself is not counted."""
+    """Each limit that the run exceeds; resources that it does not set are not counted."""
     each = {"cpu": float(wanted.cpus), "gres/gpu": float(wanted.gpus)}
     if wanted.memory is not None:
         each["mem"] = float(wanted.memory)
@@ -63,20 +63,22 @@ def breaks(wanted: Asked, limits: Limits) -> Iterator[Misfit]:
             if need is not None and need > most:
                 what, fix = _KEYS[key]
                 what = what.removesuffix("s") if most == 1 else what
-                told = f"gives {whose} {most:g} {what} ({name}), and the run asks for {need:g}"
-                yield Misfit(told, f"{fix}, or choose another backends.slurm.qos or account")
+                reported = f"gives {whose} {most:g} {what} ({name}), and the run asks for {need:g}"
+                yield Misfit(reported, f"{fix}, or choose another backends.slurm.qos or account")
     for key, least in limits.bounds.get(LEAST, {}).items():
         need = whole.get(key)
         if need is not None and need < least:
-            told = f"takes no job with less than {least:g} {_KEYS[key][0]} ({LEAST}), and the run asks for {need:g}"
-            yield Misfit(told, "ask for more, or choose another backends.slurm.qos")
+            reported = f"takes no job with less than {least:g} {_KEYS[key][0]} ({LEAST}), and the run asks for {need:g}"
+            yield Misfit(reported, "ask for more, or choose another backends.slurm.qos")
     if limits.wall is not None and wanted.time is not None and wanted.time > limits.wall:
-        told = f"gives a job {clock(limits.wall)} ({WALL}), and the run asks for {clock(wanted.time)}"
-        yield Misfit(told, f"set resources.time_limit to {clock(limits.wall)} at most: the run goes on in the next job")
+        reported = f"gives a job {clock(limits.wall)} ({WALL}), and the run asks for {clock(wanted.time)}"
+        yield Misfit(
+            reported, f"set resources.time_limit to {clock(limits.wall)} at most: the run continues in the next job"
+        )
 
 
 def _amounts(text: str) -> dict[str, float]:
-    """cpu=2,mem=4G,gres/gpu=1 as numbers; what is counted otherwise is left out."""
+    """cpu=2,mem=4G,gres/gpu=1 as numbers; amounts in other formats are left out."""
     found = {}
     for word in text.split(","):
         key, _, amount = word.partition("=")

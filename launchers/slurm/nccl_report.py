@@ -1,6 +1,6 @@
-"""What a rank of a trial job sees of its GPUs, and whether NCCL connects them: beside `node_report`, by ctypes alone.
+"""A trial rank's report of its GPUs, and whether NCCL connects them. Copied beside `node_report`; uses only ctypes.
 
-A sum over one number of each rank, on a GPU of each rank, through the driver and NCCL as they are installed.
+Sums one number of each rank, on a GPU of each rank, with the installed driver and NCCL.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _LOCAL_RANKS = ("SLURM_LOCALID", "OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID"
 
 
 class Failed(Exception):
-    """A call that did not work."""
+    """A call that failed."""
 
 
 class UniqueId(ctypes.Structure):
@@ -29,7 +29,7 @@ class UniqueId(ctypes.Structure):
 
 
 def look(rank: int, size: int, gather: Callable[[Any], list[Any]]) -> dict[str, Any]:
-    """GPUs of this rank and what NCCL says; `gather` hands every rank what all of them give, in their order."""
+    """GPUs of this rank and NCCL's result; `gather` returns to every rank the values of all ranks, in order."""
     report: dict[str, Any] = {"visible": os.environ.get("CUDA_VISIBLE_DEVICES")}
     nccl: ctypes.CDLL | None = None
     unique = UniqueId()
@@ -43,21 +43,21 @@ def look(rank: int, size: int, gather: Callable[[Any], list[Any]]) -> dict[str, 
             _checked(nccl, nccl.ncclGetUniqueId(ctypes.byref(unique)), "ncclGetUniqueId")
     except Failed as error:
         report["error"] = str(error)
-    # A rank that cannot take part would leave the others waiting for it: all begin, or none.
-    told = gather(None if "error" in report else bytes(unique))
-    if nccl is None or None in told:
+    # The others would wait for a rank that cannot take part: all begin, or none.
+    reported = gather(None if "error" in report else bytes(unique))
+    if nccl is None or None in reported:
         return report
-    # Where a site shows all of a node's GPUs to each of its ranks, every rank takes one of its own.
+    # If each rank sees all GPUs of its node, every rank takes a different one.
     local = next((int(os.environ[name]) for name in _LOCAL_RANKS if name in os.environ), 0)
     try:
-        report["sum"] = _sum(nccl, UniqueId.from_buffer_copy(told[0]), rank, size, local % int(report["count"]))
+        report["sum"] = _sum(nccl, UniqueId.from_buffer_copy(reported[0]), rank, size, local % int(report["count"]))
     except Failed as error:
         report["error"] = str(error)
     return report
 
 
 def _count() -> int:
-    """GPUs that the driver shows to this process."""
+    """Number of GPUs that this process sees."""
     driver = _driver()
     _driven(driver.cuInit(0), "cuInit")
     count = ctypes.c_int()
@@ -95,7 +95,7 @@ def _driver() -> ctypes.CDLL:
 
 
 def _library() -> ctypes.CDLL:
-    """NCCL as pip installs it, else as the system has it."""
+    """NCCL from pip, else from the system."""
     folders = [*site.getsitepackages(), site.getusersitepackages()]
     found = [path for folder in folders for path in glob.glob(f"{folder}/nvidia/nccl/lib/libnccl.so.2")]
     try:

@@ -1,10 +1,10 @@
-"""What a node of a trial job sees: run there, from a copy in the shared folder, by the ranks' interpreter.
+"""A node's report in a trial job: run there by the ranks' interpreter, from a copy in the shared folder.
 
     python node_report.py node FOLDER      one a node: folder, disk, packages, inputs
     python node_report.py rank FOLDER      one a rank: the MPI world, GPUs
 
-Needs nothing but the standard library, because what is missing is what it is to tell; `ortflow.launchers.slurm.trial`
-collects the files. FOLDER/request.json says what to look for.
+Needs only the standard library, because it reports missing packages; `ortflow.launchers.slurm.trial`
+collects the files. FOLDER/request.json lists what to check.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ BLOCK, BLOCKS = 1 << 22, 16
 PATIENCE = 4.0
 """Seconds after which no further block is written."""
 OTHERS = 10.0
-"""Seconds for the files of other nodes to come into sight."""
+"""Seconds for the files of other nodes to become visible."""
 IMPORTS = "import onnx, pyarrow, safetensors, ortflow.workflow.onnx_runtime, ortflow.workflow.executor"
-"""What shows that compiled packages fit the node's system."""
+"""Imports that show whether compiled packages fit the node's system."""
 
 
 def main(kind: str, folder: str) -> None:
@@ -44,7 +44,7 @@ def main(kind: str, folder: str) -> None:
 
 
 def look(folder: str, name: str, request: Mapping[str, Any]) -> dict[str, Any]:
-    """What one node sees."""
+    """The report of one node."""
     return {
         "node": name,
         "host": socket.gethostname(),
@@ -62,14 +62,14 @@ def look(folder: str, name: str, request: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def connect(request: Mapping[str, Any]) -> dict[str, Any]:
-    """What one rank sees of the world."""
+    """The report of one rank."""
     report: dict[str, Any] = {
         "host": socket.gethostname(),
         "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else None,
     }
     begun = time.monotonic()
     try:
-        # By name: nothing of ortflow's launchers may need MPI.
+        # By name: ortflow's launchers must not depend on MPI.
         mpi = importlib.import_module("mpi4py.MPI")
     except Exception as error:  # noqa: BLE001  # whatever it is, it is the finding
         return {**report, "error": f"{type(error).__name__}: {error}"}
@@ -85,7 +85,7 @@ def connect(request: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def packages(names: Sequence[str]) -> dict[str, str]:
-    """Versions of those that are installed; ortflow's by importing it, because it may run from a checkout."""
+    """Versions of installed packages; ortflow's by importing it, because it may run from a checkout."""
     found = {}
     for name in names:
         try:
@@ -100,19 +100,19 @@ def packages(names: Sequence[str]) -> dict[str, str]:
 
 
 def imports() -> str:
-    """Why what ranks import cannot be imported; empty if it can. In a process of its own: it may crash."""
+    """Why the ranks' imports fail; empty if they succeed. In a separate process: they may crash."""
     try:
-        told = subprocess.run([sys.executable, "-c", IMPORTS], capture_output=True, text=True, timeout=40)
+        reported = subprocess.run([sys.executable, "-c", IMPORTS], capture_output=True, text=True, timeout=40)
     except subprocess.TimeoutExpired:
         return "importing onnxruntime takes more than 40 s"
-    if told.returncode < 0:
-        return f"importing onnxruntime was ended by signal {-told.returncode}"
-    lines = told.stderr.strip().splitlines()
-    return (lines[-1] if lines else f"exit code {told.returncode}") if told.returncode else ""
+    if reported.returncode < 0:
+        return f"importing onnxruntime was ended by signal {-reported.returncode}"
+    lines = reported.stderr.strip().splitlines()
+    return (lines[-1] if lines else f"exit code {reported.returncode}") if reported.returncode else ""
 
 
 def others(folder: str, count: int) -> dict[str, Any]:
-    """Which nodes' files can be read here, and how long the last of them took to come into sight."""
+    """The nodes whose files can be read here, and how long the last one took to become visible."""
     begun = time.monotonic()
     while True:
         afresh(folder)
@@ -129,7 +129,7 @@ def others(folder: str, count: int) -> dict[str, Any]:
 
 
 def afresh(folder: str) -> None:
-    """Have a network file system look at the folder now: one that is changed from here is not read from a cache."""
+    """Make a network file system refresh the folder: a change from here invalidates its cache."""
     path = os.path.join(folder, f"{socket.gethostname()}-{os.getpid()}.look")
     with open(path, "w"):
         pass
@@ -137,7 +137,7 @@ def afresh(folder: str) -> None:
 
 
 def lock(path: str) -> str:
-    """Whether a lock that another machine holds is seen: held, free (it is not), or why there are none."""
+    """Whether a lock that another machine holds is seen: held, free (not seen), or why there are no locks."""
     try:
         with open(path, "r+") as file:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -147,7 +147,7 @@ def lock(path: str) -> str:
 
 
 def speed(path: str) -> float:
-    """Bytes a second that are written and flushed."""
+    """Bytes per second that are written and flushed."""
     block = os.urandom(BLOCK)
     begun, written = time.monotonic(), 0
     with open(path, "wb", buffering=0) as file:
@@ -160,13 +160,13 @@ def speed(path: str) -> float:
 
 
 def free(folder: str) -> int:
-    """Bytes that may still be written."""
+    """Free bytes."""
     state = os.statvfs(folder)
     return state.f_bavail * state.f_frsize
 
 
 def write(folder: str, name: str, report: Mapping[str, Any]) -> None:
-    """Put a report where it is looked for, whole or not at all."""
+    """Write a report atomically."""
     path = os.path.join(folder, name)
     with open(path + ".part", "w") as file:
         json.dump(report, file)

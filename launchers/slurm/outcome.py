@@ -1,6 +1,7 @@
-"""What a job leaves for submitit: its log and, once the run has come to its end, the result.
+"""What a job leaves for submitit: its log and, when the run has ended, the result.
 
-Written by the keeper under the names that `submitit.SlurmJob(RUN_DIR/slurm, JOB)` looks for. Needs no submitit.
+Written by the supervisor process under the names that `submitit.SlurmJob(RUN_DIR/slurm, JOB)` looks for. Does not need
+submitit.
 """
 
 from __future__ import annotations
@@ -19,12 +20,12 @@ from ortflow.workflow.rundir import RunDir, write_atomically
 
 
 def result_file(run: RunDir, job: str) -> Path:
-    """Where submitit looks for a job's result."""
+    """The path where submitit looks for a job's result."""
     return run.root / FOLDER / f"{job}_0_result.pkl"
 
 
 def begin_job(run: RunDir, job: str) -> None:
-    """Show where the log of a job is; a result of an earlier life is none any more. What cannot be written is left."""
+    """Link the log of a job and remove the result of an earlier start. A file that cannot be written is skipped."""
     with suppress(OSError):
         result_file(run, job).unlink(missing_ok=True)
         link = run.root / FOLDER / f"{job}_0_log.out"
@@ -34,9 +35,9 @@ def begin_job(run: RunDir, job: str) -> None:
 
 
 def leave_result(run: RunDir, job: str) -> None:
-    """Leave the result where the run has ended; nothing where it goes on, in this job or another.
+    """Write the result if the run has ended; nothing if it continues, in this job or another.
 
-    What cannot be written is left: the run's own record says the same.
+    A file that cannot be written is skipped: the run's own records have the same content.
     """
     how = read_status(run, alive=True)
     if not how.state.active:
@@ -53,7 +54,7 @@ def outcome(how: RunStatus) -> tuple[str, Any]:
 
 
 def newest_job(records: Sequence[dict[str, Any]], job: str) -> str:
-    """The job that the run of `job` is in now: that one, or the last of those that follow it. Pure."""
+    """The current job of the run of `job`: that one, or the last of its successors. Pure."""
     for record in records:
         if record.get("event") == "submit" and record.get("follows") == job:
             job = str(record["job"])

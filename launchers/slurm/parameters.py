@@ -1,6 +1,6 @@
 """submitit's parameters as keys of a run file. Pure; used by `ortflow.launchers.slurm.executor`.
 
-submitit knows them by two names: Slurm's (`partition`, in AutoExecutor `slurm_partition`), and of some an own one for
+submitit knows them by two names: Slurm's (`partition`, in AutoExecutor `slurm_partition`), and for some a common one of
 every cluster (`timeout_min`, `mem_gb`).
 """
 
@@ -18,19 +18,19 @@ SLURM = "backends.slurm"
 
 
 class Key(NamedTuple):
-    """Where a parameter stands in a run file."""
+    """The place of a parameter in a run file."""
 
     path: str
     convert: Callable[[Any], Any] = lambda value: value
 
 
 def _minutes(value: Any) -> Any:
-    """submitit's minutes; Slurm's other ways to write a time as they are."""
+    """submitit's minutes; Slurm's other time formats unchanged."""
     return str(value)
 
 
 def _gibibytes(value: Any) -> Any:
-    """mem_gb, a number: to Slurm a GB is 2^30 bytes."""
+    """mem_gb, a number: in Slurm a GB is 2^30 bytes."""
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         return value
     return f"{int(value)}Gi" if value == int(value) else f"{int(value * 1024)}Mi"
@@ -43,7 +43,7 @@ def _memory(value: Any) -> Any:
 
 
 def _words(value: Any) -> Any:
-    """Several values, which submitit takes as a text with commas."""
+    """Several values, which submitit accepts as text with commas."""
     return value.split(",") if isinstance(value, str) else value
 
 
@@ -95,11 +95,11 @@ NEVER: Mapping[str, str] = {
     "stderr_to_stdout": "a run has one log of each rank anyway: leave it out",
     "array_parallelism": "`ortflow submit --set KEY=VALUES --at-once N` makes an array",
 }
-"""What submitit has and a run does not -> what to do."""
+"""Parameters of submitit that a run does not have -> the fix."""
 
 
 def renamed(parameters: Mapping[str, Any]) -> dict[str, Any]:
-    """Parameters by submitit's names for Slurm; those that are None are not given. Raises Faults."""
+    """Parameters by submitit's names for Slurm; None means not given. Raises Faults."""
     found: dict[str, Any] = {}
     faults = []
     for given, value in parameters.items():

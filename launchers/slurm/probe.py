@@ -1,7 +1,7 @@
-"""How ranks find each other in a job: which start fits the MPI that they hold and this Slurm. Starts no rank.
+"""How ranks connect in a job: the way to start them that fits their MPI and this Slurm. Starts no rank.
 
-A wrong start is not an error but silent worlds of one (each rank checks that, too), so it is chosen by what is there:
-the MPI library beside the ranks' interpreter, as mpi4py would load it, and the plug-ins that srun can really load.
+A wrong way gives no error but separate worlds of size 1 (each rank also checks that), so it is chosen by what exists:
+the MPI library beside the ranks' interpreter, as mpi4py would load it, and the plug-ins that srun can load.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ if TYPE_CHECKING:
     from ortflow.workflow.spec.run import RunSpec
 
 EXPEDITE = (25, 11)
-"""The first Slurm that knows --requeue=expedite."""
+"""The first Slurm with --requeue=expedite."""
 _LIBRARIES: tuple[tuple[str, MpiKind], ...] = (("libmpi.so.12*", "mpich"), ("libmpi.so.40*", "openmpi"))
-"""File names by which the two MPI ABIs are known."""
+"""File names that identify the two MPI ABIs."""
 _FITTING: dict[MpiKind, Literal["pmi2", "pmix"]] = {"mpich": "pmi2", "openmpi": "pmix"}
 """srun's --mpi for each."""
 
@@ -36,13 +36,13 @@ class Start:
     how: Literal["pmi2", "pmix", "none", "mpirun"]
     """srun's --mpi, or mpirun."""
     mpirun: str | None = None
-    """Absolute path, where it starts them."""
+    """Absolute path, if it starts them."""
     kind: MpiKind | None = None
-    """Whose MPI the ranks hold, as far as that is seen."""
+    """The kind of the ranks' MPI, if it can be detected."""
 
 
 def choose_start(spec: RunSpec, python: str, slurm: Slurm) -> Start:
-    """The start for a run; `python` is the ranks' interpreter. Raises UserError where the wanted one cannot be had."""
+    """How to start a run's ranks; `python` is their interpreter. Raises UserError if the request cannot be met."""
     settings = spec.backends.slurm
     wanted = settings.mpi
     if wanted != "auto" and wanted != "mpirun":
@@ -50,7 +50,7 @@ def choose_start(spec: RunSpec, python: str, slurm: Slurm) -> Start:
     if wanted == "auto" and spec.world_size == 1:
         return Start("none")
     if wanted == "auto" and inside(spec) is not None:
-        # What the image holds is not seen from here. pmi2 is built into every Slurm, and fits MPICH's wheel.
+        # The image's MPI is not visible here. pmi2 is built into every Slurm and fits MPICH's wheel.
         return Start("pmi2")
     beside = library_beside(python)
     mpi = None if beside and wanted == "auto" else find_mpi(python, beside or "auto")
@@ -70,13 +70,13 @@ def choose_start(spec: RunSpec, python: str, slurm: Slurm) -> Start:
 
 
 def library_beside(python: str) -> MpiKind | None:
-    """Whose MPI library lies where mpi4py looks first: in lib/ of the interpreter's environment."""
+    """The kind of the MPI library where mpi4py looks first: in lib/ of the interpreter's environment."""
     folder = Path(python).parent.parent / "lib"
     return next((kind for pattern, kind in _LIBRARIES if any(folder.glob(pattern))), None)
 
 
 def knows_expedite(slurm: Slurm) -> bool:
-    """Whether this Slurm, if there is one, restarts jobs at once with --requeue=expedite."""
+    """Whether this Slurm, if there is one, restarts jobs immediately with --requeue=expedite."""
     try:
         return slurm.version() >= EXPEDITE
     except UserError:
@@ -84,29 +84,29 @@ def knows_expedite(slurm: Slurm) -> bool:
 
 
 def beside(ask: Callable[[], bool]) -> Callable[[], bool]:
-    """The answer to a question that is asked while other work is done; raises the OrtflowError that came of it."""
-    told: list[bool | OrtflowError] = []
+    """The answer to a query that runs in the background; raises its OrtflowError."""
+    reported: list[bool | OrtflowError] = []
 
     def asked() -> None:
         try:
-            told.append(ask())
+            reported.append(ask())
         except OrtflowError as error:
-            told.append(error)
+            reported.append(error)
 
     thread = threading.Thread(target=asked, daemon=True)
     thread.start()
 
     def answer() -> bool:
         thread.join()
-        if isinstance(told[0], OrtflowError):
-            raise told[0]
-        return told[0]
+        if isinstance(reported[0], OrtflowError):
+            raise reported[0]
+        return reported[0]
 
     return answer
 
 
 def _loads(slurm: Slurm, how: str) -> bool:
-    """Whether srun loads the plug-in; where there is no Slurm (a script is only printed), as if it did."""
+    """Whether srun loads the plug-in; True without Slurm, when a script is only printed."""
     try:
         return slurm.starts_with(how)
     except UserError:

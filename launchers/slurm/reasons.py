@@ -1,4 +1,4 @@
-"""Why a job waits, in words, and whether waiting helps. Pure."""
+"""Why a job is pending, as a message, and whether waiting helps. Pure."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from ortflow.launchers.slurm.jobs import Job
 
 @dataclass(frozen=True)
 class Reason:
-    """One of Slurm's reasons in words."""
+    """One of Slurm's reasons as a message."""
 
     words: str
     never: bool = False
-    """Waiting alone never ends it."""
+    """Whether the job never starts by waiting alone."""
     fix: str = ""
-    """What a person can do; JOB stands for the job's id."""
+    """The fix; JOB stands for the job's id."""
 
 
 _RESUBMIT = "cancel the run, correct the run file and submit it again"
@@ -132,7 +132,7 @@ _PATTERNS: tuple[tuple[str, Reason], ...] = (
 
 
 def explain(reason: str) -> Reason:
-    """A reason of squeue's in words; one that is not known comes through as it is."""
+    """The message for a reason of squeue; an unknown reason is shown unchanged."""
     reason = reason.strip("() ")
     if reason in _EXACT:
         return _EXACT[reason]
@@ -142,19 +142,19 @@ def explain(reason: str) -> Reason:
             nodes = match.groupdict().get("nodes")
             words = found.words.format(whose=whose) + (f": {nodes}" if nodes else "")
             return Reason(f"{words} ({reason})", found.never, found.fix.format(whose=whose))
-    return Reason(f"Slurm says: {reason}")
+    return Reason(f"Slurm reports: {reason}")
 
 
 def waits(job: Job) -> str:
-    """Why a job waits, in one sentence; that it never starts by itself where that is so."""
+    """Why a job is pending, in one sentence; also if it will never start by itself."""
     found = _explained(job)
     if job.reason == "Dependency" and job.dependency:
         found = Reason(f"{found.words}: {job.dependency.replace('(unfulfilled)', '')}")
     if job.reason == "BeginTime" and job.restarts:
         found = Reason("Slurm delays its next start, for up to two minutes")
     fix = found.fix.replace("JOB", job.id)
-    told = f"will never start by itself: {found.words}" if found.never else found.words
-    return f"{told}; {fix}" if fix else told
+    reported = f"will never start by itself: {found.words}" if found.never else found.words
+    return f"{reported}; {fix}" if fix else reported
 
 
 def left_in_queue(job: Job) -> str:
@@ -169,7 +169,7 @@ def left_in_queue(job: Job) -> str:
 
 
 def never_starts(job: Job) -> bool:
-    """Whether waiting alone never starts it. Pure."""
+    """Whether it never starts by waiting alone. Pure."""
     return _explained(job).never
 
 

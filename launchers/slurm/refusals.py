@@ -1,4 +1,4 @@
-"""What sbatch refuses: its own words, and what to change in the run file. Pure."""
+"""Messages for what sbatch refuses: its own message, and what to change in the run file. Pure."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _ANY = (
     "backends.slurm.nodelist, exclude and constraint"
 )
 TABLE: tuple[tuple[str, str | None, str], ...] = (
-    # words, key, what to do
+    # message, key, fix
     (r"invalid partition|partition name", "backends.slurm.partition", "`sinfo` lists those there are"),
     (r"Invalid qos", "backends.slurm.qos", "`sacctmgr show assoc user=$USER format=account,qos` lists yours"),
     (r"Invalid account", "backends.slurm.account", "`sacctmgr show assoc user=$USER format=account,qos` lists yours"),
@@ -45,9 +45,9 @@ TABLE: tuple[tuple[str, str | None, str], ...] = (
 
 
 def refusal(words: str) -> UserError:
-    """The error for what sbatch said."""
-    told = f"Slurm does not take the job: {words.replace('Batch job submission failed: ', '')}"
+    """The error for sbatch's message."""
+    reported = f"Slurm does not take the job: {words.replace('Batch job submission failed: ', '')}"
     for pattern, key, fix in TABLE:
         if re.search(pattern, words):
-            return UserError(told, where=key, fix=fix)
-    return UserError(told, fix="`ortflow render --backend slurm` shows the script that it was asked to take")
+            return UserError(reported, where=key, fix=fix)
+    return UserError(reported, fix="`ortflow render --backend slurm` shows the submitted script")

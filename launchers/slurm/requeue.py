@@ -1,7 +1,7 @@
-"""What the batch step asks of Slurm about its own job: how it stands, to be queued again, to be cancelled.
+"""The batch step's requests to Slurm about its own job: state, requeue, cancel.
 
-Slurm signals every process of a job that it takes away, children of the batch step among them, so each command here
-is started deaf to those signals.
+Slurm signals every process of a job that it ends, including children of the batch step, so each command here
+is started with those signals ignored.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from ortflow.workflow.clock import SYSTEM_CLOCK, Clock
 PATIENCE = 20.0
 """Seconds for one command: a controller that is down answers after 9 or 18."""
 PAUSE = 3.0
-"""Seconds between two tries while the controller is away."""
+"""Seconds between two tries while the controller does not answer."""
 DEAF = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGINT, signal.SIGHUP)
 
 _AWAY = re.compile(r"Unable to contact slurm controller|timed out|Unexpected message received|Connection refused|"
@@ -31,46 +31,46 @@ _UNDER_WAY = re.compile(r"pending execution|already (?:pending|requeued)", re.IG
 
 
 class Answer(Enum):
-    """What came of a wish to be queued again."""
+    """The result of a requeue request."""
 
     QUEUED = "queued"
-    """Slurm starts the job again, at our wish or by itself."""
+    """Slurm starts the job again, on request or by itself."""
     REFUSED = "refused"
     """Not on this site, or not this job."""
     CANCELLED = "cancelled"
-    """Somebody does not want it any more."""
+    """The job was cancelled."""
     AWAY = "away"
-    """Nobody answered in time."""
+    """No answer in time."""
 
 
 class Fate(Enum):
     """What Slurm is doing with the job, and why it may have signalled it."""
 
     RUNNING = "signalled"
-    """Nothing: a signal came ahead of the time limit, or by hand."""
+    """Nothing: the signal came ahead of the time limit, or was sent by hand."""
     PREEMPTED = "preempted"
-    """Making room for another, in its grace period or, where it may not be requeued, behind it."""
+    """Preempted for another job, in its grace period or, if it may not be requeued, after it."""
     TIME_LIMIT = "out of time"
     QUEUED = "requeued by Slurm"
-    """It comes back by itself: a requeue, a preemption without grace, a lost node."""
+    """Slurm restarts it by itself: a requeue, a preemption without grace, a lost node."""
     CANCELLED = "cancelled"
     UNKNOWN = "unknown"
-    """Nobody answered."""
+    """No answer."""
 
 
 @dataclass(frozen=True)
 class JobOfOurs:
-    """The job this process is the batch step of."""
+    """The job of this batch step."""
 
     id: str
     """123, or 123_4 for a task of an array: the last one's own number is the whole array's."""
     restarts: int
-    """How often Slurm has started it before."""
+    """How often Slurm has restarted it."""
     node: str
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str] = os.environ) -> JobOfOurs:
-        """As Slurm tells the batch step."""
+        """From the environment that Slurm sets for the batch step."""
         array, task = environment.get("SLURM_ARRAY_JOB_ID"), environment.get("SLURM_ARRAY_TASK_ID")
         return cls(
             id=f"{array}_{task}" if array and task else environment["SLURM_JOB_ID"],
@@ -80,7 +80,7 @@ class JobOfOurs:
 
 
 def comment(job: JobOfOurs) -> str:
-    """The job's comment; empty where it has none, or nobody answers."""
+    """The job's comment; empty if it has none or Slurm does not answer."""
     code, words = call("squeue", "--noheader", "--format=%k", f"--jobs={job.id}")
     return words if code == 0 and words != "(null)" else ""
 
@@ -94,12 +94,12 @@ def fate(job: JobOfOurs) -> Fate:
 def read_fate(words: str, job: JobOfOurs) -> Fate:
     """The same from `scontrol show job -o`. Pure.
 
-    Between a cancelled job and one that is taken away to come back the state alone tells no difference: a requeue, also
+    The state alone does not distinguish a cancelled job from a requeued one: a requeue, also
     that of a preemption without grace, has raised the count of restarts before the first signal is sent.
     """
     fields = dict(_FIELD.findall(words))
     if int(fields.get("Restarts", "0")) > job.restarts or fields.get("JobState") in WAITING:
-        # It waits with our count of restarts where a controller has died before it had written down our start.
+        # It is pending with our restart count if a controller died before it had stored our start.
         return Fate.QUEUED
     preempted = fields.get("PreemptTime", "None") not in ("None", "N/A", "")
     if fields.get("JobState") in ("RUNNING", "SUSPENDED", "STOPPED", "SIGNALING"):
@@ -110,16 +110,16 @@ def read_fate(words: str, job: JobOfOurs) -> Fate:
 
 
 def seconds_left(job: JobOfOurs) -> float | None:
-    """Seconds until the time limit ends the job; None where there is none, or nobody answers."""
+    """Seconds until the time limit ends the job; None if there is none or Slurm does not answer."""
     code, words = call("squeue", "--noheader", "--format=%L", f"--jobs={job.id}")
     return read_seconds(words) if code == 0 else None
 
 
 def requeue(job: JobOfOurs, seconds: float, clock: Clock = SYSTEM_CLOCK) -> tuple[Answer, str]:
-    """Ask to be queued again, for so many seconds while the controller is away; its words where it refuses.
+    """Request a requeue, for so many seconds while the controller does not answer; also returns a refusal's message.
 
-    Never asked without a look: of a cancelled job it would make a running one, and from a node that Slurm has lost
-    sight of it would hit the life that has begun elsewhere.
+    Checks the state before each request: it would restart a cancelled job, and from a node that Slurm has lost
+    contact with it would requeue the job's new start on another node.
     """
     end = clock.monotonic() + seconds
     while True:
@@ -146,17 +146,17 @@ def follow_up(job: JobOfOurs, script: Path) -> tuple[str | None, str]:
 
 
 def cancel(job: JobOfOurs) -> None:
-    """End the job as cancelled: what waits for its success must not start."""
+    """End the job as cancelled: jobs that depend on its success must not start."""
     call("scancel", job.id)
 
 
 def call(*command: str) -> tuple[int, str]:
-    """Exit code and words of a command of Slurm's."""
-    # A job that is submitted from here would take over our task of an array, which it is not.
+    """Exit code and output of a Slurm command."""
+    # A job that is submitted from here would inherit our array task id, which is wrong for it.
     foreign = ("SBATCH_", "SLURM_ARRAY_")
     environment = {name: value for name, value in os.environ.items() if not name.startswith(foreign)}
     try:
-        told = subprocess.run(
+        reported = subprocess.run(
             command,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
@@ -171,7 +171,7 @@ def call(*command: str) -> tuple[int, str]:
         return 1, f"{command[0]} timed out"
     except OSError as error:
         return 127, f"{command[0]}: {error.strerror}"
-    return told.returncode, told.stdout.strip()
+    return reported.returncode, reported.stdout.strip()
 
 
 def _deafen() -> None:

@@ -1,4 +1,4 @@
-"""What a cluster's settings mean for a job that is preempted, out of time, or loses a node; as findings. Pure."""
+"""Findings about a cluster's settings for a job that is preempted, out of time, or loses a node. Pure."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from ortflow.launchers.lines import duration
 from ortflow.launchers.slurm.site import Partition, Settings, credential_expiry, listed, seconds
 
 SHORT_GRACE = 20.0
-"""Seconds below which a large model's checkpoint may not be done."""
+"""Seconds below which a large model's checkpoint may not finish."""
 SUSPENDING = {"SUSPEND", "GANG", "SUSPEND,GANG", "GANG,SUSPEND"}
 
 
 def restarts(settings: Settings, places: Sequence[Partition], requeue: bool) -> Iterator[Finding]:
-    """All of it; `places` are the partitions that the run may go to, `requeue` is the run file's."""
+    """All findings; `places` are the partitions that the run may go to, `requeue` is the run file's."""
     yield _requeue(settings, requeue)
     yield _preemption(settings, places)
     yield _signal(settings)
@@ -25,8 +25,8 @@ def restarts(settings: Settings, places: Sequence[Partition], requeue: bool) -> 
 def _requeue(settings: Settings, requeue: bool) -> Finding:
     about, value = "requeue", settings.get("JobRequeue", "")
     if not requeue:
-        told = "backends.slurm.requeue is false: a job that has lost a node is not started again"
-        return warning(about, told, "set it to true, unless the site does not allow it")
+        reported = "backends.slurm.requeue is false: a job that has lost a node is not started again"
+        return warning(about, reported, "set it to true, unless the site does not allow it")
     asks = "" if value == "1" else ": only jobs that ask for it are queued again, and ortflow's do"
     return ok(about, f"JobRequeue={value or 'unknown'}{asks}")
 
@@ -40,13 +40,13 @@ def _preemption(settings: Settings, places: Sequence[Partition]) -> Finding:
     if modes <= SUSPENDING:
         return ok(about, "jobs are suspended, and resume by themselves")
     grace = min((place.grace for place in places), default=0)
-    told = f"{how}, {' and '.join(sorted(modes)).lower()}: ranks have {grace + kill:g} s to save "
-    told += f"(grace {grace} s, KillWait {kill:g} s)"
+    reported = f"{how}, {' and '.join(sorted(modes)).lower()}: ranks have {grace + kill:g} s to save "
+    reported += f"(grace {grace} s, KillWait {kill:g} s)"
     if "CANCEL" in modes and not grace:
-        told += "; a job is cancelled, not queued again, and ortflow submits another in its place"
+        reported += "; a job is cancelled, not queued again, and ortflow submits another in its place"
     if grace + kill < SHORT_GRACE:
-        return warning(about, told, "set checkpoint.every_seconds to limit the loss if that is too short")
-    return ok(about, told)
+        return warning(about, reported, "set checkpoint.every_seconds to limit the loss if that is too short")
+    return ok(about, reported)
 
 
 def _signal(settings: Settings) -> Finding:

@@ -1,4 +1,4 @@
-"""Handing a script to sbatch: its file in the run directory, and the environment. Used by `commands.Slurm`."""
+"""Passing a script to sbatch: its file in the run directory, and the environment. Used by `commands.Slurm`."""
 
 from __future__ import annotations
 
@@ -10,40 +10,40 @@ from pathlib import Path
 from ortflow.workflow.rundir import write_atomically
 
 FOLDER = "slurm"
-"""In the run directory: the script, and what `submitit.SlurmJob` finds of a job."""
+"""In the run directory: the script, and the files that `submitit.SlurmJob` reads."""
 SCRIPT = "job.sh"
 
 NOT_SENT = re.compile(r"connect failure|Connection refused", re.IGNORECASE)
-"""sbatch has reached nobody: there is no doubt."""
+"""sbatch has reached no controller: nothing was submitted."""
 _DIRECTIVE = re.compile(r"^#SBATCH --([a-z-]+)", re.MULTILINE)
 _NAMES = {
     "timelimit": "time", "mem-per-node": "mem", "no-requeue": "requeue", "array-inx": "array", "wait": "wait",
 }  # fmt: skip
-"""Environment variables of sbatch that are not called as their option is."""
+"""Environment variables of sbatch that are not named like their option."""
 _NEVER = {"array", "wait", "error", "input", "wrap"}
-"""Options that no submission of a run may take from the environment."""
+"""Options that a submission must not take from the environment."""
 
 
 def lay_out(root: Path, script: str) -> Path:
-    """Write the script into the run directory; its path."""
+    """Write the script into the run directory; returns its path."""
     folder = root / FOLDER
     folder.mkdir(exist_ok=True)
-    # Where a batch job's output cannot be written, Slurm starts nothing and says next to nothing.
+    # If a batch job's output cannot be written, Slurm starts nothing and reports almost nothing.
     (root / "logs").mkdir(exist_ok=True)
     write_atomically(folder / SCRIPT, script.encode())
     return folder / SCRIPT
 
 
 def keep(root: Path, script: str, job: str) -> None:
-    """Leave the script of a job where `submitit.SlurmJob` looks for it."""
+    """Put the script of a job where `submitit.SlurmJob` looks for it."""
     write_atomically(root / FOLDER / f"{job.partition('_')[0]}_submission.sh", script.encode())
 
 
 def settings(script: str, environment: Mapping[str, str], folder: Path) -> Mapping[str, str | None]:
-    """What changes in the environment that sbatch reads, and hands on to the job. Pure.
+    """Changes to the environment that sbatch reads and passes on to the job. Pure.
 
-    Variables of sbatch win over directives: those that would change what the script says are taken away. Relative
-    entries of PYTHONPATH become absolute, seen from `folder`, because the job runs elsewhere.
+    Variables of sbatch override directives: those that would change the script's settings are removed. Relative
+    entries of PYTHONPATH become absolute, relative to `folder`, because the job runs elsewhere.
     """
     said = {*_DIRECTIVE.findall(script), *_NEVER} | ({"requeue"} if "#SBATCH --no-requeue" in script else set())
     changes: dict[str, str | None] = {}

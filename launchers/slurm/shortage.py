@@ -1,4 +1,4 @@
-"""What a cluster has too little of, where sbatch says only that it cannot be had."""
+"""Names the resource that a cluster lacks, if sbatch reports only that the configuration is not available."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _VAGUE = re.compile(r"[Nn]ode configuration|More processors requested|gres|GRES"
 
 
 def in_detail(error: OrtflowError, spec: RunSpec, slurm: Slurm) -> OrtflowError:
-    """The refusal, with what no node of the partition has; as it is where the cluster does not tell."""
+    """The refusal, with what no node of the partition has; unchanged if the cluster does not report it."""
     from ortflow.launchers.slurm.survey import Survey
 
     if not _VAGUE.search(str(error)):

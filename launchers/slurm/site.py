@@ -1,4 +1,4 @@
-"""A cluster as `scontrol show` and its like print it: settings, partitions, nodes, associations. Pure."""
+"""A cluster as printed by `scontrol show` and similar commands: settings, partitions, nodes, associations. Pure."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ _AWAY = ("DOWN", "DRAIN", "FAIL", "NOT_RESPONDING", "POWERED_DOWN", "MAINT", "IN
 Settings = Mapping[str, str]
 """Of slurm.conf, by name."""
 DEFAULT_EXPIRY = 120
-"""Seconds for which a job's credential is valid where AuthInfo says nothing (cred_expire)."""
+"""Seconds for which a job's credential is valid if AuthInfo does not set it (cred_expire)."""
 
 
 @dataclass(frozen=True)
 class Partition:
-    """A partition's rules; None where there is no limit."""
+    """A partition's rules; None for no limit."""
 
     name: str
     state: str
@@ -30,18 +30,18 @@ class Partition:
     max_time: float | None
     """Seconds."""
     default_time: float | None
-    """Seconds, for a job that asks for none; else it gets the maximum."""
+    """Seconds, for a job without a time limit; None: it gets the maximum."""
     preempt_mode: str
     grace: int
     """Seconds."""
     memory_per_cpu: int | None
-    """MiB, for a job that asks for none."""
+    """MiB, for a job without a memory request."""
     memory_per_node: int | None
     allowed: dict[str, frozenset[str]]
-    """Who may use it, by accounts, qos and groups; everybody where a key is missing."""
+    """Who may use it, by accounts, qos and groups; a missing key allows all."""
     denied: dict[str, frozenset[str]]
     qos: str | None = None
-    """The QOS whose limits hold in it."""
+    """The QOS whose limits apply in it."""
 
 
 @dataclass(frozen=True)
@@ -57,10 +57,10 @@ class Node:
     gpus: int
     partitions: frozenset[str]
     kinds: tuple[tuple[str, int], ...] = ()
-    """Its GPUs by type, where the site names types."""
+    """Its GPUs by type, if the site names types."""
 
     def gpus_of(self, kind: str | None) -> int:
-        """GPUs of a type; all of them where none is asked for."""
+        """GPUs of a type; all of them if no type is requested."""
         return self.gpus if kind is None else sum(count for name, count in self.kinds if name == kind)
 
     @property
@@ -71,7 +71,7 @@ class Node:
 
 @dataclass(frozen=True)
 class Association:
-    """What an account lets a user have."""
+    """What an account allows a user."""
 
     account: str
     partition: str
@@ -90,19 +90,19 @@ def read_config(text: str) -> dict[str, str]:
 
 
 def listed(settings: Settings, name: str) -> dict[str, str]:
-    """A setting that is a list: each word of it, with what stands behind its `=`."""
+    """A setting that is a list: each item of it, with the text after its `=`."""
     words = [word.partition("=") for word in settings.get(name, "").split(",") if word]
     return {key.strip(): value for key, _, value in words}
 
 
 def credential_expiry(settings: Settings) -> int:
     """Seconds until a job's old credential has expired: a requeued job cannot start before."""
-    told = listed(settings, "AuthInfo").get("cred_expire", "")
-    return int(told) if told.isdigit() else DEFAULT_EXPIRY
+    reported = listed(settings, "AuthInfo").get("cred_expire", "")
+    return int(reported) if reported.isdigit() else DEFAULT_EXPIRY
 
 
 def seconds(text: str) -> float | None:
-    """Seconds of settings such as `30 sec`; None for words."""
+    """Seconds of settings such as `30 sec`; None for a keyword."""
     match = re.match(r"\d+", text)
     return float(match[0]) if match else None
 
@@ -135,42 +135,42 @@ def read_plugins(text: str) -> list[str]:
     return names
 
 
-def _partition(told: dict[str, str]) -> Partition:
+def _partition(reported: dict[str, str]) -> Partition:
     allowed, denied = {}, {}
     for key, what in (("Accounts", "accounts"), ("Qos", "qos"), ("Groups", "groups")):
-        names = told.get(f"Allow{key}", "ALL")
+        names = reported.get(f"Allow{key}", "ALL")
         if names not in ("ALL", "N/A", "(null)"):
             allowed[what] = frozenset(names.split(","))
-        if f"Deny{key}" in told:
-            denied[what] = frozenset(told[f"Deny{key}"].split(","))
+        if f"Deny{key}" in reported:
+            denied[what] = frozenset(reported[f"Deny{key}"].split(","))
     return Partition(
-        name=told["PartitionName"],
-        state=told.get("State", ""),
-        default=told.get("Default") == "YES",
-        nodes=_count(told.get("TotalNodes", "")) or 0,
-        max_nodes=_count(told.get("MaxNodes", "")),
-        max_time=read_seconds(told.get("MaxTime", "")),
-        default_time=read_seconds(told.get("DefaultTime", "")),
-        preempt_mode=told.get("PreemptMode", "OFF"),
-        grace=_count(told.get("GraceTime", "")) or 0,
-        memory_per_cpu=_count(told.get("DefMemPerCPU", "")),
-        memory_per_node=_count(told.get("DefMemPerNode", "")),
+        name=reported["PartitionName"],
+        state=reported.get("State", ""),
+        default=reported.get("Default") == "YES",
+        nodes=_count(reported.get("TotalNodes", "")) or 0,
+        max_nodes=_count(reported.get("MaxNodes", "")),
+        max_time=read_seconds(reported.get("MaxTime", "")),
+        default_time=read_seconds(reported.get("DefaultTime", "")),
+        preempt_mode=reported.get("PreemptMode", "OFF"),
+        grace=_count(reported.get("GraceTime", "")) or 0,
+        memory_per_cpu=_count(reported.get("DefMemPerCPU", "")),
+        memory_per_node=_count(reported.get("DefMemPerNode", "")),
         allowed=allowed,
         denied=denied,
-        qos=None if (own := told.get("QoS", "N/A")) in ("N/A", "(null)") else own,
+        qos=None if (own := reported.get("QoS", "N/A")) in ("N/A", "(null)") else own,
     )
 
 
-def _node(told: dict[str, str]) -> Node:
-    kinds = [(kind, int(count)) for kind, count in _GPUS.findall(told.get("Gres", ""))]
+def _node(reported: dict[str, str]) -> Node:
+    kinds = [(kind, int(count)) for kind, count in _GPUS.findall(reported.get("Gres", ""))]
     return Node(
-        name=told["NodeName"],
-        state=told.get("State", ""),
+        name=reported["NodeName"],
+        state=reported.get("State", ""),
         # The cores left when some are kept for the system.
-        cpus=_count(told.get("CPUEfctv", "")) or _count(told.get("CPUTot", "")) or 0,
-        memory=_count(told.get("RealMemory", "")) or 0,
+        cpus=_count(reported.get("CPUEfctv", "")) or _count(reported.get("CPUTot", "")) or 0,
+        memory=_count(reported.get("RealMemory", "")) or 0,
         gpus=sum(count for _, count in kinds),
-        partitions=frozenset(told.get("Partitions", "").split(",")),
+        partitions=frozenset(reported.get("Partitions", "").split(",")),
         kinds=tuple((kind, count) for kind, count in kinds if kind),
     )
 

@@ -1,7 +1,7 @@
 """One attempt inside an allocation: srun (or mpirun) as a child of the batch step.
 
-Ranks lie on other nodes, so nothing is known of their processes: Slurm ends them together (--kill-on-bad-exit), and
-what became of each is read from srun's words. Signals reach them by Slurm; a wish of ours by the stop file.
+Ranks run on other nodes, so their processes are unknown here: Slurm ends them together (--kill-on-bad-exit), and
+the exit status of each is read from srun's output. Signals reach them through Slurm, our requests by the stop file.
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ from contextlib import suppress
 
 from ortflow.launchers.attempt import Child
 from ortflow.launchers.cause import Cause, statuses
-from ortflow.launchers.slurm.words import cancelled, first_end, never_launched, verdict
+from ortflow.launchers.slurm.srun_output import cancelled, first_end, never_launched, verdict
 from ortflow.launchers.tail import last_bytes
 from ortflow.manifests.local import MpiKind
 from ortflow.workflow.rundir import RunDir
 
 _ABORT = re.compile(r"MPI_Abort|Fatal error in|MPI_ABORT was invoked|Abort\(\d+\)")
 ABORT = 10.0
-"""Seconds that srun has to end a step before it is killed itself; the job's own end takes what is left then."""
+"""Seconds that srun has to end a step before it is killed itself; what is left then ends with the job."""
 
 
 class StepAttempt(Child):
-    """A started attempt; `poll` often."""
+    """A started attempt; `poll` must be called often."""
 
     def __init__(
         self,
@@ -40,21 +40,21 @@ class StepAttempt(Child):
         super().__init__(run, number, command, environment)
 
     def gone(self) -> set[int]:
-        """Ranks that were never launched: srun tells of them, and waits for the others for ever."""
+        """Ranks that were never launched: srun reports them, and waits for the others forever."""
         return never_launched(self.output())
 
     def statuses(self, returncode: int) -> dict[int, int]:
-        """Exit status of the rank that ended first and not with 0; it takes the others along."""
+        """Exit status of the rank that ended first and not with 0; it ends the others too."""
         if self._mpirun is not None:
             return statuses(self._mpirun, returncode, self.output(), {})
         return first_end(self.output())
 
     def verdict(self, returncode: int) -> Cause | None:
-        """What Slurm says of an end that no rank can tell of."""
+        """What Slurm reports of an end that no rank can report."""
         return verdict(self.output(), returncode)
 
     def guess(self, returncode: int) -> Cause | None:
-        """A step that somebody has cancelled, where no rank has had MPI end them all."""
+        """A cancelled step, if no rank has had MPI end them all."""
         found = cancelled(self.output(), returncode)
         if found is None or any(_ABORT.search(text) for text in self._ends_of_logs()):
             return None
@@ -65,7 +65,7 @@ class StepAttempt(Child):
             yield last_bytes(log, 1 << 14).decode(errors="replace")
 
     def ask_to_leave(self) -> None:
-        """Ranks have seen Slurm's signal or the stop file: no other way leads to them."""
+        """Ranks have seen Slurm's signal or the stop file: there is no other way to reach them."""
 
     def kill(self) -> None:
         """End the step now: two interrupts make srun abort it."""

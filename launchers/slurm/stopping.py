@@ -1,8 +1,8 @@
-"""Who wants a run in a Slurm job to stop: Slurm, by signals to the batch step, the time limit, or a person.
+"""Requests to stop a run in a Slurm job: from Slurm, by signals to the batch step, from the time limit, or from a user.
 
-Slurm's signals say nothing of what they are for. A preemption, a requeue and a time limit are followed by a restart; a
-job that somebody has cancelled must stay away, so Slurm is asked which it is before anything is decided. The signal
-ahead of the time limit comes here alone, not to the ranks: the limit may have been changed since the script was made.
+Slurm's signals have no reason. A preemption, a requeue and a time limit are followed by a restart; a
+cancelled job must not be restarted, so Slurm is queried for the reason before a decision. The signal
+ahead of the time limit is sent only here, not to the ranks: the limit may have changed since the script was made.
 """
 
 from __future__ import annotations
@@ -15,19 +15,19 @@ from pathlib import Path
 from types import FrameType
 
 from ortflow.launchers.slurm.requeue import Fate, JobOfOurs, fate, seconds_left
-from ortflow.launchers.slurm.words import taken_away
+from ortflow.launchers.slurm.srun_output import taken_away
 from ortflow.launchers.stop import Stop, taken_over
 from ortflow.workflow.clock import SYSTEM_CLOCK, Clock
 
 SIGNALS = (signal.SIGTERM, signal.SIGUSR2, signal.SIGINT, signal.SIGHUP)
 SETTLED = 1.0
-"""Seconds after a signal until `scontrol show job` tells what it was for."""
+"""Seconds after a signal until `scontrol show job` shows its reason."""
 LOOK = 60.0
-"""Seconds between two looks at the time limit; when little is left, Slurm's signal comes before."""
+"""Seconds between two checks of the time limit; when little is left, Slurm's signal comes first."""
 MOVED = 5.0
-"""Seconds by which the end of the job has to move for another limit: what Slurm says is rounded."""
+"""Seconds by which the end of the job must change to count as a new limit: Slurm's times are rounded."""
 EARLY = 75.0
-"""Seconds by which Slurm may send the signal ahead of the limit too early, and some."""
+"""Seconds by which Slurm may send the signal ahead of the limit too early, with a margin."""
 LIMIT = "time limit"
 WORDS = {
     Fate.PREEMPTED: None,
@@ -38,7 +38,7 @@ WORDS = {
 
 
 class Limit:
-    """The time limit of a job, whenever somebody changes it: the moment to save ahead of it, by our own clock."""
+    """The time limit of a job, which may change: the moment to save ahead of it, by our own clock."""
 
     def __init__(self, ahead: float) -> None:
         self._ahead = ahead
@@ -46,26 +46,26 @@ class Limit:
         self._lead = ahead
 
     def take(self, left: float | None, now: float) -> None:
-        """So many seconds are left at the moment `now`; None where there is no limit, or nobody answers."""
+        """Update: so many seconds are left at `now`; None if there is no limit or Slurm does not answer."""
         if left is None:
             return
         if self._end is None or abs(now + left - self._end) > MOVED:
-            # Of a short life half is for training: a lead as long as the life would leave nothing.
+            # A short job keeps half of its time for training: a lead as long as the job would leave nothing.
             self._end, self._lead = now + left, min(self._ahead, left / 2)
 
     def near(self, now: float) -> bool:
-        """Whether it is time to save and leave."""
+        """Whether it is time to save and stop."""
         return self._end is not None and now >= self._end - self._lead
 
     def warns(self, now: float) -> bool:
-        """Whether Slurm's signal may be that ahead of the limit."""
+        """Whether Slurm's signal may be the one ahead of the limit."""
         return self._end is not None and now >= self._end - self._ahead - EARLY
 
 
 class JobStop(Stop):
     """Set by Slurm's signals, by the file in the run directory, and `ahead` seconds before the time limit.
 
-    Of a limit that leaves less than twice as much, half is kept for training. `words`: what srun has said so far.
+    Of a limit that leaves less than twice as much, half is kept for training. `words`: srun's output so far.
     """
 
     def __init__(
@@ -94,7 +94,7 @@ class JobStop(Stop):
             self._ask_limit()
 
     def look(self, *, at_once: bool = False) -> str | None:
-        """The reason, after a look at file and clock."""
+        """The reason, after a check of file and clock."""
         if self._warned is not None and self.reason is None:
             self._heed()
         if super().look(at_once=at_once) is None and self.limit.near(self._clock.monotonic()):
@@ -104,7 +104,7 @@ class JobStop(Stop):
         return self.reason
 
     def _heed(self) -> None:
-        """Find out what a USR2 is for: ahead of the limit it is not yet time to leave, of a preemption it is."""
+        """Find the reason for a USR2: a preemption stops the run now, the signal ahead of the limit does not yet."""
         number, self._warned = self._warned, None
         running = fate(self._job) is Fate.RUNNING
         self._ask_limit()
@@ -113,7 +113,7 @@ class JobStop(Stop):
             self.reason, self.signalled, self._since = number.name, True, self._clock.monotonic()
 
     def listening(self) -> AbstractContextManager[None]:
-        """Take over the signals, for good: a batch step that Slurm takes away must not die of a late one."""
+        """Take over the signals, for good: a late signal must not kill a batch step that Slurm ends."""
         threading.Thread(target=self._watch, name="time limit", daemon=True).start()
         return taken_over(self._handle, SIGNALS, for_good=True, ignored=True)
 
@@ -124,7 +124,7 @@ class JobStop(Stop):
             self.reason, self.signalled, self._since = signal.Signals(number).name, True, self._clock.monotonic()
 
     def settle(self) -> str | None:
-        """The reason, and whether it is a person's: a cancelled job says so by its state."""
+        """The reason, and whether a user requested it: a cancelled job shows it by its state."""
         super().settle()
         if self.signalled:
             self._clock.sleep(max(0.0, self._since + SETTLED - self._clock.monotonic()))
@@ -134,7 +134,7 @@ class JobStop(Stop):
         return self.reason
 
     def other_than_preemption(self) -> str | None:
-        """Why ranks were made to leave, where no preemption did it; asked for when they have left."""
+        """Why the ranks were stopped, if not by a preemption; called when they have ended."""
         if self.reason == LIMIT:
             return "the time limit is near"
         found = self._fate or fate(self._job)

@@ -1,4 +1,4 @@
-"""What the doctor asks of a cluster beyond what a run needs: read only, each question one command."""
+"""The doctor's queries to a cluster beyond those of a run: read only, one command each."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ from ortflow.launchers.slurm.site import (
 from ortflow.workflow.errors import OrtflowError, UserError
 
 NEEDED = ("sbatch", "squeue", "scontrol", "scancel", "srun")
-"""Commands without which nothing works; srun only inside a job, but it belongs to the same package."""
+"""Commands without which nothing works; srun is needed only inside a job, but belongs to the same package."""
 FINE_TO_HAVE = ("sacct", "sacctmgr")
 
 
 class Survey(Slurm):
-    """The cluster under examination; raises as `Slurm` does, and OrtflowError with Slurm's words."""
+    """The cluster under examination; raises as `Slurm` does, and OrtflowError with Slurm's message."""
 
     def __init__(self, runner: Runner = run_here) -> None:
         super().__init__(runner)
 
     def has(self, command: str) -> bool:
-        """Whether there is a command of this name; raises UserError where it knows no cluster."""
+        """Whether there is a command of this name; raises UserError if it finds no cluster."""
         try:
             self._read(command, "--version")
         except UserError as error:
@@ -43,7 +43,7 @@ class Survey(Slurm):
         return True
 
     def accounts(self) -> bool:
-        """Whether ended jobs are remembered, and can be asked for here."""
+        """Whether ended jobs are stored and can be queried here."""
         return self.has("sacct") and super().accounts()
 
     def ping(self) -> float:
@@ -56,23 +56,23 @@ class Survey(Slurm):
 
     def config(self) -> dict[str, str]:
         """Its settings."""
-        return read_config(self._told("scontrol", "show", "config"))
+        return read_config(self._reported("scontrol", "show", "config"))
 
     def partitions(self) -> list[Partition]:
-        """Its partitions, those that this user may see."""
-        return read_partitions(self._told("scontrol", "show", "partition", "--oneliner"))
+        """The partitions that this user may see."""
+        return read_partitions(self._reported("scontrol", "show", "partition", "--oneliner"))
 
     def nodes(self) -> list[Node]:
         """Its compute nodes."""
-        return read_nodes(self._told("scontrol", "show", "node", "--oneliner"))
+        return read_nodes(self._reported("scontrol", "show", "node", "--oneliner"))
 
     def associations(self, user: str) -> list[Association]:
-        """What the accounting lets a user have."""
+        """What the accounting allows a user."""
         wanted = ["assoc", f"user={user}", "format=account,partition,qos"]
-        return read_associations(self._told("sacctmgr", "-n", "-P", "show", *wanted))
+        return read_associations(self._reported("sacctmgr", "-n", "-P", "show", *wanted))
 
     def limits(self, user: str, wanted: Asked, places: Sequence[Partition]) -> list[tuple[str, Limits]]:
-        """Limits of the QOS that a job would have, of its partitions' and of its account, each with its name."""
+        """Limits of a job's QOS, of its partitions' QOS and of its account, each with its name."""
         account = wanted.account or self._accounting("user", user, "format=DefaultAccount").strip()
         whose = ("assoc", f"user={user}", f"account={account}")
         names = [wanted.qos or _usual(self._accounting(*whose, "format=DefaultQOS,QOS")), *(one.qos for one in places)]
@@ -84,7 +84,7 @@ class Survey(Slurm):
         return found
 
     def _accounting(self, *what: str) -> str:
-        return self._told("sacctmgr", "-n", "-P", "show", *what)
+        return self._reported("sacctmgr", "-n", "-P", "show", *what)
 
     def plugins(self) -> list[str]:
         """Plug-ins that `srun --mpi=list` names, whether they load or not."""
@@ -92,17 +92,17 @@ class Survey(Slurm):
         return read_plugins(f"{answer.out}\n{answer.err}")
 
     def hostnames(self, nodes: str) -> list[str]:
-        """node[1-2] as single names."""
-        return self._told("scontrol", "show", "hostnames", nodes).split()
+        """Expand node[1-2] to single names."""
+        return self._reported("scontrol", "show", "hostnames", nodes).split()
 
     def would_take(self, script: str, settings: Settings) -> str:
-        """What sbatch says of a script without taking it; raises Refused."""
+        """sbatch's check of a script without submission; raises Refused."""
         answer = self._run(["sbatch", "--test-only", script], {"LC_ALL": "C", **settings})
         if answer.code:
             raise Refused(answer.words)
         return re.sub(r"^(?:sbatch: )?Job \d+ ", "", answer.words)
 
-    def _told(self, *command: str) -> str:
+    def _reported(self, *command: str) -> str:
         answer = self._run(command, SETTINGS)
         if answer.code:
             raise OrtflowError(f"{command[0]} says: {answer.words}")

@@ -1,7 +1,7 @@
-"""A sweep as one job array: each task is a run, with a directory and a life of its own.
+"""A sweep as one job array: each task is a run with its own directory.
 
-The array has one script, in which the number of the task stands for the run's directory. Beside it each run keeps the
-script of a job for it alone, which follows the task where that may not be queued again.
+The array has one script, in which the number of the task selects the run's directory. Each run also keeps the
+script of a job of its own, which follows a task that may not be requeued.
 """
 
 from __future__ import annotations
@@ -23,17 +23,18 @@ from ortflow.launchers.slurm.jobs import Job
 from ortflow.launchers.slurm.launcher import SlurmLauncher, SlurmRequest, begin, check_ranks
 from ortflow.launchers.slurm.sbatch import FOLDER, SCRIPT
 from ortflow.launchers.sweeps import Sweep, SweepDir, is_sweep, read_sweep
+from ortflow.workflow.disk_space import OutOfDisk
 from ortflow.workflow.errors import OrtflowError, UserError
 from ortflow.workflow.owned import TEMPORARY, remove
 from ortflow.workflow.rundir import RunDir, write_atomically
 
 if TYPE_CHECKING:
-    from ortflow.launchers.opening import Opened
+    from ortflow.launchers.run_directory_lock import Opened
 
 FILES = 100
 """Open files beside the locks of the runs."""
 _FILES = re.compile(rf"sweep\.json|attempts\.jsonl|slurm/[\w-]+\.sh|(logs|slurm)/|(slurm/)?{TEMPORARY}")
-"""What lies in the folder of a sweep before its first task runs."""
+"""Content of a sweep's folder before its first task runs."""
 
 
 @dataclass(frozen=True)
@@ -42,12 +43,12 @@ class SweepRequest:
 
     sweep: Sweep
     requests: tuple[SlurmRequest, ...]
-    """Each run alone, by task."""
+    """The request of each run, by task."""
     at_once: int | None = None
-    """So many tasks run at a time."""
+    """Maximum number of tasks at a time."""
 
     def script(self, submission_id: str, tasks: Sequence[int], run_file: str | None = None) -> str:
-        """The array's batch script; raises UserError where the runs would need several."""
+        """The array's batch script; raises UserError if the runs would need several."""
         from ortflow.manifests.slurm import script
         from ortflow.manifests.slurm.placement import TASK
 
@@ -61,7 +62,7 @@ class SweepRequest:
         if len(texts) > 1:
             raise UserError(
                 f"{', '.join(self.sweep.keys)} would change the batch script, and a job array has one for all its runs",
-                fix="submit them one by one; where a container mounts what differs, mount a folder that holds it all",
+                fix="submit them one by one; if containers mount different paths, mount one folder that holds all",
             )
         return texts.pop()
 
@@ -75,7 +76,7 @@ class SweepRequest:
 
 
 def check_length(runs: int, slurm: Slurm) -> None:
-    """Raise UserError where this Slurm takes no array of so many tasks; where it does not say, sbatch will."""
+    """Raise UserError if this Slurm allows no array of so many tasks; if the limit is unknown, sbatch checks it."""
     try:
         longest = slurm.longest_array()
     except OrtflowError:
@@ -90,19 +91,19 @@ def check_length(runs: int, slurm: Slurm) -> None:
 def request(
     sweep: Sweep, submissions: Sequence[Submission], at_once: int | None, launcher: SlurmLauncher
 ) -> SweepRequest:
-    """The request for a sweep: looks, and starts nothing."""
+    """Return the request for a sweep. Starts nothing."""
     first = launcher.request(submissions[0])
     alone = (SlurmRequest(one, replace(first.placement, run_dir=one.run.root)) for one in submissions)
     return SweepRequest(sweep, tuple(alone), at_once)
 
 
 def submit(wanted: SweepRequest, slurm: Slurm) -> str:
-    """Submit the runs that have not finished as one array; raises UserError where Slurm or a directory says no."""
-    from ortflow.launchers.opening import opened
+    """Submit the runs that have not finished as one array; raises UserError if Slurm or a directory refuses."""
+    from ortflow.launchers.run_directory_lock import opened
     from ortflow.launchers.stop import interruptible
 
     check_ranks(wanted.requests[0])
-    str(wanted)  # what has no place in a script is told before anything is made
+    str(wanted)  # report invalid values before anything is created
     sweep, fresh = wanted.sweep, wanted.requests[0].submission.fresh
     if not fresh:
         _refuse_another(sweep)
@@ -124,19 +125,19 @@ def submit(wanted: SweepRequest, slurm: Slurm) -> str:
 
 
 def _place(wanted: SweepRequest, renewed: Mapping[int, bool], slurm: Slurm) -> str:
-    """sbatch, with the submission on record in every directory before and after; the handle."""
+    """Call sbatch, with records in every directory before and after; returns the handle."""
     tasks = list(renewed)
     runs = {task: wanted.requests[task].submission.run for task in tasks}
 
     def script(submission: str) -> str:
         for task, run in runs.items():
-            # Where output cannot be written, Slurm starts nothing and says next to nothing.
+            # If output cannot be written, Slurm starts nothing and reports almost nothing.
             (run.root / "logs").mkdir(exist_ok=True)
             alone = wanted.requests[task].script(f"{submission}-{task}")
             write_atomically(run.root / FOLDER / SCRIPT, alone.encode())
         return wanted.script(submission, tasks)
 
-    folder = SweepDir(wanted.sweep.folder, runs)
+    folder = SweepDir(wanted.sweep.folder, runs, len(RunDir(wanted.sweep.folder).read_attempts()))
     retry = wanted.requests[0].submission.retry
     ask = f"ortflow list --sweep {wanted.sweep.root}"
     submission, job = submitting.place(folder, script, slurm, retry, ask=ask)
@@ -150,9 +151,9 @@ def _place(wanted: SweepRequest, renewed: Mapping[int, bool], slurm: Slurm) -> s
 
 
 def _known(wanted: SweepRequest, slurm: Slurm) -> str | None:
-    """The handle of an array of these very runs whose submission got no answer; None if no run is at work.
+    """The handle of an array of the same runs whose submission got no answer; None if no run is active.
 
-    Raises UserError where one is.
+    Raises UserError if another job has one.
     """
     from ortflow.workflow.spec.file.dump import dump_run_file
 
@@ -177,7 +178,7 @@ def _known(wanted: SweepRequest, slurm: Slurm) -> str | None:
 
 
 def _jobs(runs: Sequence[RunDir], slurm: Slurm) -> dict[int, Job]:
-    """The runs' jobs, by task, in one call; waits for those that may still be on their way. Raises NoAnswer."""
+    """The runs' jobs, by task, in one call; waits for those that may still appear. Raises NoAnswer."""
     begun = slurm.clock.monotonic()
     while True:
         histories = {
@@ -186,14 +187,13 @@ def _jobs(runs: Sequence[RunDir], slurm: Slurm) -> dict[int, Job]:
         mine = slurm.mine() if histories else []
         found = {task: job for task, history in histories.items() if (job := find(history, mine)) is not None}
         doubts = [in_doubt(runs[task].read_attempts()) for task in histories if task not in found]
-        since = max((doubt for doubt in doubts if doubt is not None), default=None)
-        if since is None or submitting.waited(since, begun, SETTLE, slurm.clock):
+        if all(doubt is None or submitting.waited(doubt, begun, SETTLE, slurm.clock) for doubt in doubts):
             return found
         slurm.clock.sleep(submitting.PAUSE)
 
 
 def _refuse_another(sweep: Sweep) -> None:
-    """Raise UserError where a sweep of this name is there whose runs have other values."""
+    """Raise UserError if a sweep of this name exists whose runs have other values."""
     if not is_sweep(sweep.root):
         return
     earlier = read_sweep(sweep.root)
@@ -202,19 +202,19 @@ def _refuse_another(sweep: Sweep) -> None:
     if any(run.run_file.exists() for run in earlier.runs):
         raise UserError(
             f"{sweep.folder} is another sweep, of {len(earlier.members)} runs over {', '.join(earlier.keys)}",
-            fix="choose another name, or start anew with --fresh, which puts the old runs aside",
+            fix="choose another name, or start over with --fresh, which keeps the old runs aside",
         )
 
 
 @contextmanager
 def _on_record(sweep: Sweep) -> Iterator[None]:
-    """The sweep's record for what happens inside; where nothing is submitted, it is as it was before."""
+    """Write the sweep's record before the block; if nothing is submitted, restore it."""
     new = not sweep.folder.exists()
     earlier = read_sweep(sweep.root) if is_sweep(sweep.root) else None
     try:
         sweep.write()
         yield
-    except (UserError, NoAnswer):
+    except (UserError, NoAnswer, OutOfDisk):
         if new:
             remove(sweep.folder, _FILES)
         elif earlier is not None:
@@ -224,19 +224,19 @@ def _on_record(sweep: Sweep) -> Iterator[None]:
 
 @contextmanager
 def _handing_over(ours: Sequence[Opened]) -> Iterator[None]:
-    """From here on jobs may exist that need the directories, however this ends; but not where Slurm took none."""
+    """Keep the directories, which jobs may need even if this fails, unless Slurm accepted no job."""
     for one in ours:
         one.handed_over = True
     try:
         yield
-    except (UserError, NoAnswer):
+    except (UserError, NoAnswer, OutOfDisk):
         for one in ours:
             one.handed_over = False
         raise
 
 
 def _allow_files(count: int) -> None:
-    """Have each run's lock open at once, beside what this process has open."""
+    """Raise the limit of open files for the locks of all runs."""
     count += len(os.listdir("/dev/fd"))
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != resource.RLIM_INFINITY and soft < count:
@@ -251,8 +251,8 @@ def _array(job: str | None) -> str:
 
 def ranges(numbers: Sequence[int]) -> str:
     """0-3,5 for 0, 1, 2, 3, 5. Pure."""
-    told = []
+    reported = []
     for _, group in itertools.groupby(enumerate(numbers), lambda pair: pair[1] - pair[0]):
         members = [number for _, number in group]
-        told.append(f"{members[0]}-{members[-1]}" if len(members) > 1 else str(members[0]))
-    return ",".join(told)
+        reported.append(f"{members[0]}-{members[-1]}" if len(members) > 1 else str(members[0]))
+    return ",".join(reported)

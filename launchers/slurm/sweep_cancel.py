@@ -1,4 +1,4 @@
-"""Ending all runs of a sweep: those that wait leave the queue together, those that run save and leave."""
+"""Cancelling all runs of a sweep: pending ones leave the queue together, running ones save and stop."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from ortflow.workflow.rundir import RunDir
 
 
 def cancel(runs: Sequence[RunDir], slurm: Slurm, *, now: bool) -> int:
-    """Ask the runs to end, as `SlurmLauncher.cancel` does each; how many were active. Raises NoAnswer."""
+    """Ask the runs to end, as `SlurmLauncher.cancel` does for one; returns how many were active. Raises NoAnswer."""
     jobs = _active(runs, slurm)
     waiting = {task: job for task, job in jobs.items() if job.waits}
     if waiting:
-        # Those that are held are in a state that --state=PENDING does not name.
+        # Held jobs are in a state that --state=PENDING does not match.
         slurm.cancel(*(job.id for job in waiting.values() if job.state == "PENDING"), pending=True)
         left = _active(runs, slurm)
         held = {task: job for task, job in left.items() if job.waits}
@@ -30,7 +30,7 @@ def cancel(runs: Sequence[RunDir], slurm: Slurm, *, now: bool) -> int:
     for task in at_work:
         write_request(runs[task].stop_request, "cancel", now=now)
     if now or any(job.state in ("SUSPENDED", "STOPPED") for job in at_work.values()):
-        # They are on their way already: one after the other costs no time.
+        # They are already stopping: waiting for one after the other costs no time.
         launcher = SlurmLauncher(slurm)
         for task in at_work:
             launcher.cancel(runs[task], now=now)
@@ -38,7 +38,7 @@ def cancel(runs: Sequence[RunDir], slurm: Slurm, *, now: bool) -> int:
 
 
 def _active(runs: Sequence[RunDir], slurm: Slurm) -> dict[int, Job]:
-    """The jobs of runs that are not over, by task."""
+    """The jobs of unfinished runs, by task."""
     mine = slurm.mine()
     found: dict[int, Job] = {}
     for task, run in enumerate(runs):

@@ -1,7 +1,7 @@
-"""A batch script that a person has handed to sbatch: whether its run is free, and the run directory for it.
+"""A batch script that a user has submitted by hand: checks that its run is free, and takes the run directory.
 
-Used by the batch step before anything else. Any number of jobs may carry the same run: the first that begins has it,
-and every other leaves as long as Slurm knows of a job that has it, running or in the queue.
+Used by the batch step before anything else. Any number of jobs may carry the same run: the first that starts takes it,
+and every other exits while Slurm knows a job that has it, running or pending.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING, Any
 
 from ortflow.launchers.base import Submission
 from ortflow.launchers.batch.history import by_hand, find_all, in_order, is_settled
-from ortflow.launchers.batch.mandate import is_on_record
+from ortflow.launchers.batch.job_validity import is_on_record
 from ortflow.launchers.batch.submitting import active
-from ortflow.launchers.opening import opened
 from ortflow.launchers.prepare import prepare
 from ortflow.launchers.records import State, state
 from ortflow.launchers.remote.arrival import submit_record
+from ortflow.launchers.run_directory_lock import opened
 from ortflow.launchers.slurm.commands import NoAnswer, Slurm
 from ortflow.launchers.slurm.jobs import Job
 from ortflow.launchers.slurm.requeue import JobOfOurs, call
@@ -36,18 +36,18 @@ if TYPE_CHECKING:
     from ortflow.workflow.spec.run import RunSpec
 
 PATIENCE = 60.0
-"""Seconds for which a controller that does not answer is asked whether another job has the run."""
+"""Seconds for which the query for another job of the run is retried if the controller does not answer."""
 PAUSE = 3.0
 
 
 def claim(run: RunDir, job: JobOfOurs, text: str, folder: Path | None, python: str) -> bool:
-    """Have the run directory for this job; False where the run has finished.
+    """Take the run directory for this job; False if the run has finished.
 
     `text` is the run file that the script carries; `folder` is where its `prepare` runs, with `python` as the ranks'
-    interpreter. Raises UserError where another job has the run, or the directory holds something else.
+    interpreter. Raises UserError if another job has the run, or the directory holds something else.
     """
     leave_to_another(run, job)
-    # Again behind the lock: two may have begun in the same moment.
+    # Again under the lock: two may have started at the same moment.
     with opened(Submission(_spec(_of_task(text), run), run), lambda: leave_to_another(run, job)) as ours:
         if ours.finished:
             return False
@@ -60,7 +60,7 @@ def claim(run: RunDir, job: JobOfOurs, text: str, folder: Path | None, python: s
 
 
 def keep_script(run: RunDir, job: JobOfOurs) -> None:
-    """Keep the job's own script where that of any other submission lies: another job may have to follow this one."""
+    """Store the job's script where every submission stores it: another job may have to follow this one."""
     if "_" in job.id:
         return  # an array's script would start all its tasks again
     code, words = call("scontrol", "write", "batch_script", job.id, "-")
@@ -70,7 +70,7 @@ def keep_script(run: RunDir, job: JobOfOurs) -> None:
 
 
 def redirect(run: RunDir, job: JobOfOurs) -> None:
-    """From here on the job's words go where those of any run in Slurm are; raises OSError."""
+    """Redirect the job's output to the usual log of a run in Slurm. Raises OSError."""
     log = run.root / "logs" / f"slurm-{job.id}.log"
     log.parent.mkdir(parents=True, exist_ok=True)
     print(f"the output of this job is in {log}", flush=True)
@@ -83,7 +83,7 @@ def redirect(run: RunDir, job: JobOfOurs) -> None:
 
 
 def leave_to_another(run: RunDir, job: JobOfOurs, slurm: Slurm | None = None) -> None:
-    """Raise UserError where another job has the run or begins it before us, or nobody says whether one does."""
+    """Raise UserError if another job has the run or starts it before us, or if that is unknown."""
     slurm = slurm or Slurm()
     end = slurm.clock.monotonic() + PATIENCE
     while True:
@@ -96,7 +96,7 @@ def leave_to_another(run: RunDir, job: JobOfOurs, slurm: Slurm | None = None) ->
             if slurm.clock.monotonic() >= end:
                 raise UserError(
                     f"{run.root} may be another job's, and the Slurm controller does not answer ({error.words})",
-                    fix="hand the script to sbatch again when it does",
+                    fix="submit the script again when it does",
                 ) from error
             slurm.clock.sleep(PAUSE)
     records = run.read_attempts()
@@ -104,15 +104,15 @@ def leave_to_another(run: RunDir, job: JobOfOurs, slurm: Slurm | None = None) ->
         other = rival(run, job, mine, records)
     if other is not None:
         raise UserError(
-            f"job {other.id} has the run in {run.root} and is {other.state.lower()}: this job leaves it alone",
+            f"job {other.id} has the run in {run.root} and is {other.state.lower()}: this job exits",
             fix=f"follow it with `ortflow logs -f {run.root}`, stop it with `ortflow cancel {run.root}`",
         )
 
 
 def rival(run: RunDir, job: JobOfOurs, jobs: Sequence[Job], records: Sequence[dict[str, Any]]) -> Job | None:
-    """A job of the same script that runs, has not put itself on record yet, and was submitted before this one. Pure.
+    """A running job of the same script that has not recorded itself yet and was submitted before this one. Pure.
 
-    The directory's lock keeps two that begin together apart, but not on a file system whose locks end at the node.
+    The directory's lock separates two that start together, but not on a file system with locks per node.
     """
     task = job.id.partition("_")[2]
     running = [one for one in find_all(by_hand(run.root), jobs) if not one.waits and one.id.partition("_")[2] == task]
@@ -123,7 +123,7 @@ def rival(run: RunDir, job: JobOfOurs, jobs: Sequence[Job], records: Sequence[di
 
 
 def is_others(other: Job, job: JobOfOurs, records: Sequence[dict[str, Any]]) -> bool:
-    """Whether the run is at work in another job; one that Slurm still tidies up has let go of it. Pure."""
+    """Whether the run is active in another job; a completing job has released it. Pure."""
     return other.id != job.id and (other.waits or not is_settled(records))
 
 
@@ -139,6 +139,6 @@ def _spec(text: str, run: RunDir) -> RunSpec:
 
 
 def _of_task(text: str, environment: Mapping[str, str] = os.environ) -> str:
-    """Of an array's script, the run file of this task."""
+    """The run file of this task, from an array's script."""
     task = environment.get("SLURM_ARRAY_TASK_ID")
     return text if task is None else text.split(f"{BETWEEN}\n")[int(task)]

@@ -1,7 +1,7 @@
-"""The trial job of `ortflow doctor --job`: submit, wait, collect what the nodes report, take everything away.
+"""The trial job of `ortflow doctor --job`: submit, wait, collect the nodes' reports, remove everything.
 
-The nodes' words come through files in a folder beside the runs; what does not come is a word, too, since Slurm tells
-which nodes the job had.
+The nodes report through files in a folder beside the runs; a missing report is also a finding, since Slurm lists
+the job's nodes.
 """
 
 from __future__ import annotations
@@ -42,24 +42,24 @@ if TYPE_CHECKING:
 
 PREFIX = ".ortflow-doctor-"
 PAUSE = 0.5
-"""Seconds between two looks at the queue."""
+"""Seconds between two polls of the queue."""
 OVERDUE = 60.0
 """Seconds over its limit that Slurm may take to end a job."""
 LAG = 10.0
-"""Seconds for the nodes' files to come into sight here after the job's end."""
+"""Seconds for the nodes' files to become visible here after the job's end."""
 
 Tell = Callable[[str], None]
 
 
 @dataclass
 class Results:
-    """What a trial job left."""
+    """The results of a trial job."""
 
     job: Job
     nodes: list[str]
-    """Those that Slurm gave it, the batch step's first."""
+    """The job's nodes, the batch step's first."""
     waited: float
-    """Seconds until it began."""
+    """Seconds until it started."""
     submitted: float
     """Unix time here."""
     collected: float
@@ -69,7 +69,7 @@ class Results:
     seen: dict[str, float | None] = field(default_factory=dict)
     """By node, its clock when it wrote its first file."""
     logs: dict[str, str] = field(default_factory=dict)
-    """By node, what its program said; also of `keeper`, `ranks` and the whole `job`."""
+    """By node, the output of its program; also of `run_supervisor`, `ranks` and the whole `job`."""
     codes: dict[str, int] = field(default_factory=dict)
     """Exit codes by the same names."""
     reports: dict[str, dict[str, Any]] = field(default_factory=dict)
@@ -78,7 +78,7 @@ class Results:
 
 
 class NotRun(Exception):
-    """The job did not come to report; `finding` says why."""
+    """The job gave no report; `finding` explains why."""
 
     def __init__(self, finding: Finding) -> None:
         self.finding = finding
@@ -88,7 +88,7 @@ class NotRun(Exception):
 def run_trial(
     spec: RunSpec, placement: Placement, paths: list[str], slurm: Survey, wait: float, tell: Tell
 ) -> tuple[Results, list[Finding]]:
-    """Run the job of a `trial_spec` and collect its reports; findings beside those that the reports give.
+    """Run the job of a `trial_spec` and collect its reports; returns findings in addition to those from the reports.
 
     `placement.run_dir` is the run's directory; `paths` are files that every node must see. Raises NotRun.
     """
@@ -165,7 +165,7 @@ def _run(folder: Path, spec: RunSpec, placement: Placement, slurm: Survey, wait:
 
 
 def _until_started(slurm: Survey, job_id: str, end: float, wait: float, tell: Tell) -> Job:
-    told = ""
+    reported = ""
     while True:
         job = slurm.job(job_id)
         if job is None:
@@ -174,15 +174,15 @@ def _until_started(slurm: Survey, job_id: str, end: float, wait: float, tell: Te
             return job
         reason = explain(job.reason)
         if reason.never:
-            # What more a reason tells one to do is for a job that is still in the queue.
+            # The rest of the fix applies only to a job that is still in the queue.
             fix = reason.fix.partition("cancel the run")[0].rstrip(": ")
             raise NotRun(fault("job", f"job {job_id} would never start: {reason.words}; it was cancelled", fix))
         if time.monotonic() >= end:
             words = f"job {job_id} was still pending after {wait:g} s: {reason.words}; it was cancelled"
             raise NotRun(warning("job", words, "wait longer with --wait, or try again later"))
-        if reason.words != told:
+        if reason.words != reported:
             tell(f"job {job_id}: {reason.words}" if job.reason else f"job {job_id} is in the queue")
-            told = reason.words
+            reported = reason.words
         time.sleep(PAUSE)
 
 
@@ -201,7 +201,7 @@ def _until_ended(slurm: Survey, job: Job, tell: Tell) -> Job:
 
 
 def _cancel(slurm: Survey, job_id: str | None, submission: str) -> None:
-    """Leave no job behind; one whose submission got no answer is known by its comment."""
+    """Cancel the job; one whose submission got no answer is found by its comment."""
     with suppress(OrtflowError):
         if job_id is None:
             for job in slurm.mine():
@@ -237,7 +237,7 @@ def _number(text: str) -> float | None:
 
 
 def _remove(folder: Path) -> bool:
-    """Whether it is gone; a network file system keeps names of files that a dying process still has open."""
+    """Whether it is gone; a network file system keeps the names of files that a dying process still has open."""
     for _ in range(10):
         shutil.rmtree(folder, ignore_errors=True)
         if not folder.exists():

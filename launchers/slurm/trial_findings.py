@@ -1,4 +1,4 @@
-"""What the reports of a trial job's nodes mean; `trial_ranks` tells of its ranks. Pure."""
+"""Findings from the reports of a trial job's nodes; `trial_ranks` has those of its ranks. Pure."""
 
 from __future__ import annotations
 
@@ -18,27 +18,27 @@ from ortflow.workflow.errors import UserError
 SKEW = 2.0
 """Seconds by which clocks may differ; tasks of a step begin within less."""
 SLOW_SIGHT = 5.0
-"""Seconds for a file of another node to come into sight behind which a restart may read what is out of date."""
+"""Seconds until another node's file is visible above which a restart may read outdated files."""
 SLOW_DISK = 20e6
 """Bytes a second."""
 LITTLE = 2e9
-"""Bytes that should be free where nothing is known of the model."""
+"""Bytes that should be free if the model is unknown."""
 CHECKPOINTS = 11
-"""Times a model's size that a run writes: its newest two checkpoints and the one being written, each with the weights
-and two moments, the graphs, and the export."""
+"""Multiple of a model's size that a run writes: its newest two checkpoints and the one being written, each with the
+weights and two moments, the graphs, and the export."""
 MANY = 6
-"""Nodes that are named before the rest is only counted."""
+"""Number of nodes that a message names; the rest is counted."""
 ENDED = {"COMPLETED", "FAILED", "UNKNOWN"}
-"""States of a job whose script came to its end."""
+"""States of a job whose script has ended by itself."""
 FENCED = "ortflow fences runs off by a file instead; but start none of them by hand a second time"
-ENVIRONMENT = "the environment must lie where every node sees it; set resources.python to one that does"
+ENVIRONMENT = "the environment must be on storage that every node mounts; set resources.python to one that is"
 
 
 def findings(results: Results, world: int, start: Start, folder: str, model_bytes: int | None) -> Iterator[Finding]:
-    """Everything the job tells; `folder` is what the nodes were to see, `world` the number of ranks."""
+    """All findings of the job; `folder` is the shared folder, `world` the number of ranks."""
     nodes = results.nodes
-    told = f"job {results.job.id} ran on {results.job.nodes or 'no node'}, waited {duration(results.waited)}"
-    yield ok("job", told, waited=results.waited)
+    reported = f"job {results.job.id} ran on {results.job.nodes or 'no node'}, waited {duration(results.waited)}"
+    yield ok("job", reported, waited=results.waited)
     unseen = [node for node in nodes if node not in results.seen]
     good = [node for node in nodes if node in results.reports]
     silent = [node for node in nodes if node in results.seen and node not in good]
@@ -47,8 +47,8 @@ def findings(results: Results, world: int, start: Start, folder: str, model_byte
         yield untested("nodes", "the job did not run the checks")
         return
     if unseen:
-        told = f"{named(unseen)} {_do(unseen)} not see {folder}, or may not write there"
-        yield fault("shared folder", told, "put the run directory (run_dir, --runs-dir) where every node sees it")
+        reported = f"{named(unseen)} {_do(unseen)} not see {folder}, or may not write there"
+        yield fault("shared folder", reported, "put the run directory (run_dir, --runs-dir) where every node sees it")
     if good:
         yield _sight(results, good, folder)
         yield _locks(results, good, folder)
@@ -65,7 +65,7 @@ def findings(results: Results, world: int, start: Start, folder: str, model_byte
 
 
 def _broken(results: Results, unseen: Sequence[str]) -> Finding | None:
-    """The job itself failed, and tells nothing of the nodes."""
+    """The job itself failed, without reports from the nodes."""
     job, log = results.job, results.logs.get("job", "")
     if job.state not in ENDED:
         return fault("job", f"it ended as {job.state}, and not by itself", "try again; see backends.slurm.prologue")
@@ -83,25 +83,25 @@ def _sight(results: Results, good: Sequence[str], folder: str) -> Finding:
     slowest = max(float(results.reports[node]["others"]["seconds"]) for node in good)
     for node in good:
         if blind := sorted(set(good) - set(results.reports[node]["others"]["seen"])):
-            told = f"{node} does not see what {named(blind)} wrote to {folder}"
-            return fault(about, told, "every node must mount the same folder")
-    told = f"{names} {'sees' if len(good) == 1 else 'see'} {folder} and may write there"
+            reported = f"{node} does not see what {named(blind)} wrote to {folder}"
+            return fault(about, reported, "every node must mount the same folder")
+    reported = f"{names} {'sees' if len(good) == 1 else 'see'} {folder} and may write there"
     if len(good) == 1:
-        return ok(about, told)
+        return ok(about, reported)
     if slowest > SLOW_SIGHT and len(good) == len(results.nodes):
-        return warning(about, f"{told}; one sees what another wrote only after {duration(slowest)}")
-    return ok(about, f"{told}, and each reads what the others wrote")
+        return warning(about, f"{reported}; one sees what another wrote only after {duration(slowest)}")
+    return ok(about, f"{reported}, and each reads what the others wrote")
 
 
 def _locks(results: Results, good: Sequence[str], folder: str) -> Finding:
-    about, told = "locks", {node: str(results.reports[node]["lock"]) for node in good}
+    about, reported = "locks", {node: str(results.reports[node]["lock"]) for node in good}
     if not results.locked:
         return warning(about, f"{folder} has no locks (flock) here", FENCED)
-    if all(lock == "held" for lock in told.values()):
+    if all(lock == "held" for lock in reported.values()):
         return ok(about, "one that is held here is seen on every node")
-    if free := [node for node, lock in told.items() if lock == "free"]:
+    if free := [node for node, lock in reported.items() if lock == "free"]:
         return warning(about, f"one that is held here is not seen on {named(free)}", FENCED)
-    return warning(about, f"there are none on the nodes: {', '.join(sorted({*told.values()} - {'held'}))}", FENCED)
+    return warning(about, f"there are none on the nodes: {', '.join(sorted({*reported.values()} - {'held'}))}", FENCED)
 
 
 def _interpreters(results: Results, good: Sequence[str], silent: Sequence[str]) -> Iterator[Finding]:
@@ -116,21 +116,25 @@ def _interpreters(results: Results, good: Sequence[str], silent: Sequence[str]) 
             yield fault(about, f"on {node} it ended with exit code {code}: {said}", ENVIRONMENT)
     wrong: dict[str, list[str]] = {}
     for node in good:
-        if told := _lacks(results, node):
-            wrong.setdefault(told, []).append(node)
-    for told, nodes in wrong.items():
-        yield fault(about, f"{named(nodes)}: {told}")
+        if reported := _lacks(results, node):
+            wrong.setdefault(reported, []).append(node)
+    for reported, nodes in wrong.items():
+        yield fault(about, f"{named(nodes)}: {reported}")
     if good and not wrong:
         versions = sorted({".".join(map(str, results.reports[node]["version"])) for node in good})
         yield ok(about, f"CPython {' and '.join(versions)} imports what ranks need, on {named(good)}")
-    if (code := results.codes.get("keeper")) and results.nodes[0] not in silent:
-        said = _last(results.logs.get("keeper", ""))
-        told = f"the supervisor process ended with exit code {code} on {results.nodes[0]}: {said}"
-        yield fault("keeper", told, "set backends.slurm.python to an interpreter that the nodes have, with ortflow")
+    if (code := results.codes.get("run_supervisor")) and results.nodes[0] not in silent:
+        said = _last(results.logs.get("run_supervisor", ""))
+        reported = f"the supervisor process ended with exit code {code} on {results.nodes[0]}: {said}"
+        yield fault(
+            "supervisor process",
+            reported,
+            "set backends.slurm.python to an interpreter that the nodes have, with ortflow",
+        )
 
 
 def _lacks(results: Results, node: str) -> str:
-    """What is wrong with a node's interpreter; empty if nothing is."""
+    """The fault of a node's interpreter; empty if there is none."""
     report = results.reports[node]
     major, minor = report["version"]
     try:
@@ -162,8 +166,8 @@ def _clocks(results: Results) -> Finding:
         elif moment > results.collected + SKEW:
             off[node] = moment - results.collected
     if off:
-        told = ", ".join(f"{node} by {amount:+.0f} s or more" for node, amount in sorted(off.items()))
-        return warning(about, f"differ: {told}", "times in the run's records will be wrong")
+        reported = ", ".join(f"{node} by {amount:+.0f} s or more" for node, amount in sorted(off.items()))
+        return warning(about, f"differ: {reported}", "times in the run's records will be wrong")
     among = f"; the nodes' by less than {max(known.values()) - min(known.values()) + 0.05:.1f} s" if known else ""
     return ok(about, "agree with the one here" + (among if len(known) > 1 else ""))
 
@@ -173,25 +177,25 @@ def _disk(results: Results, good: Sequence[str], folder: str, model_bytes: int |
     slowest, fastest = min(speeds.values()), max(speeds.values())
     free = min(int(results.reports[node]["free"]) for node in good)
     spread = f"{size(slowest)}/s" if fastest < 1.2 * slowest else f"{size(slowest)}/s to {size(fastest)}/s"
-    told = f"{folder} takes {spread}{' a node, in parallel' if len(good) > 1 else ''}; {size(free)} free"
+    reported = f"{folder} takes {spread}{' a node, in parallel' if len(good) > 1 else ''}; {size(free)} free"
     need = LITTLE if model_bytes is None else float(CHECKPOINTS * model_bytes)
     if free < need:
-        more = f"{told}; a run's checkpoints may need {size(need)}"
+        more = f"{reported}; a run's checkpoints may need {size(need)}"
         return warning(about, more, "make room, or use another run_dir", bytes_per_second=speeds, free=free)
     if slowest < SLOW_DISK:
-        return warning(about, f"{told}: slow", "save less often", bytes_per_second=speeds, free=free)
-    return ok(about, told, bytes_per_second=speeds, free=free)
+        return warning(about, f"{reported}: slow", "save less often", bytes_per_second=speeds, free=free)
+    return ok(about, reported, bytes_per_second=speeds, free=free)
 
 
 def named(nodes: Sequence[str]) -> str:
-    """Nodes by name, as far as a line holds them."""
+    """Nodes by name, as many as fit on a line."""
     more = f" and {len(nodes) - MANY} more" if len(nodes) > MANY else ""
     return ", ".join(nodes[:MANY]) + more
 
 
 def _last(text: str) -> str:
     lines = [line.strip() for line in text.splitlines() if line.strip()]
-    return re.sub(r"^sh: \d+: ", "", lines[-1]) if lines else "it said nothing"
+    return re.sub(r"^sh: \d+: ", "", lines[-1]) if lines else "no output"
 
 
 def _do(names: Sequence[str]) -> str:

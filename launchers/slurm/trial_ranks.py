@@ -1,4 +1,4 @@
-"""What the ranks of a trial job tell: whether MPI connects them, their cores, their GPUs. Pure."""
+"""Findings from the ranks of a trial job: whether MPI connects them, their cores, their GPUs. Pure."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from ortflow.launchers.findings import Finding, fault, ok, untested
 from ortflow.launchers.lines import duration
 from ortflow.launchers.slurm.checks import FITTING, NAMES
 from ortflow.launchers.slurm.probe import Start
+from ortflow.launchers.slurm.srun_output import verdict
 from ortflow.launchers.slurm.trial import Results
-from ortflow.launchers.slurm.words import verdict
 from ortflow.manifests.slurm.trial import CONNECT
-from ortflow.workflow.comm.nccl_words import trouble
+from ortflow.workflow.comm.nccl_messages import trouble
 
 KILLED = (124, 137)
 """Exit codes of `timeout`."""
@@ -22,7 +22,7 @@ _CONSEQUENCE = re.compile(r"Exited with|Terminating|CANCELLED|srun: error: \S+: 
 
 
 def world_of(results: Results, world: int, start: Start) -> Iterator[Finding]:
-    """Whether the ranks came to one world of `world`; if so, the rest."""
+    """Whether the ranks form one world of size `world`; if so, the rest."""
     about, ranks = "MPI", results.ranks
     how = "mpirun" if start.how == "mpirun" else f"--mpi={start.how}"
     sizes = {rank.get("size") for rank in ranks}
@@ -30,8 +30,8 @@ def world_of(results: Results, world: int, start: Start) -> Iterator[Finding]:
         yield fault(about, f"the ranks cannot import mpi4py: {errors[0]}", "`pip install 'ortflow[train,mpich]'`")
     elif len(ranks) == world and sizes == {world}:
         seconds = duration(max(float(rank["seconds"]) for rank in ranks))
-        told = f"{_count(world, 'rank')} on {_count(len(results.nodes), 'node')} connect with {how} in {seconds}"
-        yield ok(about, f"{told} ({ranks[0]['library']})")
+        reported = f"{_count(world, 'rank')} on {_count(len(results.nodes), 'node')} connect with {how} in {seconds}"
+        yield ok(about, f"{reported} ({ranks[0]['library']})")
         yield from _cores(ranks)
         yield _nccl(ranks, world)
     elif sizes == {1} and world > 1:
@@ -46,11 +46,11 @@ def world_of(results: Results, world: int, start: Start) -> Iterator[Finding]:
 
 
 def telling(text: str) -> str:
-    """The line of a log that tells most: the first error that is not one of the consequences."""
+    """The most relevant line of a log: the first error that is not a consequence of another."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     errors = [line for line in lines if _ERROR.search(line)]
     causes = [line for line in errors if not _CONSEQUENCE.search(line)]
-    return next(iter([*causes, *errors, *lines[-1:]]), "not a word was left")
+    return next(iter([*causes, *errors, *lines[-1:]]), "no output")
 
 
 def _advice(start: Start) -> str:
@@ -61,8 +61,8 @@ def _advice(start: Start) -> str:
 
 def _cores(ranks: list[dict[str, Any]]) -> Iterator[Finding]:
     if cores := sorted({int(rank["cores"]) for rank in ranks if rank.get("cores") is not None}):
-        told = str(cores[0]) if len(cores) == 1 else f"{cores[0]} to {cores[-1]}"
-        yield ok("cores", f"a rank may run on {told}", cores=cores)
+        reported = str(cores[0]) if len(cores) == 1 else f"{cores[0]} to {cores[-1]}"
+        yield ok("cores", f"a rank may run on {reported}", cores=cores)
 
 
 def _nccl(ranks: list[dict[str, Any]], world: int) -> Finding:

@@ -1,7 +1,7 @@
 """From a run file to the documents of a run in Kubernetes: an MPIJob and what it needs.
 
-Pure: nothing is asked, sent or read here. `ortflow render --backend kubernetes` prints the documents, the launcher
-sends the same ones, and the chart is generated from the same trees (`python -m ortflow.manifests.kubernetes.chart`).
+Pure: nothing is asked, sent or read here. `ortflow render --backend kubernetes` prints the documents, and the launcher
+sends the same ones. A test compares them with those of the chart, which is written by hand.
 """
 
 from ortflow.manifests.kubernetes.documents import Placement, documents, job_name, without_claim

@@ -1,113 +1,112 @@
-"""The trees as a Helm chart: `python -m ortflow.manifests.kubernetes.chart FOLDER` writes what is generated of it.
+"""The chart's values.schema.json: `python -m ortflow.manifests.kubernetes.chart charts/ortflow` writes it.
 
-A test compares the chart in the repository with what this makes, and what Helm makes of it with `documents`. By hand
-are written only `templates/_functions.tpl`, the twins of `functions` and `overlay`, and what is text for people.
+It is the run file's own schema, in the draft that every Helm knows. The rest of the chart is written by hand; tests
+compare its defaults with the run file's, and the documents that Helm makes of it with those of `ortflow render`.
 """
 
 from __future__ import annotations
 
 import json
-import os
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ortflow import __version__
-from ortflow.manifests.kubernetes.chart_schema import TITLE, chart_schema
-from ortflow.manifests.kubernetes.documents import PARTS, Part, all_defaults
-from ortflow.manifests.kubernetes.dump import dump
-from ortflow.manifests.kubernetes.options import doctor
-from ortflow.manifests.kubernetes.template import block, expression
-from ortflow.workflow.errors import UserError
+from ortflow.manifests.kubernetes.values import defaults
+from ortflow.workflow.spec.checks.kubernetes import STORAGE
+from ortflow.workflow.spec.file.schema import run_file_schema
 
-NOTE = "Written by python -m ortflow.manifests.kubernetes.chart; changes are lost."
+TITLE = "ortflow run file, as the chart's values"
+LARGEST = 2**53 - 1
+"""Helm reads numbers as floating-point ones: a larger whole number would silently become another."""
 
 
-def chart() -> dict[str, str]:
-    """Each generated file by its name in the chart."""
-    files = {f"templates/{part.name}.yaml": _template(part) for part in PARTS}
-    files["templates/tests/doctor.yaml"] = _template(Part("doctor", doctor()))
-    files["templates/_defaults.tpl"] = _defaults()
-    files["values.yaml"] = _values()
-    files["values.schema.json"] = json.dumps(chart_schema(), indent=1) + "\n"
-    files["Chart.yaml"] = _about()
-    return files
-
-
-def _template(part: Part) -> str:
-    lines = [
-        f"{{{{- /* {NOTE} */ -}}}}",
-        f'{{{{- define "ortflow.{part.name}" }}}}',
-        *block(part.tree),
-        "{{- end }}",
-        '{{- $scope := include "ortflow.scope" . | fromJson }}',
-    ]
-    made = f'{{{{- include "ortflow.document" (list $scope (include "ortflow.{part.name}" $scope)) }}}}'
-    if part.condition is True:
-        lines.append(made)
-    else:
-        condition = expression(part.condition).replace("$.", "$scope.")
-        lines += [f"{{{{- if {condition} }}}}", made, "{{- end }}"]
-    return "\n".join(lines) + "\n"
-
-
-def _defaults() -> str:
-    values = json.dumps(all_defaults(), indent=2, sort_keys=True)
-    return f'{{{{- /* {NOTE} */ -}}}}\n{{{{- define "ortflow.defaults" -}}}}\n{values}\n{{{{- end -}}}}\n'
-
-
-def _values() -> str:
-    return (
-        f"# {NOTE}\n"
-        "# The values are a run file: helm install NAME charts/ortflow -f run.yaml. These are the defaults of what\n"
-        "# the documents are made of; docs/run-file.md has all keys.\n"
-    ) + _yaml(all_defaults())
-
-
-def _yaml(values: dict[str, Any]) -> str:
-    return dump([values]).removeprefix("---\n")
-
-
-def _about() -> str:
-    about: dict[str, Any] = {
-        "apiVersion": "v2",
-        "name": "ortflow",
-        "description": "One training run of any ONNX model, as an MPIJob; the values are the run file.",
-        "type": "application",
-        "version": __version__,
-        "appVersion": __version__,
-        "kubeVersion": ">=1.27.0-0",
+def chart_schema() -> dict[str, Any]:
+    """The schema (draft 7): a run file, with what Kubernetes needs, and what Helm adds to values."""
+    written = run_file_schema()
+    _need_defaults(written, written, defaults())
+    _need(written["$defs"]["KubernetesBackend"], "image", "volume")
+    schema: dict[str, Any] = _older(written)
+    schema["$schema"] = "http://json-schema.org/draft-07/schema#"
+    schema["title"] = TITLE
+    schema["properties"]["global"] = {"type": "object", "description": "Helm's own."}
+    schema["properties"]["contents"] = {
+        "type": "object",
+        "additionalProperties": {"type": "string"},
+        "description": "Texts of backends.kubernetes.files: --set-file contents.file-0=FILE.",
     }
-    return f"# {NOTE}\n" + _yaml(about)
+    definitions = schema["definitions"]
+    definitions["RunVolume"]["oneOf"] = [{"required": [kind], "properties": {kind: _given(kind)}} for kind in STORAGE]
+    return schema
 
 
-def _is_generated(path: Path) -> bool:
-    if path.is_symlink() or not path.is_file():
-        return False
-    text = path.read_text(encoding="utf-8", errors="replace")
-    return (TITLE in text) if path.suffix == ".json" else (NOTE in text.partition("\n")[0])
+def _need(section: dict[str, Any], *keys: str) -> None:
+    """Have a section's keys be there, with a value."""
+    section["required"] = sorted({*section.get("required", ()), *keys})
+    for key in keys:
+        values = section["properties"][key]
+        if "anyOf" in values:
+            values["anyOf"] = [value for value in values["anyOf"] if value != {"type": "null"}]
 
 
-def main(folder: Path) -> None:
-    """Write the generated files, and take away those that are generated no more.
+def _need_defaults(schema: dict[str, Any], section: dict[str, Any], values: Mapping[str, Any]) -> None:
+    """Have the keys of values.yaml be there: Helm removes a default where a value is null."""
+    section["required"] = sorted({*section.get("required", ()), *values})
+    for key, value in values.items():
+        kind = section["properties"][key].get("$ref", "").removeprefix("#/$defs/")
+        if kind and isinstance(value, dict):
+            _need_defaults(schema, schema["$defs"][kind], value)
 
-    Raises UserError where a file stands in the place of one that this program has not written.
-    """
-    files = chart()
-    for name in files:
-        path = folder / name
-        if os.path.lexists(path) and not _is_generated(path):
-            raise UserError("was not written by this program", where=str(path), fix="remove it, or name another folder")
-    for path in (folder / "templates").rglob("*"):
-        if str(path.relative_to(folder)) not in files and _is_generated(path):
-            path.unlink()
-    for name, text in files.items():
-        (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        (folder / name).write_text(text, encoding="utf-8")
+
+def _given(kind: str) -> dict[str, Any]:
+    return {"enum": [True]} if kind == "empty_dir" else {"not": {"type": "null"}}
+
+
+def _older(schema: Any) -> Any:
+    """A schema in the words of draft 7."""
+    if isinstance(schema, list):
+        return [_older(part) for part in schema]
+    if not isinstance(schema, dict):
+        return schema
+    found: dict[str, Any] = {}
+    for key, value in schema.items():
+        if key == "$ref":
+            found[key] = value.replace("#/$defs/", "#/definitions/")
+        elif key == "$defs":
+            found["definitions"] = _older(value)
+        elif key == "prefixItems":
+            found["items"] = _older(value)
+        elif key == "maximum" and value > LARGEST:
+            found[key] = LARGEST
+        elif key == "minimum" and value < -LARGEST:
+            found[key] = -LARGEST
+        elif key == "properties":
+            required = schema.get("required", ())
+            found[key] = {
+                name: _older(below) if name in required else _or_null(_older(below)) for name, below in value.items()
+            }
+        elif key in ("discriminator", "$schema"):
+            continue
+        else:
+            found[key] = _older(value)
+    return found
+
+
+def _or_null(schema: dict[str, Any]) -> dict[str, Any]:
+    """A key that may also stand there without a value."""
+    if "anyOf" in schema:
+        return {**schema, "anyOf": [*schema["anyOf"], {"type": "null"}]}
+    if "type" in schema and "enum" not in schema and "const" not in schema:
+        return {**schema, "type": [schema["type"], "null"]}
+    reported: dict[str, Any] = {key: schema.pop(key) for key in ("title", "description", "default") if key in schema}
+    return {**reported, "anyOf": [schema, {"type": "null"}]}
+
+
+def main(chart: Path) -> None:
+    """Write the schema into a chart."""
+    text = json.dumps(chart_schema(), indent=1) + "\n"
+    (chart / "values.schema.json").write_text(text, encoding="utf-8")
 
 
 if __name__ == "__main__":
-    try:
-        main(Path(sys.argv[1]))
-    except UserError as error:
-        sys.exit(f"error: {error}")
+    main(Path(sys.argv[1]))

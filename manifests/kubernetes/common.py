@@ -1,60 +1,99 @@
-"""What documents share: metadata, labels, names, and where things lie in a pod. Trees, made when this is imported."""
+"""What documents share: metadata, labels, names, and where things lie in a pod. Pure."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
-from ortflow.manifests.kubernetes.tree import Entries, First, Given, Item, Node, Param, Ref, call, text
+from ortflow import __version__
+from ortflow.manifests.kubernetes.names import sibling
+from ortflow.workflow.spec.kubernetes import KubernetesBackend
+from ortflow.workflow.spec.run import RunSpec
+
+Document = dict[str, Any]
 
 RUN_FOLDER = "/etc/ortflow/run"
 """Where the ConfigMap is mounted."""
 RUN_LABEL, JOB_LABEL, COMPONENT_LABEL = "ortflow.dev/run", "ortflow.dev/job", "ortflow.dev/component"
 VERSION_ANNOTATION = "ortflow.dev/version"
-JOB = Param("job")
 
 
-def own(key: str) -> Ref:
-    """A key of `backends.kubernetes`."""
-    return Ref(f"backends.kubernetes.{key}")
+@dataclass(frozen=True)
+class Context:
+    """What documents are made from."""
+
+    spec: RunSpec
+    job: str
+    """Name of the MPIJob."""
+    namespace: str | None
+    """For documents that must name it."""
+    run_file: str
+    """Text of the run file in the ConfigMap."""
+    run_dir: str
+    """The run directory, as pods see it."""
+    contents: Mapping[str, str]
+    """Texts of the files beside the run file, by their key in the ConfigMap."""
+    new_budget: bool = False
+    fresh: bool = False
+
+    @property
+    def backend(self) -> KubernetesBackend:
+        """The section `backends.kubernetes`."""
+        return self.spec.backends.kubernetes
+
+    @property
+    def claim(self) -> str:
+        """Name of the claim of `volume.create`."""
+        return sibling(self.spec.name, "data")
+
+    @property
+    def service_account(self) -> str:
+        """Account of the ranks' pods."""
+        return self.backend.service_account or self.job
+
+    @property
+    def supervisor(self) -> str:
+        """Name of the supervisor's job and account."""
+        return f"{self.job}-supervisor"
 
 
-MOUNT = own("volume.mount")
-RUN_DIR = call("inside", MOUNT, First((Ref("run_dir"), text("runs/%s", Ref("name")))))
-CLAIM = call("sibling", Ref("name"), "data")
-TENSORBOARD = call("sibling", Ref("name"), "tensorboard")
-SERVICE_ACCOUNT = First((own("service_account"), JOB))
-SUPERVISOR = text("%s-supervisor", JOB)
+def present(section: Mapping[str, Any]) -> Document:
+    """The keys of a section that have a value."""
+    return {key: value for key, value in section.items() if value is not None}
 
 
-def labels(component: str | None = None, *, lasting: bool = False) -> dict[Any, Node]:
+def labels(context: Context, component: str | None = None, *, lasting: bool = False) -> dict[str, str]:
     """The labels of everything, and of a pod of a component.
 
-    What is `lasting` outlives a submission: it does not go with what has the job's label.
+    What is `lasting` outlives a submission: it is not deleted with what has the job's label.
     """
-    found: dict[Any, Node] = {
+    found = {
         "app.kubernetes.io/name": "ortflow",
         "app.kubernetes.io/managed-by": "ortflow",
-        RUN_LABEL: Ref("name"),
+        RUN_LABEL: context.spec.name,
     }
     if not lasting:
-        found[JOB_LABEL] = JOB
+        found[JOB_LABEL] = context.job
     if component is not None:
         found[COMPONENT_LABEL] = component
     return found
 
 
-def users(what: str) -> dict[Any, Node]:
-    """The user's own labels or annotations, as entries of a mapping."""
-    return {Entries(own(what)): Item()}
-
-
 def metadata(
-    name: Node, *, lasting: bool = False, more: dict[Any, Node] | None = None, notes: dict[Any, Node] | None = None
-) -> Node:
-    """The metadata of a document."""
-    return {
-        "name": name,
-        "namespace": Given(own("namespace")),
-        "labels": {**labels(lasting=lasting), **(more or {})},
-        "annotations": {VERSION_ANNOTATION: Param("version"), **(notes or {})},
-    }
+    context: Context,
+    name: str,
+    *,
+    lasting: bool = False,
+    more: Mapping[str, str] | None = None,
+    annotations: Mapping[str, str] | None = None,
+) -> Document:
+    """The metadata of a document; `more` are labels."""
+    return present(
+        {
+            "name": name,
+            "namespace": context.backend.namespace,
+            "labels": {**labels(context, lasting=lasting), **(more or {})},
+            "annotations": {VERSION_ANNOTATION: __version__, **(annotations or {})},
+        }
+    )

@@ -1,4 +1,4 @@
-"""The MPIJob, as Kubeflow's mpi-operator takes it (v2beta1). A tree.
+"""The MPIJob, as Kubeflow's mpi-operator takes it (v2beta1). Pure.
 
 Every field that the operator has a default for and that decides about success or cost is written: its defaults keep
 workers, and their GPUs, after the end.
@@ -6,56 +6,65 @@ workers, and their GPUs, after the end.
 
 from __future__ import annotations
 
-from ortflow.manifests.kubernetes.common import JOB, metadata, own, users
-from ortflow.manifests.kubernetes.pods import AS_WORKER, SSH_FOLDER, template
-from ortflow.manifests.kubernetes.tree import All, Given, Is, Node, Not, Ref, Sum, When, call
+from ortflow.manifests.kubernetes.common import Context, Document, metadata, present
+from ortflow.manifests.kubernetes.names import seconds
+from ortflow.manifests.kubernetes.pods import template
 
 API_VERSION, KIND = "kubeflow.org/v2beta1", "MPIJob"
-NODES = Ref("resources.nodes")
-WORKERS = When(AS_WORKER, Sum((NODES, -1)), NODES)
 
 
-def mpijob() -> Node:
+def mpijob(context: Context) -> Document:
     """The document."""
+    backend, workers = context.backend, _workers(context)
+    replicas = {"Launcher": {"replicas": 1, "restartPolicy": "Never", "template": template(context, "launcher")}}
+    if workers:
+        replicas["Worker"] = {
+            "replicas": workers,
+            "restartPolicy": "OnFailure",
+            "template": template(context, "worker"),
+        }
+    queue = {"kueue.x-k8s.io/queue-name": backend.queue} if backend.queue is not None else {}
     return {
         "apiVersion": API_VERSION,
         "kind": KIND,
-        "metadata": metadata(
-            JOB,
-            more={"kueue.x-k8s.io/queue-name": Given(own("queue")), **users("labels")},
-            notes=users("annotations"),
-        ),
+        "metadata": metadata(context, context.job, more={**queue, **backend.labels}, annotations=backend.annotations),
         "spec": {
-            "mpiImplementation": When(Is(own("mpi"), "openmpi"), "OpenMPI", "MPICH"),
-            "slotsPerWorker": Ref("resources.ranks_per_node"),
-            "runLauncherAsWorker": AS_WORKER,
+            "mpiImplementation": "OpenMPI" if backend.mpi == "openmpi" else "MPICH",
+            "slotsPerWorker": context.spec.resources.ranks_per_node,
+            "runLauncherAsWorker": backend.launcher_as_worker,
             "launcherCreationPolicy": "WaitForWorkersReady",
-            "sshAuthMountPath": SSH_FOLDER,
-            "runPolicy": {
-                "cleanPodPolicy": "Running",
-                "backoffLimit": own("backoff_limit"),
-                "activeDeadlineSeconds": When(own("deadline"), call("seconds", own("deadline"))),
-                "ttlSecondsAfterFinished": Given(own("time_to_live")),
-                "suspend": own("suspend"),
-                "schedulingPolicy": When(own("gang"), _scheduling()),
-            },
-            "mpiReplicaSpecs": {
-                "Launcher": {"replicas": 1, "restartPolicy": "Never", "template": template("launcher")},
-                # A launcher that is the only worker has no others.
-                "Worker": When(
-                    Not(All((AS_WORKER, Is(NODES, 1)))),
-                    {"replicas": WORKERS, "restartPolicy": "OnFailure", "template": template("worker")},
-                ),
-            },
+            "sshAuthMountPath": backend.ssh_folder
+            or ("/home/ortflow/.ssh" if backend.security.run_as_user else "/root/.ssh"),
+            "runPolicy": present(
+                {
+                    "cleanPodPolicy": "Running",
+                    "backoffLimit": backend.backoff_limit,
+                    "activeDeadlineSeconds": None if backend.deadline is None else seconds(backend.deadline),
+                    "ttlSecondsAfterFinished": backend.time_to_live,
+                    "suspend": backend.suspend,
+                    "schedulingPolicy": _scheduling(context),
+                }
+            ),
+            "mpiReplicaSpecs": replicas,
         },
     }
 
 
-def _scheduling() -> Node:
-    return {
-        # The launcher is made when the workers are ready: a gang with it in would wait for ever.
-        "minAvailable": WORKERS,
-        "queue": Given(own("gang.queue")),
-        "priorityClass": Given(own("priority_class")),
-        "scheduleTimeoutSeconds": Given(own("gang.timeout_seconds")),
-    }
+def _workers(context: Context) -> int:
+    """Pods beside the launcher's."""
+    return context.spec.resources.nodes - context.backend.launcher_as_worker
+
+
+def _scheduling(context: Context) -> Document | None:
+    gang = context.backend.gang
+    if gang is None:
+        return None
+    return present(
+        {
+            # The launcher is made when the workers are ready: a gang with it in would wait forever.
+            "minAvailable": _workers(context),
+            "queue": gang.queue,
+            "priorityClass": context.backend.priority_class,
+            "scheduleTimeoutSeconds": gang.timeout_seconds,
+        }
+    )

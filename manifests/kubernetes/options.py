@@ -1,241 +1,214 @@
-"""What a run may have beside its MPIJob: a supervisor, a TensorBoard, a network policy, a disruption budget. Trees."""
+"""What a run may have beside its MPIJob: a supervisor, TensorBoard, a network policy, a disruption budget. Pure."""
 
 from __future__ import annotations
 
-from typing import Any
-
 from ortflow.manifests.kubernetes.common import (
     COMPONENT_LABEL,
-    JOB,
     JOB_LABEL,
-    MOUNT,
-    RUN_DIR,
+    RUN_FOLDER,
     RUN_LABEL,
-    SUPERVISOR,
-    TENSORBOARD,
+    Context,
+    Document,
     labels,
     metadata,
-    own,
+    present,
 )
+from ortflow.manifests.kubernetes.names import inside, sibling
 from ortflow.manifests.kubernetes.pods import (
-    AS_WORKER,
     container_security,
     data_mount,
     data_volume,
-    nodes,
-    pod_security,
+    placement,
     run_mount,
     run_volume,
 )
-from ortflow.manifests.kubernetes.tree import Each, Given, Item, Node, Param, Ref, Sum, When, call, text
 
-OWN_PODS: dict[str, Node] = {
-    "matchLabels": {JOB_LABEL: JOB},
-    "matchExpressions": [{"key": COMPONENT_LABEL, "operator": "In", "values": ["launcher", "worker"]}],
-}
 BOARD_PORT = 6006
-AT_ONCE = 5
-"""Seconds in which a pod that has nothing to save ends: as process 1 it hears no signal while it still imports."""
+GRACE = 5
+"""Seconds that a pod without anything to save has to end: as process 1 it gets no signal while it still imports."""
+RULES = (
+    ("", ["pods"], ["get", "list", "watch", "delete"]),
+    ("", ["pods/log"], ["get"]),
+    ("", ["pods/status"], ["patch"]),
+    ("", ["configmaps"], ["get"]),
+    ("", ["events"], ["list"]),
+    ("batch", ["jobs"], ["get", "list", "patch"]),
+    ("kubeflow.org", ["mpijobs"], ["get", "list", "create", "delete"]),
+)
+"""API group, resources and verbs that the supervisor needs."""
 
 
-def network_policy() -> Node:
+def network_policy(context: Context) -> Document:
     """Ranks, and the ssh daemons between them, are reached by the run's own pods alone."""
     return {
         "apiVersion": "networking.k8s.io/v1",
         "kind": "NetworkPolicy",
-        "metadata": metadata(JOB),
+        "metadata": metadata(context, context.job),
         "spec": {
-            "podSelector": OWN_PODS,
+            "podSelector": _ranks(context),
             "policyTypes": ["Ingress"],
-            "ingress": [{"from": [{"podSelector": OWN_PODS}]}],
+            "ingress": [{"from": [{"podSelector": _ranks(context)}]}],
         },
     }
 
 
-def disruption_budget() -> Node:
+def disruption_budget(context: Context) -> Document:
     """No pod of the run may be evicted; for pods without a scale only a whole number is counted."""
     return {
         "apiVersion": "policy/v1",
         "kind": "PodDisruptionBudget",
-        "metadata": metadata(JOB),
+        "metadata": metadata(context, context.job),
         "spec": {
-            "minAvailable": When(AS_WORKER, Ref("resources.nodes"), Sum((Ref("resources.nodes"), 1))),
-            "selector": OWN_PODS,
+            "minAvailable": context.spec.resources.nodes + (not context.backend.launcher_as_worker),
+            "selector": _ranks(context),
         },
     }
 
 
-def supervisor_account() -> Node:
+def supervisor_account(context: Context) -> Document:
     """Who the supervisor is."""
-    return {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": metadata(SUPERVISOR)}
+    return {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": metadata(context, context.supervisor)}
 
 
-def role() -> Node:
+def role(context: Context) -> Document:
     """What the supervisor may do."""
-    rules: list[tuple[str, list[str], list[str]]] = [
-        ("", ["pods"], ["get", "list", "watch", "delete"]),
-        ("", ["pods/log"], ["get"]),
-        ("", ["pods/status"], ["patch"]),
-        ("", ["configmaps"], ["get"]),
-        ("", ["events"], ["list"]),
-        ("batch", ["jobs"], ["get", "list", "patch"]),
-        ("kubeflow.org", ["mpijobs"], ["get", "list", "create", "delete"]),
-    ]
     return {
         "apiVersion": "rbac.authorization.k8s.io/v1",
         "kind": "Role",
-        "metadata": metadata(JOB),
-        "rules": [{"apiGroups": [group], "resources": resources, "verbs": verbs} for group, resources, verbs in rules],
+        "metadata": metadata(context, context.job),
+        "rules": [{"apiGroups": [group], "resources": resources, "verbs": verbs} for group, resources, verbs in RULES],
     }
 
 
-def role_binding() -> Node:
+def role_binding(context: Context) -> Document:
     """Who may do it."""
     return {
         "apiVersion": "rbac.authorization.k8s.io/v1",
         "kind": "RoleBinding",
-        "metadata": metadata(JOB),
-        "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": JOB},
-        "subjects": [{"kind": "ServiceAccount", "name": SUPERVISOR, "namespace": Param("namespace")}],
+        "metadata": metadata(context, context.job),
+        "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": context.job},
+        "subjects": [{"kind": "ServiceAccount", "name": context.supervisor, "namespace": context.namespace}],
     }
 
 
-def supervisor() -> Node:
-    """The job that heals what the operator cannot; it is made again for as long as the run is not settled."""
-    return {
-        "apiVersion": "batch/v1",
-        "kind": "Job",
-        "metadata": metadata(SUPERVISOR),
-        "spec": {
-            "backoffLimit": 1000,
-            "ttlSecondsAfterFinished": Given(own("time_to_live")),
-            "template": {
-                "metadata": {"labels": labels("supervisor")},
-                "spec": {
-                    "serviceAccountName": SUPERVISOR,
-                    **_beside(),
-                    "terminationGracePeriodSeconds": AT_ONCE,
-                    "restartPolicy": "OnFailure",
-                    "containers": [_supervisor_container()],
-                    "volumes": [run_volume(), data_volume()],
-                },
-            },
-        },
-    }
-
-
-def _supervisor_container() -> Node:
-    return {
+def supervisor(context: Context) -> Document:
+    """The job that repairs what the operator cannot; its pod is replaced until the run is settled."""
+    backend = context.backend
+    container = {
         "name": "supervisor",
-        "image": own("image"),
-        "imagePullPolicy": Given(own("image_pull_policy")),
+        "image": backend.image,
+        "imagePullPolicy": backend.image_pull_policy,
         "command": [
-            own("python"),
+            backend.python,
             "-m",
             "ortflow.launchers.kubernetes.supervise",
             "--namespace",
             "$(NAMESPACE)",
             "--job",
-            JOB,
+            context.job,
         ],
         "env": [
             {"name": "NAMESPACE", "valueFrom": {"fieldRef": {"fieldPath": "metadata.namespace"}}},
-            {"name": "ORTFLOW_RUN_FILE", "value": "/etc/ortflow/run/run.yaml"},
-            {"name": "ORTFLOW_JOB", "value": JOB},
-            {"name": "ORTFLOW_MOUNT", "value": MOUNT},
+            {"name": "ORTFLOW_RUN_FILE", "value": f"{RUN_FOLDER}/run.yaml"},
+            {"name": "ORTFLOW_JOB", "value": context.job},
+            {"name": "ORTFLOW_MOUNT", "value": backend.volume.mount},
             {"name": "PYTHONUNBUFFERED", "value": "1"},
         ],
         "resources": {"requests": {"cpu": "50m", "memory": "128Mi"}, "limits": {"memory": "512Mi"}},
-        "securityContext": container_security(),
-        "volumeMounts": [run_mount(), data_mount()],
+        "securityContext": container_security(context) or None,
+        "volumeMounts": [run_mount(), data_mount(context)],
+    }
+    return {
+        "apiVersion": "batch/v1",
+        "kind": "Job",
+        "metadata": metadata(context, context.supervisor),
+        "spec": present(
+            {
+                "backoffLimit": 1000,
+                "ttlSecondsAfterFinished": backend.time_to_live,
+                "template": {
+                    "metadata": {"labels": labels(context, "supervisor")},
+                    "spec": {
+                        "serviceAccountName": context.supervisor,
+                        **placement(context, "launcher"),
+                        "terminationGracePeriodSeconds": GRACE,
+                        "restartPolicy": "OnFailure",
+                        "containers": [present(container)],
+                        "volumes": [run_volume(context), data_volume(context)],
+                    },
+                },
+            }
+        ),
     }
 
 
-def tensorboard() -> Node:
-    """A TensorBoard on the run directory; the next submission finds it there."""
-    logs = call("inside", RUN_DIR, Ref("monitor.tensorboard_directory"))
-    of_run = {RUN_LABEL: Ref("name"), COMPONENT_LABEL: "tensorboard"}
+def tensorboard(context: Context) -> Document:
+    """A TensorBoard on the run directory; the next submission uses it too."""
+    backend = context.backend
+    logs = inside(context.run_dir, context.spec.monitor.tensorboard_directory)
+    container = {
+        "name": "tensorboard",
+        "image": backend.image,
+        "imagePullPolicy": backend.image_pull_policy,
+        "command": [
+            backend.python,
+            "-m",
+            "tensorboard.main",
+            f"--logdir={logs}",
+            "--host=0.0.0.0",
+            f"--port={BOARD_PORT}",
+        ],
+        "ports": [{"name": "http", "containerPort": BOARD_PORT}],
+        "readinessProbe": {"tcpSocket": {"port": BOARD_PORT}, "periodSeconds": 5},
+        "resources": {"requests": {"cpu": "50m", "memory": "256Mi"}, "limits": {"memory": "1Gi"}},
+        "securityContext": container_security(context) or None,
+        "volumeMounts": [{**data_mount(context), "readOnly": True}],
+    }
     return {
         "apiVersion": "apps/v1",
         "kind": "Deployment",
-        "metadata": metadata(TENSORBOARD, lasting=True),
+        "metadata": metadata(context, _board(context), lasting=True),
         "spec": {
             "replicas": 1,
-            "selector": {"matchLabels": of_run},
+            "selector": {"matchLabels": _of_board(context)},
             "template": {
-                "metadata": {"labels": labels("tensorboard", lasting=True)},
+                "metadata": {"labels": labels(context, "tensorboard", lasting=True)},
                 "spec": {
                     "automountServiceAccountToken": False,
-                    **_beside(),
-                    "terminationGracePeriodSeconds": AT_ONCE,
-                    "containers": [
-                        {
-                            "name": "tensorboard",
-                            "image": own("image"),
-                            "imagePullPolicy": Given(own("image_pull_policy")),
-                            "command": [
-                                own("python"),
-                                "-m",
-                                "tensorboard.main",
-                                text("--logdir=%s", logs),
-                                "--host=0.0.0.0",
-                                f"--port={BOARD_PORT}",
-                            ],
-                            "ports": [{"name": "http", "containerPort": BOARD_PORT}],
-                            "readinessProbe": {"tcpSocket": {"port": BOARD_PORT}, "periodSeconds": 5},
-                            "resources": {"requests": {"cpu": "50m", "memory": "256Mi"}, "limits": {"memory": "1Gi"}},
-                            "securityContext": container_security(),
-                            "volumeMounts": [{**data_mount(), "readOnly": True}],
-                        }
-                    ],
-                    "volumes": [data_volume()],
+                    **placement(context, "launcher"),
+                    "terminationGracePeriodSeconds": GRACE,
+                    "containers": [present(container)],
+                    "volumes": [data_volume(context)],
                 },
             },
         },
     }
 
 
-def tensorboard_service() -> Node:
+def tensorboard_service(context: Context) -> Document:
     """Its address in the cluster."""
     return {
         "apiVersion": "v1",
         "kind": "Service",
-        "metadata": metadata(TENSORBOARD, lasting=True),
+        "metadata": metadata(context, _board(context), lasting=True),
         "spec": {
-            "selector": {RUN_LABEL: Ref("name"), COMPONENT_LABEL: "tensorboard"},
+            "selector": _of_board(context),
             "ports": [{"name": "http", "port": BOARD_PORT, "targetPort": BOARD_PORT}],
         },
     }
 
 
-def doctor() -> Node:
-    """What `helm test` runs: whether the image has what ranks need, on the nodes where they would run."""
-    notes = {"helm.sh/hook": "test", "helm.sh/hook-delete-policy": "before-hook-creation,hook-succeeded"}
+def _ranks(context: Context) -> Document:
+    """Selects launcher and workers."""
     return {
-        "apiVersion": "v1",
-        "kind": "Pod",
-        "metadata": metadata(text("%s-doctor", JOB), notes=notes),
-        "spec": {
-            "automountServiceAccountToken": False,
-            **_beside(),
-            "restartPolicy": "Never",
-            "containers": [
-                {
-                    "name": "doctor",
-                    "image": own("image"),
-                    "imagePullPolicy": Given(own("image_pull_policy")),
-                    "command": [own("python"), "-m", "ortflow", "image", "check"],
-                    "securityContext": container_security(),
-                }
-            ],
-        },
+        "matchLabels": {JOB_LABEL: context.job},
+        "matchExpressions": [{"key": COMPONENT_LABEL, "operator": "In", "values": ["launcher", "worker"]}],
     }
 
 
-def _beside() -> dict[Any, Node]:
-    """What pods beside the ranks have: they may lie where the launcher does, and take no devices."""
-    return {
-        "imagePullSecrets": [Each(own("image_pull_secrets"), {"name": Item()})],
-        "securityContext": pod_security(),
-        **nodes("launcher"),
-    }
+def _board(context: Context) -> str:
+    return sibling(context.spec.name, "tensorboard")
+
+
+def _of_board(context: Context) -> dict[str, str]:
+    return {RUN_LABEL: context.spec.name, COMPONENT_LABEL: "tensorboard"}

@@ -1,7 +1,7 @@
 """Strategic merge patches, as the API server does them: lists of things with names are merged by name. Pure.
 
 `$patch: delete` takes a section or an item away, `$patch: replace` puts it in place of what is there, null takes a key
-away. The chart's twin is `ortflow.merge` in `_functions.tpl`.
+away. The chart does the same in `_overlay.tpl`.
 """
 
 from __future__ import annotations
@@ -10,13 +10,13 @@ from collections.abc import Mapping
 from typing import Any
 
 from ortflow.workflow.spec.checks.kubernetes_native import DIRECTIVE, MERGE_KEYS
+from ortflow.workflow.spec.kubernetes import Overlay
 
 
-def matches(entry: Mapping[str, Any], document: Mapping[str, Any]) -> bool:
+def matches(entry: Overlay, document: Mapping[str, Any]) -> bool:
     """Whether an overlay is meant for a document: by kind, and by how its name ends."""
-    name = entry.get("name")
-    meant = name is None or document["metadata"]["name"].endswith(f"-{name}")
-    return bool(entry["kind"] == document["kind"] and meant)
+    meant = entry.name is None or document["metadata"]["name"].endswith(f"-{entry.name}")
+    return bool(entry.kind == document["kind"] and meant)
 
 
 def merge(base: dict[str, Any], patch: Mapping[str, Any]) -> dict[str, Any]:

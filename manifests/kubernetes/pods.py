@@ -1,286 +1,257 @@
-"""The pods of a run: launcher and workers, and what those of its options share with them. Trees."""
+"""The pods of a run: launcher and workers, and what other pods of the run share with them. Pure."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 from ortflow.manifests.kubernetes.common import (
-    CLAIM,
     COMPONENT_LABEL,
-    JOB,
     JOB_LABEL,
-    MOUNT,
     RUN_FOLDER,
-    SERVICE_ACCOUNT,
+    Context,
+    Document,
     labels,
-    own,
-    users,
+    present,
 )
-from ortflow.manifests.kubernetes.tree import (
-    All,
-    Each,
-    Entries,
-    First,
-    Given,
-    Is,
-    Item,
-    Key,
-    Node,
-    Not,
-    Param,
-    Product,
-    Ref,
-    Some,
-    When,
-    call,
-    text,
-)
+from ortflow.manifests.kubernetes.names import literal, quantity
 
-AS_WORKER = own("launcher_as_worker")
-ROOT = Is(own("security.run_as_user"), 0)
-GPUS = Product((Ref("resources.gpus_per_rank"), Ref("resources.ranks_per_node")))
-PLUGINS = "scheduler-plugins-scheduler"
-SSH_FOLDER = First((own("ssh_folder"), When(ROOT, "/root/.ssh", "/home/ortflow/.ssh")))
-
-
-def template(component: str) -> Node:
-    """The pod template of the launcher or of the workers."""
-    launcher = component == "launcher"
-    return {
-        "metadata": {"labels": {**labels(component), **users("labels")}, "annotations": users("annotations")},
-        "spec": {
-            **placed(component),
-            "nodeSelector": {**nodes(component)["nodeSelector"], **_gpu_nodes(component)},
-            "restartPolicy": "Never" if launcher else "OnFailure",
-            "runtimeClassName": When(GPUS, Given(own("gpu.runtime_class"))),
-            "topologySpreadConstraints": [*([] if launcher else _spread()), Each(own("topology_spread"), Item())],
-            "containers": [container("launcher", "keeper") if launcher else container("worker", "worker")],
-            "volumes": volumes(),
-        },
-    }
-
-
-def placed(component: str) -> dict[Any, Node]:
-    """What the pods of launcher or workers have: who they are, where they may be, how they end."""
-    return {
-        "serviceAccountName": SERVICE_ACCOUNT,
-        "automountServiceAccountToken": When(Not(own("service_account")), False),
-        "imagePullSecrets": [Each(own("image_pull_secrets"), {"name": Item()})],
-        "securityContext": pod_security(),
-        "terminationGracePeriodSeconds": own("grace_seconds"),
-        "priorityClassName": Given(own("priority_class")),
-        "schedulerName": When(
-            own("gang"),
-            First((own("gang.scheduler_name"), When(Is(own("gang.scheduler"), "volcano"), "volcano", PLUGINS))),
-        ),
-        "affinity": When(own("affinity"), own("affinity")),
-        **nodes(component),
-    }
-
-
-def nodes(component: str) -> dict[Any, Node]:
-    """On which nodes the pods of a component may lie: those for all pods, and its own."""
-    return {
-        "nodeSelector": {
-            Entries(own("node_selector")): Item(),
-            Entries(own(f"{component}_node_selector")): Item(),
-        },
-        "tolerations": [Each(own("tolerations"), Item()), Each(own(f"{component}_tolerations"), Item())],
-    }
-
-
-def _gpu_nodes(component: str) -> dict[Any, Node]:
-    """The label of nodes with the wanted kind of GPU, for pods that have some."""
-    kind = Ref("resources.gpu_type")
-    holds: tuple[Node, ...] = (GPUS, kind) if component == "worker" else (GPUS, kind, AS_WORKER)
-    return {own("gpu.type_label"): When(All(holds), kind)}
-
-
-def pod_security() -> Node:
-    """Who the processes of a pod are."""
-    return {
-        "runAsUser": own("security.run_as_user"),
-        "runAsGroup": own("security.run_as_group"),
-        "runAsNonRoot": When(Not(ROOT), True),
-        "fsGroup": own("security.fs_group"),
-        "fsGroupChangePolicy": "OnRootMismatch",
-        "seccompProfile": {"type": own("security.seccomp")},
-    }
-
-
-def container_security() -> Node:
-    """What the processes of a container may do; root's ssh daemon cannot serve without the usual capabilities."""
-    return {
-        "allowPrivilegeEscalation": When(Not(ROOT), False),
-        "capabilities": {
-            "drop": When(Not(ROOT), ["ALL"]),
-            "add": When(own("security.capabilities"), own("security.capabilities")),
-        },
-    }
-
-
-def container(name: str, module: str) -> Node:
-    """The one container of a pod that ranks may run in."""
-    launcher = name == "launcher"
-    probe = {"tcpSocket": {"port": own("ssh_port")}}
-    return {
-        "name": name,
-        "image": own("image"),
-        "imagePullPolicy": Given(own("image_pull_policy")),
-        "command": [own("python"), "-m", f"ortflow.launchers.kubernetes.{module}"],
-        "env": environment(),
-        "resources": When(AS_WORKER, _resources(), _small()) if launcher else _resources(),
-        "securityContext": container_security(),
-        # A bare connection costs the ssh daemon a process, so once it has answered it is asked more rarely.
-        **(
-            {}
-            if launcher
-            else {
-                "startupProbe": {**probe, "periodSeconds": 1, "failureThreshold": 300},
-                "readinessProbe": {**probe, "periodSeconds": 10},
-            }
-        ),
-        "volumeMounts": mounts(),
-    }
-
+Component = Literal["launcher", "worker"]
 
 SUBMISSION = "metadata.labels['batch.kubernetes.io/controller-uid']"
 
 
-def environment() -> list[Node]:
+def template(context: Context, component: Component) -> Document:
+    """The pod template of the launcher or of the workers."""
+    backend, launcher = context.backend, component == "launcher"
+    spread = [] if launcher else _spread(context)
+    placed = placement(context, component)
+    return {
+        "metadata": present(
+            {
+                "labels": {**labels(context, component), **backend.labels},
+                "annotations": backend.annotations or None,
+            }
+        ),
+        "spec": present(
+            {
+                "serviceAccountName": context.service_account,
+                "automountServiceAccountToken": None if backend.service_account else False,
+                **placed,
+                "nodeSelector": {**placed.get("nodeSelector", {}), **_gpu_nodes(context, component)} or None,
+                "terminationGracePeriodSeconds": backend.grace_seconds,
+                "priorityClassName": backend.priority_class,
+                "schedulerName": _scheduler(context),
+                "affinity": backend.affinity or None,
+                "restartPolicy": "Never" if launcher else "OnFailure",
+                "runtimeClassName": backend.gpu.runtime_class if _gpus(context) else None,
+                "topologySpreadConstraints": [*spread, *backend.topology_spread] or None,
+                "containers": [_container(context, component)],
+                "volumes": _volumes(context),
+            }
+        ),
+    }
+
+
+def placement(context: Context, component: Component) -> Document:
+    """Who the processes of a pod are, who fetches its image, and on which nodes it may be."""
+    backend, launcher = context.backend, component == "launcher"
+    selector = backend.launcher_node_selector if launcher else backend.worker_node_selector
+    tolerations = backend.launcher_tolerations if launcher else backend.worker_tolerations
+    return present(
+        {
+            "imagePullSecrets": [{"name": name} for name in backend.image_pull_secrets] or None,
+            "securityContext": _pod_security(context),
+            "nodeSelector": {**backend.node_selector, **selector} or None,
+            "tolerations": [*backend.tolerations, *tolerations] or None,
+        }
+    )
+
+
+def container_security(context: Context) -> Document:
+    """What the processes of a container may do; root's ssh daemon cannot serve without the usual capabilities."""
+    security = context.backend.security
+    root = security.run_as_user == 0
+    capabilities = present({"drop": None if root else ["ALL"], "add": security.capabilities or None})
+    return present({"allowPrivilegeEscalation": None if root else False, "capabilities": capabilities or None})
+
+
+def run_mount() -> Document:
+    """The mount of the run file."""
+    return {"name": "run", "mountPath": RUN_FOLDER, "readOnly": True}
+
+
+def run_volume(context: Context) -> Document:
+    """The run file, and the files beside it."""
+    items = [{"key": "run.yaml", "path": "run.yaml"}]
+    items += [{"key": f"file-{place}", "path": f"files/{path}"} for place, path in enumerate(context.backend.files)]
+    return {"name": "run", "configMap": {"name": f"{context.job}-run", "items": items}}
+
+
+def data_mount(context: Context) -> Document:
+    """The mount of the run's volume."""
+    volume = context.backend.volume
+    return present({"name": "data", "mountPath": volume.mount, "subPath": volume.sub_path})
+
+
+def data_volume(context: Context) -> Document:
+    """The run's volume."""
+    volume = context.backend.volume
+    source: Document
+    if volume.claim or volume.create:
+        source = {"persistentVolumeClaim": {"claimName": volume.claim or context.claim}}
+    elif volume.host_path:
+        source = {"hostPath": {"path": volume.host_path, "type": "Directory"}}
+    elif volume.nfs:
+        source = {"nfs": {"server": volume.nfs.server, "path": volume.nfs.path}}
+    elif volume.s3:
+        secret = {"name": volume.s3.secret} if volume.s3.secret else None
+        attributes = volume.s3.attributes or None
+        csi = {"driver": volume.s3.driver, "volumeAttributes": attributes, "nodePublishSecretRef": secret}
+        source = {"csi": present(csi)}
+    else:
+        source = {"emptyDir": {}}
+    return {"name": "data", **source}
+
+
+def _pod_security(context: Context) -> Document:
+    security = context.backend.security
+    return present(
+        {
+            "runAsUser": security.run_as_user,
+            "runAsGroup": security.run_as_group,
+            "runAsNonRoot": True if security.run_as_user else None,
+            "fsGroup": security.fs_group,
+            "fsGroupChangePolicy": "OnRootMismatch",
+            "seccompProfile": {"type": security.seccomp},
+        }
+    )
+
+
+def _gpus(context: Context) -> int:
+    """GPUs of a pod that ranks run in."""
+    return context.spec.resources.gpus_per_rank * context.spec.resources.ranks_per_node
+
+
+def _gpu_nodes(context: Context, component: Component) -> dict[str, str]:
+    """The label of nodes with the wanted kind of GPU, for pods that have some."""
+    kind, ranks = context.spec.resources.gpu_type, component == "worker" or context.backend.launcher_as_worker
+    return {context.backend.gpu.type_label: kind} if kind and ranks and _gpus(context) else {}
+
+
+def _scheduler(context: Context) -> str | None:
+    gang = context.backend.gang
+    if gang is None:
+        return None
+    return gang.scheduler_name or ("volcano" if gang.scheduler == "volcano" else "scheduler-plugins-scheduler")
+
+
+def _spread(context: Context) -> list[Document]:
+    if context.backend.spread == "none":
+        return []
+    unsatisfiable = "DoNotSchedule" if context.backend.spread == "require" else "ScheduleAnyway"
+    return [
+        {
+            "maxSkew": 1,
+            "topologyKey": "kubernetes.io/hostname",
+            "whenUnsatisfiable": unsatisfiable,
+            "labelSelector": {"matchLabels": {JOB_LABEL: context.job, COMPONENT_LABEL: "worker"}},
+        }
+    ]
+
+
+def _container(context: Context, component: Component) -> Document:
+    """The one container of a pod that ranks may run in."""
+    backend, launcher = context.backend, component == "launcher"
+    module = "run_supervisor" if launcher else "worker"
+    small = launcher and not backend.launcher_as_worker
+    probe = {"tcpSocket": {"port": backend.ssh_port}}
+    return present(
+        {
+            "name": component,
+            "image": backend.image,
+            "imagePullPolicy": backend.image_pull_policy,
+            "command": [backend.python, "-m", f"ortflow.launchers.kubernetes.{module}"],
+            "env": _environment(context),
+            "resources": _launcher_resources(context) if small else _rank_resources(context),
+            "securityContext": container_security(context) or None,
+            # A bare connection costs the ssh daemon a process, so once it has answered it is asked more rarely.
+            "startupProbe": None if launcher else {**probe, "periodSeconds": 1, "failureThreshold": 300},
+            "readinessProbe": None if launcher else {**probe, "periodSeconds": 10},
+            "volumeMounts": _mounts(context),
+        }
+    )
+
+
+def _environment(context: Context) -> list[Document]:
     """The variables of launcher and workers: ours, the user's, those from secrets."""
-    cache = text("%s/cache", MOUNT)
+    backend = context.backend
+    cache = f"{backend.volume.mount}/cache"
     return [
         {"name": "ORTFLOW_RUN_FILE", "value": f"{RUN_FOLDER}/run.yaml"},
         {"name": "ORTFLOW_LAUNCHER", "value": "kubernetes"},
-        {"name": "ORTFLOW_JOB", "value": JOB},
-        {"name": "ORTFLOW_MOUNT", "value": MOUNT},
+        {"name": "ORTFLOW_JOB", "value": context.job},
+        {"name": "ORTFLOW_MOUNT", "value": backend.volume.mount},
         {"name": "ORTFLOW_NAMESPACE", "valueFrom": {"fieldRef": {"fieldPath": "metadata.namespace"}}},
-        {"name": "ORTFLOW_SSH_PORT", "value": text("%s", own("ssh_port"))},
+        {"name": "ORTFLOW_SSH_PORT", "value": str(backend.ssh_port)},
         # Of the launcher's Job: another MPIJob of the same name is another submission.
         {"name": "ORTFLOW_SUBMISSION", "valueFrom": {"fieldRef": {"fieldPath": SUBMISSION}}},
-        When(Param("new_budget"), {"name": "ORTFLOW_NEW_BUDGET", "value": "1"}),
-        When(Param("fresh"), {"name": "ORTFLOW_FRESH", "value": "1"}),
+        *([{"name": "ORTFLOW_NEW_BUDGET", "value": "1"}] if context.new_budget else []),
+        *([{"name": "ORTFLOW_FRESH", "value": "1"}] if context.fresh else []),
         {"name": "PYTHONUNBUFFERED", "value": "1"},
         {"name": "XDG_CACHE_HOME", "value": cache},
         # On a full disk CPython up to 3.12.7 leaves half of a compiled module (its issue 126606), which cannot be
         # imported from then on. An image has its modules compiled.
         {"name": "PYTHONDONTWRITEBYTECODE", "value": "1"},
-        {"name": "CUDA_CACHE_PATH", "value": text("%s/cuda", cache)},
+        {"name": "CUDA_CACHE_PATH", "value": f"{cache}/cuda"},
         # The kubelet would put variables in place of $(NAME).
-        Each(own("env"), {"name": Key(), "value": call("literal", Item())}),
-        Each(
-            own("secret_env"),
-            {
-                "name": Key(),
-                "valueFrom": {"secretKeyRef": {"name": call("before", Item(), "/"), "key": call("after", Item(), "/")}},
-            },
-        ),
+        *({"name": name, "value": literal(value)} for name, value in sorted(backend.env.items())),
+        *({"name": name, "valueFrom": _secret(key)} for name, key in sorted(backend.secret_env.items())),
     ]
 
 
-def _resources() -> Node:
-    """A worker's: requests equal to limits, so that it is the last to be evicted."""
-    cpus = Ref("resources.cpus_per_rank")
-    amounts: dict[Any, Node] = {
-        "cpu": When(own("worker_cpu"), own("worker_cpu"), When(cpus, Product((cpus, Ref("resources.ranks_per_node"))))),
-        "memory": When(Ref("resources.memory"), call("quantity", Ref("resources.memory"))),
-        "ephemeral-storage": When(own("ephemeral_storage"), call("quantity", own("ephemeral_storage"))),
-        own("gpu.resource"): When(GPUS, GPUS),
-        Entries(own("extended_resources")): Item(),
-    }
-    return {"requests": amounts, "limits": amounts}
+def _secret(place: str) -> Document:
+    name, _, key = place.partition("/")
+    return {"secretKeyRef": {"name": name, "key": key}}
 
 
-def _small() -> Node:
-    memory = call("quantity", own("launcher_resources.memory"))
-    return {"requests": {"cpu": own("launcher_resources.cpu"), "memory": memory}, "limits": {"memory": memory}}
-
-
-def run_mount() -> Node:
-    """The mount of the run file."""
-    return {"name": "run", "mountPath": RUN_FOLDER, "readOnly": True}
-
-
-def run_volume() -> Node:
-    """The run file, and the files that travel with it."""
-    return {"name": "run", "configMap": {"name": text("%s-run", JOB), "items": _items()}}
-
-
-def data_mount() -> dict[Any, Node]:
-    """The mount of the run's volume."""
-    return {"name": "data", "mountPath": MOUNT, "subPath": Given(own("volume.sub_path"))}
-
-
-def mounts() -> list[Node]:
-    """What launcher and workers see."""
-    return [
-        run_mount(),
-        data_mount(),
-        {"name": "shm", "mountPath": "/dev/shm"},
-        Each(
-            own("volumes"),
-            {
-                "name": Item("name"),
-                "mountPath": Item("mount"),
-                "readOnly": When(Item("read_only"), True),
-                "subPath": Given(Item("sub_path")),
-            },
-        ),
-    ]
-
-
-def volumes() -> list[Node]:
-    """The volumes of launcher and workers."""
-    shared = own("shared_memory")
-    return [
-        run_volume(),
-        data_volume(),
+def _rank_resources(context: Context) -> Document | None:
+    """Of a pod with ranks: requests equal to limits, so that it is the last to be evicted."""
+    backend, resources = context.backend, context.spec.resources
+    cpu: str | int | None = backend.worker_cpu
+    if cpu is None and resources.cpus_per_rank:
+        cpu = resources.cpus_per_rank * resources.ranks_per_node
+    amounts: dict[str, Any] = present(
         {
-            "name": "shm",
-            "emptyDir": {"medium": "Memory", "sizeLimit": When(shared, call("quantity", shared))},
-        },
-        Each(own("volumes"), {"name": Item("name"), Entries(Item("source")): Item()}),
+            "cpu": cpu,
+            "memory": resources.memory and quantity(resources.memory),
+            "ephemeral-storage": backend.ephemeral_storage and quantity(backend.ephemeral_storage),
+            backend.gpu.resource: _gpus(context) or None,
+            **backend.extended_resources,
+        }
+    )
+    return {"requests": amounts, "limits": amounts} if amounts else None
+
+
+def _launcher_resources(context: Context) -> Document:
+    asked = context.backend.launcher_resources
+    memory = quantity(asked.memory)
+    return {"requests": {"cpu": asked.cpu, "memory": memory}, "limits": {"memory": memory}}
+
+
+def _mounts(context: Context) -> list[Document]:
+    more = [
+        {"name": one.name, "mountPath": one.mount, "readOnly": one.read_only or None, "subPath": one.sub_path}
+        for one in context.backend.volumes
     ]
+    return [run_mount(), data_mount(context), {"name": "shm", "mountPath": "/dev/shm"}, *map(present, more)]
 
 
-def _items() -> list[Node]:
+def _volumes(context: Context) -> list[Document]:
+    shared = context.backend.shared_memory
+    memory = present({"medium": "Memory", "sizeLimit": shared and quantity(shared)})
     return [
-        {"key": "run.yaml", "path": "run.yaml"},
-        Each(own("files"), {"key": text("file-%s", Key()), "path": text("files/%s", Item())}),
-    ]
-
-
-def data_volume() -> Node:
-    """The run's volume."""
-    folder, nfs, s3 = own("volume.host_path"), own("volume.nfs"), own("volume.s3")
-    claim, create = own("volume.claim"), own("volume.create")
-    return {
-        "name": "data",
-        "persistentVolumeClaim": When(Some((claim, create)), {"claimName": First((claim, CLAIM))}),
-        "hostPath": When(folder, {"path": folder, "type": "Directory"}),
-        "nfs": When(nfs, {"server": own("volume.nfs.server"), "path": own("volume.nfs.path")}),
-        "csi": When(
-            s3,
-            {
-                "driver": own("volume.s3.driver"),
-                "volumeAttributes": When(own("volume.s3.attributes"), own("volume.s3.attributes")),
-                "nodePublishSecretRef": When(own("volume.s3.secret"), {"name": own("volume.s3.secret")}),
-            },
-        ),
-        "emptyDir": When(own("volume.empty_dir"), {}),
-    }
-
-
-def _spread() -> list[Node]:
-    return [
-        When(
-            Not(Is(own("spread"), "none")),
-            {
-                "maxSkew": 1,
-                "topologyKey": "kubernetes.io/hostname",
-                "whenUnsatisfiable": When(Is(own("spread"), "require"), "DoNotSchedule", "ScheduleAnyway"),
-                "labelSelector": {"matchLabels": {JOB_LABEL: JOB, COMPONENT_LABEL: "worker"}},
-            },
-        )
+        run_volume(context),
+        data_volume(context),
+        {"name": "shm", "emptyDir": memory},
+        *({"name": one.name, **one.source} for one in context.backend.volumes),
     ]

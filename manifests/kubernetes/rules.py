@@ -1,7 +1,7 @@
-"""What documents with overlays on them must still keep to: what the operator and the pods of a run rely on. Pure.
+"""What overlays must leave as it is: what the operator and the pods of a run rely on. Pure.
 
-The API server takes an MPIJob that breaks most of these, and then nothing runs. A rule yields the place in the
-document and what is wrong there.
+These are the rules that the API server does not know: it accepts an MPIJob that breaks them, and then nothing runs.
+What it refuses itself is not repeated here. A rule yields the place in the document and what is wrong there.
 """
 
 from __future__ import annotations
@@ -10,53 +10,42 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from ortflow.manifests.kubernetes.common import COMPONENT_LABEL, JOB_LABEL, RUN_LABEL, VERSION_ANNOTATION
-from ortflow.workflow.spec.checks.kubernetes_pod import check_pod
-from ortflow.workflow.spec.checks.kubernetes_shapes import INT32, LABEL_VALUE, POD, whole
-from ortflow.workflow.spec.checks.kubernetes_syntax import is_qualified
-from ortflow.workflow.spec.checks.shapes import ANY, check_shape, words
-from ortflow.workflow.spec.problem import KeyPath, Problem, shown
+from ortflow.manifests.kubernetes.schema import check_document
+from ortflow.workflow.spec.problem import KeyPath, Problem, listed, nearest, shown
 
 Document = dict[str, Any]
 
-_METADATA = {
-    "name!": str,
-    "namespace": str,
-    "labels": {"*": LABEL_VALUE},
-    "annotations": {"*": str},
-    "finalizers": [str],
-    "ownerReferences": ANY,
+_IN_REPLICAS: tuple[KeyPath, ...] = (
+    (),
+    ("template",),
+    ("template", "metadata"),
+    ("template", "metadata", "labels"),
+    ("template", "spec"),
+)
+_SECTIONS: tuple[KeyPath, ...] = (
+    ("metadata",),
+    ("metadata", "labels"),
+    ("metadata", "annotations"),
+    ("spec",),
+    ("spec", "runPolicy"),
+    ("spec", "mpiReplicaSpecs"),
+    *(("spec", "mpiReplicaSpecs", kind, *path) for kind in ("Launcher", "Worker") for path in _IN_REPLICAS),
+)
+"""What the other rules look into, from the outside in."""
+_POLICY = ("spec", "runPolicy")
+_WORDS = {
+    "cleanPodPolicy": ("None", "Running", "All"),
+    "managedBy": ("kubeflow.org/mpi-operator", "kueue.x-k8s.io/multikueue"),
 }
-_TEMPLATE = {"metadata": {"labels": {"*": LABEL_VALUE}, "annotations": {"*": str}}, "spec!": POD}
-_REPLICAS = {"replicas": whole(0), "restartPolicy": words("Never OnFailure"), "template!": _TEMPLATE}
-_MPIJOB = {
-    "apiVersion!": str,
-    "kind!": str,
-    "metadata!": _METADATA,
-    "spec!": {
-        "mpiImplementation": words("MPICH OpenMPI Intel"),
-        "slotsPerWorker": whole(1),
-        "runLauncherAsWorker": bool,
-        "launcherCreationPolicy": words("AtStartup WaitForWorkersReady"),
-        "sshAuthMountPath": str,
-        "mpiReplicaSpecs!": {"Launcher!": _REPLICAS, "Worker": _REPLICAS},
-        "runPolicy!": {
-            "cleanPodPolicy!": words("None Running All"),
-            "backoffLimit!": whole(0),
-            "activeDeadlineSeconds": whole(1, 2**63 - 1),
-            "ttlSecondsAfterFinished": whole(0),
-            "suspend": bool,
-            "managedBy": words("kubeflow.org/mpi-operator kueue.x-k8s.io/multikueue"),
-            "schedulingPolicy": {
-                "minAvailable": whole(0),
-                "queue": str,
-                "priorityClass": str,
-                "scheduleTimeoutSeconds": whole(0, INT32),
-                "minResources": ANY,
-            },
-        },
-    },
+"""Fields of `runPolicy` that the API server takes as any text, and the operator does not."""
+_LEAST: dict[KeyPath, int] = {
+    ("backoffLimit",): 0,
+    ("activeDeadlineSeconds",): 1,
+    ("ttlSecondsAfterFinished",): 0,
+    ("schedulingPolicy", "minAvailable"): 0,
+    ("schedulingPolicy", "scheduleTimeoutSeconds"): 0,
 }
-_ANY_DOCUMENT = {"apiVersion!": str, "kind!": str, "metadata!": _METADATA, "*": ANY}
+"""The same for numbers."""
 _FIXED = (
     ("apiVersion",),
     ("kind",),
@@ -83,23 +72,26 @@ _FIXED_OF_REPLICAS = (
     ("template", "metadata", "labels", COMPONENT_LABEL),
 )
 _FIXED_OF_CONTAINER = (("name",), ("command",), ("args",))
-_FIXED_MOUNTS = frozenset({"run", "data", "shm"})
 
 
 def broken(document: Document, before: Document) -> Iterator[Problem]:
     """Every rule that a document breaks which was `before` when it had no overlay."""
-    job = document.get("kind") == "MPIJob"
-    wrong = [*check_shape(document, _MPIJOB if job else _ANY_DOCUMENT, ())]
-    if wrong:
-        yield from wrong
+    found = [*_without_sections(document, before)] or [*check_document(document)]
+    if found:
+        yield from found
         return
     yield from _unchanged(document, before, _FIXED)
-    for kind in ("labels", "annotations"):
-        for name in document["metadata"].get(kind, {}):
-            if not is_qualified(name):
-                yield Problem(("metadata", kind, name), "is not a name of a label")
-    if job:
+    if document["kind"] == "MPIJob":
         yield from _job(document, before)
+
+
+def _without_sections(document: Document, before: Document) -> Iterator[Problem]:
+    yield from _unchanged(document, before, (("kind",),))
+    for path in _SECTIONS:
+        now = _at(document, path)
+        if isinstance(_at(before, path), dict) and not isinstance(now, dict):
+            yield Problem(path, f"must be a mapping, not {shown(now)}")
+            return
 
 
 def _unchanged(
@@ -123,50 +115,77 @@ def _at(values: Any, path: KeyPath) -> Any:
 
 def _job(document: Document, before: Document) -> Iterator[Problem]:
     yield from _unchanged(document, before, _FIXED_OF_JOB)
+    yield from _run_policy(document["spec"]["runPolicy"])
     replicas, ours = document["spec"]["mpiReplicaSpecs"], before["spec"]["mpiReplicaSpecs"]
-    for kind in ("Launcher", "Worker"):
+    for kind in replicas:
         path = ("spec", "mpiReplicaSpecs", kind)
-        if (kind in replicas) != (kind in ours):
-            yield Problem(path, "must stay" if kind in ours else "must stay away: all ranks are in the launcher's pod")
-        elif kind in ours:
+        if kind not in ours:
+            yield Problem(path, "must not be there")
+        else:
             yield from _replicas(replicas[kind], ours[kind], path)
     least = _at(document, ("spec", "runPolicy", "schedulingPolicy", "minAvailable"))
     workers = _at(ours, ("Worker", "replicas")) or 0
-    if least is not None and least > workers:
-        what = f"is {least}, more than the {workers} workers: the launcher is made when they are ready"
+    if isinstance(least, int) and least > workers:
+        what = f"is {least}, more than the {workers} workers: the launcher pod is created when they are ready"
         yield Problem(("spec", "runPolicy", "schedulingPolicy", "minAvailable"), what)
+
+
+def _run_policy(policy: Document) -> Iterator[Problem]:
+    for key in ("cleanPodPolicy", "backoffLimit"):
+        if policy.get(key) is None:
+            yield Problem((*_POLICY, key), "is missing")
+    for key, words in _WORDS.items():
+        if policy.get(key, words[0]) not in words:
+            near = nearest(str(policy[key]), words)
+            fix = f"did you mean {near}?" if near else None
+            yield Problem((*_POLICY, key), f"must be {listed(words)}, not {shown(policy[key])}", fix)
+    for path, least in _LEAST.items():
+        number = _at(policy, path)
+        if isinstance(number, int) and number < least:
+            yield Problem((*_POLICY, *path), f"must be at least {least}, not {number}")
 
 
 def _replicas(replicas: Document, ours: Document, path: KeyPath) -> Iterator[Problem]:
     yield from _unchanged(replicas, ours, _FIXED_OF_REPLICAS, path)
     pod, our_pod = replicas["template"]["spec"], ours["template"]["spec"]
     here = (*path, "template", "spec")
-    yield from check_pod(pod, here)
-    for name in (*replicas["template"].get("metadata", {}).get("labels", {}),):
-        if not is_qualified(name):
-            yield Problem((*path, "template", "metadata", "labels", name), "is not a name of a label")
     grace = pod.get("terminationGracePeriodSeconds", 30)
-    if grace < our_pod["terminationGracePeriodSeconds"]:
+    if isinstance(grace, int) and grace < our_pod["terminationGracePeriodSeconds"]:
         what = f"is {grace}, less than backends.kubernetes.grace_seconds"
         yield Problem((*here, "terminationGracePeriodSeconds"), what)
-    if not pod["containers"]:
-        return
-    container, our_container = pod["containers"][0], our_pod["containers"][0]
+    for place, container in enumerate(_items(pod, "containers")):
+        if _never_starts(pod, container):
+            what = "is true, and the user is root: the pod would never start"
+            yield Problem((*here, "containers", place, "securityContext", "runAsNonRoot"), what)
+    container, our_container = next(_items(pod, "containers"), {}), our_pod["containers"][0]
     inside = (*here, "containers", 0)
     yield from _unchanged(container, our_container, _FIXED_OF_CONTAINER, inside)
-    for kind, named, wanted in (
-        ("env", "name", lambda item: item["name"].startswith("ORTFLOW_")),
-        ("volumeMounts", "name", lambda item: item["name"] in _FIXED_MOUNTS),
-    ):
-        yield from _kept(container, our_container, kind, named, wanted, inside)
-    yield from _kept(pod, our_pod, "volumes", "name", lambda item: item["name"] in ("run", "data"), here)
+    yield from _kept(container, our_container, "env", lambda name: name.startswith("ORTFLOW_"), inside)
+    yield from _kept(container, our_container, "volumeMounts", lambda name: name in ("run", "data", "shm"), inside)
+    yield from _kept(pod, our_pod, "volumes", lambda name: name in ("run", "data"), here)
+
+
+def _never_starts(pod: Document, container: Document) -> bool:
+    """Whether the kubelet refuses to start it, again and again: the API server does not compare the two fields."""
+    user, other = (
+        _at(container, ("securityContext", key))
+        if _at(container, ("securityContext", key)) is not None
+        else _at(pod, ("securityContext", key))
+        for key in ("runAsUser", "runAsNonRoot")
+    )
+    return user == 0 and other is True
+
+
+def _items(section: Document, key: str) -> Iterator[Document]:
+    found = section.get(key)
+    return (item for item in found if isinstance(item, dict)) if isinstance(found, list) else iter(())
 
 
 def _kept(
-    document: Document, before: Document, kind: str, named: str, wanted: Callable[[Any], bool], path: KeyPath
+    document: Document, before: Document, kind: str, wanted: Callable[[str], bool], path: KeyPath
 ) -> Iterator[Problem]:
     """Items of a list that the run relies on."""
-    now = {item[named]: item for item in document.get(kind, ())}
+    now = {item.get("name"): item for item in _items(document, kind)}
     for item in before.get(kind, ()):
-        if wanted(item) and now.get(item[named]) != item:
-            yield Problem((*path, kind, item[named]), "must stay as it is: the run relies on it")
+        if wanted(item["name"]) and now.get(item["name"]) != item:
+            yield Problem((*path, kind, item["name"]), "must not be changed: the run depends on it")

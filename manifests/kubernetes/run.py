@@ -1,41 +1,44 @@
-"""What an MPIJob needs around it: the run file, a service account, a claim for the volume. Trees."""
+"""What an MPIJob needs around it: the run file, a service account, a claim for the volume. Pure."""
 
 from __future__ import annotations
 
-from ortflow.manifests.kubernetes.common import CLAIM, JOB, metadata, own
-from ortflow.manifests.kubernetes.defaults import own_default
-from ortflow.manifests.kubernetes.tree import Entries, Item, Node, Param, When, call, text
+from ortflow.manifests.kubernetes.common import Context, Document, metadata, present
+from ortflow.manifests.kubernetes.names import quantity
 
 
-def config_map() -> Node:
-    """The run file, and the files that travel with it."""
+def config_map(context: Context) -> Document:
+    """The run file, and the files beside it."""
     return {
         "apiVersion": "v1",
         "kind": "ConfigMap",
-        "metadata": metadata(text("%s-run", JOB)),
-        "data": {"run.yaml": Param("text"), Entries(Param("contents")): Item()},
+        "metadata": metadata(context, f"{context.job}-run"),
+        "data": {"run.yaml": context.run_file, **context.contents},
     }
 
 
-def service_account() -> Node:
+def service_account(context: Context) -> Document:
     """An account without rights: ranks ask nothing of the cluster."""
     return {
         "apiVersion": "v1",
         "kind": "ServiceAccount",
-        "metadata": metadata(JOB),
+        "metadata": metadata(context, context.job),
         "automountServiceAccountToken": False,
     }
 
 
-def claim() -> Node:
+def claim(context: Context) -> Document:
     """The claim for the run's volume, which outlives all submissions."""
+    create = context.backend.volume.create
+    assert create is not None
     return {
         "apiVersion": "v1",
         "kind": "PersistentVolumeClaim",
-        "metadata": metadata(CLAIM, lasting=True, notes={"helm.sh/resource-policy": "keep"}),
-        "spec": {
-            "accessModes": own_default("backends.kubernetes.volume.create.access_modes"),
-            "storageClassName": When(own("volume.create.storage_class"), own("volume.create.storage_class")),
-            "resources": {"requests": {"storage": call("quantity", own("volume.create.size"))}},
-        },
+        "metadata": metadata(context, context.claim, lasting=True, annotations={"helm.sh/resource-policy": "keep"}),
+        "spec": present(
+            {
+                "accessModes": [*create.access_modes],
+                "storageClassName": create.storage_class,
+                "resources": {"requests": {"storage": quantity(create.size)}},
+            }
+        ),
     }

@@ -1,6 +1,6 @@
-"""A run's values as the documents read them: what the run file says, over the defaults of the keys they look at.
+"""A run's values as Helm has them: what the run file says, over the chart's defaults; and the text their digest is of.
 
-The ConfigMap carries them, written exactly as Helm's `toRawJson` writes them, because their digest is in names.
+The digest is in names, so the text is exactly what Helm's `toRawJson` writes.
 """
 
 from __future__ import annotations
@@ -9,24 +9,29 @@ import json
 import math
 from collections.abc import Mapping
 from decimal import Decimal
-from functools import cache, lru_cache
+from functools import cache
 from typing import Any
+
+from ortflow.workflow.spec.kubernetes import KubernetesBackend
+from ortflow.workflow.spec.run import MonitorSection, Resources
 
 _ESCAPES = {"\u2028": "\\u2028", "\u2029": "\\u2029"}
 
 
-def lookup(values: Any, path: str) -> Any:
-    """The value at a key path; None where it, or a section around it, is not there."""
-    for key in _keys(path):
-        if not isinstance(values, dict):
-            return None
-        values = values.get(key)
-    return values
-
-
 @cache
-def _keys(path: str) -> tuple[str, ...]:
-    return tuple(path.split("."))
+def defaults() -> dict[str, Any]:
+    """The defaults of every key that the documents are made from: the chart's values.yaml."""
+    resources = Resources.model_construct()
+    return {
+        "backends": {"kubernetes": KubernetesBackend.model_construct().model_dump(exclude_none=True)},
+        "monitor": {"tensorboard_directory": MonitorSection.model_construct().tensorboard_directory},
+        "resources": {key: getattr(resources, key) for key in ("gpus_per_rank", "nodes", "ranks_per_node")},
+    }
+
+
+def with_defaults(source: Mapping[str, Any]) -> dict[str, Any]:
+    """A run file's values over the defaults."""
+    return merged(defaults(), source)
 
 
 def merged(defaults: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
@@ -60,7 +65,6 @@ def canonical(values: Any) -> str:
     return json.dumps(values)
 
 
-@lru_cache(4096)
 def _text(text: str) -> str:
     written = json.dumps(text, ensure_ascii=False)
     for letter, escape in _ESCAPES.items():

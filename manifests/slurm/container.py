@@ -1,4 +1,4 @@
-"""A rank inside an image. The keeper, srun and mpirun stay outside, where Slurm and its MPI are."""
+"""A rank inside an image. The supervisor process, srun and mpirun stay outside, where Slurm and its MPI are."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def _needed(spec: RunSpec, placement: Placement) -> Iterator[PurePosixPath]:
 def _plain(path: str) -> str:
     if re.search(r"[\s,:]", path):
         raise UserError(
-            f"{printable(path)} cannot be mounted into a container: it holds a blank, a comma or a colon",
+            f"{printable(path)} cannot be mounted into a container: its path contains a blank, a comma or a colon",
             where="backends.slurm.container",
             fix="move or rename it",
         )

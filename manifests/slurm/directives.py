@@ -16,7 +16,8 @@ if TYPE_CHECKING:
     from ortflow.workflow.spec.run import RunSpec
 
 SIGNAL = "USR2"
-"""What the keeper gets ahead of the time limit: the ranks save, and it has the job put back into the queue."""
+"""What the supervisor process gets ahead of the time limit: the ranks save, and it has the job put back into the
+queue."""
 
 _MIB = 1024**2
 
@@ -118,7 +119,7 @@ def _when(spec: RunSpec, placement: Placement) -> Iterator[tuple[str, str | None
     dependency = placement.dependency or slurm.dependency
     if dependency is not None:
         yield "dependency", dependency
-    # Without it a job that waits for one that failed waits for ever.
+    # Without it a job that waits for one that failed waits forever.
     yield "kill-on-invalid-dep", "yes"
 
 
@@ -128,7 +129,8 @@ def _how(spec: RunSpec, placement: Placement) -> Iterator[tuple[str, str | None]
         yield "no-requeue", None
     else:
         yield "requeue", "expedite" if placement.expedite else None
-    # To the keeper alone, which knows whether the limit has been changed since, and tells the ranks in time.
+    # To the supervisor process alone, which knows whether the limit has been changed since, and tells the ranks in
+    # time.
     limit = spec.resources.time_limit
     ahead = min(slurm.signal_seconds, parse_time(limit) // 2) if limit is not None else slurm.signal_seconds
     yield "signal", f"B:{SIGNAL}@{max(1, ahead)}"
@@ -153,7 +155,7 @@ def _pattern(path: str) -> str:
     """A path in --output, where `%` stands for something, and with a backslash nothing does any more."""
     if "\\" in path or carries_control(path):
         raise UserError(
-            f"{printable(path)} holds a backslash or a line break, which Slurm does not take in the path of a log",
+            f"{printable(path)} contains a backslash or a line break, which Slurm does not accept in the path of a log",
             where="run_dir",
             fix="choose another run_dir",
         )

@@ -1,4 +1,4 @@
-"""What starts the ranks inside a job: the words that the keeper runs as an attempt, and their variables."""
+"""What starts the ranks inside a job: the words that the supervisor process runs as an attempt, and their variables."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def launch(spec: RunSpec, placement: Placement) -> list[str]:
-    """The words behind the keeper's `--`."""
+    """The words behind the supervisor process's `--`."""
     return [*starter(spec, placement), *rank(spec, placement)]
 
 
@@ -65,7 +65,8 @@ def _srun(spec: RunSpec, placement: Placement) -> list[str]:
     if resources.gpus_per_rank:
         words += _gpus(spec, placement)
     # A rank that fails takes the others along. One that is done does not, whatever the site's WaitTime says: another
-    # may still export. Under sbatch --export=NONE ranks would otherwise see nothing of what the keeper sets.
+    # may still export. Under sbatch --export=NONE ranks would otherwise see nothing of what the supervisor process
+    # sets.
     words += ["--kill-on-bad-exit=1", "--wait=0", "--unbuffered", "--export=ALL"]
     return [*words, *slurm.srun_arguments, *container.srun_words(spec, placement)]
 
@@ -89,7 +90,7 @@ def _mpirun(spec: RunSpec, placement: Placement) -> list[str]:
         raise UserError(
             "is pyxis, which srun starts, and this MPI is started with mpirun",
             where="backends.slurm.container.kind",
-            fix="set backends.slurm.mpi to the one that the image's MPI knows: pmix (Open MPI) or pmi2 (MPICH)",
+            fix="set backends.slurm.mpi to the one that the image's MPI supports: pmix (Open MPI) or pmi2 (MPICH)",
         )
     count, on_each = str(spec.world_size), str(spec.resources.ranks_per_node)
     if placement.kind == "mpich":

@@ -20,7 +20,7 @@ class Placement:
 
     run_dir: Path
     """Absolute, on storage that every node sees."""
-    keeper_python: str
+    run_supervisor_python: str
     """Interpreter of the batch step."""
     rank_python: str
     """Interpreter of the ranks; a container brings its own."""

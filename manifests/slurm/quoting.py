@@ -31,7 +31,7 @@ def one_line(text: str, what: str) -> str:
     if carries_control(text):
         raise UserError(
             f"{what} contains a line break or another control character: {printable(text)}",
-            fix="a batch script has no way to write it: leave it out",
+            fix="a batch script cannot express it: remove it",
         )
     return text
 
@@ -39,7 +39,7 @@ def one_line(text: str, what: str) -> str:
 def shell_line(line: str) -> str:
     """A line of the user's own, as it is; raises UserError if it would be more than that."""
     if is_directive(one_line(line.replace("\t", " "), "a line of the prologue or epilogue")):
-        raise UserError(f"{line} is a directive, not a line for the shell", fix="give it in backends.slurm.directives")
+        raise UserError(f"{line} is a directive, not a line for the shell", fix="set it in backends.slurm.directives")
     return line
 
 

@@ -1,4 +1,4 @@
-"""The batch script: directives, prologue, the keeper with what it starts, epilogue."""
+"""The batch script: directives, prologue, the supervisor process with what it starts, epilogue."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from ortflow.workflow.spec.problem import printable
 if TYPE_CHECKING:
     from ortflow.workflow.spec.run import RunSpec
 
-KEEPER_MODULE = "ortflow.launchers.slurm.keeper"
+SUPERVISOR_MODULE = "ortflow.launchers.slurm.run_supervisor"
 CARRIED = "--run-file"
-"""Of the keeper: the run file stands on its standard input."""
+"""Of the supervisor process: the run file stands on its standard input."""
 FOLDER = "--folder"
-"""Of the keeper: where `prepare` runs."""
+"""Of the supervisor process: where `prepare` runs."""
 BETWEEN = "---"
 """The line between the run files of an array's tasks, which are all there, from 0 on."""
 END = "END_OF_THE_RUN_FILE"
@@ -36,7 +36,7 @@ def _head(spec: RunSpec, placement: Placement) -> Iterator[str]:
     what = "a training run of ortflow" if placement.array is None else "training runs of ortflow, one a task"
     yield f"# {printable(spec.name)}: {what}, in {printable(str(placement.run_dir).replace(TASK, '%a'))}"
     if placement.run_file is not None:
-        yield "# For sbatch: starts the run that stands at the end, or goes on with it."
+        yield "# For sbatch: starts or resumes the run whose run file is at the end."
     yield "#"
     yield from directives(spec, placement)
 
@@ -47,41 +47,42 @@ def code_lines(placement: Placement) -> Iterator[str]:
     In the script and not in the environment, which --export=NONE or a module would take away.
     """
     if placement.code is not None:
-        yield "# The code that came along with the submission."
+        yield "# The code copied with the submission."
         yield f'export PYTHONPATH={shlex.quote(str(placement.code))}"${{PYTHONPATH:+:$PYTHONPATH}}"'
         yield ""
 
 
 def _body(spec: RunSpec, placement: Placement) -> Iterator[str]:
     slurm = spec.backends.slurm
-    command = (_keeper(placement), starter(spec, placement), rank(spec, placement))
+    command = (_run_supervisor(placement), starter(spec, placement), rank(spec, placement))
     yield ""
-    # Slurm may signal a life that is shorter than the lead before the keeper listens: it must not die of that.
+    # Slurm may signal a life that is shorter than the lead before the supervisor process listens: it must not die of
+    # that.
     yield f"trap '' {SIGNAL}"
     yield ""
     if slurm.prologue:
         yield from map(shell_line, slurm.prologue)
         yield ""
     yield from code_lines(placement)
-    yield "# The keeper starts the ranks, starts them again when they fail, and has a preempted job requeued."
+    yield "# The supervisor process starts the ranks, restarts them when they fail, and requeues a preempted job."
     if not slurm.epilogue:
         yield from _fed(shell(["exec", *command[0]], *command[1:]), placement.run_file)
         return
-    # Slurm's signals are the keeper's to answer; this shell has to outlive them.
+    # Slurm's signals are the supervisor process's to answer; this shell has to outlive them.
     yield "trap '' TERM"
-    yield """trap 'kill -s USR2 "$ortflow_keeper" 2>/dev/null && ortflow_wait=1' USR2"""
+    yield """trap 'kill -s USR2 "$ortflow_run_supervisor" 2>/dev/null && ortflow_wait=1' USR2"""
     yield f"( trap '' {SIGNAL}"
     yield from _fed(shell(["exec", *command[0]], *command[1:]), placement.run_file)
     yield ") &"
-    yield "ortflow_keeper=$! ortflow_wait=1"
-    yield 'while [ "$ortflow_wait" ]; do ortflow_wait=; wait "$ortflow_keeper"; ortflow_code=$?; done'
+    yield "ortflow_run_supervisor=$! ortflow_wait=1"
+    yield 'while [ "$ortflow_wait" ]; do ortflow_wait=; wait "$ortflow_run_supervisor"; ortflow_code=$?; done'
     yield ""
     yield from map(shell_line, slurm.epilogue)
     yield 'exit "$ortflow_code"'
 
 
-def _keeper(placement: Placement) -> list[str]:
-    words = [placement.keeper_python, "-m", KEEPER_MODULE, str(placement.run_dir)]
+def _run_supervisor(placement: Placement) -> list[str]:
+    words = [placement.run_supervisor_python, "-m", SUPERVISOR_MODULE, str(placement.run_dir)]
     if placement.run_file is not None:
         words.append(CARRIED)
         if placement.prepare_in is not None:

@@ -58,7 +58,7 @@ def script(spec: RunSpec, placement: Placement) -> str:
 
 def _head(spec: RunSpec, placement: Placement) -> Iterator[str]:
     yield "#!/bin/bash"
-    yield "# ortflow doctor: every node reports what it sees, in two minutes at most"
+    yield "# ortflow doctor: every node reports its checks, within two minutes"
     yield "#"
     yield from (line for line in directives(spec, placement) if not line.startswith("#SBATCH --output="))
     # An output that a node cannot open would keep the job from starting.
@@ -78,18 +78,18 @@ def _body(spec: RunSpec, placement: Placement) -> Iterator[str]:
         # What the prologue has set for MPI wins, as it does in a run.
         yield f"export {name}=${{{name}-{shlex.quote(value)}}}"
     yield ""
-    yield "# The keeper's interpreter, on the node where it would run."
-    keeper = [placement.keeper_python, "-c", "import ortflow.launchers.slurm.keeper"]
-    yield from _recorded(shell(keeper), folder, "keeper")
+    yield "# The supervisor process's interpreter, on the node where it would run."
+    run_supervisor = [placement.run_supervisor_python, "-c", "import ortflow.launchers.slurm.run_supervisor"]
+    yield from _recorded(shell(run_supervisor), folder, "run_supervisor")
     yield ""
-    yield "# Each node by itself: the step of the run, without MPI."
+    yield "# Each node separately: the step of the run, without MPI."
     program = [*container.rank_prefix(spec, placement), _python(spec, placement), f"{folder}/{REPORT}"]
     yield from shell(
         ["timeout", "--kill-after=5", str(LOOK)], _step(spec, placement), ["sh", "-c", _NODE, "sh", folder],
         [*program, "node", folder],
     )  # fmt: skip
     yield ""
-    yield "# The ranks together."
+    yield "# All ranks."
     ranks = shell(
         ["timeout", "--kill-after=5", str(CONNECT)], starter(spec, placement), [*program, "rank", folder]
     )  # fmt: skip

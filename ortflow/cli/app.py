@@ -17,6 +17,7 @@ import typer
 
 import ortflow
 from ortflow.cli.extras import needs_extra
+from ortflow.launchers import open_files
 from ortflow.workflow.errors import EXIT_FAILURE, OrtflowError, Preempted
 from ortflow.workflow.streams import guarded
 
@@ -107,6 +108,7 @@ def main() -> None:
 
 def _main() -> None:
     try:
+        open_files.allow(open_files.OF_ANY_COMMAND)
         command_line(sys.argv[1] if len(sys.argv) > 1 else None)(prog_name="ortflow")
     except Preempted as error:
         print(error, file=sys.stderr)
@@ -116,9 +118,12 @@ def _main() -> None:
     except BrokenPipeError:
         raise  # the reader of the pipe has gone: click handles it
     except OSError as error:
+        from ortflow.workflow.disk_space import is_full, out_of_disk
+
         if error.filename is None:
             raise
-        code, text = EXIT_FAILURE, f"{os.fspath(error.filename)}: {error.strerror}"
+        full = is_full(error)
+        code, text = EXIT_FAILURE, str(out_of_disk(error)) if full else f"{os.fspath(error.filename)}: {error.strerror}"
     except ModuleNotFoundError as error:
         missing = needs_extra(error.name or "")
         if missing is None:

@@ -50,7 +50,7 @@ def list_checkpoints(run: PlaceArgument, as_json: JsonOption = False, runs: Runs
         when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(row["time"]))
         typer.echo(f"{name}  {when}  {_size(row['bytes']):>9}  {_count(row['world_size'], 'rank')}")
     for path in store.set_asides():
-        typer.echo(f"{path.name}  damaged, set aside")
+        typer.echo(f"{path.name}  damaged, renamed")
 
 
 @app.command()
@@ -117,7 +117,7 @@ def prune(
     damaged: Annotated[
         bool,
         typer.Option(
-            "--damaged", help="Also delete torn and corrupt ones; reads all that are kept. Not for an active run."
+            "--damaged", help="Also delete incomplete and corrupt ones; reads all that are kept. Not for an active run."
         ),
     ] = False,
     runs: RunsOption = Path(RUNS),
@@ -141,6 +141,41 @@ def prune(
             typer.echo(f"kept {path}, which contains files that are not a checkpoint's", err=True)
     for one in prune_store(store, newest, every):
         typer.echo(f"deleted {store.place(one)}")
+
+
+@app.command()
+def reshape(
+    run: PlaceArgument,
+    ranks: Annotated[int, typer.Option(min=1, help="Number of ranks whose files are written.")],
+    output: Annotated[Path, typer.Option("--output", "-o", help="Folder of checkpoints to write to.")],
+    step: StepOption = None,
+    runs: RunsOption = Path(RUNS),
+) -> None:
+    """Write a checkpoint, the newest committed one if no step is given, as that of another number of ranks."""
+    from ortflow.workflow.checkpoint.reshape import reshape as write
+    from ortflow.workflow.checkpoint.store import DirectoryStore
+
+    store, target = _store(run, runs), DirectoryStore(output)
+    _refuse_if_saving(target)
+    manifest = write(store, _manifest(store, step).step, ranks, target)
+    typer.echo(f"{target.place(manifest.step)}: {_count(ranks, 'rank')}, {_size(manifest.size)}")
+
+
+@app.command()
+def merge(
+    run: PlaceArgument,
+    output: Annotated[Path, typer.Option("--output", "-o", help="File to write, such as model.safetensors.")],
+    moments: Annotated[bool, typer.Option("--moments", help="Also write the optimizer's moments.")] = False,
+    step: StepOption = None,
+    runs: RunsOption = Path(RUNS),
+) -> None:
+    """Write the named tensors of a checkpoint, by default of the newest committed one, to one safetensors file."""
+    from ortflow.workflow.checkpoint.reshape import merge as write
+
+    store = _store(run, runs)
+    found = _manifest(store, step).step
+    size = write(store, found, output, moments=moments)
+    typer.echo(f"{output}: step {found}, {_size(size)}")
 
 
 def _store(run: str, runs: Path) -> DirectoryStore:
@@ -182,7 +217,7 @@ def _steps(store: DirectoryStore, step: int | None) -> list[int]:
     steps = store.steps()
     if not steps or (step is not None and step not in steps):
         what = "no checkpoint" if step is None else f"no checkpoint of step {step}"
-        there = f"there are steps {', '.join(map(str, steps))}" if steps else "let the run go on until it has saved one"
+        there = f"there are steps {', '.join(map(str, steps))}" if steps else "wait until the run has saved one"
         raise UserError(f"{what} in {store.path}", fix=there)
     return steps if step is None else [step]
 

@@ -32,16 +32,17 @@ def convert(
         Path, typer.Option("--output", "-o", help="File to write; a folder with --shard-samples or --eval-fraction.")
     ],
     text: Annotated[bool, typer.Option("--text", help="Text as byte tokens, in windows of --length + 1.")] = False,
-    lines: Annotated[bool, typer.Option("--lines", help="Text as byte tokens, each line a sample.")] = False,
+    lines: Annotated[bool, typer.Option("--lines", help="Text as byte tokens, one sample per line.")] = False,
     length: Annotated[
-        int | None, typer.Option(min=1, help="Tokens in a window, and between the starts of two windows.")
+        int | None,
+        typer.Option(min=1, help="Length of a window, and distance between the starts of two windows, in tokens."),
     ] = None,
     column: Annotated[
-        str | None, typer.Option(help="Name of the column of text (tokens if not given) or of one .npy file.")
+        str | None, typer.Option(help="Name of the column for text (default: tokens) or for a single .npy file.")
     ] = None,
     eval_fraction: Annotated[
         float,
-        typer.Option(min=0.0, max=1.0, help="Share for evaluation: writes train and eval into the output folder."),
+        typer.Option(min=0.0, max=1.0, help="Fraction for evaluation: writes train and eval into the output folder."),
     ] = 0.0,
     shard_samples: Annotated[
         int | None, typer.Option(min=1, help="Write a folder of shards with this many samples each.")
@@ -54,7 +55,7 @@ def convert(
     from ortflow.workflow.data.text import find_files
 
     if text and lines:
-        raise UserError("--text and --lines exclude each other", fix="give one of them")
+        raise UserError("--text and --lines cannot be combined", fix="use one of them")
     if text != (length is not None):
         raise UserError("--text and --length must be given together", fix="give both, as in --text --length 256")
     files = find_files(sources)
@@ -76,12 +77,14 @@ def show(
     _require_packages()
     from ortflow.workflow.data.dataset import Dataset
 
-    told = describe(Dataset.open(path))
+    reported = describe(Dataset.open(path))
     if as_json:
-        typer.echo(json.dumps(told))
+        typer.echo(json.dumps(reported))
         return
-    typer.echo(f"{path}: {told['samples']} samples in {told['shards']} file{'s' if told['shards'] > 1 else ''}")
-    for name, column in told["columns"].items():
+    typer.echo(
+        f"{path}: {reported['samples']} samples in {reported['shards']} file{'s' if reported['shards'] > 1 else ''}"
+    )
+    for name, column in reported["columns"].items():
         shape = f"shape {column['shape']}" if column["shape"] else "scalar"
         if column["variable"]:
             shortest, longest = column["lengths"]

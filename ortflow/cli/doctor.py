@@ -32,17 +32,15 @@ resources: {nodes: 1, ranks_per_node: 2, cpus_per_rank: 1}
 def doctor(
     words: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[RUN_FILE] [KEY=VALUE]", help="Run file to check, and values that override its own."),
+        typer.Argument(metavar="[RUN_FILE] [KEY=VALUE]", help="Run file to check, and KEY=VALUE overrides."),
     ] = None,
     backend: BackendOption = HERE,
     job: Annotated[
         bool, typer.Option("--job", help="Submit a job of at most two minutes that checks the nodes.")
     ] = False,
-    nodes: Annotated[
-        int | None, typer.Option("--nodes", min=1, help="Nodes of that job; the run's number if not given.")
-    ] = None,
+    nodes: Annotated[int | None, typer.Option("--nodes", min=1, help="Nodes of that job (default: the run's).")] = None,
     wait: Annotated[
-        float, typer.Option("--wait", metavar="SECONDS", min=0, help="How long to wait for that job to start.")
+        float, typer.Option("--wait", metavar="SECONDS", min=0, help="Seconds to wait for that job to start.")
     ] = 120.0,
     as_json: JsonOption = False,
     runs: RunsOption = Path(RUNS),
@@ -55,9 +53,9 @@ def doctor(
     from ortflow.launchers.base import find_launcher, ways_to
 
     if (job or nodes is not None) and not isinstance(find_launcher(backend), Trying):
-        raise UserError(f"--job and --nodes are not for the launcher {backend}", fix=ways_to(Trying))
+        raise UserError(f"--job and --nodes are not supported by the launcher {backend}", fix=ways_to(Trying))
     if nodes is not None and not job:
-        raise UserError("--nodes is for the job of --job", fix="add --job")
+        raise UserError("--nodes needs --job", fix="add --job")
     file, overrides = split(words or ())
     tell(_examine(file, overrides, backend, (nodes, wait) if job else None, runs), as_json=as_json)
 

@@ -14,10 +14,10 @@ from ortflow.cli.runs import RUNS, RunArgument, RunsOption, find_run
 def export(
     run: RunArgument,
     step: Annotated[
-        int | None, typer.Option("--step", min=0, help="Step of the checkpoint; the newest if not given.")
+        int | None, typer.Option("--step", min=0, help="Step of the checkpoint (default: the newest).")
     ] = None,
     output: Annotated[
-        Path | None, typer.Option("--output", "-o", help="File to write; export.path of the run file if not given.")
+        Path | None, typer.Option("--output", "-o", help="File to write (default: export.path of the run file).")
     ] = None,
     runs: RunsOption = Path(RUNS),
 ) -> None:

@@ -78,17 +78,17 @@ def reachable(verb: Callable[..., None]) -> Callable[..., None]:
 def carry_out(ctx: typer.Context, host: str, folder: str | None, python: str | None) -> int:
     """Do there what was typed here; the exit code."""
     from ortflow.launchers.base import find_launcher, is_elsewhere
-    from ortflow.launchers.remote.cargo import cluster_own, pack, send
     from ortflow.launchers.remote.code import own_code, requirements
     from ortflow.launchers.remote.connection import connect
     from ortflow.launchers.remote.inputs import named
     from ortflow.launchers.remote.login import Login
     from ortflow.launchers.remote.memory import recall, remember
+    from ortflow.launchers.remote.payload import cluster_own, pack, send
     from ortflow.workflow.spec.file.load import load_run_file
 
     launcher = find_launcher(backend_of(ctx))
     if is_elsewhere(launcher):
-        what = f"--host is for login nodes; a cluster of the launcher {backend_of(ctx)} is reached directly"
+        what = f"--host is for login nodes; the cluster of the launcher {backend_of(ctx)} is reached directly"
         raise UserError(what, fix="leave it out")
     file, overrides = run_file_of(ctx)
     spec = load_run_file(file, overrides) if file is not None else None
@@ -104,10 +104,10 @@ def carry_out(ctx: typer.Context, host: str, folder: str | None, python: str | N
     if spec is None or file is None:
         return login.run(code, retyped(ctx))
     there = [one.text for one, found in zip(own, look.there, strict=True) if found]
-    cargo = pack(spec, file, login, there)
+    payload = pack(spec, file, login, there)
     # Nothing is read by what only looks.
-    send(cargo, login, only_run_file=ctx.command.name != "submit")
-    return login.run(code, retyped(ctx, cargo.run_file, cargo.overrides()))
+    send(payload, login, only_run_file=ctx.command.name != "submit")
+    return login.run(code, retyped(ctx, payload.run_file, payload.overrides()))
 
 
 def run_file_of(ctx: typer.Context) -> tuple[Path | None, list[str]]:

@@ -32,10 +32,10 @@ def inspect(
     ] = NOTHING,
     plan: Annotated[
         Path | None,
-        typer.Option("--plan", help="Run file: predict what a rank holds in memory, part by part.", show_default=False),
+        typer.Option("--plan", help="Run file: predict the memory of a rank, by part.", show_default=False),
     ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print everything as JSON.")] = False,
-    every: Annotated[bool, typer.Option("--all", help="List every tensor, small constants too.")] = False,
+    every: Annotated[bool, typer.Option("--all", help="List every tensor, including small constants.")] = False,
 ) -> None:
     """Print inputs, parameters and constants of a model, and what prevents its training."""
     if plan is not None:
@@ -58,26 +58,27 @@ def _plan(run_file: Path, overrides: list[str], json: bool) -> None:
     from ortflow.workflow.spec.file.load import load_run_file
     from ortflow.workflow.spec.file.paths import resolve_paths
 
-    told = forecast(resolve_paths(load_run_file(run_file, overrides, files=True), run_file))
+    reported = forecast(resolve_paths(load_run_file(run_file, overrides, files=True), run_file))
     if json:
-        typer.echo(jsonlib.dumps(told.to_json(), indent=2))
+        typer.echo(jsonlib.dumps(reported.to_json(), indent=2))
     else:
-        _print_plan(told)
+        _print_plan(reported)
 
 
-def _print_plan(told: Forecast) -> None:
+def _print_plan(reported: Forecast) -> None:
     from ortflow.workflow.forecast import ADVICE, SHOWN
 
-    where = "GPU" if told.device == "cuda" else "CPU"
-    typer.echo(f"memory of a rank on the {where}, predicted, {told.micro_batch} samples a micro-batch")
-    for name, count in (*told.parts.items(), ("in all", told.total)):
-        typer.echo(f"  {name:<12}{size(count):>8}")
-    typer.echo(f"activations are largest at {told.peak.node}:")
-    for name, count in told.peak.values[:SHOWN]:
+    where = "GPU" if reported.device == "cuda" else "CPU"
+    typer.echo(f"memory of a rank on the {where}, predicted, {reported.micro_batch} samples a micro-batch")
+    for name, count in (*reported.parts.items(), ("in all", reported.total)):
+        formula = reported.formulas.get(name)
+        typer.echo(f"  {name:<12}{size(count):>8}" + (f"  = {formula}" if formula else ""))
+    typer.echo(f"activations are largest at {reported.peak.node}:")
+    for name, count in reported.peak.values[:SHOWN]:
         typer.echo(f"  {size(count):>8}  {name}")
-    if told.peak.unknown:
-        typer.echo(f"not counted, because the graph does not give their size: {len(told.peak.unknown)} values")
-    typer.echo(f"the largest part: {told.largest}; {ADVICE[told.largest]}")
+    if reported.peak.unknown:
+        typer.echo(f"not counted, because their size is unknown: {len(reported.peak.unknown)} values")
+    typer.echo(f"the largest part: {reported.largest}; {ADVICE[reported.largest]}")
 
 
 def _print(report: Report, every: bool) -> None:
@@ -86,7 +87,7 @@ def _print(report: Report, every: bool) -> None:
     for title, values in (("input", report.inputs), ("output", report.outputs)):
         for value in values:
             typer.echo(f"  {title:<7}{value.name}  {value.dtype} {_dims(value)}")
-    typer.echo(f"{report.parameters:,} values to train in {len(report.trained)} tensors")
+    typer.echo(f"{report.parameters:,} values trained in {len(report.trained)} tensors")
     parts = ", ".join(f"{name} {size(count)}" for name, count in report.memory.items())
     typer.echo(f"memory of a rank with AdamW: {parts}, and the values of the graphs")
     constants = report.constants if every else [role for role in report.constants if _worth_listing(role)]
@@ -105,7 +106,7 @@ def _print(report: Report, every: bool) -> None:
         typer.echo(f"{hidden} more constants (integers and single numbers): --all lists them")
     for title, lines in (
         ("changed for training", report.notes),
-        ("signs of an export for inference: export the model with ortflow.export_for_training", report.signs),
+        ("signs of an export for inference: export the model with ortflow.export_for_training", report.export_warnings),
         ("worth knowing", report.warnings),
         ("without a gradient", report.undifferentiable),
     ):

@@ -15,7 +15,7 @@ def logs(
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Keep following while the run is active.")] = False,
     rank: Annotated[int, typer.Option("--rank", min=0, help="Whose log.")] = 0,
     attempt: Annotated[
-        int | None, typer.Option("--attempt", min=0, help="Attempt, from 0; the newest if not given.")
+        int | None, typer.Option("--attempt", min=0, help="Attempt, from 0 (default: the newest).")
     ] = None,
     runs: RunsOption = Path(RUNS),
 ) -> None:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
     from ortflow.launchers.base import Launcher, Submission
-    from ortflow.launchers.opening import Opened
+    from ortflow.launchers.run_directory_lock import Opened
     from ortflow.launchers.supervisor import View
     from ortflow.workflow.rundir import RunDir
 
@@ -59,7 +59,7 @@ def resume(
     counted = ""
     if before.failures or before.preemptions:
         counted = (
-            f"{before.failures} failures and {before.preemptions} preemptions no longer count: "
+            f"{before.failures} failures and {before.preemptions} preemptions are no longer counted: "
             f"{spec.restart.failures} failures are allowed from here"
         )
     launcher = launcher_of(found)
@@ -124,17 +124,17 @@ def hand_over(launcher: Launcher, submission: Submission, runs: Path, *, follow:
     try:
         end = follower.follow()
     except KeyboardInterrupt:
-        typer.echo(f"the run goes on; follow it: ortflow logs -f {name}", err=True)
+        typer.echo(f"the run continues; follow it: ortflow logs -f {name}", err=True)
         raise typer.Exit(130) from None
-    told = end.how.cause or end.how.state.value
+    reported = end.how.cause or end.how.state.value
     if end.code == EXIT_FAILURE and end.how.why:
-        told += f"; {end.how.why}"
+        reported += f"; {end.how.why}"
     if end.code == EXIT_USER:
-        raise refused(told, run, name)
+        raise refused(reported, run, name)
     if end.code == EXIT_FAILURE:
-        raise OrtflowError(f"{told}; `ortflow resume {name}` tries again, `ortflow logs {name}` shows more")
+        raise OrtflowError(f"{reported}; `ortflow resume {name}` tries again, `ortflow logs {name}` shows more")
     if end.code == EXIT_PREEMPTED:
-        typer.echo(f"stopped: {end.how.why or told}; `ortflow resume {name}` goes on", err=True)
+        typer.echo(f"stopped: {end.how.why or reported}; `ortflow resume {name}` goes on", err=True)
     raise typer.Exit(end.code)
 
 
@@ -197,7 +197,7 @@ def tell_how_to_train_longer(run: RunDir, name: str) -> None:
         longer = f"train.early_stop.patience={2 * train.early_stop.patience}"
     typer.echo(
         f"{run.root} holds this run, finished; train longer with `ortflow resume {name} {longer}`, "
-        "or start anew with --fresh, which keeps the old one"
+        "or start from the beginning with --fresh, which keeps the old one"
     )
 
 

@@ -55,8 +55,8 @@ def find_run(text: str, runs: Path, *, looks: bool = False) -> RunDir:
             os.close(open_regular(run.run_file))  # says what lies there instead
         if os.path.lexists(run.attempts):
             raise UserError(
-                f"the run in {run.root} has lost its {run.run_file.name}",
-                fix="put the file back, or begin anew under another name",
+                f"the run in {run.root} has no {run.run_file.name}",
+                fix="restore the file, or start a new run under another name",
             )
     if (applied := _applied(text, runs, looks=looks)) is not None:
         return applied

@@ -25,7 +25,7 @@ def status(
     run: Annotated[
         str | None,
         typer.Argument(
-            metavar="[RUN]", help="Name or directory; the newest run if not given.", autocompletion=complete_run
+            metavar="[RUN]", help="Name or directory (default: the newest run).", autocompletion=complete_run
         ),
     ] = None,
     as_json: JsonOption = False,
@@ -53,18 +53,19 @@ def list_runs(
     sweep: SweepOption = None,
     by: Annotated[
         str | None,
-        typer.Option("--by", metavar="METRIC", help="Metric that ranks the runs of a sweep; the first if not given."),
+        typer.Option("--by", metavar="METRIC", help="Metric that ranks the runs of a sweep (default: the first)."),
     ] = None,
     only: Annotated[
         str | None,
         typer.Option(
             "--backend",
             "-b",
-            help="Only runs of this launcher; of a cluster that shows them, also those of all users.",
+            help="Only runs of this launcher; on clusters that allow it, also other users' runs.",
         ),
     ] = None,
     everywhere: Annotated[
-        bool, typer.Option("--all-namespaces", "-A", help="With -b of a cluster that has namespaces: runs of all.")
+        bool,
+        typer.Option("--all-namespaces", "-A", help="With -b of a cluster with namespaces: runs of all namespaces."),
     ] = False,
     as_json: JsonOption = False,
     runs: RunsOption = Path(RUNS),
@@ -77,10 +78,10 @@ def list_runs(
         _list_sweep(sweep, by, runs, as_json=as_json)
         return
     if by is not None:
-        raise UserError("--by is for the runs of a sweep", fix="add --sweep NAME")
+        raise UserError("--by needs a sweep", fix="add --sweep NAME")
     launcher = find_launcher(only) if only is not None else None
     if everywhere and not isinstance(launcher, Listing):
-        raise UserError("--all-namespaces is for the runs of a cluster that has namespaces", fix=ways_to(Listing))
+        raise UserError("--all-namespaces needs a cluster that has namespaces", fix=ways_to(Listing))
     ours = [run for run in runs_in(runs) if only is None or _is_of(run, only)]
     found = launcher.listed(ours, everywhere=everywhere) if isinstance(launcher, Listing) else statuses(ours)
     if as_json:
@@ -107,11 +108,11 @@ def _list_sweep(name: str, by: str | None, runs: Path, *, as_json: bool) -> None
     from ortflow.launchers.base import statuses
 
     found = find_sweep(name, runs)
-    told = results(found, statuses(found.runs), by)
+    reported = results(found, statuses(found.runs), by)
     if as_json:
-        print_json(told.to_json())
+        print_json(reported.to_json())
         return
-    print_table(told.rows(), ("NAME", *found.keys))
+    print_table(reported.rows(), ("NAME", *found.keys))
 
 
 def overview(found: Sequence[RunStatus], now: float) -> list[tuple[str, ...]]:
@@ -162,8 +163,9 @@ def describe(how: RunStatus, now: float) -> list[tuple[str, str]]:
         rows.append(("checkpoint", f"step {how.checkpoint}"))
     rows.append(("attempts", f"{how.attempts} ({how.failures} failures, {how.preemptions} preemptions count)"))
     if how.cause is not None:
-        # Why a run that has failed is not tried again is a part of the answer.
-        rows.append(("last end", f"{how.cause}; {how.why}" if how.state is State.FAILED and how.why else how.cause))
+        # Why a run that was given up is not tried again is a part of the answer.
+        given_up = how.state in (State.FAILED, State.PREEMPTED) and how.why not in (None, "", how.cause)
+        rows.append(("last end", f"{how.cause}; {how.why}" if given_up else how.cause))
     if how.exported is not None:
         rows.append(("exported", how.exported))
     if how.pid is not None:

@@ -17,10 +17,10 @@ if TYPE_CHECKING:
 
 FileArgument = Annotated[Path, typer.Argument(metavar="RUN_FILE", help="The run file (YAML).")]
 OverridesArgument = Annotated[
-    list[str] | None, typer.Argument(metavar="KEY=VALUE", help="Values that override the run file's.")
+    list[str] | None, typer.Argument(metavar="KEY=VALUE", help="Overrides of run file values.")
 ]
 FreshOption = Annotated[
-    bool, typer.Option("--fresh", help="Start anew; an existing run is renamed to NAME.1, NAME.2, …")
+    bool, typer.Option("--fresh", help="Start from the beginning; an existing run is renamed to NAME.1, NAME.2, …")
 ]
 BackendOption = Annotated[
     str, typer.Option("--backend", "-b", help=f"Launcher: {', '.join(BUILT_IN)}, or one that is installed.")

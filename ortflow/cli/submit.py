@@ -31,19 +31,17 @@ def submit(
         typer.Option(
             "--after",
             metavar="RUN[,RUN…]",
-            help="Start when these runs have finished; for batch schedulers.",
+            help="Start after these runs have finished (batch schedulers only).",
         ),
     ] = None,
     retry: Annotated[
         float,
-        typer.Option(
-            "--retry", metavar="SECONDS", min=0, help="How long to wait for a scheduler that does not answer."
-        ),
+        typer.Option("--retry", metavar="SECONDS", min=0, help="Seconds to retry while the scheduler does not answer."),
     ] = 0.0,
     follow: Annotated[
         bool,
         typer.Option(
-            "--follow", "-f", help="Wait for the run's end and exit with its code; Ctrl-C does not stop the run."
+            "--follow", "-f", help="Wait until the run ends and exit with its code; Ctrl-C does not stop the run."
         ),
     ] = False,
     runs: RunsOption = Path(RUNS),
@@ -60,12 +58,12 @@ def submit(
     launcher = find_launcher(backend)
     names = [name for text in after or () for name in text.split(",") if name]
     if names and not isinstance(launcher, Chaining):
-        raise UserError(f"--after: runs of the launcher {backend} do not wait for others", fix=ways_to(Chaining))
+        raise UserError(f"--after: runs of the launcher {backend} cannot depend on others", fix=ways_to(Chaining))
     before = tuple(find_run(name, runs) for name in names)
     if sets or at_once is not None:
         sweeper = _of_sweeps(launcher, backend, sets)
         if follow:
-            raise UserError("--follow is for a single run", fix="`ortflow list --sweep NAME` shows a sweep's")
+            raise UserError("--follow works only for a single run", fix="`ortflow list --sweep NAME` shows a sweep's")
         submit_sweep(
             plan_sweep(file, overrides, sets or (), runs, sweeper, backend, fresh=fresh, after=before, retry=retry),
             sweeper, at_once, runs,
@@ -84,7 +82,7 @@ def render(
     at_once: AtOnceOption = None,
     with_claim: Annotated[
         bool,
-        typer.Option("--with-claim", help="Print the claim of the storage, too, where the backend makes one."),
+        typer.Option("--with-claim", help="Also print the storage claim, if the backend creates one."),
     ] = False,
     runs: RunsOption = Path(RUNS),
 ) -> None:
@@ -94,7 +92,7 @@ def render(
 
     launcher = find_launcher(backend)
     if with_claim and not isinstance(launcher, Claiming):
-        raise UserError(f"--with-claim: the launcher {backend} makes no claim of storage", fix=ways_to(Claiming))
+        raise UserError(f"--with-claim: the launcher {backend} creates no storage claim", fix=ways_to(Claiming))
     if sets or at_once is not None:
         sweeper = _of_sweeps(launcher, backend, sets)
         sweep, submissions = plan_sweep(file, overrides, sets or (), runs, sweeper, backend, files=False)
@@ -110,7 +108,7 @@ def _of_sweeps(launcher: Launcher, backend: str, sets: list[str] | None) -> Swee
     from ortflow.launchers.base import ways_to
 
     if not sets:
-        raise UserError("--at-once is for a sweep", fix="add --set KEY=VALUES")
+        raise UserError("--at-once needs a sweep", fix="add --set KEY=VALUES")
     if not isinstance(launcher, Sweeping):
         raise UserError(f"--set makes a job array, and the launcher {backend} has none", fix=ways_to(Sweeping))
     return launcher

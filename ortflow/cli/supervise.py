@@ -23,7 +23,7 @@ def supervise(run: RunArgument, runs: RunsOption = Path(RUNS)) -> None:
     launcher = launcher_of(found)
     if not isinstance(launcher, Supervising):
         name = launcher_name(found.read_attempts())
-        raise UserError(f"{found.root.name} is a run of the {name} launcher, which looks after it itself")
+        raise UserError(f"{found.root.name} is a run of the {name} launcher, which needs no `ortflow supervise`")
 
     def say(text: str) -> None:
         typer.echo(f"{time.strftime('%H:%M:%S')}  {text}")

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 SetOption = Annotated[
     list[str] | None,
-    typer.Option("--set", metavar="KEY=VALUES", help="A sweep over V1,V2,… or FIRST..LAST: a job array."),
+    typer.Option("--set", metavar="KEY=VALUES", help="Sweep over V1,V2,… or FIRST..LAST, as a job array."),
 ]
 AtOnceOption = Annotated[
     int | None,
@@ -101,7 +101,7 @@ def _refuse_fixed(axes: Sequence[Axis], backend: str) -> None:
             )
         if path[0] == "resources" or path == ["backends"] or path[:2] == ["backends", backend]:
             raise UserError(
-                f"--set {axis.key}: it is the same for all runs of a sweep, which are one job array",
+                f"--set {axis.key}: it must be the same for all runs of a sweep, which are one job array",
                 fix="submit one run for each value",
             )
 
@@ -118,11 +118,11 @@ def submit_sweep(planned: tuple[Sweep, list[Submission]], launcher: Sweeping, at
     typer.echo(launcher.submit_sweep(request))
     finished = sum(state(run.read_attempts(), alive=False) is State.FINISHED for run in sweep.runs)
     if finished == len(sweep.runs):
-        typer.echo(f"{sweep.root} holds this sweep, finished; --fresh starts anew and keeps the old runs")
+        typer.echo(f"{sweep.root} holds this sweep, finished; --fresh starts from the beginning and keeps the old runs")
         return
     name = _reference(sweep, runs)
-    told = f"{len(sweep.runs)} runs" + (f", {finished} of them finished already" if finished else "")
-    typer.echo(f"{name} is a job array of {told}; status: ortflow list --sweep {name}")
+    reported = f"{len(sweep.runs)} runs" + (f", {finished} of them finished already" if finished else "")
+    typer.echo(f"{name} is a job array of {reported}; status: ortflow list --sweep {name}")
     typer.echo(f"  one of them: ortflow status {name}-0    save and stop all: ortflow cancel --sweep {name}")
 
 
@@ -153,8 +153,8 @@ def cancel_sweep(name: str, runs: Path, *, now: bool) -> None:
         time.sleep(pause)
         pause, found = min(2.0, pause * 1.3), statuses(there)
     counts = Counter(how.state.value for how in found)
-    told = ", ".join(f"{number} {state}" for state, number in counts.items())
-    typer.echo(f"{sweep.name}: {told}" if asked else f"{sweep.name} is not running: {told}")
+    reported = ", ".join(f"{number} {state}" for state, number in counts.items())
+    typer.echo(f"{sweep.name}: {reported}" if asked else f"{sweep.name} is not running: {reported}")
 
 
 def find_sweep(text: str, runs: Path) -> Sweep:

@@ -33,7 +33,9 @@ def validate(
     overrides: OverridesArgument = None,
     backend: Annotated[
         str | None,
-        typer.Option("--backend", "-b", help="Check for this launcher; not the model and data that it has elsewhere."),
+        typer.Option(
+            "--backend", "-b", help="Check for this launcher, without model and data that it stores elsewhere."
+        ),
     ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print the findings as JSON.")] = False,
 ) -> None:
@@ -71,6 +73,10 @@ class Findings:
     unchecked: str | None = None
     """What could not be checked, and why."""
 
+    def add_unchecked(self, what: str) -> None:
+        """Add to what could not be checked."""
+        self.unchecked = f"{what}; {self.unchecked}" if self.unchecked else what
+
     def to_json(self) -> dict[str, Any]:
         """Plain data."""
         return {
@@ -93,8 +99,8 @@ def examine(run_file: Path, overrides: Sequence[str], backend: str | None) -> Fi
 
     reading = read_run_file(run_file, overrides)
     # Its inputs may lie where only the launcher sees them.
-    of_launchers = _of_launchers(read_run_file(run_file, overrides, files=False), backend)
-    findings = Findings([*reading.faults, *of_launchers])
+    of_launchers, unchecked = _of_launchers(read_run_file(run_file, overrides, files=False), backend)
+    findings = Findings([*reading.faults, *of_launchers], unchecked=unchecked)
     if reading.spec is None or reading.faults:
         return findings
     spec = resolve_paths(reading.spec, run_file)
@@ -104,12 +110,12 @@ def examine(run_file: Path, overrides: Sequence[str], backend: str | None) -> Fi
         findings.faults.append(reading.located(error))
     missing = check_files(spec.model_copy(update={"prepare": []}))
     if missing:
-        findings.unchecked = f"the model and the data, because {missing[0].what}; the `prepare` command makes it"
+        findings.add_unchecked(f"the model and the data, because {missing[0].what}; the `prepare` command creates it")
         return findings
     try:
         interpreter.check(interpreter.examine(sys.executable))
     except UserError as error:
-        findings.unchecked = f"the model and the data, because {error}"
+        findings.add_unchecked(f"the model and the data, because {error}")
         return findings
     try:
         findings.warnings = _as_a_rank(spec)
@@ -134,33 +140,38 @@ def examine_elsewhere(run_file: Path, overrides: Sequence[str], name: str, launc
         agree(reading.spec)
     except UserError as error:
         findings.faults.append(reading.located(error))
-    findings.faults += _of_launchers(reading, name)
-    findings.unchecked = f"the model and the data, because {launcher.files_at(reading.spec)}"
+    faults, findings.unchecked = _of_launchers(reading, name)
+    findings.faults += faults
+    findings.add_unchecked(f"the model and the data, because {launcher.files_at(reading.spec)}")
     return findings
 
 
-def _of_launchers(reading: Reading, chosen: str | None) -> list[Fault]:
-    """What is wrong with a run for the launcher that the user named, and for those that its run file has keys of."""
+def _of_launchers(reading: Reading, chosen: str | None) -> tuple[list[Fault], str | None]:
+    """What is wrong with a run for the launcher that the user named, and for those that its run file has keys of.
+
+    Also what they could not check, and why.
+    """
     from ortflow.launchers.abilities import Validating
     from ortflow.launchers.base import find_launcher
     from ortflow.workflow.spec.file.installed import find_options, options_of
 
     spec, written = reading.spec, reading.written.get("backends")
     if spec is None or reading.faults:
-        return []
+        return [], None
     faults: list[Fault] = []
+    unchecked: list[str] = []
     for name in dict.fromkeys([*(written if isinstance(written, dict) else ()), *([chosen] if chosen else ())]):
         try:
             if (options := find_options(name)) is not None:
                 options_of(spec, name, options)
             launcher = find_launcher(name)
             if isinstance(launcher, Validating):
-                launcher.validate(spec, reading.written, chosen=name == chosen)
+                unchecked += filter(None, [launcher.validate(spec, reading.written, chosen=name == chosen)])
         except Faults as found:
             faults += [reading.located(fault) for fault in found.faults]
         except UserError as error:
             faults.append(reading.located(error))
-    return faults
+    return faults, "; ".join(unchecked) or None
 
 
 def _as_a_rank(spec: RunSpec) -> list[str]:

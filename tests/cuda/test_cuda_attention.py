@@ -26,7 +26,7 @@ LARGEST_ERROR = {TensorProto.FLOAT16: 2e-3, TensorProto.BFLOAT16: 1.6e-2}
 
 @dataclass(frozen=True)
 class Case:
-    """Sizes of an attention; `mask` names a kind of it."""
+    """Sizes of an attention; `mask` is the kind of mask."""
 
     batch: int = 2
     tokens: int = 128
@@ -91,7 +91,7 @@ def mask_of(case: Case, random: np.random.Generator) -> np.ndarray | None:
 
 
 def model_of(case: Case, kind: int, mask: np.ndarray | None) -> onnx.ModelProto:
-    """q, k, v and do in fp32 to all that attention and its gradient make, and themselves as they were rounded."""
+    """q, k, v and do in fp32 to all outputs of attention and its gradient, and the rounded inputs."""
     queries, keys = [case.batch, case.tokens, case.heads, case.size], [case.batch, case.keys, case.shared, case.size]
     sizes = {"q": queries, "k": keys, "v": keys, "do": queries}
     for name, first in zip("qkv", case.heads_first, strict=True):
@@ -132,7 +132,7 @@ def model_of(case: Case, kind: int, mask: np.ndarray | None) -> onnx.ModelProto:
 
 
 def expected(case: Case, given: dict[str, np.ndarray], mask: np.ndarray | None) -> dict[str, np.ndarray]:
-    """All of it in float64, in the order of axes that the case wants."""
+    """The reference in float64, in the case's order of axes."""
     first = dict(zip("qkv", case.heads_first, strict=True))
     group, scale = case.heads // case.shared, case.size**-0.5
     q, k, v, do = (
@@ -161,7 +161,7 @@ def run(
     device: CudaDevice, case: Case, kind: int, mask: np.ndarray | None, times: int,
     model: Callable[[Case, int, np.ndarray | None], onnx.ModelProto] = model_of,
 ) -> list[dict[str, np.ndarray]]:  # fmt: skip
-    """What the GPU makes, several times in one session."""
+    """The GPU's outputs, several times in one session."""
     random = np.random.default_rng(7)
     binding = Binding(Sessions(device, 1, "error").open(model(case, kind, mask).SerializeToString()), device)
     for name in INPUTS:
@@ -220,7 +220,7 @@ PACKED = [
 
 
 def packed_model_of(case: Case, kind: int, mask: np.ndarray | None) -> onnx.ModelProto:
-    """As `model_of`, with q, k and v side by side in one value, and their gradients cut out of one."""
+    """As `model_of`, with q, k and v side by side in one value, and their gradients split from one."""
     made = model_of(case, kind, mask)
     graph = made.graph
     heads = {"q": case.heads, "k": case.shared, "v": case.shared}
@@ -272,7 +272,7 @@ def test_a_packed_value_of_another_width_is_refused(device: CudaDevice) -> None:
         run(device, CASES[0], TensorProto.FLOAT16, None, 1, wrong)
 
 
-def test_a_query_that_looks_at_no_key_gets_numbers(device: CudaDevice) -> None:
+def test_a_fully_masked_query_gets_finite_numbers(device: CudaDevice) -> None:
     case = Case(mask="keys")
     mask = np.zeros((case.batch, 1, 1, case.keys), bool)
     mask[0] = True
@@ -281,12 +281,12 @@ def test_a_query_that_looks_at_no_key_gets_numbers(device: CudaDevice) -> None:
         assert np.isfinite(found[name]).all(), name
 
 
-def test_what_cudnn_does_not_take_is_told(device: CudaDevice) -> None:
+def test_what_cudnn_does_not_take_is_reported(device: CudaDevice) -> None:
     # ONNX Runtime's own error, with our words in it.
-    with pytest.raises(Exception, match="cuDNN takes no attention"):
+    with pytest.raises(Exception, match="cuDNN does not support attention"):
         run(device, replace(CASES[0], size=12), TensorProto.FLOAT16, None, 1)
 
 
-def test_a_mask_that_does_not_fit_is_told(device: CudaDevice) -> None:
+def test_a_mask_that_does_not_fit_is_reported(device: CudaDevice) -> None:
     with pytest.raises(Exception, match="a mask of shape"):
         run(device, CASES[0], TensorProto.FLOAT16, np.ones((1, 1, 5, 128), bool), 1)

@@ -1,6 +1,6 @@
-"""The doctor on a real GPU: products and sums are right, a sound GPU is above its floor, nothing else is said of it.
+"""The doctor on a real GPU: products and sums are right, a sound GPU is above its floor and has no other finding.
 
-Run with several GPUs visible, it also holds the sum over them.
+With several GPUs visible, the sum over them is tested too.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ MANY = 8
 
 @pytest.fixture(scope="module")
 def report(cuda: Runtime) -> dict[str, Any]:
-    """From a process of its own, as the doctor has it."""
+    """The report from a process of its own, as the doctor makes it."""
     done = subprocess.run(
         [sys.executable, "-m", "ortflow.workflow.gpu_report", str(MANY)],
         capture_output=True, text=True, timeout=300, check=False,
@@ -49,7 +49,7 @@ def test_a_sound_gpu_is_above_its_floor_and_below_its_data_sheet(report: dict[st
         speed = gpu[kind] / 1e12
         print(f"{gpu['name']}: {kind} {speed:.1f} TFLOP/s, floor {least}, slowed {gpu.get('slowed')}")
         if least is not None:
-            # Floors are a quarter of the sheet and more.
+            # Floors are at least a quarter of the data sheet.
             assert least <= speed <= 4 * least, gpu
 
 
@@ -61,15 +61,15 @@ def test_nvml_knows_the_gpu(report: dict[str, Any]) -> None:
         assert gpu.get("uncorrected", 0) == 0, gpu
 
 
-def test_what_the_doctor_says(cuda: Runtime, report: dict[str, Any]) -> None:
+def test_the_doctor_reports_no_fault(cuda: Runtime, report: dict[str, Any]) -> None:
     print(*from_report(report, cuda.count()), sep="\n")
     found = [*examine_gpu(sys.executable, 1)]
     assert [one.level for one in found if one.level is Level.FAULT] == [], found
     assert "a product of matrices in fp16" in found[0].what
 
 
-def test_a_gpu_that_somebody_uses_is_told(cuda: Runtime) -> None:
-    """This process holds a fifth of it, while another one looks."""
+def test_a_gpu_in_use_is_reported(cuda: Runtime) -> None:
+    """This process holds a fifth of its memory while another one checks it."""
     device = CudaDevice(cuda, cuda.describe(0))
     held = device.allocate(device.gpu.total // 5 // 4, "float32")
     found = [str(one) for one in examine_gpu(sys.executable, 1)]

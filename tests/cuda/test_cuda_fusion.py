@@ -1,4 +1,4 @@
-"""Fused kernels give what ONNX Runtime's own CUDA kernels give one after the other, to the bit."""
+"""Fused kernels give the same bits as ONNX Runtime's own CUDA kernels one after the other."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def model_of(nodes: Sequence[onnx.NodeProto], inputs: dict[str, np.ndarray], out
 
 
 def both(device: CudaDevice, model: onnx.ModelProto, feeds: dict[str, np.ndarray]) -> list[list[np.ndarray]]:
-    """The outputs of the graph fused and as it is."""
+    """The outputs of the graph, fused and not fused."""
     fused, taken = fuse(model)
     assert taken
     sessions = Sessions(device, 1, "error")
@@ -69,7 +69,7 @@ def test_every_broadcast(device: CudaDevice, shape: tuple[int, ...]) -> None:
 @pytest.mark.parametrize("operator", [*FLOATS, *BOOLS])
 def test_every_operator(device: CudaDevice, operator: str) -> None:
     random = np.random.default_rng(1)
-    # As large as activations are, with zeros, ties and what is no number.
+    # As large as activations are, with zeros, ties and NaN.
     x, y = (random.normal(0, 3, (1000, 257)).astype(np.float32) for _ in range(2))
     x[0, :4], y[0, :4] = [0, -0.0, np.inf, np.nan], [0, 1, 2, 3]
     y[1] = x[1]

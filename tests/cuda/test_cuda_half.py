@@ -1,4 +1,4 @@
-"""Training graphs in half precision on a real GPU: their gradient is that of the fp32 graph, to the half's rounding."""
+"""Training graphs in half precision on a real GPU: the gradient equals that of the fp32 graph, to half's rounding."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def graphs(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 
 def gradients(device: CudaDevice, graphs: GraphSet, path: Path, scale: float) -> Mapping[str, np.ndarray]:
-    """Loss and all gradients of one batch, from the model's first parameters."""
+    """Loss and all gradients of one batch, from the model's initial parameters."""
     session = Sessions(device, 1, "error").open(path)
     binding = Binding(session, device)
     for name, array in load_file(graphs.initial).items():

@@ -1,4 +1,4 @@
-"""Buffers on a real GPU, graphs bound to them, and where memory ends."""
+"""Buffers on a real GPU, graphs bound to them, and running out of memory."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_more_memory_than_there_is_names_the_setting(device: CudaDevice) -> None
 
 
 def table_gradient() -> onnx.ModelProto:
-    """Many rows added to few: the sum depends on the order in which threads come, unless it is made not to."""
+    """Many rows added to few: without care, the sum depends on the order in which threads arrive."""
     nodes = [
         helper.make_node("ConstantOfShape", ["shape"], ["zeros"]),
         helper.make_node("ScatterElements", ["zeros", "places", "rows"], ["sum"], axis=0, reduction="add"),
@@ -76,4 +76,4 @@ def test_sums_that_race_come_out_the_same_each_time(device: CudaDevice) -> None:
     assert all(np.array_equal(sums[0], each) for each in sums)
     np.testing.assert_allclose(sums[0], exact, rtol=1e-6, atol=1e-3)
     binding.feed("rows", np.where(rows == rows[7, 7], np.nan, rows))
-    assert np.isnan(binding.fetch(["sum"])[0]).all(), "a sum with what is no number must show it"
+    assert np.isnan(binding.fetch(["sum"])[0]).all(), "a sum with NaN must be NaN"

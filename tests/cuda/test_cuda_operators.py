@@ -93,13 +93,13 @@ def compute(device: CudaDevice) -> OnGpu:
 
 
 def kinds_of(*numbers: int, count: int) -> tuple[int, ...]:
-    """Element types by chance, the same for the same numbers."""
+    """Random element types, the same for the same numbers."""
     random = np.random.default_rng(zlib.crc32(repr(numbers).encode()))
     return tuple(int(kind) for kind in random.choice(KINDS, count))
 
 
 def sizes(seed: int, count: int, most: Sequence[int]) -> list[tuple[int, ...]]:
-    """Shapes by chance, small and large ones alike, a third of them of odd widths."""
+    """Random shapes, small and large, a third of them of odd widths."""
     random = np.random.default_rng(seed)
     found = []
     for _ in range(count):
@@ -145,7 +145,7 @@ def test_cross_entropy(compute: OnGpu, rows: int, classes: int) -> None:
 
 
 @pytest.mark.parametrize("label", [-1, 40, -(2**63), 2**40])
-def test_a_label_that_is_no_class_gives_no_number(compute: OnGpu, label: int) -> None:
+def test_a_label_out_of_range_gives_nan(compute: OnGpu, label: int) -> None:
     scores, labels = stored(np.zeros((3, 40)), FP16), stored(np.array([1, label, 2]), INT64)
     loss, lse = compute("CrossEntropy", {"ignore": -100}, [labels, scores], [FLOAT, FLOAT])
     assert np.isnan(loss)
@@ -190,7 +190,7 @@ def test_gradients_of_tables(compute: OnGpu, rows: int, dims: tuple[int, ...], w
 
 
 @pytest.mark.parametrize("index", [9, -10, 2**40])
-def test_an_index_outside_of_the_table_gives_no_number(compute: OnGpu, index: int) -> None:
+def test_an_index_out_of_range_gives_nan(compute: OnGpu, index: int) -> None:
     given = [stored(np.array([1, index, 2]), INT64), stored(np.zeros((3, 8)), FP16)]
     (table,) = compute("TableGrad", {"rows": 9}, given, [FLOAT])
     assert np.isnan(table).all()

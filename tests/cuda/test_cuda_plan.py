@@ -1,4 +1,4 @@
-"""What `ortflow inspect --plan` predicts of a GPU's memory, against what a run of the training graph then takes."""
+"""The GPU memory that `ortflow inspect --plan` predicts, against what a run of the training graph takes."""
 
 from __future__ import annotations
 

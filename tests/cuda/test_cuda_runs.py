@@ -1,4 +1,4 @@
-"""Whole runs on a GPU, through the command line: the CPU's curve, restarts to the bit, devices by turns."""
+"""Whole runs on a GPU, through the command line: the CPU's curve, bit-identical restarts, alternating devices."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def dropping(cuda: Runtime, tmp_path_factory: pytest.TempPathFactory) -> Project
 
 
 def near(one: Path, other: Path, tolerance: float) -> None:
-    """The losses of two runs are the same to rounding."""
+    """Check that the losses of two runs are equal to rounding."""
     mine, theirs = curve(one), curve(other)
     assert [step for step, *_ in mine] == [step for step, *_ in theirs]
     assert [loss for _, loss, *_ in mine] == pytest.approx([loss for _, loss, *_ in theirs], rel=tolerance)
@@ -60,7 +60,7 @@ def test_products_in_tf32_are_near(project: Project) -> None:
 
 
 @pytest.mark.parametrize("accumulation", [1, 3])
-def test_a_killed_rank_goes_on_to_the_bit(dropping: Project, accumulation: int) -> None:
+def test_a_killed_run_resumes_bit_for_bit(dropping: Project, accumulation: int) -> None:
     settings = {**GPU, "train__steps": 200, "train__gradient_accumulation": accumulation}
     whole = dropping.run(f"whole-{accumulation}", **settings)
     run_dir = killed(dropping, f"killed-{accumulation}", (30, 90), **settings)
@@ -69,7 +69,7 @@ def test_a_killed_rank_goes_on_to_the_bit(dropping: Project, accumulation: int) 
 
 
 def killed(project: Project, name: str, steps: Sequence[int], **settings: Any) -> Path:
-    """A run to its end, whose rank is killed at each of these steps."""
+    """A run to its end; its rank is killed at each of these steps."""
     file, run_dir = project.write(name, **settings), project.run_dir(name)
     with subprocess.Popen(
         [*ORTFLOW, "run", file.name], cwd=project.folder, env=environment(), stdout=subprocess.DEVNULL
@@ -86,7 +86,7 @@ def killed(project: Project, name: str, steps: Sequence[int], **settings: Any) -
 
 
 def wait_for(run_dir: Path, attempt: int, step: int, running: subprocess.Popen[bytes]) -> None:
-    """Until an attempt has done a step."""
+    """Wait until an attempt has done a step."""
     end = time.monotonic() + 60
     while time.monotonic() < end and running.poll() is None:
         if (run_dir / "events" / "rank-0000.jsonl").exists() and any(
@@ -97,7 +97,7 @@ def wait_for(run_dir: Path, attempt: int, step: int, running: subprocess.Popen[b
     raise AssertionError(f"no step {step} of attempt {attempt}\n{logs(run_dir)}")
 
 
-def test_devices_by_turns_give_one_curve(project: Project) -> None:
+def test_alternating_devices_give_one_curve(project: Project) -> None:
     whole = project.run("turns-whole", train__steps=60, **CONSTANT, **ONE)
     for steps, device in ((20, GPU), (40, {**ONE, "resources__gpus_per_rank": 0}), (60, GPU)):
         run_dir = project.run("turns", train__steps=steps, **CONSTANT, **device)
@@ -123,7 +123,7 @@ def test_two_gpus_give_the_curve_of_two_ranks_on_cpus(project: Project, cuda: Ru
     near(on_gpus, project.run("two-cpus"), 1e-5)
 
 
-def test_a_machine_that_shows_no_gpu_is_told_in_a_sentence(project: Project) -> None:
+def test_a_machine_without_gpus_is_reported_in_one_sentence(project: Project) -> None:
     file = project.write("hidden", **GPU)
     done = command("run", file.name, folder=project.folder, CUDA_VISIBLE_DEVICES="")
     said = done.stdout + done.stderr + logs(project.run_dir("hidden"))

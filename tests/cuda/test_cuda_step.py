@@ -1,4 +1,4 @@
-"""A step on a real GPU: captured as CUDA graphs it gives the bits of one that is not, and loses nothing in a kill."""
+"""A step on a real GPU: captured as CUDA graphs it gives the same bits as uncaptured, and loses nothing in a kill."""
 
 from __future__ import annotations
 
@@ -79,11 +79,11 @@ def test_values_sent_and_read_back_are_those_of_the_stream(device: CudaDevice) -
     for step in range(50):
         values = np.full(COUNT, step, np.float32)
         buffer.send(values)
-        values[:] = -1  # it may change as soon as it is sent
+        values[:] = -1  # values may change as soon as they are sent
         other.copy_from(buffer)
         other.scale(2)
         readback.queue()
-        other.fill(7)  # what is queued behind does not count
+        other.fill(7)  # work that is queued later has no effect
         np.testing.assert_array_equal(readback.read(), np.full(COUNT, 2 * step, np.float32))
 
 
@@ -149,10 +149,10 @@ def test_what_must_not_be_captured_is_not(device: CudaDevice) -> None:
 
 @pytest.mark.parametrize("optimizer", ["adamw", "lamb", "sgd"])
 @pytest.mark.parametrize("accumulation", [1, 3])
-def test_captured_steps_are_the_others_to_the_bit(
+def test_captured_steps_equal_the_others_bit_for_bit(
     device: CudaDevice, graphs: GraphSet, accumulation: int, optimizer: str
 ) -> None:
-    # Smaller last batches, and samples that make no gradient; the same memory goes on to be used.
+    # Smaller last batches, and samples without a usable gradient; the same memory is used again.
     sizes = [[8] * accumulation if step % 7 != 5 else [8] * (accumulation - 1) + [5] for step in range(20)]
     steps, damaged = steps_of(sizes, damaged=(2, 9, 10)), [2, 9, 10]
     found = []
@@ -171,11 +171,11 @@ def test_captured_steps_are_the_others_to_the_bit(
         np.testing.assert_array_equal(state_mine[name], flat, err_msg=f"{name} {log}")
     assert not quiet
     names = {"a micro-batch", "the scaling of the gradient", "the update"}
-    names |= {"a further micro-batch"} if accumulation > 1 else set()
+    names |= {"another micro-batch"} if accumulation > 1 else set()
     assert {line.removesuffix(" is captured as a CUDA graph") for line in log} == names, log
 
 
-def test_what_is_given_back_ends_the_graphs(device: CudaDevice, graphs: GraphSet) -> None:
+def test_freed_memory_ends_the_graphs(device: CudaDevice, graphs: GraphSet) -> None:
     steps = steps_of([[8]] * 16)
     (plain, _), (trainer, log) = (trainer_on(device, graphs, resources__cuda_graph=on) for on in (False, True))
     expected = train(plain, steps)
@@ -184,7 +184,7 @@ def test_what_is_given_back_ends_the_graphs(device: CudaDevice, graphs: GraphSet
         if number in (6, 7, 12):
             trainer.give_memory_back()
         rate = 1e-3 * (1 - number / len(steps))
-        outcome = trainer.step(batches, learning_rate=rate, update=number + 1, seeds=[1], votes=[2.0])
+        outcome = trainer.step(batches, learning_rate=rate, update=number + 1, seeds=[1], control_values=[2.0])
         mine.append((outcome.loss, outcome.grad_norm, outcome.skipped))
     assert mine == expected, log
     assert sum("is captured" in line for line in log) == 9, log
@@ -198,7 +198,7 @@ def test_the_gradient_of_batch_norm_is_checked(device: CudaDevice, graphs: Graph
     assert "against ONNX Runtime's operators and differences of the loss" in compared
 
 
-def test_overflows_lower_the_loss_scale_and_a_resumed_trainer_goes_on_to_the_bit(
+def test_overflows_lower_the_loss_scale_and_a_trainer_resumes_bit_for_bit(
     device: CudaDevice, model: Path, tmp_path: Path
 ) -> None:
     shutil.copy(model, tmp_path / "model.onnx")
@@ -226,7 +226,7 @@ def test_overflows_lower_the_loss_scale_and_a_resumed_trainer_goes_on_to_the_bit
 
 
 @pytest.mark.parametrize("accumulation", [1, 3])
-def test_a_captured_run_is_the_other_to_the_bit(project: Project, accumulation: int) -> None:
+def test_a_captured_run_equals_the_other_bit_for_bit(project: Project, accumulation: int) -> None:
     settings = {**GPU, "train__steps": 24, "train__gradient_accumulation": accumulation}
     captured = project.run(f"captured-{accumulation}", **settings)
     plain = project.run(f"queued-{accumulation}", resources__cuda_graph=False, **settings)
@@ -238,7 +238,7 @@ def test_a_captured_run_is_the_other_to_the_bit(project: Project, accumulation: 
     assert state(captured) == state(plain), said
 
 
-def test_a_smaller_last_batch_goes_its_own_way(project: Project) -> None:
+def test_a_smaller_last_batch_gives_the_same_curve(project: Project) -> None:
     settings = {**GPU, "train__steps": None, "train__epochs": 2, "data__micro_batch": 7, "data__last_batch": "keep"}
     captured = project.run("last-captured", **settings)
     plain = project.run("last-queued", resources__cuda_graph=False, **settings)
@@ -247,7 +247,7 @@ def test_a_smaller_last_batch_goes_its_own_way(project: Project) -> None:
     assert state(captured) == state(plain)
 
 
-def test_a_killed_captured_run_goes_on_to_the_bit(project: Project) -> None:
+def test_a_killed_captured_run_resumes_bit_for_bit(project: Project) -> None:
     settings = {**GPU, "train__steps": 300}
     whole = project.run("captured-whole", **settings)
     run_dir = killed(project, "captured-killed", (30, 120), **settings)
@@ -260,7 +260,7 @@ TWO = {"resources__gpus_per_rank": 1}
 
 
 def of_two(project: Project, cuda: Runtime) -> Path:
-    """The run that nobody disturbed."""
+    """The undisturbed run."""
     if cuda.count() < 2:
         pytest.skip("needs two GPUs")
     whole = project.run_dir("two-whole")
@@ -277,7 +277,7 @@ def test_two_gpus_capture_all_but_the_sum(project: Project, cuda: Runtime) -> No
 
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "stopped"])
-def test_a_lost_rank_ends_the_attempt_and_the_run_goes_on_to_the_bit(
+def test_a_lost_rank_ends_the_attempt_and_the_run_resumes_bit_for_bit(
     project: Project, cuda: Runtime, how: signal.Signals
 ) -> None:
     whole, name = of_two(project, cuda), f"two-lost-{how.name}"

@@ -1,10 +1,10 @@
-"""What every test may rely on."""
+"""Settings for every integration test."""
 
 from __future__ import annotations
 
 import signal
 
-# Started in the background or by nohup, a test run ignores these, and so would every process it starts: those that
+# Started in the background or by nohup, a test run ignores these signals, and its child processes inherit that: those
 # are sent a signal on purpose must see it.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 signal.signal(signal.SIGHUP, signal.SIG_DFL)

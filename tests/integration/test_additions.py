@@ -1,4 +1,4 @@
-"""What docs/architecture.md says of adding things: the files that it names are enough."""
+"""Extensions as docs/architecture.md describes them: the files that it lists are sufficient."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ FOLDERS = ("workflow", "launchers", "manifests")
 
 @dataclass(frozen=True)
 class Addition:
-    """A text put before an anchor of a file, and new files."""
+    """Text to insert before an anchor in a file, and new files."""
 
     section: str
     insertions: list[tuple[str, str, str]]
@@ -110,14 +110,14 @@ KEY = Addition(
 
 
 def named(section: str) -> set[str]:
-    """The files that the section of the page names."""
+    """The files that the page's section lists."""
     page = (ROOT / "docs/architecture.md").read_text()
     text = page.split(f"### {section}\n")[1].split("\n#")[0]
     return set(re.findall(r"`(workflow/[\w/]+\.py)`", text))
 
 
 def with_addition(tmp_path: Path, addition: Addition) -> Path:
-    """A copy of the product with the addition in it; the folder for PYTHONPATH."""
+    """Copy the product with the addition; the folder for PYTHONPATH."""
     ignored = shutil.ignore_patterns("__pycache__", "*.so")
     shutil.copytree(ROOT / "ortflow", tmp_path / "ortflow", ignore=ignored)
     for folder in FOLDERS:
@@ -135,7 +135,7 @@ def with_addition(tmp_path: Path, addition: Addition) -> Path:
 
 
 def output_of(source: Path, *arguments: str, folder: Path) -> str:
-    """Of Python with the copy in the product's place."""
+    """Output of Python with the copy in place of the product."""
     done = subprocess.run(
         [sys.executable, *arguments], cwd=folder, env=environment(PYTHONPATH=str(source)), text=True,
         capture_output=True, timeout=120, check=False,
@@ -145,7 +145,7 @@ def output_of(source: Path, *arguments: str, folder: Path) -> str:
 
 
 def run_file_page(source: Path) -> str:
-    """docs/run-file.md as the copy writes it."""
+    """docs/run-file.md as the copy generates it."""
     shutil.copytree(ROOT / "docs", source / "docs")
     output_of(source, str(source / "docs/run_file_tables.py"), folder=source)
     return (source / "docs/run-file.md").read_text()

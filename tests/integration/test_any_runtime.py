@@ -1,4 +1,4 @@
-"""A run on any ONNX Runtime: what is recorded of it, what its graphs consist of, and that it learns and goes on."""
+"""A run on any ONNX Runtime: what is recorded, what its graphs consist of, and that it learns and resumes."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def run(project: Project, name: str, steps: int = STEPS, kernels: str = "auto") 
 
 
 def once(project: Project, name: str, kernels: str) -> Path:
-    """The run of twenty steps, which several tests look at."""
+    """The run of twenty steps that several tests check."""
     run_dir = project.run_dir(name)
     return run_dir if run_dir.exists() else run(project, name, kernels=kernels)
 

@@ -35,7 +35,7 @@ def convert(folder: Path, name: str, **arrays: np.ndarray) -> None:  # type: ign
 
 
 def merged(model: onnx.ModelProto) -> onnx.ModelProto:
-    """The model as PyTorch's default export leaves it: one initializer for all that are equal."""
+    """The model as PyTorch's default export writes it: one initializer for all equal ones."""
     first: dict[bytes, str] = {}
     names = {}
     for tensor in model.graph.initializer:
@@ -52,7 +52,7 @@ def merged(model: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def without_gradient() -> onnx.ModelProto:
-    """Logits through Det, which has neither a gradient nor a definition by others."""
+    """Logits through Det, which has neither a gradient nor a definition by other operators."""
     weight = numpy_helper.from_array(np.ones((256, 4), np.float32), "table.weight")
     nodes = [
         helper.make_node("Gather", ["table.weight", "tokens"], ["embedded"], name="embed"),
@@ -108,7 +108,7 @@ CASES: dict[str, tuple[dict[str, Any], list[str]]] = {
     "no gradient": ({"model__path": "undifferentiable.onnx"}, ["Det", "the_determinant"]),
     "export for inference": (
         {"model__path": "merged.onnx"},
-        ["merged.onnx", "is read at", "ortflow.export_for_training", "model.accept_inference_export: true"],
+        ["merged.onnx", "is used in", "ortflow.export_for_training", "model.accept_inference_export: true"],
     ),
     "unknown optimizer": ({"train__optimizer": {"name": "adan", "lr": 0.1}}, ["train.optimizer.name", "adan"]),
     "degrees that do not multiply": ({"parallel__data": 3}, ["parallel"]),
@@ -133,7 +133,7 @@ def test_one_sentence_exit_2_and_nothing_left_behind(project: Project, case: str
 
 @pytest.mark.skipif(os.geteuid() == 0 and not Path("/proc/self").exists(), reason="needs /proc")
 def test_an_unwritable_directory(project: Project) -> None:
-    """/proc refuses a new folder to anybody, root too."""
+    """/proc refuses new folders to every user, including root."""
     file = project.write("unwritable", run_dir="/proc/self/run")
     done = command("run", file.name, folder=project.folder)
     assert done.returncode == 2
@@ -146,6 +146,6 @@ def test_an_accepted_export_for_inference_warns(project: Project) -> None:
     file = project.write("accepted", **changes)
     done = command("run", file.name, folder=project.folder)
     assert done.returncode == 0, done.stderr
-    told = [record["message"] for record in of_kind(project.run_dir("accepted"), "warning")]
-    assert any("the exporter merged parameters of equal value" in message for message in told)
-    assert all(f"warning: {message}" in done.stdout for message in told)
+    reported = [record["message"] for record in of_kind(project.run_dir("accepted"), "warning")]
+    assert any("the exporter merged parameters of equal value" in message for message in reported)
+    assert all(f"warning: {message}" in done.stdout for message in reported)

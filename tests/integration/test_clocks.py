@@ -1,4 +1,4 @@
-"""Clients whose clock is ahead, on this machine: a live run directory stays with its launcher."""
+"""Clients whose clock is ahead, on this machine: a live run directory keeps its launcher."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from launching import Bench
 
-ILL = Path(__file__).parent.parent / "support" / "ill"
+FAULTS = Path(__file__).parent.parent / "support" / "faults"
 
 
 @pytest.fixture
@@ -24,7 +24,7 @@ def bench(tmp_path: Path) -> Iterator[Bench]:
 
 def clock_ahead(seconds: float) -> str:
     """Shell commands that set the clock of `ortflow` ahead."""
-    return f'export PYTHONPATH={shlex.quote(str(ILL))} SKEW="ortflow {seconds}"; exec '
+    return f'export PYTHONPATH={shlex.quote(str(FAULTS))} SKEW="ortflow {seconds}"; exec '
 
 
 @pytest.mark.parametrize("ahead", [300.0, 7200.0, -7200.0])
@@ -45,4 +45,4 @@ def test_a_client_with_another_clock_does_not_take_a_live_run(bench: Bench, ahea
     assert [end["outcome"] for end in bench.attempts("end")] == ["preempted"]
     assert bench.run("resume", "fake", shell=clock_ahead(ahead), steps=3).code == 0
     submitted = bench.attempts("submit")[-1]["time"]
-    assert abs(submitted - time.time() - ahead) < 120, "the clock was another"
+    assert abs(submitted - time.time() - ahead) < 120, "the clock was not ahead"

@@ -1,4 +1,4 @@
-"""Names that would act on a terminal are written out wherever they are shown: standard output, logs, a panel."""
+"""Control characters in names are escaped wherever they are shown: standard output, logs, a panel."""
 
 from __future__ import annotations
 

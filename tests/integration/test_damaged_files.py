@@ -1,4 +1,4 @@
-"""Whatever lies where a file of a run must lie: passed over, made again, or refused in one sentence that names it."""
+"""Damaged or foreign files in a run directory are skipped, rebuilt, or refused in one sentence that names them."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Tiny:
 
 @pytest.fixture(scope="module")
 def half(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run that was asked to be half as long, and is then as if it had been stopped there."""
+    """A run of half the length, which equals a run that was stopped there."""
     tiny = Tiny.make(tmp_path_factory.mktemp("half"))
     done = tiny.command("run", "run.yaml", f"train.steps={STEPS // 2}")
     assert done.code == 0, done.said
@@ -44,7 +44,7 @@ def tiny(tmp_path: Path) -> Tiny:
 
 
 def put(path: Path, what: str) -> None:
-    """Something that is no file, or no sensible one, at a path."""
+    """Put a special file, or one with invalid contents, at a path."""
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path)
     else:
@@ -86,7 +86,7 @@ def spoil(path: Path, kind: str) -> None:
     [("attempts.jsonl", kind) for kind in ("key", "type", "deep", "zeros")]
     + [("events/rank-0000.jsonl", kind) for kind in ("null", "huge", "list", "nan")],
 )
-def test_a_line_that_is_no_record_is_set_aside_and_said_once(
+def test_an_invalid_line_is_set_aside_and_reported_once(
     tiny: Tiny, half: Path, whole: Tiny, name: str, kind: str
 ) -> None:
     tiny.half(half)
@@ -123,7 +123,7 @@ def test_plan_and_graphs_are_made_again(tiny: Tiny, half: Path, name: str, how: 
     for verb in (["status", "tiny"], ["list"], ["export", "tiny", "--output", "x.onnx"]):
         done = tiny.command(*verb)
         assert done.code == 0, done.said
-    assert "made again for this export" in done.err
+    assert "rebuilt for this export" in done.err
     done = tiny.command("resume", "tiny", f"train.steps={STEPS}")
     assert done.code == 0, done.said
     assert [step for step, *_ in curve(tiny.run_dir)] == list(range(1, STEPS + 1))
@@ -131,18 +131,18 @@ def test_plan_and_graphs_are_made_again(tiny: Tiny, half: Path, name: str, how: 
 
 
 def measured(tiny: Tiny, *arguments: str) -> Done:
-    """A command by a process of its own, so that its memory is measured alone."""
+    """Run a command in a process of its own, so that its memory is measured separately."""
     program = (
         "import sys; sys.path[:0] = sys.argv[1].split(':'); from pathlib import Path; from tiny_runs import Tiny;"
         "import dataclasses, json; done = Tiny(Path(sys.argv[2])).command(*sys.argv[3:], timeout=20);"
         "print(json.dumps(dataclasses.asdict(done)))"
     )
     support = str(Path(__file__).parent.parent / "support")
-    told = subprocess.run(
+    reported = subprocess.run(
         [sys.executable, "-c", program, support, str(tiny.folder), *arguments],
         env=environment(), capture_output=True, text=True, check=True,
     )  # fmt: skip
-    return Done(**json.loads(told.stdout))
+    return Done(**json.loads(reported.stdout))
 
 
 FILES: dict[str, list[str]] = {
@@ -168,7 +168,7 @@ PAIRS = [(name, what) for number, name in enumerate(FILES) for what in ("fifo", 
 
 
 @pytest.mark.parametrize(("name", "what"), PAIRS)
-def test_what_is_no_file_is_refused_at_once(tiny: Tiny, whole: Tiny, name: str, what: str) -> None:
+def test_special_files_are_refused_immediately(tiny: Tiny, whole: Tiny, name: str, what: str) -> None:
     tiny.half(whole.run_dir)
     path = tiny.folder / name
     path.unlink(missing_ok=True)
@@ -192,7 +192,7 @@ PLACES = (
 
 
 @pytest.mark.parametrize(("name", "what"), [(name, STRANGE[number % 6]) for number, name in enumerate(PLACES)])
-def test_a_run_goes_on_or_ends_in_a_sentence(tiny: Tiny, half: Path, name: str, what: str) -> None:
+def test_a_run_continues_or_ends_with_one_sentence(tiny: Tiny, half: Path, name: str, what: str) -> None:
     tiny.half(half)
     path = tiny.run_dir / name
     path.parent.mkdir(exist_ok=True)
@@ -211,7 +211,7 @@ def test_result_is_that_of_the_whole_run(whole: Tiny, tiny: Tiny) -> None:
 
 
 @pytest.mark.parametrize("deep", ["[" * 50_000, '{"a":' * 50_000, "- " * 50_000])
-def test_a_run_file_that_nests_without_end(half: Path, tiny: Tiny, deep: str) -> None:
+def test_a_run_file_with_deep_nesting(half: Path, tiny: Tiny, deep: str) -> None:
     shutil.copytree(half, tiny.run_dir)
     (tiny.run_dir / "run.yaml").write_text(deep)
     for command in (["status", "tiny"], ["list"]):
@@ -220,8 +220,8 @@ def test_a_run_file_that_nests_without_end(half: Path, tiny: Tiny, deep: str) ->
         assert "tiny" in done.out
 
 
-def test_other_samples_are_refused_behind_a_checkpoint(tiny: Tiny) -> None:
-    """They would give another curve without a word."""
+def test_other_samples_are_refused_after_a_checkpoint(tiny: Tiny) -> None:
+    """They would silently give another curve."""
     assert tiny.command("run", "run.yaml", f"train.steps={STEPS // 2}").code == 0
     data = tiny.folder / "set.arrow"
     content = data.read_bytes()
@@ -230,7 +230,7 @@ def test_other_samples_are_refused_behind_a_checkpoint(tiny: Tiny) -> None:
     done = tiny.command("run", "run.yaml")
     assert done.code == 2, done.said
     assert "data.train.path" in done.err
-    assert "holds other samples than those that this run was begun with" in done.err
+    assert "has other samples than this run began with" in done.err
     data.write_bytes(content)
     assert tiny.command("run", "run.yaml").code == 0
 

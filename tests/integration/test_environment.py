@@ -1,4 +1,4 @@
-"""What a run was begun with is on record: it goes on with the same bit for bit, or says what differs, or refuses."""
+"""A run records its environment: it resumes bit for bit in the same one, or reports what differs, or refuses."""
 
 from __future__ import annotations
 
@@ -46,14 +46,14 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def stopped(folder: Path, name: str) -> Path:
-    """The run of ten steps once more, in a directory of its own."""
+    """A copy of the run of ten steps, in a directory of its own."""
     run_dir = folder / "runs" / name
     shutil.copytree(folder / "runs" / "half", run_dir)
     return run_dir
 
 
 def resume(folder: Path, run_dir: Path, *values: str, **environment: str) -> tuple[int, str]:
-    """Exit code, and everything that was said."""
+    """Exit code and all output."""
     done = command("resume", run_dir.name, f"train.steps={WHOLE}", *values, folder=folder, **environment)
     return done.returncode, done.stdout + done.stderr + logs(run_dir)
 
@@ -106,7 +106,7 @@ def test_graphs_that_are_gone_or_damaged_are_built_again(
     code, said = resume(folder, run_dir)
     assert code == 0, said
     assert name in said
-    assert "again" in said
+    assert "rebuilt" in said
     assert curve(run_dir) == undisturbed(folder)
     assert {path.name: path.read_bytes() for path in (run_dir / "graphs").iterdir()} == before
 
@@ -118,7 +118,7 @@ def test_an_export_does_without_graphs_that_are_damaged(folder: Path) -> None:
     flip(graph)
     done = command("export", "exported", folder=folder)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert f"{graph} is damaged: plan and graphs are made again for this export" in done.stderr
+    assert f"{graph} is damaged: plan and graphs are rebuilt for this export" in done.stderr
     assert exported.read_bytes() == before
 
 
@@ -153,12 +153,12 @@ def test_other_kernels_are_refused_and_then_accepted(folder: Path) -> None:
     assert warning["message"] in said
     for point, expected in zip(curve(run_dir), undisturbed(folder), strict=True):
         assert point == pytest.approx(expected, rel=1e-4)
-    # From here on it is a run with the other kernels: these are the ones that it goes on with.
+    # From here on it is a run with the other kernels, and it resumes with these.
     code, said = resume(folder, run_dir, "checkpoint.exact=true", "train.steps=25", **no_compiler(folder))
     assert code == 0, said
 
 
-def test_other_kernels_that_were_asked_for_are_only_said(folder: Path) -> None:
+def test_requested_other_kernels_are_only_reported(folder: Path) -> None:
     run_dir = stopped(folder, "asked")
     code, said = resume(folder, run_dir, "resources.kernels=onnxruntime")
     assert code == 0, said
@@ -166,7 +166,7 @@ def test_other_kernels_that_were_asked_for_are_only_said(folder: Path) -> None:
         assert "kernels: ortflow's" in of_kind(run_dir, "warning")[0]["message"]
 
 
-def test_another_number_of_threads_is_said(folder: Path) -> None:
+def test_another_number_of_threads_is_reported(folder: Path) -> None:
     run_dir = stopped(folder, "threads")
     code, said = resume(folder, run_dir, "resources.cpus_per_rank=2")
     assert code == 0, said
@@ -175,7 +175,7 @@ def test_another_number_of_threads_is_said(folder: Path) -> None:
 
 
 def test_another_training_graph_is_refused(folder: Path) -> None:
-    """The model's file holds another network with the same parameters."""
+    """The model file holds another network with the same parameters."""
     run_dir = stopped(folder, "model")
     model = folder / "model.onnx"
     whole = model.read_bytes()

@@ -1,4 +1,4 @@
-"""A run checks its gradient once for the same graphs, kernels and runtime, on rank 0."""
+"""A run checks its gradient once per combination of graphs, kernels and runtime, on rank 0."""
 
 from __future__ import annotations
 

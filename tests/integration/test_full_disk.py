@@ -1,4 +1,4 @@
-"""A disk that fills up while a run is at work on it: nothing is lost, it is told while it lasts, and waited for."""
+"""A disk that fills up during a run: nothing is lost, and the run reports the shortage and waits."""
 
 from __future__ import annotations
 
@@ -9,16 +9,20 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
-from full_disks import LONG, STEPS, ends_undisturbed, fill, until_told, wait_for_step
+from fake_slurm import Fake
+from full_disks import LONG, STEPS, ends_undisturbed, fill, until_reported, wait_for_step
 from launching import Bench
 from project import ORTFLOW, curve, environment, events, of_kind
 from tiny_runs import Tiny, has_traceback, is_root, result
 
+from ortflow.cli.submission import submission_of
 from ortflow.launchers.budget import FRUITLESS
 from ortflow.launchers.records import State
+from ortflow.launchers.slurm.launcher import SlurmLauncher
 from ortflow.launchers.status import read_status
-from ortflow.workflow.room import Notice, OutOfDisk
+from ortflow.workflow.disk_space import Notice, OutOfDisk, is_full, out_of_disk
 from ortflow.workflow.rundir import RunDir
 
 NO_FAILURE = {"failures": 0, "backoff": {"first": 0.0, "limit": 0.0}}
@@ -58,7 +62,7 @@ def test_a_disk_that_is_freed_in_time_costs_nothing(disk: Path, folder: Path, wh
     child = tiny.start("run", "run.yaml")
     wait_for_step(tiny, step, child)
     filler = fill(disk)
-    how = until_told(tiny, child)
+    how = until_reported(tiny, child)
     assert how.waits is not None
     assert f"out of disk on {tiny.run_dir}" in how.waits
     assert "MB needed" in how.waits
@@ -74,8 +78,8 @@ def test_two_ranks_wait_together(disk: Path, folder: Path) -> None:
     child = tiny.start("run", "run.yaml")
     wait_for_step(tiny, 250, child)
     filler = fill(disk)
-    assert "out of disk on" in str(until_told(tiny, child).waits)
-    time.sleep(10)  # the end of training comes meanwhile
+    assert "out of disk on" in str(until_reported(tiny, child).waits)
+    time.sleep(10)  # training ends in the meantime
     filler.unlink()
     out, err = child.communicate(timeout=120)
     assert child.returncode == 0, out + err
@@ -85,7 +89,7 @@ def test_two_ranks_wait_together(disk: Path, folder: Path) -> None:
     assert [r["event"] for r in RunDir(tiny.run_dir).read_attempts()] == ["submit", "start", "end"]
 
 
-def test_output_that_goes_to_the_full_disk_ends_nothing(disk: Path, folder: Path, whole: Path) -> None:
+def test_output_to_a_full_disk_does_not_end_the_run(disk: Path, folder: Path, whole: Path) -> None:
     tiny = Tiny.make(folder, **LONG)
     with (disk / "p" / "out.txt").open("wb") as out:
         child = subprocess.Popen(
@@ -93,7 +97,7 @@ def test_output_that_goes_to_the_full_disk_ends_nothing(disk: Path, folder: Path
         )
     wait_for_step(tiny, 450, child)
     filler = fill(disk)
-    until_told(tiny, child)
+    until_reported(tiny, child)
     filler.unlink()
     assert child.wait(timeout=60) == 0
     assert result(tiny.run_dir) == result(whole)
@@ -102,12 +106,12 @@ def test_output_that_goes_to_the_full_disk_ends_nothing(disk: Path, folder: Path
     assert not has_traceback(said)
 
 
-def test_a_run_that_waits_for_room_leaves_when_asked(disk: Path, folder: Path, whole: Path) -> None:
+def test_a_run_that_waits_for_disk_space_stops_when_asked(disk: Path, folder: Path, whole: Path) -> None:
     tiny = Tiny.make(folder, **LONG)
     child = tiny.start("run", "run.yaml")
     wait_for_step(tiny, 450, child)
     filler = fill(disk)
-    until_told(tiny, child)
+    until_reported(tiny, child)
     asked = time.monotonic()
     child.terminate()
     out, err = child.communicate(timeout=60)
@@ -120,7 +124,7 @@ def test_a_run_that_waits_for_room_leaves_when_asked(disk: Path, folder: Path, w
     assert (tiny.run_dir / "export/model.onnx").read_bytes() == (whole / "export/model.onnx").read_bytes()
 
 
-def test_a_disk_that_stays_full_ends_the_run_once_and_in_a_sentence(disk: Path, folder: Path) -> None:
+def test_a_disk_that_stays_full_ends_the_run_once_with_one_sentence(disk: Path, folder: Path) -> None:
     short = {**LONG, "checkpoint": {**LONG["checkpoint"], "wait_for_room": 2}}
     tiny = Tiny.make(folder, **short)
     child = tiny.start("run", "run.yaml")
@@ -138,14 +142,56 @@ def test_a_disk_that_stays_full_ends_the_run_once_and_in_a_sentence(disk: Path, 
     assert [step for step, *_ in curve(tiny.run_dir)] == list(range(1, STEPS + 1))
 
 
-def test_a_run_that_finds_no_room_at_all_leaves_nothing(disk: Path, folder: Path) -> None:
+def test_a_run_without_any_disk_space_leaves_nothing(disk: Path, folder: Path) -> None:
     tiny = Tiny.make(folder)
     fill(disk)
     done = tiny.command("run", "run.yaml")
     assert done.code == 1, done.said
     assert not has_traceback(done.said)
     assert "out of disk on" in done.err
-    assert not (tiny.run_dir / "run.yaml").exists()
+    assert not tiny.run_dir.parent.exists()
+
+
+@pytest.mark.parametrize("room", [0, 4096, 8192])
+def test_a_submission_that_finds_no_room_leaves_nothing(disk: Path, folder: Path, room: int) -> None:
+    """The lock, the run file, the record: whichever has no room."""
+    tiny = Tiny.make(folder)
+    filler = fill(disk)
+    os.truncate(filler, filler.stat().st_size - room)
+    done = tiny.command("run", "run.yaml", "--detach")
+    assert done.code == 1, done.said
+    (line,) = done.err.splitlines()
+    assert line.startswith(f"error: out of disk on {tiny.run_dir}")
+    assert not tiny.run_dir.parent.exists()
+
+
+@pytest.mark.parametrize("room", [0, 4096, 8192, 12288])
+def test_a_job_that_finds_no_room_leaves_nothing(disk: Path, folder: Path, room: int) -> None:
+    tiny, fake = Tiny.make(folder), Fake()
+    launcher = SlurmLauncher(fake.slurm)
+    request = launcher.request(submission_of(tiny.folder / "run.yaml", None, tiny.folder / "runs"))
+    filler = fill(disk)
+    os.truncate(filler, filler.stat().st_size - room)
+    with pytest.raises((OutOfDisk, OSError)) as caught:
+        launcher.submit(request)
+    assert is_full(caught.value)
+    assert str(out_of_disk(caught.value)).startswith(f"out of disk on {tiny.run_dir}")
+    assert not tiny.run_dir.parent.exists()
+    assert fake.scripts == []
+
+
+def test_verbs_report_missing_disk_space(disk: Path, folder: Path) -> None:
+    tiny = Tiny.make(folder)
+    done = tiny.command("run", "run.yaml", "train.steps=4")
+    assert done.code == 0, done.said
+    np.savez(disk / "samples.npz", x=np.random.default_rng(0).normal(size=(20_000, 8)).astype(np.float32))
+    fill(disk)
+    for words in (("resume", "tiny", "train.steps=8"), ("data", "convert", "../samples.npz", "-o", "samples.arrow")):
+        done = tiny.command(*words)
+        assert done.code == 1, done.said
+        assert "out of disk on" in done.err, done.said
+        assert not has_traceback(done.said)
+    (disk / "samples.npz").unlink()
 
 
 @pytest.mark.parametrize("room", [4096, 16384, 65536, 131072])
@@ -168,7 +214,7 @@ def test_a_run_that_begins_on_a_nearly_full_disk_waits(disk: Path, folder: Path,
         assert "space" in err or "out of disk" in err
 
 
-def test_a_rank_without_room_to_say_why_it_failed_is_out_of_disk(disk: Path, folder: Path) -> None:
+def test_a_rank_that_cannot_write_its_cause_is_out_of_disk(disk: Path, folder: Path) -> None:
     folder.mkdir()
     bench = Bench.make(folder)
     bench.write(1, restart=NO_FAILURE)
@@ -188,7 +234,7 @@ def test_a_rank_without_room_to_say_why_it_failed_is_out_of_disk(disk: Path, fol
     assert read_status(run).failures == 0
 
 
-def test_starts_without_room_have_a_limit_of_their_own(tmp_path: Path) -> None:
+def test_starts_without_disk_space_have_their_own_limit(tmp_path: Path) -> None:
     bench = Bench.make(tmp_path)
     bench.write(1, restart=NO_FAILURE)
     script = {number: {"step": 2, "do": "full"} for number in range(20)}
@@ -213,14 +259,14 @@ def test_a_notice_of_a_dead_writer_ends_with_the_shortage(disk: Path, folder: Pa
     assert str(Notice(heartbeat).read()) == str(lack)
 
 
-def test_a_kill_behind_a_freed_disk_is_not_blamed_on_the_disk(disk: Path, folder: Path) -> None:
+def test_a_kill_after_a_freed_disk_is_not_blamed_on_the_disk(disk: Path, folder: Path) -> None:
     folder.mkdir()
     bench = Bench.make(folder)
     bench.write(1)
     running = bench.start("run", "run.yaml", script={0: {"rank": 0, "step": 9, "do": "signal 9"}}, pause=0.1)
     running.until(lambda: len(bench.events("step")) > 2)
     filler = fill(disk)
-    # A rank writes this when a checkpoint finds no room, and goes on.
+    # A rank writes this when a checkpoint finds no space, and continues.
     Notice(RunDir(bench.run_dir).heartbeat).tell(OutOfDisk(bench.run_dir, 1 << 20))
     filler.unlink()
     done = running.wait(30)
@@ -228,7 +274,7 @@ def test_a_kill_behind_a_freed_disk_is_not_blamed_on_the_disk(disk: Path, folder
     assert bench.attempts("end")[0]["cause"] == "rank 0 was killed by SIGKILL"
 
 
-def test_scalars_stand_whole_in_their_file_behind_a_full_disk(disk: Path, folder: Path) -> None:
+def test_scalars_are_intact_after_a_full_disk(disk: Path, folder: Path) -> None:
     pytest.importorskip("tensorboard")
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
@@ -236,7 +282,7 @@ def test_scalars_stand_whole_in_their_file_behind_a_full_disk(disk: Path, folder
     child = tiny.start("run", "run.yaml")
     wait_for_step(tiny, 700, child)
     filler = fill(disk)
-    until_told(tiny, child)
+    until_reported(tiny, child)
     filler.unlink()
     out, err = child.communicate(timeout=60)
     assert child.returncode == 0, out + err

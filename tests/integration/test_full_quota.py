@@ -1,4 +1,4 @@
-"""A quota that is used up while a run is at work, on a file system with room: btrfs, whose kernel says EDQUOT."""
+"""A quota that is used up during a run, on a file system with free space: btrfs, whose kernel returns EDQUOT."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from full_disks import LONG, ends_undisturbed, fill, until_told, wait_for_step
+from full_disks import LONG, ends_undisturbed, fill, until_reported, wait_for_step
 from tiny_runs import Tiny, has_traceback, is_root
 
 from ortflow.launchers.records import State
-from ortflow.workflow.room import Notice, OutOfDisk, has_room
+from ortflow.workflow.disk_space import Notice, OutOfDisk, has_room
 
 LIMIT = 8 << 20
 
@@ -24,7 +24,7 @@ def btrfs(*command: str) -> bool:
 
 @pytest.fixture(scope="module")
 def quota(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """A folder for 8 MiB on a file system with 2 GiB."""
+    """A folder with a quota of 8 MiB on a file system of 2 GiB."""
     if not is_root() or shutil.which("mkfs.btrfs") is None:
         pytest.skip("a file system with a quota needs root and mkfs.btrfs")
     image, place = tmp_path_factory.mktemp("image") / "disk", tmp_path_factory.mktemp("mount")
@@ -58,7 +58,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tiny.run_dir
 
 
-def test_room_is_what_the_quota_leaves(quota: Path, folder: Path) -> None:
+def test_free_space_is_what_the_quota_leaves(quota: Path, folder: Path) -> None:
     assert shutil.disk_usage(folder).free > 10 * LIMIT, "the file system does not know the quota"
     assert has_room(folder, LIMIT // 2)
     assert not has_room(folder, 2 * LIMIT)
@@ -70,7 +70,7 @@ def test_room_is_what_the_quota_leaves(quota: Path, folder: Path) -> None:
     assert not has_room(folder, 1)
 
 
-def test_a_notice_needs_no_room(quota: Path, folder: Path) -> None:
+def test_a_notice_needs_no_disk_space(quota: Path, folder: Path) -> None:
     notice = Notice(folder / ".heartbeat")
     notice.clear()
     filler = fill(quota)
@@ -90,7 +90,7 @@ def test_a_quota_that_is_raised_in_time_costs_nothing(quota: Path, folder: Path,
     child = tiny.start("run", "run.yaml")
     wait_for_step(tiny, step, child)
     filler = fill(quota)
-    how = until_told(tiny, child)
+    how = until_reported(tiny, child)
     assert how.state is State.RUNNING
     assert f"out of disk on {tiny.run_dir}" in str(how.waits)
     assert "out of disk on" in tiny.command("list").out
@@ -98,7 +98,7 @@ def test_a_quota_that_is_raised_in_time_costs_nothing(quota: Path, folder: Path,
     ends_undisturbed(tiny, child, whole, 120)
 
 
-def test_a_quota_that_stays_used_up_ends_the_run_once_and_in_a_sentence(quota: Path, folder: Path) -> None:
+def test_a_quota_that_stays_used_up_ends_the_run_once_with_one_sentence(quota: Path, folder: Path) -> None:
     tiny = Tiny.make(folder, **{**LONG, "checkpoint": {**LONG["checkpoint"], "wait_for_room": 2}})
     child = tiny.start("run", "run.yaml")
     wait_for_step(tiny, 450, child)

@@ -1,4 +1,4 @@
-"""A launcher from a package that is installed beside ortflow, with options of its own: every verb knows it."""
+"""A launcher from a package that is installed beside ortflow, with its own options: every verb supports it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ import yaml
 from documentation import writer_of
 from launching import Bench
 from project import command
-from run_files import SMALL, told
+from run_files import SMALL, reported
 
 from ortflow.workflow.spec.file.load import load_run_file
 from ortflow.workflow.spec.run import RunSpec
@@ -28,13 +28,13 @@ SECTION = "backends: {spool: {queue: short, limit: 90, wrapper: env A=1, mail: m
 
 @dataclass(frozen=True)
 class Site:
-    """A folder with a run whose rank trains nothing, and the package that is installed beside ortflow."""
+    """A folder with a run whose rank trains nothing, and the package installed beside ortflow."""
 
     folder: Path
     packages: Path
 
     def write(self, name: str, **options: Any) -> None:
-        # `prepare` makes the model, as far as `validate` knows: nothing here opens it.
+        # For `validate`, `prepare` makes the model; nothing here opens it.
         Bench.make(self.folder).write(
             1, name=name, prepare="true", backends={"spool": {"queue": "short", "wrapper": "env A=1", **options}}
         )
@@ -101,12 +101,12 @@ def test_a_run_is_cancelled_and_resumed(site: Site) -> None:
     assert site.wait("two", "finished")["attempts"] == 2
 
 
-def test_what_it_cannot_do_is_refused_and_says_who_can(site: Site) -> None:
+def test_unsupported_verbs_are_refused_with_an_alternative(site: Site) -> None:
     site.write("three", queue="middle")
     for arguments, said in (
         (("validate", "run.yaml"), "backends.spool.queue: there is no queue middle; use short or long"),
         (("submit", "run.yaml", "-b", "spool", "--set", "seed=1,2"), "the launcher spool has none; add -b slurm"),
-        (("doctor", "-b", "spool", "--job"), "are not for the launcher spool; add -b slurm"),
+        (("doctor", "-b", "spool", "--job"), "are not supported by the launcher spool; add -b slurm"),
     ):
         done = site.ortflow(*arguments)
         assert (done.returncode, done.stderr.count("\n")) == (2, 1), done.stderr
@@ -114,7 +114,7 @@ def test_what_it_cannot_do_is_refused_and_says_who_can(site: Site) -> None:
     assert "fault     queue: there is no middle" in site.ortflow("doctor", "run.yaml", "-b", "spool").stdout
 
 
-def test_without_the_package_one_sentence_says_so(site: Site) -> None:
+def test_a_missing_package_is_reported_in_one_sentence(site: Site) -> None:
     site.write("four")
     done = command("validate", "run.yaml", folder=site.folder)
     assert (done.returncode, done.stderr.count("\n")) == (2, 1), done.stderr
@@ -133,15 +133,15 @@ def test_without_the_package_one_sentence_says_so(site: Site) -> None:
     ],
 )
 def test_options_are_typed(tmp_path: Path, section: str, faults: list[str]) -> None:
-    assert told(tmp_path, f"{SMALL}backends: {{spool: {section}}}\n") == faults
+    assert reported(tmp_path, f"{SMALL}backends: {{spool: {section}}}\n") == faults
 
 
 @pytest.mark.usefixtures("installed")
 def test_options_agree_with_the_rest_of_the_run(tmp_path: Path) -> None:
     text = SMALL + "backends: {spool: {queue: short}}\n"
-    (fault,) = told(tmp_path, text, "resources.ranks_per_node=2")
+    (fault,) = reported(tmp_path, text, "resources.ranks_per_node=2")
     assert fault.startswith("run.yaml:13 backends.spool: starts one rank, and resources has 2")
-    (unknown,) = told(tmp_path, text.replace("spool:", "spol:"))
+    (unknown,) = reported(tmp_path, text.replace("spool:", "spol:"))
     assert unknown.startswith("run.yaml:13 backends.spol: unknown key; did you mean spool?")
 
 
@@ -162,7 +162,7 @@ def test_a_rank_reads_the_run_without_the_section(tmp_path: Path) -> None:
 def test_schema_and_tables_have_the_options(site: Site) -> None:
     schema = json.loads(site.ortflow("schema").stdout)
     backends = schema["$defs"]["Backends"]["properties"]
-    assert backends["spool"]["description"] == "What only the spool needs."
+    assert backends["spool"]["description"] == "Options of the spool."
     options = schema["$defs"]["SpoolOptions"]
     assert options["required"] == ["queue"]
     assert options["properties"]["queue"]["description"] == "Queue that takes the job."

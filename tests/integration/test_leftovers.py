@@ -1,4 +1,4 @@
-"""What a kill leaves behind is gone when the run goes on, and nothing else is; the umask holds for what stays."""
+"""A resumed run removes what a kill left behind and nothing else; files that stay respect the umask."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import os
 import re
 import stat
 import subprocess
-import threading
+import sys
 import time
 from pathlib import Path
 
@@ -16,7 +16,9 @@ import pytest
 from project import ORTFLOW, environment, of_kind
 from tiny_runs import RUN, STEPS, Tiny
 
-from ortflow.workflow.comm.segments import FOLDER, sweep
+from ortflow.launchers.mpi import find_mpi
+from ortflow.workflow.comm import segments as segments_module
+from ortflow.workflow.comm.segments import FOLDER, Start, sweep
 
 PAIR = {"resources": {"ranks_per_node": 2, "cpus_per_rank": 1}}
 
@@ -47,43 +49,191 @@ def test_killed_ranks_leave_no_shared_memory(tmp_path: Path) -> None:
     assert [name for name in mapped if (FOLDER / name).exists()] == []
 
 
-def test_a_segment_that_is_mapped_in_a_moment_stays() -> None:
+WAITS_IN_MPI = """
+import os, sys, time
+from ortflow.workflow.comm import segments
+done = segments.Start.done
+def wait(self):
+    # MPI has made its segments, and their names are there still.
+    open(f"{sys.argv[1]}/{os.getpid()}", "w").close()
+    time.sleep(600)
+segments.Start.done = wait
+from ortflow.workflow.comm.mpi import MpiCommunicator
+MpiCommunicator()
+"""
+"""A rank that a kill meets before it has taken the names away."""
+
+
+def ours() -> set[str]:
+    """Records of ranks' starts, and segments of MPI."""
+    return {path.name for path in FOLDER.iterdir() if path.name.startswith(("ortflow_mpi_", "mpich_sh"))}
+
+
+def test_ranks_killed_while_mpi_starts_leave_nothing_behind_the_next_attempt(tmp_path: Path) -> None:
+    mpi = find_mpi(sys.executable, "auto")
+    if mpi is None:
+        pytest.skip("no MPI here")
+    before, marks = ours(), tmp_path / "marks"
+    marks.mkdir()
+    command = [mpi.executable, "-n", "2", sys.executable, "-c", WAITS_IN_MPI, str(marks)]
+    waiting = subprocess.Popen(command, env=environment(), stdin=subprocess.DEVNULL, start_new_session=True)
+    try:
+        while len(list(marks.iterdir())) < 2:
+            assert waiting.poll() is None
+            time.sleep(0.05)
+        records = {name for name in ours() - before if name.startswith("ortflow_mpi_")}
+        assert len(records) == 2
+        # Living ranks' segments stay, whoever sweeps.
+        alive = ours()
+        sweep()
+        assert alive <= ours()
+    finally:
+        for process in reversed([psutil.Process(waiting.pid), *psutil.Process(waiting.pid).children(recursive=True)]):
+            process.kill()
+        waiting.wait()
+    assert records <= ours()
+    tiny = Tiny.make(tmp_path / "p", **PAIR)
+    done = tiny.command("run", "run.yaml")
+    assert done.code == 0, done.said
+    assert [name for name in ours() - before if name in alive] == []
+
+
+class Ranks:
+    """Ranks of which only the record is there, in a folder of their own."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def segment(self, name: str = "mpich_shm_0123abcd_0") -> Path:
+        path = self.folder / name
+        path.write_bytes(bytes(4096))
+        return path
+
+    def start(self) -> Start:
+        return Start(self.folder)
+
+    def die(self, start: Start) -> None:
+        """The kernel lets go of the lock; nothing else happens."""
+        os.close(start._descriptor)
+        start._descriptor = -1
+
+    def records(self) -> list[Path]:
+        return sorted(self.folder.glob("ortflow_mpi_*"))
+
+
+@pytest.fixture
+def ranks(tmp_path: Path) -> Ranks:
+    return Ranks(tmp_path)
+
+
+def test_a_dead_start_loses_what_came_behind_its_beginning(ranks: Ranks) -> None:
+    """What was there before is another program's, dead or not; the user's other files are nobody's business."""
+    before, other = ranks.segment("mpich_shm_00000001_0"), ranks.segment("my_shm")
+    start = ranks.start()
+    left = ranks.segment()
+    assert sweep(ranks.folder) == []  # alive
+    ranks.die(start)
+    assert sweep(ranks.folder) == [left.name]
+    assert before.exists()
+    assert other.exists()
+    assert ranks.records() == []
+
+
+@pytest.mark.parametrize("name", ["vader_segment.host.0.abcd0001.0", "sm_segment.host.0.abcd0001.1"])
+def test_segments_of_open_mpi_go_with_the_rank_that_had_started(ranks: Ranks, name: str) -> None:
+    start, segment = ranks.start(), ranks.segment(name)
+    with segment.open("r+b") as file, mmap.mmap(file.fileno(), 4096):
+        start.done()
+        assert segment.exists()  # others may open it by its name
+    unrelated = ranks.segment("sm_segment.host.0.other.0")
+    ranks.die(start)
+    assert sweep(ranks.folder) == [name]
+    assert unrelated.exists()
+    assert ranks.records() == []
+
+
+def test_segments_of_mpich_lose_their_names_once_all_have_mapped_them(ranks: Ranks) -> None:
+    start, segment = ranks.start(), ranks.segment()
+    with segment.open("r+b") as file, mmap.mmap(file.fileno(), 4096):
+        start.done()
+    assert not segment.exists()
+    start.close()
+    assert ranks.records() == []
+
+
+def test_what_mpich_names_for_a_moment_goes_with_the_rank_that_had_started(ranks: Ranks) -> None:
+    before, start = ranks.segment("mpich_shar_tmpA1b2C3"), ranks.start()
+    start.done()
+    passing, unrelated = ranks.segment("mpich_shar_tmpZ1b2C3"), ranks.segment()
+    ranks.die(start)
+    assert sweep(ranks.folder) == [passing.name]
+    assert before.exists()
+    assert unrelated.exists()
+    assert ranks.records() == []
+
+
+def test_a_segment_that_a_living_process_maps_stays_and_goes_later(ranks: Ranks) -> None:
+    start, segment = ranks.start(), ranks.segment()
+    ranks.die(start)
+    with segment.open("r+b") as file, mmap.mmap(file.fileno(), 4096):
+        assert sweep(ranks.folder) == []
+        assert segment.exists()
+    assert sweep(ranks.folder) == [segment.name]
+    assert ranks.records() == []
+
+
+def test_what_a_living_start_may_have_made_stays_and_goes_later(ranks: Ranks) -> None:
+    """It has made a segment and not mapped it yet, or is in a container whose processes are not seen here."""
+    dead = ranks.start()
+    ranks.die(dead)
+    dead_segment = ranks.segment("mpich_shm_00000001_0")
+    # The first look of a start is before its own segments, so the dead one's goes, and none of the living one.
+    alive = ranks.start()
+    assert not dead_segment.exists()
+    other = ranks.start()
+    ranks.die(other)
+    made = ranks.segment()
+    assert sweep(ranks.folder) == []
+    assert made.exists()
+    ranks.die(alive)
+    assert sweep(ranks.folder) == [made.name]
+    assert ranks.records() == []
+
+
+def test_a_segment_that_is_mapped_in_a_moment_stays(ranks: Ranks) -> None:
     """Another program of this user's, between making it and mapping it."""
-    path = FOLDER / f"mpich_shm_{os.getpid():x}c_0"
-    path.write_bytes(bytes(4096))
+    ranks.die(ranks.start())
+    path = ranks.segment()
     kept: list[mmap.mmap] = []
 
     def maps_it() -> None:
         with path.open("r+b") as file:
             kept.append(mmap.mmap(file.fileno(), 4096))
 
-    starting = threading.Timer(0.05, maps_it)
+    def look(names: set[str]) -> set[str]:
+        if names and not kept:
+            found = unmapped(names)
+            maps_it()
+            return found
+        return unmapped(names)
+
+    unmapped = segments_module._unmapped
+    segments_module._unmapped = look
     try:
-        starting.start()
-        assert path.name not in sweep(time.time() - 1)
+        assert sweep(ranks.folder) == []
         assert path.exists()
     finally:
-        starting.join()
+        segments_module._unmapped = unmapped
         for each in kept:
             each.close()
-        path.unlink(missing_ok=True)
 
 
-def test_only_segments_that_nobody_maps_are_swept() -> None:
-    before = time.time() - 0.5
-    used, left = (FOLDER / f"mpich_shm_{os.getpid():x}{letter}_0" for letter in "ab")
-    try:
-        for path in (used, left):
-            path.write_bytes(bytes(4096))
-        with used.open("r+b") as file, mmap.mmap(file.fileno(), 4096):
-            assert left.name not in sweep(time.time() + 60)
-            assert left.exists()
-            assert sweep(before, FOLDER).count(left.name) == 1
-            assert used.exists()
-        assert not left.exists()
-    finally:
-        used.unlink(missing_ok=True)
-        left.unlink(missing_ok=True)
+@pytest.mark.parametrize("text", ["", "[]", "7", '{"before": 7}', "{", "\0" * 100])
+def test_a_record_that_says_nothing_removes_nothing(ranks: Ranks, text: str) -> None:
+    (ranks.folder / f"ortflow_mpi_{os.getuid()}_0123456789abcdef").write_text(text)
+    path = ranks.segment()
+    assert sweep(ranks.folder) == []
+    assert path.exists()
 
 
 def test_temporaries_of_dead_attempts_go_and_all_else_stays(tmp_path: Path) -> None:

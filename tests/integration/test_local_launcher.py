@@ -32,7 +32,7 @@ def nobody_left(bench: Bench) -> None:
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
-def test_runs_to_the_end_and_tells_it(bench: Bench, ranks: int) -> None:
+def test_runs_to_the_end_and_reports_it(bench: Bench, ranks: int) -> None:
     bench.write(ranks)
     done = bench.run("run", "run.yaml")
     assert done.code == 0, done.err
@@ -49,13 +49,13 @@ def test_a_killed_rank_is_named_and_the_run_starts_again(bench: Bench) -> None:
     done = bench.run("run", "run.yaml", script={0: KILL_RANK_1})
     assert done.code == 0, done.err
     assert "rank 1 was killed by SIGKILL" in done.out
-    assert "rank 1 now does signal 9" in done.out, "the last lines of its log are told"
+    assert "rank 1 now does signal 9" in done.out, "the last lines of its log are shown"
     first, second = bench.attempts("end")
     assert (first["outcome"], first["rank"], first["next"]) == ("failure", 1, "restart")
     assert second["outcome"] == "finished"
 
 
-def test_a_rank_killed_after_every_rank_has_finished_is_no_failure(bench: Bench) -> None:
+def test_a_rank_killed_after_every_rank_has_finished_is_not_a_failure(bench: Bench) -> None:
     done = bench.run("run", "run.yaml", script={0: {"rank": 1, "step": "done", "do": "signal 9"}})
     assert done.code == 0, done.err
     (end,) = bench.attempts("end")
@@ -98,7 +98,7 @@ def test_failure_budget_ends_the_run_and_survives_its_launcher(bench: Bench) -> 
     )
     again = bench.run("resume", "fake", script=always)
     assert again.code == 1
-    assert "3 failures and 0 preemptions no longer count" in again.err
+    assert "3 failures and 0 preemptions are no longer counted" in again.err
     assert len(bench.attempts("end")) == 6
 
 
@@ -126,7 +126,7 @@ def test_wrong_input_later_keeps_the_run(bench: Bench) -> None:
     assert done.err == "error: rank 0 is told to fail; then `ortflow resume fake KEY=VALUE` goes on\n"
 
 
-def test_a_failing_rank_tells_why(bench: Bench) -> None:
+def test_a_failing_rank_reports_its_cause(bench: Bench) -> None:
     done = bench.run("run", "run.yaml", script={0: {"rank": 1, "step": 3, "do": "fail 1"}})
     assert done.code == 0
     assert "rank 1 is told to fail; the end of" in done.out
@@ -157,7 +157,7 @@ def test_a_rank_that_dies_before_mpi_does_not_hang_the_run(bench: Bench) -> None
     assert (end["outcome"], end["rank"]) == ("failure", 1)
 
 
-def test_out_of_memory_is_told(bench: Bench) -> None:
+def test_out_of_memory_is_reported(bench: Bench) -> None:
     group = memory_cgroup(300 << 20)
     if group is None:
         pytest.skip("no memory cgroup can be made here")
@@ -172,7 +172,7 @@ def test_out_of_memory_is_told(bench: Bench) -> None:
 
 
 def memory_cgroup(limit: int) -> Path | None:
-    """A new memory cgroup below our own, of version 1 or 2."""
+    """A new memory cgroup below this process's own, of version 1 or 2."""
     for row in Path("/proc/self/cgroup").read_text().splitlines():
         _, controllers, path = row.split(":", 2)
         root = Path("/sys/fs/cgroup") / ("memory" if controllers else "") / path.lstrip("/")
@@ -193,7 +193,7 @@ def memory_cgroup(limit: int) -> Path | None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-def test_asked_once_saves_and_leaves(bench: Bench, number: signal.Signals) -> None:
+def test_asked_once_saves_and_exits(bench: Bench, number: signal.Signals) -> None:
     running = bench.start("run", "run.yaml", steps=1000)
     running.until_step(3)
     running.send(number)
@@ -225,7 +225,7 @@ def test_ctrl_c_in_a_terminal_leaves_a_clean_screen(bench: Bench) -> None:
     nobody_left(bench)
 
 
-def test_asked_before_ranks_can_hear_it(bench: Bench) -> None:
+def test_asked_before_ranks_handle_signals(bench: Bench) -> None:
     running = bench.start("run", "run.yaml", script={0: {"step": -1, "do": "born late"}})
     running.until(lambda: len(bench.processes()) >= 3)
     time.sleep(0.5)
@@ -237,7 +237,7 @@ def test_asked_before_ranks_can_hear_it(bench: Bench) -> None:
 
 
 def test_a_rank_that_dies_while_it_leaves_is_a_failure(bench: Bench) -> None:
-    """Also when so much stands on record that the beginning of the attempt is far behind."""
+    """Also when the record is so long that the start of the attempt is far from its end."""
     deaf = {0: {"step": -1, "do": "deaf"}}
     running = bench.start("run", "run.yaml", "restart.failures=0", steps=100_000, pause=0.0, script=deaf)
     record = bench.run_dir / "events/rank-0001.jsonl"
@@ -294,7 +294,7 @@ def test_time_limit(bench: Bench) -> None:
     assert bench.attempts("end")[0]["asked"] == "time limit"
 
 
-def test_killed_launcher_leaves_nobody(bench: Bench) -> None:
+def test_killed_launcher_leaves_no_process(bench: Bench) -> None:
     running = bench.start("run", "run.yaml", steps=10000)
     running.until_step(2)
     running.send(signal.SIGKILL)
@@ -356,7 +356,7 @@ def test_cancel_now_does_not_wait_for_a_save(bench: Bench) -> None:
     nobody_left(bench)
 
 
-def test_killed_supervisor_leaves_nobody(bench: Bench) -> None:
+def test_killed_supervisor_leaves_no_process(bench: Bench) -> None:
     assert bench.run("run", "run.yaml", "--detach", steps=10000).code == 0
     wait_until(lambda: bench.events("step"))
     os.kill(bench.supervisor(), signal.SIGKILL)

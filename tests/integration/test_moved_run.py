@@ -1,4 +1,4 @@
-"""A run directory that was moved or copied is the same run, where it lies now."""
+"""A run directory that was moved or copied is the same run at its new place."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def test_every_verb_works_where_the_directory_lies(tmp_path: Path) -> None:
         f"{elsewhere}/checkpoints/step-{STEPS // 2:08d}: whole"
         in tiny.command("checkpoint", "verify", str(elsewhere)).out
     )
-    assert {path: path.read_bytes() for path in before} == before, "who looks changes nothing"
+    assert {path: path.read_bytes() for path in before} == before, "reading changes nothing"
     exported = tiny.command("export", str(elsewhere))
     assert exported.code == 0, exported.said
     assert str(elsewhere / "export/model.onnx") in exported.out
@@ -49,7 +49,7 @@ def test_a_copy_leaves_the_original_alone(tmp_path: Path) -> None:
     assert [step for step, *_ in curve(copy)] == list(range(1, STEPS + 1))
 
 
-def test_what_has_changed_is_said_in_the_background_too(tmp_path: Path) -> None:
+def test_changes_are_reported_in_the_background_too(tmp_path: Path) -> None:
     tiny = Tiny.make(tmp_path / "p", data={"train": "set.arrow", "micro_batch": 4})
     assert tiny.command("run", "run.yaml", f"train.steps={STEPS // 2}").code == 0
     changes = ["resources.ranks_per_node=2", "data.micro_batch=2", f"train.steps={STEPS}"]

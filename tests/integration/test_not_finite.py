@@ -1,4 +1,4 @@
-"""Samples, losses and models that are not finite: what a run skips, what it survives, and what ends it."""
+"""NaN and infinity in samples, losses and models: what a run skips, what it survives, and what ends it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ IGNORED = -100
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model and four sets of samples; every step of a run takes eight samples in their order."""
+    """A model and four sets of samples; every step of a run takes eight samples in order."""
     folder = tmp_path_factory.mktemp("not-finite")
     save_model(folder / "model.onnx")
     random = np.random.default_rng(1)
@@ -68,7 +68,7 @@ def run(folder: Path, name: str, data: str, *, ranks: int = 1, **train: Any) -> 
 
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_a_damaged_sample_costs_its_step_and_leaves_no_trace(folder: Path, ranks: int) -> None:
-    """The same curve as where nothing of those steps counts, so that no gradient of theirs is ever looked at."""
+    """The same curve as with those steps ignored: none of their gradients is used."""
     codes, said, (skipping, sparing) = zip(
         *(run(folder, f"{data}-{ranks}", data, ranks=ranks) for data in ("damaged", "unlabelled")), strict=True
     )
@@ -94,7 +94,7 @@ def test_a_run_whose_every_step_is_skipped_fails_and_is_not_tried_again(folder: 
 
 
 def test_a_run_whose_model_diverged_before_its_end_fails(folder: Path) -> None:
-    """One update that is too large, then fewer skipped steps than end a run."""
+    """One update that is too large, then fewer skipped steps than would end a run."""
     diverges = {"optimizer": {"name": "sgd", "lr": 1e38}, "clip_norm": None, "steps": 5}
     code, said, run_dir = run(folder, "diverges", "whole", **diverges)
     assert code == 2, said

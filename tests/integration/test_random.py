@@ -1,4 +1,4 @@
-"""A model that draws random numbers trains bit for bit alike: again, over accumulation and resume, through a kill."""
+"""A model with random operators trains reproducibly bit for bit: repeated, accumulated, resumed, and after a kill."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Project:
 
 @pytest.fixture(scope="module")
 def undisturbed(project: Project) -> Path:
-    """A run that nobody touched."""
+    """An undisturbed run."""
     return project.run("undisturbed")
 
 
@@ -53,7 +53,7 @@ def test_the_same_run_twice_is_bit_identical(project: Project, undisturbed: Path
 
 
 def test_a_rank_with_two_threads_is_bit_identical_to_itself(project: Project) -> None:
-    """Two threads add in an order of their own in some kernels: none of those may be in the graph."""
+    """In some kernels two threads add in varying order: the graph must not contain any of those."""
     alone = {"resources__ranks_per_node": 1, "resources__cpus_per_rank": 2, "train__steps": 12}
     assert curve(project.run("alone-a", **alone)) == curve(project.run("alone-b", **alone))
 
@@ -125,8 +125,8 @@ def test_a_run_goes_on_with_another_number_of_ranks_and_another_batch(
     assert sum(r["samples"] for r in of_kind(second, "step")) == count
 
 
-def test_ranks_that_are_not_connected_say_so(project: Project) -> None:
-    """A rank started alone although the run file wants two: the silent world of one."""
+def test_unconnected_ranks_are_reported(project: Project) -> None:
+    """A rank started alone although the run file requires two: MPI silently gives a world of size 1."""
     file = project.write("lonely")
     shutil.rmtree(project.run_dir("lonely"), ignore_errors=True)
     project.run_dir("lonely").mkdir(parents=True)
@@ -143,7 +143,7 @@ def test_ranks_that_are_not_connected_say_so(project: Project) -> None:
 
 
 def test_the_kernels_are_named_and_the_run_file_can_do_without_them(project: Project, undisturbed: Path) -> None:
-    """Both follow the same curve; where there is no compiler, both are ONNX Runtime's."""
+    """Both follow the same curve; without a compiler, both use ONNX Runtime's kernels."""
     line = next(line for line in logs(undisturbed).splitlines() if "CPU kernels: " in line)
     assert line.endswith(f"CPU kernels: {find_library().note}")
     plain = project.run("plain-kernels", resources__kernels="onnxruntime")
@@ -174,7 +174,7 @@ def test_no_rank_and_no_verb_imports_torch(project: Project, tmp_path: Path) -> 
 
 
 def test_after_a_wrong_guess_a_run_goes_on_with_other_values(project: Project) -> None:
-    """Learning rate, decay, metrics and length change on the way; a finished run says how; another seed is refused."""
+    """Learning rate, decay, metrics and length may change; another seed is refused."""
     constant = {"train__schedule": {"name": "constant"}, "resources__ranks_per_node": 1, "train__steps": 8}
     run_dir = project.run("guess", **constant)
     before = curve(run_dir)
@@ -184,7 +184,7 @@ def test_after_a_wrong_guess_a_run_goes_on_with_other_values(project: Project) -
     changes = ["train.optimizer.lr=1e-3", "train.optimizer.weight_decay=0.2", "model.metrics=[accuracy, perplexity]"]
     for words in (changes, ["train.schedule.warmup_steps=2"]):
         idle = command("resume", "guess", *words, folder=project.folder)
-        assert (idle.returncode, "train.steps=16" in idle.stdout) == (0, True), "nothing is left to train"
+        assert (idle.returncode, "train.steps=16" in idle.stdout) == (0, True), "there is nothing left to train"
     longer = command("resume", "guess", "train.steps=12", *changes, folder=project.folder)
     assert longer.returncode == 0, longer.stderr
     assert "train.optimizer.lr: 0.005 before, 0.001 now" in longer.stdout
@@ -212,7 +212,7 @@ def test_a_run_does_not_go_on_with_another_set_of_samples(project: Project) -> N
     refused = command("resume", "other-set", "train.steps=10", folder=project.folder)
     assert refused.returncode == 2
     assert "data.train.path: " in refused.stderr
-    assert "this run was begun with" in refused.stderr
+    assert "this run began with" in refused.stderr
     assert (run_dir / "plan.json").read_bytes() == plan
     assert [step for step, *_ in curve(run_dir)] == [1, 2, 3, 4, 5]
 
@@ -221,12 +221,12 @@ def test_a_model_that_cannot_be_exported_is_refused_before_it_is_trained(project
     file = project.write("no-export", export__tolerance=0.0)
     done = command("run", file.name, folder=project.folder)
     assert done.returncode == 2
-    assert "export.tolerance: the exported model is" in done.stdout + done.stderr
+    assert "export.tolerance: the exported model differs by" in done.stdout + done.stderr
     assert not any(project.run_dir("no-export").rglob("step-*"))
     assert "loss" not in done.stdout
 
 
-def test_a_failed_export_says_where_the_training_is(project: Project) -> None:
+def test_a_failed_export_names_the_checkpoint(project: Project) -> None:
     run_dir = project.run("late-export", train__steps=6, export__enabled=False)
     file = project.write("late-export", train__steps=6, export__tolerance=0.0, restart__failures=0)
     done = command("run", file.name, folder=project.folder)

@@ -1,4 +1,4 @@
-"""A run on a runtime that needs care: it says so, keeps it on record, and goes on bit for bit with the same only."""
+"""A run on a runtime that needs workarounds reports and records them, and resumes bit for bit only with the same."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ortflow.workflow.sessions.settings import Outcome, Settings
 FOUND = Outcome(Settings(("Pad_Fusion",)), {"MaxPool of an image padded with zeros": "an error of 1"})
 
 
-def test_what_is_worked_around_is_said_and_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_workarounds_are_reported_and_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     cache = {"ORTFLOW_CACHE": str(tmp_path / "cache")}
     monkeypatch.setenv("ORTFLOW_CACHE", cache["ORTFLOW_CACHE"])
     runtime_here(afresh=True, check=lambda: FOUND)
@@ -24,7 +24,7 @@ def test_what_is_worked_around_is_said_and_recorded(tmp_path: Path, monkeypatch:
     assert done.returncode == 0, done.stdout + done.stderr
     (checked,) = of_kind(run_dir, "runtime_check")
     assert (checked["settings"], checked["faults"], checked["seconds"]) == ("Pad_Fusion", FOUND.faults, None)
-    assert "computes wrongly as it is: MaxPool of an image padded with zeros (an error of 1)" in logs(run_dir)
+    assert "computes wrong results: MaxPool of an image padded with zeros (an error of 1)" in logs(run_dir)
     newest = max((run_dir / "checkpoints").iterdir())
     assert json.loads((newest / "manifest.json").read_text())["environment"]["settings"] == "Pad_Fusion"
     steps = json.loads((newest / "manifest.json").read_text())["step"] + 1

@@ -1,4 +1,4 @@
-"""What ends a process that configure needs is no fault of the model: the run leaves, or begins again."""
+"""A signal to a child process of configure is not a fault of the model: the run stops, or starts again."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def test_a_child_that_is_killed_alone_is_a_failure_that_is_tried_again(
     ]  # fmt: skip
 
 
-def test_a_crash_that_comes_again_is_a_fault_of_the_graph() -> None:
+def test_a_repeated_crash_is_a_fault_of_the_graph() -> None:
     with Struck(signal.SIGSEGV, signal.SIGSEGV) as child, pytest.raises(RuntimeFault, match="signal 11") as fault:
         child.load(b"no graph", "cpu")
     assert fault.value.crashed
@@ -84,7 +84,7 @@ def test_a_crash_that_comes_again_is_a_fault_of_the_graph() -> None:
         child.load(b"no graph", "cpu")
 
 
-def test_a_crash_that_does_not_come_again_was_a_signal(tmp_path: Path) -> None:
+def test_a_crash_that_is_not_repeated_was_a_signal(tmp_path: Path) -> None:
     model = Tiny.make(tmp_path / "p").folder / "model.onnx"
     with Struck(signal.SIGSEGV) as child:
         child.load(model.read_bytes(), "cpu")
@@ -100,7 +100,7 @@ def test_an_interrupt_of_the_child_alone_changes_nothing(tmp_path: Path, whole: 
     assert result(tiny.run_dir) == result(whole)
 
 
-def test_a_prepare_command_that_is_ended_is_no_wrong_input(tmp_path: Path) -> None:
+def test_a_killed_prepare_command_is_not_wrong_input(tmp_path: Path) -> None:
     tiny = Tiny.make(tmp_path / "p", prepare=["sh", "-c", "kill -KILL $$"])
     (tiny.folder / "set.arrow").unlink()
     done = tiny.command("run", "run.yaml")

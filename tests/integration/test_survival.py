@@ -1,4 +1,4 @@
-"""What a restart finds, and what a run survives: damaged checkpoints, a full disk, losses that are no number."""
+"""What a restart finds, and what a run survives: damaged checkpoints, a full disk, NaN losses."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def undisturbed(project: Project) -> Path:
 
 
 def damage(run_dir: Path, step: int, how: str) -> Path:
-    """Damage the checkpoint of a step; what a reader is to name."""
+    """Damage the checkpoint of a step; the name that a reader must report."""
     folder = run_dir / "checkpoints" / f"step-{step:08d}"
     rank = folder / "rank-0000.safetensors"
     if how == "truncated":
@@ -66,7 +66,7 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_is_used(
 
 
 def test_a_full_disk_leaves_the_run_and_the_old_checkpoint(project: Project, tmp_path: Path) -> None:
-    """A file system that the first checkpoint fits on and the third does not."""
+    """A file system with space for the first checkpoint but not for the third."""
     disk = tmp_path / "disk"
     disk.mkdir()
     mounted = subprocess.run(
@@ -88,7 +88,7 @@ def test_a_full_disk_leaves_the_run_and_the_old_checkpoint(project: Project, tmp
         failed = of_kind(run_dir, "checkpoint_failed")
         assert failed, done.stdout
         assert "disk" in failed[0]["reason"] or "space" in failed[0]["reason"]
-        assert [step for step, *_ in curve(run_dir)] == list(range(1, 31)), "the run went on"
+        assert [step for step, *_ in curve(run_dir)] == list(range(1, 31)), "the run continued"
         kept = [r["step"] for r in of_kind(run_dir, "checkpoint")]
         assert kept
         assert kept[0] == 5
@@ -121,7 +121,7 @@ def test_steps_without_a_usable_gradient_are_skipped_and_then_end_the_run(projec
 
 
 def test_a_rank_that_hangs_is_started_again(project: Project) -> None:
-    """One of two ranks stops dead, the other waits for it in an all-reduce: nobody dies, and nothing goes on."""
+    """One of two ranks freezes, the other waits for it in an all-reduce: no process dies, and nothing progresses."""
     whole = project.run("whole")
     file = project.write("hangs", restart={"failures": 1, "hung_seconds": 8.0, "backoff": {"first": 0.0}})
     run_dir = project.run_dir("hangs")

@@ -44,7 +44,7 @@ RUN: dict[str, Any] = {
 
 @dataclass(frozen=True)
 class Site:
-    """A folder with two sets, and the packages that are installed beside ortflow."""
+    """A folder with two data sets, and the packages installed beside ortflow."""
 
     folder: Path
     packages: Path

@@ -1,9 +1,9 @@
-"""A bed for the tests of this folder: a real Kubernetes on this machine (tests/beds/kubernetes).
+"""A testbed for the tests of this folder: a real Kubernetes on this machine (tests/testbeds/kubernetes).
 
-ORTFLOW_KUBERNETES=1     starts one, installing and building what is missing; where that cannot be, it is an error
+ORTFLOW_KUBERNETES=1     starts one, installing and building what is missing; an error where that is impossible
 ORTFLOW_KUBERNETES=0     skips
-not set                  starts one where root is and everything was built, skips otherwise
-ORTFLOW_KUBERNETES_BED   folder of the bed: one that is up already is used as it is
+not set                  starts one if run as root and everything was built, skips otherwise
+ORTFLOW_KUBERNETES_TESTBED   folder of the testbed: one that is already up is used
 ORTFLOW_CACHE            folder of built pieces (~/.cache/ortflow)
 """
 
@@ -19,12 +19,12 @@ from itertools import count
 from pathlib import Path
 
 import pytest
-from kubernetes_bed import SCRIPTS, Bed, Space
 from kubernetes_cluster import CLAIM, SHAPE, Cluster, make_project
 from kubernetes_disk import SmallDisk
+from kubernetes_testbed import SCRIPTS, Space, Testbed
 from project import Project
 
-# Started in the background or by nohup, a test run ignores these, and so would every process it starts.
+# Started in the background or by nohup, a test run ignores these signals, and its child processes inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
@@ -46,7 +46,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def missing() -> str | None:
-    """Why no bed can be had without installing or building anything; None if it can."""
+    """Why no testbed can be started without installing or building anything; None if it can."""
     if os.geteuid() != 0:
         return "a Kubernetes cluster of one's own needs root"
     install = "ORTFLOW_KUBERNETES=1 installs and builds it"
@@ -57,51 +57,51 @@ def missing() -> str | None:
     return None if (cache / "store.have").is_dir() else f"nothing was built in {cache} ({install})"
 
 
-def start(folder: Path, *options: str) -> Bed:
-    """A bed."""
-    command = [str(SCRIPTS / "up"), "--bed", str(folder), *options]
+def start(folder: Path, *options: str) -> Testbed:
+    """A testbed."""
+    command = [str(SCRIPTS / "up"), "--testbed", str(folder), *options]
     done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=1800, check=False)
     assert done.returncode == 0, done.stderr
-    return Bed(folder)
+    return Testbed(folder)
 
 
-def stop(bed: Bed) -> None:
-    """Take it away."""
-    subprocess.run([str(SCRIPTS / "down"), "--bed", str(bed.folder)], check=True, timeout=60)
+def stop(testbed: Testbed) -> None:
+    """Remove the testbed."""
+    subprocess.run([str(SCRIPTS / "down"), "--testbed", str(testbed.folder)], check=True, timeout=60)
 
 
 @pytest.fixture(scope="session")
-def cluster_bed() -> Iterator[Bed]:
-    """The bed of all tests."""
+def cluster_testbed() -> Iterator[Testbed]:
+    """The testbed of all tests."""
     wanted = os.environ.get("ORTFLOW_KUBERNETES", "")
     if wanted == "0":
         pytest.skip("ORTFLOW_KUBERNETES=0")
-    folder = Path(os.environ.get("ORTFLOW_KUBERNETES_BED", f"/var/tmp/ortflow-kubernetes-{os.getpid()}"))
+    folder = Path(os.environ.get("ORTFLOW_KUBERNETES_TESTBED", f"/var/tmp/ortflow-kubernetes-{os.getpid()}"))
     if (folder / "env").exists():
-        yield Bed(folder)
+        yield Testbed(folder)
         return
     why = missing()
     if why is not None and wanted != "1":
         pytest.skip(why)
-    bed = start(folder)
+    testbed = start(folder)
     try:
-        yield bed
+        yield testbed
     finally:
-        stop(bed)
+        stop(testbed)
 
 
 @pytest.fixture
-def kubernetes_bed(cluster_bed: Bed) -> Iterator[Bed]:
-    """The bed for a test that harms it: whole before and after."""
-    cluster_bed.restore()
-    yield cluster_bed
-    cluster_bed.restore()
+def kubernetes_testbed(cluster_testbed: Testbed) -> Iterator[Testbed]:
+    """The testbed for a test that damages it: intact before and after."""
+    cluster_testbed.restore()
+    yield cluster_testbed
+    cluster_testbed.restore()
 
 
 @pytest.fixture
-def space(cluster_bed: Bed) -> Iterator[Space]:
-    """A namespace of the test's own."""
-    made = Space.make(cluster_bed, f"test-{os.getpid()}-{next(NUMBERS)}")
+def space(cluster_testbed: Testbed) -> Iterator[Space]:
+    """A namespace for one test."""
+    made = Space.make(cluster_testbed, f"test-{os.getpid()}-{next(NUMBERS)}")
     yield made
     made.remove()
 
@@ -114,16 +114,16 @@ def kubernetes_project(tmp_path_factory: pytest.TempPathFactory) -> Project:
 
 @pytest.fixture(scope="session")
 def trained_here(kubernetes_project: Project) -> Path:
-    """The run directory of the same training on this machine; sums over ranks of one node may round otherwise."""
+    """The run directory of the same training on this machine; sums over ranks of one node may round differently."""
     return kubernetes_project.run("trained-here", **{**SHAPE, "resources": {"ranks_per_node": 4}})
 
 
 @pytest.fixture(scope="session")
 def left_alone(
-    cluster_bed: Bed, kubernetes_project: Project, tmp_path_factory: pytest.TempPathFactory
+    cluster_testbed: Testbed, kubernetes_project: Project, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Path]:
-    """The run directory of a run on the cluster that nobody touched."""
-    space = Space.make(cluster_bed, f"left-alone-{os.getpid()}")
+    """The run directory of an undisturbed run on the cluster."""
+    space = Space.make(cluster_testbed, f"left-alone-{os.getpid()}")
     cluster = Cluster.make(space, kubernetes_project, tmp_path_factory.mktemp("left-alone"))
     yield cluster.run("left-alone").run_dir
     space.remove()
@@ -131,7 +131,7 @@ def left_alone(
 
 @pytest.fixture
 def cluster(space: Space, kubernetes_project: Project, tmp_path: Path) -> Cluster:
-    """A namespace with a volume on which model and data lie, and a folder to submit from."""
+    """A namespace with a volume that holds model and data, and a folder to submit from."""
     return Cluster.make(space, kubernetes_project, tmp_path)
 
 

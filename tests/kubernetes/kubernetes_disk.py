@@ -1,4 +1,5 @@
-"""A volume of a bed that can be full: a small file system under a claim's folder, seen by nodes and by this machine."""
+"""A volume of a testbed that can be full: a small file system under a claim's folder, seen by nodes and by this
+machine."""
 
 from __future__ import annotations
 
@@ -8,7 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from kubernetes_bed import SCRIPTS, Bed, Space
+from kubernetes_testbed import SCRIPTS, Space, Testbed
 
 SIZE = 48 << 20
 """Bytes."""
@@ -16,33 +17,33 @@ SIZE = 48 << 20
 
 @dataclass(frozen=True)
 class SmallDisk:
-    """Mounted wherever the volume is looked at: one device, so that it is one file system."""
+    """Mounted wherever the volume is used: one device, so that it is one file system."""
 
-    bed: Bed
+    testbed: Testbed
     device: str
     folder: Path
 
     @classmethod
     def make(cls, space: Space, claim: str, folder: Path) -> SmallDisk:
-        """Under a claim that no pod uses yet; `folder` keeps what is on it."""
+        """Mount it under a claim that no pod uses yet; `folder` keeps its contents."""
         image = folder / f"{claim}.ext4"
         with image.open("wb") as file:
             file.truncate(SIZE)
         _run("mkfs.ext4", "-q", "-m", "0", "-O", "^has_journal", str(image))
         device = _run("losetup", "--find", "--show", str(image))
-        made = cls(space.bed, device, space.volume(claim))
+        made = cls(space.testbed, device, space.volume(claim))
         made._everywhere("mount", device, str(made.folder))
         made.folder.chmod(0o777)
         return made
 
     def remove(self) -> None:
-        """Take it away; pods that still use it keep theirs until they are gone."""
+        """Unmount it; pods that still use it keep their mount until they end."""
         with suppress(AssertionError):
             self._everywhere("umount", "--lazy", str(self.folder))
         _run("losetup", "--detach", self.device)
 
     def fill(self) -> None:
-        """Leave no byte."""
+        """Fill the disk completely."""
         path = self.folder / "ballast"
         for size in (1 << 20, 1 << 12):
             with suppress(OSError), path.open("ab", buffering=0) as file:
@@ -53,14 +54,14 @@ class SmallDisk:
         os.close(descriptor)
 
     def free(self) -> None:
-        """As it was before."""
+        """Free the space again."""
         (self.folder / "ballast").unlink(missing_ok=True)
 
     def _everywhere(self, *command: str) -> None:
         _run(*command)
-        self.bed.told(str(SCRIPTS / "enter"), "--bed", str(self.bed.folder), *command)
-        for node in self.bed.nodes:
-            self.bed.node("exec", node, *command)
+        self.testbed.reported(str(SCRIPTS / "enter"), "--testbed", str(self.testbed.folder), *command)
+        for node in self.testbed.nodes:
+            self.testbed.node("exec", node, *command)
 
 
 def _run(*command: str) -> str:

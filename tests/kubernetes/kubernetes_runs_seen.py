@@ -1,6 +1,8 @@
-"""The processes of a run on a bed, as this machine sees them."""
+"""The processes of a run on a testbed, as this machine sees them."""
 
 from __future__ import annotations
+
+from contextlib import suppress
 
 import psutil
 from kubernetes_cluster import Run
@@ -12,9 +14,19 @@ def rank_processes(run: Run) -> dict[int, psutil.Process]:
     return {int(environment["PMI_RANK"]): process for process, environment in found if "PMI_RANK" in environment}
 
 
-def keepers(run: Run) -> list[psutil.Process]:
-    """What keeps the run going."""
-    return [process for process, _ in _of(run, "ortflow.launchers.kubernetes.keeper")]
+def supervisor_processes(run: Run) -> list[psutil.Process]:
+    """The run's supervisor processes."""
+    return [process for process, _ in _of(run, "ortflow.launchers.kubernetes.run_supervisor")]
+
+
+def all_processes(run: Run) -> list[psutil.Process]:
+    """Everything of a run that runs in its pods: ranks, what starts them, and the first processes of the containers."""
+    found = []
+    for process in psutil.process_iter():
+        with suppress(psutil.Error):
+            if process.status() != "zombie" and _belongs(process.environ().get("ORTFLOW_JOB", ""), run):
+                found.append(process)
+    return found
 
 
 def _of(run: Run, module: str) -> list[tuple[psutil.Process, dict[str, str]]]:
@@ -32,5 +44,5 @@ def _of(run: Run, module: str) -> list[tuple[psutil.Process, dict[str, str]]]:
 
 
 def _belongs(job: str, run: Run) -> bool:
-    """A run's MPIJobs have its name and six letters; no test has two runs of which one's name begins the other's."""
+    """A run's MPIJobs have its name and six letters; in no test is one run's name a prefix of another's."""
     return job.rpartition("-")[0] == run.name

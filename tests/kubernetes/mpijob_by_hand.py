@@ -1,4 +1,4 @@
-"""An MPIJob as a person writes it, without ortflow: what the bed and the image are tested with."""
+"""A hand-written MPIJob, without ortflow: for tests of the testbed and the image."""
 
 from __future__ import annotations
 
@@ -32,8 +32,10 @@ LAUNCH = {
 }
 
 
-def mpijob(name: str, *, mpi: str = "MPICH", image: str = "localhost/ortflow:bed", seconds: int = 1) -> dict[str, Any]:
-    """Two workers of one rank, one on each node, that sum once a second."""
+def mpijob(
+    name: str, *, mpi: str = "MPICH", image: str = "localhost/ortflow:testbed", seconds: int = 1
+) -> dict[str, Any]:
+    """Two workers of one rank, one on each node, which compute a sum once a second."""
     python = "/opt/ortflow/bin/python"
     security = {"runAsUser": 1000, "runAsGroup": 1000, "runAsNonRoot": True}
 

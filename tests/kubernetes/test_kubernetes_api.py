@@ -1,27 +1,25 @@
-"""A real API server and what ortflow sends it: wrong runs are refused, right ones taken, and nothing is left over."""
+"""A real API server: it refuses invalid runs, accepts valid ones, and nothing is left over."""
 
 from __future__ import annotations
 
-import copy
 import json
 import random
 from typing import Any
 
 import pytest
-from kubernetes_any_pod import pods as any_pods
-from kubernetes_bed import Space, wait_until
 from kubernetes_cluster import Cluster, Run
 from kubernetes_runs import EVERYTHING, any_run_file, contents_of, rendered, run_file
+from kubernetes_testbed import Space, wait_until
 from kubernetes_wrong import OURS, SERVERS
 from project import of_kind
 
 from ortflow.launchers.kubernetes.api import Cluster as Api
 from ortflow.launchers.kubernetes.api import Refused
 from ortflow.launchers.kubernetes.contexts import connect
-from ortflow.launchers.kubernetes.rehearsing import rehearse
+from ortflow.launchers.kubernetes.dry_run import dry_run, pods
 from ortflow.workflow.errors import UserError
 
-COUNT = 60
+COUNT = 20
 OPTIONS = ("supervisor", "network_policy", "disruption_budget")
 ACCOUNT = {"apiVersion": "v1", "kind": "ServiceAccount"}
 KINDS = (
@@ -33,24 +31,23 @@ KINDS = (
 @pytest.fixture
 def api(space: Space, monkeypatch: pytest.MonkeyPatch) -> Api:
     """The API server, seen from the test's namespace."""
-    monkeypatch.setenv("KUBECONFIG", space.bed.environment["KUBECONFIG"])
+    monkeypatch.setenv("KUBECONFIG", space.testbed.environment["KUBECONFIG"])
     return connect(namespace=space.name)
 
 
 def test_the_server_refuses_what_our_checks_leave_to_it(space: Space, api: Api) -> None:
-    """With those that our checks refuse before anybody is asked, some hundreds of wrong runs: none gets through."""
+    """Together with those that ortflow's own checks refuse, some hundreds of invalid runs: none is accepted."""
     assert len(OURS) + len(SERVERS) >= 200
-    told = {wrong.name: refused(api, in_space(wrong.written, space)) for wrong in SERVERS}
-    assert [name for name, sentence in told.items() if sentence is None] == []
-    assert not any("\n" in str(sentence) for sentence in told.values())
-    right = copy.deepcopy(SERVERS[0].written)
-    del right["backends"]["kubernetes"]["overlay"]
-    rehearse(api, in_space(right, space))
+    reported = {wrong.name: refused(api, in_space(wrong.written, space)) for wrong in SERVERS}
+    assert [name for name, sentence in reported.items() if sentence is None] == []
+    assert not any("\n" in str(sentence) for sentence in reported.values())
+    right = run_file()
+    dry_run(api, in_space(right, space))
     assert space.get(KINDS, "-l", "app.kubernetes.io/name=ortflow")["items"] == []
 
 
-def test_what_only_a_pod_would_tell(cluster: Cluster, api: Api) -> None:
-    """Missing classes and accounts, the namespace's security level, limits and quotas: told before anything is made."""
+def test_faults_that_only_a_pod_would_show(cluster: Cluster, api: Api) -> None:
+    """Missing classes and accounts, security level, limits and quotas: reported before anything is created."""
     space = cluster.space
     label = {"pod-security.kubernetes.io/enforce": "restricted"}
     space.kubectl("patch", "namespace", space.name, "-p", json.dumps({"metadata": {"labels": label}}))
@@ -67,7 +64,7 @@ def test_what_only_a_pod_would_tell(cluster: Cluster, api: Api) -> None:
     right: dict[str, Any] = {"cpus_per_rank": 1, "memory": "1Gi"}
     small = {"memory": "64Mi"}
     usual: dict[str, Any] = {"launcher_resources": small}
-    told = {
+    reported = {
         words: refused(api, in_space(run_file({**usual, **own}, resources={**right, **resources}), space))
         for words, own, resources in (
             ("there is no service account nobody", {"service_account": "nobody"}, {}),
@@ -79,8 +76,8 @@ def test_what_only_a_pod_would_tell(cluster: Cluster, api: Api) -> None:
             ("", {}, {}),
         )
     }
-    assert told.pop("") is None, "the usual is taken"
-    for words, sentence in told.items():
+    assert reported.pop("") is None, "the valid run is accepted"
+    for words, sentence in reported.items():
         assert words in str(sentence), f"{words}: {sentence}"
     cluster.write("nobody", backends__kubernetes__priority_class="nobody")
     done = cluster.ortflow("submit", "-b", "kubernetes", "nobody.yaml")
@@ -93,25 +90,26 @@ def test_what_only_a_pod_would_tell(cluster: Cluster, api: Api) -> None:
 @pytest.mark.chaos
 @pytest.mark.parametrize("seed", [1, 2])
 def test_the_server_takes_what_our_checks_take(space: Space, api: Api, seed: int) -> None:
-    """Run files with anything in them, and pods with any overlays: what it refuses lacks a rule of ours."""
+    """Random run files: if the server refuses one, ortflow's checks lack a rule."""
     chance = random.Random(seed)
     space.make_all(*({**ACCOUNT, "metadata": {"name": name}} for name in ("me", "a", "b")))
-    runs = [run_file(EVERYTHING, name=f"all-{seed}"), *(any_run_file(chance, f"any-{n}") for n in range(COUNT // 3))]
-    found = [document for run in runs for document in in_space(run, space)] + [*any_pods(chance, COUNT)]
+    runs = [run_file(EVERYTHING, name=f"all-{seed}"), *(any_run_file(chance, f"any-{n}") for n in range(COUNT))]
+    found = [document for run in runs for document in in_space(run, space)]
+    found += [*pods(found)]
     answers = [
         answer(api, {**document, "metadata": {**document["metadata"], "namespace": space.name}}) for document in found
     ]
-    assert [told for told in answers if told] == []
+    assert [reported for reported in answers if reported] == []
 
 
 def test_render_and_kubectl(cluster: Cluster) -> None:
-    """`ortflow render | kubectl apply` trains; once more changes nothing; `kubectl delete` takes all of it away."""
+    """`ortflow render | kubectl apply` trains; a second apply changes nothing; `kubectl delete` removes all of it."""
     space = cluster.space
     file = cluster.write("applied", train__steps=10, **{f"backends__kubernetes__{key}": True for key in OPTIONS})
     done = cluster.ortflow("render", "--backend", "kubernetes", file.name)
     assert done.returncode == 0, done.stderr
-    told = space.kubectl("apply", "-f", "-", given=done.stdout)
-    assert all(line.endswith(" created") for line in told.splitlines()), told
+    reported = space.kubectl("apply", "-f", "-", given=done.stdout)
+    assert all(line.endswith(" created") for line in reported.splitlines()), reported
     run = Run(cluster, "applied")
     run.finish()
     assert len(of_kind(run.run_dir, "step")) == 10
@@ -125,7 +123,7 @@ def test_render_and_kubectl(cluster: Cluster) -> None:
 
 
 def test_kubectl_delete_keeps_the_claim(cluster: Cluster) -> None:
-    """Of the file that is printed by default: applied where there is no claim it waits, and says for what."""
+    """Applies the file that is printed by default: without a claim the run waits, and reports for what."""
     space = cluster.space
     create = {"mount": "/ortflow", "create": {"size": "1Gi"}}
     file = cluster.write("kept", backends__kubernetes__volume=create)
@@ -139,14 +137,14 @@ def test_kubectl_delete_keeps_the_claim(cluster: Cluster) -> None:
 
     wait_until(lambda: "ortflow render -b kubernetes --with-claim" in waits(), 30, waits)
     space.kubectl("apply", "-f", "-", given=whole)
-    wait_until(lambda: space.get("pvc", "kept-data")["status"].get("phase") == "Bound", 30, space.story)
+    wait_until(lambda: space.get("pvc", "kept-data")["status"].get("phase") == "Bound", 30, space.transcript)
     space.kubectl("delete", "--wait=true", "-f", "-", given=plain, timeout=90)
     claim = space.get("pvc", "kept-data")
     assert "deletionTimestamp" not in claim["metadata"]
 
 
 def generations(space: Space) -> dict[str, Any]:
-    """How often each thing was changed; kubectl says `configured` of budgets that it has not touched."""
+    """The generation of each object; kubectl prints `configured` for disruption budgets that it has not changed."""
     found = space.get(KINDS, "-l", "app.kubernetes.io/name=ortflow,!ortflow.dev/component")["items"]
     return {
         f"{item['kind']}/{item['metadata']['name']}": (item["metadata"]["uid"], item["metadata"].get("generation"))
@@ -155,12 +153,12 @@ def generations(space: Space) -> dict[str, Any]:
 
 
 def ours(space: Space) -> list[str]:
-    """What there still is of ortflow's."""
+    """The objects of ortflow that still exist."""
     return [item["metadata"]["name"] for item in space.get(KINDS, "-l", "app.kubernetes.io/name=ortflow")["items"]]
 
 
 def in_space(written: dict[str, Any], space: Space) -> list[dict[str, Any]]:
-    """The documents of a run file, in the test's namespace."""
+    """The rendered documents of a run file, in the test's namespace."""
     documents = rendered(written, namespace=space.name, contents=contents_of(written))
     for document in documents:
         document["metadata"]["namespace"] = space.name
@@ -168,7 +166,7 @@ def in_space(written: dict[str, Any], space: Space) -> list[dict[str, Any]]:
 
 
 def answer(api: Api, document: dict[str, Any]) -> str | None:
-    """What the server has against a document."""
+    """The server's error for a document, if any."""
     try:
         api.create(document, dry_run=True)
     except Refused as error:
@@ -177,9 +175,9 @@ def answer(api: Api, document: dict[str, Any]) -> str | None:
 
 
 def refused(api: Api, documents: list[dict[str, Any]]) -> str | None:
-    """The sentence, if there is one."""
+    """The error's sentence, if there is one."""
     try:
-        rehearse(api, documents)
+        dry_run(api, documents)
     except UserError as error:
         return str(error)
     return None

@@ -1,4 +1,4 @@
-"""charts/ortflow as a person uses it: installed, upgraded, rolled back, tested and uninstalled on a real cluster."""
+"""charts/ortflow as users work with it: installed, upgraded, rolled back, tested, uninstalled on a real cluster."""
 
 from __future__ import annotations
 
@@ -9,14 +9,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from kubernetes_bed import Space, wait_until
+import yaml
 from kubernetes_cluster import MOUNT, PLACE, SHAPE, STARTS, Run
 from kubernetes_cluster import Cluster as OnVolume
+from kubernetes_testbed import Space, wait_until
 from project import Project, curve, of_kind
+
+from ortflow.workflow.spec.file.load import load_run_text
 
 CHART = Path(__file__).parents[2] / "charts" / "ortflow"
 SUPPORT = Path(__file__).parents[1] / "support"
-INPUTS, ILL = "/inputs", "/ill"
+INPUTS, FAULTS = "/inputs", "/faults"
 OPTIONS = ("supervisor", "tensorboard", "network_policy", "disruption_budget")
 KINDS = (
     "mpijobs,jobs,deployments,replicasets,pods,services,configmaps,secrets,serviceaccounts,roles,rolebindings,"
@@ -36,7 +39,7 @@ MIDDLE = 12
 
 
 def host_path(folder: Path) -> dict[str, Any]:
-    """A folder of this machine, which all nodes of a bed have."""
+    """A folder of this machine that all nodes of a testbed see."""
     return {"hostPath": {"path": str(folder), "type": "Directory"}}
 
 
@@ -51,12 +54,12 @@ class Release:
 
     @property
     def run(self) -> Run:
-        """What it makes, on the volume that it asks for."""
+        """The run directory on the volume that the chart claims."""
         volume = self.space.volume("chart-data")
         return Run(OnVolume(self.space, self.project, volume, self.folder), "chart")
 
     def values(self, **changes: Any) -> str:
-        """The run file: inputs are read from folders that all nodes have; steps take a while."""
+        """The run file: inputs are in folders that all nodes see; steps are slowed down."""
         own = {
             **{key: PLACE["backends__kubernetes"][key] for key in ("image", "grace_seconds")},
             **dict.fromkeys(OPTIONS, True),
@@ -64,25 +67,25 @@ class Release:
             "volume": {"mount": MOUNT, "create": {"size": "1Gi"}},
             "volumes": [
                 {"name": "inputs", "mount": INPUTS, "read_only": True, "source": host_path(self.project.folder)},
-                {"name": "ill", "mount": ILL, "read_only": True, "source": host_path(SUPPORT / "ill")},
+                {"name": "faults", "mount": FAULTS, "read_only": True, "source": host_path(SUPPORT / "faults")},
             ],
-            "env": {"PYTHONPATH": ILL, "SLOW": "0.25 1000"},
+            "env": {"PYTHONPATH": FAULTS, "SLOW": "0.25 1000"},
         }
         shape = {**SHAPE, "resources": PLACE["resources"], "backends__kubernetes": own}
         return str(Project(self.folder).write("chart", **{**shape, **changes}))
 
     def ask(self, *words: str, timeout: float = 120) -> subprocess.CompletedProcess[str]:
         """Run `helm WORDS` in the namespace."""
-        return self.space.bed.ask(self.helm, "-n", self.space.name, *words, timeout=timeout)
+        return self.space.testbed.ask(self.helm, "-n", self.space.name, *words, timeout=timeout)
 
-    def told(self, *words: str, timeout: float = 120) -> str:
-        """The same; it must work."""
+    def reported(self, *words: str, timeout: float = 120) -> str:
+        """Run `helm WORDS`; it must succeed."""
         done = self.ask(*words, timeout=timeout)
-        assert done.returncode == 0, done.stdout + done.stderr + self.space.story()
+        assert done.returncode == 0, done.stdout + done.stderr + self.space.transcript()
         return done.stdout
 
     def left(self) -> set[str]:
-        """What is in the namespace, but for what every one has."""
+        """The objects in the namespace, without those that every namespace has."""
         found = self.space.get(KINDS)["items"]
         return {f"{item['kind']}/{item['metadata']['name']}" for item in found} - {
             f"{kind}/{name}" for kind in ("ConfigMap", "ServiceAccount") for name in USUAL
@@ -95,9 +98,9 @@ def release(request: pytest.FixtureRequest, space: Space, kubernetes_project: Pr
 
 
 def test_what_helm_itself_refuses(release: Release) -> None:
-    """Values that are no run file are refused before anything is made; and lint has nothing against the right ones."""
+    """Values that are not a valid run file are refused before anything is created; lint accepts valid ones."""
     file = release.values()
-    release.told("lint", str(CHART), "-f", file, "--strict")
+    release.reported("lint", str(CHART), "-f", file, "--strict")
     for wrong, words in WRONG.items():
         done = release.ask("install", "chart", str(CHART), "-f", file, "--set-json", wrong)
         assert done.returncode == 1, wrong
@@ -105,38 +108,63 @@ def test_what_helm_itself_refuses(release: Release) -> None:
         for word in words.split():
             assert word in done.stderr, done.stderr
     assert release.left() == set()
-    assert json.loads(release.told("list", "-o", "json")) == []
+    assert json.loads(release.reported("list", "-o", "json")) == []
+
+
+@pytest.mark.parametrize("release", ["helm", "helm3"], indirect=True)
+def test_helm_makes_what_render_prints(release: Release) -> None:
+    """Compares a run with every option, document by document, and the ConfigMap's run file by its values."""
+    file = release.values()
+    namespace = f"backends.kubernetes.namespace={release.space.name}"
+    planned = release.reported(
+        "install", "chart", str(CHART), "-f", file, "--set", namespace, "--dry-run=server", "-o", "json"
+    )
+    done = release.run.cluster.ortflow("render", "-b", "kubernetes", "--with-claim", file, namespace)
+    assert done.returncode == 0, done.stderr
+    assert documents(json.loads(planned)["manifest"]) == documents(done.stdout)
+    assert release.left() == set()
+
+
+def documents(text: str) -> dict[str, Any]:
+    """Documents by kind and name, with one job name: it depends on the text of the run file, which differs."""
+    every = [one for one in yaml.safe_load_all(text) if one]
+    (job,) = (one["metadata"]["name"] for one in every if one["kind"] == "MPIJob")
+    every = [one for one in yaml.safe_load_all(text.replace(job, "chart-job")) if one]
+    for document in every:
+        if document["kind"] == "ConfigMap":
+            document["data"]["run.yaml"] = load_run_text(document["data"]["run.yaml"], "run.yaml")
+    return {f"{one['kind']}/{one['metadata']['name']}": one for one in every}
 
 
 @pytest.mark.chaos
 @pytest.mark.parametrize("release", ["helm", "helm3"], indirect=True)
-def test_a_life(release: Release) -> None:
-    """Installed, upgraded and rolled back while it trains, finished, tested, looked at, and uninstalled."""
+def test_a_release_from_install_to_uninstall(release: Release) -> None:
+    """Installed, upgraded and rolled back while it trains, finished, tested, viewed, and uninstalled."""
     run, space = release.run, release.space
     file = release.values(train__steps=50)
-    release.told("install", "chart", str(CHART), "-f", file)
+    release.reported("install", "chart", str(CHART), "-f", file)
     first = name_of(run)
     assert {f"PodDisruptionBudget/{first}", f"NetworkPolicy/{first}", f"Role/{first}"} <= release.left()
     run.until_step(MIDDLE, timeout=120)
     before = run.job()["metadata"]["uid"]
-    release.told("upgrade", "chart", str(CHART), "-f", file)
+    release.reported("upgrade", "chart", str(CHART), "-f", file)
     assert run.job()["metadata"]["uid"] == before, "nothing has changed"
-    release.told("upgrade", "chart", str(CHART), "-f", release.values(train__steps=80))
+    release.reported("upgrade", "chart", str(CHART), "-f", release.values(train__steps=80))
     assert name_of(run) != first
     until_attempt(run, 1)
-    release.told("rollback", "chart", "1")
+    release.reported("rollback", "chart", "1")
     assert name_of(run) == first
     run.finish()
     assert run.outcomes() == ["preempted", "preempted", "finished"]
-    assert not of_kind(run.run_dir, "rewind"), "each goes on where the one before saved"
+    assert not of_kind(run.run_dir, "rewind"), "each continues where the one before saved"
     assert [step for step, *_ in curve(run.run_dir)] == [*range(1, 51)]
     assert not {one for one in release.left() if one.startswith("MPIJob")} - {f"MPIJob/{first}"}
-    told = release.told("test", "chart", timeout=300)
-    assert "Phase:          Succeeded" in told
-    assert f"{first}-doctor" in told
+    reported = release.reported("test", "chart", timeout=300)
+    assert "Phase:          Succeeded" in reported
+    assert f"{first}-doctor" in reported
     shows_the_curve(release)
     ends_at_once(release)
-    release.told("uninstall", "chart")
+    release.reported("uninstall", "chart")
     wait_until(lambda: not release.left(), 30, lambda: str(release.left()))
     assert [item["metadata"]["name"] for item in space.get("pvc")["items"]] == ["chart-data"]
     assert of_kind(run.run_dir, "finished"), "what was trained is on the volume"
@@ -157,11 +185,11 @@ def until_attempt(run: Run, attempt: int) -> None:
         made = [one["step"] for one in of_kind(run.run_dir, "step") if one["attempt"] == attempt]
         return len(made) > 3
 
-    wait_until(there, STARTS, run.story)
+    wait_until(there, STARTS, run.transcript)
 
 
 def shows_the_curve(release: Release) -> None:
-    """TensorBoard answers at its Service's address with the run's scalars."""
+    """Check that TensorBoard serves the run's scalars at its Service's address."""
     space = release.space
     proxy = f"/api/v1/namespaces/{space.name}/services/chart-tensorboard:6006/proxy"
 
@@ -177,7 +205,7 @@ def shows_the_curve(release: Release) -> None:
 
 
 def ends_at_once(release: Release) -> None:
-    """The pod of TensorBoard goes when it is told, also while it is still busy with its start."""
+    """Check that the TensorBoard pod ends when asked, even while it is starting."""
     space = release.space
     late = space.volume("chart-data") / "late"
     late.mkdir()
@@ -192,5 +220,5 @@ def ends_at_once(release: Release) -> None:
             if pod["status"]["phase"] == "Running" and pod["spec"]["containers"][0].get("env")
         ]
 
-    wait_until(new, 60, space.story)
+    wait_until(new, 60, space.transcript)
     space.kubectl("delete", "pod", *new(), "--timeout=20s")

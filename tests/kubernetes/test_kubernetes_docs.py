@@ -1,4 +1,4 @@
-"""docs/kubernetes.md: from an empty cluster to a trained model, each of its ten commands as it stands there."""
+"""docs/kubernetes.md: from an empty cluster to a trained model by its ten commands, verbatim."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from kubernetes_bed import Bed
+from kubernetes_testbed import Testbed
 
 ROOT = Path(__file__).parents[2]
 SHORT = " train.steps=20 resources.memory=1Gi"
@@ -20,14 +20,14 @@ SHORT = " train.steps=20 resources.memory=1Gi"
 
 
 @pytest.fixture
-def namespace(cluster_bed: Bed) -> Iterator[str]:
+def namespace(cluster_testbed: Testbed) -> Iterator[str]:
     name = f"docs-{os.getpid()}"
     yield name
-    cluster_bed.ask("kubectl", "-n", name, "delete", "pods,mpijobs", "--all", "--wait=false", "--grace-period=1")
-    cluster_bed.ask("kubectl", "delete", "namespace", name, "--wait=false")
+    cluster_testbed.ask("kubectl", "-n", name, "delete", "pods,mpijobs", "--all", "--wait=false", "--grace-period=1")
+    cluster_testbed.ask("kubectl", "delete", "namespace", name, "--wait=false")
 
 
-def test_ten_commands(cluster_bed: Bed, namespace: str, tmp_path: Path) -> None:
+def test_ten_commands(cluster_testbed: Testbed, namespace: str, tmp_path: Path) -> None:
     text = (ROOT / "docs" / "kubernetes.md").read_text()
     block = re.search(r"```sh\n(.*?)```", text, re.DOTALL)
     assert block is not None
@@ -35,16 +35,16 @@ def test_ten_commands(cluster_bed: Bed, namespace: str, tmp_path: Path) -> None:
     assert len(commands) == 10
     shutil.copytree(ROOT / "examples" / "gpt", tmp_path / "examples" / "gpt", ignore=shutil.ignore_patterns("build"))
     definition = tmp_path / "operator.json"
-    found = cluster_bed.get("crd", "mpijobs.kubeflow.org")
+    found = cluster_testbed.get("crd", "mpijobs.kubeflow.org")
     found["metadata"] = {"name": found["metadata"]["name"], "annotations": found["metadata"].get("annotations") or {}}
     found.pop("status", None)
     definition.write_text(json.dumps(found))
     environment = {
-        **cluster_bed.environment,
-        "IMAGE": "localhost/ortflow:bed",
+        **cluster_testbed.environment,
+        "IMAGE": "localhost/ortflow:testbed",
         "NAMESPACE": namespace,
         "MPI_OPERATOR": str(definition),
-        "PATH": f"{Path(sys.executable).parent}:{cluster_bed.environment['PATH']}",
+        "PATH": f"{Path(sys.executable).parent}:{cluster_testbed.environment['PATH']}",
     }
     for command in commands:
         line = command + (SHORT if command.startswith(("ortflow submit", "ortflow doctor")) else "")

@@ -1,4 +1,4 @@
-"""GPUs on a real Kubernetes cluster whose nodes only claim to have some: what pods get, what is said of too many."""
+"""GPUs on a real Kubernetes cluster whose nodes only advertise them: what pods get, and requests for too many."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from kubernetes_bed import Bed, wait_until
 from kubernetes_cluster import PLACE, Cluster
+from kubernetes_testbed import Testbed, wait_until
 
 KIND = "NVIDIA-FAKE-1GB"
 LABEL = "nvidia.com/gpu.product"
@@ -17,32 +17,32 @@ PLACES = {"nvidia.com/gpu": "2", MIG: "1"}
 
 
 @pytest.fixture
-def gpus(kubernetes_bed: Bed) -> Iterator[Bed]:
-    """Each node says that it has two GPUs and one slice of another; n1 says of which kind."""
+def gpus(kubernetes_testbed: Testbed) -> Iterator[Testbed]:
+    """Each node advertises two GPUs and one slice of another; n1 has a label with the kind."""
     for node in ("n1", "n2"):
-        _claim(kubernetes_bed, node, "add")
-    kubernetes_bed.kubectl("label", "node", "n1", f"{LABEL}={KIND}")
-    yield kubernetes_bed
-    kubernetes_bed.kubectl("label", "node", "n1", f"{LABEL}-")
+        _claim(kubernetes_testbed, node, "add")
+    kubernetes_testbed.kubectl("label", "node", "n1", f"{LABEL}={KIND}")
+    yield kubernetes_testbed
+    kubernetes_testbed.kubectl("label", "node", "n1", f"{LABEL}-")
     for node in ("n1", "n2"):
-        _claim(kubernetes_bed, node, "remove")
+        _claim(kubernetes_testbed, node, "remove")
 
 
-def _claim(bed: Bed, node: str, what: str) -> None:
+def _claim(testbed: Testbed, node: str, what: str) -> None:
     def allocatable() -> Any:
-        return bed.get("node", node)["status"]["allocatable"]
+        return testbed.get("node", node)["status"]["allocatable"]
 
     changes = [
         {"op": what, "path": f"/status/{part}/{name.replace('/', '~1')}", **({"value": count} if what == "add" else {})}
         for name, count in PLACES.items()
         for part in ("capacity", "allocatable")
     ]
-    bed.kubectl("patch", "node", node, "--subresource=status", "--type=json", "-p", json.dumps(changes))
+    testbed.kubectl("patch", "node", node, "--subresource=status", "--type=json", "-p", json.dumps(changes))
     wait_until(lambda: ("nvidia.com/gpu" in allocatable()) == (what == "add"), 30, lambda: str(allocatable()))
 
 
 def wanting(cluster: Cluster, ranks: int, nodes: int = 2, **wishes: Any) -> dict[str, Any]:
-    """Changes of a run file: GPUs, a small /dev/shm, and no second try."""
+    """Changes to a run file: GPUs, a small /dev/shm, and no retry."""
     backend = {
         **PLACE["backends__kubernetes"], "namespace": cluster.space.name, "shared_memory": "96Mi", "spread": "prefer",
     }  # fmt: skip
@@ -52,16 +52,16 @@ def wanting(cluster: Cluster, ranks: int, nodes: int = 2, **wishes: Any) -> dict
     return {"resources": resources, "backends__kubernetes": backend, "restart": {"failures": 0}}
 
 
-def test_pods_ask_for_gpus_and_have_shared_memory(gpus: Bed, cluster: Cluster) -> None:
-    """They are admitted and placed, on nodes with the kind; the ranks find no CUDA in this image and say so."""
+def test_pods_ask_for_gpus_and_have_shared_memory(gpus: Testbed, cluster: Cluster) -> None:
+    """They are admitted and scheduled on nodes of the kind; the ranks report that this image has no CUDA."""
     run = cluster.submit("placed", **wanting(cluster, 2, nodes=1, gpu_type=KIND))
-    wait_until(lambda: [pod["status"]["phase"] for pod in run.pods("worker")] == ["Running"], 60, run.story)
+    wait_until(lambda: [pod["status"]["phase"] for pod in run.pods("worker")] == ["Running"], 60, run.transcript)
     (worker,) = run.pods("worker")
     assert worker["spec"]["nodeName"] == "n1"
     assert worker["spec"]["nodeSelector"] == {LABEL: KIND}
     assert worker["spec"]["containers"][0]["resources"]["limits"]["nvidia.com/gpu"] == "2"
-    told = cluster.space.kubectl("exec", worker["metadata"]["name"], "--", "df", "-k", "/dev/shm")
-    assert told.splitlines()[1].split()[:2] == ["tmpfs", str(96 << 10)], told
+    reported = cluster.space.kubectl("exec", worker["metadata"]["name"], "--", "df", "-k", "/dev/shm")
+    assert reported.splitlines()[1].split()[:2] == ["tmpfs", str(96 << 10)], reported
     status = run.until_state("failed")
     assert "resources.gpus_per_rank: asks for GPUs, and onnxruntime" in status["cause"]
     launcher = next(iter(run.pods("launcher")))
@@ -69,8 +69,8 @@ def test_pods_ask_for_gpus_and_have_shared_memory(gpus: Bed, cluster: Cluster) -
     assert launcher["spec"].get("nodeSelector") is None
 
 
-def test_more_than_there_are(gpus: Bed, cluster: Cluster) -> None:
-    """It waits, status says for what, and the doctor says it before."""
+def test_more_gpus_than_there_are(gpus: Testbed, cluster: Cluster) -> None:
+    """The run waits, `status` reports for what, and the doctor reports it in advance."""
     changes = wanting(cluster, 3, nodes=1)
     file = cluster.write("too-many", **changes)
     doctor = cluster.ortflow("doctor", "--backend", "kubernetes", file.name)
@@ -82,14 +82,14 @@ def test_more_than_there_are(gpus: Bed, cluster: Cluster) -> None:
     assert cluster.ortflow("cancel", "too-many").returncode == 0
 
 
-def test_another_kind_and_slices(gpus: Bed, cluster: Cluster) -> None:
+def test_another_kind_and_slices(gpus: Testbed, cluster: Cluster) -> None:
     file = cluster.write("of-another-kind", **wanting(cluster, 1, gpu_type="B200"))
-    told = cluster.ortflow("doctor", "--backend", "kubernetes", file.name)
-    assert told.returncode == 1
-    assert f"2 without the label {LABEL}=B200" in told.stdout, told.stdout
+    reported = cluster.ortflow("doctor", "--backend", "kubernetes", file.name)
+    assert reported.returncode == 1
+    assert f"2 without the label {LABEL}=B200" in reported.stdout, reported.stdout
     fits = cluster.write("slices", **wanting(cluster, 1, gpu={"resource": MIG}))
     assert f"{MIG} 1" in cluster.ortflow("doctor", "--backend", "kubernetes", fits.name).stdout
     wrong = cluster.write("shared-slices", **wanting(cluster, 2, gpu={"resource": MIG}))
     refused = cluster.ortflow("submit", "--backend", "kubernetes", wrong.name)
     assert refused.returncode == 2
-    assert f"gpu.resource: is {MIG}, a slice of a GPU: of 2 in a pod CUDA uses the first alone" in refused.stderr
+    assert f"gpu.resource: is {MIG}, a slice of a GPU: CUDA uses only the first of 2 in a pod" in refused.stderr

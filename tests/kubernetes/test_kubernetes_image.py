@@ -6,7 +6,7 @@ import json
 import os
 from typing import Any
 
-from kubernetes_bed import Object, Space, image_pod
+from kubernetes_testbed import Object, Space, image_pod
 
 CHECK = "ortflow image check --json"
 BREAKS = {
@@ -20,26 +20,26 @@ BREAKS = {
 
 
 def checked(space: Space, pods: list[Object]) -> list[tuple[dict[str, str], Any]]:
-    """What the check says in each pod: levels by what was looked at, and its exit code. They run side by side."""
+    """The check's findings in each pod: levels by subject, and its exit code. The pods run in parallel."""
     space.make_all(*pods)
     answers = []
     for pod in pods:
         name = pod["metadata"]["name"]
         space.until_phase(name, "Succeeded", "Failed")
-        told = json.loads(space.kubectl("logs", name))
+        reported = json.loads(space.kubectl("logs", name))
         state = space.get("pod", name)["status"]["containerStatuses"][0]["state"]["terminated"]
-        answers.append(({one["about"]: one["level"] for one in told["findings"]}, state["exitCode"]))
+        answers.append(({one["about"]: one["level"] for one in reported["findings"]}, state["exitCode"]))
     return answers
 
 
 def as_user(uid: int, pod: Object) -> Object:
-    """The pod, run by somebody else."""
+    """The pod, run as another user."""
     pod["spec"]["securityContext"] = {"runAsUser": uid}
     return pod
 
 
 def test_the_image_has_what_ranks_need(space: Space) -> None:
-    """With both MPIs, and as root too; to the user that the image does not know it says what is missing."""
+    """With both MPIs, and as root too; for a user unknown to the image it reports what is missing."""
     own = image_pod("own", ["bash", "-c", f"{CHECK} --mpi mpich"])
     other = image_pod("openmpi", ["bash", "-c", f"{CHECK} --mpi openmpi"], image="localhost/ortflow:openmpi")
     root = as_user(0, image_pod("root", ["bash", "-c", CHECK]))
@@ -63,7 +63,7 @@ def test_broken_images(space: Space) -> None:
 
 
 def test_the_kernels_are_compiled_already(space: Space) -> None:
-    """For the processor that the bed has, and for the others."""
+    """For the testbed's processor and for others."""
     look = "from ortflow.workflow.kernels.library import find_library; print(find_library().path)"
     space.make_all(image_pod("kernels", ["python", "-c", look]))
     space.until_phase("kernels", "Succeeded")
@@ -71,7 +71,7 @@ def test_the_kernels_are_compiled_already(space: Space) -> None:
 
 
 def test_nothing_of_the_place_where_it_was_built(space: Space) -> None:
-    """No keys that every copy would share, no settings of this machine's; the command runs as uid 1000 unasked."""
+    """No keys that every copy would share, no settings of this machine; by default the command runs as uid 1000."""
     here = os.environ.get("PIP_FIND_LINKS", "/wheels")
     script = f"""
     id -u

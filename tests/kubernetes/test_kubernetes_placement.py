@@ -1,26 +1,26 @@
-"""Where pods land on a real cluster: launcher and workers apart, by tolerations and node selectors."""
+"""Scheduling of pods on a real cluster: launcher and workers apart, by tolerations and node selectors."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
 import pytest
-from kubernetes_bed import Bed, wait_until
 from kubernetes_cluster import Cluster, Run
+from kubernetes_testbed import Testbed, wait_until
 
 TAINTS = {"n1": "lasting=yes:NoSchedule", "n2": "spot=yes:NoSchedule"}
 
 
 @pytest.fixture
-def two_kinds(kubernetes_bed: Bed) -> Iterator[Bed]:
-    """n1 is a lasting node and n2 a spot one, and each takes only who tolerates that."""
+def two_kinds(kubernetes_testbed: Testbed) -> Iterator[Testbed]:
+    """n1 is an on-demand node and n2 a spot node; each accepts only pods that tolerate its taint."""
     for node, taint in TAINTS.items():
-        kubernetes_bed.kubectl("taint", "node", node, taint)
-        kubernetes_bed.kubectl("label", "node", node, f"kind={taint.partition('=')[0]}")
-    yield kubernetes_bed
+        kubernetes_testbed.kubectl("taint", "node", node, taint)
+        kubernetes_testbed.kubectl("label", "node", node, f"kind={taint.partition('=')[0]}")
+    yield kubernetes_testbed
     for node, taint in TAINTS.items():
-        kubernetes_bed.kubectl("taint", "node", node, f"{taint}-")
-        kubernetes_bed.kubectl("label", "node", node, "kind-")
+        kubernetes_testbed.kubectl("taint", "node", node, f"{taint}-")
+        kubernetes_testbed.kubectl("label", "node", node, "kind-")
 
 
 def tolerates(key: str) -> list[dict[str, str]]:
@@ -31,7 +31,7 @@ def nodes(run: Run, component: str) -> set[str]:
     return {str(pod["spec"].get("nodeName", "")) for pod in run.pods(component)}
 
 
-def test_launcher_and_workers_apart(two_kinds: Bed, cluster: Cluster) -> None:
+def test_launcher_and_workers_apart(two_kinds: Testbed, cluster: Cluster) -> None:
     run = cluster.submit(
         "apart",
         train__steps=5,
@@ -39,15 +39,15 @@ def test_launcher_and_workers_apart(two_kinds: Bed, cluster: Cluster) -> None:
         backends__kubernetes__worker_tolerations=tolerates("spot"),
         backends__kubernetes__launcher_tolerations=tolerates("lasting"),
     )
-    wait_until(lambda: nodes(run, "launcher") == {"n1"}, 60, run.story)
+    wait_until(lambda: nodes(run, "launcher") == {"n1"}, 60, run.transcript)
     assert nodes(run, "worker") == {"n2"}
     assert nodes(run, "supervisor") == {"n1"}
     run.finish()
 
 
 @pytest.mark.chaos
-def test_a_worker_without_its_node_says_so(two_kinds: Bed, cluster: Cluster) -> None:
-    """It tolerates both, and is for a kind of node that there is none of."""
+def test_a_worker_without_its_node_is_reported(two_kinds: Testbed, cluster: Cluster) -> None:
+    """It tolerates both, but selects a kind of node that does not exist."""
     run = cluster.submit(
         "nowhere",
         backends__kubernetes__tolerations=[*tolerates("spot"), *tolerates("lasting")],

@@ -1,6 +1,6 @@
-"""Whatever happens to the pods of a run, its nodes and the cluster: the end is that of a run that nobody touched.
+"""Whatever happens to the pods of a run, its nodes and the cluster: the result is that of an undisturbed run.
 
-Where another test is near enough, one is marked `chaos`: it takes time, and is not part of a plain `pytest`.
+Tests that are similar to another are marked `chaos`: they are slow, and not part of a plain `pytest`.
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ import time
 from pathlib import Path
 
 import pytest
-from kubernetes_bed import Bed, Space, wait_until
-from kubernetes_cluster import ENDS, RANKS, Cluster, Run, ill, same_end, skewed, slow
-from kubernetes_fate import ILL, clocks_of
+from kubernetes_accidents import FAULTS, clocks_of
+from kubernetes_cluster import ENDS, RANKS, Cluster, Run, faults, same_end, skewed, slow
 from kubernetes_runs_seen import rank_processes
+from kubernetes_testbed import Space, Testbed, wait_until
 from project import ORTFLOW, curve, of_kind
 
 MIDDLE = 15
@@ -22,15 +22,15 @@ MIDDLE = 15
 SUPERVISED = {"backends__kubernetes__supervisor": True}
 
 
-def test_a_run_that_nobody_touches(cluster: Cluster, left_alone: Path) -> None:
-    """Again the same, with a follower that has its exit code."""
+def test_an_undisturbed_run(cluster: Cluster, left_alone: Path) -> None:
+    """The same result again, and a follower that returns its exit code."""
     run = cluster.submit("again", "--follow")
     same_end(run.run_dir, left_alone)
-    assert run.outcomes() == ["finished"], run.story()
+    assert run.outcomes() == ["finished"], run.transcript()
     hosts = {of_kind(run.run_dir, "attempt_start", rank)[0]["host"] for rank in range(4)}
     assert len(hosts) == 2, "its ranks are in two pods"
     nodes = [pod["spec"]["nodeName"] for pod in run.pods("worker")]
-    assert len(set(nodes)) == len(nodes), "each on a node of its own, while they are there: one may go before the other"
+    assert len(set(nodes)) == len(nodes), "each on a node of its own while they exist: one may end before the other"
 
 
 def test_the_same_loss_as_on_this_machine(left_alone: Path, trained_here: Path) -> None:
@@ -43,8 +43,8 @@ def test_the_launcher_pod_is_deleted(cluster: Cluster, left_alone: Path) -> None
     run.space.kubectl("delete", "pod", run.pod("launcher"), "--wait=false")
     run.finish()
     same_end(run.run_dir, left_alone)
-    assert run.outcomes() == ["preempted", "finished"], run.story()
-    assert not of_kind(run.run_dir, "rewind"), "it saved when it was told"
+    assert run.outcomes() == ["preempted", "finished"], run.transcript()
+    assert not of_kind(run.run_dir, "rewind"), "it saved when it was asked"
 
 
 @pytest.mark.chaos
@@ -63,9 +63,9 @@ def test_a_worker_pod_is_deleted(cluster: Cluster, left_alone: Path) -> None:
     run.space.kubectl("delete", "pod", run.pod("worker", 1), "--wait=false")
     run.finish()
     same_end(run.run_dir, left_alone)
-    assert run.outcomes() == ["preempted", "finished"], run.story()
-    assert not of_kind(run.run_dir, "rewind"), "it saved when it was told"
-    assert len(run.pods("launcher")) == 1, "the operator took no notice"
+    assert run.outcomes() == ["preempted", "finished"], run.transcript()
+    assert not of_kind(run.run_dir, "rewind"), "it saved when it was asked"
+    assert len(run.pods("launcher")) == 1, "the operator did not react"
 
 
 @pytest.mark.chaos
@@ -85,9 +85,9 @@ def test_a_rank_is_killed(cluster: Cluster, left_alone: Path, rank: int) -> None
     rank_processes(run)[rank].kill()
     run.finish()
     same_end(run.run_dir, left_alone)
-    assert run.outcomes() == ["failure", "finished"], run.story()
+    assert run.outcomes() == ["failure", "finished"], run.transcript()
     assert f"rank {rank} was killed by SIGKILL" in run.records("end")[0]["cause"]
-    assert len(run.pods("launcher")) == 1, "within the pods that there are"
+    assert len(run.pods("launcher")) == 1, "in the existing pods"
 
 
 @pytest.mark.chaos
@@ -99,7 +99,7 @@ def test_all_ranks_of_a_worker_are_killed(cluster: Cluster, left_alone: Path) ->
         processes[rank].kill()
     run.finish()
     same_end(run.run_dir, left_alone)
-    assert run.outcomes() == ["failure", "finished"], run.story()
+    assert run.outcomes() == ["failure", "finished"], run.transcript()
 
 
 @pytest.mark.chaos
@@ -114,9 +114,9 @@ def test_a_rank_hangs(cluster: Cluster, left_alone: Path) -> None:
 
 
 def test_a_worker_is_out_of_memory(cluster: Cluster, left_alone: Path) -> None:
-    run = cluster.run("hog", **ill(cluster, 2, MIDDLE, "hog"))
+    run = cluster.run("hog", **faults(cluster, 2, MIDDLE, "hog"))
     same_end(run.run_dir, left_alone)
-    assert run.outcomes() == ["failure", "finished"], run.story()
+    assert run.outcomes() == ["failure", "finished"], run.transcript()
     assert "out of memory" in run.records("end")[0]["cause"]
 
 
@@ -127,30 +127,30 @@ def test_a_worker_is_evicted(cluster: Cluster, left_alone: Path) -> None:
     evict(run, run.pod("worker", 0))
     run.finish()
     same_end(run.run_dir, left_alone)
-    assert run.outcomes() == ["preempted", "finished"], run.story()
+    assert run.outcomes() == ["preempted", "finished"], run.transcript()
 
 
 @pytest.mark.chaos
 def test_a_worker_is_evicted_for_its_use_of_disk(cluster: Cluster, left_alone: Path) -> None:
-    """The operator leaves the dead pod as it is; the supervisor takes it away."""
+    """The operator does not remove the dead pod; the supervisor does."""
     scratch = {"backends__kubernetes__ephemeral_storage": "100M", **SUPERVISED}
     run = cluster.submit("disk", **scratch, **slow(cluster, 0.5, attempts=1))
     run.until_step(MIDDLE)
     victim = run.pod("worker", 1)
     fill = ["dd", "if=/dev/zero", "of=/tmp/fill", "bs=1M", "count=300"]
-    run.space.bed.ask("kubectl", "-n", run.space.name, "exec", victim, "--", *fill)
-    wait_until(lambda: reason_of(run.space, victim) == "Evicted", 60, run.story)
+    run.space.testbed.ask("kubectl", "-n", run.space.name, "exec", victim, "--", *fill)
+    wait_until(lambda: reason_of(run.space, victim) == "Evicted", 60, run.transcript)
     run.finish(timeout=300)
     same_end(run.run_dir, left_alone)
-    assert run.outcomes() == ["preempted", "finished"], run.story()
+    assert run.outcomes() == ["preempted", "finished"], run.transcript()
 
 
 @pytest.mark.chaos
-def test_a_node_is_drained(kubernetes_bed: Bed, cluster: Cluster, left_alone: Path) -> None:
+def test_a_node_is_drained(kubernetes_testbed: Testbed, cluster: Cluster, left_alone: Path) -> None:
     run = cluster.submit("drained")
     run.until_step(MIDDLE)
     drain = ("drain", "n2", "--ignore-daemonsets", "--delete-emptydir-data", "--force", "--timeout=60s")
-    kubernetes_bed.kubectl(*drain, timeout=90)
+    kubernetes_testbed.kubectl(*drain, timeout=90)
     run.finish()
     same_end(run.run_dir, left_alone)
     assert set(run.outcomes()[:-1]) == {"preempted"}
@@ -158,12 +158,12 @@ def test_a_node_is_drained(kubernetes_bed: Bed, cluster: Cluster, left_alone: Pa
 
 @pytest.mark.chaos
 @pytest.mark.parametrize("which", ["worker", "launcher"])
-def test_a_node_is_switched_off(kubernetes_bed: Bed, cluster: Cluster, left_alone: Path, which: str) -> None:
-    """Its pods stay Terminating for ever; the supervisor takes them away."""
+def test_a_node_is_switched_off(kubernetes_testbed: Testbed, cluster: Cluster, left_alone: Path, which: str) -> None:
+    """Its pods would stay Terminating; the supervisor removes them."""
     run = cluster.submit(f"off-{which}", **SUPERVISED, **slow(cluster, 0.5, attempts=1))
     run.until_step(MIDDLE)
     launcher = run.pods("launcher")[0]["spec"]["nodeName"]
-    kubernetes_bed.node("off", launcher if which == "launcher" else "n1" if launcher == "n2" else "n2")
+    kubernetes_testbed.node("off", launcher if which == "launcher" else "n1" if launcher == "n2" else "n2")
     run.finish(timeout=400)
     same_end(run.run_dir, left_alone)
     assert "failure" not in run.outcomes(), "a lost node is not the run's fault"
@@ -171,40 +171,40 @@ def test_a_node_is_switched_off(kubernetes_bed: Bed, cluster: Cluster, left_alon
 
 @pytest.mark.chaos
 def test_the_launchers_node_is_off_and_a_terminal_supervises(
-    kubernetes_bed: Bed, cluster: Cluster, left_alone: Path
+    kubernetes_testbed: Testbed, cluster: Cluster, left_alone: Path
 ) -> None:
-    """Its log stays there: that is what status says, and what nobody waits for."""
+    """Its log cannot be read: status reports that, and nothing waits for it."""
     run = cluster.submit("off-terminal", **slow(cluster, 0.5, attempts=1))
     run.until_step(MIDDLE)
     node = run.pods("launcher")[0]["spec"]["nodeName"]
-    kubernetes_bed.node("off", node)
+    kubernetes_testbed.node("off", node)
     words = f"the node {node} of the launcher pod does not answer"
     wait_until(lambda: words in str(run.status()["waits"]), 30, lambda: str(run.status()))
     done = cluster.ortflow("supervise", run.name, timeout=400)
-    assert done.returncode == 0, f"{done.stdout}{done.stderr}\n{run.story()}"
+    assert done.returncode == 0, f"{done.stdout}{done.stderr}\n{run.transcript()}"
     same_end(run.run_dir, left_alone)
     assert "failure" not in run.outcomes(), "a lost node is not the run's fault"
 
 
 @pytest.mark.chaos
-def test_preempted_and_pending(kubernetes_bed: Bed, cluster: Cluster, left_alone: Path) -> None:
+def test_preempted_and_pending(kubernetes_testbed: Testbed, cluster: Cluster, left_alone: Path) -> None:
     space = cluster.space
     run = cluster.submit("preempted")
     run.until_step(MIDDLE)
     victim = run.pods("worker")[1]
     node = victim["spec"]["nodeName"]
-    kubernetes_bed.kubectl("cordon", "n1" if node == "n2" else "n2")
+    kubernetes_testbed.kubectl("cordon", "n1" if node == "n2" else "n2")
     urgent(space, node)
-    wait_until(lambda: space.phase(victim["metadata"]["name"]) == "Pending", 60, run.story)
-    told = run.until_state("restarting", "pending", "running")
-    wait_until(lambda: "nodes are available" in str(run.status()["waits"]), 30, lambda: f"{told}{run.story()}")
+    wait_until(lambda: space.phase(victim["metadata"]["name"]) == "Pending", 60, run.transcript)
+    reported = run.until_state("restarting", "pending", "running")
+    wait_until(lambda: "nodes are available" in str(run.status()["waits"]), 30, lambda: f"{reported}{run.transcript()}")
     time.sleep(60)
     space.kubectl("delete", "pod", "urgent", "--force", "--grace-period=0")
     run.finish()
     same_end(run.run_dir, left_alone)
-    assert run.outcomes() == ["preempted", "finished"], run.story()
+    assert run.outcomes() == ["preempted", "finished"], run.transcript()
     assert run.records("end")[-1]["attempt"] == 1, "a pending worker costs no attempt"
-    assert len(run.pods("launcher")) == 1, "and no retry of the operator's"
+    assert len(run.pods("launcher")) == 1, "and no retry by the operator"
 
 
 @pytest.mark.chaos
@@ -214,51 +214,52 @@ def test_suspended_and_resumed(cluster: Cluster, left_alone: Path) -> None:
     run.until_step(MIDDLE)
     name = run.job()["metadata"]["name"]
     suspend(space, name, True)
-    wait_until(lambda: not run.pods("worker"), 60, run.story)
-    wait_until(lambda: "suspended" in str(run.status()["waits"]), 30, lambda: f"{run.status()}{run.story()}")
+    wait_until(lambda: not run.pods("worker"), 60, run.transcript)
+    wait_until(lambda: "suspended" in str(run.status()["waits"]), 30, lambda: f"{run.status()}{run.transcript()}")
     suspend(space, name, False)
     run.finish()
     same_end(run.run_dir, left_alone)
-    assert run.outcomes() == ["preempted", "finished"], run.story()
+    assert run.outcomes() == ["preempted", "finished"], run.transcript()
     assert not of_kind(run.run_dir, "rewind")
 
 
 @pytest.mark.chaos
-def test_the_api_server_is_away(kubernetes_bed: Bed, cluster: Cluster, left_alone: Path) -> None:
+def test_the_api_server_is_away(kubernetes_testbed: Testbed, cluster: Cluster, left_alone: Path) -> None:
     run = cluster.submit("api-away", **slow(cluster, 1.0))
     follower = subprocess.Popen(
         [*ORTFLOW, "logs", "-f", "api-away"],
-        cwd=cluster.folder, env=kubernetes_bed.environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        cwd=cluster.folder, env=kubernetes_testbed.environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+        text=True,
     )  # fmt: skip
     run.until_step(5)
-    with kubernetes_bed.without("apiserver"):
+    with kubernetes_testbed.without("apiserver"):
         time.sleep(30)
     run.finish(timeout=300)
-    told, _ = follower.communicate(timeout=60)
-    assert follower.returncode == 0, told
+    reported, _ = follower.communicate(timeout=60)
+    assert follower.returncode == 0, reported
     same_end(run.run_dir, left_alone)
     assert "failure" not in run.outcomes()
 
 
 @pytest.mark.chaos
-def test_the_operator_is_started_again(kubernetes_bed: Bed, cluster: Cluster, left_alone: Path) -> None:
+def test_the_operator_is_started_again(kubernetes_testbed: Testbed, cluster: Cluster, left_alone: Path) -> None:
     run = cluster.submit("operator")
     run.until_step(5)
-    with kubernetes_bed.without("operator"):
+    with kubernetes_testbed.without("operator"):
         run.space.kubectl("delete", "pod", run.pod("worker", 0), "--wait=false")
         time.sleep(5)
     run.finish()
     same_end(run.run_dir, left_alone)
-    assert run.outcomes() == ["preempted", "finished"], run.story()
+    assert run.outcomes() == ["preempted", "finished"], run.transcript()
 
 
 @pytest.mark.chaos
-def test_a_cable_is_out(kubernetes_bed: Bed, cluster: Cluster, left_alone: Path) -> None:
+def test_a_cable_is_out(kubernetes_testbed: Testbed, cluster: Cluster, left_alone: Path) -> None:
     run = cluster.submit("cable", **slow(cluster, 0.5, attempts=1))
     run.until_step(MIDDLE)
-    kubernetes_bed.node("cut", "n2")
+    kubernetes_testbed.node("cut", "n2")
     time.sleep(16)
-    kubernetes_bed.node("heal", "n2")
+    kubernetes_testbed.node("heal", "n2")
     run.finish(timeout=300)
     same_end(run.run_dir, left_alone)
     assert "failure" not in run.outcomes()
@@ -267,8 +268,8 @@ def test_a_cable_is_out(kubernetes_bed: Bed, cluster: Cluster, left_alone: Path)
 @pytest.mark.chaos
 @pytest.mark.parametrize("seconds", [7200, -7200])
 def test_a_clock_is_set(cluster: Cluster, left_alone: Path, seconds: int) -> None:
-    """First that of a worker, then that of the launcher pod. No attempt may fail, and a client whose clock is ahead
-    does not take the run."""
+    """First a worker's, then the launcher pod's. No attempt may fail, and a client whose clock is ahead must not
+    take over the run."""
     clocks, variables = clocks_of(cluster)
     changes = slow(cluster, 0.5)
     changes["backends__kubernetes__env"] |= variables
@@ -279,12 +280,12 @@ def test_a_clock_is_set(cluster: Cluster, left_alone: Path, seconds: int) -> Non
     run.until_step(MIDDLE)
     # A launcher pod's host has the name of its batch Job.
     (clocks / run.pod("launcher").rpartition("-")[0]).write_text(str(seconds))
-    second = cluster.ortflow("submit", "-b", "kubernetes", "clocks.yaml", PYTHONPATH=str(ILL), SKEW="ortflow 300")
+    second = cluster.ortflow("submit", "-b", "kubernetes", "clocks.yaml", PYTHONPATH=str(FAULTS), SKEW="ortflow 300")
     assert second.returncode == 2, second.stdout
     assert "is running" in second.stderr
     run.finish()
     same_end(run.run_dir, left_alone)
-    assert run.outcomes() == ["finished"], run.story()
+    assert run.outcomes() == ["finished"], run.transcript()
     assert abs(run.records("end")[0]["time"] - time.time() - seconds) < 600, "the launcher pod's clock was set"
     hosts = {of_kind(run.run_dir, "attempt_start", rank)[0]["host"]: rank for rank in RANKS}
     ends = [of_kind(run.run_dir, "step", rank)[-1]["time"] - time.time() for rank in hosts.values()]
@@ -292,7 +293,7 @@ def test_a_clock_is_set(cluster: Cluster, left_alone: Path, seconds: int) -> Non
 
 
 def test_openmpi(cluster: Cluster, left_alone: Path) -> None:
-    """Sums are rounded as its all-reduce orders them; what is the same is that a lost worker loses nothing."""
+    """Rounding depends on the order in its all-reduce; as with MPICH, a lost worker loses no progress."""
     other = {"backends__kubernetes__image": "localhost/ortflow:openmpi", "backends__kubernetes__mpi": "openmpi"}
     run = cluster.submit("openmpi", **other)
     run.until_step(MIDDLE)
@@ -312,65 +313,77 @@ def test_the_launcher_as_a_worker(cluster: Cluster, left_alone: Path) -> None:
 
 
 def test_given_up(cluster: Cluster) -> None:
-    """A run that fails again and again ends as failed, and holds no worker while the operator still tries."""
+    """A run that fails repeatedly ends as failed, and holds no worker while the operator still retries."""
     restart = {"failures": 1, "backoff": {"first": 0.0, "limit": 0.0}}
-    run = cluster.submit("given-up", restart=restart, **ill(cluster, 1, 2, "raise", attempt=None))
-    wait_until(lambda: run.outcomes() == ["failure", "failure"], ENDS, run.story)
-    wait_until(lambda: phases(run) == {"Succeeded"}, 30, run.story)
-    told = run.until_state("failed", timeout=30)
-    assert "this rank was told to raise" in told["cause"]
+    run = cluster.submit("given-up", restart=restart, **faults(cluster, 1, 2, "raise", attempt=None))
+    wait_until(lambda: run.outcomes() == ["failure", "failure"], ENDS, run.transcript)
+    wait_until(lambda: phases(run) == {"Succeeded"}, 30, run.transcript)
+    reported = run.until_state("failed", timeout=30)
+    assert "this rank was told to raise" in reported["cause"]
+    assert reported["why"] == "the budget of 1 failure is spent"
+    assert "the budget of 1 failure is spent" in cluster.ortflow("status", "given-up").stdout
     assert not run.space.condition(run.job()["metadata"]["name"], "Succeeded")
 
 
 @pytest.mark.chaos
 def test_wrong_input(cluster: Cluster) -> None:
-    """What only the pods can see is told, tried once, and holds nothing."""
+    """What only the pods can see is reported, tried once, and holds no resources."""
     run = cluster.submit("wrong", model__path="elsewhere.onnx")
-    told = run.until_state("failed", timeout=60)
-    assert "elsewhere.onnx" in told["cause"]
-    assert told["attempts"] == 0
-    wait_until(lambda: phases(run) == {"Succeeded"}, 30, run.story)
+    reported = run.until_state("failed", timeout=60)
+    assert "elsewhere.onnx" in reported["cause"]
+    assert reported["attempts"] == 0
+    wait_until(lambda: phases(run) == {"Succeeded"}, 30, run.transcript)
 
 
 @pytest.mark.chaos
 def test_submitted_again_when_it_is_finished(cluster: Cluster) -> None:
     run = cluster.run("twice", train__steps=5)
     first = run.job()["metadata"]["name"]
-    (cluster.folder / "runs/twice/attempts.jsonl").unlink()  # by somebody who has no record of it
+    (cluster.folder / "runs/twice/attempts.jsonl").unlink()  # as by a user without its record
     run = cluster.submit("twice", train__steps=5)
     assert run.job()["metadata"]["name"] != first
     run.finish()
-    assert run.outcomes() == ["finished"], "there was nothing left to do"
+    assert run.outcomes() == ["finished"], "nothing was left to do"
 
 
 @pytest.mark.chaos
 @pytest.mark.parametrize("ahead", [0, 300])
-def test_submitted_twice_at_once(cluster: Cluster, ahead: int) -> None:
-    """Here and by kubectl, from a launcher pod whose clock is ahead: it is told, and the first one goes on."""
+def test_two_simultaneous_submissions(cluster: Cluster, ahead: int) -> None:
+    """Here and by kubectl, from a launcher pod whose clock is ahead: the second is refused, the first continues."""
     space = cluster.space
-    # Slower than the second one waits to see whether the first one lives.
+    # Slower than the second one waits to see whether the first one is alive.
     first = cluster.submit("both", **slow(cluster, 2.5))
     first.until_step(3)
     name = first.job()["metadata"]["name"]
-    cluster.write("both", **skewed(cluster, "ortflow.launchers.kubernetes.keeper", ahead))
+    cluster.write("both", **skewed(cluster, "ortflow.launchers.kubernetes.run_supervisor", ahead))
     space.kubectl("apply", "-f", "-", given=cluster.ortflow("render", "-b", "kubernetes", "both.yaml").stdout)
 
     def second() -> str:
         pods = space.pods("ortflow.dev/run=both,ortflow.dev/component=launcher")
         others = [pod["metadata"]["name"] for pod in pods if not pod["metadata"]["name"].startswith(name)]
-        return space.bed.ask("kubectl", "-n", space.name, "logs", others[0]).stdout if others else ""
+        return space.testbed.ask("kubectl", "-n", space.name, "logs", others[0]).stdout if others else ""
 
-    wait_until(lambda: f"is in use by the MPIJob {name}" in second(), 90, first.story)
+    wait_until(lambda: f"is in use by the MPIJob {name}" in second(), 90, first.transcript)
     step = first.steps()
     first.until_step(step + 2)
     assert len(first.records("start")) == 1
 
 
 def test_deleted(cluster: Cluster) -> None:
-    """kubectl delete ends everything; what stays is the volume."""
+    """kubectl delete ends everything; what stays is the volume. Before that, `resume` refuses, and changes nothing."""
     run = cluster.submit("deleted", **slow(cluster, 1.0))
     run.until_step(2)
     space = cluster.space
+    job, before = run.job()["metadata"]["name"], run.records("submit")
+    known = (cluster.folder / "runs/deleted/run.yaml").read_text()
+    done = cluster.ortflow("resume", "deleted", "train.steps=50")
+    assert done.returncode == 2, done.stdout
+    assert f"is running as MPIJob {job}" in done.stderr
+    assert done.stdout == ""
+    assert "no longer count" not in done.stderr
+    assert (cluster.folder / "runs/deleted/run.yaml").read_text() == known
+    assert [item["metadata"]["name"] for item in space.get("mpijobs")["items"]] == [job]
+    assert run.records("submit") == before
     space.kubectl("delete", "mpijob", run.job()["metadata"]["name"], "--wait=true", timeout=90)
     kinds = "mpijobs,jobs,pods,services,configmaps,secrets,serviceaccounts,roles,rolebindings"
     usual = {"kube-root-ca.crt", "default"}
@@ -379,18 +392,18 @@ def test_deleted(cluster: Cluster) -> None:
         return {item["metadata"]["name"] for item in space.get(kinds)["items"]} - usual
 
     wait_until(lambda: not left(), 60, lambda: str(left()))
-    assert run.outcomes() == ["preempted"], run.story()
+    assert run.outcomes() == ["preempted"], run.transcript()
     assert (run.run_dir / "checkpoints").is_dir()
     assert [item["metadata"]["name"] for item in space.get("pvc")["items"]] == ["data"]
 
 
 def phases(run: Run) -> set[str]:
-    """Of its workers."""
+    """The phases of its workers."""
     return {pod["status"]["phase"] for pod in run.pods("worker")}
 
 
 def reason_of(space: Space, pod: str) -> str:
-    """Why a pod is as it is."""
+    """The reason for a pod's state."""
     found = space.pod(pod)
     return str(found["status"].get("reason", "")) if found else ""
 
@@ -399,27 +412,27 @@ def evict(run: Run, pod: str) -> None:
     """Ask the API server to evict a pod, as a drain does."""
     path = f"/api/v1/namespaces/{run.space.name}/pods/{pod}/eviction"
     asked = {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": {"name": pod, "namespace": run.space.name}}
-    run.space.bed.kubectl("create", "--raw", path, "-f", "-", given=json.dumps(asked))
+    run.space.testbed.kubectl("create", "--raw", path, "-f", "-", given=json.dumps(asked))
 
 
 def suspend(space: Space, mpijob: str, wanted: bool) -> None:
-    """As Kueue does it."""
+    """Suspend or resume as Kueue does."""
     patch = json.dumps({"spec": {"runPolicy": {"suspend": wanted}}})
     space.kubectl("patch", "mpijob", mpijob, "--type=merge", "-p", patch)
 
 
 def urgent(space: Space, node: str) -> None:
-    """A pod that goes before others, and leaves no room on a node."""
-    bed = space.bed
+    """A pod of higher priority that takes all free capacity of a node."""
+    testbed = space.testbed
     urgent = {
         "apiVersion": "scheduling.k8s.io/v1",
         "kind": "PriorityClass",
         "metadata": {"name": "urgent"},
         "value": 1000,
     }
-    bed.ask("kubectl", "create", "-f", "-", given=json.dumps(urgent))
+    testbed.ask("kubectl", "create", "-f", "-", given=json.dumps(urgent))
     container = {
-        "name": "c", "image": "localhost/ortflow:bed", "command": ["sleep", "3600"],
+        "name": "c", "image": "localhost/ortflow:testbed", "command": ["sleep", "3600"],
         "resources": {"requests": {"cpu": "7"}},
     }  # fmt: skip
     pod = {"priorityClassName": "urgent", "nodeSelector": {"kubernetes.io/hostname": node}, "containers": [container]}
@@ -427,7 +440,7 @@ def urgent(space: Space, node: str) -> None:
 
 
 def close_end(run_dir: Path, left_alone: Path) -> None:
-    """The same end to rounding."""
+    """Check that the results are equal to rounding."""
     ours, theirs = curve(run_dir), curve(left_alone)
     assert [step for step, *_ in ours] == [step for step, *_ in theirs]
     for (_, *mine), (_, *other) in zip(ours, theirs, strict=True):

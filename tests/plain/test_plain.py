@@ -1,6 +1,6 @@
 """The command line without a rank's packages: what a laptop with any CPython has after `pip install ortflow`.
 
-Skipped where ONNX Runtime is installed; `.ci/run` runs it in an environment of its own, with the newest CPython.
+Skipped where ONNX Runtime is installed; `.ci/run` runs it in a separate environment, with the newest CPython.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def test_help_and_version(tmp_path: Path) -> None:
         assert done.stdout
 
 
-def test_validate_tells_the_faults_of_a_run_file(tmp_path: Path) -> None:
+def test_validate_reports_the_faults_of_a_run_file(tmp_path: Path) -> None:
     (tmp_path / "run.yaml").write_text(RUN.replace("steps: 10", "stepps: 10"))
     done = ortflow("validate", "run.yaml", folder=tmp_path)
     assert done.returncode == 2

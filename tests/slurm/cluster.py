@@ -1,8 +1,10 @@
-"""Runs on a bed: a small real training on 2 nodes with 2 ranks each, submitted through the command line."""
+"""Runs on a testbed: a small real training on 2 nodes with 2 ranks each, submitted through the command line."""
 
 from __future__ import annotations
 
 import json
+import os
+import shutil
 import subprocess
 from copy import deepcopy
 from dataclasses import dataclass
@@ -10,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-from bed import FINAL, Bed, wait_until
 from project import ORTFLOW, Project, curve, evaluations, leftovers, logs, of_kind
+from testbed import FINAL, Testbed, wait_until
 
 SHAPE: dict[str, Any] = {
     "train__steps": 40,
@@ -21,24 +23,29 @@ SHAPE: dict[str, Any] = {
     "restart": {"failures": 3, "preemptions": 9, "backoff": {"first": 0.0, "limit": 0.0}},
 }
 RANKS = range(4)
-STARTS = 60.0
-"""Seconds from the submission to the first step, on two busy cores."""
-ENDS = 150.0
+FAULTS = Path(__file__).parent.parent / "support" / "faults"
+STARTS = 180.0
+"""Seconds from the submission to the first step, on two cores that have much else to do."""
+ENDS = 400.0
 """Seconds that a run may take to its end, with a restart by Slurm in it."""
 
 
 @dataclass(frozen=True)
 class Cluster:
-    """A bed and a folder that its nodes see, with a model and data."""
+    """A testbed and a folder that its nodes see, with a model and data."""
 
-    bed: Bed
+    testbed: Testbed
     project: Project
+    ahead: float = 0.0
+    """Seconds that the clock of those who call `ortflow` is ahead."""
 
-    def ortflow(self, *arguments: str, timeout: float = 60, **environment: str) -> subprocess.CompletedProcess[str]:
+    def ortflow(self, *arguments: str, timeout: float = 180, **environment: str) -> subprocess.CompletedProcess[str]:
         """Run `ortflow ARGUMENTS` as a person on the login node does."""
+        if self.ahead:
+            environment = {"PYTHONPATH": str(FAULTS), "SKEW": f"ortflow {self.ahead}", **environment}
         return subprocess.run(
             [*ORTFLOW, *arguments],
-            cwd=self.project.folder, env={**self.bed.environment, **environment}, capture_output=True, text=True,
+            cwd=self.project.folder, env={**self.testbed.environment, **environment}, capture_output=True, text=True,
             timeout=timeout, check=False, stdin=subprocess.DEVNULL,
         )  # fmt: skip
 
@@ -61,6 +68,30 @@ class Cluster:
 
 
 @dataclass(frozen=True)
+class Counted:
+    """Slurm's commands, each call of which is put down."""
+
+    path: str
+    """The PATH of a process whose calls count."""
+    record: Path
+
+    @classmethod
+    def make(cls, folder: Path) -> Counted:
+        """With what stands before the commands in a folder."""
+        record, commands = folder / "calls", folder / "counted"
+        commands.mkdir()
+        for name in ("sbatch", "squeue", "scancel", "scontrol", "sacct", "sinfo"):
+            shim = commands / name
+            shim.write_text(f'#!/bin/sh\necho "{name} $*" >>{record}\nexec {shutil.which(name)} "$@"\n')
+            shim.chmod(0o755)
+        return cls(f"{commands}{os.pathsep}{os.environ['PATH']}", record)
+
+    def calls(self) -> list[str]:
+        """All until now."""
+        return self.record.read_text().splitlines() if self.record.exists() else []
+
+
+@dataclass(frozen=True)
 class Run:
     """A submitted run."""
 
@@ -68,8 +99,8 @@ class Run:
     name: str
 
     @property
-    def bed(self) -> Bed:
-        return self.cluster.bed
+    def testbed(self) -> Testbed:
+        return self.cluster.testbed
 
     @property
     def run_dir(self) -> Path:
@@ -79,7 +110,8 @@ class Run:
         """Records of attempts.jsonl."""
         path = self.run_dir / "attempts.jsonl"
         lines = path.read_text().splitlines() if path.exists() else []
-        return [record for record in map(json.loads, lines) if record["event"] == kind]
+        whole = [json.loads(line) for line in lines if line.startswith("{") and line.endswith("}")]
+        return [record for record in whole if record["event"] == kind]
 
     @property
     def job(self) -> str:
@@ -89,7 +121,7 @@ class Run:
     @property
     def restarts(self) -> int:
         """How often Slurm started the job again."""
-        return int(self.bed.job(self.job)["Restarts"])
+        return int(self.testbed.job(self.job)["Restarts"])
 
     def steps(self) -> int:
         """The newest step of rank 0."""
@@ -102,7 +134,7 @@ class Run:
 
     def until_step(self, step: int, timeout: float = STARTS) -> None:
         """Wait until it has come so far."""
-        wait_until(lambda: self.steps() >= step, timeout, self.story)
+        wait_until(lambda: self.steps() >= step, timeout, self.transcript)
 
     def until_attempt(self, number: int, step: int, timeout: float = ENDS) -> None:
         """Wait until an attempt has come to a step."""
@@ -110,18 +142,18 @@ class Run:
         def there() -> bool:
             return any(e["attempt"] == number and e["step"] >= step for e in of_kind(self.run_dir, "step"))
 
-        wait_until(there, timeout, self.story)
+        wait_until(there, timeout, self.transcript)
 
     def until_state(self, *states: str, timeout: float = ENDS) -> dict[str, Any]:
         """Wait until `ortflow status` says so; the whole status."""
-        told: dict[str, Any] = {}
+        reported: dict[str, Any] = {}
 
         def there() -> bool:
-            told.update(self.status())
-            return told["state"] in states
+            reported.update(self.status())
+            return reported["state"] in states
 
-        wait_until(there, timeout, lambda: f"{told}\n{self.story()}")
-        return told
+        wait_until(there, timeout, lambda: f"{reported}\n{self.transcript()}")
+        return reported
 
     def status(self) -> dict[str, Any]:
         """What `ortflow status --json` says."""
@@ -132,9 +164,9 @@ class Run:
 
     def finish(self, timeout: float = ENDS) -> None:
         """Wait for the end, which has to be a good one."""
-        wait_until(lambda: self.bed.state(self.job) in FINAL, timeout, self.story)
-        assert self.bed.state(self.job) == "COMPLETED", self.story()
-        assert of_kind(self.run_dir, "finished"), self.story()
+        wait_until(lambda: self.testbed.state(self.job) in FINAL, timeout, self.transcript)
+        assert self.testbed.state(self.job) == "COMPLETED", self.transcript()
+        assert of_kind(self.run_dir, "finished"), self.transcript()
 
     def outcomes(self) -> list[str]:
         """How its attempts ended."""
@@ -144,10 +176,10 @@ class Run:
         """What the batch step printed."""
         return (self.run_dir / f"logs/slurm-{self.job}.log").read_text()
 
-    def story(self) -> str:
+    def transcript(self) -> str:
         """Everything that may tell why a test failed."""
         records = self.run_dir / "attempts.jsonl"
-        job = self.bed.ask("scontrol", "show", "job", "-o", self.job).stdout if self.records("submit") else "no job"
+        job = self.testbed.ask("scontrol", "show", "job", "-o", self.job).stdout if self.records("submit") else "no job"
         return f"{job}\n{records.read_text() if records.exists() else ''}\n{logs(self.run_dir)}"
 
 
@@ -156,21 +188,26 @@ def same_end(run: Run, undisturbed: Run) -> None:
     ours, theirs = run.run_dir, undisturbed.run_dir
     for rank in RANKS:
         steps = [step for step, *_ in curve(ours, rank)]
-        assert steps == sorted(set(steps)), f"a step stands twice in the record\n{run.story()}"
-        assert curve(ours, rank) == curve(theirs, rank), run.story()
+        assert steps == sorted(set(steps)), f"a step stands twice in the record\n{run.transcript()}"
+        assert curve(ours, rank) == curve(theirs, rank), run.transcript()
     assert evaluations(ours) == evaluations(theirs)
     assert (ours / "export/model.onnx").read_bytes() == (theirs / "export/model.onnx").read_bytes()
     assert leftovers(ours) == []
 
 
-def ill(rank: int, step: int, do: str, attempt: int = 0) -> dict[str, Any]:
-    """Changes of a run file that have a rank fall ill: see support/ill/sitecustomize.py."""
-    return _sitecustomize("ILL", json.dumps({"attempt": attempt, "rank": rank, "step": step, "do": do}))
+def faults(rank: int, step: int, do: str, attempt: int = 0) -> dict[str, Any]:
+    """Changes of a run file that inject a fault into a rank: see support/faults/sitecustomize.py."""
+    return _sitecustomize("FAULTS", json.dumps({"attempt": attempt, "rank": rank, "step": step, "do": do}))
 
 
 def slow(seconds: float, attempts: int = 1000) -> dict[str, Any]:
     """Changes of a run file that have steps of the first attempts take so long, without work for the cores."""
     return _sitecustomize("SLOW", f"{seconds} {attempts}")
+
+
+def halted(event: str, step: int, seconds: float) -> dict[str, Any]:
+    """Changes of a run file that have rank 0 stand still for a while behind an event of a step."""
+    return _sitecustomize("HALT", f"{event} {step} {seconds}")
 
 
 def unlocked() -> dict[str, Any]:
@@ -195,8 +232,7 @@ def both(one: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
 
 
 def _sitecustomize(name: str, value: str) -> dict[str, Any]:
-    folder = Path(__file__).parent.parent / "support" / "ill"
-    return {"backends__slurm__prologue": [f'export PYTHONPATH={folder}:"$PYTHONPATH"', f"export {name}='{value}'"]}
+    return {"backends__slurm__prologue": [f'export PYTHONPATH={FAULTS}:"$PYTHONPATH"', f"export {name}='{value}'"]}
 
 
 def rank_processes(run_dir: Path) -> dict[int, psutil.Process]:

@@ -1,9 +1,9 @@
-"""A bed for the tests of this folder: a real Slurm on this machine (tests/beds/slurm).
+"""A testbed for the tests of this folder: a real Slurm on this machine (tests/testbeds/slurm).
 
-ORTFLOW_SLURM=1     starts one, installing what is missing; where that cannot be, it is an error
+ORTFLOW_SLURM=1     starts one, installing what is missing; an error where that is impossible
 ORTFLOW_SLURM=0     skips
-not set             starts one where root and the packages are there, skips otherwise
-ORTFLOW_SLURM_BED   folder of the bed: one that is up already is used as it is (its nodes must see the tests' folders)
+not set             starts one if run as root with the packages installed, skips otherwise
+ORTFLOW_SLURM_TESTBED   folder of the testbed: one that is up already is used (its nodes must see the tests' folders)
 """
 
 from __future__ import annotations
@@ -14,14 +14,15 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from bed import SCRIPTS, Bed
 from cluster import Cluster, Run
 from project import Project
+from testbed import SCRIPTS, Testbed
 
-# Started in the background or by nohup, a test run ignores these, and so would every process it starts.
+# Started in the background or by nohup, a test run ignores these signals, and its child processes inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
@@ -45,33 +46,33 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def missing() -> str | None:
-    """Why no bed can be had without installing anything; None if it can."""
+    """Why no testbed can be started without installing anything; None if it can."""
     if os.geteuid() != 0:
         return "a Slurm cluster of one's own needs root"
     lacking = [name for name in DAEMONS if shutil.which(name, path=f"{os.environ['PATH']}:/usr/sbin") is None]
     return f"no Slurm here: {', '.join(lacking)} (ORTFLOW_SLURM=1 installs it)" if lacking else None
 
 
-def start(folder: Path, port: int, shared: list[Path], *options: str) -> Bed:
-    """A bed with everything that tests need to be seen from its nodes."""
+def start(folder: Path, port: int, shared: list[Path], *options: str) -> Testbed:
+    """A testbed whose nodes see all folders that tests need."""
     seen = [SCRIPTS.parents[2], Path(sys.prefix), Path(sys.base_prefix), *shared]
     command = [
-        str(SCRIPTS / "up"), "--bed", str(folder), "--base-port", str(port), "--names", f"n{port}x",
+        str(SCRIPTS / "up"), "--testbed", str(folder), "--base-port", str(port), "--names", f"n{port}x",
         "--shared", " ".join(sorted({str(path) for path in seen})), *options,
     ]  # fmt: skip
     done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr
-    return Bed(folder)
+    return Testbed(folder)
 
 
-def stop(bed: Bed) -> None:
-    """Take it away."""
-    subprocess.run([str(SCRIPTS / "down"), "--bed", str(bed.folder)], check=True, timeout=60)
+def stop(testbed: Testbed) -> None:
+    """Remove the testbed."""
+    subprocess.run([str(SCRIPTS / "down"), "--testbed", str(testbed.folder)], check=True, timeout=60)
 
 
 @pytest.fixture(scope="session")
 def small_disk(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """A disk of 48 MB, which nodes see that boot later."""
+    """A disk of 48 MB, visible to nodes that boot later."""
     folder = tmp_path_factory.mktemp("disk")
     if os.geteuid() != 0:
         pytest.skip("a disk of one's own needs root")
@@ -83,30 +84,30 @@ def small_disk(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 
 @pytest.fixture(scope="session")
-def cluster(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Iterator[Bed]:
-    """The bed of all tests."""
+def cluster(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Iterator[Testbed]:
+    """The testbed of all tests."""
     wanted = os.environ.get("ORTFLOW_SLURM", "")
     if wanted == "0":
         pytest.skip("ORTFLOW_SLURM=0")
     port = 20000 + os.getpid() % 100 * 100
-    folder = Path(os.environ.get("ORTFLOW_SLURM_BED", f"/var/tmp/ortflow-slurm-{port}"))
+    folder = Path(os.environ.get("ORTFLOW_SLURM_TESTBED", f"/var/tmp/ortflow-slurm-{port}"))
     if (folder / "env").exists():
-        yield Bed(folder)
+        yield Testbed(folder)
         return
     why = missing()
     if why is not None and wanted != "1":
         pytest.skip(why)
     disk: Path = request.getfixturevalue("small_disk")
-    bed = start(folder, port, [tmp_path_factory.getbasetemp(), disk], *QUICK)
+    testbed = start(folder, port, [tmp_path_factory.getbasetemp(), disk], *QUICK)
     try:
-        yield bed
+        yield testbed
     finally:
-        stop(bed)
+        stop(testbed)
 
 
 @pytest.fixture
-def bed(cluster: Bed, request: pytest.FixtureRequest) -> Iterator[Bed]:
-    """The bed, all nodes idle; looked at again only where nobody has since it was left so."""
+def testbed(cluster: Testbed, request: pytest.FixtureRequest) -> Iterator[Testbed]:
+    """The testbed, all nodes idle; checked again only if it may have changed since the last check."""
     if not request.session.stash.get(IDLE, False):
         cluster.restore()
     request.session.stash[IDLE] = False
@@ -116,18 +117,32 @@ def bed(cluster: Bed, request: pytest.FixtureRequest) -> Iterator[Bed]:
 
 
 @pytest.fixture(scope="session")
-def project(cluster: Bed, tmp_path_factory: pytest.TempPathFactory) -> Project:
+def project(cluster: Testbed, tmp_path_factory: pytest.TempPathFactory) -> Project:
     """A model and data, where all nodes see them."""
     return Project.make(tmp_path_factory.mktemp("project"))
 
 
 @pytest.fixture(scope="session")
-def undisturbed(cluster: Bed, project: Project) -> Run:
-    """A run that nobody touched."""
+def undisturbed(cluster: Testbed, project: Project) -> Run:
+    """An undisturbed run."""
     return Cluster(cluster, project).run("undisturbed")
 
 
 @pytest.fixture
-def cluster_of(bed: Bed, project: Project) -> Cluster:
-    """The bed, idle, and what to train on it."""
-    return Cluster(bed, project)
+def cluster_of(testbed: Testbed, project: Project) -> Cluster:
+    """The testbed, idle, and what to train on it."""
+    return Cluster(testbed, project)
+
+
+@pytest.fixture
+def on_small_disk(cluster_of: Cluster, small_disk: Path) -> Iterator[Cluster]:
+    """The project on a disk of its own, which can be filled."""
+    folder = small_disk / "project"
+    folder.mkdir()
+    shutil.copy(cluster_of.project.folder / "model.onnx", folder)
+    shutil.copytree(cluster_of.project.folder / "set", folder / "set")
+    try:
+        yield replace(cluster_of, project=Project(folder))
+    finally:
+        cluster_of.testbed.restore()
+        shutil.rmtree(folder)

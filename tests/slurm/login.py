@@ -1,6 +1,6 @@
-"""A login node for the tests: an sshd of our own on this machine, with a home folder that knows nothing of ours.
+"""A login node for the tests: a separate sshd on this machine, with a home folder without ortflow.
 
-Its account has a virtual environment with ortflow's dependencies, and, as a trap, an ortflow of another day in it.
+Its account has a virtual environment with ortflow's dependencies and, as a trap, another version of ortflow.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ TRAP = "raise ImportError('this is the ortflow that is installed here, and not t
 
 
 def missing() -> str | None:
-    """Why there can be no login node; None if there can."""
+    """Why no login node can be started; None if it can."""
     lacking = [name for name in ("sshd", "ssh", "ssh-keygen") if not (SSHD if name == "sshd" else shutil.which(name))]
     return f"no OpenSSH server and client here: {', '.join(lacking)}" if lacking else None
 
 
 @dataclass(frozen=True)
 class Login:
-    """A running login node, and the laptop's side of the way to it."""
+    """A running login node, and the laptop's side of the connection."""
 
     folder: Path
     port: int
@@ -53,22 +53,22 @@ class Login:
 
     @property
     def laptop(self) -> Path:
-        """What is the laptop's own: its settings of ssh, its key, its home."""
+        """The laptop's own files: its ssh settings, its key, its home."""
         return self.folder / "laptop"
 
     @property
     def installed(self) -> Path:
-        """The laptop's ortflow, as a wheel lays it out, and safe from whoever edits the tree meanwhile."""
+        """The laptop's ortflow in a wheel's layout, unaffected by edits to the tree during the tests."""
         return self.laptop / "installed"
 
     @property
     def config(self) -> Path:
-        """The settings of ssh for this login node."""
+        """The ssh settings for this login node."""
         return self.laptop / "config"
 
     @classmethod
     def start(cls, folder: Path, environment: dict[str, str]) -> Login:
-        """Start one; `environment` is what the site sets for every login."""
+        """Start a login node; `environment` is what the site sets for every login."""
         # A socket's path has to be short.
         login = cls(folder, _free_port(), Path(tempfile.mkdtemp(prefix="laptop-")))
         for path in (login.home, login.laptop):
@@ -90,7 +90,7 @@ class Login:
         key = (folder / "host.pub").read_text()
         (login.laptop / "known").write_text(f"[127.0.0.1]:{login.port} {key}")
         login.write_config(login.config)
-        # sshd wants its folder for processes without rights.
+        # sshd requires its folder for privilege separation.
         Path("/run/sshd").mkdir(mode=0o755, exist_ok=True)
         process = subprocess.Popen(
             [str(SSHD), "-D", "-E", str(folder / "sshd.log"), "-f", str(folder / "sshd_config")],
@@ -107,7 +107,7 @@ class Login:
         raise AssertionError("sshd does not listen")
 
     def write_config(self, file: Path, **changes: str) -> Path:
-        """Settings of ssh, with `changes`."""
+        """The ssh settings, with `changes`."""
         options = {
             "HostName": "127.0.0.1", "Port": str(self.port), "User": "root", "IdentityFile": str(self.laptop / "key"),
             "IdentitiesOnly": "yes", "IdentityAgent": "none", "UserKnownHostsFile": str(self.laptop / "known"),
@@ -118,7 +118,7 @@ class Login:
 
     @property
     def environment(self) -> dict[str, str]:
-        """Of a command on the laptop, which has no Slurm of its own."""
+        """The environment of a command on the laptop, which has no Slurm."""
         kept = {
             name: value
             for name, value in os.environ.items()
@@ -138,7 +138,7 @@ class Login:
             subprocess.run(command, capture_output=True, timeout=10, check=False)
 
     def stop(self) -> None:
-        """Take it away, connections included."""
+        """Remove the login node, connections included."""
         self.hang_up()
         assert self.process is not None
         self.process.send_signal(signal.SIGTERM)

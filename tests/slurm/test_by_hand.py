@@ -1,4 +1,4 @@
-"""A batch script that `ortflow render` has printed, and that a person hands to sbatch, as often as they like."""
+"""A batch script that `ortflow render` printed and that a user submits with sbatch, any number of times."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ import time
 from pathlib import Path
 
 import pytest
-from bed import FINAL, wait_until
 from cluster import ENDS, Cluster, Run, same_end, slow, unlocked
 from project import curve
+from testbed import FINAL, wait_until
 
 
 def rendered(cluster: Cluster, name: str, *arguments: str, **changes: object) -> Path:
-    """What render prints, in a file; twice the same."""
+    """Write the output of render to a file; a second render must give the same."""
     file = cluster.write(name, **changes)
     texts = []
     for _ in range(2):
@@ -26,25 +26,25 @@ def rendered(cluster: Cluster, name: str, *arguments: str, **changes: object) ->
 
 
 def sbatch(cluster: Cluster, script: Path, *options: str) -> str:
-    return cluster.bed.sbatch(f"--chdir={cluster.project.folder}", *options, str(script))
+    return cluster.testbed.sbatch(f"--chdir={cluster.project.folder}", *options, str(script))
 
 
 def words(cluster: Cluster, job: str) -> str:
-    """What a person finds beside them."""
+    """The other entries in the folder."""
     return (cluster.project.folder / f"slurm-{job}.out").read_text()
 
 
 def test_a_fresh_run_begins_by_itself_and_comes_back(cluster_of: Cluster, undisturbed: Run) -> None:
-    """After a preemption, that is."""
+    """It resumes after a preemption."""
     script = rendered(cluster_of, "by-hand", **slow(0.3, attempts=1))
-    assert not cluster_of.project.run_dir("by-hand").exists(), "render makes nothing"
+    assert not cluster_of.project.run_dir("by-hand").exists(), "render creates nothing"
     edited = script.read_text().replace("#SBATCH --signal", "#SBATCH --partition=main\n#SBATCH --signal")
     script.write_text(edited.replace("\nexec ", "\nexport EDITED=1\nexec "))
     job = sbatch(cluster_of, script)
     run = Run(cluster_of, "by-hand")
     run_dir = run.run_dir
     wait_until(lambda: run.steps() >= 12, ENDS, lambda: words(cluster_of, job))
-    run.bed.preempt(job, seconds=3)
+    run.testbed.preempt(job, seconds=3)
     run.finish()
     same_end(run, undisturbed)
     assert run.outcomes() == ["preempted", "finished"]
@@ -53,26 +53,26 @@ def test_a_fresh_run_begins_by_itself_and_comes_back(cluster_of: Cluster, undist
     assert f"{run_dir}/logs/slurm-{job}.log" in words(cluster_of, job)
     assert "by-hand" in cluster_of.ortflow("list").stdout
     again = sbatch(cluster_of, script)
-    assert cluster_of.bed.ended(again, 60)["JobState"] == "COMPLETED"
+    assert cluster_of.testbed.ended(again, 60)["JobState"] == "COMPLETED"
     assert words(cluster_of, again).count("\n") == 1
     assert "has finished" in words(cluster_of, again)
 
 
 def test_a_second_submission_leaves_the_first_alone(cluster_of: Cluster, undisturbed: Run) -> None:
     script = rendered(cluster_of, "twice", **slow(0.3))
-    first = sbatch(cluster_of, script, "--nodelist=" + ",".join(cluster_of.bed.nodes[:2]))
+    first = sbatch(cluster_of, script, "--nodelist=" + ",".join(cluster_of.testbed.nodes[:2]))
     run = Run(cluster_of, "twice")
     wait_until(lambda: run.steps() >= 3, ENDS, lambda: words(cluster_of, first))
     second = sbatch(cluster_of, script)
-    wait_until(lambda: cluster_of.bed.state(second) in FINAL, ENDS)
-    assert cluster_of.bed.job(second)["ExitCode"] == "2:0"
-    told = words(cluster_of, second)
-    assert told.count("\n") == 1, told
-    assert f"job {first} has the run in {run.run_dir} and is running" in told
+    wait_until(lambda: cluster_of.testbed.state(second) in FINAL, ENDS)
+    assert cluster_of.testbed.job(second)["ExitCode"] == "2:0"
+    reported = words(cluster_of, second)
+    assert reported.count("\n") == 1, reported
+    assert f"job {first} has the run in {run.run_dir} and is running" in reported
     assert not (run.run_dir / f"logs/slurm-{second}.log").exists()
-    # The script in the run directory has the token of no other submission, and steals the run no more than ours.
+    # The script in the run directory has no other submission's token, and takes the run over as little as ours does.
     third = sbatch(cluster_of, run.run_dir / "slurm/job.sh")
-    wait_until(lambda: cluster_of.bed.state(third) in FINAL, ENDS)
+    wait_until(lambda: cluster_of.testbed.state(third) in FINAL, ENDS)
     assert f"job {first} has the run" in words(cluster_of, third)
     submitted = cluster_of.ortflow("submit", "-b", "slurm", "twice.yaml")
     assert submitted.returncode == 2
@@ -92,23 +92,23 @@ def test_two_that_begin_in_the_same_moment(cluster_of: Cluster, locks: bool) -> 
     begin = time.strftime("--begin=%Y-%m-%dT%H:%M:%S", time.localtime(start))
     jobs = [sbatch(cluster_of, script, begin) for _ in range(2)]
     for job in jobs:
-        wait_until(lambda job=job: cluster_of.bed.state(job) in FINAL, ENDS, lambda job=job: words(cluster_of, job))
-    states = sorted(cluster_of.bed.state(job) for job in jobs)
+        wait_until(lambda job=job: cluster_of.testbed.state(job) in FINAL, ENDS, lambda job=job: words(cluster_of, job))
+    states = sorted(cluster_of.testbed.state(job) for job in jobs)
     run = Run(cluster_of, name)
-    assert states == ["COMPLETED", "FAILED"], run.story()
+    assert states == ["COMPLETED", "FAILED"], run.transcript()
     assert run.outcomes() == ["finished"]
-    loser = next(job for job in jobs if cluster_of.bed.state(job) == "FAILED")
+    loser = next(job for job in jobs if cluster_of.testbed.state(job) == "FAILED")
     assert "error: " in words(cluster_of, loser)
     assert len(curve(run.run_dir)) == 6
 
 
 def test_the_script_of_a_submission_by_hand(cluster_of: Cluster, undisturbed: Run) -> None:
-    """Two jobs with one comment: the second leaves."""
+    """Two jobs with one comment: the second exits."""
     run = cluster_of.submit("owned", **slow(0.3))
     first = run.job
     run.until_step(3)
     second = sbatch(cluster_of, run.run_dir / "slurm/job.sh")
-    wait_until(lambda: cluster_of.bed.state(second) in FINAL, ENDS)
+    wait_until(lambda: cluster_of.testbed.state(second) in FINAL, ENDS)
     assert f"job {first} has the run" in (run.run_dir / f"logs/slurm-{second}.log").read_text()
     run.finish()
     same_end(run, undisturbed)
@@ -124,14 +124,14 @@ def test_it_goes_on_where_it_was_stopped(cluster_of: Cluster, undisturbed: Run) 
     done = cluster_of.ortflow("cancel", "goes-on", timeout=90)
     assert done.returncode == 0, done.stderr
     assert run.status()["state"] == "cancelled"
-    assert cluster_of.bed.ended(waiting, 30)["JobState"] == "CANCELLED", "it would have started what nobody wants"
+    assert cluster_of.testbed.ended(waiting, 30)["JobState"] == "CANCELLED", "it would have started an unwanted run"
     done = cluster_of.ortflow("resume", "goes-on")
     assert done.returncode == 0, done.stderr
     run.until_step(20)
-    run.bed.told("scancel", run.job)
+    run.testbed.reported("scancel", run.job)
     run.until_state("cancelled", timeout=60)
     third = sbatch(cluster_of, script)
-    wait_until(lambda: cluster_of.bed.state(third) in FINAL, ENDS, run.story)
+    wait_until(lambda: cluster_of.testbed.state(third) in FINAL, ENDS, run.transcript)
     assert run.job == third
     run.finish()
     same_end(run, undisturbed)
@@ -145,8 +145,8 @@ def test_prepare_runs_in_the_job(cluster_of: Cluster) -> None:
     )  # fmt: skip
     assert not (folder / "made.onnx").exists()
     job = sbatch(cluster_of, script)
-    wait_until(lambda: cluster_of.bed.state(job) in FINAL, ENDS)
-    assert cluster_of.bed.state(job) == "COMPLETED", words(cluster_of, job)
+    wait_until(lambda: cluster_of.testbed.state(job) in FINAL, ENDS)
+    assert cluster_of.testbed.state(job) == "COMPLETED", words(cluster_of, job)
     (folder / "made.onnx").unlink()
 
 
@@ -159,8 +159,8 @@ def test_a_sweep(cluster_of: Cluster) -> None:
     array = sbatch(cluster_of, script)
     for task in range(2):
         run = Run(cluster_of, f"swept-{task}")
-        wait_until(lambda task=task: cluster_of.bed.state(f"{array}_{task}") in FINAL, ENDS)
-        assert run.status()["state"] == "finished", run.story()
+        wait_until(lambda task=task: cluster_of.testbed.state(f"{array}_{task}") in FINAL, ENDS)
+        assert run.status()["state"] == "finished", run.transcript()
         assert run.job == f"{array}_{task}"
         assert f"seed: {task + 1}" in (run.run_dir / "run.yaml").read_text()
 
@@ -178,16 +178,16 @@ def test_folders_that_slurm_has_patterns_for(cluster_of: Cluster) -> None:
         jobs[place] = done.stdout.split("slurm://")[1].split()[0]
     for place, job in jobs.items():
         root = cluster_of.project.folder / place / "odd"
-        wait_until(lambda job=job: cluster_of.bed.state(job) in FINAL, ENDS)
-        assert cluster_of.bed.state(job) == "COMPLETED"
+        wait_until(lambda job=job: cluster_of.testbed.state(job) in FINAL, ENDS)
+        assert cluster_of.testbed.state(job) == "COMPLETED"
         assert (root / f"logs/slurm-{job}.log").read_text()
-        told = cluster_of.ortflow("status", str(root))
-        assert "finished" in told.stdout, told
+        reported = cluster_of.ortflow("status", str(root))
+        assert "finished" in reported.stdout, reported
     assert {path.name for path in cluster_of.project.folder.glob("*%*") if path.is_dir()} == set(places)
 
 
 def test_run_outside_of_a_job(cluster_of: Cluster) -> None:
     script = rendered(cluster_of, "no-job")
-    done = cluster_of.bed.ask("bash", str(script))
+    done = cluster_of.testbed.ask("bash", str(script))
     assert done.returncode == 2
     assert done.stdout == "error: this batch script runs only inside a Slurm job: submit it with sbatch\n"

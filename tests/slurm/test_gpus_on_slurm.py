@@ -1,4 +1,4 @@
-"""GPUs on a real Slurm cluster, which are copies of /dev/null: who sees which, and what is said of too many."""
+"""GPUs on a real Slurm cluster, as copies of /dev/null: which rank sees which, and requests for too many."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from bed import FINAL, wait_until
 from cluster import Cluster, Run
+from testbed import FINAL, wait_until
 
 TWO_GPUS: dict[str, Any] = {
     "resources": {"nodes": 2, "ranks_per_node": 2, "cpus_per_rank": 1, "memory": "1Gi", "gpus_per_rank": 1},
@@ -26,12 +26,12 @@ exec {python} "$@"
 
 
 def recorder(folder: Path) -> Path:
-    """An interpreter that writes down what each rank sees, in place of the rank."""
+    """An interpreter that, in place of a rank, records what the rank sees."""
     folder.mkdir()
     program = folder / "python"
     program.write_text(RECORDER.format(folder=folder, python=sys.executable))
     program.chmod(0o755)
-    # Its MPI is looked for beside it.
+    # ortflow looks for its MPI beside it.
     for path in Path(sys.executable).parent.glob("*"):
         if path.name.startswith(("mpi", "hydra")):
             (folder / path.name).symlink_to(path)
@@ -39,7 +39,7 @@ def recorder(folder: Path) -> Path:
 
 
 def ended(run: Run) -> dict[str, Any]:
-    wait_until(lambda: run.bed.state(run.job) in FINAL, 60, run.story)
+    wait_until(lambda: run.testbed.state(run.job) in FINAL, 60, run.transcript)
     return run.status()
 
 
@@ -60,13 +60,13 @@ def test_what_ranks_see(cluster_of: Cluster, tmp_path: Path, name: str, slurm: d
     assert ended(run)["state"] == "failed"
     files = sorted(folder.glob("*.[01]"))
     assert [path.name.rpartition(".")[2] for path in files] == ["0", "1"] * 2
-    assert [path.read_text().strip() for path in files] == seen, run.story()
+    assert [path.read_text().strip() for path in files] == seen, run.transcript()
 
 
 def test_ranks_without_cuda_say_so(cluster_of: Cluster) -> None:
-    told = ended(cluster_of.submit("no-cuda", **TWO_GPUS))
-    assert told["state"] == "failed"
-    assert "resources.gpus_per_rank: asks for GPUs, and onnxruntime" in told["cause"]
+    reported = ended(cluster_of.submit("no-cuda", **TWO_GPUS))
+    assert reported["state"] == "failed"
+    assert "resources.gpus_per_rank: asks for GPUs, and onnxruntime" in reported["cause"]
 
 
 @pytest.mark.parametrize(
@@ -84,20 +84,20 @@ def test_ranks_without_cuda_say_so(cluster_of: Cluster) -> None:
         ),
     ],
 )
-def test_more_than_there_are(cluster_of: Cluster, name: str, wishes: dict[str, Any], words: str) -> None:
+def test_more_gpus_than_there_are(cluster_of: Cluster, name: str, wishes: dict[str, Any], words: str) -> None:
     file = cluster_of.write(name, **{**TWO_GPUS, **wishes})
     done = cluster_of.ortflow("submit", "--backend", "slurm", file.name)
     assert done.returncode == 2, done.stderr
     assert f"resources: Slurm does not take the job: partition main {words}" in done.stderr
     assert "Traceback" not in done.stderr
-    told = cluster_of.ortflow("doctor", "--backend", "slurm", file.name)
-    assert told.returncode == 1
-    assert words in told.stdout
-    assert cluster_of.bed.told("squeue", "-h") == ""
+    reported = cluster_of.ortflow("doctor", "--backend", "slurm", file.name)
+    assert reported.returncode == 1
+    assert words in reported.stdout
+    assert cluster_of.testbed.reported("squeue", "-h") == ""
 
 
 def test_what_fits_is_said_by_kind(cluster_of: Cluster) -> None:
     file = cluster_of.write("fits", **{**TWO_GPUS, "resources__gpu_type": "fake"})
-    told = cluster_of.ortflow("doctor", "--backend", "slurm", file.name)
-    assert "2 nodes with 2 cores, 2 GPUs of type fake" in told.stdout, told.stdout
-    assert "fits in main" in told.stdout
+    reported = cluster_of.ortflow("doctor", "--backend", "slurm", file.name)
+    assert "2 nodes with 2 cores, 2 GPUs of type fake" in reported.stdout, reported.stdout
+    assert "fits in main" in reported.stdout

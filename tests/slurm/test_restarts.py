@@ -1,6 +1,6 @@
-"""Whatever Slurm, its nodes and the ranks do: the end is that of a run that nobody touched, bit for bit.
+"""Whatever Slurm, its nodes and the ranks do: the result is that of an undisturbed run, bit for bit.
 
-Where another test is near enough, one is marked `chaos`: it takes time, and is not part of a plain `pytest`.
+Tests that are similar to another are marked `chaos`: they are slow, and not part of a plain `pytest`.
 """
 
 from __future__ import annotations
@@ -11,27 +11,27 @@ import time
 from pathlib import Path
 
 import pytest
-from bed import Bed, wait_until
-from cluster import ENDS, SHAPE, Cluster, Run, both, ill, rank_processes, same_end, skewed, slow
+from cluster import ENDS, SHAPE, Cluster, Run, both, faults, rank_processes, same_end, skewed, slow
 from project import curve, events, of_kind
+from testbed import Testbed, wait_until
 
 MIDDLE = 15
 """A step at which there is a checkpoint, and much is still to come."""
 
 
 def test_preempted_with_grace_and_without(cluster_of: Cluster, undisturbed: Run) -> None:
-    bed = cluster_of.bed
+    testbed = cluster_of.testbed
     run = cluster_of.submit("preempted", **slow(0.3, attempts=2))
     run.until_step(MIDDLE, ENDS)
-    bed.preempt(run.job, seconds=3)
+    testbed.preempt(run.job, seconds=3)
     run.until_step(MIDDLE + 10, ENDS)
-    bed.grace(15)
-    bed.preempt(run.job, seconds=3)
+    testbed.grace(15)
+    testbed.preempt(run.job, seconds=3)
     run.finish()
     same_end(run, undisturbed)
     assert run.restarts == 2
     assert run.outcomes() == ["preempted", "preempted", "finished"]
-    assert not of_kind(run.run_dir, "rewind"), "it saved when it was told"
+    assert not of_kind(run.run_dir, "rewind"), "it saved when it was asked"
     assert run.status()["preemptions"] == 2
     assert run.status()["failures"] == 0
 
@@ -40,7 +40,7 @@ def test_preempted_with_grace_and_without(cluster_of: Cluster, undisturbed: Run)
 def test_requeued_by_an_administrator(cluster_of: Cluster, undisturbed: Run) -> None:
     run = cluster_of.submit("requeued")
     run.until_step(MIDDLE)
-    cluster_of.bed.told("scontrol", "requeue", run.job)
+    cluster_of.testbed.reported("scontrol", "requeue", run.job)
     run.finish()
     same_end(run, undisturbed)
     assert run.restarts == 1
@@ -66,25 +66,25 @@ def test_time_limit(cluster_of: Cluster, undisturbed: Run) -> None:
     "which", [pytest.param(0, id="the batch step's"), pytest.param(1, id="the other", marks=pytest.mark.chaos)]
 )
 def test_node_off(cluster_of: Cluster, undisturbed: Run, which: int) -> None:
-    bed = cluster_of.bed
+    testbed = cluster_of.testbed
     run = cluster_of.submit(f"node-off-{which}")
     run.until_step(MIDDLE)
-    bed.node("off", bed.hosts(run.job)[which])
+    testbed.node("off", testbed.hosts(run.job)[which])
     run.finish()
     same_end(run, undisturbed)
     assert run.restarts == 1
     assert "failure" not in run.outcomes(), "a lost node is not the run's fault"
 
 
-def test_two_lives_at_once(cluster_of: Cluster, undisturbed: Run) -> None:
-    """The daemon of the batch step's node dies and its processes live on: Slurm starts the job elsewhere."""
-    bed = cluster_of.bed
+def test_two_starts_of_one_job_overlap(cluster_of: Cluster, undisturbed: Run) -> None:
+    """The daemon of the batch step's node dies and its processes survive: Slurm starts the job elsewhere."""
+    testbed = cluster_of.testbed
     run = cluster_of.submit("two-lives", **slow(2.0, attempts=1))
     run.until_step(5)
     old = rank_processes(run.run_dir)
-    bed.node("slurmd-kill", bed.hosts(run.job)[0])
-    wait_until(lambda: run.restarts == 1 and bed.state(run.job) == "RUNNING", 60, run.story)
-    assert any(process.is_running() for process in old.values()), "both live now"
+    testbed.node("slurmd-kill", testbed.hosts(run.job)[0])
+    wait_until(lambda: run.restarts == 1 and testbed.state(run.job) == "RUNNING", 60, run.transcript)
+    assert any(process.is_running() for process in old.values()), "both run now"
     run.finish()
     same_end(run, undisturbed)
     assert not any(process.is_running() for process in old.values())
@@ -100,17 +100,21 @@ def test_rank_0_is_killed(cluster_of: Cluster, undisturbed: Run) -> None:
     run.finish()
     same_end(run, undisturbed)
     assert run.records("end")[0]["cause"] == "rank 0 was killed by SIGKILL"
+    # Each node has a /dev/shm of its own.
+    look = "ls /dev/shm | grep -E '^(ortflow_mpi|mpich)_' || true"
+    left = {node: run.testbed.node("exec", node, "sh", "-c", look) for node in run.testbed.hosts(run.job)}
+    assert set(left.values()) == {""}, left
 
 
 def test_four_failures_of_one_run(cluster_of: Cluster, undisturbed: Run) -> None:
-    """A rank is killed, another raises, the step is cancelled, a rank stops dead while the others wait for it."""
+    """A rank is killed, another raises, the step is cancelled, a rank freezes while the others wait for it."""
     restart = {"failures": 4, "hung_seconds": 10.0, "backoff": {"first": 0.0, "limit": 0.0}}
-    odd = both(slow(0.3), ill(2, MIDDLE + 5, "raise", attempt=1))
+    odd = both(slow(0.3), faults(2, MIDDLE + 5, "raise", attempt=1))
     run = cluster_of.submit("four-failures", restart=restart, **odd)
     run.until_step(MIDDLE, ENDS)
     rank_processes(run.run_dir)[3].kill()
     run.until_attempt(2, MIDDLE + 7)
-    run.bed.told("scancel", f"{run.job}.2")
+    run.testbed.reported("scancel", f"{run.job}.2")
     run.until_attempt(3, MIDDLE + 9)
     rank_processes(run.run_dir)[3].suspend()
     run.finish()
@@ -119,15 +123,15 @@ def test_four_failures_of_one_run(cluster_of: Cluster, undisturbed: Run) -> None
     assert [(end["outcome"], end["rank"]) for end in (killed, raised)] == [("failure", 3), ("failure", 2)]
     assert "rank 3 was killed by SIGKILL" in killed["cause"]
     assert "this rank was told to raise" in raised["cause"]
-    assert cancelled["cause"] == f"the job's step {run.job}.2 was cancelled in Slurm, the job was not", run.story()
+    assert cancelled["cause"] == f"the job's step {run.job}.2 was cancelled in Slurm, the job was not", run.transcript()
     assert "hung: no sign of life for 10 s" in hung["cause"]
     assert last["outcome"] == "finished"
     assert run.restarts == 0, "within the allocation"
 
 
 def test_a_node_whose_clock_is_two_hours_ahead(cluster_of: Cluster, undisturbed: Run) -> None:
-    """Beside its clock every sign of life is old."""
-    ahead = skewed("ortflow.launchers.slurm.keeper", 7200)
+    """Compared with its clock every sign of life is old."""
+    ahead = skewed("ortflow.launchers.slurm.run_supervisor", 7200)
     restart = {**SHAPE["restart"], "hung_seconds": 600.0}
     run = cluster_of.run("ahead", restart=restart, **ahead)
     same_end(run, undisturbed)
@@ -137,7 +141,7 @@ def test_a_node_whose_clock_is_two_hours_ahead(cluster_of: Cluster, undisturbed:
 
 @pytest.mark.skipif(not os.path.isdir("/sys/fs/cgroup/memory"), reason="needs cgroup version 1")
 def test_out_of_memory(cluster_of: Cluster, undisturbed: Run) -> None:
-    run = cluster_of.run("out-of-memory", **ill(3, MIDDLE, "hog"))
+    run = cluster_of.run("out-of-memory", **faults(3, MIDDLE, "hog"))
     same_end(run, undisturbed)
     first, second = run.records("end")
     assert (first["outcome"], first["rank"], second["outcome"]) == ("failure", 3, "finished")
@@ -146,13 +150,13 @@ def test_out_of_memory(cluster_of: Cluster, undisturbed: Run) -> None:
 
 @pytest.mark.parametrize("how", [pytest.param("stop", marks=pytest.mark.chaos), "kill"])
 def test_the_controller_is_restarted(cluster_of: Cluster, undisturbed: Run, how: str) -> None:
-    bed = cluster_of.bed
-    # Slurm writes down only every 5 s what it has started: a controller that is killed before starts the job again.
+    testbed = cluster_of.testbed
+    # Slurm saves its state only every 5 s: a controller that is killed before that starts the job again.
     run = cluster_of.submit(f"controller-{how}", **slow(0.6))
     run.until_step(MIDDLE)
-    bed.controller(how)
+    testbed.controller(how)
     run.until_step(MIDDLE + 5)
-    bed.controller("start")
+    testbed.controller("start")
     run.finish()
     same_end(run, undisturbed)
     assert len(curve(run.run_dir)) == SHAPE["train__steps"]
@@ -160,30 +164,30 @@ def test_the_controller_is_restarted(cluster_of: Cluster, undisturbed: Run, how:
 
 @pytest.mark.chaos
 def test_a_controller_that_is_away_when_the_ranks_have_left(cluster_of: Cluster, undisturbed: Run) -> None:
-    """The signal has come, the ranks have saved, and nobody takes the wish to be queued again."""
-    bed = cluster_of.bed
+    """The signal has arrived, the ranks have saved, and the controller cannot take the requeue request."""
+    testbed = cluster_of.testbed
     run = cluster_of.submit("away", **slow(0.6))
     run.until_step(MIDDLE)
-    bed.controller("kill")
+    testbed.controller("kill")
     for process in rank_processes(run.run_dir).values():
         process.terminate()
-    wait_until(lambda: run.outcomes() == ["preempted"], 30, run.story)
-    bed.controller("start")
+    wait_until(lambda: run.outcomes() == ["preempted"], 30, run.transcript)
+    testbed.controller("start")
     run.finish()
     same_end(run, undisturbed)
 
 
 def test_a_controller_that_is_away_when_ranks_start(cluster_of: Cluster, undisturbed: Run) -> None:
-    """srun finds nobody who confirms its allocation: not the run's failure, whose budget that would spend."""
-    bed = cluster_of.bed
-    # Slurm writes down only every 5 s what it has started.
+    """srun cannot confirm its allocation: not a failure of the run, and the failure budget is not spent."""
+    testbed = cluster_of.testbed
+    # Slurm saves its state only every 5 s.
     slowly = {"backends__slurm__prologue": ["sleep 14"]}
     run = cluster_of.submit("nobody-confirms", restart={**SHAPE["restart"], "failures": 0}, **slowly)
-    wait_until(lambda: bed.state(run.job) == "RUNNING", 30, run.story)
+    wait_until(lambda: testbed.state(run.job) == "RUNNING", 30, run.transcript)
     time.sleep(7)
-    bed.controller("kill")
-    wait_until(lambda: run.outcomes() == ["lost"], ENDS, run.story)
-    bed.controller("start")
+    testbed.controller("kill")
+    wait_until(lambda: run.outcomes() == ["lost"], ENDS, run.transcript)
+    testbed.controller("start")
     run.finish()
     same_end(run, undisturbed)
     assert run.outcomes() == ["lost", "finished"]
@@ -191,36 +195,36 @@ def test_a_controller_that_is_away_when_ranks_start(cluster_of: Cluster, undistu
 
 
 def test_budget_is_spent(cluster_of: Cluster) -> None:
-    """A rank that fails wherever it comes to: given up within the allocation, and told."""
-    run = cluster_of.submit("hopeless", restart={"failures": 0}, **ill(1, 3, "raise"))
-    told = run.until_state("failed")
-    assert "this rank was told to raise" in told["cause"]
-    assert cluster_of.bed.ended(run.job, 20)["JobState"] == "FAILED"
+    """A rank that fails in every attempt: the run gives up within the allocation, and reports it."""
+    run = cluster_of.submit("hopeless", restart={"failures": 0}, **faults(1, 3, "raise"))
+    reported = run.until_state("failed")
+    assert "this rank was told to raise" in reported["cause"]
+    assert cluster_of.testbed.ended(run.job, 20)["JobState"] == "FAILED"
     assert run.restarts == 0
 
 
 def test_venv_missing_on_one_node(cluster_of: Cluster) -> None:
-    bed = cluster_of.bed
-    run = _on_two(cluster_of, bed, "no-venv", Path(sys.prefix))
-    told = run.until_state("failed")
-    assert "cannot be run on" in told["cause"]
-    assert "resources.python" in told["cause"]
-    assert len(run.outcomes()) <= 1, "trying again would not help"
+    testbed = cluster_of.testbed
+    run = _on_two(cluster_of, testbed, "no-venv", Path(sys.prefix))
+    reported = run.until_state("failed")
+    assert "cannot be run on" in reported["cause"]
+    assert "resources.python" in reported["cause"]
+    assert len(run.outcomes()) <= 1, "retrying would not help"
 
 
 def test_run_directory_missing_on_one_node(cluster_of: Cluster) -> None:
-    bed = cluster_of.bed
-    run = _on_two(cluster_of, bed, "no-folder", cluster_of.project.folder / "runs")
-    told = run.until_state("failed")
-    assert "no-folder" in told["cause"]
-    assert "every node" in told["cause"]
+    testbed = cluster_of.testbed
+    run = _on_two(cluster_of, testbed, "no-folder", cluster_of.project.folder / "runs")
+    reported = run.until_state("failed")
+    assert "no-folder" in reported["cause"]
+    assert "every node" in reported["cause"]
 
 
-def _on_two(cluster: Cluster, bed: Bed, name: str, path: Path) -> Run:
+def _on_two(cluster: Cluster, testbed: Testbed, name: str, path: Path) -> Run:
     """Submit to two nodes of which the second sees nothing in `path`; wait until the job has ended."""
-    first, second = bed.nodes[:2]
+    first, second = testbed.nodes[:2]
     path.mkdir(exist_ok=True)
-    with bed.lacking(second, path):
+    with testbed.lacking(second, path):
         run = cluster.submit(name, backends__slurm__nodelist=f"{first},{second}")
-        bed.ended(run.job, 60)
+        testbed.ended(run.job, 60)
     return run

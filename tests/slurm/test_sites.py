@@ -1,6 +1,6 @@
-"""Sites that are not like the others: accounting, limits, a controller that is slow, no requeue, a signal of one's own.
+"""Sites with unusual settings: accounting, limits, a slow controller, no requeue, another signal.
 
-Each has a bed of its own.
+Each has a testbed of its own.
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from bed import FINAL, Bed, wait_until
 from cluster import Cluster, Run, same_end, slow
 from conftest import QUICK, start, stop
 from project import Project, of_kind
+from testbed import FINAL, Testbed, wait_until
 
 pytestmark = pytest.mark.chaos
 LATER = {"backends__slurm__begin": "now+1hour"}
@@ -22,57 +22,57 @@ MakeSite = Callable[..., Cluster]
 
 
 @pytest.fixture
-def site(cluster: Bed, project: Project, tmp_path_factory: pytest.TempPathFactory) -> Iterator[MakeSite]:
-    """Makes a bed with more options."""
-    beds = []
+def site(cluster: Testbed, project: Project, tmp_path_factory: pytest.TempPathFactory) -> Iterator[MakeSite]:
+    """Makes a testbed with more options."""
+    testbeds = []
 
     def make(*options: str) -> Cluster:
         port = 18000 + os.getpid() % 100 * 10
         folder = Path(f"/var/tmp/ortflow-slurm-site-{port}")
-        bed = start(folder, port, [tmp_path_factory.getbasetemp()], *QUICK, *options)
-        beds.append(bed)
-        return Cluster(bed, project)
+        testbed = start(folder, port, [tmp_path_factory.getbasetemp()], *QUICK, *options)
+        testbeds.append(testbed)
+        return Cluster(testbed, project)
 
     yield make
-    for bed in beds:
-        stop(bed)
+    for testbed in testbeds:
+        stop(testbed)
 
 
 def test_accounting_remembers_what_the_queue_has_forgotten(site: MakeSite) -> None:
     there = site("--accounting", "--set", "MinJobAge=2")
     run = there.submit("forgotten", **LATER)
-    there.bed.told("scancel", run.job)
-    wait_until(lambda: run.job not in there.bed.ask("scontrol", "show", "job", run.job).stdout, 60)
-    wait_until(lambda: "CANCELLED" in there.bed.told("sacct", "-n", "-j", run.job, "-o", "state%30"), 20)
-    told = run.status()
-    assert told["state"] == "cancelled"
-    assert "cancelled in Slurm" in told["cause"]
+    there.testbed.reported("scancel", run.job)
+    wait_until(lambda: run.job not in there.testbed.ask("scontrol", "show", "job", run.job).stdout, 60)
+    wait_until(lambda: "CANCELLED" in there.testbed.reported("sacct", "-n", "-j", run.job, "-o", "state%30"), 20)
+    reported = run.status()
+    assert reported["state"] == "cancelled"
+    assert "cancelled in Slurm" in reported["cause"]
 
 
-def test_without_accounting_it_says_that_nobody_knows(site: MakeSite) -> None:
+def test_without_accounting_the_end_is_unknown(site: MakeSite) -> None:
     there = site("--set", "MinJobAge=2")
     run = there.submit("unknown", **LATER)
-    there.bed.told("scancel", run.job)
-    wait_until(lambda: run.job not in there.bed.ask("scontrol", "show", "job", run.job).stdout, 60)
-    told = run.status()
-    assert told["state"] == "lost"
-    assert run.job in told["cause"]
+    there.testbed.reported("scancel", run.job)
+    wait_until(lambda: run.job not in there.testbed.ask("scontrol", "show", "job", run.job).stdout, 60)
+    reported = run.status()
+    assert reported["state"] == "lost"
+    assert run.job in reported["cause"]
     done = there.ortflow("resume", "unknown")
     assert done.returncode == 0, done.stderr
 
 
-def test_limits_are_told_in_the_words_of_the_run_file(site: MakeSite) -> None:
+def test_limits_are_reported_by_the_keys_of_the_run_file(site: MakeSite) -> None:
     there = site("--accounting", "--enforce", "associations,limits,qos")
-    there.bed.told("sacctmgr", "-i", "add", "account", "lab")
-    there.bed.told("sacctmgr", "-i", "add", "user", "root", "account=lab")
+    there.testbed.reported("sacctmgr", "-i", "add", "account", "lab")
+    there.testbed.reported("sacctmgr", "-i", "add", "user", "root", "account=lab")
     for key, value in (("account", "nope"), ("qos", "nope")):
         file = there.write(f"bad-{key}", **{f"backends__slurm__{key}": value})
         done = there.ortflow("submit", "--backend", "slurm", file.name)
         assert done.returncode == 2, done.stderr
         assert f"backends.slurm.{key}" in done.stderr
-    there.bed.told("sacctmgr", "-i", "modify", "account", "lab", "set", "GrpTRES=cpu=1")
+    there.testbed.reported("sacctmgr", "-i", "modify", "account", "lab", "set", "GrpTRES=cpu=1")
     run = there.submit("limited", backends__slurm__account="lab")
-    wait_until(lambda: "Assoc" in there.bed.job(run.job)["Reason"], 20, lambda: str(there.bed.job(run.job)))
+    wait_until(lambda: "Assoc" in there.testbed.job(run.job)["Reason"], 20, lambda: str(there.testbed.job(run.job)))
     assert "account" in run.status()["waits"]
 
 
@@ -87,20 +87,20 @@ return slurm.SUCCESS
 
 
 def test_a_slow_controller_gets_the_run_once(site: MakeSite) -> None:
-    """sbatch is told of a time-out and yet the job is there: whoever tries again must find it."""
+    """sbatch reports a time-out although the job was queued: a second submission must find it."""
     there = site()
-    bed = there.bed
-    (bed.folder / "etc/job_submit.lua").write_text(SLOW_CONTROLLER)
-    bed.controller("stop")
-    with (bed.folder / "etc/slurm.conf").open("a") as conf:
+    testbed = there.testbed
+    (testbed.folder / "etc/job_submit.lua").write_text(SLOW_CONTROLLER)
+    testbed.controller("stop")
+    with (testbed.folder / "etc/slurm.conf").open("a") as conf:
         conf.write("JobSubmitPlugins=lua\n")
-    bed.controller("start")
+    testbed.controller("start")
     file = there.write("slowly", **LATER)
     first = there.ortflow("submit", "--backend", "slurm", file.name)
     again = there.ortflow("submit", "--backend", "slurm", "--retry", "60", file.name, timeout=120)
     assert again.returncode == 0 or "is job" in again.stderr, f"{first}\n{again}"
     time.sleep(10)
-    assert bed.told("squeue", "-h", "-o", "%j").split() == ["slowly"]
+    assert testbed.reported("squeue", "-h", "-o", "%j").split() == ["slowly"]
     assert Run(there, "slowly").status()["state"] == "pending"
 
 
@@ -111,22 +111,22 @@ def test_where_nothing_is_requeued_another_job_follows(site: MakeSite, undisturb
     run = there.submit(name, backends__slurm__requeue=False)
     first = run.job
     run.until_step(15)
-    there.bed.preempt(first)
-    wait_until(lambda: run.job != first, 60, run.story)
+    there.testbed.preempt(first)
+    wait_until(lambda: run.job != first, 60, run.transcript)
     run.finish()
     same_end(run, undisturbed)
     assert run.outcomes() == ["preempted", "finished"]
     assert not of_kind(run.run_dir, "rewind")
-    assert there.bed.state(first) in FINAL
+    assert there.testbed.state(first) in FINAL
 
 
 @pytest.mark.parametrize("grace", ["0", "15"])
-def test_preemption_with_a_signal_of_ones_own(site: MakeSite, undisturbed: Run, grace: str) -> None:
+def test_preemption_with_another_signal(site: MakeSite, undisturbed: Run, grace: str) -> None:
     """USR2 comes first, and with no grace TERM right behind it."""
     there = site("--grace", grace, "--preempt-signal")
     run = there.submit(f"told-{grace}")
     run.until_step(15)
-    there.bed.preempt(run.job)
+    there.testbed.preempt(run.job)
     run.finish()
     same_end(run, undisturbed)
     assert run.restarts == 1
@@ -135,11 +135,11 @@ def test_preemption_with_a_signal_of_ones_own(site: MakeSite, undisturbed: Run, 
 
 
 def test_a_rank_that_does_not_leave_in_time(site: MakeSite, undisturbed: Run) -> None:
-    """A step longer than the grace period: killed without having saved, and goes on from the checkpoint before."""
+    """A step longer than the grace period: killed before it has saved, and resumed from the checkpoint before."""
     there = site("--set", "KillWait=2")
     run = there.submit("late", **slow(10.0, attempts=1))
     run.until_step(2)
-    there.bed.preempt(run.job)
+    there.testbed.preempt(run.job)
     run.finish()
     same_end(run, undisturbed)
     assert run.restarts == 1
@@ -149,15 +149,15 @@ def test_a_rank_that_does_not_leave_in_time(site: MakeSite, undisturbed: Run) ->
 def test_the_doctor_knows_the_limits_of_a_qos(site: MakeSite) -> None:
     there = site("--accounting", "--enforce", "associations,limits,qos")
     for words in ("add account lab", "add user root account=lab", "add qos small MaxTRESPerJob=node=1 MaxWall=10:00"):
-        there.bed.told("sacctmgr", "-i", *words.split())
-    there.bed.told("sacctmgr", "-i", "modify", "user", "root", "set", "qos=normal,small")
+        there.testbed.reported("sacctmgr", "-i", *words.split())
+    there.testbed.reported("sacctmgr", "-i", "modify", "user", "root", "set", "qos=normal,small")
     limits = {"backends__slurm__account": "lab", "resources__time_limit": "00:20:00"}
     file = there.write("too-much", **limits, backends__slurm__qos="small")
-    told = there.ortflow("doctor", "-b", "slurm", file.name)
-    assert told.returncode == 1
-    assert "QOS small gives a job 1 node (MaxTRESPerJob), and the run asks for 2" in told.stdout
-    assert "QOS small gives a job 00:10:00 (MaxWall), and the run asks for 00:20:00" in told.stdout
+    reported = there.ortflow("doctor", "-b", "slurm", file.name)
+    assert reported.returncode == 1
+    assert "QOS small gives a job 1 node (MaxTRESPerJob), and the run asks for 2" in reported.stdout
+    assert "QOS small gives a job 00:10:00 (MaxWall), and the run asks for 00:20:00" in reported.stdout
     run = there.submit("too-much", **limits, backends__slurm__qos="small")
-    wait_until(lambda: "QOS" in there.bed.job(run.job)["Reason"], 20, lambda: str(there.bed.job(run.job)))
+    wait_until(lambda: "QOS" in there.testbed.job(run.job)["Reason"], 20, lambda: str(there.testbed.job(run.job)))
     fine = there.ortflow("doctor", "-b", "slurm", there.write("little", **limits).name)
     assert "MaxTRESPerJob" not in fine.stdout

@@ -1,4 +1,4 @@
-"""What lies in a rank's memory when MPI starts must not matter: see workflow/comm/fresh_memory.py."""
+"""The contents of a rank's memory when MPI starts must not matter: see workflow/comm/fresh_memory.py."""
 
 from __future__ import annotations
 
@@ -30,17 +30,17 @@ SIZE = "\nprint('met', MPI.COMM_WORLD.Get_size())"
 
 
 def test_old_content_in_freed_memory(cluster_of: Cluster) -> None:
-    """MPICH's own start fails on such memory: were that no longer so, ours would not be needed."""
+    """MPICH's own start fails on such memory; if it no longer did, our workaround could go."""
     assert "met 4" not in ranks(cluster_of, LATE + OLD_CONTENT + MPICH + SIZE)
     assert ranks(cluster_of, LATE + OLD_CONTENT + OURS + SIZE).count("met 4") == 4
 
 
 def ranks(cluster: Cluster, program: str) -> str:
-    """What 4 ranks on 2 nodes print that run a program; ranks that never meet are ended after 45 s."""
+    """Output of 4 ranks on 2 nodes that run a program; ranks that never connect are ended after 45 s."""
     words = ["srun", "--mpi=pmi2", "--nodes=2", "--ntasks=4", "--ntasks-per-node=2", "--kill-on-bad-exit=1"]
     child = subprocess.Popen(
         [*words, sys.executable, "-c", program], cwd=cluster.project.folder,
-        env={**os.environ, **cluster.bed.environment}, text=True,
+        env={**os.environ, **cluster.testbed.environment}, text=True,
         stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
     )  # fmt: skip
     try:

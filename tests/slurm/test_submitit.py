@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 import submitit
-from bed import wait_until
-from cluster import STARTS, Cluster, Run, ill, slow
+from cluster import STARTS, Cluster, Run, faults, slow
 from submitit.core.utils import FailedJobError, UncompletedJobError
+from testbed import wait_until
 
 from ortflow.slurm import RunJob, SlurmExecutor
 from ortflow.workflow.errors import Faults
@@ -17,12 +17,12 @@ from ortflow.workflow.errors import Faults
 
 @pytest.fixture
 def here(cluster_of: Cluster, monkeypatch: pytest.MonkeyPatch) -> Cluster:
-    """This process as a person's Python on the login node, in the project's folder."""
+    """This process as a user's Python on the login node, in the project's folder."""
     monkeypatch.chdir(cluster_of.project.folder)
     for name in os.environ:
         if name.startswith(("SLURM_", "SBATCH_")):
             monkeypatch.delenv(name)
-    monkeypatch.setenv("SLURM_CONF", cluster_of.bed.environment["SLURM_CONF"])
+    monkeypatch.setenv("SLURM_CONF", cluster_of.testbed.environment["SLURM_CONF"])
     return cluster_of
 
 
@@ -34,10 +34,10 @@ def test_a_run_by_the_executor(here: Cluster, undisturbed: Run) -> None:
     )  # fmt: skip
     file = here.write("executed", train__steps=40)
     job = executor.submit(file, "train.evaluation.every_steps=10")
-    told = here.bed.job(job.job_id)
-    assert (told["JobName"], told["TimeLimit"], told["MinMemoryNode"]) == ("by-hand", "00:07:00", "1G")
+    reported = here.testbed.job(job.job_id)
+    assert (reported["JobName"], reported["TimeLimit"], reported["MinMemoryNode"]) == ("by-hand", "00:07:00", "1G")
     assert "#SBATCH --spread-job\n" in job.paths.submission_file.read_text()
-    assert not job.done(), told
+    assert not job.done(), reported
     wait_until(lambda: job.state == "RUNNING", STARTS, lambda: job.state)
     result = job.result()
     run = Run(here, "executed")
@@ -47,15 +47,15 @@ def test_a_run_by_the_executor(here: Cluster, undisturbed: Run) -> None:
     assert job.stdout() == run.log()
     assert job.exception() is None
     assert run.status()["state"] == "finished"
-    # submitit's own class knows it too, with no accounts to ask.
+    # submitit's own class reads it too, without accounting.
     plain = submitit.SlurmJob(run.run_dir / "slurm", job.job_id)
     assert plain.done()
     assert (plain.result(), plain.stdout()) == (result, job.stdout())
 
 
-def test_a_job_that_fails_and_one_that_leaves_no_word(here: Cluster) -> None:
+def test_a_job_that_fails_and_one_without_a_result(here: Cluster) -> None:
     executor = SlurmExecutor("runs")
-    failing = ill(1, 3, "raise") | {"restart": {"failures": 0}}
+    failing = faults(1, 3, "raise") | {"restart": {"failures": 0}}
     with executor.batch():
         failed = executor.submit(here.write("fails", **failing))
         gone = executor.submit(here.write("gone", backends__slurm__prologue=["exit 3"]))
@@ -80,13 +80,13 @@ def test_a_job_in_a_folder_of_percents_is_cancelled(here: Cluster) -> None:
 
 
 def test_what_a_run_has_of_its_own_is_refused(here: Cluster) -> None:
-    """By the parameter's name, before anything is submitted."""
+    """The message names the parameter, and comes before anything is submitted."""
     executor = SlurmExecutor("runs")
     with pytest.raises(Faults, match=r"slurm_comment: is no parameter of a run; ortflow finds its jobs by it"):
         executor.update_parameters(slurm_comment="mine")
     with pytest.raises(Faults, match="partitoin"):
         executor.update_parameters(slurm_partitoin="main")
     executor.update_parameters(slurm_additional_parameters={"output": "/dev/null"})
-    with pytest.raises(Faults, match=r"additional_parameters\.output: may not be given here; leave it out"):
+    with pytest.raises(Faults, match=r"additional_parameters\.output: is not allowed here; remove it"):
         executor.submit(here.write("refused"))
     assert not Path("runs/refused").exists()

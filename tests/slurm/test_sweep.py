@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import json
-import time
 from pathlib import Path
 from typing import Any
 
-from bed import Bed, wait_until
-from cluster import Cluster, Run, slow
+from cluster import Cluster, Counted, Run, slow
 from project import evaluations, of_kind
+from testbed import Testbed, wait_until
 
-# ill/sitecustomize.py knows ranks by PMI.
+# faults/sitecustomize.py identifies ranks by PMI.
 ONE = {"resources": {"cpus_per_rank": 1, "memory": "800Mi"}, "train__steps": 12, "backends__slurm__mpi": "pmi2"}
 ENDS = 90.0
 
@@ -36,23 +35,23 @@ def submit(cluster: Cluster, name: str, *arguments: str, **changes: Any) -> list
     return [Run(cluster, run["run"]) for run in record["runs"]]
 
 
-def queued(bed: Bed) -> list[str]:
-    return bed.told("squeue", "-h", "--array", "-o", "%i").split()
+def queued(testbed: Testbed) -> list[str]:
+    return testbed.reported("squeue", "-h", "--array", "-o", "%i").split()
 
 
 def test_an_array_of_eight(cluster_of: Cluster) -> None:
-    """One is cancelled while it waits, one while it runs, and one is queued again; all come to their end."""
+    """One is cancelled while it waits, one while it runs, and one is requeued; all end."""
     sets = ["--set", "train.optimizer.lr=5e-3,5e-4", "--set", "seed=1..4"]
-    # With four at a time the last one waits for sure.
+    # With four at a time the last one is certain to wait.
     runs = submit(cluster_of, "eight", *sets, "--at-once", "4", **slow(0.4))
-    bed, array = cluster_of.bed, runs[0].job.partition("_")[0]
+    testbed, array = cluster_of.testbed, runs[0].job.partition("_")[0]
     assert [run.job for run in runs] == [f"{array}_{task}" for task in range(8)]
     assert runs[7].status()["state"] == "pending"
     done = cluster_of.ortflow("cancel", "eight-7")
     assert done.returncode == 0, done.stderr
-    assert len(queued(bed)) == 7, "the others are not cancelled with it"
+    assert len(queued(testbed)) == 7, "the others are not cancelled with it"
     runs[0].until_step(2)
-    bed.told("scontrol", "requeue", runs[0].job)
+    testbed.reported("scontrol", "requeue", runs[0].job)
     runs[1].until_step(2)
     done = cluster_of.ortflow("cancel", "eight-1", timeout=90)
     assert done.returncode == 0, done.stderr
@@ -75,8 +74,8 @@ def test_an_array_of_eight(cluster_of: Cluster) -> None:
     assert shown[0].split()[:4] == ["NAME", "train.optimizer.lr", "seed", "STATE"]
     assert [line.split()[1] for line in shown if line.startswith("*")] == [runs[losses.index(min(losses))].name]
     done = cluster_of.ortflow("submit", "-b", "slurm", "eight.yaml", *sets)
-    assert "finished" in done.stdout, "nothing is left to submit"
-    assert queued(bed) == []
+    assert "finished" in done.stdout, "there is nothing left to submit"
+    assert queued(testbed) == []
 
 
 def test_the_last_task_alone_is_ended(cluster_of: Cluster) -> None:
@@ -86,7 +85,7 @@ def test_the_last_task_alone_is_ended(cluster_of: Cluster) -> None:
         run.until_step(2)
     done = cluster_of.ortflow("cancel", "last-1", timeout=90)
     assert done.returncode == 0, done.stderr
-    wait_until(lambda: queued(cluster_of.bed) == [runs[0].job], 20, lambda: str(queued(cluster_of.bed)))
+    wait_until(lambda: queued(cluster_of.testbed) == [runs[0].job], 20, lambda: str(queued(cluster_of.testbed)))
     assert states(cluster_of, "last") == ["running", "cancelled"]
     done = cluster_of.ortflow("cancel", "--sweep", "last", timeout=90)
     assert done.returncode == 0, done.stderr
@@ -97,24 +96,26 @@ def test_the_last_task_alone_is_ended(cluster_of: Cluster) -> None:
 def test_a_task_that_may_not_be_queued_again_is_followed(cluster_of: Cluster) -> None:
     changes = {**slow(0.3), "backends__slurm__requeue": False, "train__steps": 14}
     runs = submit(cluster_of, "followed", "--set", "seed=1,2", **changes)
-    cluster_of.bed.grace(20)
+    cluster_of.testbed.grace(20)
     task = runs[1].job
     runs[1].until_step(3)
-    urgent = cluster_of.bed.preempt(task, seconds=2)
-    wait_until(lambda: runs[1].job != task, 30, runs[1].story)
+    urgent = cluster_of.testbed.preempt(task, seconds=2)
+    wait_until(lambda: runs[1].job != task, 30, runs[1].transcript)
     assert "_" not in runs[1].job
-    wait_until(lambda: states(cluster_of, "followed") == ["finished"] * 2, ENDS, runs[1].story)
+    wait_until(lambda: states(cluster_of, "followed") == ["finished"] * 2, ENDS, runs[1].transcript)
     assert runs[1].records("start")[-1]["attempt"] == 1
-    assert cluster_of.bed.state(urgent) == "COMPLETED"
+    assert cluster_of.testbed.state(urgent) == "COMPLETED"
 
 
-def test_cancel_of_what_waits(cluster_of: Cluster) -> None:
+def test_cancel_of_what_waits(cluster_of: Cluster, tmp_path: Path) -> None:
+    """20 runs with no more commands of Slurm's than one run would take."""
     runs = submit(cluster_of, "held", "--set", "seed=1..20", backends__slurm__begin="now+1hour")
-    begun = time.monotonic()
-    done = cluster_of.ortflow("cancel", "--sweep", "held")
+    counted = Counted.make(tmp_path)
+    done = cluster_of.ortflow("cancel", "--sweep", "held", PATH=counted.path)
     assert (done.returncode, done.stdout) == (0, "held: 20 cancelled\n"), done.stderr
-    assert time.monotonic() - begun < 5
-    assert queued(cluster_of.bed) == []
+    assert [call.split()[0] for call in counted.calls()].count("scancel") == 1, counted.calls()
+    assert len(counted.calls()) < 5, counted.calls()
+    assert queued(cluster_of.testbed) == []
     done = cluster_of.ortflow("submit", "-b", "slurm", "held.yaml", "--set", "seed=1..20")
     assert done.returncode == 0, done.stderr
     assert runs[19].job.endswith("_19")
@@ -122,7 +123,7 @@ def test_cancel_of_what_waits(cluster_of: Cluster) -> None:
 
 
 def test_an_odd_folder(cluster_of: Cluster, tmp_path: Path) -> None:
-    """Its name stands in a directive and in a command, with the task's number behind it."""
+    """Its name is part of a directive and of a command, followed by the task's number."""
     folder = tmp_path / "it's 100% $HOME %j %t %a %A"
     file = cluster_of.write("odd", **ONE, run_dir=str(folder / "odd"))
     done = cluster_of.ortflow("submit", "-b", "slurm", file.name, "--set", "seed=1,2")
@@ -134,7 +135,7 @@ def test_an_odd_folder(cluster_of: Cluster, tmp_path: Path) -> None:
 
 
 def test_an_odd_folder_of_one_run(cluster_of: Cluster, tmp_path: Path) -> None:
-    """What Slurm and submitit would take for the job's number is a part of the name."""
+    """A part of the name looks like Slurm's and submitit's pattern for the job's number."""
     folder = tmp_path / "%j %t 100%"
     file = cluster_of.write("odd-one", **ONE, run_dir=str(folder / "odd-one"))
     done = cluster_of.ortflow("submit", "-b", "slurm", "--follow", file.name)

@@ -1,4 +1,4 @@
-"""Small checkpoints for tests: made by the real writers and the real commit, on a real disk."""
+"""Small checkpoints for tests, made by the real writers and the real commit, on a real disk."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ INDEX = FlatIndex.place([Tensor("weight", (5, 7), "decay"), Tensor("bias", (3,),
 
 
 def progress_of(step: int, **more: Any) -> dict[str, Any]:
-    """The least that a manifest says of a run's progress, and more."""
+    """The minimum that a manifest holds of a run's progress, and `more`."""
     return {"step": step, "updates": step, "epoch": 0, "sample": 0, **more}
 
 
@@ -43,7 +43,7 @@ def save(
     attempt: int = 0,
     **progress: Any,
 ) -> Manifest:
-    """A committed checkpoint of `world_size` ranks; `progress` is what it says of it beside the counters."""
+    """A committed checkpoint of `world_size` ranks; `progress` is recorded besides the counters."""
     writers = [Writer(store, buffers, rank=rank, world_size=world_size, attempt=attempt) for rank in range(world_size)]
     for writer in writers:
         writer.start(step, urgent=True)
@@ -63,7 +63,7 @@ def same(loaded: Mapping[str, Any], buffers: Mapping[str, HostBuffer]) -> bool:
 
 @contextmanager
 def changed(path: Path, data: bytes) -> Iterator[None]:
-    """The file with other contents, for a while."""
+    """Give the file other contents temporarily."""
     before = path.read_bytes()
     path.write_bytes(data)
     try:
@@ -88,7 +88,7 @@ class Rejections:
 
 
 def newest_whole(store: DirectoryStore, on_reject: OnReject | None = None) -> int | None:
-    """The newest step whose checkpoint is whole, every byte of it read; what is passed over is reported."""
+    """The newest step whose checkpoint is intact, verified by reading every byte; skipped ones are reported."""
     for step in reversed(store.steps()):
         faults = verify(store, step)
         if not faults:

@@ -1,7 +1,7 @@
-"""Attention as one node, and its gradient, by standard operators: what a GPU's kernel has to agree with.
+"""Attention as one node, and its gradient, by standard operators: the reference for a GPU's kernel.
 
-`ortflow.workflow.graph.attention.find` says what is computed. Queries of a group that share keys and values have
-an axis of their own here: [batch, heads of keys, group, tokens, size].
+`ortflow.workflow.graph.attention.find` documents what is computed. Queries of a group that share keys and values have
+a separate axis here: [batch, heads of keys, group, tokens, size].
 """
 
 from __future__ import annotations
@@ -116,7 +116,7 @@ class _Form:
         return w("Transpose", w("Reshape", value, w.ints(0, 0, heads, group, self.size)), perm=[0, 2, 3, 1, 4])
 
     def joined(self, value: str, *, first: bool = False) -> str:
-        """The way back."""
+        """The inverse."""
         w = self._w
         if not first:
             return w("Reshape", w("Transpose", value, perm=[0, 3, 1, 2, 4]), w.ints(0, 0, -1, self.size))

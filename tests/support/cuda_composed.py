@@ -137,7 +137,7 @@ _FUNCTIONS = (
 
 
 def composed(model: onnx.ModelProto) -> onnx.ModelProto:
-    """A copy that any runtime takes."""
+    """A copy that any runtime accepts."""
     copy = onnx.ModelProto()
     copy.CopyFrom(model)
     replace(copy.graph.node, [one for node in copy.graph.node for one in _without_residual(node)])
@@ -149,7 +149,7 @@ def composed(model: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def _without_residual(node: onnx.NodeProto) -> list[onnx.NodeProto]:
-    """The gradient of a norm with its residual as a sum of its own: a function cannot leave out an input of a node."""
+    """The gradient of a norm with its residual as a separate sum: a function cannot omit an input of a node."""
     places = {"LayerNormalizationGrad": 5, "RMSNormalizationGrad": 4}
     if node.domain != CUDA_DOMAIN or len(node.input) != places.get(node.op_type, -2) + 1:
         return [node]

@@ -1,4 +1,4 @@
-"""What operators of `ortflow.cuda` have to compute, in double precision, for any means of running them."""
+"""References for the operators of `ortflow.cuda`, in double precision, for any way of running them."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ _SMALLEST = {FLOAT: 1e-38, FP16: 2.0**-25, BF16: 1e-38}
 
 
 def stored(array: Array, kind: int) -> Given:
-    """An array rounded to the element type, and that."""
+    """An array rounded to the element type, and the type."""
     if kind == INT64:
         return array.astype(np.int64), kind
     return from_bytes(to_bytes(array, kind), kind, array.shape), kind
 
 
 def check(name: str, found: Array, reference: Array, kind: int, tolerance: float = 3e-6, least: float = 0) -> None:
-    """Right but for the rounding of the element type, and `tolerance` of the largest value, or of `least`."""
+    """Check up to the rounding of the element type and `tolerance` of the largest value, or of `least`."""
     assert found.shape == reference.shape, (name, found.shape, reference.shape)
     if not reference.size:
         return
@@ -50,7 +50,7 @@ def check(name: str, found: Array, reference: Array, kind: int, tolerance: float
 def twice(
     compute: Compute, operator: str, attributes: dict[str, Any], inputs: Any, types: Sequence[int]
 ) -> list[Array]:
-    """The outputs, which have the same bits each time."""
+    """The outputs; checks that they have the same bits each time."""
     first, second = (compute(operator, attributes, inputs, types) for _ in range(2))
     for place, (one, other) in enumerate(zip(first, second, strict=True)):
         np.testing.assert_array_equal(one, other, err_msg=f"{operator}: output {place} has other bits the second time")

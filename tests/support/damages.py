@@ -1,4 +1,4 @@
-"""Random damages to the files of a run: every kind, to any file, drawn from a seed."""
+"""Random damage to the files of a run: any kind, to any file, drawn from a seed."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Kind = Callable[[Path, random.Random], None]
 
 @dataclass(frozen=True)
 class Damage:
-    """What was done to which file."""
+    """A damage: what was done to which file."""
 
     path: Path
     kind: str
@@ -83,7 +83,7 @@ def a_socket(path: Path, chance: random.Random) -> None:
     clear(path)
     here = os.open(".", os.O_RDONLY)
     try:
-        os.chdir(path.parent)  # the path of a socket is short
+        os.chdir(path.parent)  # the path of a socket must be short
         with socket.socket(socket.AF_UNIX) as server:
             server.bind(path.name)
     finally:
@@ -141,7 +141,7 @@ STRANGE: tuple[Kind, ...] = (remove, fifo, a_socket, device, folder, endless_lin
 
 
 def draw(root: Path, unguarded: Callable[[Path], bool], chance: random.Random) -> list[Damage]:
-    """Damage one to three things below a folder; flips only where something guards the contents."""
+    """Damage one to three entries below a folder; flip bits only in files with a checksum."""
     done: list[Damage] = []
     for _ in range(chance.choice((1, 1, 1, 2, 3))):
         there = sorted(path for path in root.rglob("*") if not any(path.is_relative_to(one.path) for one in done))

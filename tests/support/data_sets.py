@@ -25,7 +25,7 @@ def write_batches(path: Path, *batches: dict[str, Array | Ragged], shard_samples
 
 
 def numbered(path: Path, count: int) -> Dataset:
-    """A set whose column `number` says which sample it is."""
+    """A set whose column `number` identifies the sample."""
     return write_batches(path, {"number": np.arange(count)})
 
 
@@ -36,5 +36,5 @@ def ragged(samples: Sequence[Sequence[int]], dtype: str = "int64") -> Ragged:
 
 
 def feed(name: str, source: str, dtype: str = "int64", pad: float = 0, length: int | None = None) -> Feed:
-    """How a graph input is filled."""
+    """The source of a graph input."""
     return Feed(name, np.dtype(dtype), parse_reference(source), pad, length)

@@ -1,4 +1,4 @@
-"""The documentation's pages, and the programs that write parts of them."""
+"""The documentation's pages, and the programs that generate parts of them."""
 
 from __future__ import annotations
 

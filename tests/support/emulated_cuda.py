@@ -1,6 +1,6 @@
-"""Runs operators of `ortflow.cuda` on the processor: their CUDA compiled as C++, threads as fibers (emulated_cuda.h).
+"""Runs operators of `ortflow.cuda` on the CPU: their CUDA compiled as C++, threads as fibers (emulated_cuda.h).
 
-What it cannot show: speed, races between blocks, and what a GPU's own arithmetic rounds otherwise.
+What it cannot show: speed, races between blocks, and differences in a GPU's rounding.
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ def to_bytes(array: Array, kind: int) -> npt.NDArray[np.uint8]:
 
 
 def from_bytes(content: npt.NDArray[np.uint8], kind: int, shape: Sequence[int]) -> Array:
-    """The same back, as fp32."""
+    """The stored array as fp32."""
     if kind == TensorProto.BFLOAT16:
         return (content.copy().view(np.uint16).astype(np.uint32) << 16).view(np.float32).reshape(shape)
     types = {TensorProto.FLOAT: np.float32, TensorProto.FLOAT16: np.float16}
@@ -116,7 +116,7 @@ def from_bytes(content: npt.NDArray[np.uint8], kind: int, shape: Sequence[int]) 
 
 
 def _structure(name: str) -> type[ctypes.Structure]:
-    """The class that stands for a structure of the source."""
+    """The class for a structure of the source."""
     (found,) = (kind for kind in ctypes.Structure.__subclasses__() if kind.__name__ == name)
     return found
 

@@ -1,4 +1,4 @@
-"""Attempts without processes, under a fake clock: what a supervisor sees of ranks that end, hang or die."""
+"""Attempts without processes, under a fake clock: ranks that end, hang or die, as a supervisor sees them."""
 
 from __future__ import annotations
 
@@ -62,6 +62,6 @@ Plan = Callable[[FakeClock, int], FakeAttempt]
 
 
 def write_step(run: RunDir, attempt: int, step: int, rank: int = 0) -> None:
-    """A rank does a step."""
+    """Record a step of a rank."""
     record = {"event": "step", "time": 1.0, "attempt": attempt, "rank": rank, "step": step, "loss": 0.5, "lr": 0.1}
     append_json_line(run.events(rank), {**record, "grad_norm": 1.0, "seconds": 0.1, "samples": 4, "epoch": 0})

@@ -1,6 +1,6 @@
-"""A clock that stands still until somebody sleeps: a test of minutes takes milliseconds.
+"""A clock that advances only in `sleep`: a test of minutes takes milliseconds.
 
-What is to happen meanwhile is put down beforehand, `clock.after(20, action)`, and happens inside the sleep that passes
+Actions are scheduled beforehand, `clock.after(20, action)`, and run inside the sleep that passes
 that moment. Everything is in one thread, so nothing depends on how fast the machine is.
 """
 
@@ -32,9 +32,9 @@ class FakeClock:
         return self.now + self.ahead
 
     def sleep(self, seconds: float, /) -> None:
-        """Move on, and do what was put down for the time in between."""
+        """Advance, and run the actions that are due."""
         assert seconds >= 0, "time.sleep refuses a negative number"
-        assert self.now < LONGEST, "waits for ever"
+        assert self.now < LONGEST, "waits without end"
         self.sleeps.append(seconds)
         end = self.now + seconds
         while self._due and self._due[0][0] <= end:
@@ -44,6 +44,6 @@ class FakeClock:
         self.now = max(self.now, end)
 
     def after(self, seconds: float, action: Callable[[], object]) -> None:
-        """Have something happen in so many seconds."""
+        """Schedule an action in so many seconds."""
         self._due.append((self.now + seconds, len(self._due), action))
         self._due.sort(key=lambda one: one[:2])

@@ -1,4 +1,4 @@
-"""CUDA's runtime and cuBLAS played on host memory: what `cudart` calls, by the same names and arguments."""
+"""A fake of CUDA's runtime and cuBLAS on host memory: what `cudart` calls, with the same names and arguments."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ class FakeCuda:
         return self._give("cudaMalloc", place, block.ctypes.data + start)
 
     def cudaFree(self, pointer: Any) -> int:  # noqa: N802
-        self.blocks.pop(pointer.value)[:] = 0xEE  # what still reads it must show
+        self.blocks.pop(pointer.value)[:] = 0xEE  # later reads of it must show
         return 0
 
     def cudaHostAlloc(self, place: Any, size: Any, flags: int) -> int:  # noqa: N802
@@ -145,7 +145,7 @@ class FakeCuda:
             do()
 
     def kernel(self, do: Callable[[], Any]) -> None:
-        """Queue any work on the first stream: done, or noted while it is captured."""
+        """Queue any work on the first stream: run, or recorded during a capture."""
         self._work(77, KERNEL, do)
 
     def cudaEventCreateWithFlags(self, place: Any, flags: int) -> int:  # noqa: N802
@@ -261,7 +261,7 @@ def _floats(pointer: Any, count: Any) -> Any:
 
 
 class FakeNccl:
-    """NCCL's sum over the GPUs of one process, on the memory of fakes: what `gpu_sum` calls.
+    """NCCL's sum over the GPUs of one process, on fake memory: what `gpu_sum` calls.
 
     `failing` maps names of functions to the errors that they return; `wrong` is added to the sum.
     """
@@ -318,6 +318,6 @@ class FakeNccl:
 
 
 def fake_device(library: FakeCuda | None = None) -> CudaDevice:
-    """A GPU that is none."""
+    """A fake GPU."""
     runtime = Runtime(library or FakeCuda())
     return CudaDevice(runtime, runtime.describe(0))

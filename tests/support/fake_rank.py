@@ -1,6 +1,6 @@
-"""A rank that trains nothing: real processes under a real mpirun, dying as the test's script says.
+"""A rank that trains nothing: real processes under a real mpirun that fail by the test's script.
 
-Stands in for ortflow.workflow.rank behind a wrapper of the interpreter (see `fake_python` in the launcher tests). It
+Replaces ortflow.workflow.rank through a wrapper of the interpreter (see `fake_python` in the launcher tests). It
 keeps the contract of a rank: log, lock, events, stop flag, exit codes. Its checkpoint is the number in RUN_DIR/saved.
 FAKE_SCRIPT is JSON: {attempt: {"rank": r, "step": s, "do": what}}; steps from 1.
 """
@@ -14,10 +14,10 @@ import sys
 import time
 from pathlib import Path
 
+from ortflow.workflow.disk_space import Notice, OutOfDisk
 from ortflow.workflow.events import EventLog
 from ortflow.workflow.rank import die_with_parent, hold_ranks_lock, redirect_output
 from ortflow.workflow.ranks import Place
-from ortflow.workflow.room import Notice, OutOfDisk
 from ortflow.workflow.rundir import RunDir
 from ortflow.workflow.signals import StopFlag
 
@@ -28,7 +28,7 @@ def main() -> None:
     script = json.loads(os.environ.get("FAKE_SCRIPT", "{}"))
     steps, pause = int(os.environ.get("FAKE_STEPS", "10")), float(os.environ.get("FAKE_PAUSE", "0.02"))
     if script.get(str(attempt), {}).get("do") == "born late":
-        # The first rank that a signal meets before it can hear it dies of it, and mpirun kills the others.
+        # The first rank that gets a signal before its handler is set dies of it, and mpirun kills the others.
         signal.signal(signal.SIGTERM, lambda *_: os.kill(os.getpid(), signal.SIGKILL))
         time.sleep(30)
     stop.install()

@@ -1,4 +1,4 @@
-"""Runs on a file system that a test fills up: what is told meanwhile, and when."""
+"""Runs on a file system that a test fills up: what is reported meanwhile, and when."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ LONG = {
 
 
 def fill(disk: Path) -> Path:
-    """Take all the room there is."""
+    """Use up all free space."""
     filler = disk / "filler"
     with filler.open("wb", buffering=0) as file:
         for size in (1 << 16, 1 << 12, 1 << 8, 1):
@@ -42,7 +42,7 @@ def wait_for_step(tiny: Tiny, step: int, child: subprocess.Popen[str]) -> None:
         time.sleep(0.01)
 
 
-def until_told(tiny: Tiny, child: subprocess.Popen[str]) -> RunStatus:
+def until_reported(tiny: Tiny, child: subprocess.Popen[str]) -> RunStatus:
     end = time.monotonic() + 60
     while True:
         how = read_status(RunDir(tiny.run_dir))

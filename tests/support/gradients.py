@@ -1,4 +1,4 @@
-"""Checks the differentiator's gradient of one operator against differences of the loss in double precision."""
+"""Checks the differentiator's gradient of one operator against finite differences of the loss in double precision."""
 
 from __future__ import annotations
 
@@ -43,9 +43,9 @@ def model_of(
 ) -> onnx.ModelProto:
     """A node whose outputs `uses` are squared, weighted by fixed numbers and summed to the value `loss`.
 
-    `inputs` are arrays by name, None for one that is left out. Floating arrays in `parameters` and those whose name
+    `inputs` are arrays by name, None for one that is omitted. Floating arrays in `parameters` and those whose name
     begins with `x` are inputs of the graph, the others initializers. With `unknown`, no axis of a graph's input has a
-    known size. The first `outputs` outputs of the node are there, whether used or not.
+    known size. The node has its first `outputs` outputs, whether used or not.
     """
     nodes = [
         helper.make_node(
@@ -90,7 +90,7 @@ def model_of(
 
 
 def gradients_of(model: onnx.ModelProto, inputs: Mapping[str, Any], parameters: Sequence[str]) -> dict[str, np.ndarray]:
-    """What ONNX Runtime computes of the differentiated graph, by parameter."""
+    """Gradients by parameter, computed by ONNX Runtime from the differentiated graph."""
     made, reached = differentiate(model, parameters, "loss")
     assert reached == list(parameters)
     made = compose(made)
@@ -117,7 +117,7 @@ def differences_of(
 ) -> dict[str, np.ndarray]:
     """Central differences of `loss` along each element of each parameter; `model` computes in double precision.
 
-    `new_ops` compute what onnx's evaluator does not know, or not in double precision.
+    `new_ops` compute what onnx's evaluator does not support, or not in double precision.
     """
     reference = ReferenceEvaluator(model, new_ops=[*OPERATORS, *new_ops])
     given = {value.name for value in model.graph.input}
@@ -155,9 +155,9 @@ def check(
     new_ops: Sequence[type[OpRun]] = (),
     **options: Any,
 ) -> None:
-    """Asserts that each gradient is that of the differences, with known and with unknown sizes.
+    """Asserts that each gradient equals the differences, with known and with unknown sizes.
 
-    `reference` holds attributes by which onnx's evaluator, which does not know every form, computes the same.
+    `reference` holds attributes with which onnx's evaluator, which does not support every form, computes the same.
     """
     precise = model_of(operator, inputs, parameters, real="float64", **{**options, **(reference or {})})
     expected = differences_of(precise, inputs, parameters, new_ops)

@@ -79,7 +79,7 @@ def run_file(model: Path, loss: Mapping[str, Any] | None = None, **changes: Any)
 
 @functools.cache
 def kept_child() -> Child:
-    """One child process for all tests: starting one takes longer than most of what they ask of it."""
+    """One child process for all tests: starting one takes longer than most of its tasks."""
     child = Child()
     atexit.register(child.__exit__, None, None, None)
     return child
@@ -95,7 +95,7 @@ def built(model: Path, loss: Mapping[str, Any] | None = None, **changes: Any) ->
 def run_graph(
     graph: Path | onnx.ModelProto, feeds: Mapping[str, Array], threads: int = 1, kernels: Path | None = None
 ) -> dict[str, Array]:
-    """Every output of a graph. Feeds that it has no input for are passed over."""
+    """Every output of a graph. Feeds without an input are ignored."""
     options = ort.SessionOptions()
     options.intra_op_num_threads = threads
     options.log_severity_level = 4

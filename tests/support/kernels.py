@@ -39,7 +39,7 @@ def compute(
     library: Path | None = LIBRARY.path,
     **attributes: Any,
 ) -> list[Array]:
-    """What the operator makes of the inputs."""
+    """The operator's outputs for the inputs."""
     types = tuple(_TYPES[str(array.dtype)] for array in inputs)
     session = _session(operator, types, outputs, threads, library, tuple(sorted(attributes.items())))
     return list(session.run(None, {f"in.{i}": array for i, array in enumerate(inputs)}))
@@ -58,7 +58,7 @@ def _session(
     options.register_custom_ops_library(str(library))
     options.intra_op_num_threads = threads
     options.log_severity_level = 4
-    # Hundreds of sessions are kept: their threads must not spin beside the one at work.
+    # Hundreds of sessions are kept: their threads must not spin beside the active one.
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
     given, made = [f"in.{i}" for i in range(len(types))], [f"out.{i}" for i in range(outputs)]
     graph = helper.make_graph(
@@ -90,5 +90,5 @@ def off(result: Array, reference: Array) -> float:
 
 
 def view(order: Sequence[int]) -> int:
-    """A permutation as the operators take it."""
+    """A permutation as the operators' attribute."""
     return int("1" + "".join(map(str, order)))

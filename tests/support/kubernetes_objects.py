@@ -1,6 +1,6 @@
-"""Objects of a run as a real cluster (1.34, mpi-operator 0.8.2) shows them, cut down to what matters; builders.
+"""Builders for a run's objects as a real cluster (1.34, mpi-operator 0.8.2) shows them, reduced to what matters.
 
-Times are relative to NOW, so that ages are what a test says.
+Times are relative to NOW, so that tests control ages.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ LABELS = {"app.kubernetes.io/name": "ortflow", "ortflow.dev/run": RUN, "ortflow.
 
 
 def stamp(moment: float) -> str:
-    """As Kubernetes writes times."""
+    """A time in Kubernetes' format."""
     return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(moment))
 
 
@@ -106,7 +106,7 @@ def pod(
 
 
 def unschedulable(message: str) -> dict[str, Any]:
-    """What makes a pod one that the scheduler finds no place for."""
+    """The condition of a pod that cannot be scheduled."""
     return {
         "phase": "Pending", "node": "", "ready": False,
         "conditions": [{"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": message}],

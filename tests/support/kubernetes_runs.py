@@ -1,4 +1,4 @@
-"""Run files for Kubernetes: a plain one, some with everything, and any number of others that are right."""
+"""Run files for Kubernetes: a plain one, some with everything, and any number of random valid ones."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ RunFile = dict[str, Any]
 
 
 def run_file(kubernetes: RunFile | None = None, **sections: Any) -> RunFile:
-    """A small run file as it is written, with keys of `backends.kubernetes` and other sections."""
+    """A small run file as written, with keys of `backends.kubernetes` and other sections."""
     own: RunFile = {"image": "ortflow:1", "volume": {"claim": "shared"}, **(kubernetes or {})}
     return {
         "name": "small",
@@ -30,7 +30,7 @@ def run_file(kubernetes: RunFile | None = None, **sections: Any) -> RunFile:
 
 
 def spec_of_file(written: RunFile) -> RunSpec:
-    """The run of a run file, as the loader makes it."""
+    """The run of a run file, as the loader returns it."""
     import copy
 
     document = Document("run.yaml", copy.deepcopy(written))
@@ -162,7 +162,7 @@ _NUMBERS = (0, 1, -1, 1.0, 2.5, 1e-3, 1e-5, 1.234e-5, 1e-6, 1e-7, 1.5e-9, 1e20, 
 
 
 def any_run_file(chance: random.Random, name: str) -> RunFile:
-    """A run file that nothing is wrong with."""
+    """A valid run file."""
 
     def maybe(values: RunFile, likely: float = 0.4) -> RunFile:
         return {key: value for key, value in values.items() if chance.random() < likely}
@@ -229,7 +229,7 @@ def any_run_file(chance: random.Random, name: str) -> RunFile:
 
 
 def any_overlays(chance: random.Random) -> list[RunFile]:
-    """Overlays that break no rule."""
+    """Valid overlays."""
     pod = {
         "containers": [
             {
@@ -259,5 +259,5 @@ def any_overlays(chance: random.Random) -> list[RunFile]:
 
 
 def contents_of(written: RunFile) -> dict[str, str]:
-    """Texts for the files that a run file carries."""
+    """Contents for the files that a run file carries."""
     return {path: f"# {path}\nprint('{{{{ x }}}}')\n" for path in written["backends"]["kubernetes"].get("files", [])}

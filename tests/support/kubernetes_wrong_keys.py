@@ -1,4 +1,4 @@
-"""Wrong values of a run file for Kubernetes, by key: the table behind `kubernetes_wrong`."""
+"""Invalid values of a run file for Kubernetes, by key: the table for `kubernetes_wrong`."""
 
 from __future__ import annotations
 
@@ -78,7 +78,6 @@ KEYS: dict[str, list[Any]] = {
         [{"name": "a", "mount": "/a", "source": {"nfs": {"server": "a"}}}],
         [{"name": "a", "mount": "/a", "source": {"emptyDir": {"sizeLimit": "much"}}}],
         [{"name": "a", "mount": "/a", "source": {"secret": {"name": "a"}}}],
-        [{"name": "a", "mount": "/a", "source": {"persistentVolumeClaim": {"claimName": "A"}}}],
         [{"name": "a", "mount": "/a", "source": {"csi": {}}}],
         [{"name": "a", "mount": "/a", "sub_path": "../b", "source": {"emptyDir": {}}}],
         [{"name": "a", "mount": "/a", "read_only": "yes", "source": {"emptyDir": {}}}],
@@ -120,7 +119,6 @@ KEYS: dict[str, list[Any]] = {
     "affinity": [
         {"node": {}},
         {"nodeAffinity": []},
-        {"nodeAffinity": None},
         {"nodeAffinity": {"required": {}}},
         {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": []}}},
         {
@@ -147,7 +145,7 @@ KEYS: dict[str, list[Any]] = {
         {
             "nodeAffinity": {
                 "requiredDuringSchedulingIgnoredDuringExecution": {
-                    "nodeSelectorTerms": [{"matchExpressions": [{"key": "a", "operator": "Gt", "values": ["x"]}]}]
+                    "nodeSelectorTerms": [{"matchExpressions": [{"key": "a", "operator": "Gt", "values": ["1", "2"]}]}]
                 }
             }
         },
@@ -191,7 +189,7 @@ KEYS: dict[str, list[Any]] = {
         [{"maxSkew": 1, "topologyKey": "a", "whenUnsatisfiable": "Never"}],
         [{"maxSkew": 1, "topologyKey": "a", "whenUnsatisfiable": "ScheduleAnyway", "minDomains": 2}],
         [{"maxSkew": 1, "topologyKey": "a", "whenUnsatisfiable": "ScheduleAnyway"}] * 2,
-        [{"maxSkew": 1, "topologyKey": "a b", "whenUnsatisfiable": "ScheduleAnyway"}],
+        [{"maxSkew": 1, "topologyKey": "", "whenUnsatisfiable": "ScheduleAnyway"}],
     ],
     "priority_class": ["High", "", 5],
     "env": [
@@ -287,3 +285,13 @@ SECTIONS: list[tuple[str, RunFile]] = [
     ("resources.memory", {"resources": {"memory": "lots"}}),
     ("resources.time_limit", {"resources": {"time_limit": "soon"}}),
 ]
+
+KEYS_TO_SERVER: dict[str, set[int]] = {
+    "volumes": {11, 14},
+    "affinity": {3, 4, 5, 6, 7, 8, 11, 12},
+    "tolerations": {2, 3, 4, 5, 6, 7, 9},
+    "worker_tolerations": {0},
+    "launcher_tolerations": {0},
+    "topology_spread": {2, 3, 4, 5, 6},
+}
+"""Which of them only the API server refuses, by their place."""

@@ -1,6 +1,6 @@
-"""Wrong overlays: the tables behind `kubernetes_wrong`.
+"""Invalid overlays: the tables for `kubernetes_wrong`.
 
-By path in the document: an MPIJob's, a pod's in it, a container's; then those that only the API server can judge.
+By path in the document: an MPIJob's, a pod's in it, a container's; then those of any document.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ JOB_PATCHES: dict[str, list[Any]] = {
     "metadata": [None, {"$patch": "replace", "name": "x"}, 5],
     "metadata.name": ["other", None, "Upper"],
     "metadata.namespace": ["elsewhere"],
-    "metadata.generateName": ["a-"],
     "metadata.labels": [
         {"ortflow.dev/job": "x"},
         {"ortflow.dev/run": None},
@@ -76,7 +75,7 @@ POD_PATCHES: dict[str, list[Any]] = {
     "hostAliases": [[{"ip": "host"}]],
     "volumes": [
         [{"name": "data", "$patch": "delete"}],
-        [{"name": "new"}],
+        [{"name": "new", "emptyDir": {}, "hostPath": {"path": "/a"}}],
         [{"name": "run", "emptyDir": {}}],
         [{"$patch": "replace"}],
         [{"name": "N", "emptyDir": {}}],
@@ -109,7 +108,6 @@ CONTAINER_PATCHES: dict[str, list[Any]] = {
     "env": [
         [{"name": "ORTFLOW_JOB", "value": "x"}],
         [{"name": "ORTFLOW_RUN_FILE", "$patch": "delete"}],
-        [{"name": "1A", "value": "x"}],
         [{"name": "A", "value": 5}],
         [{"value": "x"}],
         [{"$patch": "replace"}],
@@ -144,7 +142,7 @@ CONTAINER_PATCHES: dict[str, list[Any]] = {
     "readinessProbe": [
         {"$patch": "replace"},
         {"tcpSocket": {"port": 0}},
-        {"periodSeconds": 0},
+        {"periodSeconds": -1},
         {"exec": {}, "grpc": {"port": 1}},
         {"$patch": "replace", "exec": {"command": ["a"]}, "tcpSocket": {"port": 1}},
     ],
@@ -157,7 +155,7 @@ CONTAINER_PATCHES: dict[str, list[Any]] = {
     ],
 }
 
-SERVERS_PATCHES: list[tuple[str, str, Any]] = [
+SCHEMA_PATCHES: list[tuple[str, str, Any]] = [
     ("MPIJob", f"{POD}.nodeSelectors", {"a": "b"}),
     ("MPIJob", f"{POD}.hostIpc", True),
     ("MPIJob", f"{POD}.readinessGates", {"a": "b"}),
@@ -168,38 +166,80 @@ SERVERS_PATCHES: list[tuple[str, str, Any]] = [
     ("MPIJob", f"{POD}.containers", [{"name": "CONTAINER", "lifecycle": {"preStop": {"run": "x"}}}]),
     ("MPIJob", f"{POD}.containers", [{"name": "CONTAINER", "env": [{"name": "A", "valueFrom": {"fieldRef": {}}}]}]),
     ("MPIJob", f"{POD}.containers", [{"name": "side", "image": "a", "stdinn": True}]),
-    ("MPIJob", "spec.runPolicy.schedulingPolicy.minResources", "lots"),
     ("ConfigMap", "data.number", 5),
-    ("ConfigMap", "binaryData.b", "not base64!"),
-    ("ConfigMap", "data.a/b", "x"),
     ("ConfigMap", "dta.a", "x"),
     ("ServiceAccount", "secrets", "x"),
     ("ServiceAccount", "automountServiceAccountTokens", True),
+    ("PersistentVolumeClaim", "spec.size", "1Gi"),
+    ("NetworkPolicy", "spec.ingress", [{"form": []}]),
+    ("PodDisruptionBudget", "spec.minimum", 1),
+    ("Role", "rules", [{"apiGroups": [""], "resources": ["pods"]}]),
+    ("Role", "rules", [{"verbs": ["get"], "resources": ["pods"], "group": ""}]),
+    ("Job", "spec.paralelism", 1),
+    ("Service", "spec.selectors.a", "b"),
+]
+"""Overlays that the API's schema refuses: kind, path, value."""
+SERVERS_PATCHES: list[tuple[str, str, Any]] = [
+    ("MPIJob", "spec.runPolicy.schedulingPolicy.minResources", "lots"),
+    ("ConfigMap", "binaryData.b", "not base64!"),
+    ("ConfigMap", "data.a/b", "x"),
     ("PersistentVolumeClaim", "spec.accessModes", ["ReadWriteSometimes"]),
     ("PersistentVolumeClaim", "spec.resources.requests.storage", "-1Gi"),
     ("PersistentVolumeClaim", "spec.resources.requests.storage", "lots"),
     ("PersistentVolumeClaim", "spec.volumeMode", "Tape"),
-    ("PersistentVolumeClaim", "spec.size", "1Gi"),
     ("NetworkPolicy", "spec.policyTypes", ["Sideways"]),
-    ("NetworkPolicy", "spec.ingress", [{"form": []}]),
     ("NetworkPolicy", "spec.podSelector.matchExpressions", [{"key": "a", "operator": "Is"}]),
     ("PodDisruptionBudget", "spec.minAvailable", -1),
     ("PodDisruptionBudget", "spec.maxUnavailable", 1),
-    ("PodDisruptionBudget", "spec.minimum", 1),
-    ("Role", "rules", [{"apiGroups": [""], "resources": ["pods"]}]),
-    ("Role", "rules", [{"verbs": ["get"], "resources": ["pods"], "group": ""}]),
     ("RoleBinding", "subjects", [{"kind": "Robot", "name": "x"}]),
     ("RoleBinding", "roleRef.kind", "Rule"),
     ("Job", "spec.backoffLimit", -1),
     ("Job", "spec.template.spec.restartPolicy", "Always"),
     ("Job", "spec.template.spec.containers", [{"name": "supervisor", "image": ""}]),
-    ("Job", "spec.paralelism", 1),
     ("Deployment", "spec.replicas", -1),
     ("Deployment", "spec.selector.matchLabels", {"other": "x"}),
     ("Deployment", "spec.template.spec.containers", [{"name": "tensorboard", "ports": [{"containerPort": 70000}]}]),
     ("Deployment", "spec.strategy.type", "Sometimes"),
     ("Service", "spec.ports", [{"port": 6006, "targetPort": 70000}]),
     ("Service", "spec.type", "Wide"),
-    ("Service", "spec.selectors.a", "b"),
 ]
-"""Overlays that pass our checks: kind, path, value."""
+"""Overlays that pass our checks."""
+JOB_TO_SERVER: dict[str, set[int]] = {
+    "metadata.labels": {2, 3},
+    "metadata.annotations": {1},
+    "spec.slotPerWorker": {0},
+    "spec.managedBy": {0},
+    "spec.runPolicy.backoffLimit": {2},
+    "spec.runPolicy.ttlSecondsAfterFinished": {1},
+    "spec.runPolicy.suspend": {0},
+}
+"""Which values of `JOB_PATCHES` only the API server refuses, by their place; and so on for the other tables."""
+POD_TO_SERVER: dict[str, set[int]] = {
+    "activeDeadlineSeconds": {0},
+    "dnsPolicy": {0, 1},
+    "nodeSelector": {0},
+    "serviceAccountName": {0},
+    "securityContext": {1, 2, 3},
+    "tolerations": {0, 1},
+    "topologySpreadConstraints": {0},
+    "affinity": {0},
+    "priorityClassName": {0},
+    "preemptionPolicy": {0},
+    "priority": {0},
+    "dnsConfig": {0},
+    "hostAliases": {0},
+    "volumes": {1, 4},
+    "initContainers": {0, 1, 2, 3},
+    "containers": {5, 6},
+}
+CONTAINER_TO_SERVER: dict[str, set[int]] = {
+    "image": {0, 1, 2},
+    "imagePullPolicy": {0},
+    "env": {5},
+    "volumeMounts": {1},
+    "resources": {0, 1, 2, 3, 4, 5, 6},
+    "ports": {0, 1, 3},
+    "readinessProbe": {0, 1, 2, 3, 4},
+    "livenessProbe": {0, 1},
+    "securityContext": {0, 3},
+}

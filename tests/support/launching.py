@@ -1,7 +1,7 @@
 """Runs of ranks that train nothing, under the real mpirun and the real command line.
 
-`Bench` makes a folder with a run file whose `resources.python` is a wrapper: asked to run a rank it runs fake_rank.py,
-asked anything else it is the interpreter of the tests. ORTFLOW_TEST_PYTHON names another interpreter, to test with the
+`Bench` makes a folder with a run file whose `resources.python` is a wrapper: to run a rank it runs fake_rank.py,
+for anything else it is the interpreter of the tests. ORTFLOW_TEST_PYTHON names another interpreter, to test with the
 MPI installed beside it.
 """
 
@@ -64,8 +64,8 @@ class Bench:
     def environment(self, script: dict[int, dict[str, Any]] | None, **fake: Any) -> dict[str, str]:
         kept = {name: value for name, value in os.environ.items() if not name.startswith(("ORTFLOW_", "PMI"))}
         kept["PATH"] = os.pathsep.join([str(Path(PYTHON).parent), kept["PATH"]])
-        told = {f"FAKE_{name.upper()}": str(value) for name, value in fake.items()}
-        return {**kept, "FAKE_SCRIPT": json.dumps(script or {}), **told}
+        reported = {f"FAKE_{name.upper()}": str(value) for name, value in fake.items()}
+        return {**kept, "FAKE_SCRIPT": json.dumps(script or {}), **reported}
 
     def start(
         self, *arguments: str, script: dict[int, dict[str, Any]] | None = None, shell: str = "", **fake: Any
@@ -104,7 +104,7 @@ class Bench:
         return [record for record in whole if record["event"] == kind]
 
     def processes(self) -> list[psutil.Process]:
-        """Whatever was started for the run and still runs."""
+        """Processes of the run that are still alive."""
         found = []
         for process in psutil.process_iter():
             try:
@@ -163,6 +163,6 @@ class Running:
 def wait_until(condition: Callable[[], Any], timeout: float = 30, alive: Callable[[], bool] = lambda: True) -> None:
     end = time.monotonic() + timeout
     while not condition():
-        assert time.monotonic() < end, "waited in vain"
+        assert time.monotonic() < end, "timed out"
         assert alive(), "ended before"
         time.sleep(0.02)

@@ -27,14 +27,14 @@ def memory(name: str) -> int:
 
 
 def gpu() -> Device:
-    """The first one that this process sees."""
+    """The first GPU that this process sees."""
     from ortflow.workflow.device.cuda import CudaDevice
 
     return CudaDevice(cuda_runtime(), cuda_runtime().describe(0))
 
 
 def main() -> None:
-    """See the module."""
+    """See the module's docstring."""
     graphs, shapes = GraphSet.load(Path(sys.argv[1])), json.loads(sys.argv[3])
     on_gpu, random = sys.argv[4:] == ["cuda"], np.random.default_rng(0)
     device: Device = gpu() if on_gpu else CpuDevice()

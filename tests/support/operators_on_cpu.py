@@ -1,6 +1,6 @@
-"""operators.c on ONNX Runtime's CPU provider, fused kernels as a C++ compiler makes them of their CUDA source.
+"""operators.c on ONNX Runtime's CPU provider, with fused kernels compiled as C++ from their CUDA source.
 
-What it cannot show: speed, and what a GPU's own arithmetic rounds otherwise.
+What it cannot show: speed, and differences in a GPU's rounding.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def compiled(compiler: str | None, folder: Path, name: str, text: str, *flags: s
 
 
 class _Compiler:
-    """In place of NVRTC and the driver."""
+    """Replaces NVRTC and the driver."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -87,7 +87,7 @@ class _Compiler:
 
 
 def operators_here(folder: Path, monkeypatch: pytest.MonkeyPatch) -> operators.Operators:
-    """Those of this process without a GPU."""
+    """The operators of this process, without a GPU."""
     text = _SOURCE.read_text()
     path = compiled(CC, folder, "operators.c", text, '-DPROVIDER="CPUExecutionProvider"', f"-I{_HEADERS}", "-std=gnu11")
     monkeypatch.setattr(operators, "operator_library", lambda: (path, ""))
@@ -97,7 +97,7 @@ def operators_here(folder: Path, monkeypatch: pytest.MonkeyPatch) -> operators.O
 
 
 def session_of(made: operators.Operators, model: bytes) -> onnxruntime.InferenceSession:
-    """A session that runs nodes of `ortflow.cuda` on the CPU, as `Sessions.open` makes one on a GPU."""
+    """A session that runs nodes of `ortflow.cuda` on the CPU, as `Sessions.open` opens one on a GPU."""
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 3
     content = made.bind(model)

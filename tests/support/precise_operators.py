@@ -1,4 +1,4 @@
-"""Operators in double precision where onnx's evaluator is wrong or knows not every form."""
+"""Operators in double precision where onnx's evaluator is wrong or does not support every form."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from onnx.reference.op_run import OpRun
 
 
 class ConvTranspose(OpRun):  # type: ignore[misc]
-    """Each element of the data spreads its kernel over the output. onnx's is wrong in groups and with dilations."""
+    """Each element of the data spreads its kernel over the output. onnx's is wrong with groups and dilations."""
 
     def _run(
         self,
@@ -89,14 +89,14 @@ class _Pool(OpRun):  # type: ignore[misc]
 
 
 class MaxPool(_Pool):
-    """The largest of each window."""
+    """The maximum of each window."""
 
     def _run(self, x: np.ndarray, **given: Any) -> tuple[np.ndarray]:
         return (self._pooled(x, lambda elements, _: elements.max(axis=-1), **given),)
 
 
 class AveragePool(_Pool):
-    """The mean of each window, of its padding too where `count_include_pad` says so."""
+    """The mean of each window, including its padding if `count_include_pad` is set."""
 
     def _run(self, x: np.ndarray, **given: Any) -> tuple[np.ndarray]:
         def mean(elements: np.ndarray, padded: int) -> np.ndarray:
@@ -114,7 +114,7 @@ class LpPool(_Pool):
 
 
 class GlobalMaxPool(OpRun):  # type: ignore[misc]
-    """The largest of each channel. onnx's is one of the first spatial axis."""
+    """The maximum of each channel. onnx's takes it over the first spatial axis only."""
 
     def _run(self, x: np.ndarray) -> tuple[np.ndarray]:
         return (x.max(axis=tuple(range(2, x.ndim)), keepdims=True),)
@@ -161,7 +161,7 @@ class _Recurrent(OpRun):  # type: ignore[misc]
     def _step(
         self, data: np.ndarray, state: list[np.ndarray], weight: np.ndarray, bias: np.ndarray, given: dict[str, Any]
     ) -> list[np.ndarray]:
-        """The state behind a step, of what the data gives each gate and the state before it."""
+        """The state after a step, from the data's part of each gate and the state before it."""
         raise NotImplementedError
 
 

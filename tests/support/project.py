@@ -1,6 +1,6 @@
 """A small real run for tests: a tiny GPT with dropout on real text, made with the project's own tools.
 
-Used by the integration and the chaos tests. Everything goes through the command line, as a person would.
+Used by the integration and the chaos tests. Everything goes through the command line, as for a user.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ ORTFLOW = [sys.executable, "-m", "ortflow"]
 
 
 def environment(**changes: str) -> dict[str, str]:
-    """What a command of a test sees: none of pytest's warnings filter, no run of its own."""
+    """The environment of a test's commands, without pytest's warnings filter and without a run's variables."""
     kept = {
         key: value for key, value in os.environ.items() if not key.startswith(("ORTFLOW_", "PMI", "OMPI_", "SLURM_"))
     }
@@ -99,7 +99,7 @@ class Project:
         return file
 
     def run_dir(self, name: str) -> Path:
-        """Where the run lies."""
+        """The run's directory."""
         return self.folder / "runs" / name
 
     def run(self, name: str, *arguments: str, **changes: Any) -> Path:
@@ -111,7 +111,7 @@ class Project:
 
 
 def events(run_dir: Path, rank: int = 0) -> list[dict[str, Any]]:
-    """The record of a rank."""
+    """The events of a rank."""
     path = run_dir / "events" / f"rank-{rank:04d}.jsonl"
     return [json.loads(line) for line in path.read_text().splitlines()]
 
@@ -132,13 +132,13 @@ def evaluations(run_dir: Path) -> list[tuple[int, float, float]]:
 
 
 def logs(run_dir: Path) -> str:
-    """Every log, for the message of a failing test."""
+    """All logs, for the message of a failing test."""
     parts = [f"--- {path}\n{path.read_text(errors='replace')[-3000:]}" for path in sorted(run_dir.rglob("*.log"))]
     return "\n".join(parts)
 
 
 def leftovers(run_dir: Path) -> list[str]:
-    """Files that a finished run must not leave: temporaries, locks' contents, stop requests."""
+    """Files that a finished run must not leave: temporary files, lock contents, stop requests."""
     return sorted(
         str(path.relative_to(run_dir))
         for path in run_dir.rglob("*")

@@ -1,6 +1,6 @@
-"""The trainer of GPUs on a GPU that is played: memory, streams and CUDA graphs by `fake_cuda`, sessions on the CPU.
+"""The trainer for GPUs on a fake GPU: memory, streams and CUDA graphs by `fake_cuda`, sessions on the CPU.
 
-Also a small network and steps for it, which tests on a real GPU use, too.
+Also a small network and steps for it, which tests on a real GPU use too.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ from ortflow.workflow.trainer.graph import GraphTrainer
 from ortflow.workflow.trainer.queued import QueuedTrainer
 
 
-class PlayedDevice(CudaDevice):
-    """Its memory is the host's, so that ONNX Runtime's CPU provider computes on it."""
+class FakeDevice(CudaDevice):
+    """A device with host memory, so that ONNX Runtime's CPU provider computes on it."""
 
     kind = "cpu"
 
@@ -48,8 +48,8 @@ class PlayedDevice(CudaDevice):
         return "cpu:0"
 
 
-class Played:
-    """The library, the device, and what is said in the log."""
+class Fake:
+    """The library, the device, and the log."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.library = library = FakeCuda()
@@ -68,7 +68,7 @@ class Played:
 
         monkeypatch.setattr(Binding, "run", queue)
         runtime = Runtime(self.library)
-        self.device = PlayedDevice(runtime, runtime.describe(0))
+        self.device = FakeDevice(runtime, runtime.describe(0))
         self.log: list[str] = []
 
     def trainer(
@@ -79,7 +79,7 @@ class Played:
         *,
         train: onnx.ModelProto | None = None,
     ) -> QueuedTrainer:
-        """The trainer of graphs that `build_graphs` has written; `train` in place of the training graph."""
+        """The trainer for graphs that `build_graphs` has written; `train` replaces the training graph."""
         update = compose(optimizer_graph(spec.train.optimizer, segments(spec.train.optimizer, graphs.index)))
         graphs.optimizer.write_bytes(guarded(update).SerializeToString())
         graphs.gradient.write_bytes(queued_gradient_graph().SerializeToString())
@@ -130,8 +130,10 @@ def train(trainer: GraphTrainer, steps: list[list[MicroBatch]]) -> list[tuple[fl
     found, updates = [], 0
     for number, batches in enumerate(steps):
         rate = 1e-3 * (1 - number / len(steps))
-        outcome = trainer.step(batches, learning_rate=rate, update=updates + 1, seeds=[1] * len(batches), votes=[2.0])
-        assert outcome.votes == [2.0]
+        outcome = trainer.step(
+            batches, learning_rate=rate, update=updates + 1, seeds=[1] * len(batches), control_values=[2.0]
+        )
+        assert outcome.control_values == [2.0]
         updates += outcome.skipped is None
         found.append((outcome.loss, outcome.grad_norm, outcome.skipped))
     return found
@@ -142,9 +144,9 @@ def state_of(trainer: GraphTrainer) -> dict[str, Array]:
 
 
 def halved(train: onnx.ModelProto) -> onnx.ModelProto:
-    """The graph with gradients that were multiplied by the loss scale and went through fp16, as training in it does.
+    """The graph with gradients that were multiplied by the loss scale and rounded to fp16, as in fp16 training.
 
-    They are eight times as large on their way: in a micro-batch of 8 samples a scale of 1 is an eighth.
+    They are eight times as large before the mean: in a micro-batch of 8 samples a scale of 1 is an eighth.
     """
     copy = onnx.ModelProto()
     copy.CopyFrom(train)
@@ -181,6 +183,8 @@ def halved(train: onnx.ModelProto) -> onnx.ModelProto:
 def outcomes_of(trainer: GraphTrainer, steps: list[list[MicroBatch]], updates: int = 0) -> list[StepOutcome]:
     found = []
     for batches in steps:
-        found.append(trainer.step(batches, learning_rate=1e-3, update=updates + 1, seeds=[1] * len(batches), votes=[]))
+        found.append(
+            trainer.step(batches, learning_rate=1e-3, update=updates + 1, seeds=[1] * len(batches), control_values=[])
+        )
         updates += found[-1].skipped is None
     return found

@@ -1,4 +1,4 @@
-"""Run files for tests: a small valid one, and what is said about a changed one."""
+"""Run files for tests: a small valid one, and the faults reported for a changed one."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ backends:
 """
 
 
-def told(tmp_path: Path, text: str, *overrides: str) -> list[str]:
+def reported(tmp_path: Path, text: str, *overrides: str) -> list[str]:
     """Each fault of a run file, as the user sees it; the file is called run.yaml."""
     file = tmp_path / "run.yaml"
     file.write_text(text)
@@ -114,5 +114,5 @@ def spec_of(**sections: Any) -> RunSpec:
 
 
 def check_run_file(path: Path, overrides: Sequence[str] = (), *, files: bool = True) -> list[Fault]:
-    """All that is wrong with a run file, by line; empty if nothing is."""
+    """All faults of a run file, by line; empty if it is valid."""
     return read_run_file(path, overrides, files=files).faults

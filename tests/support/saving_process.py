@@ -1,6 +1,6 @@
 """A process that saves and prunes until it is killed: `python saving_process.py FOLDER FIRST_STEP [LIMIT]`.
 
-Prints the step of each committed checkpoint. Every element of step n's state is n. With a LIMIT, no file can grow
+Prints the step of each committed checkpoint. Every element of step n's state is n. With LIMIT, no file can grow
 beyond so many bytes, as on a full disk. A failed save is printed as `failed REASON`.
 """
 

@@ -1,6 +1,6 @@
-"""Run files whose batch scripts stand in tests/unit/golden/slurm, byte for byte.
+"""Run files whose batch scripts are in tests/unit/golden/slurm, byte for byte.
 
-`python tests/support/slurm_scripts.py` writes them anew; look at what changed before you keep it.
+`python tests/support/slurm_scripts.py` writes them again; review the changes before you keep them.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ GOLDEN = Path(__file__).parents[1] / "unit" / "golden" / "slurm"
 
 PLAIN = Placement(
     run_dir=Path("/scratch/runs/gpt"),
-    keeper_python="/home/me/venv/bin/python",
+    run_supervisor_python="/home/me/venv/bin/python",
     rank_python="/home/me/venv/bin/python",
     start="pmi2",
     submission="6f1d0c52",
@@ -32,7 +32,7 @@ DATA = {"train": {"path": "/data/gpt/train"}, "micro_batch": 4}
 
 
 def common(text: str) -> list[str]:
-    """What a script that is submitted and one that is printed, which carries the run file, have in common."""
+    """The common part of a submitted script and a printed one, which carries the run file."""
     own = ("#SBATCH --comment", "#SBATCH --output", "# For sbatch: ")
     whole = re.sub(r" \\\n *", " ", text.partition(" <<'END_OF_THE_RUN_FILE'")[0])
     lines = whole.replace(" --run-file -- ", " -- ").splitlines()

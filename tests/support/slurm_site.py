@@ -1,4 +1,4 @@
-"""What Slurm 22.05 prints of a cluster, shortened: for tests of `ortflow doctor`."""
+"""Output of Slurm 22.05 about a cluster, shortened, for tests of `ortflow doctor`."""
 
 CONFIG = """\
 Configuration data as of 2026-11-21T14:21:52

@@ -1,4 +1,4 @@
-"""The process that loads graphs, struck by signals."""
+"""The process that loads graphs, hit by signals."""
 
 from __future__ import annotations
 

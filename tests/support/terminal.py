@@ -1,6 +1,6 @@
-"""A terminal for tests: a command with a keyboard, and what stands on its screen.
+"""A terminal for tests: a command with a keyboard, and the contents of its screen.
 
-Knows what Rich's live display prints: text, line ends, cursor up, erased lines, colours.
+Supports what Rich's live display prints: text, line ends, cursor up, erased lines, colours.
 """
 
 from __future__ import annotations
@@ -75,14 +75,14 @@ class Terminal:
     def until(self, condition: Callable[[], bool], timeout: float = 60) -> None:
         end = time.monotonic() + timeout
         while not condition():
-            assert time.monotonic() < end, f"waited in vain:\n{self.screen}"
+            assert time.monotonic() < end, f"timed out:\n{self.screen}"
             self._read()
 
     def wait(self, timeout: float = 60) -> int:
         """Read to the end; the exit code."""
         end = time.monotonic() + timeout
         while self._read():
-            assert time.monotonic() < end, f"waited in vain:\n{self.screen}"
+            assert time.monotonic() < end, f"timed out:\n{self.screen}"
         os.close(self._keyboard)
         return os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
 
@@ -91,7 +91,7 @@ class Terminal:
             return True
         try:
             data = os.read(self._keyboard, 1 << 16)
-        except OSError:  # how a pseudo-terminal says that nobody writes any more
+        except OSError:  # how a pseudo-terminal reports that its last writer is gone
             return False
         self.screen.feed(data.decode(errors="replace"))
         return bool(data)

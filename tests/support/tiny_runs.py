@@ -1,6 +1,6 @@
-"""Runs of a few dozen parameters that take a second, for trials that are done by the hundred.
+"""Runs of a few dozen parameters that take a second, for tests of hundreds of trials.
 
-Everything goes through the command line, as a person would; `limited` also says what a command took of time and memory.
+Everything goes through the command line, as for a user; `limited` also measures a command's time and memory.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class Tiny:
         )  # fmt: skip
 
     def command(self, *arguments: str, timeout: float = 60, **changes: str) -> Done:
-        """Run a command; what it took."""
+        """Run a command, and measure it."""
         begun = time.monotonic()
         with subprocess.Popen(
             [*ORTFLOW, *arguments], cwd=self.folder, env=environment(**changes), text=True, stdin=subprocess.DEVNULL,
@@ -91,18 +91,18 @@ class Tiny:
         return Done(child.returncode, out, err, time.monotonic() - begun, peak)
 
     def half(self, template: Path) -> None:
-        """Put the half-done run of another folder here, as if it had been copied there."""
+        """Copy the half-done run of another folder here."""
         shutil.rmtree(self.run_dir, ignore_errors=True)
         shutil.copytree(template, self.run_dir, symlinks=True)
 
 
 def result(run_dir: Path) -> tuple[list[Any], bytes]:
-    """What must be equal to the last bit: the curve, and the model that was exported."""
+    """What must be bit-identical: the curve, and the exported model."""
     return curve(run_dir), (run_dir / "export" / "model.onnx").read_bytes()
 
 
 def has_traceback(text: str) -> bool:
-    """Whether something ended in a way that nobody has thought of."""
+    """Whether the output has an unexpected traceback."""
     return "Traceback (most recent call last)" in text
 
 

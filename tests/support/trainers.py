@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from safetensors.numpy import load_file
 
+from ortflow.workflow.comm import Communicator
 from ortflow.workflow.comm.solo import SoloCommunicator
 from ortflow.workflow.device.cpu import CpuDevice
 from ortflow.workflow.graph.autodiff.compose import compose
@@ -15,19 +16,33 @@ from ortflow.workflow.optim.graph import optimizer_graph
 from ortflow.workflow.optim.segments import segments
 from ortflow.workflow.sessions.session import Sessions
 from ortflow.workflow.spec.run import RunSpec
-from ortflow.workflow.trainer.graph import GraphTrainer
+from ortflow.workflow.trainer import Report
+from ortflow.workflow.trainer.builder import trainer_class
+from ortflow.workflow.trainer.graph import SILENT, GraphTrainer
 
 
 def trainer_on(graphs: GraphSet, spec: RunSpec) -> GraphTrainer:
-    """The trainer of graphs that `build_graphs` has written, with the model file's parameters."""
-    update = optimizer_graph(spec.train.optimizer, segments(spec.train.optimizer, graphs.index))
-    for path, each in ((graphs.optimizer, update), (with_kernels_of(graphs.optimizer), with_kernels(update))):
+    """The trainer for graphs that `build_graphs` has written, with the model file's parameters."""
+    write_update(graphs, spec)
+    return opened(graphs, spec, SoloCommunicator())
+
+
+def write_update(graphs: GraphSet, spec: RunSpec) -> None:
+    """Write the update's graphs beside the others."""
+    rule, cuts = spec.train.optimizer, segments(spec.train.optimizer, graphs.index)
+    plain, own = optimizer_graph(rule, cuts), with_kernels(optimizer_graph(rule, cuts, kernels=True))
+    for path, each in ((graphs.optimizer, plain), (with_kernels_of(graphs.optimizer), own)):
         path.write_bytes(compose(each).SerializeToString())
     scaling = gradient_graph()
     for path, each in ((graphs.gradient, scaling), (with_kernels_of(graphs.gradient), with_kernels(scaling))):
         path.write_bytes(each.SerializeToString())
+
+
+def opened(graphs: GraphSet, spec: RunSpec, communicator: Communicator, report: Report = SILENT) -> GraphTrainer:
+    """The trainer that step `runtime` opens on the CPU."""
     library = library_for(spec.resources.kernels)
-    sessions = Sessions(CpuDevice(), 1, "error", library.path if library else None)
-    trainer = GraphTrainer(graphs, spec, sessions, SoloCommunicator())
+    device = CpuDevice()
+    sessions = Sessions(device, 1, "error", library.path if library else None)
+    trainer = trainer_class(device, spec)(graphs, spec, sessions, communicator, report)
     trainer.load_tensors(load_file(graphs.initial))
     return trainer

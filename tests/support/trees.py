@@ -1,4 +1,4 @@
-"""What lies in a folder, for tests that nothing there has changed."""
+"""The contents of a folder, for tests that nothing in it has changed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One architecture of the zoo: how it is built, what it is fed, what it is trained for."""
+"""One architecture of the zoo: its module, its inputs and its loss."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Case:
     PyTorch itself ends elsewhere with another number of threads."""
 
     def is_free(self, name: str) -> bool:
-        """Whether any value of the tensor gives the same loss."""
+        """Whether the loss does not depend on the tensor."""
         return any(fnmatch(name, pattern) for pattern in self.free)
 
     def module(self) -> nn.Module:
@@ -48,7 +48,7 @@ class Case:
             yield self.batch(generator, size)
 
     def example(self) -> dict[str, torch.Tensor]:
-        """Inputs to export with, in a batch of another size than in training."""
+        """Inputs for the export, in a batch of another size than in training."""
         (batch,) = self.batches(1, BATCH - 1)
         return {name: torch.from_numpy(v) for name, v in batch.items() if name != "labels" or name in self.labels}
 

@@ -11,11 +11,11 @@ if TYPE_CHECKING:
     import torch
     from workshop import Workshop
 
-    torch.set_num_threads(1)  # models this small only wait for each other's threads
-# transformers must neither look for files on the network nor wait for it.
+    torch.set_num_threads(1)  # with models this small, threads only wait for each other
+# transformers must neither download files nor wait for the network.
 os.environ["HF_HUB_OFFLINE"] = "1"
 
-# What PyTorch says of its own internals, which this project cannot change.
+# PyTorch's warnings about its own internals, which this project cannot change.
 OTHERS = (
     r"ignore:.*_check_is_size will be removed:FutureWarning",
     r"ignore:.*legacy TorchScript-based ONNX export:DeprecationWarning",
@@ -24,7 +24,7 @@ OTHERS = (
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Everything beside this file compares with PyTorch."""
+    """All tests in this folder compare with PyTorch."""
     for item in items:
         if item.path.parent.name == "torch":
             item.add_marker(pytest.mark.torch)
@@ -37,12 +37,12 @@ def workshop(tmp_path_factory: pytest.TempPathFactory) -> Workshop:
     import torch
     from workshop import Workshop
 
-    torch.set_num_threads(1)  # models this small only wait for each other's threads
+    torch.set_num_threads(1)  # with models this small, threads only wait for each other
     return Workshop(tmp_path_factory.mktemp("zoo"))
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """How far each export is from PyTorch: relative to values above 1, absolute below."""
+    """The distance of each export from PyTorch: relative to values above 1, absolute below."""
     reports = [r for kind in ("passed", "failed") for r in terminalreporter.stats.get(kind, [])]
     rows = [dict(r.user_properties)["differences"] for r in reports if dict(r.user_properties).get("differences")]
     if rows:

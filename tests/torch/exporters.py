@@ -34,12 +34,12 @@ def for_training(case: Case, module: nn.Module, path: Path) -> None:
 
 
 def torchscript(opset: int = 17) -> Exporter:
-    """The TorchScript exporter with what training needs."""
+    """The TorchScript exporter with the options that training needs."""
     return _torchscript(opset, training=torch.onnx.TrainingMode.TRAINING, do_constant_folding=False)
 
 
 def torchscript_default(opset: int = 17) -> Exporter:
-    """The TorchScript exporter as most call it: in evaluation mode, constants folded."""
+    """The TorchScript exporter as it is usually called: in evaluation mode, constants folded."""
     return _torchscript(opset)
 
 
@@ -64,7 +64,7 @@ def _torchscript(opset: int, **options: Any) -> Exporter:
 
 
 def dynamo(opset: int = 18) -> Exporter:
-    """The dynamo exporter with parameters and buffers kept out of its optimizer's reach."""
+    """The dynamo exporter with parameters and buffers protected from its optimizer."""
 
     def export(case: Case, module: nn.Module, path: Path) -> None:
         with warnings.catch_warnings():

@@ -1,6 +1,6 @@
-"""ortflow's graphs in the smallest loop there is: flat buffers, a training graph, an optimizer graph.
+"""ortflow's graphs in a minimal loop: flat buffers, a training graph, an optimizer graph.
 
-The trainer does the same with ranks, accumulation and checkpoints around it; here nothing but the graphs is tested.
+The trainer does the same with ranks, accumulation and checkpoints; here only the graphs are tested.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ LIBRARY = None if os.environ.get("ORTFLOW_TEST_KERNELS") == "onnxruntime" else f
 
 
 def graphs_of(model: Path, loss: Loss, optimizer: Adam, out: Path, labels: Sequence[str] = ()) -> GraphSet:
-    """What configure makes of a model file."""
+    """The graphs that configure builds from a model file."""
     spec = RunSpec.model_validate(
         {
             "name": "torch",
@@ -95,7 +95,7 @@ class FlatRun:
         bind(name, "cpu", 0, np.float32, list(entry.tensor.shape), pointer)
 
     def gradients(self, batch: Batch) -> tuple[float, float]:
-        """Fill the gradient buffer, of the loss summed over the batch, and the new state; loss sum and weight."""
+        """Fill the gradient buffer (of the loss summed over the batch) and the new state; loss sum and weight."""
         for name in self.batch_inputs:
             self.train_binding.bind_cpu_input(name, np.ascontiguousarray(batch[name]))
         if self.draws:

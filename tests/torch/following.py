@@ -1,4 +1,4 @@
-"""How far training through ortflow's graphs and PyTorch's own run of a module are from double precision."""
+"""Distances from double precision: training through ortflow's graphs, and PyTorch's own run of a module."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ TOLERANCE = 3e-6
 
 @dataclass(frozen=True)
 class Distance:
-    """From double precision, relative to the largest value of each thing where that is above 1."""
+    """Distances from double precision, relative to the largest value of each quantity where that is above 1."""
 
     what: str
     ours: float
@@ -35,7 +35,7 @@ class Distance:
 
 @dataclass(frozen=True)
 class Trace:
-    """What a run gave: the evaluation loss before it, the first gradients, the losses, the final norms."""
+    """Results of a run: the evaluation loss before it, the first gradients, the losses, the final norms."""
 
     evaluated: float
     gradients: dict[str, np.ndarray]
@@ -44,7 +44,7 @@ class Trace:
 
 
 def distances(case: Case, folder: Path, exporter: exporters.Exporter = exporters.for_training) -> list[Distance]:
-    """One for each thing that is compared."""
+    """One distance for each quantity that is compared."""
     single, double = torch_trace(case, torch.float32), torch_trace(case, torch.float64)
     ours = own_trace(case, folder, exporter)
     found = [
@@ -61,7 +61,7 @@ def distances(case: Case, folder: Path, exporter: exporters.Exporter = exporters
 
 
 def torch_trace(case: Case, dtype: torch.dtype) -> Trace:
-    """PyTorch's own, in a precision."""
+    """PyTorch's own run, in a precision."""
     module = case.module().to(dtype)
     with torch.no_grad():
         evaluated = case.torch_loss(module.eval(), next(_cast(case, dtype))).item()
@@ -94,7 +94,7 @@ def _cast(case: Case, dtype: torch.dtype):
 
 
 def own_trace(case: Case, folder: Path, exporter: exporters.Exporter) -> Trace:
-    """ortflow's."""
+    """ortflow's run."""
     path = folder / "model.onnx"
     exporter(case, case.module(), path)
     graphs = graphs_of(path, case.loss, OPTIMIZER, folder / "graphs", labels=case.labels)

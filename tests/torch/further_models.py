@@ -1,4 +1,4 @@
-"""Networks that enlarge images, attend by einsum, look up bags, and model densities."""
+"""Networks that upsample images, attend by einsum, look up bags, and model densities."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ OWN = OwnLoss(kind="output", output="loss")
 
 
 class Results(NamedTuple):
-    """What a module returns that computes its loss itself."""
+    """The output of a module that computes its loss itself."""
 
     loss: torch.Tensor
     logits: torch.Tensor
@@ -31,7 +31,7 @@ def _block(into: int, out: int, norm: Callable[[int], nn.Module]) -> nn.Sequenti
 
 
 class UNet(nn.Module):
-    """Two levels; what enlarges is `up`."""
+    """Two levels; `up` is the upsampling."""
 
     def __init__(self, norm: Callable[[int], nn.Module], up: nn.Module) -> None:
         super().__init__()
@@ -46,12 +46,12 @@ class UNet(nn.Module):
 
 
 def unet_transposed() -> nn.Module:
-    """Enlarges by a transposed convolution."""
+    """Upsampling by a transposed convolution."""
     return UNet(nn.BatchNorm2d, nn.ConvTranspose2d(16, 16, 2, stride=2))
 
 
 def unet_resized() -> nn.Module:
-    """Enlarges by linear interpolation."""
+    """Upsampling by linear interpolation."""
     return UNet(lambda channels: nn.GroupNorm(4, channels), nn.Upsample(scale_factor=2, mode="bilinear"))
 
 
@@ -95,7 +95,7 @@ class Attention(nn.Module):
 
 
 class Tagger(nn.Module):
-    """Embedding, a recurrent layer that reads both ways, a class for every token."""
+    """Embedding, a bidirectional recurrent layer, a class for every token."""
 
     def __init__(self, layer: type[nn.RNNBase]) -> None:
         super().__init__()
@@ -133,7 +133,7 @@ class Recommender(nn.Module):
 
 
 class Autoencoder(nn.Module):
-    """A variational one (Kingma & Welling 2014), whose noise is an input."""
+    """A variational autoencoder (Kingma & Welling 2014) whose noise is an input."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -148,7 +148,7 @@ class Autoencoder(nn.Module):
 
 
 class Flow(nn.Module):
-    """Affine couplings (Dinh et al. 2017) to a normal distribution around a mean of each class."""
+    """Affine couplings (Dinh et al. 2017) to a normal distribution around each class's mean."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Vision transformers and convolutional networks: from transformers' configurations, or written out here."""
+"""Vision transformers and convolutional networks: from transformers' configurations, or written here."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def efficientnet() -> nn.Module:
     blocks = {"in_channels": [8, 8], "out_channels": [8, 8], "strides": [1, 2], "kernel_sizes": [3, 3]}
     more = {"num_block_repeats": [1, 1], "expand_ratios": [1, 2], "depthwise_padding": [], "hidden_dim": 320}
     scale = {"width_coefficient": 0.25, "depth_coefficient": 0.5, "dropout_rate": 0.0, "drop_connect_rate": 0.0}
-    more |= {"initializer_range": 0.3}  # with the default, activations vanish in so small a network
+    more |= {"initializer_range": 0.3}  # with the default, activations vanish in such a small network
     config = hf.EfficientNetConfig(**blocks, **more, **scale, image_size=SIDE, num_labels=CLASSES)
     return hf.EfficientNetForImageClassification(config)
 
@@ -123,7 +123,7 @@ def batchnorm() -> nn.Module:
 
 
 def groupnorm() -> nn.Module:
-    """Normalisations and activations that ONNX Runtime cannot differentiate but ONNX defines by others."""
+    """Normalisations and activations that ONNX Runtime cannot differentiate but ONNX defines by other operators."""
     return nn.Sequential(
         nn.Conv2d(3, 8, 3, padding=1),
         nn.GroupNorm(4, 8),

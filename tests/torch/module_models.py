@@ -1,4 +1,4 @@
-"""Small modules, each one unusual but plausible use of an operator or of several that stand side by side."""
+"""Small modules, each an unusual but plausible use of one operator or of several adjacent ones."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ MSE = Regression(kind="mse")
 
 
 class Around(nn.Module):
-    """`body` between operators with parameters of their own, so that gradients go through it and past it."""
+    """`body` between operators with their own parameters, so that gradients pass through it and around it."""
 
     def __init__(self, body: nn.Module, shape: tuple[int, ...]) -> None:
         super().__init__()
@@ -45,7 +45,7 @@ class Call(nn.Module):
 
 
 def module_case(name: str, body: Callable[[], nn.Module], *shape: int, free: tuple[str, ...] = ()) -> Case:
-    """A case whose input is [batch, *shape] and whose labels have the shape of what the module makes of it."""
+    """A case whose input is [batch, *shape] and whose labels have the shape of the module's output."""
 
     def build() -> nn.Module:
         return Around(body(), shape)
@@ -80,7 +80,7 @@ def causal() -> nn.Module:
 
 
 def cut() -> nn.Module:
-    """Padded on both sides and cut behind, as in transformers' Mamba."""
+    """Padded on both sides and cut at the end, as in transformers' Mamba."""
     return Call(lambda x, w: functional.conv1d(x, w, padding=3, groups=8)[..., :9], (8, 1, 4))
 
 
@@ -112,7 +112,7 @@ def convolutions() -> Iterator[Case]:
 
 
 def interaction(x: torch.Tensor) -> torch.Tensor:
-    """All pairs of a sample's vectors, as in models of recommendations."""
+    """All pairs of a sample's vectors, as in recommendation models."""
     left, right = torch.tril_indices(6, 6, offset=-1)
     return torch.bmm(x, x.transpose(1, 2))[:, left, right]
 
@@ -124,7 +124,7 @@ def turned(order: tuple[int, ...]) -> Callable[..., torch.Tensor]:
 
 
 def products() -> Iterator[Case]:
-    """Products with their axes in every order, those among them that leave neither rows nor columns in one piece."""
+    """Products with their axes in every order, including orders that leave neither rows nor columns contiguous."""
     yield module_case("interaction", lambda: Call(interaction), 6, 5)
     for order in permutations(range(3)):
         yield module_case(f"product-{order}", lambda order=order: Call(turned(order), (5, 7)), 6, 5)
@@ -133,7 +133,7 @@ def products() -> Iterator[Case]:
 
 
 class Several(nn.Module):
-    """What each of some modules makes of the input, in one row a sample."""
+    """The outputs of several modules for the input, in one row per sample."""
 
     def __init__(self, bodies: dict[str, nn.Module]) -> None:
         super().__init__()
@@ -144,7 +144,7 @@ class Several(nn.Module):
 
 
 def kinks() -> nn.Module:
-    """Activations of what a ReLU has made: half of it is 0."""
+    """Activations of a ReLU's output, half of which is 0."""
     bodies = {
         "elu": nn.ELU(0.5),
         "celu": nn.CELU(0.6),
@@ -165,7 +165,7 @@ def kinks() -> nn.Module:
 
 
 def pools() -> nn.Module:
-    """Pooling whose windows go over the edge, are apart, overlap or are counted in other ways."""
+    """Pooling whose windows cross the edge, are apart, overlap or are counted differently."""
     bodies = {
         "ceil": nn.MaxPool2d(3, 2, 1, ceil_mode=True),
         "dilated": nn.MaxPool2d(2, 1, dilation=2),
@@ -181,7 +181,7 @@ def pools() -> nn.Module:
 
 
 def pads() -> nn.Module:
-    """Padding of every kind, cropping, and what turns or rolls an image."""
+    """Padding of every kind, cropping, flips and rolls of an image."""
     bodies = {
         "cropped": nn.ConstantPad2d((-1, 2, 1, -2), 0.7),
         "reflected": nn.ReflectionPad2d((1, 2, 3, 0)),
@@ -197,7 +197,7 @@ def pads() -> nn.Module:
 
 
 def vectors() -> nn.Module:
-    """Products of vectors, of stacks, by einsum; a weight divided by its norm along a vector."""
+    """Products of vectors, of batches, by einsum; a weight divided by its norm along a vector."""
     bodies = {
         "right": Call(lambda x, w: x @ w, (4,)),
         "left": Call(lambda x, w: w @ x, (3,)),
@@ -213,7 +213,7 @@ def vectors() -> nn.Module:
 
 
 def indices() -> nn.Module:
-    """Gathering and scattering by negative, repeated and computed places; extremes and orders."""
+    """Gathering and scattering by negative, repeated and computed indices; extremes and sorting."""
     bodies = {
         "negative": Call(lambda x: x[:, [2, -1, 0, 2]]),
         "pairs": Call(lambda x: x[:, [0, 1, -1], [3, -2, 0]]),

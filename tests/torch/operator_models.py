@@ -15,7 +15,7 @@ BOTH = ("dynamo", "torchscript")
 
 @dataclass(frozen=True)
 class Operator:
-    """A module of one input, the shape that the input has, and the exporters that write it."""
+    """A module of one input, the input's shape, and the exporters to test."""
 
     name: str
     build: Callable[[], nn.Module]
@@ -95,7 +95,7 @@ RESIZE = [
 
 
 class FrozenNorm(nn.Module):
-    """A BatchNorm that stays in evaluation mode beside one that trains."""
+    """A BatchNorm in evaluation mode beside one that trains."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -119,7 +119,7 @@ def two_plain_norms() -> nn.Module:
 
 
 class FixedLSTM(nn.Module):
-    """A recurrent layer that does not train, behind one that does."""
+    """A recurrent layer that does not train, after one that does."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -139,7 +139,7 @@ NORMS = [
 
 
 class Bags(nn.Module):
-    """Three bags for each row of x: of four indices, of none and of one."""
+    """Three bags for each row of x: of four indices, none and one."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__()
@@ -154,7 +154,7 @@ class Bags(nn.Module):
 
 
 class WeightedBag(nn.Module):
-    """A bag whose rows have factors that train."""
+    """A bag whose rows have trained weights."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""PyTorch's own run of a case: the curve that every export has to follow."""
+"""PyTorch's own run of a case: the curve that every export must follow."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ OPTIMIZER = Adam(name="adamw", lr=1e-3, weight_decay=0.05)
 
 @dataclass(frozen=True)
 class Curve:
-    """The loss before each step, and what was reached: norms of parameters, running statistics."""
+    """The loss before each step, and the final state: norms of parameters, running statistics."""
 
     losses: list[float]
     norms: dict[str, float]
@@ -23,7 +23,7 @@ class Curve:
 
 
 def torch_curve(case: Case) -> Curve:
-    """Train with torch.optim.AdamW, decaying what has more than one axis, as ortflow does."""
+    """Train with torch.optim.AdamW, with weight decay for tensors of more than one axis, as ortflow does."""
     module = case.module()
     parameters = [parameter for parameter in module.parameters() if parameter.requires_grad]
     optimizer = torch.optim.AdamW(

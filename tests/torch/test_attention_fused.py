@@ -1,4 +1,4 @@
-"""Attention of the exporters as one node: found, and of the same loss and gradients as the nodes it stands for."""
+"""Attention of the exporters as one node: found, and with the same loss and gradients as the nodes it replaces."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ EXPORTS = [
 def forward_of(
     name: str, exporter: str, opset: int, workshop: Workshop, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> tuple[onnx.ModelProto, list[str], dict[str, np.ndarray]]:
-    """What `build` differentiates, the parameters it does so for, and the weights."""
+    """The graph that `build` differentiates, its parameters, and the weights."""
     kept: list[tuple[onnx.ModelProto, list[str]]] = []
 
     def differentiate_and_keep(model: onnx.ModelProto, parameters: Sequence[str], loss: str) -> Any:
@@ -90,12 +90,12 @@ def test_all_attention_is_found(
             np.testing.assert_allclose(gradient, value, rtol=0, atol=1e-6, err_msg=key)
 
 
-def test_a_learned_bias_keeps_attention_as_it_is(
+def test_attention_with_a_learned_bias_is_unchanged(
     workshop: Workshop, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     forward, parameters, _ = forward_of("t5", "for_training", 18, workshop, tmp_path, monkeypatch)
     fused, notes = attend(forward, parameters)
     assert len(notes) == 4
     assert all("has a gradient" in note for note in notes)
-    # The decoder looks at the encoder's tokens without a bias.
+    # The decoder attends to the encoder's tokens without a bias.
     assert sum(node.op_type == OPERATOR for node in fused.graph.node) == 2

@@ -1,4 +1,4 @@
-"""Gradients of image, indexing and recurrent operators against PyTorch's, where several derivatives are right too."""
+"""Gradients of image, indexing and recurrent operators against PyTorch's, also where several derivatives are valid."""
 
 from __future__ import annotations
 
@@ -166,7 +166,7 @@ def test_recurrent_network(kind: str, bidirectional: bool) -> None:
         network = getattr(torch.nn, kind)(4, 6, bidirectional=bidirectional).double()
         given = {}
         for place in range(count):
-            # ONNX has the gates in another order than torch.
+            # ONNX's gates are in another order than torch's.
             def turned(value: Any) -> Any:
                 parts = value.chunk(gates)
                 return torch.cat([parts[order.index(gate)] for gate in range(gates)])

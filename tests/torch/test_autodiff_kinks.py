@@ -1,4 +1,4 @@
-"""Where several derivatives are right, or a formula would divide by 0, the rules take PyTorch's."""
+"""Where several derivatives are valid, or a formula would divide by 0, the rules use PyTorch's."""
 
 from __future__ import annotations
 

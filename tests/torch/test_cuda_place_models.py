@@ -1,4 +1,4 @@
-"""Training graphs of exporters with our operators for GPUs: where they stand, and that gradients are the same."""
+"""Training graphs of exporters with our operators for GPUs: which are used, and that gradients are the same."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_models_compute_the_same(
     expected, found = run_graph(compose(model), feeds), run_graph(composed(compose(placed)), feeds)
     assert found.keys() == expected.keys()
     for key, array in expected.items():
-        # Some gradients are 0 but for rounding, as those of keys' biases.
+        # Some gradients are 0 up to rounding, for example those of keys' biases.
         largest = max(1, np.abs(array).max())
         np.testing.assert_allclose(found[key], array, rtol=1e-5, atol=1e-5 * largest, err_msg=key)
     count = Counter(node.op_type for node in placed.graph.node if node.domain == CUDA_DOMAIN)

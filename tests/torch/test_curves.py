@@ -48,7 +48,7 @@ def follow(workshop: Workshop, record_property: Callable[[str, object], None]) -
         run, names, module = FlatRun(graphs, OPTIMIZER), canonical(case), case.module()
         states = {e.name: names[e.name] for e in graphs.index if e.tensor.group == "state"}
         for own, buffer in states.items():
-            # TorchScript's export runs the model once and so moves the statistics: start where PyTorch does.
+            # TorchScript's export runs the model once and so changes the statistics: start where PyTorch does.
             run.view("parameters", own)[...] = module.get_buffer(buffer).numpy()
 
         losses = [run.step(batch) for batch in case.batches(STEPS)]
@@ -57,7 +57,7 @@ def follow(workshop: Workshop, record_property: Callable[[str, object], None]) -
         trained = [e.name for e in graphs.index if e.tensor.group in ("decay", "no_decay")]
         known = {names[own]: norms[own] for own in trained if own in names}
         missing = {n for n, p in module.named_parameters() if p.requires_grad} - known.keys()
-        # A weight that TorchScript has folded is transposed and has a made-up name: only its norm tells which it is.
+        # A weight that TorchScript has folded is transposed and has a made-up name: only its norm identifies it.
         nameless = sorted(norms[own] for own in trained if own not in names)
         assert len(nameless) == len(missing) if exporter == "torchscript-default" else not nameless and not missing
         assert set(states.values()) == set(expected.statistics)
@@ -104,7 +104,7 @@ def test_opsets_of_torchscript(name: str, opset: int, follow: Follow) -> None:
 
 @pytest.mark.parametrize("name", ["gpt2", "vit", "convnext"])
 def test_torchscript_with_its_defaults(name: str, follow: Follow) -> None:
-    """In evaluation mode it merges equal weights through Identity nodes, which ortflow parts, and folds others."""
+    """In evaluation mode it merges equal weights through Identity nodes, which ortflow separates, and folds others."""
     follow(name, "torchscript-default", 17)
 
 

@@ -1,4 +1,4 @@
-"""export_for_training writes nothing that computes otherwise than the module, in its outputs or its gradients."""
+"""export_for_training writes only files that compute the module's outputs and gradients."""
 
 from __future__ import annotations
 
@@ -67,8 +67,8 @@ def test_other_outputs_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert list(tmp_path.iterdir()) == []
 
 
-def test_zeros_are_no_excuse(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An epsilon that is lost shows at a row of zeros only, and there is NaN."""
+def test_a_difference_at_zeros_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A lost epsilon shows only at a row of zeros, and there as NaN."""
 
     class Norm(TwoLayers):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -84,7 +84,7 @@ def test_zeros_are_no_excuse(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 
 
 class Everything(nn.Module):
-    """What is random, degenerate or normalised over the batch, and right all the same."""
+    """Modules that are random, degenerate or normalised over the batch, and still right."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -120,7 +120,7 @@ def test_what_is_right_passes_and_the_module_stays_as_it_was(tmp_path: Path) -> 
     assert all(parameter.grad is None for parameter in module.parameters())
 
 
-def test_a_kink_at_the_example_is_no_difference(tmp_path: Path) -> None:
+def test_a_kink_at_the_example_is_not_a_difference(tmp_path: Path) -> None:
     class Kinks(TwoLayers):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             hidden = self.first(x) * 0
@@ -130,7 +130,7 @@ def test_a_kink_at_the_example_is_no_difference(tmp_path: Path) -> None:
 
 
 class DropsRows(nn.Module):
-    """What the file cannot leave out in evaluation mode, as the module does."""
+    """Operations that the module skips in evaluation mode but the file cannot."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return x * torch.empty(len(x), 1).bernoulli_(0.5) if self.training else x

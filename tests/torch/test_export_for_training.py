@@ -1,4 +1,4 @@
-"""ortflow.export_for_training: what is in the file, what is warned of, what is refused, what stays untouched."""
+"""ortflow.export_for_training: the file's contents, warnings, refusals, and what stays untouched."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from ortflow.workflow.graph.ir import walk
 
 
 class Net(nn.Module):
-    """Something of everything: equal norms, tied weights, a frozen layer, buffers, dropout, batch statistics."""
+    """A bit of everything: equal norms, tied weights, a frozen layer, buffers, dropout, batch statistics."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -70,7 +70,7 @@ def shapes(values) -> dict[str, list[int | str]]:
 
 @dataclass(frozen=True)
 class Exported:
-    """A module in evaluation mode, and its file of an export from a batch of one."""
+    """A module in evaluation mode, and its file, exported from a batch of one."""
 
     module: nn.Module
     path: Path
@@ -210,7 +210,7 @@ def test_output_names_are_those_of_forward_whatever_the_exporter_calls_its_value
         np.testing.assert_allclose(value, expected[name].detach().numpy(), atol=1e-6)
 
 
-def test_what_onnx_cannot_say_is_warned_of(tmp_path: Path) -> None:
+def test_what_onnx_cannot_express_is_warned_about(tmp_path: Path) -> None:
     class Counting(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -263,7 +263,7 @@ X = torch.ones(2, 3)
 
 
 def earlier_export(path: Path) -> bytes:
-    """What export_for_training may replace: a model with its metadata."""
+    """A file that export_for_training may replace: a model with its metadata."""
     graph = onnx.helper.make_graph([], "earlier", [], [])
     model = onnx.helper.make_model(graph)
     model.metadata_props.add(key="ortflow.parameters", value="[]")
@@ -280,7 +280,7 @@ def earlier_export(path: Path) -> bytes:
         (TwoBatches(), (X, X[:1]), r"first axes of the example inputs are 1, 2, not one batch; say which axes"),
         (nn.Linear(3, 3).half(), X, r"parameter 'weight' is float16, not float32; call module.float\(\)"),
         (nn.Linear(3, 3, device="meta"), X, r"parameter 'weight' has no values \(meta device\); load"),
-        (shared_memory(), X, r"parameters '0.weight' and '1.weight' are two objects over one memory.*; tie them"),
+        (shared_memory(), X, r"parameters '0.weight' and '1.weight' are two objects that share memory.*; tie them"),
     ],
 )
 def test_refused_with_one_sentence_and_nothing_written(module, example, sentence: str, tmp_path: Path) -> None:

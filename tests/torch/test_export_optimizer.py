@@ -1,4 +1,4 @@
-"""What the exporter's optimizer must leave in the file: small constants, factors near 1, each dropout mask."""
+"""What the exporter's optimizer must not remove: small constants, factors near 1, each dropout mask."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Constants(nn.Module):
     def forward(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
         y = x * self.weight
         values = {}
-        for i, e in enumerate(EPSILONS[:-1]):  # ONNX Runtime takes no roots and logarithms of subnormal numbers
+        for i, e in enumerate(EPSILONS[:-1]):  # ONNX Runtime computes no roots and logarithms of subnormal numbers
             values[f"log_{i}"] = (y + e).log()
             values[f"rms_norm_{i}"] = y * torch.rsqrt(y.pow(2).mean(-1, keepdim=True) + e)
         for i, e in enumerate(EPSILONS):
@@ -51,7 +51,7 @@ def constants(tmp_path_factory: pytest.TempPathFactory) -> ort.InferenceSession:
     path = tmp_path_factory.mktemp("constants") / "model.onnx"
     ortflow.export_for_training(Constants(), torch.ones(2, 3), path)
     options = ort.SessionOptions()
-    # The file itself, as it stands: nothing that ONNX Runtime would change.
+    # The file unchanged, without ONNX Runtime's optimisations.
     options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
     return ort.InferenceSession(str(path), options)
 
@@ -65,7 +65,7 @@ def test_small_constants_and_factors_near_one_stay(constants: ort.InferenceSessi
     assert set(actual) == set(expected)
     for name, tensor in expected.items():
         reference = tensor.detach().numpy()
-        # Sums and products round once or twice; the rest is the two libraries' own.
+        # Sums and products round once or twice; the rest is the difference between the two libraries.
         rtol, atol = (2e-6, 1.2e-7) if name.startswith(("log", "power", "rms")) else (1.2e-7, 1e-45)
         np.testing.assert_allclose(actual[name], reference, rtol=rtol, atol=atol, err_msg=name)
 

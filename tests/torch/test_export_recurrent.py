@@ -1,4 +1,4 @@
-"""LSTMs with a projection are exported by LSTMs without, and train as in PyTorch."""
+"""LSTMs with a projection are exported as LSTMs without one, and train as in PyTorch."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:LSTM with projections is not sup
 
 
 class Projected(nn.Module):
-    """The outputs of every step beside the last states."""
+    """The outputs of every step and the last states."""
 
     def __init__(self, **options) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Where forward stops gradients, the exported file does: detach(), .data, no_grad()."""
+"""Where forward stops gradients, the exported file does too: detach(), .data, no_grad()."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def fixed_copy(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
 
 
 def without_gradients(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
-    """A normalisation by what is measured without gradients; an integer and a float from there."""
+    """A normalisation by statistics computed without gradients; an integer and a float derived from them."""
     hidden = x @ w
     with torch.no_grad():
         largest, place = hidden.max(-1, keepdim=True)
@@ -51,7 +51,7 @@ def nested(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
 
 
 class Cycles(nn.Module):
-    """The first cycles without gradients, the last with: a hierarchical reasoning model, a fixed point."""
+    """The first cycles without gradients, the last with them: a hierarchical reasoning model, a fixed point."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -112,7 +112,7 @@ class Swish(torch.autograd.Function):
 
 
 class Plain(nn.Module):
-    """Parts without gradients that no parameter enters, and a function of its own."""
+    """Parts without gradients that depend on no parameter, and a custom function."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""What export_for_training makes exportable for the time of the export, and what it says of what cannot be exported."""
+"""What export_for_training makes exportable during the export, and its messages for what cannot be exported."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Losses(nn.Module):
                     losses[f"planes_{name}"] = F.cross_entropy(planes, pixels, ignore_index=1, **how)
                     losses[f"shares_{name}"] = F.cross_entropy(rows, shares.softmax(1), **how)
                     losses[f"single_{name}"] = F.cross_entropy(rows[0], classes[0], **how)
-        # What a scalar would not allow.
+        # A scalar would not allow this.
         losses["each"] = nn.CrossEntropyLoss(reduction="none")(rows, classes).view(3, -1)
         return losses
 
@@ -73,7 +73,7 @@ def test_every_cross_entropy_is_pytorchs(tmp_path: Path) -> None:
 
 
 class Attention(nn.Module):
-    """Attention of four heads of width 4, two of them for keys and values where `shared`."""
+    """Attention with four heads of width 4; with `shared`, two of them for keys and values."""
 
     def __init__(self, shared: bool = False, **options) -> None:
         super().__init__()
@@ -224,16 +224,16 @@ X = torch.ones(2, 3)
 @pytest.mark.parametrize(
     ("module", "example", "says", "line"),
     [
-        (Decides(), X, "it takes a decision by the values of a tensor .* torch.where", 1),
+        (Decides(), X, "a branch depends on the values of a tensor .* torch.where", 1),
         (
             FixesTheBatch(),
             X,
             r"axis 0 of input 'x' varies, but forward works for size 2 only; .*dynamic_shapes=\{\}",
             0,
         ),
-        (Unknown(), X, "ONNX has no form of aten._linalg_svd.*; replace the operator", 1),
+        (Unknown(), X, "ONNX has no equivalent of aten._linalg_svd.*; replace the operator", 1),
         (Raises(), X, "KeyError: 'y', at", 1),
-        (Packed(), (torch.ones(2, 4, 3), torch.tensor([4, 2])), "give the RNN the padded batch", 2),
+        (Packed(), (torch.ones(2, 4, 3), torch.tensor([4, 2])), "pass the padded batch to the RNN", 2),
     ],
     ids=lambda value: type(value).__name__ if isinstance(value, nn.Module) else None,
 )
@@ -259,7 +259,7 @@ def test_refusal_names_the_users_line_and_what_helps(
 def test_settings_of_transformers_that_help(
     cache: bool, says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Where they cannot be set: a configuration that is of another kind than those of transformers."""
+    """A configuration of another kind than those of transformers, on which they cannot be set."""
     monkeypatch.setattr(ortflow.export_trace, "_configurations", lambda module: [])
     module = language_model()
     module.config.use_cache = cache

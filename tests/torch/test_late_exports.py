@@ -1,4 +1,4 @@
-"""What failed behind the last step is exported: LeViT, and CLIP with its parameter without axes."""
+"""Models whose export used to fail after the last step: LeViT, and CLIP with its scalar parameter."""
 
 from __future__ import annotations
 

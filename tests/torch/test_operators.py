@@ -47,7 +47,7 @@ def dynamo(module: nn.Module, x: torch.Tensor, path: Path) -> None:
 
 
 def torchscript(module: nn.Module, x: torch.Tensor, path: Path, opset: int = 17, free: tuple[int, ...] = (0,)) -> None:
-    """As the documentation has it: without folding constants."""
+    """Export as the documentation does: without folding constants."""
     with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
         warnings.simplefilter("ignore")
         torch.onnx.export(
@@ -65,7 +65,7 @@ def torchscript(module: nn.Module, x: torch.Tensor, path: Path, opset: int = 17,
 
 
 def free_axes(module: nn.Module, x: torch.Tensor, path: Path) -> None:
-    """Height and width vary, too."""
+    """Height and width vary too."""
     torchscript(module, x, path, free=(0, *range(2, x.ndim)))
 
 

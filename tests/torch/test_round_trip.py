@@ -1,4 +1,4 @@
-"""The exported model is the module with the trained weights: it computes the same, and its weights go back by name."""
+"""The exported model is the module with the trained weights: same outputs, and its weights load back by name."""
 
 from __future__ import annotations
 

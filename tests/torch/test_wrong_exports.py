@@ -1,4 +1,4 @@
-"""Exports that would train something else are recognised, right ones not accused, and what cannot train is named."""
+"""Exports that would train something else are detected, right ones pass, and what cannot train is named."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ CANNOT = {
     ("t5", "dynamo-unoptimized"),
     ("batchnorm", "torchscript"),
     ("batchnorm", "torchscript-default"),
-    *((name, "dynamo-unoptimized") for name in ("gpt2", "mixtral")),  # has operators without a gradient
+    *((name, "dynamo-unoptimized") for name in ("gpt2", "mixtral")),  # have operators without a gradient
 }
 WRONG = {
     **{name: {"dynamo-default"} for name in ("gpt2", "llama", "mixtral", "bert", "whisper", "vit")},
@@ -53,7 +53,7 @@ LEFT_OUT = {"gpt2-loss", "mlp-l1", "mlp-bce", *(case.name for case in further_mo
 @pytest.mark.parametrize("exporter", OPSETS)
 @pytest.mark.parametrize("name", [name for name in CASES if name not in LEFT_OUT])
 def test_an_export_shows_signs_or_follows_pytorch(name: str, exporter: str, workshop: Workshop) -> None:
-    """Each wrong export is found, also without what the exporter says in metadata; each right one passes."""
+    """Each wrong export is found, also without the exporter's metadata; each right one passes."""
     if (name, exporter) in CANNOT:
         pytest.skip("cannot be exported or differentiated")
     path, wrong = workshop.model(name, exporter, OPSETS[exporter]), exporter in WRONG.get(name, ())
@@ -75,13 +75,13 @@ def test_an_export_shows_signs_or_follows_pytorch(name: str, exporter: str, work
 
 
 def test_a_wrong_export_is_refused(workshop: Workshop) -> None:
-    with pytest.raises(UserError, match="exported for inference and would train to other results"):
+    with pytest.raises(UserError, match="exported for inference and would train differently from the module"):
         workshop.graphs("mobilenet", "dynamo-default", 18)
 
 
 @pytest.mark.parametrize("name", ["gpt2", "mixtral", "whisper", "resnet", "groupnorm"])
 def test_roles_in_what_export_for_training_wrote(name: str, workshop: Workshop) -> None:
-    """Every float tensor with more than one value has the role that the module gives it; nothing is judged."""
+    """Every float tensor with more than one value has the role that the module gives it; none is guessed."""
     report, module = findings(workshop.model(name, "for_training", 18)), CASES[name].module()
     assert {role.name for role in report.trained} <= {n for n, p in module.named_parameters() if p.requires_grad}
     assert {role.name for role in report.frozen} == {n for n, p in module.named_parameters() if not p.requires_grad}
@@ -91,7 +91,7 @@ def test_roles_in_what_export_for_training_wrote(name: str, workshop: Workshop) 
 
 
 class BatchNorms(nn.Sequential):
-    """Statistics and parameters as training leaves them, so that what is folded is no identity."""
+    """Statistics and parameters as after training, so that the folded operation is not an identity."""
 
     def __init__(self) -> None:
         convolutions = nn.Conv2d(3, 4, 3, bias=False), nn.ConvTranspose2d(4, 4, 3)

@@ -51,7 +51,7 @@ def t5() -> nn.Module:
 
 
 def whisper() -> nn.Module:
-    """Whisper: convolutions over a spectrogram, then an encoder and a decoder; sinusoids that are not trained."""
+    """Whisper: convolutions over a spectrogram, then an encoder and a decoder; sinusoids are not trained."""
     sizes = {"num_mel_bins": 8, "d_model": 32, "max_source_positions": FRAMES // 2, "max_target_positions": TIME}
     for side in ("encoder", "decoder"):
         sizes |= {f"{side}_layers": 2, f"{side}_attention_heads": 4, f"{side}_ffn_dim": 64}

@@ -1,4 +1,4 @@
-"""Exports of the zoo, and the graphs made of them, kept for all tests of a session that want the same."""
+"""Exports of the zoo and their graphs, cached for all tests of a session."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Workshop:
 
     @cache  # noqa: B019 - there is one, for the session
     def model(self, name: str, exporter: str, opset: int) -> Path:
-        """The file of a case exported in a way."""
+        """The file of a case from an exporter."""
         path = self.root / f"{name}-{exporter}-{opset}" / "model.onnx"
         path.parent.mkdir()
         # TorchScript prints the graph of what it cannot export.
@@ -50,11 +50,11 @@ class Workshop:
 
     @cache  # noqa: B019
     def graphs(self, name: str, exporter: str, opset: int) -> GraphSet:
-        """What configure makes of it."""
+        """The graphs that configure builds from it."""
         path, case = self.model(name, exporter, opset), CASES[name]
         return graphs_of(path, case.loss, OPTIMIZER, path.parent / "graphs", labels=case.labels)
 
     @cache  # noqa: B019
     def curve(self, name: str) -> Curve:
-        """PyTorch's own run of it."""
+        """PyTorch's own run of the case."""
         return torch_curve(CASES[name])

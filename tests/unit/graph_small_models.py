@@ -1,4 +1,4 @@
-"""Models of a few nodes, prepared as ortflow prepares a file: what the tests of roles and signs judge."""
+"""Models of a few nodes, prepared as ortflow prepares a file, for the tests of roles and signs."""
 
 from __future__ import annotations
 

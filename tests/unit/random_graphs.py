@@ -1,6 +1,6 @@
 """Small graphs drawn from a seed: products, rearrangements, elementwise chains, reductions, normalisations.
 
-Their operators stand next to each other as no person would write them, and as exporters do all the same.
+Their operators are combined as no person would write them, but as exporters do.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ REDUCTIONS = ("Sum", "Mean", "Max", "Min", "L2", "SumSquare", "LogSumExp")
 
 
 class RandomGraph:
-    """One graph: `feeds` are its inputs' values, `weights` its initializers', `outputs` what nothing else reads."""
+    """One graph: `feeds` are its inputs' values, `weights` its initializers', `outputs` values that no node reads."""
 
     def __init__(self, seed: int) -> None:
         self.rng = np.random.default_rng(seed)
@@ -91,7 +91,7 @@ class RandomGraph:
         return name
 
     def some(self, least: int = 0, most: int = 9) -> str | None:
-        """A value of so many axes, rather a late one."""
+        """A value of so many axes, preferably a late one."""
         names = [name for name, shape in self.shapes.items() if least <= len(shape) <= most]
         names = names[-4:] if self.chance(0.6) else names
         return names[self.rng.integers(len(names))] if names else None
@@ -100,7 +100,7 @@ class RandomGraph:
         return int(self.rng.choice(SIZES))
 
     def turned(self, *shape: int) -> str:
-        """A new tensor of this shape, or one that becomes it by transposing its last two axes."""
+        """A new tensor of this shape, or the transpose of one with its last two axes swapped."""
         if len(shape) < 2 or self.chance(0.5):
             return self.tensor(*shape)
         order = [*range(len(shape) - 2), len(shape) - 1, len(shape) - 2]
@@ -224,7 +224,7 @@ class RandomGraph:
             self.node("Gather", x, self.constant(places, np.int64), shape=shape, axis=axis)
 
     def norm(self) -> None:
-        """LayerNormalization as exporters write it out."""
+        """LayerNormalization as exporters decompose it."""
         if x := self.some(1):
             shape = self.shapes[x]
             low = (*shape[:-1], 1)

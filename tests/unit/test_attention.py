@@ -1,4 +1,4 @@
-"""Attention is found in hand-written graphs, only where it is proved to be one, and computes what the nodes did."""
+"""Attention is found in hand-written graphs, only where that is proved, and computes the same as the nodes did."""
 
 from __future__ import annotations
 
@@ -199,7 +199,7 @@ def test_attention_is_found_and_the_same(name: str) -> None:
     assert attributes_of(node)["scale"] == pytest.approx(SCALE)
     left = [each.op_type for each in fused.graph.node]
     assert "Softmax" not in left
-    # What is computed between its Transpose and the product keeps that, or the order of its axes.
+    # Computations between its Transpose and the product keep the Transpose, or the order of axes.
     assert left.count("Transpose") == {"gate": 1, "turned": 2, "groups-of-values": 4}.get(name, 0)
     heads_first = {"turned": [1, 1, 0], "groups-of-values": [0, 0, 1]}
     assert attributes_of(node)["heads_first"] == heads_first.get(name, [0, 0, 0])
@@ -210,7 +210,7 @@ def test_attention_is_found_and_the_same(name: str) -> None:
         np.testing.assert_allclose(actual[key], value, rtol=1e-5, atol=1e-5 * np.abs(value).max(), err_msg=key)
 
 
-def test_queries_without_any_key_give_nothing_where_the_nodes_say_so() -> None:
+def test_fully_masked_queries_give_zeros_where_the_nodes_do() -> None:
     guard = "bad = IsNaN (weights) safe = Where (bad, zero, weights) mixed = MatMul (safe, v) after = Identity (mixed)"
     forward = model("masked = Where (keys, scaled, nothing)", guard)
     fused, notes = attend(forward)
@@ -235,16 +235,16 @@ def test_the_gradient_is_one_node_and_described() -> None:
 REFUSED = {
     "learned-bias": (model("masked = Add (scaled, bias)"), "has a gradient"),
     "dropout": (model(after="kept = Dropout (weights, ratio, yes) mixed = MatMul (kept, v) after = Identity (mixed)"),
-                "dropped at random"),
+                "dropout"),
     "weights-changed": (model(after="half = Tanh (weights) mixed = MatMul (half, v) after = Identity (mixed)"),
                         "go through"),
-    "scaled-behind-mask": (model("sum = Add (scaled, added) masked = Mul (sum, ratio)"), "behind the mask"),
+    "scaled-behind-mask": (model("sum = Add (scaled, added) masked = Mul (sum, ratio)"), "after the mask"),
     "odd-head": (model(size=12), "size 12"),
     "large-head": (model(heads=2, size=136), "size 136"),
 }  # fmt: skip
 
 
-def test_one_token_is_left_as_it_is() -> None:
+def test_one_token_is_left_unchanged() -> None:
     forward = model()
     forward.graph.input[0].type.tensor_type.shape.dim[1].dim_value = 1
     same, notes = attend(forward)
@@ -254,7 +254,7 @@ def test_one_token_is_left_as_it_is() -> None:
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_what_is_left_as_it_is_has_a_reason(name: str) -> None:
+def test_what_is_left_unchanged_has_a_reason(name: str) -> None:
     forward, reason = REFUSED[name]
     same, notes = attend(forward)
     assert len(notes) == 1

@@ -1,4 +1,4 @@
-"""Attention by cuDNN as far as there need be no GPU: its kernel compiles, shapes are checked, and why there is none."""
+"""Attention by cuDNN without a GPU: its kernel compiles, shapes are checked, and reasons why it is unavailable."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def test_the_kernel_for_masks_compiles(mask: int, bias: int, architecture: str) 
     assert len(compiled(nvrtc, attention.source(mask, bias), architecture)) > 1000
 
 
-def test_shapes_are_taken_as_they_are() -> None:
+def test_shapes_are_used_unchanged() -> None:
     q, k = tensor(2, 77, 8, 64), tensor(2, 50, 2, 64)
     shape = shape_of(q, k, k, tensor(2, 1, 1, 50, kind=TensorProto.BOOL), 0.125, False)
     assert (shape.tokens, shape.keys, shape.heads, shape.shared, shape.mask) == (77, 50, 8, 2, (2, 1))
@@ -153,7 +153,7 @@ def test_what_does_not_fit_is_refused(q: Tensor, k: Tensor, v: Tensor, mask: Ten
         shape_of(q, k, v, mask, 1.0, False)
 
 
-def test_why_there_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_why_cudnn_is_unavailable(monkeypatch: pytest.MonkeyPatch) -> None:
     class Package:
         version = 91900
 
@@ -169,7 +169,7 @@ def test_why_there_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib, "import_module", found)
     assert attention.available() is None
     assert attention.available((9, 0)) is None
-    assert "8.0 at least, and this has 7.5" in (attention.available((7, 5)) or "")
+    assert "8.0 at least, and this one has 7.5" in (attention.available((7, 5)) or "")
     package.version = 90100
     assert "cuDNN 9.5 at least" in (attention.available() or "")
 
@@ -201,5 +201,5 @@ def test_a_gpu_that_is_too_old_is_refused_when_the_session_is_opened(monkeypatch
 
     monkeypatch.setattr(ctypes, "CDLL", lambda name: Driver())
     monkeypatch.setattr(importlib, "import_module", lambda name: Package())
-    with pytest.raises(UserError, match=r"8\.0 at least, and this has 7\.5"):
+    with pytest.raises(UserError, match=r"8\.0 at least, and this one has 7\.5"):
         attention.Attention({"scale": 1.0})

@@ -44,7 +44,7 @@ def test_instance_normalization(shape: tuple[int, ...], wanted: list[str]) -> No
 @pytest.mark.parametrize("groups", [1, 2, 6])
 @pytest.mark.parametrize("shape", [(3, 6, 5), (2, 6, 4, 3), (2, 6, 3, 2, 2)], ids=str)
 def test_group_normalization(shape: tuple[int, ...], groups: int, wanted: list[str]) -> None:
-    """The node is put where the number of channels is known, so their sizes are."""
+    """The node is inserted where the number of channels is known, so their sizes are."""
     given: dict[str, Any] = {"domain": "com.microsoft", "num_groups": groups, "epsilon": 0.01}
     inputs = arrays(shape)
     precise = model_of("GroupNormalization", inputs, wanted, real="float64", **given)

@@ -1,4 +1,4 @@
-"""Gradients through Dropout, whose mask is drawn anew in every run."""
+"""Gradients through Dropout, which draws a new mask in every run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Gradients of random graphs, against differences in double precision."""
+"""Gradients of random graphs, against finite differences in double precision."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ STEP = 1e-6
 
 
 class Erf(OpRun):
-    """onnx's own computes in single precision."""
+    """onnx's own implementation computes in single precision."""
 
     def _run(self, x: Any) -> tuple[Any]:  # type: ignore[override]
         return (np.vectorize(math.erf)(x),)
 
 
 def with_loss(graph: RandomGraph) -> onnx.ModelProto:
-    """The graph prepared, its weights inputs, with the sum of each output's mean square as its only output."""
+    """The prepared graph, with its weights as inputs and the sum of each output's mean square as its only output."""
     model = graph.model()
     means = []
     for i, output in enumerate(model.graph.output):
@@ -100,7 +100,7 @@ def test_random_graph(seed: int) -> None:
 
 @pytest.mark.parametrize("seed", range(40))
 def test_random_graph_of_unknown_sizes(seed: int) -> None:
-    """Whatever is known of its inputs' sizes, a graph's gradients are the same."""
+    """A graph's gradients do not depend on what is known about its inputs' sizes."""
     graph = RandomGraph(seed)
     model = with_loss(graph)
     weights = [value.name for value in model.graph.input if value.name in graph.weights]
@@ -112,7 +112,7 @@ def test_random_graph_of_unknown_sizes(seed: int) -> None:
     for value in model.graph.input:
         if value.name in graph.feeds:
             for dim in value.type.tensor_type.shape.dim:
-                # Axes of one name are of one size.
+                # Axes of the same name have the same size.
                 name = [f"size{dim.dim_value}", f"own{random.integers(10**9)}", ""][random.integers(3)]
                 dim.Clear()
                 dim.dim_param = name

@@ -1,4 +1,4 @@
-"""Gradients of operators that read or write at given places."""
+"""Gradients of operators that read or write at given indices."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def numbers(*shape: int) -> np.ndarray:
 
 
 def places(limit: int, *shape: int) -> np.ndarray:
-    """Places on an axis of length `limit`, some from its end, some twice."""
+    """Indices on an axis of length `limit`, some from its end, some twice."""
     return RANDOM.integers(-limit, limit, shape)
 
 
@@ -67,7 +67,7 @@ def test_gather_nd(batch: int, shape: tuple[int, ...], limits: tuple[int, ...]) 
 def test_scatter_elements(reduction: str, axis: int, wanted: list[str]) -> None:
     data = numbers(3, 4)
     if reduction == "none":
-        # What is written last where two meet is not defined.
+        # Which of two writes to one element is last is undefined.
         indices = RANDOM.permuted(np.tile(np.arange(data.shape[axis]), (2, 1)), axis=1)
         indices = indices.T if axis == 0 else indices
     else:

@@ -87,5 +87,5 @@ def test_fused_product(shapes: tuple[tuple[int, ...], tuple[int, ...]], turns: t
 def test_a_fused_product_that_turns_batch_axes_is_refused() -> None:
     inputs = {"a": normal(3, 2, 4), "b": normal(2, 4, 5)}
     model = model_of("FusedMatMul", inputs, ["a"], domain="com.microsoft", transBatchA=1)
-    with pytest.raises(UserError, match="it turns batch axes"):
+    with pytest.raises(UserError, match="it transposes batch axes"):
         differentiate(model, ["a"], "loss")

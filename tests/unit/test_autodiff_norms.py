@@ -14,7 +14,7 @@ X = RANDOM.normal(size=(2, 3, 4))
 
 
 class SimplifiedLayerNormalization(OpRun):
-    def _run(self, x: Any, scale: Any, axis: Any = None, epsilon: Any = None, stash_type: Any = None) -> Any:
+    def _run(self, x: Any, scale: Any, axis: Any = None, epsilon: Any = None, saved_output_type: Any = None) -> Any:
         axes = tuple(range((-1 if axis is None else axis) % x.ndim, x.ndim))
         return (x / np.sqrt(np.mean(x**2, axis=axes, keepdims=True) + (epsilon or 1e-5)) * scale,)
 

@@ -67,7 +67,7 @@ def test_one_input(operator: str, attributes: dict[str, Any], wanted: list[str])
 @pytest.mark.parametrize(
     ("operator", "attributes", "reason"),
     [
-        ("LSTM", {"input_forget": 1}, "its input and forget gates are one"),
+        ("LSTM", {"input_forget": 1}, "its input and forget gates are coupled"),
         ("LSTM", {"activations": ["Sigmoid", "Relu", "Tanh"]}, "its activations are not sigmoid and tanh"),
         ("GRU", {"clip": 3.0}, "it clips its gates"),
         ("RNN", {"activations": ["Relu"]}, "its activations are not tanh"),

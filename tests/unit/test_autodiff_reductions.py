@@ -37,7 +37,7 @@ def test_reduction_over_computed_axes(operator: str) -> None:
 @pytest.mark.skipif(onnxruntime.__version__.startswith("1.19."), reason="ONNX Runtime 1.19 refuses such a node itself")
 @pytest.mark.parametrize("operator", ["Sum", "Mean", "Max", "Prod", "LogSumExp"])
 def test_reduction_over_no_axes(operator: str) -> None:
-    """With noop_with_empty_axes a reduction without axes hands its input on."""
+    """With noop_with_empty_axes a reduction without axes returns its input."""
     y = values(operator)
     # The loss is (y + y^2) / 2.
     check_against({"a": 0.5 + y}, f"Reduce{operator}", {"a": y}, ["a"], keepdims=0, noop_with_empty_axes=1)

@@ -1,4 +1,4 @@
-"""Sizes that are not known and are the same have one name."""
+"""Unknown sizes that are equal have one name."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_sizes_that_may_differ_stay_apart(axis: int) -> None:
     assert result[1 - axis] == ("batch", "length")[1 - axis]
 
 
-def test_a_size_that_is_no_multiple_is_not_named() -> None:
+def test_a_size_that_is_not_a_multiple_is_not_named() -> None:
     result = found("y = Reshape x rows", X, rows=[-1, 5])
     assert result is not None
     assert "batch" not in str(result[0])

@@ -45,7 +45,7 @@ def test_slice_along_computed_axes() -> None:
 
 
 class Pad(OpRun):
-    """onnx's own knows no negative widths."""
+    """onnx's own implementation does not support negative widths."""
 
     def _run(self, x: Any, pads: Any, value: Any = None, axes: Any = None, mode: Any = None) -> Any:
         kept = x[tuple(slice(max(0, -a), n - max(0, -b)) for a, b, n in zip(pads[:3], pads[3:], x.shape, strict=True))]

@@ -22,7 +22,7 @@ VALUES = {
 
 
 class Erf(OpRun):
-    """onnx's own computes in single precision."""
+    """onnx's own implementation computes in single precision."""
 
     def _run(self, x: Any) -> tuple[Any]:  # type: ignore[override]
         return (np.vectorize(math.erf)(x),)

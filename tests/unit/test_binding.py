@@ -1,4 +1,4 @@
-"""Inputs of a session on a GPU that ONNX Runtime reads on the CPU: it copies them when they are tied, and only then."""
+"""GPU session inputs that ONNX Runtime reads on the CPU: it copies them when they are bound, and only then."""
 
 from __future__ import annotations
 

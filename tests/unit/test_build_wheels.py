@@ -1,4 +1,4 @@
-"""Building wheels: what is put into one is what its platform can load."""
+"""Building wheels: a wheel contains only what its platform can load."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ from ortflow.workflow.rundir import RunDir
 
 @pytest.fixture
 def store(tmp_path: Path) -> DirectoryStore:
-    """A run whose checkpoints of steps 10, 20 and 30 are whole."""
+    """A run with intact checkpoints of steps 10, 20 and 30."""
     run = tmp_path / "runs" / "small"
     run.mkdir(parents=True)
     (run / "run.yaml").write_text("name: small\ncheckpoint: {directory: saved, every_steps: 10}\n")
@@ -82,7 +82,7 @@ def test_verify(store: DirectoryStore) -> None:
     assert result.stdout.splitlines() == [
         f"{store.place(10)}: whole",
         f"{store.place(20)}/rank-0000.safetensors: is missing",
-        f"{path}: is corrupt: its hash is not the manifest's",
+        f"{path}: is corrupt: its hash differs from the manifest's",
         f"{store.place(30)}: whole",
     ]
     assert call("verify", store.path, "--step", "30").exit_code == 0
@@ -102,10 +102,10 @@ def test_show(store: DirectoryStore) -> None:
     assert f"buffer    parameters: {INDEX.size} elements of F32" in lines
     assert "progress  epoch: 2" in lines
     assert lines[-2:] == ["  weight  5x7  decay  at 0", "  bias  3  no_decay  at 64"]
-    told = json.loads(call("show", store.path, "--step", "10", "--json").stdout)
-    assert told["progress"] == progress_of(10, epoch=1)
-    assert told["tensors"] == INDEX.to_json()
-    assert [file["name"] for file in told["files"]] == ["rank-0000.safetensors", "rank-0001.safetensors"]
+    reported = json.loads(call("show", store.path, "--step", "10", "--json").stdout)
+    assert reported["progress"] == progress_of(10, epoch=1)
+    assert reported["tensors"] == INDEX.to_json()
+    assert [file["name"] for file in reported["files"]] == ["rank-0000.safetensors", "rank-0001.safetensors"]
 
 
 def test_prune(store: DirectoryStore) -> None:
@@ -119,7 +119,7 @@ def test_prune_deletes_damaged_ones_only_when_asked(store: DirectoryStore) -> No
     store.set_aside(10, 0)
     assert call("prune", store.path, "--newest", "1").stdout == ""
     assert store.steps() == [20, 30]
-    assert call("list", store.path).stdout.splitlines()[-1] == "rejected-step-00000010-00  damaged, set aside"
+    assert call("list", store.path).stdout.splitlines()[-1] == "rejected-step-00000010-00  damaged, renamed"
     descriptor = hold(RunDir(store.path.parent).lock)
     with pytest.raises(UserError, match="is going on"):
         call("prune", store.path, "--newest", "1", "--damaged")
@@ -133,8 +133,8 @@ def test_prune_keeps_what_holds_more_than_a_checkpoint(store: DirectoryStore) ->
     (store.path / "rejected-step-00000020-00").mkdir()
     (store.path / "rejected-step-00000020-00" / "thesis.txt").touch()
     (store.place(10) / "COMMITTED").unlink()
-    told = call("prune", store.path, "--newest", "9", "--damaged").stderr.splitlines()
-    assert [line.partition(",")[0] for line in told] == [
+    reported = call("prune", store.path, "--newest", "9", "--damaged").stderr.splitlines()
+    assert [line.partition(",")[0] for line in reported] == [
         f"kept {store.path / name}" for name in ("step-00000010", "rejected-step-00000020-00")
     ]
     assert len(list(store.path.glob("*/thesis.txt"))) == 2
@@ -142,7 +142,7 @@ def test_prune_keeps_what_holds_more_than_a_checkpoint(store: DirectoryStore) ->
 
 @pytest.mark.parametrize("verb", ["list", "verify", "show", "prune --newest 2"])
 def test_the_plain_install_suffices(store: DirectoryStore, verb: str) -> None:
-    """No numpy, no ONNX Runtime, no safetensors: what a laptop that only looks at a run has."""
+    """No numpy, no ONNX Runtime, no safetensors: as on a laptop that only reads runs."""
     program = (
         "import sys\n"
         "for name in ('numpy', 'onnx', 'onnxruntime', 'safetensors', 'mpi4py', 'pyarrow'): sys.modules[name] = None\n"
@@ -152,3 +152,26 @@ def test_the_plain_install_suffices(store: DirectoryStore, verb: str) -> None:
     result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
     assert result.returncode == 0, result.stderr
     assert "0010" in result.stdout or verb == "show"
+
+
+def test_reshape_and_merge(store: DirectoryStore, tmp_path: Path) -> None:
+    done = call("reshape", store.path, "--ranks", 3, "--output", tmp_path / "three", "--step", 20)
+    assert "step-00000020: 3 ranks" in done.stdout
+    rows = json.loads(call("list", tmp_path / "three", "--json").stdout)
+    assert [(row["step"], row["world_size"], row["committed"]) for row in rows] == [(20, 3, True)]
+    done = call("merge", store.path, "--output", tmp_path / "model.safetensors")
+    assert "model.safetensors: step 30" in done.stdout
+    with pytest.raises(UserError, match="no checkpoint of step 7"):
+        call("merge", store.path, "--output", tmp_path / "other", "--step", 7)
+
+
+def test_reshape_into_a_run_that_goes_on(store: DirectoryStore, tmp_path: Path) -> None:
+    other = tmp_path / "runs" / "other"
+    other.mkdir()
+    lock = hold(RunDir(other).lock)
+    assert lock is not None
+    try:
+        with pytest.raises(UserError, match="is going on"):
+            call("reshape", store.path, "--ranks", 3, "--output", other / "checkpoints")
+    finally:
+        os.close(lock)

@@ -18,15 +18,15 @@ from ortflow.workflow.checkpoint.store import DirectoryStore
 from ortflow.workflow.checkpoint.tensors import file_layout
 from ortflow.workflow.checkpoint.verify import verify
 from ortflow.workflow.checkpoint.writer import Writer, specs
+from ortflow.workflow.disk_space import OutOfDisk
 from ortflow.workflow.errors import UserError
 from ortflow.workflow.layout import FlatIndex
-from ortflow.workflow.room import OutOfDisk
 
 OLD, NEW = state(1), state(2)
 
 
 class Killed(BaseException):
-    """The process died here."""
+    """Simulates the death of the process."""
 
 
 def names(store: DirectoryStore) -> list[str]:
@@ -57,7 +57,7 @@ def test_nothing_else_is_left(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("victim", ["step", "prune"])
 def test_killed_at_any_system_call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, victim: str) -> None:
-    """Of the old and the new checkpoint one is always whole, nothing half-made looks committed, and clean tidies up."""
+    """Either the old or the new checkpoint is always intact, no partial one looks committed, clean removes the rest."""
     calls = ("open", "write", "fsync", "rename", "replace", "unlink", "rmdir")
     for death in range(1000):
         store = DirectoryStore(tmp_path / str(death))
@@ -102,7 +102,7 @@ def test_killed_at_any_system_call(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         if survived:
             assert death > 10
             return
-    raise AssertionError("it never came to an end")
+    raise AssertionError("the commit never ended")
 
 
 def test_everything_is_on_the_disk_before_the_name_that_vouches_for_it(
@@ -216,7 +216,7 @@ def test_a_file_that_rank_0_does_not_see(tmp_path: Path) -> None:
         commit_new(store, 20, records)
     records = written(store, 20)
     os.truncate(store.begin(20, 0) / records[0].name, 10)
-    with pytest.raises(SaveFailed, match="has another size than its rank wrote"):
+    with pytest.raises(SaveFailed, match="has not the size that its rank wrote"):
         commit_new(store, 20, records)
     assert names(store) == []
 
@@ -240,21 +240,21 @@ def test_an_abandoned_save_is_gone(tmp_path: Path) -> None:
     assert names(store) == []
 
 
-def test_room_is_asked_for_all_ranks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_free_space_is_checked_for_all_ranks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store = DirectoryStore(tmp_path / "checkpoints")
     buffers = specs(state(0, 10_000))
     index = FlatIndex.place([])
     assert no_room(store, buffers, 3, index) is None
     files = sum(file_layout(buffers, rank, 3).size for rank in range(3))
     monkeypatch.setattr(DirectoryStore, "free_bytes", lambda _: files + (1 << 18))
-    assert no_room(store, buffers, 3, index) is None, "little more than what is written"
+    assert no_room(store, buffers, 3, index) is None, "little more than the written size"
     monkeypatch.setattr(DirectoryStore, "free_bytes", lambda _: files)
     lack = no_room(store, buffers, 3, index)
     assert isinstance(lack, OutOfDisk)
     assert str(lack) == f"out of disk on {tmp_path / 'checkpoints'}, {lack.needed / 1e6:.1f} MB needed"
 
 
-def test_room_in_a_folder_that_cannot_be(tmp_path: Path) -> None:
+def test_free_space_in_an_impossible_folder(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way")
     trouble = no_room(DirectoryStore(tmp_path / "file"), specs(NEW), 1, FlatIndex.place([]))
     assert isinstance(trouble, FileExistsError)
@@ -278,7 +278,7 @@ def test_a_deletion_cut_short_leaves_no_checkpoint(tmp_path: Path, monkeypatch: 
 
 
 def littered(folder: Path) -> DirectoryStore:
-    """A folder with a stranger's files under names that checkpoints have, and links that lead out of it."""
+    """A folder with foreign files under checkpoints' names, and links that lead out of it."""
     outside, store = folder / "outside", DirectoryStore(folder / "store")
     outside.mkdir()
     (outside / "rank-0000.safetensors").write_text("precious")
@@ -305,7 +305,7 @@ def test_only_folders_of_checkpoint_files_are_deleted(tmp_path: Path) -> None:
     assert store.remove_set_asides() == []
     store.abandon(60, 0)
     for step in (20, 30, 40, 50):
-        with pytest.raises(UserError, match="holds more than the files of a checkpoint"):
+        with pytest.raises(UserError, match="contains other files than a checkpoint's"):
             store.remove(step)
     assert tree(tmp_path) == before
     save(store, 70, NEW, 1)

@@ -22,7 +22,7 @@ FILES = ("COMMITTED", "manifest.json", "rank-0000.safetensors", "rank-0001.safet
 
 @pytest.fixture
 def store(tmp_path: Path) -> DirectoryStore:
-    """A whole checkpoint of step 10, and the one of step 20 that is to be damaged."""
+    """An intact checkpoint of step 10, and one of step 20 to damage."""
     store = DirectoryStore(tmp_path)
     save(store, 10, OLD)
     save(store, 20, NEW)
@@ -30,7 +30,7 @@ def store(tmp_path: Path) -> DirectoryStore:
 
 
 def assert_passed_over(store: DirectoryStore, name: str) -> None:
-    """Reported by the file's name, and the checkpoint before it loaded."""
+    """Check that the file is reported by name, and the checkpoint before it is loaded."""
     rejections = Rejections()
     found = load_newest(store, on_reject=rejections)
     assert found is not None
@@ -100,7 +100,7 @@ def test_missing(store: DirectoryStore, name: str) -> None:
     assert "is missing" in verify(store, 20)[0].reason
 
 
-def test_marker_missing_says_that_the_save_was_never_finished(store: DirectoryStore) -> None:
+def test_a_missing_marker_means_an_unfinished_save(store: DirectoryStore) -> None:
     (store.place(20) / "COMMITTED").unlink()
     assert "the save was never finished" in str(verify(store, 20)[0])
 
@@ -163,13 +163,13 @@ def test_reading_changes_nothing(store: DirectoryStore) -> None:
 
 
 def claim(store: DirectoryStore, manifest: Manifest) -> None:
-    """A checkpoint of step 20 whose hashes are right and whose claims are not."""
+    """A checkpoint of step 20 with valid hashes and false contents."""
     data = manifest.encode()
     (store.place(20) / "manifest.json").write_bytes(data)
     (store.place(20) / "COMMITTED").write_bytes(mark(data))
 
 
-def test_no_memory_is_taken_for_what_is_not_there(store: DirectoryStore) -> None:
+def test_no_memory_is_allocated_for_missing_data(store: DirectoryStore) -> None:
     buffers = {"parameters": BufferSpec("F32", 1 << 50)}
     size = file_layout(buffers, 0, 1).size
     files = (FileRecord("rank-0000.safetensors", size, "xxh3_128:0"),)
@@ -217,7 +217,7 @@ def test_files_that_do_not_hold_the_buffers(store: DirectoryStore, name: str, si
 def test_what_is_of_another_type_is_damage_although_its_hash_is_right(
     store: DirectoryStore, key: str, value: object
 ) -> None:
-    """Read as nothing, a progress would begin again at step 0, with trained parameters."""
+    """An empty progress would start again at step 0, with trained parameters."""
     path = store.place(20) / "manifest.json"
     body = json.loads(path.read_bytes())
     del body["hash"]
@@ -236,7 +236,7 @@ def test_what_is_of_another_type_is_damage_although_its_hash_is_right(
 
 
 @pytest.mark.parametrize("data", [b"", b"\0" * 50, b"[]", b'{"a":1}', b"[" * 100_000, b"\xff\xfe", b"null"])
-def test_what_is_no_manifest(data: bytes) -> None:
+def test_invalid_manifests(data: bytes) -> None:
     with pytest.raises(ValueError, match="is not"):
         decode(data)
 

@@ -26,28 +26,28 @@ def saving(*arguments: str) -> subprocess.Popen[str]:
 
 
 def test_killed_at_random_moments(tmp_path: Path) -> None:
-    """kill -9 of a process that saves and prunes as fast as it can: what was told as committed is there, and whole."""
-    store, told = DirectoryStore(tmp_path), 0
+    """kill -9 of a process that saves and prunes as fast as it can: checkpoints reported as committed are intact."""
+    store, reported = DirectoryStore(tmp_path), 0
     moments = random.Random(0)
     for _ in range(20):
-        process = saving(str(tmp_path), str(told + 1))
+        process = saving(str(tmp_path), str(reported + 1))
         time.sleep(moments.uniform(0, 0.08))
         process.kill()
         lines = process.communicate()[0].splitlines()
-        told = max([told, *(int(line) for line in lines if line.isdigit())])
+        reported = max([reported, *(int(line) for line in lines if line.isdigit())])
         assert not [line for line in lines if line.startswith("failed")]
         rejections = Rejections()
         found = load_newest(store, on_reject=rejections)
         assert {path.name for path in rejections.paths} <= {"COMMITTED"}
-        if told:
+        if reported:
             assert found is not None
         if found is not None:
-            assert found.manifest.step >= told
+            assert found.manifest.step >= reported
             assert (found.buffers["parameters"] == found.manifest.step).all()
-            told = found.manifest.step
+            reported = found.manifest.step
         for step in store.steps():
             assert {fault.path.name for fault in verify(store, step)} <= {"COMMITTED"}
-    assert told > 5
+    assert reported > 5
     store.clean()
     assert [path.name for path in sorted(tmp_path.iterdir())] == [f"step-{step:08d}" for step in store.steps()]
     assert [step for step in store.steps() if verify(store, step)] == []
@@ -64,7 +64,7 @@ def test_a_file_that_cannot_grow_fails_the_save_and_keeps_the_old_one(tmp_path: 
 
 
 def on_small_disk(folder: Path, size: str, commands: str) -> str:
-    """Run shell commands with a file system of `size` mounted on the folder, seen by nobody else."""
+    """Run shell commands with a file system of `size` mounted on the folder in a private namespace."""
     shell = f"mount -t tmpfs -o size={size} none {folder} && {commands}"
     if shutil.which("unshare") is None:
         pytest.skip("needs unshare")
@@ -76,7 +76,7 @@ def on_small_disk(folder: Path, size: str, commands: str) -> str:
 
 @pytest.mark.parametrize(("size", "filler"), [("300k", 0), ("440k", 20), ("440k", 16), ("440k", 12)])
 def test_full_disk(tmp_path: Path, size: str, filler: int) -> None:
-    """The first checkpoint takes 208 KiB; the second finds no room for its tensors, or for its manifest or marker."""
+    """The first checkpoint takes 208 KiB; the second finds no space for its tensors, manifest or marker."""
     script = f"{sys.executable} {SCRIPT} {tmp_path}"
     output = on_small_disk(
         tmp_path,

@@ -20,7 +20,7 @@ from ortflow.workflow.device.cpu import HostBuffer
 
 
 class SlowBuffer(HostBuffer):
-    """A buffer whose copy to the host waits until it is let go."""
+    """A buffer whose copy to the host waits until it is released."""
 
     gate = threading.Event()
 
@@ -33,7 +33,7 @@ class SlowBuffer(HostBuffer):
 
 
 class FailingBuffer(SlowBuffer):
-    """A buffer on a device that has gone."""
+    """A buffer on a device that was lost."""
 
     def slice(self, start: int, stop: int) -> FailingBuffer:
         return FailingBuffer(self.array[start:stop])
@@ -87,7 +87,7 @@ def test_one_save_at_a_time(tmp_path: Path) -> None:
     SlowBuffer.gate.clear()
     writer.start(1)
     assert writer.poll().state == "writing"
-    with pytest.raises(RuntimeError, match="still going on"):
+    with pytest.raises(RuntimeError, match="still in progress"):
         writer.start(2)
     SlowBuffer.gate.set()
     assert writer.wait().state == "written"
@@ -180,7 +180,7 @@ def test_writes_cut_short_are_continued(tmp_path: Path, monkeypatch: pytest.Monk
 
 
 def test_a_large_state_is_written_from_where_it_lies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It may change once the disk has all but the end of it, which was copied."""
+    """It may change once all but its end is on the disk; the end was copied."""
     monkeypatch.setattr(image, "KEPT", 3 * 4096)
     monkeypatch.setattr(image, "CHUNK", 4096)
     store, buffers, before = DirectoryStore(tmp_path), state(1, 20_000), state(1, 20_000)

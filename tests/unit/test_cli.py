@@ -1,4 +1,4 @@
-"""The command line: start-up, exit codes, how runs are named, and what the plain install says."""
+"""The command line: start-up, exit codes, how runs are named, and messages of the plain install."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def call(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> 
 
 
 def process(*arguments: str, folder: Path, **environment: str) -> subprocess.CompletedProcess[str]:
-    """The same in a process of its own."""
+    """The same in a separate process."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith("ORTFLOW_")}
     return subprocess.run(
         [sys.executable, "-m", "ortflow", *arguments],
@@ -93,10 +93,10 @@ def test_help_imports_nothing_heavy(arguments: list[str]) -> None:
 
 
 def test_help_lists_the_verbs(folder: Path, call: Call) -> None:
-    told = call("--help", folder=folder).stdout
+    reported = call("--help", folder=folder).stdout
     verbs = "run validate inspect submit render status list logs cancel resume export schema data checkpoint"
-    assert [verb for verb in verbs.split() if f"\n  {verb} " not in told] == []
-    assert "\n  rank " not in told, "what ranks run is hidden"
+    assert [verb for verb in verbs.split() if f"\n  {verb} " not in reported] == []
+    assert "\n  rank " not in reported, "what ranks run is hidden"
 
 
 def test_version(folder: Path, call: Call) -> None:
@@ -169,7 +169,7 @@ def test_a_run_without_its_run_file_is_named(tmp_path: Path) -> None:
     lost = tmp_path / "runs" / "lost"
     lost.mkdir(parents=True)
     (lost / "attempts.jsonl").touch()
-    with pytest.raises(UserError, match="has lost its run"):
+    with pytest.raises(UserError, match="has no run"):
         find_run("lost", tmp_path / "runs")
 
 
@@ -247,7 +247,7 @@ def test_a_table_fits_the_terminal_and_keeps_what_matters() -> None:
     for width in (60, 80, 100, 120):
         lines = table(fitted(rows, width, ("WAITS", "NAME")))
         assert all(len(line) <= width for line in lines)
-        assert len(lines[1]) >= min(width, len(table(rows)[1])) - 2, "what there is of it is used"
+        assert len(lines[1]) >= min(width, len(table(rows)[1])) - 2, "the available width is used"
         assert "running" in lines[1]
         assert "12/100" in lines[1]
     assert table(fitted(rows, 200, ("WAITS", "NAME"))) == table(rows)

@@ -1,4 +1,4 @@
-"""While MPI starts, what it allocates holds zeros, whatever the heap held before."""
+"""While MPI starts, memory that it allocates is zeroed, whatever the heap held before."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ with fresh_memory():
 @pytest.mark.skipif(sys.platform != "linux", reason="about glibc's heap")
 def test_no_block_has_old_content() -> None:
     assert found(PMI_FD="3", SLURM_STEP_ID="0") == "[]"
-    assert len(found()) > 100, "outside a step of srun the heap stays as it is"
+    assert len(found()) > 100, "outside a step of srun the heap is unchanged"
 
 
 def found(**variables: str) -> str:
-    """The sizes of which a block had old content."""
+    """The sizes of blocks that had old content."""
     environment = {**os.environ, **variables}
     done = subprocess.run([sys.executable, "-c", PROGRAM], env=environment, capture_output=True, text=True, check=True)
     return done.stdout.strip()

@@ -1,4 +1,4 @@
-"""The small pieces everything rests on: layout, ranks, cores, events, signals, engine, early stop."""
+"""The basic parts: layout, ranks, cores, events, signals, engine, early stop."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def test_shares_cover_a_buffer_once(size: int, world: int) -> None:
             },
             (5, 8, 1, 4, "Slurm"),
         ),
-        # The shell of salloc and the batch script are no ranks, though Slurm numbers them.
+        # The shell of salloc and the batch script are not ranks, though Slurm numbers them.
         ({"SLURM_PROCID": "0", "SLURM_NTASKS": "8"}, (0, 1, 0, 1, "none")),
     ],
 )
@@ -162,7 +162,7 @@ def test_stop_signals_set_the_flag_of_a_real_process(number: signal.Signals) -> 
     assert done.stdout.strip() == number.name
 
 
-def test_the_engine_runs_in_order_and_tells_start_end_and_time(tmp_path: Path) -> None:
+def test_the_engine_runs_in_order_and_reports_start_end_and_time(tmp_path: Path) -> None:
     log = EventLog(tmp_path / "e.jsonl", 0, 0)
     done: list[str] = []
 

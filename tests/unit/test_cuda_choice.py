@@ -1,4 +1,4 @@
-"""Which GPU a rank takes, and one sentence for each reason that it has none."""
+"""Which GPU a rank uses, and one sentence for each reason why it has none."""
 
 from __future__ import annotations
 
@@ -50,11 +50,11 @@ def refusal(library: FakeCuda, **environment: str) -> OrtflowError:
         (
             FakeCuda(driver=12080, failing={"cudaGetDeviceCount": 35}),
             {},
-            "the driver of n1 speaks CUDA 12.8, and what is installed is for 13.0",
+            "the driver of n1 supports CUDA 12.8, and the installed packages need 13.0",
             2,
         ),
-        (FakeCuda(driver=0, failing={"cudaGetDeviceCount": 35}), {}, "n1 has no driver of NVIDIA's", 2),
-        (FakeCuda(failing={"cudaSetDevice": 46}), {}, "the GPU of this rank on n1 is taken by another process", 1),
+        (FakeCuda(driver=0, failing={"cudaGetDeviceCount": 35}), {}, "n1 has no NVIDIA driver", 2),
+        (FakeCuda(failing={"cudaSetDevice": 46}), {}, "the GPU of this rank on n1 is in use by another process", 1),
         (FakeCuda(failing={"cudaSetDevice": 214}), {}, "cannot be used: error 214 (CUDA error 214)", 1),
     ],
 )

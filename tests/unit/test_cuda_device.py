@@ -1,4 +1,4 @@
-"""Buffers and errors of the CUDA device, on host memory that plays a GPU's."""
+"""Buffers and errors of the CUDA device, on a fake GPU in host memory."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def test_a_batch_takes_the_memory_of_the_one_before() -> None:
     assert (second.pointer, second.count) == (first.pointer, 40)
     np.testing.assert_array_equal(second.read(), VALUES[:40] + 1)
     back = device.lend(VALUES + 2, second)
-    assert back.pointer == first.pointer, "a smaller batch in between does not give up the room"
+    assert back.pointer == first.pointer, "a smaller batch in between does not free the memory"
     np.testing.assert_array_equal(back.read(), VALUES + 2)
     third = device.lend(np.arange(5), first)
     assert third.pointer != first.pointer, "another type"
@@ -90,7 +90,7 @@ def test_values_are_sent_by_two_pinned_blocks_in_turn() -> None:
         np.testing.assert_array_equal(buffer.read(), VALUES + number)
     held = [block.view(np.float32)[0] for block in library.pinned.values()]
     assert sorted(held) == [3, 4]
-    # Each block waits for the mark behind its own last copy, before it is filled again.
+    # Each block waits for the event after its own last copy before it is filled again.
     marks = [call for call in library.calls if call[0].startswith("cudaEvent")]
     first, second = sorted(library.events)
     expected = [(name, event) for event in (first, second) for name in ("cudaEventSynchronize", "cudaEventRecord")]
@@ -106,7 +106,7 @@ def test_without_memory_to_pin_values_are_sent_all_the_same(capsys: pytest.Captu
     for number in range(2):
         buffer = device.lend(VALUES + number)
         np.testing.assert_array_equal(buffer.read(), VALUES + number)
-    assert capsys.readouterr().out == "batches are copied without pinned memory: out of memory (CUDA error 2)\n"
+    assert capsys.readouterr().out == "batches are copied through pageable memory: out of memory (CUDA error 2)\n"
 
 
 def test_another_thread_reads_on_a_stream_of_its_own_behind_what_is_settled() -> None:
@@ -128,7 +128,7 @@ def test_another_thread_reads_on_a_stream_of_its_own_behind_what_is_settled() ->
     (settled,) = {*library.events} - {mark}
     assert library.events[settled] == 77
     assert read() == [("cudaStreamWaitEvent", settled), ("cudaStreamSynchronize", 78)]
-    assert library.streams == [77, 78], "one stream for all threads that come"
+    assert library.streams == [77, 78], "one stream for all threads"
 
 
 def test_another_thread_takes_the_device_before_it_reads() -> None:
@@ -150,9 +150,9 @@ def test_memory_that_runs_out_names_the_setting_or_who_has_it() -> None:
     assert "lower it" in str(caught.value)
     full = fake_device()
     full.account = lambda: {"parameters": 10 * GIB, "gradients": 10 * GIB, "moments": 20 * GIB, "checkpoint": 70 * GIB}
-    told = str(full.failure("out of memory"))
-    assert told.startswith(
-        "data.micro_batch: the memory of NVIDIA Fake, 80.0 GiB, is full, most of it of activations, 40.0"
+    reported = str(full.failure("out of memory"))
+    assert reported.startswith(
+        "data.micro_batch: the memory of NVIDIA Fake, 80.0 GiB, is full, mostly of activations, 40.0"
     )
     full.account = lambda: {"parameters": 20 * GIB, "gradients": 20 * GIB, "moments": 39 * GIB}
     assert "train.optimizer.name: the memory of NVIDIA Fake" in str(full.failure("out of memory"))
@@ -160,7 +160,7 @@ def test_memory_that_runs_out_names_the_setting_or_who_has_it() -> None:
     for message in ("Failed to allocate memory for requested buffer of size 8", "CUDA failure 2: out of memory"):
         error = shared.failure(message)
         assert type(error) is OrtflowError, "another try may find it free"
-        assert "others held 30.0 of its 80.0 GiB" in str(error)
+        assert "other processes used 30.0 of its 80.0 GiB" in str(error)
     assert str(shared.failure("illegal address")) == "NVIDIA Fake failed: illegal address"
 
 
@@ -174,7 +174,7 @@ def test_a_gpu_that_fails_in_a_copy_is_an_error_to_try_again() -> None:
 
 
 class Doubling(SoloCommunicator):
-    """Two ranks that have the same."""
+    """Two ranks with the same values."""
 
     def all_reduce(self, buffer: HostBuffer) -> None:  # type: ignore[override]
         buffer.add(buffer)
@@ -187,4 +187,4 @@ def test_collectives_go_by_way_of_the_host() -> None:
     buffer.write(VALUES.astype(np.float64))
     staged.all_reduce(buffer.slice(0, 10))
     np.testing.assert_array_equal(buffer.read(), np.where(VALUES < 10, VALUES * 2, VALUES))
-    assert (staged.rank, staged.world_size, staged.gather(3), staged.share(4)) == (0, 1, [3], 4)
+    assert (staged.rank, staged.world_size, staged.gather(3), staged.broadcast_object(4)) == (0, 1, [3], 4)

@@ -1,4 +1,4 @@
-"""Our operators for GPUs, computed on the processor by the same source; and that NVRTC takes every source."""
+"""Our operators for GPUs, computed on the CPU from the same source; NVRTC compiles every source."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def test_few_blocks_for_many_rows(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @needs_emulation
 @pytest.mark.parametrize("offset", [0, 4, 8])
-def test_addresses_that_are_no_multiples_of_16(offset: int) -> None:
+def test_addresses_that_are_not_multiples_of_16(offset: int) -> None:
     check_norms(Emulated(offset), (9, 64), (FP16, FP16, FLOAT, FP16), rms=False)
     check_norms(Emulated(offset), (9, 64), (FP16,) * 4, rms=False, residual=FLOAT)
     check_column_sums(Emulated(offset), (50, 64), FP16)
@@ -106,7 +106,7 @@ def test_cross_entropy(classes: int) -> None:
 
 
 @needs_emulation
-def test_scores_that_are_large_infinite_or_no_numbers() -> None:
+def test_scores_that_are_large_infinite_or_nan() -> None:
     compute = Emulated()
     check_cross_entropy(compute, 5, 40, FLOAT, FLOAT, spread=1e4)
     scores = np.zeros((4, 40), np.float32)
@@ -127,7 +127,7 @@ def test_scores_that_are_large_infinite_or_no_numbers() -> None:
 
 @needs_emulation
 @pytest.mark.parametrize("label", [-1, 40, -(2**63), 2**40])
-def test_a_label_that_is_no_class_gives_no_number(label: int) -> None:
+def test_a_label_out_of_range_gives_nan(label: int) -> None:
     compute, scores = Emulated(), stored(np.zeros((3, 40)), FP16)
     labels = stored(np.array([1, label, 2]), INT64)
     loss, lse = compute("CrossEntropy", {"ignore": -100}, [labels, scores], [FLOAT, FLOAT])
@@ -177,7 +177,7 @@ def test_gradients_of_tables_with_more_indices_than_blocks(monkeypatch: pytest.M
 
 @needs_emulation
 @pytest.mark.parametrize("index", [9, -10, 2**40])
-def test_an_index_outside_of_the_table_gives_no_number(index: int) -> None:
+def test_an_index_out_of_range_gives_nan(index: int) -> None:
     given = [stored(np.array([1, index, 2]), INT64), stored(np.zeros((3, 8)), FP16)]
     (table,) = Emulated()("TableGrad", {"rows": 9}, given, [FLOAT])
     assert np.isnan(table).all()
@@ -243,13 +243,13 @@ def test_what_does_not_fit_is_refused() -> None:
         ("CrossEntropy", [labels, x], [FLOAT, FLOAT], "labels are [4], and scores [3, 8]"),
         ("CrossEntropyGrad", [stored(np.zeros(3), INT64), column, x, column], [FP16], "the gradient is [3, 1]"),
         ("TableGrad", [labels, x], [FP16], "indices are [4], and their gradient [3, 8]"),
-        ("LayerNormalization", [(x[0], INT64), vector], [FP16, FLOAT, FLOAT], "INT64 is no element type"),
+        ("LayerNormalization", [(x[0], INT64), vector], [FP16, FLOAT, FLOAT], "INT64 is not an element type"),
     ):
         with pytest.raises(OrtflowError, match=words.replace("[", r"\[")):
             OPERATORS[operator]({"rows": 3}).run(EmulatedCall(inputs, types, run=False))  # type: ignore[arg-type]
 
 
-def test_every_operator_says_which_of_its_values_may_be_half() -> None:
+def test_every_operator_declares_which_of_its_values_may_be_half() -> None:
     assert OPERATORS.keys() >= HALF.keys()
 
 
@@ -280,7 +280,7 @@ def sources(kinds: Sequence[int]) -> Iterator[tuple[str, str]]:
 
 
 @pytest.mark.parametrize("architecture", ["sm_75", "sm_90", "sm_120"])
-def test_nvrtc_takes_every_source(architecture: str) -> None:
+def test_nvrtc_compiles_every_source(architecture: str) -> None:
     library = _nvrtc()
     wanted: dict[str, set[str]] = {}
     for text, function in sources((FP16,) if architecture != "sm_90" else KINDS):

@@ -1,4 +1,4 @@
-"""Training graphs with our operators for GPUs compute what they did without; ours run as functions of ONNX here."""
+"""Training graphs with our operators for GPUs compute the same as without; here ours run as ONNX functions."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ CLASSES = 13
 
 
 def differentiated(model: Path, **changes: Any) -> tuple[GraphSet, onnx.ModelProto]:
-    """The graphs of a model, and its training graph as `place` takes it."""
+    """The graphs of a model, and its training graph as `place` receives it."""
     seen: list[onnx.ModelProto] = []
     real = build.with_kernels
 
@@ -46,7 +46,7 @@ def ours(model: onnx.ModelProto) -> Counter[str]:
 
 
 def check(model: onnx.ModelProto, feeds: Mapping[str, Array], tolerance: float = 2e-5) -> Counter[str]:
-    """Check that the graph computes the same with our operators, all of whose outputs are described; which it has."""
+    """Check that the graph computes the same with our operators, whose outputs all have types; their counts."""
     before = model.SerializeToString()
     placed = place(model)
     assert model.SerializeToString() == before
@@ -95,7 +95,7 @@ def test_a_transformer_computes_the_same(gpt: Path) -> None:
 
 
 def rms_model(path: Path) -> Path:
-    """Llama's norm behind a table, and a head."""
+    """Llama's norm after a table, and a head."""
     random = np.random.default_rng(0)
     tensors: dict[str, Array] = {
         "table": random.normal(size=(7, 6)).astype("float32"),
@@ -148,7 +148,7 @@ def test_root_mean_square_norm_computes_the_same(tmp_path: Path) -> None:
 
 
 def test_a_loss_with_label_smoothing_computes_the_same(tmp_path: Path) -> None:
-    """Label smoothing has a softmax of its own; the loss itself is ours all the same."""
+    """Label smoothing has its own softmax; the loss itself is still ours."""
     graphs, model = differentiated(
         rms_model(tmp_path / "m.onnx"), loss={"kind": "cross_entropy", "label_smoothing": 0.1}
     )
@@ -161,7 +161,7 @@ def test_a_loss_with_label_smoothing_computes_the_same(tmp_path: Path) -> None:
 
 
 def loss_graph(*, gradients: int = 1, ignore: int | None = -1, other: int | None = -1, read: bool = False) -> Any:
-    """A loss with gradients that are to ignore `other`, and the logarithms an output or not."""
+    """A loss with gradients that ignore `other`, with or without the logarithms as an output."""
     flags = {} if ignore is None else {"ignore_index": ignore}
     flags_other = {} if other is None else {"ignore_index": other}
     nodes = [

@@ -76,7 +76,7 @@ def test_operands_of_every_broadcast(
 
 
 class Doubled:
-    """Copies what it is given twice, on the host."""
+    """Copies its input twice, on the host."""
 
     def __init__(self, attributes: Mapping[str, Any]) -> None:
         self.words = attributes["words"]
@@ -94,7 +94,7 @@ class Doubled:
 
 
 @pytest.mark.parametrize("words", ["well", "not today"])
-def test_a_node_is_computed_by_its_class_and_tells_why_it_fails(
+def test_a_node_is_computed_by_its_class_and_reports_why_it_fails(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: str
 ) -> None:
     monkeypatch.setattr(table, "OPERATORS", {"Doubled": Doubled})

@@ -1,4 +1,4 @@
-"""A record of a cluster that is none is as good as no record."""
+"""An invalid record of a cluster is ignored."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ def test_what_is_written_is_read(tmp_path: Path) -> None:
         '{"namespace": "a", "name": "b", "attempt": "two"}', '{"namespace": "a", "name": "b", "cursors": {"u": 1}}',
     ],
 )  # fmt: skip
-def test_what_is_no_record_is_none(tmp_path: Path, text: str) -> None:
+def test_an_invalid_record_is_ignored(tmp_path: Path, text: str) -> None:
     (tmp_path / FILE).write_text(text)
     assert read_place(RunDir(tmp_path)) is None
 
 
-def test_what_is_no_file_is_none(tmp_path: Path) -> None:
+def test_a_special_file_is_ignored(tmp_path: Path) -> None:
     assert read_place(RunDir(tmp_path)) is None
     os.mkfifo(tmp_path / FILE)
     assert read_place(RunDir(tmp_path)) is None

@@ -1,4 +1,4 @@
-"""Batches: nothing is lost and nothing repeated, whatever the ranks, wherever a run goes on."""
+"""Batches: nothing is lost or repeated, for any number of ranks, wherever a run resumes."""
 
 from __future__ import annotations
 
@@ -234,7 +234,7 @@ def test_a_slow_reader_finds_the_next_batches_made() -> None:
         assert next(items) == 0
         time.sleep(0.01)
         assert next(items) == 1
-        assert until(lambda: len(made) == 4), "two groups ahead, and no more"
+        assert until(lambda: len(made) == 4), "at most two groups ahead"
         assert made[3][1].startswith("ortflow-data")
         assert list(items) == list(range(2, 10))
     assert until(lambda: not reading_threads())
@@ -281,7 +281,7 @@ def test_the_thread_ends_with_its_reader(sets: dict[int, Dataset]) -> None:
     assert until(lambda: not reading_threads())
 
 
-def test_the_interpreter_leaves_in_silence_while_reading(tmp_path: Path) -> None:
+def test_the_interpreter_exits_silently_while_reading(tmp_path: Path) -> None:
     numbered(tmp_path / "set.arrow", 50)
     program = (
         "import sys, time\n"

@@ -1,4 +1,4 @@
-"""Does a set fit the graph's inputs: every misfit is told, with the sample and the value."""
+"""The check of a set against the graph's inputs: every mismatch is reported, with the sample and the value."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_references(text: str, reference: ColumnReference) -> None:
 @pytest.mark.parametrize(
     "text", ["", "x[", "x[1]", "x[::2]", "x[1:2:3]", "x[a:]", "x[1:] ", " x", "x[1:][2:]", "[1:]", "x[1.5:]", "x[ 1:]"]
 )
-def test_what_is_no_reference(text: str) -> None:
+def test_invalid_references(text: str) -> None:
     with pytest.raises(UserError, match=r"here: .* is neither a column nor a slice of one; write column"):
         parse_reference(text, "here")
 
@@ -88,19 +88,19 @@ def test_a_set_that_fits(tokens: Dataset) -> None:
     ]
 
 
-def test_every_fault_is_told_at_once(tokens: Dataset) -> None:
+def test_all_faults_are_reported_together(tokens: Dataset) -> None:
     inputs = [data("input_ids", (None, 8)), data("mask", (None, 10)), data("labels", (None,), "float32")]
-    told = faults(tokens, inputs, {"input_ids": "tokens[:-1]", "label": "tokens", "labels": "token"})
-    assert len(told) == 4
-    assert told[0] == "data.train.columns: there is no input 'label'; did you mean 'labels'?"
-    assert "column 'tokens[:-1]' holds samples of shape [9], but input 'input_ids' takes shape [8]" in told[1]
-    assert "no column 'mask' for input 'mask'; name one of: tokens" in told[2]
-    assert told[2].startswith("data.train.columns.mask: ")
-    assert "no column 'token' for input 'labels'; did you mean 'tokens'?" in told[3]
+    reported = faults(tokens, inputs, {"input_ids": "tokens[:-1]", "label": "tokens", "labels": "token"})
+    assert len(reported) == 4
+    assert reported[0] == "data.train.columns: there is no input 'label'; did you mean 'labels'?"
+    assert "column 'tokens[:-1]' holds samples of shape [9], but input 'input_ids' takes shape [8]" in reported[1]
+    assert "no column 'mask' for input 'mask'; name one of: tokens" in reported[2]
+    assert reported[2].startswith("data.train.columns.mask: ")
+    assert "no column 'token' for input 'labels'; did you mean 'tokens'?" in reported[3]
 
 
 @pytest.mark.parametrize(
-    ("column", "shape", "told"),
+    ("column", "shape", "reported"),
     [
         ("scalar", (None, 1), "holds samples of scalars, but input 'x' takes shape [1]"),
         ("scalar[1:]", (None,), "which cannot be sliced"),
@@ -117,13 +117,13 @@ def test_every_fault_is_told_at_once(tokens: Dataset) -> None:
         ("variable[2:]", (None, None), "sample 0 of column 'variable[2:]' has no element"),
     ],
 )
-def test_shapes(column: str, shape: Shape, told: str, tmp_path: Path) -> None:
+def test_shapes(column: str, shape: Shape, reported: str, tmp_path: Path) -> None:
     variable = ragged([[1, 2], [1, 2, 3], [1, 2]], "float32")
     image = np.zeros((3, 3, 4, 5), np.float32)
     dataset = write_batches(
         tmp_path / "set.arrow", {"scalar": np.zeros(3, np.float32), "image": image, "variable": variable}
     )
-    assert told in faults(dataset, [data("x", shape, "float32")], {"x": column})[0]
+    assert reported in faults(dataset, [data("x", shape, "float32")], {"x": column})[0]
 
 
 @pytest.mark.parametrize(
@@ -161,7 +161,7 @@ def test_types_that_hold_every_value(stored: str, wanted: str, known: bool, tmp_
 
 
 def one_column(folder: Path, values: np.ndarray, *, known: bool) -> Dataset:
-    """A set of the column x, with its range in the file or without."""
+    """A set of the column x, with or without its range in the file."""
     if known:
         return write_batches(folder / "set.arrow", {"x": values})
     batch = pa.record_batch({"x": pa.array(values)})
@@ -176,13 +176,13 @@ def one_column(folder: Path, values: np.ndarray, *, known: bool) -> Dataset:
         ("int64", 2**31, "int32", "holds 2147483648, but the int32 of input 'x' takes -2.14748e+09 to"),
         ("uint64", 2**63, "int64", "holds 9223372036854775808, but the int64 of input 'x' takes"),
         ("int8", -1, "uint8", "holds -1, but the uint8 of input 'x' takes 0 to 255"),
-        ("int64", 2, "bool", "holds 2, but the bool of input 'x' takes 0 and 1 alone"),
+        ("int64", 2, "bool", "holds 2, but the bool of input 'x' takes only 0 and 1"),
         ("float64", 1e39, "float32", "holds 1e+39, but the float32 of input 'x' takes -3.40282e+38 to"),
         (
             "uint8",
             255,
             "float32",
-            "holds 255, but the float32 of input 'x' takes 0 and 1 alone of integers",
+            "holds 255, but the float32 of input 'x' takes only 0 and 1 as integers",
         ),
     ],
 )
@@ -195,32 +195,32 @@ def test_a_value_that_the_type_cannot_hold(
 
 
 @pytest.mark.parametrize("wanted", ["int64", "bool"])
-def test_floats_are_no_integers(wanted: str, tmp_path: Path) -> None:
+def test_floats_are_not_integers(wanted: str, tmp_path: Path) -> None:
     dataset = write_batches(tmp_path / "set.arrow", {"x": np.array([0, 1], np.float32)})
     assert (
-        f"column 'x' is float32, which does not go into the {wanted} of input 'x'"
+        f"column 'x' is float32, which cannot be converted to the {wanted} of input 'x'"
         in (faults(dataset, [data("x", (None,), wanted)])[0])
     )
 
 
-def test_doubles_that_are_not_finite_are_taken(tmp_path: Path) -> None:
+def test_doubles_that_are_not_finite_are_accepted(tmp_path: Path) -> None:
     dataset = write_batches(tmp_path / "set.arrow", {"x": np.array([np.nan, -np.inf, 1.0])})
     assert check(dataset, [data("x", (None,), "float32")])
 
 
 def test_integer_labels_of_a_float_input(tmp_path: Path) -> None:
-    """Of a regression any that fp32 holds, of binary cross-entropy 0 and 1."""
+    """For a regression any that fp32 holds, for binary cross-entropy 0 and 1."""
     dataset = write_batches(tmp_path / "set.arrow", {"x": np.array([0, 7, 1])})
     label = data("x", (None,), "float32", "label")
     assert check(dataset, [label])
-    assert "takes 0 and 1 alone" in faults(dataset, [label], truths=["x"])[0]
+    assert "takes only 0 and 1" in faults(dataset, [label], truths=["x"])[0]
     large = write_batches(tmp_path / "large.arrow", {"x": np.array([0, 2**24 + 1])})
     assert "holds 16777217" in faults(large, [label])[0]
 
 
 @pytest.mark.parametrize("known", [True, False])
 def test_a_token_beyond_the_vocabulary(known: bool, tmp_path: Path) -> None:
-    """Whether the file brings its ranges or not: the first sample that has one is named."""
+    """With or without ranges in the file, the first sample that has one is named."""
     values = np.full((9000, 4), 7)
     values[8500, 3], values[8600, 0] = 300, -2
     if known:
@@ -233,13 +233,15 @@ def test_a_token_beyond_the_vocabulary(known: bool, tmp_path: Path) -> None:
         dataset = Dataset.open(tmp_path / "set.arrow")
     assert (dataset.columns["tokens"].maximum is not None) == known
 
-    def told(name: str, source: str, bound: int, **options: Any) -> list[str]:
+    def reported(name: str, source: str, bound: int, **options: Any) -> list[str]:
         inputs = [data(name, (None, None), role="label" if name == "labels" else "data")]
         return faults(dataset, inputs, {name: source}, {name: bound}, **options)
 
-    assert "sample 8500 of column 'tokens' holds 300, but input 'ids' takes 0 to 255" in told("ids", "tokens", 256)[0]
-    assert "sample 8600 of column 'tokens' holds -2" in told("ids", "tokens[:3]", 256)[0]
-    assert "sample 8600 of column 'tokens' holds -2" in told("labels", "tokens", 301, ignore_index=-100)[0]
+    assert (
+        "sample 8500 of column 'tokens' holds 300, but input 'ids' takes 0 to 255" in reported("ids", "tokens", 256)[0]
+    )
+    assert "sample 8600 of column 'tokens' holds -2" in reported("ids", "tokens[:3]", 256)[0]
+    assert "sample 8600 of column 'tokens' holds -2" in reported("labels", "tokens", 301, ignore_index=-100)[0]
     assert check(dataset, [data("ids", (None, 2))], {"ids": "tokens[1:3]"}, {"ids": 256})
     labels = [data("labels", (None, 4), role="label")]
     assert check(dataset, labels, {"labels": "tokens"}, {"labels": 301}, ignore_index=-2)

@@ -1,4 +1,4 @@
-"""Conversions: every source comes back as it was, the set is whole or not there, and the division is the same again."""
+"""Conversions: every source is read back unchanged, the set is complete or absent, and the split is reproducible."""
 
 from __future__ import annotations
 
@@ -18,12 +18,13 @@ from typer.testing import CliRunner
 from ortflow.cli.data import app
 from ortflow.workflow.data import arrays, text, write
 from ortflow.workflow.data.dataset import Dataset
-from ortflow.workflow.errors import UserError
+from ortflow.workflow.disk_space import OutOfDisk
+from ortflow.workflow.errors import OrtflowError, UserError
 
 
 def run(*arguments: object) -> str:
     result = CliRunner().invoke(app, [str(argument) for argument in arguments])
-    if isinstance(result.exception, UserError):
+    if isinstance(result.exception, OrtflowError):
         raise result.exception
     assert result.exit_code == 0, result.output
     return result.output
@@ -41,7 +42,7 @@ def lines_of(path: Path) -> list[bytes]:
 
 @pytest.fixture
 def small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Record batches of a few samples, so that small sources have many."""
+    """Small record batches, so that small sources have many."""
     for module in (arrays, text, write):
         monkeypatch.setattr(module, "BATCH_BYTES", 1000)
 
@@ -77,7 +78,7 @@ def test_npy(tmp_path: Path) -> None:
 @settings(deadline=None, max_examples=50)
 @given(data=st.data(), length=st.integers(1, 40), block=st.integers(1, 300))
 def test_windows(data: st.DataObject, length: int, block: int, tmp_path_factory: pytest.TempPathFactory) -> None:
-    """Against a plain loop: every byte but the first is the last of nothing but one window's targets."""
+    """Against a plain loop: every byte but the first is a target of exactly one window."""
     folder = tmp_path_factory.mktemp("text")
     pieces = data.draw(st.lists(st.binary(max_size=200), min_size=1, max_size=5))
     for number, piece in enumerate(pieces):
@@ -147,7 +148,7 @@ def test_dividing_several_texts_keeps_files_whole(tmp_path: Path) -> None:
     train, held_out = (set(fixed(tmp_path / "set" / f"{part}.arrow", "tokens").flat) for part in ("train", "eval"))
     assert not train & held_out
     assert len(held_out) == 6
-    assert held_out != set(range(6)), "the first files by name are no fair sample"
+    assert held_out != set(range(6)), "the first files by name are not a fair sample"
     assert len(train | held_out) == 20
 
 
@@ -188,7 +189,7 @@ def test_what_is_there_is_replaced_only_if_asked(tmp_path: Path) -> None:
 
 
 def bad_sources(folder: Path) -> dict[str, tuple[list[Path], str]]:
-    """Sources that cannot be converted: files, and what is said of them."""
+    """Sources that cannot be converted: files and their error messages."""
 
     def saved(name: str, array: Any) -> Path:
         np.save(folder / name, array)
@@ -222,15 +223,15 @@ def bad_sources(folder: Path) -> dict[str, tuple[list[Path], str]]:
         "lengths": ([archive("l.npz", x=np.arange(3), y=np.arange(4))], "x has 3, y has 4"),
         "lengths of files": ([saved("a.npy", np.arange(3)), saved("b.npy", np.arange(4))], "a has 3, b has 4"),
         "other arrays": ([archive("1.npz", x=np.ones(3)), archive("2.npz", y=np.ones(3))], r"2\.npz: .*differ from"),
-        "cut short": ([written("c.npy", whole[:-8])], r"c\.npy: array 'c' is cut short"),
+        "cut short": ([written("c.npy", whole[:-8])], r"c\.npy: array 'c' is truncated"),
         "cut header": ([written("h.npy", whole[:20])], r"h\.npy: cannot be read"),
-        "claims a terabyte": ([written("t.npy", huge + b"\n" + b"\0" * 64)], r"t\.npy: array 't' is cut short"),
-        "claims a huge sample": ([written("s.npy", wide + b"\n" + b"\0" * 64)], r"s\.npy: array 's' is cut short"),
+        "claims a terabyte": ([written("t.npy", huge + b"\n" + b"\0" * 64)], r"t\.npy: array 't' is truncated"),
+        "claims a huge sample": ([written("s.npy", wide + b"\n" + b"\0" * 64)], r"s\.npy: array 's' is truncated"),
         "cut archive": ([written("z.npz", zipped[: len(zipped) // 2])], r"z\.npz: cannot be read"),
         "broken archive": ([written("k.npz", zipped[:300] + b"\xff" * 8 + zipped[308:])], r"k\.npz: cannot be read"),
         "no archive": ([written("e.npz", b"PK")], r"e\.npz: cannot be read"),
         "text in an archive": ([folder / "text.npz"], r"text\.npz: cannot be read"),
-        "two kinds": ([folder / "whole.npy", folder / "zipped.npz"], "are of two kinds"),
+        "are both": ([folder / "whole.npy", folder / "zipped.npz"], "are both"),
         "text without --text": ([written("a.txt", b"hello")], r"a\.txt: is neither \.npz nor \.npy"),
         "no samples": ([saved("empty.npy", np.zeros((0, 3)))], "there is no sample to write"),
     }
@@ -254,7 +255,7 @@ CASES = [
     "broken archive",
     "no archive",
     "text in an archive",
-    "two kinds",
+    "are both",
     "text without --text",
     "no samples",
 ]
@@ -264,28 +265,28 @@ CASES = [
 @pytest.mark.parametrize("options", [[], ["--eval-fraction", "0.5"]])
 def test_bad_sources_are_named_and_leave_nothing(case: str, options: list[str], tmp_path: Path) -> None:
     (tmp_path / "sources").mkdir()
-    sources, told = bad_sources(tmp_path / "sources")[case]
+    sources, reported = bad_sources(tmp_path / "sources")[case]
     if case == "no samples" and options:
-        told = "leaves none"
-    with pytest.raises(UserError, match=told) as caught:
+        reported = "leaves none"
+    with pytest.raises(UserError, match=reported) as caught:
         run("convert", *sources, *options, "-o", tmp_path / "new" / "deep" / "set")
     assert "\n" not in str(caught.value)
     assert [path.name for path in tmp_path.iterdir()] == ["sources"]
 
 
 @pytest.mark.parametrize(
-    ("options", "told"),
+    ("options", "reported"),
     [
         (["--text"], "must be given together"),
         (["--length", "5"], "must be given together"),
-        (["--text", "--lines", "--length", "5"], "exclude each other"),
+        (["--text", "--lines", "--length", "5"], "cannot be combined"),
         (["--lines", "--length", "5"], "must be given together"),
         (["--text", "--length", "50"], "there is no sample to write"),
     ],
 )
-def test_options_that_contradict(options: list[str], told: str, tmp_path: Path) -> None:
+def test_options_that_contradict(options: list[str], reported: str, tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_bytes(b"short")
-    with pytest.raises(UserError, match=told):
+    with pytest.raises(UserError, match=reported):
         run("convert", tmp_path / "a.txt", *options, "-o", tmp_path / "set")
 
 
@@ -303,7 +304,7 @@ def test_a_full_disk_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
     np.save(tmp_path / "x.npy", np.arange(3))
     monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(UserError, match=r"set: cannot be written \(No space left on device\)"):
+    with pytest.raises(OutOfDisk, match=r"out of disk on \S+/new/set, "):
         run("convert", tmp_path / "x.npy", "-o", tmp_path / "new" / "set")
     assert [path.name for path in tmp_path.iterdir()] == ["x.npy"]
 
@@ -316,9 +317,9 @@ def test_show(tmp_path: Path) -> None:
         "  x: float32, shape [2], 1.5 to 4",
         "  y: int64, scalar, -4 to 3",
     ]
-    told = json.loads(run("show", tmp_path / "set.arrow", "--json"))
-    assert (told["samples"], told["shards"]) == (2, 1)
-    assert told["columns"]["y"] == {"dtype": "int64", "shape": [], "variable": False, "minimum": -4, "maximum": 3}
+    reported = json.loads(run("show", tmp_path / "set.arrow", "--json"))
+    assert (reported["samples"], reported["shards"]) == (2, 1)
+    assert reported["columns"]["y"] == {"dtype": "int64", "shape": [], "variable": False, "minimum": -4, "maximum": 3}
 
 
 def test_show_of_lines(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""The hash of a set's samples: other samples, another hash; other files, the same."""
+"""The hash of a set's samples: other samples change it, other files do not."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def digest(path: Path, whole: int = 1 << 20, **changed: np.ndarray) -> str:
 def test_other_samples_have_another_hash(tmp_path: Path, whole: int) -> None:
     expected = digest(tmp_path / "a.arrow", whole)
     assert digest(tmp_path / "b.arrow", whole) == expected
-    for place in (0, 59):  # the first and the last are among those that are hashed of a large set
+    for place in (0, 59):  # of a large set, the first and the last sample are among those that are hashed
         values = samples()["x"]
         values[place, 4] += 1e-6
         assert digest(tmp_path / f"{place}.arrow", whole, x=values) != expected

@@ -1,4 +1,4 @@
-"""The order of the samples: a permutation, the same for ever, from seed and epoch alone."""
+"""The order of the samples: a fixed permutation that depends only on seed and epoch."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def test_every_sample_once_an_epoch(count: int, seed: int, number: int) -> None:
 
 
 def test_the_order_never_changes() -> None:
-    """Checkpoints say where in an epoch a run stands: these numbers are a promise to every run that was ever saved."""
+    """Checkpoints store a run's place in an epoch: if these numbers change, saved runs cannot resume correctly."""
     order = SampleOrder(1000, seed=42)
     assert order.indices(0, 0, 8).tolist() == GOLDEN_0
     assert order.indices(1, 0, 8).tolist() == GOLDEN_1

@@ -1,4 +1,4 @@
-"""Reading sets: any order, without a copy, and a sentence that names the file for every one that is not whole."""
+"""Reading sets: any order, without a copy; a damaged file is reported in one sentence that names it."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def test_files_of_other_programs(tmp_path: Path) -> None:
 
 
 def test_reading_takes_no_memory_of_the_file(tmp_path: Path) -> None:
-    """The file's pages are the system's to drop: what a process owns does not grow with what it reads."""
+    """The system can drop the file's pages: a process's own memory does not grow with what it reads."""
 
     def owned() -> int:
         return next(
@@ -105,12 +105,12 @@ def test_a_file_cut_short_anywhere_is_named(tmp_path: Path) -> None:
     cut = tmp_path / "cut.arrow"
     for size in {0, 1, 5, 6, 8, 100, len(whole) // 2, *range(len(whole) - 12, len(whole))}:
         cut.write_bytes(whole[:size])
-        with pytest.raises(UserError, match=r"cut\.arrow: (cannot be read, it is cut short|is not an Arrow)") as caught:
+        with pytest.raises(UserError, match=r"cut\.arrow: (cannot be read, it is truncated|is not an Arrow)") as caught:
             Dataset.open(cut)
         assert "\n" not in str(caught.value)
 
 
-def test_a_changed_byte_is_a_sentence_or_other_values(tmp_path: Path) -> None:
+def test_a_changed_byte_is_an_error_or_other_values(tmp_path: Path) -> None:
     path = tmp_path / "set.arrow"
     write_set(path, [record_batch({"x": np.arange(12).reshape(4, 3), "y": ragged([[1], [2, 3], [4], [5]])})])
     whole = path.read_bytes()
@@ -134,12 +134,12 @@ def test_more_samples_claimed_than_there_are(tmp_path: Path) -> None:
     whole = path.read_bytes()
     assert whole.count(struct.pack("<q", 1237)) >= 2
     path.write_bytes(whole.replace(struct.pack("<q", 1237), struct.pack("<q", 10**9)))
-    with pytest.raises(UserError, match="cut short or damaged"):
+    with pytest.raises(UserError, match="truncated or damaged"):
         Dataset.open(path)
 
 
 @pytest.mark.parametrize(
-    ("batch", "options", "told"),
+    ("batch", "options", "reported"),
     [
         ({"x": pa.array([1, None])}, {}, "column 'x' has missing values"),
         ({"x": pa.array([[1], None])}, {}, "column 'x' has missing values"),
@@ -152,14 +152,14 @@ def test_more_samples_claimed_than_there_are(tmp_path: Path) -> None:
     ],
 )
 def test_what_cannot_be_read_is_named(
-    batch: dict[str, pa.Array], options: dict[str, Any], told: str, tmp_path: Path
+    batch: dict[str, pa.Array], options: dict[str, Any], reported: str, tmp_path: Path
 ) -> None:
     path = write_arrow(tmp_path / "set.arrow", pa.record_batch(batch), **options)
-    with pytest.raises(UserError, match=rf"set\.arrow: {told}"):
+    with pytest.raises(UserError, match=rf"set\.arrow: {reported}"):
         Dataset.open(path)
 
 
-def test_what_is_no_set_is_named(tmp_path: Path) -> None:
+def test_an_invalid_set_is_named(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="nowhere: no such file"):
         Dataset.open(tmp_path / "nowhere")
     with pytest.raises(UserError, match=r"holds no \.arrow file"):
@@ -171,7 +171,7 @@ def test_what_is_no_set_is_named(tmp_path: Path) -> None:
 
 def test_two_columns_of_one_name(tmp_path: Path) -> None:
     batch = pa.RecordBatch.from_arrays([pa.array([1]), pa.array([2])], names=["x", "x"])
-    with pytest.raises(UserError, match="two columns have one name"):
+    with pytest.raises(UserError, match="two columns have the same name"):
         Dataset.open(write_arrow(tmp_path / "set.arrow", batch))
 
 
@@ -196,13 +196,13 @@ def test_shards_are_one_set_in_the_order_of_their_names(tmp_path: Path) -> None:
     assert (dataset.columns["x"].minimum, dataset.columns["x"].maximum) == (0, 14)
 
 
-def test_nan_is_told_and_no_fault(tmp_path: Path) -> None:
+def test_nan_is_reported_but_not_a_fault(tmp_path: Path) -> None:
     dataset = write_batches(tmp_path / "set.arrow", {"x": np.array([1.0, np.nan])}, {"x": np.array([5.0, 6.0])})
     assert str((dataset.columns["x"].minimum, dataset.columns["x"].maximum)) == "(nan, nan)"
 
 
 @pytest.mark.parametrize(
-    ("columns", "told"),
+    ("columns", "reported"),
     [
         ({"x": np.arange(3), "y": np.arange(4)}, "x has 3, y has 4"),
         ({"x": np.array([object()])}, "array 'x' holds objects"),
@@ -212,8 +212,8 @@ def test_nan_is_told_and_no_fault(tmp_path: Path) -> None:
         ({"x": np.ones((3, 0))}, "samples of shape"),
     ],
 )
-def test_what_is_no_column_is_not_written(columns: Any, told: str, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=told):
+def test_invalid_columns_are_not_written(columns: Any, reported: str, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=reported):
         write_set(tmp_path / "set.arrow", (record_batch(columns) for _ in range(1)))
     assert list(tmp_path.iterdir()) == []
 

@@ -1,4 +1,4 @@
-"""`ortflow doctor` as a whole: this machine, a cluster that is played, the command line."""
+"""`ortflow doctor` as a whole: this machine, a fake cluster, the command line."""
 
 from __future__ import annotations
 
@@ -113,8 +113,8 @@ Said = dict[tuple[str, ...], Answer]
 FINE = Answer(0, "", "")
 
 
-def played(said: Said, *, without: Sequence[str] = ()) -> Survey:
-    """A cluster that gives these answers; the longest beginning of a command counts."""
+def fake(said: Said, *, without: Sequence[str] = ()) -> Survey:
+    """A cluster with these answers, chosen by the longest prefix of the command."""
 
     def runner(command: Sequence[str], settings: Mapping[str, str | None], seconds: float) -> Answer:
         if command[0] in without:
@@ -140,7 +140,7 @@ CLUSTER: Said = {
 
 def test_a_cluster(tmp_path: Path) -> None:
     run = submission(tmp_path, backends={"slurm": {"account": "lab"}}, resources={"ranks_per_node": 2})
-    found = list(examine_cluster(run, None, played(CLUSTER)))
+    found = list(examine_cluster(run, None, fake(CLUSTER)))
     by_name = {one.about: one for one in found}
     assert [one.about for one in found if one.level is Level.FAULT] == []
     assert by_name["Slurm"].what.startswith("22.05, with sbatch")
@@ -170,7 +170,7 @@ def test_a_cluster(tmp_path: Path) -> None:
     ],
 )  # fmt: skip
 def test_a_cluster_at_fault(tmp_path: Path, changes: Said, without: list[str], about: str, words: str) -> None:
-    found = list(examine_cluster(submission(tmp_path), None, played({**CLUSTER, **changes}, without=without)))
+    found = list(examine_cluster(submission(tmp_path), None, fake({**CLUSTER, **changes}, without=without)))
     (bad,) = [one for one in found if one.level is Level.FAULT]
     assert bad.about == about
     assert words in str(bad)
@@ -180,7 +180,7 @@ def test_a_cluster_at_fault(tmp_path: Path, changes: Said, without: list[str], a
 
 def test_a_site_without_accounting_commands(tmp_path: Path) -> None:
     bare = {**CLUSTER, ("scontrol", "show", "config"): Answer(0, CONFIG.replace("/slurmdbd", "/none"), "")}
-    found = {one.about: one for one in examine_cluster(submission(tmp_path), None, played(bare, without=["sacct"]))}
+    found = {one.about: one for one in examine_cluster(submission(tmp_path), None, fake(bare, without=["sacct"]))}
     assert found["Slurm"].what.endswith("; without sacct")
     assert found["accounting"].what.startswith("none: Slurm forgets a job")
 
@@ -208,14 +208,14 @@ def test_the_command(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["--job"], "error: --job and --nodes are not for the launcher local; add -b slurm"),
-        (["-b", "slurm", "--nodes", "2"], "error: --nodes is for the job of --job; add --job"),
+        (["--job"], "error: --job and --nodes are not supported by the launcher local; add -b slurm"),
+        (["-b", "slurm", "--nodes", "2"], "error: --nodes needs --job; add --job"),
         (["-b", "nope"], "error: unknown launcher 'nope'; there are: kubernetes, local, slurm"),
         (["gone.yaml"], "gone.yaml"),
         (["run.yaml", "train.lr=nope"], "train.lr"),
     ],
 )
-def test_wrong_words(tmp_path: Path, arguments: list[str], words: str) -> None:
+def test_wrong_arguments(tmp_path: Path, arguments: list[str], words: str) -> None:
     (tmp_path / "run.yaml").write_text(SMALL)
     done = ortflow(*arguments, folder=tmp_path)
     assert done.returncode == 2

@@ -1,4 +1,4 @@
-"""Limits of a QOS or an account that a run breaks by itself."""
+"""Limits of a QOS or an account that a run exceeds by itself."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def test_rows_are_read() -> None:
 
 
 @pytest.mark.parametrize(
-    ("asks", "told"),
+    ("asks", "reported"),
     [
         ({}, []),
         ({"cpus": 3}, ["gives a job 2 cores (MaxTRESPerJob), and the run asks for 3"]),
@@ -37,9 +37,9 @@ def test_rows_are_read() -> None:
         ({"time": 600}, []),
     ],
 )
-def test_what_a_run_breaks(asks: dict[str, int], told: list[str]) -> None:
+def test_what_a_run_breaks(asks: dict[str, int], reported: list[str]) -> None:
     (small,) = read_limits(QOS, QOS_COLUMNS)
-    assert [one.what for one in breaks(replace(RUN, **asks), small)] == told  # type: ignore[arg-type]
+    assert [one.what for one in breaks(replace(RUN, **asks), small)] == reported  # type: ignore[arg-type]
 
 
 def test_too_little() -> None:

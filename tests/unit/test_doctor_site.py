@@ -1,4 +1,4 @@
-"""What Slurm tells of a cluster, and what `ortflow doctor` makes of it for a run."""
+"""Slurm's output about a cluster, and `ortflow doctor`'s findings for a run."""
 
 from __future__ import annotations
 
@@ -201,17 +201,19 @@ def test_memory_and_time_that_are_not_given() -> None:
 )
 def test_preemption(changes: dict[str, str], partition: dict[str, Any], level: str, words: str) -> None:
     main, _ = read_partitions(PARTITIONS)
-    told = {one.about: one for one in restarts({**read_config(CONFIG), **changes}, [replace(main, **partition)], True)}
-    assert told["preemption"].level.value == level
-    assert words in told["preemption"].what
+    reported = {
+        one.about: one for one in restarts({**read_config(CONFIG), **changes}, [replace(main, **partition)], True)
+    }
+    assert reported["preemption"].level.value == level
+    assert words in reported["preemption"].what
 
 
-def test_what_is_said_of_restarts() -> None:
+def test_what_is_reported_about_restarts() -> None:
     settings = {**read_config(CONFIG), "SlurmctldParameters": "preempt_send_user_signal", "Prolog": "/site/prolog"}
-    told = {one.about: str(one) for one in restarts(settings, [], True)}
-    assert "SIGUSR2" in told["preempt_send_user_signal"]
-    assert "delayed by up to 5.0 s (BeginTime): cred_expire in AuthInfo" in told["restart delay"]
-    assert "Alloc,Contain: the site's prolog runs when the job begins" in told["PrologFlags"]
+    reported = {one.about: str(one) for one in restarts(settings, [], True)}
+    assert "SIGUSR2" in reported["preempt_send_user_signal"]
+    assert "delayed by up to 5.0 s (BeginTime): cred_expire in AuthInfo" in reported["restart delay"]
+    assert "Alloc,Contain: the site's prolog runs when the job begins" in reported["PrologFlags"]
     plain = {one.about: str(one) for one in restarts({"JobRequeue": "0"}, [], False)}
     assert "SIGTERM" in plain["preempt_send_user_signal"]
     assert "delayed by up to 2:00 min (BeginTime): cred_expire by default" in plain["restart delay"]

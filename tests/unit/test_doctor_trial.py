@@ -1,4 +1,4 @@
-"""The trial job of `ortflow doctor --job`: its script, what runs on the nodes, and what their reports mean."""
+"""The trial job of `ortflow doctor --job`: its script, its program on the nodes, and the findings from its reports."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_a_trial_in_a_container(kind: str) -> None:
     assert "/r/python" not in text
 
 
-def test_a_node_without_the_folder_is_told_by_the_exit_code(tmp_path: Path) -> None:
+def test_a_node_without_the_folder_is_reported_by_the_exit_code(tmp_path: Path) -> None:
     """The script itself, with an srun that starts nothing."""
     srun = tmp_path / "bin/srun"
     srun.parent.mkdir()
@@ -74,9 +74,9 @@ def test_a_node_without_the_folder_is_told_by_the_exit_code(tmp_path: Path) -> N
         done = subprocess.run(["bash"], input=text, text=True, env=environment, stderr=subprocess.DEVNULL)
         assert done.returncode == code
     assert {file.name for file in (tmp_path / "there").iterdir()} == {
-        "job.log", "keeper.code", "keeper.log", "ranks.code", "ranks.log",
+        "job.log", "run_supervisor.code", "run_supervisor.log", "ranks.code", "ranks.log",
     }  # fmt: skip
-    assert (tmp_path / "there/keeper.code").read_text() == "127\n"
+    assert (tmp_path / "there/run_supervisor.code").read_text() == "127\n"
 
 
 def test_a_node_reports(tmp_path: Path) -> None:
@@ -119,7 +119,7 @@ def results(**changes: Any) -> Results:
     good = Results(
         job=Job("7", None, "COMPLETED", nodes="n[1-2]"), nodes=["n1", "n2"], waited=1.0, submitted=100.0,
         collected=110.0, locked=True, seen={"n1": 102.0, "n2": 102.1},
-        codes={"n1": 0, "n2": 0, "keeper": 0, "ranks": 0},
+        codes={"n1": 0, "n2": 0, "run_supervisor": 0, "ranks": 0},
         reports={name: {**GOOD, "packages": packages} for name in ("n1", "n2")},
         ranks=[{"size": 4, "cores": 2, "seconds": 0.4, "library": "MPICH 5"} for _ in range(4)],
     )  # fmt: skip
@@ -141,12 +141,12 @@ def node_with(**changes: Any) -> dict[str, Any]:
     return {"reports": {**good.reports, "n2": {**good.reports["n2"], **changes}}}
 
 
-def told(found: Results, world: int = 4, start: Start | None = None, size: int | None = None) -> list[Finding]:
+def reported(found: Results, world: int = 4, start: Start | None = None, size: int | None = None) -> list[Finding]:
     return list(findings(found, world, start or Start("pmi2", kind="mpich"), "/data", size))
 
 
 def test_a_good_trial() -> None:
-    found = told(results())
+    found = reported(results())
     assert [one for one in found if one.level is not Level.OK and one.about != "NCCL"] == []
     assert found[-1] == untested("NCCL", "the run asks for no GPUs (resources.gpus_per_rank), so NCCL is not tested")
     assert "4 ranks on 2 nodes connect with --mpi=pmi2 in 0.4 s (MPICH 5)" in str(found)
@@ -173,8 +173,8 @@ CASES: dict[str, tuple[dict[str, Any], str, str]] = {
     "clock of a single node": ({"nodes": ["n1"], "seen": {"n1": 40.0}}, "clocks", "n1 by -60 s or more"),
     "slow disk": (node_with(bytes_per_second=1e6), "disk", "1.0 MB/s to 200 MB/s a node, in parallel; 1.0 TB free"),
     "full disk": (node_with(free=10**9), "disk", "checkpoints may need 2.0 GB"),
-    "keeper": ({"codes": {**results().codes, "keeper": 1}, "logs": {"keeper": "No module named ortflow\n"}}, "keeper",
-               "exit code 1 on n1: No module named ortflow"),
+    "supervisor": ({"codes": {**results().codes, "run_supervisor": 1}, "logs": {"run_supervisor": "No module x\n"}},
+                   "supervisor process", "exit code 1 on n1: No module x"),
     "alone": ({"ranks": ALONE}, "MPI", "each of 4 ranks is alone in a world of 1 with --mpi=pmi2"),
     "hangs": ({"ranks": [], "codes": {**results().codes, "ranks": 124}}, "MPI", "did not connect with --mpi=pmi2"),
     "mpi4py": ({"ranks": [{"error": "RuntimeError: cannot load MPI library"}] * 4}, "MPI", "cannot load MPI library"),
@@ -197,8 +197,8 @@ CASES: dict[str, tuple[dict[str, Any], str, str]] = {
 @pytest.mark.parametrize("case", CASES)
 def test_a_trial_with(case: str) -> None:
     changes, about, words = CASES[case]
-    bad = [one for one in told(results(**changes)) if one.level in (Level.WARNING, Level.FAULT)]
-    assert [one.about for one in bad] == [about], "one cause is told once"
+    bad = [one for one in reported(results(**changes)) if one.level in (Level.WARNING, Level.FAULT)]
+    assert [one.about for one in bad] == [about], "one cause is reported once"
     assert words in str(bad[0])
 
 
@@ -209,10 +209,10 @@ def test_many_nodes_are_not_all_named() -> None:
 
 def test_more_of_a_trial() -> None:
     gpus = [{**rank, "gpus": {"sum": 4.0, "nccl": 22803, "count": 1}} for rank in results().ranks]
-    assert "4 ranks add up over their GPUs (NCCL 2.28.3)" in str(told(results(ranks=gpus))[-1])
-    (alone,) = [one for one in told(results(ranks=ALONE), start=Start("pmix", kind="mpich")) if one.about == "MPI"]
+    assert "4 ranks add up over their GPUs (NCCL 2.28.3)" in str(reported(results(ranks=gpus))[-1])
+    (alone,) = [one for one in reported(results(ranks=ALONE), start=Start("pmix", kind="mpich")) if one.about == "MPI"]
     assert alone.fix == "the ranks have MPICH: set backends.slurm.mpi to auto, pmi2 or mpirun"
-    (disk,) = [one for one in told(results(**node_with(free=10**10)), size=10**9) if one.about == "disk"]
+    (disk,) = [one for one in reported(results(**node_with(free=10**10)), size=10**9) if one.about == "disk"]
     assert "may need 11 GB" in disk.what
     assert disk.data["bytes_per_second"] == {"n1": 2e8, "n2": 2e8}
-    assert [one.about for one in told(results(**without("n2"))) if one.level is Level.UNTESTED] == ["MPI"]
+    assert [one.about for one in reported(results(**without("n2"))) if one.level is Level.UNTESTED] == ["MPI"]

@@ -1,4 +1,4 @@
-"""The exported model is compared with the graph it was made of: what can be exported is, what is wrong is refused."""
+"""The exported model is compared with its source graph: right models are exported, wrong ones refused."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def test_a_parameter_without_axes(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("turned", [False, True])
 def test_normalization_behind_a_product(turned: bool, tmp_path: Path) -> None:
-    """As in LeViT: ONNX Runtime makes a Gemm of it, which does not load, or mixes up the channels."""
+    """As in LeViT: ONNX Runtime fuses it to a Gemm, which does not load, or mixes up the channels."""
     nodes = [helper.make_node("MatMul", ["x", "w"], ["product"])]
     if turned:
         nodes.append(helper.make_node("Transpose", ["product"], ["rows"], perm=[0, 2, 1]))
@@ -118,7 +118,7 @@ def test_normalization_behind_a_product(turned: bool, tmp_path: Path) -> None:
     np.testing.assert_allclose(run_graph(tmp_path / "out.onnx", {"x": x})["y"], expected, rtol=1e-4, atol=1e-5)
 
 
-def ill_conditioned(path: Path) -> Path:
+def faults_conditioned(path: Path) -> Path:
     """A convolution of large values whose small differences a normalization makes large: it is folded at export."""
     nodes = [
         helper.make_node("Conv", ["x", "w"], ["conv"]),
@@ -131,12 +131,12 @@ def ill_conditioned(path: Path) -> Path:
 
 
 def test_the_tolerance_follows_the_rounding_of_the_model(tmp_path: Path) -> None:
-    graphs = built(ill_conditioned(tmp_path / "m.onnx"), {"kind": "mse"})
+    graphs = built(faults_conditioned(tmp_path / "m.onnx"), {"kind": "mse"})
     x = 1 + 1e-3 * normal(2, 8, 9, 9)
     difference = export(graphs, tmp_path / "out.onnx", {"x": x})
     assert difference is not None
     assert difference > 1e-4
-    with pytest.raises(UserError, match=r"export.tolerance: the exported model is .* more than 0.0001"):
+    with pytest.raises(UserError, match=r"export.tolerance: the exported model differs by .* more than 0.0001"):
         export(graphs, tmp_path / "other.onnx", {"x": x}, 1e-4)
     assert not (tmp_path / "other.onnx").exists()
 
@@ -147,7 +147,7 @@ def test_a_wrong_model_is_refused_and_the_old_one_stays(tmp_path: Path, monkeypa
     before = out.read_bytes()
     right = FlatTensors.__getitem__
     monkeypatch.setattr(FlatTensors, "__getitem__", lambda self, name: right(self, name) * np.float32(1.001))
-    with pytest.raises(UserError, match="off the graph it was made of"):
+    with pytest.raises(UserError, match="from the graph it was made from"):
         export(graphs, out, {"x": x})
     assert out.read_bytes() == before
     assert sorted(path.name for path in tmp_path.iterdir()) == ["graphs", "m.onnx", "out.onnx"]
@@ -163,7 +163,7 @@ def test_a_trial_leaves_nothing(tmp_path: Path) -> None:
 def test_a_refused_model_leaves_no_folder_but_those_that_were_there(tmp_path: Path) -> None:
     graphs, x = built(linear(tmp_path / "m.onnx")), normal(3, 4)
     (tmp_path / "export").mkdir()
-    with pytest.raises(UserError, match="off the graph it was made of"):
+    with pytest.raises(UserError, match="from the graph it was made from"):
         export(graphs, tmp_path / "export/deep/out.onnx", {"x": x}, tolerance=-1.0)
     assert list((tmp_path / "export").iterdir()) == []
 
@@ -222,7 +222,7 @@ def test_the_weights_are_written_one_by_one(tmp_path: Path) -> None:
 
 
 def test_a_binding_keeps_the_memory_that_it_is_tied_to(tmp_path: Path) -> None:
-    """ONNX Runtime gets addresses: a buffer that nobody else holds was freed, and its memory read afterwards."""
+    """ONNX Runtime gets addresses: a buffer without another reference was freed, and its memory read afterwards."""
     nodes = [helper.make_node("Neg", ["x"], ["y"])]
     path = save_model(tmp_path / "m.onnx", nodes, [value("x", [4])], [value("y", [4])], {})
     device = CpuDevice()

@@ -1,4 +1,4 @@
-"""What `import ortflow` costs, and what a user without PyTorch is told."""
+"""What `import ortflow` costs, and the message for a user without PyTorch."""
 
 from __future__ import annotations
 

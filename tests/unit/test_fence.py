@@ -1,4 +1,4 @@
-"""Two generations of ranks on one run directory: the older one leaves on the spot, and writes nothing more."""
+"""Two generations of ranks on one run directory: the older one exits immediately, and writes nothing more."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def run(tmp_path: Path) -> RunDir:
 
 
 def test_an_owner_loses_nothing_to_itself(run: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One that starts attempt after attempt fences off its own earlier ranks, and is fenced off by others alone."""
+    """An owner fences off ranks of its own earlier attempts, and is fenced off only by other owners."""
     ours, theirs = Owner(run), Owner(run)
     assert not ours.lost
     monkeypatch.setenv(VARIABLE, ours.renew(attempt=0))
@@ -54,7 +54,7 @@ def test_a_claim_fences_off_the_one_before(run: RunDir) -> None:
     assert not second.lost
 
 
-def test_a_file_that_cannot_be_read_says_nothing(run: RunDir) -> None:
+def test_an_unreadable_file_fences_nothing_off(run: RunDir) -> None:
     fence = claim(run)
     run.owner.write_text("{")
     assert not fence.lost

@@ -1,4 +1,4 @@
-"""Groups of elementwise nodes: which there are, that they compute the same, and what CUDA is written for them."""
+"""Groups of elementwise nodes: which are formed, that they compute the same, and the CUDA source for them."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ HALVES = {"root": 0.5**0.5, "one": 1.0, "half": 0.5}
 
 
 def run(model: onnx.ModelProto, feeds: Mapping[str, Array]) -> list[Array]:
-    """Fused nodes by the kernels as a C++ compiler makes them of the CUDA source."""
+    """Runs fused nodes with kernels that a C++ compiler builds from the CUDA source."""
     return [np.asarray(value) for value in ReferenceEvaluator(model, new_ops=[Fused]).run(None, dict(feeds))]
 
 
@@ -117,7 +117,7 @@ class Operand(ctypes.Structure):
 
 
 def operand(value: Array, whole: tuple[int, ...]) -> Operand:
-    """Always by strides: the shorter ways are operators.c's, which the GPU tests go through."""
+    """Always by strides: the special cases are in operators.c, which the GPU tests cover."""
     dims = (1,) * (len(whole) - value.ndim) + value.shape
     strides, stride = [0] * len(whole), 1
     for axis in reversed(range(len(whole))):
@@ -191,7 +191,9 @@ def test_halves_are_read_and_written_and_computed_in_fp32(tmp_path: Path, shape:
     model = model_of(nodes, {"x": shape, "bias": shape[-1:]}, ["y", "t"], {"third": 1 / 3}, ["x", "y"])
     fused, taken = fuse(model)
     assert (operators(fused), taken) == (["Fused", "Fused"], 6)
-    assert next(one.output[0] for one in fused.graph.node) == "rounded", "what is read as half is stored as half"
+    assert next(one.output[0] for one in fused.graph.node) == "rounded", (
+        "a value that is read as half is stored as half"
+    )
     random = np.random.default_rng(0)
     feeds = {
         "x": random.normal(0, 100, shape).astype(np.float16),
@@ -262,7 +264,7 @@ def test_a_condition_that_is_read_elsewhere_keeps_its_nodes() -> None:
 
 @needs_compiler
 def test_sizes_that_are_one_only_in_a_run_are_right(tmp_path: Path) -> None:
-    """`n` and `m` are taken for the same; where one is 1, its value is broadcast and has its own shape."""
+    """`n` and `m` are assumed to be equal; where one is 1, its value is broadcast and has its own shape."""
     Fused.folder = tmp_path
     nodes = [node("Exp", "a", "e"), node("Mul", "e", "two", "t"), node("Add", "t", "b", "y")]
     model = model_of(nodes, {"a": ["n", 4], "b": ["m", 4]}, ["t", "y"], {"two": 2.0})
@@ -302,7 +304,7 @@ def test_a_group_that_encloses_another_through_its_members_is_none() -> None:
     onnx.checker.check_model(fused)
     made: set[str] = {value.name for value in fused.graph.input}
     for one in fused.graph.node:
-        assert {*one.input} <= made, "in an order that can be run"
+        assert {*one.input} <= made, "in executable order"
         made.update(one.output)
 
 
@@ -339,7 +341,7 @@ def test_numbers_are_written_to_the_bit() -> None:
 
 
 def test_the_operator_compiles_here(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    # Not the user's cache, where it may lie already.
+    # Not the user's cache, which may contain it already.
     monkeypatch.setattr(library_of_operators, "cache_folders", lambda purpose: [tmp_path])
     operator_library.cache_clear()
     try:

@@ -1,4 +1,4 @@
-"""What elementwise groups compute again from a product: which values, and that the graph computes the same."""
+"""Values that elementwise groups recompute from a product, and that the graph computes the same."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def model_of(nodes: Sequence[onnx.NodeProto], outputs: Sequence[str], rows: int 
 
 
 def check(model: onnx.ModelProto) -> dict[str, list[str]]:
-    """Check that the graph computes the same; its groups then: last output -> inputs."""
+    """Check that the graph computes the same; its groups after that: last output -> inputs."""
     random = np.random.default_rng(0)
     sizes: Mapping[str, tuple[int, ...]] = {
         "x": (3, WIDTH), "other": (3, WIDTH), "w": (WIDTH, WIDTH), "bias": (WIDTH,)

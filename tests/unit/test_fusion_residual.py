@@ -1,4 +1,4 @@
-"""Sums of a norm's gradient with what came past the norm: which ones its node makes, and that they are right."""
+"""Sums of a norm's gradient with its residual: which ones the norm's node computes, and that they are right."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def model_of(
 
 
 def check(model: onnx.ModelProto, residual: tuple[int, ...] = (3, *ROWS[1:], WIDTH)) -> list[str]:
-    """Check that the graph computes the same with residuals; its operators then."""
+    """Check that the graph computes the same with residuals; its operators after that."""
     random, whole = np.random.default_rng(0), (3, 6, WIDTH)
     sizes = {"dy": whole, "x": whole, "scale": (WIDTH,), "mean": (3, 6, 1), "inverse": (3, 6, 1), "g": residual}
     feeds = {name: random.normal(size=dims).astype("float32") for name, dims in sizes.items()}
@@ -128,4 +128,4 @@ def test_a_residual_that_is_stored_as_half_is_read_as_such(rms: bool) -> None:
     types = element_types(found)
     (made,) = (one for one in found.graph.node if one.domain == CUDA_DOMAIN)
     assert types[made.input[0]] == types[made.input[-1]] == types[made.output[0]] == TensorProto.FLOAT16
-    assert [one.op_type for one in found.graph.node].count("Cast") == 4, "of what products read, and of the result"
+    assert [one.op_type for one in found.graph.node].count("Cast") == 4, "of the products' inputs, and of the result"

@@ -1,4 +1,4 @@
-"""The doctor's look at GPUs: products, sums, floors, health; on a CPU and on fakes of CUDA, NCCL and NVML."""
+"""The doctor's GPU checks: products, sums, floors, health; on a CPU and on fakes of CUDA, NCCL and NVML."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ H200 = {
 
 
 def report(*gpus: dict[str, Any], **more: Any) -> dict[str, Any]:
-    told = {"package": "onnxruntime-gpu 1.31.1", "driver": 13020, "runtime": 13000, "count": len(gpus)}
-    return {**told, "gpus": list(gpus), **more}
+    reported = {"package": "onnxruntime-gpu 1.31.1", "driver": 13020, "runtime": 13000, "count": len(gpus)}
+    return {**reported, "gpus": list(gpus), **more}
 
 
 def wrong(found: list[Finding]) -> list[str]:
@@ -73,28 +73,28 @@ def test_sound_gpus() -> None:
     ],
 )
 def test_an_unsound_gpu(change: dict[str, Any], words: str) -> None:
-    (told,) = wrong([*from_report(report(H200, {**H200, **change}), 2)])
-    assert words in told
+    (reported,) = wrong([*from_report(report(H200, {**H200, **change}), 2)])
+    assert words in reported
 
 
 def test_a_gpu_behind_its_neighbours() -> None:
-    """Above the floor, or of a model without one."""
+    """Above the floor, or a model without one."""
     for name in ("NVIDIA H200", "NVIDIA Fake"):
         gpus = [{**H200, "name": name, "fp32": speed} for speed in (6e13, 6e13, 6e13, 4.1e13)]
-        (told,) = wrong([*from_report(report(*gpus), 4)])
-        assert f"number 3, {name}, computes 41.0 TFLOP/s in fp32, and its neighbours 60.0" in told
+        (reported,) = wrong([*from_report(report(*gpus), 4)])
+        assert f"number 3, {name}, computes 41.0 TFLOP/s in fp32, and its neighbours 60.0" in reported
 
 
 @pytest.mark.parametrize(
-    ("told", "words"),
+    ("reported", "words"),
     [
         ({"gbps": 100.0, "nccl": 22803}, "WARNING sum over GPUs: 2 GPUs add up 256 MiB at 100 GB/s over each"),
         ({"missing": True}, "WARNING sum over GPUs: NCCL is not installed"),
-        ({"error": "NCCL fails in x: y (z); set A"}, "FAULT sum over GPUs: NCCL fails in x: y (z)"),
+        ({"error": "NCCL failed in x: y (z); set A"}, "FAULT sum over GPUs: NCCL failed in x: y (z)"),
     ],
 )
-def test_a_sum_that_is_not_right(told: dict[str, Any], words: str) -> None:
-    (found,) = wrong([*from_report(report(H200, H200, sum=told), 2)])
+def test_a_sum_that_is_not_right(reported: dict[str, Any], words: str) -> None:
+    (found,) = wrong([*from_report(report(H200, H200, sum=reported), 2)])
     assert found.startswith(words)
 
 
@@ -129,7 +129,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_product_is_compared(small: None, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
     assert gpu_report.product(CpuDevice(), kind) > 0  # type: ignore[arg-type]
     monkeypatch.setattr(gpu_report, "TOLERANCE", {"float32": 1e-12, "float16": 1e-9})
-    with pytest.raises(OrtflowError, match=f"a product of matrices of {kind} on .* is wrong by "):
+    with pytest.raises(OrtflowError, match=f"a matrix product in {kind} on .* is wrong by "):
         gpu_report.product(CpuDevice(), kind)  # type: ignore[arg-type]
 
 
@@ -140,21 +140,21 @@ def devices(count: int) -> list[CudaDevice]:
 
 def test_a_sum_is_compared() -> None:
     library = FakeNccl()
-    told = add_up(library, devices(3), 5000)
-    assert told["nccl"] == 22803
-    assert told["gbps"] > 0
-    assert library.worlds == {}, "the worlds were left"
+    reported = add_up(library, devices(3), 5000)
+    assert reported["nccl"] == 22803
+    assert reported["gbps"] > 0
+    assert library.worlds == {}, "the communicators were destroyed"
     with pytest.raises(OrtflowError, match="a sum over 3 GPUs is wrong on number 0"):
         add_up(FakeNccl(wrong=1.0), devices(3), 5000)
     full = FakeNccl(failing={"ncclCommInitAll": 2}, last=b"Error: failed to extend /dev/shm/nccl-x to 9 bytes")
     with pytest.raises(
-        OrtflowError, match=r"NCCL fails in ncclCommInitAll: the memory in /dev/shm .* NCCL_SHM_DISABLE"
+        OrtflowError, match=r"NCCL failed in ncclCommInitAll: the ranks of a node cannot .* NCCL_SHM_DISABLE"
     ):
         add_up(full, devices(2), 5000)
 
 
 class FakeNvml:
-    """NVML of one busy, hot GPU; `lacking` are functions that it does not have."""
+    """NVML with one busy, hot GPU; `lacking` are missing functions."""
 
     def __init__(self, *lacking: str) -> None:
         self.lacking = lacking
@@ -216,19 +216,19 @@ def test_health() -> None:
 
 
 def test_the_whole_look(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Three GPUs, two ranks: two are tried, and add up."""
+    """Three GPUs, two ranks: two are tested, and their sum."""
     library = FakeCuda(3)
     monkeypatch.setattr(gpu_report, "cuda_runtime", lambda: Runtime(library))
     monkeypatch.setattr(gpu_report, "open_nvml", lambda: Nvml(FakeNvml()))
     monkeypatch.setattr(gpu_report, "load", FakeNccl)
     monkeypatch.setattr(gpu_report, "product", lambda device, kind: 1e12 * (2 + device.index))
     monkeypatch.setattr(gpu_report, "add_up", lambda library, made: add_up(library, made, 5000))
-    told = gpu_report.look(2)
-    assert (told["count"], [gpu["fp32"] for gpu in told["gpus"]]) == (3, [2e12, 3e12])
-    assert [gpu["processes"] for gpu in told["gpus"]] == [3, 0]
-    assert told["gpus"][0]["uncorrected"] == 2
-    assert told["sum"]["nccl"] == 22803
-    assert any("uncorrected" in one for one in wrong([*from_report(told, 2)]))
+    reported = gpu_report.look(2)
+    assert (reported["count"], [gpu["fp32"] for gpu in reported["gpus"]]) == (3, [2e12, 3e12])
+    assert [gpu["processes"] for gpu in reported["gpus"]] == [3, 0]
+    assert reported["gpus"][0]["uncorrected"] == 2
+    assert reported["sum"]["nccl"] == 22803
+    assert any("uncorrected" in one for one in wrong([*from_report(reported, 2)]))
 
     def fail(device: CudaDevice, kind: str) -> float:
         raise OrtflowError("the product is wrong")

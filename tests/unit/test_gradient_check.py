@@ -1,4 +1,4 @@
-"""The check of a run's gradient finds a training graph or a kernel that is wrong, names it, and leaves no trace."""
+"""The check of a run's gradient finds a wrong training graph or kernel, names it, and leaves no trace."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def batch() -> MicroBatch:
 
 
 def spoil(path: Path, output: str, factor: float, operator: str = "Mul") -> None:
-    """Multiply a value of a graph, or add to it; what else reads a gradient of a parameter is as before."""
+    """Multiply a value of a graph, or add to it; other readers of a parameter's gradient are unchanged."""
     graph, before, number = onnx.load(path), f"{output}.before", f"{output}.factor"
     for node in graph.graph.node:
         if output.endswith("_grad"):
@@ -79,7 +79,7 @@ def test_a_right_gradient_passes_and_nothing_has_changed(model: Path) -> None:
     assert compared.startswith("5 tensors")
     assert all(np.array_equal(buffer.read(), before[name]) for name, buffer in trainer.state().items())
     untouched = trainer_of(model, built(model))
-    steps = [t.step([batch()], learning_rate=0.1, update=1, seeds=[3], votes=[]) for t in (trainer, untouched)]
+    steps = [t.step([batch()], learning_rate=0.1, update=1, seeds=[3], control_values=[]) for t in (trainer, untouched)]
     assert steps[0].loss == steps[1].loss
     assert np.array_equal(trainer.state()["parameters"].read(), untouched.state()["parameters"].read())
 
@@ -91,7 +91,7 @@ def test_a_gradient_that_is_not_the_loss_s_is_named(model: Path, tensor: str, fa
     for path in (graphs.train, with_kernels_of(graphs.train)):
         if path.exists():
             spoil(path, f"{tensor}_grad", factor)
-    with pytest.raises(UserError, match=f"gradient of '{tensor}' contradicts") as caught:
+    with pytest.raises(UserError, match=f"gradient of '{tensor}' disagrees with") as caught:
         trainer_of(model, graphs).check_gradient(batch(), 5)
     assert {"w": "/in", "u": "/out", "scale": "/norm"}[tensor] in str(caught.value)
     assert caught.value.exit_code == 2
@@ -153,7 +153,7 @@ def test_the_key_follows_graphs_and_kernels(model: Path) -> None:
 
 @needs_kernels
 def test_a_model_that_magnifies_rounding_is_not_refused(tmp_path: Path) -> None:
-    """Statistics over rows that are nearly equal: single precision has few digits left of their differences."""
+    """Statistics over nearly equal rows: in single precision few digits of their differences remain."""
     random = np.random.default_rng(0)
     tensors: dict[str, Array] = {
         "w": (0.4 * random.normal(size=(6, 8))).astype("float32"),

@@ -1,4 +1,4 @@
-"""Derivatives against differences of a loss in single precision: right ones pass, wrong ones do not."""
+"""Derivatives against finite differences of a loss in single precision: right ones pass, wrong ones do not."""
 
 from __future__ import annotations
 

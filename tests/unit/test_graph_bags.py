@@ -101,7 +101,7 @@ def test_gradient_of_the_table(tmp_path: Path, reduction: str, weighted: bool) -
         share /= BAG - 1
     if reduction == "ReduceMax":
         share = (rows == rows.max(1, keepdims=True)) * 1.0
-        # Of equal rows each has its part, and all are one row of the table.
+        # Equal rows each contribute, and all are one row of the table.
         share /= share.sum(1, keepdims=True)
     y = (rows * share).sum(1)
     expected = np.zeros((ROWS, WIDTH))

@@ -1,4 +1,4 @@
-"""What configure leaves on disk: the set's contract, the same bytes each time, groups, notes, refusals."""
+"""Files that configure writes: the set's contract, the same bytes each time, groups, notes, refusals."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def feeds_of(graphs: GraphSet) -> dict[str, np.ndarray]:
 
 
 def test_biases_of_recurrent_layers_do_not_decay(tmp_path: Path) -> None:
-    """They are of two axes, and torch.nn.LSTM has them as vectors."""
+    """They have two axes here, but torch.nn.LSTM has them as vectors."""
     tensors = {
         name: RNG.normal(size=shape).astype("float32")
         for name, shape in {"w": (1, 9, 4), "r": (1, 9, 3), "b": (1, 18)}.items()
@@ -155,8 +155,8 @@ def test_what_the_loss_does_not_depend_on(tmp_path: Path) -> None:
     assert [i.name for i in graphs.inputs] == ["x", "target"]
     assert {e.name: e.tensor.group for e in graphs.index} == {"w": "decay", "v": "frozen"}
     (warning,) = graphs.warnings
-    assert warning.startswith("not trained, because the training graph has no gradient of it: v, ")
-    assert "left out of training, because the loss does not depend on it: input z" in graphs.notes
+    assert warning.startswith("not trained, because the training graph has no gradient for it: v, ")
+    assert "omitted from training, because the loss does not depend on it: input z" in graphs.notes
     # The exported model has both all the same.
     infer = onnx.load(graphs.infer).graph
     assert [i.name for i in infer.input] == ["z", "x"]
@@ -197,7 +197,7 @@ def test_folder_that_cannot_be_written(tmp_path: Path) -> None:
         built(linear(tmp_path / "m.onnx"))
 
 
-def own_train_graph(path: Path, *, weight: str = "w", state: bool = True) -> Path:
+def user_train_graph_graph(path: Path, *, weight: str = "w", state: bool = True) -> Path:
     """loss = sum over elements of (x w)^2, written by hand with its gradient; b has none."""
     nodes = [
         helper.make_node("MatMul", ["x", weight], ["y"]),
@@ -216,7 +216,7 @@ def own_train_graph(path: Path, *, weight: str = "w", state: bool = True) -> Pat
 
 def test_own_graphs(tmp_path: Path) -> None:
     model = linear(tmp_path / "m.onnx")
-    own = own_train_graph(tmp_path / "train.onnx")
+    own = user_train_graph_graph(tmp_path / "train.onnx")
     graphs = built(model, MSE, model__graphs__train=str(own))
     assert {e.name: e.tensor.group for e in graphs.index} == {"w": "decay", "b": "frozen"}
     assert [i.name for i in graphs.inputs] == ["x", "target"]
@@ -242,15 +242,15 @@ def test_own_graphs(tmp_path: Path) -> None:
     )
     evaluation = graphs.eval.rename(tmp_path / "eval.onnx")
     graphs = built(model, MSE, model__graphs__optimizer=str(optimizer), model__graphs__eval=str(evaluation))
-    assert graphs.own_optimizer
+    assert graphs.user_optimizer_graph
     assert graphs.optimizer.exists()
 
 
 def test_own_graphs_that_do_not_fit(tmp_path: Path) -> None:
     model = linear(tmp_path / "m.onnx")
     for key, path, words in [
-        ("train", own_train_graph(tmp_path / "1.onnx", state=False), "no output 'ortflow.loss_sum'"),
-        ("train", own_train_graph(tmp_path / "2.onnx", weight="q"), "no output `<parameter>_grad`"),
+        ("train", user_train_graph_graph(tmp_path / "1.onnx", state=False), "no output 'ortflow.loss_sum'"),
+        ("train", user_train_graph_graph(tmp_path / "2.onnx", weight="q"), "no output `<parameter>_grad`"),
         ("train", linear(tmp_path / "3.onnx"), "no output 'ortflow.loss_sum'"),
         ("eval", linear(tmp_path / "4.onnx"), "no output 'ortflow.loss_sum'"),
         ("optimizer", linear(tmp_path / "5.onnx"), "no input 'learning_rate'"),

@@ -1,4 +1,4 @@
-"""Differentiating, and trying the result in a child process: what fails is named, and nothing crashes."""
+"""Differentiating, and testing the result in a child process: failures are named, and nothing crashes."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_operator_without_gradient_is_named() -> None:
 
 
 def session_of_whole_numbers(name: str) -> onnx.ModelProto:
-    """Its ReduceSum is one of uint32, which ONNX allows and ONNX Runtime has no kernel of."""
+    """Its ReduceSum is of uint32, which ONNX allows but ONNX Runtime has no kernel for."""
     nodes = [
         helper.make_node("Cast", ["a"], ["i"], to=onnx.TensorProto.UINT32),
         helper.make_node("ReduceSum", ["i"], ["e"], name=name),
@@ -102,7 +102,7 @@ def test_child_does_not_see_the_users_folder(tmp_path: Path, monkeypatch: pytest
         child.load(model.SerializeToString(), "cpu")
         with pytest.raises(RuntimeFault):
             child.load(b"no model", "cpu")
-        # And it lives on.
+        # And it survives.
         child.load(model.SerializeToString(), "cpu")
     assert capfd.readouterr() == ("", "")  # type: ignore[attr-defined]
 
@@ -141,7 +141,7 @@ def test_scatter_adds_what_gather_took(
 
 
 def test_gradient_without_kernel_from_the_model(tmp_path: Path) -> None:
-    """The whole way: whichever part refuses it, the sentence names the node."""
+    """End to end: whichever part refuses it, the message names the node."""
     nodes = [
         helper.make_node("MatMul", ["x", "w"], ["h"], name="/in"),
         helper.make_node("Det", ["h"], ["y"], name="/layer/Det"),

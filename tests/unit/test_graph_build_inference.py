@@ -1,4 +1,4 @@
-"""The exported model: trained weights, the file's own names, checked, the whole file or the old one."""
+"""The exported model: trained weights, the file's own names, checked, and replaced atomically."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ import pytest
 from graph_build_models import Array, built, linear, run_graph, save_model, tensors_of, value
 from onnx import helper
 
+from ortflow.workflow.disk_space import OutOfDisk
 from ortflow.workflow.errors import OrtflowError, UserError
 from ortflow.workflow.graph.export import inference
 from ortflow.workflow.graph.export.inference import export_inference
 from ortflow.workflow.graph.types import GraphSet
-from ortflow.workflow.room import OutOfDisk
 
 RNG = np.random.default_rng(4)
 X = RNG.normal(size=(3, 4)).astype("float32")
@@ -107,7 +107,7 @@ def test_labels_are_left_out(tmp_path: Path) -> None:
     assert [o.name for o in graph.output] == ["y"]
 
     path = labelled(tmp_path / "only.onnx", ["loss"])
-    with pytest.raises(UserError, match="nothing is left to export"):
+    with pytest.raises(UserError, match="there is nothing to export"):
         built(path, loss, model__labels=["labels"])
     # With the export switched off there is none, and none of an earlier attempt.
     assert not built(path, loss, model__labels=["labels"], export__enabled=False).infer.exists()

@@ -114,7 +114,7 @@ def test_stable_for_large_logits(tmp_path: Path, kind: str) -> None:
 
 
 def test_bce_gradient_at_zero(tmp_path: Path) -> None:
-    """A last layer that starts at zero: the derivative of |x| and max(x, 0) there must not show."""
+    """A last layer that starts at zero: the derivatives of |x| and max(x, 0) there must have no effect."""
     graphs = built(linear(tmp_path / "m.onnx", out=("batch", 2)), {"kind": "bce_with_logits"})
     tensors = {name: array * 0 for name, array in tensors_of(graphs).items()}
     target = np.tile(np.float32([0, 1]), (BATCH, 1))
@@ -164,7 +164,7 @@ def test_loss_of_the_graphs_own(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kind", ["cross_entropy", "mse", "l1", "bce_with_logits"])
 def test_padding_weighs_nothing(tmp_path: Path, kind: str) -> None:
-    """The first rows of a padded batch give what they give alone, whatever stands in the others."""
+    """The first rows of a padded batch give the same as alone, whatever the others contain."""
     metrics = ["accuracy"] if kind in ("cross_entropy", "bce_with_logits") else []
     graphs = built(
         linear(tmp_path / "m.onnx", out=("batch", 3, 5)),
@@ -195,7 +195,7 @@ def test_all_labels_ignored(tmp_path: Path) -> None:
 
 
 def model_with_labels(path: Path, *, read: bool, dtype: str = "int64") -> Path:
-    """Logits, and an own loss output; the logits read the labels or not."""
+    """Logits, and the model's own loss output; the logits may read the labels."""
     nodes = [
         helper.make_node("MatMul", ["x", "w"], ["plain"]),
         helper.make_node("Cast", ["labels"], ["labels64"], to=7),
@@ -247,10 +247,10 @@ def test_refusals(tmp_path: Path) -> None:
     with_labels = model_with_labels(tmp_path / "labels.onnx", read=True)
     plain = linear(tmp_path / "m.onnx")
     for model, loss, changes, words in [
-        (with_labels, {"kind": "cross_entropy"}, {}, "model.loss: the model has 2 outputs (loss, logits); name"),
+        (with_labels, {"kind": "cross_entropy"}, {}, "model.loss: the model has 2 outputs (loss, logits); set"),
         (with_labels, {"kind": "cross_entropy", "output": "logit"}, {}, "no output 'logit'; it has loss, logits"),
         (with_labels, {"kind": "cross_entropy", "output": "logits"}, {}, "reads its input 'labels' itself"),
-        (plain, {"kind": "cross_entropy", "label": "xw"}, {}, "has a value 'xw' of its own"),
+        (plain, {"kind": "cross_entropy", "label": "xw"}, {}, "already has a value 'xw'"),
         (plain, {"kind": "cross_entropy", "label": "x"}, {}, "input 'x'"),
         (plain, {"kind": "cross_entropy", "class_axis": 2}, {}, "no axis 2"),
         (plain, {"kind": "output", "output": "y"}, {}, "is not a scalar"),

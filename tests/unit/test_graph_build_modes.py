@@ -52,7 +52,7 @@ def test_dropout_is_switched_on(tmp_path: Path) -> None:
     assert [node.op_type for node in nodes] == ["MatMul", "Identity"]
 
 
-def test_dropout_in_training_mode_is_no_news(tmp_path: Path) -> None:
+def test_dropout_in_training_mode_is_not_reported(tmp_path: Path) -> None:
     graphs = built(with_dropout(tmp_path / "m.onnx", [0.3], training=True), MSE)
     assert not any("Dropout" in note for note in graphs.notes)
     x = np.ones((10, 64), "float32")
@@ -151,7 +151,7 @@ def test_frozen_batch_normalization_before_all_parameters(tmp_path: Path) -> Non
 
 
 def test_statistics_are_read_and_not_written(tmp_path: Path) -> None:
-    """ONNX Runtime's BatchNormInternal writes over its inputs: the flat buffer must not be among them."""
+    """ONNX Runtime's BatchNormInternal overwrites its inputs: the flat buffer must not be among them."""
     graphs = built(normalized(tmp_path / "m.onnx", [3, 4]), MSE)
     tensors = tensors_of(graphs)
     x = RNG.normal(size=(6, 3, 4)).astype("float32")
@@ -243,7 +243,7 @@ def test_recurrent_layers(tmp_path: Path, kind: str, direction: str, used: list[
 
 
 def loss_of(graphs: GraphSet, feeds: dict[str, Array]) -> float:
-    """By the evaluation graph, whose layers are ONNX's own."""
+    """Computed by the evaluation graph, whose layers are ONNX's own."""
     return float(run_graph(graphs.eval, feeds)["ortflow.loss_sum"])
 
 
@@ -261,7 +261,7 @@ def test_what_recurrent_layers_cannot_do(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("channels", [1, 3, 8])
 def test_layers_with_equal_constant_statistics(channels: int) -> None:
-    """As in the check of an export: ONNX Runtime makes one of equal constants, and its kernel writes into them."""
+    """As in the check of an export: ONNX Runtime merges equal constants, and its kernel writes into them."""
     names = ["scale0", "bias0", "scale1", "bias1"]
     nodes = [
         helper.make_node("BatchNormalization", ["x", "scale0", "bias0", "zeros0", "ones0"], ["first"], name="/0"),

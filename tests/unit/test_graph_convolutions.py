@@ -149,5 +149,5 @@ def test_every_gradient_is_that_of_double_precision(rank: int) -> None:
 
 
 def test_four_axes() -> None:
-    """ONNX Runtime has kernels for any rank; PyTorch exports up to three."""
+    """ONNX Runtime has kernels for any number of axes; PyTorch exports up to three."""
     assert max(Convolution(4, seed).worst() for seed in range(5)) < 2e-6

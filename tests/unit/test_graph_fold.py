@@ -1,4 +1,4 @@
-"""What `prepare` computes ahead: shapes within a graph, and pooling windows as the standard counts them."""
+"""What `prepare` folds: shapes within a graph, and pooling windows as the standard counts them."""
 
 from __future__ import annotations
 
@@ -173,13 +173,13 @@ def test_average_pool_that_rounds_up_counts_no_more_than_its_padding(kernel: int
     expected = averages(x, kernel, stride, pad)
     (found,) = run(ready, ["y"], x=x)
     if RELEASE >= (1, 20):
-        # Newer ones, like PyTorch, leave out a window that would begin in the padding behind the data.
+        # Newer ones, like PyTorch, omit a window that would start in the padding after the data.
         expected = expected[:, :, : found.shape[2], : found.shape[3]]
     np.testing.assert_allclose(found, expected, atol=1e-6)
 
 
 def resized(places: str, shape: Sequence[int | str], **attributes: Any) -> onnx.ModelProto:
-    """A Resize whose amounts are computed as TorchScript writes them without folding constants."""
+    """A Resize whose scales are computed as TorchScript writes them without folding constants."""
     nodes = {
         "sizes": [
             node("Shape", "x", output="shape"),

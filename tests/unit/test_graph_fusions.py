@@ -1,4 +1,4 @@
-"""What ONNX Runtime's optimiser makes of our graphs computes what they say."""
+"""Our graphs compute the same after ONNX Runtime's optimiser."""
 
 from __future__ import annotations
 
@@ -60,13 +60,13 @@ def test_all_optimisations_compute_what_none_do() -> None:
 
 
 def test_the_forms_are_needed() -> None:
-    """Where this fails, ONNX Runtime's optimiser is right, and the module can go."""
+    """If this fails, ONNX Runtime's optimiser is right, and the module can be removed."""
     graphs = [RandomGraph(seed) for seed in range(80)]
     assert any(wrong(graph.model(), graph) for graph in graphs if graph.nodes)
 
 
 def test_the_unusual_forms_alone_change() -> None:
-    """Nothing is rewritten in a graph without them."""
+    """A graph without them is unchanged."""
     nodes = [
         helper.make_node("Transpose", ["w"], ["t"], perm=[1, 0]),
         helper.make_node("MatMul", ["x", "t"], ["h"]),
@@ -149,7 +149,7 @@ def pooled(path: Path, operator: str, between: str = "", *, value_given: bool = 
 
 
 def test_zeros_around_a_pooling_count(tmp_path: Path) -> None:
-    """Pad_Fusion made pads of the pooling of them, which do not: the maximum lay below zero."""
+    """Pad_Fusion moved them into the pooling's pads, which do not count: the maximum was below zero."""
     x = -1 - RNG.random((4, 4)).astype(np.float32)
     for number, (operator, between, given) in enumerate(
         (("MaxPool", "", True), ("MaxPool", "", False), ("MaxPool", "Identity", True), ("AveragePool", "", True))
@@ -159,7 +159,7 @@ def test_zeros_around_a_pooling_count(tmp_path: Path) -> None:
 
 
 def test_pads_of_a_dilated_convolution_are_numbers(tmp_path: Path) -> None:
-    """No ONNX Runtime computes auto_pad SAME with dilations."""
+    """No ONNX Runtime supports auto_pad SAME with dilations."""
     image, row = np.array([-1, 1, 2, 2]), np.array([-1, 4])
     weight = RNG.normal(size=(1, 1, 3, 3)).astype(np.float32)
 
@@ -189,7 +189,7 @@ def test_training_evaluation_and_export_agree_with_the_model(make, tmp_path: Pat
 def check_agreement(
     path: Path, x: np.ndarray, folder: Path, reference: Path | None = None, *, trains: bool = True
 ) -> None:
-    """Training, evaluation and exported graph compute what the model, or the reference, does as it is written."""
+    """Training, evaluation and exported graph compute the same as the unchanged model or the reference."""
     graphs = built(path, {"kind": "mse"})
     (exact,) = computed(onnx.load(reference or path), {"x": x}, Level.ORT_DISABLE_ALL)
     feeds = {"x": x, "labels": np.zeros(exact.shape, np.float32), **tensors_of(graphs)}

@@ -1,4 +1,4 @@
-"""Group and instance normalisation in every form exporters write: found, the gradient against double precision."""
+"""Group and instance normalisation in every form that exporters write: detection, and gradients."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from onnx import helper, numpy_helper
 from ortflow.workflow.graph.autodiff.compose import compose
 from ortflow.workflow.graph.autodiff.reverse import differentiate
 from ortflow.workflow.graph.normalize.prepare import prepare
-from ortflow.workflow.graph.optimize import speed
+from ortflow.workflow.graph.optimize import rewrites
 from ortflow.workflow.kernels.graph import with_kernels
 
 RNG = np.random.default_rng(9)
@@ -75,11 +75,11 @@ def model(lines: str, behind: Sequence[int], batch: int | str = 4) -> onnx.Model
 
 
 def trained(forward: onnx.ModelProto, parameters: list[str], path: Path, library: Path | None) -> onnx.GraphProto:
-    speed.before(forward.graph)
+    rewrites.before(forward.graph)
     made, _ = differentiate(forward, parameters, "loss")
     if library is not None:
         made = with_kernels(made)
-    speed.after(made.graph)
+    rewrites.after(made.graph)
     made = compose(made)
     onnx.save(made, path)
     return made.graph
@@ -93,7 +93,7 @@ def test_every_form_is_one_node_with_the_right_gradient(
 ) -> None:
     batch = 4 if form == "of a known size" else "batch"
     forward = model(FORMS[form], behind, batch)
-    speed.before(forward.graph)
+    rewrites.before(forward.graph)
     assert [n.op_type for n in forward.graph.node if n.op_type not in ("Unsqueeze", "Identity")] == [
         "GroupNormalization", "Mul", "ReduceSum"
     ]  # fmt: skip
@@ -123,7 +123,7 @@ def test_every_form_is_one_node_with_the_right_gradient(
 @pytest.mark.parametrize("library", [None, pytest.param(LIBRARY.path, marks=needs_kernels)], ids=["standard", "ours"])
 @pytest.mark.parametrize("form", OTHERS)
 def test_what_is_another_formula_keeps_it(form: str, library: Path | None, tmp_path: Path) -> None:
-    """The value and the gradient of what is left are those of the graph as it was."""
+    """Value and gradient of the remaining nodes are those of the original graph."""
     behind = (5, 7)
     forward = model(OTHERS[form], behind)
     feeds = {name: RNG.normal(1, 2, size=dims).astype("float32") for name, dims in dims_of(form, behind).items()}
@@ -132,7 +132,7 @@ def test_what_is_another_formula_keeps_it(form: str, library: Path | None, tmp_p
     onnx.save(compose(made), tmp_path / "plain.onnx")
     expected = run_graph(tmp_path / "plain.onnx", feeds)
     trained(forward, list(feeds), tmp_path / "m.onnx", library)
-    speed.before(fused := model(OTHERS[form], behind).graph)
+    rewrites.before(fused := model(OTHERS[form], behind).graph)
     (node,) = (node for node in fused.node if node.op_type == "GroupNormalization")
     assert node.output[0] == "n"
     found = run_graph(tmp_path / "m.onnx", feeds, kernels=library)
@@ -153,7 +153,7 @@ def test_a_norm_that_nothing_trained_lies_before(library: Path | None, tmp_path:
 
 
 def test_channels_that_no_group_divides_stay() -> None:
-    """Reshape takes them, where the pixels do; a kernel of groups of channels cannot."""
+    """Reshape accepts them if the pixels allow it; a kernel for groups of channels cannot."""
     forward = model(FORMS["dynamo"], (4, 4))
     for tensor in forward.graph.initializer:
         if tensor.name == "split":
@@ -163,7 +163,7 @@ def test_channels_that_no_group_divides_stay() -> None:
             tensor.CopyFrom(numpy_helper.from_array(number, tensor.name))
     del forward.graph.value_info[:]
     forward = onnx.shape_inference.infer_shapes(forward)
-    speed.before(forward.graph)
+    rewrites.before(forward.graph)
     kinds = [node.op_type for node in forward.graph.node]
     assert "Add" in kinds
     assert "Mul" in kinds

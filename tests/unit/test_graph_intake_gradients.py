@@ -1,5 +1,5 @@
-"""Every operator that ortflow lets through trains right: its gradient against finite differences of the operator
-itself, and the form it is brought to against the operator's own values."""
+"""Every operator that ortflow accepts trains right: its gradient against finite differences of the operator
+itself, and its lowered form against the operator's own values."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def positive(*shape: int) -> np.ndarray:
 
 
 def spaced(*shape: int, shift: float = 0.0) -> np.ndarray:
-    """Values no two of which are near: extremes stay extremes under a small step."""
+    """Values of which no two are close: extremes stay extremes under a small step."""
     count = int(np.prod(shape))
     order = np.random.default_rng(count).permutation(count)
     return ((order - count / 2) * 0.2 + 0.03 + shift).reshape(shape).astype(np.float32)
@@ -116,12 +116,12 @@ def gradient_of(model: onnx.ModelProto, trained: list[str]) -> onnx.ModelProto:
 
 
 def check(case: Case, tolerance: float = 4e-3) -> onnx.ModelProto:
-    """Compares the gradient of the graph that ortflow makes with differences of the graph as it was."""
+    """Compares the gradient of ortflow's graph with finite differences of the original graph."""
     original = case.model()
     prepared, _ = prepare(original)
     feeds = {f"i{place}": array for place, array in case.trained.items()}
     trained, output = list(feeds), original.graph.output[0].name
-    # ONNX Runtime knows no opset above 21.
+    # ONNX Runtime supports no opset above 21.
     forward = session(original if case.opset <= 21 else prepared)
     values = forward.run([output], feeds)[0]
     weights = np.random.default_rng(1).normal(size=values.shape).astype(np.float32)
@@ -156,7 +156,7 @@ X = random(2, 3, 4)
 
 
 def sampling_grid(*shape: int) -> np.ndarray:
-    """Places within [-1.6, 1.6] that are not near a pixel's middle or border, however corners are aligned."""
+    """Points within [-1.6, 1.6] that are not near a pixel's centre or border, with any alignment of corners."""
     values = np.random.default_rng(3).uniform(-1.6, 1.6, 4000)
     places = [place for n in (4, 5) for place in ((values + 1) / 2 * (n - 1), (values + 1) / 2 * n)]
     clear = [np.abs((place * 2) - np.round(place * 2)) > 0.12 for place in places]
@@ -252,7 +252,7 @@ LINEAR = [
             ((5, 6), (2, 3), 16, {}),
             ((5, 6), (2, 3), 9, {"strides": [2, 2], "pads": [0, 1, 1, 1]}),
             ((7, 6), (2, 3), 4, {"strides": [3, 1], "dilations": [3, 2]}),
-            # ONNX Runtime's own kernel is wrong over one axis and over three, which PyTorch does not have.
+            # ONNX Runtime's own kernel is wrong over one axis and over three, which PyTorch does not support.
         )
     ),
     Case("Einsum", {0: X}, {}, {"equation": "abc->cab"}),

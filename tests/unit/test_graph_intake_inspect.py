@@ -1,4 +1,4 @@
-"""`ortflow inspect` and what it shows; and that whatever a file holds, it ends in a report or in one sentence."""
+"""`ortflow inspect`: its output, and that any file gives a report or one sentence."""
 
 from __future__ import annotations
 
@@ -139,7 +139,7 @@ def app() -> typer.Typer:
 def test_command_prints_tables(app: typer.Typer, path: Path) -> None:
     result = CliRunner().invoke(app, [str(path)])
     assert result.exit_code == 0, result.output
-    for text in ("tokens  int64 ['batch', 7]", "688 values to train in 8 tensors", "conv.weight", "weight of Conv"):
+    for text in ("tokens  int64 ['batch', 7]", "688 values trained in 8 tensors", "conv.weight", "weight of Conv"):
         assert text in result.output
     assert "more constants (integers and single numbers): --all lists them" in result.output
     assert "ten " not in result.output
@@ -170,7 +170,7 @@ def test_command_hands_on_what_is_wrong(app: typer.Typer, tmp_path: Path) -> Non
     assert isinstance(result.exception, UserError)
 
 
-# What a hostile or broken file holds, from the bytes of a good one.
+# Hostile and broken files, made from the bytes of a good one.
 
 GOOD = encoder().SerializeToString()
 NUMBERS = [0, 1, -1, 2, 3, 7, 11, 13, 19, 23, 100, 2**31 - 1, 2**40, -(2**63), 2**62]
@@ -178,7 +178,7 @@ FAST = settings(max_examples=80, deadline=None, suppress_health_check=[HealthChe
 
 
 def ends_well(folder: Path, data: bytes) -> None:
-    """A report, or one sentence: no other exception, and no crash, which would end the tests."""
+    """Check for a report or one sentence: no other exception, and no crash, which would end the tests."""
     file = folder / "model.onnx"
     file.write_bytes(data)
     said = ""
@@ -207,7 +207,7 @@ def test_broken_structure_ends_well(tmp_path: Path, seed: int, changes: int) -> 
 
 
 def fields(message: Any) -> list[tuple[Any, Any]]:
-    """Each field of a protobuf message and of those within it."""
+    """Each field of a protobuf message and of nested ones."""
     found = []
     for field in message.DESCRIPTOR.fields:
         value = getattr(message, field.name)
@@ -222,7 +222,7 @@ def fields(message: Any) -> list[tuple[Any, Any]]:
 
 
 def change(rng: random.Random, model: onnx.ModelProto) -> None:
-    """One field of the model taken away, doubled, or given a value of another."""
+    """Remove or duplicate one field of the model, or give it another's value."""
     names = sorted({"", *(name for node in model.graph.node for name in [*node.input, *node.output, node.op_type])})
     message, field = rng.choice(fields(model))
     value = getattr(message, field.name)
@@ -246,5 +246,5 @@ def change(rng: random.Random, model: onnx.ModelProto) -> None:
         else:
             setattr(message, field.name, scalar())
     except (ValueError, OverflowError, TypeError):
-        # The number does not fit the field: another change will.
+        # The number does not fit the field; another change will.
         message.ClearField(field.name)

@@ -1,4 +1,4 @@
-"""Whatever form a model comes in, the one form it is brought to computes the same."""
+"""The lowered form of a model computes the same as the original."""
 
 from __future__ import annotations
 
@@ -95,12 +95,12 @@ def test_opsets_that_onnx_runtime_knows(opset: int) -> None:
         original.graph.initializer.append(numpy_helper.from_array(np.array([-1]), "last"))
     ready, notes = prepare(original)
     assert is_in_form(ready)
-    assert notes == ([] if opset == 18 else [f"opset {opset} brought to 18"])
+    assert notes == ([] if opset == 18 else [f"opset {opset} converted to 18"])
     np.testing.assert_allclose(run(ready, X), run(original, X), rtol=1e-6)
 
 
 def test_a_transpose_that_moves_nothing_is_gone() -> None:
-    """ONNX Runtime's optimiser takes any Transpose before a Gemm for one that swaps the axes: y is wrong with it."""
+    """ONNX Runtime's optimiser assumes that any Transpose before a Gemm swaps the axes: y is wrong with it."""
     weights = {"w": RNG.normal(size=(4, 4)).astype(np.float32), "b": RNG.normal(size=4).astype(np.float32)}
     x = RNG.normal(size=(4, 4)).astype(np.float32)
     nodes = [
@@ -132,9 +132,9 @@ def test_older_opsets_go_through_the_converter(opset: int) -> None:
     original = model([node("MatMul", "x", "w", output="a"), node("Softmax", "a", axis=-1)], {"w": weight}, opset=opset)
     ready, notes = prepare(original)
     assert is_in_form(ready)
-    assert notes[0] == f"opset {opset} brought to 13 by onnx's converter"
+    assert notes[0] == f"opset {opset} converted to 13 by onnx's converter"
     np.testing.assert_array_equal(numpy_helper.to_array(ready.graph.initializer[0]), weight)
-    # Up to opset 12, Softmax flattens what stands behind its axis; behind the last stands nothing.
+    # Up to opset 12, Softmax flattens the axes after its own; after the last there are none.
     np.testing.assert_allclose(run(ready, X), run(original, X), atol=1e-7)
 
 
@@ -178,16 +178,16 @@ def test_what_has_no_older_form_is_named(opset: int, bad: onnx.NodeProto) -> Non
     scales = {"s": np.array([1, 1, 2, 2], np.float32)} if bad.op_type == "Resize" else {}
     original = model([bad], scales, opset=opset)
     if bad.op_type == "Resize":
-        # Resize itself has a form: it is written out by its own values.
+        # Resize itself has a form: it is composed from its own values.
         np.testing.assert_allclose(run(prepare(original)[0], X), run(original, X), atol=1e-5)
         return
-    with pytest.raises(UserError, match=rf"\({bad.op_type}\), of opset {opset}, has no form in opset 18; export"):
+    with pytest.raises(UserError, match=rf"\({bad.op_type}\), of opset {opset}, has no equivalent in opset 18; export"):
         prepare(original)
 
 
 def test_an_opset_to_come() -> None:
     with pytest.raises(
-        UserError, match="is of opset 99, which the installed onnx does not know; export the model again"
+        UserError, match="is of opset 99, which the installed onnx does not support; export the model again"
     ):
         prepare(model([node("Relu", "x")], opset=99))
 
@@ -195,7 +195,7 @@ def test_an_opset_to_come() -> None:
 def test_newer_ir_version_is_lowered() -> None:
     ready, notes = prepare(model([node("Relu", "x")], ir_version=13))
     assert ready.ir_version == 10
-    assert notes == ["IR version 13 brought to 10"]
+    assert notes == ["IR version 13 converted to 10"]
 
 
 def test_functions_are_inlined() -> None:
@@ -227,7 +227,7 @@ def test_functions_are_inlined() -> None:
     def celu(values: np.ndarray, alpha: float) -> np.ndarray:
         return np.maximum(values, 0) + np.minimum(alpha * np.expm1(values / alpha), 0)
 
-    # ONNX Runtime itself aborts the process on a function that leaves an input unread.
+    # ONNX Runtime itself aborts the process on a function with an unread input.
     np.testing.assert_allclose(run(ready, X), celu(2 * celu(2 * X, 0.5), 2.0) + X, rtol=1e-5, atol=1e-6)
 
 
@@ -240,7 +240,7 @@ def test_other_precisions_become_single(kind: int) -> None:
     original.graph.initializer.append(weight)
     ready, notes = prepare(original)
     assert len(notes) == 1
-    assert "brought to fp32" in notes[0]
+    assert "converted to fp32" in notes[0]
     expected = (X @ (np.arange(18.0).reshape(6, 3) / 8)) ** 2
     np.testing.assert_allclose(run(ready, X), expected, rtol=1e-4, atol=1e-4)
     assert {v.type.tensor_type.elem_type for v in (*ready.graph.input, *ready.graph.output)} == {TensorProto.FLOAT}
@@ -277,7 +277,7 @@ def test_unused_weights_and_nodes_are_dropped() -> None:
 
 
 class TestAliases:
-    """What TorchScript's exporter makes of weights that are equal."""
+    """Equal weights as TorchScript's exporter writes them."""
 
     def test_a_tied_weight_is_one_parameter(self) -> None:
         weight = RNG.normal(size=(6, 6)).astype(np.float32)
@@ -302,7 +302,7 @@ class TestAliases:
         )
         ready, notes = prepare(original)
         assert {tensor.name for tensor in ready.graph.initializer} == {"norm1.weight", "norm2.weight", "b"}
-        assert notes == ["had been merged with tensors of equal values and are on their own again: norm2.weight"]
+        assert notes == ["were merged with tensors of equal values and are separated: norm2.weight"]
         np.testing.assert_array_equal(run(ready, X), run(original, X))
 
     def test_a_transposed_copy_is_tied_again(self) -> None:
@@ -314,7 +314,7 @@ class TestAliases:
         )
         ready, notes = prepare(original)
         assert [tensor.name for tensor in ready.graph.initializer] == ["emb.weight"]
-        assert notes == ["onnx::MatMul_9 is emb.weight transposed and tied to it again"]
+        assert notes == ["onnx::MatMul_9 is emb.weight transposed, and is tied to it"]
         np.testing.assert_array_equal(run(ready, X), run(original, X))
 
     def test_an_output_that_is_a_weight_stays(self) -> None:

@@ -1,4 +1,4 @@
-"""Which nodes training differentiates, and that only those are changed for it."""
+"""Which nodes training differentiates, and that only those are changed."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def test_only_the_path_is_written_out() -> None:
     ready, notes = make_differentiable(model, ["w"], "loss")
     kinds = [n.op_type for n in ready.graph.node]
     assert kinds.count("Shrink") == 1
-    assert "1 Shrink written out for training" in notes
+    assert "1 Shrink decomposed for training" in notes
     assert [n.name for n in model.graph.node] == ["a", "m", "h", "loss"]
 
 

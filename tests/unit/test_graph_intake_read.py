@@ -1,4 +1,4 @@
-"""A model file is untrusted: what is wrong with it is named in one sentence, and nothing is read or taken for it."""
+"""A model file is untrusted: its faults are named in one sentence, and no foreign data is read for it."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def external(location: str, *, length: int | None = None, offset: int = 0, dims:
 
 
 def refused(path: Path) -> str:
-    """What is said of the file, in one sentence that names it."""
+    """The error for the file: one sentence that names it."""
     with pytest.raises(UserError) as caught:
         read_model(path)
     said = str(caught.value)
@@ -101,7 +101,7 @@ def test_every_beginning_of_a_file_is_refused(tmp_path: Path) -> None:
             model = read_model(path)
         except UserError:
             continue
-        # Cut between two fields behind the graph, the model is whole but for its imports, which ends it elsewhere.
+        # Cut between two fields after the graph, the model lacks only its imports, which fails elsewhere.
         assert model.graph == linear().graph
 
 
@@ -171,7 +171,7 @@ class TestExternalData:
         assert refused(tmp_path / "model.onnx").startswith(f"initializer 'weight' {said}")
 
     @pytest.mark.parametrize("text", ["-1", "1e3", "0x10", "９", "9" * 5000, " 1"])
-    def test_offset_is_no_number(self, tmp_path: Path, text: str) -> None:
+    def test_offset_is_not_a_number(self, tmp_path: Path, text: str) -> None:
         model = onnx.ModelProto.FromString(external("weights.bin"))
         model.graph.initializer[0].external_data[1].value = text
         (tmp_path / "weights.bin").write_bytes(WEIGHT.tobytes())
@@ -207,7 +207,7 @@ class TestExternalData:
 
 class TestClaimsWithinTheFile:
     @pytest.mark.parametrize("dims", [[2**40, 2**20], [4, 4], [3], [2**63 - 1, 2**63 - 1]])
-    def test_no_memory_is_taken_for_what_is_not_there(self, tmp_path: Path, dims: list[int]) -> None:
+    def test_no_memory_is_allocated_for_missing_data(self, tmp_path: Path, dims: list[int]) -> None:
         def claim(model: onnx.ModelProto) -> None:
             del model.graph.initializer[0].dims[:]
             model.graph.initializer[0].dims.extend(dims)
@@ -217,7 +217,7 @@ class TestClaimsWithinTheFile:
         _, peak = tracemalloc.get_traced_memory()
         tracemalloc.stop()
         assert said.startswith(f"initializer 'weight' claims the shape {dims} of ")
-        assert said.endswith("bytes but holds 48; export the model again")
+        assert said.endswith("bytes but has 48; export the model again")
         assert peak < 1 << 20
 
     def test_typed_data_is_counted_too(self, tmp_path: Path) -> None:
@@ -225,13 +225,13 @@ class TestClaimsWithinTheFile:
             model.graph.initializer[0].ClearField("raw_data")
             model.graph.initializer[0].float_data.extend([1.0] * 11)
 
-        assert "of 48 bytes but holds 44" in refused_model(tmp_path, typed)
+        assert "of 48 bytes but has 44" in refused_model(tmp_path, typed)
 
     def test_split_claims_no_more_outputs_than_it_has(self, tmp_path: Path) -> None:
         def split(model: onnx.ModelProto) -> None:
             model.graph.node.append(helper.make_node("Split", ["h"], ["s"], "split", num_outputs=2**33))
 
-        assert refused_model(tmp_path, split).startswith("node 'split' (Split) claims more or fewer outputs")
+        assert refused_model(tmp_path, split).startswith("node 'split' (Split) has a wrong number of outputs")
 
 
 def recursive(model: onnx.ModelProto) -> None:
@@ -331,14 +331,14 @@ def long_name(model: onnx.ModelProto) -> None:
         (same_output, "the name 'h' is given twice, to node 'product' (MatMul) and to node 'again' (Neg)"),
         (same_initializer, "the name 'weight' is given twice, to an initializer and to an initializer"),
         (sparse, "initializer 'weight' is sparse; save the model with dense weights"),
-        (not_a_number, "initializer 'weight' holds 1 NaN of 12 values"),
-        (custom, "node 'fancy' (my.ops.Fancy) is an operator of its own, which ONNX Runtime does not know"),
+        (not_a_number, "initializer 'weight' has 1 NaN among 12 values"),
+        (custom, "node 'fancy' (my.ops.Fancy) is a custom operator, which ONNX Runtime does not have"),
         (quantised, "the model is quantised: node 'quantise' (QuantizeLinear); train the float model"),
         (int4, "initializer 'weight' has the quantised type INT4; train the float model"),
-        (strings, "initializer 'weight' has the type 1000, which no model to train can hold"),
-        (dangling, "node 'product' (MatMul) reads 'nowhere', which nothing makes"),
+        (strings, "initializer 'weight' has the type 1000, which a model for training cannot have"),
+        (dangling, "node 'product' (MatMul) reads 'nowhere', which no node produces"),
         (no_output, "the graph has no outputs"),
-        (output_of_nothing, "output 'nowhere' is made by nothing"),
+        (output_of_nothing, "output 'nowhere' is produced by no node"),
         (no_nodes, "the graph has no nodes"),
         (wrong_attribute, "node 'relu' is not valid: Unrecognized attribute: alpha for operator Relu"),
         (recursive, "function 'f' calls itself"),
@@ -362,7 +362,7 @@ def test_nodes_out_of_order_are_sorted(tmp_path: Path) -> None:
     assert [node.op_type for node in read_model(tmp_path / "model.onnx").graph.node] == ["MatMul", "Relu"]
 
 
-def test_names_that_are_no_text(tmp_path: Path) -> None:
+def test_names_that_are_not_text(tmp_path: Path) -> None:
     data = linear().SerializeToString().replace(b"product", b"pr\xffduct")
     (tmp_path / "model.onnx").write_bytes(data)
     assert "a name in it is not text" in refused(tmp_path / "model.onnx")

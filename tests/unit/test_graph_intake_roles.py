@@ -1,4 +1,4 @@
-"""What of a model is a parameter: judged by place, name and value, said by the export, overridden by the user."""
+"""Which tensors are parameters: judged by place, name and value, stated by the export, overridden by the user."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from ortflow.workflow.errors import UserError
 from ortflow.workflow.graph.normalize.prepare import prepare
 from ortflow.workflow.graph.patterns import nearest
 from ortflow.workflow.graph.roles.decide import Roles, classify
-from ortflow.workflow.graph.roles.evidence import SINES
 from ortflow.workflow.graph.roles.guesses import judged_constants, refuse_guesses
+from ortflow.workflow.graph.roles.role_heuristics import SINES
 from ortflow.workflow.spec.model import ParameterPatterns
 
 NONE = ParameterPatterns()
@@ -24,7 +24,7 @@ def judged(model: onnx.ModelProto, **patterns: list[str]) -> dict[str, str]:
 
 
 def with_head(*nodes: onnx.NodeProto) -> list[onnx.NodeProto]:
-    """Nodes that end in h, and a linear layer behind them, so that something is trained."""
+    """Nodes that end in h, followed by a linear layer, so that something is trained."""
     return [*nodes, node("MatMul", "h", "head.weight")]
 
 
@@ -121,7 +121,7 @@ class TestByPlace:
         assert list(roles.values()).count("constant") == 2
 
     def test_norms_of_groups_written_out(self) -> None:
-        """Of opset 21, with one scale a channel: the groups have none of their own."""
+        """In opset 21 form, with one scale per channel: the groups have none of their own."""
         tensors = {"gn.weight": random(6), "gn.bias": random(6)}
         model = graph(
             [node("GroupNormalization", "x", "gn.weight", "gn.bias", output="y", num_groups=2)],
@@ -292,7 +292,7 @@ class TestPatterns:
         assert roles.pop("head.weight") == "trained"
         assert set(roles.values()) == {"frozen"}
 
-    def test_the_export_says_that_statistics_are_frozen(self) -> None:
+    def test_the_export_records_that_statistics_are_frozen(self) -> None:
         roles = judged(self.normalized(frozen=["layer1.norm.running_mean", "layer1.norm.running_var"]))
         assert roles["layer1.norm.running_mean"] == roles["layer1.norm.running_var"] == "frozen"
         assert roles["layer1.norm.weight"] == "trained"
@@ -346,7 +346,7 @@ def test_a_parameter_that_is_infinite() -> None:
     weight = random(4, 4)
     weight[1, 1] = np.inf
     model = graph([node("MatMul", "x", "w")], {"w": weight})
-    with pytest.raises(UserError, match="parameter 'w' holds 1 value not finite, of 16"):
+    with pytest.raises(UserError, match="parameter 'w' holds 1 non-finite value of 16"):
         classify(model, NONE, [])
     with pytest.raises(UserError, match="no parameter to train"):
         judged(model, constant=["w"])
@@ -409,7 +409,7 @@ class TestByUse:
         assert (role.role, role.reason, role.confidence) == ("constant", f"holds {SINES}", "likely")
 
     @pytest.mark.parametrize("scale", [1e-6, 0.02, 0.3, 1.0])
-    def test_small_values_are_no_rotary_table(self, scale: float) -> None:
+    def test_small_values_are_not_a_rotary_table(self, scale: float) -> None:
         """A class token of timm's begins with a deviation of 1e-6."""
         token = (random(1, 4, 96) / 0.02 * scale).astype(np.float32)
         nodes = [node("Concat", "cls_token", "x", output="c", axis=1), node("MatMul", "c", "w")]
@@ -419,7 +419,7 @@ class TestByUse:
 
 class TestWhatIsLeftUntrainedByJudgement:
     def roles(self, size: int, **patterns: list[str]) -> Roles:
-        """Of a head of 16 values and a constant of `size` under a name that an exporter made up."""
+        """For a head of 16 values and a constant of `size` under a name that an exporter generated."""
         nodes = with_head(node("Mul", "x", "val_3", output="h"))
         model = graph(nodes, {"val_3": random(size, 1), **HEAD})
         return classify(model, ParameterPatterns(**patterns), [])
@@ -427,7 +427,7 @@ class TestWhatIsLeftUntrainedByJudgement:
     def test_one_sentence_with_the_share(self) -> None:
         (sentence,) = judged_constants(self.roles(4))
         assert sentence.startswith(
-            "not trained, because it is taken for a constant: 'val_3' (operand of Mul with a made-up name), 4 values,"
+            "not trained, because it is taken for a constant: 'val_3' (operand of Mul with a generated name), 4 values,"
             " 20.00% of the model's"
         )
 
@@ -435,7 +435,8 @@ class TestWhatIsLeftUntrainedByJudgement:
         with pytest.raises(UserError) as caught:
             refuse_guesses(self.roles(4), "m.onnx")
         assert str(caught.value) == (
-            "m.onnx: the file does not say whether these are parameters: 'val_3' (operand of Mul with a made-up name),"
+            "m.onnx: the file does not say whether these are parameters: 'val_3' (operand of Mul with a "
+            "generated name),"
             " 4 values, 20.00% of the model's; name each under model.parameters.train, .freeze or .constant"
         )
 
@@ -452,18 +453,18 @@ class TestWhatIsLeftUntrainedByJudgement:
         refuse_guesses(roles, "m.onnx")
         assert "4 values, 0.49% of the model's" in judged_constants(roles)[0]
 
-    @pytest.mark.parametrize(("values", "told"), [(np.tril(np.ones((4, 4))), False), (random(4, 4), True)])
-    def test_a_mask_by_name_and_values(self, values: np.ndarray, told: bool) -> None:
+    @pytest.mark.parametrize(("values", "reported"), [(np.tril(np.ones((4, 4))), False), (random(4, 4), True)])
+    def test_a_mask_by_name_and_values(self, values: np.ndarray, reported: bool) -> None:
         nodes = with_head(node("Mul", "x", "causal_mask", output="h"))
         model = graph(nodes, {"causal_mask": values.astype(np.float32), **HEAD}, {"x": (TensorProto.FLOAT, [4, 4])})
-        assert bool(judged_constants(classify(model, NONE, []))) == told
+        assert bool(judged_constants(classify(model, NONE, []))) == reported
 
-    def test_nothing_to_say(self) -> None:
+    def test_nothing_to_report(self) -> None:
         assert judged_constants(classify(graph([node("MatMul", "x", "w")], {"w": random(4, 4)}), NONE, [])) == []
 
 
 class TestListedByTheDynamoExporter:
-    """Its files say which tensors are parameters and which are buffers, but not which parameters are frozen."""
+    """Its files record which tensors are parameters and which are buffers, but not which parameters are frozen."""
 
     def roles(self, listed: str, producer: str = "pytorch") -> Roles:
         nodes = with_head(node("Mul", "x", "scale", output="a"), node("MatMul", "a", "filter", output="b"),
@@ -482,10 +483,10 @@ class TestListedByTheDynamoExporter:
     def test_a_buffer_that_multiplies(self) -> None:
         assert self.roles("b_filter: BUFFER target='filter' persistent=True")["filter"].role == "constant"
 
-    @pytest.mark.parametrize(("producer", "told"), [("pytorch", True), ("by hand", False)])
-    def test_a_number_that_may_be_one(self, producer: str, told: bool) -> None:
+    @pytest.mark.parametrize(("producer", "reported"), [("pytorch", True), ("by hand", False)])
+    def test_a_number_that_may_be_one(self, producer: str, reported: bool) -> None:
         role = self.roles("", producer)["scale"]
-        assert (role.role, role.confidence) == ("constant", "likely" if told else "certain")
+        assert (role.role, role.confidence) == ("constant", "likely" if reported else "certain")
 
     def test_a_number_that_the_exporter_named(self) -> None:
         assert self.roles("p_filter: PARAMETER target='filter'")["scale"].confidence == "certain"

@@ -1,6 +1,6 @@
-"""Gradients at the single points where a function has two: there they are PyTorch's.
+"""Gradients at points where a function has two one-sided derivatives: there they are PyTorch's.
 
-Such points are common: padding, what a ReLU has made 0, and layers that start as zeros.
+Such points are common: padding, zeros from a ReLU, and layers initialised to zeros.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def test_gradient_at_a_kink(op_type: str, x: Any, expected: Any, attributes: Any
 
 
 @pytest.mark.parametrize("op_type", ["Softplus", "Mish"])
-def test_far_below_zero_a_softplus_is_no_rounding_error(op_type: str) -> None:
+def test_far_below_zero_a_softplus_is_not_a_rounding_error(op_type: str) -> None:
     """Its logarithm is a log-likelihood, and in single precision 1 + exp(-17) is 1."""
     x = np.array([-20, -17, -10, -7, -3, 0.5, 20], np.float32)
     case = Case(op_type, {0: x})

@@ -1,4 +1,4 @@
-"""A small file that asks for much memory or time is refused before anything of that size is made."""
+"""A small file that requires much memory or time is refused before anything of that size is allocated."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def floats(name: str, *values: float) -> onnx.TensorProto:
 
 
 def model(nodes: Sequence[onnx.NodeProto], tensors: Sequence[onnx.TensorProto] = ()) -> onnx.ModelProto:
-    """y = x w + the largest element of `big`, which the nodes make."""
+    """y = x w + the largest element of `big`, which the nodes compute."""
     nodes = [
         node("MatMul", ["x", "w"], ["h"]),
         *nodes,
@@ -76,7 +76,7 @@ def model(nodes: Sequence[onnx.NodeProto], tensors: Sequence[onnx.TensorProto] =
 
 
 def doubled(first: str, times: int) -> list[onnx.NodeProto]:
-    """`first` joined with itself again and again."""
+    """`first` concatenated with itself repeatedly."""
     names = [first, *(f"c{i}" for i in range(times - 1)), "big"]
     return [node("Concat", [a, a], [b], axis=0) for a, b in itertools.pairwise(names)]
 
@@ -188,7 +188,7 @@ def spec_of(path: Path) -> dict[str, Any]:
 
 
 def measured(verb: str, path: Path) -> tuple[str, float, int]:
-    """What is said of a model, CPU seconds and bytes of memory at most, in a process of its own."""
+    """The error for a model, CPU seconds and peak memory, in a separate process."""
     done = subprocess.run(
         [sys.executable, "-c", MEASURE, verb, json.dumps(spec_of(path))],
         capture_output=True, text=True, timeout=120, check=False,
@@ -240,8 +240,8 @@ def declared(part: str) -> onnx.ModelProto:
 @pytest.mark.parametrize(
     ("strange", "message"),
     [
-        (held([1 << 40]), r"claims the shape \[1099511627776\] of 4398046511104 bytes but holds 0"),
-        (held([1 << 62, 1 << 62]), "claims the shape .* but holds 0"),
+        (held([1 << 40]), r"claims the shape \[1099511627776\] of 4398046511104 bytes but has 0"),
+        (held([1 << 62, 1 << 62]), "claims the shape .* but has 0"),
         (held([0, 1 << 62]), r"claims the shape \[0, 4611686018427387904\]"),
         (held([1] * 100_000, bytes(4)), "initializer 't' has 100000 axes, more than 64"),
         (declared("input"), "value 'x' has 1002 axes"),
@@ -259,7 +259,7 @@ def test_shapes_that_no_model_has(tmp_path: Path, strange: onnx.ModelProto, mess
 
 
 def test_constants_that_runtime_would_compute_are_refused(tmp_path: Path) -> None:
-    """From a buffer in the file that is not trained, so that only the graph without parameters tells."""
+    """They come from an untrained buffer in the file, so that only the graph without parameters shows it."""
     index = numpy_helper.from_array(np.zeros((5000, 1), np.int64), "index")
     wide = numpy_helper.from_array(np.arange(20_000, dtype=np.int64).reshape(1, -1), "wide")
     onnx.save(made("Add", ["index", "wide"], index, wide), tmp_path / "m.onnx")
@@ -321,7 +321,7 @@ def test_small_constants_and_large_weights_stay(tmp_path: Path) -> None:
 
 
 def calling(levels: int) -> onnx.ModelProto:
-    """Functions of which each calls the one before twice."""
+    """Functions that each call the previous one twice."""
     opsets = [helper.make_opsetid("", 18), helper.make_opsetid("own", 1)]
     functions = [helper.make_function("own", "f0", ["a"], ["b"], [node("Relu", ["a"], ["b"])], opsets)]
     for i in range(1, levels + 1):

@@ -1,4 +1,4 @@
-"""What the training graph holds at once: gradients over their inputs, weights' gradients as soon as they can be."""
+"""Peak memory of the training graph: gradients reuse their inputs' memory, weights' gradients come early."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ print(held() - before)
 
 @pytest.fixture(scope="module")
 def graphs(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """A training graph with our operators, whose scores are by far its largest value, and its feeds."""
+    """A training graph with our operators, in which the scores are by far the largest value, and its feeds."""
     folder = tmp_path_factory.mktemp("memory")
     path = folder / "m.onnx"
     onnx.save(build(Config(layers=2, width=16, heads=2, context=TOKENS, vocabulary=VOCABULARY)), path)

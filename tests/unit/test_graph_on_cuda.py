@@ -63,7 +63,7 @@ def test_sums_by_integers_are_the_sums_in_any_order(onto_zeros: bool, scale: flo
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
-def test_what_is_no_number_shows(value: float) -> None:
+def test_nan_and_infinity_show(value: float) -> None:
     given = feeds(1.0)
     given["rows"][3, 4] = value
     assert np.isnan(run(on_cuda(scatter(onto_zeros=True)), given)).all()
@@ -139,7 +139,7 @@ def test_sums_over_rows_are_products() -> None:
 
 
 def counted(dims: list[str]) -> onnx.ModelProto:
-    """A mean by what the shape says, and a size that goes through floating point."""
+    """A mean computed from the shape, and a size that passes through floating point."""
     scalar = dims == []
     nodes = [
         helper.make_node("Size", ["x"], ["size"]) if scalar else helper.make_node("Shape", ["x"], ["size"], end=1),
@@ -176,7 +176,7 @@ def test_counts_that_meet_data_are_made_on_the_gpu_and_sizes_are_not(dims: list[
     casts = {node.output[0]: node.input[0] for node in moved.graph.node if node.op_type == "Cast"}
     assert len(lengths) == 1, "both counts are made of one length"
     assert all(node.output[0] != "less" for node in moved.graph.node), "nothing is computed twice"
-    assert (casts["f"], casts["wanted"]) == ("rows", "g"), "a size stays where it is"
+    assert (casts["f"], casts["wanted"]) == ("rows", "g"), "a size is not moved"
     assert casts["n"] != "size"
     x = np.random.default_rng(0).normal(size=(ROWS, WIDTH)).astype(np.float32)
     np.testing.assert_array_equal(run(moved, {"x": x}), run(plain, {"x": x}))
@@ -185,7 +185,7 @@ def test_counts_that_meet_data_are_made_on_the_gpu_and_sizes_are_not(dims: list[
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
 @pytest.mark.parametrize("shape", [(6, 3), (4, 3, 5), (2, 3, 4, 5)])
 def test_batch_normalization_in_training_is_written_out(shape: tuple[int, ...], momentum: float) -> None:
-    """The CUDA provider has no kernel of it."""
+    """The CUDA provider has no kernel for it."""
     names = ["x", "scale", "bias", "mean", "variance"]
     node = helper.make_node(
         "BatchNormalization", names, ["y", "new_mean", "new_variance"], training_mode=1, momentum=momentum, epsilon=1e-3
@@ -208,3 +208,74 @@ def test_batch_normalization_in_training_is_written_out(shape: tuple[int, ...], 
         results.append(session.run(None, {value.name: given[value.name] for value in session.get_inputs()}))
     for mine, theirs in zip(results[1], results[0], strict=True):
         np.testing.assert_allclose(mine, theirs, rtol=2e-5, atol=2e-6)
+
+
+def deconvolution(**attributes: object) -> onnx.ModelProto:
+    node = helper.make_node("ConvTranspose", ["x", "w", "b"], ["y"], **attributes)
+    sizes = {"x": [2, 4, 6, 5], "w": [4, 3, 3, 4], "b": [6]}
+    graph = helper.make_graph(
+        [node],
+        "deconvolution",
+        [helper.make_tensor_value_info(name, TensorProto.FLOAT, size) for name, size in sizes.items()],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, None)],
+    )
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9)
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_transposed_convolutions_are_padded_evenly(seed: int) -> None:
+    """The CUDA provider has no kernel for others: ONNX Runtime would run them on the CPU."""
+    random = np.random.default_rng(seed)
+    strides = random.integers(1, 4, 2)
+    dilations = random.integers(1, 3, 2)
+    attributes = {
+        "strides": strides.tolist(),
+        "dilations": dilations.tolist(),
+        "output_padding": [int(random.integers(0, stride)) for stride in strides],
+        "pads": random.integers(0, 3, 4).tolist(),
+        "group": 2,
+    }
+    model = deconvolution(**attributes)
+    made = on_cuda(model)
+    (node,) = (node for node in made.graph.node if node.op_type == "ConvTranspose")
+    pads = next(list(each.ints) for each in node.attribute if each.name == "pads")
+    assert pads[:2] == pads[2:]
+    given = {
+        value.name: random.normal(size=[dim.dim_value for dim in value.type.tensor_type.shape.dim]).astype(np.float32)
+        for value in model.graph.input
+    }
+    np.testing.assert_allclose(run(made, given), run(model, given), rtol=1e-5, atol=1e-5)
+
+
+def test_the_gradient_of_a_convolution_of_stride_two_needs_no_cut() -> None:
+    made = on_cuda(deconvolution(strides=[2, 2], pads=[1, 1, 0, 0], group=2))
+    assert operators(made) == ["ConvTranspose"]
+    assert "Slice" in operators(on_cuda(deconvolution(strides=[2, 2], pads=[0, 0, 1, 1], group=2)))
+
+
+@pytest.mark.parametrize("count", [32, 33, 65, 1025])
+def test_a_concat_of_many_values_is_made_in_parts(count: int) -> None:
+    """The CUDA provider accepts 32 while a CUDA graph is captured."""
+    names = [f"x{number}" for number in range(count)]
+    graph = helper.make_graph(
+        [helper.make_node("Concat", names, ["y"], axis=-1)],
+        "joined",
+        [helper.make_tensor_value_info(name, TensorProto.FLOAT, [2, 1]) for name in names],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, None)],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9)
+    made = on_cuda(model)
+    joins = [node for node in made.graph.node if node.op_type == "Concat"]
+    assert max(len(node.input) for node in joins) <= 32
+    assert (len(joins) == 1) == (count <= 32)
+    given = {name: np.full((2, 1), number, np.float32) for number, name in enumerate(names)}
+    np.testing.assert_array_equal(run(made, given), run(model, given))
+
+
+def test_inputs_that_nothing_reads_go() -> None:
+    """ONNX Runtime would copy them to the host at each run, which no CUDA graph can contain."""
+    model = deconvolution(strides=[2, 2], pads=[1, 1, 0, 0], group=2)
+    model.graph.input.append(helper.make_tensor_value_info("unread", TensorProto.FLOAT, [3]))
+    model.graph.input.append(helper.make_tensor_value_info("passed on", TensorProto.FLOAT, [3]))
+    model.graph.output.append(helper.make_tensor_value_info("passed on", TensorProto.FLOAT, [3]))
+    assert [value.name for value in on_cuda(model).graph.input] == ["x", "w", "b", "passed on"]

@@ -1,4 +1,4 @@
-"""Sorting nodes: behind what they read, and among those that could be next by rank."""
+"""Sorting nodes: after the values that they read, and by rank among those that could be next."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from onnx import TensorProto, helper
 
 from ortflow.workflow.graph.ir.order import prune, sort_nodes, topological_order
 
-# d reads c and b, c reads a; b reads nothing that a node makes.
+# d reads c and b, c reads a; b reads no node's output.
 NODES = [
     helper.make_node("Add", ["c", "b"], ["d"]),
     helper.make_node("Neg", ["x"], ["b"]),

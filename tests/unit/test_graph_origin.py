@@ -64,7 +64,7 @@ def test_operator_that_cannot_be_differentiated() -> None:
 
 
 def test_nodes_that_stand_in_for_another_have_its_place() -> None:
-    """LpNormalization is composed of others, whichever differentiates."""
+    """LpNormalization is composed of other operators before it is differentiated."""
     model, _ = make_differentiable(model_of(node("LpNormalization", "a")), ["a"], "loss")
     made = [node for node in model.graph.node if node.name.startswith("n/")]
     assert len(made) > 1
@@ -72,7 +72,7 @@ def test_nodes_that_stand_in_for_another_have_its_place() -> None:
 
 
 def test_kernel_that_is_missing() -> None:
-    """ONNX Runtime says only the name of a node that was made for the gradient."""
+    """ONNX Runtime's error has only the name of a node that was created for the gradient."""
     nodes = [
         helper.make_node("Cast", ["a"], ["i"], to=onnx.TensorProto.UINT32),
         helper.make_node("ReduceSum", ["i"], ["e"], name="/up_Grad/ReduceSum_0"),

@@ -1,4 +1,4 @@
-"""Random operators draw what the seed says: the same again, other numbers elsewhere, of the right distribution."""
+"""Random operators draw numbers that depend on the seed: reproducible, distinct per place, rightly distributed."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ def test_the_hash_is_splitmix64() -> None:
 
 
 def test_a_seed_of_the_file_names_the_numbers() -> None:
-    """Nodes of one seed draw the same, of two seeds not; they differ from step to step all the same."""
+    """Nodes with the same seed draw the same numbers, with other seeds others; numbers still differ between steps."""
     nodes = [
         helper.make_node("RandomUniformLike", ["x"], [name], name, seed=seed)
         for name, seed in (("a", 1.0), ("b", 1.0), ("c", 2.0))
@@ -130,7 +130,7 @@ def test_a_seed_of_the_file_names_the_numbers() -> None:
 
 
 def loop(*body: onnx.NodeProto) -> onnx.NodeProto:
-    """Three iterations over `body`, which makes `drawn`."""
+    """Three iterations over `body`, which computes `drawn`."""
     graph = helper.make_graph(
         [*body, helper.make_node("Identity", ["going"], ["go"])],
         "body",
@@ -149,7 +149,7 @@ def with_constants(model: onnx.ModelProto) -> onnx.ModelProto:
     return model
 
 
-def test_each_iteration_of_a_loop_draws_anew() -> None:
+def test_each_iteration_of_a_loop_draws_new_numbers() -> None:
     node = helper.make_node("RandomNormalLike", ["x"], ["drawn"])
     model = seeded(with_constants(graph_of([loop(node)], value("x", [5]), outputs=["y"])))
     found = drawn(model, x=HALF[:5])["y"]
@@ -183,7 +183,7 @@ def test_a_scan_that_draws_is_refused() -> None:
         seed_random_operators(model)
 
 
-def test_a_model_that_draws_nothing_stays_as_it_is() -> None:
+def test_a_model_that_draws_nothing_is_unchanged() -> None:
     model = prepare(graph_of([helper.make_node("Relu", ["x"], ["y"])], value("x", [5]), outputs=["y"]))[0]
     before = model.SerializeToString()
     assert not seed_random_operators(model)

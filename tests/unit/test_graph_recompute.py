@@ -76,7 +76,7 @@ print(peak() - before)
 
 @pytest.mark.parametrize("kernels", [False, pytest.param(True, marks=needs_kernels)])
 def test_layers_take_less_memory(model: Path, kernels: bool) -> None:
-    """The resident memory of a process that runs one step."""
+    """Measures the resident memory of a process that runs one step."""
     sizes = {}
     for name, patterns in (("kept", ()), ("again", ("h.*",))):
         graphs = built(model, name, *patterns)

@@ -1,4 +1,4 @@
-"""Root mean square normalisation in every form exporters write: found, its gradient against double precision."""
+"""Root mean square normalisation in every form that exporters write: detection, and gradients."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from onnx import helper, numpy_helper
 
 from ortflow.workflow.graph.autodiff.compose import compose
 from ortflow.workflow.graph.autodiff.reverse import differentiate
-from ortflow.workflow.graph.optimize import speed
+from ortflow.workflow.graph.optimize import rewrites
 from ortflow.workflow.kernels.graph import with_kernels
 
 RNG = np.random.default_rng(9)
@@ -71,11 +71,11 @@ def feeds_of(deviation: float) -> dict[str, Array]:
 
 
 def gradients(forward: onnx.ModelProto, feeds: dict[str, Array], path: Path, library: Path | None) -> dict[str, Array]:
-    speed.before(forward.graph)
+    rewrites.before(forward.graph)
     made, _ = differentiate(forward, ["input", "bias", "scale"], "loss")
     if library is not None:
         made = with_kernels(made)
-    speed.after(made.graph)
+    rewrites.after(made.graph)
     made = compose(made)
     kinds = {(node.domain, node.op_type) for node in made.graph.node}
     ours = {("ortflow", "RMSNormalization"), ("ortflow", "RMSNormalizationGrad")}
@@ -93,7 +93,7 @@ def test_every_form_is_one_node_with_the_right_gradient(
     form: str, deviation: float, library: Path | None, tmp_path: Path
 ) -> None:
     forward = model(FORMS[form])
-    speed.before(forward.graph)
+    rewrites.before(forward.graph)
     assert [n.op_type for n in forward.graph.node] == ["Add", "SimplifiedLayerNormalization", "Mul", "ReduceSum"]
     feeds = feeds_of(deviation)
     found = gradients(model(FORMS[form]), feeds, tmp_path / "m.onnx", library)
@@ -111,7 +111,7 @@ def test_every_form_is_one_node_with_the_right_gradient(
 def test_what_is_another_formula_stays(form: str) -> None:
     forward = model(OTHERS[form])
     before = [node.op_type.replace("Pow", "Mul") for node in forward.graph.node]
-    speed.before(forward.graph)
+    rewrites.before(forward.graph)
     after = [node.op_type for node in forward.graph.node]
     assert after == before if form != "a cube" else "SimplifiedLayerNormalization" not in after
 
@@ -122,5 +122,5 @@ def test_an_axis_of_varying_size_stays() -> None:
         graph_input.type.tensor_type.shape.dim[-1].dim_param = "width"
     del forward.graph.value_info[:]
     forward = onnx.shape_inference.infer_shapes(forward)
-    speed.before(forward.graph)
+    rewrites.before(forward.graph)
     assert "SimplifiedLayerNormalization" not in {node.op_type for node in forward.graph.node}

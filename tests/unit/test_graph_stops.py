@@ -1,4 +1,4 @@
-"""Marks at which the gradient stops: they survive preparation, pass no gradient, and the gradient check knows them."""
+"""Marks that stop the gradient: they survive preparation, pass no gradient, and the gradient check honours them."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def saved(path: Path, nodes: list[onnx.NodeProto], tensors: dict[str, Array]) ->
 def with_stops(path: Path, ratio: float = 0.0) -> Path:
     """y = (h + stop(h^2)) (x u + x stop(u) stop(w)) with h = x w: marks of a value, and of parameters themselves.
 
-    `ratio` of h^2, and of what y is made of, is dropped.
+    `ratio` of h^2, and of the terms of y, is dropped.
     """
     tensors: dict[str, Array] = {n: (0.5 * RNG.normal(size=(4, 3))).astype("float32") for n in ("w", "u")}
     nodes = [
@@ -93,7 +93,7 @@ def test_a_parameter_behind_marks_alone_is_not_trained(tmp_path: Path) -> None:
     tensors = {"w": RNG.normal(size=(4, 3)).astype("float32"), "b": np.ones(3, "float32")}
     graphs = built(saved(tmp_path / "model.onnx", nodes, tensors), LOSS)
     assert [entry.name for entry in graphs.index if entry.tensor.group in ("decay", "no_decay")] == ["b"]
-    assert any("no gradient of it: w" in warning for warning in graphs.warnings)
+    assert any("no gradient for it: w" in warning for warning in graphs.warnings)
 
 
 def test_a_formula_of_gelu_with_a_mark_in_it_is_not_fused() -> None:
@@ -132,11 +132,11 @@ def test_the_check_takes_what_is_stopped_for_a_constant(tmp_path: Path, ratio: f
     compared = trainer_on(graphs, run_file(model, LOSS)).check_gradient(batch, 5)
     assert compared is not None
     assert "differences of the loss" in compared
-    # With the marks taken for what they compute, the same gradient is wrong.
+    # With the marks treated as identities, the same gradient is wrong.
     train = onnx.load(graphs.train)
     for node in train.graph.node:
         if stops_gradient(node):
             del node.metadata_props[:]
     onnx.save(train, graphs.train)
-    with pytest.raises(UserError, match="contradicts differences of the loss"):
+    with pytest.raises(UserError, match="disagrees with finite differences of the loss"):
         trainer_on(graphs, run_file(model, LOSS)).check_gradient(batch, 5)

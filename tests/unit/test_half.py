@@ -104,7 +104,7 @@ def test_what_crosses_to_another_group_is_stored_as_half_and_read_as_such() -> N
     types, makers = element_types(halved), {name: one for one in halved.graph.node for name in one.output}
     residual = next(one for one in halved.graph.node if one.output[0] == "y")
     kept = makers[residual.input[1]]
-    assert (kept.op_type, types[kept.input[0]]) == ("Cast", FP16), "the residual is read as it was stored"
+    assert (kept.op_type, types[kept.input[0]]) == ("Cast", FP16), "the residual is read as stored"
     stored = makers[kept.input[0]]
     assert (stored.op_type, stored.input[0]) == ("Cast", "h"), "and stored once, for the product too"
     assert kinds(halved, "Add") == [([1, 1], [1]), ([1, 1], [1])], "sums are in fp32"

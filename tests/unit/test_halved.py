@@ -1,4 +1,4 @@
-"""The whole training graph in half precision: what stands in it, and that only the rounding parts it from fp32."""
+"""The whole training graph in half precision: its nodes, and that it differs from fp32 only by rounding."""
 
 from __future__ import annotations
 
@@ -42,9 +42,9 @@ def test_what_stands_in_the_graph_of_a_gpt(tmp_path: Path, precision: str, kind:
     types, counts = element_types(model), Counter(node.op_type for node in model.graph.node)
     assert (counts["Attention"], counts["AttentionGrad"], counts["CrossEntropy"], counts["TableGrad"]) == (2, 2, 1, 1)
     assert (counts["LayerNormalization"], counts["LayerNormalizationGrad"]) == (5, 5)
-    assert not counts["Split"], "attention reads the projection as it is"
+    assert not counts["Split"], "attention reads the projection unsplit"
     norms = [node for node in model.graph.node if node.op_type == "LayerNormalizationGrad"]
-    assert sorted(len(node.input) for node in norms) == [5, 6, 6, 6, 6], "what came past a norm is added there"
+    assert sorted(len(node.input) for node in norms) == [5, 6, 6, 6, 6], "a norm's residual is added there"
     assert {types[node.input[5]] for node in norms if len(node.input) > 5} == {kind}
     fused = [node for node in model.graph.node if node.op_type == "Fused"]
     assert {len(node.output) for node in fused} == {1}, "the forward pass stores nothing for Gelu's gradient"
@@ -64,7 +64,7 @@ def test_what_stands_in_the_graph_of_a_gpt(tmp_path: Path, precision: str, kind:
 
 
 def test_the_same_bytes_each_time(tmp_path: Path) -> None:
-    """Built in two processes of different hash seeds, with parts computed again: the same files."""
+    """Built in two processes with different hash seeds, with recomputation: the same files."""
     files = []
     for seed in "12":
         script = (

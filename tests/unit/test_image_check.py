@@ -46,7 +46,7 @@ def test_all_that_ranks_need(wanted: Wanted) -> None:
 @pytest.mark.skipif(not (shutil.which("ssh") and os.access("/usr/sbin/sshd", os.X_OK)), reason="needs ssh and sshd")
 def test_logs_in_for_real(wanted: Wanted) -> None:
     assert look(wanted)["login"].level is Level.OK
-    socket.create_server(("", wanted.port)).close()  # nothing listens any more
+    socket.create_server(("", wanted.port)).close()  # nothing listens there now
 
 
 def test_an_interpreter_without_packages(wanted: Wanted) -> None:
@@ -57,7 +57,7 @@ def test_an_interpreter_without_packages(wanted: Wanted) -> None:
 
 @pytest.fixture
 def other_mpirun(tmp_path: Path) -> Path:
-    """An interpreter beside which another MPI's mpirun lies."""
+    """An interpreter with another MPI's mpirun beside it."""
     (tmp_path / "bin").mkdir()
     mpirun = tmp_path / "bin/mpirun"
     mpirun.write_text("#!/bin/sh\necho 'mpirun (Open MPI) 5.0.11'\n")
@@ -140,7 +140,7 @@ def test_from_the_command_line(tmp_path: Path, free_port: int) -> None:
         done = subprocess.run(
             [*words, "--python", sys.executable], cwd=tmp_path, capture_output=True, text=True, check=False
         )
-    told = json.loads(done.stdout)
+    reported = json.loads(done.stdout)
     assert done.returncode == 1
-    assert told["fault"] is True
-    assert {"level", "about", "what", "fix"} <= told["findings"][0].keys()
+    assert reported["fault"] is True
+    assert {"level", "about", "what", "fix"} <= reported["findings"][0].keys()

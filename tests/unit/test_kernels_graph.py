@@ -1,4 +1,4 @@
-"""Graphs with our operators compute what they did without them, and take in what stands beside a product."""
+"""Graphs with our operators compute the same as without them, and products absorb adjacent nodes."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def graph(
 
 
 def same(model: onnx.ModelProto, dtype: str = "float32") -> Counter[str]:
-    """Check that the graph computes the same with our operators; which it has then."""
+    """Check that the graph computes the same with our operators; the operators after that."""
     ours = with_kernels(model)
     feeds = {
         i.name: normal(place, *(d.dim_value for d in i.type.tensor_type.shape.dim)).astype(dtype)
@@ -127,7 +127,7 @@ def test_a_convolution_has_gradients_of_ours(inputs: dict[str, tuple[int, ...]],
 
 @pytest.mark.parametrize("order", [*permutations(range(3)), *permutations(range(4))])
 def test_a_product_is_right_in_every_order_of_its_axes(order: tuple[int, ...]) -> None:
-    """A Transpose that leaves neither rows nor columns in one piece stays where it is."""
+    """A Transpose that leaves neither rows nor columns contiguous is not absorbed."""
     inputs = {"x": (2, 3, 4, 5), "w": (2, 3, 5, 6)} if len(order) == 4 else {"x": (2, 4, 5), "w": (2, 5, 6)}
     attributes: dict[str, dict[str, object]] = {"y": {"perm": list(order)}}
     found = same(graph("p = MatMul x w; y = Transpose p", inputs, attributes=attributes))
@@ -135,7 +135,7 @@ def test_a_product_is_right_in_every_order_of_its_axes(order: tuple[int, ...]) -
 
 
 def test_an_interaction_of_features_is_right() -> None:
-    """All dot products of a sample's vectors, gathered by pairs of axes: the exporter turns the batch to the end."""
+    """All dot products of a sample's vectors, gathered by pairs of axes: the exporter moves the batch to the end."""
     model = graph(
         "t = Transpose v; p = MatMul v t; q = Transpose p; y = GatherND q pairs",
         {"v": (6, 5, 8)},
@@ -230,7 +230,7 @@ def test_a_transformer_has_our_operators_throughout_and_the_same_gradients(gpt: 
         assert off(found[name], array) < 2e-5, name
     left = {name for name in operators(ours) if not name.startswith("ortflow.")}
     assert not left & {"MatMul", "Gemm", "com.microsoft.FusedMatMul", "LayerNormalization", "Softmax", "Erf", "Exp"}
-    assert operators(ours)["Transpose"] <= 2  # of the embedding that is the head, too
+    assert operators(ours)["Transpose"] <= 2  # of the embedding that is also the head
 
 
 def test_a_graph_that_onnx_runtime_refuses_with_our_operators_is_trained_without(

@@ -1,4 +1,4 @@
-"""Convolutions and pooling in a training graph: what is put in their place, and that it computes the same."""
+"""Convolutions and pooling in a training graph: their replacements, and that they compute the same."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Finding and compiling the library: with any compiler, with none, and where nothing may be written."""
+"""Finding and compiling the library: with any compiler, with none, and without a writable folder."""
 
 from __future__ import annotations
 
@@ -22,21 +22,21 @@ needs_compiler = pytest.mark.skipif(COMPILER is None, reason="no C compiler on t
 
 @pytest.fixture(autouse=True)
 def alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A cache of one's own, and no compiler but what a test names."""
+    """A separate cache, and no compiler except those that a test names."""
     for name in ("cache", "temporary", "bin"):
         (tmp_path / name).mkdir()
     monkeypatch.setenv("ORTFLOW_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "home"))
     monkeypatch.setattr(library.tempfile, "gettempdir", lambda: str(tmp_path / "temporary"))
     monkeypatch.setattr(library, "BROUGHT", (tmp_path / "none",))
-    monkeypatch.setattr(library, "FLAGS", tuple(flag.replace("-O3", "-O1") for flag in FLAGS))  # it is quicker
+    monkeypatch.setattr(library, "FLAGS", tuple(flag.replace("-O3", "-O1") for flag in FLAGS))  # faster
     monkeypatch.delenv("CC", raising=False)
     monkeypatch.setattr(library.shutil, "which", lambda _: None)
     monkeypatch.setattr(library.importlib.util, "find_spec", lambda _: None)
 
 
 def find() -> Library:
-    """As the first process of a machine finds it."""
+    """As in the first process on a machine."""
     return library.find_library.__wrapped__()
 
 
@@ -138,7 +138,7 @@ def test_a_library_without_the_kernels_is_not_used(tmp_path: Path, monkeypatch: 
 
 
 @needs_compiler
-def test_a_library_that_was_cut_short_is_made_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_truncated_library_is_compiled_again(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CC", COMPILER or "")
     path = find().path
     assert path is not None
@@ -232,12 +232,12 @@ def test_the_levels_of_other_machines(machine: str, levels: list[str], monkeypat
     assert library.levels() == levels
 
 
-def test_a_machine_for_which_there_is_nothing_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_machine_for_which_there_is_nothing_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(library.platform, "machine", lambda: "ppc64le")
-    assert find() == Library(None, "ONNX Runtime's, because ortflow has none for ppc64le")
+    assert find() == Library(None, "ONNX Runtime's, because ortflow has no kernels for ppc64le")
 
 
-def test_a_processor_without_the_instructions_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_processor_without_the_instructions_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(library.platform, "machine", lambda: "x86_64")
     monkeypatch.setattr(library, "levels", list)
     assert find() == Library(None, "ONNX Runtime's, because this processor has no AVX2")
@@ -245,7 +245,7 @@ def test_a_processor_without_the_instructions_is_told(monkeypatch: pytest.Monkey
 
 @pytest.mark.skipif(sys.platform != "linux", reason="ranks run on Linux")
 @needs_compiler
-def test_the_warnings_of_the_compiler_are_none(tmp_path: Path) -> None:
+def test_the_compiler_gives_no_warnings(tmp_path: Path) -> None:
     sources = sorted(str(path) for path in Path(library.__file__).parent.glob("*.c"))
     assert COMPILER is not None
     instructions = [f"-m{one}" for one in library.LEVELS[platform.machine()][library.levels()[0]]]

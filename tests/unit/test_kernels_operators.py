@@ -1,4 +1,4 @@
-"""Our operators against double precision, and what they refuse."""
+"""Our operators against double precision, and inputs that they refuse."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def test_products_of_nothing() -> None:
     assert np.array_equal(y, np.stack([bias, bias]))
 
 
-def test_a_value_that_is_no_number_stays_one() -> None:
+def test_nan_stays_nan() -> None:
     a = normal(1, 9, 20)
     a[4, 3] = np.nan
     (y,) = compute("Product", a, normal(2, 20, 18), **PLAIN)

@@ -1,7 +1,7 @@
 """Thousands of random cases of each operator against numpy in double precision, with every set of instructions.
 
 Sizes are drawn around the kernels' own: vectors, tiles, blocks and what one task takes; 0 and 1 among them. A case that
-fails is printed whole: its number is the seed that makes it again.
+fails is printed in full: its number is the seed that reproduces it.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ def cases(count: int = CASES) -> Iterator[tuple[int, Random]]:
 
 
 def size(random: Random, *, least: int = 0) -> int:
-    """Mostly of a few vectors, seldom larger than a block."""
+    """Mostly a few vectors, rarely more than a block."""
     chosen = int(random.choice([0, 1, 1, 1, 1, 2]))
     return max(least, int(random.choice((SMALL, MIDDLE, LARGE)[chosen])))
 
 
 def draw(random: Random, *dims: int) -> Array:
-    """Normal values, of a size that differs from tensor to tensor."""
+    """Normal values whose scale differs between tensors."""
     return np.asarray(random.standard_normal(dims) * random.choice([1e-3, 1.0, 1.0, 30.0]), np.float32)
 
 
@@ -55,7 +55,7 @@ def near(found: Array, expected: Array, scale: Array | float, ulps: float, said:
 
 
 def shares(random: Random, rank: int) -> tuple[list[int], list[int]]:
-    """Batch axes of two factors that numpy spreads over each other."""
+    """Batch axes of two factors that numpy broadcasts against each other."""
     whole = [int(random.choice([0, 1, 2, 3, 5, 7], p=[0.04, 0.2, 0.3, 0.26, 0.1, 0.1])) for _ in range(rank)]
     if rank == 1 and random.random() < 0.1:
         whole = [int(random.choice([100, 513]))]
@@ -71,7 +71,7 @@ def test_products(library: Path) -> None:
         m, n, k = (int(random.choice((0, *MIDDLE))) if small else size(random) for _ in range(3))
         a, b = draw(random, *batch_a, m, k), draw(random, *batch_b, k, n)
         alpha = float(random.choice([1.0, 1.0, 0.125, -3.0, 0.0]))
-        # A session with several threads takes long to make, and the attributes make one of nearly every case.
+        # Sessions with several threads are slow to create, and the attributes require one for nearly every case.
         flags: dict[str, Any] = {"alpha": alpha, "threads": int(random.choice([1, 2], p=[0.95, 0.05]))}
         lie = []
         for name, array in (("a", a), ("b", b)):
@@ -104,7 +104,7 @@ def test_products(library: Path) -> None:
 
 
 def spread(random: Random, dims: list[int]) -> list[int]:
-    """A shape that is spread over the dims, or leaves out the first ones."""
+    """A shape that broadcasts to the dims, or omits the first ones."""
     made = [1 if random.random() < 0.3 else n for n in dims]
     return made[int(random.choice([0, 0, len(dims) - 1])) :]
 
@@ -130,7 +130,7 @@ def test_softmax_and_its_gradient(library: Path) -> None:
         (y,) = compute("Softmax", x, *masks, library=library, threads=threads, scale=scale)
         case = (seed, x.shape, [mask.shape for mask in masks], scale)
         expected = softmax(scores) if scores.size else scores
-        # A rounded score is off by its size, and e^x passes that on.
+        # The rounding error of a score is proportional to it, and e^x propagates it.
         off = 10 + 4 * np.abs(scores).max(initial=0)
         near(y, expected, 1.0 if scores.shape[-1] == 1 else np.maximum(expected, 1e-30), off + 20, case)
         dy = draw(random, *scores.shape)
@@ -154,7 +154,7 @@ def test_normalisations_and_their_gradients(library: Path) -> None:
         exact, case = x.astype("d"), (seed, dims, epsilon, biased)
         average = exact.mean(-1, keepdims=True)
         near(mean, average, np.abs(exact).mean(-1, keepdims=True), 4 + math.sqrt(width), case)
-        # The rest is held against what was rounded: the mean's error grows with |mean| / deviation.
+        # The tolerance follows the rounded mean, whose error grows with |mean| / deviation.
         average = mean.astype("d")
         share = 1 / np.sqrt(np.square(exact - average).mean(-1, keepdims=True) + epsilon)
         near(inverse, share, share, 8 + math.sqrt(width), case)
@@ -352,7 +352,7 @@ def test_steps_of_lamb(library: Path) -> None:
         case = (seed, count, flags, t, rate)
         near(found[0], new_m, size_of, 4, case)
         near(found[1], new_v, new_v, 8, case)
-        # Where m and decay cancel, the norm of u is as wrong as its terms are large.
+        # Where m and decay cancel, the error of u's norm is as large as its terms.
         lost = np.linalg.norm(sizes) / norms[1] if norms[1] > 0 else 1.0
         near(found[2], w - rate * ratio * u, np.abs(w) + rate * ratio * (sizes + lost * np.abs(u)), 24, case)
         assert all(np.array_equal(a, b) for a, b in zip(found, same, strict=True)), case
@@ -379,7 +379,7 @@ def test_steps_of_descent(library: Path) -> None:
 
 @pytest.mark.parametrize("operator", ["Gelu", "Softmax", "ColumnSums"])
 def test_tensors_of_no_or_eight_axes(library: Path, operator: str) -> None:
-    """The most axes that the kernels take; a scalar where there is no last axis to speak of."""
+    """The maximum number of axes that the kernels support; a scalar, which has no last axis."""
     x = np.random.default_rng(0).standard_normal((2, 1, 3, 1, 2, 1, 2, 5)).astype(np.float32)
     attributes: dict[str, Any] = {"Gelu": {"approximate": 0}, "Softmax": {"scale": 1.0}}.get(operator, {})
     reference: dict[str, Callable[[Array], Array]] = {
@@ -396,7 +396,7 @@ def test_tensors_of_no_or_eight_axes(library: Path, operator: str) -> None:
 
 @pytest.mark.parametrize("few", [False, True], ids=["any", "few channels"])
 def test_convolutions_and_their_gradients(library: Path, few: bool) -> None:
-    """Of one to three spatial axes, in groups, with data that no window reaches and windows that reach no data."""
+    """One to three spatial axes, groups, data outside of every window and windows without data."""
     for seed, random in cases(150):
         axes, groups = int(random.integers(1, 4)), int(random.choice([1, 4, 11] if few else [1, 1, 2, 3, 7]))
         channels, made = (int(random.choice([1, 1, 2, 4] if few else [1, 2, 5, 8, 17, 40])) for _ in range(2))
@@ -511,7 +511,7 @@ def test_convolutions_larger_than_every_block(library: Path, name: str) -> None:
 
 
 def test_batch_normalization_and_its_gradient(library: Path) -> None:
-    """Of images whose mean may be far from 0."""
+    """On images whose mean may be far from 0."""
     for seed, random in cases(200):
         images, channels = int(random.integers(1, 5)), int(random.choice([1, 2, 5, 17]))
         dims = [size(random, least=1) % 130 + 1 for _ in range(int(random.integers(1, 3)))]
@@ -523,7 +523,7 @@ def test_batch_normalization_and_its_gradient(library: Path) -> None:
         wide, slope = x.astype("d"), dy.astype("d")
         exact, spread = wide.mean(axes), wide.var(axes)
         count = x.size / channels
-        # Summed are the distances from a channel's first value, which may be far out.
+        # The sums are of distances from a channel's first value, which may be an outlier.
         first = wide.reshape(*wide.shape[:2], -1)[0, :, 0]
         near(mean, exact, np.abs(wide).mean(axes) + np.abs(first), 4, seed)
         near(variance, spread, spread + 1e-6 * exact**2, 16, seed)
@@ -533,7 +533,7 @@ def test_batch_normalization_and_its_gradient(library: Path) -> None:
 
         inverse = 1 / np.sqrt(spread + epsilon)
         normal = (wide - of_channels(exact)) * of_channels(inverse)
-        # The mean is rounded, and its error is one of every value.
+        # The mean is rounded, and its error affects every value.
         rounding = of_channels(np.abs(wide).mean(axes) * inverse * np.abs(scale))
         near(
             y,
@@ -570,7 +570,7 @@ def test_the_gradient_of_pooling_by_the_maximum(library: Path) -> None:
         before = np.minimum(before, kernel - 1)
         reach = dilation * (kernel - 1) + 1
         size = reach + random.integers(0, 23, axes)
-        # As with ceil_mode, the last windows may reach beyond the data.
+        # As with ceil_mode, the last windows may extend beyond the data.
         out = (size + before - 1) // stride + 1 - random.integers(0, 2, axes)
         out = np.maximum(1, out)
         images, channels = int(random.integers(0, 3)), int(random.choice([1, 3, 17]))
@@ -598,7 +598,7 @@ def test_the_gradient_of_pooling_by_the_maximum(library: Path) -> None:
 
 
 def test_scaled_gradients_and_their_norm(library: Path) -> None:
-    """Of any count, with the same bits by any number of threads; larger norms are clipped."""
+    """For any count, with the same bits for any number of threads; larger norms are clipped."""
     for seed, random in cases(200):
         count = int(random.choice([0, 1, 63, 64, 1000, 16383, 16384, 16385, 100_003]))
         gradients, factor = draw(random, count), np.float32(random.choice([1.0, 0.01, 3.0]))

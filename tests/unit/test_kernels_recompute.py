@@ -1,4 +1,4 @@
-"""Attention over many tokens computes its weights again for the backward pass, with the same bits."""
+"""Attention over many tokens recomputes its weights for the backward pass, with the same bits."""
 
 from __future__ import annotations
 

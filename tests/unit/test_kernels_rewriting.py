@@ -1,8 +1,8 @@
-"""Random small graphs compute the same with our operators as with ONNX Runtime's on the graph as it was.
+"""Random small graphs compute the same with our operators as the original graph with ONNX Runtime's.
 
-Each graph is a chain of products with what stands beside them in models: transposes of any order, scales, biases and
-masks of every shape that is spread, sums, normalisations, activations, and second readers at any place. A case that
-fails is printed as its nodes; its number is the seed that makes it again.
+Each graph is a chain of products with the nodes around them in models: transposes of any order, scales, biases and
+masks of every broadcast shape, sums, normalisations, activations, and second readers at any place. A case that
+fails is printed as its nodes; its number is the seed that reproduces it.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class Draft:
         return self.node("Identity", [name], dims) if self.chance(0.05) else name
 
     def turned(self, value: str) -> str:
-        """The value, or a Transpose of it that is undone by nobody."""
+        """The value, or a Transpose of it that is not undone later."""
         order = [int(axis) for axis in self.random.permutation(len(self.dims[value]))]
         return self.node("Transpose", [value], [self.dims[value][axis] for axis in order], perm=order)
 
@@ -82,7 +82,7 @@ class Draft:
         return self.node("Transpose", [self.input(stored)], dims, perm=order)
 
     def spread(self, value: str) -> str:
-        """A new value that is spread over this one."""
+        """A new value that broadcasts to this one."""
         dims = [1 if self.chance(0.3) else size for size in self.dims[value]]
         return self.input(dims[self.pick(0, len(dims) - 1, len(dims) - 1, len(dims)) :])
 
@@ -97,7 +97,7 @@ class Draft:
         return self.node("Add", [value, other] if self.chance(0.5) else [other, value], self.dims[value])
 
     def product(self, value: str) -> str:
-        """A product of the value with something new, or with itself turned."""
+        """A product of the value with a new one, or with its own transpose."""
         *batch, m, k = self.dims[value]
         if self.chance(0.15):
             order = [*range(len(batch)), len(batch) + 1, len(batch)]

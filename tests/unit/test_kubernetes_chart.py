@@ -1,10 +1,11 @@
-"""The chart: what is generated of it is up to date, and Helm makes of it what `ortflow render` prints.
+"""The chart: its values are the run file's defaults, and Helm renders the same as `ortflow render`.
 
-Needs the `helm` command (or its path in ORTFLOW_HELM) for all but the first two tests.
+All but the first tests need the `helm` command (or its path in ORTFLOW_HELM).
 """
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import random
@@ -18,18 +19,16 @@ import yaml
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from kubernetes_runs import EVERYTHING, any_run_file, contents_of, rendered, run_file
-from trees import tree
 
-from ortflow.manifests.kubernetes import dump
-from ortflow.manifests.kubernetes.chart import chart, main
-from ortflow.manifests.kubernetes.functions import FUNCTIONS
-from ortflow.manifests.kubernetes.values import canonical
-from ortflow.workflow.errors import UserError
+from ortflow import __version__
+from ortflow.manifests.kubernetes import dump, names
+from ortflow.manifests.kubernetes.chart import main
+from ortflow.manifests.kubernetes.values import canonical, defaults
+from ortflow.workflow.spec.file.document import parse_document
 
 CHART = Path(__file__).parents[2] / "charts" / "ortflow"
 LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 HELM = os.environ.get("ORTFLOW_HELM") or shutil.which("helm")
-AGAIN = "run: python -m ortflow.manifests.kubernetes.chart charts/ortflow"
 needs_helm = pytest.mark.skipif(HELM is None, reason="there is no helm command, and ORTFLOW_HELM names none")
 
 
@@ -56,33 +55,44 @@ def in_chart(written: dict[str, Any]) -> dict[str, Any]:
     return {**written, "contents": {f"file-{place}": text for place, text in enumerate(texts)}} if texts else written
 
 
-def test_the_generated_files_are_up_to_date() -> None:
-    files = chart()
-    for name, text in files.items():
-        assert (CHART / name).read_text(encoding="utf-8") == text, f"{name} differs; {AGAIN}"
-    for path in CHART.rglob("*"):
-        if path.is_file() and path.name not in {"NOTES.txt", "_functions.tpl", ".helmignore"}:
-            assert str(path.relative_to(CHART)) in files, f"{path} is not generated; {AGAIN}"
+def read(found: list[dict[str, Any]]) -> dict[tuple[str, str], dict[str, Any]]:
+    """Documents by kind and name, with the run file in the ConfigMap as values: Helm writes YAML in its own style."""
+    for document in found:
+        if document["kind"] == "ConfigMap":
+            reading = parse_document(document["data"]["run.yaml"], "run.yaml")
+            assert not reading.problems
+            document["data"]["run.yaml"] = reading.values
+    return {(document["kind"], document["metadata"]["name"]): document for document in found}
 
 
-def test_only_generated_files_are_replaced(tmp_path: Path) -> None:
+def test_the_schema_is_up_to_date(tmp_path: Path) -> None:
     main(tmp_path)
-    before = tree(tmp_path)
-    (tmp_path / "templates" / "own.yaml").write_text("precious: true\n")
-    (tmp_path / "templates" / "old.yaml").write_text((tmp_path / "templates" / "claim.yaml").read_text())
-    (tmp_path / "templates" / "link.yaml").symlink_to(tmp_path / "templates" / "claim.yaml")
-    main(tmp_path)
-    assert sorted(set(tree(tmp_path)) - set(before)) == ["templates/link.yaml", "templates/own.yaml"]
-    for name in chart():
-        (tmp_path / name).rename(tmp_path / "kept")
-        (tmp_path / name).write_text("precious")
-        with pytest.raises(UserError, match=r"was not written by this program"):
-            main(tmp_path)
-        (tmp_path / "kept").rename(tmp_path / name)
+    written = (tmp_path / "values.schema.json").read_text()
+    again = "run: python -m ortflow.manifests.kubernetes.chart charts/ortflow"
+    assert (CHART / "values.schema.json").read_text() == written, again
+
+
+def test_values_are_the_defaults_of_the_run_file() -> None:
+    assert yaml.safe_load((CHART / "values.yaml").read_text()) == defaults()
+    about = yaml.safe_load((CHART / "Chart.yaml").read_text())
+    assert (about["version"], about["appVersion"]) == (__version__, __version__)
+
+
+def test_every_value_has_a_comment() -> None:
+    lines = (CHART / "values.yaml").read_text().splitlines()
+    for before, line in itertools.pairwise(lines):
+        key = line.strip().partition(":")[0]
+        if (
+            not line.strip()
+            or line.strip().startswith("#")
+            or key in ("resources", "monitor", "backends", "kubernetes")
+        ):
+            continue
+        assert before.strip().startswith("# "), line
 
 
 @needs_helm
-@pytest.mark.parametrize("seed", [1, 2])
+@pytest.mark.parametrize("seed", [1, 2, 3])
 def test_helm_makes_what_render_prints(tmp_path: Path, seed: int) -> None:
     """Twenty run files in one call: as many dependencies on the chart, each with its own values."""
     chance = random.Random(seed)
@@ -103,9 +113,7 @@ def test_helm_makes_what_render_prints(tmp_path: Path, seed: int) -> None:
     for document in found:
         by_name.setdefault(document["metadata"]["labels"]["ortflow.dev/run"], []).append(document)
     for run in runs.values():
-        theirs = {_id(document): document for document in by_name[run["name"]]}
-        ours = {_id(document): document for document in rendered(run, contents=contents_of(run))}
-        assert theirs == ours, run
+        assert read(by_name[run["name"]]) == read(rendered(run, contents=contents_of(run))), run
 
 
 @needs_helm
@@ -114,7 +122,9 @@ def test_alone_also_in_the_same_order(tmp_path: Path) -> None:
     del run["backends_"]
     run["restart"] = {"failures": None, "hung_seconds": None}
     run["checkpoint"] = None
-    assert printed(CHART, "-f", written_to(tmp_path, run)) == rendered(run)
+    theirs, ours = read(printed(CHART, "-f", written_to(tmp_path, run))), read(rendered(run))
+    assert theirs == ours
+    assert [*theirs] == [*ours]
 
 
 @needs_helm
@@ -124,15 +134,11 @@ def test_numbers_on_the_way_through_helm(tmp_path: Path) -> None:
     numbers += [float(f"1e{power}") for power in range(-30, 30)] + [0.0, -0.0, 2.0**53, 5e-324, 1.7976931348623157e308]
     run = run_file()
     run["data"]["pad_value"] = {f"p{place}": number for place, number in enumerate(numbers)}
-    (config,) = [document for document in printed(CHART, "-f", written_to(tmp_path, run)) if "data" in document]
-    (ours,) = [document for document in rendered(run) if "data" in document]
-    assert config["data"]["run.yaml"] == ours["data"]["run.yaml"]
-    back = json.loads(ours["data"]["run.yaml"], parse_int=float)["data"]["pad_value"]
-    assert back == run["data"]["pad_value"]
-
-
-def _id(document: dict[str, Any]) -> tuple[str, str]:
-    return document["kind"], document["metadata"]["name"]
+    for found in (printed(CHART, "-f", written_to(tmp_path, run)), rendered(run)):
+        (config,) = [document for document in read(found).values() if document["kind"] == "ConfigMap"]
+        # Above 2^53 Helm writes a whole number with the digits of the nearest floating-point one.
+        back = config["data"]["run.yaml"]["data"]["pad_value"]
+        assert {key: float(number) for key, number in back.items()} == run["data"]["pad_value"]
 
 
 def _name(chance: random.Random, number: int) -> str:
@@ -145,7 +151,7 @@ TIME = st.from_regex(r"([0-9]{1,3}-)?[0-9]{1,3}:[0-5]?[0-9]:[0-5]?[0-9]", fullma
     lambda text: any(digit in text for digit in "123456789")
 )
 RUN_NAME = st.from_regex(r"[a-z0-9]([a-z0-9-]{0,50}[a-z0-9])?", fullmatch=True) | (
-    # Whatever is cut, a hyphen stands there.
+    # There is a hyphen wherever the name is cut.
     st.text("a-", min_size=40, max_size=50).map(lambda middle: f"0{middle}z")
 )
 TEXT = st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=20)
@@ -158,18 +164,16 @@ CALLS = st.one_of(
     st.tuples(st.just("job_name"), RUN_NAME, st.integers(1, 9999), st.sampled_from(["abcdef", "0a1b2c"])),
     st.tuples(st.just("sibling"), RUN_NAME, st.sampled_from(["data", "tensorboard"])),
     st.tuples(st.just("inside"), st.sampled_from(["/a", "/a/", "/a//b//", "/"]), st.sampled_from(["b", "/c", "b/c/"])),
-    st.tuples(st.just("before"), st.from_regex(r"[a-z./]{0,9}", fullmatch=True), st.just("/")),
-    st.tuples(st.just("after"), st.from_regex(r"[a-z./]{0,9}", fullmatch=True), st.just("/")),
 )
 
 
 @pytest.fixture(scope="module")
 def twins(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A chart that says what the functions make of `calls`."""
+    """A chart that outputs the functions' results for `calls`."""
     folder = tmp_path_factory.mktemp("twins")
     (folder / "templates").mkdir()
     (folder / "Chart.yaml").write_text(json.dumps({"apiVersion": "v2", "name": "twins", "version": "1.0.0"}))
-    shutil.copy(CHART / "templates" / "_functions.tpl", folder / "templates")
+    shutil.copy(CHART / "templates" / "_names.tpl", folder / "templates")
     (folder / "templates" / "said.yaml").write_text(
         "said:\n{{- range .Values.calls }}\n"
         '- {{ include (printf "ortflow.%s" (first .)) (rest .) | toJson }}\n{{- end }}\n'
@@ -185,13 +189,7 @@ def test_every_function_is_its_twin(twins: Path, calls: list[tuple[Any, ...]]) -
     values.write_text(dump([{"calls": [[*call] for call in calls]}]))
     said = printed(twins, "-f", values)[0]["said"]
     for call, theirs in zip(calls, said, strict=True):
-        assert theirs == str(FUNCTIONS[call[0]](*call[1:])), call
-
-
-def test_every_function_has_a_twin() -> None:
-    text = (CHART / "templates" / "_functions.tpl").read_text()
-    for name in FUNCTIONS:
-        assert f'define "ortflow.{name}"' in text
+        assert theirs == str(getattr(names, call[0])(*call[1:])), call
 
 
 @needs_helm
@@ -202,7 +200,7 @@ def test_lint(tmp_path: Path) -> None:
 
 @needs_helm
 @pytest.mark.parametrize(
-    ("change", "told"),
+    ("change", "reported"),
     [
         ({"name": "Big"}, "name"),
         ({"trian": {}}, "trian"),
@@ -215,19 +213,25 @@ def test_lint(tmp_path: Path) -> None:
         ({"backends": {"kubernetes": {"image": "a", "volume": {"claim": "c", "host_path": "/x"}}}}, "volume"),
         ({"backends": {"kubernetes": {"image": "a", "volume": {"claim": "c"}, "mpi": "intel"}}}, "mpi"),
         ({"backends": {"kubernetes": {"image": "a", "volume": {"claim": "c"}, "files": ["a.py"]}}}, "--set-file"),
+        ({"resources": {"nodes": None}}, "nodes"),
+        ({"backends": {"kubernetes": {"image": "a", "volume": {"claim": "c"}, "ssh_port": None}}}, "ssh_port"),
+        (
+            {"backends": {"kubernetes": {"image": "a", "volume": {"claim": "c"}, "overlay": [{"kind": "Pod"}]}}},
+            "overlay",
+        ),
         ({"train": {"steps": 1, "optimizer": {"name": "adan", "lr": 1}}}, "optimizer"),
     ],
 )
-def test_helm_itself_refuses_bad_values(tmp_path: Path, change: dict[str, Any], told: str) -> None:
+def test_helm_itself_refuses_bad_values(tmp_path: Path, change: dict[str, Any], reported: str) -> None:
     done = helm("template", "x", CHART, "-f", written_to(tmp_path, run_file(**change)))
     assert done.returncode != 0
-    assert told in done.stderr
+    assert reported in done.stderr
 
 
 @needs_helm
 @pytest.mark.parametrize("section", ["env", "secret_env", "labels", "annotations", "worker_node_selector"])
-def test_a_name_that_helm_reads_as_a_word_is_refused(tmp_path: Path, section: str) -> None:
-    """YAML 1.1 takes N for false, and the variable would be called so."""
+def test_a_name_that_helm_reads_as_a_boolean_is_refused(tmp_path: Path, section: str) -> None:
+    """YAML 1.1 reads N as false, and the variable would get that name."""
     file = written_to(tmp_path, run_file())
     file.write_text(file.read_text().replace("    image:", f"    {section}: {{N: a}}\n    image:"))
     assert "{N: a}" in file.read_text()

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 import yaml
+from fake_kubernetes import FakeCluster
 from kubernetes_objects import NOW, mpijob, pod
-from played_kubernetes import PlayedCluster
 
 from ortflow.cli.app import command_line
 from ortflow.launchers.base import find_launcher
@@ -38,50 +38,55 @@ class Done:
 
 @dataclass(frozen=True)
 class Person:
-    """Somebody at a terminal: verbs are carried out in this process, which has the slow imports behind it."""
+    """A user at a terminal: verbs run in this process, in which the slow imports are done."""
 
-    played: PlayedCluster
+    fake: FakeCluster
     screen: pytest.CaptureFixture[str]
 
     def tell(self, *arguments: str) -> Done:
         self.screen.readouterr()
-        code, told = 0, ""
+        code, reported = 0, ""
         try:
             code = command_line()(list(arguments), standalone_mode=False) or 0
         except OrtflowError as error:
-            code, told = error.exit_code, f"error: {error}"
+            code, reported = error.exit_code, f"error: {error}"
         screen = self.screen.readouterr()
-        return Done(code, screen.out, screen.err + told)
+        return Done(code, screen.out, screen.err + reported)
 
 
 @pytest.fixture
 def person(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Iterator[Person]:
     monkeypatch.chdir(tmp_path)
-    find_launcher.cache_clear()  # its connections are to the cluster of another test
+    find_launcher.cache_clear()  # its connections lead to another test's cluster
     (tmp_path / "run.yaml").write_text(RUN)
-    with PlayedCluster(tmp_path) as cluster:
+    with FakeCluster(tmp_path) as cluster:
         monkeypatch.setenv("KUBECONFIG", str(cluster.kubeconfig))
         yield Person(cluster, capsys)
 
 
 def test_a_run_from_submit_to_resume(person: Person, tmp_path: Path) -> None:
-    played = person.played
+    fake = person.fake
     done = person.tell("submit", "-b", "kubernetes", "run.yaml")
     assert done.code == 0, done.err
     handle = done.out.splitlines()[0]
     job = handle.rpartition("/")[2]
     assert "follow it: ortflow logs -f digits" in done.out
 
-    played.objects["mpijobs", "default", job]["status"] = mpijob()["status"]
+    fake.objects["mpijobs", "default", job]["status"] = mpijob()["status"]
     for made in (pod("worker", 0), pod("worker", 1), pod("launcher")):
         made["metadata"]["labels"]["ortflow.dev/job"] = job
-        played.add(made)
+        fake.add(made)
     failure = {"event": "end", "attempt": 0, "outcome": "failure", "next": "restart"}
     for record in ({"event": "start", "attempt": 0, "time": NOW}, failure, {"event": "start", "attempt": 1}):
-        played.say(made["metadata"]["name"], "::ortflow " + json.dumps({"file": "attempts", "record": record}))
-    played.say(made["metadata"]["name"], "[1] hello")
-    told = json.loads(person.tell("status", "digits", "--json").out)
-    assert (told["state"], told["job"], told["launcher"], told["total_steps"]) == ("running", job, "kubernetes", 10)
+        fake.say(made["metadata"]["name"], "::ortflow " + json.dumps({"file": "attempts", "record": record}))
+    fake.say(made["metadata"]["name"], "[1] hello")
+    reported = json.loads(person.tell("status", "digits", "--json").out)
+    assert (reported["state"], reported["job"], reported["launcher"], reported["total_steps"]) == (
+        "running",
+        job,
+        "kubernetes",
+        10,
+    )
     assert person.tell("logs", "digits", "--rank", "1").out == "hello\n"
 
     other = tmp_path / "other"
@@ -94,25 +99,25 @@ def test_a_run_from_submit_to_resume(person: Person, tmp_path: Path) -> None:
         refused = person.tell(*arguments)
         assert refused.code == 2, arguments
         assert f"is running as MPIJob {job}" in refused.err
-        assert "no longer count" not in refused.err
+        assert "no longer counted" not in refused.err
 
     def gone(plural: str, name: str) -> None:
         if plural == "mpijobs":
-            for one in played.of("pods"):
-                played.remove("pods", one["metadata"]["name"])
+            for one in fake.of("pods"):
+                fake.remove("pods", one["metadata"]["name"])
 
-    played.deleted = gone
+    fake.deleted = gone
     assert person.tell("cancel", "digits").out == "digits: cancelled at step 0\n"
     again = person.tell("resume", "digits")
     assert again.code == 0, again.err
-    assert "1 failures and 0 preemptions no longer count" in again.err
-    assert len(played.of("mpijobs")) == 1
+    assert "1 failures and 0 preemptions are no longer counted" in again.err
+    assert len(fake.of("mpijobs")) == 1
 
 
 def test_resume_starts_a_suspended_run(person: Person, tmp_path: Path) -> None:
     done = person.tell("submit", "-b", "kubernetes", "run.yaml", "backends.kubernetes.suspend=true")
     handle = done.out.splitlines()[0]
-    (job,) = person.played.of("mpijobs")
+    (job,) = person.fake.of("mpijobs")
     job["status"] = mpijob()["status"]
     RunDir(tmp_path / "runs" / "digits").record_attempt(event="end", attempt=0, outcome="failure", next="restart")
     assert f"it is suspended; `ortflow resume {handle}` starts it" in person.tell("status", "digits").out
@@ -122,22 +127,22 @@ def test_resume_starts_a_suspended_run(person: Person, tmp_path: Path) -> None:
     done = person.tell("resume", handle)
     assert (done.code, done.out.splitlines()[0]) == (0, handle), done.err
     assert job["spec"]["runPolicy"]["suspend"] is False
-    assert person.played.of("mpijobs") == [job]
-    assert "no longer count" not in done.err, "it is the submission that it was"
+    assert person.fake.of("mpijobs") == [job]
+    assert "no longer counted" not in done.err, "it is the submission that it was"
 
 
 def applied(person: Person, namespace: str = "default") -> str:
-    """The name of an MPIJob as `kubectl apply` makes it of what was rendered, suspended."""
+    """Create the rendered documents as `kubectl apply` does, suspended; the MPIJob's name."""
     rendered = person.tell("render", "-b", "kubernetes", "run.yaml", "backends.kubernetes.suspend=true").out
     documents = [one for one in yaml.safe_load_all(rendered) if one]
     for one in documents:
         one["metadata"]["namespace"] = namespace
-    person.played.add(*documents)
+    person.fake.add(*documents)
     return str(next(one["metadata"]["name"] for one in documents if one["kind"] == "MPIJob"))
 
 
 def test_a_run_that_was_applied_is_known_by_its_name(person: Person, tmp_path: Path) -> None:
-    """Before anything of it runs; what changes it needs the handle, until somebody has looked."""
+    """It is known before any pod runs; verbs that change it need the handle until its status was read."""
     job = applied(person)
     handle = f"kubernetes://default/{job}"
     done = person.tell("cancel", "digits")
@@ -146,12 +151,12 @@ def test_a_run_that_was_applied_is_known_by_its_name(person: Person, tmp_path: P
     assert handle in person.tell("list", "-b", "kubernetes").out
     done = person.tell("status", "digits", "--json")
     assert done.code == 0, done.err
-    told = json.loads(done.out)
-    assert (told["state"], told["job"]) == ("pending", job)
-    assert "is suspended" in told["waits"]
+    reported = json.loads(done.out)
+    assert (reported["state"], reported["job"]) == ("pending", job)
+    assert "is suspended" in reported["waits"]
     assert "pending" in person.tell("list").out
     assert person.tell("resume", "digits").code == 0
-    assert person.played.objects["mpijobs", "default", job]["spec"]["runPolicy"]["suspend"] is False
+    assert person.fake.objects["mpijobs", "default", job]["spec"]["runPolicy"]["suspend"] is False
 
 
 def test_a_run_of_another_namespace_is_named_and_left_alone(person: Person, tmp_path: Path) -> None:
@@ -159,20 +164,26 @@ def test_a_run_of_another_namespace_is_named_and_left_alone(person: Person, tmp_
     done = person.tell("status", "digits")
     assert (done.code, list(tmp_path.glob("runs/*"))) == (2, [])
     assert handle in done.err
-    assert "-A looks into all" in person.tell("list", "-b", "kubernetes").out
+    assert "-A searches all" in person.tell("list", "-b", "kubernetes").out
     assert "there is no run digit in runs; give its directory" in person.tell("status", "digit").err
-    person.played.away = True
+    person.fake.away = True
     assert "there is no run digits in runs; give its directory" in person.tell("status", "digits").err
 
 
-def test_a_spent_budget_is_named(person: Person, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("outcome", "cause", "why"),
+    [
+        ("failure", "rank 1 raised", "the budget of 0 failures is spent"),
+        ("preempted", "saved and left", "5 attempts in a row ended before a step was done"),
+    ],
+)
+def test_why_a_run_was_given_up_is_named(person: Person, tmp_path: Path, outcome: str, cause: str, why: str) -> None:
     done = person.tell("submit", "-b", "kubernetes", "run.yaml")
     assert done.code == 0, done.err
     run = RunDir(tmp_path / "runs" / "digits")
     run.record_attempt(event="start", attempt=0)
-    why = "the budget of 0 failures is spent"
-    run.record_attempt(event="end", attempt=0, outcome="failure", next="stop", cause="rank 1 raised", why=why)
-    assert f"last end    rank 1 raised; {why}\n" in person.tell("status", "digits").out
+    run.record_attempt(event="end", attempt=0, outcome=outcome, next="stop", cause=cause, why=why)
+    assert f"last end    {cause}; {why}\n" in person.tell("status", "digits").out
 
 
 def test_render_needs_no_cluster(person: Person, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -191,8 +202,8 @@ def test_render_needs_no_cluster(person: Person, monkeypatch: pytest.MonkeyPatch
     ]  # fmt: skip
     assert documents[2]["metadata"]["name"] == "digits-data"
     assert "`kubectl delete -f` deletes it and every checkpoint" in claimed
-    told = person.tell("render", "-b", "kubernetes", "run.yaml", "backends.kubernetes.volume={claim: mine}").out
-    assert told.startswith("---\n"), "a claim that is there is nobody's to delete"
+    reported = person.tell("render", "-b", "kubernetes", "run.yaml", "backends.kubernetes.volume={claim: mine}").out
+    assert reported.startswith("---\n"), "an existing claim must not be deleted"
 
 
 @pytest.mark.parametrize(
@@ -200,16 +211,16 @@ def test_render_needs_no_cluster(person: Person, monkeypatch: pytest.MonkeyPatch
     [
         (
             ("submit", "-b", "kubernetes", "run.yaml", "--after", "x"),
-            "launcher kubernetes do not wait for others; add -b slurm",
+            "launcher kubernetes cannot depend on others; add -b slurm",
         ),
         (
             ("submit", "-b", "kubernetes", "run.yaml", "--set", "seed=1,2"),
             "the launcher kubernetes has none; add -b slurm",
         ),
         (("submit", "-b", "kubernetes", "run.yaml", "--host", "login"), "--host is for login nodes"),
-        (("render", "-b", "slurm", "run.yaml", "--with-claim"), "makes no claim of storage; add -b kubernetes"),
+        (("render", "-b", "slurm", "run.yaml", "--with-claim"), "creates no storage claim; add -b kubernetes"),
         (("list", "-A"), "cluster that has namespaces; add -b kubernetes"),
-        (("doctor", "-b", "kubernetes", "--job"), "are not for the launcher kubernetes; add -b slurm"),
+        (("doctor", "-b", "kubernetes", "--job"), "are not supported by the launcher kubernetes; add -b slurm"),
         (("status", "kubernetes://default/nobody"), "there is no MPIJob nobody in namespace default"),
         (("submit", "-b", "kubernetes", "run.yaml", "backends.kubernetes.context=b"), "unknown context b"),
         (("submit", "-b", "kubernetes", "run.yaml", "backends.kubernetes.image=null"), "backends.kubernetes.image"),
@@ -219,7 +230,7 @@ def test_what_does_not_apply(person: Person, arguments: tuple[str, ...], words: 
     refused = person.tell(*arguments)
     assert refused.code == 2, refused.err
     assert words in refused.err
-    assert not person.played.of("mpijobs")
+    assert not person.fake.of("mpijobs")
 
 
 def test_supervise_is_for_runs_on_kubernetes(person: Person, tmp_path: Path) -> None:
@@ -228,7 +239,7 @@ def test_supervise_is_for_runs_on_kubernetes(person: Person, tmp_path: Path) -> 
     (folder / "run.yaml").write_text("name: here\n")
     refused = person.tell("supervise", "here")
     assert refused.code == 2
-    assert "here is a run of the local launcher, which looks after it itself" in refused.err
+    assert "here is a run of the local launcher, which needs no `ortflow supervise`" in refused.err
 
 
 def test_without_the_package(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""docs/kubernetes.md says what is there: its example is a run, its symptoms are sentences of the program."""
+"""docs/kubernetes.md is up to date: its example is a valid run, its symptoms are messages of the program."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def test_the_example_is_a_run(tmp_path: Path) -> None:
 
 
 def test_what_sentences_cite_is_there() -> None:
-    """Pages of the docs, and their sections."""
+    """Pages of the docs and their sections exist."""
     cited: set[tuple[str, str]] = set()
     for room in ("launchers", "manifests", "ortflow", "workflow"):
         for path in (ROOT / room).rglob("*.py"):
@@ -33,7 +33,7 @@ def test_what_sentences_cite_is_there() -> None:
         assert any(section in heading for heading in headings), f"{page}: there is no section {section!r}"
 
 
-def test_symptoms_are_words_of_the_program() -> None:
+def test_symptoms_are_messages_of_the_program() -> None:
     folders = (ROOT / "launchers", ROOT / "manifests" / "kubernetes")
     source = "\n".join(path.read_text() for folder in folders for path in folder.rglob("*.py"))
     rows = [line for line in PAGE.partition("| symptom")[2].splitlines() if line.startswith("| `")]
@@ -42,4 +42,4 @@ def test_symptoms_are_words_of_the_program() -> None:
         for symptom in re.findall(r"`([^`]*)`", row.split(" | ")[0]):
             pieces = [piece.strip(' :"`') for piece in re.split(r"…|\b[n]?\d+\b(?:/\d+)?|uid 1000", symptom)]
             longest = max(pieces, key=len)
-            assert longest in source, f"{symptom!r}: nothing says {longest!r}"
+            assert longest in source, f"{symptom!r}: no message contains {longest!r}"

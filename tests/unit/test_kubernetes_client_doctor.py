@@ -1,4 +1,4 @@
-"""The doctor: one line for each thing, right for what exists, for what is missing and for what cannot be read."""
+"""The doctor: one correct line for each subject: if it exists, if it is missing and if it cannot be read."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from fake_kubernetes import FakeCluster
 from kubernetes_objects import Object
-from played_kubernetes import PlayedCluster
 
 from ortflow.cli.doctor import _submission
 from ortflow.launchers.findings import Finding, Level
@@ -28,9 +28,9 @@ backends: {kubernetes: {image: "localhost/ortflow:test", volume: {create: {size:
 
 
 @pytest.fixture
-def played(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[PlayedCluster]:
+def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeCluster]:
     (tmp_path / "run.yaml").write_text(RUN)
-    with PlayedCluster(tmp_path) as cluster:
+    with FakeCluster(tmp_path) as cluster:
         monkeypatch.setenv("KUBECONFIG", str(cluster.kubeconfig))
         yield cluster
 
@@ -48,7 +48,7 @@ def node(name: str, memory: str = "8Gi", **spec: Any) -> Object:
 
 
 def lease(age: float = 1.0, ahead: float = 0.0, server_ahead: float = 0.0) -> Object:
-    """As an operator has renewed it whose clock is ahead, through an API server whose clock is."""
+    """A lease renewed by an operator whose clock is ahead, read through an API server whose clock is ahead."""
     now = time.time() - age
     renewed = time.strftime("%Y-%m-%dT%H:%M:%S.123456Z", time.gmtime(now + ahead))
     written = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(now + server_ahead))
@@ -82,21 +82,21 @@ def dns() -> list[Object]:
 
 def found(folder: Path, *overrides: str, file: bool = True) -> dict[str, list[Finding]]:
     run = _submission(folder / "run.yaml" if file else None, list(overrides), folder / "runs", elsewhere=True)
-    told: dict[str, list[Finding]] = {}
+    reported: dict[str, list[Finding]] = {}
     for finding in examine_kubernetes(run, of_user=file):
-        told.setdefault(finding.about, []).append(finding)
-    return told
+        reported.setdefault(finding.about, []).append(finding)
+    return reported
 
 
-def levels(told: dict[str, list[Finding]]) -> dict[str, str]:
-    return {about: findings[0].level.value for about, findings in told.items()}
+def levels(reported: dict[str, list[Finding]]) -> dict[str, str]:
+    return {about: findings[0].level.value for about, findings in reported.items()}
 
 
-def test_a_cluster_on_which_the_run_works(tmp_path: Path, played: PlayedCluster) -> None:
-    played.add(lease(), storage(), node("n1"), node("n2"), *dns())
-    told = found(tmp_path)
-    assert set(levels(told).values()) == {"ok"}, told
-    assert set(told) >= {
+def test_a_cluster_on_which_the_run_works(tmp_path: Path, fake: FakeCluster) -> None:
+    fake.add(lease(), storage(), node("n1"), node("n2"), *dns())
+    reported = found(tmp_path)
+    assert set(levels(reported).values()) == {"ok"}, reported
+    assert set(reported) >= {
         "API server",
         "MPIJob",
         "operator",
@@ -107,62 +107,62 @@ def test_a_cluster_on_which_the_run_works(tmp_path: Path, played: PlayedCluster)
         "cluster DNS",
         "dry run",
     }
-    assert not [path for method, path, query in played.asked if method in ("PATCH", "DELETE")]
-    assert all(query.get("dryRun") for method, path, query in played.asked if method == "POST" and "review" not in path)
+    assert not [path for method, path, query in fake.asked if method in ("PATCH", "DELETE")]
+    assert all(query.get("dryRun") for method, path, query in fake.asked if method == "POST" and "review" not in path)
     assert set(levels(found(tmp_path, file=False)).values()) == {"ok"}
 
 
 @pytest.mark.parametrize("ahead", [-7200.0, 7200.0])
 @pytest.mark.parametrize("server_ahead", [-7200.0, 7200.0])
-def test_clocks_that_differ(tmp_path: Path, played: PlayedCluster, ahead: float, server_ahead: float) -> None:
-    """The operator's and the API server's: whether it lives is seen all the same."""
-    played.ahead = server_ahead
-    played.add(lease(2.0, ahead, server_ahead))
+def test_clocks_that_differ(tmp_path: Path, fake: FakeCluster, ahead: float, server_ahead: float) -> None:
+    """The operator's and the API server's clocks differ: its liveness is still detected."""
+    fake.ahead = server_ahead
+    fake.add(lease(2.0, ahead, server_ahead))
     assert levels(found(tmp_path))["operator"] == "ok"
-    played.add(lease(100.0, ahead, server_ahead))
+    fake.add(lease(100.0, ahead, server_ahead))
     assert levels(found(tmp_path))["operator"] == "fault"
 
 
-def test_what_is_missing(tmp_path: Path, played: PlayedCluster) -> None:
-    told = found(
+def test_what_is_missing(tmp_path: Path, fake: FakeCluster) -> None:
+    reported = found(
         tmp_path, "backends.kubernetes.priority_class=high", "backends.kubernetes.queue=team",
         "backends.kubernetes.image_pull_secrets=[keys]", "backends.kubernetes.secret_env={TOKEN: keys2/token}",
     )  # fmt: skip
-    wrong = {about for about, level in levels(told).items() if level == "fault"}
+    wrong = {about for about, level in levels(reported).items() if level == "fault"}
     assert wrong == {"operator", "storage class", "nodes", "priority class", "queue", "secret"}
-    assert [one.what for one in told["secret"]] == ["there is no keys", "there is no keys2"]
-    assert levels(told)["cluster DNS"] == "warning"
+    assert [one.what for one in reported["secret"]] == ["there is no keys", "there is no keys2"]
+    assert levels(reported)["cluster DNS"] == "warning"
 
 
-def test_an_operator_that_died(tmp_path: Path, played: PlayedCluster) -> None:
-    played.add(lease(age=3000))
+def test_an_operator_that_died(tmp_path: Path, fake: FakeCluster) -> None:
+    fake.add(lease(age=3000))
     assert "its lease was renewed 50:0" in str(found(tmp_path)["operator"][0])
-    played.versions = {"v1": ["mpijobs"]}
+    fake.versions = {"v1": ["mpijobs"]}
     assert "old training-operator" in str(found(tmp_path)["MPIJob"][0])
 
 
-def test_somebody_who_may_do_little(tmp_path: Path, played: PlayedCluster) -> None:
-    played.forbidden = {"create configmaps", "get pods/log", "delete pods"}
-    played.refuse = lambda method, plural, body: (
+def test_an_account_with_few_permissions(tmp_path: Path, fake: FakeCluster) -> None:
+    fake.forbidden = {"create configmaps", "get pods/log", "delete pods"}
+    fake.refuse = lambda method, plural, body: (
         "forbidden_cluster" if plural in ("nodes", "leases", "namespaces", "resourcequotas", "services") else None
     )
-    told = found(tmp_path)
-    needed, useful = told["rights"]
+    reported = found(tmp_path)
+    needed, useful = reported["rights"]
     assert needed.level is Level.FAULT
     assert "get pods/log, create configmaps" in needed.what
     assert useful.level is Level.WARNING
     for about in ("nodes", "operator", "namespace", "quota", "cluster DNS"):
-        assert told[about][0].level is Level.UNTESTED, about
+        assert reported[about][0].level is Level.UNTESTED, about
 
 
-def test_nobody_answers(tmp_path: Path, played: PlayedCluster) -> None:
-    played.away = True
-    told = found(tmp_path)
-    assert levels(told) == {"client": "ok", "API server": "fault", "everything else": "untested"}
+def test_no_answer(tmp_path: Path, fake: FakeCluster) -> None:
+    fake.away = True
+    reported = found(tmp_path)
+    assert levels(reported) == {"client": "ok", "API server": "fault", "everything else": "untested"}
 
 
-def test_the_run_itself_is_refused(tmp_path: Path, played: PlayedCluster) -> None:
-    played.refuse = lambda method, plural, body: "webhook" if (method, plural) == ("POST", "mpijobs") else None
+def test_the_run_itself_is_refused(tmp_path: Path, fake: FakeCluster) -> None:
+    fake.refuse = lambda method, plural, body: "webhook" if (method, plural) == ("POST", "mpijobs") else None
     assert "images must come from" in str(found(tmp_path)["dry run"][0])
     assert "image" in str(found(tmp_path, "backends.kubernetes.image=null")["run file"][0])
 
@@ -182,37 +182,37 @@ def test_claims() -> None:
 
 
 def test_quotas() -> None:
-    def told(hard: str, used: str = "0") -> Level:
+    def reported(hard: str, used: str = "0") -> Level:
         quota = {"metadata": {"name": "q"}, "status": {"hard": {"requests.cpu": hard}, "used": {"requests.cpu": used}}}
         return next(iter(checks.quotas([quota], {"requests.cpu": 4.0}))).level
 
-    assert told("8") is Level.OK
-    assert told("8", "4500m") is Level.WARNING
-    assert told("3500m") is Level.FAULT
+    assert reported("8") is Level.OK
+    assert reported("8", "4500m") is Level.WARNING
+    assert reported("3500m") is Level.FAULT
 
 
 def test_nodes_that_can_hold_a_worker() -> None:
-    def told(nodes: list[Object], asks: dict[str, float], **spec: Any) -> Finding:
+    def reported(nodes: list[Object], asks: dict[str, float], **spec: Any) -> Finding:
         return next(iter(checks.fits(nodes, spec, 2, asks)))
 
     small, big = node("n1", memory="512Mi"), node("n2")
-    assert told([big, node("n3")], {"memory": 2**30}).level is Level.OK
-    assert told([small, big], {"memory": 2**30}).level is Level.WARNING
+    assert reported([big, node("n3")], {"memory": 2**30}).level is Level.OK
+    assert reported([small, big], {"memory": 2**30}).level is Level.WARNING
     strict = [{"whenUnsatisfiable": "DoNotSchedule"}]
-    assert told([small, big], {"memory": 2**30}, topologySpreadConstraints=strict).level is Level.FAULT
-    gpus = told([small, big], {"nvidia.com/gpu": 2.0})
+    assert reported([small, big], {"memory": 2**30}, topologySpreadConstraints=strict).level is Level.FAULT
+    gpus = reported([small, big], {"nvidia.com/gpu": 2.0})
     assert gpus.level is Level.FAULT
     assert "2 with 1 of nvidia.com/gpu" in gpus.what
-    assert told([big, big], {}, nodeSelector={"kind": "small"}).level is Level.FAULT
+    assert reported([big, big], {}, nodeSelector={"kind": "small"}).level is Level.FAULT
     taint = {"key": "spot", "value": "yes", "effect": "NoSchedule"}
     spot = node("n4", taints=[taint])
-    assert "1 with the taint spot" in told([spot], {}).what
+    assert "1 with the taint spot" in reported([spot], {}).what
     for toleration in ({"key": "spot", "operator": "Exists"}, {"key": "spot", "value": "yes"}, {"operator": "Exists"}):
-        assert told([spot, spot], {}, tolerations=[toleration]).level is Level.OK, toleration
-    assert "cordoned" in told([node("n5", unschedulable=True)], {}).what
+        assert reported([spot, spot], {}, tolerations=[toleration]).level is Level.OK, toleration
+    assert "cordoned" in reported([node("n5", unschedulable=True)], {}).what
     down = node("n6")
     down["status"]["conditions"][0]["status"] = "Unknown"
-    assert "not ready" in told([down], {}).what
+    assert "not ready" in reported([down], {}).what
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""The launcher against an API server over real HTTP: made as a whole or not at all, followed, ended, found again."""
+"""The launcher against an API server over real HTTP: runs are created completely or not at all, followed, ended."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from typing import Any
 
 import pytest
 from fake_clock import FakeClock
+from fake_kubernetes import FakeCluster
 from kubernetes_objects import NOW, Object, event, mpijob, pod, stamp
-from played_kubernetes import PlayedCluster
 
 from ortflow.cli.submission import submission_of
 from ortflow.launchers.base import Submission
 from ortflow.launchers.following import LOOK, Follower
 from ortflow.launchers.kubernetes.adopting import adopt
 from ortflow.launchers.kubernetes.folder import unpack
-from ortflow.launchers.kubernetes.healer import DeletePod, heal
 from ortflow.launchers.kubernetes.launcher import KubernetesLauncher
 from ortflow.launchers.kubernetes.links import LONGEST, Links
-from ortflow.launchers.kubernetes.look import look
 from ortflow.launchers.kubernetes.place import read_place
 from ortflow.launchers.kubernetes.pod import Pod
+from ortflow.launchers.kubernetes.reconciler import DeletePod, reconcile
+from ortflow.launchers.kubernetes.snapshot import look
 from ortflow.launchers.plain import PlainView
 from ortflow.launchers.records import State
 from ortflow.launchers.remote.bootstrap import BROUGHT
@@ -50,10 +50,10 @@ backends:
 
 
 @pytest.fixture
-def played(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[PlayedCluster]:
+def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeCluster]:
     (tmp_path / "run.yaml").write_text(RUN)
     (tmp_path / "prepare.py").write_text("print('ready')\n")
-    with PlayedCluster(tmp_path) as cluster:
+    with FakeCluster(tmp_path) as cluster:
         monkeypatch.setenv("KUBECONFIG", str(cluster.kubeconfig))
         yield cluster
 
@@ -71,8 +71,8 @@ def directory(folder: Path) -> RunDir:
     return RunDir(folder / "runs" / "digits")
 
 
-def kinds(played: PlayedCluster) -> list[str]:
-    return sorted(kind for kind, namespace, _ in played.objects if namespace)
+def kinds(fake: FakeCluster) -> list[str]:
+    return sorted(kind for kind, namespace, _ in fake.objects if namespace)
 
 
 def job_of(folder: Path) -> str:
@@ -96,78 +96,80 @@ def worker_pods(job: str) -> list[Object]:
     return made
 
 
-def told(file: str, **record: Any) -> str:
+def reported(file: str, **record: Any) -> str:
     return "::ortflow " + json.dumps({"file": file, "record": record})
 
 
-def start(played: PlayedCluster, job: str) -> str:
-    """As operator and keeper do; the launcher pod's name."""
-    played.objects["mpijobs", "default", job]["status"] = mpijob()["status"]
+def start(fake: FakeCluster, job: str) -> str:
+    """Start the run as operator and supervisor process do; the launcher pod's name."""
+    fake.objects["mpijobs", "default", job]["status"] = mpijob()["status"]
     made = launcher_pod(job)
-    played.add(made, *worker_pods(job))
+    fake.add(made, *worker_pods(job))
     name = str(made["metadata"]["name"])
-    played.say(
+    fake.say(
         name,
-        told("attempts", event="submit", launcher="kubernetes", job=job, submission="x", time=NOW),
-        told("attempts", event="start", attempt=0, time=NOW + 1),
+        reported("attempts", event="submit", launcher="kubernetes", job=job, submission="x", time=NOW),
+        reported("attempts", event="start", attempt=0, time=NOW + 1),
         "[0] hello",
         *(
-            told("events", event="step", attempt=0, time=NOW + 1.7 + n / 10, step=n, loss=0.5, seconds=0.1, samples=4)
+            reported(
+                "events", event="step", attempt=0, time=NOW + 1.7 + n / 10, step=n, loss=0.5, seconds=0.1, samples=4
+            )
             for n in (1, 2, 3)
         ),
     )
     return name
 
 
-def finish(played: PlayedCluster, job: str, name: str) -> None:
-    played.say(
+def finish(fake: FakeCluster, job: str, name: str) -> None:
+    fake.say(
         name,
         "[0] goodbye",
-        told("events", event="finished", attempt=0, time=NOW + 9, step=10),
-        told("attempts", event="end", attempt=0, time=NOW + 10, outcome="finished", next="stop", cause="finished"),
+        reported("events", event="finished", attempt=0, time=NOW + 9, step=10),
+        reported("attempts", event="end", attempt=0, time=NOW + 10, outcome="finished", next="stop", cause="finished"),
     )
     done = {"conditions": [{"type": "Succeeded", "status": "True"}], "completionTime": stamp(NOW)}
-    played.objects["mpijobs", "default", job]["status"] = done
+    fake.objects["mpijobs", "default", job]["status"] = done
 
 
 def until(condition: Callable[[], Any], seconds: float = 10) -> None:
     end = time.monotonic() + seconds
     while not condition():
-        assert time.monotonic() < end, "waited in vain"
+        assert time.monotonic() < end, "timed out"
         time.sleep(0.02)
 
 
-def test_the_request_asks_nobody(tmp_path: Path, played: PlayedCluster) -> None:
+def test_the_request_contacts_no_server(tmp_path: Path, fake: FakeCluster) -> None:
     text = str(KubernetesLauncher().request(wanted(tmp_path)))
     assert text == str(KubernetesLauncher().request(wanted(tmp_path)))
     assert "kind: MPIJob" in text
     assert "print('ready')" in text
-    assert "path: m.onnx" in text or '"path":"m.onnx"' in text, "paths mean what they mean in the pods"
-    assert played.asked == []
+    assert "path: m.onnx" in text or '"path":"m.onnx"' in text, "paths are those in the pods"
+    assert fake.asked == []
     assert not (tmp_path / "runs").exists()
 
 
-def test_submit_rehearses_makes_and_gives(tmp_path: Path, played: PlayedCluster) -> None:
+def test_submit_dry_runs_creates_and_sets_owners(tmp_path: Path, fake: FakeCluster) -> None:
     handle = submit(tmp_path)
     job = job_of(tmp_path)
     assert handle == f"kubernetes://default/{job}"
-    assert kinds(played) == ["configmaps", "mpijobs", "persistentvolumeclaims", "serviceaccounts"]
-    created = [
-        (path.rpartition("/")[2], query.get("dryRun")) for method, path, query in played.asked if method == "POST"
-    ]
+    assert kinds(fake) == ["configmaps", "mpijobs", "persistentvolumeclaims", "serviceaccounts"]
+    created = [(path.rpartition("/")[2], query.get("dryRun")) for method, path, query in fake.asked if method == "POST"]
     rehearsed = [kind for kind, dry in created if dry]
     assert sorted(rehearsed) == sorted([*(kind for kind, dry in created if not dry), "pods", "pods"])
-    assert len(played.asked) == 13, "each request is a moment that a person waits"
-    assert [dry for _, dry in created[: len(rehearsed)]] == ["All"] * len(rehearsed), "all before one is made"
+    assert len(fake.asked) == 13, "each request delays the user"
+    assert [dry for _, dry in created[: len(rehearsed)]] == ["All"] * len(rehearsed), (
+        "all dry runs before the first object is created"
+    )
     assert created[-1] == ("mpijobs", None)
-    uid = played.objects["mpijobs", "default", job]["metadata"]["uid"]
+    uid = fake.objects["mpijobs", "default", job]["metadata"]["uid"]
     for kind in ("configmaps", "serviceaccounts"):
-        (thing,) = played.of(kind)
+        (thing,) = fake.of(kind)
         assert [owner["uid"] for owner in thing["metadata"]["ownerReferences"]] == [uid], kind
-    (claim,) = played.of("persistentvolumeclaims")
+    (claim,) = fake.of("persistentvolumeclaims")
     assert "ownerReferences" not in claim["metadata"]
-    played.remove("mpijobs", job)
-    assert kinds(played) == ["persistentvolumeclaims"], "nothing is left but the volume"
+    fake.remove("mpijobs", job)
+    assert kinds(fake) == ["persistentvolumeclaims"], "only the volume is left"
 
 
 @pytest.mark.parametrize(
@@ -185,18 +187,18 @@ def test_submit_rehearses_makes_and_gives(tmp_path: Path, played: PlayedCluster)
     ],
 )
 def test_nothing_is_made_where_something_is_refused(
-    tmp_path: Path, played: PlayedCluster, method: str, kind: str, answer: str, words: str
+    tmp_path: Path, fake: FakeCluster, method: str, kind: str, answer: str, words: str
 ) -> None:
-    played.refuse = lambda how, plural, body: answer if (how, plural) == (method, kind) else None
+    fake.refuse = lambda how, plural, body: answer if (how, plural) == (method, kind) else None
     with pytest.raises(UserError, match=words):
         submit(tmp_path)
-    assert kinds(played) == []
-    assert all(query.get("dryRun") for how, _, query in played.asked if how == "POST")
+    assert kinds(fake) == []
+    assert all(query.get("dryRun") for how, _, query in fake.asked if how == "POST")
     assert not (tmp_path / "runs").exists()
 
 
 @pytest.mark.parametrize(("method", "kind"), [("POST", "mpijobs"), ("POST", "configmaps"), ("PATCH", "configmaps")])
-def test_what_was_made_is_taken_away_again(tmp_path: Path, played: PlayedCluster, method: str, kind: str) -> None:
+def test_what_was_made_is_taken_away_again(tmp_path: Path, fake: FakeCluster, method: str, kind: str) -> None:
     rehearsed = 0
 
     def refuse(how: str, plural: str, body: Object) -> str | None:
@@ -206,23 +208,23 @@ def test_what_was_made_is_taken_away_again(tmp_path: Path, played: PlayedCluster
         rehearsed += 1
         return "webhook" if method == "PATCH" or rehearsed == 2 else None
 
-    played.refuse = refuse
+    fake.refuse = refuse
     with pytest.raises(UserError, match="refuses"):
         submit(tmp_path)
-    assert kinds(played) == []
+    assert kinds(fake) == []
     assert not (tmp_path / "runs").exists()
 
 
-def test_a_claim_that_is_there_is_used_and_survives_a_failure(tmp_path: Path, played: PlayedCluster) -> None:
+def test_a_claim_that_is_there_is_used_and_survives_a_failure(tmp_path: Path, fake: FakeCluster) -> None:
     mine = {"kind": "PersistentVolumeClaim", "metadata": {"name": "digits-data", "namespace": "default", "uid": "mine"}}
-    played.add(mine)
-    played.refuse = lambda how, plural, body: "webhook" if how == "PATCH" else None
+    fake.add(mine)
+    fake.refuse = lambda how, plural, body: "webhook" if how == "PATCH" else None
     with pytest.raises(UserError):
         submit(tmp_path)
-    assert kinds(played) == ["persistentvolumeclaims"]
-    played.refuse = lambda how, plural, body: None
+    assert kinds(fake) == ["persistentvolumeclaims"]
+    fake.refuse = lambda how, plural, body: None
     submit(tmp_path)
-    assert [one["metadata"]["uid"] for one in played.of("persistentvolumeclaims")] == ["mine"]
+    assert [one["metadata"]["uid"] for one in fake.of("persistentvolumeclaims")] == ["mine"]
 
 
 @pytest.mark.parametrize(
@@ -234,27 +236,27 @@ def test_a_claim_that_is_there_is_used_and_survives_a_failure(tmp_path: Path, pl
     ],
 )
 def test_no_operator_or_the_old_one(
-    tmp_path: Path, played: PlayedCluster, versions: dict[str, list[str]], words: str
+    tmp_path: Path, fake: FakeCluster, versions: dict[str, list[str]], words: str
 ) -> None:
-    played.versions = versions
+    fake.versions = versions
     with pytest.raises(UserError, match=words):
         submit(tmp_path)
     assert not (tmp_path / "runs").exists()
 
 
-def test_an_api_server_that_is_away(tmp_path: Path, played: PlayedCluster) -> None:
-    played.away = True
+def test_an_api_server_that_is_away(tmp_path: Path, fake: FakeCluster) -> None:
+    fake.away = True
     with pytest.raises(OrtflowError, match=r"does not answer.*nothing was submitted"):
         submit(tmp_path)
     clock = FakeClock()
-    clock.after(50.0, lambda: setattr(played, "away", False))
+    clock.after(50.0, lambda: setattr(fake, "away", False))
     launcher = KubernetesLauncher(Links(clock=clock))
     launcher.submit(launcher.request(replace(wanted(tmp_path), retry=100)))
-    assert len(played.of("mpijobs")) == 1
+    assert len(fake.of("mpijobs")) == 1
     assert sum(clock.sleeps) == pytest.approx(50.0, abs=2.0)
 
 
-def test_a_run_is_never_there_twice(tmp_path: Path, played: PlayedCluster) -> None:
+def test_a_run_is_never_there_twice(tmp_path: Path, fake: FakeCluster) -> None:
     submit(tmp_path)
     job = job_of(tmp_path)
     with pytest.raises(UserError, match=f"the run digits is pending as MPIJob {job} in namespace default; follow it"):
@@ -265,15 +267,15 @@ def test_a_run_is_never_there_twice(tmp_path: Path, played: PlayedCluster) -> No
         (elsewhere / name).write_text((tmp_path / name).read_text())
     with pytest.raises(UserError, match="the run digits is pending"):
         submit(elsewhere)
-    assert len(played.of("mpijobs")) == 1
+    assert len(fake.of("mpijobs")) == 1
 
 
-def test_status_and_logs_follow_the_run(tmp_path: Path, played: PlayedCluster) -> None:
+def test_status_and_logs_follow_the_run(tmp_path: Path, fake: FakeCluster) -> None:
     submit(tmp_path)
     job, run, launcher = job_of(tmp_path), directory(tmp_path), KubernetesLauncher()
     how = launcher.status(run)
     assert (how.state, how.job, how.total_steps) == (State.PENDING, job, 10)
-    name = start(played, job)
+    name = start(fake, job)
     how = launcher.status(run)
     assert (how.state, how.step, how.loss, how.nodes) == (State.RUNNING, 3, 0.5, "n1")
     assert how.seconds_left == pytest.approx(0.7)
@@ -282,35 +284,35 @@ def test_status_and_logs_follow_the_run(tmp_path: Path, played: PlayedCluster) -
     follower = threading.Thread(target=lambda: lines.extend(launcher.logs(run, attempt=None, rank=0, follow=True)))
     follower.start()
     until(lambda: lines == [])
-    finish(played, job, name)
+    finish(fake, job, name)
     follower.join(10)
     assert lines == ["hello", "goodbye"]
-    played.remove("mpijobs", job)
-    played.remove("pods", name)
+    fake.remove("mpijobs", job)
+    fake.remove("pods", name)
     assert launcher.status(run).state is State.FINISHED
     assert list(launcher.logs(run, attempt=None, rank=0, follow=False)) == ["hello", "goodbye"], "the pods are gone"
 
 
 def test_following_goes_on_through_an_outage(
-    tmp_path: Path, played: PlayedCluster, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, fake: FakeCluster, capsys: pytest.CaptureFixture[str]
 ) -> None:
     submit(tmp_path)
     clock = FakeClock()
     job, run, launcher = job_of(tmp_path), directory(tmp_path), KubernetesLauncher(Links(clock=clock))
-    name = start(played, job)
+    name = start(fake, job)
     changed = {"event": "changed", "attempt": 0, "notes": ["resources.nodes: 2 before, 1 now"]}
     asked: list[int] = []
 
     def away() -> None:
         assert any(record["event"] == "changed" for record in run.read_attempts())
-        played.away = True
+        fake.away = True
 
     def back() -> None:
-        asked.append(len(played.asked))
-        played.away = False
-        finish(played, job, name)
+        asked.append(len(fake.asked))
+        fake.away = False
+        finish(fake, job, name)
 
-    clock.after(1.0, lambda: played.say(name, told("attempts", **changed)))
+    clock.after(1.0, lambda: fake.say(name, reported("attempts", **changed)))
     clock.after(1.0 + 2 * LOOK, away)
     clock.after(120.0, back)
     begun = clock.now
@@ -318,17 +320,17 @@ def test_following_goes_on_through_an_outage(
     assert clock.now - begun <= 120.0 + LONGEST + 2 * LOOK
     out = capsys.readouterr().out
     assert out.count("does not answer") == 1, out
-    assert out.count("resources.nodes: 2 before, 1 now") == 1, "which only the run's own directory could tell"
+    assert out.count("resources.nodes: 2 before, 1 now") == 1, "which is only in the run's own directory"
     assert "finished" in out
-    assert len(played.asked) > asked[0]
+    assert len(fake.asked) > asked[0]
 
 
-def test_status_while_the_api_server_is_away(tmp_path: Path, played: PlayedCluster) -> None:
+def test_status_while_the_api_server_is_away(tmp_path: Path, fake: FakeCluster) -> None:
     submit(tmp_path)
     job, run = job_of(tmp_path), directory(tmp_path)
-    start(played, job)
+    start(fake, job)
     KubernetesLauncher().status(run)
-    played.away = True
+    fake.away = True
     how = KubernetesLauncher().status(run)
     assert (how.state, how.step) == (State.RUNNING, 3)
     assert "does not answer" in (how.waits or "")
@@ -336,63 +338,63 @@ def test_status_while_the_api_server_is_away(tmp_path: Path, played: PlayedClust
     assert "does not answer" in (many.waits or "")
 
 
-def test_cancel_reads_to_the_end(tmp_path: Path, played: PlayedCluster) -> None:
+def test_cancel_reads_to_the_end(tmp_path: Path, fake: FakeCluster) -> None:
     submit(tmp_path)
     clock = FakeClock()
     job, run, launcher = job_of(tmp_path), directory(tmp_path), KubernetesLauncher(Links(clock=clock))
-    name = start(played, job)
+    name = start(fake, job)
 
     def ends() -> None:
-        step = told("events", event="step", attempt=0, time=NOW + 5, step=4, loss=0.4)
-        played.say(name, step, "[0] saved at step 4")
+        step = reported("events", event="step", attempt=0, time=NOW + 5, step=4, loss=0.4)
+        fake.say(name, step, "[0] saved at step 4")
         time.sleep(0.2)
         end = {"event": "end", "attempt": 0, "time": NOW + 6, "outcome": "preempted", "next": "restart"}
-        played.say(name, told("attempts", **end))
-        for one in played.of("pods"):
-            played.remove("pods", one["metadata"]["name"])
+        fake.say(name, reported("attempts", **end))
+        for one in fake.of("pods"):
+            fake.remove("pods", one["metadata"]["name"])
 
-    played.deleted = lambda plural, what: threading.Timer(0.2, ends).start() if plural == "mpijobs" else None
+    fake.deleted = lambda plural, what: threading.Timer(0.2, ends).start() if plural == "mpijobs" else None
     assert launcher.cancel(run, now=False)
     how = launcher.status(run)
     assert (how.state, how.step) == (State.CANCELLED, 4)
     assert [record["event"] for record in run.read_attempts()] == ["submit", "start", "end", "stop"]
-    assert kinds(played) == ["persistentvolumeclaims"]
+    assert kinds(fake) == ["persistentvolumeclaims"]
     assert not launcher.cancel(run, now=False)
 
 
-def test_cancel_now_asks_nobody_to_save(tmp_path: Path, played: PlayedCluster) -> None:
+def test_cancel_now_does_not_ask_pods_to_save(tmp_path: Path, fake: FakeCluster) -> None:
     submit(tmp_path)
     job, run = job_of(tmp_path), directory(tmp_path)
-    start(played, job)
+    start(fake, job)
     assert KubernetesLauncher().cancel(run, now=True)
-    assert played.of("pods") == []
+    assert fake.of("pods") == []
     assert KubernetesLauncher().status(run).state is State.CANCELLED
 
 
 @pytest.mark.parametrize("ahead", [-300.0, 300.0])
-def test_our_clock_is_not_that_of_the_cluster(tmp_path: Path, played: PlayedCluster, ahead: float) -> None:
-    """A pod that has 5 s left to leave is not taken for one on a lost node, and a new MPIJob is new."""
+def test_our_clock_is_not_that_of_the_cluster(tmp_path: Path, fake: FakeCluster, ahead: float) -> None:
+    """A pod with 5 s left to terminate is not considered to be on a lost node, and a new MPIJob is new."""
     submit(tmp_path)
-    played.ahead = ahead
+    fake.ahead = ahead
     job, run = job_of(tmp_path), directory(tmp_path)
-    there = played.of("mpijobs")[0]
+    there = fake.of("mpijobs")[0]
     there["metadata"]["creationTimestamp"] = stamp(time.time() + ahead)
     assert "has not processed it yet" in str(KubernetesLauncher().status(run).waits)
-    start(played, job)
+    start(fake, job)
     leaving = worker_pods(job)[0]
     leaving["metadata"]["deletionTimestamp"] = stamp(time.time() + ahead + 5)
-    played.add(leaving)
+    fake.add(leaving)
     cluster, place = Links().of(run)
     view = look(cluster, place)
-    assert not [one for one in heal(view, run.read_attempts(), Restart()) if isinstance(one, DeletePod)]
+    assert not [one for one in reconcile(view, run.read_attempts(), Restart()) if isinstance(one, DeletePod)]
     assert "should have ended" not in str(KubernetesLauncher().status(run).waits)
     leaving["metadata"]["deletionTimestamp"] = stamp(time.time() + ahead - 20)
-    (found,) = heal(look(cluster, place), run.read_attempts(), Restart())
+    (found,) = reconcile(look(cluster, place), run.read_attempts(), Restart())
     assert isinstance(found, DeletePod)
     assert found.force
 
 
-def test_what_kubectl_made_is_swept_up_too(tmp_path: Path, played: PlayedCluster) -> None:
+def test_what_kubectl_made_is_swept_up_too(tmp_path: Path, fake: FakeCluster) -> None:
     from ortflow.manifests.kubernetes import Placement, documents
 
     one = wanted(tmp_path)
@@ -400,19 +402,19 @@ def test_what_kubectl_made_is_swept_up_too(tmp_path: Path, played: PlayedCluster
     made = documents(one.source, one.spec, Placement(namespace="default", contents={"prepare.py": "x"}))
     for document in made:
         document["metadata"]["namespace"] = "default"
-    played.add(*made)
+    fake.add(*made)
     job = next(document["metadata"]["name"] for document in made if document["kind"] == "MPIJob")
     run = adopt(f"kubernetes://default/{job}", tmp_path / "runs")
     assert run.root.name == "digits"
     assert KubernetesLauncher().status(run).state is State.PENDING
     assert KubernetesLauncher().cancel(run, now=False)
-    assert kinds(played) == ["persistentvolumeclaims"]
+    assert kinds(fake) == ["persistentvolumeclaims"]
 
 
-def test_a_finished_run_is_resumed_with_more_steps(tmp_path: Path, played: PlayedCluster) -> None:
+def test_a_finished_run_is_resumed_with_more_steps(tmp_path: Path, fake: FakeCluster) -> None:
     submit(tmp_path)
     first, run, launcher = job_of(tmp_path), directory(tmp_path), KubernetesLauncher()
-    finish(played, first, start(played, first))
+    finish(fake, first, start(fake, first))
     assert launcher.status(run).state is State.FINISHED
     changes = ("train.steps=20", "train.optimizer.lr=0.5")
     spec = load_run_file(run.run_file, changes)
@@ -424,28 +426,28 @@ def test_a_finished_run_is_resumed_with_more_steps(tmp_path: Path, played: Playe
     assert "train.steps: 10 before, 20 now" in changed["notes"]
 
 
-def test_a_run_is_adopted_and_resumed_where_nobody_knew_it(tmp_path: Path, played: PlayedCluster) -> None:
+def test_a_run_is_adopted_and_resumed_where_it_was_unknown(tmp_path: Path, fake: FakeCluster) -> None:
     submit(tmp_path)
     job = job_of(tmp_path)
-    name = start(played, job)
+    name = start(fake, job)
     other = tmp_path / "other"
     run = adopt(f"kubernetes://default/{job}", other)
     launcher = KubernetesLauncher()
     assert launcher.status(run).state is State.RUNNING
     assert list(launcher.logs(run, attempt=None, rank=0, follow=False)) == ["hello"]
     assert adopt(f"kubernetes://default/{job}", other) == run
-    again = Submission(launcher.request(wanted(tmp_path)).cargo.spec, run, new_budget=True)
+    again = Submission(launcher.request(wanted(tmp_path)).payload.spec, run, new_budget=True)
     with pytest.raises(UserError, match="the run digits is running"):
         launcher.submit(launcher.request(again))
     end = {"event": "end", "attempt": 0, "time": NOW + 6, "outcome": "failure", "next": "stop"}
-    played.say(name, told("attempts", **end))
+    fake.say(name, reported("attempts", **end))
     handle = launcher.submit(launcher.request(again))
-    (new,) = played.of("mpijobs")
-    assert handle.endswith(new["metadata"]["name"]), "the failed one would go on trying"
+    (new,) = fake.of("mpijobs")
+    assert handle.endswith(new["metadata"]["name"]), "the failed one would continue to retry"
     assert new["metadata"]["name"] != job
     env = new["spec"]["mpiReplicaSpecs"]["Launcher"]["template"]["spec"]["containers"][0]["env"]
     assert {"name": "ORTFLOW_NEW_BUDGET", "value": "1"} in env
-    (carried,) = played.of("configmaps")
+    (carried,) = fake.of("configmaps")
     assert "print('ready')\n" in carried["data"].values()
     assert run.read_attempts()[-1]["new_budget"] is True
 
@@ -457,100 +459,116 @@ def test_a_run_is_adopted_and_resumed_where_nobody_knew_it(tmp_path: Path, playe
         ("kubernetes://default/nobody", "there is no MPIJob nobody in namespace default"),
     ],
 )
-def test_handles_that_name_nothing(tmp_path: Path, played: PlayedCluster, handle: str, words: str) -> None:
+def test_handles_that_name_nothing(tmp_path: Path, fake: FakeCluster, handle: str, words: str) -> None:
     with pytest.raises(UserError, match=words):
         adopt(handle, tmp_path / "runs")
     assert not (tmp_path / "runs").exists()
 
 
-def test_lists_across_namespaces(tmp_path: Path, played: PlayedCluster) -> None:
+def test_lists_across_namespaces(tmp_path: Path, fake: FakeCluster) -> None:
     submit(tmp_path)
     there = mpijob(now=time.time(), name="foreign-abc123")
     there["metadata"] |= {"namespace": "team", "uid": "f"}
     there["metadata"]["labels"] |= {"ortflow.dev/run": "foreign"}
-    played.add(there)
+    fake.add(there)
     launcher, run = KubernetesLauncher(), directory(tmp_path)
     assert [how.name for how in launcher.listed([run], everywhere=False)] == ["digits"]
-    before = len(played.asked)
+    before = len(fake.asked)
     ours, foreign = launcher.listed([run], everywhere=True)
     assert (ours.name, foreign.name, foreign.job) == ("digits", "foreign", "kubernetes://team/foreign-abc123")
-    assert len([path for _, path, _ in played.asked[before:] if path.endswith("/mpijobs")]) == 2
+    assert len([path for _, path, _ in fake.asked[before:] if path.endswith("/mpijobs")]) == 2
 
 
-def test_a_submission_from_elsewhere_is_seen(tmp_path: Path, played: PlayedCluster) -> None:
+def test_a_submission_from_elsewhere_is_seen(tmp_path: Path, fake: FakeCluster) -> None:
     submit(tmp_path)
     job, run = job_of(tmp_path), directory(tmp_path)
-    finish(played, job, start(played, job))
+    finish(fake, job, start(fake, job))
     assert KubernetesLauncher().status(run).state is State.FINISHED
-    played.remove("mpijobs", job)
+    fake.remove("mpijobs", job)
     other = mpijob(now=time.time(), name="digits-zzz999")
     other["metadata"]["uid"] = "other"
-    played.add(other)
+    fake.add(other)
     how = KubernetesLauncher().status(run)
     assert (how.state, how.job) == (State.PENDING, "digits-zzz999")
 
 
-def test_what_the_operator_refuses_stays_refused(tmp_path: Path, played: PlayedCluster) -> None:
-    """In status and list alike, and when the event that says so is gone."""
+def test_what_the_operator_refuses_stays_refused(tmp_path: Path, fake: FakeCluster) -> None:
+    """In both status and list, also when the event is gone."""
     submit(tmp_path)
     job, run, launcher = job_of(tmp_path), directory(tmp_path), KubernetesLauncher()
     made = event(job, "ValidationError", "Found validation errors: spec.x: Unsupported value")
-    played.add({"kind": "Event", **made})
+    fake.add({"kind": "Event", **made})
     (listed,) = launcher.listed([], everywhere=False)
     words = "the operator does not take the MPIJob: spec.x: Unsupported value"
     assert (listed.state, listed.cause) == (State.FAILED, words)
     assert [how.state for how in launcher.statuses([run])] == [State.FAILED]
-    played.remove("events", made["metadata"]["name"])
+    fake.remove("events", made["metadata"]["name"])
     how = launcher.status(run)
     assert (how.state, how.cause) == (State.FAILED, words)
     assert [record["event"] for record in run.read_attempts()] == ["submit", "stop"]
     launcher.submit(launcher.request(wanted(tmp_path)))
-    assert launcher.status(run).state is State.PENDING, "a new submission is looked at anew"
+    assert launcher.status(run).state is State.PENDING, "a new submission is examined again"
 
 
-def test_a_deleted_crd_is_no_running_run(tmp_path: Path, played: PlayedCluster) -> None:
+def test_a_quota_for_one_of_two_workers_is_named(tmp_path: Path, fake: FakeCluster) -> None:
+    """While the launcher pod and the other worker are there."""
     submit(tmp_path)
     job, run, launcher = job_of(tmp_path), directory(tmp_path), KubernetesLauncher()
-    start(played, job)
+    start(fake, job)
+    fake.remove("pods", f"{job}-worker-1")
+    assert launcher.status(run).waits == "waiting for workers: 1 of 2 are ready"
+    words = 'pods "x" is forbidden: exceeded quota: q'
+    made = event(job, "MPIJobFailed", f"worker pod created failed: {words}")
+    fake.add({"kind": "Event", **made, "lastTimestamp": stamp(time.time() + 1)})
+    assert launcher.status(run).waits == f"no pod can be made: {words}"
+
+
+def test_a_deleted_crd_is_no_running_run(tmp_path: Path, fake: FakeCluster) -> None:
+    submit(tmp_path)
+    job, run, launcher = job_of(tmp_path), directory(tmp_path), KubernetesLauncher()
+    start(fake, job)
     assert launcher.status(run).state is State.RUNNING
-    played.refuse = lambda method, plural, body: "no_kind" if plural == "mpijobs" else None
-    assert launcher.status(run).state is State.RUNNING, "while the API server begins it may not know its kinds"
-    played.versions = {}
+    fake.refuse = lambda method, plural, body: "no_kind" if plural == "mpijobs" else None
+    assert launcher.status(run).state is State.RUNNING, "while the API server starts it may not know its kinds"
+    fake.versions = {}
     for how in (launcher.status(run), *launcher.statuses([run])):
         assert (how.state, how.phase) == (State.LOST, None)
         assert how.cause == "the cluster knows no MPIJobs any more: the CRD mpijobs.kubeflow.org was deleted"
 
 
-def test_logs_of_a_run_that_never_started_say_why(tmp_path: Path, played: PlayedCluster) -> None:
+def test_logs_of_a_run_that_never_started_give_the_reason(tmp_path: Path, fake: FakeCluster) -> None:
     submit(tmp_path)
     job, run, launcher = job_of(tmp_path), directory(tmp_path), KubernetesLauncher()
     with pytest.raises(UserError, match="no rank of digits has started: it is pending: submitted; the operator has"):
         list(launcher.logs(run, attempt=None, rank=0, follow=False))
-    name = start(played, job)
-    played.logs[name] = []
-    played.say(name, "12:00:00  the image has no mpich")
+    name = start(fake, job)
+    fake.logs[name] = []
+    fake.say(name, "12:00:00  the image has no mpich")
     said = {"terminated": {"exitCode": 2, "message": "backends.kubernetes.mpi: the image has no mpich"}}
-    (ended,) = [one for one in played.of("pods") if one["metadata"]["name"] == name]
+    (ended,) = [one for one in fake.of("pods") if one["metadata"]["name"] == name]
     ended["status"] |= {"phase": "Failed", "containerStatuses": [{"name": "launcher", "state": said}]}
     for follow in (False, True):
-        with pytest.raises(UserError, match=r"it is failed: .*the image has no mpich; what its .*launcher\.log$"):
+        with pytest.raises(
+            UserError,
+            match=r"the image has no mpich; the output of its launcher pod is in .*launcher\.log$",
+        ):
             list(launcher.logs(run, attempt=None, rank=0, follow=follow))
 
 
-def test_a_small_file_that_is_not_there_or_no_text(tmp_path: Path, played: PlayedCluster) -> None:
+def test_a_small_file_that_is_missing_or_not_text(tmp_path: Path, fake: FakeCluster) -> None:
     (tmp_path / "prepare.py").write_bytes(b"\xff\xfe")
     with pytest.raises(UserError, match=r"backends\.kubernetes\.files: prepare\.py is not text"):
         submit(tmp_path)
     (tmp_path / "prepare.py").unlink()
     with pytest.raises(UserError, match=r"prepare\.py cannot be read: No such file"):
         submit(tmp_path)
-    assert played.asked == []
+    assert fake.asked == []
 
 
 def test_carried_files_come_where_nothing_but_bytes_can_be_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """On a bucket, or in a folder that is open to a group and somebody else's."""
+    """On a bucket, or in a folder that another user shares with a group."""
     files, folder = tmp_path / "config" / "files", tmp_path / "volume"
     (files / "sub").mkdir(parents=True)
     (files / "sub" / "a.py").write_text("a")

@@ -1,4 +1,4 @@
-"""What a person is told of a run, from objects as a real cluster shows them."""
+"""The status of a run, from objects as a real cluster shows them."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from kubernetes_objects import JOB, NOW, Object, batch_job, event, mpijob, pod, stamp, unschedulable
 
-from ortflow.launchers.kubernetes.look import View
 from ortflow.launchers.kubernetes.reasons import scheduler_words
+from ortflow.launchers.kubernetes.snapshot import View
 from ortflow.launchers.kubernetes.status import status
 from ortflow.launchers.records import State
 from ortflow.launchers.status import RunStatus, read_status
@@ -24,7 +24,7 @@ LAUNCHER = pod("launcher")
 SCHEDULER = "0/2 nodes are available: 2 Insufficient cpu. preemption: 0/2 nodes are available: 2 No preemption victims."
 
 
-def told(
+def reported(
     records: list[dict[str, Any]],
     pods: list[Object],
     *,
@@ -40,46 +40,58 @@ def told(
 
 
 def test_a_new_launcher_pod_has_no_attempt_of_its_own_yet() -> None:
-    """What the records call running died with the pod before it."""
+    """The attempt that the records show as running died with the previous pod."""
     second = pod("launcher", 1, created=NOW - 2)
     pods = [*WORKERS, pod("launcher", phase="Failed"), second]
-    assert told([SUBMIT, START], pods).state is State.RUNNING
-    how = told([SUBMIT, START], pods, silent=(second["metadata"]["uid"],))
+    assert reported([SUBMIT, START], pods).state is State.RUNNING
+    how = reported([SUBMIT, START], pods, silent=(second["metadata"]["uid"],))
     assert (how.state, how.waits) == (
         State.RESTARTING, "starting: the launcher pod runs, its attempt has not begun",
     )  # fmt: skip
 
 
-def test_a_launcher_pod_that_cannot_be_heard() -> None:
-    """What was known stands beside that, and whether its attempt has begun is not said."""
+def test_a_launcher_pod_that_cannot_be_reached() -> None:
+    """The last known state is shown besides, without a claim whether its attempt has begun."""
     uid = LAUNCHER["metadata"]["uid"]
-    words = "the node n1 of the launcher pod does not answer: what it has said since is not known"
-    how = told([SUBMIT, START], [*WORKERS, LAUNCHER], unread=(uid,))
+    words = "the node n1 of the launcher pod does not answer: its later output is unknown"
+    how = reported([SUBMIT, START], [*WORKERS, LAUNCHER], unread=(uid,))
     assert how.state is State.RUNNING
     assert (how.waits or "").startswith(words)
-    how = told([SUBMIT], [*WORKERS, LAUNCHER], unread=(uid,), silent=(uid,))
+    how = reported([SUBMIT], [*WORKERS, LAUNCHER], unread=(uid,), silent=(uid,))
     assert how.state is State.PENDING
     assert (how.waits or "").startswith(words)
-    assert told([SUBMIT, START], [*WORKERS, LAUNCHER], unread=("another",)).waits is None
+    assert reported([SUBMIT, START], [*WORKERS, LAUNCHER], unread=("another",)).waits is None
 
 
-def test_a_launcher_pod_that_nobody_counts_as_a_retry() -> None:
-    how = told([SUBMIT, START], [*WORKERS, pod("launcher", phase="Failed")])
+def test_a_launcher_pod_that_does_not_count_as_a_retry() -> None:
+    how = reported([SUBMIT, START], [*WORKERS, pod("launcher", phase="Failed")])
     assert "0 of 10 retries are used" in (how.waits or "")
 
 
 def test_at_work() -> None:
-    how = told([SUBMIT, START], [*WORKERS, LAUNCHER])
+    how = reported([SUBMIT, START], [*WORKERS, LAUNCHER])
     assert (how.state, how.waits, how.nodes, how.job) == (State.RUNNING, None, "n1, n2", JOB)
 
 
 def test_an_attempt_goes_on_while_workers_are_not_ready() -> None:
-    """After an outage of the API server no pod is ready until its node has been heard of again."""
-    how = told([SUBMIT, START], [pod("worker", 0, ready=False), pod("worker", 1, ready=False), LAUNCHER])
+    """After an outage of the API server no pod is ready until its node has reported again."""
+    how = reported([SUBMIT, START], [pod("worker", 0, ready=False), pod("worker", 1, ready=False), LAUNCHER])
     assert how.state is State.RUNNING
-    assert (how.waits or "").startswith("0 of 2 workers are ready: the cluster does not hear of the others")
-    how = told([SUBMIT, START], [pod("worker", 0), LAUNCHER])
+    assert (how.waits or "").startswith("0 of 2 workers are ready: the others do not report")
+    how = reported([SUBMIT, START], [pod("worker", 0), LAUNCHER])
     assert (how.state, how.waits) == (State.RESTARTING, "waiting for workers: 1 of 2 are ready")
+
+
+def test_a_quota_that_keeps_one_worker_from_being_made() -> None:
+    """Until the pod is there: what was said before the newest one tells of what is over."""
+    words = 'worker pod created failed: pods "x" is forbidden: exceeded quota: q'
+    how = reported([SUBMIT, START], [pod("worker", 0), LAUNCHER], events=[event(JOB, "MPIJobFailed", words)])
+    assert (how.state, how.waits) == (
+        State.RESTARTING, 'no pod can be made: pods "x" is forbidden: exceeded quota: q',
+    )  # fmt: skip
+    later = [event(JOB, "MPIJobFailed", words, age=60.0)]
+    how = reported([SUBMIT, START], [pod("worker", 0), LAUNCHER], events=later)
+    assert how.waits == "waiting for workers: 1 of 2 are ready"
 
 
 WAITING: list[tuple[str, list[Object], dict[str, Any], str]] = [
@@ -160,10 +172,10 @@ WAITING: list[tuple[str, list[Object], dict[str, Any], str]] = [
 
 @pytest.mark.parametrize(("pods", "view", "words"), [case[1:] for case in WAITING], ids=[case[0] for case in WAITING])
 def test_why_it_waits(pods: list[Object], view: dict[str, Any], words: str) -> None:
-    how = told([SUBMIT], pods, **view)
+    how = reported([SUBMIT], pods, **view)
     assert how.state is State.PENDING
     assert words in (how.waits or "")
-    again = told([SUBMIT, START, END], pods, **view)
+    again = reported([SUBMIT, START, END], pods, **view)
     assert again.state is State.RESTARTING
     assert words in (again.waits or "")
 
@@ -190,18 +202,18 @@ def test_the_schedulers_own_sentence(message: str, words: str) -> None:
 
 def test_suspended_by_a_person_or_a_queue() -> None:
     assert "it is suspended; `ortflow resume kubernetes://default/digits-abc123` starts it" in (
-        told([SUBMIT], [], mpijob=mpijob(suspend=True)).waits or ""
+        reported([SUBMIT], [], mpijob=mpijob(suspend=True)).waits or ""
     )
     queued = mpijob(suspend=True)
     queued["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] = "team"
-    assert told([SUBMIT], [], mpijob=queued).waits == "waits for quota in queue team"
+    assert reported([SUBMIT], [], mpijob=queued).waits == "waits for quota in queue team"
     words = (
         "couldn't assign flavors to pod set worker: insufficient unused quota for cpu in flavor default, 2 more needed"
     )
     workload = {"status": {"conditions": [{"type": "QuotaReserved", "status": "False", "message": words}]}}
-    how = told([SUBMIT], [], mpijob=queued, workload=workload)
+    how = reported([SUBMIT], [], mpijob=queued, workload=workload)
     assert (how.state, how.waits) == (State.PENDING, f"waits for quota in queue team: {words}")
-    assert told([SUBMIT, START, END], [], mpijob=queued).state is State.RESTARTING
+    assert reported([SUBMIT, START, END], [], mpijob=queued).state is State.RESTARTING
 
 
 def test_a_worker_is_replaced() -> None:
@@ -214,23 +226,23 @@ def test_a_worker_is_replaced() -> None:
         }
     ]
     leaving = pod("worker", 1, deleted=NOW + 30, conditions=disrupted)
-    how = told([SUBMIT, START], [pod("worker", 0), leaving, LAUNCHER])
+    how = reported([SUBMIT, START], [pod("worker", 0), leaving, LAUNCHER])
     assert how.state is State.RESTARTING
     assert "worker 1 is terminating (evicted: its node is drained" in (how.waits or "")
     assert how.phase is None
 
 
 def test_a_lost_node_and_a_dead_worker() -> None:
-    lost = told([SUBMIT, START], [pod("worker", 0), pod("worker", 1, node="n2", deleted=NOW - 20), LAUNCHER])
+    lost = reported([SUBMIT, START], [pod("worker", 0), pod("worker", 1, node="n2", deleted=NOW - 20), LAUNCHER])
     assert "should have ended 20 s ago: its node n2 does not answer; `ortflow supervise`" in (lost.waits or "")
     evicted = pod("worker", 1, phase="Failed", ready=False, reason="Evicted", message="The node was low on resource")
-    how = told([SUBMIT, START], [pod("worker", 0), evicted, LAUNCHER])
+    how = reported([SUBMIT, START], [pod("worker", 0), evicted, LAUNCHER])
     assert "worker 1 is dead (its node had too little disk or memory: The node was low" in (how.waits or "")
 
 
 def test_the_launcher_pod_is_tried_again() -> None:
     ended = pod("launcher", phase="Failed", ready=False, state={"terminated": {"exitCode": 137, "reason": "OOMKilled"}})
-    how = told([SUBMIT, START], [*WORKERS, ended], job=batch_job(failed=2))
+    how = reported([SUBMIT, START], [*WORKERS, ended], job=batch_job(failed=2))
     assert how.state is State.RESTARTING
     assert "the launcher pod ended (out of memory; raise resources.memory)" in (how.waits or "")
     assert "2 of 10 retries are used" in (how.waits or "")
@@ -238,47 +250,49 @@ def test_the_launcher_pod_is_tried_again() -> None:
 
 
 def test_advice_names_the_launchers_own_resources() -> None:
-    """It takes what launcher_resources says, unless ranks run in it."""
+    """It requests launcher_resources, unless ranks run in it."""
     ended = pod("launcher", phase="Failed", ready=False, state={"terminated": {"exitCode": 137, "reason": "OOMKilled"}})
     resources = {"requests": {"cpu": "250m", "memory": "1Gi"}, "limits": {"memory": "1Gi"}}
     ended["spec"]["containers"][0]["resources"] = resources
-    how = told([SUBMIT, START], [*WORKERS, ended], job=batch_job(failed=2))
+    how = reported([SUBMIT, START], [*WORKERS, ended], job=batch_job(failed=2))
     assert "(out of memory; raise backends.kubernetes.launcher_resources.memory)" in (how.waits or "")
     waiting = pod("launcher", **unschedulable(SCHEDULER))
     waiting["spec"]["containers"][0]["resources"] = resources
     words = "2 Insufficient cpu; lower what backends.kubernetes.launcher_resources asks for"
-    assert words in (told([SUBMIT], [*WORKERS, waiting]).waits or "")
+    assert words in (reported([SUBMIT], [*WORKERS, waiting]).waits or "")
     ended["spec"]["containers"][0]["resources"] = {"requests": {"cpu": "2"}, "limits": {"cpu": "2"}}
-    assert "raise resources.memory" in (told([SUBMIT, START], [*WORKERS, ended], job=batch_job()).waits or "")
+    assert "raise resources.memory" in (reported([SUBMIT, START], [*WORKERS, ended], job=batch_job()).waits or "")
 
 
-def test_failed_without_an_end_is_no_end() -> None:
+def test_failed_without_an_end_is_not_an_end() -> None:
     failed = mpijob(
         conditions=[("Created", "True", "", ""), ("Failed", "True", "MPIJobEvicted", "1/2 workers evicted")]
     )
-    assert told([SUBMIT, START], [*WORKERS, LAUNCHER], mpijob=failed).state is State.RUNNING
+    assert reported([SUBMIT, START], [*WORKERS, LAUNCHER], mpijob=failed).state is State.RUNNING
     over = mpijob(
         conditions=[("Failed", "True", "BackoffLimitExceeded", "Job has reached the specified backoff limit")],
         completionTime=stamp(NOW),
     )
-    how = told([SUBMIT, START], [pod("launcher", phase="Failed", ready=False)], mpijob=over)
+    how = reported([SUBMIT, START], [pod("launcher", phase="Failed", ready=False)], mpijob=over)
     assert how.state is State.LOST
     assert "the operator gave up (Job has reached the specified backoff limit); its last launcher pod:" in how.cause  # type: ignore[operator]
 
 
 def test_a_deadline() -> None:
     over = mpijob(conditions=[("Failed", "True", "DeadlineExceeded", "was active")], completionTime=stamp(NOW))
-    assert "its deadline has passed" in (told([SUBMIT, START], [], mpijob=over).cause or "")
+    assert "its deadline has passed" in (reported([SUBMIT, START], [], mpijob=over).cause or "")
 
 
 def test_succeeded_before_its_last_lines_came() -> None:
     done = mpijob(conditions=[("Succeeded", "True", "MPIJobSucceeded", "")], completionTime=stamp(NOW))
-    assert told([SUBMIT, START], [], mpijob=done).state is State.FINISHED
+    assert reported([SUBMIT, START], [], mpijob=done).state is State.FINISHED
+    how = reported([SUBMIT, START, {**END, "why": "preemption 1"}, {**START, "attempt": 1}], [], mpijob=done)
+    assert (how.state, how.cause, how.why) == (State.FINISHED, "finished", None), "the last end went with its pod's log"
 
 
 def test_what_the_operator_refuses() -> None:
     words = 'Found validation errors: spec.runPolicy.cleanPodPolicy: Unsupported value: "Sometimes"'
-    how = told([SUBMIT], [], mpijob=mpijob(conditions=[]), events=[event(JOB, "ValidationError", words)])
+    how = reported([SUBMIT], [], mpijob=mpijob(conditions=[]), events=[event(JOB, "ValidationError", words)])
     assert how.state is State.FAILED
     assert (
         how.cause
@@ -289,26 +303,26 @@ def test_what_the_operator_refuses() -> None:
 def test_wrong_input_that_never_came_to_a_run_directory() -> None:
     said = {"terminated": {"exitCode": 2, "message": "model.path: there is no file /ortflow/files/digits/m.onnx"}}
     ended = pod("launcher", phase="Failed", ready=False, state=said)
-    how = told([SUBMIT], [*WORKERS, ended], job=batch_job(failed=1))
+    how = reported([SUBMIT], [*WORKERS, ended], job=batch_job(failed=1))
     assert (how.state, how.cause) == (State.FAILED, "model.path: there is no file /ortflow/files/digits/m.onnx")
     for now in (pod("launcher", 1, phase="Pending", ready=False), pod("launcher", 1)):
-        again = told([SUBMIT], [*WORKERS, ended, now], job=batch_job(failed=1))
-        assert (again.state, again.cause) == (how.state, how.cause), "whatever the operator tries next"
-    assert told([SUBMIT, START], [*WORKERS, ended, pod("launcher", 1)]).state is State.RUNNING
+        again = reported([SUBMIT], [*WORKERS, ended, now], job=batch_job(failed=1))
+        assert (again.state, again.cause) == (how.state, how.cause), "whatever the operator does next"
+    assert reported([SUBMIT, START], [*WORKERS, ended, pod("launcher", 1)]).state is State.RUNNING
     resumed = [SUBMIT, START, {"event": "end", "attempt": 0, "outcome": "preempted", "next": "restart"}, SUBMIT]
-    assert told(resumed, [*WORKERS, ended, pod("launcher", 1)]).state is State.FAILED
+    assert reported(resumed, [*WORKERS, ended, pod("launcher", 1)]).state is State.FAILED
 
 
 def test_deleted() -> None:
-    how = told([SUBMIT, START], [], mpijob=None)
+    how = reported([SUBMIT, START], [], mpijob=None)
     assert (how.state, how.cause) == (State.CANCELLED, f"MPIJob {JOB} no longer exists: it was deleted")
     going = mpijob()
     going["metadata"]["deletionTimestamp"] = stamp(NOW)
-    assert told([SUBMIT, START], [LAUNCHER], mpijob=going).waits == "it is being deleted: ranks save and leave"
+    assert reported([SUBMIT, START], [LAUNCHER], mpijob=going).waits == "it is being deleted: ranks save and leave"
 
 
-def test_the_records_have_the_last_word() -> None:
+def test_the_records_take_precedence() -> None:
     done = [SUBMIT, START, {"event": "end", "attempt": 0, "outcome": "finished", "next": "stop"}]
-    assert told(done, [], mpijob=None).state is State.FINISHED
+    assert reported(done, [], mpijob=None).state is State.FINISHED
     stopped = [SUBMIT, START, {"event": "stop", "outcome": "preempted", "asked": "cancel"}]
-    assert told(stopped, [*WORKERS, LAUNCHER]).state is State.CANCELLED
+    assert reported(stopped, [*WORKERS, LAUNCHER]).state is State.CANCELLED

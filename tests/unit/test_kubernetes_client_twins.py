@@ -1,4 +1,4 @@
-"""Two MPIJobs of one run name: each verb acts on the one that is named, and nothing drops from sight."""
+"""Two MPIJobs of one run name: each verb acts on the one that is named, and both stay visible."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from fake_kubernetes import FakeCluster
 from kubernetes_objects import NOW, Object, mpijob, stamp
-from played_kubernetes import PlayedCluster
 
 from ortflow.cli.submission import submission_of
 from ortflow.launchers.base import Submission
 from ortflow.launchers.kubernetes.adopting import adopt
 from ortflow.launchers.kubernetes.launcher import KubernetesLauncher
-from ortflow.launchers.kubernetes.look import of_place
 from ortflow.launchers.kubernetes.objects import directory, name
 from ortflow.launchers.kubernetes.place import Place, read_place
+from ortflow.launchers.kubernetes.snapshot import of_place
 from ortflow.launchers.records import State
 from ortflow.workflow.errors import UserError
 from ortflow.workflow.rundir import RunDir
@@ -33,16 +33,16 @@ FIRST, SECOND = "digits-first1", "digits-second"
 
 
 @pytest.fixture
-def played(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[PlayedCluster]:
+def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeCluster]:
     (tmp_path / "run.yaml").write_text(RUN)
-    with PlayedCluster(tmp_path) as cluster:
+    with FakeCluster(tmp_path) as cluster:
         monkeypatch.setenv("KUBECONFIG", str(cluster.kubeconfig))
         cluster.add({"kind": "Namespace", "metadata": {"name": "team"}, "status": {"phase": "Active"}})
         yield cluster
 
 
 def job(called: str, age: float, claim: str = "mine", namespace: str = "default", over: bool = False) -> Object:
-    """One with the run file of the folder in its ConfigMap's place."""
+    """An MPIJob with the folder's run file in place of its ConfigMap's."""
     made = mpijob(age, now=time.time(), name=called)
     made["metadata"] |= {"uid": called, "namespace": namespace}
     spec = made["spec"]["mpiReplicaSpecs"]["Launcher"]["template"]["spec"]
@@ -59,8 +59,8 @@ def beside(made: Object) -> tuple[Object, Object]:
 
 
 @pytest.mark.parametrize("claim", ["mine", "another"])
-def test_each_handle_is_its_own(tmp_path: Path, played: PlayedCluster, claim: str) -> None:
-    played.add(*beside(job(FIRST, 60)), *beside(job(SECOND, 30, claim)))
+def test_each_handle_is_its_own(tmp_path: Path, fake: FakeCluster, claim: str) -> None:
+    fake.add(*beside(job(FIRST, 60)), *beside(job(SECOND, 30, claim)))
     runs, launcher = tmp_path / "runs", KubernetesLauncher()
     first, second = (adopt(f"kubernetes://default/{called}", runs) for called in (FIRST, SECOND))
     assert first != second
@@ -69,19 +69,21 @@ def test_each_handle_is_its_own(tmp_path: Path, played: PlayedCluster, claim: st
     assert [launcher.status(run).job for run in (first, second)] == [FIRST, SECOND]
     assert [how.job for how in launcher.statuses([second, first])] == [SECOND, FIRST]
     assert launcher.cancel(first, now=False)
-    assert [name(one) for one in played.of("mpijobs")] == [SECOND]
+    assert [name(one) for one in fake.of("mpijobs")] == [SECOND]
     assert launcher.status(first).state is State.CANCELLED
-    assert launcher.statuses([first])[0].state is State.CANCELLED, "it is not turned into the other"
+    assert launcher.statuses([first])[0].state is State.CANCELLED, "it is not confused with the other"
     assert (launcher.status(second).state, launcher.status(second).job) == (State.PENDING, SECOND)
 
 
-def test_all_are_listed(tmp_path: Path, played: PlayedCluster) -> None:
-    played.add(*beside(job(FIRST, 60)), *beside(job(SECOND, 30, "another")), job("digits-old", 90, over=True))
+def test_all_are_listed(tmp_path: Path, fake: FakeCluster) -> None:
+    fake.add(*beside(job(FIRST, 60)), *beside(job(SECOND, 30, "another")), job("digits-old", 90, over=True))
     run = adopt(f"kubernetes://default/{FIRST}", tmp_path / "runs")
     listed = KubernetesLauncher().listed([run], everywhere=False)
     assert [how.job for how in listed] == [FIRST, f"kubernetes://default/{SECOND}"]
     strange = KubernetesLauncher().listed([], everywhere=False)
-    assert {str(how.job).rpartition("/")[2] for how in strange} == {FIRST, SECOND}, "of each volume, as of each run"
+    assert {str(how.job).rpartition("/")[2] for how in strange} == {FIRST, SECOND}, (
+        "one for each volume, as for each run"
+    )
 
 
 def test_a_run_is_followed_into_what_follows_it() -> None:
@@ -96,15 +98,15 @@ def test_a_run_is_followed_into_what_follows_it() -> None:
 
     assert first(same, alive) == FIRST, "while it is at work"
     assert first(same, over) == SECOND
-    assert first(other, over) == FIRST, "another's"
-    assert first(heir, other, over) == "digits-heir", "the supervisor's"
+    assert first(other, over) == FIRST, "it belongs to another run"
+    assert first(heir, other, over) == "digits-heir", "made by the supervisor"
     assert first(over, older) == FIRST
     assert first(same) == SECOND
     assert first(other) == ""
     assert first(same, at=Place("default", "digits", FIRST, apart=(SECOND,))) == ""
 
 
-def test_a_second_namespace_is_refused(tmp_path: Path, played: PlayedCluster) -> None:
+def test_a_second_namespace_is_refused(tmp_path: Path, fake: FakeCluster) -> None:
     launcher = KubernetesLauncher()
 
     def wanted(*overrides: str, fresh: bool = False) -> Submission:
@@ -114,7 +116,7 @@ def test_a_second_namespace_is_refused(tmp_path: Path, played: PlayedCluster) ->
     run = RunDir(tmp_path / "runs" / "digits")
     with pytest.raises(UserError, match="is the record of the run digits in namespace default; give this run another"):
         launcher.submit(launcher.request(wanted("backends.kubernetes.namespace=team")))
-    assert played.of("mpijobs", "team") == []
+    assert fake.of("mpijobs", "team") == []
     assert launcher.status(run).state is State.PENDING
     with pytest.raises(UserError, match=r"give this run another name or another --runs-dir$"):
         launcher.submit(launcher.request(wanted("backends.kubernetes.namespace=team", fresh=True)))
@@ -128,14 +130,14 @@ def test_a_second_namespace_is_refused(tmp_path: Path, played: PlayedCluster) ->
     launcher.submit(launcher.request(wanted("backends.kubernetes.namespace=team", fresh=True)))
     places = [read_place(RunDir(tmp_path / "runs" / folder)) for folder in ("digits", "digits.1")]
     assert [place and place.namespace for place in places] == ["team", "default"]
-    assert launcher.status(RunDir(tmp_path / "runs" / "digits.1")).state is State.FAILED, "still in sight"
+    assert launcher.status(RunDir(tmp_path / "runs" / "digits.1")).state is State.FAILED, "still visible"
 
 
-def test_a_resumed_run_stays_in_its_namespace(tmp_path: Path, played: PlayedCluster) -> None:
-    """Whatever namespace kubectl has been turned to since."""
-    played.add(*beside(job(FIRST, 60, namespace="team", over=True)))
+def test_a_resumed_run_stays_in_its_namespace(tmp_path: Path, fake: FakeCluster) -> None:
+    """Whatever namespace kubectl has been set to since."""
+    fake.add(*beside(job(FIRST, 60, namespace="team", over=True)))
     run, launcher = adopt(f"kubernetes://team/{FIRST}", tmp_path / "runs"), KubernetesLauncher()
     spec = load_run_file(run.run_file, ["train.steps=20"])
     launcher.submit(launcher.request(Submission(spec, run, new_budget=True, overrides=("train.steps=20",))))
-    assert len(played.of("mpijobs", "team")) == 2
-    assert played.of("mpijobs") == []
+    assert len(fake.of("mpijobs", "team")) == 2
+    assert fake.of("mpijobs") == []

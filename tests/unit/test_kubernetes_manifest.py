@@ -1,6 +1,6 @@
-"""The documents of a run in Kubernetes: byte for byte, what holds of all of them, and overlays.
+"""The documents of a run in Kubernetes: byte for byte, properties of all of them, and overlays.
 
-`ORTFLOW_GOLDEN=1 pytest tests/unit/test_kubernetes_manifest.py` writes the golden files anew.
+`ORTFLOW_GOLDEN=1 pytest tests/unit/test_kubernetes_manifest.py` writes the golden files again.
 """
 
 from __future__ import annotations
@@ -21,10 +21,9 @@ from hypothesis import strategies as st
 from kubernetes_runs import EVERYTHING, any_run_file, contents_of, one, pod_of, rendered, run_file, spec_of_file
 
 from ortflow.manifests.kubernetes import Placement, dump, job_name
-from ortflow.manifests.kubernetes.defaults import paths, steps
-from ortflow.manifests.kubernetes.documents import PARTS, all_defaults
-from ortflow.manifests.kubernetes.functions import FUNCTIONS
+from ortflow.manifests.kubernetes import names as kubernetes_names
 from ortflow.manifests.kubernetes.overlay import merge
+from ortflow.manifests.kubernetes.values import defaults
 from ortflow.workflow.spec.file.document import parse_document
 from ortflow.workflow.spec.run import RunSpec
 from ortflow.workflow.spec.units import parse_memory
@@ -54,7 +53,7 @@ GOLDENS: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("name", [*GOLDENS])
 def test_byte_for_byte(name: str) -> None:
     run, file = GOLDENS[name], GOLDEN / f"{name}.yaml"
-    text = re.sub(r'(ortflow\.dev/version: )".*"', r'\1"VERSION"', dump(rendered(run, contents=contents_of(run))))
+    text = re.sub(r"(ortflow\.dev/version: ).*", r'\1"VERSION"', dump(rendered(run, contents=contents_of(run))))
     if os.environ.get("ORTFLOW_GOLDEN"):
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(text)
@@ -95,19 +94,19 @@ def test_what_the_operator_relies_on(many: list[tuple[dict[str, Any], list[dict[
 
 
 def as_the_kubelet_reads(value: str) -> str:
-    """Kubernetes' expansion.Expand, with no variables to put in."""
-    told, place = "", 0
+    """Kubernetes' expansion.Expand, without variables."""
+    reported, place = "", 0
     while place < len(value):
         if value[place] != "$" or place + 1 == len(value):
-            told += value[place]
+            reported += value[place]
         elif value[place + 1] == "$":
-            told, place = told + "$", place + 1
+            reported, place = reported + "$", place + 1
         elif value[place + 1] == "(" and ")" in value[place:]:
-            told, place = told + "VARIABLE", value.index(")", place)
+            reported, place = reported + "VARIABLE", value.index(")", place)
         else:
-            told, place = told + value[place : place + 2], place + 1
+            reported, place = reported + value[place : place + 2], place + 1
         place += 1
-    return told
+    return reported
 
 
 def test_what_the_pods_rely_on(many: list[tuple[dict[str, Any], list[dict[str, Any]]]]) -> None:
@@ -185,7 +184,7 @@ def test_stable_and_new_by_its_values() -> None:
     assert len(texts) == 2
 
 
-def test_a_submission_has_its_own_name_and_wishes() -> None:
+def test_a_submission_has_its_own_name_and_options() -> None:
     run = run_file()
     job = one(rendered(run, suffix="x1y2z3", new_budget=True, fresh=True), "MPIJob")
     assert job["metadata"]["name"] == "small-x1y2z3"
@@ -203,19 +202,19 @@ def test_a_submission_has_its_own_name_and_wishes() -> None:
     st.integers(1, 9999),
 )
 def test_names_fit(name: str, nodes: int) -> None:
-    job = FUNCTIONS["job_name"](name, nodes, "abcdef")
+    job = kubernetes_names.job_name(name, nodes, "abcdef")
     assert re.fullmatch("[a-z]([a-z0-9-]*[a-z0-9])?", job)
     assert len(f"{job}-worker-{nodes - 1}") <= 63
     assert len(f"{job}-supervisor") <= 63
     for what in ("data", "tensorboard"):
-        sibling = FUNCTIONS["sibling"](name, what)
+        sibling = kubernetes_names.sibling(name, what)
         assert re.fullmatch("[a-z]([a-z0-9-]*[a-z0-9])?", sibling)
         assert len(sibling) <= 63
 
 
 @pytest.mark.parametrize("text", ["16G", "16Gi", "1.5 tib", "512k", "512KiB", "8mb", "7P"])
 def test_amounts_mean_the_same(text: str) -> None:
-    written = FUNCTIONS["quantity"](text)
+    written = kubernetes_names.quantity(text)
     assert re.fullmatch(r"[0-9.]+(k|M|G|T|P|Ki|Mi|Gi|Ti|Pi)", written)
     assert parse_memory(written) == parse_memory(text)
 
@@ -232,7 +231,7 @@ def test_resources() -> None:
 
 
 def test_launcher_and_workers_lie_apart() -> None:
-    """Workers on spot nodes, and the launcher, and what runs beside it, where nothing is taken away."""
+    """Workers on spot nodes; the launcher and its sidecar pods on nodes that are not preempted."""
     spot, quiet = {"key": "spot", "operator": "Exists"}, {"key": "quiet", "operator": "Exists"}
     both = {"key": "both", "operator": "Exists"}
     kubernetes = {
@@ -253,8 +252,8 @@ def test_cores_in_thousandths() -> None:
     assert cpu == ["1500m", "250m"]
 
 
-def test_values_of_variables_are_taken_as_they_are() -> None:
-    """The kubelet makes one $ of two, and puts a variable in place of $(NAME)."""
+def test_values_of_variables_are_unchanged() -> None:
+    """The kubelet replaces $$ by $, and $(NAME) by a variable's value."""
     values = {"A": "$(HOME) $$(B) $", "B": "a$b"}
     worker = pod_of(one(rendered(run_file({"env": values})), "MPIJob"), "Worker")
     env = {entry["name"]: entry.get("value") for entry in worker["containers"][0]["env"]}
@@ -262,7 +261,7 @@ def test_values_of_variables_are_taken_as_they_are() -> None:
 
 
 def test_python_writes_no_modules_to_the_volume(tmp_path: Path) -> None:
-    """On a full one half a module may stay, of which every attempt dies."""
+    """On a full volume a truncated module could be left, which would fail every attempt."""
     mount = tmp_path / "volume"
     mount.mkdir()
     (mount / "mine.py").write_text("")
@@ -275,7 +274,7 @@ def test_python_writes_no_modules_to_the_volume(tmp_path: Path) -> None:
         assert [path.name for path in mount.rglob("*")] == ["mine.py"]
 
 
-def test_a_time_limit_is_no_deadline() -> None:
+def test_a_time_limit_is_not_a_deadline() -> None:
     limited = one(rendered(run_file(resources={"time_limit": "1:00:00"})), "MPIJob")
     assert "activeDeadlineSeconds" not in limited["spec"]["runPolicy"]
     dead = one(rendered(run_file({"deadline": "1:00:00"})), "MPIJob")
@@ -313,10 +312,7 @@ def test_the_supervisor_may_do_no_more_than_it_does() -> None:
 
 
 def test_defaults_are_those_of_the_types() -> None:
-    for part in PARTS:
-        for path in paths(part.tree):
-            assert [key for key, _ in steps(path)] == path.split(".")
-    written = {**run_file(), **copy.deepcopy(all_defaults())}
+    written = {**run_file(), **copy.deepcopy(defaults())}
     written["backends"]["kubernetes"] |= {"image": "a", "volume": {"mount": "/ortflow", "claim": "shared"}}
     plain = run_file({"image": "a"}, resources={})
     assert RunSpec.model_validate(spec_of_file(written).model_dump()) == spec_of_file(plain)

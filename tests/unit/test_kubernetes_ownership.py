@@ -1,4 +1,4 @@
-"""Whose a run directory is on Kubernetes, whatever the clocks of its pods and of its volume say."""
+"""Ownership of a run directory on Kubernetes, independent of the clocks of its pods and of its volume."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 from fake_clock import FakeClock
 
 from ortflow.launchers.kubernetes import ownership
-from ortflow.launchers.kubernetes.ownership import ALIVE, BEAT, LOOK, OLD_KEEPER, Ownership, owner_of
+from ortflow.launchers.kubernetes.ownership import ALIVE, BEAT, LOOK, OLD_SUPERVISOR, Ownership, owner_of
 from ortflow.launchers.kubernetes.pod import Pod
 from ortflow.launchers.locks import hold, wait_free
 from ortflow.workflow import fence
@@ -36,7 +36,7 @@ def pod(run: RunDir, submission: str) -> Pod:
 
 
 class Another:
-    """A keeper of another submission, which holds the directory until it is fenced off."""
+    """A supervisor process of another submission, which holds the directory until it is fenced off."""
 
     def __init__(self, run: RunDir, clock: FakeClock, ahead: float = 0.0, signs: Sequence[float] = ()) -> None:
         Ownership(run, pod(run, "one")).renew()
@@ -47,12 +47,12 @@ class Another:
         self._look()
 
     def _touch(self) -> None:
-        path, moment = self._run.root / ".keeper", self._clock.time() + self._ahead
+        path, moment = self._run.root / ".run_supervisor", self._clock.time() + self._ahead
         path.touch()
         os.utime(path, (moment, moment))
 
     def _look(self) -> None:
-        """As the thread does that looks at the fence."""
+        """As the thread that watches the fence does."""
         if owner_of(self._run) != self._owner:
             os.close(self._lock)
         else:
@@ -60,12 +60,12 @@ class Another:
 
 
 def beats(first: float, last: float) -> list[float]:
-    """The moments of signs of life from one to another."""
+    """The times of signs of life in an interval."""
     return [first + number * BEAT for number in range(int((last - first) / BEAT))]
 
 
 @pytest.mark.parametrize("ahead", CLOCKS)
-def test_nobody_takes_a_run_whose_keeper_shows_signs(run: RunDir, ahead: float) -> None:
+def test_a_run_with_a_live_run_supervisor_is_not_taken_over(run: RunDir, ahead: float) -> None:
     said, clock = list[str](), FakeClock()
     Another(run, clock, ahead, beats(1.0, 200.0))
     before, begun = owner_of(run), clock.now
@@ -73,12 +73,14 @@ def test_nobody_takes_a_run_whose_keeper_shows_signs(run: RunDir, ahead: float) 
         Ownership(run, pod(run, "two"), clock).settle_with_others(60.0, said.append)
     assert owner_of(run) == before
     assert said == ["the run directory is in use by gpt-one: checking whether it is alive"]
-    assert clock.now - begun == pytest.approx(60.0 + ALIVE, abs=2 * LOOK), "the grace of one that is just deleted"
+    assert clock.now - begun == pytest.approx(60.0 + ALIVE, abs=2 * LOOK), (
+        "the grace period of a pod that was just deleted"
+    )
 
 
 @pytest.mark.parametrize("ahead", CLOCKS)
-def test_a_keeper_without_signs_is_fenced_off(run: RunDir, ahead: float) -> None:
-    """It held the lock, as on a file server that has lost sight of its node."""
+def test_a_silent_run_supervisor_is_fenced_off(run: RunDir, ahead: float) -> None:
+    """It still held the lock, as on a file server that has lost contact with its node."""
     clock = FakeClock()
     begun = clock.now
     Another(run, clock, ahead, [1.0, 6.0])
@@ -87,18 +89,18 @@ def test_a_keeper_without_signs_is_fenced_off(run: RunDir, ahead: float) -> None
     assert clock.now - begun == pytest.approx(6.0 + ALIVE, abs=3 * LOOK)
 
 
-def test_a_lock_that_a_fenced_keeper_never_lets_go_of(run: RunDir) -> None:
+def test_a_lock_that_a_fenced_run_supervisor_never_lets_go_of(run: RunDir) -> None:
     clock = FakeClock()
     Ownership(run, pod(run, "two")).renew()
     lock, begun = hold(run.lock), clock.now
     with pytest.raises(OrtflowError, match="stays locked"):
         Ownership(run, pod(run, "two"), clock).settle_with_others(300.0, lambda text: None)
     os.close(lock)
-    assert clock.now - begun == pytest.approx(OLD_KEEPER, abs=1.0)
+    assert clock.now - begun == pytest.approx(OLD_SUPERVISOR, abs=1.0)
 
 
 def test_time_in_which_the_volume_does_not_answer_does_not_count(run: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A file server that hangs keeps the other one from its signs as it keeps us from seeing them."""
+    """A file server that hangs delays the other's signs of life as well as our reads of them."""
     clock, hangs = FakeClock(), iter([1.5 * ALIVE])
 
     def slow(path: Path, seconds: float, given: Clock) -> bool:
@@ -112,7 +114,7 @@ def test_time_in_which_the_volume_does_not_answer_does_not_count(run: RunDir, mo
 
 
 def test_signs_go_on_while_nothing_else_does(run: RunDir) -> None:
-    """As while `prepare` runs: from a thread of its own, by the real clock."""
+    """As while `prepare` runs: from a separate thread, by the real clock."""
     ours, seen, end = Ownership(run, pod(run, "one"), beat=0.01), set[int](), time.monotonic() + 10
     ours.renew()
     ours.watch()
@@ -120,4 +122,4 @@ def test_signs_go_on_while_nothing_else_does(run: RunDir) -> None:
         assert time.monotonic() < end
         time.sleep(0.005)
         with suppress(FileNotFoundError):
-            seen.add((run.root / ".keeper").stat().st_mtime_ns)
+            seen.add((run.root / ".run_supervisor").stat().st_mtime_ns)

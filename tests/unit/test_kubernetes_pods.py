@@ -1,4 +1,4 @@
-"""What goes on inside the pods of a run, as far as it needs no cluster: hosts, mpirun, witnesses, the story."""
+"""What runs inside the pods of a run, as far as it needs no cluster: hosts, mpirun, worker reports, the log stream."""
 
 from __future__ import annotations
 
@@ -21,21 +21,29 @@ from run_files import spec_of
 
 from ortflow.launchers import prepare as preparing
 from ortflow.launchers.kubernetes import ending, worker
-from ortflow.launchers.kubernetes.doubts import NEW_KEY, Doubts
 from ortflow.launchers.kubernetes.folder import unpack
 from ortflow.launchers.kubernetes.hosts import PERIOD, address, read_hosts, short, wait_for
-from ortflow.launchers.kubernetes.keeper import Keeper, ranks_grace
+from ortflow.launchers.kubernetes.hydra_output import first_end
+from ortflow.launchers.kubernetes.log_stream import MARK, LogStream
 from ortflow.launchers.kubernetes.mpirun import DEFAULTS, command, environment, hostfile
 from ortflow.launchers.kubernetes.pod import Pod
+from ortflow.launchers.kubernetes.run_supervisor import RunSupervisor, ranks_grace
 from ortflow.launchers.kubernetes.sshd import pass_on, sshd_config
-from ortflow.launchers.kubernetes.story import MARK, Story
-from ortflow.launchers.kubernetes.witness import Witness, Witnesses, conclude, hear, key_digest, leaves, tell
-from ortflow.launchers.kubernetes.words import first_end
-from ortflow.launchers.opening import Opened
+from ortflow.launchers.kubernetes.unready_workers import NEW_KEY, UnreadyWorkers
+from ortflow.launchers.kubernetes.worker_report import (
+    WorkerReport,
+    WorkerReports,
+    conclude,
+    key_digest,
+    leaves,
+    read_reports,
+    write_report,
+)
 from ortflow.launchers.records import Outcome
+from ortflow.launchers.run_directory_lock import Opened
 from ortflow.manifests.local import Mpi
+from ortflow.workflow.disk_space import OutOfDisk
 from ortflow.workflow.errors import EndedBySignal, OrtflowError, Preempted, UserError
-from ortflow.workflow.room import OutOfDisk
 from ortflow.workflow.rundir import RunDir, append_json_line
 
 SPEC = spec_of(resources={"nodes": 2, "ranks_per_node": 3})
@@ -51,7 +59,7 @@ def pod(mount: Path) -> Pod:
 
 @pytest.fixture
 def daemon() -> Iterator[int]:
-    """The port of something that greets as sshd does."""
+    """The port of a server with sshd's greeting."""
     with socket.create_server(("127.0.0.1", 0)) as server:
 
         def greet() -> None:
@@ -69,16 +77,16 @@ def daemon() -> Iterator[int]:
 
 
 class TestPod:
-    def test_is_told_by_its_environment(self) -> None:
-        told = Pod.from_environment({**VARIABLES, "ORTFLOW_NEW_BUDGET": "1", "ORTFLOW_SUBMISSION": "u"})
-        assert (told.job, told.submission, told.mount, told.new_budget, told.fresh) == (
+    def test_is_reported_by_its_environment(self) -> None:
+        reported = Pod.from_environment({**VARIABLES, "ORTFLOW_NEW_BUDGET": "1", "ORTFLOW_SUBMISSION": "u"})
+        assert (reported.job, reported.submission, reported.mount, reported.new_budget, reported.fresh) == (
             "gpt-abc",
             "u",
             Path("/data"),
             True,
             False,
         )
-        assert told.carried == Path("/etc/ortflow/run/files")
+        assert reported.carried == Path("/etc/ortflow/run/files")
 
     def test_outside_of_one_the_missing_variable_is_named(self) -> None:
         with pytest.raises(UserError, match=r"ORTFLOW_JOB is not set.*for the pods of a run"):
@@ -97,7 +105,7 @@ class TestHosts:
         with pytest.raises(OrtflowError, match="lists no hosts"):
             read_hosts(tmp_path / "hostfile")
 
-    def test_no_file_is_told(self, tmp_path: Path) -> None:
+    def test_no_file_is_reported(self, tmp_path: Path) -> None:
         with pytest.raises(OrtflowError, match="not made by the mpi-operator"):
             read_hosts(tmp_path / "hostfile")
 
@@ -112,6 +120,13 @@ class TestHosts:
         assert address("127.0.0.1", port) is None
         assert address("no-such-host.invalid", port) is None
 
+    def test_one_that_is_slow_to_greet_takes_connections(self) -> None:
+        """As the ssh daemon of a node with much to do: that is no lost host."""
+        with socket.create_server(("127.0.0.1", 0)) as server:
+            port = server.getsockname()[1]
+            assert address("localhost", port, greets=False) == "127.0.0.1"
+        assert address("localhost", port, greets=False) is None
+
     def test_all_are_waited_for(self, daemon: int) -> None:
         assert wait_for(["localhost"], daemon, 5.0, lambda: None, print) == {"localhost": "127.0.0.1"}
 
@@ -119,7 +134,7 @@ class TestHosts:
         with pytest.raises(OrtflowError, match=f"no answer on port {daemon} within 0 s from gone$"):
             wait_for(["localhost", "gone.invalid"], daemon, 0.0, lambda: None, print)
 
-    def test_one_that_leaves_is_none_to_begin_on(self, daemon: int) -> None:
+    def test_one_that_leaves_is_not_used(self, daemon: int) -> None:
         answers = iter([True, True, False])
         asked = []
 
@@ -133,7 +148,7 @@ class TestHosts:
         assert asked == [("localhost", "127.0.0.1")] * 3
         assert clock.sleeps == [PERIOD] * 2
 
-    def test_what_is_waited_for_is_said_twice_a_minute(self) -> None:
+    def test_what_is_waited_for_is_reported_twice_a_minute(self) -> None:
         with socket.create_server(("127.0.0.1", 0)) as server:
             port = server.getsockname()[1]
         said, clock = list[str](), FakeClock()
@@ -143,7 +158,7 @@ class TestHosts:
         assert said == ["waiting for 127"] * 3
         assert clock.now - begun == pytest.approx(100.0, abs=2 * PERIOD)
 
-    def test_waiting_ends_when_told(self) -> None:
+    def test_waiting_ends_when_reported(self) -> None:
         def look() -> None:
             raise Preempted("enough")
 
@@ -191,39 +206,39 @@ class TestMpirun:
         assert "-p 2200" in ours["PRTE_MCA_plm_ssh_args"]
 
 
-BEFORE: Witnesses = {"w-0": Witness("10.0.0.1", 100.0), "w-1": Witness("10.0.0.2", 100.0), "w-2": None}
+BEFORE: WorkerReports = {"w-0": WorkerReport("10.0.0.1", 100.0), "w-1": WorkerReport("10.0.0.2", 100.0), "w-2": None}
 
 
 class TestWitnesses:
-    def test_are_told_and_heard(self, tmp_path: Path) -> None:
-        tell(pod(tmp_path), "w-0", Witness("10.0.0.1", 5.0, leaving=True))
+    def test_are_written_and_read(self, tmp_path: Path) -> None:
+        write_report(pod(tmp_path), "w-0", WorkerReport("10.0.0.1", 5.0, leaving=True))
         (tmp_path / ".ortflow/gpt-abc/workers/w-1.json").write_text("{torn")
-        heard = hear(pod(tmp_path), ["w-0", "w-1", "w-2"])
-        assert heard == {"w-0": Witness("10.0.0.1", 5.0, leaving=True), "w-1": None, "w-2": None}
+        heard = read_reports(pod(tmp_path), ["w-0", "w-1", "w-2"])
+        assert heard == {"w-0": WorkerReport("10.0.0.1", 5.0, leaving=True), "w-1": None, "w-2": None}
 
     def test_one_leaves_until_another_pod_has_its_name(self, tmp_path: Path) -> None:
-        tell(pod(tmp_path), "w-0", Witness("10.0.0.1", 5.0, leaving=True))
-        tell(pod(tmp_path), "w-1", Witness("10.0.0.2", 5.0))
+        write_report(pod(tmp_path), "w-0", WorkerReport("10.0.0.1", 5.0, leaving=True))
+        write_report(pod(tmp_path), "w-1", WorkerReport("10.0.0.2", 5.0))
         asked = [("w-0", "10.0.0.1"), ("w-0", "10.0.0.9"), ("w-1", "10.0.0.2"), ("w-2", "10.0.0.3")]
         assert [leaves(pod(tmp_path), *one) for one in asked] == [True, False, False, False]
 
-    def test_that_say_nothing_new_explain_nothing(self) -> None:
+    def test_without_news_explain_nothing(self) -> None:
         assert conclude(BEFORE, BEFORE, []) is None
 
     def test_one_without_memory_is_a_failure(self) -> None:
-        after = {**BEFORE, "w-1": Witness("10.0.0.2", 100.0, out_of_memory=1)}
+        after = {**BEFORE, "w-1": WorkerReport("10.0.0.2", 100.0, out_of_memory=1)}
         found = conclude(BEFORE, after, [])
         assert found is not None
         assert found.outcome is Outcome.FAILURE
         assert found.sentence == "the worker w-1 ran out of memory; raise resources.memory"
 
     def test_a_container_that_began_again_is_a_failure(self) -> None:
-        found = conclude(BEFORE, {**BEFORE, "w-0": Witness("10.0.0.1", 200.0)}, ["w-0"])
+        found = conclude(BEFORE, {**BEFORE, "w-0": WorkerReport("10.0.0.1", 200.0)}, ["w-0"])
         assert found is not None
         assert found.outcome is Outcome.FAILURE
 
-    @pytest.mark.parametrize("now", [Witness("10.0.0.9", 200.0), Witness("10.0.0.1", 100.0, leaving=True)])
-    def test_a_pod_that_was_taken_away_is_nobodys_failure(self, now: Witness) -> None:
+    @pytest.mark.parametrize("now", [WorkerReport("10.0.0.9", 200.0), WorkerReport("10.0.0.1", 100.0, leaving=True)])
+    def test_a_deleted_pod_is_not_a_failure(self, now: WorkerReport) -> None:
         found = conclude(BEFORE, {**BEFORE, "w-0": now}, [])
         assert found is not None
         assert found.outcome is Outcome.PREEMPTED
@@ -249,37 +264,37 @@ def test_hydra_names_the_rank_that_ended_first(code: int, status: int) -> None:
     assert first_end(HYDRA.format(code=code), ranks) == {3: status}
 
 
-def test_a_process_that_is_no_rank_tells_nothing() -> None:
+def test_a_process_that_is_not_a_rank_is_ignored() -> None:
     assert first_end(HYDRA.format(code=9), {}) == {}
     assert first_end("all is well", {("gpt-abc-worker-1", 16): 3}) == {}
 
 
 class TestStory:
-    def test_tells_words_ranks_and_records(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def test_prints_messages_ranks_and_records(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         run = RunDir(tmp_path)
         run.record_attempt(event="submit", launcher="kubernetes")
         append_json_line(run.events(0), {"event": "step", "time": 1.0, "attempt": 0, "step": 1})
-        with Story(run, 10, 2) as story:
-            story.begin()
-            story.attempt(1)
+        with LogStream(run, 10, 2) as log_stream:
+            log_stream.begin()
+            log_stream.attempt(1)
             run.record_attempt(event="start", attempt=1)
             for rank, text in ((0, "hello\nhalf"), (1, "there\n")):
                 run.log(1, rank).parent.mkdir(parents=True, exist_ok=True)
                 run.log(1, rank).write_text(text)
-            story.tick()
-            story.record({"event": "failure", "time": 2.0, "attempt": 1, "reason": "no"})
+            log_stream.tick()
+            log_stream.record({"event": "failure", "time": 2.0, "attempt": 1, "reason": "no"})
         lines = capsys.readouterr().out.splitlines()
-        told = [json.loads(line[len(MARK) :]) for line in lines if line.startswith(MARK)]
-        assert [(one["file"], one["record"].get("event"), one.get("again", False)) for one in told] == [
+        reported = [json.loads(line[len(MARK) :]) for line in lines if line.startswith(MARK)]
+        assert [(one["file"], one["record"].get("event"), one.get("again", False)) for one in reported] == [
             ("attempts", "submit", False), ("events", "step", True), ("notice", None, False),
             ("attempts", "start", False), ("events", "failure", False),
         ]  # fmt: skip
         assert [line for line in lines if line.startswith("[")] == ["[0] hello", "[1] there", "[0] half"]
-        # The start of an attempt stands before what its ranks print: that is how a reader knows whose lines they are.
+        # The start of an attempt comes before its ranks' output: that is how a reader attributes the lines.
         assert lines.index("[0] hello") > next(n for n, line in enumerate(lines) if '"start"' in line)
 
 
-def test_sshd_lets_nobody_in_without_a_key() -> None:
+def test_sshd_refuses_logins_without_a_key() -> None:
     config = sshd_config(2222, Path("/home/ortflow/.ssh")).splitlines()
     assert "Port 2222" in config
     assert "PasswordAuthentication no" in config
@@ -287,7 +302,7 @@ def test_sshd_lets_nobody_in_without_a_key() -> None:
     assert "HostKey /home/ortflow/.ssh/id_rsa" in config
 
 
-def test_looks_at_the_daemon_are_not_in_the_workers_log(capfd: pytest.CaptureFixture[str]) -> None:
+def test_probes_of_the_daemon_are_not_in_the_workers_log(capfd: pytest.CaptureFixture[str]) -> None:
     source, target = os.pipe()
     noise = (
         "kex_exchange_identification: Connection closed by remote host\r\n"
@@ -302,7 +317,7 @@ def test_looks_at_the_daemon_are_not_in_the_workers_log(capfd: pytest.CaptureFix
 
 
 def test_a_worker_with_another_ssh_key_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The Secret was replaced, and its new key is in one pod before it is in the other: nobody's failure."""
+    """The Secret was replaced, and one pod has the new key before the other: not a failure."""
     ours = tmp_path / ".ssh"
     ours.mkdir()
     monkeypatch.setenv("HOME", str(tmp_path))
@@ -310,46 +325,46 @@ def test_a_worker_with_another_ssh_key_is_waited_for(tmp_path: Path, monkeypatch
     key = key_digest(ours)
     said: list[str] = []
     clock = FakeClock()
-    doubts = Doubts(pod(tmp_path), said.append, clock)
-    tell(pod(tmp_path), "w-0", Witness("10.0.0.1", 5.0, key="old"))
-    assert doubts("w-0.gpt", "10.0.0.1")
-    assert doubts("w-0.gpt", "10.0.0.1")
-    assert said == ["w-0 takes another ssh key: the Secret was replaced, and its new key comes soon"]
+    unready_workers = UnreadyWorkers(pod(tmp_path), said.append, clock)
+    write_report(pod(tmp_path), "w-0", WorkerReport("10.0.0.1", 5.0, key="old"))
+    assert unready_workers("w-0.gpt", "10.0.0.1")
+    assert unready_workers("w-0.gpt", "10.0.0.1")
+    assert said == ["w-0 takes another ssh key: the Secret was replaced, and its new key arrives soon"]
     clock.sleep(NEW_KEY)
-    assert doubts("w-0.gpt", "10.0.0.1")
+    assert unready_workers("w-0.gpt", "10.0.0.1")
     clock.sleep(1.0)
-    with pytest.raises(OrtflowError, match="ssh Secret was replaced, and its key has not come"):
-        doubts("w-0.gpt", "10.0.0.1")
-    tell(pod(tmp_path), "w-0", Witness("10.0.0.1", 5.0, key=key))
-    assert not doubts("w-0.gpt", "10.0.0.1")
-    tell(pod(tmp_path), "w-0", Witness("10.0.0.1", 5.0))
-    assert not doubts("w-0.gpt", "10.0.0.1"), "one that does not say"
+    with pytest.raises(OrtflowError, match="ssh Secret was replaced, and its key has not arrived"):
+        unready_workers("w-0.gpt", "10.0.0.1")
+    write_report(pod(tmp_path), "w-0", WorkerReport("10.0.0.1", 5.0, key=key))
+    assert not unready_workers("w-0.gpt", "10.0.0.1")
+    write_report(pod(tmp_path), "w-0", WorkerReport("10.0.0.1", 5.0))
+    assert not unready_workers("w-0.gpt", "10.0.0.1"), "a host that does not report"
 
 
 def test_a_worker_on_a_full_volume_has_its_ranks_save(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is told to end from the beginning on; room comes when its ranks have their signal."""
-    told, sent, full = list[Witness](), list[int](), [True]
+    """It is asked to end from the start; space is freed when its ranks get their signal."""
+    reported, sent, full = list[WorkerReport](), list[int](), [True]
 
-    def put(pod: Pod, host: str, witness: Witness) -> None:
+    def put(pod: Pod, host: str, worker_report: WorkerReport) -> None:
         if full:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        told.append(witness)
+        reported.append(worker_report)
 
     def send(found: list[str], number: int) -> None:
         sent.append(number)
         full.clear()
 
-    monkeypatch.setattr(worker, "tell", put)
+    monkeypatch.setattr(worker, "write_report", put)
     monkeypatch.setattr(worker, "start_sshd", lambda port: 1)
-    monkeypatch.setattr(worker, "ranks", lambda: [] if told else ["a rank"])
+    monkeypatch.setattr(worker, "ranks", lambda: [] if reported else ["a rank"])
     monkeypatch.setattr(worker.processes, "send", send)
     monkeypatch.setattr(worker.signal, "signal", lambda number, leave: leave(number, None))
     assert worker.Worker(pod(tmp_path)).work() == worker.TERMINATED
     assert sent == [signal.SIGTERM]
-    assert [one.leaving for one in told] == [True]
+    assert [one.leaving for one in reported] == [True]
 
 
-def test_files_that_find_no_room_are_no_wrong_input(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_for_files_is_not_wrong_input(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*paths: object) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
@@ -361,8 +376,8 @@ def test_files_that_find_no_room_are_no_wrong_input(tmp_path: Path, monkeypatch:
         unpack(replace(pod(tmp_path), run_file=carried.parent / "run.yaml"), tmp_path / "files")
 
 
-def test_prepare_that_runs_out_of_memory_is_no_wrong_input(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whoever noticed that its child was killed ends with a code of its own."""
+def test_prepare_that_runs_out_of_memory_is_not_wrong_input(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A parent that notices its child's kill ends with its own exit code."""
     spec = spec_of(prepare=["sh", "-c", "exit 3"])
     kills = iter([4, 5])
     monkeypatch.setattr(preparing, "oom_kills", lambda: next(kills))
@@ -374,18 +389,18 @@ def test_prepare_that_runs_out_of_memory_is_no_wrong_input(tmp_path: Path, monke
         preparing.prepare(spec, tmp_path, "python", key)
 
 
-def test_a_later_launcher_pod_says_what_an_earlier_one_found_changed(
+def test_a_later_launcher_pod_reports_what_an_earlier_one_found_changed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """That one ended before it began an attempt."""
+    """The earlier one ended before it began an attempt."""
     monkeypatch.setattr(ending, "TERMINATION", tmp_path / "termination-log")
     run, said = RunDir(tmp_path / "run"), Mock()
     run.root.mkdir()
     run.record_attempt(event="changed", attempt=0, notes=["resources.nodes: 2 before, 1 now"])
-    keeper = Keeper.__new__(Keeper)
-    keeper._run, keeper._spec, keeper._pod = run, SPEC, pod(tmp_path)
-    keeper._ownership, keeper._story = Mock(), said
-    keeper._keep_open(Opened(run, SPEC, 0, finished=True), Mpi("mpich", "mpirun"))
+    run_supervisor = RunSupervisor.__new__(RunSupervisor)
+    run_supervisor._run, run_supervisor._spec, run_supervisor._pod = run, SPEC, pod(tmp_path)
+    run_supervisor._ownership, run_supervisor._log_stream = Mock(), said
+    run_supervisor._keep_open(Opened(run, SPEC, 0, finished=True), Mpi("mpich", "mpirun"))
     assert said.say.mock_calls[0] == call("resources.nodes: 2 before, 1 now")
 
 

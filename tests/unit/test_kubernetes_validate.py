@@ -1,15 +1,16 @@
-"""`ortflow validate` of runs for Kubernetes: what an overlay breaks is told with its line, beside all else."""
+"""`ortflow validate` of runs for Kubernetes: faults of an overlay are reported with their line, with all others."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 import typer
 from kubernetes_runs import run_file
 from typer.testing import CliRunner, Result
 
 from ortflow.cli.validate import validate
-from ortflow.manifests.kubernetes import dump
+from ortflow.manifests.kubernetes import dump, schema
 
 app = typer.Typer()
 app.command()(validate)
@@ -27,7 +28,7 @@ def said(done: Result) -> list[str]:
 
 def test_what_an_overlay_breaks(tmp_path: Path) -> None:
     overlay = [
-        {"kind": "MPIJob", "patch": {"spec": {"slotsPerWorker": 7, "runPolicy": {"cleanPodPolicy": "Some"}}}},
+        {"kind": "MPIJob", "patch": {"spec": {"runPolicy": {"cleanPodPolicy": "Some"}}}},
         {"kind": "Service", "patch": {}},
     ]
     done = run(tmp_path, overlay=overlay)
@@ -35,8 +36,8 @@ def test_what_an_overlay_breaks(tmp_path: Path) -> None:
     first, second = said(done)
     assert "backends.kubernetes.overlay[0]: makes MPIJob spec.runPolicy.cleanPodPolicy wrong" in first
     assert first.startswith(f"error: {tmp_path}/run.yaml:"), "with its line"
-    assert "backends.kubernetes.overlay[1]: meets no document of the run; there are: ServiceAccount small-" in second
-    assert "there is no file" in done.stderr, "beside all else"
+    assert "backends.kubernetes.overlay[1]: matches no document of the run; there are: ServiceAccount small-" in second
+    assert "there is no file" in done.stderr, "with all other faults"
 
 
 def test_inputs_that_lie_on_the_volume(tmp_path: Path) -> None:
@@ -48,7 +49,7 @@ def test_inputs_that_lie_on_the_volume(tmp_path: Path) -> None:
     for wrong in ({"volume": {}}, {"overlay": [{"kind": "Service", "patch": {}}]}, {"ssh_port": 22}):
         assert run(tmp_path, "--backend=kubernetes", **wrong).exit_code == 2, wrong
     assert run(tmp_path, "--backend=kubernetes", "backends.kubernetes.image=null").exit_code == 2
-    assert run(tmp_path).exit_code == 2, "where they are looked for"
+    assert run(tmp_path).exit_code == 2, "inputs are required here"
 
 
 def test_what_keys_must_agree_on(tmp_path: Path) -> None:
@@ -58,6 +59,17 @@ def test_what_keys_must_agree_on(tmp_path: Path) -> None:
 
 
 def test_a_run_that_goes_elsewhere_or_is_right(tmp_path: Path) -> None:
-    """Carried files need not be there, nor need the namespace be known."""
+    """Carried files need not exist, and the namespace need not be known."""
     assert said(run(tmp_path, "backends.kubernetes.image=null", overlay=[{"kind": "Service", "patch": {}}])) == []
     assert said(run(tmp_path, supervisor=True, files=["make.py"])) == []
+
+
+def test_what_cannot_be_checked_without_the_client(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tolerations = [{"key": "a", "operater": "Exists"}]
+    assert run(tmp_path, "--backend=kubernetes", tolerations=tolerations).exit_code == 2
+    monkeypatch.setattr(schema, "available", lambda: False)
+    done = run(tmp_path, "--backend=kubernetes", tolerations=tolerations)
+    assert done.exit_code == 0
+    assert "not checked: the model and the data" in done.stdout
+    assert "pip install 'ortflow[kubernetes]'" in done.stdout
+    assert "pip install" not in run(tmp_path, "--backend=kubernetes").stdout, "there is nothing for it to check"

@@ -92,7 +92,7 @@ def test_states(records, alive, expected) -> None:
     assert state(records, alive) is expected
 
 
-def test_attempts_without_a_step_end_a_run_that_is_preempted_for_ever() -> None:
+def test_attempts_without_a_step_end_a_run_that_is_always_preempted() -> None:
     ends = [{"event": "end", "outcome": "preempted", "next": "restart", "step": step} for step in (4, 9, 9, 9, 9, 9, 9)]
     assert fruitless(ends[:2]) == 0
     assert fruitless(ends[:3]) == 1
@@ -104,7 +104,7 @@ def test_attempts_without_a_step_end_a_run_that_is_preempted_for_ever() -> None:
     assert fruitless(renewed) == 0
 
 
-def test_a_time_limit_is_no_preemption() -> None:
+def test_a_time_limit_is_not_a_preemption() -> None:
     ends = [{**end(number, "preempted"), "counts": False} for number in range(3)]
     assert used([SUBMIT, *ends]) == Used()
     found = decide(Outcome.PREEMPTED, Used(preemptions=5), Restart(preemptions=1), counts=False)

@@ -1,4 +1,4 @@
-"""Why an attempt ended, from what the two MPIs really print."""
+"""Why an attempt ended, from real output of the two MPIs."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_the_order_in_which_ranks_ended_counts_more_than_what_hydra_names() -> N
     assert statuses("mpich", 9, words, pids, [1, 2, 0]) == {2: -9}
 
 
-def test_a_rank_that_no_look_has_seen_is_known_by_its_own_words(tmp_path: Path) -> None:
+def test_a_rank_that_no_poll_has_seen_is_known_by_its_events(tmp_path: Path) -> None:
     run = RunDir(tmp_path)
     dead = subprocess.Popen(["true"])
     dead.wait()
@@ -108,6 +108,8 @@ WRONG = {0: {"reason": "no such file", "exit_code": 2, "time": 5.0}}
         (2, {}, WRONG, Outcome.USER_ERROR, "no such file", 0),
         (9, {1: -9}, WRONG, Outcome.FAILURE, "rank 1 was killed by SIGKILL", 1),
         (1, {}, {**FAILED, 0: {"reason": "later", "exit_code": 1, "time": 6.0}}, Outcome.FAILURE, "disk on fire", 1),
+        # The node of the rank that was given wrong input is two hours ahead.
+        (1, {}, {1: {**WRONG[0], "time": 7200.0}, 0: FAILED[1]}, Outcome.USER_ERROR, "no such file", 1),
         (-9, {}, {}, Outcome.FAILURE, "mpirun was killed by SIGKILL", None),
         (255, {}, {}, Outcome.FAILURE, "the ranks ended with exit code 255", None),
         (2, {}, {}, Outcome.USER_ERROR, "the ranks ended with exit code 2", None),

@@ -1,4 +1,4 @@
-"""In which order processes ended, though nobody looked in between."""
+"""The order in which processes ended, without polling in between."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def ranks() -> Iterator[list[subprocess.Popen[bytes]]]:
 
 def kill(process: subprocess.Popen[bytes]) -> None:
     process.kill()
-    # Left a zombie: its parent collects it in an order of its own.
+    # It stays a zombie: its parent reaps its children in another order.
     os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
 
 

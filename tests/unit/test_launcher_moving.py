@@ -1,4 +1,4 @@
-"""Who is alive is seen by what moves, not by comparing clocks."""
+"""Liveness is detected by changes, not by comparing clocks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What would be started: command lines, environments, and which MPI and interpreter are found."""
+"""The request: command lines, environments, and which MPI and interpreter are found."""
 
 from __future__ import annotations
 
@@ -64,6 +64,7 @@ def test_environment_takes_no_foreign_place_and_keeps_what_the_user_set() -> Non
     assert found["ORTFLOW_ATTEMPT"] == "3"
     assert found["OMPI_MCA_pml"] == "cm"
     assert found["OMPI_ALLOW_RUN_AS_ROOT_CONFIRM"] == "1"
+    assert found["OMPI_MCA_plm"] == "isolated", "ranks start on a machine without ssh"
     assert found["PYTHONPATH"] == "/here/src:/lib"
 
 

@@ -14,8 +14,8 @@ from fake_clock import FakeClock
 
 from ortflow.launchers.stop import Stop, write_request
 from ortflow.launchers.supervisor import GRACE, PATIENCE, PATIENCE_REPORTED, TICK, Job, Supervisor
+from ortflow.workflow.disk_space import OutOfDisk
 from ortflow.workflow.errors import EXIT_DONE, EXIT_FAILURE, EXIT_PREEMPTED
-from ortflow.workflow.room import OutOfDisk
 from ortflow.workflow.rundir import RunDir, append_json_line
 from ortflow.workflow.spec.run import Backoff, Restart
 
@@ -25,7 +25,7 @@ PERIODS = 2 * TICK
 
 @pytest.fixture(autouse=True)
 def _signals() -> Iterator[None]:
-    """A supervisor takes over the signals for good, as the last thing that its process does."""
+    """Restore signal handlers: a supervisor never does, because it is the last task of its process."""
     numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
     before = [signal.getsignal(number) for number in numbers]
     yield
@@ -48,7 +48,7 @@ class Lines:
 
 
 class Bench:
-    """A run of two ranks whose attempts are as `attempts` says."""
+    """A run of two ranks whose attempts follow `attempts`."""
 
     def __init__(self, root: Path, *attempts: dict[str, Any], **restart: Any) -> None:
         self.run, self.clock, self.view = RunDir(root), FakeClock(), Lines()
@@ -173,13 +173,13 @@ def test_a_dead_rank_that_mpirun_does_not_notice(tmp_path: Path, reported: bool)
     patience = PATIENCE_REPORTED if reported else PATIENCE
     assert attempt.killed_at is not None
     late = attempt.killed_at - bench.begun - 100.0 - patience
-    assert 0.0 < late < 2.0 + PERIODS, "it looks every second"
+    assert 0.0 < late < 2.0 + PERIODS, "it polls every second"
     (end,) = bench.ends()
     assert end["rank"] == 1
     assert ("no such key" in end["cause"]) is reported
 
 
-def test_a_start_that_finds_no_room_waits_as_long_as_the_run_file_says(tmp_path: Path) -> None:
+def test_a_start_without_disk_space_waits_as_long_as_configured(tmp_path: Path) -> None:
     bench = Bench(tmp_path, RUNS_ON)
     bench.job_options["room_seconds"] = 60.0
 
@@ -193,7 +193,7 @@ def test_a_start_that_finds_no_room_waits_as_long_as_the_run_file_says(tmp_path:
     assert [text for text in bench.view.said if "60 s" in text]
 
 
-def test_a_start_goes_on_when_there_is_room(tmp_path: Path) -> None:
+def test_a_start_continues_when_there_is_disk_space(tmp_path: Path) -> None:
     bench = Bench(tmp_path, {"seconds": 10.0})
     start, full = bench.start, [True]
 

@@ -1,4 +1,4 @@
-"""Following files that others write, tear and replace."""
+"""Following files that other processes write, truncate and replace."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_lines_come_whole_and_once(tmp_path: Path) -> None:
     tail.close()
 
 
-def test_events_that_a_rewind_rewrites_are_not_told_again(tmp_path: Path) -> None:
+def test_events_that_a_rewind_rewrites_are_not_reported_again(tmp_path: Path) -> None:
     path = tmp_path / "rank-0000.jsonl"
     EventLog(path, 0, 0).write("step", step=0)
     tail = EventTail(path)

@@ -1,4 +1,4 @@
-"""Events in words, folded into progress, and drawn."""
+"""Events as text, folded into progress, and drawn."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def step(number: int, **fields: Any) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def told(*records: dict[str, Any], every: int = 1) -> tuple[Progress, list[str]]:
+def reported(*records: dict[str, Any], every: int = 1) -> tuple[Progress, list[str]]:
     progress, lines = Progress(total_steps=100), []
     for record in records:
         progress.apply(record)
@@ -39,8 +39,8 @@ def told(*records: dict[str, Any], every: int = 1) -> tuple[Progress, list[str]]
     return progress, lines
 
 
-def test_steps_are_told_at_the_period() -> None:
-    progress, lines = told(*(step(number) for number in range(1, 21)), every=10)
+def test_steps_are_reported_at_the_period() -> None:
+    progress, lines = reported(*(step(number) for number in range(1, 21)), every=10)
     assert lines == [
         "step 10/100  loss 2.5000  lr 0.001  |g| 0.500  32 samples/s  45 s left",
         "step 20/100  loss 2.5000  lr 0.001  |g| 0.500  32 samples/s  40 s left",
@@ -51,11 +51,11 @@ def test_steps_are_told_at_the_period() -> None:
 def test_estimates_leave_the_warm_up_out() -> None:
     """The first steps took a minute, the others 0.5 s, and an evaluation of 10 s every 20 steps."""
     slow = [step(1, time=1060.0, seconds=60.0, tokens=512), step(2, time=1080.0, seconds=20.0, tokens=512)]
-    progress, lines = told({"event": "attempt_start", "time": 1000.0}, *slow)
+    progress, lines = reported({"event": "attempt_start", "time": 1000.0}, *slow)
     assert (progress.started, progress.seconds_left) == (1000.0, None)
     assert "left" not in lines[-1]
     rest = [step(n, time=1080 + (n - 2) * 0.5 + 10 * (n // 20), tokens=512) for n in range(3, 43)]
-    progress, lines = told({"event": "attempt_start", "time": 1000.0}, *slow, *rest)
+    progress, lines = reported({"event": "attempt_start", "time": 1000.0}, *slow, *rest)
     assert progress.seconds_per_step == pytest.approx(0.5 + 20 / 40)
     assert progress.seconds_left == pytest.approx(58.0)
     assert lines[-1].endswith("|g| 0.500  1,024 tokens/s  32 samples/s  58 s left")
@@ -64,8 +64,8 @@ def test_estimates_leave_the_warm_up_out() -> None:
     assert "1:50 min" in text
 
 
-def test_a_loss_that_is_not_finite_is_said() -> None:
-    _, lines = told(step(1, loss=None, grad_norm=None, samples=None, seconds=0.0))
+def test_a_loss_that_is_not_finite_is_reported() -> None:
+    _, lines = reported(step(1, loss=None, grad_norm=None, samples=None, seconds=0.0))
     assert lines == ["step 1/100  loss not finite  lr 0.001"]
 
 
@@ -77,7 +77,7 @@ def test_a_loss_that_is_not_finite_is_said() -> None:
         ({"event": "evaluation", "step": 5, "accuracy": 0.5, "loss": 1.5, "samples": 9, "seconds": 1.0},
          "evaluation at step 5: loss 1.5000  accuracy 0.5000"),
         ({"event": "checkpoint", "step": 5, "seconds": 0.25, "stall_seconds": 0.012, "bytes": 39_100_000},
-         "checkpoint at step 5: 39 MB in 0.2 s, training stood still for 12 ms"),
+         "checkpoint at step 5: 39 MB in 0.2 s, training paused for 12 ms"),
         ({"event": "rewind", "from_step": 9, "to_step": 5}, "steps 6 to 9 are undone and run again"),
         ({"event": "checkpoint_rejected", "path": "/c", "reason": "torn"},
          "warning: checkpoint /c is passed over: torn"),
@@ -85,11 +85,11 @@ def test_a_loss_that_is_not_finite_is_said() -> None:
     ],
 )  # fmt: skip
 def test_lines(record: dict[str, Any], words: str | None) -> None:
-    assert told(record)[1] == ([] if words is None else [words])
+    assert reported(record)[1] == ([] if words is None else [words])
 
 
 def test_progress_follows_a_restart() -> None:
-    progress, _ = told(
+    progress, _ = reported(
         step(7),
         {"event": "checkpoint", "step": 5},
         {"event": "attempt_start", "time": 2000.0},
@@ -123,7 +123,7 @@ def drawn(renderable: Any) -> str:
 
 
 def test_panel_shows_what_is_known() -> None:
-    progress, _ = told(
+    progress, _ = reported(
         {"event": "attempt_start", "time": 1000.0},
         {"event": "phase_start", "phase": "train"},
         *(step(number) for number in range(41, 51)),
@@ -167,7 +167,7 @@ def test_plain_view_prints_lines(tmp_path: Path, capfd: pytest.CaptureFixture[st
     assert capfd.readouterr().out.endswith("  step 1  loss 2.5000  lr 0.001  |g| 0.500  32 samples/s\n")
 
 
-def test_the_run_goes_on_when_nobody_reads_any_more(tmp_path: Path) -> None:
+def test_the_run_continues_when_its_reader_is_gone(tmp_path: Path) -> None:
     program = (
         "import pathlib, sys; from ortflow.launchers.plain import PlainView\n"
         "view = PlainView(pathlib.Path(), 1); sys.stdin.read(); view.say('a'); view.say('b'); sys.exit(7)"
@@ -197,7 +197,7 @@ def test_status_of_a_directory(tmp_path: Path) -> None:
     }  # fmt: skip
 
 
-def test_out_of_memory_kills_are_counted_where_the_kernel_tells_them(tmp_path: Path) -> None:
+def test_out_of_memory_kills_are_counted_where_the_kernel_reports_them(tmp_path: Path) -> None:
     proc, cgroups = tmp_path / "proc", tmp_path / "cgroup"
     (proc / "self").mkdir(parents=True)
     assert oom_kills(proc, cgroups) is None

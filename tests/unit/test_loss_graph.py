@@ -1,4 +1,4 @@
-"""Parts of a training graph: what is known of their values."""
+"""Parts of a training graph: types and shapes of their values."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ortflow.workflow.graph.objective.loss_graph import with_outputs
 
 
 def test_an_output_of_our_own_operators_keeps_its_type() -> None:
-    """Inference knows nothing of them, so only the description tells it."""
+    """Shape inference does not support them, so only the value's description has it."""
     node = helper.make_node(
         "LayerNormalization", ["x", "scale", "bias"], ["y", "mean", "deviation"], domain=CUDA_DOMAIN
     )

@@ -11,7 +11,7 @@ from ortflow.workflow.trainer.loss_scale import LARGEST, PERIOD, SMALLEST, START
 
 
 def through(scale: LossScale, overflows: str) -> list[float]:
-    """The scale behind each step: x overflows, a dot does not."""
+    """The scale after each step: x overflows, a dot does not."""
     found = []
     for each in overflows:
         scale = scale.after(each == "x")
@@ -52,7 +52,7 @@ def test_a_checkpoint_brings_it_back_to_the_bit() -> None:
         scale = scale.after(step in (5, 6, PERIOD))
 
 
-def test_a_checkpoint_without_one_begins_anew() -> None:
+def test_a_checkpoint_without_one_starts_from_the_default() -> None:
     assert LossScale(4.0).restored(Progress.from_json({"step": 1, "updates": 1, "epoch": 0, "sample": 8}).trainer) == (
         LossScale(4.0)
     )

@@ -208,7 +208,7 @@ def test_gpus_of_a_kind_and_their_binding(slurm: dict[str, Any], directive: tupl
 
 
 def test_the_daemons_of_mpirun_get_the_gpus_of_their_node() -> None:
-    """They are one task a node: asked for by task, all ranks of a node would have one GPU."""
+    """There is one task per node: with GPUs per task, all ranks of a node would share one GPU."""
     spec = slurm_spec(resources={"ranks_per_node": 2, "gpus_per_rank": 1})
     found = dict(read(script(spec, replace(PLAIN, start="mpirun", mpirun="/usr/bin/mpirun", kind="openmpi"))))
     assert found["gpus-per-node"] == "2"
@@ -256,8 +256,8 @@ def test_no_value_leaves_its_directive(data: dict[str, str], more: str, folder: 
     try:
         text = script(spec, placement)
     except UserError:
-        told = [*data.values(), more, folder]
-        assert any(re.search("[\x00-\x1f\x7f-\x9f]", part) for part in told) or "\\" in folder
+        reported = [*data.values(), more, folder]
+        assert any(re.search("[\x00-\x1f\x7f-\x9f]", part) for part in reported) or "\\" in folder
         return
     expected: list[tuple[str, str | None]] = [
         ("job-name", data.get("job_name", "small")),
@@ -283,15 +283,15 @@ DUMP = '#!/bin/sh\nfor word; do printf \'%s\\0\' "$word"; done > "$DUMP_TO"\nech
 
 @pytest.fixture(scope="module")
 def dump(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A keeper that writes down its arguments."""
-    path = tmp_path_factory.mktemp("keeper") / "the keeper"
+    """A supervisor process that records its arguments."""
+    path = tmp_path_factory.mktemp("run_supervisor") / "the supervisor process"
     path.write_text(DUMP)
     path.chmod(0o755)
     return path
 
 
 def ran(text: str, dump: Path, **environment: str) -> tuple[subprocess.CompletedProcess[str], list[str]]:
-    """Run a script as Slurm would; what it says, and the keeper's arguments."""
+    """Run a script as Slurm would; its output, and the supervisor process's arguments."""
     to = dump.parent / "words"
     to.unlink(missing_ok=True)
     file = dump.parent / "job.sh"
@@ -309,7 +309,9 @@ def test_no_value_leaves_its_word(dump: Path, folder: str, python: str, argument
     spec = slurm_spec(
         {"srun_arguments": [argument], "container": container, "epilogue": ["echo end"]}, resources={"python": python}
     )
-    placement = replace(PLAIN, keeper_python=str(dump), run_dir=Path(f"/r/{folder}"), start=start, mpirun=python)
+    placement = replace(
+        PLAIN, run_supervisor_python=str(dump), run_dir=Path(f"/r/{folder}"), start=start, mpirun=python
+    )
     try:
         text = script(spec, placement)
     except UserError:
@@ -317,7 +319,7 @@ def test_no_value_leaves_its_word(dump: Path, folder: str, python: str, argument
     done, found = ran(text, dump)
     assert (done.returncode, done.stderr, done.stdout.splitlines()[1:]) == (0, "", ["end"])
     run = str(placement.run_dir)
-    assert found == ["-m", "ortflow.launchers.slurm.keeper", run, "--", *launch(spec, placement)]
+    assert found == ["-m", "ortflow.launchers.slurm.run_supervisor", run, "--", *launch(spec, placement)]
     assert found[-4:] == [python, "-m", "ortflow.workflow.rank", run]
 
 
@@ -327,43 +329,46 @@ def test_no_value_leaves_its_word(dump: Path, folder: str, python: str, argument
         (
             {},
             replace(PLAIN, run_dir=Path("/a\nb")),
-            "run_dir: /a\\nb/logs holds a backslash or a line break, which Slurm does not take in the path of a log; "
+            "run_dir: /a\\nb/logs contains a backslash or a line break, which Slurm does not accept in the path "
+            "of a log; "
             "choose another run_dir",
         ),
         (
             {},
             replace(PLAIN, run_dir=Path("/a\\b")),
-            "run_dir: /a\\b/logs holds a backslash or a line break, which Slurm does not take in the path of a log; "
+            "run_dir: /a\\b/logs contains a backslash or a line break, which Slurm does not accept in the path "
+            "of a log; "
             "choose another run_dir",
         ),
         (
             {"qos": "a\n#SBATCH --hold"},
             PLAIN,
             "--qos contains a line break or another control character: a\\n#SBATCH --hold; "
-            "a batch script has no way to write it: leave it out",
+            "a batch script cannot express it: remove it",
         ),
         (
             {"prologue": ["a\nb"]},
             PLAIN,
             "a line of the prologue or epilogue contains a line break or another control character: a\\nb; "
-            "a batch script has no way to write it: leave it out",
+            "a batch script cannot express it: remove it",
         ),
         (
             {"prologue": ["#SBATCH --hold"]},
             PLAIN,
-            "#SBATCH --hold is a directive, not a line for the shell; give it in backends.slurm.directives",
+            "#SBATCH --hold is a directive, not a line for the shell; set it in backends.slurm.directives",
         ),
         (
             {"container": {"image": "i"}},
             replace(PLAIN, run_dir=Path("/a:b")),
-            "backends.slurm.container: /a:b cannot be mounted into a container: it holds a blank, a comma or a colon; "
+            "backends.slurm.container: /a:b cannot be mounted into a container: its path contains a blank, a "
+            "comma or a colon; "
             "move or rename it",
         ),
         (
             {"container": {"kind": "pyxis", "image": "i"}},
             replace(PLAIN, start="mpirun", mpirun="/mpirun"),
             "backends.slurm.container.kind: is pyxis, which srun starts, and this MPI is started with mpirun; "
-            "set backends.slurm.mpi to the one that the image's MPI knows: pmix (Open MPI) or pmi2 (MPICH)",
+            "set backends.slurm.mpi to the one that the image's MPI supports: pmix (Open MPI) or pmi2 (MPICH)",
         ),
     ],
 )
@@ -381,29 +386,29 @@ def test_a_world_needs_what_joins_it() -> None:
         launch(two, replace(PLAIN, start="mpirun"))
 
 
-# What bash makes of it.
+# As bash runs it.
 
 
-def test_without_an_epilogue_the_keeper_takes_the_place_of_the_shell(dump: Path) -> None:
-    text = script(slurm_spec({"prologue": ["echo before $$"]}), replace(PLAIN, keeper_python=str(dump)))
+def test_without_an_epilogue_the_run_supervisor_takes_the_place_of_the_shell(dump: Path) -> None:
+    text = script(slurm_spec({"prologue": ["echo before $$"]}), replace(PLAIN, run_supervisor_python=str(dump)))
     done, _ = ran(text, dump, CODE="75")
     before, pid = done.stdout.splitlines()
     assert (done.returncode, before) == (75, f"before {pid}")
 
 
-def test_prologue_and_epilogue_frame_the_keeper(dump: Path) -> None:
+def test_prologue_and_epilogue_frame_the_run_supervisor(dump: Path) -> None:
     lines = {"prologue": ["if true; then", "\tA='x  y'", "fi"], "epilogue": ['echo "$A $ortflow_code"', "false"]}
-    done, found = ran(script(slurm_spec(lines), replace(PLAIN, keeper_python=str(dump))), dump, CODE="7")
+    done, found = ran(script(slurm_spec(lines), replace(PLAIN, run_supervisor_python=str(dump))), dump, CODE="7")
     assert (done.returncode, done.stderr, done.stdout.splitlines()[1:]) == (7, "", ["x  y 7"])
     assert found
 
 
 def test_the_epilogue_outlives_slurms_signal(tmp_path: Path) -> None:
-    keeper = tmp_path / "keeper"
-    keeper.write_text("#!/bin/sh\necho ready\nread go < fifo\nexit 3\n")
-    keeper.chmod(0o755)
+    run_supervisor = tmp_path / "run_supervisor"
+    run_supervisor.write_text("#!/bin/sh\necho ready\nread go < fifo\nexit 3\n")
+    run_supervisor.chmod(0o755)
     os.mkfifo(tmp_path / "fifo")
-    text = script(slurm_spec({"epilogue": ["echo over"]}), replace(PLAIN, keeper_python=str(keeper)))
+    text = script(slurm_spec({"epilogue": ["echo over"]}), replace(PLAIN, run_supervisor_python=str(run_supervisor)))
     (tmp_path / "job.sh").write_text(text)
     with subprocess.Popen(["bash", "job.sh"], cwd=tmp_path, stdout=subprocess.PIPE, text=True) as shell:
         assert shell.stdout is not None
@@ -415,16 +420,20 @@ def test_the_epilogue_outlives_slurms_signal(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("epilogue", [[], ["echo over"]])
-def test_slurms_early_signal_kills_nobody_and_then_reaches_the_keeper(tmp_path: Path, epilogue: list[str]) -> None:
-    """Of a life shorter than the lead it comes before the keeper listens."""
-    keeper = tmp_path / "keeper"
-    keeper.write_text(
+def test_slurms_early_signal_kills_no_process_and_reaches_the_run_supervisor(
+    tmp_path: Path, epilogue: list[str]
+) -> None:
+    """If the time limit is shorter than the lead, it comes before the supervisor process handles signals."""
+    run_supervisor = tmp_path / "run_supervisor"
+    run_supervisor.write_text(
         f"#!{sys.executable}\nimport signal, time\nprint('here', flush=True)\ntime.sleep(1)\n"
         "signal.signal(signal.SIGUSR2, lambda *_: exit(5))\nprint('listens', flush=True)\ntime.sleep(20)\n"
     )
-    keeper.chmod(0o755)
+    run_supervisor.chmod(0o755)
     slurm = {"prologue": ["echo begins; sleep 0.5"], "epilogue": epilogue}
-    (tmp_path / "job.sh").write_text(script(slurm_spec(slurm), replace(PLAIN, keeper_python=str(keeper))))
+    (tmp_path / "job.sh").write_text(
+        script(slurm_spec(slurm), replace(PLAIN, run_supervisor_python=str(run_supervisor)))
+    )
     with subprocess.Popen(["bash", "job.sh"], cwd=tmp_path, stdout=subprocess.PIPE, text=True) as shell:
         assert shell.stdout is not None
         for word in ("begins", "here", "listens"):
@@ -434,7 +443,7 @@ def test_slurms_early_signal_kills_nobody_and_then_reaches_the_keeper(tmp_path: 
         assert shell.wait(20) == 5
 
 
-# What starts the ranks.
+# How the ranks are started.
 
 
 def test_srun_repeats_what_a_step_does_not_take_over() -> None:

@@ -1,4 +1,4 @@
-"""Every buffer of a rank is accounted for, before a run and behind it."""
+"""Every buffer of a rank is accounted for, before and after a run."""
 
 from __future__ import annotations
 
@@ -22,11 +22,21 @@ def test_parts_of_adamw() -> None:
     assert buffers(10**9, 0, 2)["checkpoint"] == KEPT
 
 
+def test_parts_under_zero() -> None:
+    """Of 640 parameters, 3 ranks have 256, 256 and 128."""
+    for rank, mine in enumerate((256, 256, 128)):
+        held = [buffers(640, 64, 2, accumulation=2, world_size=3, zero=stage, rank=rank) for stage in range(3)]
+        assert [parts["moments"] for parts in held] == [8 * 640, 8 * mine, 8 * mine]
+        assert [parts["gradients"] for parts in held] == [4 * 1280, 4 * 1280, 4 * (640 + mine)]
+        assert len({(parts["parameters"], parts["checkpoint"]) for parts in held}) == 1
+    assert buffers(640, 0, 1, world_size=3, zero=2)["gradients"] == 4 * 640
+
+
 def test_what_is_no_buffer_is_the_rest_of_the_peak() -> None:
     assert with_peak({"parameters": 10, "gradients": 5}, 40) == {
         "parameters": 10, "gradients": 5, "values": 25, "peak": 40,
     }  # fmt: skip
-    # In a process of its own, whose peak is not that of an earlier test.
+    # In a separate process, whose peak is not an earlier test's.
     program = (
         "import numpy; from ortflow.workflow.memory import peak; before = peak(); "
         "held = numpy.ones(2 * before, numpy.uint8); assert peak() >= held.nbytes, (before, peak())"
@@ -35,9 +45,9 @@ def test_what_is_no_buffer_is_the_rest_of_the_peak() -> None:
 
 
 def test_inspect_shows_them(tmp_path: Path) -> None:
-    told = CliRunner().invoke(
+    reported = CliRunner().invoke(
         command_line(), ["inspect", str(linear(tmp_path / "m.onnx", width=4000, out=("batch", 250)))]
     )
-    assert told.exit_code == 0, told.output
-    (line,) = (line for line in told.output.splitlines() if line.startswith("memory"))
+    assert reported.exit_code == 0, reported.output
+    (line,) = (line for line in reported.output.splitlines() if line.startswith("memory"))
     assert "parameters 4.0 MB, gradients 4.0 MB, moments 8.0 MB, checkpoint 12 MB" in line

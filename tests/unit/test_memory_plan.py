@@ -1,4 +1,4 @@
-"""Predicted memory: liveness, the arena, shapes, and what a rank on the CPU is then measured to take."""
+"""Predicted memory: liveness, the arena, shapes, and the measured memory of a rank on the CPU."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def planned(model: onnx.ModelProto, batch: int = 4) -> Any:
 
 
 def test_values_live_from_their_maker_to_their_last_reader() -> None:
-    """a and b are gone when e is made; d is written over c; the output has memory of its own."""
+    """a and b are dead when e is computed; d is written over c; the output has its own memory."""
     node = helper.make_node
     peak = planned(graph_of(
         node("Softmax", ["x"], ["a"]), node("Softmax", ["x"], ["b"]), node("Concat", ["a", "b"], ["c"], axis=1),
@@ -58,7 +58,7 @@ def test_values_live_from_their_maker_to_their_last_reader() -> None:
     assert (peak.node, peak.unknown) == ("last", ())
 
 
-def test_views_keep_what_they_look_at_alive() -> None:
+def test_views_keep_their_source_alive() -> None:
     node = helper.make_node
     flat = helper.make_tensor("flat", TensorProto.INT64, [1], [-1])
     model = graph_of(
@@ -117,7 +117,7 @@ SHAPES = {
 
 
 @needs_kernels
-@pytest.mark.skipif(sys.platform != "linux", reason="resident memory is told by Linux alone")
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux reports resident memory")
 @pytest.mark.parametrize("model", [gpt, images])
 def test_what_is_then_measured(tmp_path: Path, model: Any) -> None:
     """Within 10%, on a graph of a transformer and one of convolutions."""
@@ -134,7 +134,7 @@ def test_what_is_then_measured(tmp_path: Path, model: Any) -> None:
 
 @pytest.mark.parametrize("model", [gpt, images])
 def test_shapes_are_those_that_the_runtime_has(tmp_path: Path, model: Any) -> None:
-    """Every value of the training graph, at two rows, made an output of it."""
+    """Every value of the training graph, for two rows, as an output."""
     graphs = build_graphs(run_file(model(tmp_path)), "cpu", tmp_path / "graphs", 256)
     small = {name: (2, *shape[1:]) for name, shape in SHAPES[model].items()}
     whole = onnx.load(graphs.train)
@@ -156,7 +156,7 @@ def test_shapes_are_those_that_the_runtime_has(tmp_path: Path, model: Any) -> No
 
 
 def test_the_graph_of_a_gpu_is_followed_too(tmp_path: Path) -> None:
-    """Fused kernels stand in it, which onnx does not know."""
+    """It contains fused kernels, which onnx does not know."""
     spec = run_file(gpt(tmp_path)).model_copy(deep=True)
     resources = spec.resources.model_copy(update={"gpus_per_rank": 1})
     graphs = build_graphs(spec, "cpu", tmp_path / "graphs", 256)
@@ -169,7 +169,7 @@ def test_the_graph_of_a_gpu_is_followed_too(tmp_path: Path) -> None:
 
 
 def test_half_precision_takes_half(tmp_path: Path) -> None:
-    """Every value of the graph in half precision is known, and most of them take half of what they take in fp32."""
+    """Every value of the graph in half precision is known, and most take half the memory of fp32."""
     gpt(tmp_path)
     tokens = np.random.default_rng(0).integers(0, 3000, (16, 257))
     write_set(tmp_path / "train.arrow", [record_batch({"tokens": tokens})])
@@ -200,9 +200,21 @@ def test_the_command(tmp_path: Path) -> None:
     assert done.code == 0, done.said
     assert "memory of a rank on the CPU, predicted" in done.out
     assert "the largest part: " in done.out
-    told = json.loads(tiny.command("inspect", "--json", "--plan", "run.yaml", "data.micro_batch=2").out)
-    assert (told["device"], told["micro_batch"], told["unknown"]) == ("cpu", 2, [])
-    assert told["total"] == sum(told["parts"].values())
+    reported = json.loads(tiny.command("inspect", "--json", "--plan", "run.yaml", "data.micro_batch=2").out)
+    assert (reported["device"], reported["micro_batch"], reported["unknown"]) == ("cpu", 2, [])
+    assert reported["total"] == sum(reported["parts"].values())
+    ranks = ("resources.ranks_per_node=2", "train.gradient_accumulation=2")
+    plain, first, second = (
+        json.loads(tiny.command("inspect", "--json", "--plan", "run.yaml", f"parallel.zero={stage}", *ranks).out)
+        for stage in range(3)
+    )
+    assert first["formulas"]["moments"] == "2 x 4 B x 320 / 2 rank(s)"
+    assert first["parts"]["moments"] == 2 * 4 * 192, "half of 320, rounded up to a multiple of 64"
+    assert plain["parts"]["moments"] == 2 * 4 * 320
+    assert second["formulas"]["gradients"] == "4 B x (320 + 320 / 2 rank(s) + 2 x 128)"
+    assert second["parts"]["gradients"] == 4 * (320 + 192 + 2 * 128)
+    assert first["parts"]["gradients"] == plain["parts"]["gradients"] == 4 * (320 + 320 + 2 * 128)
+    assert f"  = {plain['formulas']['moments']}" in tiny.command("inspect", "--plan", "run.yaml", *ranks).out
     wrong = tiny.command("inspect")
     assert (wrong.code, "one model file is needed" in wrong.said) == (2, True)
     broken = tiny.command("inspect", "--plan", "run.yaml", "train.steps=no")

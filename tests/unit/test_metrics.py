@@ -1,4 +1,4 @@
-"""The table of metrics is what every part of ortflow goes by: checks, graphs, totals, early stop, sweeps."""
+"""Every part of ortflow uses the table of metrics: checks, graphs, totals, early stop, sweeps."""
 
 from __future__ import annotations
 

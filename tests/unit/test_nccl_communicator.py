@@ -1,4 +1,4 @@
-"""NCCL that is played: calls that go on in the background, ranks that never come, errors that come later."""
+"""A fake NCCL: calls that complete in the background, ranks that never connect, errors that come later."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Below(SoloCommunicator):
     world_size = 2
     closed: int | None = None
 
-    def share(self, value: Any) -> Any:
+    def broadcast_object(self, value: Any) -> Any:
         return value
 
     def close(self) -> None:
@@ -38,7 +38,7 @@ class Below(SoloCommunicator):
 
 
 class FakeNccl:
-    """`states` are what ncclCommGetAsyncError gives, one after the other, the last one for ever."""
+    """`states` are what ncclCommGetAsyncError gives, one after the other; the last one repeats."""
 
     def __init__(self) -> None:
         self.answers: dict[str, int] = {}
@@ -155,7 +155,7 @@ def test_ranks_that_do_not_find_each_other_are_given_up(device: CudaDevice) -> N
     assert library.calls[-1] == "ncclCommAbort"
 
 
-def test_an_error_of_the_start_is_told_with_its_cause(device: CudaDevice) -> None:
+def test_an_error_of_the_start_is_reported_with_its_cause(device: CudaDevice) -> None:
     library = FakeNccl()
     library.answers = {"ncclCommInitRankConfig": 2}
     library.last = b"Error while creating shared memory segment /dev/shm/nccl-1: No space left on device"
@@ -171,7 +171,7 @@ def test_a_sum_that_never_comes_ends_the_wait_with_a_sentence(cuda: FakeCuda, de
     cuda.failing["cudaEventQuery"] = NOT_READY
     world.all_reduce(buffer)
     until(lambda: "ncclCommAbort" in library.calls)
-    words = r"did not come within 0\.05 s \(restart\.hung_seconds\): another rank has ended or is stuck"
+    words = r"did not finish within 0\.05 s \(restart\.hung_seconds\): another rank has ended or is stuck"
     readback.queue()
     for wait in (buffer.read, readback.read, device.synchronize, lambda: world.all_reduce(buffer)):
         with pytest.raises(NcclError, match=words):
@@ -192,7 +192,7 @@ def test_an_error_that_comes_later_ends_the_wait(device: CudaDevice) -> None:
     library.last = b"socketProgress: Connection closed by remote peer node2<41234>"
     library.states = [6]
     until(lambda: "ncclCommAbort" in library.calls)
-    with pytest.raises(NcclError, match="NCCL fails in a sum over the ranks: another rank has ended or cannot be"):
+    with pytest.raises(NcclError, match="NCCL failed in an all-reduce: another rank has ended or cannot be"):
         buffer.read()
 
 
@@ -208,5 +208,5 @@ def test_sums_that_take_their_time_are_waited_for(cuda: FakeCuda, device: CudaDe
     del cuda.failing["cudaEventQuery"]
     time.sleep(0.1)
     world.all_reduce(buffer)
-    assert len(cuda.events) == 3, "marks are used again"
+    assert len(cuda.events) == 3, "events are reused"
     world.close()

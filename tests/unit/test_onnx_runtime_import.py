@@ -1,4 +1,4 @@
-"""ONNX Runtime comes without PyTorch, whoever of ortflow's modules needs it."""
+"""ONNX Runtime is imported without PyTorch, by any of ortflow's modules."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SPY = "import os, sys\nopen(os.environ['SPY'], 'a').write(' '.join(sys.argv) + c
 
 @pytest.fixture
 def spied(tmp_path: Path) -> dict[str, str]:
-    """An environment in which a package `torch` is found first and leaves a note of each import."""
+    """An environment in which a fake package `torch` comes first and records each import."""
     package = tmp_path / "packages" / "torch"
     package.mkdir(parents=True)
     (package / "__init__.py").write_text(SPY)
@@ -36,7 +36,7 @@ def run(code: str, environment: dict[str, str]) -> str:
 def test_onnx_runtime_is_imported_without_torch(spied: dict[str, str]) -> None:
     if installed_runtime() in TRAINING:
         run("import onnxruntime", spied)
-        assert Path(spied["SPY"]).exists(), "the wheel imports torch no longer: this module can go"
+        assert Path(spied["SPY"]).exists(), "the wheel no longer imports torch: this module can be removed"
         Path(spied["SPY"]).unlink()
     run("import ortflow.workflow.onnx_runtime, ortflow.workflow.executor, ortflow.workflow.trainer.graph", spied)
     assert not Path(spied["SPY"]).exists()

@@ -1,4 +1,4 @@
-"""The lists of operators in the documentation are those of the rules."""
+"""The lists of operators in the documentation match the rules."""
 
 from __future__ import annotations
 

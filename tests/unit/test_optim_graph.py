@@ -1,4 +1,4 @@
-"""The update rules against float64 references written from the papers, in place, bit for bit repeatable."""
+"""The update rules against float64 references from the papers, in place, reproducible bit for bit."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ optimizers = pytest.mark.parametrize("optimizer", OPTIMIZERS.values(), ids=OPTIM
 
 
 class Bound:
-    """An optimizer graph bound to flat buffers as the trainer does it: every output in its input's memory."""
+    """An optimizer graph bound to flat buffers as in the trainer: every output in its input's memory."""
 
     kernels = "standard"
 
@@ -134,7 +134,7 @@ def test_twenty_steps_follow_the_float64_reference(optimizer: Optimizer, threads
         for entry in INDEX:
             if entry.tensor.group in ("frozen", "state"):
                 continue
-            # Small gradients show where epsilon is added, zero ones a trust ratio without an update.
+            # Small gradients show where epsilon is added; zero ones give a trust ratio without an update.
             scale = 10.0 ** rng.uniform(-5, 0, entry.tensor.count) * (t > 1 or entry.name != "bias")
             gradient = bound.buffers["gradients"][entry.offset : entry.end]
             gradient[:] = rng.normal(size=entry.tensor.count) * scale

@@ -1,4 +1,4 @@
-"""Scaling and update of a step that no host looks at: the same bits, and nothing moved by what is no number."""
+"""Scaling and update of a step without the host: the same bits, and NaN changes nothing."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def test_without_a_loss_scale_the_bits_are_those_of_the_other_form(max_norm: flo
     ],
     ids=str,
 )  # fmt: skip
-def test_a_gradient_of_no_use_is_nan_throughout(wrong: dict[str, float]) -> None:
+def test_an_unusable_gradient_is_nan_throughout(wrong: dict[str, float]) -> None:
     gradients = np.zeros(640, np.float32)
     gradients[[0, 77]] = 1, wrong.get("gradient", 1)
     sums = {name: one(wrong.get(name, 1)) for name in ("loss", "weight")}
@@ -119,6 +119,8 @@ def test_an_update_keeps_what_has_no_gradient_and_is_else_the_same(optimizer: Op
     plain = compose(optimizer_graph(optimizer, SEGMENTS))
     feeds = feeds_of(optimizer)
     expected, mine = run(plain, **feeds), run(guarded(plain), **feeds)
+    read = {name for node in plain.graph.node for name in node.input}
+    assert [value.name for value in guarded(plain).graph.input if value.name not in read] == [], "step of SGD"
     assert list(mine) == list(expected)
     for name, array in expected.items():
         np.testing.assert_array_equal(mine[name], array, err_msg=name)

@@ -1,4 +1,4 @@
-"""Each schedule against its formula, and where its pieces meet."""
+"""Each schedule against its formula, and at the ends of its phases."""
 
 from __future__ import annotations
 

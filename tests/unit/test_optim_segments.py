@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ortflow.workflow.layout import FlatIndex, Group, Tensor
-from ortflow.workflow.optim.segments import Segment, segments
+from ortflow.workflow.optim.segments import Piece, Segment, pieces, segments
 from ortflow.workflow.spec.optimizers import Adam, Lamb, Sgd
 
 
@@ -29,3 +29,11 @@ def test_a_group_without_tensors_gets_none() -> None:
     assert segments(optimizer, index("no_decay", "frozen")) == [Segment(0, 128, 0.0)]
     assert segments(optimizer, index("decay")) == [Segment(0, 128, 0.1)]
     assert segments(optimizer, index("frozen", "state")) == []
+
+
+def test_a_share_has_pieces_of_segments() -> None:
+    whole = [Segment(0, 128, 0.1), Segment(128, 256, 0.0), Segment(256, 384, 0.1)]
+    assert pieces(whole, 0, 384) == [Piece(0, 128, 0.1, 0), Piece(128, 256, 0.0, 1), Piece(256, 384, 0.1, 2)]
+    assert pieces(whole, 64, 192) == [Piece(64, 128, 0.1, 0), Piece(128, 192, 0.0, 1)]
+    assert pieces(whole, 128, 256) == [Piece(128, 256, 0.0, 1)]
+    assert pieces(whole, 384, 384) == []

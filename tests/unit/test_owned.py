@@ -1,4 +1,4 @@
-"""Nothing that ortflow did not write is replaced or removed, whatever it is called and wherever links lead."""
+"""Files that ortflow did not write are never replaced or removed, whatever their names and links."""
 
 from __future__ import annotations
 
@@ -27,6 +27,7 @@ from ortflow.workflow import owned
 from ortflow.workflow.assembly.files import write_files
 from ortflow.workflow.data import write
 from ortflow.workflow.data.dataset import Dataset
+from ortflow.workflow.disk_space import OutOfDisk
 from ortflow.workflow.errors import UserError
 from ortflow.workflow.events import EventLog
 from ortflow.workflow.graph.export.inference import export_inference
@@ -80,7 +81,7 @@ def test_a_folder_of_own_files_goes_whole(tmp_path: Path) -> None:
     (tmp_path / "folder" / "own").mkdir(parents=True)
     (tmp_path / "folder" / "own" / "a.txt").write_text("")
     assert owned.remove(tmp_path / "folder", NAMES)
-    assert owned.remove(tmp_path / "folder", NAMES), "what is not there is gone"
+    assert owned.remove(tmp_path / "folder", NAMES), "a missing folder counts as removed"
     assert list(tmp_path.iterdir()) == []
 
 
@@ -113,7 +114,7 @@ def test_files_that_belong_together_are_exchanged_together(tmp_path: Path, monke
 
 
 def places(folder: Path, source: Path) -> dict[str, Path]:
-    """Outputs that are not, or not only, sets of ours."""
+    """Outputs that are not, or not only, ortflow's sets."""
     found = {name: folder / name for name in ("file", "folder", "shards", "named", "parts", "link", "down", "hidden")}
     found["file"].write_text("precious")
     found["folder"].mkdir()
@@ -139,7 +140,7 @@ def test_force_replaces_sets_of_ours_only(tmp_path: Path, source: Path, options:
     found = places(tmp_path, source)
     before = tree(tmp_path)
     for place in found.values():
-        with pytest.raises(UserError, match="not a set of samples that ortflow has written") as error:
+        with pytest.raises(UserError, match="not a data set that ortflow has written") as error:
             convert(source, place, *options)
         assert str(place) in str(error.value)
     assert tree(tmp_path) == before
@@ -172,7 +173,7 @@ def test_the_old_set_comes_back_where_the_new_one_cannot_stand(
             patch.setattr(module, name, full)
             if name == "record_batch":
                 patch.setattr("ortflow.workflow.data.convert.record_batch", full)
-            with pytest.raises(UserError, match="No space left"):
+            with pytest.raises(OutOfDisk, match="out of disk on"):
                 convert(source, tmp_path / "set", *options)
         assert tree(tmp_path) == before
 
@@ -203,7 +204,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def strange_models(folder: Path) -> dict[str, Path]:
-    """What may stand where a model is to be written, and is not ours."""
+    """Foreign files that may exist at a model's path."""
     model = helper.make_model(helper.make_graph([], "theirs", [], []), producer_name="pytorch")
     found = {name: folder / f"{name}.onnx" for name in ("text", "model", "folder", "link", "nowhere", "empty")}
     found["text"].write_text("precious")

@@ -1,4 +1,4 @@
-"""What a wheel holds: everything that the folders hold."""
+"""A wheel contains everything in the folders."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ CODE = (".py", ".c", ".h", ".cu", ".typed")
 
 
 def test_no_package_and_no_source_is_left_out_of_wheels() -> None:
-    """An editable install finds them all the same."""
+    """An editable install would find them anyway."""
     tomllib = pytest.importorskip("tomllib")
     settings = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]
     packages, data = set(settings["packages"]), settings["package-data"]
@@ -27,6 +27,6 @@ def test_no_package_and_no_source_is_left_out_of_wheels() -> None:
 
 
 def test_no_two_test_modules_have_one_name() -> None:
-    """pytest imports them by their names: with PyTorch installed, a second one would keep all tests from running."""
+    """pytest imports them by name: with PyTorch installed, a duplicate would stop all tests."""
     names = Counter(path.name for path in (ROOT / "tests").rglob("test_*.py"))
     assert [name for name, count in names.items() if count > 1] == []

@@ -1,4 +1,4 @@
-"""Attention reads one packed value where a Split only copied its parts, and computes the same to the bit."""
+"""Attention reads one packed value in place of copies by a Split, and computes the same bits."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def forward(
     shared: int = HEADS, split: str = "Split <axis = -1> (all, widths)", heads: str = PLAIN,
     read: str = "q, k, v", after: str = "more = Identity (loss_of_o)", mask: str = "", flags: str = "",
 ) -> onnx.ModelProto:  # fmt: skip
-    """Attention with packed operands: `heads` makes q, k and v, `after` makes `more`."""
+    """Attention with packed operands: `heads` computes q, k and v, `after` computes `more`."""
     width, packed = HEADS * SIZE, (HEADS + 2 * shared) * SIZE
     text = f"""
     <ir_version: 9, opset_import: ["": 18, "com.microsoft": 1, "ortflow.cuda": 1]>
@@ -162,7 +162,7 @@ LEFT = {
 
 
 @pytest.mark.parametrize("name", LEFT)
-def test_other_attention_is_left_as_it_is(name: str) -> None:
+def test_other_attention_is_left_unchanged(name: str) -> None:
     for model in (LEFT[name], training(LEFT[name])):
         assert pack(model) == model
 
@@ -178,14 +178,14 @@ def _concat(model: onnx.ModelProto) -> onnx.NodeProto:
     return next(node for node in model.graph.node if node.op_type == "Concat")
 
 
-def test_gradients_in_another_order_are_left_as_they_are() -> None:
+def test_gradients_in_another_order_are_left_unchanged() -> None:
     train = training(forward())
     concat = _concat(train)
     concat.input[:] = [concat.input[place] for place in (0, 2, 1)]
     assert pack(train) == train
 
 
-def test_a_gradient_that_is_read_alone_is_left_as_it_is() -> None:
+def test_a_gradient_that_is_read_alone_is_left_unchanged() -> None:
     train = training(forward())
     name = _concat(train).input[1]
     train.graph.output.extend(value for value in train.graph.value_info if value.name == name)

@@ -1,4 +1,4 @@
-"""Products of halves by cuBLASLt: what they take in, and that the graph computes the same."""
+"""Products of halves by cuBLASLt: the nodes that they absorb, and that the graph computes the same."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def model_of(
 
 
 def check(nodes: Sequence[onnx.NodeProto], outputs: dict[str, int], counts: dict[str, int], **sizes: Any) -> None:
-    """That the graph has so many nodes of each operator then, and computes the same."""
+    """Check the number of nodes of each operator after that, and that the graph computes the same."""
     described = sizes.pop("described", {})
     random = np.random.default_rng(0)
     feeds = {
@@ -89,7 +89,7 @@ def test_a_linear_layer_with_its_bias() -> None:
 
 
 @pytest.mark.parametrize("rows", [1, 5])
-def test_what_is_added_to_rows_is_no_bias(rows: int) -> None:
+def test_what_is_added_to_rows_is_not_a_bias(rows: int) -> None:
     nodes = [
         node("MatMul", "x", "w", "p"),
         node("Cast", "p", "wide", to=TensorProto.FLOAT),

@@ -1,4 +1,4 @@
-"""The trainer of GPUs, on a GPU that is played: the CPU's bits, captured as not captured, skipped by the device."""
+"""The trainer for GPUs on a fake GPU: the CPU's bits, captured or not; skips are decided on the device."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 import onnx
 import pytest
 from graph_build_models import Array, built, run_file
-from queued import Played, halved, network, outcomes_of, state_of, steps_of, train
+from queued import Fake, halved, network, outcomes_of, state_of, steps_of, train
 from trainers import trainer_on
 
 from ortflow.workflow.comm.solo import SoloCommunicator
@@ -52,43 +52,43 @@ def test_the_curve_is_the_cpu_s_to_the_bit_captured_or_not(
         "train__clip_norm": 1.0,
         "resources__kernels": "onnxruntime",
     }
-    # A smaller last batch now and then, and samples that make no gradient.
+    # Some smaller last batches, and samples without a usable gradient.
     sizes = [[8] * accumulation if step % 7 != 5 else [8] * (accumulation - 1) + [5] for step in range(30)]
     steps, damaged = steps_of(sizes, damaged=(2, 9, 10, 20)), {2, 9, 10, 20}
     on_cpu = trainer_on(graphs, run_file(model, **changes))
     expected, state = train(on_cpu, steps), state_of(on_cpu)
     assert {step for step, (*_, skipped) in enumerate(expected) if skipped} == damaged
     for captures in (True, False):
-        played = Played(monkeypatch)
+        fake = Fake(monkeypatch)
         changes["resources__cuda_graph"] = captures
-        trainer = played.trainer(graphs, run_file(model, **changes))
+        trainer = fake.trainer(graphs, run_file(model, **changes))
         for mine, theirs in zip(train(trainer, steps), expected, strict=True):
             np.testing.assert_array_equal(mine[:2], theirs[:2])
             assert mine[2] == theirs[2]
         for name, flat in state_of(trainer).items():
             np.testing.assert_array_equal(flat, state[name], err_msg=name)
-        launched = [call for call in played.library.calls if call[0] == "cudaGraphLaunch"]
+        launched = [call for call in fake.library.calls if call[0] == "cudaGraphLaunch"]
         assert bool(launched) == captures
         if captures:
-            named = [*CAPTURED, "a further micro-batch"] if accumulation > 1 else CAPTURED
-            assert sorted(played.log) == sorted(f"{name} is captured as a CUDA graph" for name in named)
+            named = [*CAPTURED, "another micro-batch"] if accumulation > 1 else CAPTURED
+            assert sorted(fake.log) == sorted(f"{name} is captured as a CUDA graph" for name in named)
         else:
-            assert not played.log
+            assert not fake.log
         monkeypatch.undo()
 
 
 def test_a_step_waits_once(model: Path, graphs: GraphSet, monkeypatch: pytest.MonkeyPatch) -> None:
     changes = {"train__gradient_accumulation": 3, "train__clip_norm": 1.0}
-    played = Played(monkeypatch)
-    trainer = played.trainer(graphs, run_file(model, **changes))
+    fake = Fake(monkeypatch)
+    trainer = fake.trainer(graphs, run_file(model, **changes))
     steps = steps_of([[8] * 3] * 12)
     train(trainer, steps[:6])
-    calls = played.library.calls
+    calls = fake.library.calls
     calls.clear()
     train(trainer, steps[6:7])
     assert not [call for call in calls if call[0] == "cudaStreamSynchronize"]
     waits = [event for name, event in calls if name == "cudaEventSynchronize"]
-    # Those for pinned memory are over long ago: it was copied from two batches before.
+    # The waits for pinned memory ended long ago: it was copied from two batches before.
     last = waits[-1]
     assert waits.count(last) == 1
     recorded = calls.index(("cudaEventRecord", last))
@@ -100,13 +100,13 @@ def test_a_step_waits_once(model: Path, graphs: GraphSet, monkeypatch: pytest.Mo
 def test_nothing_that_a_checkpoint_holds_moves_before_it_is_asked_for(
     model: Path, graphs: GraphSet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    played = Played(monkeypatch)
-    trainer = played.trainer(graphs, run_file(model))
+    fake = Fake(monkeypatch)
+    trainer = fake.trainer(graphs, run_file(model))
     before: list[dict[str, Array]] = [state_of(trainer)]
     asked: list[dict[str, Array]] = []
     trainer.before_update = lambda: asked.append(state_of(trainer))
     for batches in steps_of([[8]] * 8, damaged=(3,)):
-        trainer.step(batches, learning_rate=1e-3, update=1, seeds=[1], votes=[])
+        trainer.step(batches, learning_rate=1e-3, update=1, seeds=[1], control_values=[])
         before.append(state_of(trainer))
     assert len(asked) == 8
     for mine, theirs in zip(asked, before, strict=False):
@@ -119,32 +119,32 @@ def test_nothing_that_a_checkpoint_holds_moves_before_it_is_asked_for(
 def test_memory_that_is_given_back_ends_the_graphs_that_use_it(
     model: Path, graphs: GraphSet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    played = Played(monkeypatch)
-    trainer = played.trainer(graphs, run_file(model))
+    fake = Fake(monkeypatch)
+    trainer = fake.trainer(graphs, run_file(model))
     steps = steps_of([[8]] * 12)
     train(trainer, steps[:6])
-    assert len(played.library.graphs) == 3
+    assert len(fake.library.graphs) == 3
     trainer.give_memory_back()
-    assert not played.library.graphs
-    played.library.calls.clear()
+    assert not fake.library.graphs
+    fake.library.calls.clear()
     train(trainer, steps[6:9])
-    assert not [call for call in played.library.calls if call[0] == "cudaGraphLaunch"]
+    assert not [call for call in fake.library.calls if call[0] == "cudaGraphLaunch"]
     train(trainer, steps[9:])
-    assert len(played.library.graphs) == 3
+    assert len(fake.library.graphs) == 3
 
 
 def test_memory_that_is_given_back_costs_no_step(
     model: Path, graphs: GraphSet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What gives it back is the scaling of a gradient that is none."""
+    """The scaling of an unusable gradient frees it."""
     steps, outcomes = steps_of([[8]] * 6), []
     for giving in (False, True):
-        trainer = Played(monkeypatch).trainer(graphs, run_file(model))
+        trainer = Fake(monkeypatch).trainer(graphs, run_file(model))
         found = []
         for number, batches in enumerate(steps):
             if giving and number in (0, 3):
                 trainer.give_memory_back()
-            outcome = trainer.step(batches, learning_rate=1e-3, update=number + 1, seeds=[1], votes=[])
+            outcome = trainer.step(batches, learning_rate=1e-3, update=number + 1, seeds=[1], control_values=[])
             found.append((outcome.loss, outcome.grad_norm, outcome.skipped))
         outcomes.append(found)
     assert outcomes[0] == outcomes[1]
@@ -154,19 +154,19 @@ def test_memory_that_is_given_back_costs_no_step(
 def test_a_session_that_is_opened_ends_the_graphs_whose_memory_it_may_get(
     model: Path, graphs: GraphSet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    played = Played(monkeypatch)
-    trainer = played.trainer(graphs, run_file(model))
+    fake = Fake(monkeypatch)
+    trainer = fake.trainer(graphs, run_file(model))
     train(trainer, steps_of([[8]] * 6))
-    assert len(played.library.graphs) == 3
+    assert len(fake.library.graphs) == 3
     trainer._sessions.exact().open(graphs.eval)
-    assert not played.library.graphs
+    assert not fake.library.graphs
 
 
 def test_what_copies_from_the_host_is_not_captured(
     model: Path, graphs: GraphSet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    played = Played(monkeypatch)
-    trainer = played.trainer(graphs, run_file(model))
+    fake = Fake(monkeypatch)
+    trainer = fake.trainer(graphs, run_file(model))
     number, run = np.full(1, 1e-3, np.float32), trainer._update_run._queue
 
     def queue() -> None:
@@ -175,18 +175,18 @@ def test_what_copies_from_the_host_is_not_captured(
 
     trainer._update_run._queue = queue
     train(trainer, steps_of([[8]] * 6))
-    assert "the update is not captured as a CUDA graph: a copy from the host" in played.log
-    assert played.log.count("a micro-batch is captured as a CUDA graph") == 1
+    assert "the update is not captured as a CUDA graph: a copy from the host" in fake.log
+    assert fake.log.count("a micro-batch is captured as a CUDA graph") == 1
     assert trainer._update_run.obstacle == "a copy from the host"
-    assert len(played.library.graphs) == 2
+    assert len(fake.library.graphs) == 2
 
 
 def test_what_waits_is_not_captured_and_runs_all_the_same(
     model: Path, graphs: GraphSet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    played = Played(monkeypatch)
-    trainer = played.trainer(graphs, run_file(model))
-    expected = Played(monkeypatch).trainer(graphs, run_file(model))
+    fake = Fake(monkeypatch)
+    trainer = fake.trainer(graphs, run_file(model))
+    expected = Fake(monkeypatch).trainer(graphs, run_file(model))
     run = trainer._first_run._queue
 
     def queue() -> None:
@@ -196,19 +196,19 @@ def test_what_waits_is_not_captured_and_runs_all_the_same(
     trainer._first_run._queue = queue
     steps = steps_of([[8]] * 6)
     assert train(trainer, steps) == train(expected, steps)
-    (line,) = [line for line in played.log if "not captured" in line]
+    (line,) = [line for line in fake.log if "not captured" in line]
     assert line == "a micro-batch is not captured as a CUDA graph: NVIDIA Fake failed: error 900 (CUDA error 900)"
 
 
 def test_dropout_of_onnx_runtime_is_not_captured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model = network(tmp_path / "model.onnx", "Dropout")
-    played = Played(monkeypatch)
+    fake = Fake(monkeypatch)
     graphs = built(model)
     operators = {node.op_type for node in onnx.load(graphs.train).graph.node}
     assert "Dropout" in operators
-    train(played.trainer(graphs, run_file(model)), steps_of([[8]] * 6))
-    why = "ONNX Runtime's Dropout would draw the same numbers each time"
-    assert played.log == [
+    train(fake.trainer(graphs, run_file(model)), steps_of([[8]] * 6))
+    why = "ONNX Runtime's Dropout would draw the same numbers every time"
+    assert fake.log == [
         f"a micro-batch is not captured as a CUDA graph: {why}",
         "the scaling of the gradient is captured as a CUDA graph",
         "the update is captured as a CUDA graph",
@@ -216,7 +216,7 @@ def test_dropout_of_onnx_runtime_is_not_captured(tmp_path: Path, monkeypatch: py
 
 
 class Twins(SoloCommunicator):
-    """Two ranks that have the same."""
+    """Two ranks with the same values."""
 
     world_size = 2
 
@@ -227,20 +227,20 @@ class Twins(SoloCommunicator):
 def test_running_statistics_are_the_mean_of_the_ranks(
     model: Path, graphs: GraphSet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    played = Played(monkeypatch)
-    alone, twins = (played.trainer(graphs, run_file(model), world) for world in (None, Twins()))
+    fake = Fake(monkeypatch)
+    alone, twins = (fake.trainer(graphs, run_file(model), world) for world in (None, Twins()))
     steps = steps_of([[8]] * 6)
     outcomes: list[list[StepOutcome]] = [
-        [trainer.step(batches, learning_rate=1e-3, update=1, seeds=[1], votes=[1.0]) for batches in steps]
+        [trainer.step(batches, learning_rate=1e-3, update=1, seeds=[1], control_values=[1.0]) for batches in steps]
         for trainer in (alone, twins)
     ]
     for one, two in zip(*outcomes, strict=True):
-        assert (two.loss, two.samples, two.votes) == (one.loss, 2 * one.samples, 2 * one.votes)
+        assert (two.loss, two.samples, two.control_values) == (one.loss, 2 * one.samples, 2 * one.control_values)
     for name, flat in state_of(twins).items():
         np.testing.assert_array_equal(flat, state_of(alone)[name], err_msg=name)
 
 
-def test_overflows_are_skipped_until_the_scale_fits_and_a_resumed_run_goes_on_to_the_bit(
+def test_overflows_are_skipped_until_the_scale_fits_and_a_run_resumes_bit_for_bit(
     model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shutil.copy(model, tmp_path / "model.onnx")
@@ -248,12 +248,12 @@ def test_overflows_are_skipped_until_the_scale_fits_and_a_resumed_run_goes_on_to
     whole, part = halved(onnx.load(graphs.train)), 4
     spec = run_file(model, train__clip_norm=1.0)
     steps = steps_of([[8]] * 14)
-    played = Played(monkeypatch)
-    trainer = played.trainer(graphs, spec, train=whole)
+    fake = Fake(monkeypatch)
+    trainer = fake.trainer(graphs, spec, train=whole)
     outcomes = outcomes_of(trainer, steps)
     overflows = [number for number, outcome in enumerate(outcomes) if outcome.overflow]
     assert overflows[0] == 0
-    assert overflows[-1] >= part, "one behind the checkpoint, too"
+    assert overflows[-1] >= part, "one after the checkpoint, too"
     assert len(overflows) < 10
     first = next(number for number in range(14) if number not in overflows)
     for number in overflows[:first]:
@@ -262,11 +262,11 @@ def test_overflows_are_skipped_until_the_scale_fits_and_a_resumed_run_goes_on_to
     assert all(outcome.overflow == (outcome.skipped is not None) for outcome in outcomes)
     assert trainer.numbers()["loss_scale"] == 65536 / 2 ** len(overflows)
 
-    before = Played(monkeypatch).trainer(graphs, spec, train=whole)
+    before = Fake(monkeypatch).trainer(graphs, spec, train=whole)
     done = outcomes_of(before, steps[:part])
     progress = Progress(trainer=dict(before.numbers()))
     kept = Progress.from_json(json.loads(json.dumps(progress.to_json()))).trainer
-    after = Played(monkeypatch).trainer(graphs, spec, train=whole)
+    after = Fake(monkeypatch).trainer(graphs, spec, train=whole)
     for name, buffer in after.state().items():
         buffer.write(before.state()[name].read())
     after.restore(kept)
@@ -285,7 +285,7 @@ def test_an_overflow_that_no_scale_helps_is_a_fault(
     shutil.copy(model, tmp_path / "model.onnx")
     graphs = built(tmp_path / "model.onnx")
     whole, steps = halved(onnx.load(graphs.train)), steps_of([[8]] * 4, damaged=(3,))
-    trainer = Played(monkeypatch).trainer(graphs, run_file(model), train=whole)
+    trainer = Fake(monkeypatch).trainer(graphs, run_file(model), train=whole)
     trainer.restore({"loss_scale": 1.0})
     for batches in steps[:2]:
         # The loss is finite, and its gradient too large for fp16.
@@ -295,10 +295,10 @@ def test_an_overflow_that_no_scale_helps_is_a_fault(
         assert not outcome.overflow
         assert outcome.skipped in ("the gradient norm is inf", "the gradient norm is nan")
     given = run_file(model, train__loss_scale=2.0**40)
-    fixed = Played(monkeypatch).trainer(graphs, given, train=whole)
+    fixed = Fake(monkeypatch).trainer(graphs, given, train=whole)
     healthy, damaged = outcomes_of(fixed, steps[2:])
     assert (healthy.skipped, healthy.overflow) == ("overflow at loss scale 1.09951e+12", False)
-    assert (damaged.skipped, damaged.overflow) == ("the loss is nan", False), "the loss itself knows no scale"
+    assert (damaged.skipped, damaged.overflow) == ("the loss is nan", False), "the loss itself is not scaled"
     assert fixed.numbers() == {}
 
 
@@ -318,7 +318,7 @@ def test_a_gradient_of_training_that_points_elsewhere_is_reported(
         node.output[:] = ["made" if name == "w_grad" else name for name in node.output]
     whole.graph.initializer.append(onnx.numpy_helper.from_array(np.float32(factor), "factor"))
     whole.graph.node.append(onnx.helper.make_node("Mul", ["made", "factor"], ["w_grad"]))
-    trainer = Played(monkeypatch).trainer(graphs, run_file(model, resources__kernels="onnxruntime"), train=whole)
+    trainer = Fake(monkeypatch).trainer(graphs, run_file(model, resources__kernels="onnxruntime"), train=whole)
     said: list[str] = []
     monkeypatch.setattr(trainer, "_report", Report(warn=said.append))
     exact = trainer._bind_training(trainer._sessions.open(plain.SerializeToString()), trainer._gradients)

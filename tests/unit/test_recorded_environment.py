@@ -1,4 +1,4 @@
-"""The record of what computes: what of it differs, which difference breaks a promise, and whether graphs are whole."""
+"""The recorded environment: differences, which of them break reproducibility, and whether graphs are intact."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_other_kernels_that_were_asked_for_break_nothing() -> None:
     assert breaking(RECORD, now | {"graphs": "other"}, same_ranks=True) != []
 
 
-def test_a_record_of_an_earlier_version_says_nothing() -> None:
+def test_a_record_of_an_earlier_version_shows_no_difference() -> None:
     assert names({}, RECORD) == []
     assert breaking({}, RECORD, same_ranks=True) == []
 
@@ -69,9 +69,7 @@ def flip(path: Path) -> None:
 
 @pytest.mark.parametrize(("harm", "said"), [(Path.unlink, "is missing"), (flip, "is damaged")])
 @pytest.mark.parametrize("name", ["train.onnx", "train.kernels.onnx", "graphs.json", "initial.safetensors"])
-def test_each_file_of_the_graphs_is_looked_at(
-    tmp_path: Path, name: str, harm: Callable[[Path], None], said: str
-) -> None:
+def test_each_file_of_the_graphs_is_checked(tmp_path: Path, name: str, harm: Callable[[Path], None], said: str) -> None:
     for file in ("train.onnx", "train.kernels.onnx", "graphs.json", "initial.safetensors", ".hidden.onnx", "notes.txt"):
         (tmp_path / file).write_text(file)
     hashes = hashes_of(tmp_path)
@@ -85,11 +83,11 @@ def test_each_file_of_the_graphs_is_looked_at(
 
 
 def test_graphs_of_an_earlier_version_are_not_known_to_be_whole(tmp_path: Path) -> None:
-    assert "no record" in str(damage(tmp_path, {}))
+    assert "not a valid record" in str(damage(tmp_path, {}))
 
 
 @pytest.mark.parametrize("content", ["", "{", "[]", "7", "{}", '{"samples": 3}', "\udcff"])
-def test_a_plan_that_is_none_is_a_value_error(tmp_path: Path, content: str) -> None:
+def test_an_invalid_plan_is_a_value_error(tmp_path: Path, content: str) -> None:
     path = tmp_path / "plan.json"
     path.write_bytes(content.encode("utf-8", "surrogateescape"))
     with pytest.raises(ValueError):  # noqa: PT011 - of any kind: whoever reads it makes it again

@@ -1,4 +1,4 @@
-"""--host on the command line: what was typed is typed again over there."""
+"""--host on the command line: the same command runs on the host."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ REACHABLE = ("submit", "render", "status", "list", "logs", "cancel", "resume", "
 
 @pytest.fixture
 def typed(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
-    """What would be typed over there."""
-    told: list[list[str]] = []
+    """The command that would run on the host."""
+    reported: list[list[str]] = []
 
     def carry_out(ctx: typer.Context, *where: Any) -> int:
-        told.append([*map(str, where), *host.retyped(ctx, "inputs/x/run.yaml", ["model.path=there"])])
+        reported.append([*map(str, where), *host.retyped(ctx, "inputs/x/run.yaml", ["model.path=there"])])
         return 3
 
     monkeypatch.setattr(host, "carry_out", carry_out)
     for name in ("HOST", "HOST_DIR", "HOST_PYTHON", "RUNS"):
         monkeypatch.delenv(f"ORTFLOW_{name}", raising=False)
-    return told
+    return reported
 
 
 @pytest.mark.parametrize(
@@ -101,5 +101,5 @@ def test_what_was_last_used_on_a_host(monkeypatch: pytest.MonkeyPatch, tmp_path:
         (None, "~/x", Used("before", "~/x")),
     ],
 )
-def test_what_is_said_wins_over_what_was_used(python: str | None, folder: str | None, chosen: Used) -> None:
+def test_options_win_over_what_was_last_used(python: str | None, folder: str | None, chosen: Used) -> None:
     assert host.choose(Used("before", "~/before"), python, folder) == chosen

@@ -1,4 +1,4 @@
-"""The code that goes along: all of it, the same bytes for the same files, and what it needs over there."""
+"""The code that is copied to the host: complete, the same bytes for the same files, and its requirements."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_requirements() -> None:
     assert {"pydantic", "typer", "submitit"} <= {one.name for one in requirements("slurm")}
 
 
-def test_what_is_said_of_it() -> None:
+def test_how_it_is_recorded_and_printed() -> None:
     assert submit_record({}) == {}
     assert submit_record({"ORTFLOW_CODE": "/home/u/ortflow/code/abc"}) == {"code": "abc"}
     assert (as_typed({}), place_words({})) == ("", "here")

@@ -1,4 +1,4 @@
-"""ssh: its options, its private folder, and its words put into one sentence."""
+"""ssh: its options, its private folder, and its errors as one sentence."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ def test_the_users_settings_win() -> None:
 @pytest.mark.parametrize("given", [{}, {"stricthostkeychecking": "ask", "connecttimeout": "none"}])
 @pytest.mark.parametrize("attended", [True, False])
 def test_checks_of_host_keys_are_never_touched(given: dict[str, str], attended: bool) -> None:
-    told = " ".join(settings(given, FOLDER, attended=attended)).lower()
-    assert "hostkey" not in told
-    assert "knownhosts" not in told
+    reported = " ".join(settings(given, FOLDER, attended=attended)).lower()
+    assert "hostkey" not in reported
+    assert "knownhosts" not in reported
 
 
 def test_the_host_is_never_an_option() -> None:

@@ -1,4 +1,4 @@
-"""What goes along with a run file, and what arrives: named by content, all of it or nothing."""
+"""Inputs that are copied with a run file: named by content, and copied completely or not at all."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 
 from ortflow.launchers.remote.bootstrap import BROUGHT, MARK
-from ortflow.launchers.remote.cargo import pack
 from ortflow.launchers.remote.connection import Connection
 from ortflow.launchers.remote.inputs import Item, Named, external_data, item, named, prepare_files
 from ortflow.launchers.remote.login import BOOTSTRAP, Login
+from ortflow.launchers.remote.payload import pack
 from ortflow.workflow.errors import UserError
 from ortflow.workflow.spec.file.load import load_run_file
 
@@ -56,19 +56,19 @@ def test_weights_beside_a_model_go_along(file: Path) -> None:
 
 
 def test_what_goes_along(file: Path) -> None:
-    cargo = pack(load_run_file(file), file, LOGIN, [])
-    assert [sorted(one.item.files) for one in cargo.parcels] == [
+    payload = pack(load_run_file(file), file, LOGIN, [])
+    assert [sorted(one.item.files) for one in payload.parcels] == [
         ["model.onnx", "w.data", "w" * 200], ["0.arrow", "1.arrow"], ["run.yaml"],
     ]  # fmt: skip
-    overrides = dict(text.split("=", 1) for text in cargo.overrides())
+    overrides = dict(text.split("=", 1) for text in payload.overrides())
     assert sorted(overrides) == ["data.train.path", "model.path"]
     model, data = json.loads(overrides["model.path"]), json.loads(overrides["data.train.path"])
     assert model.startswith("~/ortflow/inputs/")
     assert model.endswith("/model.onnx")
     assert data.count("/") == 3
-    again = load_run_file(file, cargo.overrides())
+    again = load_run_file(file, payload.overrides())
     assert (again.model.path, again.data.train.path) == (model, data)
-    assert cargo.run_file.startswith("inputs/")
+    assert payload.run_file.startswith("inputs/")
 
 
 def test_names_follow_the_content(file: Path) -> None:
@@ -82,8 +82,8 @@ def test_names_follow_the_content(file: Path) -> None:
 
 def test_what_the_cluster_has_by_itself(file: Path, tmp_path: Path) -> None:
     spec = load_run_file(file, ["data.train.path=/big/set"])
-    cargo = pack(spec, file, LOGIN, ["/big/set"])
-    assert [one.key for one in cargo.parcels] == ["model.path", ""]
+    payload = pack(spec, file, LOGIN, ["/big/set"])
+    assert [one.key for one in payload.parcels] == ["model.path", ""]
     with pytest.raises(UserError, match=r"data.train.path: there is no file /big/set here, and none on login; correct"):
         pack(spec, file, LOGIN, [])
     own = load_run_file(file, [f"data.train.path={tmp_path}/data/train"])
@@ -98,7 +98,7 @@ def test_images_of_containers_go_along(file: Path) -> None:
     assert "backends.slurm.container.image" not in [one.key for one in named(spec, file.parent)]
 
 
-def test_what_is_prepared_over_there(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_is_prepared_on_the_host(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = file.parent
     for name in ("make.py", "helper.py", "settings.json"):
         (folder / name).write_text(name)
@@ -106,17 +106,17 @@ def test_what_is_prepared_over_there(file: Path, capsys: pytest.CaptureFixture[s
     command = ["python", "make.py", "--with", "settings.json", "../outside.py", "model"]
     assert sorted(prepare_files(command, folder)) == ["helper.py", "make.py", "settings.json"]
     changes = ["data.train.path=made.arrow", "prepare=[python, make.py]"]
-    cargo = pack(load_run_file(file, changes), file, LOGIN, [])
-    assert [one.key for one in cargo.parcels] == ["model.path"]
-    assert sorted(cargo.kept[0].item.files) == ["helper.py", "make.py", "run.yaml"]
+    payload = pack(load_run_file(file, changes), file, LOGIN, [])
+    assert [one.key for one in payload.parcels] == ["model.path"]
+    assert sorted(payload.kept[0].item.files) == ["helper.py", "make.py", "run.yaml"]
     assert "made.arrow is not here: `prepare` makes it on login, from helper.py, make.py" in capsys.readouterr().err
     with file.open("a") as text:
         text.write("\n")
-    assert pack(load_run_file(file, changes), file, LOGIN, []).kept[0].folder == cargo.kept[0].folder
+    assert pack(load_run_file(file, changes), file, LOGIN, []).kept[0].folder == payload.kept[0].folder
 
 
 def there(wish: dict[str, Any], files: Item | None = None, cut: int | None = None) -> dict[str, Any]:
-    """What the other side answers."""
+    """The host's answer."""
     pipe = io.BytesIO()
     if files is not None:
         files.write_tar(pipe)
@@ -146,7 +146,7 @@ def test_files_arrive_whole_or_not_at_all(tmp_path: Path) -> None:
     asked = {"do": "ask", "packages": [], "folders": [(str(final), sent.sizes)], "paths": [str(final), "/no/where"]}
     assert [there(asked)[key] for key in ("whole", "there")] == [[True], [True, False]]
 
-    # A part was swept away, as scratch folders have it: all of it comes again.
+    # A part was deleted, as happens in scratch folders: everything is copied again.
     (final / "deep/a").unlink()
     assert there(asked)["whole"] == [False]
     assert there(wish, sent) == {}

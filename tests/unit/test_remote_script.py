@@ -1,4 +1,4 @@
-"""The batch script of a run whose code came along."""
+"""The batch script of a run whose code was copied to the host."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def spec(folder: Path, **slurm: object) -> RunSpec:
     return load_run_file(file)
 
 
-def test_the_code_stands_behind_the_prologue_and_before_the_keeper(tmp_path: Path) -> None:
+def test_the_code_stands_behind_the_prologue_and_before_the_run_supervisor(tmp_path: Path) -> None:
     text = script(spec(tmp_path, prologue=["export PYTHONPATH=/own"]), PLACEMENT)
     line = "export PYTHONPATH='/s/it'\"'\"'s/code/abc'\"${PYTHONPATH:+:$PYTHONPATH}\"\n"
     assert text.index("export PYTHONPATH=/own") < text.index(line) < text.index("exec /p/python")

@@ -1,4 +1,4 @@
-"""The check of the runtime: what it finds on the installed one, what it does about it, and what it remembers."""
+"""The check of the runtime: findings on the installed one, workarounds, and the cached result."""
 
 from __future__ import annotations
 
@@ -69,22 +69,22 @@ def test_a_runtime_that_is_wrong_is_refused() -> None:
     wrong = replace(PADDED, expected={"y": PADDED.expected["y"] + 0.1})
     version = verify.onnxruntime.__version__
     with pytest.raises(
-        UserError, match=rf"{version} does not compute .*: MaxPool of an image padded .*an error of 0\.\d"
+        UserError, match=rf"{version} computes wrong results .*: MaxPool of an image padded .*an error of 0\.\d"
     ):
         verify.verify([wrong])
 
 
 @pytest.mark.parametrize(
-    ("found", "told"),
+    ("found", "reported"),
     [
         ([1.0, 2.00001], None),
         ([1.0, 2.1], "an error of 0.05 of the largest value"),
-        ([1.0, np.nan], "no number for a number"),
+        ([1.0, np.nan], "NaN or infinity instead of a number"),
         ([1.0], "a result of shape [1] for [2]"),
     ],
 )
-def test_what_counts_as_wrong(found: list[float], told: str | None) -> None:
-    assert Case("", [], {}, {"y": np.array([1.0, 2.0])}).fault({"y": np.array(found)}) == told
+def test_what_counts_as_wrong(found: list[float], reported: str | None) -> None:
+    assert Case("", [], {}, {"y": np.array([1.0, 2.0])}).fault({"y": np.array(found)}) == reported
 
 
 class Check:
@@ -131,7 +131,7 @@ def test_it_is_made_once(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         lambda text: text.replace('"faults"', '"fault"'),
     ],
 )
-def test_what_is_damaged_is_found_out_again(cache: Path, damage: Callable[[str], str]) -> None:
+def test_what_is_damaged_is_determined_again(cache: Path, damage: Callable[[str], str]) -> None:
     check = Check()
     runtime_here(check=check)
     (file,) = cache.iterdir()
@@ -164,7 +164,7 @@ def context(tmp_path: Path, rank: int, **sections: Any) -> Context:
 
 
 class Second(SoloCommunicator):
-    """The second rank's side of a world of two, whose first has told `first`, one value a call."""
+    """The second of two ranks; `first` are the first rank's broadcasts, one value per call."""
 
     def __init__(self, *first: Any) -> None:
         self._first = iter(first)
@@ -190,7 +190,7 @@ def test_every_machine_is_checked_and_all_ranks_know_of_all(tmp_path: Path, monk
         check_machines(mine)
 
 
-def test_a_refusal_waits_until_all_ranks_can_hear(tmp_path: Path) -> None:
+def test_a_refusal_waits_until_all_ranks_can_receive_it(tmp_path: Path) -> None:
     first = context(tmp_path, 0, trainer={"name": "unknown"})
     configure(first)
     assert isinstance(first.trouble, UserError)

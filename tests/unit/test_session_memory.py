@@ -1,4 +1,4 @@
-"""A session holds a value from the node that makes it to the last that reads it."""
+"""A session holds a value from the node that computes it to its last reader."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ print(held("VmHWM") - before)
 
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="needs Linux")
 def test_a_dead_value_takes_no_memory(tmp_path: Path) -> None:
-    # Large values of four shapes one behind the other, twice: the memory of one is enough.
+    # Large values of four shapes one after the other, twice: the memory of one is enough.
     nodes, total = [], "zero"
     for place, rows in enumerate((1, 2, 4, 8) * 2):
         nodes += [
@@ -56,7 +56,7 @@ def test_a_dead_value_takes_no_memory(tmp_path: Path) -> None:
 
 
 def test_what_is_bound_lives_as_long_as_the_binding(tmp_path: Path) -> None:
-    """ONNX Runtime is given addresses alone: memory that is given back would be read, or be gone."""
+    """ONNX Runtime is given addresses alone: freed memory would be read, or be unmapped."""
     node = helper.make_node("Neg", ["x"], ["y"])
     path = save_model(tmp_path / "m.onnx", [node], [value("x", [WIDTH])], [value("y", [WIDTH])], {})
     device = CpuDevice()

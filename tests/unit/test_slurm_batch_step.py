@@ -1,4 +1,4 @@
-"""What the batch step of a Slurm job makes of Slurm's words: all of them are as a real Slurm 22.05 wrote them."""
+"""How the batch step of a Slurm job interprets Slurm's output: all samples are from a real Slurm 22.05."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from ortflow.launchers.batch.mandate import revoked
+from ortflow.launchers.batch.job_validity import revoked
 from ortflow.launchers.records import Outcome
 from ortflow.launchers.slurm.jobs import read_seconds
-from ortflow.launchers.slurm.keeper import placement_of
 from ortflow.launchers.slurm.requeue import Fate, JobOfOurs, read_fate
-from ortflow.launchers.slurm.words import cancelled, first_end, never_launched, taken_away, verdict
+from ortflow.launchers.slurm.run_supervisor import placement_of
+from ortflow.launchers.slurm.srun_output import cancelled, first_end, never_launched, taken_away, verdict
 from ortflow.workflow.ranks import Place
 from ortflow.workflow.rundir import RunDir
 
@@ -50,6 +50,15 @@ srun: Job step aborted: Waiting up to 7 seconds for job step to finish.
 srun: error: node1: tasks 0-1: Exited with exit code 75
 """
 NOT_LAUNCHED = "srun: error: task 2 launch failed: Slurmd could not connect IO\n" * 2
+NO_ANSWER = """\
+srun: error: Task launch for StepId=7.1 failed on node node1: Communication connection failure
+srun: error: Application launch failed: Communication connection failure
+srun: Job step aborted: Waiting up to 7 seconds for job step to finish.
+srun: error: node2: tasks 2-3: Killed
+srun: launch/slurm: _step_signal: Terminating StepId=7.1
+"""
+"""Of a node whose slurmd is dead, before the controller has noticed."""
+PROLOG = NO_ANSWER.replace("Communication connection failure", "Slurmd could not set up environment for batch job")
 ABORTED = """\
 srun: Job step aborted: Waiting up to 7 seconds for job step to finish.
 slurmstepd-node1: error: *** STEP 7.0 ON node1 CANCELLED AT 2026-11-21T14:03:34 ***
@@ -58,7 +67,7 @@ srun: launch/slurm: _step_signal: Terminating StepId=7.0
 srun: error: node1: tasks 0-1: Killed
 """
 UNSEEN = """\
-error: node2 does not see the run directory /data/runs/a: it must lie on storage that every node mounts
+error: node2 does not see the run directory /data/runs/a: it must be on storage that every node mounts
 srun: error: node2: tasks 2-3: Exited with exit code 2
 """
 
@@ -75,31 +84,33 @@ srun: error: node2: tasks 2-3: Exited with exit code 2
         ("", {}),
     ],
 )
-def test_the_first_task_that_srun_tells_of_is_the_cause(words: str, expected: dict[int, int]) -> None:
+def test_the_first_task_that_srun_reports_is_the_cause(words: str, expected: dict[int, int]) -> None:
     assert first_end(words) == expected
 
 
-def test_ranks_that_left_or_were_killed_tell_for_themselves() -> None:
+def test_ranks_that_left_or_were_killed_give_no_verdict() -> None:
     assert verdict(LEFT, 75) is None
     assert verdict(KILLED, 137) is None
 
 
 @pytest.mark.parametrize(
-    ("words", "outcome", "told"),
+    ("words", "outcome", "reported"),
     [
         (OUT_OF_MEMORY, Outcome.FAILURE, "rank 1 was killed by SIGKILL (out of memory)"),
         (NO_PYTHON, Outcome.USER_ERROR, "/data/venv/bin/python cannot be run on node2"),
         (NODE_LOST, Outcome.LOST, "node node2 was lost"),
+        (NO_ANSWER, Outcome.LOST, "node node1 did not answer Slurm's launch: Communication connection failure"),
+        (PROLOG, Outcome.FAILURE, "Slurm could not launch the ranks: Slurmd could not set up environment"),
         (NOT_LAUNCHED, Outcome.FAILURE, "Slurmd could not connect IO"),
         (UNSEEN, Outcome.USER_ERROR, "node2 does not see the run directory"),
         ("srun: error: Invalid MPI type 'pmix', --mpi=list for acceptable types\n", Outcome.USER_ERROR, "--mpi=pmix"),
     ],
 )
-def test_what_only_slurm_knows(words: str, outcome: Outcome, told: str) -> None:
+def test_what_only_slurm_knows(words: str, outcome: Outcome, reported: str) -> None:
     found = verdict(words, 1)
     assert found is not None
     assert found.outcome is outcome
-    assert told in found.sentence
+    assert reported in found.sentence
 
 
 def test_a_step_that_was_cancelled_alone() -> None:
@@ -121,10 +132,10 @@ CANCELLED = {"event": "stop", "outcome": "preempted", "asked": "cancel", "why": 
 
 
 @pytest.mark.parametrize(
-    ("records", "job", "comment", "told"),
+    ("records", "job", "comment", "reported"),
     [
         ([SUBMITTING, SUBMIT], "7", "ortflow a1", None),
-        ([SUBMITTING], "7", "ortflow a1", None),  # before the one who submits has sbatch's answer
+        ([SUBMITTING], "7", "ortflow a1", None),  # before the submitter has sbatch's answer
         ([SUBMITTING], "7", "", None),  # a site that keeps no comments
         ([SUBMITTING, SUBMIT, FOLLOWS], "9", "ortflow a1", None),
         ([SUBMITTING, SUBMIT, AGAIN], "7", "ortflow a1", "submitted again since, as job 8"),
@@ -134,10 +145,10 @@ CANCELLED = {"event": "stop", "outcome": "preempted", "asked": "cancel", "why": 
     ],
 )
 def test_a_job_whose_run_has_gone_on_without_it_leaves(
-    records: list[dict[str, Any]], job: str, comment: str, told: str | None
+    records: list[dict[str, Any]], job: str, comment: str, reported: str | None
 ) -> None:
     why = revoked(records, "slurm", job, comment)
-    assert why is None if told is None else told in (why or "")
+    assert why is None if reported is None else reported in (why or "")
 
 
 def test_a_rank_that_was_never_launched_is_missed() -> None:
@@ -159,7 +170,7 @@ JOB = JobOfOurs("7", restarts=1, node="node1")
         ("JobState=COMPLETING Reason=None Restarts=1 PreemptTime=None", Fate.CANCELLED),  # scancel
         ("JobState=CANCELLED Reason=None Restarts=1 PreemptTime=None", Fate.CANCELLED),
         ("JobState=RUNNING Reason=None Restarts=1 PreemptTime=None", Fate.RUNNING),  # a signal by hand
-        ("JobState=RUNNING Reason=None Restarts=2 PreemptTime=None", Fate.QUEUED),  # a newer life of this job runs
+        ("JobState=RUNNING Reason=None Restarts=2 PreemptTime=None", Fate.QUEUED),  # a newer start of this job runs
     ],
 )
 def test_what_slurm_is_doing_with_the_job(fields: str, expected: Fate) -> None:
@@ -173,7 +184,7 @@ def test_what_slurm_is_doing_with_the_job(fields: str, expected: Fate) -> None:
         ("Job is pending execution", "the Slurm controller has lost sight of the job: Job is pending execution"),
     ],
 )
-def test_an_allocation_that_nobody_confirms_is_no_failure_of_the_run(why: str, sentence: str) -> None:
+def test_an_unconfirmed_allocation_is_not_a_failure_of_the_run(why: str, sentence: str) -> None:
     words = (
         f"srun: error: Unable to confirm allocation for job 55: {why}\n"
         "srun: Check SLURM_JOB_ID environment variable. Expired or invalid job 55\n"
@@ -199,7 +210,7 @@ def test_who_has_taken_the_job_away(due: str, why: str | None) -> None:
 
 
 def test_a_job_that_waits_with_our_count_of_restarts_comes_back() -> None:
-    """Its controller has died before it had written down the start."""
+    """Its controller died before it had saved the start."""
     assert read_fate("JobId=7 JobState=PENDING Reason=None Restarts=0 ExitCode=0:0", replace(JOB, restarts=0)) is (
         Fate.QUEUED
     )

@@ -1,4 +1,4 @@
-"""The command line with Slurm: submit, follow, resume, chains, and that no run is at work in two places."""
+"""The command line with Slurm: submit, follow, resume, chains, and that no run is active twice."""
 
 from __future__ import annotations
 
@@ -76,8 +76,8 @@ def test_a_run_from_submit_to_resume(place: Path) -> None:
     done = tell(place, "submit", "-b", "slurm", "one.yaml")
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[0] == "slurm://100"
-    told = json.loads(tell(place, "status", "one", "--json").stdout)
-    assert (told["state"], told["job"], told["launcher"]) == ("pending", "100", "slurm")
+    reported = json.loads(tell(place, "status", "one", "--json").stdout)
+    assert (reported["state"], reported["job"], reported["launcher"]) == ("pending", "100", "slurm")
     assert "waits       waits for free nodes" in tell(place, "status", "one").stdout
     listed = tell(place, "list").stdout.splitlines()
     assert listed[0].split() == ["NAME", "STATE", "STEP", "LOSS", "HEARD", "OF", "JOB", "WAITS"]
@@ -104,7 +104,7 @@ def test_chains_by_name(place: Path) -> None:
     assert (place / "jobs.chains").read_text() == "afterok:100\n"
     for arguments, words in {
         ("two.yaml", "--after", "nobody", "-b", "slurm"): "there is no run nobody",
-        ("two.yaml", "--after", "one"): "--after: runs of the launcher local do not wait for others; add -b slurm",
+        ("two.yaml", "--after", "one"): "--after: runs of the launcher local cannot depend on others; add -b slurm",
     }.items():
         refused = tell(place, "submit", *arguments)
         assert refused.returncode == 2
@@ -121,7 +121,7 @@ def test_chains_by_name(place: Path) -> None:
     ],
 )
 def test_following_to_the_end(place: Path, outcome: str, fields: dict[str, str], code: int) -> None:
-    def keeper() -> None:
+    def run_supervisor() -> None:
         run, limit = run_dir(place), time.monotonic() + 30
         while "submit" not in [record["event"] for record in run.read_attempts()] and time.monotonic() < limit:
             time.sleep(0.05)
@@ -130,7 +130,7 @@ def test_following_to_the_end(place: Path, outcome: str, fields: dict[str, str],
         end(run, outcome, **fields)
         leave(place)
 
-    thread = threading.Thread(target=keeper)
+    thread = threading.Thread(target=run_supervisor)
     thread.start()
     done = tell(place, "submit", "-b", "slurm", "one.yaml", "--follow")
     thread.join()
@@ -138,7 +138,7 @@ def test_following_to_the_end(place: Path, outcome: str, fields: dict[str, str],
     assert "finished at step 10" in done.stdout
 
 
-def test_a_finished_run_is_told(place: Path) -> None:
+def test_a_finished_run_is_reported(place: Path) -> None:
     tell(place, "submit", "-b", "slurm", "one.yaml")
     end(run_dir(place))
     leave(place)
@@ -147,7 +147,7 @@ def test_a_finished_run_is_told(place: Path) -> None:
     assert "holds this run, finished; train longer with `ortflow resume one train.steps=20`" in done.stdout
 
 
-def test_what_changed_is_told(place: Path) -> None:
+def test_what_changed_is_reported(place: Path) -> None:
     tell(place, "submit", "-b", "slurm", "one.yaml")
     end(run_dir(place))
     leave(place)
@@ -156,7 +156,7 @@ def test_what_changed_is_told(place: Path) -> None:
     assert "train.steps: 10 before, 20 now\ntrain.optimizer.lr: 0.1 before, 0.01 now\n" in done.stdout
 
 
-def test_a_log_that_has_not_begun_says_why(place: Path) -> None:
+def test_a_log_that_has_not_begun_is_explained(place: Path) -> None:
     tell(place, "submit", "-b", "slurm", "one.yaml")
 
     with subprocess.Popen(

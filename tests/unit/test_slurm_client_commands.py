@@ -1,4 +1,4 @@
-"""Slurm's commands: every gap and every silence is one sentence, in time."""
+"""Slurm's commands: every failure and every timeout is one sentence, in time."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from played_slurm import Played
+from fake_slurm import Fake
 
 from ortflow.launchers.slurm.commands import Answer, NoAnswer, Refused, Settings, Slurm, outside_of_jobs, run_here
 from ortflow.workflow.errors import EXIT_FAILURE, EXIT_USER, UserError
@@ -15,7 +15,7 @@ from ortflow.workflow.errors import EXIT_FAILURE, EXIT_USER, UserError
 
 @pytest.fixture
 def path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder before the PATH."""
+    """A folder at the front of PATH."""
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
     return tmp_path
 
@@ -73,7 +73,7 @@ def test_a_plugin_that_does_not_load(path: Path) -> None:
 
 
 def test_a_plugin_has_loaded_where_the_controller_does_not_answer() -> None:
-    assert Played(away="hung").slurm.starts_with("pmi2")
+    assert Fake(away="hung").slurm.starts_with("pmi2")
 
 
 @pytest.mark.parametrize(("said", "job"), [("123", "123"), ("123;cluster", "123"), ("Submitted batch job 77", "77")])
@@ -95,7 +95,7 @@ def test_an_answer_that_names_no_job_is_none(path: Path) -> None:
         Slurm().submit("/job.sh", {})
 
 
-def test_a_job_that_is_gone_is_no_error_to_cancel(path: Path) -> None:
+def test_cancelling_a_job_that_is_gone_is_not_an_error(path: Path) -> None:
     write(path, "scancel", "echo 'scancel: error: Kill job error on job id 1: Invalid job id specified' >&2; exit 1")
     Slurm().cancel("1")
     write(path, "scancel", "echo 'scancel: error: Kill job error on job id 1: Access/permission denied' >&2; exit 1")
@@ -126,12 +126,12 @@ def test_the_job_around_this_shell_is_left_out(path: Path, monkeypatch: pytest.M
     write(path, "squeue", "env >&2; exit 1")
     with pytest.raises(Exception, match="SLURM_CONF=/there") as raised:
         Slurm().mine()
-    told = str(raised.value)
-    assert "LC_ALL=C" in told
-    assert "SLURM_TIME_FORMAT=%s" in told
-    assert "SBATCH_ACCOUNT=outer" in told, "a site's or a user's own default stays"
+    reported = str(raised.value)
+    assert "LC_ALL=C" in reported
+    assert "SLURM_TIME_FORMAT=%s" in reported
+    assert "SBATCH_ACCOUNT=outer" in reported, "a default of the site or the user stays"
     for name in ("SLURM_JOB_ID", "SQUEUE_FORMAT", "SQUEUE_STATES", "PMI_RANK"):
-        assert name not in told
+        assert name not in reported
 
 
 def test_a_setting_of_none_takes_a_variable_away(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -154,7 +154,7 @@ def test_a_way_to_another_machine_can_be_put_before(path: Path) -> None:
     assert asked == [("sbatch", "--version")]
 
 
-def test_words_that_are_not_utf8(path: Path) -> None:
+def test_output_that_is_not_utf8(path: Path) -> None:
     write(path, "sbatch", "printf 'sbatch: error: caf\\351\\n' >&2; exit 1")
     with pytest.raises(Refused, match="caf"):
         Slurm().submit("/job.sh", {})

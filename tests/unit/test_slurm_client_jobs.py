@@ -80,22 +80,22 @@ def test_squeue_is_asked_for_fields_whose_values_cannot_hold_the_separator() -> 
     assert not SEPARATOR.isprintable()
 
 
-def test_scontrol_tells_the_same(queue: dict[str, Job]) -> None:
-    told = by_name(read_scontrol((CAPTURED / "scontrol.txt").read_text()))
+def test_scontrol_gives_the_same(queue: dict[str, Job]) -> None:
+    reported = by_name(read_scontrol((CAPTURED / "scontrol.txt").read_text()))
     # A comment is cut where it looks like a key; no key is taken from it.
-    assert told["running"] == replace(queue["running"], comment="ortflow aa|b=c")
-    assert told["nolog"] == queue["nolog"]
-    assert (told["arr"].id, told["arr"].array, told["arr"].state) == ("55270248_1", "55270248", "PENDING")
+    assert reported["running"] == replace(queue["running"], comment="ortflow aa|b=c")
+    assert reported["nolog"] == queue["nolog"]
+    assert (reported["arr"].id, reported["arr"].array, reported["arr"].state) == ("55270248_1", "55270248", "PENDING")
 
 
-def test_sacct_tells_what_it_knows(queue: dict[str, Job]) -> None:
-    told = by_name(read_sacct((CAPTURED / "sacct.txt").read_text()))
-    assert told["gone"].state == "CANCELLED"
-    assert told["gone"].reason == "by 0"
+def test_sacct_output_is_read(queue: dict[str, Job]) -> None:
+    reported = by_name(read_sacct((CAPTURED / "sacct.txt").read_text()))
+    assert reported["gone"].state == "CANCELLED"
+    assert reported["gone"].reason == "by 0"
     for name in ("done", "bad", "missing", "nolog"):
-        assert told[name] == replace(queue[name], reason="", comment="")
-    assert told["running"].end is None
-    assert told["again"].nodes == ""
+        assert reported[name] == replace(queue[name], reason="", comment="")
+    assert reported["running"].end is None
+    assert reported["again"].nodes == ""
 
 
 @pytest.mark.parametrize(

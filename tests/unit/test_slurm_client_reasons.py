@@ -1,4 +1,4 @@
-"""Why a job waits, in words; what sbatch refuses, with what to change."""
+"""Messages for why a job waits, and for sbatch's refusals, with what to change."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ def job(reason: str, state: str = "PENDING", **fields: object) -> Job:
      "AssocGrpCPUMinutesLimit", "QOSGrpBillingMinutes"],
 )  # fmt: skip
 def test_what_waiting_does_not_end(reason: str) -> None:
-    told = waits(job(reason))
-    assert told.startswith(NEVER)
-    assert "; " in told, "what to do"
-    assert "JOB" not in told
+    reported = waits(job(reason))
+    assert reported.startswith(NEVER)
+    assert "; " in reported, "the fix"
+    assert "JOB" not in reported
 
 
 @pytest.mark.parametrize(
@@ -46,7 +46,7 @@ def test_what_waiting_may_end(reason: str) -> None:
     assert NEVER not in waits(job(reason))
 
 
-def test_words_name_what_they_are_about() -> None:
+def test_messages_name_their_subject() -> None:
     assert "node[1-2]" in waits(job("ReqNodeNotAvail, UnavailableNodes:node[1-2]"))
     assert "reserved" in waits(job("ReqNodeNotAvail, May be reserved for other job"))
     assert "QOS" in waits(job("QOSGrpCpuLimit"))
@@ -58,12 +58,12 @@ def test_words_name_what_they_are_about() -> None:
     assert "afterok:7" in waits(job("Dependency", dependency="afterok:7(unfulfilled)"))
 
 
-def test_the_pause_after_a_restart_is_no_time_to_begin() -> None:
+def test_the_pause_after_a_restart_is_not_an_expected_start() -> None:
     assert "delays its next start" in waits(job("BeginTime", restarts=1))
     assert "delays its next start" not in waits(job("BeginTime"))
 
 
-def test_a_held_job_is_told_by_its_state_too() -> None:
+def test_a_held_job_is_reported_by_its_state_too() -> None:
     assert NEVER in waits(job("", state="REQUEUE_HOLD"))
 
 

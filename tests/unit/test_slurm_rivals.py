@@ -41,5 +41,5 @@ def job(number: str, state: str = "RUNNING", comment: str = OURS) -> Job:
     ],
 )  # fmt: skip
 def test_who_has_the_run(mine: str, jobs: list[Job], records: list[dict[str, Any]], found: str | None) -> None:
-    told = rival(RUN, JobOfOurs(mine, 0, "n1"), jobs, records)
-    assert (told.id if told else None) == found
+    reported = rival(RUN, JobOfOurs(mine, 0, "n1"), jobs, records)
+    assert (reported.id if reported else None) == found

@@ -1,4 +1,4 @@
-"""submitit's parameters as keys of a run file, and what a job leaves for it."""
+"""submitit's parameters as keys of a run file, and a job's result file for it."""
 
 from __future__ import annotations
 
@@ -50,9 +50,9 @@ def test_a_parameter_is_a_key(given: dict[str, object], key: str) -> None:
 
 def test_none_is_not_given_and_the_rest_is_refused() -> None:
     assert renamed({"slurm_partition": None}) == {}
-    with pytest.raises(Faults) as told:
+    with pytest.raises(Faults) as reported:
         renamed({"slurm_gpus_per_node": 2, "slurm_nodez": 1})
-    assert str(told.value).splitlines() == [
+    assert str(reported.value).splitlines() == [
         "slurm_gpus_per_node: is no parameter of a run; give gpus_per_task: every rank has its own",
         f"slurm_nodez: is not a parameter of submitit; there are {', '.join(KEYS)}",
     ]
@@ -67,12 +67,12 @@ def test_what_a_job_leaves(tmp_path: Path) -> None:
     run.record_attempt(event="start", attempt=0)
     run.record_attempt(event="end", attempt=0, outcome="preempted", next="restart")
     leave_result(run, "7")
-    assert not result_file(run, "7").exists(), "it goes on"
+    assert not result_file(run, "7").exists(), "it continues"
     run.record_attempt(event="start", attempt=1)
     run.record_attempt(event="end", attempt=1, outcome="failure", cause="a rank died", why="the budget", next="stop")
     leave_result(run, "7")
-    told = pickle.loads(result_file(run, "7").read_bytes())
-    assert told == ("error", f"the run r in {run.root} is failed: a rank died; the budget")
+    reported = pickle.loads(result_file(run, "7").read_bytes())
+    assert reported == ("error", f"the run r in {run.root} is failed: a rank died; the budget")
     left = {f"slurm/{path.name}" for path in (run.root / "slurm").iterdir()}
     assert left == {"slurm/7_0_log.out", "slurm/7_0_result.pkl"}
     assert all(OWN_FILES.fullmatch(name) for name in left)
@@ -94,14 +94,14 @@ def test_the_job_that_follows() -> None:
 
 
 def test_what_is_submitted_is_made_without_what_costs(tmp_path: Path) -> None:
-    """What these import would take half as long as all the rest; `submit` does what `render` does, and calls sbatch."""
+    """Their imports would take half as long as all the rest; `submit` does the same as `render`, and calls sbatch."""
     (tmp_path / "run.yaml").write_text(dump_run_file(spec_of(name="r")))
     program = (
         "import sys; sys.argv = ['ortflow', 'render', '-b', 'slurm', 'run.yaml']\n"
         "from ortflow.cli.app import main\n"
         "try: main()\n"
         "except SystemExit as end: assert not end.code\n"
-        "import ortflow.launchers.opening, ortflow.launchers.batch.submitting\n"
+        "import ortflow.launchers.run_directory_lock, ortflow.launchers.batch.submitting\n"
         "heavy = {'submitit', 'asyncio', 'ssl', 'kubernetes', 'numpy', 'onnx', 'ortflow.cli.data'}\n"
         "found = heavy & set(sys.modules); assert not found, found"
     )
@@ -113,7 +113,7 @@ def test_what_is_submitted_is_made_without_what_costs(tmp_path: Path) -> None:
 
 
 def test_own_launchers_are_what_the_package_registers() -> None:
-    """By entry point for others, by name here, where a look through all that is installed would cost."""
+    """Others are found by entry point, ours by name: a search through all installed packages is slow."""
     registered = (Path(__file__).parents[2] / "pyproject.toml").read_text()
     for name, where in BUILT_IN.items():
         assert f'\n{name} = "ortflow.launchers.{where}"\n' in registered

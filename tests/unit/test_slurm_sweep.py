@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from played_slurm import Played, late
+from fake_slurm import Fake, late
 from slurm_scripts import CASES, PLAIN, common
 
 from ortflow.cli import sweep as cli
@@ -45,7 +45,7 @@ FINISHED = {"outcome": "finished", "next": "stop", "cause": "finished"}
 
 @pytest.fixture
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder with a run file and what it reads."""
+    """A folder with a run file and its inputs."""
     for file in ("m.onnx", "d.arrow"):
         (tmp_path / file).touch()
     (tmp_path / "run.yaml").write_text(RUN)
@@ -54,15 +54,15 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def wanted(
-    played: Played, *sets: str, overrides: tuple[str, ...] = (), at_once: int | None = None, **options: Any
+    fake: Fake, *sets: str, overrides: tuple[str, ...] = (), at_once: int | None = None, **options: Any
 ) -> sweep.SweepRequest:
-    launcher = SlurmLauncher(played.slurm)
+    launcher = SlurmLauncher(fake.slurm)
     planned = cli.plan_sweep(Path("run.yaml"), overrides, sets, Path("runs"), launcher, "slurm", **options)
     return launcher.request_sweep(*planned, at_once)
 
 
-def submit(played: Played, *sets: str, **options: Any) -> str:
-    return sweep.submit(wanted(played, *sets, **options), played.slurm)
+def submit(fake: Fake, *sets: str, **options: Any) -> str:
+    return sweep.submit(wanted(fake, *sets, **options), fake.slurm)
 
 
 def run(task: int) -> RunDir:
@@ -73,10 +73,10 @@ def events(task: int) -> list[str]:
     return [record["event"] for record in run(task).read_attempts()]
 
 
-def over(played: Played) -> None:
-    """Slurm is done with all jobs."""
-    for job in [*played.jobs]:
-        played.change(job.id, state="COMPLETED")
+def over(fake: Fake) -> None:
+    """End all jobs."""
+    for job in [*fake.jobs]:
+        fake.change(job.id, state="COMPLETED")
 
 
 def finish(*tasks: int, **end: Any) -> None:
@@ -127,12 +127,12 @@ def test_the_last_key_changes_fastest() -> None:
         (["train.steps=1,2", "train={}"], "train and train.steps are both given"),
         (["monitor.every_steps=1,2"], "monitor.every_steps is given twice"),
         (["a=[1,2"], r"a lacks a \]"),
-        (["a='1,2"], "a has a ' that is never closed"),
+        (["a='1,2"], "a has an unclosed '"),
         (["seed=1..999999999999"], "more than 100000 runs"),
         (["a=1..1000", "b=1..1000"], "more than 100000 runs"),
     ],
 )
-def test_values_that_are_none(sets: list[str], sentence: str) -> None:
+def test_invalid_values(sets: list[str], sentence: str) -> None:
     with pytest.raises(UserError, match=sentence):
         read_axes(sets, ["monitor.every_steps=3"])
 
@@ -144,27 +144,30 @@ def test_values_that_are_none(sets: list[str], sentence: str) -> None:
         (["train.optimiser.lr=1"], "on the command line, train.optimiser"),
         (["seed=1..2", "train.optimizer.lr=0.1,{"], "a lacks|lacks a }"),
         (["seed=1..2", "model.path=m.onnx,n.onnx"], "there is no file"),
-        (["resources.nodes=1,2"], "resources.nodes: it is the same for all runs of a sweep, which are one job array"),
-        (["backends.slurm.qos=a,b"], "backends.slurm.qos: it is the same"),
-        (["backends={}"], "backends: it is the same"),
+        (
+            ["resources.nodes=1,2"],
+            "resources.nodes: it must be the same for all runs of a sweep, which are one job array",
+        ),
+        (["backends.slurm.qos=a,b"], "backends.slurm.qos: it must be the same"),
+        (["backends={}"], "backends: it must be the same"),
         (["name=a,b"], "name: a sweep gives each run its own, name-0, name-1"),
         (["run_dir=a,b"], "run_dir: a sweep gives"),
         (["seed=1..1001"], "asks for 1001 runs, and a job array of this Slurm has at most 1000"),
     ],
 )
 def test_what_refuses_the_whole_sweep(place: Path, sets: list[str], sentence: str) -> None:
-    played = Played(config="MaxArraySize            = 1001\nMaxJobCount = 10000\n")
+    fake = Fake(config="MaxArraySize            = 1001\nMaxJobCount = 10000\n")
     before = sorted(place.iterdir())
-    with pytest.raises((UserError, Faults), match=sentence) as told:
-        submit(played, *sets)
-    assert told.value.exit_code == 2
+    with pytest.raises((UserError, Faults), match=sentence) as reported:
+        submit(fake, *sets)
+    assert reported.value.exit_code == 2
     assert sorted(place.iterdir()) == before
-    assert not played.jobs
+    assert not fake.jobs
 
 
 def test_a_name_that_is_too_long_with_its_number(place: Path) -> None:
     with pytest.raises(UserError, match=r"^name: a{51}-0 is longer .*; use a name of at most 50 letters"):
-        submit(Played(), "seed=1..2", overrides=(f"name={'a' * 51}",))
+        submit(Fake(), "seed=1..2", overrides=(f"name={'a' * 51}",))
 
 
 def test_a_container_that_would_mount_other_folders(place: Path) -> None:
@@ -172,25 +175,25 @@ def test_a_container_that_would_mount_other_folders(place: Path) -> None:
     (place / "other/m.onnx").touch()
     overrides = ("backends.slurm.container=/i.sif",)
     with pytest.raises(UserError, match=r"model.path would change the batch script"):
-        submit(Played(), "model.path=m.onnx,other/m.onnx", overrides=overrides)
+        submit(Fake(), "model.path=m.onnx,other/m.onnx", overrides=overrides)
     assert not (place / "runs").exists()
     mounts = f"backends.slurm.container.mounts=['{place}']"
-    assert submit(Played(), "model.path=m.onnx,other/m.onnx", overrides=(*overrides, mounts)) == "slurm://100"
+    assert submit(Fake(), "model.path=m.onnx,other/m.onnx", overrides=(*overrides, mounts)) == "slurm://100"
 
 
 # --- the script
 
 
 def test_bash_puts_the_task_in_place(tmp_path: Path) -> None:
-    """Whatever stands in the folder's name."""
+    """Whatever the folder's name contains."""
     spec, placement = CASES["array-in-an-odd-place"]
-    keeper, words = tmp_path / "keeper", tmp_path / "words"
-    keeper.write_text(f'#!/bin/sh\nprintf "%s\\0" "$@" > {words}\n')
-    keeper.chmod(0o755)
-    text = script(spec, replace(placement, keeper_python=str(keeper)))
+    run_supervisor, words = tmp_path / "run_supervisor", tmp_path / "words"
+    run_supervisor.write_text(f'#!/bin/sh\nprintf "%s\\0" "$@" > {words}\n')
+    run_supervisor.chmod(0o755)
+    text = script(spec, replace(placement, run_supervisor_python=str(run_supervisor)))
     environment = {"PATH": os.environ["PATH"], "SLURM_ARRAY_TASK_ID": "12"}
     subprocess.run(["bash", "-c", text], env=environment, check=True, timeout=20)
-    expected = ["-m", "ortflow.launchers.slurm.keeper", str(placement.run_dir), "--", *launch(spec, placement)]
+    expected = ["-m", "ortflow.launchers.slurm.run_supervisor", str(placement.run_dir), "--", *launch(spec, placement)]
     assert words.read_bytes().decode().split("\0")[:-1] == [word.replace(TASK, "12") for word in expected]
 
 
@@ -210,11 +213,11 @@ def test_ranges(numbers: list[int], text: str) -> None:
 
 
 def test_each_task_is_a_run(place: Path) -> None:
-    played = Played()
-    assert submit(played, RATES, "seed=1..4", at_once=3) == "slurm://100"
-    assert len(played.scripts) == 1
-    assert played.count("squeue") == 0, "nobody asks after runs that are new"
-    assert "#SBATCH --array=0-7%3\n" in played.scripts[0]
+    fake = Fake()
+    assert submit(fake, RATES, "seed=1..4", at_once=3) == "slurm://100"
+    assert len(fake.scripts) == 1
+    assert fake.count("squeue") == 0, "new runs are not queried"
+    assert "#SBATCH --array=0-7%3\n" in fake.scripts[0]
     for task in range(8):
         spec = load_run_file(run(task).run_file)
         assert (spec.name, spec.run_dir) == (f"gpt-{task}", str(run(task).root))
@@ -222,44 +225,44 @@ def test_each_task_is_a_run(place: Path) -> None:
         before, after = run(task).read_attempts()
         assert (before["event"], before["launcher"], before["task"]) == ("submitting", "slurm", str(task))
         assert (after["event"], after["job"], after["submission"]) == ("submit", f"100_{task}", before["submission"])
-        assert played.jobs[task].comment == f"ortflow {before['submission']}"
+        assert fake.jobs[task].comment == f"ortflow {before['submission']}"
         assert (run(task).root / "logs").is_dir()
         alone = (run(task).root / "slurm/job.sh").read_text()
         assert "--array" not in alone
         assert f"{run(task).root}/logs/slurm-%j.log" in alone
         assert [word for word in alone.split() if word == str(run(task).root)] == [str(run(task).root)] * 3
-    told = json.loads((place / "runs/gpt.sweep/sweep.json").read_text())
-    assert told["runs"][5] == {"run": "gpt-5", "values": {"train.optimizer.lr": "3e-4", "seed": "2"}}
-    assert (place / "runs/gpt.sweep/slurm/job.sh").read_text() == played.scripts[0]
+    reported = json.loads((place / "runs/gpt.sweep/sweep.json").read_text())
+    assert reported["runs"][5] == {"run": "gpt-5", "values": {"train.optimizer.lr": "3e-4", "seed": "2"}}
+    assert (place / "runs/gpt.sweep/slurm/job.sh").read_text() == fake.scripts[0]
 
 
 def test_what_is_printed_is_what_is_submitted(place: Path) -> None:
-    played = Played()
-    one = wanted(played, RATES)
+    fake = Fake()
+    one = wanted(fake, RATES)
     printed = str(one)
     assert not (place / "runs").exists()
-    sweep.submit(one, played.slurm)
-    assert common(printed) == common(played.scripts[0])
+    sweep.submit(one, fake.slurm)
+    assert common(printed) == common(fake.scripts[0])
     files = printed.split("<<'END_OF_THE_RUN_FILE'\n")[1].removesuffix("END_OF_THE_RUN_FILE").split("---\n")
     assert files == [dump_run_file(request.submission.spec) for request in one.requests]
 
 
 def test_each_is_followed_and_ended_alone(place: Path) -> None:
-    played = Played()
-    submit(played, "seed=1..3")
-    played.change("100_1", state="RUNNING", nodes="node2")
-    slurm = SlurmLauncher(played.slurm)
+    fake = Fake()
+    submit(fake, "seed=1..3")
+    fake.change("100_1", state="RUNNING", nodes="node2")
+    slurm = SlurmLauncher(fake.slurm)
     states = [slurm.status(run(task)) for task in range(3)]
     assert [(how.state, how.job) for how in states] == [(State.PENDING, f"100_{task}") for task in range(3)]
     assert [how.nodes for how in states] == [None, "node2", None]
     assert slurm.cancel(run(2), now=False)
-    assert [job.state for job in played.jobs] == ["PENDING", "RUNNING", "CANCELLED"]
+    assert [job.state for job in fake.jobs] == ["PENDING", "RUNNING", "CANCELLED"]
 
 
 def test_a_refusal_leaves_nothing_behind(place: Path) -> None:
-    played = Played(refuses="sbatch: error: Batch job submission failed: Invalid qos specification\n")
+    fake = Fake(refuses="sbatch: error: Batch job submission failed: Invalid qos specification\n")
     with pytest.raises(UserError, match=r"backends.slurm.qos: .*Invalid qos"):
-        submit(played, RATES)
+        submit(fake, RATES)
     assert not (place / "runs").exists()
 
 
@@ -268,84 +271,92 @@ def test_a_directory_of_another_run_refuses_all(place: Path) -> None:
     run(1).run_file.write_text(RUN.replace("gpt", "gpt-1").replace("sgd", "adamw"))
     finish(1, outcome="preempted", next="stop")
     run(1).record_attempt(event="start", attempt=1)
-    played = Played()
+    fake = Fake()
     with pytest.raises(UserError, match=r"gpt-1 holds another run"):
-        submit(played, RATES)
+        submit(fake, RATES)
     assert sorted(path.name for path in (place / "runs").iterdir()) == ["gpt-1"]
-    assert not played.scripts
+    assert not fake.scripts
 
 
 def test_another_sweep_of_the_same_name(place: Path) -> None:
-    played = Played()
-    submit(played, RATES)
+    fake = Fake()
+    submit(fake, RATES)
     finish(0, 1)
-    over(played)
+    over(fake)
     with pytest.raises(UserError, match=r"gpt.sweep is another sweep, of 2 runs over train.optimizer.lr; .*--fresh"):
-        submit(played, "seed=1..2")
-    assert submit(played, "seed=1..2", fresh=True) == "slurm://101"
+        submit(fake, "seed=1..2")
+    assert submit(fake, "seed=1..2", fresh=True) == "slurm://101"
     assert (place / "runs/gpt-1.1/run.yaml").exists(), "the old ones are kept"
     assert read_sweep(place / "runs/gpt").keys == ["seed"]
 
 
+def test_a_record_that_nests_without_end_is_refused(place: Path) -> None:
+    submit(Fake(), RATES)
+    (record,) = (place / "runs").glob("gpt.sweep/*.json")
+    record.write_text("[" * 50_000)
+    with pytest.raises(UserError, match="is not a record of a sweep"):
+        read_sweep(place / "runs/gpt")
+
+
 def test_a_sweep_at_work_is_not_submitted_twice(place: Path) -> None:
-    played = Played()
-    submit(played, RATES)
-    played.change("100_0", state="COMPLETED")
+    fake = Fake()
+    submit(fake, RATES)
+    fake.change("100_0", state="COMPLETED")
     finish(0)
     with pytest.raises(UserError, match=r"gpt-1 is job 100_1 in Slurm, pending"):
-        submit(played, RATES)
-    assert len(played.scripts) == 1
+        submit(fake, RATES)
+    assert len(fake.scripts) == 1
 
 
 def test_submitted_again_those_go_on_that_have_not_finished(place: Path) -> None:
-    played = Played()
-    submit(played, "seed=1..5")
+    fake = Fake()
+    submit(fake, "seed=1..5")
     finish(0, 3)
     finish(4, outcome="failure", next="stop")
-    over(played)
-    assert submit(played, "seed=1..5") == "slurm://101"
-    assert "#SBATCH --array=1-2,4\n" in played.scripts[1]
+    over(fake)
+    assert submit(fake, "seed=1..5") == "slurm://101"
+    assert "#SBATCH --array=1-2,4\n" in fake.scripts[1]
     assert [run(task).read_attempts()[-1].get("job") for task in range(5)] == [None, "101_1", "101_2", None, "101_4"]
     assert run(4).read_attempts()[-1]["new_budget"] is True
     finish(1, 2, 4)
-    over(played)
-    assert submit(played, "seed=1..5").startswith("slurm://10")
-    assert len(played.scripts) == 2
+    over(fake)
+    assert submit(fake, "seed=1..5").startswith("slurm://10")
+    assert len(fake.scripts) == 2
 
 
 def test_a_dead_controller(place: Path) -> None:
     with pytest.raises(NoAnswer, match="nothing was submitted"):
-        submit(Played(away="dead"), RATES)
+        submit(Fake(away="dead"), RATES)
     assert not (place / "runs").exists()
 
 
 @pytest.mark.parametrize("retry", [0.0, 20.0])
 def test_a_slow_controller_gets_one_array(place: Path, retry: float) -> None:
-    played = Played(on_sbatch=late)
-    assert submit(played, RATES, retry=retry) == "slurm://100"
-    assert len(played.scripts) == 1
+    fake = Fake(on_sbatch=late)
+    assert submit(fake, RATES, retry=retry) == "slurm://100"
+    assert len(fake.scripts) == 1
     assert run(1).read_attempts()[-1]["job"] == "100_1"
 
 
 def test_after_a_doubt_each_run_finds_its_own_task(place: Path) -> None:
-    played = Played()
+    fake = Fake()
 
-    def late_and_gone(one: Played, job: Job) -> Answer:
+    def late_and_gone(one: Fake, job: Job) -> Answer:
         one.away = "hung"
         return late(one, job)
 
-    played.on_sbatch = late_and_gone
-    with pytest.raises(InDoubt, match=r"`ortflow list --sweep .*/runs/gpt` tells"):
-        submit(played, "seed=1..3")
+    fake.on_sbatch = late_and_gone
+    with pytest.raises(InDoubt, match=r"`ortflow list --sweep .*/runs/gpt` shows"):
+        submit(fake, "seed=1..3")
     assert [events(task) for task in range(3)] == [["submitting"]] * 3
-    played.away, played.on_sbatch = None, None
-    found = SlurmLauncher(played.slurm).statuses([run(task) for task in range(3)])
+    fake.away, fake.on_sbatch = None, None
+    found = SlurmLauncher(fake.slurm).statuses([run(task) for task in range(3)])
     assert [how.job for how in found] == ["100_0", "100_1", "100_2"]
-    assert submit(played, "seed=1..3") == "slurm://100"
-    assert len(played.scripts) == 1
+    assert submit(fake, "seed=1..3") == "slurm://100"
+    assert len(fake.scripts) == 1
     assert [run(task).read_attempts()[-1]["job"] for task in range(3)] == ["100_0", "100_1", "100_2"]
     with pytest.raises(UserError, match="is job 100_0 in Slurm"):
-        submit(played, "seed=1..3")
+        submit(fake, "seed=1..3")
 
 
 def test_more_runs_than_files_may_be_open(place: Path) -> None:
@@ -355,7 +366,7 @@ def test_more_runs_than_files_may_be_open(place: Path) -> None:
     # Other tests of the session may have left files open.
     resource.setrlimit(resource.RLIMIT_NOFILE, (len(os.listdir("/proc/self/fd")) + 70, hard))
     try:
-        assert submit(Played(), "seed=1..90") == "slurm://100"
+        assert submit(Fake(), "seed=1..90") == "slurm://100"
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
@@ -364,44 +375,46 @@ def test_more_runs_than_files_may_be_open(place: Path) -> None:
 
 
 def test_cancel_of_all(place: Path) -> None:
-    played = Played()
-    submit(played, "seed=1..5")
-    played.change("100_0", state="COMPLETED")
+    fake = Fake()
+    submit(fake, "seed=1..5")
+    fake.change("100_0", state="COMPLETED")
     finish(0)
-    played.change("100_1", state="RUNNING")
+    fake.change("100_1", state="RUNNING")
     run(1).record_attempt(event="start", attempt=0)
-    played.change("100_2", state="REQUEUE_HOLD")
-    calls = len(played.calls)
-    assert sweep_cancel.cancel([run(task) for task in range(5)], played.slurm, now=False) == 4
-    assert [job.state for job in played.jobs] == ["COMPLETED", "RUNNING", "CANCELLED", "CANCELLED", "CANCELLED"]
-    assert len(played.calls) - calls == 4, "not one for each run"
+    fake.change("100_2", state="REQUEUE_HOLD")
+    calls = len(fake.calls)
+    assert sweep_cancel.cancel([run(task) for task in range(5)], fake.slurm, now=False) == 4
+    assert [job.state for job in fake.jobs] == ["COMPLETED", "RUNNING", "CANCELLED", "CANCELLED", "CANCELLED"]
+    assert len(fake.calls) - calls == 4, "not one per run"
     assert json.loads(run(1).stop_request.read_text())["reason"] == "cancel"
-    found = SlurmLauncher(played.slurm).statuses([run(task) for task in range(5)])
+    found = SlurmLauncher(fake.slurm).statuses([run(task) for task in range(5)])
     assert [how.state.value for how in found] == ["finished", "running", "cancelled", "cancelled", "cancelled"]
-    assert sweep_cancel.cancel([run(0), run(3)], played.slurm, now=False) == 0
-    assert [run(task).read_attempts()[-1].get("asked") for task in (2, 3, 4)] == ["cancel"] * 3, "Slurm forgets it"
-    assert sweep_cancel.cancel([run(1)], played.slurm, now=True) == 1
-    assert SlurmLauncher(played.slurm).status(run(1)).state is State.CANCELLED
+    assert sweep_cancel.cancel([run(0), run(3)], fake.slurm, now=False) == 0
+    assert [run(task).read_attempts()[-1].get("asked") for task in (2, 3, 4)] == ["cancel"] * 3, (
+        "Slurm does not keep it"
+    )
+    assert sweep_cancel.cancel([run(1)], fake.slurm, now=True) == 1
+    assert SlurmLauncher(fake.slurm).status(run(1)).state is State.CANCELLED
 
 
 # --- in the job
 
 
 def test_a_task_is_known_by_its_array() -> None:
-    """The number of the last one is the array's: cancelled by it, all others would be, too."""
-    told = {"SLURM_JOB_ID": "7", "SLURM_ARRAY_JOB_ID": "7", "SLURM_ARRAY_TASK_ID": "3", "SLURMD_NODENAME": "n"}
-    assert JobOfOurs.from_environment(told).id == "7_3"
+    """The last task's job number is the array's: cancelling by it would cancel all others too."""
+    reported = {"SLURM_JOB_ID": "7", "SLURM_ARRAY_JOB_ID": "7", "SLURM_ARRAY_TASK_ID": "3", "SLURMD_NODENAME": "n"}
+    assert JobOfOurs.from_environment(reported).id == "7_3"
     assert JobOfOurs.from_environment({"SLURM_JOB_ID": "7"}).id == "7"
 
 
-def test_a_follow_up_is_no_task(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_follow_up_is_not_a_task(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tool = tmp_path / "sbatch"
     tool.write_text('#!/bin/sh\necho "$@"; env | grep SLURM_ARRAY; true\n')
     tool.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     monkeypatch.setenv("SLURM_ARRAY_TASK_ID", "3")
-    told, _ = requeue.follow_up(JobOfOurs("7_3", 0, "n"), Path("/r/job.sh"))
-    assert told == "--parsable --dependency=afterany:7_3 /r/job.sh"
+    reported, _ = requeue.follow_up(JobOfOurs("7_3", 0, "n"), Path("/r/job.sh"))
+    assert reported == "--parsable --dependency=afterany:7_3 /r/job.sh"
 
 
 # --- the table
@@ -412,10 +425,10 @@ def found(place: Path) -> Callable[..., tuple[Sweep, list[RunStatus]]]:
     """A sweep with these evaluations."""
 
     def make(*evaluations: dict[str, float]) -> tuple[Sweep, list[RunStatus]]:
-        played = Played()
-        submit(played, f"seed=1..{len(evaluations)}")
-        told = SlurmLauncher(played.slurm).statuses([run(task) for task in range(len(evaluations))])
-        both = zip(told, evaluations, strict=True)
+        fake = Fake()
+        submit(fake, f"seed=1..{len(evaluations)}")
+        reported = SlurmLauncher(fake.slurm).statuses([run(task) for task in range(len(evaluations))])
+        both = zip(reported, evaluations, strict=True)
         return read_sweep(place / "runs/gpt"), [replace(how, evaluation=values, loss=1.5) for how, values in both]
 
     return make
@@ -427,28 +440,28 @@ Found = Callable[..., tuple[Sweep, list[RunStatus]]]
 def test_the_best_is_marked(found: Found) -> None:
     nan = float("nan")
     worse, better = {"loss": 2.0, "accuracy": 0.9}, {"loss": 1.0, "accuracy": 0.1}
-    one, told = found({"loss": nan}, better, {}, worse, {"loss": 1.0, "accuracy": 0.9})
-    rows = results(one, told, None).rows()
+    one, reported = found({"loss": nan}, better, {}, worse, {"loss": 1.0, "accuracy": 0.9})
+    rows = results(one, reported, None).rows()
     assert rows[0] == ("", "NAME", "seed", "STATE", "STEP", "LOSS", "EVAL LOSS", "EVAL ACCURACY")
     assert rows[2] == ("*", "gpt-1", "2", "pending", "0", "1.5000", "1.0000", "0.1000")
     assert rows[3][6:] == ("-", "-")
     assert [row[0] for row in rows[1:]] == ["", "*", "", "", ""]
-    assert results(one, told, "accuracy").best == 3, "more is better"
+    assert results(one, reported, "accuracy").best == 3, "more is better"
     with pytest.raises(UserError, match="evaluated by perplexity; there are: loss, accuracy"):
-        results(one, told, "perplexity")
+        results(one, reported, "perplexity")
 
 
 def test_nothing_evaluated_yet(found: Found) -> None:
-    one, told = found({}, {})
-    shown = results(one, told, None)
+    one, reported = found({}, {})
+    shown = results(one, reported, None)
     assert (shown.metric, shown.best) == (None, None)
     assert shown.rows()[1] == ("", "gpt-0", "1", "pending", "0", "1.5000")
-    assert results(one, told, "accuracy").best is None
+    assert results(one, reported, "accuracy").best is None
 
 
 def test_the_table_as_json(found: Found) -> None:
-    one, told = found({"loss": 2.0}, {"loss": 1.0})
-    shown = json.loads(json.dumps(results(one, told, None).to_json()))
+    one, reported = found({"loss": 2.0}, {"loss": 1.0})
+    shown = json.loads(json.dumps(results(one, reported, None).to_json()))
     assert (shown["sweep"], shown["metric"]) == ("gpt", "loss")
     assert [(row["values"], row["best"], row["name"], row["job"]) for row in shown["runs"]] == [
         ({"seed": "1"}, False, "gpt-0", "100_0"),
@@ -463,10 +476,10 @@ def test_the_table_as_json(found: Found) -> None:
     ("words", "sentence"),
     [
         (["submit", "run.yaml", "--set", "seed=1..2"], "the launcher local has none; add -b slurm"),
-        (["submit", "run.yaml", "-b", "slurm", "--at-once", "2"], "--at-once is for a sweep"),
-        (["submit", "run.yaml", "-b", "slurm", "--set", "seed=1..2", "-f"], "--follow is for a single run"),
+        (["submit", "run.yaml", "-b", "slurm", "--at-once", "2"], "--at-once needs a sweep"),
+        (["submit", "run.yaml", "-b", "slurm", "--set", "seed=1..2", "-f"], "--follow works only for a single run"),
         (["render", "run.yaml", "--set", "seed=1..2"], "the launcher local has none"),
-        (["list", "--by", "loss"], "--by is for the runs of a sweep"),
+        (["list", "--by", "loss"], "--by needs a sweep"),
         (["list", "--sweep", "gpt"], "there is no sweep gpt in runs"),
         (["cancel"], "cancel takes a run or a sweep"),
         (["cancel", "a", "--sweep", "b"], "cancel takes a run or a sweep"),

@@ -1,4 +1,4 @@
-"""When a run in a Slurm job saves ahead of the time limit, whoever changes that on the way."""
+"""When a run in a Slurm job saves ahead of the time limit, also if the limit is changed."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from ortflow.launchers.slurm.stopping import Limit
 
 
 def moment(limit: Limit, since: float) -> float:
-    """The second after `since` in which it is time to leave."""
+    """The second after `since` in which the run must exit."""
     return next(since + second for second in range(10_000) if limit.near(since + second))
 
 
@@ -14,17 +14,17 @@ def test_ahead_of_a_long_limit() -> None:
     limit = Limit(90)
     limit.take(3600, now=1000)
     assert moment(limit, 1000) == 1000 + 3600 - 90
-    limit.take(1800, now=2801)  # as it was, but for what Slurm rounds
+    limit.take(1800, now=2801)  # unchanged, up to Slurm's rounding
     assert moment(limit, 2801) == 1000 + 3600 - 90
 
 
-def test_of_a_short_life_half_is_for_training() -> None:
+def test_half_of_a_short_time_limit_is_for_training() -> None:
     limit = Limit(90)
     limit.take(60, now=0)
     assert moment(limit, 0) == 30
     for second in (10, 20, 29):
         limit.take(60 - second, now=second)
-    assert moment(limit, 0) == 30, "a look at the clock moves nothing"
+    assert moment(limit, 0) == 30, "reading the clock changes nothing"
 
 
 def test_a_limit_that_is_cut_or_raised() -> None:

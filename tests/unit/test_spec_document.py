@@ -1,4 +1,4 @@
-"""Reading YAML: what words mean, where keys stand, and what is refused."""
+"""Reading YAML: values, positions of keys, and what is refused."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_words_that_are_text(text: str) -> None:
     assert scalar(text) == text
 
 
-def test_a_number_that_is_none() -> None:
+def test_nan() -> None:
     value = scalar(".nan")
     assert isinstance(value, float)
     assert math.isnan(value)
@@ -137,7 +137,7 @@ def test_a_bomb_of_aliases_goes_nowhere() -> None:
         ("- a\nb: 1", 2, "indentation"),
     ],
 )
-def test_slips_of_yaml_tell_what_to_do(text: str, line: int, word: str) -> None:
+def test_yaml_mistakes_give_the_fix(text: str, line: int, word: str) -> None:
     (problem,) = parse_document(text, "f").problems
     assert problem.line == line
     assert problem.what.startswith("is not valid YAML")
@@ -191,7 +191,7 @@ def test_a_file_that_may_not_be_read(tmp_path: Path) -> None:
     assert read_document(file).problems[0].what == "cannot be read: Permission denied"
 
 
-def test_a_byte_order_mark_is_no_part_of_the_first_key(tmp_path: Path) -> None:
+def test_a_byte_order_mark_is_not_part_of_the_first_key(tmp_path: Path) -> None:
     file = tmp_path / "run.yaml"
     file.write_bytes(b"\xef\xbb\xbfname: x\n")
     assert read_document(file).values == {"name": "x"}

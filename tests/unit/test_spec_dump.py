@@ -1,4 +1,4 @@
-"""A dumped spec loads back to the equal one, whatever texts and numbers it holds."""
+"""A dumped spec loads back to an equal one, whatever texts and numbers it contains."""
 
 from __future__ import annotations
 
@@ -112,20 +112,20 @@ def test_the_examples_load_back(source: str, tmp_path: Path) -> None:
 
 def test_every_key_in_the_order_of_the_model(tmp_path: Path) -> None:
     spec = spec_of()
-    told = yaml.safe_load(dump_run_file(spec))
-    assert [*told] == [*RunSpec.model_fields]
-    assert [*told["train"]["optimizer"]] == ["name", "lr", "weight_decay", "no_decay", "betas", "epsilon"]
+    reported = yaml.safe_load(dump_run_file(spec))
+    assert [*reported] == [*RunSpec.model_fields]
+    assert [*reported["train"]["optimizer"]] == ["name", "lr", "weight_decay", "no_decay", "betas", "epsilon"]
 
 
 def test_no_aliases() -> None:
     shared: dict[str, Any] = {"a": [1, 2]}
-    overlay = [{"patch": shared}, {"patch": shared}, {"patch": shared["a"]}]
-    told = dump_run_file(spec_of(backends={"kubernetes": {"overlay": overlay}}))
-    assert "&" not in told
-    assert "*" not in told
+    overlay = [{"kind": "Job", "patch": patch} for patch in (shared, shared, {"b": shared["a"]})]
+    reported = dump_run_file(spec_of(backends={"kubernetes": {"overlay": overlay}}))
+    assert "&" not in reported
+    assert "*" not in reported
 
 
 def test_texts_that_other_yaml_readers_take_for_numbers_are_quoted() -> None:
-    told = dump_run_file(spec_of(resources={"time_limit": "12:30:00"}, name="1e-3"))
-    assert 'name: "1e-3"\n' in told
-    assert "time_limit: '12:30:00'\n" in told
+    reported = dump_run_file(spec_of(resources={"time_limit": "12:30:00"}, name="1e-3"))
+    assert 'name: "1e-3"\n' in reported
+    assert "time_limit: '12:30:00'\n" in reported

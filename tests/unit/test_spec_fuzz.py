@@ -1,11 +1,11 @@
-"""Whatever a run file says, it is loaded or refused with sentences; nothing else happens."""
+"""Any run file is either loaded or refused with messages; nothing else happens."""
 
 from __future__ import annotations
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from run_files import FULL, told
+from run_files import FULL, reported
 
 from ortflow.workflow.spec.file.keys import every_key
 
@@ -21,7 +21,7 @@ quick = settings(max_examples=50, deadline=None, suppress_health_check=[*HealthC
 
 
 def all_are_sentences(factory: pytest.TempPathFactory, text: str, *overrides: str) -> None:
-    for line in told(factory.getbasetemp(), text, *overrides):
+    for line in reported(factory.getbasetemp(), text, *overrides):
         assert line.isprintable()
         assert ": " in line
         assert "pydantic" not in line

@@ -1,4 +1,4 @@
-"""What run files ask of GPUs and no scheduler can give, one sentence each."""
+"""Requests for GPUs that no scheduler can satisfy, one sentence each."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ ONE, EIGHT = {"gpus_per_rank": 1}, {"gpus_per_rank": 1, "ranks_per_node": 8}
 MIG = {"kubernetes": {"gpu": {"resource": "nvidia.com/mig-1g.10gb"}}}
 
 
-def told(resources: dict[str, Any], backends: dict[str, Any] | None = None) -> list[str]:
+def reported(resources: dict[str, Any], backends: dict[str, Any] | None = None) -> list[str]:
     found = check(spec_of(resources=resources, backends=backends or {}))
     return [f"{dotted(problem.path)}: {problem.what}; {problem.fix}" for problem in found]
 
@@ -24,8 +24,8 @@ def told(resources: dict[str, Any], backends: dict[str, Any] | None = None) -> l
     ("resources", "backends", "words"),
     [
         ({"gpu_type": "h100"}, {}, "resources.gpu_type: is h100, and resources.gpus_per_rank is 0"),
-        ({**ONE, "gpu_type": "h 100"}, {}, "resources.gpu_type: is not a kind of GPU: 'h 100'"),
-        ({**ONE, "gpu_type": "h:1"}, {}, "resources.gpu_type: is not a kind of GPU: 'h:1'"),
+        ({**ONE, "gpu_type": "h 100"}, {}, "resources.gpu_type: is not a GPU type: 'h 100'"),
+        ({**ONE, "gpu_type": "h:1"}, {}, "resources.gpu_type: is not a GPU type: 'h:1'"),
         ({}, {"slurm": {"gpu_bind": "closest"}}, "gpu_bind: binds GPUs, and resources.gpus_per_rank is 0"),
         (ONE, {"slurm": {"gpu_bind": "near"}}, "gpu_bind: is not a valid way to bind GPUs: 'near'"),
         (
@@ -36,14 +36,18 @@ def told(resources: dict[str, Any], backends: dict[str, Any] | None = None) -> l
         (
             {**EIGHT, "gpu_type": "a100"},
             {"slurm": {"gpus_as": "gres", "gres": "gpu:a100:8"}},
-            "resources.gpu_type: is a100, and backends.slurm.gres names the GPUs, too (gpu:a100:8)",
+            "resources.gpu_type: is a100, and backends.slurm.gres also names the GPUs (gpu:a100:8)",
         ),
         (
             {**EIGHT, "gpu_type": "1g.10gb"},
             {"slurm": {"gpus_as": "gpus-per-node"}},
             "gpus_as: is gpus-per-node, which shows all slices (1g.10gb) to each of 8 ranks, and CUDA uses the first",
         ),
-        (EIGHT, MIG, "gpu.resource: is nvidia.com/mig-1g.10gb, a slice of a GPU: of 8 in a pod CUDA uses the first"),
+        (
+            EIGHT,
+            MIG,
+            "gpu.resource: is nvidia.com/mig-1g.10gb, a slice of a GPU: CUDA uses only the first of 8 in a pod",
+        ),
         (
             {**ONE, "gpu_type": "h100"},
             {"kubernetes": {"node_selector": {"nvidia.com/gpu.product": "x"}}},
@@ -52,14 +56,14 @@ def told(resources: dict[str, Any], backends: dict[str, Any] | None = None) -> l
         (
             {**ONE, "memory": "1Gi"},
             {"kubernetes": {"shared_memory": "2Gi"}},
-            "shared_memory: is 2Gi, which counts as memory of the pod, and that is 1Gi",
+            "shared_memory: is 2Gi, which counts towards the pod's memory of 1Gi",
         ),
     ],
 )
-def test_what_cannot_be_had(resources: dict[str, Any], backends: dict[str, Any], words: str) -> None:
-    (found,) = told(resources, backends)
+def test_impossible_requests(resources: dict[str, Any], backends: dict[str, Any], words: str) -> None:
+    (found,) = reported(resources, backends)
     assert words in found
-    assert "; " in found, "what to do"
+    assert "; " in found, "the fix"
 
 
 @pytest.mark.parametrize(
@@ -73,8 +77,8 @@ def test_what_cannot_be_had(resources: dict[str, Any], backends: dict[str, Any],
         ({**ONE, "memory": "4Gi"}, {"kubernetes": {"shared_memory": "4Gi"}}),
     ],
 )
-def test_what_can(resources: dict[str, Any], backends: dict[str, Any]) -> None:
-    assert told(resources, backends) == []
+def test_possible_requests(resources: dict[str, Any], backends: dict[str, Any]) -> None:
+    assert reported(resources, backends) == []
 
 
 def test_names_of_slices() -> None:

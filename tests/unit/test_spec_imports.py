@@ -1,4 +1,4 @@
-"""Reading a run file needs neither what ranks need nor much time."""
+"""Reading a run file is fast and needs none of the packages of a rank."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From text to a RunSpec: every class of fault in the user's words, all of them at once."""
+"""From text to a RunSpec: every class of fault in the user's terms, all of them together."""
 # ruff: noqa: E501 - the sentences stand whole, so that they can be searched for
 
 from __future__ import annotations
@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 
 import pytest
-from run_files import FULL, SMALL, check_run_file, told
+from run_files import FULL, SMALL, check_run_file, reported
 
 from ortflow.workflow.errors import Faults
 from ortflow.workflow.spec.file.load import load_run_file
@@ -34,7 +34,7 @@ def test_the_small_and_the_full_one_load(tmp_path: Path) -> None:
     full = load(tmp_path, FULL)
     assert full.world_size == 6
     assert full.resources.time_limit == "1-02:00:00"
-    assert full.backends.kubernetes.overlay[0]["patch"] == {"metadata": {"annotations": {"x": None}}}
+    assert full.backends.kubernetes.overlay[0].patch == {"metadata": {"annotations": {"x": None}}}
     assert full.backends.slurm.mail.types == ["END", "TIME_LIMIT_90"]
     assert full.backends.slurm.container is not None
     assert full.backends.slurm.container.mounts == ["/data:/d:ro"]
@@ -45,7 +45,7 @@ def test_the_small_and_the_full_one_load(tmp_path: Path) -> None:
     [
         # unknown keys
         ("  steps: 100", "  step: 100", "run.yaml:9 train.step: unknown key; did you mean steps?"),
-        ("name: small", "name: small\nlr: 1", "run.yaml:2 lr: unknown key here; did you mean train.optimizer.lr?"),
+        ("name: small", "name: small\nlr: 1", "run.yaml:2 lr: unknown key; did you mean train.optimizer.lr?"),
         (
             "    lr: 1e-3",
             "    lr: 1e-3\n    foo: 1",
@@ -103,10 +103,10 @@ def test_the_small_and_the_full_one_load(tmp_path: Path) -> None:
         ("name: small", "name: small\nprepare: [python, 4]", "run.yaml:2 prepare[1]: must be text, not 4; put it in quotes"),
         ("  path: model.onnx", "  path: [model.onnx]", "run.yaml:3 model.path: must be text, not a list"),
         ("  loss: cross_entropy", "  loss: cross_entropy\n  labels: y", "run.yaml:5 model.labels: must be a list, not the text 'y'; write ['y']"),
-        ("  train: train.arrow", "  train: 3", "run.yaml:6 data.train: must be a section of keys, not 3"),
-        ("  micro_batch: 4", "  micro_batch: 4\n  pad_value: 3", "run.yaml:8 data.pad_value: must be a section of keys, not 3"),
+        ("  train: train.arrow", "  train: 3", "run.yaml:6 data.train: must be a mapping, not 3"),
+        ("  micro_batch: 4", "  micro_batch: 4\n  pad_value: 3", "run.yaml:8 data.pad_value: must be a mapping, not 3"),
         ("  micro_batch: 4", "  micro_batch: 4\n  pad_value: {x: a}", "run.yaml:8 data.pad_value.x: must be a number, not the text 'a'"),
-        ("  micro_batch: 4", "  micro_batch: 4\nrestart: 3", "run.yaml:8 restart: must be a section of keys, not 3"),
+        ("  micro_batch: 4", "  micro_batch: 4\nrestart: 3", "run.yaml:8 restart: must be a mapping, not 3"),
         ("    lr: 1e-3", "    lr: 1e-3\n    betas: 0.9", "run.yaml:13 train.optimizer.betas: must be a list, not 0.9"),
         (
             "    lr: 1e-3",
@@ -131,22 +131,22 @@ def test_the_small_and_the_full_one_load(tmp_path: Path) -> None:
         ),
         ("  path: model.onnx", '  path: ""', "run.yaml:3 model.path: must not be empty"),
         ("  path: model.onnx", '  path: "a\\0b"', "run.yaml:3 model.path: must not contain a NUL character"),
-        ("name: small", "name: small\nprepare: 'it''s'", "run.yaml:2 prepare: has a quotation mark that is never closed; close it"),
+        ("name: small", "name: small\nprepare: 'it''s'", "run.yaml:2 prepare: has an unclosed quotation mark; close it"),
         # amounts
-        ("name: small", "name: small\nresources: {memory: 16}", "run.yaml:2 resources.memory: '16' is not an amount of memory; write a number and a unit, such as 16G, 16Gi or 512M"),
+        ("name: small", "name: small\nresources: {memory: 16}", "run.yaml:2 resources.memory: '16' is not an amount of memory; write a number with a unit, such as 16G, 16Gi or 512M"),
         (
             "name: small",
             "name: small\nresources: {time_limit: 12:30}",
-            "run.yaml:2 resources.time_limit: '12:30' is not a length of time; write [days-]hours:minutes:seconds, such "
+            "run.yaml:2 resources.time_limit: '12:30' is not a duration; write [days-]hours:minutes:seconds, such "
             "as 12:00:00 or 1-06:30:00, or a number of minutes",
         ),
         # the file as such
         ("  steps: 100", "  steps: 100\n  steps: 200", "run.yaml:10 train.steps: is given twice, here and on line 9; keep one of them"),
-        ("  steps: 100", "  steps: *x", "run.yaml:9 train.steps: is an alias (*x), which run files do not allow; write the value out, or put the text in quotes if it begins with *"),
+        ("  steps: 100", "  steps: *x", "run.yaml:9 train.steps: is an alias (*x), which run files do not allow; write the value in full, or put the text in quotes if it begins with *"),
     ],
 )  # fmt: skip
 def test_one_fault(tmp_path: Path, line: str, to: str, message: str) -> None:
-    assert told(tmp_path, changed(line, to)) == [message]
+    assert reported(tmp_path, changed(line, to)) == [message]
 
 
 @pytest.mark.parametrize(
@@ -154,8 +154,8 @@ def test_one_fault(tmp_path: Path, line: str, to: str, message: str) -> None:
     [
         ("", ["run.yaml: is empty; write at least name, model, data and train"]),
         ("# nothing\n", ["run.yaml: is empty; write at least name, model, data and train"]),
-        ("- a\n", ["run.yaml: holds no keys; write sections such as `train:`"]),
-        ("hello\n", ["run.yaml: holds no keys; write sections such as `train:`"]),
+        ("- a\n", ["run.yaml: has no keys; write sections such as `train:`"]),
+        ("hello\n", ["run.yaml: has no keys; write sections such as `train:`"]),
         (
             SMALL.partition("data:")[0],
             [
@@ -166,11 +166,11 @@ def test_one_fault(tmp_path: Path, line: str, to: str, message: str) -> None:
         ("a: [1\n", ["run.yaml:2: is not valid YAML: expected ',' or ']', but got '<stream end>'"]),
     ],
 )
-def test_a_file_that_is_no_run(tmp_path: Path, text: str, messages: list[str]) -> None:
-    assert told(tmp_path, text) == messages
+def test_a_file_that_is_not_a_run(tmp_path: Path, text: str, messages: list[str]) -> None:
+    assert reported(tmp_path, text) == messages
 
 
-def test_all_faults_at_once_and_by_line(tmp_path: Path) -> None:
+def test_all_faults_together_and_by_line(tmp_path: Path) -> None:
     text = """\
 name: Bad
 seed: "3"
@@ -190,14 +190,14 @@ train:
   optimizer: {name: sgd, lr: fast, nesterov: true}
 parallel:
   data: 3
-  zero: 1
+  zero: 3
 resources:
   memory: lots
   ranks_per_node: 2
 checkpoint:
   directory: ../x
 """
-    assert [re.match(r"\S+ [\w. ,]*(?=:)", line).group() for line in told(tmp_path, text, "train.foo=1", "seed")] == [
+    assert [re.match(r"\S+ [\w. ,]*(?=:)", line).group() for line in reported(tmp_path, text, "train.foo=1", "seed")] == [
         "run.yaml:1 name",
         "run.yaml:2 seed",
         "run.yaml:4 model.pth",
@@ -217,10 +217,10 @@ checkpoint:
     ]  # fmt: skip
 
 
-def test_an_effect_of_a_fault_is_no_fault_of_its_own(tmp_path: Path) -> None:
+def test_an_effect_of_a_fault_is_not_a_fault_of_its_own(tmp_path: Path) -> None:
     """A misspelt `steps` does not also miss steps; a wrong count of ranks does not also clash with the degrees."""
     text = changed("  steps: 100", "  setps: 100") + "parallel: {data: 2}\nresources: {ranks_per_node: two}\n"
-    assert [line.partition(":")[2].partition(":")[0] for line in told(tmp_path, text)] == [
+    assert [line.partition(":")[2].partition(":")[0] for line in reported(tmp_path, text)] == [
         "9 train.setps",
         "14 resources.ranks_per_node",
     ]
@@ -242,9 +242,9 @@ def test_a_file_that_is_not_there() -> None:
     assert str(fault) == "nowhere/run.yaml: there is no such file; give the path of a run file"
 
 
-def test_what_is_told_stays_on_its_line(tmp_path: Path) -> None:
-    """Keys and values may hold anything; what the terminal gets is one printable line a fault."""
-    for line in told(tmp_path, SMALL + '"a\\nb\\e[31m": 1\n"\\ud800": 1\nseed: "x\\ny\\ud800"\n'):
+def test_what_is_reported_stays_on_its_line(tmp_path: Path) -> None:
+    """Keys and values may contain anything; the terminal gets one printable line per fault."""
+    for line in reported(tmp_path, SMALL + '"a\\nb\\e[31m": 1\n"\\ud800": 1\nseed: "x\\ny\\ud800"\n'):
         assert line.isprintable()
         line.encode()
 
@@ -252,7 +252,7 @@ def test_what_is_told_stays_on_its_line(tmp_path: Path) -> None:
 def test_a_key_without_a_value_is_not_given(tmp_path: Path) -> None:
     text = SMALL + "restart:\n#  failures: 3\nseed:\nprepare:\n"
     assert load(tmp_path, text) == load(tmp_path, SMALL)
-    assert told(tmp_path, SMALL + "retsart:\n") == ["run.yaml:13 retsart: unknown key; did you mean restart?"]
+    assert reported(tmp_path, SMALL + "retsart:\n") == ["run.yaml:13 retsart: unknown key; did you mean restart?"]
 
 
 def test_short_forms(tmp_path: Path) -> None:
@@ -321,8 +321,8 @@ class TestOverrides:
             ),
             ("train.early_stop.patiance=3", "on the command line, train.early_stop.patiance: unknown key; did you mean patience?"),
             ("train.optimizer.betas=[1]", "on the command line, train.optimizer.betas[0]: must be less than 1.0, not 1"),
-            ("train.epochs=3", "run.yaml:9 train.steps: cannot be combined with train.epochs; give one of them (train.epochs=null on the command line removes the other)"),
+            ("train.epochs=3", "run.yaml:9 train.steps: cannot be combined with train.epochs; use one of them (train.epochs=null on the command line removes the other)"),
         ],
     )  # fmt: skip
     def test_faults(self, tmp_path: Path, override: str, message: str) -> None:
-        assert told(tmp_path, SMALL, override)[0] == message
+        assert reported(tmp_path, SMALL, override)[0] == message

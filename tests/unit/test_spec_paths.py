@@ -78,41 +78,41 @@ def test_the_run_directory() -> None:
 
 
 class TestFiles:
-    def told(self, tmp_path: Path, text: str = SMALL, *overrides: str) -> list[str]:
+    def reported(self, tmp_path: Path, text: str = SMALL, *overrides: str) -> list[str]:
         file = tmp_path / "run.yaml"
         file.write_text(text)
         return [str(fault).replace(f"{tmp_path}/", "") for fault in check_run_file(file, overrides)]
 
-    def test_what_is_missing_is_told_with_its_line(self, tmp_path: Path) -> None:
-        fix = "correct the path, or give a `prepare` command that makes it"
-        assert self.told(tmp_path) == [
+    def test_what_is_missing_is_reported_with_its_line(self, tmp_path: Path) -> None:
+        fix = "correct the path, or set a `prepare` command that creates it"
+        assert self.reported(tmp_path) == [
             f"run.yaml:3 model.path: there is no file model.onnx; {fix}",
             f"run.yaml:6 data.train.path: there is no file train.arrow; {fix}",
         ]
-        assert self.told(tmp_path, SMALL, "data.eval=e.arrow")[-1] == (
+        assert self.reported(tmp_path, SMALL, "data.eval=e.arrow")[-1] == (
             f"on the command line, data.eval.path: there is no file e.arrow; {fix}"
         )
 
-    def test_what_is_there_is_no_fault(self, tmp_path: Path) -> None:
+    def test_an_existing_file_is_not_a_fault(self, tmp_path: Path) -> None:
         (tmp_path / "model.onnx").touch()
         (tmp_path / "train.arrow").mkdir()
-        assert self.told(tmp_path) == []
+        assert self.reported(tmp_path) == []
 
-    def test_what_prepare_makes_is_no_fault(self, tmp_path: Path) -> None:
-        assert self.told(tmp_path, SMALL, "prepare=python make.py") == []
+    def test_what_prepare_makes_is_not_a_fault(self, tmp_path: Path) -> None:
+        assert self.reported(tmp_path, SMALL, "prepare=python make.py") == []
 
     def test_a_model_that_is_a_folder(self, tmp_path: Path) -> None:
         (tmp_path / "model.onnx").mkdir()
         (tmp_path / "train.arrow").touch()
-        message = "run.yaml:3 model.path: model.onnx is a folder; give the ONNX file itself"
-        assert self.told(tmp_path) == [message]
-        assert self.told(tmp_path, SMALL, "prepare=python make.py") == [message]
+        message = "run.yaml:3 model.path: model.onnx is a folder; give the path of the ONNX file"
+        assert self.reported(tmp_path) == [message]
+        assert self.reported(tmp_path, SMALL, "prepare=python make.py") == [message]
 
     @pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
     def test_a_model_that_may_not_be_read(self, tmp_path: Path) -> None:
         (tmp_path / "model.onnx").touch(mode=0)
         (tmp_path / "train.arrow").touch()
-        assert "may not be read" in self.told(tmp_path)[0]
+        assert "is not readable" in self.reported(tmp_path)[0]
 
     def test_launchers_with_files_elsewhere_leave_it_out(self, tmp_path: Path) -> None:
         file = tmp_path / "run.yaml"

@@ -1,4 +1,4 @@
-"""`backends.slurm`: what is refused before sbatch sees it, and in which words."""
+"""`backends.slurm`: what is refused before sbatch sees it, and with which message."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 import pytest
-from run_files import SMALL, spec_of, told
+from run_files import SMALL, reported, spec_of
 
 from ortflow.workflow.spec.checks.check import check
 from ortflow.workflow.spec.checks.slurm_flags import OWN_DIRECTIVES
@@ -22,7 +22,7 @@ NAME = "use letters, digits and . _ - + @ / : = , only, a letter or digit first"
 NODES = "write names with commas and ranges in brackets, such as node[1-4,7],big3"
 FLAG = "write --flag or --flag=value, in its long form"
 DEPENDENCY = "write after, afterany, afterok, afternotok, aftercorr with job ids, or singleton, such as afterok:123:124"
-LOGS = "leave it out: what the job says is kept in the run directory's logs"
+LOGS = "remove it: the job's output is in the run directory's logs"
 HERE = "backends.slurm."
 TWO_RANKS = {"ranks_per_node": 2, "gpus_per_rank": 2}
 
@@ -53,7 +53,7 @@ GOOD: dict[str, list[str]] = {
 
 
 @pytest.mark.parametrize(("key", "text"), [(key, text) for key, texts in GOOD.items() for text in texts])
-def test_what_slurm_takes(key: str, text: str) -> None:
+def test_what_slurm_accepts(key: str, text: str) -> None:
     assert found({key: text}) == []
 
 
@@ -72,7 +72,7 @@ def test_what_slurm_takes(key: str, text: str) -> None:
         (
             {"constraint": "a100 & ib"},
             "constraint: is not a valid list of features: 'a100 & ib'; "
-            "write names with & (all), | (one of), parentheses and counts, such as a100&ib or [rack1*2&rack2*2]",
+            "use names with & (all), | (one of), parentheses and counts, such as a100&ib or [rack1*2&rack2*2]",
         ),
         ({"nodelist": "node[1-4"}, f"nodelist: is not a valid list of nodes: 'node[1-4'; {NODES}"),
         ({"nodelist": "./nodes.txt"}, f"nodelist: is not a valid list of nodes: './nodes.txt'; {NODES}"),
@@ -104,21 +104,21 @@ def test_what_slurm_takes(key: str, text: str) -> None:
         ({"directives": ["--a=1", "--b\n--c"]}, f"directives[1]: is not a valid directive: '--b\\n--c'; {FLAG}"),
         (
             {"directives": ['--licenses="a"']},
-            'directives[0]: holds a quotation mark or a backslash: --licenses="a"; '
-            "leave it away: ortflow quotes the value",
+            'directives[0]: contains a quotation mark or a backslash: --licenses="a"; '
+            "remove it: ortflow quotes the value",
         ),
         (
             {"additional_parameters": {"output": "x"}},
-            f"additional_parameters.output: may not be given here; {LOGS}",
+            f"additional_parameters.output: is not allowed here; {LOGS}",
         ),
         (
             {"additional_parameters": {"cpus_per_task": 2}},
-            "additional_parameters.cpus_per_task: may not be given here; use resources.cpus_per_rank",
+            "additional_parameters.cpus_per_task: is not allowed here; use resources.cpus_per_rank",
         ),
         (
             {"additional_parameters": {"licenses": 'a"'}},
-            "additional_parameters.licenses: holds a quotation mark, a backslash or a control character; "
-            "leave it away: ortflow quotes the value",
+            "additional_parameters.licenses: contains a quotation mark, a backslash or a control character; "
+            "remove it: ortflow quotes the value",
         ),
         (
             {"additional_parameters": {"licenses=a\n#SBATCH --x": "b"}},
@@ -127,47 +127,47 @@ def test_what_slurm_takes(key: str, text: str) -> None:
         ),
         (
             {"additional_parameters": {"core_spec": 1, "core-spec": 2}},
-            "additional_parameters.core-spec: is given twice; leave one of them away",
+            "additional_parameters.core-spec: is given twice; remove one of them",
         ),
         (
             {"additional_parameters": {"hint": "x"}, "directives": ["--hint=y"]},
-            "additional_parameters.hint: is given twice; leave one of them away",
+            "additional_parameters.hint: is given twice; remove one of them",
         ),
-        ({"directives": ["--nodes=2"]}, "directives[0]: may not hold --nodes; use resources.nodes"),
-        ({"directives": ["--node=2"]}, "directives[0]: may not hold --node; use resources.nodes"),
-        ({"directives": ["--exclusive"]}, "directives[0]: may not hold --exclusive; use backends.slurm.exclusive"),
-        ({"directives": ["--output=x"]}, f"directives[0]: may not hold --output; {LOGS}"),
+        ({"directives": ["--nodes=2"]}, "directives[0]: must not contain --nodes; use resources.nodes"),
+        ({"directives": ["--node=2"]}, "directives[0]: must not contain --node; use resources.nodes"),
+        ({"directives": ["--exclusive"]}, "directives[0]: must not contain --exclusive; use backends.slurm.exclusive"),
+        ({"directives": ["--output=x"]}, f"directives[0]: must not contain --output; {LOGS}"),
         (
             {"directives": ["--comment=x"]},
-            "directives[0]: may not hold --comment; leave it out: ortflow sets it itself",
+            "directives[0]: must not contain --comment; remove it: ortflow sets it",
         ),
-        ({"directives": ["--wrap=x"]}, "directives[0]: may not hold --wrap; leave it out: the script is ortflow's"),
+        ({"directives": ["--wrap=x"]}, "directives[0]: must not contain --wrap; remove it: the script is ortflow's"),
         (
             {"directives": ["--array=0-3"]},
-            "directives[0]: may not hold --array; leave it out: `ortflow submit --set KEY=V1,V2` makes an array, of a "
-            "run for each value",
+            "directives[0]: must not contain --array; remove it: `ortflow submit --set KEY=V1,V2` makes an "
+            "array with a run for each value",
         ),
         (
             {"directives": ["--wait"]},
-            "directives[0]: may not hold --wait; leave it out: ortflow could not follow the job",
+            "directives[0]: must not contain --wait; remove it: ortflow could not follow the job",
         ),
         (
             {"srun_arguments": ["--cpu-bind", "cores"]},
             f"srun_arguments[1]: is not a valid argument for srun: 'cores'; {FLAG}",
         ),
-        ({"srun_arguments": ["--mpi=pmix"]}, "srun_arguments[0]: may not hold --mpi; use backends.slurm.mpi"),
+        ({"srun_arguments": ["--mpi=pmix"]}, "srun_arguments[0]: must not contain --mpi; use backends.slurm.mpi"),
         (
             {"srun_arguments": ["--x"], "mpi": "mpirun"},
-            "srun_arguments: say nothing where mpirun starts the ranks; "
+            "srun_arguments: have no effect if mpirun starts the ranks; "
             "remove them, or set backends.slurm.mpi to pmi2 or pmix",
         ),
         (
             {"prologue": ["a\nb"]},
-            "prologue[0]: contains a line break or another control character; make each line an item of its own",
+            "prologue[0]: contains a line break or another control character; make each line a separate item",
         ),
         (
             {"epilogue": ["fine", "#SBATCH --nodes=9"]},
-            "epilogue[1]: is a directive; give it in backends.slurm.directives, as --flag=value",
+            "epilogue[1]: is a directive; set it in backends.slurm.directives, as --flag=value",
         ),
         (
             {"container": {"kind": "pyxis", "image": "i"}, "mpi": "mpirun"},
@@ -190,7 +190,7 @@ def test_what_is_refused(slurm: dict[str, Any], sentence: str) -> None:
     assert found(slurm)[0] == sentence
 
 
-def test_gpus_are_asked_for_once() -> None:
+def test_gpus_are_requested_once() -> None:
     asked = {"gres": "gpu:a100:4"}
     assert found({**asked, "gpus_as": "gres"}, resources=TWO_RANKS) == []
     assert found(asked, resources=TWO_RANKS) == [
@@ -220,7 +220,7 @@ def test_what_has_no_key_of_its_own_may_be_a_directive() -> None:
     assert found({"directives": ["--licenses=a:1", "--hold", "--time-min=10", "--mem-per-gpu=4G"]}) == []
     assert found({"directives": ["--exclusive=user", "--mem=0"], "srun_arguments": ["--container=/x"]}) == []
     assert found({"directives": ["--mem=0"]}, resources={"memory": "1G"}) == [
-        "directives[0]: may not hold --mem; use resources.memory and backends.slurm.memory_per"
+        "directives[0]: must not contain --mem; use resources.memory and backends.slurm.memory_per"
     ]
 
 
@@ -242,7 +242,7 @@ SLURM = f"{SMALL}backends:\n  slurm:\n"
         ("partitoin: gpu", "run.yaml:15 backends.slurm.partitoin: unknown key; did you mean partition?"),
         (
             "time_limit: 9",
-            "run.yaml:15 backends.slurm.time_limit: unknown key here; did you mean resources.time_limit?",
+            "run.yaml:15 backends.slurm.time_limit: unknown key; did you mean resources.time_limit?",
         ),
         ("array: 0-3", "run.yaml:15 backends.slurm.array: unknown key; known here: partition, account, "),
         ("mpi: pmi3", "run.yaml:15 backends.slurm.mpi: must be auto, pmi2, pmix, none or mpirun, not the text 'pmi3'"),
@@ -261,7 +261,7 @@ SLURM = f"{SMALL}backends:\n  slurm:\n"
     ],
 )
 def test_a_fault_has_its_line(tmp_path: Path, line: str, sentence: str) -> None:
-    assert [fault[: len(sentence)] for fault in told(tmp_path, f"{SLURM}    {line}\n")] == [sentence]
+    assert [fault[: len(sentence)] for fault in reported(tmp_path, f"{SLURM}    {line}\n")] == [sentence]
 
 
 def test_short_forms(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""`ortflow validate` and `ortflow schema`: what they say and how they end."""
+"""`ortflow validate` and `ortflow schema`: their output and exit codes."""
 
 from __future__ import annotations
 
@@ -51,15 +51,15 @@ def whole(file: Path) -> Path:
     return file
 
 
-def test_faults_end_with_2_and_all_stand_there(file: Path) -> None:
+def test_faults_exit_with_2_and_all_are_printed(file: Path) -> None:
     done = run("validate", str(file), "train.stpes=3", "data.micro_batch=0")
     assert done.exit_code == 2
     assert done.stdout == ""
     assert [line.partition(": ")[2].replace(str(file), "run.yaml") for line in done.stderr.splitlines()] == [
         "run.yaml:3 model.path: there is no file " + str(file.parent / "model.onnx")
-        + "; correct the path, or give a `prepare` command that makes it",
+        + "; correct the path, or set a `prepare` command that creates it",
         "run.yaml:6 data.train.path: there is no file " + str(file.parent / "train.arrow")
-        + "; correct the path, or give a `prepare` command that makes it",
+        + "; correct the path, or set a `prepare` command that creates it",
         "on the command line, data.micro_batch: must be more than 0, not 0",
         "on the command line, train.stpes: unknown key; did you mean steps?",
     ]  # fmt: skip
@@ -86,15 +86,15 @@ def test_what_is_not_there_yet_is_not_checked(file: Path) -> None:
 
 
 def test_a_batch_that_was_given_twice(file: Path) -> None:
-    def told(*overrides: str) -> Result:
+    def reported(*overrides: str) -> Result:
         return run("validate", str(file), "prepare=python make.py", *overrides)
 
-    done = told("train.global_batch=16", "train.gradient_accumulation=3")
+    done = reported("train.global_batch=16", "train.gradient_accumulation=3")
     assert done.exit_code == 2
     assert "train.gradient_accumulation: is 3, and train.global_batch 16 makes it 4" in done.output
-    assert told("train.global_batch=12", "train.gradient_accumulation=3").exit_code == 0
+    assert reported("train.global_batch=12", "train.gradient_accumulation=3").exit_code == 0
     undivided = "train.global_batch: is 18 samples a step, which 1 rank x 4 samples (data.micro_batch) do not divide"
-    assert undivided in told("train.global_batch=18").output
+    assert undivided in reported("train.global_batch=18").output
 
 
 def test_a_machine_without_the_packages_of_a_rank(whole: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -131,7 +131,7 @@ def test_faults_of_model_and_data_have_their_line(whole: Path, override: str, pl
     assert "Traceback" not in done.stderr
 
 
-def test_a_model_that_is_none(whole: Path) -> None:
+def test_an_invalid_model(whole: Path) -> None:
     (whole.parent / "model.onnx").write_bytes(b"hello")
     done = run("validate", str(whole))
     assert done.exit_code == 2
@@ -150,7 +150,7 @@ def test_signs_of_an_export_for_inference(whole: Path) -> None:
     model.graph.node.extend([*norms, head])
     model.graph.initializer.append(ones)
     onnx.save(model, whole.parent / "model.onnx")
-    sign = "parameter 'scale' is read at 2 places (Mul): the exporter merged parameters of equal value"
+    sign = "parameter 'scale' is used in 2 places (Mul): the exporter merged parameters of equal value"
     done = run("validate", str(whole))
     assert (done.exit_code, done.stdout) == (2, "")
     assert sign in done.stderr
@@ -160,7 +160,7 @@ def test_signs_of_an_export_for_inference(whole: Path) -> None:
     assert done.stderr.startswith(f"warning: {sign}")
 
 
-def test_constants_by_judgement_are_told(whole: Path) -> None:
+def test_constants_by_judgement_are_reported(whole: Path) -> None:
     import onnx
 
     model = onnx.load(whole.parent / "model.onnx")
@@ -170,7 +170,9 @@ def test_constants_by_judgement_are_told(whole: Path) -> None:
     onnx.save(model, whole.parent / "model.onnx")
     done = run("validate", str(whole))
     assert done.exit_code == 0
-    assert done.stderr.startswith("warning: not trained, because it is taken for a constant: 'inv_freq' (called as")
+    assert done.stderr.startswith(
+        "warning: not trained, because it is taken for a constant: 'inv_freq' (has a buffer's name"
+    )
     assert len(done.stderr.splitlines()) == 1
 
 

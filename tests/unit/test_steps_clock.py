@@ -1,4 +1,4 @@
-"""The steps under a fake clock: when a checkpoint is due, how long a full disk is waited for, what a step took."""
+"""The steps under a fake clock: when a checkpoint is due, how long to wait for a full disk, timing of a step."""
 
 from __future__ import annotations
 
@@ -12,11 +12,12 @@ import pytest
 from fake_clock import FakeClock
 from run_files import spec_of
 
-from ortflow.workflow import room
+from ortflow.workflow import disk_space
 from ortflow.workflow.checkpoint.store import DirectoryStore
 from ortflow.workflow.comm.solo import SoloCommunicator
 from ortflow.workflow.data.plan import Position
 from ortflow.workflow.device.cpu import HostBuffer
+from ortflow.workflow.disk_space import OutOfDisk
 from ortflow.workflow.engine import Engine, Step
 from ortflow.workflow.errors import OrtflowError, Preempted
 from ortflow.workflow.events import EventLog
@@ -24,7 +25,6 @@ from ortflow.workflow.layout import FlatIndex, Tensor
 from ortflow.workflow.plan import resolve
 from ortflow.workflow.ranks import Place
 from ortflow.workflow.record import EVENTS, read_records
-from ortflow.workflow.room import OutOfDisk
 from ortflow.workflow.rundir import RunDir
 from ortflow.workflow.signals import BEAT_PERIOD, FILE_PERIOD, StopFlag
 from ortflow.workflow.steps import checkpoint as checkpoint_step
@@ -54,15 +54,17 @@ class FakeTrainer(Trainer):
 
     def step(
         self, batches: Sequence[MicroBatch], *, learning_rate: float, update: int, seeds: Sequence[int],
-        votes: Sequence[float],
+        control_values: Sequence[float],
     ) -> StepOutcome:  # fmt: skip
         self.clock.sleep(STEP_SECONDS)
         self.before_update()
         self._parameters.array[:] += 1
-        return StepOutcome(0.5, 1.0, 4, np.array(votes, "float32"), None)
+        return StepOutcome(0.5, 1.0, 4, np.array(control_values, "float32"), None)
 
-    def evaluate(self, batches: Iterable[MicroBatch], votes: Callable[[], Sequence[float]]) -> EvaluationOutcome:
-        return EvaluationOutcome({"loss": 0.5}, len(list(batches)), np.array(votes(), "float64"))
+    def evaluate(
+        self, batches: Iterable[MicroBatch], control_values: Callable[[], Sequence[float]]
+    ) -> EvaluationOutcome:
+        return EvaluationOutcome({"loss": 0.5}, len(list(batches)), np.array(control_values(), "float64"))
 
     def export(
         self, path: Path, samples: Sequence[MicroBatch], tolerance: float | None, *, trial: bool = False
@@ -73,7 +75,7 @@ class FakeTrainer(Trainer):
 
 
 class FakeStream:
-    """The same sample for ever."""
+    """The same sample without end."""
 
     batch = MicroBatch({"x": np.zeros((4, 1), "float32")}, 4)
 
@@ -114,7 +116,7 @@ def events_of(context: Context, kind: str) -> list[dict[str, Any]]:
     return [record for record in read_records(context.events.path, EVENTS)[0] if record["event"] == kind]
 
 
-def test_a_sign_of_life_every_few_seconds_however_often_anybody_looks(tmp_path: Path, clock: FakeClock) -> None:
+def test_a_sign_of_life_every_few_seconds_however_often_it_is_checked(tmp_path: Path, clock: FakeClock) -> None:
     flag, heartbeat, seen = StopFlag(clock=clock), tmp_path / "heartbeat", list[float]()
     flag.beat(heartbeat)
     for _ in range(1000):
@@ -127,12 +129,12 @@ def test_a_sign_of_life_every_few_seconds_however_often_anybody_looks(tmp_path: 
     assert len(seen) == 20
 
 
-def test_the_stop_file_is_looked_at_a_few_times_a_second(tmp_path: Path, clock: FakeClock) -> None:
+def test_the_stop_file_is_checked_a_few_times_a_second(tmp_path: Path, clock: FakeClock) -> None:
     file = tmp_path / ".stop"
     flag = StopFlag(file, clock)
     assert not flag
     file.touch()
-    assert not flag, "a look is a system call, on a network file system a slow one"
+    assert not flag, "a check is a system call, which is slow on a network file system"
     clock.sleep(FILE_PERIOD)
     assert flag.reason == "stop file"
 
@@ -155,7 +157,7 @@ def test_the_engine_times_each_step_and_what_recurs_in_it(tmp_path: Path, clock:
     ]  # fmt: skip
 
 
-def test_a_step_is_timed_without_what_comes_behind_it(tmp_path: Path, clock: FakeClock) -> None:
+def test_a_step_is_timed_without_what_follows_it(tmp_path: Path, clock: FakeClock) -> None:
     context = context_of(tmp_path, clock, steps=2)
     train(context)
     assert [one["seconds"] for one in events_of(context, "step")] == [STEP_SECONDS] * 2
@@ -165,16 +167,16 @@ def test_checkpoints_come_every_so_many_seconds_of_training(tmp_path: Path, cloc
     context = context_of(tmp_path, clock, every_steps=None, every_seconds=10 * STEP_SECONDS)
     train(context)
     checkpoint(context)
-    # It is known before a step that the time is over, and saved behind it.
+    # The time is checked before a step, and the checkpoint is saved after it.
     assert [one["step"] for one in events_of(context, "checkpoint")] == [11, 22, 30]
 
 
 @pytest.fixture
 def full(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
-    """Whether the disk is, for as long as it is not emptied."""
+    """A list that is nonempty while the disk is full."""
     state = [True]
     monkeypatch.setattr(DirectoryStore, "free_bytes", lambda store: 0 if state else 1 << 40)
-    for module in (room, checkpoint_step):
+    for module in (disk_space, checkpoint_step):
         monkeypatch.setattr(module, "has_room", lambda path, needed: not state)
     return state
 
@@ -198,7 +200,7 @@ def test_a_disk_that_stays_full_ends_the_run(tmp_path: Path, clock: FakeClock, f
     assert clock.now - begun == pytest.approx(WAIT, abs=2.0)
 
 
-def test_a_rank_that_waits_for_room_leaves_when_asked(tmp_path: Path, clock: FakeClock, full: list[bool]) -> None:
+def test_a_rank_that_waits_for_disk_space_stops_when_asked(tmp_path: Path, clock: FakeClock, full: list[bool]) -> None:
     context = context_of(tmp_path, clock, steps=3)
     train(context)
     begun = clock.now
@@ -208,7 +210,9 @@ def test_a_rank_that_waits_for_room_leaves_when_asked(tmp_path: Path, clock: Fak
     assert clock.now - begun == pytest.approx(100.0, abs=2.0)
 
 
-def test_an_export_waits_for_room_as_long_as_a_checkpoint(tmp_path: Path, clock: FakeClock, full: list[bool]) -> None:
+def test_an_export_waits_for_disk_space_as_long_as_a_checkpoint(
+    tmp_path: Path, clock: FakeClock, full: list[bool]
+) -> None:
     context = context_of(tmp_path, clock)
     trainer = cast(FakeTrainer, context.trainer)
     trainer.full = True
@@ -224,7 +228,7 @@ def test_an_export_waits_for_room_as_long_as_a_checkpoint(tmp_path: Path, clock:
     assert len(events_of(context, "export")) == 1
 
 
-def test_an_export_that_finds_no_room_fails_in_time(tmp_path: Path, clock: FakeClock, full: list[bool]) -> None:
+def test_an_export_without_disk_space_fails_in_time(tmp_path: Path, clock: FakeClock, full: list[bool]) -> None:
     context = context_of(tmp_path, clock)
     cast(FakeTrainer, context.trainer).full = True
     begun = clock.now

@@ -1,4 +1,4 @@
-"""A request to stop that a full disk left empty."""
+"""A stop request that is empty because of a full disk."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ortflow.launchers.stop import Stop
 
 
 def test_an_empty_request_does_not_make_a_signal_a_cancel(tmp_path: Path) -> None:
-    """The supervisor passes a signal on by the file, of which a full disk leaves nothing."""
+    """The supervisor passes a signal on by the file, which is empty on a full disk."""
     file = tmp_path / ".stop"
     stop = Stop(file)
     with stop.listening():

@@ -1,4 +1,4 @@
-"""Tokens of a step: labels that count, where there is one for each token."""
+"""Tokens of a step: labels that are not ignored, if there is one per token."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ TOKENS = BatchInput("tokens", "int64", (None, None), "data")
     ("label", "expected"),
     [
         (BatchInput("labels", "int64", (None, 8), "label"), "labels"),
-        (BatchInput("labels", "int64", (None,), "label"), None),  # a class a sample
+        (BatchInput("labels", "int64", (None,), "label"), None),  # a class per sample
         (BatchInput("labels", "float32", (None, 8), "label"), None),  # a regression
-        (BatchInput("labels", "int64", (None, 8, 8), "label"), None),  # a class a pixel
+        (BatchInput("labels", "int64", (None, 8, 8), "label"), None),  # a class per pixel
     ],
 )
 def test_which_label_has_tokens(label: BatchInput, expected: str | None) -> None:

@@ -1,4 +1,4 @@
-"""A skipped step leaves no trace: neither in what a checkpoint holds nor in any buffer that later steps read."""
+"""A skipped step leaves no trace: neither in a checkpoint nor in any buffer that later steps read."""
 
 from __future__ import annotations
 
@@ -48,14 +48,16 @@ def batches(steps: int, micro_batches: int, damaged: Sequence[int]) -> Iterator[
 
 
 def train(trainer: GraphTrainer, steps: int, damaged: Sequence[int], *, leave_out: bool) -> list[StepOutcome]:
-    """Every step as the training loop drives it; damaged ones are left out altogether, or are the trainer's to skip."""
+    """Every step as the training loop drives it; damaged ones are omitted, or left for the trainer to skip."""
     outcomes: list[StepOutcome] = []
     updates, micro_batches = 0, trainer._spec.train.gradient_accumulation
     for step, given in enumerate(batches(steps, micro_batches, damaged)):
         if step in damaged and leave_out:
             continue
         rate = 1e-3 * (1 - step / steps)
-        outcome = trainer.step(given, learning_rate=rate, update=updates + 1, seeds=[1] * micro_batches, votes=[0.0])
+        outcome = trainer.step(
+            given, learning_rate=rate, update=updates + 1, seeds=[1] * micro_batches, control_values=[0.0]
+        )
         updates += outcome.skipped is None
         outcomes.append(outcome)
     return outcomes
@@ -66,7 +68,7 @@ def state_of(trainer: GraphTrainer) -> dict[str, Array]:
 
 
 def padding(index: FlatIndex, flat: Array) -> Array:
-    """What lies between the tensors."""
+    """The values between the tensors."""
     free = np.ones(flat.size, bool)
     for entry in index:
         free[entry.offset : entry.end] = False

@@ -1,4 +1,4 @@
-"""Trainers that packages bring: found by name, with options of their own, refused in one sentence."""
+"""Trainers from packages: found by name, with their own options, refused in one sentence."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from run_files import SMALL, spec_of, told
+from run_files import SMALL, reported, spec_of
 
 from ortflow.workflow.errors import UserError
 from ortflow.workflow.rundir import RunDir
@@ -43,7 +43,7 @@ class Half:
 
 @pytest.fixture(autouse=True)
 def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A distribution with four trainers, where imports look."""
+    """A distribution with four trainers, on the import path."""
     about = tmp_path / "site" / "brought-1.0.dist-info"
     about.mkdir(parents=True)
     (about / "METADATA").write_text("Metadata-Version: 2.1\nName: brought\nVersion: 1.0\n")
@@ -84,7 +84,7 @@ def test_a_trainer_gets_its_options_typed(tmp_path: Path) -> None:
         ("whole", {"target": "y", "window": "3"}, "trainer.options.window: must be a whole number, not the text '3'"),
     ],
 )
-def test_what_is_wrong_is_said_in_one_sentence(tmp_path: Path, name: str, options: dict[str, Any], said: str) -> None:
+def test_faults_are_reported_in_one_sentence(tmp_path: Path, name: str, options: dict[str, Any], said: str) -> None:
     with pytest.raises(UserError) as caught:
         builder_of(run_of(name, **options), RunDir(tmp_path), Report())
     assert str(caught.value).startswith(said)
@@ -119,7 +119,7 @@ WITHOUT_MODEL = SMALL.replace("model:\n  path: model.onnx\n  loss: cross_entropy
     ],
 )
 def test_a_model_is_for_the_trainer_of_graphs_alone(tmp_path: Path, text: str, faults: list[str]) -> None:
-    found = told(tmp_path, text)
+    found = reported(tmp_path, text)
     assert len(found) == len(faults)
     assert all(one.startswith(fault) for one, fault in zip(found, faults, strict=True)), found
 

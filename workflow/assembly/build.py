@@ -23,8 +23,8 @@ from ortflow.workflow.graph.autodiff.expand import make_differentiable
 from ortflow.workflow.graph.autodiff.reverse import differentiate
 from ortflow.workflow.graph.export.inference import infer_graph
 from ortflow.workflow.graph.file.limits import check_constants
-from ortflow.workflow.graph.intake.own import own_eval, own_optimizer, own_train
 from ortflow.workflow.graph.intake.source import Source, read_source
+from ortflow.workflow.graph.intake.user_graphs import user_eval_graph, user_optimizer_graph, user_train_graph
 from ortflow.workflow.graph.ir.edit import Editor, make_outputs, replace, scalar, used
 from ortflow.workflow.graph.ir.order import prune
 from ortflow.workflow.graph.objective import evaluation
@@ -33,11 +33,11 @@ from ortflow.workflow.graph.objective.metrics import with_outputs
 from ortflow.workflow.graph.objective.modes import train_mode
 from ortflow.workflow.graph.objective.signature import batch_inputs, check_batches
 from ortflow.workflow.graph.objective.vocabulary import table_bounds
-from ortflow.workflow.graph.optimize import speed
+from ortflow.workflow.graph.optimize import rewrites
 from ortflow.workflow.graph.optimize.order import results_first
 from ortflow.workflow.graph.optimize.recompute import recompute
 from ortflow.workflow.graph.patterns import matches
-from ortflow.workflow.graph.roles.evidence import recurrent_biases
+from ortflow.workflow.graph.roles.role_heuristics import recurrent_biases
 from ortflow.workflow.graph.types import (
     LOSS_SCALE,
     LOSS_SUM,
@@ -73,7 +73,7 @@ def build_graphs(spec: RunSpec, device: str, out: Path, length: int = 0) -> Grap
         forward = source.forward(output_of(source.skeleton.graph, section.loss))
         batch = _batch_input(forward.graph, source)
         if section.graphs.train:
-            train, trained = own_train(section.graphs.train, source)
+            train, trained = user_train_graph(section.graphs.train, source)
             faster = placed = halves = None
         else:
             prepared, more = _with_loss(forward, spec, source, batch)
@@ -87,7 +87,7 @@ def build_graphs(spec: RunSpec, device: str, out: Path, length: int = 0) -> Grap
             values = sum(source.roles[name].count for name in left)
             share = values / sum(role.count for role in source.roles if role.role == "trained")
             warnings.append(
-                f"not trained, because the training graph has no gradient of it: {_some(left)}, {values:,} values,"
+                f"not trained, because the training graph has no gradient for it: {_some(left)}, {values:,} values,"
                 f" {share:.2%} of the parameters"
             )
         evaluate, bounds = _eval_graph(forward, spec, source, batch)
@@ -96,7 +96,7 @@ def build_graphs(spec: RunSpec, device: str, out: Path, length: int = 0) -> Grap
         check_batches(inputs, spec.data)
         unread = [name for name in data if name not in {i.name for i in inputs}]
         if unread:
-            notes.append(f"left out of training, because the loss does not depend on it: input {', '.join(unread)}")
+            notes.append(f"omitted from training, because the loss does not depend on it: input {', '.join(unread)}")
         known = {value.name: value for graph in (forward.graph, evaluate.graph, train.graph) for value in graph.input}
         added = [*([VALID] if padded else []), *([SEED] if SEED in known else [])]
         order = [known[name] for name in (*(i.name for i in inputs), *added, *source.tensors)]
@@ -109,7 +109,7 @@ def build_graphs(spec: RunSpec, device: str, out: Path, length: int = 0) -> Grap
         check_loads(child, files["train.onnx"], "training", device, forward)
         check_loads(child, files["eval.onnx"], "evaluation", device, forward)
         if section.graphs.optimizer:
-            update = own_optimizer(section.graphs.optimizer)
+            update = user_optimizer_graph(section.graphs.optimizer)
             files["optimizer.onnx"] = update.SerializeToString(deterministic=True)
             check_loads(child, files["optimizer.onnx"], "optimizer", device, update)
         if placed is not None:
@@ -123,7 +123,7 @@ def build_graphs(spec: RunSpec, device: str, out: Path, length: int = 0) -> Grap
             if fault is None:
                 files[with_kernels_of(Path("train.onnx")).name] = content
             else:
-                notes.append(f"trained with ONNX Runtime's own kernels, because it refuses ours ({fault})")
+                notes.append(f"trained with ONNX Runtime's own kernels, because it rejects ortflow's ({fault})")
     integers = [i.name for i in inputs if np.issubdtype(np.dtype(i.dtype), np.integer)]
     result = GraphSet(
         root=out,
@@ -134,7 +134,7 @@ def build_graphs(spec: RunSpec, device: str, out: Path, length: int = 0) -> Grap
         vocabulary={**table_bounds(forward.graph, integers), **bounds},
         metrics=with_outputs(section.metrics),
         padded=padded,
-        own_optimizer=section.graphs.optimizer is not None,
+        user_optimizer_graph=section.graphs.optimizer is not None,
     )
     write_files(result, files, source.tensors)
     return result
@@ -175,7 +175,7 @@ def _train_graph(
     """The training graph, the same with our own operators for CPUs, and for GPUs if they are wanted, the parameters it
     has gradients of, and log lines."""
     model, notes = make_differentiable(prepared, source.roles.trained, LOSS_SUM)
-    speed.before(model.graph)
+    rewrites.before(model.graph)
     model, trained = differentiate(model, source.roles.trained, LOSS_SUM)
     notes += recompute(model.graph, spec.onnx_model.recompute)
     faster, placed = with_kernels(model, length), None
@@ -184,7 +184,7 @@ def _train_graph(
 
         placed = completed(model)
     for each in (model, faster):
-        speed.after(each.graph)
+        rewrites.after(each.graph)
     model, faster = compose(model), compose(faster)
     for each in (model, faster):
         results_first(each.graph)
@@ -216,7 +216,7 @@ def _eval_graph(
         bounds[section.loss.label] = target.classes
     if section.graphs.eval:
         outputs = [value.name for value in model.graph.output if value.name.startswith("ortflow.")]
-        model = own_eval(section.graphs.eval, source, outputs)
+        model = user_eval_graph(section.graphs.eval, source, outputs)
     return model, bounds
 
 

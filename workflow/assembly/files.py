@@ -10,9 +10,9 @@ import numpy as np
 from safetensors import SafetensorError
 from safetensors.numpy import save_file
 
+from ortflow.workflow.disk_space import FULL, OutOfDisk, is_full
 from ortflow.workflow.errors import UserError
 from ortflow.workflow.graph.types import GraphSet, fused_of, half_of, on_cuda_of, placed_of, with_kernels_of
-from ortflow.workflow.room import FULL, OutOfDisk, is_full
 from ortflow.workflow.rundir import sync_directory, write_atomically
 
 
@@ -21,7 +21,7 @@ def write_files(result: GraphSet, files: Mapping[str, bytes], tensors: Mapping[s
     root = result.root
     if root.is_symlink():
         raise UserError(
-            f"{root} is a link, and nothing is replaced behind it", where="run_dir", fix="make it a folder again"
+            f"{root} is a link, and files behind links are not replaced", where="run_dir", fix="replace it by a folder"
         )
     try:
         root.mkdir(parents=True, exist_ok=True)

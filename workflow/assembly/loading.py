@@ -15,7 +15,7 @@ from ortflow.workflow.graph.ir import walk
 from ortflow.workflow.graph.ir.origin import node_of, origin
 from ortflow.workflow.kernels.library import Library
 
-_FIX = "replace it by operators that ONNX Runtime computes, or freeze the parameters before it"
+_FIX = "replace it by operators that ONNX Runtime supports, or freeze the parameters before it"
 # "Could not find an implementation for ConvTranspose(1) node with name '/up/ConvTranspose'"
 _NO_KERNEL = re.compile(r"Could not find an implementation for (\w+)\(\d+\) node with name '([^']*)'")
 # A node of a gradient is named after the forward node: "/up_Grad/ConvTranspose_0".

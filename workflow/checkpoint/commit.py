@@ -1,6 +1,6 @@
-"""Rank 0's part of a save: is there room, and making a checkpoint of what all ranks have written.
+"""Rank 0's part of a save: check the disk space, and commit the files of all ranks as a checkpoint.
 
-`commit` fsyncs and may read an old checkpoint, so it may run in a thread of its own; nothing here talks to ranks.
+`commit` fsyncs and may read an old checkpoint, so it may run in a separate thread; it must not communicate with ranks.
 """
 
 from __future__ import annotations
@@ -14,20 +14,20 @@ from ortflow.workflow.checkpoint.manifest import FileRecord, Manifest, mark
 from ortflow.workflow.checkpoint.store import MANIFEST, MARKER, CheckpointStore
 from ortflow.workflow.checkpoint.tensors import PAGE, BufferSpec, file_layout
 from ortflow.workflow.checkpoint.verify import verify
+from ortflow.workflow.disk_space import RECORDS, OutOfDisk, is_full, out_of_disk
 from ortflow.workflow.errors import OrtflowError
 from ortflow.workflow.layout import FlatIndex
-from ortflow.workflow.room import RECORDS, OutOfDisk, is_full, out_of_disk
 from ortflow.workflow.rundir import write_atomically
 
 
 class SaveFailed(OrtflowError):
-    """A save could not be finished; it is gone, and the checkpoints before it are as they were."""
+    """A save failed; its files are removed, and earlier checkpoints are unchanged."""
 
 
 def no_room(
     store: CheckpointStore, buffers: Mapping[str, BufferSpec], world_size: int, index: FlatIndex
 ) -> OutOfDisk | OSError | None:
-    """Why a save of all ranks would not fit on the disk; None if it does."""
+    """Why a save of all ranks does not fit on the disk; None if it does."""
     files = sum(_pages(file_layout(buffers, rank, world_size).size) for rank in range(world_size))
     needed = files + _pages(len(json.dumps(index.to_json()))) + RECORDS
     try:
@@ -52,10 +52,10 @@ def commit(
     progress: Mapping[str, Any],
     environment: Mapping[str, str],
 ) -> Manifest:
-    """Describe the files of all ranks (`records`, by rank) and make them the checkpoint of `step`.
+    """Write the manifest of all ranks' files (`records`, by rank) and commit them as the checkpoint of `step`.
 
-    A whole checkpoint of the same step is replaced, a damaged one set aside. `progress` is plain JSON data,
-    `environment` what computed it (`ortflow.workflow.environment`).
+    A complete checkpoint of the same step is replaced, a damaged one renamed. `progress` is plain JSON data,
+    `environment` the result of `ortflow.workflow.environment`.
     Raises SaveFailed, with the temporary files removed.
     """
     manifest = Manifest(step, len(records), buffers, index, progress, tuple(records), time.time(), environment)
@@ -64,7 +64,7 @@ def commit(
         folder = store.begin(step, attempt)
         for record in records:
             if (folder / record.name).stat().st_size != record.size:
-                raise OSError(0, "has another size than its rank wrote", str(folder / record.name))
+                raise OSError(0, "has not the size that its rank wrote", str(folder / record.name))
         write_atomically(folder / MANIFEST, data)
         if (store.place(step) / MARKER).exists() and verify(store, step):
             store.set_aside(step, attempt)

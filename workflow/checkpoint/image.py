@@ -1,4 +1,4 @@
-"""What a rank's file holds at the moment of a save, handed out piece by piece, in order.
+"""The content of a rank's file at the moment of a save, returned piece by piece, in order.
 
 The end of the file is copied first, into memory that is kept from save to save. What lies before it is read from the
 live buffers, which have to stay as they are until the disk has taken it. A small state is copied as a whole; of a large
@@ -19,6 +19,7 @@ from ortflow.workflow.memory import KEPT
 
 if TYPE_CHECKING:
     from ortflow.workflow.device import Buffer
+    from ortflow.workflow.device.shard import Shard
 
 CHUNK = 8 << 20
 """Bytes of a piece: long enough for the disk to run at its full speed."""
@@ -27,7 +28,7 @@ CHUNK = 8 << 20
 class Image:
     """The file of `layout` over live buffers."""
 
-    def __init__(self, layout: FileLayout, buffers: Mapping[str, Buffer]) -> None:
+    def __init__(self, layout: FileLayout, buffers: Mapping[str, Buffer | Shard]) -> None:
         self._layout, self._buffers = layout, buffers
         self._end = _pages(layout.size)
         self._split = _pages(max(0, layout.size - KEPT))

@@ -1,4 +1,4 @@
-"""Filling memory from a checkpoint: one pass that reads, hashes and places every byte.
+"""Load a checkpoint into memory, in one pass that reads, hashes and copies every byte.
 
 Called by all ranks when a run resumes, and by the export of a checkpoint. Any number of ranks may have written it.
 Rank 0 decides which checkpoint it is (`load_newest`); the others `load` that step and verify what they read.
@@ -8,16 +8,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from itertools import zip_longest
+from itertools import pairwise, zip_longest
 
 import numpy as np
 import numpy.typing as npt
 
 from ortflow.workflow.checkpoint.manifest import Damaged, FileRecord, Manifest
 from ortflow.workflow.checkpoint.store import CheckpointStore
-from ortflow.workflow.checkpoint.tensors import ITEM_SIZES, file_layout
+from ortflow.workflow.checkpoint.tensors import ITEM_SIZES, Span, file_layout
 from ortflow.workflow.checkpoint.verify import CHUNK, OnReject, check_contents, check_sizes, read_manifest
 from ortflow.workflow.checkpoint.writer import DTYPES
+from ortflow.workflow.device import Buffer
+from ortflow.workflow.device.shard import Shard
 from ortflow.workflow.errors import UserError
 from ortflow.workflow.layout import FlatIndex
 
@@ -25,8 +27,28 @@ Array = npt.NDArray  # type: ignore[type-arg]
 
 
 @dataclass(frozen=True)
+class Window:
+    """Destination of elements [start, start + array.size) of a flat buffer of `count` elements."""
+
+    array: Array
+    start: int
+    count: int
+
+
+def window_for(buffer: Buffer | Shard) -> Window:
+    """Memory of the host for what this rank holds of a buffer."""
+    part, start = (buffer.part, buffer.start) if isinstance(buffer, Shard) else (buffer, 0)
+    return Window(np.empty(part.count, part.dtype), start, buffer.count)
+
+
+def fill(buffer: Buffer | Shard, window: Window) -> None:
+    """Write what `window_for` this buffer has taken up."""
+    (buffer.part if isinstance(buffer, Shard) else buffer).write(window.array)
+
+
+@dataclass(frozen=True)
 class Loaded:
-    """A checkpoint in memory: whole flat buffers in host arrays, by name."""
+    """A checkpoint in memory: flat buffers in host arrays by name, whole, or what a window shows of them."""
 
     manifest: Manifest
     buffers: Mapping[str, Array]
@@ -35,48 +57,46 @@ class Loaded:
 def load(
     store: CheckpointStore,
     step: int,
-    out: Mapping[str, Array] | None = None,
+    out: Mapping[str, Array | Window] | None = None,
     *,
     index: FlatIndex | None = None,
     partial: bool = False,
 ) -> Loaded:
-    """Read the checkpoint of a step; into `out` (one-dimensional arrays, by buffer name) if given.
+    """Read the checkpoint of a step; into `out` (one-dimensional arrays or windows, by buffer name) if given.
 
-    Buffers that `out` does not name are verified and not kept. With an `index` training goes on from it: the
-    checkpoint must then hold exactly the buffers of `out`, or more with `partial`, and the same tensors at the same
-    places.
+    Buffers that are not in `out` are verified and not kept. With an `index`, to resume training, the checkpoint must
+    have exactly the buffers of `out`, or more with `partial`, and the same tensors at the same offsets.
     Raises Damaged, and then `out` may be half filled; UserError if the checkpoint is of something else.
     """
     manifest = read_manifest(store, step)
     for fault in check_sizes(store, manifest):
         raise fault
-    buffers = _allocate(manifest) if out is None else out
-    difference = _difference(manifest, buffers, index, partial)
+    windows = _windows(_allocate(manifest) if out is None else out)
+    difference = _difference(manifest, windows, index, partial)
     if difference is not None:
         raise UserError(
             difference,
             where=str(store.place(step)),
-            fix="go on with the model and the optimizer it was saved with, or start a new run",
+            fix="resume with the model and the optimizer it was saved with, or start a new run",
         )
-    targets = {name: array.data.cast("B") for name, array in buffers.items() if array.size}
 
     def views(rank: int, _: FileRecord) -> Iterator[memoryview]:
-        return _views(manifest, rank, targets)
+        return _views(manifest, rank, windows)
 
     for fault in check_contents(store, manifest, views):
         raise fault
-    return Loaded(manifest, buffers)
+    return Loaded(manifest, {name: window.array for name, window in windows.items()})
 
 
 def load_newest(
     store: CheckpointStore,
-    out: Mapping[str, Array] | None = None,
+    out: Mapping[str, Array | Window] | None = None,
     on_reject: OnReject | None = None,
     *,
     index: FlatIndex | None = None,
     partial: bool = False,
 ) -> Loaded | None:
-    """Read the newest whole checkpoint, as `load` does; each one passed over is reported; None if there is none.
+    """Read the newest complete checkpoint, as `load` does, and report each one that is skipped; None if there is none.
 
     If something was rejected and nothing loaded, `out` may be half filled.
     """
@@ -90,7 +110,7 @@ def load_newest(
 def _load_or_reject(
     store: CheckpointStore,
     step: int,
-    out: Mapping[str, Array] | None,
+    out: Mapping[str, Array | Window] | None,
     on_reject: OnReject | None,
     index: FlatIndex | None,
     partial: bool,
@@ -103,36 +123,52 @@ def _load_or_reject(
         return None
 
 
-def _views(manifest: Manifest, rank: int, targets: Mapping[str, memoryview]) -> Iterator[memoryview]:
+def _views(manifest: Manifest, rank: int, windows: Mapping[str, Window]) -> Iterator[memoryview]:
     layout = file_layout(manifest.buffers, rank, manifest.world_size)
     yield memoryview(bytearray(len(layout.header)))
     scratch: memoryview | None = None
     for span in layout.spans:
-        size = span.end - span.offset
-        first = span.start * ITEM_SIZES[manifest.buffers[span.buffer].dtype]
-        for start in range(0, size, CHUNK):
-            length = min(CHUNK, size - start)
-            if span.buffer in targets:
-                yield targets[span.buffer][first + start : first + start + length]
-            else:
-                scratch = scratch or memoryview(bytearray(CHUNK))
-                yield scratch[:length]
+        size = ITEM_SIZES[manifest.buffers[span.buffer].dtype]
+        window = windows.get(span.buffer)
+        for first, last, wanted in _cuts(span, window):
+            for start in range(first, last, CHUNK // size):
+                stop = min(start + CHUNK // size, last)
+                if wanted and window is not None:
+                    yield window.array[start - window.start : stop - window.start].data.cast("B")
+                else:
+                    scratch = scratch or memoryview(bytearray(CHUNK))
+                    yield scratch[: (stop - start) * size]
+
+
+def _cuts(span: Span, window: Window | None) -> Iterator[tuple[int, int, bool]]:
+    """Elements [first, last) of a span that are wanted together, or together not; none is empty."""
+    edges = [] if window is None else [window.start, window.start + window.array.size]
+    inner = [min(max(edge, span.start), span.stop) for edge in edges]
+    places = [span.start, *inner, span.stop]
+    for place, (first, last) in enumerate(pairwise(places)):
+        if first < last:
+            yield first, last, place == 1
+
+
+def _windows(out: Mapping[str, Array | Window]) -> dict[str, Window]:
+    return {name: to if isinstance(to, Window) else Window(to, 0, to.size) for name, to in out.items()}
 
 
 def _allocate(manifest: Manifest) -> dict[str, Array]:
     return {name: np.empty(spec.count, DTYPES[spec.dtype]) for name, spec in manifest.buffers.items()}
 
 
-def _difference(manifest: Manifest, out: Mapping[str, Array], index: FlatIndex | None, partial: bool) -> str | None:
+def _difference(manifest: Manifest, out: Mapping[str, Window], index: FlatIndex | None, partial: bool) -> str | None:
     """Why the checkpoint does not go into `out`; None if it does."""
-    for name, array in out.items():
+    for name, window in out.items():
         spec = manifest.buffers.get(name)
         if spec is None:
             return f"the checkpoint has no {name}, only {', '.join(manifest.buffers)}"
-        if np.dtype(DTYPES[spec.dtype]) != array.dtype or spec.count != array.size:
+        dtype = window.array.dtype
+        if np.dtype(DTYPES[spec.dtype]) != dtype or spec.count != window.count:
             return (
                 f"{name} is {spec.count} elements of {np.dtype(DTYPES[spec.dtype])} in the checkpoint "
-                f"and {array.size} of {array.dtype} here"
+                f"and {window.count} of {dtype} here"
             )
     if index is None:
         return None
@@ -142,5 +178,5 @@ def _difference(manifest: Manifest, out: Mapping[str, Array], index: FlatIndex |
     for saved, here in zip_longest(manifest.index, index):
         if saved != here:
             name = (here or saved).name
-            return f"tensor {name} has another shape, group or place than in the checkpoint"
+            return f"tensor {name} has another shape, group or offset than in the checkpoint"
     return None

@@ -1,4 +1,4 @@
-"""What a checkpoint says about itself: layout, progress, and size and hash of every file.
+"""The description of a checkpoint: layout, progress, and size and hash of every file.
 
 Written by `commit`, read by `verify`. Pure: bytes in, bytes out.
 """
@@ -24,7 +24,7 @@ _Fits = Callable[[Any], bool]
 
 
 class Damaged(OrtflowError):
-    """A checkpoint is torn or corrupt: `path` is the file or folder at fault, `reason` says how."""
+    """A checkpoint is incomplete or corrupt: `path` is the damaged file or folder."""
 
     def __init__(self, path: Path, reason: str) -> None:
         self.path, self.reason = path, reason
@@ -52,7 +52,7 @@ class Manifest:
     files: tuple[FileRecord, ...]
     time: float
     environment: Mapping[str, str] = field(default_factory=dict)
-    """What computed it: see `ortflow.workflow.environment`. Empty where an earlier version did not say."""
+    """The environment, see `ortflow.workflow.environment`. Empty for checkpoints of earlier versions."""
 
     @property
     def size(self) -> int:
@@ -88,7 +88,7 @@ def decode(data: bytes) -> Manifest:
     stated = body.pop("hash", None)
     text = _dump(body)
     if data != f'{text[:-1]},"hash":"{stated}"}}'.encode() or stated != digest(text.encode()):
-        raise ValueError("does not agree with its own hash")
+        raise ValueError("does not match its hash")
     if body.get("version") != VERSION:
         raise ValueError(f"has format version {body.get('version')}, this ortflow reads {VERSION}")
     _check_types(body)
@@ -107,7 +107,7 @@ def decode(data: bytes) -> Manifest:
 def _check_types(body: dict[str, Any]) -> None:
     """Every key that `encode` writes is there and of its type: a right hash proves only that nothing changed since.
 
-    What the values mean together is for `verify` to judge. Raises ValueError with the key.
+    `verify` checks that the values are consistent. Raises ValueError with the key.
     """
     for key, fits in _BODY.items():
         _check(key, body, fits)
@@ -122,7 +122,7 @@ def _check_types(body: dict[str, Any]) -> None:
 
 def _check_fields(where: str, record: object, shape: Mapping[str, _Fits]) -> None:
     if not isinstance(record, dict) or record.keys() != shape.keys():
-        raise ValueError(f"has not the keys {', '.join(shape)} in {where}")
+        raise ValueError(f"lacks keys: expected {', '.join(shape)} in {where}")
     for key, fits in shape.items():
         _check(key, record, fits, f"{where}.")
 

@@ -1,7 +1,8 @@
-"""Which checkpoints stay: the newest K, and every M-th step for ever.
+"""Retention of checkpoints: the newest K, and every M-th step permanently.
 
-Called by rank 0 after a commit and by the command line. What is not committed and in its sizes is never counted
-and never deleted: it may be all that is left of something. Nor is a folder that holds more than a checkpoint.
+Called by rank 0 after a commit and by the command line. Folders that are not committed or have wrong sizes are not
+counted and not deleted, because they may be the only copy. Neither are folders that contain other files than a
+checkpoint's.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ def expired(steps: Sequence[int], newest: int, every: int | None = None) -> list
 
 
 def prune(store: CheckpointStore, newest: int, every: int | None = None, distrusted: Collection[int] = ()) -> list[int]:
-    """Delete the expired checkpoints that hold nothing else, oldest first; tells their steps.
+    """Delete the expired checkpoints that contain no other files, oldest first. Returns their steps.
 
     `distrusted` are steps found corrupt when they were read: they do not count among the newest. Raises OSError.
     """

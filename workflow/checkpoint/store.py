@@ -1,8 +1,8 @@
-"""Where checkpoints lie, and the order in which one appears and disappears.
+"""The location of checkpoints, and the order of operations that create and delete one.
 
-Called by the writers of all ranks (`begin`), by rank 0 (everything that changes names) and by readers. It answers
-questions about places only: it knows nothing of what the files hold, never deletes a committed checkpoint that it was
-not told to delete, and never a folder that holds anything but files of a checkpoint.
+Called by the writers of all ranks (`begin`), by rank 0 (everything that changes names) and by readers. It does not read
+the files. It must not delete a committed checkpoint without a request, nor a folder that contains other files than a
+checkpoint's.
 """
 
 from __future__ import annotations
@@ -34,34 +34,34 @@ _SET_ASIDE = re.compile(r"rejected-step-\d{8,}-\d{2,}(\.\d+)?")
 
 
 class CheckpointStore(Protocol):
-    """Where checkpoints lie. All ranks see the same place."""
+    """The location of checkpoints, the same for all ranks."""
 
     def steps(self) -> list[int]:
-        """Steps that something is kept under, ascending: whole, torn or corrupt."""
+        """Steps with a folder, ascending: complete, incomplete or corrupt."""
 
     def place(self, step: int) -> Path:
         """Folder of a step's checkpoint, for reading and for messages; it may not exist."""
 
     def begin(self, step: int, attempt: int) -> Path:
-        """Temporary folder of a save, made if it is not there yet: any rank may be the first."""
+        """Return the temporary folder of a save; create it if it does not exist."""
 
     def commit(self, step: int, attempt: int, mark: bytes) -> Path:
-        """Make a written save the checkpoint of its step: rank 0, when all files are on the disk."""
+        """Commit a save as the checkpoint of its step. Called by rank 0 when all files are on the disk."""
 
     def abandon(self, step: int, attempt: int) -> None:
-        """Remove a save that failed: rank 0, when no rank writes any more."""
+        """Remove a failed save. Called by rank 0 when no rank is writing."""
 
     def is_own(self, step: int) -> bool:
         """Whether what is kept under a step holds files of a checkpoint only."""
 
     def remove(self, step: int) -> None:
-        """Delete a checkpoint; killed half-way, it is no checkpoint any more. Raises UserError unless `is_own`."""
+        """Delete a checkpoint, so that a kill leaves no incomplete one. Raises UserError unless `is_own`."""
 
     def set_aside(self, step: int, attempt: int) -> Path:
-        """Rename a damaged checkpoint whose place is needed, so that nothing is lost."""
+        """Rename a damaged checkpoint whose folder name is needed."""
 
     def clean(self) -> list[Path]:
-        """Tidy up what dead attempts left: rank 0 at start, when no other attempt is alive."""
+        """Remove files of dead attempts. Called by rank 0 at the start, when no other attempt is running."""
 
     def free_bytes(self) -> int:
         """Bytes that can still be written."""
@@ -93,7 +93,8 @@ class DirectoryStore:
         return folder
 
     def commit(self, step: int, attempt: int, mark: bytes) -> Path:
-        """Rename, then mark: what has no marker was never a checkpoint, so a kill at any point leaves no torn one.
+        """Rename, then add the marker: a folder without a marker is not a checkpoint, so a kill leaves no incomplete
+        one.
 
         A checkpoint that already stands there is deleted; set it aside first if it must stay. Anything else there is
         set aside here.
@@ -191,7 +192,7 @@ def _is_own(path: Path) -> bool:
 
 def _not_own(path: Path) -> UserError:
     return UserError(
-        "is not deleted, because it holds more than the files of a checkpoint",
+        "is not deleted, because it contains other files than a checkpoint's",
         where=str(path),
         fix="remove it yourself",
     )

@@ -65,7 +65,15 @@ def file_layout(buffers: Mapping[str, BufferSpec], rank: int, world_size: int) -
         header[name] = {"dtype": buffers[name].dtype, "shape": [stop - start], "data_offsets": [offset, end]}
         places.append((name, start, stop, offset, end))
         offset = end
-    text = json.dumps(header, separators=(",", ":")).encode()
+    head = header_of(header)
+    spans = tuple(
+        Span(name, start, stop, len(head) + begin, len(head) + end) for name, start, stop, begin, end in places
+    )
+    return FileLayout(head, spans, len(head) + offset)
+
+
+def header_of(tensors: Mapping[str, Any]) -> bytes:
+    """The header of a safetensors file, padded so that the data starts on a page boundary."""
+    text = json.dumps(tensors, separators=(",", ":")).encode()
     base = -(-(8 + len(text)) // PAGE) * PAGE
-    spans = tuple(Span(name, start, stop, base + begin, base + end) for name, start, stop, begin, end in places)
-    return FileLayout((base - 8).to_bytes(8, "little") + text.ljust(base - 8), spans, base + offset)
+    return (base - 8).to_bytes(8, "little") + text.ljust(base - 8)

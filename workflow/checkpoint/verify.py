@@ -1,7 +1,7 @@
-"""Is a checkpoint whole? Its marker, its manifest, and size and hash of every file.
+"""Check that a checkpoint is complete: its marker, its manifest, and size and hash of every file.
 
-Called by `load`, by `commit` and by the command line. It reads and tells; it never changes, moves or deletes
-anything, and takes no memory on the word of a file that is not verified.
+Called by `load`, by `commit` and by the command line. It only reads: it
+must not change, move or delete anything, nor allocate memory for sizes from a file that is not verified.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ CHUNK = 4 << 20
 """Bytes read and hashed at once."""
 
 LONGEST_MANIFEST = 256 << 20
-"""Bytes: what is longer is no manifest, and is not read."""
+"""Bytes: a longer file is not a manifest, and is not read."""
 
 FILES_AT_ONCE = 4
-"""Files read side by side: distant file systems give more to several readers than to one."""
+"""Files read in parallel: network file systems are faster with several readers."""
 
 OnReject = Callable[[Damaged], None]
-"""Told of each file or folder for which a checkpoint is passed over."""
+"""Called with each file or folder for which a checkpoint is skipped."""
 
 Views = Callable[[int, FileRecord], Iterable[memoryview]]
 """Memory that takes the file of a rank, piece after piece."""
@@ -47,12 +47,12 @@ def read_manifest(store: CheckpointStore, step: int) -> Manifest:
     except ValueError as error:
         raise Damaged(folder / MANIFEST, str(error)) from None
     if marker != mark(data):
-        raise Damaged(folder / MARKER, "does not hold the manifest's hash")
+        raise Damaged(folder / MARKER, "does not contain the manifest's hash")
     return manifest
 
 
 def check_sizes(store: CheckpointStore, manifest: Manifest) -> list[Damaged]:
-    """Rank files that are missing or of a wrong size: what can be told without reading them."""
+    """Rank files that are missing or have a wrong size, found without reading them."""
     faults = []
     for record in manifest.files:
         path = store.place(manifest.step) / record.name
@@ -107,7 +107,7 @@ def _check_sense(manifest: Manifest, step: int) -> None:
         raise ValueError(f"describes no buffers: {error}") from None
     stated = [(record.name, record.size) for record in manifest.files]
     if manifest.world_size < 1 or len(stated) != manifest.world_size or stated != expected:
-        raise ValueError("describes files that do not hold its buffers")
+        raise ValueError("describes files that do not match its buffers")
 
 
 def _read_file(path: Path, record: FileRecord, views: Iterable[memoryview]) -> None:
@@ -125,7 +125,7 @@ def _read_file(path: Path, record: FileRecord, views: Iterable[memoryview]) -> N
                 taken += count
             hashing.update(view)
     if finished(hashing) != record.hash:
-        raise Damaged(path, "is corrupt: its hash is not the manifest's")
+        raise Damaged(path, "is corrupt: its hash differs from the manifest's")
 
 
 def _check_size(path: Path, size: int, record: FileRecord) -> None:

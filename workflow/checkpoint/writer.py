@@ -1,8 +1,8 @@
 """One rank's part of a save: its share of the state written, hashed and fsynced in the background.
 
-The training loop owns a `Writer`. `start` begins a save, `wait_copied` ends the copy and must be called before any
-buffer changes; the rest goes on beside the next steps. The writer talks to no other rank (MPI belongs to the main
-thread): the loop polls, agrees with the others, and rank 0 then commits or abandons.
+The training loop has a `Writer`. `start` begins a save; `wait_copied` finishes the copy and must be called before any
+buffer changes; writing continues during the next steps. The writer must not call MPI, which belongs to the main thread:
+the loop polls, agrees with the other ranks, and rank 0 then commits or abandons the save.
 """
 
 from __future__ import annotations
@@ -25,10 +25,11 @@ from ortflow.workflow.checkpoint.image import Image
 from ortflow.workflow.checkpoint.manifest import FileRecord, finished
 from ortflow.workflow.checkpoint.store import CheckpointStore
 from ortflow.workflow.checkpoint.tensors import BufferSpec, file_layout, file_name
-from ortflow.workflow.room import is_full
+from ortflow.workflow.disk_space import is_full
 
 if TYPE_CHECKING:
     from ortflow.workflow.device import Buffer
+    from ortflow.workflow.device.shard import Shard
 
 DUTY = 0.01
 """Share of one core that writing beside the training takes: every core is busy computing there."""
@@ -39,32 +40,32 @@ DTYPES = {"F64": "<f8", "I64": "<i8", "F32": "<f4", "I32": "<i4", "F16": "<f2", 
 
 @dataclass(frozen=True)
 class Status:
-    """Where a save stands. `failed` has a reason; `written` has the file's record."""
+    """State of a save. `failed` has a reason; `written` has the file's record."""
 
     state: Literal["idle", "writing", "written", "failed"]
     record: FileRecord | None = None
     reason: str = ""
     full: bool = False
-    """It failed for want of room."""
+    """Whether it failed because the disk was full."""
     seconds: float = 0.0
     """From `start` to the fsync's end."""
 
 
-def specs(buffers: Mapping[str, Buffer]) -> dict[str, BufferSpec]:
-    """Type and length of each buffer, as the manifest holds them."""
+def specs(buffers: Mapping[str, Buffer | Shard]) -> dict[str, BufferSpec]:
+    """Type and length of each buffer, as in the manifest."""
     return {name: BufferSpec(_dtype_name(buffer.dtype), buffer.count) for name, buffer in buffers.items()}
 
 
 class Writer:
     """Saves this rank's share of `buffers`, again and again.
 
-    The memory that this takes is kept from save to save: see `Image`.
+    Its memory is reused by later saves: see `Image`.
     """
 
     def __init__(
         self,
         store: CheckpointStore,
-        buffers: Mapping[str, Buffer],
+        buffers: Mapping[str, Buffer | Shard],
         *,
         rank: int,
         world_size: int,
@@ -87,16 +88,16 @@ class Writer:
 
     @property
     def stall_seconds(self) -> float:
-        """What the last save made its caller wait for the copy."""
+        """Seconds that the last save made its caller wait for the copy."""
         return self._stall
 
     def start(self, step: int, *, urgent: bool = False) -> None:
         """Begin a save. The buffers must stay as they are until `wait_copied` has returned.
 
-        An `urgent` one takes what it needs of a core; otherwise it takes next to nothing until it is waited for.
+        An `urgent` save may use a whole core; any other uses little of one until a caller waits for it.
         """
         if self._status.state == "writing":
-            raise RuntimeError("a save is still going on")
+            raise RuntimeError("a save is still in progress")
         self._started, self._stall, self._status = time.perf_counter(), 0.0, Status("writing")
         self._image.released.clear()
         if urgent:
@@ -107,18 +108,18 @@ class Writer:
         self._thread.start()
 
     def wait_copied(self) -> None:
-        """Wait until the buffers may change again; at once if no save needs them."""
+        """Wait until the buffers may change; returns immediately if no save needs them."""
         if not self._image.released.is_set():
             before = time.perf_counter()
             self._image.released.wait()
             self._stall += time.perf_counter() - before
 
     def poll(self) -> Status:
-        """Where the save stands; after `written` or `failed` the writer is free for the next one."""
+        """State of the save; after `written` or `failed` the writer can start the next one."""
         return self._status
 
     def wait(self) -> Status:
-        """Wait until the save is written or has failed; it hurries from now on."""
+        """Wait until the save is written or has failed, and write at full speed."""
         self._hurry.set()
         if self._thread is not None:
             self.wait_copied()

@@ -1,4 +1,4 @@
-"""Memory that holds zeros alone, for what MPI allocates while it starts.
+"""Fresh zeroed memory for MPI's allocations during its start.
 
 MPICH 5.0 publishes the 4,096 bytes that begin with its UCX address, which is a few hundred bytes long, and writes runs
 of zeros in short. What lies behind the address in the heap goes along. Through srun it speaks PMI-1, and Slurm reads

@@ -9,13 +9,15 @@ from __future__ import annotations
 from typing import Any
 
 import mpi4py
+import numpy as np
 import numpy.typing as npt
 
-from ortflow.workflow.comm import segments
 from ortflow.workflow.comm.fresh_memory import fresh_memory
+from ortflow.workflow.comm.segments import Start
 from ortflow.workflow.device import Buffer
 from ortflow.workflow.device.cpu import HostBuffer
 from ortflow.workflow.errors import UserError
+from ortflow.workflow.layout import ALIGNMENT, share
 
 mpi4py.rc.initialize = False
 mpi4py.rc.finalize = False
@@ -23,6 +25,8 @@ mpi4py.rc.thread_level = "funneled"
 
 CHUNK = 1 << 30
 """Elements of one call: MPI counts in 32-bit integers where a library is old."""
+PIECE = 1 << 18
+"""Elements of a message of a reduce-scatter, which are kept beside the buffer until they are added to it."""
 
 
 class MpiCommunicator:
@@ -37,12 +41,13 @@ class MpiCommunicator:
                 fix="install one beside ortflow: pip install 'ortflow[mpich]'",
             ) from error
         self._mpi = MPI
+        self._start = Start()
         if not MPI.Is_initialized():
             with fresh_memory():
                 MPI.Init_thread(MPI.THREAD_FUNNELED)
         self._world = MPI.COMM_WORLD
         self._world.Barrier()
-        segments.forget()
+        self._start.done()
 
     @property
     def rank(self) -> int:
@@ -55,14 +60,44 @@ class MpiCommunicator:
         return int(self._world.Get_size())
 
     def library(self) -> str:
-        """The MPI library's own first words, for the log."""
+        """Name and version of the MPI library, for the log."""
         return str(self._mpi.Get_library_version()).splitlines()[0].strip("\x00 ")
 
     def all_reduce(self, buffer: Buffer) -> None:
-        """Sum over the ranks, in place; the order of summation depends on the world alone."""
+        """Sum over the ranks, in place; the order of summation depends only on the world size."""
         array = _host(buffer)
         for start in range(0, array.size, CHUNK):
             self._world.Allreduce(self._mpi.IN_PLACE, array[start : start + CHUNK], op=self._mpi.SUM)
+
+    def reduce_scatter(self, buffer: Buffer) -> None:
+        """Sum over the ranks of this rank's share, in place; the order of summation depends only on the world size.
+
+        Each rank sends every other one its part of that one's share. MPI's own Reduce_scatter_block wants equal blocks
+        apart from the buffer and, where MPICH's was measured, took three times as long.
+        """
+        array, rank, world = _host(buffer), self.rank, self.world_size
+        shares = [share(array.size, each, world) for each in range(world)]
+        mine, received = array[slice(*shares[rank])], np.empty(min(PIECE, shares[0][1]), array.dtype)
+        for distance in range(1, world):
+            to, source = (rank + distance) % world, (rank - distance) % world
+            theirs = array[slice(*shares[to])]
+            # The first share is the longest: as many pieces on every rank, the last of them maybe empty.
+            for first in range(0, shares[0][1], PIECE):
+                into, last = mine[first : first + PIECE], first + PIECE
+                piece = received[: into.size]
+                self._world.Sendrecv(theirs[first:last], to, recvbuf=piece, source=source)
+                with np.errstate(invalid="ignore", over="ignore"):
+                    np.add(into, piece, out=into)
+
+    def all_gather(self, buffer: Buffer) -> None:
+        """Every rank's share, on every rank, in place."""
+        array, world = _host(buffer), self.world_size
+        places = [[edge // ALIGNMENT for edge in share(array.size, rank, world)] for rank in range(world)]
+        # Counted in rows of the layout, so that no count or place leaves 32 bits.
+        row = self._mpi.BYTE.Create_contiguous(ALIGNMENT * array.itemsize).Commit()
+        counts, starts = [stop - start for start, stop in places], [start for start, _ in places]
+        self._world.Allgatherv(self._mpi.IN_PLACE, [array, (counts, starts), row])
+        row.Free()
 
     def barrier(self) -> None:
         """Wait for all."""
@@ -73,7 +108,7 @@ class MpiCommunicator:
         gathered: list[Any] | None = self._world.gather(value, root=0)
         return gathered
 
-    def share(self, value: Any) -> Any:
+    def broadcast_object(self, value: Any) -> Any:
         """Rank 0's small plain value, on every rank."""
         return self._world.bcast(value, root=0)
 
@@ -82,11 +117,12 @@ class MpiCommunicator:
         self._world.Abort(code)
 
     def close(self) -> None:
-        """Finalize; every rank must come here."""
+        """Finalize MPI; all ranks must call it."""
         self._mpi.Finalize()
+        self._start.close()
 
 
 def _host(buffer: Buffer) -> npt.NDArray[Any]:
     if not isinstance(buffer, HostBuffer):
-        raise TypeError("MPI reduces buffers in host memory; a GPU's go through `nccl` or `staged`")
+        raise TypeError("MPI reduces buffers in host memory; use `nccl` or `staged` for a GPU's")
     return buffer.array

@@ -1,7 +1,7 @@
 """Sums over the ranks' GPUs by NCCL, on the stream of each rank's device; everything else goes through MPI.
 
-A rank that dies takes the others along through its process manager, as it does without NCCL. Where that does not come
-to pass, and where ranks cannot reach each other, no call waits for ever: see `nccl_watch`.
+If a rank dies, its process manager ends the others, as without NCCL. If that fails, or if ranks cannot reach each
+other, every call has a time limit: see `nccl_watch`.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from typing import Any
 
 from ortflow.workflow.clock import SYSTEM_CLOCK, Clock
 from ortflow.workflow.comm import Communicator
+from ortflow.workflow.comm.nccl_messages import sentence
 from ortflow.workflow.comm.nccl_watch import PERIOD, Watch
-from ortflow.workflow.comm.nccl_words import sentence
 from ortflow.workflow.comm.staged import StagedCommunicator
 from ortflow.workflow.device import Buffer
 from ortflow.workflow.device.cuda import CudaBuffer, CudaDevice
@@ -28,7 +28,7 @@ SUM = 0
 
 
 IN_PROGRESS = 7
-"""ncclResult_t: a call that goes on in the background."""
+"""ncclResult_t: a call that continues in the background."""
 CONNECT = 300.0
 """Seconds in which ranks that MPI has connected must find each other by NCCL."""
 LOOK = 0.01
@@ -38,7 +38,7 @@ connect for seconds."""
 
 
 class NcclError(OrtflowError):
-    """A call of NCCL's that did not work."""
+    """An NCCL call that failed."""
 
 
 class UniqueId(ctypes.Structure):
@@ -59,7 +59,7 @@ class Config(ctypes.Structure):
 
     @classmethod
     def without_blocking(cls) -> Config:
-        """No call waits for other ranks."""
+        """Calls do not block."""
         return cls(ctypes.sizeof(cls), 0xCAFEBEEF, 21400, 0)
 
 
@@ -89,7 +89,7 @@ class NcclCommunicator(StagedCommunicator):
                 self._check("ncclGetUniqueId", int(library.ncclGetUniqueId(ctypes.byref(unique))))
             except NcclError as error:
                 trouble = str(error)
-        shared, trouble = below.share((bytes(unique), trouble))
+        shared, trouble = below.broadcast_object((bytes(unique), trouble))
         if trouble is not None:
             raise NcclError(trouble)
         self._limit = CONNECT if limit is None else min(limit, CONNECT)
@@ -122,7 +122,7 @@ class NcclCommunicator(StagedCommunicator):
         super().abort(code)
 
     def close(self) -> None:
-        """Leave both worlds in order."""
+        """Disconnect from both."""
         self._device.synchronize()
         if self._watch is not None:
             self._watch.close()
@@ -133,25 +133,25 @@ class NcclCommunicator(StagedCommunicator):
         super().close()
 
     def _well(self) -> None:
-        """Raise what has ended the communicator, if something has."""
+        """Raise the error that ended the communicator, if there is one."""
         if self._watch is not None and self._watch.trouble:
             raise NcclError(self._watch.trouble)
 
     def _end(self) -> None:
-        """Give up the communicator; kernels that wait for other ranks end."""
+        """Abort the communicator, which ends kernels that wait for other ranks."""
         world, self._world = self._world, ctypes.c_void_p()
         if world:
             self._nccl.ncclCommAbort(world)
 
     def _state(self) -> int:
-        """What has become of the last call."""
+        """State of the last call."""
         state = ctypes.c_int()
         code = int(self._nccl.ncclCommGetAsyncError(self._world, ctypes.byref(state)))
         return code or state.value
 
     def _fault(self) -> str:
         state = self._state()
-        return "" if state in (0, IN_PROGRESS) else self._words("a sum over the ranks", state)
+        return "" if state in (0, IN_PROGRESS) else self._words("an all-reduce", state)
 
     def _call(self, name: str, *arguments: Any) -> None:
         code, begun, pause = int(getattr(self._nccl, name)(*arguments)), self._clock.monotonic(), FIRST_LOOK
@@ -160,7 +160,7 @@ class NcclCommunicator(StagedCommunicator):
                 self._end()
                 raise NcclError(
                     f"{name} of NCCL's took longer than {self._limit:g} s: a rank cannot reach the others; set "
-                    "NCCL_DEBUG=INFO, and NCCL_SOCKET_IFNAME to the interface that joins the nodes"
+                    "NCCL_DEBUG=INFO, and NCCL_SOCKET_IFNAME to the interface that connects the nodes"
                 )
             self._clock.sleep(pause)
             pause = min(2 * pause, LOOK)
@@ -201,7 +201,7 @@ def over_gpus(
     """
     library = load()
     devices: Sequence[tuple[str, str, bool]] | None = below.gather((host, device.gpu.uuid, library is not None))
-    devices = below.share(devices)
+    devices = below.broadcast_object(devices)
     assert devices is not None
     if len({(host, uuid) for host, uuid, _ in devices}) < len(devices):
         return StagedCommunicator(below), "MPI, because ranks share a GPU"

@@ -1,4 +1,4 @@
-"""Looks after NCCL while the rank waits: a sum that fails, or that never comes, ends in an error and not in silence.
+"""Watch NCCL while the rank waits: an all-reduce that fails or hangs ends with an error.
 
 NCCL's kernels wait on the GPU for the other ranks, and a rank waits for its GPU. A thread looks at the communicator and
 at the oldest sum that is under way; where either is lost it aborts the communicator, which ends the kernels, and the
@@ -36,19 +36,19 @@ class Watch:
         self._free: list[int] = []
         self._done = threading.Event()
         self.trouble = ""
-        """Why the communicator was ended; empty while it is well."""
+        """Why the communicator was aborted; empty if it was not."""
         self._thread = threading.Thread(target=self._look, name="nccl", daemon=True)
         self._thread.start()
 
     def began(self) -> None:
-        """A sum was queued just now."""
+        """Called when an all-reduce has been queued."""
         runtime = self._device.here()
         event = self._free.pop() if self._free else runtime.event()
         runtime.record(event, self._device.stream)
         self._under_way.append((event, time.monotonic()))
 
     def close(self) -> None:
-        """Nothing is under way any more."""
+        """Called when no all-reduce is in progress."""
         self._done.set()
         self._thread.join()
 
@@ -57,7 +57,7 @@ class Watch:
             try:
                 self.trouble = self._found()
             except CudaError as error:
-                self.trouble = f"the GPU fails in a sum over the ranks: {error.words}"
+                self.trouble = f"the GPU failed in an all-reduce: {error.words}"
             if self.trouble:
                 self._end()
                 return
@@ -72,7 +72,8 @@ class Watch:
             waited = time.monotonic() - self._under_way[0][1]
             if waited > self._limit:
                 return (
-                    f"a sum over the ranks' GPUs did not come within {self._limit:g} s (restart.hung_seconds): "
-                    "another rank has ended or is stuck; look at the logs of the other ranks"
+                    f"an all-reduce over the ranks' GPUs did not finish within {self._limit:g} s "
+                    f"(restart.hung_seconds): "
+                    "another rank has ended or is stuck; see the logs of the other ranks"
                 )
         return ""

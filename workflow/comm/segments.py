@@ -1,45 +1,118 @@
-"""MPICH's shared memory: a file in /dev/shm that it removes only when all ranks leave in order.
+"""The shared memory of an MPI: files in /dev/shm that it removes only when all ranks leave in order.
 
-Ranks take the name away as soon as all have mapped it, so that a kill leaves nothing (`forget`). One that is killed
-before that leaves it to the launcher (`sweep`). Linux; elsewhere there is nothing to find.
+MPICH's names are taken away as soon as all ranks have mapped them, so that a kill leaves nothing (`Start.done`). The
+rest of a killed rank's the next rank on that machine removes: what MPI made while it started, what MPICH makes for a
+moment when a collective is first used, and all of Open MPI's, which may open its files by name later. Which they are
+tells a record that each rank keeps in /dev/shm from before its MPI starts. The rank holds a lock on it, so that its
+death is known in every container that sees the folder, whatever its process id is there. No clock is read. Linux;
+elsewhere there is nothing to find.
 """
 
 from __future__ import annotations
 
+import fcntl
+import json
 import os
 import re
 import time
 from collections.abc import Iterator
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 
 FOLDER = Path("/dev/shm")
 SETTLE = 0.2
 """Seconds in which a process that starts MPI maps what it has made."""
-_MAPPED = re.compile(rb"/dev/shm/(mpich_shm_\w+)$", re.MULTILINE)
+_PASSING = "mpich_shar_tmp"
+"""What MPICH names for a moment at any time, until all ranks have mapped it."""
+_SEGMENT = r"(?:mpich_shm_|mpich_shar_tmp|vader_segment\.|sm_segment\.)[\w.\-]+"
+_MAPPED = re.compile(rf"/({_SEGMENT})(?: \(deleted\))?$", re.MULTILINE)
+_RECORD = re.compile(r"ortflow_mpi_\d+_[0-9a-f]{16}")
 
 
-def forget() -> None:
-    """Take away the names that this process has mapped; only when every rank of the machine has."""
-    for name in _mapped("self"):
+@dataclass(frozen=True)
+class _Record:
+    """What a rank has written down before its MPI started, and once it had."""
+
+    path: Path
+    alive: bool
+    before: frozenset[str]
+    """The segments that were there before its own."""
+    mapped: frozenset[str] | None
+    """Those that it needs by name; None as long as its MPI has not started."""
+
+    def left(self, there: frozenset[str]) -> frozenset[str]:
+        """Of the segments that are there those that may be its own."""
+        new = there - self.before
+        if self.mapped is None:
+            return new
+        return (there & self.mapped) | {name for name in new if name.startswith(_PASSING)}
+
+
+class Start:
+    """A rank's record from before MPI starts until nothing of it can be left."""
+
+    def __init__(self, folder: Path = FOLDER) -> None:
+        """Begin the record, and remove what dead ranks left; both as far as the folder allows."""
+        self._folder, self._descriptor = folder, -1
+        self._before = sorted(_there(folder))
+        self._path = folder / f"ortflow_mpi_{os.getuid()}_{os.urandom(8).hex()}"
         with suppress(OSError):
-            (FOLDER / name).unlink()
+            self._begin()
+        sweep(folder)
+
+    def _begin(self) -> None:
+        # Locked before it has its name: nobody may see a living rank's record without the lock.
+        temporary = self._path.with_name(f".{self._path.name}")
+        descriptor = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            os.write(descriptor, json.dumps({"before": self._before}).encode())
+            os.rename(temporary, self._path)
+        except BaseException:
+            temporary.unlink(missing_ok=True)
+            os.close(descriptor)
+            raise
+        self._descriptor = descriptor
+
+    def done(self) -> None:
+        """Every rank of the machine has mapped its segments: nobody opens one of MPICH's by its name any more."""
+        kept = []
+        for name in _mapped("self"):
+            if name.startswith("mpich_"):
+                with suppress(OSError):
+                    (self._folder / name).unlink()
+            else:
+                kept.append(name)
+        if self._descriptor >= 0:
+            with suppress(OSError):
+                # One write, and longer than what it covers: the record is whole at every moment.
+                data = json.dumps({"before": self._before, "mapped": sorted(set(kept))}).encode()
+                os.pwrite(self._descriptor, data, 0)
+
+    def close(self) -> None:
+        """Nothing of this rank's MPI is left."""
+        if self._descriptor >= 0:
+            self._path.unlink(missing_ok=True)
+            os.close(self._descriptor)
+            self._descriptor = -1
 
 
-def sweep(since: float, folder: Path = FOLDER) -> list[str]:
-    """Remove what ranks left that were killed while they connected; the names.
+def sweep(folder: Path = FOLDER) -> list[str]:
+    """Remove what this user's dead ranks left, and their records; the segments' names.
 
-    That is what this user has made since a Unix time, and no process has mapped. Only when no rank is alive.
+    A segment stays that a living process maps, or that a living rank may have made. Safe in several processes at once.
     """
-    found = []
-    for path in folder.glob("mpich_shm_*"):
-        with suppress(OSError):
-            status = path.lstat()
-            if status.st_uid == os.getuid() and status.st_ctime >= since:
-                found.append(path.name)
-    if not found:
+    there = _there(folder)
+    records = list(_records(folder))
+    dead = [one for one in records if not one.alive]
+    if not dead:
         return []
-    gone = _unmapped(found)
+    # Whatever is there that was not there when a living rank began may be that rank's.
+    old = there.intersection(*(one.before for one in records if one.alive and one.mapped is None))
+    left = {one.path: one.left(there) for one in dead}
+    recorded = {name for one in dead for name in one.mapped or ()}
+    gone = _unmapped({name for names in left.values() for name in names if name in old or name in recorded})
     if gone:
         # Another program of this user may have made one just now, and maps it in a moment.
         time.sleep(SETTLE)
@@ -47,14 +120,52 @@ def sweep(since: float, folder: Path = FOLDER) -> list[str]:
     for name in gone:
         with suppress(OSError):
             (folder / name).unlink()
-    return gone
+    for path, names in left.items():
+        # What may be somebody else's, or what a dead rank's child has still, is looked at again at the next start.
+        if names <= gone:
+            with suppress(OSError):
+                path.unlink()
+    return sorted(gone)
 
 
-def _unmapped(names: list[str]) -> list[str]:
-    used = {name for process in os.listdir("/proc") if process.isdigit() for name in _mapped(process)}
-    return [name for name in names if name not in used]
+def _there(folder: Path) -> frozenset[str]:
+    """The segments of this user."""
+    found = set()
+    for path in folder.glob("*"):
+        with suppress(OSError):
+            if re.fullmatch(_SEGMENT, path.name) and path.lstat().st_uid == os.getuid():
+                found.add(path.name)
+    return frozenset(found)
+
+
+def _records(folder: Path) -> Iterator[_Record]:
+    """The records of this user; one that cannot be read tells nothing, and is left."""
+    for path in sorted(folder.glob(f"ortflow_mpi_{os.getuid()}_*")):
+        if not _RECORD.fullmatch(path.name):
+            continue
+        with suppress(OSError, ValueError, TypeError, AttributeError):
+            descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
+            try:
+                if os.fstat(descriptor).st_uid != os.getuid():
+                    continue
+                try:
+                    fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+                    alive = False
+                except BlockingIOError:
+                    alive = True
+                reported = json.loads(os.pread(descriptor, 1 << 20, 0))
+                mapped = reported.get("mapped")
+                yield _Record(path, alive, frozenset(reported["before"]), None if mapped is None else frozenset(mapped))
+            finally:
+                os.close(descriptor)
+
+
+def _unmapped(names: set[str]) -> set[str]:
+    if not names:
+        return set()
+    return names - {name for process in os.listdir("/proc") if process.isdigit() for name in _mapped(process)}
 
 
 def _mapped(process: str) -> Iterator[str]:
     with suppress(OSError):
-        yield from (name.decode() for name in _MAPPED.findall(Path("/proc", process, "maps").read_bytes()))
+        yield from _MAPPED.findall(Path("/proc", process, "maps").read_text(errors="replace"))

@@ -1,4 +1,4 @@
-"""One rank alone: every collective is already done."""
+"""A single rank: collectives do nothing."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from ortflow.workflow.device import Buffer
 
 
 class SoloCommunicator:
-    """The world of a run with one rank; needs no MPI."""
+    """Communicator of a run with one rank; needs no MPI."""
 
     rank = 0
     world_size = 1
@@ -16,19 +16,25 @@ class SoloCommunicator:
     def all_reduce(self, buffer: Buffer) -> None:
         """The sum over one rank."""
 
+    def reduce_scatter(self, buffer: Buffer) -> None:
+        """The sum over one rank, whose share is the whole."""
+
+    def all_gather(self, buffer: Buffer) -> None:
+        """Does nothing: the share is the whole buffer."""
+
     def barrier(self) -> None:
-        """Nobody to wait for."""
+        """Returns immediately."""
 
     def gather(self, value: Any) -> list[Any]:
         """This rank's value."""
         return [value]
 
-    def share(self, value: Any) -> Any:
+    def broadcast_object(self, value: Any) -> Any:
         """This rank's value."""
         return value
 
     def abort(self, code: int) -> None:
-        """Nobody else to end."""
+        """Does nothing."""
 
     def close(self) -> None:
         """Nothing to close."""

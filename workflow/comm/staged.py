@@ -1,6 +1,7 @@
 """Collectives over buffers on a GPU by way of host memory: copied down, reduced by MPI, copied up.
 
-Serves where NCCL cannot: ranks that share a GPU, machines without the library. Control messages go straight to MPI.
+For cases that NCCL does not support: ranks that share a GPU, machines without the library. Control messages go straight
+to MPI.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from typing import Any
 from ortflow.workflow.comm import Communicator
 from ortflow.workflow.device import Buffer
 from ortflow.workflow.device.cpu import HostBuffer
+from ortflow.workflow.layout import share
 
 
 class StagedCommunicator:
@@ -34,6 +36,19 @@ class StagedCommunicator:
         self.below.all_reduce(host)
         buffer.write(host.array)
 
+    def reduce_scatter(self, buffer: Buffer) -> None:
+        """Sum over the ranks of this rank's share, in place."""
+        host = HostBuffer(buffer.read())
+        self.below.reduce_scatter(host)
+        start, stop = share(buffer.count, self.rank, self.world_size)
+        buffer.slice(start, stop).write(host.array[start:stop])
+
+    def all_gather(self, buffer: Buffer) -> None:
+        """Every rank's share, on every rank, in place."""
+        host = HostBuffer(buffer.read())
+        self.below.all_gather(host)
+        buffer.write(host.array)
+
     def barrier(self) -> None:
         """Wait for all."""
         self.below.barrier()
@@ -42,14 +57,14 @@ class StagedCommunicator:
         """A small plain value of every rank, on rank 0."""
         return self.below.gather(value)
 
-    def share(self, value: Any) -> Any:
+    def broadcast_object(self, value: Any) -> Any:
         """Rank 0's small plain value, on every rank."""
-        return self.below.share(value)
+        return self.below.broadcast_object(value)
 
     def abort(self, code: int) -> None:
         """End every rank now."""
         self.below.abort(code)
 
     def close(self) -> None:
-        """Leave the world in order."""
+        """Disconnect."""
         self.below.close()

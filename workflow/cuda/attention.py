@@ -59,8 +59,10 @@ def available(capability: tuple[int, int] | None = None) -> str | None:
     if version < OLDEST:
         return f"attention in half precision needs cuDNN 9.5 at least, and its version is {version}"
     if capability is not None and capability < CAPABILITY:
-        return "attention in half precision needs a GPU of compute capability 8.0 at least, and this has {}.{}".format(
-            *capability
+        return (
+            "attention in half precision needs a GPU of compute capability 8.0 at least, and this one has {}.{}".format(
+                *capability
+            )
         )
     return None
 
@@ -97,7 +99,9 @@ class Plan:
             self._graph.check_support()
             self._graph.build_plans()
         except Exception as error:  # noqa: BLE001 - of types that only the package has
-            raise OrtflowError(f"cuDNN takes no attention of {shape}: {' '.join(str(error).split())[:300]}") from None
+            raise OrtflowError(
+                f"cuDNN does not support attention of {shape}: {' '.join(str(error).split())[:300]}"
+            ) from None
         self.workspace = int(self._graph.get_workspace_size())
 
     def run(self, pointers: Sequence[int], workspace: int, handle: Any) -> None:

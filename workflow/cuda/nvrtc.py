@@ -69,7 +69,7 @@ def compiled(nvrtc: Any, source: str, architecture: str, options: Sequence[str] 
         nvrtc.nvrtcGetProgramLogSize(program, ctypes.byref(size))
         log = ctypes.create_string_buffer(size.value)
         nvrtc.nvrtcGetProgramLog(program, log)
-        raise OrtflowError(f"NVRTC does not compile a kernel: {log.value.decode(errors='replace')[:500]}")
+        raise OrtflowError(f"NVRTC cannot compile a kernel: {log.value.decode(errors='replace')[:500]}")
     _check(nvrtc.nvrtcGetCUBINSize(program, ctypes.byref(size)))
     image = ctypes.create_string_buffer(size.value)
     _check(nvrtc.nvrtcGetCUBIN(program, image))
@@ -87,7 +87,7 @@ def headers() -> list[Path]:
 
 def _taken(code: int) -> None:
     if code:
-        raise OrtflowError(f"CUDA does not take a kernel (error {code})")
+        raise OrtflowError(f"CUDA cannot load a kernel (error {code})")
 
 
 def _check(code: int) -> None:

@@ -206,7 +206,7 @@ class Operators:
         pointer, dims = ctypes.c_void_p(), (ctypes.c_int64 * max(len(shape), 1))(*shape)
         arguments = ctypes.c_size_t(place), dims, ctypes.c_size_t(len(shape)), ctypes.byref(pointer)
         if self._library.ortflow_cuda_output(ctypes.c_void_p(call), *arguments):
-            raise OrtflowError(f"ONNX Runtime gives no memory for output {place} of shape {list(shape)}")
+            raise OrtflowError(f"ONNX Runtime cannot allocate output {place} of shape {list(shape)}")
         return int(pointer.value or 0)
 
     def scratch(self, size: int) -> int:
@@ -237,7 +237,7 @@ class Operators:
             compiled, *grids, *blocks, shared, ctypes.c_void_p(self.stream), values, None
         )
         if code:
-            raise OrtflowError(f"CUDA does not launch {function} (error {code})")
+            raise OrtflowError(f"CUDA cannot launch {function} (error {code})")
 
 
 def _signature(types: Sequence[int]) -> str:

@@ -15,7 +15,7 @@ from ortflow.workflow.graph.domains import CUDA_DOMAIN
 from ortflow.workflow.graph.ir import shapes
 from ortflow.workflow.graph.ir.edit import import_domain
 from ortflow.workflow.graph.ir.rewriter import Rewriter
-from ortflow.workflow.graph.optimize import speed
+from ortflow.workflow.graph.optimize import rewrites
 from ortflow.workflow.kernels import cross_entropy, norm, softmax, table
 
 HALF: Mapping[str, tuple[frozenset[int], frozenset[int]]] = {
@@ -40,7 +40,7 @@ HALF_ALONE = frozenset({"Attention", "AttentionGrad"})
 def completed(model: onnx.ModelProto) -> onnx.ModelProto:
     """A copy of a differentiated training graph with our operators, nothing left to compose, every value described."""
     copy = place(model)
-    speed.after(copy.graph)
+    rewrites.after(copy.graph)
     copy = compose(copy)
     # Elementwise nodes are grouped by their shapes.
     shapes.infer(copy, list(copy.graph.value_info))

@@ -49,7 +49,7 @@ def shape_of(
     leading, last = (a.shape[1:], a.shape[0]) if turn_a else (a.shape[:-1], a.shape[-1])
     if last != depth or (bias is not None and bias.shape != (columns,)):
         added = f" and a bias {list(bias.shape)}" if bias is not None else ""
-        raise OrtflowError(f"a product of {list(a.shape)} and {list(b.shape)}{added} with sizes that do not fit")
+        raise OrtflowError(f"a product of {list(a.shape)} and {list(b.shape)}{added} with sizes that do not match")
     if a.type not in _HALVES or b.type != a.type or result not in (a.type, int(TensorProto.FLOAT)):
         raise OrtflowError("a product of factors that are not both fp16 or both bf16")
     if bias is not None and bias.type != result:

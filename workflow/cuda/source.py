@@ -32,7 +32,7 @@ def source(name: str, types: tuple[tuple[str, int], ...], numbers: tuple[tuple[s
     lines = [_text("words.cuh"), _text("common.cuh")]
     for letter, kind in types:
         if kind not in _NAMES:
-            raise OrtflowError(f"{TensorProto.DataType.Name(kind)} is no element type that {name} computes with")
+            raise OrtflowError(f"{TensorProto.DataType.Name(kind)} is not an element type that {name} supports")
         lines.append(f"typedef {_NAMES[kind]} {letter};")
     lines += [f"#define {macro} {value}" for macro, value in numbers]
     return "\n".join([*lines, _text(f"{name}.cu")])

@@ -35,12 +35,12 @@ class _StoredArray:
         self.name, self._where, self._stream = name, where, stream
         version = np.lib.format.read_magic(stream)
         if version not in _HEADERS:
-            raise UserError(f"array {name!r} holds named fields", where=where, fix="save each field as an array")
+            raise UserError(f"array {name!r} has named fields", where=where, fix="save each field as a separate array")
         self.shape, by_columns, self.dtype = _HEADERS[version](stream)
         check_storable(name, self.dtype, self.shape, where)
         self.row_bytes = math.prod(self.shape[1:]) * self.dtype.itemsize
         if self.row_bytes * self.shape[0] > size - stream.tell():
-            raise UserError(f"array {name!r} is cut short", where=where, fix="save it again")
+            raise UserError(f"array {name!r} is truncated", where=where, fix="save it again")
         # Stored column by column, the first row is complete only with the last byte: read all of it, and copy.
         self._rows = iter(self._by_columns()) if by_columns and len(self.shape) > 1 else None
 
@@ -54,7 +54,7 @@ class _StoredArray:
             return np.stack([next(self._rows) for _ in range(count)])
         data = self._stream.read(count * self.row_bytes)
         if len(data) < count * self.row_bytes:
-            raise UserError(f"array {self.name!r} is cut short", where=self._where, fix="save it again")
+            raise UserError(f"array {self.name!r} is truncated", where=self._where, fix="save it again")
         return np.frombuffer(data, self.dtype).reshape(count, *self.shape[1:])
 
 
@@ -79,10 +79,10 @@ class ArrayFiles:
                 where = ", ".join(map(str, group))
                 lengths = {array.name: array.shape[0] for array in arrays}
                 if len(lengths) < len(arrays) or not arrays:
-                    raise UserError("holds no array, or two of one name", where=where, fix="save it again")
+                    raise UserError("contains no array, or two of the same name", where=where, fix="save it again")
                 if len(set(lengths.values())) > 1:
-                    told = ", ".join(f"{name} has {length}" for name, length in lengths.items())
-                    raise UserError(f"arrays differ in their number of samples: {told}", where=where)
+                    reported = ", ".join(f"{name} has {length}" for name, length in lengths.items())
+                    raise UserError(f"arrays differ in their number of samples: {reported}", where=where)
                 kinds.append({array.name: (array.dtype, array.shape[1:]) for array in arrays})
                 if kinds[-1] != kinds[0]:
                     raise UserError(f"its arrays differ from those of {files[0]}", where=where)
@@ -121,7 +121,7 @@ def _check_kinds(files: Sequence[Path]) -> None:
         if file.suffix not in (".npz", ".npy"):
             raise UserError("is neither .npz nor .npy", where=str(file), fix="give --text or --lines to read text")
     if len({file.suffix for file in files}) > 1:
-        raise UserError("the sources are of two kinds, .npz and .npy", fix="convert them one after the other")
+        raise UserError("the sources are both .npz and .npy", fix="convert them separately")
 
 
 @contextmanager

@@ -63,7 +63,7 @@ class Batches:
         self.plan = Plan(len(dataset), micro_batch, accumulation, world_size, last_batch)
         if self.plan.steps_per_epoch == 0:
             raise UserError(
-                f"holds {len(dataset)} samples, fewer than the {self.plan.global_batch} of one step "
+                f"has {len(dataset)} samples, fewer than the {self.plan.global_batch} of one step "
                 f"({micro_batch} x {accumulation} micro-steps x {world_size} ranks)",
                 where=str(dataset.path),
                 fix="lower data.micro_batch, or set data.last_batch to keep or pad",
@@ -155,9 +155,9 @@ def sample_order(dataset: Dataset, section: DataSection, seed: int) -> SampleOrd
         costs = np.concatenate([values for _, values in dataset.scan(by_length.column)])
     else:
         raise UserError(
-            f"column {by_length.column!r} is {column}, neither of variable length nor an integer a sample",
+            f"column {by_length.column!r} is {column}, neither of variable length nor one integer per sample",
             where=where,
-            fix="name a column that tells a sample's length",
+            fix="name a column that gives the length of a sample",
         )
     return SampleOrder(len(dataset), seed, section.shuffle, costs, by_length.bucket)
 

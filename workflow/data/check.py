@@ -95,13 +95,13 @@ def _feed(dataset: Dataset, given: BatchInput, columns: Mapping[str, str], limit
 
 
 def _shape_fault(dataset: Dataset, given: BatchInput, reference: ColumnReference, column: Column) -> str | None:
-    told = f"column {str(reference)!r} holds samples of {column}"
+    reported = f"column {str(reference)!r} holds samples of {column}"
     wanted = given.shape[1:]
     asked = f"input {given.name!r} takes {_axes(wanted)}"
     if column.variable:
         lengths = _sliced_lengths(dataset.lengths(reference.column), reference.slice)
         if len(wanted) != 1:
-            return f"{told}, but {asked}"
+            return f"{reported}, but {asked}"
         if not lengths.all():
             return f"sample {int(np.argmin(lengths))} of column {str(reference)!r} has no element"
         if wanted[0] is not None and int(np.max(lengths)) > wanted[0]:
@@ -109,7 +109,7 @@ def _shape_fault(dataset: Dataset, given: BatchInput, reference: ColumnReference
             return f"sample {longest} of column {str(reference)!r} has {lengths[longest]} elements, but {asked}"
         return None
     if not column.shape and not reference.whole:
-        return f"{told}, which cannot be sliced"
+        return f"{reported}, which cannot be sliced"
     shape = column.shape
     if not reference.whole:
         shape = (len(range(shape[0])[reference.slice]), *shape[1:])
@@ -138,7 +138,7 @@ def _dtype_fault(dataset: Dataset, given: BatchInput, reference: ColumnReference
     column, wanted = dataset.columns[reference.column], np.dtype(given.dtype)
     if column.dtype.kind == "f" and wanted.kind != "f":
         return (
-            f"column {reference.column!r} is {column.dtype.name}, which does not go into the {wanted.name} "
+            f"column {reference.column!r} is {column.dtype.name}, which cannot be converted to the {wanted.name} "
             f"of input {given.name!r}"
         )
     only_truths = given.role != "label" or given.name in limits.truths
@@ -151,10 +151,10 @@ def _dtype_fault(dataset: Dataset, given: BatchInput, reference: ColumnReference
     found = first_outside(dataset, reference, span)
     if found is None:
         return None
-    told = f"sample {found[0]} of column {reference.column!r}, {column.dtype.name}, holds {found[1]}"
-    taken = "0 and 1 alone" if span == (0, 1) else f"{span[0]:g} to {span[1]:g}"
-    more = " of integers: scaling is for the conversion to decide" if span == (0, 1) and wanted.kind == "f" else ""
-    return f"{told}, but the {wanted.name} of input {given.name!r} takes {taken}{more}"
+    reported = f"sample {found[0]} of column {reference.column!r}, {column.dtype.name}, holds {found[1]}"
+    taken = "only 0 and 1" if span == (0, 1) else f"{span[0]:g} to {span[1]:g}"
+    more = " as integers: do scaling in the data conversion" if span == (0, 1) and wanted.kind == "f" else ""
+    return f"{reported}, but the {wanted.name} of input {given.name!r} takes {taken}{more}"
 
 
 def _span(wanted: np.dtype[Any]) -> Range:
@@ -195,13 +195,13 @@ def _check_batch_axis(given: BatchInput, micro_batch: int, smaller_batch: bool) 
     fixed = given.shape[0]
     if fixed is None:
         return
-    told = f"input {given.name!r} takes batches of {fixed} samples"
+    reported = f"input {given.name!r} takes batches of {fixed} samples"
     if fixed != micro_batch:
         raise UserError(
-            f"{told}, not {micro_batch}", fix=f"set the micro-batch to {fixed}, or export a free batch axis"
+            f"{reported}, not {micro_batch}", fix=f"set the micro-batch to {fixed}, or export a free batch axis"
         )
     if smaller_batch:
-        raise UserError(f"{told}, but the last one is smaller", where="data.last_batch", fix="set it to pad")
+        raise UserError(f"{reported}, but the last one is smaller", where="data.last_batch", fix="set it to pad")
 
 
 def _check_bound(dataset: Dataset, given: BatchInput, feed: Feed, limits: Limits) -> None:

@@ -81,7 +81,7 @@ class Dataset:
                 raise UserError(
                     f"has the columns {_describe(shard.columns)}, but {files[0].name} has {_describe(first)}",
                     where=str(file),
-                    fix="keep shards of one set only in a folder",
+                    fix="keep only shards of one set in a folder",
                 )
         if not any(sum(shard.counts) for shard in shards):
             raise UserError("holds no sample", where=str(path), fix="convert the data again")
@@ -137,12 +137,12 @@ class Dataset:
 
 def _shard_files(path: Path) -> list[Path]:
     if not path.exists():
-        raise UserError("no such file or folder", where=str(path), fix="make it with `ortflow data convert`")
+        raise UserError("no such file or folder", where=str(path), fix="create it with `ortflow data convert`")
     if not path.is_dir():
         return [path]
     files = sorted(file for file in path.glob("*.arrow") if not file.name.startswith("."))
     if not files:
-        raise UserError("holds no .arrow file", where=str(path), fix="make shards with `ortflow data convert`")
+        raise UserError("holds no .arrow file", where=str(path), fix="create shards with `ortflow data convert`")
     return files
 
 
@@ -165,7 +165,7 @@ def _open_shard(file: Path) -> _Shard:
             raise UserError(reason.strerror, where=str(file), fix="give an Arrow file") from None
         first_line = str(reason).partition("\n")[0]
         raise UserError(
-            f"cannot be read, it is cut short or damaged ({first_line})", where=str(file), fix="convert it again"
+            f"cannot be read, it is truncated or damaged ({first_line})", where=str(file), fix="convert it again"
         ) from None
 
 
@@ -177,7 +177,7 @@ def _map_shard(file: Path) -> _Shard:
         _check_version(reader.schema)
         columns = {field.name: column_of(field) for field in reader.schema}
         if len(columns) < len(reader.schema):
-            raise UnusableError("two columns have one name")
+            raise UnusableError("two columns have the same name")
         shard = _Shard(columns, [], [], [])
         for number in range(reader.num_record_batches):
             batch, metadata = reader.get_batch_with_custom_metadata(number)
@@ -188,14 +188,14 @@ def _map_shard(file: Path) -> _Shard:
             shard.views.append({name: view(batch.column(name), name, columns[name]) for name in columns})
             shard.ranges.append(decode_ranges(metadata))
     if not all(_lies_in(views, whole) for views in shard.views):
-        raise UnusableError("is compressed, which cannot be read in any order")
+        raise UnusableError("is compressed, and cannot be read in random order")
     return shard
 
 
 def _check_version(schema: pa.Schema) -> None:
     version = (schema.metadata or {}).get(VERSION_KEY, b"1").decode()
     if version != str(VERSION):
-        raise UnusableError(f"is of version {version} of the format, this ortflow reads version {VERSION}")
+        raise UnusableError(f"is of version {version} of the format, this ortflow supports version {VERSION}")
 
 
 def _lies_in(views: dict[str, Array | Ragged], mapped: pa.Buffer) -> bool:

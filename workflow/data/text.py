@@ -36,7 +36,7 @@ def find_files(sources: Sequence[str]) -> list[Path]:
             found = [Path(name) for name in glob.glob(source, recursive=True)]
         found = [file for file in found if file.is_file()]
         if not found:
-            raise UserError("no such file, or no file in it", where=source, fix="name a file, a folder or a pattern")
+            raise UserError("no such file, or no file in it", where=source, fix="give a file, a folder or a pattern")
         files.update(found)
     return sorted(files)
 
@@ -99,7 +99,7 @@ def lines(files: Sequence[Path]) -> Iterator[bytes]:
         with _opened(path) as file:
             while line := file.readline(LONGEST_LINE):
                 if len(line) == LONGEST_LINE:
-                    raise UserError(f"holds a line of more than {LONGEST_LINE >> 20} MiB", where=str(path))
+                    raise UserError(f"has a line of more than {LONGEST_LINE >> 20} MiB", where=str(path))
                 text = line.rstrip(b"\r\n")
                 if text:
                     yield text + b"\n"

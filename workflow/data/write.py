@@ -29,7 +29,8 @@ from ortflow.workflow.data.schema import (
     value_range,
     view,
 )
-from ortflow.workflow.errors import UserError
+from ortflow.workflow.disk_space import is_full, out_of_disk
+from ortflow.workflow.errors import OrtflowError, UserError
 from ortflow.workflow.files import open_regular
 from ortflow.workflow.owned import exchange, is_folder, remove, strangers
 from ortflow.workflow.rundir import sync_directory
@@ -47,8 +48,8 @@ def record_batch(columns: Mapping[str, Array | Ragged]) -> pa.RecordBatch:
     """
     stored = {name: _storable(name, samples) for name, samples in columns.items()}
     if len({len(samples) for samples in stored.values()}) > 1:
-        told = ", ".join(f"{name} has {len(samples)}" for name, samples in stored.items())
-        raise UserError(f"the columns differ in their number of samples: {told}", fix="make them equal")
+        reported = ", ".join(f"{name} has {len(samples)}" for name, samples in stored.items())
+        raise UserError(f"the columns differ in their number of samples: {reported}", fix="give them the same number")
     arrays = {name: to_arrow(samples) for name, samples in stored.items()}
     fields = [pa.field(name, array.type, nullable=False) for name, array in arrays.items()]
     schema = pa.schema(fields, metadata={VERSION_KEY: str(VERSION)})
@@ -74,10 +75,8 @@ def check_storable(name: str, dtype: np.dtype[Any], shape: tuple[int, ...], wher
             fix="save it as numbers",
         )
     if not shape or 0 in shape[1:]:
-        told = f"samples of shape {list(shape[1:])}" if shape else "one number"
-        raise UserError(
-            f"array {name!r} holds {told}", where=where, fix="give it a first axis that runs over the samples"
-        )
+        reported = f"samples of shape {list(shape[1:])}" if shape else "one number"
+        raise UserError(f"array {name!r} holds {reported}", where=where, fix="add a first axis for the samples")
 
 
 def write_set(
@@ -142,7 +141,7 @@ def whole_or_nothing(path: Path, *, replace: bool) -> Iterator[Path]:
         temporary.rmdir()
     except OSError as error:
         raise UserError(
-            f"is written, but the set before it cannot be removed ({error.strerror})",
+            f"is written, but the previous set cannot be removed ({error.strerror})",
             where=str(path),
             fix=f"remove {temporary}",
         ) from None
@@ -155,9 +154,9 @@ def _check_replaceable(path: Path, replace: bool) -> None:
     if stranger is not None:
         what = f"holds {stranger}, which" if stranger else "exists and"
         raise UserError(
-            f"{what} is not a set of samples that ortflow has written, so --force does not replace it",
+            f"{what} is not a data set that ortflow has written, so --force does not replace it",
             where=str(path),
-            fix="choose another output, or remove it yourself",
+            fix="choose another output, or remove it",
         )
 
 
@@ -180,7 +179,9 @@ def _is_set_file(path: Path) -> bool:
         return False
 
 
-def _unwritable(path: Path, error: OSError) -> UserError:
+def _unwritable(path: Path, error: OSError) -> OrtflowError:
+    if is_full(error):
+        return out_of_disk(error, default=path)
     return UserError(f"cannot be written ({error.strerror})", where=str(path), fix="choose another output")
 
 

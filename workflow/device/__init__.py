@@ -1,6 +1,6 @@
-"""The seam to memory: flat buffers on a device, of which there are two: `cpu` and `cuda`.
+"""Memory of a device: flat buffers, implemented by `cpu` and `cuda`.
 
-Nothing outside this folder may assume that a buffer lies in host memory.
+Code outside this folder must not assume that a buffer is in host memory.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ if TYPE_CHECKING:
 
 
 HALF_PRECISIONS = ("fp16", "bf16")
-"""Those of `train.precision` that store numbers in 16 bits."""
+"""Values of `train.precision` that store numbers in 16 bits."""
 
 
 class Buffer(Protocol):
-    """Elements of one type, one after the other, on a device."""
+    """A one-dimensional array of one element type on a device."""
 
     @property
     def pointer(self) -> int:
@@ -35,26 +35,37 @@ class Buffer(Protocol):
         """Number of elements."""
 
     def slice(self, start: int, stop: int) -> Buffer:
-        """Elements [start, stop), the same memory."""
+        """Return elements [start, stop) as a view of the same memory."""
 
     def read(self, out: npt.NDArray[Any] | None = None) -> npt.NDArray[Any]:
-        """Copy to the host: into `out` if given, a new array if not."""
+        """Copy the buffer to the host.
+
+        Parameters
+        ----------
+        out
+            Array [count] of the buffer's type to copy into; a new array if None.
+
+        Returns
+        -------
+        array
+            `out`, or the new array.
+        """
 
     def write(self, values: npt.NDArray[Any]) -> None:
-        """Copy from the host."""
+        """Copy an array [count] of the host into the buffer."""
 
     def copy_from(self, other: Self) -> None:
-        """Copy another buffer of the same device, type and length."""
+        """Copy from another buffer of the same device, type and length."""
 
     def fill(self, value: float) -> None:
-        """Set every element."""
+        """Set every element to `value`."""
 
     def add(self, other: Self) -> None:
-        """Add another buffer, element by element."""
+        """Add another buffer of the same type and length, element by element."""
 
 
 class Device(Protocol):
-    """What holds buffers and runs sessions."""
+    """A device that allocates buffers and runs sessions."""
 
     @property
     def kind(self) -> str:
@@ -62,45 +73,53 @@ class Device(Protocol):
 
     @property
     def index(self) -> int:
-        """Which of its kind on this machine."""
+        """Index of the device on this machine."""
 
     @property
     def name(self) -> str:
-        """The processor, as its maker calls it."""
+        """The product name of the processor."""
 
     @property
     def precision(self) -> str:
-        """What training graphs compute with, as in `train.precision`."""
+        """Precision of the training graphs, as in `train.precision`."""
 
     @property
     def capturing(self) -> bool:
-        """Whether what is queued is noted for later, so that nothing may wait for it."""
+        """Whether queued work is being captured, so that nothing may wait for it."""
 
     @property
     def arenas(self) -> str:
-        """ONNX Runtime's arenas that hold memory for it, as run options name them."""
+        """ONNX Runtime's memory arenas of this device, in the syntax of run options."""
 
     def allocate(self, count: int, dtype: npt.DTypeLike) -> Buffer:
-        """A zeroed buffer."""
+        """Return a zeroed buffer of `count` elements."""
 
     def lend(self, array: npt.NDArray[Any], before: Buffer | None = None) -> Buffer:
-        """An array's values where graphs read them, until the next call; the memory of the buffer `before` may serve.
+        """Return a buffer with an array's values, valid until the next call.
 
-        On the CPU that is the array itself.
+        Parameters
+        ----------
+        array
+            Array in host memory. On the CPU the buffer is the array itself.
+        before
+            A buffer of an earlier call, whose memory may be reused.
         """
 
     def providers(self) -> list[str | tuple[str, dict[str, str]]]:
-        """Execution providers of a session, in order of preference."""
+        """Return the execution providers of a session, in order of preference."""
 
     def memory_moves(self) -> None:
-        """Called before a session takes memory for itself, or unused memory is given back: what was captured on memory
-        that is in use only while it runs is void."""
+        """Invalidate captured work.
+
+        Must be called before a session allocates memory or unused memory is released, because captured work uses memory
+        that is allocated only while it runs.
+        """
 
     def exact(self) -> Device:
-        """The same device with products of fp32 in fp32, for comparisons."""
+        """Return the same device with fp32 products in fp32, for comparisons."""
 
     def failure(self, message: str) -> OrtflowError:
-        """An error with what ONNX Runtime says of this device; where memory ran out, with what helps."""
+        """Return an error for ONNX Runtime's message about this device; if memory ran out, with a fix."""
 
     def synchronize(self) -> None:
-        """Wait until everything queued is done."""
+        """Wait until all queued work is done."""

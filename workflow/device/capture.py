@@ -136,7 +136,7 @@ class Repeated:
             if collects:
                 gc.enable()
         if not graph:
-            raise NotCaptured("CUDA gives no graph")
+            raise NotCaptured("CUDA returned no graph")
         return graph
 
     def _give_up(self, reason: str) -> None:
@@ -150,7 +150,7 @@ class Repeated:
 def trouble_in(runtime: Runtime, graph: int) -> str:
     """Why a captured graph must not be launched again; empty if it may.
 
-    A copy from or to the host's memory, and a call on the host, use what ONNX Runtime had there while it was captured;
+    A copy from or to the host's memory, and a host call, use what ONNX Runtime had there while it was captured;
     by the next launch something else may lie there.
     """
     found: collections.Counter[str] = collections.Counter()
@@ -158,12 +158,12 @@ def trouble_in(runtime: Runtime, graph: int) -> str:
     for node in nodes:
         kind = runtime.node_type(node)
         if kind == HOST:
-            found["a call on the host"] += 1
+            found["a host call"] += 1
         elif kind == COPY:
             source, target = runtime.copy_ends(node)
             for end, words in ((source, "a copy from the host"), (target, "a copy to the host")):
                 if end and not runtime.on_device(end):
                     found[words] += 1
     if not nodes:
-        return "there is nothing in it"
+        return "it is empty"
     return ", ".join(f"{words}, {count} times" if count > 1 else words for words, count in found.items())

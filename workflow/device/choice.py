@@ -1,4 +1,4 @@
-"""Which device a rank trains on, and one sentence for each thing that can be wrong with it.
+"""Choose the device of a rank, with an error message for each cause of failure.
 
 Called by step `runtime` on every rank, before anything is allocated.
 """
@@ -24,7 +24,7 @@ TOO_OLD, BUSY, NONE = 35, 46, 100
 
 
 def open_device(spec: RunSpec, place: Place) -> Device:
-    """The device of this rank; raises UserError or OrtflowError, one sentence, where it has none."""
+    """The device of this rank. Raises UserError or OrtflowError if it has none."""
     if not spec.resources.gpus_per_rank:
         return CpuDevice()
     from ortflow.workflow.device.cuda import CudaDevice
@@ -71,20 +71,21 @@ def local_gpu(found: Runtime, local_rank: int, host: str, environment: Mapping[s
 
 
 def explained(error: CudaError, found: Runtime, host: str, environment: Mapping[str, str]) -> OrtflowError:
-    """What CUDA refuses, in one sentence."""
+    """The error for a failed CUDA call."""
     if error.code == TOO_OLD:
         driver, needed = found.driver(), found.version()
         if driver == 0:
-            return UserError(f"{host} has no driver of NVIDIA's", where=WHERE, fix="set it to 0 to train on the CPU")
+            return UserError(f"{host} has no NVIDIA driver", where=WHERE, fix="set it to 0 to train on the CPU")
         return UserError(
-            f"the driver of {host} speaks CUDA {_version(driver)}, and what is installed is for {_version(needed)}",
+            f"the driver of {host} supports CUDA {_version(driver)}, and the installed packages need "
+            f"{_version(needed)}",
             where=WHERE,
-            fix="have the driver updated",
+            fix="update the driver",
         )
     if error.code == NONE:
         return _hidden(host, environment)
     if error.code == BUSY:
-        return OrtflowError(f"the GPU of this rank on {host} is taken by another process ({error.words})")
+        return OrtflowError(f"the GPU of this rank on {host} is in use by another process ({error.words})")
     return OrtflowError(f"the GPU of this rank on {host} cannot be used: {error.words}")
 
 

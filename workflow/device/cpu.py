@@ -91,10 +91,10 @@ class CpuDevice:
         return ["CPUExecutionProvider"]
 
     def memory_moves(self) -> None:
-        """Nothing is captured."""
+        """Always False."""
 
     def exact(self) -> CpuDevice:
-        """It computes so."""
+        """The device itself."""
         return self
 
     def failure(self, message: str) -> OrtflowError:

@@ -220,7 +220,7 @@ class CudaDevice:
                 memory.staging = Staging(runtime, memory.size)
             except CudaError as error:
                 self._pins = False
-                print(f"batches are copied without pinned memory: {error.words}", flush=True)
+                print(f"batches are copied through pageable memory: {error.words}", flush=True)
         if memory.staging is None:
             self.copy(target, array.ctypes.data, array.nbytes, TO_DEVICE)
             return
@@ -306,7 +306,7 @@ class CudaDevice:
         return [("CUDAExecutionProvider", options), "CPUExecutionProvider"]
 
     def exact(self) -> CudaDevice:
-        """See the protocol; it shares the stream."""
+        """See `Device.exact`; uses the same stream."""
         return self if self.precision == "fp32" else self._exact()
 
     def _exact(self) -> CudaDevice:
@@ -329,13 +329,14 @@ class CudaDevice:
         claimed, total = self.gpu.total - self.gpu.free, self.gpu.total
         if claimed > CLAIMED * total:
             return OrtflowError(
-                f"the memory of {self.gpu.name} is full: others held {_gib(claimed)} of its {_gib(total)} GiB when "
+                f"the memory of {self.gpu.name} is full: other processes used {_gib(claimed)} of its "
+                f"{_gib(total)} GiB when "
                 f"this rank began ({message})"
             )
         name, size = fullest(self.account(), total)
         where, fix = HELP[name]
         return UserError(
-            f"the memory of {self.gpu.name}, {_gib(total)} GiB, is full, most of it of {name}, {_gib(size)} GiB "
+            f"the memory of {self.gpu.name}, {_gib(total)} GiB, is full, mostly of {name}, {_gib(size)} GiB "
             f"({message})",
             where=where,
             fix=fix,

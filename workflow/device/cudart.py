@@ -1,7 +1,7 @@
 """NVIDIA's CUDA runtime by ctypes: memory, copies and one stream of this process's GPU.
 
-The libraries come from NVIDIA's wheels beside onnxruntime-gpu; nobody has to set LD_LIBRARY_PATH. Only `cuda` calls
-this. Nothing here knows ONNX graphs or ranks.
+The libraries come from NVIDIA's wheels beside onnxruntime-gpu; LD_LIBRARY_PATH need not be set. Only `cuda` calls
+this. Must not depend on ONNX graphs or ranks.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _PROPERTIES = 1 << 14
 
 
 class CudaError(Exception):
-    """A call that did not work: CUDA's number for it, and its words."""
+    """A call that failed: CUDA's error code and message."""
 
     def __init__(self, code: int, words: str) -> None:
         super().__init__(words)
@@ -37,7 +37,7 @@ class CudaError(Exception):
 
 @dataclass(frozen=True)
 class Gpu:
-    """What CUDA tells of a device."""
+    """Properties of a device."""
 
     index: int
     """Among those that this process sees."""
@@ -51,7 +51,7 @@ class Gpu:
 
 
 class Runtime:
-    """The calls that are needed, each raising CudaError where it fails."""
+    """The required calls. Each raises CudaError if it fails."""
 
     def __init__(self, library: Any) -> None:
         self._cuda = library
@@ -75,7 +75,7 @@ class Runtime:
         return self._integer("cudaGetDeviceCount")
 
     def driver(self) -> int:
-        """The newest CUDA that the driver speaks, 13020 for 13.2; 0 where there is no driver."""
+        """The newest CUDA that the driver supports, 13020 for 13.2; 0 without a driver."""
         return self._integer("cudaDriverGetVersion")
 
     def version(self) -> int:

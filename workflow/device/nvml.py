@@ -37,14 +37,14 @@ class Nvml:
         handle = self._handle(uuid)
         if handle is None:
             return {}
-        told = {
+        reported = {
             "temperature": self._number("nvmlDeviceGetTemperature", ctypes.c_uint, handle, 0),
             "uncorrected": self._number(
                 "nvmlDeviceGetTotalEccErrors", ctypes.c_ulonglong, handle, _UNCORRECTED, _VOLATILE
             ),
             "broken_rows": self._broken_rows(handle),
         }
-        return {name: value for name, value in told.items() if value is not None}
+        return {name: value for name, value in reported.items() if value is not None}
 
     def users(self) -> dict[str, int]:
         """Processes that use each of the machine's GPUs, by UUID; to be asked before this process uses one."""

@@ -22,7 +22,7 @@ from ortflow.workflow.graph.attention.find import attend
 from ortflow.workflow.graph.autodiff.expand import make_differentiable
 from ortflow.workflow.graph.autodiff.reverse import differentiate
 from ortflow.workflow.graph.ir.edit import Editor, replace, scalar
-from ortflow.workflow.graph.optimize import speed
+from ortflow.workflow.graph.optimize import rewrites
 from ortflow.workflow.graph.optimize.on_cuda import on_cuda
 from ortflow.workflow.graph.optimize.recompute import recompute
 from ortflow.workflow.graph.types import LOSS_SCALE, LOSS_SUM
@@ -46,7 +46,7 @@ def halved(
         Editor(forward.graph)("Identity", LOSS_SUM, output=SCALED)
     forward.graph.output.append(scalar(SCALED))
     forward, _ = make_differentiable(forward, parameters, SCALED)
-    speed.before(forward.graph)
+    rewrites.before(forward.graph)
     train, trained = differentiate(forward, list(parameters), SCALED)
     replace(train.graph.output, [value for value in train.graph.output if value.name != SCALED])
     recompute(train.graph, again)

@@ -96,7 +96,7 @@ def read_head(path: Path) -> Head | None:
 
 
 def _fields(file: BinaryIO) -> Iterator[tuple[int, int | bytes]]:
-    """Numbers and values of a message's fields; raises EOFError or ValueError where it is cut short or is none."""
+    """Numbers and values of a message's fields; raises EOFError or ValueError where it is truncated or is none."""
     size = file.seek(0, 2)
     file.seek(0)
     while file.tell() < size:

@@ -72,7 +72,7 @@ class GraphSet:
     """Metrics with outputs `ortflow.<metric>_sum` and `ortflow.<metric>_weight` in the evaluation graph."""
     padded: bool = False
     """The graphs have the input `ortflow.valid`."""
-    own_optimizer: bool = False
+    user_optimizer_graph: bool = False
     """`optimizer.onnx` is the user's own."""
 
     @property
@@ -115,7 +115,7 @@ class GraphSet:
             "vocabulary": dict(self.vocabulary),
             "metrics": list(self.metrics),
             "padded": self.padded,
-            "own_optimizer": self.own_optimizer,
+            "user_optimizer_graph": self.user_optimizer_graph,
         }
 
     def save(self) -> None:
@@ -135,5 +135,5 @@ class GraphSet:
             vocabulary=data["vocabulary"],
             metrics=tuple(data["metrics"]),
             padded=data["padded"],
-            own_optimizer=data["own_optimizer"],
+            user_optimizer_graph=data["user_optimizer_graph"],
         )

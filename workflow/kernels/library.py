@@ -69,7 +69,7 @@ def find_library() -> Library:
     """The library for this processor, compiled if need be. Never raises: `note` says what is missing."""
     machine = platform.machine()
     if machine not in LEVELS:
-        return Library(None, f"ONNX Runtime's, because ortflow has none for {machine}")
+        return Library(None, f"ONNX Runtime's, because ortflow has no kernels for {machine}")
     level = next(iter(levels()), None)
     if level is None:
         return Library(None, "ONNX Runtime's, because this processor has no AVX2")
@@ -199,7 +199,7 @@ def compile_to(
                 os.fsync(file.fileno())
             os.replace(made, path)
     except subprocess.TimeoutExpired:
-        return f"not done after {seconds:g} s"
+        return f"not finished after {seconds:g} s"
     except OSError as error:
         return str(error)
     return None
@@ -226,13 +226,13 @@ def _sweep(folder: Path) -> None:
 
 def main() -> int:
     """Compile for every level into the folder that is named; 1 and what went wrong where that fails."""
-    parser = argparse.ArgumentParser(description="Compile ortflow's CPU kernels for every processor that they run on.")
-    parser.add_argument("folder", type=Path, help="where the libraries go")
+    parser = argparse.ArgumentParser(description="Compile ortflow's CPU kernels for all supported processors.")
+    parser.add_argument("folder", type=Path, help="output folder for the libraries")
     parser.add_argument(
         "--machine",
         choices=LEVELS,
         default=platform.machine(),
-        help="kind of machine, where $CC compiles for another one: arm64 is macOS, aarch64 Linux (default: this one's)",
+        help="machine type, if $CC is a cross-compiler: arm64 is macOS, aarch64 Linux (default: this machine's)",
     )
     asked, compiler = parser.parse_args(), next(compilers(), ["cc"])
     asked.folder.mkdir(parents=True, exist_ok=True)

@@ -20,7 +20,7 @@ FACTOR = "gradient_factor"
 """What an update multiplies its gradients by where `queued_gradient_graph` has not done it."""
 
 
-def gradient_graph() -> onnx.ModelProto:
+def gradient_graph(*, shared: bool = False) -> onnx.ModelProto:
     """Scale gradients to the mean loss and clip them to a norm.
 
     Inputs `gradients` fp32 [n] (n a multiple of 64), `inverse_weight` fp32 [1] (1 / sum of loss weights),
@@ -28,17 +28,32 @@ def gradient_graph() -> onnx.ModelProto:
     `gradients.out` = gradients * inverse_weight * min(1, max_norm / (norm + 1e-6)), to be bound to the
     memory of `gradients`. A NaN or infinity in the gradients makes `norm` non-finite (so does a norm of the
     sum beyond 1.8e19); `gradients.out` is then useless.
+
+    `shared`: the gradients are a rank's share, and the sum of squares of all is the further input `squares` fp64 [1].
     """
     build = Builder("gradient")
     gradients = build.input("gradients", "n")
     inverse_weight = build.input("inverse_weight", 1)
     max_norm = build.input("max_norm", 1)
-    norm = build("Mul", build.root(build.square_sum(gradients)), inverse_weight, output="norm")
+    squares = build.input("squares", 1, onnx.TensorProto.DOUBLE) if shared else build.square_sum(gradients)
+    norm = build("Mul", build.root(squares), inverse_weight, output="norm")
     allowed = build("Div", max_norm, build("Add", norm, build.constant([EPSILON], "float32")))
     clip = build("Min", allowed, build.constant([1.0], "float32"))
     build("Mul", gradients, build("Mul", inverse_weight, clip), output="gradients.out")
     build.output("gradients.out", "n")
     build.output("norm", 1)
+    return build.model()
+
+
+def square_sum_graph() -> onnx.ModelProto:
+    """What goes before `gradient_graph(shared=True)`.
+
+    Input `gradients` fp32 [n] (n a multiple of 64), a rank's share. Output `squares` fp64 [1], the sum of their
+    squares, which the ranks then add up.
+    """
+    build = Builder("squares")
+    build.square_sum(build.input("gradients", "n"), output="squares")
+    build.output("squares", 1, onnx.TensorProto.DOUBLE)
     return build.model()
 
 

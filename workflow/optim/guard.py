@@ -10,6 +10,7 @@ from onnx import helper
 
 from ortflow.workflow.graph.ir import shapes
 from ortflow.workflow.graph.ir.edit import replace
+from ortflow.workflow.graph.ir.order import drop_unread_inputs
 from ortflow.workflow.optim.gradient import FACTOR
 
 GRADIENTS = "gradients."
@@ -18,6 +19,7 @@ GRADIENTS = "gradients."
 def guarded(model: onnx.ModelProto, *, multiplied: bool = False) -> onnx.ModelProto:
     """A copy whose every output `NAME.I.out` is `NAME.I` in each place where `gradients.I` is NaN.
 
+    It has those inputs alone that it reads.
     Outputs may lie in the memory of their inputs, as before. `multiplied`: the gradients are first multiplied by the
     further input FACTOR, fp32 [1], as `queued_gradient_graph` makes it.
     """
@@ -47,6 +49,7 @@ def guarded(model: onnx.ModelProto, *, multiplied: bool = False) -> onnx.ModelPr
     replace(graph.node, nodes)
     if multiplied:
         _multiply(graph)
+    drop_unread_inputs(graph)
     shapes.infer(copy, list(graph.value_info))
     return copy
 

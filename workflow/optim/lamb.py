@@ -18,9 +18,8 @@ from ortflow.workflow.spec.optimizers import Lamb, moments
 
 def update(build: Builder, optimizer: Lamb, segments: Sequence[Segment]) -> None:
     """Append the update of `segments`, each of which is one parameter."""
-    places = range(len(segments))
     if build.kernels:
-        for i in places:
+        for i, segment in enumerate(segments):
             kept = [f"{moment}.{i}" for moment in moments(optimizer)]
             build.write(
                 "Lamb",
@@ -30,28 +29,46 @@ def update(build: Builder, optimizer: Lamb, segments: Sequence[Segment]) -> None
                 beta_1=optimizer.betas[0],
                 beta_2=optimizer.betas[1],
                 epsilon=optimizer.epsilon,
-                decay=segments[i].weight_decay,
+                decay=segment.weight_decay,
             )
         return
+    changes(build, optimizer, segments)
+    # One vector of ratios: a handful of scalar nodes for each parameter would double the time to build a session.
+    squares = (square_sums(build, name, len(segments)) for name in ("parameters", "change"))
+    rates = build("Mul", trust_ratios(build, *squares), "learning_rate")
+    apply(build, rates, len(segments))
+
+
+def changes(build: Builder, optimizer: Lamb, segments: Sequence[Segment]) -> None:
+    """Append new moments and `change.i`, -u of segment `i`."""
     adam.own_steps(build, len(segments))
     # The fused kernel at rate 1 gives -u. It lies in the memory of the gradients, which the kernel takes over.
-    for i in places:
+    for i, segment in enumerate(segments):
         adam.kernel(
             build,
             optimizer,
             i,
             rate=build.constant([1.0], "float32"),
             gradients=f"gradients.{i}",
-            weight_decay=segments[i].weight_decay,
+            weight_decay=segment.weight_decay,
             change_out=f"change.{i}",
         )
-    # One vector of ratios: a handful of scalar nodes for each parameter would double the time to build a session.
-    weights = build("Concat", *(build.square_sum(f"parameters.{i}") for i in places), axis=0)
-    changes = build("Concat", *(build.square_sum(f"change.{i}") for i in places), axis=0)
+
+
+def square_sums(build: Builder, name: str, count: int, output: str | None = None) -> str:
+    """Append the sums of squares of `NAME.0` and so on, double [count]."""
+    return build("Concat", *(build.square_sum(f"{name}.{i}") for i in range(count)), axis=0, output=output)
+
+
+def trust_ratios(build: Builder, weights: str, changes: str) -> str:
+    """Append r for each tensor, fp32 [tensors], of the sums of squares of w and u, double [tensors]."""
     both = build("Greater", build("Min", weights, changes), build.constant([0.0], "float64"))
-    squared = build("Where", both, build("Div", weights, changes), build.constant([1.0], "float64"))
-    rates = build("Mul", build.root(squared), "learning_rate")
-    build.write("Split", [rates], [f"rate.{i}" for i in places], axis=0, num_outputs=len(segments))
-    for i in places:
+    return build.root(build("Where", both, build("Div", weights, changes), build.constant([1.0], "float64")))
+
+
+def apply(build: Builder, rates: str, count: int) -> None:
+    """Append new parameters of `count` segments, of `change.i` and the rate of each, fp32 [count]."""
+    build.write("Split", [rates], [f"rate.{i}" for i in range(count)], axis=0, num_outputs=count)
+    for i in range(count):
         scaled = build("Mul", f"change.{i}", f"rate.{i}")
         build("Add", f"parameters.{i}", scaled, output=f"parameters.{i}.out")

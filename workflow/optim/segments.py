@@ -5,6 +5,7 @@ Called by `configure` to build the graph and by the trainer to bind it; both mus
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ortflow.workflow.layout import ALIGNMENT, FlatIndex
@@ -23,6 +24,22 @@ class Segment:
     def count(self) -> int:
         """Number of elements."""
         return self.stop - self.start
+
+
+@dataclass(frozen=True)
+class Piece(Segment):
+    """What a rank's share has of a segment, and which of all segments that is."""
+
+    number: int
+
+
+def pieces(whole: Sequence[Segment], start: int, stop: int) -> list[Piece]:
+    """What elements [start, stop) have of each segment; segments they have nothing of are left out."""
+    clipped = (
+        Piece(max(segment.start, start), min(segment.stop, stop), segment.weight_decay, number)
+        for number, segment in enumerate(whole)
+    )
+    return [piece for piece in clipped if piece.start < piece.stop]
 
 
 def segments(optimizer: Optimizer, index: FlatIndex) -> list[Segment]:

@@ -116,14 +116,14 @@ def _repeated(sessions: Sessions) -> str | None:
             runs.append([array.tobytes() for array in binding.fetch(["s", "t", "d"])])
         s, _, d = (np.frombuffer(data, np.float32) for data in runs[-1])
         if not np.allclose(d[d != 0], 2 * s[d != 0]) or not 0.4 < float((d != 0).mean()) < 0.6:
-            return "a mask that is none"
+            return "a mask without effect"
     # The draws of a Dropout go on from run to run within a session, so only sessions are compared.
     return None if runs[0] == runs[2] and runs[1] == runs[3] else "other bits"
 
 
 BEHAVIOURS = (
     Behaviour("nodes in the order in which they are listed", _order),
-    Behaviour("an optimizer that writes where it reads", _update),
-    Behaviour("a gradient that is clipped where it lies", _clip),
-    Behaviour("the same bits and the same masks again", _repeated),
+    Behaviour("an optimizer that writes to its inputs", _update),
+    Behaviour("a gradient that is clipped in place", _clip),
+    Behaviour("repeatable results and dropout masks", _repeated),
 )

@@ -64,7 +64,7 @@ class Case:
             if values.shape != expected.shape:
                 return f"a result of shape {list(values.shape)} for {list(expected.shape)}"
             if not np.array_equal(np.isfinite(values), np.isfinite(expected)):
-                return "no number for a number"
+                return "NaN or infinity instead of a number"
             finite = np.isfinite(expected)
             scale = float(np.abs(expected).max(initial=0.0, where=finite)) or 1.0
             error = float(

@@ -58,7 +58,7 @@ def _normalised() -> Case:
     n = (c - mean[column]) / np.sqrt(variance.astype(np.float64)[column] + 1e-5) * scale[column] + bias[column]
     weights = {"w": w, "scale": scale, "bias": bias, "mean": mean, "variance": variance}
     return Case(
-        "BatchNormalization behind Conv", nodes, {"x": _X2}, {"y": np.maximum(n, 0) + c}, weights,
+        "BatchNormalization after Conv", nodes, {"x": _X2}, {"y": np.maximum(n, 0) + c}, weights,
         optimizers=("ConvBNFusion", "ConvActivationFusion", "ConvAddActivationFusion"),
     )  # fmt: skip
 

@@ -58,7 +58,7 @@ def _gemm() -> Case:
     ]
     y = (x.astype(np.float64) @ w + b) @ w.T * 0.5 + 2 * b.astype(np.float64)
     return Case(
-        "Gemm behind Transpose", nodes, {"x": x}, {"y": y}, {"w": w, "b": b}, optimizers=("GemmTransposeFusion",)
+        "Gemm after Transpose", nodes, {"x": x}, {"y": y}, {"w": w, "b": b}, optimizers=("GemmTransposeFusion",)
     )
 
 
@@ -76,7 +76,7 @@ def _normalised() -> Iterator[Case]:
     }
     for name, (between, y) in behind.items():
         yield Case(
-            f"BatchNormalization behind MatMul and {name}", [node("MatMul", "x w", "p"), between, norm], {"x": x},
+            f"BatchNormalization after MatMul and {name}", [node("MatMul", "x w", "p"), between, norm], {"x": x},
             {"y": y}, weights, {"flat": ints(-1, 6)}, optimizers=("MatMul_BatchNormalization_Fusion",),
         )  # fmt: skip
 

@@ -101,4 +101,4 @@ def _elements() -> Iterator[Case]:
     nodes = [node("Log", "x", "l"), node("Greater", "x zero", "above"), node("Where", "above l zero", "y")]
     some = np.array([[-1, 0, 1, 2]], np.float32)
     chosen = np.log(np.maximum(some.astype(np.float64), 1))
-    yield Case("Where of what is no number", nodes, {"x": some}, {"y": chosen}, {}, {"zero": np.float32(0)})
+    yield Case("Where on NaN and infinity", nodes, {"x": some}, {"y": chosen}, {}, {"zero": np.float32(0)})

@@ -53,9 +53,9 @@ def verify(table: Iterable[Need], opened: Open = open_sessions) -> Outcome:
     wrong = "; ".join(f"{need.need} ({fault})" for need, fault in left)
     package, version = installed_runtime(), onnxruntime.__version__
     raise UserError(
-        f"{package} {version} does not compute what training needs on this machine: {wrong}",
+        f"{package} {version} computes wrong results on this machine: {wrong}",
         where="ONNX Runtime",
-        fix=f"install another version of it, such as `pip install '{package}!={version}'`",
+        fix=f"install another version, such as `pip install '{package}!={version}'`",
     )
 
 

@@ -139,7 +139,7 @@ def _operators_of(device: Device) -> Operators | None:
     kernels = Operators(device)
     if kernels.path is None and device.precision in HALF_PRECISIONS:
         raise UserError(
-            f"is {device.precision}, which needs kernels of our own: {kernels.note}",
+            f"is {device.precision}, which needs ortflow's kernels: {kernels.note}",
             where="train.precision",
             fix="set it to fp32 or tf32",
         )
@@ -199,7 +199,9 @@ class Binding:
         self.outputs = {value.name for value in session.get_outputs()}
 
     def read_from(self, name: str, buffer: Buffer, shape: tuple[int, ...]) -> None:
-        """Tie an input to a buffer."""
+        """Tie an input to a buffer, if the graph has it: graphs for GPUs have the inputs alone that they read."""
+        if name not in self.inputs:
+            return
         if name in self.read_on_host:
             self._tied_on_host[name] = buffer, shape
         self._tie(name, buffer, shape)
@@ -218,8 +220,7 @@ class Binding:
     def read_tensors(self, index: FlatIndex, buffer: Buffer) -> None:
         """Tie every input that the index names to its slice."""
         for entry in index:
-            if entry.name in self.inputs:
-                self.read_from(entry.name, buffer.slice(entry.offset, entry.end), entry.tensor.shape)
+            self.read_from(entry.name, buffer.slice(entry.offset, entry.end), entry.tensor.shape)
 
     def feed(self, name: str, array: npt.NDArray[Any]) -> None:
         """Tie an input to an array's values; the array must live until the run is over."""
@@ -291,8 +292,8 @@ def _refusal(message: str) -> OrtflowError:
     operator, name, reason = node.groups()
     reason = re.sub(r"^/\S+ .*?\) ", "", " ".join(reason.split()))
     return UserError(
-        f"node {name!r} ({operator}) of the graph refuses the batch: {reason}",
-        fix="give data of the lengths and values the model was exported for",
+        f"node {name!r} ({operator}) of the graph rejects the batch: {reason}",
+        fix="use data with the lengths and values that the model was exported for",
     )
 
 

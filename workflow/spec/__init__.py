@@ -1,1 +1,1 @@
-"""The run file: the types of its sections lie here."""
+"""The run file: the types of its sections."""

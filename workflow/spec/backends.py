@@ -17,18 +17,18 @@ from ortflow.workflow.spec.slurm import SlurmBackend
 
 
 class LocalBackend(LauncherOptions):
-    """What only the local backend needs."""
+    """Options of the local backend."""
 
     FORMS = Forms(commands=(("arguments",),))
 
     mpi: Literal["auto", "mpich", "openmpi"] = "auto"
-    """Whose mpirun starts the ranks."""
+    """The MPI whose mpirun starts the ranks."""
     arguments: list[Text] = Field(default_factory=no_items)
     """More arguments for mpirun."""
 
 
 class Backends(Section):
-    """What only one backend needs."""
+    """Options of single backends."""
 
     local: LocalBackend = LocalBackend.model_construct()
     """This machine."""

@@ -48,7 +48,7 @@ class Section(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _nothing_is_not_given(cls, values: Any) -> Any:
-        """A key without a value (`restart:` with its lines commented out) is as good as no key."""
+        """Treat a key without a value (`restart:` with its lines commented out) as absent."""
         if not isinstance(values, dict):
             return values
         return {key: value for key, value in values.items() if value is not None or key not in cls.model_fields}

@@ -35,19 +35,19 @@ class DataSection(Section):
     eval: DataSet | None = None
     """Evaluation set."""
     micro_batch: Positive
-    """Samples a rank takes in one micro-step."""
+    """Samples per rank and micro-batch."""
     shuffle: bool = True
-    """A new order each epoch, from seed and epoch alone."""
+    """Use a new order each epoch, computed only from seed and epoch."""
     by_length: ByLength | None = None
     """Group samples of similar length."""
     pad_value: dict[Text, Number] = Field(default_factory=no_keys)
-    """Graph input -> what variable-length samples are padded with; 0, and the loss's ignore index for labels."""
+    """Graph input -> padding value of variable-length samples; by default 0, and the loss's ignore index for labels."""
     last_batch: Literal["drop", "keep", "pad"] = "drop"
-    """The rest of an epoch that fills no global batch: leave it out, train on the smaller batch, or fill it up
-    with samples of weight 0 (for graphs with a fixed batch size)."""
+    """The rest of an epoch that is smaller than a global batch: skip it, train on the smaller batch, or pad it with
+    samples of weight 0 (for graphs with a fixed batch size)."""
     eval_mode: Literal["partitioned", "replicated"] = "partitioned"
-    """Evaluation set divided over the ranks, or read whole by each."""
+    """Divide the evaluation set over the ranks, or evaluate all of it on each rank."""
     eval_micro_batch: Positive | None = None
-    """Samples of an evaluation micro-batch; `micro_batch` if not given."""
+    """Samples of an evaluation micro-batch; by default `micro_batch`."""
     eval_samples: Positive | None = None
-    """Number of samples to evaluate on, from the first; all if not given."""
+    """Number of samples to evaluate on, from the first; by default all."""

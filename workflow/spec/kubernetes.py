@@ -1,6 +1,6 @@
 """The run file's `backends.kubernetes` section: what an MPIJob needs beside `resources`.
 
-What several keys must agree on, and the syntax of the texts, is checked in `checks.kubernetes`. Values marked native
+Rules between keys, and the syntax of the texts, are checked in `checks.kubernetes`. Values marked native
 are passed on as Kubernetes writes them.
 """
 
@@ -29,7 +29,7 @@ class CreatedClaim(Section):
     storage_class: Text | None = None
     """Storage class; the cluster's default if not given."""
     access_modes: list[AccessMode] = Field(default=["ReadWriteMany"], min_length=1)
-    """Who may write: ReadWriteOnce serves where all pods are on one node."""
+    """Access mode: ReadWriteOnce is sufficient if all pods are on one node."""
 
 
 class Nfs(Section):
@@ -56,7 +56,7 @@ class RunVolume(Section):
     """Where run directory and inputs are: one of `claim`, `create`, `host_path`, `nfs`, `s3`, `empty_dir`."""
 
     mount: Text = "/ortflow"
-    """Where pods see it."""
+    """Mount path in the pods."""
     claim: Text | None = None
     """An existing claim."""
     create: CreatedClaim | None = None
@@ -70,11 +70,11 @@ class RunVolume(Section):
     empty_dir: bool = False
     """A folder that is deleted with the pod: for trials of one node with `launcher_as_worker`."""
     sub_path: Text | None = None
-    """Folder of the volume to mount in place of all of it."""
+    """Subfolder of the volume to mount."""
 
 
 class Gpu(Section):
-    """How the cluster names GPUs."""
+    """The cluster's names for GPUs."""
 
     resource: Text = "nvidia.com/gpu"
     """Name of the resource, such as nvidia.com/mig-1g.10gb."""
@@ -88,7 +88,7 @@ class LauncherResources(Section):
     """Resources of the launcher's pod if it is not a worker."""
 
     cpu: Text = "250m"
-    """Cores asked for, as Kubernetes writes them."""
+    """Requested cores, in Kubernetes' syntax."""
     memory: Text = "1Gi"
     """Memory, which `prepare` also uses: a number and a unit."""
 
@@ -101,11 +101,11 @@ class Security(Section):
     run_as_group: UserId = 1000
     """Group of all processes."""
     fs_group: UserId = 1000
-    """Group that owns what is mounted, where the volume's driver can set one."""
+    """Group that owns mounted files, if the volume's driver supports it."""
     capabilities: list[Text] = Field(default_factory=no_items)
     """Linux capabilities to add, such as IPC_LOCK."""
     seccomp: Literal["RuntimeDefault", "Unconfined"] = "RuntimeDefault"
-    """Filter of system calls."""
+    """Seccomp profile."""
 
 
 class Gang(Section):
@@ -121,8 +121,46 @@ class Gang(Section):
     """How long it waits for all."""
 
 
+class Volume(Section):
+    """One more volume of launcher and workers."""
+
+    name: Text
+    """Name, different for each."""
+    mount: Text
+    """Mount path in the pods."""
+    read_only: bool = False
+    """Mount it for reading only."""
+    sub_path: Text | None = None
+    """Subfolder of the volume to mount."""
+    source: Native
+    """Volume source, native, such as `nfs: {server: files, path: /sets}`."""
+
+
+class Overlay(Section):
+    """A strategic merge patch of the run's documents of a kind."""
+
+    kind: Literal[
+        "ConfigMap",
+        "Deployment",
+        "Job",
+        "MPIJob",
+        "NetworkPolicy",
+        "PersistentVolumeClaim",
+        "PodDisruptionBudget",
+        "Role",
+        "RoleBinding",
+        "Service",
+        "ServiceAccount",
+    ]
+    """Kind of the documents."""
+    name: Text | None = None
+    """Suffix of their names, after a hyphen; by default all documents of the kind."""
+    patch: Native
+    """Fields to merge into them."""
+
+
 class KubernetesBackend(LauncherOptions):
-    """What only Kubernetes needs; nodes, cores, GPUs, memory and time are in `resources`."""
+    """Options of Kubernetes; nodes, cores, GPUs, memory and time are in `resources`."""
 
     FORMS = Forms(
         minutes=(("deadline",),),
@@ -139,9 +177,9 @@ class KubernetesBackend(LauncherOptions):
     image: Text | None = None
     """Image of all pods; required."""
     image_pull_policy: Literal["Always", "IfNotPresent", "Never"] | None = None
-    """When nodes fetch the image."""
+    """When nodes pull the image."""
     image_pull_secrets: list[Text] = Field(default_factory=no_items)
-    """Secrets with which nodes fetch it."""
+    """Secrets for pulling the image."""
     namespace: Text | None = None
     """Namespace; the context's if not given."""
     context: Text | None = None
@@ -151,7 +189,7 @@ class KubernetesBackend(LauncherOptions):
     mpi: Literal["mpich", "openmpi"] = "mpich"
     """The image's MPI."""
     launcher_as_worker: bool = False
-    """Run ranks in the launcher's pod, too."""
+    """Also run ranks in the launcher's pod."""
     backoff_limit: Seconds = 10
     """Launcher pods that may be lost before the operator gives up; failures of ranks do not count."""
     grace_seconds: Annotated[int, Field(ge=1, le=2**31 - 1)] = 60
@@ -163,19 +201,19 @@ class KubernetesBackend(LauncherOptions):
     folder: Text | None = None
     """Folder on the volume that paths of inputs are relative to; MOUNT/files/NAME if not given."""
     files: list[Text] = Field(default_factory=no_items)
-    """Small text files beside the run file that travel with it, such as the script of `prepare`."""
+    """Small text files beside the run file to put into the ConfigMap, such as the script of `prepare`."""
     volume: RunVolume = RunVolume.model_construct()
     """Where run directory and inputs are: one of `claim`, `create`, `host_path`, `nfs`, `s3`, `empty_dir`."""
-    volumes: list[Native] = Field(default_factory=no_items)
-    """More volumes: `name`, `mount`, `read_only`, `sub_path`, and the source as Kubernetes writes it."""
+    volumes: list[Volume] = Field(default_factory=no_items)
+    """More volumes of launcher and workers."""
     worker_cpu: Text | None = None
-    """Cores of a worker, as Kubernetes writes them, such as 1500m; `cpus_per_rank` for each rank if not given."""
+    """Cores of a worker, in Kubernetes' syntax, such as 1500m; `cpus_per_rank` for each rank if not given."""
     shared_memory: Text | None = None
     """Limit of /dev/shm: a number and a unit; a worker's memory if not given."""
     ephemeral_storage: Text | None = None
     """Scratch space of a worker on its node: a number and a unit."""
     gpu: Gpu = Gpu.model_construct()
-    """How the cluster names GPUs."""
+    """The cluster's names for GPUs."""
     extended_resources: dict[Text, Positive] = Field(default_factory=no_keys)
     """More resources of a worker and their number, such as rdma/hca: 1."""
     launcher_resources: LauncherResources = LauncherResources.model_construct()
@@ -195,13 +233,13 @@ class KubernetesBackend(LauncherOptions):
     launcher_tolerations: list[Native] = Field(default_factory=no_items)
     """More tolerations of the launcher and of what runs beside it, native."""
     spread: Literal["prefer", "require", "none"] = "prefer"
-    """Whether each worker gets a node of its own."""
+    """Whether each worker gets a separate node."""
     topology_spread: list[Native] = Field(default_factory=no_items)
     """More constraints on where workers are placed, native."""
     priority_class: Text | None = None
     """Priority class of the pods."""
     env: dict[Text, Annotated[str, Field(pattern=r"^[^\x00]*$")]] = Field(default_factory=no_keys)
-    """Environment variables of the ranks, taken as they are; in an overlay's, Kubernetes replaces $(NAME)."""
+    """Environment variables of the ranks, unchanged; in an overlay's, Kubernetes replaces $(NAME)."""
     secret_env: dict[Text, Text] = Field(default_factory=no_keys)
     """Environment variables from secrets: VARIABLE: SECRET/KEY."""
     security: Security = Security.model_construct()
@@ -215,20 +253,20 @@ class KubernetesBackend(LauncherOptions):
     queue: Text | None = None
     """Kueue's queue."""
     suspend: bool = False
-    """Create the job, and start nothing until it is resumed."""
+    """Create the job without starting pods until it is resumed."""
     gang: Gang | None = None
     """Place all workers together or none: needs an operator that was started with gang scheduling."""
     time_to_live: Seconds | None = None
     """Seconds after the end at which the launcher's pod is deleted."""
     deadline: Text | None = None
-    """Time after which the operator ends the run for good; at `resources.time_limit` it saves and leaves by itself."""
+    """Time after which the operator ends the run permanently; at `resources.time_limit` it saves and stops."""
     supervisor: bool = False
-    """Run `ortflow supervise` in the cluster: it repairs what the operator cannot."""
+    """Run `ortflow supervise` in the cluster: it handles failures that the operator does not."""
     tensorboard: bool = False
     """Run TensorBoard for the run."""
     network_policy: bool = False
-    """Let nothing but the run's own pods reach them."""
+    """Allow only the run's pods to connect to them."""
     disruption_budget: bool = False
     """Refuse evictions: a drain of a node then waits for the run."""
-    overlay: list[Native] = Field(default_factory=no_items)
-    """Strategic merge patches: `kind`, `name` where there are several, and `patch`."""
+    overlay: list[Overlay] = Field(default_factory=no_items)
+    """Strategic merge patches of the documents, in order."""

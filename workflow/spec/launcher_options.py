@@ -1,7 +1,7 @@
-"""What a launcher's section of the run file is, `backends.NAME`: keys, their short forms, and what they must agree on.
+"""A launcher's section of the run file, `backends.NAME`: keys, short forms, and rules between keys.
 
 The sections of the built-in launchers derive from `LauncherOptions`, and so do those that packages bring
-(`ortflow.workflow.spec.file.installed`). Nothing here knows a launcher.
+(`ortflow.workflow.spec.file.installed`). Must not depend on a launcher.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class LauncherOptions(Section):
     FORMS: ClassVar[Forms] = Forms()
 
     def problems(self, spec: RunSpec, here: KeyPath) -> Iterable[Problem]:
-        """What is wrong with the section, by itself and with the rest of the run. Pure.
+        """Errors of the section, by itself and with the rest of the run. Pure.
 
         Parameters
         ----------

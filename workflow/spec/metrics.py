@@ -42,7 +42,7 @@ METRICS: dict[Metric, Properties] = {
     "accuracy": Properties(
         meaning="share of correct predictions",
         losses={
-            "cross_entropy": "labels that are the class of the largest logit; `ignore_index` does not count",
+            "cross_entropy": "labels that equal the class of the largest logit; `ignore_index` does not count",
             "bce_with_logits": "elements where logit > 0 and target > 0.5 agree",
         },
         higher_is_better=True,

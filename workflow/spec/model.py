@@ -11,7 +11,7 @@ from ortflow.workflow.spec.metrics import Metric
 
 
 class OwnGraphs(Section):
-    """The user's own graphs, instead of those that configure builds from `path`."""
+    """Custom graphs that replace those built from `path`."""
 
     train: Text | None = None
     """Training graph: outputs the loss and `<parameter>_grad` for each trained parameter."""
@@ -22,12 +22,13 @@ class OwnGraphs(Section):
 
 
 class ParameterPatterns(Section):
-    """Glob patterns over initializer names; a later list wins over ortflow's own decision."""
+    """Glob patterns for initializer names, which override ortflow's classification; a later list overrides an earlier
+    one."""
 
     train: list[Text] = Field(default_factory=no_items)
-    """Initializers that are parameters although ortflow takes them for constants."""
+    """Initializers to train although ortflow classifies them as constants."""
     freeze: list[Text] = Field(default_factory=no_items)
-    """Parameters, and running statistics of BatchNormalization, that keep their value."""
+    """Parameters, and running statistics of BatchNormalization, that are not updated."""
     constant: list[Text] = Field(default_factory=no_items)
     """Initializers that are not parameters: rotary tables, masks, shapes."""
 
@@ -36,11 +37,11 @@ class CrossEntropy(Section):
     """-log softmax(logits)[label], averaged over the labels that are not `ignore_index`."""
 
     kind: Literal["cross_entropy"]
-    """Which loss."""
+    """Kind of loss."""
     output: Text | None = None
-    """Graph output that holds the logits; needed where the graph has several outputs."""
+    """Graph output with the logits; required if the graph has several outputs."""
     label: Text = "labels"
-    """Name of the label input (int64) that the training graph gets."""
+    """Name of the label input (int64) of the training graph."""
     ignore_index: int = -100
     """Labels of this value are ignored."""
     label_smoothing: Fraction = 0.0
@@ -53,9 +54,9 @@ class Regression(Section):
     """Mean squared error or mean absolute error over all elements."""
 
     kind: Literal["mse", "l1"]
-    """Which loss."""
+    """Kind of loss."""
     output: Text | None = None
-    """Graph output that holds the prediction."""
+    """Graph output with the prediction."""
     label: Text = "labels"
     """Name of the label input (the prediction's shape and type)."""
 
@@ -64,9 +65,9 @@ class BinaryCrossEntropy(Section):
     """Binary cross-entropy of logits against targets in [0, 1], averaged over all elements."""
 
     kind: Literal["bce_with_logits"]
-    """Which loss."""
+    """Kind of loss."""
     output: Text | None = None
-    """Graph output that holds the logits."""
+    """Graph output with the logits."""
     label: Text = "labels"
     """Name of the label input (the logits' shape and type)."""
 
@@ -75,7 +76,7 @@ class OwnLoss(Section):
     """A scalar output of the graph is the loss: a mean over the samples of the batch."""
 
     kind: Literal["output"]
-    """Which loss."""
+    """Kind of loss."""
     output: Text
     """The scalar output."""
 
@@ -91,15 +92,15 @@ class ModelSection(Section):
     loss: Loss
     """The loss that is minimised."""
     graphs: OwnGraphs = OwnGraphs.model_construct()
-    """Your own graphs instead of those built from `path`."""
+    """Custom graphs that replace those built from `path`."""
     parameters: ParameterPatterns = ParameterPatterns.model_construct()
     """Patterns that override which initializers are trained."""
     recompute: list[Text] = Field(default_factory=no_items)
-    """Glob patterns over modules (`layers.*`) or node names: their values are computed again for the backward pass,
-    which takes less memory and more time and gives the same bits."""
+    """Glob patterns over modules (`layers.*`) or node names: their values are recomputed for the backward pass, which
+    takes less memory and more time; results are bit-identical."""
     accept_inference_export: bool = False
-    """Train a model although its file shows signs of an export for inference, which changes what is trained."""
+    """Train a model although its file shows signs of an export for inference, which changes the training."""
     labels: list[Text] = Field(default_factory=no_items)
     """Inputs of the graph that are labels: needed for training, absent from the exported model."""
     metrics: list[Metric] = Field(default_factory=no_items)
-    """What evaluation computes besides the loss."""
+    """Metrics that evaluation computes besides the loss."""

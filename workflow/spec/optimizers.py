@@ -25,7 +25,7 @@ class OptimizerBase(Section):
     weight_decay: NonNegativeFloat = 0.0
     """Decay of the parameters that are not excluded."""
     no_decay: list[Text] | None = None
-    """Glob patterns of parameters without decay; by default biases, and all of one axis or none (norms)."""
+    """Glob patterns of parameters without decay; by default biases, and all with at most one axis (norms)."""
 
 
 class Adam(OptimizerBase):
@@ -56,9 +56,9 @@ class Sgd(OptimizerBase):
     name: Literal["sgd"]
     """The update rule."""
     momentum: Fraction = 0.0
-    """Share of the last update that is kept."""
+    """Factor of the previous update."""
     nesterov: bool = False
-    """Look-ahead momentum."""
+    """Use Nesterov momentum."""
 
 
 Optimizer = Annotated[Adam | Lamb | Sgd, Field(discriminator="name")]

@@ -92,4 +92,4 @@ def shown(value: Any) -> str:
         return "a very large number" if isinstance(value, int) and abs(value) > 10**30 else repr(value)
     if value is None:
         return "nothing"
-    return "a list" if isinstance(value, list | tuple) else "a section of keys"
+    return "a list" if isinstance(value, list | tuple) else "a mapping"

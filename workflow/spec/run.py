@@ -23,10 +23,10 @@ from ortflow.workflow.spec.train import TrainSection
 
 
 class TrainerSection(Section):
-    """The trainer: ortflow's own for ONNX graphs, or one from a package."""
+    """The trainer: `graph` for ONNX models, or one from a package."""
 
     name: Text = "graph"
-    """`graph`, or a trainer that is installed for the ranks; docs/trainers.md explains how to write one."""
+    """`graph`, or a trainer installed for the ranks; docs/trainers.md explains how to write one."""
     options: dict[Text, Any] = Field(default_factory=no_keys)
     """Options of another trainer."""
 
@@ -35,13 +35,13 @@ class Parallel(Section):
     """Degrees of parallelism; their product is the world size."""
 
     data: Positive | None = None
-    """Replicas; the world size divided by the other degrees if not given."""
+    """Number of replicas; by default the world size divided by the other degrees."""
     pipeline: Positive = 1
     """Pipeline stages."""
     horizontal: Positive = 1
     """Ranks that share one layer (tensor parallelism)."""
     zero: Literal[0, 1, 2, 3] = 0
-    """ZeRO stage: which part of the training state is partitioned over the replicas."""
+    """ZeRO stage: 1 shards the optimizer's moments over the replicas, 2 also accumulated gradients."""
 
 
 class Keep(Section):
@@ -50,7 +50,7 @@ class Keep(Section):
     newest: Positive = 2
     """Number of newest checkpoints."""
     every: Positive | None = None
-    """Also, for ever, checkpoints whose step is a multiple of this."""
+    """Also keep checkpoints whose step is a multiple of this, permanently."""
 
 
 class CheckpointSection(Section):
@@ -59,30 +59,30 @@ class CheckpointSection(Section):
     directory: Text = "checkpoints"
     """Folder, relative to the run directory."""
     every_steps: Positive | None = None
-    """Period in steps; without any period, only at the end and when the run is asked to leave."""
+    """Period in steps; without a period, only at the end and on a request to stop."""
     every_seconds: PositiveFloat | None = None
     """Period in seconds; whichever comes first if both are given."""
     keep: Keep = Keep.model_construct()
     """Which checkpoints are kept."""
     asynchronous: bool = True
-    """Write in the background from a copy."""
+    """Write in the background."""
     wait_for_room: NonNegativeFloat = 600.0
     """Seconds that a run waits for space on a full disk, at its end and between attempts, before it fails."""
     exact: bool = True
-    """Resume bit for bit or not at all: other kernels, another ONNX Runtime or training graph are refused."""
+    """Refuse to resume if results would not be bit-identical: other kernels, another ONNX Runtime or training graph."""
 
 
 class MonitorSection(Section):
     """How the run is reported."""
 
     every_steps: Positive = 10
-    """Steps between two lines of progress in the log."""
+    """Steps between lines of progress in the log."""
     tensorboard: bool = True
     """Write TensorBoard scalars."""
     tensorboard_directory: Text = "tensorboard"
     """Folder, relative to the run directory."""
     runtime_log: Literal["verbose", "info", "warning", "error", "fatal"] = "error"
-    """ONNX Runtime's own log level."""
+    """ONNX Runtime's log level."""
 
 
 class ExportSection(Section):
@@ -91,8 +91,8 @@ class ExportSection(Section):
     path: Text = "export/model.onnx"
     """File, relative to the run directory."""
     tolerance: NonNegativeFloat | None = None
-    """Largest difference to the trained model, absolute plus relative, on real samples; 1e-4, or the model's own
-    rounding where that is larger."""
+    """Largest difference from the trained model, absolute plus relative, on real samples; by default 1e-4, or the
+    model's rounding if that is larger."""
     enabled: bool = True
     """Export after the last step."""
 
@@ -105,21 +105,21 @@ class Resources(Section):
     ranks_per_node: Positive = 1
     """Ranks on each."""
     cpus_per_rank: Positive | None = None
-    """Cores of a rank; an equal share of the machine's cores if not given."""
+    """Cores of a rank; by default an equal share of the machine's cores."""
     gpus_per_rank: Count = 0
     """GPUs of a rank: 1 to train on the GPU of the local rank, 0 for the CPU."""
     gpu_type: Text | None = None
-    """Kind of GPU, as the scheduler calls it: h100 in Slurm, in Kubernetes the value of `gpu.type_label`."""
+    """GPU type, by the scheduler's name: h100 in Slurm, in Kubernetes the value of `gpu.type_label`."""
     memory: Text | None = None
     """Memory of a node: a number and a unit, such as 16G or 16Gi."""
     time_limit: Text | None = None
     """Wall-clock limit: [days-]hours:minutes:seconds, or minutes."""
     kernels: Literal["auto", "onnxruntime"] = "auto"
-    """Kernels: ortflow's own where a C compiler is found, or ONNX Runtime's alone."""
+    """Kernels: ortflow's if a C compiler is found (auto), or only ONNX Runtime's."""
     cuda_graph: bool = True
-    """On GPUs, capture the repeated work of a step as CUDA graphs, which takes almost no host time."""
+    """On GPUs, capture the repeated work of a step as CUDA graphs, which saves host time."""
     python: Text | None = None
-    """Interpreter of the ranks; the one that runs ortflow if not given."""
+    """Interpreter of the ranks; by default the one that runs ortflow."""
 
 
 class Backoff(Section):
@@ -135,11 +135,12 @@ class Restart(Section):
     """How often a run is restarted, and how soon."""
 
     failures: Count = 3
-    """Failures after which the run is given up."""
+    """Number of failures after which the run is not restarted."""
     preemptions: Count | None = None
-    """Preemptions after which the run is given up; no limit if not given."""
+    """Number of preemptions after which the run is not restarted; no limit by default."""
     hung_seconds: PositiveFloat | None = 1800.0
-    """Seconds without a heartbeat from rank 0 after which an attempt counts as hung, a failure; null for never."""
+    """Seconds without a heartbeat from rank 0 after which an attempt counts as hung, which is a failure; null disables
+    the check."""
     backoff: Backoff = Backoff.model_construct()
     """Pause before a restart."""
 
@@ -154,11 +155,11 @@ class RunSpec(Section):
     seed: Count = 0
     """Seed of the order of the samples and of dropout."""
     prepare: list[Text] = Field(default_factory=no_items)
-    """Command run once in the run file's folder, by `ortflow run`, if the model or the data is not there yet."""
+    """Command that `ortflow run` runs once in the run file's folder if the model or the data does not exist."""
     trainer: TrainerSection = TrainerSection.model_construct()
     """The trainer."""
     model: ModelSection | None = None
-    """The model and its loss; required for the trainer `graph`, and for it alone."""
+    """The model and its loss; required for the trainer `graph`, and allowed only for it."""
     data: DataSection
     """The samples."""
     train: TrainSection
@@ -176,7 +177,7 @@ class RunSpec(Section):
     restart: Restart = Restart.model_construct()
     """Budgets."""
     backends: Backends = Backends.model_construct()
-    """What only one backend needs."""
+    """Options of single backends."""
 
     @property
     def onnx_model(self) -> ModelSection:

@@ -1,6 +1,6 @@
 """The run file's `backends.slurm` section: what a Slurm job needs beside `resources`.
 
-Names are Slurm's own. What several keys must agree on, and the syntax of the texts, is checked in `checks.slurm`.
+Names are Slurm's own. Rules between keys, and the syntax of the texts, are checked in `checks.slurm`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ DirectiveName = Literal[
     "gpus-per-task", "gres", "job-name", "kill-on-invalid-dep", "mail-type", "mail-user", "mem", "mem-per-cpu", "nice",
     "nodelist", "open-mode", "partition", "qos", "requeue", "reservation", "signal", "time",
 ]  # fmt: skip
-"""Directives that a site may not want; without the others (nodes, ntasks-per-node, output, comment) no run works."""
+"""Directives that a site may reject; without the others (nodes, ntasks-per-node, output, comment) no run works."""
 
 MailType = Literal[
     "NONE", "BEGIN", "END", "FAIL", "REQUEUE", "ALL", "INVALID_DEPEND", "STAGE_OUT", "TIME_LIMIT", "TIME_LIMIT_90",
@@ -32,24 +32,24 @@ class Mail(Section):
     types: list[MailType] = Field(default_factory=no_items)
     """Events, as Slurm names them."""
     user: Text | None = None
-    """Receiver; the user who submits if not given."""
+    """Receiver; by default the user who submits."""
 
 
 class Container(Section):
-    """The image that ranks run in; the rest of the job runs outside."""
+    """Image in which the ranks run; the rest of the job runs outside."""
 
     kind: Literal["none", "apptainer", "singularity", "enroot", "pyxis"] = "apptainer"
-    """What runs it: `pyxis` is srun's plug-in, `none` leaves it out."""
+    """Container runtime: `pyxis` is srun's plug-in, `none` disables the container."""
     image: Text
-    """Image file, relative to the run file, or a name that `kind` knows."""
+    """Image file, relative to the run file, or a name that `kind` can resolve."""
     mounts: list[Text] = Field(default_factory=no_items)
-    """Folders that ranks see besides run directory, model and data: `PATH`, `PATH:INSIDE` or `PATH:INSIDE:ro`."""
+    """Folders to mount besides run directory, model and data: `PATH`, `PATH:INSIDE` or `PATH:INSIDE:ro`."""
     arguments: list[Text] = Field(default_factory=no_items)
     """More arguments, each as --flag or --flag=value."""
 
 
 class SlurmBackend(LauncherOptions):
-    """What only Slurm needs; nodes, cores, GPUs, memory and time are in `resources`."""
+    """Options of Slurm; nodes, cores, GPUs, memory and time are in `resources`."""
 
     FORMS = Forms(
         sections={("container",): "image"},
@@ -70,36 +70,36 @@ class SlurmBackend(LauncherOptions):
     reservation: Text | None = None
     """Reservation that the job may use."""
     exclusive: bool = False
-    """Share no node with another job."""
+    """Use nodes exclusively."""
     nodelist: Text | None = None
-    """Nodes that the job must have, such as node[1-4,7]: a dead one among them keeps it waiting."""
+    """Nodes that the job must have, such as node[1-4,7]: it waits while one of them is down."""
     exclude: Text | None = None
     """Nodes that the job must not have."""
     dependency: Text | None = None
-    """Jobs to wait for, as Slurm writes it: afterok:123."""
+    """Jobs to wait for, in Slurm's syntax: afterok:123."""
     begin: Text | None = None
-    """Earliest start, as Slurm writes it: now+1hour, 22:00 or 2030-01-31T08:00."""
+    """Earliest start, in Slurm's syntax: now+1hour, 22:00 or 2030-01-31T08:00."""
     nice: Annotated[int, Field(ge=-10000, le=10000)] | None = None
-    """Added to the job's niceness: above 0 lets others go first."""
+    """Niceness of the job: a value above 0 lowers its priority."""
     job_name: Text | None = None
-    """Name of the job; the run's name if not given."""
+    """Name of the job; by default the run's name."""
     mail: Mail = Mail.model_construct()
     """Mails from Slurm."""
     gpus_as: Literal["gpus-per-task", "gpus-per-node", "gres"] = "gpus-per-task"
-    """Directive that asks for the GPUs of `resources.gpus_per_rank`, as the site wants it."""
+    """Directive for the GPUs of `resources.gpus_per_rank`, as the site requires."""
     gres: Text | None = None
-    """Generic resources of a node, as Slurm writes them; with `gpus_as: gres` also its GPUs by type: gpu:a100:4."""
+    """Generic resources of a node, in Slurm's syntax; with `gpus_as: gres` also its GPUs by type: gpu:a100:4."""
     gpu_bind: Text | None = None
     """Which GPUs a rank sees, as srun's --gpu-bind; Slurm's own rule if not given (with `gpus-per-task`, its own)."""
     memory_per: Literal["node", "cpu"] = "node"
-    """Whether `resources.memory` is asked as --mem, or divided by the cores of a node's ranks as --mem-per-cpu."""
+    """Whether `resources.memory` is requested as --mem, or divided by the cores of a node's ranks as --mem-per-cpu."""
     requeue: bool = True
-    """Let Slurm put the job back into the queue, after a preemption or the loss of a node."""
+    """Let Slurm requeue the job after a preemption or the loss of a node."""
     signal_seconds: Annotated[int, Field(ge=1, le=65535)] = 90
     """Seconds before the time limit at which the ranks are asked to save, at most half of the time left; follows a
     limit that is changed while the job runs."""
     mpi: Literal["auto", "pmi2", "pmix", "none", "mpirun"] = "auto"
-    """How the ranks find each other: srun's --mpi, or an mpirun inside the job."""
+    """How the ranks are started: srun's --mpi, or an mpirun inside the job."""
     srun_arguments: list[Text] = Field(default_factory=no_items)
     """More arguments for srun, each as --flag or --flag=value."""
     directives: list[Text] = Field(default_factory=no_items)
@@ -107,7 +107,7 @@ class SlurmBackend(LauncherOptions):
     additional_parameters: dict[Text, Text | int | float | Literal[True]] = Field(default_factory=no_keys)
     """More directives for sbatch by name, as in submitit: licenses: "matlab:1"; true for one without a value."""
     omit: list[DirectiveName] = Field(default_factory=no_items)
-    """Directives that the script must not have."""
+    """Directives to omit from the script."""
     prologue: list[Text] = Field(default_factory=no_items)
     """Shell lines before the ranks start: modules, a virtual environment."""
     epilogue: list[Text] = Field(default_factory=no_items)
@@ -115,7 +115,7 @@ class SlurmBackend(LauncherOptions):
     container: Container | None = None
     """The image that ranks run in; with one, `resources.python` is the image's (`python` if not given)."""
     python: Text | None = None
-    """Interpreter of the supervisor on the compute node; the one that submits if not given."""
+    """Interpreter of the supervisor on the compute node; by default the one that submits."""
 
     def input_keys(self) -> Iterable[Keys]:
         """The image, where it is a file."""

@@ -17,15 +17,15 @@ class Schedule(Section):
     name: Literal["constant", "linear", "polynomial", "cosine"] = "constant"
     """Shape after the warm-up."""
     warmup_steps: Count = 0
-    """Steps over which the rate rises from 0."""
+    """Steps over which the learning rate rises from 0."""
     final_fraction: Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)] = 0.0
-    """Rate at the last step, as a share of the peak (linear, polynomial, cosine)."""
+    """Learning rate at the last step, as a fraction of the peak (linear, polynomial, cosine)."""
     power: PositiveFloat = 2.0
     """Exponent of the polynomial."""
 
 
 class Evaluation(Section):
-    """When the evaluation set is run; it is also run after the last step."""
+    """When to evaluate; evaluation also runs after the last step."""
 
     every_steps: Positive | None = None
     """Period in steps; only at the end if not given."""
@@ -35,7 +35,7 @@ class EarlyStop(Section):
     """Stop when a metric no longer improves."""
 
     metric: Watched = "loss"
-    """Evaluation metric that is watched."""
+    """Evaluation metric to compare."""
     patience: Positive = 3
     """Evaluations without improvement before the run stops."""
     min_delta: NonNegativeFloat = 0.0
@@ -54,8 +54,8 @@ class TrainSection(Section):
     schedule: Schedule = Schedule.model_construct()
     """The learning rate over the steps."""
     global_batch: Positive | None = None
-    """Samples of an optimizer step over all ranks, from which gradient_accumulation follows. A resumed run keeps
-    its first value unless another one is given here."""
+    """Samples of an optimizer step over all ranks, which determines gradient_accumulation. A resumed
+    run keeps its first value unless another one is set here."""
     gradient_accumulation: Positive = 1
     """Micro-batches a rank accumulates before an optimizer step, if global_batch is not given."""
     clip_norm: PositiveFloat | None = None
@@ -70,8 +70,8 @@ class TrainSection(Section):
     """Number format of training. On GPUs only: tf32, which rounds the factors of products to 10 bits; fp16 and bf16,
     in which products and large values are stored. Parameters, moments, sums and statistics stay fp32."""
     loss_scale: Literal["dynamic"] | PositiveFloat = "dynamic"
-    """What gradients are multiplied by in fp16: halved when they overflow and doubled after 2,000 steps without, or a
-    number."""
+    """Factor of the gradients in fp16: dynamic (halved after an overflow and doubled after 2,000 steps without one), or
+    a number."""
     check_gradient: bool = True
-    """Check the gradient on a micro-batch before the first step: against ONNX Runtime's own operators and against
-    differences of the loss. A check that has passed is not repeated for the same graphs, kernels and runtime."""
+    """Check the gradient on a micro-batch before the first step, against ONNX Runtime's operators and against finite
+    differences of the loss. A passed check is not repeated for the same graphs, kernels and runtime."""

@@ -18,7 +18,7 @@ def parse_memory(text: str) -> int:
     match = _MEMORY.fullmatch(text.strip())
     if match is None:
         raise UserError(
-            f"{text!r} is not an amount of memory", fix="write a number and a unit, such as 16G, 16Gi or 512M"
+            f"{text!r} is not an amount of memory", fix="write a number with a unit, such as 16G, 16Gi or 512M"
         )
     amount, unit, binary = match.groups()
     size = int(float(amount) * (1024 if binary else 1000) ** ("kmgtp".index(unit.lower()) + 1))
@@ -38,7 +38,7 @@ def parse_time(text: str) -> int:
         total = int(text) * 60
     else:
         fix = "write [days-]hours:minutes:seconds, such as 12:00:00 or 1-06:30:00, or a number of minutes"
-        raise UserError(f"{text!r} is not a length of time", fix=fix)
+        raise UserError(f"{text!r} is not a duration", fix=fix)
     if total == 0:
         raise UserError(f"{text!r} is not above 0", fix="write a time such as 12:00:00")
     return total

@@ -12,21 +12,19 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
 from ortflow.workflow.checkpoint.commit import SaveFailed, commit, no_room
-from ortflow.workflow.checkpoint.load import Loaded, load, load_newest
+from ortflow.workflow.checkpoint.load import Loaded, fill, load, load_newest, window_for
 from ortflow.workflow.checkpoint.manifest import Damaged, FileRecord
 from ortflow.workflow.checkpoint.retain import prune
 from ortflow.workflow.checkpoint.store import DirectoryStore
 from ortflow.workflow.checkpoint.writer import Writer, specs
+from ortflow.workflow.disk_space import LOOK_PERIOD, RECORDS, Notice, OutOfDisk, has_room, is_full
 from ortflow.workflow.errors import OrtflowError, UserError
 from ortflow.workflow.progress import Progress
-from ortflow.workflow.room import LOOK_PERIOD, RECORDS, Notice, OutOfDisk, has_room, is_full
 from ortflow.workflow.steps.context import Context
 from ortflow.workflow.steps.environment import check_environment
 
-VOTES = 3
+CONTROL_VALUES = 3
 """Numbers a rank adds to the step's all-reduce: still writing, failed, time for a save."""
 
 
@@ -66,7 +64,7 @@ class Saver:
     def resume(self) -> None:
         """Fill the state from the newest whole checkpoint; rank 0 chooses it, each rank verifies what it reads."""
         context = self._context
-        targets = {name: np.empty(buffer.count, buffer.dtype) for name, buffer in self._buffers.items()}
+        targets = {name: window_for(buffer) for name, buffer in self._buffers.items()}
         loaded: Loaded | None = None
         if context.leads:
             self._store.clean()
@@ -74,7 +72,7 @@ class Saver:
         changed: list[str] = []
         if loaded is not None:
             changed = check_environment(context, loaded.manifest, self._store.place(loaded.manifest.step))
-        step = context.world.share(loaded.manifest.step if loaded else None)
+        step = context.world.broadcast_object(loaded.manifest.step if loaded else None)
         if step is None:
             context.events.rewind(0)
             context.monitor.begin()
@@ -82,7 +80,7 @@ class Saver:
         if loaded is None:
             loaded = load(self._store, step, targets, index=context.trainer.index)
         for name, buffer in self._buffers.items():
-            buffer.write(targets[name])
+            fill(buffer, targets[name])
         context.progress = Progress.from_json(dict(loaded.manifest.progress))
         try:
             context.trainer.restore(context.progress.trainer)
@@ -90,7 +88,7 @@ class Saver:
             raise UserError(
                 f"the checkpoint {error}",
                 where=str(self._store.place(step)),
-                fix="remove it, and go on from an older one",
+                fix="remove it, and resume from an older one",
             ) from error
         self._saved_step = step
         context.events.rewind(step)
@@ -104,7 +102,7 @@ class Saver:
         if context.leads:
             print(f"resumed from {self._store.place(step)}", flush=True)
         if changed:
-            context.monitor.warn(f"the curve goes on, but not bit for bit: {'; '.join(changed)}")
+            context.monitor.warn(f"the loss curve continues, but not bit-identically: {'; '.join(changed)}")
 
     def _reject(self, fault: Damaged) -> None:
         context = self._context
@@ -114,16 +112,17 @@ class Saver:
             if fault.path.is_relative_to(self._store.place(step)):
                 self._distrusted.add(step)
 
-    def votes(self) -> Sequence[float]:
+    def control_values(self) -> Sequence[float]:
         """This rank's numbers for the all-reduce of the next step."""
         every = self._section.every_seconds
         time_due = self._context.leads and every is not None and self._clock.monotonic() - self._last_save >= every
         status = self._writer.poll()
         return (float(status.state == "writing"), float(status.state == "failed"), float(time_due))
 
-    def count(self, votes: Sequence[float]) -> None:
-        """The votes of all ranks: finish a save that all have written, or give up one that any could not write."""
-        writing, _, time_due = votes
+    def count(self, control_values: Sequence[float]) -> None:
+        """The control values of all ranks: finish a save that all have written, or give up one that any could not
+        write."""
+        writing, _, time_due = control_values
         self._time_due = time_due > 0
         if self._save is not None and writing == 0:
             self._settle(self._save)
@@ -144,7 +143,7 @@ class Saver:
             return
         self._last_save = self._clock.monotonic()
         self._time_due = False
-        trouble = context.world.share(self._trouble() if context.leads else None)
+        trouble = context.world.broadcast_object(self._trouble() if context.leads else None)
         if trouble is not None:
             self._failed(step, trouble)
             return
@@ -172,29 +171,29 @@ class Saver:
         context, seconds = self._context, self._section.wait_for_room
         end = self._clock.monotonic() + seconds
         waits = False
-        while not (saved := self.save_and_wait()) or not self._all_told():
-            lack: OutOfDisk | None = context.world.share(
+        while not (saved := self.save_and_wait()) or not self._all_reported():
+            lack: OutOfDisk | None = context.world.broadcast_object(
                 self.lack if not saved else OutOfDisk(context.events.path, RECORDS)
             )
             if lack is None:
                 return
             if context.leads and not waits:
-                context.monitor.warn(f"{lack}: training is done, and waits {seconds:g} s for room to save")
+                context.monitor.warn(f"{lack}: training is done; waiting {seconds:g} s for disk space to save")
             waits = True
             if context.leads:
                 self._notice.tell(lack)
-            while not context.world.share(has_room(lack.path, lack.needed) or self._clock.monotonic() > end):
+            while not context.world.broadcast_object(has_room(lack.path, lack.needed) or self._clock.monotonic() > end):
                 context.leave_if_asked(saved=saved)
                 self._clock.sleep(LOOK_PERIOD)
-            if context.world.share(self._clock.monotonic() > end):
+            if context.world.broadcast_object(self._clock.monotonic() > end):
                 return
         if context.leads:
             self._notice.clear()
 
-    def _all_told(self) -> bool:
+    def _all_reported(self) -> bool:
         """Whether the disk has taken every event of every rank."""
-        told = self._context.world.gather(self._context.events.catch_up())
-        return bool(self._context.world.share(told is not None and all(told)))
+        reported = self._context.world.gather(self._context.events.catch_up())
+        return bool(self._context.world.broadcast_object(reported is not None and all(reported)))
 
     def save_and_wait(self) -> bool:
         """Save behind this step and return when that is done; False where it failed, and the record says why."""
@@ -213,7 +212,7 @@ class Saver:
             self._commit.join()
         self._tell()
         # What came of a commit only rank 0 has seen.
-        self._saved_step = self._context.world.share(self._saved_step)
+        self._saved_step = self._context.world.broadcast_object(self._saved_step)
 
     def _settle(self, save: Save) -> None:
         """All ranks have written or failed: rank 0 makes a checkpoint of it, or removes it."""
@@ -279,7 +278,7 @@ class Saver:
         if self.lack is not None:
             self._notice.tell(self.lack)
         self._context.events.write("checkpoint_failed", step=step, reason=reason)
-        print(f"warning: no checkpoint of step {step}: {reason}; the one before it stays", flush=True)
+        print(f"warning: no checkpoint of step {step}: {reason}; the previous one is kept", flush=True)
 
 
 def checkpoint(context: Context) -> None:
@@ -294,4 +293,4 @@ def checkpoint(context: Context) -> None:
         not in DirectoryStore(context.run_dir.root / context.spec.checkpoint.directory).steps()
     ):
         why = f": {context.saver.lack}" if context.saver.lack else ""
-        raise OrtflowError(f"the end of training, step {context.progress.step}, could not be saved{why}")
+        raise OrtflowError(f"the final state, step {context.progress.step}, could not be saved{why}")

@@ -61,16 +61,16 @@ def prepare(builder: TrainerBuilder, run_dir: RunDir, spec: RunSpec, report: Rep
 def _check_data(before: Plan, samples: int, data: str, path: str, report: Report, *, saved: bool) -> None:
     """Raise UserError where a run would go on from its checkpoint with other samples; warn where it starts again."""
     if before.samples != samples:
-        other = f"{path} holds {samples} samples, and this run was begun with {before.samples}"
+        other = f"{path} has {samples} samples, and this run began with {before.samples}"
     elif before.data and before.data != data:
-        other = f"{path} holds other samples than those that this run was begun with"
+        other = f"{path} has other samples than this run began with"
     else:
         return
     if saved:
         raise UserError(
-            f"{other}: it would follow another curve",
+            f"{other}: the loss curve would change",
             where="data.train.path",
-            fix="give the set it was begun with, or start anew with --fresh or another name (name=NAME)",
+            fix="use the original set, or start from the beginning with --fresh or another name (name=NAME)",
         )
     report.warn(other)
 
@@ -82,7 +82,7 @@ def plan_before(run_dir: RunDir, report: Report) -> Plan | None:
     except FileNotFoundError:
         return None
     except (ValueError, OSError) as error:
-        report.warn(f"{run_dir.plan} cannot be read ({error}): plan and graphs are made again")
+        report.warn(f"{run_dir.plan} cannot be read ({error}): plan and graphs are rebuilt")
         return None
 
 
@@ -91,9 +91,7 @@ def check_output(run_dir: RunDir, spec: RunSpec) -> None:
     path = run_dir.root / spec.export.path
     inside = path.relative_to(run_dir.root).parts if path.is_relative_to(run_dir.root) else ()
     if inside and inside[0] in RESERVED:
-        raise UserError(
-            f"{path} is a place that the run directory needs itself", where="export.path", fix="choose another path"
-        )
+        raise UserError(f"{path} is a path that the run directory uses", where="export.path", fix="choose another path")
 
 
 def saved(run_dir: RunDir, spec: RunSpec) -> bool:

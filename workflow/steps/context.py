@@ -71,13 +71,15 @@ class Context:
     def world(self) -> Communicator:
         """The ranks; only after runtime began."""
         if self.comm is None:
-            raise RuntimeError("the ranks are not connected before step runtime")
+            raise RuntimeError("the ranks are connected only in step runtime")
         return self.comm
 
     def first_trouble(self, mine: OrtflowError | None) -> OrtflowError | None:
         """The trouble of the first rank that has any, on every rank."""
         troubles = self.world.gather(mine)
-        trouble: OrtflowError | None = self.world.share(next(filter(None, troubles), None) if troubles else None)
+        trouble: OrtflowError | None = self.world.broadcast_object(
+            next(filter(None, troubles), None) if troubles else None
+        )
         return trouble
 
     def try_on_rank_0(self, work: Callable[[], object]) -> None:
@@ -88,14 +90,14 @@ class Context:
                 work()
             except OrtflowError as error:
                 trouble = error
-        trouble = self.world.share(trouble)
+        trouble = self.world.broadcast_object(trouble)
         if trouble is not None:
             raise trouble
 
     def leave_if_asked(self, *, saved: bool = True) -> None:
         """Agree with all ranks whether any was asked to leave, and if so leave: nothing is lost between steps."""
         asked = self.world.gather(self.stop.reason)
-        reason = self.world.share(next((r for r in asked if r), None) if asked is not None else None)
+        reason = self.world.broadcast_object(next((r for r in asked if r), None) if asked is not None else None)
         if reason:
             self.leave(reason, saved=saved)
 
@@ -103,5 +105,5 @@ class Context:
         """Say that the run is preempted, and whether everything is saved; raises Preempted."""
         self.events.write("stop_requested", reason=reason)
         self.events.write("preempted", step=self.progress.step, saved=saved)
-        told = "saved at" if saved else "could not save, a restart repeats what follows the checkpoint before"
-        raise Preempted(f"asked to leave by {reason}; {told} step {self.progress.step}")
+        reported = "saved at" if saved else "could not save; a restart resumes from the previous checkpoint"
+        raise Preempted(f"stopped by {reason}; {reported} step {self.progress.step}")

@@ -13,7 +13,7 @@ from ortflow.workflow.steps.context import Context
 def environment_of_all(context: Context) -> dict[str, str]:
     """The record of all ranks, on every rank."""
     records = context.world.gather(dict(context.trainer.environment()))
-    record: dict[str, str] = context.world.share(merged(records) if records is not None else None)
+    record: dict[str, str] = context.world.broadcast_object(merged(records) if records is not None else None)
     return record
 
 
@@ -27,8 +27,9 @@ def check_environment(context: Context, manifest: Manifest, place: Path) -> list
     broken = breaking(before, now, same_ranks=same_ranks) if context.spec.checkpoint.exact else []
     if broken:
         raise UserError(
-            f"made with another environment ({'; '.join(map(str, broken))}): the curve would not go on bit for bit",
+            f"made with another environment ({'; '.join(map(str, broken))}): the loss curve would not continue "
+            f"bit-identically",
             where=str(place),
-            fix="give the run what it was begun with, or continue anyway with checkpoint.exact=false",
+            fix="restore the original environment, or continue anyway with checkpoint.exact=false",
         )
     return [str(difference) for difference in differences(before, now)]

@@ -14,23 +14,19 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Any
 
-import numpy as np
-import numpy.typing as npt
-
-from ortflow.workflow.checkpoint.load import Loaded, load, load_newest
+from ortflow.workflow.checkpoint.load import Loaded, Window, fill, load, load_newest, window_for
 from ortflow.workflow.checkpoint.manifest import Damaged
 from ortflow.workflow.checkpoint.store import DirectoryStore
 from ortflow.workflow.comm.solo import SoloCommunicator
 from ortflow.workflow.device.cpu import CpuDevice
+from ortflow.workflow.disk_space import Notice, OutOfDisk, wait_for_room
 from ortflow.workflow.errors import OrtflowError, UserError
 from ortflow.workflow.kept import damage
 from ortflow.workflow.layout import FlatIndex
 from ortflow.workflow.plan import Plan
 from ortflow.workflow.progress import Progress
 from ortflow.workflow.ranks import Place
-from ortflow.workflow.room import Notice, OutOfDisk, wait_for_room
 from ortflow.workflow.rundir import RunDir
 from ortflow.workflow.spec.file.load import load_run_file
 from ortflow.workflow.spec.file.paths import moved
@@ -88,7 +84,7 @@ def export(context: Context) -> None:
         else:
             context.events.write("export", path=str(path), max_difference=difference)
             print(f"exported {path}, {deviation(difference)}", flush=True)
-    if context.world.share(asked):
+    if context.world.broadcast_object(asked):
         context.leave(context.stop.reason or "another rank")
 
 
@@ -102,7 +98,7 @@ def _export_when_there_is_room(context: Context, path: Path) -> float | None:
         try:
             return context.trainer.export(path, samples(context), context.spec.export.tolerance)
         except OutOfDisk as lack:
-            context.monitor.warn(f"{lack}: training is done and saved, and waits {seconds:g} s for room to export")
+            context.monitor.warn(f"{lack}: training is done and saved; waiting {seconds:g} s for disk space to export")
             if not wait_for_room(lack, notice, seconds, lambda: context.stop, context.clock):
                 if context.stop:
                     raise _Asked from None
@@ -126,7 +122,11 @@ def _after_training(context: Context, error: Exception) -> str:
 
 def deviation(difference: float | None) -> str:
     """How far the exported model is from the trained model, in words."""
-    return "not compared: no samples" if difference is None else f"at most {difference:.2g} off the trained model"
+    return (
+        "not compared: no samples"
+        if difference is None
+        else f"largest difference from the trained model {difference:.2g}"
+    )
 
 
 def samples(context: Context) -> list[MicroBatch]:
@@ -144,10 +144,10 @@ def export_checkpoint(run_dir: RunDir, step: int | None, path: Path | None) -> E
     with whole(run_dir, spec) as (builder, plan):
         trainer = builder.open(SoloCommunicator(), CpuDevice(), os.cpu_count() or 1, (), training=False)
         buffers = trainer.state()
-        targets = {name: np.empty(buffer.count, buffer.dtype) for name, buffer in buffers.items()}
+        targets = {name: window_for(buffer) for name, buffer in buffers.items()}
         loaded = find(DirectoryStore(run_dir.root / spec.checkpoint.directory), step, targets, trainer.index)
         for name, buffer in buffers.items():
-            buffer.write(targets.pop(name))
+            fill(buffer, targets.pop(name))
         path = path or run_dir.root / spec.export.path
         batches: list[MicroBatch] = []
         if Path((spec.data.eval or spec.data.train).path).exists():
@@ -164,7 +164,7 @@ def whole(run_dir: RunDir, spec: RunSpec) -> Iterator[tuple[TrainerBuilder, Plan
     """The prepared trainer and the plan of the run, while inside; where its files are not what it wrote, made again
     beside them.
 
-    The run directory is left as it is: the run may be going on.
+    The run directory is not fused: the run may be going on.
     """
     plan = None
     try:
@@ -175,7 +175,7 @@ def whole(run_dir: RunDir, spec: RunSpec) -> Iterator[tuple[TrainerBuilder, Plan
     if plan is not None and fault is None:
         yield builder_of(spec, run_dir, Report()), plan
         return
-    print(f"warning: {fault}: plan and graphs are made again for this export", file=sys.stderr)
+    print(f"warning: {fault}: plan and graphs are rebuilt for this export", file=sys.stderr)
     with tempfile.TemporaryDirectory() as folder:
         here = RunDir(Path(folder))
         export = spec.export.model_copy(update={"enabled": True, "path": str(here.root / "model.onnx")})
@@ -185,13 +185,13 @@ def whole(run_dir: RunDir, spec: RunSpec) -> Iterator[tuple[TrainerBuilder, Plan
         yield builder, Plan.load(here.plan)
 
 
-def find(store: DirectoryStore, step: int | None, targets: Mapping[str, npt.NDArray[Any]], index: FlatIndex) -> Loaded:
+def find(store: DirectoryStore, step: int | None, targets: Mapping[str, Window], index: FlatIndex) -> Loaded:
     """Fill `targets` from a whole checkpoint, of `step` or the newest; raises UserError where there is none."""
     known = ", ".join(map(str, store.steps())) or "none"
     if step is None:
         loaded = load_newest(store, targets, index=index, partial=True)
         if loaded is None:
-            raise UserError(f"no whole checkpoint (steps there: {known})", where=str(store.path))
+            raise UserError(f"no complete checkpoint (existing steps: {known})", where=str(store.path))
         return loaded
     if step not in store.steps():
         raise UserError(f"no checkpoint of step {step}", where=str(store.path), fix=f"choose of: {known}")

@@ -77,8 +77,8 @@ class Monitor:
         context.events.write("evaluation", step=step, samples=samples, seconds=round(seconds, 6), **metrics)
         self._scalars(step, {f"eval/{name}": value for name, value in metrics.items()})
         if context.leads:
-            told = "  ".join(f"{name} {value:.4f}" for name, value in metrics.items())
-            print(f"evaluation at step {step}  {told}", flush=True)
+            reported = "  ".join(f"{name} {value:.4f}" for name, value in metrics.items())
+            print(f"evaluation at step {step}  {reported}", flush=True)
 
     def stall(self, step: int, seconds: float) -> None:
         """Training stood still for a checkpoint."""

@@ -70,7 +70,7 @@ def connect(place: Place, spec: RunSpec) -> Communicator:
             f"{spec.world_size} ranks were asked for, {place.manager} placed {place.world_size}, and MPI "
             f"({comm.library()}) connected {comm.world_size}",
             where="resources",
-            fix="start the ranks with what that MPI speaks with: set "
+            fix="start the ranks with that MPI's process manager: set "
             f"backends.{os.environ.get('ORTFLOW_LAUNCHER', 'local')}.mpi",
         )
     return comm
@@ -91,7 +91,9 @@ def check_machines(context: Context) -> list[Any]:
     if trouble is not None:
         raise trouble
     found = context.world.gather((first_there, context.machine))
-    machines: list[Any] = context.world.share([machine for first, machine in found if first] if found else None)
+    machines: list[Any] = context.world.broadcast_object(
+        [machine for first, machine in found if first] if found else None
+    )
     return machines
 
 
@@ -104,7 +106,7 @@ def device_of(context: Context, comm: Communicator) -> Device:
         trouble = error
     trouble = context.first_trouble(trouble)
     if trouble is not None or device is None:
-        raise trouble or OrtflowError("a rank has no device")
+        raise trouble or OrtflowError("this rank has no device")
     if device.kind == "cuda":
         from ortflow.workflow.comm.nccl import over_gpus
         from ortflow.workflow.device.cuda import CudaDevice
@@ -124,4 +126,4 @@ def threads_of(comm: Communicator, place: Place, spec: RunSpec) -> int:
     if spec.resources.cpus_per_rank is not None:
         return spec.resources.cpus_per_rank
     mine = grant_of_this_process(place.host)
-    return cores_of(mine, comm.share(comm.gather(mine)))
+    return cores_of(mine, comm.broadcast_object(comm.gather(mine)))

@@ -67,7 +67,7 @@ def one_step(context: Context, total: int) -> bool:
         learning_rate=lr,
         update=progress.updates + 1,
         seeds=seeds,
-        votes=[float(bool(context.stop)), *context.saver.votes()],
+        control_values=[float(bool(context.stop)), *context.saver.control_values()],
     )
     epoch = progress.epoch
     progress.step += 1
@@ -84,13 +84,13 @@ def one_step(context: Context, total: int) -> bool:
         context.monitor.step(outcome, lr=lr, seconds=seconds, epoch=epoch, tokens=tokens)
     if progress.skipped_in_a_row >= spec.train.max_skipped_steps:
         raise UserError(
-            f"{progress.skipped_in_a_row} steps in a row gave no usable gradient, the last because {outcome.skipped}",
+            f"{progress.skipped_in_a_row} steps in a row had no usable gradient, the last because {outcome.skipped}",
             where=f"step {progress.step}",
             fix="lower train.optimizer.lr, lengthen train.schedule.warmup_steps or set train.clip_norm",
         )
     with context.engine.within("checkpoint"):
-        context.saver.count(outcome.votes[1:].tolist())
-    return bool(outcome.votes[0] > 0)
+        context.saver.count(outcome.control_values[1:].tolist())
+    return bool(outcome.control_values[0] > 0)
 
 
 def evaluation_pending(context: Context, total: int) -> bool:
@@ -106,7 +106,7 @@ def evaluate(context: Context) -> bool:
     start = context.clock.monotonic()
     batches = takewhile(lambda batch: not context.stop, context.stream.evaluation())
     outcome = context.trainer.evaluate(batches, lambda: [float(bool(context.stop))])
-    if outcome.votes[0] > 0:
+    if outcome.control_values[0] > 0:
         return False
     progress = context.progress
     progress.evaluated_step = progress.step

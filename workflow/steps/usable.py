@@ -15,7 +15,7 @@ TRIED = 64
 """Micro-batches of which one must give a finite loss: damaged samples, or batches without a label, are not the model's
 fault."""
 FIX = (
-    "check that the data and what the model makes of it are finite (a division by 0 or a logarithm of 0 is not), "
+    "check that the data and the model's values are finite (a division by 0 or a logarithm of 0 is not), "
     "lower train.optimizer.lr, lengthen train.schedule.warmup_steps or set train.clip_norm"
 )
 
@@ -25,7 +25,7 @@ def check_usable(context: Context) -> None:
     progress = context.progress
     if progress.updates == 0:
         raise UserError(
-            f"all {progress.step} steps of the run were skipped, because none gave a finite loss and gradient: "
+            f"all {progress.step} steps of the run were skipped, because none had a finite loss and gradient: "
             "no parameter was trained",
             where=f"step {progress.step}",
             fix=FIX,

@@ -1,10 +1,10 @@
-"""The seam to what trains. ortflow's own trainer, `graph`, trains ONNX graphs; a package may bring another.
+"""Interface of trainers. ortflow's trainer, `graph`, trains ONNX graphs; packages may provide others.
 
-A run file names a trainer (`trainer.name`), an entry point of the group `ortflow.trainers` names its `TrainerBuilder`.
-The seven steps know these two protocols alone: a builder checks machines (`check_machine`), makes what all ranks read
-(`prepare`) and opens the `Trainer`, which trains (`step`), measures (`evaluate`) and writes the model (`export`).
+A run file names a trainer (`trainer.name`); an entry point of the group `ortflow.trainers` names its `TrainerBuilder`.
+The seven steps use only these two protocols. A builder checks machines (`check_machine`), creates what all ranks read
+(`prepare`) and opens the `Trainer`, which trains (`step`), evaluates (`evaluate`) and writes the model (`export`).
 docs/trainers.md shows the order of the calls and a trainer of 150 lines. A class that derives from a protocol inherits
-what may be left out.
+its optional methods.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 from ortflow.workflow.comm import Communicator
 from ortflow.workflow.data.inputs import MicroBatch as MicroBatch
 from ortflow.workflow.device import Buffer, Device
+from ortflow.workflow.device.shard import Shard
 from ortflow.workflow.layout import FlatIndex
 
 if TYPE_CHECKING:
@@ -32,58 +33,59 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Report:
-    """Where a trainer says what people and programs should know; nowhere unless it is given."""
+    """Callbacks for a trainer's messages; they do nothing unless set."""
 
     note: Callable[[str], None] = lambda line: None
-    """A line for the log."""
+    """Write a line to the log."""
     warn: Callable[[str], None] = lambda message: None
-    """Something a person should know, which the run survives: in the log and in the events."""
+    """Write a warning that does not end the run, to the log and the events."""
     record: Callable[..., None] = lambda event, **fields: None
-    """`record(EVENT, field=value, ...)`: a line of the events, plain data."""
+    """`record(EVENT, field=value, ...)`: write an event of plain data."""
 
 
 @dataclass(frozen=True)
 class TrainerContext:
-    """What a builder is made from, on every rank."""
+    """Arguments of a builder, on every rank."""
 
     spec: RunSpec
-    """The run file, paths absolute."""
+    """The run file, with absolute paths."""
     options: Any
     """`trainer.options`, an instance of the builder's `Options`."""
     folder: Path
-    """Where `prepare` may leave files for all ranks; it may not exist yet."""
+    """Folder for files of `prepare` that all ranks read; it may not exist yet."""
     export_path: Path | None
-    """Where the model is exported to; None where it is not."""
+    """Path of the exported model; None if it is not exported."""
     report: Report = Report()
 
 
 @dataclass(frozen=True)
 class Prepared:
-    """What `prepare` has made; kept in the run directory's plan."""
+    """Result of `prepare`; stored in the run directory's plan."""
 
     parameters: int
-    """Trained elements."""
+    """Number of trained elements."""
     fingerprint: str = ""
-    """Hash of everything it was made from, for the next `prepare` to compare."""
+    """Hash of all inputs of `prepare`, compared by the next `prepare`."""
     files: Mapping[str, str] = field(default_factory=dict)
-    """Hash of each file in the folder, by name, as `ortflow.workflow.kept.hashes_of` gives them. Where a file of a
-    run is another one, an export of a checkpoint prepares again."""
+    """Hash of each file in the folder, by name, as `ortflow.workflow.kept.hashes_of` returns them. If a file has
+    changed, an export of a checkpoint calls `prepare` again.
+    """
 
 
 @dataclass(frozen=True)
 class StepOutcome:
-    """What one step over all ranks gave; equal on all ranks."""
+    """Result of one step over all ranks; equal on all ranks."""
 
     loss: float
     grad_norm: float
     samples: int
-    """Real samples of all ranks."""
-    votes: npt.NDArray[np.float32]
-    """Sums over the ranks of what each put in, fp32 [votes]."""
+    """Real samples over all ranks."""
+    control_values: npt.NDArray[np.float32]
+    """Sums of the control values over the ranks, fp32 [control values]."""
     skipped: str | None
-    """Why the parameters were left as they are; None if they were updated."""
+    """Why the parameters were not updated; None if they were."""
     overflow: bool = False
-    """They were left because the loss scale was too large for fp16, and the next step has a smaller one: no fault."""
+    """Whether the update was skipped because the loss scale was too large for fp16. The next step has a smaller one."""
 
 
 @dataclass(frozen=True)
@@ -91,37 +93,57 @@ class EvaluationOutcome:
     """Metrics over the whole evaluation set; equal on all ranks."""
 
     metrics: Mapping[str, float]
-    """By name, `loss` among them."""
+    """Values by name, including `loss`."""
     samples: int
-    """Real samples of all ranks."""
-    votes: npt.NDArray[np.float64]
-    """Sums over the ranks of what each put in, fp64 [votes]."""
+    """Real samples over all ranks."""
+    control_values: npt.NDArray[np.float64]
+    """Sums of the control values over the ranks, fp64 [control values]."""
 
 
 class TrainerBuilder(Protocol):
-    """What an entry point names: a class that is called with a `TrainerContext`, on every rank."""
+    """The class that an entry point names, called with a `TrainerContext` on every rank."""
 
     Options: ClassVar[type[Section]]
-    """The keys of `trainer.options`; `Section` itself where there are none."""
+    """The keys of `trainer.options`; `Section` itself if there are none."""
 
     def __init__(self, context: TrainerContext) -> None: ...
 
     def check_machine(self) -> Any:
-        """Look whether this machine can train; called before `prepare` by one rank of each machine.
+        """Check whether this machine can train; called before `prepare` by one rank of each machine.
 
-        Returns a small plain value, which `open` gets from all machines. Raises UserError where it cannot.
+        Returns
+        -------
+        Any
+            A small plain value; `open` receives the values of all machines.
+
+        Raises
+        ------
+        UserError
+            If the machine cannot train.
         """
         return None
 
     def prepare(self, dataset: Dataset, before: Prepared | None) -> Prepared:
-        """Check the run and make what all ranks read; called by rank 0 alone, in every attempt and by `validate`.
+        """Check the run and create the files that all ranks read.
 
-        `dataset` is the training set, `before` what an earlier attempt prepared. Raises UserError for what is wrong
-        with the run file, the data or the place of the export, before any file is changed.
+        Called only by rank 0, in every attempt, and by `validate`.
+
+        Parameters
+        ----------
+        dataset
+            The training set.
+        before
+            Result of an earlier attempt; None in the first.
+
+        Raises
+        ------
+        UserError
+            If the run file, the data or the export path is invalid; raised before any file is changed.
         """
 
     def inputs(self) -> tuple[Sequence[BatchInput], Limits]:
-        """What every micro-batch holds, and the values that it may; called on all ranks behind `prepare`."""
+        """Return the inputs of every micro-batch and the limits of their values; called on all ranks after
+        `prepare`."""
 
     def open(
         self,
@@ -132,37 +154,62 @@ class TrainerBuilder(Protocol):
         *,
         training: bool = True,
     ) -> Trainer:
-        """The trainer of this rank, with the parameters that a new run begins with.
+        """Open the trainer of this rank, with the initial parameters of a new run.
 
-        `threads` are the cores of this rank, `machines` what `check_machine` returned, by machine. Without `training`
-        it is opened to export a checkpoint on one rank: as it is behind `end_training`. Raises OrtflowError.
+        Parameters
+        ----------
+        communicator
+            The connected ranks.
+        device
+            This rank's device.
+        threads
+            Number of cores of this rank.
+        machines
+            Results of `check_machine`, by machine.
+        training
+            False to export a checkpoint on one rank: the trainer is in the state after `end_training`.
+
+        Raises
+        ------
+        OrtflowError
+            If the trainer cannot be opened.
         """
 
 
 class Trainer(Protocol):
-    """What the steps drive: a state in flat buffers that are equal on all ranks between two steps."""
+    """Interface that the steps use. Its state is in flat buffers; except for shards, they are equal on all ranks
+    between steps."""
 
     index: FlatIndex
-    """Where each tensor lies in the buffer `parameters`."""
+    """Position of each tensor in the buffer `parameters`."""
     before_update: Callable[[], None]
-    """`step` calls it before it changes anything that a checkpoint holds: a save may still be reading. Step `runtime`
-    sets it; until then it does nothing."""
+    """`step` must call it before it changes anything in `state`, because a save may still be reading. Step `runtime`
+    sets it; until then it does nothing.
+    """
 
-    def state(self) -> Mapping[str, Buffer]:
-        """The flat buffers a checkpoint holds, by name; `parameters` is one. The same objects at each call."""
+    def state(self) -> Mapping[str, Buffer | Shard]:
+        """Return the flat buffers of a checkpoint by name, including `parameters`; the same objects at each call.
+
+        A buffer that is sharded over the ranks is returned as a `Shard` with this rank's `layout.share`.
+        """
 
     def environment(self) -> Mapping[str, str]:
-        """What the bits of the curve depend on besides the run file, in a few words each, by name.
+        """Return everything besides the run file that bit-identical results depend on, as short texts by name.
 
-        A run goes on from a checkpoint only where these are the same, except `device`, `instructions`, `library` and
-        `threads`, which another machine may have otherwise.
+        A run resumes from a checkpoint only if these are equal, except `device`, `instructions`, `library` and
+        `threads`, which may differ between machines.
         """
         return {}
 
     def check(self, samples: Iterable[MicroBatch]) -> None:
-        """Try training on real samples; called by rank 0 alone, before the first step of every attempt.
+        """Try training on real samples; called only by rank 0, before the first step of every attempt.
 
-        Leaves the state as it is. Raises UserError where training would go wrong.
+        Must not change the state.
+
+        Raises
+        ------
+        UserError
+            If training would give wrong results.
         """
         return
 
@@ -173,47 +220,105 @@ class Trainer(Protocol):
         learning_rate: float,
         update: int,
         seeds: Sequence[int],
-        votes: Sequence[float],
+        control_values: Sequence[float],
     ) -> StepOutcome:
-        """One optimizer step over this rank's micro-batches, some of which may have no real sample.
+        """Run one optimizer step over this rank's micro-batches.
 
-        `update` counts parameter updates from 1; `seeds` are one a micro-batch; `votes`, at most 16, are summed over
-        the ranks with the gradients. Where loss or gradient is no number the state stays as it is.
+        If loss or gradient is not finite, the state is not changed.
+
+        Parameters
+        ----------
+        batches
+            Micro-batches; some may have no real sample.
+        learning_rate
+            Learning rate of this step.
+        update
+            Number of the parameter update, from 1.
+        seeds
+            One seed per micro-batch.
+        control values
+            At most 16 numbers, summed over the ranks with the gradients.
+
+        Returns
+        -------
+        StepOutcome
+            Equal on all ranks.
         """
 
     def numbers(self) -> Mapping[str, float]:
-        """Small numbers that a checkpoint holds besides the buffers, equal on all ranks; asked between two steps."""
+        """Return small numbers that a checkpoint stores besides the buffers, equal on all ranks; called between
+        steps."""
         return {}
 
     def restore(self, numbers: Mapping[str, float]) -> None:
-        """The numbers of the checkpoint that training goes on from; another trainer's or an earlier version's may lack
-        some. Raises ValueError where they cannot be such numbers."""
+        """Set the numbers of the checkpoint that training resumes from.
+
+        Parameters
+        ----------
+        numbers
+            Values by name; some may be missing in checkpoints of other trainers or earlier versions.
+
+        Raises
+        ------
+        ValueError
+            If a value is invalid.
+        """
         return
 
-    def evaluate(self, batches: Iterable[MicroBatch], votes: Callable[[], Sequence[float]]) -> EvaluationOutcome:
-        """Metrics over all ranks' batches.
+    def evaluate(
+        self, batches: Iterable[MicroBatch], control_values: Callable[[], Sequence[float]]
+    ) -> EvaluationOutcome:
+        """Compute the metrics over the batches of all ranks.
 
-        `votes` is asked when the batches are through; the answers are summed over the ranks with the metrics.
+        Parameters
+        ----------
+        batches
+            This rank's micro-batches.
+        control values
+            Called after the last batch; its numbers are summed over the ranks with the metrics.
+
+        Returns
+        -------
+        EvaluationOutcome
+            Equal on all ranks.
         """
 
     def memory(self) -> Mapping[str, int]:
-        """Bytes of what this rank keeps for training, by part, as `ortflow.workflow.memory.buffers` names them."""
+        """Return the bytes that this rank stores for training, by part, with the names of
+        `ortflow.workflow.memory.buffers`."""
         return {}
 
     def give_memory_back(self) -> None:
-        """Between two steps: return to the system what only other work than steps has needed."""
+        """Return memory that steps do not need to the system; called between steps."""
         return
 
     def end_training(self) -> None:
-        """No step follows: give back the memory that only steps need. `state` holds the parameters alone then."""
+        """Release the memory that only steps need, after the last step. `state` then has only the parameters."""
         return
 
     def export(
         self, path: Path, samples: Sequence[MicroBatch], tolerance: float | None, *, trial: bool = False
     ) -> float | None:
-        """Write the inference model, or with `trial` only try to; called by rank 0 alone.
+        """Write the inference model; called only by rank 0.
 
-        Returns its largest difference to the trained model on the samples; None where it could not be compared.
-        Raises UserError where the model is unusable, or where the difference is larger than the tolerance; then the
-        file of an earlier export stays. Without a tolerance, the model's own rounding counts.
+        Parameters
+        ----------
+        path
+            File to write.
+        samples
+            Real samples for the comparison with the trained model.
+        tolerance
+            Largest allowed difference; if None, it is derived from the model's rounding.
+        trial
+            Check the export without writing the file.
+
+        Returns
+        -------
+        float or None
+            Largest difference from the trained model on the samples; None if they could not be compared.
+
+        Raises
+        ------
+        UserError
+            If the model is invalid or the difference is larger than the tolerance. An earlier export is then kept.
         """

@@ -57,7 +57,7 @@ class GraphBuilder(TrainerBuilder):
         if outcome.faults:
             wrong = "; ".join(f"{need} ({fault})" for need, fault in outcome.faults.items())
             self._report.warn(
-                f"{found.package} {found.version} computes wrongly as it is: {wrong}; sessions are opened without: "
+                f"{found.package} {found.version} computes wrong results: {wrong}; sessions are opened without: "
                 f"{outcome.settings}"
             )
         return outcome.settings
@@ -72,7 +72,7 @@ class GraphBuilder(TrainerBuilder):
             fault = damage(folder, before.files)
             if fault is None:
                 return before
-            self._report.warn(f"{fault}: the graphs are built again")
+            self._report.warn(f"{fault}: the graphs are rebuilt")
         graphs = self._build(longest_sequence(dataset))
         for line in graphs.notes:
             self._report.note(line)
@@ -94,7 +94,7 @@ class GraphBuilder(TrainerBuilder):
             graphs = build_graphs(spec, "cpu", self._context.folder, length)
         except UserError as error:
             raise about_model(error, spec) from error
-        if not graphs.own_optimizer:
+        if not graphs.user_optimizer_graph:
             rule, cuts = spec.train.optimizer, segments(spec.train.optimizer, graphs.index)
             plain, own = optimizer_graph(rule, cuts), with_kernels(optimizer_graph(rule, cuts, kernels=True))
             for path, each in ((graphs.optimizer, plain), (with_kernels_of(graphs.optimizer), own)):
@@ -138,7 +138,7 @@ class GraphBuilder(TrainerBuilder):
             merged(machines),
             fuse=spec.resources.kernels == "auto",
         )
-        trainer = trainer_class(device)(graphs, spec, sessions, communicator, self._report, training=training)
+        trainer = trainer_class(device, spec)(graphs, spec, sessions, communicator, self._report, training=training)
         if training:
             trainer.load_tensors(load_file(graphs.initial))
         if library is not None and communicator.rank == 0:
@@ -146,10 +146,14 @@ class GraphBuilder(TrainerBuilder):
         return trainer
 
 
-def trainer_class(device: Device) -> type[GraphTrainer]:
-    """The trainer for a device."""
+def trainer_class(device: Device, spec: RunSpec) -> type[GraphTrainer]:
+    """The trainer for a device and a layout; the exports of all are the same."""
     from ortflow.workflow.trainer.graph import GraphTrainer
 
+    if device.kind == "cpu" and spec.parallel.zero:
+        from ortflow.workflow.trainer.zero import ZeroTrainer
+
+        return ZeroTrainer
     if device.kind == "cpu":
         return GraphTrainer
     from ortflow.workflow.trainer.queued import QueuedTrainer

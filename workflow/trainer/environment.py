@@ -19,7 +19,11 @@ def environment_of(graphs: GraphSet, kernels: str, sessions: Sessions) -> dict[s
     """The record of this rank; `kernels` is what the run file asks for."""
     library = library_for(kernels)
     ours = library.path if library is not None and with_kernels_of(graphs.train).exists() else None
-    trained = [graphs.train, with_kernels_of(graphs.train), *([graphs.optimizer] if graphs.own_optimizer else [])]
+    trained = [
+        graphs.train,
+        with_kernels_of(graphs.train),
+        *([graphs.optimizer] if graphs.user_optimizer_graph else []),
+    ]
     return {
         ASKED: kernels,
         "kernels": f"ortflow's ({source_key()[:8]})" if ours is not None else "ONNX Runtime's",

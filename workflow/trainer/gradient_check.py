@@ -260,8 +260,8 @@ class GradientCheck:
 
         some = ", ".join(map(repr, names[:5])) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
         return UserError(
-            f"the gradient of {some} contradicts differences of the loss: along it the loss changes by "
-            f"{found.measured:.4g}, by the gradient it would be {found.claimed:.4g}; the first node that reads "
+            f"the gradient of {some} disagrees with finite differences of the loss: along it the loss changes "
+            f"by {found.measured:.4g}, and the gradient predicts {found.claimed:.4g}; the first node that reads "
             f"{names[0]!r} is {reader(self._standard.read_bytes(), names[0])}",
             where="model.path",
             fix="report the model to ortflow; train.check_gradient: false trains it anyway",

@@ -16,11 +16,12 @@ import numpy.typing as npt
 
 from ortflow.workflow.comm import Communicator
 from ortflow.workflow.device import Buffer
+from ortflow.workflow.device.shard import Shard
 from ortflow.workflow.graph.types import LOSS_SUM, LOSS_WEIGHT, SEED, VALID, GraphSet
 from ortflow.workflow.layout import FlatIndex
 from ortflow.workflow.memory import buffers, trim
 from ortflow.workflow.onnx_runtime import onnxruntime
-from ortflow.workflow.optim.segments import segments
+from ortflow.workflow.optim.segments import Segment, segments
 from ortflow.workflow.progress import evaluation_seed
 from ortflow.workflow.sessions.session import Binding, Sessions
 from ortflow.workflow.spec.metrics import METRICS
@@ -31,8 +32,8 @@ from ortflow.workflow.trainer.inference import export_checked
 
 SILENT = Report()
 TAIL = 64
-"""Elements of the tail: loss, weight, samples, then the votes."""
-VOTES = 3
+"""Elements of the tail: loss, weight, samples, then the control values."""
+CONTROL_VALUES = 3
 
 
 class GraphTrainer(Trainer):
@@ -53,12 +54,12 @@ class GraphTrainer(Trainer):
         self._graphs, self._spec, self._sessions, self._comm = graphs, spec, sessions, communicator
         self._report = report
         self._parameters = sessions.device.allocate(self.index.size, np.float32)
-        self._moments: dict[str, Buffer] = {}
+        self._moments: Mapping[str, Buffer | Shard] = {}
         if training:
             self._open_for_training()
 
     def _open_for_training(self) -> None:
-        graphs, spec, sessions = self._graphs, self._spec, self._sessions
+        graphs, sessions = self._graphs, self._sessions
         device = sessions.device
         state_start, state_end = self.index.span("state")
         self._state_span = (state_start, state_end)
@@ -70,9 +71,8 @@ class GraphTrainer(Trainer):
         self._tail = self._sync.slice(trained + states, trained + states + TAIL)
         # The running statistics that a micro-batch starts from: the state proper moves only with an update.
         self._running = device.allocate(states, np.float32)
-        self._moments = {name: device.allocate(trained, np.float32) for name in moments(spec.train.optimizer)}
         self._sums = device.allocate(2, np.float32)
-        self._scratch = device.allocate(trained, np.float32) if spec.accumulation > 1 else None
+        self._allocate_for_update()
 
         training = sessions.open_fastest(graphs.train)
         self._first = self._bind_training(training, self._gradients)
@@ -85,6 +85,12 @@ class GraphTrainer(Trainer):
         for place, name in enumerate(self._metric_outputs):
             self._evaluation.write_to(name, self._metric_sums.slice(place, place + 1), ())
         self._bind_update()
+
+    def _allocate_for_update(self) -> None:
+        """The moments, and where the gradients of further micro-batches come to lie."""
+        device, spec, trained = self._sessions.device, self._spec, self.index.trained
+        self._moments = {name: device.allocate(trained, np.float32) for name in moments(spec.train.optimizer)}
+        self._scratch = device.allocate(trained, np.float32) if spec.accumulation > 1 else None
 
     def _bind_training(self, session: onnxruntime.InferenceSession, gradients: Buffer) -> Binding:
         binding = Binding(session, self._sessions.device)
@@ -116,24 +122,30 @@ class GraphTrainer(Trainer):
         return scaling
 
     def _bind_update(self) -> None:
-        device, sessions, optimizer = self._sessions.device, self._sessions, self._spec.train.optimizer
+        device = self._sessions.device
         self._scaling = self._bind_scaling()
         self._rate = device.allocate(1, np.float32)
         self._update_number = device.allocate(1, np.int64)
-        self._update = Binding(sessions.open_fastest(self._graphs.optimizer), device)
-        for name, scalar in (("learning_rate", self._rate), ("step", self._update_number)):
-            if name in self._update.inputs:
-                self._update.read_from(name, scalar, (1,))
-        for number, piece in enumerate(segments(optimizer, self.index)):
-            shape = (piece.stop - piece.start,)
-            flat = {"parameters": self._parameters, **self._moments}
-            for name, buffer in flat.items():
-                part = buffer.slice(piece.start, piece.stop)
-                self._update.read_from(f"{name}.{number}", part, shape)
-                self._update.write_to(f"{name}.{number}.out", part, shape)
-            self._update.read_from(f"gradients.{number}", self._gradients.slice(piece.start, piece.stop), shape)
+        cuts = segments(self._spec.train.optimizer, self.index)
+        self._update = self._bind_pieces(self._sessions.open_fastest(self._graphs.optimizer), cuts, self._gradients)
 
-    def state(self) -> Mapping[str, Buffer]:
+    def _bind_pieces(
+        self, session: onnxruntime.InferenceSession, cuts: Sequence[Segment], gradients: Buffer | Shard
+    ) -> Binding:
+        """An update's graph, tied to pieces of the flat buffers, of which it may read or write not all."""
+        update = Binding(session, self._sessions.device)
+        update.read_from("learning_rate", self._rate, (1,))
+        update.read_from("step", self._update_number, (1,))
+        flat = {"parameters": self._parameters, "gradients": gradients, **self._moments}
+        for number, piece in enumerate(cuts):
+            for name, buffer in flat.items():
+                part, value = buffer.slice(piece.start, piece.stop), f"{name}.{number}"
+                update.read_from(value, part, (piece.count,))
+                if f"{value}.out" in update.outputs:
+                    update.write_to(f"{value}.out", part, (piece.count,))
+        return update
+
+    def state(self) -> Mapping[str, Buffer | Shard]:
         """Parameters (with running statistics) and the optimizer's moments."""
         return {"parameters": self._parameters, **self._moments}
 
@@ -149,38 +161,56 @@ class GraphTrainer(Trainer):
         learning_rate: float,
         update: int,
         seeds: Sequence[int],
-        votes: Sequence[float],
+        control_values: Sequence[float],
     ) -> StepOutcome:
         """Forward and backward over the micro-batches, one all-reduce, one optimizer update."""
         tail = self._accumulate(batches, seeds)
-        tail[VOTES : VOTES + len(votes)] = votes
+        tail[CONTROL_VALUES : CONTROL_VALUES + len(control_values)] = control_values
         self._tail.write(tail)
-        self._comm.all_reduce(self._sync)
+        self._sum_over_ranks()
         tail = self._tail.read()
-        loss_sum, weight, samples = (float(value) for value in tail[:VOTES])
-        summed_votes = tail[VOTES : VOTES + len(votes)].copy()
+        loss_sum, weight, samples = (float(value) for value in tail[:CONTROL_VALUES])
+        summed_control_values = tail[CONTROL_VALUES : CONTROL_VALUES + len(control_values)].copy()
         if weight <= 0:
-            return StepOutcome(math.nan, math.nan, int(samples), summed_votes, "no label of the batch counts")
+            return StepOutcome(math.nan, math.nan, int(samples), summed_control_values, "no label of the batch counts")
 
-        clip = self._spec.train.clip_norm
-        self._scale.write(np.array([1.0 / weight, math.inf if clip is None else clip], np.float32))
-        self._scaling.run()
-        loss, norm = loss_sum / weight, float(self._norm.read()[0])
-        outcome = StepOutcome(loss, norm, round(samples), summed_votes, fault_in(loss, norm))
+        loss, norm = loss_sum / weight, self._scale_gradients(weight)
+        outcome = StepOutcome(loss, norm, round(samples), summed_control_values, fault_in(loss, norm))
         self.before_update()
         if outcome.skipped is None:
             self._adopt_statistics()
             self._rate.write(np.array([learning_rate], np.float32))
             self._update_number.write(np.array([update], np.int64))
-            self._update.run()
+            self._apply()
         else:
             # Scaling by what is no number reached the padding, which no later step writes and every norm reads.
-            self._gradients.fill(0)
+            self._forget_gradients()
         return outcome
 
+    def _sum_over_ranks(self) -> None:
+        self._comm.all_reduce(self._sync)
+
+    def _scale_gradients(self, weight: float) -> float:
+        """Average and clip the summed gradients; their norm before it was clipped."""
+        clip = self._spec.train.clip_norm
+        self._scale.write(np.array([1.0 / weight, math.inf if clip is None else clip], np.float32))
+        self._scaling.run()
+        return float(self._norm.read()[0])
+
+    def _apply(self) -> None:
+        """New parameters and moments, on all ranks."""
+        self._update.run()
+
+    def _forget_gradients(self) -> None:
+        self._gradients.fill(0)
+
     def _accumulate(self, batches: Sequence[MicroBatch], seeds: Sequence[int]) -> npt.NDArray[np.float32]:
-        tail = np.zeros(TAIL, np.float32)
+        """Gradients and running statistics of this rank's micro-batches; the tail they give."""
         self._statistics.copy_from(self._parameters.slice(*self._state_span))
+        return self._add_up(batches, seeds)
+
+    def _add_up(self, batches: Sequence[MicroBatch], seeds: Sequence[int]) -> npt.NDArray[np.float32]:
+        tail = np.zeros(TAIL, np.float32)
         fresh = True
         for batch, seed in zip(batches, seeds, strict=True):
             if batch.count == 0:
@@ -283,7 +313,9 @@ class GraphTrainer(Trainer):
     def _compare_precision(self, exact: Binding, batch: MicroBatch, seed: int) -> None:
         """Warn if the gradient of training is far from that of `exact`, the training graph in fp32."""
 
-    def evaluate(self, batches: Iterable[MicroBatch], votes: Callable[[], Sequence[float]]) -> EvaluationOutcome:
+    def evaluate(
+        self, batches: Iterable[MicroBatch], control_values: Callable[[], Sequence[float]]
+    ) -> EvaluationOutcome:
         """Sums of every metric over this rank's batches, then over the ranks."""
         # Values of the two graphs differ in size: what one leaves in the arena is of little use to the other.
         self.give_memory_back()
@@ -297,7 +329,7 @@ class GraphTrainer(Trainer):
                 sums[: len(names)] += self._metric_sums.read()
                 sums[len(names)] += batch.count
         self.give_memory_back()
-        mine = votes()
+        mine = control_values()
         sums[len(names) + 1 : len(names) + 1 + len(mine)] = mine
         self._totals.write(sums)
         self._comm.all_reduce(self._totals)
@@ -319,6 +351,8 @@ class GraphTrainer(Trainer):
             len(self._moments),
             accumulation=self._spec.accumulation,
             world_size=self._comm.world_size,
+            zero=self._spec.parallel.zero,
+            rank=self._comm.rank,
         )
 
     def give_memory_back(self) -> None:
@@ -332,8 +366,12 @@ class GraphTrainer(Trainer):
         self.give_memory_back()
         self.before_update = lambda: None
         self._moments = {}
-        del self._first, self._further, self._scaling, self._update
+        del self._first, self._further, self._scaling
+        self._drop_update()
         del self._sync, self._gradients, self._statistics, self._tail, self._scratch
+
+    def _drop_update(self) -> None:
+        del self._update
 
     def export(
         self, path: Path, samples: Sequence[MicroBatch], tolerance: float | None, *, trial: bool = False

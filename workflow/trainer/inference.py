@@ -97,10 +97,10 @@ def export_checked(
             allowed = max(allowed, _difference(outputs_with(_moved(parameters, sessions)), expected, samples))
         if not difference <= allowed:
             raise UserError(
-                f"the exported model is {difference:.3g} off the graph it was made of on real samples, "
+                f"the exported model differs by {difference:.3g} from the graph it was made from on real samples, "
                 f"more than {allowed:.3g}",
                 where="export.tolerance",
-                fix="raise it if that is good enough for the model, or set export.enabled to false",
+                fix="raise it if the model tolerates that, or set export.enabled to false",
             )
 
     export_inference(graphs.infer, FlatTensors(graphs.index, parameters), path, check, shapes=shapes, trial=trial)
@@ -114,7 +114,7 @@ def _plain_session(file: Path) -> onnxruntime.InferenceSession:
         return onnxruntime.InferenceSession(str(file), options, providers=["CPUExecutionProvider"])
     except SESSION_ERRORS as error:
         raise UserError(
-            f"ONNX Runtime does not load the exported model: {' '.join(str(error).split())}",
+            f"ONNX Runtime cannot load the exported model: {' '.join(str(error).split())}",
             where="export",
             fix="set export.enabled to false to train without an export",
         ) from None

@@ -22,7 +22,7 @@ from ortflow.workflow.onnx_runtime import onnxruntime
 from ortflow.workflow.optim.gradient import FACTOR
 from ortflow.workflow.sessions.session import Binding
 from ortflow.workflow.trainer import MicroBatch, StepOutcome
-from ortflow.workflow.trainer.graph import TAIL, VOTES, GraphTrainer, fault_in
+from ortflow.workflow.trainer.graph import CONTROL_VALUES, TAIL, GraphTrainer, fault_in
 from ortflow.workflow.trainer.loss_scale import LossScale, loss_scale_of, unit_of
 from ortflow.workflow.trainer.precision_check import apart
 
@@ -77,8 +77,7 @@ class QueuedTrainer(GraphTrainer):
 
     def _bind_training(self, session: onnxruntime.InferenceSession, gradients: Any) -> Binding:
         binding = super()._bind_training(session, gradients)
-        if LOSS_SCALE in binding.inputs:
-            binding.read_from(LOSS_SCALE, self._scale, (1,))
+        binding.read_from(LOSS_SCALE, self._scale, (1,))
         return binding
 
     def _bind_scaling(self) -> Binding:
@@ -99,22 +98,23 @@ class QueuedTrainer(GraphTrainer):
 
     def _bind_update(self) -> None:
         super()._bind_update()
-        if FACTOR in self._update.inputs:
-            self._update.read_from(FACTOR, self._factor, (1,))
+        self._update.read_from(FACTOR, self._factor, (1,))
 
     def _repeat(self) -> None:
         """What is queued again and again."""
         asked = self._spec.resources.cuda_graph
         drawn = obstacle_in(self._sessions.form_of(self._graphs.train) or self._graphs.train) if asked else ""
         if copied := sorted(self._first.read_on_host):
-            drawn = f"ONNX Runtime computes with {copied[0]!r} on the CPU, and copies it there for each micro-batch"
+            drawn = (
+                f"ONNX Runtime computes with {copied[0]!r} on the CPU, and copies it to the host for each micro-batch"
+            )
         note = self._report.note if self._comm.rank == 0 else lambda line: None
 
         def repeated(name: str, queue: Callable[[], None], obstacle: str = "") -> Repeated:
             return Repeated(self._device, name, queue, note, obstacle, wanted=asked)
 
         self._first_run = repeated("a micro-batch", self._run_first, drawn)
-        self._further_run = repeated("a further micro-batch", self._run_further, drawn)
+        self._further_run = repeated("another micro-batch", self._run_further, drawn)
         self._scaling_run = repeated("the scaling of the gradient", lambda: self._scaling.run())
         self._update_run = repeated("the update", lambda: self._update.run())
 
@@ -138,12 +138,12 @@ class QueuedTrainer(GraphTrainer):
         learning_rate: float,
         update: int,
         seeds: Sequence[int],
-        votes: Sequence[float],
+        control_values: Sequence[float],
     ) -> StepOutcome:
         """See the protocol: all of it queued, then the loss waited for while the update goes on."""
         tail = np.zeros(TAIL, np.float32)
         tail[2] = sum(batch.count for batch in batches)
-        tail[VOTES : VOTES + len(votes)] = votes
+        tail[CONTROL_VALUES : CONTROL_VALUES + len(control_values)] = control_values
         self._given.send(tail)
         self._tail.copy_from(self._given)
         self._queue_batches(batches, seeds)
@@ -154,7 +154,7 @@ class QueuedTrainer(GraphTrainer):
         self._update_number.send(np.array([update], np.int64))
         self.before_update()
         self._update_run.run()
-        outcome = self._outcome(self._wait(), len(votes))
+        outcome = self._outcome(self._wait(), len(control_values))
         if outcome.skipped is None:
             self._adopt_statistics()
         else:
@@ -181,9 +181,9 @@ class QueuedTrainer(GraphTrainer):
         """The tail behind scaling."""
         return self._result.read()
 
-    def _outcome(self, tail: npt.NDArray[np.float32], votes: int) -> StepOutcome:
-        loss_sum, weight, samples = (float(value) for value in tail[:VOTES])
-        summed, overflow = tail[VOTES : VOTES + votes].copy(), False
+    def _outcome(self, tail: npt.NDArray[np.float32], control_values: int) -> StepOutcome:
+        loss_sum, weight, samples = (float(value) for value in tail[:CONTROL_VALUES])
+        summed, overflow = tail[CONTROL_VALUES : CONTROL_VALUES + control_values].copy(), False
         if weight <= 0:
             loss = norm = math.nan
             skipped: str | None = "no label of the batch counts"
@@ -193,7 +193,7 @@ class QueuedTrainer(GraphTrainer):
             if self._scaler is not None and math.isfinite(loss):
                 overflow, skipped = self._rescale(skipped)
         if (skipped is None) != bool(tail[USEFUL]):
-            raise OrtflowError(f"the GPU and the host disagree whether a gradient of norm {norm} is of use")
+            raise OrtflowError(f"the GPU and the host disagree whether a gradient of norm {norm} is usable")
         return StepOutcome(loss, norm, round(samples), summed, skipped, overflow)
 
     def _rescale(self, fault: str | None) -> tuple[bool, str | None]:
@@ -247,7 +247,7 @@ class QueuedTrainer(GraphTrainer):
             difference, name = worst
             self._report.warn(
                 f"the gradient of {name!r} in {self._spec.train.precision} differs from the one in fp32 by "
-                f"{difference:.0%}; train.precision: fp32 is safe, and please report the model to ortflow"
+                f"{difference:.0%}; use train.precision: fp32, and report the model to ortflow"
             )
 
     def give_memory_back(self) -> None:
@@ -270,4 +270,4 @@ def obstacle_in(graph: Path) -> str:
 
     drawing = {node.op_type for node in walk.all_nodes(onnx.load(graph)) if node.domain in ("", "com.microsoft")}
     found = sorted(drawing & SEEDED)
-    return f"ONNX Runtime's {', '.join(found)} would draw the same numbers each time" if found else ""
+    return f"ONNX Runtime's {', '.join(found)} would draw the same numbers every time" if found else ""

@@ -1,4 +1,4 @@
-"""Trains models that nobody here wrote, each against PyTorch, and prints a table.
+"""Trains third-party models, each against PyTorch, and prints a table.
 
     python tests/torch/survey                      all of them: half an hour on two cores
     python tests/torch/survey --part 3/10          every tenth, from the third on
@@ -6,8 +6,8 @@
     python tests/torch/survey --table FILE         the table as Markdown, too
 
 `right`: the loss curve and every gradient of the first step are PyTorch's. `off`: the gradients are, and the curve is
-two to ten times as far off as PyTorch's own is from double precision. Ends with 1 where a result is wrong, crashed or
-failed behind the training, or where more than 3% of all are refused.
+two to ten times as far off as PyTorch's own is from double precision. Exits with 1 if a result is wrong, crashed or
+failed after the training, or if more than 3% of all are refused.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ REFUSED = 0.03
 
 
 def row_of(name: str) -> dict[str, Any]:
-    """The row of one model, from a process of its own."""
+    """The row of one model, from a separate process."""
     environment = {
         **os.environ,
         "OMP_NUM_THREADS": "1",

@@ -19,7 +19,7 @@ def names() -> list[str]:
 
 
 def case_of(name: str) -> Case:
-    """The case of a name; KeyError where there is none."""
+    """The case of a name. Raises KeyError."""
     library, _, family = name.partition("/")
     if library == "transformers":
         head, extra = language_families.FAMILIES[family]

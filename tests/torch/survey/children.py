@@ -1,4 +1,4 @@
-"""A model of a survey in a process of its own: one that crashes ends no other."""
+"""A model of a survey in a separate process, so that a crash does not end the survey."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 
 def row_of(name: str, command: Sequence[str], environment: Mapping[str, str], seconds: float) -> dict[str, Any]:
-    """The JSON object in the last line that a command prints; `crashed` where it fails or takes too long."""
+    """The JSON object in the last line of a command's output; `crashed` if it fails or takes too long."""
     try:
         done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment, timeout=seconds)
     except subprocess.TimeoutExpired:

@@ -1,9 +1,9 @@
-"""Trains models that nobody here wrote in half precision on an NVIDIA GPU, against PyTorch, and prints a table.
+"""Trains third-party models in half precision on an NVIDIA GPU, against PyTorch, and prints a table.
 
     python tests/torch/survey/half.py [--precision fp16 --only 'transformers/*' --jobs 4 --table FILE]
 
-A model is `right` where its loss curve is as near to PyTorch's in double precision as PyTorch's own curve by autocast
-to bf16 is, within a factor and an allowance. Ends with 1 where a result is wrong, or a run failed.
+A model is `right` if its loss curve is as near to PyTorch's in double precision as PyTorch's own curve with autocast
+to bf16 is, within a factor and an allowance. Exits with 1 if a result is wrong, or a run failed.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import sys
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
@@ -62,19 +63,22 @@ def survey(name: str, precision: str, folder: Path) -> dict[str, Any]:
         return row | {"result": "refused", "why": str(error)[-300:]}
     loss = distance(losses, exact.losses) if len(losses) == STEPS else float("inf")
     log = "".join(path.read_text() for path in run_dir.glob("logs/*/rank-*.log"))
-    return row | {"loss": loss, "captured": "a micro-batch is captured" in log, "result": verdict(loss, own)}
+    obstacle = re.search(r"a micro-batch is not captured as a CUDA graph: (.+)", log)
+    why = " ".join(obstacle[1].split())[:300] if obstacle else ""
+    captured = "a micro-batch is captured" in log
+    return row | {"loss": loss, "captured": captured, "result": verdict(loss, own), "why": why}
 
 
 GPU = ("resources.gpus_per_rank=1", "export.enabled=false")
 
 
 def verdict(loss: float, own: float) -> str:
-    """Whether a distance from double precision is right beside PyTorch's own."""
+    """Whether a distance from double precision is right, compared with PyTorch's own."""
     return "right" if loss <= FACTOR * own + ALLOWANCE else "wrong"
 
 
 def row_of(name: str, precision: str) -> dict[str, Any]:
-    """The row of one model, from a process of its own."""
+    """The row of one model, from a separate process."""
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
     with tempfile.TemporaryDirectory(prefix="ortflow-half-") as folder:
         command = [sys.executable, str(HERE / "half.py"), "--one", name, "--folder", folder, "--precision", precision]

@@ -1,4 +1,4 @@
-"""Models as users write them by hand: one idea each that no library's model has."""
+"""Models as users write them: each has one idea that no library's model has."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ class Depthwise(nn.Module):
 
 
 class Recurrent(nn.Module):
-    """A bidirectional LSTM, GRU or RNN and the mean of what it says."""
+    """A bidirectional LSTM, GRU or RNN and the mean of its output."""
 
     def __init__(self, kind: type[nn.RNNBase]) -> None:
         super().__init__()
@@ -113,7 +113,7 @@ class Spectral(nn.Module):
 
 
 class Flow(nn.Module):
-    """Two affine couplings; the loss is on what they make of the input."""
+    """Two affine couplings; the loss is on their output."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Which models of transformers the survey trains, and what their default configurations need to be made small."""
+"""Which models of transformers the survey trains, and how their default configurations are made small."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Models of transformers: the default configuration of a family, made small by the names of its sizes."""
+"""Models of transformers: a family's default configuration, with small values for its sizes."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def model(family: str, head: str, extra: Mapping[str, Any]) -> nn.Module:
 
 
 def _without_ties(module: nn.Module) -> nn.Module:
-    """Routers that begin with zeros give all experts one score, and which of equals TopK takes is not defined."""
+    """Routers initialised to zeros give all experts the same score, and TopK's choice among equals is undefined."""
     for name, parameter in module.named_parameters():
         if name.endswith(("gate.weight", "router.weight")) and not parameter.any():
             nn.init.normal_(parameter, std=0.1)

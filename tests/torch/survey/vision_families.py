@@ -1,4 +1,4 @@
-"""Which image and video models the survey trains: of each family a small one."""
+"""Which image and video models the survey trains: a small one of each family."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def _vgg(batch_norm: bool) -> nn.Module:
 
 def _s3d() -> nn.Module:
     model = tv.get_model("s3d", num_classes=CLASSES)
-    model.avgpool = nn.AdaptiveAvgPool3d(1)  # its own wants 224 x 224
+    model.avgpool = nn.AdaptiveAvgPool3d(1)  # its own requires 224 x 224
     return model
 
 

@@ -1,4 +1,4 @@
-"""Image and video models of torchvision and timm: of each family one of the smallest, on small images."""
+"""Image and video models of torchvision and timm: one of the smallest of each family, on small images."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One model of the survey in a process of its own: PyTorch's run, the export, ortflow's run, and how they differ.
+"""One model of the survey in a separate process: PyTorch's run, the export, ortflow's run, and the differences.
 
 Called by `__main__` as `worker.py CASE FOLDER`; prints one JSON object, the row of the table.
 """
@@ -64,7 +64,7 @@ def without_dropout(module: nn.Module) -> nn.Module:
 
 
 def with_batched_experts(module: nn.Module) -> nn.Module:
-    """Mixtures of experts of transformers by products that there are in double precision, too."""
+    """Replace products in transformers' mixtures of experts by ones that exist in double precision too."""
     for part in module.modules():
         if hasattr(getattr(part, "config", None), "_experts_implementation"):
             part.config._experts_implementation = "batched_mm"
@@ -72,7 +72,7 @@ def with_batched_experts(module: nn.Module) -> nn.Module:
 
 
 def shake(module: nn.Module, seed: int) -> nn.Module:
-    """Move each parameter by about its last bit; 0 leaves them as they are."""
+    """Move each parameter by about its last bit; 0 changes nothing."""
     if seed:
         generator = torch.Generator().manual_seed(seed)
         with torch.no_grad():
@@ -82,7 +82,7 @@ def shake(module: nn.Module, seed: int) -> nn.Module:
 
 
 def move(module: nn.Module, share: float) -> nn.Module:
-    """Move each trained parameter by this share of its root mean square; 0 leaves them as they are."""
+    """Move each trained parameter by this share of its root mean square; 0 changes nothing."""
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
         for parameter in module.parameters():
@@ -123,7 +123,7 @@ class Reference:
 
 
 def in_double_precision(case: Case, batches: Sequence[Batch], share: float = 0.0) -> Reference:
-    """PyTorch's run in double precision. A module's own `.float()` is one to double where it does not run otherwise."""
+    """PyTorch's run in double precision. If the module needs it, its own `.float()` converts to double."""
     try:
         return Reference(case, batches, torch.float64, share=share)
     except RuntimeError as error:
@@ -155,7 +155,7 @@ def export(case: Case, model: Path, seed: int = 0) -> None:
 def run(case: Case, model: Path, batches: Sequence[Batch], *changes: str) -> tuple[list[float], Path]:
     """`ortflow run` over the same batches, in the model's folder, with keys changed; losses and the run directory.
 
-    Raises UserError with what it said.
+    Raises UserError with its message.
     """
     folder = model.parent
     columns = {name: np.concatenate([batch[name] for batch in batches]) for name in batches[0]}
@@ -191,7 +191,7 @@ def _last_words(text: str, code: int) -> str:
 
 
 class Ours:
-    """The gradients of the first batch and the seconds of a step, by the graphs of the run."""
+    """The gradients of the first batch and the seconds of a step, with the run's graphs."""
 
     def __init__(self, run_dir: Path, batches: Sequence[Batch]) -> None:
         self._run_dir = run_dir
@@ -208,7 +208,7 @@ class Ours:
         return FlatRun(GraphSet.load(self._run_dir / "graphs"), Adam(name="adamw", lr=RATE, weight_decay=DECAY))
 
     def gradients_of(self, module: nn.Module, batch: Batch) -> dict[str, np.ndarray]:
-        """The gradients of a batch with the module's trained parameters in place of the file's."""
+        """The gradients of a batch with the module's trained parameters instead of the file's."""
         flat = self._flat()
         trained = {entry.name for entry in flat.index if entry.tensor.group in ("decay", "no_decay")}
         for name, parameter in module.named_parameters():
@@ -227,7 +227,7 @@ def _gradients(flat: FlatRun, batch: Batch) -> dict[str, np.ndarray]:
 def gradient_errors(ours: dict[str, np.ndarray], float32: Sequence[Reference], float64: Reference) -> dict[str, float]:
     """The error of each tensor's gradient as a multiple of its tolerance.
 
-    `float32`: runs of PyTorch, of which the furthest from double precision counts for each tensor.
+    `float32`: runs of PyTorch; for each tensor the one furthest from double precision counts.
     """
     exact = float64.gradients
     whole = np.sqrt(sum(float((g**2).sum()) for g in exact.values()))
@@ -303,14 +303,14 @@ def errors_at(case: Case, ours: Ours, batches: Sequence[Batch], share: float) ->
 
 
 def nearest(losses: Sequence[float], *references: Reference) -> float:
-    """Distance of a curve from the nearest of some."""
+    """Distance of a curve from the nearest of several."""
     if len(losses) < STEPS:
         return float("inf")
     return min(distance(losses, reference.losses) for reference in references)
 
 
 def verdict(loss: float, own: float, gradient: float) -> str:
-    """`off` has right gradients, and a curve beyond twice PyTorch's own distance but not far beyond."""
+    """`off` means right gradients, and a curve somewhat beyond twice PyTorch's own distance."""
     if gradient > 1 or not loss <= max(10 * LOSS_TOLERANCE, 10 * own):
         return "wrong"
     return "right" if loss <= max(LOSS_TOLERANCE, 2 * own) else "off"

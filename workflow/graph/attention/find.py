@@ -63,7 +63,7 @@ def attend(model: onnx.ModelProto, trained: Collection[str] | None = None) -> tu
         try:
             writer.fuse(softmax)
         except Unfused as why:
-            notes.append(f"the attention of {walk.called(softmax)} is left as it is: {why}")
+            notes.append(f"the attention of {walk.called(softmax)} is not fused: {why}")
     writer.finish()
     return copy, notes
 
@@ -153,11 +153,11 @@ class _Writer:
             raise Unfused(f"its heads have the size {size}: up to {LARGEST_HEAD}, a multiple of 8 can be fused")
         served = {(part["h"], each.repeat) for part, each in zip(dims[1:], (k, v), strict=True)}
         if served != {(heads // k.repeat, k.repeat)} or heads % k.repeat:
-            raise Unfused("keys and values have not the same heads, or not as many as the queries")
+            raise Unfused("keys and values have different numbers of heads, or numbers that do not divide the queries'")
         # Sizes of two inputs that vary are taken for the same: what is broadcast has size 1.
         batches = {part["b"] for part in dims}
         if any(isinstance(batch, int) for batch in batches) and len(batches) > 1:
-            raise Unfused("it is not known that the batch is the same in queries, keys and values")
+            raise Unfused("the batch may differ between queries, keys and values")
         return size, heads
 
     def _by_tokens(self, found: Operand) -> str:
@@ -228,13 +228,13 @@ class _Writer:
         view = self._view
         condition, fill = scores.conditions[0].value if scores.conditions else "", scores.fill
         if len(scores.conditions) + len(scores.added) > 1 or (scores.conditions and scores.conditions[0].negated):
-            raise Unfused("its weights may be no numbers, for several reasons")
+            raise Unfused("its weights may be NaN, for several reasons")
         if scores.added:
             name = scores.added[0]
             while (node := view.maker(name)) is not None and (view.alias(node) or node.op_type == "Expand"):
                 name = node.input[0]
             if node is None or node.op_type != "Where" or view.proof.number(node.input[1]) != 0:
-                raise Unfused("its weights may be no numbers, and its mask is no condition")
+                raise Unfused("its weights may be NaN, and its mask is not a condition")
             condition, fill = node.input[0], view.proof.number(node.input[2])
         if fill != -math.inf:
             return ""

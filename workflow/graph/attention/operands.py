@@ -97,7 +97,7 @@ def operand(view: View, value: str, axes: str, *, grouped: bool) -> Operand:
     `grouped`: heads may be those that are repeated for a group of queries' heads. Raises Unfused for other axes.
     """
     if len(view.dims(value)) != len(axes):
-        raise Unfused(f"{walk.quoted(value)} has not {len(axes)} axes")
+        raise Unfused(f"{walk.quoted(value)} does not have {len(axes)} axes")
     best = found = Operand(value, tuple(axes))
     while (before := _before(view, found)) is not None and (grouped or before.repeat == 1):
         found = before

@@ -67,7 +67,7 @@ def scores_of(view: View, value: str) -> Scores | None:
     if scaled is not None:
         found = scores_of(view, scaled[0])
         if found is not None and (found.added or found.conditions):
-            raise Unfused("its scores are scaled behind the mask")
+            raise Unfused("its scores are scaled after the mask")
         if found is not None:
             found.scale *= scaled[1]
         return found
@@ -76,7 +76,7 @@ def scores_of(view: View, value: str) -> Scores | None:
             found = scores_of(view, product)
             if found is not None:
                 if found.fill is not None and found.fill > _FAR:
-                    raise Unfused("something is added to its scores behind the mask")
+                    raise Unfused("something is added to its scores after the mask")
                 found.added.append(mask)
                 return found
     if node.op_type == "Where":
@@ -110,7 +110,7 @@ def weights_of(view: View, value: str) -> tuple[onnx.NodeProto, list[Guard]] | N
         if node.op_type == "Where" and value in node.input[1:]:
             guards.append(_guard(view, node, value, [check.output[0] for check in checks]))
         elif node.op_type == "Dropout" and not view.alias(node):
-            raise Unfused("its weights are dropped at random")
+            raise Unfused("its weights have dropout")
         elif checks or not view.alias(node):
             if any(each.op_type == "MatMul" for each, _ in view.readers.get(node.output[0], [])):
                 raise Unfused(f"its weights go through {walk.called(node)}")

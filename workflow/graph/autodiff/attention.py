@@ -11,6 +11,6 @@ from ortflow.workflow.graph.ir.edit import attributes_of
 def attention(b: Backward) -> Gradients:
     """One node makes the gradients of queries, keys and values. A mask has none."""
     q, k, v, *mask = b.node.input
-    inputs = [b.gradient(), q, k, v, b.output(0), b.stash(1), *mask]
+    inputs = [b.gradient(), q, k, v, b.output(0), b.saved_output(1), *mask]
     flags = attributes_of(b.node)
     yield from enumerate(b.several("AttentionGrad", 3, *inputs, domain=CUDA_DOMAIN, **flags))

@@ -105,7 +105,7 @@ def instance_normalization(b: Backward) -> Gradients:
 
 @rule("GroupNormalization", domain=MICROSOFT)
 def group_normalization(b: Backward) -> Gradients:
-    inputs = b.gradient(), b.input(0), b.input(1), b.stash(1), b.stash(2)
+    inputs = b.gradient(), b.input(0), b.input(1), b.saved_output(1), b.saved_output(2)
     groups = b.attribute("num_groups", 1)
     found = b.several("GroupNormalizationGrad", 3, *inputs, domain=MICROSOFT, num_groups=groups)
     yield 0, found[0]

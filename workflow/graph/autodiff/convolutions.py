@@ -233,7 +233,7 @@ def _of_transposed(b: Backward, kernel: list[int]) -> Windows:
             lacking = asked[axis] - strides[axis] * ((size or 0) - 1) if asked else strides[axis]
             total = extra[axis] + reach - lacking
             if total < 0:
-                raise b.refusal("its output is longer than what its kernel reaches")
+                raise b.refusal("its output is longer than its kernel reaches")
             fewer = total // 2
             upper = mode == "SAME_UPPER"
             begins.append(fewer if upper else total - fewer)

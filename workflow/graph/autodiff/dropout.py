@@ -23,4 +23,4 @@ def dropout(b: Backward) -> Gradients:
         scale = b.constant(1 / (1 - dropped))
     if training is None:
         scale = b("Where", b.input(2), scale, one)
-    yield 0, b("Where", b.stash(1), b("Mul", b.gradient(), scale), b.constant(0.0))
+    yield 0, b("Where", b.saved_output(1), b("Mul", b.gradient(), scale), b.constant(0.0))

@@ -47,7 +47,7 @@ def make_differentiable(
     prune(copy.graph)
     tidy.name_nodes(copy)
     shapes.infer(copy)
-    notes = [f"{count} {op_type} written out for training" for op_type, count in sorted(expanded.items())]
+    notes = [f"{count} {op_type} decomposed for training" for op_type, count in sorted(expanded.items())]
     return copy, notes
 
 
@@ -105,7 +105,7 @@ def _replacement(node: onnx.NodeProto, context: Context) -> list[onnx.NodeProto]
     try:
         return _written_out(node, context)
     except MISFITS:
-        raise no_gradient(node, "its attributes do not fit its inputs") from None
+        raise no_gradient(node, "its attributes do not match its inputs") from None
 
 
 def _written_out(node: onnx.NodeProto, context: Context) -> list[onnx.NodeProto] | None:

@@ -163,7 +163,7 @@ def _product_of_updates(b: Backward, axis: int) -> Gradients:
 def top_k(b: Backward) -> Gradients:
     if b.gradient():
         empty = b.zeros(b.input(0))
-        yield 0, b("ScatterElements", empty, b.stash(1), b.gradient(), axis=b.attribute("axis", -1))
+        yield 0, b("ScatterElements", empty, b.saved_output(1), b.gradient(), axis=b.attribute("axis", -1))
 
 
 @rule("Compress")

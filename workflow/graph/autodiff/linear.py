@@ -109,7 +109,7 @@ def _turns(a: int, b: int) -> dict[str, Any]:
 def fused_product(b: Backward) -> Gradients:
     """alpha op(A) op(B), with the last two axes of a factor turned or not."""
     if b.attribute("transBatchA", 0) or b.attribute("transBatchB", 0):
-        raise b.refusal("it turns batch axes")
+        raise b.refusal("it transposes batch axes")
     alpha, values, dims = b.attribute("alpha", 1.0), [], []
     turns = b.attribute("transA", 0), b.attribute("transB", 0)
     for place, turned in enumerate(turns):

@@ -27,7 +27,7 @@ def _through_log_softmax(b: Backward, gradient: str, logarithms: str, axis: int)
 
 @rule("LayerNormalization")
 def layer_normalization(b: Backward) -> Gradients:
-    mean, inverse, rank = b.stash(1), b.stash(2), b.rank(0)
+    mean, inverse, rank = b.saved_output(1), b.saved_output(2), b.rank(0)
     axis = b.attribute("axis", -1) % rank
     sizes = (shapes.named_shape(b.context.types, b.input(0)) or [])[axis:]
     if all(_is_whole(b, name, sizes) for name in b.node.input[1:] if name):
@@ -50,7 +50,7 @@ def _is_whole(b: Backward, vector: str, sizes: Dims) -> bool:
 
 @rule("SimplifiedLayerNormalization")
 def root_mean_square_normalization(b: Backward) -> Gradients:
-    inverse, rank = b.stash(1), b.rank(0)
+    inverse, rank = b.saved_output(1), b.rank(0)
     axis = b.attribute("axis", -1) % rank
     sizes = (shapes.named_shape(b.context.types, b.input(0)) or [])[axis:]
     if _is_whole(b, b.input(1), sizes):
@@ -75,7 +75,7 @@ def _broadcast_normalization(b: Backward, mean: str, inverse: str, axes: range) 
 @rule("SoftmaxCrossEntropyLoss")
 def cross_entropy(b: Backward) -> Gradients:
     """The second output, the logarithms of the probabilities, may be used for itself."""
-    logarithms = b.stash(1)
+    logarithms = b.saved_output(1)
     found = ""
     if b.gradient():
         ignored = attribute(b.node, "ignore_index", None)

@@ -25,7 +25,7 @@ def max_pool(b: Backward) -> Gradients:
             raise b.refusal("its indices are in column-major order")
         set_attribute(b.node, "storage_order", None)
     given = {a.name: helper.get_attribute_value(a) for a in b.node.attribute}
-    yield 0, b("MaxPoolGrad", b.gradient(), b.input(0), b.stash(1), domain=MICROSOFT, **given)
+    yield 0, b("MaxPoolGrad", b.gradient(), b.input(0), b.saved_output(1), domain=MICROSOFT, **given)
 
 
 def by_indices(w: Replacement, gradient: str, x: str, indices: str) -> str:

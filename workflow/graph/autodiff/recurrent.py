@@ -267,7 +267,7 @@ def _check(b: Backward) -> None:
         "it has peepholes": kind == "LSTM" and bool(b.input(_PEEPHOLES)),
         "its layout is 1, which ONNX Runtime cannot run": bool(b.attribute("layout", 0)),
         "it clips its gates": bool(b.attribute("clip", 0)),
-        "its input and forget gates are one": bool(b.attribute("input_forget", 0)),
+        "its input and forget gates are coupled": bool(b.attribute("input_forget", 0)),
         f"its activations are not {' and '.join(sorted(set(usual)))}": any(
             name.lower() != usual[place % len(usual)] for place, name in enumerate(chosen)
         ),
@@ -292,7 +292,7 @@ def _directions(b: Backward) -> list[Direction]:
         each = b.several("Split", count, value, axis=axis, num_outputs=count) if count > 1 else [value]
         return [b("Squeeze", part, b.ints(axis)) for part in each]
 
-    states = apart(b.stash(0), 1)
+    states = apart(b.saved_output(0), 1)
     parts = {place: apart(b.input(place), 0) for place in (_WEIGHT, _RECURRENCE, _BIAS, _HIDDEN)}
     cells = apart(b.input(_CELL), 0) if b.node.op_type == "LSTM" else [""] * count
     gradients = [apart(b.gradient(place), 1 if place == 0 else 0) for place in range(3)]

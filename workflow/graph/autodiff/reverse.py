@@ -68,7 +68,7 @@ def differentiate(model: onnx.ModelProto, parameters: Sequence[str], loss: str) 
         try:
             yielded = list(found(backward))
         except MISFITS:
-            raise no_gradient(node, "its attributes do not fit its inputs") from None
+            raise no_gradient(node, "its attributes do not match its inputs") from None
         inherit(backward.nodes, node)
         made += backward.nodes
         for i, gradient in yielded:

@@ -29,8 +29,8 @@ Dims = Sequence[int | str | None]
 class Backward(Replacement):
     """Collects the nodes that compute the gradients of one node's inputs.
 
-    `node` is the forward node, which a rule may give further outputs (`stash`). Names of values in the forward graph
-    can be read freely: each is either kept until then or computed again, as ONNX Runtime and `recompute` decide.
+    `node` is the forward node, which a rule may give further outputs (`saved_output`). Names of values in the forward
+    graph can be read freely: each is either kept until then or computed again, as ONNX Runtime and `recompute` decide.
     """
 
     def __init__(
@@ -53,12 +53,12 @@ class Backward(Replacement):
         """Whether the gradient of an input is needed."""
         return self.input(place) in self._path
 
-    def stash(self, place: int) -> str:
+    def saved_output(self, place: int) -> str:
         """Name of an output of the forward node, which is added to it where it is left out."""
         while len(self.node.output) <= place:
             self.node.output.append("")
         if not self.node.output[place]:
-            self.node.output[place] = self.context.fresh(f"{self._prefix}/stash")
+            self.node.output[place] = self.context.fresh(f"{self._prefix}/saved_output")
         return str(self.node.output[place])
 
     def constant(self, value: Any, dtype: Any = "float32") -> str:

@@ -74,7 +74,7 @@ def concat(b: Backward) -> Gradients:
 @rule("Split")
 def split(b: Backward) -> Gradients:
     """A part that the loss does not depend on has zeros for a gradient."""
-    parts = [b.gradient(place) or b.zeros(b.stash(place)) for place in range(len(b.node.output))]
+    parts = [b.gradient(place) or b.zeros(b.saved_output(place)) for place in range(len(b.node.output))]
     yield 0, b("Concat", *parts, axis=b.attribute("axis", 0)) if len(parts) > 1 else parts[0]
 
 

@@ -16,7 +16,7 @@ def wrapped(node: onnx.NodeProto, context: Context) -> list[onnx.NodeProto]:
     value = w.input(0)
     for axis in axes:
         if before[axis] < 0 or after[axis] < 0:
-            raise w.refusal("it pads by less than nothing")
+            raise w.refusal("it has negative pads")
         parts = [value]
         if before[axis]:
             parts.insert(0, w("Slice", value, w.ints(-before[axis]), w.ints(LAST), w.ints(axis)))

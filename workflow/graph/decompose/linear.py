@@ -50,7 +50,7 @@ def _terms(w: Replacement) -> tuple[list[str], str]:
         if w.rank(place) != len(term):
             raise w.refusal(f"its equation {equation!r} does not fit its inputs")
     if len(set(result)) < len(result) or not set(result) <= set("".join(terms)):
-        raise w.refusal(f"its equation {equation!r} has an output that is not made of its inputs")
+        raise w.refusal(f"its equation {equation!r} has an output that its inputs do not determine")
     return terms, result
 
 

@@ -20,6 +20,7 @@ from pathlib import Path
 import onnx
 from onnx import TensorProto, helper
 
+from ortflow.workflow.disk_space import RECORDS, OutOfDisk, is_full
 from ortflow.workflow.errors import OrtflowError, UserError
 from ortflow.workflow.graph.export.model_file import ITEM, Shapes, Tensors, write_data, write_model
 from ortflow.workflow.graph.head import PRODUCER, check_export
@@ -29,7 +30,6 @@ from ortflow.workflow.graph.ir.order import prune
 from ortflow.workflow.graph.normalize.fusions import avoid_wrong_normalizations
 from ortflow.workflow.graph.objective.modes import evaluation_mode
 from ortflow.workflow.owned import is_folder, remove
-from ortflow.workflow.room import RECORDS, OutOfDisk, is_full
 from ortflow.workflow.rundir import sync_directory
 
 EXTERNAL_BYTES = 1_500_000_000
@@ -47,7 +47,7 @@ def infer_graph(skeleton: onnx.ModelProto, labels: Collection[str]) -> onnx.Mode
     kept = [value for value in graph.output if not _sources(graph, value.name).intersection(labels)]
     if not kept:
         raise UserError(
-            "every output of the model needs its labels, so nothing is left to export",
+            "every output of the model depends on its labels, so there is nothing to export",
             where="model.labels",
             fix="give the model an output for its predictions, or set export.enabled to false",
         )
@@ -69,7 +69,7 @@ def as_function(infer_path: Path, shapes: Shapes) -> tuple[onnx.ModelProto, list
         raise UserError(
             "the run has no inference graph, because it was configured with export.enabled: false",
             where=str(infer_path),
-            fix="start the run anew with export.enabled: true",
+            fix="start the run from the beginning with export.enabled: true",
         )
     model = onnx.load(infer_path)
     graph = model.graph

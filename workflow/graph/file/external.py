@@ -18,7 +18,7 @@ from ortflow.workflow.errors import UserError
 from ortflow.workflow.graph.file.tensors import claimed_bytes
 from ortflow.workflow.graph.ir import walk
 
-_AGAIN = "export the model again with its data file beside it"
+_AGAIN = "export the model again, with its data file beside it"
 
 
 def load_external_data(model: onnx.ModelProto, folder: Path, where: str) -> None:

@@ -48,7 +48,7 @@ _RUNTIME_ONLY = frozenset({"SimplifiedLayerNormalization"})
 _CONTEXT = re.compile(r"Bad node spec for node\. Name: (\S+)")
 _AGAIN = "export the model again"
 _SPLIT_BY_COUNT = 18
-_FLOAT_MODEL = "train the float model it was made from, and quantise what training exports"
+_FLOAT_MODEL = "train the float model it was made from, and quantise the exported model"
 
 
 def check_structure(model: onnx.ModelProto, where: str) -> None:
@@ -101,7 +101,7 @@ def _check_operators(model: onnx.ModelProto, where: str) -> None:
     for node in walk.nodes(model.graph.node):
         if any(a.ref_attr_name for a in node.attribute):
             raise UserError(
-                f"{walk.called(node)} takes an attribute of a function and stands in none", where=where, fix=_AGAIN
+                f"{walk.called(node)} uses a function attribute outside a function", where=where, fix=_AGAIN
             )
     for node in walk.all_nodes(model):
         if any(a.HasField("sparse_tensor") or a.sparse_tensors for a in node.attribute):
@@ -114,7 +114,7 @@ def _check_operators(model: onnx.ModelProto, where: str) -> None:
             _check_split(node, opset, where)
         if node.domain not in DOMAINS:
             raise UserError(
-                f"{walk.called(node)} is an operator of its own, which ONNX Runtime does not know",
+                f"{walk.called(node)} is a custom operator, which ONNX Runtime does not have",
                 where=where,
                 fix="export the model with ONNX's operators only",
             )
@@ -126,9 +126,7 @@ def _check_split(node: onnx.NodeProto, opset: int, where: str) -> None:
         if attribute.name == "num_outputs":
             if attribute.i != len(node.output):
                 # onnx's shape inference would take memory for as many as it claims.
-                raise UserError(
-                    f"{walk.called(node)} claims more or fewer outputs than it has", where=where, fix=_AGAIN
-                )
+                raise UserError(f"{walk.called(node)} has a wrong number of outputs", where=where, fix=_AGAIN)
             if opset < _SPLIT_BY_COUNT:
                 # Torch's dynamo exporter leaves it when it lowers its opset 18 to 17.
                 del node.attribute[place]
@@ -193,10 +191,10 @@ def _check_graph(graph: onnx.GraphProto, outer: set[str], where: str) -> None:
     for node in graph.node:
         missing = sorted(walk.inputs(node) - known)
         if missing:
-            raise UserError(f"{walk.called(node)} reads {walk.quoted(missing[0])}, which nothing makes", where=where)
+            raise UserError(f"{walk.called(node)} reads {walk.quoted(missing[0])}, which no node produces", where=where)
     for value in graph.output:
         if value.name not in known:
-            raise UserError(f"output {walk.quoted(value.name)} is made by nothing", where=where, fix=_AGAIN)
+            raise UserError(f"output {walk.quoted(value.name)} is produced by no node", where=where, fix=_AGAIN)
     _sort(graph, where)
     for node in graph.node:
         for subgraph in walk.subgraphs(node):
@@ -210,14 +208,14 @@ def _check_function(function: onnx.FunctionProto, where: str) -> None:
         if missing:
             raise UserError(
                 f"in function {walk.quoted(function.name)}, {walk.called(node)} reads"
-                f" {walk.quoted(missing[0])}, which nothing before it makes",
+                f" {walk.quoted(missing[0])}, which no node before it produces",
                 where=where,
             )
         made.update(name for name in node.output if name)
     for name in function.output:
         if name not in made:
             raise UserError(
-                f"function {walk.quoted(function.name)} never makes its output {walk.quoted(name)}", where=where
+                f"function {walk.quoted(function.name)} does not produce its output {walk.quoted(name)}", where=where
             )
 
 

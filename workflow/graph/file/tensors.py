@@ -66,7 +66,7 @@ def claimed_bytes(tensor: onnx.TensorProto, what: str, where: str) -> int:
     if tensor.data_type == TensorProto.STRING:
         return 0
     if tensor.data_type not in ITEM_BYTES:
-        raise UserError(f"{what} has the type {name}, which no model to train can hold", where=where)
+        raise UserError(f"{what} has the type {name}, which a model for training cannot have", where=where)
     check_rank(len(tensor.dims), what, where)
     item = ITEM_BYTES[tensor.data_type]
     # Beside an axis of no elements numpy still counts the others.
@@ -86,7 +86,7 @@ def check_content(tensor: onnx.TensorProto, what: str, where: str) -> None:
     claimed = claimed_bytes(tensor, what, where)
     count = math.prod(tensor.dims)
     if tensor.HasField("segment"):
-        raise UserError(f"{what} is stored in segments, which no exporter writes", where=where)
+        raise UserError(f"{what} is stored in segments, which are not supported", where=where)
     if tensor.data_type == TensorProto.STRING:
         held, claimed = len(tensor.string_data), count
     elif tensor.HasField("raw_data"):
@@ -96,7 +96,7 @@ def check_content(tensor: onnx.TensorProto, what: str, where: str) -> None:
     if held != claimed:
         unit = "strings" if tensor.data_type == TensorProto.STRING else "bytes"
         raise UserError(
-            f"{what} claims the shape {list(tensor.dims)} of {claimed} {unit} but holds {held}",
+            f"{what} claims the shape {list(tensor.dims)} of {claimed} {unit} but has {held}",
             where=where,
             fix="export the model again",
         )
@@ -109,9 +109,9 @@ def check_no_nan(tensor: onnx.TensorProto, what: str, where: str) -> None:
         bad = count_where(flat, np.isnan)
         if bad:
             raise UserError(
-                f"{what} holds {bad} NaN of {flat.size} values",
+                f"{what} has {bad} NaN among {flat.size} values",
                 where=where,
-                fix="export the model from weights that are finite",
+                fix="export the model with finite weights",
             )
 
 

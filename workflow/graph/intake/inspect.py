@@ -20,7 +20,7 @@ from ortflow.workflow.graph.ir import walk
 from ortflow.workflow.graph.normalize.opset import opset_of
 from ortflow.workflow.graph.normalize.prepare import prepare
 from ortflow.workflow.graph.roles.decide import Role, Roles, classify
-from ortflow.workflow.graph.roles.export_warnings import renamed_weights, signs_of_wrong_export
+from ortflow.workflow.graph.roles.export_warnings import find_export_warnings, renamed_weights
 from ortflow.workflow.graph.roles.guesses import judged_constants
 from ortflow.workflow.memory import buffers
 from ortflow.workflow.spec.model import ParameterPatterns
@@ -56,7 +56,7 @@ class Report:
     """Parameter -> the nodes that read it, where they are several."""
     notes: list[str]
     """What ortflow changes before it trains the model."""
-    signs: list[str]
+    export_warnings: list[str]
     """Signs of an export for inference, which would train to other results."""
     warnings: list[str]
     """What else a person should know: constants by judgement, weights that lost their names."""
@@ -102,7 +102,7 @@ def findings(
         state=[role for role in roles if role.role == "state"],
         tied=_tied(model, roles),
         notes=notes,
-        signs=signs_of_wrong_export(model, roles),
+        export_warnings=find_export_warnings(model, roles),
         warnings=[*renamed_weights(model, roles), *judged_constants(roles)],
         undifferentiable=undifferentiable(model, roles.trained, losses),
         memory=buffers(

@@ -21,7 +21,7 @@ from ortflow.workflow.graph.normalize.fusions import avoid_wrong_forms
 from ortflow.workflow.graph.normalize.prepare import prepare
 from ortflow.workflow.graph.normalize.randomness import seed_random_operators
 from ortflow.workflow.graph.roles.decide import Roles, classify
-from ortflow.workflow.graph.roles.export_warnings import refusal, renamed_weights, signs_of_wrong_export
+from ortflow.workflow.graph.roles.export_warnings import find_export_warnings, refusal, renamed_weights
 from ortflow.workflow.graph.roles.guesses import judged_constants, refuse_guesses
 from ortflow.workflow.spec.model import ModelSection, OwnLoss
 
@@ -76,11 +76,11 @@ def read_source(section: ModelSection) -> Source:
     if not isinstance(section.loss, OwnLoss) and section.loss.label in names:
         labels.add(section.loss.label)
     roles = classify(prepared, section.parameters, sorted(labels))
-    signs = signs_of_wrong_export(prepared, roles)
-    if signs and section.graphs.train is None and not section.accept_inference_export:
-        raise refusal(signs, section.path)
+    export_warnings = find_export_warnings(prepared, roles)
+    if export_warnings and section.graphs.train is None and not section.accept_inference_export:
+        raise refusal(export_warnings, section.path)
     refuse_guesses(roles, section.path)
-    warnings = [*signs, *renamed_weights(prepared, roles), *judged_constants(roles)]
+    warnings = [*export_warnings, *renamed_weights(prepared, roles), *judged_constants(roles)]
     avoid_wrong_forms(prepared)
     learned = set(roles.of("trained", "frozen", "state"))
     skeleton = onnx.ModelProto(

@@ -77,3 +77,9 @@ def prune(graph: onnx.GraphProto) -> None:
     ):
         if len(items) < len(field):
             replace(field, items)
+
+
+def drop_unread_inputs(graph: onnx.GraphProto) -> None:
+    """Take out inputs that nothing reads: ONNX Runtime would copy them to the host, and no CUDA graph can hold that."""
+    read = {value.name for value in graph.output}.union(*map(walk.inputs, graph.node))
+    replace(graph.input, [value for value in graph.input if value.name in read])

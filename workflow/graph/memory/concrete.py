@@ -46,16 +46,16 @@ def concrete(
     `known` tells shapes of values that the graph shares with another one; types are its own where it gives them.
     """
     graph = model.graph
-    told = _Told(model, axes_of(graph, batch), known or {})
+    reported = _Told(model, axes_of(graph, batch), known or {})
     for value in graph.input:
-        told.describe(value, batch.get(value.name))
+        reported.describe(value, batch.get(value.name))
     for tensor in graph.initializer:
-        told.types[tensor.name] = (tensor.data_type, tuple(tensor.dims))
+        reported.types[tensor.name] = (tensor.data_type, tuple(tensor.dims))
         if np.prod(tensor.dims, dtype=np.int64) <= LARGE and tensor.data_location != TensorProto.EXTERNAL:
-            told.values[tensor.name] = numpy_helper.to_array(tensor)
+            reported.values[tensor.name] = numpy_helper.to_array(tensor)
     for node in graph.node:
-        told.follow(node)
-    return told.types
+        reported.follow(node)
+    return reported.types
 
 
 class _Told:

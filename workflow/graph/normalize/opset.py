@@ -83,9 +83,9 @@ def to_opset_18(model: onnx.ModelProto, where: str) -> list[str]:
     version = opset_of(model)
     if version > defs.onnx_opset_version():
         raise UserError(
-            f"the model is of opset {version}, which the installed onnx does not know", where=where, fix=_AGAIN
+            f"the model is of opset {version}, which the installed onnx does not support", where=where, fix=_AGAIN
         )
-    notes = [] if version == OPSET else [f"opset {version} brought to {OPSET}"]
+    notes = [] if version == OPSET else [f"opset {version} converted to {OPSET}"]
     if version != OPSET:
         _rewrite(model.graph, version, context_of(model), where)
     del model.opset_import[:]
@@ -115,7 +115,9 @@ def at_opset_18(
             try:
                 yield from WRITTEN_OUT[node.op_type](node, context)
             except MISFITS:
-                raise UserError(f"{walk.called(node)} has attributes that do not fit its inputs", where=where) from None
+                raise UserError(
+                    f"{walk.called(node)} has attributes that do not match its inputs", where=where
+                ) from None
         else:
             try:
                 found = schema_function(node, version, context.types)
@@ -123,7 +125,9 @@ def at_opset_18(
                 found = None
             if found is None:
                 raise UserError(
-                    f"{walk.called(node)}, of opset {version}, has no form in opset {OPSET}", where=where, fix=_AGAIN
+                    f"{walk.called(node)}, of opset {version}, has no equivalent in opset {OPSET}",
+                    where=where,
+                    fix=_AGAIN,
                 )
             function, body_version, defaults = found
             body = instantiate(function, node, context.fresh, defaults)

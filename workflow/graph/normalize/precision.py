@@ -13,7 +13,9 @@ from ortflow.workflow.graph.ir import walk
 
 _OTHER = {TensorProto.FLOAT16: "fp16", TensorProto.BFLOAT16: "bf16", TensorProto.DOUBLE: "double"}
 # Attributes that hold an element type (onnx.proto's DataType) and not a number.
-_TYPE_ATTRIBUTES = frozenset({"to", "dtype", "stash_type", "output_datatype", "softmax_precision", "output_dtype"})
+_TYPE_ATTRIBUTES = frozenset(
+    {"to", "dtype", "saved_output_type", "output_datatype", "softmax_precision", "output_dtype"}
+)
 _LARGEST = float(np.finfo(np.float32).max)
 
 
@@ -42,7 +44,7 @@ def to_single(model: onnx.ModelProto) -> list[str]:
         for attribute in node.attribute:
             if attribute.name in _TYPE_ATTRIBUTES and attribute.i in _OTHER:
                 attribute.i = TensorProto.FLOAT
-    return [f"{' and '.join(sorted(found))} brought to fp32: weights, inputs, outputs and everything between"]
+    return [f"{' and '.join(sorted(found))} converted to fp32: weights, inputs, outputs and all other values"]
 
 
 def single(tensor: onnx.TensorProto) -> onnx.TensorProto:

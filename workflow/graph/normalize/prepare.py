@@ -35,7 +35,7 @@ def prepare(model: onnx.ModelProto, where: str = "model") -> tuple[onnx.ModelPro
     copy.CopyFrom(model)
     notes: list[str] = []
     if copy.ir_version > IR_VERSION:
-        notes.append(f"IR version {copy.ir_version} brought to {IR_VERSION}")
+        notes.append(f"IR version {copy.ir_version} converted to {IR_VERSION}")
     copy.ir_version = IR_VERSION
     del copy.training_info[:]
     for node in walk.all_nodes(copy):
@@ -45,7 +45,7 @@ def prepare(model: onnx.ModelProto, where: str = "model") -> tuple[onnx.ModelPro
     inline_functions(copy)
     check_sizes(copy, where)
     if opset_of(copy) < OLDEST_OPSET:
-        notes.append(f"opset {opset_of(copy)} brought to {OLDEST_OPSET} by onnx's converter")
+        notes.append(f"opset {opset_of(copy)} converted to {OLDEST_OPSET} by onnx's converter")
         raise_old_opset(copy, OLDEST_OPSET, where)
     notes += to_single(copy)
     notes += to_opset_18(copy, where)

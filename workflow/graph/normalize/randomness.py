@@ -53,7 +53,7 @@ def _seed(graph: onnx.GraphProto, context: Context, iterations: Sequence[str]) -
         for inner in walk.subgraphs(node):
             within = [*iterations, inner.input[0].name] if node.op_type == "Loop" else iterations
             if node.op_type == "Scan" and any(_is_random(each) for each in walk.nodes(inner.node)):
-                raise UserError(f"{walk.called(node)} draws random numbers that no seed can give again", fix="use Loop")
+                raise UserError(f"{walk.called(node)} draws random numbers that no seed can reproduce", fix="use Loop")
             _seed(inner, context, within)
         nodes += _written(node, context, iterations) if _is_random(node) else [node]
     replace(graph.node, nodes)

@@ -141,7 +141,7 @@ def resolve_aliases(model: onnx.ModelProto) -> list[str]:
     if not separated:
         return []
     names = ", ".join(separated[:3]) + (f" and {len(separated) - 3} more" if len(separated) > 3 else "")
-    return [f"had been merged with tensors of equal values and are on their own again: {names}"]
+    return [f"were merged with tensors of equal values and are separated: {names}"]
 
 
 def tie_transposed_copies(model: onnx.ModelProto) -> list[str]:
@@ -173,7 +173,7 @@ def tie_transposed_copies(model: onnx.ModelProto) -> list[str]:
     replace(model.graph.initializer, [tensor for tensor in model.graph.initializer if tensor.name not in tied])
     transposes = [helper.make_node("Transpose", [old], [new], perm=[1, 0]) for new, old in tied.items()]
     replace(model.graph.node, [*transposes, *model.graph.node])
-    return [f"{new} is {old} transposed and tied to it again" for new, old in tied.items()]
+    return [f"{new} is {old} transposed, and is tied to it" for new, old in tied.items()]
 
 
 def _uniform(tensor: onnx.TensorProto) -> bool:

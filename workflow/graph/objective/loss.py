@@ -43,7 +43,7 @@ def output_of(graph: onnx.GraphProto, loss: Loss) -> str:
         raise UserError(
             f"the model has {len(names)} outputs ({', '.join(names)})",
             where="model.loss",
-            fix="name the one that the loss is taken of as `output`",
+            fix="set `output` to the one for the loss",
         )
     if loss.output not in names:
         raise UserError(
@@ -63,7 +63,7 @@ def attach(graph: onnx.GraphProto, loss: Loss, batch: str, padded: bool) -> Targ
     if padded:
         if isinstance(loss, OwnLoss):
             raise UserError(
-                "a loss that the graph itself computes cannot leave out the samples that `pad` adds",
+                "a loss that the graph computes cannot exclude the samples that `pad` adds",
                 where="data.last_batch",
                 fix="use `drop` or `keep`",
             )
@@ -186,9 +186,7 @@ def _label_input(edit: Editor, name: str, data_type: int, dims: Sequence[int | s
     if name in given:
         return _own_label(edit, known[name], data_type, dims)
     if name in known or any(name in node.output for node in graph.node):
-        raise UserError(
-            f"the model has a value {name!r} of its own", where="model.loss.label", fix="call the label otherwise"
-        )
+        raise UserError(f"the model already has a value {name!r}", where="model.loss.label", fix="rename the label")
     graph.input.append(helper.make_tensor_value_info(name, data_type, list(dims)))
     return name
 
@@ -197,15 +195,13 @@ def _own_label(edit: Editor, given: onnx.ValueInfoProto, data_type: int, dims: S
     """A label input that the model brings and that nothing but the loss reads."""
     name = given.name
     if any(name in node.input for node in edit.graph.node):
-        raise UserError(
-            f"the model reads its input {name!r} itself", where="model.loss.label", fix="call the label otherwise"
-        )
+        raise UserError(f"the model reads its input {name!r} itself", where="model.loss.label", fix="rename the label")
     shape = dims_of(given)
     if shape is not None and len(shape) != len(dims):
         raise UserError(
-            f"the model's input {name!r} has the shape {_text(shape)} where the loss wants {_text(dims)}",
+            f"the model's input {name!r} has the shape {_text(shape)} and the loss needs {_text(dims)}",
             where="model.loss.label",
-            fix="call the label otherwise",
+            fix="rename the label",
         )
     kinds = [TensorProto.INT64, TensorProto.INT32]
     if data_type == TensorProto.FLOAT:
@@ -213,10 +209,10 @@ def _own_label(edit: Editor, given: onnx.ValueInfoProto, data_type: int, dims: S
     actual = given.type.tensor_type.elem_type
     if actual not in kinds:
         raise UserError(
-            f"the model's input {name!r} is of type {TensorProto.DataType.Name(actual)} where the loss wants"
+            f"the model's input {name!r} is of type {TensorProto.DataType.Name(actual)} and the loss needs"
             f" {TensorProto.DataType.Name(data_type)}",
             where="model.loss.label",
-            fix="call the label otherwise",
+            fix="rename the label",
         )
     return name if actual == data_type else edit.cast(name, data_type)
 

@@ -5,8 +5,9 @@ Called by step `configure` for runs on GPUs, on the finished graph. What is comp
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import numpy as np
 import onnx
@@ -15,14 +16,17 @@ from onnx import TensorProto
 from ortflow.workflow.graph.ir import shapes
 from ortflow.workflow.graph.ir.edit import attributes_of, constants_of, replace
 from ortflow.workflow.graph.ir.element_types import element_types
-from ortflow.workflow.graph.ir.order import prune, sort_nodes
+from ortflow.workflow.graph.ir.order import drop_unread_inputs, prune, sort_nodes
 from ortflow.workflow.graph.ir.origin import inherit
 from ortflow.workflow.graph.ir.replacement import Context, Replacement, attribute, context_of
 from ortflow.workflow.graph.normalize import tidy
 from ortflow.workflow.graph.optimize.counts import counts_on_device
+from ortflow.workflow.graph.optimize.even_pads import pad_evenly, pads_unevenly
 
 BITS = 38
 """Of the largest addend as an integer: finer than fp32 has it, and room for 2^24 of them in an int64."""
+JOINED = 32
+"""Inputs that the CUDA provider's Concat takes while a CUDA graph is captured."""
 SMALLEST = 2.0**-80
 """Addends below are as good as zero: 2^(BITS + 80) is still a number of fp32."""
 
@@ -35,34 +39,46 @@ def on_cuda(model: onnx.ModelProto) -> onnx.ModelProto:
     context = context_of(copy)
     made = {name: node for node in copy.graph.node for name in node.output}
     nodes: list[onnx.NodeProto] = []
-    written = False
+    again = False
     constants, types = constants_of(copy.graph), element_types(copy)
     for node in copy.graph.node:
-        if _sums_rows(node, constants, context, types):
-            writer = Replacement(node, context)
-            rows_by_product(writer)
-            nodes += writer.nodes
-        elif _races(node, context):
-            writer = Replacement(node, context)
-            add_integers(writer, onto_zeros=_is_zeros(made.get(node.input[0])))
-            inherit(writer.nodes, node)
-            nodes += writer.nodes
-        elif _normalizes_batch(node, context):
-            writer = Replacement(node, context)
-            normalize_batch(writer)
-            inherit(writer.nodes, node)
-            nodes += writer.nodes
-            written = True
-        else:
+        rewrite = _rewrite_of(node, made, constants, context, types)
+        if rewrite is None:
             nodes.append(node)
+            continue
+        writer = Replacement(node, context)
+        rewrite(writer)
+        inherit(writer.nodes, node)
+        nodes += writer.nodes
+        again = again or rewrite in REDESCRIBED
     replace(copy.graph.node, nodes)
     tidy.constants_to_initializers(copy)
     prune(copy.graph)
-    if written:
+    drop_unread_inputs(copy.graph)
+    if again:
         shapes.infer(copy, list(copy.graph.value_info))
         types = element_types(copy)
     counts_on_device(copy, types)
     return copy
+
+
+def _rewrite_of(
+    node: onnx.NodeProto,
+    made: Mapping[str, onnx.NodeProto],
+    constants: Mapping[str, np.ndarray],
+    context: Context,
+    types: Mapping[str, int],
+) -> Callable[[Replacement], None] | None:
+    """What writes the nodes that stand in for a node; None for one that stays."""
+    if _sums_rows(node, constants, context, types):
+        return rows_by_product
+    if _races(node, context):
+        return functools.partial(add_integers, onto_zeros=_is_zeros(made.get(node.input[0])))
+    if _normalizes_batch(node, context):
+        return normalize_batch
+    if pads_unevenly(node):
+        return pad_evenly
+    return join_in_parts if not node.domain and node.op_type == "Concat" and len(node.input) > JOINED else None
 
 
 def _races(node: onnx.NodeProto, context: Context) -> bool:
@@ -118,6 +134,19 @@ def normalize_batch(w: Replacement) -> None:
         kept = w("Mul", old, w.constant(momentum))
         running.append(w("Add", kept, w("Mul", flat, w.constant(1 - momentum))) if momentum else flat)
     w.done(made, *running)
+
+
+def join_in_parts(w: Replacement) -> None:
+    """Concat of more values than a captured one takes."""
+    axis, values = w.attribute("axis", 0), list(w.node.input)
+    while len(values) > JOINED:
+        parts = [values[start : start + JOINED] for start in range(0, len(values), JOINED)]
+        values = [w("Concat", *part, axis=axis) if len(part) > 1 else part[0] for part in parts]
+    w.done(w("Concat", *values, axis=axis))
+
+
+REDESCRIBED = (normalize_batch, pad_evenly, join_in_parts)
+"""Rewrites behind which values are described again: the element types of those they make are asked for."""
 
 
 def rows_by_product(w: Replacement) -> None:

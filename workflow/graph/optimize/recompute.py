@@ -46,7 +46,7 @@ def recompute(graph: onnx.GraphProto, patterns: Sequence[str]) -> list[str]:
     repeated = sum(_repeat(edit, part, first, later) for part in parts.values())
     sort_nodes(graph)
     prune(graph)
-    return [f"{repeated} nodes of {len(parts)} parts computed again for the backward pass ({', '.join(patterns)})"]
+    return [f"{repeated} nodes of {len(parts)} parts recomputed for the backward pass ({', '.join(patterns)})"]
 
 
 def _parts(nodes: Sequence[onnx.NodeProto], patterns: Sequence[str]) -> dict[str, list[onnx.NodeProto]]:

@@ -20,7 +20,7 @@ from ortflow.workflow.graph.file.tensors import count_where, type_name
 from ortflow.workflow.graph.ir import walk
 from ortflow.workflow.graph.names import is_made_up
 from ortflow.workflow.graph.patterns import matches
-from ortflow.workflow.graph.roles import evidence
+from ortflow.workflow.graph.roles import role_heuristics
 from ortflow.workflow.graph.roles.settle import ONE, SAID, by_exporter, by_use
 from ortflow.workflow.spec.model import ParameterPatterns
 
@@ -103,10 +103,10 @@ def classify(model: onnx.ModelProto, patterns: ParameterPatterns, labels: Sequen
     graph = model.graph
     consumers, producers = walk.consumers(graph), walk.producers(graph)
     known = _from_metadata(model)
-    trains = any(evidence.in_training(node) for node in graph.node)
+    trains = any(role_heuristics.in_training(node) for node in graph.node)
     judged = [
         known.get(tensor.name)
-        or _judge(tensor, evidence.uses(tensor.name, consumers), producers, labels, graph, trains)
+        or _judge(tensor, role_heuristics.uses(tensor.name, consumers), producers, labels, graph, trains)
         for tensor in graph.initializer
     ]
     judged = by_use(model, by_exporter(model, judged, consumers))
@@ -129,11 +129,11 @@ def _judge(
     trains: bool,
 ) -> Role:
     """What the initializer is, from where it stands, what it is called and what it holds, in this order."""
-    if any(evidence.is_state(*use) for use in uses):
-        if trains and not any(evidence.is_state(*use) and evidence.in_training(use[0]) for use in uses):
+    if any(role_heuristics.is_state(*use) for use in uses):
+        if trains and not any(role_heuristics.is_state(*use) and role_heuristics.in_training(use[0]) for use in uses):
             return _role(tensor, "frozen", "running statistics in evaluation mode, while others are in training mode")
         return _role(tensor, "state", "running statistics")
-    if tensor.data_type in _QUANTISED and any(evidence.is_product(*use) for use in uses):
+    if tensor.data_type in _QUANTISED and any(role_heuristics.is_product(*use) for use in uses):
         raise UserError(
             f"weight {tensor.name!r} is {type_name(tensor.data_type).lower()}: the model is quantised",
             fix="train the float model it was made from",
@@ -146,16 +146,16 @@ def _judge(
         return _role(tensor, "constant", "empty")
     name, shape = tensor.name, tuple(tensor.dims)
     values = numpy_helper.to_array(tensor)
-    if evidence.is_buffer_name(name):
-        clear = evidence.constant_pattern(values) not in (None, evidence.SINES)
-        return _role(tensor, "constant", "called as buffers are", "certain" if clear else "likely")
-    weight = next((node for node, place in uses if evidence.is_weight(node, place)), None)
-    if weight is None or weight.op_type in evidence.TABLES:
-        pattern = evidence.constant_pattern(values)
-        if pattern is not None and (weight is None or pattern == evidence.SINES):
-            likely = pattern == evidence.SINES  # a table that is trained may begin as one
+    if role_heuristics.is_buffer_name(name):
+        clear = role_heuristics.constant_pattern(values) not in (None, role_heuristics.SINES)
+        return _role(tensor, "constant", "has a buffer's name", "certain" if clear else "likely")
+    weight = next((node for node, place in uses if role_heuristics.is_weight(node, place)), None)
+    if weight is None or weight.op_type in role_heuristics.TABLES:
+        pattern = role_heuristics.constant_pattern(values)
+        if pattern is not None and (weight is None or pattern == role_heuristics.SINES):
+            likely = pattern == role_heuristics.SINES  # a table that is trained may begin as one
             return _role(tensor, "constant", f"holds {pattern}", "likely" if likely else "certain")
-    if weight is not None and weight.op_type in evidence.TABLES:
+    if weight is not None and weight.op_type in role_heuristics.TABLES:
         constants = {t.name for t in graph.initializer}
         # A table of positions is looked up at constant places and learned all the same, unless it was folded.
         made_up = is_made_up(name)
@@ -165,19 +165,19 @@ def _judge(
         elif _indexed_by(weight, {*labels, *constants}, producers) and (made_up or len(shape) == 1):
             # Weights of classes in a loss. Rows of a matrix are what a model learns of its classes.
             return _role(tensor, "constant", "indexed by labels only", "certain" if made_up else "likely")
-    if weight is not None and evidence.is_placeholder(weight, name, values):
+    if weight is not None and role_heuristics.is_placeholder(weight, name, values):
         return _role(tensor, "constant", f"all {values.flat[0]:g} in {weight.op_type} without parameters")
     if weight is not None:
         return _role(tensor, "trained", f"weight of {weight.op_type}")
-    if any(evidence.is_bias(node, place, shape, producers) for node, place in uses):
+    if any(role_heuristics.is_bias(node, place, shape, producers) for node, place in uses):
         return _role(tensor, "trained", "bias")
     if values.size == 1:
         return _role(tensor, "constant", ONE)
-    open_use = next((node for node, place in uses if evidence.is_open(node, place)), None)
+    open_use = next((node for node, place in uses if role_heuristics.is_open(node, place)), None)
     if open_use is not None and not is_made_up(name):
-        return _role(tensor, "trained", f"operand of {open_use.op_type} with a name of its own")
+        return _role(tensor, "trained", f"operand of {open_use.op_type} with a name from the module")
     if open_use is not None:
-        return _role(tensor, "constant", f"operand of {open_use.op_type} with a made-up name", "guess")
+        return _role(tensor, "constant", f"operand of {open_use.op_type} with a generated name", "guess")
     if not uses:
         return _role(tensor, "constant", "an output")
     return _role(tensor, "constant", f"argument of {uses[0][0].op_type}", "guess")
@@ -185,7 +185,7 @@ def _judge(
 
 def _indexed_by(gather: onnx.NodeProto, names: Collection[str], producers: dict[str, onnx.NodeProto]) -> bool:
     index = onnx.helper.make_node("Identity", [gather.input[1]], [])
-    return evidence.only_from(names, index, producers)
+    return role_heuristics.only_from(names, index, producers)
 
 
 def _from_metadata(model: onnx.ModelProto) -> dict[str, Role]:
@@ -206,7 +206,7 @@ def _from_metadata(model: onnx.ModelProto) -> dict[str, Role]:
             if name in tensors and tensors[name].data_type == TensorProto.FLOAT:
                 found[name] = _role(tensors[name], role, SAID)
     consumers = walk.consumers(model.graph)
-    for name in [n for n in found if any(evidence.is_state(*use) for use in consumers.get(n, ()))]:
+    for name in [n for n in found if any(role_heuristics.is_state(*use) for use in consumers.get(n, ()))]:
         if found[name].role != "frozen":
             del found[name]
     return found
@@ -256,8 +256,8 @@ def _check(model: onnx.ModelProto, roles: Roles) -> None:
             bad = flat.size - count_where(flat, np.isfinite)
             if bad:
                 raise UserError(
-                    f"parameter {tensor.name!r} holds {bad} value{'s' if bad > 1 else ''} not finite, of {flat.size}",
-                    fix="export the model from weights that are finite, or name it under `model.parameters.constant`",
+                    f"parameter {tensor.name!r} holds {bad} non-finite value{'s' if bad > 1 else ''} of {flat.size}",
+                    fix="export the model with finite weights, or name it under `model.parameters.constant`",
                 )
 
 

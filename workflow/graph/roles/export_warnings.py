@@ -20,7 +20,7 @@ _TOLD = 3
 """Signs of one kind that a sentence names."""
 
 
-def signs_of_wrong_export(model: onnx.ModelProto, roles: Roles) -> list[str]:
+def find_export_warnings(model: onnx.ModelProto, roles: Roles) -> list[str]:
     """A sentence for each sign in a prepared model; empty for a model that export_for_training wrote."""
     if any(prop.key in METADATA for prop in model.metadata_props):
         return []
@@ -32,14 +32,18 @@ def signs_of_wrong_export(model: onnx.ModelProto, roles: Roles) -> list[str]:
     ]
 
 
-def refusal(signs: list[str], where: str) -> UserError:
+def refusal(export_warnings: list[str], where: str) -> UserError:
     """What to raise where a model that shows signs is to be trained."""
-    more = f"; and {len(signs) - _TOLD} more signs (`ortflow inspect` lists them)" if len(signs) > _TOLD else ""
+    more = (
+        f"; and {len(export_warnings) - _TOLD} more signs (`ortflow inspect` lists them)"
+        if len(export_warnings) > _TOLD
+        else ""
+    )
     return UserError(
-        f"the model was exported for inference and would train to other results than the module: "
-        f"{'; '.join(signs[:_TOLD])}{more}",
+        f"the model was exported for inference and would train differently from the module: "
+        f"{'; '.join(export_warnings[:_TOLD])}{more}",
         where=where,
-        fix=f"export it again with ortflow.export_for_training, or set {ACCEPT}: true to train it as it is",
+        fix=f"export it again with ortflow.export_for_training, or set {ACCEPT}: true to train it unchanged",
     )
 
 
@@ -51,6 +55,6 @@ def renamed_weights(model: onnx.ModelProto, roles: Roles) -> list[str]:
     if not names:
         return []
     return [
-        f"{len(names)} trained weight{'s' if len(names) > 1 else ''}, such as {names[0]!r}, lost the module's"
-        " name for it in the export; ortflow.export_for_training keeps names"
+        f"{len(names)} trained weight{'s' if len(names) > 1 else ''}, such as {names[0]!r}, lost their names "
+        f"from the module in the export; ortflow.export_for_training keeps names"
     ]

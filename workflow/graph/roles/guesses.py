@@ -23,7 +23,7 @@ def judged_constants(roles: Roles) -> list[str]:
     return [
         f"not trained, because {'they are' if len(judged) > 1 else 'it is'} taken for"
         f" {'constants' if len(judged) > 1 else 'a constant'}: {_described(judged, roles)};"
-        " model.parameters.train and .constant decide otherwise"
+        " model.parameters.train and .constant override this"
     ]
 
 

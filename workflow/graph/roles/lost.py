@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 import onnx
 
 from ortflow.workflow.graph.ir import walk
-from ortflow.workflow.graph.roles import evidence, scopes
+from ortflow.workflow.graph.roles import role_heuristics, scopes
 from ortflow.workflow.graph.roles.decide import Roles
 
 _DYNAMO = re.compile(r"^val_\d+$")
@@ -34,7 +34,7 @@ def _borrowing(model: onnx.ModelProto, parameters: set[str]) -> Iterator[str]:
     """Modules that read a parameter under the name that it has in another module."""
     consumers = walk.consumers(model.graph)
     for name in parameters:
-        for node, _ in evidence.uses(name, consumers):
+        for node, _ in role_heuristics.uses(name, consumers):
             module = scopes.innermost(node)
             if module is not None and not scopes.belongs(name, node):
                 yield module
@@ -82,13 +82,13 @@ def folded_scales(model: onnx.ModelProto, roles: Roles) -> list[str]:
         if role.role == "constant"
         and role.count > 1
         and is_folded_name(role.name)
-        and any(_scales_a_norm(node, place, producers) for node, place in evidence.uses(role.name, consumers))
+        and any(_scales_a_norm(node, place, producers) for node, place in role_heuristics.uses(role.name, consumers))
     ]
     if not found:
         return []
     return [
-        f"{len(found)} constant{'s' if len(found) > 1 else ''}, such as {found[0]!r}, scale or shift what a"
-        " normalisation makes: the exporter folded parameters into them, which would not train"
+        f"{len(found)} constant{'s' if len(found) > 1 else ''}, such as {found[0]!r}, scale or shift the output "
+        f"of a normalisation: the exporter folded parameters into them, which would not train"
     ]
 
 
@@ -139,6 +139,6 @@ def lost_parameters(model: onnx.ModelProto, roles: Roles) -> list[str]:
         return []
     return [
         f"{len(lost)} parameter{'s' if len(lost) > 1 else ''} of the module, such as {lost[0]!r},"
-        f" {'are' if len(lost) > 1 else 'is'} not in the file: the exporter left out or folded what does not change the"
-        " outputs yet"
+        f" {'are' if len(lost) > 1 else 'is'} not in the file: the exporter removed or folded parameters that "
+        f"do not change the outputs yet"
     ]

@@ -15,7 +15,7 @@ import onnx
 from onnx import numpy_helper
 
 from ortflow.workflow.graph.ir import walk
-from ortflow.workflow.graph.roles import evidence, scopes
+from ortflow.workflow.graph.roles import role_heuristics, scopes
 from ortflow.workflow.graph.roles.decide import Roles
 
 _MERGED_AT_MOST = 1024
@@ -31,11 +31,11 @@ def merged_parameters(model: onnx.ModelProto, roles: Roles) -> list[str]:
     uniform = [t for t in model.graph.initializer if roles[t.name].role in moving and _is_uniform(t)]
     found = []
     for tensor in uniform:
-        uses = evidence.uses(tensor.name, consumers)
+        uses = role_heuristics.uses(tensor.name, consumers)
         if len(_readers(uses, producers)) < 2:
             continue
         own = [scopes.belongs(tensor.name, node) for node, _ in uses]
-        if len({evidence.is_state(*use) for use in uses}) == 2:
+        if len({role_heuristics.is_state(*use) for use in uses}) == 2:
             merged = True  # a parameter with a running statistic
         elif None in own:
             merged = not _shares_layers(len(uses), model, consumers) and not _has_equals(uniform)
@@ -56,9 +56,9 @@ def _shares_layers(count: int, model: onnx.ModelProto, consumers: Mapping[str, l
 def _uses_of_matrices(model: onnx.ModelProto, consumers: Mapping[str, list[Use]]) -> Iterator[int]:
     """For each matrix, how many products read it: several where a layer is used several times, as in ALBERT."""
     for tensor in model.graph.initializer:
-        places = [use for use in evidence.uses(tensor.name, consumers) if evidence.is_weight(*use)]
+        places = [use for use in role_heuristics.uses(tensor.name, consumers) if role_heuristics.is_weight(*use)]
         if len(tensor.dims) >= 2 and tensor.data_type == onnx.TensorProto.FLOAT and places:
-            yield sum(node.op_type not in evidence.TABLES for node, _ in places)
+            yield sum(node.op_type not in role_heuristics.TABLES for node, _ in places)
 
 
 def _has_equals(uniform: Sequence[onnx.TensorProto]) -> bool:
@@ -78,7 +78,7 @@ def _readers(uses: Sequence[Use], producers: Mapping[str, onnx.NodeProto]) -> se
     readers: set[object] = set()
     for node, place in uses:
         product = producers.get(node.input[1 - place]) if node.op_type == "Add" else node if place == 2 else None
-        if product is not None and evidence.is_product(product, 1):
+        if product is not None and role_heuristics.is_product(product, 1):
             readers.add(product.input[1])
         else:
             readers.add((tuple(node.output), place))
@@ -95,6 +95,6 @@ def _is_uniform(tensor: onnx.TensorProto) -> bool:
 def _sentence(tensor: onnx.TensorProto, uses: Sequence[Use]) -> str:
     kinds = sorted({node.op_type for node, _ in uses})
     return (
-        f"parameter {tensor.name!r} is read at {len(uses)} places ({', '.join(kinds)}): the exporter merged"
+        f"parameter {tensor.name!r} is used in {len(uses)} places ({', '.join(kinds)}): the exporter merged"
         " parameters of equal value, which would train as one"
     )

@@ -14,12 +14,12 @@ from ortflow.workflow.graph.autodiff.expand import undifferentiable
 from ortflow.workflow.graph.autodiff.path import gradient_path
 from ortflow.workflow.graph.ir import shapes
 from ortflow.workflow.graph.names import is_made_up
-from ortflow.workflow.graph.roles import evidence, scopes
+from ortflow.workflow.graph.roles import role_heuristics, scopes
 
 if TYPE_CHECKING:
     from ortflow.workflow.graph.roles.decide import Role
 
-SAID = "said so by the export"
+SAID = "recorded by the export"
 ONE = "a single number"
 """Reasons of roles that are looked at again here."""
 
@@ -72,7 +72,7 @@ def by_use(model: onnx.ModelProto, judged: list[Role]) -> list[Role]:
     together = bool(named) and not undifferentiable(light, named, outputs)
 
     def settled(role: Role) -> Role:
-        if role.name in numbers and role.name in reached and not evidence.is_buffer_name(role.name):
+        if role.name in numbers and role.name in reached and not role_heuristics.is_buffer_name(role.name):
             return replace(role, confidence="likely")
         if role.confidence != "guess":
             return role

@@ -1,1 +1,1 @@
-"""What the keys of a run file must agree on, and what a scheduler would refuse or never start. Pure."""
+"""Rules between the keys of a run file, and checks for what a scheduler would refuse or never start. Pure."""

@@ -1,7 +1,7 @@
-"""What the sections of a run file must agree on. Pure: no file is opened and no device asked.
+"""Rules between the sections of a run file. Pure: opens no file and queries no device.
 
-Called by `load`, and by Python code that builds a RunSpec. Each check is a generator of problems; a problem names
-the other keys it hangs on, so that a fault in one of them is not reported twice.
+Called by `load`, and by Python code that builds a RunSpec. Each check is a generator of problems; a problem names the
+other keys it depends on, so that an error in one of them is not reported twice.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from ortflow.workflow.spec.backends import BUILT_IN, sections_of
 from ortflow.workflow.spec.checks.batch import undivided
 from ortflow.workflow.spec.checks.gpus import check_gpus
 from ortflow.workflow.spec.checks.kubernetes import check_kubernetes
+from ortflow.workflow.spec.checks.parallel import check_parallel
 from ortflow.workflow.spec.checks.slurm import check_slurm
 from ortflow.workflow.spec.mapping import parse_reference
 from ortflow.workflow.spec.metrics import Metric, misuse
@@ -24,7 +25,6 @@ from ortflow.workflow.spec.units import parse_memory, parse_time
 
 GRAPH = "graph"
 """The trainer of ONNX graphs, which is built in."""
-NOT_YET = "is not available in this version"
 
 
 def check(spec: RunSpec) -> list[Problem]:
@@ -47,9 +47,9 @@ def _trainer(spec: RunSpec) -> Iterator[Problem]:
 def _length(spec: RunSpec) -> Iterator[Problem]:
     steps, epochs = ("train", "steps"), ("train", "epochs")
     if spec.train.steps is None and spec.train.epochs is None:
-        yield Problem(steps, "is missing, and so is train.epochs", "give one of them", others=(epochs,))
+        yield Problem(steps, "is missing, like train.epochs", "use one of them", others=(epochs,))
     if spec.train.steps is not None and spec.train.epochs is not None:
-        fix = "give one of them (train.epochs=null on the command line removes the other)"
+        fix = "use one of them (train.epochs=null on the command line removes the other)"
         yield Problem(steps, "cannot be combined with train.epochs", fix, others=(epochs,))
 
 
@@ -95,7 +95,7 @@ def _metrics(spec: RunSpec) -> Iterator[Problem]:
         metrics = spec.model.metrics
         for place, metric in enumerate(metrics):
             if metric in metrics[:place]:
-                yield Problem((*path, place), f"names {metric} a second time", "keep one")
+                yield Problem((*path, place), f"lists {metric} twice", "keep one")
             elif (wrong := misuse(metric, spec.model.loss.kind)) is not None:
                 yield Problem((*path, place), f"is {wrong}", "remove it", others=(("model", "loss", "kind"),))
     if spec.train.early_stop is not None:
@@ -108,13 +108,13 @@ def _metrics(spec: RunSpec) -> Iterator[Problem]:
 
 def _recompute(spec: RunSpec) -> Iterator[Problem]:
     if spec.model is not None and spec.model.recompute and spec.model.graphs.train:
-        what = "is for the training graph that ortflow makes, and model.graphs.train gives one"
+        what = "applies to the training graph that ortflow builds, and model.graphs.train replaces it"
         yield Problem(("model", "recompute"), what, "remove one of them", others=(("model", "graphs", "train"),))
 
 
 def _padding(spec: RunSpec) -> Iterator[Problem]:
     if spec.model is not None and spec.model.loss.kind == "output" and spec.data.last_batch == "pad":
-        what = "cannot be pad where the loss is an output of the graph: the padding samples would count"
+        what = "cannot be pad if the loss is an output of the graph: the padding samples would count"
         yield Problem(("data", "last_batch"), what, "use drop or keep", others=(("model", "loss", "kind"),))
 
 
@@ -125,28 +125,6 @@ def _columns(spec: RunSpec) -> Iterator[Problem]:
                 parse_reference(text)
             except UserError as error:
                 yield Problem(("data", key, "columns", name), error.what, error.fix)
-
-
-def _parallel(spec: RunSpec) -> Iterator[Problem]:
-    parallel, world = spec.parallel, spec.world_size
-    degrees = {"data": parallel.data, "pipeline": parallel.pipeline, "horizontal": parallel.horizontal}
-    product = (parallel.data or 1) * parallel.pipeline * parallel.horizontal
-    if (product != world) if parallel.data is not None else (world % product != 0):
-        given = {name: degree for name, degree in degrees.items() if degree is not None}
-        sum_up = " x ".join(f"{name} {degree}" for name, degree in given.items())
-        ranks = f"{spec.resources.nodes} x {spec.resources.ranks_per_node} = {world} ranks"
-        what = f"does not fit the world size: {sum_up} = {product}, and resources has {ranks}"
-        largest = max(given, key=lambda name: given[name])
-        others = (("resources", "nodes"), ("resources", "ranks_per_node"), *(("parallel", name) for name in degrees))
-        yield Problem(("parallel", largest), what, "change one of them", others=others)
-    for name in ("pipeline", "horizontal"):
-        if (degrees[name] or 1) > 1:
-            yield Problem(("parallel", name), f"above 1 {NOT_YET}", "set it to 1")
-    if parallel.zero and spec.resources.gpus_per_rank == 0:
-        what = f"is {parallel.zero}, and ZeRO needs NCCL on GPUs: resources.gpus_per_rank is 0"
-        yield Problem(("parallel", "zero"), what, "set it to 0", others=(("resources", "gpus_per_rank"),))
-    elif parallel.zero:
-        yield Problem(("parallel", "zero"), f"above 0 {NOT_YET}", "set it to 0")
 
 
 def _resources(spec: RunSpec) -> Iterator[Problem]:
@@ -162,10 +140,10 @@ def _resources(spec: RunSpec) -> Iterator[Problem]:
             both = f"{what}, and resources.kernels is {spec.resources.kernels}"
             yield Problem(path, both, "set resources.kernels to auto", others=(("resources", "kernels"),))
         if spec.model is not None and spec.onnx_model.graphs.train:
-            own = f"is {spec.train.precision}, and model.graphs.train is trained as it is"
+            own = f"is {spec.train.precision}, and model.graphs.train is trained unchanged"
             yield Problem(path, own, "set it to fp32 or tf32", others=(("model", "graphs", "train"),))
     if spec.resources.gpus_per_rank > 1:
-        what = f"is {spec.resources.gpus_per_rank}, and a rank trains on one GPU"
+        what = f"is {spec.resources.gpus_per_rank}, and a rank uses at most one GPU"
         yield Problem(("resources", "gpus_per_rank"), what, "set it to 1, and raise resources.ranks_per_node")
     for key, text, parse in (
         ("memory", spec.resources.memory, parse_memory),
@@ -213,18 +191,21 @@ def _places(spec: RunSpec) -> Iterator[Problem]:
         (("export", "path"), spec.export.path),
     ]
     taken: dict[PurePosixPath, tuple[str, ...]] = {}
+    checkpoints = PurePosixPath(spec.checkpoint.directory)
     for path, text in places:
         place = PurePosixPath(text)
         if ".." in place.parts:
-            what = f"leads out of the run directory ({text})"
+            what = f"is outside the run directory ({text})"
             yield Problem(path, what, "give a path inside it, or an absolute one")
-        elif not place.parts or place.parts[0] in RESERVED:
+        elif not place.parts or place.parts[0] in RESERVED or place.parts[0].endswith(DAMAGED):
             yield Problem(path, f"is {text}, which is reserved in the run directory", "give another name")
         elif place in taken:
             other = taken[place]
             yield Problem(
                 path, f"is {text}, and so is {'.'.join(other)}", "use a different one for each", others=(other,)
             )
+        elif checkpoints.parts and checkpoints in place.parents:
+            yield Problem(path, f"is {text}, inside checkpoint.directory", "use a path beside it")
         taken.setdefault(place, path)
 
 
@@ -237,11 +218,13 @@ def _launchers(spec: RunSpec) -> Iterator[Problem]:
 RESERVED = frozenset(
     {
         *("run.yaml", "plan.json", "attempts.jsonl", "events", "logs", "graphs", ".launcher"),
-        *(".launcher.lock", ".ranks.lock", ".mirror.lock", ".stop", ".owner", ".keeper", ".heartbeat"),
+        *(".launcher.lock", ".ranks.lock", ".log_replicator.lock", ".stop", ".owner", ".run_supervisor", ".heartbeat"),
         *(name for options in BUILT_IN.values() for name in options.FORMS.reserved),
     }
 )
 """Names in the run directory that are not the user's to give."""
+DAMAGED = ".damaged"
+"""The end of the names of files for damaged records."""
 
 LONGEST_NAME = 255
 """Bytes of a name in a folder, on every file system that matters."""
@@ -256,7 +239,7 @@ CHECKS: tuple[Callable[[RunSpec], Iterator[Problem]], ...] = (
     _metrics,
     _padding,
     _columns,
-    _parallel,
+    check_parallel,
     _recompute,
     _resources,
     check_gpus,

@@ -21,8 +21,8 @@ def check_gpus(spec: RunSpec) -> Iterator[Problem]:
     if kind is None:
         return
     if len(kind) > 63 or not _TYPE.fullmatch(kind):
-        fix = "write it as the cluster does, such as h100 or NVIDIA-H100-80GB-HBM3"
-        yield Problem(TYPE, f"is not a kind of GPU: {shown(kind).removeprefix('the text ')}", fix)
+        fix = "use the cluster's name, such as h100 or NVIDIA-H100-80GB-HBM3"
+        yield Problem(TYPE, f"is not a GPU type: {shown(kind).removeprefix('the text ')}", fix)
     if not spec.on_gpus:
         what = f"is {kind}, and resources.gpus_per_rank is 0"
         yield Problem(TYPE, what, "set resources.gpus_per_rank to 1, or remove it", others=(GPUS,))

@@ -1,7 +1,7 @@
-"""What is wrong with `backends.kubernetes` before the API server sees it. Pure.
+"""Checks of `backends.kubernetes` before it is sent to the API server. Pure.
 
-The API server knows nothing of what a pod template inside an MPIJob means, and the operator tells of it in an event at
-most: a job that is wrong is accepted and never runs. `check` calls `check_kubernetes`, the renderer `require`, too.
+The API server does not validate the pod template inside an MPIJob, and the operator reports errors at most in an event:
+an invalid job is accepted and never runs. `check` calls `check_kubernetes`, the renderer `require`, too.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def _missing(spec: RunSpec) -> Iterator[Problem]:
     if spec.backends.kubernetes.image is None:
         yield _problem("image", "is missing", "name the image that the pods run")
     if not _given(spec):
-        yield _problem("volume", "has no storage", f"give one of {', '.join(STORAGE)}")
+        yield _problem("volume", "selects no storage", f"give one of {', '.join(STORAGE)}")
 
 
 def _given(spec: RunSpec) -> list[str]:
@@ -62,7 +62,6 @@ def _given(spec: RunSpec) -> list[str]:
 
 
 _OBJECT = "use lower-case letters, digits, hyphens and dots, a letter or digit first and last"
-_LABEL = "use at most 63 lower-case letters, digits and hyphens, a letter or digit first and last"
 
 
 def _names(spec: RunSpec) -> Iterator[Problem]:
@@ -70,8 +69,8 @@ def _names(spec: RunSpec) -> Iterator[Problem]:
     s3, create, gang = k8s.volume.s3, k8s.volume.create, k8s.gang
     rules: tuple[tuple[str, str | None, Callable[[str], bool], str, str], ...] = (
         ("image", k8s.image, syntax.is_image, "image", "write [HOST/]NAME[:TAG], the name in lower case"),
-        ("namespace", k8s.namespace, syntax.is_label, "name of a namespace", _LABEL),
-        ("queue", k8s.queue, syntax.is_label, "name of a queue", _LABEL),
+        ("namespace", k8s.namespace, syntax.is_label, "name of a namespace", syntax.LABEL_RULE),
+        ("queue", k8s.queue, syntax.is_label, "name of a queue", syntax.LABEL_RULE),
         ("volume.claim", k8s.volume.claim, syntax.is_name, "name of a claim", _OBJECT),
         ("volume.create.storage_class", create.storage_class if create else None, syntax.is_name,
          "name of a storage class", _OBJECT),
@@ -130,19 +129,19 @@ def _volume(spec: RunSpec) -> Iterator[Problem]:
     volume, given = spec.backends.kubernetes.volume, _given(spec)
     others = tuple((*HERE, "volume", kind) for kind in given)
     if len(given) > 1:
-        yield _problem(("volume", given[1]), f"cannot be combined with {given[0]}", "give one of them", *others)
+        yield _problem(("volume", given[1]), f"cannot be combined with {given[0]}", "use one of them", *others)
     one_pod = spec.backends.kubernetes.launcher_as_worker and spec.resources.nodes == 1
     apart = ((*HERE, "launcher_as_worker"), ("resources", "nodes"))
-    fix = "use storage that all pods see, or one node with launcher_as_worker"
+    fix = "use storage that all pods can access, or one node with launcher_as_worker"
     if volume.empty_dir and not one_pod:
-        yield _problem("volume.empty_dir", "is visible to one pod only, and the run has more", fix, *apart)
+        yield _problem("volume.empty_dir", "is accessible to one pod only, and the run has more", fix, *apart)
     modes = volume.create.access_modes if volume.create else []
     for place, mode in enumerate(modes):
         if mode == "ReadWriteOncePod" and not one_pod:
             path = ("volume", "create", "access_modes", place)
-            yield _problem(path, "lets only one pod write, and the run has more", fix, *apart)
+            yield _problem(path, "allows only one pod to write, and the run has more", fix, *apart)
         elif mode in modes[:place]:
-            yield _problem(("volume", "create", "access_modes", place), f"names {mode} a second time", "keep one")
+            yield _problem(("volume", "create", "access_modes", place), f"lists {mode} twice", "keep one")
 
 
 def _paths(spec: RunSpec) -> Iterator[Problem]:
@@ -170,15 +169,11 @@ def _mounts(spec: RunSpec) -> Iterator[Problem]:
     ssh = k8s.ssh_folder or ("/root/.ssh" if k8s.security.run_as_user == 0 else "/home/ortflow/.ssh")
     taken: dict[str, str] = {}
     places: list[tuple[KeyPath, str]] = [(("volume", "mount"), k8s.volume.mount)]
-    places += [
-        (("volumes", place, "mount"), volume["mount"])
-        for place, volume in enumerate(k8s.volumes)
-        if isinstance(volume.get("mount"), str)
-    ]
+    places += [(("volumes", place, "mount"), volume.mount) for place, volume in enumerate(k8s.volumes)]
     for key, folder in places:
         bare = "/" + folder.strip("/")
         if bare == ssh.rstrip("/") or any(bare == own or bare.startswith(f"{own}/") for own in OWN_FOLDERS):
-            yield _problem(key, f"is {folder}, which the pods need themselves", "mount it elsewhere")
+            yield _problem(key, f"is {folder}, which the pods use", "mount it elsewhere")
         elif any(f"{own}/".startswith(f"{bare}/") for own in OWN_FOLDERS[:2]):
             yield _problem(key, f"is {folder}, which hides a folder that the pods need", "mount it elsewhere")
         elif bare in taken:
@@ -193,7 +188,7 @@ def _files(spec: RunSpec) -> Iterator[Problem]:
             fix = "give a path relative to the run file, without .."
             yield _problem(("files", place), f"is not a file beside the run file: {_quoted(path)}", fix)
         elif path in files[:place]:
-            yield _problem(("files", place), f"names {_quoted(path)} a second time", "keep one")
+            yield _problem(("files", place), f"lists {_quoted(path)} twice", "keep one")
 
 
 def _maps(spec: RunSpec) -> Iterator[Problem]:
@@ -207,7 +202,7 @@ def _maps(spec: RunSpec) -> Iterator[Problem]:
     for kind in ("worker_node_selector", "launcher_node_selector"):
         for name in selectors[kind].keys() & k8s.node_selector.keys():
             yield _problem(
-                (kind, name), "is also given in node_selector", "give one of them", (*HERE, "node_selector", name)
+                (kind, name), "is also given in node_selector", "use one of them", (*HERE, "node_selector", name)
             )
     for kind, entries in (("labels", k8s.labels), *selectors.items()):
         for name, value in entries.items():
@@ -223,15 +218,15 @@ def _maps(spec: RunSpec) -> Iterator[Problem]:
     for kind, names in (("labels", k8s.labels), ("annotations", k8s.annotations)):
         for name in names:
             if name.startswith(OWN_LABELS):
-                yield _problem((kind, name), "is ortflow's or the operator's own", "give another name")
+                yield _problem((kind, name), "is reserved for ortflow or the operator", "give another name")
     if k8s.queue is not None and "kueue.x-k8s.io/queue-name" in k8s.labels:
         what = "cannot be combined with backends.kubernetes.queue"
-        yield _problem(("labels", "kueue.x-k8s.io/queue-name"), what, "give one of them", (*HERE, "queue"))
+        yield _problem(("labels", "kueue.x-k8s.io/queue-name"), what, "use one of them", (*HERE, "queue"))
     for name in k8s.extended_resources:
         if not syntax.is_resource(name):
             yield _problem(("extended_resources", name), "is not a name of a resource", "write DOMAIN/NAME")
         elif name == k8s.gpu.resource:
-            fix = "say how many in resources.gpus_per_rank"
+            fix = "set their number in resources.gpus_per_rank"
             yield _problem(
                 ("extended_resources", name), "is the resource name of a GPU", fix, (*HERE, "gpu", "resource")
             )
@@ -251,7 +246,7 @@ def _variables(spec: RunSpec) -> Iterator[Problem]:
     for name, place in k8s.secret_env.items():
         if name in k8s.env:
             others = ((*HERE, "env", name),)
-            yield _problem(("secret_env", name), "is also given in env", "give one of them", *others)
+            yield _problem(("secret_env", name), "is also given in env", "use one of them", *others)
         if not syntax.SECRET_KEY.fullmatch(place):
             yield _problem(("secret_env", name), f"is not a key of a secret: {_quoted(place)}", "write SECRET/KEY")
 
@@ -271,7 +266,7 @@ def _placing(spec: RunSpec) -> Iterator[Problem]:
     gang = spec.backends.kubernetes.gang
     if gang is not None and gang.queue is not None and gang.scheduler != "volcano":
         what = f"is Volcano's, and the scheduler is {gang.scheduler}"
-        yield _problem("gang.queue", what, "take it away", (*HERE, "gang", "scheduler"))
+        yield _problem("gang.queue", what, "remove it", (*HERE, "gang", "scheduler"))
     if spec.resources.nodes > WORKER_LIMIT and _given(spec):
         what = f"is {spec.resources.nodes}, more than an MPIJob can have"
         yield Problem(("resources", "nodes"), what, f"give at most {WORKER_LIMIT}")
@@ -280,7 +275,7 @@ def _placing(spec: RunSpec) -> Iterator[Problem]:
 def _gpus(spec: RunSpec) -> Iterator[Problem]:
     k8s, ranks = spec.backends.kubernetes, spec.resources.ranks_per_node
     if is_slice(k8s.gpu.resource) and spec.on_gpus and ranks > 1:
-        what = f"is {k8s.gpu.resource}, a slice of a GPU: of {ranks} in a pod CUDA uses the first alone"
+        what = f"is {k8s.gpu.resource}, a slice of a GPU: CUDA uses only the first of {ranks} in a pod"
         fix = "set resources.ranks_per_node to 1, and raise resources.nodes"
         yield Problem((*HERE, "gpu", "resource"), what, fix, others=(RANKS, GPUS))
     label = k8s.gpu.type_label
@@ -291,10 +286,10 @@ def _gpus(spec: RunSpec) -> Iterator[Problem]:
         for key in ("node_selector", "worker_node_selector"):
             if label in getattr(k8s, key):
                 what = "cannot be combined with resources.gpu_type"
-                yield Problem((*HERE, key, label), what, "give one of them", others=(TYPE,))
+                yield Problem((*HERE, key, label), what, "use one of them", others=(TYPE,))
     memory, shared = _bytes(spec.resources.memory), _bytes(k8s.shared_memory)
     if memory is not None and shared is not None and shared > memory:
-        what = f"is {k8s.shared_memory}, which counts as memory of the pod, and that is {spec.resources.memory}"
+        what = f"is {k8s.shared_memory}, which counts towards the pod's memory of {spec.resources.memory}"
         fix = "lower it, or raise resources.memory"
         yield Problem((*HERE, "shared_memory"), what, fix, others=(("resources", "memory"),))
 

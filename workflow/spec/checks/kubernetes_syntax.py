@@ -10,6 +10,7 @@ _PATH = r"[a-z0-9]+(?:(?:\.|_{1,2}|-+)[a-z0-9]+)*"
 
 LABEL = re.compile(_PART)
 """A DNS label; at most 63 letters."""
+LABEL_RULE = "use at most 63 lower-case letters, digits and hyphens, a letter or digit first and last"
 NAME = re.compile(rf"{_PART}(?:\.{_PART})*")
 """What most objects may be called; at most 253 letters."""
 WORD = re.compile(_WORD)
@@ -20,7 +21,6 @@ IMAGE = re.compile(
 VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 SECRET_KEY = re.compile(rf"({_PART}(?:\.{_PART})*)/([\w.-]{{1,253}})")
 CORES = re.compile(r"[0-9]{1,6}(?:\.[0-9]{1,3})?|[0-9]{1,9}m")
-QUANTITY = re.compile(r"[0-9]{1,15}(?:\.[0-9]{1,9})?(?:[KMGTPE]i|[munkMGTPE]|[eE][+-]?[0-9]{1,2})?")
 CAPABILITY = re.compile(r"(?!CAP_)[A-Z][A-Z_]*")
 
 

@@ -1,6 +1,6 @@
-"""What is wrong with `backends.slurm` before sbatch sees it. Pure; called by `check`.
+"""Checks of `backends.slurm` before it is sent to sbatch. Pure; called by `check`.
 
-sbatch refuses some of this late, some only when the job should start, and accepts some that then does another thing.
+sbatch reports some of these errors late or only when the job starts, and accepts some with another meaning.
 """
 
 from __future__ import annotations
@@ -69,13 +69,13 @@ def _gpu_kinds(spec: RunSpec) -> Iterator[Problem]:
     ranks = spec.resources.ranks_per_node
     if slurm.gpu_bind is not None and not spec.on_gpus:
         what = "binds GPUs, and resources.gpus_per_rank is 0"
-        yield Problem((*HERE, "gpu_bind"), what, "take it away", others=(GPUS,))
+        yield Problem((*HERE, "gpu_bind"), what, "remove it", others=(GPUS,))
     if slurm.gpu_bind is not None and slurm.mpi == "mpirun":
         what = "is srun's, and backends.slurm.mpi is mpirun"
         yield Problem((*HERE, "gpu_bind"), what, "remove one of them", others=((*HERE, "mpi"),))
     if kind is not None and gpus_in(slurm.gres) is not None:
-        what = f"is {kind}, and backends.slurm.gres names the GPUs, too ({slurm.gres})"
-        yield Problem(TYPE, what, "give one of them", others=((*HERE, "gres"),))
+        what = f"is {kind}, and backends.slurm.gres also names the GPUs ({slurm.gres})"
+        yield Problem(TYPE, what, "use one of them", others=((*HERE, "gres"),))
     if kind is not None and is_slice(kind) and ranks > 1 and spec.on_gpus and slurm.gpus_as != "gpus-per-task":
         what = f"is {slurm.gpus_as}, which shows all slices ({kind}) to each of {ranks} ranks, and CUDA uses the first"
         yield Problem((*HERE, "gpus_as"), what, "set it to gpus-per-task", others=(TYPE, RANKS))
@@ -89,7 +89,7 @@ def _mpi(spec: RunSpec) -> Iterator[Problem]:
         yield _problem("mpi", what, "set it to auto, pmi2 (MPICH), pmix (Open MPI) or mpirun", *others)
     if slurm.mpi == "mpirun" and slurm.srun_arguments:
         fix = "remove them, or set backends.slurm.mpi to pmi2 or pmix"
-        yield _problem("srun_arguments", "say nothing where mpirun starts the ranks", fix, (*HERE, "mpi"))
+        yield _problem("srun_arguments", "have no effect if mpirun starts the ranks", fix, (*HERE, "mpi"))
 
 
 def _directives(spec: RunSpec) -> Iterator[Problem]:
@@ -97,8 +97,8 @@ def _directives(spec: RunSpec) -> Iterator[Problem]:
     yield from _flags(("directives",), slurm.directives, "directive", _own_directives(spec))
     for place, text in enumerate(slurm.directives):
         if set(text) & {"'", '"', "\\"}:
-            what = f"holds a quotation mark or a backslash: {text}"
-            yield _problem(("directives", place), what, "leave it away: ortflow quotes the value")
+            what = f"contains a quotation mark or a backslash: {text}"
+            yield _problem(("directives", place), what, "remove it: ortflow quotes the value")
 
 
 def _parameters(spec: RunSpec) -> Iterator[Problem]:
@@ -112,12 +112,12 @@ def _parameters(spec: RunSpec) -> Iterator[Problem]:
         if not FLAG.fullmatch(f"--{flag}"):
             yield _problem(here, "is not a name of a directive", "write one of sbatch, such as licenses")
         elif carries_control(text) or set(text) & {"'", '"', "\\"}:
-            what = "holds a quotation mark, a backslash or a control character"
-            yield _problem(here, what, "leave it away: ortflow quotes the value")
+            what = "contains a quotation mark, a backslash or a control character"
+            yield _problem(here, what, "remove it: ortflow quotes the value")
         elif fix := owner(text, _own_directives(spec)):
-            yield _problem(here, "may not be given here", fix)
+            yield _problem(here, "is not allowed here", fix)
         elif flag in twice:
-            yield _problem(here, "is given twice", "leave one of them away", (*HERE, "directives"))
+            yield _problem(here, "is given twice", "remove one of them", (*HERE, "directives"))
         twice.add(flag)
 
 
@@ -138,9 +138,9 @@ def _lines(spec: RunSpec) -> Iterator[Problem]:
         for place, line in enumerate(lines):
             if carries_control(line.replace("\t", " ")):
                 what = "contains a line break or another control character"
-                yield _problem((key, place), what, "make each line an item of its own")
+                yield _problem((key, place), what, "make each line a separate item")
             elif is_directive(line):
-                yield _problem((key, place), "is a directive", "give it in backends.slurm.directives, as --flag=value")
+                yield _problem((key, place), "is a directive", "set it in backends.slurm.directives, as --flag=value")
 
 
 def _container(spec: RunSpec) -> Iterator[Problem]:
@@ -167,7 +167,7 @@ def _flags(key: KeyPath, texts: Sequence[str], kind: str, own: Mapping[str, str]
             fix = "write --flag or --flag=value, in its long form"
             yield _problem((*key, place), f"is not a valid {kind}: {_quoted(text)}", fix)
         elif fix_own := owner(text, own):
-            yield _problem((*key, place), f"may not hold --{flag_name(text)}", fix_own)
+            yield _problem((*key, place), f"must not contain --{flag_name(text)}", fix_own)
 
 
 def _quoted(text: str) -> str:

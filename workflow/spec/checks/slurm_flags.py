@@ -1,17 +1,17 @@
-"""Flags of sbatch and srun that are not the user's to give, and what to do instead. Pure; used by `slurm`."""
+"""Flags of sbatch and srun that are reserved, and what to do instead. Pure; used by `slurm`."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
-_LOGS = "leave it out: what the job says is kept in the run directory's logs"
-_OURS = "leave it out: ortflow sets it itself"
-_LOSES = "leave it out: ortflow could not follow the job"
+_LOGS = "remove it: the job's output is in the run directory's logs"
+_OURS = "remove it: ortflow sets it"
+_LOSES = "remove it: ortflow could not follow the job"
 _NODES, _RANKS = "use resources.nodes", "use resources.ranks_per_node"
 _CORES, _GPUS = "use resources.cpus_per_rank", "use resources.gpus_per_rank and backends.slurm.gpus_as"
 _MEMORY = "use resources.memory and backends.slurm.memory_per"
 _REQUEUE = "use backends.slurm.requeue"
-_SWEEP = "leave it out: `ortflow submit --set KEY=V1,V2` makes an array, of a run for each value"
+_SWEEP = "remove it: `ortflow submit --set KEY=V1,V2` makes an array with a run for each value"
 
 
 def _key(name: str) -> str:
@@ -31,7 +31,7 @@ OWN_DIRECTIVES: dict[str, str] = {
     "output": _LOGS, "error": _LOGS, "open-mode": _LOGS,
     "comment": _OURS, "kill-on-invalid-dep": _OURS, "wait": _LOSES, "parsable": _LOSES, "test-only": _LOSES,
     "quiet": _LOSES, "clusters": _LOSES, "help": _LOSES, "usage": _LOSES, "version": _LOSES,
-    "wrap": "leave it out: the script is ortflow's",
+    "wrap": "remove it: the script is ortflow's",
     "array": _SWEEP,
 }  # fmt: skip
 """Flag of sbatch -> what to do instead."""

@@ -24,7 +24,7 @@ SYNTAX: dict[str, tuple[str, str, str]] = {
     "constraint": (
         "list of features",
         r"[\w!(\[][\w.,:+=@&|*!()\[\]-]*",
-        "write names with & (all), | (one of), parentheses and counts, such as a100&ib or [rack1*2&rack2*2]",
+        "use names with & (all), | (one of), parentheses and counts, such as a100&ib or [rack1*2&rack2*2]",
     ),
     "nodelist": ("list of nodes", *_NODES),
     "exclude": ("list of nodes", *_NODES),

@@ -40,8 +40,8 @@ def read_axes(texts: Sequence[str], overrides: Sequence[str] = ()) -> list[Axis]
             raise UserError(f"--set {printable(text)} has no key or no values", fix=_WRITE)
         for other in [axis.key for axis in axes] + [given.partition("=")[0].strip() for given in overrides]:
             if f"{key}.".startswith(f"{other}.") or f"{other}.".startswith(f"{key}."):
-                told = f"{key} is given twice" if key == other else f"{key} and {other} are both given"
-                raise UserError(told, fix="keep one of them")
+                reported = f"{key} is given twice" if key == other else f"{key} and {other} are both given"
+                raise UserError(reported, fix="keep one of them")
         parts = [_part(key, part) for part in _split(key, values)]
         count *= sum(map(len, parts))
         if count > LIMIT:
@@ -69,7 +69,7 @@ def count(axes: Sequence[Axis]) -> int:
 def _part(key: str, text: str) -> Sequence[str] | range:
     """The values of one item of the list."""
     if not text:
-        raise UserError(f"{key} has an empty value", fix=f"{_WRITE}; null stands for no value")
+        raise UserError(f"{key} has an empty value", fix=f"{_WRITE}; null means no value")
     match = _RANGE.fullmatch(text)
     if match is None:
         return (text,)
@@ -97,6 +97,6 @@ def _split(key: str, text: str) -> Iterator[str]:
             continue
         item += letter
     if quote or closing:
-        what = f"has a {quote} that is never closed" if quote else f"lacks a {closing[0]}"
+        what = f"has an unclosed {quote}" if quote else f"lacks a {closing[0]}"
         raise UserError(f"{key} {what}: {printable(text)}", fix=_WRITE)
     yield item.strip()

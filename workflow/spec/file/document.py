@@ -61,7 +61,7 @@ def read_document(path: Path) -> Document:
     except FileNotFoundError:
         return _unread(path, "there is no such file", "give the path of a run file")
     except IsADirectoryError:
-        return _unread(path, "this is a folder", "give the run file itself")
+        return _unread(path, "this is a folder", "give the path of the run file")
     except OSError as error:
         return _unread(path, f"cannot be read: {error.strerror}")
     except ValueError as error:  # a NUL in the path
@@ -140,7 +140,7 @@ class _Builder:
         if len(path) > DEPTH_LIMIT:
             raise _TooDeepError(_line(event))
         if isinstance(event, AliasEvent):
-            fix = "write the value out, or put the text in quotes if it begins with *"
+            fix = "write the value in full, or put the text in quotes if it begins with *"
             self._problem(path, event, f"is an alias (*{event.anchor}), which run files do not allow", fix)
             return None
         self._plain(event, path)

@@ -1,6 +1,6 @@
-"""The help text of a key: the string that stands under it in the section's class.
+"""The help text of a key: the string under it in the section's class.
 
-Read from the source when somebody asks. Pydantic could keep the texts (`use_attribute_docstrings`), and would read all
+Read from the source on demand. Pydantic could keep the texts (`use_attribute_docstrings`), and would read all
 sources for it at each start of each command.
 """
 
@@ -30,9 +30,9 @@ def describe(schema: dict[str, Any], of: type[Section]) -> None:
     for section, part in parts:
         if section is None:
             continue
-        for key, told in part.get("properties", {}).items():
+        for key, reported in part.get("properties", {}).items():
             if text := section.model_fields[key].description:
-                told.setdefault("description", text)
+                reported.setdefault("description", text)
 
 
 def _of_schema(name: str, part: dict[str, Any]) -> type[Section] | None:

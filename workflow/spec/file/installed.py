@@ -42,7 +42,7 @@ def find_options(name: str) -> type[LauncherOptions] | None:
     point = others().get(name)
     if point is None:
         return None
-    where, fix = f"backends.{name}", "repair the package that brings it"
+    where, fix = f"backends.{name}", "repair the package that provides it"
     try:
         kind = point.load()
     except Exception as error:  # whatever its module does

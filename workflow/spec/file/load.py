@@ -1,4 +1,4 @@
-"""From a run file and overrides to a RunSpec, or to everything that is wrong with it.
+"""Convert a run file and overrides to a RunSpec, or to a list of all errors.
 
 Called by the command line and by every rank. Opens the run file alone; `files=True` also looks whether the model
 and the data are there.
@@ -75,7 +75,7 @@ def _checked(document: Document, path: Path, overrides: Sequence[str], *, files:
     if not document.problems and document.values is None:
         document.problems.append(Problem((), "is empty", "write at least name, model, data and train"))
     elif not document.problems and not isinstance(document.values, dict):
-        document.problems.append(Problem((), "holds no keys", "write sections such as `train:`"))
+        document.problems.append(Problem((), "has no keys", "write sections such as `train:`"))
     if not isinstance(document.values, dict):
         return Reading([document.fault(problem) for problem in document.problems], None, document)
     if not others:

@@ -63,7 +63,7 @@ def refuse_undecodable(path: Path) -> None:
         str(path).encode()
     except UnicodeEncodeError:
         raise UserError(
-            f"{printable(str(path))} is not UTF-8, which run files require", fix="give the folder another name"
+            f"{printable(str(path))} is not UTF-8, which run files require", fix="rename the folder"
         ) from None
 
 
@@ -103,12 +103,12 @@ def _check_files(spec: RunSpec) -> Iterator[Problem]:
         shown = printable(path)
         if not os.path.exists(path):
             if not spec.prepare:
-                fix = "correct the path, or give a `prepare` command that makes it"
+                fix = "correct the path, or set a `prepare` command that creates it"
                 yield Problem(keys, f"there is no file {shown}", fix)
         elif keys[0] == "model" and os.path.isdir(path):
-            yield Problem(keys, f"{shown} is a folder", "give the ONNX file itself")
+            yield Problem(keys, f"{shown} is a folder", "give the path of the ONNX file")
         elif not os.access(path, os.R_OK):
-            yield Problem(keys, f"{shown} may not be read", "change its permissions")
+            yield Problem(keys, f"{shown} is not readable", "change its permissions")
 
 
 def input_keys(spec: RunSpec) -> list[Keys]:

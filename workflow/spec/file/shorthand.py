@@ -52,7 +52,7 @@ def expand(document: Document) -> None:
             try:
                 holder[path[-1]] = shlex.split(holder[path[-1]])
             except ValueError:
-                problem = Problem(path, "has a quotation mark that is never closed", "close it")
+                problem = Problem(path, "has an unclosed quotation mark", "close it")
                 document.problems.append(problem)
     for path in forms.lines:
         holder = _holder(document.values, path)

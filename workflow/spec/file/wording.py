@@ -1,6 +1,6 @@
-"""pydantic's errors in plain words, each at a key path of the run file.
+"""Messages for pydantic's errors, each with a key path of the run file.
 
-Called by `load` alone. The only module that knows pydantic's error types.
+Called by `load` alone. Only this module may depend on pydantic's error types.
 """
 
 from __future__ import annotations
@@ -40,7 +40,10 @@ _MISSING = "is missing"
 
 def _at(values: Any, path: KeyPath) -> Any:
     for part in path:
-        values = values.get(part) if isinstance(values, dict) else None
+        if isinstance(part, int):
+            values = values[part] if isinstance(values, list) and part < len(values) else None
+        else:
+            values = values.get(part) if isinstance(values, dict) else None
     return values
 
 
@@ -84,9 +87,9 @@ def _unknown_key(path: KeyPath, section: SectionType | None, siblings: dict[str,
         return Problem(path, "unknown key", f"did you mean {meant}?", others=others)
     elsewhere = sorted({dotted(other) for other, _ in every_key() if other[-1] == word})
     if elsewhere:
-        return Problem(path, "unknown key here", f"did you mean {listed(elsewhere)}?")
+        return Problem(path, "unknown key", f"did you mean {listed(elsewhere)}?")
     if of_launchers:
-        fix = f"installed are {', '.join(known)}; install the package of this one"
+        fix = f"installed are {', '.join(known)}; install its package"
         return Problem(path, "there is no launcher of this name", fix)
     return Problem(path, "unknown key", f"known here: {', '.join(known) or 'none'}")
 
@@ -178,9 +181,9 @@ _TYPES: dict[str, tuple[str, Callable[[Any], str | None]]] = {
     "string_unicode": ("valid Unicode text", _nothing),
     "list_type": ("a list", lambda value: None if isinstance(value, dict) else f"write [{value!r}]"),
     "tuple_type": ("a list", _nothing),
-    "dict_type": ("a section of keys", _nothing),
-    "model_type": ("a section of keys", _nothing),
-    "model_attributes_type": ("a section of keys", _nothing),
+    "dict_type": ("a mapping", _nothing),
+    "model_type": ("a mapping", _nothing),
+    "model_attributes_type": ("a mapping", _nothing),
 }
 """pydantic's type -> what is wanted, and what to do about a value of another kind."""
 

@@ -1,4 +1,4 @@
-"""A launcher for a spool: a job is a process on this machine that goes on when its submitter leaves."""
+"""A launcher for a spool: a job is a process on this machine that outlives its submitter."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from ortflow.launchers.base import Submission
 from ortflow.launchers.findings import Finding, fault, ok
 from ortflow.launchers.interpreter import locate
 from ortflow.launchers.logs import log_lines
-from ortflow.launchers.opening import opened
 from ortflow.launchers.records import next_attempt
+from ortflow.launchers.run_directory_lock import opened
 from ortflow.launchers.status import RunStatus, read_status
 from ortflow.launchers.stop import write_request
 from ortflow.workflow.errors import UserError

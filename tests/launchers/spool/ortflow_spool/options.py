@@ -14,14 +14,14 @@ from ortflow.workflow.spec.run import RunSpec
 
 
 class Mail(Section):
-    """Who hears of the job."""
+    """Who is notified about the job."""
 
     to: Text
     """Address."""
 
 
 class SpoolOptions(LauncherOptions):
-    """What only the spool needs."""
+    """Options of the spool."""
 
     FORMS = Forms(
         sections={("mail",): "to"},
@@ -39,7 +39,7 @@ class SpoolOptions(LauncherOptions):
     wrapper: list[Text] = Field(default_factory=no_items)
     """Command in front of the rank's."""
     mail: Mail | None = None
-    """Who hears of the job."""
+    """Who is notified about the job."""
 
     def problems(self, spec: RunSpec, here: KeyPath) -> Iterator[Problem]:
         """A job of the spool is one process."""

@@ -1,4 +1,4 @@
-"""A trainer for ortflow that knows no graph: linear regression in numpy, trained by SGD with momentum.
+"""A trainer for ortflow without a graph: linear regression in numpy, trained by SGD with momentum.
 
 `trainer: {name: linear, options: {target: y}}` fits `weight` and `bias` so that x · weight + bias is near the column
 `target`, by mean squared error. The exported model is an .npz file with both.
@@ -33,8 +33,9 @@ from ortflow.workflow.trainer import (
     TrainerContext,
 )
 
-VOTES = 3
-"""Where the votes begin in what the ranks add up behind the gradient: loss, elements and samples come first."""
+CONTROL_VALUES = 3
+"""Where the control values begin in what the ranks add up behind the gradient: loss, elements and samples come
+first."""
 
 
 class Options(Section):
@@ -47,7 +48,7 @@ class Options(Section):
 
 
 class LinearBuilder(TrainerBuilder):
-    """Reads the sizes from the set; leaves them in the folder for all ranks."""
+    """Reads the sizes from the set and stores them in the folder for all ranks."""
 
     Options = Options
 
@@ -104,7 +105,7 @@ class LinearTrainer(Trainer):
         self._clip = context.spec.train.clip_norm or math.inf
         self._parameters = device.allocate(self.index.size, np.float32)
         self._momentum = device.allocate(self.index.size, np.float32)
-        self._sums = device.allocate(features + 1 + VOTES + 16, np.float64)
+        self._sums = device.allocate(features + 1 + CONTROL_VALUES + 16, np.float64)
 
     def state(self) -> Mapping[str, Buffer]:
         return {"parameters": self._parameters, "momentum": self._momentum}
@@ -119,18 +120,18 @@ class LinearTrainer(Trainer):
         learning_rate: float,
         update: int,
         seeds: Sequence[int],
-        votes: Sequence[float],
+        control_values: Sequence[float],
     ) -> StepOutcome:
         width = self._features + 1
         sums = np.zeros(self._sums.count)
         for batch in batches:
             inputs, error = self._error(batch)
             sums[:width] += 2 * np.append(inputs.T @ error, error.sum())
-            sums[width : width + VOTES] += error @ error, batch.count, batch.count
-        sums[width + VOTES : width + VOTES + len(votes)] = votes
+            sums[width : width + CONTROL_VALUES] += error @ error, batch.count, batch.count
+        sums[width + CONTROL_VALUES : width + CONTROL_VALUES + len(control_values)] = control_values
         totals = self._summed(sums)
-        squares, weight, samples = totals[width : width + VOTES]
-        summed = totals[width + VOTES : width + VOTES + len(votes)].astype(np.float32)
+        squares, weight, samples = totals[width : width + CONTROL_VALUES]
+        summed = totals[width + CONTROL_VALUES : width + CONTROL_VALUES + len(control_values)].astype(np.float32)
         gradient, loss = totals[:width] / max(weight, 1), squares / max(weight, 1)
         norm = float(np.linalg.norm(gradient))
         if not weight or not math.isfinite(norm + loss):
@@ -150,16 +151,20 @@ class LinearTrainer(Trainer):
             kept.write(velocity.astype(np.float32))
             values.write((values.read() - rate * velocity).astype(np.float32))
 
-    def evaluate(self, batches: Iterable[MicroBatch], votes: Callable[[], Sequence[float]]) -> EvaluationOutcome:
+    def evaluate(
+        self, batches: Iterable[MicroBatch], control_values: Callable[[], Sequence[float]]
+    ) -> EvaluationOutcome:
         sums = np.zeros(self._sums.count)
         for batch in batches:
             _, error = self._error(batch)
             sums[:2] += error @ error, batch.count
-        mine = votes()
-        sums[VOTES : VOTES + len(mine)] = mine
+        mine = control_values()
+        sums[CONTROL_VALUES : CONTROL_VALUES + len(mine)] = mine
         totals = self._summed(sums)
         loss = totals[0] / totals[1] if totals[1] else math.nan
-        return EvaluationOutcome({"loss": float(loss)}, int(totals[1]), totals[VOTES : VOTES + len(mine)])
+        return EvaluationOutcome(
+            {"loss": float(loss)}, int(totals[1]), totals[CONTROL_VALUES : CONTROL_VALUES + len(mine)]
+        )
 
     def export(
         self, path: Path, samples: Sequence[MicroBatch], tolerance: float | None, *, trial: bool = False

@@ -1,4 +1,4 @@
-"""The linear trainer with gradients that overflow as in fp16 where the loss scale is too large; for one rank."""
+"""The linear trainer with gradients that overflow as in fp16 if the loss scale is too large; for one rank."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ class ScaledBuilder(LinearBuilder):
 
 
 class ScaledTrainer(LinearTrainer):
-    """Leaves out the steps whose gradients fp16 would not hold."""
+    """Skips steps whose gradients would overflow in fp16."""
 
     scaler = LossScale()
 
-    def step(self, batches: Sequence[MicroBatch], *, votes: Sequence[float], **rest: Any) -> StepOutcome:
+    def step(self, batches: Sequence[MicroBatch], *, control_values: Sequence[float], **rest: Any) -> StepOutcome:
         scaler, largest = self.scaler, 0.0
         for batch in batches:
             inputs, error = self._error(batch)
@@ -43,10 +43,10 @@ class ScaledTrainer(LinearTrainer):
         overflow = largest * scaler.value > np.finfo(np.float16).max
         self.scaler = scaler.after(overflow)
         if not overflow:
-            return super().step(batches, votes=votes, **rest)
+            return super().step(batches, control_values=control_values, **rest)
         samples = sum(batch.count for batch in batches)
         reason = f"overflow at loss scale {scaler.value:g}"
-        return StepOutcome(1.0, math.inf, samples, np.array(votes, np.float32), reason, overflow=True)
+        return StepOutcome(1.0, math.inf, samples, np.array(control_values, np.float32), reason, overflow=True)
 
     def numbers(self) -> Mapping[str, float]:
         return self.scaler.numbers()

@@ -18,8 +18,8 @@
 
 trap '' USR2
 
-# The keeper starts the ranks, starts them again when they fail, and has a preempted job requeued.
-exec /home/me/venv/bin/python -m ortflow.launchers.slurm.keeper \
+# The supervisor process starts the ranks, restarts them when they fail, and requeues a preempted job.
+exec /home/me/venv/bin/python -m ortflow.launchers.slurm.run_supervisor \
   /scratch/runs/gpt-"$SLURM_ARRAY_TASK_ID" -- \
   srun --mpi=pmi2 --nodes=2 --ntasks=4 --ntasks-per-node=2 --cpus-per-task=2 --kill-on-bad-exit=1 \
     --wait=0 --unbuffered --export=ALL \

@@ -1,6 +1,6 @@
 #!/bin/bash
 # gpt: a training run of ortflow, in /scratch/runs/gpt
-# For sbatch: starts the run that stands at the end, or goes on with it.
+# For sbatch: starts or resumes the run whose run file is at the end.
 #
 #SBATCH --job-name=gpt
 #SBATCH --comment="ortflow run-0123"
@@ -13,12 +13,12 @@
 
 trap '' USR2
 
-# The keeper starts the ranks, starts them again when they fail, and has a preempted job requeued.
+# The supervisor process starts the ranks, restarts them when they fail, and requeues a preempted job.
 trap '' TERM
-trap 'kill -s USR2 "$ortflow_keeper" 2>/dev/null && ortflow_wait=1' USR2
+trap 'kill -s USR2 "$ortflow_run_supervisor" 2>/dev/null && ortflow_wait=1' USR2
 ( trap '' USR2
-exec /home/me/venv/bin/python -m ortflow.launchers.slurm.keeper /scratch/runs/gpt --run-file \
-  --folder '/home/me/my runs' -- \
+exec /home/me/venv/bin/python -m ortflow.launchers.slurm.run_supervisor /scratch/runs/gpt \
+  --run-file --folder '/home/me/my runs' -- \
   srun --mpi=none --nodes=1 --ntasks=1 --ntasks-per-node=1 --kill-on-bad-exit=1 --wait=0 \
     --unbuffered --export=ALL \
     /home/me/venv/bin/python -m ortflow.workflow.rank /scratch/runs/gpt <<'END_OF_THE_RUN_FILE'
@@ -27,8 +27,8 @@ prepare:
 - $HOME `id` 'it''s'
 END_OF_THE_RUN_FILE
 ) &
-ortflow_keeper=$! ortflow_wait=1
-while [ "$ortflow_wait" ]; do ortflow_wait=; wait "$ortflow_keeper"; ortflow_code=$?; done
+ortflow_run_supervisor=$! ortflow_wait=1
+while [ "$ortflow_wait" ]; do ortflow_wait=; wait "$ortflow_run_supervisor"; ortflow_code=$?; done
 
 rm -rf /tmp/gpt
 exit "$ortflow_code"

@@ -37,19 +37,19 @@ module load gcc/12
 source '/home/me/it''s mine/activate'
 export NCCL_DEBUG=WARN  # told once
 
-# The keeper starts the ranks, starts them again when they fail, and has a preempted job requeued.
+# The supervisor process starts the ranks, restarts them when they fail, and requeues a preempted job.
 trap '' TERM
-trap 'kill -s USR2 "$ortflow_keeper" 2>/dev/null && ortflow_wait=1' USR2
+trap 'kill -s USR2 "$ortflow_run_supervisor" 2>/dev/null && ortflow_wait=1' USR2
 ( trap '' USR2
-exec /home/me/venv/bin/python -m ortflow.launchers.slurm.keeper /scratch/runs/gpt -- \
+exec /home/me/venv/bin/python -m ortflow.launchers.slurm.run_supervisor /scratch/runs/gpt -- \
   srun --mpi=pmix --nodes=2 --ntasks=4 --ntasks-per-node=2 --cpus-per-task=2 --kill-on-bad-exit=1 \
     --wait=0 --unbuffered --export=ALL --cpu-bind=cores --distribution=block:block \
     apptainer exec --nv --bind=/scratch/runs/gpt:/scratch/runs/gpt --bind=/data/gpt:/data/gpt \
       --bind=/scratch/cache:/cache --bind=/refs:/refs:ro --writable-tmpfs /images/ort.sif \
       /opt/venv/bin/python -m ortflow.workflow.rank /scratch/runs/gpt
 ) &
-ortflow_keeper=$! ortflow_wait=1
-while [ "$ortflow_wait" ]; do ortflow_wait=; wait "$ortflow_keeper"; ortflow_code=$?; done
+ortflow_run_supervisor=$! ortflow_wait=1
+while [ "$ortflow_wait" ]; do ortflow_wait=; wait "$ortflow_run_supervisor"; ortflow_code=$?; done
 
 echo "over with $ortflow_code"
 exit "$ortflow_code"

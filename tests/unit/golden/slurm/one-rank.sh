@@ -13,8 +13,8 @@
 
 trap '' USR2
 
-# The keeper starts the ranks, starts them again when they fail, and has a preempted job requeued.
-exec /home/me/venv/bin/python -m ortflow.launchers.slurm.keeper /scratch/runs/gpt -- \
+# The supervisor process starts the ranks, restarts them when they fail, and requeues a preempted job.
+exec /home/me/venv/bin/python -m ortflow.launchers.slurm.run_supervisor /scratch/runs/gpt -- \
   srun --mpi=none --nodes=1 --ntasks=1 --ntasks-per-node=1 --kill-on-bad-exit=1 --wait=0 \
     --unbuffered --export=ALL \
     /home/me/venv/bin/python -m ortflow.workflow.rank /scratch/runs/gpt

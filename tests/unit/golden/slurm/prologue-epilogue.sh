@@ -19,17 +19,17 @@ trap '' USR2
 module load gcc/12
 ulimit -c 0
 
-# The keeper starts the ranks, starts them again when they fail, and has a preempted job requeued.
+# The supervisor process starts the ranks, restarts them when they fail, and requeues a preempted job.
 trap '' TERM
-trap 'kill -s USR2 "$ortflow_keeper" 2>/dev/null && ortflow_wait=1' USR2
+trap 'kill -s USR2 "$ortflow_run_supervisor" 2>/dev/null && ortflow_wait=1' USR2
 ( trap '' USR2
-exec /home/me/venv/bin/python -m ortflow.launchers.slurm.keeper /scratch/runs/gpt -- \
+exec /home/me/venv/bin/python -m ortflow.launchers.slurm.run_supervisor /scratch/runs/gpt -- \
   srun --mpi=pmi2 --nodes=2 --ntasks=4 --ntasks-per-node=2 --cpus-per-task=2 --kill-on-bad-exit=1 \
     --wait=0 --unbuffered --export=ALL \
     /home/me/venv/bin/python -m ortflow.workflow.rank /scratch/runs/gpt
 ) &
-ortflow_keeper=$! ortflow_wait=1
-while [ "$ortflow_wait" ]; do ortflow_wait=; wait "$ortflow_keeper"; ortflow_code=$?; done
+ortflow_run_supervisor=$! ortflow_wait=1
+while [ "$ortflow_wait" ]; do ortflow_wait=; wait "$ortflow_run_supervisor"; ortflow_code=$?; done
 
 rm -rf /tmp/gpt
 exit "$ortflow_code"

@@ -1,0 +1,84 @@
+{{- /*
+What documents are made from: `run`, the run file; `k8s`, its section backends.kubernetes; `job`, the MPIJob's name;
+`gpus` of a pod with ranks; `namespace`, `version`, `contents`.
+*/ -}}
+{{- define "ortflow.scope" -}}
+{{- $run := omit .Values "global" "contents" | toJson | fromJson -}}
+{{- include "ortflow.prune" $run -}}
+{{- $k8s := $run.backends.kubernetes -}}
+{{- range $section := list "env" "secret_env" "labels" "annotations" "node_selector" "worker_node_selector" "launcher_node_selector" -}}
+{{- range $key, $value := index $k8s $section -}}
+{{- if has $key (list "true" "false") -}}
+{{- fail (printf "backends.kubernetes.%s: Helm has read a name such as N, Y, no or on as %s: put the name in quotes" $section $key) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- $contents := .Values.contents | default dict -}}
+{{- range $place, $file := $k8s.files -}}
+{{- if not (hasKey $contents (printf "file-%d" $place)) -}}
+{{- fail (printf "backends.kubernetes.files[%d]: Helm does not read files beside the values; add --set-file contents.file-%d=%s" $place $place $file) -}}
+{{- end -}}
+{{- end -}}
+{{- $suffix := include "ortflow.digest" (list (printf "%s%s" (toRawJson $run) (empty $contents | ternary "" (toRawJson $contents)))) -}}
+{{- dict
+  "run" $run
+  "k8s" $k8s
+  "job" (include "ortflow.job_name" (list $run.name $run.resources.nodes $suffix))
+  "gpus" (mul $run.resources.gpus_per_rank $run.resources.ranks_per_node)
+  "namespace" ($k8s.namespace | default .Release.Namespace)
+  "version" .Chart.AppVersion
+  "contents" $contents
+  | toJson -}}
+{{- end -}}
+
+{{- /* Remove every key without a value. */ -}}
+{{- define "ortflow.prune" -}}
+{{- $values := . -}}
+{{- range $key, $value := . -}}
+{{- if kindIs "invalid" $value -}}{{- $_ := unset $values $key -}}
+{{- else if kindIs "map" $value -}}{{- include "ortflow.prune" $value -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+
+{{- /*
+The metadata of a document. Arguments: `scope`, `name`; `lasting` if it outlives the job; `labels` and `annotations`
+beside those that every document has.
+*/ -}}
+{{- define "ortflow.metadata" -}}
+name: {{ .name }}
+{{- with .scope.k8s.namespace }}
+namespace: {{ . | quote }}
+{{- end }}
+labels:
+  {{- include "ortflow.labels" . | nindent 2 }}
+annotations:
+  ortflow.dev/version: {{ .scope.version | quote }}
+  {{- with .annotations }}
+  {{- toYaml . | nindent 2 }}
+  {{- end }}
+{{- end -}}
+
+{{- /* Labels. Arguments: as of "ortflow.metadata", and the `component` of a pod. */ -}}
+{{- define "ortflow.labels" -}}
+app.kubernetes.io/name: ortflow
+app.kubernetes.io/managed-by: ortflow
+ortflow.dev/run: {{ .scope.run.name | quote }}
+{{- if not .lasting }}
+ortflow.dev/job: {{ .scope.job }}
+{{- end }}
+{{- with .component }}
+ortflow.dev/component: {{ . }}
+{{- end }}
+{{- with .labels }}
+{{ toYaml . }}
+{{- end }}
+{{- end -}}
+
+{{- /* Selects launcher and workers. */ -}}
+{{- define "ortflow.ranks" -}}
+matchLabels:
+  ortflow.dev/job: {{ .job }}
+matchExpressions:
+- {key: ortflow.dev/component, operator: In, values: [launcher, worker]}
+{{- end -}}

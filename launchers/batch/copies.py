@@ -1,0 +1,31 @@
+"""Whether a run directory is a copy of one that is still there: its records name jobs that are not its own."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from ortflow.launchers.batch.history import placed
+from ortflow.launchers.status import written_place
+from ortflow.workflow.rundir import RunDir
+
+
+def original(run: RunDir, records: Sequence[dict[str, Any]], launcher: str) -> Path | None:
+    """Return the directory that this one was copied from and whose job its newest record names, or None.
+
+    A directory that was moved keeps its jobs, because the old place is empty. A resumed copy is a separate run.
+    """
+    history = placed(records, launcher)
+    written = written_place(run) if history else None
+    if written is None or Path(written) == run.root:
+        return None
+    other = RunDir(Path(written))
+    try:
+        if not other.run_file.is_file() or os.path.samefile(other.root, run.root):
+            return None
+        theirs = other.read_attempts()
+    except OSError:
+        return None
+    return other.root if history[-1].submission in {one.submission for one in placed(theirs, launcher)} else None

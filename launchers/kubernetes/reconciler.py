@@ -1,0 +1,168 @@
+"""Actions for a run that the operator cannot recover. Pure: from one snapshot of its objects and its records.
+
+The operator recreates a worker that is gone, but not one that is dead and still there; it waits forever for a pod on a
+node that does not answer; it counts the launcher's pods and gives up. `supervise` carries out these actions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ortflow.launchers.budget import decide
+from ortflow.launchers.kubernetes import objects
+from ortflow.launchers.kubernetes.api import Object
+from ortflow.launchers.kubernetes.reasons import end_words
+from ortflow.launchers.kubernetes.snapshot import View
+from ortflow.launchers.kubernetes.status import given_up, is_settled, refused
+from ortflow.launchers.records import Outcome, State, Used, fruitless, state, used
+from ortflow.workflow.spec.run import Restart
+
+LATE = 15.0
+"""Seconds beyond its grace period after which a terminating pod counts as lost: its node does not answer."""
+
+
+@dataclass(frozen=True)
+class DeletePod:
+    """Delete a dead pod, so that the operator creates another."""
+
+    name: str
+    uid: str
+    why: str
+    force: bool = False
+    """Without waiting for its node."""
+    held: bool = False
+    """Its batch Job's finalizer holds it until it has failed, which its node will never report."""
+
+    def __str__(self) -> str:
+        return f"{'removing lost' if self.force else 'deleting dead'} pod {self.name}: {self.why}"
+
+
+@dataclass(frozen=True)
+class EndRetries:
+    """Stop the batch Job from starting launcher pods."""
+
+    job: str
+    why: str
+
+    def __str__(self) -> str:
+        return f"ending the retries of {self.job}: {self.why}"
+
+
+@dataclass(frozen=True)
+class Resubmit:
+    """Submit the run again under a new name: the operator gave up."""
+
+    why: str
+    pause: float = 0.0
+    """Seconds to wait before."""
+
+    def __str__(self) -> str:
+        return f"submitting again: {self.why}"
+
+
+@dataclass(frozen=True)
+class Done:
+    """Nothing is left to do."""
+
+    why: str
+    outcome: Outcome | None = None
+    """The outcome to record, if the records do not have one."""
+
+    def __str__(self) -> str:
+        return self.why
+
+
+Action = DeletePod | EndRetries | Resubmit | Done
+
+
+def reconcile(view: View, records: Sequence[dict[str, Any]], restart: Restart) -> list[Action]:
+    """The actions to take now; none if the operator is working on it."""
+    if view.mpijob is None:
+        return [Done(view.gone or "the MPIJob was deleted")]
+    lost = [_lost(pod) for pod in view.pods if _is_lost(pod, view.now)]
+    if is_settled(records):
+        return [*lost, *_settled(view, records)]
+    if objects.deleted_at(view.mpijob) is not None:
+        return [*lost]
+    if objects.over(view.mpijob):
+        return [*lost, _over(view, records, restart)]
+    if (words := refused(view)) is not None:
+        return [Done(f"the operator does not take the MPIJob: {words}")]
+    if (words := given_up(view, records)) is not None:
+        return [*lost, *_end_retries(view, words)]
+    return [*lost, *(_dead(pod) for pod in objects.of_role(view.pods, "worker") if _is_dead(pod))]
+
+
+def _is_lost(pod: Object, now: float) -> bool:
+    due = objects.deleted_at(pod)
+    return due is not None and now > due + LATE
+
+
+def _lost(pod: Object) -> DeletePod:
+    node = objects.node(pod) or "nowhere"
+    held = bool(pod["metadata"].get("finalizers"))
+    return DeletePod(objects.name(pod), objects.uid(pod), f"its node {node} does not answer", force=True, held=held)
+
+
+def _is_dead(pod: Object) -> bool:
+    return objects.has_ended(pod) and objects.deleted_at(pod) is None
+
+
+def _dead(pod: Object) -> DeletePod:
+    return DeletePod(objects.name(pod), objects.uid(pod), end_words(pod))
+
+
+def _settled(view: View, records: Sequence[dict[str, Any]]) -> list[Action]:
+    assert view.mpijob is not None
+    how = state(records, alive=True)
+    if objects.over(view.mpijob):
+        return [Done(f"the run has ended: {how.value}")]
+    if how in (State.FAILED, State.PREEMPTED, State.STOPPED, State.CANCELLED, State.LOST):
+        return _end_retries(view, f"the run has ended: {how.value}")
+    return []
+
+
+def _end_retries(view: View, why: str) -> list[Action]:
+    """The operator then sees the Job fail, and releases the workers."""
+    limit = ((view.job or {}).get("spec") or {}).get("backoffLimit")
+    return [EndRetries(objects.name(view.job), why)] if view.job is not None and limit != 0 else []
+
+
+def _over(view: View, records: Sequence[dict[str, Any]], restart: Restart) -> Action:
+    """The operator has finished a run that has not ended."""
+    failed = objects.condition(view.mpijob, "Failed") or {}
+    reasons = (str(failed.get("reason")), str((objects.condition(view.job, "Failed") or {}).get("reason")))
+    if objects.holds(view.mpijob, "Succeeded"):
+        return Done("the MPIJob has succeeded, and the end of its log was not seen")
+    if any("DeadlineExceeded" in reason for reason in reasons):
+        return Done("its deadline has passed; `ortflow resume` continues the run", Outcome.PREEMPTED)
+    launchers = objects.of_role(view.pods, "launcher")
+    if launchers and objects.exit_code(launchers[-1]) == 2:
+        return Done(end_words(launchers[-1]), Outcome.USER_ERROR)
+    taken = bool(launchers) and objects.disrupted(launchers[-1]) is not None
+    before, vain = used(records), in_vain(records)
+    if taken:
+        outcome, spent = Outcome.PREEMPTED, Used(before.failures, before.preemptions + 1)
+    elif vain:
+        # The last submission started no attempt: it would fail again, so this must not repeat forever.
+        outcome, spent = Outcome.FAILURE, Used(before.failures + vain, before.preemptions)
+    else:
+        outcome, spent = Outcome.LOST, before
+    decision = decide(outcome, spent, restart, fruitless(records))
+    why = f"the operator gave up ({end_words(launchers[-1]) if launchers else reasons[0]})"
+    if decision.again:
+        return Resubmit(f"{why}; {decision.why}", decision.pause)
+    return Done(f"{why}, and {decision.why}", Outcome.FAILURE)
+
+
+def in_vain(records: Sequence[dict[str, Any]]) -> int:
+    """How many of the newest submissions in a row started no attempt."""
+    jobs: list[str] = []
+    for record in reversed(records):
+        if record.get("event") == "start":
+            break
+        if record.get("event") == "submit" and record.get("job") not in jobs:
+            jobs.append(str(record.get("job")))
+    return len(jobs)

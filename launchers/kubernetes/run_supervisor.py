@@ -1,0 +1,281 @@
+"""The supervisor process of the launcher pod: `python -m ortflow.launchers.kubernetes.run_supervisor`.
+
+Runs in the pod that the mpi-operator calls launcher. It opens the run directory on the volume, waits until every worker
+answers, starts mpirun, and restarts it after a failure or a preemption within the run's budgets. The operator retries
+only the pod itself; the next pod reads the records on the volume. Exits with 0 only if the run directory shows that the
+run is finished.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+from contextlib import AbstractContextManager, suppress
+from pathlib import Path
+
+from ortflow.launchers.base import Submission
+from ortflow.launchers.interpreter import check, examine
+from ortflow.launchers.kubernetes.attempt import PodAttempt
+from ortflow.launchers.kubernetes.disk_space import await_room
+from ortflow.launchers.kubernetes.ending import begun, explain, release, settled
+from ortflow.launchers.kubernetes.folder import read_spec, unpack
+from ortflow.launchers.kubernetes.hosts import read_hosts, wait_for
+from ortflow.launchers.kubernetes.log_stream import LogStream
+from ortflow.launchers.kubernetes.mpirun import command, environment, hostfile
+from ortflow.launchers.kubernetes.ownership import Ownership, owner_of
+from ortflow.launchers.kubernetes.pod import Pod
+from ortflow.launchers.kubernetes.unready_workers import UnreadyWorkers
+from ortflow.launchers.locks import wait_free
+from ortflow.launchers.mpi import find_mpi
+from ortflow.launchers.prepare import prepare
+from ortflow.launchers.processes import dies_with_us
+from ortflow.launchers.records import Outcome, State, last_end, open_attempt, pending_changes, state
+from ortflow.launchers.run_directory_lock import Opened, opened
+from ortflow.launchers.stop import Stop, interruptible, taken_over
+from ortflow.launchers.supervisor import Job, Supervisor
+from ortflow.manifests.local import Mpi
+from ortflow.workflow.clock import SYSTEM_CLOCK, Clock
+from ortflow.workflow.errors import (
+    EXIT_DONE,
+    EXIT_FAILURE,
+    EXIT_PREEMPTED,
+    EXIT_USER,
+    OrtflowError,
+    Preempted,
+    UserError,
+)
+from ortflow.workflow.fence import DELAY, VARIABLE
+from ortflow.workflow.rundir import RunDir
+from ortflow.workflow.spec.run import RunSpec
+from ortflow.workflow.spec.units import parse_time
+from ortflow.workflow.streams import guard_log
+
+WAIT = 3600.0
+"""Seconds to wait for the workers; then the pod fails and the operator retries it."""
+OLD_RANKS = 10.0
+"""Seconds in which ranks end after their mpirun has ended; later ones are fenced off."""
+MARGIN = 5.0
+"""Seconds of the grace period that are left for this process when the ranks have ended."""
+LOST = "the launcher pod was lost: deleted, evicted, or its node failed"
+
+
+def ranks_grace(seconds: int) -> float:
+    """Seconds of a pod's grace period that ranks have to save: all but MARGIN, at least half. Pure."""
+    return seconds - min(MARGIN, seconds / 2)
+
+
+class PodStop(Stop):
+    """Set by the kubelet's SIGTERM, which a deleted MPIJob causes too: then no pod follows this one."""
+
+    def listening(self) -> AbstractContextManager[None]:
+        """Take over the signals, for good."""
+        return taken_over(self._handle, (signal.SIGTERM, signal.SIGINT), for_good=True, ignored=True)
+
+
+class RunSupervisor:
+    """The supervisor process of one launcher pod.
+
+    Parameters
+    ----------
+    pod
+        The pod of this process.
+    spec
+        The run file, with the paths of the pods.
+    folder
+        Where the files of the run file's folder are.
+    clock
+        The clock of every wait.
+    """
+
+    def __init__(self, pod: Pod, spec: RunSpec, folder: Path, clock: Clock = SYSTEM_CLOCK) -> None:
+        self._pod, self._spec, self._folder, self._clock = pod, spec, folder, clock
+        self._run = RunDir(Path(str(spec.run_dir)))
+        self._python = spec.resources.python or sys.executable
+        self._ownership = Ownership(self._run, pod, clock)
+        self._log_stream = LogStream(self._run, spec.monitor.every_steps, spec.world_size, clock)
+        limit = spec.resources.time_limit
+        self._stop = PodStop(self._run.stop_request, parse_time(limit) if limit is not None else None, clock)
+
+    def await_room(self) -> None:
+        """Wait for a volume that is full; raises OutOfDisk if it stays full."""
+        seconds = self._spec.checkpoint.wait_for_room
+        await_room(self._run, seconds, lambda lack: self._log_stream.lacks(lack, seconds), self._clock)
+
+    def keep(self) -> int:
+        """Supervise the run until it ends or the pod is asked to end.
+
+        Returns
+        -------
+        int
+            The exit code of the pod.
+
+        Raises
+        ------
+        UserError
+            The image has no MPI, the run directory belongs to another run, or the input is wrong.
+        """
+        mpi = self._find_mpi()
+        with interruptible(), self._log_stream:
+            self._ownership.settle_with_others(self._spec.backends.kubernetes.grace_seconds, self._log_stream.say)
+            fresh = self._pod.fresh and not self._begun()
+            submission = Submission(self._spec, self._run, self._folder, fresh=fresh, new_budget=self._pod.new_budget)
+            with opened(submission) as ours:
+                # From here on everything is recorded there, and the next pod reads it.
+                ours.handed_over = True
+                return self._keep_open(ours, mpi)
+
+    def _keep_open(self, ours: Opened, mpi: Mpi) -> int:
+        self._ownership.renew()
+        self._ownership.watch()
+        # Including those found by an earlier pod that started no attempt.
+        for note in pending_changes(self._run.read_attempts()):
+            self._log_stream.say(note)
+        if ours.finished:
+            self._log_stream.begin()
+            self._log_stream.say("the run in the run directory has finished")
+            return self._end(EXIT_DONE)
+        if not self._begun():
+            new_budget = self._pod.new_budget or state(self._run.read_attempts(), alive=False) is State.FAILED
+            self._run.record_attempt(
+                event="submit", launcher="kubernetes", job=self._pod.job, submission=self._pod.submission,
+                new_budget=new_budget,
+            )  # fmt: skip
+        self._log_stream.begin()
+        if (before := settled(self._run.read_attempts())) is not None:
+            self._log_stream.say("this submission has already ended; continue the run with `ortflow resume`")
+            return self._end(before)
+        # An earlier pod passed on a signal with it and could not remove it.
+        self._run.stop_request.unlink(missing_ok=True)
+        own = self._spec.backends.kubernetes.launcher_as_worker
+        memory = "resources.memory" if own else "backends.kubernetes.launcher_resources.memory"
+        prepare(self._spec, self._folder, self._python, memory)
+        code = self._supervise(mpi)
+        if code == EXIT_PREEMPTED and self._stop.signalled:
+            self._log_stream.say("asked to end: the next launcher pod continues the run")
+            return code
+        return self._end(code)
+
+    def _supervise(self, mpi: Mpi) -> int:
+        spec = self._spec
+        job = Job(
+            self._run, spec.world_size, spec.restart, lambda number: self._start(number, mpi), self._clear, LOST,
+            comes_back=True, grace=ranks_grace(spec.backends.kubernetes.grace_seconds),
+            room_seconds=spec.checkpoint.wait_for_room,
+        )  # fmt: skip
+        try:
+            return Supervisor(job, self._log_stream, self._stop, self._clock).supervise()
+        except Preempted:
+            if not self._stop.signalled:
+                why = f"requested by {self._stop.reason}"
+                self._run.record_attempt(
+                    event="stop", outcome=Outcome.PREEMPTED.value, why=why, asked=self._stop.reason
+                )
+            return EXIT_PREEMPTED
+
+    def _begun(self) -> bool:
+        return begun(self._run.read_attempts(), self._pod.submission)
+
+    def _end(self, code: int) -> int:
+        """Release the workers, write the termination message; returns the exit code of the pod."""
+        if code == EXIT_DONE and state(self._run.read_attempts(), alive=False) is not State.FINISHED:
+            code = EXIT_FAILURE
+        if code != EXIT_DONE:
+            release(self._pod)
+        end = last_end(self._run.read_attempts()) or {}
+        explain(f"{end.get('cause') or 'finished'}" + (f"; {end['why']}" if end.get("why") and code else ""))
+        return code
+
+    def _find_mpi(self) -> Mpi:
+        check(examine(self._python))
+        wanted = self._spec.backends.kubernetes.mpi
+        mpi = find_mpi(self._python, wanted)
+        if mpi is None:
+            raise UserError(
+                f"the image has no {wanted} beside {self._python} or on the PATH",
+                where="backends.kubernetes.mpi",
+                fix=f"install `ortflow[{wanted}]` in the image, or name the MPI that it has",
+            )
+        return mpi
+
+    def _start(self, number: int, mpi: Mpi) -> PodAttempt:
+        spec, pod = self._spec, self._pod
+        slots = spec.resources.ranks_per_node
+        hosts = read_hosts()
+        if len(hosts) != spec.resources.nodes:
+            raise UserError(
+                f"the operator gives {len(hosts)} hosts, and the run has {spec.resources.nodes} nodes",
+                where="resources.nodes",
+                fix="do not scale the MPIJob: submit the run again with the number of nodes that it needs",
+            )
+        self._log_stream.say(f"attempt {number}: waiting for {len(hosts)} worker{'s' if len(hosts) > 1 else ''}")
+        unready_workers = UnreadyWorkers(pod, self._log_stream.say, self._clock)
+        known = wait_for(hosts, pod.ssh_port, WAIT, self._look, self._log_stream.say, unready_workers, self._clock)
+        file = Path(tempfile.mkdtemp(prefix="ortflow-")) / "hosts"
+        file.write_text(hostfile(mpi.kind, hosts, slots))
+        own = {
+            "ORTFLOW_RUN_DIR": str(self._run.root),
+            "ORTFLOW_LAUNCHER": "kubernetes",
+            "ORTFLOW_ATTEMPT": str(number),
+            "PYTHONUNBUFFERED": "1",
+            VARIABLE: self._ownership.renew(attempt=number),
+        }
+        here = socket.gethostbyname(socket.gethostname())
+        outer = environment(own, os.environ, mpi, pod.ssh_port)
+        mpirun = command(spec, self._run.root, self._python, mpi, file, here, sorted(outer))
+        return PodAttempt(self._run, number, mpirun, outer, mpi.kind, pod, known, slots, self._clock)
+
+    def _look(self) -> None:
+        """Called while waiting for workers; raises Preempted if the pod is asked to end."""
+        self._log_stream.tick()
+        if self._stop.look():
+            raise Preempted("asked to end while waiting for workers")
+
+    def _clear(self) -> None:
+        """Return when no rank of an earlier attempt can write any more."""
+        if open_attempt(self._run.read_attempts()) is not None and not wait_free(self._run.ranks_lock, 0.0):
+            self._clock.sleep(DELAY)
+        if not wait_free(self._run.ranks_lock, OLD_RANKS, self._clock):
+            self._ownership.renew()
+            if not wait_free(self._run.ranks_lock, 2 * DELAY, self._clock):
+                self._log_stream.say("ranks of an earlier attempt are out of reach; they are fenced off")
+
+
+def main() -> int:
+    """Supervise the run of this pod; returns its exit code."""
+    pod = None
+    guard_log()
+    try:
+        pod = Pod.from_environment()
+        spec, folder = read_spec(pod)
+        run_supervisor = RunSupervisor(pod, spec, folder)
+        run_supervisor.await_room()
+        unpack(pod, folder)
+        if spec.backends.kubernetes.launcher_as_worker:
+            # This pod runs ranks as the workers do.
+            worker = [sys.executable, "-m", "ortflow.launchers.kubernetes.worker"]
+            subprocess.Popen(worker, preexec_fn=dies_with_us())
+        return run_supervisor.keep()
+    except OrtflowError as error:
+        print(f"error: {error}", flush=True)
+        explain(str(error))
+        if pod is not None and error.exit_code == EXIT_USER:
+            _record_refusal(pod, error)
+            release(pod)
+        return error.exit_code
+
+
+def _record_refusal(pod: Pod, error: OrtflowError) -> None:
+    """Record wrong input if the run directory belongs to this submission: the next pod then does not try again."""
+    with suppress(OrtflowError, OSError):
+        run = RunDir(Path(str(read_spec(pod)[0].run_dir)))
+        if (owner_of(run) or {}).get("submission") == pod.submission:
+            why = "wrong input is not tried again"
+            run.record_attempt(event="stop", outcome=Outcome.USER_ERROR.value, cause=str(error), why=why)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

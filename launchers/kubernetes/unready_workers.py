@@ -1,0 +1,36 @@
+"""Workers that answer but must not be used for an attempt. Used by the supervisor process."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from ortflow.launchers.kubernetes.hosts import short
+from ortflow.launchers.kubernetes.pod import Pod
+from ortflow.launchers.kubernetes.sshd import keys
+from ortflow.launchers.kubernetes.worker_report import key_digest, leaves, other_key
+from ortflow.workflow.clock import SYSTEM_CLOCK, Clock
+from ortflow.workflow.errors import OrtflowError
+
+NEW_KEY = 180.0
+"""Seconds in which kubelets bring a replaced Secret to pods; they check every minute or two."""
+
+
+class UnreadyWorkers:
+    """Whether a host that answers must not be used; called with its name and address."""
+
+    def __init__(self, pod: Pod, say: Callable[[str], None], clock: Clock = SYSTEM_CLOCK) -> None:
+        self._pod, self._say, self._clock = pod, say, clock
+        self._until: float | None = None
+
+    def __call__(self, host: str, address: str) -> bool:
+        """Raises OrtflowError if the run's ssh key has differed for too long."""
+        if leaves(self._pod, short(host), address):
+            return True
+        if not other_key(self._pod, short(host), key_digest(keys())):
+            return False
+        if self._until is None:
+            self._until = self._clock.monotonic() + NEW_KEY
+            self._say(f"{short(host)} takes another ssh key: the Secret was replaced, and its new key arrives soon")
+        elif self._clock.monotonic() > self._until:
+            raise OrtflowError("the run's ssh Secret was replaced, and its key has not arrived: the next pod has it")
+        return True

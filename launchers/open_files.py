@@ -1,0 +1,23 @@
+"""The limit of open files, checked before a command starts work that it could not finish."""
+
+from __future__ import annotations
+
+import resource
+
+from ortflow.workflow.errors import UserError
+
+OF_ANY_COMMAND = 32
+"""Open files that any command needs; what a run needs beyond that is checked when it starts."""
+
+
+def allow(needed: int, who: str = "ortflow") -> None:
+    """Raise this process's limit to what `who` needs. Raises UserError if the limit may not be that high."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft == resource.RLIM_INFINITY or soft >= needed:
+        return
+    if hard != resource.RLIM_INFINITY and hard < needed:
+        raise UserError(
+            f"a process may have {hard} files open here, and {who} needs {needed}",
+            fix=f"raise the limit with `ulimit -n {needed}`",
+        )
+    resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))

@@ -1,0 +1,108 @@
+"""Whole runs under ZeRO: killed and resumed with other ranks and stages, they end as an undisturbed run does."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import time
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from project import ORTFLOW, Project, command, curve, environment, logs, of_kind
+
+from ortflow.launchers.processes import family, ranks_among
+from ortflow.workflow.rundir import RunDir
+
+FAULTS = Path(__file__).parent.parent / "support" / "faults"
+LAMB = {"name": "lamb", "lr": 5e-3, "weight_decay": 0.1}
+SHAPE: dict[str, Any] = {
+    "parallel": {"zero": 2}, "train__gradient_accumulation": 2, "data__micro_batch": 2, "train__optimizer": LAMB,
+    "resources__ranks_per_node": 3, "resources__cpus_per_rank": 1, "train__schedule": {"name": "constant"},
+    "train__steps": 12, "checkpoint__every_steps": 2, "train__evaluation": {"every_steps": 5},
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def project(tmp_path_factory: pytest.TempPathFactory) -> Project:
+    return Project.make(tmp_path_factory.mktemp("zero"), dropout=0.0)
+
+
+@pytest.fixture(scope="module")
+def undisturbed(project: Project) -> Path:
+    return project.run("undisturbed", **SHAPE)
+
+
+def exported(run_dir: Path) -> bytes:
+    return (run_dir / "export" / "model.onnx").read_bytes()
+
+
+def same_curve(found: Path, expected: Path) -> None:
+    for (step, loss, norm, _), (same_step, same_loss, same_norm, _) in zip(curve(found), curve(expected), strict=True):
+        assert step == same_step
+        assert loss == pytest.approx(same_loss, rel=2e-5)
+        assert norm == pytest.approx(same_norm, rel=2e-3)
+
+
+def test_the_run_is_that_without_zero(project: Project, undisturbed: Path) -> None:
+    plain = project.run("plain", **{**SHAPE, "parallel": {"zero": 0}})
+    same_curve(undisturbed, plain)
+    (here,), (there,) = of_kind(undisturbed, "memory"), of_kind(plain, "memory")
+    assert there["moments"] / 3 <= here["moments"] < there["moments"] / 3 + 2 * 4 * 64
+    assert there["gradients"] * 2 / 3 <= here["gradients"] < there["gradients"] * 2 / 3 + 4 * 64
+    assert "ZeRO stage 2: 2 moments x 4 bytes x " in logs(undisturbed)
+
+
+def test_a_killed_rank_ends_the_attempt_and_the_next_has_the_same_end(project: Project, undisturbed: Path) -> None:
+    file = project.write("killed", **SHAPE)
+    run_dir = project.run_dir("killed")
+    # A busy machine needs longer to find the process than twelve steps of this model take.
+    slow = environment(PYTHONPATH=str(FAULTS), SLOW="0.5 1")
+    with subprocess.Popen([*ORTFLOW, "run", file.name], cwd=project.folder, env=slow) as launcher:
+        victim = None
+        while victim is None and launcher.poll() is None:
+            saved = (run_dir / "checkpoints" / "step-00000004" / "COMMITTED").exists()
+            victim = ranks_among(family(psutil.Process(launcher.pid))).get(1) if saved else None
+            time.sleep(0.01)
+        assert victim is not None, logs(run_dir)
+        killed = time.time()
+        victim.kill()
+        assert launcher.wait(120) == 0, logs(run_dir)
+    ends = [record for record in RunDir(run_dir).read_attempts() if "outcome" in record]
+    assert [end["outcome"] for end in ends] == ["failure", "finished"]
+    assert "rank 1 was killed by SIGKILL" in ends[0]["cause"]
+    assert ends[0]["time"] - killed < 10
+    assert [r["step"] >= 4 for r in of_kind(run_dir, "resume")] == [True]
+    assert curve(run_dir) == curve(undisturbed)
+    assert exported(run_dir) == exported(undisturbed)
+
+
+def test_a_run_goes_on_with_other_stages_and_ranks(project: Project, undisturbed: Path) -> None:
+    """Three ranks under stage 2, one without ZeRO, two under stage 1; the model is that of an undisturbed run."""
+    for steps, ranks, stage in ((4, 3, 2), (7, 1, 0), (12, 2, 1)):
+        changes = {"train__steps": steps, "resources__ranks_per_node": ranks, "parallel": {"zero": stage}}
+        run_dir = project.run("moves", **{**SHAPE, **changes})
+    assert [(r["step"], r["world_size"]) for r in of_kind(run_dir, "resume")] == [(4, 1), (7, 2)]
+    same_curve(run_dir, undisturbed)
+    whole = command("export", str(run_dir), "--output", "again.onnx", folder=project.folder)
+    assert whole.returncode == 0, whole.stderr
+    assert (project.folder / "again.onnx").read_bytes() == exported(run_dir)
+
+
+def test_a_reshaped_checkpoint_is_what_those_ranks_would_have_saved(project: Project) -> None:
+    """Two ranks resume from the checkpoint of three, and from the same one reshaped for two: the same bits."""
+    short = {**SHAPE, "train__steps": 4}
+    longer = {"train__steps": 8, "resources__ranks_per_node": 2}
+    project.run("direct", **short)
+    first = project.run_dir("reshaped")
+    shutil.copytree(project.run("reshaped", **short), saved := project.folder / "saved", symlinks=True)
+    shutil.rmtree(first / "checkpoints")
+    output = str(first / "checkpoints")
+    done = command("checkpoint", "reshape", str(saved), "--ranks", "2", "--output", output, folder=project.folder)
+    assert done.returncode == 0, done.stderr
+    direct = project.run("direct", **{**SHAPE, **longer})
+    reshaped = project.run("reshaped", **{**SHAPE, **longer})
+    assert [r["step"] for r in of_kind(reshaped, "resume")] == [4]
+    assert curve(reshaped) == curve(direct)
+    assert exported(reshaped) == exported(direct)

@@ -1,0 +1,84 @@
+"""Slows ranks down, or injects a fault into one of them at one step: Python imports this at its start if the folder is
+on PYTHONPATH.
+
+SLOW: seconds that a step takes longer, and in how many attempts.
+HALT: an event, its step, and the seconds that rank 0 stands still behind it.
+SKEW: a module, and the seconds that the clock of processes that run it is ahead.
+CLOCKS: a folder; the seconds in its file of a host's name are what that host's clock is ahead, from then on.
+HOLD: a phase, and for how many seconds it is held at its beginning, in every attempt.
+UNLOCKED: locks hold nobody back, as between the nodes of some file systems.
+FAULTS is JSON: {"attempt": a, "rank": r, "step": s, "do": what}; attempt null for all.
+"""
+
+import json
+import os
+import sys
+import time
+
+
+def inject(what: str) -> None:
+    if what == "raise":
+        raise RuntimeError("this rank was told to raise")
+    if what == "hog":
+        held = []
+        while True:
+            held.append(bytearray(b"x" * (64 << 20)))
+
+
+def install() -> None:
+    from ortflow.workflow.events import EventLog
+
+    whole = EventLog.write
+    attempt, rank = int(os.environ["ORTFLOW_ATTEMPT"]), int(os.environ["PMI_RANK"])
+    seconds, attempts = os.environ.get("SLOW", "0 0").split()
+    pause = float(seconds) if attempt < int(attempts) else 0.0
+    faults = json.loads(os.environ.get("FAULTS", "{}"))
+    mine = bool(faults) and rank == faults["rank"] and faults["attempt"] in (None, attempt)
+
+    halt, at, still = os.environ.get("HALT", "none 0 0").split()
+    phase, _, held = os.environ.get("HOLD", "").partition(" ")
+
+    def write(self: EventLog, event: str, **fields: object) -> None:
+        whole(self, event, **fields)
+        if rank == 0 and event == halt and fields.get("step") == int(at):
+            time.sleep(float(still))
+        if event == "phase_start" and fields["phase"] == phase:
+            time.sleep(float(held))
+        if event == "step":
+            time.sleep(pause)
+            if mine and fields["step"] == faults["step"]:
+                inject(faults["do"])
+
+    EventLog.write = write  # type: ignore[method-assign]
+
+
+def follow_clock(path: str) -> None:
+    clock, ticks, state = time.time, time.monotonic, {"looked": -1.0, "ahead": 0.0}
+
+    def shifted() -> float:
+        if ticks() > state["looked"] + 0.5:
+            state["looked"] = ticks()
+            try:
+                with open(path) as file:
+                    state["ahead"] = float(file.read() or 0.0)
+            except (OSError, ValueError):
+                pass
+        return clock() + state["ahead"]
+
+    time.time = shifted
+
+
+if "UNLOCKED" in os.environ:
+    import fcntl
+
+    fcntl.flock = lambda *_: None
+
+if "CLOCKS" in os.environ:
+    follow_clock(os.path.join(os.environ["CLOCKS"], os.uname().nodename))
+
+if sys.orig_argv[2:3] == [os.environ.get("SKEW", "").partition(" ")[0]]:
+    ahead, now = float(os.environ["SKEW"].partition(" ")[2]), time.time
+    time.time = lambda: now() + ahead
+
+if sys.orig_argv[1:3] == ["-m", "ortflow.workflow.rank"] and {"FAULTS", "SLOW", "HALT", "HOLD"} & os.environ.keys():
+    install()

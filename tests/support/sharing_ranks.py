@@ -1,0 +1,205 @@
+"""Ranks that train under every ZeRO stage, connected by MPI: a program for tests, and functions to start it.
+
+mpirun -n RANKS python sharing_ranks.py FOLDER    # the jobs in FOLDER/jobs.json; results beside it
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from graph_build_models import built, run_file, save_model, value
+from onnx import helper
+from trainers import opened, write_update
+
+from ortflow.workflow.checkpoint.commit import commit
+from ortflow.workflow.checkpoint.load import fill, load, window_for
+from ortflow.workflow.checkpoint.store import DirectoryStore
+from ortflow.workflow.checkpoint.writer import Writer, specs
+from ortflow.workflow.comm import Communicator
+from ortflow.workflow.device.shard import Shard
+from ortflow.workflow.graph.types import GraphSet
+from ortflow.workflow.spec.run import RunSpec
+from ortflow.workflow.trainer import MicroBatch, Report
+from ortflow.workflow.trainer.graph import GraphTrainer
+
+Array = npt.NDArray[Any]
+SAMPLES = 24
+"""Of a step, over all ranks: 1, 2, 3 and 4 ranks and 1 or 2 micro-batches divide them."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """A few steps of one run, under one stage."""
+
+    name: str
+    graphs: str
+    changes: dict[str, Any]
+    stage: int = 0
+    micro_batches: int = 1
+    steps: int = 6
+    damaged: list[int] = field(default_factory=list)
+    """Steps with a NaN in one sample of the last rank."""
+    short: list[int] = field(default_factory=list)
+    """Steps whose last micro-batch of the last rank holds no sample."""
+    resumes: str = ""
+    """Folder of checkpoints that it begins with."""
+    saves: str = ""
+    """Folder in which a checkpoint is left behind the last step."""
+
+    def spec(self, ranks: int) -> RunSpec:
+        """The run file."""
+        size = SAMPLES // ranks // self.micro_batches
+        return run_file(
+            Path(self.graphs).parent / "model.onnx", data__micro_batch=size, resources__ranks_per_node=ranks,
+            train__gradient_accumulation=self.micro_batches, parallel__zero=self.stage, **self.changes,
+        )  # fmt: skip
+
+    def batches(self, step: int, rank: int, ranks: int) -> list[MicroBatch]:
+        """This rank's micro-batches of a step; all ranks together have the same samples."""
+        random = np.random.default_rng(step)
+        x, labels = random.normal(size=(SAMPLES, 5)).astype("float32"), random.integers(0, 3, SAMPLES)
+        if step in self.damaged:
+            x[-1, 2] = np.nan
+        made, size = [], SAMPLES // ranks // self.micro_batches
+        for micro in range(self.micro_batches):
+            first = (micro * ranks + rank) * size
+            last = micro == self.micro_batches - 1 and rank == ranks - 1
+            arrays = {"x": x[first : first + size], "labels": labels[first : first + size]}
+            made.append(MicroBatch(arrays, 0 if last and step in self.short else size))
+        return made
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """Results of a job, on a rank or in the parent process."""
+
+    curve: Array
+    """Loss and gradient norm of each step, NaN where it was skipped."""
+    skipped: list[int]
+    state: dict[str, Array]
+    """Parameters, and this rank's part of the moments."""
+    starts: dict[str, int]
+    """First element of each part."""
+    notes: list[str]
+    memory: dict[str, int]
+
+
+def perceptron(path: Path) -> Path:
+    """Five numbers to three classes; the second weight is two thirds of all, and no share of 2 to 4 ends with it."""
+    random = np.random.default_rng(0)
+    shapes = {"first": (5, 37), "a": (37,), "second": (37, 29), "b": (29,), "third": (29, 3)}
+    tensors = {name: (random.normal(size=shape) / 3).astype("float32") for name, shape in shapes.items()}
+    nodes = [
+        helper.make_node("Gemm", ["x", "first", "a"], ["h"], name="/in"),
+        helper.make_node("Tanh", ["h"], ["t"], name="/tanh"),
+        helper.make_node("Gemm", ["t", "second", "b"], ["g"], name="/middle"),
+        helper.make_node("Sigmoid", ["g"], ["s"], name="/sigmoid"),
+        helper.make_node("MatMul", ["s", "third"], ["y"], name="/out"),
+    ]
+    return save_model(path, nodes, [value("x", ["batch", 5])], [value("y", ["batch", 3])], tensors)
+
+
+def graphs_of(model: Path, **changes: Any) -> str:
+    """The graphs of a job, beside its model."""
+    spec, graphs = run_file(model, **changes), built(model, **changes)
+    write_update(graphs, spec)
+    return str(graphs.root)
+
+
+def train(job: Job, world: Communicator) -> Outcome:
+    """Run a job on this rank."""
+    graphs, spec, notes = GraphSet.load(Path(job.graphs)), job.spec(world.world_size), list[str]()
+    trainer = opened(graphs, spec, world, Report(note=notes.append))
+    if job.resumes:
+        take_up(trainer, DirectoryStore(Path(job.resumes)))
+    curve, skipped, updates = [], [], 0
+    for step in range(job.steps):
+        batches = job.batches(step, world.rank, world.world_size)
+        seeds = [1] * len(batches)
+        outcome = trainer.step(batches, learning_rate=1e-2, update=updates + 1, seeds=seeds, control_values=[1.0])
+        assert outcome.control_values == [world.world_size]
+        if outcome.skipped is not None:
+            skipped.append(step)
+            trainer.give_memory_back()
+        updates += outcome.skipped is None
+        curve.append([outcome.loss, outcome.grad_norm])
+    if job.saves:
+        leave(trainer, DirectoryStore(Path(job.saves)), world)
+    parts = {name: each.part if isinstance(each, Shard) else each for name, each in trainer.state().items()}
+    starts = {name: each.start if isinstance(each, Shard) else 0 for name, each in trainer.state().items()}
+    memory = dict(trainer.memory())
+    return Outcome(np.array(curve), skipped, {name: part.read() for name, part in parts.items()}, starts, notes, memory)
+
+
+def take_up(trainer: GraphTrainer, store: DirectoryStore) -> None:
+    """Fill the state from the checkpoint, as a resumed run does."""
+    targets = {name: window_for(buffer) for name, buffer in trainer.state().items()}
+    load(store, 1, targets, index=trainer.index)
+    for name, buffer in trainer.state().items():
+        fill(buffer, targets[name])
+
+
+def leave(trainer: GraphTrainer, store: DirectoryStore, world: Communicator) -> None:
+    """Make a checkpoint, as a run does."""
+    writer = Writer(store, trainer.state(), rank=world.rank, world_size=world.world_size, attempt=0)
+    writer.start(1, urgent=True)
+    records = world.gather(writer.wait().record)
+    if records is not None:
+        progress = {"step": 1, "updates": 1, "epoch": 0, "sample": 0}
+        buffers = specs(trainer.state())
+        commit(store, 1, 0, records, buffers=buffers, index=trainer.index, progress=progress, environment={})
+    world.barrier()
+
+
+def run_ranks(count: int, folder: Path, jobs: list[Job], **variables: str) -> list[dict[str, Outcome]]:
+    """Results of each of `count` ranks for each job, by name and stage."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "jobs.json").write_text(json.dumps([asdict(job) for job in jobs]))
+    # mpirun of the environment's own MPI is beside its Python.
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    done = subprocess.run(
+        ["mpirun", "-n", str(count), sys.executable, __file__, str(folder)],
+        env={**os.environ, "PATH": path, "OMP_NUM_THREADS": "1", **variables}, capture_output=True, text=True,
+        check=False, timeout=300,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    return [{job.name: _read(folder, job, rank) for job in jobs} for rank in range(count)]
+
+
+def _write(folder: Path, job: Job, rank: int, outcome: Outcome) -> None:
+    np.savez(folder / f"{job.name}-{rank}.npz", curve=outcome.curve, **outcome.state)  # type: ignore[arg-type]
+    rest = {"skipped": outcome.skipped, "starts": outcome.starts, "notes": outcome.notes, "memory": outcome.memory}
+    (folder / f"{job.name}-{rank}.json").write_text(json.dumps(rest))
+
+
+def _read(folder: Path, job: Job, rank: int) -> Outcome:
+    with np.load(folder / f"{job.name}-{rank}.npz") as arrays:
+        state = dict(arrays)
+    rest = json.loads((folder / f"{job.name}-{rank}.json").read_text())
+    return Outcome(state.pop("curve"), state=state, **rest)
+
+
+def main() -> None:
+    """The program of each rank."""
+    from ortflow.workflow.comm import mpi
+
+    folder = Path(sys.argv[1])
+    # Small buffers would otherwise go in one piece.
+    mpi.PIECE = int(os.environ.get("PIECE", mpi.PIECE))
+    world = mpi.MpiCommunicator()
+    for content in json.loads((folder / "jobs.json").read_text()):
+        job = Job(**content)
+        _write(folder, job, world.rank, train(job, world))
+    world.close()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,154 @@
+"""A checkpoint rewritten for other ranks, or as one file: no bit changes, and failures leave nothing."""
+
+from __future__ import annotations
+
+import os
+import random
+import subprocess
+import tracemalloc
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from checkpoints import INDEX, same, save, state
+from safetensors.numpy import load_file
+
+from ortflow.workflow.checkpoint import reshape as module
+from ortflow.workflow.checkpoint.load import load
+from ortflow.workflow.checkpoint.manifest import Damaged
+from ortflow.workflow.checkpoint.reshape import merge, reshape
+from ortflow.workflow.checkpoint.store import DirectoryStore
+from ortflow.workflow.checkpoint.verify import verify
+from ortflow.workflow.disk_space import OutOfDisk
+from ortflow.workflow.errors import OrtflowError, UserError
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> DirectoryStore:
+    return DirectoryStore(tmp_path / "checkpoints")
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(disk)]
+    if subprocess.run(mount, capture_output=True, check=False).returncode:
+        pytest.skip("needs the right to mount a small file system")
+    try:
+        yield disk
+    finally:
+        subprocess.run(["umount", str(disk)], check=True)
+
+
+def test_any_number_of_ranks_becomes_any_other(store: DirectoryStore, tmp_path: Path) -> None:
+    chance = random.Random(0)
+    for step in range(1, 21):
+        buffers = state(step, chance.choice([INDEX.size, 1000, 70_000]))
+        saved = save(store, step, buffers, chance.randint(1, 7), epoch=step)
+        target = DirectoryStore(tmp_path / "reshaped")
+        written = reshape(store, step, chance.randint(1, 7), target)
+        assert not verify(target, step)
+        loaded = load(target, step)
+        assert same(loaded.buffers, buffers)
+        assert (written.progress, written.environment) == (saved.progress, saved.environment)
+        assert loaded.manifest.world_size == written.world_size
+
+
+def test_it_is_the_checkpoint_that_those_ranks_would_have_written(store: DirectoryStore, tmp_path: Path) -> None:
+    save(store, 1, state(1), 3)
+    reshape(store, 1, 2, DirectoryStore(tmp_path / "reshaped"))
+    save(direct := DirectoryStore(tmp_path / "direct"), 1, state(1), 2)
+    for rank in range(2):
+        name = f"rank-{rank:04d}.safetensors"
+        assert (tmp_path / "reshaped/step-00000001" / name).read_bytes() == (direct.place(1) / name).read_bytes()
+
+
+def test_merged_tensors_have_their_names_and_shapes(store: DirectoryStore, tmp_path: Path) -> None:
+    buffers = state(5)
+    buffers["moment_2"] = state(6)["parameters"]
+    save(store, 5, buffers, 3)
+    size = merge(store, 5, tmp_path / "model.safetensors")
+    assert size == (tmp_path / "model.safetensors").stat().st_size
+    tensors = load_file(tmp_path / "model.safetensors")
+    assert tensors.keys() == {"weight", "bias"}
+    merge(store, 5, tmp_path / "all.safetensors", moments=True)
+    whole = load_file(tmp_path / "all.safetensors")
+    assert whole.keys() == {"weight", "bias", "moment_2/weight", "moment_2/bias", "moment_1", "counters"}
+    for entry in INDEX:
+        for prefix, buffer in (("", "parameters"), ("moment_2/", "moment_2")):
+            expected = buffers[buffer].array[entry.offset : entry.end].reshape(entry.tensor.shape)
+            assert np.array_equal(whole[prefix + entry.name], expected)
+        assert np.array_equal(tensors[entry.name], whole[entry.name])
+    assert np.array_equal(whole["counters"], buffers["counters"].array)
+
+
+def test_memory_is_one_piece(store: DirectoryStore, tmp_path: Path) -> None:
+    save(store, 1, state(1, 10_000_000), 2)
+    tracemalloc.start()
+    try:
+        reshape(store, 1, 3, DirectoryStore(tmp_path / "reshaped"))
+        merge(store, 1, tmp_path / "model.safetensors", moments=True)
+        assert tracemalloc.get_traced_memory()[1] < 6 * module.CHUNK
+    finally:
+        tracemalloc.stop()
+
+
+def test_a_damaged_source_is_named_and_nothing_is_written(store: DirectoryStore, tmp_path: Path) -> None:
+    save(store, 1, state(1))
+    file = store.place(1) / "rank-0001.safetensors"
+    data = bytearray(file.read_bytes())
+    data[-3] ^= 1
+    file.write_bytes(data)
+    for write in (
+        lambda: reshape(store, 1, 3, DirectoryStore(tmp_path / "new")),
+        lambda: merge(store, 1, tmp_path / "new"),
+    ):
+        with pytest.raises(Damaged, match=r"rank-0001\.safetensors: is corrupt"):
+            write()
+        assert not (tmp_path / "new").exists()
+
+
+def test_what_exists_is_not_replaced(store: DirectoryStore, tmp_path: Path) -> None:
+    save(store, 1, state(1))
+    with pytest.raises(UserError, match="exists"):
+        reshape(store, 1, 3, store)
+    (tmp_path / "model.safetensors").write_text("mine")
+    with pytest.raises(UserError, match="exists"):
+        merge(store, 1, tmp_path / "model.safetensors")
+    assert (tmp_path / "model.safetensors").read_text() == "mine"
+    assert not verify(store, 1)
+
+
+def test_a_full_disk(store: DirectoryStore, small_disk: Path) -> None:
+    save(store, 1, state(1, 100_000))
+    with pytest.raises(OutOfDisk, match=r"out of disk on .*disk.*, \d+\.\d MB needed"):
+        reshape(store, 1, 1, DirectoryStore(small_disk / "new"))
+    with pytest.raises(OutOfDisk, match=r"out of disk on .*disk.*, \d+\.\d MB needed"):
+        merge(store, 1, small_disk / "new.safetensors", moments=True)
+    assert os.listdir(small_disk) == []
+
+
+def test_a_disk_that_fills_up_meanwhile(
+    store: DirectoryStore, small_disk: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "no_room", lambda *_: None)
+    monkeypatch.setattr(module, "has_room", lambda *_: True)
+    save(store, 1, state(1, 100_000))
+    with pytest.raises(OutOfDisk):
+        reshape(store, 1, 2, DirectoryStore(small_disk / "new"))
+    with pytest.raises(OutOfDisk):
+        merge(store, 1, small_disk / "new.safetensors", moments=True)
+    assert os.listdir(small_disk) == []
+
+
+def test_a_place_where_nothing_can_be_written(store: DirectoryStore, tmp_path: Path) -> None:
+    save(store, 1, state(1))
+    (tmp_path / "file").write_text("")
+    for write in (
+        lambda: reshape(store, 1, 3, DirectoryStore(tmp_path / "file" / "new")),
+        lambda: merge(store, 1, tmp_path / "file" / "new"),
+    ):
+        with pytest.raises(OrtflowError, match=r"cannot write .*file"):
+            write()

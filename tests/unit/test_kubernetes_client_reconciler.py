@@ -1,0 +1,251 @@
+"""Repairs of a run that the operator cannot recover, and that nothing else is done."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fake_clock import FakeClock
+from fake_kubernetes import FakeCluster
+from kubernetes_objects import JOB, NAMESPACE, NOW, RUN, Object, batch_job, event, mpijob, pod, stamp
+
+from ortflow.launchers.kubernetes import api
+from ortflow.launchers.kubernetes import supervise as module
+from ortflow.launchers.kubernetes.contexts import connect
+from ortflow.launchers.kubernetes.links import Links
+from ortflow.launchers.kubernetes.place import Place, write_place
+from ortflow.launchers.kubernetes.reasons import end_words
+from ortflow.launchers.kubernetes.reconciler import Action, DeletePod, Done, EndRetries, Resubmit, in_vain, reconcile
+from ortflow.launchers.kubernetes.snapshot import View
+from ortflow.launchers.kubernetes.supervise import BIRTH, PERIOD, Charge, successor, supervise
+from ortflow.launchers.records import Outcome
+from ortflow.workflow.rundir import RunDir
+from ortflow.workflow.spec.run import Backoff, Restart
+
+SUBMIT = {"event": "submit", "launcher": "kubernetes", "job": JOB}
+START = {"event": "start", "attempt": 0}
+RUNNING = [SUBMIT, START]
+RESTART = Restart(failures=2, backoff=Backoff(first=0.0))
+PAUSE = 40.0
+"""Seconds before a run is submitted again."""
+FAILED = [("Failed", "True", "BackoffLimitExceeded", "Job has reached the specified backoff limit")]
+
+
+def actions(records: list[dict[str, Any]], pods: list[Object], restart: Restart = RESTART, **view: Any) -> list[Action]:
+    given = {"mpijob": mpijob(), "job": batch_job(), "events": [], **view}
+    return reconcile(View(given["mpijob"], NOW, given["job"], pods, given["events"]), records, restart)
+
+
+def over(**given: Any) -> Object:
+    return mpijob(conditions=FAILED, completionTime=stamp(NOW), **given)
+
+
+def test_nothing_is_done_to_a_healthy_run() -> None:
+    pods = [pod("worker", 0), pod("worker", 1, phase="Pending", node="", ready=False), pod("launcher")]
+    assert actions(RUNNING, pods) == []
+    assert actions(RUNNING, [pod("worker", 0, deleted=NOW + 40), pod("launcher", phase="Failed")]) == []
+    assert actions(RUNNING, [], mpijob=mpijob(suspend=True)) == []
+
+
+def test_dead_workers_are_deleted() -> None:
+    evicted = pod("worker", 0, phase="Failed", reason="Evicted")
+    succeeded = pod("worker", 1, phase="Succeeded", uid="u1")
+    found = actions(RUNNING, [evicted, succeeded, pod("launcher", phase="Failed")])
+    assert [(one.name, one.force) for one in found if isinstance(one, DeletePod)] == [
+        (f"{JOB}-worker-0", False), (f"{JOB}-worker-1", False),
+    ]  # fmt: skip
+    assert len(found) == 2
+
+
+def test_pods_on_lost_nodes_are_removed_by_force_and_only_when_late() -> None:
+    assert actions(RUNNING, [pod("worker", 0, deleted=NOW - 10)]) == []
+    (found,) = actions(RUNNING, [pod("worker", 0, node="n2", deleted=NOW - 16)])
+    assert isinstance(found, DeletePod)
+    assert found.force
+    assert str(found) == f"removing lost pod {JOB}-worker-0: its node n2 does not answer"
+    assert not found.held
+    held = pod("launcher", deleted=NOW - 16)
+    held["metadata"]["finalizers"] = ["batch.kubernetes.io/job-tracking"]
+    (launcher,) = actions(RUNNING, [held])
+    assert isinstance(launcher, DeletePod)
+    assert launcher.held, "the operator's Job replaces no launcher that has not failed"
+
+
+@pytest.mark.parametrize("outcome", ["failure", "user_error"])
+def test_retries_of_a_run_that_has_ended_are_ended(outcome: str) -> None:
+    ended = [*RUNNING, {"event": "end", "attempt": 0, "outcome": outcome, "next": "stop"}]
+    dead = pod("worker", 0, phase="Succeeded")
+    assert [type(one) for one in actions(ended, [dead])] == [EndRetries]
+    assert actions(ended, [], job=batch_job(limit=0)) == []
+    assert [type(one) for one in actions(ended, [], mpijob=over())] == [Done]
+
+
+def test_a_finished_run_is_left_to_the_operator() -> None:
+    done = [*RUNNING, {"event": "end", "attempt": 0, "outcome": "finished", "next": "stop"}]
+    assert actions(done, [pod("worker", 0)]) == []
+    succeeded = mpijob(conditions=[("Succeeded", "True", "", "")], completionTime=stamp(NOW))
+    assert [str(one) for one in actions(done, [], mpijob=succeeded)] == ["the run has ended: finished"]
+
+
+def test_wrong_input_is_not_tried_again() -> None:
+    said = pod("launcher", phase="Failed", state={"terminated": {"exitCode": 2, "message": "no such file"}})
+    (found,) = actions([SUBMIT], [said])
+    assert isinstance(found, EndRetries)
+    (ended,) = actions([SUBMIT], [said], mpijob=over())
+    assert isinstance(ended, Done)
+    assert ended.outcome is Outcome.USER_ERROR
+
+
+def test_a_run_that_the_operator_gave_up_is_submitted_again() -> None:
+    (found,) = actions(RUNNING, [pod("launcher", phase="Failed")], mpijob=over())
+    assert isinstance(found, Resubmit)
+    assert "counts against no budget" in found.why
+
+
+def test_submissions_without_an_attempt_spend_the_budget_of_failures() -> None:
+    records: list[dict[str, Any]] = [*RUNNING]
+    for number in range(2):
+        records.append({**SUBMIT, "job": f"digits-{number}"})
+        (found,) = actions(records, [pod("launcher", phase="Failed")], mpijob=over())
+        assert isinstance(found, Resubmit), number
+    records.append({**SUBMIT, "job": "digits-2"})
+    assert in_vain(records) == 3
+    (found,) = actions(records, [pod("launcher", phase="Failed")], mpijob=over())
+    assert isinstance(found, Done)
+    assert found.outcome is Outcome.FAILURE
+    assert "the budget of 2 failures is spent" in found.why
+
+
+def test_preemptions_spend_only_their_own() -> None:
+    target = [{"type": "DisruptionTarget", "status": "True", "reason": "PreemptionByScheduler"}]
+    taken = pod("launcher", phase="Failed", conditions=target)
+    failures = [{"event": "end", "attempt": n, "outcome": "failure", "next": "restart", "step": n} for n in range(2)]
+    records = [*RUNNING, *failures, {**START, "attempt": 2}]
+    (found,) = actions(records, [taken], mpijob=over())
+    assert isinstance(found, Resubmit)
+    (none_left,) = actions(records, [taken], Restart(failures=2, preemptions=0), mpijob=over())
+    assert isinstance(none_left, Done)
+
+
+def test_ends_that_need_no_reconciliation() -> None:
+    (gone,) = actions(RUNNING, [], mpijob=None)
+    assert isinstance(gone, Done)
+    late = mpijob(conditions=[("Failed", "True", "DeadlineExceeded", "")], completionTime=stamp(NOW))
+    (deadline,) = actions(RUNNING, [], mpijob=late)
+    assert isinstance(deadline, Done)
+    assert deadline.outcome is Outcome.PREEMPTED
+    (refused,) = actions([SUBMIT], [], mpijob=mpijob(conditions=[]), events=[event(JOB, "ValidationError", "wrong")])
+    assert isinstance(refused, Done)
+
+
+def test_the_successor_is_the_same_run_under_another_name() -> None:
+    old = mpijob()
+    old["metadata"] |= {"resourceVersion": "7", "managedFields": [], "annotations": {"a": "b"}}
+    new = successor(old, "zzz999")
+    assert new["metadata"]["name"] == "digits-zzz999"
+    assert new["metadata"]["labels"]["ortflow.dev/job"] == "digits-zzz999"
+    assert new["metadata"]["labels"]["ortflow.dev/run"] == RUN
+    assert [owner["name"] for owner in new["metadata"]["ownerReferences"]] == [JOB]
+    assert set(new) == {"apiVersion", "kind", "metadata", "spec"}
+    assert set(new["metadata"]) == {"name", "namespace", "labels", "annotations", "ownerReferences"}
+    launcher = new["spec"]["mpiReplicaSpecs"]["Launcher"]["template"]
+    assert launcher["metadata"]["labels"]["ortflow.dev/job"] == "digits-zzz999"
+    assert launcher["spec"]["containers"][0]["env"] == [{"name": "ORTFLOW_JOB", "value": "digits-zzz999"}]
+    assert launcher["spec"]["volumes"][0]["configMap"]["name"] == f"{JOB}-run", "owned by the first one"
+    assert old["spec"]["mpiReplicaSpecs"]["Launcher"]["template"]["spec"]["containers"][0]["env"][0]["value"] == JOB
+    third = successor({**new, "metadata": {**new["metadata"], "uid": "other"}}, "yyy888")
+    assert third["metadata"]["name"] == "digits-yyy888"
+    assert [owner["name"] for owner in third["metadata"]["ownerReferences"]] == [JOB], "all are owned by the first"
+
+
+@pytest.fixture
+def fake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeCluster]:
+    with FakeCluster(tmp_path) as cluster:
+        monkeypatch.setenv("KUBECONFIG", str(cluster.kubeconfig))
+        yield cluster
+
+
+def test_the_loop_repairs_resubmits_and_ends(fake: FakeCluster, tmp_path: Path) -> None:
+    run, clock, said = RunDir(tmp_path / "run"), FakeClock(), list[str]()
+    for record in (SUBMIT, START):
+        run.record_attempt(**record)
+    fake.add(mpijob(now=NOW), batch_job(), pod("worker", 0, phase="Failed"), pod("worker", 1), pod("launcher"))
+
+    def away() -> None:
+        assert said == [f"deleting dead pod {JOB}-worker-0: {end_words(pod('worker', 0, phase='Failed'))}"]
+        fake.away = True
+
+    def gives_up() -> None:
+        assert len([text for text in said if "does not answer" in text]) == 1, "reported once"
+        fake.away = False
+        fake.objects["mpijobs", NAMESPACE, JOB]["status"] = over()["status"]
+
+    def finishes() -> None:
+        new = next(one for one in fake.of("mpijobs") if one["metadata"]["name"] != JOB)
+        assert run.read_attempts()[-1]["follows"] == JOB
+        assert run.read_attempts()[-1]["job"] == new["metadata"]["name"]
+        run.record_attempt(event="start", attempt=1)
+        run.record_attempt(event="end", attempt=1, outcome="finished", next="stop")
+        new["status"] = {"conditions": [{"type": "Succeeded", "status": "True"}], "completionTime": stamp(NOW)}
+
+    clock.after(0.5 * PERIOD, away)
+    clock.after(3.5 * PERIOD, gives_up)
+    clock.after(4.5 * PERIOD + PAUSE, finishes)
+    restart = Restart(failures=2, backoff=Backoff(first=PAUSE))
+    assert supervise(Charge(run, Place(NAMESPACE, RUN, JOB), restart), connect(), said.append, clock) == 0, said
+    assert clock.sleeps == [PERIOD] * 4 + [PAUSE, PERIOD]
+
+
+def test_in_a_terminal_a_launcher_pod_on_a_lost_node_is_replaced(
+    fake: FakeCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its log, which cannot be read, is not waited for."""
+    monkeypatch.setattr(api, "LOG", 0.2)
+    run = RunDir(tmp_path / "run")
+    run.root.mkdir()
+    write_place(run, Place(NAMESPACE, RUN, JOB, "fake"))
+    for record in RUNNING:
+        run.record_attempt(**record)
+    run.run_file.write_text(
+        f"name: {RUN}\nmodel: {{path: m.onnx, loss: mse}}\ndata: {{train: {{path: d.arrow}}, micro_batch: 1}}\n"
+        "train: {steps: 10, optimizer: {name: sgd, lr: 0.1}}\n"
+    )
+    lost = pod("launcher", node="n2", deleted=time.time() - 60)
+    fake.add(mpijob(now=time.time()), batch_job(), pod("worker", 0), pod("worker", 1), lost)
+    fake.cut = {"n2"}
+    fake.deleted = lambda plural, name: fake.remove("mpijobs", JOB, NAMESPACE)
+    said: list[str] = []
+    module.in_terminal(run, Links(), said.append)
+    name = lost["metadata"]["name"]
+    assert said == [f"removing lost pod {name}: its node n2 does not answer", "the MPIJob was deleted"]
+
+
+def test_a_supervisor_that_comes_before_the_mpijob_waits_for_it(fake: FakeCluster, tmp_path: Path) -> None:
+    said, clock = list[str](), FakeClock()
+    charge, begun = Charge(RunDir(tmp_path / "run"), Place(NAMESPACE, RUN, JOB), RESTART), clock.now
+    assert supervise(charge, connect(), said.append, clock) == 1
+    assert said == ["the MPIJob was deleted"]
+    assert BIRTH <= clock.now - begun <= BIRTH + PERIOD
+
+
+def test_in_the_cluster_it_reads_the_run_directory_on_the_volume(
+    fake: FakeCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "run.yaml"
+    file.write_text(
+        f"name: {RUN}\nmodel: {{path: m.onnx, loss: mse}}\ndata: {{train: {{path: d.arrow}}, micro_batch: 1}}\n"
+        "train: {steps: 10, optimizer: {name: sgd, lr: 0.1}}\n"
+    )
+    run = RunDir(tmp_path / "volume" / "runs" / RUN)
+    run.root.mkdir(parents=True)
+    for record in (*RUNNING, {"event": "end", "attempt": 0, "outcome": "failure", "next": "stop"}):
+        run.record_attempt(**record)
+    fake.add(over(now=NOW))
+    monkeypatch.setenv("ORTFLOW_RUN_FILE", str(file))
+    monkeypatch.setenv("ORTFLOW_MOUNT", str(tmp_path / "volume"))
+    monkeypatch.setattr(module.signal, "signal", lambda number, handler: None)
+    assert module.main(["--namespace", NAMESPACE, "--job", JOB]) == 0, "the Job has succeeded"
+    assert "the run has ended: failed" in capsys.readouterr().out

@@ -1,0 +1,188 @@
+"""The launcher pod under a fake clock: what it waits for, how long, and with which exit code it ends."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fake_attempts import FakeAttempt
+from fake_clock import FakeClock
+
+from ortflow.launchers.kubernetes import ending
+from ortflow.launchers.kubernetes.attempt import LOOK, SILENCE, PodAttempt
+from ortflow.launchers.kubernetes.pod import Pod
+from ortflow.launchers.kubernetes.run_supervisor import MARGIN, OLD_RANKS, RunSupervisor
+from ortflow.launchers.locks import hold
+from ortflow.launchers.stop import write_request
+from ortflow.manifests.local import Mpi
+from ortflow.workflow.errors import EXIT_DONE, EXIT_FAILURE, EXIT_PREEMPTED
+from ortflow.workflow.fence import DELAY
+from ortflow.workflow.rundir import RunDir
+from ortflow.workflow.spec.file.load import load_run_text
+from ortflow.workflow.spec.file.paths import resolve_paths
+
+RUN = """\
+name: gpt
+run_dir: {run_dir}
+model: {{path: m.onnx, loss: mse}}
+data: {{train: {{path: d.arrow}}, micro_batch: 1}}
+train: {{steps: 10, optimizer: {{name: sgd, lr: 0.1}}}}
+restart: {{failures: 1, backoff: {{first: 30}}}}
+resources: {{time_limit: "00:10:00"}}
+backends: {{kubernetes: {{image: "localhost/ortflow:test", grace_seconds: 60, volume: {{claim: mine}}}}}}
+"""
+MPI = Mpi("mpich", "mpirun")
+GRACE = 60.0
+
+
+class KeeperOf(RunSupervisor):
+    """A supervisor process whose attempts follow `planned`."""
+
+    planned: list[dict[str, Any]]
+    started: list[FakeAttempt]
+
+    def _find_mpi(self) -> Mpi:
+        return MPI
+
+    def _start(self, number: int, mpi: Mpi) -> Any:
+        self.started.append(FakeAttempt(self._clock, number, **self.planned[number]))  # type: ignore[arg-type]
+        return self.started[-1]
+
+
+@pytest.fixture
+def clock() -> FakeClock:
+    return FakeClock()
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """The volume, with a fake termination log and restored signal handlers."""
+    monkeypatch.setattr(ending, "TERMINATION", tmp_path / "termination-log")
+    numbers = (signal.SIGTERM, signal.SIGINT)
+    before = [signal.getsignal(number) for number in numbers]
+    for file in ("m.onnx", "d.arrow"):
+        (tmp_path / file).touch()
+    yield tmp_path
+    for number, handler in zip(numbers, before, strict=True):
+        signal.signal(number, handler)
+
+
+def run_supervisor_of(folder: Path, clock: FakeClock, *planned: dict[str, Any]) -> KeeperOf:
+    text = RUN.format(run_dir=folder / "gpt")
+    spec = resolve_paths(load_run_text(text, "run.yaml"), folder / "run.yaml")
+    pod = Pod("gpt-abc", "uid", folder / "run.yaml", folder, 2222, new_budget=False, fresh=False)
+    run_supervisor = KeeperOf(pod, spec, folder, clock)
+    run_supervisor.planned, run_supervisor.started = list(planned), []
+    return run_supervisor
+
+
+def ends(folder: Path) -> list[dict[str, Any]]:
+    return [record for record in RunDir(folder / "gpt").read_attempts() if record["event"] in ("end", "stop")]
+
+
+def released(folder: Path) -> bool:
+    return (folder / ".ortflow" / "gpt-abc" / "released").exists()
+
+
+def test_a_run_that_finishes(folder: Path, clock: FakeClock) -> None:
+    assert run_supervisor_of(folder, clock, {"seconds": 100.0}).keep() == EXIT_DONE
+    assert not released(folder), "the operator ends the workers of a run that has succeeded"
+
+
+def test_a_failure_is_followed_by_another_attempt_in_the_same_pod(folder: Path, clock: FakeClock) -> None:
+    run_supervisor = run_supervisor_of(folder, clock, {"code": 1, "seconds": 100.0}, {"seconds": 50.0})
+    assert run_supervisor.keep() == EXIT_DONE
+    first, second = run_supervisor.started
+    assert second.started_at - first.started_at == pytest.approx(100.0 + 30.0, abs=1.0)
+
+
+def test_a_budget_that_is_spent_lets_the_workers_go(folder: Path, clock: FakeClock) -> None:
+    fails = {"code": 1, "seconds": 10.0}
+    assert run_supervisor_of(folder, clock, fails, fails).keep() == EXIT_FAILURE
+    assert released(folder)
+    assert "budget" in (folder / "termination-log").read_text()
+
+
+def test_the_kubelets_signal_leaves_time_for_the_run_supervisor(folder: Path, clock: FakeClock) -> None:
+    run_supervisor = run_supervisor_of(folder, clock, {})
+    clock.after(100.0, lambda: signal.raise_signal(signal.SIGTERM))
+    begun = clock.now
+    assert run_supervisor.keep() == EXIT_PREEMPTED
+    (attempt,) = run_supervisor.started
+    assert attempt.killed_at == pytest.approx(begun + 100.0 + GRACE - MARGIN, abs=1.0)
+    assert not released(folder), "the next launcher pod continues with the same workers"
+
+
+def test_the_time_limit_is_of_this_pod(folder: Path, clock: FakeClock) -> None:
+    run_supervisor = run_supervisor_of(folder, clock, {"leaves_after": 5.0})
+    begun = clock.now
+    assert run_supervisor.keep() == EXIT_PREEMPTED
+    assert run_supervisor.started[0].asked_at == pytest.approx(begun + 600.0, abs=1.0)
+    assert released(folder)
+
+
+def test_a_cancelled_run_ends_for_good(folder: Path, clock: FakeClock) -> None:
+    run_supervisor = run_supervisor_of(folder, clock, {"leaves_after": 5.0})
+    clock.after(20.0, lambda: write_request(RunDir(folder / "gpt").stop_request, "cancel"))
+    assert run_supervisor.keep() == EXIT_PREEMPTED
+    assert ends(folder)[-1]["asked"] == "cancel"
+    assert released(folder)
+
+
+@pytest.mark.parametrize("lets_go_after", [OLD_RANKS / 2, None])
+def test_ranks_of_an_earlier_attempt_are_waited_for_and_then_fenced_off(
+    folder: Path, clock: FakeClock, capsys: pytest.CaptureFixture[str], lets_go_after: float | None
+) -> None:
+    run_supervisor, run = run_supervisor_of(folder, clock), RunDir(folder / "gpt")
+    run.root.mkdir()
+    lock, begun = hold(run.ranks_lock), clock.now
+    if lets_go_after is not None:
+        clock.after(lets_go_after, lambda: os.close(lock))
+    run_supervisor._clear()
+    fenced = "fenced off" in capsys.readouterr().out
+    if lets_go_after is None:
+        os.close(lock)
+        assert fenced
+        assert clock.now - begun == pytest.approx(OLD_RANKS + 2 * DELAY, abs=1.0)
+    else:
+        assert not fenced
+        assert clock.now - begun == pytest.approx(lets_go_after, abs=1.0)
+
+
+def test_a_host_is_lost_after_its_silence(folder: Path, clock: FakeClock) -> None:
+    """Nothing listens on the port, as on a node without power."""
+    pod = Pod("gpt-abc", "uid", folder / "run.yaml", folder, 1, new_budget=False, fresh=False)
+    run = RunDir(folder / "gpt")
+    command = [sys.executable, "-c", "import time; time.sleep(60)"]
+    attempt = PodAttempt(run, 0, command, os.environ, "mpich", pod, {"127.0.0.1": "127.0.0.1"}, 2, clock)
+    try:
+        begun = clock.now
+        while not attempt.gone():
+            clock.sleep(1.0)
+        assert SILENCE < clock.now - begun <= SILENCE + LOOK + 1.0
+        assert attempt.gone() == {0, 1}
+    finally:
+        attempt.kill()
+
+
+def test_a_host_that_is_slow_to_greet_is_not_lost(folder: Path, clock: FakeClock) -> None:
+    """Its kernel takes connections: so does a node on which the ssh daemon has to wait for its turn, and ranks work."""
+    command = [sys.executable, "-c", "import time; time.sleep(60)"]
+    with socket.create_server(("127.0.0.1", 0), backlog=100) as server:
+        port = server.getsockname()[1]
+        pod = Pod("gpt-abc", "uid", folder / "run.yaml", folder, port, new_budget=False, fresh=False)
+        run = RunDir(folder / "gpt")
+        attempt = PodAttempt(run, 0, command, os.environ, "mpich", pod, {"127.0.0.1": "127.0.0.1"}, 2, clock)
+        try:
+            begun = clock.now
+            while clock.now < begun + 2 * SILENCE:
+                assert not attempt.gone()
+                clock.sleep(LOOK)
+        finally:
+            attempt.kill()

@@ -1,0 +1,228 @@
+"""The batch step of a Slurm job under a fake clock: how long it retries, when it exits, and when it stays."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fake_attempts import FakeAttempt
+from fake_clock import FakeClock
+
+from ortflow.launchers.records import State
+from ortflow.launchers.slurm import requeue
+from ortflow.launchers.slurm.requeue import PAUSE, Answer, JobOfOurs
+from ortflow.launchers.slurm.run_supervisor import AWAY, CANCELLING, STAY, RunSupervisor
+from ortflow.launchers.slurm.stopping import SETTLED, SIGNALS, JobStop
+from ortflow.launchers.status import read_status
+from ortflow.launchers.stop import write_request
+from ortflow.workflow.errors import EXIT_DONE, EXIT_FAILURE, EXIT_PREEMPTED
+from ortflow.workflow.rundir import RunDir
+
+RUN = """\
+name: gpt
+model: {path: m.onnx, loss: mse}
+data: {train: {path: d.arrow}, micro_batch: 1}
+train: {steps: 10, optimizer: {name: sgd, lr: 0.1}}
+restart: {backoff: {first: 1}}
+"""
+JOB = JobOfOurs("7", 0, "node1")
+AHEAD = 90.0
+AWAY_WORDS = "slurm_load_jobs error: Unable to contact slurm controller (connect failure)"
+
+
+class FakeController:
+    """What slurmctld answers to the commands of a batch step."""
+
+    def __init__(self, clock: FakeClock) -> None:
+        self.clock = clock
+        self.state, self.restarts, self.preempted = "RUNNING", 0, "None"
+        self.ends: float | None = None
+        """When the time limit ends the job, by the clock."""
+        self.away_until = 0.0
+        self.refuses = False
+        self.calls: list[tuple[str, ...]] = []
+
+    def __call__(self, *command: str) -> tuple[int, str]:
+        self.calls.append(command)
+        if self.clock.now < self.away_until:
+            return 1, AWAY_WORDS
+        if command[:2] == ("scontrol", "requeue"):
+            if self.refuses:
+                return 1, "Requested operation is presently disabled"
+            self.state, self.restarts = "PENDING", self.restarts + 1
+            return 0, ""
+        if command[0] == "scontrol":
+            said = f"JobState={self.state} Reason=None Restarts={self.restarts} PreemptTime={self.preempted}"
+            return 0, f"JobId=7 {said}"
+        if command[0] == "squeue":
+            return 0, "UNLIMITED" if self.ends is None else _duration(self.ends - self.clock.now)
+        if command[0] == "scancel":
+            self.state = "CANCELLED"
+        return (1, "sbatch: error: no") if command[0] == "sbatch" else (0, "")
+
+
+def _duration(seconds: float) -> str:
+    return f"{int(seconds) // 3600}:{int(seconds) // 60 % 60:02d}:{int(seconds) % 60:02d}"
+
+
+@pytest.fixture
+def clock() -> FakeClock:
+    return FakeClock()
+
+
+@pytest.fixture
+def controller(clock: FakeClock, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeController]:
+    """The job's controller; restores the signal handlers that a batch step replaces."""
+    fake = FakeController(clock)
+    monkeypatch.setattr(requeue, "call", fake)
+    before = [signal.getsignal(number) for number in SIGNALS]
+    yield fake
+    for number, handler in zip(SIGNALS, before, strict=True):
+        signal.signal(number, handler)
+
+
+class PlannedSupervisor(RunSupervisor):
+    """A supervisor process whose attempts follow `planned`."""
+
+    planned: dict[str, Any]
+
+    def _start(self, number: int) -> Any:
+        self._attempt = FakeAttempt(self._clock, number, **self.planned)  # type: ignore[arg-type, assignment]
+        return self._attempt
+
+    def _output(self) -> str:
+        return ""
+
+
+def run_supervisor_of(root: Path, clock: FakeClock, **planned: Any) -> PlannedSupervisor:
+    run = RunDir(root)
+    run.run_file.write_text(RUN)
+    run_supervisor = PlannedSupervisor(run, ["srun", "--mpi=pmi2"], JOB, "ortflow abc", clock)
+    run_supervisor.planned = planned
+    return run_supervisor
+
+
+def ends(root: Path) -> list[dict[str, Any]]:
+    return [record for record in RunDir(root).read_attempts() if record["event"] in ("end", "stop")]
+
+
+def test_a_controller_that_is_away_is_asked_again(clock: FakeClock, controller: FakeController) -> None:
+    controller.away_until = clock.now + 100.0
+    assert requeue.requeue(JOB, AWAY, clock) == (Answer.QUEUED, "")
+    assert set(clock.sleeps) == {PAUSE}
+    assert sum(clock.sleeps) == pytest.approx(100.0, abs=PAUSE)
+
+
+def test_a_controller_that_stays_away_is_given_up(clock: FakeClock, controller: FakeController) -> None:
+    controller.away_until, begun = clock.now + 2 * AWAY, clock.now
+    assert requeue.requeue(JOB, AWAY, clock)[0] is Answer.AWAY
+    assert clock.now - begun == pytest.approx(AWAY, abs=PAUSE)
+    assert ("scontrol", "requeue", "7") not in controller.calls, "never requested without a query"
+
+
+def test_a_preempted_run_stays_until_slurm_takes_the_job(
+    tmp_path: Path, clock: FakeClock, controller: FakeController
+) -> None:
+    controller.preempted, begun = "2026-11-21T13:59:34", clock.now
+    assert run_supervisor_of(tmp_path, clock, code=EXIT_PREEMPTED, seconds=10.0).keep() == EXIT_PREEMPTED
+    assert controller.state == "PENDING"
+    assert clock.now - begun == pytest.approx(10.0 + STAY, abs=2.0), "a batch step that ends makes the job COMPLETED"
+    assert [(end["next"], end.get("counts", True)) for end in ends(tmp_path)] == [("restart", True)]
+
+
+def test_a_run_that_never_comes_to_a_step_is_not_queued_again(
+    tmp_path: Path, clock: FakeClock, controller: FakeController
+) -> None:
+    controller.preempted = "2026-11-21T13:59:34"
+    for number in range(5):
+        RunDir(tmp_path).record_attempt(event="start", attempt=number)
+        RunDir(tmp_path).record_attempt(event="end", attempt=number, outcome="preempted", step=0, next="restart")
+    assert run_supervisor_of(tmp_path, clock, code=EXIT_PREEMPTED, seconds=10.0).keep() == EXIT_FAILURE
+    assert ("scontrol", "requeue", "7") not in controller.calls
+    reported = ends(tmp_path)[-1]
+    assert (reported["next"], reported["why"]) == ("stop", "5 attempts in a row ended before a step was done")
+    assert read_status(RunDir(tmp_path), alive=False).state is State.FAILED
+
+
+def test_a_damaged_line_is_moved_aside_and_reported(
+    tmp_path: Path, clock: FakeClock, controller: FakeController, capfd: pytest.CaptureFixture[str]
+) -> None:
+    run = RunDir(tmp_path)
+    run.record_attempt(event="start", attempt=0)
+    with run.attempts.open("a") as file:
+        file.write('{"event": "end", "attempt": "none"}\n')
+    assert run_supervisor_of(tmp_path, clock, code=EXIT_DONE, seconds=10.0).keep() == EXIT_DONE
+    assert "moved to attempts.jsonl.damaged" in capfd.readouterr().out
+    assert '"none"' not in run.attempts.read_text()
+    assert '"none"' in (tmp_path / "attempts.jsonl.damaged").read_text()
+
+
+def test_a_finished_run_ends_the_batch_step(tmp_path: Path, clock: FakeClock, controller: FakeController) -> None:
+    begun = clock.now
+    assert run_supervisor_of(tmp_path, clock, seconds=10.0).keep() == EXIT_DONE
+    assert clock.now - begun == pytest.approx(10.0, abs=1.0)
+
+
+def test_a_site_that_does_not_requeue(tmp_path: Path, clock: FakeClock, controller: FakeController) -> None:
+    controller.refuses = True
+    assert run_supervisor_of(tmp_path, clock, code=EXIT_PREEMPTED, seconds=10.0).keep() == EXIT_FAILURE
+    assert "presently disabled" in ends(tmp_path)[-1]["why"]
+
+
+def test_a_cancelled_run_cancels_its_job_and_stays(
+    tmp_path: Path, clock: FakeClock, controller: FakeController
+) -> None:
+    run_supervisor = run_supervisor_of(tmp_path, clock, leaves_after=4.0)
+    clock.after(20.0, lambda: write_request(RunDir(tmp_path).stop_request, "cancel"))
+    begun = clock.now
+    assert run_supervisor.keep() == EXIT_PREEMPTED
+    assert ("scancel", "7") in controller.calls
+    assert clock.now - begun == pytest.approx(24.0 + CANCELLING, abs=2.0)
+
+
+def test_ranks_save_ahead_of_the_time_limit(tmp_path: Path, clock: FakeClock, controller: FakeController) -> None:
+    controller.ends = clock.now + 300.0
+    run_supervisor = run_supervisor_of(tmp_path, clock, leaves_after=4.0)
+    begun, ahead = clock.now, float(run_supervisor._spec.backends.slurm.signal_seconds)
+    assert run_supervisor.keep() == EXIT_PREEMPTED
+    assert isinstance(run_supervisor._attempt, FakeAttempt)
+    assert run_supervisor._attempt.asked_at == pytest.approx(begun + 300.0 - ahead, abs=2.0)
+    assert ends(tmp_path)[0]["counts"] is False, "a time limit is no preemption"
+
+
+def test_a_limit_that_was_raised_is_asked_for_before_ranks_leave(
+    tmp_path: Path, clock: FakeClock, controller: FakeController
+) -> None:
+    controller.ends = clock.now + 300.0
+    stop = JobStop(tmp_path / ".stop", JOB, AHEAD, clock=clock)
+    controller.ends += 600.0
+    clock.sleep(300.0 - AHEAD)
+    assert stop.look() is None
+    clock.sleep(600.0)
+    assert stop.look() == "time limit"
+
+
+def test_slurm_is_asked_what_a_signal_was_for_once_it_knows(
+    tmp_path: Path, clock: FakeClock, controller: FakeController
+) -> None:
+    stop = JobStop(tmp_path / ".stop", JOB, AHEAD, clock=clock)
+    with stop.listening():
+        signal.raise_signal(signal.SIGTERM)
+        clock.after(0.5 * SETTLED, lambda: setattr(controller, "state", "CANCELLED"))
+        assert stop.settle() == "scancel"
+    assert clock.sleeps == [SETTLED]
+
+
+@pytest.mark.parametrize(("left", "reason"), [(3600.0, "SIGUSR2"), (AHEAD + 10.0, None)])
+def test_usr2_is_a_preemption_unless_the_limit_is_near(
+    tmp_path: Path, clock: FakeClock, controller: FakeController, left: float, reason: str | None
+) -> None:
+    controller.ends = clock.now + 3600.0
+    stop = JobStop(tmp_path / ".stop", JOB, AHEAD, clock=clock)
+    clock.sleep(3600.0 - left)
+    with stop.listening():
+        signal.raise_signal(signal.SIGUSR2)
+        assert stop.look() == reason

@@ -1,0 +1,160 @@
+"""A checkpoint written again: as the files of another number of ranks, or as one file of named tensors.
+
+Called by the command line. Needs neither numpy nor ONNX Runtime. Bytes are copied piece by piece, so the memory taken
+is one piece, whatever the size of the model. Every file is verified before anything is written.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from io import FileIO
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import xxhash
+
+from ortflow.workflow.checkpoint.commit import commit, no_room
+from ortflow.workflow.checkpoint.manifest import FileRecord, Manifest, finished
+from ortflow.workflow.checkpoint.store import CheckpointStore
+from ortflow.workflow.checkpoint.tensors import ITEM_SIZES, file_layout, file_name, header_of
+from ortflow.workflow.checkpoint.verify import CHUNK, read_manifest, verify
+from ortflow.workflow.disk_space import OutOfDisk, has_room, is_full, out_of_disk
+from ortflow.workflow.errors import OrtflowError, UserError
+from ortflow.workflow.files import open_regular
+from ortflow.workflow.layout import share
+from ortflow.workflow.rundir import replacing
+
+PARAMETERS = "parameters"
+"""The buffer whose elements the index describes."""
+
+
+def reshape(store: CheckpointStore, step: int, world_size: int, target: CheckpointStore) -> Manifest:
+    """Write the checkpoint of a step into `target` as that of `world_size` ranks; what it holds stays bit for bit.
+
+    Raises Damaged where a file of the source is not whole, UserError where `target` has a checkpoint of the step,
+    OutOfDisk, and OrtflowError where it cannot be written; nothing of it is left then.
+    """
+    manifest = _whole(store, step)
+    if os.path.lexists(target.place(step)):
+        raise UserError("exists", where=str(target.place(step)), fix="choose another --output, or remove it")
+    new = not target.place(step).parent.exists()
+    try:
+        lack = no_room(target, manifest.buffers, world_size, manifest.index)
+        if lack is not None:
+            raise lack
+        folder = target.begin(step, 0)
+        records = [_write_rank(store, manifest, rank, world_size, folder) for rank in range(world_size)]
+    except (OSError, OutOfDisk) as error:
+        with suppress(OSError):
+            target.abandon(step, 0)
+            if new:
+                target.place(step).parent.rmdir()
+        if isinstance(error, OutOfDisk):
+            raise
+        raise _unwritable(target.place(step), error) from error
+    return commit(
+        target, step, 0, records, buffers=manifest.buffers, index=manifest.index, progress=manifest.progress,
+        environment=manifest.environment,
+    )  # fmt: skip
+
+
+def merge(store: CheckpointStore, step: int, path: Path, *, moments: bool = False) -> int:
+    """Write one safetensors file of named tensors; returns its size in bytes.
+
+    A parameter or a running statistic has its name in the model, and with `moments` each moment of the optimizer has
+    the name MOMENT/PARAMETER. Raises what `reshape` raises.
+    """
+    manifest = _whole(store, step)
+    if os.path.lexists(path):
+        raise UserError("exists", where=str(path), fix="choose another --output, or remove it")
+    rows = sorted(_tensors(manifest, moments), key=lambda row: -ITEM_SIZES[manifest.buffers[row[1]].dtype])
+    places: dict[str, Any] = {"__metadata__": {"format": "ortflow", "step": str(step)}}
+    size = 0
+    for name, buffer, _, shape in rows:
+        dtype = manifest.buffers[buffer].dtype
+        end = size + prod(shape) * ITEM_SIZES[dtype]
+        places[name] = {"dtype": dtype, "shape": list(shape), "data_offsets": [size, end]}
+        size = end
+    header = header_of(places)
+    if not has_room(path.absolute(), len(header) + size):
+        raise OutOfDisk(path, len(header) + size)
+    try:
+        with replacing(path.absolute()) as file:
+            file.write(header)
+            for _, buffer, start, shape in rows:
+                for piece in pieces(store, manifest, buffer, start, start + prod(shape)):
+                    file.write(piece)
+    except OSError as error:
+        raise _unwritable(path, error, len(header) + size) from error
+    return len(header) + size
+
+
+def pieces(store: CheckpointStore, manifest: Manifest, buffer: str, start: int, stop: int) -> Iterator[bytes]:
+    """The bytes of elements [start, stop) of a flat buffer, from the rank files that hold them. Raises OSError."""
+    size = ITEM_SIZES[manifest.buffers[buffer].dtype]
+    for rank in range(manifest.world_size):
+        first, last = share(manifest.buffers[buffer].count, rank, manifest.world_size)
+        first, last = max(first, start), min(last, stop)
+        if first >= last:
+            continue
+        layout = file_layout(manifest.buffers, rank, manifest.world_size)
+        span = next(span for span in layout.spans if span.buffer == buffer)
+        with FileIO(open_regular(store.place(manifest.step) / file_name(rank))) as file:
+            file.seek(span.offset + (first - span.start) * size)
+            yield from _read(file, (last - first) * size)
+
+
+def _read(file: FileIO, count: int) -> Iterator[bytes]:
+    while count:
+        piece = file.read(min(count, CHUNK))
+        if not piece:
+            raise OSError(errno.EIO, "has become shorter since it was verified", file.name)
+        count -= len(piece)
+        yield piece
+
+
+def _write_rank(store: CheckpointStore, manifest: Manifest, rank: int, world_size: int, folder: Path) -> FileRecord:
+    layout, hashing = file_layout(manifest.buffers, rank, world_size), xxhash.xxh3_128()
+
+    def contents() -> Iterable[bytes]:
+        yield layout.header
+        for span in layout.spans:
+            yield from pieces(store, manifest, span.buffer, span.start, span.stop)
+
+    with replacing(folder / file_name(rank)) as file:
+        for piece in contents():
+            hashing.update(piece)
+            file.write(piece)
+    return FileRecord(file_name(rank), layout.size, finished(hashing))
+
+
+def _tensors(manifest: Manifest, moments: bool) -> Iterator[tuple[str, str, int, tuple[int, ...]]]:
+    """Name, buffer, first element and shape of each tensor of a merged file."""
+    for entry in manifest.index:
+        yield entry.name, PARAMETERS, entry.offset, entry.tensor.shape
+    for buffer, spec in manifest.buffers.items():
+        if not moments or buffer == PARAMETERS:
+            continue
+        if spec.count != manifest.index.trained:
+            yield buffer, buffer, 0, (spec.count,)
+            continue
+        for entry in manifest.index:
+            if entry.end <= spec.count:
+                yield f"{buffer}/{entry.name}", buffer, entry.offset, entry.tensor.shape
+
+
+def _whole(store: CheckpointStore, step: int) -> Manifest:
+    manifest = read_manifest(store, step)
+    for fault in verify(store, step):
+        raise fault
+    return manifest
+
+
+def _unwritable(path: Path, error: OSError, needed: int = 0) -> OrtflowError:
+    if is_full(error):
+        return out_of_disk(error, needed, path)
+    return OrtflowError(f"cannot write {error.filename or path}: {error.strerror}")

@@ -1,0 +1,39 @@
+"""A flat buffer that the ranks share out (ZeRO): each holds its own elements of it, and none the whole.
+
+Made by a trainer, saved and filled by the steps, which need to know nothing of how it is used.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from ortflow.workflow.device import Buffer
+
+if TYPE_CHECKING:
+    import numpy as np
+
+
+@dataclass(frozen=True)
+class Shard:
+    """Elements [start, start + part.count) of a flat buffer of `count` elements; `layout.share` says which."""
+
+    part: Buffer
+    start: int
+    count: int
+
+    @property
+    def stop(self) -> int:
+        """First element behind the part that is here."""
+        return self.start + self.part.count
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """Element type."""
+        return self.part.dtype
+
+    def slice(self, start: int, stop: int) -> Buffer:
+        """Elements [start, stop) of the whole buffer, the same memory; ValueError where they are not all here."""
+        if not self.start <= start <= stop <= self.stop:
+            raise ValueError(f"elements {start} to {stop} are not of this rank's {self.start} to {self.stop}")
+        return self.part.slice(start - self.start, stop - self.start)

@@ -1,0 +1,215 @@
+"""A disk that is full: known by its errors, told in one sentence, and waited for instead of died of.
+
+Nothing can be written on a full disk, so what a run lacks stands in a file that has its block already: the heartbeat,
+which `ortflow status` reads. Written by rank 0 while ranks run, and by the supervisor between two attempts.
+File systems that never write in place (ZFS, btrfs) can refuse that too; then the file's sticky bit says that something
+is lacking.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import functools
+import json
+import os
+import shutil
+import stat
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from ortflow.workflow.clock import SYSTEM_CLOCK, Clock
+from ortflow.workflow.errors import OrtflowError
+from ortflow.workflow.files import open_regular, read_whole
+
+FULL = (errno.ENOSPC, errno.EDQUOT)
+"""The file system has no block left, or the user's quota is used up."""
+BLOCK = 2048
+"""Bytes of the notice, taken while there is room."""
+RECORDS = 64 << 10
+"""Bytes that records and logs go on needing beside what is asked for."""
+LOOK_PERIOD = 1.0
+"""Seconds between two looks whether there is room again."""
+
+
+class OutOfDisk(OrtflowError):
+    """There is no room for `needed` bytes at `path`: to be tried again once there is."""
+
+    def __init__(self, path: Path, needed: int) -> None:
+        self.path, self.needed = path, needed
+        super().__init__(sentence(path, needed))
+
+    def __reduce__(self) -> tuple[type[OutOfDisk], tuple[Path, int]]:
+        """Ranks tell each other of it."""
+        return type(self), (self.path, self.needed)
+
+
+def sentence(path: Path | str, needed: int) -> str:
+    """What is lacking, for people. Pure."""
+    return f"out of disk on {path}, {max(needed, 100_000) / 1e6:,.1f} MB needed"
+
+
+def is_full(error: BaseException) -> bool:
+    """Whether an error, or what it was raised from, is that of a full disk or quota. Pure."""
+    return any(isinstance(one, OutOfDisk) or (isinstance(one, OSError) and one.errno in FULL) for one in _chain(error))
+
+
+def out_of_disk(error: BaseException, needed: int = RECORDS, default: Path | str = "?") -> OutOfDisk:
+    """The sentence of such an error. Pure."""
+    for one in _chain(error):
+        if isinstance(one, OutOfDisk):
+            return one
+        if isinstance(one, OSError) and one.errno in FULL and isinstance(one.filename, str):
+            return OutOfDisk(Path(one.filename), needed)
+    return OutOfDisk(Path(default), needed)
+
+
+def _chain(error: BaseException) -> list[BaseException]:
+    """An error and what it was raised from, which may be itself."""
+    chain: list[BaseException] = []
+    found: BaseException | None = error
+    while found is not None and found not in chain:
+        chain.append(found)
+        found = found.__cause__
+    return chain
+
+
+def has_room(path: Path, needed: int) -> bool:
+    """Whether so many bytes can be written at a path, as far as can be told. Leaves nothing.
+
+    The file system tells what is free. A quota shows only when room is taken: all of it is, for a moment, where the
+    file system can reserve it, else a little.
+    """
+    folder = _folder(path)
+    trial = folder / f".room.{os.getpid():08d}"
+    try:
+        if shutil.disk_usage(folder).free < needed:
+            return False
+        descriptor = os.open(trial, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    except OSError as error:
+        return error.errno not in FULL
+    try:
+        os.unlink(trial)  # without a name a kill leaves nothing of it
+        _reserve(descriptor, needed)
+        size = min(needed, RECORDS)
+        written = os.write(descriptor, os.urandom(size))
+        os.fsync(descriptor)
+    except OSError as error:
+        return error.errno not in FULL
+    finally:
+        os.close(descriptor)
+    return written == size
+
+
+def _reserve(descriptor: int, size: int) -> None:
+    """Give a file its blocks, where the file system does that without writing them; raises OSError where it refuses.
+
+    posix_fallocate would write a byte into every block instead.
+    """
+    if (fallocate := _fallocate()) is not None and size > 0 and fallocate(descriptor, 0, 0, size):
+        code = ctypes.get_errno()
+        if code in FULL:
+            raise OSError(code, os.strerror(code))
+
+
+@functools.cache
+def _fallocate() -> Any:
+    """fallocate of the C library; None where there is none."""
+    function = getattr(ctypes.CDLL(None, use_errno=True), "fallocate", None)
+    if function is not None:
+        function.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64]
+    return function
+
+
+def _folder(path: Path) -> Path:
+    """The nearest existing folder."""
+    return next((one for one in (path, *path.parents) if one.is_dir()), Path("/"))
+
+
+class Notice:
+    """What a run lacks, in the block of its heartbeat; never raises.
+
+    The writer may be dead when the disk is freed, so a reader checks the disk too. It can do so only where the file
+    system itself was short: a quota shows only on a write, and another machine's disk not at all.
+    """
+
+    def __init__(self, heartbeat: Path) -> None:
+        self._path = heartbeat
+        self._reported: str | None = None
+
+    def tell(self, lack: OutOfDisk) -> None:
+        """From now on `status` says so."""
+        text = json.dumps({"path": str(lack.path)[-1000:], "needed": lack.needed, "short": self._is_short(lack)})
+        if text != self._reported and self._write(text):
+            self._reported = text
+
+    def clear(self) -> None:
+        """Nothing is lacking, and the block is there for when something is."""
+        if self._reported != "" and self._write(""):
+            self._reported = ""
+
+    def _write(self, text: str) -> bool:
+        with suppress(OSError):
+            descriptor = open_regular(self._path, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW)
+            try:
+                return _put(descriptor, text)
+            finally:
+                os.close(descriptor)
+        return False
+
+    def read(self) -> OutOfDisk | None:
+        """What is lacking; None where nothing is lacking, or where the disk has room again."""
+        lack, short = self._load()
+        return None if lack is None or (short and self._is_short(lack) is False) else lack
+
+    def last(self) -> OutOfDisk | None:
+        """What was lacking when the notice was written, even if the disk has room now."""
+        return self._load()[0]
+
+    def _load(self) -> tuple[OutOfDisk | None, bool]:
+        try:
+            text = read_whole(self._path, 2 * BLOCK)
+            if not text.strip() and self._path.lstat().st_mode & stat.S_ISVTX:
+                return OutOfDisk(self._path.parent, RECORDS), False
+            content = json.loads(text)
+            return OutOfDisk(Path(content["path"]), int(content["needed"])), content.get("short") is True
+        except (OSError, ValueError, KeyError, TypeError):
+            return None, False
+
+    def _is_short(self, lack: OutOfDisk) -> bool | None:
+        """Whether the file system has less than is needed; None where this machine cannot see it."""
+        try:
+            if not lack.path.resolve().is_relative_to(self._path.parent.resolve()):
+                return None
+            return shutil.disk_usage(_folder(lack.path)).free < lack.needed
+        except (OSError, RuntimeError):  # links in a circle
+            return None
+
+
+def _put(descriptor: int, text: str) -> bool:
+    """Write a notice; where even its own block is refused, the sticky bit stands for it. Raises OSError."""
+    mode = stat.S_IMODE(os.fstat(descriptor).st_mode)
+    if not text and mode & stat.S_ISVTX:
+        os.fchmod(descriptor, mode & ~stat.S_ISVTX)
+    try:
+        return os.pwrite(descriptor, text.encode().ljust(BLOCK), 0) == BLOCK
+    except OSError as error:
+        if text and is_full(error):
+            os.fchmod(descriptor, mode | stat.S_ISVTX)
+        raise
+
+
+def wait_for_room(
+    lack: OutOfDisk, notice: Notice, seconds: float, leave: Callable[[], object], clock: Clock = SYSTEM_CLOCK
+) -> bool:
+    """Wait until there is room, `seconds` at most; whether there is. `leave` is looked at often, and ends the wait."""
+    notice.tell(lack)
+    end = clock.monotonic() + seconds
+    while not leave() and clock.monotonic() < end:
+        if has_room(lack.path, lack.needed):
+            notice.clear()
+            return True
+        clock.sleep(0.2)
+    return False

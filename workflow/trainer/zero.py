@@ -1,0 +1,149 @@
+"""The trainer of ZeRO (Rajbhandari et al. 2020): the ranks share out the optimizer's moments, and what they accumulate.
+
+Each rank updates its `layout.share` of the flat parameters and keeps the moments of that share alone (stage 1). From
+stage 2 on, it also accumulates the gradients of its share alone: those of one micro-batch are added up over the ranks
+as soon as they are there. Opened by `builder` in place of `GraphTrainer`; a curve differs from its in rounding alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import numpy.typing as npt
+import onnx
+
+from ortflow.workflow.device.shard import Shard
+from ortflow.workflow.graph.autodiff.compose import compose
+from ortflow.workflow.kernels.graph import with_kernels
+from ortflow.workflow.layout import ALIGNMENT, share
+from ortflow.workflow.memory import ITEM
+from ortflow.workflow.onnx_runtime import onnxruntime
+from ortflow.workflow.optim.gradient import gradient_graph, square_sum_graph
+from ortflow.workflow.optim.graph import optimizer_graph
+from ortflow.workflow.optim.lamb_shares import apply_graph, change_graph
+from ortflow.workflow.optim.segments import Piece, pieces, segments
+from ortflow.workflow.sessions.session import Binding
+from ortflow.workflow.spec.optimizers import Lamb, moments
+from ortflow.workflow.trainer import MicroBatch
+from ortflow.workflow.trainer.graph import TAIL, GraphTrainer
+
+
+class ZeroTrainer(GraphTrainer):
+    """See the module. The graphs of the update are each rank's own, and are made here."""
+
+    def _allocate_for_update(self) -> None:
+        device, spec, trained = self._sessions.device, self._spec, self.index.trained
+        start, stop = share(trained, self._comm.rank, self._comm.world_size)
+        kept = moments(spec.train.optimizer)
+        self._moments = {name: Shard(device.allocate(stop - start, np.float32), start, trained) for name in kept}
+        self._each = spec.parallel.zero >= 2 and spec.accumulation > 1
+        """Gradients are added up over the ranks behind each micro-batch, not behind the last."""
+        own = device.allocate(stop - start, np.float32) if self._each else self._gradients.slice(start, stop)
+        self._own = Shard(own, start, trained)
+        # Few parameters and many ranks: a rank without a share scales zeros.
+        self._scaled = own if own.count else device.allocate(ALIGNMENT, np.float32)
+        self._scratch = None if self._each or spec.accumulation == 1 else device.allocate(trained, np.float32)
+        if self._comm.rank == 0:
+            self._report.note(
+                f"ZeRO stage {spec.parallel.zero}: {len(kept)} moments x {ITEM} bytes x {trained} parameters "
+                f"/ {self._comm.world_size} ranks = {len(kept) * ITEM * trained / self._comm.world_size:.0f} bytes, "
+                f"{sum(moment.part.count for moment in self._shards) * ITEM} allocated on rank 0"
+            )
+
+    @property
+    def _shards(self) -> list[Shard]:
+        return [moment for moment in self._moments.values() if isinstance(moment, Shard)]
+
+    def _open(self, model: onnx.ModelProto) -> onnxruntime.InferenceSession:
+        own = with_kernels(model) if self._sessions.kernels else model
+        return self._sessions.open(compose(own).SerializeToString())
+
+    def _bind_scaling(self) -> Binding:
+        device, shape = self._sessions.device, (self._scaled.count,)
+        self._squares = device.allocate(1, np.float64)
+        self._squaring = Binding(self._open(square_sum_graph()), device)
+        self._squaring.read_from("gradients", self._scaled, shape)
+        self._squaring.write_to("squares", self._squares, (1,))
+        self._scale, self._norm = device.allocate(2, np.float32), device.allocate(1, np.float32)
+        scaling = Binding(self._sessions.open(gradient_graph(shared=True).SerializeToString()), device)
+        scaling.read_from("gradients", self._scaled, shape)
+        scaling.read_from("squares", self._squares, (1,))
+        scaling.read_from("inverse_weight", self._scale.slice(0, 1), (1,))
+        scaling.read_from("max_norm", self._scale.slice(1, 2), (1,))
+        scaling.write_to("gradients.out", self._scaled, shape)
+        scaling.write_to("norm", self._norm, (1,))
+        return scaling
+
+    def _bind_update(self) -> None:
+        device, optimizer = self._sessions.device, self._spec.train.optimizer
+        self._scaling = self._bind_scaling()
+        self._rate = device.allocate(1, np.float32)
+        self._update_number = device.allocate(1, np.int64)
+        whole = segments(optimizer, self.index)
+        mine = pieces(whole, self._own.start, self._own.stop)
+        self._updates: list[Callable[[], None]]
+        if isinstance(optimizer, Lamb):
+            self._updates = self._lamb(optimizer, mine, len(whole))
+        elif mine:
+            graph = optimizer_graph(optimizer, mine, kernels=bool(self._sessions.kernels))
+            self._updates = [self._bind_pieces(self._open(graph), mine, self._own).run]
+        else:
+            self._updates = []
+
+    def _lamb(self, optimizer: Lamb, mine: Sequence[Piece], tensors: int) -> list[Callable[[], None]]:
+        """Trust ratios are of whole tensors, of which a rank may have a piece: their norms are sums over the ranks."""
+        sums = self._sessions.device.allocate(2 * tensors, np.float64)
+        add = [lambda: sums.fill(0), lambda: self._comm.all_reduce(sums)]
+        if not mine:
+            return add
+        change = self._bind_pieces(self._open(change_graph(optimizer, mine)), mine, self._own)
+        apply = self._bind_pieces(self._open(apply_graph(mine, tensors)), mine, self._own)
+        for number, piece in enumerate(mine):
+            part = self._own.slice(piece.start, piece.stop)
+            change.write_to(f"change.{number}", part, (piece.count,))
+            apply.read_from(f"change.{number}", part, (piece.count,))
+        for place, name in ((0, "weights"), (tensors, "changes")):
+            here = sums.slice(place + mine[0].number, place + mine[0].number + len(mine))
+            change.write_to(name, here, (len(mine),))
+            apply.read_from(name, sums.slice(place, place + tensors), (tensors,))
+        return [add[0], change.run, add[1], apply.run]
+
+    def _add_up(self, batches: Sequence[MicroBatch], seeds: Sequence[int]) -> npt.NDArray[np.float32]:
+        if not self._each:
+            tail = super()._add_up(batches, seeds)
+            self._comm.reduce_scatter(self._gradients)
+            return tail
+        self._own.part.fill(0)
+        tail = np.zeros(TAIL, np.float32)
+        for batch, seed in zip(batches, seeds, strict=True):
+            tail += super()._add_up([batch], [seed])
+            self._comm.reduce_scatter(self._gradients)
+            self._own.part.add(self._gradients.slice(self._own.start, self._own.stop))
+        return tail
+
+    def _sum_over_ranks(self) -> None:
+        self._comm.all_reduce(self._sync.slice(self.index.trained, self._sync.count))
+
+    def _scale_gradients(self, weight: float) -> float:
+        self._squaring.run()
+        self._comm.all_reduce(self._squares)
+        return super()._scale_gradients(weight)
+
+    def _apply(self) -> None:
+        for run in self._updates:
+            run()
+        self._comm.all_gather(self._parameters.slice(0, self.index.trained))
+
+    def _forget_gradients(self) -> None:
+        self._gradients.fill(0)
+        self._scaled.fill(0)
+
+    def give_memory_back(self) -> None:
+        """See the protocol."""
+        # Squares of a skipped step would make the gradients of the next one NaN, where no step writes the padding.
+        self._squares.fill(0)
+        super().give_memory_back()
+
+    def _drop_update(self) -> None:
+        del self._own, self._scaled, self._squaring, self._updates
