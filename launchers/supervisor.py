@@ -336,8 +336,9 @@ class Supervisor:
 
     def _lack(self, found: Cause) -> OutOfDisk | None:
         """The missing disk space, as a rank reported it, or as found if a rank could not record why it failed."""
-        # If the disk has space again, a signal is the cause; a rank that failed may have lacked space before.
-        lack = self._notice.read() if found.exit_code < 0 else self._notice.last()
+        # If the disk has space again, a signal is the cause, unless a rank had failed: Slurm kills the others then. A
+        # rank that failed may have lacked space before.
+        lack = self._notice.fatal() or self._notice.read() if found.exit_code < 0 else self._notice.last()
         if lack is None and not found.reported and found.exit_code > 0:
             return None if has_room(self._run.root, RECORDS) else OutOfDisk(self._run.root, RECORDS)
         return lack

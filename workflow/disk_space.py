@@ -139,9 +139,10 @@ class Notice:
         self._path = heartbeat
         self._reported: str | None = None
 
-    def tell(self, lack: OutOfDisk) -> None:
-        """From now on `status` says so."""
-        text = json.dumps({"path": str(lack.path)[-1000:], "needed": lack.needed, "short": self._is_short(lack)})
+    def tell(self, lack: OutOfDisk, *, fatal: bool = False) -> None:
+        """From now on `status` says so. `fatal`: this rank fails for it, and may be unable to record that."""
+        content = {"path": str(lack.path)[-1000:], "needed": lack.needed, "short": self._is_short(lack), "fatal": fatal}
+        text = json.dumps(content)
         if text != self._reported and self._write(text):
             self._reported = text
 
@@ -161,22 +162,28 @@ class Notice:
 
     def read(self) -> OutOfDisk | None:
         """What is lacking; None where nothing is lacking, or where the disk has room again."""
-        lack, short = self._load()
+        lack, short, _ = self._load()
         return None if lack is None or (short and self._is_short(lack) is False) else lack
+
+    def fatal(self) -> OutOfDisk | None:
+        """What a rank has failed for, even if the disk has room now."""
+        lack, _, fatal = self._load()
+        return lack if fatal else None
 
     def last(self) -> OutOfDisk | None:
         """What was lacking when the notice was written, even if the disk has room now."""
         return self._load()[0]
 
-    def _load(self) -> tuple[OutOfDisk | None, bool]:
+    def _load(self) -> tuple[OutOfDisk | None, bool, bool]:
         try:
             text = read_whole(self._path, 2 * BLOCK)
             if not text.strip() and self._path.lstat().st_mode & stat.S_ISVTX:
-                return OutOfDisk(self._path.parent, RECORDS), False
+                return OutOfDisk(self._path.parent, RECORDS), False, False
             content = json.loads(text)
-            return OutOfDisk(Path(content["path"]), int(content["needed"])), content.get("short") is True
+            lack = OutOfDisk(Path(content["path"]), int(content["needed"]))
+            return lack, content.get("short") is True, content.get("fatal") is True
         except (OSError, ValueError, KeyError, TypeError):
-            return None, False
+            return None, False, False
 
     def _is_short(self, lack: OutOfDisk) -> bool | None:
         """Whether the file system has less than is needed; None where this machine cannot see it."""

@@ -46,8 +46,12 @@ def test_a_notice_is_written_into_its_block(tmp_path: Path) -> None:
     notice.tell(lack)
     assert (tmp_path / ".heartbeat").stat().st_size == BLOCK
     assert str(Notice(tmp_path / ".heartbeat").read()) == str(lack)
+    assert notice.fatal() is None
+    notice.tell(lack, fatal=True)
+    assert str(Notice(tmp_path / ".heartbeat").fatal()) == str(lack)
     notice.clear()
     assert notice.read() is None
+    assert notice.fatal() is None
     (tmp_path / "theirs").mkdir()
     Notice(tmp_path / "theirs").tell(lack)
     assert list((tmp_path / "theirs").iterdir()) == []

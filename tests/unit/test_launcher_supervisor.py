@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import signal
 from collections.abc import Iterator, Mapping
 from itertools import pairwise
@@ -205,3 +206,16 @@ def test_a_start_continues_when_there_is_disk_space(tmp_path: Path) -> None:
 
     bench.start = first_no_room  # type: ignore[method-assign]
     assert bench.supervise() == EXIT_DONE
+
+
+@pytest.mark.parametrize("failed", [True, False])
+def test_a_rank_killed_because_another_one_failed_on_a_full_disk(tmp_path: Path, failed: bool) -> None:
+    """Nothing of it could be recorded, and the disk has space again. A rank that only waited for space says nothing."""
+    bench = Bench(tmp_path, {"code": -signal.SIGKILL, "seconds": 10.0}, {"seconds": 10.0})
+    lack = OutOfDisk(tmp_path, 1)
+    notice = json.dumps({"path": str(tmp_path), "needed": 1, "short": True, "fatal": failed})
+    bench.clock.after(9.0, lambda: bench.run.heartbeat.write_text(notice))
+    assert bench.supervise() == EXIT_DONE
+    end = bench.ends()[0]
+    assert (end["outcome"], end["cause"] == str(lack)) == ("failure", failed)
+    assert end["why"] == ("that counts against no budget" if failed else "failure 1 of 3")
