@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import random
 import subprocess
@@ -141,6 +142,19 @@ def test_a_disk_that_fills_up_meanwhile(
     with pytest.raises(OutOfDisk):
         merge(store, 1, small_disk / "new.safetensors", moments=True)
     assert os.listdir(small_disk) == []
+
+
+def test_a_commit_that_fails_leaves_nothing(
+    store: DirectoryStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(errno.EIO, "Input/output error", "manifest.json")
+
+    save(store, 1, state(1, 100))
+    monkeypatch.setattr("ortflow.workflow.checkpoint.commit.write_atomically", refuse)
+    with pytest.raises(OrtflowError, match=r"manifest\.json: Input/output error"):
+        reshape(store, 1, 2, DirectoryStore(tmp_path / "new"))
+    assert not (tmp_path / "new").exists()
 
 
 def test_a_place_where_nothing_can_be_written(store: DirectoryStore, tmp_path: Path) -> None:

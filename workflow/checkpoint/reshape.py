@@ -48,18 +48,18 @@ def reshape(store: CheckpointStore, step: int, world_size: int, target: Checkpoi
             raise lack
         folder = target.begin(step, 0)
         records = [_write_rank(store, manifest, rank, world_size, folder) for rank in range(world_size)]
-    except (OSError, OutOfDisk) as error:
+        return commit(
+            target, step, 0, records, buffers=manifest.buffers, index=manifest.index, progress=manifest.progress,
+            environment=manifest.environment,
+        )  # fmt: skip
+    except (OSError, OrtflowError) as error:
         with suppress(OSError):
             target.abandon(step, 0)
             if new:
                 target.place(step).parent.rmdir()
-        if isinstance(error, OutOfDisk):
+        if isinstance(error, OrtflowError):
             raise
         raise _unwritable(target.place(step), error) from error
-    return commit(
-        target, step, 0, records, buffers=manifest.buffers, index=manifest.index, progress=manifest.progress,
-        environment=manifest.environment,
-    )  # fmt: skip
 
 
 def merge(store: CheckpointStore, step: int, path: Path, *, moments: bool = False) -> int:
