@@ -48,7 +48,7 @@ def examine_gpu(python: str, ranks: int) -> Iterator[Finding]:
 
 
 def from_report(report: Mapping[str, Any], ranks: int) -> Iterator[Finding]:
-    """What `ortflow.workflow.gpu_report` told. Pure."""
+    """What `ortflow.workflow.gpu_report` reported. Pure."""
     if "error" in report:
         yield fault(ABOUT, report["error"], report.get("fix") or "")
         return

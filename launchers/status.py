@@ -137,7 +137,7 @@ def _here(run: RunDir, path: str | None) -> str | None:
 
 
 def written_place(run: RunDir) -> str | None:
-    """Where the run file says that the run lies; None where it says nothing, or cannot be read."""
+    """Where the run file says that the run lies; None if it says nothing, or cannot be read."""
     try:
         text = read_whole(run.run_file)
         if found := _PLACE_LINE.search(text):

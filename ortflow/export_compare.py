@@ -39,10 +39,10 @@ kinks that some gradient differs at each place, but no gradient that is right do
 
 
 def compare(model: onnx.ModelProto, module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
-    """Raise UserError where the file does not compute what the module does; else say what was not compared.
+    """Raise UserError if the file does not compute what the module does; else say what was not compared.
 
     `model`: the whole file. `module`: in the modes that it was traced in. The gradient of an Embedding's padding row is
-    not compared: that it differs is known. Returns one sentence, or nothing where everything was compared.
+    not compared: that it differs is known. Returns one sentence, or nothing if everything was compared.
     """
     missing_packages = [name for name in _NEEDED if importlib.util.find_spec(name) is None]
     if missing_packages:
@@ -163,7 +163,7 @@ class _File:
         return {**values, **dict(zip(self.inputs, given, strict=True))}
 
     def _computed(self, call: Call, weights: list[np.ndarray | None]) -> Result | None:
-        """Outputs and gradients in training mode; None where there are none to be had, and says why."""
+        """Outputs and gradients in training mode; None if there are none to be had, and says why."""
         from ortflow.export_gradients import run, training_graph
         from ortflow.export_reference import Result
 

@@ -57,7 +57,7 @@ def training_graph(
 
 
 def evaluation_graph(model: onnx.ModelProto) -> onnx.ModelProto:
-    """The file with running statistics. Raises UserError where it has no form that ortflow can run."""
+    """The file with running statistics. Raises UserError if it has no form that ortflow can run."""
     prepared, _ = prepare(model)
     avoid_wrong_forms(prepared)
     evaluation_mode(prepared.graph)
@@ -66,7 +66,7 @@ def evaluation_graph(model: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def run(model: onnx.ModelProto, feed: Arrays) -> dict[str, np.ndarray]:
-    """Every output of a graph. Raises RuntimeError where ONNX Runtime cannot load or run it."""
+    """Every output of a graph. Raises RuntimeError if ONNX Runtime cannot load or run it."""
     from ortflow.workflow.onnx_runtime import onnxruntime as ort
 
     options = ort.SessionOptions()

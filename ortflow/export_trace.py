@@ -32,7 +32,7 @@ def trace(
     output_names: Sequence[str] | None,
     dynamic_shapes: Any,
 ) -> Any:
-    """The exporter's program of `module`, not optimized. Raises UserError where PyTorch cannot export it."""
+    """The exporter's program of `module`, not optimized. Raises UserError if PyTorch cannot export it."""
     import torch
 
     try:

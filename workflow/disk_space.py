@@ -1,4 +1,4 @@
-"""A disk that is full: known by its errors, told in one sentence, and waited for instead of died of.
+"""A disk that is full: recognized by its errors, reported in one sentence, and waited for instead of died of.
 
 Nothing can be written on a full disk, so what a run lacks stands in a file that has its block already: the heartbeat,
 which `ortflow status` reads. Written by rank 0 while ranks run, and by the supervisor between two attempts.
@@ -77,7 +77,7 @@ def _chain(error: BaseException) -> list[BaseException]:
 
 
 def has_room(path: Path, needed: int) -> bool:
-    """Whether so many bytes can be written at a path, as far as can be told. Leaves nothing.
+    """Whether so many bytes can be written at a path, as far as can be determined. Leaves nothing.
 
     The file system tells what is free. A quota shows only when room is taken: all of it is, for a moment, where the
     file system can reserve it, else a little.
@@ -104,7 +104,7 @@ def has_room(path: Path, needed: int) -> bool:
 
 
 def _reserve(descriptor: int, size: int) -> None:
-    """Give a file its blocks, where the file system does that without writing them; raises OSError where it refuses.
+    """Give a file its blocks, where the file system does that without writing them; raises OSError if it refuses.
 
     posix_fallocate would write a byte into every block instead.
     """
@@ -116,7 +116,7 @@ def _reserve(descriptor: int, size: int) -> None:
 
 @functools.cache
 def _fallocate() -> Any:
-    """fallocate of the C library; None where there is none."""
+    """fallocate of the C library; None if there is none."""
     function = getattr(ctypes.CDLL(None, use_errno=True), "fallocate", None)
     if function is not None:
         function.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64]
@@ -161,7 +161,7 @@ class Notice:
         return False
 
     def read(self) -> OutOfDisk | None:
-        """What is lacking; None where nothing is lacking, or where the disk has room again."""
+        """What is lacking; None if nothing is lacking, or if the disk has room again."""
         lack, short, _ = self._load()
         return None if lack is None or (short and self._is_short(lack) is False) else lack
 
@@ -186,7 +186,7 @@ class Notice:
             return None, False, False
 
     def _is_short(self, lack: OutOfDisk) -> bool | None:
-        """Whether the file system has less than is needed; None where this machine cannot see it."""
+        """Whether the file system has less than is needed; None if this machine cannot see it."""
         try:
             if not lack.path.resolve().is_relative_to(self._path.parent.resolve()):
                 return None

@@ -1,7 +1,7 @@
 """The seven-step engine: runs the steps in order, times each, and tells when each starts and ends.
 
 Every rank runs the same executor over the same steps. Two kinds: a step that runs once in its place, and a step that
-also recurs while `train` runs (`checkpoint`, `monitor`); what a recurring step took in all is told at its end. The
+also recurs while `train` runs (`checkpoint`, `monitor`); the total of a recurring step is reported at its end. The
 engine knows nothing of graphs, schedulers or files but the event log.
 """
 

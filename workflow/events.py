@@ -52,7 +52,7 @@ class EventLog:
             self.write("warning", message=f"{lost} events are lost: the disk was full for too long")
 
     def rewind(self, step: int) -> None:
-        """Take back what belongs to steps after `step`, and set aside what is no event; says so in the record."""
+        """Take back what belongs to steps after `step`, and set aside what is not an event; says so in the record."""
         found = look_back(self.path, step)
         if found.damaged or found.newest is not None:
             self._file.close()
@@ -76,7 +76,7 @@ class Lost:
     """What of a record belongs to steps that will be done again."""
 
     newest: int | None
-    """The newest of those steps; None where there is none."""
+    """The newest of those steps; None if there is none."""
     seconds: float
     """That they took."""
     damaged: list[int]
@@ -97,7 +97,7 @@ def look_back(path: Path, step: int) -> Lost:
 
 
 def take_back(path: Path, step: int) -> None:
-    """Write the record anew without what belongs to steps after `step`; what is no event is set aside."""
+    """Write the record anew without what belongs to steps after `step`; what is not an event is set aside."""
 
     def keep(_: int, line: bytes) -> bytes | None:
         record = parse(line, EVENTS)

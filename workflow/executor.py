@@ -1,7 +1,7 @@
 """The rank-aware executor: the seven steps over one context, and how a rank ends.
 
 Called by `rank` once its log is in place. Ranks leave together when they are done or preempted; a rank that fails
-takes the others down at once, because they would wait for it forever.
+ends the others immediately, because they would wait for it forever.
 """
 
 from __future__ import annotations

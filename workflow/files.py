@@ -53,7 +53,7 @@ def _check(path: str | os.PathLike[str], status: os.stat_result) -> None:
 
 
 def read_whole(path: str | os.PathLike[str], limit: int = SMALL) -> bytes:
-    """The contents of a regular file of at most `limit` bytes; OSError where it is longer, or none."""
+    """The contents of a regular file of at most `limit` bytes; OSError if it is longer, or none."""
     with os.fdopen(open_regular(path), "rb") as file:
         # No more is asked for than there is: Python would take the memory first.
         size = os.fstat(file.fileno()).st_size

@@ -145,7 +145,7 @@ def activations(graphs: GraphSet, spec: RunSpec, batch: Mapping[str, tuple[int, 
 
 
 def _form(graphs: GraphSet, spec: RunSpec) -> Path | None:
-    """The training graph as the device runs it, as far as it can be told here; None for the plain one."""
+    """The training graph as the device runs it, as far as it is known here; None for the plain one."""
     from ortflow.workflow.graph.types import fused_of, half_of, on_cuda_of, with_kernels_of
 
     if spec.on_gpus:

@@ -28,7 +28,7 @@ def hashes_of(folder: Path) -> dict[str, str]:
 
 
 def damage(folder: Path, hashes: Mapping[str, str]) -> str | None:
-    """Which file is not what was written, and how; None where all are."""
+    """Which file is not what was written, and how; None if all are."""
     if not hashes or not all(_HASH.fullmatch(one) for one in hashes.values()):
         return f"there is not a valid record of the files in {folder}"
     for name, expected in hashes.items():

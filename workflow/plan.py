@@ -49,7 +49,7 @@ class Plan:
 
     @classmethod
     def load(cls, path: Path) -> Plan:
-        """Read what `save` wrote, or an earlier version did; ValueError where it is not that, or OSError."""
+        """Read what `save` wrote, or an earlier version did; ValueError if it is not that, or OSError."""
         try:
             body = {"graphs": {}, **json.loads(read_whole(path))}
             if body.pop("hash", _hash(body)) != _hash(body):
@@ -64,7 +64,7 @@ class Plan:
 
 
 def number_in(path: Path, key: str) -> int | None:
-    """A positive whole number of a plan, which a client's copy has too; None where there is none."""
+    """A positive whole number of a plan, which a client's copy has too; None if there is none."""
     try:
         plan = json.loads(read_whole(path))
     except (OSError, ValueError, RecursionError):
@@ -93,7 +93,7 @@ def resolve(
 ) -> Plan:
     """The plan of a run over `samples` samples, whose hash is `data`.
 
-    Raises UserError where the training set is smaller than one global batch and the rest is dropped.
+    Raises UserError if the training set is smaller than one global batch and the rest is dropped.
     """
     batch, accumulation = spec.data.micro_batch, spec.accumulation
     division = Division(samples, batch, accumulation, spec.world_size, spec.data.last_batch)

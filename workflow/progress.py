@@ -27,7 +27,7 @@ class Progress:
     """Last step behind which the evaluation set was run to its end."""
     best_metric: float | None = None
     best_of: str | None = None
-    """What `best_metric` was measured on; None where an earlier version saved it."""
+    """What `best_metric` was measured on; None if an earlier version saved it."""
     evaluations_without_improvement: int = 0
     stopped_early: bool = False
     trainer: dict[str, float] = field(default_factory=dict)

@@ -39,7 +39,7 @@ def main(arguments: list[str]) -> int:
 
 
 def run_rank(arguments: list[str]) -> int:
-    """`main`; raises OSError where log, locks and records of the run directory cannot be opened."""
+    """`main`; raises OSError if log, locks and records of the run directory cannot be opened."""
     run_dir = RunDir(Path(arguments[0]).resolve())
     stop = StopFlag(run_dir.stop_request)
     stop.install()

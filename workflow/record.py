@@ -1,7 +1,7 @@
 """What a line of events or of attempts.jsonl must look like to be one of ours.
 
-Readers pass over a line that does not fit; whoever may write the file sets it aside (`set_aside`). Kinds and fields
-that are not named here are of a later version, and stay. Pure but for `read_records` and `set_aside`.
+Readers pass over a line that does not fit; the process that may write the file sets it aside (`set_aside`). Kinds and
+fields that are not named here are of a later version, and stay. Pure but for `read_records` and `set_aside`.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def _adapter(name: str) -> TypeAdapter[dict[str, Any]]:
 
 
 def parse(line: bytes, kind: Kind) -> dict[str, Any] | None:
-    """The record in a line; None where it is none of that kind. Pure."""
+    """The record in a line; None if it is none of that kind. Pure."""
     try:
         record = _adapter(kind.type).validate_json(line)
     except ValueError:  # of pydantic
@@ -79,7 +79,7 @@ def parse(line: bytes, kind: Kind) -> dict[str, Any] | None:
 
 
 def _is_finite(value: object) -> bool:
-    """Whether a metric can be shown; what is no number is none, and passed over."""
+    """Whether a metric can be shown; what is NaN or infinite is none, and passed over."""
     if isinstance(value, int):
         return abs(value) < 2**63
     return not isinstance(value, float) or math.isfinite(value)
@@ -88,7 +88,7 @@ def _is_finite(value: object) -> bool:
 def read_records(path: Path, kind: Kind) -> tuple[list[dict[str, Any]], list[int]]:
     """The records of a file, oldest first, and the numbers of the lines that are none, from 1.
 
-    Nothing where there is no such file. Raises OSError.
+    Nothing if there is no such file. Raises OSError.
     """
     records, damaged = [], []
     try:
@@ -141,7 +141,7 @@ def _append(path: Path, data: bytes) -> None:
 
 
 def damage_words(path: Path, damaged: list[int], *, aside: bool = False) -> str | None:
-    """What is said of a file with lines that are not valid records; None where there are none. Pure."""
+    """What is said of a file with lines that are not valid records; None if there are none. Pure."""
     if not damaged:
         return None
     listed = ", ".join(map(str, damaged[:3])) + (f" and {len(damaged) - 3} more" if len(damaged) > 3 else "")

@@ -15,7 +15,7 @@ OLDEST = (1, 20)
 
 
 def installed_version(package: str) -> str | None:
-    """Version of a package of this interpreter; None where it is not installed."""
+    """Version of a package of this interpreter; None if it is not installed."""
     try:
         return metadata.version(package)
     except metadata.PackageNotFoundError:

@@ -1,7 +1,7 @@
 """Standard output and error that nothing harms: no control character passes, and a full disk ends no process.
 
 Names in models, data, paths and messages of libraries are anybody's: an escape sequence in one would act on the
-terminal of whoever reads it. Used by every program of ortflow that prints.
+terminal of the reader. Used by every program of ortflow that prints.
 """
 
 from __future__ import annotations

@@ -33,7 +33,7 @@ def builder_of(spec: RunSpec, run_dir: RunDir, report: Report) -> TrainerBuilder
 
 
 def load_builder(name: str) -> type[TrainerBuilder]:
-    """The class that a name stands for. Raises UserError where there is none, or where it cannot be used."""
+    """The class that a name stands for. Raises UserError if there is none, or if it cannot be used."""
     known = {GRAPH.name: GRAPH} if name == GRAPH.name else installed()
     where = "trainer.name"
     if name not in known:

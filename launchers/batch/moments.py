@@ -34,7 +34,7 @@ def passed(record: Mapping[str, Any], clock: Clock) -> float | None:
 
 
 def _boot() -> str:
-    """The id of the kernel's start, or nothing where it has none."""
+    """The id of the kernel's start, or nothing if it has none."""
     try:
         return BOOT_ID.read_text().strip()
     except OSError:

@@ -42,7 +42,7 @@ def place(
     """Submit the script that `script` makes for a submission's id; returns the id and the job.
 
     Tries again for `retry` seconds while the scheduler is away. Raises UserError with its own words, NoAnswer or
-    OutOfDisk where nothing was submitted, InDoubt where that is not known; `ask` is the command that tells later.
+    OutOfDisk if nothing was submitted, InDoubt if that is not known; `ask` is the command that tells later.
     """
     begun = scheduler.clock.monotonic()
     end = begun + retry

@@ -116,7 +116,7 @@ class Slurm:
     def hand_over(self, folder: Path, script: str) -> str:
         """sbatch a script from the run directory `folder`; the job's id.
 
-        Raises as `submit` does, and OutOfDisk where the script found no room.
+        Raises as `submit` does, and OutOfDisk if the script found no room.
         """
         try:
             path = sbatch.lay_out(folder, script)

@@ -93,7 +93,7 @@ def _makers(backend: KubernetesBackend) -> Iterator[Callable[[Context], Document
 
 
 def without_claim(found: Sequence[dict[str, Any]]) -> tuple[list[dict[str, Any]], str | None]:
-    """The documents without the claim of `volume.create`, and the claim's name; None where there is none."""
+    """The documents without the claim of `volume.create`, and the claim's name; None if there is none."""
     claims = [document for document in found if document["kind"] == "PersistentVolumeClaim"]
     kept = [document for document in found if document["kind"] != "PersistentVolumeClaim"]
     return kept, str(claims[0]["metadata"]["name"]) if claims else None

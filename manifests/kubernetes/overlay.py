@@ -40,7 +40,7 @@ def merge(base: dict[str, Any], patch: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def merge_key(key: str, patch: list[Any]) -> str | None:
-    """What the items of a list are known by; None where they are not."""
+    """What the items of a list are known by; None if they are not."""
     names = MERGE_KEYS.get(key, ())
     given = next((name for name in names if any(name in item for item in patch)), None)
     # A list that only says that it replaces names nothing.

@@ -32,7 +32,7 @@ def inside(spec: RunSpec) -> Container | None:
 
 
 def srun_words(spec: RunSpec, placement: Placement) -> list[str]:
-    """What srun itself is told: with Pyxis, the image and the mounts."""
+    """What srun itself is given: with Pyxis, the image and the mounts."""
     container = inside(spec)
     if container is None or container.kind != "pyxis":
         return []

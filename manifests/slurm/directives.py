@@ -23,7 +23,7 @@ _MIB = 1024**2
 
 
 def directives(spec: RunSpec, placement: Placement) -> list[str]:
-    """The lines; raises UserError where a value cannot stand in one."""
+    """The lines; raises UserError if a value cannot stand in one."""
     omitted = spec.backends.slurm.omit
     asked = _asked(spec, placement)
     lines = [directive(name, value) for name, value in asked if name.removeprefix("no-") not in omitted]

@@ -20,7 +20,7 @@ _BARE = re.compile(r"[A-Za-z0-9_.,:@%+/=\[\]^~-]+")
 
 
 def directive(name: str, value: str | None = None) -> str:
-    """One #SBATCH line; raises UserError where no line can hold the value."""
+    """One #SBATCH line; raises UserError if no line can hold the value."""
     if value is None:
         return f"#SBATCH --{name}"
     return f"#SBATCH --{name}={value if _BARE.fullmatch(value) else _in_quotes(one_line(value, f'--{name}'))}"

@@ -27,7 +27,7 @@ END = "END_OF_THE_RUN_FILE"
 
 
 def script(spec: RunSpec, placement: Placement) -> str:
-    """The whole text; the same input gives the same bytes. Raises UserError where a value has no place in a script."""
+    """The whole text; the same input gives the same bytes. Raises UserError if a value has no place in a script."""
     return "\n".join([*_head(spec, placement), *_body(spec, placement)]) + "\n"
 
 

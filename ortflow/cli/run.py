@@ -144,7 +144,7 @@ def refused(cause: str, run: RunDir, name: str) -> UserError:
 
 
 def refuse_elsewhere(run: RunDir, launcher: object) -> None:
-    """Raise UserError where another launcher than this one has the run at work."""
+    """Raise UserError if another launcher than this one has the run at work."""
     from ortflow.launchers.base import launcher_of
 
     other = launcher_of(run)

@@ -67,7 +67,7 @@ def find_run(text: str, runs: Path, *, looks: bool = False) -> RunDir:
 
 
 def _adopted(handle: str, runs: Path) -> RunDir:
-    """The run directory of LAUNCHER://WHERE; raises UserError where that launcher does not go by handles."""
+    """The run directory of LAUNCHER://WHERE; raises UserError if that launcher does not go by handles."""
     from ortflow.launchers.abilities import Adopting
     from ortflow.launchers.base import find_launcher
 
@@ -78,7 +78,7 @@ def _adopted(handle: str, runs: Path) -> RunDir:
 
 
 def _applied(text: str, runs: Path, *, looks: bool) -> RunDir | None:
-    """A run that only the cluster knows, as `kubectl apply` makes it; raises UserError where its handle is needed."""
+    """A run that only the cluster knows, as `kubectl apply` makes it; raises UserError if its handle is needed."""
     from ortflow.launchers.abilities import Adopting
     from ortflow.launchers.base import offering
 

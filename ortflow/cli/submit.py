@@ -103,7 +103,7 @@ def render(
 
 
 def _of_sweeps(launcher: Launcher, backend: str, sets: list[str] | None) -> Sweeping:
-    """The launcher, for a sweep; raises UserError where it has none, or nothing is varied."""
+    """The launcher, for a sweep; raises UserError if it has none, or nothing is varied."""
     from ortflow.launchers.abilities import Sweeping
     from ortflow.launchers.base import ways_to
 

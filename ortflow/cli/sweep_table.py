@@ -22,7 +22,7 @@ class Results:
     found: Sequence[RunStatus]
     """As the sweep's members."""
     metric: str | None
-    """By which they are compared; None where nothing was evaluated yet."""
+    """By which they are compared; None if nothing was evaluated yet."""
     best: int | None
 
     def rows(self) -> list[tuple[str, ...]]:
@@ -48,7 +48,7 @@ class Results:
 
 
 def results(sweep: Sweep, found: Sequence[RunStatus], by: str | None) -> Results:
-    """The results compared `by` a metric, the first if none is named; raises UserError where there is none such."""
+    """The results compared `by` a metric, the first if none is named; raises UserError if there is none such."""
     metrics = metrics_of(found)
     if by is not None and metrics and by not in metrics:
         raise UserError(f"no run of {sweep.name} was evaluated by {by}", fix=f"there are: {', '.join(metrics)}")

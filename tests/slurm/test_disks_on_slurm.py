@@ -69,6 +69,23 @@ def test_a_disk_that_is_freed_in_time_costs_nothing(on_small_disk: Cluster, smal
 
 
 @pytest.mark.chaos
+def test_ranks_that_start_on_a_full_disk_say_so(on_small_disk: Cluster, small_disk: Path, undisturbed: Run) -> None:
+    """One fails and Slurm kills the others, by when there is room again: the disk was the cause, not the signal."""
+    run = on_small_disk.submit("full-at-start", **slow(0.3))
+    run.until_step(7)
+    run.testbed.reported("scontrol", "requeue", run.job)
+    wait_until(lambda: len(run.records("start")) == 2, ENDS, run.transcript)
+    ballast = fill(small_disk)
+    until_reported(run)
+    ballast.unlink()
+    run.finish()
+    same_end(run, undisturbed)
+    causes = [end["cause"] for end in run.records("end") if end["outcome"] == "failure"]
+    assert all(cause.startswith("out of disk on") for cause in causes), f"{causes}\n{run.transcript()}"
+    assert run.status()["failures"] == 0
+
+
+@pytest.mark.chaos
 def test_no_room_for_the_export_and_the_wait_runs_out(
     on_small_disk: Cluster, small_disk: Path, undisturbed: Run
 ) -> None:

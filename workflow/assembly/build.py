@@ -194,7 +194,7 @@ def _train_graph(
 def _in_half(
     prepared: onnx.ModelProto, spec: RunSpec, trained: Sequence[str]
 ) -> tuple[onnx.ModelProto | None, list[str]]:
-    """The training graph in the half precision that is asked for, and log lines; None where it is not."""
+    """The training graph in the half precision that is asked for, and log lines; None if it is not."""
     if spec.train.precision not in HALF_PRECISIONS:
         return None, []
     from ortflow.workflow.fusion.halved import halved
@@ -221,7 +221,7 @@ def _eval_graph(
 
 
 def _infer_graph(spec: RunSpec, source: Source) -> onnx.ModelProto | None:
-    """The inference graph; None where the model allows none and none is asked for."""
+    """The inference graph; None if the model allows none and none is asked for."""
     try:
         return infer_graph(source.skeleton, source.labels)
     except UserError:

@@ -34,7 +34,7 @@ class _Ended(Exception):
 
 
 class Child:
-    """The parent's end: starts the process at once, so that it is ready by the time it is asked."""
+    """The parent's end: starts the process immediately, so that it is ready by the time it is asked."""
 
     def __init__(self) -> None:
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - closed with the process

@@ -23,7 +23,7 @@ _MADE = re.compile(r"^(.*)_Grad/[^/]*$")
 
 
 def check_loads(child: Child, model: bytes, what: str, device: str, forward: onnx.ModelProto) -> None:
-    """Raises UserError where ONNX Runtime cannot run the graph on the device.
+    """Raises UserError if ONNX Runtime cannot run the graph on the device.
 
     Names the node if ONNX Runtime does, and its place in PyTorch if `forward`, which the graph was made of, says it.
     """
@@ -51,7 +51,7 @@ def check_loads(child: Child, model: bytes, what: str, device: str, forward: onn
 
 
 def kernels_fault(child: Child, model: bytes, library: Library | None, device: str) -> str | None:
-    """Why the graph with our own operators does not load here; None where it does, or where no library can tell."""
+    """Why the graph with our own operators does not load here; None if it does, or if no library can tell."""
     if library is None or library.path is None:
         return None
     try:

@@ -35,8 +35,8 @@ PARAMETERS = "parameters"
 def reshape(store: CheckpointStore, step: int, world_size: int, target: CheckpointStore) -> Manifest:
     """Write the checkpoint of a step into `target` as that of `world_size` ranks; what it holds stays bit for bit.
 
-    Raises Damaged where a file of the source is not whole, UserError where `target` has a checkpoint of the step,
-    OutOfDisk, and OrtflowError where it cannot be written; nothing of it is left then.
+    Raises Damaged if a file of the source is not whole, UserError if `target` has a checkpoint of the step,
+    OutOfDisk, and OrtflowError if it cannot be written; nothing of it is left then.
     """
     manifest = _whole(store, step)
     if os.path.lexists(target.place(step)):

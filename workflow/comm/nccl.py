@@ -179,7 +179,7 @@ class NcclCommunicator(StagedCommunicator):
 
 
 def load() -> Any | None:
-    """NCCL as pip installs it, else as the system has it; None where there is none."""
+    """NCCL as pip installs it, else as the system has it; None if there is none."""
     folders = [*site.getsitepackages(), site.getusersitepackages()]
     found = [path for folder in folders for path in glob.glob(f"{folder}/nvidia/nccl/lib/libnccl.so.2")]
     for path in (*found, "libnccl.so.2"):

@@ -77,7 +77,7 @@ WARNING = re.compile(r"NCCL WARN (?P<words>.*)")
 
 
 def trouble(words: str) -> Trouble | None:
-    """What is behind NCCL's words, one warning or several; None where they are not known."""
+    """What is behind NCCL's words, one warning or several; None if they are not known."""
     return next((Trouble(what, fix) for pattern, what, fix in TABLE if re.search(pattern, words)), None)
 
 
@@ -92,6 +92,6 @@ def sentence(call: str, error: str, last: str = "") -> str:
 
 
 def in_log(text: str) -> Trouble | None:
-    """What NCCL's warnings in a rank's log tell; None where there are none, or none that is known."""
+    """What NCCL's warnings in a rank's log tell; None if there are none, or none that is known."""
     warnings = "\n".join(match["words"] for match in WARNING.finditer(text))
     return trouble(warnings) if warnings else None

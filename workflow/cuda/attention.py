@@ -49,7 +49,7 @@ That is [batch or 1, heads or 1, tokens, keys] of the queries' type.
 
 
 def available(capability: tuple[int, int] | None = None) -> str | None:
-    """Why attention cannot be computed here, in a sentence; None where it can."""
+    """Why attention cannot be computed here, in a sentence; None if it can."""
     try:
         version = int(_cudnn().backend_version())
     except ImportError:
@@ -68,7 +68,7 @@ def available(capability: tuple[int, int] | None = None) -> str | None:
 
 
 def check_available() -> None:
-    """Raises UserError where the process's GPU cannot compute attention by cuDNN."""
+    """Raises UserError if the process's GPU cannot compute attention by cuDNN."""
     driver, device, parts = ctypes.CDLL("libcuda.so.1"), ctypes.c_int(), (ctypes.c_int(), ctypes.c_int())
     driver.cuCtxGetDevice(ctypes.byref(device))
     for part, code in zip(parts, _CAPABILITY_CODES, strict=True):

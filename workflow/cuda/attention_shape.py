@@ -112,7 +112,7 @@ def shape_of(
 def packed_shape_of(packed: Tensor, heads: Sequence[int], mask: Tensor | None, scale: float, causal: bool) -> Shape:
     """Of one value; `heads` are the heads of the queries, those of keys and of values, and the size of each.
 
-    Raises OrtflowError where the value is not of so many, and as `shape_of` does.
+    Raises OrtflowError if the value is not of so many, and as `shape_of` does.
     """
     queries, shared, size = heads
     if len(packed.shape) != 3 or packed.shape[2] != (queries + 2 * shared) * size or queries % shared:

@@ -16,7 +16,7 @@ from ortflow.workflow.rundir import write_atomically
 
 
 class Compiler:
-    """Compiles for one architecture; raises OSError where NVRTC or the driver is missing."""
+    """Compiles for one architecture; raises OSError if NVRTC or the driver is missing."""
 
     def __init__(self, capability: tuple[int, int]) -> None:
         preload()
@@ -27,7 +27,7 @@ class Compiler:
         self._functions: dict[tuple[str, str, tuple[str, ...]], ctypes.c_void_p] = {}
 
     def function(self, source: str, name: str, options: Sequence[str] = ()) -> ctypes.c_void_p:
-        """A kernel of a source, in the current context. Raises OrtflowError where it is not taken."""
+        """A kernel of a source, in the current context. Raises OrtflowError if it is not taken."""
         key = source, name, tuple(options)
         if key not in self._functions:
             function = ctypes.c_void_p()

@@ -137,7 +137,7 @@ class Operators:
     def bind(self, content: bytes) -> bytes:
         """The model as a session of this process takes it; the next session must be made of it.
 
-        Raises OrtflowError where a kernel is not taken, or a value's element type is not known.
+        Raises OrtflowError if a kernel is not taken, or a value's element type is not known.
         """
         model = onnx.ModelProto.FromString(content)
         types = element_types(model)

@@ -95,7 +95,7 @@ class SoftmaxGrad(_Scaled):
 
 
 def spread_shape(x: Sequence[int], mask: Sequence[int]) -> tuple[int, ...]:
-    """The shape that both are spread to, as numpy does. Raises OrtflowError where they do not fit."""
+    """The shape that both are spread to, as numpy does. Raises OrtflowError if they do not fit."""
     pairs = list(zip_longest(reversed(x), reversed(mask), fillvalue=1))
     if any(a != b and 1 not in (a, b) for a, b in pairs):
         raise OrtflowError(f"scores are {list(x)}, and the mask {list(mask)}")

@@ -58,7 +58,7 @@ class ReadAhead(Generic[Item]):
             self._pending.append(self._executor.submit(next, self._groups, nothing))
 
     def close(self) -> None:
-        """Stop the thread, waiting for the group it is at; iterating further ends at once."""
+        """Stop the thread, waiting for the group it is at; iterating further ends immediately."""
         self._executor.shutdown(wait=True, cancel_futures=True)
         self._groups = iter(())
         self._pending.clear()

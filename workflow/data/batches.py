@@ -59,7 +59,7 @@ class Batches:
         world_size: int,
         last_batch: LastBatch,
     ) -> None:
-        """Raises UserError where the set is smaller than a global batch and `last_batch` drops it."""
+        """Raises UserError if the set is smaller than a global batch and `last_batch` drops it."""
         self.plan = Plan(len(dataset), micro_batch, accumulation, world_size, last_batch)
         if self.plan.steps_per_epoch == 0:
             raise UserError(
@@ -139,7 +139,7 @@ def evaluation_batches(
 def sample_order(dataset: Dataset, section: DataSection, seed: int) -> SampleOrder:
     """The training order that the run file's `data` section asks for.
 
-    Raises UserError where `by_length` names no column whose length or value can be a cost.
+    Raises UserError if `by_length` names no column whose length or value can be a cost.
     """
     by_length = section.by_length
     if by_length is None:

@@ -14,7 +14,7 @@ Role = Literal["data", "label"]
 
 @dataclass(frozen=True)
 class BatchInput:
-    """An array of a micro-batch: `dtype` as numpy names it, `shape` [samples, ...] with None where an axis may vary."""
+    """An array of a batch: `dtype` in numpy's names, `shape` [samples, ...] with None for an axis that varies."""
 
     name: str
     dtype: str

@@ -1,7 +1,7 @@
 """The order in which an epoch visits the samples: from seed and epoch alone.
 
 Called by the batches of every rank; the same on every machine, numpy version and world size, because the permutation
-is our own: a Feistel network on the number of a place, with cycle walking where the count is no power of two
+is our own: a Feistel network on the number of a place, with cycle walking where the count is not a power of two
 (Black & Rogaway 2002, "Ciphers with arbitrary finite domains"). So any part of any epoch is computed by itself, in
 memory of that part. Must not use numpy.random: its streams may change.
 """

@@ -40,7 +40,7 @@ class UnusableError(Exception):
 class Column:
     """Samples of one column: each has `shape` and `dtype`, or, if `variable`, one axis of its own length.
 
-    `minimum` and `maximum` are over all elements; None where no shard says.
+    `minimum` and `maximum` are over all elements; None if no shard says.
     """
 
     dtype: np.dtype[Any]
@@ -105,7 +105,7 @@ def column_of(field: pa.Field) -> Column:
 
 
 def view(array: pa.Array, name: str, column: Column) -> Array | Ragged:
-    """The array's samples without a copy: [n, *shape], or Ragged. Raises UnusableError where values are missing."""
+    """The array's samples without a copy: [n, *shape], or Ragged. Raises UnusableError if values are missing."""
     storage = array.storage if isinstance(array, pa.ExtensionArray) else array
     offsets = None
     values = storage
@@ -134,7 +134,7 @@ def to_arrow(samples: Array | Ragged) -> pa.Array:
 
 
 def value_range(samples: Array | Ragged) -> Range | None:
-    """Minimum and maximum of all elements, NaN if one is; None where there are none."""
+    """Minimum and maximum of all elements, NaN if one is; None if there are none."""
     values = samples.values[samples.offsets[0] : samples.offsets[-1]] if isinstance(samples, Ragged) else samples
     return (values.min().item(), values.max().item()) if values.size else None
 

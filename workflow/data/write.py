@@ -66,7 +66,7 @@ def _storable(name: str, samples: Array | Ragged) -> Array | Ragged:
 
 
 def check_storable(name: str, dtype: np.dtype[Any], shape: tuple[int, ...], where: str | None = None) -> None:
-    """Raise UserError where an array is no column: no numbers of up to 64 bits, no axis of samples, empty samples."""
+    """Raise UserError if an array is not a column: not numbers of up to 64 bits, no axis of samples, empty samples."""
     if dtype.kind not in "biuf" or dtype.itemsize > 8:
         kind = "objects" if dtype.hasobject else str(dtype)
         raise UserError(
@@ -84,7 +84,7 @@ def write_set(
 ) -> int:
     """Write one file, or with `shard_samples` a folder of files of so many samples each; the number of samples.
 
-    Raises UserError where `path` exists and `replace` is not set or something other than a set is there, or where
+    Raises UserError if `path` exists and `replace` is not set or something other than a set is there, or if
     there is no sample. Nothing is left of a set that could not be written whole, and what was there before stays.
     """
     with whole_or_nothing(path, replace=replace) as partial:

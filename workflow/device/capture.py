@@ -48,7 +48,7 @@ class Repeated:
         self._times = 0
         self._graph = self._made = 0
         self.obstacle: str | None = obstacle or None if wanted else "nobody wants it"
-        """Why it is not captured; None where it is, or may be."""
+        """Why it is not captured; None if it is, or may be."""
         self._to_say = obstacle if wanted else ""
         device.captured.add(self)
 

@@ -38,7 +38,7 @@ def open_device(spec: RunSpec, place: Place) -> Device:
 
 
 def cuda_runtime() -> Runtime:
-    """CUDA's runtime; raises UserError where what is installed cannot train on a GPU."""
+    """CUDA's runtime; raises UserError if what is installed cannot train on a GPU."""
     from ortflow.workflow.onnx_runtime import onnxruntime
 
     package = f"{installed_runtime()} {onnxruntime.__version__}"

@@ -321,7 +321,7 @@ def preload() -> str:
 
 
 def runtime() -> Runtime:
-    """The CUDA runtime; OSError where it is not installed."""
+    """The CUDA runtime; OSError if it is not installed."""
     preload()
     return Runtime(ctypes.CDLL(f"libcudart.so.{major()}"))
 

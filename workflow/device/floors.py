@@ -79,7 +79,7 @@ def _alike(words: list[str], wanted: list[str]) -> bool:
 
 
 def floor(name: str, precision: str) -> float | None:
-    """TFLOP/s that a sound GPU of this name reaches at least in fp32 or fp16; None where it is not known."""
+    """TFLOP/s that a sound GPU of this name reaches at least in fp32 or fp16; None if it is not known."""
     row = sheet(name)
     if row is None:
         return None

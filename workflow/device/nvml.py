@@ -1,6 +1,6 @@
 """What NVIDIA's management library tells of the machine's GPUs: who uses them, what slows them, errors of their memory.
 
-It comes with the driver. Where it is not there, or does not know a question, nothing is told and nothing fails.
+It comes with the driver. Where it is not there, or does not know a question, nothing is reported and nothing fails.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class _Process(ctypes.Structure):
 
 
 class Nvml:
-    """The library, begun; every method answers None where it does not know."""
+    """The library, begun; every method answers None if it does not know."""
 
     def __init__(self, library: Any) -> None:
         self._nvml = library
@@ -114,7 +114,7 @@ class Nvml:
 
 
 def open_nvml() -> Nvml | None:
-    """The library; None where it is not there."""
+    """The library; None if it is not there."""
     try:
         library = ctypes.CDLL("libnvidia-ml.so.1")
     except OSError:

@@ -33,7 +33,7 @@ class Shard:
         return self.part.dtype
 
     def slice(self, start: int, stop: int) -> Buffer:
-        """Elements [start, stop) of the whole buffer, the same memory; ValueError where they are not all here."""
+        """Elements [start, stop) of the whole buffer, the same memory; ValueError if they are not all here."""
         if not self.start <= start <= stop <= self.stop:
             raise ValueError(f"elements {start} to {stop} are not of this rank's {self.start} to {self.stop}")
         return self.part.slice(start - self.start, stop - self.start)

@@ -154,7 +154,7 @@ class _Finder:
         return [self._described(group) for group in found if self._is_closed(group)]
 
     def _shape(self, node: onnx.NodeProto) -> Dims | None:
-        """The shape of what a node computes; None where it is not for a group."""
+        """The shape of what a node computes; None if it is not for a group."""
         if not _is_elementwise(node) or len(node.output) != 1:
             return None
         if not (self._is_cast(node) if node.op_type == "Cast" else self._is_single(node)):

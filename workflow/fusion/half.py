@@ -81,7 +81,7 @@ class _Pass:
         self._native: set[str] = set()
         """Values that are made as half: in fp32 they are there only where somebody asked."""
         self._stored = set(self._crosses)
-        """Values that are kept as half: whoever may read that does."""
+        """Values that are kept as half; nodes that can read halves do."""
         self._single: dict[tuple[str, int], str] = {}
 
     def run(self) -> None:

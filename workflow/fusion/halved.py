@@ -37,7 +37,7 @@ def halved(
     """The training graph of a forward graph whose outputs are the loss and new states, and lines for the log.
 
     The backward pass computes the scopes `again` (`model.recompute`) a second time. With fp16 the graph has the further
-    input LOSS_SCALE, by which its gradients are multiplied. Raises UserError where a node has no gradient.
+    input LOSS_SCALE, by which its gradients are multiplied. Raises UserError if a node has no gradient.
     """
     forward, notes = attend(model, parameters)
     if precision == "fp16":

@@ -122,7 +122,7 @@ class _View:
         return (heads, size) if same else None
 
     def _attention(self, names: Sequence[str]) -> tuple[onnx.NodeProto | None, list[onnx.NodeProto]]:
-        """The Attention of three operands and each AttentionGrad; None where anything else reads one of them."""
+        """The Attention of three operands and each AttentionGrad; None if anything else reads one of them."""
         found: dict[str, list[onnx.NodeProto]] = {OPERATOR: [], GRADIENT: []}
         readers = [[id(node) for node in self._nodes(name) if not _is_shape(node)] for name in names]
         for node in self._nodes(names[0]):

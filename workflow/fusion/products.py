@@ -76,7 +76,7 @@ def _put(rewriter: Rewriter, node: onnx.NodeProto, kind: int) -> None:
 
 
 def _factor(rewriter: Rewriter, value: str, turned: bool) -> _Factor | None:
-    """A factor as it lies in memory; None where its axes are not known."""
+    """A factor as it lies in memory; None if its axes are not known."""
     dims, maker = rewriter.dims(value), rewriter.maker(value)
     if dims is None:
         return None

@@ -38,13 +38,13 @@ class Head:
 
 
 def check_export(path: Path) -> None:
-    """Raise UserError where a run's export would replace anything but an earlier one."""
+    """Raise UserError if a run's export would replace anything but an earlier one."""
     if os.path.lexists(path) and not is_exported(path):
         raise _refusal(path, "a model that ortflow has exported from a run", "export.path")
 
 
 def check_model_to_train(path: Path) -> None:
-    """Raise UserError where `export_for_training` would replace anything but an earlier model of its own."""
+    """Raise UserError if `export_for_training` would replace anything but an earlier model of its own."""
     data = path.with_name(f"{path.name}.data")
     if os.path.lexists(path) and not is_model_to_train(path):
         raise _refusal(path, "a model that export_for_training has written")
@@ -74,7 +74,7 @@ def is_model_to_train(path: Path) -> bool:
 
 
 def read_head(path: Path) -> Head | None:
-    """The head of an ONNX file; None where it is none, a link, or cannot be read."""
+    """The head of an ONNX file; None if it is none, a link, or cannot be read."""
     head = Head()
     if path.is_symlink() or not path.is_file():
         return None
@@ -96,7 +96,7 @@ def read_head(path: Path) -> Head | None:
 
 
 def _fields(file: BinaryIO) -> Iterator[tuple[int, int | bytes]]:
-    """Numbers and values of a message's fields; raises EOFError or ValueError where it is truncated or is none."""
+    """Numbers and values of a message's fields; raises EOFError or ValueError if it is truncated or is none."""
     size = file.seek(0, 2)
     file.seek(0)
     while file.tell() < size:

@@ -1,4 +1,4 @@
-"""Names that exporters make up for tensors, told from those of a module's attributes. Must not import ONNX."""
+"""Names that exporters make up for tensors, derived from those of a module's attributes. Must not import ONNX."""
 
 from __future__ import annotations
 

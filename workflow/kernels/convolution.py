@@ -110,7 +110,7 @@ def _places(weight: Sequence[object]) -> int:
 
 
 def geometry_of(node: onnx.NodeProto, sizes: Sequence[object]) -> list[int] | None:
-    """Groups, then kernel, strides, pads before, dilations of each spatial axis; None where something is not known."""
+    """Groups, then kernel, strides, pads before, dilations of each spatial axis; None if something is not known."""
     kernel = [size for size in sizes if isinstance(size, int)]
     axes = len(kernel)
     attributes = attributes_of(node)

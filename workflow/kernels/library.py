@@ -60,7 +60,7 @@ class Library:
 
 
 def library_for(kernels: str) -> Library | None:
-    """What `resources.kernels` asks for: the library, or None where ONNX Runtime's kernels alone are wanted."""
+    """What `resources.kernels` asks for: the library, or None if ONNX Runtime's kernels alone are wanted."""
     return find_library() if kernels == "auto" else None
 
 
@@ -206,7 +206,7 @@ def compile_to(
 
 
 def _fault(library: Path) -> str | None:
-    """Why a file is no library of kernels, or None.
+    """Why a file is not a library of kernels, or None.
 
     A folder may forbid to execute what lies in it; and from no sources a compiler makes an empty library.
     """

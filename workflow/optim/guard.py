@@ -1,4 +1,4 @@
-"""An update that leaves everything as it is where the gradient is no number: the device decides, and no host waits.
+"""An update that leaves everything as it is if the gradient is NaN or infinite: the device decides, and no host waits.
 
 Called by step `configure` for runs on GPUs, on any optimizer's graph, a user's own too.
 """

@@ -24,7 +24,7 @@ _COUNT = 1 << 15
 
 @dataclass(frozen=True)
 class Behaviour:
-    """One thing that ranks need of a runtime; `fault` says what is wrong with it, None where nothing is."""
+    """One thing that ranks need of a runtime; `fault` says what is wrong with it, None if nothing is."""
 
     need: str
     fault: Callable[[Sessions], str | None]

@@ -58,7 +58,7 @@ class Case:
         return helper.make_model(graph, opset_imports=opsets, ir_version=8)
 
     def fault(self, found: Mapping[str, Array]) -> str | None:
-        """How far the outputs are off, in a few words; None where they are right."""
+        """How far the outputs are off, in a few words; None if they are right."""
         for name, expected in self.expected.items():
             values = np.asarray(found[name], np.float64)
             if values.shape != expected.shape:

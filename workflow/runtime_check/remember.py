@@ -35,11 +35,11 @@ class Found:
     package: str
     version: str
     seconds: float | None
-    """What finding it out took; None where it was remembered."""
+    """What finding it out took; None if it was remembered."""
 
 
 def verified() -> Outcome:
-    """What the check finds on this machine. Raises UserError where the runtime is of no use."""
+    """What the check finds on this machine. Raises UserError if the runtime is of no use."""
     # Who remembers needs neither the table nor ONNX.
     from ortflow.workflow.runtime_check.verify import needs, verify
 
@@ -49,7 +49,7 @@ def verified() -> Outcome:
 def runtime_here(*, afresh: bool = False, check: Callable[[], Outcome] = verified) -> Found:
     """What the check has found, or finds now.
 
-    Raises UserError where the runtime is of no use, which is not remembered.
+    Raises UserError if the runtime is of no use, which is not remembered.
     """
     package, version = installed_runtime(), onnxruntime.__version__
     name = f"{package}-{version}-{_key(package, version)[:16]}.json"
@@ -97,7 +97,7 @@ def _written(outcome: Outcome) -> bytes:
 
 
 def _read(path: Path) -> Outcome | None:
-    """What `_written` wrote; None where there is no such file, or a damaged one."""
+    """What `_written` wrote; None if there is no such file, or a damaged one."""
     try:
         read = json.loads(path.read_text(encoding="utf-8"))
         disabled, optimised, faults = read["disabled"], read["optimised"], read["faults"]

@@ -36,7 +36,7 @@ def open_sessions(settings: Settings) -> Sessions:
 def verify(table: Iterable[Need], opened: Open = open_sessions) -> Outcome:
     """Run the table; where something is wrong, find the settings that put it right.
 
-    Raises UserError where none do, naming what is wrong and the runtime.
+    Raises UserError if none do, naming what is wrong and the runtime.
     """
     table = list(table)
     first = _faults(table, opened(DEFAULTS))
@@ -65,7 +65,7 @@ def _faults(table: Iterable[Need], sessions: Sessions) -> list[tuple[Need, str]]
 
 
 def fault(need: Need, sessions: Sessions) -> str | None:
-    """What a runtime does wrong of one need, in a few words; None where it is right."""
+    """What a runtime does wrong of one need, in a few words; None if it is right."""
     try:
         if isinstance(need, Behaviour):
             return need.fault(sessions)

@@ -60,7 +60,7 @@ class Sessions:
         return self.open(self.form_of(graph) or graph)
 
     def form_of(self, graph: Path) -> Path | None:
-        """Where the graph lies as `open_fastest` takes it; None where that is the graph itself."""
+        """Where the graph lies as `open_fastest` takes it; None if that is the graph itself."""
         if self.device.kind == "cuda":
             if self.device.precision in HALF_PRECISIONS and half_of(graph).exists():
                 return half_of(graph)
@@ -239,7 +239,7 @@ class Binding:
         Otherwise the run is over when this returns: ONNX Runtime uses memory of the host again behind it, from which
         the GPU may still have to copy. With `give_back`, return to the system what the shared arena holds unused.
 
-        Raises UserError where a node refuses what it is given: the same batch would be refused again.
+        Raises UserError if a node refuses what it is given: the same batch would be refused again.
         """
         if self._tied_on_host:
             self._device.synchronize()

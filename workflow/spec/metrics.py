@@ -62,7 +62,7 @@ def higher_is_better(metric: str) -> bool:
 
 
 def misuse(metric: Metric, loss: str) -> str | None:
-    """Why a metric is not computed for a loss of this kind, None where it is."""
+    """Why a metric is not computed for a loss of this kind, None if it is."""
     losses = METRICS[metric].losses
     if loss in losses:
         return None

@@ -37,7 +37,7 @@ class Problem:
 
 
 class Fault(UserError):
-    """A problem of a run file, with its place: `line` is None where the whole file is meant."""
+    """A problem of a run file, with its place: `line` is None if the whole file is meant."""
 
     def __init__(self, problem: Problem, file: str, line: int | None) -> None:
         self.file, self.line, self.key = file, line, dotted(problem.path)

@@ -284,7 +284,7 @@ class Saver:
 def checkpoint(context: Context) -> None:
     """The step in its own place: the end of training is saved before anything is made of it.
 
-    Raises OrtflowError where it cannot be saved: a run that is done must not be able to lose its result.
+    Raises OrtflowError if it cannot be saved: a run that is done must not be able to lose its result.
     """
     context.saver.save_in_the_end()
     if (

@@ -59,7 +59,7 @@ def prepare(builder: TrainerBuilder, run_dir: RunDir, spec: RunSpec, report: Rep
 
 
 def _check_data(before: Plan, samples: int, data: str, path: str, report: Report, *, saved: bool) -> None:
-    """Raise UserError where a run would go on from its checkpoint with other samples; warn where it starts again."""
+    """Raise UserError if a run would go on from its checkpoint with other samples; warn if it starts again."""
     if before.samples != samples:
         other = f"{path} has {samples} samples, and this run began with {before.samples}"
     elif before.data and before.data != data:
@@ -76,7 +76,7 @@ def _check_data(before: Plan, samples: int, data: str, path: str, report: Report
 
 
 def plan_before(run_dir: RunDir, report: Report) -> Plan | None:
-    """The plan that an earlier attempt left; None where there is none, or none that can be read, and a warning then."""
+    """The plan that an earlier attempt left; None if there is none, or none that can be read, and a warning then."""
     try:
         return Plan.load(run_dir.plan)
     except FileNotFoundError:
@@ -87,7 +87,7 @@ def plan_before(run_dir: RunDir, report: Report) -> Plan | None:
 
 
 def check_output(run_dir: RunDir, spec: RunSpec) -> None:
-    """Raise UserError where the export at the end would lie in a place that the run directory needs."""
+    """Raise UserError if the export at the end would lie in a place that the run directory needs."""
     path = run_dir.root / spec.export.path
     inside = path.relative_to(run_dir.root).parts if path.is_relative_to(run_dir.root) else ()
     if inside and inside[0] in RESERVED:

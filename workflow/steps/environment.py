@@ -20,7 +20,7 @@ def environment_of_all(context: Context) -> dict[str, str]:
 def check_environment(context: Context, manifest: Manifest, place: Path) -> list[str]:
     """What differs from what the checkpoint was made with, in words.
 
-    Raises UserError where the run promises to go on bit for bit and cannot.
+    Raises UserError if the run promises to go on bit for bit and cannot.
     """
     before, now = manifest.environment, context.environment
     same_ranks = manifest.world_size == context.world.world_size

@@ -47,7 +47,7 @@ class Exported:
     path: Path
     step: int
     max_difference: float | None
-    """To the trained model on real samples; None where the data is not there to compare on."""
+    """To the trained model on real samples; None if the data is not there to compare on."""
 
 
 def try_export(context: Context) -> None:
@@ -137,7 +137,7 @@ def samples(context: Context) -> list[MicroBatch]:
 def export_checkpoint(run_dir: RunDir, step: int | None, path: Path | None) -> Exported:
     """The inference model of a checkpoint, the newest whole one if no step is given; one process, no MPI.
 
-    Raises UserError where the run has no such checkpoint, or where the model is off by more than the run file's
+    Raises UserError if the run has no such checkpoint, or if the model is off by more than the run file's
     tolerance.
     """
     spec = moved(load_run_file(run_dir.run_file, others=False), run_dir.root)
@@ -186,7 +186,7 @@ def whole(run_dir: RunDir, spec: RunSpec) -> Iterator[tuple[TrainerBuilder, Plan
 
 
 def find(store: DirectoryStore, step: int | None, targets: Mapping[str, Window], index: FlatIndex) -> Loaded:
-    """Fill `targets` from a whole checkpoint, of `step` or the newest; raises UserError where there is none."""
+    """Fill `targets` from a whole checkpoint, of `step` or the newest; raises UserError if there is none."""
     known = ", ".join(map(str, store.steps())) or "none"
     if step is None:
         loaded = load_newest(store, targets, index=index, partial=True)

@@ -57,7 +57,7 @@ def runtime(context: Context) -> None:
 def connect(place: Place, spec: RunSpec) -> Communicator:
     """The ranks of this run.
 
-    Raises UserError where their number is not the run file's: a process manager that the MPI library does not
+    Raises UserError if their number is not the run file's: a process manager that the MPI library does not
     speak with starts every rank as a world of its own.
     """
     if place.world_size == 1 and spec.world_size == 1:

@@ -58,7 +58,7 @@ class Stream:
         self._training = batches.read_from(Position(progress.epoch, progress.sample))
 
     def _open_both(self, section: DataSection) -> tuple[Source, Source]:
-        """Training set and held-out set (the training set where there is no other); tells all faults of both."""
+        """Training set and held-out set (the training set where there is no other); reports all faults of both."""
         faults: list[UserError] = []
         sources: list[Source] = []
         sets = [(section.train, "data.train"), *([(section.eval, "data.eval")] if section.eval else [])]
@@ -99,7 +99,7 @@ class Stream:
         return next(self._training)
 
     def tokens(self, batch: StepBatch, samples: int) -> int | None:
-        """Tokens among the samples of a step over all ranks; None where there are none."""
+        """Tokens among the samples of a step over all ranks; None if there are none."""
         return count_tokens(batch.micro_batches, self._token_labels, self._limits.ignore_index, samples)
 
     def evaluation(self) -> Iterator[MicroBatch]:

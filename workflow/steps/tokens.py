@@ -11,7 +11,7 @@ from ortflow.workflow.trainer import MicroBatch
 
 
 def token_labels(inputs: Sequence[BatchInput]) -> str | None:
-    """The label that has a class for each token of a sample, [batch, length] of integers; None where there is none."""
+    """The label that has a class for each token of a sample, [batch, length] of integers; None if there is none."""
     found = (one.name for one in inputs if one.role == "label" and len(one.shape) == 2 and one.dtype.startswith("int"))
     return next(found, None)
 
@@ -19,7 +19,7 @@ def token_labels(inputs: Sequence[BatchInput]) -> str | None:
 def count_tokens(batches: Sequence[MicroBatch], label: str | None, ignored: int | None, samples: int) -> int | None:
     """Labels that are not `ignored` among the `samples` of a step over all ranks, taken from this rank's share of them.
 
-    Exact on one rank, and on several where samples have the same length. None where there are no tokens.
+    Exact on one rank, and on several where samples have the same length. None if there are no tokens.
     """
     own = sum(batch.count for batch in batches)
     if label is None or own == 0:

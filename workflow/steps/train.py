@@ -21,7 +21,7 @@ def train(context: Context) -> None:
     """Train from where the newest checkpoint left off to the end, or until the run is asked to leave.
 
     Raises Preempted when asked to leave, with everything saved; UserError when too many steps in a row gave a
-    loss or gradient that is no number, or when nothing usable was trained.
+    loss or gradient that is NaN or infinite, or when nothing usable was trained.
     """
     rule, progress = context.spec.train.early_stop, context.progress
     progress.stopped_early = still_stopped(rule, progress, watched(rule, context.spec.data) if rule else "")

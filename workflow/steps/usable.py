@@ -21,7 +21,7 @@ FIX = (
 
 
 def check_usable(context: Context) -> None:
-    """Raise UserError where no step changed a parameter, or where the trained model gives no finite loss."""
+    """Raise UserError if no step changed a parameter, or if the trained model gives no finite loss."""
     progress = context.progress
     if progress.updates == 0:
         raise UserError(

@@ -41,7 +41,7 @@ class GraphBuilder(TrainerBuilder):
         self._context, self._spec, self._report = context, context.spec, context.report
 
     def check_machine(self) -> Settings:
-        """What sessions need here; raises UserError where this machine's runtime is of no use."""
+        """What sessions need here; raises UserError if this machine's runtime is of no use."""
         from ortflow.workflow.runtime_check.remember import runtime_here
 
         found = runtime_here()
@@ -205,7 +205,7 @@ def longest_sequence(dataset: Dataset) -> int:
 
 
 def _check_export(path: Path, spec: RunSpec) -> None:
-    """Raise UserError where the export would replace the model to train, or what ortflow has not written."""
+    """Raise UserError if the export would replace the model to train, or what ortflow has not written."""
     model = Path(spec.onnx_model.path)
     if path.exists() and model.exists() and path.samefile(model):
         raise UserError(f"{path} is the model to train", where="export.path", fix="choose another path")

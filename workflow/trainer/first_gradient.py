@@ -21,7 +21,7 @@ def check_once(
 ) -> None:
     """`check` the first `rows` samples, unless what `key` stands for has passed before.
 
-    `check` returns what it compared, None where the micro-batch has no finite gradient.
+    `check` returns what it compared, None if the micro-batch has no finite gradient.
     """
     places = list(cache_folders("gradients"))
     if any((place / key).exists() for place in places):

@@ -73,7 +73,7 @@ class GradientCheck:
         self._trained = [entry for entry in graphs.index if entry.tensor.group in ("decay", "no_decay")]
 
     def run(self, training: Binding) -> str | None:
-        """Check `training`; what was compared, None where the micro-batch has no finite loss and gradient.
+        """Check `training`; what was compared, None if the micro-batch has no finite loss and gradient.
 
         Raises UserError that names the tensors and the first node that differs.
         """

@@ -183,7 +183,7 @@ class GraphTrainer(Trainer):
             self._update_number.write(np.array([update], np.int64))
             self._apply()
         else:
-            # Scaling by what is no number reached the padding, which no later step writes and every norm reads.
+            # Scaling by what is NaN or infinite reached the padding, which no later step writes and every norm reads.
             self._forget_gradients()
         return outcome
 
@@ -282,7 +282,7 @@ class GraphTrainer(Trainer):
     def check_gradient(self, batch: MicroBatch, seed: int) -> str | None:
         """Check on a real micro-batch, on this rank alone, that the gradient is the loss's; what was compared.
 
-        None where the micro-batch has no finite loss. Parameters are as before afterwards. Raises UserError where the
+        None if the micro-batch has no finite loss. Parameters are as before afterwards. Raises UserError if the
         gradient is wrong, naming tensors and node.
         """
         from ortflow.workflow.trainer.gradient_check import GradientCheck

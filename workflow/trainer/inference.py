@@ -63,8 +63,8 @@ def export_checked(
 ) -> float | None:
     """Write the inference model with the parameters to `path`, or with `trial` only try; the file or the old one.
 
-    Returns the largest difference of any output on the samples; None where there are no samples, or where they lack an
-    input of the model. Raises UserError where the model does not load, or where the difference is larger than the
+    Returns the largest difference of any output on the samples; None if there are no samples, or if they lack an
+    input of the model. Raises UserError if the model does not load, or if the difference is larger than the
     tolerance, by default TOLERANCE or what the model's own rounding makes of it.
     """
     shapes = {entry.name: entry.tensor.shape for entry in graphs.index}

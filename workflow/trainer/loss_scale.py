@@ -53,7 +53,7 @@ class LossScale:
     def restored(self, numbers: Mapping[str, float]) -> LossScale:
         """As a checkpoint kept it; the same where it has none, or where the run file gives the scale.
 
-        Raises ValueError where no run can have kept such numbers.
+        Raises ValueError if no run can have kept such numbers.
         """
         if not self.dynamic or VALUE not in numbers:
             return self

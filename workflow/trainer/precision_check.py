@@ -18,7 +18,7 @@ Vector = npt.NDArray[np.float32]
 
 
 def apart(exact: Vector, other: Vector, entries: Sequence[Entry]) -> tuple[float, str] | None:
-    """The largest relative difference of a tensor's gradients above APART, and the tensor; None where none is.
+    """The largest relative difference of a tensor's gradients above APART, and the tensor; None if none is.
 
     `exact` and `other` are flat gradients fp32 [n]; `other` may be a multiple, so directions are compared: the
     difference is the sine of the angle, and 1 where the gradients point away from each other.

@@ -158,7 +158,7 @@ class QueuedTrainer(GraphTrainer):
         if outcome.skipped is None:
             self._adopt_statistics()
         else:
-            # Scaling by what is no number reached the padding, which no later step writes and every norm reads.
+            # Scaling by what is NaN or infinite reached the padding, which no later step writes and every norm reads.
             self._gradients.fill(0)
         self._device.settle()
         return outcome

@@ -94,7 +94,7 @@ def scores_of(view: View, value: str) -> Scores | None:
 
 
 def weights_of(view: View, value: str) -> tuple[onnx.NodeProto, list[Guard]] | None:
-    """The product that reads the weights `value`, and what stands between; None where no product is near."""
+    """The product that reads the weights `value`, and what stands between; None if no product is near."""
     guards: list[Guard] = []
     while True:
         readers = list({id(node): node for node, _ in view.readers.get(value, [])}.values())

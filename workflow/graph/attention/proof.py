@@ -71,7 +71,7 @@ class Proof:
         return None not in (shapes.named_shape(self._types, node.input[0]) or [None])
 
     def number(self, name: str) -> float | None:
-        """The one number that a constant value consists of, whatever the sizes; None where there is none."""
+        """The one number that a constant value consists of, whatever the sizes; None if there is none."""
         if name not in self._numbers:
             self._numbers[name] = None
             found = shapes.shape(self._types, name)
@@ -81,7 +81,7 @@ class Proof:
         return self._numbers[name]
 
     def values(self, name: str, lengths: Collection[str] = ()) -> list[np.ndarray]:
-        """A constant value for several choices of sizes that vary; nothing where it cannot be evaluated.
+        """A constant value for several choices of sizes that vary; nothing if it cannot be evaluated.
 
         `lengths` name the sizes that are numbers of tokens: these are also tried as large as the largest constant is.
         """

@@ -24,7 +24,7 @@ _WEIGHTS_PER_PIXEL = 4096
 
 
 def kernel_of(w: Replacement, place: int) -> list[int]:
-    """Sizes of the kernel that input `place` holds; raises UserError where they are not known."""
+    """Sizes of the kernel that input `place` holds; raises UserError if they are not known."""
     given = w.attribute("kernel_shape", None)
     if given:
         return [int(size) for size in given]

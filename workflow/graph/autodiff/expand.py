@@ -101,7 +101,7 @@ def _expand_once(
 
 
 def _replacement(node: onnx.NodeProto, context: Context) -> list[onnx.NodeProto] | None:
-    """The nodes to stand for `node`, None where it may stay as it is."""
+    """The nodes to stand for `node`, None if it may stay as it is."""
     try:
         return _written_out(node, context)
     except MISFITS:

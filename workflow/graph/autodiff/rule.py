@@ -23,7 +23,7 @@ Gradients = Iterator[tuple[int, str]]
 Constants = MutableMapping[tuple[str, tuple[int, ...], bytes], onnx.TensorProto]
 """(Element type, shape, bytes) -> the initializer that holds them."""
 Dims = Sequence[int | str | None]
-"""Sizes of axes: numbers, names of dynamic ones, None where nothing is known."""
+"""Sizes of axes: numbers, names of dynamic ones, None if nothing is known."""
 
 
 class Backward(Replacement):
@@ -79,7 +79,7 @@ class Backward(Replacement):
         return next((found for found in known if found in _REAL), TensorProto.FLOAT)
 
     def dims(self, value: str) -> list[int] | None:
-        """Sizes of a value of the forward graph; None where one of them is not known."""
+        """Sizes of a value of the forward graph; None if one of them is not known."""
         found = shapes.shape(self.context.types, value)
         return None if found is None or None in found else [int(size or 0) for size in found]
 

@@ -82,7 +82,7 @@ class _Names:
             self._meaning[name] = number, factors
 
     def dims(self, value: str) -> list[Size] | None:
-        """Sizes of a value's axes; None where their number is not known."""
+        """Sizes of a value's axes; None if their number is not known."""
         found = shapes.named_shape(self._types, value)
         return None if found is None else [self.find(size) for size in found]
 
@@ -113,7 +113,7 @@ class _Numbers:
                 self._known[tensor.name] = [int(n) for n in numpy_helper.to_array(tensor).reshape(-1)]
 
     def of(self, value: str) -> list[Size] | None:
-        """The numbers of a vector, or of a scalar; None where nothing is known of them."""
+        """The numbers of a vector, or of a scalar; None if nothing is known of them."""
         return self._known.get(value)
 
     def enter(self, node: onnx.NodeProto) -> None:

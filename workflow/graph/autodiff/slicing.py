@@ -23,7 +23,7 @@ def cut(b: Backward) -> Gradients:
 
 
 def _known_margins(b: Backward) -> list[int] | None:
-    """How much of each axis lies before and behind what was cut out by steps of 1; None where it is computed."""
+    """How much of each axis lies before and behind what was cut out by steps of 1; None if it is computed."""
     starts, ends, shape = b.value(1), b.value(2), b.shape(0)
     axes = b.value(3) if b.input(3) else np.arange(len(shape))
     if starts is None or ends is None or axes is None:

@@ -29,7 +29,7 @@ class Windows:
     ends: Sequence[int]
     """Padding behind it."""
     sizes: Sequence[int | None]
-    """Of the image, None where not known."""
+    """Of the image, None if not known."""
     ceil: bool = False
     """A last window may reach beyond the padding. Versions of ONNX Runtime differ on how many there are then."""
 
@@ -40,7 +40,7 @@ class Windows:
 
     @property
     def counts(self) -> list[int | None]:
-        """How many windows there are along each axis, None where not known."""
+        """How many windows there are along each axis, None if not known."""
         return [self._count(axis) for axis in range(len(self.kernel))]
 
     def _count(self, axis: int) -> int | None:
@@ -61,7 +61,7 @@ class Windows:
 
 
 def sizes_of(w: Replacement, x: str, axes: int) -> list[int | None]:
-    """Of the axes that windows slide along, None where not known."""
+    """Of the axes that windows slide along, None if not known."""
     found = shapes.shape(w.context.types, x)
     return [None] * axes if found is None else found[SPATIAL:]
 

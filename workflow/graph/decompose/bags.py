@@ -1,6 +1,6 @@
 """EmbeddingBag, which TorchScript's exporter writes as a Loop over the bags, without a loop.
 
-Called by `prepare` for every graph: inside a loop a table is no parameter to anything else here, and ONNX Runtime
+Called by `prepare` for every graph: inside a loop a table is not a parameter to anything else here, and ONNX Runtime
 differentiates no Loop.
 """
 
@@ -88,7 +88,7 @@ def _bag(node: onnx.NodeProto, tensors: Mapping[str, onnx.TensorProto]) -> _Bag 
 
 @dataclass(frozen=True)
 class _Body:
-    """A loop's body; its methods raise KeyError where a value is made otherwise than they expect."""
+    """A loop's body; its methods raise KeyError if a value is made otherwise than they expect."""
 
     producers: Mapping[str, onnx.NodeProto]
     constants: Mapping[str, onnx.TensorProto]

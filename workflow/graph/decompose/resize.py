@@ -25,7 +25,7 @@ _SCALES, _SIZES = 2, 3
 def by_axes(
     node: onnx.NodeProto, known: Known, types: Mapping[str, onnx.TypeProto], fresh: Fresh
 ) -> list[onnx.NodeProto] | None:
-    """A Resize that names the amounts of all axes, as one that names only those it changes; None where it may stay.
+    """A Resize that names the amounts of all axes, as one that names only those it changes; None if it may stay.
 
     Exporters copy the batch and the channels from the input's shape, which is not known before a batch is:
     `Concat(Shape(x)[:2], sizes)`.

@@ -39,7 +39,7 @@ EXTERNAL_BYTES = 1_500_000_000
 def infer_graph(skeleton: onnx.ModelProto, labels: Collection[str]) -> onnx.ModelProto:
     """The prepared model without its parameters, in evaluation mode, under its own names.
 
-    Outputs that need a label are left out, and label inputs with them. Raises UserError where no output is left.
+    Outputs that need a label are left out, and label inputs with them. Raises UserError if no output is left.
     """
     copy = onnx.ModelProto()
     copy.CopyFrom(skeleton)
@@ -62,7 +62,7 @@ def infer_graph(skeleton: onnx.ModelProto, labels: Collection[str]) -> onnx.Mode
 def as_function(infer_path: Path, shapes: Shapes) -> tuple[onnx.ModelProto, list[str]]:
     """The inference graph at `infer_path` with its weights as inputs behind its own, and their names.
 
-    `shapes` are those of all tensors there are. Raises UserError where there is no such graph, OrtflowError where a
+    `shapes` are those of all tensors there are. Raises UserError if there is no such graph, OrtflowError if a
     tensor is missing.
     """
     if not infer_path.exists():
@@ -93,7 +93,7 @@ def _sweep(out: Path) -> None:
 
 
 def _held(folder: Path) -> int | None:
-    """A lock on a folder for as long as it is written to; None where another process holds it, or nobody can."""
+    """A lock on a folder for as long as it is written to; None if another process holds it, or nobody can."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -123,8 +123,8 @@ def export_inference(
     `tensors` are fp32 and asked for one by one; `shapes`, where it is given, spares asking for them. `check` is called
     with the file before it replaces `out`, and refuses it by raising. A `trial` does everything but replace. Folders
     that are made for a file that is not written are removed again. Weights
-    beyond EXTERNAL_BYTES go to `<stem>-<hash>.data` beside the file. Raises UserError where `out` cannot be written or
-    holds anything but an earlier export, OrtflowError where the result is no valid model.
+    beyond EXTERNAL_BYTES go to `<stem>-<hash>.data` beside the file. Raises UserError if `out` cannot be written or
+    holds anything but an earlier export, OrtflowError if the result is not a valid model.
     """
     check_export(out)
     shapes = {name: array.shape for name, array in tensors.items()} if shapes is None else shapes

@@ -78,7 +78,7 @@ def check_constants(model: onnx.ModelProto, where: str) -> None:
 
 
 def check_inferred(model: onnx.ModelProto, where: str) -> None:
-    """Raises UserError where a value of the main graph is too large by the shapes that the graph holds."""
+    """Raises UserError if a value of the main graph is too large by the shapes that the graph holds."""
     types = {value.name: value.type for part in (model.graph.value_info, model.graph.output) for value in part}
     limits = _Sizes(model, where, only_constants=False, large_too=False)
     scope = {t.name: _Value(None, cheap=math.prod(t.dims) <= SMALL) for t in model.graph.initializer}
@@ -105,14 +105,14 @@ class _Value:
 
     @property
     def dims(self) -> list[int | None] | None:
-        """Its shape, None for unknown dims; None where the rank is unknown."""
+        """Its shape, None for unknown dims; None if the rank is unknown."""
         if self.type is None or not self.type.tensor_type.HasField("shape"):
             return None
         return [d.dim_value if d.HasField("dim_value") else None for d in self.type.tensor_type.shape.dim]
 
     @property
     def count(self) -> int | None:
-        """Elements, None where that is not known."""
+        """Elements, None if that is not known."""
         dims = self.dims
         return None if dims is None or None in dims else math.prod(d for d in dims if d is not None)
 
@@ -278,7 +278,7 @@ def _of_shape(node: onnx.NodeProto, value: _Value) -> np.ndarray:
 def _computed(
     node: onnx.NodeProto, output: str, inputs: Mapping[str, np.ndarray | None], versions: dict[str, int]
 ) -> np.ndarray | None:
-    """What ONNX's reference makes of a node with small results; None where its inputs do not fit it."""
+    """What ONNX's reference makes of a node with small results; None if its inputs do not fit it."""
     reads, makes = ([onnx.ValueInfoProto(name=name) for name in names] for names in (inputs, [output]))
     try:
         graph = helper.make_graph([node], "node", reads, makes)

@@ -55,7 +55,7 @@ def type_name(data_type: int) -> str:
 
 
 def claimed_bytes(tensor: onnx.TensorProto, what: str, where: str) -> int:
-    """Bytes that dims and type of `tensor` claim; raises UserError where they are nonsense or no type for a model."""
+    """Bytes that dims and type of `tensor` claim; raises UserError if they are nonsense or no type for a model."""
     if any(d < 0 for d in tensor.dims):
         raise UserError(f"{what} claims the shape {list(tensor.dims)}", where=where, fix="export the model again")
     name = type_name(tensor.data_type)

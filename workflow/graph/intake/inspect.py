@@ -79,7 +79,7 @@ def findings(
     """Reads the model in `path` and says what it is.
 
     `patterns` and `labels` are the run file's; `outputs` are those the loss is made of (all of them if not given).
-    Raises UserError where the model cannot be read or prepared, or holds nothing to train.
+    Raises UserError if the model cannot be read or prepared, or holds nothing to train.
     """
     original = read_model(path)
     model, notes = prepare(original, str(path))

@@ -67,7 +67,7 @@ def used(graph: onnx.GraphProto) -> set[str]:
 
 
 def dims_of(value: onnx.ValueInfoProto) -> tuple[int | str | None, ...] | None:
-    """Shape of a described value: numbers, names of dynamic axes, None where unknown; None without a rank."""
+    """Shape of a described value: numbers, names of dynamic axes, None if unknown; None without a rank."""
     tensor = value.type.tensor_type
     if not tensor.HasField("shape"):
         return None

@@ -153,7 +153,7 @@ def schema_function(
 ) -> tuple[onnx.FunctionProto, int, dict[str, onnx.AttributeProto]] | None:
     """How ONNX defines the operator of `node` by others: the function, its opset, the schema's default attributes.
 
-    None where it is defined in words only, or where its definition needs a type that is not in `types`.
+    None if it is defined in words only, or if its definition needs a type that is not in `types`.
     """
     try:
         schema = defs.get_schema(node.op_type, opset, "")

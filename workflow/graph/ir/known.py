@@ -20,7 +20,7 @@ _WHOLE = frozenset({TensorProto.INT64, TensorProto.INT32, TensorProto.BOOL})
 _LIMIT = 1024
 """Elements above which a tensor says nothing about shapes."""
 _FEW = 16
-"""Floating-point elements above which a tensor is no list of scales."""
+"""Floating-point elements above which a tensor is not a list of scales."""
 _REARRANGING = frozenset(
     ["Cast", "Concat", "Flatten", "Gather", "Identity", "Reshape", "Slice", "Squeeze", "Transpose", "Unsqueeze"]
 )
@@ -83,7 +83,7 @@ class Known:
                 self.inexact.add(tensor.name)
 
     def value(self, name: str) -> np.ndarray | None:
-        """What is known of a value; None where nothing is."""
+        """What is known of a value; None if nothing is."""
         return self._values.get(name)
 
     def numbers(self, name: str) -> np.ndarray | None:
@@ -193,7 +193,7 @@ def _size(node: onnx.NodeProto, shapes_read: Sequence[tuple[int, ...]]) -> int:
 
 
 def _evaluate(node: onnx.NodeProto, inputs: Mapping[str, np.ndarray]) -> np.ndarray | None:
-    """What ONNX's reference makes of the node; None where its inputs do not fit it."""
+    """What ONNX's reference makes of the node; None if its inputs do not fit it."""
     try:
         with np.errstate(all="ignore"):
             return np.asarray(ReferenceEvaluator(node).run(None, dict(inputs))[0])

@@ -41,7 +41,7 @@ def module_path(scopes: str) -> str:
 
 
 def names_of(scopes: str) -> list[object]:
-    """The list under `SCOPES`, of text if an exporter wrote it; nothing where it is no list."""
+    """The list under `SCOPES`, of text if an exporter wrote it; nothing if it is no list."""
     try:
         names = ast.literal_eval(scopes) if 0 < len(scopes) < _MOST else []
     except (ValueError, SyntaxError, RecursionError, MemoryError):

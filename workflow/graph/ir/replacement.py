@@ -31,7 +31,7 @@ class Context:
     tensors: Mapping[str, onnx.TensorProto] = field(default_factory=dict)
     """Initializers and the values of Constant nodes, by name."""
     gradients: Collection[str] | None = None
-    """Values that lie between a trained parameter and the loss; None where that is not known."""
+    """Values that lie between a trained parameter and the loss; None if that is not known."""
 
 
 def context_of(model: onnx.ModelProto) -> Context:
@@ -116,7 +116,7 @@ class Replacement(Writer):
         return found
 
     def shape(self, place: int) -> list[int | None]:
-        """An input's dims, None for each that is not known; raises UserError where not even the rank is."""
+        """An input's dims, None for each that is not known; raises UserError if not even the rank is."""
         self.rank(place)
         found = shapes.shape(self.context.types, self.input(place))
         assert found is not None

@@ -64,12 +64,12 @@ class Rewriter(Writer):
         return bool(self._readers.get(value)) or value in self.outputs
 
     def only_reader(self, value: str) -> onnx.NodeProto | None:
-        """The node that reads the value, where no other does and it is no output of the graph."""
+        """The node that reads the value, where no other does and it is not an output of the graph."""
         readers = self._readers.get(value, [])
         return readers[0] if len(readers) == 1 and value not in self.outputs else None
 
     def are_read_by(self, value: str, nodes: Sequence[onnx.NodeProto]) -> bool:
-        """No other node reads the value, and it is no output of the graph."""
+        """No other node reads the value, and it is not an output of the graph."""
         known = {id(node) for node in nodes}
         return value not in self.outputs and all(id(node) in known for node in self._readers.get(value, []))
 

@@ -122,14 +122,14 @@ def element_type(types: Mapping[str, onnx.TypeProto], name: str) -> int:
 
 
 def rank(types: Mapping[str, onnx.TypeProto], name: str) -> int | None:
-    """How many axes a value has, None where that is not known."""
+    """How many axes a value has, None if that is not known."""
     if name not in types or not types[name].tensor_type.HasField("shape"):
         return None
     return len(types[name].tensor_type.shape.dim)
 
 
 def shape(types: Mapping[str, onnx.TypeProto], name: str) -> list[int | None] | None:
-    """A value's dims, None for each that is not a number; None where the rank is not known."""
+    """A value's dims, None for each that is not a number; None if the rank is not known."""
     if rank(types, name) is None:
         return None
     return [d.dim_value if d.HasField("dim_value") else None for d in types[name].tensor_type.shape.dim]

@@ -79,7 +79,7 @@ def sizes_of(types: Mapping[str, tuple[int, Sequence[int]]]) -> dict[str, int]:
 
 
 def length(text: str, axes: Mapping[str, int]) -> int | None:
-    """Of an axis such as `batch*sequence`; None where it is not known."""
+    """Of an axis such as `batch*sequence`; None if it is not known."""
     if text in axes:
         return axes[text]
     try:

@@ -14,7 +14,7 @@ from ortflow.workflow.graph.ir.writer import Fresh
 
 
 def chosen_branch(node: onnx.NodeProto, known: Known, fresh: Fresh) -> list[onnx.NodeProto] | None:
-    """The nodes of the branch that an If takes, None where that depends on a batch."""
+    """The nodes of the branch that an If takes, None if that depends on a batch."""
     if node.op_type != "If" or node.domain != "":
         return None
     condition = known.numbers(node.input[0])

@@ -25,7 +25,7 @@ _PASSED = frozenset({"Dropout", "Identity"})
 
 
 def avoid_wrong_forms(model: onnx.ModelProto) -> None:
-    """Brings nodes of a prepared model to such forms, in place. Raises UserError where that needs an unknown size.
+    """Brings nodes of a prepared model to such forms, in place. Raises UserError if that needs an unknown size.
 
     MatmulTransposeFusion takes the product of a transposed matrix and a vector for one of the matrix as it lies. No
     kernel computes auto_pad SAME together with dilations.

@@ -29,7 +29,7 @@ def prepare(model: onnx.ModelProto, where: str = "model") -> tuple[onnx.ModelPro
 
     The form: IR version 10, opset 18 and com.microsoft 1, fp32, functions inlined, each weight a used initializer of
     its own name and no input, aliases resolved, Constant nodes turned into initializers, every node named, shapes
-    inferred. Inputs and outputs keep their names. Raises UserError where a node has no form in opset 18.
+    inferred. Inputs and outputs keep their names. Raises UserError if a node has no form in opset 18.
     """
     copy = onnx.ModelProto()
     copy.CopyFrom(model)

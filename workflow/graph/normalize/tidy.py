@@ -112,9 +112,9 @@ def resolve_aliases(model: onnx.ModelProto) -> list[str]:
     """Lets everything read a weight itself, not an Identity of it, in place; returns log lines.
 
     TorchScript's exporter writes Identity for a tied weight, and in evaluation mode also for a weight that merely has
-    equal values: all LayerNorm weights of a fresh model. A tied weight is no uniform tensor, so an alias of a uniform
-    one becomes a parameter of its own, under the alias' name, as it is in the module. An alias that alone reads the
-    weight (a clone in forward) is the weight itself.
+    equal values: all LayerNorm weights of a fresh model. A tied weight is not a uniform tensor, so an alias of a
+    uniform one becomes a parameter of its own, under the alias' name, as it is in the module. An alias that alone reads
+    the weight (a clone in forward) is the weight itself.
     """
     readers = walk.consumers(model.graph)
     by_name = {tensor.name: tensor for tensor in model.graph.initializer}

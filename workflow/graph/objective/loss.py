@@ -35,7 +35,7 @@ class Target:
 
 
 def output_of(graph: onnx.GraphProto, loss: Loss) -> str:
-    """The output that the loss is taken of. Raises UserError where the run file leaves it open."""
+    """The output that the loss is taken of. Raises UserError if the run file leaves it open."""
     names = [str(value.name) for value in graph.output]
     if loss.output is None:
         if len(names) == 1:

@@ -19,7 +19,7 @@ from ortflow.workflow.spec.model import CrossEntropy, Loss
 
 
 def attach_metrics(edit: Editor, metrics: Sequence[Metric], loss: Loss, target: Target) -> list[str]:
-    """Add the outputs' nodes; returns the outputs' names. Raises UserError where loss and metric do not go together."""
+    """Add the outputs' nodes; returns the outputs' names. Raises UserError if loss and metric do not go together."""
     outputs = []
     for metric in dict.fromkeys(metrics):
         wrong = misuse(metric, loss.kind)

@@ -114,8 +114,8 @@ def _normalization_on(edit: Editor, frozen: Collection[str]) -> tuple[int, dict[
 def _written_over(edit: Editor, data: str) -> tuple[str, str]:
     """Two values of a number for each channel, of which no other node with other data has the same.
 
-    ONNX Runtime's kernel writes its new statistics over the old ones, whoever else reads those, and equal constants of
-    two layers are one to it. With momentum 0 the old ones count for nothing.
+    ONNX Runtime's kernel writes its new statistics over the old ones, even if other nodes read those, and equal
+    constants of two layers are one to it. With momentum 0 the old ones count for nothing.
     """
     pixels = edit("Reshape", data, edit.ints(0, 0, -1))
     first = edit("Slice", pixels, edit.ints(0, 0), edit.ints(1, 1), edit.ints(0, 2))

@@ -54,7 +54,7 @@ def _described(value: onnx.ValueInfoProto, is_data: bool) -> BatchInput:
 
 
 def check_batches(inputs: Sequence[BatchInput], data: DataSection) -> None:
-    """Raises UserError where the graph has a fixed batch size and the run file asks for another."""
+    """Raises UserError if the graph has a fixed batch size and the run file asks for another."""
     sizes = [("data.micro_batch", data.micro_batch)]
     if data.eval is not None and data.eval_micro_batch is not None:
         sizes.append(("data.eval_micro_batch", data.eval_micro_batch))

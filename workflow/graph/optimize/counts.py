@@ -108,7 +108,7 @@ class _Device:
         self.nodes: list[onnx.NodeProto] = []
 
     def number(self, value: str) -> str | None:
-        """The name of the number that a value on the host is; None where it is computed in another way than these."""
+        """The name of the number that a value on the host is; None if it is computed in another way than these."""
         if value not in self._made:
             found = self._number(value)
             if found is None:

@@ -133,7 +133,7 @@ class _Formulas:
         return None
 
     def of(self, name: str, x: str, t: str, depth: int = 2 * _HOPS) -> Polynomial | None:
-        """The value as a polynomial of x and t; None where it is none."""
+        """The value as a polynomial of x and t; None if it is none."""
         if name in (x, t):
             return {(1, 0) if name == x else (0, 1): 1.0}
         if name in self._numbers:

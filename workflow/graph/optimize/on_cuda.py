@@ -164,7 +164,8 @@ def _is_zeros(node: onnx.NodeProto | None) -> bool:
 def add_integers(w: Replacement, *, onto_zeros: bool) -> None:
     """ScatterElements that adds, by integers, whose sum is the same in every order.
 
-    Addends are scaled by a power of two, so that the largest has BITS bits. One that is no number makes all of them so.
+    Addends are scaled by a power of two, so that the largest has BITS bits. One that is NaN or
+    infinite makes all of them so.
     """
     data, places, updates = w.node.input[:3]
     axis = w.attribute("axis", 0)

@@ -32,7 +32,7 @@ _WHERE = "model.recompute"
 def recompute(graph: onnx.GraphProto, patterns: Sequence[str]) -> list[str]:
     """Give the backward pass values of its own in the scopes that a pattern matches, in place; returns log lines.
 
-    A scope is a module's path in PyTorch, `layers.0`, or the beginning of a node's name. Raises UserError where a
+    A scope is a module's path in PyTorch, `layers.0`, or the beginning of a node's name. Raises UserError if a
     pattern matches none.
     """
     if not patterns:

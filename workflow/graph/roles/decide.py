@@ -97,7 +97,7 @@ class Roles:
 def classify(model: onnx.ModelProto, patterns: ParameterPatterns, labels: Sequence[str]) -> Roles:
     """The role of every initializer of a prepared model; `labels` names its inputs that are labels.
 
-    Raises UserError where a pattern matches nothing or asks for what cannot be trained, where a parameter is not
+    Raises UserError if a pattern matches nothing or asks for what cannot be trained, if a parameter is not
     finite, and where nothing is left to train.
     """
     graph = model.graph
@@ -235,7 +235,7 @@ def _apply_patterns(judged: list[Role], patterns: ParameterPatterns) -> list[Rol
 
 
 def _unable(entry: Role, role: RoleName) -> str | None:
-    """Why an initializer cannot have a role; None where it can."""
+    """Why an initializer cannot have a role; None if it can."""
     if role != "constant" and entry.dtype != "FLOAT":
         return f"is {entry.dtype.lower()}, which cannot be a parameter"
     if role != "frozen" and entry.role == "state":

@@ -28,7 +28,7 @@ def judged_constants(roles: Roles) -> list[str]:
 
 
 def refuse_guesses(roles: Roles, where: str) -> None:
-    """Raise UserError where guesses alone leave more than LARGEST_SHARE of the float values untrained."""
+    """Raise UserError if guesses alone leave more than LARGEST_SHARE of the float values untrained."""
     guesses = [role for role in roles if role.confidence == "guess"]
     if _share(guesses, roles) > LARGEST_SHARE:
         raise UserError(

@@ -23,7 +23,7 @@ def module_of(tensor: str) -> str:
 
 
 def belongs(tensor: str, node: onnx.NodeProto) -> bool | None:
-    """Whether the node stands within the module that owns the tensor; None where the file does not say."""
+    """Whether the node stands within the module that owns the tensor; None if the file does not say."""
     modules = _modules(node)
     if modules is None:
         return None

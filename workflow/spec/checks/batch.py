@@ -13,7 +13,7 @@ REACH = 4096
 
 
 def undivided(batch: int, micro_batch: int, ranks: int) -> UserError | None:
-    """Why a global batch of `batch` samples is not a whole number of micro-batches per rank; None where it is."""
+    """Why a global batch of `batch` samples is not a whole number of micro-batches per rank; None if it is."""
     together = micro_batch * ranks
     if batch % together == 0:
         return None

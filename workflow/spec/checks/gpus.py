@@ -1,4 +1,4 @@
-"""What run files ask of GPUs and no scheduler can give: told before anything is submitted. Pure; called by `check`."""
+"""What run files ask of GPUs and no scheduler can give: reported before submission. Pure; called by `check`."""
 
 from __future__ import annotations
 

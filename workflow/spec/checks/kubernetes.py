@@ -295,7 +295,7 @@ def _gpus(spec: RunSpec) -> Iterator[Problem]:
 
 
 def _bytes(text: str | None) -> int | None:
-    """None where there is none, or where another check tells what is wrong with it."""
+    """None if there is none, or if another check tells what is wrong with it."""
     try:
         return parse_memory(text) if text is not None else None
     except UserError:

@@ -56,7 +56,7 @@ def flag_name(text: str) -> str:
 
 
 def owner(text: str, own: Mapping[str, str]) -> str | None:
-    """What to do instead of this flag; None where it is the user's. To Slurm the beginning of a flag is the flag."""
+    """What to do instead of this flag; None if it is the user's. To Slurm the beginning of a flag is the flag."""
     name = flag_name(text)
     if name == "exclusive" and "=" in text:
         return None  # --exclusive=user has no key

@@ -92,7 +92,7 @@ def options_of(spec: RunSpec, name: str, kind: type[Options]) -> Options:
 @cache
 def _with_sections(sections: tuple[tuple[str, type[LauncherOptions]], ...]) -> type[RunSpec]:
     fields: dict[str, Any] = {
-        # None where a file leaves it out: a section with required keys has no default.
+        # None if a file leaves it out: a section with required keys has no default.
         name: (kind | None, Field(None, description=_first_line(kind)))
         for name, kind in sections
     }

@@ -58,7 +58,7 @@ def resolve_paths(spec: RunSpec, run_file: Path, cwd: Path | None = None) -> Run
 
 
 def refuse_undecodable(path: Path) -> None:
-    """Raise UserError where a path is not UTF-8: no run file and no record can hold it."""
+    """Raise UserError if a path is not UTF-8: no run file and no record can hold it."""
     try:
         str(path).encode()
     except UnicodeEncodeError:
