@@ -16,7 +16,7 @@ from ortflow.launchers import processes
 from ortflow.launchers.attempt import Child
 from ortflow.launchers.cause import Cause, statuses
 from ortflow.launchers.kubernetes.hosts import addresses, short
-from ortflow.launchers.kubernetes.hydra_output import Process, first_end
+from ortflow.launchers.kubernetes.hydra_output import Process, early_kill, first_end
 from ortflow.launchers.kubernetes.pod import Pod
 from ortflow.launchers.kubernetes.worker_report import WorkerReports, conclude, read_reports
 from ortflow.launchers.records import Outcome
@@ -116,6 +116,10 @@ class PodAttempt(Child):
         known = addresses(list(self._hosts), self._pod.ssh_port, greets=False)
         silent = {short(host) for host, address in known.items() if address != self._hosts[host]}
         return conclude(self._before, read_reports(self._pod, self._before), silent)
+
+    def guess(self, returncode: int) -> Cause | None:
+        """The host of a rank that was killed while it started."""
+        return early_kill(self.output()) if self._kind == "mpich" else None
 
     def ask_to_leave(self) -> None:
         """Ranks read the stop file: no signal reaches another pod."""

@@ -10,7 +10,10 @@ import re
 import signal
 from collections.abc import Mapping
 
+from ortflow.launchers.cause import Cause, signal_name
 from ortflow.launchers.kubernetes.hosts import short
+from ortflow.launchers.records import Outcome
+from ortflow.workflow.errors import EXIT_PREEMPTED
 
 _FIRST = re.compile(r"PID (\d+) RUNNING AT (\S+)\s+=\s+EXIT CODE: (\d+)")
 _SIGNALS = {
@@ -33,6 +36,24 @@ def first_end(words: str, ranks: Mapping[Process, int]) -> dict[int, int]:
     rank = ranks.get((short(match[2]), int(match[1])))
     if rank is None:
         return {}
+    return {rank: _status(match)}
+
+
+def early_kill(words: str) -> Cause | None:
+    """The cause if the process that ended first was killed before it had recorded which rank it is.
+
+    mpirun's own exit code is then 255 if all processes of a host were killed together: its proxy there fails too.
+    """
+    match = _FIRST.search(words)
+    if match is None or (status := _status(match)) >= 0:
+        return None
+    where = f"a rank on {short(match[2])} was"
+    if status == -signal.SIGTERM:
+        return Cause(Outcome.PREEMPTED, EXIT_PREEMPTED, f"{where} ended by SIGTERM")
+    return Cause(Outcome.FAILURE, status, f"{where} killed by {signal_name(-status)}")
+
+
+def _status(match: re.Match[str]) -> int:
     code = int(match[3])
     code = code >> 8 if code > 255 else code
-    return {rank: -code if code in _SIGNALS else code}
+    return -code if code in _SIGNALS else code

@@ -18,7 +18,7 @@ class May:
     """Causes of attempts that ended: a pattern for OUTCOME: CAUSE."""
 
 
-KILLED = r"failure: (rank \d+ was|ranks [\d, ]+ were) killed by SIGKILL"
+KILLED = r"failure: (rank \d+ was|ranks [\d, ]+ were|a rank on \S+ was) killed by SIGKILL"
 SAVED = r"preempted: "
 LOST = r"lost: (the launcher pod was lost|the worker \S+ does not answer any more)"
 TAKEN_AWAY = May(preemptions=1, ends=f"{SAVED}|{LOST}")
@@ -38,8 +38,8 @@ MAY: dict[str, May] = {
     # MPI may lose a message when a connection breaks, and wait for it until the attempt counts as hung.
     "a cable out": May(failures=1, preemptions=2, ends=f"{SAVED}|{LOST}|{HUNG}"),
     "a rank killed": May(failures=1, ends=KILLED),
-    # Hydra's proxies may fail an assertion when all processes are gone at once; then no rank is named.
-    "all ranks killed": May(failures=1, ends=rf"{KILLED}|failure: the ranks ended with exit code 9$"),
+    # Hydra's proxies may fail an assertion when all processes are gone at once; then no process is named.
+    "all ranks killed": May(failures=1, ends=rf"{KILLED}|failure: the ranks ended with exit code (9|255)$"),
     "a rank told to end": May(preemptions=1, ends=SAVED),
     "all ranks told to end": May(preemptions=1, ends=SAVED),
     "the supervisor process killed": May(ends=LOST),

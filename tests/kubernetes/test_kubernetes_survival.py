@@ -6,6 +6,7 @@ Tests that are similar to another are marked `chaos`: they are slow, and not par
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import time
 from pathlib import Path
@@ -100,6 +101,20 @@ def test_all_ranks_of_a_worker_are_killed(cluster: Cluster, left_alone: Path) ->
     run.finish()
     same_end(run.run_dir, left_alone)
     assert run.outcomes() == ["failure", "finished"], run.transcript()
+
+
+@pytest.mark.chaos
+def test_all_ranks_are_killed_while_they_start(cluster: Cluster, left_alone: Path) -> None:
+    """None has recorded which process it is, and Hydra's proxy may fail with them."""
+    run = cluster.submit("killed-early")
+    wait_until(lambda: len(rank_processes(run)) == 4, ENDS, run.transcript)
+    for process in rank_processes(run).values():
+        process.kill()
+    run.finish()
+    same_end(run.run_dir, left_alone)
+    assert run.outcomes() == ["failure", "finished"], run.transcript()
+    cause = run.records("end")[0]["cause"]
+    assert re.match(r"(rank \d|a rank on \S+-worker-[01]) was killed by SIGKILL", cause), run.transcript()
 
 
 @pytest.mark.chaos

@@ -23,7 +23,7 @@ from ortflow.launchers import prepare as preparing
 from ortflow.launchers.kubernetes import ending, worker
 from ortflow.launchers.kubernetes.folder import unpack
 from ortflow.launchers.kubernetes.hosts import PERIOD, address, read_hosts, short, wait_for
-from ortflow.launchers.kubernetes.hydra_output import first_end
+from ortflow.launchers.kubernetes.hydra_output import early_kill, first_end
 from ortflow.launchers.kubernetes.log_stream import MARK, LogStream
 from ortflow.launchers.kubernetes.mpirun import DEFAULTS, command, environment, hostfile
 from ortflow.launchers.kubernetes.pod import Pod
@@ -267,6 +267,25 @@ def test_hydra_names_the_rank_that_ended_first(code: int, status: int) -> None:
 def test_a_process_that_is_not_a_rank_is_ignored() -> None:
     assert first_end(HYDRA.format(code=9), {}) == {}
     assert first_end("all is well", {("gpt-abc-worker-1", 16): 3}) == {}
+
+
+@pytest.mark.parametrize(
+    ("code", "outcome", "words"),
+    [
+        (9, Outcome.FAILURE, "a rank on gpt-abc-worker-1 was killed by SIGKILL"),
+        (11, Outcome.FAILURE, "a rank on gpt-abc-worker-1 was killed by SIGSEGV"),
+        (15, Outcome.PREEMPTED, "a rank on gpt-abc-worker-1 was ended by SIGTERM"),
+    ],
+)
+def test_a_rank_killed_before_it_is_known_is_named_by_its_host(code: int, outcome: Outcome, words: str) -> None:
+    found = early_kill(HYDRA.format(code=code))
+    assert found is not None
+    assert (found.outcome, found.sentence, found.rank) == (outcome, words, None)
+
+
+@pytest.mark.parametrize("words", ["all is well", HYDRA.format(code=1), HYDRA.format(code=19200)])
+def test_an_exit_code_is_not_a_kill(words: str) -> None:
+    assert early_kill(words) is None
 
 
 class TestStory:
