@@ -21,7 +21,6 @@ import stat
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -171,9 +170,9 @@ def compile_to(
     `check` says what is wrong with the library, before it stands there. Raises EndedBySignal where the compiler was.
     """
     try:
-        _sweep(path.parent)
         with tempfile.TemporaryDirectory(dir=path.parent, prefix="making-") as work:
             Path(work, MARK).touch()
+            _sweep(path.parent, Path(work, MARK).stat().st_mtime)
             made = Path(work, path.name)
             result = subprocess.run(
                 [*command, "-o", str(made), "-lpthread"],
@@ -216,11 +215,14 @@ def _fault(library: Path) -> str | None:
         return str(error)
 
 
-def _sweep(folder: Path) -> None:
-    """Take away what a compilation that was killed left: a folder with our mark in it."""
+def _sweep(folder: Path, now: float) -> None:
+    """Take away what a compilation that was killed left: a folder with our mark in it.
+
+    `now` is by the file system's clock: that of a file server differs from the machine's.
+    """
     for left in folder.glob("making-*"):
         mark = left / MARK
-        if not left.is_symlink() and mark.is_file() and time.time() - mark.stat().st_mtime > _STALE:
+        if not left.is_symlink() and mark.is_file() and now - mark.stat().st_mtime > _STALE:
             shutil.rmtree(left, ignore_errors=True)
 
 
