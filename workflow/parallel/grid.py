@@ -1,0 +1,63 @@
+"""The ranks as a grid: data x pipeline x horizontal. Pure.
+
+Ranks that share one layer are neighbours, so that a machine holds all of them; then come the replicas of a stage, then
+the stages. This is the order of Megatron-LM (Narayanan et al. 2021).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Place:
+    """Coordinates of a rank."""
+
+    data: int
+    """Replica, from 0."""
+    stage: int
+    """Pipeline stage, from 0."""
+    part: int
+    """Part of a layer, from 0."""
+
+
+@dataclass(frozen=True)
+class Grid:
+    """Degrees of parallelism; their product is the world size."""
+
+    data: int
+    """Replicas."""
+    pipeline: int = 1
+    """Stages."""
+    horizontal: int = 1
+    """Parts of a layer."""
+
+    @property
+    def world_size(self) -> int:
+        """Number of ranks."""
+        return self.data * self.pipeline * self.horizontal
+
+    def place(self, rank: int) -> Place:
+        """Coordinates of a rank of the world."""
+        rest, part = divmod(rank, self.horizontal)
+        stage, data = divmod(rest, self.data)
+        return Place(data, stage, part)
+
+    def rank(self, place: Place) -> int:
+        """The rank of the world at these coordinates."""
+        return (place.stage * self.data + place.data) * self.horizontal + place.part
+
+    def replicas(self, rank: int) -> list[int]:
+        """Ranks that hold the same part of the model, in the order of `Place.data`."""
+        here = self.place(rank)
+        return [self.rank(Place(data, here.stage, here.part)) for data in range(self.data)]
+
+    def stages(self, rank: int) -> list[int]:
+        """Ranks of one pipeline, in the order of the stages."""
+        here = self.place(rank)
+        return [self.rank(Place(here.data, stage, here.part)) for stage in range(self.pipeline)]
+
+    def parts(self, rank: int) -> list[int]:
+        """Ranks that share a layer, in the order of the parts."""
+        here = self.place(rank)
+        return [self.rank(Place(here.data, here.stage, part)) for part in range(self.horizontal)]
