@@ -1,19 +1,30 @@
-"""Communication between ranks: collectives over flat buffers, and small control messages.
+"""Communication between ranks: collectives and messages over flat buffers, and small control messages.
 
 `solo` is for one rank, `mpi` for several on CPUs, `nccl` and `staged` for GPUs. Control messages always use MPI.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 from ortflow.workflow.device import Buffer
 
+TAGS = (1 << 15) - 1
+"""Tags of messages are below this number: every MPI allows it as a tag, and sums use it themselves."""
+
+
+class Request(Protocol):
+    """A message under way."""
+
+    def wait(self) -> None:
+        """Return when the buffer may be used again: what was sent has left it, what was awaited has come."""
+
 
 class Communicator(Protocol):
-    """The ranks of one run.
+    """The ranks of one run, or a subset of them.
 
-    Every method except `abort` is collective: all ranks must call it in the same order.
+    Every method except `abort` and those of messages is collective: all its ranks must call it in the same order.
     """
 
     @property
@@ -51,6 +62,56 @@ class Communicator(Protocol):
             Contains this rank's `layout.share`; changed in place. Its length must be a multiple of `layout.ALIGNMENT`,
             as that of all trained parameters is.
         """
+
+    def subset(self, ranks: Sequence[int]) -> Communicator:
+        """Return the communicator of some of the ranks; called by these ranks alone, in the same order on each.
+
+        Parameters
+        ----------
+        ranks
+            This communicator's ranks, each once and this rank among them. In the new one they count from 0, in this
+            order.
+
+        Raises
+        ------
+        ValueError
+            If this rank is not among them, or one is named twice.
+        """
+
+    def start_send(self, buffer: Buffer, to: int, tag: int = 0) -> Request:
+        """Begin to send a buffer to another rank.
+
+        Parameters
+        ----------
+        buffer
+            Must not change until the request has been waited for.
+        to
+            Receiving rank of this communicator.
+        tag
+            From 0 to `TAGS` - 1. A message is received only by a call with its tag. Messages of the same two ranks and
+            tag arrive in the order in which they were sent.
+        """
+
+    def start_receive(self, buffer: Buffer, source: int, tag: int = 0) -> Request:
+        """Begin to receive what rank `source` sends with this tag.
+
+        Parameters
+        ----------
+        buffer
+            Of the sender's type and length; filled once the request has been waited for.
+        source
+            Sending rank of this communicator.
+        tag
+            That of the sender.
+        """
+
+    def send(self, buffer: Buffer, to: int, tag: int = 0) -> None:
+        """Send a buffer to another rank; may return only when that rank receives it."""
+        self.start_send(buffer, to, tag).wait()
+
+    def receive(self, buffer: Buffer, source: int, tag: int = 0) -> None:
+        """Receive what rank `source` sends with this tag."""
+        self.start_receive(buffer, source, tag).wait()
 
     def barrier(self) -> None:
         """Wait until all ranks have called it."""

@@ -6,14 +6,18 @@ calls MPI: background threads of a rank never do.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import mpi4py
 import numpy as np
 import numpy.typing as npt
 
+from ortflow.workflow.comm import TAGS, Communicator, Request
 from ortflow.workflow.comm.fresh_memory import fresh_memory
 from ortflow.workflow.comm.segments import Start
+from ortflow.workflow.comm.solo import SoloCommunicator
 from ortflow.workflow.device import Buffer
 from ortflow.workflow.device.cpu import HostBuffer
 from ortflow.workflow.errors import UserError
@@ -24,50 +28,32 @@ mpi4py.rc.finalize = False
 mpi4py.rc.thread_level = "funneled"
 
 CHUNK = 1 << 30
-"""Elements of one call: MPI counts in 32-bit integers where a library is old."""
+"""Elements of one call, or bytes of one message: MPI counts in 32-bit integers where a library is old."""
 PIECE = 1 << 18
 """Elements of a message of a reduce-scatter, which are kept beside the buffer until they are added to it."""
 
 
-class MpiCommunicator:
-    """MPI_COMM_WORLD."""
+class MpiRanks(Communicator):
+    """Ranks that an MPI communicator connects."""
 
-    def __init__(self) -> None:
-        try:
-            from mpi4py import MPI
-        except (ImportError, RuntimeError) as error:
-            raise UserError(
-                f"no MPI library can be loaded ({str(error).splitlines()[0]})",
-                fix="install one beside ortflow: pip install 'ortflow[mpich]'",
-            ) from error
-        self._mpi = MPI
-        self._start = Start()
-        if not MPI.Is_initialized():
-            with fresh_memory():
-                MPI.Init_thread(MPI.THREAD_FUNNELED)
-        self._world = MPI.COMM_WORLD
-        self._world.Barrier()
-        self._start.done()
+    def __init__(self, mpi: Any, ranks: Any) -> None:
+        self._mpi, self._ranks = mpi, ranks
 
     @property
     def rank(self) -> int:
         """This rank."""
-        return int(self._world.Get_rank())
+        return int(self._ranks.Get_rank())
 
     @property
     def world_size(self) -> int:
         """Number of ranks."""
-        return int(self._world.Get_size())
-
-    def library(self) -> str:
-        """Name and version of the MPI library, for the log."""
-        return str(self._mpi.Get_library_version()).splitlines()[0].strip("\x00 ")
+        return int(self._ranks.Get_size())
 
     def all_reduce(self, buffer: Buffer) -> None:
         """Sum over the ranks, in place; the order of summation depends only on the world size."""
         array = _host(buffer)
         for start in range(0, array.size, CHUNK):
-            self._world.Allreduce(self._mpi.IN_PLACE, array[start : start + CHUNK], op=self._mpi.SUM)
+            self._ranks.Allreduce(self._mpi.IN_PLACE, array[start : start + CHUNK], op=self._mpi.SUM)
 
     def reduce_scatter(self, buffer: Buffer) -> None:
         """Sum over the ranks of this rank's share, in place; the order of summation depends only on the world size.
@@ -85,7 +71,7 @@ class MpiCommunicator:
             for first in range(0, shares[0][1], PIECE):
                 into, last = mine[first : first + PIECE], first + PIECE
                 piece = received[: into.size]
-                self._world.Sendrecv(theirs[first:last], to, recvbuf=piece, source=source)
+                self._ranks.Sendrecv(theirs[first:last], to, TAGS, piece, source, TAGS)
                 with np.errstate(invalid="ignore", over="ignore"):
                     np.add(into, piece, out=into)
 
@@ -96,30 +82,101 @@ class MpiCommunicator:
         # Counted in rows of the layout, so that no count or place leaves 32 bits.
         row = self._mpi.BYTE.Create_contiguous(ALIGNMENT * array.itemsize).Commit()
         counts, starts = [stop - start for start, stop in places], [start for start, _ in places]
-        self._world.Allgatherv(self._mpi.IN_PLACE, [array, (counts, starts), row])
+        self._ranks.Allgatherv(self._mpi.IN_PLACE, [array, (counts, starts), row])
         row.Free()
 
     def barrier(self) -> None:
         """Wait for all."""
-        self._world.Barrier()
+        self._ranks.Barrier()
 
     def gather(self, value: Any) -> list[Any] | None:
         """A small plain value of every rank, on rank 0."""
-        gathered: list[Any] | None = self._world.gather(value, root=0)
+        gathered: list[Any] | None = self._ranks.gather(value, root=0)
         return gathered
 
     def broadcast_object(self, value: Any) -> Any:
         """Rank 0's small plain value, on every rank."""
-        return self._world.bcast(value, root=0)
+        return self._ranks.bcast(value, root=0)
+
+    def subset(self, ranks: Sequence[int]) -> Communicator:
+        """Some of the ranks; only these call it."""
+        if self.rank not in ranks or len(set(ranks)) != len(ranks):
+            raise ValueError(f"ranks {list(ranks)} are not a subset with rank {self.rank} in it")
+        if len(ranks) == 1:
+            return SoloCommunicator()
+        everyone = self._ranks.Get_group()
+        chosen = everyone.Incl(list(ranks))
+        made = self._ranks.Create_group(chosen)
+        everyone.Free()
+        chosen.Free()
+        return MpiRanks(self._mpi, made)
+
+    def start_send(self, buffer: Buffer, to: int, tag: int = 0) -> Request:
+        """Begin to send; see the protocol."""
+        byte = self._mpi.BYTE
+        return MpiRequest([self._ranks.Isend([piece, byte], to, tag) for piece in _pieces(buffer)], buffer)
+
+    def start_receive(self, buffer: Buffer, source: int, tag: int = 0) -> Request:
+        """Begin to receive; see the protocol."""
+        return MpiRequest(
+            [self._ranks.Irecv([piece, self._mpi.BYTE], source, tag) for piece in _pieces(buffer)], buffer
+        )
 
     def abort(self, code: int) -> None:
         """End every rank now."""
-        self._world.Abort(code)
+        self._ranks.Abort(code)
+
+    def close(self) -> None:
+        """Free the communicator; all its ranks must call it."""
+        self._ranks.Free()
+
+
+class MpiCommunicator(MpiRanks):
+    """MPI_COMM_WORLD."""
+
+    def __init__(self) -> None:
+        try:
+            from mpi4py import MPI
+        except (ImportError, RuntimeError) as error:
+            raise UserError(
+                f"no MPI library can be loaded ({str(error).splitlines()[0]})",
+                fix="install one beside ortflow: pip install 'ortflow[mpich]'",
+            ) from error
+        self._start = Start()
+        if not MPI.Is_initialized():
+            with fresh_memory():
+                MPI.Init_thread(MPI.THREAD_FUNNELED)
+        super().__init__(MPI, MPI.COMM_WORLD)
+        self.barrier()
+        self._start.done()
+
+    def library(self) -> str:
+        """Name and version of the MPI library, for the log."""
+        return str(self._mpi.Get_library_version()).splitlines()[0].strip("\x00 ")
 
     def close(self) -> None:
         """Finalize MPI; all ranks must call it."""
         self._mpi.Finalize()
         self._start.close()
+
+
+@dataclass(frozen=True)
+class MpiRequest:
+    """The pieces of a message. It holds the buffer, whose memory MPI uses until they are through."""
+
+    pieces: Sequence[Any]
+    buffer: Buffer
+
+    def wait(self) -> None:
+        """See the protocol."""
+        for piece in self.pieces:
+            piece.Wait()
+
+
+def _pieces(buffer: Buffer) -> list[npt.NDArray[np.uint8]]:
+    """The bytes of a buffer, in pieces that MPI can count; one of no bytes if it is empty."""
+    data = _host(buffer).view(np.uint8)
+    return [data[start : start + CHUNK] for start in range(0, max(1, data.size), CHUNK)]
 
 
 def _host(buffer: Buffer) -> npt.NDArray[Any]:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
+from ortflow.workflow.comm import Communicator, Request
 from ortflow.workflow.device import Buffer
 
 
-class SoloCommunicator:
+class SoloCommunicator(Communicator):
     """Communicator of a run with one rank; needs no MPI."""
 
     rank = 0
@@ -21,6 +23,20 @@ class SoloCommunicator:
 
     def all_gather(self, buffer: Buffer) -> None:
         """Does nothing: the share is the whole buffer."""
+
+    def subset(self, ranks: Sequence[int]) -> SoloCommunicator:
+        """Another one of this rank."""
+        if list(ranks) != [0]:
+            raise ValueError(f"ranks {list(ranks)} are not a subset of rank 0")
+        return SoloCommunicator()
+
+    def start_send(self, buffer: Buffer, to: int, tag: int = 0) -> Request:
+        """Raises ValueError: there is no other rank."""
+        raise ValueError(f"rank {to} does not exist: this is the only rank")
+
+    def start_receive(self, buffer: Buffer, source: int, tag: int = 0) -> Request:
+        """Raises ValueError: there is no other rank."""
+        raise ValueError(f"rank {source} does not exist: this is the only rank")
 
     def barrier(self) -> None:
         """Returns immediately."""

@@ -1,4 +1,4 @@
-"""Collectives over buffers on a GPU by way of host memory: copied down, reduced by MPI, copied up.
+"""Collectives and messages over buffers on a GPU by way of host memory: copied down, reduced by MPI, copied up.
 
 For cases that NCCL does not support: ranks that share a GPU, machines without the library. Control messages go straight
 to MPI.
@@ -6,15 +6,33 @@ to MPI.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from ortflow.workflow.comm import Communicator
+import numpy as np
+
+from ortflow.workflow.comm import Communicator, Request
 from ortflow.workflow.device import Buffer
 from ortflow.workflow.device.cpu import HostBuffer
 from ortflow.workflow.layout import share
 
 
-class StagedCommunicator:
+@dataclass(frozen=True)
+class _Arrival:
+    """A message on its way into host memory, and the buffer that it is for."""
+
+    below: Request
+    host: HostBuffer
+    buffer: Buffer
+
+    def wait(self) -> None:
+        """See the protocol."""
+        self.below.wait()
+        self.buffer.write(self.host.array)
+
+
+class StagedCommunicator(Communicator):
     """The ranks of `below`, for buffers of any device."""
 
     def __init__(self, below: Communicator) -> None:
@@ -48,6 +66,19 @@ class StagedCommunicator:
         host = HostBuffer(buffer.read())
         self.below.all_gather(host)
         buffer.write(host.array)
+
+    def subset(self, ranks: Sequence[int]) -> Communicator:
+        """Some of the ranks, by way of host memory."""
+        return StagedCommunicator(self.below.subset(ranks))
+
+    def start_send(self, buffer: Buffer, to: int, tag: int = 0) -> Request:
+        """Copy down, and begin to send the copy."""
+        return self.below.start_send(HostBuffer(buffer.read()), to, tag)
+
+    def start_receive(self, buffer: Buffer, source: int, tag: int = 0) -> Request:
+        """Begin to receive; `wait` copies up."""
+        host = HostBuffer(np.empty(buffer.count, buffer.dtype))
+        return _Arrival(self.below.start_receive(host, source, tag), host, buffer)
 
     def barrier(self) -> None:
         """Wait for all."""
