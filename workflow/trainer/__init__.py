@@ -182,7 +182,7 @@ class Trainer(Protocol):
 
     index: FlatIndex
     """Position of each tensor in the buffer `parameters`."""
-    together = False
+    together: bool = False
     """Whether no rank can train alone, because each has a part of the model: all ranks then call `check`."""
     before_update: Callable[[], None]
     """`step` must call it before it changes anything in `state`, because a save may still be reading. Step `runtime`
