@@ -59,8 +59,7 @@ class GraphTrainer(Trainer):
             self._open_for_training()
 
     def _open_for_training(self) -> None:
-        graphs, sessions = self._graphs, self._sessions
-        device = sessions.device
+        device = self._sessions.device
         state_start, state_end = self.index.span("state")
         self._state_span = (state_start, state_end)
         trained, states = self.index.trained, state_end - state_start
@@ -74,17 +73,23 @@ class GraphTrainer(Trainer):
         self._sums = device.allocate(2, np.float32)
         self._allocate_for_update()
 
-        training = sessions.open_fastest(graphs.train)
-        self._first = self._bind_training(training, self._gradients)
-        self._further = self._bind_training(training, self._scratch) if self._scratch else self._first
-        self._evaluation = Binding(sessions.open(graphs.eval), device)
-        self._evaluation.read_tensors(self.index, self._parameters)
-        self._metric_outputs = sorted(name for name in self._evaluation.outputs if name.startswith("ortflow."))
+        self._open_passes()
         self._metric_sums = device.allocate(len(self._metric_outputs), np.float32)
         self._totals = device.allocate(len(self._metric_outputs) + TAIL, np.float64)
         for place, name in enumerate(self._metric_outputs):
-            self._evaluation.write_to(name, self._metric_sums.slice(place, place + 1), ())
+            if name in self._evaluation.outputs:
+                self._evaluation.write_to(name, self._metric_sums.slice(place, place + 1), ())
         self._bind_update()
+
+    def _open_passes(self) -> None:
+        """The graphs of training and evaluation, tied to the buffers, and the names of the metrics' sums."""
+        graphs, sessions = self._graphs, self._sessions
+        training = sessions.open_fastest(graphs.train)
+        self._first = self._bind_training(training, self._gradients)
+        self._further = self._bind_training(training, self._scratch) if self._scratch else self._first
+        self._evaluation = Binding(sessions.open(graphs.eval), sessions.device)
+        self._evaluation.read_tensors(self.index, self._parameters)
+        self._metric_outputs = sorted(name for name in self._evaluation.outputs if name.startswith("ortflow."))
 
     def _allocate_for_update(self) -> None:
         """The moments, and where the gradients of further micro-batches come to lie."""
@@ -324,15 +329,13 @@ class GraphTrainer(Trainer):
         for number, batch in enumerate(batches):
             if batch.count:
                 place = number * self._comm.world_size + self._comm.rank
-                self._feed(self._evaluation, batch, evaluation_seed(self._spec.seed, place))
-                self._evaluation.run()
-                sums[: len(names)] += self._metric_sums.read()
+                sums[: len(names)] += self._metrics_of(batch, evaluation_seed(self._spec.seed, place))
                 sums[len(names)] += batch.count
         self.give_memory_back()
         mine = control_values()
         sums[len(names) + 1 : len(names) + 1 + len(mine)] = mine
         self._totals.write(sums)
-        self._comm.all_reduce(self._totals)
+        self._sum_totals()
         totals = self._totals.read()
         metrics = ratios(dict(zip(names, totals.tolist(), strict=False)))
         for name in self._spec.onnx_model.metrics:
@@ -341,6 +344,14 @@ class GraphTrainer(Trainer):
                 metrics[name] = of_loss(metrics["loss"])
         end = len(names) + 1
         return EvaluationOutcome(metrics, round(totals[len(names)]), totals[end : end + len(mine)])
+
+    def _metrics_of(self, batch: MicroBatch, seed: int) -> npt.NDArray[np.float32]:
+        self._feed(self._evaluation, batch, seed)
+        self._evaluation.run()
+        return self._metric_sums.read()
+
+    def _sum_totals(self) -> None:
+        self._comm.all_reduce(self._totals)
 
     def memory(self) -> Mapping[str, int]:
         """Bytes of the flat buffers and of a checkpoint's copy, by part."""
