@@ -143,6 +143,7 @@ def shard(context: Context) -> None:
     context.stream = Stream(context.spec, context.plan, inputs, limits, context.place, context.progress)
     try_export(context)
     context.leave_if_asked()
-    context.try_on_rank_0(lambda: context.trainer.check(context.stream.samples()))
+    attempt = context.try_on_all if context.trainer.together else context.try_on_rank_0
+    attempt(lambda: context.trainer.check(context.stream.samples()))
     context.leave_if_asked()
     context.trainer.give_memory_back()
