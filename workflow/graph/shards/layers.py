@@ -32,7 +32,7 @@ class Layer:
     tensors: tuple[str, ...]
 
 
-def layers_of(nodes: Iterable[onnx.NodeProto], counts: Mapping[str, int], small: int = SMALL) -> list[Layer]:
+def layers_of(nodes: Iterable[onnx.NodeProto], counts: Mapping[str, int]) -> list[Layer]:
     """The layers of the parameters in `counts`, which gives their numbers of elements.
 
     `nodes` are those of the forward pass, sorted. A large parameter that several blocks read (tied embeddings) is a layer
@@ -43,7 +43,7 @@ def layers_of(nodes: Iterable[onnx.NodeProto], counts: Mapping[str, int], small:
         for name in sorted(walk.inputs(node)):
             if name in counts:
                 readers.setdefault(name, []).append(node)
-    limit = max(small, sum(counts.values()) // PARTS)
+    limit = max(SMALL, sum(counts.values()) // PARTS)
     groups: dict[str, list[str]] = {}
     alone: set[str] = set()
     for name in (*readers, *(name for name in counts if name not in readers)):
