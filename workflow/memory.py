@@ -35,8 +35,8 @@ def buffers(
     `trained` and `kept` are elements: of parameters that are trained, and of frozen ones and running statistics.
     `moments` is how many values the optimizer keeps for each trained one. From stage 1 of ZeRO on a rank keeps them for
     its share alone; from stage 2 on it accumulates the gradients of its share alone, beside those of one micro-batch.
-    Under stage 3 gradients and parameters are of its share alone, too, and `messages` are elements of the memory through
-    which layers are fetched; what a checkpoint saves of parameters is a second share, if some are not trained.
+    Under stage 3 gradients and parameters are of its share alone, too, and `messages` are elements of the memory
+    through which layers are fetched; what a checkpoint saves of parameters is a second share, if some are not trained.
     """
     start, stop = share(trained, rank, world_size)
     mine = stop - start

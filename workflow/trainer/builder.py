@@ -10,7 +10,7 @@ import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ortflow import __version__
 from ortflow.workflow.comm import Communicator
@@ -154,7 +154,7 @@ class FileTensors(Mapping[str, "npt.NDArray[np.float32]"]):
     def __init__(self, path: Path) -> None:
         from safetensors import safe_open
 
-        self._file = safe_open(path, "numpy")
+        self._file: Any = safe_open(path, "numpy")
 
     def __getitem__(self, name: str) -> npt.NDArray[np.float32]:
         array: npt.NDArray[np.float32] = self._file.get_tensor(name)

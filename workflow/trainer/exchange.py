@@ -156,4 +156,4 @@ def _at(address: int, count: int) -> Array:
     """The memory of a tensor of ONNX Runtime's."""
     if not count:
         return np.empty(0, np.float32)
-    return np.frombuffer((ctypes.c_float * count).from_address(address), np.float32)
+    return np.ctypeslib.as_array((ctypes.c_float * count).from_address(address))

@@ -64,8 +64,7 @@ class GraphTrainer(Trainer):
         self._here: Sliced = self._parameters
 
     def _open_for_training(self) -> None:
-        graphs, sessions = self._graphs, self._sessions
-        device = sessions.device
+        device = self._sessions.device
         state_start, state_end = self.index.span("state")
         self._state_span = (state_start, state_end)
         held, states = self._gradients_held, state_end - state_start

@@ -1,9 +1,9 @@
 """The trainer of ZeRO's stage 3 (Rajbhandari et al. 2020): the ranks share out the parameters, too.
 
-Beside moments and gradients, a rank keeps its `layout.share` of the trained parameters alone. Graphs fetch the parameters
-of a layer when they need them (`graph/shards`), and ONNX Runtime frees them behind their last reader. Frozen parameters
-and running statistics are whole on every rank. What rank 0 does alone, the check of the gradient and the export, it does
-with all parameters, which it gets for that and gives back.
+Beside moments and gradients, a rank keeps its `layout.share` of the trained parameters alone. Graphs fetch the
+parameters of a layer when they need them (`graph/shards`), and ONNX Runtime frees them behind their last reader. Frozen
+parameters and running statistics are whole on every rank. What rank 0 does alone, the check of the gradient and the
+export, it does with all parameters, which it gets for that and gives back.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import numpy.typing as npt
 import onnx
 
 from ortflow.workflow.device import Buffer
-from ortflow.workflow.device.shard import Shard
+from ortflow.workflow.device.shard import Shard, Sliced
 from ortflow.workflow.errors import OrtflowError, UserError
 from ortflow.workflow.graph.shards.exchange import TOKEN
 from ortflow.workflow.graph.shards.graphs import Sharded, sharded
@@ -31,7 +31,7 @@ from ortflow.workflow.sessions.session import Binding
 from ortflow.workflow.trainer import EvaluationOutcome, MicroBatch
 from ortflow.workflow.trainer.canonical import swap
 from ortflow.workflow.trainer.exchange import Exchange
-from ortflow.workflow.trainer.graph import TAIL, GraphTrainer
+from ortflow.workflow.trainer.graph import TAIL
 from ortflow.workflow.trainer.zero import ZeroTrainer
 
 TRAINING, EVALUATION = 0, 1
@@ -113,9 +113,7 @@ class ShardedTrainer(ZeroTrainer):
         model, program = self._graphs_of_run.eval
         return self._open_exchanging(model, program, EVALUATION)
 
-    def _open_exchanging(
-        self, model: onnx.ModelProto, program: Program, channel: int
-    ) -> onnxruntime.InferenceSession:
+    def _open_exchanging(self, model: onnx.ModelProto, program: Program, channel: int) -> onnxruntime.InferenceSession:
         exchange, library = self._exchange, self._sessions.library
         assert library is not None
         exchange.add(channel, program)
@@ -216,7 +214,7 @@ class ShardedTrainer(ZeroTrainer):
             behind = (self.index.trained, self.index.size)
             self._swap(self._saved_by, lambda rank: behind, self._saved, self._here)
 
-    def _swap(self, have: Callable[[int], Range], want: Callable[[int], Range], source: Held | Shard, to: Held | Shard) -> None:
+    def _swap(self, have: Callable[[int], Range], want: Callable[[int], Range], source: Sliced, to: Sliced) -> None:
         """Bring elements that ranks have to the ranks that want them."""
         me = self._comm.rank
 

@@ -94,7 +94,8 @@ class _Rewrite:
             for visit in dict.fromkeys(used.values()):
                 if visit.first == place and visit.number < 0:
                     self._fetch(visit, node)
-            names = {name: self._local(name, used) for name in walk.inputs(node) if name in parameters | self._derived.keys()}
+            fetched = [name for name in walk.inputs(node) if name in parameters or name in self._derived]
+            names = {name: self._local(name, used) for name in sorted(fetched)}
             self._nodes.append(_renamed(node, names))
             for send in self._sends.get(place, ()):
                 self._node(send, [f"{name}{GRADIENT}" for name in send.tensors])
@@ -128,7 +129,8 @@ class _Rewrite:
         read = [name for name in walk.inputs(reader) if name in self._places and name not in self._derived]
         if not read and self._nodes:
             before = [name for name in self._nodes[-1].output if name in self._places]
-            read = [name for name in before if name in self._types and self._types[name].type.tensor_type.elem_type == 1]
+            known = {name: self._types[name].type.tensor_type.elem_type for name in before if name in self._types}
+            read = [name for name, kind in known.items() if kind == TensorProto.FLOAT]
         return [max(read, key=lambda name: (self._places[name], name))] if read else []
 
     def _node(self, step: Fetch | Send, given: Sequence[str], made: Sequence[str] = ()) -> None:
@@ -154,7 +156,7 @@ class _Rewrite:
         if (name, key) not in self._copies:
             inner = {
                 read: self._local(read, used)
-                for read in walk.inputs(node) if read in self._derived or read in self._shapes
+                for read in sorted(walk.inputs(node)) if read in self._derived or read in self._shapes
             }  # fmt: skip
             copy = _renamed(node, inner)
             suffix = f"/fetched.{'.'.join(map(str, key))}"

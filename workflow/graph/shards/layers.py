@@ -1,8 +1,8 @@
 """Which parameters make up a layer, so that ranks exchange a few large messages. Pure.
 
 A model repeats its blocks, and exporters keep the block's path with its number in the names of parameters or of the
-nodes that read them: `h.0`, `encoder.layer.11`. Parameters of one such path are a layer, in the order of their first use.
-What has no number is grouped by its module, and small layers join the next one.
+nodes that read them: `h.0`, `encoder.layer.11`. Parameters of one such path are a layer, in the order of their first
+use. What has no number is grouped by its module, and small layers join the next one.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ class Layer:
 def layers_of(nodes: Iterable[onnx.NodeProto], counts: Mapping[str, int]) -> list[Layer]:
     """The layers of the parameters in `counts`, which gives their numbers of elements.
 
-    `nodes` are those of the forward pass, sorted. A large parameter that several blocks read (tied embeddings) is a layer
-    of its own: it would be there for as long as any of them. What no node reads comes last.
+    `nodes` are those of the forward pass, sorted. A large parameter that several blocks read (tied embeddings) is a
+    layer of its own: it would be there for as long as any of them. What no node reads comes last.
     """
     readers: dict[str, list[onnx.NodeProto]] = {}
     for node in nodes:
@@ -92,7 +92,7 @@ def _joined(groups: Mapping[str, list[str]], counts: Mapping[str, int], limit: i
             layers.append(Layer(first, tuple(waiting)))
             first, waiting = "", []
     if waiting:
-        last = next((place for place in reversed(range(len(layers))) if not alone.intersection(layers[place].tensors)), -1)
+        last = max((place for place, layer in enumerate(layers) if not alone.intersection(layer.tensors)), default=-1)
         if last >= 0:
             layers[last] = Layer(layers[last].name, (*layers[last].tensors, *waiting))
         else:
