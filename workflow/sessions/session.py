@@ -18,6 +18,7 @@ from ortflow.workflow.graph.domains import CUDA_DOMAIN
 from ortflow.workflow.graph.types import fused_of, half_of, on_cuda_of, with_kernels_of
 from ortflow.workflow.layout import FlatIndex
 from ortflow.workflow.onnx_runtime import native, onnxruntime
+from ortflow.workflow.sessions.collectives import take_error
 from ortflow.workflow.sessions.settings import DEFAULTS, Settings
 
 if TYPE_CHECKING:
@@ -259,6 +260,9 @@ class Binding:
                 options = _shrinking(self._device.arenas)
             self._session.run_with_iobinding(self._binding, options)
         except SESSION_ERRORS as error:
+            raised = take_error()
+            if raised is not None:
+                raise raised from None
             raise self._device.failure(str(error)) if _ran_out(str(error)) else _refusal(str(error)) from error
 
     def fetch(self, outputs: Sequence[str]) -> list[npt.NDArray[Any]]:
