@@ -42,7 +42,8 @@ class Parallel(Section):
     horizontal: Positive = 1
     """Ranks that share one layer (tensor parallelism)."""
     zero: Literal[0, 1, 2, 3] = 0
-    """ZeRO stage: 1 shards the optimizer's moments over the replicas, 2 also accumulated gradients."""
+    """ZeRO stage: 1 shards the optimizer's moments over the replicas, 2 also accumulated gradients, 3 also parameters
+    and all gradients."""
 
 
 class Keep(Section):

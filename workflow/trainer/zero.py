@@ -39,7 +39,7 @@ class ZeroTrainer(GraphTrainer):
         start, stop = share(trained, self._sharers.rank, self._sharers.world_size)
         kept = moments(spec.train.optimizer)
         self._moments = {name: Shard(device.allocate(stop - start, np.float32), start, trained) for name in kept}
-        self._each = spec.parallel.zero >= 2 and spec.accumulation > 1
+        self._each = spec.parallel.zero == 3 or (spec.parallel.zero == 2 and spec.accumulation > 1)
         """Gradients are added up over the ranks behind each micro-batch, not behind the last."""
         own = device.allocate(stop - start, np.float32) if self._each else self._gradients.slice(start, stop)
         self._own = Shard(own, start, trained)
@@ -138,7 +138,7 @@ class ZeroTrainer(GraphTrainer):
         self._comm.reduce_scatter(self._gradients)
 
     def _sum_over_ranks(self) -> None:
-        self._comm.all_reduce(self._sync.slice(self.index.trained, self._sync.count))
+        self._comm.all_reduce(self._sync.slice(self._gradients_held, self._sync.count))
 
     def _scale_gradients(self, weight: float) -> float:
         self._sum_squares()
