@@ -5,35 +5,104 @@ Called by `build` behind the graphs of the whole model, whose index stays the fo
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+import json
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
-from ortflow.workflow.graph.types import GraphSet
+import onnx
+
+from ortflow.workflow.assembly.stages import Division as Stages
+from ortflow.workflow.assembly.stages import build_stages
 from ortflow.workflow.layout import FlatIndex, Tensor
-from ortflow.workflow.parallel.division import Division, Holding
+from ortflow.workflow.parallel.division import NAME, Division, Holding, folder_of
 from ortflow.workflow.parallel.grid import Grid
 from ortflow.workflow.parallel.region import WHOLE, Region
+from ortflow.workflow.rundir import write_atomically
+from ortflow.workflow.spec.run import RunSpec
 
-NAME = "division.json"
-"""The division, in the folder of the whole model's graphs."""
-
-
-def folder_of(root: Path, stage: int, part: int) -> Path:
-    """Where the graphs lie of what the ranks of a stage and part hold."""
-    return root / f"stage-{stage}-part-{part}"
+TrainGraph = Callable[[onnx.ModelProto], tuple[onnx.ModelProto, onnx.ModelProto]]
+"""From a forward graph with its loss to the training graph, and the same with our own operators."""
 
 
 @dataclass(frozen=True)
 class Held:
-    """The graphs and the tensors of one part of one stage."""
+    """The tensors of one part of one stage."""
 
-    files: Mapping[str, bytes]
-    """By name."""
     tensors: Sequence[str]
-    """Names of the tensors that it holds."""
+    """Names."""
     regions: Mapping[str, Region]
     """Of those that are divided."""
+
+
+@dataclass(frozen=True)
+class Divided:
+    """What all ranks hold, in memory."""
+
+    division: Division
+    files: Mapping[Path, bytes]
+    notes: Sequence[str]
+
+    def write(self, root: Path) -> None:
+        """Write everything into the folder of the whole model's graphs; whatever an earlier attempt left is removed."""
+        for folder in root.glob("part-*"):
+            shutil.rmtree(folder)
+        for part in range(self.division.grid.horizontal):
+            folder_of(root, part).mkdir(parents=True)
+        for path, content in self.files.items():
+            write_atomically(path, content)
+        write_atomically(root / NAME, json.dumps(self.division.to_json()).encode())
+
+
+def divide(
+    spec: RunSpec,
+    root: Path,
+    whole: FlatIndex,
+    prepared: onnx.ModelProto,
+    evaluate: onnx.ModelProto,
+    trained: Sequence[str],
+    length: int,
+) -> Divided:
+    """Divide a model as the run file says.
+
+    Parameters
+    ----------
+    spec
+        The run file.
+    root
+        Folder of the whole model's graphs.
+    whole
+        Their index.
+    prepared
+        The forward graph in training mode, its outputs the loss and the new running statistics.
+    evaluate
+        The evaluation graph.
+    trained
+        Parameters that have a gradient.
+    length
+        That of the samples where the model's second axis varies; 0 if it is not known.
+
+    Raises
+    ------
+    UserError
+        If the model cannot be divided so.
+    """
+    names = [entry.name for entry in whole]
+    section = spec.parallel
+    held: list[list[Held]] = []
+    files: dict[Path, bytes] = {}
+    notes: list[str] = []
+    for part in range(section.horizontal):
+        stages = Stages(
+            section.pipeline, section.chunks, section.cuts, spec.data.micro_batch, length, spec.onnx_model.recompute
+        )
+        made = build_stages(prepared, evaluate, names, trained, stages, folder_of(root, part))
+        files |= made.files
+        notes += made.notes if not part else ()
+        held.append([Held(made.stages.tensors_of(stage), {}) for stage in range(section.pipeline)])
+    ordered = [held[part][stage] for stage in range(section.pipeline) for part in range(section.horizontal)]
+    return Divided(division_of(whole, spec.grid, ordered), files, notes)
 
 
 def division_of(whole: FlatIndex, grid: Grid, held: Sequence[Held]) -> Division:
@@ -52,17 +121,6 @@ def division_of(whole: FlatIndex, grid: Grid, held: Sequence[Held]) -> Division:
         # Of a divided tensor each part has its own elements: only other stages hold the same.
         parts = {t.name: grid.horizontal if t.name in each.regions else 1 for t in there}
         there.sort(key=lambda tensor: holders[tensor.name] > parts[tensor.name])
-        return FlatIndex.place(
-            Tensor(t.name, each.regions.get(t.name, WHOLE).shape(t.shape), t.group) for t in there
-        )
+        return FlatIndex.place(Tensor(t.name, each.regions.get(t.name, WHOLE).shape(t.shape), t.group) for t in there)
 
     return Division(whole, grid, tuple(Holding(index(each), dict(each.regions)) for each in held))
-
-
-def graph_sets(whole: GraphSet, division: Division) -> list[GraphSet]:
-    """The graphs of each holding, as their ranks load them."""
-    parts = division.grid.horizontal
-    return [
-        replace(whole, root=folder_of(whole.root, *divmod(number, parts)), index=holding.index, notes=(), warnings=())
-        for number, holding in enumerate(division.holdings)
-    ]

@@ -120,7 +120,9 @@ class PartTrainer(ZeroTrainer):
             squaring.run()
             total += self._squares.read()
         self._squares.write(total)
-        self._ranks.world.all_reduce(self._squares)
+        # Without ZeRO, each replica has the whole gradient.
+        everyone = self._ranks.world if self._spec.parallel.zero else self._ranks.replica
+        everyone.all_reduce(self._squares)
 
     def _sum_norms(self, sums: Buffer) -> None:
         self._sharers.all_reduce(sums)
