@@ -17,6 +17,7 @@ from ortflow.workflow.spec.run import RunSpec
 from ortflow.workflow.trainer import Report
 from ortflow.workflow.trainer.divided import DividedTrainer
 from ortflow.workflow.trainer.part import PartTrainer
+from ortflow.workflow.trainer.stage_trainer import StageTrainer
 from ortflow.workflow.trainer.tensors import FileTensors
 
 
@@ -28,7 +29,7 @@ def open_divided(
     division = Division.from_json(graphs.index, json.loads((graphs.root / NAME).read_text(encoding="utf-8")))
     holding = division.of(ranks.place)
     here = replace(graphs, root=folder_of(graphs.root, ranks.place.part), index=holding.index)
-    kind = PartTrainer
+    kind = StageTrainer if spec.parallel.pipeline > 1 else PartTrainer
     part = kind(here, spec, sessions, ranks, division, report)
     whole = FileTensors(graphs.initial)
     for entry in holding.index:

@@ -25,7 +25,7 @@ from ortflow.workflow.parallel.region import Region
 from ortflow.workflow.sessions.session import Binding, Sessions
 from ortflow.workflow.spec.run import RunSpec
 from ortflow.workflow.trainer import EvaluationOutcome, MicroBatch, Report
-from ortflow.workflow.trainer.graph import CONTROL_VALUES, SILENT, GraphTrainer
+from ortflow.workflow.trainer.graph import CONTROL_VALUES, SILENT
 from ortflow.workflow.trainer.tied import TiedWeights, ties
 from ortflow.workflow.trainer.zero import ZeroTrainer
 
@@ -194,10 +194,6 @@ class PartTrainer(ZeroTrainer):
     def forget_gradient(self) -> None:
         """Leave no gradient for the next step."""
         self._gradients.fill(0)
-
-    def _pass(self, batches: Sequence[MicroBatch], seeds: Sequence[int]) -> npt.NDArray[np.float32]:
-        """Gradients of this rank's micro-batches, without those of other replicas, and their sums."""
-        return GraphTrainer._add_up(self, batches, seeds)
 
     def state(self) -> dict[str, Buffer | Shard]:
         """What this rank holds."""
