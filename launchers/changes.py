@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ortflow.workflow.errors import UserError
-from ortflow.workflow.spec.checks.batch import KEY, undivided
+from ortflow.workflow.spec.checks.batch import KEY, replicas, undivided
 from ortflow.workflow.spec.run import RunSpec
 
 MAY_CHANGE: tuple[str, ...] = (
@@ -86,8 +86,8 @@ def going_on(before: RunSpec, now: RunSpec, batch: int) -> RunSpec:
         if asked:
             agree(now)
         return now
-    micro_batch, ranks = now.data.micro_batch, now.world_size
-    product = micro_batch * now.train.gradient_accumulation * ranks
+    micro_batch, grid = now.data.micro_batch, now.grid
+    product = micro_batch * now.train.gradient_accumulation * grid.data
     if asked and product != batch:
         raise UserError(
             f"is {now.train.gradient_accumulation}, which makes {product} samples a step ({division(now, product)}), "
@@ -96,7 +96,7 @@ def going_on(before: RunSpec, now: RunSpec, batch: int) -> RunSpec:
             fix=f"leave it at {before.train.gradient_accumulation} to continue with {batch}, or accept the other batch "
             f"with {KEY}={product}",
         )
-    if (trouble := undivided(batch, micro_batch, ranks)) is not None:
+    if (trouble := undivided(batch, micro_batch, grid)) is not None:
         raise trouble
     if before.train.global_batch is None and product == batch:
         return now
@@ -120,14 +120,13 @@ def batch_words(before: RunSpec, now: RunSpec, batch: int) -> list[str]:
     divided = division(now, now.global_batch)
     if now.global_batch != batch:
         return [f"a step takes {now.global_batch} samples from here on, {batch} before: {divided}"]
-    shares = [(spec.world_size, spec.data.micro_batch, spec.accumulation) for spec in (before, now)]
+    shares = [(spec.grid, spec.data.micro_batch, spec.accumulation) for spec in (before, now)]
     if shares[0] != shares[1]:
         return [f"a step keeps its {batch} samples: {divided}"]
     return []
 
 
 def division(spec: RunSpec, batch: int) -> str:
-    """How ranks and micro-batches share the samples of a step, in the run file's terms."""
-    ranks, size = spec.world_size, spec.data.micro_batch
-    many = "" if ranks == 1 else "s"
-    return f"{ranks} rank{many} x micro_batch {size} x gradient_accumulation {batch // (size * ranks)}"
+    """How replicas and micro-batches share the samples of a step, in the run file's terms."""
+    copies, size = spec.replicas, spec.data.micro_batch
+    return f"{replicas(spec.grid)} x micro_batch {size} x gradient_accumulation {batch // (size * copies)}"

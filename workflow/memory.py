@@ -28,21 +28,28 @@ def buffers(
     world_size: int = 1,
     zero: int = 0,
     rank: int = 0,
+    messages: int = 0,
 ) -> dict[str, int]:
     """Bytes of the flat buffers, and of what a checkpoint copies of this rank's share, by part.
 
     `trained` and `kept` are elements: of parameters that are trained, and of frozen ones and running statistics.
     `moments` is how many values the optimizer keeps for each trained one. From stage 1 of ZeRO on a rank keeps them for
     its share alone; from stage 2 on it accumulates the gradients of its share alone, beside those of one micro-batch.
+    Under stage 3 gradients and parameters are of its share alone, too, and `messages` are elements of the memory
+    through which layers are fetched; what a checkpoint saves of parameters is a second share, if some are not trained.
     """
     start, stop = share(trained, rank, world_size)
     mine = stop - start
     accumulated = 0 if accumulation == 1 else mine if zero >= 2 else trained
+    first, last = share(trained + kept, rank, world_size)
+    held = mine + kept + (last - first if kept else 0)
     parts = {
-        "parameters": (trained + kept) * ITEM,
-        "gradients": (trained + accumulated) * ITEM,
+        "parameters": (held if zero == 3 else trained + kept) * ITEM,
+        "gradients": (mine if zero == 3 else trained + accumulated) * ITEM,
         "moments": (mine if zero else trained) * moments * ITEM,
     }
+    if zero == 3:
+        parts["messages"] = messages * ITEM
     saved = -(-(trained * (1 + moments) + kept) * ITEM // world_size)
     return {**parts, "checkpoint": min(saved, KEPT)}
 

@@ -12,6 +12,7 @@ from ortflow.workflow.data.plan import Plan as Division
 from ortflow.workflow.errors import UserError
 from ortflow.workflow.files import read_whole
 from ortflow.workflow.rundir import write_atomically
+from ortflow.workflow.spec.checks.batch import replicas
 from ortflow.workflow.spec.run import RunSpec
 
 VERSION = 1
@@ -24,8 +25,10 @@ class Plan:
     fingerprint: str
     """Of everything the graphs were made from."""
     world_size: int
+    replicas: int
+    """Copies of the model; plans of versions that had no other layouts lack it: as many as ranks."""
     micro_batch: int
-    """Samples a rank and micro-step."""
+    """Samples a replica and micro-step."""
     gradient_accumulation: int
     global_batch: int
     """Samples a step over all ranks."""
@@ -54,6 +57,7 @@ class Plan:
             body = {"graphs": {}, **json.loads(read_whole(path))}
             if body.pop("hash", _hash(body)) != _hash(body):
                 raise ValueError(f"{path} does not match its hash")
+            body.setdefault("replicas", body.get("world_size"))
             plan = cls(**body)
         except (TypeError, RecursionError) as error:
             raise ValueError(f"{path} is not a valid plan: {error}") from None
@@ -96,12 +100,12 @@ def resolve(
     Raises UserError if the training set is smaller than one global batch and the rest is dropped.
     """
     batch, accumulation = spec.data.micro_batch, spec.accumulation
-    division = Division(samples, batch, accumulation, spec.world_size, spec.data.last_batch)
+    division = Division(samples, batch, accumulation, spec.replicas, spec.data.last_batch)
     global_batch, steps_per_epoch = division.global_batch, division.steps_per_epoch
     if steps_per_epoch == 0:
         raise UserError(
             f"the training set has {samples} samples, fewer than one global batch of {global_batch} "
-            f"({batch} samples x {accumulation} micro-batches x {spec.world_size} ranks)",
+            f"({batch} samples x {accumulation} micro-batches x {replicas(spec.grid)})",
             where="data.last_batch",
             fix="lower data.micro_batch, or set data.last_batch to keep or pad",
         )
@@ -113,6 +117,7 @@ def resolve(
     return Plan(
         fingerprint=fingerprint,
         world_size=spec.world_size,
+        replicas=spec.replicas,
         micro_batch=batch,
         gradient_accumulation=accumulation,
         global_batch=global_batch,
@@ -126,7 +131,7 @@ def resolve(
 
 
 def total_steps(plan: Plan, spec: RunSpec, *, step: int, epoch: int, sample: int) -> int:
-    """Steps of the whole run, seen from a position: another world size has another global batch.
+    """Steps of the whole run, seen from a position: another number of replicas may have another global batch.
 
     A run of N steps ends at step N; a run of N epochs when its samples are through.
     """
@@ -136,6 +141,6 @@ def total_steps(plan: Plan, spec: RunSpec, *, step: int, epoch: int, sample: int
     if epoch >= epochs:
         return step
     rest = Division(
-        plan.samples - sample, plan.micro_batch, plan.gradient_accumulation, plan.world_size, spec.data.last_batch
+        plan.samples - sample, plan.micro_batch, plan.gradient_accumulation, plan.replicas, spec.data.last_batch
     )
     return step + rest.steps_per_epoch + (epochs - epoch - 1) * plan.steps_per_epoch

@@ -131,6 +131,7 @@ def train(job: Job, world: Communicator) -> Outcome:
             trainer.give_memory_back()
         updates += outcome.skipped is None
         curve.append([outcome.loss, outcome.grad_norm])
+    trainer.before_save()
     if job.saves:
         leave(trainer, DirectoryStore(Path(job.saves)), world)
     parts = {name: each.part if isinstance(each, Shard) else each for name, each in trainer.state().items()}
@@ -145,6 +146,7 @@ def take_up(trainer: GraphTrainer, store: DirectoryStore) -> None:
     load(store, 1, targets, index=trainer.index)
     for name, buffer in trainer.state().items():
         fill(buffer, targets[name])
+    trainer.after_load()
 
 
 def leave(trainer: GraphTrainer, store: DirectoryStore, world: Communicator) -> None:
@@ -190,10 +192,13 @@ def _read(folder: Path, job: Job, rank: int) -> Outcome:
 def main() -> None:
     """The program of each rank."""
     from ortflow.workflow.comm import mpi
+    from ortflow.workflow.graph.shards import layers
+    from ortflow.workflow.trainer import exchange
 
     folder = Path(sys.argv[1])
     # Small buffers would otherwise go in one piece.
-    mpi.PIECE = int(os.environ.get("PIECE", mpi.PIECE))
+    mpi.PIECE = exchange.MESSAGE = int(os.environ.get("PIECE", mpi.PIECE))
+    layers.SMALL = int(os.environ.get("SMALL", layers.SMALL))
     world = mpi.MpiCommunicator()
     for content in json.loads((folder / "jobs.json").read_text()):
         job = Job(**content)

@@ -38,7 +38,7 @@ def test_a_run_that_agrees_with_itself() -> None:
         "export": {"path": "/elsewhere/model.onnx"},
     }
     assert check(spec_of(**sections)) == []
-    for stage in (1, 2):
+    for stage in (1, 2, 3):
         assert check(spec_of(parallel={"zero": stage}, resources={"ranks_per_node": 3})) == []
     assert check(spec_of(train={**TRAIN, "precision": "tf32"}, resources={"gpus_per_rank": 1})) == []
 
@@ -142,7 +142,33 @@ def test_a_run_that_agrees_with_itself() -> None:
                 "parallel.horizontal: above 1 is not available in this version",
             ],
         ),
-        ({"parallel": {"zero": 3}}, ["parallel.zero: above 2 is not available in this version"]),
+        (
+            {"parallel": {"zero": 3}, "resources": {"kernels": "onnxruntime"}},
+            ["parallel.zero: is 3, and parameters are fetched by ortflow's kernels: resources.kernels is onnxruntime"],
+        ),
+        (
+            {"parallel": {"zero": 3, "pipeline": 2, "horizontal": 2}, "resources": {"ranks_per_node": 4}},
+            [
+                "parallel.pipeline: above 1 is not available in this version",
+                "parallel.horizontal: above 1 is not available in this version",
+                *(
+                    f"parallel.zero: is 3, which shards whole layers, and parallel.{name} is 2, which divides the "
+                    "model itself"
+                    for name in ("pipeline", "horizontal")
+                ),
+            ],
+        ),
+        (
+            {"parallel": {"zero": 3}, "resources": {"gpus_per_rank": 1}},
+            [
+                "parallel.zero: is 3, and ranks on GPUs cannot shard their state in this version: "
+                "resources.gpus_per_rank is 1",
+            ],
+        ),
+        (
+            {"parallel": {"zero": 3}, "model": model(graphs={"optimizer": "o.onnx"})},
+            ["parallel.zero: is 3, and model.graphs.optimizer updates all parameters together"],
+        ),
         (
             {"parallel": {"zero": 2}, "resources": {"gpus_per_rank": 1}},
             [

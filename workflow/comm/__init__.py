@@ -63,6 +63,28 @@ class Communicator(Protocol):
             as that of all trained parameters is.
         """
 
+    def start_gather(self, buffer: Buffer, counts: Sequence[int]) -> Request:
+        """Begin to fill the buffer with consecutive parts of all ranks.
+
+        Parameters
+        ----------
+        buffer
+            Contains this rank's part in its place; must not be used until the request has been waited for.
+        counts
+            Elements of each rank's part, in the order of the ranks; together those of the buffer.
+        """
+
+    def reduce(self, buffer: Buffer, root: int) -> None:
+        """Replace the buffer of rank `root` by its sum over the ranks.
+
+        Parameters
+        ----------
+        buffer
+            Equal length and type on all ranks; unchanged on the other ranks.
+        root
+            A rank.
+        """
+
     def subset(self, ranks: Sequence[int]) -> Communicator:
         """Return the communicator of some of the ranks; called by these ranks alone, in the same order on each.
 

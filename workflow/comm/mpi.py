@@ -85,6 +85,25 @@ class MpiRanks(Communicator):
         self._ranks.Allgatherv(self._mpi.IN_PLACE, [array, (counts, starts), row])
         row.Free()
 
+    def start_gather(self, buffer: Buffer, counts: Sequence[int]) -> Request:
+        """Begin to gather; a broadcast where one rank has everything. MPI may move data only while a call waits."""
+        array, owners = _host(buffer), [rank for rank, count in enumerate(counts) if count]
+        if len(owners) == 1:
+            requests = [self._ranks.Ibcast(array[at : at + CHUNK], owners[0]) for at in range(0, array.size, CHUNK)]
+            return MpiRequest(requests, buffer)
+        starts = [sum(counts[:rank]) for rank in range(len(counts))]
+        return MpiRequest([self._ranks.Iallgatherv(self._mpi.IN_PLACE, [array, (counts, starts)])], buffer)
+
+    def reduce(self, buffer: Buffer, root: int) -> None:
+        """Sum on one rank; the order of summation depends only on the world size and the rank."""
+        array = _host(buffer)
+        for start in range(0, array.size, CHUNK):
+            part = array[start : start + CHUNK]
+            if self.rank == root:
+                self._ranks.Reduce(self._mpi.IN_PLACE, part, op=self._mpi.SUM, root=root)
+            else:
+                self._ranks.Reduce(part, None, op=self._mpi.SUM, root=root)
+
     def barrier(self) -> None:
         """Wait for all."""
         self._ranks.Barrier()

@@ -3,10 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from ortflow.workflow.comm import Communicator, Request
 from ortflow.workflow.device import Buffer
+
+
+@dataclass(frozen=True)
+class _Done:
+    """Of what needs no message."""
+
+    def wait(self) -> None:
+        """Returns immediately."""
 
 
 class SoloCommunicator(Communicator):
@@ -23,6 +32,13 @@ class SoloCommunicator(Communicator):
 
     def all_gather(self, buffer: Buffer) -> None:
         """Does nothing: the share is the whole buffer."""
+
+    def start_gather(self, buffer: Buffer, counts: Sequence[int]) -> Request:
+        """Does nothing: this rank's part is the whole buffer."""
+        return _Done()
+
+    def reduce(self, buffer: Buffer, root: int) -> None:
+        """The sum over one rank."""
 
     def subset(self, ranks: Sequence[int]) -> SoloCommunicator:
         """Another one of this rank."""

@@ -67,6 +67,18 @@ class StagedCommunicator(Communicator):
         self.below.all_gather(host)
         buffer.write(host.array)
 
+    def start_gather(self, buffer: Buffer, counts: Sequence[int]) -> Request:
+        """Copy down, and begin to gather in the copy."""
+        host = HostBuffer(buffer.read())
+        return _Arrival(self.below.start_gather(host, counts), host, buffer)
+
+    def reduce(self, buffer: Buffer, root: int) -> None:
+        """Sum over the ranks, on one of them."""
+        host = HostBuffer(buffer.read())
+        self.below.reduce(host, root)
+        if self.rank == root:
+            buffer.write(host.array)
+
     def subset(self, ranks: Sequence[int]) -> Communicator:
         """Some of the ranks, by way of host memory."""
         return StagedCommunicator(self.below.subset(ranks))

@@ -6,12 +6,19 @@ Made by a trainer, saved and filled by the steps, which need to know nothing of 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from ortflow.workflow.device import Buffer
 
 if TYPE_CHECKING:
     import numpy as np
+
+
+class Sliced(Protocol):
+    """A flat buffer, or as much of one as is here."""
+
+    def slice(self, start: int, stop: int) -> Buffer:
+        """Elements [start, stop) of the whole buffer, the same memory; ValueError if they are not all here."""
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,8 @@ static Node *const NODES[] = {
     &cross_entropy_node,    &cross_entropy_gradient_node, &convolution_data_gradient_node,
     &convolution_weight_gradient_node, &convolution_node, &max_pool_gradient_node, &batch_norm_node, &batch_norm_gradient_node,
     &scaling_node, &lamb_node, &sgd_node, &sgd_momentum_node, &rms_node, &rms_gradient_node,
-    &group_norm_node, &group_norm_gradient_node,
+    &group_norm_node, &group_norm_gradient_node, &collective_node, &collective_double_node, &collective_int64_node,
+    &shards_node,
 };
 
 typedef struct {
@@ -22,14 +23,25 @@ static const Node *node_of(const CustomOp *op) { return (const Node *)op; }
 static const char *op_name(const CustomOp *op) { return node_of(op)->name; }
 static const char *op_provider(const CustomOp *op) { return (void)op, NULL; }
 static int op_input_type(const CustomOp *op, size_t index) {
+    if (node_of(op)->variadic) return ORT_ANY;
+    if (!index && node_of(op)->element) return node_of(op)->element;
     return index < node_of(op)->integers ? ORT_INT64 : ORT_FLOAT;
 }
-static int op_output_type(const CustomOp *op, size_t index) { return (void)op, (void)index, ORT_FLOAT; }
+static int op_output_type(const CustomOp *op, size_t index) {
+    return !index && node_of(op)->element ? node_of(op)->element : ORT_FLOAT;
+}
 static size_t op_inputs(const CustomOp *op) { return node_of(op)->inputs; }
 static size_t op_outputs(const CustomOp *op) { return node_of(op)->outputs; }
-static int op_input_kind(const CustomOp *op, size_t index) { return index >= node_of(op)->needed; }
+static int op_input_kind(const CustomOp *op, size_t index) {
+    return node_of(op)->variadic ? ORT_VARIADIC : index >= node_of(op)->needed;
+}
+static int op_output_kind(const CustomOp *op, size_t index) {
+    return node_of(op)->variadic ? ORT_VARIADIC : node_of(op)->made && index >= node_of(op)->made;
+}
 static int op_zero(const CustomOp *op, size_t index) { return (void)op, (void)index, 0; }
 static int op_arity(const CustomOp *op) { return (void)op, 1; }
+static int op_least_inputs(const CustomOp *op) { return node_of(op)->variadic ? (int)node_of(op)->needed : 1; }
+static int op_like_inputs(const CustomOp *op) { return !node_of(op)->variadic; }
 
 /* ONNX Runtime does not say which operator it asks about, so there is a function for each input. */
 static size_t over(int input, int **inputs, int **outputs) {
@@ -89,10 +101,10 @@ Status *RegisterCustomOps(SessionOptions *options, const ApiBase *base) {
                 .outputs = op_outputs,
                 .destroy = free,
                 .input_kind = op_input_kind,
-                .output_kind = op_zero,
+                .output_kind = op_output_kind,
                 .input_memory = op_zero,
-                .least_inputs = op_arity,
-                .like_inputs = op_arity,
+                .least_inputs = op_least_inputs,
+                .like_inputs = op_like_inputs,
                 .least_outputs = op_arity,
                 .like_outputs = op_arity,
                 .create = create,

@@ -20,12 +20,15 @@ typedef struct {
     int64_t dims[MOST_RANK];
 } Tensor;
 
-/* An operator of the domain `ortflow`. Its first `integers` inputs are int64, all other tensors fp32. Its first output may
- * be written over input number `in_place`, counted from 1, where nobody else reads that; 0: over none. */
+/* An operator of the domain `ortflow`. Its first `integers` inputs are int64, all other tensors fp32; `element`, unless 0,
+ * is the type of the first input and output. Outputs from number `made` on, unless 0, may be left out. Its first output
+ * may be written over input number `in_place`, counted from 1, where nobody else reads that; 0: over none. A `variadic`
+ * one takes at least `needed` inputs of any types, and makes at least one output. */
 typedef struct {
     CustomOp op;
     const char *name;
-    size_t inputs, needed, outputs, integers, in_place;
+    size_t inputs, needed, outputs, made, integers, in_place, variadic;
+    int element;
     const char *ints[MOST_ATTRIBUTES], *floats[MOST_ATTRIBUTES];
     Status *(*run)(Call *call);
 } Node;
@@ -35,7 +38,7 @@ extern Node product_node, norm_node, norm_gradient_node, gelu_node, gelu_gradien
     cross_entropy_node, cross_entropy_gradient_node, convolution_node, convolution_data_gradient_node,
     convolution_weight_gradient_node, max_pool_gradient_node, batch_norm_node, batch_norm_gradient_node,
     scaling_node, lamb_node, sgd_node, sgd_momentum_node, rms_node, rms_gradient_node,
-    group_norm_node, group_norm_gradient_node;
+    group_norm_node, group_norm_gradient_node, collective_node, collective_double_node, collective_int64_node, shards_node;
 
 #define TRY(expression)                            \
     do {                                           \

@@ -9,8 +9,11 @@
 #include <stdint.h>
 
 #define ORT_VERSION 19
+#define ORT_ANY 0
 #define ORT_FLOAT 1
 #define ORT_INT64 7
+#define ORT_DOUBLE 11
+#define ORT_VARIADIC 2
 #define ORT_FAIL 1
 #define ORT_INVALID_ARGUMENT 2
 

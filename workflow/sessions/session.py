@@ -12,11 +12,13 @@ from typing import TYPE_CHECKING, Any
 import numpy.typing as npt
 
 from ortflow.workflow.device import HALF_PRECISIONS, Buffer, Device
+from ortflow.workflow.device.shard import Sliced
 from ortflow.workflow.errors import OrtflowError, UserError
 from ortflow.workflow.graph.domains import CUDA_DOMAIN
 from ortflow.workflow.graph.types import fused_of, half_of, on_cuda_of, with_kernels_of
 from ortflow.workflow.layout import FlatIndex
 from ortflow.workflow.onnx_runtime import native, onnxruntime
+from ortflow.workflow.sessions.collectives import take_error
 from ortflow.workflow.sessions.settings import DEFAULTS, Settings
 
 if TYPE_CHECKING:
@@ -75,6 +77,11 @@ class Sessions:
         """Where the graph lies with operators of ONNX Runtime alone that the device has kernels of."""
         form = on_cuda_of(graph)
         return form if self.device.kind == "cuda" and form.exists() else graph
+
+    @property
+    def library(self) -> Path | None:
+        """The library of kernels for the CPU; None if there is none."""
+        return self._kernels
 
     @property
     def kernels(self) -> str:
@@ -220,10 +227,11 @@ class Binding:
             name, self._device.kind, self._device.index, buffer.dtype, list(shape), buffer.pointer
         )
 
-    def read_tensors(self, index: FlatIndex, buffer: Buffer) -> None:
+    def read_tensors(self, index: FlatIndex, buffer: Sliced) -> None:
         """Tie every input that the index names to its slice."""
         for entry in index:
-            self.read_from(entry.name, buffer.slice(entry.offset, entry.end), entry.tensor.shape)
+            if entry.name in self.inputs:
+                self.read_from(entry.name, buffer.slice(entry.offset, entry.end), entry.tensor.shape)
 
     def feed(self, name: str, array: npt.NDArray[Any]) -> None:
         """Tie an input to an array's values; the array must live until the run is over."""
@@ -255,6 +263,9 @@ class Binding:
                 options = _shrinking(self._device.arenas)
             self._session.run_with_iobinding(self._binding, options)
         except SESSION_ERRORS as error:
+            raised = take_error()
+            if raised is not None:
+                raise raised from None
             raise self._device.failure(str(error)) if _ran_out(str(error)) else _refusal(str(error)) from error
 
     def run_for(self, outputs: Sequence[str]) -> dict[str, onnxruntime.OrtValue]:

@@ -6,6 +6,7 @@ from typing import Any, Literal
 
 from pydantic import Field
 
+from ortflow.workflow.parallel.grid import Grid
 from ortflow.workflow.spec.backends import Backends
 from ortflow.workflow.spec.base import (
     Count,
@@ -41,7 +42,8 @@ class Parallel(Section):
     horizontal: Positive = 1
     """Ranks that share one layer (tensor parallelism)."""
     zero: Literal[0, 1, 2, 3] = 0
-    """ZeRO stage: 1 shards the optimizer's moments over the replicas, 2 also accumulated gradients."""
+    """ZeRO stage: 1 shards the optimizer's moments over the replicas, 2 also accumulated gradients, 3 also parameters
+    and all gradients."""
 
 
 class Keep(Section):
@@ -201,11 +203,22 @@ class RunSpec(Section):
         return self.resources.nodes * self.resources.ranks_per_node
 
     @property
+    def grid(self) -> Grid:
+        """How the ranks divide model and samples; as many replicas as there are ranks for, whatever `parallel.data`."""
+        each = self.parallel.pipeline * self.parallel.horizontal
+        return Grid(max(1, self.world_size // each), self.parallel.pipeline, self.parallel.horizontal)
+
+    @property
+    def replicas(self) -> int:
+        """Copies of the model; each takes its own samples."""
+        return self.grid.data
+
+    @property
     def global_batch(self) -> int:
         """Samples of an optimizer step over all ranks."""
-        return self.train.global_batch or self.data.micro_batch * self.train.gradient_accumulation * self.world_size
+        return self.train.global_batch or self.data.micro_batch * self.train.gradient_accumulation * self.replicas
 
     @property
     def accumulation(self) -> int:
-        """Micro-batches a rank adds up before an optimizer step."""
-        return self.global_batch // (self.data.micro_batch * self.world_size)
+        """Micro-batches a replica adds up before an optimizer step."""
+        return self.global_batch // (self.data.micro_batch * self.replicas)

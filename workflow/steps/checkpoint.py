@@ -81,6 +81,7 @@ class Saver:
             loaded = load(self._store, step, targets, index=context.trainer.index)
         for name, buffer in self._buffers.items():
             fill(buffer, targets[name])
+        context.trainer.after_load()
         context.progress = Progress.from_json(dict(loaded.manifest.progress))
         try:
             context.trainer.restore(context.progress.trainer)
@@ -148,6 +149,7 @@ class Saver:
             self._failed(step, trouble)
             return
         context.progress.trainer.update(context.trainer.numbers())
+        context.trainer.before_save()
         context.events.write("checkpoint_start", step=step)
         self._save = Save(step, context.progress.to_json(), self._clock.monotonic())
         self._writer.start(step, urgent=not self._section.asynchronous)

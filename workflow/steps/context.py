@@ -94,6 +94,17 @@ class Context:
         if trouble is not None:
             raise trouble
 
+    def try_on_all(self, work: Callable[[], object]) -> None:
+        """Call `work` on every rank; the first OrtflowError of it is raised on every rank."""
+        trouble = None
+        try:
+            work()
+        except OrtflowError as error:
+            trouble = error
+        trouble = self.first_trouble(trouble)
+        if trouble is not None:
+            raise trouble
+
     def leave_if_asked(self, *, saved: bool = True) -> None:
         """Agree with all ranks whether any was asked to leave, and if so leave: nothing is lost between steps."""
         asked = self.world.gather(self.stop.reason)

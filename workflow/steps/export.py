@@ -58,17 +58,19 @@ def try_export(context: Context) -> None:
     if not context.spec.export.enabled or context.progress.step:
         return
     tolerance = context.spec.export.tolerance
+    context.trainer.before_export()
     context.try_on_rank_0(lambda: context.trainer.export(output(context), samples(context)[:1], tolerance, trial=True))
 
 
 def export(context: Context) -> None:
-    """Write and check the model; only rank 0, whose parameters are everybody's.
+    """Write and check the model; only rank 0, which has or is given all parameters.
 
     Where that fails, the failure says that training is done, where the parameters are, and how to export them later.
     """
     if not context.spec.export.enabled:
         return
     asked = False
+    context.trainer.before_export()
     if context.leads:
         path = output(context)
         context.trainer.end_training()

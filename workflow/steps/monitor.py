@@ -43,8 +43,10 @@ class Monitor:
                     context.events.write("changed", **change)
                 for note in record.get("notes", ()):
                     print(note, flush=True)
+        each = plan.world_size // plan.replicas
+        sharers = f"{plan.replicas} rank(s)" if each == 1 else f"{plan.replicas} replica(s) of {each} ranks"
         print(
-            f"a step takes {plan.global_batch} samples: {plan.world_size} rank(s) x micro_batch {plan.micro_batch} "
+            f"a step takes {plan.global_batch} samples: {sharers} x micro_batch {plan.micro_batch} "
             f"x gradient_accumulation {plan.gradient_accumulation}",
             flush=True,
         )

@@ -26,7 +26,7 @@ Source = tuple[Dataset, tuple[Feed, ...]]
 
 
 class Stream:
-    """This rank's samples: training from the run's position on, the evaluation set as often as it is asked for.
+    """The samples of this rank's replica: training from the run's position on, the evaluation set as often as asked.
 
     Raises Faults where the data does not fit `inputs` and `limits`.
     """
@@ -40,7 +40,10 @@ class Stream:
         place: Place,
         progress: Progress,
     ) -> None:
-        self._spec, self._place, self._inputs = spec, place, inputs
+        self._spec, self._inputs = spec, inputs
+        self._replica = spec.grid.place(place.rank).data
+        # An export reads alone what the ranks of a run share.
+        self._replicas = spec.replicas if place.world_size == spec.world_size else place.world_size
         section = spec.data
         self._limits = replace(limits, pad_value=section.pad_value)
         self._token_labels = token_labels(inputs)
@@ -51,8 +54,8 @@ class Stream:
             feeds,
             micro_batch=plan.micro_batch,
             accumulation=plan.gradient_accumulation,
-            rank=place.rank,
-            world_size=place.world_size,
+            rank=self._replica,
+            world_size=self._replicas,
             last_batch=section.last_batch,
         )
         self._training = batches.read_from(Position(progress.epoch, progress.sample))
@@ -103,23 +106,23 @@ class Stream:
         return count_tokens(batch.micro_batches, self._token_labels, self._limits.ignore_index, samples)
 
     def evaluation(self) -> Iterator[MicroBatch]:
-        """This rank's part of the evaluation set, once."""
+        """The replica's part of the evaluation set, once."""
         mode = self._spec.data.eval_mode
-        return self._held_out_batches(self._place.rank, self._place.world_size, mode == "replicated")
+        return self._held_out_batches(self._replica, self._replicas, mode == "replicated")
 
     def samples(self) -> Iterator[MicroBatch]:
         """The held-out samples from the first one on, whatever the rank; of the training set where none is held out."""
         return self._held_out_batches(0, 1, replicated=True)
 
-    def _held_out_batches(self, rank: int, world_size: int, replicated: bool) -> Iterator[MicroBatch]:
+    def _held_out_batches(self, replica: int, replicas: int, replicated: bool) -> Iterator[MicroBatch]:
         dataset, feeds = self._held_out
         section = self._spec.data
         reader = evaluation_batches(
             dataset,
             feeds,
             micro_batch=self._evaluation_batch,
-            rank=rank,
-            world_size=world_size,
+            rank=replica,
+            world_size=replicas,
             mode="replicated" if replicated else "partitioned",
             last_batch=section.last_batch,
             samples=section.eval_samples,
@@ -140,6 +143,7 @@ def shard(context: Context) -> None:
     context.stream = Stream(context.spec, context.plan, inputs, limits, context.place, context.progress)
     try_export(context)
     context.leave_if_asked()
-    context.try_on_rank_0(lambda: context.trainer.check(context.stream.samples()))
+    attempt = context.try_on_all if context.trainer.together else context.try_on_rank_0
+    attempt(lambda: context.trainer.check(context.stream.samples()))
     context.leave_if_asked()
     context.trainer.give_memory_back()

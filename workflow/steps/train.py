@@ -58,8 +58,9 @@ def one_step(context: Context, total: int) -> bool:
     start = context.clock.monotonic()
     batch = context.stream.next()
     lr = learning_rate(spec.train.schedule, spec.train.optimizer.lr, progress.step + 1, total)
+    replica, replicas = spec.grid.place(context.place.rank).data, spec.replicas
     seeds = [
-        dropout_seed(spec.seed, progress.step + 1, micro * context.place.world_size + context.place.rank)
+        dropout_seed(spec.seed, progress.step + 1, micro * replicas + replica)
         for micro in range(len(batch.micro_batches))
     ]
     outcome = context.trainer.step(
@@ -110,7 +111,7 @@ def evaluate(context: Context) -> bool:
         return False
     progress = context.progress
     progress.evaluated_step = progress.step
-    copies = context.world.world_size if context.spec.data.eval_mode == "replicated" else 1
+    copies = context.spec.replicas if context.spec.data.eval_mode == "replicated" else 1
     with context.engine.within("monitor"):
         context.monitor.evaluation(outcome.metrics, outcome.samples // copies, context.clock.monotonic() - start)
     rule = context.spec.train.early_stop

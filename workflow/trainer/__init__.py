@@ -182,6 +182,8 @@ class Trainer(Protocol):
 
     index: FlatIndex
     """Position of each tensor in the buffer `parameters`."""
+    together: bool = False
+    """Whether no rank can train alone, because each has a part of the model: all ranks then call `check`."""
     before_update: Callable[[], None]
     """`step` must call it before it changes anything in `state`, because a save may still be reading. Step `runtime`
     sets it; until then it does nothing.
@@ -193,6 +195,15 @@ class Trainer(Protocol):
         A buffer that is sharded over the ranks is returned as a `Shard` with this rank's `layout.share`.
         """
 
+    def before_save(self) -> None:
+        """Bring what `state` returned up to date, if it is a copy; called by all ranks before each save. Until the next
+        call it must not change."""
+        return
+
+    def after_load(self) -> None:
+        """Use what was loaded into `state`, if that is a copy; called by all ranks."""
+        return
+
     def environment(self) -> Mapping[str, str]:
         """Return everything besides the run file that bit-identical results depend on, as short texts by name.
 
@@ -202,7 +213,8 @@ class Trainer(Protocol):
         return {}
 
     def check(self, samples: Iterable[MicroBatch]) -> None:
-        """Try training on real samples; called only by rank 0, before the first step of every attempt.
+        """Try training on real samples; called before the first step of every attempt, by all ranks if `together` is
+        set, otherwise only by rank 0.
 
         Must not change the state.
 
@@ -294,6 +306,10 @@ class Trainer(Protocol):
 
     def end_training(self) -> None:
         """Release the memory that only steps need, after the last step. `state` then has only the parameters."""
+        return
+
+    def before_export(self) -> None:
+        """Bring to rank 0 what it needs for `export`; called by all ranks before it, and before `end_training`."""
         return
 
     def export(

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ortflow import __version__
 from ortflow.workflow.comm import Communicator
@@ -28,6 +28,9 @@ from ortflow.workflow.spec.run import RunSpec
 from ortflow.workflow.trainer import Prepared, TrainerBuilder, TrainerContext
 
 if TYPE_CHECKING:
+    import numpy as np
+    import numpy.typing as npt
+
     from ortflow.workflow.data.dataset import Dataset
     from ortflow.workflow.trainer.graph import GraphTrainer
 
@@ -123,8 +126,6 @@ class GraphBuilder(TrainerBuilder):
         training: bool = True,
     ) -> GraphTrainer:
         """Sessions on the device, with what any of the machines needs, and the parameters of the model file."""
-        from safetensors.numpy import load_file
-
         from ortflow.workflow.kernels.library import library_for
         from ortflow.workflow.sessions.session import Sessions
 
@@ -138,18 +139,44 @@ class GraphBuilder(TrainerBuilder):
             merged(machines),
             fuse=spec.resources.kernels == "auto",
         )
-        trainer = trainer_class(device, spec)(graphs, spec, sessions, communicator, self._report, training=training)
+        kind = trainer_class(device, spec, training=training)
+        trainer = kind(graphs, spec, sessions, communicator, self._report, training=training)
         if training:
-            trainer.load_tensors(load_file(graphs.initial))
+            trainer.load_tensors(FileTensors(graphs.initial))
         if library is not None and communicator.rank == 0:
             self._report.note(f"CPU kernels: {library.note}")
         return trainer
 
 
-def trainer_class(device: Device, spec: RunSpec) -> type[GraphTrainer]:
-    """The trainer for a device and a layout; the exports of all are the same."""
+class FileTensors(Mapping[str, "npt.NDArray[np.float32]"]):
+    """The tensors of a safetensors file by name, each read when it is asked for."""
+
+    def __init__(self, path: Path) -> None:
+        from safetensors import safe_open
+
+        self._file: Any = safe_open(path, "numpy")
+
+    def __getitem__(self, name: str) -> npt.NDArray[np.float32]:
+        array: npt.NDArray[np.float32] = self._file.get_tensor(name)
+        return array
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._file.keys())
+
+    def __len__(self) -> int:
+        return len(self._file.keys())
+
+
+def trainer_class(device: Device, spec: RunSpec, *, training: bool = True) -> type[GraphTrainer]:
+    """The trainer for a device and a layout; one that only exports has all parameters."""
     from ortflow.workflow.trainer.graph import GraphTrainer
 
+    if device.kind == "cpu" and not training:
+        return GraphTrainer
+    if device.kind == "cpu" and spec.parallel.zero == 3:
+        from ortflow.workflow.trainer.sharded import ShardedTrainer
+
+        return ShardedTrainer
     if device.kind == "cpu" and spec.parallel.zero:
         from ortflow.workflow.trainer.zero import ZeroTrainer
 

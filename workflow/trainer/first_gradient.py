@@ -10,7 +10,6 @@ import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from itertools import islice
-from pathlib import Path
 
 from ortflow.workflow.kernels.library import cache_folders
 from ortflow.workflow.trainer import MicroBatch, Report
@@ -23,8 +22,7 @@ def check_once(
 
     `check` returns what it compared, None if the micro-batch has no finite gradient.
     """
-    places = list(cache_folders("gradients"))
-    if any((place / key).exists() for place in places):
+    if has_passed(key):
         return
     start = time.perf_counter()
     for batch in islice(samples, 1):
@@ -35,7 +33,12 @@ def check_once(
         seconds = time.perf_counter() - start
         report.record("gradient_check", seconds=round(seconds, 6), compared=compared)
         report.note(f"gradient checked: {compared}, {seconds:.1f} s")
-        _remember(places, key)
+        _remember(key)
+
+
+def has_passed(key: str) -> bool:
+    """Whether a check of what `key` stands for is remembered."""
+    return any((place / key).exists() for place in cache_folders("gradients"))
 
 
 def _cut(batch: MicroBatch, rows: int) -> MicroBatch:
@@ -43,8 +46,8 @@ def _cut(batch: MicroBatch, rows: int) -> MicroBatch:
     return MicroBatch({name: array[:rows] for name, array in batch.arrays.items()}, min(batch.count, rows))
 
 
-def _remember(places: list[Path], key: str) -> None:
-    for place in places:
+def _remember(key: str) -> None:
+    for place in cache_folders("gradients"):
         with suppress(OSError):
             (place / key).touch()
             return

@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from ortflow.workflow.comm import Communicator
 from ortflow.workflow.device import Buffer
-from ortflow.workflow.device.shard import Shard
+from ortflow.workflow.device.shard import Shard, Sliced
 from ortflow.workflow.graph.types import LOSS_SUM, LOSS_WEIGHT, SEED, VALID, GraphSet
 from ortflow.workflow.layout import FlatIndex
 from ortflow.workflow.memory import buffers, trim
@@ -53,38 +53,58 @@ class GraphTrainer(Trainer):
         self.before_update: Callable[[], None] = lambda: None
         self._graphs, self._spec, self._sessions, self._comm = graphs, spec, sessions, communicator
         self._report = report
-        self._parameters = sessions.device.allocate(self.index.size, np.float32)
+        self._allocate_parameters()
         self._moments: Mapping[str, Buffer | Shard] = {}
         if training:
             self._open_for_training()
 
+    def _allocate_parameters(self) -> None:
+        """The whole flat buffer, and what of it is here: all of it."""
+        self._parameters = self._sessions.device.allocate(self.index.size, np.float32)
+        self._here: Sliced = self._parameters
+
     def _open_for_training(self) -> None:
-        graphs, sessions = self._graphs, self._sessions
-        device = sessions.device
+        device = self._sessions.device
         state_start, state_end = self.index.span("state")
         self._state_span = (state_start, state_end)
-        trained, states = self.index.trained, state_end - state_start
+        held, states = self._gradients_held, state_end - state_start
         # Gradients, running statistics and tail in one piece: one collective call a step.
-        self._sync = device.allocate(trained + states + TAIL, np.float32)
-        self._gradients = self._sync.slice(0, trained)
-        self._statistics = self._sync.slice(trained, trained + states)
-        self._tail = self._sync.slice(trained + states, trained + states + TAIL)
+        self._sync = device.allocate(held + states + TAIL, np.float32)
+        self._gradients = self._sync.slice(0, held)
+        self._statistics = self._sync.slice(held, held + states)
+        self._tail = self._sync.slice(held + states, held + states + TAIL)
         # The running statistics that a micro-batch starts from: the state proper moves only with an update.
         self._running = device.allocate(states, np.float32)
         self._sums = device.allocate(2, np.float32)
         self._allocate_for_update()
 
-        training = sessions.open_fastest(graphs.train)
-        self._first = self._bind_training(training, self._gradients)
-        self._further = self._bind_training(training, self._scratch) if self._scratch else self._first
-        self._evaluation = Binding(sessions.open(graphs.eval), device)
-        self._evaluation.read_tensors(self.index, self._parameters)
-        self._metric_outputs = sorted(name for name in self._evaluation.outputs if name.startswith("ortflow."))
+        self._open_passes()
         self._metric_sums = device.allocate(len(self._metric_outputs), np.float32)
         self._totals = device.allocate(len(self._metric_outputs) + TAIL, np.float64)
         for place, name in enumerate(self._metric_outputs):
-            self._evaluation.write_to(name, self._metric_sums.slice(place, place + 1), ())
+            if name in self._evaluation.outputs:
+                self._evaluation.write_to(name, self._metric_sums.slice(place, place + 1), ())
         self._bind_update()
+
+    def _open_passes(self) -> None:
+        """The graphs of training and evaluation, tied to the buffers, and the names of the metrics' sums."""
+        training = self._open_train()
+        self._first = self._bind_training(training, self._gradients)
+        self._further = self._bind_training(training, self._scratch) if self._scratch else self._first
+        self._evaluation = Binding(self._open_eval(), self._sessions.device)
+        self._evaluation.read_tensors(self.index, self._here)
+        self._metric_outputs = sorted(name for name in self._evaluation.outputs if name.startswith("ortflow."))
+
+    @property
+    def _gradients_held(self) -> int:
+        """Elements of the gradients that a training graph writes."""
+        return self.index.trained
+
+    def _open_train(self) -> onnxruntime.InferenceSession:
+        return self._sessions.open_fastest(self._graphs.train)
+
+    def _open_eval(self) -> onnxruntime.InferenceSession:
+        return self._sessions.open(self._graphs.eval)
 
     def _allocate_for_update(self) -> None:
         """The moments, and where the gradients of further micro-batches come to lie."""
@@ -94,7 +114,7 @@ class GraphTrainer(Trainer):
 
     def _bind_training(self, session: onnxruntime.InferenceSession, gradients: Buffer) -> Binding:
         binding = Binding(session, self._sessions.device)
-        binding.read_tensors(self.index, self._parameters)
+        binding.read_tensors(self.index, self._here)
         for entry in self.index:
             gradient, new = f"{entry.name}_grad", f"{entry.name}_new"
             if gradient in binding.outputs:
@@ -136,7 +156,7 @@ class GraphTrainer(Trainer):
         update = Binding(session, self._sessions.device)
         update.read_from("learning_rate", self._rate, (1,))
         update.read_from("step", self._update_number, (1,))
-        flat = {"parameters": self._parameters, "gradients": gradients, **self._moments}
+        flat: dict[str, Sliced] = {"parameters": self._here, "gradients": gradients, **self._moments}
         for number, piece in enumerate(cuts):
             for name, buffer in flat.items():
                 part, value = buffer.slice(piece.start, piece.stop), f"{name}.{number}"
@@ -152,7 +172,7 @@ class GraphTrainer(Trainer):
     def load_tensors(self, tensors: Mapping[str, npt.NDArray[np.float32]]) -> None:
         """Set every tensor of the index to the values given by name."""
         for entry in self.index:
-            self._parameters.slice(entry.offset, entry.end).write(tensors[entry.name])
+            self._here.slice(entry.offset, entry.end).write(tensors[entry.name])
 
     def step(
         self,
@@ -206,7 +226,7 @@ class GraphTrainer(Trainer):
 
     def _accumulate(self, batches: Sequence[MicroBatch], seeds: Sequence[int]) -> npt.NDArray[np.float32]:
         """Gradients and running statistics of this rank's micro-batches; the tail they give."""
-        self._statistics.copy_from(self._parameters.slice(*self._state_span))
+        self._statistics.copy_from(self._here.slice(*self._state_span))
         return self._add_up(batches, seeds)
 
     def _add_up(self, batches: Sequence[MicroBatch], seeds: Sequence[int]) -> npt.NDArray[np.float32]:
@@ -216,23 +236,32 @@ class GraphTrainer(Trainer):
             if batch.count == 0:
                 continue
             binding = self._first if fresh else self._further
-            # Running statistics move with each micro-batch, as they do in PyTorch.
-            self._running.copy_from(self._statistics)
-            self._feed(binding, batch, seed)
-            # Dropout's masks come from ONNX Runtime's global generator: seeded each run, a resumed run repeats them.
-            onnxruntime.set_seed(seed)
-            binding.run()
+            tail += self._forward_and_backward(binding, batch, seed)
             if not fresh and self._scratch is not None:
                 self._gradients.add(self._scratch)
-            tail[:2] += self._sums.read()
-            tail[2] += batch.count
             fresh = False
         if fresh:
             self._gradients.fill(0)
         return tail
 
+    def _forward_and_backward(self, binding: Binding, batch: MicroBatch, seed: int) -> npt.NDArray[np.float32]:
+        """Run the training graph on a micro-batch; what it adds to the tail."""
+        # Running statistics move with each micro-batch, as they do in PyTorch.
+        self._running.copy_from(self._statistics)
+        self._feed(binding, batch, seed)
+        # Dropout's masks come from ONNX Runtime's global generator: seeded each run, a resumed run repeats them.
+        onnxruntime.set_seed(seed)
+        self._run(binding)
+        tail = np.zeros(TAIL, np.float32)
+        tail[:2] = self._sums.read()
+        tail[2] = batch.count
+        return tail
+
+    def _run(self, binding: Binding) -> None:
+        binding.run()
+
     def _adopt_statistics(self) -> None:
-        state = self._parameters.slice(*self._state_span)
+        state = self._here.slice(*self._state_span)
         if self._comm.world_size == 1:
             state.copy_from(self._statistics)
         elif state.count:
@@ -287,7 +316,7 @@ class GraphTrainer(Trainer):
         """
         from ortflow.workflow.trainer.gradient_check import GradientCheck
 
-        self._running.copy_from(self._parameters.slice(*self._state_span))
+        self._running.copy_from(self._here.slice(*self._state_span))
         exact = self._sessions.exact()
         training = self._first
         if exact is not self._sessions:
@@ -324,15 +353,13 @@ class GraphTrainer(Trainer):
         for number, batch in enumerate(batches):
             if batch.count:
                 place = number * self._comm.world_size + self._comm.rank
-                self._feed(self._evaluation, batch, evaluation_seed(self._spec.seed, place))
-                self._evaluation.run()
-                sums[: len(names)] += self._metric_sums.read()
+                sums[: len(names)] += self._metrics_of(batch, evaluation_seed(self._spec.seed, place))
                 sums[len(names)] += batch.count
         self.give_memory_back()
         mine = control_values()
         sums[len(names) + 1 : len(names) + 1 + len(mine)] = mine
         self._totals.write(sums)
-        self._comm.all_reduce(self._totals)
+        self._sum_totals()
         totals = self._totals.read()
         metrics = ratios(dict(zip(names, totals.tolist(), strict=False)))
         for name in self._spec.onnx_model.metrics:
@@ -341,6 +368,14 @@ class GraphTrainer(Trainer):
                 metrics[name] = of_loss(metrics["loss"])
         end = len(names) + 1
         return EvaluationOutcome(metrics, round(totals[len(names)]), totals[end : end + len(mine)])
+
+    def _metrics_of(self, batch: MicroBatch, seed: int) -> npt.NDArray[np.float32]:
+        self._feed(self._evaluation, batch, seed)
+        self._run(self._evaluation)
+        return self._metric_sums.read()
+
+    def _sum_totals(self) -> None:
+        self._comm.all_reduce(self._totals)
 
     def memory(self) -> Mapping[str, int]:
         """Bytes of the flat buffers and of a checkpoint's copy, by part."""

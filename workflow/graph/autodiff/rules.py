@@ -6,6 +6,7 @@ from ortflow.workflow.graph.autodiff import (  # noqa: F401 - what they enter is
     activations,
     attention,
     channel_norms,
+    collectives,
     convolutions,
     dropout,
     elementwise,

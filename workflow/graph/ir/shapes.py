@@ -15,6 +15,7 @@ from onnx import TensorProto, helper, shape_inference
 from ortflow.workflow.errors import UserError
 from ortflow.workflow.graph.domains import CUDA_DOMAIN
 from ortflow.workflow.graph.ir import walk
+from ortflow.workflow.graph.ir.collective import Kind, channel_of, is_collective, kind_of
 
 _AGAIN = "export the model again"
 LARGE = 4096
@@ -89,11 +90,29 @@ def _stand_in(node: onnx.NodeProto) -> None:
         if not any(a.name.startswith("trans") and a.i for a in node.attribute):
             node.op_type, node.domain = "MatMul", ""
             del node.attribute[:]
+    elif is_collective(node):
+        _stand_in_of_collective(node)
     elif node.domain == "" and node.op_type == "SimplifiedLayerNormalization":
         node.op_type = "LayerNormalization"
         if len(node.output) > 1:
             # Its second output is the inverse deviation, the third of the other.
             node.output.insert(1, "")
+
+
+def _stand_in_of_collective(node: onnx.NodeProto) -> None:
+    kind, parts, value = kind_of(node), channel_of(node)[1], node.input[0]
+    del node.input[1:], node.output[1:], node.attribute[:]
+    node.domain = ""
+    if kind == Kind.ALL_GATHER:
+        node.op_type = "Concat"
+        node.input[:] = [value] * parts
+        node.attribute.append(helper.make_attribute("axis", 0))
+    elif kind == Kind.REDUCE_SCATTER:
+        node.op_type = "Split"
+        node.output.extend([""] * (parts - 1))
+        node.attribute.extend([helper.make_attribute("axis", 0), helper.make_attribute("num_outputs", parts)])
+    else:
+        node.op_type = "Identity"
 
 
 def _vectors(model: onnx.ModelProto) -> int:

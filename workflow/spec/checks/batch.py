@@ -1,4 +1,4 @@
-"""Whether the samples of a step divide over the ranks and their micro-batches, and what would fit. Pure.
+"""Whether the samples of a step divide over the replicas and their micro-batches, and what would fit. Pure.
 
 Used by the check of a run file, and by a launcher before a run goes on with another number of ranks.
 """
@@ -6,34 +6,43 @@ Used by the check of a run file, and by a launcher before a run goes on with ano
 from __future__ import annotations
 
 from ortflow.workflow.errors import UserError
+from ortflow.workflow.parallel.grid import Grid
 
 KEY = "train.global_batch"
 REACH = 4096
 """Values that are looked at for one that fits: sizes in a run file may be any whole number."""
 
 
-def undivided(batch: int, micro_batch: int, ranks: int) -> UserError | None:
-    """Why a global batch of `batch` samples is not a whole number of micro-batches per rank; None if it is."""
-    together = micro_batch * ranks
+def undivided(batch: int, micro_batch: int, grid: Grid) -> UserError | None:
+    """Why a global batch of `batch` samples is not a whole number of micro-batches per replica; None if it is."""
+    together = micro_batch * grid.data
     if batch % together == 0:
         return None
     return UserError(
-        f"is {batch} samples a step, which {_ranks(ranks)} x {micro_batch} samples (data.micro_batch) do not divide",
+        f"is {batch} samples a step, which {replicas(grid)} x {micro_batch} samples (data.micro_batch) do not divide",
         where=KEY,
-        fix=f"use {', or '.join(fitting(batch, micro_batch, ranks))}",
+        fix=f"use {', or '.join(fitting(batch, micro_batch, grid))}",
     )
 
 
-def fitting(batch: int, micro_batch: int, ranks: int) -> list[str]:
+def replicas(grid: Grid) -> str:
+    """Who shares the samples of a step, in words: ranks, or replicas of several ranks."""
+    each = grid.pipeline * grid.horizontal
+    if each == 1:
+        return _ranks(grid.data)
+    return f"{grid.data} replica{'' if grid.data == 1 else 's'} of {each} ranks"
+
+
+def fitting(batch: int, micro_batch: int, grid: Grid) -> list[str]:
     """What fits instead: a smaller micro-batch, the next numbers of ranks, the next batches."""
-    found = []
-    if batch % ranks == 0:
-        share = batch // ranks
+    found, copies, each = [], grid.data, grid.pipeline * grid.horizontal
+    if batch % copies == 0:
+        share = batch // copies
         found += [f"data.micro_batch={size}" for size in _first(share, min(micro_batch, share), -1)]
     if batch % micro_batch == 0:
-        counts = [*_first(batch // micro_batch, ranks - 1, -1), *_first(batch // micro_batch, ranks + 1, 1)]
-        found += [" or ".join(_ranks(count) for count in counts)] if counts else []
-    together = micro_batch * ranks
+        counts = [*_first(batch // micro_batch, copies - 1, -1), *_first(batch // micro_batch, copies + 1, 1)]
+        found += [" or ".join(_ranks(count * each) for count in counts)] if counts else []
+    together = micro_batch * copies
     batches = [size for size in (batch // together * together, (batch // together + 1) * together) if size]
     return [*found, "accept another batch with " + " or ".join(f"{KEY}={size}" for size in batches)]
 

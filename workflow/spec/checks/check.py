@@ -54,7 +54,7 @@ def _length(spec: RunSpec) -> Iterator[Problem]:
 
 
 def _global_batch(spec: RunSpec) -> Iterator[Problem]:
-    trouble = undivided(spec.global_batch, spec.data.micro_batch, spec.world_size)
+    trouble = undivided(spec.global_batch, spec.data.micro_batch, spec.grid)
     if trouble is not None:
         ranks = ("resources", "nodes"), ("resources", "ranks_per_node")
         others = (("data", "micro_batch"), *ranks, ("train", "gradient_accumulation"))

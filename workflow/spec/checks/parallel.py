@@ -33,8 +33,13 @@ def check_parallel(spec: RunSpec) -> Iterator[Problem]:
 
 def _zero(spec: RunSpec) -> Iterator[Problem]:
     stage = spec.parallel.zero
-    if stage > 2:
-        yield Problem(ZERO, f"above 2 {NOT_YET}", "set it to 2")
+    if stage == 3 and spec.resources.kernels == "onnxruntime":
+        what = "is 3, and parameters are fetched by ortflow's kernels: resources.kernels is onnxruntime"
+        yield Problem(ZERO, what, "set one of them: 2, or auto", others=(("resources", "kernels"),))
+    for name, degree in (("pipeline", spec.parallel.pipeline), ("horizontal", spec.parallel.horizontal)):
+        if stage == 3 and degree > 1:
+            what = f"is 3, which shards whole layers, and parallel.{name} is {degree}, which divides the model itself"
+            yield Problem(ZERO, what, "set it to 2", others=(("parallel", name),))
     if spec.on_gpus:
         what = f"is {stage}, and ranks on GPUs cannot shard their state in this version: resources.gpus_per_rank"
         gpus = spec.resources.gpus_per_rank

@@ -1,0 +1,57 @@
+"""The graphs of a run with nodes that fetch parameters and send gradients; called by the trainer that runs them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import onnx
+
+from ortflow.workflow.graph.ir.order import needed_by
+from ortflow.workflow.graph.shards.exchange import with_exchange
+from ortflow.workflow.graph.shards.layers import Layer, layers_of
+from ortflow.workflow.graph.shards.program import GRADIENT, Program
+from ortflow.workflow.layout import FlatIndex
+
+TRAINED = ("decay", "no_decay")
+"""Groups of the index whose tensors are fetched."""
+
+
+@dataclass(frozen=True)
+class Sharded:
+    """Training and evaluation graph, and the program of each."""
+
+    layers: Sequence[Layer]
+    train: tuple[onnx.ModelProto, Program]
+    eval: tuple[onnx.ModelProto, Program]
+
+
+def sharded(train: Path, form: Path, evaluate: Path, index: FlatIndex) -> Sharded:
+    """Of the training graph in the form that is run, and the evaluation graph.
+
+    Parameters
+    ----------
+    train
+        The training graph of ONNX's operators, whose nodes have the model's names.
+    form
+        The same as it is run.
+    evaluate
+        The evaluation graph.
+    index
+        The tensors.
+    """
+    shapes = {entry.name: entry.tensor.shape for entry in index if entry.tensor.group in TRAINED}
+    layers = layers_in(onnx.load(train).graph, index)
+    channels = ((form, 0), (evaluate, 1))
+    made = [with_exchange(onnx.load(path), layers, shapes, channel) for path, channel in channels]
+    return Sharded(layers, made[0], made[1])
+
+
+def layers_in(train: onnx.GraphProto, index: FlatIndex) -> list[Layer]:
+    """The layers of the trained parameters, by their use in the forward pass of the training graph."""
+    nodes = list(train.node)
+    ends = [value.name for value in train.output if not value.name.endswith(GRADIENT)]
+    forward = needed_by(nodes, ends)
+    counts = {entry.name: entry.tensor.count for entry in index if entry.tensor.group in TRAINED}
+    return layers_of((node for place, node in enumerate(nodes) if place in forward), counts)

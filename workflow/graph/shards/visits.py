@@ -1,0 +1,85 @@
+"""When a graph needs which parameters: uses that are near each other are one visit, for which they are fetched once.
+
+Pure. A value that is computed from parameters alone, such as a transposed weight, counts as a use where it is read: it
+is computed again for each visit, because keeping it would be keeping the parameter.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import onnx
+
+from ortflow.workflow.graph.ir import walk
+from ortflow.workflow.graph.ir.order import needed_by
+from ortflow.workflow.graph.shards.layers import Layer
+from ortflow.workflow.graph.shards.program import GRADIENT
+
+APART = 2
+"""Visits to other layers that begin between two uses of a layer in one pass, from which on it is fetched again."""
+_DRAWS = frozenset(
+    {"Bernoulli", "Dropout", "Multinomial", "RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike"}
+)
+
+Derived = Mapping[str, tuple[onnx.NodeProto, tuple[str, ...]]]
+"""Value -> the node that computes it, and the parameters that it is computed from."""
+
+
+@dataclass(eq=False)
+class Visit:
+    """Uses of a layer that one fetch serves."""
+
+    first: int
+    """Place of the node that uses it first."""
+    backward: bool
+    tensors: dict[str, None] = field(default_factory=dict)
+    seen: int = 0
+    """Visits that had begun at the last use."""
+    number: int = -1
+    """Of its fetch in the program; -1 as long as there is none."""
+
+
+def derived_nodes(graph: onnx.GraphProto, parameters: Collection[str]) -> Derived:
+    """Values that are computed from parameters and constants alone, and are no outputs of the graph."""
+    outputs = {value.name for value in graph.output}
+    constants = {tensor.name for tensor in graph.initializer}
+    found: dict[str, tuple[onnx.NodeProto, tuple[str, ...]]] = {}
+    for node in graph.node:
+        read = [name for name in node.input if name]
+        if node.op_type in _DRAWS or list(walk.subgraphs(node)) or outputs.intersection(node.output) or not read:
+            continue
+        if not all(name in parameters or name in found or name in constants for name in read):
+            continue
+        of = dict.fromkeys(each for name in read for each in _of(name, parameters, found))
+        if of:
+            found.update((name, (node, tuple(of))) for name in node.output if name)
+    return found
+
+
+def _of(name: str, parameters: Collection[str], derived: Derived) -> tuple[str, ...]:
+    return (name,) if name in parameters else derived[name][1] if name in derived else ()
+
+
+def visits_of(graph: onnx.GraphProto, layers: Sequence[Layer], derived: Derived) -> dict[int, dict[str, Visit]]:
+    """Place of a node -> for each parameter that it uses the visit that serves it; nodes without any are left out."""
+    nodes = list(graph.node)
+    forward = needed_by(nodes, [value.name for value in graph.output if not value.name.endswith(GRADIENT)])
+    homes = {name: number for number, layer in enumerate(layers) for name in layer.tensors}
+    current: dict[int, Visit] = {}
+    served: dict[int, dict[str, Visit]] = {}
+    begun = 0
+    for place, node in enumerate(nodes):
+        if node.output[0] in derived:
+            continue
+        used = dict.fromkeys(each for name in sorted(walk.inputs(node)) for each in _of(name, homes, derived))
+        for name in used:
+            visit, backward = current.get(homes[name]), place not in forward
+            others = 0 if visit is None else begun - visit.seen
+            if visit is None or others >= APART or (others and backward != visit.backward):
+                visit = current[homes[name]] = Visit(place, backward)
+                begun += 1
+            visit.tensors[name] = None
+            visit.seen = begun
+            served.setdefault(place, {})[name] = visit
+    return served

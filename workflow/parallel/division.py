@@ -1,0 +1,141 @@
+"""Which tensors, and which regions of them, the ranks of each stage and part hold. Pure.
+
+The flat index of the whole model is the canonical form: checkpoints and exports know no other. A `Holding` has a flat
+index of its own, of the regions that its ranks hold, in any order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+from ortflow.workflow.layout import FlatIndex
+from ortflow.workflow.parallel.grid import Grid, Place
+from ortflow.workflow.parallel.region import WHOLE, Region
+from ortflow.workflow.parallel.runs import Runs, joined, runs_of
+
+TRAINED = ("decay", "no_decay")
+"""Groups that have gradients and moments."""
+
+
+@dataclass(frozen=True)
+class Holding:
+    """What the replicas of one part of one stage hold."""
+
+    index: FlatIndex
+    """Names as in the whole model, shapes of the regions."""
+    regions: Mapping[str, Region] = field(default_factory=dict)
+    """Of the tensors that are divided; the others are held whole."""
+
+    def region(self, name: str) -> Region:
+        """What it holds of a tensor."""
+        return self.regions.get(name, WHOLE)
+
+
+@dataclass(frozen=True)
+class Division:
+    """A whole model, divided among the ranks of a grid.
+
+    Raises ValueError if the holdings do not cover the model, each element once or with equal regions on several ranks.
+    """
+
+    whole: FlatIndex
+    grid: Grid
+    holdings: Sequence[Holding]
+    """In the order of `place`: the parts of the first stage, then those of the next."""
+
+    def __post_init__(self) -> None:
+        if len(self.holdings) != self.grid.pipeline * self.grid.horizontal:
+            raise ValueError(f"{len(self.holdings)} holdings do not fit {self.grid}")
+        for holding in self.holdings:
+            for entry in holding.index:
+                tensor = self.whole[entry.name].tensor
+                shape = holding.region(entry.name).shape(tensor.shape)
+                if (shape, tensor.group) != (entry.tensor.shape, entry.tensor.group):
+                    raise ValueError(f"{entry.name} is {list(entry.tensor.shape)} and should be {list(shape)}")
+        for entry in self.whole:
+            held = joined(
+                runs_of(entry.tensor.shape, holding.region(entry.name))
+                for number, holding in enumerate(self.holdings)
+                if entry.name in holding.index and self.counts(number, entry.name)
+            )
+            ends = held.whole + held.length
+            if held.count != entry.tensor.count or (ends[:-1] > held.whole[1:]).any():
+                raise ValueError(f"{entry.name} is not covered once by what the ranks hold of it")
+
+    def number(self, place: Place) -> int:
+        """The holding of a rank."""
+        return place.stage * self.grid.horizontal + place.part
+
+    def of(self, place: Place) -> Holding:
+        """What a rank's replica holds there."""
+        return self.holdings[self.number(place)]
+
+    @cached_property
+    def _holders(self) -> dict[tuple[str, Region], list[int]]:
+        found: dict[tuple[str, Region], list[int]] = {}
+        for number, holding in enumerate(self.holdings):
+            for entry in holding.index:
+                found.setdefault((entry.name, holding.region(entry.name)), []).append(number)
+        return found
+
+    def holders(self, number: int, name: str) -> list[int]:
+        """The holdings with the same elements of a tensor as this one, itself among them."""
+        return self._holders[name, self.holdings[number].region(name)]
+
+    def counts(self, number: int, name: str) -> bool:
+        """Whether this holding is the one on which a sum over all ranks counts its elements of a tensor."""
+        return self.holders(number, name)[0] == number
+
+    def runs(self, number: int, start: int, stop: int, *, trained: bool, counted: bool) -> Runs:
+        """Where elements of a holding lie in the canonical flat buffer and in its own.
+
+        Parameters
+        ----------
+        number
+            Of the holding.
+        start, stop
+            Elements [start, stop) of the canonical buffer; others are left out.
+        trained
+            Only tensors that are trained, as buffers of moments have them.
+        counted
+            Only what `counts` here: over all holdings, every element of the model once.
+        """
+        found = []
+        for entry in self.holdings[number].index:
+            if (trained and entry.tensor.group not in TRAINED) or (counted and not self.counts(number, entry.name)):
+                continue
+            whole = self.whole[entry.name]
+            if whole.offset < stop and start < whole.end:
+                runs = runs_of(whole.tensor.shape, self.holdings[number].region(entry.name))
+                found.append(runs.moved(whole.offset, entry.offset))
+        return joined(found).within_whole(start, stop)
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data, the whole index left out."""
+        return {"grid": vars(self.grid), "holdings": [_plain(holding) for holding in self.holdings]}
+
+    @classmethod
+    def from_json(cls, whole: FlatIndex, data: Mapping[str, Any]) -> Division:
+        """What `to_json` wrote."""
+        return cls(whole, Grid(**data["grid"]), tuple(_holding(each) for each in data["holdings"]))
+
+
+def _plain(holding: Holding) -> dict[str, Any]:
+    regions = {name: [region.axis, [list(each) for each in region.ranges]] for name, region in holding.regions.items()}
+    return {"index": holding.index.to_json(), "regions": regions}
+
+
+def _holding(data: Mapping[str, Any]) -> Holding:
+    regions = {
+        name: Region(axis, tuple((start, stop) for start, stop in ranges))
+        for name, (axis, ranges) in data["regions"].items()
+    }
+    return Holding(FlatIndex.from_json(data["index"]), regions)
+
+
+def undivided(index: FlatIndex, grid: Grid) -> Division:
+    """Every rank holds the whole model, as under data parallelism alone."""
+    return Division(index, grid, tuple(Holding(index) for _ in range(grid.pipeline * grid.horizontal)))

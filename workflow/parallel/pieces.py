@@ -1,0 +1,66 @@
+"""Where the elements of some tensors lie when ranks share out the flat buffer. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+from ortflow.workflow.layout import Entry, share
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Elements [start, stop) of a tensor, which one rank holds."""
+
+    rank: int
+    tensor: int
+    """Place of the tensor among those that were asked for."""
+    start: int
+    stop: int
+    offset: int
+    """Of its first element in the flat buffer."""
+
+    @property
+    def count(self) -> int:
+        """Number of elements."""
+        return self.stop - self.start
+
+
+def pieces_of(entries: Sequence[Entry], size: int, ranks: int) -> list[Piece]:
+    """All elements of the tensors, in the order of the ranks that hold them, each once.
+
+    Parameters
+    ----------
+    entries
+        The tensors, all of them in the first `size` elements of the flat buffer.
+    size
+        Elements that the ranks share out: rank r has `layout.share` r.
+    ranks
+        Number of ranks.
+    """
+    found = []
+    for rank in range(ranks):
+        start, stop = share(size, rank, ranks)
+        for place, entry in enumerate(entries):
+            first, last = max(start, entry.offset), min(stop, entry.end)
+            if first < last:
+                found.append(Piece(rank, place, first - entry.offset, last - entry.offset, first))
+    return found
+
+
+def batches(pieces: Iterable[Piece], size: int) -> Iterator[list[Piece]]:
+    """The pieces in their order, cut into messages of at most `size` elements, each of one rank's elements."""
+    batch: list[Piece] = []
+    room = size
+    for piece in pieces:
+        start = piece.start
+        while start < piece.stop:
+            if batch and (not room or batch[0].rank != piece.rank):
+                yield batch
+                batch, room = [], size
+            stop = min(piece.stop, start + room)
+            batch.append(Piece(piece.rank, piece.tensor, start, stop, piece.offset + start - piece.start))
+            room -= stop - start
+            start = stop
+    if batch:
+        yield batch

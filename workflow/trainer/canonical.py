@@ -1,0 +1,205 @@
+"""A divided model's state in the canonical form of checkpoints, in which rank r of the world has `layout.share` r.
+
+Each rank keeps a share of every canonical buffer. `gather` fills them from what the ranks hold, before a save;
+`scatter` fills what the ranks hold from them, after a load. Both are collective over the world. They copy and never
+compute, so that a state is the same bits under every layout.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from functools import partial
+from itertools import zip_longest
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ortflow.workflow.comm import Communicator
+from ortflow.workflow.device import Buffer
+from ortflow.workflow.device.cpu import HostBuffer
+from ortflow.workflow.device.shard import Shard
+from ortflow.workflow.layout import share
+from ortflow.workflow.parallel.division import Division
+from ortflow.workflow.parallel.runs import Runs, put, take
+
+PIECE = 1 << 20
+"""Elements of a message; one that is sent and one that is received are in memory at a time."""
+PARAMETERS = "parameters"
+Array = npt.NDArray[Any]
+
+
+@dataclass(frozen=True)
+class Exchange:
+    """Which elements of one buffer go between two ranks; the same on both of them. Pure."""
+
+    division: Division
+    trained: bool
+    """Whether it is a buffer of trained elements alone, as moments are."""
+    sharded: bool
+    """Whether a rank holds only its share, over the replicas, of its local buffer (ZeRO)."""
+
+    @property
+    def count(self) -> int:
+        """Elements of the whole canonical buffer."""
+        return self.division.whole.trained if self.trained else self.division.whole.size
+
+    def share(self, rank: int) -> tuple[int, int]:
+        """The elements of the canonical buffer that a rank saves."""
+        return share(self.count, rank, self.division.grid.world_size)
+
+    def held(self, rank: int) -> tuple[int, int]:
+        """The elements of its local buffer that a rank holds."""
+        return self._own(rank) if self.sharded else (0, self._local(rank))
+
+    def gathered(self, holder: int, saver: int) -> Runs:
+        """What a rank that holds elements sends to the one that saves them. The replicas divide that among them."""
+        return self._runs(holder, saver, counted=True).within_local(*self._own(holder))
+
+    def scattered(self, saver: int, holder: int) -> Runs:
+        """What a rank that has loaded elements sends to one that holds them."""
+        return self._runs(holder, saver, counted=False).within_local(*self.held(holder))
+
+    def _runs(self, holder: int, saver: int, *, counted: bool) -> Runs:
+        number = self.division.number(self.division.grid.place(holder))
+        return self.division.runs(number, *self.share(saver), trained=self.trained, counted=counted)
+
+    def _local(self, rank: int) -> int:
+        index = self.division.of(self.division.grid.place(rank)).index
+        return index.trained if self.trained else index.size
+
+    def _own(self, rank: int) -> tuple[int, int]:
+        return share(self._local(rank), self.division.grid.place(rank).data, self.division.grid.data)
+
+
+class CanonicalState:
+    """This rank's shares of the canonical buffers.
+
+    Parameters
+    ----------
+    division
+        How the model is divided.
+    world
+        All ranks of the division's grid.
+    local
+        What this rank holds, by name: `parameters`, and buffers of trained elements. A `Shard` is this rank's
+        `layout.share` over the replicas.
+    """
+
+    def __init__(self, division: Division, world: Communicator, local: Mapping[str, Buffer | Shard]) -> None:
+        self._world, self._local = world, local
+        self._exchanges = {
+            name: Exchange(division, name != PARAMETERS, isinstance(buffer, Shard)) for name, buffer in local.items()
+        }
+        self.shares: dict[str, Shard] = {}
+        """By name; the same objects as long as this object lives."""
+        for name, exchange in self._exchanges.items():
+            start, stop = exchange.share(world.rank)
+            self.shares[name] = Shard(HostBuffer(np.zeros(stop - start, local[name].dtype)), start, exchange.count)
+
+    def gather(self, names: Collection[str] | None = None) -> None:
+        """Fill the shares from what the ranks hold; of the buffers of these names, or of all."""
+        me = self._world.rank
+        for name, exchange in self._exchanges.items():
+            if names is not None and name not in names:
+                continue
+            held, saved = _Memory.of(self._local[name]), _Memory.of(self.shares[name])
+            outgoing, incoming = partial(exchange.gathered, me), partial(exchange.gathered, saver=me)
+            swap(self._world, outgoing, incoming, held.local, saved.to_whole)
+
+    def scatter(self) -> None:
+        """Fill what the ranks hold from the shares."""
+        me = self._world.rank
+        for name, exchange in self._exchanges.items():
+            held, saved = _Memory.of(self._local[name]), _Memory.of(self.shares[name])
+            outgoing, incoming = partial(exchange.scattered, me), partial(exchange.scattered, holder=me)
+            swap(self._world, outgoing, incoming, saved.whole, held.to_local)
+            held.done()
+
+
+def to_first(world: Communicator, shared: Shard) -> Buffer | None:
+    """The whole of a buffer on rank 0, given each rank's share of it; None on the others. Collective.
+
+    Its memory on rank 0 is that of the whole buffer.
+    """
+    if world.rank:
+        for start in range(0, shared.part.count, PIECE):
+            world.send(shared.part.slice(start, min(start + PIECE, shared.part.count)), 0)
+        return None
+    whole = HostBuffer(np.zeros(shared.count, shared.dtype))
+    whole.slice(shared.start, shared.stop).write(shared.part.read())
+    for rank in range(1, world.world_size):
+        first, last = share(shared.count, rank, world.world_size)
+        for start in range(first, last, PIECE):
+            world.receive(whole.slice(start, min(start + PIECE, last)), rank)
+    return whole
+
+
+def swap(
+    world: Communicator,
+    outgoing: Callable[[int], Runs],
+    incoming: Callable[[int], Runs],
+    read: Callable[[Runs], Array],
+    write: Callable[[Runs, Array], None],
+) -> None:
+    """Send every other rank what is its, and receive from each, piece by piece; collective.
+
+    Parameters
+    ----------
+    world
+        The ranks.
+    outgoing, incoming
+        What goes to a rank, and what comes from it: the same runs on both ranks.
+    read, write
+        The values of a piece of the runs, and what becomes of them.
+    """
+    rank, ranks = world.rank, world.world_size
+    for piece in outgoing(rank).pieces(PIECE):
+        write(piece, read(piece))
+    # All ranks are at the same distance, or wait for one that has not come there: nobody waits in a circle.
+    for distance in range(1, ranks):
+        to, source = (rank + distance) % ranks, (rank - distance) % ranks
+        for sent, received in zip_longest(outgoing(to).pieces(PIECE), incoming(source).pieces(PIECE)):
+            arriving, requests = None, []
+            if received is not None:
+                arriving = np.empty(received.count, np.float32)
+                requests.append(world.start_receive(HostBuffer(arriving), source))
+            if sent is not None:
+                requests.append(world.start_send(HostBuffer(read(sent)), to))
+            for request in requests:
+                request.wait()
+            if received is not None and arriving is not None:
+                write(received, arriving)
+
+
+@dataclass(frozen=True)
+class _Memory:
+    """What a rank has of a buffer, as an array of the host."""
+
+    array: Array
+    start: int
+    """Its first element in the buffer."""
+    source: Buffer
+
+    @classmethod
+    def of(cls, buffer: Buffer | Shard) -> _Memory:
+        source, start = (buffer.part, buffer.start) if isinstance(buffer, Shard) else (buffer, 0)
+        return cls(source.array if isinstance(source, HostBuffer) else source.read(), start, source)
+
+    def whole(self, runs: Runs) -> Array:
+        return take(self.array, runs.whole - self.start, runs.length)
+
+    def local(self, runs: Runs) -> Array:
+        return take(self.array, runs.local - self.start, runs.length)
+
+    def to_whole(self, runs: Runs, values: Array) -> None:
+        put(self.array, runs.whole - self.start, runs.length, values)
+
+    def to_local(self, runs: Runs, values: Array) -> None:
+        put(self.array, runs.local - self.start, runs.length, values)
+
+    def done(self) -> None:
+        """Bring back to the device what was written here."""
+        if not isinstance(self.source, HostBuffer):
+            self.source.write(self.array)

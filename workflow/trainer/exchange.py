@@ -1,0 +1,159 @@
+"""Brings parameters to the nodes that fetch them, one layer ahead, and adds gradients up where they are kept.
+
+Each rank holds its `layout.share` of the trained parameters and of their gradients. Used by the trainer of ZeRO's stage
+3, in the program that `with_exchange` made for each graph. Every rank does every step of a program, in its order.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from ortflow.workflow.comm import Communicator, Request
+from ortflow.workflow.device.cpu import HostBuffer
+from ortflow.workflow.device.shard import Shard
+from ortflow.workflow.graph.shards.program import Fetch, Program, Send
+from ortflow.workflow.layout import FlatIndex
+from ortflow.workflow.parallel.pieces import Piece, batches, pieces_of
+
+MESSAGE = 1 << 20
+"""Elements of a message of gradients, which are copied beside the tensors."""
+Array = npt.NDArray[np.float32]
+
+
+@dataclass(frozen=True)
+class _Step:
+    """A step of a program, and where its elements are."""
+
+    step: Fetch | Send
+    sizes: Sequence[int]
+    """Elements of each tensor."""
+    pieces: Sequence[Piece]
+    """In the order of the ranks."""
+    counts: Sequence[int]
+    """Elements that each rank holds."""
+
+
+class Exchange:
+    """What the ranks hold, and what is under way between them.
+
+    Parameters
+    ----------
+    communicator
+        The ranks.
+    index
+        Where tensors lie in the flat buffer.
+    parameters, gradients
+        This rank's share; gradients are added to.
+    """
+
+    def __init__(self, communicator: Communicator, index: FlatIndex, parameters: Shard, gradients: Shard) -> None:
+        self._comm, self._index, self._parameters, self._gradients = communicator, index, parameters, gradients
+        self._steps: dict[int, list[_Step]] = {}
+        self._arriving = HostBuffer(np.empty(0, np.float32))
+        self._message = np.empty(0, np.float32)
+        self._under_way: tuple[int, int, Request] | None = None
+        self.fetched = self.sent = 0
+        """Elements so far, on every rank the same."""
+
+    def add(self, channel: int, program: Program) -> None:
+        """Take up the program of a graph."""
+        steps = []
+        for step in program:
+            entries = [self._index[name] for name in step.tensors]
+            pieces = pieces_of(entries, self._parameters.count, self._comm.world_size)
+            counts = [0] * self._comm.world_size
+            for piece in pieces:
+                counts[piece.rank] += piece.count
+            steps.append(_Step(step, [entry.tensor.count for entry in entries], pieces, counts))
+        self._steps[channel] = steps
+        largest = max((sum(step.counts) for step in steps if isinstance(step.step, Fetch)), default=0)
+        if largest > self._arriving.count:
+            self._arriving = HostBuffer(np.empty(largest, np.float32))
+        sent = max((sum(step.counts) for step in steps if isinstance(step.step, Send)), default=0)
+        if min(sent, MESSAGE) > self._message.size:
+            self._message = np.empty(min(sent, MESSAGE), np.float32)
+
+    @property
+    def buffered(self) -> int:
+        """Elements of the memory that messages lie in."""
+        return self._arriving.count + self._message.size
+
+    def run(self, channel: int, number: int, given: Sequence[int], made: Sequence[int]) -> None:
+        """Do a step for a node, whose fp32 inputs and outputs lie at these addresses."""
+        step = self._steps[channel][number]
+        if isinstance(step.step, Fetch):
+            self._fetch(channel, number, [_at(*each) for each in zip(made, step.sizes, strict=True)])
+        else:
+            self._send(step, [_at(*each) for each in zip(given, step.sizes, strict=True)])
+
+    def take_part(self, channel: int) -> None:
+        """Do all steps of a program without its graph: nothing is kept, and the gradients are zero."""
+        for number, step in enumerate(self._steps[channel]):
+            if isinstance(step.step, Fetch):
+                self._fetch(channel, number, None)
+            else:
+                self._send(step, None)
+
+    def _fetch(self, channel: int, number: int, tensors: Sequence[Array] | None) -> None:
+        if self._under_way is None or self._under_way[:2] != (channel, number):
+            self._begin(channel, number)
+        assert self._under_way is not None
+        self._under_way[2].wait()
+        self._under_way = None
+        step, place = self._steps[channel][number], 0
+        self.fetched += sum(step.counts)
+        for piece in step.pieces:
+            if tensors is not None:
+                tensors[piece.tensor][piece.start : piece.stop] = self._arriving.array[place : place + piece.count]
+            place += piece.count
+        following = range(number + 1, len(self._steps[channel]))
+        ahead = next((each for each in following if isinstance(self._steps[channel][each].step, Fetch)), None)
+        if ahead is not None:
+            self._begin(channel, ahead)
+
+    def _begin(self, channel: int, number: int) -> None:
+        step = self._steps[channel][number]
+        place = 0
+        for piece in step.pieces:
+            if piece.rank == self._comm.rank:
+                self._arriving.array[place : place + piece.count] = self._own(self._parameters, piece)
+            place += piece.count
+        request = self._comm.start_gather(self._arriving.slice(0, place), step.counts)
+        self._under_way = channel, number, request
+
+    def _send(self, step: _Step, tensors: Sequence[Array] | None) -> None:
+        self.sent += sum(step.counts)
+        for batch in batches(step.pieces, MESSAGE):
+            message = self._message[: sum(piece.count for piece in batch)]
+            place = 0
+            for piece in batch:
+                values = 0 if tensors is None else tensors[piece.tensor][piece.start : piece.stop]
+                message[place : place + piece.count] = values
+                place += piece.count
+            self._comm.reduce(HostBuffer(message), batch[0].rank)
+            if batch[0].rank != self._comm.rank:
+                continue
+            place = 0
+            for piece in batch:
+                own = self._own(self._gradients, piece)
+                with np.errstate(invalid="ignore", over="ignore"):
+                    np.add(own, message[place : place + piece.count], out=own)
+                place += piece.count
+
+    @staticmethod
+    def _own(shard: Shard, piece: Piece) -> Array:
+        part = shard.slice(piece.offset, piece.offset + piece.count)
+        assert isinstance(part, HostBuffer)
+        return part.array
+
+
+def _at(address: int, count: int) -> Array:
+    """The memory of a tensor of ONNX Runtime's."""
+    if not count:
+        return np.empty(0, np.float32)
+    return np.ctypeslib.as_array((ctypes.c_float * count).from_address(address))

@@ -1,0 +1,320 @@
+"""The trainer of ZeRO's stage 3 (Rajbhandari et al. 2020): the ranks share out the parameters, too.
+
+Beside moments and gradients, a rank keeps its `layout.share` of the trained parameters alone. Graphs fetch the
+parameters of a layer when they need them (`graph/shards`), and ONNX Runtime frees them behind their last reader. Frozen
+parameters and running statistics are whole on every rank. What rank 0 does alone, the check of the gradient and the
+export, it does with all parameters, which it gets for that and gives back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import onnx
+
+from ortflow.workflow.device import Buffer
+from ortflow.workflow.device.shard import Shard, Sliced
+from ortflow.workflow.errors import OrtflowError, UserError
+from ortflow.workflow.graph.shards.exchange import TOKEN
+from ortflow.workflow.graph.shards.graphs import Sharded, sharded
+from ortflow.workflow.graph.shards.program import Program
+from ortflow.workflow.kernels.shards import forget, listen, raise_fault
+from ortflow.workflow.layout import share
+from ortflow.workflow.memory import ITEM, buffers
+from ortflow.workflow.onnx_runtime import onnxruntime
+from ortflow.workflow.parallel.runs import NOTHING, Runs
+from ortflow.workflow.sessions.session import Binding
+from ortflow.workflow.trainer import EvaluationOutcome, MicroBatch
+from ortflow.workflow.trainer.canonical import swap
+from ortflow.workflow.trainer.exchange import Exchange
+from ortflow.workflow.trainer.graph import TAIL
+from ortflow.workflow.trainer.zero import ZeroTrainer
+
+TRAINING, EVALUATION = 0, 1
+"""Channels."""
+Range = tuple[int, int]
+
+
+@dataclass(frozen=True)
+class Held:
+    """What a rank has of a flat buffer: its share of the trained elements, and all that lies behind them."""
+
+    own: Shard
+    rest: Buffer
+
+    def slice(self, start: int, stop: int) -> Buffer:
+        """See `Sliced`."""
+        if start == stop:
+            return self.rest.slice(0, 0)
+        if start < self.own.count:
+            return self.own.slice(start, stop)
+        return self.rest.slice(start - self.own.count, stop - self.own.count)
+
+
+class ShardedTrainer(ZeroTrainer):
+    """See the module."""
+
+    together = True
+
+    def _allocate_parameters(self) -> None:
+        device, comm, size, trained = self._sessions.device, self._comm, self.index.size, self.index.trained
+        if self._sessions.library is None:
+            raise UserError(
+                "is 3, and this machine has no kernels of ortflow's, which fetch parameters",
+                where="parallel.zero",
+                fix="install a C compiler (pip install 'ortflow[kernels]'), or set it to 2",
+            )
+        start, stop = share(trained, comm.rank, comm.world_size)
+        self._shard = Shard(device.allocate(stop - start, np.float32), start, trained)
+        self._rest = device.allocate(size - trained, np.float32)
+        self._here = Held(self._shard, self._rest)
+        if size == trained:
+            self._saved = Shard(self._shard.part, start, size)
+        else:
+            # Shares of all parameters begin elsewhere than those of the trained ones.
+            first, last = share(size, comm.rank, comm.world_size)
+            self._saved = Shard(device.allocate(last - first, np.float32), first, size)
+
+    @property
+    def _gradients_held(self) -> int:
+        return 0
+
+    def _allocate_for_update(self) -> None:
+        super()._allocate_for_update()
+        self._token = self._sessions.device.allocate(2, np.float32)
+        self._exchange = Exchange(self._comm, self.index, self._shard, self._own)
+        self._graphs_of_run: Sharded = sharded(self._graphs.train, self._train_form, self._graphs.eval, self.index)
+        if self._comm.rank == 0:
+            self._note()
+
+    @property
+    def _train_form(self) -> Path:
+        return self._sessions.form_of(self._graphs.train) or self._graphs.train
+
+    def _note(self) -> None:
+        trained, ranks, plan = self.index.trained, self._comm.world_size, self._graphs_of_run
+        counts = {entry.name: entry.tensor.count for entry in self.index}
+        sizes = [sum(counts[name] for name in layer.tensors) for layer in plan.layers]
+        self._report.note(
+            f"ZeRO stage 3: parameters and gradients 2 x {ITEM} bytes x {trained} / {ranks} ranks = "
+            f"{2 * ITEM * trained / ranks:.0f} bytes, {2 * self._shard.part.count * ITEM} allocated on rank 0; "
+            f"{len(sizes)} layers are fetched, of {ITEM * min(sizes)} to {ITEM * max(sizes)} bytes"
+        )
+
+    def _open_train(self) -> onnxruntime.InferenceSession:
+        model, program = self._graphs_of_run.train
+        return self._open_exchanging(model, program, TRAINING)
+
+    def _open_eval(self) -> onnxruntime.InferenceSession:
+        model, program = self._graphs_of_run.eval
+        return self._open_exchanging(model, program, EVALUATION)
+
+    def _open_exchanging(self, model: onnx.ModelProto, program: Program, channel: int) -> onnxruntime.InferenceSession:
+        exchange, library = self._exchange, self._sessions.library
+        assert library is not None
+        exchange.add(channel, program)
+        listen(library, channel, lambda number, given, made: exchange.run(channel, number, given, made))
+        return self._sessions.open(model.SerializeToString())
+
+    def _bind_training(self, session: onnxruntime.InferenceSession, gradients: Buffer) -> Binding:
+        return self._with_token(super()._bind_training(session, gradients))
+
+    def _with_token(self, binding: Binding) -> Binding:
+        binding.read_from(TOKEN, self._token.slice(0, 1), (1,))
+        for name in binding.outputs:
+            if name.startswith(TOKEN):
+                binding.write_to(name, self._token.slice(1, 2), (1,))
+        return binding
+
+    def _bind_update(self) -> None:
+        self._with_token(self._evaluation)
+        super()._bind_update()
+
+    def _run(self, binding: Binding) -> None:
+        try:
+            super()._run(binding)
+        except OrtflowError:
+            raise_fault()
+            raise
+
+    def _add_up(self, batches: Sequence[MicroBatch], seeds: Sequence[int]) -> npt.NDArray[np.float32]:
+        self._own.part.fill(0)
+        tail = np.zeros(TAIL, np.float32)
+        for batch, seed in zip(batches, seeds, strict=True):
+            if batch.count:
+                tail += self._forward_and_backward(self._first, batch, seed)
+            else:
+                self._exchange.take_part(TRAINING)
+        return tail
+
+    def _apply(self) -> None:
+        for run in self._updates:
+            run()
+
+    def evaluate(
+        self, batches: Iterable[MicroBatch], control_values: Callable[[], Sequence[float]]
+    ) -> EvaluationOutcome:
+        """See the protocol."""
+        return super().evaluate(self._in_step(batches), control_values)
+
+    def _in_step(self, batches: Iterable[MicroBatch]) -> Iterator[MicroBatch]:
+        """The batches; while another rank has one and this one has none, it takes part in what that one fetches."""
+        left, there = iter(batches), self._sessions.device.allocate(1, np.float64)
+        while True:
+            batch = next(left, None)
+            there.fill(batch is not None)
+            self._comm.all_reduce(there)
+            if not there.read()[0]:
+                return
+            if batch is None or not batch.count:
+                self._exchange.take_part(EVALUATION)
+            if batch is not None:
+                yield batch
+
+    def state(self) -> Mapping[str, Buffer | Shard]:
+        """This rank's share of everything; that of the parameters is up to date behind `before_save`."""
+        return {"parameters": self._saved, **self._moments}
+
+    def load_tensors(self, tensors: Mapping[str, npt.NDArray[np.float32]]) -> None:
+        """Set what this rank has of every tensor of the index to the values given by name."""
+        trained, own = self.index.trained, self._shard
+        for entry in self.index:
+            start, stop = (max(own.start, entry.offset), min(own.stop, entry.end))
+            if entry.offset >= trained:
+                start, stop = entry.offset, entry.end
+            if start < stop:
+                values = tensors[entry.name].reshape(-1)
+                self._here.slice(start, stop).write(values[start - entry.offset : stop - entry.offset])
+
+    def _saved_by(self, rank: int) -> Range:
+        return share(self.index.size, rank, self._comm.world_size)
+
+    def _held_by(self, rank: int) -> Range:
+        return share(self.index.trained, rank, self._comm.world_size)
+
+    def before_save(self) -> None:
+        """See the protocol."""
+        if self._saved.part is self._shard.part:
+            return
+        me, trained = self._comm.rank, self.index.trained
+        self._swap(self._held_by, self._saved_by, self._here, self._saved)
+        start, stop = max(trained, self._saved.start), self._saved.stop
+        if start < stop:
+            self._saved.slice(start, stop).write(self._here.slice(start, stop).read())
+        assert self._saved_by(me) == (self._saved.start, self._saved.stop)
+
+    def after_load(self) -> None:
+        """See the protocol."""
+        if self._saved.part is not self._shard.part:
+            self._swap(self._saved_by, self._held_by, self._saved, self._here)
+            behind = (self.index.trained, self.index.size)
+            self._swap(self._saved_by, lambda rank: behind, self._saved, self._here)
+
+    def _swap(self, have: Callable[[int], Range], want: Callable[[int], Range], source: Sliced, to: Sliced) -> None:
+        """Bring elements that ranks have to the ranks that want them."""
+        me = self._comm.rank
+
+        def read(runs: Runs) -> npt.NDArray[np.generic]:
+            return source.slice(*_ends(runs)).read()
+
+        def write(runs: Runs, values: npt.NDArray[np.generic]) -> None:
+            to.slice(*_ends(runs)).write(values)
+
+        swap(
+            self._comm,
+            lambda rank: _common(have(me), want(rank)),
+            lambda rank: _common(have(rank), want(me)),
+            read,
+            write,
+        )
+
+    def _gather(self) -> None:
+        """All parameters, on rank 0, in `_parameters`."""
+        nobody, size = (0, 0), self.index.size
+        whole = self._sessions.device.allocate(size if self._comm.rank == 0 else 0, np.float32)
+        trained = (0, self.index.trained)
+        self._swap(self._held_by, lambda rank: nobody if rank else trained, self._here, Shard(whole, 0, whole.count))
+        if self._comm.rank == 0:
+            whole.slice(self.index.trained, size).copy_from(self._rest)
+            self._parameters = whole
+
+    def _forget_whole(self) -> None:
+        self.__dict__.pop("_parameters", None)
+
+    def check(self, samples: Iterable[MicroBatch]) -> None:
+        """Rank 0 checks the gradient with all parameters; see the protocol."""
+        from ortflow.workflow.trainer.first_gradient import has_passed
+
+        if not self._spec.train.check_gradient:
+            return
+        leads = self._comm.rank == 0
+        if self._comm.broadcast_object(leads and has_passed(self.gradient_key())):
+            return
+        self._gather()
+        if leads:
+            try:
+                super().check(samples)
+            finally:
+                self._forget_whole()
+
+    def check_gradient(self, batch: MicroBatch, seed: int) -> str | None:
+        """See the class above; the graphs are those that fetch nothing."""
+        mine = self._here, self._gradients, self._first
+        self._here, self._gradients = self._parameters, self._sessions.device.allocate(self.index.trained, np.float32)
+        try:
+            self._first = self._bind_training(self._sessions.open_fastest(self._graphs.train), self._gradients)
+            return super().check_gradient(batch, seed)
+        finally:
+            self._here, self._gradients, self._first = mine
+
+    def memory(self) -> Mapping[str, int]:
+        """Bytes of the flat buffers, of messages, and of a checkpoint's copy, by part."""
+        trained = self.index.trained
+        return buffers(
+            trained,
+            self.index.size - trained,
+            len(self._moments),
+            accumulation=self._spec.accumulation,
+            world_size=self._comm.world_size,
+            zero=3,
+            rank=self._comm.rank,
+            messages=self._exchange.buffered,
+        )
+
+    def before_export(self) -> None:
+        """See the protocol."""
+        self._gather()
+
+    def export(
+        self, path: Path, samples: Sequence[MicroBatch], tolerance: float | None, *, trial: bool = False
+    ) -> float | None:
+        """See the protocol."""
+        try:
+            return super().export(path, samples, tolerance, trial=trial)
+        finally:
+            if trial:
+                self._forget_whole()
+
+    def _drop_update(self) -> None:
+        super()._drop_update()
+        for channel in (TRAINING, EVALUATION):
+            forget(channel)
+        del self._exchange, self._evaluation, self._shard, self._saved, self._rest, self._here
+
+
+def _common(one: Range, other: Range) -> Runs:
+    first, last = max(one[0], other[0]), min(one[1], other[1])
+    if first >= last:
+        return NOTHING
+    start = np.array([first], np.int64)
+    return Runs(start, start, np.array([last - first], np.int64))
+
+
+def _ends(runs: Runs) -> Range:
+    """Of a single run."""
+    start = int(runs.whole[0])
+    return start, start + int(runs.length[0])
