@@ -269,7 +269,7 @@ class Binding:
             raise self._device.failure(str(error)) if _ran_out(str(error)) else _refusal(str(error)) from error
 
     def run_for(self, outputs: Sequence[str]) -> dict[str, onnxruntime.OrtValue]:
-        """Run the graph once; these outputs, none of which may be tied, in memory of the device that is theirs alone."""
+        """Run the graph once; these outputs, none of which may be tied, each in memory of its own on the device."""
         self._untie(outputs)
         self.run()
         places = {name: place for place, name in enumerate(self._bound)}

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from ortflow.workflow.comm import Communicator, Request
 from ortflow.workflow.device import Buffer, Device
@@ -51,13 +52,15 @@ class Arrival:
 
 
 class Wire:
-    """The messages of one rank of a pipeline."""
+    """The messages of one rank of a pipeline; see the module."""
 
     def __init__(self, pipeline: Communicator, device: Device, stages: int) -> None:
         self._comm, self._device, self._stages = pipeline, device, stages
         self._shapes: dict[tuple[Link, object], list[Shape]] = {}
 
-    def send(self, link: Link, values: Sequence[Value], held: Mapping[str, Held], batch: MicroBatch, to: int) -> Arrival:
+    def send(
+        self, link: Link, values: Sequence[Value], held: Mapping[str, Held], batch: MicroBatch, to: int
+    ) -> Arrival:
         """Begin to send activations.
 
         Raises
@@ -70,7 +73,7 @@ class Wire:
         if key not in self._shapes:
             self._shapes[key] = shapes
             header = self._device.allocate(len(values) * (_MOST_AXES + 1), np.int64)
-            header.write(_packed(shapes, header.count))
+            header.write(_packed(values, shapes))
             requests.append(self._comm.start_send(header, to, self._tag(link, 1)))
         for value, shape, known in zip(values, shapes, self._shapes[key], strict=True):
             if shape != known:
@@ -80,16 +83,15 @@ class Wire:
                     where="parallel.cuts",
                     fix="cut the model elsewhere",
                 )
-        return self.start_send(link, held, to, requests)
+        return self._start_send(link, values, held, to, requests)
 
-    def start_send(self, link: Link, held: Mapping[str, Held], to: int, requests: Sequence[Request] = ()) -> Arrival:
-        """Begin to send values of which the receiver knows the shapes."""
-        started = [self._comm.start_send(each.buffer, to, self._tag(link)) for each in held.values()]
-        return Arrival(dict(held), [*requests, *started])
+    def send_gradients(self, link: Link, values: Sequence[Value], held: Mapping[str, Held], to: int) -> Arrival:
+        """Begin to send the gradients of activations, in whose shapes they are."""
+        return self._start_send(link, values, held, to, [])
 
-    def knows(self, link: Link, batch: MicroBatch) -> bool:
-        """Whether the shapes of what comes are known before it is sent."""
-        return (link, signature(batch)) in self._shapes
+    def knows(self, activations: Link, batch: MicroBatch) -> bool:
+        """Whether the shapes of what a link carries are known before it is sent."""
+        return (activations, signature(batch)) in self._shapes
 
     def receive(self, link: Link, values: Sequence[Value], batch: MicroBatch, source: int) -> Arrival:
         """Begin to receive activations; waits for their shapes if these are not known."""
@@ -98,14 +100,26 @@ class Wire:
             header = self._device.allocate(len(values) * (_MOST_AXES + 1), np.int64)
             self._comm.receive(header, source, self._tag(link, 1))
             self._shapes[key] = _unpacked(header.read(), len(values))
-        shapes = {value.name: shape for value, shape in zip(values, self._shapes[key], strict=True)}
-        return self.start_receive(link, values, shapes, source)
+        return self._start_receive(link, values, self._shapes[key], source)
 
-    def start_receive(self, link: Link, values: Sequence[Value], shapes: Mapping[str, Shape], source: int) -> Arrival:
-        """Begin to receive values of known shapes."""
+    def receive_gradients(
+        self, link: Link, activations: Link, sent: Sequence[Value], batch: MicroBatch, source: int
+    ) -> Arrival:
+        """Begin to receive gradients of what this rank has `sent` over the link `activations`."""
+        shapes = self._shapes[activations, signature(batch)]
+        pairs = [(value, shape) for value, shape in zip(sent, shapes, strict=True) if value.gradient]
+        return self._start_receive(link, [value for value, _ in pairs], [shape for _, shape in pairs], source)
+
+    def _start_send(
+        self, link: Link, values: Sequence[Value], held: Mapping[str, Held], to: int, requests: Sequence[Request]
+    ) -> Arrival:
+        sent = {value.name: held[value.name] for value in values}
+        started = [self._comm.start_send(each.buffer, to, self._tag(link)) for each in sent.values()]
+        return Arrival(sent, [*requests, *started])
+
+    def _start_receive(self, link: Link, values: Sequence[Value], shapes: Sequence[Shape], source: int) -> Arrival:
         arrival = Arrival({})
-        for value in values:
-            shape = shapes[value.name]
+        for value, shape in zip(values, shapes, strict=True):
             buffer = self._device.allocate(int(np.prod(shape, dtype=np.int64)), np.dtype(value.dtype))
             arrival.values[value.name] = Held(buffer, shape)
             arrival.requests.append(self._comm.start_receive(buffer, source, self._tag(link)))
@@ -121,14 +135,20 @@ def signature(batch: MicroBatch) -> object:
     return tuple((name, array.shape) for name, array in sorted(batch.arrays.items()))
 
 
-def _packed(shapes: Sequence[Shape], count: int) -> np.ndarray[Any, np.dtype[np.int64]]:
+def _packed(values: Sequence[Value], shapes: Sequence[Shape]) -> npt.NDArray[np.int64]:
     rows = np.zeros((len(shapes), _MOST_AXES + 1), np.int64)
-    for row, shape in zip(rows, shapes, strict=True):
+    for row, value, shape in zip(rows, values, shapes, strict=True):
+        if len(shape) > _MOST_AXES:
+            raise UserError(
+                f"{value.name!r} has {len(shape)} axes, and a stage sends values of {_MOST_AXES} at most",
+                where="parallel.cuts",
+                fix="cut the model elsewhere",
+            )
         row[0] = len(shape)
         row[1 : 1 + len(shape)] = shape
-    return rows.reshape(count)
+    return rows.reshape(-1)
 
 
-def _unpacked(header: np.ndarray[Any, np.dtype[np.int64]], values: int) -> list[Shape]:
+def _unpacked(header: npt.NDArray[np.int64], values: int) -> list[Shape]:
     rows = header.reshape(values, _MOST_AXES + 1).tolist()
     return [tuple(row[1 : 1 + row[0]]) for row in rows]
