@@ -23,8 +23,8 @@ from ortflow.workflow.graph.autodiff.reverse import differentiate
 from ortflow.workflow.graph.intake.source import Source, read_source
 from ortflow.workflow.graph.objective.loss import output_of
 from ortflow.workflow.graph.optimize import rewrites
-from ortflow.workflow.graph.stages.derivative import gradient_from_next, gradient_of
 from ortflow.workflow.graph.types import LOSS_SUM, with_kernels_of
+from ortflow.workflow.parallel.stage import gradient_from_next, gradient_of
 from ortflow.workflow.spec.run import RunSpec
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "examples" / "gpt"))

@@ -1,7 +1,6 @@
 """Builds the graphs of a pipeline's stages from the forward graph of the whole model.
 
-Called by step `configure` on one rank, once for each part of a horizontally divided model. Writes only in
-`StageGraphs.write`. `docs/architecture.md` describes the steps in between.
+Called by step `configure` on one rank, once for each part of a horizontally divided model. Writes nothing itself.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ import onnx
 from ortflow.workflow.errors import UserError
 from ortflow.workflow.graph.autodiff.compose import compose
 from ortflow.workflow.graph.autodiff.expand import make_differentiable
-from ortflow.workflow.graph.ir import shapes
+from ortflow.workflow.graph.ir import collective, shapes
 from ortflow.workflow.graph.ir.edit import replace
 from ortflow.workflow.graph.ir.order import prune
 from ortflow.workflow.graph.optimize import rewrites
@@ -29,6 +28,7 @@ from ortflow.workflow.graph.stages.pieces import Piece, cut_graph
 from ortflow.workflow.graph.types import LOSS_SUM, with_kernels_of
 from ortflow.workflow.kernels.graph import with_kernels
 from ortflow.workflow.parallel.stage import Stage, StageSet, Value
+from ortflow.workflow.rundir import write_atomically
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class StageGraphs:
 
     stages: StageSet
     files: dict[Path, bytes]
-    """Path -> content; those of `with_kernels_of` have our own operators."""
+    """Path -> content. Graphs of `with_kernels_of` have our own operators; the description of the set comes last."""
     cuts: list[list[str]]
     """The tensors at which the model was cut."""
     trained: tuple[str, ...]
@@ -46,10 +46,9 @@ class StageGraphs:
     """Lines for the log."""
 
     def write(self) -> None:
-        """Write the graphs, then stages.json."""
+        """Write the files, their description last."""
         for path, content in self.files.items():
-            path.write_bytes(content)
-        self.stages.save()
+            write_atomically(path, content)
 
 
 @dataclass(frozen=True)
@@ -148,7 +147,10 @@ def build_stages(
     files: dict[Path, bytes] = {}
     for number in range(count):
         files |= _training_files(made, number, pieces[number], derivatives[number], division, weights)
+        if collective.has_collectives(eval_pieces[number].model):
+            collective.finish(eval_pieces[number].model)
         files[made.eval(number)] = _bytes(eval_pieces[number].model)
+    files[made.description] = made.to_bytes()
     reached = {name for derivative in derivatives for name in derivative.trained}
     notes += _notes(cuts, made)
     return StageGraphs(made, files, cuts, tuple(name for name in trained if name in reached), tuple(notes))
@@ -169,6 +171,9 @@ def _training_files(
         both = compose(form)
         results_first(both.graph)
         forward, backward = halves(both, ends, [name for name in weights if name not in moving], moving)
+        for graph in (forward, backward, both):
+            if collective.has_collectives(graph):
+                collective.finish(graph)
         files[of(made.forward(number))] = _bytes(forward)
         if backward.graph.output:
             files[of(made.backward(number))] = _bytes(backward)

@@ -1,10 +1,10 @@
 """The order in which the ranks of a pipeline work through the micro-batches of a step. Pure.
 
-A model is cut into `chunks` x `ranks` stages. Rank r has the stages r, r + ranks, r + 2 ranks and so on, one for each of
-its chunks. GPipe (Huang et al. 2019) runs all forward passes before the first backward pass. 1F1B (PipeDream, Narayanan
-et al. 2019) runs a backward pass as soon as there is one, so that a rank keeps the activations of no more micro-batches
-than there are stages from it to the last. Interleaved 1F1B (Narayanan et al. 2021) does the same with several chunks,
-which makes the bubble shorter by their number.
+A model is cut into `chunks` x `ranks` stages. Rank r has the stages r, r + ranks, r + 2 ranks and so on, one for each
+of its chunks. GPipe (Huang et al. 2019) runs all forward passes before the first backward pass. 1F1B (PipeDream,
+Narayanan et al. 2019) runs a backward pass as soon as there is one, so that a rank keeps the activations of no more
+micro-batches than there are stages from it to the last. Interleaved 1F1B (Narayanan et al. 2021) does the same with
+several chunks, which makes the bubble shorter by their number.
 """
 
 from __future__ import annotations

@@ -11,7 +11,15 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from ortflow.workflow.rundir import write_atomically
+
+def gradient_of(value: str) -> str:
+    """Name of the output of a stage's backward graph for a value that it receives, or a parameter."""
+    return f"{value}_grad"
+
+
+def gradient_from_next(value: str) -> str:
+    """Name of the input of a stage's backward graph for a value that it sends."""
+    return f"{value}_grad.next"
 
 
 @dataclass(frozen=True)
@@ -96,18 +104,23 @@ class StageSet:
         """Forward and backward pass of the last stage as one graph."""
         return self.root / f"stage{stage:02}.train.onnx"
 
+    @property
+    def description(self) -> Path:
+        """What `load` reads."""
+        return self.root / "stages.json"
+
     def eval(self, stage: int) -> Path:
         """The stage of the evaluation graph."""
         return self.root / f"stage{stage:02}.eval.onnx"
 
-    def save(self) -> None:
-        """Write stages.json."""
+    def to_bytes(self) -> bytes:
+        """The content of `description`."""
         data = {"ranks": self.ranks, "stages": [asdict(stage) for stage in self.stages]}
-        write_atomically(self.root / "stages.json", (json.dumps(data, indent=1) + "\n").encode())
+        return (json.dumps(data, indent=1) + "\n").encode()
 
     @classmethod
     def load(cls, root: Path) -> StageSet:
-        """The set that `save` left in `root`; FileNotFoundError if there is none."""
+        """The set whose `description` lies in `root`; FileNotFoundError if there is none."""
         data = json.loads((root / "stages.json").read_text(encoding="utf-8"))
         return cls(root, tuple(_stage(each) for each in data["stages"]), data["ranks"])
 

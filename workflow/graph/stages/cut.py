@@ -15,6 +15,7 @@ from dataclasses import dataclass
 import onnx
 
 from ortflow.workflow.errors import UserError
+from ortflow.workflow.graph.domains import CPU_DOMAIN
 from ortflow.workflow.graph.ir import walk
 from ortflow.workflow.graph.ir.order import needed_by
 
@@ -99,7 +100,8 @@ def free_nodes(graph: onnx.GraphProto, weights: Collection[str]) -> set[int]:
     for place, node in enumerate(graph.node):
         read = walk.inputs(node)
         kinds = {sources[name] for name in read if name in sources}
-        if node.op_type in HEAVY | DRAWING or len(kinds) > 1 or not dependent.isdisjoint(read):
+        once = node.op_type in HEAVY | DRAWING or node.domain == CPU_DOMAIN
+        if once or len(kinds) > 1 or not dependent.isdisjoint(read):
             dependent.update(node.output)
             continue
         found.add(place)

@@ -16,6 +16,7 @@ from ortflow.workflow.graph.autodiff.reverse import LOSS_GRADIENT, vector_jacobi
 from ortflow.workflow.graph.ir import shapes
 from ortflow.workflow.graph.stages.pieces import Piece
 from ortflow.workflow.graph.types import LOSS_SUM
+from ortflow.workflow.parallel.stage import gradient_from_next
 
 
 @dataclass(frozen=True)
@@ -29,16 +30,6 @@ class Derivative:
     """Values from the stage before whose gradients go back to it, those that it only passes on included."""
     roots: tuple[str, ...]
     """Names of the gradients that the backward pass begins with."""
-
-
-def gradient_of(value: str) -> str:
-    """Name of the output of a stage's backward graph for a value that it receives, or a parameter."""
-    return f"{value}_grad"
-
-
-def gradient_from_next(value: str) -> str:
-    """Name of the input of a stage's backward graph for a value that it sends."""
-    return f"{value}_grad.next"
 
 
 def carries_gradient(model: onnx.ModelProto, trained: Collection[str]) -> frozenset[str]:
