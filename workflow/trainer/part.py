@@ -187,7 +187,7 @@ class PartTrainer(ZeroTrainer):
         self._running.copy_from(self._parameters.slice(*self._state_span))
         self._statistics.copy_from(self._running)
         tail = self._pass([batch], [seed])
-        loss = HostBuffer(np.array([tail[0] if self._ranks.speaks else 0.0]))
+        loss = HostBuffer(np.array([tail[0] if self._ranks.speaks else 0.0], np.float64))
         self._ranks.replica.all_reduce(loss)
         return float(loss.array[0]), self._gradients
 
