@@ -10,8 +10,10 @@ from dataclasses import replace
 
 from ortflow.workflow.comm import Communicator
 from ortflow.workflow.comm.grid import GridRanks
+from ortflow.workflow.errors import UserError
 from ortflow.workflow.graph.types import GraphSet
-from ortflow.workflow.parallel.division import NAME, Division, folder_of
+from ortflow.workflow.parallel.division import CHANNEL, NAME, Division, folder_of
+from ortflow.workflow.sessions.collectives import connect
 from ortflow.workflow.sessions.session import Sessions
 from ortflow.workflow.spec.run import RunSpec
 from ortflow.workflow.trainer import Report
@@ -29,6 +31,14 @@ def open_divided(
     division = Division.from_json(graphs.index, json.loads((graphs.root / NAME).read_text(encoding="utf-8")))
     holding = division.of(ranks.place)
     here = replace(graphs, root=folder_of(graphs.root, ranks.place.part), index=holding.index)
+    if spec.parallel.horizontal > 1:
+        if sessions.library is None:
+            raise UserError(
+                f"is {spec.parallel.horizontal}, and this machine has no kernels of ortflow's, which sum over parts",
+                where="parallel.horizontal",
+                fix="install a C compiler (pip install 'ortflow[kernels]'), or set it to 1",
+            )
+        connect(sessions.library, {CHANNEL: ranks.parts})
     kind = StageTrainer if spec.parallel.pipeline > 1 else PartTrainer
     part = kind(here, spec, sessions, ranks, division, report)
     whole = FileTensors(graphs.initial)
