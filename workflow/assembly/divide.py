@@ -15,6 +15,7 @@ import onnx
 
 from ortflow.workflow.assembly.stages import Division as Stages
 from ortflow.workflow.assembly.stages import build_stages
+from ortflow.workflow.errors import UserError
 from ortflow.workflow.graph.division.divide import divide as divide_layers
 from ortflow.workflow.graph.ir.collective import finish, has_collectives
 from ortflow.workflow.graph.types import LOSS_SUM, with_kernels_of
@@ -22,6 +23,7 @@ from ortflow.workflow.layout import FlatIndex, Tensor
 from ortflow.workflow.parallel.division import CHANNEL, NAME, Division, Holding, folder_of
 from ortflow.workflow.parallel.grid import Grid
 from ortflow.workflow.parallel.region import WHOLE, Region
+from ortflow.workflow.parallel.ties import ties
 from ortflow.workflow.rundir import write_atomically
 from ortflow.workflow.spec.run import RunSpec
 
@@ -123,7 +125,13 @@ def divide(
             held.append([Held(names, {n: regions[n] for n in names if n in regions}) for names in tensors])
         notes += lines if not part else ()
     ordered = [held[part][stage] for stage in range(section.pipeline) for part in range(section.horizontal)]
-    return Divided(division_of(whole, spec.grid, ordered), files, notes)
+    try:
+        division = division_of(whole, spec.grid, ordered)
+        for rank in range(spec.grid.world_size):
+            ties(division, spec.grid.place(rank))
+    except ValueError as error:
+        raise UserError(str(error), where="parallel", fix="set pipeline or horizontal to 1") from error
+    return Divided(division, files, notes)
 
 
 def _part_of(

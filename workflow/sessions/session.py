@@ -274,7 +274,8 @@ class Binding:
         self.run()
         places = {name: place for place, name in enumerate(self._bound)}
         made = self._binding.get_outputs() if outputs else []
-        values = {name: made[places[name]] for name in outputs}
+        # The binding's own values do not outlive it being tied anew.
+        values = {name: onnxruntime.OrtValue.ortvalue_from_numpy(made[places[name]].numpy()) for name in outputs}
         # Otherwise the binding would keep them alive, and the next run would write over them.
         self._untie(outputs)
         return values

@@ -8,6 +8,8 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 
+import numpy as np
+
 from ortflow.workflow.comm import Communicator
 from ortflow.workflow.comm.grid import GridRanks
 from ortflow.workflow.errors import UserError
@@ -43,7 +45,8 @@ def open_divided(
     part = kind(here, spec, sessions, ranks, division, report)
     whole = FileTensors(graphs.initial)
     for entry in holding.index:
-        part.set_values(entry.name, holding.region(entry.name).of(whole[entry.name]))
+        mine = holding.region(entry.name).of(whole[entry.name])
+        part.set_values(entry.name, np.ascontiguousarray(mine, np.float32).reshape(-1))
     if communicator.rank == 0:
         report.note(_words(division))
     return DividedTrainer(graphs, spec, sessions, ranks, division, part, report)
