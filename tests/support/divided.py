@@ -100,11 +100,10 @@ def divide_all(
 def off(found: Arrays, expected: Arrays) -> dict[str, float]:
     """Largest difference of each value, relative to the expected one's largest element."""
     assert found.keys() == expected.keys()
-    return {
-        name: float(
-            np.abs(found[name] - expected[name]).max(initial=0) / max(np.abs(expected[name]).max(initial=0), 1e-30)
-        )
-        if np.abs(expected[name]).max(initial=0) > 1e-7
-        else float(np.abs(found[name]).max(initial=0))
-        for name in expected
-    }
+    differences = {}
+    for name, value in expected.items():
+        size = float(np.abs(value).max(initial=0))
+        difference = float(np.abs(found[name] - value).max(initial=0))
+        # Below that, rounding is all there is.
+        differences[name] = difference / size if size > 1e-7 else difference
+    return differences

@@ -16,9 +16,9 @@ class Unsupported(Exception):
 class Indivisible(Unsupported):
     """A length is not a multiple of the number of parts."""
 
-    def __init__(self, length: int, parts: int, seed: int | None = None, *, heads: bool = False) -> None:
+    def __init__(self, length: int, parts: int, seed: int | None = None) -> None:
         super().__init__(f"{length} is not divisible by {parts}")
-        self.length, self.seed, self.heads = length, seed, heads
+        self.length, self.seed = length, seed
 
 
 class Reblock(Exception):
@@ -38,6 +38,8 @@ class Cut:
     """Lengths; each divided evenly, unless there is one block alone (a vocabulary)."""
     seed: int | None = field(default=None, compare=False)
     """Place of the node whose columns these are, as long as the axis is just theirs."""
+    varies: bool = False
+    """Whether the number of blocks varies (a batch of heads): the blocks are those of a trial."""
 
     @property
     def length(self) -> int:
@@ -47,6 +49,10 @@ class Cut:
     def at(self, axis: int) -> Cut:
         """The same along another axis."""
         return replace(self, axis=axis)
+
+    def is_even(self, parts: int) -> bool:
+        """Whether all parts are equally long."""
+        return not any(block % parts for block in self.blocks)
 
     def region(self, part: int, parts: int) -> Region:
         """What a part has of it."""
@@ -71,11 +77,11 @@ def even(axis: int, blocks: Sequence[int], parts: int, seed: int | None = None) 
     return Cut(axis, tuple(blocks), seed)
 
 
-def reshaped(cut: Cut, old: Sequence[int], new: Sequence[int], parts: int) -> Cut:
+def reshaped(cut: Cut, old: Sequence[int], new: Sequence[int], parts: int, *, propose: bool = True) -> Cut:
     """The cut behind a Reshape from one shape to another.
 
-    Each part's elements have to be some of the new shape along one axis. Raises Unsupported, Indivisible where the
-    number of parts is the reason, and Reblock where columns are taken apart into two or three first.
+    Each part's elements have to be some of the new shape along one axis. Raises Unsupported, Indivisible if the number
+    of parts is the reason, and, if it may `propose`, Reblock where columns are taken apart into two or three first.
     """
     start, first, group_old, group_new = _group(cut.axis, old, new)
     place = cut.axis - first
@@ -88,7 +94,7 @@ def reshaped(cut: Cut, old: Sequence[int], new: Sequence[int], parts: int) -> Cu
         raise Unsupported("blocks of unequal lengths are reshaped")
     # Rows of the group that are divided alike, one behind the other.
     outer = math.prod(group_old[:place]) * len(cut.blocks)
-    if cut.seed is not None and len(cut.blocks) == 1 and group_new[0] in (2, 3) and len(group_new) > 1:
+    if propose and cut.seed is not None and len(cut.blocks) == 1 and group_new[0] in (2, 3) and len(group_new) > 2:
         raise Reblock(cut.seed, (cut.length // group_new[0],) * group_new[0])
     before = 1
     for axis, size in enumerate(group_new):
@@ -97,7 +103,7 @@ def reshaped(cut: Cut, old: Sequence[int], new: Sequence[int], parts: int) -> Cu
                 raise Unsupported("a Reshape mixes the parts")
             blocks = outer // before
             if size // blocks % parts:
-                raise Indivisible(size // blocks, parts, cut.seed, heads=True)
+                raise Indivisible(size // blocks, parts, cut.seed)
             return Cut(start + axis, (size // blocks,) * blocks)
         before *= size
     raise Unsupported("a Reshape mixes the parts")

@@ -115,15 +115,15 @@ def _refuse(
 ) -> None:  # fmt: skip
     """Raises UserError if nothing but the length is in the way."""
     try:
-        _Search(facts, weights, linears, taken, 1).layer(row)
+        _, plan = _Search(facts, weights, linears, taken, 1).layer(row)
     except Unsupported:
         return
-    what = f"{error.length} heads" if error.heads else f"a width of {error.length}"
+    heads = next((length for length in plan.heads if length % parts), None)
+    what = f"{heads} heads, which are" if heads else f"a width of {error.length}, which is"
     raise UserError(
-        f"is {parts}, and the layer that ends with the weight {weights.of[row]!r} has {what}, which"
-        f" {'are' if error.heads else 'is'} not divisible by it",
+        f"is {parts}, and the layer that ends with the weight {weights.of[row]!r} has {what} not divisible by it",
         where="parallel.horizontal",
-        fix=f"use a divisor of {error.length}, or list the weight under `parallel.whole`",
+        fix=f"use a divisor of {heads or error.length}, or list the weight under `parallel.whole`",
     )
 
 
@@ -136,21 +136,20 @@ class _Search:
     def layer(self, row: int) -> tuple[dict[int, tuple[int, ...]], Plan]:
         """The columns and the changes of the layer that ends in a product. Raises Unsupported."""
         left: set[int] = set()
+        first: Indivisible | None = None
         while True:
             try:
                 return self._closed(row, left)
             except Indivisible as error:
                 # A few heads of keys and values that all heads of queries share stay whole.
+                first = first or error
                 if error.seed is None or error.seed in left:
-                    raise
+                    raise first from None
                 left.add(error.seed)
-                try:
-                    return self._closed(row, left)
-                except Indivisible as further:
-                    if further.seed is None or further.seed in left:
-                        raise error from None
-                except Unsupported:
-                    raise error from None
+            except Unsupported:
+                if first is not None:
+                    raise first from None
+                raise
 
     def _closed(self, row: int, left: Collection[int]) -> tuple[dict[int, tuple[int, ...]], Plan]:
         """Layers that share a divided value are one."""
@@ -181,8 +180,13 @@ class _Search:
         except Reblock as proposal:
             try:
                 return self._attempt(seeds, {**blocks, proposal.seed: proposal.blocks}, refused)
-            except Unsupported:
-                return self._attempt(seeds, blocks, refused | {proposal.seed})
+            except Unsupported as error:
+                try:
+                    return self._attempt(seeds, blocks, refused | {proposal.seed})
+                except Indivisible:
+                    raise
+                except Unsupported:
+                    raise error from None
 
     def _axis(self, seed: int) -> int:
         shape = self._facts.shape(self._facts.nodes[seed].output[0])

@@ -35,6 +35,8 @@ class Plan:
     """SoftmaxCrossEntropyLoss nodes over divided classes."""
     lookups: dict[int, Cut] = field(default_factory=dict)
     """Gather nodes of tables whose rows are divided."""
+    heads: list[int] = field(default_factory=list)
+    """Lengths of the axes that widths are taken apart into."""
     gathered: dict[str, Cut] = field(default_factory=dict)
     """Divided values that are put together behind the node that makes them."""
 

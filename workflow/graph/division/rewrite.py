@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import onnx
@@ -181,26 +181,39 @@ class Rewrite:
     def _sizes(self, name: str, axis: int, cut: Cut) -> str:
         """A list of sizes with this part's length in it, unless the length is left open there."""
         write = self._write
-        local, listed = cut.local(write.part, write.parts), self._facts.constant(name)
+        even, listed = cut.is_even(write.parts), self._facts.constant(name)
+        local = cut.local(write.part, write.parts)
         if listed is not None:
             sizes = [int(size) for size in listed]
             if axis < len(sizes) and sizes[axis] > 0:
-                sizes[axis] = local
+                sizes[axis] = sizes[axis] // write.parts if even else local
             return write.ints(*sizes)
         rank = self._facts.shape(name)
         assert rank is not None
         here = write.constant([place == axis for place in range(rank[0])], "bool")
         given = write("And", here, write("Greater", name, write.constant(0, "int64")))
-        return write("Where", given, write.constant(local, "int64"), name)
+        here_local = write("Div", name, write.ints(write.parts)) if even else write.constant(local, "int64")
+        return write("Where", given, here_local, name)
+
+    def _lengths(self, listed: str, axes: Sequence[int], cut: Cut, output: str | None = None) -> str:
+        """Sizes of the whole, from those of this part's share along some axes."""
+        write = self._write
+        here = write.constant([axis == cut.axis for axis in axes], "bool")
+        even = cut.is_even(write.parts)
+        whole = write("Mul", listed, write.ints(write.parts)) if even else write.constant(cut.length, "int64")
+        return write("Where", here, whole, listed, output=output)
 
     def _size(self, node: onnx.NodeProto, cut: Cut) -> None:
         """What computes with sizes computes with those of the whole."""
         write, output = self._write, node.output[0]
         flags = attributes_of(node)
-        local = cut.local(write.part, write.parts)
         if node.op_type == "Size":
             node.output[0] = write.fresh("Size")
             write.keep(node)
+            if cut.is_even(write.parts):
+                write("Mul", node.output[0], write.constant(write.parts, "int64"), output=output)
+                return
+            local = cut.local(write.part, write.parts)
             rest = write("Div", node.output[0], write.constant(local, "int64"))
             write("Mul", rest, write.constant(cut.length, "int64"), output=output)
             return
@@ -212,8 +225,7 @@ class Rewrite:
             return
         node.output[0] = write.fresh("Shape")
         write.keep(node)
-        here = write.constant([axis == cut.axis for axis in listed], "bool")
-        write("Where", here, write.constant(cut.length, "int64"), node.output[0], output=output)
+        self._lengths(node.output[0], listed, cut, output)
 
     def _dropout(self, node: onnx.NodeProto, cut: Cut) -> None:
         """The part's share of the mask that the undivided graph draws."""
@@ -221,8 +233,7 @@ class Rewrite:
         value, output = node.input[0], node.output[0]
         shape = self._facts.shape(value)
         assert shape is not None
-        here = write.constant([axis == cut.axis for axis in range(len(shape))], "bool")
-        whole = write("Where", here, write.constant(cut.length, "int64"), write("Shape", value))
+        whole = self._lengths(write("Shape", value), range(len(shape)), cut)
         one = numpy_helper.from_array(np.ones(1, np.float32))
         node.input[0] = write("ConstantOfShape", whole, value=one)
         node.output[0] = write.fresh("kept")

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
+from itertools import pairwise
 
 import onnx
 
-from ortflow.workflow.graph.division.cut import Cut, Reblock, Unsupported, reshaped
+from ortflow.workflow.graph.division.cut import Cut, Reblock, reshaped
 from ortflow.workflow.graph.division.spread import Given, Spread, rule
 from ortflow.workflow.graph.domains import MICROSOFT
 from ortflow.workflow.graph.ir.edit import attributes_of
@@ -74,7 +76,7 @@ def _clip(s: Spread, place: int, node: onnx.NodeProto, given: Given) -> Made:
 @rule("Dropout")
 def _dropout(s: Spread, place: int, node: onnx.NodeProto, given: Given) -> Made:
     # `rewrite` draws the mask of the whole and takes this part's share of it.
-    if any(given[1:]):
+    if any(given[1:]) or given[0] is None or given[0].varies:
         raise s.unsupported(node)
     return [given[0]] * len(node.output)
 
@@ -155,16 +157,13 @@ def _reshape(s: Spread, place: int, node: onnx.NodeProto, given: Given) -> Made:
     cut = given[0]
     if cut is None or any(given[1:]):
         raise s.unsupported(node)
-    try:
-        made = reshaped(cut, s.shape(node.input[0]), s.shape(node.output[0]), s.parts)
-    except Reblock as proposal:
-        if proposal.seed not in s.refused:
-            raise
-        made = reshaped(Cut(cut.axis, cut.blocks), s.shape(node.input[0]), s.shape(node.output[0]), s.parts)
-    if s.facts.size(node.output[0], made.axis) is None:
-        raise Unsupported(f"the length of what the {node.op_type} makes varies")
+    shapes = s.shape(node.input[0]), s.shape(node.output[0])
+    made = reshaped(cut, *shapes, s.parts, propose=cut.seed not in s.refused)
+    made = replace(made, varies=s.facts.size(node.output[0], made.axis) is None)
     if node.op_type == "Reshape":
         s.plan.sizes[place, 1] = made.axis, made
+    if len(shapes[0]) < len(shapes[1]) and made.seed is None and not made.varies:
+        s.plan.heads.append(made.length)
     return [made]
 
 
@@ -222,7 +221,7 @@ def _concat(s: Spread, place: int, node: onnx.NodeProto, given: Given) -> Made:
         raise s.unsupported(node)
     (place_of_cut,) = found
     if place_of_cut == axis:
-        if not all(given):
+        if not all(given) or any(cut.varies for cut in given if cut is not None):
             raise s.unsupported(node)
         return [Cut(axis, tuple(block for cut in given if cut is not None for block in cut.blocks))]
     cuts = {cut for cut in given if cut is not None}
@@ -253,11 +252,11 @@ def _split(s: Spread, place: int, node: onnx.NodeProto, given: Given) -> Made:
 def _blocks(s: Spread, node: onnx.NodeProto, cut: Cut, start: int, stop: int, sizes: tuple[int, ...]) -> Cut:
     """The whole blocks of a range along a divided axis. Proposes to cut at its ends if there is none."""
     edges = [sum(cut.blocks[:i]) for i in range(len(cut.blocks) + 1)]
-    if start in edges and stop in edges:
+    if start in edges and stop in edges and not cut.varies:
         blocks = cut.blocks[edges.index(start) : edges.index(stop)]
         if blocks:
             return Cut(cut.axis, blocks)
-    if cut.seed is not None and len(cut.blocks) == 1 and cut.seed not in s.refused:
+    if cut.seed is not None and len(cut.blocks) == 1 and cut.seed not in s.refused and not cut.varies:
         raise Reblock(cut.seed, sizes)
     raise s.unsupported(node)
 
@@ -280,7 +279,7 @@ def _slice(s: Spread, place: int, node: onnx.NodeProto, given: Given) -> Made:
     if (start, stop) == (0, cut.length):
         return [cut]
     edges = sorted({0, start, stop, cut.length, *_other_edges(s, node, cut)})
-    sizes = tuple(end - begin for begin, end in zip(edges, edges[1:], strict=False))
+    sizes = tuple(end - begin for begin, end in pairwise(edges))
     made = _blocks(s, node, cut, start, stop, sizes)
     s.plan.lists[place, 1], s.plan.lists[place, 2] = (start,), (stop,)
     return [made]

@@ -105,7 +105,9 @@ class Spread:
         self.plan.copies.add((place, slot))
 
     def demand(self, place: int, slot: int, cut: Cut) -> None:
-        """An undivided input is read in part."""
+        """An undivided input is read in part. Raises Unsupported if the part's place varies."""
+        if cut.varies:
+            raise Unsupported("the length of a divided axis varies")
         self.plan.slices[place, slot] = cut
 
     def shape(self, value: str) -> tuple[int, ...]:
