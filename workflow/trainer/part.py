@@ -97,7 +97,7 @@ class PartTrainer(ZeroTrainer):
     def _counted_spans(self) -> Iterator[tuple[int, int]]:
         """Elements of what this rank updates that the sum of all squares counts here; neighbours joined."""
         trained = [entry for entry in self.index if entry.tensor.group in TRAINED]
-        edges = [*(entry.offset for entry in trained[1:]), self.index.trained]
+        edges = [*(entry.offset for entry in trained), self.index.trained][1:]
         start, stop = self._own.start, self._own.stop
         open_at: int | None = None
         for entry, end in zip(trained, edges, strict=True):
