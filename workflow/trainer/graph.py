@@ -246,14 +246,11 @@ class GraphTrainer(Trainer):
         self._feed(binding, batch, seed)
         # Dropout's masks come from ONNX Runtime's global generator: seeded each run, a resumed run repeats them.
         onnxruntime.set_seed(seed)
-        self._run(binding)
+        binding.run()
         tail = np.zeros(TAIL, np.float32)
         tail[:2] = self._sums.read()
         tail[2] = batch.count
         return tail
-
-    def _run(self, binding: Binding) -> None:
-        binding.run()
 
     def _adopt_statistics(self) -> None:
         state = self._here.slice(*self._state_span)
@@ -349,7 +346,7 @@ class GraphTrainer(Trainer):
             if batch.count:
                 place = number * self._comm.world_size + self._comm.rank
                 self._feed(self._evaluation, batch, evaluation_seed(self._spec.seed, place))
-                self._run(self._evaluation)
+                self._evaluation.run()
                 sums[: len(names)] += self._metric_sums.read()
                 sums[len(names)] += batch.count
         self.give_memory_back()
