@@ -13,6 +13,8 @@ PLACE = ("device", "instructions", "library", "threads")
 """What another machine has otherwise: a curve then goes on to rounding, as with another number of ranks.
 
 All else changes only when somebody changes it: with the same of it and as many ranks, a curve goes on bit for bit."""
+LAYOUT = "layout"
+"""Key of the record: how the ranks divide the model. Who changes that wants another layout."""
 WORDS = {
     "kernels": "kernels",
     "package": "ONNX Runtime's package",
@@ -23,6 +25,7 @@ WORDS = {
     "instructions": "processor",
     "library": "compiled kernels",
     "threads": "threads a rank",
+    LAYOUT: "layout",
 }
 ASKED = "asked"
 """Key of the record: `resources.kernels`. Who changes that wants other kernels."""
@@ -62,7 +65,7 @@ def breaking(before: Mapping[str, str], now: Mapping[str, str], *, same_ranks: b
     With as many ranks, a curve goes on bit for bit. Another training graph is not a matter of rounding.
     """
     wanted = {"kernels"} if before.get(ASKED) != now.get(ASKED) else set()
-    spared = {*PLACE, *wanted}
+    spared = {*PLACE, *wanted, LAYOUT}
     return [
         difference
         for difference in differences(before, now)

@@ -142,7 +142,6 @@ def test_a_training_graph_gives_the_same_with_parameters_that_are_fetched(tmp_pa
     for path in (graphs.train, with_kernels_of(graphs.train)):
         plain = onnx.load(path)
         model, program = with_exchange(plain, found, shapes, CHANNEL)
-        onnx.checker.check_graph(plain.graph)
         rank = Rank(tensors, program)
         expected, got = rank.run(plain, {**batch, **tensors}), rank.run(model, batch)
         assert rank.order == list(range(len(program)))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import functools
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -198,6 +198,8 @@ class Binding:
         if device.kind == "cuda":
             self._queued.add_run_config_entry("disable_synchronize_execution_providers", "1")
         self._kept: dict[str, Any] = {}
+        self._bound: dict[str, None] = {}
+        """Outputs in the order in which they were tied, which ONNX Runtime keeps."""
         self._fed: dict[str, tuple[int, tuple[int, ...]]] = {}
         self.inputs = {value.name for value in session.get_inputs()}
         self.read_on_host = _read_on_host(session) if device.kind == "cuda" else frozenset[str]()
@@ -220,6 +222,7 @@ class Binding:
     def write_to(self, name: str, buffer: Buffer, shape: tuple[int, ...]) -> None:
         """Tie an output to a buffer."""
         self._kept[name] = buffer
+        self._bound.setdefault(name)
         self._binding.bind_output(
             name, self._device.kind, self._device.index, buffer.dtype, list(shape), buffer.pointer
         )
@@ -264,6 +267,27 @@ class Binding:
             if raised is not None:
                 raise raised from None
             raise self._device.failure(str(error)) if _ran_out(str(error)) else _refusal(str(error)) from error
+
+    def run_for(self, outputs: Sequence[str]) -> dict[str, onnxruntime.OrtValue]:
+        """Run the graph once; these outputs, none of which may be tied, each in memory of its own on the device."""
+        self._untie(outputs)
+        self.run()
+        places = {name: place for place, name in enumerate(self._bound)}
+        made = self._binding.get_outputs() if outputs else []
+        values = {name: made[places[name]] for name in outputs}
+        # Otherwise the binding would keep them alive, and the next run would write over them.
+        self._untie(outputs)
+        return values
+
+    def _untie(self, outputs: Sequence[str]) -> None:
+        for name in outputs:
+            self._bound.setdefault(name)
+            self._binding.bind_output(name, self._device.kind, self._device.index)
+
+    def release(self, inputs: Iterable[str]) -> None:
+        """Let go of the memory of inputs, which must be tied again before the next run."""
+        for name in inputs:
+            self._kept.pop(name, None)
 
     def fetch(self, outputs: Sequence[str]) -> list[npt.NDArray[Any]]:
         """Run the graph once; these outputs, none of which may be tied, as arrays on the host."""

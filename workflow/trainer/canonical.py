@@ -7,7 +7,7 @@ compute, so that a state is the same bits under every layout.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from functools import partial
 from itertools import zip_longest
@@ -98,10 +98,12 @@ class CanonicalState:
             start, stop = exchange.share(world.rank)
             self.shares[name] = Shard(HostBuffer(np.zeros(stop - start, local[name].dtype)), start, exchange.count)
 
-    def gather(self) -> None:
-        """Fill the shares from what the ranks hold."""
+    def gather(self, names: Collection[str] | None = None) -> None:
+        """Fill the shares from what the ranks hold; of the buffers of these names, or of all."""
         me = self._world.rank
         for name, exchange in self._exchanges.items():
+            if names is not None and name not in names:
+                continue
             held, saved = _Memory.of(self._local[name]), _Memory.of(self.shares[name])
             outgoing, incoming = partial(exchange.gathered, me), partial(exchange.gathered, saver=me)
             swap(self._world, outgoing, incoming, held.local, saved.to_whole)
@@ -114,6 +116,24 @@ class CanonicalState:
             outgoing, incoming = partial(exchange.scattered, me), partial(exchange.scattered, holder=me)
             swap(self._world, outgoing, incoming, saved.whole, held.to_local)
             held.done()
+
+
+def to_first(world: Communicator, shared: Shard) -> Buffer | None:
+    """The whole of a buffer on rank 0, given each rank's share of it; None on the others. Collective.
+
+    Its memory on rank 0 is that of the whole buffer.
+    """
+    if world.rank:
+        for start in range(0, shared.part.count, PIECE):
+            world.send(shared.part.slice(start, min(start + PIECE, shared.part.count)), 0)
+        return None
+    whole = HostBuffer(np.zeros(shared.count, shared.dtype))
+    whole.slice(shared.start, shared.stop).write(shared.part.read())
+    for rank in range(1, world.world_size):
+        first, last = share(shared.count, rank, world.world_size)
+        for start in range(first, last, PIECE):
+            world.receive(whole.slice(start, min(start + PIECE, last)), rank)
+    return whole
 
 
 def swap(

@@ -78,17 +78,24 @@ class GraphTrainer(Trainer):
         self._sums = device.allocate(2, np.float32)
         self._allocate_for_update()
 
+        self._open_passes()
+        self._metric_sums = device.allocate(len(self._metric_outputs), np.float32)
+        self._totals = device.allocate(len(self._metric_outputs) + TAIL, np.float64)
+        self._tie_metrics()
+        self._bind_update()
+
+    def _open_passes(self) -> None:
+        """The graphs of training and evaluation, tied to the buffers, and the names of the metrics' sums."""
         training = self._open_train()
         self._first = self._bind_training(training, self._gradients)
         self._further = self._bind_training(training, self._scratch) if self._scratch else self._first
-        self._evaluation = Binding(self._open_eval(), device)
+        self._evaluation = Binding(self._open_eval(), self._sessions.device)
         self._evaluation.read_tensors(self.index, self._here)
         self._metric_outputs = sorted(name for name in self._evaluation.outputs if name.startswith("ortflow."))
-        self._metric_sums = device.allocate(len(self._metric_outputs), np.float32)
-        self._totals = device.allocate(len(self._metric_outputs) + TAIL, np.float64)
+
+    def _tie_metrics(self) -> None:
         for place, name in enumerate(self._metric_outputs):
             self._evaluation.write_to(name, self._metric_sums.slice(place, place + 1), ())
-        self._bind_update()
 
     @property
     def _gradients_held(self) -> int:
@@ -345,15 +352,13 @@ class GraphTrainer(Trainer):
         for number, batch in enumerate(batches):
             if batch.count:
                 place = number * self._comm.world_size + self._comm.rank
-                self._feed(self._evaluation, batch, evaluation_seed(self._spec.seed, place))
-                self._evaluation.run()
-                sums[: len(names)] += self._metric_sums.read()
+                sums[: len(names)] += self._metrics_of(batch, evaluation_seed(self._spec.seed, place))
                 sums[len(names)] += batch.count
         self.give_memory_back()
         mine = control_values()
         sums[len(names) + 1 : len(names) + 1 + len(mine)] = mine
         self._totals.write(sums)
-        self._comm.all_reduce(self._totals)
+        self._sum_totals()
         totals = self._totals.read()
         metrics = ratios(dict(zip(names, totals.tolist(), strict=False)))
         for name in self._spec.onnx_model.metrics:
@@ -362,6 +367,14 @@ class GraphTrainer(Trainer):
                 metrics[name] = of_loss(metrics["loss"])
         end = len(names) + 1
         return EvaluationOutcome(metrics, round(totals[len(names)]), totals[end : end + len(mine)])
+
+    def _metrics_of(self, batch: MicroBatch, seed: int) -> npt.NDArray[np.float32]:
+        self._feed(self._evaluation, batch, seed)
+        self._run(self._evaluation)
+        return self._metric_sums.read()
+
+    def _sum_totals(self) -> None:
+        self._comm.all_reduce(self._totals)
 
     def memory(self) -> Mapping[str, int]:
         """Bytes of the flat buffers and of a checkpoint's copy, by part."""
@@ -387,12 +400,15 @@ class GraphTrainer(Trainer):
         self.give_memory_back()
         self.before_update = lambda: None
         self._moments = {}
-        del self._first, self._further, self._scaling
+        self._drop_passes()
         self._drop_update()
         del self._sync, self._gradients, self._statistics, self._tail, self._scratch
 
+    def _drop_passes(self) -> None:
+        del self._first, self._further
+
     def _drop_update(self) -> None:
-        del self._update
+        del self._update, self._scaling
 
     def export(
         self, path: Path, samples: Sequence[MicroBatch], tolerance: float | None, *, trial: bool = False

@@ -13,6 +13,8 @@ import numpy as np
 import numpy.typing as npt
 import onnx
 
+from ortflow.workflow.comm import Communicator
+from ortflow.workflow.device import Buffer
 from ortflow.workflow.device.shard import Shard
 from ortflow.workflow.graph.autodiff.compose import compose
 from ortflow.workflow.kernels.graph import with_kernels
@@ -34,7 +36,7 @@ class ZeroTrainer(GraphTrainer):
 
     def _allocate_for_update(self) -> None:
         device, spec, trained = self._sessions.device, self._spec, self.index.trained
-        start, stop = share(trained, self._comm.rank, self._comm.world_size)
+        start, stop = share(trained, self._sharers.rank, self._sharers.world_size)
         kept = moments(spec.train.optimizer)
         self._moments = {name: Shard(device.allocate(stop - start, np.float32), start, trained) for name in kept}
         self._each = spec.parallel.zero == 3 or (spec.parallel.zero == 2 and spec.accumulation > 1)
@@ -44,12 +46,17 @@ class ZeroTrainer(GraphTrainer):
         # Few parameters and many ranks: a rank without a share scales zeros.
         self._scaled = own if own.count else device.allocate(ALIGNMENT, np.float32)
         self._scratch = None if self._each or spec.accumulation == 1 else device.allocate(trained, np.float32)
-        if self._comm.rank == 0:
+        if spec.parallel.zero and self._comm.rank == 0:
             self._report.note(
                 f"ZeRO stage {spec.parallel.zero}: {len(kept)} moments x {ITEM} bytes x {trained} parameters "
                 f"/ {self._comm.world_size} ranks = {len(kept) * ITEM * trained / self._comm.world_size:.0f} bytes, "
                 f"{sum(moment.part.count for moment in self._shards) * ITEM} allocated on rank 0"
             )
+
+    @property
+    def _sharers(self) -> Communicator:
+        """The ranks among which the moments are shared out."""
+        return self._comm
 
     @property
     def _shards(self) -> list[Shard]:
@@ -94,7 +101,7 @@ class ZeroTrainer(GraphTrainer):
     def _lamb(self, optimizer: Lamb, mine: Sequence[Piece], tensors: int) -> list[Callable[[], None]]:
         """Trust ratios are of whole tensors, of which a rank may have a piece: their norms are sums over the ranks."""
         sums = self._sessions.device.allocate(2 * tensors, np.float64)
-        add = [lambda: sums.fill(0), lambda: self._comm.all_reduce(sums)]
+        add = [lambda: sums.fill(0), lambda: self._sum_norms(sums)]
         if not mine:
             return add
         change = self._bind_pieces(self._open(change_graph(optimizer, mine)), mine, self._own)
@@ -109,31 +116,47 @@ class ZeroTrainer(GraphTrainer):
             apply.read_from(name, sums.slice(place, place + tensors), (tensors,))
         return [add[0], change.run, add[1], apply.run]
 
+    def _sum_norms(self, sums: Buffer) -> None:
+        """Squares of the weights of all tensors, then of their changes, over the ranks."""
+        self._comm.all_reduce(sums)
+
     def _add_up(self, batches: Sequence[MicroBatch], seeds: Sequence[int]) -> npt.NDArray[np.float32]:
         if not self._each:
-            tail = super()._add_up(batches, seeds)
-            self._comm.reduce_scatter(self._gradients)
+            tail = self._pass(batches, seeds)
+            self._reduce_gradients()
             return tail
         self._own.part.fill(0)
         tail = np.zeros(TAIL, np.float32)
         for batch, seed in zip(batches, seeds, strict=True):
-            tail += super()._add_up([batch], [seed])
-            self._comm.reduce_scatter(self._gradients)
+            tail += self._pass([batch], [seed])
+            self._reduce_gradients()
             self._own.part.add(self._gradients.slice(self._own.start, self._own.stop))
         return tail
+
+    def _pass(self, batches: Sequence[MicroBatch], seeds: Sequence[int]) -> npt.NDArray[np.float32]:
+        """Gradients of this rank's micro-batches, without those of others, and their sums."""
+        return super()._add_up(batches, seeds)
+
+    def _reduce_gradients(self) -> None:
+        """The sum over the ranks of what this one updates."""
+        self._comm.reduce_scatter(self._gradients)
 
     def _sum_over_ranks(self) -> None:
         self._comm.all_reduce(self._sync.slice(self._gradients_held, self._sync.count))
 
     def _scale_gradients(self, weight: float) -> float:
+        self._sum_squares()
+        return super()._scale_gradients(weight)
+
+    def _sum_squares(self) -> None:
+        """Squares of the gradients over all ranks."""
         self._squaring.run()
         self._comm.all_reduce(self._squares)
-        return super()._scale_gradients(weight)
 
     def _apply(self) -> None:
         for run in self._updates:
             run()
-        self._comm.all_gather(self._parameters.slice(0, self.index.trained))
+        self._sharers.all_gather(self._parameters.slice(0, self.index.trained))
 
     def _forget_gradients(self) -> None:
         self._gradients.fill(0)
@@ -146,4 +169,4 @@ class ZeroTrainer(GraphTrainer):
         super().give_memory_back()
 
     def _drop_update(self) -> None:
-        del self._own, self._scaled, self._squaring, self._updates
+        del self._own, self._scaled, self._squaring, self._updates, self._scaling

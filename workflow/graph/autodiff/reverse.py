@@ -1,4 +1,4 @@
-"""The walk from the loss back to the parameters.
+"""The walk from the loss, or from other outputs, back to the parameters.
 
 The gradient of a value is the sum of what each node that reads it yields for it: a node's rule is asked when the
 gradients of its outputs are complete, which is in the reverse order of the forward nodes.
@@ -6,7 +6,7 @@ gradients of its outputs are complete, which is in the reverse order of the forw
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -32,14 +32,44 @@ def differentiate(model: onnx.ModelProto, parameters: Sequence[str], loss: str) 
     `loss` is an fp32 scalar. Returns the copy and those parameters, in the order given. Raises UserError, naming node
     and operator, where a node between a parameter and the loss has no rule, or one that does not fit its form.
     """
+    return vector_jacobian_product(model, parameters, {loss: LOSS_GRADIENT}, {})
+
+
+def vector_jacobian_product(
+    model: onnx.ModelProto, wanted: Sequence[str], constant: Mapping[str, str], given: Mapping[str, str]
+) -> tuple[onnx.ModelProto, list[str]]:
+    """A copy of a forward graph with a further output `<name>_grad` for each input in `wanted` that has a gradient.
+
+    Parameters
+    ----------
+    model
+        The forward graph; its values lead to a loss that another graph may compute.
+    wanted
+        Inputs of the graph.
+    constant
+        Fp32 scalar outputs that are terms of the loss -> the name of the constant 1, their gradient.
+    given
+        Other outputs that the loss depends on -> the name of a new input for the loss's gradient with respect to it.
+
+    Returns
+    -------
+    tuple
+        The copy, and those of `wanted` that have a gradient, in the order given.
+
+    Raises
+    ------
+    UserError
+        Naming node and operator, if a node on the way has no rule, or one that does not fit its form.
+    """
     copy = onnx.ModelProto()
     copy.CopyFrom(model)
     graph = copy.graph
     context = context_of(copy)
     context = replace(context, types=unified(graph, context.types))
-    path = gradient_path(graph, context.types, parameters, [loss])
-    graph.initializer.append(numpy_helper.from_array(np.float32(1), LOSS_GRADIENT))
-    terms: dict[str, list[str]] = {loss: [LOSS_GRADIENT]}
+    path = gradient_path(graph, context.types, wanted, [*constant, *given])
+    graph.initializer.extend(numpy_helper.from_array(np.float32(1), name) for name in constant.values())
+    graph.input.extend(helper.make_value_info(name, context.types[output]) for output, name in given.items())
+    terms: dict[str, list[str]] = {output: [name] for output, name in {**constant, **given}.items()}
     made: list[onnx.NodeProto] = []
     constants: Constants = {}
     described: dict[str, onnx.TypeProto] = {}
@@ -76,7 +106,7 @@ def differentiate(model: onnx.ModelProto, parameters: Sequence[str], loss: str) 
                 terms.setdefault(node.input[i], []).append(gradient)
             if node.input[i] in context.types:
                 described[gradient] = context.types[node.input[i]]
-    reached = [name for name in parameters if total(name)]
+    reached = [name for name in wanted if total(name)]
     renamed = _name_outputs(made, {name: total(name) for name in reached})
     graph.node.extend(made)
     graph.initializer.extend(constants.values())

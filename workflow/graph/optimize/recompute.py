@@ -29,11 +29,13 @@ _OURS = "ortflow."
 _WHERE = "model.recompute"
 
 
-def recompute(graph: onnx.GraphProto, patterns: Sequence[str]) -> list[str]:
+def recompute(
+    graph: onnx.GraphProto, patterns: Sequence[str], roots: Collection[str] = (LOSS_GRADIENT,), *, partial: bool = False
+) -> list[str]:
     """Give the backward pass values of its own in the scopes that a pattern matches, in place; returns log lines.
 
-    A scope is a module's path in PyTorch, `layers.0`, or the beginning of a node's name. Raises UserError if a
-    pattern matches none.
+    A scope is a module's path in PyTorch, `layers.0`, or the beginning of a node's name. `roots` are the gradients that
+    the backward pass begins with. Raises UserError if a pattern matches none, unless the graph is a part of a model.
     """
     if not patterns:
         return []
@@ -41,19 +43,21 @@ def recompute(graph: onnx.GraphProto, patterns: Sequence[str]) -> list[str]:
     forward = needed_by(graph.node, (value.name for value in graph.output if not value.name.endswith("_grad")))
     first = [node for place, node in enumerate(graph.node) if place in forward]
     later = [node for place, node in enumerate(graph.node) if place not in forward]
-    parts = _parts(first, patterns)
+    parts = _parts(first, patterns, partial=partial)
     edit = Editor(graph)
-    repeated = sum(_repeat(edit, part, first, later) for part in parts.values())
+    repeated = sum(_repeat(edit, part, first, later, roots) for part in parts.values())
     sort_nodes(graph)
     prune(graph)
     return [f"{repeated} nodes of {len(parts)} parts recomputed for the backward pass ({', '.join(patterns)})"]
 
 
-def _parts(nodes: Sequence[onnx.NodeProto], patterns: Sequence[str]) -> dict[str, list[onnx.NodeProto]]:
+def _parts(
+    nodes: Sequence[onnx.NodeProto], patterns: Sequence[str], *, partial: bool
+) -> dict[str, list[onnx.NodeProto]]:
     """The outermost scope that a pattern matches -> its nodes."""
     scopes = [scopes_of(node) for node in nodes]
     known = list(dict.fromkeys(scope for each in scopes for scope in each))
-    for place, pattern in enumerate(patterns):
+    for place, pattern in enumerate([] if partial else patterns):
         matches(pattern, known, f"{_WHERE}[{place}]", "module or node of the model")
     parts: dict[str, list[onnx.NodeProto]] = {}
     for node, each in zip(nodes, scopes, strict=True):
@@ -76,7 +80,11 @@ def _matched(scope: str, patterns: Collection[str]) -> bool:
 
 
 def _repeat(
-    edit: Editor, part: Sequence[onnx.NodeProto], first: Sequence[onnx.NodeProto], later: Sequence[onnx.NodeProto]
+    edit: Editor,
+    part: Sequence[onnx.NodeProto],
+    first: Sequence[onnx.NodeProto],
+    later: Sequence[onnx.NodeProto],
+    roots: Collection[str],
 ) -> int:
     """Let the nodes `later` read copies of a part's nodes; returns how many those are.
 
@@ -89,7 +97,7 @@ def _repeat(
     copyable = [node for node in part if node.op_type not in _DRAWS and not list(walk.subgraphs(node))]
     makers = {name: node for node in copyable for name in node.output if name and name not in kept}
     readers = [node for node in later if any(name in makers for name in node.input)]
-    gradient = _gradient_before(makers, later)
+    gradient = _gradient_before(makers, later, roots)
     if gradient is None:
         return 0
     needed: set[str] = set()
@@ -123,9 +131,9 @@ def _repeat(
     return len(copied)
 
 
-def _gradient_before(values: Collection[str], later: Sequence[onnx.NodeProto]) -> str | None:
+def _gradient_before(values: Collection[str], later: Sequence[onnx.NodeProto], roots: Collection[str]) -> str | None:
     """The first gradient that meets what is computed from `values`, and is not computed from them itself."""
-    gradients, touched = {LOSS_GRADIENT}, set(values)
+    gradients, touched = set(roots), set(values)
     for node in later:
         if touched.intersection(node.input):
             found = [str(name) for name in node.input if name in gradients and name not in touched]

@@ -1,0 +1,168 @@
+"""Finds cuts that give each stage about as much to do, and little to send. Pure.
+
+Nodes stay in the order of the graph, so that a cut is a place in it: an optimal partition of a chain by dynamic
+programming, as in PipeDream (Narayanan et al. 2019), over the places where the least crosses.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+
+import onnx
+
+from ortflow.workflow.errors import UserError
+from ortflow.workflow.graph.ir import walk
+from ortflow.workflow.graph.ir.edit import dims_of
+from ortflow.workflow.graph.ir.order import needed_by
+from ortflow.workflow.graph.stages.costs import Costs
+from ortflow.workflow.graph.stages.cut import STATISTIC, free_nodes
+
+PER_BYTE = 20
+"""Operations that a processor does while one byte is sent: an estimate, of ranks on CPUs of one machine."""
+MESSAGE = 10_000
+"""Bytes that a message of its own is counted as, for the time that it takes to begin."""
+_PLACES = 50
+"""Places considered for each stage."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """A place to cut at: behind a node."""
+
+    node: int
+    work: float
+    """Operations of all nodes up to here."""
+    bytes: int
+    """Of all values that cross, and of their beginnings."""
+    names: tuple[str, ...]
+    """Values that cross, in the order in which they are made."""
+
+
+def sizes_of(graph: onnx.GraphProto, weights: Collection[str], rows: int, length: int) -> dict[str, int]:
+    """Axis name -> size: `rows` for the first axis of what a batch brings, `length` for the others."""
+    found: dict[str, int] = {}
+    for value in graph.input:
+        dims = dims_of(value) if value.name not in weights else None
+        for place, dim in enumerate(dims or ()):
+            if isinstance(dim, str):
+                found.setdefault(dim, length if place else rows)
+    return found
+
+
+def balanced_cuts(
+    model: onnx.ModelProto,
+    stages: int,
+    weights: Collection[str],
+    sizes: Mapping[str, int],
+    *,
+    allowed: Collection[str] | None = None,
+    seconds: Callable[[onnx.NodeProto], float] | None = None,
+    per_byte: float = PER_BYTE,
+) -> list[list[str]]:
+    """Cuts of a forward graph with its loss, such that the slowest of the stages is as fast as it can be.
+
+    Parameters
+    ----------
+    model
+        Its nodes are sorted.
+    stages
+        At least 2.
+    weights
+        Inputs that are parameters or running statistics.
+    sizes
+        Axis name -> size; axes of other names count as 1. See `sizes_of`.
+    allowed
+        Values at which the graph may be cut; all if None.
+    seconds
+        Measured cost of a node; by default the operations that its shapes tell. `per_byte` is in the same unit.
+
+    Raises
+    ------
+    UserError
+        If the graph cannot be cut into so many stages.
+    """
+    costs = Costs(model, sizes, 1)
+    places = _thinned(_places(model.graph, weights, costs, allowed, seconds or costs.operations), stages * _PLACES)
+    total = places.pop().work if places else 0.0
+    if len(places) < stages - 1:
+        raise UserError(
+            f"the model can be cut into {len(places) + 1} stages at most, and {stages} are wanted",
+            where="parallel.pipeline",
+            fix="use fewer stages",
+        )
+    chosen = _partition(places, total, stages, per_byte)
+    cuts: list[list[str]] = []
+    known: set[str] = set()
+    for place in chosen:
+        cuts.append([name for name in place.names if name not in known])
+        known.update(place.names)
+    return cuts
+
+
+def _places(
+    graph: onnx.GraphProto,
+    weights: Collection[str],
+    costs: Costs,
+    allowed: Collection[str] | None,
+    work_of: Callable[[onnx.NodeProto], float],
+) -> list[Place]:
+    """Each place to cut at, and the end of the graph as the last."""
+    free = free_nodes(graph, weights)
+    to_loss = needed_by(graph.node, [v.name for v in graph.output if not v.name.endswith(STATISTIC)])
+    nodes = [place for place in sorted(to_loss) if place not in free]
+    last_read: dict[str, int] = {}
+    for place in nodes:
+        last_read.update(dict.fromkeys(walk.inputs(graph.node[place]), place))
+    crossing: dict[str, int] = {}
+    work, found = 0.0, list[Place]()
+    for place in nodes:
+        node = graph.node[place]
+        work += work_of(node)
+        new = [name for name in node.output if last_read.get(name, -1) > place]
+        crossing = {name: size for name, size in crossing.items() if last_read[name] > place}
+        crossing.update((name, costs.bytes(name)) for name in new)
+        names_new = any(name in crossing for name in node.output)
+        if names_new and (allowed is None or all(name in allowed for name in crossing)):
+            found.append(Place(place, work, sum(crossing.values()) + MESSAGE * len(crossing), tuple(crossing)))
+    return [*found, Place(len(graph.node), work, 0, ())]
+
+
+def _thinned(places: list[Place], most: int) -> list[Place]:
+    """Of places with about as much work before them, that where the least crosses; the last place stays."""
+    *inner, end = places
+    best: dict[int, Place] = {}
+    for place in inner:
+        bucket = int(place.work / end.work * most) if end.work else 0
+        if bucket not in best or place.bytes < best[bucket].bytes:
+            best[bucket] = place
+    few = list(best.values())
+    return [*(few if len(few) >= most // _PLACES - 1 else inner), end]
+
+
+def _partition(places: Sequence[Place], total: float, stages: int, per_byte: float) -> list[Place]:
+    """The cuts with the smallest maximum over the stages of work and transfers, then the fewest bytes.
+
+    The backward pass costs twice the forward pass; what crosses goes forward once, and its gradient back.
+    """
+    starts = [0.0, *(place.work for place in places)]
+    inward = [0, *(place.bytes for place in places)]
+    ends = [*starts[1:], total]
+    outward = [*inward[1:], 0]
+
+    def cost(start: int, end: int) -> float:
+        """Of a stage from behind place `start - 1` to place `end`, counted with the two ends."""
+        return 3 * (ends[end] - starts[start]) + 2 * per_byte * (inward[start] + outward[end])
+
+    count = len(places)
+    best = {end: ((cost(0, end), outward[end]), (end,)) for end in range(count + 1)}
+    for _ in range(stages - 1):
+        longer: dict[int, tuple[tuple[float, int], tuple[int, ...]]] = {}
+        for end in range(count + 1):
+            for before in [each for each in best if each < end]:
+                (slowest, sent), path = best[before]
+                key = (max(slowest, cost(before + 1, end)), sent + outward[end])
+                if end not in longer or key < longer[end][0]:
+                    longer[end] = key, (*path, end)
+        best = longer
+    return [places[end] for end in best[count][1][:-1]]

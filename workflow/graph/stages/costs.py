@@ -1,0 +1,66 @@
+"""What a forward pass costs, node by node, estimated from shapes: operations and bytes. Pure.
+
+Products are counted by their multiplications and additions; other operators by the elements that they read and write,
+each weighted as several operations, because they wait for memory.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+import onnx
+
+from ortflow.workflow.graph.ir import shapes
+from ortflow.workflow.graph.ir.replacement import attribute
+
+TRAFFIC = 8
+"""Operations that moving one element is counted as: an estimate for processors of today."""
+_NO_WORK = frozenset({"Flatten", "Identity", "Reshape", "Shape", "Size", "Squeeze", "Unsqueeze"})
+"""Operators that look at shapes alone."""
+
+
+class Costs:
+    """Of the nodes of one graph, where axes of unknown size have the sizes given by name, else `other`."""
+
+    def __init__(self, model: onnx.ModelProto, sizes: Mapping[str, int], other: int) -> None:
+        self._types, self._sizes, self._other = shapes.value_types(model), sizes, other
+
+    def dims(self, value: str) -> list[int]:
+        """Sizes of a value's axes; none if their number is not known."""
+        found = shapes.named_shape(self._types, value) or []
+        return [size if isinstance(size, int) else self._sizes.get(size or "", self._other) for size in found]
+
+    def elements(self, value: str) -> int:
+        """Elements of a value."""
+        return math.prod(self.dims(value))
+
+    def bytes(self, value: str) -> int:
+        """Bytes of a value."""
+        kind = shapes.element_type(self._types, value)
+        size = onnx.helper.tensor_dtype_to_np_dtype(kind).itemsize if kind else 4
+        return self.elements(value) * int(size)
+
+    def operations(self, node: onnx.NodeProto) -> int:
+        """Operations of a node in the forward pass."""
+        if node.op_type in _NO_WORK:
+            return 0
+        moved = sum(self.elements(name) for name in (*node.input, *node.output) if name)
+        return self._products(node) + TRAFFIC * moved
+
+    def _products(self, node: onnx.NodeProto) -> int:
+        result = self.elements(node.output[0]) if node.output else 0
+        if node.op_type == "MatMul" and self.dims(node.input[0]):
+            return 2 * result * self.dims(node.input[0])[-1]
+        if node.op_type == "Gemm" and self.dims(node.input[0]):
+            return 2 * result * self.dims(node.input[0])[0 if attribute(node, "transA", 0) else -1]
+        if node.op_type in ("Conv", "ConvTranspose") and self.dims(node.input[1]):
+            weight = self.dims(node.input[1])
+            larger = result if node.op_type == "Conv" else self.elements(node.input[0])
+            return 2 * larger * math.prod(weight[1:])
+        if node.op_type in ("GRU", "LSTM", "RNN"):
+            rows = math.prod(self.dims(node.input[0])[:2])
+            return 2 * rows * (self.elements(node.input[1]) + self.elements(node.input[2]))
+        if node.op_type == "Einsum":
+            return 2 * max(self.elements(name) for name in (*node.input, *node.output))
+        return 0

@@ -1,0 +1,214 @@
+"""Which stage computes which node of a forward graph, given the tensors at which it is cut. Pure.
+
+A stage computes what the tensors of its cut depend on and no earlier stage has computed; the last one the rest. Three
+kinds of nodes differ. What depends on weights alone, or on the batch alone, is computed again in each stage that reads
+it, if that is cheap: a transposed embedding, a mask. What the loss does not depend on (running statistics) is computed
+as early as it can be.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+
+import onnx
+
+from ortflow.workflow.errors import UserError
+from ortflow.workflow.graph.domains import CPU_DOMAIN
+from ortflow.workflow.graph.ir import walk
+from ortflow.workflow.graph.ir.order import needed_by
+
+WHERE = "parallel.cuts"
+HEAVY = frozenset(
+    {"Attention", "Conv", "ConvTranspose", "DeformConv", "Einsum", "GRU", "Gemm", "If", "LSTM", "Loop", "MatMul", "RNN"}
+    | {"RotaryEmbedding", "STFT", "Scan"}
+)
+"""Operators that are computed once."""
+DRAWING = frozenset({"Bernoulli", "Dropout", "Multinomial"})
+"""Operators that draw from ONNX Runtime's generator: a second time they would draw other numbers."""
+STATISTIC = "_new"
+"""How the names of outputs end that are running statistics after the batch."""
+
+
+@dataclass(frozen=True)
+class Assignment:
+    """The nodes of a graph by stage."""
+
+    stages: Sequence[Collection[int]]
+    """For each stage the places of its nodes; a node may be in several."""
+    makers: dict[str, int]
+    """Value -> the one stage that makes it for others; values that each stage makes for itself are missing."""
+
+
+def assign(graph: onnx.GraphProto, cuts: Sequence[Sequence[str]], weights: Collection[str]) -> Assignment:
+    """Assign the nodes of a sorted graph to one stage more than there are cuts.
+
+    Parameters
+    ----------
+    graph
+        Its outputs are those of the loss, or others that the last stage makes, and running statistics `<name>_new`.
+    cuts
+        Tensors by cut, in the order of the stages.
+    weights
+        Inputs that are parameters or running statistics; the other inputs are the batch.
+
+    Raises
+    ------
+    UserError
+        If a cut names what it cannot, or does not separate two stages.
+    """
+    nodes = graph.node
+    _check_names(graph, cuts, weights)
+    main = [value.name for value in graph.output if not value.name.endswith(STATISTIC)]
+    to_loss = needed_by(nodes, main)
+    free = free_nodes(graph, weights)
+    last = len(cuts)
+    home: dict[int, int] = {}
+    for number, cut in enumerate(cuts):
+        behind = {place for place in needed_by(nodes, cut) if place not in free}
+        _check_progress(graph, cuts, number, {place for place in behind if place not in home}, to_loss, free)
+        for place in behind:
+            home.setdefault(place, number)
+    stage_of: dict[str, int] = {}
+    for place, node in enumerate(nodes):
+        if place in free:
+            continue
+        if place not in home:
+            earlier = max((stage_of.get(name, 0) for name in walk.inputs(node)), default=0)
+            home[place] = last if place in to_loss else earlier
+        stage_of.update((name, home[place]) for name in node.output if name)
+    _check_loss(nodes, main, home, cuts)
+    _check_crossing(nodes, cuts, home, stage_of)
+    stages: list[set[int]] = [{place for place, stage in home.items() if stage == number} for number in range(last + 1)]
+    for value in graph.output:
+        maker = next((place for place in free if value.name in nodes[place].output), None)
+        if maker is not None:
+            stage_of[value.name] = _reader(nodes, stages, value.name)
+            stages[stage_of[value.name]].add(maker)
+    for stage in stages:
+        _complete(nodes, stage, free)
+    return Assignment(stages, stage_of)
+
+
+def free_nodes(graph: onnx.GraphProto, weights: Collection[str]) -> set[int]:
+    """Places of the nodes that each stage computes for itself: what they make is of weights, or of the batch, alone."""
+    # Constants are of neither kind.
+    sources = {value.name: "weight" if value.name in weights else "batch" for value in graph.input}
+    dependent: set[str] = set()
+    found = set()
+    for place, node in enumerate(graph.node):
+        read = walk.inputs(node)
+        kinds = {sources[name] for name in read if name in sources}
+        once = node.op_type in HEAVY | DRAWING or node.domain == CPU_DOMAIN
+        if once or len(kinds) > 1 or not dependent.isdisjoint(read):
+            dependent.update(node.output)
+            continue
+        found.add(place)
+        sources.update((name, kind) for name in node.output for kind in kinds)
+    return found
+
+
+def _reader(nodes: Sequence[onnx.NodeProto], stages: Sequence[Collection[int]], output: str) -> int:
+    """The stage for an output that any could make: the first that reads the statistic itself, else the last."""
+    weight, last = output.removesuffix(STATISTIC), len(stages) - 1
+    if weight == output:
+        return last
+    return next((n for n, places in enumerate(stages) if any(weight in walk.inputs(nodes[p]) for p in places)), last)
+
+
+def _complete(nodes: Sequence[onnx.NodeProto], stage: set[int], free: Collection[int]) -> None:
+    """Add the nodes to a stage that it computes for itself, in place."""
+    wanted = {name for place in stage for name in walk.inputs(nodes[place])}
+    for place in sorted(free, reverse=True):
+        if place in stage or wanted.intersection(nodes[place].output):
+            stage.add(place)
+            wanted |= walk.inputs(nodes[place])
+
+
+def _check_names(graph: onnx.GraphProto, cuts: Sequence[Sequence[str]], weights: Collection[str]) -> None:
+    made = {name for node in graph.node for name in node.output if name}
+    inputs = {value.name for value in graph.input} | {tensor.name for tensor in graph.initializer}
+    for number, cut in enumerate(cuts):
+        where, seen = f"{WHERE}[{number}]", set[str]()
+        if not cut:
+            raise UserError("the cut names no tensor", where=where, fix="name the tensors that leave the stage")
+        for name in cut:
+            if name in inputs:
+                kind = "a weight" if name in weights else "an input of the model or a constant"
+                raise UserError(
+                    f"{name!r} is {kind}, before which there is nothing to compute",
+                    where=where,
+                    fix="name a tensor that a node makes",
+                )
+            if name not in made:
+                close = difflib.get_close_matches(name, sorted(made), 3)
+                hint = f"did you mean {' or '.join(map(repr, close))}?" if close else "`ortflow inspect` lists tensors"
+                raise UserError(f"the graph has no tensor {name!r} on the way to the loss", where=where, fix=hint)
+            if name in seen:
+                raise UserError(f"{name!r} is named twice", where=where, fix="name each tensor once")
+            seen.add(name)
+
+
+def _check_progress(
+    graph: onnx.GraphProto,
+    cuts: Sequence[Sequence[str]],
+    number: int,
+    new: Collection[int],
+    to_loss: Collection[int],
+    free: Collection[int],
+) -> None:
+    """Whether a stage has something of its own to do, and the loss needs what it makes."""
+    where, names = f"{WHERE}[{number}]", ", ".join(map(repr, cuts[number]))
+    makers = {name: place for place, node in enumerate(graph.node) for name in node.output if name}
+    for name in cuts[number]:
+        if makers[name] not in to_loss:
+            raise UserError(
+                f"the loss does not depend on {name!r}", where=where, fix="name a tensor between inputs and loss"
+            )
+    if all(makers[name] in free for name in cuts[number]):
+        raise UserError(
+            f"{names} depends on weights alone or on the batch alone, so each stage computes it for itself",
+            where=where,
+            fix="name a tensor that depends on both",
+        )
+    if not new:
+        before = ", ".join(map(repr, cuts[number - 1])) if number else ""
+        raise UserError(
+            f"no node lies between {before} and {names}, so stage {number} would have nothing to compute",
+            where=where,
+            fix="list the cuts in the order in which the model computes them",
+        )
+
+
+def _check_loss(
+    nodes: Sequence[onnx.NodeProto], main: Sequence[str], home: dict[int, int], cuts: Sequence[Sequence[str]]
+) -> None:
+    last = len(cuts)
+    for place, node in enumerate(nodes):
+        if home.get(place, last) < last and not set(main).isdisjoint(node.output):
+            names = ", ".join(map(repr, cuts[home[place]]))
+            raise UserError(
+                f"{names} depends on the loss, so the last stage would have nothing to compute",
+                where=f"{WHERE}[{home[place]}]",
+                fix="name a tensor before the loss",
+            )
+
+
+def _check_crossing(
+    nodes: Sequence[onnx.NodeProto], cuts: Sequence[Sequence[str]], home: dict[int, int], stage_of: dict[str, int]
+) -> None:
+    """Whether each tensor that is named leaves its stage."""
+    reach: dict[str, int] = {}
+    for place, node in enumerate(nodes):
+        for name in walk.inputs(node):
+            reach[name] = max(reach.get(name, 0), home.get(place, 0))
+    for number, cut in enumerate(cuts):
+        for name in cut:
+            if name in stage_of and reach.get(name, 0) <= number:
+                others = ", ".join(repr(other) for other in cut if other != name)
+                raise UserError(
+                    f"{name!r} does not separate two stages: all that reads it lies before {others or 'the cut'}",
+                    where=f"{WHERE}[{number}]",
+                    fix="leave it out, or name the tensor that the next stage reads",
+                )

@@ -1,0 +1,73 @@
+"""The forward and backward pass of one stage as one graph: a vector-Jacobian product. Pure.
+
+The gradients of what a stage sends come in as inputs, those of what it receives are outputs. The chain of all stages
+computes what the undivided training graph does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+
+import onnx
+
+from ortflow.workflow.graph.autodiff.path import gradient_path
+from ortflow.workflow.graph.autodiff.reverse import LOSS_GRADIENT, vector_jacobian_product
+from ortflow.workflow.graph.ir import shapes
+from ortflow.workflow.graph.stages.pieces import Piece
+from ortflow.workflow.graph.types import LOSS_SUM
+from ortflow.workflow.parallel.stage import gradient_from_next
+
+
+@dataclass(frozen=True)
+class Derivative:
+    """The graph of both passes of a stage, and which of its values have gradients."""
+
+    model: onnx.ModelProto
+    trained: tuple[str, ...]
+    """Weights with an output `<name>_grad`."""
+    received: tuple[str, ...]
+    """Values from the stage before whose gradients go back to it, those that it only passes on included."""
+    roots: tuple[str, ...]
+    """Names of the gradients that the backward pass begins with."""
+
+
+def carries_gradient(model: onnx.ModelProto, trained: Collection[str]) -> frozenset[str]:
+    """Values of the whole forward graph between a trained parameter and the loss."""
+    return gradient_path(model.graph, shapes.value_types(model), trained, [LOSS_SUM]).values
+
+
+def differentiate_pieces(
+    pieces: Sequence[Piece], trained: Sequence[str], carrying: Collection[str]
+) -> list[Derivative]:
+    """Both passes of each stage.
+
+    Parameters
+    ----------
+    pieces
+        Forward graphs of the stages.
+    trained
+        Parameters of the whole model that are trained.
+    carrying
+        Values of the whole graph that have a gradient; see `carries_gradient`.
+
+    Raises
+    ------
+    UserError
+        Naming node and operator, if one has no gradient.
+    """
+    found: list[Derivative] = []
+    behind: tuple[str, ...] = ()
+    for piece in reversed(pieces):
+        read = {value.name for value in piece.model.graph.input}
+        weights = [name for name in trained if name in read]
+        received = [name for name in piece.receives if name in read and name in carrying]
+        given = {name: gradient_from_next(name) for name in behind if name not in piece.passed}
+        ends_here = any(value.name == LOSS_SUM for value in piece.model.graph.output)
+        constant = {LOSS_SUM: LOSS_GRADIENT} if ends_here else {}
+        model, reached = vector_jacobian_product(piece.model, [*weights, *received], constant, given)
+        names = {*reached, *(name for name in behind if name in piece.passed)}
+        behind = tuple(name for name in piece.receives if name in names)
+        roots = (*constant.values(), *given.values())
+        found.insert(0, Derivative(model, tuple(name for name in weights if name in reached), behind, roots))
+    return found

@@ -1,0 +1,133 @@
+"""Divides the graph of a stage's two passes into a forward and a backward graph. Pure.
+
+What the backward graph needs of the forward pass is an output of the one and an input of the other: a saved activation.
+Weights and what the stage receives are inputs of both and not saved. What only gives a saved value another shape is
+computed a second time, so that a value is not kept twice, and so is what depends on weights alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+
+import onnx
+from onnx import helper
+
+from ortflow.workflow.errors import OrtflowError
+from ortflow.workflow.graph.domains import CPU_DOMAIN
+from ortflow.workflow.graph.ir import shapes, walk
+from ortflow.workflow.graph.ir.edit import replace
+from ortflow.workflow.graph.ir.order import needed_by, prune
+from ortflow.workflow.graph.stages.cut import DRAWING, HEAVY
+
+_VIEWS = frozenset({"Flatten", "Identity", "Reshape", "Squeeze", "Unsqueeze"})
+"""Operators whose result has the elements of their first input."""
+_CHEAP = frozenset({"Not", "Shape", "Size"})
+"""Operators that are computed again where their input is there anyway."""
+
+
+def halves(
+    model: onnx.ModelProto, forward: Sequence[str], weights: Collection[str], changing: Collection[str]
+) -> tuple[onnx.ModelProto, onnx.ModelProto]:
+    """The forward graph and the backward graph.
+
+    Parameters
+    ----------
+    model
+        Both passes, sorted. All that `forward` needs is the forward pass.
+    forward
+        Outputs of the forward graph, apart from saved activations.
+    weights
+        Inputs that are the same numbers in both passes of all micro-batches of a step.
+    changing
+        Inputs that may be other numbers when the backward graph runs (running statistics): they are saved.
+    """
+    graph = model.graph
+    first = needed_by(graph.node, forward)
+    ahead = [node for place, node in enumerate(graph.node) if place in first]
+    behind = [node for place, node in enumerate(graph.node) if place not in first]
+    results = [value for value in graph.output if value.name not in forward]
+    needed = set[str]().union({value.name for value in results}, *map(walk.inputs, behind))
+    saved, again = _saved(model, ahead, needed, {value.name for value in graph.input}, weights)
+    copies = {name: f"{name}.saved" for name in changing if name in needed | set().union(*map(walk.inputs, again))}
+    types = _types(model, [*saved, *copies])
+
+    front = _empty(model, "forward")
+    replace(front.graph.node, [*ahead, *(helper.make_node("Identity", [v], [c], c) for v, c in copies.items())])
+    front.graph.output.extend(value for value in graph.output if value.name in forward)
+    kept = [name for name in saved if name not in forward]
+    front.graph.output.extend(helper.make_value_info(copies.get(name, name), types[name]) for name in [*kept, *copies])
+
+    back = _empty(model, "backward")
+    replace(back.graph.node, [*again, *behind])
+    for node in back.graph.node:
+        node.input[:] = [copies.get(name, name) for name in node.input]
+    back.graph.input.extend(helper.make_value_info(copies.get(name, name), types[name]) for name in [*saved, *copies])
+    back.graph.output.extend(results)
+    for part in (front, back):
+        prune(part.graph)
+        read = set[str]().union({v.name for v in part.graph.output}, *map(walk.inputs, part.graph.node))
+        replace(part.graph.input, [value for value in part.graph.input if value.name in read])
+    return front, back
+
+
+def _saved(
+    model: onnx.ModelProto,
+    ahead: Sequence[onnx.NodeProto],
+    needed: Collection[str],
+    inputs: Collection[str],
+    weights: Collection[str],
+) -> tuple[list[str], list[onnx.NodeProto]]:
+    """Values to save, in the order in which they are made, and the nodes that are computed again, sorted."""
+    makers = {name: place for place, node in enumerate(ahead) for name in node.output if name}
+    constant = set(weights) | {tensor.name for tensor in model.graph.initializer}
+    light = set()
+    for place, node in enumerate(ahead):
+        if not node.domain and node.op_type not in HEAVY | DRAWING and walk.inputs(node) <= constant:
+            constant.update(node.output)
+            light.add(place)
+    saved: set[str] = set()
+    again: set[int] = set()
+    waiting = list(needed)
+    while waiting:
+        name = waiting.pop()
+        place = makers.get(name)
+        if place is None or name in saved or place in again:
+            continue
+        node = ahead[place]
+        if place in light or (node.op_type in _VIEWS and not node.domain):
+            again.add(place)
+            waiting += walk.inputs(node)
+        else:
+            saved.add(name)
+    there = saved | set(inputs) | {name for place in again for name in ahead[place].output}
+    for name in sorted(saved, key=makers.__getitem__):
+        node = ahead[makers[name]]
+        if node.op_type in _CHEAP and not node.domain and walk.inputs(node) <= there - {name}:
+            saved.discard(name)
+            again.add(makers[name])
+    return sorted(saved, key=lambda name: (makers[name], name)), [ahead[place] for place in sorted(again)]
+
+
+def _types(model: onnx.ModelProto, names: Sequence[str]) -> Mapping[str, onnx.TypeProto]:
+    graph = model.graph
+    types = {value.name: value.type for part in (graph.value_info, graph.input, graph.output) for value in part}
+    if any(name not in types for name in names):
+        types = {**shapes.value_types(model), **types}
+    # The operators of the CPU library make fp32 alone (library.c).
+    ours = {name for node in graph.node if node.domain == CPU_DOMAIN for name in node.output}
+    fp32 = helper.make_tensor_type_proto(onnx.TensorProto.FLOAT, None)
+    types = {**{name: fp32 for name in names if name in ours}, **types}
+    unknown = [name for name in names if name not in types]
+    if unknown:
+        raise OrtflowError(f"the type of {', '.join(unknown)}, which the backward pass needs, is not known")
+    return types
+
+
+def _empty(model: onnx.ModelProto, name: str) -> onnx.ModelProto:
+    """A model with the inputs and constants of another, and without nodes and outputs."""
+    part = onnx.ModelProto(ir_version=model.ir_version, opset_import=model.opset_import, functions=model.functions)
+    part.graph.name = f"{model.graph.name}.{name}"
+    part.graph.input.extend(model.graph.input)
+    part.graph.initializer.extend(model.graph.initializer)
+    part.graph.value_info.extend(model.graph.value_info)
+    return part

@@ -1,0 +1,62 @@
+"""Which actions of a pipeline's schedule send to which others. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ortflow.workflow.parallel.schedule import Action, Pass
+
+
+@dataclass(frozen=True)
+class Message:
+    """What an action makes for another one, on another rank or on the same."""
+
+    direction: Pass
+    """forward: activations, backward: gradients."""
+    stage: int
+    """The stage that sends."""
+    micro_batch: int
+    sender: tuple[int, int]
+    """Rank, and place in the rank's list of actions."""
+    receiver: tuple[int, int]
+
+    @property
+    def link(self) -> tuple[Pass, int]:
+        """Messages of one link arrive in the order in which they are sent."""
+        return self.direction, self.stage
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """The messages of one rank, by the place of its own action."""
+
+    arriving: dict[int, Message]
+    leaving: dict[int, Message]
+
+
+def traffic(actions: Sequence[Sequence[Action]], stages: int) -> list[Traffic]:
+    """The messages of each rank.
+
+    Parameters
+    ----------
+    actions
+        Of each rank, in order.
+    stages
+        Stages of the model: the ranks times the chunks of each.
+    """
+    ranks = len(actions)
+    places = {
+        (action.direction, action.stage(rank, ranks), action.micro_batch): (rank, place)
+        for rank, each in enumerate(actions)
+        for place, action in enumerate(each)
+    }
+    found = [Traffic({}, {}) for _ in actions]
+    for (direction, stage, micro_batch), sender in places.items():
+        target = stage + (1 if direction == "forward" else -1)
+        if 0 <= target < stages:
+            receiver = places[direction, target, micro_batch]
+            message = Message(direction, stage, micro_batch, sender, receiver)
+            found[sender[0]].leaving[sender[1]] = message
+            found[receiver[0]].arriving[receiver[1]] = message
+    return found

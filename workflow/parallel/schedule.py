@@ -1,0 +1,98 @@
+"""The order in which the ranks of a pipeline work through the micro-batches of a step. Pure.
+
+A model is cut into `chunks` x `ranks` stages. Rank r has the stages r, r + ranks, r + 2 ranks and so on, one for each
+of its chunks. GPipe (Huang et al. 2019) runs all forward passes before the first backward pass. 1F1B (PipeDream,
+Narayanan et al. 2019) runs a backward pass as soon as there is one, so that a rank keeps the activations of no more
+micro-batches than there are stages from it to the last. Interleaved 1F1B (Narayanan et al. 2021) does the same with
+several chunks, which makes the bubble shorter by their number.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+Pass = Literal["forward", "backward"]
+Kind = Literal["gpipe", "1f1b", "interleaved"]
+
+
+@dataclass(frozen=True)
+class Action:
+    """One pass of one micro-batch through one chunk of a rank."""
+
+    direction: Pass
+    micro_batch: int
+    chunk: int = 0
+
+    def stage(self, rank: int, ranks: int) -> int:
+        """The stage of the model, from 0."""
+        return self.chunk * ranks + rank
+
+
+def schedule(kind: Kind, ranks: int, micro_batches: int, chunks: int = 1) -> list[list[Action]]:
+    """The actions of each rank, in order.
+
+    Parameters
+    ----------
+    kind
+        gpipe, 1f1b or interleaved; only this one takes several chunks.
+    ranks
+        Ranks of the pipeline.
+    micro_batches
+        Of one step; 0 gives empty lists.
+    chunks
+        Stages of each rank.
+
+    Raises
+    ------
+    ValueError
+        If a schedule of one chunk is given several.
+    """
+    if chunks != 1 and kind != "interleaved":
+        raise ValueError(f"{kind} has one chunk a rank, not {chunks}")
+    if kind == "gpipe":
+        return [_gpipe(micro_batches) for _ in range(ranks)]
+    return [_one_forward_one_backward(rank, ranks, micro_batches, chunks) for rank in range(ranks)]
+
+
+def _gpipe(micro_batches: int) -> list[Action]:
+    numbers = range(micro_batches)
+    return [*(Action("forward", n) for n in numbers), *(Action("backward", n) for n in numbers)]
+
+
+def _one_forward_one_backward(rank: int, ranks: int, micro_batches: int, chunks: int) -> list[Action]:
+    """Forward passes until the first backward pass can begin, then one of each in turn, then backward passes."""
+    if chunks > 1 and micro_batches % ranks:
+        # Without some of its micro-batches, a schedule still has no rank wait for ever.
+        whole = _one_forward_one_backward(rank, ranks, -(-micro_batches // ranks) * ranks, chunks)
+        return [action for action in whole if action.micro_batch < micro_batches]
+    forward = _by_groups(ranks, micro_batches, range(chunks))
+    backward = _by_groups(ranks, micro_batches, range(chunks - 1, -1, -1))
+    ahead = (ranks - 1 - rank) * (1 if chunks == 1 else 2) + (chunks - 1) * ranks
+    ahead = min(ahead, len(forward))
+    actions = [Action("forward", *each) for each in forward[:ahead]]
+    for number, each in enumerate(backward):
+        if ahead + number < len(forward):
+            actions.append(Action("forward", *forward[ahead + number]))
+        actions.append(Action("backward", *each))
+    return actions
+
+
+def _by_groups(ranks: int, micro_batches: int, chunks: Sequence[int]) -> list[tuple[int, int]]:
+    """Micro-batch and chunk of each pass: as many micro-batches as ranks through one chunk, then through the next."""
+    return [
+        (micro_batch, chunk)
+        for start in range(0, micro_batches, ranks)
+        for chunk in chunks
+        for micro_batch in range(start, min(start + ranks, micro_batches))
+    ]
+
+
+def kept_micro_batches(actions: Sequence[Action]) -> int:
+    """The most forward passes of a rank whose activations are kept at one time, that which runs included."""
+    kept = most = 0
+    for action in actions:
+        kept += 1 if action.direction == "forward" else -1
+        most = max(most, kept)
+    return most

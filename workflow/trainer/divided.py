@@ -1,0 +1,148 @@
+"""The trainer of a model that the ranks divide among them: layers, pipeline stages, or both.
+
+Each rank trains what it holds (`PartTrainer`). Checkpoints and exports know the whole model alone: the state is brought
+into its canonical form before a save, and taken out of it after a load (`CanonicalState`). Opened by `builder`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import islice
+from pathlib import Path
+
+from ortflow.workflow.comm.grid import GridRanks
+from ortflow.workflow.device import Buffer
+from ortflow.workflow.device.shard import Shard
+from ortflow.workflow.environment import LAYOUT
+from ortflow.workflow.graph.types import GraphSet
+from ortflow.workflow.layout import FlatIndex
+from ortflow.workflow.memory import ITEM
+from ortflow.workflow.parallel.division import Division
+from ortflow.workflow.sessions.session import Sessions
+from ortflow.workflow.spec.run import RunSpec
+from ortflow.workflow.trainer import EvaluationOutcome, MicroBatch, Report, StepOutcome, Trainer
+from ortflow.workflow.trainer.canonical import PARAMETERS, CanonicalState, to_first
+from ortflow.workflow.trainer.divided_check import DividedCheck, key_of
+from ortflow.workflow.trainer.environment import environment_of
+from ortflow.workflow.trainer.inference import export_checked
+from ortflow.workflow.trainer.part import PartTrainer
+
+
+class DividedTrainer(Trainer):
+    """See the module.
+
+    Parameters
+    ----------
+    graphs
+        Of the whole model.
+    sessions
+        Of this rank.
+    ranks
+        Its communicators.
+    division
+        How the model is divided.
+    part
+        The trainer of what this rank holds.
+    """
+
+    together = True
+
+    def __init__(
+        self,
+        graphs: GraphSet,
+        spec: RunSpec,
+        sessions: Sessions,
+        ranks: GridRanks,
+        division: Division,
+        part: PartTrainer,
+        report: Report,
+    ) -> None:
+        self.index: FlatIndex = division.whole
+        # The copies in `state` change only in `before_save`, in front of which the one before is written.
+        self.before_update: Callable[[], None] = lambda: None
+        self._graphs, self._spec, self._sessions, self._ranks = graphs, spec, sessions, ranks
+        self._part, self._report = part, report
+        self._canonical: CanonicalState | None = CanonicalState(division, ranks.world, part.state())
+        self._shares: Mapping[str, Shard] = self._canonical.shares
+        self._whole: Buffer | None = None
+
+    def state(self) -> Mapping[str, Buffer | Shard]:
+        """This rank's shares of the whole model's buffers."""
+        return self._shares
+
+    def before_save(self) -> None:
+        """See the protocol."""
+        assert self._canonical is not None
+        self._canonical.gather()
+
+    def after_load(self) -> None:
+        """See the protocol."""
+        assert self._canonical is not None
+        self._canonical.scatter()
+
+    def environment(self) -> Mapping[str, str]:
+        """That of the undivided graphs, and the layout."""
+        grid = self._ranks.grid
+        layout = f"data {grid.data} x pipeline {grid.pipeline} x horizontal {grid.horizontal}"
+        return {**environment_of(self._graphs, self._spec.kernels, self._sessions), LAYOUT: layout}
+
+    def check(self, samples: Iterable[MicroBatch]) -> None:
+        """Check the gradient against differences of the loss, unless the same graphs have passed before."""
+        if not self._spec.train.check_gradient:
+            return
+        keys = self._ranks.world.gather(key_of(self._part.graphs.root, self._sessions.kernels, self._ranks.place))
+        for batch in islice(samples, 1):
+            DividedCheck(self._part, self._ranks, self._spec.seed, self._report).run(batch, keys)
+
+    def step(
+        self,
+        batches: Sequence[MicroBatch],
+        *,
+        learning_rate: float,
+        update: int,
+        seeds: Sequence[int],
+        control_values: Sequence[float],
+    ) -> StepOutcome:
+        """See the protocol."""
+        return self._part.step(
+            batches, learning_rate=learning_rate, update=update, seeds=seeds, control_values=control_values
+        )
+
+    def evaluate(
+        self, batches: Iterable[MicroBatch], control_values: Callable[[], Sequence[float]]
+    ) -> EvaluationOutcome:
+        """See the protocol."""
+        return self._part.evaluate(batches, control_values)
+
+    def memory(self) -> Mapping[str, int]:
+        """Bytes of what this rank holds; `checkpoint` are its shares, beside the copy of them that is written."""
+        parts, shares = self._part.memory(), sum(each.part.count * ITEM for each in self._shares.values())
+        return {**parts, "checkpoint": parts["checkpoint"] + shares}
+
+    def give_memory_back(self) -> None:
+        """See the protocol."""
+        self._part.give_memory_back()
+
+    def end_training(self) -> None:
+        """See the protocol."""
+        self._canonical = None
+        self._shares = {}
+        self._part.end_training()
+
+    def before_export(self) -> None:
+        """Bring all parameters to rank 0."""
+        assert self._canonical is not None
+        self._canonical.gather([PARAMETERS])
+        self._whole = to_first(self._ranks.world, self._shares[PARAMETERS])
+
+    def export(
+        self, path: Path, samples: Sequence[MicroBatch], tolerance: float | None, *, trial: bool = False
+    ) -> float | None:
+        """See the protocol."""
+        assert self._whole is not None
+        exact = self._sessions.exact()
+        try:
+            return export_checked(self._graphs, self._whole, exact, path, samples, tolerance, trial=trial)
+        finally:
+            if trial:
+                self._whole = None

@@ -1,0 +1,160 @@
+"""Checks the gradient of a divided model: along random directions, against differences of the loss.
+
+All ranks move their parameters together, elements that several hold alike, and sum what each predicts. So it covers
+what no check of a single graph can: sums between parts, messages between stages, tied weights.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import time
+import zlib
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from ortflow.workflow.comm.grid import GridRanks
+from ortflow.workflow.device.cpu import HostBuffer
+from ortflow.workflow.errors import UserError
+from ortflow.workflow.kernels.library import cache_folders
+from ortflow.workflow.onnx_runtime import onnxruntime
+from ortflow.workflow.parallel.division import TRAINED
+from ortflow.workflow.parallel.grid import Place
+from ortflow.workflow.trainer import MicroBatch, Report
+from ortflow.workflow.trainer.differences import SMALLEST_SCALE
+from ortflow.workflow.trainer.part import PartTrainer
+
+VERSION = 1
+"""Of the check: a change of it has every run check again."""
+GROUPS = 12
+"""Groups of tensors that are moved together; each takes four passes."""
+REACH = 2e-2
+"""How far parameters move, of their tensor's root mean square."""
+TOLERANCE = 2e-2
+"""Of a derivative."""
+ROUNDING = 4e-7
+"""Of a loss."""
+Vector = npt.NDArray[np.float32]
+
+
+def key_of(folder: Path, kernels: str, place: Place) -> str:
+    """A hash of what decides on the gradient of a rank at a place of the grid: its graphs, kernels, runtime and the
+    check itself."""
+    key = hashlib.sha256(f"{VERSION} {onnxruntime.__version__} {kernels} {place.stage} {place.part}".encode())
+    for path in sorted(folder.glob("*.onnx")):
+        key.update(path.name.encode() + path.read_bytes())
+    return key.hexdigest()
+
+
+class DividedCheck:
+    """One check, on all ranks of the run."""
+
+    def __init__(self, part: PartTrainer, ranks: GridRanks, seed: int, report: Report) -> None:
+        self._part, self._ranks, self._seed, self._report = part, ranks, seed, report
+
+    def run(self, batch: MicroBatch, keys: Sequence[str] | None) -> None:
+        """Check, unless what the keys of all ranks, on rank 0, stand for has passed before.
+
+        Raises UserError, equal on all ranks of a replica, if a gradient is wrong.
+        """
+        places = list(cache_folders("gradients"))
+        key = hashlib.sha256(" ".join(keys).encode()).hexdigest() if keys is not None else ""
+        known = keys is not None and any((place / key).exists() for place in places)
+        if self._ranks.world.broadcast_object(known):
+            return
+        start = time.perf_counter()
+        try:
+            compared = self._compare(batch)
+        finally:
+            self._part.forget_gradient()
+        if self._ranks.world.rank:
+            return
+        if compared is None:
+            self._report.warn("the gradient was not checked, because the first micro-batch has no finite gradient")
+            return
+        seconds = time.perf_counter() - start
+        self._report.record("gradient_check", seconds=round(seconds, 6), compared=compared)
+        self._report.note(f"gradient checked: {compared}, {seconds:.1f} s")
+        for place in places:
+            with suppress(OSError):
+                (place / key).touch()
+                return
+
+    def _compare(self, batch: MicroBatch) -> str | None:
+        loss, gradients = self._part.gradient_of(batch, self._seed)
+        gradient = gradients.read()
+        # Each rank predicts with what its own graphs say: of a tied weight that is a term of the gradient.
+        if not math.isfinite(self._sum(float(np.abs(gradient, dtype=np.float64).sum()) + abs(loss))):
+            return None
+        names = [entry.name for entry in self._part.division.whole if entry.tensor.group in TRAINED]
+        steps = self._steps(names)
+        size = -(-len(names) // GROUPS)
+        groups = [names[start : start + size] for start in range(0, len(names), size)]
+        for group in groups:
+            self._check({name: steps[name] for name in group}, gradient, loss, batch)
+        return f"{len(names)} tensors of all ranks against differences of the loss in {len(groups)} groups"
+
+    def _steps(self, names: Sequence[str]) -> dict[str, float]:
+        """How far each tensor's elements move; equal on all ranks that hold it."""
+        squares = np.zeros(len(names))
+        for place, name in enumerate(names):
+            if name in self._part.index and self._part.counts(name):
+                squares[place] = np.square(self._part.values(name), dtype=np.float64).sum()
+        summed = HostBuffer(squares)
+        self._ranks.replica.all_reduce(summed)
+        counts = [max(1, self._part.division.whole[name].tensor.count) for name in names]
+        scales = np.sqrt(summed.array / counts)
+        return {name: REACH * max(float(scale), SMALLEST_SCALE) for name, scale in zip(names, scales, strict=True)}
+
+    def _check(self, steps: Mapping[str, float], gradient: Vector, loss: float, batch: MicroBatch) -> None:
+        group, here = list(steps), self._part.index
+        directions = {name: self._direction(name, step) for name, step in steps.items() if name in here}
+        claimed = self._claimed(directions, gradient)
+        far, near = (self._measured(directions, reach, batch) for reach in (1.0, 0.5))
+        # Differences of both distances agree but for the loss's curvature: what they disagree in is their error.
+        error = abs(far - near) + ROUNDING * max(1.0, abs(loss))
+        if not abs(near - claimed) <= TOLERANCE * max(abs(near), abs(claimed)) + 2 * error:
+            some = ", ".join(map(repr, group[:5])) + (f" and {len(group) - 5} more" if len(group) > 5 else "")
+            raise UserError(
+                f"the gradient of {some} disagrees with finite differences of the loss: along it the loss changes by "
+                f"{near:.4g}, and the gradients of all ranks predict {claimed:.4g}",
+                where="parallel",
+                fix="report the model to ortflow; train.check_gradient: false trains it anyway",
+            )
+
+    def _direction(self, name: str, step: float) -> Vector:
+        """Of the whole tensor's random direction this rank's region."""
+        random = np.random.default_rng([self._seed, zlib.crc32(name.encode())])
+        signs = random.choice(np.array([-step, step], np.float32), self._part.division.whole[name].tensor.shape)
+        return np.ascontiguousarray(self._part.region(name).of(signs), np.float32).reshape(-1)
+
+    def _claimed(self, directions: dict[str, Vector], gradient: Vector) -> float:
+        total = 0.0
+        for name, direction in directions.items():
+            entry = self._part.index[name]
+            if self._part.predicts(name):
+                total += float(np.dot(gradient[entry.offset : entry.end].astype(np.float64), direction))
+        return self._sum(total)
+
+    def _measured(self, directions: dict[str, Vector], reach: float, batch: MicroBatch) -> float:
+        """The change of the loss along the directions, from both sides, for a reach of 1."""
+        before = {name: self._part.values(name) for name in directions}
+        losses = []
+        try:
+            for sign in (reach, -reach):
+                for name, direction in directions.items():
+                    self._part.set_values(name, before[name] + np.float32(sign) * direction)
+                losses.append(self._part.gradient_of(batch, self._seed)[0])
+        finally:
+            for name, values in before.items():
+                self._part.set_values(name, values)
+        return (losses[0] - losses[1]) / (2 * reach)
+
+    def _sum(self, value: float) -> float:
+        total = HostBuffer(np.array([value], np.float64))
+        self._ranks.replica.all_reduce(total)
+        return float(total.array[0])

@@ -1,0 +1,207 @@
+"""The trainer of what one rank holds of a divided model: a part of its layers, a stage of its pipeline, or both.
+
+Its index, buffers and graphs are this rank's own. Data parallelism and ZeRO act on them over the replicas, and what
+concerns the whole model is summed over all ranks, each element and each sample once. Driven by `DividedTrainer`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from ortflow.workflow.comm import Communicator
+from ortflow.workflow.comm.grid import GridRanks
+from ortflow.workflow.comm.solo import SoloCommunicator
+from ortflow.workflow.device import Buffer
+from ortflow.workflow.device.cpu import HostBuffer
+from ortflow.workflow.device.shard import Shard
+from ortflow.workflow.graph.types import GraphSet
+from ortflow.workflow.optim.gradient import square_sum_graph
+from ortflow.workflow.optim.segments import segments
+from ortflow.workflow.parallel.division import TRAINED, Division
+from ortflow.workflow.parallel.region import Region
+from ortflow.workflow.sessions.session import Binding, Sessions
+from ortflow.workflow.spec.run import RunSpec
+from ortflow.workflow.trainer import EvaluationOutcome, MicroBatch, Report
+from ortflow.workflow.trainer.graph import CONTROL_VALUES, SILENT
+from ortflow.workflow.trainer.tied import TiedWeights, ties
+from ortflow.workflow.trainer.zero import ZeroTrainer
+
+
+class PartTrainer(ZeroTrainer):
+    """See the module.
+
+    Parameters
+    ----------
+    graphs
+        Of this rank's holding.
+    ranks
+        The communicators of this rank.
+    division
+        How the model is divided.
+    """
+
+    def __init__(
+        self,
+        graphs: GraphSet,
+        spec: RunSpec,
+        sessions: Sessions,
+        ranks: GridRanks,
+        division: Division,
+        report: Report = SILENT,
+    ) -> None:
+        self._ranks, self.division, self.graphs = ranks, division, graphs
+        self._alone = SoloCommunicator()
+        self._tied = TiedWeights(ties(division, ranks.place), ranks.stages)
+        super().__init__(graphs, spec, sessions, ranks.replicas, report)
+
+    @property
+    def _sharers(self) -> Communicator:
+        return self._comm if self._spec.parallel.zero else self._alone
+
+    def counts(self, name: str) -> bool:
+        """Whether sums over all ranks count this rank's elements of a tensor."""
+        return self.division.counts(self.division.number(self._ranks.place), name)
+
+    def predicts(self, name: str) -> bool:
+        """Whether this rank's own gradient of a tensor is a term of the change of the loss.
+
+        Of a tensor that each part holds whole, the gradient is complete on each. Of one that is tied between stages,
+        each stage has a term.
+        """
+        return name in self.division.of(self._ranks.place).regions or self._ranks.place.part == 0
+
+    def region(self, name: str) -> Region:
+        """What this rank holds of a tensor."""
+        return self.division.of(self._ranks.place).region(name)
+
+    def values(self, name: str) -> npt.NDArray[np.float32]:
+        """A copy of what this rank holds of a tensor, flat."""
+        entry = self.index[name]
+        return self._parameters.slice(entry.offset, entry.end).read()
+
+    def set_values(self, name: str, values: npt.NDArray[np.float32]) -> None:
+        """Replace what this rank holds of a tensor."""
+        entry = self.index[name]
+        self._parameters.slice(entry.offset, entry.end).write(values)
+
+    def _bind_scaling(self) -> Binding:
+        scaling = super()._bind_scaling()
+        self._squarings = [self._bind_squares(start, stop) for start, stop in self._counted_spans()]
+        return scaling
+
+    def _counted_spans(self) -> Iterator[tuple[int, int]]:
+        """Elements of what this rank updates that the sum of all squares counts here; neighbours joined."""
+        trained = [entry for entry in self.index if entry.tensor.group in TRAINED]
+        edges = [*(entry.offset for entry in trained[1:]), self.index.trained]
+        start, stop = self._own.start, self._own.stop
+        open_at: int | None = None
+        for entry, end in zip(trained, edges, strict=True):
+            counted = self.counts(entry.name)
+            if counted and open_at is None:
+                open_at = entry.offset
+            if open_at is not None and (not counted or end == self.index.trained):
+                first, last = max(open_at, start), min(end if counted else entry.offset, stop)
+                if first < last:
+                    yield first, last
+                open_at = None
+
+    def _bind_squares(self, start: int, stop: int) -> Binding:
+        squaring = Binding(self._open(square_sum_graph()), self._sessions.device)
+        squaring.read_from("gradients", self._own.slice(start, stop), (stop - start,))
+        squaring.write_to("squares", self._squares, (1,))
+        return squaring
+
+    def _sum_squares(self) -> None:
+        total = np.zeros(1)
+        for squaring in self._squarings:
+            squaring.run()
+            total += self._squares.read()
+        self._squares.write(total)
+        # Without ZeRO, each replica has the whole gradient.
+        everyone = self._ranks.world if self._spec.parallel.zero else self._ranks.replica
+        everyone.all_reduce(self._squares)
+
+    def _sum_norms(self, sums: Buffer) -> None:
+        self._sharers.all_reduce(sums)
+        cuts = segments(self._spec.train.optimizer, self.index)
+        offsets = {entry.offset: entry.name for entry in self.index if entry.tensor.count}
+        # A tensor that every part holds whole has its norm already; of one that is divided each has a part of it.
+        mine = np.array([self.predicts(offsets[cut.start]) for cut in cuts])
+        values = sums.read()
+        sums.write(np.where(np.tile(mine, 2), values, 0))
+        self._ranks.parts.all_reduce(sums)
+
+    def _reduce_gradients(self) -> None:
+        self._tied.sum_gradients(self._gradients)
+        if self._spec.parallel.zero:
+            super()._reduce_gradients()
+        else:
+            self._comm.all_reduce(self._gradients)
+
+    def _sum_over_ranks(self) -> None:
+        if self._statistics.count:
+            self._comm.all_reduce(self._statistics)
+        tail = self._tail.read()
+        if not self._ranks.speaks:
+            tail[:CONTROL_VALUES] = 0
+        self._tail.write(tail)
+        self._ranks.world.all_reduce(self._tail)
+
+    def _apply(self) -> None:
+        super()._apply()
+        self._tied.take_over(self._parameters)
+
+    def evaluate(
+        self, batches: Iterable[MicroBatch], control_values: Callable[[], Sequence[float]]
+    ) -> EvaluationOutcome:
+        """See the protocol."""
+        return super().evaluate(self._together(batches), control_values)
+
+    def _together(self, batches: Iterable[MicroBatch]) -> Iterator[MicroBatch]:
+        """The batches until the first rank of the replica has no more: one that was asked to stop has none."""
+        source, ended = iter(batches), HostBuffer(np.zeros(1))
+        while True:
+            batch = next(source, None)
+            ended.fill(batch is None)
+            self._ranks.replica.all_reduce(ended)
+            if batch is None or ended.array[0]:
+                return
+            yield batch
+
+    def _sum_totals(self) -> None:
+        totals, metrics = self._totals.read(), len(self._metric_outputs) + 1
+        if not self._ranks.speaks:
+            totals[:metrics] = 0
+        self._totals.write(totals)
+        self._ranks.world.all_reduce(self._totals)
+
+    def gradient_of(self, batch: MicroBatch, seed: int) -> tuple[float, Buffer]:
+        """The summed loss of a micro-batch on all ranks of the replica, and the gradient of what this rank holds.
+
+        Collective over the replica. Leaves the state unchanged; the gradient is that of this rank's own graph, without
+        what other stages add to tied weights. Call `forget_gradient` behind it.
+        """
+        self._running.copy_from(self._parameters.slice(*self._state_span))
+        self._statistics.copy_from(self._running)
+        tail = self._pass([batch], [seed])
+        loss = HostBuffer(np.array([tail[0] if self._ranks.speaks else 0.0], np.float64))
+        self._ranks.replica.all_reduce(loss)
+        return float(loss.array[0]), self._gradients
+
+    def forget_gradient(self) -> None:
+        """Leave no gradient for the next step."""
+        self._gradients.fill(0)
+
+    def state(self) -> dict[str, Buffer | Shard]:
+        """What this rank holds."""
+        if self._spec.parallel.zero:
+            return dict(super().state())
+        whole = {name: each.part if isinstance(each, Shard) else each for name, each in self._moments.items()}
+        return {"parameters": self._parameters, **whole}
+
+    def _drop_update(self) -> None:
+        super()._drop_update()
+        del self._squarings

@@ -1,0 +1,90 @@
+"""Runs the stages that one rank has of a pipeline's evaluation graph: forward passes alone, batch behind batch.
+
+Called by the trainer of a divided model. While a stage evaluates a batch, the stage before it has begun the next.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from ortflow.workflow.comm import Communicator
+from ortflow.workflow.onnx_runtime import onnxruntime
+from ortflow.workflow.parallel.stage import Stage, StageSet
+from ortflow.workflow.sessions.session import Binding, Sessions
+from ortflow.workflow.trainer import MicroBatch
+from ortflow.workflow.trainer.stage_memory import give, held
+from ortflow.workflow.trainer.stage_wire import Arrival, Held, Wire
+
+
+@dataclass
+class _Chunk:
+    stage: Stage
+    binding: Binding
+    made: list[str]
+
+
+class StageEvaluation:
+    """See the module.
+
+    Parameters
+    ----------
+    stages
+        The stages of the whole pipeline.
+    pipeline
+        The ranks of this pipeline, in the order of the stages.
+    sessions
+        Of this rank.
+    bind
+        Ties a graph to the trainer's parameters and its metrics to where the trainer wants them.
+    """
+
+    def __init__(
+        self,
+        stages: StageSet,
+        pipeline: Communicator,
+        sessions: Sessions,
+        bind: Callable[[onnxruntime.InferenceSession], Binding],
+    ) -> None:
+        self._stages, self._device, self._ranks = stages, sessions.device, stages.ranks
+        self._wire = Wire(pipeline, sessions.device, len(stages.stages))
+        self._chunks: list[_Chunk] = []
+        for stage in stages.of_rank(pipeline.rank):
+            binding = bind(sessions.open(stages.eval(stage.number)))
+            made = sorted({value.name for value in stage.eval_sends} & binding.outputs)
+            self._chunks.append(_Chunk(stage, binding, made))
+        self._sent: list[Arrival] = []
+
+    def run(self, batch: MicroBatch, feed: Callable[[Binding], None]) -> None:
+        """Evaluate one batch; its metrics are then there on the last rank. All ranks of the pipeline call it.
+
+        Parameters
+        ----------
+        batch
+            The same on all ranks; of one sample at least.
+        feed
+            Feeds it to what a graph reads of it.
+        """
+        earlier, self._sent = self._sent, []
+        for chunk in self._chunks:
+            number = chunk.stage.number
+            arrived: Mapping[str, Held] = {}
+            if number:
+                link, values = ("eval", number - 1), chunk.stage.eval_receives
+                arrived = self._wire.receive(link, values, batch, (number - 1) % self._ranks).wait()
+            give(chunk.binding, arrived)
+            feed(chunk.binding)
+            made = chunk.binding.run_for(chunk.made)
+            chunk.binding.release(arrived)
+            present = {**arrived, **{name: held(value, self._device) for name, value in made.items()}}
+            if number < len(self._stages.stages) - 1:
+                to, link = (number + 1) % self._ranks, ("eval", number)
+                self._sent.append(self._wire.send(link, chunk.stage.eval_sends, present, batch, to))
+        for sent in earlier:
+            sent.wait()
+
+    def finish(self) -> None:
+        """Wait until everything is sent; behind the last batch."""
+        for sent in self._sent:
+            sent.wait()
+        self._sent = []

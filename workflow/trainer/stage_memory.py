@@ -1,0 +1,104 @@
+"""Memory of a pipeline's stages: what a graph hands out, and gradients that add up over micro-batches.
+
+Called by `stage_runner` and `stage_evaluation`.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+
+import numpy as np
+
+from ortflow.workflow.device import Buffer, Device
+from ortflow.workflow.device.cpu import HostBuffer
+from ortflow.workflow.errors import OrtflowError
+from ortflow.workflow.graph.types import LOSS_SUM, LOSS_WEIGHT
+from ortflow.workflow.layout import FlatIndex
+from ortflow.workflow.onnx_runtime import onnxruntime
+from ortflow.workflow.sessions.session import Binding
+from ortflow.workflow.trainer.stage_wire import Held
+
+_DTYPES = {
+    "tensor(bool)": "bool", "tensor(float)": "float32", "tensor(double)": "float64", "tensor(float16)": "float16",
+    "tensor(int32)": "int32", "tensor(int64)": "int64", "tensor(int8)": "int8", "tensor(uint8)": "uint8",
+    "tensor(uint64)": "uint64", "tensor(uint32)": "uint32", "tensor(int16)": "int16", "tensor(uint16)": "uint16",
+}  # fmt: skip
+
+
+def held(value: onnxruntime.OrtValue, device: Device) -> Held:
+    """A value in memory of ONNX Runtime's, which lives as long as it is held."""
+    if device.kind != "cpu":
+        raise OrtflowError(f"stages of a pipeline do not run on {device.kind} yet")
+    dtype, shape = np.dtype(_DTYPES[value.data_type()]), tuple(value.shape())
+    count = int(np.prod(shape, dtype=np.int64))
+    if not count:
+        return Held(device.allocate(0, dtype), shape)
+    memory = (ctypes.c_byte * (count * dtype.itemsize)).from_address(value.data_ptr())
+    return Held(HostBuffer(np.frombuffer(memory, dtype)), shape, value)
+
+
+def give(binding: Binding, values: Mapping[str, Held]) -> None:
+    """Tie what a graph reads of values to it."""
+    for name, each in values.items():
+        binding.read_from(name, each.buffer, each.shape)
+
+
+def handed_out(binding: Binding, index: FlatIndex) -> list[str]:
+    """Outputs of a forward graph that are neither sums of the loss nor running statistics."""
+    tied = {LOSS_SUM, LOSS_WEIGHT, *(f"{entry.name}_new" for entry in index)}
+    return sorted(name for name in binding.outputs if name not in tied)
+
+
+def runs(index: FlatIndex, names: Collection[str]) -> Iterator[tuple[int, int]]:
+    """Elements [start, stop) of the flat buffer that hold the tensors, neighbours joined."""
+    start = stop = 0
+    for entry in sorted((index[name] for name in names), key=lambda entry: entry.offset):
+        follows = not any(stop <= other.offset < entry.offset for other in index) if stop else False
+        if not follows:
+            if stop:
+                yield start, stop
+            start = entry.offset
+        stop = entry.end
+    if stop:
+        yield start, stop
+
+
+class GradientSums:
+    """The gradients of one stage, summed over the micro-batches of a step in their order.
+
+    The first backward pass of a step writes the gradients of `fresh` in their place. Everything else goes to `scratch`
+    and is added: further micro-batches, and weights that another stage of this rank has a gradient of already.
+    """
+
+    def __init__(
+        self,
+        index: FlatIndex,
+        trained: Sequence[str],
+        fresh: Collection[str],
+        gradients: Buffer,
+        scratch: Buffer | None,
+    ) -> None:
+        self._index, self._trained, self._fresh = index, trained, fresh
+        self._gradients, self._scratch = gradients, scratch
+        self._to_add = [self._pairs(name for name in trained if name not in fresh), self._pairs(trained)]
+
+    def _pairs(self, names: Iterable[str]) -> list[tuple[Buffer, Buffer]]:
+        found = list(runs(self._index, list(names))) if self._scratch is not None else []
+        scratch = self._scratch
+        assert scratch is not None or not found
+        return [(self._gradients.slice(a, b), scratch.slice(a, b)) for a, b in found if scratch is not None]
+
+    def tie(self, binding: Binding, *, first: bool) -> None:
+        """Tie a graph's gradients to where they belong in the first pass of a step, or in a further one."""
+        for name in self._trained:
+            target = self._gradients if first and name in self._fresh else self._scratch
+            if target is None:
+                raise OrtflowError(f"there is no scratch buffer for the gradient of {name!r}")
+            entry = self._index[name]
+            binding.write_to(f"{name}_grad", target.slice(entry.offset, entry.end), entry.tensor.shape)
+
+    def add(self, *, first: bool) -> None:
+        """Add what a pass has left in the scratch buffer."""
+        for target, addend in self._to_add[0 if first else 1]:
+            target.add(addend)

@@ -1,0 +1,154 @@
+"""What the stages of a pipeline send each other: activations and their gradients, over a communicator.
+
+Called by `stage_runner`. A receiver must know the shapes of what comes. The sender tells them ahead of the first
+message of each link whose batch has certain shapes; later batches of the same shapes need no such message, so that
+a receive can be posted before anything is sent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ortflow.workflow.comm import Communicator, Request
+from ortflow.workflow.device import Buffer, Device
+from ortflow.workflow.errors import UserError
+from ortflow.workflow.parallel.stage import Value
+from ortflow.workflow.trainer import MicroBatch
+
+Shape = tuple[int, ...]
+Link = tuple[str, int]
+"""forward, backward or eval, and the stage that sends."""
+_MOST_AXES = 8
+_KINDS = ("forward", "backward", "eval")
+
+
+@dataclass(frozen=True)
+class Held:
+    """A value in the memory of the device."""
+
+    buffer: Buffer
+    shape: Shape
+    owner: Any = None
+    """What the memory belongs to."""
+
+
+@dataclass
+class Arrival:
+    """Values that are on their way."""
+
+    values: dict[str, Held]
+    requests: list[Request] = field(default_factory=list)
+
+    def wait(self) -> dict[str, Held]:
+        """The values, once they have come."""
+        for request in self.requests:
+            request.wait()
+        return self.values
+
+
+class Wire:
+    """The messages of one rank of a pipeline; see the module."""
+
+    def __init__(self, pipeline: Communicator, device: Device, stages: int) -> None:
+        self._comm, self._device, self._stages = pipeline, device, stages
+        self._shapes: dict[tuple[Link, object], list[Shape]] = {}
+
+    def send(
+        self, link: Link, values: Sequence[Value], held: Mapping[str, Held], batch: MicroBatch, to: int
+    ) -> Arrival:
+        """Begin to send activations.
+
+        Raises
+        ------
+        UserError
+            If their shapes differ from those of an earlier batch of the same shapes.
+        """
+        key, shapes = (link, signature(batch)), [held[value.name].shape for value in values]
+        requests = []
+        if key not in self._shapes:
+            self._shapes[key] = shapes
+            header = self._device.allocate(len(values) * (_MOST_AXES + 1), np.int64)
+            header.write(_packed(values, shapes))
+            requests.append(self._comm.start_send(header, to, self._tag(link, 1)))
+        for value, shape, known in zip(values, shapes, self._shapes[key], strict=True):
+            if shape != known:
+                raise UserError(
+                    f"{value.name!r} has the shape {list(shape)}, and {list(known)} in another batch of the same"
+                    " shapes, so it cannot go from one stage to the next",
+                    where="parallel.cuts",
+                    fix="cut the model elsewhere",
+                )
+        return self._start_send(link, values, held, to, requests)
+
+    def send_gradients(self, link: Link, values: Sequence[Value], held: Mapping[str, Held], to: int) -> Arrival:
+        """Begin to send the gradients of activations, in whose shapes they are."""
+        return self._start_send(link, values, held, to, [])
+
+    def knows(self, activations: Link, batch: MicroBatch) -> bool:
+        """Whether the shapes of what a link carries are known before it is sent."""
+        return (activations, signature(batch)) in self._shapes
+
+    def receive(self, link: Link, values: Sequence[Value], batch: MicroBatch, source: int) -> Arrival:
+        """Begin to receive activations; waits for their shapes if these are not known."""
+        key = link, signature(batch)
+        if key not in self._shapes:
+            header = self._device.allocate(len(values) * (_MOST_AXES + 1), np.int64)
+            self._comm.receive(header, source, self._tag(link, 1))
+            self._shapes[key] = _unpacked(header.read(), len(values))
+        return self._start_receive(link, values, self._shapes[key], source)
+
+    def receive_gradients(
+        self, link: Link, activations: Link, sent: Sequence[Value], batch: MicroBatch, source: int
+    ) -> Arrival:
+        """Begin to receive gradients of what this rank has `sent` over the link `activations`."""
+        shapes = self._shapes[activations, signature(batch)]
+        pairs = [(value, shape) for value, shape in zip(sent, shapes, strict=True) if value.gradient]
+        return self._start_receive(link, [value for value, _ in pairs], [shape for _, shape in pairs], source)
+
+    def _start_send(
+        self, link: Link, values: Sequence[Value], held: Mapping[str, Held], to: int, requests: Sequence[Request]
+    ) -> Arrival:
+        sent = {value.name: held[value.name] for value in values}
+        started = [self._comm.start_send(each.buffer, to, self._tag(link)) for each in sent.values()]
+        return Arrival(sent, [*requests, *started])
+
+    def _start_receive(self, link: Link, values: Sequence[Value], shapes: Sequence[Shape], source: int) -> Arrival:
+        arrival = Arrival({})
+        for value, shape in zip(values, shapes, strict=True):
+            buffer = self._device.allocate(int(np.prod(shape, dtype=np.int64)), np.dtype(value.dtype))
+            arrival.values[value.name] = Held(buffer, shape)
+            arrival.requests.append(self._comm.start_receive(buffer, source, self._tag(link)))
+        return arrival
+
+    def _tag(self, link: Link, header: int = 0) -> int:
+        kind, stage = link
+        return 2 * (_KINDS.index(kind) * self._stages + stage) + header
+
+
+def signature(batch: MicroBatch) -> object:
+    """What decides on the shapes of all values."""
+    return tuple((name, array.shape) for name, array in sorted(batch.arrays.items()))
+
+
+def _packed(values: Sequence[Value], shapes: Sequence[Shape]) -> npt.NDArray[np.int64]:
+    rows = np.zeros((len(shapes), _MOST_AXES + 1), np.int64)
+    for row, value, shape in zip(rows, values, shapes, strict=True):
+        if len(shape) > _MOST_AXES:
+            raise UserError(
+                f"{value.name!r} has {len(shape)} axes, and a stage sends values of {_MOST_AXES} at most",
+                where="parallel.cuts",
+                fix="cut the model elsewhere",
+            )
+        row[0] = len(shape)
+        row[1 : 1 + len(shape)] = shape
+    return rows.reshape(-1)
+
+
+def _unpacked(header: npt.NDArray[np.int64], values: int) -> list[Shape]:
+    rows = header.reshape(values, _MOST_AXES + 1).tolist()
+    return [tuple(row[1 : 1 + row[0]]) for row in rows]
