@@ -253,14 +253,11 @@ class GraphTrainer(Trainer):
         self._feed(binding, batch, seed)
         # Dropout's masks come from ONNX Runtime's global generator: seeded each run, a resumed run repeats them.
         onnxruntime.set_seed(seed)
-        self._run(binding)
+        binding.run()
         tail = np.zeros(TAIL, np.float32)
         tail[:2] = self._sums.read()
         tail[2] = batch.count
         return tail
-
-    def _run(self, binding: Binding) -> None:
-        binding.run()
 
     def _adopt_statistics(self) -> None:
         state = self._here.slice(*self._state_span)
