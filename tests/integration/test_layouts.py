@@ -74,7 +74,6 @@ def test_a_layout_trains_as_one_rank_does(name: str, project: Project, one_rank:
     same(found, one_rank)
     replicas = ranks // (parallel.get("pipeline", 1) * parallel.get("horizontal", 1))
     assert f"{replicas} replica(s) of {ranks // replicas} ranks x micro_batch 2" in logs(found)
-    assert "tensors of all ranks against differences of the loss" in of_kind(found, "gradient_check")[0]["compared"]
     # A rank has less than the whole model.
     memory, whole = of_kind(found, "memory")[0], of_kind(one_rank, "memory")[0]
     assert memory["parameters"] < whole["parameters"]
