@@ -96,6 +96,12 @@ def forecast(spec: RunSpec) -> Forecast:
             where="trainer.name",
             fix="start the run: its event memory reports it",
         )
+    if spec.divides:
+        raise UserError(
+            "divides the model over the ranks, and memory is predicted only for a model that each rank holds whole",
+            where="parallel",
+            fix="start the run: its event memory reports it",
+        )
     with tempfile.TemporaryDirectory(prefix="ortflow-plan-") as folder:
         run_dir, report = RunDir(Path(folder)), Report()
         builder = builder_of(spec, run_dir, report)

@@ -128,7 +128,11 @@ def build_graphs(spec: RunSpec, device: str, out: Path, length: int = 0) -> Grap
     if spec.divides and prepared is not None:
         from ortflow.workflow.assembly.divide import divide
 
-        divided = divide(spec, out, index, prepared, evaluate, trained, length)
+        def train_graph(forward: onnx.ModelProto) -> tuple[onnx.ModelProto, onnx.ModelProto]:
+            plain, own, *_ = _train_graph(forward, spec, source, length)
+            return plain, own
+
+        divided = divide(spec, out, index, prepared, evaluate, trained, length, train_graph)
         notes += divided.notes
     integers = [i.name for i in inputs if np.issubdtype(np.dtype(i.dtype), np.integer)]
     result = GraphSet(

@@ -15,10 +15,15 @@ import onnx
 
 from ortflow.workflow.assembly.stages import Division as Stages
 from ortflow.workflow.assembly.stages import build_stages
+from ortflow.workflow.errors import UserError
+from ortflow.workflow.graph.division.divide import divide as divide_layers
+from ortflow.workflow.graph.ir.collective import finish, has_collectives
+from ortflow.workflow.graph.types import LOSS_SUM, with_kernels_of
 from ortflow.workflow.layout import FlatIndex, Tensor
-from ortflow.workflow.parallel.division import NAME, Division, Holding, folder_of
+from ortflow.workflow.parallel.division import CHANNEL, NAME, Division, Holding, folder_of
 from ortflow.workflow.parallel.grid import Grid
 from ortflow.workflow.parallel.region import WHOLE, Region
+from ortflow.workflow.parallel.ties import ties
 from ortflow.workflow.rundir import write_atomically
 from ortflow.workflow.spec.run import RunSpec
 
@@ -63,6 +68,7 @@ def divide(
     evaluate: onnx.ModelProto,
     trained: Sequence[str],
     length: int,
+    train_graph: TrainGraph,
 ) -> Divided:
     """Divide a model as the run file says.
 
@@ -82,27 +88,74 @@ def divide(
         Parameters that have a gradient.
     length
         That of the samples where the model's second axis varies; 0 if it is not known.
+    train_graph
+        Differentiates a forward graph that is not cut into stages.
 
     Raises
     ------
     UserError
         If the model cannot be divided so.
     """
-    names = [entry.name for entry in whole]
-    section = spec.parallel
+    section, cuts = spec.parallel, spec.parallel.cuts
     held: list[list[Held]] = []
     files: dict[Path, bytes] = {}
     notes: list[str] = []
     for part in range(section.horizontal):
-        stages = Stages(
-            section.pipeline, section.chunks, section.cuts, spec.data.micro_batch, length, spec.onnx_model.recompute
-        )
-        made = build_stages(prepared, evaluate, names, trained, stages, folder_of(root, part))
-        files |= made.files
-        notes += made.notes if not part else ()
-        held.append([Held(made.stages.tensors_of(stage), {}) for stage in range(section.pipeline)])
+        lines: list[str] = []
+        forward, evaluated, regions = prepared, evaluate, dict[str, Region]()
+        if section.horizontal > 1:
+            forward, evaluated, regions, lines = _part_of(spec, whole, prepared, evaluate, trained, part)
+        folder = folder_of(root, part)
+        if section.pipeline == 1:
+            train, faster = train_graph(forward)
+            made = {"train.onnx": train, with_kernels_of(Path("train.onnx")).name: faster, "eval.onnx": evaluated}
+            files |= {folder / name: _finished(model) for name, model in made.items()}
+            held.append([Held([entry.name for entry in whole], regions)])
+        else:
+            # The parts of a stage run alike: all are cut where the first is.
+            stages = Stages(
+                section.pipeline, section.chunks, cuts, spec.data.micro_batch, length, spec.onnx_model.recompute
+            )
+            cut = build_stages(forward, evaluated, [entry.name for entry in whole], trained, stages, folder)
+            cuts = cut.cuts
+            for path, data in cut.files.items():
+                files[path] = _finished(onnx.load_from_string(data)) if path.suffix == ".onnx" else data
+            lines += cut.notes
+            tensors = [cut.stages.tensors_of(stage) for stage in range(section.pipeline)]
+            held.append([Held(names, {n: regions[n] for n in names if n in regions}) for names in tensors])
+        notes += lines if not part else ()
     ordered = [held[part][stage] for stage in range(section.pipeline) for part in range(section.horizontal)]
-    return Divided(division_of(whole, spec.grid, ordered), files, notes)
+    try:
+        division = division_of(whole, spec.grid, ordered)
+        for rank in range(spec.grid.world_size):
+            ties(division, spec.grid.place(rank))
+    except ValueError as error:
+        raise UserError(str(error), where="parallel", fix="set pipeline or horizontal to 1") from error
+    return Divided(division, files, notes)
+
+
+def _part_of(
+    spec: RunSpec,
+    whole: FlatIndex,
+    prepared: onnx.ModelProto,
+    evaluate: onnx.ModelProto,
+    trained: Sequence[str],
+    part: int,
+) -> tuple[onnx.ModelProto, onnx.ModelProto, dict[str, Region], list[str]]:
+    """The forward and the evaluation graph of one part, its regions of the tensors that are divided, and log lines."""
+    shapes = {entry.name: entry.tensor.shape for entry in whole}
+    parts = spec.parallel.horizontal
+    forward = divide_layers(prepared, shapes, trained, LOSS_SUM, part, parts, CHANNEL)
+    evaluated = divide_layers(evaluate, shapes, (), LOSS_SUM, part, parts, CHANNEL, like=forward)
+    regions = {name: region for name, region in forward.regions.items() if not region.whole}
+    return forward.model, evaluated.model, regions, list(forward.notes)
+
+
+def _finished(model: onnx.ModelProto) -> bytes:
+    """The graph as ranks load it."""
+    if has_collectives(model):
+        finish(model)
+    return bytes(model.SerializeToString(deterministic=True))
 
 
 def division_of(whole: FlatIndex, grid: Grid, held: Sequence[Held]) -> Division:

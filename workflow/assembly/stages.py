@@ -114,7 +114,7 @@ def build_stages(
         common = _made(prepared.graph) & _made(evaluated.graph)
         sizes = sizes_of(prepared.graph, weights, division.rows, division.length or 128)
         cuts = balanced_cuts(prepared, count, weights, sizes, allowed=common)
-    whole, notes = make_differentiable(_keeping(prepared, cuts), trained, LOSS_SUM)
+    whole, notes = make_differentiable(keeping(prepared, cuts), trained, LOSS_SUM)
     rewrites.before(whole.graph)
     _without(whole, prepared)
     pieces = cut_graph(whole, cuts, weights)
@@ -210,7 +210,7 @@ def _for_metrics(evaluate: onnx.ModelProto) -> onnx.ModelProto:
     return copy
 
 
-def _keeping(prepared: onnx.ModelProto, cuts: Sequence[Sequence[str]]) -> onnx.ModelProto:
+def keeping(prepared: onnx.ModelProto, cuts: Sequence[Sequence[str]]) -> onnx.ModelProto:
     """A copy with the tensors of the cuts as further outputs, so that nothing rewrites them away."""
     copy = onnx.ModelProto()
     copy.CopyFrom(prepared)
@@ -221,7 +221,7 @@ def _keeping(prepared: onnx.ModelProto, cuts: Sequence[Sequence[str]]) -> onnx.M
 
 
 def _without(whole: onnx.ModelProto, prepared: onnx.ModelProto) -> None:
-    """Take the outputs of `_keeping` out again, in place."""
+    """Take the outputs of `keeping` out again, in place."""
     first = {value.name for value in prepared.graph.output}
     replace(whole.graph.output, [value for value in whole.graph.output if value.name in first])
 

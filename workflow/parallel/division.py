@@ -19,6 +19,8 @@ from ortflow.workflow.parallel.runs import Runs, joined, runs_of
 
 NAME = "division.json"
 """The division, in the folder of the whole model's graphs."""
+CHANNEL = 0
+"""Of the collectives in a part's graphs: the ranks that share its layers."""
 TRAINED = ("decay", "no_decay")
 """Groups that have gradients and moments."""
 

@@ -269,17 +269,18 @@ class Binding:
             raise self._device.failure(str(error)) if _ran_out(str(error)) else _refusal(str(error)) from error
 
     def run_for(self, outputs: Sequence[str]) -> dict[str, onnxruntime.OrtValue]:
-        """Run the graph once; these outputs, none of which may be tied, each in memory of its own on the device."""
-        self._untie(outputs)
-        self.run()
-        places = {name: place for place, name in enumerate(self._bound)}
-        made = self._binding.get_outputs() if outputs else []
-        values = {name: made[places[name]] for name in outputs}
-        # Otherwise the binding would keep them alive, and the next run would write over them.
-        self._untie(outputs)
-        return values
+        """Run the graph once; these outputs, none of which may be tied, on the device.
 
-    def _untie(self, outputs: Sequence[str]) -> None:
+        They are this binding's, and live until `forget` or the next run.
+        """
+        self.forget(outputs)
+        self.run()
+        made = self._binding.get_outputs() if outputs else []
+        places = {name: place for place, name in enumerate(self._bound)}
+        return {name: made[places[name]] for name in outputs}
+
+    def forget(self, outputs: Iterable[str]) -> None:
+        """Give the memory of outputs back that `run_for` has left."""
         for name in outputs:
             self._bound.setdefault(name)
             self._binding.bind_output(name, self._device.kind, self._device.index)

@@ -8,10 +8,14 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 
+import numpy as np
+
 from ortflow.workflow.comm import Communicator
 from ortflow.workflow.comm.grid import GridRanks
+from ortflow.workflow.errors import UserError
 from ortflow.workflow.graph.types import GraphSet
-from ortflow.workflow.parallel.division import NAME, Division, folder_of
+from ortflow.workflow.parallel.division import CHANNEL, NAME, Division, folder_of
+from ortflow.workflow.sessions.collectives import connect
 from ortflow.workflow.sessions.session import Sessions
 from ortflow.workflow.spec.run import RunSpec
 from ortflow.workflow.trainer import Report
@@ -29,11 +33,20 @@ def open_divided(
     division = Division.from_json(graphs.index, json.loads((graphs.root / NAME).read_text(encoding="utf-8")))
     holding = division.of(ranks.place)
     here = replace(graphs, root=folder_of(graphs.root, ranks.place.part), index=holding.index)
+    if spec.parallel.horizontal > 1:
+        if sessions.library is None:
+            raise UserError(
+                f"is {spec.parallel.horizontal}, and this machine has no kernels of ortflow's, which sum over parts",
+                where="parallel.horizontal",
+                fix="install a C compiler (pip install 'ortflow[kernels]'), or set it to 1",
+            )
+        connect(sessions.library, {CHANNEL: ranks.parts})
     kind = StageTrainer if spec.parallel.pipeline > 1 else PartTrainer
     part = kind(here, spec, sessions, ranks, division, report)
     whole = FileTensors(graphs.initial)
     for entry in holding.index:
-        part.set_values(entry.name, holding.region(entry.name).of(whole[entry.name]))
+        mine = holding.region(entry.name).of(whole[entry.name])
+        part.set_values(entry.name, np.ascontiguousarray(mine, np.float32).reshape(-1))
     if communicator.rank == 0:
         report.note(_words(division))
     return DividedTrainer(graphs, spec, sessions, ranks, division, part, report)

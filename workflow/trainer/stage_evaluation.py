@@ -65,7 +65,8 @@ class StageEvaluation:
         feed
             Feeds it to what a graph reads of it.
         """
-        earlier, self._sent = self._sent, []
+        # Each graph writes over what it has made of the batch before.
+        self.finish()
         for chunk in self._chunks:
             number = chunk.stage.number
             arrived: Mapping[str, Held] = {}
@@ -80,8 +81,6 @@ class StageEvaluation:
             if number < len(self._stages.stages) - 1:
                 to, link = (number + 1) % self._ranks, ("eval", number)
                 self._sent.append(self._wire.send(link, chunk.stage.eval_sends, present, batch, to))
-        for sent in earlier:
-            sent.wait()
 
     def finish(self) -> None:
         """Wait until everything is sent; behind the last batch."""

@@ -6,7 +6,7 @@ Called by `stage_runner` and `stage_evaluation`.
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 
@@ -27,7 +27,7 @@ _DTYPES = {
 
 
 def held(value: onnxruntime.OrtValue, device: Device) -> Held:
-    """A value in memory of ONNX Runtime's, which lives as long as it is held."""
+    """A value of a binding's, in whose memory it stays."""
     if device.kind != "cpu":
         raise OrtflowError(f"stages of a pipeline do not run on {device.kind} yet")
     dtype, shape = np.dtype(_DTYPES[value.data_type()]), tuple(value.shape())
@@ -35,7 +35,7 @@ def held(value: onnxruntime.OrtValue, device: Device) -> Held:
     if not count:
         return Held(device.allocate(0, dtype), shape)
     memory = (ctypes.c_byte * (count * dtype.itemsize)).from_address(value.data_ptr())
-    return Held(HostBuffer(np.frombuffer(memory, dtype)), shape, value)
+    return Held(HostBuffer(np.frombuffer(memory, dtype)), shape)
 
 
 def give(binding: Binding, values: Mapping[str, Held]) -> None:
@@ -44,10 +44,10 @@ def give(binding: Binding, values: Mapping[str, Held]) -> None:
         binding.read_from(name, each.buffer, each.shape)
 
 
-def handed_out(binding: Binding, index: FlatIndex) -> list[str]:
+def handed_out(outputs: Iterable[str], index: FlatIndex) -> list[str]:
     """Outputs of a forward graph that are neither sums of the loss nor running statistics."""
     tied = {LOSS_SUM, LOSS_WEIGHT, *(f"{entry.name}_new" for entry in index)}
-    return sorted(name for name in binding.outputs if name not in tied)
+    return sorted(name for name in outputs if name not in tied)
 
 
 def runs(index: FlatIndex, names: Collection[str]) -> Iterator[tuple[int, int]]:
@@ -62,6 +62,23 @@ def runs(index: FlatIndex, names: Collection[str]) -> Iterator[tuple[int, int]]:
         stop = entry.end
     if stop:
         yield start, stop
+
+
+class Pool:
+    """Bindings of one graph, one for each micro-batch whose activations are kept: they lie in its memory."""
+
+    def __init__(self, bind: Callable[[], Binding], outputs: Sequence[str]) -> None:
+        self._bind, self._outputs = bind, outputs
+        self._free: list[Binding] = [bind()]
+
+    def take(self) -> Binding:
+        """A binding that nobody else has."""
+        return self._free.pop() if self._free else self._bind()
+
+    def give_back(self, binding: Binding) -> None:
+        """What it has made is not needed any more."""
+        binding.forget(self._outputs)
+        self._free.append(binding)
 
 
 class GradientSums:

@@ -6,8 +6,11 @@ next pass runs, and gradients are added up in the order of the micro-batches. `s
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+
+import numpy as np
 
 from ortflow.workflow.comm import Communicator
 from ortflow.workflow.device import Buffer, Device
@@ -18,7 +21,7 @@ from ortflow.workflow.parallel.schedule import Action, Kind, schedule
 from ortflow.workflow.parallel.stage import Stage, StageSet, gradient_from_next, gradient_of
 from ortflow.workflow.sessions.session import Binding, Sessions
 from ortflow.workflow.trainer import MicroBatch
-from ortflow.workflow.trainer.stage_memory import GradientSums, give, handed_out, held
+from ortflow.workflow.trainer.stage_memory import GradientSums, Pool, give, handed_out, held
 from ortflow.workflow.trainer.stage_wire import Arrival, Held, Wire
 
 AHEAD = 2
@@ -33,7 +36,7 @@ class Chunk:
     """One stage of this rank, its graphs tied to the trainer's buffers."""
 
     stage: Stage
-    forward: Binding
+    forward: Pool
     made: list[str]
     """What the forward graph makes for later stages and for the backward pass."""
     backward: list[Binding]
@@ -103,14 +106,16 @@ class StageRunner:
                 sums.tie(found[-1], first=first)
             return found
 
-        forward = self._bind(self._sessions.open_fastest(stages.forward(number)), self._gradients)
+        session = self._sessions.open_fastest(stages.forward(number))
+        made = handed_out((output.name for output in session.get_outputs()), self._index)
+        forward = Pool(lambda: self._bind(session, self._gradients), made)
         backward: list[Binding] = []
         if stages.backward(number).exists():
             backward = passes(self._sessions.open_fastest(stages.backward(number)))
         both: list[Binding] = []
         if number == len(stages.stages) - 1 and self._kind != "gpipe":
             both = passes(self._sessions.open_fastest(stages.both(number)))
-        return Chunk(stage, forward, handed_out(forward, self._index), backward, both, sums)
+        return Chunk(stage, forward, made, backward, both, sums)
 
     def run(
         self,
@@ -167,8 +172,8 @@ class Step:
         self._to_post = sorted(mine.arriving)
         self._posted: dict[int, Arrival] = {}
         self._sent: dict[Message, Arrival] = {}
-        self._kept: dict[tuple[int, int], dict[str, Held]] = {}
-        """Chunk and micro-batch -> what its backward pass reads of what it received and made."""
+        self._kept: dict[tuple[int, int], tuple[Binding, dict[str, Held]]] = {}
+        """Chunk and micro-batch -> what its backward pass reads of what it received and made, and in whose memory."""
 
     def run(self) -> None:
         """All actions of this rank."""
@@ -234,9 +239,10 @@ class Step:
 
     def _forward(self, place: int, action: Action, arrived: Mapping[str, Held]) -> None:
         chunk = self._runner.chunks[action.chunk]
-        self._start(chunk.forward, action, chunk.stage, arrived)
-        made = chunk.forward.run_for(chunk.made)
-        chunk.forward.release(arrived)
+        binding = chunk.forward.take()
+        self._start(binding, action, chunk.stage, arrived)
+        made = binding.run_for(chunk.made)
+        binding.release(arrived)
         values = {**arrived, **{name: held(value, self._device) for name, value in made.items()}}
         message = self._leaving.get(place)
         if message is None:
@@ -245,7 +251,8 @@ class Step:
             batch, to = self._work[action.micro_batch][0], message.receiver[0]
             self._sent[message] = self._wire.send(message.link, chunk.stage.sends, values, batch, to)
         read = chunk.backward[0].inputs if chunk.backward else set[str]()
-        self._kept[action.chunk, action.micro_batch] = {name: each for name, each in values.items() if name in read}
+        kept = {name: each for name, each in values.items() if name in read}
+        self._kept[action.chunk, action.micro_batch] = binding, kept
 
     def _both(self, place: int, action: Action, arrived: Mapping[str, Held]) -> None:
         chunk = self._runner.chunks[action.chunk]
@@ -257,30 +264,44 @@ class Step:
 
     def _backward(self, place: int, action: Action, arrived: Mapping[str, Held]) -> None:
         chunk = self._runner.chunks[action.chunk]
-        kept = self._kept.pop((action.chunk, action.micro_batch))
-        gradients = {gradient_from_next(name): each for name, each in arrived.items()}
-        if not chunk.backward:
-            self._send_back(place, chunk.stage, arrived, {})
-            return
-        binding = chunk.backward[min(action.micro_batch, len(chunk.backward) - 1)]
-        give(binding, {**kept, **gradients})
-        self._feed(binding, *self._work[action.micro_batch])
-        self._run_back(place, action, binding, arrived)
-        binding.release([*kept, *gradients])
+        memory, kept = self._kept.pop((action.chunk, action.micro_batch))
+        if chunk.backward:
+            binding = chunk.backward[min(action.micro_batch, len(chunk.backward) - 1)]
+            gradients = {gradient_from_next(name): each for name, each in arrived.items()}
+            give(binding, {**kept, **gradients})
+            self._feed(binding, *self._work[action.micro_batch])
+            self._run_back(place, action, binding, arrived)
+            binding.release([*kept, *gradients])
+        else:
+            self._send_back(place, chunk.stage, arrived)
+        # Where no gradient comes back, what the stage has sent may not have been received yet.
+        for sent in [each for each in self._sent if each.link == ("forward", chunk.stage.number)]:
+            if sent.micro_batch == action.micro_batch:
+                self._sent.pop(sent).wait()
+        chunk.forward.give_back(memory)
 
-    def _run_back(self, place: int, action: Action, binding: Binding, passed: Mapping[str, Held]) -> None:
+    def _run_back(
+        self,
+        place: int,
+        action: Action,
+        binding: Binding,
+        arrived: Mapping[str, Held],
+    ) -> None:
         """Run a graph that makes gradients, and send those of what the stage received."""
-        chunk = self._runner.chunks[action.chunk]
-        received = [value.name for value in chunk.stage.receives if value.gradient]
-        wanted = [gradient_of(name) for name in received if name not in chunk.stage.passed]
-        made = {name: held(value, self._device) for name, value in binding.run_for(wanted).items()}
+        chunk, batch = self._runner.chunks[action.chunk], self._work[action.micro_batch][0]
+        stage, made = chunk.stage, dict[str, Held]()
+        shapes = self._wire.shapes(("forward", stage.number - 1), stage.receives, batch) if stage.number else {}
+        for value in stage.receives:
+            if value.gradient and value.name not in stage.passed:
+                shape = shapes[value.name]
+                made[value.name] = Held(self._device.allocate(math.prod(shape), np.dtype(value.dtype)), shape)
+                binding.write_to(gradient_of(value.name), made[value.name].buffer, shape)
+        binding.run()
         chunk.sums.add(first=not action.micro_batch)
-        self._send_back(place, chunk.stage, passed, made)
+        self._send_back(place, stage, {**arrived, **made})
 
-    def _send_back(self, place: int, stage: Stage, passed: Mapping[str, Held], made: Mapping[str, Held]) -> None:
+    def _send_back(self, place: int, stage: Stage, gradients: Mapping[str, Held]) -> None:
         message = self._leaving.get(place)
-        if message is None:
-            return
-        values = [value for value in stage.receives if value.gradient]
-        found = {v.name: passed[v.name] if v.name in stage.passed else made[gradient_of(v.name)] for v in values}
-        self._sent[message] = self._wire.send_gradients(message.link, values, found, message.receiver[0])
+        if message is not None:
+            values = [value for value in stage.receives if value.gradient]
+            self._sent[message] = self._wire.send_gradients(message.link, values, gradients, message.receiver[0])

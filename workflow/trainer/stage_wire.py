@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -33,8 +32,6 @@ class Held:
 
     buffer: Buffer
     shape: Shape
-    owner: Any = None
-    """What the memory belongs to."""
 
 
 @dataclass
@@ -93,6 +90,11 @@ class Wire:
         """Whether the shapes of what a link carries are known before it is sent."""
         return (activations, signature(batch)) in self._shapes
 
+    def shapes(self, activations: Link, values: Sequence[Value], batch: MicroBatch) -> dict[str, Shape]:
+        """Shapes of the values that a link carries, once they are known."""
+        names = (value.name for value in values)
+        return dict(zip(names, self._shapes[activations, signature(batch)], strict=True))
+
     def receive(self, link: Link, values: Sequence[Value], batch: MicroBatch, source: int) -> Arrival:
         """Begin to receive activations; waits for their shapes if these are not known."""
         key = link, signature(batch)
@@ -106,9 +108,8 @@ class Wire:
         self, link: Link, activations: Link, sent: Sequence[Value], batch: MicroBatch, source: int
     ) -> Arrival:
         """Begin to receive gradients of what this rank has `sent` over the link `activations`."""
-        shapes = self._shapes[activations, signature(batch)]
-        pairs = [(value, shape) for value, shape in zip(sent, shapes, strict=True) if value.gradient]
-        return self._start_receive(link, [value for value, _ in pairs], [shape for _, shape in pairs], source)
+        shapes, values = self.shapes(activations, sent, batch), [value for value in sent if value.gradient]
+        return self._start_receive(link, values, [shapes[value.name] for value in values], source)
 
     def _start_send(
         self, link: Link, values: Sequence[Value], held: Mapping[str, Held], to: int, requests: Sequence[Request]
