@@ -31,8 +31,8 @@ SHOWN = 5
 """Of the largest values."""
 LOWER = "lower data.micro_batch (train.global_batch keeps the samples of a step)"
 ADVICE = {
-    "parameters": "parallel.zero: 3 shards them over several CPU ranks; otherwise use a smaller model or a machine with "
-    "more memory",
+    "parameters": "parallel.zero: 3 shards them over several CPU ranks; otherwise use a smaller model or a machine "
+    "with more memory",
     "gradients": "train.gradient_accumulation: 1 stores them once; parallel.zero: 3 shards them over the ranks, 2 "
     "those that are accumulated",
     "moments": "parallel.zero: 1 shards them over several CPU ranks; train.optimizer.name sets the values "

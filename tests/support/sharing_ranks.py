@@ -55,6 +55,8 @@ class Job:
     """Steps whose last micro-batch of the last rank holds no sample."""
     resumes: str = ""
     """Folder of checkpoints that it begins with."""
+    arrays: str = ""
+    """Samples of all steps by input, [steps * SAMPLES, ...], instead of those of `perceptron`."""
     saves: str = ""
     """Folder in which a checkpoint is left behind the last step."""
 
@@ -68,17 +70,25 @@ class Job:
 
     def batches(self, step: int, rank: int, ranks: int) -> list[MicroBatch]:
         """This rank's micro-batches of a step; all ranks together have the same samples."""
-        random = np.random.default_rng(step)
-        x, labels = random.normal(size=(SAMPLES, 5)).astype("float32"), random.integers(0, 3, SAMPLES)
-        if step in self.damaged:
-            x[-1, 2] = np.nan
+        samples = self._samples(step)
         made, size = [], SAMPLES // ranks // self.micro_batches
         for micro in range(self.micro_batches):
             first = (micro * ranks + rank) * size
             last = micro == self.micro_batches - 1 and rank == ranks - 1
-            arrays = {"x": x[first : first + size], "labels": labels[first : first + size]}
+            arrays = {name: array[first : first + size] for name, array in samples.items()}
             made.append(MicroBatch(arrays, 0 if last and step in self.short else size))
         return made
+
+    def _samples(self, step: int) -> dict[str, Array]:
+        """Of all ranks."""
+        if self.arrays:
+            with np.load(self.arrays) as arrays:
+                return {name: array[step * SAMPLES : (step + 1) * SAMPLES] for name, array in arrays.items()}
+        random = np.random.default_rng(step)
+        x, labels = random.normal(size=(SAMPLES, 5)).astype("float32"), random.integers(0, 3, SAMPLES)
+        if step in self.damaged:
+            x[-1, 2] = np.nan
+        return {"x": x, "labels": labels}
 
 
 @dataclass(frozen=True)

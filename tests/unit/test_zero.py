@@ -13,10 +13,14 @@ from sharing_ranks import SAMPLES, Array, Job, Outcome, graphs_of, perceptron, r
 from ortflow.workflow.checkpoint.load import load
 from ortflow.workflow.checkpoint.store import DirectoryStore
 from ortflow.workflow.comm.solo import SoloCommunicator
+from ortflow.workflow.device.cpu import CpuDevice
+from ortflow.workflow.errors import UserError
 from ortflow.workflow.graph.types import GraphSet
 from ortflow.workflow.layout import FlatIndex, share
+from ortflow.workflow.sessions.session import Sessions
 from ortflow.workflow.spec.optimizers import OPTIMIZERS
 from ortflow.workflow.trainer.graph import TAIL
+from ortflow.workflow.trainer.sharded import ShardedTrainer
 
 RANKS = (1, 2, 3, 4)
 DECAY = {"lr": 1e-2, "weight_decay": 0.1}
@@ -52,6 +56,13 @@ class Bench:
         home = self.folder / name
         home.mkdir()
         self.jobs[name] = Job(name, graphs_of(make(home / "model.onnx"), **changes), changes, **more)
+
+    def only(self, *names: str) -> list[Job]:
+        """Under no stage and the third."""
+        return [
+            Job(**{**vars(self.jobs[name]), "name": f"{name}.{stage}", "stage": stage})
+            for name in names for stage in (0, 3)
+        ]  # fmt: skip
 
     def under_all_stages(self) -> list[Job]:
         return [
@@ -240,3 +251,10 @@ def test_checkpoints_fit_every_stage_and_number_of_ranks(name: str, bench: Bench
             assert all(np.array_equal(there[name], values) for name, values in expected.items()), (count, job)
         sizes = {tuple(sorted(path.stat().st_size for path in Path(job.saves).rglob("rank-*"))) for job in jobs}
         assert len(sizes) == 1, "a checkpoint does not depend on the stage"
+
+
+def test_a_machine_without_our_kernels_refuses_stage_3_in_one_sentence(bench: Bench) -> None:
+    job = Job(**{**vars(bench.jobs["adamw"]), "stage": 3})
+    sessions = Sessions(CpuDevice(), 1, "error")
+    with pytest.raises(UserError, match=r"parallel\.zero: is 3, and this machine has no kernels of ortflow's"):
+        ShardedTrainer(GraphSet.load(Path(job.graphs)), job.spec(1), sessions, SoloCommunicator())
