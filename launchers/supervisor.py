@@ -47,7 +47,7 @@ EXIT_CODES = {
     Outcome.FAILURE: EXIT_FAILURE,
     Outcome.LOST: EXIT_FAILURE,
 }
-ASKED = {"interrupt": "Ctrl-C", "cancel": "ortflow cancel"}
+ASKED = {"interrupt": "Ctrl-C", "cancel": "ortflow cancel", "scheduler": "the scheduler's command"}
 
 
 class View(Protocol):

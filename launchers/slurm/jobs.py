@@ -62,6 +62,8 @@ class Job:
     submitted: float | None = None
     dependency: str = ""
     """Its unfinished dependencies: afterok:12(unfulfilled)."""
+    preempted: bool = False
+    """Whether it is being preempted, or was; only scontrol reports it."""
 
     @property
     def waits(self) -> bool:
@@ -72,6 +74,16 @@ class Job:
     def active(self) -> bool:
         """Pending or running: it will end by itself."""
         return self.waits or self.state in AT_WORK
+
+    @property
+    def suspended(self) -> bool:
+        """Its processes are stopped."""
+        return self.state in ("SUSPENDED", "STOPPED")
+
+    @property
+    def ending(self) -> bool:
+        """Slurm ends its processes."""
+        return self.state == "COMPLETING"
 
     @property
     def number(self) -> int:
@@ -138,6 +150,7 @@ def _from_scontrol(line: str) -> Job:
         comment=_known(reported.get("Comment", "")),
         submitted=_time(reported.get("SubmitTime", "")),
         dependency=_known(reported.get("Dependency", "")),
+        preempted=bool(_known(reported.get("PreemptTime", ""))),
     )
 
 

@@ -49,6 +49,9 @@ class FakeAttempt:
     def guess(self, returncode: int) -> Cause | None:
         return None
 
+    def output(self) -> str:
+        return ""
+
     def ask_to_leave(self) -> None:
         self.asked_at = self.clock.now
 

@@ -1,0 +1,125 @@
+"""The Slurm job of this process. Used by the run supervisor, in the batch step."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+
+from ortflow.launchers.batch.own_job import Answer, Fate, OwnJob
+from ortflow.launchers.slurm.commands import NoAnswer, Refused, Slurm, run_in_job
+from ortflow.launchers.slurm.jobs import WAITING, Job
+from ortflow.launchers.slurm.outcome import begin_job, leave_result
+from ortflow.launchers.slurm.sbatch import FOLDER, SCRIPT
+from ortflow.launchers.slurm.srun_output import taken_away
+from ortflow.workflow.errors import OrtflowError
+from ortflow.workflow.rundir import RunDir, write_atomically
+
+PATIENCE = 20.0
+"""Seconds for one command: a controller that is down answers after 9 or 18."""
+_UNDER_WAY = re.compile(r"pending execution|already (?:pending|requeued)", re.IGNORECASE)
+
+
+class SlurmJob(OwnJob):
+    """The job of this batch step: 123, or 123_4 for a task of an array."""
+
+    launcher = "slurm"
+    scheduler = "Slurm"
+    cancelled_by = "scancel"
+
+    def __init__(self, id: str, restarts: int, node: str, slurm: Slurm | None = None) -> None:
+        super().__init__(id, restarts, node)
+        self._slurm = slurm or Slurm(run_in_job, patience=PATIENCE)
+
+    @classmethod
+    def from_environment(cls, environment: Mapping[str, str] = os.environ) -> SlurmJob:
+        """From the environment that Slurm sets for the batch step."""
+        array, task = environment.get("SLURM_ARRAY_JOB_ID"), environment.get("SLURM_ARRAY_TASK_ID")
+        return cls(
+            # Of an array the last task's own number is the whole array's.
+            id=f"{array}_{task}" if array and task else environment["SLURM_JOB_ID"],
+            restarts=int(environment.get("SLURM_RESTART_COUNT", "0")),
+            node=environment.get("SLURMD_NODENAME", ""),
+        )
+
+    @property
+    def task(self) -> int | None:
+        task = self.id.partition("_")[2]
+        return int(task) if task else None
+
+    def comment(self) -> str:
+        try:
+            job = self._slurm.queued(self.id)
+        except OrtflowError:
+            return ""
+        return job.comment if job is not None else ""
+
+    def fate(self) -> Fate:
+        try:
+            job = self._slurm.queued(self.id)
+        except OrtflowError:
+            return Fate.UNKNOWN
+        return Fate.UNKNOWN if job is None else fate_of(job, self.restarts)
+
+    def seconds_left(self) -> float | None:
+        try:
+            return self._slurm.seconds_left(self.id)
+        except OrtflowError:
+            return None
+
+    def request_requeue(self) -> tuple[Answer, str]:
+        try:
+            self._slurm.requeue(self.id)
+        except NoAnswer as error:
+            return Answer.AWAY, error.words
+        except Refused as error:
+            return (Answer.QUEUED if _UNDER_WAY.search(error.words) else Answer.REFUSED), error.words
+        except OrtflowError as error:
+            return Answer.REFUSED, str(error)
+        return Answer.QUEUED, ""
+
+    def follow_up(self, script: Path) -> tuple[str | None, str]:
+        try:
+            ours = {name: None for name in os.environ if name.startswith("SBATCH_")}
+            return self._slurm.submit(str(script), ours, f"--dependency=afterany:{self.id}"), ""
+        except (NoAnswer, Refused) as error:
+            return None, error.words
+        except OrtflowError as error:
+            return None, str(error)
+
+    def cancel(self) -> None:
+        with suppress(OrtflowError):
+            self._slurm.cancel(self.id)
+
+    def taken_away(self, output: str) -> str | None:
+        return taken_away(output)
+
+    def keep_script(self, run: RunDir) -> None:
+        if self.task is not None:
+            return  # an array's script would start all its tasks again
+        with suppress(OrtflowError, OSError):
+            write_atomically(run.root / FOLDER / SCRIPT, self._slurm.script(self.id).encode())
+
+    def begin(self, run: RunDir) -> None:
+        begin_job(run, self.id)
+
+    def leave(self, run: RunDir) -> None:
+        leave_result(run, self.id)
+
+
+def fate_of(job: Job, restarts: int) -> Fate:
+    """What Slurm is doing with the job of a batch step that was restarted so often. Pure.
+
+    The state alone does not distinguish a cancelled job from a requeued one: a requeue, also
+    that of a preemption without grace, has raised the count of restarts before the first signal is sent.
+    """
+    if job.restarts > restarts or job.state in WAITING:
+        # It is pending with our restart count if a controller died before it had stored our start.
+        return Fate.QUEUED
+    if job.state in ("RUNNING", "SUSPENDED", "STOPPED", "SIGNALING"):
+        return Fate.PREEMPTED if job.preempted else Fate.RUNNING
+    if job.reason == "TimeLimit" or job.state == "TIMEOUT":
+        return Fate.TIME_LIMIT
+    return Fate.PREEMPTED if job.preempted or job.state == "PREEMPTED" else Fate.CANCELLED
