@@ -66,6 +66,8 @@ class OwnJob(ABC):
     """Name of its launcher, as in attempts.jsonl."""
     scheduler: ClassVar[str]
     """Name of the scheduler, in messages."""
+    folder: ClassVar[str] = ".launcher"
+    """As of the `Scheduler`."""
     cancelled_by: ClassVar[str] = "scheduler"
     """Who has cancelled a job that the user cancelled there, in attempts.jsonl: one of `records.CANCELS`."""
     stay: ClassVar[float] = 600.0

@@ -212,7 +212,7 @@ class RunSupervisor:
             self._run.record_attempt(event="stop", outcome=Outcome.PREEMPTED.value, asked=by, why=by)
             return EXIT_PREEMPTED
         if answer is Answer.REFUSED:
-            new, why = self._job.follow_up(self._run.root / self._job.launcher / SCRIPT)
+            new, why = self._job.follow_up(self._run.root / self._job.folder / SCRIPT)
             if new is not None:
                 self._view.say(f"{name} refuses to requeue this job ({message}); job {new} follows it")
                 self._record_submit(new, follows=self._job.id)

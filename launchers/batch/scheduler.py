@@ -98,6 +98,8 @@ class Scheduler(ABC, Generic[JobT]):
     """Its name, in messages."""
     submit_command: ClassVar[str]
     """Its command that submits a script, in messages."""
+    folder: ClassVar[str] = ".launcher"
+    """Folder of the job's script in the run directory."""
     clock: Clock = SYSTEM_CLOCK
     """The clock of every wait."""
 

@@ -29,7 +29,9 @@ if TYPE_CHECKING:
 
 FILES = 100
 """Open files beside the locks of the runs."""
-_FILES = re.compile(rf"sweep\.json|attempts\.jsonl|[a-z]+/[\w-]+\.sh|[a-z]+/|([a-z]+/)?{TEMPORARY}")
+_FILES = re.compile(
+    rf"sweep\.json|attempts\.jsonl|(slurm|\.launcher)/[\w-]+\.sh|(logs|slurm|\.launcher)/|(slurm/|\.launcher/)?{TEMPORARY}"
+)
 """Content of a sweep's folder before its first task runs."""
 
 
@@ -85,7 +87,7 @@ def _place(wanted: SweepRequest, renewed: Mapping[int, bool], scheduler: Schedul
             # If output cannot be written, a scheduler starts nothing and reports almost nothing.
             (run.root / "logs").mkdir(exist_ok=True)
             alone = wanted.requests[task].script(f"{submission}-{task}")
-            write_atomically(run.root / name / SCRIPT, alone.encode())
+            write_atomically(run.root / scheduler.folder / SCRIPT, alone.encode())
         return wanted.script(submission, tasks)
 
     folder = SweepDir(wanted.sweep.folder, runs, len(RunDir(wanted.sweep.folder).read_attempts()))

@@ -126,6 +126,7 @@ class Slurm(scheduler.Scheduler[Job]):
     """
 
     launcher, name, submit_command = "slurm", "Slurm", "sbatch"
+    folder = sbatch.FOLDER
 
     def __init__(self, runner: Runner = run_here, clock: Clock = SYSTEM_CLOCK, patience: float = PATIENCE) -> None:
         self.runner, self.clock, self.patience = runner, clock, patience

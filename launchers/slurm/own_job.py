@@ -12,8 +12,9 @@ from ortflow.launchers.batch.own_job import Answer, Fate, OwnJob
 from ortflow.launchers.slurm.commands import NoAnswer, Refused, Slurm, run_in_job
 from ortflow.launchers.slurm.jobs import WAITING, Job
 from ortflow.launchers.slurm.outcome import begin_job, leave_result
-from ortflow.launchers.slurm.sbatch import FOLDER, SCRIPT
+from ortflow.launchers.slurm.sbatch import FOLDER
 from ortflow.launchers.slurm.srun_output import taken_away
+from ortflow.manifests.batch import SCRIPT
 from ortflow.workflow.errors import OrtflowError
 from ortflow.workflow.rundir import RunDir, write_atomically
 
@@ -27,6 +28,7 @@ class SlurmJob(OwnJob):
 
     launcher = "slurm"
     scheduler = "Slurm"
+    folder = FOLDER
     cancelled_by = "scancel"
 
     def __init__(self, id: str, restarts: int, node: str, slurm: Slurm | None = None) -> None:
