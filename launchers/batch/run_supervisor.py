@@ -26,7 +26,8 @@ from ortflow.launchers.locks import HeldError, hold, wait_free
 from ortflow.launchers.plain import PlainView
 from ortflow.launchers.records import CANCELS, Outcome, last_end, open_attempt, pending_changes
 from ortflow.launchers.stop import read_request
-from ortflow.launchers.supervisor import Job, Running, Supervisor
+from ortflow.launchers.supervised import Job, Running
+from ortflow.launchers.supervisor import Supervisor
 from ortflow.manifests.batch import CARRIED, FOLDER, SCRIPT
 from ortflow.manifests.local import RANK_MODULE
 from ortflow.workflow.clock import SYSTEM_CLOCK, Clock

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from ortflow.launchers.base import Launcher, Submission
     from ortflow.launchers.run_directory_lock import Opened
-    from ortflow.launchers.supervisor import View
+    from ortflow.launchers.supervised import View
     from ortflow.workflow.rundir import RunDir
 
 DetachOption = Annotated[bool, typer.Option("--detach", "-d", help="Run in the background.")]

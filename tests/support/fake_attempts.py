@@ -14,7 +14,7 @@ from ortflow.workflow.rundir import RunDir, append_json_line
 
 @dataclass
 class FakeAttempt:
-    """An `ortflow.launchers.supervisor.Running`: ranks that end with `code` after `seconds`."""
+    """An `ortflow.launchers.supervised.Running`: ranks that end with `code` after `seconds`."""
 
     clock: FakeClock
     number: int
