@@ -1,8 +1,8 @@
 """A batch job from inside: what the run supervisor asks a scheduler about its own job.
 
 Slurm's is `ortflow.launchers.slurm.own_job.SlurmJob`. A scheduler signals every process of a job that it ends, so the
-commands behind these methods must ignore the signals in `DEAF`. No method raises: a scheduler that does not answer is
-a result like any other.
+commands behind these methods must ignore the signals in `DEAF`. Methods that run a command raise NoAnswer,
+Refused with the scheduler's message, and other OrtflowErrors.
 """
 
 from __future__ import annotations
@@ -11,9 +11,11 @@ import signal
 from abc import ABC, abstractmethod
 from enum import Enum
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
+from ortflow.launchers.batch.scheduler import BatchJob, NoAnswer, Refused
 from ortflow.workflow.clock import Clock
+from ortflow.workflow.errors import OrtflowError
 from ortflow.workflow.rundir import RunDir
 
 PAUSE = 3.0
@@ -82,28 +84,36 @@ class OwnJob(ABC):
         return None
 
     @abstractmethod
-    def comment(self) -> str:
-        """Return the job's comment; empty if it has none or the scheduler does not answer."""
+    def look(self) -> BatchJob | None:
+        """Return this job as the queue shows it; None if it does not."""
 
     @abstractmethod
-    def fate(self) -> Fate:
-        """Return what the scheduler is doing with the job right now."""
+    def fate_of(self, job: Any) -> Fate:
+        """Return what the scheduler is doing with this job, from what `look` returned. Pure."""
 
     @abstractmethod
-    def request_requeue(self) -> tuple[Answer, str]:
-        """Ask once to queue the job again; also returns the message of a refusal."""
+    def requeue(self) -> None:
+        """Have the scheduler queue this job again; a job that is already queued again is not an error."""
 
     @abstractmethod
     def cancel(self) -> None:
         """End the job as cancelled: jobs that depend on its success must not start."""
 
     def seconds_left(self) -> float | None:
-        """Return the seconds until the time limit ends the job; None if there is none, or no answer."""
+        """Return the seconds until the time limit ends the job; None if there is none."""
         return None
 
-    def follow_up(self, script: Path) -> tuple[str | None, str]:
-        """Submit the script again, to start when this job is over; the new job's id, or None and why not."""
-        return None, f"{self.scheduler} cannot submit a job from inside one"
+    def follow_up(self, script: Path) -> str:
+        """Submit the script again, to start when this job is over; returns the new job's id."""
+        raise Refused(f"{self.scheduler} cannot submit a job from inside one")
+
+    def fate(self) -> Fate:
+        """What the scheduler is doing with the job right now. Does not raise."""
+        try:
+            job = self.look()
+        except OrtflowError:
+            return Fate.UNKNOWN
+        return Fate.UNKNOWN if job is None else self.fate_of(job)
 
     def taken_away(self, output: str) -> str | None:
         """Return why the scheduler has requeued the job, if not for a preemption; `output` is the attempt's. Pure."""
@@ -133,12 +143,21 @@ def requeue(job: OwnJob, seconds: float, clock: Clock) -> tuple[Answer, str]:
         if seen is Fate.CANCELLED:
             return Answer.CANCELLED, ""
         if seen is not Fate.UNKNOWN:
-            answer, message = job.request_requeue()
-            if answer is not Answer.AWAY:
-                return answer, message
+            try:
+                job.requeue()
+                return Answer.QUEUED, ""
+            except NoAnswer:
+                pass
+            except (Refused, OrtflowError) as error:
+                return Answer.REFUSED, words_of(error)
         if clock.monotonic() >= end:
             return Answer.AWAY, f"{job.scheduler} does not answer"
         clock.sleep(PAUSE)
+
+
+def words_of(error: Exception) -> str:
+    """The scheduler's message in a NoAnswer or Refused, or the error's own."""
+    return str(getattr(error, "words", error))
 
 
 def deafen() -> None:

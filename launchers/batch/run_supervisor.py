@@ -19,8 +19,8 @@ from typing import Any, Protocol
 from ortflow.launchers import processes
 from ortflow.launchers.batch import taking
 from ortflow.launchers.batch.job_validity import is_on_record, revoked, submission_of
-from ortflow.launchers.batch.own_job import Answer, Fate, OwnJob, requeue
-from ortflow.launchers.batch.scheduler import Scheduler
+from ortflow.launchers.batch.own_job import Answer, Fate, OwnJob, requeue, words_of
+from ortflow.launchers.batch.scheduler import Refused, Scheduler
 from ortflow.launchers.batch.stopping import JobStop
 from ortflow.launchers.locks import HeldError, hold, wait_free
 from ortflow.launchers.plain import PlainView
@@ -196,7 +196,8 @@ class RunSupervisor:
             # Everything is recorded: `ortflow resume` need not wait until the scheduler has ended this job.
             os.close(self._held)
         if self._job.fate() is Fate.RUNNING:
-            self._job.cancel()
+            with suppress(OrtflowError):
+                self._job.cancel()
             self._stay(CANCELLING)
         return EXIT_PREEMPTED
 
@@ -213,12 +214,13 @@ class RunSupervisor:
             self._run.record_attempt(event="stop", outcome=Outcome.PREEMPTED.value, asked=by, why=by)
             return EXIT_PREEMPTED
         if answer is Answer.REFUSED:
-            new, why = self._job.follow_up(self._run.root / self._job.folder / SCRIPT)
-            if new is not None:
+            try:
+                new = self._job.follow_up(self._run.root / self._job.folder / SCRIPT)
                 self._view.say(f"{name} refuses to requeue this job ({message}); job {new} follows it")
                 self._record_submit(new, follows=self._job.id)
                 return EXIT_PREEMPTED
-            message = f"{message}; {why}"
+            except (Refused, OrtflowError) as error:
+                message = f"{message}; {words_of(error)}"
         self._view.say(f"{name} does not start the run again ({message}); continue it with `ortflow resume`")
         self._run.record_attempt(
             event="stop", outcome=Outcome.LOST.value, why=f"{name} refused to start it again: {message}"
@@ -253,7 +255,10 @@ def supervise(
     guard_log()
     place = arguments.index("--")
     run, options, launch = RunDir(Path(arguments[0])), arguments[1:place], arguments[place + 1 :]
-    comment = job.comment()
+    comment = ""
+    with suppress(OrtflowError):
+        seen = job.look()
+        comment = seen.comment if seen is not None else ""
     try:
         code = begin(run, job, scheduler, comment, options, launch)
     except (OrtflowError, OSError) as error:
@@ -285,7 +290,8 @@ def begin(
         if not taking.claim(run, job, scheduler, sys.stdin.read(), folder, python):
             print(f"this job has nothing to do: the run in {run.root} has finished", flush=True)
             return EXIT_DONE
-        job.keep_script(run)
+        with suppress(OrtflowError, OSError):
+            job.keep_script(run)
     else:
         if not known:
             taking.leave_to_another(run, job, scheduler)

@@ -10,13 +10,14 @@ from __future__ import annotations
 import signal
 import threading
 from collections.abc import Callable
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 from types import FrameType
 
 from ortflow.launchers.batch.own_job import Fate, OwnJob
 from ortflow.launchers.stop import Stop, taken_over
 from ortflow.workflow.clock import SYSTEM_CLOCK, Clock
+from ortflow.workflow.errors import OrtflowError
 
 SIGNALS = (signal.SIGTERM, signal.SIGUSR2, signal.SIGINT, signal.SIGHUP)
 SETTLED = 1.0
@@ -45,7 +46,7 @@ class Limit:
         self._lead = ahead
 
     def take(self, left: float | None, now: float) -> None:
-        """Update: so many seconds are left at `now`; None if there is no limit or no answer."""
+        """Update: so many seconds are left at `now`; None if there is no limit."""
         if left is None:
             return
         if self._end is None or abs(now + left - self._end) > MOVED:
@@ -85,7 +86,8 @@ class JobStop(Stop):
 
     def _ask_limit(self) -> None:
         moment = self._clock.monotonic()
-        self.limit.take(self._job.seconds_left(), moment)
+        with suppress(OrtflowError):
+            self.limit.take(self._job.seconds_left(), moment)
 
     def _watch(self) -> None:
         pause = threading.Event()

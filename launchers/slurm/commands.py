@@ -55,6 +55,7 @@ _AWAY = re.compile(
 )
 _UNCONFIGURED = re.compile(r"configuration source|cannot stat file|Unable to process configuration", re.IGNORECASE)
 _PREFIX = re.compile(r"^(?:sbatch|squeue|scontrol|sacct|scancel|srun): (?:error|fatal): *", re.MULTILINE)
+_UNDER_WAY = re.compile(r"pending execution|already (?:pending|requeued)", re.IGNORECASE)
 _SUBMITTED = re.compile(r"(?:Submitted batch job )?(\d+)(?:;\S*)?\s*$")
 
 
@@ -204,9 +205,9 @@ class Slurm(scheduler.Scheduler[Job]):
         return read_seconds(answer.out) if answer.code == 0 else None
 
     def requeue(self, job_id: str) -> None:
-        """Queue a running job again. Raises Refused."""
+        """Queue a running job again, if it is not yet. Raises Refused."""
         answer = self._read("scontrol", "requeue", job_id)
-        if answer.code:
+        if answer.code and not _UNDER_WAY.search(answer.words):
             raise Refused(answer.words)
 
     def script(self, job_id: str) -> str:

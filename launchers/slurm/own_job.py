@@ -3,24 +3,20 @@
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Mapping
-from contextlib import suppress
 from pathlib import Path
 
-from ortflow.launchers.batch.own_job import Answer, Fate, OwnJob
-from ortflow.launchers.slurm.commands import NoAnswer, Refused, Slurm, run_in_job
+from ortflow.launchers.batch.own_job import Fate, OwnJob
+from ortflow.launchers.slurm.commands import Slurm, run_in_job
 from ortflow.launchers.slurm.jobs import WAITING, Job
 from ortflow.launchers.slurm.outcome import begin_job, leave_result
 from ortflow.launchers.slurm.sbatch import FOLDER
 from ortflow.launchers.slurm.srun_output import taken_away
 from ortflow.manifests.batch import SCRIPT
-from ortflow.workflow.errors import OrtflowError
 from ortflow.workflow.rundir import RunDir, write_atomically
 
 PATIENCE = 20.0
 """Seconds for one command: a controller that is down answers after 9 or 18."""
-_UNDER_WAY = re.compile(r"pending execution|already (?:pending|requeued)", re.IGNORECASE)
 
 
 class SlurmJob(OwnJob):
@@ -51,57 +47,30 @@ class SlurmJob(OwnJob):
         task = self.id.partition("_")[2]
         return int(task) if task else None
 
-    def comment(self) -> str:
-        try:
-            job = self._slurm.queued(self.id)
-        except OrtflowError:
-            return ""
-        return job.comment if job is not None else ""
+    def look(self) -> Job | None:
+        return self._slurm.queued(self.id)
 
-    def fate(self) -> Fate:
-        try:
-            job = self._slurm.queued(self.id)
-        except OrtflowError:
-            return Fate.UNKNOWN
-        return Fate.UNKNOWN if job is None else fate_of(job, self.restarts)
+    def fate_of(self, job: Job) -> Fate:
+        return fate_of(job, self.restarts)
 
-    def seconds_left(self) -> float | None:
-        try:
-            return self._slurm.seconds_left(self.id)
-        except OrtflowError:
-            return None
-
-    def request_requeue(self) -> tuple[Answer, str]:
-        try:
-            self._slurm.requeue(self.id)
-        except NoAnswer as error:
-            return Answer.AWAY, error.words
-        except Refused as error:
-            return (Answer.QUEUED if _UNDER_WAY.search(error.words) else Answer.REFUSED), error.words
-        except OrtflowError as error:
-            return Answer.REFUSED, str(error)
-        return Answer.QUEUED, ""
-
-    def follow_up(self, script: Path) -> tuple[str | None, str]:
-        try:
-            ours = {name: None for name in os.environ if name.startswith("SBATCH_")}
-            return self._slurm.submit(str(script), ours, f"--dependency=afterany:{self.id}"), ""
-        except (NoAnswer, Refused) as error:
-            return None, error.words
-        except OrtflowError as error:
-            return None, str(error)
+    def requeue(self) -> None:
+        self._slurm.requeue(self.id)
 
     def cancel(self) -> None:
-        with suppress(OrtflowError):
-            self._slurm.cancel(self.id)
+        self._slurm.cancel(self.id)
+
+    def seconds_left(self) -> float | None:
+        return self._slurm.seconds_left(self.id)
+
+    def follow_up(self, script: Path) -> str:
+        ours = {name: None for name in os.environ if name.startswith("SBATCH_")}
+        return self._slurm.submit(str(script), ours, f"--dependency=afterany:{self.id}")
 
     def taken_away(self, output: str) -> str | None:
         return taken_away(output)
 
     def keep_script(self, run: RunDir) -> None:
-        if self.task is not None:
-            return  # an array's script would start all its tasks again
-        with suppress(OrtflowError, OSError):
+        if self.task is None:  # an array's script would start all its tasks again
             write_atomically(run.root / FOLDER / SCRIPT, self._slurm.script(self.id).encode())
 
     def begin(self, run: RunDir) -> None:

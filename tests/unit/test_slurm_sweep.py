@@ -416,7 +416,7 @@ def test_a_follow_up_is_not_a_task(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     monkeypatch.setenv("SLURM_ARRAY_TASK_ID", "3")
     monkeypatch.setenv("SBATCH_ARRAY_INX", "0-7")
-    assert SlurmJob("7_3", 0, "n").follow_up(Path("/r/job.sh")) == ("8", "")
+    assert SlurmJob("7_3", 0, "n").follow_up(Path("/r/job.sh")) == "8"
     assert said.read_text() == "--parsable --dependency=afterany:7_3 /r/job.sh\n"
 
 

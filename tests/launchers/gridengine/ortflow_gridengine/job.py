@@ -5,17 +5,16 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from pathlib import Path
 
 from ortflow.launchers.attempt import Attempt
-from ortflow.launchers.batch.own_job import Answer, Fate, OwnJob, deafen
+from ortflow.launchers.batch.own_job import Fate, OwnJob, deafen
 from ortflow.launchers.batch.run_supervisor import supervise
-from ortflow.launchers.batch.scheduler import NoAnswer, Refused
+from ortflow.launchers.batch.scheduler import Refused
 from ortflow.launchers.mpi import kind_of
 from ortflow.manifests.local import Mpi, environment, settings
 from ortflow.workflow.clock import SYSTEM_CLOCK
-from ortflow.workflow.errors import EXIT_USER, OrtflowError
+from ortflow.workflow.errors import EXIT_USER
 from ortflow.workflow.rundir import RunDir
 from ortflow.workflow.spec.run import RunSpec
 from ortflow_gridengine.commands import GridEngine, Job
@@ -33,43 +32,28 @@ class GridEngineJob(OwnJob):
         super().__init__(id, restarts, node)
         self._cluster, self._began = GridEngine(deafen), SYSTEM_CLOCK.monotonic()
 
-    def _job(self) -> Job | None:
-        with suppress(OrtflowError):
-            return next((job for job in self._cluster.mine() if job.id == self.id), None)
-        return None
+    def look(self) -> Job | None:
+        return next((job for job in self._cluster.mine() if job.id == self.id), None)
 
-    def comment(self) -> str:
-        job = self._job()
-        return job.comment if job is not None else ""
-
-    def fate(self) -> Fate:
-        job = self._job()
-        if job is None:
-            return Fate.UNKNOWN
+    def fate_of(self, job: Job) -> Fate:
         if job.waits:
             return Fate.QUEUED
         return Fate.CANCELLED if job.ending else Fate.RUNNING
 
-    def seconds_left(self) -> float | None:
-        job = self._job()
-        return None if job is None or job.limit is None else self._began + job.limit - SYSTEM_CLOCK.monotonic()
-
-    def request_requeue(self) -> tuple[Answer, str]:
-        try:
-            done = self._cluster.run("qmod", "-rj", self.id)
-        except NoAnswer as error:
-            return Answer.AWAY, error.words
-        return (Answer.REFUSED if done.returncode else Answer.QUEUED), done.stdout.strip()
-
-    def follow_up(self, script: Path) -> tuple[str | None, str]:
-        try:
-            return self._cluster.submit(script, "-hold_jid", self.id), ""
-        except (NoAnswer, Refused) as error:
-            return None, error.words
+    def requeue(self) -> None:
+        done = self._cluster.run("qmod", "-rj", self.id)
+        if done.returncode:
+            raise Refused(done.stdout.strip())
 
     def cancel(self) -> None:
-        with suppress(OrtflowError):
-            self._cluster.cancel(self.id)
+        self._cluster.cancel(self.id)
+
+    def seconds_left(self) -> float | None:
+        job = self.look()
+        return None if job is None or job.limit is None else self._began + job.limit - SYSTEM_CLOCK.monotonic()
+
+    def follow_up(self, script: Path) -> str:
+        return self._cluster.submit(script, "-hold_jid", self.id)
 
 
 class Ranks:
