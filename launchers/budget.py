@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from ortflow.launchers.lines import counted
 from ortflow.launchers.records import Outcome, Used
 
 if TYPE_CHECKING:
@@ -45,17 +46,13 @@ def decide(outcome: Outcome, used: Used, restart: Restart, fruitless: int = 0, *
         return Decision(True, restart.backoff.first, "that counts against no budget")
     if outcome is Outcome.PREEMPTED:
         if restart.preemptions is not None and used.preemptions > restart.preemptions:
-            return Decision(False, why=f"the budget of {_times(restart.preemptions, 'preemption')} is spent")
+            return Decision(False, why=f"the budget of {counted(restart.preemptions, 'preemption')} is spent")
         return Decision(True, restart.backoff.first, f"preemption {used.preemptions}")
     if used.failures > restart.failures:
-        return Decision(False, why=f"the budget of {_times(restart.failures, 'failure')} is spent")
+        return Decision(False, why=f"the budget of {counted(restart.failures, 'failure')} is spent")
     return Decision(True, pause(restart.backoff, used.failures), f"failure {used.failures} of {restart.failures}")
 
 
 def pause(backoff: Backoff, failures: int) -> float:
     """Seconds before the restart after so many failures: doubled each time, up to the limit."""
     return float(min(backoff.first * 2.0 ** min(failures - 1, 60), backoff.limit))
-
-
-def _times(count: int, noun: str) -> str:
-    return f"{count} {noun}" + ("" if count == 1 else "s")

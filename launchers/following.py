@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from ortflow.launchers.base import Launcher
 from ortflow.launchers.records import Outcome, State, last_end, notes
 from ortflow.launchers.status import RunStatus
-from ortflow.launchers.supervisor import View
+from ortflow.launchers.supervised import View
 from ortflow.launchers.tail import EventTail
 from ortflow.workflow.clock import SYSTEM_CLOCK, Clock
 from ortflow.workflow.errors import EXIT_DONE, EXIT_FAILURE, EXIT_PREEMPTED, EXIT_USER

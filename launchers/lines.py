@@ -56,6 +56,11 @@ def duration(seconds: float) -> str:
     return f"{hours}:{minutes:02d} h" if hours < 48 else f"{hours // 24} days {hours % 24} h"
 
 
+def counted(number: int, noun: str) -> str:
+    """1 rank, 2 ranks."""
+    return f"{number} {noun}{'' if number == 1 else 's'}"
+
+
 def size(count: float) -> str:
     """A size for people, in powers of ten."""
     for unit in ("B", "kB", "MB", "GB"):

@@ -13,8 +13,9 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
-CANCELS = ("cancel", "scancel")
-"""Requesters after which the run must not be restarted automatically."""
+CANCELS = ("cancel", "scancel", "scheduler")
+"""Requesters after which the run must not be restarted automatically: `ortflow cancel`, Slurm's command, another
+scheduler's."""
 
 Records = Sequence[dict[str, Any]]
 

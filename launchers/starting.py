@@ -21,7 +21,8 @@ from ortflow.launchers.prepare import prepare
 from ortflow.launchers.records import State, last_end, state
 from ortflow.launchers.run_directory_lock import Opened, opened
 from ortflow.launchers.stop import Stop, interruptible
-from ortflow.launchers.supervisor import Job, Supervisor, View
+from ortflow.launchers.supervised import Job, View
+from ortflow.launchers.supervisor import Supervisor
 from ortflow.workflow.comm.segments import sweep
 from ortflow.workflow.errors import EXIT_DONE, OrtflowError, UserError
 from ortflow.workflow.rundir import RunDir

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -34,29 +34,29 @@ class RunStatus:
     name: str
     directory: str
     state: State
-    attempts: int
-    failures: int
+    attempts: int = 0
+    failures: int = 0
     """Since the budget was last reset."""
-    preemptions: int
-    step: int
-    total_steps: int | None
-    loss: float | None
-    evaluation: dict[str, float]
-    checkpoint: int | None
+    preemptions: int = 0
+    step: int = 0
+    total_steps: int | None = None
+    loss: float | None = None
+    evaluation: dict[str, float] = field(default_factory=dict)
+    checkpoint: int | None = None
     """Step of the newest recorded checkpoint."""
-    phase: str | None
-    seconds_left: float | None
-    time: float | None
+    phase: str | None = None
+    seconds_left: float | None = None
+    time: float | None = None
     """Unix time of the newest event."""
-    cause: str | None
+    cause: str | None = None
     """Why the last attempt ended."""
-    why: str | None
+    why: str | None = None
     """Why it was, or was not, restarted."""
-    launcher: str | None
-    host: str | None
-    pid: int | None
+    launcher: str | None = None
+    host: str | None = None
+    pid: int | None = None
     """Process id of the supervisor."""
-    exported: str | None
+    exported: str | None = None
     job: str | None = None
     """The scheduler's id of the run's current or last job."""
     job_restarts: int | None = None
@@ -124,11 +124,7 @@ def read_status(
 def unreadable(run: RunDir, error: OSError) -> RunStatus:
     """The status of a run whose records cannot be read at all."""
     words = f"{error.filename or run.attempts}: {error.strerror}"
-    return RunStatus(
-        name=run.root.name, directory=str(run.root), state=State.LOST, attempts=0, failures=0, preemptions=0, step=0,
-        total_steps=None, loss=None, evaluation={}, checkpoint=None, phase=None, seconds_left=None, time=None,
-        cause=None, why=None, launcher=None, host=None, pid=None, exported=None, damaged=words,
-    )  # fmt: skip
+    return RunStatus(run.root.name, str(run.root), State.LOST, damaged=words)
 
 
 def _here(run: RunDir, path: str | None) -> str | None:

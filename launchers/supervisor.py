@@ -9,37 +9,26 @@ it is carried out, so that the next supervisor finds it.
 from __future__ import annotations
 
 import socket
-from collections.abc import Callable, Mapping
 from contextlib import closing, suppress
-from dataclasses import dataclass, replace
-from typing import Any, Protocol, TypeVar
+from dataclasses import replace
+from typing import Any
 
 from ortflow.launchers.budget import Decision, decide
 from ortflow.launchers.cause import Cause, agreed, cause
 from ortflow.launchers.memory import oom_kills
-from ortflow.launchers.moving import Liveness
 from ortflow.launchers.nccl_log import explained
 from ortflow.launchers.records import Outcome, fruitless, next_attempt, open_attempt, used
-from ortflow.launchers.stop import Stop, write_request
-from ortflow.launchers.tail import EventTail, ends_of, last_lines, last_records, newest
+from ortflow.launchers.room import Room
+from ortflow.launchers.stop import Stop
+from ortflow.launchers.supervised import Job, View
+from ortflow.launchers.tail import EventTail, ends_of, last_lines, last_records
+from ortflow.launchers.watch import ASKED, TICK, Watch, failures
 from ortflow.workflow.clock import SYSTEM_CLOCK, Clock
-from ortflow.workflow.disk_space import RECORDS, Notice, OutOfDisk, has_room, is_full, out_of_disk, wait_for_room
-from ortflow.workflow.errors import EXIT_DONE, EXIT_FAILURE, EXIT_PREEMPTED, EXIT_USER, OrtflowError
+from ortflow.workflow.disk_space import RECORDS, OutOfDisk, has_room
+from ortflow.workflow.errors import EXIT_DONE, EXIT_FAILURE, EXIT_PREEMPTED, EXIT_USER
 from ortflow.workflow.owned import sweep_temporaries
-from ortflow.workflow.rundir import RunDir
-from ortflow.workflow.spec.run import Restart
 
-T = TypeVar("T")
-TICK = 0.1
-GRACE = 30.0
-"""Seconds that ranks have to save and stop, unless the backend sets another limit."""
-PATIENCE = 5.0
-"""Seconds in which mpirun has to end the other ranks when one is dead. Hydra does not if that rank had not initialised
-MPI."""
-PATIENCE_REPORTED = 1.0
-"""The same if the dead rank has recorded why it failed."""
 LAST_LINES = 12
-
 EXIT_CODES = {
     Outcome.FINISHED: EXIT_DONE,
     Outcome.USER_ERROR: EXIT_USER,
@@ -47,77 +36,6 @@ EXIT_CODES = {
     Outcome.FAILURE: EXIT_FAILURE,
     Outcome.LOST: EXIT_FAILURE,
 }
-ASKED = {"interrupt": "Ctrl-C", "cancel": "ortflow cancel"}
-
-
-class View(Protocol):
-    """Where the progress of a run is shown."""
-
-    def record(self, record: Mapping[str, Any]) -> None:
-        """Show an event of rank 0."""
-
-    def say(self, text: str) -> None:
-        """Show a message of the launcher."""
-
-    def attempt(self, number: int) -> None:
-        """Show that an attempt starts; the first has number 0."""
-
-    def tick(self) -> None:
-        """Called ten times a second."""
-
-
-class Running(Protocol):
-    """A started attempt."""
-
-    number: int
-
-    @property
-    def pid(self) -> int:
-        """Process id of mpirun, srun or the only rank."""
-
-    def poll(self) -> int | None:
-        """Exit code of mpirun, srun or the only rank, negative for a signal; None while it runs."""
-
-    def gone(self) -> set[int]:
-        """Ranks that are known to have ended."""
-
-    def statuses(self, returncode: int) -> dict[int, int]:
-        """Known exit status of the ranks that did not end with 0, by rank; negative for a signal."""
-
-    def verdict(self, returncode: int) -> Cause | None:
-        """The cause of the end if mpirun or the scheduler reports one that no rank can know."""
-
-    def guess(self, returncode: int) -> Cause | None:
-        """The probable cause if neither ranks nor exit statuses give one."""
-
-    def ask_to_leave(self) -> None:
-        """Ask the ranks to save and stop."""
-
-    def kill(self) -> None:
-        """Kill all processes of the attempt."""
-
-
-@dataclass(frozen=True)
-class Job:
-    """The run that is supervised, and how its attempts are started."""
-
-    run: RunDir
-    world_size: int
-    restart: Restart
-    start: Callable[[int], Running]
-    """Starts the attempt with a given number. Raises OrtflowError if that fails."""
-    clear: Callable[[], None]
-    """Returns when no rank of an earlier attempt can write any more. Raises OrtflowError if that cannot be ensured."""
-    lost: str = "its launcher died"
-    """Cause of an attempt whose end was not recorded."""
-    hands_back: bool = False
-    """A preempted run gives up its allocation, and the scheduler starts it again."""
-    grace: float = GRACE
-    """Seconds that ranks have to save and stop."""
-    comes_back: bool = False
-    """The sender of a stop signal starts the run again."""
-    room_seconds: float = 600.0
-    """Seconds to wait for space on a full disk."""
 
 
 class Supervisor:
@@ -136,8 +54,8 @@ class Supervisor:
     """
 
     def __init__(self, job: Job, view: View, stop: Stop, clock: Clock = SYSTEM_CLOCK) -> None:
-        self._job, self._run, self._view, self._stop = job, job.run, view, stop
-        self._notice, self._clock = Notice(job.run.heartbeat), clock
+        self._job, self._run, self._view, self._stop, self._clock = job, job.run, view, stop, clock
+        self._room = Room(job, view, stop, clock)
 
     def supervise(self) -> int:
         """Supervise the run to its end.
@@ -166,7 +84,7 @@ class Supervisor:
         pause = 0.0
         self._job.clear()
         sweep_temporaries(self._run.root)
-        self._notice.clear()  # takes its block while there is room
+        self._room.notice.clear()  # takes its block while there is room
         if not self._close_lost_attempt():
             return EXIT_FAILURE
         while not self._pause(pause):
@@ -219,24 +137,25 @@ class Supervisor:
         run, job = self._run, self._job
         self._view.attempt(number)
         kills = oom_kills()
-        attempt = self._with_room(lambda: job.start(number))
+        attempt = self._room.having(lambda: job.start(number))
+        watch = Watch(job, attempt, tail, self._view, self._stop, self._clock)
         self._record(
             event="start", attempt=number, world_size=job.world_size, pid=attempt.pid, host=socket.gethostname()
         )
         try:
-            returncode, verdict = self._follow(attempt, tail)
+            returncode, verdict = watch.follow()
         finally:
             attempt.kill()
         job.clear()
         sweep_temporaries(run.root)
-        self._pass_on(tail)
+        watch.pass_on()
         found = (
             verdict
             or attempt.verdict(returncode)
             or cause(
                 returncode,
                 attempt.statuses(returncode),
-                self._failures(number),
+                failures(run, number, job.world_size),
                 out_of_memory=_grew(kills, oom_kills()),
             )
         )
@@ -252,93 +171,20 @@ class Supervisor:
         if lack is not None:
             found = replace(found, sentence=str(lack))
         decision = self._judge(number, found, counts=lack is None)
-        if lack is not None and decision.again and not self._wait(lack):
+        if lack is not None and decision.again and not self._room.wait(lack):
             raise lack
         return found.outcome, decision
 
     def _record(self, **fields: Any) -> None:
         """Append a record, waiting for space on a full disk; raises OutOfDisk after `room_seconds`."""
-        self._with_room(lambda: self._run.record_attempt(**fields))
-
-    def _with_room(self, do: Callable[[], T]) -> T:
-        """Call `do`, again if the disk was full and has space now."""
-        while True:
-            try:
-                return do()
-            except (OSError, OrtflowError) as error:
-                if not is_full(error):
-                    raise
-                lack = out_of_disk(error, default=self._run.root)
-                if not self._wait(lack) or self._stop.look():
-                    raise lack from error
-
-    def _wait(self, lack: OutOfDisk) -> bool:
-        """Wait for space on the disk; False after `room_seconds`."""
-
-        def asked() -> object:
-            self._view.tick()
-            return self._stop.look()
-
-        self._view.say(f"{lack}: waiting {self._job.room_seconds:g} s for room")
-        room = wait_for_room(lack, self._notice, self._job.room_seconds, asked, self._clock)
-        return room or bool(self._stop.look())
-
-    def _follow(self, attempt: Running, tail: EventTail) -> tuple[int, Cause | None]:
-        """Wait for the end of an attempt; the exit code, and the cause if the supervisor ended it."""
-        asked_at: float | None = None
-        dead_since: float | None = None
-        next_check = 0.0
-        limit = self._job.restart.hung_seconds
-        liveness = None
-        if limit is not None:
-            liveness = Liveness(self._run, attempt.number, self._job.world_size, limit, self._clock.monotonic())
-        while (returncode := attempt.poll()) is None:
-            moment = self._clock.monotonic()
-            if self._stop.look() and asked_at is None:
-                asked_at = moment
-                self._ask(attempt)
-            if self._stop.now or (asked_at is not None and moment > asked_at + self._job.grace):
-                attempt.kill()
-                late = "" if self._stop.now else f": they did not leave within {self._job.grace:g} s"
-                sentence = f"the ranks were killed without saving{late}"
-                return EXIT_PREEMPTED, Cause(Outcome.PREEMPTED, EXIT_PREEMPTED, sentence)
-            if moment >= next_check:
-                next_check = moment + 1.0
-                if liveness is not None and liveness.hung(moment) and asked_at is None:
-                    attempt.kill()
-                    sentence = f"the ranks hung: no sign of life for {limit:g} s"
-                    return EXIT_FAILURE, Cause(Outcome.FAILURE, EXIT_FAILURE, sentence)
-                dead = self._dead(attempt)
-                dead_since = (dead_since or moment) if dead else None
-                reported = self._failures(attempt.number) if dead else {}
-                patience = PATIENCE_REPORTED if reported else PATIENCE
-                if dead_since is not None and moment > dead_since + patience:
-                    attempt.kill()
-                    return EXIT_FAILURE, self._hung(attempt, min(dead))
-            self._pass_on(tail)
-            self._view.tick()
-            self._clock.sleep(TICK)
-        return returncode, None
-
-    def _ask(self, attempt: Running) -> None:
-        reason = self._stop.reason or ""
-        if reason != "cancel":
-            with suppress(OSError):  # the signal alone then
-                write_request(self._run.stop_request, reason)
-        attempt.ask_to_leave()
-        again = "; Ctrl-C again leaves now" if reason == "interrupt" else ""
-        self._view.say(f"{ASKED.get(reason, reason)}: saving and leaving{again}")
-
-    def _dead(self, attempt: Running) -> set[int]:
-        """Ranks that have ended without a final event."""
-        gone = attempt.gone()
-        return gone - ends_of(self._run, attempt.number, gone).keys()
+        self._room.having(lambda: self._run.record_attempt(**fields))
 
     def _lack(self, found: Cause) -> OutOfDisk | None:
         """The missing disk space, as a rank reported it, or as found if a rank could not record why it failed."""
         # If the disk has space again, a signal is the cause, unless a rank had failed: Slurm kills the others then. A
         # rank that failed may have lacked space before.
-        lack = self._notice.fatal() or self._notice.read() if found.exit_code < 0 else self._notice.last()
+        notice = self._room.notice
+        lack = notice.fatal() or notice.read() if found.exit_code < 0 else notice.last()
         if lack is None and not found.reported and found.exit_code > 0:
             return None if has_room(self._run.root, RECORDS) else OutOfDisk(self._run.root, RECORDS)
         return lack
@@ -346,19 +192,6 @@ class Supervisor:
     def _begun(self, number: int) -> bool:
         """Whether every rank has written an event in an attempt: before that there is nothing to save."""
         return all(last_records(self._run.events(rank), attempt=number) for rank in range(self._job.world_size))
-
-    def _hung(self, attempt: Running, rank: int) -> Cause:
-        """Why a rank died that mpirun did not notice; `rank` is named if the record names none."""
-        if known := attempt.verdict(EXIT_FAILURE):
-            return known
-        ended, failures = attempt.statuses(EXIT_FAILURE), self._failures(attempt.number)
-        if ended or failures:
-            return cause(EXIT_FAILURE, ended, failures)
-        return Cause(Outcome.FAILURE, EXIT_FAILURE, f"rank {rank} died and mpirun did not notice", rank)
-
-    def _failures(self, number: int) -> dict[int, dict[str, Any]]:
-        """The newest failure event of each rank in an attempt."""
-        return newest(self._run, number, range(self._job.world_size), "failure")
 
     def _judge(self, number: int, found: Cause, *, counts: bool) -> Decision:
         """Decide what follows, record it and show it. `counts` False: the failure counts against no budget."""
@@ -418,10 +251,6 @@ class Supervisor:
             self._view.tick()
             self._clock.sleep(min(TICK, max(0.0, end - self._clock.monotonic())))
         return True
-
-    def _pass_on(self, tail: EventTail) -> None:
-        for record in tail.read():
-            self._view.record(record)
 
 
 def _grew(before: int | None, after: int | None) -> bool:

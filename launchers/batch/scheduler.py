@@ -1,17 +1,19 @@
-"""The protocol of `launchers/batch`: what a batch scheduler must offer so that a run is never queued twice.
+"""A batch scheduler from outside of its jobs: what it must offer so that a run is never queued twice.
 
-Slurm's is `ortflow.launchers.slurm.commands.Slurm`. A scheduler has jobs with an id and a comment,
-a list of the user's jobs, and a command that submits a script. This module must not depend on one scheduler.
+Slurm's is `ortflow.launchers.slurm.commands.Slurm`. A scheduler has jobs with an id and a comment, a list of the
+user's jobs, and commands that submit a script and cancel a job. This module must not depend on one scheduler.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import ClassVar, Protocol, TypeVar
+from typing import ClassVar, Generic, Protocol, TypeVar
 
-from ortflow.workflow.clock import Clock
+from ortflow.workflow.clock import SYSTEM_CLOCK, Clock
 from ortflow.workflow.errors import OrtflowError, UserError
+from ortflow.workflow.rundir import RunDir
 
 
 class BatchJob(Protocol):
@@ -34,6 +36,10 @@ class BatchJob(Protocol):
         """Its order among all jobs; newer jobs have larger numbers."""
 
     @property
+    def state(self) -> str:
+        """The scheduler's word for its state."""
+
+    @property
     def waits(self) -> bool:
         """Whether it has not started yet, or not restarted yet."""
 
@@ -41,9 +47,28 @@ class BatchJob(Protocol):
     def active(self) -> bool:
         """Whether it is pending or running."""
 
+    @property
+    def suspended(self) -> bool:
+        """Whether its processes are stopped, so that they cannot act on a request."""
+
+    @property
+    def ending(self) -> bool:
+        """Whether the scheduler is ending its processes, to restart it or finally."""
+
+    @property
+    def nodes(self) -> str:
+        """Its nodes, as the scheduler writes them; empty if unknown."""
+
+    @property
+    def restarts(self) -> int:
+        """How often the scheduler has restarted it."""
+
+    @property
+    def end(self) -> float | None:
+        """Unix time at which its time limit ends it; None if unknown."""
+
 
 JobT = TypeVar("JobT", bound=BatchJob)
-JobC = TypeVar("JobC", bound=BatchJob, covariant=True)
 
 
 class NoAnswer(OrtflowError):
@@ -64,22 +89,64 @@ class Refused(Exception):
         super().__init__(words)
 
 
-class Scheduler(Protocol[JobC]):
+class Scheduler(ABC, Generic[JobT]):
     """A batch scheduler. Every method that queries it raises NoAnswer."""
 
     launcher: ClassVar[str]
     """Name of its launcher, as in attempts.jsonl."""
-    clock: Clock
+    name: ClassVar[str]
+    """Its name, in messages."""
+    submit_command: ClassVar[str]
+    """Its command that submits a script, in messages."""
+    folder: ClassVar[str] = ".launcher"
+    """Folder of the job's script in the run directory."""
+    clock: Clock = SYSTEM_CLOCK
     """The clock of every wait."""
 
-    def mine(self, seconds: float | None = None) -> Sequence[JobC]:
+    @abstractmethod
+    def mine(self, seconds: float | None = None) -> Sequence[JobT]:
         """Return the user's jobs, including those that ended a few minutes ago. Waits at most `seconds`."""
 
+    @abstractmethod
     def hand_over(self, folder: Path, script: str) -> str:
-        """Submit a script for the run directory `folder`; returns the job's id. Raises Refused."""
+        """Submit a script for the run directory `folder`; returns the job's id. Raises Refused and OutOfDisk."""
+
+    @abstractmethod
+    def cancel(self, *job_ids: str, pending: bool = False) -> None:
+        """Cancel jobs; `pending`: only those that have not started. A job that is already gone is not an error."""
+
+    @abstractmethod
+    def waiting(self, job: JobT) -> str | None:
+        """Return why an active job does nothing at the moment, and the fix; None if its processes run. Pure."""
+
+    def job(self, job_id: str) -> JobT | None:
+        """Return a job that is not among `mine`, by its id; None if it is forgotten."""
+        return None
+
+    def accounted(self, job_ids: Sequence[str]) -> Mapping[str, JobT]:
+        """The same for many jobs with one query, by id."""
+        return {}
 
     def was_not_sent(self, words: str) -> bool:
         """Whether the message of a NoAnswer shows that the submission did not reach the scheduler. Pure."""
+        return False
 
     def refusal(self, words: str) -> UserError:
         """Return the error for the message of a Refused, with the key to change. Pure."""
+        return UserError(f"{self.name} does not take the job: {words}")
+
+    def expected_start(self, job: JobT) -> float | None:
+        """Return the Unix time at which a pending job is expected to start; None if unknown. Pure."""
+        return None
+
+    def left_in_queue(self, job: JobT) -> str:
+        """Return why a run that has ended still has a pending job, and how that job ends. Pure."""
+        return f"the run has ended, and job {job.id} is still in the queue; it ends when it starts"
+
+    def cancelled(self, job: JobT) -> str | None:
+        """Return how a job was cancelled that left no record; None if it was not cancelled. Pure."""
+        return None
+
+    def ending(self, run: RunDir, job: JobT | None, job_id: str | None) -> str:
+        """Return how a job ended that left no record in the run directory; `job` is None if it is forgotten."""
+        return f"{self.name} no longer knows of job {job_id}, and it left no record"

@@ -20,7 +20,6 @@ from ortflow.workflow.rundir import RunDir, write_atomically
 from ortflow.workflow.spec.file.dump import dump_run_file
 from ortflow.workflow.spec.file.load import load_run_file
 
-SCHEME = "kubernetes://"
 _HANDLE = re.compile(r"kubernetes://([a-z0-9-]+)/([a-z0-9-]+)")
 
 

@@ -36,7 +36,8 @@ from ortflow.launchers.processes import dies_with_us
 from ortflow.launchers.records import Outcome, State, last_end, open_attempt, pending_changes, state
 from ortflow.launchers.run_directory_lock import Opened, opened
 from ortflow.launchers.stop import Stop, interruptible, taken_over
-from ortflow.launchers.supervisor import Job, Supervisor
+from ortflow.launchers.supervised import Job
+from ortflow.launchers.supervisor import Supervisor
 from ortflow.manifests.local import Mpi
 from ortflow.workflow.clock import SYSTEM_CLOCK, Clock
 from ortflow.workflow.errors import (

@@ -12,17 +12,26 @@ import subprocess
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar
 
-from ortflow.launchers.batch import scheduler
+from ortflow.launchers.batch import own_job, scheduler
 from ortflow.launchers.remote.arrival import place_words
-from ortflow.launchers.slurm import sbatch
-from ortflow.launchers.slurm.jobs import FORMAT, SACCT_FIELDS, SEPARATOR, Job, read_sacct, read_scontrol, read_squeue
+from ortflow.launchers.slurm import endings, reasons, sbatch
+from ortflow.launchers.slurm.jobs import (
+    FORMAT,
+    SACCT_FIELDS,
+    SEPARATOR,
+    Job,
+    read_sacct,
+    read_scontrol,
+    read_seconds,
+    read_squeue,
+)
 from ortflow.launchers.slurm.refusals import refusal
 from ortflow.manifests.local import FOREIGN
 from ortflow.workflow.clock import SYSTEM_CLOCK, Clock
 from ortflow.workflow.disk_space import is_full, out_of_disk
 from ortflow.workflow.errors import OrtflowError, UserError
+from ortflow.workflow.rundir import RunDir
 
 PATIENCE = 12.0
 """Seconds for one command: Slurm's own commands give up a hung controller after 10."""
@@ -46,6 +55,7 @@ _AWAY = re.compile(
 )
 _UNCONFIGURED = re.compile(r"configuration source|cannot stat file|Unable to process configuration", re.IGNORECASE)
 _PREFIX = re.compile(r"^(?:sbatch|squeue|scontrol|sacct|scancel|srun): (?:error|fatal): *", re.MULTILINE)
+_UNDER_WAY = re.compile(r"pending execution|already (?:pending|requeued)", re.IGNORECASE)
 _SUBMITTED = re.compile(r"(?:Submitted batch job )?(\d+)(?:;\S*)?\s*$")
 
 
@@ -82,8 +92,15 @@ class Refused(scheduler.Refused):
     """sbatch rejects the job; `words` is its message."""
 
 
-def run_here(command: Sequence[str], settings: Settings, seconds: float) -> Answer:
-    """The runner for this machine."""
+def run_in_job(command: Sequence[str], settings: Settings, seconds: float) -> Answer:
+    """The runner in a job: Slurm signals every process of a job that it ends."""
+    return run_here(command, settings, seconds, own_job.deafen)
+
+
+def run_here(
+    command: Sequence[str], settings: Settings, seconds: float, before: Callable[[], None] | None = None
+) -> Answer:
+    """The runner for this machine; the child process calls `before` first."""
     environment = outside_of_jobs(os.environ)
     for name, value in settings.items():
         if value is None:
@@ -91,8 +108,9 @@ def run_here(command: Sequence[str], settings: Settings, seconds: float) -> Answ
         else:
             environment[name] = value
     reported = subprocess.run(
-        command, stdin=subprocess.DEVNULL, capture_output=True, timeout=seconds, env=environment, errors="replace"
-    )
+        command, stdin=subprocess.DEVNULL, capture_output=True, timeout=seconds, env=environment, errors="replace",
+        start_new_session=before is not None, preexec_fn=before,
+    )  # fmt: skip
     return Answer(reported.returncode, reported.stdout, reported.stderr)
 
 
@@ -102,16 +120,17 @@ def outside_of_jobs(environment: Mapping[str, str]) -> dict[str, str]:
     return {name: value for name, value in environment.items() if name in KEPT or not name.startswith(foreign)}
 
 
-class Slurm:
+class Slurm(scheduler.Scheduler[Job]):
     """The cluster, through its commands. Every method raises NoAnswer, and UserError if Slurm is not installed.
 
-    `clock` is the clock of every wait.
+    `clock` is the clock of every wait, `patience` the seconds that a command may take.
     """
 
-    launcher: ClassVar[str] = "slurm"
+    launcher, name, submit_command = "slurm", "Slurm", "sbatch"
+    folder = sbatch.FOLDER
 
-    def __init__(self, runner: Runner = run_here, clock: Clock = SYSTEM_CLOCK) -> None:
-        self.runner, self.clock = runner, clock
+    def __init__(self, runner: Runner = run_here, clock: Clock = SYSTEM_CLOCK, patience: float = PATIENCE) -> None:
+        self.runner, self.clock, self.patience = runner, clock, patience
 
     def hand_over(self, folder: Path, script: str) -> str:
         """sbatch a script from the run directory `folder`; the job's id.
@@ -136,20 +155,67 @@ class Slurm:
         """Return the error for sbatch's refusal. Pure."""
         return refusal(words)
 
+    def waiting(self, job: Job) -> str | None:
+        """Why an active job does nothing at the moment. Pure."""
+        if job.waits:
+            return reasons.waits(job)
+        if job.ending:
+            return "Slurm ends the job, to restart it or finally"
+        if job.suspended:
+            return "Slurm has suspended it"
+        return "its nodes are being prepared" if job.state == "CONFIGURING" else None
+
+    def expected_start(self, job: Job) -> float | None:
+        """When Slurm expects a pending job to start; it keeps the time from before the job was held. Pure."""
+        return None if reasons.never_starts(job) else job.start
+
+    def left_in_queue(self, job: Job) -> str:
+        """Why a run that has ended still has a job in the queue. Pure."""
+        return reasons.left_in_queue(job)
+
+    def cancelled(self, job: Job) -> str | None:
+        """How a job was cancelled that left no record. Pure."""
+        return endings.cancelled(job)
+
+    def ending(self, run: RunDir, job: Job | None, job_id: str | None) -> str:
+        """How a job ended that left no record."""
+        return endings.ending(run, job, job_id)
+
     def mine(self, seconds: float | None = None) -> list[Job]:
         """All jobs of this user, including those that ended a few minutes ago (MinJobAge): one call."""
         command = ["squeue", "--me", "--noheader", "--array", "--states=all", f"--Format={FORMAT}"]
-        answer = self._run(command, SETTINGS, seconds or PATIENCE)
+        answer = self._run(command, SETTINGS, seconds)
         if answer.code:
             raise OrtflowError(f"squeue failed: {answer.words}")
         return read_squeue(answer.out)
 
     def job(self, job_id: str) -> Job | None:
         """A job by its id, from the controller, then from the accounting; None if neither knows it."""
+        return self.queued(job_id) or self.accounted([job_id]).get(job_id)
+
+    def queued(self, job_id: str) -> Job | None:
+        """A job by its id, from the controller; None if that has forgotten it."""
         answer = self._read("scontrol", "show", "job", "--oneliner", job_id)
-        if answer.code == 0 and (found := read_scontrol(answer.out)):
-            return next((job for job in found if job.id == job_id), found[0])
-        return self.accounted([job_id]).get(job_id)
+        found = read_scontrol(answer.out) if answer.code == 0 else []
+        return next((job for job in found if job.id == job_id), found[0] if found else None)
+
+    def seconds_left(self, job_id: str) -> float | None:
+        """Seconds until the time limit ends a running job; None if there is no limit."""
+        answer = self._read("squeue", "--noheader", "--format=%L", f"--jobs={job_id}")
+        return read_seconds(answer.out) if answer.code == 0 else None
+
+    def requeue(self, job_id: str) -> None:
+        """Queue a running job again, if it is not yet. Raises Refused."""
+        answer = self._read("scontrol", "requeue", job_id)
+        if answer.code and not _UNDER_WAY.search(answer.words):
+            raise Refused(answer.words)
+
+    def script(self, job_id: str) -> str:
+        """The batch script of a job."""
+        answer = self._read("scontrol", "write", "batch_script", job_id, "-")
+        if answer.code:
+            raise OrtflowError(f"scontrol failed: {answer.words}")
+        return answer.out
 
     def accounted(self, job_ids: Sequence[str]) -> dict[str, Job]:
         """Jobs in the accounting, by id: one call. Empty if the site has no accounting."""
@@ -159,9 +225,9 @@ class Slurm:
         answer = self._sacct("-X", "-P", "-n", *fields, "-j", ",".join(job_ids))
         return {job.id: job for job in read_sacct(answer.out)} if answer.code == 0 else {}
 
-    def submit(self, script: str, settings: Settings) -> str:
+    def submit(self, script: str, settings: Settings, *options: str) -> str:
         """sbatch a script and return the job's id. Raises Refused, and NoAnswer if the result is unknown."""
-        answer = self._run(["sbatch", "--parsable", script], {"LC_ALL": "C", **settings})
+        answer = self._run(["sbatch", "--parsable", *options, script], {"LC_ALL": "C", **settings})
         if answer.code:
             raise Refused(answer.words)
         match = _SUBMITTED.search(answer.out.strip())
@@ -215,7 +281,8 @@ class Slurm:
     def _read(self, *command: str) -> Answer:
         return self._run(command, SETTINGS)
 
-    def _run(self, command: Sequence[str], settings: Settings, seconds: float = PATIENCE) -> Answer:
+    def _run(self, command: Sequence[str], settings: Settings, seconds: float | None = None) -> Answer:
+        seconds = seconds or self.patience
         try:
             answer = self.runner(command, settings, seconds)
         except FileNotFoundError as error:

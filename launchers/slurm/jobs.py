@@ -6,6 +6,7 @@ All three print times as seconds (SLURM_TIME_FORMAT=%s), independent of the mach
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
@@ -19,6 +20,11 @@ _SQUEUE_FIELDS = (
 FORMAT = ",".join(f"{field}:{SEPARATOR}" for field in _SQUEUE_FIELDS)
 """For `squeue --Format`."""
 SACCT_FIELDS = "JobID,State,Start,End,Timelimit,NodeList,ExitCode,JobName,Comment,Submit"
+_SACCT_NAMES = (
+    "JobArrayID", "State", "StartTime", "EndTime", "TimeLimit", "NodeList", "exit_code", "Name", "Comment",
+    "SubmitTime",
+)  # fmt: skip
+"""What squeue calls these fields."""
 
 _DURATION = re.compile(r"(?:(\d+)-)?(?:(\d+):)?(\d+):(\d\d)")
 
@@ -62,6 +68,8 @@ class Job:
     submitted: float | None = None
     dependency: str = ""
     """Its unfinished dependencies: afterok:12(unfulfilled)."""
+    preempted: bool = False
+    """Whether it is being preempted, or was; only scontrol reports it."""
 
     @property
     def waits(self) -> bool:
@@ -74,6 +82,16 @@ class Job:
         return self.waits or self.state in AT_WORK
 
     @property
+    def suspended(self) -> bool:
+        """Its processes are stopped."""
+        return self.state in ("SUSPENDED", "STOPPED")
+
+    @property
+    def ending(self) -> bool:
+        """Slurm ends its processes."""
+        return self.state == "COMPLETING"
+
+    @property
     def number(self) -> int:
         """Its order among all jobs; newer jobs have larger numbers."""
         return int(self.id.partition("_")[0])
@@ -81,33 +99,8 @@ class Job:
 
 def read_squeue(text: str) -> list[Job]:
     """Jobs of `squeue --noheader --array --Format=FORMAT`."""
-    jobs = []
-    for line in text.splitlines():
-        values = line.split(SEPARATOR)
-        if len(values) <= len(_SQUEUE_FIELDS) - 1:
-            continue
-        reported = dict(zip(_SQUEUE_FIELDS, map(str.strip, values), strict=False))
-        code, signal = _exit(reported["exit_code"])
-        jobs.append(
-            Job(
-                id=reported["JobArrayID"],
-                array=reported["ArrayJobID"] if "_" in reported["JobArrayID"] else None,
-                state=reported["State"],
-                reason=_known(reported["Reason"]),
-                start=_time(reported["StartTime"]),
-                end=_time(reported["EndTime"]),
-                limit=read_seconds(reported["TimeLimit"]),
-                nodes=_known(reported["NodeList"]),
-                restarts=_count(reported["RestartCnt"]),
-                code=code,
-                signal=signal,
-                name=reported["Name"],
-                comment=_known(reported["Comment"]),
-                submitted=_time(reported["SubmitTime"]),
-                dependency=_known(reported["Dependency"]),
-            )
-        )
-    return jobs
+    rows = (line.split(SEPARATOR) for line in text.splitlines())
+    return [_job(dict(zip(_SQUEUE_FIELDS, row, strict=False))) for row in rows if len(row) >= len(_SQUEUE_FIELDS)]
 
 
 def read_scontrol(text: str) -> list[Job]:
@@ -121,56 +114,53 @@ def _from_scontrol(line: str) -> Job:
     for key, value in re.findall(r"(?:^| )([A-Z][\w/:]*)=(.*?)(?=\s+[A-Z][\w/:]*=|\s*$)", line):
         reported.setdefault(key, value)
     array, task = reported.get("ArrayJobId"), reported.get("ArrayTaskId", "")
-    code, signal = _exit(reported.get("ExitCode", ""))
-    return Job(
-        id=f"{array}_{task}" if array and task.isdigit() else reported["JobId"],
-        array=array if task.isdigit() else None,
-        state=reported.get("JobState", "UNKNOWN").split()[0],
-        reason=_known(reported.get("Reason", "")),
-        start=_time(reported.get("StartTime", "")),
-        end=_time(reported.get("EndTime", "")),
-        limit=read_seconds(reported.get("TimeLimit", "")),
-        nodes=_known(reported.get("NodeList", "")),
-        restarts=_count(reported.get("Restarts", "")),
-        code=code,
-        signal=signal,
-        name=reported.get("JobName", ""),
-        comment=_known(reported.get("Comment", "")),
-        submitted=_time(reported.get("SubmitTime", "")),
-        dependency=_known(reported.get("Dependency", "")),
+    return _job(
+        {
+            **reported,
+            "JobArrayID": f"{array}_{task}" if array and task.isdigit() else reported["JobId"],
+            "State": reported.get("JobState", "UNKNOWN").split()[0],
+            "RestartCnt": reported.get("Restarts", ""),
+            "exit_code": reported.get("ExitCode", ""),
+            "Name": reported.get("JobName", ""),
+        }
     )
 
 
 def read_sacct(text: str) -> list[Job]:
     """Jobs of `sacct -X -P -n --delimiter=SEPARATOR --format=SACCT_FIELDS`, oldest start first."""
     jobs = []
-    names = SACCT_FIELDS.split(",")
     for line in text.splitlines():
-        values = line.split(SEPARATOR)
-        if len(values) != len(names):
-            continue
-        reported = dict(zip(names, map(str.strip, values), strict=True))
-        code, signal = _exit(reported["ExitCode"])
-        state, _, by = reported["State"].partition(" ")
-        array, _, task = reported["JobID"].partition("_")
-        jobs.append(
-            Job(
-                id=reported["JobID"],
-                array=array if task else None,
-                state=state,
-                reason=by,
-                start=_time(reported["Start"]),
-                end=_time(reported["End"]),
-                limit=read_seconds(reported["Timelimit"]),
-                nodes="" if reported["NodeList"] == "None assigned" else reported["NodeList"],
-                code=code,
-                signal=signal,
-                name=reported["JobName"],
-                comment=reported["Comment"],
-                submitted=_time(reported["Submit"]),
-            )
-        )
+        if len(row := line.split(SEPARATOR)) == len(_SACCT_NAMES):
+            reported = dict(zip(_SACCT_NAMES, row, strict=True))
+            state, _, by = reported["State"].strip().partition(" ")
+            nodes = reported["NodeList"].replace("None assigned", "")
+            jobs.append(_job({**reported, "State": state, "Reason": by, "NodeList": nodes}))
     return jobs
+
+
+def _job(reported: Mapping[str, str]) -> Job:
+    """A job from its fields by the names of squeue."""
+    fields = {name: value.strip() for name, value in reported.items()}
+    number = fields["JobArrayID"]
+    code, signal = _exit(fields["exit_code"])
+    return Job(
+        id=number,
+        array=number.partition("_")[0] if "_" in number else None,
+        state=fields["State"],
+        reason=_known(fields.get("Reason", "")),
+        start=_time(fields.get("StartTime", "")),
+        end=_time(fields.get("EndTime", "")),
+        limit=read_seconds(fields.get("TimeLimit", "")),
+        nodes=_known(fields.get("NodeList", "")),
+        restarts=_count(fields.get("RestartCnt", "")),
+        code=code,
+        signal=signal,
+        name=fields["Name"],
+        comment=_known(fields.get("Comment", "")),
+        submitted=_time(fields.get("SubmitTime", "")),
+        dependency=_known(fields.get("Dependency", "")),
+        preempted=bool(_known(fields.get("PreemptTime", ""))),
+    )
 
 
 def _known(text: str) -> str:

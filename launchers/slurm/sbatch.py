@@ -7,11 +7,11 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 
+from ortflow.manifests.batch import SCRIPT
 from ortflow.workflow.rundir import write_atomically
 
 FOLDER = "slurm"
 """In the run directory: the script, and the files that `submitit.SlurmJob` reads."""
-SCRIPT = "job.sh"
 
 NOT_SENT = re.compile(r"connect failure|Connection refused", re.IGNORECASE)
 """sbatch has reached no controller: nothing was submitted."""

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from ortflow.launchers.findings import Finding, fault, ok, untested
-from ortflow.launchers.lines import duration
+from ortflow.launchers.lines import counted, duration
 from ortflow.launchers.slurm.checks import FITTING, NAMES
 from ortflow.launchers.slurm.probe import Start
 from ortflow.launchers.slurm.srun_output import verdict
@@ -30,7 +30,7 @@ def world_of(results: Results, world: int, start: Start) -> Iterator[Finding]:
         yield fault(about, f"the ranks cannot import mpi4py: {errors[0]}", "`pip install 'ortflow[train,mpich]'`")
     elif len(ranks) == world and sizes == {world}:
         seconds = duration(max(float(rank["seconds"]) for rank in ranks))
-        reported = f"{_count(world, 'rank')} on {_count(len(results.nodes), 'node')} connect with {how} in {seconds}"
+        reported = f"{counted(world, 'rank')} on {counted(len(results.nodes), 'node')} connect with {how} in {seconds}"
         yield ok(about, f"{reported} ({ranks[0]['library']})")
         yield from _cores(ranks)
         yield _nccl(ranks, world)
@@ -77,8 +77,4 @@ def _nccl(ranks: list[dict[str, Any]], world: int) -> Finding:
         return fault(about, f"{world} ranks did not add up to {world} over their GPUs")
     version = int(reports[0]["nccl"])
     named = f"{version // 10000}.{version // 100 % 100}.{version % 100}"
-    return ok(about, f"{_count(world, 'rank')} add up over their GPUs (NCCL {named})")
-
-
-def _count(number: int, what: str) -> str:
-    return f"{number} {what}{'' if number == 1 else 's'}"
+    return ok(about, f"{counted(world, 'rank')} add up over their GPUs (NCCL {named})")

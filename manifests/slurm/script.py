@@ -6,6 +6,7 @@ import shlex
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from ortflow.manifests import batch
 from ortflow.manifests.slurm.directives import SIGNAL, directives
 from ortflow.manifests.slurm.launch import rank, starter
 from ortflow.manifests.slurm.placement import TASK, Placement
@@ -16,14 +17,6 @@ if TYPE_CHECKING:
     from ortflow.workflow.spec.run import RunSpec
 
 SUPERVISOR_MODULE = "ortflow.launchers.slurm.run_supervisor"
-CARRIED = "--run-file"
-"""Of the supervisor process: the run file stands on its standard input."""
-FOLDER = "--folder"
-"""Of the supervisor process: where `prepare` runs."""
-BETWEEN = "---"
-"""The line between the run files of an array's tasks, which are all there, from 0 on."""
-END = "END_OF_THE_RUN_FILE"
-"""A line that stands in no run file of ours: it holds no colon."""
 
 
 def script(spec: RunSpec, placement: Placement) -> str:
@@ -66,13 +59,13 @@ def _body(spec: RunSpec, placement: Placement) -> Iterator[str]:
     yield from code_lines(placement)
     yield "# The supervisor process starts the ranks, restarts them when they fail, and requeues a preempted job."
     if not slurm.epilogue:
-        yield from _fed(shell(["exec", *command[0]], *command[1:]), placement.run_file)
+        yield from batch.fed(shell(["exec", *command[0]], *command[1:]), placement.run_file)
         return
     # Slurm's signals are the supervisor process's to answer; this shell has to outlive them.
     yield "trap '' TERM"
     yield """trap 'kill -s USR2 "$ortflow_run_supervisor" 2>/dev/null && ortflow_wait=1' USR2"""
     yield f"( trap '' {SIGNAL}"
-    yield from _fed(shell(["exec", *command[0]], *command[1:]), placement.run_file)
+    yield from batch.fed(shell(["exec", *command[0]], *command[1:]), placement.run_file)
     yield ") &"
     yield "ortflow_run_supervisor=$! ortflow_wait=1"
     yield 'while [ "$ortflow_wait" ]; do ortflow_wait=; wait "$ortflow_run_supervisor"; ortflow_code=$?; done'
@@ -82,20 +75,10 @@ def _body(spec: RunSpec, placement: Placement) -> Iterator[str]:
 
 
 def _run_supervisor(placement: Placement) -> list[str]:
-    words = [placement.run_supervisor_python, "-m", SUPERVISOR_MODULE, str(placement.run_dir)]
-    if placement.run_file is not None:
-        words.append(CARRIED)
-        if placement.prepare_in is not None:
-            words += [FOLDER, str(placement.prepare_in)]
-    return [*words, "--"]
-
-
-def _fed(command: list[str], run_file: str | None) -> Iterator[str]:
-    """The command with the run file on its standard input, as it is: the shell changes nothing there."""
-    yield from command[:-1]
-    if run_file is None:
-        yield command[-1]
-        return
-    yield f"{command[-1]} <<'{END}'"
-    yield from run_file.rstrip("\n").split("\n")
-    yield END
+    return batch.supervisor(
+        placement.run_supervisor_python,
+        SUPERVISOR_MODULE,
+        placement.run_dir,
+        carried=placement.run_file is not None,
+        folder=placement.prepare_in,
+    )

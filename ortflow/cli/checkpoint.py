@@ -35,6 +35,8 @@ StepOption = Annotated[int | None, typer.Option(min=0, help="Only the checkpoint
 @app.command(name="list")
 def list_checkpoints(run: PlaceArgument, as_json: JsonOption = False, runs: RunsOption = Path(RUNS)) -> None:
     """List the checkpoints, oldest first, without reading the tensors."""
+    from ortflow.launchers.lines import counted
+
     store = _store(run, runs)
     rows = [_row(store, step) for step in store.steps()]
     if as_json:
@@ -48,7 +50,7 @@ def list_checkpoints(run: PlaceArgument, as_json: JsonOption = False, runs: Runs
             typer.echo(f"{name}  damaged: {row['reason']}")
             continue
         when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(row["time"]))
-        typer.echo(f"{name}  {when}  {_size(row['bytes']):>9}  {_count(row['world_size'], 'rank')}")
+        typer.echo(f"{name}  {when}  {_size(row['bytes']):>9}  {counted(row['world_size'], 'rank')}")
     for path in store.set_asides():
         typer.echo(f"{path.name}  damaged, renamed")
 
@@ -152,13 +154,14 @@ def reshape(
     runs: RunsOption = Path(RUNS),
 ) -> None:
     """Write a checkpoint, the newest committed one if no step is given, as that of another number of ranks."""
+    from ortflow.launchers.lines import counted
     from ortflow.workflow.checkpoint.reshape import reshape as write
     from ortflow.workflow.checkpoint.store import DirectoryStore
 
     store, target = _store(run, runs), DirectoryStore(output)
     _refuse_if_saving(target)
     manifest = write(store, _manifest(store, step).step, ranks, target)
-    typer.echo(f"{target.place(manifest.step)}: {_count(ranks, 'rank')}, {_size(manifest.size)}")
+    typer.echo(f"{target.place(manifest.step)}: {counted(ranks, 'rank')}, {_size(manifest.size)}")
 
 
 @app.command()
@@ -277,7 +280,3 @@ def _plain(faults: list[Damaged]) -> list[dict[str, str]]:
 
 def _size(count: int) -> str:
     return f"{count / 1e6:.1f} MB"
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}{'' if number == 1 else 's'}"

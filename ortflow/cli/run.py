@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from ortflow.launchers.base import Launcher, Submission
     from ortflow.launchers.run_directory_lock import Opened
-    from ortflow.launchers.supervisor import View
+    from ortflow.launchers.supervised import View
     from ortflow.workflow.rundir import RunDir
 
 DetachOption = Annotated[bool, typer.Option("--detach", "-d", help="Run in the background.")]
@@ -89,14 +89,7 @@ def start(submission: Submission, runs: Path, *, detach: bool) -> None:
     end = run_here(request, watch)
     if end.finished:
         tell_how_to_train_longer(submission.run, name)
-    if end.code == EXIT_USER:
-        raise refused(end.cause, submission.run, name)
-    if end.code == EXIT_FAILURE:
-        more = f"`ortflow resume {name}` tries again, `ortflow logs {name}` shows more"
-        raise OrtflowError(f"{end.cause}; {end.why}; {more}")
-    if end.code == EXIT_PREEMPTED:
-        typer.echo(f"stopped: {end.why}; `ortflow resume {name}` goes on", err=True)
-    raise typer.Exit(end.code)
+    leave(end.code, end.cause, end.why, submission.run, name)
 
 
 def hand_over(launcher: Launcher, submission: Submission, runs: Path, *, follow: bool, counted: str = "") -> None:
@@ -126,21 +119,19 @@ def hand_over(launcher: Launcher, submission: Submission, runs: Path, *, follow:
     except KeyboardInterrupt:
         typer.echo(f"the run continues; follow it: ortflow logs -f {name}", err=True)
         raise typer.Exit(130) from None
-    reported = end.how.cause or end.how.state.value
-    if end.code == EXIT_FAILURE and end.how.why:
-        reported += f"; {end.how.why}"
-    if end.code == EXIT_USER:
-        raise refused(reported, run, name)
-    if end.code == EXIT_FAILURE:
+    leave(end.code, end.how.cause or end.how.state.value, end.how.why or "", run, name)
+
+
+def leave(code: int, cause: str, why: str, run: RunDir, name: str) -> NoReturn:
+    """End the command as the run has ended, and say how it goes on; after wrong input only if steps are done."""
+    if code == EXIT_USER:
+        raise UserError(cause, fix=f"then `ortflow resume {name} KEY=VALUE` goes on" if is_run(run) else None)
+    if code == EXIT_FAILURE:
+        reported = "; ".join(filter(None, (cause, why)))
         raise OrtflowError(f"{reported}; `ortflow resume {name}` tries again, `ortflow logs {name}` shows more")
-    if end.code == EXIT_PREEMPTED:
-        typer.echo(f"stopped: {end.how.why or reported}; `ortflow resume {name}` goes on", err=True)
-    raise typer.Exit(end.code)
-
-
-def refused(cause: str, run: RunDir, name: str) -> UserError:
-    """The end of a run by its input; where steps are done, how it goes on once that is corrected."""
-    return UserError(cause, fix=f"then `ortflow resume {name} KEY=VALUE` goes on" if is_run(run) else None)
+    if code == EXIT_PREEMPTED:
+        typer.echo(f"stopped: {why or cause}; `ortflow resume {name}` goes on", err=True)
+    raise typer.Exit(code)
 
 
 def refuse_elsewhere(run: RunDir, launcher: object) -> None:

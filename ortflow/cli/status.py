@@ -139,41 +139,38 @@ def describe(how: RunStatus, now: float) -> list[tuple[str, str]]:
     from ortflow.launchers.lines import duration, evaluation_words
     from ortflow.launchers.records import State
 
-    rows = [("run", how.name), ("directory", how.directory), ("state", how.state.value)]
-    if how.waits is not None:
-        rows.append(("waits", how.waits))
-    if how.starts_at is not None:
-        rows.append(("expected", _moment(how.starts_at, now)))
-    if how.job is not None:
-        times = "once" if how.job_restarts == 1 else f"{how.job_restarts} times"
-        again = f", started again {times}" if how.job_restarts else ""
-        rows.append(("job", f"{how.job}{again}" + (f", on {how.nodes}" if how.nodes else "")))
-    if how.job_ends_at is not None:
-        rows.append(("job ends", _moment(how.job_ends_at, now)))
-    if how.phase is not None:
-        rows.append(("doing", how.phase))
-    rows.append(("step", _step(how)))
-    if how.loss is not None:
-        rows.append(("loss", _number(how.loss)))
-    if how.evaluation:
-        rows.append(("evaluation", evaluation_words(how.evaluation)))
-    if how.seconds_left is not None:
-        rows.append(("left", duration(how.seconds_left)))
-    if how.checkpoint is not None:
-        rows.append(("checkpoint", f"step {how.checkpoint}"))
-    rows.append(("attempts", f"{how.attempts} ({how.failures} failures, {how.preemptions} preemptions count)"))
-    if how.cause is not None:
+    job, end, launcher = how.job, how.cause, None
+    if job is not None and how.job_restarts:
+        job += f", started again {'once' if how.job_restarts == 1 else f'{how.job_restarts} times'}"
+    if job is not None and how.nodes:
+        job += f", on {how.nodes}"
+    if end is not None and how.state in (State.FAILED, State.PREEMPTED) and how.why not in (None, "", how.cause):
         # Why a run that was given up is not tried again is a part of the answer.
-        given_up = how.state in (State.FAILED, State.PREEMPTED) and how.why not in (None, "", how.cause)
-        rows.append(("last end", f"{how.cause}; {how.why}" if given_up else how.cause))
-    if how.exported is not None:
-        rows.append(("exported", how.exported))
+        end += f"; {how.why}"
     if how.pid is not None:
-        rows.append(("launcher", f"{how.launcher or 'local'}, process {how.pid} on {how.host}"))
-    rows.append(("heard of", _ago(how.time, now)))
-    if how.damaged is not None:
-        rows.append(("damaged", how.damaged))
-    return rows
+        launcher = f"{how.launcher or 'local'}, process {how.pid} on {how.host}"
+    rows = {
+        "run": how.name,
+        "directory": how.directory,
+        "state": how.state.value,
+        "waits": how.waits,
+        "expected": None if how.starts_at is None else _moment(how.starts_at, now),
+        "job": job,
+        "job ends": None if how.job_ends_at is None else _moment(how.job_ends_at, now),
+        "doing": how.phase,
+        "step": _step(how),
+        "loss": None if how.loss is None else _number(how.loss),
+        "evaluation": evaluation_words(how.evaluation) or None,
+        "left": None if how.seconds_left is None else duration(how.seconds_left),
+        "checkpoint": None if how.checkpoint is None else f"step {how.checkpoint}",
+        "attempts": f"{how.attempts} ({how.failures} failures, {how.preemptions} preemptions count)",
+        "last end": end,
+        "exported": how.exported,
+        "launcher": launcher,
+        "heard of": _ago(how.time, now),
+        "damaged": how.damaged,
+    }
+    return [(name, value) for name, value in rows.items() if value is not None]
 
 
 def print_table(rows: Sequence[tuple[str, ...]], give_way: Sequence[str]) -> None:

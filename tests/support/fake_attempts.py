@@ -14,7 +14,7 @@ from ortflow.workflow.rundir import RunDir, append_json_line
 
 @dataclass
 class FakeAttempt:
-    """An `ortflow.launchers.supervisor.Running`: ranks that end with `code` after `seconds`."""
+    """An `ortflow.launchers.supervised.Running`: ranks that end with `code` after `seconds`."""
 
     clock: FakeClock
     number: int
@@ -48,6 +48,9 @@ class FakeAttempt:
 
     def guess(self, returncode: int) -> Cause | None:
         return None
+
+    def output(self) -> str:
+        return ""
 
     def ask_to_leave(self) -> None:
         self.asked_at = self.clock.now

@@ -9,9 +9,10 @@ import pytest
 
 from ortflow.launchers.batch.copies import original
 from ortflow.launchers.batch.history import placed
+from ortflow.launchers.batch.status import status
 from ortflow.launchers.records import State
+from ortflow.launchers.slurm.commands import Slurm
 from ortflow.launchers.slurm.jobs import Job
-from ortflow.launchers.slurm.status import status
 from ortflow.workflow.rundir import RunDir
 
 QUEUED = Job("7", None, "PENDING", comment="ortflow s1")
@@ -42,11 +43,11 @@ def test_a_copy_names_the_directory_it_comes_from(tmp_path: Path, name: str) -> 
 def test_status_leaves_the_job_to_the_original(tmp_path: Path) -> None:
     run = submitted(tmp_path / "here")
     copy = copied(run, tmp_path / "copy")
-    reported = status(copy, [QUEUED], lambda _: QUEUED)
+    reported = status(copy, Slurm(), [QUEUED], lambda _: QUEUED)
     assert (reported.state, reported.job) == (State.LOST, None)
     assert reported.cause is not None
     assert f"a copy of {run.root}, and job 7 belongs to that" in reported.cause
-    reported = status(run, [QUEUED], lambda _: QUEUED)
+    reported = status(run, Slurm(), [QUEUED], lambda _: QUEUED)
     assert (reported.state, reported.job) == (State.PENDING, "7")
 
 
@@ -54,7 +55,7 @@ def test_a_run_that_was_moved_keeps_its_job(tmp_path: Path) -> None:
     run = submitted(tmp_path / "here")
     moved = RunDir(run.root.rename(tmp_path / "there"))
     assert original(moved, moved.read_attempts(), "slurm") is None
-    assert status(moved, [QUEUED], lambda _: QUEUED).job == "7"
+    assert status(moved, Slurm(), [QUEUED], lambda _: QUEUED).job == "7"
 
 
 def test_a_directory_that_has_two_names_is_no_copy(tmp_path: Path) -> None:

@@ -11,7 +11,8 @@ import pytest
 from ortflow.launchers.budget import FRUITLESS
 from ortflow.launchers.moving import Liveness, Moves
 from ortflow.launchers.stop import Stop
-from ortflow.launchers.supervisor import Job, Supervisor
+from ortflow.launchers.supervised import Job
+from ortflow.launchers.supervisor import Supervisor
 from ortflow.workflow.rundir import RunDir
 from ortflow.workflow.spec.run import Restart
 

@@ -14,7 +14,9 @@ from fake_attempts import FakeAttempt, write_step
 from fake_clock import FakeClock
 
 from ortflow.launchers.stop import Stop, write_request
-from ortflow.launchers.supervisor import GRACE, PATIENCE, PATIENCE_REPORTED, TICK, Job, Supervisor
+from ortflow.launchers.supervised import GRACE, Job
+from ortflow.launchers.supervisor import Supervisor
+from ortflow.launchers.watch import PATIENCE, PATIENCE_REPORTED, TICK
 from ortflow.workflow.disk_space import OutOfDisk
 from ortflow.workflow.errors import EXIT_DONE, EXIT_FAILURE, EXIT_PREEMPTED
 from ortflow.workflow.rundir import RunDir, append_json_line

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import signal
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from ortflow.launchers.batch.job_validity import revoked
+from ortflow.launchers.batch.own_job import Fate
 from ortflow.launchers.records import Outcome
-from ortflow.launchers.slurm.jobs import read_seconds
-from ortflow.launchers.slurm.requeue import Fate, JobOfOurs, read_fate
+from ortflow.launchers.slurm.jobs import read_scontrol, read_seconds
+from ortflow.launchers.slurm.own_job import fate_of
 from ortflow.launchers.slurm.run_supervisor import placement_of
 from ortflow.launchers.slurm.srun_output import cancelled, first_end, never_launched, taken_away, verdict
 from ortflow.workflow.ranks import Place
@@ -156,7 +156,9 @@ def test_a_rank_that_was_never_launched_is_missed() -> None:
     assert never_launched(KILLED) == set()
 
 
-JOB = JobOfOurs("7", restarts=1, node="node1")
+def fate(fields: str, restarts: int) -> Fate:
+    (job,) = read_scontrol(f"JobId=7 JobName=a UserId=root(0) {fields} ExitCode=0:0")
+    return fate_of(job, restarts)
 
 
 @pytest.mark.parametrize(
@@ -174,7 +176,7 @@ JOB = JobOfOurs("7", restarts=1, node="node1")
     ],
 )
 def test_what_slurm_is_doing_with_the_job(fields: str, expected: Fate) -> None:
-    assert read_fate(f"JobId=7 JobName=a UserId=root(0) {fields} ExitCode=0:0", JOB) is expected
+    assert fate(fields, restarts=1) is expected
 
 
 @pytest.mark.parametrize(
@@ -211,9 +213,7 @@ def test_who_has_taken_the_job_away(due: str, why: str | None) -> None:
 
 def test_a_job_that_waits_with_our_count_of_restarts_comes_back() -> None:
     """Its controller died before it had saved the start."""
-    assert read_fate("JobId=7 JobState=PENDING Reason=None Restarts=0 ExitCode=0:0", replace(JOB, restarts=0)) is (
-        Fate.QUEUED
-    )
+    assert fate("JobState=PENDING Reason=None Restarts=0", restarts=0) is Fate.QUEUED
 
 
 @pytest.mark.parametrize(

@@ -18,6 +18,7 @@ from slurm_scripts import common
 from ortflow.launchers.base import Submission, launcher_name
 from ortflow.launchers.batch import history, moments
 from ortflow.launchers.batch.history import SETTLE
+from ortflow.launchers.batch.launcher import LOOK
 from ortflow.launchers.batch.moments import stamp
 from ortflow.launchers.batch.submitting import PATIENCE, PAUSE, InDoubt
 from ortflow.launchers.locks import hold
@@ -25,7 +26,7 @@ from ortflow.launchers.records import State
 from ortflow.launchers.slurm import probe
 from ortflow.launchers.slurm.commands import Answer, NoAnswer
 from ortflow.launchers.slurm.jobs import Job
-from ortflow.launchers.slurm.launcher import LOOK, SlurmLauncher, SlurmRequest
+from ortflow.launchers.slurm.launcher import SlurmLauncher, SlurmRequest
 from ortflow.launchers.slurm.sbatch import settings
 from ortflow.workflow.disk_space import Notice, OutOfDisk
 from ortflow.workflow.errors import UserError

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from ortflow.launchers.batch.history import by_hand
+from ortflow.launchers.batch.taking import rival
 from ortflow.launchers.slurm.jobs import Job
-from ortflow.launchers.slurm.requeue import JobOfOurs
-from ortflow.launchers.slurm.taking import rival
+from ortflow.launchers.slurm.own_job import SlurmJob
 from ortflow.workflow.rundir import RunDir
 
 RUN = RunDir(Path("/runs/a"))
@@ -41,5 +41,5 @@ def job(number: str, state: str = "RUNNING", comment: str = OURS) -> Job:
     ],
 )  # fmt: skip
 def test_who_has_the_run(mine: str, jobs: list[Job], records: list[dict[str, Any]], found: str | None) -> None:
-    reported = rival(RUN, JobOfOurs(mine, 0, "n1"), jobs, records)
+    reported = rival(RUN, SlurmJob(mine, 0, "n1"), jobs, records)
     assert (reported.id if reported else None) == found

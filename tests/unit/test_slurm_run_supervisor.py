@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,15 +11,18 @@ import pytest
 from fake_attempts import FakeAttempt
 from fake_clock import FakeClock
 
+from ortflow.launchers.batch.own_job import PAUSE, Answer, requeue
+from ortflow.launchers.batch.run_supervisor import AWAY, CANCELLING, RunSupervisor
+from ortflow.launchers.batch.stopping import SETTLED, SIGNALS, JobStop
 from ortflow.launchers.records import State
-from ortflow.launchers.slurm import requeue
-from ortflow.launchers.slurm.requeue import PAUSE, Answer, JobOfOurs
-from ortflow.launchers.slurm.run_supervisor import AWAY, CANCELLING, STAY, RunSupervisor
-from ortflow.launchers.slurm.stopping import SETTLED, SIGNALS, JobStop
+from ortflow.launchers.slurm.commands import Answer as Reply
+from ortflow.launchers.slurm.commands import Settings, Slurm
+from ortflow.launchers.slurm.own_job import SlurmJob
 from ortflow.launchers.status import read_status
 from ortflow.launchers.stop import write_request
 from ortflow.workflow.errors import EXIT_DONE, EXIT_FAILURE, EXIT_PREEMPTED
 from ortflow.workflow.rundir import RunDir
+from ortflow.workflow.spec.run import RunSpec
 
 RUN = """\
 name: gpt
@@ -28,7 +31,6 @@ data: {train: {path: d.arrow}, micro_batch: 1}
 train: {steps: 10, optimizer: {name: sgd, lr: 0.1}}
 restart: {backoff: {first: 1}}
 """
-JOB = JobOfOurs("7", 0, "node1")
 AHEAD = 90.0
 AWAY_WORDS = "slurm_load_jobs error: Unable to contact slurm controller (connect failure)"
 
@@ -45,8 +47,17 @@ class FakeController:
         self.refuses = False
         self.calls: list[tuple[str, ...]] = []
 
-    def __call__(self, *command: str) -> tuple[int, str]:
-        self.calls.append(command)
+    @property
+    def job(self) -> SlurmJob:
+        """The job, as its batch step sees it."""
+        return SlurmJob("7", 0, "node1", Slurm(self, self.clock))
+
+    def __call__(self, command: Sequence[str], settings: Settings, seconds: float) -> Reply:
+        self.calls.append(tuple(command))
+        code, words = self._reply(tuple(command))
+        return Reply(code, "" if code else words, words if code else "")
+
+    def _reply(self, command: tuple[str, ...]) -> tuple[int, str]:
         if self.clock.now < self.away_until:
             return 1, AWAY_WORDS
         if command[:2] == ("scontrol", "requeue"):
@@ -74,35 +85,34 @@ def clock() -> FakeClock:
 
 
 @pytest.fixture
-def controller(clock: FakeClock, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeController]:
+def controller(clock: FakeClock) -> Iterator[FakeController]:
     """The job's controller; restores the signal handlers that a batch step replaces."""
     fake = FakeController(clock)
-    monkeypatch.setattr(requeue, "call", fake)
     before = [signal.getsignal(number) for number in SIGNALS]
     yield fake
     for number, handler in zip(SIGNALS, before, strict=True):
         signal.signal(number, handler)
 
 
-class PlannedSupervisor(RunSupervisor):
-    """A supervisor process whose attempts follow `planned`."""
+class PlannedRanks:
+    """Ranks whose attempts follow `planned`."""
 
-    planned: dict[str, Any]
+    def __init__(self, clock: FakeClock, **planned: Any) -> None:
+        self.clock, self.planned = clock, planned
+        self.attempt: FakeAttempt | None = None
 
-    def _start(self, number: int) -> Any:
-        self._attempt = FakeAttempt(self._clock, number, **self.planned)  # type: ignore[arg-type, assignment]
-        return self._attempt
+    def start(self, spec: RunSpec, number: int, environment: Mapping[str, str]) -> FakeAttempt:
+        self.attempt = FakeAttempt(self.clock, number, **self.planned)
+        return self.attempt
 
-    def _output(self) -> str:
-        return ""
+    def lead(self, spec: RunSpec) -> float:
+        return AHEAD
 
 
-def run_supervisor_of(root: Path, clock: FakeClock, **planned: Any) -> PlannedSupervisor:
+def run_supervisor_of(root: Path, controller: FakeController, ranks: PlannedRanks) -> RunSupervisor:
     run = RunDir(root)
     run.run_file.write_text(RUN)
-    run_supervisor = PlannedSupervisor(run, ["srun", "--mpi=pmi2"], JOB, "ortflow abc", clock)
-    run_supervisor.planned = planned
-    return run_supervisor
+    return RunSupervisor(run, ranks, controller.job, "ortflow abc", controller.clock)
 
 
 def ends(root: Path) -> list[dict[str, Any]]:
@@ -111,14 +121,14 @@ def ends(root: Path) -> list[dict[str, Any]]:
 
 def test_a_controller_that_is_away_is_asked_again(clock: FakeClock, controller: FakeController) -> None:
     controller.away_until = clock.now + 100.0
-    assert requeue.requeue(JOB, AWAY, clock) == (Answer.QUEUED, "")
+    assert requeue(controller.job, AWAY, clock) == (Answer.QUEUED, "")
     assert set(clock.sleeps) == {PAUSE}
     assert sum(clock.sleeps) == pytest.approx(100.0, abs=PAUSE)
 
 
 def test_a_controller_that_stays_away_is_given_up(clock: FakeClock, controller: FakeController) -> None:
     controller.away_until, begun = clock.now + 2 * AWAY, clock.now
-    assert requeue.requeue(JOB, AWAY, clock)[0] is Answer.AWAY
+    assert requeue(controller.job, AWAY, clock)[0] is Answer.AWAY
     assert clock.now - begun == pytest.approx(AWAY, abs=PAUSE)
     assert ("scontrol", "requeue", "7") not in controller.calls, "never requested without a query"
 
@@ -127,9 +137,14 @@ def test_a_preempted_run_stays_until_slurm_takes_the_job(
     tmp_path: Path, clock: FakeClock, controller: FakeController
 ) -> None:
     controller.preempted, begun = "2026-11-21T13:59:34", clock.now
-    assert run_supervisor_of(tmp_path, clock, code=EXIT_PREEMPTED, seconds=10.0).keep() == EXIT_PREEMPTED
+    assert (
+        run_supervisor_of(tmp_path, controller, PlannedRanks(clock, code=EXIT_PREEMPTED, seconds=10.0)).keep()
+        == EXIT_PREEMPTED
+    )
     assert controller.state == "PENDING"
-    assert clock.now - begun == pytest.approx(10.0 + STAY, abs=2.0), "a batch step that ends makes the job COMPLETED"
+    assert clock.now - begun == pytest.approx(10.0 + SlurmJob.stay, abs=2.0), (
+        "a batch step that ends makes the job COMPLETED"
+    )
     assert [(end["next"], end.get("counts", True)) for end in ends(tmp_path)] == [("restart", True)]
 
 
@@ -140,7 +155,10 @@ def test_a_run_that_never_comes_to_a_step_is_not_queued_again(
     for number in range(5):
         RunDir(tmp_path).record_attempt(event="start", attempt=number)
         RunDir(tmp_path).record_attempt(event="end", attempt=number, outcome="preempted", step=0, next="restart")
-    assert run_supervisor_of(tmp_path, clock, code=EXIT_PREEMPTED, seconds=10.0).keep() == EXIT_FAILURE
+    assert (
+        run_supervisor_of(tmp_path, controller, PlannedRanks(clock, code=EXIT_PREEMPTED, seconds=10.0)).keep()
+        == EXIT_FAILURE
+    )
     assert ("scontrol", "requeue", "7") not in controller.calls
     reported = ends(tmp_path)[-1]
     assert (reported["next"], reported["why"]) == ("stop", "5 attempts in a row ended before a step was done")
@@ -154,7 +172,9 @@ def test_a_damaged_line_is_moved_aside_and_reported(
     run.record_attempt(event="start", attempt=0)
     with run.attempts.open("a") as file:
         file.write('{"event": "end", "attempt": "none"}\n')
-    assert run_supervisor_of(tmp_path, clock, code=EXIT_DONE, seconds=10.0).keep() == EXIT_DONE
+    assert (
+        run_supervisor_of(tmp_path, controller, PlannedRanks(clock, code=EXIT_DONE, seconds=10.0)).keep() == EXIT_DONE
+    )
     assert "moved to attempts.jsonl.damaged" in capfd.readouterr().out
     assert '"none"' not in run.attempts.read_text()
     assert '"none"' in (tmp_path / "attempts.jsonl.damaged").read_text()
@@ -162,20 +182,23 @@ def test_a_damaged_line_is_moved_aside_and_reported(
 
 def test_a_finished_run_ends_the_batch_step(tmp_path: Path, clock: FakeClock, controller: FakeController) -> None:
     begun = clock.now
-    assert run_supervisor_of(tmp_path, clock, seconds=10.0).keep() == EXIT_DONE
+    assert run_supervisor_of(tmp_path, controller, PlannedRanks(clock, seconds=10.0)).keep() == EXIT_DONE
     assert clock.now - begun == pytest.approx(10.0, abs=1.0)
 
 
 def test_a_site_that_does_not_requeue(tmp_path: Path, clock: FakeClock, controller: FakeController) -> None:
     controller.refuses = True
-    assert run_supervisor_of(tmp_path, clock, code=EXIT_PREEMPTED, seconds=10.0).keep() == EXIT_FAILURE
+    assert (
+        run_supervisor_of(tmp_path, controller, PlannedRanks(clock, code=EXIT_PREEMPTED, seconds=10.0)).keep()
+        == EXIT_FAILURE
+    )
     assert "presently disabled" in ends(tmp_path)[-1]["why"]
 
 
 def test_a_cancelled_run_cancels_its_job_and_stays(
     tmp_path: Path, clock: FakeClock, controller: FakeController
 ) -> None:
-    run_supervisor = run_supervisor_of(tmp_path, clock, leaves_after=4.0)
+    run_supervisor = run_supervisor_of(tmp_path, controller, PlannedRanks(clock, leaves_after=4.0))
     clock.after(20.0, lambda: write_request(RunDir(tmp_path).stop_request, "cancel"))
     begun = clock.now
     assert run_supervisor.keep() == EXIT_PREEMPTED
@@ -185,11 +208,10 @@ def test_a_cancelled_run_cancels_its_job_and_stays(
 
 def test_ranks_save_ahead_of_the_time_limit(tmp_path: Path, clock: FakeClock, controller: FakeController) -> None:
     controller.ends = clock.now + 300.0
-    run_supervisor = run_supervisor_of(tmp_path, clock, leaves_after=4.0)
-    begun, ahead = clock.now, float(run_supervisor._spec.backends.slurm.signal_seconds)
-    assert run_supervisor.keep() == EXIT_PREEMPTED
-    assert isinstance(run_supervisor._attempt, FakeAttempt)
-    assert run_supervisor._attempt.asked_at == pytest.approx(begun + 300.0 - ahead, abs=2.0)
+    ranks, begun = PlannedRanks(clock, leaves_after=4.0), clock.now
+    assert run_supervisor_of(tmp_path, controller, ranks).keep() == EXIT_PREEMPTED
+    assert ranks.attempt is not None
+    assert ranks.attempt.asked_at == pytest.approx(begun + 300.0 - AHEAD, abs=2.0)
     assert ends(tmp_path)[0]["counts"] is False, "a time limit is no preemption"
 
 
@@ -197,7 +219,7 @@ def test_a_limit_that_was_raised_is_asked_for_before_ranks_leave(
     tmp_path: Path, clock: FakeClock, controller: FakeController
 ) -> None:
     controller.ends = clock.now + 300.0
-    stop = JobStop(tmp_path / ".stop", JOB, AHEAD, clock=clock)
+    stop = JobStop(tmp_path / ".stop", controller.job, AHEAD, clock=clock)
     controller.ends += 600.0
     clock.sleep(300.0 - AHEAD)
     assert stop.look() is None
@@ -208,7 +230,7 @@ def test_a_limit_that_was_raised_is_asked_for_before_ranks_leave(
 def test_slurm_is_asked_what_a_signal_was_for_once_it_knows(
     tmp_path: Path, clock: FakeClock, controller: FakeController
 ) -> None:
-    stop = JobStop(tmp_path / ".stop", JOB, AHEAD, clock=clock)
+    stop = JobStop(tmp_path / ".stop", controller.job, AHEAD, clock=clock)
     with stop.listening():
         signal.raise_signal(signal.SIGTERM)
         clock.after(0.5 * SETTLED, lambda: setattr(controller, "state", "CANCELLED"))
@@ -221,7 +243,7 @@ def test_usr2_is_a_preemption_unless_the_limit_is_near(
     tmp_path: Path, clock: FakeClock, controller: FakeController, left: float, reason: str | None
 ) -> None:
     controller.ends = clock.now + 3600.0
-    stop = JobStop(tmp_path / ".stop", JOB, AHEAD, clock=clock)
+    stop = JobStop(tmp_path / ".stop", controller.job, AHEAD, clock=clock)
     clock.sleep(3600.0 - left)
     with stop.listening():
         signal.raise_signal(signal.SIGUSR2)

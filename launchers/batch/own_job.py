@@ -1,0 +1,166 @@
+"""A batch job from inside: what the run supervisor asks a scheduler about its own job.
+
+Slurm's is `ortflow.launchers.slurm.own_job.SlurmJob`. A scheduler signals every process of a job that it ends, so the
+commands behind these methods must ignore the signals in `DEAF`. Methods that run a command raise NoAnswer,
+Refused with the scheduler's message, and other OrtflowErrors.
+"""
+
+from __future__ import annotations
+
+import signal
+from abc import ABC, abstractmethod
+from enum import Enum
+from pathlib import Path
+from typing import Any, ClassVar
+
+from ortflow.launchers.batch.scheduler import BatchJob, NoAnswer, Refused
+from ortflow.workflow.clock import Clock
+from ortflow.workflow.errors import OrtflowError
+from ortflow.workflow.rundir import RunDir
+
+PAUSE = 3.0
+"""Seconds between two requests while the scheduler does not answer."""
+DEAF = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGINT, signal.SIGHUP)
+
+
+class Answer(Enum):
+    """The result of a request to queue the job again."""
+
+    QUEUED = "queued"
+    """The scheduler starts the job again, on request or by itself."""
+    REFUSED = "refused"
+    """Not on this site, or not this job."""
+    CANCELLED = "cancelled"
+    """The job was cancelled."""
+    AWAY = "away"
+    """No answer in time."""
+
+
+class Fate(Enum):
+    """What the scheduler is doing with the job, and why it may have signalled it."""
+
+    RUNNING = "signalled"
+    """Nothing: the signal came ahead of the time limit, or was sent by hand."""
+    PREEMPTED = "preempted"
+    """Preempted for another job, in its grace period or, if it may not be requeued, after it."""
+    TIME_LIMIT = "out of time"
+    QUEUED = "requeued"
+    """The scheduler restarts it by itself: a requeue, a preemption without grace, a lost node."""
+    CANCELLED = "cancelled"
+    UNKNOWN = "unknown"
+    """No answer."""
+
+
+class OwnJob(ABC):
+    """The job of this process.
+
+    Parameters
+    ----------
+    id
+        Its id, as in `BatchJob.id`.
+    restarts
+        How often the scheduler has restarted it.
+    node
+        The node of this process.
+    """
+
+    launcher: ClassVar[str]
+    """Name of its launcher, as in attempts.jsonl."""
+    scheduler: ClassVar[str]
+    """Name of the scheduler, in messages."""
+    folder: ClassVar[str] = ".launcher"
+    """As of the `Scheduler`."""
+    cancelled_by: ClassVar[str] = "scheduler"
+    """Who has cancelled a job that the user cancelled there, in attempts.jsonl: one of `records.CANCELS`."""
+    stay: ClassVar[float] = 600.0
+    """Seconds in which the scheduler ends a job that it has queued again: the supervisor must not end before."""
+
+    def __init__(self, id: str, restarts: int, node: str) -> None:
+        self.id, self.restarts, self.node = id, restarts, node
+
+    @property
+    def task(self) -> int | None:
+        """Its number in an array of several runs; None for a job alone."""
+        return None
+
+    @abstractmethod
+    def look(self) -> BatchJob | None:
+        """Return this job as the queue shows it; None if it does not."""
+
+    @abstractmethod
+    def fate_of(self, job: Any) -> Fate:
+        """Return what the scheduler is doing with this job, from what `look` returned. Pure."""
+
+    @abstractmethod
+    def requeue(self) -> None:
+        """Have the scheduler queue this job again; a job that is already queued again is not an error."""
+
+    @abstractmethod
+    def cancel(self) -> None:
+        """End the job as cancelled: jobs that depend on its success must not start."""
+
+    def seconds_left(self) -> float | None:
+        """Return the seconds until the time limit ends the job; None if there is none."""
+        return None
+
+    def follow_up(self, script: Path) -> str:
+        """Submit the script again, to start when this job is over; returns the new job's id."""
+        raise Refused(f"{self.scheduler} cannot submit a job from inside one")
+
+    def fate(self) -> Fate:
+        """What the scheduler is doing with the job right now. Does not raise."""
+        try:
+            job = self.look()
+        except OrtflowError:
+            return Fate.UNKNOWN
+        return Fate.UNKNOWN if job is None else self.fate_of(job)
+
+    def taken_away(self, output: str) -> str | None:
+        """Return why the scheduler has requeued the job, if not for a preemption; `output` is the attempt's. Pure."""
+        return None
+
+    def keep_script(self, run: RunDir) -> None:  # noqa: B027  # most schedulers need nothing here
+        """Store the job's script where every submission stores it, for a script that was submitted by hand."""
+
+    def begin(self, run: RunDir) -> None:  # noqa: B027  # most schedulers need nothing here
+        """Leave what the scheduler's own tools look for when a job starts."""
+
+    def leave(self, run: RunDir) -> None:  # noqa: B027  # most schedulers need nothing here
+        """The same when an attempt has ended."""
+
+
+def requeue(job: OwnJob, seconds: float, clock: Clock) -> tuple[Answer, str]:
+    """Request a requeue, for so many seconds while the scheduler does not answer; also returns a refusal's message.
+
+    Checks the state before each request: it would restart a cancelled job, and from a node that the scheduler has
+    lost contact with it would requeue the job's new start on another node.
+    """
+    end = clock.monotonic() + seconds
+    while True:
+        seen = job.fate()
+        if seen is Fate.QUEUED:
+            return Answer.QUEUED, ""
+        if seen is Fate.CANCELLED:
+            return Answer.CANCELLED, ""
+        if seen is not Fate.UNKNOWN:
+            try:
+                job.requeue()
+                return Answer.QUEUED, ""
+            except NoAnswer:
+                pass
+            except (Refused, OrtflowError) as error:
+                return Answer.REFUSED, words_of(error)
+        if clock.monotonic() >= end:
+            return Answer.AWAY, f"{job.scheduler} does not answer"
+        clock.sleep(PAUSE)
+
+
+def words_of(error: Exception) -> str:
+    """The scheduler's message in a NoAnswer or Refused, or the error's own."""
+    return str(getattr(error, "words", error))
+
+
+def deafen() -> None:
+    """Ignore the signals that a scheduler sends to every process of a job; for a child process before its command."""
+    for number in DEAF:
+        signal.signal(number, signal.SIG_IGN)

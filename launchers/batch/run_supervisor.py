@@ -1,0 +1,303 @@
+"""The supervisor of a run inside its batch job, for every scheduler.
+
+A launcher's module calls `supervise` with the job's script line: `python -m MODULE RUN_DIR [OPTIONS] -- COMMAND`. It
+runs the command as an attempt, restarts it after a failure within the budget, and asks the scheduler to requeue the job
+after a preemption or ahead of the time limit. Then it stays: a job whose script ends in its grace period may count as
+completed, and is not started again. The scheduler may have lost contact with a node where an earlier supervisor
+still runs, so the run directory is fenced first (`ortflow.workflow.fence`).
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Protocol
+
+from ortflow.launchers import processes
+from ortflow.launchers.batch import taking
+from ortflow.launchers.batch.job_validity import is_on_record, revoked, submission_of
+from ortflow.launchers.batch.own_job import Answer, Fate, OwnJob, requeue, words_of
+from ortflow.launchers.batch.scheduler import Refused, Scheduler
+from ortflow.launchers.batch.stopping import JobStop
+from ortflow.launchers.locks import HeldError, hold, wait_free
+from ortflow.launchers.plain import PlainView
+from ortflow.launchers.records import CANCELS, Outcome, last_end, open_attempt, pending_changes
+from ortflow.launchers.stop import read_request
+from ortflow.launchers.supervised import Job, Running
+from ortflow.launchers.supervisor import Supervisor
+from ortflow.manifests.batch import CARRIED, FOLDER, SCRIPT
+from ortflow.manifests.local import RANK_MODULE
+from ortflow.workflow.clock import SYSTEM_CLOCK, Clock
+from ortflow.workflow.errors import EXIT_DONE, EXIT_FAILURE, EXIT_PREEMPTED, EXIT_USER, OrtflowError, UserError
+from ortflow.workflow.fence import DELAY, EXIT_FENCED, VARIABLE, Fence, claim
+from ortflow.workflow.rank import lacking
+from ortflow.workflow.record import ATTEMPTS, damage_words, set_aside
+from ortflow.workflow.rundir import RunDir
+from ortflow.workflow.spec.file.load import load_run_file
+from ortflow.workflow.spec.run import RunSpec
+from ortflow.workflow.streams import guard_log
+
+OLD_SUPERVISOR = 10.0
+"""Seconds that a fenced batch step has to release the lock; a node without network may hold it forever."""
+SLOW_RANKS = 5.0
+"""Seconds that ranks have to end by themselves after their step has ended."""
+OLD_RANKS = 5.0
+"""Seconds that ranks on other nodes have to end. Those that hang in MPI's start do not check the fence, nor write."""
+CANCELLING = 60.0
+"""Seconds in which the scheduler ends a job that is being cancelled."""
+AWAY = 3600.0
+"""Seconds for which an unreachable scheduler is retried; the time limit may end the job earlier."""
+
+
+class Started(Running, Protocol):
+    """An attempt whose output shows why the scheduler ended it."""
+
+    def output(self) -> str:
+        """Return the end of the output of the process that starts the ranks."""
+
+
+class Ranks(Protocol):
+    """How ranks are started inside a job."""
+
+    def start(self, spec: RunSpec, number: int, environment: Mapping[str, str]) -> Started:
+        """Start an attempt; raises OrtflowError. `environment` is that of the job, with the attempt's variables."""
+
+    def lead(self, spec: RunSpec) -> float:
+        """Return the seconds ahead of the time limit at which the ranks save."""
+
+
+class RunSupervisor:
+    """The supervisor of one start of a run's job.
+
+    Parameters
+    ----------
+    run
+        The run directory, with its run file.
+    ranks
+        How ranks are started.
+    job
+        The job of this process.
+    comment
+        The job's comment, with the id of the submission.
+    clock
+        The clock of every wait.
+
+    Raises
+    ------
+    UserError
+        The run directory is not visible on this node.
+    """
+
+    def __init__(self, run: RunDir, ranks: Ranks, job: OwnJob, comment: str, clock: Clock = SYSTEM_CLOCK) -> None:
+        self._run, self._ranks, self._job, self._comment, self._clock = run, ranks, job, comment, clock
+        if not run.run_file.exists():
+            raise UserError(f"{job.node} {lacking(run)}")
+        self._spec: RunSpec = load_run_file(run.run_file)
+        self._view = PlainView(run, self._spec.monitor.every_steps)
+        self._attempt: Started | None = None
+        self._held: int | None = None
+        self._fence: Fence = claim(run, job=job.id, restarts=job.restarts, node=job.node)
+
+    def keep(self) -> int:
+        """Supervise the run until it ends or the scheduler requeues the job.
+
+        Returns
+        -------
+        int
+            The exit code of the job's script.
+        """
+        self._fence.watch(self._fenced)
+        self._lock()
+        request = read_request(self._run.stop_request)
+        if request is not None and request.get("reason") != "cancel":
+            # An earlier supervisor passed on a signal with it and could not remove it.
+            self._run.stop_request.unlink(missing_ok=True)
+        if not is_on_record(self._run.read_attempts(), self._job.id):
+            # The client that submitted it ended before the scheduler had answered.
+            self._record_submit(self._job.id, submission=submission_of(self._comment))
+        if words := damage_words(self._run.attempts, set_aside(self._run.attempts, ATTEMPTS), aside=True):
+            self._view.say(f"warning: {words}")
+        self._job.begin(self._run)
+        if self._job.restarts:
+            self._view.say(f"started again by {self._job.scheduler} on {self._job.node}, restart {self._job.restarts}")
+        for note in pending_changes(self._run.read_attempts()):
+            self._view.say(note)
+        spec = self._spec
+        job = Job(
+            self._run,
+            spec.world_size,
+            spec.restart,
+            self._start,
+            self._clear,
+            f"{self._job.scheduler} ended the job before more could be told: its node was lost, or it was killed "
+            "without grace",
+            hands_back=True,
+            comes_back=True,
+            room_seconds=spec.checkpoint.wait_for_room,
+        )
+        stop = JobStop(self._run.stop_request, self._job, self._ranks.lead(spec), self._output, self._clock)
+        code = Supervisor(job, self._view, stop, self._clock).supervise()
+        self._job.leave(self._run)
+        end = last_end(self._run.read_attempts()) or {}
+        if code == EXIT_PREEMPTED and end.get("asked") in CANCELS:
+            return self._cancelled()
+        if code == EXIT_PREEMPTED and end.get("given_up"):
+            return EXIT_FAILURE
+        if code == EXIT_PREEMPTED:
+            code = self._again()
+            self._job.leave(self._run)
+        return code
+
+    def _lock(self) -> None:
+        """Take the lock to show who supervises the run. Not required: the fence keeps others out."""
+        if wait_free(self._run.lock, OLD_SUPERVISOR, self._clock):
+            with suppress(HeldError, OSError):
+                self._held = hold(self._run.lock)
+
+    def _record_submit(self, job: str, **fields: Any) -> None:
+        self._run.record_attempt(event="submit", launcher=self._job.launcher, job=job, **fields)
+
+    def _start(self, number: int) -> Started:
+        environment = {**os.environ, "ORTFLOW_ATTEMPT": str(number), VARIABLE: self._fence.token}
+        self._attempt = self._ranks.start(self._spec, number, environment)
+        return self._attempt
+
+    def _output(self) -> str:
+        """The output of the newest attempt."""
+        return self._attempt.output() if self._attempt is not None else ""
+
+    def _clear(self) -> None:
+        """Wait for the ranks of an earlier supervisor: fenced ones end within DELAY.
+
+        Ranks hold a lock until they end. If a node without network still holds it, the fence is enough: ranks check it
+        before they make anything visible.
+        """
+        if open_attempt(self._run.read_attempts()) is not None and self._attempt is None:
+            self._clock.sleep(DELAY)
+        if wait_free(self._run.ranks_lock, SLOW_RANKS, self._clock):
+            return
+        # The scheduler gave up this node while its daemon was away: what started the ranks has ended, ranks on the
+        # node have not.
+        processes.kill(processes.of_run(self._run.root))
+        if not wait_free(self._run.ranks_lock, OLD_RANKS, self._clock):
+            self._view.say(f"{self._run.ranks_lock} is still held by ranks out of reach; they are fenced off")
+
+    def _fenced(self) -> None:
+        """A newer supervisor owns the run directory: end this one before it writes again; ranks do the same."""
+        print("a newer job or restart owns the run directory: this one ends", flush=True)
+        os._exit(EXIT_FENCED)
+
+    def _cancelled(self) -> int:
+        """Cancel the job, so that it neither succeeds nor is started again."""
+        if self._held is not None:
+            # Everything is recorded: `ortflow resume` need not wait until the scheduler has ended this job.
+            os.close(self._held)
+        if self._job.fate() is Fate.RUNNING:
+            with suppress(OrtflowError):
+                self._job.cancel()
+            self._stay(CANCELLING)
+        return EXIT_PREEMPTED
+
+    def _again(self) -> int:
+        """Have the scheduler start the run again, and stay until it ends this process."""
+        name = self._job.scheduler
+        answer, message = requeue(self._job, AWAY, self._clock)
+        if answer is Answer.QUEUED:
+            self._view.say(f"queued again; waiting for {name} to end this job")
+            self._stay(self._job.stay)
+            return EXIT_PREEMPTED
+        if answer is Answer.CANCELLED:
+            by = self._job.cancelled_by
+            self._run.record_attempt(event="stop", outcome=Outcome.PREEMPTED.value, asked=by, why=by)
+            return EXIT_PREEMPTED
+        if answer is Answer.REFUSED:
+            try:
+                new = self._job.follow_up(self._run.root / self._job.folder / SCRIPT)
+                self._view.say(f"{name} refuses to requeue this job ({message}); job {new} follows it")
+                self._record_submit(new, follows=self._job.id)
+                return EXIT_PREEMPTED
+            except (Refused, OrtflowError) as error:
+                message = f"{message}; {words_of(error)}"
+        self._view.say(f"{name} does not start the run again ({message}); continue it with `ortflow resume`")
+        self._run.record_attempt(
+            event="stop", outcome=Outcome.LOST.value, why=f"{name} refused to start it again: {message}"
+        )
+        return EXIT_FAILURE
+
+    def _stay(self, seconds: float) -> None:
+        end = self._clock.monotonic() + seconds
+        while self._clock.monotonic() < end:
+            self._clock.sleep(1.0)
+
+
+def supervise(
+    arguments: Sequence[str],
+    job: OwnJob,
+    scheduler: Scheduler[Any],
+    ranks_of: Callable[[RunDir, Sequence[str]], Ranks],
+) -> int:
+    """Supervise the run of a directory, whose run file may come with the script; returns the script's exit code.
+
+    Parameters
+    ----------
+    arguments
+        RUN_DIR, options of `ortflow.manifests.batch`, `--`, and the command that starts the ranks.
+    job
+        The job of this process.
+    scheduler
+        Its scheduler.
+    ranks_of
+        How ranks are started, from the run directory and the command.
+    """
+    guard_log()
+    place = arguments.index("--")
+    run, options, launch = RunDir(Path(arguments[0])), arguments[1:place], arguments[place + 1 :]
+    comment = ""
+    with suppress(OrtflowError):
+        seen = job.look()
+        comment = seen.comment if seen is not None else ""
+    try:
+        code = begin(run, job, scheduler, comment, options, launch)
+    except (OrtflowError, OSError) as error:
+        # Printed only: the records belong to the job that has the run.
+        print(f"error: {error}", flush=True)
+        return error.exit_code if isinstance(error, OrtflowError) else EXIT_FAILURE
+    if code is not None:
+        return code
+    try:
+        return RunSupervisor(run, ranks_of(run, launch), job, comment).keep()
+    except OrtflowError as error:
+        print(f"error: {error}", flush=True)
+        with suppress(OSError):
+            outcome = Outcome.USER_ERROR if error.exit_code == EXIT_USER else Outcome.FAILURE
+            run.record_attempt(event="stop", outcome=outcome.value, cause=str(error), why="the job could not begin")
+            job.leave(run)
+        return error.exit_code
+
+
+def begin(
+    run: RunDir, job: OwnJob, scheduler: Scheduler[Any], comment: str, options: Sequence[str], launch: Sequence[str]
+) -> int | None:
+    """Take the run for this job; returns the exit code if nothing is to do. Raises UserError if another job has it."""
+    records = run.read_attempts()
+    known, carried = is_on_record(records, job.id), CARRIED in options
+    if carried and not known:
+        folder = Path(options[options.index(FOLDER) + 1]) if FOLDER in options else None
+        python = launch[launch.index(RANK_MODULE) - 2]
+        if not taking.claim(run, job, scheduler, sys.stdin.read(), folder, python):
+            print(f"this job has nothing to do: the run in {run.root} has finished", flush=True)
+            return EXIT_DONE
+        with suppress(OrtflowError, OSError):
+            job.keep_script(run)
+    else:
+        if not known:
+            taking.leave_to_another(run, job, scheduler)
+        if why := revoked(records, job.launcher, job.id, comment):
+            print(f"this job has nothing to do: {why}", flush=True)
+            return EXIT_DONE if why.endswith(": done") else EXIT_PREEMPTED
+    if carried:
+        taking.redirect(run, job)
+    return None

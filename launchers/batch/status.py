@@ -1,0 +1,133 @@
+"""The status of a run in a batch scheduler, from its directory and from the queue. Pure except for reading the
+directory.
+
+The directory takes precedence; only the scheduler knows why the run waits, where it runs, and what happened to a job
+that ended without a record.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from ortflow.launchers.batch.copies import original
+from ortflow.launchers.batch.history import SETTLE, Placed, belongs, find, in_doubt, in_order, is_settled, placed
+from ortflow.launchers.batch.moments import passed
+from ortflow.launchers.batch.scheduler import BatchJob, JobT, Scheduler
+from ortflow.launchers.locks import holder_of
+from ortflow.launchers.records import State
+from ortflow.launchers.status import RunStatus, read_status
+from ortflow.workflow.rundir import RunDir
+
+
+def gone(run: RunDir, jobs: Sequence[BatchJob], launcher: str) -> str | None:
+    """The id of the run's newest job, if that is not among `jobs`."""
+    history = placed(run.read_attempts(), launcher)
+    return None if find(history, jobs) is not None else _newest(history)
+
+
+def status(
+    run: RunDir,
+    scheduler: Scheduler[JobT],
+    jobs: Sequence[JobT] | None,
+    remember: Callable[[str], JobT | None] = lambda job_id: None,
+    silence: str = "",
+) -> RunStatus:
+    """The run's status.
+
+    A run that has ended may still have a job in the queue: a controller that died had not stored its start.
+
+    Parameters
+    ----------
+    run
+        The run.
+    scheduler
+        Its scheduler, which is not queried.
+    jobs
+        This user's jobs; None if the scheduler does not answer, which `silence` explains.
+    remember
+        Finds another job by its id; called only for one that has left without a record.
+    silence
+        Why the scheduler does not answer.
+    """
+    # Read after the queue: a run that ends in between is recorded here before its job leaves the queue.
+    records = in_order(run.read_attempts())
+    settled = is_settled(records)
+    launcher = scheduler.launcher
+    history = placed(records, launcher)
+    last = _newest(history)
+    if not settled and (other := original(run, records, launcher)) is not None:
+        return replace(_copy(run, records, other, last), launcher=launcher)
+    job = find(history, jobs or ())
+    if job is None and last is not None and jobs is not None and not settled:
+        job = remember(last)
+    alive = jobs is None or (job is not None and job.active)
+    reported = read_status(run, records=records, alive=alive)
+    reported = replace(reported, launcher=launcher, job=job.id if job else last)
+    if settled:
+        if job is None or not job.waits:
+            return reported
+        return replace(reported, waits=scheduler.left_in_queue(job), job_restarts=job.restarts)
+    if jobs is None:
+        return replace(reported, waits=silence)
+    if job is not None and job.active:
+        return _active(reported, job, scheduler)
+    return replace(reported, **_lost(run, records, job, last, scheduler))
+
+
+def _copy(run: RunDir, records: Sequence[dict[str, Any]], other: Path, last: str | None) -> RunStatus:
+    """Of a directory that was copied while its run was under way: nobody is at work in it."""
+    reported = read_status(run, records=records, alive=False)
+    job = f"job {last} belongs to that" if last is not None else "its job belongs to that"
+    cause = f"this is a copy of {other}, and {job}; `ortflow resume {run.root}` goes on here"
+    return replace(reported, state=State.LOST, cause=cause, why=None)
+
+
+def _newest(history: Sequence[Placed]) -> str | None:
+    return next((one.job for one in reversed(history) if one.job is not None), None)
+
+
+def _active(reported: RunStatus, job: JobT, scheduler: Scheduler[JobT]) -> RunStatus:
+    # The directory does not know a job yet whose submission got no answer.
+    found = reported.state if reported.state.active else State.PENDING
+    reported = replace(reported, state=found, job_restarts=job.restarts, nodes=job.nodes or None)
+    why = scheduler.waiting(job)
+    if job.waits:
+        # Even if the directory has a running attempt: none of its processes run now.
+        found = State.PENDING if found is State.PENDING else State.RESTARTING
+        starts = scheduler.expected_start(job)
+        return replace(reported, state=found, phase=None, seconds_left=None, waits=why, starts_at=starts)
+    if job.ending:
+        return replace(reported, nodes=None, waits=why)
+    if why is None and reported.state is State.PENDING:
+        why = "the job has begun, its first attempt has not"
+    return replace(reported, job_ends_at=job.end, waits=why or reported.waits)
+
+
+def _lost(
+    run: RunDir, records: Sequence[dict[str, Any]], job: JobT | None, last: str | None, scheduler: Scheduler[JobT]
+) -> dict[str, Any]:
+    """State and cause of a run whose job is gone, and whose directory does not say how it ended."""
+    doubt, command = in_doubt(records), scheduler.submit_command
+    if doubt is not None and (job is None or not belongs(job, placed(records, scheduler.launcher)[-1])):
+        seconds = passed(doubt, scheduler.clock)
+        if seconds is None:
+            return {"state": State.PENDING, "waits": _elsewhere(doubt, command)}
+        if seconds < SETTLE or holder_of(run.lock) is not None:
+            return {"state": State.PENDING, "waits": f"{command} did not answer: the job may still enter the queue"}
+        return {"state": State.LOST, "cause": "the job did not enter the queue: submit it again"}
+    if job is not None and (how := scheduler.cancelled(job)) is not None:
+        return {"state": State.CANCELLED, "cause": how}
+    nodes = (job.nodes or None) if job else None
+    return {"state": State.LOST, "cause": scheduler.ending(run, job, last), "nodes": nodes}
+
+
+def _elsewhere(doubt: dict[str, Any], command: str) -> str:
+    """Of a submission by another machine: how long ago that was, only its own clock could tell."""
+    where = f" on {doubt['host']}" if doubt.get("host") else ""
+    return (
+        f"{command}{where} did not answer, and the job is not in the queue: it may still enter it; submitting again "
+        "waits for that and starts no second one"
+    )

@@ -1,0 +1,96 @@
+"""The Slurm job of this process. Used by the run supervisor, in the batch step."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+from ortflow.launchers.batch.own_job import Fate, OwnJob
+from ortflow.launchers.slurm.commands import Slurm, run_in_job
+from ortflow.launchers.slurm.jobs import WAITING, Job
+from ortflow.launchers.slurm.outcome import begin_job, leave_result
+from ortflow.launchers.slurm.sbatch import FOLDER
+from ortflow.launchers.slurm.srun_output import taken_away
+from ortflow.manifests.batch import SCRIPT
+from ortflow.workflow.rundir import RunDir, write_atomically
+
+PATIENCE = 20.0
+"""Seconds for one command: a controller that is down answers after 9 or 18."""
+
+
+class SlurmJob(OwnJob):
+    """The job of this batch step: 123, or 123_4 for a task of an array."""
+
+    launcher = "slurm"
+    scheduler = "Slurm"
+    folder = FOLDER
+    cancelled_by = "scancel"
+
+    def __init__(self, id: str, restarts: int, node: str, slurm: Slurm | None = None) -> None:
+        super().__init__(id, restarts, node)
+        self._slurm = slurm or Slurm(run_in_job, patience=PATIENCE)
+
+    @classmethod
+    def from_environment(cls, environment: Mapping[str, str] = os.environ) -> SlurmJob:
+        """From the environment that Slurm sets for the batch step."""
+        array, task = environment.get("SLURM_ARRAY_JOB_ID"), environment.get("SLURM_ARRAY_TASK_ID")
+        return cls(
+            # Of an array the last task's own number is the whole array's.
+            id=f"{array}_{task}" if array and task else environment["SLURM_JOB_ID"],
+            restarts=int(environment.get("SLURM_RESTART_COUNT", "0")),
+            node=environment.get("SLURMD_NODENAME", ""),
+        )
+
+    @property
+    def task(self) -> int | None:
+        task = self.id.partition("_")[2]
+        return int(task) if task else None
+
+    def look(self) -> Job | None:
+        return self._slurm.queued(self.id)
+
+    def fate_of(self, job: Job) -> Fate:
+        return fate_of(job, self.restarts)
+
+    def requeue(self) -> None:
+        self._slurm.requeue(self.id)
+
+    def cancel(self) -> None:
+        self._slurm.cancel(self.id)
+
+    def seconds_left(self) -> float | None:
+        return self._slurm.seconds_left(self.id)
+
+    def follow_up(self, script: Path) -> str:
+        ours = {name: None for name in os.environ if name.startswith("SBATCH_")}
+        return self._slurm.submit(str(script), ours, f"--dependency=afterany:{self.id}")
+
+    def taken_away(self, output: str) -> str | None:
+        return taken_away(output)
+
+    def keep_script(self, run: RunDir) -> None:
+        if self.task is None:  # an array's script would start all its tasks again
+            write_atomically(run.root / FOLDER / SCRIPT, self._slurm.script(self.id).encode())
+
+    def begin(self, run: RunDir) -> None:
+        begin_job(run, self.id)
+
+    def leave(self, run: RunDir) -> None:
+        leave_result(run, self.id)
+
+
+def fate_of(job: Job, restarts: int) -> Fate:
+    """What Slurm is doing with the job of a batch step that was restarted so often. Pure.
+
+    The state alone does not distinguish a cancelled job from a requeued one: a requeue, also
+    that of a preemption without grace, has raised the count of restarts before the first signal is sent.
+    """
+    if job.restarts > restarts or job.state in WAITING:
+        # It is pending with our restart count if a controller died before it had stored our start.
+        return Fate.QUEUED
+    if job.state in ("RUNNING", "SUSPENDED", "STOPPED", "SIGNALING"):
+        return Fate.PREEMPTED if job.preempted else Fate.RUNNING
+    if job.reason == "TimeLimit" or job.state == "TIMEOUT":
+        return Fate.TIME_LIMIT
+    return Fate.PREEMPTED if job.preempted or job.state == "PREEMPTED" else Fate.CANCELLED

@@ -1,0 +1,84 @@
+"""What a supervisor works on: the run's job, a started attempt, and the view that shows its progress."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from ortflow.launchers.cause import Cause
+from ortflow.workflow.rundir import RunDir
+from ortflow.workflow.spec.run import Restart
+
+GRACE = 30.0
+"""Seconds that ranks have to save and stop, unless the backend sets another limit."""
+
+
+class View(Protocol):
+    """Where the progress of a run is shown."""
+
+    def record(self, record: Mapping[str, Any]) -> None:
+        """Show an event of rank 0."""
+
+    def say(self, text: str) -> None:
+        """Show a message of the launcher."""
+
+    def attempt(self, number: int) -> None:
+        """Show that an attempt starts; the first has number 0."""
+
+    def tick(self) -> None:
+        """Called ten times a second."""
+
+
+class Running(Protocol):
+    """A started attempt."""
+
+    number: int
+
+    @property
+    def pid(self) -> int:
+        """Process id of mpirun, srun or the only rank."""
+
+    def poll(self) -> int | None:
+        """Exit code of mpirun, srun or the only rank, negative for a signal; None while it runs."""
+
+    def gone(self) -> set[int]:
+        """Ranks that are known to have ended."""
+
+    def statuses(self, returncode: int) -> dict[int, int]:
+        """Known exit status of the ranks that did not end with 0, by rank; negative for a signal."""
+
+    def verdict(self, returncode: int) -> Cause | None:
+        """The cause of the end if mpirun or the scheduler reports one that no rank can know."""
+
+    def guess(self, returncode: int) -> Cause | None:
+        """The probable cause if neither ranks nor exit statuses give one."""
+
+    def ask_to_leave(self) -> None:
+        """Ask the ranks to save and stop."""
+
+    def kill(self) -> None:
+        """Kill all processes of the attempt."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """The run that is supervised, and how its attempts are started."""
+
+    run: RunDir
+    world_size: int
+    restart: Restart
+    start: Callable[[int], Running]
+    """Starts the attempt with a given number. Raises OrtflowError if that fails."""
+    clear: Callable[[], None]
+    """Returns when no rank of an earlier attempt can write any more. Raises OrtflowError if that cannot be ensured."""
+    lost: str = "its launcher died"
+    """Cause of an attempt whose end was not recorded."""
+    hands_back: bool = False
+    """A preempted run gives up its allocation, and the scheduler starts it again."""
+    grace: float = GRACE
+    """Seconds that ranks have to save and stop."""
+    comes_back: bool = False
+    """The sender of a stop signal starts the run again."""
+    room_seconds: float = 600.0
+    """Seconds to wait for space on a full disk."""

@@ -1,0 +1,120 @@
+"""Watching one attempt until it ends: requests to stop, ranks that hang or die unnoticed. Used by the supervisor."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from typing import Any
+
+from ortflow.launchers.cause import Cause, cause
+from ortflow.launchers.moving import Liveness
+from ortflow.launchers.records import Outcome
+from ortflow.launchers.stop import Stop, write_request
+from ortflow.launchers.supervised import Job, Running, View
+from ortflow.launchers.tail import EventTail, ends_of, newest
+from ortflow.workflow.clock import Clock
+from ortflow.workflow.errors import EXIT_FAILURE, EXIT_PREEMPTED
+from ortflow.workflow.rundir import RunDir
+
+TICK = 0.1
+PATIENCE = 5.0
+"""Seconds in which mpirun has to end the other ranks when one is dead. Hydra does not if that rank had not initialised
+MPI."""
+PATIENCE_REPORTED = 1.0
+"""The same if the dead rank has recorded why it failed."""
+ASKED = {"interrupt": "Ctrl-C", "cancel": "ortflow cancel", "scheduler": "the scheduler's command"}
+
+
+def failures(run: RunDir, attempt: int, world_size: int) -> dict[int, dict[str, Any]]:
+    """The newest failure event of each rank in an attempt."""
+    return newest(run, attempt, range(world_size), "failure")
+
+
+class Watch:
+    """Watches a started attempt.
+
+    Parameters
+    ----------
+    job
+        The run.
+    attempt
+        The attempt, which is ended if it hangs, or does not stop in time.
+    tail
+        The events of rank 0, which are passed on to `view`.
+    view
+        Where progress is shown.
+    stop
+        The requests to stop.
+    clock
+        The clock of every limit.
+    """
+
+    def __init__(self, job: Job, attempt: Running, tail: EventTail, view: View, stop: Stop, clock: Clock) -> None:
+        self._job, self._attempt, self._tail = job, attempt, tail
+        self._view, self._stop, self._clock = view, stop, clock
+
+    def follow(self) -> tuple[int, Cause | None]:
+        """Wait for the end of the attempt; the exit code, and the cause if it was ended here."""
+        attempt = self._attempt
+        asked_at: float | None = None
+        dead_since: float | None = None
+        next_check = 0.0
+        limit = self._job.restart.hung_seconds
+        liveness = None
+        if limit is not None:
+            liveness = Liveness(self._job.run, attempt.number, self._job.world_size, limit, self._clock.monotonic())
+        while (returncode := attempt.poll()) is None:
+            moment = self._clock.monotonic()
+            if self._stop.look() and asked_at is None:
+                asked_at = moment
+                self._ask()
+            if self._stop.now or (asked_at is not None and moment > asked_at + self._job.grace):
+                attempt.kill()
+                late = "" if self._stop.now else f": they did not leave within {self._job.grace:g} s"
+                sentence = f"the ranks were killed without saving{late}"
+                return EXIT_PREEMPTED, Cause(Outcome.PREEMPTED, EXIT_PREEMPTED, sentence)
+            if moment >= next_check:
+                next_check = moment + 1.0
+                if liveness is not None and liveness.hung(moment) and asked_at is None:
+                    attempt.kill()
+                    sentence = f"the ranks hung: no sign of life for {limit:g} s"
+                    return EXIT_FAILURE, Cause(Outcome.FAILURE, EXIT_FAILURE, sentence)
+                dead = self._dead()
+                dead_since = (dead_since or moment) if dead else None
+                reported = failures(self._job.run, attempt.number, self._job.world_size) if dead else {}
+                patience = PATIENCE_REPORTED if reported else PATIENCE
+                if dead_since is not None and moment > dead_since + patience:
+                    attempt.kill()
+                    return EXIT_FAILURE, self._unnoticed(min(dead))
+            self.pass_on()
+            self._view.tick()
+            self._clock.sleep(TICK)
+        return returncode, None
+
+    def pass_on(self) -> None:
+        """Show the new events of rank 0."""
+        for record in self._tail.read():
+            self._view.record(record)
+
+    def _ask(self) -> None:
+        reason = self._stop.reason or ""
+        if reason != "cancel":
+            with suppress(OSError):  # the signal alone then
+                write_request(self._job.run.stop_request, reason)
+        self._attempt.ask_to_leave()
+        again = "; Ctrl-C again leaves now" if reason == "interrupt" else ""
+        self._view.say(f"{ASKED.get(reason, reason)}: saving and leaving{again}")
+
+    def _dead(self) -> set[int]:
+        """Ranks that have ended without a final event."""
+        gone = self._attempt.gone()
+        return gone - ends_of(self._job.run, self._attempt.number, gone).keys()
+
+    def _unnoticed(self, rank: int) -> Cause:
+        """Why a rank died that mpirun did not notice; `rank` is named if the record names none."""
+        attempt, job = self._attempt, self._job
+        if known := attempt.verdict(EXIT_FAILURE):
+            return known
+        ended, reported = attempt.statuses(EXIT_FAILURE), failures(job.run, attempt.number, job.world_size)
+        if ended or reported:
+            return cause(EXIT_FAILURE, ended, reported)
+        return Cause(Outcome.FAILURE, EXIT_FAILURE, f"rank {rank} died and mpirun did not notice", rank)

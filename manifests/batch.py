@@ -1,0 +1,41 @@
+"""The part of a batch script that is the same for every scheduler: the line that starts the run supervisor. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+SCRIPT = "job.sh"
+"""The script's name in the run directory, in the folder with the launcher's name."""
+CARRIED = "--run-file"
+"""Of the supervisor process: the run file stands on its standard input."""
+FOLDER = "--folder"
+"""Of the supervisor process: where `prepare` runs."""
+BETWEEN = "---"
+"""The line between the run files of an array's tasks, which are all there, from 0 on."""
+END = "END_OF_THE_RUN_FILE"
+"""A line that stands in no run file of ours: it holds no colon."""
+
+
+def supervisor(
+    python: str, module: str, run_dir: Path, *, carried: bool = False, folder: Path | None = None
+) -> list[str]:
+    """The words in front of the command that starts the ranks.
+
+    `carried`: the script has the run file (`fed`), and `prepare` runs in `folder`.
+    """
+    words = [python, "-m", module, str(run_dir)]
+    if carried:
+        words += [CARRIED, *([FOLDER, str(folder)] if folder is not None else [])]
+    return [*words, "--"]
+
+
+def fed(command: list[str], run_file: str | None) -> Iterator[str]:
+    """The lines of a command with the run file on its standard input, as it is: the shell changes nothing there."""
+    yield from command[:-1]
+    if run_file is None:
+        yield command[-1]
+        return
+    yield f"{command[-1]} <<'{END}'"
+    yield from run_file.rstrip("\n").split("\n")
+    yield END
