@@ -19,6 +19,7 @@ from ortflow.launchers.cause import Cause, statuses
 from ortflow.launchers.exits import Exits
 from ortflow.launchers.tail import last_bytes, newest
 from ortflow.manifests.local import MpiKind
+from ortflow.workflow.comm import daemon_files
 from ortflow.workflow.errors import OrtflowError
 from ortflow.workflow.files import open_regular
 from ortflow.workflow.rundir import RunDir
@@ -138,6 +139,7 @@ class Attempt(Child):
             self._child.kill()
             self._child.wait()
         processes.kill(process for pid, process in self._family.items() if pid != self._child.pid)
+        daemon_files.remove_of(self._child.pid)
         self._exits.close()
 
 

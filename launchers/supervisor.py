@@ -149,17 +149,14 @@ class Supervisor:
         job.clear()
         sweep_temporaries(run.root)
         watch.pass_on()
-        found = (
-            verdict
-            or attempt.verdict(returncode)
-            or cause(
-                returncode,
-                attempt.statuses(returncode),
-                failures(run, number, job.world_size),
-                out_of_memory=_grew(kills, oom_kills()),
-            )
+        known = verdict or attempt.verdict(returncode)
+        found = known or cause(
+            returncode,
+            attempt.statuses(returncode),
+            failures(run, number, job.world_size),
+            out_of_memory=_grew(kills, oom_kills()),
         )
-        if found.outcome is Outcome.FAILURE and not found.reported and found.rank is None and verdict is None:
+        if known is None and found.outcome is Outcome.FAILURE and not found.reported and found.rank is None:
             found = attempt.guess(returncode) or found
         found = explained(found, run, number, job.world_size)
         if found.outcome is Outcome.FAILURE and not found.reported and self._stop.look() and not self._begun(number):

@@ -23,6 +23,7 @@ from ortflow.launchers.records import Outcome
 from ortflow.launchers.tail import ends_of, newest
 from ortflow.manifests.local import MpiKind
 from ortflow.workflow.clock import SYSTEM_CLOCK, Clock
+from ortflow.workflow.comm import daemon_files
 from ortflow.workflow.errors import EXIT_DONE, EXIT_FAILURE, EXIT_PREEMPTED, EXIT_USER
 from ortflow.workflow.rundir import RunDir
 
@@ -131,6 +132,7 @@ class PodAttempt(Child):
             self._child.kill()
             self._child.wait()
             processes.kill(process for process in family if process.pid != self._child.pid)
+            daemon_files.remove_of(self._child.pid)
 
     def _proven(self) -> int:
         """Check mpirun's exit code 0 against the ranks: the exit code if each rank recorded it."""

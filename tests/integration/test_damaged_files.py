@@ -123,11 +123,20 @@ def test_plan_and_graphs_are_made_again(tiny: Tiny, half: Path, name: str, how: 
     for verb in (["status", "tiny"], ["list"], ["export", "tiny", "--output", "x.onnx"]):
         done = tiny.command(*verb)
         assert done.code == 0, done.said
-    assert "rebuilt for this export" in done.err
+    assert "were rebuilt for this export" in done.err
     done = tiny.command("resume", "tiny", f"train.steps={STEPS}")
     assert done.code == 0, done.said
     assert [step for step, *_ in curve(tiny.run_dir)] == list(range(1, STEPS + 1))
     assert tiny.command("export", "tiny", "--output", "y.onnx").code == 0
+
+
+def test_an_export_that_fails_behind_a_rebuild_says_one_sentence(tiny: Tiny, half: Path) -> None:
+    tiny.half(half)
+    os.truncate(tiny.run_dir / "graphs/initial.safetensors", 10)
+    shutil.rmtree(tiny.run_dir / "checkpoints")
+    done = tiny.command("export", "tiny", "--output", "x.onnx")
+    assert (done.code, done.out) == (2, "")
+    assert done.err == f"error: {tiny.run_dir}/checkpoints: no complete checkpoint (existing steps: none)\n"
 
 
 def measured(tiny: Tiny, *arguments: str) -> Done:

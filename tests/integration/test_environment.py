@@ -118,7 +118,7 @@ def test_an_export_does_without_graphs_that_are_damaged(folder: Path) -> None:
     flip(graph)
     done = command("export", "exported", folder=folder)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert f"{graph} is damaged: plan and graphs are rebuilt for this export" in done.stderr
+    assert f"{graph} is damaged: plan and graphs were rebuilt for this export" in done.stderr
     assert exported.read_bytes() == before
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import mmap
 import os
 import re
+import shutil
 import stat
 import subprocess
 import sys
@@ -17,6 +18,7 @@ from project import ORTFLOW, environment, of_kind
 from tiny_runs import RUN, STEPS, Tiny
 
 from ortflow.launchers.mpi import find_mpi
+from ortflow.workflow.comm import daemon_files
 from ortflow.workflow.comm import segments as segments_module
 from ortflow.workflow.comm.segments import FOLDER, Start, sweep
 
@@ -150,6 +152,96 @@ def test_segments_of_open_mpi_go_with_the_rank_that_had_started(ranks: Ranks, na
     assert sweep(ranks.folder) == [name]
     assert unrelated.exists()
     assert ranks.records() == []
+
+
+@pytest.fixture(params=["ompi.4711", "ompi.node.0/pid.4711"])
+def session(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Path:
+    """A session folder as Open MPI 5 and 4 make it, of this process."""
+    path = tmp_path / "temporary" / request.param
+    (path / "1").mkdir(parents=True)
+    (path / "1" / "pmix-gds-shmem2").write_bytes(bytes(4096))
+    monkeypatch.setenv("PMIX_SERVER_TMPDIR", str(path))
+    return path
+
+
+def test_a_session_folder_of_open_mpi_goes_with_the_last_rank_of_its_daemon(ranks: Ranks, session: Path) -> None:
+    first, second = ranks.start(), ranks.start()
+    second.done()
+    ranks.die(first)
+    assert sweep(ranks.folder) == []
+    assert session.exists()
+    ranks.die(second)
+    sweep(ranks.folder)
+    assert list((ranks.folder / "temporary").iterdir()) == []
+    assert ranks.records() == []
+
+
+def test_a_session_folder_whose_daemon_lives_stays_and_goes_later(ranks: Ranks, session: Path) -> None:
+    ranks.die(ranks.start())
+    with (session / "1/pmix-gds-shmem2").open("r+b") as file, mmap.mmap(file.fileno(), 4096):
+        sweep(ranks.folder)
+        assert session.exists()
+    sweep(ranks.folder)
+    assert not session.exists()
+    assert ranks.records() == []
+
+
+@pytest.mark.parametrize("name", ["thesis", "ompi.4711/thesis", "ompi.4711/../thesis"])
+def test_no_other_folder_is_taken_for_a_session_folder(
+    ranks: Ranks, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    (tmp_path / "ompi.4711").mkdir()
+    (tmp_path / name).mkdir()
+    monkeypatch.setenv("PMIX_SERVER_TMPDIR", f"{tmp_path}/{name}")
+    ranks.die(ranks.start())
+    sweep(ranks.folder)
+    assert (tmp_path / name).is_dir()
+    assert ranks.records() == []
+
+
+def test_a_link_in_place_of_a_session_folder_is_not_followed(
+    ranks: Ranks, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "thesis").mkdir()
+    (tmp_path / "ompi.4711").symlink_to("thesis")
+    monkeypatch.setenv("PMIX_SERVER_TMPDIR", f"{tmp_path}/ompi.4711")
+    ranks.die(ranks.start())
+    sweep(ranks.folder)
+    assert (tmp_path / "thesis").is_dir()
+    assert (tmp_path / "ompi.4711").is_symlink()
+
+
+@pytest.mark.parametrize("name", ["ompi.4711", "ompi.node.0/pid.4711"])
+def test_a_launcher_removes_the_session_folder_of_an_mpirun_that_it_killed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    for other in (name, name.replace("4711", "4712")):
+        (tmp_path / other / "0").mkdir(parents=True)
+    daemon_files.remove_of(4711)
+    assert not (tmp_path / name).exists()
+    assert (tmp_path / name.replace("4711", "4712") / "0").is_dir()
+
+
+@pytest.mark.parametrize(("others", "left"), [([], False), ([4711], True)])
+def test_topologies_of_dead_proxies_go_unless_another_proxy_lives(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, others: list[int], left: bool
+) -> None:
+    monkeypatch.setattr(daemon_files, "proxies", lambda: iter([os.getppid(), *others]))
+    file, other = tmp_path / "hydra_hwloc_xmlfile_a1B2c3", tmp_path / "hydra_hwloc_xmlfile_of_mine"
+    for path in (file, other):
+        path.write_text("<topology/>")
+    daemon_files.remove_topologies(tmp_path)
+    assert file.exists() == left
+    assert other.exists()
+
+
+def test_a_living_proxy_is_known_by_its_name(tmp_path: Path) -> None:
+    shutil.copy("/bin/sleep", tmp_path / "hydra_pmi_proxy")
+    with subprocess.Popen([tmp_path / "hydra_pmi_proxy", "60"]) as proxy:
+        assert proxy.pid in daemon_files.proxies()
+        proxy.kill()
+    assert proxy.pid not in daemon_files.proxies()
 
 
 def test_segments_of_mpich_lose_their_names_once_all_have_mapped_them(ranks: Ranks) -> None:

@@ -134,6 +134,8 @@ SPOILT = [
     (b'"step":', b'"step":null,"s":'),
 ]
 """What a line of a record has, and what it gets instead."""
+LARGE = 1 << 24
+"""Bytes; no file of these runs has as many."""
 CONTENTS: tuple[Kind, ...] = (truncate, zero, zero_a_piece, scramble, add, replace_text, damage_a_line)
 QUIET: tuple[Kind, ...] = (flip,)
 """What may leave another text that is as good as the old one."""
@@ -141,12 +143,13 @@ STRANGE: tuple[Kind, ...] = (remove, fifo, a_socket, device, folder, endless_lin
 
 
 def draw(root: Path, unguarded: Callable[[Path], bool], chance: random.Random) -> list[Damage]:
-    """Damage one to three entries below a folder; flip bits only in files with a checksum."""
+    """Damage entries below a folder, one to three times; flip bits only in files with a checksum."""
     done: list[Damage] = []
     for _ in range(chance.choice((1, 1, 1, 2, 3))):
-        there = sorted(path for path in root.rglob("*") if not any(path.is_relative_to(one.path) for one in done))
-        path = chance.choice([path for path in there if path.is_file() or path.is_dir()])
-        kinds = STRANGE if path.is_dir() else (*CONTENTS, *STRANGE, *(() if unguarded(path) else QUIET))
+        path = chance.choice([path for path in sorted(root.rglob("*")) if path.is_file() or path.is_dir()])
+        # One that is full of holes already is not read here.
+        whole = path.is_file() and path.stat().st_size < LARGE
+        kinds = (*CONTENTS, *STRANGE, *(() if unguarded(path) else QUIET)) if whole else STRANGE
         kind = chance.choice([one for one in kinds if not (path.is_dir() and one is holes)])
         kind(path, chance)
         done.append(Damage(path.relative_to(root), kind.__name__))

@@ -24,6 +24,10 @@ class FakeAttempt:
     """Seconds in which ranks save and leave when they are asked to; None: they do not hear it."""
     dead: dict[int, float] = field(default_factory=dict)
     """Ranks that die so many seconds after the start, without what starts the ranks taking notice."""
+    reported: Cause | None = None
+    """What a scheduler or a worker reports of the end."""
+    guessed: Cause | None = None
+    """What the output of mpirun or srun suggests."""
     pid: int = 4711
     asked_at: float | None = None
     killed_at: float | None = None
@@ -44,10 +48,10 @@ class FakeAttempt:
         return {}
 
     def verdict(self, returncode: int) -> Cause | None:
-        return None
+        return self.reported
 
     def guess(self, returncode: int) -> Cause | None:
-        return None
+        return self.guessed
 
     def output(self) -> str:
         return ""

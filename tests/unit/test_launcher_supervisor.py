@@ -13,6 +13,8 @@ import pytest
 from fake_attempts import FakeAttempt, write_step
 from fake_clock import FakeClock
 
+from ortflow.launchers.cause import Cause
+from ortflow.launchers.records import Outcome
 from ortflow.launchers.stop import Stop, write_request
 from ortflow.launchers.supervised import GRACE, Job
 from ortflow.launchers.supervisor import Supervisor
@@ -84,6 +86,15 @@ def test_a_run_that_ends_is_noticed_within_a_tick(tmp_path: Path) -> None:
     assert bench.supervise() == EXIT_DONE
     assert bench.clock.now - bench.begun == pytest.approx(60.0, abs=PERIODS)
     assert [end["outcome"] for end in bench.ends()] == ["finished"]
+
+
+@pytest.mark.parametrize("reported", [True, False])
+def test_what_a_worker_reports_is_no_guess(tmp_path: Path, reported: bool) -> None:
+    memory = Cause(Outcome.FAILURE, EXIT_FAILURE, "the worker w-0 ran out of memory")
+    killed = Cause(Outcome.FAILURE, -9, "a rank on w-0 was killed by SIGKILL")
+    bench = Bench(tmp_path, {**FAILS, "reported": memory if reported else None, "guessed": killed}, failures=0)
+    assert bench.supervise() == EXIT_FAILURE
+    assert bench.ends()[0]["cause"] == (memory if reported else killed).sentence
 
 
 def test_the_pause_doubles_up_to_its_limit(tmp_path: Path) -> None:

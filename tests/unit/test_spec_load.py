@@ -326,3 +326,24 @@ class TestOverrides:
     )  # fmt: skip
     def test_faults(self, tmp_path: Path, override: str, message: str) -> None:
         assert reported(tmp_path, SMALL, override)[0] == message
+
+    @pytest.mark.parametrize(
+        ("override", "messages"),
+        [
+            ("train.steps=3", ["run.yaml train.optimizer: is missing; add it (the update rule)"]),
+            (
+                "train.optimizer.name=sgd",
+                [
+                    "run.yaml train.optimizer.lr: is missing; add it (learning rate at the schedule's peak)",
+                    "run.yaml train.steps: is missing, like train.epochs; use one of them",
+                ],
+            ),
+            ("train={steps: 3}", ["on the command line, train.optimizer: is missing; add it (the update rule)"]),
+            ("trian.steps=3", ["on the command line, trian: unknown key; did you mean train?"]),
+        ],
+    )
+    def test_what_is_missing_beside_a_key_is_missing_in_the_file(
+        self, tmp_path: Path, override: str, messages: list[str]
+    ) -> None:
+        found = reported(tmp_path, SMALL[: SMALL.index("\ntrain:") + 1], override)
+        assert found == messages

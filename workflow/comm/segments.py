@@ -4,8 +4,8 @@ MPICH's names are taken away as soon as all ranks have mapped them, so that a ki
 rest of a killed rank's the next rank on that machine removes: what MPI made while it started, what MPICH makes for a
 moment when a collective is first used, and all of Open MPI's, which may open its files by name later. Which they are
 tells a record that each rank keeps in /dev/shm from before its MPI starts. The rank holds a lock on it, so that its
-death is known in every container that sees the folder, whatever its process id is there. No clock is read. Linux;
-elsewhere there is nothing to find.
+death is known in every container that sees the folder, whatever its process id is there. No clock is read. The record
+also names Open MPI's session folder (see `daemon_files`). Linux; elsewhere there is nothing to find.
 """
 
 from __future__ import annotations
@@ -19,6 +19,9 @@ from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
+
+from ortflow.workflow.comm import daemon_files
 
 FOLDER = Path("/dev/shm")
 SETTLE = 0.2
@@ -40,6 +43,8 @@ class _Record:
     """The segments that were there before its own."""
     mapped: frozenset[str] | None
     """Those that it needs by name; None as long as its MPI has not started."""
+    session: str
+    """Open MPI's session folder; empty if there is none."""
 
     def left(self, there: frozenset[str]) -> frozenset[str]:
         """Of the segments that are there those that may be its own."""
@@ -67,13 +72,17 @@ class Start:
         descriptor = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            os.write(descriptor, json.dumps({"before": self._before}).encode())
+            os.write(descriptor, self._text().encode())
             os.rename(temporary, self._path)
         except BaseException:
             temporary.unlink(missing_ok=True)
             os.close(descriptor)
             raise
         self._descriptor = descriptor
+
+    def _text(self, **more: list[str]) -> str:
+        record: dict[str, Any] = {"before": self._before, "session": daemon_files.own(), **more}
+        return json.dumps(record)
 
     def done(self) -> None:
         """Every rank of the machine has mapped its segments: nobody opens one of MPICH's by its name any more."""
@@ -87,8 +96,8 @@ class Start:
         if self._descriptor >= 0:
             with suppress(OSError):
                 # One write, and longer than what it covers: the record is whole at every moment.
-                data = json.dumps({"before": self._before, "mapped": sorted(set(kept))}).encode()
-                os.pwrite(self._descriptor, data, 0)
+                os.pwrite(self._descriptor, self._text(mapped=sorted(set(kept))).encode(), 0)
+        daemon_files.remove_topologies()
 
     def close(self) -> None:
         """Nothing of this rank's MPI is left."""
@@ -120,11 +129,14 @@ def sweep(folder: Path = FOLDER) -> list[str]:
     for name in gone:
         with suppress(OSError):
             (folder / name).unlink()
-    for path, names in left.items():
+    used = {one.session for one in records if one.alive}
+    ended = {one.session for one in dead if one.session} - used
+    stay = {session for session in ended if not daemon_files.remove(session)} | (used - {""})
+    for one in dead:
         # What may be somebody else's, or what a dead rank's child has still, is looked at again at the next start.
-        if names <= gone:
+        if left[one.path] <= gone and one.session not in stay:
             with suppress(OSError):
-                path.unlink()
+                one.path.unlink()
     return sorted(gone)
 
 
@@ -155,7 +167,9 @@ def _records(folder: Path) -> Iterator[_Record]:
                     alive = True
                 reported = json.loads(os.pread(descriptor, 1 << 20, 0))
                 mapped = reported.get("mapped")
-                yield _Record(path, alive, frozenset(reported["before"]), None if mapped is None else frozenset(mapped))
+                kept = None if mapped is None else frozenset(mapped)
+                session = str(reported.get("session", ""))
+                yield _Record(path, alive, frozenset(reported["before"]), kept, session)
             finally:
                 os.close(descriptor)
 

@@ -166,7 +166,8 @@ def whole(run_dir: RunDir, spec: RunSpec) -> Iterator[tuple[TrainerBuilder, Plan
     """The prepared trainer and the plan of the run, while inside; where its files are not what it wrote, made again
     beside them.
 
-    The run directory is not fused: the run may be going on.
+    The run directory stays as it is: the run may be going on. The rebuild is reported only if the block succeeds, so
+    that an error is one sentence about its own cause.
     """
     plan = None
     try:
@@ -177,7 +178,6 @@ def whole(run_dir: RunDir, spec: RunSpec) -> Iterator[tuple[TrainerBuilder, Plan
     if plan is not None and fault is None:
         yield builder_of(spec, run_dir, Report()), plan
         return
-    print(f"warning: {fault}: plan and graphs are rebuilt for this export", file=sys.stderr)
     with tempfile.TemporaryDirectory() as folder:
         here = RunDir(Path(folder))
         export = spec.export.model_copy(update={"enabled": True, "path": str(here.root / "model.onnx")})
@@ -185,6 +185,7 @@ def whole(run_dir: RunDir, spec: RunSpec) -> Iterator[tuple[TrainerBuilder, Plan
         builder = builder_of(spec, here, Report())
         prepare(builder, here, spec, Report())
         yield builder, Plan.load(here.plan)
+    print(f"warning: {fault}: plan and graphs were rebuilt for this export", file=sys.stderr)
 
 
 def find(store: DirectoryStore, step: int | None, targets: Mapping[str, Window], index: FlatIndex) -> Loaded:

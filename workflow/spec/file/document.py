@@ -42,13 +42,16 @@ class Document:
     values: Any = None
     lines: dict[KeyPath, int] = field(default_factory=dict)
     problems: list[Problem] = field(default_factory=list)
+    implied: set[KeyPath] = field(default_factory=set)
+    """Sections that only a key set on the command line has made: their other keys are missing in the file."""
 
     def fault(self, problem: Problem) -> Fault:
         """The problem with its place: the line of its key, or of the nearest section around it."""
         line = problem.line
         path = problem.path
         while line is None and path:
-            line = self.lines.get(path)
+            if path == problem.path or path not in self.implied:
+                line = self.lines.get(path)
             path = path[:-1]
         return Fault(problem, self.file, line)
 

@@ -35,6 +35,7 @@ def _set(document: Document, path: tuple[str, ...], value: Any) -> None:
     for depth, key in enumerate(path[:-1], 1):
         if holder.get(key) is None:
             _forget_lines(document, path[:depth])
+            document.implied.add(path[:depth])
             holder[key] = {}
         holder = holder[key]
         if not isinstance(holder, dict):
@@ -42,6 +43,7 @@ def _set(document: Document, path: tuple[str, ...], value: Any) -> None:
             document.problems.append(Problem(path, what, None, COMMAND_LINE))
             return
     _forget_lines(document, path)
+    document.implied.discard(path)
     holder[path[-1]] = value
 
 
