@@ -44,6 +44,7 @@ class FakeNccl:
         self.answers: dict[str, int] = {}
         self.states = [0]
         self.calls: list[str] = []
+        self.streams: list[int] = []
         self.last = b""
         self.ncclCommInitRankConfig = Init(self)
 
@@ -56,7 +57,8 @@ class FakeNccl:
 
     def ncclAllReduce(self, *arguments: Any) -> int:  # noqa: N802
         source, _, count, kind, operation, world, stream = arguments
-        assert (kind, operation, world.value, stream.value) == (7, 0, WORLD, 77)
+        assert (kind, operation, world.value) == (7, 0, WORLD)
+        self.streams.append(stream.value)
         array = np.ctypeslib.as_array((ctypes.c_float * count.value).from_address(source.value))
         array *= 2
         return self._code("ncclAllReduce")
@@ -131,6 +133,42 @@ def test_sums_are_queued_and_the_world_is_left_in_order(device: CudaDevice) -> N
     assert library.calls[-2:] == ["ncclCommFinalize", "ncclCommDestroy"]
     assert below.closed == 0
     assert "ncclCommAbort" not in library.calls
+
+
+def test_sums_run_beside_what_is_queued_until_they_are_joined(cuda: FakeCuda, device: CudaDevice) -> None:
+    library = FakeNccl()
+    world = communicator(Below(), device, library, 60)
+    buffer = device.allocate(10, np.float32)
+    world.all_reduce(buffer)
+    cuda.calls.clear()
+    world.begin_all_reduce(buffer)
+    world.begin_all_reduce(buffer)
+    world.join()
+    first, beside, again = library.streams
+    assert first == device.stream != beside == again
+    events = [call for call in cuda.calls if call[0] in ("cudaEventRecord", "cudaStreamWaitEvent")]
+    (_, parted), *_, (_, met) = events
+    assert parted != met
+    pair = [("cudaEventRecord", parted), ("cudaStreamWaitEvent", parted)]
+    assert events == [*pair, *pair, ("cudaEventRecord", met), ("cudaStreamWaitEvent", met)]
+    assert (cuda.events[parted], cuda.events[met]) == (device.stream, beside)
+    world.close()
+
+
+def test_the_world_is_left_after_the_graphs_that_sum_in_it(cuda: FakeCuda, device: CudaDevice) -> None:
+    """NCCL's Finalize waits until each CUDA graph with one of its sums is gone."""
+    library = FakeNccl()
+    world = communicator(Below(), device, library, 60)
+    forgotten: list[int] = []
+
+    class Work:
+        def forget(self) -> None:
+            forgotten.append(len(library.calls))
+
+    work = Work()
+    device.captured.add(work)
+    world.close()
+    assert forgotten == [library.calls.index("ncclCommFinalize")]
 
 
 def test_calls_that_go_on_in_the_background_are_waited_for(device: CudaDevice) -> None:

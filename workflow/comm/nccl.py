@@ -32,9 +32,9 @@ IN_PROGRESS = 7
 CONNECT = 300.0
 """Seconds in which ranks that MPI has connected must find each other by NCCL."""
 LOOK = 0.01
-FIRST_LOOK = 20e-6
-"""Seconds between two looks at a call in the background: an all-reduce is queued within microseconds, while ranks
-connect for seconds."""
+LOOKS, FIRST_LOOK = 100, 20e-6
+"""Looks at a call in the background without a pause, and the first pause, in seconds, which grows to LOOK: an
+all-reduce is queued within microseconds, while ranks connect for seconds."""
 
 
 class NcclError(OrtflowError):
@@ -67,6 +67,7 @@ class NcclCommunicator(StagedCommunicator):
     """The ranks of `below`, each with a GPU of its own. Collective: all ranks make it together.
 
     A sum that takes longer than `limit` seconds ends in an error, which is looked for every `period` seconds.
+    `one_host`: all ranks are on one machine.
     """
 
     def __init__(
@@ -77,11 +78,17 @@ class NcclCommunicator(StagedCommunicator):
         limit: float | None = None,
         period: float = PERIOD,
         clock: Clock = SYSTEM_CLOCK,
+        *,
+        one_host: bool = True,
     ) -> None:
         super().__init__(below)
+        self.one_host = one_host
+        """NCCL's sums over the network call functions on the host, which a captured step must not."""
         self._nccl, self._device, self._clock = library, device, clock
         self._world = ctypes.c_void_p()
         self._watch: Watch | None = None
+        self._beside: tuple[int, int, int] | None = None
+        """The stream of sums beside the device's, and the marks at which they part and meet."""
         unique = UniqueId()
         trouble = None
         if below.rank == 0:
@@ -110,11 +117,40 @@ class NcclCommunicator(StagedCommunicator):
             super().all_reduce(buffer)
             return
         self._well()
-        memory, stream = ctypes.c_void_p(buffer.pointer), ctypes.c_void_p(self._device.stream)
-        count, kind = ctypes.c_size_t(buffer.count), TYPES[buffer.dtype.name]
-        self._call("ncclAllReduce", memory, memory, count, kind, SUM, self._world, stream)
+        self._sum(buffer, self._device.stream)
+        self.watch()
+
+    def begin_all_reduce(self, buffer: CudaBuffer) -> None:
+        """Sum over the ranks, in place, of what is queued so far, beside what is queued from now on.
+
+        Until `join`, the buffer must not be used. May be captured as part of a CUDA graph; `watch` must be called
+        behind each launch.
+        """
+        self._well()
+        runtime = self._device.here()
+        if self._beside is None:
+            self._beside = runtime.urgent_stream(), runtime.event(), runtime.event()
+        stream, parted, _ = self._beside
+        runtime.record(parted, self._device.stream)
+        runtime.after(stream, parted)
+        self._sum(buffer, stream)
+
+    def join(self) -> None:
+        """Queue what comes from now on behind all sums that have begun."""
+        if self._beside is not None:
+            runtime, (stream, _, met) = self._device.here(), self._beside
+            runtime.record(met, stream)
+            runtime.after(self._device.stream, met)
+
+    def watch(self) -> None:
+        """Watch the sums that are queued: from now on they must not take longer than the limit."""
+        self._well()
         assert self._watch is not None
         self._watch.began()
+
+    def _sum(self, buffer: CudaBuffer, stream: int) -> None:
+        memory, count, kind = ctypes.c_void_p(buffer.pointer), ctypes.c_size_t(buffer.count), TYPES[buffer.dtype.name]
+        self._call("ncclAllReduce", memory, memory, count, kind, SUM, self._world, ctypes.c_void_p(stream))
 
     def abort(self, code: int) -> None:
         """End every rank now."""
@@ -123,6 +159,8 @@ class NcclCommunicator(StagedCommunicator):
 
     def close(self) -> None:
         """Disconnect from both."""
+        # NCCL waits for every CUDA graph that has one of its sums in it.
+        self._device.memory_moves()
         self._device.synchronize()
         if self._watch is not None:
             self._watch.close()
@@ -155,6 +193,10 @@ class NcclCommunicator(StagedCommunicator):
 
     def _call(self, name: str, *arguments: Any) -> None:
         code, begun, pause = int(getattr(self._nccl, name)(*arguments)), self._clock.monotonic(), FIRST_LOOK
+        for _ in range(LOOKS):
+            if code != IN_PROGRESS:
+                break
+            code = self._state()
         while code == IN_PROGRESS:
             if self._clock.monotonic() - begun > self._limit:
                 self._end()
@@ -211,4 +253,5 @@ def over_gpus(
     library.ncclGetVersion(ctypes.byref(version))
     number = version.value
     name = f"NCCL {number // 10000}.{number % 10000 // 100}.{number % 100}"
-    return NcclCommunicator(below, device, library, limit), name
+    one_host = len({each for each, _, _ in devices}) == 1
+    return NcclCommunicator(below, device, library, limit, one_host=one_host), name

@@ -8,7 +8,7 @@ its implementation is found when it runs. Elementwise groups are launched from C
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -93,6 +93,11 @@ class Call:
         """Device pointer of so many bytes at least, which are this node's until it has run."""
         return self._owner.scratch(size)
 
+    def ready(self, bucket: int, gradients: Sequence[int]) -> None:
+        """The gradients at these device pointers are queued, and complete the bucket unless it is -1."""
+        if self._owner.on_bucket is not None:
+            self._owner.on_bucket(bucket, gradients)
+
     def launch(
         self,
         source: str,
@@ -113,6 +118,8 @@ class Operators:
     def __init__(self, device: CudaDevice) -> None:
         path, self.note = operator_library()
         self.path = None
+        self.on_bucket: Callable[[int, Sequence[int]], None] | None = None
+        """Called where a bucket of the gradient is complete, with its number and device pointers; None: nobody sums."""
         try:
             self._compiler = Compiler(device.gpu.capability)
         except OSError as error:

@@ -46,6 +46,11 @@ class Sessions:
         self._fused = _operators_of(device) if fuse else None
         onnxruntime.set_default_logger_severity(self._severity)
 
+    @property
+    def operators(self) -> Operators | None:
+        """Ours on a GPU; None where ONNX Runtime's compute alone."""
+        return self._fused
+
     def exact(self) -> Sessions:
         """Those for comparisons, whatever the run's precision."""
         device = self.device.exact()

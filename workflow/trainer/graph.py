@@ -74,7 +74,7 @@ class GraphTrainer(Trainer):
         self._sums = device.allocate(2, np.float32)
         self._allocate_for_update()
 
-        training = sessions.open_fastest(graphs.train)
+        training = self._training_session()
         self._first = self._bind_training(training, self._gradients)
         self._further = self._bind_training(training, self._scratch) if self._scratch else self._first
         self._evaluation = Binding(sessions.open(graphs.eval), device)
@@ -85,6 +85,9 @@ class GraphTrainer(Trainer):
         for place, name in enumerate(self._metric_outputs):
             self._evaluation.write_to(name, self._metric_sums.slice(place, place + 1), ())
         self._bind_update()
+
+    def _training_session(self) -> onnxruntime.InferenceSession:
+        return self._sessions.open_fastest(self._graphs.train)
 
     def _allocate_for_update(self) -> None:
         """The moments, and where the gradients of further micro-batches come to lie."""

@@ -14,9 +14,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from ortflow.workflow.comm.nccl import NcclCommunicator
 from ortflow.workflow.device.capture import Repeated
 from ortflow.workflow.device.cuda import CudaBuffer, CudaDevice
 from ortflow.workflow.errors import OrtflowError
+from ortflow.workflow.fusion.buckets import TOKEN
 from ortflow.workflow.graph.types import LOSS_SCALE
 from ortflow.workflow.onnx_runtime import onnxruntime
 from ortflow.workflow.optim.gradient import FACTOR
@@ -24,6 +26,7 @@ from ortflow.workflow.sessions.session import Binding
 from ortflow.workflow.trainer import MicroBatch, StepOutcome
 from ortflow.workflow.trainer.graph import CONTROL_VALUES, TAIL, GraphTrainer, fault_in
 from ortflow.workflow.trainer.loss_scale import LossScale, loss_scale_of, unit_of
+from ortflow.workflow.trainer.overlap import Overlap, overlapped
 from ortflow.workflow.trainer.precision_check import apart
 
 NORM, USEFUL = TAIL - 2, TAIL - 1
@@ -70,6 +73,28 @@ class QueuedTrainer(GraphTrainer):
         device.blas()  # so that no capture has to make it
         self._repeat()
 
+    def _training_session(self) -> onnxruntime.InferenceSession:
+        """With several ranks, one that sums the gradients while it computes them."""
+        self._overlap: Overlap | None = None
+        found = None
+        if self._spec.accumulation == 1:
+            found = overlapped(self._sessions, self._comm, self._graphs.train, self.index)
+        if found is None:
+            return super()._training_session()
+        model, buckets = found
+        operators = self._sessions.operators
+        assert isinstance(self._comm, NcclCommunicator)
+        assert operators is not None
+        assert isinstance(self._sync, CudaBuffer)
+        self._overlap = Overlap(self._comm, self._sync, self.index.trained, buckets)
+        operators.on_bucket = self._overlap.ready
+        self._token = self._device.allocate(1, np.float32)
+        if self._comm.rank == 0:
+            self._report.note(
+                f"the gradient is summed over the ranks in {len(buckets)} buckets during the backward pass"
+            )
+        return self._sessions.open(model)
+
     def _numbers(self, values: Sequence[float]) -> CudaBuffer:
         buffer = self._device.allocate(len(values), np.float32)
         buffer.write(np.array(values, np.float32))
@@ -78,6 +103,8 @@ class QueuedTrainer(GraphTrainer):
     def _bind_training(self, session: onnxruntime.InferenceSession, gradients: Any) -> Binding:
         binding = super()._bind_training(session, gradients)
         binding.read_from(LOSS_SCALE, self._scale, (1,))
+        if TOKEN in binding.outputs:
+            binding.write_to(TOKEN, self._token, (1,))
         return binding
 
     def _bind_scaling(self) -> Binding:
@@ -121,8 +148,12 @@ class QueuedTrainer(GraphTrainer):
     def _run_first(self) -> None:
         # Running statistics move with each micro-batch, as they do in PyTorch.
         self._running.copy_from(self._statistics)
+        if self._overlap is not None:
+            self._overlap.begin()
         self._first.run()
         self._loss.add(self._sums)
+        if self._overlap is not None:
+            self._overlap.finish()
 
     def _run_further(self) -> None:
         self._running.copy_from(self._statistics)
@@ -147,7 +178,10 @@ class QueuedTrainer(GraphTrainer):
         self._given.send(tail)
         self._tail.copy_from(self._given)
         self._queue_batches(batches, seeds)
-        self._comm.all_reduce(self._sync)
+        if self._overlap is None:
+            self._comm.all_reduce(self._sync)
+        else:
+            self._overlap.watch()
         self._scaling_run.run()
         self._result.queue()
         self._rate.send(np.array([learning_rate], np.float32))
@@ -176,6 +210,8 @@ class QueuedTrainer(GraphTrainer):
             fresh = False
         if fresh:
             self._gradients.fill(0)
+            if self._overlap is not None:
+                self._overlap.finish()
 
     def _wait(self) -> npt.NDArray[np.float32]:
         """The tail behind scaling."""
