@@ -79,6 +79,16 @@ class Call:
         """What to queue the work on."""
         return self._owner.stream
 
+    @property
+    def gpu(self) -> str:
+        """The model of the GPU."""
+        return self._owner.gpu
+
+    @property
+    def captured(self) -> bool:
+        """Whether the work is noted for a CUDA graph, so that nothing may wait."""
+        return self._owner.captured
+
     def given(self, place: int) -> Tensor:
         """An input that is there."""
         found = self.inputs[place]
@@ -140,6 +150,16 @@ class Operators:
         self._scratch: list[tuple[int, int]] = []
         self.stream = device.stream
         _alive.append(self)
+
+    @property
+    def gpu(self) -> str:
+        """See Call."""
+        return self._device.gpu.name
+
+    @property
+    def captured(self) -> bool:
+        """See Call."""
+        return self._device.capturing
 
     def bind(self, content: bytes) -> bytes:
         """The model as a session of this process takes it; the next session must be made of it.

@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ortflow.workflow.comm.nccl import NcclCommunicator
+from ortflow.workflow.cuda.algorithms import PURPOSE, choices
 from ortflow.workflow.device.capture import Repeated
 from ortflow.workflow.device.cuda import CudaBuffer, CudaDevice
 from ortflow.workflow.errors import OrtflowError
@@ -71,6 +72,7 @@ class QueuedTrainer(GraphTrainer):
         self._loss = self._tail.slice(0, 2)
         self._result = device.readback(self._tail)
         device.blas()  # so that no capture has to make it
+        choices().keep_in(self._graphs.root / PURPOSE)
         self._repeat()
 
     def _training_session(self) -> onnxruntime.InferenceSession:
