@@ -267,7 +267,7 @@ def of_two(project: Project, cuda: Runtime) -> Path:
     return whole if whole.exists() else project.run("two-whole", train__steps=300, **TWO)
 
 
-def test_two_gpus_capture_all_but_the_sum(project: Project, cuda: Runtime) -> None:
+def test_two_gpus_capture_the_sums_too(project: Project, cuda: Runtime) -> None:
     whole = of_two(project, cuda)
     plain = project.run("two-queued", train__steps=300, resources__cuda_graph=False, **TWO)
     assert "sums over the ranks' GPUs: NCCL" in logs(whole)

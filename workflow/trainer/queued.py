@@ -297,6 +297,9 @@ class QueuedTrainer(GraphTrainer):
     def end_training(self) -> None:
         """See the protocol."""
         super().end_training()
+        if self._overlap is not None and (operators := self._sessions.operators) is not None:
+            operators.on_bucket = None
+        self._overlap = None
         del self._first_run, self._further_run, self._scaling_run, self._update_run, self._loss, self._result
 
 
