@@ -272,14 +272,14 @@ class QueuedTrainer(GraphTrainer):
         expected = self._gradients.read()
         self._feed(self._first, batch, seed)
         # Of the gradient in fp16 only the direction counts: any scale will do at which nothing overflows.
-        for scale in (65536.0, 1024.0, 16.0, 1.0):
+        before = self._scale.read()
+        for scale in (65536.0, 1024.0, 16.0, 1.0) if LOSS_SCALE in self._first.inputs else (1.0,):
             self._scale.send(np.array([scale * self._unit], np.float32))
             self._first.run()
             found = self._gradients.read()
             if np.isfinite(found).all():
                 break
-        if self._scaler is not None:
-            self._scale.send(np.array([self._scaler.value * self._unit], np.float32))
+        self._scale.send(before)
         worst = apart(expected, found, [entry for entry in self.index if entry.end <= self.index.trained])
         if worst is not None:
             difference, name = worst
