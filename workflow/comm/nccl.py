@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import glob
+import os
 import site
 from collections.abc import Sequence
 from typing import Any
@@ -32,9 +33,7 @@ IN_PROGRESS = 7
 CONNECT = 300.0
 """Seconds in which ranks that MPI has connected must find each other by NCCL."""
 LOOK = 0.01
-LOOKS, FIRST_LOOK = 100, 20e-6
-"""Looks at a call in the background without a pause, and the first pause, in seconds, which grows to LOOK: an
-all-reduce is queued within microseconds, while ranks connect for seconds."""
+"""Seconds between two looks at a call in the background."""
 
 
 class NcclError(OrtflowError):
@@ -58,9 +57,9 @@ class Config(ctypes.Structure):
     )
 
     @classmethod
-    def without_blocking(cls) -> Config:
-        """Calls do not block."""
-        return cls(ctypes.sizeof(cls), 0xCAFEBEEF, 21400, 0)
+    def of(cls, *, blocking: bool) -> Config:
+        """For calls that return when they are done, or at once."""
+        return cls(ctypes.sizeof(cls), 0xCAFEBEEF, 21400, int(blocking))
 
 
 class NcclCommunicator(StagedCommunicator):
@@ -85,7 +84,7 @@ class NcclCommunicator(StagedCommunicator):
         self.one_host = one_host
         """NCCL's sums over the network call functions on the host, which a captured step must not."""
         self._nccl, self._device, self._clock = library, device, clock
-        self._world = ctypes.c_void_p()
+        self._world, self._sums = ctypes.c_void_p(), ctypes.c_void_p()
         self._watch: Watch | None = None
         self._beside: tuple[int, int, int] | None = None
         """The stream of sums beside the device's, and the marks at which they part and meet."""
@@ -103,11 +102,20 @@ class NcclCommunicator(StagedCommunicator):
         library.ncclCommInitRankConfig.argtypes = [
             ctypes.POINTER(ctypes.c_void_p), ctypes.c_int, UniqueId, ctypes.c_int, ctypes.POINTER(Config),
         ]  # fmt: skip
-        unique, config = UniqueId.from_buffer_copy(shared), Config.without_blocking()
+        # Ranks connect while the communicators are made, which has a time limit, and not in the first sum.
+        os.environ.setdefault("NCCL_RUNTIME_CONNECT", "0")
+        unique, config = UniqueId.from_buffer_copy(shared), Config.of(blocking=False)
         self._call(
             "ncclCommInitRankConfig", ctypes.byref(self._world), below.world_size, unique, below.rank,
             ctypes.byref(config),
         )  # fmt: skip
+        # A call that returns before it is done costs 50 microseconds, for the thread that does it. To queue a sum never
+        # waits: so sums have a communicator of their own, whose calls are done when they return.
+        library.ncclCommSplit.argtypes = [
+            ctypes.c_void_p, ctypes.c_int, ctypes.c_int, ctypes.POINTER(ctypes.c_void_p), ctypes.POINTER(Config),
+        ]  # fmt: skip
+        config = Config.of(blocking=True)
+        self._call("ncclCommSplit", self._world, 0, below.rank, ctypes.byref(self._sums), ctypes.byref(config))
         self._watch = Watch(device, self._fault, self._end, limit, period)
         device.after_wait = self._well
 
@@ -150,7 +158,11 @@ class NcclCommunicator(StagedCommunicator):
 
     def _sum(self, buffer: CudaBuffer, stream: int) -> None:
         memory, count, kind = ctypes.c_void_p(buffer.pointer), ctypes.c_size_t(buffer.count), TYPES[buffer.dtype.name]
-        self._call("ncclAllReduce", memory, memory, count, kind, SUM, self._world, ctypes.c_void_p(stream))
+        stream_ = ctypes.c_void_p(stream)
+        code = int(self._nccl.ncclAllReduce(memory, memory, count, kind, SUM, self._sums, stream_))
+        if code:
+            self._well()
+            self._check("ncclAllReduce", code)
 
     def abort(self, code: int) -> None:
         """End every rank now."""
@@ -165,6 +177,9 @@ class NcclCommunicator(StagedCommunicator):
         if self._watch is not None:
             self._watch.close()
         self._device.after_wait = None
+        sums, self._sums = self._sums, ctypes.c_void_p()
+        if sums:
+            self._nccl.ncclCommDestroy(sums)
         if self._world:
             self._call("ncclCommFinalize", self._world)
             self._nccl.ncclCommDestroy(self._world)
@@ -176,27 +191,25 @@ class NcclCommunicator(StagedCommunicator):
             raise NcclError(self._watch.trouble)
 
     def _end(self) -> None:
-        """Abort the communicator, which ends kernels that wait for other ranks."""
-        world, self._world = self._world, ctypes.c_void_p()
-        if world:
-            self._nccl.ncclCommAbort(world)
+        """Abort the communicators, which ends kernels that wait for other ranks."""
+        worlds = self._sums, self._world
+        self._sums = self._world = ctypes.c_void_p()
+        for world in worlds:
+            if world:
+                self._nccl.ncclCommAbort(world)
 
-    def _state(self) -> int:
-        """State of the last call."""
+    def _state(self, world: ctypes.c_void_p) -> int:
+        """State of the last call of a communicator."""
         state = ctypes.c_int()
-        code = int(self._nccl.ncclCommGetAsyncError(self._world, ctypes.byref(state)))
+        code = int(self._nccl.ncclCommGetAsyncError(world, ctypes.byref(state)))
         return code or state.value
 
     def _fault(self) -> str:
-        state = self._state()
+        state = self._state(self._sums)
         return "" if state in (0, IN_PROGRESS) else self._words("an all-reduce", state)
 
     def _call(self, name: str, *arguments: Any) -> None:
-        code, begun, pause = int(getattr(self._nccl, name)(*arguments)), self._clock.monotonic(), FIRST_LOOK
-        for _ in range(LOOKS):
-            if code != IN_PROGRESS:
-                break
-            code = self._state()
+        code, begun = int(getattr(self._nccl, name)(*arguments)), self._clock.monotonic()
         while code == IN_PROGRESS:
             if self._clock.monotonic() - begun > self._limit:
                 self._end()
@@ -204,10 +217,9 @@ class NcclCommunicator(StagedCommunicator):
                     f"{name} of NCCL's took longer than {self._limit:g} s: a rank cannot reach the others; set "
                     "NCCL_DEBUG=INFO, and NCCL_SOCKET_IFNAME to the interface that connects the nodes"
                 )
-            self._clock.sleep(pause)
-            pause = min(2 * pause, LOOK)
+            self._clock.sleep(LOOK)
             self._well()
-            code = self._state()
+            code = self._state(self._world)
         self._check(name, code)
 
     def _check(self, name: str, code: int) -> None:
@@ -216,7 +228,7 @@ class NcclCommunicator(StagedCommunicator):
 
     def _words(self, name: str, code: int) -> str:
         error = (self._nccl.ncclGetErrorString(code) or b"an unknown error").decode(errors="replace")
-        last = (self._nccl.ncclGetLastError(self._world or None) or b"").decode(errors="replace")
+        last = (self._nccl.ncclGetLastError(self._sums or self._world or None) or b"").decode(errors="replace")
         return sentence(name, error, last)
 
 
