@@ -18,7 +18,7 @@ from ortflow.workflow.comm.solo import SoloCommunicator
 from ortflow.workflow.device.cuda import CudaDevice
 
 NOT_READY = 600
-WORLD, SUMS = 4242, 4343
+WORLD, SUMS, NARROW = 4242, 4343, 4444
 
 
 class Below(SoloCommunicator):
@@ -46,6 +46,7 @@ class FakeNccl:
         self.calls: list[str] = []
         self.streams: list[int] = []
         self.ended: list[int] = []
+        self.summing: list[int] = []
         self.state_of_sums = 0
         self.last = b""
         self.ncclCommInitRankConfig = Init(self)
@@ -60,14 +61,15 @@ class FakeNccl:
 
     def ncclAllReduce(self, *arguments: Any) -> int:  # noqa: N802
         source, _, count, kind, operation, world, stream = arguments
-        assert (kind, operation, world.value) == (7, 0, SUMS)
+        assert (kind, operation) == (7, 0)
+        self.summing.append(world.value)
         self.streams.append(stream.value)
         array = np.ctypeslib.as_array((ctypes.c_float * count.value).from_address(source.value))
         array *= 2
         return self._code("ncclAllReduce")
 
     def ncclCommGetAsyncError(self, world: Any, place: Any) -> int:  # noqa: N802
-        if world.value == SUMS:
+        if world.value in (SUMS, NARROW):
             place._obj.value = self.state_of_sums
             return 0
         assert world.value == WORLD
@@ -116,7 +118,9 @@ class Split:
 
     def __call__(self, world: Any, color: int, key: int, place: Any, config: Any) -> int:
         assert (world.value, color, key, config._obj.blocking) == (WORLD, 0, 0, 1)
-        place._obj.value = SUMS
+        narrow = "ncclCommSplit" in self._library.calls
+        assert config._obj.most_blocks == (8 if narrow else -(2**31))
+        place._obj.value = NARROW if narrow else SUMS
         return self._library._code("ncclCommSplit")
 
 
@@ -162,8 +166,9 @@ def test_sums_run_beside_what_is_queued_until_they_are_joined(cuda: FakeCuda, de
     world.all_reduce(buffer)
     cuda.calls.clear()
     world.begin_all_reduce(buffer)
-    world.begin_all_reduce(buffer)
+    world.begin_all_reduce(buffer, last=True)
     world.join()
+    assert library.summing == [SUMS, NARROW, SUMS]
     first, beside, again = library.streams
     assert first == device.stream != beside == again
     events = [call for call in cuda.calls if call[0] in ("cudaEventRecord", "cudaStreamWaitEvent")]
@@ -188,8 +193,8 @@ def test_the_world_is_left_after_the_graphs_that_sum_in_it(cuda: FakeCuda, devic
     work = Work()
     device.captured.add(work)
     world.close()
-    made = ["ncclGetUniqueId", "ncclCommInitRankConfig", "ncclCommSplit"]
-    assert library.calls == [*made, "ncclCommDestroy", "ncclCommFinalize", "ncclCommDestroy"]
+    made = ["ncclGetUniqueId", "ncclCommInitRankConfig", "ncclCommSplit", "ncclCommSplit"]
+    assert library.calls == [*made, "ncclCommDestroy", "ncclCommDestroy", "ncclCommFinalize", "ncclCommDestroy"]
     assert forgotten == [len(made)]
 
 
@@ -237,12 +242,12 @@ def test_a_sum_that_never_comes_ends_the_wait_with_a_sentence(cuda: FakeCuda, de
     for wait in (buffer.read, readback.read, device.synchronize, lambda: world.all_reduce(buffer)):
         with pytest.raises(NcclError, match=words):
             wait()
-    assert library.ended == [SUMS, WORLD]
+    assert library.ended == [NARROW, SUMS, WORLD]
     below = world.below
     world.abort(1)
     assert isinstance(below, Below)
     assert below.closed == 1
-    assert library.ended == [SUMS, WORLD]
+    assert library.ended == [NARROW, SUMS, WORLD]
 
 
 def test_an_error_that_comes_later_ends_the_wait(device: CudaDevice) -> None:

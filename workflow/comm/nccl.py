@@ -26,6 +26,10 @@ TYPES = {"float32": 7, "float64": 8, "int64": 4}
 """numpy's names -> ncclDataType_t."""
 SUM = 0
 """ncclRedOp_t."""
+UNSET = -(2**31)
+"""NCCL_CONFIG_UNDEF_INT."""
+BESIDE = 8
+"""Blocks of a sum that runs beside other work, each of which takes a multiprocessor from it."""
 
 
 IN_PROGRESS = 7
@@ -47,26 +51,26 @@ class UniqueId(ctypes.Structure):
 
 
 class Config(ctypes.Structure):
-    """ncclConfig_t as NCCL 2.14 had it, which every later one takes by its size and version."""
+    """ncclConfig_t as NCCL 2.18 had it, which every later one takes by its size and version."""
 
     _fields_ = (
-        ("size", ctypes.c_size_t),
-        ("magic", ctypes.c_uint),
-        ("version", ctypes.c_uint),
-        ("blocking", ctypes.c_int),
-    )
+        ("size", ctypes.c_size_t), ("magic", ctypes.c_uint), ("version", ctypes.c_uint), ("blocking", ctypes.c_int),
+        ("cluster", ctypes.c_int), ("least_blocks", ctypes.c_int), ("most_blocks", ctypes.c_int),
+        ("network", ctypes.c_char_p), ("shared", ctypes.c_int),
+    )  # fmt: skip
 
     @classmethod
-    def of(cls, *, blocking: bool) -> Config:
-        """For calls that return when they are done, or at once."""
-        return cls(ctypes.sizeof(cls), 0xCAFEBEEF, 21400, int(blocking))
+    def of(cls, *, blocking: bool, most_blocks: int | None = None) -> Config:
+        """For calls that return when they are done, or at once; kernels of so many blocks at most."""
+        most = UNSET if most_blocks is None else most_blocks
+        return cls(ctypes.sizeof(cls), 0xCAFEBEEF, 21800, int(blocking), UNSET, UNSET, most, None, UNSET)
 
 
 class NcclCommunicator(StagedCommunicator):
     """The ranks of `below`, each with a GPU of its own. Collective: all ranks make it together.
 
     A sum that takes longer than `limit` seconds ends in an error, which is looked for every `period` seconds.
-    `one_host`: all ranks are on one machine.
+    `one_host`: all ranks are on one machine. `beside`: blocks of a sum beside other work; None for as many as alone.
     """
 
     def __init__(
@@ -79,12 +83,13 @@ class NcclCommunicator(StagedCommunicator):
         clock: Clock = SYSTEM_CLOCK,
         *,
         one_host: bool = True,
+        beside: int | None = BESIDE,
     ) -> None:
         super().__init__(below)
         self.one_host = one_host
         """NCCL's sums over the network call functions on the host, which a captured step must not."""
         self._nccl, self._device, self._clock = library, device, clock
-        self._world, self._sums = ctypes.c_void_p(), ctypes.c_void_p()
+        self._world, self._sums, self._narrow = (ctypes.c_void_p() for _ in range(3))
         self._watch: Watch | None = None
         self._beside: tuple[int, int, int] | None = None
         """The stream of sums beside the device's, and the marks at which they part and meet."""
@@ -114,8 +119,9 @@ class NcclCommunicator(StagedCommunicator):
         library.ncclCommSplit.argtypes = [
             ctypes.c_void_p, ctypes.c_int, ctypes.c_int, ctypes.POINTER(ctypes.c_void_p), ctypes.POINTER(Config),
         ]  # fmt: skip
-        config = Config.of(blocking=True)
-        self._call("ncclCommSplit", self._world, 0, below.rank, ctypes.byref(self._sums), ctypes.byref(config))
+        for made, blocks in ((self._sums, None), (self._narrow, beside)):
+            config = Config.of(blocking=True, most_blocks=blocks)
+            self._call("ncclCommSplit", self._world, 0, below.rank, ctypes.byref(made), ctypes.byref(config))
         self._watch = Watch(device, self._fault, self._end, limit, period)
         device.after_wait = self._well
 
@@ -125,14 +131,14 @@ class NcclCommunicator(StagedCommunicator):
             super().all_reduce(buffer)
             return
         self._well()
-        self._sum(buffer, self._device.stream)
+        self._sum(buffer, self._device.stream, self._sums)
         self.watch()
 
-    def begin_all_reduce(self, buffer: CudaBuffer) -> None:
+    def begin_all_reduce(self, buffer: CudaBuffer, *, last: bool = False) -> None:
         """Sum over the ranks, in place, of what is queued so far, beside what is queued from now on.
 
-        Until `join`, the buffer must not be used. May be captured as part of a CUDA graph; `watch` must be called
-        behind each launch.
+        `last`: there is little of that, so the sum may take the whole GPU; the same on all ranks. Until `join`, the
+        buffer must not be used. May be captured as part of a CUDA graph; `watch` must be called behind each launch.
         """
         self._well()
         runtime = self._device.here()
@@ -141,7 +147,7 @@ class NcclCommunicator(StagedCommunicator):
         stream, parted, _ = self._beside
         runtime.record(parted, self._device.stream)
         runtime.after(stream, parted)
-        self._sum(buffer, stream)
+        self._sum(buffer, stream, self._sums if last else self._narrow)
 
     def join(self) -> None:
         """Queue what comes from now on behind all sums that have begun."""
@@ -156,10 +162,9 @@ class NcclCommunicator(StagedCommunicator):
         assert self._watch is not None
         self._watch.began()
 
-    def _sum(self, buffer: CudaBuffer, stream: int) -> None:
+    def _sum(self, buffer: CudaBuffer, stream: int, world: ctypes.c_void_p) -> None:
         memory, count, kind = ctypes.c_void_p(buffer.pointer), ctypes.c_size_t(buffer.count), TYPES[buffer.dtype.name]
-        stream_ = ctypes.c_void_p(stream)
-        code = int(self._nccl.ncclAllReduce(memory, memory, count, kind, SUM, self._sums, stream_))
+        code = int(self._nccl.ncclAllReduce(memory, memory, count, kind, SUM, world, ctypes.c_void_p(stream)))
         if code:
             self._well()
             self._check("ncclAllReduce", code)
@@ -177,9 +182,11 @@ class NcclCommunicator(StagedCommunicator):
         if self._watch is not None:
             self._watch.close()
         self._device.after_wait = None
-        sums, self._sums = self._sums, ctypes.c_void_p()
-        if sums:
-            self._nccl.ncclCommDestroy(sums)
+        worlds = self._narrow, self._sums
+        self._narrow = self._sums = ctypes.c_void_p()
+        for world in worlds:
+            if world:
+                self._nccl.ncclCommDestroy(world)
         if self._world:
             self._call("ncclCommFinalize", self._world)
             self._nccl.ncclCommDestroy(self._world)
@@ -192,8 +199,8 @@ class NcclCommunicator(StagedCommunicator):
 
     def _end(self) -> None:
         """Abort the communicators, which ends kernels that wait for other ranks."""
-        worlds = self._sums, self._world
-        self._sums = self._world = ctypes.c_void_p()
+        worlds = self._narrow, self._sums, self._world
+        self._narrow = self._sums = self._world = ctypes.c_void_p()
         for world in worlds:
             if world:
                 self._nccl.ncclCommAbort(world)
@@ -205,8 +212,10 @@ class NcclCommunicator(StagedCommunicator):
         return code or state.value
 
     def _fault(self) -> str:
-        state = self._state(self._sums)
-        return "" if state in (0, IN_PROGRESS) else self._words("an all-reduce", state)
+        for world in (self._sums, self._narrow):
+            if (state := self._state(world)) not in (0, IN_PROGRESS):
+                return self._words("an all-reduce", state)
+        return ""
 
     def _call(self, name: str, *arguments: Any) -> None:
         code, begun = int(getattr(self._nccl, name)(*arguments)), self._clock.monotonic()
@@ -247,9 +256,11 @@ def load() -> Any | None:
 
 
 def over_gpus(
-    below: Communicator, device: CudaDevice, host: str, limit: float | None = None
+    below: Communicator, device: CudaDevice, host: str, limit: float | None = None, *, beside: int | None = BESIDE
 ) -> tuple[Communicator, str]:
     """What sums over the ranks' GPUs, and its name for the log; waits for a sum no longer than `limit` s. Collective.
+
+    `beside`: see NcclCommunicator.
 
     NCCL where each rank has a GPU of its own and the library is there on all; host memory and MPI otherwise.
     """
@@ -266,4 +277,4 @@ def over_gpus(
     number = version.value
     name = f"NCCL {number // 10000}.{number % 10000 // 100}.{number % 100}"
     one_host = len({each for each, _, _ in devices}) == 1
-    return NcclCommunicator(below, device, library, limit, one_host=one_host), name
+    return NcclCommunicator(below, device, library, limit, one_host=one_host, beside=beside), name
