@@ -291,6 +291,10 @@ def _shrinking(arenas: str) -> onnxruntime.RunOptions:
 
 def _refusal(message: str) -> OrtflowError:
     """What ONNX Runtime says of a failed run, shortened to what a person can act on."""
+    library = re.search(r"(\w+) failure (\d+): (.*?) ; GPU=.*?; expr=(.*?);", message, re.DOTALL)
+    if library is not None:
+        name, code, words, call = library.groups()
+        return OrtflowError(f"ONNX Runtime failed in a step: {call}: {words} ({name} error {code})")
     node = re.search(r"while running (\S+) node\. Name:'([^']*)' Status Message: (.*)", message, re.DOTALL)
     if node is None:
         return OrtflowError(f"ONNX Runtime failed in a step: {message}")
