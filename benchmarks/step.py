@@ -28,6 +28,7 @@ from safetensors.numpy import load_file
 from torch_gpt import Sizes, TorchStep
 
 from ortflow.workflow.assembly.build import build_graphs
+from ortflow.workflow.comm import Communicator
 from ortflow.workflow.comm.solo import SoloCommunicator
 from ortflow.workflow.device import Device
 from ortflow.workflow.device.cpu import CpuDevice
@@ -65,10 +66,13 @@ class OrtflowStep:
         device: Device | None = None,
         *,
         fuse: bool = True,
+        communicator: Communicator | None = None,
     ) -> None:
         sessions = Sessions(device or CpuDevice(), threads, "error", kernels, fuse=fuse)
         notes = Report(lambda line: print(line, flush=True))
-        self._trainer = trainer_class(sessions.device)(graphs, spec, sessions, SoloCommunicator(), notes)
+        self._trainer = trainer_class(sessions.device, spec)(
+            graphs, spec, sessions, communicator or SoloCommunicator(), notes
+        )
         self._trainer.load_tensors(load_file(graphs.initial))
         self._update = 0
 
@@ -80,7 +84,7 @@ class OrtflowStep:
         """The same of a model's inputs by name; the first axis of each is the batch."""
         self._update += 1
         batch = MicroBatch(arrays, len(arrays["labels"]))
-        return self._trainer.step([batch], learning_rate=RATE, update=self._update, seeds=[0], votes=()).loss
+        return self._trainer.step([batch], learning_rate=RATE, update=self._update, seeds=[0], control_values=()).loss
 
 
 def make_graphs(
@@ -120,9 +124,9 @@ def graphs_of(spec: RunSpec, folder: Path, *, on_gpus: bool = False) -> GraphSet
     return graphs
 
 
-def batches(config: Config, batch: int) -> Iterator[tuple[Tokens, Tokens]]:
+def batches(config: Config, batch: int, seed: int = 0) -> Iterator[tuple[Tokens, Tokens]]:
     """Random windows and the same shifted by one."""
-    random = np.random.default_rng(0)
+    random = np.random.default_rng(seed)
     while True:
         window = random.integers(0, config.vocabulary, (batch, config.context + 1))
         yield np.ascontiguousarray(window[:, :-1]), np.ascontiguousarray(window[:, 1:])

@@ -69,7 +69,10 @@ def load(model: Gpt, weights: Mapping[str, npt.NDArray[np.float32]]) -> None:
 
 
 class TorchStep:
-    """One training step: forward, backward, clip, fused AdamW; `precision` fp32, or bf16 by autocast."""
+    """One training step: forward, backward, clip, fused AdamW; `precision` fp32, or bf16 by autocast.
+
+    `distributed`: the gradients are averaged over the ranks of torch.distributed's default group.
+    """
 
     def __init__(
         self,
@@ -83,6 +86,7 @@ class TorchStep:
         device: str = "cpu",
         precision: str = "fp32",
         mode: str | None = None,
+        distributed: bool = False,
     ) -> None:
         self._model, self._clip, self._device = Gpt(sizes), clip, device
         load(self._model, weights)
@@ -93,8 +97,17 @@ class TorchStep:
             {"params": [p for p in parameters if p.ndim <= 1], "weight_decay": 0.0},
         ]
         self._optimizer = torch.optim.AdamW(groups, lr=rate, fused=True)
-        self._autocast = {"device_type": device, "dtype": torch.bfloat16, "enabled": precision == "bf16"}
-        model = torch.compile(self._model, mode=mode) if compiled else self._model
+        self._autocast = {
+            "device_type": torch.device(device).type,
+            "dtype": torch.bfloat16,
+            "enabled": precision == "bf16",
+        }
+        whole: nn.Module = self._model
+        if distributed:
+            whole = nn.parallel.DistributedDataParallel(
+                whole, device_ids=[torch.device(device).index], gradient_as_bucket_view=True
+            )
+        model = torch.compile(whole, mode=mode) if compiled else whole
         self._forward: Callable[[Tensor, Tensor], Tensor] = model
 
     def __call__(self, tokens: npt.NDArray[np.int64], labels: npt.NDArray[np.int64]) -> float:

@@ -148,6 +148,14 @@ class FakeCuda:
         """Queue any work on the first stream: run, or recorded during a capture."""
         self._work(77, KERNEL, do)
 
+    def cudaDeviceGetStreamPriorityRange(self, lowest: Any, highest: Any) -> int:  # noqa: N802
+        lowest._obj.value, highest._obj.value = 0, -5
+        return self._code("cudaDeviceGetStreamPriorityRange")
+
+    def cudaStreamCreateWithPriority(self, place: Any, flags: int, priority: int) -> int:  # noqa: N802
+        assert (flags, priority.value) == (1, -5)
+        return self.cudaStreamCreateWithFlags(place, flags)
+
     def cudaEventCreateWithFlags(self, place: Any, flags: int) -> int:  # noqa: N802
         event = 1000 + len(self.events)
         self.events[event] = 0

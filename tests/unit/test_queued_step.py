@@ -325,3 +325,26 @@ def test_a_gradient_of_training_that_points_elsewhere_is_reported(
     trainer._compare_precision(exact, steps_of([[8]])[0][0], 0)
     assert bool(said) == warned, said
     assert all("'w'" in line and "100%" in line for line in said)
+
+
+@pytest.mark.parametrize("scaled", [False, True], ids=["bf16", "fp16"])
+def test_the_comparison_of_precisions_leaves_the_steps_as_they_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, scaled: bool
+) -> None:
+    """Without a loss scale of its own, as in bf16 and TF32, a gradient was divided by the comparison's."""
+    model = network(tmp_path / "model.onnx")
+    graphs = built(model)
+    plain = onnx.load(graphs.train)
+    found = []
+    for compared in (False, True):
+        trainer = Fake(monkeypatch).trainer(graphs, run_file(model), train=halved(plain) if scaled else plain)
+        if compared:
+            exact = trainer._bind_training(trainer._sessions.open(plain.SerializeToString()), trainer._gradients)
+            trainer._compare_precision(exact, steps_of([[8]])[0][0], 0)
+            trainer._gradients.fill(0)
+        found.append((train(trainer, steps_of([[8]] * 6)), state_of(trainer)))
+        monkeypatch.undo()
+    (mine, state_mine), (theirs, state_theirs) = found
+    np.testing.assert_array_equal([one[:2] for one in mine], [one[:2] for one in theirs])
+    for name, flat in state_theirs.items():
+        np.testing.assert_array_equal(state_mine[name], flat, err_msg=name)

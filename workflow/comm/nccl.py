@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import glob
+import os
 import site
 from collections.abc import Sequence
 from typing import Any
@@ -25,6 +26,10 @@ TYPES = {"float32": 7, "float64": 8, "int64": 4}
 """numpy's names -> ncclDataType_t."""
 SUM = 0
 """ncclRedOp_t."""
+UNSET = -(2**31)
+"""NCCL_CONFIG_UNDEF_INT."""
+BESIDE = 8
+"""Blocks of a sum that runs beside other work, each of which takes a multiprocessor from it."""
 
 
 IN_PROGRESS = 7
@@ -32,9 +37,7 @@ IN_PROGRESS = 7
 CONNECT = 300.0
 """Seconds in which ranks that MPI has connected must find each other by NCCL."""
 LOOK = 0.01
-FIRST_LOOK = 20e-6
-"""Seconds between two looks at a call in the background: an all-reduce is queued within microseconds, while ranks
-connect for seconds."""
+"""Seconds between two looks at a call in the background."""
 
 
 class NcclError(OrtflowError):
@@ -48,25 +51,26 @@ class UniqueId(ctypes.Structure):
 
 
 class Config(ctypes.Structure):
-    """ncclConfig_t as NCCL 2.14 had it, which every later one takes by its size and version."""
+    """ncclConfig_t as NCCL 2.18 had it, which every later one takes by its size and version."""
 
     _fields_ = (
-        ("size", ctypes.c_size_t),
-        ("magic", ctypes.c_uint),
-        ("version", ctypes.c_uint),
-        ("blocking", ctypes.c_int),
-    )
+        ("size", ctypes.c_size_t), ("magic", ctypes.c_uint), ("version", ctypes.c_uint), ("blocking", ctypes.c_int),
+        ("cluster", ctypes.c_int), ("least_blocks", ctypes.c_int), ("most_blocks", ctypes.c_int),
+        ("network", ctypes.c_char_p), ("shared", ctypes.c_int),
+    )  # fmt: skip
 
     @classmethod
-    def without_blocking(cls) -> Config:
-        """Calls do not block."""
-        return cls(ctypes.sizeof(cls), 0xCAFEBEEF, 21400, 0)
+    def of(cls, *, blocking: bool, most_blocks: int | None = None) -> Config:
+        """For calls that return when they are done, or at once; kernels of so many blocks at most."""
+        most = UNSET if most_blocks is None else most_blocks
+        return cls(ctypes.sizeof(cls), 0xCAFEBEEF, 21800, int(blocking), UNSET, UNSET, most, None, UNSET)
 
 
 class NcclCommunicator(StagedCommunicator):
     """The ranks of `below`, each with a GPU of its own. Collective: all ranks make it together.
 
     A sum that takes longer than `limit` seconds ends in an error, which is looked for every `period` seconds.
+    `one_host`: all ranks are on one machine. `beside`: blocks of a sum beside other work; None for as many as alone.
     """
 
     def __init__(
@@ -77,11 +81,18 @@ class NcclCommunicator(StagedCommunicator):
         limit: float | None = None,
         period: float = PERIOD,
         clock: Clock = SYSTEM_CLOCK,
+        *,
+        one_host: bool = True,
+        beside: int | None = BESIDE,
     ) -> None:
         super().__init__(below)
+        self.one_host = one_host
+        """NCCL's sums over the network call functions on the host, which a captured step must not."""
         self._nccl, self._device, self._clock = library, device, clock
-        self._world = ctypes.c_void_p()
+        self._world, self._sums, self._narrow = (ctypes.c_void_p() for _ in range(3))
         self._watch: Watch | None = None
+        self._beside: tuple[int, int, int] | None = None
+        """The stream of sums beside the device's, and the marks at which they part and meet."""
         unique = UniqueId()
         trouble = None
         if below.rank == 0:
@@ -96,11 +107,21 @@ class NcclCommunicator(StagedCommunicator):
         library.ncclCommInitRankConfig.argtypes = [
             ctypes.POINTER(ctypes.c_void_p), ctypes.c_int, UniqueId, ctypes.c_int, ctypes.POINTER(Config),
         ]  # fmt: skip
-        unique, config = UniqueId.from_buffer_copy(shared), Config.without_blocking()
+        # Ranks connect while the communicators are made, which has a time limit, and not in the first sum.
+        os.environ.setdefault("NCCL_RUNTIME_CONNECT", "0")
+        unique, config = UniqueId.from_buffer_copy(shared), Config.of(blocking=False)
         self._call(
             "ncclCommInitRankConfig", ctypes.byref(self._world), below.world_size, unique, below.rank,
             ctypes.byref(config),
         )  # fmt: skip
+        # A call that returns before it is done costs 50 microseconds, for the thread that does it. To queue a sum never
+        # waits: so sums have a communicator of their own, whose calls are done when they return.
+        library.ncclCommSplit.argtypes = [
+            ctypes.c_void_p, ctypes.c_int, ctypes.c_int, ctypes.POINTER(ctypes.c_void_p), ctypes.POINTER(Config),
+        ]  # fmt: skip
+        for made, blocks in ((self._sums, None), (self._narrow, beside)):
+            config = Config.of(blocking=True, most_blocks=blocks)
+            self._call("ncclCommSplit", self._world, 0, below.rank, ctypes.byref(made), ctypes.byref(config))
         self._watch = Watch(device, self._fault, self._end, limit, period)
         device.after_wait = self._well
 
@@ -110,11 +131,43 @@ class NcclCommunicator(StagedCommunicator):
             super().all_reduce(buffer)
             return
         self._well()
-        memory, stream = ctypes.c_void_p(buffer.pointer), ctypes.c_void_p(self._device.stream)
-        count, kind = ctypes.c_size_t(buffer.count), TYPES[buffer.dtype.name]
-        self._call("ncclAllReduce", memory, memory, count, kind, SUM, self._world, stream)
+        self._sum(buffer, self._device.stream, self._sums)
+        self.watch()
+
+    def begin_all_reduce(self, buffer: CudaBuffer, *, last: bool = False) -> None:
+        """Sum over the ranks, in place, of what is queued so far, beside what is queued from now on.
+
+        `last`: there is little of that, so the sum may take the whole GPU; the same on all ranks. Until `join`, the
+        buffer must not be used. May be captured as part of a CUDA graph; `watch` must be called behind each launch.
+        """
+        self._well()
+        runtime = self._device.here()
+        if self._beside is None:
+            self._beside = runtime.urgent_stream(), runtime.event(), runtime.event()
+        stream, parted, _ = self._beside
+        runtime.record(parted, self._device.stream)
+        runtime.after(stream, parted)
+        self._sum(buffer, stream, self._sums if last else self._narrow)
+
+    def join(self) -> None:
+        """Queue what comes from now on behind all sums that have begun."""
+        if self._beside is not None:
+            runtime, (stream, _, met) = self._device.here(), self._beside
+            runtime.record(met, stream)
+            runtime.after(self._device.stream, met)
+
+    def watch(self) -> None:
+        """Watch the sums that are queued: from now on they must not take longer than the limit."""
+        self._well()
         assert self._watch is not None
         self._watch.began()
+
+    def _sum(self, buffer: CudaBuffer, stream: int, world: ctypes.c_void_p) -> None:
+        memory, count, kind = ctypes.c_void_p(buffer.pointer), ctypes.c_size_t(buffer.count), TYPES[buffer.dtype.name]
+        code = int(self._nccl.ncclAllReduce(memory, memory, count, kind, SUM, world, ctypes.c_void_p(stream)))
+        if code:
+            self._well()
+            self._check("ncclAllReduce", code)
 
     def abort(self, code: int) -> None:
         """End every rank now."""
@@ -123,10 +176,17 @@ class NcclCommunicator(StagedCommunicator):
 
     def close(self) -> None:
         """Disconnect from both."""
+        # NCCL waits for every CUDA graph that has one of its sums in it.
+        self._device.memory_moves()
         self._device.synchronize()
         if self._watch is not None:
             self._watch.close()
         self._device.after_wait = None
+        worlds = self._narrow, self._sums
+        self._narrow = self._sums = ctypes.c_void_p()
+        for world in worlds:
+            if world:
+                self._nccl.ncclCommDestroy(world)
         if self._world:
             self._call("ncclCommFinalize", self._world)
             self._nccl.ncclCommDestroy(self._world)
@@ -138,23 +198,27 @@ class NcclCommunicator(StagedCommunicator):
             raise NcclError(self._watch.trouble)
 
     def _end(self) -> None:
-        """Abort the communicator, which ends kernels that wait for other ranks."""
-        world, self._world = self._world, ctypes.c_void_p()
-        if world:
-            self._nccl.ncclCommAbort(world)
+        """Abort the communicators, which ends kernels that wait for other ranks."""
+        worlds = self._narrow, self._sums, self._world
+        self._narrow = self._sums = self._world = ctypes.c_void_p()
+        for world in worlds:
+            if world:
+                self._nccl.ncclCommAbort(world)
 
-    def _state(self) -> int:
-        """State of the last call."""
+    def _state(self, world: ctypes.c_void_p) -> int:
+        """State of the last call of a communicator."""
         state = ctypes.c_int()
-        code = int(self._nccl.ncclCommGetAsyncError(self._world, ctypes.byref(state)))
+        code = int(self._nccl.ncclCommGetAsyncError(world, ctypes.byref(state)))
         return code or state.value
 
     def _fault(self) -> str:
-        state = self._state()
-        return "" if state in (0, IN_PROGRESS) else self._words("an all-reduce", state)
+        for world in (self._sums, self._narrow):
+            if (state := self._state(world)) not in (0, IN_PROGRESS):
+                return self._words("an all-reduce", state)
+        return ""
 
     def _call(self, name: str, *arguments: Any) -> None:
-        code, begun, pause = int(getattr(self._nccl, name)(*arguments)), self._clock.monotonic(), FIRST_LOOK
+        code, begun = int(getattr(self._nccl, name)(*arguments)), self._clock.monotonic()
         while code == IN_PROGRESS:
             if self._clock.monotonic() - begun > self._limit:
                 self._end()
@@ -162,10 +226,9 @@ class NcclCommunicator(StagedCommunicator):
                     f"{name} of NCCL's took longer than {self._limit:g} s: a rank cannot reach the others; set "
                     "NCCL_DEBUG=INFO, and NCCL_SOCKET_IFNAME to the interface that connects the nodes"
                 )
-            self._clock.sleep(pause)
-            pause = min(2 * pause, LOOK)
+            self._clock.sleep(LOOK)
             self._well()
-            code = self._state()
+            code = self._state(self._world)
         self._check(name, code)
 
     def _check(self, name: str, code: int) -> None:
@@ -174,7 +237,7 @@ class NcclCommunicator(StagedCommunicator):
 
     def _words(self, name: str, code: int) -> str:
         error = (self._nccl.ncclGetErrorString(code) or b"an unknown error").decode(errors="replace")
-        last = (self._nccl.ncclGetLastError(self._world or None) or b"").decode(errors="replace")
+        last = (self._nccl.ncclGetLastError(self._sums or self._world or None) or b"").decode(errors="replace")
         return sentence(name, error, last)
 
 
@@ -193,9 +256,11 @@ def load() -> Any | None:
 
 
 def over_gpus(
-    below: Communicator, device: CudaDevice, host: str, limit: float | None = None
+    below: Communicator, device: CudaDevice, host: str, limit: float | None = None, *, beside: int | None = BESIDE
 ) -> tuple[Communicator, str]:
     """What sums over the ranks' GPUs, and its name for the log; waits for a sum no longer than `limit` s. Collective.
+
+    `beside`: see NcclCommunicator.
 
     NCCL where each rank has a GPU of its own and the library is there on all; host memory and MPI otherwise.
     """
@@ -211,4 +276,5 @@ def over_gpus(
     library.ncclGetVersion(ctypes.byref(version))
     number = version.value
     name = f"NCCL {number // 10000}.{number % 10000 // 100}.{number % 100}"
-    return NcclCommunicator(below, device, library, limit), name
+    one_host = len({each for each, _, _ in devices}) == 1
+    return NcclCommunicator(below, device, library, limit, one_host=one_host, beside=beside), name

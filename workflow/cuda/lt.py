@@ -1,12 +1,14 @@
 """cuBLASLt: a product of two matrices of halves, whose result may be fp32 and may have a bias added.
 
-Used by `product`. The algorithm is the first that the library proposes for the shape: another start, on another node
-with the same GPU and library, takes the same one, so that a resumed run goes on to the bit.
+Used by `product`. Of the algorithms that the library proposes for a shape the fastest is taken, by measurement, and
+kept (`algorithms`): another start, on another node with the same GPU model and library, takes the same one, so that a
+resumed run continues to the bit.
 """
 
 from __future__ import annotations
 
 import ctypes
+import time
 from ctypes import byref, c_float, c_int, c_int32, c_int64, c_size_t, c_uint32, c_uint64, c_void_p
 from dataclasses import dataclass
 from functools import cache
@@ -14,7 +16,8 @@ from typing import Any
 
 from onnx import TensorProto
 
-from ortflow.workflow.device.cudart import major, preload
+from ortflow.workflow.cuda.algorithms import Choices, choices, fastest
+from ortflow.workflow.device.cudart import Runtime, major, preload, runtime
 from ortflow.workflow.errors import OrtflowError
 
 WORKSPACE = 32 << 20
@@ -26,13 +29,21 @@ _TRANSA, _TRANSB, _EPILOGUE, _BIAS_POINTER = 3, 4, 7, 8
 _DEFAULT, _BIAS = 1, 4
 _MAX_WORKSPACE, _ALIGNMENTS = 1, (5, 6, 7, 8)
 _LARGEST_ALIGNMENT = 256
+PROPOSED = 8
+"""Algorithms that are measured, at most: of 24 the fastest was among these on an H200."""
+ROUNDS = 5
+"""Runs of each that are timed, behind one that is not."""
+
+
+_Algorithm = c_uint64 * 8
+"""cublasLtMatmulAlgo_t, which may be kept and used again with the same library."""
 
 
 class _Heuristic(ctypes.Structure):
     """cublasLtMatmulHeuristicResult_t."""
 
     _fields_ = (
-        ("algorithm", c_uint64 * 8), ("workspace", c_size_t), ("state", c_int), ("waves", c_float),
+        ("algorithm", _Algorithm), ("workspace", c_size_t), ("state", c_int), ("waves", c_float),
         ("reserved", c_int * 4),
     )  # fmt: skip
 
@@ -55,34 +66,98 @@ class Shape:
     """Whether [columns] of the result's type are added to each row."""
 
 
-class Library:
-    """cuBLASLt's handle of this process."""
+@dataclass(frozen=True)
+class Place:
+    """Where a product is computed: device pointers, WORKSPACE bytes, and a stream. `bias` is 0 without one."""
 
-    def __init__(self) -> None:
+    a: int
+    b: int
+    result: int
+    bias: int
+    workspace: int
+    stream: int
+
+
+class Library:
+    """cuBLASLt's handle of this process; `gpu` is the model's name."""
+
+    def __init__(self, gpu: str, library: Any = None, cuda: Runtime | None = None, kept: Choices | None = None) -> None:
         preload()
-        self._library: Any = ctypes.CDLL(f"libcublasLt.so.{major()}")
+        self._library: Any = library or ctypes.CDLL(f"libcublasLt.so.{major()}")
+        self._cuda, self._kept = cuda or runtime(), kept or choices()
         self._handle = c_void_p()
         self._call("Create", byref(self._handle))
+        self._library.cublasLtGetVersion.restype = c_size_t
+        self._where = f"{gpu}, cuBLASLt {self._library.cublasLtGetVersion()}"
         self._plans: dict[tuple[Shape, tuple[int, ...]], _Plan] = {}
 
-    def run(self, shape: Shape, a: int, b: int, result: int, bias: int, workspace: int, stream: int) -> None:
-        """Queue result = a b + bias, of device pointers; `workspace` has WORKSPACE bytes. Raises OrtflowError."""
+    def run(self, shape: Shape, place: Place, *, measures: bool = True) -> None:
+        """Queue result = a b + bias. Raises OrtflowError.
+
+        The first product of a shape waits for the GPU, to measure; not so with `measures` false, as while a CUDA graph
+        is captured: then the first algorithm that the library proposes computes it, and the next product measures.
+        """
         # The library's matrices lie column by column, so there it is result' = b' a'.
-        pointers = b, a, result, result
+        pointers = place.b, place.a, place.result, place.result
         key = shape, tuple(min(pointer & -pointer, _LARGEST_ALIGNMENT) for pointer in pointers)
-        if key not in self._plans:
-            self._plans[key] = self._planned(*key)
-        plan = self._plans[key]
-        if shape.bias:
-            self._set("MatmulDescSetAttribute", plan.operation, _BIAS_POINTER, c_void_p(bias))
+        plan = self._plans.get(key)
+        if plan is None:
+            plan, settled = self._planned(*key, place if measures else None)
+            if settled:
+                self._plans[key] = plan
+        self._check("Matmul", self._matmul(plan, plan.algorithm, place))
+
+    def _matmul(self, plan: _Plan, algorithm: Any, place: Place) -> int:
+        """The status of queueing it."""
+        if place.bias:
+            self._set("MatmulDescSetAttribute", plan.operation, _BIAS_POINTER, c_void_p(place.bias))
         first, second, out = plan.layouts
-        self._call(
-            "Matmul", self._handle, plan.operation, byref(c_float(1)), c_void_p(b), first, c_void_p(a), second,
-            byref(c_float(0)), c_void_p(result), out, c_void_p(result), out, byref(plan.algorithm),
-            c_void_p(workspace), c_size_t(WORKSPACE), c_void_p(stream),
+        result = c_void_p(place.result)
+        return int(
+            self._library.cublasLtMatmul(
+                self._handle, plan.operation, byref(c_float(1)), c_void_p(place.b), first, c_void_p(place.a), second,
+                byref(c_float(0)), result, out, result, out, byref(algorithm),
+                c_void_p(place.workspace), c_size_t(WORKSPACE), c_void_p(place.stream),
+            )
         )  # fmt: skip
 
-    def _planned(self, shape: Shape, alignments: tuple[int, ...]) -> _Plan:
+    def _planned(self, shape: Shape, alignments: tuple[int, ...], place: Place | None) -> tuple[_Plan, bool]:
+        """How to compute a shape, and whether that is settled."""
+        operation, layouts, proposed = self._proposed(shape, alignments)
+        plan = _Plan(operation, layouts, proposed[0])
+        key = f"{self._where}, {shape}, alignments {alignments}"
+        found = self._kept.find(key)
+        if found is not None and len(found) == ctypes.sizeof(_Algorithm):
+            algorithm = _Algorithm.from_buffer_copy(found)
+            # A file that is whole may still come from a library with the same number and other algorithms.
+            if any(bytes(each) == found for each in proposed):
+                return _Plan(operation, layouts, algorithm), True
+        if place is None:
+            return plan, len(proposed) == 1
+        try:
+            best = proposed[fastest([self._seconds(plan, each, place) for each in proposed])]
+        except ValueError as error:
+            raise OrtflowError(f"cuBLASLt: {error} of {shape}") from error
+        settled = self._kept.settle(key, bytes(best))
+        if not any(bytes(each) == settled for each in proposed):
+            settled = bytes(best)
+        return _Plan(operation, layouts, _Algorithm.from_buffer_copy(settled)), True
+
+    def _seconds(self, plan: _Plan, algorithm: Any, place: Place) -> float | None:
+        """Of one product; None if the algorithm does not compute it."""
+        if self._matmul(plan, algorithm, place):
+            return None
+        self._cuda.wait(place.stream)
+        begun = time.perf_counter()
+        for _ in range(ROUNDS):
+            self._matmul(plan, algorithm, place)
+        self._cuda.wait(place.stream)
+        return (time.perf_counter() - begun) / ROUNDS
+
+    def _proposed(
+        self, shape: Shape, alignments: tuple[int, ...]
+    ) -> tuple[c_void_p, tuple[c_void_p, c_void_p, c_void_p], list[Any]]:
+        """The operation, the layouts of its matrices, and the algorithms that the library proposes, best first."""
         operation, preference, found = c_void_p(), c_void_p(), c_int()
         self._call("MatmulDescCreate", byref(operation), c_int(_COMPUTE_32F), c_int(TYPES[int(TensorProto.FLOAT)]))
         self._set("MatmulDescSetAttribute", operation, _TRANSA, c_int32(shape.turn_b))
@@ -98,16 +173,19 @@ class Library:
         self._set("MatmulPreferenceSetAttribute", preference, _MAX_WORKSPACE, c_uint64(WORKSPACE))
         for name, alignment in zip(_ALIGNMENTS, alignments, strict=True):
             self._set("MatmulPreferenceSetAttribute", preference, name, c_uint32(alignment))
-        proposed = _Heuristic()
+        proposed = (_Heuristic * PROPOSED)()
         first, second, out = layouts
         self._call(
-            "MatmulAlgoGetHeuristic", self._handle, operation, first, second, out, out, preference, c_int(1),
-            byref(proposed), byref(found),
+            "MatmulAlgoGetHeuristic", self._handle, operation, first, second, out, out, preference, c_int(PROPOSED),
+            proposed, byref(found),
         )  # fmt: skip
         self._call("MatmulPreferenceDestroy", preference)
-        if not found.value or proposed.state:
+        algorithms = [
+            _Algorithm.from_buffer_copy(bytes(each.algorithm)) for each in proposed[: found.value] if not each.state
+        ]
+        if not algorithms:
             raise OrtflowError(f"cuBLASLt has no algorithm for {shape}")
-        return _Plan(operation, layouts, proposed.algorithm)
+        return operation, layouts, algorithms
 
     def _layout(self, kind: int, rows: int, columns: int) -> c_void_p:
         made = c_void_p()
@@ -120,7 +198,9 @@ class Library:
         self._call(function, owner, c_int(name), byref(value), c_size_t(ctypes.sizeof(value)))
 
     def _call(self, name: str, *arguments: Any) -> None:
-        code = int(getattr(self._library, f"cublasLt{name}")(*arguments))
+        self._check(name, int(getattr(self._library, f"cublasLt{name}")(*arguments)))
+
+    def _check(self, name: str, code: int) -> None:
         if code:
             raise OrtflowError(f"cublasLt{name} failed with status {code}")
 
@@ -133,6 +213,6 @@ class _Plan:
 
 
 @cache
-def library() -> Library:
-    """That of this process."""
-    return Library()
+def library(gpu: str) -> Library:
+    """That of this process, on a GPU of the model `gpu`."""
+    return Library(gpu)

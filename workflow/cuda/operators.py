@@ -8,7 +8,7 @@ its implementation is found when it runs. Elementwise groups are launched from C
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -79,6 +79,16 @@ class Call:
         """What to queue the work on."""
         return self._owner.stream
 
+    @property
+    def gpu(self) -> str:
+        """The model of the GPU."""
+        return self._owner.gpu
+
+    @property
+    def captured(self) -> bool:
+        """Whether the work is noted for a CUDA graph, so that nothing may wait."""
+        return self._owner.captured
+
     def given(self, place: int) -> Tensor:
         """An input that is there."""
         found = self.inputs[place]
@@ -92,6 +102,15 @@ class Call:
     def scratch(self, size: int) -> int:
         """Device pointer of so many bytes at least, which are this node's until it has run."""
         return self._owner.scratch(size)
+
+    def copy_rows(self, target: int, pitch: int, source: int, width: int, rows: int) -> None:
+        """Queue a copy of `rows` times `width` bytes, which lie densely, to every `pitch` bytes."""
+        self._owner.copy_rows(target, pitch, source, width, rows)
+
+    def ready(self, bucket: int, gradients: Sequence[int]) -> None:
+        """The gradients at these device pointers are queued, and complete the bucket unless it is -1."""
+        if self._owner.on_bucket is not None:
+            self._owner.on_bucket(bucket, gradients)
 
     def launch(
         self,
@@ -113,6 +132,8 @@ class Operators:
     def __init__(self, device: CudaDevice) -> None:
         path, self.note = operator_library()
         self.path = None
+        self.on_bucket: Callable[[int, Sequence[int]], None] | None = None
+        """Called where a bucket of the gradient is complete, with its number and device pointers; None: nobody sums."""
         try:
             self._compiler = Compiler(device.gpu.capability)
         except OSError as error:
@@ -133,6 +154,16 @@ class Operators:
         self._scratch: list[tuple[int, int]] = []
         self.stream = device.stream
         _alive.append(self)
+
+    @property
+    def gpu(self) -> str:
+        """See Call."""
+        return self._device.gpu.name
+
+    @property
+    def captured(self) -> bool:
+        """See Call."""
+        return self._device.capturing
 
     def bind(self, content: bytes) -> bytes:
         """The model as a session of this process takes it; the next session must be made of it.
@@ -208,6 +239,13 @@ class Operators:
         if self._library.ortflow_cuda_output(ctypes.c_void_p(call), *arguments):
             raise OrtflowError(f"ONNX Runtime cannot allocate output {place} of shape {list(shape)}")
         return int(pointer.value or 0)
+
+    def copy_rows(self, target: int, pitch: int, source: int, width: int, rows: int) -> None:
+        """See Call."""
+        try:
+            self._device.here().copy_rows(target, pitch, source, width, rows, self.stream)
+        except CudaError as error:
+            raise OrtflowError(error.words) from error
 
     def scratch(self, size: int) -> int:
         """See Call. What was given before stays: a captured graph may use it."""

@@ -12,7 +12,7 @@ from typing import Any
 
 from onnx import TensorProto
 
-from ortflow.workflow.cuda.lt import TYPES, WORKSPACE, Shape, library
+from ortflow.workflow.cuda.lt import TYPES, WORKSPACE, Place, Shape, library
 from ortflow.workflow.cuda.operators import Call, Tensor
 from ortflow.workflow.errors import OrtflowError
 
@@ -35,8 +35,8 @@ class Product:
             return
         if not shape.depth:
             raise OrtflowError(f"a product of {list(a.shape)} and {list(b.shape)} sums nothing")
-        pointers = a.pointer, b.pointer, out, bias.pointer if bias else 0
-        library().run(shape, *pointers, call.scratch(WORKSPACE), call.stream)
+        place = Place(a.pointer, b.pointer, out, bias.pointer if bias else 0, call.scratch(WORKSPACE), call.stream)
+        library(call.gpu).run(shape, place, measures=not call.captured)
 
 
 def shape_of(

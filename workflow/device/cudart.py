@@ -118,6 +118,13 @@ class Runtime:
         self.call("cudaStreamCreateWithFlags", ctypes.byref(stream), _NON_BLOCKING)
         return int(stream.value or 0)
 
+    def urgent_stream(self) -> int:
+        """A new stream whose kernels come before those of others that wait for a place."""
+        lowest, highest, stream = ctypes.c_int(), ctypes.c_int(), ctypes.c_void_p()
+        self.call("cudaDeviceGetStreamPriorityRange", ctypes.byref(lowest), ctypes.byref(highest))
+        self.call("cudaStreamCreateWithPriority", ctypes.byref(stream), _NON_BLOCKING, highest)
+        return int(stream.value or 0)
+
     def wait(self, stream: int) -> None:
         """Until everything queued on the stream is done."""
         self.call("cudaStreamSynchronize", ctypes.c_void_p(stream))
@@ -136,6 +143,12 @@ class Runtime:
         """Queue a copy of bytes."""
         addresses = ctypes.c_void_p(target), ctypes.c_void_p(source)
         self.call("cudaMemcpyAsync", *addresses, ctypes.c_size_t(size), kind, ctypes.c_void_p(stream))
+
+    def copy_rows(self, target: int, pitch: int, source: int, width: int, rows: int, stream: int) -> None:
+        """Queue a copy on the device of `rows` times `width` bytes, which lie densely, to every `pitch` bytes."""
+        ends = ctypes.c_void_p(target), ctypes.c_size_t(pitch), ctypes.c_void_p(source), ctypes.c_size_t(width)
+        sizes = ctypes.c_size_t(width), ctypes.c_size_t(rows)
+        self.call("cudaMemcpy2DAsync", *ends, *sizes, WITHIN, ctypes.c_void_p(stream))
 
     def zero(self, target: int, size: int, stream: int) -> None:
         """Queue the setting of bytes to zero."""

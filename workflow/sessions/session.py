@@ -48,6 +48,11 @@ class Sessions:
         self._fused = _operators_of(device) if fuse else None
         onnxruntime.set_default_logger_severity(self._severity)
 
+    @property
+    def operators(self) -> Operators | None:
+        """Ours on a GPU; None where ONNX Runtime's compute alone."""
+        return self._fused
+
     def exact(self) -> Sessions:
         """Those for comparisons, whatever the run's precision."""
         device = self.device.exact()
@@ -322,6 +327,10 @@ def _shrinking(arenas: str) -> onnxruntime.RunOptions:
 
 def _refusal(message: str) -> OrtflowError:
     """What ONNX Runtime says of a failed run, shortened to what a person can act on."""
+    library = re.search(r"(\w+) failure (\d+): (.*?) ; GPU=.*?; expr=(.*?);", message, re.DOTALL)
+    if library is not None:
+        name, code, words, call = library.groups()
+        return OrtflowError(f"ONNX Runtime failed in a step: {call}: {words} ({name} error {code})")
     node = re.search(r"while running (\S+) node\. Name:'([^']*)' Status Message: (.*)", message, re.DOTALL)
     if node is None:
         return OrtflowError(f"ONNX Runtime failed in a step: {message}")

@@ -14,9 +14,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from ortflow.workflow.comm.nccl import NcclCommunicator
+from ortflow.workflow.cuda.algorithms import PURPOSE, choices
 from ortflow.workflow.device.capture import Repeated
 from ortflow.workflow.device.cuda import CudaBuffer, CudaDevice
 from ortflow.workflow.errors import OrtflowError
+from ortflow.workflow.fusion.buckets import TOKEN
 from ortflow.workflow.graph.types import LOSS_SCALE
 from ortflow.workflow.onnx_runtime import onnxruntime
 from ortflow.workflow.optim.gradient import FACTOR
@@ -24,6 +27,7 @@ from ortflow.workflow.sessions.session import Binding
 from ortflow.workflow.trainer import MicroBatch, StepOutcome
 from ortflow.workflow.trainer.graph import CONTROL_VALUES, TAIL, GraphTrainer, fault_in
 from ortflow.workflow.trainer.loss_scale import LossScale, loss_scale_of, unit_of
+from ortflow.workflow.trainer.overlap import Overlap, overlapped
 from ortflow.workflow.trainer.precision_check import apart
 
 NORM, USEFUL = TAIL - 2, TAIL - 1
@@ -68,7 +72,30 @@ class QueuedTrainer(GraphTrainer):
         self._loss = self._tail.slice(0, 2)
         self._result = device.readback(self._tail)
         device.blas()  # so that no capture has to make it
+        choices().keep_in(self._graphs.root / PURPOSE)
         self._repeat()
+
+    def _open_train(self) -> onnxruntime.InferenceSession:
+        """With several ranks, one that sums the gradients while it computes them."""
+        self._overlap: Overlap | None = None
+        found = None
+        if self._spec.accumulation == 1:
+            found = overlapped(self._sessions, self._comm, self._graphs.train, self.index)
+        if found is None:
+            return super()._open_train()
+        model, buckets = found
+        operators = self._sessions.operators
+        assert isinstance(self._comm, NcclCommunicator)
+        assert operators is not None
+        assert isinstance(self._sync, CudaBuffer)
+        self._overlap = Overlap(self._comm, self._sync, self.index.trained, buckets)
+        operators.on_bucket = self._overlap.ready
+        self._token = self._device.allocate(1, np.float32)
+        if self._comm.rank == 0:
+            self._report.note(
+                f"the gradient is summed over the ranks in {len(buckets)} buckets during the backward pass"
+            )
+        return self._sessions.open(model)
 
     def _numbers(self, values: Sequence[float]) -> CudaBuffer:
         buffer = self._device.allocate(len(values), np.float32)
@@ -78,6 +105,8 @@ class QueuedTrainer(GraphTrainer):
     def _bind_training(self, session: onnxruntime.InferenceSession, gradients: Any) -> Binding:
         binding = super()._bind_training(session, gradients)
         binding.read_from(LOSS_SCALE, self._scale, (1,))
+        if TOKEN in binding.outputs:
+            binding.write_to(TOKEN, self._token, (1,))
         return binding
 
     def _bind_scaling(self) -> Binding:
@@ -121,8 +150,12 @@ class QueuedTrainer(GraphTrainer):
     def _run_first(self) -> None:
         # Running statistics move with each micro-batch, as they do in PyTorch.
         self._running.copy_from(self._statistics)
+        if self._overlap is not None:
+            self._overlap.begin()
         self._first.run()
         self._loss.add(self._sums)
+        if self._overlap is not None:
+            self._overlap.finish()
 
     def _run_further(self) -> None:
         self._running.copy_from(self._statistics)
@@ -147,7 +180,10 @@ class QueuedTrainer(GraphTrainer):
         self._given.send(tail)
         self._tail.copy_from(self._given)
         self._queue_batches(batches, seeds)
-        self._comm.all_reduce(self._sync)
+        if self._overlap is None:
+            self._comm.all_reduce(self._sync)
+        else:
+            self._overlap.watch()
         self._scaling_run.run()
         self._result.queue()
         self._rate.send(np.array([learning_rate], np.float32))
@@ -176,6 +212,8 @@ class QueuedTrainer(GraphTrainer):
             fresh = False
         if fresh:
             self._gradients.fill(0)
+            if self._overlap is not None:
+                self._overlap.finish()
 
     def _wait(self) -> npt.NDArray[np.float32]:
         """The tail behind scaling."""
@@ -234,14 +272,14 @@ class QueuedTrainer(GraphTrainer):
         expected = self._gradients.read()
         self._feed(self._first, batch, seed)
         # Of the gradient in fp16 only the direction counts: any scale will do at which nothing overflows.
-        for scale in (65536.0, 1024.0, 16.0, 1.0):
+        before = self._scale.read()
+        for scale in (65536.0, 1024.0, 16.0, 1.0) if LOSS_SCALE in self._first.inputs else (1.0,):
             self._scale.send(np.array([scale * self._unit], np.float32))
             self._first.run()
             found = self._gradients.read()
             if np.isfinite(found).all():
                 break
-        if self._scaler is not None:
-            self._scale.send(np.array([self._scaler.value * self._unit], np.float32))
+        self._scale.send(before)
         worst = apart(expected, found, [entry for entry in self.index if entry.end <= self.index.trained])
         if worst is not None:
             difference, name = worst
@@ -259,6 +297,9 @@ class QueuedTrainer(GraphTrainer):
     def end_training(self) -> None:
         """See the protocol."""
         super().end_training()
+        if self._overlap is not None and (operators := self._sessions.operators) is not None:
+            operators.on_bucket = None
+        self._overlap = None
         del self._first_run, self._further_run, self._scaling_run, self._update_run, self._loss, self._result
 
 

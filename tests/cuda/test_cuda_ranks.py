@@ -1,0 +1,83 @@
+"""Two ranks, each with a GPU of its own: the CPU's curve, whatever is summed when, and on whatever a run continues."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from project import Project, curve, logs, of_kind
+from test_cuda_runs import CONSTANT, near, state
+
+from ortflow.workflow.device.cudart import Runtime
+
+TWO = {"resources__ranks_per_node": 2, "resources__gpus_per_rank": 1}
+ON_CPUS = {"resources__ranks_per_node": 2}
+BUCKETS = "buckets during the backward pass"
+
+
+@pytest.fixture(scope="module")
+def project(cuda: Runtime, tmp_path_factory: pytest.TempPathFactory) -> Project:
+    if cuda.count() < 2:
+        pytest.skip("needs two GPUs")
+    return Project.make(tmp_path_factory.mktemp("cuda-ranks"), dropout=0.0)
+
+
+def test_buckets_are_captured_with_the_backward_pass(project: Project) -> None:
+    captured = project.run("captured", **TWO)
+    plain = project.run("queued", resources__cuda_graph=False, **TWO)
+    for run_dir in (captured, plain):
+        assert BUCKETS in logs(run_dir)
+        assert "sums over the ranks' GPUs: NCCL" in logs(run_dir)
+    assert "a micro-batch is captured as a CUDA graph" in logs(captured), logs(captured)
+    assert curve(captured) == curve(plain)
+    assert state(captured) == state(plain)
+    near(captured, project.run("cpus", **ON_CPUS), 1e-5)
+
+
+def test_accumulated_gradients_are_summed_in_one_piece(project: Project) -> None:
+    settings = {"train__gradient_accumulation": 3}
+    on_gpus = project.run("accumulated", **TWO, **settings)
+    assert BUCKETS not in logs(on_gpus)
+    near(on_gpus, project.run("accumulated-cpus", **ON_CPUS, **settings), 1e-5)
+
+
+def test_a_rank_without_samples_takes_part_in_every_sum(project: Project) -> None:
+    settings = {"train__steps": None, "train__epochs": 2, "data__micro_batch": 7, "data__last_batch": "keep"}
+    on_gpus = project.run("last", **TWO, **settings)
+    on_cpus = project.run("last-cpus", **ON_CPUS, **settings)
+    assert min(record["samples"] for record in of_kind(on_cpus, "step")) < 14
+    near(on_gpus, on_cpus, 1e-5)
+
+
+@pytest.mark.parametrize(
+    "devices",
+    [
+        [TWO, {"resources__ranks_per_node": 1, "resources__gpus_per_rank": 1}, TWO],
+        [TWO, {**ON_CPUS, "resources__gpus_per_rank": 0}, TWO],
+    ],
+    ids=["two-one-two", "gpu-cpu-gpu"],
+)
+def test_a_run_continues_on_other_devices(
+    project: Project, devices: list[dict[str, Any]], request: pytest.FixtureRequest
+) -> None:
+    common: dict[str, Any] = {**CONSTANT, "train__global_batch": 8}
+    name = request.node.callspec.id
+    for steps, device in zip((20, 40, 60), devices, strict=True):
+        run_dir = project.run(name, train__steps=steps, **common, **device)
+    assert [record["step"] for record in of_kind(run_dir, "resume")] == [20, 40]
+    near(run_dir, whole_on_cpus(project, common), 1e-4)
+
+
+def whole_on_cpus(project: Project, common: dict[str, Any]) -> Path:
+    run_dir = project.run_dir("turns-cpus")
+    return run_dir if run_dir.exists() else project.run("turns-cpus", train__steps=60, **common, **ON_CPUS)
+
+
+@pytest.mark.parametrize("precision", [{"precision": "bf16"}, {"precision": "fp16", "loss_scale": 1024}], ids=str)
+def test_half_precision_on_two_gpus(project: Project, precision: dict[str, Any]) -> None:
+    name, settings = precision["precision"], {f"train__{key}": value for key, value in precision.items()}
+    on_gpus = project.run(name, **settings, **TWO)
+    assert BUCKETS in logs(on_gpus)
+    on_cpus = project.run(f"{name}-cpus", **ON_CPUS)
+    near(on_gpus, on_cpus, 3e-3)

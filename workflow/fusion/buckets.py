@@ -1,0 +1,107 @@
+"""Gradient buckets of a training graph: where in the backward pass a part of the flat gradient is complete. Pure.
+
+A node BucketReady reads every gradient of a bucket, and so runs behind them, in whatever order the runtime takes the
+others. On a GPU it starts the all-reduce of the bucket (`ortflow.workflow.cuda.bucket`) while the backward pass
+continues.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import onnx
+from onnx import TensorProto, helper
+
+from ortflow.workflow.graph.domains import CUDA_DOMAIN
+from ortflow.workflow.graph.ir.edit import import_domain
+from ortflow.workflow.graph.ir.order import sort_nodes
+from ortflow.workflow.layout import Entry, FlatIndex
+
+OPERATOR = "BucketReady"
+TOKEN = "ortflow.buckets"
+"""Output that the last bucket's node makes: without a reader ONNX Runtime would drop the nodes."""
+LEAST = 6_000_000
+"""Elements of a bucket: 24 MB of fp32, from which an all-reduce over NVLink comes near its full rate."""
+MOST_INPUTS = 60
+"""operators.c passes 64 at most."""
+
+
+@dataclass(frozen=True)
+class Bucket:
+    """Elements [start, stop) of the flat gradient, and the tensors that lie there."""
+
+    start: int
+    stop: int
+    names: tuple[str, ...]
+
+
+def buckets_of(index: FlatIndex, least: int = LEAST) -> list[Bucket]:
+    """The trained tensors in pieces of at least `least` elements, in the order of the flat buffer.
+
+    A piece ends with its group: the vectors behind the matrices are complete only at the end of the backward pass. They
+    cover [0, index.trained) without gaps.
+    """
+    trained = [entry for entry in index if entry.offset < index.trained]
+    pieces: list[list[Entry]] = []
+    for entry in trained:
+        last = pieces[-1] if pieces else []
+        size = entry.offset - last[0].offset if last else 0
+        if not last or size >= least or last[0].tensor.group != entry.tensor.group:
+            pieces.append([entry])
+        else:
+            last.append(entry)
+    stops = [*(piece[0].offset for piece in pieces[1:]), index.trained]
+    return [
+        Bucket(piece[0].offset, stop, tuple(entry.name for entry in piece))
+        for piece, stop in zip(pieces, stops, strict=True)
+    ]
+
+
+def with_buckets(model: onnx.ModelProto, buckets: Sequence[Bucket]) -> tuple[onnx.ModelProto, list[Bucket]]:
+    """A copy of a training graph with a BucketReady behind each bucket's gradients, and the buckets in their order.
+
+    Node i has the attribute `bucket` i. Each also reads what the one before it makes, so that every rank runs them in
+    the same order. The last makes the output TOKEN. Buckets of which the graph computes no gradient are left out.
+    """
+    copy = onnx.ModelProto()
+    copy.CopyFrom(model)
+    graph = copy.graph
+    sort_nodes(graph)
+    made = {name: place for place, node in enumerate(graph.node) for name in node.output}
+
+    def complete(bucket: Bucket) -> int:
+        return max((made.get(gradient_of(name), -1) for name in bucket.names), default=-1)
+
+    order = sorted((bucket for bucket in buckets if complete(bucket) >= 0), key=complete)
+    behind: dict[int, list[onnx.NodeProto]] = {}
+    token: list[str] = []
+    for number, bucket in enumerate(order):
+        gradients = [name for name in map(gradient_of, bucket.names) if name in made]
+        parts = [gradients[at : at + MOST_INPUTS] for at in range(0, len(gradients), MOST_INPUTS)]
+        for part_number, part in enumerate(parts):
+            last = part_number == len(parts) - 1
+            out = TOKEN if last and number == len(order) - 1 else f"{TOKEN}.{number}.{part_number}"
+            node = helper.make_node(
+                OPERATOR, [*part, *token], [out], out, domain=CUDA_DOMAIN, bucket=number if last else -1,
+                gradients=len(part),
+            )  # fmt: skip
+            behind.setdefault(complete(bucket), []).append(node)
+            if out != TOKEN:
+                graph.value_info.append(helper.make_tensor_value_info(out, TensorProto.FLOAT, [1]))
+            token = [out]
+    nodes: list[onnx.NodeProto] = []
+    for place, node in enumerate(graph.node):
+        nodes += [node, *behind.get(place, ())]
+    final = [onnx.NodeProto.FromString(node.SerializeToString()) for node in nodes]
+    del graph.node[:]
+    graph.node.extend(final)
+    if token:
+        graph.output.append(helper.make_tensor_value_info(TOKEN, TensorProto.FLOAT, [1]))
+    import_domain(copy, CUDA_DOMAIN)
+    return copy, order
+
+
+def gradient_of(name: str) -> str:
+    """The training graph's output with the gradient of a parameter."""
+    return f"{name}_grad"

@@ -1,0 +1,90 @@
+"""Gradients summed over the ranks' GPUs bucket by bucket, while the backward pass still computes the others.
+
+Used by the trainer on GPUs. The sums run on a stream beside the pass, and are captured with it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import onnx
+
+from ortflow.workflow.comm import Communicator
+from ortflow.workflow.comm.nccl import NcclCommunicator
+from ortflow.workflow.device.cuda import CudaBuffer
+from ortflow.workflow.errors import OrtflowError
+from ortflow.workflow.fusion.buckets import LEAST, Bucket, buckets_of, with_buckets
+from ortflow.workflow.layout import FlatIndex
+from ortflow.workflow.sessions.session import Sessions
+
+FEWEST = 2
+"""Buckets from which there is something to overlap."""
+
+
+class Overlap:
+    """The sums of a step. `sync` is the gradients, followed by what is summed with them; `buckets` are in the order in
+    which the backward pass completes them."""
+
+    def __init__(
+        self, communicator: NcclCommunicator, sync: CudaBuffer, trained: int, buckets: Sequence[Bucket]
+    ) -> None:
+        self._comm = communicator
+        # The last piece of the flat gradient goes with the sums behind it: both are complete last.
+        self._early = [bucket for bucket in buckets if bucket.stop < trained]
+        start = max((bucket.start for bucket in buckets if bucket.stop == trained), default=trained)
+        self._buckets = [sync.slice(bucket.start, bucket.stop) for bucket in self._early]
+        self._rest = sync.slice(start, sync.count)
+        self._numbers = {number: place for place, number in enumerate(_places(buckets, self._early))}
+        self._next: int | None = None
+
+    def begin(self) -> None:
+        """A backward pass follows, whose gradient is all that this rank has for the step."""
+        self._next = 0
+
+    def ready(self, number: int, gradients: Sequence[int]) -> None:
+        """See `Operators.on_bucket`. Raises OrtflowError if a gradient does not lie in the flat buffer."""
+        place = self._numbers.get(number)
+        if self._next is None or place is None:
+            return
+        buffer = self._buckets[place]
+        if place != self._next or not all(buffer.pointer <= each < buffer.pointer + buffer.size for each in gradients):
+            raise OrtflowError(f"bucket {number} of the gradient is not where or when it is summed")
+        self._begin(place)
+        self._next += 1
+
+    def finish(self) -> None:
+        """Sum what is left, and queue what comes from now on behind all sums.
+
+        Without `begin` everything is left: a rank that has no samples must take part in every sum.
+        """
+        for place in range(self._next or 0, len(self._buckets)):
+            self._begin(place)
+        self._comm.begin_all_reduce(self._rest, last=True)
+        self._comm.join()
+        self._next = None
+
+    def _begin(self, place: int) -> None:
+        # The backward pass ends with what completes the last bucket.
+        self._comm.begin_all_reduce(self._buckets[place], last=place == len(self._buckets) - 1)
+
+    def watch(self) -> None:
+        """See NcclCommunicator."""
+        self._comm.watch()
+
+
+def _places(all_: Sequence[Bucket], some: Sequence[Bucket]) -> list[int]:
+    return [all_.index(each) for each in some]
+
+
+def overlapped(
+    sessions: Sessions, communicator: Communicator, graph: Path, index: FlatIndex, least: int = LEAST
+) -> tuple[bytes, list[Bucket]] | None:
+    """The training graph with its buckets, as sessions open it; None if its gradients are summed in one piece."""
+    form = sessions.form_of(graph)
+    if not isinstance(communicator, NcclCommunicator) or not communicator.one_host:
+        return None
+    if form is None or sessions.operators is None:
+        return None
+    model, order = with_buckets(onnx.load(form), buckets_of(index, least))
+    return (model.SerializeToString(), order) if len(order) >= FEWEST else None
