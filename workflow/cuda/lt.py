@@ -1,7 +1,7 @@
-"""cuBLASLt: a product of two matrices of halves, whose result may be fp32 and may have a bias added.
+"""cuBLASLt: product of two half-precision matrices, with an optional fp32 result and bias.
 
-Used by `product`. The algorithm is the first that the library proposes for the shape: another start, on another node
-with the same GPU and library, takes the same one, so that a resumed run goes on to the bit.
+Used by `product`. The algorithm is the first that the library proposes for the shape, so a restart on another node with
+the same GPU and library uses the same one, and a resumed run is bit-identical.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from ortflow.workflow.device.cudart import major, preload
 from ortflow.workflow.errors import OrtflowError
 
 WORKSPACE = 32 << 20
-"""Bytes: what NVIDIA recommends for Hopper."""
+"""In bytes; NVIDIA's recommendation for Hopper."""
 TYPES = {int(TensorProto.FLOAT): 0, int(TensorProto.FLOAT16): 2, int(TensorProto.BFLOAT16): 14}
 """Element type of onnx.TensorProto -> cudaDataType_t."""
 _COMPUTE_32F = 68
@@ -39,9 +39,9 @@ class _Heuristic(ctypes.Structure):
 
 @dataclass(frozen=True)
 class Shape:
-    """Of a product: result [rows, columns] of factors [rows, depth] and [depth, columns], row by row in memory.
+    """Shape of a product: result [rows, columns] of factors [rows, depth] and [depth, columns], in row-major order.
 
-    A factor that is turned lies there the other way round. Types are of onnx.TensorProto.
+    A transposed factor is stored transposed. Types are of onnx.TensorProto.
     """
 
     type: int
@@ -66,8 +66,8 @@ class Library:
         self._plans: dict[tuple[Shape, tuple[int, ...]], _Plan] = {}
 
     def run(self, shape: Shape, a: int, b: int, result: int, bias: int, workspace: int, stream: int) -> None:
-        """Queue result = a b + bias, of device pointers; `workspace` has WORKSPACE bytes. Raises OrtflowError."""
-        # The library's matrices lie column by column, so there it is result' = b' a'.
+        """Queue result = a b + bias, with device pointers; `workspace` has WORKSPACE bytes. Raises OrtflowError."""
+        # The library's matrices are column-major, so it computes result' = b' a'.
         pointers = b, a, result, result
         key = shape, tuple(min(pointer & -pointer, _LARGEST_ALIGNMENT) for pointer in pointers)
         if key not in self._plans:
@@ -134,5 +134,5 @@ class _Plan:
 
 @cache
 def library() -> Library:
-    """That of this process."""
+    """The library of this process."""
     return Library()
