@@ -49,7 +49,10 @@ def halved(
 
     Returns
     -------
-    The training graph, and log lines.
+    ModelProto
+        The training graph.
+    list of str
+        Log lines.
 
     Raises
     ------

@@ -181,7 +181,8 @@ def compile_to(
 
     Returns
     -------
-    A short error message, or None.
+    str or None
+        A short error message, or None.
 
     Raises
     ------

@@ -57,7 +57,10 @@ def attend(model: onnx.ModelProto, trained: Collection[str] | None = None) -> tu
 
     Returns
     -------
-    The copy, and for each attention that is not fused a note that says why.
+    ModelProto
+        The copy.
+    list of str
+        For each attention that is not fused, a note that says why.
     """
     copy = onnx.ModelProto()
     copy.CopyFrom(model)

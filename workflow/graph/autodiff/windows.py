@@ -71,8 +71,12 @@ def windows_of(w: Replacement, x: str, kernel: Sequence[int], sizes: Sequence[in
 
     Returns
     -------
-    The windows, the image they slide over and, if it is not `x` itself, the name of the int64 vector with the position
-    of `x` in it; else an empty name.
+    windows : Windows
+        The windows.
+    image : str
+        The image that they slide over.
+    first : str
+        If the image is not `x` itself, the int64 vector with the position of `x` in it; else empty.
     """
     axes = len(kernel)
     strides, dilations = w.attribute("strides", None) or [1] * axes, w.attribute("dilations", None) or [1] * axes

@@ -54,7 +54,8 @@ def concrete(
 
     Returns
     -------
-    Value name -> (element type, shape).
+    dict
+        Value name -> (element type, shape).
     """
     graph = model.graph
     reported = _Inference(model, axes_of(graph, batch), known or {})
