@@ -64,9 +64,8 @@ class Direction:
     ) -> list[str]:
         """Run `step` over all steps, backwards in time, or forwards if `in_time`.
 
-        `step` takes a node writer and the names of states and inputs, and returns the new states and the results.
-        Returns
-        the last states, and the results of all steps.
+        `step` takes a node writer and the names of states and inputs, and returns the new states and the results. The
+        result is the last states, followed by the results of all steps.
         """
         b = self.b
         body = Replacement(onnx.NodeProto(name=f"{b.node.name}_Grad/step"), b.context)

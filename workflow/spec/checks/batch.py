@@ -9,7 +9,7 @@ from ortflow.workflow.errors import UserError
 
 KEY = "train.global_batch"
 REACH = 4096
-"""Values that are looked at for one that fits: sizes in a run file may be any whole number."""
+"""Number of candidates to try for a size that divides: a run file may contain any integer."""
 
 
 def undivided(batch: int, micro_batch: int, ranks: int) -> UserError | None:
@@ -25,7 +25,7 @@ def undivided(batch: int, micro_batch: int, ranks: int) -> UserError | None:
 
 
 def fitting(batch: int, micro_batch: int, ranks: int) -> list[str]:
-    """What fits instead: a smaller micro-batch, the next numbers of ranks, the next batches."""
+    """Alternatives that divide: a smaller micro-batch, the nearest numbers of ranks, the nearest batches."""
     found = []
     if batch % ranks == 0:
         share = batch // ranks
@@ -39,7 +39,7 @@ def fitting(batch: int, micro_batch: int, ranks: int) -> list[str]:
 
 
 def _first(number: int, start: int, direction: int) -> list[int]:
-    """The first divisor of a number, from `start` on; none where there is none within reach."""
+    """The first divisor of a number, from `start` on; none if there is none among the candidates."""
     reached = range(start, min(number, start + REACH) + 1) if direction > 0 else range(start, max(0, start - REACH), -1)
     return [size for size in reached if number % size == 0][:1]
 
