@@ -40,7 +40,7 @@ def lists() -> str:
         textwrap.fill(line, 120, subsequent_indent="  ")
         for line in [
             f"- By a rule: {_joined(rules)}; of ONNX Runtime's own operators {_joined(contributed)}.",
-            f"- Written out by operators that have a rule: {_joined(set(DECOMPOSITIONS) - rules)}.",
+            f"- Decomposed into operators that have a rule: {_joined(set(DECOMPOSITIONS) - rules)}.",
             f"- By ONNX's own definition, as far as that has rules: {_joined(defined)}.",
             f"- Not at all: {_joined(left - defined)}.",
         ]

@@ -1,7 +1,6 @@
-"""The clock of everything that waits or measures, so that a test can put its own in its place.
+"""The clock of everything that waits or measures time, so that a test can replace it.
 
-A component that loops takes a `Clock` as its last argument. Periods stay what they are: a test moves the clock on in
-place of making them short.
+A component with a loop takes a `Clock` as its last argument. Tests advance the clock rather than shorten periods.
 """
 
 from __future__ import annotations
@@ -11,16 +10,16 @@ from typing import Protocol
 
 
 class Clock(Protocol):
-    """What a component needs of module `time`."""
+    """The functions of module `time` that components use."""
 
     def monotonic(self) -> float:
-        """Seconds of a clock that only runs forward; its zero means nothing."""
+        """Seconds of a monotonic clock; the zero point is arbitrary."""
 
     def time(self) -> float:
-        """Unix time in seconds; another machine's may differ by hours."""
+        """Unix time in seconds; another machine's clock may differ by hours."""
 
     def sleep(self, seconds: float, /) -> None:
-        """Return after so many seconds."""
+        """Return after `seconds`."""
 
 
 SYSTEM_CLOCK: Clock = time

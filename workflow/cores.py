@@ -1,4 +1,4 @@
-"""How many cores a rank really has: affinity and cgroup quota, not the machine's total."""
+"""The number of cores available to a rank: affinity and cgroup quota, not the machine's total."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class Grant:
-    """What the kernel lets one rank use."""
+    """The CPU limits of one rank."""
 
     host: str
     cores: frozenset[int]
     """Cores of its affinity mask."""
     quota: float | None
-    """CPU seconds a second that its cgroup may take; None without a limit."""
+    """CPU seconds per second that its cgroup may use; None without a limit."""
     cgroup: str
-    """The cgroup that the quota belongs to."""
+    """The cgroup that sets the quota."""
 
 
 def grant_of_this_process(host: str) -> Grant:
-    """Affinity and the tightest CPU quota on the way up the cgroup tree."""
+    """Affinity, and the smallest CPU quota of the cgroup and its parents."""
     if hasattr(os, "sched_getaffinity"):
         cores = frozenset(os.sched_getaffinity(0))
     else:

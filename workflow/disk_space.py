@@ -1,9 +1,8 @@
-"""A disk that is full: recognized by its errors, reported in one sentence, and waited for instead of died of.
+"""Full disks: recognised from errors, reported in one sentence, and waited for.
 
-Nothing can be written on a full disk, so what a run lacks stands in a file that has its block already: the heartbeat,
-which `ortflow status` reads. Written by rank 0 while ranks run, and by the supervisor between two attempts.
-File systems that never write in place (ZFS, btrfs) can refuse that too; then the file's sticky bit says that something
-is lacking.
+Nothing can be written to a full disk, so the required space is recorded in a file that already has its block: the
+heartbeat, which `ortflow status` reads. Written by rank 0 while ranks run, and by the supervisor between two attempts.
+File systems that never write in place (ZFS, btrfs) may reject that too; then the file's sticky bit is the notice.
 """
 
 from __future__ import annotations
@@ -25,39 +24,39 @@ from ortflow.workflow.errors import OrtflowError
 from ortflow.workflow.files import open_regular, read_whole
 
 FULL = (errno.ENOSPC, errno.EDQUOT)
-"""The file system has no block left, or the user's quota is used up."""
+"""The file system has no free blocks, or the user's quota is exceeded."""
 BLOCK = 2048
-"""Bytes of the notice, taken while there is room."""
+"""Bytes of the notice, allocated while there is space."""
 RECORDS = 64 << 10
-"""Bytes that records and logs go on needing beside what is asked for."""
+"""Bytes that records and logs need in addition to the requested ones."""
 LOOK_PERIOD = 1.0
-"""Seconds between two looks whether there is room again."""
+"""Seconds between two checks for free space."""
 
 
 class OutOfDisk(OrtflowError):
-    """There is no room for `needed` bytes at `path`: to be tried again once there is."""
+    """There is no room for `needed` bytes at `path`; retry when there is."""
 
     def __init__(self, path: Path, needed: int) -> None:
         self.path, self.needed = path, needed
         super().__init__(sentence(path, needed))
 
     def __reduce__(self) -> tuple[type[OutOfDisk], tuple[Path, int]]:
-        """Ranks tell each other of it."""
+        """Pickle the arguments: ranks send this error to each other."""
         return type(self), (self.path, self.needed)
 
 
 def sentence(path: Path | str, needed: int) -> str:
-    """What is lacking, for people. Pure."""
+    """The message. Pure."""
     return f"out of disk on {path}, {max(needed, 100_000) / 1e6:,.1f} MB needed"
 
 
 def is_full(error: BaseException) -> bool:
-    """Whether an error, or what it was raised from, is that of a full disk or quota. Pure."""
+    """Whether an error, or one of its causes, is a full disk or quota. Pure."""
     return any(isinstance(one, OutOfDisk) or (isinstance(one, OSError) and one.errno in FULL) for one in _chain(error))
 
 
 def out_of_disk(error: BaseException, needed: int = RECORDS, default: Path | str = "?") -> OutOfDisk:
-    """The sentence of such an error. Pure."""
+    """The OutOfDisk for such an error. Pure."""
     for one in _chain(error):
         if isinstance(one, OutOfDisk):
             return one
@@ -67,7 +66,7 @@ def out_of_disk(error: BaseException, needed: int = RECORDS, default: Path | str
 
 
 def _chain(error: BaseException) -> list[BaseException]:
-    """An error and what it was raised from, which may be itself."""
+    """An error and its causes, which may include itself."""
     chain: list[BaseException] = []
     found: BaseException | None = error
     while found is not None and found not in chain:
@@ -77,10 +76,11 @@ def _chain(error: BaseException) -> list[BaseException]:
 
 
 def has_room(path: Path, needed: int) -> bool:
-    """Whether so many bytes can be written at a path, as far as can be determined. Leaves nothing.
+    """Whether `needed` bytes can be written at a path, as far as can be determined. Leaves no file.
 
-    The file system tells what is free. A quota shows only when room is taken: all of it is, for a moment, where the
-    file system can reserve it, else a little.
+    The file system reports its free space. A quota shows only when space is allocated: all of it for a moment if the
+    file
+    system can reserve space, else a little.
     """
     folder = _folder(path)
     trial = folder / f".room.{os.getpid():08d}"
@@ -91,7 +91,7 @@ def has_room(path: Path, needed: int) -> bool:
     except OSError as error:
         return error.errno not in FULL
     try:
-        os.unlink(trial)  # without a name a kill leaves nothing of it
+        os.unlink(trial)  # an unnamed file is removed by a kill, too
         _reserve(descriptor, needed)
         size = min(needed, RECORDS)
         written = os.write(descriptor, os.urandom(size))
@@ -104,7 +104,7 @@ def has_room(path: Path, needed: int) -> bool:
 
 
 def _reserve(descriptor: int, size: int) -> None:
-    """Give a file its blocks, where the file system does that without writing them; raises OSError if it refuses.
+    """Allocate a file's blocks, if the file system can do so without writing them. Raises OSError if it refuses.
 
     posix_fallocate would write a byte into every block instead.
     """
@@ -129,10 +129,11 @@ def _folder(path: Path) -> Path:
 
 
 class Notice:
-    """What a run lacks, in the block of its heartbeat; never raises.
+    """The space that a run lacks, recorded in the block of its heartbeat; never raises.
 
-    The writer may be dead when the disk is freed, so a reader checks the disk too. It can do so only where the file
-    system itself was short: a quota shows only on a write, and another machine's disk not at all.
+    The writer may be dead when space is freed, so a reader checks the disk, too. It can only do so if the file system
+    itself
+    was full: a quota shows only on a write, and another machine's disk not at all.
     """
 
     def __init__(self, heartbeat: Path) -> None:
@@ -140,14 +141,16 @@ class Notice:
         self._reported: str | None = None
 
     def tell(self, lack: OutOfDisk, *, fatal: bool = False) -> None:
-        """From now on `status` says so. `fatal`: this rank fails for it, and may be unable to record that."""
+        """Write the notice, which `status` reports. `fatal`: this rank fails because of it, and may be unable to record
+        that.
+        """
         content = {"path": str(lack.path)[-1000:], "needed": lack.needed, "short": self._is_short(lack), "fatal": fatal}
         text = json.dumps(content)
         if text != self._reported and self._write(text):
             self._reported = text
 
     def clear(self) -> None:
-        """Nothing is lacking, and the block is there for when something is."""
+        """Remove the notice, and keep its block allocated."""
         if self._reported != "" and self._write(""):
             self._reported = ""
 
@@ -161,17 +164,17 @@ class Notice:
         return False
 
     def read(self) -> OutOfDisk | None:
-        """What is lacking; None if nothing is lacking, or if the disk has room again."""
+        """The missing space; None if there is no notice, or the disk has space again."""
         lack, short, _ = self._load()
         return None if lack is None or (short and self._is_short(lack) is False) else lack
 
     def fatal(self) -> OutOfDisk | None:
-        """What a rank has failed for, even if the disk has room now."""
+        """The missing space for which a rank has failed, even if the disk has space now."""
         lack, _, fatal = self._load()
         return lack if fatal else None
 
     def last(self) -> OutOfDisk | None:
-        """What was lacking when the notice was written, even if the disk has room now."""
+        """The missing space when the notice was written, even if the disk has space now."""
         return self._load()[0]
 
     def _load(self) -> tuple[OutOfDisk | None, bool, bool]:
@@ -186,17 +189,17 @@ class Notice:
             return None, False, False
 
     def _is_short(self, lack: OutOfDisk) -> bool | None:
-        """Whether the file system has less than is needed; None if this machine cannot see it."""
+        """Whether the file system has less than is needed; None if this machine cannot access it."""
         try:
             if not lack.path.resolve().is_relative_to(self._path.parent.resolve()):
                 return None
             return shutil.disk_usage(_folder(lack.path)).free < lack.needed
-        except (OSError, RuntimeError):  # links in a circle
+        except (OSError, RuntimeError):  # cyclic links
             return None
 
 
 def _put(descriptor: int, text: str) -> bool:
-    """Write a notice; where even its own block is refused, the sticky bit stands for it. Raises OSError."""
+    """Write a notice; if even its own block is refused, set the sticky bit. Raises OSError."""
     mode = stat.S_IMODE(os.fstat(descriptor).st_mode)
     if not text and mode & stat.S_ISVTX:
         os.fchmod(descriptor, mode & ~stat.S_ISVTX)
@@ -211,7 +214,7 @@ def _put(descriptor: int, text: str) -> bool:
 def wait_for_room(
     lack: OutOfDisk, notice: Notice, seconds: float, leave: Callable[[], object], clock: Clock = SYSTEM_CLOCK
 ) -> bool:
-    """Wait until there is room, `seconds` at most; whether there is. `leave` is looked at often, and ends the wait."""
+    """Wait until there is space, at most `seconds`; returns whether there is. Ends early if `leave` returns True."""
     notice.tell(lack)
     end = clock.monotonic() + seconds
     while not leave() and clock.monotonic() < end:

@@ -1,8 +1,8 @@
-"""The seven-step engine: runs the steps in order, times each, and tells when each starts and ends.
+"""The engine runs the seven steps in order, times each, and records when each starts and ends.
 
-Every rank runs the same executor over the same steps. Two kinds: a step that runs once in its place, and a step that
-also recurs while `train` runs (`checkpoint`, `monitor`); the total of a recurring step is reported at its end. The
-engine knows nothing of graphs, schedulers or files but the event log.
+Every rank runs the same steps. A step either runs once in its place, or also recurs while `train` runs (`checkpoint`,
+`monitor`); the total time of a recurring step is reported at its end. The engine depends on no graph, scheduler or file
+except the event log.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ C = TypeVar("C")
 
 @dataclass(frozen=True)
 class Step(Generic[C]):
-    """One of the seven: `run` does its work in its place in the order."""
+    """One of the seven steps; `run` does its work in its place in the order."""
 
     name: str
     run: Callable[[C], None]
     recurs: bool = False
-    """Also runs inside a later or earlier step, which enters it through `Engine.within`."""
+    """Whether it also runs inside another step, which enters it through `Engine.within`."""
 
 
 @dataclass
 class Timing:
-    """Seconds and times a step was entered."""
+    """Seconds spent in a step, and number of entries."""
 
     seconds: float = 0.0
     entered: int = 0
@@ -38,17 +38,17 @@ class Timing:
 
 @dataclass
 class Engine(Generic[C]):
-    """Runs `steps` over a context; `between` is called behind each, where ranks agree to go on."""
+    """Runs `steps` with a context; after each it calls `between`, where ranks agree to continue."""
 
     steps: Sequence[Step[C]]
     events: EventLog
     between: Callable[[str], None] = lambda name: None
     clock: Clock = SYSTEM_CLOCK
     timings: dict[str, Timing] = field(default_factory=dict)
-    """By the name of the step."""
+    """By name of the step."""
 
     def run(self, context: C) -> None:
-        """All steps in order; an exception of one ends the run, its event tells how long it took."""
+        """Run all steps in order. An exception ends the run; the step's event then has its duration."""
         for step in self.steps:
             self.events.write("phase_start", phase=step.name)
             try:

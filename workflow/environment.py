@@ -1,7 +1,8 @@
-"""What the bits of a curve depend on besides the run file, as every checkpoint has it on record.
+"""Everything besides the run file that a curve's bits depend on; recorded in every checkpoint.
 
-Step `runtime` makes the record of the ranks; resuming compares it with the checkpoint's. Plain data: whatever reads
-manifests may import this module.
+Step `runtime` collects the record of all ranks; on resume it is compared with the checkpoint's. Plain data: modules
+that
+read manifests may import this one.
 """
 
 from __future__ import annotations
@@ -10,11 +11,13 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 PLACE = ("device", "instructions", "library", "threads")
-"""What another machine has otherwise: a curve then goes on to rounding, as with another number of ranks.
+"""Entries that differ between machines; the curve then continues up to rounding, as with another number of ranks.
 
-All else changes only when somebody changes it: with the same of it and as many ranks, a curve goes on bit for bit."""
+All other entries change only when somebody changes them: if they are equal, with as many ranks, a curve continues
+bit-identically.
+"""
 LAYOUT = "layout"
-"""Key of the record: how the ranks divide the model. Who changes that wants another layout."""
+"""Key of the record: how the ranks divide the model. A change of it is intended to change the layout."""
 WORDS = {
     "kernels": "kernels",
     "package": "ONNX Runtime's package",
@@ -28,12 +31,12 @@ WORDS = {
     LAYOUT: "layout",
 }
 ASKED = "asked"
-"""Key of the record: `resources.kernels`. Who changes that wants other kernels."""
+"""Key of the record: `resources.kernels`. A change of it is intended to change kernels."""
 
 
 @dataclass(frozen=True)
 class Difference:
-    """An entry of the record that is another one now."""
+    """An entry of the record that has changed."""
 
     name: str
     before: str
@@ -44,25 +47,25 @@ class Difference:
 
 
 def merged(records: Iterable[Mapping[str, str]]) -> dict[str, str]:
-    """One record of all ranks': every value that occurs, once."""
+    """One record of all ranks, with every value that occurs, once."""
     records = list(records)
     return {name: ", ".join(sorted({record[name] for record in records})) for name in records[0]}
 
 
 def differences(before: Mapping[str, str], now: Mapping[str, str]) -> list[Difference]:
-    """The entries that differ; what one of the two did not record does not."""
+    """The entries that differ; entries that one of the two lacks are ignored."""
     names = [name for name in before if name in now and name != ASKED]
     found = [Difference(name, before[name], now[name]) for name in names]
     changed = [difference for difference in found if difference.before != difference.now]
-    # Other kernels, and kernels for another processor, are another library.
+    # Other kernels, and kernels for another processor, are in another library.
     others = {difference.name for difference in changed} & {"kernels", "instructions"}
     return [difference for difference in changed if difference.name != "library" or not others]
 
 
 def breaking(before: Mapping[str, str], now: Mapping[str, str], *, same_ranks: bool) -> list[Difference]:
-    """The differences for which a promise would be broken.
+    """The differences that break a promise.
 
-    With as many ranks, a curve goes on bit for bit. Another training graph is not a matter of rounding.
+    With as many ranks, a curve continues bit-identically. Another training graph changes more than rounding.
     """
     wanted = {"kernels"} if before.get(ASKED) != now.get(ASKED) else set()
     spared = {*PLACE, *wanted, LAYOUT}

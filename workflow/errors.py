@@ -1,6 +1,6 @@
-"""The few kinds of error there are, each with the exit code a launcher acts on.
+"""The kinds of errors, each with the exit code that launchers act on.
 
-Raised everywhere, turned into one sentence and an exit code at the edge only (`ortflow.cli`, the rank's `main`).
+Raised everywhere; converted to one sentence and an exit code only in `ortflow.cli` and the rank's `main`.
 """
 
 from __future__ import annotations
@@ -15,15 +15,22 @@ EXIT_PREEMPTED = 75
 
 
 class OrtflowError(Exception):
-    """Something failed that is nobody's input: a launcher may try again from the newest checkpoint."""
+    """A failure that is not caused by the user's input: a launcher may retry from the newest checkpoint."""
 
     exit_code = EXIT_FAILURE
 
 
 class UserError(OrtflowError):
-    """The user's input is wrong; trying again cannot help.
+    """An error in the user's input; a retry cannot help.
 
-    `what` is wrong, `where` (file, key path, line), and what to do (`fix`): joined into one clear sentence.
+    Parameters
+    ----------
+    what
+        What is wrong.
+    where
+        File, key path or line.
+    fix
+        What to do. The three are joined to one sentence.
     """
 
     exit_code = EXIT_USER
@@ -34,7 +41,7 @@ class UserError(OrtflowError):
 
 
 class Faults(UserError):
-    """Several faults of one input, all listed."""
+    """Several errors in one input, all listed."""
 
     def __init__(self, faults: Sequence[UserError]) -> None:
         self.faults = tuple(faults)
@@ -42,15 +49,15 @@ class Faults(UserError):
 
 
 class EndedBySignal(OrtflowError):
-    """A process that did part of the work was ended from outside: nobody's input, and to be tried again."""
+    """A child process was ended by a signal from outside; retry."""
 
 
 def check_signal(returncode: int, what: str) -> None:
-    """Raise EndedBySignal where a child's exit status is that of a signal from outside; `what` was at work.
+    """Raise EndedBySignal if a child's exit status shows a signal from outside; `what` describes the child.
 
-    A crash (SIGSEGV, SIGABRT, …) is none: the same input brings it about again.
+    A crash (SIGSEGV, SIGABRT, …) does not count: the same input causes it again.
     """
-    # A shell says 128 + N for what it started.
+    # A shell reports 128 + N for its child.
     number = -returncode if returncode < 0 else returncode - 128
     if number not in _OUTSIDE or (returncode > 0 and number not in _BY_SHELLS):
         return
@@ -66,6 +73,6 @@ _OUTSIDE = (
 
 
 class Preempted(OrtflowError):
-    """The rank was asked to leave and has saved: run again, against no failure budget."""
+    """The rank was asked to stop and has saved: restart it; this counts against no failure budget."""
 
     exit_code = EXIT_PREEMPTED

@@ -1,8 +1,8 @@
-"""Events of a rank, one JSON object a line: the record that people and programs read.
+"""Events of a rank, one JSON object per line: the record that people and programs read.
 
-Schema version 1 is documented in docs/events.md: a kind or a field may be added, none changes its meaning. Written
-through, one write a line, so that a killed rank leaves every event it had. On resume the record is rewound to the
-checkpoint: no step ever stands in it twice.
+Schema version 1 is documented in docs/events.md: kinds and fields may be added, but never change their meaning. Each
+event is one unbuffered write, so that a killed rank loses none. On resume the record is rewound to the checkpoint, so
+that no step occurs twice.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ SCHEMA_VERSION = 1
 REWOUND = frozenset({"step", "evaluation", "skipped_step", "early_stop"})
 """Kinds that belong to a step and are written again when the step is repeated."""
 MOST_OWED = 200_000
-"""Events that wait for room on a full disk: some 50 MB of memory."""
+"""Largest number of events that wait for space on a full disk: some 50 MB of memory."""
 
 
 class EventLog:
-    """Appends events of one rank in one attempt; those that a full disk refuses wait until it takes them."""
+    """Appends events of one rank in one attempt; events rejected by a full disk wait until it has space."""
 
     def __init__(self, path: Path, rank: int, attempt: int) -> None:
         self.path, self.rank, self.attempt = path, rank, attempt
@@ -35,14 +35,14 @@ class EventLog:
         mend_torn_line(path)
 
     def write(self, event: str, **fields: Any) -> None:
-        """Append one event; non-finite numbers become null, because JSON has none."""
+        """Append one event; non-finite numbers become null, because JSON has no such numbers."""
         record = {"event": event, "time": round(time.time(), 6), "attempt": self.attempt, "rank": self.rank}
         record.update({key: _plain(value) for key, value in fields.items()})
         self._file.append((json.dumps(record, separators=(",", ":")) + "\n").encode())
         self._say_what_is_lost()
 
     def catch_up(self) -> bool:
-        """Write what a full disk has refused so far; whether nothing is owed any more."""
+        """Write the events that wait; returns whether none is left."""
         self._say_what_is_lost()
         return self._file.catch_up()
 
@@ -52,7 +52,7 @@ class EventLog:
             self.write("warning", message=f"{lost} events are lost: the disk was full for too long")
 
     def rewind(self, step: int) -> None:
-        """Take back what belongs to steps after `step`, and set aside what is not an event; says so in the record."""
+        """Remove the records of steps after `step`, and set aside lines that are not events; records that, too."""
         found = look_back(self.path, step)
         if found.damaged or found.newest is not None:
             self._file.close()
@@ -73,18 +73,18 @@ class EventLog:
 
 @dataclass(frozen=True)
 class Lost:
-    """What of a record belongs to steps that will be done again."""
+    """The part of a record that belongs to steps that will be repeated."""
 
     newest: int | None
-    """The newest of those steps; None if there is none."""
+    """The newest of these steps; None if there is none."""
     seconds: float
-    """That they took."""
+    """Seconds that they took."""
     damaged: list[int]
-    """Numbers of the lines that are no events."""
+    """Numbers of the lines that are not events."""
 
 
 def look_back(path: Path, step: int) -> Lost:
-    """What a rewind to `step` takes out of a record, of which only one line is in memory. Raises OSError."""
+    """Determine what a rewind to `step` removes from a record; holds one line in memory at a time. Raises OSError."""
     newest, seconds, damaged = None, 0.0, []
     for number, line in enumerate(lines_of(path), 1):
         record = parse(line, EVENTS)
@@ -97,7 +97,7 @@ def look_back(path: Path, step: int) -> Lost:
 
 
 def take_back(path: Path, step: int) -> None:
-    """Write the record anew without what belongs to steps after `step`; what is not an event is set aside."""
+    """Rewrite the record without steps after `step`; lines that are not events are set aside."""
 
     def keep(_: int, line: bytes) -> bytes | None:
         record = parse(line, EVENTS)
@@ -113,7 +113,7 @@ def _is_behind(record: Mapping[str, Any], step: int) -> bool:
 
 
 def warn(events: EventLog, message: str) -> None:
-    """Something a person should know, which the run survives: an event, and a line in the rank's log."""
+    """Report a warning: an event, and a line in the rank's log."""
     events.write("warning", message=message)
     print(f"warning: {message}", flush=True)
 

@@ -1,7 +1,8 @@
-"""The rank-aware executor: the seven steps over one context, and how a rank ends.
+"""The executor of a rank: runs the seven steps with one context, and ends the rank.
 
-Called by `rank` once its log is in place. Ranks leave together when they are done or preempted; a rank that fails
-ends the others immediately, because they would wait for it forever.
+Called by `rank` after the log is set up. Ranks exit together when they are done or preempted; a rank that fails ends
+the
+others immediately, because they would wait for it forever.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from ortflow.workflow.steps.shard import shard
 from ortflow.workflow.steps.train import train
 
 PATIENCE = 10
-"""Seconds that MPI has to let a rank go."""
+"""Seconds that MPI has to shut down a rank."""
 
 STEPS: tuple[Step[Context], ...] = (
     Step("configure", configure),
@@ -67,7 +68,7 @@ def execute(run_dir: RunDir, place: Place, attempt: int, stop: StopFlag, fence: 
         code = error.exit_code
     except OSError as error:
         code = _failed_on_disk(error, events, run_dir)
-    except Exception as error:  # noqa: BLE001 - whatever it is, the record must have it and the other ranks must go
+    except Exception as error:  # noqa: BLE001 - any exception must be recorded, and must end the other ranks
         traceback.print_exc()
         events.write("failure", reason=f"{type(error).__name__}: {error}", exit_code=EXIT_FAILURE)
         code = EXIT_FAILURE
@@ -77,7 +78,7 @@ def execute(run_dir: RunDir, place: Place, attempt: int, stop: StopFlag, fence: 
 
 
 def _failed_on_disk(error: OSError, events: EventLog, run_dir: RunDir) -> int:
-    """A file or the disk is at fault, and named; without a name it is a fault of ours, and shown whole."""
+    """Report an OSError: a file or disk by its name; an error without a name is a bug, with its traceback."""
     if is_full(error):
         lack = out_of_disk(error, default=run_dir.root)
         Notice(run_dir.heartbeat).tell(lack, fatal=True)
@@ -94,13 +95,12 @@ def _failed_on_disk(error: OSError, events: EventLog, run_dir: RunDir) -> int:
 
 
 def finish(context: Context | None, *, together: bool, code: int) -> None:
-    """Leave the world: in order with the others, or taking them along."""
+    """Leave MPI: in order with the others, or aborting them."""
     if context is None or context.comm is None:
         return
     if together:
         context.comm.barrier()
-    # MPI leaves with Python's lock held, and waits forever where its process manager has died: the kernel sees to
-    # it.
+    # MPI_Finalize holds Python's lock, and waits forever if its process manager has died: the kernel ends the process.
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
     signal.alarm(PATIENCE)
     if not together:

@@ -1,9 +1,10 @@
-"""Whose the run directory is, where two generations of ranks can be alive at once.
+"""The fence: ensures that only one generation of ranks writes to a run directory.
 
-A scheduler that has lost sight of a node starts the run elsewhere while the old ranks may run on. Whoever starts ranks
-therefore first writes a fresh token into the directory (`claim`) and hands it to them; each rank looks at it from a
-thread of its own, and one that finds another there leaves on the spot, wherever it hangs, without another write.
-Locks do not serve for this: on network file systems a node that is cut off may hold one forever.
+A scheduler that has lost contact with a node restarts the run elsewhere while the old ranks may still run. Therefore
+a supervisor first writes a new token into the directory (`claim`) and passes it to its ranks. Each rank polls the file
+in
+a thread, and exits immediately, wherever it hangs and without another write, if it finds another token. Locks do not
+suffice: on network file systems, a node that is cut off may hold one forever.
 """
 
 from __future__ import annotations
@@ -20,22 +21,22 @@ from ortflow.workflow.rundir import RunDir, write_atomically
 VARIABLE = "ORTFLOW_OWNER"
 """Environment variable with the token of the ranks' generation."""
 PERIOD = 0.5
-"""Seconds between two looks."""
+"""Seconds between two polls."""
 DELAY = 4 * PERIOD
-"""Seconds after a claim in which ranks of the generation before have surely looked."""
+"""Seconds after a claim within which all ranks of the earlier generation have polled."""
 EXIT_FENCED = 76
-"""Told to nobody that acts on it: a fenced generation has no say any more."""
+"""No launcher acts on this exit code: a fenced generation is obsolete."""
 
 
 class Fence:
-    """The token of a generation, and whether the directory still carries it."""
+    """The token of a generation, and whether the directory still has it."""
 
     def __init__(self, path: Path, token: str) -> None:
         self._path, self.token = path, token
 
     @property
     def lost(self) -> bool:
-        """Whether the directory belongs to another generation; a file that cannot be read says nothing."""
+        """Whether the directory belongs to another generation; False if the file cannot be read."""
         return self._owner() not in (None, self.token)
 
     def _owner(self) -> str | None:
@@ -46,12 +47,12 @@ class Fence:
         return owner.get("token") if isinstance(owner, dict) else None
 
     def hold(self) -> None:
-        """Leave on the spot if the directory is another's: the last look before something becomes visible."""
+        """Exit immediately if the directory belongs to another generation; called before anything becomes visible."""
         if self.lost:
             leave()
 
     def watch(self, react: Callable[[], None] | None = None) -> None:
-        """Look every PERIOD from a thread of its own; `react` to a loss, by default by leaving on the spot."""
+        """Poll every PERIOD in a thread; call `react` on a loss, by default `leave`."""
         thread = threading.Thread(target=self._look_on, args=(react or leave,), name="fence", daemon=True)
         thread.start()
 
@@ -64,7 +65,7 @@ class Fence:
 
 
 class Owner(Fence):
-    """Who starts one generation after another, each behind a fence of its own: none of ours is a loss to us."""
+    """The fence of a supervisor, which starts one generation after another; its own generations are not a loss."""
 
     def __init__(self, run: RunDir) -> None:
         super().__init__(run.owner, "")
@@ -73,12 +74,12 @@ class Owner(Fence):
 
     @property
     def lost(self) -> bool:
-        """Whether the directory belongs to somebody else's generation."""
+        """Whether the directory belongs to a generation of another supervisor."""
         owner = self._owner()
         return bool(self._ours) and owner is not None and owner not in self._ours
 
     def renew(self, **about: str | int) -> str:
-        """Make the directory that of a new generation, and all earlier ones leave; its token."""
+        """Start a new generation, which makes all earlier ones exit; returns its token."""
         token = os.urandom(16).hex()
         self._ours.add(token)
         write_atomically(self._run.owner, json.dumps({"token": token, **about}).encode())
@@ -86,27 +87,27 @@ class Owner(Fence):
 
 
 class Open(Fence):
-    """The fence of a run that only one generation can have: nothing to look at."""
+    """The fence of a run that can only have one generation; does nothing."""
 
     def __init__(self) -> None:
         super().__init__(Path(os.devnull), "")
 
     @property
     def lost(self) -> bool:
-        """Never."""
+        """Always False."""
         return False
 
     def watch(self, react: Callable[[], None] | None = None) -> None:
-        """Nothing to watch."""
+        """Does nothing."""
 
 
 def claim(run: RunDir, **about: str | int) -> Fence:
-    """Make the directory ours; `about` tells people who that is."""
+    """Take over the directory; `about` describes the owner for people."""
     return Fence(run.owner, Owner(run).renew(**about))
 
 
 def of_this_rank(run: RunDir) -> Fence:
-    """The fence that this rank was started behind."""
+    """The fence that this rank was started with."""
     token = os.environ.get(VARIABLE)
     return Fence(run.owner, token) if token else Open()
 

@@ -1,7 +1,7 @@
-"""Opening files where anything may lie: only a regular file is opened, and no more of it read than it can sensibly be.
+"""Opens files at untrusted paths: only regular files, and only up to a sensible size.
 
-Everything that ortflow finds in a run directory is opened through here. A FIFO would be waited for forever, a
-device has effects, and a file of holes would fill the memory. What cannot be opened is an OSError that names the file.
+Everything that ortflow finds in a run directory is opened here. Opening a FIFO would block forever, a device has side
+effects, and a sparse file would fill the memory. Failures raise OSError with the file's name.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 SMALL = 16 << 20
-"""Bytes of the largest record that is one JSON document."""
+"""Largest size in bytes of a record that is one JSON document."""
 LONGEST_LINE = 1 << 20
-"""Bytes of the longest line of a record."""
+"""Longest line of a record, in bytes."""
 CHUNK = 1 << 16
 
 _KINDS = {
@@ -28,7 +28,7 @@ _KINDS = {
 
 
 def open_regular(path: str | os.PathLike[str], flags: int = os.O_RDONLY) -> int:
-    """A descriptor of a regular file; never waits. Raises OSError, for anything else with what it is."""
+    """A descriptor of a regular file; never blocks. Raises OSError, which says what else the path is."""
     try:
         _check(path, os.stat(path))
     except FileNotFoundError:
@@ -36,7 +36,7 @@ def open_regular(path: str | os.PathLike[str], flags: int = os.O_RDONLY) -> int:
             raise
     descriptor = os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY, 0o666)
     try:
-        # Between the look and the opening another may have come there.
+        # The file may have been replaced between the check and the opening.
         _check(path, os.fstat(descriptor))
     except BaseException:
         os.close(descriptor)
@@ -53,9 +53,9 @@ def _check(path: str | os.PathLike[str], status: os.stat_result) -> None:
 
 
 def read_whole(path: str | os.PathLike[str], limit: int = SMALL) -> bytes:
-    """The contents of a regular file of at most `limit` bytes; OSError if it is longer, or none."""
+    """The contents of a regular file of at most `limit` bytes. Raises OSError if it is longer or not regular."""
     with os.fdopen(open_regular(path), "rb") as file:
-        # No more is asked for than there is: Python would take the memory first.
+        # Read no more than the file's size: Python would allocate the limit first.
         size = os.fstat(file.fileno()).st_size
         data = file.read(size + 1) if size <= limit else b""
         if size > limit or len(data) > limit:
@@ -64,9 +64,9 @@ def read_whole(path: str | os.PathLike[str], limit: int = SMALL) -> bytes:
 
 
 def lines_of(path: str | os.PathLike[str]) -> Iterator[bytes]:
-    """The whole lines of a file of any size, without their ends; what follows the last end is none.
+    """The complete lines of a file of any size, without newlines; an incomplete last line is ignored.
 
-    Raises OSError, where a line is longer than any of ours too.
+    Raises OSError, also if a line is longer than LINE_LIMIT.
     """
     with os.fdopen(open_regular(path), "rb") as file:
         while line := file.readline(LONGEST_LINE):
@@ -77,7 +77,7 @@ def lines_of(path: str | os.PathLike[str]) -> Iterator[bytes]:
 
 
 def mend_torn_line(path: Path) -> None:
-    """Cut off a last line that a power cut left without its end, so that the next one starts a line."""
+    """Remove an incomplete last line, left by a power failure, so that the next write starts a line."""
     descriptor = open_regular(path, os.O_RDWR)
     try:
         size = end = os.fstat(descriptor).st_size

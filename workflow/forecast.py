@@ -1,7 +1,7 @@
-"""What a rank will hold in memory, part by part, before a run: `ortflow inspect --plan`.
+"""Predicts a rank's memory by part, before a run: `ortflow inspect --plan`.
 
-Makes the graphs as step `configure` does, in a folder that is gone afterwards, reads one batch, and follows the
-training graph's values in the order of its nodes. Starts no session of the training graph and asks no device.
+Builds the graphs as step `configure` does, in a temporary folder, reads one batch, and follows the training graph's
+values in the order of its nodes. Opens no session of the training graph and queries no device.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ if TYPE_CHECKING:
     from ortflow.workflow.spec.run import RunSpec
 
 PROCESS = 220_000_000
-"""Bytes of a rank on the CPU beside all this, measured: interpreter, libraries, what building the graphs left."""
+"""Further bytes of a rank on the CPU, measured: interpreter, libraries, and memory left from building the graphs."""
 CONTEXT = 600_000_000
-"""Bytes of a GPU that CUDA's context, cuBLAS and cuDNN take for a process. A stated constant."""
+"""Bytes of a GPU that CUDA's context, cuBLAS and cuDNN use per process. A fixed estimate."""
 SHOWN = 5
-"""Of the largest values."""
+"""Number of largest values to report."""
 LOWER = "lower data.micro_batch (train.global_batch keeps the samples of a step)"
 ADVICE = {
     "parameters": "parallel.zero: 3 shards them over several CPU ranks; otherwise use a smaller model or a machine "
@@ -40,12 +40,12 @@ ADVICE = {
     "activations": f"{LOWER}, or name modules in model.recompute",
     "batch": LOWER,
 }
-"""Part -> the setting that makes it smaller."""
+"""Part -> the setting that reduces it."""
 
 
 @dataclass(frozen=True)
 class Forecast:
-    """Bytes by part, and what the largest values of the training graph are."""
+    """Bytes by part, and the largest values of the training graph."""
 
     device: str
     """cpu or cuda."""
@@ -55,20 +55,20 @@ class Forecast:
     recomputed: tuple[str, ...]
     """model.recompute."""
     formulas: Mapping[str, str]
-    """How the bytes of a part follow from the run file, where that is a product."""
+    """How the bytes of a part follow from the run file, if it is a product."""
 
     @property
     def total(self) -> int:
-        """Bytes in all."""
+        """Total bytes."""
         return sum(self.parts.values())
 
     @property
     def largest(self) -> str:
-        """The part that takes most, of those that a setting changes."""
+        """The largest part that a setting reduces."""
         return max(ADVICE, key=lambda part: self.parts.get(part, 0))
 
     def to_json(self) -> dict[str, Any]:
-        """Plain data."""
+        """JSON-serialisable data."""
         return {
             "device": self.device, "micro_batch": self.micro_batch, "parts": dict(self.parts), "total": self.total,
             "largest": self.largest, "fix": ADVICE[self.largest], "node": self.peak.node,
@@ -79,7 +79,7 @@ class Forecast:
 
 
 def forecast(spec: RunSpec) -> Forecast:
-    """Of a run whose paths are absolute. Raises UserError or Faults where its model or data cannot be used."""
+    """Predict the memory of a run with absolute paths. Raises UserError or Faults if its model or data is unusable."""
     from ortflow.workflow.graph.types import GraphSet
     from ortflow.workflow.plan import Plan
     from ortflow.workflow.progress import Progress
@@ -123,7 +123,7 @@ def forecast(spec: RunSpec) -> Forecast:
 
 
 def formulas(index: FlatIndex, spec: RunSpec, shards: Sharded | None = None) -> dict[str, str]:
-    """Elements include padding; a rank's share of them is rounded up to a multiple of `layout.ALIGNMENT`."""
+    """Formulas by part. Elements include padding; a rank's share is rounded up to a multiple of `layout.ALIGNMENT`."""
     zero, kept = spec.parallel.zero, len(moments(spec.train.optimizer))
     trained, (start, end) = f"{index.trained:,}", index.span("state")
     ranks = f" / {spec.world_size} rank(s)"
@@ -168,7 +168,7 @@ def _messages(shards: Sharded, index: FlatIndex) -> tuple[int, int]:
 def activations(
     graphs: GraphSet, spec: RunSpec, batch: Mapping[str, tuple[int, ...]], shards: Sharded | None = None
 ) -> Peak:
-    """The moment at which the training graph's values take most, for inputs of these shapes.
+    """The peak of the training graph's values, for inputs of these shapes.
 
     With `shards` the layers that are fetched and their gradients are among them.
     """
@@ -182,7 +182,7 @@ def activations(
     model, form = plain, _form(graphs, spec)
     if form is not None:
         model = onnx.load(form)
-        # Values that both have are of the same shape; nodes of our own keep the names of what they stand for.
+        # Values of both graphs have the same shape; our own nodes keep the names of the values they replace.
         types = {**types, **concrete(model, batch, types)}
     if shards is not None:
         model = shards.train[0]
@@ -192,7 +192,7 @@ def activations(
 
 
 def _form(graphs: GraphSet, spec: RunSpec) -> Path | None:
-    """The training graph as the device runs it, as far as it is known here; None for the plain one."""
+    """The training graph in its form for the device, as far as it is known here; None for the plain one."""
     from ortflow.workflow.graph.types import fused_of, half_of, on_cuda_of, with_kernels_of
 
     if spec.on_gpus:
@@ -214,7 +214,7 @@ def _parts(graphs: GraphSet, spec: RunSpec, peak: Peak, batch: int, shards: Shar
         accumulation=spec.accumulation, world_size=spec.world_size, zero=spec.parallel.zero,
         messages=0 if shards is None else sum(_messages(shards, graphs.index)),
     )  # fmt: skip
-    # Running statistics lie behind the gradients, and once more where a micro-batch starts from.
+    # Running statistics are stored after the gradients, and once more as the start of a micro-batch.
     held["gradients"] += 2 * (end - start) * ITEM
     checkpoint = held.pop("checkpoint")
     parts = {**held, "batch": batch, "activations": peak.held}

@@ -1,8 +1,9 @@
-"""What the GPUs of this machine are to its ranks: printed as JSON by `python -m ortflow.workflow.gpu_report RANKS`.
+"""Reports this machine's GPUs as JSON: `python -m ortflow.workflow.gpu_report RANKS`.
 
-Run by `ortflow doctor` with the ranks' interpreter. On each GPU that a rank would take, real products of matrices in
-fp32 and fp16, through the sessions and buffers that ranks train with, are compared with the CPU's; several GPUs add up
-over NCCL. Before any of it, the management library is asked who uses them.
+Run by `ortflow doctor` with the ranks' interpreter. On each GPU that a rank would use, matrix products in fp32 and
+fp16,
+through the sessions and buffers of training, are compared with the CPU's; several GPUs compute a sum over NCCL. Before
+that, the management library is queried for processes that use the GPUs.
 """
 
 from __future__ import annotations
@@ -29,20 +30,20 @@ from ortflow.workflow.gpu_sum import add_up
 from ortflow.workflow.runtimes import installed_runtime
 
 WIDTH = {"float32": 4096, "float16": 8192}
-"""Rows and columns of the matrices: products that keep a GPU busy for more than a millisecond."""
+"""Rows and columns of the matrices: their product keeps a GPU busy for more than a millisecond."""
 ROUNDS = 8
 CHECKED = 16
-"""Rows and columns of the product that are computed on the CPU, too."""
+"""Rows and columns of the part of the product that is also computed on the CPU."""
 TOLERANCE = {"float32": 1e-5, "float16": 1e-2}
-"""Of a product of standard normal numbers, divided by the root of the width."""
+"""Largest error of a product of standard normal numbers, divided by the square root of the width."""
 TILE = 2048
-"""Rows and columns of the random numbers that the matrices repeat."""
+"""Rows and columns of the random block that the matrices repeat."""
 
 
 def look(ranks: int = 1) -> dict[str, Any]:
-    """Package, driver, and of each GPU that `ranks` ranks would take what it is and does.
+    """Package, driver, and properties and performance of each GPU that `ranks` ranks would use.
 
-    `error` and `fix` stand where nothing can be done on them, or in the entry of the GPU that fails.
+    `error` and `fix` are in the report if no GPU can be used, or in the entry of a GPU that fails.
     """
     from ortflow.workflow.onnx_runtime import onnxruntime
 
@@ -61,7 +62,7 @@ def look(ranks: int = 1) -> dict[str, Any]:
         return report | {"error": str(error)}
     report["gpus"] = [_with_health(gpu, nvml, users) for gpu in gpus]
     for entry, gpu in zip(report["gpus"], gpus, strict=True):
-        # CUDA keeps the device of a thread, and CudaDevice sets it once.
+        # CUDA's current device is per thread, and CudaDevice sets it once.
         with ThreadPoolExecutor(1) as thread:
             entry |= thread.submit(_tried, cuda, gpu, nvml).result()
     if len(gpus) > 1 and not any("error" in entry for entry in report["gpus"]):
@@ -76,7 +77,7 @@ def _with_health(gpu: Gpu, nvml: Nvml | None, users: Mapping[str, int]) -> dict[
 
 
 def _tried(cuda: Runtime, gpu: Gpu, nvml: Nvml | None) -> dict[str, Any]:
-    """The products on one GPU, and why its clocks were low meanwhile."""
+    """The products on one GPU, and the reasons for reduced clocks during them."""
     try:
         device = CudaDevice(cuda, gpu)
         if nvml is None:
@@ -89,7 +90,7 @@ def _tried(cuda: Runtime, gpu: Gpu, nvml: Nvml | None) -> dict[str, Any]:
 
 
 def product(device: CudaDevice, kind: str) -> float:
-    """Floating-point operations a second of a product of `float32` or `float16`; raises OrtflowError if it is wrong."""
+    """Floating-point operations per second of a `float32` or `float16` product. Raises OrtflowError if it is wrong."""
     import onnx
     from onnx import TensorProto, helper
 

@@ -1,4 +1,4 @@
-"""A sum over all GPUs of this machine by NCCL, from one process: whether it is right, and how fast. For the doctor."""
+"""A sum over all GPUs of this machine by NCCL, from one process: correctness and speed. For `ortflow doctor`."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from ortflow.workflow.device.cuda import CudaBuffer, CudaDevice
 from ortflow.workflow.errors import OrtflowError
 
 COUNT = 1 << 26
-"""Elements: 256 MiB of fp32 on each GPU."""
+"""Number of elements: 256 MiB of fp32 on each GPU."""
 ROUNDS = 5
 _LOOKED_AT = 1 << 16
 
 
 def add_up(library: Any, devices: Sequence[CudaDevice], count: int = COUNT) -> dict[str, float]:
-    """GB/s over each GPU, as NCCL counts them (bus bandwidth), and the version. Raises OrtflowError.
+    """Bus bandwidth in GB/s as NCCL defines it, and NCCL's version. Raises OrtflowError if the sum is wrong.
 
-    Every GPU adds its number, counted from 1, at `count` places, which must give the same on all of them.
+    Each GPU contributes its number, counted from 1, in `count` elements, so all results must be equal.
     """
     size = len(devices)
     worlds = (ctypes.c_void_p * size)()
@@ -57,13 +57,13 @@ def add_up(library: Any, devices: Sequence[CudaDevice], count: int = COUNT) -> d
 
 
 def _allocated(device: CudaDevice, count: int) -> CudaBuffer:
-    # CUDA keeps the device of a thread; what is queued goes by its stream.
+    # CUDA's current device is per thread; queued work goes to the stream's device.
     device.here().use(device.index)
     return device.allocate(count, np.float32)
 
 
 def _set(buffer: CudaBuffer, number: float) -> None:
-    """Ends and middle: what is between stays from the round before, and is not looked at."""
+    """Set both ends and the middle; the rest stays from the round before and is not compared."""
     for part in _parts(buffer):
         part.write(np.full(part.count, number, np.float32))
 

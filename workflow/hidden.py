@@ -1,6 +1,6 @@
-"""Importing a library without a package that it would bring along.
+"""Imports a library without a package that it would import.
 
-Some libraries import PyTorch wherever it is installed, without needing it: seconds and half a gigabyte in each rank.
+Some libraries import PyTorch wherever it is installed, without needing it: seconds and half a gigabyte per rank.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from typing import Any, cast
 
 @contextmanager
 def hidden(name: str) -> Iterator[None]:
-    """Make `import name` fail inside, as if it were not installed. A module that is imported already stays."""
-    # In sys.modules, None means that there is no such module.
+    """Make `import name` fail inside the block, as if it were not installed. An already imported module stays."""
+    # In sys.modules, None means that the module does not exist.
     modules = cast("dict[str, Any]", sys.modules)
     modules.setdefault(name, None)
     try:

@@ -1,6 +1,6 @@
-"""Whether the graphs that an earlier attempt left are still what it wrote.
+"""Checks whether the graphs of an earlier attempt are unchanged.
 
-Called by step `configure`; reads and never writes.
+Called by step `configure`; reads only.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _HASH = re.compile(r"\d{1,18}:[0-9a-f]+")
 
 
 def hashes_of(folder: Path) -> dict[str, str]:
-    """Size and hash of each file that configure writes there, by its path in the folder; hidden ones are left out."""
+    """Size and hash of each file that configure writes to the folder, by its path in it; hidden files are omitted."""
     return {
         path.relative_to(folder).as_posix(): _hash(path)
         for path in sorted(folder.rglob("*"))
@@ -28,12 +28,12 @@ def hashes_of(folder: Path) -> dict[str, str]:
 
 
 def damage(folder: Path, hashes: Mapping[str, str]) -> str | None:
-    """Which file is not what was written, and how; None if all are."""
+    """Describe the first file that differs from the record; None if all are unchanged."""
     if not hashes or not all(_HASH.fullmatch(one) for one in hashes.values()):
         return f"there is not a valid record of the files in {folder}"
     for name, expected in hashes.items():
         try:
-            # The size first: a file of holes would be read for hours.
+            # Check the size first: reading a sparse file could take hours.
             size, _, _ = expected.rpartition(":")
             if (folder / name).stat().st_size != int(size or -1) or _hash(folder / name) != expected:
                 return f"{folder / name} is damaged"

@@ -1,8 +1,8 @@
-"""Where each tensor lies in a flat buffer.
+"""The position of each tensor in a flat buffer.
 
-All parameters lie in one flat fp32 buffer, all gradients in another, each optimizer moment in another, so that a
-gradient synchronisation is one collective call and a checkpoint a few large writes. The index is pure arithmetic:
-it knows no device and no framework, and is stored in the plan and in every checkpoint's manifest.
+All parameters are in one flat fp32 buffer, all gradients in another, and each optimizer moment in another, so that a
+gradient synchronisation is one collective call and a checkpoint a few large writes. The index is pure arithmetic: it
+depends on no device and no framework, and is stored in the plan and in every checkpoint's manifest.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 ALIGNMENT = 64
-"""Elements a tensor's offset is a multiple of: 256 bytes of fp32, what vectorised kernels on GPUs want."""
+"""Offsets are a multiple of this many elements: 256 bytes of fp32, for vectorised GPU kernels."""
 
 Group = Literal["decay", "no_decay", "frozen", "state"]
 GROUPS: tuple[Group, ...] = ("decay", "no_decay", "frozen", "state")
@@ -21,7 +21,7 @@ GROUPS: tuple[Group, ...] = ("decay", "no_decay", "frozen", "state")
 
 @dataclass(frozen=True)
 class Tensor:
-    """A named tensor of a model: fp32 of `shape`, in one of the groups that are treated alike."""
+    """A named fp32 tensor of a model, in one of the groups that are treated alike."""
 
     name: str
     shape: tuple[int, ...]
@@ -35,7 +35,7 @@ class Tensor:
 
 @dataclass(frozen=True)
 class Entry:
-    """A tensor and its place: elements [offset, offset + count) of the flat buffer."""
+    """A tensor and its position: elements [offset, offset + count) of the flat buffer."""
 
     tensor: Tensor
     offset: int
@@ -47,15 +47,16 @@ class Entry:
 
     @property
     def end(self) -> int:
-        """First element behind the tensor."""
+        """First element after the tensor."""
         return self.offset + self.tensor.count
 
 
 class FlatIndex:
-    """An ordered, gap-aligned placement of tensors: trained first (decay, no_decay), then frozen, then state.
+    """An ordered, aligned layout of tensors: trained ones first (decay, no_decay), then frozen, then state.
 
     State are tensors that the forward pass writes (running statistics), not the optimizer. Padding is always zero, in
-    every buffer that is laid out like this, gradients and moments among them: norms are taken over whole buffers.
+    every
+    buffer with this layout, including gradients and moments: norms are computed over whole buffers.
     """
 
     def __init__(self, entries: Sequence[Entry]) -> None:
@@ -64,7 +65,7 @@ class FlatIndex:
 
     @classmethod
     def place(cls, tensors: Iterable[Tensor]) -> FlatIndex:
-        """Lay out the tensors, group by group, each in the order given."""
+        """Lay out the tensors, group by group, each in the given order."""
         tensors = list(tensors)
         entries: list[Entry] = []
         offset = 0
@@ -89,11 +90,11 @@ class FlatIndex:
 
     @property
     def size(self) -> int:
-        """Elements of the whole buffer, padding included."""
+        """Elements of the whole buffer, including padding."""
         return _aligned(self.entries[-1].end) if self.entries else 0
 
     def span(self, *groups: Group) -> tuple[int, int]:
-        """[start, end) of neighbouring groups, padding included; (0, 0) where they are empty."""
+        """[start, end) of adjacent groups, including padding; (0, 0) if they are empty."""
         chosen = [entry for entry in self.entries if entry.tensor.group in groups]
         if not chosen:
             return (0, 0)
@@ -101,11 +102,11 @@ class FlatIndex:
 
     @property
     def trained(self) -> int:
-        """Elements that the optimizer updates, padding included: they come first."""
+        """Elements that the optimizer updates, including padding; they come first."""
         return self.span("decay", "no_decay")[1]
 
     def to_json(self) -> list[dict[str, Any]]:
-        """The index as plain data."""
+        """The index as JSON-serialisable data."""
         return [
             {"name": e.name, "shape": list(e.tensor.shape), "group": e.tensor.group, "offset": e.offset}
             for e in self.entries
@@ -113,7 +114,7 @@ class FlatIndex:
 
     @classmethod
     def from_json(cls, rows: Iterable[dict[str, Any]]) -> FlatIndex:
-        """The index that `to_json` wrote."""
+        """The index from data that `to_json` returned."""
         return cls([Entry(Tensor(r["name"], tuple(r["shape"]), r["group"]), r["offset"]) for r in rows])
 
 
@@ -122,6 +123,8 @@ def _aligned(count: int) -> int:
 
 
 def share(size: int, rank: int, world: int) -> tuple[int, int]:
-    """[start, end) of a flat buffer that `rank` of `world` keeps: aligned, contiguous, covering all."""
+    """[start, end) of the shard of a flat buffer that `rank` of `world` holds: aligned, contiguous; all cover the
+    buffer.
+    """
     step = _aligned(-(-size // world))
     return (min(rank * step, size), min((rank + 1) * step, size))

@@ -1,6 +1,6 @@
-"""ONNX Runtime, imported without PyTorch: every module of ortflow that needs it takes it from here.
+"""ONNX Runtime, imported without PyTorch; every module of ortflow that needs it imports it from here.
 
-`import onnxruntime` of the training wheel looks for its front end for PyTorch. `onnxruntime.training` can still be
+In the training wheel, `import onnxruntime` searches for its PyTorch front end. `onnxruntime.training` can still be
 imported later.
 """
 

@@ -1,7 +1,8 @@
-"""What ortflow may replace or remove: only what it can prove to have written, and never through a link.
+"""Replaces or removes only files that ortflow can prove to have written, and never through a link.
 
-Called wherever a file or folder of ours goes. The proof is the caller's: a marker, a schema, or the names that ortflow
-gives to its own files. What cannot be proven stays where it is.
+Called wherever a file or folder of ours is written. The caller supplies the proof: a marker, a schema, or the names
+that
+ortflow gives to its own files. Anything else is left alone.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 
 TEMPORARY = r"\.(?:[^/]+\.(?:a\d+-)?[a-z0-9_]{8}|nfs[0-9a-f]+)"
-"""Pattern of a file that `write_atomically` left when its process was killed, or NFS while somebody has it open."""
+"""Pattern of files left by `write_atomically` when its process was killed, or by NFS while a file is open."""
 
 
 OF_AN_ATTEMPT = re.compile(r"\.[^/]+\.a\d+-[a-z0-9_]{8}")
@@ -23,10 +24,11 @@ OF_A_LAUNCHER = re.compile(
 
 
 def sweep_temporaries(folder: Path) -> list[Path]:
-    """Remove what attempts and launchers that were killed left of files being replaced; returns which.
+    """Remove temporary files that killed attempts and launchers left; returns their paths.
 
-    Only for who holds the run directory, with no rank alive. What asks a run to stop is written by anybody, and stays.
-    Checkpoints tidy up their own folder. Raises nothing.
+    Must only be called by the holder of the run directory, with no rank alive. Requests to stop are written by anybody,
+    and
+    kept. Checkpoints clean their own folder. Raises nothing.
     """
     gone = []
     for root, folders, files in os.walk(folder):
@@ -44,7 +46,7 @@ def sweep_temporaries(folder: Path) -> list[Path]:
 def strangers(folder: Path, ours: re.Pattern[str]) -> Iterator[str]:
     """Names below `folder`, relative to it, of links, and of files and empty folders that `ours` does not match.
 
-    The names of empty folders are matched with `/` behind them.
+    Names of empty folders are matched with `/` appended.
     """
     for root, folders, files in os.walk(folder):
         for name in sorted((*folders, *files)):
@@ -59,12 +61,12 @@ def strangers(folder: Path, ours: re.Pattern[str]) -> Iterator[str]:
 
 
 def is_folder(path: Path) -> bool:
-    """Whether a real folder lies there, not a link to one."""
+    """Whether the path is a real folder, not a link to one."""
     return path.is_dir() and not path.is_symlink()
 
 
 def remove(folder: Path, ours: re.Pattern[str]) -> bool:
-    """`clear`, and the folder itself if nothing is left in it; returns whether it is gone. Raises OSError."""
+    """`clear` a folder, and remove it if it is empty then; returns whether it was removed. Raises OSError."""
     if is_folder(folder):
         clear(folder, ours)
         with suppress(OSError):  # not empty
@@ -73,9 +75,10 @@ def remove(folder: Path, ours: re.Pattern[str]) -> bool:
 
 
 def clear(folder: Path, ours: re.Pattern[str]) -> None:
-    """Remove the files below `folder` that `ours` matches, and the folders in it that are empty then.
+    """Remove the files below `folder` that `ours` matches, and folders that become empty.
 
-    Names are relative to `folder`; a folder that was empty before goes if its name with `/` behind it matches. Links
+    Names are relative to `folder`; a folder that was already empty is removed if its name with `/` appended matches.
+    Links
     are neither followed nor removed. Raises OSError.
     """
     for root, folders, files in os.walk(folder, topdown=False):
@@ -90,7 +93,7 @@ def clear(folder: Path, ours: re.Pattern[str]) -> None:
 
 
 def exchange(new: Path, path: Path, aside: Path) -> None:
-    """Rename `new` to `path`; a folder there goes to `aside`, and comes back where that fails. Raises OSError."""
+    """Rename `new` to `path`; an existing folder is moved to `aside`, and restored on failure. Raises OSError."""
     before = is_folder(path) or (os.path.lexists(path) and is_folder(new))
     if before:
         os.rename(path, aside)
@@ -103,9 +106,9 @@ def exchange(new: Path, path: Path, aside: Path) -> None:
 
 
 def exchange_all(new: Mapping[Path, Path], aside: Path) -> None:
-    """Rename each new file to its path; files there go to the folder `aside`, and come back if any of it fails.
+    """Rename each new file to its path; existing files are moved to the folder `aside`, and restored on any failure.
 
-    `new` is by path. The paths have different names. Raises OSError.
+    `new` is keyed by path. The paths have different names. Raises OSError.
     """
     done: list[tuple[Path, Path]] = []
     steps = [(path, aside / path.name) for path in new if os.path.lexists(path)]

@@ -1,4 +1,4 @@
-"""How far a run is: what a checkpoint holds besides the flat buffers. Plain numbers, equal on all ranks."""
+"""The progress of a run: the part of a checkpoint besides the flat buffers. Plain numbers, equal on all ranks."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ REQUIRED = ("step", "updates", "epoch", "sample")
 
 @dataclass
 class Progress:
-    """Counters of a run; `epoch` and `sample` are the global place of the next sample."""
+    """Counters of a run; `epoch` and `sample` are the global position of the next sample."""
 
     step: int = 0
-    """Steps done, skipped ones included."""
+    """Completed steps, including skipped ones."""
     updates: int = 0
-    """Parameter updates done: what Adam's bias correction counts."""
+    """Completed parameter updates: the count of Adam's bias correction."""
     epoch: int = 0
     sample: int = 0
-    """Samples of the epoch already seen, over all ranks."""
+    """Samples of the epoch that were used, over all ranks."""
     skipped_in_a_row: int = 0
     skipped: int = 0
     evaluated_step: int = 0
-    """Last step behind which the evaluation set was run to its end."""
+    """Last step after which an evaluation was completed."""
     best_metric: float | None = None
     best_of: str | None = None
     """What `best_metric` was measured on; None if an earlier version saved it."""
@@ -34,14 +34,14 @@ class Progress:
     """The trainer's own numbers."""
 
     def to_json(self) -> dict[str, Any]:
-        """Plain data for a manifest."""
+        """JSON-serialisable data for a manifest."""
         return asdict(self)
 
     @classmethod
     def from_json(cls, record: dict[str, Any]) -> Progress:
-        """What `to_json` wrote; fields of a later version are passed over, those of an earlier one take defaults.
+        """Read data that `to_json` returned; unknown fields are ignored, missing ones take defaults.
 
-        Raises ValueError with the reason where it cannot be that.
+        Raises ValueError with the reason if it is invalid.
         """
         missing = [name for name in REQUIRED if name not in record]
         if missing:
@@ -55,7 +55,7 @@ class Progress:
 
 
 def _is(declared: str, value: Any) -> bool:
-    """Whether a value has the type of a field: a count, a flag, or a number or text that may be missing."""
+    """Whether a value has the type of a field: a count, a flag, or an optional number or text."""
     if declared == "int":
         return type(value) is int and value >= 0
     if declared == "bool":
@@ -68,17 +68,17 @@ def _is(declared: str, value: Any) -> bool:
 
 
 def dropout_seed(seed: int, step: int, place: int) -> int:
-    """A seed for one run of the training graph, on the micro-batch at a place of the step's global batch.
+    """The seed for one run of the training graph, on the micro-batch at `place` in the step's global batch.
 
-    From the place alone, so that a resumed run draws the same masks, with another number of ranks too.
+    Depends only on the position, so that a resumed run draws the same masks, also with another number of ranks.
     """
     return _hash(f"{seed}/{step}/{place}/0")
 
 
 def evaluation_seed(seed: int, place: int) -> int:
-    """A seed for one run of the evaluation graph, on the micro-batch at a place of the evaluation set.
+    """The seed for one run of the evaluation graph, on the micro-batch at `place` in the evaluation set.
 
-    The same in each evaluation, so that two differ by the parameters alone.
+    Equal in each evaluation, so that differences between evaluations come only from the parameters.
     """
     return _hash(f"{seed}/evaluation/{place}")
 

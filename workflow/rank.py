@@ -1,7 +1,7 @@
-"""What every rank runs, wherever it was placed: `python -m ortflow.workflow.rank RUN_DIR`.
+"""The program of every rank, on every backend: `python -m ortflow.workflow.rank RUN_DIR`.
 
-Started by mpirun, srun or alone. The order at the top is on purpose: the stop signals first, because a preemption
-does not wait for imports; then the log, so that whatever fails later is read by somebody; the heavy imports last.
+Started by mpirun, srun or alone. The order at the start matters: first the stop signals, because a preemption does not
+wait for imports; then the log, so that later errors are recorded; the heavy imports last.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ GONE = "restore the file, or submit the run from the beginning with --fresh"
 
 
 def main(arguments: list[str]) -> int:
-    """Run this rank to its end; the exit code of the design's table."""
+    """Run this rank to its end; returns the exit code."""
     try:
         return run_rank(arguments)
     except OSError as error:
-        # Before there is a record to write into: of the log, of a lock.
+        # The log or a lock cannot be opened, so there is no record to write to.
         print(f"error: {error.filename or arguments[0]}: {error.strerror}", flush=True)
         return EXIT_FAILURE
 
 
 def run_rank(arguments: list[str]) -> int:
-    """`main`; raises OSError if log, locks and records of the run directory cannot be opened."""
+    """Run this rank. Raises OSError if log, locks and records of the run directory cannot be opened."""
     run_dir = RunDir(Path(arguments[0]).resolve())
     stop = StopFlag(run_dir.stop_request)
     stop.install()
@@ -50,7 +50,7 @@ def run_rank(arguments: list[str]) -> int:
         return EXIT_USER
     if os.environ.get("ORTFLOW_DIE_WITH_PARENT") and place.manager != "none":
         die_with_parent()
-    if os.environ.get("ORTFLOW_LAUNCHER"):  # without one, whoever started this rank collects what it prints
+    if os.environ.get("ORTFLOW_LAUNCHER"):  # without a log, the process that started this rank collects its output
         redirect_output(run_dir.log(attempt, place.rank))
     guard_log()
     fence = of_this_rank(run_dir)
@@ -71,14 +71,14 @@ def run_rank(arguments: list[str]) -> int:
 
 
 def lacking(run_dir: RunDir) -> str:
-    """What a rank without a run file does not find: the whole directory, or that file alone."""
+    """What a rank without a run file is missing: the whole directory, or only that file."""
     if run_dir.attempts.exists():
         return f"finds no {run_dir.run_file}, although other files of the run exist: {GONE}"
     return f"does not see the run directory {run_dir.root}: {UNSEEN}"
 
 
 def die_with_parent() -> None:
-    """Have the kernel kill this rank when its process manager dies: nobody is left behind (Linux)."""
+    """Let the kernel kill this rank when its process manager dies, so that no rank is left behind (Linux)."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
         if os.getppid() == 1:
@@ -86,7 +86,7 @@ def die_with_parent() -> None:
 
 
 def redirect_output(path: Path) -> None:
-    """Standard output and error, also of libraries, into this rank's own log."""
+    """Redirect standard output and error, including those of libraries, to this rank's log."""
     path.parent.mkdir(parents=True, exist_ok=True)
     descriptor = open_regular(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     os.dup2(descriptor, 1)
@@ -100,12 +100,12 @@ def hold_ranks_lock(path: Path) -> int:
     try:
         fcntl.flock(descriptor, fcntl.LOCK_SH)
     except OSError as error:
-        # Some parallel file systems are mounted without locks; there the fence has to serve alone.
+        # Some parallel file systems are mounted without locks; there only the fence protects the run.
         if error.errno not in (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP):
             raise
     return descriptor
 
 
 if __name__ == "__main__":
-    # Threads of libraries must not delay or change the end that was decided on.
+    # Threads of libraries must not delay or change the exit code.
     os._exit(main(sys.argv[1:]))

@@ -1,7 +1,8 @@
-"""Who am I: the table from neutral names to the variables each process manager sets.
+"""The rank's number and place, from the variables that each process manager sets.
 
-Read before MPI is initialised, so that a rank can name its log and rank 0 can begin to configure. The numbers are
-checked against MPI's own in step `runtime`: a wrong process manager gives silent worlds of one.
+Read before MPI is initialised, so that a rank can name its log and rank 0 can begin to configure. Step `runtime`
+compares
+the numbers with MPI's own: with the wrong process manager, each rank silently becomes a world of one.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ TABLE: tuple[tuple[str, str, str, str, str], ...] = (
         "OMPI_COMM_WORLD_LOCAL_SIZE",
     ),
     ("MPICH", "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"),
-    # Of Slurm's variables only those of a step: the batch script and salloc's shell see SLURM_PROCID=0 too.
+    # Of Slurm's variables, only those of a step: in the batch script and salloc's shell SLURM_PROCID is 0, too.
     ("Slurm", "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", "SLURM_STEP_TASKS_PER_NODE"),
     ("PMIx", "PMIX_RANK", "PMIX_SIZE", "PMIX_LOCAL_RANK", "PMIX_LOCAL_SIZE"),
 )
@@ -30,7 +31,7 @@ TABLE: tuple[tuple[str, str, str, str, str], ...] = (
 
 @dataclass(frozen=True)
 class Place:
-    """A rank's place in the world, as its process manager tells it."""
+    """A rank's place in the world according to its process manager."""
 
     rank: int
     world_size: int
@@ -41,13 +42,13 @@ class Place:
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str] = os.environ) -> Place:
-        """The first process manager of the table that set a rank; rank 0 of 1 if none did."""
+        """Read the first process manager of the table that set a rank; rank 0 of 1 if none did."""
         for manager, rank, world, local_rank, local_size in TABLE:
             if rank in environment and world in environment:
                 return cls(
                     rank=int(environment[rank]),
                     world_size=int(environment[world]),
-                    # srun speaks PMI with MPICH and tells the place on the node in variables of its own.
+                    # srun uses PMI for MPICH, and sets variables of its own for the local rank.
                     local_rank=int(environment.get(local_rank) or environment.get("SLURM_LOCALID") or "0"),
                     local_size=_local_size(environment, local_size),
                     manager=manager,
@@ -65,6 +66,6 @@ def _local_size(environment: Mapping[str, str], name: str) -> int:
 
 
 def _counts(text: str) -> list[int]:
-    """Tasks of each node of a step, which Slurm writes as `2(x3),1`."""
+    """Expand the tasks of each node of a step, which Slurm writes as `2(x3),1`."""
     found = re.findall(r"(\d+)(?:\(x(\d+)\))?", text)
     return [int(count) for count, times in found for _ in range(int(times or 1))] or [1]

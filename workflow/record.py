@@ -1,7 +1,7 @@
-"""What a line of events or of attempts.jsonl must look like to be one of ours.
+"""Validation of the lines of event files and attempts.jsonl.
 
-Readers pass over a line that does not fit; the process that may write the file sets it aside (`set_aside`). Kinds and
-fields that are not named here are of a later version, and stay. Pure but for `read_records` and `set_aside`.
+Readers skip an invalid line; the process that may write the file sets it aside (`set_aside`). Unknown kinds and fields
+belong to a later version, and are kept. Pure except `read_records` and `set_aside`.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from ortflow.workflow.files import lines_of, open_regular
 
 @dataclass(frozen=True)
 class Kind:
-    """A kind of record: its type in `record_schema`, and the fields that an event of a name must have."""
+    """A kind of record: its type in `record_schema`, and the required fields of each event."""
 
     type: Literal["Event", "Attempt"]
     needs: Mapping[str, tuple[str, ...]]
@@ -64,10 +64,10 @@ def _adapter(name: str) -> TypeAdapter[dict[str, Any]]:
 
 
 def parse(line: bytes, kind: Kind) -> dict[str, Any] | None:
-    """The record in a line; None if it is none of that kind. Pure."""
+    """The record in a line; None if it is not a valid record of that kind. Pure."""
     try:
         record = _adapter(kind.type).validate_json(line)
-    except ValueError:  # of pydantic
+    except ValueError:  # pydantic's ValidationError
         return None
     if any(field not in record for field in kind.needs.get(record["event"], ())):
         return None
@@ -79,16 +79,16 @@ def parse(line: bytes, kind: Kind) -> dict[str, Any] | None:
 
 
 def _is_finite(value: object) -> bool:
-    """Whether a metric can be shown; what is NaN or infinite is none, and passed over."""
+    """Whether a metric can be shown; NaN and infinite values are skipped."""
     if isinstance(value, int):
         return abs(value) < 2**63
     return not isinstance(value, float) or math.isfinite(value)
 
 
 def read_records(path: Path, kind: Kind) -> tuple[list[dict[str, Any]], list[int]]:
-    """The records of a file, oldest first, and the numbers of the lines that are none, from 1.
+    """The records of a file, oldest first, and the numbers of invalid lines, from 1.
 
-    Nothing if there is no such file. Raises OSError.
+    Empty if the file does not exist. Raises OSError.
     """
     records, damaged = [], []
     try:
@@ -104,9 +104,9 @@ def read_records(path: Path, kind: Kind) -> tuple[list[dict[str, Any]], list[int
 
 
 def set_aside(path: Path, kind: Kind) -> list[int]:
-    """Move the lines that are not valid records into the file with `.damaged` behind its name; their numbers, from 1.
+    """Move invalid lines to the file with `.damaged` appended to its name; returns their numbers, from 1.
 
-    Only for who may write the file; raises OSError.
+    Only for the process that may write the file. Raises OSError.
     """
     _, damaged = read_records(path, kind)
     if damaged:
@@ -116,9 +116,9 @@ def set_aside(path: Path, kind: Kind) -> list[int]:
 
 
 def rewrite(path: Path, keep: Callable[[int, bytes], bytes | None]) -> None:
-    """Write the file anew, atomically, with what `keep` makes of each numbered line; None goes to `.damaged`.
+    """Rewrite the file atomically with the result of `keep` for each numbered line; None moves the line to `.damaged`.
 
-    An empty line is left out of both. Raises OSError.
+    Empty lines are dropped. Raises OSError.
     """
     from ortflow.workflow.rundir import replacing
 
@@ -141,7 +141,7 @@ def _append(path: Path, data: bytes) -> None:
 
 
 def damage_words(path: Path, damaged: list[int], *, aside: bool = False) -> str | None:
-    """What is said of a file with lines that are not valid records; None if there are none. Pure."""
+    """The message about a file with invalid lines; None if there are none. Pure."""
     if not damaged:
         return None
     listed = ", ".join(map(str, damaged[:3])) + (f" and {len(damaged) - 3} more" if len(damaged) > 3 else "")

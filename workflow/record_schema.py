@@ -1,6 +1,6 @@
-"""The fields of events and of attempts.jsonl, and their types: what `record` validates lines by.
+"""The fields and types of events and of attempts.jsonl, by which `record` validates lines.
 
-A module of its own because pydantic takes a while to import, and `--help` reads `record`.
+A separate module because importing pydantic takes time, and `--help` imports `record`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ STRICT = ConfigDict(strict=True, extra="allow", allow_inf_nan=False)
 
 
 class Event(TypedDict, total=False):
-    """A line of a rank's events; docs/events.md tells what the fields mean."""
+    """A line of a rank's events; docs/events.md describes the fields."""
 
     __pydantic_config__ = STRICT  # type: ignore[misc]
 
@@ -51,7 +51,7 @@ class Event(TypedDict, total=False):
 
 
 class Change(TypedDict):
-    """A key of the run file that has another value."""
+    """A changed key of the run file."""
 
     key: str
     before: Any

@@ -1,6 +1,6 @@
-"""The run directory: what lies where. Pure paths and small records; survives every attempt.
+"""The layout of the run directory, which survives every attempt: pure paths and small records.
 
-Launchers, ranks and readers all go through here. Nothing here may import ONNX Runtime or MPI.
+Used by launchers, ranks and readers. Must not import ONNX Runtime or MPI.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ OWN_FILES = re.compile(
     """,
     re.VERBOSE,
 )
-"""What lies in a run directory before its first step."""
+"""Contents of a run directory before its first step."""
 
 
 @dataclass(frozen=True)
@@ -52,32 +52,32 @@ class RunDir:
 
     @property
     def plan(self) -> Path:
-        """What configure resolved: layout, steps, batch sizes."""
+        """The result of configure: layout, steps, batch sizes."""
         return self.root / "plan.json"
 
     @property
     def graphs(self) -> Path:
-        """Training, evaluation and optimizer graph, shared by all ranks."""
+        """Training, evaluation and optimizer graphs, shared by all ranks."""
         return self.root / "graphs"
 
     @property
     def attempts(self) -> Path:
-        """One JSON line when an attempt starts, one when it ends."""
+        """One JSON line when an attempt starts, and one when it ends."""
         return self.root / "attempts.jsonl"
 
     @property
     def lock(self) -> Path:
-        """Held by the launcher while the run is its own."""
+        """Locked by the launcher that owns the run."""
         return self.root / ".launcher.lock"
 
     @property
     def ranks_lock(self) -> Path:
-        """Held, shared, by every living rank."""
+        """Locked, shared, by every living rank."""
         return self.root / ".ranks.lock"
 
     @property
     def stop_request(self) -> Path:
-        """Exists while somebody has asked the run to save and leave."""
+        """Exists while a request to save and stop is pending."""
         return self.root / ".stop"
 
     @property
@@ -87,14 +87,14 @@ class RunDir:
 
     @property
     def heartbeat(self) -> Path:
-        """Touched by rank 0 wherever it passes a point that all ranks must reach."""
+        """Touched by rank 0 at each point that all ranks must reach."""
         return self.root / ".heartbeat"
 
     @property
     def is_ours(self) -> bool:
-        """Whether ortflow has made a run here: a file named run.yaml alone may be a user's.
+        """Whether ortflow has created a run here; a single file run.yaml may be a user's.
 
-        It stands beside the attempts, the record of a cluster, or a lock and then names its own run directory.
+        There must also be attempts, a cluster's record, or a lock and a run.yaml that names its own run directory.
         """
         if not self.run_file.is_file():
             return False
@@ -103,7 +103,7 @@ class RunDir:
         return self.lock.is_file() and re.search(rb"^run_dir: ", read_whole(self.run_file), re.MULTILINE) is not None
 
     def events(self, rank: int) -> Path:
-        """JSON-lines events of a rank."""
+        """Events of a rank, in JSON lines."""
         return self.root / "events" / f"rank-{rank:04d}.jsonl"
 
     def log(self, attempt: int, rank: int) -> Path:
@@ -111,34 +111,34 @@ class RunDir:
         return self.root / "logs" / f"attempt-{attempt:02d}" / f"rank-{rank:04d}.log"
 
     def launcher_log(self, attempt: int) -> Path:
-        """What mpirun itself said in an attempt."""
+        """Output of mpirun itself in an attempt."""
         return self.root / "logs" / f"attempt-{attempt:02d}" / "launcher.log"
 
     def read_attempts(self) -> list[dict[str, Any]]:
-        """Every record, oldest first; lines that are none are passed over."""
+        """Every record, oldest first; invalid lines are skipped."""
         return read_records(self.attempts, ATTEMPTS)[0]
 
     def record_attempt(self, **fields: Any) -> None:
-        """Append a record: `event` is start or end; an end tells its `cause`. Raises OSError."""
+        """Append a record: `event` is start or end; an end has a `cause`. Raises OSError."""
         append_json_line(self.attempts, {"time": time.time(), **fields})
 
 
 def relocated(path: str, old: str | None, root: Path) -> str:
-    """Where something of a run directory lies that was `old` once and is `root` now. Pure."""
+    """The path of something in a run directory that was `old` and is `root` now. Pure."""
     if old is not None and Path(path).is_relative_to(old):
         return str(root / Path(path).relative_to(old))
     return path
 
 
 def append_json_line(path: Path, record: dict[str, Any]) -> None:
-    """Append one line in one write, so that two writers never mix; all of it or nothing. Raises OSError."""
+    """Append one line in one write, so that two writers do not mix; all or nothing. Raises OSError."""
     path.parent.mkdir(parents=True, exist_ok=True)
     line = (json.dumps(record, separators=(",", ":")) + "\n").encode()
     descriptor = open_regular(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW)
     try:
         size = os.fstat(descriptor).st_size
         if size and os.pread(descriptor, 1, size - 1) != b"\n":
-            # What a power cut or a full disk left of a line must not become the beginning of this one.
+            # An incomplete line, left by a power failure or a full disk, must not become the start of this one.
             line = b"\n" + line
         written = os.write(descriptor, line)
         if written != len(line):
@@ -151,16 +151,17 @@ def append_json_line(path: Path, record: dict[str, Any]) -> None:
 
 
 def write_atomically(path: Path, data: bytes) -> None:
-    """The whole file or the old one. Raises OSError that names the file."""
+    """Replace a file atomically. Raises OSError that names the file."""
     with replacing(path) as file:
         file.write(data)
 
 
 @contextmanager
 def replacing(path: Path) -> Iterator[BinaryIO]:
-    """A file that becomes `path` behind the block: written beside it, fsynced, renamed; the folder fsynced too.
+    """Replace `path` atomically at the end of the block: written beside it, fsynced, renamed; the folder is fsynced,
+    too.
 
-    Where the block raises, the old one stays. The user's umask holds. Raises OSError that names the file.
+    If the block raises, the old file stays. The user's umask applies. Raises OSError that names the file.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     attempt = os.environ.get("ORTFLOW_ATTEMPT")
@@ -184,7 +185,7 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
 
 
 def sync_directory(path: Path) -> None:
-    """Make renames in a folder last through a power cut."""
+    """Make renames in a folder durable."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -1,4 +1,4 @@
-"""The packages that bring ONNX Runtime. Plain data: everything may import this module."""
+"""The packages that provide ONNX Runtime. Plain data: every module may import this one."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ RUNTIMES = (
     *("onnxruntime", "onnxruntime-training-cpu", "onnxruntime-training", "onnxruntime-gpu"),
     *("onnxruntime-directml", "onnxruntime-openvino", "onnxruntime-rocm", "onnxruntime-qnn"),
 )
-"""Each owns the module `onnxruntime`: one that is installed later overwrites files of another."""
+"""All provide the module `onnxruntime`: installing a second one overwrites files of the first."""
 TRAINING = ("onnxruntime-training-cpu", "onnxruntime-training")
 OLDEST = (1, 20)
-"""Release from which on packages without training serve. Of those with training, 1.19.2 is the last."""
+"""Oldest supported release of packages without training. Of those with training, 1.19.2 is the last."""
 
 
 def installed_version(package: str) -> str | None:
-    """Version of a package of this interpreter; None if it is not installed."""
+    """Version of a package in this interpreter; None if it is not installed."""
     try:
         return metadata.version(package)
     except metadata.PackageNotFoundError:
@@ -23,6 +23,5 @@ def installed_version(package: str) -> str | None:
 
 
 def installed_runtime() -> str:
-    """Name of the first installed package of ONNX Runtime; `onnxruntime` where none is known, as with a build of one's
-    own."""
+    """Name of the first installed package of ONNX Runtime; `onnxruntime` if none is known, as for a custom build."""
     return next((name for name in RUNTIMES if installed_version(name) is not None), RUNTIMES[0])

@@ -1,4 +1,4 @@
-"""TensorBoard's file of scalars, written through: what a full disk refuses waits, and no step waits for it.
+"""Writes TensorBoard's scalars, unbuffered; scalars rejected by a full disk are kept, and no step waits.
 
 The format is that of TensorBoard's event files: records of tensorflow.Event, each framed by its length and checksums
 (https://www.tensorflow.org/tutorials/load_data/tfrecord). Messages and checksum are tensorboardX's.
@@ -18,11 +18,11 @@ from ortflow.workflow.hidden import hidden
 from ortflow.workflow.waiting import WaitingFile
 
 MOST_OWED = 100_000
-"""Records that wait for room on a full disk; older ones are lost, which leaves a gap in a picture."""
+"""Largest number of records that wait for space on a full disk; older ones are lost."""
 
 
 class ScalarLog:
-    """A new file in `folder`; scalars of earlier files from step `purge` on are taken back."""
+    """A new file in `folder`; scalars of earlier files from step `purge` on are invalidated."""
 
     def __init__(self, folder: Path, purge: int) -> None:
         with hidden("torch"):
@@ -37,7 +37,7 @@ class ScalarLog:
         self._write(Event(wall_time=time.time(), step=purge, session_log=start))
 
     def add(self, step: int, values: Mapping[str, float]) -> None:
-        """The scalars of a step, by name."""
+        """Write the scalars of a step, by name."""
         found = [self._summary.Value(tag=name, simple_value=value) for name, value in values.items()]
         self._write(self._event(wall_time=time.time(), step=step, summary=self._summary(value=found)))
 

@@ -1,11 +1,11 @@
-"""The request to save and leave: a flag that every place looks at where a rank can wait.
+"""The request to save and stop: a flag that is checked wherever a rank can wait.
 
-Set by SIGTERM, SIGUSR2 or SIGINT, or by a file in the run directory where no signal reaches. The handler only sets
-the flag: saving, agreeing with other ranks and leaving are the executor's business. Installed before anything heavy
-is imported, because a preemption does not wait for imports.
+Set by SIGTERM, SIGUSR2 or SIGINT, or by a file in the run directory where no signal can be sent. The handler only sets
+the flag; the executor saves, agrees with other ranks and exits. Installed before anything heavy is imported, because a
+preemption does not wait for imports.
 
-The places that look are those that every rank passes again and again, so a look is also the sign of life (`beat`)
-by which a launcher tells a run that hangs.
+Every rank passes these checks again and again, so a check also updates the heartbeat (`beat`), by which a launcher
+detects a run that hangs.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from ortflow.workflow.clock import SYSTEM_CLOCK, Clock
 
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGUSR2, signal.SIGINT)
 FILE_PERIOD = 0.25
-"""Seconds between two looks at the file: a look is a system call, on a network file system a slow one."""
+"""Seconds between two checks of the file: a system call, which is slow on a network file system."""
 BEAT_PERIOD = 5.0
-"""Seconds between two signs of life."""
+"""Seconds between two heartbeats."""
 
 
 class StopFlag:
-    """Whether this rank was asked to leave, and by what."""
+    """Whether this rank was asked to stop, and by what."""
 
     def __init__(self, file: Path | None = None, clock: Clock = SYSTEM_CLOCK) -> None:
         self._reason: str | None = None
@@ -35,7 +35,7 @@ class StopFlag:
         self._next_beat = 0.0
 
     def install(self) -> None:
-        """Take over the stop signals; only in the main thread."""
+        """Install the handlers of the stop signals; only in the main thread."""
         for number in STOP_SIGNALS:
             signal.signal(number, self._handle)
 
@@ -43,16 +43,16 @@ class StopFlag:
         self.request(signal.Signals(number).name)
 
     def request(self, reason: str) -> None:
-        """Set the flag; the first reason stays."""
+        """Set the flag; the first reason is kept."""
         self._reason = self._reason or reason
 
     def beat(self, file: Path) -> None:
-        """From now on touch the file at each look, at most every BEAT_PERIOD."""
+        """From now on, touch the file at each check, at most every BEAT_PERIOD."""
         self._heartbeat = file
 
     @property
     def reason(self) -> str | None:
-        """Why this rank shall leave; None if it shall not."""
+        """Why this rank should stop; None if it should not."""
         if self._heartbeat is not None and self._clock.monotonic() >= self._next_beat:
             self._next_beat = self._clock.monotonic() + BEAT_PERIOD
             with contextlib.suppress(OSError):

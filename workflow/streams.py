@@ -1,7 +1,7 @@
-"""Standard output and error that nothing harms: no control character passes, and a full disk ends no process.
+"""Safe standard output and error: control characters are escaped, and a full disk does not end the process.
 
-Names in models, data, paths and messages of libraries are anybody's: an escape sequence in one would act on the
-terminal of the reader. Used by every program of ortflow that prints.
+Names in models, data, paths and messages of libraries are untrusted: an escape sequence would act on the reader's
+terminal. Used by every program of ortflow that prints.
 """
 
 from __future__ import annotations
@@ -17,30 +17,30 @@ from typing import Any, TextIO
 from ortflow.workflow.disk_space import is_full
 
 _CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
-"""Control characters but tab and line feed, and those that turn the direction of text."""
+"""Control characters except tab and line feed, and those that change the direction of text."""
 
 
 def plain(text: str) -> str:
-    """The text with each control character written out. Pure."""
+    """The text with control characters escaped. Pure."""
     return _CONTROL.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
 
 
 class PlainText(io.TextIOWrapper):
-    """A text stream that writes control characters out."""
+    """A text stream that escapes control characters."""
 
     def write(self, text: str) -> int:
-        """As TextIOWrapper; the number of characters of `text`."""
+        """As TextIOWrapper; returns the number of characters of `text`."""
         super().write(plain(text))
         return len(text)
 
 
 class Lossy(io.FileIO):
-    """A file that passes over what a full disk refuses, and says how much once there is room again."""
+    """A file that drops what a full disk rejects, and reports how much when there is space again."""
 
     lost = 0
 
     def write(self, data: Any) -> int:
-        """Write, or lose: always all of it."""
+        """Write or drop the data; always returns its full length."""
         taken = len(data)
         try:
             if self.lost:
@@ -57,7 +57,7 @@ class Lossy(io.FileIO):
 
 @contextmanager
 def guarded() -> Iterator[None]:
-    """Let no control character through `print`; what draws on a terminal on purpose writes to `sys.__stdout__`."""
+    """Escape control characters in `print`; code that draws on a terminal writes to `sys.__stdout__`."""
     before = sys.stdout, sys.stderr
     sys.stdout, sys.stderr = ours = _guarded(sys.stdout), _guarded(sys.stderr)
     try:
@@ -71,7 +71,9 @@ def guarded() -> Iterator[None]:
 
 
 def say(text: str) -> None:
-    """Print a line; where nobody reads any more, go silent for good, and on a full disk keep it for the next one."""
+    """Print a line. If the reader has closed the stream, stop printing; on a full disk, keep the line for the next
+    call.
+    """
     try:
         print(text, flush=True)
     except OSError as error:
@@ -82,7 +84,7 @@ def say(text: str) -> None:
 
 
 def _flush(stream: TextIO) -> None:
-    """Write out what a stream holds still; nobody can act on a failure any more."""
+    """Flush the stream; a failure is ignored."""
     try:
         stream.flush()
     except OSError:
@@ -97,7 +99,7 @@ def _silence(stream: TextIO) -> None:
 
 
 def guard_log() -> None:
-    """The same for a process whose output goes to a file, which may lie on a full disk."""
+    """The same for a process whose output goes to a file, which may be on a full disk."""
     sys.stdout, sys.stderr = (
         PlainText(
             io.BufferedWriter(Lossy(number, "ab", closefd=False)), "utf-8", "backslashreplace", line_buffering=True

@@ -1,7 +1,7 @@
-"""Finds the trainer that a run file names. Called by steps `configure` and `export`, `validate` and `schema`.
+"""Finds the trainer that a run file selects. Called by steps `configure` and `export`, `validate` and `schema`.
 
-`graph` is built in. Another one is an entry point of the group `ortflow.trainers`, in a package that is installed for
-the interpreter of the ranks.
+`graph` is built in. Others are entry points of the group `ortflow.trainers`, in packages that are installed for the
+ranks' interpreter.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ NEEDED = ("Options", "check_machine", "prepare", "inputs", "open")
 
 
 def builder_of(spec: RunSpec, run_dir: RunDir, report: Report) -> TrainerBuilder:
-    """The builder of a run's trainer. Raises UserError or Faults where name or options are wrong."""
+    """The builder of a run's trainer. Raises UserError or Faults if name or options are wrong."""
     kind = load_builder(spec.trainer.name)
     options = _options(kind, spec)
     export_path = run_dir.root / spec.export.path if spec.export.enabled else None
@@ -33,7 +33,7 @@ def builder_of(spec: RunSpec, run_dir: RunDir, report: Report) -> TrainerBuilder
 
 
 def load_builder(name: str) -> type[TrainerBuilder]:
-    """The class that a name stands for. Raises UserError if there is none, or if it cannot be used."""
+    """The class for a name. Raises UserError if there is none, or if it cannot be used."""
     known = {GRAPH.name: GRAPH} if name == GRAPH.name else installed()
     where = "trainer.name"
     if name not in known:
@@ -43,7 +43,7 @@ def load_builder(name: str) -> type[TrainerBuilder]:
     point = known[name]
     try:
         kind: type[TrainerBuilder] = point.load()
-    except Exception as error:  # whatever its module does
+    except Exception as error:  # its module may raise anything
         raise UserError(
             f"trainer {name!r} cannot be loaded from {point.value} ({type(error).__name__}: {error})",
             where=where,
@@ -60,7 +60,7 @@ def load_builder(name: str) -> type[TrainerBuilder]:
 
 
 def installed() -> dict[str, EntryPoint]:
-    """Every trainer by its name, `graph` among them."""
+    """Every trainer by name, including `graph`."""
     return {**{point.name: point for point in entry_points(group=GROUP)}, GRAPH.name: GRAPH}
 
 

@@ -1,6 +1,6 @@
-"""A file that is appended to, written through; what a full disk refuses waits in memory until the disk takes it.
+"""An append-only file, unbuffered; records rejected by a full disk wait in memory until it has space.
 
-Events and scalars are written by it: no step waits for room, and no rank ends for want of it.
+Used for events and scalars: no step waits for disk space, and no rank fails for lack of it.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from ortflow.workflow.files import open_regular
 
 
 class WaitingFile:
-    """Takes records in order; of more than `most` that wait, the oldest are lost, and counted in `lost`."""
+    """Takes records in order. If more than `most` are waiting, the oldest are lost, and counted in `lost`."""
 
     def __init__(self, path: Path, most: int) -> None:
         self.path, self.lost = path, 0
@@ -24,16 +24,16 @@ class WaitingFile:
         self._descriptor = open_regular(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW)
 
     def append(self, record: bytes) -> None:
-        """Write a record behind those that wait, or let it wait. Raises OSError, but not for a full disk."""
+        """Write a record after those that wait, or let it wait. Raises OSError, except for a full disk."""
         self._waiting.append(record)
         if len(self._waiting) > self._most:
-            # Not the first: part of it may stand in the file.
+            # Not the first: part of it may be in the file.
             del self._waiting[1]
             self.lost += 1
         self.catch_up()
 
     def catch_up(self) -> bool:
-        """Write what waits, as far as there is room; whether nothing waits any more. Raises OSError as `append`."""
+        """Write waiting records as far as there is space; returns whether none is left. Raises OSError as `append`."""
         while self._waiting:
             record = self._waiting[0]
             try:
@@ -53,5 +53,5 @@ class WaitingFile:
         os.close(self._descriptor)
 
     def reopen(self) -> None:
-        """Open the file again, which must exist: another may stand in its place by now."""
+        """Reopen the file, which must exist: another file may have replaced it."""
         self._descriptor = open_regular(self.path, os.O_WRONLY | os.O_APPEND | os.O_NOFOLLOW)

@@ -1,1 +1,1 @@
-"""The graphs of a run, put together from its model, and tried in a process of their own."""
+"""Builds the graphs of a run from its model, and loads them in a separate process as a test."""

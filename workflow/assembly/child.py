@@ -1,7 +1,7 @@
-"""The process in which ONNX Runtime loads a graph for the first time: where a crash of it becomes a sentence.
+"""A process in which ONNX Runtime loads a graph for the first time, so that a crash becomes an error message.
 
-Started by `build` as `python -m ortflow.workflow.assembly.child`, both ends of whose pipes are here. The child
-imports ONNX Runtime and nothing else that takes time; what it prints is kept from the user's terminal.
+Started by `build` as `python -m ortflow.workflow.assembly.child`; this module has both ends of its pipes. The child
+imports ONNX Runtime and little else, and its output does not reach the user's terminal.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class _Ended(Exception):
 
 
 class Child:
-    """The parent's end: starts the process immediately, so that it is ready by the time it is asked."""
+    """The parent's end. Starts the process immediately, so that it is ready when needed."""
 
     def __init__(self) -> None:
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115 - closed with the process
@@ -51,7 +51,7 @@ class Child:
             stdout=subprocess.PIPE,
             stderr=self._errors,
             env=environment,
-            # `-m` searches the current folder first, where a user may have modules of the same names.
+            # `-m` searches the current folder first, which may contain modules with the same names.
             cwd="/",
         )
 
@@ -65,16 +65,20 @@ class Child:
         self._errors.close()
 
     def load(self, model: bytes, device: str, kernels: Path | None = None) -> None:
-        """Make a session of the graph, as a rank will.
+        """Open a session of the graph, as a rank will.
 
-        Raises RuntimeFault where a kernel is missing or ONNX Runtime crashes twice, EndedBySignal where the process was
-        ended from outside.
+        Raises
+        ------
+        RuntimeFault
+            If a kernel is missing, or ONNX Runtime crashes twice.
+        EndedBySignal
+            If the process was ended by a signal from outside.
         """
         request = {"providers": PROVIDERS[device], "kernels": str(kernels or "")}
         try:
             reply = self._ask(request, model)
         except _Ended:
-            # A signal from outside may look like a crash; the graph's own comes again.
+            # A signal from outside may look like a crash; a crash caused by the graph repeats.
             self._stop()
             self._errors.truncate(self._errors.seek(0))
             self.process = self._start()
@@ -99,7 +103,7 @@ class Child:
         self.process.communicate()
 
     def _last_words(self) -> str:
-        """What the dead process said last, or how it ended."""
+        """The last output of the dead process, or how it ended."""
         code = self.process.wait()
         check_signal(code, "the process in which ONNX Runtime loads the graphs")
         self._errors.seek(0)
@@ -126,9 +130,9 @@ def _receive(pipe: IO[bytes]) -> tuple[dict[str, Any], bytes]:
 
 
 def serve() -> None:
-    """The child: answers until its input ends."""
+    """The child's loop: replies until its input ends."""
     replies = os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)  # what ONNX Runtime prints must not mix with the replies
+    os.dup2(2, 1)  # the output of ONNX Runtime must not mix with the replies
     requests = sys.stdin.buffer
     from ortflow.workflow.onnx_runtime import native as runtime
 
@@ -139,7 +143,7 @@ def serve() -> None:
             return
         try:
             _load(runtime, request, payload)
-        except Exception as error:  # noqa: BLE001 - whatever it is, the parent makes a sentence of it
+        except Exception as error:  # noqa: BLE001 - the parent reports any exception
             _send(replies, {"error": str(error)}, b"")
         else:
             _send(replies, {}, b"")

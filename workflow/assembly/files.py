@@ -1,4 +1,4 @@
-"""Writes what `build` has made into the run's folder, graphs.json last."""
+"""Writes the files of `build` into the run's folder, graphs.json last."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ortflow.workflow.rundir import sync_directory, write_atomically
 
 
 def write_files(result: GraphSet, files: Mapping[str, bytes], tensors: Mapping[str, np.ndarray]) -> None:
-    """Everything into the set's folder, graphs.json last."""
+    """Write everything into the set's folder, graphs.json last."""
     root = result.root
     if root.is_symlink():
         raise UserError(
@@ -31,7 +31,7 @@ def write_files(result: GraphSet, files: Mapping[str, bytes], tensors: Mapping[s
             for graph in (result.train, result.optimizer)
         )
         for graph in (result.infer, result.optimizer, *forms):
-            # What an earlier attempt left.
+            # Files of an earlier attempt.
             graph.unlink(missing_ok=True)
         for name, data in files.items():
             write_atomically(root / name, data)
@@ -42,17 +42,17 @@ def write_files(result: GraphSet, files: Mapping[str, bytes], tensors: Mapping[s
         save_file({name: np.ascontiguousarray(array) for name, array in tensors.items()}, temporary)
         with temporary.open("rb+") as file:
             os.fsync(file.fileno())
-        # safetensors lets nobody else read; who may is the user's umask to say.
+        # safetensors creates files that only the owner can read; apply the user's umask instead.
         temporary.chmod(stat.S_IMODE(mode))
         os.replace(temporary, result.initial)
         sync_directory(root)
         result.save()
     except (OSError, SafetensorError) as error:
-        # safetensors tells the system's error in words alone.
+        # safetensors reports the system's error only as text.
         if is_full(error) or any(f"os error {code}" in str(error) for code in FULL):
             needed = sum(map(len, files.values())) + sum(array.nbytes for array in tensors.values())
             raise OutOfDisk(root, needed) from error
-        # Of a file that is moved to its place, the place counts.
+        # If a temporary file is moved to its destination, the destination is named.
         place = getattr(error, "filename2", None) or getattr(error, "filename", None) or root
         reason = getattr(error, "strerror", None) or str(error)
         raise UserError(f"cannot write {place}: {reason}", where="run_dir") from None

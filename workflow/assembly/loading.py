@@ -1,6 +1,6 @@
-"""Whether ONNX Runtime loads a graph, asked in a child process, and the node to name where it does not.
+"""Checks in a child process whether ONNX Runtime loads a graph, and which node is at fault if it does not.
 
-Called by `build` with graphs that are complete.
+Called by `build` with complete graphs.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _MADE = re.compile(r"^(.*)_Grad/[^/]*$")
 def check_loads(child: Child, model: bytes, what: str, device: str, forward: onnx.ModelProto) -> None:
     """Raises UserError if ONNX Runtime cannot run the graph on the device.
 
-    Names the node if ONNX Runtime does, and its place in PyTorch if `forward`, which the graph was made of, says it.
+    Names the node if ONNX Runtime does, and its origin in PyTorch if the `forward` graph records it.
     """
     try:
         child.load(model, device)
@@ -51,7 +51,7 @@ def check_loads(child: Child, model: bytes, what: str, device: str, forward: onn
 
 
 def kernels_fault(child: Child, model: bytes, library: Library | None, device: str) -> str | None:
-    """Why the graph with our own operators does not load here; None if it does, or if no library can tell."""
+    """Why the graph with our own operators cannot be loaded; None if it can, or if there is no library."""
     if library is None or library.path is None:
         return None
     try:
@@ -62,7 +62,7 @@ def kernels_fault(child: Child, model: bytes, library: Library | None, device: s
 
 
 def _named(forward: onnx.ModelProto, name: str, operator: str = "") -> str:
-    """A node that ONNX Runtime gives the name of, as messages name it."""
+    """How messages name a node that ONNX Runtime reports."""
     node = node_of(name, forward.graph.node)
     if node is not None and (not operator or node.op_type == operator):
         return walk.called(node)
@@ -71,7 +71,7 @@ def _named(forward: onnx.ModelProto, name: str, operator: str = "") -> str:
 
 
 def _short(fault: RuntimeFault) -> str:
-    """The fault in a few words: ONNX Runtime's messages carry file names and C++ signatures."""
+    """Shorten the error message: ONNX Runtime's messages contain file names and C++ signatures."""
     if fault.crashed:
         return f"it crashed, {fault.message}"
     text = " ".join(fault.message.split())

@@ -1,8 +1,8 @@
-"""The content of a rank's file at the moment of a save, returned piece by piece, in order.
+"""The content of a rank's file at the time of a save, returned in pieces, in order.
 
-The end of the file is copied first, into memory that is kept from save to save. What lies before it is read from the
-live buffers, which have to stay as they are until the disk has taken it. A small state is copied as a whole; of a large
-one there is never a second copy.
+The end of the file is copied first, into memory that is reused by every save. The part before it is read from the live
+buffers, which must not change until it has been written. A small state is copied as a whole; of a large one there is
+never a second copy.
 """
 
 from __future__ import annotations
@@ -22,31 +22,33 @@ if TYPE_CHECKING:
     from ortflow.workflow.device.shard import Shard
 
 CHUNK = 8 << 20
-"""Bytes of a piece: long enough for the disk to run at its full speed."""
+"""Bytes per piece, large enough for the full speed of a disk."""
 
 
 class Image:
-    """The file of `layout` over live buffers."""
+    """The file of `layout`, over live buffers."""
 
     def __init__(self, layout: FileLayout, buffers: Mapping[str, Buffer | Shard]) -> None:
         self._layout, self._buffers = layout, buffers
         self._end = _pages(layout.size)
         self._split = _pages(max(0, layout.size - KEPT))
-        # Taken and touched here, so that no step pays for it.
+        # Allocated and touched here, so that no step waits for it.
         self._kept = _memory(self._end - self._split)
         self._piece = _memory(min(CHUNK, self._split))
         self.released = threading.Event()
-        """The buffers may change."""
+        """Set while the buffers may change."""
         self.released.set()
 
     def copy(self) -> None:
-        """Copy the end; a small state may change from here on."""
+        """Copy the end; a small state may change afterwards."""
         self._fill(self._kept, self._split, self._end)
         if not self._split:
             self.released.set()
 
     def pieces(self) -> Iterator[memoryview]:
-        """The file in whole pages behind `copy`, zero behind its end; each piece is valid until the next one."""
+        """The file in whole pages, with zeros after its end; each piece is valid until the next one. Call `copy`
+        before.
+        """
         for start in range(0, self._split, CHUNK):
             stop = min(start + CHUNK, self._split)
             self._fill(self._piece, start, stop)
@@ -76,7 +78,7 @@ def _pages(size: int) -> int:
 
 
 def _memory(size: int) -> mmap.mmap:
-    """Page-aligned, zero, every page touched; one page where nothing is needed."""
+    """Page-aligned zeroed memory with every page touched; one page if nothing is needed."""
     memory = mmap.mmap(-1, max(size, PAGE))
     if hasattr(mmap, "MADV_HUGEPAGE"):
         memory.madvise(mmap.MADV_HUGEPAGE)

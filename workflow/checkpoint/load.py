@@ -36,19 +36,19 @@ class Window:
 
 
 def window_for(buffer: Buffer | Shard) -> Window:
-    """Memory of the host for what this rank holds of a buffer."""
+    """Host memory for the part of a buffer that this rank holds."""
     part, start = (buffer.part, buffer.start) if isinstance(buffer, Shard) else (buffer, 0)
     return Window(np.empty(part.count, part.dtype), start, buffer.count)
 
 
 def fill(buffer: Buffer | Shard, window: Window) -> None:
-    """Write what `window_for` this buffer has taken up."""
+    """Write the contents of a window made by `window_for` to its buffer."""
     (buffer.part if isinstance(buffer, Shard) else buffer).write(window.array)
 
 
 @dataclass(frozen=True)
 class Loaded:
-    """A checkpoint in memory: flat buffers in host arrays by name, whole, or what a window shows of them."""
+    """A checkpoint in memory: whole flat buffers as host arrays by name, or the parts that windows select."""
 
     manifest: Manifest
     buffers: Mapping[str, Array]
@@ -62,11 +62,29 @@ def load(
     index: FlatIndex | None = None,
     partial: bool = False,
 ) -> Loaded:
-    """Read the checkpoint of a step; into `out` (one-dimensional arrays or windows, by buffer name) if given.
+    """Read the checkpoint of a step.
 
-    Buffers that are not in `out` are verified and not kept. With an `index`, to resume training, the checkpoint must
-    have exactly the buffers of `out`, or more with `partial`, and the same tensors at the same offsets.
-    Raises Damaged, and then `out` may be half filled; UserError if the checkpoint is of something else.
+    Parameters
+    ----------
+    store
+        Location of the checkpoints.
+    step
+        The step.
+    out
+        Arrays [count] or windows to read into, by buffer name; all buffers are allocated if None. Other buffers are
+        verified and discarded.
+    index
+        To resume training: the checkpoint must have exactly the buffers of `out`, with the same tensors at the same
+        offsets.
+    partial
+        Allow further buffers with `index`.
+
+    Raises
+    ------
+    Damaged
+        If a file is damaged; `out` may then be partly filled.
+    UserError
+        If the checkpoint does not match `out` or `index`.
     """
     manifest = read_manifest(store, step)
     for fault in check_sizes(store, manifest):
@@ -96,9 +114,9 @@ def load_newest(
     index: FlatIndex | None = None,
     partial: bool = False,
 ) -> Loaded | None:
-    """Read the newest complete checkpoint, as `load` does, and report each one that is skipped; None if there is none.
+    """Read the newest complete checkpoint as `load` does, and report each one that is skipped; None if there is none.
 
-    If something was rejected and nothing loaded, `out` may be half filled.
+    If checkpoints were rejected and none was loaded, `out` may be partly filled.
     """
     for step in reversed(store.steps()):
         found = _load_or_reject(store, step, out, on_reject, index, partial)
@@ -141,7 +159,7 @@ def _views(manifest: Manifest, rank: int, windows: Mapping[str, Window]) -> Iter
 
 
 def _cuts(span: Span, window: Window | None) -> Iterator[tuple[int, int, bool]]:
-    """Elements [first, last) of a span that are wanted together, or together not; none is empty."""
+    """Elements [first, last) of a span, cut so that each piece is inside a window or outside all; none is empty."""
     edges = [] if window is None else [window.start, window.start + window.array.size]
     inner = [min(max(edge, span.start), span.stop) for edge in edges]
     places = [span.start, *inner, span.stop]
@@ -159,7 +177,7 @@ def _allocate(manifest: Manifest) -> dict[str, Array]:
 
 
 def _difference(manifest: Manifest, out: Mapping[str, Window], index: FlatIndex | None, partial: bool) -> str | None:
-    """Why the checkpoint does not go into `out`; None if it does."""
+    """Why the checkpoint does not match `out`; None if it does."""
     for name, window in out.items():
         spec = manifest.buffers.get(name)
         if spec is None:

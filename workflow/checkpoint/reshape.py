@@ -1,7 +1,8 @@
-"""A checkpoint written again: as the files of another number of ranks, or as one file of named tensors.
+"""Rewrites a checkpoint: for another number of ranks, or as one file of named tensors.
 
-Called by the command line. Needs neither numpy nor ONNX Runtime. Bytes are copied piece by piece, so the memory taken
-is one piece, whatever the size of the model. Every file is verified before anything is written.
+Called by the command line. Needs neither numpy nor ONNX Runtime. Copies in pieces, so the required memory does not
+depend
+on the size of the model. Every file is verified before anything is written.
 """
 
 from __future__ import annotations
@@ -33,10 +34,16 @@ PARAMETERS = "parameters"
 
 
 def reshape(store: CheckpointStore, step: int, world_size: int, target: CheckpointStore) -> Manifest:
-    """Write the checkpoint of a step into `target` as that of `world_size` ranks; what it holds stays bit for bit.
+    """Write the checkpoint of a step to `target` as that of `world_size` ranks; its content is bit-identical.
 
-    Raises Damaged if a file of the source is not whole, UserError if `target` has a checkpoint of the step,
-    OutOfDisk, and OrtflowError if it cannot be written; nothing of it is left then.
+    Raises
+    ------
+    Damaged
+        If a file of the source is damaged or missing.
+    UserError
+        If `target` has a checkpoint of the step.
+    OutOfDisk, OrtflowError
+        If it cannot be written; nothing is left then.
     """
     manifest = _whole(store, step)
     if os.path.lexists(target.place(step)):
@@ -65,8 +72,9 @@ def reshape(store: CheckpointStore, step: int, world_size: int, target: Checkpoi
 def merge(store: CheckpointStore, step: int, path: Path, *, moments: bool = False) -> int:
     """Write one safetensors file of named tensors; returns its size in bytes.
 
-    A parameter or a running statistic has its name in the model, and with `moments` each moment of the optimizer has
-    the name MOMENT/PARAMETER. Raises what `reshape` raises.
+    A parameter or a running statistic has its name in the model. With `moments`, each moment of the optimizer is
+    included as
+    MOMENT/PARAMETER. Raises the same as `reshape`.
     """
     manifest = _whole(store, step)
     if os.path.lexists(path):
@@ -94,7 +102,7 @@ def merge(store: CheckpointStore, step: int, path: Path, *, moments: bool = Fals
 
 
 def pieces(store: CheckpointStore, manifest: Manifest, buffer: str, start: int, stop: int) -> Iterator[bytes]:
-    """The bytes of elements [start, stop) of a flat buffer, from the rank files that hold them. Raises OSError."""
+    """The bytes of elements [start, stop) of a flat buffer, read from the rank files. Raises OSError."""
     size = ITEM_SIZES[manifest.buffers[buffer].dtype]
     for rank in range(manifest.world_size):
         first, last = share(manifest.buffers[buffer].count, rank, manifest.world_size)

@@ -15,7 +15,7 @@ from ortflow.workflow.checkpoint.verify import check_sizes, read_manifest
 
 
 def expired(steps: Sequence[int], newest: int, every: int | None = None) -> list[int]:
-    """Of these steps, those that are neither of the `newest` so many nor a multiple of `every`; ascending."""
+    """The steps that are neither among the `newest` nor a multiple of `every`, ascending."""
     ordered = sorted(steps)
     return [step for step in ordered[: max(0, len(ordered) - newest)] if every is None or step % every]
 
@@ -23,7 +23,7 @@ def expired(steps: Sequence[int], newest: int, every: int | None = None) -> list
 def prune(store: CheckpointStore, newest: int, every: int | None = None, distrusted: Collection[int] = ()) -> list[int]:
     """Delete the expired checkpoints that contain no other files, oldest first. Returns their steps.
 
-    `distrusted` are steps found corrupt when they were read: they do not count among the newest. Raises OSError.
+    `distrusted` are steps that were found corrupt when read: they do not count among the newest. Raises OSError.
     """
     sound = [step for step in store.steps() if step not in distrusted and _sound(store, step)]
     gone = [step for step in expired(sound, newest, every) if store.is_own(step)]

@@ -74,7 +74,7 @@ class DirectoryStore:
         self.path = Path(path)
 
     def steps(self) -> list[int]:
-        """Steps that something is kept under, ascending."""
+        """Steps with a folder or file, ascending."""
         try:
             names = os.listdir(self.path)
         except (FileNotFoundError, NotADirectoryError):
@@ -87,21 +87,20 @@ class DirectoryStore:
         return self.path / step_name(step)
 
     def begin(self, step: int, attempt: int) -> Path:
-        """Temporary folder of a save; it lies beside the checkpoints, so that a rename can move it there."""
+        """Temporary folder of a save, beside the checkpoints, so that a rename can move it there."""
         folder = self._temporary(step, attempt)
         folder.mkdir(parents=True, exist_ok=True)
         return folder
 
     def commit(self, step: int, attempt: int, mark: bytes) -> Path:
-        """Rename, then add the marker: a folder without a marker is not a checkpoint, so a kill leaves no incomplete
-        one.
+        """Rename the folder, then add the marker: a folder without a marker is not a checkpoint.
 
-        A checkpoint that already stands there is deleted; set it aside first if it must stay. Anything else there is
-        set aside here.
+        An existing checkpoint of the step is deleted; set it aside first to keep it. Anything else of that name is set
+        aside.
         """
         folder = self.place(step)
         temporary = self._temporary(step, attempt)
-        # The marker's blocks are on the disk before its name is, so a full disk cannot come between.
+        # The marker's blocks are written before its name, so that a full disk cannot prevent the commit.
         write_atomically(temporary / _UNMARKED, mark)
         if self.is_own(step):
             self.remove(step)
@@ -119,15 +118,15 @@ class DirectoryStore:
         return folder
 
     def abandon(self, step: int, attempt: int) -> None:
-        """Remove a save that failed."""
+        """Remove a failed save."""
         _delete(self._temporary(step, attempt))
 
     def is_own(self, step: int) -> bool:
-        """Whether a real folder of a step holds files of a checkpoint and nothing else."""
+        """Whether a step's folder is a real folder that contains only a checkpoint's files."""
         return _is_own(self.place(step))
 
     def remove(self, step: int) -> None:
-        """Delete a checkpoint: renamed first, so that no half of it can be taken for a torn one."""
+        """Delete a checkpoint. It is renamed first, so that a partly deleted one is not taken for an incomplete one."""
         if not self.is_own(step):
             raise _not_own(self.place(step))
         trash = self._unused(_TRASH + step_name(step))
@@ -148,11 +147,11 @@ class DirectoryStore:
             return []
 
     def remove_set_asides(self) -> list[Path]:
-        """Delete what was set aside and holds files of a checkpoint only; returns which."""
+        """Delete those set aside that contain only a checkpoint's files; returns their names."""
         return [path for path in self.set_asides() if _is_own(path) and _delete(path)]
 
     def clean(self) -> list[Path]:
-        """Remove unfinished saves and deletions, telling which; a save that only lacked its marker is finished."""
+        """Remove unfinished saves and deletions and return them; a save that lacks only its marker is completed."""
         if not self.path.is_dir():
             return []
         left = [path for path in self.path.iterdir() if _LEFT.fullmatch(path.name) and _delete(path)]
@@ -199,7 +198,7 @@ def _not_own(path: Path) -> UserError:
 
 
 def _delete(path: Path) -> bool:
-    """Remove a checkpoint's files and the folder around them; whether the folder is gone."""
+    """Delete a checkpoint's files and its folder; returns whether the folder was deleted."""
     with contextlib.suppress(OSError):
         return owned.remove(path, _FILES)
     return False

@@ -1,7 +1,8 @@
-"""The layout of a rank's file: safetensors, with the data on a page boundary.
+"""The layout of a rank's file: safetensors, with the data aligned to a page boundary.
 
-Rank r of W holds elements `share(count, r, W)` of every named flat buffer, each as one tensor of the buffer's name.
-The padding in the header lets the writer go past the page cache. Pure arithmetic and JSON.
+Rank r of W holds elements `share(count, r, W)` of every named flat buffer, each as one tensor with the buffer's name.
+The
+padding of the header allows direct I/O. Pure arithmetic and JSON.
 Format: https://github.com/huggingface/safetensors#format
 """
 
@@ -15,10 +16,10 @@ from typing import Any
 from ortflow.workflow.layout import share
 
 PAGE = 4096
-"""Bytes that the data's offset and the length of a write past the page cache are multiples of."""
+"""The data's offset and the length of a direct write are multiples of this many bytes."""
 
 ITEM_SIZES = {"F64": 8, "I64": 8, "F32": 4, "I32": 4, "F16": 2, "BF16": 2, "U8": 1}
-"""Bytes of an element, by the format's type names."""
+"""Bytes per element, by the format's type names."""
 
 
 @dataclass(frozen=True)
@@ -42,7 +43,7 @@ class Span:
 
 @dataclass(frozen=True)
 class FileLayout:
-    """A rank's file: its header and its tensors, in the order of their places."""
+    """A rank's file: its header, and its tensors in the order of their offsets."""
 
     header: bytes
     spans: tuple[Span, ...]
@@ -55,7 +56,7 @@ def file_name(rank: int) -> str:
 
 
 def file_layout(buffers: Mapping[str, BufferSpec], rank: int, world_size: int) -> FileLayout:
-    """Where this rank's shares lie in its file. Wide types come first, so that every tensor is aligned."""
+    """Layout of this rank's shards in its file. Wide types come first, so that every tensor is aligned."""
     order = sorted(buffers, key=lambda name: (-ITEM_SIZES[buffers[name].dtype], name))
     header: dict[str, Any] = {"__metadata__": {"rank": str(rank), "world_size": str(world_size)}}
     places, offset = [], 0

@@ -33,11 +33,11 @@ OnReject = Callable[[Damaged], None]
 """Called with each file or folder for which a checkpoint is skipped."""
 
 Views = Callable[[int, FileRecord], Iterable[memoryview]]
-"""Memory that takes the file of a rank, piece after piece."""
+"""Memory for a rank's file, filled piece by piece."""
 
 
 def read_manifest(store: CheckpointStore, step: int) -> Manifest:
-    """The manifest of a committed checkpoint; raises Damaged. Says nothing of the rank files."""
+    """The manifest of a committed checkpoint. Raises Damaged. Does not check the rank files."""
     folder = store.place(step)
     marker = _contents(folder / MARKER, missing="is missing: the save was never finished")
     data = _contents(folder / MANIFEST)
@@ -52,7 +52,7 @@ def read_manifest(store: CheckpointStore, step: int) -> Manifest:
 
 
 def check_sizes(store: CheckpointStore, manifest: Manifest) -> list[Damaged]:
-    """Rank files that are missing or have a wrong size, found without reading them."""
+    """Rank files that are missing or have a wrong size, determined without reading them."""
     faults = []
     for record in manifest.files:
         path = store.place(manifest.step) / record.name
@@ -66,7 +66,7 @@ def check_sizes(store: CheckpointStore, manifest: Manifest) -> list[Damaged]:
 
 
 def check_contents(store: CheckpointStore, manifest: Manifest, views: Views) -> list[Damaged]:
-    """Read every rank file once, into `views`, and compare size and hash; what is wrong, file by file."""
+    """Read every rank file once, into `views`, and compare size and hash; returns the errors by file."""
 
     def check(rank: int) -> list[Damaged]:
         record = manifest.files[rank]
@@ -84,7 +84,7 @@ def check_contents(store: CheckpointStore, manifest: Manifest, views: Views) -> 
 
 
 def verify(store: CheckpointStore, step: int) -> list[Damaged]:
-    """Everything that is wrong with a checkpoint, by name of the file; reads all of it."""
+    """Check everything about a checkpoint, and read all of it; returns the errors by file name."""
     try:
         manifest = read_manifest(store, step)
     except Damaged as fault:

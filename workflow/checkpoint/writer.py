@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from ortflow.workflow.device.shard import Shard
 
 DUTY = 0.01
-"""Share of one core that writing beside the training takes: every core is busy computing there."""
+"""Share of one core that may be used for writing during training, when every core computes."""
 
 DTYPES = {"F64": "<f8", "I64": "<i8", "F32": "<f4", "I32": "<i4", "F16": "<f2", "U8": "|u1"}
 """numpy's types, by the format's names."""
@@ -48,7 +48,7 @@ class Status:
     full: bool = False
     """Whether it failed because the disk was full."""
     seconds: float = 0.0
-    """From `start` to the fsync's end."""
+    """Seconds from `start` to the end of the fsync."""
 
 
 def specs(buffers: Mapping[str, Buffer | Shard]) -> dict[str, BufferSpec]:
@@ -57,10 +57,7 @@ def specs(buffers: Mapping[str, Buffer | Shard]) -> dict[str, BufferSpec]:
 
 
 class Writer:
-    """Saves this rank's share of `buffers`, again and again.
-
-    Its memory is reused by later saves: see `Image`.
-    """
+    """Saves this rank's share of `buffers` repeatedly. Its memory is reused by later saves; see `Image`."""
 
     def __init__(
         self,
@@ -88,7 +85,7 @@ class Writer:
 
     @property
     def stall_seconds(self) -> float:
-        """Seconds that the last save made its caller wait for the copy."""
+        """Seconds that the caller waited for the copy in the last save."""
         return self._stall
 
     def start(self, step: int, *, urgent: bool = False) -> None:
@@ -153,9 +150,11 @@ class Writer:
 def write_file(path: Path, image: Image, size: int, hurry: threading.Event, duty: float) -> str:
     """Write and fsync the first `size` bytes of an image; returns their hash.
 
-    Past the page cache where the file system can: it costs no second copy and pushes nothing of the data out.
-    Once the buffers may change, and until `hurry` is set, pauses keep the use of a core under `duty`. A lower priority
-    would do that too, but starves on a busy machine and cannot be raised again when a signal makes the save urgent.
+    Uses direct I/O if the file system supports it, which avoids a second copy and keeps the data set in the page cache.
+    Once
+    the buffers may change, and until `hurry` is set, pauses limit the use of a core to `duty`. A lower priority would
+    have
+    the same effect, but starves on a busy machine and cannot be raised again when a signal makes the save urgent.
     """
     hashing, done = xxhash.xxh3_128(), 0
     descriptor = _open(path)
@@ -195,7 +194,7 @@ def _write_all(descriptor: int, data: memoryview) -> None:
             direct = getattr(os, "O_DIRECT", 0)
             if error.errno != errno.EINVAL or not flags & direct:
                 raise
-            # Some file systems take the flag and refuse the write, or stop a write off a page's boundary.
+            # Some file systems accept the flag and then reject the write, or unaligned lengths.
             fcntl.fcntl(descriptor, fcntl.F_SETFL, flags & ~direct)
             continue
         data = data[written:]

@@ -1,9 +1,10 @@
-"""Nodes of our own on ONNX Runtime's CUDA provider.
+"""Our operators for ONNX Runtime's CUDA provider.
 
-`operators` ties them to a session, `nvrtc` compiles what they launch, `library` is the C between ONNX Runtime and us.
-Each family of operators has a module; `table` names them all. Only GPUs need any of it.
+`operators` connects them to a session, `nvrtc` compiles their kernels, `library` is the C code between ONNX Runtime and
+Python. Each family of operators has a module; `table` lists them all. Used only on GPUs.
 """
 
 KERNELS = ("fused", "fused_wide", "fused_flat")
-"""Kernels of each fused source: for any operands; for operands whose neighbours lie in lanes; and for those of fewer
-than 2^32 elements that are whole tensors, scalars or runs, whose places take few instructions."""
+"""Kernels of each fused source: for any operands; for operands whose neighbours are in lanes; and for fewer than 2^32
+elements with operands that are whole tensors, scalars or runs, whose positions are cheap to compute.
+"""

@@ -1,7 +1,7 @@
-"""Attention and its gradient by cuDNN, which never writes the scores to memory.
+"""Attention and its gradient by cuDNN, which does not write the scores to memory.
 
-What is computed stands in `graph.attention`. cuDNN's own Python package builds a plan for each combination of shapes
-and types, once in a process. Always the algorithm whose gradient is the same in every run.
+`graph.attention.find` defines the operator. cuDNN's Python package builds a plan for each combination of shapes and
+types, once per process. Only algorithms with deterministic gradients are used.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from ortflow.workflow.errors import OrtflowError, UserError
 from ortflow.workflow.graph.attention.find import MASKED
 
 OLDEST = 90500
-"""Version of cuDNN from which on all of it is there, the deterministic gradient too."""
+"""The first version of cuDNN that has everything used here, including the deterministic gradient."""
 CAPABILITY = (8, 0)
 _CAPABILITY_CODES = 75, 76
 """CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR and _MINOR."""
 _ALIGNED = 256
 _BLOCK = 256
 _OTHER_ENGINES = ["sdpa_"]
-"""What its Python package would compile by other means than cuDNN, if it could."""
+"""Prefix of the engines of cuDNN's Python package that are not cuDNN's own, which are excluded."""
 _SOURCE = """
 #include <cuda_fp16.h>
 #include <cuda_bf16.h>
@@ -42,14 +42,14 @@ extern "C" __global__ void bias(const M *mask, T *out, long long count, int toke
   }
 }
 """
-"""A mask of `rows` by `columns`, either of which may be 1, as what cuDNN adds to the scores.
+"""Converts a mask of `rows` by `columns`, either of which may be 1, to the bias that cuDNN adds to the scores.
 
-That is [batch or 1, heads or 1, tokens, keys] of the queries' type.
+The bias is [batch or 1, heads or 1, tokens, keys] of the queries' type.
 """
 
 
 def available(capability: tuple[int, int] | None = None) -> str | None:
-    """Why attention cannot be computed here, in a sentence; None if it can."""
+    """Why attention cannot be computed here, as a sentence; None if it can."""
     try:
         version = int(_cudnn().backend_version())
     except ImportError:
@@ -83,7 +83,7 @@ def _cudnn() -> Any:
 
 
 class Plan:
-    """A graph of cuDNN's that has been compiled. `names` are those of its values, in the order of `run`."""
+    """A compiled graph of cuDNN. `names` are those of its values, in the order of `run`."""
 
     def __init__(self, shape: Shape, write: Callable[[Any, Shape], Sequence[Any]], handle: Any) -> None:
         cudnn = _cudnn()
@@ -98,14 +98,14 @@ class Plan:
             self._graph.deselect_engines(_OTHER_ENGINES)
             self._graph.check_support()
             self._graph.build_plans()
-        except Exception as error:  # noqa: BLE001 - of types that only the package has
+        except Exception as error:  # noqa: BLE001 - the types are only defined in the package
             raise OrtflowError(
                 f"cuDNN does not support attention of {shape}: {' '.join(str(error).split())[:300]}"
             ) from None
         self.workspace = int(self._graph.get_workspace_size())
 
     def run(self, pointers: Sequence[int], workspace: int, handle: Any) -> None:
-        """Queue it; the pointers are in the order of what `write` gave."""
+        """Queue it; the pointers are in the order that `write` returned."""
         self._graph.execute(dict(zip(self._values, pointers, strict=True)), workspace, handle)
 
 
@@ -124,7 +124,7 @@ def _type(shape: Shape) -> Any:
 
 
 def _options(graph: Any, shape: Shape) -> dict[str, Any]:
-    """What forward and backward pass have in common."""
+    """The options that forward and backward pass have in common."""
     options = {"attn_scale": shape.scale, "use_causal_mask": shape.causal}
     if shape.bias:
         plane = shape.tokens * shape.keys
@@ -145,7 +145,7 @@ def _statistics(shape: Shape) -> tuple[list[int], list[int]]:
 
 
 def forward(graph: Any, shape: Shape) -> list[Any]:
-    """q, k, v, o, stats, and the mask if there is one."""
+    """Build q, k, v, o, stats, and the mask if there is one."""
     q, k, v = _operands(graph, shape)
     options = _options(graph, shape)
     o, stats = graph.sdpa(name="attention", q=q, k=k, v=v, generate_stats=True, **options)
@@ -156,7 +156,7 @@ def forward(graph: Any, shape: Shape) -> list[Any]:
 
 
 def backward(graph: Any, shape: Shape) -> list[Any]:
-    """do, q, k, v, o, stats, dq, dk, dv, and the mask if there is one."""
+    """Build do, q, k, v, o, stats, dq, dk, dv, and the mask if there is one."""
     do, o = (_value(graph, name, shape, shape.layout()) for name in ("do", "o"))
     q, k, v = _operands(graph, shape)
     dims, strides = _statistics(shape)
@@ -222,7 +222,7 @@ class _Node:
         self._packed: Sequence[int] = attributes.get("packed", ())
 
     def read(self, call: Call, place: int, more: int = 0) -> tuple[list[Tensor], list[Tensor], Tensor | None, Shape]:
-        """The operands, which stand from `place` on, `more` inputs behind them, the mask, and the shape with it."""
+        """The operands from position `place` on, with `more` inputs after them; the mask; and the shape."""
         behind = place + (1 if self._packed else 3)
         operands = [call.given(each) for each in range(place, behind)]
         others = [call.given(each) for each in range(behind, behind + more)]
@@ -236,7 +236,7 @@ class _Node:
 
 
 class Attention(_Node):
-    """o and stats of q, k, v and a mask, or of a packed value and a mask."""
+    """o and stats from q, k, v and a mask, or from a packed value and a mask."""
 
     def run(self, call: Call) -> None:
         """See Operator."""
@@ -247,7 +247,7 @@ class Attention(_Node):
 
 
 class AttentionGrad(_Node):
-    """dq, dk and dv of do, q, k, v, o, stats and a mask, or the packed value's gradient in place of the three."""
+    """dq, dk and dv from do, q, k, v, o, stats and a mask, or the packed value's gradient instead of the three."""
 
     def run(self, call: Call) -> None:
         """See Operator."""

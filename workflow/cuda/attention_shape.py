@@ -1,4 +1,4 @@
-"""What a plan of attention is made for: sizes, types, and where queries, keys and values lie. Called by `attention`."""
+"""The key of an attention plan: sizes, types, and the layout of queries, keys and values. Called by `attention`."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ HALF = {TensorProto.FLOAT16: ("HALF", "__half"), TensorProto.BFLOAT16: ("BFLOAT1
 MASKS = {TensorProto.BOOL: "bool", TensorProto.FLOAT: "float", **{kind: name for kind, (_, name) in HALF.items()}}
 """Element type of a mask -> its name in CUDA C++."""
 _BYTES = 2
-"""Of an element of fp16 or bf16."""
+"""Bytes of an fp16 or bf16 element."""
 Layout = tuple[list[int], list[int]]
-"""Sizes and strides in cuDNN's order, which is batch, heads, tokens, size."""
+"""Sizes and strides in cuDNN's order: batch, heads, tokens, size."""
 
 
 @dataclass(frozen=True)
 class Shape:
-    """What a plan is made for. The mask's batch and heads are 0 where there is none."""
+    """The key of a plan. The mask's batch and heads are 0 if there is no mask."""
 
     type: int
     batch: int
@@ -36,13 +36,13 @@ class Shape:
     scale: float
     causal: bool
     heads_first: tuple[bool, bool, bool] = (False, False, False)
-    """Of queries, keys and values: they are [batch, heads, tokens, size]."""
+    """For each of queries, keys and values: whether it is [batch, heads, tokens, size]."""
     packed: bool = False
-    """They are one value, [batch, tokens, width]: each token has its queries, then its keys, then its values."""
+    """Whether they are one value, [batch, tokens, width]: each token has its queries, its keys, then its values."""
 
     @property
     def width(self) -> int:
-        """Elements of a token where queries, keys and values are packed."""
+        """Elements per token if queries, keys and values are packed."""
         return (self.heads + 2 * self.shared) * self.size
 
     @property
@@ -57,15 +57,15 @@ class Shape:
 
     @property
     def bias(self) -> int:
-        """Elements of the mask as cuDNN adds it."""
+        """Number of elements of the mask in cuDNN's form."""
         return self.mask[0] * self.mask[1] * self.tokens * self.keys
 
     def layout(self) -> Layout:
-        """Of the result."""
+        """Layout of the result."""
         return self._layout(self.tokens, self.heads, self.heads * self.size)
 
     def layouts(self) -> list[Layout]:
-        """Of queries, keys and values, and of their gradients."""
+        """Layouts of queries, keys and values, and of their gradients."""
         sizes = [(self.tokens, self.heads), *[(self.keys, self.shared)] * 2]
         if self.packed:
             return [self._layout(*each, self.width) for each in sizes]
@@ -75,13 +75,13 @@ class Shape:
         ]
 
     def _layout(self, tokens: int, heads: int, row: int, first: bool = False) -> Layout:
-        """Of so many tokens, each `row` elements behind the one before."""
+        """Layout of `tokens` tokens, each `row` elements after the previous one."""
         size = self.size
         steps = [heads * tokens * size, tokens * size] if first else [tokens * row, size]
         return [self.batch, heads, tokens, size], [*steps, row, 1]
 
     def parts(self, pointers: Sequence[int]) -> list[int]:
-        """Pointers of queries, keys and values, of those of the values in which they lie."""
+        """Pointers to queries, keys and values, from the pointers to the values that contain them."""
         if not self.packed:
             return list(pointers)
         (first,) = pointers
@@ -92,7 +92,7 @@ def shape_of(
     q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float, causal: bool,
     heads_first: tuple[bool, bool, bool] = (False, False, False),
 ) -> Shape:  # fmt: skip
-    """Of the operands' shapes. Raises OrtflowError for shapes and types that do not fit each other."""
+    """The key for operands of these shapes. Raises OrtflowError if shapes or types do not match."""
     by_tokens = []
     for each, first in zip((q, k, v), heads_first, strict=True):
         if len(each.shape) != 4:
@@ -110,9 +110,9 @@ def shape_of(
 
 
 def packed_shape_of(packed: Tensor, heads: Sequence[int], mask: Tensor | None, scale: float, causal: bool) -> Shape:
-    """Of one value; `heads` are the heads of the queries, those of keys and of values, and the size of each.
+    """The key for one packed value; `heads` are query heads, key and value heads, and head size.
 
-    Raises OrtflowError if the value is not of so many, and as `shape_of` does.
+    Raises OrtflowError if the value does not have that size, or as `shape_of` does.
     """
     queries, shared, size = heads
     if len(packed.shape) != 3 or packed.shape[2] != (queries + 2 * shared) * size or queries % shared:

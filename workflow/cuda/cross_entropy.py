@@ -1,9 +1,8 @@
-"""The summed cross-entropy of rows of scores with classes for labels, and its gradient: see cross_entropy.cu.
+"""Summed cross-entropy of rows of logits with class labels, and its gradient; see cross_entropy.cu.
 
-CrossEntropy (labels, scores) -> the sum of the losses (fp32 []), and of each row the logarithm of the sum of the
-exponentials (fp32 [rows]); CrossEntropyGrad (labels, gradient, scores, these logarithms) -> dscores, where the
-gradient is one fp32. Rows whose label is `ignore` count nothing. Scores and dscores may be half. No probabilities are
-kept.
+CrossEntropy (labels, logits) -> the sum of the losses (fp32 []), and for each row the logarithm of the sum of the
+exponentials (fp32 [rows]); CrossEntropyGrad (labels, gradient, logits, these logarithms) -> dlogits, where the gradient
+is one fp32. Rows with the label `ignore` do not count. Logits and dlogits may be half. Probabilities are not stored.
 """
 
 from __future__ import annotations
@@ -26,10 +25,10 @@ class _Loss:
 
 
 class CrossEntropy(_Loss):
-    """See the module."""
+    """See the module's docstring."""
 
     def run(self, call: Call) -> None:
-        """A label that is neither a class nor ignored makes the sum no number."""
+        """A label that is neither a class nor ignored makes the sum NaN."""
         labels, scores = call.given(0), call.given(1)
         rows, classes = _sizes(labels, scores)
         out, lse = call.output(0, ()), call.output(1, (rows,))
@@ -46,10 +45,10 @@ class CrossEntropy(_Loss):
 
 
 class CrossEntropyGrad(_Loss):
-    """See the module."""
+    """See the module's docstring."""
 
     def run(self, call: Call) -> None:
-        """A label that is neither a class nor ignored makes the row's gradient no number."""
+        """A label that is neither a class nor ignored makes the row's gradient NaN."""
         labels, gradient, scores, lse = (call.given(place) for place in range(4))
         rows, classes = _sizes(labels, scores)
         if size_of(gradient) != 1 or size_of(lse) != rows:
@@ -77,7 +76,7 @@ def _sizes(labels: Tensor, scores: Tensor) -> tuple[int, int]:
 
 
 def _threads(classes: int) -> tuple[int, int]:
-    """Threads a row, and of a block."""
+    """Threads per row, and per block."""
     if classes <= 1024:
         return _WARP, _BLOCK
     group = 128 if classes <= 8192 else 512

@@ -1,7 +1,8 @@
-"""The gradient of a look-up of rows of a table, in a fixed order: see embedding.cu.
+"""The gradient of a table look-up in a fixed order; see embedding.cu.
 
-TableGrad (indices, gradient) -> the table's gradient [rows, width]: of each row the sum of the gradients at its
-indices, which may count from the end. `rows` is an attribute. The gradients may be half.
+TableGrad (indices, gradient) -> the table's gradient [rows, width]: for each row the sum of the gradients at its
+indices,
+which may count from the end. `rows` is an attribute. The gradients may be half.
 """
 
 from __future__ import annotations
@@ -17,22 +18,22 @@ from ortflow.workflow.cuda.source import blocks, columns_of, size_of, source, ve
 from ortflow.workflow.errors import OrtflowError
 
 _DIGIT = 10
-"""Bits of an index that a pass sorts by, at most: what is counted of each fits into shared memory."""
+"""Bits of an index that a sorting pass uses, at most: the counts must fit into shared memory."""
 _THREADS = 512
 CHUNKS = 256
-"""Blocks that sort, at most: each reads the counts of all."""
+"""Largest number of sorting blocks: each reads the counts of all."""
 _SHORTEST_RUN = 32
 _ALIGNED = 256
 
 
 class TableGrad:
-    """See the module."""
+    """See the module's docstring."""
 
     def __init__(self, attributes: Mapping[str, Any]) -> None:
         self._height = int(attributes["rows"])
 
     def run(self, call: Call) -> None:
-        """An index outside of the table makes the whole gradient no number."""
+        """An index outside the table makes the whole gradient NaN."""
         indices, gradient = call.given(0), call.given(1)
         entries, height = size_of(indices), self._height
         width = gradient.shape[-1] if gradient.shape else 0

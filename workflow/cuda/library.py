@@ -1,4 +1,4 @@
-"""The C library that registers our operators on the CUDA provider; any C compiler builds it, once."""
+"""The C library that registers our operators with the CUDA provider; compiled once, by any C compiler."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _SECONDS = 120
 
 @functools.cache
 def operator_library() -> tuple[Path | None, str]:
-    """The compiled library, and why there is none."""
+    """The compiled library, or None, and why there is none."""
     key = hashlib.sha256(repr(_FLAGS).encode() + _SOURCE.read_bytes() + (_HEADERS / "ort.h").read_bytes())
     name = f"cuda-{key.hexdigest()[:16]}.so"
     reason = "there is no C compiler: `pip install 'ortflow[kernels]'` brings one"

@@ -1,4 +1,4 @@
-"""cuBLASLt: a product of two matrices of halves, whose result may be fp32 and may have a bias added.
+"""cuBLASLt: product of two half-precision matrices, with an optional fp32 result and bias.
 
 Used by `product`. Of the algorithms that the library proposes for a shape the fastest is taken, by measurement, and
 kept (`algorithms`): another start, on another node with the same GPU model and library, takes the same one, so that a
@@ -21,7 +21,7 @@ from ortflow.workflow.device.cudart import Runtime, major, preload, runtime
 from ortflow.workflow.errors import OrtflowError
 
 WORKSPACE = 32 << 20
-"""Bytes: what NVIDIA recommends for Hopper."""
+"""In bytes; NVIDIA's recommendation for Hopper."""
 TYPES = {int(TensorProto.FLOAT): 0, int(TensorProto.FLOAT16): 2, int(TensorProto.BFLOAT16): 14}
 """Element type of onnx.TensorProto -> cudaDataType_t."""
 _COMPUTE_32F = 68
@@ -50,9 +50,9 @@ class _Heuristic(ctypes.Structure):
 
 @dataclass(frozen=True)
 class Shape:
-    """Of a product: result [rows, columns] of factors [rows, depth] and [depth, columns], row by row in memory.
+    """Shape of a product: result [rows, columns] of factors [rows, depth] and [depth, columns], in row-major order.
 
-    A factor that is turned lies there the other way round. Types are of onnx.TensorProto.
+    A transposed factor is stored transposed. Types are of onnx.TensorProto.
     """
 
     type: int
@@ -97,7 +97,7 @@ class Library:
         The first product of a shape waits for the GPU, to measure; not so with `measures` false, as while a CUDA graph
         is captured: then the first algorithm that the library proposes computes it, and the next product measures.
         """
-        # The library's matrices lie column by column, so there it is result' = b' a'.
+        # The library's matrices are column-major, so it computes result' = b' a'.
         pointers = place.b, place.a, place.result, place.result
         key = shape, tuple(min(pointer & -pointer, _LARGEST_ALIGNMENT) for pointer in pointers)
         plan = self._plans.get(key)
@@ -214,5 +214,5 @@ class _Plan:
 
 @cache
 def library(gpu: str) -> Library:
-    """That of this process, on a GPU of the model `gpu`."""
+    """The library of this process, on a GPU of the model `gpu`."""
     return Library(gpu)

@@ -1,7 +1,7 @@
-"""Layer and RMS norm over the last axis, and their gradients: see norm.cu.
+"""Layer and RMS normalisation over the last axis, and their gradients; see norm.cu.
 
 LayerNormalization (x, scale, bias?) -> y, mean, 1 / deviation; LayerNormalizationGrad (dy, x, scale, mean,
-1 / deviation, residual?) -> dx, dscale, dbias; RMSNormalization and its gradient the same without bias and mean. A
+1 / deviation, residual?) -> dx, dscale, dbias; RMSNormalization and its gradient are the same without bias and mean. A
 residual, of the shape of x, is added to dx. x, y, dy, dx and residual may be half.
 """
 
@@ -20,10 +20,10 @@ from ortflow.workflow.errors import OrtflowError
 
 _EPSILON = 1e-5
 SUMMING = 264
-"""Blocks that sum the gradients of scale and bias: as many on every GPU, so that the sums have the same bits."""
+"""Blocks that sum the gradients of scale and bias: the same number on every GPU, so that the sums are bit-identical."""
 _ROWS_A_BLOCK = 64
 _KEPT, _WIDEST = 24, 512
-"""With four values an element, more would not fit into the registers of two blocks, or of wider ones."""
+"""With four values per element, more would not fit into the registers of two blocks, or of wider ones."""
 _COLUMNS = 256
 _FLOAT = int(TensorProto.FLOAT)
 
@@ -35,7 +35,7 @@ class _Forward:
         self._epsilon = float(attributes.get("epsilon", _EPSILON))
 
     def run(self, call: Call) -> None:
-        """Outputs, besides y, are fp32 [..., 1]."""
+        """Outputs besides y are fp32 [..., 1]."""
         x, scale = call.given(0), call.given(1)
         bias = call.inputs[2] if len(call.inputs) > 2 else None
         rows, width = rows_and_width(x)
@@ -62,7 +62,7 @@ class _Backward:
         pass
 
     def run(self, call: Call) -> None:
-        """Outputs, besides dx, are fp32 [width]."""
+        """Outputs besides dx are fp32 [width]."""
         dy, x, scale = (call.given(place) for place in range(3))
         mean, inverse = 0 if self.rms else call.given(3).pointer, call.given(3 if self.rms else 4).pointer
         last = 4 if self.rms else 5
@@ -98,25 +98,25 @@ class _Backward:
 
 
 class LayerNormalization(_Forward):
-    """See the module."""
+    """See the module's docstring."""
 
     rms = False
 
 
 class RMSNormalization(_Forward):
-    """See the module."""
+    """See the module's docstring."""
 
     rms = True
 
 
 class LayerNormalizationGrad(_Backward):
-    """See the module."""
+    """See the module's docstring."""
 
     rms = False
 
 
 class RMSNormalizationGrad(_Backward):
-    """See the module."""
+    """See the module's docstring."""
 
     rms = True
 

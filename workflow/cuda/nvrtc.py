@@ -1,4 +1,4 @@
-"""CUDA source compiled by NVRTC for the GPU at hand, kept on disk, loaded into this process."""
+"""Compiles CUDA source with NVRTC for the present GPU, caches it on disk and loads it into this process."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ortflow.workflow.rundir import write_atomically
 
 
 class Compiler:
-    """Compiles for one architecture; raises OSError if NVRTC or the driver is missing."""
+    """Compiles for one architecture. Raises OSError if NVRTC or the driver is missing."""
 
     def __init__(self, capability: tuple[int, int]) -> None:
         preload()
@@ -27,7 +27,7 @@ class Compiler:
         self._functions: dict[tuple[str, str, tuple[str, ...]], ctypes.c_void_p] = {}
 
     def function(self, source: str, name: str, options: Sequence[str] = ()) -> ctypes.c_void_p:
-        """A kernel of a source, in the current context. Raises OrtflowError if it is not taken."""
+        """A kernel of a source, in the current context. Raises OrtflowError if it cannot be compiled or loaded."""
         key = source, name, tuple(options)
         if key not in self._functions:
             function = ctypes.c_void_p()
@@ -44,7 +44,7 @@ class Compiler:
         return self._modules[source, options]
 
     def _image(self, source: str, options: Sequence[str]) -> bytes:
-        """Machine code of a source, from the cache if it is there."""
+        """Machine code of a source, from the cache if present."""
         version = ctypes.c_int(), ctypes.c_int()
         self._nvrtc.nvrtcVersion(*map(ctypes.byref, version))
         made_from = (source, self._architecture, tuple(options), [part.value for part in version])
@@ -60,7 +60,7 @@ class Compiler:
 
 
 def compiled(nvrtc: Any, source: str, architecture: str, options: Sequence[str] = ()) -> bytes:
-    """Machine code of a source. Raises OrtflowError with what NVRTC says of it."""
+    """Compile a source to machine code. Raises OrtflowError with NVRTC's message."""
     program, size = ctypes.c_void_p(), ctypes.c_size_t()
     _check(nvrtc.nvrtcCreateProgram(ctypes.byref(program), source.encode(), b"ortflow.cu", 0, None, None))
     words = [f"--gpu-architecture={architecture}", *(f"-I{folder}" for folder in headers()), *options]
@@ -78,7 +78,7 @@ def compiled(nvrtc: Any, source: str, architecture: str, options: Sequence[str] 
 
 
 def headers() -> list[Path]:
-    """CUDA's own, as NVIDIA's packages bring them."""
+    """Folders with CUDA's headers in NVIDIA's packages."""
     found = importlib.util.find_spec("nvidia")
     folders = found.submodule_search_locations if found is not None else None
     places = [Path(folder, f"cu{major() or 13}", "include") for folder in folders or ()]

@@ -1,8 +1,9 @@
-"""The seam between nodes of `ortflow.cuda` and what computes them.
+"""Connects nodes of `ortflow.cuda` to their implementations.
 
-In a model file a node has its plain name, and each value it makes is described with its element type. When a session is
-opened, `Operators.bind` gives every node the name of its signature, which ONNX Runtime can type, and a number, by which
-its implementation is found when it runs. Elementwise groups are launched from C; all else comes to `Operator.run`.
+In a model file a node has its plain name, and its outputs are described with their element types. When a session is
+opened, `Operators.bind` renames every node to its signature, from which ONNX Runtime infers types, and adds a number
+that
+identifies the implementation at run time. Elementwise groups are launched from C; all others call `Operator.run`.
 """
 
 from __future__ import annotations
@@ -30,13 +31,13 @@ if TYPE_CHECKING:
 FUSED = "Fused"
 AXES = 8
 EXACT = ("--fmad=false",)
-"""Without fused multiply-add, an elementwise kernel gives what ONNX Runtime's give one after the other, to the bit."""
+"""Without fused multiply-add, an elementwise kernel is bit-identical to ONNX Runtime's kernels run one by one."""
 ROUNDED = ("--prec-div=false", "--prec-sqrt=false", "--ftz=true")
-"""Of kernels that store nothing but halves: 2 units in the last place of fp32 do not show in them."""
+"""For kernels that store only halves: errors of 2 units in the last place of fp32 do not matter."""
 _LETTERS = {TensorProto.FLOAT: "f", TensorProto.FLOAT16: "h", TensorProto.BFLOAT16: "b", TensorProto.DOUBLE: "d",
             TensorProto.INT64: "l", TensorProto.INT32: "i", TensorProto.BOOL: "o"}  # fmt: skip
 _alive: list[Operators] = []
-"""Sessions call them as long as they live."""
+"""Sessions call these as long as they live."""
 
 
 @dataclass(frozen=True)
@@ -46,20 +47,20 @@ class Tensor:
     pointer: int
     shape: tuple[int, ...]
     type: int
-    """Of onnx.TensorProto."""
+    """Element type of onnx.TensorProto."""
 
 
 class Operator(Protocol):
-    """Computes one node; made when its session is opened."""
+    """Computes one node; created when its session is opened."""
 
     def __init__(self, attributes: Mapping[str, Any]) -> None: ...
 
     def run(self, call: Call) -> None:
-        """Queue the work. Must not wait, nor depend on values; the step may be captured as a CUDA graph."""
+        """Queue the work. Must not wait or depend on values, since the step may be captured as a CUDA graph."""
 
 
 class _CTensor(ctypes.Structure):
-    """As in operators.c."""
+    """The struct of operators.c."""
 
     _fields_ = (("data", ctypes.c_void_p), ("rank", ctypes.c_int64), ("dims", ctypes.c_int64 * AXES))
 
@@ -76,7 +77,7 @@ class Call:
 
     @property
     def stream(self) -> int:
-        """What to queue the work on."""
+        """The stream to queue the work on."""
         return self._owner.stream
 
     @property
@@ -90,17 +91,17 @@ class Call:
         return self._owner.captured
 
     def given(self, place: int) -> Tensor:
-        """An input that is there."""
+        """A required input."""
         found = self.inputs[place]
         assert found is not None
         return found
 
     def output(self, place: int, shape: Sequence[int]) -> int:
-        """Device pointer of an output's memory, ONNX Runtime's own."""
+        """Device pointer to an output, allocated by ONNX Runtime."""
         return self._owner.output(self._call, place, shape)
 
     def scratch(self, size: int) -> int:
-        """Device pointer of so many bytes at least, which are this node's until it has run."""
+        """Device pointer to at least `size` bytes, which this node may use until it has run."""
         return self._owner.scratch(size)
 
     def copy_rows(self, target: int, pitch: int, source: int, width: int, rows: int) -> None:
@@ -122,12 +123,12 @@ class Call:
         shared: int = 0,
         options: Sequence[str] = (),
     ) -> None:
-        """Queue a kernel of a CUDA source; the arguments are ctypes' values."""
+        """Queue a kernel of a CUDA source; the arguments are ctypes values."""
         self._owner.launch(source, function, grid, block, arguments, shared, options)
 
 
 class Operators:
-    """Those of a process on its GPU. Without `path` there are none, and `note` says why."""
+    """Our operators on the process's GPU. If `path` is None there are none, and `note` says why."""
 
     def __init__(self, device: CudaDevice) -> None:
         path, self.note = operator_library()
@@ -166,9 +167,9 @@ class Operators:
         return self._device.capturing
 
     def bind(self, content: bytes) -> bytes:
-        """The model as a session of this process takes it; the next session must be made of it.
+        """Prepare a model for a session of this process, which must be the next session to be opened.
 
-        Raises OrtflowError if a kernel is not taken, or a value's element type is not known.
+        Raises OrtflowError if a kernel cannot be compiled, or a value's element type is unknown.
         """
         model = onnx.ModelProto.FromString(content)
         types = element_types(model)
@@ -218,7 +219,7 @@ class Operators:
         return self._fused[source]
 
     def _run(self, handle: int, call: int, inputs: Any) -> int:
-        """A node's turn; a failure is left where C finds its words."""
+        """Run a node. If it fails, the message is stored where the C code reads it."""
         try:
             operator, given, made = self._nodes[handle]
             tensors = [
@@ -227,7 +228,7 @@ class Operators:
             ]
             operator.run(Call(self, call, tensors, made))
             return 0
-        except Exception as error:  # noqa: BLE001 - anything would be lost on its way through C
+        except Exception as error:  # noqa: BLE001 - an exception cannot pass through C
             words = f"{type(operator).__name__}: {error}".encode()[:1000] + b"\0"
             ctypes.memmove(self._message, words, len(words))
             return 1
@@ -248,7 +249,7 @@ class Operators:
             raise OrtflowError(error.words) from error
 
     def scratch(self, size: int) -> int:
-        """See Call. What was given before stays: a captured graph may use it."""
+        """See Call. Earlier memory is kept, since a captured graph may use it."""
         if not self._scratch or self._scratch[-1][1] < size:
             size = max(size, 2 * self._scratch[-1][1] if self._scratch else 1 << 20)
             try:

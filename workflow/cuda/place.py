@@ -1,6 +1,6 @@
-"""Puts our operators for GPUs into a training graph: called by step `configure` for half precision. Pure.
+"""Inserts our GPU operators into a training graph; called by step `configure` for half precision. Pure.
 
-They are found as those for the CPU are (`ortflow.workflow.kernels`); which of their values may be half is `HALF`.
+Patterns are those of the CPU operators (`ortflow.workflow.kernels`); `HALF` lists the values that may be half.
 """
 
 from __future__ import annotations
@@ -32,13 +32,15 @@ HALF: Mapping[str, tuple[frozenset[int], frozenset[int]]] = {
     "Attention": (frozenset({0, 1, 2}), frozenset({0})),
     "AttentionGrad": (frozenset({0, 1, 2, 3, 4}), frozenset({0, 1, 2})),
 }
-"""Operator -> places of the inputs, and of the outputs, that may be fp16 or bf16; each may differ from the others."""
+"""Operator -> positions of the inputs, and of the outputs, that may be fp16 or bf16, each independently."""
 HALF_ALONE = frozenset({"Attention", "AttentionGrad"})
-"""Those of `HALF` that compute in nothing else."""
+"""Operators of `HALF` that compute only in half precision."""
 
 
 def completed(model: onnx.ModelProto) -> onnx.ModelProto:
-    """A copy of a differentiated training graph with our operators, nothing left to compose, every value described."""
+    """A copy of a differentiated training graph with our operators, with all compositions done and every value
+    described.
+    """
     copy = place(model)
     rewrites.after(copy.graph)
     copy = compose(copy)
@@ -48,9 +50,9 @@ def completed(model: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def place(model: onnx.ModelProto) -> onnx.ModelProto:
-    """A copy of a differentiated, not yet composed training graph in which our operators stand wherever they fit.
+    """A copy of a differentiated training graph, before composition, with our operators wherever they are supported.
 
-    All values stay fp32; each output of theirs is described.
+    All values stay fp32; each output of our operators is described.
     """
     copy = onnx.ModelProto()
     copy.CopyFrom(model)
@@ -64,7 +66,7 @@ def place(model: onnx.ModelProto) -> onnx.ModelProto:
     softmax.put(rewriter)
     for node in rewriter.all_nodes():
         for name in node.output if node.domain == CUDA_DOMAIN else ():
-            # Of some, inference has not found the shape.
+            # Shape inference has not found all of their shapes.
             rewriter.describe(name, TensorProto.FLOAT, None)
     rewriter.finish()
     import_domain(copy, CUDA_DOMAIN)
@@ -85,7 +87,7 @@ def _sums(rewriter: Rewriter) -> None:
 
 
 def _cross_entropy(rewriter: Rewriter) -> None:
-    """Each loss with its gradients, where nothing else reads the logarithms of the probabilities."""
+    """Replace each loss with its gradients, if no other node reads the log-probabilities."""
     gradients = cross_entropy.gradients(rewriter)
     for loss in cross_entropy.losses(rewriter):
         (scores, labels), out, ignored = loss.input, loss.output[0], cross_entropy.ignored(loss)
@@ -104,7 +106,7 @@ def _cross_entropy(rewriter: Rewriter) -> None:
 
 
 def _tables(rewriter: Rewriter) -> None:
-    """The table's rows have to be known: ONNX Runtime has a shape in the host's memory, and kernels cannot read it."""
+    """Replace the gradients of tables with a known number of rows: kernels cannot read a shape on the host."""
     for node in table.look_ups(rewriter):
         rows = (rewriter.dims(node.output[0]) or (None,))[0]
         if isinstance(rows, int):

@@ -1,7 +1,7 @@
-"""Products of matrices of halves by cuBLASLt, as linear layers and their gradients have them.
+"""Products of half-precision matrices by cuBLASLt, as in linear layers and their gradients.
 
-Product (a [..., k], b [k, n], bias fp16 or bf16 [n]?) -> a b + bias, [..., n], a's element type or fp32. `turn_a`: a is
-[k, rows] of two axes; `turn_b`: b is [n, k].
+Product (a [..., k], b [k, n], bias fp16 or bf16 [n]?) -> a b + bias, [..., n], of a's element type or fp32. `turn_a`: a
+is [k, rows], with two axes; `turn_b`: b is [n, k].
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ _HALVES = TYPES.keys() - {int(TensorProto.FLOAT)}
 
 
 class Product:
-    """See the module."""
+    """See the module's docstring."""
 
     def __init__(self, attributes: Mapping[str, Any]) -> None:
         self._turns = bool(attributes.get("turn_a", 0)), bool(attributes.get("turn_b", 0))
 
     def run(self, call: Call) -> None:
-        """See Operator. Raises OrtflowError for shapes and types that do not fit each other."""
+        """See Operator. Raises OrtflowError if shapes or types do not match."""
         a, b = call.given(0), call.given(1)
         bias = call.inputs[2] if len(call.inputs) > 2 else None
         shape, dims = shape_of(a, b, bias, call.types[0], *self._turns)
@@ -42,7 +42,7 @@ class Product:
 def shape_of(
     a: Tensor, b: Tensor, bias: Tensor | None, result: int, turn_a: bool, turn_b: bool
 ) -> tuple[Shape, tuple[int, ...]]:
-    """The product's sizes, and the axes of its result. Raises OrtflowError."""
+    """The product's sizes, and the shape of its result. Raises OrtflowError if shapes or types do not match."""
     if len(b.shape) != 2 or len(a.shape) < 2 or (turn_a and len(a.shape) != 2):
         raise OrtflowError(f"a product of {list(a.shape)} and {list(b.shape)}")
     depth, columns = reversed(b.shape) if turn_b else b.shape

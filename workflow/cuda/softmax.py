@@ -1,7 +1,7 @@
-"""Softmax over the last axis with the scale and the mask before it, and its gradient with the scale behind it.
+"""Softmax over the last axis with the scale and mask before it, and its gradient with the scale after it.
 
-Softmax (x, mask?) -> softmax(x scale + mask), where either is spread over the other; SoftmaxGrad (dy, y) -> dx scale.
-All may be half. See softmax.cu, softmax_gradient.cu.
+Softmax (x, mask?) -> softmax(x scale + mask), where both are broadcast to each other; SoftmaxGrad (dy, y) -> dx scale.
+All values may be half. See softmax.cu and softmax_gradient.cu.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ class _Scaled:
 
 
 class Softmax(_Scaled):
-    """See the module."""
+    """See the module's docstring."""
 
     def run(self, call: Call) -> None:
-        """The output has the shape that input and mask are spread to."""
+        """The output has the shape to which input and mask are broadcast."""
         x = call.given(0)
         mask = call.inputs[1] if len(call.inputs) > 1 else None
         shape = spread_shape(x.shape, mask.shape if mask else ())
@@ -71,7 +71,7 @@ class Softmax(_Scaled):
 
 
 class SoftmaxGrad(_Scaled):
-    """See the module."""
+    """See the module's docstring."""
 
     def run(self, call: Call) -> None:
         """The output has the shape of both inputs."""
@@ -95,7 +95,7 @@ class SoftmaxGrad(_Scaled):
 
 
 def spread_shape(x: Sequence[int], mask: Sequence[int]) -> tuple[int, ...]:
-    """The shape that both are spread to, as numpy does. Raises OrtflowError if they do not fit."""
+    """The shape to which both are broadcast, as in numpy. Raises OrtflowError if they do not match."""
     pairs = list(zip_longest(reversed(x), reversed(mask), fillvalue=1))
     if any(a != b and 1 not in (a, b) for a, b in pairs):
         raise OrtflowError(f"scores are {list(x)}, and the mask {list(mask)}")
@@ -103,7 +103,7 @@ def spread_shape(x: Sequence[int], mask: Sequence[int]) -> tuple[int, ...]:
 
 
 def leading_axes(shape: Sequence[int], x: Sequence[int], mask: Sequence[int]) -> list[tuple[int, int, int]]:
-    """(size, stride of x, stride of the mask) of all axes but the last; neighbours that are one to both are one."""
+    """(size, stride of x, stride of the mask) of all axes but the last; axes that are contiguous in both are merged."""
     found: list[tuple[int, int, int]] = []
     strides = [_strides(one, len(shape)) for one in (x, mask)]
     for size, of_x, of_mask in zip(shape[:-1], *(one[:-1] for one in strides), strict=True):
@@ -117,7 +117,7 @@ def leading_axes(shape: Sequence[int], x: Sequence[int], mask: Sequence[int]) ->
 
 
 def _strides(shape: Sequence[int], rank: int) -> list[int]:
-    """Elements from one to the next along each axis; 0 where there is one."""
+    """Stride of each axis in elements; 0 for an axis of length 1."""
     whole, found, step = [1] * (rank - len(shape)) + list(shape), [0] * rank, 1
     for axis in reversed(range(rank)):
         found[axis] = step if whole[axis] != 1 else 0

@@ -1,4 +1,4 @@
-"""The CUDA sources of this folder with their numbers and element types put in, and how their threads are laid out."""
+"""Fills numbers and element types into this folder's CUDA sources, and computes thread layouts."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _FOLDER = Path(__file__).parent
 _NAMES = {TensorProto.FLOAT: "float", TensorProto.FLOAT16: "f16", TensorProto.BFLOAT16: "bf16"}
 HALVES = frozenset({int(TensorProto.FLOAT16), int(TensorProto.BFLOAT16)})
 BYTES = {int(TensorProto.FLOAT): 4, int(TensorProto.FLOAT16): 2, int(TensorProto.BFLOAT16): 2}
-"""Of an element."""
+"""Bytes per element."""
 LARGEST_GRID = 2**31 - 1
 
 
@@ -28,7 +28,7 @@ def _text(name: str) -> str:
 
 @functools.cache
 def source(name: str, types: tuple[tuple[str, int], ...], numbers: tuple[tuple[str, int], ...] = ()) -> str:
-    """The file `name`.cu with the element types (of onnx.TensorProto) and numbers it is compiled for."""
+    """The file `name`.cu with element types (of onnx.TensorProto) and numbers filled in."""
     lines = [_text("words.cuh"), _text("common.cuh")]
     for letter, kind in types:
         if kind not in _NAMES:
@@ -39,7 +39,9 @@ def source(name: str, types: tuple[tuple[str, int], ...], numbers: tuple[tuple[s
 
 
 def vector(width: int, tensors: Iterable[tuple[int, int]]) -> int:
-    """How many elements are read at a time: 8, 4, 2 or 1, as rows of `width` and the (pointer, element type) allow."""
+    """Elements to read at a time: 8, 4, 2 or 1, limited by rows of `width` and the (pointer, element type) of each
+    tensor.
+    """
     found = list(tensors)
     for lanes in (8, 4, 2):
         if width % lanes == 0 and all(pointer % min(lanes * BYTES.get(kind, 16), 16) == 0 for pointer, kind in found):
@@ -48,33 +50,33 @@ def vector(width: int, tensors: Iterable[tuple[int, int]]) -> int:
 
 
 _READS = {8: 4, 4: 8, 2: 8, 1: 16}
-"""Elements read at a time -> how often a thread reads, at most, of a row that it keeps in registers."""
+"""Elements read at a time -> largest number of reads per thread, for a row that is kept in registers."""
 _BLOCK = 256
 _WIDEST = 1024
 
 
 @dataclass(frozen=True)
 class Rows:
-    """How rows of a matrix are laid over threads: GROUP neighbouring threads share a row and keep it in registers."""
+    """Layout of matrix rows over threads: GROUP neighbouring threads share a row and keep it in registers."""
 
     vector: int
     group: int
-    """Threads a row: a power of two."""
+    """Threads per row: a power of two."""
     reads: int
-    """How often a thread reads `vector` elements; 0 where the row does not fit into registers: a block has one then."""
+    """Number of reads of `vector` elements per thread; 0 if the row does not fit into registers and has a block."""
 
     @property
     def block(self) -> int:
-        """Threads of a block."""
+        """Threads per block."""
         return max(_BLOCK, self.group) if self.reads else self.group
 
     @property
     def at_a_time(self) -> int:
-        """Rows of a block."""
+        """Rows per block."""
         return self.block // self.group
 
     def numbers(self, width: int) -> tuple[tuple[str, int], ...]:
-        """As the sources name them."""
+        """The numbers by their names in the sources."""
         return (
             ("WIDTH", width), ("VECTOR", self.vector), ("GROUP", self.group), ("READS", self.reads),
             ("BLOCK", self.block),
@@ -84,7 +86,7 @@ class Rows:
 def rows_of(width: int, lanes: int, most: int = 32, widest: int = _WIDEST) -> Rows:
     """The layout for rows of `width` elements that are read `lanes` at a time.
 
-    A thread keeps `most` elements of a row at most, and `widest` threads share one.
+    A thread keeps at most `most` elements of a row, and at most `widest` threads share a row.
     """
     vectors, limit = max(width // lanes, 1), min(_READS[lanes], max(most // lanes, 1))
     group = min(32, 1 << (vectors - 1).bit_length())
@@ -96,27 +98,29 @@ def rows_of(width: int, lanes: int, most: int = 32, widest: int = _WIDEST) -> Ro
 
 @dataclass(frozen=True)
 class Columns:
-    """How columns are laid over blocks of 256 threads: LANES threads have a row's TILE columns, as many rows at a time
-    as there are groups of them."""
+    """Layout of matrix columns over blocks of 256 threads.
+
+    LANES threads cover TILE columns of a row; the groups of a block read different rows at the same time.
+    """
 
     vector: int
     lanes: int
     reads: int
     tiles: int
-    """Blocks for all columns."""
+    """Number of blocks that cover all columns."""
 
     @property
     def groups(self) -> int:
-        """Rows at a time."""
+        """Rows read at a time."""
         return _BLOCK // self.lanes
 
     def numbers(self) -> tuple[tuple[str, int], ...]:
-        """As the sources name them."""
+        """The numbers by their names in the sources."""
         return ("VECTOR", self.vector), ("LANES", self.lanes), ("READS", self.reads)
 
 
 def columns_of(width: int, lanes: int, most: int) -> Columns:
-    """The layout for `width` columns that are read `lanes` at a time, `most` by a thread."""
+    """The layout for `width` columns that are read `lanes` at a time, at most `most` by a thread."""
     vectors = width // lanes
     threads = min(32, 1 << (vectors - 1).bit_length())
     reads = max(1, min(most // lanes, 8, -(-vectors // threads)))
@@ -124,7 +128,7 @@ def columns_of(width: int, lanes: int, most: int) -> Columns:
 
 
 def blocks(rows: int, at_a_time: int) -> int:
-    """Blocks for so many rows."""
+    """Number of blocks for `rows` rows."""
     count = -(-rows // at_a_time)
     if count > LARGEST_GRID:
         raise OrtflowError(f"{rows:,} rows are more than a kernel takes")
@@ -132,10 +136,10 @@ def blocks(rows: int, at_a_time: int) -> int:
 
 
 def size_of(tensor: Tensor) -> int:
-    """Elements of a tensor."""
+    """Number of elements of a tensor."""
     return math.prod(tensor.shape)
 
 
 def rows_and_width(tensor: Tensor) -> tuple[int, int]:
-    """Of a tensor as a matrix of its last axis."""
+    """Shape of a tensor as a matrix with the same last axis."""
     return math.prod(tensor.shape[:-1]), tensor.shape[-1]

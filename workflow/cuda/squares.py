@@ -1,4 +1,4 @@
-"""The sum of squares of a vector, as the norm of the gradient needs it, in a fixed order: see squares.cu.
+"""The sum of squares of a vector in a fixed order, for the norm of the gradient; see squares.cu.
 
 SquareSum (x fp32 [n]) -> double [1].
 """
@@ -15,20 +15,20 @@ from ortflow.workflow.errors import OrtflowError
 
 _THREADS = 256
 _RUN = 16
-"""Elements of a run, as in squares.cu."""
+"""Elements per run, as in squares.cu."""
 _BLOCKS = 1056
-"""At most: as many on every GPU, so that the sum has the same bits."""
+"""Largest number of blocks: the same on every GPU, so that the sum is bit-identical."""
 _ALIGNED = 16
 
 
 class SquareSum:
-    """See the module."""
+    """See the module's docstring."""
 
     def __init__(self, attributes: Mapping[str, Any]) -> None:
         pass
 
     def run(self, call: Call) -> None:
-        """See Operator. Raises OrtflowError for a vector that is not aligned to 16 bytes."""
+        """See Operator. Raises OrtflowError if the vector is not aligned to 16 bytes."""
         x, out = call.given(0), call.output(0, (1,))
         if x.pointer % _ALIGNED:
             raise OrtflowError("the sum of squares of a vector that is not aligned to 16 bytes")

@@ -1,4 +1,4 @@
-"""Sums over leading axes, as biases have for gradients, in a fixed order: see sums.cu.
+"""Sums over leading axes in a fixed order, for the gradients of biases; see sums.cu.
 
 ColumnSums (x) -> the sum over all axes but the last, or over the first `axes`; x may be half, the sums are fp32.
 """
@@ -16,7 +16,7 @@ from ortflow.workflow.cuda.operators import Call
 from ortflow.workflow.cuda.source import columns_of, source, vector
 
 _BLOCKS = 1056
-"""To have at least, where there are rows enough: as many on every GPU, so that the sums have the same bits."""
+"""Number of blocks to aim at if there are enough rows: the same on every GPU, so that the sums are bit-identical."""
 _ROWS_A_THREAD = 4
 _THREADS = 256
 _WARP = 32
@@ -24,13 +24,13 @@ _LARGEST_GRID_Y = 65_535
 
 
 class ColumnSums:
-    """See the module."""
+    """See the module's docstring."""
 
     def __init__(self, attributes: Mapping[str, Any]) -> None:
         self._axes = int(attributes.get("axes", -1))
 
     def run(self, call: Call) -> None:
-        """The output has the axes that are left, and one at least."""
+        """The output has the remaining axes, and at least one."""
         x = call.given(0)
         axes = self._axes if self._axes >= 0 else len(x.shape) - 1
         rows, width = math.prod(x.shape[:axes]), math.prod(x.shape[axes:])
@@ -52,7 +52,7 @@ class ColumnSums:
 
 
 def finish(call: Call, part: int, count: int, width: int, out: int, behind: int = 0, split: int | None = None) -> None:
-    """Launch the sum over the rows of fp32 part [count, width] into `out`; columns from `split` on into `behind`."""
+    """Launch the sum over the rows of fp32 part [count, width] into `out`; columns from `split` on go to `behind`."""
     text = source("sums", (("X", int(TensorProto.FLOAT)),), (("VECTOR", 1), ("LANES", _WARP), ("READS", 1)))
     numbers = c_int64(count), c_int64(width), c_int64(width if split is None else split)
     call.launch(text, "finish", -(-width // _WARP), 1024, *map(c_void_p, (part, out, behind)), *numbers)

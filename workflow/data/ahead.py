@@ -1,8 +1,8 @@
-"""Reading ahead: the next batches are made in one background thread while the current one is used.
+"""Read-ahead: one background thread prepares the next batches while the current one is used.
 
-Called around the batches. Whoever asks again at once gets the next batches made in the asking thread: handing them
-over would cost more than making them. The background thread ends with the iterator: closed, exhausted, failed,
-forgotten, or at the interpreter's exit; what it raises is raised at the reader's `next`.
+A consumer that asks for the next item quickly gets it from its own thread, since a handover would cost more. The
+background thread ends with the iterator: when it is closed, exhausted, failed or garbage-collected, or at the
+interpreter's exit. Its exceptions are raised at the consumer's `next`.
 """
 
 from __future__ import annotations
@@ -17,14 +17,22 @@ from typing import Generic, TypeVar
 Item = TypeVar("Item")
 
 _WORTHWHILE_SECONDS = 5e-4
-"""Time a caller takes between two items from which on reading in the background repays waking a thread."""
+"""Seconds between two items above which reading in the background is faster, despite the cost of waking a thread."""
 
 
 class ReadAhead(Generic[Item]):
-    """Iterates the items of `groups`, with up to `depth` groups made in advance.
+    """Iterates over the items of `groups`, preparing up to `depth` groups in advance.
 
-    A caller that takes longer than `worthwhile` seconds between two items has the next ones read in the background.
-    A context manager: leaving it stops the thread.
+    Used as a context manager, it stops the thread on exit.
+
+    Parameters
+    ----------
+    groups
+        Groups of items, each read as a whole.
+    depth
+        Number of groups to prepare.
+    worthwhile
+        Seconds between two items above which the next ones are read in the background.
     """
 
     def __init__(self, groups: Iterable[Sequence[Item]], depth: int, worthwhile: float = _WORTHWHILE_SECONDS) -> None:
@@ -32,7 +40,7 @@ class ReadAhead(Generic[Item]):
         self._depth, self._worthwhile = depth, worthwhile
         self._ready: deque[Item] = deque()
         self._left = time.perf_counter()
-        # An executor's idle thread needs no word to end with the interpreter, and its futures carry exceptions.
+        # An idle executor thread ends with the interpreter, and futures carry exceptions.
         self._executor = ThreadPoolExecutor(max_workers=1, thread_name_prefix="ortflow-data")
         self._pending: deque[Future[Sequence[Item]]] = deque()
 
@@ -51,14 +59,14 @@ class ReadAhead(Generic[Item]):
     def _read(self) -> None:
         nothing: Sequence[Item] = ()
         slow = time.perf_counter() - self._left > self._worthwhile
-        # The generator runs in one thread at a time: here only when none of its groups is asked for.
+        # A generator runs in one thread at a time: this is only reached when no group is being read.
         group = self._pending.popleft().result() if self._pending else next(self._groups, nothing)
         self._ready.extend(group)
         while slow and group and len(self._pending) < self._depth:
             self._pending.append(self._executor.submit(next, self._groups, nothing))
 
     def close(self) -> None:
-        """Stop the thread, waiting for the group it is at; iterating further ends immediately."""
+        """Stop the thread after the group it is reading; further iteration ends immediately."""
         self._executor.shutdown(wait=True, cancel_futures=True)
         self._groups = iter(())
         self._pending.clear()

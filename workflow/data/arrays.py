@@ -1,7 +1,8 @@
-"""Arrays of .npz and .npy files, read a part at a time: what is in memory is a few record batches, not the file.
+"""Arrays of .npz and .npy files, read in parts: memory holds a few record batches, not the file.
 
-Called by the conversions. Files are untrusted: nothing is unpickled, and what a header claims is checked against the
-size of the file before any of it is read.
+Called by the conversions. Files are untrusted: nothing is unpickled, and the header is compared with the size of the
+file
+before data is read.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ class _StoredArray:
         self.row_bytes = math.prod(self.shape[1:]) * self.dtype.itemsize
         if self.row_bytes * self.shape[0] > size - stream.tell():
             raise UserError(f"array {name!r} is truncated", where=where, fix="save it again")
-        # Stored column by column, the first row is complete only with the last byte: read all of it, and copy.
+        # In column-major order the first row is complete only with the last byte: read everything and copy.
         self._rows = iter(self._by_columns()) if by_columns and len(self.shape) > 1 else None
 
     def _by_columns(self) -> Array:
@@ -59,13 +60,13 @@ class _StoredArray:
 
 
 class ArrayFiles:
-    """Samples of several .npz files, one after the other, or of .npy files side by side.
+    """Samples of several .npz files in sequence, or of .npy files in parallel.
 
-    Each array of an .npz file and each .npy file is a column of its own name; `column` renames that of a single .npy.
+    Each array of an .npz file and each .npy file is a column of that name; `column` renames that of a single .npy file.
     """
 
     def __init__(self, files: Sequence[Path], column: str | None = None) -> None:
-        """Read all headers; raises UserError, naming the file, for what cannot become columns."""
+        """Read all headers. Raises UserError, naming the file, for data that cannot become columns."""
         _check_kinds(files)
         archives = files[0].suffix == ".npz"
         if column is not None and (archives or len(files) > 1):
@@ -89,7 +90,7 @@ class ArrayFiles:
                 self.count += arrays[0].shape[0]
 
     def chunks(self) -> Iterator[dict[str, Array]]:
-        """All samples in order, as {column: array}, a record batch at a time."""
+        """All samples in order, as {column: array}, one record batch at a time."""
         for group in self._groups:
             with self._open(group) as arrays:
                 count = arrays[0].shape[0]
@@ -126,7 +127,7 @@ def _check_kinds(files: Sequence[Path]) -> None:
 
 @contextmanager
 def _readable(files: Sequence[Path]) -> Iterator[None]:
-    """Turn what the readers of zip and numpy headers raise into one sentence."""
+    """Convert exceptions of zip and numpy readers to one sentence."""
     try:
         yield
     except (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error, NotImplementedError, RuntimeError) as error:

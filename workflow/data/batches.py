@@ -1,7 +1,7 @@
-"""The batches of a rank: endless for training, once over the set for evaluation.
+"""The batches of a rank: an endless sequence for training, one pass over the set for evaluation.
 
-Driven by the training loop and the evaluation. Keeps no state between steps but the position, which each batch
-brings along: whoever saves the position of the last step that counted can go on from it with any number of ranks.
+Used by the training loop and the evaluation. The only state between steps is the position, which each batch contains:
+training can continue from the position of the last completed step with any number of ranks.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ _AHEAD = 2
 """Groups of steps read in advance."""
 _GROUP_BYTES = 1 << 20
 _GROUP_STEPS = 16
-"""Small steps are made in groups of about a megabyte: below that, numpy's calls cost more than the bytes."""
+"""Small steps are read in groups of about a megabyte: below that, numpy's calls cost more than the bytes."""
 
 
 @dataclass(frozen=True)
 class StepBatch:
-    """What a rank trains on in one step: `accumulation` micro-batches, some of them with fewer or no real samples."""
+    """The samples of a rank in one step: `accumulation` micro-batches, some of them with fewer or no real samples."""
 
     micro_batches: Sequence[MicroBatch]
     epoch: int
@@ -39,9 +39,9 @@ class StepBatch:
     samples: int
     """Real samples over all ranks."""
     next: Position
-    """Where training stands once this step is done."""
+    """Position after this step."""
     epoch_end: bool
-    """True where the next step begins another epoch."""
+    """Whether the next step begins another epoch."""
 
 
 class Batches:
@@ -71,7 +71,9 @@ class Batches:
         self._dataset, self._order, self._feeds, self._rank = dataset, order, tuple(feeds), rank
 
     def read_from(self, position: Position) -> ReadAhead[StepBatch]:
-        """Every step from a position on, without end, read ahead in the background; close it, or leave its `with`."""
+        """All steps from a position on, without end, read ahead in the background; close it, or use it in a `with`
+        block.
+        """
         step_bytes = _bytes_per_sample(self._dataset, self._feeds) * self.plan.micro_batch * self.plan.accumulation
         return ReadAhead(self._groups(position, min(_GROUP_STEPS, max(1, _GROUP_BYTES // step_bytes))), _AHEAD)
 
@@ -100,7 +102,7 @@ class Batches:
         ]
 
     def _indices(self, step: Step, number: int) -> tuple[Indices, int]:
-        """The samples of a micro-step, and how many of them are real."""
+        """The samples of a micro-step, and the number of real ones."""
         first, last = self.plan.places(step, number, self._rank)
         indices = self._order.indices(step.epoch, first, last)
         if self.plan.last_batch == "pad":
@@ -119,10 +121,22 @@ def evaluation_batches(
     last_batch: LastBatch = "keep",
     samples: int | None = None,
 ) -> ReadAhead[MicroBatch]:
-    """A rank's micro-batches of the first `samples` samples (all if None), each once, in their stored order.
+    """A rank's micro-batches for one evaluation, in the stored order.
 
-    Partitioned: micro-batch k goes to rank k % world_size; replicated: each rank gets all. The last one is smaller,
-    or with `pad` filled up; evaluation drops nothing.
+    Parameters
+    ----------
+    dataset, feeds
+        The set, and how each input is filled from it.
+    micro_batch
+        Samples per micro-batch. The last one is smaller or, with `last_batch` pad, padded; none is dropped.
+    rank, world_size
+        The rank, and the number of ranks.
+    mode
+        Partitioned: micro-batch k goes to rank k % world_size; replicated: each rank gets all.
+    last_batch
+        `data.last_batch` of the run file.
+    samples
+        Evaluate only the first so many samples; all if None.
     """
     count = len(dataset) if samples is None else min(samples, len(dataset))
     first, stride = (rank, world_size) if mode == "partitioned" else (0, 1)
@@ -137,9 +151,9 @@ def evaluation_batches(
 
 
 def sample_order(dataset: Dataset, section: DataSection, seed: int) -> SampleOrder:
-    """The training order that the run file's `data` section asks for.
+    """The training order for the run file's `data` section.
 
-    Raises UserError if `by_length` names no column whose length or value can be a cost.
+    Raises UserError if `by_length` does not name a column whose length or value can be a cost.
     """
     by_length = section.by_length
     if by_length is None:
@@ -163,15 +177,17 @@ def sample_order(dataset: Dataset, section: DataSection, seed: int) -> SampleOrd
 
 
 def _filled_up(indices: Indices, count: int) -> Indices:
-    """`count` samples: the given ones, repeated; the set's first where there are none. Real values weigh nothing as
-    safely as zeros, and keep what a model averages over a batch near what it would be."""
+    """Repeat the samples up to `count`; if there are none, take the set's first.
+
+    Padding samples have weight 0. Real values are as safe as zeros, and keep averages over the batch realistic.
+    """
     if len(indices) == 0:
         return np.zeros(count, dtype=np.int64)
     return np.resize(indices, count)
 
 
 def _bytes_per_sample(dataset: Dataset, feeds: Sequence[Feed]) -> int:
-    """Bytes of one sample in a micro-batch; a guess where its length varies."""
+    """Bytes of one sample in a micro-batch; an estimate if its length varies."""
     total = 0
     for feed in feeds:
         column = dataset.columns[feed.source.column]

@@ -1,7 +1,8 @@
-"""Does a set fit what a trainer reads? Asked once when both are open, so that no step fails for its data.
+"""Checks that a set matches the trainer's inputs, so that no step fails because of its data.
 
-Called by the shard step and by `ortflow validate`. Finds all faults before it gives up. Looks at the values themselves
-only where the shards' own minimum and maximum do not settle the question.
+Called by the shard step and by `ortflow validate`. Finds all errors before raising. Reads values only if the shards'
+own
+minimum and maximum do not decide.
 """
 
 from __future__ import annotations
@@ -33,11 +34,31 @@ def check_inputs(
     where: str,
     samples: int | None = None,
 ) -> tuple[Feed, ...]:
-    """How each input is filled from the set.
+    """Determine how each input is filled from the set.
 
-    `columns` maps inputs to columns or slices of them, `where` is its section in the run file; `smaller_batch` tells
-    that what is left of the set (of its first `samples`) is a smaller micro-batch. Raises Faults with every input
-    that has no column of its shape and type, and every value that is out of bounds, by sample.
+    Parameters
+    ----------
+    dataset
+        The set.
+    inputs
+        The trainer's inputs.
+    columns
+        Input -> column or slice of one, where names differ.
+    limits
+        Bounds of the inputs' values.
+    micro_batch
+        Samples per micro-batch.
+    smaller_batch
+        Whether a smaller micro-batch may occur at the end.
+    where
+        The set's key path in the run file.
+    samples
+        Number of samples that are used, from the first; all if None.
+
+    Raises
+    ------
+    Faults
+        For every input without a column of its shape and type, and for every value out of bounds, by sample.
     """
     count = len(dataset) if samples is None else min(samples, len(dataset))
     smaller_batch = smaller_batch and count % micro_batch > 0
@@ -158,7 +179,7 @@ def _dtype_fault(dataset: Dataset, given: BatchInput, reference: ColumnReference
 
 
 def _span(wanted: np.dtype[Any]) -> Range:
-    """The least and the largest number of a type."""
+    """The smallest and the largest number of a type."""
     if wanted.kind == "b":
         return 0, 1
     if wanted.kind == "f":
@@ -167,7 +188,7 @@ def _span(wanted: np.dtype[Any]) -> Range:
 
 
 def _whole_numbers(wanted: np.dtype[Any]) -> Range:
-    """The range in which a floating-point type holds every integer."""
+    """The range in which a floating-point type represents every integer."""
     largest = 2 ** (np.finfo(wanted).nmant + 1)
     return -largest, largest
 

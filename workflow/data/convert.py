@@ -1,7 +1,7 @@
-"""From arrays and text to sets of samples, whole or divided into training and evaluation.
+"""Converts arrays and text to sets of samples, optionally split into training and evaluation.
 
-Called by `ortflow data convert` and by programs that prepare an example. Decides what goes where; reading is in
-`arrays` and `text`, writing in `write`. The division depends on the sources alone: converting again gives the same.
+Called by `ortflow data convert` and by programs that prepare an example. Reading is in `arrays` and `text`, writing in
+`write`. The split depends only on the sources, so a repeated conversion gives the same sets.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from ortflow.workflow.errors import UserError
 Chunk = Mapping[str, Array | Ragged]
 Mask = npt.NDArray[np.bool_]
 Parts = Mapping[str, Callable[[], Iterator[Chunk]]]
-"""Sets by name; a single one has the empty name."""
+"""Sets by name; a single set has the empty name."""
 
 
 def convert_arrays(
@@ -34,9 +34,32 @@ def convert_arrays(
     shard_samples: int | None = None,
     replace: bool = False,
 ) -> dict[Path, int]:
-    """Samples of .npz or .npy files; with `eval_fraction` so many of them, scattered, are for evaluation.
+    """Convert the samples of .npz or .npy files.
 
-    Gives the number of samples of each set written. Raises UserError, naming the file, for what cannot be converted.
+    Parameters
+    ----------
+    files
+        Paths of the files.
+    output
+        File or folder to write; with `eval_fraction` a folder with two sets.
+    column
+        Name of the column of a single .npy file.
+    eval_fraction
+        Share of the samples, scattered over the set, to use for evaluation.
+    shard_samples
+        Samples per file; one file if None.
+    replace
+        Replace an existing set.
+
+    Returns
+    -------
+    dict
+        Number of samples by path of the set.
+
+    Raises
+    ------
+    UserError
+        Naming the file, if it cannot be converted.
     """
     arrays = ArrayFiles(files, column)
     parts: Parts = {"": arrays.chunks}
@@ -55,10 +78,13 @@ def convert_text(
     shard_samples: int | None = None,
     replace: bool = False,
 ) -> dict[Path, int]:
-    """Bytes of text files as uint8 tokens: windows of `length` + 1, or, where it is None, each line a sample.
+    """Convert the bytes of text files to uint8 tokens.
 
-    With `eval_fraction`, whole files go to evaluation until they hold that share of the bytes; of a single file, the
-    last windows do, or as many lines, scattered. Gives and raises what `convert_arrays` does.
+    Samples are windows of `length` + 1 tokens or, if `length` is None, lines. With `eval_fraction`, whole files are
+    used for
+    evaluation up to that share of the bytes; for a single file, the last windows, or that share of the lines,
+    scattered.
+    Other parameters, returns and raises: see `convert_arrays`.
     """
 
     def chunks(chosen: Sequence[Path]) -> Iterator[Chunk]:
@@ -114,7 +140,7 @@ def _scattered(chunks: Callable[[], Iterator[Chunk]], count: int, fraction: floa
 
 
 def _select(chunks: Iterable[Chunk], chosen: Callable[[Indices], Mask]) -> Iterator[Chunk]:
-    """The samples whose number in the stream is chosen."""
+    """The samples whose number in the stream is in `chosen`."""
     first = 0
     for chunk in chunks:
         count = len(next(iter(chunk.values())))

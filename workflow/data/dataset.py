@@ -1,7 +1,8 @@
-"""A set of samples: Arrow IPC files, memory-mapped, readable in any order.
+"""A set of samples: memory-mapped Arrow IPC files that can be read in any order.
 
-Opened by the shard step on every rank, by the checks and by `ortflow data show`. Holds views of the mapped files and
-never a copy of them: what a process reads is in the system's page cache, shared by the ranks of a machine.
+Opened by the shard step on every rank, by the checks and by `ortflow data show`. Holds views of the mapped files, never
+a
+copy: the data is in the system's page cache, shared by the ranks of a machine.
 """
 
 from __future__ import annotations
@@ -35,12 +36,12 @@ Indices = npt.NDArray[np.int64]
 
 _MAGIC = b"ARROW1"
 _ROW_BY_ROW_BYTES = 4096
-"""Samples of this size and more are copied one by one where they lie in several record batches: once, not twice."""
+"""Samples of at least this many bytes in several record batches are copied one by one: once instead of twice."""
 
 
 @dataclass(frozen=True)
 class _Shard:
-    """One file: its columns, and for each record batch the number of samples, and a view and a range by column."""
+    """One file: its columns, and for each record batch the number of samples, and a view and a range per column."""
 
     columns: dict[str, Column]
     counts: list[int]
@@ -69,8 +70,11 @@ class Dataset:
     def open(cls, path: str | Path) -> Dataset:
         """Map a file or a folder of shards.
 
-        Raises UserError, naming the file, where it is missing, no Arrow IPC file, cut short, compressed, without
-        samples, has missing values or columns that are no numbers, or where shards differ in their columns.
+        Raises
+        ------
+        UserError
+            Naming the file, if it does not exist, is not an Arrow IPC file, is truncated or compressed, has no samples,
+            missing values or columns that are not numbers, or if shards differ in their columns.
         """
         path = Path(path)
         files = _shard_files(path)
@@ -98,7 +102,20 @@ class Dataset:
         return int(self._starts[-1])
 
     def read(self, name: str, indices: Indices) -> Array:
-        """A copy of samples, each in [0, len(self)), of a fixed-size column: [len(indices), *shape]."""
+        """Copy samples of a fixed-size column.
+
+        Parameters
+        ----------
+        name
+            The column.
+        indices
+            Numbers of samples, each in [0, len(self)).
+
+        Returns
+        -------
+        array
+            [len(indices), *shape].
+        """
         views = self._fixed[name]
         if len(views) == 1:
             return views[0].take(indices, axis=0)
@@ -121,11 +138,11 @@ class Dataset:
         return [views[batch][row] for batch, row in zip(batches.tolist(), rows.tolist(), strict=True)]
 
     def lengths(self, name: str) -> Indices:
-        """Elements of every sample of a variable-length column, [len(self)]."""
+        """Number of elements of every sample of a variable-length column, [len(self)]."""
         return np.concatenate([ragged.lengths for ragged in self._ragged[name]])
 
     def scan(self, name: str) -> Iterator[tuple[int, Array | Ragged]]:
-        """Every record batch of a column in order: its first sample's number, and its samples."""
+        """The record batches of a column in order, each with the number of its first sample."""
         views: Sequence[Array | Ragged] = self._fixed[name] or self._ragged[name]
         return zip(self._starts[:-1].tolist(), views, strict=True)
 
@@ -199,7 +216,7 @@ def _check_version(schema: pa.Schema) -> None:
 
 
 def _lies_in(views: dict[str, Array | Ragged], mapped: pa.Buffer) -> bool:
-    """True where the views are of the mapped file and not of memory that was filled from it."""
+    """Whether the views refer to the mapped file, not to memory that was filled from it."""
     arrays = [samples.values if isinstance(samples, Ragged) else samples for samples in views.values()]
     return all(mapped.address <= array.ctypes.data <= mapped.address + mapped.size for array in arrays if array.size)
 

@@ -1,6 +1,6 @@
-"""A hash of a training set's samples: a run that goes on with others would follow another curve without a word.
+"""A hash of a training set's samples, which detects that a run would continue with other samples.
 
-Called by step `configure`. The same samples have the same hash however they are divided into shards and record batches.
+Called by step `configure`. The hash does not depend on the division into shards and record batches.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ import xxhash
 from ortflow.workflow.data.dataset import Dataset, Indices
 
 WHOLE = 256 << 20
-"""Bytes up to which all samples are hashed; of larger sets, samples at equal distances that have about as many."""
+"""Sets up to this size, in bytes, are hashed as a whole; of larger ones, equally spaced samples of about that size."""
 _AT_A_TIME = 4 << 20
-"""Bytes."""
+"""Bytes hashed at a time."""
 
 
 def digest_of(dataset: Dataset, whole: int = WHOLE) -> str:
-    """The hash, as 32 hexadecimal digits."""
+    """Return the hash as 32 hexadecimal digits."""
     hashing = xxhash.xxh3_128()
     count = len(dataset)
     sizes = {name: _bytes(dataset, name) for name in dataset.columns}

@@ -1,6 +1,6 @@
-"""From samples to micro-batches: which column fills which input, sliced, widened and padded.
+"""Assembles micro-batches from samples: selects, slices, converts and pads columns.
 
-Called by the batches in their background thread, so everything that can be refused was refused by `check` before.
+Called by the batches in their background thread; `check` has rejected invalid data before.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from ortflow.workflow.spec.mapping import ColumnReference
 class Feed:
     """How one input is filled from a column or a slice of it.
 
-    `length` is the fixed length that variable samples are padded to; None pads to the longest of the micro-batch.
+    Variable-length samples are padded to `length`; if None, to the longest of the micro-batch.
     """
 
     input: str
@@ -32,10 +32,10 @@ class Feed:
 
 
 def collate(dataset: Dataset, feeds: Sequence[Feed], batches: Sequence[Indices]) -> list[dict[str, Array]]:
-    """Each micro-batch's samples as {input: array [samples, ...]}.
+    """The samples of each micro-batch, as {input: array [samples, ...]}.
 
-    Samples of all are read at once, and a column that fills several inputs once: small batches cost numpy's calls,
-    not their bytes.
+    Samples of all micro-batches are read together, and a column that fills several inputs only once: for small batches,
+    numpy's calls cost more than the bytes.
     """
     ends = list(itertools.accumulate(map(len, batches)))
     parts = [slice(end - len(batch), end) for end, batch in zip(ends, batches, strict=True)]

@@ -1,4 +1,4 @@
-"""A micro-batch, and what a trainer reads of every one. Plain data: `check` compares it with the columns of a set."""
+"""A micro-batch and its inputs, as plain data. `check` compares the inputs with the columns of a set."""
 
 from __future__ import annotations
 
@@ -24,21 +24,21 @@ class BatchInput:
 
 @dataclass(frozen=True)
 class Limits:
-    """What a trainer can take beyond types and shapes."""
+    """Restrictions of a trainer beyond types and shapes."""
 
     bounds: Mapping[str, int] = field(default_factory=dict)
-    """Input -> first integer that is too large: the vocabulary's size, the number of classes."""
+    """Input -> exclusive upper bound of its integers: size of the vocabulary, number of classes."""
     ignore_index: int | None = None
-    """Value of a label that weighs nothing, whatever the bound."""
+    """Value of a label that has weight 0; exempt from the bounds."""
     pad_value: Mapping[str, float] | None = None
-    """Input -> what shorter samples are padded with; by default 0, and `ignore_index` for labels."""
+    """Input -> padding value of shorter samples; by default 0, and `ignore_index` for labels."""
     truths: Collection[str] = ()
-    """Labels that are 0 or 1 where they are integers."""
+    """Labels that must be 0 or 1 if they are integers."""
 
 
 @dataclass(frozen=True)
 class MicroBatch:
-    """Arrays [samples, ...] by input, and how many of their rows are real samples: the first so many."""
+    """Arrays [samples, ...] by input, and the number of leading rows that are real samples."""
 
     arrays: Mapping[str, npt.NDArray[Any]]
     count: int

@@ -1,9 +1,11 @@
-"""The order in which an epoch visits the samples: from seed and epoch alone.
+"""The order in which an epoch visits the samples, determined by seed and epoch alone.
 
-Called by the batches of every rank; the same on every machine, numpy version and world size, because the permutation
-is our own: a Feistel network on the number of a place, with cycle walking where the count is not a power of two
-(Black & Rogaway 2002, "Ciphers with arbitrary finite domains"). So any part of any epoch is computed by itself, in
-memory of that part. Must not use numpy.random: its streams may change.
+Called by the batches of every rank. The order does not depend on the machine, numpy's version or the world size,
+because
+the permutation is implemented here: a Feistel network on positions, with cycle walking if the count is not a power of
+two
+(Black & Rogaway 2002, "Ciphers with arbitrary finite domains"). Any part of any epoch can be computed on its own, in
+memory proportional to that part. Must not use numpy.random, whose streams may change.
 """
 
 from __future__ import annotations
@@ -16,12 +18,12 @@ Words = npt.NDArray[np.uint64]
 
 _ROUNDS = 8
 _CHUNK = 1 << 14
-"""Places computed at a time: a step asks for a few, and numpy's cost a call is far above that of a few places."""
+"""Positions computed at a time: a step needs few, and numpy's cost per call is far above that of a few positions."""
 _MASK = (1 << 64) - 1
 
 
 def _mix(words: Words) -> Words:
-    """SplitMix64's finalizer (Steele, Lea & Flood 2014): each bit of the result depends on every bit of the word."""
+    """SplitMix64's finalizer (Steele, Lea & Flood 2014): each bit of the result depends on every bit of the input."""
     words = (words ^ (words >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     words = (words ^ (words >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     mixed: Words = words ^ (words >> np.uint64(31))
@@ -29,7 +31,7 @@ def _mix(words: Words) -> Words:
 
 
 def _key(*numbers: int) -> int:
-    """One 64-bit word from several numbers, their order included."""
+    """Combine several numbers, in order, to one 64-bit key."""
     word = 0
     for number in numbers:
         mixed = _mix(np.array([(word + number + 1) * 0x9E3779B97F4A7C15 & _MASK], dtype=np.uint64))
@@ -38,7 +40,7 @@ def _key(*numbers: int) -> int:
 
 
 def permute(places: npt.NDArray[np.int64], size: int, key: Words | int) -> Indices:
-    """A bijection of [0, size), applied to `places`; `key` chooses which: one for all places, or one each."""
+    """Apply a bijection of [0, size) to `places`; `key` selects it: one for all positions, or one for each."""
     if size == 1:
         return places
     bits = (size - 1).bit_length()
@@ -48,7 +50,7 @@ def permute(places: npt.NDArray[np.int64], size: int, key: Words | int) -> Indic
     keys = np.broadcast_to(np.asarray(key, dtype=np.uint64), places.shape)
     result = places.astype(np.uint64)
     walking = np.arange(len(places))
-    # A place thrown out of [0, size) goes through again until it is back: its cycle starts inside, so it returns.
+    # A position outside [0, size) is permuted again until it is inside. Its cycle starts inside, so this ends.
     while len(walking):
         high, low = result[walking] >> low_bits, result[walking] & low_mask
         tweak = keys[walking]
@@ -63,9 +65,11 @@ def permute(places: npt.NDArray[np.int64], size: int, key: Words | int) -> Indic
 class SampleOrder:
     """For each epoch a permutation of [0, count).
 
-    Without `costs`: shuffled, or as they lie. With `costs` (one number a sample, such as its length): sorted, and if
-    shuffled, cut in buckets of `bucket` neighbours, shuffled within a bucket, and the buckets shuffled: what ranks
-    take in the same step costs about the same. Costs need memory for one number a sample; without, none is kept.
+    Without `costs`: shuffled, or in stored order. With `costs` (one number per sample, such as its length): sorted and,
+    if
+    shuffled, divided into buckets of `bucket` neighbours, shuffled within each bucket, and the buckets shuffled.
+    Samples of
+    the same step then have similar costs. Costs need memory for one number per sample; otherwise none is needed.
     """
 
     def __init__(
@@ -82,7 +86,7 @@ class SampleOrder:
         self._window = (0, 0, np.empty(0, dtype=np.int64))
 
     def indices(self, epoch: int, start: int, stop: int) -> Indices:
-        """Samples at places [start, stop) of the epoch's order."""
+        """Samples at positions [start, stop) of the epoch's order."""
         if not 0 <= start <= stop <= self.count:
             raise IndexError(f"places [{start}, {stop}) of an epoch of {self.count}")
         kept, first, samples = self._window
@@ -98,7 +102,7 @@ class SampleOrder:
         return self._by_cost[self._shuffled_buckets(epoch, places) if self._shuffle else places]
 
     def _shuffled_buckets(self, epoch: int, places: Indices) -> Indices:
-        """Places among the sorted samples: those of the bucket that stands there, shuffled within it."""
+        """Positions among the sorted samples: those of the bucket at that position, shuffled within the bucket."""
         size, count = self._bucket, self.count
         buckets = -(-count // size)
         order = permute(np.arange(buckets), buckets, _key(self._seed, epoch, 0))
@@ -108,7 +112,7 @@ class SampleOrder:
         within = places - np.concatenate([[0], ends])[slots]
         keys = _mix(chosen.astype(np.uint64) + np.uint64(_key(self._seed, epoch, 1)))
         result = np.empty_like(places)
-        # The last bucket may be smaller: a permutation is of one size.
+        # The last bucket may be smaller, and a permutation has one size.
         for last, length in ((False, size), (True, count - (buckets - 1) * size)):
             of_size = (chosen == buckets - 1) == last
             if of_size.any():

@@ -1,7 +1,7 @@
-"""Which places of which epoch a step, a micro-step and a rank take: pure arithmetic.
+"""The positions of an epoch that a step, a micro-step and a rank use: pure arithmetic.
 
-Called by the batches and by whoever needs to know how many steps an epoch has. A global batch is a run of consecutive
-places of the epoch's order, so a position says all there is to say, and the number of ranks may change at any step.
+Called by the batches, and to count the steps of an epoch. A global batch is a range of consecutive positions of the
+epoch's order, so a position determines everything that follows, and the number of ranks may change at any step.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ LastBatch = Literal["drop", "keep", "pad"]
 
 @dataclass(frozen=True, order=True)
 class Position:
-    """Where training stands: the first `sample` places of the order of `epoch` (from 0) are done."""
+    """Progress through the data: the first `sample` positions of the order of `epoch` (from 0) are done."""
 
     epoch: int = 0
     sample: int = 0
@@ -22,7 +22,7 @@ class Position:
 
 @dataclass(frozen=True)
 class Step:
-    """One global batch: places [start, stop) of the epoch's order, and the position after it."""
+    """One global batch: positions [start, stop) of the epoch's order, and the position after it."""
 
     epoch: int
     start: int
@@ -31,13 +31,13 @@ class Step:
 
     @property
     def epoch_end(self) -> bool:
-        """True where the next step begins another epoch."""
+        """Whether the next step begins another epoch."""
         return self.next.epoch > self.epoch
 
 
 @dataclass(frozen=True)
 class Plan:
-    """How `count` samples an epoch become global batches of micro_batch x accumulation x world_size."""
+    """How `count` samples per epoch become global batches of micro_batch x accumulation x world_size."""
 
     count: int
     micro_batch: int
@@ -47,17 +47,17 @@ class Plan:
 
     @property
     def global_batch(self) -> int:
-        """Samples of an optimizer step, over all ranks and micro-steps."""
+        """Samples per optimizer step, over all ranks and micro-steps."""
         return self.micro_batch * self.accumulation * self.world_size
 
     @property
     def steps_per_epoch(self) -> int:
-        """Steps of a whole epoch; 0 where `drop` leaves none."""
+        """Steps of a whole epoch; 0 if `drop` leaves none."""
         whole, rest = divmod(self.count, self.global_batch)
         return whole + (rest > 0 and self.last_batch != "drop")
 
     def step(self, position: Position) -> Step:
-        """The step that begins at a position, which may be one where `drop` leaves out what is left of the epoch."""
+        """The step that begins at a position, which may be in the rest of an epoch that `drop` skips."""
         epoch, start = position.epoch, position.sample
         if not self._begins(start):
             epoch, start = epoch + 1, 0
@@ -70,6 +70,6 @@ class Plan:
         return start + needed <= self.count
 
     def places(self, step: Step, micro_step: int, rank: int) -> tuple[int, int]:
-        """Places [first, last) that a rank takes in a micro-step; none where an epoch's rest gives it none."""
+        """Positions [first, last) for a rank in a micro-step; empty if too few samples are left in the epoch."""
         first = step.start + (micro_step * self.world_size + rank) * self.micro_batch
         return min(first, step.stop), min(first + self.micro_batch, step.stop)

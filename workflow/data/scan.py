@@ -1,6 +1,6 @@
-"""A look at every value of a column, in memory of a part of it.
+"""Scans every value of a column, in parts.
 
-Called by the checks, where the shards' own minimum and maximum do not settle the question.
+Called by the checks if the shards' own minimum and maximum do not decide.
 """
 
 from __future__ import annotations
@@ -12,15 +12,15 @@ from ortflow.workflow.data.schema import Array, Ragged, Range
 from ortflow.workflow.spec.mapping import ColumnReference
 
 _ROWS = 1 << 12
-"""Samples looked at together."""
+"""Samples scanned at a time."""
 
 
 def first_outside(
     dataset: Dataset, reference: ColumnReference, span: Range, allowed: int | None = None
 ) -> tuple[int, float] | None:
-    """The first sample with a number outside `span` (least and largest) and the number; None if none has.
+    """The first sample with a number outside `span` (smallest and largest), and that number; None if there is none.
 
-    `allowed` and what is not finite are within.
+    The value `allowed` and non-finite values are accepted.
     """
     column = dataset.columns[reference.column]
     least, largest = span

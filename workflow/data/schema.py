@@ -1,6 +1,6 @@
-"""What a column of samples is: its element type and shape, how Arrow says it, and its numpy view without a copy.
+"""Columns of samples: element type and shape, their representation in Arrow, and numpy views without a copy.
 
-Called by the reader and the writer of shards, so that both agree. Pure but for the Arrow types: opens no file.
+Called by the reader and the writer of shards, so that both agree. Opens no file.
 """
 
 from __future__ import annotations
@@ -19,28 +19,28 @@ Array = npt.NDArray[Any]
 Range = tuple[float, float]
 
 VERSION = 1
-"""Version of the format; a reader refuses newer ones."""
+"""Version of the format; a reader rejects newer ones."""
 VERSION_KEY = b"ortflow.version"
 """Key of the version in the schema's metadata."""
 RANGES_KEY = b"ortflow.ranges"
-"""Key of {column: [minimum, maximum]} in a record batch's metadata: known when it is written, so writing streams."""
+"""Key of {column: [minimum, maximum]} in a record batch's metadata, which is known when the batch is written."""
 
 _DTYPES = {
     pa.from_numpy_dtype(dtype): dtype
     for dtype in map(np.dtype, ("u1", "u2", "u4", "u8", "i1", "i2", "i4", "i8", "f2", "f4", "f8"))
 }
-"""Element types that Arrow stores as numpy does; bool is a bit in Arrow, so it is stored as uint8."""
+"""Element types that Arrow stores as numpy does; in Arrow bool is one bit, so it is stored as uint8."""
 
 
 class UnusableError(Exception):
-    """A file or column that cannot be viewed as numbers; the message says why, its reader adds the file."""
+    """A file or column cannot be viewed as numbers; the message gives the reason, the reader adds the file."""
 
 
 @dataclass(frozen=True)
 class Column:
-    """Samples of one column: each has `shape` and `dtype`, or, if `variable`, one axis of its own length.
+    """Samples of one column: each has `shape` and `dtype` or, if `variable`, one axis of its own length.
 
-    `minimum` and `maximum` are over all elements; None if no shard says.
+    `minimum` and `maximum` are over all elements; None if no shard records them.
     """
 
     dtype: np.dtype[Any]
@@ -54,7 +54,7 @@ class Column:
         return f"{self.dtype.name} {shape}"
 
     def like(self, other: Column) -> bool:
-        """True where both hold the same kind of sample, whatever the values."""
+        """Whether both hold the same kind of sample, regardless of values."""
         return (self.dtype, self.shape, self.variable) == (other.dtype, other.shape, other.variable)
 
     def with_range(self, span: Range | None) -> Column:
@@ -77,14 +77,14 @@ class Ragged:
 
     @property
     def lengths(self) -> npt.NDArray[np.int64]:
-        """Elements of each sample."""
+        """Number of elements of each sample."""
         return np.diff(self.offsets)
 
 
 def column_of(field: pa.Field) -> Column:
     """The column that an Arrow field describes.
 
-    Scalars, fixed_shape_tensor, fixed_size_list and (large_)list of numbers; raises UnusableError for others.
+    Supports scalars, fixed_shape_tensor, fixed_size_list and (large_)list of numbers. Raises UnusableError for others.
     """
     kind = field.type
     shape: tuple[int, ...] = ()
@@ -120,7 +120,7 @@ def view(array: pa.Array, name: str, column: Column) -> Array | Ragged:
 
 
 def to_arrow(samples: Array | Ragged) -> pa.Array:
-    """Samples as an Arrow array; the opposite of `view`."""
+    """Samples as an Arrow array; the inverse of `view`."""
     if isinstance(samples, Ragged):
         # Some releases of pyarrow write offsets that do not begin at 0 without the values before them.
         first, last = samples.offsets[0], samples.offsets[-1]
@@ -134,13 +134,13 @@ def to_arrow(samples: Array | Ragged) -> pa.Array:
 
 
 def value_range(samples: Array | Ragged) -> Range | None:
-    """Minimum and maximum of all elements, NaN if one is; None if there are none."""
+    """Minimum and maximum of all elements, NaN if one is NaN; None if there are none."""
     values = samples.values[samples.offsets[0] : samples.offsets[-1]] if isinstance(samples, Ragged) else samples
     return (values.min().item(), values.max().item()) if values.size else None
 
 
 def join_ranges(ranges: Sequence[Range]) -> Range | None:
-    """The range over several; NaN if one is."""
+    """The range over several ranges; NaN if one is NaN."""
     ends = [end for span in ranges for end in span]
     if any(end != end for end in ends):
         return (math.nan, math.nan)
@@ -148,12 +148,12 @@ def join_ranges(ranges: Sequence[Range]) -> Range | None:
 
 
 def encode_ranges(ranges: Mapping[str, Range]) -> dict[bytes, bytes]:
-    """A record batch's metadata."""
+    """Encode ranges as a record batch's metadata."""
     return {RANGES_KEY: json.dumps(ranges).encode()}
 
 
 def decode_ranges(metadata: Mapping[bytes, bytes] | None) -> dict[str, Range]:
-    """Ranges by column of a record batch's metadata; empty where it has none."""
+    """Decode the ranges by column from a record batch's metadata; empty if it has none."""
     ranges = json.loads((metadata or {}).get(RANGES_KEY, b"{}"))
     if not isinstance(ranges, dict) or not all(_is_range(span) for span in ranges.values()):
         raise UnusableError("the ranges in its metadata are damaged")

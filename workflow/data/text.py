@@ -1,6 +1,6 @@
-"""Text as byte tokens: windows of one length, or lines of their own.
+"""Text as byte tokens: windows of equal length, or lines.
 
-Called by the conversions. Bytes are the tokens, so any text and any language has a vocabulary of 256.
+Called by the conversions. Tokens are bytes, so text in any language has a vocabulary of 256.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from ortflow.workflow.files import open_regular
 
 
 def find_files(sources: Sequence[str]) -> list[Path]:
-    """Files, all files below folders (hidden ones left out), and glob patterns (`**` for any depth), sorted by name.
+    """Files, all files below folders (except hidden ones), and glob patterns (`**` for any depth), sorted by name.
 
-    Raises UserError for a source that gives no file.
+    Raises UserError for a source without files.
     """
     files: set[Path] = set()
     for source in sources:
@@ -46,10 +46,10 @@ def _hidden(path: Path) -> bool:
 
 
 def windows(files: Sequence[Path], length: int) -> Iterator[Array]:
-    """The files' bytes in one row, cut into uint8 windows [n, length + 1] that begin `length` apart.
+    """Cut the concatenated bytes of the files into uint8 windows [n, length + 1] that begin `length` apart.
 
-    So each byte is the target of one window: inputs are `window[:-1]`, targets `window[1:]`. What is left at the end
-    is too short for a window and falls away.
+    Each byte is the target of one window: inputs are `window[:-1]`, targets `window[1:]`. The rest at the end is
+    dropped.
     """
     rest = np.empty(0, np.uint8)
     for block in _blocks(files):
@@ -62,12 +62,12 @@ def windows(files: Sequence[Path], length: int) -> Iterator[Array]:
 
 
 def count_windows(files: Sequence[Path], length: int) -> int:
-    """Windows that `windows` gives."""
+    """Number of windows that `windows` returns."""
     return max(0, (sum(file.stat().st_size for file in files) - 1) // length)
 
 
 def _blocks(files: Sequence[Path]) -> Iterator[Array]:
-    """The files' bytes in one row, BATCH_BYTES at a time."""
+    """The concatenated bytes of the files, BATCH_BYTES at a time."""
     held = bytearray()
     for path in files:
         with _opened(path) as file:
@@ -81,7 +81,7 @@ def _blocks(files: Sequence[Path]) -> Iterator[Array]:
 
 
 LONGEST_LINE = 1 << 24
-"""Bytes of a line: a longer one is none, but a file of another kind, or of holes."""
+"""Longest line in bytes; a longer one indicates another kind of file, or a sparse file."""
 
 
 @contextmanager
@@ -94,7 +94,7 @@ def _opened(path: Path) -> Iterator[IO[bytes]]:
 
 
 def lines(files: Sequence[Path]) -> Iterator[bytes]:
-    """Every line with its newline, which the last line of a file gets if it has none; empty lines left out."""
+    """Every line with its newline, which is added to the last line of a file if necessary; empty lines are omitted."""
     for path in files:
         with _opened(path) as file:
             while line := file.readline(LONGEST_LINE):
@@ -106,12 +106,12 @@ def lines(files: Sequence[Path]) -> Iterator[bytes]:
 
 
 def count_lines(files: Sequence[Path]) -> int:
-    """Lines that `lines` gives."""
+    """Number of lines that `lines` returns."""
     return sum(1 for _ in lines(files))
 
 
 def line_chunks(files: Sequence[Path]) -> Iterator[Ragged]:
-    """The lines as uint8 samples, gathered into record batches."""
+    """The lines as uint8 samples, grouped into record batches."""
     held: list[bytes] = []
     size = 0
     for line in lines(files):

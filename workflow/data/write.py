@@ -1,7 +1,7 @@
-"""Writing sets of samples: one file, or a folder of shards, whole or not at all.
+"""Writes sets of samples: one file, or a folder of shards; atomically.
 
-Called by the conversions and by programs that make data. Record batches are written as they come, so a set may be
-larger than the memory; a set appears under its name only once it is complete and on the disk.
+Called by the conversions and by programs that create data. Record batches are written as they come, so a set may be
+larger than memory. It appears under its name only when it is complete and on disk.
 """
 
 from __future__ import annotations
@@ -36,15 +36,15 @@ from ortflow.workflow.owned import exchange, is_folder, remove, strangers
 from ortflow.workflow.rundir import sync_directory
 
 SET_FILES = re.compile(r"((train|eval)/)?shard-\d{5,}\.arrow|(train|eval)\.arrow")
-"""Files in the folder of a set, or of a training and an evaluation set."""
+"""File names in the folder of a set, or of a training and an evaluation set."""
 BATCH_BYTES = 1 << 26
-"""Size of a record batch that conversions aim at: what is in memory at a time."""
+"""Target size of a record batch, which is the data in memory at a time."""
 
 
 def record_batch(columns: Mapping[str, Array | Ragged]) -> pa.RecordBatch:
-    """Samples of several columns, all of the same count: arrays [n, ...] of numbers, or Ragged.
+    """Combine samples of several columns, equal in number: arrays [n, ...] of numbers, or Ragged.
 
-    Booleans become uint8. Raises UserError, naming the column, where counts differ or values are no numbers.
+    Booleans become uint8. Raises UserError, naming the column, if counts differ or values are not numbers.
     """
     stored = {name: _storable(name, samples) for name, samples in columns.items()}
     if len({len(samples) for samples in stored.values()}) > 1:
@@ -82,10 +82,30 @@ def check_storable(name: str, dtype: np.dtype[Any], shape: tuple[int, ...], wher
 def write_set(
     path: Path, batches: Iterable[pa.RecordBatch], *, shard_samples: int | None = None, replace: bool = False
 ) -> int:
-    """Write one file, or with `shard_samples` a folder of files of so many samples each; the number of samples.
+    """Write a set of samples.
 
-    Raises UserError if `path` exists and `replace` is not set or something other than a set is there, or if
-    there is no sample. Nothing is left of a set that could not be written whole, and what was there before stays.
+    Parameters
+    ----------
+    path
+        File to write, or folder with `shard_samples`.
+    batches
+        Record batches.
+    shard_samples
+        Samples per file of the folder.
+    replace
+        Replace an existing set.
+
+    Returns
+    -------
+    int
+        Number of samples.
+
+    Raises
+    ------
+    UserError
+        If `path` exists and `replace` is not set, if it contains anything but a set, or if there are no samples.
+        Nothing
+        is left of an incomplete set, and existing files are unchanged.
     """
     with whole_or_nothing(path, replace=replace) as partial:
         if shard_samples is None:
@@ -104,10 +124,11 @@ def write_set(
 
 @contextmanager
 def whole_or_nothing(path: Path, *, replace: bool) -> Iterator[Path]:
-    """A path beside `path` to write a file or folder to; renamed to `path` at the end, removed on any failure.
+    """A temporary path beside `path` for a file or folder; renamed to `path` at the end, removed on failure.
 
-    What lies at `path` is replaced if `replace` is set and all of it is sets that ortflow has written. It goes aside
-    until the new one stands, and comes back on any failure.
+    Files at `path` are replaced if `replace` is set and all of them are sets that ortflow has written. They are moved
+    aside
+    until the new ones are in place, and restored on failure.
     """
     if os.path.lexists(path):
         _check_replaceable(path, replace)
@@ -161,7 +182,7 @@ def _check_replaceable(path: Path, replace: bool) -> None:
 
 
 def _stranger(path: Path) -> str | None:
-    """What of a path is not provably a set of ours: a name inside a folder, "" for the path itself; None if all is."""
+    """What in a path is not provably a set of ours: a name inside a folder, "" for the path itself; None if nothing."""
     if is_folder(path):
         foreign = next(strangers(path, SET_FILES), None)
         own = (found for found in sorted(path.rglob("*")) if found.is_file() and not _is_set_file(found))
@@ -192,7 +213,7 @@ def _remove_empty(folders: list[Path]) -> None:
 
 
 def _shards(batches: Iterator[pa.RecordBatch], samples: int) -> Iterator[Iterator[pa.RecordBatch]]:
-    """Cut a stream of batches into streams of `samples` samples; each must be used up before the next."""
+    """Divide a stream of batches into streams of `samples` samples; each must be consumed before the next."""
     rest: list[pa.RecordBatch] = []
 
     def shard() -> Iterator[pa.RecordBatch]:

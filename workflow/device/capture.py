@@ -1,6 +1,6 @@
-"""Work that is queued again and again on the same memory: captured as a CUDA graph, then queued by one call.
+"""Work that is queued repeatedly on the same memory: captured as a CUDA graph, then launched by one call.
 
-Used by the trainer on GPUs. What cannot be captured is queued piece by piece, as before, and one line says why.
+Used by the trainer on GPUs. Work that cannot be captured is queued piece by piece, and one log line says why.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ if TYPE_CHECKING:
     from ortflow.workflow.device.cuda import CudaDevice
 
 WARM = 3
-"""Runs before the capture: memory has grown then, kernels are loaded, and algorithms chosen."""
+"""Runs before the capture, in which memory grows, kernels are loaded and algorithms are selected."""
 COPY, HOST = 1, 3
-"""cudaGraphNodeType: a copy of memory, a call of a function on the host."""
+"""cudaGraphNodeType: a memory copy, a host function call."""
 
 
 class NotCaptured(Exception):
-    """Why work stays as it is, in words."""
+    """Raised if work cannot be captured; the message says why."""
 
 
 class Repeated:
-    """Work that `queue` puts on the device's stream, `name` in the log.
+    """Work that `queue` puts on the device's stream; `name` is its name in the log.
 
-    `queue` may neither wait for the GPU nor depend on anything but what lies in the same memory each time.
+    `queue` must not wait for the GPU or depend on anything but the contents of the same memory.
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class Repeated:
         return self._made != 0
 
     def run(self, memory: Hashable = None) -> None:
-        """Queue the work once. `memory` tells which memory it is on, addresses and shapes, where that may change."""
+        """Queue the work once. `memory` identifies the memory it uses, by addresses and shapes, if that may change."""
         if self._made and memory == self._seen:
             self._launch()
             return
@@ -75,7 +75,7 @@ class Repeated:
         self._queue()
 
     def forget(self) -> None:
-        """Give up the graph, as others may get the memory that it uses; it is made anew behind as many runs."""
+        """Discard the graph, since its memory may be reallocated; it is captured again after WARM runs."""
         graph, made, self._graph, self._made = self._graph, self._made, 0, 0
         self._times = 0
         if graph:
@@ -114,9 +114,9 @@ class Repeated:
         return True
 
     def _noted(self, runtime: Runtime) -> int:
-        """The graph of the work, none of which is done. Raises what went wrong."""
+        """Capture the work without running it. Raises the error if that fails."""
         stream = self._device.stream
-        # Memory that the collector gives back would end the capture.
+        # Memory freed by the garbage collector would invalidate the capture.
         collects = gc.isenabled()
         gc.disable()
         try:
@@ -150,8 +150,9 @@ class Repeated:
 def trouble_in(runtime: Runtime, graph: int) -> str:
     """Why a captured graph must not be launched again; empty if it may.
 
-    A copy from or to the host's memory, and a host call, use what ONNX Runtime had there while it was captured;
-    by the next launch something else may lie there.
+    Copies from or to host memory, and host calls, use memory that ONNX Runtime held during the capture; by the next
+    launch
+    it may contain something else.
     """
     found: collections.Counter[str] = collections.Counter()
     nodes = runtime.nodes(graph)

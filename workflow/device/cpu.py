@@ -12,7 +12,7 @@ from ortflow.workflow.device import Buffer
 from ortflow.workflow.errors import OrtflowError
 
 ALIGNMENT = 256
-"""Bytes: what the flat layout's offsets keep, so that every tensor starts on a cache line."""
+"""Bytes; offsets in the flat layout keep this alignment, so that every tensor starts on a cache line."""
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,7 @@ class CpuDevice:
     arenas = "cpu:0"
 
     def allocate(self, count: int, dtype: npt.DTypeLike) -> HostBuffer:
-        """A zeroed buffer whose first element lies on a 256-byte boundary."""
+        """A zeroed buffer whose first element is aligned to 256 bytes."""
         itemsize = np.dtype(dtype).itemsize
         raw = np.zeros(count * itemsize + ALIGNMENT, np.uint8)
         start = -raw.ctypes.data % ALIGNMENT
@@ -91,7 +91,7 @@ class CpuDevice:
         return ["CPUExecutionProvider"]
 
     def memory_moves(self) -> None:
-        """Always False."""
+        """Nothing to do."""
 
     def exact(self) -> CpuDevice:
         """The device itself."""

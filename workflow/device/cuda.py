@@ -1,8 +1,8 @@
 """Flat buffers in the memory of one NVIDIA GPU, and ONNX Runtime's CUDA provider on one stream.
 
-Everything of a rank is queued on that stream: copies, graphs, sums. So each sees what was queued before it, and only
-reading waits for the GPU. Other threads, which write checkpoints, read on streams of their own: they neither wait for
-the step that is queued, nor come into one that is captured.
+All work of a rank is queued on that stream: copies, graphs, sums. Each operation therefore sees the earlier ones, and
+only reading waits for the GPU. Other threads, which write checkpoints, read on their own streams: they neither wait for
+the queued step nor become part of a captured one.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ from ortflow.workflow.errors import OrtflowError, UserError
 from ortflow.workflow.memory import HELP, fullest
 
 ALIGNMENT = 256
-"""Bytes: what CUDA's own allocations keep; a buffer never is smaller."""
+"""Bytes; the alignment of CUDA's allocations, and the smallest size of a buffer."""
 CLAIMED = 0.1
-"""Share of a GPU's memory above which somebody else's use of it is a reason to run out."""
+"""Share of a GPU's memory in use by others above which they are reported as the cause of a full memory."""
 
 
 class Captured(Protocol):
-    """Work that is noted with the addresses that it uses."""
+    """Captured work, which contains addresses."""
 
     def forget(self) -> None:
-        """Note it anew."""
+        """Discard the captured work, so that it is captured again."""
 
 
 class CudaBuffer:
@@ -69,18 +69,21 @@ class CudaBuffer:
         return CudaBuffer(self._device, self._memory, pointer, self._dtype, max(0, stop - start))
 
     def grown(self, count: int) -> CudaBuffer | None:
-        """The first so many elements from the same place on, if the allocation has as many."""
+        """The first `count` elements from the same position, if the allocation is large enough."""
         room = self._memory.pointer + self._memory.size - self._pointer
         if count * self._dtype.itemsize > room:
             return None
         return CudaBuffer(self._device, self._memory, self._pointer, self._dtype, count)
 
     def send(self, values: npt.NDArray[Any]) -> None:
-        """Queue a copy from `values`, of as many elements, which may change as soon as this returns."""
+        """Queue a copy from `values`, of equal length, which may be changed when this returns."""
         self._device.send(self._memory, self._pointer, np.ascontiguousarray(values, self._dtype))
 
     def read(self, out: npt.NDArray[Any] | None = None) -> npt.NDArray[Any]:
-        """A copy on the host, in `out` if given; waits for everything queued, in another thread for what is settled."""
+        """A copy on the host, in `out` if given.
+
+        Waits for everything queued; in another thread, for what `settle` marked.
+        """
         if out is None:
             out = np.empty(self._count, self._dtype)
         if out.size != self._count or out.dtype != self._dtype or not out.flags.c_contiguous:
@@ -89,7 +92,7 @@ class CudaBuffer:
         return out
 
     def write(self, values: npt.NDArray[Any]) -> None:
-        """Copy from `values`, which may change as soon as this returns."""
+        """Copy from `values`, which may be changed when this returns."""
         values = np.ascontiguousarray(values, self._dtype)
         if values.size != self._count:
             raise ValueError(f"{values.size} values for {self._count} elements")
@@ -109,23 +112,23 @@ class CudaBuffer:
             self.write(np.full(self._count, value, self._dtype))
 
     def add(self, other: CudaBuffer) -> None:
-        """Add another buffer of fp32, element by element."""
+        """Add another fp32 buffer, element by element."""
         if not self._dtype == other.dtype == np.float32 or self._count != other.count:
             raise ValueError(f"{other.count} elements of {other.dtype} are not added to {self._count} of {self._dtype}")
         self._device.add(self._pointer, other.pointer, self._count)
 
     def scale(self, factor: float) -> None:
-        """Multiply every element, fp32."""
+        """Multiply every element of an fp32 buffer."""
         if self._dtype != np.float32:
             raise ValueError(f"elements of {self._dtype} are not scaled")
         self._device.scale(self._pointer, factor, self._count)
 
 
 class _Memory:
-    """One allocation, given back when nobody holds it."""
+    """One allocation, freed when nothing refers to it."""
 
     staging: Staging | None
-    """The way of what is sent to it."""
+    """Pinned memory for copies to it."""
 
     def __init__(self, runtime: Runtime, size: int) -> None:
         self._runtime = runtime
@@ -139,7 +142,7 @@ class _Memory:
 
 
 class CudaDevice:
-    """One GPU. `precision`: as in `train.precision`; products of fp32 are in TF32 only where that says so."""
+    """One GPU. `precision` is as in `train.precision`; fp32 products use TF32 only with `tf32`."""
 
     kind = "cuda"
 
@@ -156,7 +159,7 @@ class CudaDevice:
         self._runtime, self._thread = runtime, threading.local()
         self._blas: Blas | None = None
         self.account: Callable[[], Mapping[str, int]] = dict
-        """Bytes of what lies on it, by part, for the sentence of a memory that is full; step `runtime` sets it."""
+        """Returns the bytes in use by part, for the error message if memory is full; set by step `runtime`."""
         self.here()
         self.stream = runtime.stream() if stream is None else stream
         self._owner = threading.get_ident()
@@ -165,11 +168,11 @@ class CudaDevice:
         self._others = threading.Lock()
         self._pins = True
         self.capturing = False
-        """What is queued is noted for a CUDA graph, and nothing may wait."""
+        """Whether queued work is being captured, so that nothing may wait."""
         self.captured: weakref.WeakSet[Captured] = weakref.WeakSet() if captured is None else captured
-        """What `memory_moves` makes void."""
+        """Work that `memory_moves` discards."""
         self.after_wait: Callable[[], None] | None = None
-        """Raises where the wait is over because something has been given up."""
+        """Called after each wait; raises if the wait ended because a collective was aborted."""
 
     @property
     def name(self) -> str:
@@ -177,7 +180,7 @@ class CudaDevice:
         return self.gpu.name if self.precision == "fp32" else f"{self.gpu.name}, {self.precision.upper()}"
 
     def here(self) -> Runtime:
-        """The runtime, this thread on this GPU: the writer of checkpoints reads from a thread of its own."""
+        """The runtime, with this thread's device set: checkpoints are read from another thread."""
         if not getattr(self._thread, "set", False):
             self._runtime.use(self.index)
             self._thread.set = True
@@ -195,14 +198,14 @@ class CudaDevice:
         return buffer
 
     def reserve(self, size: int) -> int:
-        """Address of so many bytes that are never given back, nor zeroed. Raises CudaError."""
+        """Address of `size` bytes that are never freed nor zeroed. Raises CudaError."""
         return self.here().allocate(size)
 
     def lend(self, array: npt.NDArray[Any], before: Buffer | None = None) -> CudaBuffer:
         """See the protocol."""
         buffer = None
         if isinstance(before, CudaBuffer) and before.dtype == array.dtype:
-            # A smaller batch must not give up the room of the larger ones.
+            # A smaller batch must not release the memory of larger ones.
             buffer = before.grown(array.size)
         if buffer is None:
             buffer = self.allocate(array.size, array.dtype)
@@ -210,9 +213,9 @@ class CudaDevice:
         return buffer
 
     def send(self, memory: _Memory, target: int, array: npt.NDArray[Any]) -> None:
-        """Queue a copy of a contiguous array into a part of an allocation, by way of pinned memory of the same size.
+        """Queue a copy of a contiguous array into a part of an allocation, through pinned memory of the same size.
 
-        Where the host has none to pin, the copy is over when this returns.
+        If the host has no memory to pin, the copy has finished when this returns.
         """
         runtime = self.here()
         if self._pins and memory.staging is None:
@@ -230,23 +233,23 @@ class CudaDevice:
             raise self.failure(error.words) from error
 
     def readback(self, buffer: CudaBuffer) -> Readback:
-        """For reading a buffer at a point of the stream, again and again."""
+        """Read a buffer repeatedly at a point of the stream."""
         return Readback(self, buffer)
 
     def wait(self, until: Callable[[], None]) -> None:
-        """Every wait for the GPU goes through here; raises what `after_wait` raises."""
+        """Wait for the GPU; raises what `after_wait` raises. Every wait goes through here."""
         until()
         if self.after_wait is not None:
             self.after_wait()
 
     def settle(self) -> None:
-        """What is queued up to here is what other threads read, until this is called again."""
+        """Mark the present point of the stream: other threads read the state at the last mark."""
         if self._settled is None:
             self._settled = self.here().event()
         self.here().record(self._settled, self.stream)
 
     def copy(self, target: int, source: int, size: int, kind: int) -> None:
-        """Queue a copy; one from or to the host is over when this returns."""
+        """Queue a copy; one from or to the host has finished when this returns."""
         if not size:
             return
         runtime = self.here()
@@ -259,7 +262,7 @@ class CudaDevice:
             raise self.failure(error.words) from error
 
     def _stream_here(self, runtime: Runtime) -> int:
-        """The stream that this thread copies on, behind what it must see."""
+        """The stream for this thread's copies, after the work that they must see."""
         if threading.get_ident() == self._owner:
             return self.stream
         with self._others:
@@ -272,7 +275,7 @@ class CudaDevice:
             return stream
 
     def zero(self, target: int, size: int) -> None:
-        """Queue the setting of bytes to zero."""
+        """Queue setting bytes to zero."""
         if size:
             self.here().zero(target, size, self.stream)
 
@@ -294,11 +297,11 @@ class CudaDevice:
         return self._blas
 
     def providers(self) -> list[str | tuple[str, dict[str, str]]]:
-        """The CUDA provider on the stream; arithmetic with shapes, and what it has no kernel for, run on the CPU."""
+        """The CUDA provider on the stream; shape arithmetic, and operators it does not support, run on the CPU."""
         options = {
             "device_id": str(self.index),
             "user_compute_stream": str(self.stream),
-            # Another start must choose the same algorithm: the curve goes on bit for bit.
+            # A restart must select the same algorithm, so that the curve continues bit-identically.
             "cudnn_conv_algo_search": "HEURISTIC",
             "arena_extend_strategy": "kSameAsRequested",
             "use_tf32": "1" if self.precision == "tf32" else "0",
@@ -319,11 +322,11 @@ class CudaDevice:
 
     @property
     def arenas(self) -> str:
-        """As run options name them."""
+        """In the syntax of run options."""
         return f"cpu:0;gpu:{self.index}"
 
     def failure(self, message: str) -> OrtflowError:
-        """What CUDA or ONNX Runtime says, as an error: for memory it names the setting that helps."""
+        """Convert a message of CUDA or ONNX Runtime to an error; if memory is full, it names the setting that helps."""
         if not any(word in message.lower() for word in ("alloc", "out of memory")):
             return OrtflowError(f"{self.gpu.name} failed: {message}")
         claimed, total = self.gpu.total - self.gpu.free, self.gpu.total

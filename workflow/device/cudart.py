@@ -20,11 +20,11 @@ _WITHOUT_TIMES = 2
 """cudaEventDisableTiming."""
 _NOT_READY = 600
 _THREAD_LOCAL = 1
-"""cudaStreamCaptureMode: what could not be captured is refused, of the thread that captures alone."""
+"""cudaStreamCaptureMode: calls that cannot be captured fail, but only in the capturing thread."""
 _MAJOR, _MINOR = 75, 76
-"""cudaDeviceAttr: of the compute capability."""
+"""cudaDeviceAttr of the compute capability."""
 _PROPERTIES = 1 << 14
-"""Bytes, more than any version of cudaDeviceProp has; it begins with the name and the UUID."""
+"""Bytes, more than cudaDeviceProp has in any version; it starts with the name and the UUID."""
 
 
 class CudaError(Exception):
@@ -40,13 +40,13 @@ class Gpu:
     """Properties of a device."""
 
     index: int
-    """Among those that this process sees."""
+    """Index among the devices that this process sees."""
     name: str
     uuid: str
-    """The same for every process that sees it."""
+    """The same in every process that sees it."""
     capability: tuple[int, int]
     free: int
-    """Bytes that nobody held when this was asked."""
+    """Bytes that were free at the time of the query."""
     total: int
 
 
@@ -57,10 +57,10 @@ class Runtime:
         self._cuda = library
 
     def call(self, name: str, *arguments: Any) -> None:
-        """Any function of the library that returns a cudaError_t."""
+        """Call any function of the library that returns a cudaError_t."""
         code = int(getattr(self._cuda, name)(*arguments))
         if code:
-            # CUDA keeps an error for the next caller, if it is one that can be got over.
+            # CUDA reports an error that can be recovered from again at the next call, unless it is cleared.
             self._cuda.cudaGetLastError()
             raise CudaError(code, self._words(code))
 
@@ -71,15 +71,15 @@ class Runtime:
         return f"{words.decode()} (CUDA error {code})"
 
     def count(self) -> int:
-        """GPUs that this process sees."""
+        """Number of GPUs that this process sees."""
         return self._integer("cudaGetDeviceCount")
 
     def driver(self) -> int:
-        """The newest CUDA that the driver supports, 13020 for 13.2; 0 without a driver."""
+        """The newest CUDA version that the driver supports, 13020 for 13.2; 0 without a driver."""
         return self._integer("cudaDriverGetVersion")
 
     def version(self) -> int:
-        """CUDA of the runtime, in the same way."""
+        """Version of the runtime, in the same format."""
         return self._integer("cudaRuntimeGetVersion")
 
     def _integer(self, name: str, *arguments: Any) -> int:
@@ -88,16 +88,16 @@ class Runtime:
         return value.value
 
     def use(self, index: int) -> None:
-        """Take a device for this thread; the first call connects to it."""
+        """Set this thread's device; the first call creates its context."""
         self.call("cudaSetDevice", index)
 
     def describe(self, index: int) -> Gpu:
-        """What there is to tell of a device; connects to it."""
+        """Query the properties of a device; creates its context."""
         self.use(index)
         free, total = ctypes.c_size_t(), ctypes.c_size_t()
         self.call("cudaMemGetInfo", ctypes.byref(free), ctypes.byref(total))
         properties = ctypes.create_string_buffer(_PROPERTIES)
-        # CUDA 12 has the structure as it is now under the second name.
+        # In CUDA 12, the current structure has the second name.
         name = "cudaGetDeviceProperties_v2" if self.version() < 13000 else "cudaGetDeviceProperties"
         self.call(name, properties, index)
         return Gpu(

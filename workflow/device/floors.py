@@ -1,8 +1,9 @@
-"""What GPUs compute by their data sheets, and what a sound one reaches at least. Pure.
+"""Peak performance of GPUs according to their data sheets, and the least that a healthy one reaches. Pure.
 
-Numbers are NVIDIA's, dense: TFLOP/s of fp32 without tensor cores, of fp16 with them and sums in fp32, and GB/s in one
-direction over NVLink (0: none, or none that every machine has). Sources: the data sheets "NVIDIA H200", "H100", "A100",
-"L40S", "L40", "L4", "A10", "A30", "A40", "A2", "T4", "RTX A6000", "RTX 6000 Ada Generation", "HGX" (B200); the
+Numbers are NVIDIA's, dense: TFLOP/s in fp32 without tensor cores and in fp16 with tensor cores and fp32 accumulation,
+and
+GB/s in one direction over NVLink (0: none, or not in every machine). Sources: the data sheets "NVIDIA H200", "H100",
+"A100", "L40S", "L40", "L4", "A10", "A30", "A40", "A2", "T4", "RTX A6000", "RTX 6000 Ada Generation", "HGX" (B200); the
 whitepapers "NVIDIA Turing GPU Architecture", "NVIDIA Ampere GA102", "NVIDIA Ada GPU Architecture" and "NVIDIA RTX
 Blackwell GPU Architecture" for GeForce.
 """
@@ -12,12 +13,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 SHARE = {"fp32": 0.6, "fp16": 0.5}
-"""Of the data sheet: a product of large matrices on a sound GPU reaches 0.7 and more of it."""
+"""Share of the data sheet's value to be reached; a product of large matrices on a healthy GPU reaches 0.7 or more."""
 COOL_SHARE = {"fp32": 0.35, "fp16": 0.25}
-"""The same for cards of 75 W and less, which slow down by design."""
+"""The same for cards of up to 75 W, which throttle by design."""
 LINK_SHARE = 0.4
 PCIE = 2.0
-"""GB/s that a sum over GPUs reaches through PCI Express and the host's memory at least."""
+"""Least GB/s of a sum over GPUs through PCI Express and host memory."""
 
 
 @dataclass(frozen=True)
@@ -25,7 +26,7 @@ class Sheet:
     """A row of the table."""
 
     name: str
-    """What CUDA's name of the GPU holds."""
+    """Words that CUDA's name of the GPU contains."""
     fp32: float
     fp16: float
     link: float = 0.0
@@ -33,7 +34,7 @@ class Sheet:
 
 
 TABLE = (
-    # what is particular comes first
+    # more specific names come first
     Sheet("B200", 75.0, 2250.0, 900.0),
     Sheet("H200 NVL", 60.0, 835.0),
     Sheet("H200", 67.0, 989.0, 450.0),
@@ -61,7 +62,7 @@ TABLE = (
 
 
 def sheet(name: str) -> Sheet | None:
-    """The row of a GPU by the name that CUDA gives it; None for one that is not in the table."""
+    """The row for CUDA's name of a GPU; None if it is not in the table."""
     words = name.replace("-", " ").split()
     for row in TABLE:
         wanted = row.name.replace("-", " ").split()
@@ -72,14 +73,14 @@ def sheet(name: str) -> Sheet | None:
 
 
 def _alike(words: list[str], wanted: list[str]) -> bool:
-    """SXM stands for SXM4, SXM5."""
+    """Whether all wanted words occur; SXM also matches SXM4 and SXM5."""
     return all(
         word == part or (part == "SXM" and word.startswith("SXM")) for word, part in zip(words, wanted, strict=True)
     )
 
 
 def floor(name: str, precision: str) -> float | None:
-    """TFLOP/s that a sound GPU of this name reaches at least in fp32 or fp16; None if it is not known."""
+    """Least TFLOP/s of a healthy GPU of this name in fp32 or fp16; None if unknown."""
     row = sheet(name)
     if row is None:
         return None
@@ -88,6 +89,6 @@ def floor(name: str, precision: str) -> float | None:
 
 
 def link_floor(name: str) -> float:
-    """GB/s that a sum over GPUs of this name moves over each of them at least."""
+    """Least GB/s per GPU of a sum over GPUs of this name."""
     row = sheet(name)
     return max(PCIE, LINK_SHARE * row.link if row is not None else 0.0)

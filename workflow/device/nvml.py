@@ -1,6 +1,6 @@
-"""What NVIDIA's management library tells of the machine's GPUs: who uses them, what slows them, errors of their memory.
+"""Queries NVIDIA's management library: processes that use a GPU, throttling, memory errors.
 
-It comes with the driver. Where it is not there, or does not know a question, nothing is reported and nothing fails.
+The library is part of the driver. If it is missing or does not support a query, nothing is reported and nothing fails.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ _UNCORRECTED, _VOLATILE = 1, 0
 _UUID = 96
 """NVML_DEVICE_UUID_V2_BUFFER_SIZE."""
 _MANY = 64
-"""Processes of a GPU that are asked for."""
+"""Largest number of processes queried per GPU."""
 
 
 class _Process(ctypes.Structure):
@@ -27,13 +27,13 @@ class _Process(ctypes.Structure):
 
 
 class Nvml:
-    """The library, begun; every method answers None if it does not know."""
+    """The initialised library; every method returns None if the value is unknown."""
 
     def __init__(self, library: Any) -> None:
         self._nvml = library
 
     def health(self, uuid: str) -> dict[str, Any]:
-        """Of a GPU, by its UUID in hexadecimal digits: `temperature`, `uncorrected`, `broken_rows`."""
+        """`temperature`, `uncorrected` and `broken_rows` of a GPU, by its UUID in hexadecimal digits."""
         handle = self._handle(uuid)
         if handle is None:
             return {}
@@ -47,7 +47,7 @@ class Nvml:
         return {name: value for name, value in reported.items() if value is not None}
 
     def users(self) -> dict[str, int]:
-        """Processes that use each of the machine's GPUs, by UUID; to be asked before this process uses one."""
+        """Number of processes on each of the machine's GPUs, by UUID; query before this process uses one."""
         found = {}
         count, handle, uuid = ctypes.c_uint(), ctypes.c_void_p(), ctypes.create_string_buffer(_UUID)
         if not self._works("nvmlDeviceGetCount_v2", ctypes.byref(count)):
@@ -62,7 +62,7 @@ class Nvml:
         return found
 
     def slowed(self, uuid: str) -> int | None:
-        """Bits of why the clocks are lower than they could be, now."""
+        """Bits of the reasons why clocks are reduced at present."""
         handle = self._handle(uuid)
         if handle is None:
             return None
@@ -70,7 +70,7 @@ class Nvml:
 
     @contextlib.contextmanager
     def watched(self, uuid: str, period: float = 0.02) -> Iterator[list[int]]:
-        """A list with one number in it: all bits of `slowed` that were seen meanwhile."""
+        """Collect in a list with one number all bits of `slowed` observed during the block."""
         seen, done = [0], threading.Event()
 
         def watch() -> None:
@@ -106,7 +106,7 @@ class Nvml:
         return int(count.value) if works else None
 
     def _broken_rows(self, handle: ctypes.c_void_p) -> int | None:
-        """Whether rows of the memory could not be replaced, or wait for a reset to be."""
+        """Whether memory rows could not be remapped, or wait for a reset to be remapped."""
         corrected, uncorrected, pending, failed = (ctypes.c_uint() for _ in range(4))
         places = map(ctypes.byref, (corrected, uncorrected, pending, failed))
         works = self._works("nvmlDeviceGetRemappedRows", handle, *places)
@@ -114,7 +114,7 @@ class Nvml:
 
 
 def open_nvml() -> Nvml | None:
-    """The library; None if it is not there."""
+    """The library; None if it is missing."""
     try:
         library = ctypes.CDLL("libnvidia-ml.so.1")
     except OSError:

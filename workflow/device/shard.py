@@ -1,6 +1,6 @@
-"""A flat buffer that the ranks share out (ZeRO): each holds its own elements of it, and none the whole.
+"""A flat buffer divided over the ranks (ZeRO): each rank holds only its own elements.
 
-Made by a trainer, saved and filled by the steps, which need to know nothing of how it is used.
+Created by a trainer; saved and restored by the steps, which do not depend on its use.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class Sliced(Protocol):
 
 @dataclass(frozen=True)
 class Shard:
-    """Elements [start, start + part.count) of a flat buffer of `count` elements; `layout.share` says which."""
+    """Elements [start, start + part.count) of a flat buffer of `count` elements, as `layout.share` divides it."""
 
     part: Buffer
     start: int
@@ -31,7 +31,7 @@ class Shard:
 
     @property
     def stop(self) -> int:
-        """First element behind the part that is here."""
+        """First element after this part."""
         return self.start + self.part.count
 
     @property
@@ -40,7 +40,7 @@ class Shard:
         return self.part.dtype
 
     def slice(self, start: int, stop: int) -> Buffer:
-        """Elements [start, stop) of the whole buffer, the same memory; ValueError if they are not all here."""
+        """Elements [start, stop) of the whole buffer, as a view. Raises ValueError if they are not all in this part."""
         if not self.start <= start <= stop <= self.stop:
             raise ValueError(f"elements {start} to {stop} are not of this rank's {self.start} to {self.stop}")
         return self.part.slice(start - self.start, stop - self.start)

@@ -1,6 +1,6 @@
-"""The ways between the host's memory and a GPU's that nobody waits on: pinned memory, which the GPU copies by itself.
+"""Asynchronous copies between host memory and a GPU, through pinned memory.
 
-Used by `cuda` for what a step feeds and for what it reads back.
+Used by `cuda` for a step's inputs and for values that are read back.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class Pinned:
-    """Pinned bytes and the mark behind the last copy from or to them."""
+    """Pinned memory, and the event after the last copy from or to it."""
 
     def __init__(self, runtime: Runtime, size: int) -> None:
         self._runtime, self.size = runtime, size
@@ -35,7 +35,7 @@ class Pinned:
 
 
 class Staging:
-    """Two pinned blocks by turns: the next values are put into one while the GPU still copies from the other."""
+    """Two pinned blocks used in turn: one is filled while the GPU still copies from the other."""
 
     def __init__(self, runtime: Runtime, size: int) -> None:
         self._runtime = runtime
@@ -43,7 +43,7 @@ class Staging:
         self.size = size
 
     def send(self, target: int, array: npt.NDArray[Any], stream: int) -> None:
-        """Queue a copy of an array, contiguous and not larger than a block; it may change as soon as this returns."""
+        """Queue a copy of a contiguous array that fits into a block; it may be changed when this returns."""
         block = self._blocks[0]
         self._blocks.reverse()
         self._runtime.wait_event(block.event)
@@ -53,7 +53,7 @@ class Staging:
 
 
 class Readback:
-    """What a buffer holds at a point of the stream, read without waiting for what is queued behind."""
+    """The contents of a buffer at a point of the stream, read without waiting for later work."""
 
     def __init__(self, device: CudaDevice, buffer: CudaBuffer) -> None:
         self._device, self._buffer = device, buffer
@@ -69,7 +69,7 @@ class Readback:
             raise self._device.failure(error.words) from error
 
     def read(self) -> npt.NDArray[Any]:
-        """The values, as soon as the GPU has come to that point."""
+        """Return the values, after waiting for the GPU to reach that point."""
         try:
             self._device.wait(lambda: self._device.here().wait_event(self._block.event))
         except CudaError as error:

@@ -1,4 +1,4 @@
-"""Elementwise nodes of a graph as one kernel a group, compiled for the GPU at hand by NVRTC.
+"""Fuses elementwise nodes into kernels, compiled by NVRTC for the present GPU.
 
-`groups` finds them, `source` writes their CUDA; `ortflow.workflow.cuda` compiles and launches it.
+`groups` finds the groups, `source` writes their CUDA code; `ortflow.workflow.cuda` compiles and launches it.
 """

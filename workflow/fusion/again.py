@@ -1,8 +1,9 @@
-"""What elementwise groups compute again from a product rather than read from one another. Pure.
+"""Lets elementwise groups recompute values from a product rather than read them from one another. Pure.
 
-Of Gelu behind a product and a bias, the forward pass would store the derivative for the backward pass. The backward
-pass reads the product instead, which is stored anyway. Called by step `configure` for half precision, on the graph in
-fp32 with our operators in it.
+For Gelu after a product and a bias, the forward pass would store the derivative for the backward pass. Instead, the
+backward pass reads the product, which is stored anyway. Called by step `configure` for half precision, on the fp32
+graph
+with our operators.
 """
 
 from __future__ import annotations
@@ -20,11 +21,11 @@ from ortflow.workflow.graph.ir.element_types import element_types
 from ortflow.workflow.graph.ir.order import prune, sort_nodes
 
 MOST = 16
-"""Nodes that are worth a tensor less to write: Gelu's derivative has twelve."""
+"""Largest number of nodes to recompute in order to store one tensor less; Gelu's derivative has twelve."""
 
 
 class _Chain(NamedTuple):
-    """Nodes that compute `value`, in the order to run them in, and those of the one other group that reads it."""
+    """Nodes that compute `value`, in execution order, and the nodes of the one other group that reads it."""
 
     value: str
     nodes: Sequence[onnx.NodeProto]
@@ -32,7 +33,7 @@ class _Chain(NamedTuple):
 
 
 def computed_again(model: onnx.ModelProto) -> onnx.ModelProto:
-    """A copy in which groups have their own nodes for what is cheap to compute from a product, vectors and scalars."""
+    """A copy in which groups recompute what is cheap to compute from a product, vectors and scalars."""
     copy = onnx.ModelProto()
     copy.CopyFrom(model)
     sort_nodes(copy.graph)

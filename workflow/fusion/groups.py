@@ -1,7 +1,7 @@
-"""Groups of elementwise nodes that can be one kernel, and the graph with a node in place of each.
+"""Finds groups of elementwise nodes that can be one kernel, and replaces each group by one node.
 
-A group computes values of one shape, each element from the elements of its inputs at the same place, which may be
-broadcast. Called by step `configure` for runs on GPUs.
+A group computes values of one shape: each element from the elements of its inputs at the same position, with inputs
+broadcast. Called by step `configure` for GPU runs.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from ortflow.workflow.graph.ir.order import prune, sort_nodes
 
 OPERATOR = "Fused"
 INPUTS, OUTPUTS = 12, 6
-"""Most of each that a group may have: operators.c holds as many."""
+"""Largest number of inputs, and of outputs, of a group; limited by operators.c."""
 
 Dims = tuple[int | str | None, ...]
 
 
 def fuse(model: onnx.ModelProto) -> tuple[onnx.ModelProto, int]:
-    """A copy in which groups of two nodes and more are one, and how many nodes went into them."""
+    """Return a copy in which each group of at least two nodes is one node, and the number of fused nodes."""
     copy = onnx.ModelProto()
     copy.CopyFrom(model)
     sort_nodes(copy.graph)
@@ -54,7 +54,7 @@ def fuse(model: onnx.ModelProto) -> tuple[onnx.ModelProto, int]:
     gone = {place for group in groups for place in group.members}
     kept = [node for place, node in enumerate(nodes) if place not in gone]
     fused = list(copy.graph.node)[len(nodes) :]
-    # In the place of a group's last node, so that the order of what is left stays.
+    # At the position of the group's last node, so that the order of the remaining nodes is kept.
     ends = {max(group.members): made for group, made in zip(groups, fused, strict=True)}
     order = [ends.get(place) if place in gone else node for place, node in enumerate(nodes)]
     final = [onnx.NodeProto.FromString(node.SerializeToString()) for node in order if node is not None]
@@ -68,12 +68,12 @@ def fuse(model: onnx.ModelProto) -> tuple[onnx.ModelProto, int]:
 
 
 def groups_of(model: onnx.ModelProto, types: Mapping[str, int]) -> list[Group]:
-    """All groups, those of one node too; `types` are the values' element types, nodes in an order to run them in."""
+    """All groups, including those of one node; `types` are the values' element types. Nodes must be sorted."""
     return _Finder(model, types).groups()
 
 
 def _dependences(members: Sequence[onnx.NodeProto], inputs: Sequence[str], outputs: Sequence[str]) -> dict[str, int]:
-    """For each output the bits of the inputs that it depends on, as attributes; 0 for outputs that there are not."""
+    """For each output a bit mask of the inputs it depends on, as attributes; 0 for absent outputs."""
     bits = {name: 1 << place for place, name in enumerate(inputs)}
     for node in members:
         bits[node.output[0]] = 0
@@ -85,7 +85,7 @@ def _dependences(members: Sequence[onnx.NodeProto], inputs: Sequence[str], outpu
 
 @dataclass(eq=False)
 class Group:
-    """Nodes by their places in the graph's list."""
+    """Nodes by their positions in the graph's list."""
 
     dims: Dims
     members: set[int] = field(default_factory=set)
@@ -94,7 +94,7 @@ class Group:
 
     @property
     def last(self) -> int:
-        """The place of its last node."""
+        """Position of its last node."""
         return max(self.members)
 
 
@@ -118,9 +118,9 @@ class _Finder:
                 self._liken(node)
 
     def _liken(self, node: onnx.NodeProto) -> None:
-        """Take sizes that meet in a node for one, unless they are 1.
+        """Treat sizes that meet in a node as equal, unless they are 1.
 
-        They may be 1 in a run; a kernel is right even so, and only slower.
+        They may be 1 in a run; a kernel is still correct then, only slower.
         """
         known = [dims for name in (*node.input, *node.output) if (dims := self._dims.get(name)) is not None]
         for axis in range(1, max(map(len, known), default=0) + 1):
@@ -138,7 +138,7 @@ class _Finder:
         return size
 
     def groups(self) -> list[Group]:
-        """The largest that a single walk finds; every node is in one at most."""
+        """The largest groups that a single pass finds; every node is in at most one."""
         for place, node in enumerate(self._nodes):
             dims = self._shape(node)
             if dims is None:
@@ -154,20 +154,20 @@ class _Finder:
         return [self._described(group) for group in found if self._is_closed(group)]
 
     def _shape(self, node: onnx.NodeProto) -> Dims | None:
-        """The shape of what a node computes; None if it is not for a group."""
+        """The shape of a node's result; None if the node cannot be in a group."""
         if not _is_elementwise(node) or len(node.output) != 1:
             return None
         if not (self._is_cast(node) if node.op_type == "Cast" else self._is_single(node)):
             return None
         dims = self._dims.get(node.output[0])
         read = [self._dims.get(value) for value in node.input if value not in self._scalars]
-        # A constant of many axes may be what gives the result as many: a group does not know of it.
+        # A constant of high rank may determine the rank of the result, which a group cannot represent.
         if dims is None or None in dims or None in read or len(dims) != max((len(d) for d in read if d), default=0):
             return None
         return tuple(map(self._size, dims))
 
     def _is_single(self, node: onnx.NodeProto) -> bool:
-        """Whether it computes with fp32, and conditions that are made inside."""
+        """Whether it computes in fp32, with conditions that are computed inside the group."""
         conditions = CONDITIONS.get(node.op_type, ())
         for place, value in enumerate(node.input):
             wanted = TensorProto.BOOL if place in conditions else TensorProto.FLOAT
@@ -176,14 +176,16 @@ class _Finder:
         return self._type(node.output[0]) == int(TensorProto.FLOAT if node.op_type in FLOATS else TensorProto.BOOL)
 
     def _is_cast(self, node: onnx.NodeProto) -> bool:
-        """Whether it makes fp32 of a condition, or any number of another."""
+        """Whether it converts a condition to fp32, or any number to another type."""
         given, made = self._type(node.input[0]), self._type(node.output[0])
         if given == TensorProto.BOOL:
             return made == TensorProto.FLOAT and self._is_inside(node.input[0])
         return given in STORED and made in STORED
 
     def _reads_half(self, node: onnx.NodeProto) -> bool:
-        """Whether it makes fp32 of a half: with who reads it, that is free; with who made it, fp32 would be stored."""
+        """Whether it converts a half to fp32. Fused with its reader this is free; fused with its producer, fp32 would
+        be stored.
+        """
         return node.op_type == "Cast" and self._type(node.input[0]) in (TensorProto.FLOAT16, TensorProto.BFLOAT16)
 
     def _type(self, name: str) -> int:
@@ -205,7 +207,7 @@ class _Finder:
         return sum(name not in self._scalars for name in inputs) <= INPUTS and len(outputs) <= OUTPUTS
 
     def _ends(self, members: Collection[int]) -> tuple[list[str], list[str]]:
-        """What nodes read from elsewhere, and what they make that is read elsewhere."""
+        """Values that the nodes read from outside, and values of theirs that are read outside."""
         inside = {self._nodes[place].output[0] for place in members}
         inputs = {name: None for place in sorted(members) for name in self._nodes[place].input if name not in inside}
         outputs = [
@@ -216,7 +218,9 @@ class _Finder:
         return list(inputs), outputs
 
     def _encloses(self, members: Collection[int]) -> bool:
-        """Whether a way leads from one of the nodes through another node back to one: they cannot be one then."""
+        """Whether a path leads from one of the nodes through an outside node back to another; then they cannot be
+        fused.
+        """
         first = min(members)
         waiting = [p for place in members for p in self._before(place) if p not in members]
         seen: set[int] = set()
@@ -238,7 +242,7 @@ class _Finder:
         return [self._made[name] for name in self._nodes[place].input if name in self._made]
 
     def _is_closed(self, group: Group) -> bool:
-        """No condition leaves the group, or comes into it: only numbers do."""
+        """Whether no condition enters or leaves the group, only numbers."""
         inputs, outputs = self._ends(group.members)
         return all(self._type(name) in STORED for name in (*inputs, *outputs))
 
@@ -252,7 +256,7 @@ def _is_elementwise(node: onnx.NodeProto) -> bool:
 
 
 def _scalars(graph: onnx.GraphProto) -> Mapping[str, float]:
-    """Constants of fp32 of one element."""
+    """fp32 constants with one element."""
     return {
         name: float(array.reshape(-1)[0])
         for name, array in constants_of(graph).items()

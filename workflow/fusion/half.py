@@ -1,9 +1,9 @@
-"""The training graph in half precision: which values are stored as fp16 or bf16, and where they are fp32 again. Pure.
+"""Converts the training graph to half precision: chooses the values to store as fp16 or bf16. Pure.
 
-Products read and write halves. Elementwise groups compute in fp32; what leaves one for another group or a product is
-stored as half where it is large. Nodes that move data keep what they are given. Everything else is fp32: parameters,
-reductions, statistics, losses, outputs of the graph, and whatever depends on no parameter, such as the angles of rotary
-embeddings. Called by step `configure` for runs on GPUs.
+Matrix products read and write halves. Elementwise groups compute in fp32; large values that a group passes to another
+group or a product are stored as half. Nodes that only move data keep the type of their input. Everything else is fp32:
+parameters, reductions, statistics, losses, graph outputs, and values that depend on no parameter, such as the angles of
+rotary embeddings. Called by step `configure` for GPU runs.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ HALVES = {"fp16": TensorProto.FLOAT16, "bf16": TensorProto.BFLOAT16}
 """`train.precision` -> element type."""
 PRODUCTS = {("", "MatMul"), ("", "Gemm"), (MICROSOFT, "FusedMatMul")}
 CONVOLUTIONS = {("", "Conv"), ("", "ConvTranspose")}
-"""For fp16 alone: ONNX allows them in bf16 from opset 22 only."""
+"""Only for fp16: ONNX allows them in bf16 only from opset 22."""
 MOVERS = {
     *("Concat", "Expand", "Flatten", "Gather", "Identity", "Reshape", "Slice", "Split", "Squeeze", "Transpose"),
     "Unsqueeze",
 }
-"""Operators that compute nothing with the numbers they are given."""
+"""Operators that move numbers without computing."""
 SIZES = {"Shape", "Size"}
-"""Operators that read no number at all."""
+"""Operators that do not read the numbers."""
 LARGE = 1 << 14
-"""Elements from which a value of known size is worth storing as half."""
+"""Values with at least this many elements are stored as half."""
 
 Capable = Mapping[str, tuple[frozenset[int], frozenset[int]]]
 """Operator of `ortflow.cuda` -> its inputs, and its outputs, that may be half."""
@@ -43,10 +43,20 @@ Capable = Mapping[str, tuple[frozenset[int], frozenset[int]]]
 def half(
     model: onnx.ModelProto, kind: int, parameters: Collection[str], capable: Capable, alone: Collection[str] = ()
 ) -> onnx.ModelProto:
-    """A copy of a training graph that computes in half precision, of the element type `kind`.
+    """Return a copy of a training graph that computes in half precision.
 
-    Its inputs and outputs stay as they are. `parameters` are the inputs that are trained, `alone` the operators of
-    `capable` that take nothing but halves.
+    Parameters
+    ----------
+    model
+        The training graph; its inputs and outputs keep their types.
+    kind
+        Element type of halves.
+    parameters
+        Inputs that are trained.
+    capable
+        Operator of `ortflow.cuda` -> positions of the inputs and outputs that may be half.
+    alone
+        Operators of `capable` that support only halves.
     """
     copy = onnx.ModelProto()
     copy.CopyFrom(model)
@@ -66,7 +76,7 @@ class _Pass:
         self._products = PRODUCTS | (CONVOLUTIONS if kind == TensorProto.FLOAT16 else set())
         self._trained = _descendants(self._nodes, parameters)
         self._group: dict[str, Group] = {}
-        """Value -> the group that makes it."""
+        """Value -> the group that computes it."""
         self._group_of: dict[int, Group] = {}
         for group in groups_of(model, self._types):
             for place in group.members:
@@ -77,11 +87,11 @@ class _Pass:
         self._crosses = self._crossing()
         self._made: list[onnx.NodeProto] = []
         self._half: dict[str, str] = {}
-        """Value -> its half, where there is one."""
+        """Value -> its half, if there is one."""
         self._native: set[str] = set()
-        """Values that are made as half: in fp32 they are there only where somebody asked."""
+        """Values that are computed as half; an fp32 copy exists only if a node needs it."""
         self._stored = set(self._crosses)
-        """Values that are kept as half; nodes that can read halves do."""
+        """Values that are stored as half; nodes that can read halves do."""
         self._single: dict[tuple[str, int], str] = {}
 
     def run(self) -> None:
@@ -132,7 +142,7 @@ class _Pass:
                 copy.input[i] = self._half_of(copy.input[i])
 
     def _make(self, copy: onnx.NodeProto, places: Collection[int]) -> None:
-        """Let a node make halves of these outputs."""
+        """Let a node write these outputs as halves."""
         for i in places:
             name = copy.output[i]
             if name and self._is_fp32(name):
@@ -141,7 +151,7 @@ class _Pass:
                 copy.output[i] = self._half[name] = self._described(name, f"{name}.half", self._kind)
 
     def _half_of(self, name: str) -> str:
-        """The half of a value, made if need be: behind a Transpose of a parameter the parameter's is transposed."""
+        """The half of a value, created if necessary; for a transposed parameter, the parameter's half is transposed."""
         if name not in self._half:
             new = self._described(name, f"{name}.half", self._kind)
             maker = self._makers.get(name)
@@ -163,7 +173,7 @@ class _Pass:
         return name
 
     def _private(self, name: str, group: Group) -> str:
-        """The value as its half has it, in fp32, for one group, which converts it when it reads it."""
+        """The half converted to fp32 for one group, which converts it while reading."""
         key = name, id(group)
         if key not in self._single:
             new = f"{name}.single.{len(self._single)}"
@@ -196,7 +206,7 @@ class _Pass:
         return is_large(self._dims.get(name))
 
     def _crossing(self) -> set[str]:
-        """What groups make that is stored as half: it is large, and other groups, products or movers read it."""
+        """Values of groups to store as half: large, and read by other groups, products or data movement."""
         found = set()
         for place, node in enumerate(self._nodes):
             reader = self._group_of.get(place)
@@ -219,7 +229,7 @@ def is_large(dims: Dims | None) -> bool:
 
 
 def _descendants(nodes: Collection[onnx.NodeProto], values: Collection[str]) -> set[str]:
-    """The values and all that is computed from them; nodes in an order in which they can be run."""
+    """The values and everything computed from them. Nodes must be sorted."""
     found = set(values)
     for node in nodes:
         if not found.isdisjoint(walk.inputs(node)):

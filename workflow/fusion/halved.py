@@ -1,7 +1,7 @@
-"""A training graph in half precision, from the forward graph with its loss to fused kernels.
+"""Builds a half-precision training graph from the forward graph with its loss, up to fused kernels.
 
-Called by step `configure` where `train.precision` is fp16 or bf16. The graph in fp32 is made beside it, and is what the
-gradient is compared with.
+Called by step `configure` if `train.precision` is fp16 or bf16. The fp32 graph is also built; the gradient is compared
+with it.
 """
 
 from __future__ import annotations
@@ -29,16 +29,36 @@ from ortflow.workflow.graph.optimize.recompute import recompute
 from ortflow.workflow.graph.types import LOSS_SCALE, LOSS_SUM
 
 SCALED = "ortflow.scaled_loss"
-"""What is differentiated: the loss times the loss scale."""
+"""The differentiated value: the loss times the loss scale."""
 
 
 def halved(
     model: onnx.ModelProto, parameters: Collection[str], precision: str, again: Sequence[str] = ()
 ) -> tuple[onnx.ModelProto, list[str]]:
-    """The training graph of a forward graph whose outputs are the loss and new states, and lines for the log.
+    """Build the training graph of a forward graph whose outputs are the loss and new states.
 
-    The backward pass computes the scopes `again` (`model.recompute`) a second time. With fp16 the graph has the further
-    input LOSS_SCALE, by which its gradients are multiplied. Raises UserError if a node has no gradient.
+    Parameters
+    ----------
+    model
+        The forward graph.
+    parameters
+        Names of the trained parameters.
+    precision
+        fp16 or bf16. With fp16 the graph has the further input LOSS_SCALE, the factor of its gradients.
+    again
+        Scopes that the backward pass recomputes (`model.recompute`).
+
+    Returns
+    -------
+    ModelProto
+        The training graph.
+    list of str
+        Log lines.
+
+    Raises
+    ------
+    UserError
+        If a node has no gradient.
     """
     forward, notes = attend(model, parameters)
     if precision == "fp16":

@@ -1,8 +1,8 @@
-"""Attention reads queries, keys and values out of the one value that a projection makes of them. Pure.
+"""Lets attention read queries, keys and values from the one value that a projection computes. Pure.
 
-Called by `halved`. A Split of the projection and the Concat of the three gradients only copy: cuDNN finds the parts
-where they lie. Taken is a Split that nothing but one attention reads, if the gradients go into a Concat in its order. A
-first pass whose attention is computed again for the gradient (`model.recompute`) has none of its own.
+Called by `halved`. A Split of the projection and the Concat of the three gradients only copy; cuDNN can read the parts
+in place. Applies to a Split that only one attention reads, if the gradients go into a Concat in its order. A forward
+attention that is recomputed for the gradient (`model.recompute`) has no gradient of its own.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from ortflow.workflow.graph.ir.order import prune, sort_nodes
 from ortflow.workflow.graph.ir.replacement import attribute, set_attribute
 
 _AXES = 3
-"""Of the projection: batch, tokens, width."""
+"""Rank of the projection: batch, tokens, width."""
 
 
 def pack(model: onnx.ModelProto) -> onnx.ModelProto:
-    """A copy of a training graph in half precision whose attention reads packed values wherever it can.
+    """Return a copy of a half-precision training graph whose attention reads packed values where possible.
 
-    Nodes must be sorted. What is computed stays the same to the bit.
+    Nodes must be sorted. Results are bit-identical.
     """
     copy = onnx.ModelProto()
     copy.CopyFrom(model)
@@ -40,7 +40,7 @@ def pack(model: onnx.ModelProto) -> onnx.ModelProto:
     for each in found:
         _put(edit, each)
     copied = {name for each in found for name in each.made}
-    # AttentionGrad makes now what these did.
+    # AttentionGrad now computes what these did.
     replace(graph.node, [node for node in graph.node if node.op_type != "Concat" or node.output[0] not in copied])
     sort_nodes(graph)
     prune(graph)
@@ -49,7 +49,7 @@ def pack(model: onnx.ModelProto) -> onnx.ModelProto:
 
 @dataclass(frozen=True)
 class _Part:
-    """Queries, keys or values: a part of a Split, or of a Concat, and the same by heads."""
+    """Queries, keys or values: a part of a Split or Concat, and the same value by heads."""
 
     flat: str
     by_heads: str
@@ -63,18 +63,18 @@ class _Packed:
 
     packed: str
     heads: tuple[int, int, int]
-    """Of the queries, of keys and of values, and the size of each."""
+    """Number of query heads, number of key and value heads, and head size."""
     attention: onnx.NodeProto
     gradients: Sequence[onnx.NodeProto]
     """The AttentionGrad, if there is one."""
     made: Sequence[str]
-    """What the Concat of its results makes."""
+    """The result of the Concat of its outputs."""
     sizes: Sequence[tuple[onnx.NodeProto, Sequence[int]]]
-    """Shape nodes that read parts, each with the sizes behind batch and tokens."""
+    """Shape nodes that read parts, each with the sizes after batch and tokens."""
 
 
 class _View:
-    """A graph, who reads each value of it, and how large values are."""
+    """A graph with the readers and sizes of its values."""
 
     def __init__(self, graph: onnx.GraphProto) -> None:
         self._types = unified(graph, {name: value.type for name, value in described(graph).items()})
@@ -82,7 +82,7 @@ class _View:
         self._outputs = {value.name for value in graph.output}
 
     def packed(self, split: onnx.NodeProto) -> _Packed | None:
-        """What the parts of a Split are read by, where that can read them packed."""
+        """The readers of a Split's parts, if they can read the parts packed."""
         parts = [self._by_heads(name) for name in split.output]
         if len(parts) != 3 or not self._is_last(split, split.input[0]):
             return None
@@ -110,19 +110,19 @@ class _View:
         return None if sizes is None or by_heads in self._outputs else _Part(flat, by_heads, *sizes)
 
     def _heads(self, flat: str, by_heads: str) -> tuple[int, int] | None:
-        """Number and size of the heads, where one value is [batch, tokens, width] and the other the same by heads."""
+        """Number and size of the heads, if one value is [batch, tokens, width] and the other is the same by heads."""
         one, other = self._dims(flat), self._dims(by_heads)
         if len(one) != _AXES or len(other) != _AXES + 1:
             return None
         heads, size = other[2:]
         if not isinstance(heads, int) or not isinstance(size, int) or one[2] != heads * size:
             return None
-        # With the same elements in all, one of two axes is as long as it was if the other is.
+        # The total is equal, so one of two axes keeps its length if the other does.
         same = any(a is not None and a == b for a, b in zip(one[:2], other[:2], strict=True))
         return (heads, size) if same else None
 
     def _attention(self, names: Sequence[str]) -> tuple[onnx.NodeProto | None, list[onnx.NodeProto]]:
-        """The Attention of three operands and each AttentionGrad; None if anything else reads one of them."""
+        """The Attention of three operands and each AttentionGrad; None if another node reads one of them."""
         found: dict[str, list[onnx.NodeProto]] = {OPERATOR: [], GRADIENT: []}
         readers = [[id(node) for node in self._nodes(name) if not _is_shape(node)] for name in names]
         for node in self._nodes(names[0]):
@@ -141,7 +141,7 @@ class _View:
         return found[OPERATOR][0], found[GRADIENT]
 
     def _gathered(self, gradient: onnx.NodeProto, parts: Sequence[_Part]) -> str | None:
-        """What a Concat makes of the three gradients, in the order of the operands."""
+        """The result of a Concat of the three gradients, in the order of the operands."""
         if len(gradient.output) != len(parts):
             return None
         flat = []
@@ -162,7 +162,7 @@ class _View:
         return [node for node, _ in self._readers.get(name, [])]
 
     def _reader(self, name: str, *, shapes_too: bool = False) -> onnx.NodeProto | None:
-        """The one node of ONNX's own domain that reads a value; Shape nodes count where asked for."""
+        """The only reader of a value, in ONNX's own domain; Shape nodes count if `shapes_too`."""
         nodes = [node for node in self._nodes(name) if shapes_too or not _is_shape(node)]
         return nodes[0] if len(nodes) == 1 and not nodes[0].domain and name not in self._outputs else None
 
@@ -170,7 +170,7 @@ class _View:
         return shapes.named_shape(self._types, name) or []
 
     def _is_last(self, node: onnx.NodeProto, value: str) -> bool:
-        """Whether a node works along the last axis of a value that has as many as the projection."""
+        """Whether a node works along the last axis of a value with the projection's rank."""
         axis = attribute(node, "axis", 0)
         return not node.domain and len(self._dims(value)) == _AXES and axis in (-1, _AXES - 1)
 
@@ -191,7 +191,7 @@ def _put(edit: Editor, found: _Packed) -> None:
 
 
 def _read_packed(edit: Editor, shape: onnx.NodeProto, packed: str, tail: Sequence[int]) -> None:
-    """Let a Shape of a part, which is [batch, tokens, *tail], be made of the packed value's batch and tokens."""
+    """Let a Shape of a part [batch, tokens, *tail] be computed from the packed value's batch and tokens."""
     flags, leading = attributes_of(shape), _AXES - 1
     first, last, _ = slice(flags.get("start", 0), flags.get("end")).indices(leading + len(tail))
     rest, inputs = tail[max(first - leading, 0) : max(last - leading, 0)], []

@@ -1,7 +1,7 @@
-"""Linear layers and their gradients as products by cuBLASLt: called on a training graph in half precision. Pure.
+"""Replaces linear layers and their gradients by cuBLASLt products, in a half-precision training graph. Pure.
 
-ONNX Runtime's product writes halves and reads its factors as they lie. `Product` reads either factor the other way
-round, adds a bias, and writes a weight's gradient in fp32: so Transposes, Casts and additions beside it go away.
+ONNX Runtime's product writes halves and cannot transpose its factors. `Product` transposes either factor, adds a bias,
+and writes the gradient of a weight in fp32, so adjacent Transposes, Casts and additions are removed.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def _put(rewriter: Rewriter, node: onnx.NodeProto, kind: int) -> None:
 
 
 def _factor(rewriter: Rewriter, value: str, turned: bool) -> _Factor | None:
-    """A factor as it lies in memory; None if its axes are not known."""
+    """A factor as stored in memory; None if its axes are unknown."""
     dims, maker = rewriter.dims(value), rewriter.maker(value)
     if dims is None:
         return None
@@ -88,7 +88,7 @@ def _factor(rewriter: Rewriter, value: str, turned: bool) -> _Factor | None:
 def _bias(
     rewriter: Rewriter, cast: onnx.NodeProto | None, width: int | None, kind: int
 ) -> tuple[str, str, list[onnx.NodeProto]] | None:
-    """A vector that is added to a product, the sum's half, and the nodes between, where nothing else reads them."""
+    """A vector added to a product, the sum's half, and the nodes between, if no other node reads them."""
     if cast is None or width is None or not _casts(cast, TensorProto.FLOAT):
         return None
     add = rewriter.only_reader(cast.output[0])

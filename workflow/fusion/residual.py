@@ -1,7 +1,7 @@
-"""Gradients of norms that take in the gradient that came past the norm: a kernel and a rounding less. Pure.
+"""Adds the gradient of a residual connection inside the gradient of a norm: one kernel and one rounding less. Pure.
 
-A residual block computes x + f(norm(x)), so the gradient of x is a sum of the norm's and of its own. Called by step
-`configure` for half precision, on the graph in fp32 with our operators in it.
+A residual block computes x + f(norm(x)), so the gradient of x is the sum of the norm's and of the block's own gradient.
+Called by step `configure` for half precision, on the fp32 graph with our operators.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from ortflow.workflow.graph.domains import CUDA_DOMAIN
 from ortflow.workflow.graph.ir.rewriter import Rewriter
 
 _INPUTS = {"LayerNormalizationGrad": 5, "RMSNormalizationGrad": 4}
-"""Gradient of a norm -> its inputs without a residual, which comes behind them."""
+"""Gradient of a norm -> number of its inputs without a residual, which follows them."""
 
 
 def add_residuals(model: onnx.ModelProto) -> onnx.ModelProto:
-    """A copy in which each sum of a norm's gradient with another value of its shape is made by the norm's node."""
+    """A copy in which the norm's node computes each sum of a norm's gradient with another value of its shape."""
     copy = onnx.ModelProto()
     copy.CopyFrom(model)
     rewriter = Rewriter(copy.graph, CUDA_DOMAIN)
@@ -33,7 +33,7 @@ def add_residuals(model: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def _fits(rewriter: Rewriter, gradient: onnx.NodeProto, dx: str, residual: str) -> bool:
-    """Whether the sum is all that dx is for, and the residual has its shape and can be there before it."""
+    """Whether dx is only read by the sum, and the residual has its shape and does not depend on it."""
     if (
         gradient.domain != CUDA_DOMAIN
         or len(gradient.input) != _INPUTS.get(gradient.op_type)
@@ -43,7 +43,7 @@ def _fits(rewriter: Rewriter, gradient: onnx.NodeProto, dx: str, residual: str) 
     if rewriter.only_reader(dx) is None or dx == residual:
         return False
     dims = rewriter.dims(residual)
-    # A name may stand for any size, but for the same one wherever it stands.
+    # A name may stand for any size, but for the same one wherever it occurs.
     if dims is None or None in dims or dims not in (rewriter.dims(dx), rewriter.dims(gradient.input[1])):
         return False
     # It could still be computed from the gradient of scale or bias.

@@ -1,7 +1,7 @@
-"""What is done to a model and the graphs made of it, a folder a purpose. None of it knows kernels, sessions or runs.
+"""Transformations of ONNX graphs, one folder per purpose. Must not import kernels, sessions or a run.
 
-`intake` takes a model apart: `file` reads it, `normalize` brings it to one form, `roles` decides what is trained.
-`objective` attaches loss and metrics, `autodiff` makes the gradient, `optimize` and `attention` put faster nodes in,
-`memory` says what they take, `export` writes the trained model. All of them read and write graphs by `ir`. The modules
-that lie here import no ONNX.
+`intake` splits a model into its parts: `file` reads it, `normalize` converts it to one form, `roles` decides which
+tensors are trained. `objective` attaches loss and metrics, `autodiff` builds the gradient, `optimize` and `attention`
+insert faster nodes, `memory` estimates memory, and `export` writes the trained model. All of them read and write
+graphs with `ir`. The modules directly in this folder do not import ONNX.
 """

@@ -1,8 +1,8 @@
-"""Domains of the operators that stand in graphs beside ONNX's own. Must not import anything."""
+"""Operator domains used in graphs beside ONNX's own. Must not import anything."""
 
 MICROSOFT = "com.microsoft"
-"""ONNX Runtime's."""
+"""ONNX Runtime's operators."""
 CPU_DOMAIN = "ortflow"
-"""Ours for the CPU: `ortflow.workflow.kernels`."""
+"""Our CPU operators: `ortflow.workflow.kernels`."""
 CUDA_DOMAIN = "ortflow.cuda"
-"""Ours for GPUs: `ortflow.workflow.cuda`."""
+"""Our GPU operators: `ortflow.workflow.cuda`."""

@@ -1,6 +1,6 @@
-"""Who wrote an ONNX file: what it says of itself beside its graph, read without the graph and without onnx.
+"""Identifies the producer of an ONNX file from its metadata, without reading the graph and without onnx.
 
-Called before a model file is replaced, to tell one that ortflow has written from a stranger's.
+Called before a model file is replaced, to distinguish files that ortflow has written from others.
 """
 
 from __future__ import annotations
@@ -17,28 +17,28 @@ from ortflow.workflow.errors import UserError
 PRODUCER = "ortflow"
 """Producer of an exported model."""
 PARAMETERS = "ortflow.parameters"
-"""Metadata that a model exported for training has."""
+"""Metadata key of a model that was exported for training."""
 
 # Fields of onnx.proto: ModelProto, and its OperatorSetIdProto and StringStringEntryProto.
 _IR_VERSION, _PRODUCER, _OPSET, _METADATA = 1, 2, 8, 14
 _NUMBER, _BYTES = 0, 2
 _LONGEST = 1 << 24
-"""Bytes of a field that is kept; a graph is passed over."""
+"""Longest field that is kept, in bytes; the graph is skipped."""
 
 
 @dataclass
 class Head:
-    """What stands beside the graph."""
+    """The metadata of a file."""
 
     ir_version: int = 0
     producer: str = ""
     opsets: dict[str, int] = field(default_factory=dict)
     metadata: set[str] = field(default_factory=set)
-    """Its keys."""
+    """The metadata's keys."""
 
 
 def check_export(path: Path) -> None:
-    """Raise UserError if a run's export would replace anything but an earlier one."""
+    """Raise UserError if a run's export would replace anything but an earlier export."""
     if os.path.lexists(path) and not is_exported(path):
         raise _refusal(path, "a model that ortflow has exported from a run", "export.path")
 
@@ -59,7 +59,7 @@ def _refusal(path: Path, what: str, where: str | None = None) -> UserError:
 
 
 def is_exported(path: Path) -> bool:
-    """Whether ortflow has exported this model from a run; its first versions named no producer."""
+    """Whether ortflow has exported this model from a run. The first versions wrote no producer."""
     head = read_head(path)
     if head is None:
         return False
@@ -74,7 +74,7 @@ def is_model_to_train(path: Path) -> bool:
 
 
 def read_head(path: Path) -> Head | None:
-    """The head of an ONNX file; None if it is none, a link, or cannot be read."""
+    """Return the metadata of an ONNX file; None if the file is not ONNX, a link, or unreadable."""
     head = Head()
     if path.is_symlink() or not path.is_file():
         return None
@@ -96,7 +96,7 @@ def read_head(path: Path) -> Head | None:
 
 
 def _fields(file: BinaryIO) -> Iterator[tuple[int, int | bytes]]:
-    """Numbers and values of a message's fields; raises EOFError or ValueError if it is truncated or is none."""
+    """Numbers and values of a message's fields. Raises EOFError or ValueError if it is truncated or invalid."""
     size = file.seek(0, 2)
     file.seek(0)
     while file.tell() < size:

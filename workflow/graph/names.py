@@ -1,11 +1,11 @@
-"""Names that exporters make up for tensors, derived from those of a module's attributes. Must not import ONNX."""
+"""Distinguishes names that exporters generate from names of a module's attributes. Must not import ONNX."""
 
 from __future__ import annotations
 
 import re
 
-# Names that exporters make up: `val_12`, `onnx::Add_5`, `/encoder/Constant_1_output_0`, `_lifted_tensor_constant3`;
-# and those of nodes that we wrote out: `norm/Constant.1`.
+# Generated names: `val_12`, `onnx::Add_5`, `/encoder/Constant_1_output_0`, `_lifted_tensor_constant3`; also those of
+# decomposed nodes: `norm/Constant.1`.
 _MADE_UP = re.compile(
     r"^\d+$|/Constant(\.\d+)?$|^val_\d+|^onnx::|_output_\d+$|(^|[/._])[Cc]onst(ant)?(_|\d|$)|^const_|lifted_tensor|^_?tensor_constant"
     r"|^_to_copy|^(arange|scalar_tensor|full|ones|zeros|cat|expand|unsqueeze|slice)(_default)?(_\d+)?$"
@@ -13,5 +13,5 @@ _MADE_UP = re.compile(
 
 
 def is_made_up(name: str) -> bool:
-    """Whether an exporter made the name up, so that it belongs to no attribute of a module."""
+    """Whether an exporter generated the name, so that no attribute of a module has it."""
     return _MADE_UP.search(name) is not None

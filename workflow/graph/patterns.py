@@ -1,6 +1,6 @@
-"""Glob patterns of the run file over names of tensors: what they match, and what is near one that matches nothing.
+"""Glob patterns of the run file over names of tensors: matches, and suggestions for a pattern that matches nothing.
 
-Called by `roles` and `build`.
+Called by `roles` and `assembly`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _SHOWN = 3
 def matches(pattern: str, names: Collection[str], where: str, what: str) -> list[str]:
     """The names that a pattern matches, in their order.
 
-    Raises UserError, which names the nearest, where there is none; `what` says what the names are.
+    Raises UserError, which suggests the nearest names, if there is no match; `what` says what the names are.
     """
     found = [name for name in names if fnmatch.fnmatchcase(name, pattern)]
     if not found:
@@ -48,7 +48,7 @@ def nearest(pattern: str, names: Iterable[str]) -> list[str]:
 
 
 def _parts(name: str, before: bool, after: bool) -> Iterator[tuple[int, int]]:
-    """Where the parts of a name begin and end that a pattern with asterisks before or after it may have meant."""
+    """Start and end of the parts of a name that a pattern with asterisks before or after it may have meant."""
     bounds = [match.start() for match in re.finditer(r"[./]", name)]
     starts = [0, *bounds] if before else [0]
     ends = [*(bound + 1 for bound in bounds), len(name)] if after else [len(name)]

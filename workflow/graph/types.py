@@ -1,6 +1,6 @@
-"""What configure makes of a model: the graphs on disk and all that is known of them, as plain data.
+"""The result of step `configure` for a model: the graphs on disk and everything known about them, as plain data.
 
-Written by `build`, read by every rank and by the export. Must never import ONNX or ONNX Runtime.
+Written by `assembly`, read by every rank and by the export. Must never import ONNX or ONNX Runtime.
 """
 
 from __future__ import annotations
@@ -16,78 +16,80 @@ from ortflow.workflow.layout import FlatIndex
 from ortflow.workflow.rundir import write_atomically
 
 LOSS_SUM = "ortflow.loss_sum"
-"""Output, fp32 []: the loss of the micro-batch, summed over what counts."""
+"""Output, fp32 []: the loss of the micro-batch, summed over everything that counts."""
 LOSS_WEIGHT = "ortflow.loss_weight"
 """Output, fp32 []: how much counts (labels, elements or samples)."""
 VALID = "ortflow.valid"
-"""Input, int64 [1], of padded graphs: only the first so many rows of the batch count."""
+"""Input, int64 [1], of padded graphs: only this many leading rows of the batch count."""
 SEED = "ortflow.seed"
-"""Input, int64 [1], of graphs that draw random numbers: what they are drawn from."""
+"""Input, int64 [1], of graphs with random operators: the seed."""
 
 LOSS_SCALE = "ortflow.loss_scale"
-"""Input, fp32 [1], of training graphs in fp16: by what the gradient of the loss, and so all others, is multiplied."""
+"""Input, fp32 [1], of training graphs in fp16: the factor of the loss's gradient, and so of all others."""
 
 
 def with_kernels_of(graph: Path) -> Path:
-    """Where the same graph lies with operators of our own (`ortflow.workflow.kernels`), if there is one."""
+    """Path of the same graph with our CPU operators (`ortflow.workflow.kernels`); it may not exist."""
     return graph.with_suffix(".kernels.onnx")
 
 
 def on_cuda_of(graph: Path) -> Path:
-    """Where the same graph lies as GPUs run it (`ortflow.workflow.graph.optimize.on_cuda`), if there is one."""
+    """Path of the same graph adapted to GPUs (`ortflow.workflow.graph.optimize.on_cuda`); it may not exist."""
     return graph.with_suffix(".cuda.onnx")
 
 
 def fused_of(graph: Path) -> Path:
-    """The same with fused kernels (`ortflow.workflow.fusion`), if there is one."""
+    """Path of the same graph with fused kernels (`ortflow.workflow.fusion`); it may not exist."""
     return graph.with_suffix(".fused.onnx")
 
 
 def placed_of(graph: Path) -> Path:
-    """The training graph with operators of `ortflow.workflow.cuda`, of which `fused_of` is made, if there is one."""
+    """Path of the training graph with `ortflow.workflow.cuda` operators, from which `fused_of` is made; it may not
+    exist.
+    """
     return graph.with_suffix(".placed.onnx")
 
 
 def half_of(graph: Path) -> Path:
-    """The same in half precision (`ortflow.workflow.fusion.halved`), if there is one."""
+    """Path of the same graph in half precision (`ortflow.workflow.fusion.halved`); it may not exist."""
     return graph.with_suffix(".half.onnx")
 
 
 @dataclass(frozen=True)
 class GraphSet:
-    """The graphs of a run. The files lie in `root`."""
+    """The graphs of a run. The files are in `root`."""
 
     root: Path
     index: FlatIndex
-    """Where each parameter and state tensor lies in the flat buffers."""
+    """Position of each parameter and state tensor in the flat buffers."""
     inputs: tuple[BatchInput, ...]
-    """What a batch fills, labels last."""
+    """The inputs that a batch provides, labels last."""
     notes: tuple[str, ...] = ()
-    """What was switched on, expanded or frozen: lines for the log."""
+    """Log lines: what was switched on, expanded or frozen."""
     warnings: tuple[str, ...] = ()
-    """What a person should know of the model before it is trained."""
+    """Warnings about the model."""
     vocabulary: Mapping[str, int] = field(default_factory=dict)
-    """Input name -> exclusive upper bound of its values: rows of the table it looks up, classes of a label."""
+    """Input name -> exclusive upper bound of its values: rows of the table it indexes, or classes of a label."""
     metrics: tuple[str, ...] = ()
     """Metrics with outputs `ortflow.<metric>_sum` and `ortflow.<metric>_weight` in the evaluation graph."""
     padded: bool = False
-    """The graphs have the input `ortflow.valid`."""
+    """Whether the graphs have the input `ortflow.valid`."""
     user_optimizer_graph: bool = False
-    """`optimizer.onnx` is the user's own."""
+    """Whether `optimizer.onnx` is the user's own."""
 
     @property
     def train(self) -> Path:
-        """Forward and backward: loss, gradients, new state."""
+        """Forward and backward pass: loss, gradients, new state."""
         return self.root / "train.onnx"
 
     @property
     def eval(self) -> Path:
-        """Forward in evaluation mode: loss and metrics."""
+        """Forward pass in evaluation mode: loss and metrics."""
         return self.root / "eval.onnx"
 
     @property
     def infer(self) -> Path:
-        """The model as it is exported, its parameters left out."""
+        """The model to export, without its parameters."""
         return self.root / "infer.onnx"
 
     @property
@@ -106,7 +108,7 @@ class GraphSet:
         return self.root / "gradient.onnx"
 
     def to_json(self) -> dict[str, Any]:
-        """The set as plain data, its folder left out."""
+        """The set as JSON-serialisable data, without its folder."""
         return {
             "index": self.index.to_json(),
             "inputs": [{"name": i.name, "dtype": i.dtype, "shape": list(i.shape), "role": i.role} for i in self.inputs],
@@ -119,12 +121,12 @@ class GraphSet:
         }
 
     def save(self) -> None:
-        """Write graphs.json: last of all files, so that a folder that has it is whole."""
+        """Write graphs.json: the last of all files, so that a folder that has it is complete."""
         write_atomically(self.root / "graphs.json", (json.dumps(self.to_json(), indent=1) + "\n").encode())
 
     @classmethod
     def load(cls, root: Path) -> GraphSet:
-        """The set that `build_graphs` left in `root`; FileNotFoundError if there is none."""
+        """The set that `build_graphs` wrote to `root`. Raises FileNotFoundError if there is none."""
         data = json.loads((root / "graphs.json").read_text(encoding="utf-8"))
         return cls(
             root=root,

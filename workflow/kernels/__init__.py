@@ -1,5 +1,5 @@
-"""Kernels of our own for the CPU: operators of the domain `ortflow` that ONNX Runtime loads from a shared library.
+"""CPU kernels: operators of the domain `ortflow`, which ONNX Runtime loads from a shared library.
 
-`graph` puts them into a training graph; `library` finds or compiles what computes them. Of one kind of operator the
-module that puts it there and the C file that computes it have the same name.
+`graph` inserts the operators into a training graph; `library` finds or compiles the code that computes them. For each
+kind of operator, the module that inserts it and the C file that computes it have the same name.
 """

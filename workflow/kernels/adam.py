@@ -1,4 +1,4 @@
-"""Adam and AdamW on flat buffers by all threads, where ONNX Runtime's kernel uses one: see adam.c."""
+"""Adam and AdamW on flat buffers, multi-threaded; ONNX Runtime's kernel uses one thread. See adam.c."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from ortflow.workflow.graph.ir.rewriter import Rewriter
 
 
 def put(rewriter: Rewriter) -> None:
-    """Replace the nodes that write new parameters; those that give a change only, for LAMB, stay."""
+    """Replace the nodes that write new parameters; nodes that output only a change (LAMB) stay."""
     for node in rewriter.nodes("AdamOptimizer", MICROSOFT):
         given = attributes_of(node)
         next_step, moment_1, moment_2, parameters, *further = node.output

@@ -1,4 +1,4 @@
-"""BatchNormalization by the batch's statistics and its gradient: see batch_norm.c."""
+"""BatchNormalization by batch statistics and its gradient; see batch_norm.c."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from ortflow.workflow.graph.ir.rewriter import Rewriter
 
 _EPSILON = 1e-5
 _IMAGES = 3
-"""Least axes: without pixels, a channel's values lie far apart."""
+"""Minimum rank: without spatial axes, the values of a channel are far apart in memory."""
 
 
 def put(rewriter: Rewriter) -> None:
-    """Replace what normalises images; the running statistics are computed beside it."""
+    """Replace nodes that normalise images; the running statistics are computed by separate nodes."""
     for node in rewriter.nodes("BatchNormalization"):
         attributes = attributes_of(node)
         if not attributes.get("training_mode", 0) or attributes.get("momentum", 0.9) != 0:

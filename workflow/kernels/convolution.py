@@ -1,4 +1,4 @@
-"""Convolutions, transposed ones, and their gradients: see convolution.c."""
+"""Convolutions, transposed convolutions and their gradients; see convolution.c."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from ortflow.workflow.graph.ir.edit import attributes_of
 from ortflow.workflow.graph.ir.rewriter import Rewriter
 
 _MOST_AXES = 3
-"""Spatial axes."""
+"""Largest number of spatial axes."""
 _DIRECT = 16
 """As in convolution.c."""
 _SHALLOW = 64
-"""Fewer products in an element of the output are as fast by ONNX Runtime's kernel."""
+"""With fewer products per output element, ONNX Runtime's kernel is as fast."""
 MOST_PLACES = 256
 """As in planes.h."""
 
 
 def put(rewriter: Rewriter) -> None:
-    """Replace what fits, where the kernels have known sizes."""
+    """Replace the nodes whose kernel sizes are known and supported."""
     _put_gradients(rewriter)
     _put_forward(rewriter)
     _put_transposed(rewriter)
@@ -38,7 +38,7 @@ def _put_gradients(rewriter: Rewriter) -> None:
         of_data, of_weight, of_bias = [*node.output, "", ""][:3]
         described = rewriter.ints(*geometry)
         rewriter.drop(node)
-        # First what nothing waits for: its inputs can be freed before the walk goes on.
+        # First the gradient that no other node reads: its inputs can be freed earlier.
         if of_weight:
             rewriter.add("ConvWeightGrad", [described, gradient, data], [of_weight])
         if of_bias:
@@ -68,7 +68,10 @@ def _put_forward(rewriter: Rewriter) -> None:
 
 
 def _put_transposed(rewriter: Rewriter) -> None:
-    """A transposed convolution is the gradient of one with respect to its data; that of average pooling is one."""
+    """Replace transposed convolutions: each is the gradient of a convolution with respect to its data.
+
+    The gradient of average pooling is one, too.
+    """
     for node in rewriter.nodes("ConvTranspose"):
         x, weight, *bias = (name for name in node.input if name)
         constant, made = rewriter.value(weight), rewriter.dims(node.output[0]) or ()
@@ -89,13 +92,13 @@ def _put_transposed(rewriter: Rewriter) -> None:
 
 
 def _fits(weight: Sequence[object], groups: int) -> bool:
-    """Its sizes are known, and a kernel of many places does not meet few channels: products would be mostly padding."""
+    """Whether the sizes are known, and the matrix products would not consist mostly of padding."""
     known = all(isinstance(size, int) for size in weight)
     return known and (not _is_direct(weight, groups) or _places(weight) <= MOST_PLACES)
 
 
 def _is_direct(weight: Sequence[object], groups: int) -> bool:
-    """Its groups have so few channels that the kernels compute it without a matrix product."""
+    """Whether the groups have so few channels that the kernels compute it without a matrix product."""
     first, channels = (size for size in weight[:2] if isinstance(size, int))
     return first // groups * channels <= _DIRECT
 
@@ -110,7 +113,7 @@ def _places(weight: Sequence[object]) -> int:
 
 
 def geometry_of(node: onnx.NodeProto, sizes: Sequence[object]) -> list[int] | None:
-    """Groups, then kernel, strides, pads before, dilations of each spatial axis; None if something is not known."""
+    """Groups, then kernel, strides, pads before and dilations of each spatial axis; None if one is unknown."""
     kernel = [size for size in sizes if isinstance(size, int)]
     axes = len(kernel)
     attributes = attributes_of(node)

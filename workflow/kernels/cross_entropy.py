@@ -1,4 +1,4 @@
-"""The summed cross-entropy of rows of scores with classes for labels, and its gradient: see cross_entropy.c."""
+"""Summed cross-entropy of rows of logits with class labels, and its gradient; see cross_entropy.c."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from ortflow.workflow.graph.ir.edit import attributes_of
 from ortflow.workflow.graph.ir.rewriter import Rewriter
 
 _NO_LABEL = -(2**63)
-"""No label is ignored."""
+"""Value of the attribute if no label is ignored."""
 
 
 def put(rewriter: Rewriter) -> None:
-    """Replace losses without class weights, and their gradients, where nothing else reads the logarithms."""
+    """Replace losses without class weights, and their gradients, if no other node reads the log-probabilities."""
     known = {id(node) for node in gradients(rewriter)}
     for node in losses(rewriter):
         if len(node.output) != 2:
@@ -33,13 +33,13 @@ def put(rewriter: Rewriter) -> None:
 
 
 def losses(rewriter: Rewriter) -> list[onnx.NodeProto]:
-    """Summed cross-entropy of rows without class weights: nodes (scores, labels)."""
+    """Summed cross-entropy losses of rows without class weights: nodes (logits, labels)."""
     found = rewriter.nodes("SoftmaxCrossEntropyLoss")
     return [node for node in found if len(node.input) == 2 and _fits(rewriter, node, *node.input)]
 
 
 def gradients(rewriter: Rewriter) -> list[onnx.NodeProto]:
-    """Their gradients: nodes (gradient of the sum, logarithms of the probabilities, labels)."""
+    """Their gradients: nodes (gradient of the sum, log-probabilities, labels)."""
     found = rewriter.nodes("SoftmaxCrossEntropyLossGrad", MICROSOFT)
     return [node for node in found if len(node.input) == 3 and _fits(rewriter, node, *node.input[1:])]
 

@@ -1,4 +1,4 @@
-"""Gelu, exact or approximated by tanh, and its gradient: see gelu.c."""
+"""Gelu, exact or approximated by tanh, and its gradient; see gelu.c."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _OPERATORS = {
 
 
 def put(rewriter: Rewriter) -> None:
-    """Replace ONNX Runtime's nodes of it; those with a bias of their own stay."""
+    """Replace ONNX Runtime's Gelu nodes; those with a bias stay."""
     for operator, (ours, approximate) in _OPERATORS.items():
         for node in rewriter.nodes(operator, MICROSOFT):
             count = 2 if ours == "GeluGrad" else 1

@@ -1,4 +1,4 @@
-"""Training and optimizer graph with this package's operators: called by step `configure`."""
+"""Inserts this package's operators into the training and optimizer graphs. Called by step `configure`."""
 
 from __future__ import annotations
 
@@ -28,9 +28,14 @@ _MODULES = (
 
 
 def with_kernels(model: onnx.ModelProto, length: int = 0) -> onnx.ModelProto:
-    """A copy of the graph in which the operators stand wherever they fit.
+    """Return a copy of the graph with our operators wherever they are supported.
 
-    Attention over many tokens takes less memory; `length` is how many they are where the graph leaves it open.
+    Parameters
+    ----------
+    model
+        The training or optimizer graph.
+    length
+        Number of tokens, if the graph leaves it open. Long attention recomputes its weights, which saves memory.
     """
     copy = onnx.ModelProto()
     copy.CopyFrom(model)

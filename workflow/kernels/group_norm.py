@@ -1,4 +1,4 @@
-"""Group and instance normalisation and their gradient: see group_norm.c."""
+"""Group and instance normalisation and their gradient; see group_norm.c."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from ortflow.workflow.graph.ir.rewriter import Rewriter
 
 
 def put(rewriter: Rewriter) -> None:
-    """Replace what `graph.optimize.group_norm` found."""
+    """Replace the nodes that `graph.optimize.group_norm` inserted."""
     for node in rewriter.nodes("GroupNormalization", MICROSOFT):
         if rewriter.fits(node.input[0]):
             flags, y = attributes_of(node), node.output[0]

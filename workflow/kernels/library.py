@@ -1,9 +1,10 @@
-"""The shared library of the kernels: brought by the wheel, found in a cache, or compiled for this processor.
+"""The kernels' shared library: shipped in the wheel, found in a cache, or compiled for this processor.
 
-Any C compiler will do: $CC, cc, gcc, clang, or the one that `pip install ortflow[kernels]` brings. Without one, and on
-processors without the instructions, ONNX Runtime's own kernels do the work. Called by steps `configure` and `runtime`.
-As a program, `library.py FOLDER` compiles for every processor of a machine's kind: wheels and images are built with
-that, and need no compiler then.
+Uses any C compiler: $CC, cc, gcc, clang, or the one that `pip install ortflow[kernels]` installs. Without a compiler,
+and
+on processors without the required instructions, ONNX Runtime's own kernels are used. Called by steps `configure` and
+`runtime`. As a program, `library.py FOLDER` compiles for every supported processor of a machine type; wheels and images
+are built that way and need no compiler.
 """
 
 from __future__ import annotations
@@ -28,44 +29,44 @@ from pathlib import Path
 SOURCES = Path(__file__).parent
 FLAGS = (
     *("-shared", "-fPIC", "-O3", "-std=gnu11", "-w"),
-    # Where the innermost loop begins decides on 6% of a step.
+    # The alignment of the innermost loop changes the time of a step by 6%.
     "-falign-loops=64",
-    # A product and a sum are one instruction; otherwise arithmetic is as the source has it.
+    # Fuse a multiplication and an addition; all other arithmetic is as written in the source.
     *("-ffp-contract=fast", "-fno-math-errno", "-fno-sanitize=undefined"),
 )
 LEVELS: dict[str, dict[str, tuple[str, ...]]] = {
     "x86_64": {"AVX-512": ("avx512f", "avx512bw", "avx512dq", "avx512vl", "avx2", "fma"), "AVX2": ("avx2", "fma")},
-    # Linux and macOS name the same processors differently. All of them have NEON.
+    # Linux and macOS use different names for the same processors. All of them have NEON.
     "aarch64": {"NEON": ()},
     "arm64": {"NEON": ()},
 }
-"""Machine -> level -> instruction sets, as Linux and compilers call them; the first that the processor has is taken."""
+"""Machine -> level -> instruction sets, as Linux and compilers name them; the first supported level is used."""
 BROUGHT = (SOURCES, Path(sys.prefix, "share", "ortflow", "kernels"))
-"""Where a wheel and an image keep what was compiled when they were built."""
+"""Folder for libraries that were compiled when a wheel or an image was built."""
 _ENTRY = "RegisterCustomOps"
-"""What ONNX Runtime calls."""
+"""The function that ONNX Runtime calls."""
 _SECONDS = 300
 _STALE = 3600
 MARK = ".ortflow-kernels"
-"""Empty file in a folder in which a compiler works."""
+"""Marker file in a folder in which a compiler is working."""
 
 
 @dataclass(frozen=True)
 class Library:
-    """The library's file, or None; `note` says in a few words what ranks compute with."""
+    """The library's file, or None; `note` says which kernels ranks use, and why."""
 
     path: Path | None
     note: str
 
 
 def library_for(kernels: str) -> Library | None:
-    """What `resources.kernels` asks for: the library, or None if ONNX Runtime's kernels alone are wanted."""
+    """The library that `resources.kernels` selects; None if only ONNX Runtime's kernels are wanted."""
     return find_library() if kernels == "auto" else None
 
 
 @functools.cache
 def find_library() -> Library:
-    """The library for this processor, compiled if need be. Never raises: `note` says what is missing."""
+    """The library for this processor, compiled if necessary. Never raises: `note` says what is missing."""
     machine = platform.machine()
     if machine not in LEVELS:
         return Library(None, f"ONNX Runtime's, because ortflow has no kernels for {machine}")
@@ -76,7 +77,7 @@ def find_library() -> Library:
 
 
 def library_at(level: str) -> Library:
-    """The library for one of the processor's levels, compiled if need be. Never raises, as `find_library`."""
+    """The library for one of the processor's levels, compiled if necessary. Never raises; see `find_library`."""
     machine = platform.machine()
     name, ours = _name(machine, level), f"ortflow's own, for {level}"
     for folder in (*BROUGHT, *cache_folders("kernels")):
@@ -93,7 +94,7 @@ def library_at(level: str) -> Library:
 
 
 def levels() -> list[str]:
-    """The levels that the processor has, best first."""
+    """The levels that the processor supports, best first."""
     try:
         text = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
     except OSError:
@@ -103,7 +104,7 @@ def levels() -> list[str]:
 
 
 def source_key() -> str:
-    """A hash of the sources and of how they are compiled, whatever the processor."""
+    """A hash of the sources and compiler flags, independent of the processor."""
     key = hashlib.sha256(repr((FLAGS, LEVELS)).encode())
     for source in sorted(SOURCES.glob("*.[ch]")):
         key.update(source.read_bytes())
@@ -111,14 +112,14 @@ def source_key() -> str:
 
 
 def _name(machine: str, level: str) -> str:
-    """The file's name: it tells processor and source."""
+    """The file's name, which identifies processor and sources."""
     return f"{machine}-{level.lower()}-{source_key()[:16]}.so"
 
 
 def cache_folders(purpose: str) -> Iterator[Path]:
     """Existing folders for a purpose, best first: $ORTFLOW_CACHE, the user's cache, then the temporary folder.
 
-    Only those that nobody else may write into or put another in place of, all the way up: what lies there is trusted.
+    Only folders that no other user can write to or replace, including their parents: their contents are trusted.
     """
     named = os.environ.get("ORTFLOW_CACHE")
     home = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
@@ -136,7 +137,7 @@ def cache_folders(purpose: str) -> Iterator[Path]:
 
 
 def _is_ours(folder: Path) -> bool:
-    """Whether nobody else can put another folder in place of what lies in this one."""
+    """Whether no other user can replace the contents of this folder."""
     status = folder.stat()
     sticky = status.st_mode & stat.S_ISVTX
     return status.st_uid in (os.getuid(), 0) and bool(sticky or not status.st_mode & 0o022)
@@ -155,7 +156,7 @@ def compilers() -> Iterator[list[str]]:
 
 
 def compile_kernels(compiler: Sequence[str], machine: str, level: str, folder: Path) -> str | None:
-    """Compile into the folder; what went wrong, in a few words, or None."""
+    """Compile into the folder; returns a short error message, or None."""
     instructions = [f"-m{one}" for one in LEVELS[machine][level]]
     sources = sorted(map(str, SOURCES.glob("*.c")))
     check = _fault if machine == platform.machine() else None
@@ -165,9 +166,28 @@ def compile_kernels(compiler: Sequence[str], machine: str, level: str, folder: P
 def compile_to(
     path: Path, command: Sequence[str], check: Callable[[Path], str | None] | None = None, seconds: float = _SECONDS
 ) -> str | None:
-    """Run a compiler, whose command lacks only its output, for a library at `path`; what went wrong, or None.
+    """Run a compiler to create the library `path`.
 
-    `check` says what is wrong with the library, before it stands there. Raises EndedBySignal where the compiler was.
+    Parameters
+    ----------
+    path
+        The library; it is moved there only after the check.
+    command
+        The compiler's command line without its output file.
+    check
+        Returns what is wrong with the compiled library, or None.
+    seconds
+        Time limit.
+
+    Returns
+    -------
+    str or None
+        A short error message, or None.
+
+    Raises
+    ------
+    EndedBySignal
+        If the compiler was ended by a signal.
     """
     try:
         with tempfile.TemporaryDirectory(dir=path.parent, prefix="making-") as work:
@@ -205,9 +225,9 @@ def compile_to(
 
 
 def _fault(library: Path) -> str | None:
-    """Why a file is not a library of kernels, or None.
+    """Why a file is not a usable library of kernels, or None.
 
-    A folder may forbid to execute what lies in it; and from no sources a compiler makes an empty library.
+    A folder may be mounted without execute permission, and from empty sources a compiler makes an empty library.
     """
     try:
         return None if hasattr(ctypes.CDLL(str(library)), _ENTRY) else f"what it made has no {_ENTRY}"
@@ -216,9 +236,9 @@ def _fault(library: Path) -> str | None:
 
 
 def _sweep(folder: Path, now: float) -> None:
-    """Take away what a compilation that was killed left: a folder with our mark in it.
+    """Remove the folders of killed compilations, which contain our marker.
 
-    `now` is by the file system's clock: that of a file server differs from the machine's.
+    `now` is the time of the file system's clock, since a file server's clock may differ from the machine's.
     """
     for left in folder.glob("making-*"):
         mark = left / MARK
@@ -227,7 +247,7 @@ def _sweep(folder: Path, now: float) -> None:
 
 
 def main() -> int:
-    """Compile for every level into the folder that is named; 1 and what went wrong where that fails."""
+    """Compile for every level into the given folder; returns 1 and prints the error on failure."""
     parser = argparse.ArgumentParser(description="Compile ortflow's CPU kernels for all supported processors.")
     parser.add_argument("folder", type=Path, help="output folder for the libraries")
     parser.add_argument(

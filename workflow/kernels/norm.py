@@ -1,4 +1,4 @@
-"""Layer and RMS norm and their gradients, and the sums over rows that biases have for gradients: see norm.c, sums.c."""
+"""Layer and RMS normalisation, their gradients, and the row sums of bias gradients; see norm.c and sums.c."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Norm(NamedTuple):
 
 
 def put(rewriter: Rewriter) -> None:
-    """Replace normalisations over the last axis, and sums over all others."""
+    """Replace normalisations over the last axis, and sums over all other axes."""
     for norm in norms(rewriter):
         rewriter.drop(norm.node)
         rewriter.add(norm.operator, norm.inputs, norm.outputs, **norm.attributes)
@@ -37,7 +37,7 @@ def put(rewriter: Rewriter) -> None:
 
 
 def norms(rewriter: Rewriter) -> Iterator[Norm]:
-    """Layer and RMS norm over the last axis, and their gradients, all of whose results are there; all fp32."""
+    """Layer and RMS normalisations over the last axis and their gradients, all fp32 and with all outputs present."""
     for operator, domain, name, given, made in _NORMS:
         for node in rewriter.nodes(operator, domain):
             inputs, outputs = [n for n in node.input if n], [n for n in node.output if n]
@@ -54,11 +54,11 @@ _NORMS = (
     ("SimplifiedLayerNormalization", "", "RMSNormalization", 2, 2),
     ("SimplifiedLayerNormalizationGrad", MICROSOFT, "RMSNormalizationGrad", 4, 2),
 )
-"""Operator, its domain, ours, inputs at most, outputs."""
+"""Operator, its domain, our operator, most inputs, outputs."""
 
 
 def leading_sums(rewriter: Rewriter) -> Iterator[tuple[onnx.NodeProto, int]]:
-    """Sums over some of the first axes, but not all, that drop them, and over how many."""
+    """Sums that drop some, but not all, of the leading axes, and the number of these axes."""
     for node in rewriter.nodes("ReduceSum"):
         axes = rewriter.integers(node.input[1]) if len(node.input) > 1 and node.input[1] else None
         dims = rewriter.dims(node.input[0])
@@ -70,7 +70,7 @@ def leading_sums(rewriter: Rewriter) -> Iterator[tuple[onnx.NodeProto, int]]:
 
 
 def _is_normal(rewriter: Rewriter, node: onnx.NodeProto, x: str, vectors: Sequence[str]) -> bool:
-    """Over the last axis, with a scale and a bias as long as that."""
+    """Whether it normalises the last axis, with a scale and a bias of that length."""
     dims = rewriter.dims(x)
     lengths = {rewriter.dims(vector) for vector in vectors}
     return _fits(rewriter, x) and is_last_axis(node, dims) and dims is not None and lengths == {dims[-1:]}

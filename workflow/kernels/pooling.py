@@ -1,4 +1,4 @@
-"""The gradient of pooling by the maximum: see pooling.c."""
+"""The gradient of max pooling; see pooling.c."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ortflow.workflow.kernels.convolution import MOST_PLACES, geometry_of
 
 
 def put(rewriter: Rewriter) -> None:
-    """Find the maxima again instead of keeping where they were."""
+    """Recompute the maxima instead of keeping their indices."""
     for node in rewriter.nodes("MaxPoolGrad", MICROSOFT):
         gradient, data, indices = node.input
         kernel = attributes_of(node)["kernel_shape"]
@@ -22,5 +22,5 @@ def put(rewriter: Rewriter) -> None:
         rewriter.add("MaxPoolGrad", [rewriter.ints(*geometry), gradient, data], list(node.output))
         pooling = rewriter.maker(indices)
         if pooling is not None and not rewriter.is_read(indices):
-            # Without them it is several times as fast.
+            # Without the indices it is several times as fast.
             del pooling.output[1:]

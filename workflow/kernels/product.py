@@ -1,4 +1,4 @@
-"""Product for MatMul, FusedMatMul and Gemm, with the Transposes, the scale and the bias around it: see product.c."""
+"""MatMul, FusedMatMul and Gemm with the Transposes, the scale and the bias around them; see product.c."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def _replace(rewriter: Rewriter, node: onnx.NodeProto) -> None:
 
 
 def _see_through(rewriter: Rewriter, node: onnx.NodeProto) -> None:
-    """Read and write through the Transposes beside the product; add the bias while the result is at hand."""
+    """Merge the Transposes next to the product into it, and the addition of a bias."""
     given, inputs, output = attributes_of(node), list(node.input), node.output[0]
     gone = [node]
     for place, view in ((0, "view_a"), (1, "view_b")):
@@ -58,7 +58,7 @@ def _see_through(rewriter: Rewriter, node: onnx.NodeProto) -> None:
         given[view] = _number(order) if list(order) != sorted(order) else 0
     reader = rewriter.only_reader(output)
     order = _order(reader)
-    # The output's last axis is the product's rows or columns: product.c writes no other.
+    # The output's last axis is a row or column axis of the product; product.c supports no other.
     if len(inputs) == 2 and reader is not None and order and order[-1] >= len(order) - 2:
         gone.append(reader)
         output = reader.output[0]
@@ -74,9 +74,9 @@ def _see_through(rewriter: Rewriter, node: onnx.NodeProto) -> None:
 
 
 def _behind_transposes(rewriter: Rewriter, value: str) -> tuple[str, Sequence[int]]:
-    """What a factor can be read from instead, and how its axes are turned then; empty where they are not.
+    """The value before the Transposes of a factor and the resulting axis order; empty if there is no Transpose.
 
-    The factor's last axis in memory stays a row or a column: anything else would be packed element by element.
+    The factor's last axis in memory remains a row or column axis; anything else would be packed element by element.
     """
     found: tuple[str, Sequence[int]] = value, ()
     turns: Sequence[int] = ()
@@ -88,7 +88,7 @@ def _behind_transposes(rewriter: Rewriter, value: str) -> tuple[str, Sequence[in
 
 
 def _order(node: onnx.NodeProto | None) -> Sequence[int]:
-    """The permutation of a Transpose of as many axes as the kernels take; else empty."""
+    """The permutation of a Transpose of supported rank; else empty."""
     if node is None or node.op_type != "Transpose" or node.domain != "":
         return ()
     order: Sequence[int] = attributes_of(node).get("perm", ())

@@ -1,7 +1,7 @@
-"""Computes attention weights a second time for the backward pass, so that no layer's are kept until then.
+"""Recomputes attention weights for the backward pass, so that they are not kept for every layer.
 
-They are the largest values of a transformer over long sequences: as many as tokens squared, for each head. Queries and
-keys are kept in any case, so a product and a softmax bring the weights back, with the same bits.
+They are the largest values of a transformer over long sequences: tokens squared, for each head. Queries and keys are
+kept anyway, so a product and a softmax restore the weights bit for bit.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from ortflow.workflow.graph.domains import CPU_DOMAIN
 from ortflow.workflow.graph.ir.rewriter import Rewriter
 
 LONG = 512
-"""Tokens from which on the memory is worth a tenth of the time of a step."""
+"""Number of tokens from which on the saved memory justifies a tenth of a step's time."""
 
 
 def put(rewriter: Rewriter, length: int) -> None:
-    """Give the backward pass weights of its own where they are the softmax of a product of activations over LONG rows.
+    """Recompute weights for the backward pass if they are a softmax over at least LONG keys.
 
-    `length` is that of an axis that may vary.
+    `length` is the length of an axis that varies.
     """
     forward = rewriter.needed_by([name for name in rewriter.outputs if not name.endswith("_grad")])
     for softmax in rewriter.nodes("Softmax", CPU_DOMAIN):
@@ -37,7 +37,7 @@ def put(rewriter: Rewriter, length: int) -> None:
 
 
 def _is_attention(rewriter: Rewriter, product: onnx.NodeProto, length: int) -> bool:
-    """A product of two values that nodes make, with a large matrix for each of a batch."""
+    """Whether it is a batched product of two computed values with a large result matrix."""
     dims = rewriter.dims(product.output[0])
     made = [name for name in product.input if rewriter.maker(name) is not None]
     own = product.op_type == "Product" and product.domain == CPU_DOMAIN
@@ -47,13 +47,13 @@ def _is_attention(rewriter: Rewriter, product: onnx.NodeProto, length: int) -> b
 
 
 def _gradients(rewriter: Rewriter, node: onnx.NodeProto, forward: set[int]) -> list[str]:
-    """What a node of the backward pass reads of that pass."""
+    """Inputs of a backward node that are computed by the backward pass."""
     makers = {name: rewriter.maker(name) for name in node.input}
     return [name for name, maker in makers.items() if maker is not None and id(maker) not in forward]
 
 
 def _when_there_is(rewriter: Rewriter, gradient: str, value: str) -> str:
-    """The value itself, but not before the gradient is there: ONNX Runtime runs what it can as early as it can."""
+    """The value itself, delayed until the gradient exists: ONNX Runtime runs nodes as early as it can."""
     prefix = f"{value}.again"
     flat = rewriter("Reshape", gradient, rewriter.ints(-1), output=f"{prefix}.flat")
     ends = [rewriter.ints(0), rewriter.ints(1)]

@@ -1,4 +1,4 @@
-"""The flat gradients scaled and clipped and their norm, in one pass over the memory: see scaling.c."""
+"""Scaling, clipping and norm of the flat gradients in one pass over memory; see scaling.c."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ _OUTPUTS = ["gradients.out", "norm"]
 
 
 def put(rewriter: Rewriter) -> None:
-    """Replace all of the graph that `optim.gradient` makes; no other graph has its outputs."""
+    """Replace the whole graph that `optim.gradient` builds; no other graph has its outputs."""
     if rewriter.outputs == _OUTPUTS:
         rewriter.drop(*rewriter.all_nodes())
         rewriter.add("ScaleGradients", ["gradients", "inverse_weight", "max_norm"], _OUTPUTS)

@@ -1,4 +1,4 @@
-"""Softmax with the scale and the mask before it, and its gradient with the scale behind it: see softmax.c."""
+"""Softmax with the scale and mask before it, and its gradient with the scale after it; see softmax.c."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def _forward(rewriter: Rewriter, node: onnx.NodeProto) -> None:
     inputs, scale, gone = [node.input[0]], 1.0, [node]
     add = rewriter.maker(inputs[0])
     if add is not None and add.op_type == "Add" and rewriter.only_reader(inputs[0]) is node:
-        # Which of the two is the mask does not matter: each is spread over the other.
+        # Either of the two may be the mask: each is broadcast to the other.
         scores = next((v for v in add.input if _scaled(rewriter, v, add) is not None), add.input[0])
         if add.input[0] != add.input[1] and all(rewriter.fits(v) for v in add.input):
             inputs = [scores, next(v for v in add.input if v != scores)]
@@ -38,7 +38,7 @@ def _forward(rewriter: Rewriter, node: onnx.NodeProto) -> None:
 
 
 def _scaled(rewriter: Rewriter, value: str, reader: onnx.NodeProto) -> tuple[onnx.NodeProto, str, float] | None:
-    """The Mul by a number, or Div, that makes the value for this reader alone: the node, its input, the factor."""
+    """A Mul by a number, or a Div, that only `reader` reads: the node, its input, the factor."""
     node = rewriter.maker(value)
     if node is None or node.op_type not in ("Mul", "Div") or rewriter.only_reader(value) is not reader:
         return None
@@ -46,7 +46,7 @@ def _scaled(rewriter: Rewriter, value: str, reader: onnx.NodeProto) -> tuple[onn
 
 
 def factor_of(rewriter: Rewriter, node: onnx.NodeProto) -> tuple[onnx.NodeProto, str, float] | None:
-    """A Mul by a number, or Div: the node, what it scales, the factor."""
+    """A Mul by a number, or a Div: the node, its input, the factor."""
     for place in (1, 0) if node.op_type == "Mul" else (1,):
         scaled = node.input[1 - place]
         number = rewriter.number(node.input[place], scaled)

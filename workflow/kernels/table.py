@@ -1,4 +1,4 @@
-"""The gradient of a look-up of rows, as embeddings are: see table.c."""
+"""The gradient of a look-up of rows, as in embeddings; see table.c."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def put(rewriter: Rewriter) -> None:
 
 
 def look_ups(rewriter: Rewriter) -> list[onnx.NodeProto]:
-    """Gradients of Gather of rows of a matrix by int64: nodes (shape, indices, gradient)."""
+    """Gradients of Gather of matrix rows with int64 indices: nodes (shape, indices, gradient)."""
     return [node for node in rewriter.nodes("GatherGrad", MICROSOFT) if _fits(rewriter, node)]
 
 

@@ -1,10 +1,10 @@
 """Adam and AdamW, by ONNX Runtime's fused kernel.
 
 Adam (Kingma & Ba 2015, algorithm 1): m = b1 m + (1 - b1) g; v = b2 v + (1 - b2) g^2;
-w = w - lr (m / (1 - b1^t)) / (sqrt(v / (1 - b2^t)) + epsilon). Its weight decay is L2 regularisation, g = g
-+ decay w, as in torch.optim.Adam. AdamW (Loshchilov & Hutter 2019, algorithm 2) decays the weight itself, w
-= w - lr decay w, as torch.optim.AdamW does. `weight_decay_mode` 0 of the kernel is that order of
-operations; mode 1 is another one.
+w = w - lr (m / (1 - b1^t)) / (sqrt(v / (1 - b2^t)) + epsilon). Its weight decay is L2 regularisation, g = g + decay w,
+as
+in torch.optim.Adam. AdamW (Loshchilov & Hutter 2019, algorithm 2) decays the weight itself, w = w - lr decay w, as
+torch.optim.AdamW does. The kernel uses this order of operations with `weight_decay_mode` 0.
 """
 
 from __future__ import annotations
@@ -39,8 +39,9 @@ def update(build: Builder, optimizer: Adam, segments: Sequence[Segment]) -> None
 def own_steps(build: Builder, count: int) -> None:
     """Append copies `step.i` of the step, one for each of `count` kernels.
 
-    The kernel raises its step in place, in the memory of the graph's input: with one input for all, the second
-    kernel would take the next step's bias correction.
+    The kernel increments its step in place, in the memory of the graph's input. With a shared input, the second kernel
+    would
+    use the bias correction of the next step.
     """
     copies = build("Tile", "step", build.constant([count], "int64"))
     build.write("Split", [copies], [f"step.{i}" for i in range(count)], axis=0, num_outputs=count)
@@ -57,7 +58,7 @@ def kernel(
     parameters_out: str = "",
     change_out: str = "",
 ) -> None:
-    """Append the fused kernel, which takes `step.i`, on segment `i`: new moments and new parameters or their change."""
+    """Append the fused kernel for segment `i`, which reads `step.i`: new moments, and parameters or their change."""
     kept = [f"{moment}.{i}" for moment in moments(optimizer)]
     build.write(
         "AdamOptimizer",

@@ -12,7 +12,7 @@ from ortflow.workflow.graph.ir.writer import Writer
 
 OPSET = 18
 ROW = 64
-"""Elements summed in fp32 before the sum goes on in double; the length of every segment is a multiple of it."""
+"""Number of elements summed in fp32 before the sum continues in double; every segment's length is a multiple of it."""
 
 
 class Builder(Writer):
@@ -21,16 +21,16 @@ class Builder(Writer):
     def __init__(self, name: str, *, kernels: bool = False, domains: Sequence[str] = ()) -> None:
         self._domains = [*domains, *([CPU_DOMAIN] if kernels else [])]
         self.kernels = kernels
-        """Whether operators of our own may be used."""
+        """Whether our own operators may be used."""
         super().__init__(onnx.GraphProto(name=name))
 
     def input(self, name: str, count: int | str, element: int = TensorProto.FLOAT) -> str:
-        """A graph input of one axis."""
+        """A graph input with one axis."""
         self.graph.input.append(helper.make_tensor_value_info(name, element, [count]))
         return name
 
     def output(self, name: str, count: int | str, element: int = TensorProto.FLOAT) -> None:
-        """Declare the value `name` a graph output of one axis."""
+        """Declare the value `name` a graph output with one axis."""
         self.graph.output.append(helper.make_tensor_value_info(name, element, [count]))
 
     def fresh(self, hint: str) -> str:
@@ -41,7 +41,7 @@ class Builder(Writer):
         return ""
 
     def own(self, operator: str, values: str, element: int) -> str:
-        """A node of the first of `domains` with one output [1], described, whose name is returned."""
+        """A node of the first of `domains` with one described output [1]; returns the output's name."""
         name = self(operator, values, domain=self._domains[0])
         self.graph.value_info.append(helper.make_tensor_value_info(name, element, [1]))
         return name
@@ -49,8 +49,9 @@ class Builder(Writer):
     def square_sum(self, values: str, output: str | None = None) -> str:
         """Sum of squares, double [1], of a vector whose length is a multiple of `ROW`.
 
-        ReduceL2 adds up in fp32 and is off by 1% to 4% at 100 M elements. Rows of 64 summed in fp32 and
-        their sums in double keep 3e-7, and both threads work.
+        ReduceL2 adds in fp32 and is off by 1% to 4% at 100 M elements. Rows of 64 summed in fp32, and their sums in
+        double, have
+        an error of 3e-7 and use both threads.
         """
         rows = self("Reshape", values, self.constant([-1, ROW], "int64"))
         squares = self("ReduceSumSquare", rows, self.constant([1], "int64"), keepdims=0)

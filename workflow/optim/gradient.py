@@ -1,8 +1,9 @@
-"""From the gradient of the summed loss to the one the optimizer takes: averaged, its norm known, clipped.
+"""Converts the gradient of the summed loss to the optimizer's input: averaged, with known norm, clipped.
 
-Built by `configure`, run by the trainer once a step on the whole flat gradient buffer, after the ranks'
-sums were added. There are two forms: one for a host that then decides on the update, and one for a step on a GPU that
-is queued whole.
+Built by `configure`, run by the trainer once per step on the whole flat gradient buffer, after the ranks' sums were
+added. There are two forms: one for a host that then decides on the update, and one for a step that is queued on a GPU
+as
+a whole.
 """
 
 from __future__ import annotations
@@ -15,21 +16,25 @@ from ortflow.workflow.graph.domains import CUDA_DOMAIN
 from ortflow.workflow.optim.builder import Builder
 
 EPSILON = 1e-6
-"""Keeps the quotient finite where the norm is 0, as in torch.nn.utils.clip_grad_norm_."""
+"""Keeps the quotient finite if the norm is 0, as in torch.nn.utils.clip_grad_norm_."""
 FACTOR = "gradient_factor"
-"""What an update multiplies its gradients by where `queued_gradient_graph` has not done it."""
+"""Name of the factor by which an update multiplies its gradients, if `queued_gradient_graph` has not done so."""
 
 
 def gradient_graph(*, shared: bool = False) -> onnx.ModelProto:
-    """Scale gradients to the mean loss and clip them to a norm.
+    """Graph that scales gradients to the mean loss and clips them to a norm.
 
-    Inputs `gradients` fp32 [n] (n a multiple of 64), `inverse_weight` fp32 [1] (1 / sum of loss weights),
-    `max_norm` fp32 [1] (inf: no clipping). Outputs `norm` fp32 [1] = ||gradients|| * inverse_weight, and
-    `gradients.out` = gradients * inverse_weight * min(1, max_norm / (norm + 1e-6)), to be bound to the
-    memory of `gradients`. A NaN or infinity in the gradients makes `norm` non-finite (so does a norm of the
-    sum beyond 1.8e19); `gradients.out` is then useless.
+    Inputs are `gradients` fp32 [n] (n a multiple of 64), `inverse_weight` fp32 [1] (1 / sum of loss weights) and
+    `max_norm`
+    fp32 [1] (inf: no clipping). Outputs are `norm` fp32 [1] = ||gradients|| * inverse_weight, and `gradients.out` =
+    gradients * inverse_weight * min(1, max_norm / (norm + 1e-6)), to be bound to the memory of `gradients`. If the
+    gradients
+    contain NaN or infinity, or their norm is beyond 1.8e19, `norm` is not finite and `gradients.out` is meaningless.
 
-    `shared`: the gradients are a rank's share, and the sum of squares of all is the further input `squares` fp64 [1].
+    Parameters
+    ----------
+    shared
+        The gradients are a rank's shard. The sum of squares over all ranks is a further input, `squares` fp64 [1].
     """
     build = Builder("gradient")
     gradients = build.input("gradients", "n")
@@ -46,10 +51,10 @@ def gradient_graph(*, shared: bool = False) -> onnx.ModelProto:
 
 
 def square_sum_graph() -> onnx.ModelProto:
-    """What goes before `gradient_graph(shared=True)`.
+    """Graph that runs before `gradient_graph(shared=True)`.
 
-    Input `gradients` fp32 [n] (n a multiple of 64), a rank's share. Output `squares` fp64 [1], the sum of their
-    squares, which the ranks then add up.
+    Input is `gradients` fp32 [n] (n a multiple of 64), a rank's shard. Output is `squares` fp64 [1], the sum of their
+    squares, which is then summed over the ranks.
     """
     build = Builder("squares")
     build.square_sum(build.input("gradients", "n"), output="squares")
@@ -58,16 +63,23 @@ def square_sum_graph() -> onnx.ModelProto:
 
 
 def queued_gradient_graph(*, fused: bool = False) -> onnx.ModelProto:
-    """The same where no host looks at the sums: a gradient of no use becomes NaN throughout, for `guarded` updates.
+    """Same as `gradient_graph`, for a host that does not read the sums.
 
-    Inputs `gradients` fp32 [n] (n a multiple of 64), `loss` and `weight` fp32 [1] (sums of the loss and of its
-    weights), `loss_scale` fp32 [1] (what the gradients were multiplied by), `max_norm` fp32 [1]. Outputs `norm` fp32
-    [1] = ||gradients|| / (weight loss_scale), `gradients.out`, to be bound to the memory of `gradients`, and `useful`
-    fp32 [1]: 1 where loss and norm are finite and something counted, else 0. With a loss scale of 1 the results are
-    those of `gradient_graph`.
+    Unusable gradients become NaN throughout, so that `guarded` updates are skipped.
 
-    `fused`: the squares are summed by a kernel of ours, and in place of `gradients.out` there is FACTOR, fp32 [1], by
-    which the update multiplies the gradients while it reads them (`guarded`): nothing else passes over them.
+    Inputs are `gradients` fp32 [n] (n a multiple of 64), `loss` and `weight` fp32 [1] (sums of the loss and of its
+    weights),
+    `loss_scale` fp32 [1] (factor of the gradients) and `max_norm` fp32 [1]. Outputs are `norm` fp32 [1] =
+    ||gradients|| / (weight loss_scale), `gradients.out`, to be bound to the memory of `gradients`, and `useful` fp32
+    [1]: 1 if
+    loss and norm are finite and the weight is not 0, else 0. With a loss scale of 1 the results equal those of
+    `gradient_graph`.
+
+    Parameters
+    ----------
+    fused
+        A kernel of ours sums the squares. Instead of `gradients.out` there is the output FACTOR, fp32 [1], by which the
+        update multiplies the gradients while it reads them (`guarded`), which saves a pass over them.
     """
     build = Builder("gradient", domains=[CUDA_DOMAIN] if fused else [])
     gradients = build.input("gradients", "n")

@@ -1,7 +1,7 @@
 """The optimizer graph: one update rule over every segment of the flat buffers, in place.
 
-Built by `configure`, bound and run by the trainer. Outputs may lie in the memory of their inputs: in every
-graph made here each reader of an input comes before, or is, the element-wise node that writes its output.
+Built by `configure`, bound and run by the trainer. Outputs may share the memory of their inputs: in every graph built
+here, each reader of an input comes before, or is, the elementwise node that writes its output.
 """
 
 from __future__ import annotations
@@ -19,12 +19,21 @@ from ortflow.workflow.spec.optimizers import Optimizer, moments
 
 
 def optimizer_graph(optimizer: Optimizer, segments: Sequence[Segment], *, kernels: bool = False) -> onnx.ModelProto:
-    """One step of `optimizer` over `segments`; with `kernels`, by operators of our own, which need their library.
+    """Graph of one step of an optimizer over segments.
 
-    Inputs `learning_rate` fp32 [1], `step` int64 [1] (1 for the first; only where the rule has bias
-    correction), and for segment i `parameters.i`, `gradients.i` and `<moment>.i`, fp32 [count]. Outputs
-    `parameters.i.out` and `<moment>.i.out`, to be bound to the memory of the inputs. The gradients are
-    spent: what they hold afterwards is undefined.
+    Inputs are `learning_rate` fp32 [1], `step` int64 [1] (1 for the first step; only if the rule has bias correction),
+    and
+    for segment i `parameters.i`, `gradients.i` and `<moment>.i`, fp32 [count]. Outputs are `parameters.i.out` and
+    `<moment>.i.out`, to be bound to the memory of the inputs. The contents of the gradients are undefined afterwards.
+
+    Parameters
+    ----------
+    optimizer
+        `train.optimizer` of the run file.
+    segments
+        Slices of the flat buffer.
+    kernels
+        Use our own operators, which need their library.
     """
     build = Builder("optimizer", kernels=kernels)
     build.input("learning_rate", 1)
@@ -45,4 +54,4 @@ UPDATES: dict[str, Callable[[Builder, Any, Sequence[Segment]], None]] = {
     "lamb": lamb.update,
     "sgd": sgd.update,
 }
-"""Each optimizer of `OPTIMIZERS`, and what appends its update."""
+"""Optimizer name -> the function that appends its update."""

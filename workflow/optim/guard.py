@@ -1,6 +1,6 @@
-"""An update that leaves everything as it is if the gradient is NaN or infinite: the device decides, and no host waits.
+"""Makes an update conditional: if the gradient is NaN or infinite, nothing changes. The decision is made on the device.
 
-Called by step `configure` for runs on GPUs, on any optimizer's graph, a user's own too.
+Called by step `configure` for GPU runs, on any optimizer's graph, including a user's own.
 """
 
 from __future__ import annotations
@@ -17,11 +17,16 @@ GRADIENTS = "gradients."
 
 
 def guarded(model: onnx.ModelProto, *, multiplied: bool = False) -> onnx.ModelProto:
-    """A copy whose every output `NAME.I.out` is `NAME.I` in each place where `gradients.I` is NaN.
+    """Return a copy whose outputs `NAME.I.out` equal `NAME.I` wherever `gradients.I` is NaN.
 
-    It has those inputs alone that it reads.
-    Outputs may lie in the memory of their inputs, as before. `multiplied`: the gradients are first multiplied by the
-    further input FACTOR, fp32 [1], as `queued_gradient_graph` makes it.
+    Inputs that are not read are removed. Outputs may share the memory of their inputs, as before.
+
+    Parameters
+    ----------
+    model
+        The optimizer graph.
+    multiplied
+        First multiply the gradients by the further input FACTOR, fp32 [1], which `queued_gradient_graph` computes.
     """
     copy = onnx.ModelProto()
     copy.CopyFrom(model)
@@ -42,7 +47,7 @@ def guarded(model: onnx.ModelProto, *, multiplied: bool = False) -> onnx.ModelPr
                 names[place] = new[name][0] if name in new else name
         for out in made:
             value, old, gradients = new[out]
-            # One for each output: where nodes are fused, a condition stays inside its group.
+            # One per output: if nodes are fused, the condition stays inside its group.
             is_number = f"{out}/is_number"
             nodes.append(helper.make_node("Equal", [gradients, gradients], [is_number], name=is_number))
             nodes.append(helper.make_node("Where", [is_number, value, old], [out], name=f"{out}/kept"))
@@ -60,7 +65,7 @@ def _multiply(graph: onnx.GraphProto) -> None:
     for node in graph.node:
         for place, name in enumerate(node.input):
             if name.startswith(GRADIENTS):
-                # One for each reader, as of the conditions: fused groups share no value.
+                # One per reader, like the conditions: fused groups share no value.
                 node.input[place] = f"{name}/multiplied.{len(nodes)}"
                 nodes.append(helper.make_node("Mul", [name, FACTOR], [node.input[place]], name=node.input[place]))
         nodes.append(node)

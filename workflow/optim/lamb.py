@@ -1,8 +1,8 @@
 """LAMB (You et al. 2020, "Large batch optimization for deep learning", algorithm 2).
 
-u = m^ / (sqrt(v^) + epsilon) + decay w with Adam's bias-corrected moments m^, v^; w = w - lr r u with the
-trust ratio r = ||w|| / ||u|| of the whole tensor, and r = 1 where either norm is 0. The paper's phi is the
-identity: the ratio is not clipped, and parameters without decay are scaled like all others.
+u = m^ / (sqrt(v^) + epsilon) + decay w with Adam's bias-corrected moments m^, v^; w = w - lr r u with the trust ratio
+r = ||w|| / ||u|| of the whole tensor, and r = 1 if either norm is 0. The paper's phi is the identity: the ratio is not
+clipped, and parameters without decay are scaled like all others.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def update(build: Builder, optimizer: Lamb, segments: Sequence[Segment]) -> None
             )
         return
     changes(build, optimizer, segments)
-    # One vector of ratios: a handful of scalar nodes for each parameter would double the time to build a session.
+    # One vector of ratios: several scalar nodes per parameter would double the time to open a session.
     squares = (square_sums(build, name, len(segments)) for name in ("parameters", "change"))
     rates = build("Mul", trust_ratios(build, *squares), "learning_rate")
     apply(build, rates, len(segments))
@@ -42,7 +42,7 @@ def update(build: Builder, optimizer: Lamb, segments: Sequence[Segment]) -> None
 def changes(build: Builder, optimizer: Lamb, segments: Sequence[Segment]) -> None:
     """Append new moments and `change.i`, -u of segment `i`."""
     adam.own_steps(build, len(segments))
-    # The fused kernel at rate 1 gives -u. It lies in the memory of the gradients, which the kernel takes over.
+    # The fused kernel at rate 1 gives -u, written to the memory of the gradients.
     for i, segment in enumerate(segments):
         adam.kernel(
             build,
@@ -56,18 +56,18 @@ def changes(build: Builder, optimizer: Lamb, segments: Sequence[Segment]) -> Non
 
 
 def square_sums(build: Builder, name: str, count: int, output: str | None = None) -> str:
-    """Append the sums of squares of `NAME.0` and so on, double [count]."""
+    """Append the sums of squares of `NAME.0`, `NAME.1`, …, double [count]."""
     return build("Concat", *(build.square_sum(f"{name}.{i}") for i in range(count)), axis=0, output=output)
 
 
 def trust_ratios(build: Builder, weights: str, changes: str) -> str:
-    """Append r for each tensor, fp32 [tensors], of the sums of squares of w and u, double [tensors]."""
+    """Append r for each tensor, fp32 [tensors], from the sums of squares of w and u, double [tensors]."""
     both = build("Greater", build("Min", weights, changes), build.constant([0.0], "float64"))
     return build.root(build("Where", both, build("Div", weights, changes), build.constant([1.0], "float64")))
 
 
 def apply(build: Builder, rates: str, count: int) -> None:
-    """Append new parameters of `count` segments, of `change.i` and the rate of each, fp32 [count]."""
+    """Append the new parameters of `count` segments, from `change.i` and the rate of each, fp32 [count]."""
     build.write("Split", [rates], [f"rate.{i}" for i in range(count)], axis=0, num_outputs=count)
     for i in range(count):
         scaled = build("Mul", f"change.{i}", f"rate.{i}")

@@ -1,6 +1,6 @@
-"""LAMB where ranks share out the tensors (ZeRO): a trust ratio is of a whole tensor, a rank may have a piece of it.
+"""LAMB under ZeRO: a trust ratio needs a whole tensor, of which a rank may have only a piece.
 
-Two graphs, between which the ranks add up the sums of squares of what each has. Built and run by the trainer of ZeRO.
+Two graphs, between which the ranks add up the sums of squares of their pieces. Built and run by the trainer for ZeRO.
 """
 
 from __future__ import annotations
@@ -17,11 +17,13 @@ from ortflow.workflow.spec.optimizers import Lamb, moments
 
 
 def change_graph(optimizer: Lamb, pieces: Sequence[Piece]) -> onnx.ModelProto:
-    """New moments and the change of each piece at a rate of 1.
+    """Graph for the new moments, and the change of each piece at a learning rate of 1.
 
-    Inputs `step` int64 [1], and for piece i `parameters.i`, `gradients.i` and `<moment>.i`, fp32 [count]. Outputs
+    Inputs are `step` int64 [1], and for piece i `parameters.i`, `gradients.i` and `<moment>.i`, fp32 [count]. Outputs
+    are
     `<moment>.i.out`, to be bound to the memory of the inputs, `change.i`, to be bound to that of `gradients.i`, and
-    `weights` and `changes`, fp64 [pieces]: the sums of squares of parameters and changes.
+    `weights`
+    and `changes`, fp64 [pieces]: the sums of squares of parameters and changes.
     """
     build = Builder("lamb_change")
     build.input("step", 1, TensorProto.INT64)
@@ -40,10 +42,11 @@ def change_graph(optimizer: Lamb, pieces: Sequence[Piece]) -> onnx.ModelProto:
 
 
 def apply_graph(pieces: Sequence[Piece], tensors: int) -> onnx.ModelProto:
-    """New parameters.
+    """Graph for the new parameters.
 
-    Inputs `learning_rate` fp32 [1], `weights` and `changes` fp64 [tensors], summed over the ranks, and for piece i
-    `parameters.i` and `change.i`, fp32 [count]. Outputs `parameters.i.out`, to be bound to the memory of the inputs.
+    Inputs are `learning_rate` fp32 [1], `weights` and `changes` fp64 [tensors], summed over the ranks, and for piece i
+    `parameters.i` and `change.i`, fp32 [count]. Outputs are `parameters.i.out`, to be bound to the memory of the
+    inputs.
     """
     build = Builder("lamb_apply")
     build.input("learning_rate", 1)

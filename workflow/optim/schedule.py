@@ -1,4 +1,4 @@
-"""The learning rate over the steps: pure arithmetic, called by the trainer before each step."""
+"""The learning rate as a function of the step; pure arithmetic, called by the trainer before each step."""
 
 from __future__ import annotations
 
@@ -8,18 +8,29 @@ from ortflow.workflow.spec.train import Schedule
 
 
 def learning_rate(schedule: Schedule, peak: float, step: int, total_steps: int | None) -> float:
-    """Rate of `step`, counted from 1; `total_steps` may be None for a constant schedule only.
+    """Learning rate of `step`, counted from 1.
 
-    Warm-up (Goyal et al. 2017, section 2.2), w steps: peak step / w, so step w has the peak. Afterwards,
-    with p = (step - w) / (total_steps - w), at most 1, and f the final fraction, peak times:
+    Warm-up (Goyal et al. 2017, section 2.2) of w steps: peak step / w, so step w has the peak. Afterwards, with
+    p = (step - w) / (total_steps - w), at most 1, and f the final fraction, peak times:
 
     - constant: 1
     - linear: f + (1 - f) (1 - p)
     - polynomial: f + (1 - f) (1 - p)^power (as in DeepLab and BERT)
     - cosine: f + (1 - f) (1 + cos(pi p)) / 2 (Loshchilov & Hutter 2017, equation 5)
 
-    The last step has the rate f peak, and so have steps beyond it. A warm-up that does not fit in
-    `total_steps` ends with the run before the peak is reached.
+    The last step, and any step beyond it, has the rate f peak. A warm-up longer than `total_steps` ends before the
+    peak.
+
+    Parameters
+    ----------
+    schedule
+        `train.schedule` of the run file.
+    peak
+        Learning rate at the peak.
+    step
+        Number of the step, from 1.
+    total_steps
+        Steps of the run; may be None for a constant schedule.
     """
     warmup = schedule.warmup_steps
     if step <= warmup:

@@ -1,6 +1,6 @@
-"""Which slices of the flat buffer an optimizer graph updates, each with one weight decay.
+"""The slices of the flat buffer that an optimizer graph updates, each with one weight decay.
 
-Called by `configure` to build the graph and by the trainer to bind it; both must see the same list.
+Called by `configure` to build the graph and by the trainer to bind it; both must get the same list.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ class Segment:
 
 @dataclass(frozen=True)
 class Piece(Segment):
-    """What a rank's share has of a segment, and which of all segments that is."""
+    """The part of a segment in a rank's shard, and the segment's number."""
 
     number: int
 
 
 def pieces(whole: Sequence[Segment], start: int, stop: int) -> list[Piece]:
-    """What elements [start, stop) have of each segment; segments they have nothing of are left out."""
+    """The part of each segment in elements [start, stop); segments without any are omitted."""
     clipped = (
         Piece(max(segment.start, start), min(segment.stop, stop), segment.weight_decay, number)
         for number, segment in enumerate(whole)
@@ -45,8 +45,9 @@ def pieces(whole: Sequence[Segment], start: int, stop: int) -> list[Piece]:
 def segments(optimizer: Optimizer, index: FlatIndex) -> list[Segment]:
     """The trained part of the flat buffer, cut where `optimizer` treats it differently.
 
-    A rule that takes norms of whole tensors (LAMB) gets one segment per parameter, any other rule one per
-    group. Frozen tensors and state are in no segment.
+    A rule that uses norms of whole tensors (LAMB) has one segment per parameter, any other rule one per group. Frozen
+    tensors
+    and state are in no segment.
     """
     decays = {"decay": optimizer.weight_decay, "no_decay": 0.0}
     if OPTIMIZERS[optimizer.name].whole_tensors:

@@ -1,7 +1,7 @@
-"""Stochastic gradient descent as torch.optim.SGD defines it (dampening 0).
+"""Stochastic gradient descent as defined by torch.optim.SGD (dampening 0).
 
-g = g + decay w; b = momentum b + g, where b starts at 0, so that the first b is g; w = w - lr b, or with
-Nesterov's momentum w = w - lr (g + momentum b).
+g = g + decay w; b = momentum b + g, where b starts at 0, so that the first b is g; w = w - lr b, or with Nesterov
+momentum w = w - lr (g + momentum b).
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def update(build: Builder, optimizer: Sgd, segments: Sequence[Segment]) -> None:
 
 
 def _kernel(build: Builder, optimizer: Sgd, i: int, decay: float) -> None:
-    """The update of segment `i` in one pass over its memory."""
+    """The update of segment `i` in one pass over memory."""
     inputs = ["learning_rate", f"parameters.{i}", f"gradients.{i}"]
     if optimizer.momentum:
         outputs = [f"parameters.{i}.out", f"{MOMENT}.{i}.out"]

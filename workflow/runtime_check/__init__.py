@@ -1,6 +1,7 @@
-"""Whether the installed ONNX Runtime computes what ortflow's graphs need of it, found out once for each machine.
+"""Checks once per machine whether the installed ONNX Runtime computes correctly what ortflow's graphs need.
 
-A table of small graphs (`images`, `places`, `products`, `recurrent`, `rows`) says what is needed; each is run as a rank
-would run it and compared with numpy in double precision. `behaviour` adds what is not in a result: order, memory,
-sameness. Step `configure` asks `remember.runtime_here`, and `ortflow doctor` has the check made anew.
+A table of small graphs (`images`, `places`, `products`, `recurrent`, `rows`) lists the requirements; each graph is run
+as
+in a rank and compared with numpy in double precision. `behaviour` adds what results do not show: order, memory,
+repeatability. Step `configure` calls `remember.runtime_here`; `ortflow doctor` repeats the check.
 """

@@ -1,4 +1,4 @@
-"""Checks the runtime anew and prints what it found as one JSON object, for `ortflow doctor`."""
+"""Repeats the check of the runtime and prints the result as one JSON object, for `ortflow doctor`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from ortflow.workflow.runtime_check.remember import runtime_here
 
 
 def main() -> None:
-    """Check, print."""
+    """Check and print."""
     try:
         found = runtime_here(afresh=True)
     except UserError as error:

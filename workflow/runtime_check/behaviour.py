@@ -1,4 +1,4 @@
-"""What ranks rely on beyond the result of a graph: order, memory that is read and written, and sameness."""
+"""Requirements beyond the result of a graph: order of nodes, memory that is read and written, repeatability."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from ortflow.workflow.sessions.session import Binding, Sessions
 from ortflow.workflow.spec.optimizers import Sgd
 
 _COUNT = 1 << 15
-"""Elements of a flat buffer: enough for several threads to share."""
+"""Elements of a flat buffer: enough to be shared by several threads."""
 
 
 @dataclass(frozen=True)
 class Behaviour:
-    """One thing that ranks need of a runtime; `fault` says what is wrong with it, None if nothing is."""
+    """One requirement; `fault` returns what is wrong, None if nothing is."""
 
     need: str
     fault: Callable[[Sessions], str | None]
@@ -32,7 +32,7 @@ class Behaviour:
 
 
 def _bound(sessions: Sessions, model: onnx.ModelProto, memory: Mapping[str, Array], places: Mapping[str, str]) -> None:
-    """Run a graph over arrays of one axis: its inputs by name, its outputs where `places` says."""
+    """Run a graph over vectors: inputs by name, outputs into the arrays of `places`."""
     binding = Binding(sessions.open(model.SerializeToString()), CpuDevice())
     for name in binding.inputs:
         binding.read_from(name, HostBuffer(memory[name]), memory[name].shape)
@@ -42,7 +42,7 @@ def _bound(sessions: Sessions, model: onnx.ModelProto, memory: Mapping[str, Arra
 
 
 def _order(sessions: Sessions) -> str | None:
-    """Two nodes that do not wait for each other, one writing where the other reads: the listed order decides."""
+    """Two independent nodes, one writing where the other reads: they must run in the listed order."""
     for order in ((0, 1), (1, 0)):
         both = (node("Neg", "x", "a"), node("Add", "x x", "b"))
         values = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [_COUNT]) for name in "xab"]
@@ -58,7 +58,7 @@ def _order(sessions: Sessions) -> str | None:
 
 
 def _update(sessions: Sessions) -> str | None:
-    """Descent with momentum over flat buffers, in place."""
+    """Gradient descent with momentum over flat buffers, in place."""
     rate, momentum, decay = 0.1, 0.9, 0.01
     rule = Sgd(name="sgd", lr=rate, momentum=momentum, weight_decay=decay)
     model = optimizer_graph(rule, [Segment(0, _COUNT, decay)])
@@ -79,7 +79,7 @@ def _update(sessions: Sessions) -> str | None:
 
 
 def _clip(sessions: Sessions) -> str | None:
-    """Gradients scaled and clipped in place, their norm known."""
+    """Gradients scaled and clipped in place, with their norm."""
     gradients = normal(95, _COUNT)
     norm = float(np.linalg.norm(gradients.astype(np.float64))) * 0.5
     exact = gradients.astype(np.float64) * 0.5 / (norm + 1e-6)
@@ -91,7 +91,7 @@ def _clip(sessions: Sessions) -> str | None:
 
 
 def _repeated(sessions: Sessions) -> str | None:
-    """The same bits from run to run and from session to session."""
+    """The same bits in every run and every session."""
     nodes = [
         node("MatMul", "x w", "p"),
         node("Softmax", "p", "s", axis=-1),
@@ -117,7 +117,7 @@ def _repeated(sessions: Sessions) -> str | None:
         s, _, d = (np.frombuffer(data, np.float32) for data in runs[-1])
         if not np.allclose(d[d != 0], 2 * s[d != 0]) or not 0.4 < float((d != 0).mean()) < 0.6:
             return "a mask without effect"
-    # The draws of a Dropout go on from run to run within a session, so only sessions are compared.
+    # Dropout's random numbers continue from run to run within a session, so only sessions are compared.
     return None if runs[0] == runs[2] and runs[1] == runs[3] else "other bits"
 
 

@@ -1,4 +1,4 @@
-"""A case of the table: a small graph, what goes in, and what numpy makes of it in double precision."""
+"""A case of the table: a small graph, its inputs, and numpy's result in double precision."""
 
 from __future__ import annotations
 
@@ -18,27 +18,27 @@ TOLERANCE = 1e-5
 
 @dataclass(frozen=True)
 class Case:
-    """One thing that graphs need of a runtime."""
+    """One requirement of a runtime."""
 
     need: str
-    """What a runtime must compute right, in a few words: it ends a sentence."""
+    """What a runtime must compute correctly, in a few words; used at the end of a sentence."""
     nodes: Sequence[onnx.NodeProto]
     data: Mapping[str, Array]
     """Inputs of the graph by name; the first axis is the batch."""
     expected: Mapping[str, Array]
     """Outputs by name, in double precision."""
     weights: Mapping[str, Array] = field(default_factory=dict)
-    """What is a parameter: an input of the graph in a rank, a constant in an exported file."""
+    """Names of parameters: inputs of the graph in a rank, constants in an exported file."""
     constants: Mapping[str, Array] = field(default_factory=dict)
     optimizers: Sequence[str] = ()
-    """Rewrites of ONNX Runtime's optimiser, by its own names, that are known to get it wrong."""
+    """ONNX Runtime's optimiser rewrites that are known to compute it wrongly."""
     tolerance: float = TOLERANCE
-    """Largest error over the largest value expected."""
+    """Largest allowed error relative to the largest expected value."""
     outputs: Mapping[str, int] = field(default_factory=dict)
     """Element types of the outputs that are not fp32."""
 
     def model(self, *, constant_weights: bool) -> onnx.ModelProto:
-        """The graph as a user's file would have it, its weights constants or inputs."""
+        """The graph as in a user's file, with its weights as constants or as inputs."""
         inputs = {**self.data, **({} if constant_weights else self.weights)}
         tensors = {**self.constants, **(self.weights if constant_weights else {})}
         graph = helper.make_graph(
@@ -58,7 +58,7 @@ class Case:
         return helper.make_model(graph, opset_imports=opsets, ir_version=8)
 
     def fault(self, found: Mapping[str, Array]) -> str | None:
-        """How far the outputs are off, in a few words; None if they are right."""
+        """How far the outputs are off, in a few words; None if they are correct."""
         for name, expected in self.expected.items():
             values = np.asarray(found[name], np.float64)
             if values.shape != expected.shape:
@@ -76,7 +76,7 @@ class Case:
 
 
 def node(operator: str, inputs: str, outputs: str, **attributes: Any) -> onnx.NodeProto:
-    """A node; names are separated by blanks, `-` leaves one out."""
+    """A node; names are separated by spaces, `-` omits one."""
     names = [[name if name != "-" else "" for name in text.split()] for text in (inputs, outputs)]
     return helper.make_node(operator, *names, f"/{names[1][0]}", **attributes)
 

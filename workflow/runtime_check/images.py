@@ -13,7 +13,7 @@ _X2 = normal(1, 2, 6, 9, 7)
 
 
 def cases() -> Iterator[Case]:
-    """All of them."""
+    """All cases."""
     yield from _convolutions()
     yield _transposed()
     yield from _poolings()
@@ -24,7 +24,7 @@ def _convolutions() -> Iterator[Case]:
     for axes, sizes in ((1, (32,)), (2, (9, 7)), (3, (5, 6, 7))):
         x, w = normal(axes, 2, 6, *sizes), normal(10 + axes, 12, 2, *[3] * axes)
         y = convolution(x, w, pads=[1] * 2 * axes, strides=[1] * axes, group=3)
-        # The sum with what was there before tells whether memory of others was written to.
+        # The sum with an earlier value shows whether the memory of others was written to.
         nodes = [
             node("Conv", "x w", "c", kernel_shape=[3] * axes, pads=[1] * 2 * axes, group=3),
             node("ReduceSum", "x", "before", keepdims=0),
@@ -41,7 +41,7 @@ def _convolutions() -> Iterator[Case]:
 
 
 def _normalised() -> Case:
-    """What an exported file of a convolutional network has in each layer."""
+    """The nodes of each layer in an exported convolutional network."""
     w, scale, bias, mean, variance = (
         normal(21, 4, 6, 3, 3),
         *(normal(22 + i, 4) for i in range(3)),
@@ -85,7 +85,7 @@ def _poolings() -> Iterator[Case]:
     lowest = windows(x, kernel, pads=[1] * 4, strides=strides, fill=-np.inf)
     largest = node("MaxPool", "x", "y", pads=[1] * 4, **options)
     yield Case("MaxPool with pads", [largest], {"x": x}, {"y": pooled(lowest, 2, np.max)})
-    # A window that reaches beyond the padding counts what lies within it alone.
+    # A window that extends beyond the padding counts only the elements inside it.
     x = normal(29, 2, 3, 8, 8)
     seen = windows(x, kernel, pads=[1, 1, 2, 2], strides=strides)
     inside = windows(np.ones((1, 1, 10, 10)), kernel, pads=[0, 0, 1, 1], strides=strides)
@@ -110,6 +110,6 @@ def _resizes() -> Iterator[Case]:
 
 
 def _linear(count: int, size: int) -> Double:
-    """[size, count]: the weights of each element in each of the resized."""
+    """[size, count]: interpolation weights of each input element for each output element."""
     places = np.clip((np.arange(size) + 0.5) * count / size - 0.5, 0, count - 1)
     return np.asarray(np.maximum(0, 1 - np.abs(places[:, None] - np.arange(count))))

@@ -1,4 +1,4 @@
-"""Cases of indexing, scattering, slicing and of whole numbers."""
+"""Cases of indexing, scattering, slicing and integers."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ortflow.workflow.runtime_check.case import Case, ints, node, normal
 
 
 def cases() -> Iterator[Case]:
-    """All of them."""
+    """All cases."""
     yield from _scatters()
     yield from _gathers()
     yield from _slices()
@@ -19,7 +19,7 @@ def cases() -> Iterator[Case]:
 
 
 def _scatters() -> Iterator[Case]:
-    """Several values in one place: the gradients of tables and of gathers are made of it."""
+    """Several values at one position: the gradients of tables and gathers need it."""
     x, updates = normal(70, 5, 4), normal(71, 3, 4)
     rows = np.array([[0, 1, 2, 3], [0, 1, 4, 3], [0, 2, 2, -1]], np.int64)
     for reduction, combine in (("add", np.add), ("mul", np.multiply), ("max", np.maximum), ("min", np.minimum)):
@@ -74,7 +74,7 @@ def _slices() -> Iterator[Case]:
 
 
 def _numbers() -> Iterator[Case]:
-    """Products that wrap and shifts: what random numbers are made of. The 24 bits of the result are exact in fp32."""
+    """Products that wrap, and shifts: used for random numbers. The 24 bits of the result are exact in fp32."""
     x = np.random.default_rng(75).integers(-(2**62), 2**62, (2, 8))
     factor = np.int64(-7046029254386353131)
     nodes = [

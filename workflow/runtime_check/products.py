@@ -1,4 +1,4 @@
-"""Cases of matrix products and of what the optimiser puts together with them."""
+"""Cases of matrix products and of the nodes that the optimiser fuses with them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ortflow.workflow.runtime_check.case import Case, ints, node, normal
 
 
 def cases() -> Iterator[Case]:
-    """All of them."""
+    """All cases."""
     yield _by_vector()
     yield from _attention()
     yield _gemm()
@@ -30,7 +30,7 @@ def _by_vector() -> Case:
 
 
 def _attention() -> Iterator[Case]:
-    """Permutations with the batch in any place, a factor, and a product whose result is permuted."""
+    """Permutations with the batch at any position, a scale, and a product whose result is permuted."""
     q, k = normal(43, 2, 5, 3, 4), normal(44, 2, 6, 3, 4)
     scores = np.einsum("bqhd,bkhd->bhqk", q.astype(np.float64), k)
     for order in ((0, 1, 2, 3), (0, 2, 1, 3), (1, 2, 3, 0), (0, 2, 3, 1)):
@@ -82,7 +82,7 @@ def _normalised() -> Iterator[Case]:
 
 
 def _long() -> Case:
-    """Sums in single precision at least: half of it would be off by 1e-3."""
+    """Sums in single precision at least: half precision would be off by 1e-3."""
     a, b = normal(54, 8, 4096), normal(55, 4096, 8)
     y = a.astype(np.float64) @ b
     return Case(

@@ -13,7 +13,7 @@ _STEPS, _BATCH, _WIDTH, _HIDDEN = 4, 2, 3, 5
 
 
 def cases() -> Iterator[Case]:
-    """All of them."""
+    """All cases."""
     x = normal(80, _STEPS, _BATCH, _WIDTH)
     for operator, gates, cell in (("LSTM", 4, _lstm), ("GRU", 3, _gru)):
         w, r = normal(81, 2, gates * _HIDDEN, _WIDTH), normal(82, 2, gates * _HIDDEN, _HIDDEN)
@@ -60,7 +60,7 @@ def _gru(x: Array, w: Array, r: Array, b: Array) -> Array:
 
 
 def _loop() -> Case:
-    """A sum that is carried through a Loop, and a value of each iteration."""
+    """A sum that a Loop carries, and a value of each iteration."""
     body = helper.make_graph(
         [
             helper.make_node("Gather", ["x", "i"], ["row"], axis=0),

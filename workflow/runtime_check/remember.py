@@ -1,4 +1,4 @@
-"""Remembers for each runtime and machine what the check has found, in a cache folder of the user's."""
+"""Caches the result of the check per runtime and machine, in a cache folder of the user's."""
 
 from __future__ import annotations
 
@@ -19,37 +19,47 @@ from ortflow.workflow.runtimes import installed_runtime
 from ortflow.workflow.sessions.settings import Outcome, Settings
 
 VERSION = 1
-"""Of the table and of the forms that graphs are brought to: a change of either has every machine checked again."""
+"""Version of the table and of the normal form of graphs; a change makes every machine be checked again."""
 _PROCESSOR = (
     *("vendor_id", "cpu family", "model", "model name", "stepping", "flags"),
     *("Features", "CPU implementer", "CPU architecture", "CPU variant", "CPU part"),
 )
-"""Lines of /proc/cpuinfo that tell what a processor can do, on x86-64 and on ARM."""
+"""Lines of /proc/cpuinfo that identify a processor's capabilities, on x86-64 and ARM."""
 
 
 @dataclass(frozen=True)
 class Found:
-    """What is known of the runtime here."""
+    """The runtime's check result."""
 
     outcome: Outcome
     package: str
     version: str
     seconds: float | None
-    """What finding it out took; None if it was remembered."""
+    """Duration of the check; None if the result was cached."""
 
 
 def verified() -> Outcome:
-    """What the check finds on this machine. Raises UserError if the runtime is of no use."""
-    # Who remembers needs neither the table nor ONNX.
+    """Run the check on this machine. Raises UserError if the runtime is unusable."""
+    # A cached result needs neither the table nor ONNX.
     from ortflow.workflow.runtime_check.verify import needs, verify
 
     return verify(needs())
 
 
 def runtime_here(*, afresh: bool = False, check: Callable[[], Outcome] = verified) -> Found:
-    """What the check has found, or finds now.
+    """The cached result of the check, or a new one.
 
-    Raises UserError if the runtime is of no use, which is not remembered.
+    Parameters
+    ----------
+    afresh
+        Ignore the cached result.
+    check
+        Runs the check.
+
+    Raises
+    ------
+    UserError
+        If the runtime is unusable. This is not cached.
     """
     package, version = installed_runtime(), onnxruntime.__version__
     name = f"{package}-{version}-{_key(package, version)[:16]}.json"
@@ -75,7 +85,7 @@ def _key(package: str, version: str) -> str:
 
 
 def processor_identity() -> Iterator[str]:
-    """What the first processor says it is."""
+    """The first processor's description of itself."""
     try:
         text = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
     except OSError:
@@ -97,7 +107,7 @@ def _written(outcome: Outcome) -> bytes:
 
 
 def _read(path: Path) -> Outcome | None:
-    """What `_written` wrote; None if there is no such file, or a damaged one."""
+    """Read what `_written` wrote; None if there is no such file, or it is damaged."""
     try:
         read = json.loads(path.read_text(encoding="utf-8"))
         disabled, optimised, faults = read["disabled"], read["optimised"], read["faults"]

@@ -1,4 +1,4 @@
-"""Cases of reductions, normalisation along rows, and functions of single elements."""
+"""Cases of reductions, normalisation along rows, and elementwise functions."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ortflow.workflow.runtime_check.case import Array, Case, ints, node, normal
 
 
 def cases() -> Iterator[Case]:
-    """All of them."""
+    """All cases."""
     yield from _reductions()
     yield from _normalised()
     yield from _losses()

@@ -1,4 +1,4 @@
-"""Runs the table against the installed runtime, and finds the settings with which all of it is right."""
+"""Runs the table on the installed runtime, and finds settings with which all results are correct."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ortflow.workflow.sessions.session import Binding, Sessions
 from ortflow.workflow.sessions.settings import DEFAULTS, Outcome, Settings
 
 THREADS = 2
-"""Of each session: what goes wrong between threads shows."""
+"""Threads of each session, so that errors between threads are detected."""
 Need = Case | Behaviour
 Open = Callable[[Settings], Sessions]
 
@@ -29,14 +29,14 @@ def needs() -> list[Need]:
 
 
 def open_sessions(settings: Settings) -> Sessions:
-    """Sessions as a rank has them, without kernels of ours."""
+    """Sessions as in a rank, without our kernels."""
     return Sessions(CpuDevice(), THREADS, "fatal", settings=settings)
 
 
 def verify(table: Iterable[Need], opened: Open = open_sessions) -> Outcome:
-    """Run the table; where something is wrong, find the settings that put it right.
+    """Run the table; if a result is wrong, find the settings that correct it.
 
-    Raises UserError if none do, naming what is wrong and the runtime.
+    Raises UserError, with the errors and the runtime, if no settings do.
     """
     table = list(table)
     first = _faults(table, opened(DEFAULTS))
@@ -46,7 +46,7 @@ def verify(table: Iterable[Need], opened: Open = open_sessions) -> Outcome:
     named = tuple(sorted({name for need, _ in first for name in need.optimizers}))
     left = first
     for settings in (*([Settings(named)] if named else []), Settings(optimised=False)):
-        # All of it again: what is left out for one may be what another is right with.
+        # Run all of it again: disabling a rewrite for one case may break another.
         left = _faults(table, opened(settings))
         if not left:
             return Outcome(settings, faults)
@@ -65,7 +65,7 @@ def _faults(table: Iterable[Need], sessions: Sessions) -> list[tuple[Need, str]]
 
 
 def fault(need: Need, sessions: Sessions) -> str | None:
-    """What a runtime does wrong of one need, in a few words; None if it is right."""
+    """What a runtime computes wrongly for one requirement, in a few words; None if it is correct."""
     try:
         if isinstance(need, Behaviour):
             return need.fault(sessions)
@@ -77,7 +77,7 @@ def fault(need: Need, sessions: Sessions) -> str | None:
 
 
 def _fault_as(case: Case, sessions: Sessions, *, constant_weights: bool) -> str | None:
-    """The case in the form in which ortflow's graphs have it."""
+    """Run the case in the form in which ortflow's graphs have it."""
     model = prepare(case.model(constant_weights=constant_weights))[0]
     avoid_wrong_forms(model)
     if constant_weights:

@@ -1,4 +1,4 @@
-"""Convolution and pooling in numpy, in double precision, over any number of axes: the references of `images`."""
+"""Convolution and pooling in numpy, in double precision, over any number of axes: the references for `images`."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def windows(
     dilations: Sequence[int] | None = None,
     fill: float = 0.0,
 ) -> Double:
-    """What each place of a kernel sees: [batch, channels, *places, *kernel]; pads as ONNX orders them."""
+    """The elements under a kernel at each position: [batch, channels, *places, *kernel]; pads in ONNX's order."""
     axes = len(kernel)
     dilations = dilations or [1] * axes
     around = [(0, 0), (0, 0), *zip(pads[:axes], pads[axes:], strict=True)]
@@ -73,5 +73,5 @@ def transposed(
 
 
 def pooled(seen: Double, axes: int, reduce: Callable[..., Any]) -> Double:
-    """`reduce` over what each place sees."""
+    """Apply `reduce` to the elements of each window."""
     return np.asarray(reduce(seen, axis=tuple(range(seen.ndim - axes, seen.ndim))), np.float64)

@@ -1,1 +1,1 @@
-"""ONNX Runtime sessions as ranks run them."""
+"""ONNX Runtime sessions of a rank."""

@@ -1,4 +1,4 @@
-"""ONNX Runtime sessions as ranks run them, and binding them to flat buffers."""
+"""ONNX Runtime sessions of a rank, and their binding to flat buffers."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ SEVERITY = {"verbose": 0, "info": 1, "warning": 2, "error": 3, "fatal": 4}
 
 
 class Sessions:
-    """Makes every session of a rank alike: its threads, its log level, its device, its library of kernels.
+    """Opens every session of a rank in the same way: threads, log level, device, kernels.
 
-    `settings` are what the check of the runtime found it to need.
+    `settings` are the result of the runtime check.
     """
 
     def __init__(
@@ -63,11 +63,11 @@ class Sessions:
         return sessions
 
     def open_fastest(self, graph: Path) -> onnxruntime.InferenceSession:
-        """A session of a graph in the form made for the device; with our own operators, where there is a library."""
+        """A session of a graph in its form for the device, with our own operators if there is a library."""
         return self.open(self.form_of(graph) or graph)
 
     def form_of(self, graph: Path) -> Path | None:
-        """Where the graph lies as `open_fastest` takes it; None if that is the graph itself."""
+        """Path of the form that `open_fastest` uses; None if it is the graph itself."""
         if self.device.kind == "cuda":
             if self.device.precision in HALF_PRECISIONS and half_of(graph).exists():
                 return half_of(graph)
@@ -79,7 +79,7 @@ class Sessions:
         return form if form.exists() else None
 
     def standard_form_of(self, graph: Path) -> Path:
-        """Where the graph lies with operators of ONNX Runtime alone that the device has kernels of."""
+        """Path of a form that contains only operators for which ONNX Runtime has kernels on the device."""
         form = on_cuda_of(graph)
         return form if self.device.kind == "cuda" and form.exists() else graph
 
@@ -90,21 +90,24 @@ class Sessions:
 
     @property
     def kernels(self) -> str:
-        """What computes beside ONNX Runtime's CPU kernels: the library's name, which tells processor and source, or
-        the GPU; empty where nothing does."""
+        """Kernels besides ONNX Runtime's CPU kernels, for the record; empty if there are none.
+
+        The library's name, which identifies processor and sources, or the GPU.
+        """
         if self.device.kind != "cpu":
             return self.processor
         return self._kernels.name if self._kernels is not None else ""
 
     @property
     def processor(self) -> str:
-        """The device, and whether fused kernels compute on it."""
+        """The device, and whether it uses fused kernels."""
         return self.device.name if self._fused is None else f"{self.device.name}, fused kernels"
 
     def open(self, model: Path | bytes, *, as_written: bool = False) -> onnxruntime.InferenceSession:
-        """A session of a graph of ours; files are handed over as bytes, so that none is followed out of its folder.
+        """Open a session of a graph.
 
-        `as_written`: without ONNX Runtime's optimisations.
+        Files are passed as bytes, so that no path in them is followed. With `as_written`, ONNX Runtime does not
+        optimise.
         """
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = self.threads
@@ -114,7 +117,7 @@ class Sessions:
         if as_written or not self.settings.optimised:
             options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
         _save_memory(options, self.device)
-        # A rank has several sessions and each its own threads: idle ones must not spin beside the one at work.
+        # A rank has several sessions with threads of their own: idle ones must not spin beside the active one.
         options.add_session_config_entry("session.force_spinning_stop", "1")
         if self._kernels is not None:
             options.register_custom_ops_library(str(self._kernels))
@@ -135,7 +138,7 @@ class Sessions:
             raise OrtflowError(f"ONNX Runtime refuses {name}: {error}") from error
         first = wanted[0] if isinstance(wanted[0], str) else wanted[0][0]
         if first not in session.get_providers():
-            # It says so in its log alone, and takes the next provider.
+            # ONNX Runtime only logs this, and uses the next provider.
             raise OrtflowError(f"ONNX Runtime cannot load its {first}")
         return session
 
@@ -162,10 +165,11 @@ def _operators_of(device: Device) -> Operators | None:
 
 
 def _save_memory(options: onnxruntime.SessionOptions, device: Device) -> None:
-    """Hold each value from the node that makes it to the last that reads it, and no longer; no result changes.
+    """Free each value after its last reader; results do not change.
 
-    ONNX Runtime would keep the memory of a dead value for a later one of its shape, plan a block for a whole run beside
-    the memory it has already, run the nodes that make weight gradients last, and give each session memory of its own.
+    By default, ONNX Runtime keeps the memory of a dead value for a later one of its shape, reserves a block for a whole
+    run
+    beside the memory it has already, runs the nodes of weight gradients last, and gives each session memory of its own.
     """
     options.enable_mem_reuse = False
     options.enable_mem_pattern = False
@@ -178,11 +182,11 @@ def _save_memory(options: onnxruntime.SessionOptions, device: Device) -> None:
 
 @functools.cache
 def _share_memory(where: str, index: int) -> None:
-    """Make the one arena of a device that all sessions of this process take their memory from."""
+    """Create one arena per device, from which all sessions of this process allocate."""
     kind = onnxruntime.OrtMemoryInfo(
         where, onnxruntime.OrtAllocatorType.ORT_ARENA_ALLOCATOR, index, onnxruntime.OrtMemType.DEFAULT
     )
-    # Grows by what is asked for, and not to the next power of two, whose rest small values would scatter over.
+    # Grow by the requested size, not to the next power of two, over whose rest small values would scatter.
     config = onnxruntime.OrtArenaCfg({"arena_extend_strategy": 1})
     if where == "Cpu":
         onnxruntime.create_and_register_allocator(kind, config)
@@ -191,7 +195,7 @@ def _share_memory(where: str, index: int) -> None:
 
 
 class Binding:
-    """An I/O binding of a session: graph inputs and outputs tied to slices of flat buffers or to arrays."""
+    """An I/O binding of a session: graph inputs and outputs bound to slices of flat buffers or to arrays."""
 
     def __init__(self, session: onnxruntime.InferenceSession, device: Device) -> None:
         self._session, self._device = session, device
@@ -208,12 +212,12 @@ class Binding:
         self._fed: dict[str, tuple[int, tuple[int, ...]]] = {}
         self.inputs = {value.name for value in session.get_inputs()}
         self.read_on_host = _read_on_host(session) if device.kind == "cuda" else frozenset[str]()
-        """Inputs that a node on the CPU reads: ONNX Runtime copies them from the GPU when they are tied, only then."""
+        """Inputs that a CPU node reads: ONNX Runtime copies them from the GPU when they are bound, and only then."""
         self._tied_on_host: dict[str, tuple[Buffer, tuple[int, ...]]] = {}
         self.outputs = {value.name for value in session.get_outputs()}
 
     def read_from(self, name: str, buffer: Buffer, shape: tuple[int, ...]) -> None:
-        """Tie an input to a buffer, if the graph has it: graphs for GPUs have the inputs alone that they read."""
+        """Bind an input to a buffer if the graph has it: graphs for GPUs contain only the inputs that they read."""
         if name not in self.inputs:
             return
         if name in self.read_on_host:
@@ -221,11 +225,11 @@ class Binding:
         self._tie(name, buffer, shape)
 
     def _tie(self, name: str, buffer: Buffer, shape: tuple[int, ...]) -> None:
-        self._kept[name] = buffer  # ONNX Runtime knows its address alone
+        self._kept[name] = buffer  # ONNX Runtime holds only the address
         self._binding.bind_input(name, self._device.kind, self._device.index, buffer.dtype, list(shape), buffer.pointer)
 
     def write_to(self, name: str, buffer: Buffer, shape: tuple[int, ...]) -> None:
-        """Tie an output to a buffer."""
+        """Bind an output to a buffer."""
         self._kept[name] = buffer
         self._bound.setdefault(name)
         self._binding.bind_output(
@@ -233,20 +237,20 @@ class Binding:
         )
 
     def read_tensors(self, index: FlatIndex, buffer: Sliced) -> None:
-        """Tie every input that the index names to its slice."""
+        """Bind every input that the index names to its slice."""
         for entry in index:
             if entry.name in self.inputs:
                 self.read_from(entry.name, buffer.slice(entry.offset, entry.end), entry.tensor.shape)
 
     def feed(self, name: str, array: npt.NDArray[Any]) -> None:
-        """Tie an input to an array's values; the array must live until the run is over."""
+        """Bind an input to an array's values; the array must live until the run has finished."""
         buffer = self._device.lend(array, self._kept.get(name))
         self._fed[name] = (buffer.pointer, array.shape)
         self.read_from(name, buffer, array.shape)
 
     @property
     def fed(self) -> tuple[tuple[str, int, tuple[int, ...]], ...]:
-        """Name, address and shape of everything that was fed."""
+        """Name, address and shape of everything that was bound by `feed`."""
         return tuple((name, *place) for name, place in self._fed.items())
 
     def run(self, *, give_back: bool = False) -> None:
@@ -305,7 +309,7 @@ class Binding:
 
 
 def _read_on_host(session: onnxruntime.InferenceSession) -> frozenset[str]:
-    """The inputs that a session on a GPU wants in the host's memory."""
+    """The inputs that a session on a GPU reads from the host's memory."""
     places = session.get_input_memory_infos()
     return frozenset(
         value.name for value, place in zip(session.get_inputs(), places, strict=True) if place.name == "Cpu"
@@ -318,7 +322,7 @@ def _ran_out(message: str) -> bool:
 
 
 def _shrinking(arenas: str) -> onnxruntime.RunOptions:
-    """Of a run behind which `arenas` give back what they hold unused."""
+    """Options of a run after which `arenas` release unused memory."""
     options = onnxruntime.RunOptions()
     options.log_severity_level = 3
     options.add_run_config_entry("memory.enable_memory_arena_shrinkage", arenas)
@@ -326,7 +330,7 @@ def _shrinking(arenas: str) -> onnxruntime.RunOptions:
 
 
 def _refusal(message: str) -> OrtflowError:
-    """What ONNX Runtime says of a failed run, shortened to what a person can act on."""
+    """ONNX Runtime's message about a failed run, shortened to what the user can act on."""
     library = re.search(r"(\w+) failure (\d+): (.*?) ; GPU=.*?; expr=(.*?);", message, re.DOTALL)
     if library is not None:
         name, code, words, call = library.groups()

@@ -1,4 +1,4 @@
-"""How sessions are opened on a runtime that needs care. Plain data: everything may import this module."""
+"""Session options that work around errors of the installed runtime. Plain data: every module may import this one."""
 
 from __future__ import annotations
 
@@ -8,24 +8,24 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True)
 class Settings:
-    """What differs from a session as ONNX Runtime opens it."""
+    """Differences from ONNX Runtime's default session options."""
 
     disabled: tuple[str, ...] = ()
-    """Rewrites of its optimiser that are left out, by its own names, sorted."""
+    """Optimiser rewrites to disable, by ONNX Runtime's names, sorted."""
     optimised: bool = True
-    """False: nothing is rewritten at all."""
+    """Whether ONNX Runtime may optimise at all."""
 
     def __str__(self) -> str:
         return ", ".join((*self.disabled, *(() if self.optimised else ("no optimisation",)))) or "none"
 
 
 DEFAULTS = Settings()
-"""A runtime that needs no care."""
+"""For a runtime without errors."""
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What the check has found: how sessions are to be opened here, and what is wrong where they are not."""
+    """Result of the runtime check: the settings to use here, and the errors they avoid."""
 
     settings: Settings
     faults: Mapping[str, str] = field(default_factory=dict)
@@ -33,7 +33,7 @@ class Outcome:
 
 
 def merged(settings: Iterable[Settings]) -> Settings:
-    """What serves all machines of a run."""
+    """The union of the settings of all machines of a run."""
     settings = list(settings)
     names = {name for each in settings for name in each.disabled}
     return Settings(tuple(sorted(names)), all(each.optimised for each in settings))

@@ -1,6 +1,6 @@
-"""The sections of the built-in launchers, which every run has: the one place of the run file that names them.
+"""The sections of the built-in launchers, which every run has; no other module of the run file names them.
 
-Sections of other launchers join them in `ortflow.workflow.spec.file.installed`.
+Sections of other launchers are added in `ortflow.workflow.spec.file.installed`.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""What every section of the run file shares: strict, frozen, unknown keys refused.
+"""Base class and field types of the run file's sections: strict, immutable, unknown keys are errors.
 
-The types below are the building blocks of the sections. Nothing here reads a file.
+Nothing here reads a file.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 PLUGINS = "PYDANTIC_DISABLE_PLUGINS"
 LARGEST = 2**63 - 1
-"""Largest whole number: what seeds, steps and positions are stored as further down."""
+"""Largest integer: seeds, steps and positions are stored in 63 bits."""
 
 Positive = Annotated[int, Field(gt=0, le=LARGEST)]
 Count = Annotated[int, Field(ge=0, le=LARGEST)]
@@ -23,11 +23,11 @@ NonNegativeFloat = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Fraction = Annotated[float, Field(ge=0, lt=1, allow_inf_nan=False)]
 Number = Annotated[int, Field(ge=-LARGEST - 1, le=LARGEST)] | Annotated[float, Field(allow_inf_nan=False)]
 Text = Annotated[str, Field(pattern=r"^[^\x00]+$")]
-"""Names, patterns and paths: never empty, and nothing that the operating system cuts off."""
+"""Names, patterns and paths: not empty, without NUL, which the operating system would truncate at."""
 
 
 def no_items() -> list[Any]:
-    """Default of a list. Of `list` itself pydantic would parse the signature, which takes its time."""
+    """Default of a list. For `list` itself, pydantic would inspect the signature, which is slow."""
     return []
 
 
@@ -39,8 +39,9 @@ def no_keys() -> dict[Any, Any]:
 class Section(BaseModel):
     """A section of the run file. The string under a field is its help text (`help`).
 
-    A section that stands as a default is made with `model_construct`, which checks nothing: the whole run file's
-    validator is then built once, when a file is read, and none beside it for each section.
+    Default sections are created with `model_construct`, which validates nothing: then only one validator is built, for
+    the
+    whole run file, when a file is read.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, defer_build=True)
@@ -62,7 +63,7 @@ class Section(BaseModel):
         _parent_namespace_depth: int = 2,
         _types_namespace: Mapping[str, Any] | None = None,
     ) -> bool | None:
-        """Build the validator, without a look through all that is installed for pydantic's plug-ins."""
+        """Build the validator, without searching all installed packages for pydantic plug-ins."""
         with _without_plugins():
             return super().model_rebuild(
                 force=force,

@@ -1,6 +1,6 @@
 """A launcher's section of the run file, `backends.NAME`: keys, short forms, and rules between keys.
 
-The sections of the built-in launchers derive from `LauncherOptions`, and so do those that packages bring
+The sections of built-in launchers derive from `LauncherOptions`, and so do those of packages
 (`ortflow.workflow.spec.file.installed`). Must not depend on a launcher.
 """
 
@@ -21,25 +21,25 @@ Keys = tuple[str, ...]
 
 @dataclass(frozen=True)
 class Forms:
-    """Short ways to write keys; paths start at the section that has them."""
+    """Short forms of keys; paths start at the section that defines them."""
 
     sections: Mapping[Keys, str] = field(default_factory=dict)
-    """Section -> the key that a bare text stands for."""
+    """Section -> the key that a bare text sets."""
     commands: tuple[Keys, ...] = ()
-    """Lists of words that may be given as one line, split as a shell splits it."""
+    """Lists of words that may be written as one line, split like a shell command."""
     lines: tuple[Keys, ...] = ()
-    """Lists of lines that may be given as one text of several lines."""
+    """Lists of lines that may be written as one text of several lines."""
     minutes: tuple[Keys, ...] = ()
-    """Texts of a duration that may be written as a bare number of minutes."""
+    """Durations that may be written as a bare number of minutes."""
     numbers: tuple[Keys, ...] = ()
-    """Texts for which a bare number is refused for want of a unit, not for its type."""
+    """Texts for which a bare number is an error because of the missing unit, not because of its type."""
     stand_ins: Mapping[KeyPath, Any] = field(default_factory=dict)
-    """Required key -> a value in its place while the rest of a faulty file is checked."""
+    """Required key -> a placeholder while the rest of an invalid file is checked."""
     reserved: tuple[str, ...] = ()
     """Names at the top of the run directory that the launcher uses."""
 
     def under(self, path: Keys) -> Forms:
-        """The same, seen from a section around this one."""
+        """The same short forms with paths from an enclosing section."""
 
         def deeper(paths: tuple[Keys, ...]) -> tuple[Keys, ...]:
             return tuple((*path, *key) for key in paths)
@@ -51,7 +51,7 @@ class Forms:
         )  # fmt: skip
 
     def __add__(self, other: Forms) -> Forms:
-        """Both."""
+        """The union of both."""
         return Forms(
             {**self.sections, **other.sections}, self.commands + other.commands, self.lines + other.lines,
             self.minutes + other.minutes, self.numbers + other.numbers, {**self.stand_ins, **other.stand_ins},
@@ -65,17 +65,17 @@ class LauncherOptions(Section):
     FORMS: ClassVar[Forms] = Forms()
 
     def problems(self, spec: RunSpec, here: KeyPath) -> Iterable[Problem]:
-        """Errors of the section, by itself and with the rest of the run. Pure.
+        """Report errors of the section, by itself and in combination with the rest of the run. Pure.
 
         Parameters
         ----------
         spec
-            The run, whose `backends` hold this section.
+            The run, whose `backends` contain this section.
         here
-            The section's key path, which the path of each problem starts with.
+            The section's key path, a prefix of each problem's path.
         """
         return ()
 
     def input_keys(self) -> Iterable[Keys]:
-        """Keys that are files here, relative to the run file's folder; paths start at this section. Pure."""
+        """Keys whose values are files, relative to the run file's folder; paths start at this section. Pure."""
         return ()

@@ -1,7 +1,7 @@
-"""The run file's `columns`: which column, or which slice of it, fills a graph input.
+"""The run file's `columns`: which column, or slice of a column, fills a graph input.
 
-Called by the checks of the run file and of the data. Must not import numpy or pyarrow: a run file is checked on
-machines that have neither.
+Called by the checks of the run file and of the data. Must not import numpy or pyarrow: run files are also checked on
+machines without them.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ class ColumnReference:
 
     @property
     def slice(self) -> slice:
-        """The slice, as Python counts."""
+        """The slice, with Python's semantics."""
         return slice(self.start, self.stop)
 
     @property
     def whole(self) -> bool:
-        """True where nothing is cut off."""
+        """Whether it is the whole sample."""
         return self.start is None and self.stop is None
 
     def __str__(self) -> str:
@@ -40,7 +40,7 @@ class ColumnReference:
 
 
 def parse_reference(text: str, where: str | None = None) -> ColumnReference:
-    """`column` or `column[start:stop]`, as `tokens[:-1]`; anything else is a UserError at `where`."""
+    """Parse `column` or `column[start:stop]`, such as `tokens[:-1]`. Raises UserError at `where` for anything else."""
     match = _REFERENCE.fullmatch(text)
     if match is None or match["column"] != match["column"].strip():
         raise UserError(

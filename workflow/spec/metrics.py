@@ -1,7 +1,7 @@
-"""The evaluation metrics: one table of what each is computed for, how it is reduced and which way is better.
+"""The evaluation metrics: one table of supported losses, reduction, and which direction is better.
 
-Read by the run file's checks, the evaluation graph, the trainer, early stop, sweeps and the documentation. A new
-metric is an entry here and, unless it follows from the loss, its nodes in `ortflow.workflow.graph.objective.metrics`.
+Read by the run file's checks, the evaluation graph, the trainer, early stopping, sweeps and the documentation. A new
+metric is an entry here and, unless it follows from the loss, nodes in `ortflow.workflow.graph.objective.metrics`.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Literal
 
 Metric = Literal["accuracy", "perplexity"]
 Watched = Literal["loss", Metric]
-"""What an evaluation gives: the loss always, the metrics where `model.metrics` names them."""
+"""Results of an evaluation: always the loss, and the metrics that `model.metrics` lists."""
 
 LARGEST_EXPONENT = 700.0
 """Above this, exp overflows a double."""
@@ -21,16 +21,20 @@ LARGEST_EXPONENT = 700.0
 
 @dataclass(frozen=True)
 class Properties:
-    """What is known of a metric."""
+    """Properties of a metric."""
 
     meaning: str
     """One line for the documentation."""
     losses: dict[str, str]
-    """`model.loss.kind` it is computed for, and what it counts there."""
+    """Supported values of `model.loss.kind`, and what the metric counts for each."""
     higher_is_better: bool
     of_loss: Callable[[float], float] | None = None
-    """Its value from the mean loss of the evaluation set. None: the evaluation graph has outputs
-    `ortflow.<metric>_sum` and `ortflow.<metric>_weight`, whose totals over batches and ranks are divided."""
+    """The metric as a function of the mean loss over the evaluation set.
+
+    None: the evaluation graph has outputs `ortflow.<metric>_sum` and `ortflow.<metric>_weight`, whose totals over
+    batches
+    and ranks are divided.
+    """
 
 
 def perplexity(loss: float) -> float:
@@ -62,7 +66,7 @@ def higher_is_better(metric: str) -> bool:
 
 
 def misuse(metric: Metric, loss: str) -> str | None:
-    """Why a metric is not computed for a loss of this kind, None if it is."""
+    """Why a metric is not computed for a loss of this kind; None if it is."""
     losses = METRICS[metric].losses
     if loss in losses:
         return None

@@ -1,7 +1,7 @@
-"""The optimizers: the keys of each in the run file, and one table of what each keeps and how it is applied.
+"""The optimizers: the keys of each in the run file, and one table of their properties.
 
-Read by the run file's checks, the optimizer graph, the trainer, the memory plan and the documentation. A new optimizer
-is a section, its class in `Optimizer`, an entry in `OPTIMIZERS` and its nodes in `ortflow.workflow.optim`.
+Read by the run file's checks, the optimizer graph, the trainer, the memory forecast and the documentation. A new
+optimizer is a section, its class in `Optimizer`, an entry in `OPTIMIZERS` and its nodes in `ortflow.workflow.optim`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from ortflow.workflow.spec.base import Fraction, NonNegativeFloat, PositiveFloat
 
 
 class OptimizerBase(Section):
-    """What all optimizers share."""
+    """Keys that all optimizers share."""
 
     name: str
     """The update rule."""
@@ -66,12 +66,12 @@ Optimizer = Annotated[Adam | Lamb | Sgd, Field(discriminator="name")]
 
 @dataclass(frozen=True)
 class Properties:
-    """What is known of an update rule."""
+    """Properties of an update rule."""
 
     moments: Mapping[str, str | None]
-    """Each value kept for every trained parameter, 0 at first, and the key that must not be 0 for it (None: always)."""
+    """Each value stored per trained parameter, 0 at first, and the key that must not be 0 for it (None: always)."""
     whole_tensors: bool = False
-    """Whether an update depends on a whole parameter tensor, not on one element after another."""
+    """Whether an update depends on a whole parameter tensor rather than on single elements."""
 
 
 _ADAM_MOMENTS = {"moment_1": None, "moment_2": None}
@@ -91,7 +91,7 @@ def moments(optimizer: Optimizer) -> tuple[str, ...]:
 
 
 def moment_counts() -> str:
-    """How many moments each optimizer keeps for each parameter, in one line."""
+    """How many moments each optimizer keeps per parameter, in one line."""
     return ", ".join(f"{name} {_count(known)}" for name, known in OPTIMIZERS.items())
 
 

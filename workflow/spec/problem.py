@@ -1,6 +1,6 @@
-"""What is wrong with a run file: at a key path first, with file and line once the document is known.
+"""Errors in a run file: first with a key path, then also with file and line.
 
-The pure checks yield `Problem`s; `Document.fault` turns each into the `Fault` that the user sees.
+The pure checks yield `Problem`s; `Document.fault` converts each to the `Fault` that the user sees.
 """
 
 from __future__ import annotations
@@ -16,28 +16,28 @@ from ortflow.workflow.errors import UserError
 KeyPath = tuple[str | int, ...]
 
 COMMAND_LINE = 0
-"""The line number of what was given on the command line."""
+"""Line number of values from the command line."""
 
 
 @dataclass(frozen=True)
 class Problem:
-    """Something wrong with the value at `path`."""
+    """An error in the value at `path`."""
 
     path: KeyPath
     what: str
     fix: str | None = None
     line: int | None = None
-    """Where it stands, if that is not the line of `path`."""
+    """Its line, if that is not the line of `path`."""
     others: tuple[KeyPath, ...] = ()
-    """Other keys it hangs on: if one of them is wrong itself, this may be no problem of its own."""
+    """Other keys it depends on: if one of them is wrong itself, this problem may be a consequence."""
 
     def hangs_on(self, path: KeyPath) -> bool:
-        """Whether `path`, something in it, or something around it plays a part."""
+        """Whether it depends on `path`, on a key inside it, or on a section around it."""
         return any(mine[: len(path)] == path[: len(mine)] for mine in (self.path, *self.others))
 
 
 class Fault(UserError):
-    """A problem of a run file, with its place: `line` is None if the whole file is meant."""
+    """A problem of a run file with its position; `line` is None for the whole file."""
 
     def __init__(self, problem: Problem, file: str, line: int | None) -> None:
         self.file, self.line, self.key = file, line, dotted(problem.path)
@@ -51,24 +51,24 @@ class Fault(UserError):
 
 
 def dotted(path: KeyPath) -> str:
-    """`train.optimizer.betas[0]`."""
+    """The key path as text: `train.optimizer.betas[0]`."""
     parts = (f"[{part}]" if isinstance(part, int) else f".{printable(part)}" for part in path)
     return "".join(parts).removeprefix(".")
 
 
 def parse_dotted(text: str) -> KeyPath:
-    """The key path that `dotted` wrote; keys that hold dots come out as several."""
+    """Parse the key path that `dotted` wrote; a key that contains dots becomes several."""
     parts = re.findall(r"[^.\[\]]+", text)
     return tuple(int(part) if f"[{part}]" in text and part.isdigit() else part for part in parts)
 
 
 def printable(text: str) -> str:
-    """Text that can stand in a line on a terminal, whatever a file said."""
+    """Escape text from a file so that it is safe to print on one line of a terminal."""
     return text if text.isprintable() else repr(text)[1:-1]
 
 
 def nearest(word: str, known: Iterable[str]) -> str | None:
-    """The known word that `word` is most likely a slip of."""
+    """The known word that `word` is most likely a misspelling of."""
     by_lower = {name.lower(): name for name in known}
     found = difflib.get_close_matches(word.lower(), by_lower, n=1, cutoff=0.6)
     return by_lower[found[0]] if found else None
@@ -81,14 +81,14 @@ def listed(words: Iterable[str]) -> str:
 
 
 def shown(value: Any) -> str:
-    """A value in a sentence: what it is, and what it says if it is short."""
+    """A value for use in a sentence: its kind and, if short, its text."""
     if isinstance(value, str):
         text = value if len(value) <= 40 else value[:37] + "..."
         return f"the text {text!r}"
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, int | float):
-        # An int of thousands of digits cannot even be printed.
+        # Python cannot convert an int of thousands of digits to text.
         return "a very large number" if isinstance(value, int) and abs(value) > 10**30 else repr(value)
     if value is None:
         return "nothing"

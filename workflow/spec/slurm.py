@@ -18,7 +18,7 @@ DirectiveName = Literal[
     "gpus-per-task", "gres", "job-name", "kill-on-invalid-dep", "mail-type", "mail-user", "mem", "mem-per-cpu", "nice",
     "nodelist", "open-mode", "partition", "qos", "requeue", "reservation", "signal", "time",
 ]  # fmt: skip
-"""Directives that a site may reject; without the others (nodes, ntasks-per-node, output, comment) no run works."""
+"""Directives that a site may reject; no run works without the others (nodes, ntasks-per-node, output, comment)."""
 
 MailType = Literal[
     "NONE", "BEGIN", "END", "FAIL", "REQUEUE", "ALL", "INVALID_DEPEND", "STAGE_OUT", "TIME_LIMIT", "TIME_LIMIT_90",
@@ -118,11 +118,11 @@ class SlurmBackend(LauncherOptions):
     """Interpreter of the supervisor on the compute node; by default the one that submits."""
 
     def input_keys(self) -> Iterable[Keys]:
-        """The image, where it is a file."""
+        """The image, if it is a file."""
         container = self.container
         return [("container", "image")] if container is not None and is_image_file(container.image) else []
 
 
 def is_image_file(image: str) -> bool:
-    """Whether a container's image is a file; else it is a name in a registry, or of a container made before."""
+    """Whether a container's image is a file, rather than a name in a registry or of an existing container."""
     return image.startswith(("/", "./", "../", "~/")) or ("://" not in image and image.endswith((".sif", ".sqsh")))

@@ -1,4 +1,4 @@
-"""Amounts of memory and of time as people and schedulers write them. Pure; launchers render them anew."""
+"""Amounts of memory and durations, as people and schedulers write them. Pure; launchers format them again."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _TIME = re.compile(r"(?:(\d{1,6})-)?(\d{1,6}):([0-5]?\d):([0-5]?\d)")
 
 
 def parse_memory(text: str) -> int:
-    """Bytes of 16G (10^9 each), 16Gi (2^30 each), 512M, 1.5T, 16GB; raises UserError.
+    """Bytes of 16G (10^9 each), 16Gi (2^30 each), 512M, 1.5T, 16GB. Raises UserError.
 
     The units are those of the SI and of IEC 80000-13, as in Kubernetes. Slurm's own `16G` means 16Gi.
     """
@@ -28,7 +28,7 @@ def parse_memory(text: str) -> int:
 
 
 def parse_time(text: str) -> int:
-    """Seconds of [days-]hours:minutes:seconds, or of a plain number of minutes; raises UserError."""
+    """Seconds of [days-]hours:minutes:seconds, or of a plain number of minutes. Raises UserError."""
     text = text.strip()
     match = _TIME.fullmatch(text)
     if match is not None:

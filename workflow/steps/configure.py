@@ -1,4 +1,4 @@
-"""Step 1: from the run file to the plan, and to what the trainer makes for all ranks.
+"""Step 1: creates the plan from the run file, and the trainer's files for all ranks.
 
 Every rank finds its trainer; rank 0 prepares the run, and the others read what it wrote.
 """
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 def configure(context: Context) -> None:
-    """Find the trainer; on rank 0, prepare the run. A fault waits until all ranks can hear of it."""
+    """Find the trainer; on rank 0, prepare the run. An error is kept until all ranks can receive it."""
     report = Report(
         note=lambda line: print(line, flush=True),
         warn=lambda message: warn(context.events, message),
@@ -39,7 +39,7 @@ def configure(context: Context) -> None:
 
 
 def prepare(builder: TrainerBuilder, run_dir: RunDir, spec: RunSpec, report: Report) -> None:
-    """Write the plan, and what the trainer makes for all ranks. Raises OrtflowError."""
+    """Write the plan, and the trainer's files for all ranks. Raises OrtflowError."""
     from ortflow.workflow.data.dataset import Dataset
     from ortflow.workflow.data.digest import digest_of
 
@@ -59,7 +59,7 @@ def prepare(builder: TrainerBuilder, run_dir: RunDir, spec: RunSpec, report: Rep
 
 
 def _check_data(before: Plan, samples: int, data: str, path: str, report: Report, *, saved: bool) -> None:
-    """Raise UserError if a run would go on from its checkpoint with other samples; warn if it starts again."""
+    """Raise UserError if a run would continue from its checkpoint with other samples; warn if it starts again."""
     if before.samples != samples:
         other = f"{path} has {samples} samples, and this run began with {before.samples}"
     elif before.data and before.data != data:
@@ -76,7 +76,7 @@ def _check_data(before: Plan, samples: int, data: str, path: str, report: Report
 
 
 def plan_before(run_dir: RunDir, report: Report) -> Plan | None:
-    """The plan that an earlier attempt left; None if there is none, or none that can be read, and a warning then."""
+    """The plan of an earlier attempt; None if there is none, or with a warning if it cannot be read."""
     try:
         return Plan.load(run_dir.plan)
     except FileNotFoundError:
@@ -87,7 +87,7 @@ def plan_before(run_dir: RunDir, report: Report) -> Plan | None:
 
 
 def check_output(run_dir: RunDir, spec: RunSpec) -> None:
-    """Raise UserError if the export at the end would lie in a place that the run directory needs."""
+    """Raise UserError if the export would overwrite a path that the run directory uses."""
     path = run_dir.root / spec.export.path
     inside = path.relative_to(run_dir.root).parts if path.is_relative_to(run_dir.root) else ()
     if inside and inside[0] in RESERVED:
@@ -95,7 +95,7 @@ def check_output(run_dir: RunDir, spec: RunSpec) -> None:
 
 
 def saved(run_dir: RunDir, spec: RunSpec) -> bool:
-    """Whether the run goes on from a checkpoint."""
+    """Whether the run continues from a checkpoint."""
     from ortflow.workflow.checkpoint.store import DirectoryStore
 
     return bool(DirectoryStore(run_dir.root / spec.checkpoint.directory).steps())

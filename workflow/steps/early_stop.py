@@ -1,4 +1,4 @@
-"""Whether a run has stopped learning. Pure but for the counters it keeps in the progress."""
+"""Early stopping. Pure except for the counters in the progress."""
 
 from __future__ import annotations
 
@@ -12,16 +12,17 @@ from ortflow.workflow.spec.train import EarlyStop
 
 
 def watched(rule: EarlyStop, data: DataSection) -> str:
-    """What values of the metric belong together: those of another metric, or on other samples, compare with nothing."""
+    """Identifies comparable values of the metric: the same metric on the same samples."""
     samples = "" if data.eval_samples is None else f", first {data.eval_samples}"
     return f"{rule.metric} on {Path(data.eval.path).name if data.eval else ''}{samples}"
 
 
 def judge(rule: EarlyStop, progress: Progress, value: float, what: str = "") -> bool:
-    """Count an evaluation without improvement; True when there were `patience` of them in a row.
+    """Count an evaluation without improvement; returns True after `patience` of them in a row.
 
-    An improvement is a change for the better by more than `min_delta`. The count begins anew where `what` is watched is
-    not what was watched before.
+    An improvement is a change for the better by more than `min_delta`. The count restarts if `what` differs from what
+    was
+    measured before.
     """
     if progress.best_of not in (None, what):
         progress.best_metric = None
@@ -37,7 +38,7 @@ def judge(rule: EarlyStop, progress: Progress, value: float, what: str = "") -> 
 
 
 def still_stopped(rule: EarlyStop | None, progress: Progress, what: str = "") -> bool:
-    """Whether a run that stopped early stays stopped under the rule that it goes on with."""
+    """Whether a run that stopped early stays stopped under the rule with which it continues."""
     if rule is None or not progress.stopped_early or progress.best_of not in (None, what):
         return False
     return progress.evaluations_without_improvement >= rule.patience

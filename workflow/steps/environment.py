@@ -1,4 +1,4 @@
-"""The record of what computes: made by step `runtime`, compared when a run goes on from a checkpoint."""
+"""The environment of the ranks: recorded by step `runtime`, and compared when a run resumes."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ def environment_of_all(context: Context) -> dict[str, str]:
 
 
 def check_environment(context: Context, manifest: Manifest, place: Path) -> list[str]:
-    """What differs from what the checkpoint was made with, in words.
+    """Describe the differences from the environment in which the checkpoint was made.
 
-    Raises UserError if the run promises to go on bit for bit and cannot.
+    Raises UserError if the run must continue bit-identically and cannot.
     """
     before, now = manifest.environment, context.environment
     same_ranks = manifest.world_size == context.world.world_size

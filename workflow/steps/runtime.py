@@ -1,7 +1,7 @@
-"""Step 2: MPI, device, trainer, newest checkpoint: in this order, which is a rule.
+"""Step 2: MPI, device, trainer, newest checkpoint; the order is a rule.
 
-MPI first, because ranks decide on the device; the check of the machines before the trainer is opened, which needs it;
-the checkpoint last, because it fills what the trainer has opened.
+MPI is first, because ranks agree on the device. The machines are checked before the trainer is opened, which needs the
+result. The checkpoint is last, because it is loaded into the trainer's buffers.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from ortflow.workflow.steps.context import Context
 
 
 def runtime(context: Context) -> None:
-    """Connect the ranks, open the trainer, load the newest whole checkpoint."""
+    """Connect the ranks, open the trainer, load the newest complete checkpoint."""
     comm = context.comm = connect(context.place, context.spec)
     trouble = context.first_trouble(context.trouble)
     if trouble is not None:
         if not isinstance(trouble, UserError):
-            # The signal that asks a rank to leave may have ended a process that it needs.
+            # The signal that asks a rank to stop may have ended a process that it needs.
             context.leave_if_asked()
         raise trouble
     context.leave_if_asked()
@@ -55,10 +55,11 @@ def runtime(context: Context) -> None:
 
 
 def connect(place: Place, spec: RunSpec) -> Communicator:
-    """The ranks of this run.
+    """Connect the ranks of this run.
 
-    Raises UserError if their number is not the run file's: a process manager that the MPI library does not
-    speak with starts every rank as a world of its own.
+    Raises UserError if their number is not the run file's: with a process manager that the MPI library does not
+    support,
+    every rank becomes a world of its own.
     """
     if place.world_size == 1 and spec.world_size == 1:
         return SoloCommunicator()
@@ -77,9 +78,9 @@ def connect(place: Place, spec: RunSpec) -> Communicator:
 
 
 def check_machines(context: Context) -> list[Any]:
-    """What the trainer has found on each machine, on every rank; rank 0 has looked in step `configure`.
+    """The trainer's results for each machine, on every rank; rank 0 checked its own in step `configure`.
 
-    Raises UserError, on all ranks, where some machine is of no use.
+    Raises UserError, on all ranks, if a machine is unusable.
     """
     first_there, trouble = context.place.local_rank == 0, None
     if first_there and not context.leads:
@@ -98,7 +99,7 @@ def check_machines(context: Context) -> list[Any]:
 
 
 def device_of(context: Context, comm: Communicator) -> Device:
-    """The device of this rank, and in the context what reduces over such devices; every rank hears of a fault."""
+    """This rank's device; sets the communicator for such devices in the context. Errors are raised on every rank."""
     device, trouble = None, None
     try:
         device = open_device(context.spec, context.place)
@@ -122,7 +123,7 @@ def device_of(context: Context, comm: Communicator) -> Device:
 
 
 def threads_of(comm: Communicator, place: Place, spec: RunSpec) -> int:
-    """Threads of a rank: the run file's cores, or a fair share of what the kernel grants."""
+    """Threads of a rank: the run file's cores, or a fair share of the available ones."""
     if spec.resources.cpus_per_rank is not None:
         return spec.resources.cpus_per_rank
     mine = grant_of_this_process(place.host)

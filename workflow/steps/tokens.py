@@ -1,4 +1,4 @@
-"""How many tokens a step trains on: what people compare the speed of language models by. Pure."""
+"""The number of tokens of a step, for the speed in tokens per second. Pure."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from ortflow.workflow.trainer import MicroBatch
 
 
 def token_labels(inputs: Sequence[BatchInput]) -> str | None:
-    """The label that has a class for each token of a sample, [batch, length] of integers; None if there is none."""
+    """The label with one class per token of a sample, [batch, length] of integers; None if there is none."""
     found = (one.name for one in inputs if one.role == "label" and len(one.shape) == 2 and one.dtype.startswith("int"))
     return next(found, None)
 
 
 def count_tokens(batches: Sequence[MicroBatch], label: str | None, ignored: int | None, samples: int) -> int | None:
-    """Labels that are not `ignored` among the `samples` of a step over all ranks, taken from this rank's share of them.
+    """Labels other than `ignored` among the `samples` of a step over all ranks, extrapolated from this rank's part.
 
-    Exact on one rank, and on several where samples have the same length. None if there are no tokens.
+    Exact on one rank, and on several if samples have equal length. None if there are no tokens.
     """
     own = sum(batch.count for batch in batches)
     if label is None or own == 0:

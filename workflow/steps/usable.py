@@ -1,6 +1,6 @@
-"""Whether the end of training is worth keeping: a run that learned nothing must not end as done.
+"""Checks that training had an effect: a run that learned nothing must not end as done.
 
-Called by `train` behind the last step, by all ranks together.
+Called by `train` after the last step, by all ranks together.
 """
 
 from __future__ import annotations
@@ -12,8 +12,7 @@ from ortflow.workflow.errors import UserError
 from ortflow.workflow.steps.context import Context
 
 TRIED = 64
-"""Micro-batches of which one must give a finite loss: damaged samples, or batches without a label, are not the model's
-fault."""
+"""Number of micro-batches of which at least one must give a finite loss: some may have damaged samples or no labels."""
 FIX = (
     "check that the data and the model's values are finite (a division by 0 or a logarithm of 0 is not), "
     "lower train.optimizer.lr, lengthen train.schedule.warmup_steps or set train.clip_norm"
@@ -21,7 +20,7 @@ FIX = (
 
 
 def check_usable(context: Context) -> None:
-    """Raise UserError if no step changed a parameter, or if the trained model gives no finite loss."""
+    """Raise UserError if no step changed a parameter, or if the trained model's loss is not finite."""
     progress = context.progress
     if progress.updates == 0:
         raise UserError(

@@ -1,1 +1,1 @@
-"""Attention in the nodes that exporters write it by."""
+"""Attention, recognised in the operators that exporters write."""

@@ -1,19 +1,20 @@
-"""Finds attention in the nodes that exporters write it by, and puts one node of `ortflow.cuda` for each.
+"""Recognises attention in the operators that exporters write, and replaces it by one node of `ortflow.cuda`.
 
-Called by `build` on the graph that half precision is trained by, before it is differentiated. `Attention` makes of
-q, k, v and a mask `o` and `stats`:
+Called by `assembly` on the forward graph of a half-precision run, before it is differentiated. `Attention` computes
+`o` and `stats` from q, k, v and a mask:
 
     s = scale q k^T + mask        o = softmax(s) v        stats = log(sum(exp(s)))
 
-q, k, v and o are [batch, tokens, heads, size], stats is [batch, heads, tokens, 1] of fp32. `heads_first` says of q, k
-and v whether each is [batch, heads, tokens, size] instead, and its gradient with it. k and v may have fewer heads, each
-of which serves as many neighbours of q. The mask may be left out, and is broadcast to s: numbers that are
-added, or Booleans that hold where a query looks at a key. Numbers below MASKED count as MASKED. With `causal`, no query
-looks at a later key.
+q, k, v and o are [batch, tokens, heads, size]; stats is fp32 [batch, heads, tokens, 1]. `heads_first` has one flag each
+for q, k and v: the value, and its gradient, are [batch, heads, tokens, size] instead. k and v may have fewer heads;
+each
+is then shared by a group of consecutive query heads. The mask is optional and broadcast to s. It is either numeric and
+added, or Boolean and true where a query attends to a key. Numbers below MASKED are treated as MASKED. With `causal`, no
+query attends to a later key.
 
-With `packed`, which is the number of the queries' heads, that of the keys' and values', and the size of a head, one
-value of [batch, tokens, width] stands for the three: each token has its queries, then its keys, then its values. It has
-one gradient. `fusion.packed` makes such nodes.
+With `packed` = (query heads, key and value heads, head size), one value [batch, tokens, width] replaces q, k and v:
+each
+token holds its queries, then its keys, then its values. It has one gradient. `fusion.packed` creates such nodes.
 """
 
 from __future__ import annotations
@@ -39,15 +40,27 @@ from ortflow.workflow.graph.ir.replacement import attribute
 OPERATOR = "Attention"
 GRADIENT = "AttentionGrad"
 MASKED = -3e4
-"""What is added to the score of a key that is not looked at: a number of fp16, and e to it is 0."""
+"""Added to the score of a masked key. It is representable in fp16, and its exponential is 0."""
 LARGEST_HEAD = 128
-"""Size of a head up to which cuDNN has the gradient on every GPU."""
+"""Largest head size for which cuDNN has the gradient on every GPU."""
 
 
 def attend(model: onnx.ModelProto, trained: Collection[str] | None = None) -> tuple[onnx.ModelProto, list[str]]:
-    """A copy of a forward graph with Attention nodes, and a note for each attention that is left as it is, and why.
+    """Insert Attention nodes in a copy of a forward graph.
 
-    `trained` are the parameters; without it, every floating input of fixed sizes counts as one.
+    Parameters
+    ----------
+    model
+        The forward graph.
+    trained
+        Names of the trained parameters. If None, every floating-point input of fixed shape is treated as one.
+
+    Returns
+    -------
+    ModelProto
+        The copy.
+    list of str
+        For each attention that is not fused, a note that says why.
     """
     copy = onnx.ModelProto()
     copy.CopyFrom(model)
@@ -78,7 +91,7 @@ def _parameters(graph: onnx.GraphProto) -> list[str]:
 
 
 class _Writer:
-    """Puts nodes for those of a view. A softmax that belongs to no attention is passed over."""
+    """Inserts nodes into the graph of a view. Skips a softmax that is not part of attention."""
 
     def __init__(self, view: View, masks: Masks) -> None:
         self._view, self._masks = view, masks
@@ -88,7 +101,7 @@ class _Writer:
         self._known: list[onnx.ValueInfoProto] = []
 
     def fuse(self, softmax: onnx.NodeProto) -> None:
-        """Put an Attention for the nodes around a softmax. Raises Unfused where they are attention of another kind."""
+        """Replace the nodes around a softmax by an Attention node. Raises Unfused if this form is not supported."""
         view = self._view
         dims = shapes.named_shape(view.types, softmax.input[0])
         scores = scores_of(view, softmax.input[0])
@@ -139,7 +152,7 @@ class _Writer:
         inherit(self._graph.node[before:], softmax)
 
     def _check(self, q: Operand, k: Operand, v: Operand) -> tuple[int, int]:
-        """Size of a head and number of the queries' heads. Raises Unfused where cuDNN does not take them."""
+        """Return the head size and the number of query heads. Raises Unfused if cuDNN does not support them."""
         dims = []
         for each in (q, k, v):
             sizes = self._view.dims(each.value)
@@ -154,7 +167,7 @@ class _Writer:
         served = {(part["h"], each.repeat) for part, each in zip(dims[1:], (k, v), strict=True)}
         if served != {(heads // k.repeat, k.repeat)} or heads % k.repeat:
             raise Unfused("keys and values have different numbers of heads, or numbers that do not divide the queries'")
-        # Sizes of two inputs that vary are taken for the same: what is broadcast has size 1.
+        # Two unknown sizes are assumed equal: a broadcast axis has size 1.
         batches = {part["b"] for part in dims}
         if any(isinstance(batch, int) for batch in batches) and len(batches) > 1:
             raise Unfused("the batch may differ between queries, keys and values")
@@ -171,7 +184,7 @@ class _Writer:
         return self._made[key]
 
     def _mask(self, mask: Mask) -> str:
-        """The value that stands for a mask's conditions and numbers; empty where there are none."""
+        """The value that combines a mask's conditions and numbers; empty if there are none."""
         if mask.is_certain:
             return ""
         key = "mask", tuple(mask.conditions), tuple(mask.added)
@@ -201,7 +214,7 @@ class _Writer:
         return self._made[key]
 
     def _guarded(self, o: str, guards: Sequence[Guard], mask: Mask, scores: Scores) -> str:
-        """`o` with the rows of queries that look at no key made 0, as far as there can be any."""
+        """`o`, with the rows set to 0 that belong to queries without a key to attend to, if there can be any."""
         for guard in guards:
             if mask.is_certain if not guard.value else self._keeps_all(guard):
                 continue
@@ -217,14 +230,14 @@ class _Writer:
         return o
 
     def _keeps_all(self, guard: Guard) -> bool:
-        """Whether a guard changes nothing in any batch."""
+        """Whether a guard changes nothing, for any batch."""
         proof = self._view.proof
         arrays = proof.values(guard.value) if proof.is_constant(guard.value) else []
         kept = 1 if guard.node.op_type == "Mul" else guard.place == 1
         return bool(arrays) and all(bool((array == kept).all()) for array in arrays)
 
     def _blind(self, scores: Scores) -> str:
-        """By query, whether it looks at no key: there the weights are no numbers. Empty where that cannot be."""
+        """For each query, whether all keys are masked, so that its weights are NaN. Empty if that cannot happen."""
         view = self._view
         condition, fill = scores.conditions[0].value if scores.conditions else "", scores.fill
         if len(scores.conditions) + len(scores.added) > 1 or (scores.conditions and scores.conditions[0].negated):
@@ -246,14 +259,14 @@ class _Writer:
         return self._made[key]
 
     def _rows(self, name: str) -> str:
-        """A value by query, as [batch, heads, tokens, 1], for what is [batch, tokens, heads, size]."""
+        """A value per query, as [batch, heads, tokens, 1], in the layout [batch, tokens, heads, size]."""
         key = "rows", name
         if key not in self._made:
             self._made[key] = self._edit("Transpose", name, perm=BY_TOKENS)
         return self._made[key]
 
     def _stand_in(self, new: str, old: str, place: int) -> None:
-        """Give what the nodes from `place` on make as `new` the name `old`."""
+        """Rename `new`, made by the nodes from `place` on, to `old`."""
         unused = self._edit.fresh("replaced")
         maker = self._view.makers.pop(old)
         maker.output[:] = [unused if name == old else name for name in maker.output]
@@ -267,7 +280,7 @@ class _Writer:
         self._known.append(helper.make_tensor_value_info(name, TensorProto.FLOAT, list(dims)))
 
     def finish(self) -> None:
-        """Take out what the new nodes stand for."""
+        """Remove the nodes that the new ones replace."""
         if not self._known:
             return
         graph = self._graph

@@ -1,6 +1,6 @@
-"""What keeps a query of attention from a key: proved to be causal, or handed on as it is computed.
+"""Masks of attention: proved to be causal, or passed on as computed.
 
-Called by `attention`. A mask is taken apart into conditions that must all hold and numbers that are all added.
+Called by `attention`. A mask is split into conditions that must all hold and numbers that are all added.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from ortflow.workflow.graph.attention.operands import Unfused, View
 from ortflow.workflow.graph.attention.proof import is_floating
 
 LOW = -1e4
-"""A number added to a score that is as good as minus infinity: e to it is 0 in fp32."""
+"""A number added to a score that acts as minus infinity: its exponential is 0 in fp32."""
 
 
 @dataclass(frozen=True)
 class Condition:
-    """A Boolean value; a query may look at a key where it holds, or, `negated`, where it does not."""
+    """A Boolean value. A query attends to a key where it is true or, if `negated`, where it is false."""
 
     value: str
     negated: bool = False
@@ -27,21 +27,21 @@ class Condition:
 
 @dataclass
 class Mask:
-    """What decides which keys a query looks at, and what is added to its scores."""
+    """Which keys a query attends to, and what is added to its scores."""
 
     causal: bool = False
-    """No query looks at a later key."""
+    """No query attends to a later key."""
     conditions: list[Condition] = field(default_factory=list)
     added: list[str] = field(default_factory=list)
 
     @property
     def is_certain(self) -> bool:
-        """Whether every query looks at one key at least."""
+        """Whether every query certainly attends to at least one key."""
         return not self.conditions and not self.added
 
 
 class Masks:
-    """The masks of a graph. `varying` are the values that a gradient is needed of."""
+    """The masks of a graph. `varying` are the values that need a gradient."""
 
     def __init__(self, view: View, varying: Collection[str]) -> None:
         self._view, self._varying = view, varying
@@ -50,7 +50,7 @@ class Masks:
     def of(self, added: Sequence[str], conditions: Sequence[Condition], tokens: tuple[str, str]) -> Mask:
         """The mask of scores to which `added` is added where all `conditions` hold. Raises Unfused.
 
-        `tokens` are the names, or numbers as text, of the scores' last two sizes.
+        `tokens` are the scores' last two sizes, as names or as numbers written as text.
         """
         mask = Mask()
         for name in added:
@@ -118,13 +118,13 @@ class Masks:
         return None
 
     def is_low(self, value: str) -> bool:
-        """A number that makes a score as good as minus infinity."""
+        """Whether a number acts as minus infinity on a score."""
         number = self._view.proof.number(value)
         return number is not None and number <= LOW
 
 
 def kind_of(arrays: Sequence[np.ndarray]) -> str:
-    """`open` where all is true, `causal` where true is what lies on and below the diagonal, else `unknown`."""
+    """`open` if all elements are true, `causal` if exactly the lower triangle is true, else `unknown`."""
     if not arrays:
         return "unknown"
     if all(array.all() for array in arrays):
@@ -133,7 +133,7 @@ def kind_of(arrays: Sequence[np.ndarray]) -> str:
 
 
 def _is_triangle(array: np.ndarray) -> bool:
-    # One row would be the same for all queries.
+    # With a single row, `causal` and `open` cannot be distinguished.
     if array.ndim < 2 or min(array.shape[-2:]) < 2:
         return False
     return np.array_equal(array, np.broadcast_to(np.tri(*array.shape[-2:]) == 1, array.shape))

@@ -1,6 +1,6 @@
-"""What a product of attention reads: the heads' values behind scales, transposes and copies for grouped heads.
+"""Operands of attention's matrix products, found behind scales, transposes and the repetition of grouped heads.
 
-Called by `attention`. Axes are named b(atch), h(eads), t(okens) and d(imensions of a head).
+Called by `attention`. Axes are named b(atch), h(eads), t(okens) and d(imension of a head).
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ Size = int | str | None
 
 
 class Unfused(Exception):
-    """This attention stays as it is; the message says why."""
+    """Raised if an attention cannot be fused; the message says why."""
 
 
 @dataclass
 class View:
-    """A graph by what its values are made of and read by. `types` have one name for sizes that are the same."""
+    """A graph, indexed by the producers and readers of its values. In `types`, equal sizes have one name."""
 
     model: onnx.ModelProto
     types: dict[str, onnx.TypeProto]
@@ -36,21 +36,21 @@ class View:
         self.outputs = {value.name for value in self.model.graph.output}
 
     def maker(self, value: str, *operators: str) -> onnx.NodeProto | None:
-        """The node that makes a value, where it is one of ONNX's operators named; of any where none is."""
+        """The node that produces a value if it is one of the given ONNX operators, or any if none is given."""
         node = self.makers.get(value)
         if node is None or node.domain or stops_gradient(node):
             return None
         return node if not operators or node.op_type in operators else None
 
     def dims(self, value: str) -> list[Size]:
-        """Sizes of a value's axes. Raises Unfused where not even their number is known."""
+        """Sizes of a value's axes. Raises Unfused if the rank is unknown."""
         found = shapes.named_shape(self.types, value)
         if found is None:
             raise Unfused(f"the shape of {walk.quoted(value)} is not known")
         return found
 
     def alias(self, node: onnx.NodeProto | None) -> bool:
-        """Whether a node gives its first input on as it is."""
+        """Whether a node passes on its first input unchanged."""
         if node is None or node.domain or stops_gradient(node):
             return False
         if node.op_type == "Cast":
@@ -64,12 +64,12 @@ class View:
         return bool(node.op_type == "Identity")
 
     def is_idle(self, dropout: onnx.NodeProto) -> bool:
-        """Whether a Dropout drops nothing: out of training, or with ratio 0."""
+        """Whether a Dropout has no effect: in evaluation mode, or with ratio 0."""
         ratio, training = (dropout.input[place] if len(dropout.input) > place else "" for place in (1, 2))
         return not training or self.proof.number(training) == 0 or (bool(ratio) and self.proof.number(ratio) == 0)
 
     def scaled(self, node: onnx.NodeProto | None) -> tuple[str, float] | None:
-        """Of a product or quotient with one number: the other factor and what it is multiplied by."""
+        """For a product or quotient with one number: the other factor, and the number it is multiplied by."""
         if node is None or node.domain or node.op_type not in ("Mul", "Div"):
             return None
         left, right = node.input
@@ -82,19 +82,33 @@ class View:
 
 @dataclass(frozen=True)
 class Operand:
-    """A factor of attention: `value` times `scale`; each of its heads serves `repeat` heads of the queries."""
+    """A factor of attention: `value` times `scale`. Each of its heads serves `repeat` query heads."""
 
     value: str
     axes: tuple[str, ...]
-    """Names of the value's axes; `bh` is one of batch and heads together."""
+    """Names of the value's axes; `bh` is batch and heads merged into one axis."""
     scale: float = 1.0
     repeat: int = 1
 
 
 def operand(view: View, value: str, axes: str, *, grouped: bool) -> Operand:
-    """What the factor `value` of a product is, going back as far as nothing is computed. `axes`: as `bhdt`.
+    """Trace a factor of a matrix product back through nodes that compute nothing.
 
-    `grouped`: heads may be those that are repeated for a group of queries' heads. Raises Unfused for other axes.
+    Parameters
+    ----------
+    view
+        The graph.
+    value
+        Name of the factor.
+    axes
+        Names of its axes in order, for example `bhdt`.
+    grouped
+        Whether heads may be repeated for a group of query heads.
+
+    Raises
+    ------
+    Unfused
+        If the factor has other axes.
     """
     if len(view.dims(value)) != len(axes):
         raise Unfused(f"{walk.quoted(value)} does not have {len(axes)} axes")
@@ -127,7 +141,7 @@ def _before(view: View, found: Operand) -> Operand | None:
 
 
 def _joined(view: View, node: onnx.NodeProto, found: Operand) -> Operand | None:
-    """Behind a Reshape of [b h, ...] to [b, h, ...]."""
+    """Trace back through a Reshape of [b h, ...] to [b, h, ...]."""
     before, after = view.dims(node.input[0]), view.dims(node.output[0])
     if found.axes[:2] != ("b", "h") or len(before) != 3 or None in before[1:] or before[1:] != after[2:]:
         return None
@@ -135,7 +149,7 @@ def _joined(view: View, node: onnx.NodeProto, found: Operand) -> Operand | None:
 
 
 def _split(view: View, node: onnx.NodeProto, found: Operand) -> Operand | None:
-    """Behind a Reshape of [b, h, ...] to [b h, ...]."""
+    """Trace back through a Reshape of [b, h, ...] to [b h, ...]."""
     before, after = view.dims(node.input[0]), view.dims(node.output[0])
     if found.axes[0] != "bh" or len(before) != 4 or None in before[2:] or before[2:] != after[1:]:
         return None
@@ -143,7 +157,7 @@ def _split(view: View, node: onnx.NodeProto, found: Operand) -> Operand | None:
 
 
 def _shared(view: View, node: onnx.NodeProto, found: Operand) -> Operand | None:
-    """Behind the nodes that repeat each head for a group of queries' heads.
+    """Trace back through the nodes that repeat each head for a group of query heads.
 
     These are Unsqueeze to [b, h, 1, ...], Expand to [b, h, repeat, ...] and Reshape to [b, h repeat, ...].
     """

@@ -1,4 +1,4 @@
-"""The pattern of attention: two products with a softmax between, and what exporters put around them.
+"""The pattern of attention: two matrix products with a softmax between them, and what exporters add around them.
 
 Called by `attention`.
 """
@@ -16,46 +16,46 @@ from ortflow.workflow.graph.ir import shapes, walk
 from ortflow.workflow.graph.ir.replacement import attribute
 
 BY_TOKENS = [0, 2, 1, 3]
-"""From [batch, heads, tokens, size] to [batch, tokens, heads, size], and back."""
+"""Permutation from [batch, heads, tokens, size] to [batch, tokens, heads, size], and back."""
 _FAR = -1e8
 """Below LOW, whatever a mask adds to it."""
 
 
 @dataclass
 class Scores:
-    """What a softmax is taken of."""
+    """The input of a softmax."""
 
     product: onnx.NodeProto
     scale: float = 1.0
     added: list[str] = field(default_factory=list)
     conditions: list[Condition] = field(default_factory=list)
     fill: float | None = None
-    """The largest number in place of scores where a condition does not hold."""
+    """The largest number that replaces scores where a condition is false."""
 
 
 @dataclass
 class Guard:
-    """What makes rows of the result 0 where a query looks at no key: `value` is by query."""
+    """Sets rows of the result to 0 for queries that attend to no key. `value` has one element per query."""
 
     node: onnx.NodeProto
     value: str
-    """The condition of a Where, or the factor of a Mul; empty where it is that the weights are not numbers."""
+    """The condition of a Where, or the factor of a Mul. Empty if rows are replaced where the weights are NaN."""
     place: int = 0
-    """Which input of a Where the rows are."""
+    """Which input of the Where holds the rows."""
 
 
 @dataclass
 class Result:
-    """Where the result of the second product goes."""
+    """The value that the second product ends in."""
 
     value: str
     guards: list[Guard]
     by_tokens: bool = False
-    """It is [batch, tokens, heads, size]."""
+    """Whether it is [batch, tokens, heads, size]."""
 
 
 def scores_of(view: View, value: str) -> Scores | None:
-    """What `value` is, where it is a scaled and masked product of matrices."""
+    """Match `value` as a scaled and masked matrix product."""
     node = view.maker(value)
     if node is None:
         return None
@@ -94,7 +94,7 @@ def scores_of(view: View, value: str) -> Scores | None:
 
 
 def weights_of(view: View, value: str) -> tuple[onnx.NodeProto, list[Guard]] | None:
-    """The product that reads the weights `value`, and what stands between; None if no product is near."""
+    """Find the product that reads the weights `value`, and the nodes between; None if there is no product nearby."""
     guards: list[Guard] = []
     while True:
         readers = list({id(node): node for node, _ in view.readers.get(value, [])}.values())
@@ -119,7 +119,7 @@ def weights_of(view: View, value: str) -> tuple[onnx.NodeProto, list[Guard]] | N
 
 
 def _guard(view: View, node: onnx.NodeProto, value: str, checks: Sequence[str]) -> Guard:
-    """What a Where behind the softmax does with whole rows."""
+    """Match a Where behind the softmax that replaces whole rows."""
     place = 1 if node.input[1] == value else 2
     if view.proof.number(node.input[3 - place]) != 0:
         raise Unfused(f"its weights go through {walk.called(node)}")
@@ -133,7 +133,7 @@ def _guard(view: View, node: onnx.NodeProto, value: str, checks: Sequence[str]) 
 
 
 def result_of(view: View, value: str, guards: list[Guard]) -> Result:
-    """Where the result goes, as far as it can be had otherwise."""
+    """Find the value that the result ends in, as far as the layout can be changed."""
     result = Result(value, list(guards))
     while not result.by_tokens:
         readers = view.readers.get(result.value, [])

@@ -1,6 +1,6 @@
-"""What a value is in every batch: evaluated where it depends on the sizes of inputs alone.
+"""Evaluates values that depend only on constants and input sizes, so that they are the same for every batch.
 
-Called by `attention`, which must know whether a mask is a causal one, whatever nodes an exporter computes it by.
+Called by `attention`, which must know whether a mask is causal, whichever nodes an exporter wrote to compute it.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from ortflow.workflow.graph.ir.replacement import attribute
 from ortflow.workflow.graph.normalize.randomness import RANDOM
 
 SMALL = (5, 8)
-"""Lengths of which two are tried wherever a length varies."""
+"""Two of these are tried for each dynamic size."""
 LONGEST = 8192
-"""Length up to which a constant of that many places is looked at as a whole."""
+"""A constant with at most so many positions is compared as a whole."""
 _MOST = 1 << 27
-"""Elements above which a value is not evaluated."""
+"""Values with more elements are not evaluated."""
 _FAULTS = (ArithmeticError, AttributeError, LookupError, NotImplementedError, RuntimeError, TypeError, ValueError)
-"""What evaluating nodes raises whose attributes or sizes contradict each other."""
+"""Raised by the evaluation of nodes with contradictory attributes or sizes."""
 
 
 class Proof:
-    """The values of a graph's constant parts. `types` have one name for sizes that are always the same."""
+    """The values of a graph's constant parts. In `types`, sizes that are always equal have one name."""
 
     def __init__(self, model: onnx.ModelProto, types: Mapping[str, onnx.TypeProto]) -> None:
         self._model, self._types = model, types
@@ -39,7 +39,7 @@ class Proof:
         self._numbers: dict[str, float | None] = {}
 
     def is_constant(self, name: str) -> bool:
-        """Whether nothing but constants and the sizes of values decide about a value."""
+        """Whether a value depends only on constants and on the sizes of values."""
         waiting = [name]
         while waiting:
             value = waiting[-1]
@@ -59,19 +59,19 @@ class Proof:
         return self._constant[name]
 
     def _is_computed(self, node: onnx.NodeProto) -> bool:
-        """Whether a node's values decide about what it makes."""
+        """Whether the result depends on the values of the node's inputs."""
         if node.domain or node.op_type == "Shape" or node.op_type in RANDOM or node.op_type == "Dropout":
             return False
         return not any(True for _ in walk.subgraphs(node))
 
     def _has_known_rank(self, node: onnx.NodeProto) -> bool:
-        """Whether a node makes the shape of a value all of whose sizes have a number or a name."""
+        """Whether a node computes the shape of a value whose sizes are all known by number or name."""
         if node.op_type != "Shape" or node.domain:
             return False
         return None not in (shapes.named_shape(self._types, node.input[0]) or [None])
 
     def number(self, name: str) -> float | None:
-        """The one number that a constant value consists of, whatever the sizes; None if there is none."""
+        """The number that all elements of a constant value equal, for all sizes; None if there is none."""
         if name not in self._numbers:
             self._numbers[name] = None
             found = shapes.shape(self._types, name)
@@ -81,9 +81,9 @@ class Proof:
         return self._numbers[name]
 
     def values(self, name: str, lengths: Collection[str] = ()) -> list[np.ndarray]:
-        """A constant value for several choices of sizes that vary; nothing if it cannot be evaluated.
+        """Evaluate a constant value for several choices of the dynamic sizes; empty if it cannot be evaluated.
 
-        `lengths` name the sizes that are numbers of tokens: these are also tried as large as the largest constant is.
+        `lengths` name the sizes that count tokens. They are also tried as large as the largest constant.
         """
         if name in self._tensors:
             return [numpy_helper.to_array(self._tensors[name])]
@@ -110,7 +110,7 @@ class Proof:
     def _choices(
         self, nodes: Sequence[onnx.NodeProto], tensors: Sequence[onnx.TensorProto], lengths: Collection[str]
     ) -> list[dict[str, int]]:
-        """Sizes for the names of those that vary."""
+        """Choices of numbers for the dynamic sizes."""
         names: dict[str, None] = {}
         for node in nodes:
             if node.op_type == "Shape":
@@ -152,7 +152,7 @@ class Proof:
 
 
 def _factors(size: int | str | None) -> list[str]:
-    """Names in a size, which may be a product of names and numbers: `4*batch`."""
+    """The names in a size, which may be a product of names and numbers: `4*batch`."""
     return [part for part in size.split("*") if not part.isdigit()] if isinstance(size, str) else []
 
 
@@ -163,5 +163,5 @@ def _product(size: int | str | None, sizes: Mapping[str, int]) -> int:
 
 
 def is_floating(types: Mapping[str, onnx.TypeProto], name: str) -> bool:
-    """Whether a value is known to be of fp32."""
+    """Whether a value is known to be fp32."""
     return bool(shapes.element_type(types, name) == TensorProto.FLOAT)

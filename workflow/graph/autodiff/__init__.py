@@ -1,5 +1,6 @@
-"""Reverse-mode differentiation of ONNX graphs: `reverse.differentiate` is the entry, one rule stands for one operator.
+"""Reverse-mode differentiation of ONNX graphs. The entry point is `reverse.differentiate`; each operator has one rule.
 
-A rule writes nodes of ONNX's own domain, and of com.microsoft where ONNX Runtime's gradient operators have names that
-the rest of the package knows; `compose` writes those out where the installed runtime has no kernel of them.
+A rule writes nodes of ONNX's domain, and of com.microsoft where ONNX Runtime has a gradient operator that the rest of
+the package also knows. `compose` replaces those by standard operators where the installed runtime has no kernel for
+them.
 """

@@ -1,6 +1,6 @@
-"""Rules of activations that have a kink or parameters, and of the Gelu family.
+"""Rules for piecewise activations, activations with parameters, and the Gelu family.
 
-At a kink the derivative is PyTorch's.
+Where the derivative jumps, it has PyTorch's value.
 """
 
 from __future__ import annotations
@@ -40,14 +40,14 @@ def thresholded_relu(b: Backward) -> Gradients:
 
 @rule("Elu", "Selu", "Celu")
 def exponential_linear(b: Backward) -> Gradients:
-    """outer x for positive x, outer alpha (exp(x / inner) - 1) for the others."""
+    """y = outer x for positive x, outer alpha (exp(x / inner) - 1) otherwise."""
     kind, x = b.node.op_type, b.input(0)
     alpha = b.attribute("alpha", 1.67326319217681884765625 if kind == "Selu" else 1.0)
     outer = b.attribute("gamma", 1.05070102214813232421875) if kind == "Selu" else 1.0
     inner = alpha if kind == "Celu" else 1.0
     curve = b("Exp", x if inner == 1 else b("Div", x, b.number(inner)))
     gradient = _scaled(b, b.gradient(), outer)
-    # What overflows for large x is not chosen.
+    # The branch that overflows for large x is not selected there.
     yield 0, b("Where", _positive(b), gradient, b("Mul", gradient, _scaled(b, curve, alpha / inner)))
 
 
@@ -60,7 +60,7 @@ def hard_sigmoid(b: Backward) -> Gradients:
 
 @rule("HardSwish")
 def hard_swish(b: Backward) -> Gradients:
-    """x max(0, min(1, x / 6 + 1 / 2)): x / 3 + 1 / 2 between -3 and 3."""
+    """y = x max(0, min(1, x / 6 + 1 / 2)). The derivative is x / 3 + 1 / 2 between -3 and 3."""
     x, gradient = b.input(0), b.gradient()
     bent = b("Mul", gradient, b("Add", b("Div", x, b.number(3)), b.number(0.5)))
     below = b("LessOrEqual", x, b.number(-3))
@@ -70,7 +70,7 @@ def hard_swish(b: Backward) -> Gradients:
 
 @rule("Mish")
 def mish(b: Backward) -> Gradients:
-    """x t with t = tanh(softplus x): t + x (1 - t^2) sigmoid x."""
+    """y = x t with t = tanh(softplus x). The derivative is t + x (1 - t^2) sigmoid x."""
     x = b.input(0)
     t = b("Tanh", b("Softplus", x))
     bend = b("Mul", b("Mul", x, b("Sigmoid", x)), b("Sub", b.number(1), b("Mul", t, t)))
@@ -79,7 +79,7 @@ def mish(b: Backward) -> Gradients:
 
 @rule("Gelu", "FastGelu", "BiasGelu", domain=MICROSOFT)
 def gelu(b: Backward) -> Gradients:
-    """`compose` and our kernels know the gradient nodes; a bias is added in front of them."""
+    """Emits gradient nodes that `compose` and our kernels know. A bias is added before them."""
     x = b("Add", b.input(0), b.input(1)) if b.input(1) else b.input(0)
     operator = "FastGeluGrad" if b.node.op_type == "FastGelu" else "GeluGrad"
     slope = b(operator, b.gradient(), x, domain=MICROSOFT)
@@ -90,7 +90,7 @@ def gelu(b: Backward) -> Gradients:
 
 @rule("QuickGelu", domain=MICROSOFT)
 def quick_gelu(b: Backward) -> Gradients:
-    """x s with s = sigmoid(alpha x): s (1 + alpha x (1 - s))."""
+    """y = x s with s = sigmoid(alpha x). The derivative is s (1 + alpha x (1 - s))."""
     inner = _scaled(b, b.input(0), b.attribute("alpha", 1.702))
     s = b("Sigmoid", inner)
     slope = b("Mul", s, b("Add", b("Mul", inner, b("Sub", b.number(1), s)), b.number(1)))

@@ -1,4 +1,4 @@
-"""Rule of attention as one node; `workflow.graph.attention.find` says what it computes."""
+"""Rule for the fused Attention node, which `workflow.graph.attention.find` defines."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from ortflow.workflow.graph.ir.edit import attributes_of
 
 @rule("Attention", domain=CUDA_DOMAIN)
 def attention(b: Backward) -> Gradients:
-    """One node makes the gradients of queries, keys and values. A mask has none."""
+    """One node computes the gradients of queries, keys and values. A mask has no gradient."""
     q, k, v, *mask = b.node.input
     inputs = [b.gradient(), q, k, v, b.output(0), b.saved_output(1), *mask]
     flags = attributes_of(b.node)

@@ -1,6 +1,6 @@
-"""Rules of normalisations with a scale and a bias for each channel, and their gradients by operators of ONNX.
+"""Rules for normalisations with a scale and a bias per channel, and their gradients in ONNX operators.
 
-Images are taken as [batch, channels, pixels] and what belongs to a channel as [channels, 1], whatever their rank.
+Images are reshaped to [batch, channels, pixels], and per-channel vectors to [channels, 1], whatever their rank.
 """
 
 from __future__ import annotations
@@ -13,28 +13,28 @@ _PIXELS = 2
 
 
 def flat(w: Replacement, value: str) -> str:
-    """An image as [batch, channels, pixels]."""
+    """Reshape an image to [batch, channels, pixels]."""
     return w("Reshape", value, w.ints(0, 0, -1))
 
 
 def column(w: Replacement, value: str) -> str:
-    """A vector of the channels as [channels, 1]."""
+    """Reshape a per-channel vector to [channels, 1]."""
     return w("Unsqueeze", value, w.ints(1))
 
 
 def by_batch_gradients(
     w: Replacement, gradient: str, x: str, scale: str, mean: str, inverse: str
 ) -> tuple[str, str, str]:
-    """The gradients of x, scale and bias of one normalised by the batch's mean and inverse standard deviation.
+    """Gradients of x, scale and bias for a normalisation by batch statistics.
 
-    With n = (x - mean) inverse and means over batch and pixels: (dy - mean(dy) - n mean(dy n)) scale inverse.
+    With n = (x - mean) inverse and means over batch and pixels: dx = (dy - mean(dy) - n mean(dy n)) scale inverse.
     """
     rows, shape = flat(w, gradient), w("Shape", x)
     centred = w("Sub", flat(w, x), column(w, mean))
     of_bias, along = _over_channels(w, rows), _over_channels(w, w("Mul", rows, centred))
     count = w("Cast", w("Div", w("Size", x), w("Size", scale)), to=1)
     slope = w("Mul", scale, inverse)
-    # All of it is one sum of dy, x - mean and 1, whose factors are small vectors.
+    # This is one sum of dy, x - mean and 1, each multiplied by a small vector.
     of_centred = w("Neg", w("Div", w("Mul", along, w("Mul", inverse, inverse)), count))
     offset = w("Neg", w("Div", of_bias, count))
     rest = w("Add", w("Mul", centred, column(w, of_centred)), column(w, offset))
@@ -49,7 +49,7 @@ def _over_channels(w: Replacement, value: str) -> str:
 @rule("BatchNormalization")
 def batch_normalization(b: Backward) -> Gradients:
     if not b.gradient():
-        # Nothing differentiates the statistics.
+        # The statistics have no gradient.
         return
     if not b.attribute("training_mode", 0):
         yield from _by_fixed_statistics(b)

@@ -1,4 +1,4 @@
-"""Writes ONNX Runtime's gradient operators out by operators of ONNX, for runtimes that have no kernels of them."""
+"""Replaces ONNX Runtime's gradient operators by ONNX operators, for runtimes that have no kernels for them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from ortflow.workflow.graph.ir.replacement import Context, Replacement
 from ortflow.workflow.graph.normalize import tidy
 
 COMPOSITIONS: dict[str, Callable[[Replacement], None]] = {**ACTIVATIONS, **GROUPS, **IMAGES, **NORMS, **OPTIMIZERS}
-"""Operator of com.microsoft -> what writes nodes in its place, which make its outputs."""
+"""Operator of com.microsoft -> the function that writes the nodes that replace it and produce its outputs."""
 
 
 def compose(
@@ -28,7 +28,7 @@ def compose(
     compositions: Mapping[str, Callable[[Replacement], None]] = COMPOSITIONS,
     domain: str = MICROSOFT,
 ) -> onnx.ModelProto:
-    """A copy of a training graph in which no operator of `compositions`, which are of `domain`, is left."""
+    """Return a copy of a training graph without operators of `domain` that are in `compositions`."""
     copy = onnx.ModelProto()
     copy.CopyFrom(model)
     graph = copy.graph
@@ -38,7 +38,7 @@ def compose(
 
     if not any(map(is_written_out, graph.node)):
         return copy
-    # What `differentiate` knows of its own nodes' values cannot be inferred again.
+    # Shape inference cannot recover what `differentiate` knows about the values of its nodes.
     known = described(graph)
     types = {name: value.type for name, value in known.items()}
     tensors = {tensor.name: tensor for tensor in graph.initializer}
@@ -61,7 +61,7 @@ def compose(
 
 
 def _without_names(nodes: list[onnx.NodeProto]) -> list[onnx.NodeProto]:
-    """The nodes without an Identity for each that only names what another makes."""
+    """The nodes without each Identity that only renames another node's output."""
     made = {name for node in nodes for name in node.output}
     names: dict[str, str] = {}
     kept = []

@@ -1,4 +1,4 @@
-"""Gradient nodes of activations, by standard operators."""
+"""Gradient operators of activations, in standard operators."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _CUBE = 0.044715
 
 
 def gelu(w: Replacement) -> None:
-    """Of x F(x), with F and f the normal distribution and its density: F + x f."""
+    """y = x F(x), with F the normal distribution and f its density. The derivative is F + x f."""
     gradient, x = w.node.input
     half = w.constant(0.5)
     below = w("Add", w("Mul", w("Erf", w("Mul", x, w.constant(math.sqrt(0.5)))), half), half)
@@ -22,7 +22,7 @@ def gelu(w: Replacement) -> None:
 
 
 def fast_gelu(w: Replacement) -> None:
-    """Of x s with s = sigmoid(u), u = 2 sqrt(2 / pi) (x + 0.044715 x^3): s (1 + x u' (1 - s))."""
+    """y = x s with s = sigmoid(u), u = 2 sqrt(2 / pi) (x + 0.044715 x^3). The derivative is s (1 + x u' (1 - s))."""
     gradient, x = w.node.input
     one, linear, square = w.constant(1), w.constant(_SLOPE), w("Mul", x, x)
     steep = w("Add", w("Mul", square, w.constant(_SLOPE * _CUBE)), linear)
@@ -33,7 +33,7 @@ def fast_gelu(w: Replacement) -> None:
 
 
 def sigmoid(w: Replacement) -> None:
-    """Of s: s (1 - s)."""
+    """The derivative of s is s (1 - s)."""
     gradient, y = w.node.input
     w.done(w("Mul", gradient, w("Mul", y, w("Sub", w.constant(1), y))))
 

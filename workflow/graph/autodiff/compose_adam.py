@@ -1,4 +1,4 @@
-"""ONNX Runtime's AdamOptimizer by operators of ONNX: see `compose`."""
+"""ONNX Runtime's AdamOptimizer in ONNX operators; see `compose`."""
 
 from __future__ import annotations
 
@@ -12,10 +12,11 @@ from ortflow.workflow.graph.ir.replacement import Replacement
 
 
 def adam(w: Replacement) -> None:
-    """AdamOptimizer(rate, step, parameters, gradients, moment_1, moment_2) as `optim.adam` makes it.
+    """AdamOptimizer(rate, step, parameters, gradients, moment_1, moment_2) as `optim.adam` creates it.
 
-    The kernel with bias correction and `weight_decay_mode` 0, whose outputs may lie in the memory of its inputs: what
-    reads an input comes before, or is, the node that writes the output. The raised step, output 0, is left out.
+    It has bias correction and `weight_decay_mode` 0. Outputs may share the memory of their inputs, so each node that
+    reads
+    an input comes before, or is, the node that writes the output. Output 0, the incremented step, is omitted.
     """
     assert (w.attribute("do_bias_correction", 1), w.attribute("weight_decay_mode", 0)) == (1, 0)
     rate, step, parameters, gradients, first, second = w.node.input
@@ -26,14 +27,14 @@ def adam(w: Replacement) -> None:
     correction_1, correction_2 = (
         w("Sub", _double(w, 1.0), w("Pow", _double(w, beta), steps)) for beta in (beta_1, beta_2)
     )
-    # m' / (c1 (sqrt(v') / sqrt(c2) + epsilon)), the factors of all elements multiplied before.
+    # m' / (c1 (sqrt(v') / sqrt(c2) + epsilon)), with the scalar factors multiplied first.
     factor = _single(w, w("Div", correction_1, w("Sqrt", correction_2)))
     epsilon = _single(w, w("Mul", correction_1, _double(w, w.attribute("epsilon", 1e-8))))
     denominator = w("Add", w("Mul", w("Sqrt", second), factor), epsilon)
     change = w("Div", w("Mul", first, rate), denominator)
     decay = w.attribute("lambda", 0.0)
     if decay:
-        # Before the step and apart from it, so that the decay of a parameter is rounded once.
+        # Applied separately and before the step, so that the decayed parameter is rounded once.
         lost = w("Mul", rate, w.constant(decay))
         if w.output(4):
             change = w("Add", change, w("Mul", parameters, lost))
@@ -50,7 +51,7 @@ def _moment(w: Replacement, moment: str, value: str, beta: float, output: str) -
 
 
 def _write(w: Replacement, operator: str, *inputs: str, output: str) -> str:
-    """A node that makes an output of the replaced one, without another pass over its memory."""
+    """A node that writes an output of the replaced node, without a further pass over its memory."""
     w.nodes.append(helper.make_node(operator, inputs, [output], f"{output}/{operator}"))
     return output
 

@@ -1,6 +1,6 @@
-"""Group normalisation, as `group_norm` puts it, and its gradient by standard operators: see `compose`.
+"""Group normalisation, as `group_norm` inserts it, and its gradient, in standard operators; see `compose`.
 
-Values of a group are taken as [batch, groups, values], those of a channel as [batch, channels, pixels].
+Values of a group are [batch, groups, values], those of a channel [batch, channels, pixels].
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _VALUES = 2
 
 
 def group_norm(w: Replacement) -> None:
-    """(x - mean) inverse scale + bias, and, where they are wanted, mean and inverse."""
+    """y = (x - mean) inverse scale + bias and, if requested, mean and inverse."""
     x, scale, bias = w.node.input
     groups, epsilon = w.attribute("num_groups", 1), w.attribute("epsilon", 1e-5)
     rows = w("Reshape", x, w.ints(0, groups, -1))
@@ -37,9 +37,9 @@ def group_norm(w: Replacement) -> None:
 
 
 def group_norm_gradient(w: Replacement) -> None:
-    """With n = (x - mean) inverse, g = dy scale and means over a group: (g - mean(g) - n mean(g n)) inverse.
+    """With n = (x - mean) inverse, g = dy scale and means over a group: dx = (g - mean(g) - n mean(g n)) inverse.
 
-    Both means are of sums over channels, which the gradients of scale and bias are made of, too.
+    Both means are computed from sums over channels, which the gradients of scale and bias also use.
     """
     gradient, x, scale, mean, inverse = w.node.input
     groups = w.attribute("num_groups", 1)
@@ -51,7 +51,9 @@ def group_norm_gradient(w: Replacement) -> None:
     share = w("Div", w("Cast", w("Size", mean), to=1), w("Cast", w("Size", x), to=1))
 
     def mean_over_group(sums: str) -> str:
-        """Of sums over channels [batch, channels, 1], scaled: the mean over a group's values [batch, groups, 1]."""
+        """From sums over channels [batch, channels, 1], multiplied by the scale: the mean over each group [batch,
+        groups, 1].
+        """
         split = w("Reshape", w("Mul", sums, last), w.ints(0, groups, -1))
         return w("Mul", w("Mul", w("ReduceSum", split, values, keepdims=1), share), inverse)
 
@@ -63,13 +65,13 @@ def group_norm_gradient(w: Replacement) -> None:
 
 
 def _channels(w: Replacement, value: str, scale: str, groups: int) -> str:
-    """A value as [batch, channels, pixels]; it is that already where there are as many groups as channels."""
+    """A value as [batch, channels, pixels]. It already has that form if there are as many groups as channels."""
     count = math.prod(size or 0 for size in shapes.shape(w.context.types, scale) or [0])
     return value if groups == count else w("Reshape", value, w.ints(0, count, -1))
 
 
 def _column(w: Replacement, vector: str) -> str:
-    """What belongs to the channels as [channels, 1]."""
+    """A per-channel vector as [channels, 1]."""
     return w("Reshape", vector, w.ints(-1, 1))
 
 

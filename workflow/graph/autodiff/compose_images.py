@@ -1,4 +1,4 @@
-"""Gradients of look-ups, convolutions and normalised images by operators of ONNX: see `compose`."""
+"""Gradients of look-ups, convolutions and batch normalisation in ONNX operators; see `compose`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from ortflow.workflow.graph.ir.replacement import Replacement
 
 
 def gather(w: Replacement) -> None:
-    """GatherGrad(shape, indices, gradient): zeros to which the gradient's rows are added."""
+    """GatherGrad(shape, indices, gradient): add the gradient's rows to zeros."""
     shape, indices, gradient = w.node.input
     w.done(gathered_back(w, shape, indices, gradient, w.attribute("axis", 0)))
 
@@ -28,7 +28,7 @@ def convolution(w: Replacement) -> None:
     gradient, x, weight = w.node.input
     kernel, group = kernel_of(w, 2), w.attribute("group", 1)
     windows, *_ = windows_of(w, x, kernel, sizes_of(w, x, len(kernel)))
-    # Those of parameters first: what they read is needed by nothing else then.
+    # Gradients of parameters come first: no other node then needs what they read.
     of_bias = bias_gradient(w, gradient, len(kernel)) if w.output(2) else ""
     of_weight = weight_gradient(w, gradient, x, weight, windows, group) if w.output(1) else ""
     of_data = data_gradient(w, gradient, weight, windows, x, group) if w.output(0) else ""

@@ -1,4 +1,4 @@
-"""Gradient nodes of softmax, normalisations and the loss, by standard operators."""
+"""Gradient operators of softmax, normalisations and the loss, in standard operators."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ortflow.workflow.graph.ir.replacement import Replacement
 
 
 def softmax(w: Replacement) -> None:
-    """y (dy - sum(y dy)), summed along the axis."""
+    """dx = y (dy - sum(y dy)), with the sum along the axis."""
     gradient, y = w.node.input
     product = w("Mul", gradient, y)
     total = w("ReduceSum", product, w.ints(w.attribute("axis", -1)), keepdims=1)
@@ -21,10 +21,10 @@ def softmax(w: Replacement) -> None:
 def normalization_gradients(
     w: Replacement, gradient: str, x: str, scale: str, mean: str, inverse: str, axes: Sequence[int]
 ) -> tuple[str, str]:
-    """Of n scale with n = (x - mean) inverse: the gradient of x, and that of the scale before it is summed.
+    """Gradients of y = n scale with n = (x - mean) inverse: that of x, and that of the scale before it is reduced.
 
-    With g = dy scale and means over `axes`, which count from the end: (g - mean(g) - n mean(g n)) inverse. Without
-    `mean`, as in root mean square normalization, mean(g) falls away.
+    With g = dy scale and means over `axes`, which count from the end: dx = (g - mean(g) - n mean(g n)) inverse. Without
+    `mean`, as in root mean square normalisation, the term mean(g) is omitted.
     """
     normal = w("Mul", w("Sub", x, mean) if mean else x, inverse)
     outer = w("Mul", gradient, normal)
@@ -37,9 +37,9 @@ def normalization_gradients(
 
 
 def layer_norm(w: Replacement) -> None:
-    """The gradients of x, scale and bias; the last two are of the shape of x's last axes.
+    """Gradients of x, scale and bias; the last two have the shape of x's last axes.
 
-    Of root mean square normalization, there is neither a mean nor a bias.
+    Root mean square normalisation has neither mean nor bias.
     """
     gradient, x, scale, *means, inverse = w.node.input
     rank = shapes.rank(w.context.types, x)
@@ -56,7 +56,7 @@ def layer_norm(w: Replacement) -> None:
 
 
 def _over_rows(w: Replacement, value: str, scale: str, axis: int, rank: int | None) -> str:
-    """The sum over all axes before `axis`, which counts from the end."""
+    """Sum over all axes before `axis`, which counts from the end."""
     if rank is not None:
         before = list(range(rank + axis))
         return w("ReduceSum", value, w.ints(*before), keepdims=0) if before else value
@@ -65,9 +65,9 @@ def _over_rows(w: Replacement, value: str, scale: str, axis: int, rank: int | No
 
 
 def cross_entropy(w: Replacement) -> None:
-    """Of -log p[label] weight[label], for the scores: (p - one hot) weight[label] dloss, over all weights for a mean.
+    """Gradient of -log p[label] weight[label] with respect to the scores.
 
-    Labels that are to be ignored have weight 0.
+    It is (p - one hot) weight[label] dloss, divided by the sum of the weights for a mean. Ignored labels have weight 0.
     """
     gradient, logarithms, labels = w.node.input[:3]
     weights, ignored, reduction = w.input(3), w.attribute("ignore_index", None), w.attribute("reduction", "mean")
@@ -82,7 +82,7 @@ def cross_entropy(w: Replacement) -> None:
     if counted:
         weight = w("Where", counted, w.constant(0), weight or w.constant(1))
     if reduction == "mean":
-        # Without any label that counts, 0 / 0 is what the loss is, too.
+        # If no label counts, the result is 0 / 0, as the loss is.
         total = w("ReduceSum", weight, keepdims=0) if weight else w("Cast", w("Size", labels), to=TensorProto.FLOAT)
         gradient = w("Div", gradient, total)
     each = w("Mul", gradient, weight) if weight else gradient

@@ -1,4 +1,4 @@
-"""Rules of convolutions, and their gradients by operators of ONNX."""
+"""Rules for convolutions, and their gradients in ONNX operators."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from ortflow.workflow.graph.ir import shapes
 from ortflow.workflow.graph.ir.replacement import Replacement
 
 _FEW_CHANNELS = 16
-"""Below this, one convolution with the gradient as its kernel is quicker than a matrix product for each place."""
+"""Below this, one convolution with the gradient as its kernel is faster than a matrix product per kernel position."""
 _MANY_PLACES = 64
 _SMALL_SAMPLE = 150_000
-"""Elements of a sample up to which a depthwise convolution's products of whole images stay in the processor's cache."""
+"""Elements per sample for which a depthwise convolution's products of whole images fit the CPU cache."""
 _SMALL_KERNEL = 16
 _WEIGHTS_PER_PIXEL = 4096
-"""Above this, turning the weights costs more than a plain convolution gains over a transposed one."""
+"""Above this, flipping the weights costs more than a plain convolution saves over a transposed one."""
 
 
 def kernel_of(w: Replacement, place: int) -> list[int]:
-    """Sizes of the kernel that input `place` holds; raises UserError if they are not known."""
+    """Sizes of the kernel that input `place` holds. Raises UserError if they are unknown."""
     given = w.attribute("kernel_shape", None)
     if given:
         return [int(size) for size in given]
@@ -51,7 +51,7 @@ def data_gradient(w: Replacement, gradient: str, weight: str, windows: Windows, 
         or (pixels is not None and math.prod(n or 1 for n in dims) > _WEIGHTS_PER_PIXEL * pixels)
     ):
         return spread(w, gradient, weight, windows, x, group)
-    # A convolution of the gradient with each kernel turned around, inputs and outputs changing places.
+    # A convolution of the gradient with each kernel flipped, with input and output channels exchanged.
     outer, inner = dims[0] or 0, dims[1] or 0
     volume = math.prod(windows.kernel)
     each = outer // group
@@ -81,7 +81,7 @@ def weight_gradient(w: Replacement, gradient: str, image: str, weight: str, wind
     swapped = [1, 0, *axes]
     if group > 1 or channels is None or channels < _FEW_CHANNELS or math.prod(windows.kernel) > _MANY_PLACES:
         return _by_convolution(w, gradient, image, windows, group, swapped)
-    # A product of matrices for each place of the kernel.
+    # One matrix product per kernel position.
     rows = w("Reshape", w("Transpose", gradient, perm=swapped), w.ints(0, -1))
     turned = w("Transpose", _padded(w, image, windows), perm=swapped)
     parts = []
@@ -108,7 +108,7 @@ def _is_small(windows: Windows, channels: int) -> bool:
 
 
 def _by_products(w: Replacement, gradient: str, image: str, windows: Windows) -> str:
-    """Each channel alone: for each place of the kernel the sum of the gradient times what it met there."""
+    """Per channel and kernel position: the sum of the gradient times the image elements it is computed from."""
     padded, flat = _padded(w, image, windows), w.ints(0, 0, -1)
     rows, over = w("Reshape", gradient, flat), w.ints(0, SPATIAL)
     parts = []
@@ -122,7 +122,7 @@ def _by_products(w: Replacement, gradient: str, image: str, windows: Windows) ->
 def _by_convolution(
     w: Replacement, gradient: str, image: str, windows: Windows, group: int, swapped: Sequence[int]
 ) -> str:
-    """A convolution over the samples, with the gradient as kernel: strides and dilations change places."""
+    """A convolution over the samples with the gradient as kernel; strides and dilations are exchanged."""
     rank = len(swapped)
     spatial = list(range(SPATIAL, rank))
     if group > 1:
@@ -150,7 +150,7 @@ def _by_convolution(
         stride > 1 and (size is None or count is None or (count - 1) * stride + reach != size + begin + end)
         for size, count, stride, reach, begin, end in extents
     ):
-        # Elements that no window reaches make it larger.
+        # Elements that no window covers make the result larger.
         whole = w("Slice", whole, w.ints(*(0 for _ in spatial)), w.ints(*windows.kernel), w.ints(*spatial))
     return w("Transpose", whole, perm=swapped)
 
@@ -165,7 +165,7 @@ def convolution(b: Backward) -> Gradients:
     kernel = kernel_of(b, 1)
     group, axes = b.attribute("group", 1), len(kernel)
     windows, image, first = windows_of(b, b.input(0), kernel, sizes_of(b, b.input(0), axes))
-    # ConvGrad of groups clears memory that is not its own where the kernel has not two axes.
+    # For groups, ConvGrad clears memory that it does not own unless the kernel has two axes.
     if not first and (axes == 2 or group == 1):
         wanted = [b.wants(place) for place in range(3)]
         given, written = (b.gradient(), *b.node.input[:2]), _written(windows, group)
@@ -183,7 +183,9 @@ def convolution(b: Backward) -> Gradients:
 
 @rule("ConvTranspose")
 def transposed(b: Backward) -> Gradients:
-    """A transposed convolution is the gradient of a convolution with respect to its data: here that convolution."""
+    """A transposed convolution is the gradient of a convolution with respect to its data, so its gradient is that
+    convolution.
+    """
     kernel = kernel_of(b, 1)
     group, axes = b.attribute("group", 1), len(kernel)
     windows = _of_transposed(b, kernel)
@@ -210,7 +212,7 @@ def _written(windows: Windows, group: int) -> dict[str, Any]:
 
 
 def _of_transposed(b: Backward, kernel: list[int]) -> Windows:
-    """The windows over the node's output, whose pads may follow from the size that it asks for."""
+    """The windows over the node's output, whose pads may depend on the requested output size."""
     axes = len(kernel)
     ones = [1] * axes
     strides, dilations = b.attribute("strides", None) or ones, b.attribute("dilations", None) or ones
@@ -219,7 +221,7 @@ def _of_transposed(b: Backward, kernel: list[int]) -> Windows:
     extra = b.attribute("output_padding", None) or [0] * axes
     sizes = sizes_of(b, b.output(0), axes)
     if any(n >= stride for n, stride in zip(extra, strides, strict=True)):
-        # ONNX Runtime computes something else then, or nothing.
+        # ONNX Runtime computes a different result in this case, or none.
         raise b.refusal("its output_padding is not below its strides")
     if mode == "VALID" and not asked:
         pads = [0] * (2 * axes)
@@ -229,7 +231,7 @@ def _of_transposed(b: Backward, kernel: list[int]) -> Windows:
             reach = dilations[axis] * (kernel[axis] - 1) + 1
             if asked and size is None:
                 raise b.refusal("its pads depend on a size that is not known")
-            # Without a size asked for, the output is as many strides long as the input has elements.
+            # Without a requested size, the output has one stride per input element.
             lacking = asked[axis] - strides[axis] * ((size or 0) - 1) if asked else strides[axis]
             total = extra[axis] + reach - lacking
             if total < 0:

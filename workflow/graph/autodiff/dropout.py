@@ -1,4 +1,4 @@
-"""Rule of Dropout."""
+"""Rule for Dropout."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from ortflow.workflow.graph.autodiff.rule import Backward, Gradients, rule
 
 @rule("Dropout")
 def dropout(b: Backward) -> Gradients:
-    """What the mask has kept, enlarged as the kept elements were; outside training everything is kept as it is."""
+    """dx = dy times mask times the scale of the kept elements; outside training dx = dy."""
     ratio, training = b.value(1), b.value(2)
     if not b.input(2) or (training is not None and not training.any()):
         yield 0, b.gradient()

@@ -1,4 +1,4 @@
-"""Rules of operators that work element by element, with ONNX's broadcasting."""
+"""Rules for elementwise operators with ONNX's broadcasting."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Makes a training graph one that can be differentiated.
+"""Makes a training graph differentiable.
 
-Called by `build` on the graph with its loss, before the gradient is built; evaluation and inference graphs stay as
-they were exported. Operators without a rule are written out by others that have one.
+Called by `assembly` on the graph with its loss, before the gradient is built; evaluation and inference graphs keep
+the exported operators. Operators without a rule are replaced by operators that have one.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ from ortflow.workflow.graph.normalize import tidy
 from ortflow.workflow.graph.normalize.opset import OPSET, at_opset_18
 
 _ROUNDS = 8
-"""Decompositions use operators that are decomposed themselves; none is nested deeper."""
+"""Decompositions use operators that are themselves decomposed, nested no deeper than this."""
 
 
 def make_differentiable(
     model: onnx.ModelProto, trained: Collection[str], loss: str
 ) -> tuple[onnx.ModelProto, list[str]]:
-    """A copy of a prepared model in which every node between `trained` and `loss` has a gradient, and log lines.
+    """Return a copy of a prepared model in which every node between `trained` and `loss` has a gradient, and log lines.
 
-    Raises UserError naming node and operator where one has none and cannot be written out.
+    Raises UserError, naming node and operator, if one has no gradient and no decomposition.
     """
     copy = onnx.ModelProto()
     copy.CopyFrom(model)
@@ -52,13 +52,13 @@ def make_differentiable(
 
 
 def check_differentiable(model: onnx.ModelProto, trained: Collection[str], loss: str) -> None:
-    """Raises UserError, naming node and operator, where a node between `trained` and `loss` has no gradient."""
+    """Raises UserError, naming node and operator, if a node between `trained` and `loss` has no gradient."""
     for node in _without_gradient(model, trained, [loss]):
         raise no_gradient(node, f"{node.op_type} cannot be differentiated")
 
 
 def undifferentiable(model: onnx.ModelProto, trained: Collection[str], losses: Sequence[str]) -> list[str]:
-    """A sentence for each node that keeps a prepared model from being trained for `losses`."""
+    """One sentence for each node that prevents a prepared model from being trained for `losses`."""
     copy = onnx.ModelProto()
     copy.CopyFrom(model)
     found: list[str] = []
@@ -81,7 +81,7 @@ def _without_gradient(model: onnx.ModelProto, trained: Collection[str], losses: 
 def _expand_once(
     model: onnx.ModelProto, trained: Collection[str], losses: Sequence[str], expanded: Counter[str]
 ) -> bool:
-    """Writes out each node on the path that needs it, in place; whether there was any."""
+    """Decompose each node on the path that needs it, in place; returns whether there was any."""
     context = context_of(model)
     path = gradient_path(model.graph, context.types, trained, losses)
     context = dataclasses.replace(context, gradients=path.values)
@@ -101,7 +101,7 @@ def _expand_once(
 
 
 def _replacement(node: onnx.NodeProto, context: Context) -> list[onnx.NodeProto] | None:
-    """The nodes to stand for `node`, None if it may stay as it is."""
+    """The nodes that replace `node`; None if it can stay."""
     try:
         return _written_out(node, context)
     except MISFITS:

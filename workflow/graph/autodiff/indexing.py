@@ -1,7 +1,7 @@
-"""Rules of operators that read or write at given places, and of those that choose elements.
+"""Rules for operators that read or write at indices, and for those that select elements.
 
-What meets at one element is added by ScatterElements, which ONNX Runtime runs in a fixed order on the CPU: its
-ScatterND splits the updates over threads, whose additions race.
+Gradients that meet at one element are added by ScatterElements, which ONNX Runtime runs in a fixed order on the CPU.
+Its ScatterND splits the updates over threads whose additions race.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from ortflow.workflow.graph.ir.replacement import Replacement
 
 
 def zeros(w: Replacement, shape: str) -> str:
-    """fp32 zeros of a shape that the graph computes."""
+    """fp32 zeros with a shape that the graph computes."""
     return w("ConstantOfShape", shape)
 
 
 def gathered_back(w: Replacement, shape: str, indices: str, gradient: str, axis: int) -> str:
-    """Zeros of `shape` with what a Gather along `axis` read at `indices` added back."""
+    """Zeros of `shape`, with the gradient added at the positions that a Gather along `axis` read."""
     before, size, behind = _around(w, shape, axis)
     rows = w("Reshape", gradient, w("Concat", before, w.ints(-1), behind, axis=0))
     places = w("Expand", w("Reshape", indices, w.ints(-1, 1)), w("Shape", rows))
@@ -31,7 +31,7 @@ def gathered_back(w: Replacement, shape: str, indices: str, gradient: str, axis:
 
 
 def _around(w: Replacement, shape: str, axis: int) -> tuple[str, str, str]:
-    """How many elements lie before an axis, on it and behind it, each int64 [1]."""
+    """Number of elements before an axis, along it and after it, each int64 [1]."""
     last = axis == -1
     size = w("Slice", shape, w.ints(axis), w.ints(2**31 - 1 if last else axis + 1))
     before = w.ints(1) if axis == 0 else _product(w, w("Slice", shape, w.ints(0), w.ints(axis)))
@@ -45,8 +45,9 @@ def _product(w: Replacement, sizes: str) -> str:
 
 @rule("Gather")
 def gather(b: Backward) -> Gradients:
-    """One place that is known is put back by Pad: exporters read queries, keys and values so, and adding them to zeros
-    by number takes several times the memory and the time."""
+    """A single constant index is reversed by Pad: exporters read queries, keys and values that way, and ScatterElements
+    takes several times the memory and time.
+    """
     axis, place, dims = b.attribute("axis", 0), b.value(1), b.shape(0)
     size = dims[axis]
     if place is not None and place.size == 1 and place.ndim < 2 and size:
@@ -68,7 +69,7 @@ def gather_elements(b: Backward) -> Gradients:
 
 @rule("GatherND")
 def gather_nd(b: Backward) -> Gradients:
-    """Rows of a matrix [positions that indices can name, elements behind each], added by number of the row."""
+    """Treat the data as a matrix [indexable positions, elements of each], and scatter by row number."""
     batch = b.attribute("batch_dims", 0)
     depth = (shapes.shape(b.context.types, b.input(1)) or [None])[-1]
     if depth is None:
@@ -76,7 +77,7 @@ def gather_nd(b: Backward) -> Gradients:
     end = batch + depth
     shape = b("Shape", b.input(0))
     sizes = [b("Slice", shape, b.ints(i), b.ints(i + 1)) for i in range(batch, end)]
-    # Indices may count from the end: the remainder by the size is the place from the start.
+    # Indices may count from the end; the remainder modulo the size is the position from the start.
     places = b("Mod", b.input(1), b("Concat", *sizes, axis=0))
     strides = [b.ints(1)]
     for size in reversed(sizes[1:]):
@@ -126,7 +127,7 @@ def scatter_elements(b: Backward) -> Gradients:
 
 
 def _extreme(b: Backward, axis: int) -> Gradients:
-    """The elements that equal a maximum or minimum share its gradient, as in torch."""
+    """Elements that equal the maximum or minimum share its gradient, as in PyTorch."""
     data, places, updates = b.node.input[:3]
     of_data = b("Cast", b("Equal", data, b.output(0)), to=TensorProto.FLOAT)
     found = b("GatherElements", b.output(0), places, axis=axis)
@@ -140,7 +141,7 @@ def _extreme(b: Backward, axis: int) -> Gradients:
 
 
 def _product_of_updates(b: Backward, axis: int) -> Gradients:
-    """Each factor's gradient is that of the product times the other factors, zeros among them or not."""
+    """The gradient of each factor is the product of the other factors times the gradient, also if factors are 0."""
     data, places, updates = b.node.input[:3]
     if b.wants(0):
         ones = b("Expand", b.constant(1.0), b("Shape", data))
@@ -153,7 +154,7 @@ def _product_of_updates(b: Backward, axis: int) -> Gradients:
         count = b("ScatterElements", counts[0], places, counts[1], axis=axis, reduction="add")
         without = [b("Where", no_data, one, data), b("Where", no_update, one, updates)]
         product = b("ScatterElements", without[0], places, without[1], axis=axis, reduction="mul")
-        # The other factors' zeros, and the product of those that are not.
+        # The other factors that are zero, and the product of those that are not.
         gathered = b("GatherElements", b("Mul", b.gradient(), product), places, axis=axis)
         others = b("Sub", b("GatherElements", count, places, axis=axis), counts[1])
         yield 2, b("Where", b("Equal", others, zero), b("Div", gathered, without[1]), zero)

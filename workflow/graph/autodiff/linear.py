@@ -1,7 +1,7 @@
-"""Rules of matrix products.
+"""Rules for matrix products.
 
-A gradient of a matrix that has no batch axes is one product over all rows: the form that `speed` and the kernels know.
-Others are FusedMatMul, which every ONNX Runtime has: it reads a factor turned, without a copy of it.
+The gradient of a matrix without batch axes is one product over all rows, the form that `optimize` and the kernels
+recognise. Others use FusedMatMul, which every ONNX Runtime has and which reads a transposed factor without copying it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ def matrix_product(b: Backward) -> Gradients:
     a, c = b.input(0), b.input(1)
     left, right = (shapes.named_shape(b.context.types, name) or [] for name in (a, c))
     gradient = b.gradient()
-    # A vector is a matrix of one row on the left and of one column on the right.
+    # A vector is a matrix of one row on the left, and of one column on the right.
     if ranks[0] == 1:
         a, left = b("Unsqueeze", a, b.ints(0)), [1, *left]
         gradient = b("Unsqueeze", gradient, b.ints(-1 if ranks[1] == 1 else -2))
@@ -31,9 +31,9 @@ def matrix_product(b: Backward) -> Gradients:
 
 
 def _of_matrices(b: Backward, gradient: str, a: str, left: Dims, c: str, right: Dims) -> Gradients:
-    """Of the product of `a` and `c`, whose sizes are `left` and `right`, two axes at least.
+    """Gradients of the product of `a` and `c`, whose sizes are `left` and `right`, with at least two axes.
 
-    The right factor's gradient, a weight's for the most part, comes first: `a` need not be kept while its own is made.
+    The gradient of the right factor, usually a weight, comes first: `a` can then be freed before its own is computed.
     """
     batch = _batch(left, right)
     if b.wants(1):
@@ -53,14 +53,14 @@ def _of_matrices(b: Backward, gradient: str, a: str, left: Dims, c: str, right: 
 
 
 def _batch(left: Dims, right: Dims) -> list[int | str | None]:
-    """Sizes of the axes before the last two of a product."""
+    """Sizes of a product's batch axes."""
     count = max(len(left), len(right)) - 2
     padded = [[*[1] * (count + 2 - len(dims)), *dims[:-2]] for dims in (left, right)]
     return [_wider(a, b) for a, b in zip(*padded, strict=True)]
 
 
 def _wider(a: int | str | None, b: int | str | None) -> int | str | None:
-    """The size that an axis has after broadcasting."""
+    """The size of an axis after broadcasting."""
     if a == 1 or a == b:
         return b
     if b == 1 or isinstance(a, int):
@@ -107,7 +107,7 @@ def _turns(a: int, b: int) -> dict[str, Any]:
 
 @rule("FusedMatMul", domain=MICROSOFT)
 def fused_product(b: Backward) -> Gradients:
-    """alpha op(A) op(B), with the last two axes of a factor turned or not."""
+    """alpha op(A) op(B), with the last two axes of each factor transposed or not."""
     if b.attribute("transBatchA", 0) or b.attribute("transBatchB", 0):
         raise b.refusal("it transposes batch axes")
     alpha, values, dims = b.attribute("alpha", 1.0), [], []

@@ -1,4 +1,4 @@
-"""Rules of softmax, normalisations and the cross-entropy, with what their gradients read as further outputs."""
+"""Rules for softmax, normalisations and cross-entropy. Forward nodes get the outputs that their gradients read."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def log_softmax(b: Backward) -> Gradients:
 
 
 def _through_log_softmax(b: Backward, gradient: str, logarithms: str, axis: int) -> str:
-    """dy - exp(y) sum(dy), summed along the axis."""
+    """dx = dy - exp(y) sum(dy), with the sum along the axis."""
     total = b("ReduceSum", gradient, b.ints(axis), keepdims=1)
     return b("Sub", gradient, b("Mul", b("Exp", logarithms), total))
 
@@ -39,9 +39,9 @@ def layer_normalization(b: Backward) -> Gradients:
 
 
 def _is_whole(b: Backward, vector: str, sizes: Dims) -> bool:
-    """Whether a scale or bias is as large as the axes that are normalised, so that none of it is broadcast.
+    """Whether a scale or bias has the full size of the normalised axes, so that it is not broadcast.
 
-    The training package's kernel takes no axes of one element.
+    The kernel of onnxruntime-training does not support axes of one element.
     """
     found = shapes.named_shape(b.context.types, vector) or []
     same = found == sizes and None not in sizes and set(sizes) != {1}
@@ -74,7 +74,7 @@ def _broadcast_normalization(b: Backward, mean: str, inverse: str, axes: range) 
 
 @rule("SoftmaxCrossEntropyLoss")
 def cross_entropy(b: Backward) -> Gradients:
-    """The second output, the logarithms of the probabilities, may be used for itself."""
+    """The second output, the log-probabilities, may also be used by other nodes."""
     logarithms = b.saved_output(1)
     found = ""
     if b.gradient():

@@ -1,7 +1,7 @@
-"""Which nodes training has to differentiate: those between a trained parameter and the loss.
+"""Determines which nodes must be differentiated: those between a trained parameter and the loss.
 
-Called by `expand` and `autodiff.reverse`. Only floating values carry gradients, and some inputs
-(limits, ratios, sizes) never do, and none passes a mark of `stops`.
+Called by `expand` and `autodiff.reverse`. Only floating-point values carry gradients. Some inputs (limits, ratios,
+sizes) never do, and none passes a mark of `stops`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from onnx import TensorProto
 from ortflow.workflow.graph.ir import shapes, walk
 from ortflow.workflow.graph.ir.stops import stops_gradient
 
-# Floating inputs through which no gradient passes.
+# Floating-point inputs that carry no gradient.
 _STOPS: dict[str, Collection[int]] = {
     "BatchNormalization": (3, 4),
     "Clip": (1, 2),
@@ -32,12 +32,12 @@ _FLOATING = (TensorProto.UNDEFINED, TensorProto.FLOAT, TensorProto.DOUBLE, Tenso
 
 @dataclass(frozen=True)
 class Path:
-    """What lies between the trained parameters and the loss."""
+    """The part of a graph between the trained parameters and the loss."""
 
     values: frozenset[str]
-    """Values that depend on a trained parameter and on which the loss depends, both differentiably."""
+    """Values that depend on a trained parameter and that the loss depends on, both differentiably."""
     nodes: frozenset[int]
-    """Places of the nodes that lie there in the main graph."""
+    """Positions of the nodes of that part in the main graph."""
     reached: frozenset[str]
     """Trained parameters that the loss depends on."""
 
@@ -45,7 +45,7 @@ class Path:
 def gradient_path(
     graph: onnx.GraphProto, types: Mapping[str, onnx.TypeProto], trained: Collection[str], loss: Collection[str]
 ) -> Path:
-    """The part of a sorted graph that is differentiated for `loss` (several outputs where the loss is not known)."""
+    """The part of a sorted graph that is differentiated for `loss` (several outputs if the loss is not known yet)."""
     edges = [_floating_edges(node, types) for node in graph.node]
     forward = set(trained)
     for sources, results in edges:

@@ -1,4 +1,4 @@
-"""Rules of pooling."""
+"""Rules for pooling."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ortflow.workflow.graph.ir.replacement import Replacement, set_attribute
 
 @rule("MaxPool")
 def max_pool(b: Backward) -> Gradients:
-    """Each window's gradient goes to its first maximum, as in torch: ONNX Runtime says where that lies in the batch."""
+    """The gradient of each window goes to its first maximum, as in PyTorch. ONNX Runtime outputs its index."""
     if not b.gradient():
         return
     if b.attribute("storage_order", 0):
@@ -29,7 +29,7 @@ def max_pool(b: Backward) -> Gradients:
 
 
 def by_indices(w: Replacement, gradient: str, x: str, indices: str) -> str:
-    """The gradients of a pooling's maxima at the places in `x` that `indices` names, counted over all of it."""
+    """Gradient of max pooling; `indices` are positions in the flattened `x`."""
     shape, flat = w("Shape", x), w.ints(-1)
     empty = zeros(w, w("Reshape", w("Size", x), w.ints(1)))
     places, rows = w("Reshape", indices, flat), w("Reshape", gradient, flat)
@@ -38,7 +38,7 @@ def by_indices(w: Replacement, gradient: str, x: str, indices: str) -> str:
 
 @rule("GlobalMaxPool")
 def global_max_pool(b: Backward) -> Gradients:
-    """The first maximum has the gradient, as in torch."""
+    """The first maximum gets the gradient, as in PyTorch."""
     flat = b("Reshape", b.input(0), b.ints(0, 0, -1))
     first = b("ArgMax", flat, axis=2)
     rows = b("Reshape", b.gradient(), b.ints(0, 0, 1))
@@ -67,11 +67,11 @@ def average_pool(b: Backward) -> Gradients:
 
 
 def _share(b: Backward, windows: Windows, first: str) -> str:
-    """What part of a window's gradient each element has that lies in the image."""
+    """Share of a window's gradient that goes to each of its elements inside the image."""
     padded = first or any(windows.pads)
     if not windows.ceil and (not padded or (b.attribute("count_include_pad", 0) and not first)):
         return b.constant(1 / math.prod(windows.kernel))
-    # The average of ones is how many of a window lie in the image, of those that the runtime counts.
+    # Average pooling of ones gives, for each window, the share of counted elements that lie inside the image.
     size = b("Concat", b.ints(1, 1), b("Shape", b.input(0), start=SPATIAL), axis=0)
     ones = b("Expand", b.constant(1.0), size)
     given = {a.name: helper.get_attribute_value(a) for a in b.node.attribute}
@@ -90,7 +90,7 @@ def _share(b: Backward, windows: Windows, first: str) -> str:
 
 
 def _spread_evenly(b: Backward, gradient: str, windows: Windows, image: str, first: str) -> str:
-    """The sum of the gradients of the windows that each element of the image lies in."""
+    """Add to each image element the gradients of the windows that contain it."""
     whole = b("Shape", b.input(0))
     alone = b("Reshape", gradient, b("Concat", b.ints(-1, 1), b("Shape", gradient, start=SPATIAL), axis=0))
     found = spread(b, alone, b.constant(np.ones((1, 1, *windows.kernel))), windows, image)
@@ -99,7 +99,7 @@ def _spread_evenly(b: Backward, gradient: str, windows: Windows, image: str, fir
 
 @rule("LpPool", "GlobalLpPool")
 def norm_pool(b: Backward) -> Gradients:
-    """y = (sum |x|^p)^(1/p), so dy/dx = sign(x) (|x| / y)^(p - 1); 0 where all of a window is 0."""
+    """y = (sum |x|^p)^(1/p), so dy/dx = sign(x) (|x| / y)^(p - 1), and 0 for a window of zeros."""
     x, y, p = b.input(0), b.output(0), b.attribute("p", 2)
     zero, one = b.constant(0.0), b.constant(1.0)
     gradient = b.gradient()

@@ -1,9 +1,9 @@
-"""Rules of recurrent networks.
+"""Rules for recurrent networks.
 
-The forward node stays. Of each direction its gates are computed anew, of all steps in one product, because the states
-before each step are known by then; backwards in time a Scan takes the gradient of the state from step to step. What
-multiplies it in each step is computed beforehand, so that a step has few nodes, and the gradients of weights and data
-are products over all steps.
+The forward node is kept. For each direction the gates of all steps are recomputed in one product, since the states
+before each step are known. A Scan then propagates the gradient of the state backwards from step to step. Its factors
+are
+computed beforehand, so that a step has few nodes, and the gradients of weights and data are products over all steps.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ _GATES = {"LSTM": 4, "GRU": 3, "RNN": 1}
 
 @dataclass(frozen=True)
 class Direction:
-    """One direction of a node: its part of each input and output, without the axis of the directions."""
+    """One direction of a node: its part of each input and output, without the direction axis."""
 
     b: Backward
     backwards: bool
     size: int
-    """Elements of a state."""
+    """Number of elements of a state."""
     data: str
     """[steps, batch, inputs]"""
     weight: str
@@ -38,18 +38,18 @@ class Direction:
     recurrence: str
     """[gates, size]"""
     bias: Sequence[str]
-    """The biases of the weight and of the recurrence, [gates] each; empty if the node has none."""
+    """Biases of the input and of the recurrence, [gates] each; empty if the node has none."""
     before: str
-    """The states before each step, [steps, batch, size]."""
+    """States before each step, [steps, batch, size]."""
     states: str
-    """The states behind each step, [steps, batch, size]."""
+    """States after each step, [steps, batch, size]."""
     cell: str
-    """The initial cell, [batch, size]; empty where the network has none."""
+    """Initial cell, [batch, size]; empty if the network has none."""
     gradients: Sequence[str]
-    """Of the states, of the last state and of the last cell; empty for those that the loss does not read."""
+    """Gradients of the states, the last state and the last cell; empty for those that the loss does not read."""
 
     def affine(self, value: str, weight: str, bias: Sequence[str]) -> str:
-        """Weight times each step's value, and the bias."""
+        """Weight times each step's value, plus the bias."""
         product = self.b("MatMul", value, self.b("Transpose", weight, perm=[1, 0]))
         return self.b("Add", product, bias[0]) if bias else product
 
@@ -62,9 +62,10 @@ class Direction:
         *,
         in_time: bool = False,
     ) -> list[str]:
-        """Runs `step` over the steps, against the direction of time or `in_time`: the last states, and the results.
+        """Run `step` over all steps, backwards in time, or forwards if `in_time`.
 
-        `step` has a writer of nodes, the states' and the inputs' names, and returns the new states and the results.
+        `step` takes a node writer and the names of states and inputs, and returns the new states and the results. The
+        result is the last states, followed by the results of all steps.
         """
         b = self.b
         body = Replacement(onnx.NodeProto(name=f"{b.node.name}_Grad/step"), b.context)
@@ -95,7 +96,7 @@ class Direction:
         )
 
     def first_gradients(self, cell: bool) -> list[str]:
-        """Of the last state, and of the last cell."""
+        """Initial gradients: those of the last state and of the last cell."""
         nothing = ""
         found = []
         for name in self.gradients[1 : 3 if cell else 2]:
@@ -111,9 +112,11 @@ class Found:
     """The gradients of one direction."""
 
     gates: str
-    """Of what the data gives the gates, [steps, batch, gates]."""
+    """Gradient of the input's contribution to the gates, [steps, batch, gates]."""
     recurrent: Sequence[tuple[str, str]]
-    """Of what the states give the gates, in groups of gates, and what the recurrence was multiplied with there."""
+    """Gradients of the recurrence's contribution, per group of gates, and the value that the recurrent weight
+    multiplied.
+    """
     hidden: str
     cell: str = ""
 
@@ -248,7 +251,7 @@ def _joined(b: Backward, values: Sequence[str]) -> str:
 
 
 def _product(b: Backward, gates: str, values: str) -> str:
-    """The sum over steps and batch of what the gates' gradients and the values are there."""
+    """Sum over steps and batch of the gates' gradients times the values."""
     rows = b("Reshape", gates, b("Concat", b.ints(-1), b("Shape", gates, start=2), axis=0))
     columns = b("Reshape", values, b("Concat", b.ints(-1), b("Shape", values, start=2), axis=0))
     return b("Gemm", rows, columns, transA=1)
@@ -286,7 +289,7 @@ def _directions(b: Backward) -> list[Direction]:
     gates = _GATES[b.node.op_type] * size
 
     def apart(value: str, axis: int) -> list[str]:
-        """Without the axis of the directions."""
+        """Remove the direction axis."""
         if not value:
             return [""] * count
         each = b.several("Split", count, value, axis=axis, num_outputs=count) if count > 1 else [value]

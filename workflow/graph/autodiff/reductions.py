@@ -1,4 +1,4 @@
-"""Rules of operators that reduce axes, and of running sums."""
+"""Rules for operators that reduce axes, and for running sums."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from ortflow.workflow.graph.autodiff.rule import Backward, Gradients, rule
 
 
 def spread(b: Backward, value: str) -> str:
-    """`value`, of the shape of the node's output, with the axes that the node has reduced, as far as they are known.
+    """`value`, of the output's shape, with the reduced axes restored where they are known.
 
-    What is returned broadcasts to the shape of the node's input.
+    The result broadcasts to the shape of the node's input.
     """
     if b.attribute("keepdims", 1) or not b.input(1):
-        # Without axes every axis was reduced, or none: a scalar broadcasts to anything.
+        # Without axes, all axes were reduced, or none: a scalar broadcasts to anything.
         return value
     return b("Unsqueeze", value, b.input(1))
 
@@ -23,7 +23,7 @@ def _expanded(b: Backward, value: str) -> str:
 
 
 def _reduced(b: Backward, operator: str, value: str) -> str:
-    """`value`, of the shape of the node's input, reduced as the node does, with the axes kept."""
+    """`value`, of the input's shape, reduced like the node does but with the axes kept."""
     axes = [b.input(1)] if b.input(1) else []
     return b(operator, value, *axes, keepdims=1, noop_with_empty_axes=b.attribute("noop_with_empty_axes", 0))
 
@@ -37,7 +37,7 @@ def reduce_sum(b: Backward) -> Gradients:
 def reduce_mean(b: Backward) -> Gradients:
     sizes = [b.dims(name) for name in (b.input(0), b.output(0))]
     if sizes[0] is None or sizes[1] is None:
-        # As floating numbers: a division of integers by 0 ends the process.
+        # In floating point: an integer division by 0 ends the process.
         whole, kept = (b("Cast", b("Size", name), to=b.element_type()) for name in (b.input(0), b.output(0)))
         count = b("Div", whole, kept)
     else:
@@ -55,7 +55,7 @@ def extreme(b: Backward) -> Gradients:
 
 @rule("ReduceProd")
 def product(b: Backward) -> Gradients:
-    """The product of the other factors: of those that are not 0, where no other is 0."""
+    """The gradient of a factor is the product of the others, which is 0 if another factor is 0."""
     x, zero, one = b.input(0), b.number(0), b.number(1)
     empty = b("Equal", x, zero)
     factors = b("Where", empty, one, x)
@@ -72,7 +72,7 @@ def sum_of_sizes(b: Backward) -> Gradients:
 
 @rule("ReduceL2")
 def root_of_squares(b: Backward) -> Gradients:
-    """x / y, and 0 where all are 0, as in PyTorch."""
+    """dx = dy x / y, and 0 if all elements are 0, as in PyTorch."""
     y = b.output(0)
     divisor = b("Where", b("Equal", y, b.number(0)), b.number(1), y)
     yield 0, b("Mul", b.input(0), spread(b, b("Div", b.gradient(), divisor)))
@@ -96,6 +96,6 @@ def logarithm_of_exponentials(b: Backward) -> Gradients:
 
 @rule("CumSum")
 def running_sum(b: Backward) -> Gradients:
-    """The running sum from the other end."""
+    """A running sum from the other end."""
     reverse, exclusive = 1 - b.attribute("reverse", 0), b.attribute("exclusive", 0)
     yield 0, b("CumSum", b.gradient(), b.input(1), reverse=reverse, exclusive=exclusive)

@@ -1,8 +1,8 @@
-"""What a rule is, and what it writes with.
+"""The interface of a rule, and the writer it uses.
 
-A rule is a generator: for one node of the forward graph it yields, for inputs that need it, the input's place and the
-gradient's name. Each is entered in `RULES` by the decorator `rule`; `reverse` looks there. A rule that yields nothing
-for an input stops the gradient there.
+A rule is a generator. For one node of the forward graph, it yields for each input that needs a gradient the input's
+position and the gradient's name. The decorator `rule` registers it in `RULES`, where `reverse` looks it up. If a rule
+yields nothing for an input, the gradient stops there.
 """
 
 from __future__ import annotations
@@ -18,19 +18,20 @@ from ortflow.workflow.graph.ir import shapes
 from ortflow.workflow.graph.ir.replacement import Context, Replacement
 
 Gradients = Iterator[tuple[int, str]]
-"""Pairs of an input's place and the name of the loss's gradient with respect to it, of the input's shape."""
+"""Pairs of an input's position and the name of the loss's gradient with respect to it, which has the input's shape."""
 
 Constants = MutableMapping[tuple[str, tuple[int, ...], bytes], onnx.TensorProto]
 """(Element type, shape, bytes) -> the initializer that holds them."""
 Dims = Sequence[int | str | None]
-"""Sizes of axes: numbers, names of dynamic ones, None if nothing is known."""
+"""Sizes of axes: numbers, names of dynamic axes, None if unknown."""
 
 
 class Backward(Replacement):
     """Collects the nodes that compute the gradients of one node's inputs.
 
-    `node` is the forward node, which a rule may give further outputs (`saved_output`). Names of values in the forward
-    graph can be read freely: each is either kept until then or computed again, as ONNX Runtime and `recompute` decide.
+    `node` is the forward node, to which a rule may add outputs (`saved_output`). A rule may read any value of the
+    forward
+    graph: the value is either kept or recomputed, as ONNX Runtime and `recompute` decide.
     """
 
     def __init__(
@@ -46,7 +47,7 @@ class Backward(Replacement):
         self._prefix += "_Grad"
 
     def gradient(self, place: int = 0) -> str:
-        """Name of the gradient of an output; empty where the loss does not depend on it."""
+        """Name of the gradient of an output; empty if the loss does not depend on it."""
         return self._gradients[place] if place < len(self._gradients) else ""
 
     def wants(self, place: int) -> bool:
@@ -54,7 +55,7 @@ class Backward(Replacement):
         return self.input(place) in self._path
 
     def saved_output(self, place: int) -> str:
-        """Name of an output of the forward node, which is added to it where it is left out."""
+        """Name of an output of the forward node, which is added if it was omitted."""
         while len(self.node.output) <= place:
             self.node.output.append("")
         if not self.node.output[place]:
@@ -62,7 +63,7 @@ class Backward(Replacement):
         return str(self.node.output[place])
 
     def constant(self, value: Any, dtype: Any = "float32") -> str:
-        """Name of an initializer that holds the value: the same one for equal values."""
+        """Name of an initializer with this value; equal values share one."""
         array = np.array(value, dtype)
         key = (array.dtype.str, array.shape, array.tobytes())
         if key not in self._shared:
@@ -70,52 +71,52 @@ class Backward(Replacement):
         return str(self._shared[key].name)
 
     def number(self, value: float) -> str:
-        """A constant without axes, of the element type that the node computes in."""
+        """A scalar constant of the element type that the node computes in."""
         return self.constant(value, helper.tensor_dtype_to_np_dtype(self.element_type()))
 
     def element_type(self) -> int:
-        """The floating element type that the node computes in."""
+        """The floating-point element type that the node computes in."""
         known = (shapes.element_type(self.context.types, name) for name in (*self.node.output, *self.node.input))
         return next((found for found in known if found in _REAL), TensorProto.FLOAT)
 
     def dims(self, value: str) -> list[int] | None:
-        """Sizes of a value of the forward graph; None if one of them is not known."""
+        """Sizes of a value of the forward graph; None if one of them is unknown."""
         found = shapes.shape(self.context.types, value)
         return None if found is None or None in found else [int(size or 0) for size in found]
 
     def shape_of(self, value: str) -> str:
-        """Shape of a value of the forward graph as an int64 vector: a constant where it is known."""
+        """Shape of a value of the forward graph as an int64 vector; a constant if it is known."""
         dims = self.dims(value)
         return self("Shape", value) if dims is None else self.ints(*dims)
 
     def reshaped(self, value: str, like: str) -> str:
-        """`value` in the shape of `like`, a value of the forward graph with as many elements."""
+        """`value` reshaped to the shape of `like`, a value of the forward graph with as many elements."""
         found = shapes.shape(self.context.types, like)
         if found is None or 0 in found or found.count(None) > 1:
             return self("Reshape", value, self("Shape", like))
         return self("Reshape", value, self.ints(*(-1 if size is None else size for size in found)))
 
     def zeros(self, like: str) -> str:
-        """Zeros in the shape of `like`, a value of the forward graph."""
+        """Zeros with the shape of `like`, a value of the forward graph."""
         zero = numpy_helper.from_array(np.zeros(1, helper.tensor_dtype_to_np_dtype(self.element_type())))
         return self("ConstantOfShape", self.shape_of(like), value=zero)
 
     def chosen(self, condition: str, value: str) -> str:
-        """`value` where `condition` holds, and 0 elsewhere."""
+        """`value` where `condition` is true, and 0 elsewhere."""
         return self("Where", condition, value, self.number(0))
 
     def passed(self, condition: str, value: str) -> str:
-        """`value` times 1 where `condition` holds, and times 0 elsewhere: quicker than `chosen`."""
+        """`value` times 1 where `condition` is true, and times 0 elsewhere; faster than `chosen`."""
         return self("Mul", value, self("Cast", condition, to=self.element_type()))
 
     def summed(self, gradient: str, like: str, whole: str) -> str:
-        """`gradient`, of the shape of `whole`, summed over the axes that `like` was broadcast along to that shape."""
+        """Reduce `gradient`, of the shape of `whole`, over the axes along which `like` was broadcast to that shape."""
         small = shapes.named_shape(self.context.types, like)
         large = shapes.named_shape(self.context.types, whole)
         return self.summed_to(gradient, like, small, large)
 
     def summed_to(self, gradient: str, like: str, small: Dims | None, large: Dims | None) -> str:
-        """As `summed`; `small` are the sizes of `like` and `large` those of `gradient`, as far as they are known."""
+        """Same as `summed`, with `small` the sizes of `like` and `large` those of `gradient`, as far as known."""
         if small is None or large is None:
             return self._summed_by_shapes(gradient, like)
         extra = len(large) - len(small)
@@ -125,7 +126,7 @@ class Backward(Replacement):
                 if large[axis] != 1:
                     axes.append(axis)
             elif not isinstance(dim, int) and (dim is None or dim != large[axis]):
-                # The axis may be 1 in some batches and not in others.
+                # The axis may have size 1 in some batches only.
                 return self._summed_by_shapes(gradient, like)
         if not axes:
             return gradient
@@ -150,7 +151,7 @@ RULES: dict[tuple[str, str], Rule] = {}
 
 
 def rule(*operators: str, domain: str = "") -> Callable[[Rule], Rule]:
-    """Enter a rule for operators of a domain."""
+    """Register a rule for operators of a domain."""
 
     def enter(function: Rule) -> Rule:
         for operator in operators:

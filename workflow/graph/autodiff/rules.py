@@ -1,8 +1,8 @@
-"""Every rule: importing this module enters them all."""
+"""Imports every module with rules, which registers them."""
 
 from __future__ import annotations
 
-from ortflow.workflow.graph.autodiff import (  # noqa: F401 - what they enter is wanted
+from ortflow.workflow.graph.autodiff import (  # noqa: F401 - imported for its side effect
     activations,
     attention,
     channel_norms,

@@ -1,4 +1,4 @@
-"""Rules of operators that choose between elements, and of powers and remainders, with ONNX's broadcasting."""
+"""Rules for operators that select between elements, and for powers and remainders, with ONNX's broadcasting."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def where(b: Backward) -> Gradients:
 
 @rule("Clip")
 def clip(b: Backward) -> Gradients:
-    """No gradient passes at the limits: an exporter's ReLU6 is a Clip, and so are clamps of what is clamped already."""
+    """No gradient at the limits: exporters write ReLU6 as Clip, and also clamp values that are already clamped."""
     limits = [(comparison, b.input(place)) for place, comparison in ((1, "Greater"), (2, "Less")) if b.input(place)]
     inside = [b(comparison, b.input(0), limit) for comparison, limit in limits]
     if not inside:
@@ -28,7 +28,7 @@ def clip(b: Backward) -> Gradients:
 
 @rule("Max", "Min")
 def extremes(b: Backward) -> Gradients:
-    """Inputs that are equal share the gradient."""
+    """Equal inputs share the gradient."""
     y, gradient = b.output(0), b.gradient()
     if len(b.node.input) == 1:
         yield 0, gradient
@@ -56,7 +56,7 @@ def sums(b: Backward) -> Gradients:
 
 @rule("Mod")
 def remainder(b: Backward) -> Gradients:
-    """x - y times a whole number, whose derivative is 0."""
+    """y is x minus an integer multiple of the divisor; the integer has derivative 0."""
     if b.wants(0):
         yield 0, b.summed(b.gradient(), b.input(0), b.output(0))
     if b.wants(1):
@@ -66,7 +66,7 @@ def remainder(b: Backward) -> Gradients:
 
 @rule("Pow")
 def power(b: Backward) -> Gradients:
-    """y x^(y - 1) and x^y log x: 0 where y is 0, or where x is 0 and y is not negative, as in PyTorch."""
+    """y x^(y - 1) and x^y log x; 0 if y is 0, or if x is 0 and y is not negative, as in PyTorch."""
     x, gradient = b.input(0), b.gradient()
     if b.wants(0):
         yield from _by_base(b)
@@ -96,7 +96,7 @@ def _by_base(b: Backward) -> Gradients:
 
 
 def _power(b: Backward, x: str, exponent: float) -> str:
-    """Small ones by products, which take a tenth of the time."""
+    """Small powers are computed by multiplication, which takes a tenth of the time."""
     if exponent in (1, 2):
         return x if exponent == 1 else b("Mul", x, x)
     return b("Pow", x, b.number(exponent))

@@ -1,4 +1,4 @@
-"""Rules of operators that move elements: each element of the result comes from one of the input, or is new."""
+"""Rules for operators that move elements: each output element is an input element or a constant."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def expand(b: Backward) -> Gradients:
 
 @rule("Tile")
 def tile(b: Backward) -> Gradients:
-    """The sum over the copies, which are an axis of their own before each."""
+    """Sum over the copies, after a Reshape that gives them an axis of their own."""
     rank = b.rank(0)
     if not rank:
         yield 0, b.gradient()
@@ -73,14 +73,14 @@ def concat(b: Backward) -> Gradients:
 
 @rule("Split")
 def split(b: Backward) -> Gradients:
-    """A part that the loss does not depend on has zeros for a gradient."""
+    """A part that the loss does not depend on gets a zero gradient."""
     parts = [b.gradient(place) or b.zeros(b.saved_output(place)) for place in range(len(b.node.output))]
     yield 0, b("Concat", *parts, axis=b.attribute("axis", 0)) if len(parts) > 1 else parts[0]
 
 
 @rule("ReverseSequence")
 def reverse_sequence(b: Backward) -> Gradients:
-    """Turned round once more."""
+    """Reverse the sequences again."""
     axes = {name: b.attribute(name, default) for name, default in (("batch_axis", 1), ("time_axis", 0))}
     yield 0, b("ReverseSequence", b.gradient(), b.input(1), **axes)
 
@@ -93,13 +93,15 @@ def triangle(b: Backward) -> Gradients:
 
 @rule("Trilu", domain=MICROSOFT)
 def own_triangle(b: Backward) -> Gradients:
-    """As ONNX's, which has been there since opset 14."""
+    """Same as ONNX's Trilu, which exists since opset 14."""
     yield from triangle(b)
 
 
 @rule("DepthToSpace")
 def depth_to_space(b: Backward) -> Gradients:
-    """SpaceToDepth undoes the mode DCR; in the other, channels are the outer axis and a block's places the inner."""
+    """SpaceToDepth inverts the mode DCR. In the mode CRD, channels are the outer axis and block positions the inner
+    one.
+    """
     block, gradient = b.attribute("blocksize", 1), b.gradient()
     found = b("SpaceToDepth", gradient, blocksize=block)
     if b.attribute("mode", "DCR") == "CRD":

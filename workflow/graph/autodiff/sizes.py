@@ -1,6 +1,6 @@
-"""Which sizes that are not known are the same: onnx gives each that a Reshape or a broadcast makes a name of its own.
+"""Finds unknown sizes that are always equal: onnx gives each result of a Reshape or a broadcast a new name.
 
-Called by `reverse`. A rule that knows two axes to be of one size need not sum over what may have been broadcast.
+Called by `reverse`. A rule that knows two axes to have the same size need not sum over possibly broadcast axes.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ _BROADCASTS = _COMPARISONS | frozenset(
     ["Add", "Div", "Expand", "Max", "Mean", "Min", "Mod", "Mul", "PRelu", "Pow", "Sub", "Sum", "Where"]
 )
 _SAME_NUMBERS = frozenset(["Cast", "Identity", "Reshape", "Squeeze", "Unsqueeze"])
-"""Operators that leave the numbers of a vector as they are, in their order."""
+"""Operators that keep the elements of a vector and their order."""
 
 
 def unified(graph: onnx.GraphProto, types: Mapping[str, onnx.TypeProto]) -> dict[str, onnx.TypeProto]:
-    """The types with one name for sizes that are always the same. Nodes must be sorted."""
+    """The types with one name per group of sizes that are always equal. Nodes must be sorted."""
     names = _Names(types)
     numbers = _Numbers(graph, names)
     for node in graph.node:
@@ -36,14 +36,14 @@ def unified(graph: onnx.GraphProto, types: Mapping[str, onnx.TypeProto]) -> dict
 
 
 class _Names:
-    """The names of sizes, and what they stand for: a number times sizes of other names."""
+    """Names of sizes, and what they stand for: a number times sizes with other names."""
 
     def __init__(self, types: Mapping[str, onnx.TypeProto]) -> None:
         self._types = types
         self._meaning: dict[str, tuple[int, Counter[str]]] = {}
 
     def product(self, sizes: Iterable[Size]) -> tuple[int, Counter[str]]:
-        """The product of sizes, all of them known by number or name: a number, and names with their powers."""
+        """Product of sizes that are all known by number or name: a number, and names with their exponents."""
         number, factors = 1, Counter[str]()
         for size in sizes:
             if isinstance(size, int):
@@ -57,7 +57,7 @@ class _Names:
         return number, factors
 
     def find(self, size: Size) -> Size:
-        """The one name of all sizes that are the same; a number for itself."""
+        """The representative name of all sizes equal to this one; a number represents itself."""
         if not isinstance(size, str) or size not in self._meaning:
             return size
         number, factors = self.product([size])
@@ -71,23 +71,23 @@ class _Names:
         return name
 
     def join(self, new: Size, old: Size) -> None:
-        """Two sizes are the same; the name of `old` stays."""
+        """Record that two sizes are equal; the name of `old` is kept."""
         if old is not None:
             self.define(new, *self.product([old]))
 
     def define(self, new: Size, number: int, factors: Counter[str]) -> None:
-        """A size is the product of a number and other sizes. Nothing is noted where it is known already."""
+        """Record that a size is the product of a number and other sizes, unless it is already known."""
         name = self.find(new)
         if isinstance(name, str) and name not in self._meaning and name not in factors:
             self._meaning[name] = number, factors
 
     def dims(self, value: str) -> list[Size] | None:
-        """Sizes of a value's axes; None if their number is not known."""
+        """Sizes of a value's axes; None if their number is unknown."""
         found = shapes.named_shape(self._types, value)
         return None if found is None else [self.find(size) for size in found]
 
     def renamed(self, found: onnx.TypeProto) -> onnx.TypeProto:
-        """A type with the names that stay."""
+        """A type with every size replaced by its representative name."""
         if not any(dim.dim_param in self._meaning for dim in found.tensor_type.shape.dim):
             return found
         copy = onnx.TypeProto()
@@ -103,7 +103,7 @@ class _Names:
 
 
 class _Numbers:
-    """Integers that a graph computes from shapes, as numbers and names of sizes."""
+    """Integers that a graph computes from shapes, as numbers and size names."""
 
     def __init__(self, graph: onnx.GraphProto, names: _Names) -> None:
         self._names = names
@@ -113,11 +113,11 @@ class _Numbers:
                 self._known[tensor.name] = [int(n) for n in numpy_helper.to_array(tensor).reshape(-1)]
 
     def of(self, value: str) -> list[Size] | None:
-        """The numbers of a vector, or of a scalar; None if nothing is known of them."""
+        """The elements of a vector or scalar; None if nothing is known about them."""
         return self._known.get(value)
 
     def enter(self, node: onnx.NodeProto) -> None:
-        """Note what a node makes of numbers that are known."""
+        """Record what a node computes from known elements."""
         rule = _RULES.get(node.op_type)
         found = rule(node, self) if rule is not None else None
         if found is not None:
@@ -142,7 +142,7 @@ class _Numbers:
         return [size for part in parts for size in part or []] if None not in parts else None
 
     def equal(self, node: onnx.NodeProto) -> list[Size] | None:
-        """1 where two numbers are the same and 0 where they are not: no size is a negative number."""
+        """1 where two elements are equal, 0 where they differ; a size is never negative."""
         found: list[Size] = []
         for a, b in zip(*(self.of(name) or [] for name in node.input), strict=False):
             if isinstance(a, int) and isinstance(b, int):
@@ -209,7 +209,7 @@ def _compare(node: onnx.NodeProto, names: _Names, numbers: _Numbers) -> None:
 
 
 def _broadcast(names: _Names, inputs: Iterable[Sequence[Size] | None], result: Sequence[Size]) -> None:
-    """Axes that are of one size in all inputs, or 1, have that size in the result."""
+    """Axes that have one size, or 1, in all inputs have that size in the result."""
     known = list(inputs)
     if None in known:
         return
@@ -223,7 +223,7 @@ def _broadcast(names: _Names, inputs: Iterable[Sequence[Size] | None], result: S
 
 
 def _product(names: _Names, before: Sequence[Size], after: Sequence[Size]) -> None:
-    """The one size of the result that is left when all others cancel: elements do not become more or fewer."""
+    """Determine the one size that remains when all others cancel: the number of elements is unchanged."""
     if None in before or None in after or 0 in before or 0 in after:
         return
     (whole, factors), (part, others) = names.product(before), names.product(after)
@@ -235,9 +235,9 @@ def _product(names: _Names, before: Sequence[Size], after: Sequence[Size]) -> No
 def _slice(
     node: onnx.NodeProto, names: _Names, numbers: _Numbers, before: Sequence[Size], after: Sequence[Size]
 ) -> None:
-    """The first elements of an axis of fixed length, as many as a size says.
+    """The first elements of an axis of fixed length, with the count given by a size.
 
-    Where there are fewer, nothing of that size is compatible with them but what has length 1.
+    If the axis is shorter, only an axis of length 1 is compatible with that size.
     """
     starts, ends = numbers.of(node.input[1]), numbers.of(node.input[2])
     axes = numbers.of(node.input[3]) if len(node.input) > 3 and node.input[3] else list(range(len(starts or [])))

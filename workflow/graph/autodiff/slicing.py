@@ -1,4 +1,4 @@
-"""Rules of Slice and Pad, whose starts, ends and widths may be constants or computed."""
+"""Rules for Slice and Pad, whose starts, ends and widths may be constants or computed."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def cut(b: Backward) -> Gradients:
 
 
 def _known_margins(b: Backward) -> list[int] | None:
-    """How much of each axis lies before and behind what was cut out by steps of 1; None if it is computed."""
+    """Number of elements before and after a slice with step 1, per axis; None if computed at run time."""
     starts, ends, shape = b.value(1), b.value(2), b.shape(0)
     axes = b.value(3) if b.input(3) else np.arange(len(shape))
     if starts is None or ends is None or axes is None:
@@ -40,7 +40,7 @@ def _known_margins(b: Backward) -> list[int] | None:
 
 
 def _padded(b: Backward) -> str:
-    """Zeros before and behind what was cut out by steps of 1."""
+    """Zeros before and after a slice with step 1."""
     x, y = b.input(0), b.output(0)
     starts = _int64(b, b.input(1))
     if b.input(3):
@@ -55,7 +55,9 @@ def _padded(b: Backward) -> str:
 
 
 def _put_back(b: Backward) -> str:
-    """What was cut out in any steps, one axis after the other: each place reads its element, or a zero behind all."""
+    """Scatter a slice with any steps back, one axis at a time: each position reads its element, or a zero stored at the
+    end.
+    """
     gradient = b.gradient()
     axes = _known_axes(b, b.shape(1)[0] or 0)
     zero, one = b.constant(0, np.int64), b.constant(1, np.int64)
@@ -72,7 +74,7 @@ def _put_back(b: Backward) -> str:
 
 
 def _known_axes(b: Backward, count: int) -> list[int]:
-    """The axes that the node names, the first `count` where it names none."""
+    """The axes that the node names, or the first `count` if it names none."""
     if not b.input(3):
         return list(range(count))
     return [int(axis) % b.rank(0) for axis in b.known_value(3, "axes")]
@@ -97,7 +99,7 @@ def pad(b: Backward) -> Gradients:
 
 
 def _unpadded(b: Backward, gradient: str, axis: int, i: int, count: int, mode: str) -> str:
-    """What the elements of an axis were copied to, added up; `i` is the axis' place in the `count` widths."""
+    """Add up the elements that were copied along one axis; `i` is the axis' position in the `count` widths."""
     known = b.value(1)
     if known is not None:
         widths = b.ints(int(known[i]), int(known[count + i]))

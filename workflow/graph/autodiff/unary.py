@@ -1,6 +1,6 @@
-"""Rules of functions of one number: the gradient times the function's derivative.
+"""Rules for functions of one variable: the gradient times the derivative.
 
-Where the derivative jumps, it is what PyTorch takes there.
+Where the derivative jumps, it has PyTorch's value.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ def _times(b: Backward, value: str, factor: float) -> str:
 
 
 def _one_minus_square(b: Backward, x: str) -> str:
-    """(1 - x) (1 + x), which keeps its digits near 1."""
+    """(1 - x) (1 + x), which is accurate near 1."""
     return b("Mul", b("Sub", b.number(1), x), b("Add", b.number(1), x))
 
 
@@ -60,7 +60,7 @@ _OF_INPUT: dict[str, Callable[[Backward, str, str], str]] = {
     "Softplus": lambda b, g, x: b("Mul", g, b("Sigmoid", x)),
     "Softsign": lambda b, g, x: b("Div", g, _square(b, b("Add", b("Abs", x), b.number(1)))),
 }
-"""Operator -> the gradient, of the output's gradient and the input."""
+"""Operator -> function of (gradient of the output, input)."""
 
 _OF_OUTPUT: dict[str, Callable[[Backward, str, str], str]] = {
     "Exp": lambda b, g, y: b("Mul", g, y),
@@ -71,7 +71,7 @@ _OF_OUTPUT: dict[str, Callable[[Backward, str, str], str]] = {
     "Tan": lambda b, g, y: b("Mul", g, _one_plus_square(b, y)),
     "Tanh": lambda b, g, y: b("Mul", g, b("Sub", b.number(1), _square(b, y))),
 }
-"""Operator -> the gradient, of the output's gradient and the output."""
+"""Operator -> function of (gradient of the output, output)."""
 
 
 @rule(*_OF_INPUT)
@@ -86,7 +86,7 @@ def by_output(b: Backward) -> Gradients:
 
 @rule("Ceil", "Floor", "Hardmax", "Round", "Sign")
 def steps(b: Backward) -> Gradients:
-    """The derivative is 0, as in PyTorch; nothing in front of the node needs to be computed then."""
+    """The derivative is 0, as in PyTorch; nodes before this one need no gradient."""
     yield from ()
 
 

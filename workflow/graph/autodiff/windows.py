@@ -1,6 +1,6 @@
-"""Windows that slide over images: where they lie, and the way back from what they made to what they read.
+"""Sliding windows over images: their positions, and the adjoint that maps windows back to the image.
 
-Convolutions and pooling are made of these.
+Used by convolutions and pooling.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from ortflow.workflow.graph.ir import shapes
 from ortflow.workflow.graph.ir.replacement import Replacement
 
 SPATIAL = 2
-"""The first axis that windows slide along, behind batch and channels."""
+"""The first spatial axis, after batch and channels."""
 
 
 @dataclass(frozen=True)
 class Windows:
-    """Their geometry, a number for each axis that they slide along."""
+    """Geometry of windows, one number per spatial axis."""
 
     kernel: Sequence[int]
     strides: Sequence[int]
@@ -27,20 +27,20 @@ class Windows:
     begins: Sequence[int]
     """Padding before the image."""
     ends: Sequence[int]
-    """Padding behind it."""
+    """Padding after it."""
     sizes: Sequence[int | None]
-    """Of the image, None if not known."""
+    """Size of the image, None if unknown."""
     ceil: bool = False
-    """A last window may reach beyond the padding. Versions of ONNX Runtime differ on how many there are then."""
+    """Whether a last window may extend beyond the padding. Versions of ONNX Runtime differ in the count."""
 
     @property
     def reaches(self) -> list[int]:
-        """How many elements a window spans."""
+        """Number of elements that a window spans."""
         return [d * (k - 1) + 1 for k, d in zip(self.kernel, self.dilations, strict=True)]
 
     @property
     def counts(self) -> list[int | None]:
-        """How many windows there are along each axis, None if not known."""
+        """Number of windows along each axis, None if unknown."""
         return [self._count(axis) for axis in range(len(self.kernel))]
 
     def _count(self, axis: int) -> int | None:
@@ -51,26 +51,32 @@ class Windows:
 
     @property
     def pads(self) -> list[int]:
-        """As ONNX has them."""
+        """In ONNX's order."""
         return [*self.begins, *self.ends]
 
     @property
     def are_pixels(self) -> bool:
-        """Each window is one pixel, and each pixel a window."""
+        """Whether windows and pixels correspond one to one."""
         return all(n == 1 for n in (*self.kernel, *self.strides)) and not any(self.pads)
 
 
 def sizes_of(w: Replacement, x: str, axes: int) -> list[int | None]:
-    """Of the axes that windows slide along, None if not known."""
+    """Sizes of the spatial axes, None if unknown."""
     found = shapes.shape(w.context.types, x)
     return [None] * axes if found is None else found[SPATIAL:]
 
 
 def windows_of(w: Replacement, x: str, kernel: Sequence[int], sizes: Sequence[int | None]) -> tuple[Windows, str, str]:
-    """The windows of a node over the image `x`, padded beforehand where pads are only known when the graph runs.
+    """The windows of a node over the image `x`, which is padded first if pads are only known at run time.
 
-    Returns the windows, the image that they slide over, and, where that is another one than `x`, the name of the int64
-    vector that says where `x` begins in it; empty else.
+    Returns
+    -------
+    windows : Windows
+        The windows.
+    image : str
+        The image that they slide over.
+    first : str
+        If the image is not `x` itself, the int64 vector with the position of `x` in it; else empty.
     """
     axes = len(kernel)
     strides, dilations = w.attribute("strides", None) or [1] * axes, w.attribute("dilations", None) or [1] * axes
@@ -106,7 +112,7 @@ def _padded_to_same(w: Replacement, x: str, windows: Windows, mode: str) -> tupl
 
 
 def cropped(w: Replacement, padded: str, first: str, x: str) -> str:
-    """What `windows_of` has padded, without the padding; `padded` itself where `first` is empty."""
+    """Remove the padding that `windows_of` added; returns `padded` itself if `first` is empty."""
     if not first:
         return padded
     axes = w.ints(*range(SPATIAL, SPATIAL + len(w.attribute("strides", []))))
@@ -114,9 +120,10 @@ def cropped(w: Replacement, padded: str, first: str, x: str) -> str:
 
 
 def spread(w: Replacement, gradient: str, weight: str, windows: Windows, x: str, group: int = 1) -> str:
-    """The sum of every window's kernel times its gradient, where it lies in the image `x`, of the shape of `x`.
+    """Sum over all windows of kernel times gradient, added at the window's position in the image `x`.
 
-    `gradient` is [N, M, windows...], `weight` [M, C/group, kernel...], the result [N, C, image...].
+    `gradient` is [N, M, windows...], `weight` is [M, C/group, kernel...], and the result has the shape of `x`,
+    [N, C, image...].
     """
     ends, missing, cut = [], [], False
     for axis, size in enumerate(windows.sizes):
@@ -149,9 +156,9 @@ def spread(w: Replacement, gradient: str, weight: str, windows: Windows, x: str,
 
 
 def met(w: Replacement, padded: str, windows: Windows, place: Sequence[int], outputs: str) -> str:
-    """[N, C, windows...]: of each window the element at a place of its kernel; `padded` is the image with its padding.
+    """The element of each window at one kernel position, [N, C, windows...]; `padded` is the image with its padding.
 
-    `outputs` has as many elements along the spatial axes as there are windows.
+    `outputs` has the number of windows along each spatial axis.
     """
     if math.prod(windows.kernel) == 1 and all(stride == 1 for stride in windows.strides):
         return padded

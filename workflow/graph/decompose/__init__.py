@@ -1,1 +1,1 @@
-"""Operators written out by others: `operators` names them all."""
+"""Decompositions of operators into other operators; `operators` lists them all."""

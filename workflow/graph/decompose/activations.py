@@ -1,4 +1,4 @@
-"""Activations that ONNX has defined since opset 18."""
+"""Activations that ONNX defines since opset 18."""
 
 from __future__ import annotations
 
@@ -9,7 +9,9 @@ from ortflow.workflow.graph.ir.replacement import Context, Replacement
 
 
 def gelu(node: onnx.NodeProto, context: Context) -> list[onnx.NodeProto]:
-    """x Phi(x), or its tanh approximation (Hendrycks & Gimpel 2016), in the form ONNX Runtime fuses to one kernel."""
+    """x Phi(x), or its tanh approximation (Hendrycks & Gimpel 2016), in the form that ONNX Runtime fuses into one
+    kernel.
+    """
     w = Replacement(node, context)
     x = w.input(0)
     if w.attribute("approximate", "none") == "tanh":

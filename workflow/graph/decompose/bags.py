@@ -1,6 +1,6 @@
-"""EmbeddingBag, which TorchScript's exporter writes as a Loop over the bags, without a loop.
+"""Replaces EmbeddingBag, which TorchScript's exporter writes as a Loop over the bags, by operators without a loop.
 
-Called by `prepare` for every graph: inside a loop a table is not a parameter to anything else here, and ONNX Runtime
+Called by `prepare` for every graph: a table inside a loop is not recognised as a parameter, and ONNX Runtime
 differentiates no Loop.
 """
 
@@ -22,7 +22,7 @@ _LOWEST = float(np.finfo(np.float32).min)
 
 @dataclass(frozen=True)
 class _Bag:
-    """What the loop's body computes of bag i: a reduction of table[indices[starts[i]:ends[i]]]."""
+    """What the loop's body computes for bag i: a reduction of table[indices[starts[i]:ends[i]]]."""
 
     reduction: str
     table: str
@@ -30,7 +30,7 @@ class _Bag:
     starts: str
     ends: str
     weights: str
-    """Factors of the rows; empty where there are none."""
+    """Weights of the rows; empty if there are none."""
 
 
 def replace_bags(model: onnx.ModelProto) -> list[str]:
@@ -48,7 +48,7 @@ def replace_bags(model: onnx.ModelProto) -> list[str]:
 
 
 def _without_loop(node: onnx.NodeProto, bag: _Bag, context: Context) -> list[onnx.NodeProto]:
-    """A matrix [bags, indices] of what lies in which bag; bags without an index are 0, as in PyTorch."""
+    """Uses a matrix [bags, indices] that marks which index is in which bag. Empty bags are 0, as in PyTorch."""
     w = Replacement(node, context)
     rows = w("Gather", bag.table, bag.indices, axis=0)
     if bag.weights:
@@ -72,7 +72,7 @@ def _without_loop(node: onnx.NodeProto, bag: _Bag, context: Context) -> list[onn
 
 
 def _bag(node: onnx.NodeProto, tensors: Mapping[str, onnx.TensorProto]) -> _Bag | None:
-    """What a Loop does, if it is one over bags."""
+    """The bag reduction that a Loop computes; None if it computes something else."""
     if node.op_type != "Loop" or node.domain != "" or len(node.input) != 2 or len(node.output) != 1:
         return None
     body = next(walk.subgraphs(node))
@@ -88,7 +88,7 @@ def _bag(node: onnx.NodeProto, tensors: Mapping[str, onnx.TensorProto]) -> _Bag 
 
 @dataclass(frozen=True)
 class _Body:
-    """A loop's body; its methods raise KeyError if a value is made otherwise than they expect."""
+    """The body of a loop. Its methods raise KeyError if a value is computed in another way than they expect."""
 
     producers: Mapping[str, onnx.NodeProto]
     constants: Mapping[str, onnx.TensorProto]
@@ -114,7 +114,7 @@ class _Body:
         return _Bag(reduction.op_type, rows.input[0], indices, starts, ends, weights)
 
     def _part(self, name: str) -> tuple[str, str, str]:
-        """Of `values[starts[i]:ends[i]]` the three names."""
+        """The names of `values`, `starts` and `ends` in `values[starts[i]:ends[i]]`."""
         part = self._node(name, "Slice")
         self._expect(part.input[3], 0)
         return part.input[0], self._of_iteration(part.input[1]), self._of_iteration(part.input[2])

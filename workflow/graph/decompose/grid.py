@@ -1,4 +1,4 @@
-"""GridSample by gathers: the neighbours of each place, weighed by how near they are (Jaderberg et al. 2015)."""
+"""GridSample by gathers: a weighted sum of the neighbours of each sampling point (Jaderberg et al. 2015)."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ _SPATIAL_FROM = 2
 
 
 def grid_sample(node: onnx.NodeProto, context: Context) -> list[onnx.NodeProto]:
-    """GridSample of any number of axes, nearest or linear: gradients of the image and, where linear, of the grid."""
+    """GridSample with any number of axes, nearest or linear. The grid has a gradient only if linear."""
     w = Replacement(node, context)
     mode = w.attribute("mode", "bilinear")
     if mode not in ("nearest", "bilinear", "linear"):
         raise w.refusal(f"it interpolates by {mode!r}")
     axes = w.rank(0) - _SPATIAL_FROM
     sizes = [w("Squeeze", w("Shape", w.input(0), start=i, end=i + 1)) for i in range(2, 2 + axes)]
-    # The grid names the last axis first.
+    # The grid's coordinates start with the last axis.
     places = [_place(w, sizes[i], axes - 1 - i, i) for i in range(axes)]
     value = ""
     for corner in itertools.product(*([0] if mode == "nearest" else [0, 1] for _ in range(axes))):
@@ -32,7 +32,7 @@ def grid_sample(node: onnx.NodeProto, context: Context) -> list[onnx.NodeProto]:
 
 
 def _place(w: Replacement, size: str, component: int, axis: int) -> str:
-    """[batch, places]: where along an axis of the image each place of the grid lies, in pixels."""
+    """[batch, points]: the pixel coordinate of each sampling point along one axis of the image."""
     one, half = w.constant(1.0), w.constant(0.5)
     grid = w("Gather", w.input(1), w.constant(component, np.int64), axis=-1)
     grid = w("Reshape", grid, w.ints(0, -1))
@@ -57,7 +57,7 @@ def _place(w: Replacement, size: str, component: int, axis: int) -> str:
 
 
 def _corner(w: Replacement, places: list[str], sizes: list[str], corner: tuple[int, ...], *, nearest: bool) -> str:
-    """[batch, channels, places]: the pixels at one corner of each place's cell, times their weights."""
+    """[batch, channels, points]: the pixels at one corner of each point's cell, times their weights."""
     zero, one = w.constant(0, np.int64), w.constant(1, np.int64)
     index, weight = "", ""
     for place, size, step in zip(places, sizes, corner, strict=True):

@@ -1,4 +1,4 @@
-"""Padding, where ONNX Runtime or opset 18 has no form of it."""
+"""Padding in forms that ONNX Runtime or opset 18 does not have."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _SPATIAL_FROM = 2
 
 
 def wrapped(node: onnx.NodeProto, context: Context) -> list[onnx.NodeProto]:
-    """Pad by wrapping: what lies at the other end of an axis, before and behind it."""
+    """Pad in mode `wrap`: the other end of the axis is appended before and after it."""
     w = Replacement(node, context)
     axes, before, after = _amounts(w)
     value = w.input(0)
@@ -27,7 +27,7 @@ def wrapped(node: onnx.NodeProto, context: Context) -> list[onnx.NodeProto]:
 
 
 def _amounts(w: Replacement) -> tuple[list[int], dict[int, int], dict[int, int]]:
-    """The axes that are padded, and how much each is before and behind."""
+    """The axes that are padded, and the amounts before and after each."""
     rank = w.rank(0)
     amounts = [int(n) for n in w.known_value(1, "pads")]
     axes = [int(a) % rank for a in w.known_value(3, "axes")] if w.input(3) else list(range(rank))
@@ -36,9 +36,9 @@ def _amounts(w: Replacement) -> tuple[list[int], dict[int, int], dict[int, int]]
 
 
 def dilated_pads(node: onnx.NodeProto, context: Context) -> list[onnx.NodeProto] | None:
-    """Conv or MaxPool with auto_pad SAME and dilations, with the same pads in numbers; None for any other.
+    """Conv or MaxPool with auto_pad SAME and dilations, with the same pads as numbers; None for any other node.
 
-    ONNX Runtime refuses to compute the two together.
+    ONNX Runtime does not support the combination.
     """
     w = Replacement(node, context)
     mode, dilations = w.attribute("auto_pad", "NOTSET"), w.attribute("dilations", [])

@@ -1,4 +1,4 @@
-"""Products: Einsum by matrix products, a transposed convolution by a convolution."""
+"""Products: Einsum as matrix products, and other products in forms that can be differentiated."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ortflow.workflow.graph.ir.replacement import Context, Replacement
 
 
 def einsum(node: onnx.NodeProto, context: Context) -> list[onnx.NodeProto]:
-    """Einsum of any number of inputs, taken two at a time from the left."""
+    """Einsum of any number of inputs, contracted pairwise from the left."""
     w = Replacement(node, context)
     terms, result = _terms(w)
     longer = {
@@ -29,7 +29,7 @@ def einsum(node: onnx.NodeProto, context: Context) -> list[onnx.NodeProto]:
 
 
 def _terms(w: Replacement) -> tuple[list[str], str]:
-    """One label for each axis of each input, and of the output: labels that the ellipsis stands for included."""
+    """One label per axis of each input and of the output, including the axes that an ellipsis stands for."""
     equation = w.attribute("equation", "").replace(" ", "")
     left, arrow, result = equation.partition("->")
     terms = left.split(",")
@@ -39,7 +39,7 @@ def _terms(w: Replacement) -> tuple[list[str], str]:
     if "..." in equation:
         unused = [label for label in string.ascii_letters if label not in equation]
         hidden = [w.rank(place) - len(term.replace("...", "")) for place, term in enumerate(terms) if "..." in term]
-        # What the ellipses stand for ends at the same axis: the last of these labels.
+        # Ellipses are aligned at their last axis, so each takes the last of these labels.
         labels = "".join(unused[: max(hidden, default=0)])
         lengths = iter(hidden)
         terms = [
@@ -55,7 +55,7 @@ def _terms(w: Replacement) -> tuple[list[str], str]:
 
 
 def _unbroadcast(w: Replacement, place: int, term: str, longer: set[str]) -> tuple[str, str]:
-    """An input and its labels without axes of length 1 that stand for longer ones."""
+    """Remove an input's axes of length 1 that are broadcast, and their labels."""
     gone = [i for i, n in enumerate(w.shape(place)) if n == 1 and term[i] in longer]
     if not gone:
         return w.input(place), term
@@ -63,7 +63,7 @@ def _unbroadcast(w: Replacement, place: int, term: str, longer: set[str]) -> tup
 
 
 def _diagonal(w: Replacement, value: str, term: str) -> tuple[str, str]:
-    """Each label once: of two equal ones the diagonal, by a mask and a sum."""
+    """Make the labels of an input unique: for a repeated label, select the diagonal with a mask and a sum."""
     for label in dict.fromkeys(term):
         while term.count(label) > 1:
             first = term.index(label)
@@ -80,7 +80,7 @@ def _diagonal(w: Replacement, value: str, term: str) -> tuple[str, str]:
 
 
 def _summed(w: Replacement, value: str, labels: str, kept: set[str]) -> tuple[str, str]:
-    """Sums over the labels that nothing needs any more."""
+    """Sum over the labels that are no longer needed."""
     gone = [i for i, label in enumerate(labels) if label not in kept]
     if not gone:
         return value, labels
@@ -93,7 +93,7 @@ def _ordered(w: Replacement, value: str, labels: str, order: Sequence[str]) -> s
 
 
 def _pair(w: Replacement, a: str, a_labels: str, b: str, b_labels: str, later: set[str]) -> tuple[str, str]:
-    """The product of two terms, summed over what both have and nothing needs later."""
+    """Product of two terms, summed over the labels that both have and that are not needed later."""
     a, a_labels = _summed(w, a, a_labels, later | set(b_labels))
     b, b_labels = _summed(w, b, b_labels, later | set(a_labels))
     batch = [x for x in a_labels if x in b_labels and x in later]
@@ -126,9 +126,9 @@ def _product(w: Replacement, sizes: list[str]) -> str:
 
 
 def matrix_by_vector(node: onnx.NodeProto, context: Context) -> list[onnx.NodeProto] | None:
-    """MatMul of a vector, which ONNX Runtime differentiates only as a matrix of one column or of one row.
+    """MatMul with a vector, which ONNX Runtime differentiates only as a matrix of one column or one row.
 
-    A vector before a single matrix is right as it is.
+    A vector before a single matrix needs no change.
     """
     w = Replacement(node, context)
     ranks = [shapes.rank(context.types, w.input(place)) for place in (0, 1)]
@@ -142,7 +142,9 @@ def matrix_by_vector(node: onnx.NodeProto, context: Context) -> list[onnx.NodePr
 
 
 def col2im(node: onnx.NodeProto, context: Context) -> list[onnx.NodeProto]:
-    """Col2Im (torch.nn.Fold): each column's elements are added at their places in the image, or in one outside it."""
+    """Col2Im (torch.nn.Fold): the elements of each column are added at their positions in the image, or in a discarded
+    one.
+    """
     w = Replacement(node, context)
     image, block = ([int(n) for n in w.known_value(place, what)] for place, what in ((1, "image"), (2, "block")))
     axes = len(image)
@@ -155,7 +157,7 @@ def col2im(node: onnx.NodeProto, context: Context) -> list[onnx.NodeProto]:
         starts = np.arange(reach // strides[i] + 1) * strides[i] - pads[i]
         places = np.arange(width)[:, None] * dilations[i] + starts
         within = (places >= 0) & (places < size)
-        # Rows run over the elements of a block, columns over the blocks, the last axis the fastest.
+        # Rows index the elements of a block, columns the blocks; the last axis varies fastest.
         flat = (flat[:, None, :, None] * size + places[:, None, :]).reshape(len(flat) * width, -1)
         inside = (inside[:, None, :, None] & within[:, None, :]).reshape(flat.shape)
     pixels = int(np.prod(image))

@@ -1,6 +1,6 @@
-"""Normalisations, each by means and deviations, which keep their digits where E[x^2] - E[x]^2 loses them.
+"""Normalisations computed from means and deviations, which are more accurate than E[x^2] - E[x]^2.
 
-Formulas: the ONNX operators' definitions.
+Formulas: the definitions of the ONNX operators.
 """
 
 from __future__ import annotations
@@ -11,18 +11,18 @@ import onnx
 from ortflow.workflow.graph.ir.replacement import LAST, Context, Replacement
 
 _WIDEST = 256
-"""Channels of a local response window: one slice each."""
+"""Largest window of local response normalisation, in channels; each channel of it needs a slice."""
 
 
 def _per_channel(w: Replacement, vector: str, rank: int) -> str:
-    """A vector over the channels, which are axis 1 of `rank`, ready to broadcast."""
+    """Reshape a vector over the channels, axis 1 of `rank`, so that it broadcasts."""
     return w("Unsqueeze", vector, w.ints(*range(1, rank - 1))) if rank > 2 else vector
 
 
 def group_normalization(node: onnx.NodeProto, context: Context) -> list[onnx.NodeProto]:
-    """Standardised over each group of channels (Wu & He 2018), in the form that exporters write for older opsets.
+    """Standardise each group of channels (Wu & He 2018), in the form that exporters write for older opsets.
 
-    Scale and bias are one a group in opset 18 and one a channel from opset 21 on.
+    Scale and bias have one element per group in opset 18, and one per channel from opset 21 on.
     """
     w = Replacement(node, context)
     groups, epsilon = w.attribute("num_groups", 1), w.attribute("epsilon", 1e-5)
@@ -36,7 +36,7 @@ def group_normalization(node: onnx.NodeProto, context: Context) -> list[onnx.Nod
 
 
 def rms_normalization(node: onnx.NodeProto, context: Context) -> list[onnx.NodeProto]:
-    """x / sqrt(mean of squares + epsilon), times scale (Zhang & Sennrich 2019), in the form ONNX Runtime fuses."""
+    """x / sqrt(mean of squares + epsilon) times scale (Zhang & Sennrich 2019), in the form that ONNX Runtime fuses."""
     w = Replacement(node, context)
     axis = w.attribute("axis", -1)
     axes = list(range(axis, 0)) if axis < 0 else list(range(axis - w.rank(0), 0))
@@ -46,7 +46,7 @@ def rms_normalization(node: onnx.NodeProto, context: Context) -> list[onnx.NodeP
 
 
 def mean_variance_normalization(node: onnx.NodeProto, context: Context) -> list[onnx.NodeProto]:
-    """(x - mean) / (standard deviation + 1e-9), over axes 0, 2 and 3 if not given."""
+    """(x - mean) / (standard deviation + 1e-9), over axes 0, 2 and 3 by default."""
     w = Replacement(node, context)
     axes = w.ints(*w.attribute("axes", [0, 2, 3]))
     deviation = w("Sub", w.input(0), w("ReduceMean", w.input(0), axes, keepdims=1))
@@ -55,7 +55,7 @@ def mean_variance_normalization(node: onnx.NodeProto, context: Context) -> list[
 
 
 def lp_normalization(node: onnx.NodeProto, context: Context) -> list[onnx.NodeProto]:
-    """x over its 1- or 2-norm along an axis."""
+    """x divided by its 1- or 2-norm along an axis."""
     w = Replacement(node, context)
     axis = w.ints(w.attribute("axis", -1))
     if w.attribute("p", 2) == 1:
@@ -77,7 +77,7 @@ def local_response_normalization(node: onnx.NodeProto, context: Context) -> list
     squares = w("Pad", w("Mul", w.input(0), w.input(0)), w.ints(*pads))
     total = ""
     for place in range(size):
-        # The window's last slice ends where the padding does; the others so many channels before.
+        # The last slice of the window ends where the padding does; the others end that many channels earlier.
         end = place - size + 1
         ends = w.ints(end if end else LAST)
         part = w("Slice", squares, w.ints(place), ends, w.ints(1))

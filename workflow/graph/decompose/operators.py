@@ -1,7 +1,7 @@
-"""The operators that ortflow writes out itself, by operators that have a rule.
+"""The operators that ortflow decomposes itself into operators that have a rule.
 
-Called by `expand`, and by `opset` for operators newer than its dialect. An operator stands here where ONNX defines it
-in words, or where ONNX's definition overflows or is slow.
+Called by `expand`, and by `opset` for operators newer than opset 18. Listed here are operators that ONNX defines only
+in prose, or whose ONNX definition overflows or is slow.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ DECOMPOSITIONS: dict[str, Decomposition] = {
     "GridSample": grid_sample,
     "Resize": resize,
 }
-"""Operator of ONNX's domain -> the nodes that stand for one of it."""
+"""Operator of ONNX's domain -> the function that writes the nodes that replace it."""
 
 WRITTEN_OUT: dict[str, Decomposition] = {**DECOMPOSITIONS, "Pad": wrapped}
-"""What `opset` writes out where opset 18 has no form of an operator: wrapping pads, too."""
+"""What `opset` decomposes where opset 18 has no form of an operator; includes Pad in mode `wrap`."""

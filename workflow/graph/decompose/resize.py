@@ -1,4 +1,4 @@
-"""Resize: the product of the input with one interpolation matrix for each axis that changes.
+"""Resize as a product of the input with one interpolation matrix per resized axis.
 
 `by_axes` is called by `fold` for every graph, `resize` by `expand` for training.
 """
@@ -18,16 +18,16 @@ from ortflow.workflow.graph.ir.replacement import Context, Replacement, attribut
 from ortflow.workflow.graph.ir.writer import Fresh
 
 LARGEST = 1 << 24
-"""Elements of an interpolation matrix: 64 MiB, 4,096 by 4,096 pixels."""
+"""Largest interpolation matrix, in elements: 64 MiB, 4,096 by 4,096 pixels."""
 _SCALES, _SIZES = 2, 3
 
 
 def by_axes(
     node: onnx.NodeProto, known: Known, types: Mapping[str, onnx.TypeProto], fresh: Fresh
 ) -> list[onnx.NodeProto] | None:
-    """A Resize that names the amounts of all axes, as one that names only those it changes; None if it may stay.
+    """Rewrite a Resize that lists all axes to list only those whose size changes; None if it can stay.
 
-    Exporters copy the batch and the channels from the input's shape, which is not known before a batch is:
+    Exporters copy batch and channels from the input's shape, which is unknown until there is a batch:
     `Concat(Shape(x)[:2], sizes)`.
     """
     if node.op_type != "Resize" or node.domain != "" or attribute(node, "axes", None) is not None:
@@ -67,15 +67,15 @@ def _crops(node: onnx.NodeProto) -> bool:
 
 
 def _place(node: onnx.NodeProto) -> int:
-    """The input that says how large the result is."""
+    """Position of the input with the result's size."""
     return _SIZES if len(node.input) > _SIZES and node.input[_SIZES] else _SCALES
 
 
 def resize(node: onnx.NodeProto, context: Context) -> list[onnx.NodeProto]:
-    """Resize as a product with an interpolation matrix along each axis that it changes.
+    """Resize as a product with an interpolation matrix along each axis that changes.
 
-    Every mode is linear and works axis by axis. Where sizes are known, ONNX Runtime's own Resize of the unit vectors
-    gives the matrix, so the forward pass stays what it was; else nodes compute it.
+    Every mode is linear and separable by axis. If sizes are known, the matrix is ONNX Runtime's own Resize of the unit
+    vectors, so the forward pass is unchanged; otherwise nodes compute it.
     """
     w = Replacement(node, context)
     if _crops(node):
@@ -100,7 +100,7 @@ def resize(node: onnx.NodeProto, context: Context) -> list[onnx.NodeProto]:
 
 
 def _interpolation(node: onnx.NodeProto, size: int, place: int, amount: Any) -> np.ndarray:
-    """[size, new size]: what one axis' Resize makes of the unit vectors."""
+    """[size, new size]: the Resize of the unit vectors along one axis."""
     grown = size * amount if place == _SCALES else amount
     if not 0 < size * grown <= LARGEST:
         raise Replacement(node, Context(str, {})).refusal(f"it would need a matrix of {size} by {grown:.0f}")
@@ -113,7 +113,7 @@ def _interpolation(node: onnx.NodeProto, size: int, place: int, amount: Any) -> 
 
 
 def of_unit_vectors(alone: onnx.NodeProto, size: int, *constants: onnx.TensorProto) -> np.ndarray:
-    """[size, new size]: what ONNX Runtime's own kernel of a node, with input x, makes of the unit vectors."""
+    """[size, new size]: the result of ONNX Runtime's own kernel for a node whose input x is the unit vectors."""
     from ortflow.workflow.onnx_runtime import onnxruntime
 
     alone.output[:] = ["y"]
@@ -131,12 +131,12 @@ def of_unit_vectors(alone: onnx.NodeProto, size: int, *constants: onnx.TensorPro
     try:
         session = onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
         return np.asarray(session.run(["y"], {"x": units})[0]).reshape(size, -1)
-    except Exception as error:  # noqa: BLE001 - ONNX Runtime's errors have no base of their own
+    except Exception as error:  # noqa: BLE001 - ONNX Runtime's errors have no common base class
         raise ValueError(str(error)) from None
 
 
 def along(w: Replacement, value: str, axis: int, rank: int, matrix: np.ndarray | str) -> str:
-    """The product with a matrix [size, new size], known or the value of a node, along one axis."""
+    """Product with a matrix [size, new size], an array or the value of a node, along one axis."""
     if axis == rank - 2:
         if isinstance(matrix, str):
             return w("MatMul", w("Transpose", matrix, perm=[1, 0]), value)
@@ -150,7 +150,7 @@ def along(w: Replacement, value: str, axis: int, rank: int, matrix: np.ndarray |
 
 
 def _computed(w: Replacement, value: str, axis: int, place: int, amount: int) -> str:
-    """[size, new size]: the interpolation matrix along one axis, of sizes that are known when the model runs."""
+    """[size, new size]: the interpolation matrix along one axis, for sizes that are known only at run time."""
     mode = w.attribute("mode", "nearest")
     if mode not in ("nearest", "linear") or w.attribute("antialias", 0):
         raise w.refusal(f"the size of its input's axis {axis} is not known")
@@ -176,12 +176,12 @@ def _computed(w: Replacement, value: str, axis: int, place: int, amount: int) ->
         source = rounded[rounding]()
     source = w("Min", w("Max", source, zero), last)
     places = w("Unsqueeze", w("Range", zero, length, one), w.ints(1))
-    # The weight of a pixel falls linearly to 0 at its neighbours; of whole places that is 1 and 0.
+    # The weight of a pixel falls linearly to 0 at its neighbours; at integer coordinates it is 1 or 0.
     return w("Relu", w("Sub", one, w("Abs", w("Sub", source, places))))
 
 
 def _coordinate(w: Replacement, place: str, length: str, new: str, scale: str) -> str:
-    """Where in the input each place of the output lies."""
+    """Input coordinate of each output position."""
     one, half = w.constant(1.0), w.constant(0.5)
     mode = w.attribute("coordinate_transformation_mode", "half_pixel")
     if mode == "asymmetric":

@@ -1,7 +1,7 @@
-"""ScatterND that combines, by ScatterElements.
+"""Replaces ScatterND with a reduction by ScatterElements.
 
-Called by `prepare` for every graph, not for training alone: ONNX Runtime's CPU kernel of ScatterND splits the
-updates over threads without a lock and loses those that meet at one element.
+Called by `prepare` for every graph, not only for training: ONNX Runtime's CPU kernel of ScatterND splits the updates
+over threads without a lock, and loses updates that meet at one element.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from ortflow.workflow.graph.ir.replacement import Context, Replacement, attribut
 
 
 def replace_combining_scatters(model: onnx.ModelProto, where: str) -> list[str]:
-    """Rewrites each ScatterND of the main graph that adds, multiplies or compares, in place; returns log lines."""
+    """Rewrite each ScatterND of the main graph that has a reduction, in place; returns log lines."""
     if not any(_combines(node) for node in model.graph.node):
         return []
     context = context_of(model)
@@ -38,14 +38,14 @@ def _combines(node: onnx.NodeProto) -> bool:
 
 
 def _by_elements(node: onnx.NodeProto, context: Context, where: str) -> list[onnx.NodeProto]:
-    """Rows of a matrix [positions that indices can name, elements behind each], scattered by number of the row."""
+    """Treat the data as a matrix [indexable positions, elements of each], and scatter by row number."""
     w = Replacement(node, context)
     index_shape = shapes.shape(context.types, w.input(1))
     depth = index_shape[-1] if index_shape else None
     if depth is None or depth < 1:
         raise UserError(f"{walk.called(node)} has indices of a length that is not known", where=where)
     sizes = [w("Shape", w.input(0), start=i, end=i + 1) for i in range(depth)]
-    # Indices may count from the end: the remainder by the size is the place from the start.
+    # Indices may count from the end; the remainder modulo the size is the position from the start.
     places = w("Mod", w.input(1), w("Concat", *sizes, axis=0))
     strides = [w.ints(1)]
     for size in reversed(sizes[1:]):

@@ -1,7 +1,7 @@
-"""Makes the inference graph, and writes it with trained weights at the end.
+"""Builds the inference graph, and writes it with trained weights at the end of a run.
 
-`infer_graph` is called by `build`; `export_inference` by the export step and offline from a checkpoint. Neither needs
-ONNX Runtime.
+`infer_graph` is called by `assembly`; `export_inference` by the export step, and offline for a checkpoint. Neither
+needs ONNX Runtime.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ from ortflow.workflow.owned import is_folder, remove
 from ortflow.workflow.rundir import sync_directory
 
 EXTERNAL_BYTES = 1_500_000_000
-"""Weights beyond this lie in a file beside the model: protobuf ends at 2 GB."""
+"""Weights above this size are written to a file beside the model: protobuf is limited to 2 GB."""
 
 
 def infer_graph(skeleton: onnx.ModelProto, labels: Collection[str]) -> onnx.ModelProto:
-    """The prepared model without its parameters, in evaluation mode, under its own names.
+    """Return the prepared model without its parameters, in evaluation mode, with the file's names.
 
-    Outputs that need a label are left out, and label inputs with them. Raises UserError if no output is left.
+    Outputs that depend on a label are left out, and so are label inputs. Raises UserError if no output is left.
     """
     copy = onnx.ModelProto()
     copy.CopyFrom(skeleton)
@@ -60,10 +60,21 @@ def infer_graph(skeleton: onnx.ModelProto, labels: Collection[str]) -> onnx.Mode
 
 
 def as_function(infer_path: Path, shapes: Shapes) -> tuple[onnx.ModelProto, list[str]]:
-    """The inference graph at `infer_path` with its weights as inputs behind its own, and their names.
+    """Return the inference graph at `infer_path` with its weights as further inputs, and the names of these inputs.
 
-    `shapes` are those of all tensors there are. Raises UserError if there is no such graph, OrtflowError if a
-    tensor is missing.
+    Parameters
+    ----------
+    infer_path
+        File that `infer_graph` was saved to.
+    shapes
+        Shapes of all available tensors.
+
+    Raises
+    ------
+    UserError
+        If there is no such graph.
+    OrtflowError
+        If a tensor of the graph is missing.
     """
     if not infer_path.exists():
         raise UserError(
@@ -84,7 +95,7 @@ def as_function(infer_path: Path, shapes: Shapes) -> tuple[onnx.ModelProto, list
 
 
 def _sweep(out: Path) -> None:
-    """Remove what exports to the same place left that were killed: each a copy of the model."""
+    """Remove the temporary files of killed exports to the same path; each is a copy of the model."""
     ours = re.compile(rf"\.{re.escape(out.name[:200])}\.[a-z0-9_]{{8}}")
     for left in out.parent.iterdir():
         if ours.fullmatch(left.name) and is_folder(left) and (held := _held(left)) is not None:
@@ -93,7 +104,7 @@ def _sweep(out: Path) -> None:
 
 
 def _held(folder: Path) -> int | None:
-    """A lock on a folder for as long as it is written to; None if another process holds it, or nobody can."""
+    """Lock a folder while it is written to; None if another process holds the lock, or locks are not supported."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -118,13 +129,29 @@ def export_inference(
     shapes: Shapes | None = None,
     trial: bool = False,
 ) -> None:
-    """Write the inference graph at `infer_path` with its weights to `out`, checked, the whole file or the old one.
+    """Write the inference graph at `infer_path` with its weights to `out`, checked; atomic.
 
-    `tensors` are fp32 and asked for one by one; `shapes`, where it is given, spares asking for them. `check` is called
-    with the file before it replaces `out`, and refuses it by raising. A `trial` does everything but replace. Folders
-    that are made for a file that is not written are removed again. Weights
-    beyond EXTERNAL_BYTES go to `<stem>-<hash>.data` beside the file. Raises UserError if `out` cannot be written or
-    holds anything but an earlier export, OrtflowError if the result is not a valid model.
+    Parameters
+    ----------
+    infer_path
+        File that `infer_graph` was saved to.
+    tensors
+        fp32 weights by name, read one at a time.
+    out
+        Path of the exported model. Weights beyond EXTERNAL_BYTES are written beside it, to `<stem>-<hash>.data`.
+    check
+        Called with the new file before it replaces `out`; raises to reject it.
+    shapes
+        Shapes of the tensors, if known; otherwise every tensor is read for its shape.
+    trial
+        Do everything except replacing `out`.
+
+    Raises
+    ------
+    UserError
+        If `out` cannot be written, or exists and is not an earlier export. New folders are removed again.
+    OrtflowError
+        If the result is not a valid model.
     """
     check_export(out)
     shapes = {name: array.shape for name, array in tensors.items()} if shapes is None else shapes
@@ -168,13 +195,13 @@ def export_inference(
         shutil.rmtree(folder, ignore_errors=True)
         if held is not None:
             os.close(held)
-        with suppress(OSError):  # not empty: `out` is there
+        with suppress(OSError):  # not empty: `out` exists
             for path in new_folders:
                 path.rmdir()
 
 
 def _sources(graph: onnx.GraphProto, output: str) -> set[str]:
-    """Every name that an output is computed from."""
+    """All names that an output is computed from."""
     makers = walk.producers(graph)
     seen, open_names = {output}, [output]
     while open_names:

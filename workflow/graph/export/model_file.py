@@ -1,4 +1,4 @@
-"""Writes a model file tensor by tensor, so that its weights are never in memory a second time.
+"""Writes a model file tensor by tensor, so that memory never holds a second copy of its weights.
 
 Called by `inference`. protobuf's own serialisation needs the whole message, and its bytes, in memory.
 Wire format: https://protobuf.dev/programming-guides/encoding; field numbers: onnx.proto.
@@ -23,14 +23,11 @@ Tensors = Mapping[str, np.ndarray]
 _GRAPH, _INITIALIZER, _RAW_DATA = 7, 5, 9
 _PAGE = 4096
 ITEM = 4
-"""Bytes of an element: weights are fp32."""
+"""Bytes per element: weights are fp32."""
 
 
 def write_model(path: Path, model: onnx.ModelProto, shapes: Shapes, tensors: Tensors) -> None:
-    """Write `model` with the fp32 tensors that `shapes` names as further initializers; each is asked for once.
-
-    Raises OSError.
-    """
+    """Write `model` with further initializers: the fp32 tensors that `shapes` names, each read once. Raises OSError."""
     graph = model.graph.SerializeToString(deterministic=True)
     heads = {name: _head(name, shape) for name, shape in shapes.items()}
     sizes = {name: len(heads[name]) + ITEM * math.prod(shape) for name, shape in shapes.items()}
@@ -50,9 +47,9 @@ def write_model(path: Path, model: onnx.ModelProto, shapes: Shapes, tensors: Ten
 
 
 def write_data(folder: Path, stem: str, shapes: Shapes, tensors: Tensors, graph: onnx.GraphProto) -> str:
-    """Write the tensors one behind the other, and point the graph's initializers there; the file's name.
+    """Write tensors to one data file, and make the graph's initializers refer to it.
 
-    It is `<stem>-<hash>.data`. Raises OSError.
+    Returns the file's name, `<stem>-<hash>.data`. Raises OSError.
     """
     digest, offset = xxhash.xxh3_64(), 0
     places: dict[str, int] = {}
@@ -79,13 +76,13 @@ def write_data(folder: Path, stem: str, shapes: Shapes, tensors: Tensors, graph:
 
 
 def _head(name: str, shape: tuple[int, ...]) -> bytes:
-    """A tensor's message up to its elements."""
+    """The serialised tensor up to its elements."""
     tensor = TensorProto(name=name, data_type=TensorProto.FLOAT, dims=shape)
     return bytes(tensor.SerializeToString(deterministic=True)) + _field(_RAW_DATA, ITEM * math.prod(shape))
 
 
 def _field(number: int, length: int) -> bytes:
-    """Tag and length of a field of bytes or of a message."""
+    """Tag and length of a field that holds bytes or a message."""
     return _varint(number << 3 | 2) + _varint(length)
 
 
@@ -99,7 +96,7 @@ def _varint(value: int) -> bytes:
 
 
 def _write(file: IO[bytes], array: np.ndarray) -> memoryview:
-    """Write the elements, little-endian; a view of them."""
+    """Write the elements in little-endian order; returns a view of them."""
     data = np.ascontiguousarray(array, dtype="<f4").reshape(-1).data.cast("B") if array.size else memoryview(b"")
     file.write(data)
     return data

@@ -1,1 +1,1 @@
-"""Model files, which are not trusted: reading them, and what they may ask for."""
+"""Reading of model files, which are untrusted, and limits on what they may demand."""

@@ -1,7 +1,7 @@
-"""Weights that a model file keeps in other files: read only from inside the model's folder.
+"""Reads weights that a model file stores in other files, only from inside the model's folder.
 
-Called by `read`. The file is untrusted: it must never make ortflow open a path outside the folder (by `..`, an absolute
-path or a symbolic link), read what is not a regular file, or take memory for bytes that are not there.
+Called by `read`. The file is untrusted: it must not make ortflow open a path outside the folder (by `..`, an absolute
+path or a symbolic link), read anything but a regular file, or allocate memory for bytes that do not exist.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ _AGAIN = "export the model again, with its data file beside it"
 
 
 def load_external_data(model: onnx.ModelProto, folder: Path, where: str) -> None:
-    """Reads every external tensor into the model, in place; `folder` holds the model file.
+    """Read every external tensor into the model, in place; `folder` contains the model file.
 
-    Raises UserError, before anything is read, where a file is missing, outside, or shorter than is claimed of it.
+    Raises UserError, before anything is read, if a file is missing, outside the folder, or shorter than claimed.
     """
     claims = [
         (what, tensor, *_claim(tensor, what, folder, where))
@@ -53,7 +53,7 @@ def load_external_data(model: onnx.ModelProto, folder: Path, where: str) -> None
 
 
 def check_memory(needed: int, where: str) -> None:
-    """Refuses what the machine's free memory cannot hold."""
+    """Raises UserError if the tensors do not fit into the machine's free memory."""
     free = psutil.virtual_memory().available
     if needed > free:
         raise UserError(
@@ -64,7 +64,7 @@ def check_memory(needed: int, where: str) -> None:
 
 
 def _claim(tensor: onnx.TensorProto, what: str, folder: Path, where: str) -> tuple[Path, int, int]:
-    """File, offset and length that an external tensor names, all checked against the file's size."""
+    """File, offset and length that an external tensor names, checked against the file's size."""
     entries = {entry.key: entry.value for entry in tensor.external_data}
     file = _inside(entries.get("location", ""), what, folder, where)
     offset, length = (_number(entries, key, what, where) for key in ("offset", "length"))
@@ -87,7 +87,7 @@ def _claim(tensor: onnx.TensorProto, what: str, folder: Path, where: str) -> tup
 
 
 def _inside(location: str, what: str, folder: Path, where: str) -> Path:
-    """The file that `location` names, if it is a regular one inside `folder`."""
+    """The file that `location` names. Raises UserError unless it is a regular file inside `folder`."""
     refusal = UserError(
         f"{what} keeps its data in {walk.quoted(location)}, which is not inside the model's folder",
         where=where,
@@ -117,7 +117,7 @@ def _number(entries: dict[str, str], key: str, what: str, where: str) -> int | N
     text = entries.get(key)
     if text is None:
         return None
-    # Python refuses to turn thousands of digits into an int with an error of its own; no file is that long.
+    # For thousands of digits, int() raises ValueError; no file is that long.
     if not (text.isascii() and text.isdigit() and len(text) < 20):
         raise UserError(f"{what} gives {walk.quoted(text)} as the {key} of its data", where=where, fix=_AGAIN)
     return int(text)

@@ -1,8 +1,8 @@
-"""How large the values of a model are, found by arithmetic on shapes before anything is computed.
+"""Bounds the size of a model's values by arithmetic on shapes, before anything is computed.
 
-Called by `prepare` before and after shapes are inferred, and by `build` before ONNX Runtime, which computes every
-constant expression when it makes a session. A file of a few kilobytes can ask for any amount of memory; it is refused
-here. No value of more than SMALL elements is ever made.
+Called by `prepare` before and after shape inference, and by `assembly` before ONNX Runtime, which computes every
+constant expression when it opens a session. A file of a few kilobytes can demand any amount of memory; such a file is
+rejected here. This module itself never creates a value of more than SMALL elements.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from ortflow.workflow.graph.file.tensors import FLOATS, ITEM_BYTES, RANK, check_
 from ortflow.workflow.graph.ir import walk
 
 LARGEST = 256 << 20
-"""Bytes of a value that is computed from constants alone."""
+"""Largest value that is computed from constants alone, in bytes."""
 TOTAL = 1 << 30
-"""Bytes of all of them."""
+"""Largest total of these, in bytes."""
 SHARE = 16
-"""All of them may also take so many times what the constants in the file do."""
+"""The total may also be this multiple of the size of the constants in the file."""
 MEMORY = 64 << 30
-"""Bytes of a value that depends on data: a machine may have less and only check the model."""
+"""Largest value that depends on data, in bytes; a machine with less memory may still check the model."""
 SMALL = 4096
-"""Elements of a constant whose values are looked at: it may be a shape."""
+"""Largest constant, in elements, whose values are evaluated: it may be a shape."""
 
 _EVALUATED = frozenset(
     (
@@ -43,11 +43,11 @@ _EVALUATED = frozenset(
         "Where", "Xor"
     )
 )  # fmt: skip
-"""Operators whose values are computed where all that they read and make is small."""
+"""Operators that are evaluated if their inputs and outputs are small."""
 _OF_SHAPE = frozenset(["Shape", "Size"])
-"""Those of them that read no elements."""
+"""Those of them that do not read elements."""
 _BOUNDED = frozenset(["Compress", "NonZero", "Unique"])
-"""Those of them that make no more than they read, though it is not known how much."""
+"""Those of them whose output is no larger than their input, though its size may be unknown."""
 _GROWING = frozenset(
     (
         "AffineGrid", "BlackmanWindow", "CenterCropPad", "Col2Im", "ConcatFromSequence", "ConstantOfShape",
@@ -56,29 +56,29 @@ _GROWING = frozenset(
         "RoiAlign", "STFT", "Tile", "Upsample"
     )
 )  # fmt: skip
-"""Operators that make much of little, by the values of what they read."""
+"""Operators whose output may be much larger than their inputs, depending on the inputs' values."""
 _AGAIN = "export the model without it, or make it an input"
 
 
 def check_sizes(model: onnx.ModelProto, where: str) -> None:
     """Raises UserError naming the first node whose result is known to be too large.
 
-    What depends on a floating-point tensor in the file of more than SMALL elements counts as data, since it may be
-    trained: only the machine's memory limits it.
+    Values that depend on a floating-point tensor of more than SMALL elements count as data, since the tensor may be
+    trained: only the machine's memory limits them.
     """
     _Sizes(model, where, only_constants=False, large_too=False).graph(model.graph, {})
 
 
 def check_constants(model: onnx.ModelProto, where: str) -> None:
-    """The same of constants alone, for a graph whose parameters are inputs: every tensor in it is a constant.
+    """Same as `check_sizes`, for constants alone, in a graph whose parameters are inputs: every tensor is a constant.
 
-    One whose size cannot be known is refused too.
+    A constant whose size cannot be determined is rejected too.
     """
     _Sizes(model, where, only_constants=True, large_too=True).graph(model.graph, {})
 
 
 def check_inferred(model: onnx.ModelProto, where: str) -> None:
-    """Raises UserError if a value of the main graph is too large by the shapes that the graph holds."""
+    """Raises UserError if a value of the main graph is too large according to the shapes in the graph."""
     types = {value.name: value.type for part in (model.graph.value_info, model.graph.output) for value in part}
     limits = _Sizes(model, where, only_constants=False, large_too=False)
     scope = {t.name: _Value(None, cheap=math.prod(t.dims) <= SMALL) for t in model.graph.initializer}
@@ -91,28 +91,28 @@ def check_inferred(model: onnx.ModelProto, where: str) -> None:
 
 @dataclass
 class _Value:
-    """What is known of a value."""
+    """What is known about a value."""
 
     type: onnx.TypeProto | None
     constant: bool = False
     cheap: bool = False
-    """It depends on constants and on shapes of data alone: hardly anything may make much."""
+    """Depends only on constants and on shapes of data, so that few operators may enlarge it much."""
     array: np.ndarray | None = None
-    """Its elements, where it is small, constant and has been needed."""
+    """Its elements, if it is small, constant and was evaluated."""
     maker: onnx.NodeProto | None = None
-    """Of a constant: the node that would compute it."""
+    """For a constant: the node that computes it."""
     name: str = ""
 
     @property
     def dims(self) -> list[int | None] | None:
-        """Its shape, None for unknown dims; None if the rank is unknown."""
+        """Its shape, with None for unknown sizes; None if the rank is unknown."""
         if self.type is None or not self.type.tensor_type.HasField("shape"):
             return None
         return [d.dim_value if d.HasField("dim_value") else None for d in self.type.tensor_type.shape.dim]
 
     @property
     def count(self) -> int | None:
-        """Elements, None if that is not known."""
+        """Number of elements, None if unknown."""
         dims = self.dims
         return None if dims is None or None in dims else math.prod(d for d in dims if d is not None)
 
@@ -121,7 +121,7 @@ _Scope = dict[str, _Value]
 
 
 class _Sizes:
-    """One walk over a model: of its constants alone or of every value, tensors of any size counting as constants."""
+    """One pass over a model: over its constants alone, or over every value, with tensors of any size as constants."""
 
     def __init__(self, model: onnx.ModelProto, where: str, *, only_constants: bool, large_too: bool) -> None:
         self._opsets, self._ir_version, self._where = model.opset_import, model.ir_version, where
@@ -134,7 +134,7 @@ class _Sizes:
         self._schemas: dict[tuple[str, str], defs.OpSchema | None] = {}
 
     def graph(self, graph: onnx.GraphProto, outer: _Scope) -> None:
-        """The nodes of a graph, in their order; `outer` are the values of the graphs around it."""
+        """Visit the nodes of a graph in order; `outer` are the values of the enclosing graphs."""
         scope = dict(outer)
         for value in graph.input:
             scope[value.name] = _Value(value.type)
@@ -177,7 +177,7 @@ class _Sizes:
         scope.update(made)
 
     def _infer(self, node: onnx.NodeProto, scope: _Scope) -> _Scope:
-        """Types of what a node makes; without one where they cannot be inferred."""
+        """Infer the types of a node's outputs; an output whose type cannot be inferred has none."""
         unknown = {name: _Value(None) for name in node.output if name}
         known = {name: scope[name] for name in node.input if name in scope}
         types = {name: value.type for name, value in known.items() if value.type is not None}
@@ -187,7 +187,7 @@ class _Sizes:
         data = {n: numpy_helper.from_array(value.array) for n, value in known.items() if value.array is not None}
         try:
             found = shape_inference.infer_node_outputs(schema, node, types, data, None, self._opsets, self._ir_version)
-        except Exception:  # noqa: BLE001 - the node is a stranger's; what is wrong with it is said where it is used
+        except Exception:  # noqa: BLE001 - the node is untrusted; errors in it are reported where it is used
             return unknown
         return {name: _Value(found.get(name)) for name in unknown}
 
@@ -203,7 +203,7 @@ class _Sizes:
         return self._schemas[key]
 
     def _evaluate(self, wanted: _Value | None, scope: _Scope) -> None:
-        """Find the elements of a small constant, and of those that it is computed from."""
+        """Evaluate a small constant, and the constants that it is computed from."""
         open_values = [wanted]
         while open_values:
             value = open_values[-1]
@@ -260,7 +260,7 @@ def _is_cheap(node: onnx.NodeProto, read: Iterable[_Value | None]) -> bool:
 
 
 def _is_small(value: _Value) -> bool:
-    """Whether a constant's elements can be computed without harm."""
+    """Whether a constant is small enough to be evaluated."""
     node = value.maker
     if node is None or node.domain not in ("", "ai.onnx") or node.op_type not in _EVALUATED:
         return False
@@ -278,12 +278,12 @@ def _of_shape(node: onnx.NodeProto, value: _Value) -> np.ndarray:
 def _computed(
     node: onnx.NodeProto, output: str, inputs: Mapping[str, np.ndarray | None], versions: dict[str, int]
 ) -> np.ndarray | None:
-    """What ONNX's reference makes of a node with small results; None if its inputs do not fit it."""
+    """Evaluate a node with small results by ONNX's reference implementation; None if its inputs do not fit it."""
     reads, makes = ([onnx.ValueInfoProto(name=name) for name in names] for names in (inputs, [output]))
     try:
         graph = helper.make_graph([node], "node", reads, makes)
         with np.errstate(all="ignore"):
             result = np.asarray(ReferenceEvaluator(graph, versions).run(None, dict(inputs))[0])
-    except Exception:  # noqa: BLE001 - the node is a stranger's, and the evaluator raises whatever numpy does
+    except Exception:  # noqa: BLE001 - the node is untrusted, and the evaluator passes on numpy's exceptions
         return None
     return result if result.size <= RANK * SMALL else None

@@ -1,7 +1,7 @@
 """Reads a model file, which is untrusted, into a ModelProto that the rest of the package can rely on.
 
-Called by `inspect`, `build` and the face's commands. Must never read outside the model's folder, take memory for what
-the file only claims, or let anything but a UserError out.
+Called by `inspect`, `assembly` and the command line. Must not read outside the model's folder, allocate memory for what
+the file only claims, or raise anything but UserError.
 """
 
 from __future__ import annotations
@@ -20,16 +20,17 @@ from ortflow.workflow.graph.file.tensors import check_tensors
 
 _NO_ONNX = "is not an ONNX model, or only the beginning of one"
 _LARGEST = 1 << 31
-"""Bytes: where protobuf ends."""
+"""Limit of protobuf, in bytes."""
 _EXPORT = "give the .onnx file that the exporter wrote"
 
 
 def read_model(path: Path) -> onnx.ModelProto:
-    """The model in `path`, its external data inlined, its nodes in order.
+    """Return the model in `path` with its external data inlined and its nodes sorted.
 
-    Raises UserError, one sentence that names the file and what of it is wrong: not there, not ONNX, cut short, data
-    outside the folder or shorter than claimed, cycles, names given twice, sparse or quantised or NaN weights,
-    operators that ONNX Runtime does not know.
+    Raises UserError, one sentence with the file and the defect, if the file does not exist, is not ONNX or is
+    truncated;
+    if data lies outside the folder or is shorter than claimed; for cycles, duplicate names, sparse, quantised or NaN
+    weights, and operators that ONNX Runtime does not have.
     """
     where = str(path)
     model = _parse(_bytes(path), where)
@@ -72,7 +73,7 @@ def _parse(data: bytes, where: str) -> onnx.ModelProto:
 
 
 def _is_text(message: Message) -> bool:
-    """Whether every string in the message is text: protobuf hands out as bytes, or not at all, what is none."""
+    """Whether every string of the message is valid UTF-8; protobuf returns others as bytes, or not at all."""
     for field in message.DESCRIPTOR.fields:
         if field.type not in (field.TYPE_STRING, field.TYPE_MESSAGE):
             continue

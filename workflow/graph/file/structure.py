@@ -1,6 +1,6 @@
-"""The graph of an untrusted model as a graph: names made once, everything read is made, no cycle, known operators.
+"""Checks the graph of an untrusted model: each name is defined once and before use, no cycles, known operators.
 
-Called by `read`; sorts the nodes, drops what an exporter forgot in Split, and changes nothing else.
+Called by `read`. Sorts the nodes and repairs Split's output count; changes nothing else.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from ortflow.workflow.graph.ir.order import topological_order
 from ortflow.workflow.graph.ir.shapes import without_weights
 
 DOMAINS = ("", "ai.onnx", "com.microsoft")
-"""Domains of operators that ONNX Runtime brings and that can stand in a model to train."""
+"""Domains of ONNX Runtime's operators that a trainable model may contain."""
 
 EXPANDED_NODES = 50_000
-"""Nodes that a model may have after its functions are inlined, or several times those in the file if that is more."""
+"""Nodes that a model may have after its functions are inlined, unless several times those in the file are more."""
 _EXPANSION = 4
 
 _QUANTISED = frozenset(
@@ -43,7 +43,7 @@ _QUANTISED = frozenset(
         "GatherBlockQuantized",
     ]
 )
-# Operators that ONNX Runtime puts into ONNX's own domain.
+# Operators that ONNX Runtime defines in ONNX's own domain.
 _RUNTIME_ONLY = frozenset({"SimplifiedLayerNormalization"})
 _CONTEXT = re.compile(r"Bad node spec for node\. Name: (\S+)")
 _AGAIN = "export the model again"
@@ -52,7 +52,7 @@ _FLOAT_MODEL = "train the float model it was made from, and quantise the exporte
 
 
 def check_structure(model: onnx.ModelProto, where: str) -> None:
-    """Refuses by name what cannot be a model to train; sorts nodes that are merely out of order, in place."""
+    """Raises UserError, with the name, for what cannot be part of a trainable model; sorts the nodes in place."""
     _check_operators(model, where)
     _check_functions(model, where)
     if not model.graph.output:
@@ -68,7 +68,7 @@ def check_structure(model: onnx.ModelProto, where: str) -> None:
 
 
 def check_valid(model: onnx.ModelProto, where: str) -> None:
-    """Refuses what onnx's own checker finds against the standard: attributes and inputs that an operator has not."""
+    """Raises UserError for violations that onnx's checker finds, such as unknown attributes of an operator."""
     light = without_weights(model)
     for node in walk.all_nodes(light):
         if node.op_type in _RUNTIME_ONLY and node.domain == "":
@@ -77,7 +77,7 @@ def check_valid(model: onnx.ModelProto, where: str) -> None:
     del light.graph.value_info[:]
     for graph in walk.all_graphs(light):
         for value in (*graph.input, *graph.output):
-            # Exporters leave out shapes they do not know, which the checker wants to see.
+            # Exporters omit unknown shapes, which the checker requires.
             if value.type.HasField("tensor_type"):
                 value.type.tensor_type.shape.SetInParent()
     try:
@@ -121,20 +121,20 @@ def _check_operators(model: onnx.ModelProto, where: str) -> None:
 
 
 def _check_split(node: onnx.NodeProto, opset: int, where: str) -> None:
-    """Split claims as many outputs as it has; drops the claim where the opset does not know it, in place."""
+    """Check that Split has as many outputs as it declares; removes the declaration in place if the opset lacks it."""
     for place, attribute in enumerate(node.attribute):
         if attribute.name == "num_outputs":
             if attribute.i != len(node.output):
-                # onnx's shape inference would take memory for as many as it claims.
+                # Shape inference in onnx would allocate memory for the declared number.
                 raise UserError(f"{walk.called(node)} has a wrong number of outputs", where=where, fix=_AGAIN)
             if opset < _SPLIT_BY_COUNT:
-                # Torch's dynamo exporter leaves it when it lowers its opset 18 to 17.
+                # PyTorch's dynamo exporter leaves it when it converts its opset 18 to 17.
                 del node.attribute[place]
             return
 
 
 def _check_functions(model: onnx.ModelProto, where: str) -> None:
-    """No function calls itself, and inlining them all stays within EXPANDED_NODES."""
+    """Check that functions are not recursive, and that inlining them all stays within EXPANDED_NODES."""
     by_key = {(f.domain, f.name): f for f in model.functions}
     if len(by_key) < len(model.functions):
         raise UserError("two of its functions have the same name", where=where, fix=_AGAIN)
@@ -179,7 +179,7 @@ def _check_graph(graph: onnx.GraphProto, outer: set[str], where: str) -> None:
     for tensor in graph.initializer:
         if not tensor.name:
             raise UserError("an initializer has no name", where=where, fix=_AGAIN)
-        # IR version 3 lists initializers among the inputs too.
+        # IR version 3 also lists initializers as inputs.
         if tensor.name in initializers or tensor.name not in inputs:
             define(tensor.name, "an initializer")
         initializers.add(tensor.name)
@@ -220,7 +220,7 @@ def _check_function(function: onnx.FunctionProto, where: str) -> None:
 
 
 def _sort(graph: onnx.GraphProto, where: str) -> None:
-    """Orders the nodes so that each stands after what it reads; keeps the file's order where it is one."""
+    """Sort the nodes topologically; keeps the file's order if it is topological."""
     maker = {name: i for i, node in enumerate(graph.node) for name in node.output if name}
     if all(maker.get(name, -1) < i for i, node in enumerate(graph.node) for name in walk.inputs(node)):
         return

@@ -1,7 +1,7 @@
-"""What a tensor of a model file claims, against what is there: sizes, types, values.
+"""Compares what a tensor of a model file claims with what it contains: sizes, types, values.
 
-Called by `read` before any array is made of a tensor. Must never take memory for a claim: sizes are Python integers
-until the bytes have been counted.
+Called by `read` before a tensor becomes an array. Must not allocate memory for a claim: sizes are Python integers until
+the bytes have been counted.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ ITEM_BYTES: dict[int, int] = {
     TensorProto.UINT64: 8,
     TensorProto.BFLOAT16: 2,
 }
-"""Bytes of an element, for the types a model may hold."""
+"""Bytes per element, for the types that a model may contain."""
 
 RANK = 64
-"""Axes that a value may have: more than any kernel knows, and what numpy does."""
+"""Largest rank: no kernel supports more axes, nor does numpy."""
 
 FLOATS = (TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16, TensorProto.DOUBLE)
 
-# Which repeated field holds the elements of a type where raw_data does not (onnx.proto, TensorProto).
+# Field that holds the elements of a type if raw_data does not (onnx.proto, TensorProto).
 _FIELDS: dict[int, str] = {
     TensorProto.FLOAT: "float_data",
     TensorProto.DOUBLE: "double_data",
@@ -50,12 +50,12 @@ _CHUNK = 1 << 22
 
 
 def type_name(data_type: int) -> str:
-    """`FLOAT`, `INT64`, … as onnx writes it, or the bare number of a type it does not know."""
+    """`FLOAT`, `INT64`, … in onnx's spelling, or the number of a type that onnx does not know."""
     return str(TensorProto.DataType.Name(data_type)) if data_type in TensorProto.DataType.values() else str(data_type)
 
 
 def claimed_bytes(tensor: onnx.TensorProto, what: str, where: str) -> int:
-    """Bytes that dims and type of `tensor` claim; raises UserError if they are nonsense or no type for a model."""
+    """Bytes that shape and type of `tensor` claim. Raises UserError if they are invalid or not supported."""
     if any(d < 0 for d in tensor.dims):
         raise UserError(f"{what} claims the shape {list(tensor.dims)}", where=where, fix="export the model again")
     name = type_name(tensor.data_type)
@@ -69,20 +69,20 @@ def claimed_bytes(tensor: onnx.TensorProto, what: str, where: str) -> int:
         raise UserError(f"{what} has the type {name}, which a model for training cannot have", where=where)
     check_rank(len(tensor.dims), what, where)
     item = ITEM_BYTES[tensor.data_type]
-    # Beside an axis of no elements numpy still counts the others.
+    # If one axis has no elements, numpy still counts the others.
     if math.prod(max(d, 1) for d in tensor.dims) * item >= 1 << 63 and 0 in tensor.dims:
         raise UserError(f"{what} claims the shape {list(tensor.dims)}", where=where, fix="export the model again")
     return int(math.prod(tensor.dims)) * item
 
 
 def check_rank(rank: int, what: str, where: str) -> None:
-    """Refuses a value of more than RANK axes."""
+    """Raises UserError for a value of more than RANK axes."""
     if rank > RANK:
         raise UserError(f"{what} has {rank} axes, more than {RANK}", where=where, fix="export the model again")
 
 
 def check_content(tensor: onnx.TensorProto, what: str, where: str) -> None:
-    """Refuses a tensor whose bytes are not as many as its dims claim. External data must have been read before."""
+    """Raises UserError if a tensor's data does not match its shape. External data must have been read before."""
     claimed = claimed_bytes(tensor, what, where)
     count = math.prod(tensor.dims)
     if tensor.HasField("segment"):
@@ -103,7 +103,7 @@ def check_content(tensor: onnx.TensorProto, what: str, where: str) -> None:
 
 
 def check_no_nan(tensor: onnx.TensorProto, what: str, where: str) -> None:
-    """Refuses a float tensor of several elements that holds a NaN (one element alone may be a formula's own)."""
+    """Raises UserError for a float tensor of several elements with a NaN (one element may be part of a formula)."""
     if tensor.data_type in FLOATS and math.prod(tensor.dims) > 1:
         flat = numpy_helper.to_array(tensor).reshape(-1)
         bad = count_where(flat, np.isnan)
@@ -116,12 +116,12 @@ def check_no_nan(tensor: onnx.TensorProto, what: str, where: str) -> None:
 
 
 def count_where(flat: np.ndarray, test: np.ufunc) -> int:
-    """How many elements of a flat array pass `test`, without a mask of the whole size."""
+    """Number of elements that satisfy `test`, computed without a mask of the full size."""
     return sum(int(np.count_nonzero(test(flat[i : i + _CHUNK]))) for i in range(0, flat.size, _CHUNK))
 
 
 def check_tensors(model: onnx.ModelProto, where: str) -> None:
-    """`check_content` and `check_no_nan` of every tensor of the model."""
+    """Apply `check_content` and `check_no_nan` to every tensor of the model."""
     for what, tensor in walk.all_tensors(model):
         check_content(tensor, what, where)
         check_no_nan(tensor, what, where)

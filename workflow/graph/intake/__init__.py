@@ -1,1 +1,1 @@
-"""A model file taken apart, for training and for `ortflow inspect`."""
+"""Splits a model file into its parts, for training and for `ortflow inspect`."""

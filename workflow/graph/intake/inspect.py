@@ -1,6 +1,6 @@
-"""What ortflow sees in a model file: its interface, its parameters and why, and what stands in the way of training it.
+"""Reports what ortflow finds in a model file: inputs and outputs, parameters and why, obstacles to training.
 
-Called by `ortflow inspect` and `ortflow validate`. Builds no gradient and starts no session.
+Called by `ortflow inspect` and `ortflow validate`. Builds no gradient and opens no session.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from ortflow.workflow.spec.optimizers import OPTIMIZERS
 
 @dataclass(frozen=True)
 class Value:
-    """An input or output: dims are numbers, names of dynamic axes, or None."""
+    """An input or output; dims are numbers, names of dynamic axes, or None."""
 
     name: str
     dtype: str
@@ -38,7 +38,7 @@ class Value:
 
 @dataclass(frozen=True)
 class Report:
-    """What `findings` found."""
+    """The result of `findings`."""
 
     path: str
     opset: int
@@ -47,26 +47,26 @@ class Report:
     inputs: list[Value]
     outputs: list[Value]
     parameters: int
-    """Elements of the trained parameters."""
+    """Number of elements of the trained parameters."""
     trained: list[Role]
     frozen: list[Role]
     constants: list[Role]
     state: list[Role]
     tied: dict[str, list[str]]
-    """Parameter -> the nodes that read it, where they are several."""
+    """Parameter -> the nodes that read it, if there are several."""
     notes: list[str]
     """What ortflow changes before it trains the model."""
     export_warnings: list[str]
-    """Signs of an export for inference, which would train to other results."""
+    """Signs of an export for inference, which would train differently."""
     warnings: list[str]
-    """What else a person should know: constants by judgement, weights that lost their names."""
+    """Warnings: tensors assumed to be constants, weights that lost their names."""
     undifferentiable: list[str]
     """Nodes between the parameters and the outputs that have no gradient."""
     memory: dict[str, int]
-    """Bytes that a rank keeps with AdamW, by part, without the values of the graphs, which grow with the batch."""
+    """Bytes that a rank allocates with AdamW, by part, without the graph's values, whose size depends on the batch."""
 
     def to_json(self) -> dict[str, Any]:
-        """The report as plain data."""
+        """The report as JSON-serialisable data."""
         return asdict(self)
 
 
@@ -76,10 +76,21 @@ def findings(
     labels: Sequence[str] = (),
     outputs: Sequence[str] = (),
 ) -> Report:
-    """Reads the model in `path` and says what it is.
+    """Read and analyse a model file.
 
-    `patterns` and `labels` are the run file's; `outputs` are those the loss is made of (all of them if not given).
-    Raises UserError if the model cannot be read or prepared, or holds nothing to train.
+    Parameters
+    ----------
+    path
+        The model file.
+    patterns, labels
+        `model.parameters` and the label inputs of the run file.
+    outputs
+        Outputs that the loss depends on; all if None.
+
+    Raises
+    ------
+    UserError
+        If the model cannot be read or prepared, or has nothing to train.
     """
     original = read_model(path)
     model, notes = prepare(original, str(path))

@@ -1,7 +1,4 @@
-"""What all graphs of a run are made of: the prepared model, taken apart into nodes and tensors.
-
-Called by `build`.
-"""
+"""The common source of a run's graphs: the prepared model, split into nodes and tensors. Called by `assembly`."""
 
 from __future__ import annotations
 
@@ -28,24 +25,24 @@ from ortflow.workflow.spec.model import ModelSection, OwnLoss
 
 @dataclass(frozen=True)
 class Source:
-    """A prepared model in parts."""
+    """A prepared model, split into its parts."""
 
     skeleton: onnx.ModelProto
-    """The model without `tensors`: what it is exported as."""
+    """The model without `tensors`; the exported model is built from it."""
     tensors: Mapping[str, np.ndarray]
     """Parameters and state, in the file's order."""
     roles: Roles
     labels: frozenset[str]
     """The model's own inputs that are labels."""
     notes: tuple[str, ...]
-    """What preparing changed."""
+    """Log lines about the changes that `prepare` made."""
     warnings: tuple[str, ...]
-    """What a person should know of what the file holds: constants by judgement, signs of a wrong export."""
+    """Warnings about the file: tensors assumed to be constants, signs of an unsuitable export."""
 
     def forward(self, output: str) -> onnx.ModelProto:
-        """The part that makes one output, with every tensor as an input; the model's own inputs come first.
+        """The part of the graph that computes one output, with every tensor as an input after the model's own inputs.
 
-        Random operators draw from the input `ortflow.seed`, which comes last.
+        Random operators draw from the last input, `ortflow.seed`.
         """
         model = onnx.ModelProto()
         model.CopyFrom(self.skeleton)
@@ -62,7 +59,7 @@ class Source:
 
 
 def read_source(section: ModelSection) -> Source:
-    """Read, prepare and take apart the model of a run file. Raises UserError."""
+    """Read, prepare and split the model of a run file. Raises UserError."""
     prepared, notes = prepare(read_model(Path(section.path)), section.path)
     names = [value.name for value in prepared.graph.input]
     for place, label in enumerate(section.labels):

@@ -1,14 +1,14 @@
-"""Graphs of the user's own in place of built ones: taken as they are when their names fit, else refused.
+"""The user's own graphs in place of generated ones: used unchanged if their inputs and outputs fit, else rejected.
 
-Called by `build`. `model.path` stays the source of the parameters and of the exported model.
+Called by `assembly`. `model.path` remains the source of the parameters and of the exported model.
 
 - `model.graphs.train`: inputs are data and label inputs and, under their names in `model.path`, the parameters and
-  running statistics (fp32); outputs are `ortflow.loss_sum` and `ortflow.loss_weight` (fp32 scalars: loss = sum of the
-  one / sum of the other), `<parameter>_grad` of the loss sum for each parameter to train (the others are frozen), and
+  running statistics (fp32); outputs are `ortflow.loss_sum` and `ortflow.loss_weight` (fp32 scalars; the loss is their
+  quotient), `<parameter>_grad`, the gradient of the loss sum, for each parameter to train (the others are frozen), and
   `<statistic>_new` for each running statistic.
-- `model.graphs.eval`: the same inputs; outputs `ortflow.loss_sum`, `ortflow.loss_weight`, and `ortflow.<metric>_sum`
-  and `ortflow.<metric>_weight` for each of `model.metrics` that does not follow from the loss.
-- `model.graphs.optimizer`: inputs `learning_rate` (fp32 [1]), `step` (int64 [1], from 1), `parameters.0`,
+- `model.graphs.eval`: the same inputs; outputs are `ortflow.loss_sum`, `ortflow.loss_weight`, and
+  `ortflow.<metric>_sum` and `ortflow.<metric>_weight` for each of `model.metrics` that does not follow from the loss.
+- `model.graphs.optimizer`: inputs `learning_rate` (fp32 [1]), `step` (int64 [1], starts at 1), `parameters.0`,
   `gradients.0` (fp32 [n]) and any number of moments `<moment>.0`; outputs `parameters.0.out` and `<moment>.0.out`. It
   updates all trained parameters as one segment.
 """
@@ -32,7 +32,7 @@ _TRAIN, _EVAL, _OPTIMIZER = (f"model.graphs.{name}" for name in ("train", "eval"
 
 
 def user_train_graph(path: str, source: Source) -> tuple[onnx.ModelProto, list[str]]:
-    """The user's training graph and the parameters it has gradients of."""
+    """The user's training graph, and the parameters it has gradients of."""
     model = _read(path)
     _check_outputs(model, [LOSS_SUM, LOSS_WEIGHT, *(f"{name}_new" for name in source.roles.state)], _TRAIN)
     _check_tensors(model, source, _TRAIN)
@@ -48,7 +48,7 @@ def user_train_graph(path: str, source: Source) -> tuple[onnx.ModelProto, list[s
 
 
 def user_eval_graph(path: str, source: Source, outputs: Sequence[str]) -> onnx.ModelProto:
-    """The user's evaluation graph; `outputs` names what it must make."""
+    """The user's evaluation graph; `outputs` are the names it must have."""
     model = _read(path)
     _check_outputs(model, outputs, _EVAL)
     _check_tensors(model, source, _EVAL)
@@ -91,7 +91,7 @@ def _check_outputs(model: onnx.ModelProto, names: Sequence[str], where: str) -> 
 
 
 def _check_tensors(model: onnx.ModelProto, source: Source, where: str) -> None:
-    """Parameters are fp32 inputs of the shape they have in the model."""
+    """Check that parameters are fp32 inputs of the shape they have in the model."""
     held = {tensor.name for tensor in model.graph.initializer} & set(source.tensors)
     if held:
         raise UserError(

@@ -1,1 +1,1 @@
-"""Reading, changing and writing the nodes of ONNX graphs: what every other folder here is written with."""
+"""Reading, changing and writing the nodes of ONNX graphs; every other folder here is built on it."""

@@ -1,4 +1,4 @@
-"""Adds nodes and constants to a graph, and tells what stands in it."""
+"""Appends nodes and constants to a graph, and queries its contents."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ortflow.workflow.graph.ir.writer import Writer
 
 
 class Editor(Writer):
-    """A graph that grows at its end. The names begin with `ortflow.`, count up from one, and so are always the same."""
+    """Appends to a graph. New names are `ortflow.` and a counter from one, and so are the same in every process."""
 
     def __init__(self, graph: onnx.GraphProto) -> None:
         super().__init__(graph)
@@ -35,12 +35,12 @@ class Editor(Writer):
         self._taken.update(node.output)
 
     def total(self, value: str, output: str) -> str:
-        """The sum over all elements, as a scalar."""
+        """Sum over all elements, as a scalar."""
         return self("ReduceSum", value, output=output, keepdims=0)
 
 
 def make_outputs(graph: onnx.GraphProto, values: Iterable[onnx.ValueInfoProto]) -> None:
-    """Make these the graph's outputs, in this order."""
+    """Make these values the graph's outputs, in this order."""
     values = list(values)
     del graph.output[:]
     graph.output.extend(values)
@@ -52,14 +52,14 @@ def scalar(name: str) -> onnx.ValueInfoProto:
 
 
 def replace(field: Any, items: Sequence[Any]) -> None:
-    """Make `items`, which may be of the field itself, all that a repeated field holds."""
+    """Replace the contents of a repeated field by `items`, which may be elements of the field itself."""
     copies = [type(item).FromString(item.SerializeToString()) for item in items]
     del field[:]
     field.extend(copies)
 
 
 def used(graph: onnx.GraphProto) -> set[str]:
-    """Names that some node or output of the graph reads."""
+    """Names that a node or output of the graph reads."""
     names = {value.name for value in graph.output}
     for node in graph.node:
         names |= walk.inputs(node)
@@ -75,19 +75,19 @@ def dims_of(value: onnx.ValueInfoProto) -> tuple[int | str | None, ...] | None:
 
 
 def described(graph: onnx.GraphProto) -> dict[str, onnx.ValueInfoProto]:
-    """Value name -> what is known of its type, from inputs, outputs and inner values."""
+    """Value name -> its description, from inputs, outputs and inner values."""
     return {v.name: v for part in (graph.value_info, graph.output, graph.input) for v in part}
 
 
 def import_domain(model: onnx.ModelProto, domain: str) -> None:
-    """Import version 1 of a domain if a node is of it, in place."""
+    """Import version 1 of a domain if a node uses it, in place."""
     known = {each.domain for each in model.opset_import}
     if domain not in known and any(node.domain == domain for node in model.graph.node):
         model.opset_import.append(helper.make_opsetid(domain, 1))
 
 
 def constants_of(graph: onnx.GraphProto) -> dict[str, np.ndarray]:
-    """Name -> value of the initializers of at most 1,000 elements."""
+    """Name -> value of the initializers with at most 1,000 elements."""
     return {
         tensor.name: numpy_helper.to_array(tensor) for tensor in graph.initializer if math.prod(tensor.dims) <= 1000
     }

@@ -1,4 +1,4 @@
-"""Element types of every value that they can be told of, also behind operators that ONNX does not know. Pure."""
+"""Element types of all values for which they can be determined, also behind operators that ONNX does not know. Pure."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ KEEPS_TYPE = frozenset(
         *("Sqrt", "Squeeze", "Sub", "Tanh", "Transpose", "Unsqueeze"),
     }
 )
-"""Operators whose result is of the type of their first input."""
+"""Operators whose result has the type of their first input."""
 
 
 def element_types(model: onnx.ModelProto) -> dict[str, int]:
-    """Value -> its type, UNDEFINED where nothing tells it; nodes are in an order in which they can be run."""
+    """Value -> its type, UNDEFINED if unknown. Nodes must be sorted."""
     inferred = shapes.value_types(model)
     types = {name: int(shapes.element_type(inferred, name)) for name in inferred}
     for name, value in described(model.graph).items():

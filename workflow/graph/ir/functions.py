@@ -1,8 +1,8 @@
-"""Puts a function's body in the place of a node that calls it.
+"""Inlines the body of a function at a node that calls it.
 
-Called by `opset` (functions of the model's own, operators newer than our opset) and by `expand` (operators without a
-gradient). The one routine serves functions of the model, ONNX's definitions of operators, and ortflow's own
-decompositions, which are all FunctionProtos.
+Called by `opset` (the model's own functions, operators newer than opset 18) and by `expand` (operators without a
+gradient). Functions of the model, ONNX's definitions of operators and ortflow's decompositions are all FunctionProtos,
+so one routine serves all.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from ortflow.workflow.graph.ir.writer import Fresh
 
 
 def fresh_names(graph: onnx.GraphProto) -> Fresh:
-    """A maker of names that no value of `graph` or its subgraphs has."""
+    """Return a function that makes names which no value of `graph` or its subgraphs has."""
     taken: set[str] = set()
 
     def collect(part: onnx.GraphProto) -> None:
@@ -36,7 +36,7 @@ def fresh_names(graph: onnx.GraphProto) -> Fresh:
 
 
 def numbered(taken: set[str], last: int = 0) -> Fresh:
-    """A maker of names that are not in `taken`: the hint, else with the first free number above `last`; adds them."""
+    """Return a function that makes names not in `taken`: the hint, else with the first free number above `last`."""
     counts: dict[str, int] = {}
 
     def fresh(hint: str) -> str:
@@ -57,10 +57,11 @@ def instantiate(
     fresh: Fresh,
     defaults: Mapping[str, onnx.AttributeProto] | None = None,
 ) -> list[onnx.NodeProto]:
-    """The nodes of `function` as they stand in `node`'s place: same inputs and outputs, inner names made anew.
+    """Instantiate `function` at `node`: same inputs and outputs, inner values renamed.
 
-    `defaults` are attributes that the caller may leave out (an operator's schema has them); the function's own
-    default values win over them.
+    `defaults` are attributes that the caller may omit (an operator's schema has them); the function's own default
+    values
+    take precedence.
     """
     given = {**(defaults or {}), **{a.name: a for a in function.attribute_proto}, **{a.name: a for a in node.attribute}}
     prefix = node.name or next((name for name in node.output if name), node.op_type)
@@ -76,7 +77,7 @@ def instantiate(
         if formal in made and formal not in names:
             names[formal] = actual
         else:
-            # An input handed through, or one value under two output names.
+            # An input that is passed through, or one value under two output names.
             after.append(onnx.helper.make_node("Identity", [names.get(formal, formal)], [actual], f"{prefix}/{formal}"))
     for inner in function.node:
         for name in inner.output:
@@ -118,7 +119,7 @@ def _renamed(
 
 def _rename(node: onnx.NodeProto, names: Mapping[str, str]) -> None:
     inputs = [names.get(name, name) for name in node.input]
-    # An input that the call leaves out: at the end, ONNX Runtime takes an empty name for one that is there.
+    # An omitted input: at the end, ONNX Runtime treats an empty name as a present input.
     while inputs and not inputs[-1]:
         inputs.pop()
     node.input[:] = inputs
@@ -126,7 +127,7 @@ def _rename(node: onnx.NodeProto, names: Mapping[str, str]) -> None:
 
 
 def inline_functions(model: onnx.ModelProto) -> None:
-    """Inlines the model's own functions, in place. They must neither recurse nor explode (`structure` sees to it)."""
+    """Inline the model's own functions, in place. `structure` has checked that they are bounded and not recursive."""
     functions = {(f.domain, f.name): f for f in model.functions}
     fresh = fresh_names(model.graph)
 
@@ -151,9 +152,9 @@ def inline_functions(model: onnx.ModelProto) -> None:
 def schema_function(
     node: onnx.NodeProto, opset: int, types: Mapping[str, onnx.TypeProto]
 ) -> tuple[onnx.FunctionProto, int, dict[str, onnx.AttributeProto]] | None:
-    """How ONNX defines the operator of `node` by others: the function, its opset, the schema's default attributes.
+    """Return ONNX's definition of a node's operator in other operators: function, opset, and default attributes.
 
-    None if it is defined in words only, or if its definition needs a type that is not in `types`.
+    None if the operator is defined only in prose, or if the definition needs a type that is not in `types`.
     """
     try:
         schema = defs.get_schema(node.op_type, opset, "")

@@ -1,6 +1,6 @@
-"""What is known of small tensors before a run, element by element: shapes, axes, limits, scales.
+"""Evaluates small tensors before a run, element by element: shapes, axes, limits, scales.
 
-Called by `fold` and by the decompositions. An element of a shape that varies is known by the axis it is the size of.
+Called by `fold` and by the decompositions. An element of a dynamic shape is represented by the axis whose size it is.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from ortflow.workflow.graph.ir import shapes
 
 _WHOLE = frozenset({TensorProto.INT64, TensorProto.INT32, TensorProto.BOOL})
 _LIMIT = 1024
-"""Elements above which a tensor says nothing about shapes."""
+"""Tensors with more elements are not treated as shapes."""
 _FEW = 16
-"""Floating-point elements above which a tensor is not a list of scales."""
+"""Floating-point tensors with more elements are not treated as scales."""
 _REARRANGING = frozenset(
     ["Cast", "Concat", "Flatten", "Gather", "Identity", "Reshape", "Slice", "Squeeze", "Transpose", "Unsqueeze"]
 )
-"""Operators whose outputs hold elements of their first input (Concat: of all), whatever those are."""
+"""Operators whose outputs contain only elements of their first input (Concat: of all inputs), whatever these are."""
 _PLAIN = _REARRANGING | frozenset(
     [
         "Abs",
@@ -58,16 +58,16 @@ _BROADCAST = frozenset(
         "Or", "Sub", "Where",
     )
 )  # fmt: skip
-"""Operators whose result may be as large as the product of what they read."""
+"""Operators whose result may be as large as the product of their inputs."""
 _GROWING = frozenset(["ConstantOfShape", "Expand", "Range", "Tile"])
-"""Operators whose result may be much larger than what they read: computed only where its size is known before."""
+"""Operators whose result may be much larger than their inputs; evaluated only if its size is known before."""
 
 
 class Known:
-    """Values by name: arrays of numbers, or of objects where some elements are only the sizes of axes (text).
+    """Values by name: arrays of numbers, or of objects if some elements are sizes of axes (text).
 
-    Two elements of equal text are equal in every run. Values that depend on a floating-point tensor are in
-    `inexact`: the tensor may be a weight, which training changes.
+    Elements with equal text are equal in every run. Values that depend on a floating-point tensor are in `inexact`: the
+    tensor may be a weight, which training changes.
     """
 
     def __init__(self, graph: onnx.GraphProto, types: Mapping[str, onnx.TypeProto]) -> None:
@@ -87,19 +87,19 @@ class Known:
         return self._values.get(name)
 
     def numbers(self, name: str) -> np.ndarray | None:
-        """A value of which every element is a number; None otherwise."""
+        """A value whose elements are all numbers; None otherwise."""
         value = self._values.get(name)
         return None if value is None or value.dtype == object else value
 
     def axis(self, name: str, place: int) -> int | str:
-        """Size of an axis of a value whose rank is known, as an element."""
+        """Size of an axis of a value with known rank, as an element."""
         dims = shapes.named_shape(self._types, name)
         assert dims is not None
         found = dims[place]
         return f"{name}[{place}]" if found is None else found
 
     def add(self, node: onnx.NodeProto) -> np.ndarray | None:
-        """Learns what the node makes, if it has one output; returns what is known of that."""
+        """Evaluate the node if it has one output; returns what is known of that."""
         if node.domain != "" or len(node.output) != 1:
             return None
         name = node.output[0]
@@ -114,7 +114,7 @@ class Known:
         return value
 
     def _unknown(self, name: str) -> np.ndarray | None:
-        """A short list of which only the length is known."""
+        """A short vector of which only the length is known."""
         dims = shapes.shape(self._types, name)
         if dims is None or len(dims) > 1 or None in dims or math.prod(dims) > _FEW:  # type: ignore[arg-type]
             return None
@@ -152,19 +152,19 @@ class Known:
 
 
 def is_whole(value: np.ndarray) -> bool:
-    """Whether a value's elements are integers or truths."""
+    """Whether a value's elements are integers or Booleans."""
     return value.dtype != object and helper.np_dtype_to_tensor_dtype(value.dtype) in _WHOLE
 
 
 def _plain(elements: Sequence[object]) -> np.ndarray:
-    """Elements as an array of numbers where all are such, else of objects."""
+    """Elements as an array of numbers if all are numbers, else of objects."""
     if any(isinstance(element, str) for element in elements):
         return np.array(elements, object)
     return np.array(elements, np.float32 if any(isinstance(element, float) for element in elements) else np.int64)
 
 
 def _rearranged(node: onnx.NodeProto, inputs: Mapping[str, np.ndarray]) -> np.ndarray | None:
-    """What the node makes of elements that are not all numbers: it moves their places."""
+    """Apply the node to elements that are not all numbers, by rearranging their positions."""
     carriers = node.input if node.op_type == "Concat" else node.input[:1]
     if any(inputs[name].dtype == object for name in node.input if name and name not in carriers):
         return None
@@ -174,7 +174,7 @@ def _rearranged(node: onnx.NodeProto, inputs: Mapping[str, np.ndarray]) -> np.nd
         array = inputs[name]
         places[name] = np.arange(len(elements), len(elements) + array.size).reshape(array.shape)
         elements += array.ravel().tolist()
-    # A Cast of places must keep them whole, whatever the elements are cast to.
+    # A Cast of positions must keep them integers, whatever type the elements are cast to.
     moved = places[node.input[0]] if node.op_type == "Cast" else _evaluate(node, places)
     if moved is None:
         return None
@@ -183,17 +183,17 @@ def _rearranged(node: onnx.NodeProto, inputs: Mapping[str, np.ndarray]) -> np.nd
 
 
 def _size(node: onnx.NodeProto, shapes_read: Sequence[tuple[int, ...]]) -> int:
-    """Elements of what a node makes that reads several values; 0 for one that makes no more than it reads."""
+    """Number of elements of a node's result if it has several inputs; 0 if it is not larger than its input."""
     if node.op_type == "Concat":
         return sum(map(math.prod, shapes_read))
     if node.op_type in _BROADCAST:
-        with suppress(ValueError):  # they do not fit: it makes nothing
+        with suppress(ValueError):  # the inputs do not fit each other, so there is no result
             return math.prod(np.broadcast_shapes(*shapes_read))
     return 0
 
 
 def _evaluate(node: onnx.NodeProto, inputs: Mapping[str, np.ndarray]) -> np.ndarray | None:
-    """What ONNX's reference makes of the node; None if its inputs do not fit it."""
+    """Evaluate a node by ONNX's reference implementation; None if its inputs do not fit it."""
     try:
         with np.errstate(all="ignore"):
             return np.asarray(ReferenceEvaluator(node).run(None, dict(inputs))[0])

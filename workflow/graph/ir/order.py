@@ -1,4 +1,4 @@
-"""The order of nodes, and which of them are needed: sorting a graph and taking out what nothing reads."""
+"""Topological sorting of a graph, and removal of unused nodes."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from ortflow.workflow.graph.ir.edit import replace
 
 
 def topological_order(nodes: Sequence[onnx.NodeProto], rank: Callable[[int, int], Any]) -> list[int]:
-    """Places of the nodes, each behind those it reads from (Kahn 1962); those on a cycle, and behind one, are left out.
+    """Positions of the nodes in topological order (Kahn 1962); nodes on a cycle, or after one, are left out.
 
-    Of the nodes that could be next, that of the lowest `rank(place, nth)` is: its place in `nodes`, and how many could
-    be next before it.
+    Of the nodes that are ready, the one with the lowest `rank(place, nth)` is next: `place` is its position in `nodes`,
+    `nth` the number of nodes that became ready before it.
     """
     makers = {name: place for place, node in enumerate(nodes) for name in node.output if name}
     missing = [{makers[name] for name in walk.inputs(node) if name in makers} for node in nodes]
@@ -47,14 +47,14 @@ def topological_order(nodes: Sequence[onnx.NodeProto], rank: Callable[[int, int]
 
 
 def sort_nodes(graph: onnx.GraphProto) -> None:
-    """Put each node behind those it reads from, otherwise in the order they stand."""
+    """Sort the nodes topologically, otherwise in their present order."""
     order = topological_order(graph.node, lambda place, nth: place)
     if order != list(range(len(order))):
         replace(graph.node, [graph.node[place] for place in order])
 
 
 def needed_by(nodes: Sequence[onnx.NodeProto], values: Iterable[str]) -> set[int]:
-    """Places of the nodes that some of the values are computed from; the nodes must be sorted."""
+    """Positions of the nodes that some of the values are computed from. Nodes must be sorted."""
     wanted, places = set(values), set()
     for place in range(len(nodes) - 1, -1, -1):
         if wanted.intersection(nodes[place].output):
@@ -64,7 +64,7 @@ def needed_by(nodes: Sequence[onnx.NodeProto], values: Iterable[str]) -> set[int
 
 
 def prune(graph: onnx.GraphProto) -> None:
-    """Take out the nodes, initializers and descriptions that no output needs; inputs stay. Nodes must be sorted."""
+    """Remove the nodes, initializers and descriptions that no output needs; inputs stay. Nodes must be sorted."""
     outputs = {value.name for value in graph.output}
     needed = needed_by(graph.node, outputs)
     kept = [node for place, node in enumerate(graph.node) if place in needed]
@@ -80,6 +80,6 @@ def prune(graph: onnx.GraphProto) -> None:
 
 
 def drop_unread_inputs(graph: onnx.GraphProto) -> None:
-    """Take out inputs that nothing reads: ONNX Runtime would copy them to the host, and no CUDA graph can hold that."""
+    """Remove inputs that nothing reads: ONNX Runtime would copy them to the host, which a CUDA graph cannot contain."""
     read = {value.name for value in graph.output}.union(*map(walk.inputs, graph.node))
     replace(graph.input, [value for value in graph.input if value.name in read])

@@ -1,7 +1,7 @@
-"""Where in the user's PyTorch program a node comes from, as the exporter noted it in the node.
+"""The position in the user's PyTorch program that a node comes from, as the exporter recorded it in the node.
 
-Called by `walk` for messages, by `expand` for nodes that stand in for others, and by `ortflow.export`. Reads text of a
-file that is not trusted: whatever it does not understand, it leaves out.
+Called by `walk` for messages, by `expand` for nodes that replace others, and by `ortflow.export`. The metadata is
+untrusted text: whatever cannot be parsed is ignored.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ if TYPE_CHECKING:
     import onnx
 
 SCOPES = "pkg.torch.onnx.name_scopes"
-"""Metadata key: the list of the modules around a node, outermost first, and the operation, as Python writes it."""
+"""Metadata key: the list of the modules around a node, outermost first, and the operation, as a Python literal."""
 STACK = "pkg.torch.onnx.stack_trace"
-"""Metadata key: the lines of Python that led to a node, innermost last, as a traceback writes them."""
+"""Metadata key: the Python lines that led to a node, innermost last, in the format of a traceback."""
 
 _FRAME = re.compile(r'File "([^"\n]{1,4096})", line (\d{1,9})')
 _LIBRARY = re.compile(r"[/\\]torch[/\\](nn|fx|utils|autograd|export|onnx|_\w+|functional\.py|overrides\.py)\b")
@@ -25,7 +25,7 @@ _MOST = 100_000
 
 
 def origin(node: onnx.NodeProto) -> str:
-    """`module 'layers.0.act', model.py line 31`; the parts that are known, or nothing."""
+    """`module 'layers.0.act', model.py line 31`; only the known parts, or empty."""
     noted = {prop.key: prop.value for prop in node.metadata_props if prop.key in (SCOPES, STACK)}
     module, line = module_path(noted.get(SCOPES, "")), user_line(noted.get(STACK, ""))
     parts = [f"module {module!r}"] if module else []
@@ -33,7 +33,7 @@ def origin(node: onnx.NodeProto) -> str:
 
 
 def module_path(scopes: str) -> str:
-    """The innermost module of the value under `SCOPES`; empty for the outermost one."""
+    """The innermost module recorded under `SCOPES`; empty for the outermost one."""
     names = names_of(scopes)
     if len(names) < 2 or not isinstance(names[-2], str):
         return ""
@@ -41,7 +41,7 @@ def module_path(scopes: str) -> str:
 
 
 def names_of(scopes: str) -> list[object]:
-    """The list under `SCOPES`, of text if an exporter wrote it; nothing if it is no list."""
+    """The list recorded under `SCOPES`; empty if it is not a list of text."""
     try:
         names = ast.literal_eval(scopes) if 0 < len(scopes) < _MOST else []
     except (ValueError, SyntaxError, RecursionError, MemoryError):
@@ -50,7 +50,7 @@ def names_of(scopes: str) -> list[object]:
 
 
 def user_line(stack: str) -> tuple[str, int] | None:
-    """File name without folders, and line, of the innermost place in `stack` that is not PyTorch's own."""
+    """File name without folders, and line, of the innermost frame in `stack` that is not in PyTorch itself."""
     frames = _FRAME.findall(stack[-_MOST:])
     for path, line in reversed(frames):
         if not is_pytorch(path):
@@ -59,12 +59,12 @@ def user_line(stack: str) -> tuple[str, int] | None:
 
 
 def is_pytorch(path: str) -> bool:
-    """Whether a source file is one of PyTorch's own."""
+    """Whether a source file belongs to PyTorch."""
     return _LIBRARY.search(path) is not None
 
 
 def inherit(made: Iterable[onnx.NodeProto], node: onnx.NodeProto) -> None:
-    """Note in nodes that stand in for `node` where it comes from, in place."""
+    """Record the origin of `node` in the nodes that replace it, in place."""
     noted = [prop for prop in node.metadata_props if prop.key in (SCOPES, STACK)]
     for each in made if noted else ():
         if not each.metadata_props:
@@ -72,6 +72,6 @@ def inherit(made: Iterable[onnx.NodeProto], node: onnx.NodeProto) -> None:
 
 
 def node_of(name: str, nodes: Sequence[onnx.NodeProto]) -> onnx.NodeProto | None:
-    """The node of this name, or the one that a node of this name was made for: `act` for `act/Mul_1`."""
+    """The node of this name, or the one that a node of this name was derived from: `act` for `act/Mul_1`."""
     found = [node for node in nodes if node.name and (name == node.name or name.startswith(f"{node.name}/"))]
     return max(found, key=lambda node: len(node.name), default=None)

@@ -1,4 +1,4 @@
-"""Writes the nodes that stand in for one node: what decompositions, rules and compositions are written with."""
+"""Writes the nodes that replace one node; used by decompositions, rules and compositions."""
 
 from __future__ import annotations
 
@@ -16,26 +16,26 @@ from ortflow.workflow.graph.ir.functions import fresh_names
 from ortflow.workflow.graph.ir.writer import Fresh, Writer
 
 MISFITS = (ArithmeticError, LookupError, TypeError, ValueError, AttributeError)
-"""What writing out a node raises whose attributes contradict its inputs, as in a file made up to be so."""
+"""Raised when a node whose attributes contradict its inputs is rewritten, as in a malicious file."""
 
 LAST = 2**31 - 1
-"""An end of a slice behind every element."""
+"""End of a slice that includes the last element."""
 
 
 @dataclass(frozen=True)
 class Context:
-    """What a decomposition may know of the graph around its node."""
+    """What a decomposition may use of the graph around its node."""
 
     fresh: Fresh
     types: Mapping[str, onnx.TypeProto]
     tensors: Mapping[str, onnx.TensorProto] = field(default_factory=dict)
     """Initializers and the values of Constant nodes, by name."""
     gradients: Collection[str] | None = None
-    """Values that lie between a trained parameter and the loss; None if that is not known."""
+    """Values between a trained parameter and the loss; None if unknown."""
 
 
 def context_of(model: onnx.ModelProto) -> Context:
-    """What is known of a model's graph before any path is."""
+    """The context of a model's graph before there is a gradient path."""
     tensors = {tensor.name: tensor for tensor in model.graph.initializer}
     for node in model.graph.node:
         if node.op_type == "Constant" and node.attribute and node.attribute[0].name == "value":
@@ -44,7 +44,7 @@ def context_of(model: onnx.ModelProto) -> Context:
 
 
 class Replacement(Writer):
-    """Collects in `nodes` what stands in for `node`. Constants are nodes, too."""
+    """Collects the nodes that replace `node` in `nodes`. Constants are nodes, too."""
 
     def __init__(self, node: onnx.NodeProto, context: Context) -> None:
         super().__init__(onnx.GraphProto())
@@ -63,7 +63,7 @@ class Replacement(Writer):
         self.nodes.append(node)
 
     def several(self, operator: str, count: int, *inputs: str, domain: str = "", **attributes: Any) -> list[str]:
-        """A node with `count` outputs; their names."""
+        """A node with `count` outputs; returns their names."""
         return self.some(operator, [True] * count, *inputs, domain=domain, **attributes)
 
     def some(
@@ -78,18 +78,18 @@ class Replacement(Writer):
         return self("Constant", value=numpy_helper.from_array(np.array(value, dtype)))
 
     def done(self, *values: str) -> list[onnx.NodeProto]:
-        """The nodes, with `values` under the names of the replaced node's outputs."""
+        """The nodes, with `values` renamed to the outputs of the replaced node."""
         for value, output in zip(values, self.node.output, strict=False):
             if output:
                 self.nodes.append(helper.make_node("Identity", [value], [output], f"{self._prefix}/{output}"))
         return self.nodes
 
     def input(self, place: int) -> str:
-        """Name of an input, empty where it is left out."""
+        """Name of an input, empty if it is omitted."""
         return str(self.node.input[place]) if place < len(self.node.input) else ""
 
     def output(self, place: int) -> str:
-        """Name of an output, empty where it is left out."""
+        """Name of an output, empty if it is omitted."""
         return str(self.node.output[place]) if place < len(self.node.output) else ""
 
     def attribute(self, name: str, default: Any) -> Any:
@@ -97,26 +97,26 @@ class Replacement(Writer):
         return attribute(self.node, name, default)
 
     def value(self, place: int) -> np.ndarray | None:
-        """What an input holds, if it is a constant; None otherwise or if it is left out."""
+        """Value of an input if it is constant; None otherwise, or if it is omitted."""
         tensor = self.context.tensors.get(self.input(place))
         return None if tensor is None else numpy_helper.to_array(tensor)
 
     def known_value(self, place: int, what: str) -> np.ndarray:
-        """What an input holds; raises UserError naming node and input where it is not a constant."""
+        """Value of a constant input. Raises UserError, naming node and input, if it is not constant."""
         value = self.value(place)
         if value is None:
             raise self.refusal(f"its {what} are not constant")
         return value
 
     def rank(self, place: int) -> int:
-        """How many axes an input has; raises UserError naming the node where that is not known."""
+        """Rank of an input. Raises UserError, naming the node, if it is unknown."""
         found = shapes.rank(self.context.types, self.input(place))
         if found is None:
             raise self.refusal("the rank of its input is not known")
         return found
 
     def shape(self, place: int) -> list[int | None]:
-        """An input's dims, None for each that is not known; raises UserError if not even the rank is."""
+        """An input's dims, with None for unknown ones. Raises UserError if the rank is unknown."""
         self.rank(place)
         found = shapes.shape(self.context.types, self.input(place))
         assert found is not None
@@ -128,7 +128,7 @@ class Replacement(Writer):
 
 
 def no_gradient(node: onnx.NodeProto, because: str) -> UserError:
-    """The error for a node that training would have to go through and cannot."""
+    """The error for a node without gradient between a trained parameter and the loss."""
     return UserError(
         f"{walk.called(node)} has no gradient here: {because}",
         fix="replace it in the model, or freeze every parameter before it under `model.parameters.freeze`",
@@ -145,7 +145,7 @@ def attribute(node: onnx.NodeProto, name: str, default: Any) -> Any:
 
 
 def set_attribute(node: onnx.NodeProto, name: str, value: Any) -> None:
-    """Gives a node an attribute in place; None takes it away."""
+    """Set an attribute of a node in place; None removes it."""
     kept = [onnx.AttributeProto.FromString(a.SerializeToString()) for a in node.attribute if a.name != name]
     del node.attribute[:]
     node.attribute.extend(kept)
@@ -154,7 +154,7 @@ def set_attribute(node: onnx.NodeProto, name: str, value: Any) -> None:
 
 
 def copy_of(node: onnx.NodeProto) -> onnx.NodeProto:
-    """A node of its own with the same content."""
+    """A copy of the node."""
     copy = onnx.NodeProto()
     copy.CopyFrom(node)
     return copy

@@ -1,6 +1,6 @@
-"""A graph while its nodes are being replaced: who makes and who reads each value, kept up to date.
+"""A graph whose nodes are being replaced, with an index of the producer and readers of each value.
 
-Used by the modules that put this package's operators into a graph.
+Used by the modules that insert this package's operators into a graph.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Dims = tuple[int | str | None, ...]
 
 
 class Rewriter(Writer):
-    """Nodes are dropped and added; `finish` writes them back, sorted."""
+    """Nodes are removed and added; `finish` writes them back, sorted."""
 
     _standard = None
 
@@ -48,28 +48,28 @@ class Rewriter(Writer):
             self._readers.setdefault(name, []).append(node)
 
     def nodes(self, operator: str, domain: str = "") -> list[onnx.NodeProto]:
-        """The nodes of an operator that are there now."""
+        """The current nodes of an operator."""
         return [node for node in self._nodes.values() if node.op_type == operator and node.domain == domain]
 
     def all_nodes(self) -> list[onnx.NodeProto]:
-        """Every node that is there now."""
+        """All current nodes."""
         return list(self._nodes.values())
 
     def maker(self, value: str) -> onnx.NodeProto | None:
-        """The node that makes the value."""
+        """The node that produces the value."""
         return self._makers.get(value)
 
     def is_read(self, value: str) -> bool:
-        """Some node reads the value, or it is an output of the graph."""
+        """Whether a node reads the value, or it is an output of the graph."""
         return bool(self._readers.get(value)) or value in self.outputs
 
     def only_reader(self, value: str) -> onnx.NodeProto | None:
-        """The node that reads the value, where no other does and it is not an output of the graph."""
+        """The only reader of the value; None if there are others or it is an output of the graph."""
         readers = self._readers.get(value, [])
         return readers[0] if len(readers) == 1 and value not in self.outputs else None
 
     def are_read_by(self, value: str, nodes: Sequence[onnx.NodeProto]) -> bool:
-        """No other node reads the value, and it is not an output of the graph."""
+        """Whether all readers of the value are among `nodes`, and it is not an output of the graph."""
         known = {id(node) for node in nodes}
         return value not in self.outputs and all(id(node) in known for node in self._readers.get(value, []))
 
@@ -93,15 +93,15 @@ class Rewriter(Writer):
         return dims_of(self._described[value]) if value in self._described else None
 
     def is_fp32(self, value: str) -> bool:
-        """The value is known to be fp32."""
+        """Whether the value is known to be fp32."""
         return self._element(value) == int(onnx.TensorProto.FLOAT)
 
     def is_int64(self, value: str) -> bool:
-        """The value is known to be int64."""
+        """Whether the value is known to be int64."""
         return self._element(value) == int(onnx.TensorProto.INT64)
 
     def fits(self, value: str) -> bool:
-        """The value is known to be fp32 of as many axes as the kernels take, and of one at least."""
+        """Whether the value is known to be fp32 with at least one axis, and no more axes than the kernels support."""
         dims = self.dims(value)
         return self.is_fp32(value) and dims is not None and 1 <= len(dims) <= MOST_AXES
 
@@ -110,14 +110,14 @@ class Rewriter(Writer):
         return int(found.type.tensor_type.elem_type if found is not None else onnx.TensorProto.UNDEFINED)
 
     def number(self, value: str, other: str) -> float | None:
-        """The element of a constant that has one, and no more axes than `other`, to which it would give them."""
+        """The element of a constant with a single element, whose rank does not exceed that of `other`."""
         array, dims = self._values.get(value), self.dims(other)
         if array is None or array.size != 1 or array.ndim > (len(dims) if dims is not None else 0):
             return None
         return float(array.reshape(-1)[0])
 
     def value(self, name: str) -> np.ndarray[Any, Any] | None:
-        """What a constant holds; None of what is none."""
+        """The value of a constant; None for other values."""
         return self._values.get(name)
 
     def integers(self, value: str) -> list[int] | None:
@@ -126,7 +126,7 @@ class Rewriter(Writer):
         return None if array is None else [int(element) for element in array.reshape(-1)]
 
     def drop(self, *nodes: onnx.NodeProto) -> None:
-        """Take nodes out."""
+        """Remove nodes."""
         for node in nodes:
             del self._nodes[id(node)]
             for name in node.output:
@@ -136,19 +136,21 @@ class Rewriter(Writer):
                 self._readers[name].remove(node)
 
     def add(self, operator: str, inputs: Sequence[str], outputs: Sequence[str], **attributes: Any) -> onnx.NodeProto:
-        """Put a node of the rewriter's domain in; what made its outputs before has to be dropped first."""
+        """Add a node of the rewriter's domain. The previous producer of its outputs must be removed first."""
         self.write(operator, inputs, outputs, self._domain, **attributes)
         return self._makers[outputs[0]]
 
     def describe(self, value: str, element: int, dims: Dims | None) -> None:
-        """Say of which element type (of onnx.TensorProto) and shape, if it is known, a value is; known shapes stay."""
+        """Record a value's element type (of onnx.TensorProto) and, if known, its shape; a known shape is kept."""
         if value not in self._described:
             self._described[value] = helper.make_tensor_value_info(value, element, dims)
             self.graph.value_info.append(self._described[value])
 
     def describe_like(self, value: str, other: str) -> None:
-        """Describe a value by the shape of another that is known to have the same: ONNX Runtime lets a node write over
-        what it reads only where both have the same names of axes."""
+        """Describe a value by the shape of another that is known to be equal.
+
+        ONNX Runtime lets a node write over its input only if both have the same names of axes.
+        """
         if value in self.outputs:
             return
         for stale in [each for each in self.graph.value_info if each.name == value]:
@@ -159,7 +161,7 @@ class Rewriter(Writer):
         self._described[value] = described
 
     def ints(self, *values: int) -> str:
-        """An int64 constant of one axis; the same one for equal values."""
+        """An int64 vector constant; equal values share one."""
         name = "ortflow.kernels." + "_".join(map(str, values))
         if name not in self._values:
             self._values[name] = np.array(values, np.int64)
@@ -167,7 +169,7 @@ class Rewriter(Writer):
         return name
 
     def repeat(self, node: onnx.NodeProto, renamed: Mapping[str, str] | None = None) -> str:
-        """Compute the only output of a node once more, from inputs renamed as given; the new value's name."""
+        """Repeat a node with one output, with renamed inputs; returns the new value's name."""
         copy = onnx.NodeProto()
         copy.CopyFrom(node)
         copy.name, old = f"{node.name}/again", node.output[0]
@@ -183,13 +185,13 @@ class Rewriter(Writer):
         return str(copy.output[0])
 
     def redirect(self, node: onnx.NodeProto, old: str, new: str) -> None:
-        """Let a node read another value."""
+        """Replace one input of a node by another."""
         self._readers[old].remove(node)
         self._readers.setdefault(new, []).append(node)
         node.input[:] = [new if name == old else name for name in node.input]
 
     def pass_by(self, node: onnx.NodeProto) -> bool:
-        """Let all who read the only output of a node read its first input instead; False where that changes a name."""
+        """Let all readers of a node's only output read its first input; False if that would rename an output."""
         old, new = node.output[0], node.input[0]
         readers = self._readers.get(old, [])
         if old in self.outputs or any(place == old for n in readers for place in walk.inputs(n) - set(n.input)):
@@ -204,23 +206,23 @@ class Rewriter(Writer):
         return True
 
     def finish(self) -> None:
-        """Write the nodes into the graph."""
+        """Write the nodes back into the graph."""
         replace(self.graph.node, list(self._nodes.values()))
         sort_nodes(self.graph)
         prune(self.graph)
 
 
 def set_of(nodes: Sequence[onnx.NodeProto]) -> list[onnx.NodeProto]:
-    """Each node once; messages are no elements of sets."""
+    """Each node once; protobuf messages are not hashable."""
     return list({id(node): node for node in nodes}.values())
 
 
 def is_last_axis(node: onnx.NodeProto, dims: Dims | None) -> bool:
-    """The node works on the last axis of a value of these dims."""
+    """Whether the node works on the last axis of a value of these dims."""
     axis = attributes_of(node).get("axis", -1)
     return axis == -1 or (dims is not None and axis == len(dims) - 1)
 
 
 def width_of(dims: Dims | None) -> int | None:
-    """The last axis' length, where it is a number."""
+    """Length of the last axis, if it is a number."""
     return dims[-1] if dims and isinstance(dims[-1], int) else None

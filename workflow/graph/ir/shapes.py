@@ -1,7 +1,6 @@
-"""Types and shapes of a graph's values, as onnx infers them.
+"""Types and shapes of a graph's values, inferred by onnx.
 
-Called by the modules of this package that need them. Large weights are kept away from onnx's native code, which would
-copy them several times.
+Large weights are withheld from onnx's native code, which would copy them several times.
 """
 
 from __future__ import annotations
@@ -19,11 +18,11 @@ from ortflow.workflow.graph.ir.collective import Kind, channel_of, is_collective
 
 _AGAIN = "export the model again"
 LARGE = 4096
-"""Elements above which a tensor's values say nothing about shapes."""
+"""Tensors with more elements are not treated as shapes."""
 _ALIKE = frozenset(["BiasGelu", "FastGelu", "Gelu", "GroupNormalization", "QuickGelu"])
-"""Operators of com.microsoft, unknown to onnx, whose first output is like their first input."""
+"""Operators of com.microsoft, unknown to onnx, whose first output has the shape of their first input."""
 PROPAGATED = 1 << 20
-"""Elements of vectors up to which inference follows shapes that nodes compute."""
+"""Vectors of at most this many elements are followed by inference through nodes that compute shapes."""
 
 
 def without_weights(model: onnx.ModelProto) -> onnx.ModelProto:
@@ -50,10 +49,10 @@ def without_weights(model: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def infer(model: onnx.ModelProto, known: Sequence[onnx.ValueInfoProto] = ()) -> None:
-    """Gives the main graph's values the types and shapes that follow from its inputs, in place.
+    """Add to the main graph's values the types and shapes that follow from its inputs, in place.
 
-    What onnx cannot infer stays unknown: what ONNX Runtime's own operators make, say, unless it is among `known`. What
-    nodes of `ortflow.cuda` make keeps its description.
+    What onnx cannot infer stays unknown, for example outputs of ONNX Runtime's own operators, unless it is in `known`.
+    Outputs of `ortflow.cuda` nodes keep their descriptions.
     """
     inferred = _inferred(model, known)
     del model.graph.value_info[:]
@@ -82,7 +81,7 @@ def _inferred(model: onnx.ModelProto, known: Sequence[onnx.ValueInfoProto] = ())
 
 
 def _stand_in(node: onnx.NodeProto) -> None:
-    """Makes a node of ONNX Runtime's one that onnx infers the same shapes of, in place."""
+    """Replace a node of ONNX Runtime by one for which onnx infers the same shapes, in place."""
     if node.domain == "com.microsoft" and node.op_type in _ALIKE:
         node.op_type, node.domain = "Identity", ""
         del node.input[1:], node.output[1:], node.attribute[:]
@@ -95,7 +94,7 @@ def _stand_in(node: onnx.NodeProto) -> None:
     elif node.domain == "" and node.op_type == "SimplifiedLayerNormalization":
         node.op_type = "LayerNormalization"
         if len(node.output) > 1:
-            # Its second output is the inverse deviation, the third of the other.
+            # Its second output is the inverse deviation, as is the third of LayerNormalization.
             node.output.insert(1, "")
 
 
@@ -116,7 +115,7 @@ def _stand_in_of_collective(node: onnx.NodeProto) -> None:
 
 
 def _vectors(model: onnx.ModelProto) -> int:
-    """Elements of all values of one axis: onnx takes each for a shape and makes a list of it."""
+    """Total elements of all vectors: onnx treats each as a shape and makes a list of it."""
     count = 0
     for graph in walk.all_graphs(model):
         for value in graph.value_info:
@@ -127,7 +126,7 @@ def _vectors(model: onnx.ModelProto) -> int:
 
 
 def value_types(model: onnx.ModelProto) -> dict[str, onnx.TypeProto]:
-    """Value name -> type with shape, of inputs, initializers, outputs and every value that inference reaches."""
+    """Value name -> type with shape, for inputs, initializers, outputs and every value that inference reaches."""
     graph = _inferred(model).graph
     types = {v.name: v.type for part in (graph.input, graph.value_info, graph.output) for v in part}
     for tensor in graph.initializer:
@@ -136,19 +135,19 @@ def value_types(model: onnx.ModelProto) -> dict[str, onnx.TypeProto]:
 
 
 def element_type(types: Mapping[str, onnx.TypeProto], name: str) -> int:
-    """The TensorProto type of a value, UNDEFINED (0) where it is not known."""
+    """The TensorProto type of a value, UNDEFINED (0) if unknown."""
     return int(types[name].tensor_type.elem_type) if name in types else int(TensorProto.UNDEFINED)
 
 
 def rank(types: Mapping[str, onnx.TypeProto], name: str) -> int | None:
-    """How many axes a value has, None if that is not known."""
+    """Number of axes of a value, None if unknown."""
     if name not in types or not types[name].tensor_type.HasField("shape"):
         return None
     return len(types[name].tensor_type.shape.dim)
 
 
 def shape(types: Mapping[str, onnx.TypeProto], name: str) -> list[int | None] | None:
-    """A value's dims, None for each that is not a number; None if the rank is not known."""
+    """A value's dims, with None for each that is not a number; None if the rank is unknown."""
     if rank(types, name) is None:
         return None
     return [d.dim_value if d.HasField("dim_value") else None for d in types[name].tensor_type.shape.dim]

@@ -1,7 +1,7 @@
-"""The mark of a value through which no gradient passes: an Identity node whose metadata says so.
+"""Marks a value through which no gradient passes: an Identity node with a metadata property.
 
-`ortflow.export` writes it for `detach()` and `no_grad()`; `path` honours it. For every other reader
-of a model it is an Identity.
+`ortflow.export` writes it for `detach()` and `no_grad()`, and `path` stops the gradient there. Other readers of the
+model see an Identity.
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ KEY, VALUE = "ortflow.gradient", "stopped"
 
 
 def stops_gradient(node: onnx.NodeProto) -> bool:
-    """Whether the node is the mark."""
+    """Whether the node is such a mark."""
     return node.op_type == "Identity" and any(p.key == KEY and p.value == VALUE for p in node.metadata_props)
 
 
 def stop(value: str, output: str, name: str) -> onnx.NodeProto:
-    """A node that makes `output`: `value` without its gradient."""
+    """A node that produces `output`: `value` without its gradient."""
     node = helper.make_node("Identity", [value], [output], name)
     node.metadata_props.add(key=KEY, value=VALUE)
     return node
 
 
 def stopped_values(graph: onnx.GraphProto) -> list[str]:
-    """What the marks of a graph make, in order."""
+    """The outputs of a graph's marks, in order."""
     return [node.output[0] for node in graph.node if stops_gradient(node)]

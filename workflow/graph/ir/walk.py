@@ -1,6 +1,6 @@
-"""Ways through a model: every graph, node and tensor of it, those in subgraphs and functions included.
+"""Iterates over a model: every graph, node and tensor, including those in subgraphs and functions.
 
-Called by the other modules of this package. Reads only, except where a caller changes what it was handed.
+Reads only; callers may change the messages they get.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _PLAIN = re.compile(r"[\w.]{1,160}")
 
 
 def subgraphs(node: onnx.NodeProto) -> Iterator[onnx.GraphProto]:
-    """The graphs that stand in a node's attributes (If, Loop, Scan)."""
+    """The graphs in a node's attributes (If, Loop, Scan)."""
     for attribute in node.attribute:
         if attribute.HasField("g"):
             yield attribute.g
@@ -24,7 +24,7 @@ def subgraphs(node: onnx.NodeProto) -> Iterator[onnx.GraphProto]:
 
 
 def nodes(top: Iterable[onnx.NodeProto]) -> Iterator[onnx.NodeProto]:
-    """Each node of `top`, and of their subgraphs."""
+    """Each node of `top` and of its subgraphs."""
     for node in top:
         yield node
         for graph in subgraphs(node):
@@ -39,14 +39,14 @@ def all_nodes(model: onnx.ModelProto) -> Iterator[onnx.NodeProto]:
 
 
 def all_graphs(model: onnx.ModelProto) -> Iterator[onnx.GraphProto]:
-    """The main graph and each subgraph, those within functions included."""
+    """The main graph and each subgraph, including those in functions."""
     yield model.graph
     for node in all_nodes(model):
         yield from subgraphs(node)
 
 
 def all_tensors(model: onnx.ModelProto) -> Iterator[tuple[str, onnx.TensorProto]]:
-    """Each tensor the model holds, with words that say which: initializers, then attributes of nodes."""
+    """Each tensor of the model with a description: initializers, then attributes of nodes."""
     for graph in all_graphs(model):
         for tensor in graph.initializer:
             yield f"initializer {quoted(tensor.name)}", tensor
@@ -59,7 +59,7 @@ def all_tensors(model: onnx.ModelProto) -> Iterator[tuple[str, onnx.TensorProto]
 
 
 def called(node: onnx.NodeProto) -> str:
-    """How messages name a node: by its name and operator, or by what it makes, and by its place in PyTorch."""
+    """How messages name a node: by its name and operator, or by its output, and by its position in PyTorch."""
     domain = f"{node.domain}." if node.domain not in ("", "ai.onnx") else ""
     operator = _word(domain + node.op_type)
     place = origin(node)
@@ -70,7 +70,7 @@ def called(node: onnx.NodeProto) -> str:
 
 
 def quoted(name: str) -> str:
-    """A name of the file's in quotes: on one line, and not endless."""
+    """A name from the file in quotes: on one line and of limited length."""
     return repr(name if len(name) <= 160 else name[:157] + "...")
 
 
@@ -89,7 +89,7 @@ def captured(graph: onnx.GraphProto) -> set[str]:
 
 
 def inputs(node: onnx.NodeProto) -> set[str]:
-    """Names a node reads, those that its subgraphs capture included."""
+    """Names that a node reads, including those captured by its subgraphs."""
     read = {name for name in node.input if name}
     for graph in subgraphs(node):
         read |= captured(graph)
@@ -97,7 +97,7 @@ def inputs(node: onnx.NodeProto) -> set[str]:
 
 
 def consumers(graph: onnx.GraphProto) -> dict[str, list[tuple[onnx.NodeProto, int]]]:
-    """Value name -> the nodes that read it, each with the input's place (-1: read by a subgraph)."""
+    """Value name -> the nodes that read it, each with the input's position (-1: read by a subgraph)."""
     found: dict[str, list[tuple[onnx.NodeProto, int]]] = {}
     for node in graph.node:
         for place, name in enumerate(node.input):
@@ -110,5 +110,5 @@ def consumers(graph: onnx.GraphProto) -> dict[str, list[tuple[onnx.NodeProto, in
 
 
 def producers(graph: onnx.GraphProto) -> dict[str, onnx.NodeProto]:
-    """Value name -> the node that makes it."""
+    """Value name -> the node that produces it."""
     return {name: node for node in graph.node for name in node.output if name}

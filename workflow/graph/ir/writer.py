@@ -1,9 +1,9 @@
-"""The one writer of nodes. What is written differs in where nodes go and how they are called, so it has four kinds.
+"""The base class of everything that writes nodes.
 
-`Editor` lets a graph grow, `Replacement` collects what stands in for one node, `Rewriter` keeps track of who reads what
-while nodes are dropped and added, and `optim.builder` begins with an empty graph. onnx_ir has writers, a sort and a
-prune, too; it is not used because it needs sympy (30 MB, two seconds to import), knows a graph only after a conversion
-that takes seven times as long as our sort, and has no bodies of ONNX's own functions.
+Its four subclasses differ in where nodes are put and how they are named: `Editor` appends to a graph, `Replacement`
+collects the nodes that replace one node, `Rewriter` maintains an index of producers and readers, and `optim.builder`
+starts from an empty graph. onnx_ir has similar writers, but needs sympy (30 MB, two seconds to import), works on a
+converted graph (conversion takes seven times as long as our sort), and lacks the bodies of ONNX's own functions.
 """
 
 from __future__ import annotations
@@ -16,21 +16,21 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 Fresh = Callable[[str], str]
-"""Makes a value name that the graph does not have yet, from a hint."""
+"""Makes an unused value name from a hint."""
 
 
 class Writer:
-    """Each method adds nodes behind those that are there, and returns the names of the new values."""
+    """Each method adds nodes after the existing ones, and returns the names of the new values."""
 
     _standard: str | None = ""
-    """ONNX's own domain in a node: empty text or nothing, which read the same and are not the same bytes."""
+    """ONNX's own domain in a node: empty or absent. Both mean the same but are serialised to different bytes."""
 
     def __init__(self, graph: onnx.GraphProto) -> None:
         self.graph = graph
         self._constants: dict[tuple[str, tuple[int, ...], bytes], str] = {}
 
     def fresh(self, hint: str) -> str:
-        """A name that no value has yet, for one that `hint` describes."""
+        """An unused name, derived from `hint`."""
         raise NotImplementedError
 
     def _title(self, operator: str, outputs: Sequence[str]) -> str:
@@ -38,13 +38,13 @@ class Writer:
         return f"{next(output for output in outputs if output)}/{operator}"
 
     def _enter(self, node: onnx.NodeProto) -> None:
-        """Put a new node where it belongs."""
+        """Insert a new node."""
         self.graph.node.append(node)
 
     def __call__(
         self, operator: str, *inputs: str, output: str | None = None, domain: str = "", **attributes: Any
     ) -> str:
-        """A node with one output, named `output` where given."""
+        """A node with one output, named `output` if given."""
         return self.write(operator, inputs, [output or self.fresh(operator)], domain, **attributes)[0]
 
     def write(
@@ -56,7 +56,7 @@ class Writer:
         return list(outputs)
 
     def constant(self, value: Any, dtype: Any = "float32") -> str:
-        """An initializer of the value; the same one for equal values."""
+        """An initializer of this value; equal values share one."""
         array = np.asarray(value, dtype)
         key = (array.dtype.str, array.shape, array.tobytes())
         if key not in self._constants:
@@ -65,9 +65,9 @@ class Writer:
         return self._constants[key]
 
     def ints(self, *values: int) -> str:
-        """An int64 constant of one axis: shapes, axes."""
+        """An int64 vector constant, such as a shape or axes."""
         return self.constant(values, "int64")
 
     def cast(self, value: str, data_type: int = TensorProto.FLOAT) -> str:
-        """The value in another element type."""
+        """The value cast to another element type."""
         return self("Cast", value, to=data_type)

@@ -1,1 +1,1 @@
-"""What a graph takes while it runs, from its shapes alone."""
+"""Memory that a graph needs while it runs, computed from shapes alone."""

@@ -1,7 +1,8 @@
-"""ONNX Runtime's arena played: how much memory it takes from the system for a row of allocations. Pure.
+"""Simulates ONNX Runtime's arena: how much memory it takes from the system for a sequence of allocations. Pure.
 
-Best fit among free pieces, which are joined with free neighbours, and split unless less than half would be left over; a
-new region, as large as what is asked for, where none fits: as `sessions` sets it on every device.
+Best fit among free pieces. A freed piece is merged with free neighbours, and a piece is split unless less than half of
+it would remain. If no piece fits, the arena allocates a new region of the requested size. `sessions` configures every
+device this way.
 """
 
 from __future__ import annotations
@@ -10,9 +11,9 @@ import bisect
 from dataclasses import dataclass, field
 
 UNIT = 256
-"""Bytes that sizes are rounded up to."""
+"""Sizes are rounded up to a multiple of this, in bytes."""
 DEAD = 128 << 20
-"""Bytes left over in a piece from which on it is split in any case."""
+"""A piece is always split if at least this many bytes remain."""
 
 
 @dataclass(eq=False)
@@ -26,7 +27,7 @@ class _Piece:
 
 @dataclass
 class Arena:
-    """Nothing is taken in the beginning."""
+    """An arena that is empty at first."""
 
     reserved: int = 0
     """Bytes of all regions."""
@@ -36,7 +37,7 @@ class Arena:
     _pieces: dict[int, _Piece] = field(default_factory=dict)
 
     def take(self, size: int) -> int:
-        """Address of so many bytes."""
+        """Allocate memory; returns its address."""
         wanted = max(1, -(-size // UNIT)) * UNIT
         place = bisect.bisect_left(self._free, (wanted, -1))
         piece = self._pieces[self._free[place][1]] if place < len(self._free) else self._extended(wanted)
@@ -46,7 +47,7 @@ class Arena:
         return piece.start
 
     def give(self, address: int) -> None:
-        """Give one back."""
+        """Free memory."""
         piece = self._pieces[address]
         after, before = piece.after, piece.before
         if after is not None and after.free:
@@ -59,7 +60,7 @@ class Arena:
         self._show(piece)
 
     def _extended(self, size: int) -> _Piece:
-        # Regions do not touch: pieces of two are never joined.
+        # Regions are not adjacent: pieces of two regions are never merged.
         piece = _Piece(self.reserved + self._regions * UNIT, size)
         self.reserved += size
         self._regions += 1

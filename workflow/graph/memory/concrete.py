@@ -1,7 +1,7 @@
-"""The type and shape of every value of a graph for a batch of a given shape, node by node. Pure.
+"""The type and shape of every value of a graph for a batch of given shapes, node by node. Pure.
 
-Beside what onnx infers, sizes that nodes compute are followed, and the operators of ONNX Runtime and our own are known.
-What stays unknown is left out.
+Extends onnx's inference: follows sizes that nodes compute, and knows the operators of ONNX Runtime and of ortflow.
+Unknown values are left out.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ Shape = tuple[int, ...]
 Type = tuple[int, Shape]
 """Element type and shape."""
 HALF = ".half"
-"""Behind the name of a value that is kept in half precision."""
+"""Suffix of the name of a value that is stored in half precision."""
 _PRODUCTS = frozenset(["FusedMatMul", "Product"])
 _LIKE: Mapping[str, tuple[int, ...]] = {
-    # operator -> for each output the input that it is like
+    # operator -> for each output the input that has the same shape
     "BiasGelu": (0,), "ColumnSums": (), "Conv": (), "FastGelu": (0,), "Gelu": (0,), "GeluGrad": (0,), "QuickGelu": (0,),
     "Softmax": (0,), "SoftmaxGrad": (0,), "SoftmaxGrad_13": (0,), "LayerNormalization": (0,),
     "LayerNormalizationGrad": (0,), "SimplifiedLayerNormalization": (0,), "BatchNormalization": (0,),
@@ -35,15 +35,27 @@ _COMPUTED = frozenset([
     "Neg", "Range", "ReduceMax", "ReduceProd", "ReduceSum", "Reshape", "Slice", "Split", "Squeeze", "Sub",
     "Unsqueeze", "Where",
 ])  # fmt: skip
-"""Operators by which graphs compute with sizes."""
+"""Operators with which graphs compute sizes."""
 
 
 def concrete(
     model: onnx.ModelProto, batch: Mapping[str, Sequence[int]], known: Mapping[str, Type] | None = None
 ) -> dict[str, Type]:
-    """Value -> element type and shape, where `batch` gives the shapes of the inputs that vary.
+    """Infer types and shapes.
 
-    `known` tells shapes of values that the graph shares with another one; types are its own where it gives them.
+    Parameters
+    ----------
+    model
+        The graph.
+    batch
+        Shapes of the inputs that vary.
+    known
+        Shapes of values that the graph shares with another one. Types are the graph's own where it declares them.
+
+    Returns
+    -------
+    dict
+        Value name -> (element type, shape).
     """
     return followed(model, batch, known)[0]
 
@@ -53,7 +65,7 @@ def followed(
 ) -> tuple[dict[str, Type], dict[str, npt.NDArray[Any]]]:
     """As `concrete`, and the values of sizes and of what is computed of them."""
     graph = model.graph
-    reported = _Told(model, axes_of(graph, batch), known or {})
+    reported = _Inference(model, axes_of(graph, batch), known or {})
     for value in graph.input:
         reported.describe(value, batch.get(value.name))
     for tensor in graph.initializer:
@@ -65,8 +77,8 @@ def followed(
     return reported.types, reported.values
 
 
-class _Told:
-    """What is known so far."""
+class _Inference:
+    """The types, shapes and elements found so far."""
 
     def __init__(self, model: onnx.ModelProto, axes: Mapping[str, int], known: Mapping[str, Type]) -> None:
         self.types: dict[str, Type] = {}
@@ -77,7 +89,7 @@ class _Told:
         self._declared = {value.name: value for value in (*model.graph.value_info, *model.graph.output)}
 
     def describe(self, value: onnx.ValueInfoProto, shape: Sequence[int] | None = None) -> None:
-        """Take over what the graph says of a value, free axes by their length."""
+        """Take over the graph's description of a value, with free axes replaced by their length."""
         kind = value.type.tensor_type
         if shape is None:
             if not kind.HasField("shape"):
@@ -92,7 +104,7 @@ class _Told:
         self.types[value.name] = (kind.elem_type, tuple(shape))
 
     def follow(self, node: onnx.NodeProto) -> None:
-        """Types of a node's outputs, and values where they are sizes."""
+        """Add the types of a node's outputs, and their elements if they are sizes."""
         own = bool(node.domain) and node.domain != "ai.onnx"
         if not own:
             self._inferred(node)
@@ -108,7 +120,7 @@ class _Told:
                 self.types[name] = found
 
     def _shared(self, name: str) -> Type | None:
-        """What the other graph tells of a value; the same in half precision has a name of its own (`fusion.half`)."""
+        """Type of a value in the other graph. In half precision, the value has another name (`fusion.half`)."""
         found = self._known.get(name) or self._known.get(name.removesuffix(HALF))
         if found is None:
             return None
@@ -160,7 +172,7 @@ class _Told:
         try:
             results = ReferenceEvaluator(single).run(None, {name: self.values[name] for name in names})
         except Exception:  # noqa: BLE001
-            # The evaluator lets through whatever numpy says; a value less is known.
+            # The evaluator passes on numpy's exceptions; the value then stays unknown.
             return
         for name, result in zip(filter(None, node.output), results, strict=True):
             self.values[name] = np.asarray(result)
@@ -180,7 +192,7 @@ class _Told:
     def _by_rule(self, node: onnx.NodeProto, place: int) -> Type | None:
         given = [self.types.get(name) for name in node.input]
         if node.op_type == "CrossEntropy" and place == 1 and len(given) > 1 and given[1] is not None:
-            return given[1][0], given[1][1][:1]  # a sum for each row of scores
+            return given[1][0], given[1][1][:1]  # one sum per row of scores
         if node.op_type in _PRODUCTS and place == 0 and len(given) > 1:
             return _product(node, given[0], given[1])
         like = _LIKE.get(node.op_type, ())
@@ -188,7 +200,7 @@ class _Told:
 
 
 def _product(node: onnx.NodeProto, one: Type | None, other: Type | None) -> Type | None:
-    """Of A and B, each transposed in its last two axes if the node says so."""
+    """Shape of A times B, each transposed in its last two axes if the node's attributes say so."""
     if one is None or other is None or min(len(one[1]), len(other[1])) < 2:
         return None
     set_ = {attribute.name: attribute.i for attribute in node.attribute if attribute.type == onnx.AttributeProto.INT}

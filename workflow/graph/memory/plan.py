@@ -1,8 +1,8 @@
-"""What the values of a graph take while it runs: how many bytes at most, at which node, and which values. Pure.
+"""Peak memory of a graph's values while it runs: bytes, the node at which it occurs, and the largest values. Pure.
 
-A session holds each value from the node that makes it to the last one that reads it, and no longer (`sessions`); inputs
-and outputs lie in buffers of their own. So the most that is alive at once follows from the order of the nodes and the
-shapes, which the graph gives in terms of its free axes.
+A session holds each value from the node that produces it to its last reader (`sessions`); inputs and outputs are in
+buffers of their own. The peak therefore follows from the order of the nodes and from the shapes, which the graph gives
+in terms of its free axes.
 """
 
 from __future__ import annotations
@@ -20,26 +20,26 @@ from ortflow.workflow.graph.ir import walk
 from ortflow.workflow.graph.memory.arena import Arena
 
 OWN = "ortflow"
-"""Domain of our operators on the CPU."""
+"""Domain of our CPU operators."""
 VIEWS = frozenset(["Flatten", "Identity", "Reshape", "Squeeze", "Unsqueeze"])
-"""Operators whose output is their input's memory."""
+"""Operators whose output shares the memory of their input."""
 IN_PLACE = frozenset([
     "Abs", "Add", "Cast", "Ceil", "Clip", "Div", "Elu", "Erf", "Exp", "Floor", "HardSigmoid", "LeakyRelu", "Log", "Mul",
     "Neg", "Not", "Pow", "Reciprocal", "Relu", "Selu", "Sigmoid", "Softplus", "Sqrt", "Sub", "Sum", "Tanh",
 ])  # fmt: skip
-"""Operators of ONNX that ONNX Runtime lets write over an input which nobody reads any more."""
+"""ONNX operators whose output ONNX Runtime may write over an input that has no later reader."""
 OWN_IN_PLACE: Mapping[str, int] = {
     "CrossEntropyGrad": 2, "GeluGrad": 0, "LayerNormalizationGrad": 0, "RMSNormalizationGrad": 0, "SoftmaxGrad": 0,
 }  # fmt: skip
-"""Operator of our own on the CPU -> the input that it may write over, as its C file says."""
+"""Our CPU operator -> the input that it may write over, as declared in its C file."""
 EARLY = frozenset(["Shape", "Size"])
-"""Operators that run as soon as their input is there."""
+"""Operators that run as soon as their input is available."""
 BYTES: Mapping[int, int] = {
     TensorProto.FLOAT: 4, TensorProto.DOUBLE: 8, TensorProto.FLOAT16: 2, TensorProto.BFLOAT16: 2, TensorProto.BOOL: 1,
     TensorProto.INT8: 1, TensorProto.UINT8: 1, TensorProto.INT16: 2, TensorProto.UINT16: 2, TensorProto.INT32: 4,
     TensorProto.UINT32: 4, TensorProto.INT64: 8, TensorProto.UINT64: 8,
 }  # fmt: skip
-"""Element type -> bytes of an element."""
+"""Element type -> bytes per element."""
 _OPERATIONS: Mapping[type[ast.operator], Callable[[float, float], float]] = {
     ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv,
     ast.FloorDiv: operator.floordiv,
@@ -48,22 +48,22 @@ _OPERATIONS: Mapping[type[ast.operator], Callable[[float, float], float]] = {
 
 @dataclass(frozen=True)
 class Peak:
-    """The moment at which the values of a graph take most."""
+    """The moment of peak memory."""
 
     size: int
-    """Bytes alive at once."""
+    """Bytes alive at that moment."""
     held: int
-    """Bytes that the session's arena takes for them from the system: more, because what is free lies in pieces."""
+    """Bytes that the session's arena takes from the system; more than `size` because of fragmentation."""
     node: str
-    """The node that runs then."""
+    """The node that runs at that moment."""
     values: tuple[tuple[str, int], ...]
-    """What is alive then, the largest first: name and bytes."""
+    """Name and bytes of the values alive at that moment, largest first."""
     unknown: tuple[str, ...]
-    """Values whose size the graph does not tell, which are counted as nothing."""
+    """Values of unknown size, which are counted as 0."""
 
 
 def axes_of(graph: onnx.GraphProto, shapes: Mapping[str, Sequence[int]]) -> dict[str, int]:
-    """The graph's free axes by name, from the shapes of inputs."""
+    """Lengths of the graph's free axes by name, from the shapes of inputs."""
     found = {}
     for value in graph.input:
         dims = value.type.tensor_type.shape.dim
@@ -79,7 +79,7 @@ def sizes_of(types: Mapping[str, tuple[int, Sequence[int]]]) -> dict[str, int]:
 
 
 def length(text: str, axes: Mapping[str, int]) -> int | None:
-    """Of an axis such as `batch*sequence`; None if it is not known."""
+    """Length of an axis such as `batch*sequence`; None if unknown."""
     if text in axes:
         return axes[text]
     try:
@@ -90,7 +90,7 @@ def length(text: str, axes: Mapping[str, int]) -> int | None:
 
 
 def _value(tree: ast.expr, axes: Mapping[str, int]) -> float:
-    """Sums, products and floor() of numbers and axes; ValueError for anything else."""
+    """Evaluate sums, products and floor() of numbers and axes. Raises ValueError for anything else."""
     match tree:
         case ast.Constant(value=int(number)):
             return number
@@ -106,7 +106,7 @@ def _value(tree: ast.expr, axes: Mapping[str, int]) -> float:
 
 
 def peak_of(graph: onnx.GraphProto, sizes: Mapping[str, int], bound: Collection[str]) -> Peak:
-    """Where the graph takes most, its nodes run in their order; values in `bound` have memory of their own."""
+    """The memory peak when the nodes run in order; values in `bound` have memory of their own."""
     home = _homes(graph, sizes, bound)
     last = _last_reads(graph, home)
     alive: dict[str, int] = {}
@@ -132,12 +132,12 @@ def peak_of(graph: onnx.GraphProto, sizes: Mapping[str, int], bound: Collection[
 
 
 def _homes(graph: onnx.GraphProto, sizes: Mapping[str, int], bound: Collection[str]) -> dict[str, str]:
-    """Value -> the one whose memory it has: itself, or what it is a view of, or was written over."""
+    """Value -> the value whose memory it uses: itself, the one it is a view of, or the one it overwrites."""
     given = {str(value.name) for value in (*graph.input, *graph.initializer)}
     last = _last_reads(graph, {})
     home: dict[str, str] = {}
     final: dict[str, int] = {}
-    """Home -> the last read of anything in it."""
+    """Home -> the last read of any value in it."""
     for place, node in enumerate(graph.node):
         for name in filter(None, node.output):
             home[name] = name
@@ -168,7 +168,7 @@ def _homes(graph: onnx.GraphProto, sizes: Mapping[str, int], bound: Collection[s
 
 
 def _written_over(node: onnx.NodeProto) -> list[str]:
-    """The inputs that a node may write its first output over."""
+    """The inputs that a node may overwrite with its first output."""
     if not node.domain:
         return [str(name) for name in node.input] if node.op_type in IN_PLACE else []
     place = OWN_IN_PLACE.get(node.op_type) if node.domain == OWN else None
@@ -176,7 +176,7 @@ def _written_over(node: onnx.NodeProto) -> list[str]:
 
 
 def _last_reads(graph: onnx.GraphProto, home: Mapping[str, str]) -> dict[str, int]:
-    """Value (its home, where it has one) -> place of the node that reads it last, or makes it, where nobody does."""
+    """Value, or its home if it has one -> position of its last reader, or of its producer if there is none."""
     found: dict[str, int] = {}
     for place, node in enumerate(graph.node):
         for name in filter(None, node.output):

@@ -1,1 +1,1 @@
-"""One form for any model: opset, precision, constants, and nothing that ONNX Runtime computes wrongly."""
+"""Converts any model to one form: opset, precision, constants, and no operators that ONNX Runtime computes wrongly."""

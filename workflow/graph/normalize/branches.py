@@ -1,4 +1,4 @@
-"""If whose condition is known before a run, replaced by its branch: exporters leave them where a shape was not known.
+"""Replaces an If with a known condition by its branch; exporters write such nodes for shapes they did not know.
 
 Called by `fold`.
 """
@@ -14,7 +14,7 @@ from ortflow.workflow.graph.ir.writer import Fresh
 
 
 def chosen_branch(node: onnx.NodeProto, known: Known, fresh: Fresh) -> list[onnx.NodeProto] | None:
-    """The nodes of the branch that an If takes, None if that depends on a batch."""
+    """The nodes of the branch that an If takes; None if that depends on the batch."""
     if node.op_type != "If" or node.domain != "":
         return None
     condition = known.numbers(node.input[0])

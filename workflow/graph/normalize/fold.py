@@ -1,7 +1,8 @@
-"""Computes the integers that do not depend on a batch: shapes, axes and limits that an exporter left as nodes.
+"""Evaluates the integers that do not depend on the batch: shapes, axes and limits that an exporter left as nodes.
 
-Called by `prepare`. ONNX Runtime builds gradients by the shapes that are known then, and takes an axis of unknown
-length for one that is not broadcast, so what can be known must be. Floating-point tensors may be weights: only the
+Called by `prepare`. ONNX Runtime builds gradients from the shapes known at that time and assumes that an axis of
+unknown
+length is not broadcast, so everything that can be evaluated must be. Floating-point tensors may be weights; only the
 scales of a Resize are computed from them.
 """
 
@@ -20,11 +21,11 @@ from ortflow.workflow.graph.normalize import tidy
 from ortflow.workflow.graph.normalize.branches import chosen_branch
 
 _ROUNDS = 16
-"""What is folded lets shapes be inferred that let more be folded; exporters nest no deeper."""
+"""Folding allows more shapes to be inferred, which allows more folding; exporters nest no deeper than this."""
 
 
 def fold_integers(model: onnx.ModelProto) -> None:
-    """Turns nodes of the main graph into initializers, in place."""
+    """Replace nodes of the main graph by initializers, in place."""
     graph = model.graph
     fresh = fresh_names(graph)
     for _ in range(_ROUNDS):

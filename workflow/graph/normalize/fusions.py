@@ -1,8 +1,9 @@
-"""Forms that ONNX Runtime computes wrongly or not at all, written in forms of equal value that it computes right.
+"""Replaces forms that ONNX Runtime computes wrongly or not at all by equivalent forms that it computes correctly.
 
-Called by `source` on the prepared model, so that training, evaluation and exported graph are all spared, and by
-`inference`. Most are its optimiser's doing, and were found by running graphs with all optimisations and with none. A
-user's own session needs no setting then.
+Called by `source` on the prepared model, which fixes training, evaluation and exported graphs, and by `inference`. Most
+of the errors are made by ONNX Runtime's optimiser; they were found by comparing runs with and without optimisations.
+The
+user's own sessions need no special settings.
 """
 
 from __future__ import annotations
@@ -21,14 +22,15 @@ from ortflow.workflow.graph.normalize import tidy
 _REARRANGED = frozenset({"Reshape", "Transpose"})
 _POOLINGS = frozenset({"AveragePool", "MaxPool"})
 _PASSED = frozenset({"Dropout", "Identity"})
-"""Gone before ONNX Runtime looks at pads."""
+"""Moved out of the node before ONNX Runtime reads the pads."""
 
 
 def avoid_wrong_forms(model: onnx.ModelProto) -> None:
-    """Brings nodes of a prepared model to such forms, in place. Raises UserError if that needs an unknown size.
+    """Replace such nodes of a prepared model, in place. Raises UserError if that needs an unknown size.
 
-    MatmulTransposeFusion takes the product of a transposed matrix and a vector for one of the matrix as it lies. No
-    kernel computes auto_pad SAME together with dilations.
+    MatmulTransposeFusion computes the product of a transposed matrix and a vector as if the matrix were not transposed.
+    No
+    kernel supports auto_pad SAME together with dilations.
     """
     if not any(node.op_type in ("Conv", "MatMul", "MaxPool", "Pad") for node in model.graph.node):
         return
@@ -40,10 +42,10 @@ def avoid_wrong_forms(model: onnx.ModelProto) -> None:
 
 
 def _pads_before_pooling(model: onnx.ModelProto, context: Context) -> dict[str, list[onnx.NodeProto] | None]:
-    """Pad with zeros before a pooling as one with negative zeros.
+    """Replace zero padding before a pooling by padding with negative zeros.
 
-    Pad_Fusion makes the zeros pads of the pooling, which counts them for nothing: in a maximum they are -infinity, in
-    an average they are left out. It takes only a constant all whose bits are 0.
+    Pad_Fusion merges the padding into the pooling, which treats it as -infinity for a maximum and excludes it from an
+    average. It only fuses a constant whose bits are all 0.
     """
     readers = walk.consumers(model.graph)
 
@@ -73,12 +75,12 @@ def _pads_before_pooling(model: onnx.ModelProto, context: Context) -> dict[str, 
 
 
 def avoid_wrong_normalizations(model: onnx.ModelProto) -> None:
-    """Writes BatchNormalization in evaluation mode as a product and a sum where it follows such a MatMul, in place.
+    """Replace BatchNormalization in evaluation mode after such a MatMul by a product and a sum, in place.
 
-    MatmulBNFusion makes one Gemm of the two, however many axes they have and however they are rearranged in between.
+    MatmulBNFusion merges the two into one Gemm, whatever their rank and the reshapes between them.
     """
     producers = walk.producers(model.graph)
-    # What the values are was found when the model was prepared; of an inference graph the weights are not there.
+    # Types were found when the model was prepared; an inference graph does not contain its weights.
     types = {name: value.type for name, value in described(model.graph).items()}
     context = Context(fresh_names(model.graph), types)
     written: dict[str, list[onnx.NodeProto] | None] = {}
@@ -90,7 +92,7 @@ def avoid_wrong_normalizations(model: onnx.ModelProto) -> None:
         if maker is None or maker.op_type != "MatMul" or rank is None:
             continue
         if maker is before and rank == 2:
-            # One Gemm of these two is right.
+            # The Gemm of these two is correct.
             continue
         w = Replacement(node, context)
         x, scale, bias, mean, variance = node.input
@@ -106,7 +108,7 @@ def _of(model: onnx.ModelProto, op_type: str) -> list[onnx.NodeProto]:
 
 
 def _replace(model: onnx.ModelProto, written: dict[str, list[onnx.NodeProto] | None]) -> None:
-    """Puts the nodes written for a node, by its name, in its place."""
+    """Replace nodes, by name, with the nodes written for them."""
     if not any(written.values()):
         return
     nodes = [new for node in model.graph.node for new in written.get(node.name) or [node]]

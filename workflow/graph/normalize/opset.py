@@ -1,8 +1,9 @@
-"""Brings a graph to opset 18, the one dialect that everything after this module is written for.
+"""Converts a graph to opset 18, the only opset that the following modules support.
 
-Called by `prepare`. Opset 18 has every operator that ONNX Runtime's gradients know, is what torch's exporter
-writes, and is the first whose ScatterElements can add. Changes between opsets 13 and 18 are few and done here;
-newer operators are put as ONNX's own functions of older ones where it defines them so.
+Called by `prepare`. Opset 18 has every operator that ONNX Runtime's gradients support, is what PyTorch's exporter
+writes,
+and is the first with a ScatterElements that adds. The few changes between opsets 13 and 18 are made here; newer
+operators are replaced by ONNX's own definition in older ones if there is one.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from ortflow.workflow.graph.ir.writer import Fresh
 OPSET = 18
 _AGAIN = "export the model again with opset_version=18"
 
-# Reductions whose axes were an attribute up to opset 17 (ReduceSum's became an input in 13 already).
+# Reductions whose axes were an attribute up to opset 17 (for ReduceSum, an input since opset 13).
 _AXES_ATTRIBUTE = frozenset(
     [
         "ReduceL1",
@@ -40,9 +41,9 @@ _AXES_ATTRIBUTE = frozenset(
         "ReduceSumSquare",
     ]
 )
-# Same attributes and inputs as in opset 18, but another meaning from this version on.
+# Same attributes and inputs as in opset 18, but different semantics from this version on.
 _OTHER_MEANING = {"GroupNormalization": 21}
-# Attribute values that opset 18 does not know.
+# Attribute values that opset 18 does not have.
 _NEW_VALUES: dict[tuple[str, str], list[Any]] = {
     ("Pad", "mode"): [b"wrap"],
     ("Resize", "coordinate_transformation_mode"): [b"half_pixel_symmetric"],
@@ -52,12 +53,12 @@ _RENAMED_VALUES = {("GridSample", "mode"): {b"linear": b"bilinear", b"cubic": b"
 
 
 def opset_of(model: onnx.ModelProto) -> int:
-    """Version of ONNX's own operators that the model imports; 0 where it imports none."""
+    """Version of ONNX's operators that the model imports; 0 if it imports none."""
     return max((o.version for o in model.opset_import if o.domain in ("", "ai.onnx")), default=0)
 
 
 def raise_old_opset(model: onnx.ModelProto, version: int, where: str) -> None:
-    """Brings a model of an older opset to `version` by onnx's converter, in place. Functions must be inlined before."""
+    """Convert a model of an older opset to `version` by onnx's converter, in place. Functions must be inlined."""
     light = without_weights(model)
     try:
         converted = version_converter.convert_version(light, version)
@@ -76,7 +77,7 @@ def raise_old_opset(model: onnx.ModelProto, version: int, where: str) -> None:
 
 
 def to_opset_18(model: onnx.ModelProto, where: str) -> list[str]:
-    """Rewrites the model in place; returns log lines. Functions must be inlined before.
+    """Convert the model to opset 18, in place; returns log lines. Functions must be inlined before.
 
     Raises UserError naming the node that has no form in opset 18.
     """
@@ -103,7 +104,7 @@ def _rewrite(graph: onnx.GraphProto, version: int, context: Context, where: str)
 def at_opset_18(
     nodes: Iterable[onnx.NodeProto], version: int, context: Context, where: str
 ) -> Iterable[onnx.NodeProto]:
-    """`nodes`, written for opset `version`, as opset 18 writes them; changes them in place where that is enough."""
+    """Convert `nodes` from opset `version` to opset 18; changes them in place where that suffices."""
     for node in nodes:
         if node.domain != "" or version == OPSET:
             yield node
@@ -135,7 +136,7 @@ def at_opset_18(
 
 
 def _raised(node: onnx.NodeProto, fresh: Fresh) -> list[onnx.NodeProto]:
-    """A node of opset 13 to 17 in opset 18."""
+    """Convert a node of opset 13 to 17."""
     if node.op_type in _AXES_ATTRIBUTE and len(node.input) == 1:
         axes = _pop(node, "axes")
         if axes is not None:
@@ -148,7 +149,7 @@ def _raised(node: onnx.NodeProto, fresh: Fresh) -> list[onnx.NodeProto]:
     if node.op_type == "Split" and len(node.input) < 2:
         node.attribute.append(helper.make_attribute("num_outputs", len(node.output)))
     if node.op_type == "BatchNormalization" and len(node.output) > 1:
-        # Up to opset 13 a node in training mode had five outputs, from 14 on three and an attribute.
+        # In training mode, a node has five outputs up to opset 13, and three and an attribute from 14 on.
         del node.output[3:]
         if not any(a.name == "training_mode" for a in node.attribute):
             node.attribute.append(helper.make_attribute("training_mode", 1))
@@ -156,7 +157,7 @@ def _raised(node: onnx.NodeProto, fresh: Fresh) -> list[onnx.NodeProto]:
 
 
 def _lowered(node: onnx.NodeProto, version: int) -> bool:
-    """Whether a node of an opset above 18 is, after small changes in place, one of opset 18."""
+    """Whether a node of an opset above 18 is valid in opset 18 after small changes, which are made in place."""
     newer = defs.get_schema(node.op_type, version, "") if defs.has(node.op_type, "") else None
     try:
         ours = defs.get_schema(node.op_type, OPSET, "")
@@ -181,7 +182,7 @@ def _lowered(node: onnx.NodeProto, version: int) -> bool:
 
 
 def _says_nothing(schema: Any, name: str, value: Any) -> bool:
-    """Whether an attribute has its default value: for AveragePool's dilations, ones."""
+    """Whether an attribute has its default value (for AveragePool's dilations, ones)."""
     if schema.name == "AveragePool" and name == "dilations":
         return set(value) <= {1}
     default = schema.attributes[name].default_value if name in schema.attributes else None

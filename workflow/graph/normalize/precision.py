@@ -1,4 +1,4 @@
-"""Brings a model of half, bfloat or double precision to single precision, in which ortflow trains.
+"""Converts a model of half, bfloat16 or double precision to single precision, in which ortflow trains.
 
 Called by `prepare`.
 """
@@ -12,7 +12,7 @@ from onnx import TensorProto, numpy_helper
 from ortflow.workflow.graph.ir import walk
 
 _OTHER = {TensorProto.FLOAT16: "fp16", TensorProto.BFLOAT16: "bf16", TensorProto.DOUBLE: "double"}
-# Attributes that hold an element type (onnx.proto's DataType) and not a number.
+# Attributes that hold an element type (onnx.proto's DataType) rather than a number.
 _TYPE_ATTRIBUTES = frozenset(
     {"to", "dtype", "saved_output_type", "output_datatype", "softmax_precision", "output_dtype"}
 )
@@ -20,9 +20,9 @@ _LARGEST = float(np.finfo(np.float32).max)
 
 
 def to_single(model: onnx.ModelProto) -> list[str]:
-    """Makes every fp16, bf16 and double value fp32, in place, if weights, inputs or outputs have such a type.
+    """Convert every fp16, bf16 and double value to fp32, in place, if weights, inputs or outputs have such a type.
 
-    Returns log lines. Values beyond fp32 (a double mask of -1.8e308) become its largest.
+    Returns log lines. Values beyond the range of fp32 (a double mask of -1.8e308) become its largest.
     """
     found = {_OTHER[t.data_type] for t in model.graph.initializer if t.data_type in _OTHER and len(t.dims) > 0}
     for value in (*model.graph.input, *model.graph.output):
@@ -48,7 +48,7 @@ def to_single(model: onnx.ModelProto) -> list[str]:
 
 
 def single(tensor: onnx.TensorProto) -> onnx.TensorProto:
-    """The tensor with its values in fp32."""
+    """The tensor converted to fp32."""
     values = numpy_helper.to_array(tensor)
     if values.dtype == np.float64:
         finite = np.isfinite(values)

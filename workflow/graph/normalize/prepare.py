@@ -1,6 +1,6 @@
-"""Brings any model that `read` lets through to one form, for which the rest of the package is written.
+"""Converts any model that `read` accepts to the one form that the rest of the package supports.
 
-Called by `build` and `inspect`, after `read.read_model`.
+Called by `assembly` and `inspect`, after `read.read_model`.
 """
 
 from __future__ import annotations
@@ -21,14 +21,15 @@ from ortflow.workflow.graph.normalize.precision import to_single
 IR_VERSION = 10
 """The newest that ONNX Runtime 1.19 reads."""
 OLDEST_OPSET = 13
-"""The oldest that `opset` itself raises; onnx's converter does the rest."""
+"""The oldest opset that `opset` converts itself; onnx's converter handles older ones."""
 
 
 def prepare(model: onnx.ModelProto, where: str = "model") -> tuple[onnx.ModelProto, list[str]]:
-    """A copy of `model` in the one form, and log lines about what was done.
+    """Return a copy of `model` in the normal form, and log lines about the changes.
 
-    The form: IR version 10, opset 18 and com.microsoft 1, fp32, functions inlined, each weight a used initializer of
-    its own name and no input, aliases resolved, Constant nodes turned into initializers, every node named, shapes
+    The form: IR version 10, opset 18 and com.microsoft 1, fp32, functions inlined, each weight a used initializer with
+    its
+    own name that is not an input, aliases resolved, Constant nodes converted to initializers, every node named, shapes
     inferred. Inputs and outputs keep their names. Raises UserError if a node has no form in opset 18.
     """
     copy = onnx.ModelProto()

@@ -1,9 +1,9 @@
-"""Random operators as functions of a seed that the trainer gives each run of a graph.
+"""Makes random operators functions of a seed, which the trainer sets for each run of a graph.
 
-Called by `source` on what becomes the training and the evaluation graph; the exported model keeps the operators of the
-file. ONNX Runtime's own start from a seed when a session is made and go on from run to run, so that a resumed run
-would draw other numbers. Here each number is a hash of the seed, of the node, of the iterations of the loops around it
-and of its place in the tensor, by splitmix64 (Steele, Lea and Flood 2014), in integers of 64 bits that wrap.
+Called by `source` on the future training and evaluation graphs; the exported model keeps the file's operators. ONNX
+Runtime's own operators are seeded when a session is opened and continue from run to run, so a resumed run would draw
+other numbers. Here each number is a hash of the seed, the node, the iteration numbers of enclosing loops, and the
+position in the tensor: splitmix64 (Steele, Lea and Flood 2014), in 64-bit integers that wrap.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ _GAMMA, _FIRST, _SECOND = (
     int(np.uint64(n).astype(np.int64)) for n in (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
 )
 _STEP = 2.0**-24
-"""Of a uniform number: fp32 holds each multiple of it below 1."""
+"""Bits of a uniform number: fp32 represents every multiple of 2^-24 below 1."""
 
 
 def seed_random_operators(model: onnx.ModelProto) -> bool:
-    """Make a model draw its random numbers from a further input SEED, in place; whether it draws any.
+    """Make a model draw its random numbers from a new input SEED, in place; returns whether it draws any.
 
-    Raises UserError for an operator in a Scan, whose iterations have no number.
+    Raises UserError for a random operator in a Scan, whose iterations have no number.
     """
     found = any(_is_random(node) for node in walk.all_nodes(model))
     if found:
@@ -65,7 +65,7 @@ def _written(node: onnx.NodeProto, context: Context, iterations: Sequence[str]) 
 
 
 class _Draw:
-    """Numbers for one node: `draw(shape, stream)` gives as many hashes as `shape`, int64 [n], has elements."""
+    """Random numbers for one node; `shape` is int64 [n]."""
 
     def __init__(self, w: Replacement, iterations: Sequence[str]) -> None:
         self._w, self._iterations = w, iterations
@@ -79,7 +79,7 @@ class _Draw:
     def normal(self, shape: str) -> str:
         """fp32 of mean 0 and variance 1, by Box and Muller (1958)."""
         w = self._w
-        # Above 0, so that its logarithm is a number.
+        # Above 0, so that the logarithm is finite.
         positive = w("Sub", w.constant(1.0), self.uniform(shape, 0))
         radius = w("Sqrt", w("Mul", w("Log", positive), w.constant(-2.0)))
         angle = w("Mul", self.uniform(shape, 1), w.constant(2 * math.pi))
@@ -99,7 +99,7 @@ class _Draw:
         return w("Reshape", w("Cast", mixed, to=TensorProto.UINT64), shape)
 
     def _mixed(self, value: str) -> str:
-        """splitmix64's last three steps."""
+        """The last three steps of splitmix64."""
         w = self._w
         for shift, factor in ((30, _FIRST), (27, _SECOND), (31, None)):
             bits = w("Cast", value, to=TensorProto.UINT64)
@@ -141,11 +141,11 @@ def _bernoulli(w: Replacement, draw: _Draw) -> str:
 
 
 def _multinomial(w: Replacement, draw: _Draw) -> str:
-    """[rows, samples]: the first class whose cumulative probability is above a uniform number."""
+    """[rows, samples]: the first class whose cumulative probability exceeds a uniform number."""
     logits, samples = w.input(0), w.ints(w.attribute("sample_size", 1))
     above = w("CumSum", w("Softmax", logits, axis=-1), w.constant(1, np.int64))
     drawn = draw.uniform(w("Concat", w("Shape", logits, start=0, end=1), samples, axis=0))
-    # Rounding may leave the last sum a little below 1: the numbers are scaled by what it is.
+    # Rounding may leave the last sum a little below 1, so the numbers are scaled by it.
     whole = w("Slice", above, w.ints(-1), w.ints(np.iinfo(np.int64).max), w.ints(1))
     passed = w("LessOrEqual", w("Unsqueeze", above, w.ints(1)), w("Unsqueeze", w("Mul", drawn, whole), w.ints(2)))
     places = w("ReduceSum", w("Cast", passed, to=TensorProto.INT64), w.ints(2), keepdims=0)
@@ -165,4 +165,4 @@ RANDOM: dict[str, Callable[[Replacement, Any], str]] = {
     "RandomUniform": _uniform(_given_shape),
     "RandomUniformLike": _uniform(_input_shape),
 }
-"""Operator -> what writes the value of one."""
+"""Operator -> the function that writes its replacement."""

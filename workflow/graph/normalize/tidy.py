@@ -1,4 +1,4 @@
-"""Makes a graph's weights plain to see: each an initializer of its own name, used, and no input.
+"""Gives a graph's weights a uniform representation: each a used initializer with its own name that is not an input.
 
 Called by `prepare`.
 """
@@ -17,13 +17,13 @@ from ortflow.workflow.graph.names import is_made_up
 
 
 def initializers_are_no_inputs(model: onnx.ModelProto) -> None:
-    """Takes initializers out of the inputs, where IR version 3 wanted them too, in place."""
+    """Remove initializers from the inputs, where IR version 3 also required them, in place."""
     names = {tensor.name for tensor in model.graph.initializer}
     replace(model.graph.input, [value for value in model.graph.input if value.name not in names])
 
 
 def constants_to_initializers(model: onnx.ModelProto) -> None:
-    """Turns the main graph's Constant nodes into initializers of the same name, in place."""
+    """Convert the main graph's Constant nodes to initializers with the same names, in place."""
     kept = []
     for node in model.graph.node:
         tensor = _constant(node) if node.op_type == "Constant" and node.domain == "" else None
@@ -49,23 +49,25 @@ def _constant(node: onnx.NodeProto) -> onnx.TensorProto | None:
 
 
 def cast_like_to_cast(model: onnx.ModelProto) -> None:
-    """Turns CastLike into Cast, in place: ONNX Runtime looks for a gradient through the input that gives the type."""
+    """Replace CastLike by Cast, in place: ONNX Runtime would differentiate with respect to the input that gives the
+    type.
+    """
     if not any(node.op_type == "CastLike" for node in model.graph.node):
         return
     types = shapes.value_types(model)
     for node in model.graph.node:
         if node.op_type == "CastLike" and node.domain == "":
             kind = shapes.element_type(types, node.input[1])
-            # What onnx cannot infer are ONNX Runtime's own operators, which make fp32 here.
+            # onnx cannot infer the types of ONNX Runtime's own operators, which are fp32 here.
             node.attribute.append(helper.make_attribute("to", kind or TensorProto.FLOAT))
             node.op_type = "Cast"
             del node.input[1:]
 
 
 def pad_before_pooling(model: onnx.ModelProto) -> None:
-    """Gives AveragePool that rounds its size up and counts its padding a node of its own for the padding, in place.
+    """Move the padding of AveragePool with ceil_mode and count_include_pad to a node of its own, in place.
 
-    ONNX Runtime 1.19 divides such windows by their whole size, also where they reach beyond the padding.
+    ONNX Runtime 1.19 divides by the full window size even where a window extends beyond the padding.
     """
     nodes: list[onnx.NodeProto] = []
     for node in model.graph.node:
@@ -89,9 +91,9 @@ def pad_before_pooling(model: onnx.ModelProto) -> None:
 
 
 def drop_transposes_that_move_nothing(model: onnx.ModelProto) -> None:
-    """Lets everything read what such a Transpose reads, in place.
+    """Remove Transpose nodes that move nothing, in place.
 
-    ONNX Runtime's GemmTransposeFusion takes each Transpose before a Gemm for one that swaps the axes.
+    ONNX Runtime's GemmTransposeFusion assumes that each Transpose before a Gemm swaps the axes.
     """
     outputs = {value.name for value in model.graph.output}
     source: dict[str, str] = {}
@@ -109,12 +111,15 @@ def drop_transposes_that_move_nothing(model: onnx.ModelProto) -> None:
 
 
 def resolve_aliases(model: onnx.ModelProto) -> list[str]:
-    """Lets everything read a weight itself, not an Identity of it, in place; returns log lines.
+    """Let all nodes read a weight itself rather than an Identity of it, in place; returns log lines.
 
     TorchScript's exporter writes Identity for a tied weight, and in evaluation mode also for a weight that merely has
-    equal values: all LayerNorm weights of a fresh model. A tied weight is not a uniform tensor, so an alias of a
-    uniform one becomes a parameter of its own, under the alias' name, as it is in the module. An alias that alone reads
-    the weight (a clone in forward) is the weight itself.
+    equal
+    values, such as all LayerNorm weights of a fresh model. A tied weight is not a uniform tensor, so an alias of a
+    uniform
+    tensor becomes a parameter of its own, under the alias' name, as in the module. If the alias is the only reader of
+    the
+    weight (a clone in forward), it is the weight itself.
     """
     readers = walk.consumers(model.graph)
     by_name = {tensor.name: tensor for tensor in model.graph.initializer}
@@ -145,10 +150,11 @@ def resolve_aliases(model: onnx.ModelProto) -> list[str]:
 
 
 def tie_transposed_copies(model: onnx.ModelProto) -> list[str]:
-    """Replaces a weight that is another one transposed by a Transpose of that one, in place; returns log lines.
+    """Replace a weight that is the transpose of another by a Transpose of that one, in place; returns log lines.
 
-    Exporters fold the transposition of a linear layer's weight into a new tensor with a name they make up, so that an
-    output layer tied to an embedding would train on its own.
+    Exporters fold the transposition of a linear layer's weight into a new tensor with a generated name, so that an
+    output
+    layer tied to an embedding would be trained separately.
     """
     named: dict[tuple[int, ...], list[onnx.TensorProto]] = {}
     made_up = []
@@ -192,7 +198,7 @@ def _rename_reads(nodes: list[onnx.NodeProto], new_names: dict[str, str]) -> Non
 
 
 def name_nodes(model: onnx.ModelProto) -> None:
-    """Gives each node of the main graph a name of its own, in place: ONNX Runtime refuses one given twice."""
+    """Give each node of the main graph a unique name, in place; ONNX Runtime rejects duplicates."""
     fresh = numbered(set(), last=1)
     for node in model.graph.node:
         node.name = fresh(node.name or next((name for name in node.output if name), node.op_type))

@@ -1,1 +1,1 @@
-"""What is attached to a forward graph: modes, loss, metrics; and what a batch has to bring."""
+"""Attaches modes, loss and metrics to a forward graph, and determines the inputs of a batch."""

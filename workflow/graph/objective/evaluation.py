@@ -1,6 +1,6 @@
-"""Makes the evaluation graph: forward in evaluation mode, with loss and metrics as sums and weights.
+"""Builds the evaluation graph: forward in evaluation mode, with loss and metrics as sums and weights.
 
-Called by `build` on a copy of the forward graph that the training graph is made of.
+Called by `assembly` on a copy of the forward graph from which the training graph is made.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from ortflow.workflow.spec.model import Loss
 def complete(graph: onnx.GraphProto, loss: Loss, metrics: Sequence[Metric], batch: str, padded: bool) -> Target:
     """Turn a forward graph, whose only output is the loss's, into the evaluation graph, in place.
 
-    The forward graph's output stays one, so that an exported model can be compared with it.
+    The forward graph's output is kept, so that an exported model can be compared with it.
     """
     evaluation_mode(graph)
     forward = [onnx.ValueInfoProto.FromString(value.SerializeToString()) for value in graph.output]

@@ -1,6 +1,6 @@
-"""Attaches the loss: as a sum over what counts, and how much counts, so that it averages right over micro-batches.
+"""Attaches the loss as a sum and a weight, so that averages over micro-batches are exact.
 
-Called by `build` on a forward graph of opset 18, before it is differentiated (training) or completed (evaluation).
+Called by `assembly` on a forward graph of opset 18, before it is differentiated (training) or completed (evaluation).
 loss = `ortflow.loss_sum` / `ortflow.loss_weight`. Every formula is stable for large logits.
 """
 
@@ -22,20 +22,20 @@ Dims = tuple[int | str | None, ...]
 
 @dataclass(frozen=True)
 class Target:
-    """What the loss compares: names of values in the graph, ready for the metrics."""
+    """The values that the loss compares, for use by the metrics."""
 
     prediction: str
-    """Logits or prediction; of cross-entropy in `rows`: [N, classes, ...] with the classes on axis 1."""
+    """Logits or prediction; for cross-entropy in `rows`, [N, classes, ...] with the classes on axis 1."""
     label: str | None
-    """Labels, those that do not count replaced by the ignore index; None for an output of the graph's own."""
+    """Labels, with ignored ones replaced by the ignore index; None if the graph computes the loss."""
     mask: str | None
-    """Bool, broadcastable to the prediction: what counts, where padding may not (regression losses only)."""
+    """Bool, broadcastable to the prediction: which elements count, if there may be padding (regression losses only)."""
     classes: int | None
-    """Number of classes, where it is known."""
+    """Number of classes, if known."""
 
 
 def output_of(graph: onnx.GraphProto, loss: Loss) -> str:
-    """The output that the loss is taken of. Raises UserError if the run file leaves it open."""
+    """The output that the loss is computed from. Raises UserError if the run file does not determine it."""
     names = [str(value.name) for value in graph.output]
     if loss.output is None:
         if len(names) == 1:
@@ -53,9 +53,9 @@ def output_of(graph: onnx.GraphProto, loss: Loss) -> str:
 
 
 def attach(graph: onnx.GraphProto, loss: Loss, batch: str, padded: bool) -> Target:
-    """Add the loss on the graph's only output, in place; `batch` is an input whose first axis is the batch.
+    """Add the loss to the graph's only output, in place; `batch` is an input whose first axis is the batch.
 
-    The graph gets the label input, unless it has it already, and with `padded` the input `ortflow.valid`.
+    Adds the label input unless it exists, and with `padded` the input `ortflow.valid`.
     """
     edit = Editor(graph)
     output = graph.output[0]
@@ -99,7 +99,9 @@ def _own(edit: Editor, output: str, dims: Dims | None, batch: str) -> Target:
 def _cross_entropy(edit: Editor, loss: CrossEntropy, output: str, dims: Dims, padded: bool) -> Target:
     """Sum of -log softmax(logits)[label] over the labels that are not `ignore_index`.
 
-    With smoothing e, as torch.nn.CrossEntropyLoss: (1 - e) * that + e * sum of the mean of -log softmax over classes.
+    With smoothing e, as in torch.nn.CrossEntropyLoss: (1 - e) times that + e times the sum over the labels of the mean
+    of
+    -log softmax over the classes.
     """
     rank = len(dims)
     axis = loss.class_axis + rank if loss.class_axis < 0 else loss.class_axis
@@ -179,7 +181,7 @@ def _elementwise(
 
 
 def _label_input(edit: Editor, name: str, data_type: int, dims: Sequence[int | str | None]) -> str:
-    """The label as the loss wants it: an input of that name, which the graph may have already and else gets."""
+    """The label as the loss needs it: an input of that name, which is added unless the graph has it."""
     graph = edit.graph
     known = described(graph)
     given = {value.name for value in graph.input}
@@ -192,7 +194,7 @@ def _label_input(edit: Editor, name: str, data_type: int, dims: Sequence[int | s
 
 
 def _own_label(edit: Editor, given: onnx.ValueInfoProto, data_type: int, dims: Sequence[int | str | None]) -> str:
-    """A label input that the model brings and that nothing but the loss reads."""
+    """A label input of the model that only the loss reads."""
     name = given.name
     if any(name in node.input for node in edit.graph.node):
         raise UserError(f"the model reads its input {name!r} itself", where="model.loss.label", fix="rename the label")
@@ -218,7 +220,7 @@ def _own_label(edit: Editor, given: onnx.ValueInfoProto, data_type: int, dims: S
 
 
 def _valid_rows(edit: Editor, value: str, rank: int) -> str:
-    """Bool [batch, 1, ...] of `rank` axes: which rows of the batch are no padding."""
+    """Bool [batch, 1, ...] of `rank` axes: which rows of the batch are not padding."""
     zero, one = edit.constant(0, "int64"), edit.constant(1, "int64")
     rows = edit("Range", zero, _size(edit, value, 0), one)
     return edit("Reshape", edit("Less", rows, VALID), edit.ints(-1, *[1] * (rank - 1)))

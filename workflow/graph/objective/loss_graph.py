@@ -1,6 +1,6 @@
-"""Parts of a training graph: the loss without its gradients, and values inside it.
+"""Parts of a training graph: the loss without its gradients, and inner values.
 
-Called by the check of the gradient, with graphs that `build` has written.
+Called by the gradient check with graphs that `assembly` has written.
 """
 
 from __future__ import annotations
@@ -24,9 +24,10 @@ def stopped_values(train: bytes) -> list[str]:
 
 
 def with_fixed(train: bytes, fixed: Mapping[str, npt.NDArray[Any]]) -> bytes:
-    """The training graph with these values of marks as constants.
+    """The training graph with these marked values as constants.
 
-    What the marks read is computed all the same, and before what reads them: its random numbers come first in the
+    What the marks read is still computed, and before the nodes that read the marks: its random numbers come first in
+    the
     sequence.
     """
     model = onnx.ModelProto.FromString(train)
@@ -57,7 +58,7 @@ def loss_graph(train: bytes) -> bytes:
 
 
 def common_values(first: bytes, second: bytes) -> list[str]:
-    """Values inside both graphs under the same name, in the order of the first."""
+    """Inner values that both graphs have under the same name, in the order of the first."""
     graphs = [onnx.ModelProto.FromString(data).graph for data in (first, second)]
     inside = [
         [name for node in graph.node for name in node.output if name and name not in {v.name for v in graph.output}]
@@ -70,7 +71,7 @@ def common_values(first: bytes, second: bytes) -> list[str]:
 def with_outputs(train: bytes, names: Sequence[str]) -> bytes:
     """The training graph with these values as its only outputs."""
     model = onnx.ModelProto.FromString(train)
-    # Of what our own operators make, the graph's description alone tells the type.
+    # The types of our own operators' outputs are only in the graph's descriptions.
     known = described(model.graph)
     values = [known.get(name) or helper.make_empty_tensor_value_info(name) for name in names]
     make_outputs(model.graph, [onnx.ValueInfoProto.FromString(value.SerializeToString()) for value in values])
@@ -79,7 +80,7 @@ def with_outputs(train: bytes, names: Sequence[str]) -> bytes:
 
 
 def maker(train: bytes, value: str) -> str:
-    """How messages name the node that makes a value."""
+    """How messages name the node that produces a value."""
     nodes = onnx.ModelProto.FromString(train).graph.node
     return next((walk.called(node) for node in nodes if value in node.output), repr(value))
 

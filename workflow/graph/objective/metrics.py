@@ -1,7 +1,7 @@
 """Adds the evaluation metrics, each as a sum and a weight like the loss.
 
-Called by `evaluation` after the loss is attached. Metrics that follow from the loss have no outputs. What there is,
-and for which losses, is in `ortflow.workflow.spec.metrics`.
+Called by `evaluation` after the loss is attached. Metrics that follow from the loss have no outputs. The list of
+metrics, and their losses, is in `ortflow.workflow.spec.metrics`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from ortflow.workflow.spec.model import CrossEntropy, Loss
 
 
 def attach_metrics(edit: Editor, metrics: Sequence[Metric], loss: Loss, target: Target) -> list[str]:
-    """Add the outputs' nodes; returns the outputs' names. Raises UserError if loss and metric do not go together."""
+    """Add the metrics' nodes; returns the names of their outputs. Raises UserError if loss and metric do not match."""
     outputs = []
     for metric in dict.fromkeys(metrics):
         wrong = misuse(metric, loss.kind)
@@ -32,7 +32,7 @@ def attach_metrics(edit: Editor, metrics: Sequence[Metric], loss: Loss, target: 
 
 
 def with_outputs(metrics: Sequence[Metric]) -> tuple[str, ...]:
-    """Those metrics that have outputs of their own."""
+    """The metrics that have outputs of their own."""
     return tuple(metric for metric in dict.fromkeys(metrics) if metric in ATTACH)
 
 
@@ -42,12 +42,12 @@ def sum_and_weight(metric: str) -> list[str]:
 
 
 def _accuracy(edit: Editor, loss: Loss, target: Target) -> None:
-    """Right labels of those that count: the class of the largest logit, or the logit's sign of each element."""
+    """Number of correct labels among those that count: the largest logit's class, or the sign of each logit."""
     assert target.label is not None
     total, weight = sum_and_weight("accuracy")
     if isinstance(loss, CrossEntropy):
         best = edit("ArgMax", target.prediction, axis=1, keepdims=0)
-        # An ignored label may be a class number all the same: it must not count as right.
+        # An ignored label may be a valid class number; it must not count as correct.
         counted = edit("Not", edit("Equal", target.label, edit.constant(loss.ignore_index, "int64")))
         right = edit("And", edit("Equal", best, target.label), counted)
     else:
@@ -60,4 +60,4 @@ def _accuracy(edit: Editor, loss: Loss, target: Target) -> None:
 
 
 ATTACH: dict[Metric, Callable[[Editor, Loss, Target], None]] = {"accuracy": _accuracy}
-"""Every metric that does not follow from the loss, and what adds its two outputs."""
+"""Every metric that does not follow from the loss, and the function that adds its two outputs."""

@@ -1,8 +1,9 @@
-"""Switches Dropout and BatchNormalization on for training and off for evaluation, whatever the file says.
+"""Sets Dropout and BatchNormalization to training or evaluation mode, whatever the file has.
 
-Exporters write most models in evaluation mode; a Dropout that the export has removed cannot be brought back. Called
-by `build` on graphs of opset 18, before the loss is attached. Nodes get no `seed`: ONNX Runtime's own seed, set
-before a run, determines the masks.
+Exporters write most models in evaluation mode; a Dropout that the exporter removed cannot be restored. Called by
+`assembly` on graphs of opset 18, before the loss is attached. Nodes get no `seed`: ONNX Runtime's own seed, set before
+a
+run, determines the masks.
 """
 
 from __future__ import annotations
@@ -20,9 +21,9 @@ _MEAN, _VARIANCE = 3, 4
 
 
 def train_mode(graph: onnx.GraphProto, frozen: Collection[str] = ()) -> tuple[list[str], dict[str, str]]:
-    """Training mode, in place: log lines, and for each running statistic the value it has after the batch.
+    """Set training mode, in place; returns log lines, and for each running statistic its updated value.
 
-    A BatchNormalization whose statistics are `frozen` goes on using those.
+    A BatchNormalization with `frozen` statistics continues to use them.
     """
     edit = Editor(graph)
     switched, kept = _dropout_on(edit)
@@ -38,7 +39,7 @@ def train_mode(graph: onnx.GraphProto, frozen: Collection[str] = ()) -> tuple[li
 
 
 def evaluation_mode(graph: onnx.GraphProto) -> None:
-    """Evaluation mode, in place: no Dropout left, BatchNormalization by its running statistics."""
+    """Set evaluation mode, in place: no Dropout, and BatchNormalization with its running statistics."""
     renamed: dict[str, str] = {}
     outputs = {value.name for value in graph.output}
     kept = []
@@ -46,7 +47,7 @@ def evaluation_mode(graph: onnx.GraphProto) -> None:
         node.input[:] = [renamed.get(name, name) for name in node.input]
         if node.op_type == "Dropout" and node.domain == "":
             if len(node.output) > 1 and node.output[1]:
-                # The mask is of no use here but may be read: keep the node, which hands its input through.
+                # The mask is meaningless here but may be read: keep the node, which passes its input through.
                 del node.input[2:], node.attribute[:]
             elif node.output[0] in outputs:
                 _become_identity(node)
@@ -60,7 +61,7 @@ def evaluation_mode(graph: onnx.GraphProto) -> None:
 
 
 def _dropout_on(edit: Editor) -> tuple[int, set[float]]:
-    """Number of nodes that were off, and the ratios they have."""
+    """Number of nodes that were switched on, and their ratios."""
     constants = constants_of(edit.graph)
     switched, ratios = 0, set()
     for node in edit.graph.node:
@@ -83,7 +84,7 @@ def _dropout_on(edit: Editor) -> tuple[int, set[float]]:
 
 
 def _normalization_on(edit: Editor, frozen: Collection[str]) -> tuple[int, dict[str, str]]:
-    """Number of nodes that were off, and each running statistic's name after the batch."""
+    """Number of nodes that were switched, and the name of each updated running statistic."""
     switched = 0
     updates: dict[str, str] = {}
     for node in list(edit.graph.node):
@@ -97,12 +98,12 @@ def _normalization_on(edit: Editor, frozen: Collection[str]) -> tuple[int, dict[
         momentum = float(attributes.get("momentum", 0.9))
         statistics = (node.input[_MEAN], node.input[_VARIANCE])
         batch = [edit.fresh("mean"), edit.fresh("variance")]
-        # A layer that is called twice goes on from its first call's statistics.
+        # A layer that is called twice continues from its first call's statistics.
         old = [updates.get(name, name) for name in statistics]
         node.input[_MEAN], node.input[_VARIANCE] = _written_over(edit, node.input[0])
         new = _moved(edit, node.input[0], old, batch, momentum)
         for place, name in enumerate(node.output[1:]):
-            # What the file itself calls the new statistics.
+            # The file's own names for the updated statistics.
             if name:
                 edit("Identity", new[place], output=name)
         node.output[:] = [node.output[0], *batch]
@@ -112,10 +113,10 @@ def _normalization_on(edit: Editor, frozen: Collection[str]) -> tuple[int, dict[
 
 
 def _written_over(edit: Editor, data: str) -> tuple[str, str]:
-    """Two values of a number for each channel, of which no other node with other data has the same.
+    """Two per-channel values that no other node with different data shares.
 
-    ONNX Runtime's kernel writes its new statistics over the old ones, even if other nodes read those, and equal
-    constants of two layers are one to it. With momentum 0 the old ones count for nothing.
+    ONNX Runtime's kernel writes the new statistics over the old ones even if other nodes read those, and merges equal
+    constants of two layers. With momentum 0 the old ones have no effect.
     """
     pixels = edit("Reshape", data, edit.ints(0, 0, -1))
     first = edit("Slice", pixels, edit.ints(0, 0), edit.ints(1, 1), edit.ints(0, 2))
@@ -124,10 +125,10 @@ def _written_over(edit: Editor, data: str) -> tuple[str, str]:
 
 
 def _moved(edit: Editor, data: str, old: Sequence[str], batch: Sequence[str], momentum: float) -> list[str]:
-    """The running mean and variance after the batch, as torch.nn.BatchNorm moves them.
+    """The updated running mean and variance, as in torch.nn.BatchNorm.
 
-    momentum*old + (1 - momentum)*batch, where the batch's variance is the unbiased one: v*n/(n - 1) of the mean squared
-    deviation v over its n elements a channel, which is what ONNX Runtime gives.
+    momentum*old + (1 - momentum)*batch, where the batch's variance is the unbiased v*n/(n - 1). v is the mean squared
+    deviation over the n elements of a channel, which ONNX Runtime computes.
     """
     one = edit.constant(1, "int64")
     count = edit("Div", edit("Size", data), edit("Size", batch[0]))
@@ -141,7 +142,7 @@ def _moved(edit: Editor, data: str, old: Sequence[str], batch: Sequence[str], mo
 
 
 def _keep_statistics(edit: Editor, node: onnx.NodeProto) -> None:
-    """Evaluation mode; what the file itself calls the new statistics are the old ones."""
+    """Set evaluation mode; outputs for updated statistics get the old values."""
     for place, name in enumerate(node.output[1:], start=_MEAN):
         if name:
             edit("Identity", node.input[place], output=name)

@@ -1,6 +1,6 @@
-"""What a batch must bring: the inputs of the training and evaluation graph, their bounds, and whether batches fit.
+"""The inputs of the training and evaluation graphs that a batch provides, their bounds, and a check of the batch sizes.
 
-Called by `build`.
+Called by `assembly`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from ortflow.workflow.spec.data import DataSection
 def batch_inputs(
     graphs: Sequence[onnx.GraphProto], tensors: Collection[str], data: Collection[str]
 ) -> tuple[BatchInput, ...]:
-    """The inputs that some node of the graphs reads, `data` (names of the model's own) first, then the labels."""
+    """The inputs that a node of the graphs reads: `data` (names of the model's own) first, then the labels."""
     found: dict[str, BatchInput] = {}
     for graph in graphs:
         read = used(graph)
@@ -54,7 +54,7 @@ def _described(value: onnx.ValueInfoProto, is_data: bool) -> BatchInput:
 
 
 def check_batches(inputs: Sequence[BatchInput], data: DataSection) -> None:
-    """Raises UserError if the graph has a fixed batch size and the run file asks for another."""
+    """Raises UserError if the graph has a fixed batch size and the run file sets another."""
     sizes = [("data.micro_batch", data.micro_batch)]
     if data.eval is not None and data.eval_micro_batch is not None:
         sizes.append(("data.eval_micro_batch", data.eval_micro_batch))

@@ -1,6 +1,6 @@
-"""Finds which integer inputs look up a table, and how many rows it has: what the data's values are checked against.
+"""Finds the integer inputs that index a table, and the table's number of rows, as bounds for the data's values.
 
-Called by `build` on a forward graph.
+Called by `assembly` on a forward graph.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ _KEEPS_VALUES = frozenset(
         "Concat",
     ]
 )
-"""Operators whose outputs hold values of their inputs and nothing else."""
+"""Operators whose outputs contain only values of their inputs."""
 
 
 def table_bounds(graph: onnx.GraphProto, inputs: Iterable[str]) -> dict[str, int]:
-    """Input name -> exclusive upper bound of its values, for those that reach a Gather's indices unchanged."""
+    """Input name -> exclusive upper bound of its values, for inputs that reach the indices of a Gather unchanged."""
     shapes = {name: dims_of(value) for name, value in described(graph).items()}
     shapes |= {tensor.name: tuple(tensor.dims) for tensor in graph.initializer}
     readers = walk.consumers(graph)

@@ -1,1 +1,1 @@
-"""Faster nodes for slow ones, an order that keeps less, parts computed twice."""
+"""Faster equivalent nodes, a node order that needs less memory, and recomputation."""

@@ -1,9 +1,10 @@
-"""Counts that come from shapes, such as the samples that a mean divides by, made on the GPU.
+"""Moves counts that are computed from shapes, such as the number of samples of a mean, to the GPU.
 
-ONNX Runtime computes with shapes on the CPU, and copies to the GPU what is then combined with data. A graph with such a
-copy, or with a CPU node that reads what a GPU node makes of a shape, cannot be captured as a CUDA graph. So the length
-of an axis is summed up on the GPU from as many ones, and what is computed from lengths is computed there in double
-precision, which is exact for counts below 2^53. Called by `on_cuda`.
+ONNX Runtime computes with shapes on the CPU, and copies the result to the GPU where it is combined with data. A graph
+with such a copy, or with a CPU node that reads a GPU result, cannot be captured as a CUDA graph. So the length of an
+axis
+is computed on the GPU as a sum of ones, and arithmetic on lengths in double precision, which is exact for counts below
+2^53. Called by `on_cuda`.
 """
 
 from __future__ import annotations
@@ -24,26 +25,26 @@ from ortflow.workflow.graph.ir.writer import Fresh
 Dims = tuple[int | str | None, ...]
 
 ROOTS = frozenset({"Shape", "Size"})
-"""What they make lies in the host's memory."""
+"""Operators whose result is in the host's memory."""
 CARRIED = frozenset(
     {
         "Abs", "Add", "Cast", "Ceil", "Concat", "Div", "Floor", "Gather", "Identity", "Max", "Min", "Mod", "Mul", "Neg",
         "Pow", "ReduceProd", "Reshape", "Slice", "Sqrt", "Squeeze", "Sub", "Unsqueeze",
     }
 )  # fmt: skip
-"""What ONNX Runtime computes there, too, where all inputs lie there."""
+"""Operators that ONNX Runtime also computes on the host if all inputs are there."""
 ALIKE = frozenset({"Identity", "Reshape", "Squeeze", "Unsqueeze"})
-"""What leaves a single number as it is."""
+"""Operators that leave a single number unchanged."""
 EXACT = frozenset({"Add", "Max", "Min", "Mul", "Sub"})
-"""What is the same of counts in double precision."""
+"""Operators that give the same result for counts in double precision."""
 INTEGERS = (TensorProto.INT64, TensorProto.INT32)
 FLOATS = (TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16, TensorProto.DOUBLE)
 
 
 def counts_on_device(model: onnx.ModelProto, types: Mapping[str, int]) -> int:
-    """Make numbers of floating point that come from shapes on the GPU, in place; how many. Values stay to the bit.
+    """Compute floating-point numbers that come from shapes on the GPU, in place; returns how many. Bit-identical.
 
-    Not those that become integers again: they are sizes, which the CPU goes on to compute with.
+    Numbers that become integers again are excluded: they are sizes, which the CPU continues to use.
     """
     graph = model.graph
     known = {name: dims_of(value) for name, value in described(graph).items()}
@@ -80,7 +81,7 @@ def _on_host(graph: onnx.GraphProto, constants: set[str]) -> set[str]:
 
 
 def _sizes(graph: onnx.GraphProto, on_host: set[str]) -> set[str]:
-    """Values on the host from which integers are made again."""
+    """Values on the host from which integers are computed again."""
     found: set[str] = set()
     for node in reversed(graph.node):
         if node.output[0] not in on_host:
@@ -98,7 +99,7 @@ def _is_root(node: onnx.NodeProto, on_host: set[str], types: Mapping[str, int]) 
 
 
 class _Device:
-    """Writes nodes that compute on the GPU, as doubles without axes, what nodes on the host compute of shapes."""
+    """Writes nodes that compute on the GPU, as double scalars, what host nodes compute from shapes."""
 
     def __init__(self, graph: onnx.GraphProto, known: Mapping[str, Dims | None], fresh: Fresh) -> None:
         self._graph, self._known, self._fresh = graph, known, fresh
@@ -108,7 +109,7 @@ class _Device:
         self.nodes: list[onnx.NodeProto] = []
 
     def number(self, value: str) -> str | None:
-        """The name of the number that a value on the host is; None if it is computed in another way than these."""
+        """The name of the GPU value equal to a host value; None if it is computed by unsupported operators."""
         if value not in self._made:
             found = self._number(value)
             if found is None:
@@ -148,7 +149,7 @@ class _Device:
         return self._length(shape.input[0], axes[int(index.reshape(-1)[0])])
 
     def _axes(self, shape: onnx.NodeProto) -> list[int]:
-        """Those whose lengths a Shape gives; none where they are not known."""
+        """The axes whose lengths a Shape returns; empty if unknown."""
         dims, attributes = self._known.get(shape.input[0]), attributes_of(shape)
         return list(range(len(dims)))[attributes.get("start", 0) : attributes.get("end")] if dims is not None else []
 
@@ -184,7 +185,7 @@ class _Device:
         return name
 
     def with_axis(self, number: str) -> str:
-        """The number as a vector of one."""
+        """The number as a vector of one element."""
         axes, name = self._fresh("count/axes"), self._fresh("count/vector")
         self._graph.initializer.append(numpy_helper.from_array(np.array([0]), axes))
         self.nodes.append(helper.make_node("Unsqueeze", [number, axes], [name], name))

@@ -1,7 +1,7 @@
-"""ConvTranspose with as much padding at the end of an axis as at its beginning.
+"""Rewrites ConvTranspose so that the padding at both ends of an axis is equal.
 
-The CUDA provider has a kernel of no other; ONNX Runtime would run the node on the CPU. The gradient of a convolution
-with stride 2 over an image of even size is such a node.
+The CUDA provider supports no other; ONNX Runtime would run the node on the CPU. The gradient of a convolution with
+stride 2 over an image of even size is such a node.
 """
 
 from __future__ import annotations
@@ -23,10 +23,11 @@ def pads_unevenly(node: onnx.NodeProto) -> bool:
 
 
 def pad_evenly(w: Replacement) -> None:
-    """The same values with even pads: `output_padding` where it reaches, otherwise a larger result that is cut.
+    """The same result with equal pads: by `output_padding` if possible, otherwise by cropping a larger result.
 
-    The result has (count - 1) * stride + reach + output_padding - begin - end elements along an axis, so an end that is
-    larger by as much as `output_padding` changes nothing.
+    Along an axis, the result has (count - 1) * stride + reach + output_padding - begin - end elements, so increasing
+    `end`
+    and `output_padding` by the same number changes nothing.
     """
     begins, ends = _halves(w.attribute("pads", []))
     ones = [1] * len(begins)
@@ -53,6 +54,6 @@ def pad_evenly(w: Replacement) -> None:
 
 
 def _halves(pads: list[int]) -> tuple[list[int], list[int]]:
-    """Pads before and behind each axis."""
+    """Pads before and after each axis."""
     half = len(pads) // 2
     return list(pads[:half]), list(pads[half:])

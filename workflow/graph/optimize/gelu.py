@@ -1,8 +1,9 @@
-"""Gives Gelu, in whatever nodes an exporter wrote it, a forward and backward pass of few vectorised kernels.
+"""Recognises Gelu in any form that exporters write, and gives it a fast forward and backward pass.
 
-Called by `speed` on the training graph: `fuse` before it is differentiated puts one node for the whole formula,
-`unfuse` afterwards writes that node and its gradient out. ONNX Runtime's own gradient kernels of Gelu run on one
-thread, at 5 to 25 ns an element; the gradient of the single nodes passes over memory twice as often as is needed.
+Called by `rewrites` on the training graph: `fuse` replaces the formula by one node before the graph is differentiated,
+`unfuse` afterwards writes that node and its gradient in vectorised operators. ONNX Runtime's own gradient kernels of
+Gelu are single-threaded, at 5 to 25 ns per element; the gradient of the separate nodes makes twice the necessary passes
+over memory.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ _HOPS = 6
 
 
 def fuse(graph: onnx.GraphProto) -> None:
-    """Put com.microsoft's Gelu or FastGelu for each formula that is one, in place."""
+    """Replace each such formula by com.microsoft's Gelu or FastGelu, in place."""
     formulas = _Formulas(graph)
     found = False
     for node in list(graph.node):
@@ -57,7 +58,7 @@ def fuse(graph: onnx.GraphProto) -> None:
 
 
 def unfuse(graph: onnx.GraphProto) -> None:
-    """Write each fused node that has a gradient, and the gradient, out of vectorised kernels, in place."""
+    """Replace each fused node that has a gradient, and the gradient, by vectorised operators, in place."""
     edit = Editor(graph)
     gradients: dict[tuple[str, str], list[onnx.NodeProto]] = {}
     for node in graph.node:
@@ -77,7 +78,7 @@ def unfuse(graph: onnx.GraphProto) -> None:
 
 
 def _exact(edit: Editor, x: str, y: str, dy: str, dx: str) -> None:
-    """y = x F(x), dx = dy (F(x) + x f(x)), with F and f the normal distribution and its density."""
+    """y = x F(x), dx = dy (F(x) + x f(x)), with F the normal distribution and f its density."""
     half = edit.constant(0.5)
     erf = edit("Erf", edit("Mul", x, edit.constant(math.sqrt(0.5))))
     below = edit("Add", edit("Mul", erf, half), half)
@@ -100,7 +101,7 @@ def _approximate(edit: Editor, x: str, y: str, dy: str, dx: str) -> None:
 
 
 class _Formulas:
-    """The values of a graph as polynomials of two of them."""
+    """Represents values of a graph as polynomials in two of them."""
 
     def __init__(self, graph: onnx.GraphProto) -> None:
         self._makers = walk.producers(graph)
@@ -119,7 +120,7 @@ class _Formulas:
                     seen.add(value)
 
     def root(self, x: str, t: str) -> onnx.NodeProto | None:
-        """The node whose value is Gelu(x), found by going from t to the one node that reads it, and on."""
+        """The node whose value is Gelu(x), found by following the single readers from t on."""
         value = t
         for _ in range(_HOPS):
             readers = self._readers.get(value, [])
@@ -133,7 +134,7 @@ class _Formulas:
         return None
 
     def of(self, name: str, x: str, t: str, depth: int = 2 * _HOPS) -> Polynomial | None:
-        """The value as a polynomial of x and t; None if it is none."""
+        """The value as a polynomial in x and t; None if it is not one."""
         if name in (x, t):
             return {(1, 0) if name == x else (0, 1): 1.0}
         if name in self._numbers:
@@ -184,7 +185,7 @@ _OPERATORS: dict[str, Callable[[Polynomial, Polynomial], Polynomial | None]] = {
 
 
 def _same(a: Polynomial | None, b: Mapping[tuple[int, int], float]) -> bool:
-    """Equal to six digits: exporters write the constants in fp32."""
+    """Whether two polynomials are equal to six digits; exporters write the constants in fp32."""
     if a is None:
         return False
     keys = {**a, **b}

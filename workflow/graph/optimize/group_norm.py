@@ -1,7 +1,7 @@
-"""Finds group and instance normalisation in the nodes that exporters write them by, and puts one node for them.
+"""Recognises group and instance normalisation in the nodes that exporters write, and replaces each by one node.
 
-Called by `speed` on the training graph before it is differentiated. `compose` writes out what no kernel of ours
-computes.
+Called by `rewrites` on the training graph before it is differentiated. `compose` decomposes the nodes that no kernel of
+ours computes.
 """
 
 from __future__ import annotations
@@ -16,14 +16,17 @@ from ortflow.workflow.graph.ir.order import prune
 from ortflow.workflow.graph.ir.origin import inherit
 
 OPERATOR = "GroupNormalization"
-"""In com.microsoft, where ONNX Runtime has none: (x, scale, bias) -> y, and mean and inverse deviation of each group as
-[batch, groups, 1]. Scale and bias have an element for each channel, and any axes."""
+"""An operator in com.microsoft, which ONNX Runtime lacks: (x, scale, bias) -> y, and mean and inverse deviation of
+each group as [batch, groups, 1]. Scale and bias have one element per channel, in any shape.
+"""
 _EPSILON = 1e-5
 Dims = tuple[int | str | None, ...]
 
 
 def fuse(graph: onnx.GraphProto) -> None:
-    """Put such a node for each InstanceNormalization, with the groups around it and the scale behind it, in place."""
+    """Replace each InstanceNormalization, with the grouping around it and the scale behind it, by such a node, in
+    place.
+    """
     finder = _Finder(graph)
     found = False
     for node in graph.node:
@@ -51,7 +54,7 @@ def fuse(graph: onnx.GraphProto) -> None:
 
 
 class _Finder:
-    """Who makes and who reads the values of a graph, and their sizes."""
+    """The producers and readers of a graph's values, and their sizes."""
 
     def __init__(self, graph: onnx.GraphProto) -> None:
         self._makers = walk.producers(graph)
@@ -65,14 +68,16 @@ class _Finder:
         self._dims |= {t.name: tuple(t.dims) for t in graph.initializer if _is_single(t.data_type)}
 
     def channels(self, x: str, vector: str) -> int | None:
-        """How many channels `x` has, where its rank is known and `vector` has an element for each."""
+        """Number of channels of `x`, if its rank is known and `vector` has one element per channel."""
         dims, sizes = self._dims.get(x), self._dims.get(vector)
         if dims is None or sizes is None or len(dims) < 2 or len(sizes) != 1 or not isinstance(sizes[0], int):
             return None
         return sizes[0] if dims[1] in (sizes[0], None) else None
 
     def around(self, node: onnx.NodeProto, groups: int) -> tuple[onnx.NodeProto, str, str, str] | None:
-        """Of Reshape, `node` without a scale of its own, Reshape back, Mul and Add: the last one, x, scale and bias."""
+        """Match Reshape, `node` without a scale of its own, Reshape back, Mul and Add: the last node, x, scale and
+        bias.
+        """
         split = self._makers.get(node.input[0])
         target = self._constants.get(split.input[1]) if split is not None and split.op_type == "Reshape" else None
         ones, zeros = (self._constants.get(name) for name in node.input[1:])
@@ -99,7 +104,7 @@ class _Finder:
         return back, found[0], found[1], found[2]
 
     def _reader(self, value: str, operator: str) -> onnx.NodeProto | None:
-        """The one node that reads the value, where it is of the operator."""
+        """The only reader of the value, if it has this operator."""
         readers = self._readers.get(value, [])
         if len(readers) != 1 or value in self._outputs:
             return None
@@ -107,7 +112,7 @@ class _Finder:
         return node if node.op_type == operator and node.domain == "" else None
 
     def _is_shape_of(self, reshape: onnx.NodeProto, x: str) -> bool:
-        """The node gives its input the shape of `x` back, which has as many elements."""
+        """Whether the node restores the shape of `x`, which has as many elements."""
         maker = self._makers.get(reshape.input[1])
         if maker is not None and maker.op_type == "Shape" and maker.input[0] == x:
             return not attributes_of(maker).get("start", 0) and "end" not in attributes_of(maker)
@@ -115,7 +120,7 @@ class _Finder:
         return made is not None and made == dims and None not in made
 
     def _is_per_channel(self, vector: str, x: str) -> bool:
-        """The value has an element for each channel of `x`, and is spread over its other axes."""
+        """Whether the value has one element per channel of `x` and is broadcast over its other axes."""
         dims, sizes = self._dims.get(x), self._dims.get(vector)
         if dims is None or sizes is None or len(dims) < 2 or not isinstance(dims[1], int):
             return False

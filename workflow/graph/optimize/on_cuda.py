@@ -1,6 +1,6 @@
-"""The training graph as GPUs run it: sums in a fixed order, products without copies that only help the CPU.
+"""Adapts the training graph to GPUs: sums in a fixed order, and no copies that only help the CPU.
 
-Called by step `configure` for runs on GPUs, on the finished graph. What is computed stays the same to rounding.
+Called by step `configure` for GPU runs, on the finished graph. Results stay the same up to rounding.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from ortflow.workflow.graph.optimize.counts import counts_on_device
 from ortflow.workflow.graph.optimize.even_pads import pad_evenly, pads_unevenly
 
 BITS = 38
-"""Of the largest addend as an integer: finer than fp32 has it, and room for 2^24 of them in an int64."""
+"""Bits of the largest addend as an integer: more than fp32 has, with room for 2^24 addends in an int64."""
 JOINED = 32
-"""Inputs that the CUDA provider's Concat takes while a CUDA graph is captured."""
+"""Number of inputs that the CUDA provider's Concat supports while a CUDA graph is captured."""
 SMALLEST = 2.0**-80
-"""Addends below are as good as zero: 2^(BITS + 80) is still a number of fp32."""
+"""Smaller addends are treated as 0: 2^(BITS + 80) is still representable in fp32."""
 
 
 def on_cuda(model: onnx.ModelProto) -> onnx.ModelProto:
@@ -69,7 +69,7 @@ def _rewrite_of(
     context: Context,
     types: Mapping[str, int],
 ) -> Callable[[Replacement], None] | None:
-    """What writes the nodes that stand in for a node; None for one that stays."""
+    """The function that writes the nodes that replace a node; None if it stays."""
     if _sums_rows(node, constants, context, types):
         return rows_by_product
     if _races(node, context):
@@ -82,20 +82,20 @@ def _rewrite_of(
 
 
 def _races(node: onnx.NodeProto, context: Context) -> bool:
-    """Whether the CUDA kernel adds numbers of fp32 to one element in the order in which its threads come."""
+    """Whether the CUDA kernel adds fp32 numbers to one element in the order in which its threads arrive."""
     if node.domain or node.op_type != "ScatterElements" or attribute(node, "reduction", "none") not in ("add", b"add"):
         return False
     if shapes.element_type(context.types, node.input[0]) != TensorProto.FLOAT:
         return False
     places = shapes.shape(context.types, node.input[1])
-    # With one place along the axis, no two numbers meet.
+    # With one position along the axis, no two numbers are added.
     return places is None or places[attribute(node, "axis", 0)] != 1
 
 
 def _sums_rows(
     node: onnx.NodeProto, constants: Mapping[str, np.ndarray], context: Context, types: Mapping[str, int]
 ) -> bool:
-    """Whether a node sums values of fp32 over their last axis and keeps it."""
+    """Whether a node sums fp32 values over their last axis and keeps that axis."""
     if node.domain or node.op_type != "ReduceSum" or len(node.input) < 2 or not attribute(node, "keepdims", 1):
         return False
     axes, rank = constants.get(node.input[1]), shapes.rank(context.types, node.input[0])
@@ -105,7 +105,7 @@ def _sums_rows(
 
 
 def _normalizes_batch(node: onnx.NodeProto, context: Context) -> bool:
-    """Whether it is a BatchNormalization in training mode: the CUDA provider has no kernel of it from opset 14 on."""
+    """Whether the node is a BatchNormalization in training mode; the CUDA provider supports it only up to opset 13."""
     return bool(
         not node.domain
         and node.op_type == "BatchNormalization"
@@ -115,7 +115,7 @@ def _normalizes_batch(node: onnx.NodeProto, context: Context) -> bool:
 
 
 def normalize_batch(w: Replacement) -> None:
-    """BatchNormalization in training mode: by the statistics of the batch, and running ones that follow them."""
+    """BatchNormalization in training mode: normalises by batch statistics, and updates the running ones."""
     x, scale, bias, mean, variance = w.node.input
     rank, momentum = w.rank(0), w.attribute("momentum", 0.9)
     axes, along = w.ints(0, *range(2, rank)), w.ints(1, -1, *[1] * (rank - 2))
@@ -137,7 +137,7 @@ def normalize_batch(w: Replacement) -> None:
 
 
 def join_in_parts(w: Replacement) -> None:
-    """Concat of more values than a captured one takes."""
+    """Split a Concat of more inputs than a captured one supports."""
     axis, values = w.attribute("axis", 0), list(w.node.input)
     while len(values) > JOINED:
         parts = [values[start : start + JOINED] for start in range(0, len(values), JOINED)]
@@ -146,7 +146,7 @@ def join_in_parts(w: Replacement) -> None:
 
 
 REDESCRIBED = (normalize_batch, pad_evenly, join_in_parts)
-"""Rewrites behind which values are described again: the element types of those they make are asked for."""
+"""Rewrites after which values are described again, because the element types of their outputs are needed."""
 
 
 def rows_by_product(w: Replacement) -> None:
@@ -162,10 +162,11 @@ def _is_zeros(node: onnx.NodeProto | None) -> bool:
 
 
 def add_integers(w: Replacement, *, onto_zeros: bool) -> None:
-    """ScatterElements that adds, by integers, whose sum is the same in every order.
+    """ScatterElements with addition, in integers, whose sum does not depend on the order.
 
-    Addends are scaled by a power of two, so that the largest has BITS bits. One that is NaN or
-    infinite makes all of them so.
+    Addends are scaled by a power of two, so that the largest has BITS bits. A NaN or infinite addend makes all of them
+    NaN
+    or infinite.
     """
     data, places, updates = w.node.input[:3]
     axis = w.attribute("axis", 0)
@@ -182,7 +183,7 @@ def add_integers(w: Replacement, *, onto_zeros: bool) -> None:
 
 
 def _plain_transposes(graph: onnx.GraphProto) -> None:
-    """Takes away the Reshapes that keep ONNX Runtime from reading a matrix the other way round: cuBLAS does it free."""
+    """Remove the Reshapes that keep ONNX Runtime from reading a matrix transposed; cuBLAS transposes at no cost."""
     constants = constants_of(graph)
     turned = {
         node.output[0] for node in graph.node

@@ -1,6 +1,6 @@
-"""The order of the training graph's nodes, which ONNX Runtime keeps and which decides what is held in memory together.
+"""Orders the training graph's nodes, which ONNX Runtime keeps, to reduce the memory held at a time.
 
-Called by `build` on each form of the graph, behind everything that puts nodes in.
+Called by `assembly` on each form of the graph, after all passes that insert nodes.
 """
 
 from __future__ import annotations
@@ -12,14 +12,15 @@ from ortflow.workflow.graph.ir.edit import replace
 from ortflow.workflow.graph.ir.order import topological_order
 
 _PASSED_ON = frozenset({"Add", "Cast", "Identity", "Mul", "Reshape", "Squeeze", "Sum", "Transpose", "Unsqueeze"})
-"""Operators through which a gradient of a parameter gets to the output: cheap, and no larger than what they read."""
+"""Operators between a parameter's gradient and the output: cheap, and with outputs no larger than their inputs."""
 
 
 def results_first(graph: onnx.GraphProto) -> None:
-    """Run what only results are made of as soon as it can be, in place; else the nodes stay in the order they have.
+    """Run nodes that only outputs depend on as early as possible, in place; other nodes keep their order.
 
     The gradient of a weight needs two large values, its layer's input and the gradient of its output, and frees both.
-    The nodes must be sorted. No result changes.
+    Nodes
+    must be sorted. Results do not change.
     """
     ends = _ends(graph)
     order = topological_order(graph.node, lambda place, nth: (place not in ends, place))
@@ -27,7 +28,7 @@ def results_first(graph: onnx.GraphProto) -> None:
 
 
 def _ends(graph: onnx.GraphProto) -> set[int]:
-    """Places of the nodes whose values are outputs, or lead to nothing but outputs by the operators of _PASSED_ON."""
+    """Positions of the nodes whose values are outputs, or reach only outputs through operators of _PASSED_ON."""
     ends: set[int] = set()
     needed: set[str] = set()
     for place in range(len(graph.node) - 1, -1, -1):

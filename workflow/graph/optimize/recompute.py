@@ -1,8 +1,9 @@
-"""Computes parts of the forward pass a second time for the backward pass, so that their values need not be kept.
+"""Recomputes parts of the forward pass during the backward pass, so that their values need not be kept.
 
-Called by `build` on the differentiated graph, for the patterns of `model.recompute`. A part is what one module made:
-all nodes of one scope that a pattern matches. What a part reads from outside is kept; the rest of its values exist
-twice, each time for a short while (Chen et al. 2016). The same nodes of the same inputs give the same bits.
+Called by `assembly` on the differentiated graph, for the patterns of `model.recompute`. A part is all nodes of one
+scope,
+usually a module, that a pattern matches. Values that a part reads from outside are kept; its other values exist twice,
+each time for a short while (Chen et al. 2016). The same nodes with the same inputs give the same bits.
 """
 
 from __future__ import annotations
@@ -23,23 +24,23 @@ from ortflow.workflow.graph.patterns import matches
 _DRAWS = frozenset(
     {"Bernoulli", "Dropout", "Multinomial", "RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike"}
 )
-"""Operators that would draw other numbers the second time: what they make is kept."""
+"""Operators that would draw other numbers the second time; their outputs are kept."""
 _OURS = "ortflow."
-"""How the names of nodes begin that no model has."""
+"""Prefix of names that no node of a user's model has."""
 _WHERE = "model.recompute"
 
 
 def recompute(
     graph: onnx.GraphProto, patterns: Sequence[str], roots: Collection[str] = (LOSS_GRADIENT,), *, partial: bool = False
 ) -> list[str]:
-    """Give the backward pass values of its own in the scopes that a pattern matches, in place; returns log lines.
+    """Recompute the scopes that a pattern matches for the backward pass, in place; returns log lines.
 
     A scope is a module's path in PyTorch, `layers.0`, or the beginning of a node's name. `roots` are the gradients that
     the backward pass begins with. Raises UserError if a pattern matches none, unless the graph is a part of a model.
     """
     if not patterns:
         return []
-    # What the loss and the running statistics are computed from.
+    # The nodes that the loss and the running statistics depend on.
     forward = needed_by(graph.node, (value.name for value in graph.output if not value.name.endswith("_grad")))
     first = [node for place, node in enumerate(graph.node) if place in forward]
     later = [node for place, node in enumerate(graph.node) if place not in forward]
@@ -68,7 +69,7 @@ def _parts(
 
 
 def scopes_of(node: onnx.NodeProto) -> list[str]:
-    """The modules around a node, outermost first, then the beginnings of its own name."""
+    """The modules around a node, outermost first, then the prefixes of its name."""
     noted = next((prop.value for prop in node.metadata_props if prop.key == SCOPES), "")
     steps = node.name.strip("/").replace("/", ".").split(".")
     beginnings = [".".join(steps[: count + 1]) for count in range(len(steps))]
@@ -86,10 +87,10 @@ def _repeat(
     later: Sequence[onnx.NodeProto],
     roots: Collection[str],
 ) -> int:
-    """Let the nodes `later` read copies of a part's nodes; returns how many those are.
+    """Let the nodes `later` read copies of a part's nodes; returns the number of copies.
 
-    What a part hands on in the forward pass, to nodes of the model among `first` that are not its own, is kept. Nodes
-    of ours, which move statistics or make the loss, need it for a moment only.
+    Values that nodes of the model outside the part read in the forward pass (`first`) are kept. Our own nodes, which
+    update statistics or compute the loss, need them only briefly.
     """
     own = {id(node) for node in part}
     others = (node for node in first if id(node) not in own and not node.name.startswith(_OURS))
@@ -132,7 +133,7 @@ def _repeat(
 
 
 def _gradient_before(values: Collection[str], later: Sequence[onnx.NodeProto], roots: Collection[str]) -> str | None:
-    """The first gradient that meets what is computed from `values`, and is not computed from them itself."""
+    """The first gradient that is combined with values computed from `values`, and is not computed from them itself."""
     gradients, touched = set(roots), set(values)
     for node in later:
         if touched.intersection(node.input):
@@ -146,7 +147,10 @@ def _gradient_before(values: Collection[str], later: Sequence[onnx.NodeProto], r
 
 
 def _gate(edit: Editor, gradient: str) -> str:
-    """A truth that is there when the gradient is. ONNX Runtime runs what it can as early as it can, and takes equal
-    nodes for one: a copy must read what the first pass has not got."""
+    """A Boolean that is available when the gradient is.
+
+    ONNX Runtime runs nodes as early as it can and merges equal nodes, so a copy must read something that the first pass
+    does not have.
+    """
     flat = edit("Reshape", gradient, edit.ints(-1))
     return edit("IsNaN", edit("Slice", flat, edit.ints(0), edit.ints(1)))

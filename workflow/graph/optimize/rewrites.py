@@ -1,7 +1,7 @@
-"""Puts faster nodes for slow ones in the training graph, where that changes nothing but rounding.
+"""Replaces slow nodes of the training graph by faster ones; results change only by rounding.
 
-Called by `build`: `before` the graph is differentiated and `after`. Measured on the CPU, where a step of a small
-transformer spends a third of its time outside of matrix products.
+Called by `assembly`: `before` the graph is differentiated and `after`. Measured on the CPU, where a step of a small
+transformer spends a third of its time outside matrix products.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _NORM_GRADIENTS = ("LayerNormalizationGrad", "SimplifiedLayerNormalizationGrad")
 
 
 def before(graph: onnx.GraphProto) -> None:
-    """Forms whose gradient is cheaper, in place."""
+    """Insert forms with a cheaper gradient, in place."""
     _casts(graph)
     gelu.fuse(graph)
     rms.fuse(graph)
@@ -30,7 +30,7 @@ def before(graph: onnx.GraphProto) -> None:
 
 
 def after(graph: onnx.GraphProto) -> None:
-    """Kernels that use all threads and fewer passes over memory, in place."""
+    """Insert kernels that use all threads and make fewer passes over memory, in place."""
     gelu.unfuse(graph)
     rms.unfuse(graph)
     edit = Editor(graph)
@@ -43,7 +43,7 @@ def after(graph: onnx.GraphProto) -> None:
 
 
 def _casts(graph: onnx.GraphProto) -> None:
-    """Reads around a Cast to the element type that a value has already: the norms of exporters have two."""
+    """Bypass a Cast to the element type that a value already has; normalisations often have two."""
     kinds = {name: value.type.tensor_type.elem_type for name, value in described(graph).items()}
     kept = {value.name for value in graph.output}
     for node in graph.node:
@@ -61,7 +61,7 @@ def _casts(graph: onnx.GraphProto) -> None:
 
 
 def _powers(graph: onnx.GraphProto) -> None:
-    """x^2 and x^3 by multiplication: the Pow kernel takes ten times as long."""
+    """x^2 and x^3 by multiplication; the Pow kernel takes ten times as long."""
     edit = Editor(graph)
     constants = constants_of(graph)
     for node in list(graph.node):
@@ -80,9 +80,10 @@ def _powers(graph: onnx.GraphProto) -> None:
 
 
 class _Rows:
-    """Sums over all axes of a value but the last, by products with ones.
+    """Sums over all axes but the last, as products with ones.
 
-    Half the time of ReduceSum on one thread, a third on two, and twice as exact, since it adds in blocks.
+    Takes half the time of ReduceSum on one thread and a third on two, and is twice as accurate, since it adds in
+    blocks.
     """
 
     def __init__(self, edit: Editor) -> None:
@@ -90,7 +91,7 @@ class _Rows:
         self._ones: dict[Dims, str] = {}
 
     def sum(self, value: str, dims: Dims, output: str) -> None:
-        """`dims` are the value's; all values with the same rows share the ones."""
+        """The sum of a value with these `dims`; values with equally many rows share the ones."""
         edit, width = self._edit, dims[-1]
         assert isinstance(width, int)
         if dims[:-1] not in self._ones:
@@ -103,7 +104,7 @@ class _Rows:
 
 
 def _bias_gradients(graph: onnx.GraphProto, rows: _Rows) -> None:
-    """ReduceSum where it sums over all axes but the last."""
+    """Replace ReduceSum over all axes but the last."""
     constants = constants_of(graph)
     shapes = _known_shapes(graph)
     for node in list(graph.node):
@@ -118,11 +119,11 @@ def _bias_gradients(graph: onnx.GraphProto, rows: _Rows) -> None:
 
 
 def _norm_gradients(graph: onnx.GraphProto, edit: Editor, rows: _Rows) -> None:
-    """LayerNormalization's gradient out of parallel kernels: its own runs on one thread.
+    """LayerNormalization's gradient in parallel kernels; ONNX Runtime's own is single-threaded.
 
     With n = (x - mean) / deviation, g = dy * scale and means over the last axis of D elements:
-    dx = (g - mean(g) - n mean(g n)) / deviation; the means are products of dy and of dy n with scale / D. Of root mean
-    square normalisation, the mean is 0, and mean(g) falls away.
+    dx = (g - mean(g) - n mean(g n)) / deviation. The means are products of dy and of dy n with scale / D. For root mean
+    square normalisation, the mean is 0 and mean(g) is omitted.
     """
     shapes = _known_shapes(graph)
     for node in list(graph.node):
@@ -153,17 +154,18 @@ def _norm_gradients(graph: onnx.GraphProto, edit: Editor, rows: _Rows) -> None:
 
 
 def _known_shapes(graph: onnx.GraphProto) -> dict[str, Dims]:
-    """Values of fp32 of two axes and more whose last is a number and whose others have names at least."""
+    """fp32 values of at least two axes whose last size is a number and whose other sizes have at least names."""
     floating = {n: v for n, v in described(graph).items() if v.type.tensor_type.elem_type == onnx.TensorProto.FLOAT}
     shapes = {name: dims_of(value) for name, value in floating.items()}
     return {n: d for n, d in shapes.items() if d and len(d) > 1 and isinstance(d[-1], int) and None not in d}
 
 
 def _weight_gradients(graph: onnx.GraphProto, edit: Editor) -> None:
-    """x^T dy by a product of matrices that lie as they are read: Gemm turns its first factor once for each block.
+    """x^T dy as a product of matrices in their stored layout; Gemm would transpose its first factor once per block.
 
-    The smaller factor is turned; where that is dy, so is the result. The Reshape, which changes nothing, keeps ONNX
-    Runtime from putting Transpose and product together again.
+    The smaller factor is transposed; if that is dy, so is the result. The Reshape, which changes nothing, keeps ONNX
+    Runtime
+    from fusing Transpose and product again.
     """
     shapes = {name: dims_of(value) for name, value in described(graph).items()}
 

@@ -1,8 +1,10 @@
-"""Finds root mean square normalisation in the nodes that exporters write it by, and puts one node for them.
+"""Recognises root mean square normalisation in the nodes that exporters write, and replaces it by one node.
 
-Called by `speed` on the training graph: `fuse` before it is differentiated, because the gradient of the single nodes
-reads and keeps several values as large as the input, that of the one node the input and a number for each row.
-`unfuse` afterwards writes out what no kernel of ours computes: ONNX Runtime 1.19 adds the squares of a row one by one.
+Called by `rewrites` on the training graph. `fuse` runs before it is differentiated: the gradient of the separate nodes
+reads and keeps several values of the input's size, that of the fused node only the input and one number per row.
+`unfuse` afterwards decomposes the nodes that no kernel of ours computes, because ONNX Runtime 1.19 adds the squares of
+a
+row one by one.
 """
 
 from __future__ import annotations
@@ -18,13 +20,13 @@ from ortflow.workflow.graph.ir.order import prune, sort_nodes
 from ortflow.workflow.graph.ir.origin import inherit
 
 OPERATOR = "SimplifiedLayerNormalization"
-"""ONNX Runtime's name for it, in ONNX's own domain; RMSNormalization is of opset 23."""
+"""ONNX Runtime's name for it, in ONNX's own domain; RMSNormalization exists only since opset 23."""
 
 _EPSILON = 1e-5
 
 
 def fuse(graph: onnx.GraphProto) -> None:
-    """Put SimplifiedLayerNormalization for x / sqrt(mean(x^2) + epsilon) * scale over the last axis, in place."""
+    """Replace x / sqrt(mean(x^2) + epsilon) * scale over the last axis by SimplifiedLayerNormalization, in place."""
     formula = _Formula(graph)
     found = False
     for node in graph.node:
@@ -46,7 +48,7 @@ def fuse(graph: onnx.GraphProto) -> None:
 
 
 def unfuse(graph: onnx.GraphProto) -> None:
-    """Write each such node over the last axis out by operators of ONNX, in place."""
+    """Replace each such node over the last axis by ONNX operators, in place."""
     edit = Editor(graph)
     for node in list(graph.node):
         flags = attributes_of(node)
@@ -65,7 +67,7 @@ def unfuse(graph: onnx.GraphProto) -> None:
 
 
 class _Formula:
-    """What the values of a graph are made of."""
+    """The producers of a graph's values."""
 
     def __init__(self, graph: onnx.GraphProto) -> None:
         self._makers = walk.producers(graph)
@@ -78,11 +80,11 @@ class _Formula:
         }
 
     def is_read_once(self, value: str) -> bool:
-        """One node alone reads the value."""
+        """Whether exactly one node reads the value."""
         return value not in self._outputs and len(self._readers.get(value, [])) == 1
 
     def fits(self, x: str, scale: str) -> bool:
-        """`x` is fp32, and `scale` has an fp32 number for each place of its last axis."""
+        """Whether `x` is fp32 and `scale` has one fp32 number per element of its last axis."""
         values = [self._described[name] for name in (x, scale) if name in self._described]
         if len(values) < 2 or any(v.type.tensor_type.elem_type != TensorProto.FLOAT for v in values):
             return False
@@ -90,13 +92,13 @@ class _Formula:
         return bool(dims) and dims is not None and isinstance(dims[-1], int) and sizes == dims[-1:]
 
     def pairs(self, node: onnx.NodeProto | None, operator: str) -> Iterator[tuple[str, str]]:
-        """Both orders of the inputs of a node of the operator."""
+        """Both orders of a node's inputs, if it has this operator."""
         if node is not None and node.op_type == operator and node.domain == "":
             yield node.input[0], node.input[1]
             yield node.input[1], node.input[0]
 
     def normalised(self, value: str) -> tuple[str, float] | None:
-        """x and epsilon where the value is x / sqrt(mean(x^2) + epsilon)."""
+        """x and epsilon if the value is x / sqrt(mean(x^2) + epsilon)."""
         node = self._makers.get(value)
         pairs = [(x, self._under_inverse_root(root)) for x, root in self.pairs(node, "Mul")]
         if (divided := self._inputs(value, "Div")) is not None:
@@ -109,7 +111,7 @@ class _Formula:
         return None
 
     def _under_inverse_root(self, value: str) -> str | None:
-        """v where the value is 1 / sqrt(v)."""
+        """v if the value is 1 / sqrt(v)."""
         if (inverted := self._inputs(value, "Reciprocal")) is not None:
             return self._under_root(inverted[0])
         if (divided := self._inputs(value, "Div")) is not None and self._number(divided[0]) == 1:
@@ -135,11 +137,11 @@ class _Formula:
         return squared or self._inputs(inputs[0], "Mul") == [x, x]
 
     def _inputs(self, value: str, operator: str) -> list[str] | None:
-        """The inputs of the node that makes the value, where it is of the operator."""
+        """The inputs of the value's producer, if it has this operator."""
         node = self._makers.get(value)
         return list(node.input) if node is not None and node.op_type == operator and node.domain == "" else None
 
     def _number(self, value: str) -> float | None:
-        """The element of a constant that has one."""
+        """The element of a constant with one element."""
         array = self._constants.get(value)
         return float(array.reshape(-1)[0]) if array is not None and array.size == 1 else None

@@ -1,1 +1,1 @@
-"""Which tensors are trained, and what an exporter did to them."""
+"""Which tensors are trained, and what the exporter did to them."""

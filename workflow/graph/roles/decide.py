@@ -1,7 +1,8 @@
-"""Decides what each initializer is: a parameter (trained or frozen), a constant, or state that the forward pass keeps.
+"""Decides what each initializer is: a parameter (trained or frozen), a constant, or state that the forward pass
+updates.
 
-Called by `build`, and by `inspect`, which lists the decisions. The user's patterns win over what the exporter wrote
-into the model (`ortflow.export_for_training`), and that over the judgement made here.
+Called by `assembly`, and by `inspect`, which lists the decisions. The user's patterns take precedence over the
+exporter's records in the model (`ortflow.export_for_training`), and these over the heuristics applied here.
 """
 
 from __future__ import annotations
@@ -34,12 +35,12 @@ METADATA: dict[str, RoleName] = {
     "ortflow.frozen": "frozen",
     "ortflow.constants": "constant",
 }
-"""Properties of the model in which the export function says what its tensors are: JSON lists of names."""
+"""Properties of the model in which the export function lists its tensors' roles: JSON lists of names."""
 
 
 @dataclass(frozen=True)
 class Role:
-    """What an initializer is, and why, in a few words."""
+    """The role of an initializer, and a short reason."""
 
     name: str
     shape: tuple[int, ...]
@@ -47,8 +48,10 @@ class Role:
     reason: str
     dtype: str
     confidence: Confidence = "certain"
-    """Of a constant: `likely` where its name or a pattern in its values speaks for it, `guess` where it only stands
-    at a place and under a name where parameters seldom are."""
+    """For a constant: `likely` if its name or a pattern in its values supports it, `guess` if only its position and
+    name
+    are unusual for a parameter.
+    """
 
     @property
     def count(self) -> int:
@@ -85,7 +88,7 @@ class Roles:
 
     @property
     def constants(self) -> list[str]:
-        """Initializers that are no parameters and stay in the graph."""
+        """Initializers that are not parameters and stay in the graph."""
         return self.of("constant")
 
     @property
@@ -95,10 +98,22 @@ class Roles:
 
 
 def classify(model: onnx.ModelProto, patterns: ParameterPatterns, labels: Sequence[str]) -> Roles:
-    """The role of every initializer of a prepared model; `labels` names its inputs that are labels.
+    """Determine the role of every initializer of a prepared model.
 
-    Raises UserError if a pattern matches nothing or asks for what cannot be trained, if a parameter is not
-    finite, and where nothing is left to train.
+    Parameters
+    ----------
+    model
+        The prepared model.
+    patterns
+        `model.parameters` of the run file.
+    labels
+        Names of its inputs that are labels.
+
+    Raises
+    ------
+    UserError
+        If a pattern matches nothing or selects a tensor that cannot be trained, if a parameter is not finite, or if
+        there is nothing to train.
     """
     graph = model.graph
     consumers, producers = walk.consumers(graph), walk.producers(graph)
@@ -128,7 +143,7 @@ def _judge(
     graph: onnx.GraphProto,
     trains: bool,
 ) -> Role:
-    """What the initializer is, from where it stands, what it is called and what it holds, in this order."""
+    """Determine the role from position, name and values, in this order."""
     if any(role_heuristics.is_state(*use) for use in uses):
         if trains and not any(role_heuristics.is_state(*use) and role_heuristics.in_training(use[0]) for use in uses):
             return _role(tensor, "frozen", "running statistics in evaluation mode, while others are in training mode")
@@ -153,17 +168,17 @@ def _judge(
     if weight is None or weight.op_type in role_heuristics.TABLES:
         pattern = role_heuristics.constant_pattern(values)
         if pattern is not None and (weight is None or pattern == role_heuristics.SINES):
-            likely = pattern == role_heuristics.SINES  # a table that is trained may begin as one
+            likely = pattern == role_heuristics.SINES  # a trained table may start as one
             return _role(tensor, "constant", f"holds {pattern}", "likely" if likely else "certain")
     if weight is not None and weight.op_type in role_heuristics.TABLES:
         constants = {t.name for t in graph.initializer}
-        # A table of positions is looked up at constant places and learned all the same, unless it was folded.
+        # A table of positions is read at constant indices but trained, unless it was folded.
         made_up = is_made_up(name)
         if _indexed_by(weight, constants, producers):
             if made_up:
                 return _role(tensor, "constant", "indexed by constants only", "guess")
         elif _indexed_by(weight, {*labels, *constants}, producers) and (made_up or len(shape) == 1):
-            # Weights of classes in a loss. Rows of a matrix are what a model learns of its classes.
+            # Class weights of a loss. Rows of a matrix, in contrast, are trained parameters of the classes.
             return _role(tensor, "constant", "indexed by labels only", "certain" if made_up else "likely")
     if weight is not None and role_heuristics.is_placeholder(weight, name, values):
         return _role(tensor, "constant", f"all {values.flat[0]:g} in {weight.op_type} without parameters")
@@ -189,7 +204,7 @@ def _indexed_by(gather: onnx.NodeProto, names: Collection[str], producers: dict[
 
 
 def _from_metadata(model: onnx.ModelProto) -> dict[str, Role]:
-    """Roles that the export function wrote into the model. Running statistics are state unless it says frozen."""
+    """Roles that the export function recorded in the model. Running statistics are state unless recorded as frozen."""
     tensors = {tensor.name: tensor for tensor in model.graph.initializer}
     found: dict[str, Role] = {}
     for prop in model.metadata_props:
@@ -225,7 +240,7 @@ def _apply_patterns(judged: list[Role], patterns: ParameterPatterns) -> list[Rol
             matched = matches(glob, roles, where, "initializer of the model")
             able = [name for name in matched if _unable(roles[name], role) is None]
             if not able:
-                # A pattern over a part of the model may match its integers and statistics, too: not those alone.
+                # A pattern for a part of the model may also match integers and statistics, but not only those.
                 raise UserError(
                     f"{matched[0]!r} {_unable(roles[matched[0]], role)}", where=where, fix="narrow the pattern"
                 )
@@ -262,7 +277,7 @@ def _check(model: onnx.ModelProto, roles: Roles) -> None:
 
 
 def _check_statistics(graph: onnx.GraphProto, roles: Roles) -> None:
-    """A BatchNormalization uses its running mean and variance in training, or neither."""
+    """Check that each BatchNormalization has its running mean and variance either both frozen or both not."""
     for node in graph.node:
         if node.op_type == "BatchNormalization" and node.domain == "":
             mean, variance = node.input[3:5]

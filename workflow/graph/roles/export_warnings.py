@@ -1,8 +1,8 @@
-"""Signs that an exporter changed the model so that training it would not train what the user wrote.
+"""Signs that an exporter changed the model in a way that training would differ from training the original module.
 
-Called by `source`, which refuses such a model, and by `inspect`. Torch's exporters are made for inference: with their
-defaults they merge parameters that happen to be equal, fold others into constants and BatchNormalization into
-convolutions, and the graph still computes the same.
+Called by `source`, which rejects such a model, and by `inspect`. PyTorch's exporters are made for inference: by default
+they merge parameters that happen to be equal, and fold others into constants and BatchNormalization into convolutions.
+The graph's outputs do not change.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from ortflow.workflow.graph.roles.lost import folded_norms, folded_scales, is_fo
 from ortflow.workflow.graph.roles.merged import merged_parameters
 
 ACCEPT = "model.accept_inference_export"
-"""The key of the run file that trains such a model all the same."""
-_TOLD = 3
-"""Signs of one kind that a sentence names."""
+"""The key of the run file that allows such a model."""
+_LISTED = 3
+"""Number of signs that a sentence lists."""
 
 
 def find_export_warnings(model: onnx.ModelProto, roles: Roles) -> list[str]:
-    """A sentence for each sign in a prepared model; empty for a model that export_for_training wrote."""
+    """One sentence for each sign in a prepared model; empty for a model that export_for_training wrote."""
     if any(prop.key in METADATA for prop in model.metadata_props):
         return []
     return [
@@ -33,22 +33,22 @@ def find_export_warnings(model: onnx.ModelProto, roles: Roles) -> list[str]:
 
 
 def refusal(export_warnings: list[str], where: str) -> UserError:
-    """What to raise where a model that shows signs is to be trained."""
+    """The error to raise if a model with such signs is to be trained."""
     more = (
-        f"; and {len(export_warnings) - _TOLD} more signs (`ortflow inspect` lists them)"
-        if len(export_warnings) > _TOLD
+        f"; and {len(export_warnings) - _LISTED} more signs (`ortflow inspect` lists them)"
+        if len(export_warnings) > _LISTED
         else ""
     )
     return UserError(
         f"the model was exported for inference and would train differently from the module: "
-        f"{'; '.join(export_warnings[:_TOLD])}{more}",
+        f"{'; '.join(export_warnings[:_LISTED])}{more}",
         where=where,
         fix=f"export it again with ortflow.export_for_training, or set {ACCEPT}: true to train it unchanged",
     )
 
 
 def renamed_weights(model: onnx.ModelProto, roles: Roles) -> list[str]:
-    """A sentence where trained weights have lost their names: they train right, but no pattern finds them."""
+    """One sentence if trained weights have lost their names: they train correctly, but patterns cannot select them."""
     if any(prop.key in METADATA for prop in model.metadata_props):
         return []
     names = [role.name for role in roles if role.role == "trained" and is_folded_name(role.name)]

@@ -1,4 +1,4 @@
-"""What of a model is left untrained by judgement alone: said in one line, and refused where it is much.
+"""Reports the tensors that are left untrained by heuristics alone, and rejects a model in which they are many.
 
 Called by `source` and `inspect`. Pure.
 """
@@ -11,12 +11,12 @@ from ortflow.workflow.errors import UserError
 from ortflow.workflow.graph.roles.decide import Role, Roles
 
 LARGEST_SHARE = 0.01
-"""Of all float values of a model: more are not left untrained on a guess."""
+"""Largest share of a model's float values that may stay untrained on a guess."""
 _NAMED = 3
 
 
 def judged_constants(roles: Roles) -> list[str]:
-    """One sentence that names the constants that might be parameters, and their share; none without any."""
+    """One sentence that names the constants that might be parameters, and their share; None without any."""
     judged = [role for role in roles if role.confidence != "certain"]
     if not judged:
         return []
@@ -47,6 +47,6 @@ def _described(some: Sequence[Role], roles: Roles) -> str:
 
 
 def _share(some: Sequence[Role], roles: Roles) -> float:
-    """Of all float values of the file."""
+    """Share of all float values in the file."""
     everything = sum(role.count for role in roles if role.dtype == "FLOAT")
     return sum(role.count for role in some) / max(everything, 1)

@@ -1,6 +1,6 @@
-"""Finds parameters that an exporter computed away: folded into others, into constants, or left out.
+"""Finds parameters that an exporter eliminated: folded into others, into constants, or removed.
 
-Called by `export_warnings`. What a file shows without the exporter's own records comes first, then what these add.
+Called by `export_warnings`. Evidence in the graph itself comes first, then the exporter's own records.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from ortflow.workflow.graph.roles.decide import Roles
 _DYNAMO = re.compile(r"^val_\d+$")
 _TORCHSCRIPT = re.compile(r"^onnx::[A-Z]\w*_\d+$")
 _PART_OF_A_TUPLE = re.compile(r"^getitem(_\d+)?$")
-"""What the dynamo exporter calls the results of BatchNormalization, and of nothing that is a convolution."""
+"""The dynamo exporter's names for results of BatchNormalization, which no convolution has."""
 _RULE = "pkg.onnxscript.rewriter.rule_name"
 _FUSION = re.compile(r"FuseBatchNorm|AffineConvFusion|ConvAffineFusion")
 _CONVOLUTIONS = ("Conv", "ConvTranspose", "Gemm")
@@ -41,12 +41,12 @@ def _borrowing(model: onnx.ModelProto, parameters: set[str]) -> Iterator[str]:
 
 
 def is_folded_name(name: str) -> bool:
-    """Whether an exporter made the name up for a tensor that it computed from others."""
+    """Whether an exporter generated the name for a tensor that it computed from others."""
     return _DYNAMO.match(name) is not None or _TORCHSCRIPT.match(name) is not None
 
 
 def folded_norms(model: onnx.ModelProto) -> list[str]:
-    """BatchNormalization, or another scale and shift, that became part of the weights before it."""
+    """BatchNormalization, or another scale and shift, that was folded into the weights before it."""
     initializers = {tensor.name for tensor in model.graph.initializer}
     folded = [node for node in model.graph.node if node.op_type in _CONVOLUTIONS and _has_folded(node, initializers)]
     if not folded:
@@ -64,13 +64,13 @@ def _has_folded(node: onnx.NodeProto, initializers: set[str]) -> bool:
     weight, bias = (str(name) for name in [*node.input, "", ""][1:3])
     if node.op_type == "Gemm":
         return bias == f"{weight}_bias"
-    # A convolution takes its weight as the module has it: one that was computed has something folded into it.
+    # A convolution reads its weight unchanged from the module; a computed weight has something folded into it.
     computed = weight in initializers and is_folded_name(weight)
     return computed or bias == f"{weight}_bias" or bool(_PART_OF_A_TUPLE.match(node.output[0]))
 
 
 def folded_scales(model: onnx.ModelProto, roles: Roles) -> list[str]:
-    """Scales and shifts of normalisations that became constants, and would not train."""
+    """Scales and shifts of normalisations that became constants, and would not be trained."""
     producers, consumers = walk.producers(model.graph), walk.consumers(model.graph)
     lost = scopes.exported_tensors(model)["PARAMETER"]
     present = {tensor.name for tensor in model.graph.initializer}
@@ -93,7 +93,7 @@ def folded_scales(model: onnx.ModelProto, roles: Roles) -> list[str]:
 
 
 def _scales_a_norm(node: onnx.NodeProto, place: int, producers: Mapping[str, onnx.NodeProto]) -> bool:
-    """Whether this operand of Mul, or of Add behind a Mul, meets a normalisation, perhaps reshaped in between."""
+    """Whether this operand of Mul, or of Add after a Mul, is combined with a normalisation, perhaps after a Reshape."""
     if node.op_type not in ("Mul", "Add") or place > 1:
         return False
     behind = producers.get(node.input[1 - place])
@@ -109,10 +109,11 @@ def _scales_a_norm(node: onnx.NodeProto, place: int, producers: Mapping[str, onn
 
 
 def lost_parameters(model: onnx.ModelProto, roles: Roles) -> list[str]:
-    """Parameters that the dynamo exporter lists as the module's and that the graph lacks, of modules that it uses.
+    """Parameters that the dynamo exporter lists for modules in use, and that the graph lacks.
 
-    A matrix that was transposed lies in the graph under another name, and a tied tensor under another of its names:
-    they train, and are not lost. A module of which nothing is left may be one that the outputs do not depend on.
+    A transposed matrix is in the graph under another name, and a tied tensor under another of its names: these are
+    trained
+    and not lost. A module without any parameters left may be one that the outputs do not depend on.
     """
     listed = scopes.exported_tensors(model)
     present = {tensor.name for tensor in model.graph.initializer}
@@ -131,7 +132,7 @@ def lost_parameters(model: onnx.ModelProto, roles: Roles) -> list[str]:
         module, _, kind = name.rpartition(".")
         if module in borrowing or (transposed and kind.startswith("weight")):
             return False
-        # A lone parameter of a model's root is often unused, as a mask's token is: folded ones leave a constant.
+        # A single parameter of the root module is often unused, for example a mask token; folding leaves a constant.
         return module in used or (folded and module in around)
 
     lost = [name for name in missing if is_lost(name)]

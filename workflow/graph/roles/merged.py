@@ -1,8 +1,8 @@
-"""Finds parameters that an exporter merged because they were equal: they compute the same and would train as one.
+"""Finds parameters that an exporter merged because their values were equal: they would be trained as one.
 
-Called by `export_warnings`. A fresh model has many equal parameters (scales of one, biases of zero). What is tied on
-purpose is told from what was merged by the modules that read it, where the file says them; by other tensors that are
-equal and were not merged; and by the matrices of the same layers, which are shared where the layers are.
+Called by `export_warnings`. A fresh model has many equal parameters (scales of one, biases of zero). Merged parameters
+are distinguished from tied ones by the modules that read them, if the file records them; by other equal tensors that
+were not merged; and by the matrices of the same layers, which are shared if the layers are.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from ortflow.workflow.graph.roles import role_heuristics, scopes
 from ortflow.workflow.graph.roles.decide import Roles
 
 _MERGED_AT_MOST = 1024
-"""Elements: the dynamo exporter merges no larger ones, so two of them that are equal say nothing."""
+"""In elements: the dynamo exporter merges no larger tensors, so two larger ones that are equal prove nothing."""
 
 Use = tuple[onnx.NodeProto, int]
 
 
 def merged_parameters(model: onnx.ModelProto, roles: Roles) -> list[str]:
-    """A sentence for each trained parameter that stands for several, by what reads it."""
+    """One sentence for each trained parameter that stands for several, judged by its readers."""
     consumers, producers = walk.consumers(model.graph), walk.producers(model.graph)
     moving = ("trained", "state")
     uniform = [t for t in model.graph.initializer if roles[t.name].role in moving and _is_uniform(t)]
@@ -40,7 +40,7 @@ def merged_parameters(model: onnx.ModelProto, roles: Roles) -> list[str]:
         elif None in own:
             merged = not _shares_layers(len(uses), model, consumers) and not _has_equals(uniform)
         else:
-            # A module that stands in the tree under several names is read under one, with its matrices.
+            # A module with several names in the tree is read under one of them, as are its matrices.
             merged = False in own and len(uses) not in _uses_of_matrices(model, consumers)
         if merged:
             found.append(_sentence(tensor, uses))
@@ -48,13 +48,13 @@ def merged_parameters(model: onnx.ModelProto, roles: Roles) -> list[str]:
 
 
 def _shares_layers(count: int, model: onnx.ModelProto, consumers: Mapping[str, list[Use]]) -> bool:
-    """Whether most matrices are read several times, or one as often as a parameter that is read `count` times."""
+    """Whether most matrices are read several times, or one of them `count` times, as the parameter is."""
     counts = list(_uses_of_matrices(model, consumers))
     return sum(each > 1 for each in counts) * 2 > len(counts) or count in counts
 
 
 def _uses_of_matrices(model: onnx.ModelProto, consumers: Mapping[str, list[Use]]) -> Iterator[int]:
-    """For each matrix, how many products read it: several where a layer is used several times, as in ALBERT."""
+    """For each matrix, the number of products that read it: several if a layer is used several times, as in ALBERT."""
     for tensor in model.graph.initializer:
         places = [use for use in role_heuristics.uses(tensor.name, consumers) if role_heuristics.is_weight(*use)]
         if len(tensor.dims) >= 2 and tensor.data_type == onnx.TensorProto.FLOAT and places:
@@ -62,7 +62,7 @@ def _uses_of_matrices(model: onnx.ModelProto, consumers: Mapping[str, list[Use]]
 
 
 def _has_equals(uniform: Sequence[onnx.TensorProto]) -> bool:
-    """Whether two of these are equal: then nobody merged what is."""
+    """Whether two of these are equal: then the exporter did not merge equal tensors."""
     seen = set()
     for tensor in uniform:
         if 1 < math.prod(tensor.dims) <= _MERGED_AT_MOST:
@@ -74,7 +74,7 @@ def _has_equals(uniform: Sequence[onnx.TensorProto]) -> bool:
 
 
 def _readers(uses: Sequence[Use], producers: Mapping[str, onnx.NodeProto]) -> set[object]:
-    """The layers that read a parameter: as a bias, the weight it is added behind; else the node."""
+    """The layers that read a parameter: for a bias, the weight of the product it is added to; else the node."""
     readers: set[object] = set()
     for node, place in uses:
         product = producers.get(node.input[1 - place]) if node.op_type == "Add" else node if place == 2 else None

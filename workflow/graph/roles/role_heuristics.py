@@ -1,6 +1,6 @@
-"""What speaks for an initializer being a parameter or a constant: where it stands, how it is called, what it holds.
+"""Evidence for an initializer being a parameter or a constant: position, name and values.
 
-Called by `roles`. Each function answers one question about one initializer and decides nothing.
+Called by `decide`. Each function answers one question about one initializer and decides nothing.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from ortflow.workflow.graph.names import is_made_up
 SINES = "a table of sines and cosines"
 _POSITIONS, _FREQUENCIES = 33, 1024
 
-# Operators that only rearrange: what reads their output reads the initializer.
+# Operators that only rearrange elements: readers of their output count as readers of the initializer.
 _VIEWS = frozenset(
     ["Identity", "Transpose", "Reshape", "Unsqueeze", "Squeeze", "Flatten", "Cast", "Expand", "Slice", "Tile"]
 )
 
-# Inputs of operators that are weights wherever they are initializers.
+# Inputs that are weights whenever they are initializers.
 _WEIGHT_INPUTS: dict[str, Collection[int]] = {
     "MatMul": (0, 1),
     "Gemm": (0, 1, 2),
@@ -50,7 +50,7 @@ _WEIGHT_INPUTS: dict[str, Collection[int]] = {
 }
 _STATE_INPUTS = (3, 4)
 _RECURRENT = ("LSTM", "GRU", "RNN")
-# Inputs where a parameter may stand, but a mask, a scale or a table just as well.
+# Inputs that may be a parameter, but also a mask, a scale or a table.
 _OPEN_INPUTS: dict[str, Collection[int]] = {
     "Add": (0, 1),
     "Sub": (0, 1),
@@ -62,10 +62,10 @@ _OPEN_INPUTS: dict[str, Collection[int]] = {
     "ScatterElements": (0, 2),
 }
 TABLES = frozenset({"Gather", "GatherElements", "GatherND"})
-"""Operators that look up rows of their first input at the places that their second one names."""
+"""Operators that look up rows of their first input by the indices in their second."""
 _LINEAR = frozenset({"MatMul", "Gemm", "Conv", "ConvTranspose", "FusedMatMul", "Einsum"})
 
-# What buffers are called in the field; the last part of the name, in lower case.
+# Usual names of buffers; the last part of the name, in lower case.
 _BUFFER = re.compile(
     r"^(original_)?inv_freq$|(cos|sin)_?(cached?|table|emb)$|^(cos|sin|freqs|freqs_cis|rope)$|mask$|^masked_bias$|_ids$"
     r"|position_index$|^relative_coords_table$|^anchors?$|^(pixel_)?(mean|std)$|^mel_filters$|^window$|_buffer$|^num_batches_tracked$"
@@ -74,7 +74,7 @@ _BUFFER = re.compile(
 
 
 def uses(name: str, consumers: Mapping[str, list[tuple[onnx.NodeProto, int]]]) -> list[tuple[onnx.NodeProto, int]]:
-    """The nodes that read an initializer, directly or as rearranged, each with the input's place."""
+    """The nodes that read an initializer, directly or rearranged, each with the input's position."""
     found: list[tuple[onnx.NodeProto, int]] = []
     open_names, seen = [name], {name}
     while open_names:
@@ -94,7 +94,7 @@ def is_state(node: onnx.NodeProto, place: int) -> bool:
 
 
 def in_training(node: onnx.NodeProto) -> bool:
-    """Whether this is a BatchNormalization that the file has in training mode."""
+    """Whether this is a BatchNormalization in training mode."""
     return node.op_type == "BatchNormalization" and any(a.name == "training_mode" and a.i for a in node.attribute)
 
 
@@ -109,19 +109,19 @@ def is_product(node: onnx.NodeProto, place: int) -> bool:
 
 
 def is_placeholder(node: onnx.NodeProto, name: str, values: np.ndarray) -> bool:
-    """Whether this is the scale or bias that a normalisation without parameters has to have: ones or zeros."""
+    """Whether this is the mandatory scale or bias of a normalisation without parameters: ones or zeros."""
     if not node.op_type.endswith("Normalization") or not is_made_up(name):
         return False
     return bool(np.isin(values.reshape(-1)[:1], (0, 1)).all() and (values == values.flat[0]).all())
 
 
 def is_open(node: onnx.NodeProto, place: int) -> bool:
-    """Whether an initializer at this input may be a weight: its name and values decide."""
+    """Whether an initializer at this input may be a weight, depending on its name and values."""
     return place in _OPEN_INPUTS.get(node.op_type, ())
 
 
 def is_bias(node: onnx.NodeProto, place: int, shape: tuple[int, ...], producers: dict[str, onnx.NodeProto]) -> bool:
-    """Whether this is an Add of a vector to what a matrix product or a convolution makes."""
+    """Whether this is an Add of a vector to the result of a matrix product or a convolution."""
     if node.op_type != "Add" or place not in (0, 1) or sum(d != 1 for d in shape) > 1:
         return False
     other = producers.get(node.input[1 - place])
@@ -129,17 +129,17 @@ def is_bias(node: onnx.NodeProto, place: int, shape: tuple[int, ...], producers:
 
 
 def recurrent_biases(graph: onnx.GraphProto) -> set[str]:
-    """What LSTM, GRU and RNN read as biases, of shape [directions, 2 * gates * hidden]."""
+    """Biases of LSTM, GRU and RNN, of shape [directions, 2 * gates * hidden]."""
     return {str(node.input[3]) for node in graph.node if node.op_type in _RECURRENT and len(node.input) > 3}
 
 
 def is_buffer_name(name: str) -> bool:
-    """Whether buffers, which are never trained, are called like this."""
+    """Whether this is a usual name for buffers, which are never trained."""
     return _BUFFER.search(re.split(r"[./]", name)[-1].lower()) is not None
 
 
 def constant_pattern(values: np.ndarray) -> str | None:
-    """What a float tensor holds, in words, if no training ever made it so: a mask, a range, a table of sines."""
+    """A description of values that are certainly not trained: a mask, a range, a table of sines; else None."""
     if values.size < 2:
         return None
     flat = values.reshape(-1)
@@ -154,7 +154,7 @@ def constant_pattern(values: np.ndarray) -> str | None:
 
 
 def _is_sines(values: np.ndarray) -> bool:
-    """Rows of sin and cos pairs: no value beyond 1, and each row's squares sum to half its width."""
+    """Rows of sin and cos pairs: no absolute value above 1, and the squares of each row sum to half its width."""
     width = values.shape[-1]
     rows = values.reshape(-1, width)
     if width < 4 or width % 2 or len(rows) < 4 or np.abs(rows).max() > 1.0 + 1e-4:
@@ -165,13 +165,13 @@ def _is_sines(values: np.ndarray) -> bool:
 def _is_rotary(values: np.ndarray) -> bool:
     """cos or sin of p w for the positions p = 0, 1, … along an axis, for which cos 2pw = 2 cos^2 pw - 1."""
     for axis in (axis for axis, length in enumerate(values.shape) if length >= 4 and values.ndim > 1):
-        # The first positions tell: a table may be the largest tensor of a model.
+        # The first positions suffice: a table may be the largest tensor of a model.
         rows = np.moveaxis(values, axis, 0)[:_POSITIONS]
         rows = rows.reshape(len(rows), -1)[:, :_FREQUENCIES].astype(np.float64)
-        # Small values are near the sine of nothing: a token that is to be learned often begins with such.
+        # Small values equal their own sines: a trained token is often initialised with such values.
         if np.ptp(rows) < 0.5 or np.abs(rows).max() > 1.0 + 1e-4:
             continue
-        for doubled in (rows, 1 - 2 * rows**2):  # cos, or cos 2pw of sin pw
+        for doubled in (rows, 1 - 2 * rows**2):  # cos pw, or cos 2pw computed from sin pw
             half = doubled[: (len(rows) + 1) // 2]
             if np.allclose(doubled[::2], 2 * half**2 - 1, rtol=0, atol=1e-4):
                 return True
@@ -179,7 +179,7 @@ def _is_rotary(values: np.ndarray) -> bool:
 
 
 def only_from(names: Collection[str], node: onnx.NodeProto, producers: dict[str, onnx.NodeProto]) -> bool:
-    """Whether every graph input that `node`'s value depends on is among `names` (constants aside)."""
+    """Whether every graph input that `node`'s value depends on is among `names` (ignoring constants)."""
     open_names, seen, inputs = [n for n in node.input if n], set(), set()
     while open_names:
         name = open_names.pop()

@@ -1,7 +1,7 @@
-"""Which module of the exported program a node or a tensor belongs to, as far as the file says it.
+"""The module of the exported program that a node or tensor belongs to, as far as the file records it.
 
-Called by `merged` and `lost`. TorchScript names nodes by module (`/layers.0/norm/Add_1`); the dynamo exporter lists
-the modules in the node's metadata. Other files say nothing.
+Called by `merged` and `lost`. TorchScript names nodes by module (`/layers.0/norm/Add_1`); the dynamo exporter records
+the modules in the node's metadata. Other files contain no such information.
 """
 
 from __future__ import annotations
@@ -18,22 +18,22 @@ _CALL = re.compile(r"_\d+$")
 
 
 def module_of(tensor: str) -> str:
-    """The module that a parameter's name says it belongs to: `layers.0.norm` of `layers.0.norm.weight`."""
+    """The module that a parameter's name implies: `layers.0.norm` for `layers.0.norm.weight`."""
     return tensor.rpartition(".")[0]
 
 
 def belongs(tensor: str, node: onnx.NodeProto) -> bool | None:
-    """Whether the node stands within the module that owns the tensor; None if the file does not say."""
+    """Whether the node is inside the module that owns the tensor; None if unknown."""
     modules = _modules(node)
     if modules is None:
         return None
     owner = module_of(tensor)
-    # TorchScript leaves the outermost module out of the names of nodes, and keeps it in those of tensors.
+    # TorchScript omits the outermost module in names of nodes, but not in those of tensors.
     return any(module == owner or owner == f"module.{module}" or owner.endswith(f".{module}") for module in modules)
 
 
 def innermost(node: onnx.NodeProto) -> str | None:
-    """The module whose forward made the node, where the dynamo exporter says it."""
+    """The module whose forward created the node, if the dynamo exporter recorded it."""
     modules = _modules(node)
     return modules[-2] if modules is not None and len(modules) > 1 and not node.name.startswith("/") else None
 
@@ -54,7 +54,7 @@ def _modules(node: onnx.NodeProto) -> list[str] | None:
 
 
 def exported_tensors(model: onnx.ModelProto) -> dict[str, list[str]]:
-    """Every PARAMETER and BUFFER of the module that the dynamo exporter was given; empty where it does not say."""
+    """Every PARAMETER and BUFFER of the module that the dynamo exporter was given; empty if not recorded."""
     found: dict[str, list[str]] = {"PARAMETER": [], "BUFFER": []}
     for prop in model.graph.metadata_props:
         if prop.key == _SIGNATURE:

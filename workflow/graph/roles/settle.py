@@ -1,6 +1,6 @@
-"""Settles what place, name and values of an initializer leave open: by what the exporter lists, and by its use.
+"""Decides the roles that position, name and values leave open: by the exporter's records, and by use.
 
-Called by `roles`.
+Called by `decide`.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ if TYPE_CHECKING:
 
 SAID = "recorded by the export"
 ONE = "a single number"
-"""Reasons of roles that are looked at again here."""
+"""Reasons of roles that are decided again here."""
 
 
 def by_exporter(
     model: onnx.ModelProto, judged: list[Role], consumers: dict[str, list[tuple[onnx.NodeProto, int]]]
 ) -> list[Role]:
-    """The roles where the dynamo exporter lists which tensors are the module's parameters and which its buffers.
+    """Correct roles by the dynamo exporter's list of the module's parameters and buffers.
 
-    It does not say which parameters are frozen: a table of sines stays what it was judged to be.
+    It does not say which parameters are frozen: a table of sines keeps its role.
     """
     listed = scopes.exported_tensors(model)
     parameters, buffers = set(listed["PARAMETER"]), set(listed["BUFFER"])
@@ -49,12 +49,13 @@ def by_exporter(
 
 
 def by_use(model: onnx.ModelProto, judged: list[Role]) -> list[Role]:
-    """The roles where guesses are settled by whether the outputs depend on the tensor, and differentiably.
+    """Settle guesses by whether the outputs depend on the tensor differentiably.
 
-    One that no output depends on so is a constant for certain. One that has a name of its own, of the module's, and
-    that all operators on the way can be differentiated for, is a parameter.
+    If no output does, the tensor is certainly a constant. A tensor with a name from the module, and with only
+    differentiable
+    operators on the way to an output, is a parameter.
     """
-    # PyTorch gives a name of its own to no number that is not a parameter or a buffer; others may.
+    # PyTorch names only parameters and buffers; other exporters may also name other numbers.
     single = model.producer_name == "pytorch"
     guesses = [r.name for r in judged if r.confidence == "guess"]
     listed = {name for names in scopes.exported_tensors(model).values() for name in names}

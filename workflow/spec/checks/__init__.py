@@ -1,1 +1,1 @@
-"""Rules between the keys of a run file, and checks for what a scheduler would refuse or never start. Pure."""
+"""Rules between keys of a run file, and checks for what a scheduler would reject or never start. Pure."""

@@ -10,7 +10,7 @@ from ortflow.workflow.parallel.grid import Grid
 
 KEY = "train.global_batch"
 REACH = 4096
-"""Values that are looked at for one that fits: sizes in a run file may be any whole number."""
+"""Number of candidates to try for a size that divides: a run file may contain any integer."""
 
 
 def undivided(batch: int, micro_batch: int, grid: Grid) -> UserError | None:
@@ -26,7 +26,7 @@ def undivided(batch: int, micro_batch: int, grid: Grid) -> UserError | None:
 
 
 def replicas(grid: Grid) -> str:
-    """Who shares the samples of a step, in words: ranks, or replicas of several ranks."""
+    """The ranks, or replicas of several ranks, that divide the samples of a step, as text."""
     each = grid.pipeline * grid.horizontal
     if each == 1:
         return _ranks(grid.data)
@@ -34,7 +34,7 @@ def replicas(grid: Grid) -> str:
 
 
 def fitting(batch: int, micro_batch: int, grid: Grid) -> list[str]:
-    """What fits instead: a smaller micro-batch, the next numbers of ranks, the next batches."""
+    """Alternatives that divide: a smaller micro-batch, the nearest numbers of ranks, the nearest batches."""
     found, copies, each = [], grid.data, grid.pipeline * grid.horizontal
     if batch % copies == 0:
         share = batch // copies
@@ -48,7 +48,7 @@ def fitting(batch: int, micro_batch: int, grid: Grid) -> list[str]:
 
 
 def _first(number: int, start: int, direction: int) -> list[int]:
-    """The first divisor of a number, from `start` on; none where there is none within reach."""
+    """The first divisor of a number, from `start` on; none if there is none among the candidates."""
     reached = range(start, min(number, start + REACH) + 1) if direction > 0 else range(start, max(0, start - REACH), -1)
     return [size for size in reached if number % size == 0][:1]
 

@@ -24,11 +24,11 @@ from ortflow.workflow.spec.run import RunSpec
 from ortflow.workflow.spec.units import parse_memory, parse_time
 
 GRAPH = "graph"
-"""The trainer of ONNX graphs, which is built in."""
+"""The built-in trainer, for ONNX graphs."""
 
 
 def check(spec: RunSpec) -> list[Problem]:
-    """Every contradiction within a run file."""
+    """Report every contradiction within a run file."""
     return [problem for find in CHECKS for problem in find(spec)]
 
 
@@ -166,7 +166,7 @@ def _backoff(spec: RunSpec) -> Iterator[Problem]:
 
 
 def _names(spec: RunSpec) -> Iterator[Problem]:
-    """No part of a path may be longer than a file system takes."""
+    """Check that no component of a path is longer than file systems allow."""
     paths = [
         (("run_dir",), spec.run_dir),
         (("model", "path"), spec.model.path if spec.model is not None else None),
@@ -184,7 +184,7 @@ def _names(spec: RunSpec) -> Iterator[Problem]:
 
 
 def _places(spec: RunSpec) -> Iterator[Problem]:
-    """What is written must stay inside the run directory, each in a place of its own, or be given in full."""
+    """Check that outputs are inside the run directory, each at its own path, or given as absolute paths."""
     places = [
         (("checkpoint", "directory"), spec.checkpoint.directory),
         (("monitor", "tensorboard_directory"), spec.monitor.tensorboard_directory),
@@ -210,7 +210,7 @@ def _places(spec: RunSpec) -> Iterator[Problem]:
 
 
 def _launchers(spec: RunSpec) -> Iterator[Problem]:
-    """Of sections that packages bring; those of the built-in launchers are types alone, with their rules below."""
+    """Run the checks of launchers from packages; built-in launchers are checked below."""
     for here, section in sections_of(spec.backends):
         yield from section.problems(spec, here)
 
@@ -222,12 +222,12 @@ RESERVED = frozenset(
         *(name for options in BUILT_IN.values() for name in options.FORMS.reserved),
     }
 )
-"""Names in the run directory that are not the user's to give."""
+"""Names in the run directory that the user must not use."""
 DAMAGED = ".damaged"
-"""The end of the names of files for damaged records."""
+"""Suffix of files with damaged records."""
 
 LONGEST_NAME = 255
-"""Bytes of a name in a folder, on every file system that matters."""
+"""Longest file name in bytes, on all common file systems."""
 
 CHECKS: tuple[Callable[[RunSpec], Iterator[Problem]], ...] = (
     _trainer,

@@ -1,4 +1,4 @@
-"""What run files ask of GPUs and no scheduler can give: reported before submission. Pure; called by `check`."""
+"""Checks of GPU requests that no scheduler can satisfy. Pure; called by `check`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _SLICE = re.compile(r"(?:^|[/_-])\d+g\.\d+gb(?:$|[.+_-])")
 
 
 def check_gpus(spec: RunSpec) -> Iterator[Problem]:
-    """Every contradiction about GPUs within `resources`; sections of launchers have more to say of their own keys."""
+    """Report every contradiction about GPUs within `resources`; launchers check their own keys."""
     kind = spec.resources.gpu_type
     if kind is None:
         return

@@ -20,7 +20,7 @@ from ortflow.workflow.spec.units import parse_memory, parse_time
 HERE: KeyPath = ("backends", "kubernetes")
 STORAGE = ("claim", "create", "host_path", "nfs", "s3", "empty_dir")
 OWN_VARIABLES = frozenset({"PYTHONUNBUFFERED", "XDG_CACHE_HOME", "PYTHONDONTWRITEBYTECODE", "CUDA_CACHE_PATH"})
-"""Variables of the pods, beside ORTFLOW_*, that ortflow sets."""
+"""Environment variables of the pods that ortflow sets, besides ORTFLOW_*."""
 OWN_PREFIXES = ("ORTFLOW_", "K_MPI_", "KUBERNETES_")
 OWN_LABELS = ("ortflow.dev/", "training.kubeflow.org/", "app.kubernetes.io/name", "app.kubernetes.io/managed-by")
 OWN_FOLDERS = ("/etc/ortflow/run", "/etc/mpi", "/dev", "/proc", "/sys")
@@ -29,14 +29,14 @@ WORKER_LIMIT = 9999
 
 
 def require(spec: RunSpec) -> None:
-    """Raise Faults where a run cannot be rendered for Kubernetes: faults of the section, and what it lacks."""
+    """Raise Faults if a run cannot be rendered for Kubernetes: errors of the section, or missing keys."""
     problems = [*_missing(spec), *check_kubernetes(spec)]
     if problems:
         raise Faults([UserError(found.what, where=dotted(found.path), fix=found.fix) for found in problems])
 
 
 def check_kubernetes(spec: RunSpec) -> Iterator[Problem]:
-    """Every fault of the section."""
+    """Report every error of the section."""
     for find in (_names, _quantities, _volume, _paths, _mounts, _files, _maps, _variables, _security, _placing, _gpus):
         yield from find(spec)
     yield from check_native(spec)
@@ -295,7 +295,7 @@ def _gpus(spec: RunSpec) -> Iterator[Problem]:
 
 
 def _bytes(text: str | None) -> int | None:
-    """None if there is none, or if another check tells what is wrong with it."""
+    """The amount in bytes; None if it is absent, or another check reports it."""
     try:
         return parse_memory(text) if text is not None else None
     except UserError:

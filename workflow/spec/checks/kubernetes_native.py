@@ -12,7 +12,7 @@ from ortflow.workflow.spec.run import RunSpec
 
 HERE: KeyPath = ("backends", "kubernetes")
 OWN_VOLUMES = frozenset({"run", "data", "shm", "ssh-auth", "mpi-job-config"})
-"""Volumes that ortflow or the operator makes."""
+"""Names of volumes that ortflow or the operator creates."""
 DIRECTIVE = "$patch"
 MERGE_KEYS: dict[str, tuple[str, ...]] = {
     "containers": ("name",),
@@ -26,11 +26,11 @@ MERGE_KEYS: dict[str, tuple[str, ...]] = {
     "hostAliases": ("ip",),
     "topologySpreadConstraints": ("topologyKey",),
 }
-"""Lists whose items an overlay knows by a key; all others it replaces as a whole."""
+"""Lists whose items an overlay identifies by a key; other lists are replaced as a whole."""
 
 
 def check_native(spec: RunSpec) -> Iterator[Problem]:
-    """Every fault of volumes and overlays."""
+    """Report every error of volumes and overlays."""
     k8s = spec.backends.kubernetes
     for place, volume in enumerate(k8s.volumes):
         yield from _volume(volume, (*HERE, "volumes", place))
@@ -60,7 +60,7 @@ def _volume(volume: Volume, path: KeyPath) -> Iterator[Problem]:
 
 
 def _patch(patch: Any, path: KeyPath) -> Iterator[Problem]:
-    """What is not a strategic merge patch."""
+    """Report what is not a valid strategic merge patch."""
     if isinstance(patch, list):
         for place, item in enumerate(patch):
             yield from _patch(item, (*path, place))

@@ -1,4 +1,4 @@
-"""How Kubernetes writes what `backends.kubernetes` holds. Pure; used by the checks before and after rendering."""
+"""Kubernetes' syntax for the values of `backends.kubernetes`. Pure; used by the checks before and after rendering."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ LABEL = re.compile(_PART)
 """A DNS label; at most 63 letters."""
 LABEL_RULE = "use at most 63 lower-case letters, digits and hyphens, a letter or digit first and last"
 NAME = re.compile(rf"{_PART}(?:\.{_PART})*")
-"""What most objects may be called; at most 253 letters."""
+"""Syntax of most objects' names; at most 253 characters."""
 WORD = re.compile(_WORD)
-"""A label's value, and the last part of a qualified name; at most 63 letters."""
+"""A label's value, and the last part of a qualified name; at most 63 characters."""
 IMAGE = re.compile(
     rf"(?:[A-Za-z0-9.-]+(?::[0-9]+)?/)?{_PATH}(?:/{_PATH})*(?::\w[\w.-]{{0,127}})?(?:@sha256:[0-9a-f]{{64}})?"
 )
@@ -25,42 +25,42 @@ CAPABILITY = re.compile(r"(?!CAP_)[A-Z][A-Z_]*")
 
 
 def is_image(text: str) -> bool:
-    """Whether a node could fetch an image of that name."""
+    """Whether the text is a valid image name."""
     return IMAGE.fullmatch(text) is not None
 
 
 def is_label(text: str) -> bool:
-    """Whether a namespace or a container may be called so."""
+    """Whether the text is a valid name of a namespace or container."""
     return len(text) <= 63 and LABEL.fullmatch(text) is not None
 
 
 def is_name(text: str) -> bool:
-    """Whether an object may be called so."""
+    """Whether the text is a valid name of an object."""
     return len(text) <= 253 and NAME.fullmatch(text) is not None
 
 
 def is_label_value(text: str) -> bool:
-    """Whether a label may say so."""
+    """Whether the text is a valid value of a label."""
     return text == "" or (len(text) <= 63 and WORD.fullmatch(text) is not None)
 
 
 def is_qualified(text: str) -> bool:
-    """Whether a label, an annotation or a resource may be called so: [DOMAIN/]WORD."""
+    """Whether the text is a valid name of a label, annotation or resource: [DOMAIN/]NAME."""
     domain, slash, word = text.rpartition("/")
     return (not slash or is_name(domain)) and len(word) <= 63 and WORD.fullmatch(word) is not None
 
 
 def is_resource(text: str) -> bool:
-    """Whether a resource of a node that is none of Kubernetes' own may be called so."""
+    """Whether the text is a valid name of an extended resource."""
     domain = text.partition("/")[0]
     return "/" in text and is_qualified(text) and not f".{domain}".endswith(".kubernetes.io")
 
 
 def is_absolute(path: str) -> bool:
-    """Whether something can be mounted at a path, or mounted from it: no `..`, no colon."""
+    """Whether the path can be mounted, or mounted at: absolute, without `..` and colon."""
     return path.startswith("/") and path.strip("/") != "" and ".." not in path.split("/") and ":" not in path
 
 
 def is_relative(path: str) -> bool:
-    """Whether a path stays in its folder."""
+    """Whether the path is relative and stays inside its folder."""
     return not path.startswith("/") and ".." not in path.split("/") and path.strip("./") != "" and path.isprintable()

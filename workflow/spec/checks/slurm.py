@@ -18,7 +18,7 @@ HERE = ("backends", "slurm")
 
 
 def check_slurm(spec: RunSpec) -> Iterator[Problem]:
-    """Every fault of the section."""
+    """Report every error of the section."""
     for find in (_syntax, _mail, _gpus, _gpu_kinds, _mpi, _directives, _parameters, _srun, _lines, _container):
         yield from find(spec)
 
@@ -102,7 +102,7 @@ def _directives(spec: RunSpec) -> Iterator[Problem]:
 
 
 def _parameters(spec: RunSpec) -> Iterator[Problem]:
-    """submitit's additional parameters: the same rules; both ways to write a name."""
+    """Check submitit's additional parameters by the same rules, with hyphens and underscores equivalent."""
     given = spec.backends.slurm.additional_parameters
     twice = {flag_name(text) for text in spec.backends.slurm.directives}
     for name, value in given.items():
@@ -124,7 +124,7 @@ def _parameters(spec: RunSpec) -> Iterator[Problem]:
 def _own_directives(spec: RunSpec) -> dict[str, str]:
     if spec.resources.memory is not None:
         return OWN_DIRECTIVES
-    # --mem=0, a whole node's, has no other word.
+    # --mem=0, which requests a whole node's memory, has no key of its own.
     return {name: fix for name, fix in OWN_DIRECTIVES.items() if not name.startswith("mem")}
 
 
@@ -161,7 +161,7 @@ def _container(spec: RunSpec) -> Iterator[Problem]:
 
 
 def _flags(key: KeyPath, texts: Sequence[str], kind: str, own: Mapping[str, str]) -> Iterator[Problem]:
-    """What is not a flag (a bare word would be taken for the program or the image), or not the user's to give."""
+    """Report texts that are not flags (a bare word would be taken for the program or image), or reserved flags."""
     for place, text in enumerate(texts):
         if not FLAG.fullmatch(text) or carries_control(text):
             fix = "write --flag or --flag=value, in its long form"

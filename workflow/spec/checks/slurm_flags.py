@@ -1,4 +1,4 @@
-"""Flags of sbatch and srun that are reserved, and what to do instead. Pure; used by `slurm`."""
+"""Flags of sbatch and srun that are reserved, with alternatives. Pure; used by `slurm`."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ OWN_DIRECTIVES: dict[str, str] = {
     "wrap": "remove it: the script is ortflow's",
     "array": _SWEEP,
 }  # fmt: skip
-"""Flag of sbatch -> what to do instead."""
+"""Flag of sbatch -> the alternative."""
 
 OWN_SRUN: dict[str, str] = {
     "nodes": _NODES, "ntasks": _RANKS, "ntasks-per-node": _RANKS, "tasks-per-node": _RANKS, "cpus-per-task": _CORES,
@@ -44,19 +44,19 @@ OWN_SRUN: dict[str, str] = {
     "kill-on-bad-exit": _OURS, "wait": _OURS, "export": _OURS, "multi-prog": _LOSES, "test-only": _LOSES,
     "help": _LOSES, "usage": _LOSES, "version": _LOSES, "jobid": _LOSES,
 }  # fmt: skip
-"""Flag of srun -> what to do instead."""
+"""Flag of srun -> the alternative."""
 
 WHOLE = frozenset({"container"})
-"""Flags that are the beginning of one of those above, and another one."""
+"""Allowed flags that are also abbreviations of a reserved one."""
 
 
 def flag_name(text: str) -> str:
-    """`mem` of --mem=4G."""
+    """`mem` for --mem=4G."""
     return text.removeprefix("--").partition("=")[0]
 
 
 def owner(text: str, own: Mapping[str, str]) -> str | None:
-    """What to do instead of this flag; None if it is the user's. To Slurm the beginning of a flag is the flag."""
+    """The alternative to a reserved flag; None if the flag is allowed. Slurm accepts abbreviations of flags."""
     name = flag_name(text)
     if name == "exclusive" and "=" in text:
         return None  # --exclusive=user has no key

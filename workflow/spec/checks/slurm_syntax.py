@@ -1,4 +1,4 @@
-"""How Slurm writes what `backends.slurm` holds. Pure; used by `slurm` and by the renderer."""
+"""Slurm's syntax for the values of `backends.slurm`. Pure; used by `slurm` and by the renderer."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _WAIT = rf"(?:after:{_JOB}(?:\+[0-9]+)?(?::{_JOB}(?:\+[0-9]+)?)*|after(?:any|bur
 _NAME = (r"\w[\w.,:+@/=-]*", "use letters, digits and . _ - + @ / : = , only, a letter or digit first")
 _NODES = (rf"{_HOSTS}(?:,{_HOSTS})*", "write names with commas and ranges in brackets, such as node[1-4,7],big3")
 SYNTAX: dict[str, tuple[str, str, str]] = {
-    # key: what it is, how it is written, what to do
+    # key: description, syntax, fix
     "partition": ("name of a partition", *_NAME),
     "account": ("name of an account", *_NAME),
     "qos": ("name of a quality of service", *_NAME),
@@ -51,7 +51,7 @@ SYNTAX: dict[str, tuple[str, str, str]] = {
         "write closest, none, single:1, per_task:1, map_gpu:0,1 or mask_gpu:0x1,0x2",
     ),
 }
-"""Texts that stand behind a directive; what sbatch itself takes, and nothing that could end the directive."""
+"""Values of directives, as sbatch accepts them and without characters that could end the directive."""
 
 MOUNT = re.compile(r"(/[^\s,:]*)(?::(/[^\s,:]*))?(?::(ro|rw))?")
 """PATH[:INSIDE][:ro|rw] of a container."""
@@ -60,7 +60,7 @@ FLAG = re.compile(r"--[a-z][a-z0-9-]*(?:=.*)?")
 
 
 def carries_control(text: str) -> bool:
-    """Whether a text holds what no line of a script can: line breaks, control characters, halves of characters."""
+    """Whether a text contains characters that a script's line must not have: control characters, surrogates."""
     return any(unicodedata.category(letter) in ("Cc", "Cs") for letter in text)
 
 
@@ -70,7 +70,7 @@ def is_directive(line: str) -> bool:
 
 
 def gpus_in(gres: str | None) -> int | None:
-    """GPUs that a list of generic resources asks of a node; None if it names none."""
+    """Number of GPUs per node that a list of generic resources requests; None if it contains none."""
     counts = []
     for part in (gres or "").split(","):
         words = re.split(r"[:=/]", part.removeprefix("gres:").removeprefix("gres/"))

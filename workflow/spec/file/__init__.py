@@ -1,1 +1,1 @@
-"""A run file as text: read with the line of every key, changed from the command line, written, described."""
+"""A run file as text: read with line numbers, changed from the command line, written, described."""

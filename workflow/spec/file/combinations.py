@@ -1,6 +1,6 @@
-"""The values of a sweep from the command line: `train.optimizer.lr=1e-3,3e-4` and `seed=1..4`, and their product.
+"""The values of a sweep from the command line, `train.optimizer.lr=1e-3,3e-4` and `seed=1..4`, and their product.
 
-Pure. A value stays the text that was written: `overrides` reads it, as it reads any KEY=VALUE.
+Pure. Values remain text, which `overrides` reads like any KEY=VALUE.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from ortflow.workflow.errors import UserError
 from ortflow.workflow.spec.problem import printable
 
 LIMIT = 100_000
-"""Combinations of one sweep."""
+"""Largest number of combinations of a sweep."""
 _RANGE = re.compile(r"(-?\d{1,15})\.\.(-?\d{1,15})")
 _WRITE = "write KEY=VALUE,VALUE or KEY=FIRST..LAST, such as train.optimizer.lr=1e-3,3e-4 or seed=1..4"
 _CLOSING = {"[": "]", "{": "}"}
@@ -23,14 +23,14 @@ _CLOSING = {"[": "]", "{": "}"}
 
 @dataclass(frozen=True)
 class Axis:
-    """A key and the values that it takes in turn."""
+    """A key and its values."""
 
     key: str
     values: tuple[str, ...]
 
 
 def read_axes(texts: Sequence[str], overrides: Sequence[str] = ()) -> list[Axis]:
-    """The axes of `--set KEY=VALUES` texts; raises UserError, also where a key is set twice or in `overrides` too."""
+    """Parse `--set KEY=VALUES` texts. Raises UserError, also if a key occurs twice or in `overrides` too."""
     axes: list[Axis] = []
     count = 1
     for text in texts:
@@ -56,13 +56,13 @@ def read_axes(texts: Sequence[str], overrides: Sequence[str] = ()) -> list[Axis]
 
 
 def combinations(axes: Sequence[Axis]) -> Iterator[dict[str, str]]:
-    """Every combination as value by key; the last key changes fastest."""
+    """Every combination as {key: value}; the last key changes fastest."""
     for values in itertools.product(*(axis.values for axis in axes)):
         yield dict(zip((axis.key for axis in axes), values, strict=True))
 
 
 def count(axes: Sequence[Axis]) -> int:
-    """How many combinations there are."""
+    """Number of combinations."""
     return math.prod(len(axis.values) for axis in axes)
 
 
@@ -80,7 +80,7 @@ def _part(key: str, text: str) -> Sequence[str] | range:
 
 
 def _split(key: str, text: str) -> Iterator[str]:
-    """The items between commas; those in brackets and quotation marks part nothing."""
+    """Split at commas outside brackets and quotation marks."""
     item, quote, closing = "", "", ""
     for letter in text:
         if quote:

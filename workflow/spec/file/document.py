@@ -1,8 +1,8 @@
-"""A run file as plain data that remembers the line of every key.
+"""A run file as plain data with the line of every key.
 
-Called by `load` alone. A run file is untrusted input: no tags, no aliases (one kilobyte of them can stand for
-gigabytes), no duplicate keys (YAML keeps the last one silently), bounded in size and depth. Nothing here knows
-which keys there are.
+Called only by `load`. A run file is untrusted input: no tags, no aliases (one kilobyte of them can stand for
+gigabytes),
+no duplicate keys (YAML keeps the last one silently), limited in size and depth. Does not depend on the keys.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ DEPTH_LIMIT = 24
 
 @dataclass
 class Document:
-    """Values, the line of each key path, and what is wrong with the file as such."""
+    """Values, the line of each key path, and the errors of the file itself."""
 
     file: str
     values: Any = None
@@ -46,7 +46,7 @@ class Document:
     """Sections that only a key set on the command line has made: their other keys are missing in the file."""
 
     def fault(self, problem: Problem) -> Fault:
-        """The problem with its place: the line of its key, or of the nearest section around it."""
+        """The problem with its position: the line of its key, or of the nearest section around it."""
         line = problem.line
         path = problem.path
         while line is None and path:
@@ -57,7 +57,7 @@ class Document:
 
 
 def read_document(path: Path) -> Document:
-    """Read and parse a run file; a file that cannot be read is a document with that problem."""
+    """Read and parse a run file; an unreadable file is a document with that problem."""
     try:
         with os.fdopen(open_regular(path), "rb") as file:
             raw = file.read(SIZE_LIMIT + 1)
@@ -83,7 +83,7 @@ def _unread(path: Path, what: str, fix: str | None = None, line: int | None = No
 
 
 def parse_document(text: str, file: str) -> Document:
-    """Parse YAML text; what is wrong with it stands in `problems`."""
+    """Parse YAML text; its errors are in `problems`."""
     document = Document(file)
     builder = _Builder(document)
     try:
@@ -192,7 +192,7 @@ class _Builder:
         return items
 
     def _plain(self, event: NodeEvent, path: KeyPath) -> None:
-        """Refuse an anchor or a tag."""
+        """Report an anchor or a tag."""
         if event.anchor is not None:
             fix = "remove it, or put the text in quotes if it begins with &"
             self._problem(path, event, f"has an anchor (&{event.anchor}), which run files do not allow", fix)
@@ -206,7 +206,7 @@ class _Builder:
 
 
 def _skip(event: Event, events: Iterator[Event]) -> None:
-    """Pass over the node that `event` begins."""
+    """Skip the node that `event` begins."""
     depth = 0
     while True:
         if isinstance(event, MappingStartEvent | SequenceStartEvent):

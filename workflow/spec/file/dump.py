@@ -1,4 +1,4 @@
-"""A RunSpec as a run file: what RUN_DIR/run.yaml holds. `load_run_file` reads back the equal spec."""
+"""Writes a RunSpec as a run file, RUN_DIR/run.yaml. `load_run_file` reads back an equal spec."""
 
 from __future__ import annotations
 
@@ -28,8 +28,9 @@ class _Dumper(yaml.SafeDumper):
 
 
 def _text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
-    # PyYAML quotes what YAML 1.1 would take for something else; our reader has a few cases of its own (1e-3). And
-    # between single quotes it loses rare line breaks (U+0085, U+2028).
+    # PyYAML quotes text that YAML 1.1 would read as another type; our reader has some more cases (1e-3). In single
+    # quotes
+    # it loses rare line breaks (U+0085, U+2028).
     style = None if isinstance(scalar(text), str) and text.isprintable() else '"'
     return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=style)
 

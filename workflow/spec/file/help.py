@@ -1,7 +1,7 @@
 """The help text of a key: the string under it in the section's class.
 
-Read from the source on demand. Pydantic could keep the texts (`use_attribute_docstrings`), and would read all
-sources for it at each start of each command.
+Read from the source when needed. Pydantic could keep the texts (`use_attribute_docstrings`), but would read all sources
+at each start of each command.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from ortflow.workflow.spec.base import Section
 
 
 def fill() -> None:
-    """Give every field of every section its text as `description`; sections of packages may come later."""
+    """Set every field's `description` to its text; sections of packages may be added later."""
     for section in _sections():
         for key, field in section.model_fields.items():
             field.description = field.description or _text(section, key)
 
 
 def describe(schema: dict[str, Any], of: type[Section]) -> None:
-    """Put the texts into the JSON schema of a section and of those in it."""
+    """Add the texts to the JSON schema of a section and of its subsections."""
     fill()
     parts = [(of, schema), *((_of_schema(name, part), part) for name, part in schema.get("$defs", {}).items())]
     for section, part in parts:
@@ -36,13 +36,13 @@ def describe(schema: dict[str, Any], of: type[Section]) -> None:
 
 
 def _of_schema(name: str, part: dict[str, Any]) -> type[Section] | None:
-    """The section that a definition was made from. Packages may have sections of the same name, with other keys."""
+    """The section that a definition was generated from. Packages may have sections of the same name with other keys."""
     keys = part.get("properties", {}).keys()
     return next((one for one in _sections() if one.__name__ == name and keys <= one.model_fields.keys()), None)
 
 
 def _text(section: type[Section], key: str) -> str | None:
-    """What the class, or one that it is derived from, says of a key."""
+    """The text for a key in the class or its base classes."""
     for cls in section.__mro__:
         if issubclass(cls, Section) and (text := _texts(cls.__module__).get((cls.__name__, key))) is not None:
             return text
@@ -50,7 +50,7 @@ def _text(section: type[Section], key: str) -> str | None:
 
 
 def _sections() -> list[type[Section]]:
-    """The class of every section."""
+    """The classes of all sections."""
     found: list[type[Section]] = [Section]
     for section in found:
         found += section.__subclasses__()

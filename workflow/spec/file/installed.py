@@ -1,8 +1,9 @@
-"""Sections of the run file that packages bring: `backends.NAME` of a launcher that is installed beside ortflow.
+"""Sections of the run file from packages: `backends.NAME` of a launcher that is installed beside ortflow.
 
 A package registers a subclass of `LauncherOptions` as an entry point of the group `ortflow.backends`, under its
-launcher's name. It is loaded where a run file has the section, and for the JSON schema and the tables of the
-documentation. Ranks leave these sections out (`load_run_file(..., others=False)`): they need not have the package.
+launcher's name. It is loaded if a run file has the section, and for the JSON schema and the documentation's tables.
+Ranks
+omit these sections (`load_run_file(..., others=False)`), so they do not need the package.
 """
 
 from __future__ import annotations
@@ -25,12 +26,12 @@ Options = TypeVar("Options", bound=LauncherOptions)
 
 
 def others() -> dict[str, EntryPoint]:
-    """The sections of packages, by launcher; none has the name of a built-in one."""
+    """The sections of packages, by launcher, without the names of built-in ones."""
     return {point.name: point for point in entry_points(group=GROUP) if point.name not in BUILT_IN}
 
 
 def names_in(values: Any) -> list[str]:
-    """The keys under `backends` of a run file's values that are not built in."""
+    """The keys under `backends` in a run file's values that are not built in."""
     backends = values.get("backends") if isinstance(values, dict) else None
     return [str(name) for name in backends if name not in BUILT_IN] if isinstance(backends, dict) else []
 
@@ -45,7 +46,7 @@ def find_options(name: str) -> type[LauncherOptions] | None:
     where, fix = f"backends.{name}", "repair the package that provides it"
     try:
         kind = point.load()
-    except Exception as error:  # whatever its module does
+    except Exception as error:  # its module may raise anything
         what = f"its options cannot be loaded from {point.value} ({type(error).__name__}: {error})"
         raise UserError(what, where=where, fix=fix) from error
     if not (isinstance(kind, type) and issubclass(kind, LauncherOptions)):
@@ -55,16 +56,16 @@ def find_options(name: str) -> type[LauncherOptions] | None:
 
 
 def spec_type(names: Iterable[str]) -> type[RunSpec]:
-    """RunSpec with the sections of these launchers, as far as they are installed. Raises UserError.
+    """RunSpec with the sections of these launchers that are installed. Raises UserError.
 
-    The same class for the same sections: runs of different classes are never equal.
+    Returns the same class for the same sections, because runs of different classes are never equal.
     """
     found = tuple((name, kind) for name in sorted(names) if name not in BUILT_IN and (kind := find_options(name)))
     return _with_sections(found) if found else RunSpec
 
 
 def forms(names: Iterable[str]) -> Forms:
-    """Short forms of the sections of these launchers and of the built-in ones, seen from the top of the run file."""
+    """Short forms of the sections of these launchers and the built-in ones, with paths from the top of the file."""
     found = Forms()
     for name in (*BUILT_IN, *names):
         if (kind := find_options(name)) is not None:
@@ -75,7 +76,7 @@ def forms(names: Iterable[str]) -> Forms:
 def options_of(spec: RunSpec, name: str, kind: type[Options]) -> Options:
     """A launcher's options in a run; the defaults if the run file has no section for it.
 
-    Raises Faults if the section has required keys and the run file does not give them.
+    Raises Faults if the section has required keys that the run file does not set.
     """
     found = getattr(spec.backends, name, None)
     if isinstance(found, kind):
@@ -92,7 +93,7 @@ def options_of(spec: RunSpec, name: str, kind: type[Options]) -> Options:
 @cache
 def _with_sections(sections: tuple[tuple[str, type[LauncherOptions]], ...]) -> type[RunSpec]:
     fields: dict[str, Any] = {
-        # None if a file leaves it out: a section with required keys has no default.
+        # None if a file omits it: a section with required keys has no default.
         name: (kind | None, Field(None, description=_first_line(kind)))
         for name, kind in sections
     }

@@ -1,6 +1,6 @@
-"""Which keys a run file may have: a walk over the section types.
+"""The keys of a run file, found by walking the section types.
 
-Serves the wording of faults, the shorthands, and the tables of docs/run-file.md. Knows types, never values of a run.
+Used for error messages, short forms, and the tables of docs/run-file.md. Depends on types only, not on values.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ SectionType = type[Section]
 
 
 def discriminator(field: FieldInfo) -> str | None:
-    """The key that says which of several sections stands here: `kind` of a loss, `name` of an optimizer."""
+    """The key that selects one of several section types: `kind` of a loss, `name` of an optimizer."""
     return field.discriminator if isinstance(field.discriminator, str) else None
 
 
 def sections(field: FieldInfo) -> list[SectionType]:
-    """The sections that may stand under a field: none for a plain value, several for a loss or an optimizer."""
+    """The section types of a field: none for a plain value, several for a loss or an optimizer."""
     annotation = field.annotation
     return [arm for arm in (annotation, *get_args(annotation)) if isinstance(arm, type) and issubclass(arm, Section)]
 
 
 def tags(section: SectionType, key: str) -> tuple[str, ...]:
-    """Values of the discriminator `key` that mean this section."""
+    """Values of the discriminator `key` that select this section."""
     return tuple(get_args(section.model_fields[key].annotation))
 
 
@@ -53,10 +53,11 @@ def every_key(
 def follow(
     location: tuple[Any, ...], values: Any, root: SectionType = RunSpec
 ) -> tuple[KeyPath, SectionType | None, FieldInfo | None]:
-    """Translate a location of pydantic in `root`, which also names the arm of a union, into a key path of `values`.
+    """Translate a pydantic location in `root`, which also names the arm of a union, into a key path of `values`.
 
-    Returns the path, the section that its last key stands in, and that key's field; for an unknown key no field,
-    for a path into a plain value (an item of a list) the field of the value.
+    Returns the path, the section of its last key, and that key's field. An unknown key has no field; a path into a
+    plain
+    value (an item of a list) has the value's field.
     """
     path: list[str | int] = []
     section: SectionType | None = root

@@ -1,7 +1,7 @@
 """Convert a run file and overrides to a RunSpec, or to a list of all errors.
 
-Called by the command line and by every rank. Opens the run file alone; `files=True` also looks whether the model
-and the data are there.
+Called by the command line and by every rank. Opens only the run file; `files=True` also checks that model and data
+exist.
 """
 
 from __future__ import annotations
@@ -29,17 +29,16 @@ from ortflow.workflow.spec.run import RunSpec
 
 @dataclass(frozen=True)
 class Reading:
-    """A run file that was read: the spec where there is one, all that is wrong, and the lines of its keys."""
+    """The result of reading a run file: the spec if it is valid, all errors, and the lines of its keys."""
 
     faults: list[Fault]
     spec: RunSpec | None
     document: Document
     written: dict[str, Any] = field(default_factory=dict)
-    """The values as they stand in the file, paths relative and short forms short; with overrides, short forms are
-    expanded."""
+    """The values as written, with relative paths and short forms; with overrides, short forms are expanded."""
 
     def located(self, error: UserError) -> Fault:
-        """A fault that was found later: with file and line, if `where` is one of the file's key paths."""
+        """Add file and line to an error that was found later, if `where` is one of the file's key paths."""
         path = parse_dotted(error.where or "")
         if any(line_path[:1] == path[:1] for line_path in self.document.lines if path):
             return self.document.fault(Problem(path, error.what, error.fix))
@@ -48,9 +47,18 @@ class Reading:
 
 
 def load_run_file(path: Path, overrides: Sequence[str] = (), *, files: bool = False, others: bool = True) -> RunSpec:
-    """The run of a run file, its paths as they stand there; raises Faults with all that is wrong.
+    """Load the run of a run file, with its paths as written. Raises Faults with all errors.
 
-    `others=False` leaves out the sections of launchers that are not built in. Ranks need none, nor their packages.
+    Parameters
+    ----------
+    path
+        The run file.
+    overrides
+        `key.path=value` texts.
+    files
+        Also check that the model and the data exist.
+    others
+        Whether to load the sections of launchers that are not built in. Ranks need neither them nor their packages.
     """
     reading = _checked(read_document(path), path, overrides, files=files, others=others)
     if reading.spec is None or reading.faults:
@@ -59,7 +67,7 @@ def load_run_file(path: Path, overrides: Sequence[str] = (), *, files: bool = Fa
 
 
 def load_run_text(text: str, name: str) -> RunSpec:
-    """The same of a run file's text that stands somewhere else, which `name` tells; raises Faults."""
+    """Load the run of a run file's text, which messages call `name`. Raises Faults."""
     reading = _checked(parse_document(text, name), Path(name), (), files=False)
     if reading.spec is None or reading.faults:
         raise Faults(reading.faults)
@@ -67,7 +75,7 @@ def load_run_text(text: str, name: str) -> RunSpec:
 
 
 def read_run_file(path: Path, overrides: Sequence[str] = (), *, files: bool = True) -> Reading:
-    """Read and check a run file; `files` also looks whether the model and the data are there."""
+    """Read and check a run file; `files` also checks that the model and the data exist."""
     return _checked(read_document(path), path, overrides, files=files)
 
 
@@ -98,7 +106,7 @@ def _checked(document: Document, path: Path, overrides: Sequence[str], *, files:
 
 
 def _typed(document: Document) -> tuple[RunSpec | None, list[Problem]]:
-    """The spec, and what is wrong; where something is, a spec with stand-ins, so that the rest can be checked."""
+    """The spec and the errors; if there are errors, a spec with placeholders, so that the rest can be checked."""
     problems = list(document.problems)
     values = document.values
     kind, stand_ins = RunSpec, STAND_INS
@@ -123,7 +131,7 @@ def _typed(document: Document) -> tuple[RunSpec | None, list[Problem]]:
 
 
 def _follows(problem: Problem, known: Sequence[Problem]) -> bool:
-    """Whether a problem may be no more than the effect of a known one."""
+    """Whether a problem may be caused by a known one."""
     return any(problem.hangs_on(path) for cause in known for path in (cause.path, *cause.others) if path)
 
 
@@ -148,14 +156,14 @@ STAND_INS: dict[KeyPath, Any] = {
     ("train", "optimizer", "lr"): 1.0,
     **installed.forms(()).stand_ins,
 }
-"""Values in place of required ones that are missing or wrong. What hangs on them is not reported."""
+"""Placeholders for required values that are missing or wrong. Problems that depend on them are not reported."""
 
 _CHOOSES: tuple[KeyPath, ...] = (("model", "loss", "kind"), ("train", "optimizer", "name"))
-"""Keys that say what their section is: if one is wrong, so is the section."""
+"""Discriminator keys: if one is wrong, the type of its section is unknown."""
 
 
 def _mended(values: Any, path: KeyPath, stand_ins: Mapping[KeyPath, Any], depth: int = 1) -> Any:
-    """`values` without the one at `path`, a stand-in in its place where one is required."""
+    """`values` without the one at `path`; a required one is replaced by its placeholder."""
     path = path[:-1] if path in _CHOOSES else path
     if not path:
         return values

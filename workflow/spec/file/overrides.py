@@ -1,6 +1,6 @@
 """Values from the command line: `train.steps=100` sets a YAML value at a key path.
 
-Called by `load` on the document, before it is typed.
+Called by `load` on the document before validation.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from ortflow.workflow.spec.problem import COMMAND_LINE, KeyPath, Problem
 
 
 def override(document: Document, assignments: Iterable[str]) -> None:
-    """Set each `key.path=value`; a later one wins. What is wrong goes to the document's problems."""
+    """Set each `key.path=value`; a later one takes precedence. Errors are added to the document's problems."""
     for assignment in assignments:
         name, equals, text = assignment.partition("=")
         path = tuple(name.strip().split("."))
@@ -48,7 +48,7 @@ def _set(document: Document, path: tuple[str, ...], value: Any) -> None:
 
 
 def _forget_lines(document: Document, path: KeyPath) -> None:
-    """Let everything at and under `path` stand on the command line."""
+    """Attribute everything at and under `path` to the command line."""
     for known in [known for known in document.lines if known[: len(path)] == path]:
         del document.lines[known]
     document.lines[path] = COMMAND_LINE

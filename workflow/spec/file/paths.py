@@ -1,7 +1,8 @@
-"""The paths of a run file: what each is relative to, and whether it is there.
+"""The paths of a run file: what each is relative to, and whether it exists.
 
-`resolve_paths` and `run_directory` are arithmetic; `check_files` alone looks at the disk, and launchers whose files
-lie elsewhere leave it out.
+`resolve_paths` and `run_directory` are pure; only `check_files` accesses the disk, and launchers whose files are
+elsewhere
+do not call it.
 """
 
 from __future__ import annotations
@@ -26,23 +27,23 @@ INPUTS: tuple[tuple[str, ...], ...] = (
     ("data", "train", "path"),
     ("data", "eval", "path"),
 )
-"""What a run reads: relative to the run file's folder."""
+"""Files that a run reads: relative to the run file's folder."""
 
 OUTPUTS: tuple[tuple[str, ...], ...] = (
     ("checkpoint", "directory"),
     ("monitor", "tensorboard_directory"),
     ("export", "path"),
 )
-"""What a run writes: relative to the run directory."""
+"""Files that a run writes: relative to the run directory."""
 
 
 def run_directory(spec: RunSpec, cwd: Path) -> Path:
-    """The absolute run directory: `run_dir` or runs/NAME, seen from the current folder."""
+    """The absolute run directory: `run_dir` or runs/NAME, relative to the current folder."""
     return Path(_absolute(spec.run_dir or f"runs/{spec.name}", cwd))
 
 
 def resolve_paths(spec: RunSpec, run_file: Path, cwd: Path | None = None) -> RunSpec:
-    """The same run with every path absolute; `cwd` is what `run_dir` is relative to. A second time changes nothing."""
+    """The same run with absolute paths; `cwd` is what `run_dir` is relative to. Idempotent."""
     cwd = Path.cwd() if cwd is None else cwd
     for place in (cwd, run_file, Path(spec.run_dir or "")):
         refuse_undecodable(place)
@@ -58,7 +59,7 @@ def resolve_paths(spec: RunSpec, run_file: Path, cwd: Path | None = None) -> Run
 
 
 def refuse_undecodable(path: Path) -> None:
-    """Raise UserError if a path is not UTF-8: no run file and no record can hold it."""
+    """Raise UserError if a path is not UTF-8: run files and records cannot contain it."""
     try:
         str(path).encode()
     except UnicodeEncodeError:
@@ -68,7 +69,7 @@ def refuse_undecodable(path: Path) -> None:
 
 
 def moved(spec: RunSpec, root: Path) -> RunSpec:
-    """The run of a directory that may have been moved or copied since: what it writes lies in it still. Pure."""
+    """The run of a directory that may have been moved or copied: its outputs are still inside the directory. Pure."""
     old = spec.run_dir
     if old is None or Path(old) == root:
         return spec
@@ -89,7 +90,7 @@ def make_outputs_relative(values: dict[str, Any], root: str) -> None:
 
 
 def check_files(spec: RunSpec) -> list[Problem]:
-    """What a run with resolved paths would not find; where `prepare` makes it, a missing file is not a problem."""
+    """Input files of a run with resolved paths that do not exist; if `prepare` creates them, this is not a problem."""
     return list(_check_files(spec))
 
 
@@ -112,27 +113,27 @@ def _check_files(spec: RunSpec) -> Iterator[Problem]:
 
 
 def input_keys(spec: RunSpec) -> list[Keys]:
-    """What a run reads: the keys of its own, and those of its launchers' sections that name files here. Pure."""
+    """The keys that name input files, including those of launchers' sections. Pure."""
     sections = sections_of(spec.backends)
     return [*INPUTS, *((*here, *keys) for here, section in sections for keys in section.input_keys())]
 
 
 def input_files(spec: RunSpec) -> list[str]:
-    """What a run reads, in the order of `INPUTS`: the files of its model and its sets. Pure."""
+    """The input files of model and sets, in the order of `INPUTS`. Pure."""
     values = spec.model_dump()
     holders = ((_holder(values, keys), keys[-1]) for keys in INPUTS)
     return [holder[key] for holder, key in holders if holder is not None and holder[key] is not None]
 
 
 def _absolute(path: str, base: Path) -> str:
-    """`path` seen from `base`, `~/` being the home folder; links are left as they are."""
+    """`path` relative to `base`, with `~/` expanded; links are not resolved."""
     if path == "~" or path.startswith("~/"):
         path = os.path.expanduser(path)
     return os.path.abspath(base / path)
 
 
 def _holder(values: Any, keys: tuple[str, ...]) -> dict[str, Any] | None:
-    """The mapping that has the last of `keys`, if the sections around it are there."""
+    """The mapping that contains the last of `keys`, if the sections around it exist."""
     for key in keys[:-1]:
         values = values[key] if values is not None else None
     return values if isinstance(values, dict) else None

@@ -1,7 +1,8 @@
-"""What an unquoted word of a run file means: YAML 1.2's core schema, without hexadecimal and octal numbers.
+"""The meaning of an unquoted word of a run file: YAML 1.2's core schema, without hexadecimal and octal numbers.
 
-PyYAML follows YAML 1.1, where 1e-3 is text, 12:30:00 a number in base 60, `no` false and 010 eight. Reader and
-writer of run files both go through here.
+PyYAML implements YAML 1.1, in which 1e-3 is text, 12:30:00 a number in base 60, `no` false and 010 eight. The reader
+and
+the writer of run files both use this module.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ _FLOAT = re.compile(r"[-+]?(\.[0-9]+|[0-9][0-9_]*(\.[0-9_]*)?)([eE][-+]?[0-9]+)?
 
 
 def octal(text: str) -> int | None:
-    """What YAML 1.1 takes a plain scalar for that begins with a zero, where that is another number."""
+    """How YAML 1.1 reads a plain scalar with a leading zero, if that is another number."""
     if _OCTAL.fullmatch(text) is None:
         return None
     other = int(text.replace("_", ""), 8)
@@ -47,6 +48,6 @@ def scalar(text: str) -> Scalar:
             return int(text)
         if _FLOAT.fullmatch(text):
             return float(text)
-    except ValueError:  # a stray underscore, or more digits than Python reads
+    except ValueError:  # a stray underscore, or more digits than Python converts
         return text
     return text

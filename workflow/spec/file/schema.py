@@ -1,6 +1,6 @@
-"""The JSON schema of a run file as people write it: RunSpec's own, and the short forms beside it.
+"""The JSON schema of a run file as people write it: RunSpec's own, plus the short forms.
 
-Called by `ortflow schema`. It cannot say what `check` says of several keys at once.
+Called by `ortflow schema`. It cannot express the rules of `check` between several keys.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def run_file_schema(
 
 
 def _options(schema: dict[str, Any], name: str, options: type[Section]) -> None:
-    """Give the options of a trainer their types, where a run file names it."""
+    """Insert the types of a trainer's options at the place where a run file selects it."""
     described = options.model_json_schema(ref_template=f"#/$defs/{name}.{{model}}")
     describe(described, options)
     schema["$defs"] |= {f"{name}.{key}": part for key, part in described.pop("$defs", {}).items()}
@@ -54,14 +54,14 @@ def _options(schema: dict[str, Any], name: str, options: type[Section]) -> None:
 
 
 def _also(schema: dict[str, Any], path: KeyPath, form: dict[str, Any]) -> None:
-    """Let `form` stand at `path`, too."""
+    """Also allow `form` at `path`."""
     described = _property(schema, path)
     full = {key: described.pop(key) for key in [*described] if key not in ("title", "description", "default")}
     described["anyOf"] = [form, full]
 
 
 def _short_form(schema: dict[str, Any], described: dict[str, Any], key: str) -> dict[str, Any]:
-    """What a bare text in place of a section may be: what the section's `key` may be."""
+    """The schema of a bare text in place of a section: that of the section's `key`."""
     if "discriminator" in described:
         return {"type": "string", "enum": [*described["discriminator"]["mapping"]]}
     references = [arm["$ref"] for arm in (described, *described.get("anyOf", ())) if "$ref" in arm]

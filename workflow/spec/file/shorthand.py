@@ -1,6 +1,6 @@
 """Short forms: `train: tokens.arrow` for `train: {path: tokens.arrow}`, a command line for a list of words.
 
-Called by `load` before the overrides, so that an override can set a key of a section that the file gives short.
+Called by `load` before the overrides, so that an override can set a key of a section written in short form.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ OWN = Forms(
     minutes=(("resources", "time_limit"),),
     numbers=(("resources", "memory"),),
 )
-"""Of every section but those of launchers, which say so themselves."""
+"""Short forms of all sections except launchers', which define their own."""
 
 
 def forms_of(values: Any) -> Forms:
-    """The short forms that a run file of these values may have. Raises UserError if a launcher's cannot be loaded."""
+    """The short forms that apply to a run file with these values. Raises UserError if a launcher's cannot be loaded."""
     return OWN + installed.forms(installed.names_in(values))
 
 
@@ -39,7 +39,7 @@ def expand(document: Document) -> None:
     """Replace the short forms in a document."""
     try:
         forms = forms_of(document.values)
-    except UserError:  # reported where the sections are typed
+    except UserError:  # reported when the sections are validated
         forms = OWN + installed.forms(())
     for path, key in forms.sections.items():
         holder = _holder(document.values, path)
@@ -70,7 +70,7 @@ def _repeat_line(document: Document, path: KeyPath, short_for: KeyPath) -> None:
 
 
 def _holder(values: Any, path: Keys) -> dict[str, Any] | None:
-    """The mapping that has the last key of `path`, if there is one."""
+    """The mapping that contains the last key of `path`, if it exists."""
     for key in path[:-1]:
         values = values.get(key) if isinstance(values, dict) else None
     return values if isinstance(values, dict) and path[-1] in values else None

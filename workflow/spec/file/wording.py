@@ -1,6 +1,6 @@
 """Messages for pydantic's errors, each with a key path of the run file.
 
-Called by `load` alone. Only this module may depend on pydantic's error types.
+Called only by `load`. Only this module may depend on pydantic's error types.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from ortflow.workflow.spec.run import RunSpec
 
 
 def problems(error: ValidationError, values: dict[str, Any], root: SectionType = RunSpec) -> list[Problem]:
-    """Everything that pydantic found in the values of section `root`, one problem a key path."""
+    """Everything that pydantic found in the values of section `root`, one problem per key path."""
     fill()
     found: dict[KeyPath, Problem] = {}
     for detail in error.errors(include_url=False):
         path, section, field = follow(detail["loc"], values, root)
         problem = _problem(detail, path, section, field, _at(values, path[:-1]))
-        # Of the arms of a plain union (a whole number or any number) the last is the widest: it wins.
+        # Of the arms of a plain union (integer or number), the last is the widest: its message is used.
         found[problem.path] = problem
     meant = {other for problem in found.values() for other in problem.others}
     return [problem for problem in found.values() if not (problem.what == _MISSING and problem.path in meant)]
@@ -82,7 +82,7 @@ def _unknown_key(path: KeyPath, section: SectionType | None, siblings: dict[str,
         known += sorted(installed.others().keys() - known)
     meant = nearest(word, known)
     if meant is not None:
-        # Where the right key is missing, this slip is why.
+        # If the right key is missing, a misspelling is the likely cause.
         others = () if siblings.get(meant) is not None else ((*path[:-1], meant),)
         return Problem(path, "unknown key", f"did you mean {meant}?", others=others)
     elsewhere = sorted({dotted(other) for other, _ in every_key() if other[-1] == word})
@@ -129,7 +129,7 @@ def _lower(description: str) -> str:
 
 
 def _literals(field: FieldInfo | None) -> tuple[Any, ...]:
-    """The values of a Literal, also inside a list or beside None."""
+    """The values of a Literal, also inside a list or an optional type."""
     found: list[Any] = []
     waiting = [field.annotation] if field is not None else []
     while waiting:
@@ -185,7 +185,7 @@ _TYPES: dict[str, tuple[str, Callable[[Any], str | None]]] = {
     "model_type": ("a mapping", _nothing),
     "model_attributes_type": ("a mapping", _nothing),
 }
-"""pydantic's type -> what is wanted, and what to do about a value of another kind."""
+"""pydantic's error type -> the expected type, and a fix for a value of another type."""
 
 _BOUNDS = {
     "greater_than": ("gt", "more than"),
