@@ -18,7 +18,7 @@ from ortflow.launchers.records import State, last_end, next_attempt, state, used
 from ortflow.launchers.tail import telling
 from ortflow.workflow.disk_space import Notice
 from ortflow.workflow.files import CHUNK, open_regular, read_whole
-from ortflow.workflow.record import ATTEMPTS, damage_words, read_records
+from ortflow.workflow.record import ATTEMPTS, damage_message, read_records
 from ortflow.workflow.rundir import RunDir, relocated
 
 DEEPEST = 64
@@ -123,11 +123,11 @@ def read_status(
 
 def unreadable(run: RunDir, error: OSError) -> RunStatus:
     """The status of a run whose records cannot be read at all."""
-    words = f"{error.filename or run.attempts}: {error.strerror}"
+    message = f"{error.filename or run.attempts}: {error.strerror}"
     return RunStatus(
         name=run.root.name, directory=str(run.root), state=State.LOST, attempts=0, failures=0, preemptions=0, step=0,
         total_steps=None, loss=None, evaluation={}, checkpoint=None, phase=None, seconds_left=None, time=None,
-        cause=None, why=None, launcher=None, host=None, pid=None, exported=None, damaged=words,
+        cause=None, why=None, launcher=None, host=None, pid=None, exported=None, damaged=message,
     )  # fmt: skip
 
 
@@ -153,21 +153,21 @@ def _lack(run: RunDir) -> str | None:
 
 
 def _damage(run: RunDir, attempts: list[int], events: int) -> str | None:
-    words = [damage_words(run.attempts, attempts)]
+    messages = [damage_message(run.attempts, attempts)]
     if events:
-        words.append(
+        messages.append(
             f"{run.events(0)}: {events} line{' is no record' if events == 1 else 's are no records'}, passed over"
         )
     try:
         descriptor = open_regular(run.events(0))
         with os.fdopen(descriptor, "rb") as file:
             if file.read(CHUNK).startswith(b"\0"):
-                words.append(f"{run.events(0)}: begins with zeros, not with a record")
+                messages.append(f"{run.events(0)}: begins with zeros, not with a record")
     except FileNotFoundError:
         pass
     except OSError as error:
-        words.append(f"{run.events(0)}: {error.strerror}")
-    return "; ".join(filter(None, words)) or None
+        messages.append(f"{run.events(0)}: {error.strerror}")
+    return "; ".join(filter(None, messages)) or None
 
 
 def _name(run_file: Path) -> str | None:

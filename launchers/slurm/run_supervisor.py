@@ -34,7 +34,7 @@ from ortflow.workflow.clock import SYSTEM_CLOCK, Clock
 from ortflow.workflow.errors import EXIT_DONE, EXIT_FAILURE, EXIT_PREEMPTED, EXIT_USER, OrtflowError, UserError
 from ortflow.workflow.fence import DELAY, EXIT_FENCED, VARIABLE, Fence, claim
 from ortflow.workflow.rank import lacking
-from ortflow.workflow.record import ATTEMPTS, damage_words, set_aside
+from ortflow.workflow.record import ATTEMPTS, damage_message, set_aside
 from ortflow.workflow.rundir import RunDir
 from ortflow.workflow.spec.file.load import load_run_file
 from ortflow.workflow.spec.run import RunSpec
@@ -110,7 +110,7 @@ class RunSupervisor:
             # The client that submitted it ended before Slurm had answered.
             submission = submission_of(self._comment)
             self._run.record_attempt(event="submit", launcher="slurm", job=self._job.id, submission=submission)
-        if words := damage_words(self._run.attempts, set_aside(self._run.attempts, ATTEMPTS), aside=True):
+        if words := damage_message(self._run.attempts, set_aside(self._run.attempts, ATTEMPTS), aside=True):
             self._view.say(f"warning: {words}")
         begin_job(self._run, self._job.id)
         if self._job.restarts:
