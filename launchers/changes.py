@@ -96,8 +96,8 @@ def going_on(before: RunSpec, now: RunSpec, batch: int) -> RunSpec:
             fix=f"leave it at {before.train.gradient_accumulation} to continue with {batch}, or accept the other batch "
             f"with {KEY}={product}",
         )
-    if (trouble := undivided(batch, micro_batch, grid)) is not None:
-        raise trouble
+    if (error := undivided(batch, micro_batch, grid)) is not None:
+        raise error
     if before.train.global_batch is None and product == batch:
         return now
     return now.model_copy(update={"train": now.train.model_copy(update={"global_batch": batch})})

@@ -30,7 +30,7 @@ def kind_of(executable: str) -> MpiKind | None:
         reported = subprocess.run([executable, "--version"], capture_output=True, text=True, timeout=20)
     except (OSError, subprocess.TimeoutExpired):
         return None
-    words = reported.stdout + reported.stderr
-    if "HYDRA" in words or "Intel(R) MPI" in words:
+    output = reported.stdout + reported.stderr
+    if "HYDRA" in output or "Intel(R) MPI" in output:
         return "mpich"
-    return "openmpi" if "Open MPI" in words or "OpenRTE" in words else None
+    return "openmpi" if "Open MPI" in output or "OpenRTE" in output else None

@@ -23,7 +23,7 @@ from ortflow.workflow import owned
 from ortflow.workflow.disk_space import RECORDS, OutOfDisk, is_full
 from ortflow.workflow.errors import OrtflowError, UserError
 from ortflow.workflow.plan import number_in
-from ortflow.workflow.record import ATTEMPTS, damage_words, set_aside
+from ortflow.workflow.record import ATTEMPTS, damage_message, set_aside
 from ortflow.workflow.rundir import OWN_FILES, RunDir, write_atomically
 from ortflow.workflow.spec.checks.batch import KEY
 from ortflow.workflow.spec.file.dump import dump_run_file
@@ -106,7 +106,7 @@ def _settle(submission: Submission, lock: int, new: bool) -> Opened:
         return Opened(run, before, lock, finished=True)
     write_atomically(run.run_file, dump_run_file(spec).encode())
     notes = [*batch_words(before, spec, batch), *(str(change) for change in changes if change.key != KEY)]
-    if words := damage_words(run.attempts, set_aside(run.attempts, ATTEMPTS), aside=True):
+    if words := damage_message(run.attempts, set_aside(run.attempts, ATTEMPTS), aside=True):
         notes.append(words)
     if notes:
         reported = [change._asdict() for change in changes]

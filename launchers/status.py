@@ -18,7 +18,7 @@ from ortflow.launchers.records import State, last_end, next_attempt, state, used
 from ortflow.launchers.tail import telling
 from ortflow.workflow.disk_space import Notice
 from ortflow.workflow.files import CHUNK, open_regular, read_whole
-from ortflow.workflow.record import ATTEMPTS, damage_words, read_records
+from ortflow.workflow.record import ATTEMPTS, damage_message, read_records
 from ortflow.workflow.rundir import RunDir, relocated
 
 DEEPEST = 64
@@ -149,7 +149,7 @@ def _lack(run: RunDir) -> str | None:
 
 
 def _damage(run: RunDir, attempts: list[int], events: int) -> str | None:
-    words = [damage_words(run.attempts, attempts)]
+    words = [damage_message(run.attempts, attempts)]
     if events:
         words.append(
             f"{run.events(0)}: {events} line{' is no record' if events == 1 else 's are no records'}, passed over"

@@ -39,9 +39,9 @@ def refusal(module: str, error: BaseException) -> UserError:
     chain = list(_chain(error))
     cause = chain[-1]
     frames = [(frame, line) for each in chain for frame, line in walk_tb(each.__traceback__)]
-    said = [f"{type(each).__name__} {each}" for each in chain[1:] or chain]
+    message = [f"{type(each).__name__} {each}" for each in chain[1:] or chain]
     at_hand = {type(value).__name__ for frame, _ in frames for value in list(frame.f_locals.values())}
-    everything = "\n".join([*said, *sorted(at_hand & {"PackedSequence", "DynamicCache", "EncoderDecoderCache"})])
+    everything = "\n".join([*message, *sorted(at_hand & {"PackedSequence", "DynamicCache", "EncoderDecoderCache"})])
     fix = next((fix for pattern, fix in _HELP if re.search(pattern, everything)), _GENERAL)
     place = _own_place(frames)
     return UserError(f"PyTorch cannot export {module}: {_in_short(cause)}{f', at {place}' if place else ''}", fix=fix)
@@ -70,13 +70,16 @@ def _in_short(cause: BaseException) -> str:
     if kind == "DynamicOutputShapeException":
         return f"the size of what {text} returns depends on values (data-dependent shape)"
     lines = [line.strip() for line in text.splitlines() if line.strip()] or [kind]
-    said = " ".join(lines[:2]) if lines[0].endswith(":") else lines[0]
-    if kind in ("KeyError", "AssertionError", "AttributeError", "IndexError", "NotImplementedError") and said != kind:
-        said = f"{kind}: {said}"
-    if len(said) > 120:
+    message = " ".join(lines[:2]) if lines[0].endswith(":") else lines[0]
+    if (
+        kind in ("KeyError", "AssertionError", "AttributeError", "IndexError", "NotImplementedError")
+        and message != kind
+    ):
+        message = f"{kind}: {message}"
+    if len(message) > 120:
         # A sentence is enough: those after it speak of PyTorch's own tools.
-        said = re.split(r"(?<=\w{3})\. ", said)[0]
-    return said if len(said) <= 300 else said[:297] + "..."
+        message = re.split(r"(?<=\w{3})\. ", message)[0]
+    return message if len(message) <= 300 else message[:297] + "..."
 
 
 def _own_place(frames: list[tuple[FrameType, int]]) -> str:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from ortflow.workflow.files import lines_of, mend_torn_line
-from ortflow.workflow.record import EVENTS, damage_words, parse, rewrite
+from ortflow.workflow.record import EVENTS, damage_message, parse, rewrite
 from ortflow.workflow.waiting import WaitingFile
 
 SCHEMA_VERSION = 1
@@ -62,7 +62,7 @@ class EventLog:
                 self._file.reopen()
         if found.newest is not None:
             self.write("rewind", from_step=found.newest, to_step=step, seconds=found.seconds)
-        if words := damage_words(self.path, found.damaged, aside=True):
+        if words := damage_message(self.path, found.damaged, aside=True):
             warn(self, words)
 
     def close(self) -> None:

@@ -40,7 +40,7 @@ TILE = 2048
 """Rows and columns of the random block that the matrices repeat."""
 
 
-def look(ranks: int = 1) -> dict[str, Any]:
+def report_gpus(ranks: int = 1) -> dict[str, Any]:
     """Package, driver, and properties and performance of each GPU that `ranks` ranks would use.
 
     `error` and `fix` are in the report if no GPU can be used, or in the entry of a GPU that fails.
@@ -137,5 +137,5 @@ def _sum(cuda: Runtime, gpus: Sequence[Gpu]) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    print(json.dumps(look(*map(int, sys.argv[1:2]))))
+    print(json.dumps(report_gpus(*map(int, sys.argv[1:2]))))
     sys.exit(0)

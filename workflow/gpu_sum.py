@@ -96,9 +96,9 @@ def _call(library: Any, name: str, *arguments: Any) -> None:
     code = int(getattr(library, name)(*arguments))
     if code:
         last = library.ncclGetLastError(None) if hasattr(library, "ncclGetLastError") else b""
-        words = library.ncclGetErrorString(code).decode()
-        raise NcclError(sentence(name, words, _text(last)))
+        message = library.ncclGetErrorString(code).decode()
+        raise NcclError(sentence(name, message, _text(last)))
 
 
-def _text(words: Any) -> str:
-    return words.decode(errors="replace") if isinstance(words, bytes) else ""
+def _text(message: Any) -> str:
+    return message.decode(errors="replace") if isinstance(message, bytes) else ""

@@ -43,7 +43,7 @@ def sweep_temporaries(folder: Path) -> list[Path]:
     return gone
 
 
-def strangers(folder: Path, ours: re.Pattern[str]) -> Iterator[str]:
+def foreign_files(folder: Path, ours: re.Pattern[str]) -> Iterator[str]:
     """Names below `folder`, relative to it, of links, and of files and empty folders that `ours` does not match.
 
     Names of empty folders are matched with `/` appended.

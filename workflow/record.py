@@ -140,7 +140,7 @@ def _append(path: Path, data: bytes) -> None:
         os.close(descriptor)
 
 
-def damage_words(path: Path, damaged: list[int], *, aside: bool = False) -> str | None:
+def damage_message(path: Path, damaged: list[int], *, aside: bool = False) -> str | None:
     """The message about a file with invalid lines; None if there are none. Pure."""
     if not damaged:
         return None

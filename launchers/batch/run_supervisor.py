@@ -34,7 +34,7 @@ from ortflow.workflow.clock import SYSTEM_CLOCK, Clock
 from ortflow.workflow.errors import EXIT_DONE, EXIT_FAILURE, EXIT_PREEMPTED, EXIT_USER, OrtflowError, UserError
 from ortflow.workflow.fence import DELAY, EXIT_FENCED, VARIABLE, Fence, claim
 from ortflow.workflow.rank import lacking
-from ortflow.workflow.record import ATTEMPTS, damage_words, set_aside
+from ortflow.workflow.record import ATTEMPTS, damage_message, set_aside
 from ortflow.workflow.rundir import RunDir
 from ortflow.workflow.spec.file.load import load_run_file
 from ortflow.workflow.spec.run import RunSpec
@@ -118,7 +118,7 @@ class RunSupervisor:
         if not is_on_record(self._run.read_attempts(), self._job.id):
             # The client that submitted it ended before the scheduler had answered.
             self._record_submit(self._job.id, submission=submission_of(self._comment))
-        if words := damage_words(self._run.attempts, set_aside(self._run.attempts, ATTEMPTS), aside=True):
+        if message := damage_message(self._run.attempts, set_aside(self._run.attempts, ATTEMPTS), aside=True):
             self._view.say(f"warning: {words}")
         self._job.begin(self._run)
         if self._job.restarts:

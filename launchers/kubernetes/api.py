@@ -67,9 +67,9 @@ class Refused(OrtflowError):
         answer = _json(body)
         self.code, self.verb, self.kind, self.name, self.namespace = code, verb, kind, name, namespace
         self.reason = str(answer.get("reason") or "")
-        self.words = str(answer.get("message") or body.strip())
+        self.message = str(answer.get("message") or body.strip())
         self.details: Object = answer.get("details") or {}
-        super().__init__(f"the API server refuses to {verb} {kind} {name}: {self.words}")
+        super().__init__(f"the API server refuses to {verb} {kind} {name}: {self.message}")
 
 
 class Cluster:
@@ -160,9 +160,9 @@ class Cluster:
         try:
             answer = self._send("get", path, query, asked, patience=QUIET if follow else LOG)
         except Refused as error:
-            if error.code < 500 or OF_NODE not in error.words:
+            if error.code < 500 or OF_NODE not in error.message:
                 raise
-            raise Unread(error.words) from error
+            raise Unread(error.message) from error
         except Unreachable as error:
             if not isinstance(error.__cause__, ReadTimeoutError):
                 raise
@@ -278,9 +278,9 @@ class Cluster:
     def _silence(self, error: object) -> OrtflowError:
         reported = " ".join(str(error).split())
         if "CERTIFICATE_VERIFY_FAILED" in reported:
-            words = reported.partition("certificate verify failed: ")[2].partition(" (_ssl")[0] or reported
+            message = reported.partition("certificate verify failed: ")[2].partition(" (_ssl")[0] or reported
             return UserError(
-                f"the API server {self.server} is not trusted: {words}",
+                f"the API server {self.server} is not trusted: {message}",
                 fix="correct certificate-authority-data of the cluster in the kubeconfig",
             )
         how = "in time" if "timed out" in reported else f"({_shortest(reported)})"
@@ -303,10 +303,10 @@ def _json(data: bytes | str) -> Object:
     return value if isinstance(value, dict) else {}
 
 
-def _shortest(words: str) -> str:
+def _shortest(message: str) -> str:
     """The operating system's message, at the end of a nested error."""
-    if found := re.findall(r"Error\((?:-?\d+, )?'([^']+)'\)", words):
+    if found := re.findall(r"Error\((?:-?\d+, )?'([^']+)'\)", message):
         return str(found[-1])
-    if "SSL" in words:
+    if "SSL" in message:
         return "the connection was closed"
-    return words.rpartition("] ")[2].rpartition(": ")[2].strip(" )'\"") or words
+    return message.rpartition("] ")[2].rpartition(": ")[2].strip(" )'\"") or message

@@ -15,7 +15,7 @@ from ortflow.launchers.kubernetes.api import Cluster, Object
 from ortflow.launchers.kubernetes.links import Links
 from ortflow.launchers.kubernetes.log_replicator import LogReplicator
 from ortflow.launchers.kubernetes.place import Place, read_place, write_place
-from ortflow.launchers.kubernetes.snapshot import View, look
+from ortflow.launchers.kubernetes.snapshot import View, take_snapshot
 from ortflow.launchers.kubernetes.status import is_settled
 from ortflow.launchers.kubernetes.submitting import sweep
 from ortflow.launchers.records import Outcome
@@ -31,7 +31,7 @@ def cancel(run: RunDir, links: Links, *, now: bool) -> bool:
     """Ask the run to save and stop, or end it `now`; False if it is not active."""
     cluster, place = links.of(run)
     active = links.status(run).state.active
-    view = look(cluster, place, closely=False)
+    view = take_snapshot(cluster, place, closely=False)
     if view.mpijob is None or objects.over(view.mpijob):
         return False
     jobs = doomed(view)

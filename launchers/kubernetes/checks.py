@@ -78,11 +78,11 @@ def quotas(found: Sequence[Object], asked: Mapping[str, float]) -> Iterator[Find
         never, full = [], []
         for resource, limit in hard.items():
             need, most = asked.get(resource, 0.0), parse(limit)
-            words = f"{resource} {show(resource, need)} of {show(resource, most)}"
+            amount = f"{resource} {show(resource, need)} of {show(resource, most)}"
             if need > most:
-                never.append(words)
+                never.append(amount)
             elif need > most - parse(used.get(resource, 0)):
-                full.append(f"{words}, {show(resource, parse(used.get(resource, 0)))} in use")
+                full.append(f"{amount}, {show(resource, parse(used.get(resource, 0)))} in use")
         name = objects.name(quota)
         if never:
             yield fault(about, f"{name} is too small for the run: {'; '.join(never)}", "lower what resources asks for")

@@ -34,13 +34,13 @@ def connect(context: str | None = None, namespace: str | None = None) -> Cluster
     except ConfigException as error:
         if context is None and _in_pod():
             return _own_cluster(configuration, context, namespace)
-        words = str(error).removeprefix("Invalid kube-config file. ")
+        message = str(error).removeprefix("Invalid kube-config file. ")
         raise UserError(
-            f"the kubeconfig {joined} names no cluster: {words}", fix="`kubectl config use-context NAME` chooses one"
+            f"the kubeconfig {joined} names no cluster: {message}", fix="`kubectl config use-context NAME` chooses one"
         ) from error
     except (OSError, ValueError, TypeError, yaml.YAMLError) as error:
-        words = " ".join(str(error).split())
-        raise UserError(f"the kubeconfig {joined} cannot be read: {words}") from error
+        message = " ".join(str(error).split())
+        raise UserError(f"the kubeconfig {joined} cannot be read: {message}") from error
     inner = chosen.get("context") or {}
     return Cluster(configuration, namespace or inner.get("namespace") or "default", str(chosen["name"]))
 

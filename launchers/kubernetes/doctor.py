@@ -54,15 +54,15 @@ def examine_kubernetes(submission: Submission, *, of_user: bool, cluster: Cluste
         yield _finding("API server", error)
         yield untested("everything else", "it needs an answer from the API server")
         return
-    for look in _looks(submission, cluster, of_user):
+    for check in _checks(submission, cluster, of_user):
         try:
-            yield from look()
+            yield from check()
         except Unreachable as error:
             yield fault("API server", str(error))
             return
 
 
-def _looks(submission: Submission, cluster: Cluster, of_user: bool) -> Iterator[Callable[[], Iterator[Finding]]]:
+def _checks(submission: Submission, cluster: Cluster, of_user: bool) -> Iterator[Callable[[], Iterator[Finding]]]:
     spec = submission.spec
     backend = spec.backends.kubernetes
     documents: list[Object] = []
@@ -111,10 +111,10 @@ def _server(cluster: Cluster) -> Finding:
     reported = cluster.ask("/version")
     seconds = time.monotonic() - begun
     context = f", context {cluster.context}" if cluster.context else ", from inside"
-    words = f"Kubernetes {reported.get('gitVersion', '?').lstrip('v')} at {cluster.server}{context}"
+    server = f"Kubernetes {reported.get('gitVersion', '?').lstrip('v')} at {cluster.server}{context}"
     if seconds > SLOW:
-        return warning("API server", f"{words}, answers in {seconds:.1f} s")
-    return ok("API server", f"{words}, answers in {1000 * seconds:.0f} ms")
+        return warning("API server", f"{server}, answers in {seconds:.1f} s")
+    return ok("API server", f"{server}, answers in {1000 * seconds:.0f} ms")
 
 
 def _operator(cluster: Cluster) -> Iterator[Finding]:
@@ -159,10 +159,10 @@ def _rights(cluster: Cluster, documents: Sequence[Object]) -> Iterator[Finding]:
         with ThreadPoolExecutor(AT_ONCE) as pool:
             answers = dict(zip(wanted, pool.map(may, wanted), strict=True))
     except Refused as error:
-        yield untested("rights", f"the API server does not say: {error.words}")
+        yield untested("rights", f"the API server does not say: {error.message}")
         return
-    words = {one: f"{one[0]} {one[2]}" for one in wanted}
-    yield from checks.rights({words[one]: answers[one] for one in needed}, {words[one]: answers[one] for one in USEFUL})
+    names = {one: f"{one[0]} {one[2]}" for one in wanted}
+    yield from checks.rights({names[one]: answers[one] for one in needed}, {names[one]: answers[one] for one in USEFUL})
 
 
 def _quota(cluster: Cluster, mpijob: Object | None) -> Iterator[Finding]:

@@ -88,7 +88,7 @@ def _controller(document: Object) -> Object:
 
 def _untold(error: Refused) -> bool:
     """Whether an admission webhook does not support dry runs."""
-    return error.code == 400 and "does not support dry run" in error.words
+    return error.code == 400 and "does not support dry run" in error.message
 
 
 def _role_to_come(error: Refused) -> bool:
@@ -98,14 +98,14 @@ def _role_to_come(error: Refused) -> bool:
 
 def _not_ours_to_make(error: Refused) -> bool:
     """Whether the user may not create pods; the run's controllers may."""
-    return error.code == 403 and re.search(r'is forbidden: User "[^"]*" cannot ', error.words) is not None
+    return error.code == 403 and re.search(r'is forbidden: User "[^"]*" cannot ', error.message) is not None
 
 
 def _may_wait(error: Refused) -> bool:
     """Whether there may be quota, or the namespace's default account, a moment later."""
-    if 'serviceaccount "default" not found' in error.words:
+    if 'serviceaccount "default" not found' in error.message:
         return True
-    found = _QUOTA.search(error.words)
+    found = _QUOTA.search(error.message)
     if found is None:
         return False
     asked, limits = ({key: parse(amount) for key, amount in _pairs(found[part])} for part in ("asked", "limits"))

@@ -64,7 +64,7 @@ def wait_for(
     hosts: Sequence[str],
     port: int,
     seconds: float,
-    look: Callable[[], None],
+    check: Callable[[], None],
     say: Callable[[str], None],
     leaves: Callable[[str, str], bool] = lambda host, address: False,
     clock: Clock = SYSTEM_CLOCK,
@@ -81,7 +81,7 @@ def wait_for(
         missing = [host for host, found in known.items() if found is None or leaves(host, found)]
         if not missing:
             return {host: found for host, found in known.items() if found is not None}
-        look()
+        check()
         now = clock.monotonic()
         names = ", ".join(map(short, missing[:3])) + (f" and {len(missing) - 3} more" if len(missing) > 3 else "")
         if now > end:

@@ -28,9 +28,9 @@ Process = tuple[str, int]
 """A host's short name and a process there."""
 
 
-def first_end(words: str, ranks: Mapping[Process, int]) -> dict[int, int]:
+def first_end(output: str, ranks: Mapping[Process, int]) -> dict[int, int]:
     """Exit status, by rank, of the one that ended first (minus the signal if killed); empty if none is reported."""
-    match = _FIRST.search(words)
+    match = _FIRST.search(output)
     if match is None:
         return {}
     rank = ranks.get((short(match[2]), int(match[1])))
@@ -39,12 +39,12 @@ def first_end(words: str, ranks: Mapping[Process, int]) -> dict[int, int]:
     return {rank: _status(match)}
 
 
-def early_kill(words: str) -> Cause | None:
+def early_kill(output: str) -> Cause | None:
     """The cause if the process that ended first was killed before it had recorded which rank it is.
 
     mpirun's own exit code is then 255 if all processes of a host were killed together: its proxy there fails too.
     """
-    match = _FIRST.search(words)
+    match = _FIRST.search(output)
     if match is None or (status := _status(match)) >= 0:
         return None
     where = f"a rank on {short(match[2])} was"

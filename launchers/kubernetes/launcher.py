@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from ortflow.launchers.base import Submission
 from ortflow.launchers.kubernetes.api import Cluster, Object, Refused, Unreachable
 from ortflow.launchers.kubernetes.links import Links
-from ortflow.launchers.kubernetes.log_replicator import WORDS
+from ortflow.launchers.kubernetes.log_replicator import POD_OUTPUT
 from ortflow.launchers.kubernetes.payload import Payload, payload_of
 from ortflow.launchers.kubernetes.place import Place, is_real, read_place, write_place
 from ortflow.launchers.logs import log_lines
@@ -68,8 +68,8 @@ class KubernetesRequest:
         text = dump(found if self.with_claim else kept).rstrip("\n")
         if claim is None:
             return text
-        words = _CLAIM_IN if self.with_claim else _CLAIM_OUT
-        return "\n".join([*(f"# {line}" for line in words.format(claim=claim).splitlines()), text])
+        comment = _CLAIM_IN if self.with_claim else _CLAIM_OUT
+        return "\n".join([*(f"# {line}" for line in comment.format(claim=claim).splitlines()), text])
 
 
 class KubernetesLauncher:
@@ -207,11 +207,11 @@ class KubernetesLauncher:
     def _let_go(self, request: KubernetesRequest, cluster: Cluster, place: Place) -> bool:
         """Start a suspended MPIJob; False if there is none, or if a queue starts it. Raises UserError."""
         from ortflow.launchers.kubernetes.refusals import in_a_sentence
-        from ortflow.launchers.kubernetes.snapshot import look
+        from ortflow.launchers.kubernetes.snapshot import take_snapshot
         from ortflow.launchers.kubernetes.status import suspended
 
         with in_a_sentence():
-            view = look(cluster, place, closely=False)
+            view = take_snapshot(cluster, place, closely=False)
             if not suspended(view):
                 return False
             if request.submission.overrides:
@@ -320,11 +320,11 @@ def _of_name(cluster: Cluster, name: str) -> list[Object]:
 
 def _no_log(run: RunDir, how: RunStatus) -> UserError:
     """Why no rank of a run has output."""
-    words = run.root / WORDS
+    output = run.root / POD_OUTPUT
     return UserError(
         f"no rank of {how.name} has started: it is {how.state.value}"
         + (f": {why}" if (why := how.waits or how.cause) else ""),
-        fix=f"the output of its launcher pod is in {words}" if words.exists() else None,
+        fix=f"the output of its launcher pod is in {output}" if output.exists() else None,
     )
 
 

@@ -17,7 +17,7 @@ from ortflow.launchers.kubernetes.api import Cluster, Object, Refused, Unreachab
 from ortflow.launchers.kubernetes.log_replicator import LogReplicator
 from ortflow.launchers.kubernetes.place import Place, is_real, read_place, write_place
 from ortflow.launchers.kubernetes.refusals import refusal
-from ortflow.launchers.kubernetes.snapshot import View, look, newest_first, of_place, why_gone
+from ortflow.launchers.kubernetes.snapshot import View, newest_first, of_place, take_snapshot, why_gone
 from ortflow.launchers.kubernetes.status import VALIDATION, is_settled, status
 from ortflow.launchers.records import Outcome, State
 from ortflow.launchers.status import RunStatus, read_status
@@ -72,20 +72,20 @@ class Links:
             if self.clock.monotonic() < self._until:
                 raise Unreachable(self._silence)
             cluster, place = self.of(run)
-            view = look(cluster, place)
+            view = take_snapshot(cluster, place)
             self._until = self._pause = 0.0
             return self._reported(run, cluster, place, view)
         except Unreachable as error:
             self._be_patient(str(error))
             return unasked(run, self._silence)
         except OrtflowError as error:
-            return unasked(run, in_words(error))
+            return unasked(run, message_of(error))
 
     def statuses(self, runs: Sequence[RunDir]) -> list[RunStatus]:
         """The status of many runs: MPIJobs and pods are listed once per namespace; logs of running ones are read."""
         asked = [self._place(run) for run in runs]
         keys = {(known[1].context, known[1].namespace): known[0] for known in asked if not isinstance(known, str)}
-        herds = {key: _herd_or_words(cluster, key[1]) for key, cluster in keys.items()}
+        herds = {key: _herd_or_message(cluster, key[1]) for key, cluster in keys.items()}
 
         def one(run: RunDir, known: tuple[Cluster, Place] | str) -> RunStatus:
             if isinstance(known, str):
@@ -97,7 +97,7 @@ class Links:
             try:
                 return self._reported(run, cluster, place, herd.view(place))
             except OrtflowError as error:
-                return unasked(run, in_words(error))
+                return unasked(run, message_of(error))
 
         with ThreadPoolExecutor(AT_ONCE) as pool:
             return list(pool.map(one, runs, asked))
@@ -106,7 +106,7 @@ class Links:
         try:
             return self.of(run)
         except OrtflowError as error:
-            return in_words(error)
+            return message_of(error)
 
     def listed(self, runs: Sequence[RunDir], *, everywhere: bool) -> list[RunStatus]:
         """The status of our runs, and of those in the cluster without a directory here."""
@@ -118,7 +118,7 @@ class Links:
 
     def closely(self, run: RunDir, cluster: Cluster, place: Place, found: Sequence[Object]) -> RunStatus:
         """The status of an MPIJob that may be active, of those `found`, even if the directory does not know it."""
-        view, known = look(cluster, place), read_place(run)
+        view, known = take_snapshot(cluster, place), read_place(run)
         if is_real(run) or (known is not None and [*map(objects.name, of_place(found, known))][:1] == [place.job]):
             return self._reported(run, cluster, place, view)
         return foreign(view)
@@ -171,16 +171,16 @@ def unasked(run: RunDir, why: str) -> RunStatus:
     return reported if is_settled(records) else replace(reported, waits=why)
 
 
-def in_words(error: OrtflowError) -> str:
+def message_of(error: OrtflowError) -> str:
     """The message of an error."""
     return str(refusal(error) if isinstance(error, Refused) else error)
 
 
-def _herd_or_words(cluster: Cluster, namespace: str) -> Herd | str:
+def _herd_or_message(cluster: Cluster, namespace: str) -> Herd | str:
     try:
         return Herd.gather(cluster, namespace)
     except OrtflowError as error:
-        return in_words(error)
+        return message_of(error)
 
 
 @dataclass(frozen=True)

@@ -27,7 +27,7 @@ from ortflow.workflow.events import look_back, take_back
 from ortflow.workflow.rundir import RunDir, append_json_line, write_atomically
 
 LOCK = ".log_replicator.lock"
-WORDS = Path("logs") / "launcher.log"
+POD_OUTPUT = Path("logs") / "launcher.log"
 """The messages of supervisor processes."""
 KEEP = 1.0
 """Seconds of copying after which the cursor is saved."""
@@ -134,7 +134,7 @@ class LogReplicator:
     def _write(self, line: Line, place: Place) -> Place:
         if isinstance(line, Record):
             return self._record(line, place)
-        path = WORDS if line.rank is None else self._run.log(place.attempt, line.rank).relative_to(self._run.root)
+        path = POD_OUTPUT if line.rank is None else self._run.log(place.attempt, line.rank).relative_to(self._run.root)
         name = str(path)
         if name not in self._files:
             whole = self._run.root / path
@@ -204,14 +204,14 @@ class Newest:
     def takes(self, record: dict[str, Any], *, again: bool = False) -> bool:
         """Whether the event is new; it is known from then on. `again`: another pod may have reported it."""
         attempt, time = int(record.get("attempt", 0)), float(record.get("time", 0.0))
-        words = json.dumps(record, sort_keys=True)
-        if attempt < self._attempt or words in self._seen:
+        text = json.dumps(record, sort_keys=True)
+        if attempt < self._attempt or text in self._seen:
             return False
         if attempt == self._attempt and again and time < self._time:
             return False
         if attempt > self._attempt:
             self._seen.clear()
-        self._seen.add(words)
+        self._seen.add(text)
         self._attempt, self._time = attempt, time
         return True
 

@@ -42,7 +42,7 @@ class LogStream(PlainView):
     def lacks(self, lack: OutOfDisk, seconds: float) -> None:
         """Report that the run waits for space on its volume."""
         self.say(f"{lack}: waiting {seconds:g} s for room")
-        self._lack = _words(lack)
+        self._lack = _to_json(lack)
         self._record("notice", self._lack)
 
     def begin(self) -> None:
@@ -89,7 +89,7 @@ class LogStream(PlainView):
         self._logs = {}
 
     def _lacking(self) -> dict[str, Any]:
-        return _words(self._notice.read())
+        return _to_json(self._notice.read())
 
     def _tell_plan(self) -> None:
         """The number of steps, known when the configure step has written it."""
@@ -113,5 +113,5 @@ class LogStream(PlainView):
         print(MARK + json.dumps(reported, separators=(",", ":")), flush=True)
 
 
-def _words(lack: OutOfDisk | None) -> dict[str, Any]:
+def _to_json(lack: OutOfDisk | None) -> dict[str, Any]:
     return {} if lack is None else {"path": str(lack.path), "needed": lack.needed}

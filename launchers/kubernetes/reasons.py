@@ -36,14 +36,14 @@ _TAKEN = {
 }
 
 
-def trouble(pod: Object, events: Sequence[Object]) -> str | None:
+def fault_of(pod: Object, events: Sequence[Object]) -> str | None:
     """Why a pod that is not being deleted does not work; None if it works or has ended."""
     scheduled = objects.condition(pod, "PodScheduled")
     if objects.phase(pod) == "Pending" and scheduled is not None and scheduled.get("status") == "False":
         if scheduled.get("reason") == "SchedulingGated":
             return "is held back by a scheduling gate, as of a queue"
         message = str(scheduled.get("message") or "the scheduler does not say why")
-        return f"finds no place: {scheduler_words(message, _resources(pod))}"
+        return f"finds no place: {scheduler_reason(message, _resources(pod))}"
     if objects.phase(pod) == "Pending" and scheduled is None:
         who = (pod.get("spec") or {}).get("schedulerName") or "default-scheduler"
         return f"is not scheduled yet by {who}"
@@ -61,7 +61,7 @@ def _resources(pod: Object) -> str:
     return "resources" if objects.holds_ranks(pod) else "backends.kubernetes.launcher_resources"
 
 
-def scheduler_words(message: str, resources: str = "resources") -> str:
+def scheduler_reason(message: str, resources: str = "resources") -> str:
     """The scheduler's own message without its part on preemption, and a fix.
 
     `resources` is the section with the pod's resources.
@@ -76,7 +76,7 @@ def _waiting(pod: Object, waiting: Object, own: Sequence[Object]) -> str:
     image = (pod["spec"]["containers"][0]).get("image")
     if reason in _PULL:
         reported = [str(event.get("message")) for event in own if event.get("reason") == "Failed"]
-        why = next((words for words in reversed(reported) if "Failed to pull image" in words), message)
+        why = next((each for each in reversed(reported) if "Failed to pull image" in each), message)
         why = " ".join(why.split()).removeprefix(f'Failed to pull image "{image}": ')
         return f"cannot pull the image {image}: {why}; correct backends.kubernetes.image or image_pull_secrets"
     if reason == "ErrImageNeverPull":
@@ -116,7 +116,7 @@ def _end_words(ended: Object, pod: Object) -> str:
     return f"{message} ({code})" if message else code
 
 
-def end_words(pod: Object) -> str:
+def end_reason(pod: Object) -> str:
     """Why a pod has ended or is being deleted."""
     if taken := objects.disrupted(pod):
         message = (pod.get("status") or {}).get("message")

@@ -13,7 +13,7 @@ from typing import Any
 from ortflow.launchers.budget import decide
 from ortflow.launchers.kubernetes import objects
 from ortflow.launchers.kubernetes.api import Object
-from ortflow.launchers.kubernetes.reasons import end_words
+from ortflow.launchers.kubernetes.reasons import end_reason
 from ortflow.launchers.kubernetes.snapshot import View
 from ortflow.launchers.kubernetes.status import given_up, is_settled, refused
 from ortflow.launchers.records import Outcome, State, Used, fruitless, state, used
@@ -88,10 +88,10 @@ def reconcile(view: View, records: Sequence[dict[str, Any]], restart: Restart) -
         return [*lost]
     if objects.over(view.mpijob):
         return [*lost, _over(view, records, restart)]
-    if (words := refused(view)) is not None:
-        return [Done(f"the operator does not take the MPIJob: {words}")]
-    if (words := given_up(view, records)) is not None:
-        return [*lost, *_end_retries(view, words)]
+    if (reason := refused(view)) is not None:
+        return [Done(f"the operator does not take the MPIJob: {reason}")]
+    if (reason := given_up(view, records)) is not None:
+        return [*lost, *_end_retries(view, reason)]
     return [*lost, *(_dead(pod) for pod in objects.of_role(view.pods, "worker") if _is_dead(pod))]
 
 
@@ -111,7 +111,7 @@ def _is_dead(pod: Object) -> bool:
 
 
 def _dead(pod: Object) -> DeletePod:
-    return DeletePod(objects.name(pod), objects.uid(pod), end_words(pod))
+    return DeletePod(objects.name(pod), objects.uid(pod), end_reason(pod))
 
 
 def _settled(view: View, records: Sequence[dict[str, Any]]) -> list[Action]:
@@ -140,7 +140,7 @@ def _over(view: View, records: Sequence[dict[str, Any]], restart: Restart) -> Ac
         return Done("its deadline has passed; `ortflow resume` continues the run", Outcome.PREEMPTED)
     launchers = objects.of_role(view.pods, "launcher")
     if launchers and objects.exit_code(launchers[-1]) == 2:
-        return Done(end_words(launchers[-1]), Outcome.USER_ERROR)
+        return Done(end_reason(launchers[-1]), Outcome.USER_ERROR)
     taken = bool(launchers) and objects.disrupted(launchers[-1]) is not None
     before, vain = used(records), in_vain(records)
     if taken:
@@ -151,7 +151,7 @@ def _over(view: View, records: Sequence[dict[str, Any]], restart: Restart) -> Ac
     else:
         outcome, spent = Outcome.LOST, before
     decision = decide(outcome, spent, restart, fruitless(records))
-    why = f"the operator gave up ({end_words(launchers[-1]) if launchers else reasons[0]})"
+    why = f"the operator gave up ({end_reason(launchers[-1]) if launchers else reasons[0]})"
     if decision.again:
         return Resubmit(f"{why}; {decision.why}", decision.pause)
     return Done(f"{why}, and {decision.why}", Outcome.FAILURE)

@@ -81,7 +81,7 @@ def why_gone(cluster: Cluster, error: Refused) -> str:
     return f"the cluster knows no MPIJobs any more: the CRD {CRD} was deleted"
 
 
-def look(cluster: Cluster, place: Place, *, closely: bool = True) -> View:
+def take_snapshot(cluster: Cluster, place: Place, *, closely: bool = True) -> View:
     """The run now; `closely` also fetches events if something does not run."""
     namespace = place.namespace
     try:

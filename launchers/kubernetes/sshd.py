@@ -36,8 +36,8 @@ def start_sshd(port: int) -> int:
     config = Path(tempfile.mkdtemp(prefix="sshd-")) / "config"
     config.write_text(sshd_config(port, keys()))
     ours, its = os.pipe()
-    words = [binary, "-D", "-e", "-f", str(config)]
-    process = os.posix_spawn(binary, words, os.environ, file_actions=[(os.POSIX_SPAWN_DUP2, its, 2)])
+    command = [binary, "-D", "-e", "-f", str(config)]
+    process = os.posix_spawn(binary, command, os.environ, file_actions=[(os.POSIX_SPAWN_DUP2, its, 2)])
     os.close(its)
     threading.Thread(target=pass_on, args=(ours,), daemon=True).start()
     return process

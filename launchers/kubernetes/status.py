@@ -12,7 +12,7 @@ from typing import Any
 
 from ortflow.launchers.kubernetes import objects
 from ortflow.launchers.kubernetes.api import Object
-from ortflow.launchers.kubernetes.reasons import end_words, reported_end, trouble
+from ortflow.launchers.kubernetes.reasons import end_reason, fault_of, reported_end
 from ortflow.launchers.kubernetes.snapshot import View
 from ortflow.launchers.records import State, open_attempt, state
 from ortflow.launchers.status import RunStatus
@@ -52,10 +52,10 @@ def status(
         return replace(
             reported, state=State.FAILED, cause=f"the operator does not take the MPIJob: {error}", phase=None
         )
-    if (words := given_up(view, records)) is not None:
-        return replace(reported, state=State.FAILED, cause=words, phase=None)
-    if (words := held(view)) is not None:
-        return _idle(reported, words)
+    if (reason := given_up(view, records)) is not None:
+        return replace(reported, state=State.FAILED, cause=reason, phase=None)
+    if (reason := held(view)) is not None:
+        return _idle(reported, reason)
     return _at_work(reported, records, view, silent, unread)
 
 
@@ -75,8 +75,8 @@ def given_up(view: View, records: Sequence[dict[str, Any]]) -> str | None:
     ended = [pod for pod in objects.of_role(view.pods, "launcher") if objects.has_ended(pod)]
     if not ended or _has_started(records):
         return None
-    code, words = reported_end(ended[-1])
-    return (words or "the launcher pod ended with exit code 2") if code == EXIT_USER else None
+    code, reason = reported_end(ended[-1])
+    return (reason or "the launcher pod ended with exit code 2") if code == EXIT_USER else None
 
 
 def _has_started(records: Sequence[dict[str, Any]]) -> bool:
@@ -137,7 +137,7 @@ def _end_of(view: View, failed: Object) -> str:
     if "DeadlineExceeded" in reason or "DeadlineExceeded" in str(_job_failure(view).get("reason")):
         return "its deadline has passed; `ortflow resume` continues the run; raise backends.kubernetes.deadline"
     pods = objects.of_role(view.pods, "launcher")
-    last = f"; its last launcher pod: {end_words(pods[-1])}" if pods else ""
+    last = f"; its last launcher pod: {end_reason(pods[-1])}" if pods else ""
     message = " ".join(str(failed.get("message") or "").split())
     return f"the operator gave up ({message or reason or 'no reason given'}){last}"
 
@@ -146,10 +146,10 @@ def _job_failure(view: View) -> Object:
     return objects.condition(view.job, "Failed") or {}
 
 
-def _idle(reported: RunStatus, words: str) -> RunStatus:
+def _idle(reported: RunStatus, reason: str) -> RunStatus:
     """None of it runs now."""
     now = State.PENDING if reported.state is State.PENDING else State.RESTARTING
-    return replace(reported, state=now, phase=None, seconds_left=None, waits=words)
+    return replace(reported, state=now, phase=None, seconds_left=None, waits=reason)
 
 
 def _at_work(
@@ -170,12 +170,12 @@ def _at_work(
     running = bool(alive) and objects.has_begun(alive[-1])
     cut = _cut_off(alive[-1]) if running and objects.uid(alive[-1]) in unread else None
     if open_attempt(records) is not None and running and objects.uid(alive[-1]) not in silent:
-        if (words := _missing(workers, wanted, view)) is None:
+        if (reason := _missing(workers, wanted, view)) is None:
             return replace(reported, waits=cut or reported.waits or _unheard(workers, wanted))
-        return replace(reported, state=State.RESTARTING, phase=None, seconds_left=None, waits=words)
+        return replace(reported, state=State.RESTARTING, phase=None, seconds_left=None, waits=reason)
     lack = cut or (reported.waits if running else None)
-    words = _missing(workers, wanted, view) or _not_ready(workers, wanted) or lack
-    return _idle(reported, words or _launcher(alive, launchers, view, running))
+    reason = _missing(workers, wanted, view) or _not_ready(workers, wanted) or lack
+    return _idle(reported, reason or _launcher(alive, launchers, view, running))
 
 
 def _missing(workers: Sequence[Object], wanted: int, view: View) -> str | None:
@@ -183,10 +183,10 @@ def _missing(workers: Sequence[Object], wanted: int, view: View) -> str | None:
     going = [pod for pod in workers if objects.deleted_at(pod) is not None]
     ended = [pod for pod in workers if objects.has_ended(pod) and pod not in going]
     for pod in workers:
-        if pod not in going and (words := trouble(pod, view.events)) is not None:
-            return f"worker {_place(pod)} {words}"
+        if pod not in going and (reason := fault_of(pod, view.events)) is not None:
+            return f"worker {_place(pod)} {reason}"
     if ended:
-        return f"worker {_place(ended[0])} is dead ({end_words(ended[0])}): `ortflow supervise` has it replaced"
+        return f"worker {_place(ended[0])} is dead ({end_reason(ended[0])}): `ortflow supervise` has it replaced"
     if going:
         return _leaving(going[0], view)
     if len(workers) >= wanted:
@@ -229,7 +229,7 @@ def _leaving(pod: Object, view: View) -> str:
             f"worker {_place(pod)} should have ended {late:.0f} s ago: its node {node} does not answer; "
             "`ortflow supervise` has it replaced"
         )
-    why = end_words(pod)
+    why = end_reason(pod)
     return f"worker {_place(pod)} is terminating" + (f" ({why})" if why != "deleted" else "")
 
 
@@ -238,14 +238,14 @@ def _launcher(alive: Sequence[Object], all_of_them: Sequence[Object], view: View
     if running:
         return "starting: the launcher pod runs, its attempt has not begun"
     if alive:
-        words = trouble(alive[-1], view.events)
-        return f"the launcher pod {words}" if words else "the launcher pod is being prepared"
-    if words := _nothing_made(view):
-        return words
+        reason = fault_of(alive[-1], view.events)
+        return f"the launcher pod {reason}" if reason else "the launcher pod is being prepared"
+    if reason := _nothing_made(view):
+        return reason
     if all_of_them and objects.has_ended(all_of_them[-1]):
         limit = ((view.job or {}).get("spec") or {}).get("backoffLimit")
         return (
-            f"the launcher pod ended ({end_words(all_of_them[-1])}); the operator starts another, "
+            f"the launcher pod ended ({end_reason(all_of_them[-1])}); the operator starts another, "
             f"{_retries(view) or 0} of {limit} retries are used"
         )
     return "the operator creates the launcher pod"
@@ -265,8 +265,8 @@ def _nothing_made(view: View) -> str | None:
         if objects.last_seen(event) < newest:
             continue
         if event.get("reason") in ("FailedCreate", "ErrResourceExists", "MPIJobFailed", "FailedCreatePod"):
-            words = " ".join(str(event.get("message") or "").split())
-            return f"no pod can be made: {words.removeprefix('worker pod created failed: ')}"
+            reason = " ".join(str(event.get("message") or "").split())
+            return f"no pod can be made: {reason.removeprefix('worker pod created failed: ')}"
     return None
 
 

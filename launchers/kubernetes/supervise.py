@@ -24,7 +24,7 @@ from ortflow.launchers.kubernetes.log_replicator import LogReplicator
 from ortflow.launchers.kubernetes.place import Place, read_place
 from ortflow.launchers.kubernetes.reconciler import Action, DeletePod, Done, EndRetries, Resubmit, reconcile
 from ortflow.launchers.kubernetes.refusals import refusal
-from ortflow.launchers.kubernetes.snapshot import View, look
+from ortflow.launchers.kubernetes.snapshot import View, take_snapshot
 from ortflow.launchers.kubernetes.submitting import new_suffix, owner
 from ortflow.launchers.records import Outcome, State, state
 from ortflow.workflow.clock import SYSTEM_CLOCK, Clock
@@ -57,10 +57,10 @@ class Charge:
 
 def supervise(charge: Charge, cluster: Cluster, say: Callable[[str], None], clock: Clock = SYSTEM_CLOCK) -> int:
     """Supervise the run until it has ended; returns ortflow's exit code."""
-    said, begun = "", clock.monotonic()
+    last, begun = "", clock.monotonic()
     while True:
         try:
-            view = look(cluster, charge.place)
+            view = take_snapshot(cluster, charge.place)
             if view.name != charge.place.job and clock.monotonic() < begun + BIRTH and not _was_there(charge):
                 clock.sleep(PERIOD)
                 continue
@@ -70,12 +70,12 @@ def supervise(charge: Charge, cluster: Cluster, say: Callable[[str], None], cloc
                 if isinstance(action, Done):
                     return _end(charge, action)
                 carry_out(action, charge, cluster, view, clock)
-            said = ""
+            last = ""
         except (Unreachable, Refused) as error:
-            words = str(refusal(error) if isinstance(error, Refused) else error)
-            if words != said:
-                say(f"{words}; trying again")
-                said = words
+            message = str(refusal(error) if isinstance(error, Refused) else error)
+            if message != last:
+                say(f"{message}; trying again")
+                last = message
         clock.sleep(PERIOD)
 
 

@@ -52,8 +52,8 @@ def read_reports(pod: Pod, hosts: Iterable[str]) -> dict[str, WorkerReport | Non
 
 def other_key(pod: Pod, host: str, key: str) -> bool:
     """Whether a host's worker accepts another ssh key than one whose digest is `key`: the Secret was replaced."""
-    said = _read(pod, host)
-    return said is not None and bool(said.key and key) and said.key != key
+    report = _read(pod, host)
+    return report is not None and bool(report.key and key) and report.key != key
 
 
 def key_digest(folder: Path) -> str:
@@ -66,8 +66,8 @@ def key_digest(folder: Path) -> str:
 
 def leaves(pod: Pod, host: str, address: str) -> bool:
     """Whether the host's pod with this address has reported that it was asked to end."""
-    said = _read(pod, host)
-    return said is not None and said.leaving and said.address == address
+    report = _read(pod, host)
+    return report is not None and report.leaving and report.address == address
 
 
 def _read(pod: Pod, host: str) -> WorkerReport | None:

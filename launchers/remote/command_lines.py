@@ -32,15 +32,15 @@ def word(text: str) -> str:
     return shlex.quote(text)
 
 
-def line(words: Sequence[str]) -> str:
+def line(arguments: Sequence[str]) -> str:
     """Return a command line."""
-    return " ".join(map(word, words))
+    return " ".join(map(word, arguments))
 
 
 def python_line(python: str, source: str, wish: Any = None) -> str:
     """The line with which a Python there runs `source`, with `wish` as JSON in `packed` form after it."""
-    words = [python, "-c", _START, base64.urlsafe_b64encode(source.encode()).decode()]
-    return line([*words, pack(wish)] if wish is not None else words)
+    arguments = [python, "-c", _START, base64.urlsafe_b64encode(source.encode()).decode()]
+    return line([*arguments, pack(wish)] if wish is not None else arguments)
 
 
 def pack(wish: Any) -> str:

@@ -21,44 +21,44 @@ _REFUSED = re.compile(r"Permission denied|Too many authentication failures|No mo
 _NOISE = re.compile(r"^(?:@+|Warning: .*|\*\* .*|debug\d: .*)$")
 
 
-def explain(host: str, words: str) -> OrtflowError:
+def explain(host: str, output: str) -> OrtflowError:
     """The error for an ssh that ended with its own exit code."""
-    reported = last_line(words)
-    if _CHANGED.search(words):
+    reported = last_line(output)
+    if _CHANGED.search(output):
         return UserError(
             f"{host} shows another host key than before: it was reinstalled, or the connection is intercepted",
             fix=f"ask its administrators; if the new key is right, `ssh-keygen -R {bare(host)}`, then `ssh {host}`",
         )
-    if _UNKNOWN.search(words):
+    if _UNKNOWN.search(output):
         return UserError(
             f"the host key of {host} is not known here",
             fix=f"connect once with `ssh {host}` and compare what it shows with what the site publishes",
         )
-    if _REFUSED.search(words):
+    if _REFUSED.search(output):
         return UserError(
             f"{host} does not let you in ({reported})",
             fix=f"`ssh {host}` must work without a prompt: `ssh-add` your key, or `ssh-copy-id {host}`",
         )
-    if _NO_NAME.search(words):
+    if _NO_NAME.search(output):
         return UserError(f"there is no host {bare(host)} ({reported})", fix="correct --host, or your ~/.ssh/config")
-    if _AWAY.search(words):
+    if _AWAY.search(output):
         return OrtflowError(f"{host} cannot be reached ({reported}); is the network or the VPN up? Try again")
     return OrtflowError(f"ssh to {host} failed: {reported or 'no output'}")
 
 
-def no_python(host: str, python: str, code: int, words: str) -> OrtflowError:
+def no_python(host: str, python: str, code: int, output: str) -> OrtflowError:
     """The error for a Python command that ended in this way."""
     if code in (126, 127):
         return UserError(
-            f"there is no {python} on {host} ({last_line(words)})",
+            f"there is no {python} on {host} ({last_line(output)})",
             fix="give a Python of its own with --host-python, or resources.python in the run file",
         )
-    return UserError(f"{python} on {host} is not a Python that works: {last_line(words) or f'exit code {code}'}")
+    return UserError(f"{python} on {host} is not a Python that works: {last_line(output) or f'exit code {code}'}")
 
 
-def last_line(words: str) -> str:
+def last_line(output: str) -> str:
     """The relevant line of ssh's or a shell's output: the last one that is not empty."""
-    lines = [line.strip() for line in words.splitlines()]
+    lines = [line.strip() for line in output.splitlines()]
     return next((line for line in reversed(lines) if line and not _NOISE.match(line)), "").rstrip(".")
 
 

@@ -58,7 +58,7 @@ class Login:
         """As the user named it."""
         return self.connection.host
 
-    def look(
+    def probe(
         self,
         packages: Sequence[Requirement] = (),
         folders: Sequence[tuple[str, Mapping[str, int]]] = (),

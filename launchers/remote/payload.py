@@ -97,8 +97,8 @@ def _inside(parcel: Parcel, login: Login) -> str:
 def send(payload: Payload, login: Login, *, only_run_file: bool = False) -> None:
     """Copy what is missing there."""
     parcels = [one for one in payload.parcels if not (only_run_file and one.key)]
-    look = login.look(folders=[(one.folder, one.item.sizes) for one in parcels])
-    for one in {one.folder: one for one, whole in zip(parcels, look.whole, strict=True) if not whole}.values():
+    found = login.probe(folders=[(one.folder, one.item.sizes) for one in parcels])
+    for one in {one.folder: one for one, whole in zip(parcels, found.whole, strict=True) if not whole}.values():
         size = sum(one.item.sizes.values())
         if size >= TELL:
             print(f"copying {one.key}, {size / 2**20:,.0f} MiB, to {login.host}", file=sys.stderr)

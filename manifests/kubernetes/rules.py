@@ -134,11 +134,11 @@ def _run_policy(policy: Document) -> Iterator[Problem]:
     for key in ("cleanPodPolicy", "backoffLimit"):
         if policy.get(key) is None:
             yield Problem((*_POLICY, key), "is missing")
-    for key, words in _WORDS.items():
-        if policy.get(key, words[0]) not in words:
-            near = nearest(str(policy[key]), words)
+    for key, allowed in _WORDS.items():
+        if policy.get(key, allowed[0]) not in allowed:
+            near = nearest(str(policy[key]), allowed)
             fix = f"did you mean {near}?" if near else None
-            yield Problem((*_POLICY, key), f"must be {listed(words)}, not {shown(policy[key])}", fix)
+            yield Problem((*_POLICY, key), f"must be {listed(allowed)}, not {shown(policy[key])}", fix)
     for path, least in _LEAST.items():
         number = _at(policy, path)
         if isinstance(number, int) and number < least:

@@ -90,12 +90,12 @@ def _check(value: Any, kind: str, path: KeyPath, models: Any) -> Iterator[Proble
     elif (model := getattr(models, kind, None)) is not None:
         yield from _check_fields(value, model, path, models)
     elif kind in _TYPES:
-        wanted, words = _TYPES[kind]
+        wanted, described = _TYPES[kind]
         number = isinstance(value, int | float) and not isinstance(value, bool)
         if wanted is str and number and QUANTITIES & {*path[-2:]}:
             return
         if not isinstance(value, wanted) or (wanted is int and isinstance(value, bool)):
-            yield Problem(path, f"must be {words}, not {shown(value)}", "put it in quotes" if number else None)
+            yield Problem(path, f"must be {described}, not {shown(value)}", "put it in quotes" if number else None)
 
 
 def _check_fields(value: Any, model: Any, path: KeyPath, models: Any) -> Iterator[Problem]:

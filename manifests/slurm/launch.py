@@ -30,12 +30,12 @@ def starter(spec: RunSpec, placement: Placement) -> list[str]:
 
 def rank(spec: RunSpec, placement: Placement) -> list[str]:
     """A rank, in its container if it has one."""
-    words = [placement.rank_python]
+    arguments = [placement.rank_python]
     if container.inside(spec) is not None:
         # Paths of interpreters out here mean nothing in there, and neither does PYTHONPATH, if it comes in at all.
         code = ["env", f"PYTHONPATH={placement.code}"] if placement.code is not None else []
-        words = [*code, spec.resources.python or "python"]
-    return [*container.rank_prefix(spec, placement), *words, "-m", RANK_MODULE, str(placement.run_dir)]
+        arguments = [*code, spec.resources.python or "python"]
+    return [*container.rank_prefix(spec, placement), *arguments, "-m", RANK_MODULE, str(placement.run_dir)]
 
 
 def settings(spec: RunSpec, placement: Placement) -> dict[str, str]:
@@ -51,7 +51,7 @@ def settings(spec: RunSpec, placement: Placement) -> dict[str, str]:
 
 def _srun(spec: RunSpec, placement: Placement) -> list[str]:
     resources, slurm = spec.resources, spec.backends.slurm
-    words = [
+    arguments = [
         "srun",
         f"--mpi={placement.start}",
         f"--nodes={resources.nodes}",
@@ -61,25 +61,25 @@ def _srun(spec: RunSpec, placement: Placement) -> list[str]:
     ]
     # Since Slurm 22.05 a step no longer takes over what the job asked for a task.
     if resources.cpus_per_rank is not None:
-        words.append(f"--cpus-per-task={resources.cpus_per_rank}")
+        arguments.append(f"--cpus-per-task={resources.cpus_per_rank}")
     if resources.gpus_per_rank:
-        words += _gpus(spec, placement)
+        arguments += _gpus(spec, placement)
     # A rank that fails takes the others along. One that is done does not, whatever the site's WaitTime says: another
     # may still export. Under sbatch --export=NONE ranks would otherwise see nothing of what the supervisor process
     # sets.
-    words += ["--kill-on-bad-exit=1", "--wait=0", "--unbuffered", "--export=ALL"]
-    return [*words, *slurm.srun_arguments, *container.srun_words(spec, placement)]
+    arguments += ["--kill-on-bad-exit=1", "--wait=0", "--unbuffered", "--export=ALL"]
+    return [*arguments, *slurm.srun_arguments, *container.srun_words(spec, placement)]
 
 
 def _gpus(spec: RunSpec, placement: Placement) -> list[str]:
     resources, bind = spec.resources, spec.backends.slurm.gpu_bind
-    words = []
+    arguments = []
     if gpus_per_task(spec, placement.start):
-        words.append(f"--gpus-per-task={counted(spec, resources.gpus_per_rank)}")
+        arguments.append(f"--gpus-per-task={counted(spec, resources.gpus_per_rank)}")
         if resources.gpu_type is not None and bind is None:
             # Slurm 22.05 reads a type there as 0 GPUs to bind a task to: its ranks see no CUDA_VISIBLE_DEVICES.
             bind = "single:1"
-    return words if bind is None else [*words, f"--gpu-bind={bind}"]
+    return arguments if bind is None else [*arguments, f"--gpu-bind={bind}"]
 
 
 def _mpirun(spec: RunSpec, placement: Placement) -> list[str]:

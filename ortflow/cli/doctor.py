@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ortflow.cli.findings import tell
+from ortflow.cli.findings import print_findings
 from ortflow.cli.runs import RUNS, JsonOption, RunsOption
 from ortflow.cli.submission import BackendOption
 from ortflow.launchers.names import HERE
@@ -57,7 +57,7 @@ def doctor(
     if nodes is not None and not job:
         raise UserError("--nodes needs --job", fix="add --job")
     file, overrides = split(words or ())
-    tell(_examine(file, overrides, backend, (nodes, wait) if job else None, runs), as_json=as_json)
+    print_findings(_examine(file, overrides, backend, (nodes, wait) if job else None, runs), as_json=as_json)
 
 
 def split(words: Sequence[str]) -> tuple[Path | None, list[str]]:

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from ortflow.launchers.findings import Finding
 
 
-def tell(findings: Iterable[Finding], *, as_json: bool) -> None:
+def print_findings(findings: Iterable[Finding], *, as_json: bool) -> None:
     """A line for each as it is found, or one JSON document; ends with exit code 1 if one is at fault."""
     from ortflow.launchers.findings import has_fault, summary
 

@@ -96,14 +96,14 @@ def carry_out(ctx: typer.Context, host: str, folder: str | None, python: str | N
     login = Login(connect(host), used.python or PYTHON, used.folder or FOLDER)
     own = cluster_own(named(spec, file.absolute().parent)) if spec is not None and file is not None else []
     code, packages = own_code(), requirements()
-    look = login.look(packages, [(login.code_folder(code), code.sizes)], [one.text for one in own])
-    login.require(packages, look.lacking)
+    state = login.probe(packages, [(login.code_folder(code), code.sizes)], [one.text for one in own])
+    login.require(packages, state.lacking)
     remember(host, used)
-    if not look.whole[0]:
+    if not state.whole[0]:
         login.bring_code(code)
     if spec is None or file is None:
         return login.run(code, retyped(ctx))
-    there = [one.text for one, found in zip(own, look.there, strict=True) if found]
+    there = [one.text for one, found in zip(own, state.there, strict=True) if found]
     payload = pack(spec, file, login, there)
     # Nothing is read by what only looks.
     send(payload, login, only_run_file=ctx.command.name != "submit")

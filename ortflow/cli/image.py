@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from ortflow.cli.findings import tell
+from ortflow.cli.findings import print_findings
 from ortflow.cli.runs import JsonOption
 
 app = typer.Typer(name="image", help="Check the container image of a run.", no_args_is_help=True)
@@ -42,4 +42,4 @@ def check(
     """
     from ortflow.launchers.image import Wanted, examine_image
 
-    tell(examine_image(Wanted(python, mpi.value, port)), as_json=as_json)
+    print_findings(examine_image(Wanted(python, mpi.value, port)), as_json=as_json)

@@ -223,7 +223,7 @@ def test_the_whole_look(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gpu_report, "load", FakeNccl)
     monkeypatch.setattr(gpu_report, "product", lambda device, kind: 1e12 * (2 + device.index))
     monkeypatch.setattr(gpu_report, "add_up", lambda library, made: add_up(library, made, 5000))
-    reported = gpu_report.look(2)
+    reported = gpu_report.report_gpus(2)
     assert (reported["count"], [gpu["fp32"] for gpu in reported["gpus"]]) == (3, [2e12, 3e12])
     assert [gpu["processes"] for gpu in reported["gpus"]] == [3, 0]
     assert reported["gpus"][0]["uncorrected"] == 2
@@ -234,6 +234,6 @@ def test_the_whole_look(monkeypatch: pytest.MonkeyPatch) -> None:
         raise OrtflowError("the product is wrong")
 
     monkeypatch.setattr(gpu_report, "product", fail)
-    failed = gpu_report.look(2)
+    failed = gpu_report.report_gpus(2)
     assert [gpu["error"] for gpu in failed["gpus"]] == ["the product is wrong"] * 2
     assert "sum" not in failed

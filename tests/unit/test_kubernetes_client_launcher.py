@@ -25,7 +25,7 @@ from ortflow.launchers.kubernetes.links import LONGEST, Links
 from ortflow.launchers.kubernetes.place import read_place
 from ortflow.launchers.kubernetes.pod import Pod
 from ortflow.launchers.kubernetes.reconciler import DeletePod, reconcile
-from ortflow.launchers.kubernetes.snapshot import look
+from ortflow.launchers.kubernetes.snapshot import take_snapshot
 from ortflow.launchers.plain import PlainView
 from ortflow.launchers.records import State
 from ortflow.launchers.remote.bootstrap import BROUGHT
@@ -385,11 +385,11 @@ def test_our_clock_is_not_that_of_the_cluster(tmp_path: Path, fake: FakeCluster,
     leaving["metadata"]["deletionTimestamp"] = stamp(time.time() + ahead + 5)
     fake.add(leaving)
     cluster, place = Links().of(run)
-    view = look(cluster, place)
+    view = take_snapshot(cluster, place)
     assert not [one for one in reconcile(view, run.read_attempts(), Restart()) if isinstance(one, DeletePod)]
     assert "should have ended" not in str(KubernetesLauncher().status(run).waits)
     leaving["metadata"]["deletionTimestamp"] = stamp(time.time() + ahead - 20)
-    (found,) = reconcile(look(cluster, place), run.read_attempts(), Restart())
+    (found,) = reconcile(take_snapshot(cluster, place), run.read_attempts(), Restart())
     assert isinstance(found, DeletePod)
     assert found.force
 

@@ -17,7 +17,7 @@ from ortflow.launchers.kubernetes import supervise as module
 from ortflow.launchers.kubernetes.contexts import connect
 from ortflow.launchers.kubernetes.links import Links
 from ortflow.launchers.kubernetes.place import Place, write_place
-from ortflow.launchers.kubernetes.reasons import end_words
+from ortflow.launchers.kubernetes.reasons import end_reason
 from ortflow.launchers.kubernetes.reconciler import Action, DeletePod, Done, EndRetries, Resubmit, in_vain, reconcile
 from ortflow.launchers.kubernetes.snapshot import View
 from ortflow.launchers.kubernetes.supervise import BIRTH, PERIOD, Charge, successor, supervise
@@ -175,7 +175,7 @@ def test_the_loop_repairs_resubmits_and_ends(fake: FakeCluster, tmp_path: Path) 
     fake.add(mpijob(now=NOW), batch_job(), pod("worker", 0, phase="Failed"), pod("worker", 1), pod("launcher"))
 
     def away() -> None:
-        assert said == [f"deleting dead pod {JOB}-worker-0: {end_words(pod('worker', 0, phase='Failed'))}"]
+        assert said == [f"deleting dead pod {JOB}-worker-0: {end_reason(pod('worker', 0, phase='Failed'))}"]
         fake.away = True
 
     def gives_up() -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from kubernetes_objects import JOB, NOW, Object, batch_job, event, mpijob, pod, stamp, unschedulable
 
-from ortflow.launchers.kubernetes.reasons import scheduler_words
+from ortflow.launchers.kubernetes.reasons import scheduler_reason
 from ortflow.launchers.kubernetes.snapshot import View
 from ortflow.launchers.kubernetes.status import status
 from ortflow.launchers.records import State
@@ -197,7 +197,7 @@ def test_why_it_waits(pods: list[Object], view: dict[str, Any], words: str) -> N
     ],
 )
 def test_the_schedulers_own_sentence(message: str, words: str) -> None:
-    assert scheduler_words(message) == words
+    assert scheduler_reason(message) == words
 
 
 def test_suspended_by_a_person_or_a_queue() -> None:

@@ -68,7 +68,7 @@ def test_own_files_go_and_all_else_stays(tmp_path: Path) -> None:
     (folder / "void").mkdir()
     (folder / "own" / "link.txt").symlink_to(outside / "a.txt")
     (folder / "down").symlink_to(outside)
-    assert sorted(owned.strangers(folder, NAMES)) == ["down", "other/a.txt", "own/b.md", "own/link.txt", "void"]
+    assert sorted(owned.foreign_files(folder, NAMES)) == ["down", "other/a.txt", "own/b.md", "own/link.txt", "void"]
     assert not owned.remove(folder, NAMES)
     assert sorted(tree(folder)) == ["down", "other", "other/a.txt", "own", "own/b.md", "own/link.txt", "void"]
     assert (outside / "a.txt").read_text() == "precious"

@@ -186,7 +186,7 @@ def step_name(step: int) -> str:
 
 
 def _is_own(path: Path) -> bool:
-    return owned.is_folder(path) and not any(owned.strangers(path, _FILES))
+    return owned.is_folder(path) and not any(owned.foreign_files(path, _FILES))
 
 
 def _not_own(path: Path) -> UserError:

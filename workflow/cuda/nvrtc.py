@@ -63,9 +63,9 @@ def compiled(nvrtc: Any, source: str, architecture: str, options: Sequence[str] 
     """Compile a source to machine code. Raises OrtflowError with NVRTC's message."""
     program, size = ctypes.c_void_p(), ctypes.c_size_t()
     _check(nvrtc.nvrtcCreateProgram(ctypes.byref(program), source.encode(), b"ortflow.cu", 0, None, None))
-    words = [f"--gpu-architecture={architecture}", *(f"-I{folder}" for folder in headers()), *options]
-    array = (ctypes.c_char_p * len(words))(*(word.encode() for word in words))
-    if nvrtc.nvrtcCompileProgram(program, len(words), array):
+    arguments = [f"--gpu-architecture={architecture}", *(f"-I{folder}" for folder in headers()), *options]
+    array = (ctypes.c_char_p * len(arguments))(*(argument.encode() for argument in arguments))
+    if nvrtc.nvrtcCompileProgram(program, len(arguments), array):
         nvrtc.nvrtcGetProgramLogSize(program, ctypes.byref(size))
         log = ctypes.create_string_buffer(size.value)
         nvrtc.nvrtcGetProgramLog(program, log)

@@ -32,7 +32,7 @@ from ortflow.workflow.data.schema import (
 from ortflow.workflow.disk_space import is_full, out_of_disk
 from ortflow.workflow.errors import OrtflowError, UserError
 from ortflow.workflow.files import open_regular
-from ortflow.workflow.owned import exchange, is_folder, remove, strangers
+from ortflow.workflow.owned import exchange, foreign_files, is_folder, remove
 from ortflow.workflow.rundir import sync_directory
 
 SET_FILES = re.compile(r"((train|eval)/)?shard-\d{5,}\.arrow|(train|eval)\.arrow")
@@ -171,9 +171,9 @@ def whole_or_nothing(path: Path, *, replace: bool) -> Iterator[Path]:
 def _check_replaceable(path: Path, replace: bool) -> None:
     if not replace:
         raise UserError("exists already", where=str(path), fix="choose another output, or replace it with --force")
-    stranger = _stranger(path)
-    if stranger is not None:
-        what = f"holds {stranger}, which" if stranger else "exists and"
+    foreign = _foreign_file(path)
+    if foreign is not None:
+        what = f"holds {foreign}, which" if foreign else "exists and"
         raise UserError(
             f"{what} is not a data set that ortflow has written, so --force does not replace it",
             where=str(path),
@@ -181,10 +181,10 @@ def _check_replaceable(path: Path, replace: bool) -> None:
         )
 
 
-def _stranger(path: Path) -> str | None:
+def _foreign_file(path: Path) -> str | None:
     """What in a path is not provably a set of ours: a name inside a folder, "" for the path itself; None if nothing."""
     if is_folder(path):
-        foreign = next(strangers(path, SET_FILES), None)
+        foreign = next(foreign_files(path, SET_FILES), None)
         own = (found for found in sorted(path.rglob("*")) if found.is_file() and not _is_set_file(found))
         return foreign or next((found.relative_to(path).as_posix() for found in own), None)
     return None if path.is_file() and not path.is_symlink() and _is_set_file(path) else ""

@@ -93,27 +93,27 @@ class Repeated:
     def _capture(self) -> bool:
         runtime = self._device.here()
         try:
-            graph = self._noted(runtime)
+            graph = self._captured_work(runtime)
         except (CudaError, OrtflowError, NotCaptured) as error:
             self._give_up(str(error))
             return False
         made = 0
         try:
-            trouble = trouble_in(runtime, graph)
-            if not trouble:
+            fault = graph_fault(runtime, graph)
+            if not fault:
                 made = runtime.instantiate(graph)
         except CudaError as error:
-            trouble = error.words
-        if trouble:
+            fault = error.words
+        if fault:
             with contextlib.suppress(CudaError):
                 runtime.forget_graph(graph, 0)
-            self._give_up(trouble)
+            self._give_up(fault)
             return False
         self._graph, self._made = graph, made
         self._note(f"{self._name} is captured as a CUDA graph")
         return True
 
-    def _noted(self, runtime: Runtime) -> int:
+    def _captured_work(self, runtime: Runtime) -> int:
         """Capture the work without running it. Raises the error if that fails."""
         stream = self._device.stream
         # Memory freed by the garbage collector would invalidate the capture.
@@ -147,7 +147,7 @@ class Repeated:
         self._note(f"{self._name} is not captured as a CUDA graph: {' '.join(reason.split())}")
 
 
-def trouble_in(runtime: Runtime, graph: int) -> str:
+def graph_fault(runtime: Runtime, graph: int) -> str:
     """Why a captured graph must not be launched again; empty if it may.
 
     Copies from or to host memory, and host calls, use memory that ONNX Runtime held during the capture; by the next
@@ -162,9 +162,9 @@ def trouble_in(runtime: Runtime, graph: int) -> str:
             found["a host call"] += 1
         elif kind == COPY:
             source, target = runtime.copy_ends(node)
-            for end, words in ((source, "a copy from the host"), (target, "a copy to the host")):
+            for end, what in ((source, "a copy from the host"), (target, "a copy to the host")):
                 if end and not runtime.on_device(end):
-                    found[words] += 1
+                    found[what] += 1
     if not nodes:
         return "it is empty"
-    return ", ".join(f"{words}, {count} times" if count > 1 else words for words, count in found.items())
+    return ", ".join(f"{what}, {count} times" if count > 1 else what for what, count in found.items())

@@ -51,9 +51,9 @@ def cuda_runtime() -> Runtime:
     try:
         return runtime()
     except OSError as error:
-        said = preload() or str(error)
+        output = preload() or str(error)
         raise UserError(
-            f"CUDA {major()} is not installed beside {package} ({said})", where=WHERE, fix=INSTALL
+            f"CUDA {major()} is not installed beside {package} ({output})", where=WHERE, fix=INSTALL
         ) from error
 
 

@@ -209,8 +209,8 @@ def _maps(spec: RunSpec) -> Iterator[Problem]:
             if not syntax.is_qualified(name):
                 yield _problem((kind, name), "is not a name of a label", fix)
             elif not syntax.is_label_value(value):
-                words = "use at most 63 letters, digits, - _ . and a letter or digit first and last"
-                yield _problem((kind, name), f"is not a value of a label: {_quoted(value)}", words)
+                value_fix = "use at most 63 letters, digits, - _ . and a letter or digit first and last"
+                yield _problem((kind, name), f"is not a value of a label: {_quoted(value)}", value_fix)
     for name in k8s.annotations:
         domain, slash, word = name.rpartition("/")
         if not syntax.is_qualified(f"{domain.lower()}{slash}{word}"):
