@@ -14,7 +14,7 @@ import shutil
 import signal
 import subprocess
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from itertools import count
 from pathlib import Path
 
@@ -138,9 +138,24 @@ def cluster(space: Space, kubernetes_project: Project, tmp_path: Path) -> Cluste
 @pytest.fixture
 def small_disk(cluster: Cluster, tmp_path: Path) -> Iterator[SmallDisk]:
     """The cluster's volume is a small file system of its own."""
+    with _on_a_disk(cluster, tmp_path, quota=False) as made:
+        yield made
+
+
+@pytest.fixture
+def small_quota(cluster: Cluster, tmp_path: Path) -> Iterator[SmallDisk]:
+    """The cluster's volume is a folder with a quota on a large file system of its own."""
+    if shutil.which("mkfs.btrfs") is None or "btrfs" not in Path("/proc/filesystems").read_text():
+        pytest.skip("a file system with a quota needs btrfs")
+    with _on_a_disk(cluster, tmp_path, quota=True) as made:
+        yield made
+
+
+@contextmanager
+def _on_a_disk(cluster: Cluster, folder: Path, *, quota: bool) -> Iterator[SmallDisk]:
     files = [(path.relative_to(cluster.volume), path) for path in cluster.volume.rglob("*") if path.is_file()]
     kept = {name: path.read_bytes() for name, path in files}
-    made = SmallDisk.make(cluster.space, CLAIM, tmp_path)
+    made = SmallDisk.make(cluster.space, CLAIM, folder, quota=quota)
     for name, data in kept.items():
         (cluster.volume / name).parent.mkdir(parents=True, exist_ok=True)
         (cluster.volume / name).write_bytes(data)

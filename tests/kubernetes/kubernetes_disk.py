@@ -1,5 +1,5 @@
-"""A volume of a testbed that can be full: a small file system under a claim's folder, seen by nodes and by this
-machine."""
+"""A volume of a testbed that can be full: a small file system, or one with a quota, under a claim's folder, seen by
+nodes and by this machine."""
 
 from __future__ import annotations
 
@@ -24,15 +24,22 @@ class SmallDisk:
     folder: Path
 
     @classmethod
-    def make(cls, space: Space, claim: str, folder: Path) -> SmallDisk:
-        """Mount it under a claim that no pod uses yet; `folder` keeps its contents."""
-        image = folder / f"{claim}.ext4"
+    def make(cls, space: Space, claim: str, folder: Path, *, quota: bool = False) -> SmallDisk:
+        """Mount it under a claim that no pod uses yet; `folder` keeps its contents.
+
+        With a quota, the kernel answers EDQUOT where there is free space: btrfs.
+        """
+        image = folder / f"{claim}.image"
         with image.open("wb") as file:
-            file.truncate(SIZE)
-        _run("mkfs.ext4", "-q", "-m", "0", "-O", "^has_journal", str(image))
+            file.truncate(2 << 30 if quota else SIZE)
+        if quota:
+            _run("mkfs.btrfs", "-q", str(image))
+        else:
+            _run("mkfs.ext4", "-q", "-m", "0", "-O", "^has_journal", str(image))
         device = _run("losetup", "--find", "--show", str(image))
+        options = _limited(device, folder) if quota else ()
         made = cls(space.testbed, device, space.volume(claim))
-        made._everywhere("mount", device, str(made.folder))
+        made._everywhere("mount", *options, device, str(made.folder))
         made.folder.chmod(0o777)
         return made
 
@@ -56,12 +63,27 @@ class SmallDisk:
     def free(self) -> None:
         """Free the space again."""
         (self.folder / "ballast").unlink(missing_ok=True)
+        _run("sync", "--file-system", str(self.folder))  # btrfs frees what a quota counts when it commits
 
     def _everywhere(self, *command: str) -> None:
         _run(*command)
         self.testbed.reported(str(SCRIPTS / "enter"), "--testbed", str(self.testbed.folder), *command)
         for node in self.testbed.nodes:
             self.testbed.node("exec", node, *command)
+
+
+def _limited(device: str, folder: Path) -> tuple[str, str]:
+    """Make a subvolume with a quota; the mount options that bring it."""
+    whole = folder / "whole"
+    whole.mkdir()
+    _run("mount", device, str(whole))
+    try:
+        _run("btrfs", "quota", "enable", str(whole))
+        _run("btrfs", "subvolume", "create", str(whole / "limited"))
+        _run("btrfs", "qgroup", "limit", str(SIZE), str(whole / "limited"))
+    finally:
+        _run("umount", str(whole))
+    return "-o", "subvol=limited"
 
 
 def _run(*command: str) -> str:

@@ -14,6 +14,13 @@ def rank_processes(run: Run) -> dict[int, psutil.Process]:
     return {int(environment["PMI_RANK"]): process for process, environment in found if "PMI_RANK" in environment}
 
 
+def mpi_processes(run: Run) -> list[psutil.Process]:
+    """The daemons of MPI in the workers, and the ranks that they started."""
+    ranks = [process for process, _ in _of(run, "ortflow.workflow.rank")]
+    daemons = {parent.pid: parent for rank in ranks if (parent := rank.parent()) is not None}
+    return [*daemons.values(), *ranks]
+
+
 def supervisor_processes(run: Run) -> list[psutil.Process]:
     """The run's supervisor processes."""
     return [process for process, _ in _of(run, "ortflow.launchers.kubernetes.run_supervisor")]

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
+import shutil
 from pathlib import Path
 
 import pytest
 from kubernetes_cluster import ENDS, Cluster, same_end, slow
-from kubernetes_disk import SmallDisk
+from kubernetes_disk import SIZE, SmallDisk
 from kubernetes_testbed import wait_until
 
 LACK = re.compile(r"out of disk on /ortflow\S*, [\d.]+ MB needed")
@@ -26,6 +27,26 @@ def test_a_volume_that_is_full_in_the_middle(cluster: Cluster, small_disk: Small
     assert run.status()["state"] == "running"
     assert LACK.search(" ".join(cluster.ortflow("list", "-b", "kubernetes").stdout.split()))
     small_disk.free()
+    run.finish()
+    same_end(run.run_dir, left_alone)
+    assert run.outcomes() == ["finished"], run.transcript()
+    assert run.status()["waits"] is None
+
+
+@pytest.mark.chaos
+def test_a_quota_that_is_used_up(cluster: Cluster, small_quota: SmallDisk, left_alone: Path) -> None:
+    """EDQUOT in the pods is a full disk: the ranks wait, `status` says so, and nothing is lost."""
+    run = cluster.submit("quota", **slow(cluster, 0.1))
+    run.until_step(7)
+
+    def reported() -> bool:
+        small_quota.fill()
+        return LACK.search(str(run.status()["waits"])) is not None
+
+    wait_until(reported, 60, lambda: f"{run.status()}{run.transcript()}")
+    assert shutil.disk_usage(small_quota.folder).free > 10 * SIZE, "the file system itself has room"
+    assert run.status()["state"] == "running"
+    small_quota.free()
     run.finish()
     same_end(run.run_dir, left_alone)
     assert run.outcomes() == ["finished"], run.transcript()

@@ -14,12 +14,14 @@ from pathlib import Path
 import pytest
 from kubernetes_accidents import FAULTS, clocks_of
 from kubernetes_cluster import ENDS, RANKS, Cluster, Run, faults, same_end, skewed, slow
-from kubernetes_runs_seen import rank_processes
+from kubernetes_runs_seen import mpi_processes, rank_processes
 from kubernetes_testbed import Space, Testbed, wait_until
 from project import ORTFLOW, curve, of_kind
 
 MIDDLE = 15
 """A step at which there is a checkpoint, and much is still to come."""
+OPENMPI = {"backends__kubernetes__image": "localhost/ortflow:openmpi", "backends__kubernetes__mpi": "openmpi"}
+OF_MPI = re.compile(r"(ompi\.|hydra_hwloc_|mpich_sh|sm_segment\.|ortflow_mpi_).*")
 SUPERVISED = {"backends__kubernetes__supervisor": True}
 
 
@@ -309,14 +311,41 @@ def test_a_clock_is_set(cluster: Cluster, left_alone: Path, seconds: int) -> Non
 
 def test_openmpi(cluster: Cluster, left_alone: Path) -> None:
     """Rounding depends on the order in its all-reduce; as with MPICH, a lost worker loses no progress."""
-    other = {"backends__kubernetes__image": "localhost/ortflow:openmpi", "backends__kubernetes__mpi": "openmpi"}
-    run = cluster.submit("openmpi", **other)
+    run = cluster.submit("openmpi", **OPENMPI)
     run.until_step(MIDDLE)
     run.space.kubectl("delete", "pod", run.pod("worker", 1), "--wait=false")
     run.finish()
     assert run.outcomes()[-1] == "finished"
     assert "failure" not in run.outcomes()
     close_end(run.run_dir, left_alone)
+
+
+@pytest.mark.chaos
+@pytest.mark.parametrize("other", [{}, OPENMPI], ids=["mpich", "openmpi"])
+def test_a_killed_attempt_leaves_nothing_in_its_pods(cluster: Cluster, other: dict[str, str]) -> None:
+    """The workers go on, and the next attempt removes what the killed MPI kept in /tmp and /dev/shm."""
+    run = cluster.submit("leftovers", **slow(cluster, 0.3), **other)
+    run.until_step(MIDDLE)
+    killed = files_of_mpi(run)
+    assert len(killed) >= 4, "there is something of each rank"
+    for process in mpi_processes(run):
+        process.kill()
+    wait_until(lambda: len(run.records("start")) == 2, ENDS, run.transcript)
+    there = run.steps()
+    run.until_step(there + 2)
+    assert killed & files_of_mpi(run) == set()
+    run.finish()
+    assert run.outcomes() == ["failure", "finished"], run.transcript()
+
+
+def files_of_mpi(run: Run) -> set[str]:
+    """What MPI and the ranks keep in the workers outside of the volume."""
+    found = set()
+    for pod in run.pods("worker"):
+        name = pod["metadata"]["name"]
+        listed = run.space.kubectl("exec", name, "--", "sh", "-c", "ls -A /tmp /dev/shm").split()
+        found |= {f"{name}/{file}" for file in listed if OF_MPI.fullmatch(file)}
+    return found
 
 
 @pytest.mark.chaos

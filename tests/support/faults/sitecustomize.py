@@ -29,7 +29,8 @@ def install() -> None:
     from ortflow.workflow.events import EventLog
 
     whole = EventLog.write
-    attempt, rank = int(os.environ["ORTFLOW_ATTEMPT"]), int(os.environ["PMI_RANK"])
+    rank = int(os.environ.get("PMI_RANK") or os.environ["PMIX_RANK"])  # MPICH, Open MPI
+    attempt = int(os.environ["ORTFLOW_ATTEMPT"])
     seconds, attempts = os.environ.get("SLOW", "0 0").split()
     pause = float(seconds) if attempt < int(attempts) else 0.0
     faults = json.loads(os.environ.get("FAULTS", "{}"))
