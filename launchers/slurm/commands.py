@@ -156,7 +156,6 @@ class Slurm(scheduler.Scheduler[Job]):
         return refusal(words)
 
     def waiting(self, job: Job) -> str | None:
-        """Why an active job does nothing at the moment. Pure."""
         if job.waits:
             return reasons.waits(job)
         if job.ending:
@@ -170,15 +169,12 @@ class Slurm(scheduler.Scheduler[Job]):
         return None if reasons.never_starts(job) else job.start
 
     def left_in_queue(self, job: Job) -> str:
-        """Why a run that has ended still has a job in the queue. Pure."""
         return reasons.left_in_queue(job)
 
     def cancelled(self, job: Job) -> str | None:
-        """How a job was cancelled that left no record. Pure."""
         return endings.cancelled(job)
 
     def ending(self, run: RunDir, job: Job | None, job_id: str | None) -> str:
-        """How a job ended that left no record."""
         return endings.ending(run, job, job_id)
 
     def mine(self, seconds: float | None = None) -> list[Job]:
