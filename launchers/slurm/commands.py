@@ -288,6 +288,8 @@ class Slurm(scheduler.Scheduler[Job]):
             ) from error
         except subprocess.TimeoutExpired as error:
             raise NoAnswer(f"{command[0]} had no answer within {seconds:.0f} s") from error
+        except OSError as error:  # a node without processes or memory left
+            raise NoAnswer(f"{command[0]} cannot be started: {error.strerror}") from error
         if answer.code and _UNCONFIGURED.search(answer.err):
             raise UserError(
                 f"Slurm's commands find no cluster here: {answer.words.splitlines()[0]}",
