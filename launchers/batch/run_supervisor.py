@@ -1,26 +1,22 @@
-"""The supervisor of a run inside its batch job, for every scheduler.
+"""The supervisor of a run inside its batch job, for every scheduler. Made by `ortflow.launchers.batch.in_job`.
 
-A launcher's module calls `supervise` with the job's script line: `python -m MODULE RUN_DIR [OPTIONS] -- COMMAND`. It
-runs the command as an attempt, restarts it after a failure within the budget, and asks the scheduler to requeue the job
-after a preemption or ahead of the time limit. Then it stays: a job whose script ends in its grace period may count as
-completed, and is not started again. The scheduler may have lost contact with a node where an earlier supervisor
-still runs, so the run directory is fenced first (`ortflow.workflow.fence`).
+It runs the command of the script as an attempt, restarts it after a failure within the budget, and asks the scheduler
+to requeue the job after a preemption or ahead of the time limit. Then it stays: a job whose script ends in its grace
+period may count as completed, and is not started again. The scheduler may have lost contact with a node where an
+earlier supervisor still runs, so the run directory is fenced first (`ortflow.workflow.fence`).
 """
 
 from __future__ import annotations
 
 import os
-import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import suppress
-from pathlib import Path
 from typing import Any, Protocol
 
 from ortflow.launchers import processes
-from ortflow.launchers.batch import taking
-from ortflow.launchers.batch.job_validity import is_on_record, revoked, submission_of
+from ortflow.launchers.batch.job_validity import is_on_record, submission_of
 from ortflow.launchers.batch.own_job import Answer, Fate, OwnJob, requeue, words_of
-from ortflow.launchers.batch.scheduler import Refused, Scheduler
+from ortflow.launchers.batch.scheduler import Refused
 from ortflow.launchers.batch.stopping import JobStop
 from ortflow.launchers.locks import HeldError, hold, wait_free
 from ortflow.launchers.plain import PlainView
@@ -28,17 +24,15 @@ from ortflow.launchers.records import CANCELS, Outcome, last_end, open_attempt, 
 from ortflow.launchers.stop import read_request
 from ortflow.launchers.supervised import Job, Running
 from ortflow.launchers.supervisor import Supervisor
-from ortflow.manifests.batch import CARRIED, FOLDER, SCRIPT
-from ortflow.manifests.local import RANK_MODULE
+from ortflow.manifests.batch import SCRIPT
 from ortflow.workflow.clock import SYSTEM_CLOCK, Clock
-from ortflow.workflow.errors import EXIT_DONE, EXIT_FAILURE, EXIT_PREEMPTED, EXIT_USER, OrtflowError, UserError
+from ortflow.workflow.errors import EXIT_FAILURE, EXIT_PREEMPTED, OrtflowError, UserError
 from ortflow.workflow.fence import DELAY, EXIT_FENCED, VARIABLE, Fence, claim
 from ortflow.workflow.rank import lacking
 from ortflow.workflow.record import ATTEMPTS, damage_message, set_aside
 from ortflow.workflow.rundir import RunDir
 from ortflow.workflow.spec.file.load import load_run_file
 from ortflow.workflow.spec.run import RunSpec
-from ortflow.workflow.streams import guard_log
 
 OLD_SUPERVISOR = 10.0
 """Seconds that a fenced batch step has to release the lock; a node without network may hold it forever."""
@@ -231,73 +225,3 @@ class RunSupervisor:
         end = self._clock.monotonic() + seconds
         while self._clock.monotonic() < end:
             self._clock.sleep(1.0)
-
-
-def supervise(
-    arguments: Sequence[str],
-    job: OwnJob,
-    scheduler: Scheduler[Any],
-    ranks_of: Callable[[RunDir, Sequence[str]], Ranks],
-) -> int:
-    """Supervise the run of a directory, whose run file may come with the script; returns the script's exit code.
-
-    Parameters
-    ----------
-    arguments
-        RUN_DIR, options of `ortflow.manifests.batch`, `--`, and the command that starts the ranks.
-    job
-        The job of this process.
-    scheduler
-        Its scheduler.
-    ranks_of
-        How ranks are started, from the run directory and the command.
-    """
-    guard_log()
-    place = arguments.index("--")
-    run, options, launch = RunDir(Path(arguments[0])), arguments[1:place], arguments[place + 1 :]
-    comment = ""
-    with suppress(OrtflowError):
-        seen = job.look()
-        comment = seen.comment if seen is not None else ""
-    try:
-        code = begin(run, job, scheduler, comment, options, launch)
-    except (OrtflowError, OSError) as error:
-        # Printed only: the records belong to the job that has the run.
-        print(f"error: {error}", flush=True)
-        return error.exit_code if isinstance(error, OrtflowError) else EXIT_FAILURE
-    if code is not None:
-        return code
-    try:
-        return RunSupervisor(run, ranks_of(run, launch), job, comment).keep()
-    except OrtflowError as error:
-        print(f"error: {error}", flush=True)
-        with suppress(OSError):
-            outcome = Outcome.USER_ERROR if error.exit_code == EXIT_USER else Outcome.FAILURE
-            run.record_attempt(event="stop", outcome=outcome.value, cause=str(error), why="the job could not begin")
-            job.leave(run)
-        return error.exit_code
-
-
-def begin(
-    run: RunDir, job: OwnJob, scheduler: Scheduler[Any], comment: str, options: Sequence[str], launch: Sequence[str]
-) -> int | None:
-    """Take the run for this job; returns the exit code if nothing is to do. Raises UserError if another job has it."""
-    records = run.read_attempts()
-    known, carried = is_on_record(records, job.id), CARRIED in options
-    if carried and not known:
-        folder = Path(options[options.index(FOLDER) + 1]) if FOLDER in options else None
-        python = launch[launch.index(RANK_MODULE) - 2]
-        if not taking.claim(run, job, scheduler, sys.stdin.read(), folder, python):
-            print(f"this job has nothing to do: the run in {run.root} has finished", flush=True)
-            return EXIT_DONE
-        with suppress(OrtflowError, OSError):
-            job.keep_script(run)
-    else:
-        if not known:
-            taking.leave_to_another(run, job, scheduler)
-        if why := revoked(records, job.launcher, job.id, comment):
-            print(f"this job has nothing to do: {why}", flush=True)
-            return EXIT_DONE if why.endswith(": done") else EXIT_PREEMPTED
-    if carried:
-        taking.redirect(run, job)
-    return None

@@ -156,7 +156,6 @@ class Slurm(scheduler.Scheduler[Job]):
         return refusal(words)
 
     def waiting(self, job: Job) -> str | None:
-        """Why an active job does nothing at the moment. Pure."""
         if job.waits:
             return reasons.waits(job)
         if job.ending:
@@ -170,15 +169,12 @@ class Slurm(scheduler.Scheduler[Job]):
         return None if reasons.never_starts(job) else job.start
 
     def left_in_queue(self, job: Job) -> str:
-        """Why a run that has ended still has a job in the queue. Pure."""
         return reasons.left_in_queue(job)
 
     def cancelled(self, job: Job) -> str | None:
-        """How a job was cancelled that left no record. Pure."""
         return endings.cancelled(job)
 
     def ending(self, run: RunDir, job: Job | None, job_id: str | None) -> str:
-        """How a job ended that left no record."""
         return endings.ending(run, job, job_id)
 
     def mine(self, seconds: float | None = None) -> list[Job]:
@@ -292,6 +288,8 @@ class Slurm(scheduler.Scheduler[Job]):
             ) from error
         except subprocess.TimeoutExpired as error:
             raise NoAnswer(f"{command[0]} had no answer within {seconds:.0f} s") from error
+        except OSError as error:  # a node without processes or memory left
+            raise NoAnswer(f"{command[0]} cannot be started: {error.strerror}") from error
         if answer.code and _UNCONFIGURED.search(answer.err):
             raise UserError(
                 f"Slurm's commands find no cluster here: {answer.words.splitlines()[0]}",

@@ -1,6 +1,6 @@
 """The batch step of a run's Slurm job: `python -m ortflow.launchers.slurm.run_supervisor RUN_DIR -- SRUN …`.
 
-What it does is `ortflow.launchers.batch.run_supervisor`; here is how ranks are started under Slurm.
+What it does is in `ortflow.launchers.batch`; here is how ranks are started under Slurm.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from ortflow.launchers.batch.run_supervisor import supervise
+from ortflow.launchers.batch.in_job import supervise
 from ortflow.launchers.slurm.commands import Slurm
 from ortflow.launchers.slurm.own_job import SlurmJob
 from ortflow.launchers.slurm.step import StepAttempt

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import signal
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -11,7 +12,7 @@ import pytest
 from fake_attempts import FakeAttempt
 from fake_clock import FakeClock
 
-from ortflow.launchers.batch.own_job import PAUSE, Answer, requeue
+from ortflow.launchers.batch.own_job import PAUSE, Answer, Fate, requeue
 from ortflow.launchers.batch.run_supervisor import AWAY, CANCELLING, RunSupervisor
 from ortflow.launchers.batch.stopping import SETTLED, SIGNALS, JobStop
 from ortflow.launchers.records import State
@@ -131,6 +132,15 @@ def test_a_controller_that_stays_away_is_given_up(clock: FakeClock, controller: 
     assert requeue(controller.job, AWAY, clock)[0] is Answer.AWAY
     assert clock.now - begun == pytest.approx(AWAY, abs=PAUSE)
     assert ("scontrol", "requeue", "7") not in controller.calls, "never requested without a query"
+
+
+def test_a_node_that_cannot_start_a_command_is_no_answer(clock: FakeClock) -> None:
+    def full(command: Sequence[str], settings: Settings, seconds: float) -> Reply:
+        raise BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")
+
+    job = SlurmJob("7", 0, "node1", Slurm(full, clock))
+    assert job.fate() is Fate.UNKNOWN
+    assert requeue(job, 10.0, clock)[0] is Answer.AWAY
 
 
 def test_a_preempted_run_stays_until_slurm_takes_the_job(

@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from ortflow.launchers.attempt import Attempt
+from ortflow.launchers.batch.in_job import supervise
 from ortflow.launchers.batch.own_job import Fate, OwnJob, deafen
-from ortflow.launchers.batch.run_supervisor import supervise
 from ortflow.launchers.batch.scheduler import Refused
 from ortflow.launchers.mpi import kind_of
 from ortflow.manifests.local import Mpi, environment, settings
