@@ -50,11 +50,10 @@ def start(what: str, ranks: int, options: argparse.Namespace, *words: str) -> di
     return found
 
 
-def world_of(beside: int | None = None) -> tuple[Any, Any, str]:
-    """The communicator over the ranks' GPUs, the device of this rank (bf16), and what sums; `beside`: blocks of sums
-    beside the backward pass, 0 for as many as NCCL takes."""
+def world_of() -> tuple[Any, Any, str]:
+    """The communicator over the ranks' GPUs, the device of this rank (bf16), and what sums."""
     from ortflow.workflow.comm.mpi import MpiCommunicator
-    from ortflow.workflow.comm.nccl import BESIDE, over_gpus
+    from ortflow.workflow.comm.nccl import over_gpus
     from ortflow.workflow.comm.solo import SoloCommunicator
     from ortflow.workflow.device.choice import cuda_runtime
     from ortflow.workflow.device.cuda import CudaDevice
@@ -64,8 +63,7 @@ def world_of(beside: int | None = None) -> tuple[Any, Any, str]:
     device = CudaDevice(found, found.describe(below.rank), precision="bf16")
     if below.world_size == 1:
         return SoloCommunicator(), device, "one rank"
-    blocks = BESIDE if beside is None else beside or None
-    comm, means = over_gpus(below, device, socket.gethostname(), 60, beside=blocks)
+    comm, means = over_gpus(below, device, socket.gethostname(), 60)
     return comm, device, means
 
 
@@ -90,7 +88,7 @@ def measure_speed(options: argparse.Namespace) -> None:
 
     import ortflow.workflow.trainer.queued as queued
 
-    comm, device, means = world_of(options.beside)
+    comm, device, means = world_of()
     config = Config(**{name: getattr(options, name) for name in vars(Sizes(0, 0, 0, 0, 0))})
     sizes = Sizes(**{name: getattr(options, name) for name in vars(Sizes(0, 0, 0, 0, 0))})
     place = Path(options.folder) / f"rank-{comm.rank}"
@@ -154,8 +152,7 @@ def measure_speed(options: argparse.Namespace) -> None:
 
 def speed(options: argparse.Namespace) -> None:
     """Print the table; SystemExit where losses differ."""
-    words = [*(["--beside", str(options.beside)] if options.beside is not None else [])]
-    words += [*(["--whole"] if options.whole else []), *(["--no-peers"] if options.no_peers else [])]
+    words = [*(["--whole"] if options.whole else []), *(["--no-peers"] if options.no_peers else [])]
     one = start("measure-speed", 1, options, *words)
     many = start("measure-speed", options.ranks, options, *words)
     print(f"{many['gpu']}, torch {many['torch']}, {many['sums']}, {options.batch} x {options.context} tokens a rank")
@@ -241,7 +238,6 @@ def main() -> None:
         parser.add_argument(f"--{name}", type=int, default=value)
     for name, value in (("batch", 8), ("rounds", 20), ("ranks", 2), ("limit", 600)):
         parser.add_argument(f"--{name}", type=int, default=value)
-    parser.add_argument("--beside", type=int, help="blocks of a sum beside the backward pass; 0 for NCCL's own choice")
     parser.add_argument("--whole", action="store_true", help="also with one sum behind the backward pass")
     parser.add_argument("--no-peers", action="store_true", help="leave PyTorch out")
     parser.add_argument("--folder", help="used by the ranks")

@@ -103,8 +103,8 @@ class Sums:
     def __init__(self) -> None:
         self.done: list[Any] = []
 
-    def begin_all_reduce(self, buffer: Any, *, last: bool = False) -> None:
-        self.done.append((buffer.pointer, buffer.count, last))
+    def begin_all_reduce(self, buffer: Any) -> None:
+        self.done.append((buffer.pointer, buffer.count))
 
     def join(self) -> None:
         self.done.append("join")
@@ -131,8 +131,7 @@ def test_every_element_is_summed_once_in_the_order_of_ranks_without_samples(orde
     overlap.finish()
     assert mine == sums.done
     assert mine[-1] == "join"
-    assert [last for *_, last in mine[:-1]] == [False] * (len(mine) - 3) + [True, True]
-    pieces = sorted(((start - sync.pointer) // 4, count) for start, count, _ in mine[:-1])
+    pieces = sorted(((start - sync.pointer) // 4, count) for start, count in mine[:-1])
     assert [start for start, _ in pieces] == [0, *(start + count for start, count in pieces[:-1])]
     assert sum(pieces[-1]) == sync.count
 

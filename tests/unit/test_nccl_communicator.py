@@ -18,7 +18,7 @@ from ortflow.workflow.comm.solo import SoloCommunicator
 from ortflow.workflow.device.cuda import CudaDevice
 
 NOT_READY = 600
-WORLD, SUMS, NARROW = 4242, 4343, 4444
+WORLD = 4242
 
 
 class Below(SoloCommunicator):
@@ -45,12 +45,8 @@ class FakeNccl:
         self.states = [0]
         self.calls: list[str] = []
         self.streams: list[int] = []
-        self.ended: list[int] = []
-        self.summing: list[int] = []
-        self.state_of_sums = 0
         self.last = b""
         self.ncclCommInitRankConfig = Init(self)
-        self.ncclCommSplit = Split(self)
 
     def _code(self, name: str) -> int:
         self.calls.append(name)
@@ -61,23 +57,19 @@ class FakeNccl:
 
     def ncclAllReduce(self, *arguments: Any) -> int:  # noqa: N802
         source, _, count, kind, operation, world, stream = arguments
-        assert (kind, operation) == (7, 0)
-        self.summing.append(world.value)
+        assert (kind, operation, world.value) == (7, 0, WORLD)
         self.streams.append(stream.value)
         array = np.ctypeslib.as_array((ctypes.c_float * count.value).from_address(source.value))
         array *= 2
         return self._code("ncclAllReduce")
 
     def ncclCommGetAsyncError(self, world: Any, place: Any) -> int:  # noqa: N802
-        if world.value in (SUMS, NARROW):
-            place._obj.value = self.state_of_sums
-            return 0
         assert world.value == WORLD
         place._obj.value = self.states[0] if len(self.states) == 1 else self.states.pop(0)
         return 0
 
     def ncclCommAbort(self, world: Any) -> int:  # noqa: N802
-        self.ended.append(world.value)
+        assert world.value == WORLD
         return self._code("ncclCommAbort")
 
     def ncclCommFinalize(self, world: Any) -> int:  # noqa: N802
@@ -106,22 +98,6 @@ class Init:
         assert config._obj.size == ctypes.sizeof(config._obj)
         place._obj.value = WORLD
         return self._library._code("ncclCommInitRankConfig")
-
-
-class Split:
-    """ncclCommSplit."""
-
-    argtypes: Any = None
-
-    def __init__(self, library: FakeNccl) -> None:
-        self._library = library
-
-    def __call__(self, world: Any, color: int, key: int, place: Any, config: Any) -> int:
-        assert (world.value, color, key, config._obj.blocking) == (WORLD, 0, 0, 1)
-        narrow = "ncclCommSplit" in self._library.calls
-        assert config._obj.most_blocks == (8 if narrow else -(2**31))
-        place._obj.value = NARROW if narrow else SUMS
-        return self._library._code("ncclCommSplit")
 
 
 communicator = partial(NcclCommunicator, period=0.01)
@@ -166,9 +142,8 @@ def test_sums_run_beside_what_is_queued_until_they_are_joined(cuda: FakeCuda, de
     world.all_reduce(buffer)
     cuda.calls.clear()
     world.begin_all_reduce(buffer)
-    world.begin_all_reduce(buffer, last=True)
+    world.begin_all_reduce(buffer)
     world.join()
-    assert library.summing == [SUMS, NARROW, SUMS]
     first, beside, again = library.streams
     assert first == device.stream != beside == again
     events = [call for call in cuda.calls if call[0] in ("cudaEventRecord", "cudaStreamWaitEvent")]
@@ -193,9 +168,7 @@ def test_the_world_is_left_after_the_graphs_that_sum_in_it(cuda: FakeCuda, devic
     work = Work()
     device.captured.add(work)
     world.close()
-    made = ["ncclGetUniqueId", "ncclCommInitRankConfig", "ncclCommSplit", "ncclCommSplit"]
-    assert library.calls == [*made, "ncclCommDestroy", "ncclCommDestroy", "ncclCommFinalize", "ncclCommDestroy"]
-    assert forgotten == [len(made)]
+    assert forgotten == [library.calls.index("ncclCommFinalize")]
 
 
 def test_calls_that_go_on_in_the_background_are_waited_for(device: CudaDevice) -> None:
@@ -204,10 +177,9 @@ def test_calls_that_go_on_in_the_background_are_waited_for(device: CudaDevice) -
     library.states = [IN_PROGRESS] * 5 + [0]
     world = communicator(Below(), device, library, 60)
     assert library.states == [0]
-    library.answers["ncclCommFinalize"] = IN_PROGRESS
-    library.states = [IN_PROGRESS] * 5 + [0]
+    library.answers["ncclAllReduce"] = IN_PROGRESS
+    world.all_reduce(device.allocate(10, np.float32))
     world.close()
-    assert library.states == [0]
 
 
 def test_ranks_that_do_not_find_each_other_are_given_up(device: CudaDevice) -> None:
@@ -242,12 +214,12 @@ def test_a_sum_that_never_comes_ends_the_wait_with_a_sentence(cuda: FakeCuda, de
     for wait in (buffer.read, readback.read, device.synchronize, lambda: world.all_reduce(buffer)):
         with pytest.raises(NcclError, match=words):
             wait()
-    assert library.ended == [NARROW, SUMS, WORLD]
+    assert library.calls.count("ncclCommAbort") == 1
     below = world.below
     world.abort(1)
     assert isinstance(below, Below)
     assert below.closed == 1
-    assert library.ended == [NARROW, SUMS, WORLD]
+    assert library.calls.count("ncclCommAbort") == 1
 
 
 def test_an_error_that_comes_later_ends_the_wait(device: CudaDevice) -> None:
@@ -256,7 +228,7 @@ def test_an_error_that_comes_later_ends_the_wait(device: CudaDevice) -> None:
     buffer = device.allocate(10, np.float32)
     world.all_reduce(buffer)
     library.last = b"socketProgress: Connection closed by remote peer node2<41234>"
-    library.state_of_sums = 6
+    library.states = [6]
     until(lambda: "ncclCommAbort" in library.calls)
     with pytest.raises(NcclError, match="NCCL failed in an all-reduce: another rank has ended or cannot be"):
         buffer.read()

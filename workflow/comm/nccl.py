@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import ctypes
 import glob
-import os
 import site
 from collections.abc import Sequence
 from typing import Any
@@ -26,10 +25,6 @@ TYPES = {"float32": 7, "float64": 8, "int64": 4}
 """numpy's names -> ncclDataType_t."""
 SUM = 0
 """ncclRedOp_t."""
-UNSET = -(2**31)
-"""NCCL_CONFIG_UNDEF_INT."""
-BESIDE = 8
-"""Blocks of a sum that runs beside other work, each of which takes a multiprocessor from it."""
 
 
 IN_PROGRESS = 7
@@ -37,7 +32,9 @@ IN_PROGRESS = 7
 CONNECT = 300.0
 """Seconds in which ranks that MPI has connected must find each other by NCCL."""
 LOOK = 0.01
-"""Seconds between two looks at a call in the background."""
+LOOKS, FIRST_LOOK = 100, 20e-6
+"""Looks at a call in the background without a pause, and the first pause, in seconds, which grows to LOOK: an
+all-reduce is queued within microseconds, while ranks connect for seconds."""
 
 
 class NcclError(OrtflowError):
@@ -51,26 +48,26 @@ class UniqueId(ctypes.Structure):
 
 
 class Config(ctypes.Structure):
-    """ncclConfig_t as NCCL 2.18 had it, which every later one takes by its size and version."""
+    """ncclConfig_t as NCCL 2.14 had it, which every later one takes by its size and version."""
 
     _fields_ = (
-        ("size", ctypes.c_size_t), ("magic", ctypes.c_uint), ("version", ctypes.c_uint), ("blocking", ctypes.c_int),
-        ("cluster", ctypes.c_int), ("least_blocks", ctypes.c_int), ("most_blocks", ctypes.c_int),
-        ("network", ctypes.c_char_p), ("shared", ctypes.c_int),
-    )  # fmt: skip
+        ("size", ctypes.c_size_t),
+        ("magic", ctypes.c_uint),
+        ("version", ctypes.c_uint),
+        ("blocking", ctypes.c_int),
+    )
 
     @classmethod
-    def of(cls, *, blocking: bool, most_blocks: int | None = None) -> Config:
-        """For calls that return when they are done, or at once; kernels of so many blocks at most."""
-        most = UNSET if most_blocks is None else most_blocks
-        return cls(ctypes.sizeof(cls), 0xCAFEBEEF, 21800, int(blocking), UNSET, UNSET, most, None, UNSET)
+    def without_blocking(cls) -> Config:
+        """Calls do not block."""
+        return cls(ctypes.sizeof(cls), 0xCAFEBEEF, 21400, 0)
 
 
 class NcclCommunicator(StagedCommunicator):
     """The ranks of `below`, each with a GPU of its own. Collective: all ranks make it together.
 
     A sum that takes longer than `limit` seconds ends in an error, which is looked for every `period` seconds.
-    `one_host`: all ranks are on one machine. `beside`: blocks of a sum beside other work; None for as many as alone.
+    `one_host`: all ranks are on one machine.
     """
 
     def __init__(
@@ -83,13 +80,12 @@ class NcclCommunicator(StagedCommunicator):
         clock: Clock = SYSTEM_CLOCK,
         *,
         one_host: bool = True,
-        beside: int | None = BESIDE,
     ) -> None:
         super().__init__(below)
         self.one_host = one_host
         """NCCL's sums over the network call functions on the host, which a captured step must not."""
         self._nccl, self._device, self._clock = library, device, clock
-        self._world, self._sums, self._narrow = (ctypes.c_void_p() for _ in range(3))
+        self._world = ctypes.c_void_p()
         self._watch: Watch | None = None
         self._beside: tuple[int, int, int] | None = None
         """The stream of sums beside the device's, and the marks at which they part and meet."""
@@ -107,21 +103,11 @@ class NcclCommunicator(StagedCommunicator):
         library.ncclCommInitRankConfig.argtypes = [
             ctypes.POINTER(ctypes.c_void_p), ctypes.c_int, UniqueId, ctypes.c_int, ctypes.POINTER(Config),
         ]  # fmt: skip
-        # Ranks connect while the communicators are made, which has a time limit, and not in the first sum.
-        os.environ.setdefault("NCCL_RUNTIME_CONNECT", "0")
-        unique, config = UniqueId.from_buffer_copy(shared), Config.of(blocking=False)
+        unique, config = UniqueId.from_buffer_copy(shared), Config.without_blocking()
         self._call(
             "ncclCommInitRankConfig", ctypes.byref(self._world), below.world_size, unique, below.rank,
             ctypes.byref(config),
         )  # fmt: skip
-        # A call that returns before it is done costs 50 microseconds, for the thread that does it. To queue a sum never
-        # waits: so sums have a communicator of their own, whose calls are done when they return.
-        library.ncclCommSplit.argtypes = [
-            ctypes.c_void_p, ctypes.c_int, ctypes.c_int, ctypes.POINTER(ctypes.c_void_p), ctypes.POINTER(Config),
-        ]  # fmt: skip
-        for made, blocks in ((self._sums, None), (self._narrow, beside)):
-            config = Config.of(blocking=True, most_blocks=blocks)
-            self._call("ncclCommSplit", self._world, 0, below.rank, ctypes.byref(made), ctypes.byref(config))
         self._watch = Watch(device, self._fault, self._end, limit, period)
         device.after_wait = self._well
 
@@ -131,14 +117,14 @@ class NcclCommunicator(StagedCommunicator):
             super().all_reduce(buffer)
             return
         self._well()
-        self._sum(buffer, self._device.stream, self._sums)
+        self._sum(buffer, self._device.stream)
         self.watch()
 
-    def begin_all_reduce(self, buffer: CudaBuffer, *, last: bool = False) -> None:
+    def begin_all_reduce(self, buffer: CudaBuffer) -> None:
         """Sum over the ranks, in place, of what is queued so far, beside what is queued from now on.
 
-        `last`: there is little of that, so the sum may take the whole GPU; the same on all ranks. Until `join`, the
-        buffer must not be used. May be captured as part of a CUDA graph; `watch` must be called behind each launch.
+        Until `join`, the buffer must not be used. May be captured as part of a CUDA graph; `watch` must be called
+        behind each launch.
         """
         self._well()
         runtime = self._device.here()
@@ -147,7 +133,7 @@ class NcclCommunicator(StagedCommunicator):
         stream, parted, _ = self._beside
         runtime.record(parted, self._device.stream)
         runtime.after(stream, parted)
-        self._sum(buffer, stream, self._sums if last else self._narrow)
+        self._sum(buffer, stream)
 
     def join(self) -> None:
         """Queue what comes from now on behind all sums that have begun."""
@@ -162,12 +148,9 @@ class NcclCommunicator(StagedCommunicator):
         assert self._watch is not None
         self._watch.began()
 
-    def _sum(self, buffer: CudaBuffer, stream: int, world: ctypes.c_void_p) -> None:
+    def _sum(self, buffer: CudaBuffer, stream: int) -> None:
         memory, count, kind = ctypes.c_void_p(buffer.pointer), ctypes.c_size_t(buffer.count), TYPES[buffer.dtype.name]
-        code = int(self._nccl.ncclAllReduce(memory, memory, count, kind, SUM, world, ctypes.c_void_p(stream)))
-        if code:
-            self._well()
-            self._check("ncclAllReduce", code)
+        self._call("ncclAllReduce", memory, memory, count, kind, SUM, self._world, ctypes.c_void_p(stream))
 
     def abort(self, code: int) -> None:
         """End every rank now."""
@@ -182,11 +165,6 @@ class NcclCommunicator(StagedCommunicator):
         if self._watch is not None:
             self._watch.close()
         self._device.after_wait = None
-        worlds = self._narrow, self._sums
-        self._narrow = self._sums = ctypes.c_void_p()
-        for world in worlds:
-            if world:
-                self._nccl.ncclCommDestroy(world)
         if self._world:
             self._call("ncclCommFinalize", self._world)
             self._nccl.ncclCommDestroy(self._world)
@@ -198,27 +176,27 @@ class NcclCommunicator(StagedCommunicator):
             raise NcclError(self._watch.trouble)
 
     def _end(self) -> None:
-        """Abort the communicators, which ends kernels that wait for other ranks."""
-        worlds = self._narrow, self._sums, self._world
-        self._narrow = self._sums = self._world = ctypes.c_void_p()
-        for world in worlds:
-            if world:
-                self._nccl.ncclCommAbort(world)
+        """Abort the communicator, which ends kernels that wait for other ranks."""
+        world, self._world = self._world, ctypes.c_void_p()
+        if world:
+            self._nccl.ncclCommAbort(world)
 
-    def _state(self, world: ctypes.c_void_p) -> int:
-        """State of the last call of a communicator."""
+    def _state(self) -> int:
+        """State of the last call."""
         state = ctypes.c_int()
-        code = int(self._nccl.ncclCommGetAsyncError(world, ctypes.byref(state)))
+        code = int(self._nccl.ncclCommGetAsyncError(self._world, ctypes.byref(state)))
         return code or state.value
 
     def _fault(self) -> str:
-        for world in (self._sums, self._narrow):
-            if (state := self._state(world)) not in (0, IN_PROGRESS):
-                return self._words("an all-reduce", state)
-        return ""
+        state = self._state()
+        return "" if state in (0, IN_PROGRESS) else self._words("an all-reduce", state)
 
     def _call(self, name: str, *arguments: Any) -> None:
-        code, begun = int(getattr(self._nccl, name)(*arguments)), self._clock.monotonic()
+        code, begun, pause = int(getattr(self._nccl, name)(*arguments)), self._clock.monotonic(), FIRST_LOOK
+        for _ in range(LOOKS):
+            if code != IN_PROGRESS:
+                break
+            code = self._state()
         while code == IN_PROGRESS:
             if self._clock.monotonic() - begun > self._limit:
                 self._end()
@@ -226,9 +204,10 @@ class NcclCommunicator(StagedCommunicator):
                     f"{name} of NCCL's took longer than {self._limit:g} s: a rank cannot reach the others; set "
                     "NCCL_DEBUG=INFO, and NCCL_SOCKET_IFNAME to the interface that connects the nodes"
                 )
-            self._clock.sleep(LOOK)
+            self._clock.sleep(pause)
+            pause = min(2 * pause, LOOK)
             self._well()
-            code = self._state(self._world)
+            code = self._state()
         self._check(name, code)
 
     def _check(self, name: str, code: int) -> None:
@@ -237,7 +216,7 @@ class NcclCommunicator(StagedCommunicator):
 
     def _words(self, name: str, code: int) -> str:
         error = (self._nccl.ncclGetErrorString(code) or b"an unknown error").decode(errors="replace")
-        last = (self._nccl.ncclGetLastError(self._sums or self._world or None) or b"").decode(errors="replace")
+        last = (self._nccl.ncclGetLastError(self._world or None) or b"").decode(errors="replace")
         return sentence(name, error, last)
 
 
@@ -256,11 +235,9 @@ def load() -> Any | None:
 
 
 def over_gpus(
-    below: Communicator, device: CudaDevice, host: str, limit: float | None = None, *, beside: int | None = BESIDE
+    below: Communicator, device: CudaDevice, host: str, limit: float | None = None
 ) -> tuple[Communicator, str]:
     """What sums over the ranks' GPUs, and its name for the log; waits for a sum no longer than `limit` s. Collective.
-
-    `beside`: see NcclCommunicator.
 
     NCCL where each rank has a GPU of its own and the library is there on all; host memory and MPI otherwise.
     """
@@ -277,4 +254,4 @@ def over_gpus(
     number = version.value
     name = f"NCCL {number // 10000}.{number % 10000 // 100}.{number % 100}"
     one_host = len({each for each, _, _ in devices}) == 1
-    return NcclCommunicator(below, device, library, limit, one_host=one_host, beside=beside), name
+    return NcclCommunicator(below, device, library, limit, one_host=one_host), name

@@ -50,7 +50,7 @@ class Overlap:
         buffer = self._buckets[place]
         if place != self._next or not all(buffer.pointer <= each < buffer.pointer + buffer.size for each in gradients):
             raise OrtflowError(f"bucket {number} of the gradient is not where or when it is summed")
-        self._begin(place)
+        self._comm.begin_all_reduce(buffer)
         self._next += 1
 
     def finish(self) -> None:
@@ -58,15 +58,11 @@ class Overlap:
 
         Without `begin` everything is left: a rank that has no samples must take part in every sum.
         """
-        for place in range(self._next or 0, len(self._buckets)):
-            self._begin(place)
-        self._comm.begin_all_reduce(self._rest, last=True)
+        for buffer in self._buckets[self._next or 0 :]:
+            self._comm.begin_all_reduce(buffer)
+        self._comm.begin_all_reduce(self._rest)
         self._comm.join()
         self._next = None
-
-    def _begin(self, place: int) -> None:
-        # The backward pass ends with what completes the last bucket.
-        self._comm.begin_all_reduce(self._buckets[place], last=place == len(self._buckets) - 1)
 
     def watch(self) -> None:
         """See NcclCommunicator."""
