@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -115,7 +116,7 @@ def perceptron(path: Path) -> Path:
     random = np.random.default_rng(0)
     sizes = [6, 36, 28, 24, 16, 3]
     nodes, tensors, before = [], {}, "x"
-    for number, (rows, columns) in enumerate(zip(sizes, sizes[1:], strict=False)):
+    for number, (rows, columns) in enumerate(pairwise(sizes)):
         weight, bias, made = f"w{number}", f"b{number}", f"h{number}"
         tensors[weight] = (random.normal(size=(rows, columns)) / 3).astype("float32")
         tensors[bias] = random.normal(size=columns).astype("float32")
