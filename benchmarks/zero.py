@@ -81,9 +81,10 @@ def main() -> None:
             f"{max(each.peak for each in runs) / 1e6:.0f} MB at most"
         )
     plain, sharded = found[0], found[arguments.stage]
+    time = medians[arguments.stage] / medians[0]
     print(
-        f"stage {arguments.stage} over 0 on {arguments.ranks} ranks: "
-        f"{medians[arguments.stage] / medians[0]:.2f} of the time, {sharded[0].state / plain[0].state:.2f} of the state, "
+        f"stage {arguments.stage} over 0 on {arguments.ranks} ranks: {time:.2f} of the time, "
+        f"{sharded[0].state / plain[0].state:.2f} of the state, "
         f"{max(each.peak for each in sharded) / max(each.peak for each in plain):.2f} of the highest memory"
     )
 

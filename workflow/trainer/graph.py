@@ -370,7 +370,7 @@ class GraphTrainer(Trainer):
 
     def _metrics_of(self, batch: MicroBatch, seed: int) -> npt.NDArray[np.float32]:
         self._feed(self._evaluation, batch, seed)
-        self._run(self._evaluation)
+        self._evaluation.run()
         return self._metric_sums.read()
 
     def _sum_totals(self) -> None:
