@@ -18,6 +18,7 @@ from ortflow.workflow.spec.optimizers import moment_counts, moments
 
 if TYPE_CHECKING:
     from ortflow.workflow.graph.memory.plan import Peak
+    from ortflow.workflow.graph.shards.graphs import Sharded
     from ortflow.workflow.graph.types import GraphSet
     from ortflow.workflow.layout import FlatIndex
     from ortflow.workflow.spec.run import RunSpec
@@ -30,9 +31,10 @@ SHOWN = 5
 """Of the largest values."""
 LOWER = "lower data.micro_batch (train.global_batch keeps the samples of a step)"
 ADVICE = {
-    "parameters": "use a smaller model or a machine with more memory",
-    "gradients": "train.gradient_accumulation: 1 stores them once; parallel.zero: 2 shards accumulated "
-    "gradients over the ranks",
+    "parameters": "parallel.zero: 3 shards them over several CPU ranks; otherwise use a smaller model or a machine "
+    "with more memory",
+    "gradients": "train.gradient_accumulation: 1 stores them once; parallel.zero: 3 shards them over the ranks, 2 "
+    "those that are accumulated",
     "moments": "parallel.zero: 1 shards them over several CPU ranks; train.optimizer.name sets the values "
     f"stored per parameter: {moment_counts()}",
     "activations": f"{LOWER}, or name modules in model.recompute",
@@ -94,6 +96,12 @@ def forecast(spec: RunSpec) -> Forecast:
             where="trainer.name",
             fix="start the run: its event memory reports it",
         )
+    if spec.divides:
+        raise UserError(
+            "divides the model over the ranks, and memory is predicted only for a model that each rank holds whole",
+            where="parallel",
+            fix="start the run: its event memory reports it",
+        )
     with tempfile.TemporaryDirectory(prefix="ortflow-plan-") as folder:
         run_dir, report = RunDir(Path(folder)), Report()
         builder = builder_of(spec, run_dir, report)
@@ -105,29 +113,65 @@ def forecast(spec: RunSpec) -> Forecast:
         finally:
             stream.close()
         graphs = GraphSet.load(run_dir.graphs)
-        peak = activations(graphs, spec, {name: array.shape for name, array in arrays.items()})
+        shards = _shards(graphs, spec)
+        peak = activations(graphs, spec, {name: array.shape for name, array in arrays.items()}, shards)
     batch = sum(array.nbytes for array in arrays.values())
     return Forecast(
-        "cuda" if spec.on_gpus else "cpu", spec.data.micro_batch, _parts(graphs, spec, peak, batch), peak,
-        tuple(spec.onnx_model.recompute), formulas(graphs.index, spec),
+        "cuda" if spec.on_gpus else "cpu", spec.data.micro_batch, _parts(graphs, spec, peak, batch, shards), peak,
+        tuple(spec.onnx_model.recompute), formulas(graphs.index, spec, shards),
     )  # fmt: skip
 
 
-def formulas(index: FlatIndex, spec: RunSpec) -> dict[str, str]:
+def formulas(index: FlatIndex, spec: RunSpec, shards: Sharded | None = None) -> dict[str, str]:
     """Elements include padding; a rank's share of them is rounded up to a multiple of `layout.ALIGNMENT`."""
     zero, kept = spec.parallel.zero, len(moments(spec.train.optimizer))
     trained, (start, end) = f"{index.trained:,}", index.span("state")
     ranks = f" / {spec.world_size} rank(s)"
     accumulated = "" if spec.accumulation == 1 else f" + {trained}{ranks if zero >= 2 else ''}"
     statistics = f" + 2 x {end - start:,}" if end > start else ""
+    if shards is not None:
+        rest = index.size - index.trained
+        behind = f" + {rest:,} + {index.size:,}{ranks}" if rest else ""
+        layer, message = _messages(shards, index)
+        return {
+            "parameters": f"{ITEM} B x ({trained}{ranks}{behind})",
+            "gradients": f"{ITEM} B x ({trained}{ranks}{statistics})",
+            "moments": f"{kept} x {ITEM} B x {trained}{ranks}",
+            "messages": f"{ITEM} B x ({layer:,} of the largest layer + {message:,} of gradients)",
+        }
     return {
         "gradients": f"{ITEM} B x ({trained}{accumulated}{statistics})",
         "moments": f"{kept} x {ITEM} B x {trained}{ranks if zero else ''}",
     }
 
 
-def activations(graphs: GraphSet, spec: RunSpec, batch: Mapping[str, tuple[int, ...]]) -> Peak:
-    """The moment at which the training graph's values take most, for inputs of these shapes."""
+def _shards(graphs: GraphSet, spec: RunSpec) -> Sharded | None:
+    """The graphs that fetch their parameters, under stage 3 of ZeRO."""
+    if spec.parallel.zero < 3:
+        return None
+    from ortflow.workflow.graph.shards.graphs import sharded
+
+    return sharded(graphs.train, _form(graphs, spec) or graphs.train, graphs.eval, graphs.index)
+
+
+def _messages(shards: Sharded, index: FlatIndex) -> tuple[int, int]:
+    """Elements of the memory in which parameters arrive, and of a message of gradients."""
+    from ortflow.workflow.graph.shards.program import Fetch, Send, largest
+    from ortflow.workflow.trainer.exchange import MESSAGE
+
+    counts = {entry.name: entry.tensor.count for entry in index}
+    programs = (shards.train[1], shards.eval[1])
+    fetched, sent = (max(largest(program, counts, kind) for program in programs) for kind in (Fetch, Send))
+    return fetched, min(sent, MESSAGE)
+
+
+def activations(
+    graphs: GraphSet, spec: RunSpec, batch: Mapping[str, tuple[int, ...]], shards: Sharded | None = None
+) -> Peak:
+    """The moment at which the training graph's values take most, for inputs of these shapes.
+
+    With `shards` the layers that are fetched and their gradients are among them.
+    """
     import onnx
 
     from ortflow.workflow.graph.memory.concrete import concrete
@@ -139,6 +183,9 @@ def activations(graphs: GraphSet, spec: RunSpec, batch: Mapping[str, tuple[int, 
     if form is not None:
         model = onnx.load(form)
         # Values that both have are of the same shape; nodes of our own keep the names of what they stand for.
+        types = {**types, **concrete(model, batch, types)}
+    if shards is not None:
+        model = shards.train[0]
         types = {**types, **concrete(model, batch, types)}
     bound = {value.name for value in (*model.graph.input, *model.graph.output)}
     return peak_of(model.graph, sizes_of(types), bound)
@@ -159,12 +206,13 @@ def _form(graphs: GraphSet, spec: RunSpec) -> Path | None:
     return next((path for path in forms if path.exists()), None)
 
 
-def _parts(graphs: GraphSet, spec: RunSpec, peak: Peak, batch: int) -> dict[str, int]:
+def _parts(graphs: GraphSet, spec: RunSpec, peak: Peak, batch: int, shards: Sharded | None) -> dict[str, int]:
     trained, size = graphs.index.trained, graphs.index.size
     start, end = graphs.index.span("state")
     held = buffers(
         trained, size - trained, len(moments(spec.train.optimizer)),
         accumulation=spec.accumulation, world_size=spec.world_size, zero=spec.parallel.zero,
+        messages=0 if shards is None else sum(_messages(shards, graphs.index)),
     )  # fmt: skip
     # Running statistics lie behind the gradients, and once more where a micro-batch starts from.
     held["gradients"] += 2 * (end - start) * ITEM

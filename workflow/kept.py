@@ -19,10 +19,10 @@ _HASH = re.compile(r"\d{1,18}:[0-9a-f]+")
 
 
 def hashes_of(folder: Path) -> dict[str, str]:
-    """Size and hash of each file that configure writes there, by name; hidden ones are left out."""
+    """Size and hash of each file that configure writes there, by its path in the folder; hidden ones are left out."""
     return {
-        path.name: _hash(path)
-        for path in sorted(folder.iterdir())
+        path.relative_to(folder).as_posix(): _hash(path)
+        for path in sorted(folder.rglob("*"))
         if path.suffix in (".onnx", ".json", ".safetensors") and not path.name.startswith(".") and path.is_file()
     }
 

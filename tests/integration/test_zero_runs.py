@@ -29,9 +29,19 @@ def project(tmp_path_factory: pytest.TempPathFactory) -> Project:
     return Project.make(tmp_path_factory.mktemp("zero"), dropout=0.0)
 
 
+@pytest.fixture(scope="module", params=[2, 3])
+def stage(request: pytest.FixtureRequest) -> int:
+    return int(request.param)
+
+
 @pytest.fixture(scope="module")
-def undisturbed(project: Project) -> Path:
-    return project.run("undisturbed", **SHAPE)
+def shape(stage: int) -> dict[str, Any]:
+    return {**SHAPE, "parallel": {"zero": stage}}
+
+
+@pytest.fixture(scope="module")
+def undisturbed(project: Project, stage: int, shape: dict[str, Any]) -> Path:
+    return project.run(f"undisturbed{stage}", **shape)
 
 
 def exported(run_dir: Path) -> bytes:
@@ -45,18 +55,25 @@ def same_curve(found: Path, expected: Path) -> None:
         assert norm == pytest.approx(same_norm, rel=2e-3)
 
 
-def test_the_run_is_that_without_zero(project: Project, undisturbed: Path) -> None:
+def test_the_run_is_that_without_zero(project: Project, undisturbed: Path, stage: int) -> None:
     plain = project.run("plain", **{**SHAPE, "parallel": {"zero": 0}})
     same_curve(undisturbed, plain)
     (here,), (there,) = of_kind(undisturbed, "memory"), of_kind(plain, "memory")
     assert there["moments"] / 3 <= here["moments"] < there["moments"] / 3 + 2 * 4 * 64
-    assert there["gradients"] * 2 / 3 <= here["gradients"] < there["gradients"] * 2 / 3 + 4 * 64
-    assert "ZeRO stage 2: 2 moments x 4 bytes x " in logs(undisturbed)
+    part = {2: 2 / 3, 3: 1 / 6}[stage]
+    assert there["gradients"] * part <= here["gradients"] < there["gradients"] * part + 4 * 64
+    assert f"ZeRO stage {stage}: 2 moments x 4 bytes x " in logs(undisturbed)
+    if stage == 3:
+        assert there["parameters"] / 3 <= here["parameters"] < there["parameters"] / 3 + 4 * 64
+        assert "ZeRO stage 3: parameters and gradients 2 x 4 bytes x " in logs(undisturbed)
+        assert 0 < here["messages"] < there["parameters"], "several layers"
 
 
-def test_a_killed_rank_ends_the_attempt_and_the_next_has_the_same_end(project: Project, undisturbed: Path) -> None:
-    file = project.write("killed", **SHAPE)
-    run_dir = project.run_dir("killed")
+def test_a_killed_rank_ends_the_attempt_and_the_next_has_the_same_end(
+    project: Project, undisturbed: Path, shape: dict[str, Any], stage: int
+) -> None:
+    file = project.write(f"killed{stage}", **shape)
+    run_dir = project.run_dir(f"killed{stage}")
     # A busy machine needs longer to find the process than twelve steps of this model take.
     slow = environment(PYTHONPATH=str(FAULTS), SLOW="0.5 1")
     with subprocess.Popen([*ORTFLOW, "run", file.name], cwd=project.folder, env=slow) as launcher:
@@ -78,16 +95,17 @@ def test_a_killed_rank_ends_the_attempt_and_the_next_has_the_same_end(project: P
     assert exported(run_dir) == exported(undisturbed)
 
 
-def test_a_run_goes_on_with_other_stages_and_ranks(project: Project, undisturbed: Path) -> None:
-    """Three ranks under stage 2, one without ZeRO, two under stage 1; the model is that of an undisturbed run."""
-    for steps, ranks, stage in ((4, 3, 2), (7, 1, 0), (12, 2, 1)):
-        changes = {"train__steps": steps, "resources__ranks_per_node": ranks, "parallel": {"zero": stage}}
-        run_dir = project.run("moves", **{**SHAPE, **changes})
-    assert [(r["step"], r["world_size"]) for r in of_kind(run_dir, "resume")] == [(4, 1), (7, 2)]
+def test_a_run_goes_on_with_other_stages_and_ranks(project: Project, undisturbed: Path, stage: int) -> None:
+    """Three ranks under this stage, one without ZeRO, two under stage 1, and three under this one again; the model is
+    that of an undisturbed run."""
+    for steps, ranks, zero in ((4, 3, stage), (7, 1, 0), (9, 2, 1), (12, 3, stage)):
+        changes = {"train__steps": steps, "resources__ranks_per_node": ranks, "parallel": {"zero": zero}}
+        run_dir = project.run(f"moves{stage}", **{**SHAPE, **changes})
+    assert [(r["step"], r["world_size"]) for r in of_kind(run_dir, "resume")] == [(4, 1), (7, 2), (9, 3)]
     same_curve(run_dir, undisturbed)
-    whole = command("export", str(run_dir), "--output", "again.onnx", folder=project.folder)
+    whole = command("export", str(run_dir), "--output", f"again{stage}.onnx", folder=project.folder)
     assert whole.returncode == 0, whole.stderr
-    assert (project.folder / "again.onnx").read_bytes() == exported(run_dir)
+    assert (project.folder / f"again{stage}.onnx").read_bytes() == exported(run_dir)
 
 
 def test_a_reshaped_checkpoint_is_what_those_ranks_would_have_saved(project: Project) -> None:
@@ -106,3 +124,13 @@ def test_a_reshaped_checkpoint_is_what_those_ranks_would_have_saved(project: Pro
     assert [r["step"] for r in of_kind(reshaped, "resume")] == [4]
     assert curve(reshaped) == curve(direct)
     assert exported(reshaped) == exported(direct)
+
+
+def test_the_gradient_is_checked_on_rank_0_with_all_parameters(project: Project, tmp_path: Path) -> None:
+    """In an empty cache, so that no earlier check is remembered."""
+    file = project.write("checked", **{**SHAPE, "parallel": {"zero": 3}, "train__steps": 2})
+    done = command("run", file.name, folder=project.folder, XDG_CACHE_HOME=str(tmp_path))
+    run_dir = project.run_dir("checked")
+    assert done.returncode == 0, logs(run_dir)
+    (checked,) = of_kind(run_dir, "gradient_check")
+    assert "tensors against ONNX Runtime's operators and differences of the loss" in checked["compared"]

@@ -9,9 +9,12 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import numpy.typing as npt
@@ -24,6 +27,7 @@ from ortflow.workflow.checkpoint.load import fill, load, window_for
 from ortflow.workflow.checkpoint.store import DirectoryStore
 from ortflow.workflow.checkpoint.writer import Writer, specs
 from ortflow.workflow.comm import Communicator
+from ortflow.workflow.device.cpu import CpuDevice, HostBuffer
 from ortflow.workflow.device.shard import Shard
 from ortflow.workflow.graph.types import GraphSet
 from ortflow.workflow.spec.run import RunSpec
@@ -51,6 +55,8 @@ class Job:
     """Steps whose last micro-batch of the last rank holds no sample."""
     resumes: str = ""
     """Folder of checkpoints that it begins with."""
+    arrays: str = ""
+    """Samples of all steps by input, [steps * SAMPLES, ...], instead of those of `perceptron`."""
     saves: str = ""
     """Folder in which a checkpoint is left behind the last step."""
 
@@ -64,17 +70,25 @@ class Job:
 
     def batches(self, step: int, rank: int, ranks: int) -> list[MicroBatch]:
         """This rank's micro-batches of a step; all ranks together have the same samples."""
-        random = np.random.default_rng(step)
-        x, labels = random.normal(size=(SAMPLES, 5)).astype("float32"), random.integers(0, 3, SAMPLES)
-        if step in self.damaged:
-            x[-1, 2] = np.nan
+        samples = self._samples(step)
         made, size = [], SAMPLES // ranks // self.micro_batches
         for micro in range(self.micro_batches):
             first = (micro * ranks + rank) * size
             last = micro == self.micro_batches - 1 and rank == ranks - 1
-            arrays = {"x": x[first : first + size], "labels": labels[first : first + size]}
+            arrays = {name: array[first : first + size] for name, array in samples.items()}
             made.append(MicroBatch(arrays, 0 if last and step in self.short else size))
         return made
+
+    def _samples(self, step: int) -> dict[str, Array]:
+        """Of all ranks."""
+        if self.arrays:
+            with np.load(self.arrays) as arrays:
+                return {name: array[step * SAMPLES : (step + 1) * SAMPLES] for name, array in arrays.items()}
+        random = np.random.default_rng(step)
+        x, labels = random.normal(size=(SAMPLES, 5)).astype("float32"), random.integers(0, 3, SAMPLES)
+        if step in self.damaged:
+            x[-1, 2] = np.nan
+        return {"x": x, "labels": labels}
 
 
 @dataclass(frozen=True)
@@ -90,6 +104,10 @@ class Outcome:
     """First element of each part."""
     notes: list[str]
     memory: dict[str, int]
+    largest: int
+    """Elements of the largest buffer that was allocated."""
+    sharded: bool
+    """The parameters are this rank's share."""
 
 
 def perceptron(path: Path) -> Path:
@@ -117,7 +135,24 @@ def graphs_of(model: Path, **changes: Any) -> str:
 def train(job: Job, world: Communicator) -> Outcome:
     """Run a job on this rank."""
     graphs, spec, notes = GraphSet.load(Path(job.graphs)), job.spec(world.world_size), list[str]()
-    trainer = opened(graphs, spec, world, Report(note=notes.append))
+    with allocations() as counts:
+        return _train(job, world, opened(graphs, spec, world, Report(note=notes.append)), notes, counts)
+
+
+@contextmanager
+def allocations() -> Iterator[list[int]]:
+    """The elements of each buffer that is allocated inside."""
+    counts, allocate = list[int](), CpuDevice.allocate
+
+    def counted(device: CpuDevice, count: int, dtype: npt.DTypeLike) -> HostBuffer:
+        counts.append(count)
+        return allocate(device, count, dtype)
+
+    with mock.patch.object(CpuDevice, "allocate", counted):
+        yield counts
+
+
+def _train(job: Job, world: Communicator, trainer: GraphTrainer, notes: list[str], counts: list[int]) -> Outcome:
     if job.resumes:
         take_up(trainer, DirectoryStore(Path(job.resumes)))
     curve, skipped, updates = [], [], 0
@@ -137,7 +172,9 @@ def train(job: Job, world: Communicator) -> Outcome:
     parts = {name: each.part if isinstance(each, Shard) else each for name, each in trainer.state().items()}
     starts = {name: each.start if isinstance(each, Shard) else 0 for name, each in trainer.state().items()}
     memory = dict(trainer.memory())
-    return Outcome(np.array(curve), skipped, {name: part.read() for name, part in parts.items()}, starts, notes, memory)
+    sharded = isinstance(trainer.state()["parameters"], Shard)
+    state = {name: part.read() for name, part in parts.items()}
+    return Outcome(np.array(curve), skipped, state, starts, notes, memory, max(counts), sharded)
 
 
 def take_up(trainer: GraphTrainer, store: DirectoryStore) -> None:
@@ -178,7 +215,7 @@ def run_ranks(count: int, folder: Path, jobs: list[Job], **variables: str) -> li
 
 def _write(folder: Path, job: Job, rank: int, outcome: Outcome) -> None:
     np.savez(folder / f"{job.name}-{rank}.npz", curve=outcome.curve, **outcome.state)  # type: ignore[arg-type]
-    rest = {"skipped": outcome.skipped, "starts": outcome.starts, "notes": outcome.notes, "memory": outcome.memory}
+    rest = {name: each for name, each in vars(outcome).items() if name not in ("curve", "state")}
     (folder / f"{job.name}-{rank}.json").write_text(json.dumps(rest))
 
 

@@ -32,6 +32,16 @@ def test_parts_under_zero() -> None:
     assert buffers(640, 0, 1, world_size=3, zero=2)["gradients"] == 4 * 640
 
 
+def test_parts_under_stage_3() -> None:
+    """Of 640 trained elements 3 ranks have 256, 256 and 128; of 704 in all they save 256, 256 and 192."""
+    for rank, (mine, saved) in enumerate(((256, 256), (256, 256), (128, 192))):
+        held = buffers(640, 64, 2, accumulation=2, world_size=3, zero=3, rank=rank, messages=10)
+        assert held["parameters"] == 4 * (mine + 64 + saved)
+        assert (held["gradients"], held["moments"], held["messages"]) == (4 * mine, 8 * mine, 40)
+        assert held["checkpoint"] == buffers(640, 64, 2, world_size=3)["checkpoint"]
+        assert buffers(640, 0, 2, world_size=3, zero=3, rank=rank)["parameters"] == 4 * mine
+
+
 def test_what_is_no_buffer_is_the_rest_of_the_peak() -> None:
     assert with_peak({"parameters": 10, "gradients": 5}, 40) == {
         "parameters": 10, "gradients": 5, "values": 25, "peak": 40,

@@ -204,9 +204,9 @@ def test_the_command(tmp_path: Path) -> None:
     assert (reported["device"], reported["micro_batch"], reported["unknown"]) == ("cpu", 2, [])
     assert reported["total"] == sum(reported["parts"].values())
     ranks = ("resources.ranks_per_node=2", "train.gradient_accumulation=2")
-    plain, first, second = (
+    plain, first, second, third = (
         json.loads(tiny.command("inspect", "--json", "--plan", "run.yaml", f"parallel.zero={stage}", *ranks).out)
-        for stage in range(3)
+        for stage in range(4)
     )
     assert first["formulas"]["moments"] == "2 x 4 B x 320 / 2 rank(s)"
     assert first["parts"]["moments"] == 2 * 4 * 192, "half of 320, rounded up to a multiple of 64"
@@ -214,6 +214,12 @@ def test_the_command(tmp_path: Path) -> None:
     assert second["formulas"]["gradients"] == "4 B x (320 + 320 / 2 rank(s) + 2 x 128)"
     assert second["parts"]["gradients"] == 4 * (320 + 192 + 2 * 128)
     assert first["parts"]["gradients"] == plain["parts"]["gradients"] == 4 * (320 + 320 + 2 * 128)
+    assert third["parts"]["gradients"] == 4 * (192 + 2 * 128)
+    assert third["parts"]["parameters"] == 4 * (192 + 128 + 256), "half of 448 is 224, rounded up"
+    assert third["formulas"]["parameters"] == "4 B x (320 / 2 rank(s) + 128 + 448 / 2 rank(s))"
+    assert third["parts"]["messages"] == 4 * (77 + 77)
+    assert third["formulas"]["messages"] == "4 B x (77 of the largest layer + 77 of gradients)"
+    assert third["parts"]["activations"] >= plain["parts"]["activations"] + 4 * 77, "the layers are values of the graph"
     assert f"  = {plain['formulas']['moments']}" in tiny.command("inspect", "--plan", "run.yaml", *ranks).out
     wrong = tiny.command("inspect")
     assert (wrong.code, "one model file is needed" in wrong.said) == (2, True)

@@ -38,6 +38,11 @@ def test_a_run_that_agrees_with_itself() -> None:
         "export": {"path": "/elsewhere/model.onnx"},
     }
     assert check(spec_of(**sections)) == []
+    for parallel, ranks in (
+        ({"pipeline": 2}, 2), ({"horizontal": 2, "zero": 2}, 4), ({"pipeline": 2, "horizontal": 2, "zero": 1}, 8),
+        ({"pipeline": 2, "schedule": "interleaved", "chunks": 2, "cuts": [["a"], ["b"], ["c"]]}, 2),
+    ):  # fmt: skip
+        assert check(spec_of(parallel=parallel, resources={"ranks_per_node": ranks})) == []
     for stage in (1, 2, 3):
         assert check(spec_of(parallel={"zero": stage}, resources={"ranks_per_node": 3})) == []
     assert check(spec_of(train={**TRAIN, "precision": "tf32"}, resources={"gpus_per_rank": 1})) == []
@@ -132,15 +137,63 @@ def test_a_run_that_agrees_with_itself() -> None:
             [
                 "parallel.pipeline: does not fit the world size: pipeline 2 x horizontal 1 = 2, "
                 "and resources has 1 x 3 = 3 ranks",
-                "parallel.pipeline: above 1 is not available in this version",
             ],
         ),
         (
-            {"parallel": {"pipeline": 2, "horizontal": 2}, "resources": {"ranks_per_node": 4}},
+            {"parallel": {"pipeline": 2}, "resources": {"ranks_per_node": 2, "gpus_per_rank": 1}},
             [
-                "parallel.pipeline: above 1 is not available in this version",
-                "parallel.horizontal: above 1 is not available in this version",
+                "parallel.pipeline: is 2, and ranks on GPUs cannot divide a model in this version: "
+                "resources.gpus_per_rank is 1"
             ],
+        ),
+        (
+            {"parallel": {"horizontal": 2}, "resources": {"ranks_per_node": 2, "kernels": "onnxruntime"}},
+            [
+                "parallel.horizontal: is 2, and parts are summed by ortflow's kernels: "
+                "resources.kernels is onnxruntime"
+            ],
+        ),
+        (
+            {
+                "parallel": {"horizontal": 2}, "resources": {"ranks_per_node": 2},
+                "model": model(graphs={"optimizer": "o.onnx", "train": "t.onnx", "eval": "e.onnx"}),
+            },
+            [
+                f"parallel.horizontal: is 2, and model.graphs.{name} is of the whole model"
+                for name in ("train", "eval", "optimizer")
+            ],
+        ),
+        (
+            {
+                "parallel": {"pipeline": 2}, "resources": {"ranks_per_node": 2}, "model": None,
+                "trainer": {"name": "linear"},
+            },
+            ["parallel.pipeline: is 2, and a model is divided by the trainer linear"],
+        ),
+        (
+            {"parallel": {"pipeline": 2, "zero": 2}, "resources": {"ranks_per_node": 4}},
+            [
+                "parallel.zero: is 2, and a stage adds up the gradients of several micro-batches at a time: "
+                "parallel.pipeline is 2"
+            ],
+        ),
+        (
+            {"parallel": {"schedule": "gpipe", "cuts": [["a"]]}},
+            [
+                *(f"parallel.{name}: is of a pipeline, and parallel.pipeline is 1" for name in ("schedule", "cuts")),
+            ],
+        ),
+        (
+            {"parallel": {"pipeline": 2, "chunks": 2}, "resources": {"ranks_per_node": 2}},
+            ["parallel.chunks: is 2, and parallel.schedule is 1f1b"],
+        ),
+        (
+            {"parallel": {"pipeline": 2, "schedule": "interleaved"}, "resources": {"ranks_per_node": 2}},
+            ["parallel.chunks: is 1, and parallel.schedule is interleaved"],
+        ),
+        (
+            {"parallel": {"pipeline": 2, "cuts": [["a"], ["b"]]}, "resources": {"ranks_per_node": 2}},
+            ["parallel.cuts: has 2 cuts, and parallel.pipeline 2 needs 1"],
         ),
         (
             {"parallel": {"zero": 3}, "resources": {"kernels": "onnxruntime"}},
@@ -149,13 +202,8 @@ def test_a_run_that_agrees_with_itself() -> None:
         (
             {"parallel": {"zero": 3, "pipeline": 2, "horizontal": 2}, "resources": {"ranks_per_node": 4}},
             [
-                "parallel.pipeline: above 1 is not available in this version",
-                "parallel.horizontal: above 1 is not available in this version",
-                *(
-                    f"parallel.zero: is 3, which shards whole layers, and parallel.{name} is 2, which divides the "
-                    "model itself"
-                    for name in ("pipeline", "horizontal")
-                ),
+                f"parallel.zero: is 3, which shards whole layers, and parallel.{name} is 2, which divides the model itself"
+                for name in ("pipeline", "horizontal")
             ],
         ),
         (

@@ -13,9 +13,14 @@ from sharing_ranks import SAMPLES, Array, Job, Outcome, graphs_of, perceptron, r
 from ortflow.workflow.checkpoint.load import load
 from ortflow.workflow.checkpoint.store import DirectoryStore
 from ortflow.workflow.comm.solo import SoloCommunicator
+from ortflow.workflow.device.cpu import CpuDevice
+from ortflow.workflow.errors import UserError
 from ortflow.workflow.graph.types import GraphSet
-from ortflow.workflow.layout import share
+from ortflow.workflow.layout import FlatIndex, share
+from ortflow.workflow.sessions.session import Sessions
 from ortflow.workflow.spec.optimizers import OPTIMIZERS
+from ortflow.workflow.trainer.graph import TAIL
+from ortflow.workflow.trainer.sharded import ShardedTrainer
 
 RANKS = (1, 2, 3, 4)
 DECAY = {"lr": 1e-2, "weight_decay": 0.1}
@@ -29,7 +34,9 @@ RULES: dict[str, dict[str, Any]] = {
 FROZEN = {"model__parameters": {"freeze": ["first"]}}
 CLIP = 0.1
 """Below the norm of every step."""
-STAGES = (0, 1, 2)
+STAGES = (0, 1, 2, 3)
+SMALL = "64"
+"""Elements of a layer: the small networks have several."""
 
 
 def changes_of(rule: str, *, clip: bool, kernels: str = "auto", **more: Any) -> dict[str, Any]:
@@ -50,6 +57,13 @@ class Bench:
         home.mkdir()
         self.jobs[name] = Job(name, graphs_of(make(home / "model.onnx"), **changes), changes, **more)
 
+    def only(self, *names: str) -> list[Job]:
+        """Under no stage and the third."""
+        return [
+            Job(**{**vars(self.jobs[name]), "name": f"{name}.{stage}", "stage": stage})
+            for name in names for stage in (0, 3)
+        ]  # fmt: skip
+
     def under_all_stages(self) -> list[Job]:
         return [
             Job(**{**vars(job), "name": f"{name}.{stage}", "stage": stage})
@@ -58,8 +72,9 @@ class Bench:
 
 
 def shared(job: Job) -> tuple[int, ...]:
-    """Stages of ZeRO to test: without accumulation, the second equals the first."""
-    return (1, 2) if job.micro_batches > 1 or job.name == "adamw" else (1,)
+    """Stages of ZeRO to test: without accumulation, the second equals the first. The third needs our kernels."""
+    second = (2,) if job.micro_batches > 1 or job.name == "adamw" else ()
+    return (1, *second, *(() if job.changes["resources__kernels"] == "onnxruntime" else (3,)))
 
 
 @pytest.fixture(scope="module")
@@ -83,7 +98,9 @@ def found(
     request: pytest.FixtureRequest, bench: Bench, tmp_path_factory: pytest.TempPathFactory
 ) -> list[dict[str, Outcome]]:
     """Results of each rank of a world for each job and stage; a reduce-scatter is done in several pieces."""
-    return run_ranks(request.param, tmp_path_factory.mktemp("world"), bench.under_all_stages(), PIECE="100")
+    return run_ranks(
+        request.param, tmp_path_factory.mktemp("world"), bench.under_all_stages(), PIECE="100", SMALL=SMALL
+    )
 
 
 @pytest.fixture(scope="module")
@@ -100,6 +117,12 @@ def moments_of(ranks: list[dict[str, Outcome]], job: str) -> dict[str, Array]:
     return {name: np.concatenate([rank[job].state[name] for rank in ranks]) for name in names}
 
 
+def parameters_of(ranks: list[dict[str, Outcome]], job: str) -> Array:
+    """All of them; under stage 3 assembled from all ranks' parts."""
+    parts = [rank[job].state["parameters"] for rank in ranks]
+    return np.concatenate(parts) if ranks[0][job].sharded else parts[0]
+
+
 def close(found: Array, expected: Array) -> None:
     np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5)
 
@@ -114,8 +137,9 @@ def test_the_curve_is_that_without_zero(bench: Bench, found: list[dict[str, Outc
                 outcome = rank[f"{name}.{stage}"]
                 assert outcome.skipped == job.damaged, (name, stage)
                 close(outcome.curve, plain.curve)
-                close(outcome.state["parameters"], plain.state["parameters"])
-                assert np.array_equal(outcome.state["parameters"], found[0][f"{name}.{stage}"].state["parameters"])
+                if stage < 3:
+                    assert np.array_equal(outcome.state["parameters"], found[0][f"{name}.{stage}"].state["parameters"])
+            close(parameters_of(found, f"{name}.{stage}"), plain.state["parameters"])
             for moment, values in moments_of(found, f"{name}.{stage}").items():
                 close(values, plain.state[moment])
 
@@ -129,7 +153,7 @@ def test_the_curve_is_that_of_one_rank(
         for stage in shared(job):
             outcome = found[0][f"{name}.{stage}"]
             close(outcome.curve, alone[name].curve)
-            close(outcome.state["parameters"], alone[name].state["parameters"])
+            close(parameters_of(found, f"{name}.{stage}"), alone[name].state["parameters"])
             for moment, values in moments_of(found, f"{name}.{stage}").items():
                 close(values, alone[name].state[moment])
 
@@ -143,15 +167,15 @@ def test_where_sums_are_the_same_so_is_every_bit(bench: Bench, found: list[dict[
         for stage in shared(bench.jobs[rule]):
             outcome = found[0][f"{rule}.{stage}"]
             assert np.array_equal(outcome.curve[:, 0], plain.curve[:, 0]), rule
-            assert np.array_equal(outcome.state["parameters"], plain.state["parameters"]), rule
+            assert np.array_equal(parameters_of(found, f"{rule}.{stage}"), plain.state["parameters"]), rule
 
 
 def test_frozen_parameters_stay(bench: Bench, found: list[dict[str, Outcome]]) -> None:
     entry = GraphSet.load(Path(bench.jobs["lamb-clipped"].graphs)).index["first"]
     assert entry.tensor.group == "frozen"
     begun = train(Job(**{**vars(bench.jobs["lamb-clipped"]), "steps": 0}), SoloCommunicator())
-    for stage in (1, 2):
-        there = found[0][f"lamb-clipped.{stage}"].state["parameters"]
+    for stage in (1, 2, 3):
+        there = parameters_of(found, f"lamb-clipped.{stage}")
         assert np.array_equal(there[entry.offset : entry.end], begun.state["parameters"][entry.offset : entry.end])
         assert not np.array_equal(there, begun.state["parameters"])
 
@@ -167,12 +191,25 @@ def test_a_rank_keeps_the_moments_of_its_share_alone(bench: Bench, found: list[d
                 assert all(part.size == stop - start for part in held.values())
                 assert all(outcome.starts[moment] == start for moment in held)
                 assert outcome.memory["moments"] == 4 * len(held) * (stop - start)
-                accumulated = {0: trained, 1: trained, 2: stop - start}[stage] if job.micro_batches > 1 else 0
-                assert outcome.memory["gradients"] == 4 * (trained + accumulated)
+                accumulated = {0: trained, 1: trained, 2: stop - start}.get(stage, 0) if job.micro_batches > 1 else 0
+                one = stop - start if stage == 3 else trained
+                assert outcome.memory["gradients"] == 4 * (one + accumulated)
+                if stage == 3:
+                    held_here(outcome, GraphSet.load(Path(job.graphs)).index, number, len(found))
     if len(found) == 3:
         trained, line = GraphSet.load(Path(bench.jobs["adamw"].graphs)).index.trained, found[0]["adamw.1"].notes[-1]
         assert f"2 moments x 4 bytes x {trained} parameters / 3 ranks = {8 * trained // 3} bytes" in line
         assert f"{8 * share(trained, 0, 3)[1]} allocated" in line
+
+
+def held_here(outcome: Outcome, index: FlatIndex, rank: int, ranks: int) -> None:
+    """The share of what is trained and the whole of the rest; a second share for checkpoints if there is a rest."""
+    (start, stop), (first, last) = share(index.trained, rank, ranks), share(index.size, rank, ranks)
+    rest = index.size - index.trained
+    assert outcome.memory["parameters"] == 4 * (stop - start + rest + (last - first if rest else 0))
+    assert outcome.state["parameters"].size == last - first
+    states = index.size - index.span("decay", "no_decay", "frozen")[1] if rest else 0
+    assert outcome.largest <= max(stop - start, rest, last - first, states + TAIL), "a buffer of everything"
 
 
 def test_tensors_of_the_model_cross_the_edges_of_shares(bench: Bench) -> None:
@@ -189,9 +226,13 @@ def saved(folder: Path) -> dict[str, Array]:
     return dict(load(DirectoryStore(folder), 1).buffers)
 
 
-def test_checkpoints_fit_every_stage_and_number_of_ranks(bench: Bench, tmp_path: Path) -> None:
-    """Saved by 3 ranks under each stage, loaded by 2, 4 and 1 under the next, and saved again: the same bits."""
-    jobs = [Job(**{**vars(bench.jobs["adamw-clipped"]), "name": f"chain{stage}", "stage": stage}) for stage in STAGES]
+@pytest.mark.parametrize("name", ["adamw", "adamw-clipped", "statistics"])
+def test_checkpoints_fit_every_stage_and_number_of_ranks(name: str, bench: Bench, tmp_path: Path) -> None:
+    """Saved by 3 ranks under each stage, loaded by 2, 4 and 1 under the next, and saved again: the same bits.
+
+    Of a model that is trained as a whole, one with a frozen parameter, and one with running statistics.
+    """
+    jobs = [Job(**{**vars(bench.jobs[name]), "name": f"chain{stage}", "stage": stage}) for stage in STAGES]
     contents: dict[str, dict[str, Array]] = {}
     for hop, count in enumerate((3, 2, 4, 1)):
         for place, job in enumerate(jobs):
@@ -199,10 +240,10 @@ def test_checkpoints_fit_every_stage_and_number_of_ranks(bench: Bench, tmp_path:
             if hop:
                 changes.update(steps=0, stage=(job.stage + hop) % len(STAGES))
             jobs[place] = Job(**{**vars(job), **changes})
-        ranks = run_ranks(count, tmp_path / str(count), jobs)
+        ranks = run_ranks(count, tmp_path / str(count), jobs, SMALL=SMALL)
         for job in jobs:
             there = saved(Path(job.saves))
-            assert np.array_equal(there["parameters"], ranks[0][job.name].state["parameters"])
+            assert np.array_equal(there["parameters"], parameters_of(ranks, job.name))
             whole = moments_of(ranks if job.stage else ranks[:1], job.name)
             assert all(np.array_equal(there[moment], values) and values.any() for moment, values in whole.items())
             assert there.keys() == {"parameters", *whole}
@@ -210,3 +251,10 @@ def test_checkpoints_fit_every_stage_and_number_of_ranks(bench: Bench, tmp_path:
             assert all(np.array_equal(there[name], values) for name, values in expected.items()), (count, job)
         sizes = {tuple(sorted(path.stat().st_size for path in Path(job.saves).rglob("rank-*"))) for job in jobs}
         assert len(sizes) == 1, "a checkpoint does not depend on the stage"
+
+
+def test_a_machine_without_our_kernels_refuses_stage_3_in_one_sentence(bench: Bench) -> None:
+    job = Job(**{**vars(bench.jobs["adamw"]), "stage": 3})
+    sessions = Sessions(CpuDevice(), 1, "error")
+    with pytest.raises(UserError, match=r"parallel\.zero: is 3, and this machine has no kernels of ortflow's"):
+        ShardedTrainer(GraphSet.load(Path(job.graphs)), job.spec(1), sessions, SoloCommunicator())

@@ -74,7 +74,7 @@ def build_graphs(spec: RunSpec, device: str, out: Path, length: int = 0) -> Grap
         batch = _batch_input(forward.graph, source)
         if section.graphs.train:
             train, trained = user_train_graph(section.graphs.train, source)
-            faster = placed = halves = None
+            faster = placed = halves = prepared = None
         else:
             prepared, more = _with_loss(forward, spec, source, batch)
             notes += more
@@ -124,10 +124,20 @@ def build_graphs(spec: RunSpec, device: str, out: Path, length: int = 0) -> Grap
                 files[with_kernels_of(Path("train.onnx")).name] = content
             else:
                 notes.append(f"trained with ONNX Runtime's own kernels, because it rejects ortflow's ({fault})")
+    index, divided = _index(spec, source, trained), None
+    if spec.divides and prepared is not None:
+        from ortflow.workflow.assembly.divide import divide
+
+        def train_graph(forward: onnx.ModelProto) -> tuple[onnx.ModelProto, onnx.ModelProto]:
+            plain, own, *_ = _train_graph(forward, spec, source, length)
+            return plain, own
+
+        divided = divide(spec, out, index, prepared, evaluate, trained, length, train_graph)
+        notes += divided.notes
     integers = [i.name for i in inputs if np.issubdtype(np.dtype(i.dtype), np.integer)]
     result = GraphSet(
         root=out,
-        index=_index(spec, source, trained),
+        index=index,
         inputs=inputs,
         notes=tuple(notes),
         warnings=tuple(warnings),
@@ -136,6 +146,8 @@ def build_graphs(spec: RunSpec, device: str, out: Path, length: int = 0) -> Grap
         padded=padded,
         user_optimizer_graph=section.graphs.optimizer is not None,
     )
+    if divided is not None:
+        divided.write(out)
     write_files(result, files, source.tensors)
     return result
 

@@ -5,35 +5,157 @@ Called by `build` behind the graphs of the whole model, whose index stays the fo
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+import json
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
-from ortflow.workflow.graph.types import GraphSet
+import onnx
+
+from ortflow.workflow.assembly.stages import Division as Stages
+from ortflow.workflow.assembly.stages import build_stages
+from ortflow.workflow.errors import UserError
+from ortflow.workflow.graph.division.divide import divide as divide_layers
+from ortflow.workflow.graph.ir.collective import finish, has_collectives
+from ortflow.workflow.graph.types import LOSS_SUM, with_kernels_of
 from ortflow.workflow.layout import FlatIndex, Tensor
-from ortflow.workflow.parallel.division import Division, Holding
+from ortflow.workflow.parallel.division import CHANNEL, NAME, Division, Holding, folder_of
 from ortflow.workflow.parallel.grid import Grid
 from ortflow.workflow.parallel.region import WHOLE, Region
+from ortflow.workflow.parallel.ties import ties
+from ortflow.workflow.rundir import write_atomically
+from ortflow.workflow.spec.run import RunSpec
 
-NAME = "division.json"
-"""The division, in the folder of the whole model's graphs."""
-
-
-def folder_of(root: Path, stage: int, part: int) -> Path:
-    """Where the graphs lie of what the ranks of a stage and part hold."""
-    return root / f"stage-{stage}-part-{part}"
+TrainGraph = Callable[[onnx.ModelProto], tuple[onnx.ModelProto, onnx.ModelProto]]
+"""From a forward graph with its loss to the training graph, and the same with our own operators."""
 
 
 @dataclass(frozen=True)
 class Held:
-    """The graphs and the tensors of one part of one stage."""
+    """The tensors of one part of one stage."""
 
-    files: Mapping[str, bytes]
-    """By name."""
     tensors: Sequence[str]
-    """Names of the tensors that it holds."""
+    """Names."""
     regions: Mapping[str, Region]
     """Of those that are divided."""
+
+
+@dataclass(frozen=True)
+class Divided:
+    """What all ranks hold, in memory."""
+
+    division: Division
+    files: Mapping[Path, bytes]
+    notes: Sequence[str]
+
+    def write(self, root: Path) -> None:
+        """Write everything into the folder of the whole model's graphs; whatever an earlier attempt left is removed."""
+        for folder in root.glob("part-*"):
+            shutil.rmtree(folder)
+        for part in range(self.division.grid.horizontal):
+            folder_of(root, part).mkdir(parents=True)
+        for path, content in self.files.items():
+            write_atomically(path, content)
+        write_atomically(root / NAME, json.dumps(self.division.to_json()).encode())
+
+
+def divide(
+    spec: RunSpec,
+    root: Path,
+    whole: FlatIndex,
+    prepared: onnx.ModelProto,
+    evaluate: onnx.ModelProto,
+    trained: Sequence[str],
+    length: int,
+    train_graph: TrainGraph,
+) -> Divided:
+    """Divide a model as the run file says.
+
+    Parameters
+    ----------
+    spec
+        The run file.
+    root
+        Folder of the whole model's graphs.
+    whole
+        Their index.
+    prepared
+        The forward graph in training mode, its outputs the loss and the new running statistics.
+    evaluate
+        The evaluation graph.
+    trained
+        Parameters that have a gradient.
+    length
+        That of the samples where the model's second axis varies; 0 if it is not known.
+    train_graph
+        Differentiates a forward graph that is not cut into stages.
+
+    Raises
+    ------
+    UserError
+        If the model cannot be divided so.
+    """
+    section, cuts = spec.parallel, spec.parallel.cuts
+    held: list[list[Held]] = []
+    files: dict[Path, bytes] = {}
+    notes: list[str] = []
+    for part in range(section.horizontal):
+        lines: list[str] = []
+        forward, evaluated, regions = prepared, evaluate, dict[str, Region]()
+        if section.horizontal > 1:
+            forward, evaluated, regions, lines = _part_of(spec, whole, prepared, evaluate, trained, part)
+        folder = folder_of(root, part)
+        if section.pipeline == 1:
+            train, faster = train_graph(forward)
+            made = {"train.onnx": train, with_kernels_of(Path("train.onnx")).name: faster, "eval.onnx": evaluated}
+            files |= {folder / name: _finished(model) for name, model in made.items()}
+            held.append([Held([entry.name for entry in whole], regions)])
+        else:
+            # The parts of a stage run alike: all are cut where the first is.
+            stages = Stages(
+                section.pipeline, section.chunks, cuts, spec.data.micro_batch, length, spec.onnx_model.recompute
+            )
+            cut = build_stages(forward, evaluated, [entry.name for entry in whole], trained, stages, folder)
+            cuts = cut.cuts
+            for path, data in cut.files.items():
+                files[path] = _finished(onnx.load_from_string(data)) if path.suffix == ".onnx" else data
+            lines += cut.notes
+            tensors = [cut.stages.tensors_of(stage) for stage in range(section.pipeline)]
+            held.append([Held(names, {n: regions[n] for n in names if n in regions}) for names in tensors])
+        notes += lines if not part else ()
+    ordered = [held[part][stage] for stage in range(section.pipeline) for part in range(section.horizontal)]
+    try:
+        division = division_of(whole, spec.grid, ordered)
+        for rank in range(spec.grid.world_size):
+            ties(division, spec.grid.place(rank))
+    except ValueError as error:
+        raise UserError(str(error), where="parallel", fix="set pipeline or horizontal to 1") from error
+    return Divided(division, files, notes)
+
+
+def _part_of(
+    spec: RunSpec,
+    whole: FlatIndex,
+    prepared: onnx.ModelProto,
+    evaluate: onnx.ModelProto,
+    trained: Sequence[str],
+    part: int,
+) -> tuple[onnx.ModelProto, onnx.ModelProto, dict[str, Region], list[str]]:
+    """The forward and the evaluation graph of one part, its regions of the tensors that are divided, and log lines."""
+    shapes = {entry.name: entry.tensor.shape for entry in whole}
+    parts = spec.parallel.horizontal
+    forward = divide_layers(prepared, shapes, trained, LOSS_SUM, part, parts, CHANNEL)
+    evaluated = divide_layers(evaluate, shapes, (), LOSS_SUM, part, parts, CHANNEL, like=forward)
+    regions = {name: region for name, region in forward.regions.items() if not region.whole}
+    return forward.model, evaluated.model, regions, list(forward.notes)
+
+
+def _finished(model: onnx.ModelProto) -> bytes:
+    """The graph as ranks load it."""
+    if has_collectives(model):
+        finish(model)
+    return bytes(model.SerializeToString(deterministic=True))
 
 
 def division_of(whole: FlatIndex, grid: Grid, held: Sequence[Held]) -> Division:
@@ -52,17 +174,6 @@ def division_of(whole: FlatIndex, grid: Grid, held: Sequence[Held]) -> Division:
         # Of a divided tensor each part has its own elements: only other stages hold the same.
         parts = {t.name: grid.horizontal if t.name in each.regions else 1 for t in there}
         there.sort(key=lambda tensor: holders[tensor.name] > parts[tensor.name])
-        return FlatIndex.place(
-            Tensor(t.name, each.regions.get(t.name, WHOLE).shape(t.shape), t.group) for t in there
-        )
+        return FlatIndex.place(Tensor(t.name, each.regions.get(t.name, WHOLE).shape(t.shape), t.group) for t in there)
 
     return Division(whole, grid, tuple(Holding(index(each), dict(each.regions)) for each in held))
-
-
-def graph_sets(whole: GraphSet, division: Division) -> list[GraphSet]:
-    """The graphs of each holding, as their ranks load them."""
-    parts = division.grid.horizontal
-    return [
-        replace(whole, root=folder_of(whole.root, *divmod(number, parts)), index=holding.index, notes=(), warnings=())
-        for number, holding in enumerate(division.holdings)
-    ]

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 from ortflow.workflow.layout import FlatIndex
@@ -16,6 +17,10 @@ from ortflow.workflow.parallel.grid import Grid, Place
 from ortflow.workflow.parallel.region import WHOLE, Region
 from ortflow.workflow.parallel.runs import Runs, joined, runs_of
 
+NAME = "division.json"
+"""The division, in the folder of the whole model's graphs."""
+CHANNEL = 0
+"""Of the collectives in a part's graphs: the ranks that share its layers."""
 TRAINED = ("decay", "no_decay")
 """Groups that have gradients and moments."""
 
@@ -134,6 +139,11 @@ def _holding(data: Mapping[str, Any]) -> Holding:
         for name, (axis, ranges) in data["regions"].items()
     }
     return Holding(FlatIndex.from_json(data["index"]), regions)
+
+
+def folder_of(root: Path, part: int) -> Path:
+    """Where the graphs of a part lie, in the folder of the whole model's."""
+    return root / f"part-{part}"
 
 
 def undivided(index: FlatIndex, grid: Grid) -> Division:

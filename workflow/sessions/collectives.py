@@ -51,6 +51,11 @@ def disconnect() -> None:
     _channels.clear()
 
 
+def keep_error(error: BaseException) -> None:
+    """Have it raised where this thread's run ends."""
+    _raised.error = error
+
+
 def take_error() -> BaseException | None:
     """What a collective raised in this thread's last run; only once."""
     error: BaseException | None = getattr(_raised, "error", None)
@@ -134,7 +139,7 @@ def _run(
         compute(Kind(kind), _array(given, given_count, dtype), _array(made, made_count, dtype), communicator)
         return 0
     except BaseException as error:  # noqa: BLE001 - anything would be lost on its way through C
-        _raised.error = error
+        keep_error(error)
         message = f"{type(error).__name__}: {error}".encode()[: room - 1] + b"\0"
         ctypes.memmove(words, message, len(message))
         return 1

@@ -39,6 +39,14 @@ class Parallel(Section):
     """Number of replicas; by default the world size divided by the other degrees."""
     pipeline: Positive = 1
     """Pipeline stages."""
+    schedule: Literal["gpipe", "1f1b", "interleaved"] = "1f1b"
+    """Order in which stages work: gpipe runs all forward passes first; 1f1b runs backward passes as soon as it can,
+    which needs less memory; interleaved is 1f1b with several stages per rank."""
+    chunks: Positive = 1
+    """Stages of each rank, with the schedule interleaved."""
+    cuts: list[list[Text]] | None = None
+    """Tensors at which the model is cut into stages, one list per cut; by default places are found that balance the
+    stages."""
     horizontal: Positive = 1
     """Ranks that share one layer (tensor parallelism)."""
     zero: Literal[0, 1, 2, 3] = 0
@@ -207,6 +215,11 @@ class RunSpec(Section):
         """How the ranks divide model and samples; as many replicas as there are ranks for, whatever `parallel.data`."""
         each = self.parallel.pipeline * self.parallel.horizontal
         return Grid(max(1, self.world_size // each), self.parallel.pipeline, self.parallel.horizontal)
+
+    @property
+    def divides(self) -> bool:
+        """Whether a rank holds only a part of the model's layers, or of its operators."""
+        return self.parallel.pipeline > 1 or self.parallel.horizontal > 1
 
     @property
     def replicas(self) -> int:

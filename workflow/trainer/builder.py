@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ortflow import __version__
 from ortflow.workflow.comm import Communicator
@@ -25,12 +25,9 @@ from ortflow.workflow.sessions.settings import Settings, merged
 from ortflow.workflow.spec.base import Section
 from ortflow.workflow.spec.model import BinaryCrossEntropy, CrossEntropy
 from ortflow.workflow.spec.run import RunSpec
-from ortflow.workflow.trainer import Prepared, TrainerBuilder, TrainerContext
+from ortflow.workflow.trainer import Prepared, Trainer, TrainerBuilder, TrainerContext
 
 if TYPE_CHECKING:
-    import numpy as np
-    import numpy.typing as npt
-
     from ortflow.workflow.data.dataset import Dataset
     from ortflow.workflow.trainer.graph import GraphTrainer
 
@@ -124,10 +121,11 @@ class GraphBuilder(TrainerBuilder):
         machines: Sequence[Settings],
         *,
         training: bool = True,
-    ) -> GraphTrainer:
+    ) -> Trainer:
         """Sessions on the device, with what any of the machines needs, and the parameters of the model file."""
         from ortflow.workflow.kernels.library import library_for
         from ortflow.workflow.sessions.session import Sessions
+        from ortflow.workflow.trainer.tensors import FileTensors
 
         graphs, spec = GraphSet.load(self._context.folder), self._spec
         library = library_for(spec.kernels) if training else None
@@ -139,6 +137,10 @@ class GraphBuilder(TrainerBuilder):
             merged(machines),
             fuse=spec.resources.kernels == "auto",
         )
+        if training and spec.divides:
+            from ortflow.workflow.trainer.opening import open_divided
+
+            return open_divided(graphs, spec, sessions, communicator, self._report)
         kind = trainer_class(device, spec, training=training)
         trainer = kind(graphs, spec, sessions, communicator, self._report, training=training)
         if training:
@@ -146,25 +148,6 @@ class GraphBuilder(TrainerBuilder):
         if library is not None and communicator.rank == 0:
             self._report.note(f"CPU kernels: {library.note}")
         return trainer
-
-
-class FileTensors(Mapping[str, "npt.NDArray[np.float32]"]):
-    """The tensors of a safetensors file by name, each read when it is asked for."""
-
-    def __init__(self, path: Path) -> None:
-        from safetensors import safe_open
-
-        self._file: Any = safe_open(path, "numpy")
-
-    def __getitem__(self, name: str) -> npt.NDArray[np.float32]:
-        array: npt.NDArray[np.float32] = self._file.get_tensor(name)
-        return array
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._file.keys())
-
-    def __len__(self) -> int:
-        return len(self._file.keys())
 
 
 def trainer_class(device: Device, spec: RunSpec, *, training: bool = True) -> type[GraphTrainer]:
@@ -250,6 +233,7 @@ def fingerprint_of(spec: RunSpec) -> str:
         "model": model.model_dump(mode="json"),
         "optimizer": spec.train.optimizer.model_dump(mode="json", exclude={"lr"}),
         "last_batch": spec.data.last_batch,
+        "parallel": spec.parallel.model_dump(exclude={"data", "zero", "schedule"}) if spec.divides else None,
         "device": "cuda" if spec.on_gpus else "cpu",
         "files": [
             (path, Path(path).stat().st_size, Path(path).stat().st_mtime_ns)

@@ -22,9 +22,8 @@ from ortflow.workflow.sessions.session import Sessions
 from ortflow.workflow.spec.run import RunSpec
 from ortflow.workflow.trainer import EvaluationOutcome, MicroBatch, Report, StepOutcome, Trainer
 from ortflow.workflow.trainer.canonical import PARAMETERS, CanonicalState, to_first
-from ortflow.workflow.trainer.divided_check import DividedCheck
+from ortflow.workflow.trainer.divided_check import DividedCheck, key_of
 from ortflow.workflow.trainer.environment import environment_of
-from ortflow.workflow.trainer.gradient_check import key_of
 from ortflow.workflow.trainer.inference import export_checked
 from ortflow.workflow.trainer.part import PartTrainer
 
@@ -91,7 +90,7 @@ class DividedTrainer(Trainer):
         """Check the gradient against differences of the loss, unless the same graphs have passed before."""
         if not self._spec.train.check_gradient:
             return
-        keys = self._ranks.world.gather(key_of(self._part.graphs, self._sessions.kernels))
+        keys = self._ranks.world.gather(key_of(self._part.graphs.root, self._sessions.kernels, self._ranks.place))
         for batch in islice(samples, 1):
             DividedCheck(self._part, self._ranks, self._spec.seed, self._report).run(batch, keys)
 

@@ -12,6 +12,7 @@ import time
 import zlib
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
@@ -20,11 +21,15 @@ from ortflow.workflow.comm.grid import GridRanks
 from ortflow.workflow.device.cpu import HostBuffer
 from ortflow.workflow.errors import UserError
 from ortflow.workflow.kernels.library import cache_folders
+from ortflow.workflow.onnx_runtime import onnxruntime
 from ortflow.workflow.parallel.division import TRAINED
+from ortflow.workflow.parallel.grid import Place
 from ortflow.workflow.trainer import MicroBatch, Report
 from ortflow.workflow.trainer.differences import SMALLEST_SCALE
 from ortflow.workflow.trainer.part import PartTrainer
 
+VERSION = 1
+"""Of the check: a change of it has every run check again."""
 GROUPS = 12
 """Groups of tensors that are moved together; each takes four passes."""
 REACH = 2e-2
@@ -34,6 +39,15 @@ TOLERANCE = 2e-2
 ROUNDING = 4e-7
 """Of a loss."""
 Vector = npt.NDArray[np.float32]
+
+
+def key_of(folder: Path, kernels: str, place: Place) -> str:
+    """A hash of what decides on the gradient of a rank at a place of the grid: its graphs, kernels, runtime and the
+    check itself."""
+    key = hashlib.sha256(f"{VERSION} {onnxruntime.__version__} {kernels} {place.stage} {place.part}".encode())
+    for path in sorted(folder.glob("*.onnx")):
+        key.update(path.name.encode() + path.read_bytes())
+    return key.hexdigest()
 
 
 class DividedCheck:
@@ -141,6 +155,6 @@ class DividedCheck:
         return (losses[0] - losses[1]) / (2 * reach)
 
     def _sum(self, value: float) -> float:
-        total = HostBuffer(np.array([value]))
+        total = HostBuffer(np.array([value], np.float64))
         self._ranks.replica.all_reduce(total)
         return float(total.array[0])

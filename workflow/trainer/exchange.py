@@ -16,7 +16,7 @@ import numpy.typing as npt
 from ortflow.workflow.comm import Communicator, Request
 from ortflow.workflow.device.cpu import HostBuffer
 from ortflow.workflow.device.shard import Shard
-from ortflow.workflow.graph.shards.program import Fetch, Program, Send
+from ortflow.workflow.graph.shards.program import Fetch, Program, Send, largest
 from ortflow.workflow.layout import FlatIndex
 from ortflow.workflow.parallel.pieces import Piece, batches, pieces_of
 
@@ -71,12 +71,12 @@ class Exchange:
                 counts[piece.rank] += piece.count
             steps.append(_Step(step, [entry.tensor.count for entry in entries], pieces, counts))
         self._steps[channel] = steps
-        largest = max((sum(step.counts) for step in steps if isinstance(step.step, Fetch)), default=0)
-        if largest > self._arriving.count:
-            self._arriving = HostBuffer(np.empty(largest, np.float32))
-        sent = max((sum(step.counts) for step in steps if isinstance(step.step, Send)), default=0)
-        if min(sent, MESSAGE) > self._message.size:
-            self._message = np.empty(min(sent, MESSAGE), np.float32)
+        elements = {entry.name: entry.tensor.count for entry in self._index}
+        fetched, sent = largest(program, elements, Fetch), min(largest(program, elements, Send), MESSAGE)
+        if fetched > self._arriving.count:
+            self._arriving = HostBuffer(np.empty(fetched, np.float32))
+        if sent > self._message.size:
+            self._message = np.empty(sent, np.float32)
 
     @property
     def buffered(self) -> int:

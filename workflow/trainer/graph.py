@@ -81,9 +81,7 @@ class GraphTrainer(Trainer):
         self._open_passes()
         self._metric_sums = device.allocate(len(self._metric_outputs), np.float32)
         self._totals = device.allocate(len(self._metric_outputs) + TAIL, np.float64)
-        for place, name in enumerate(self._metric_outputs):
-            if name in self._evaluation.outputs:
-                self._evaluation.write_to(name, self._metric_sums.slice(place, place + 1), ())
+        self._tie_metrics()
         self._bind_update()
 
     def _open_passes(self) -> None:
@@ -94,6 +92,10 @@ class GraphTrainer(Trainer):
         self._evaluation = Binding(self._open_eval(), self._sessions.device)
         self._evaluation.read_tensors(self.index, self._here)
         self._metric_outputs = sorted(name for name in self._evaluation.outputs if name.startswith("ortflow."))
+
+    def _tie_metrics(self) -> None:
+        for place, name in enumerate(self._metric_outputs):
+            self._evaluation.write_to(name, self._metric_sums.slice(place, place + 1), ())
 
     @property
     def _gradients_held(self) -> int:
@@ -251,14 +253,11 @@ class GraphTrainer(Trainer):
         self._feed(binding, batch, seed)
         # Dropout's masks come from ONNX Runtime's global generator: seeded each run, a resumed run repeats them.
         onnxruntime.set_seed(seed)
-        self._run(binding)
+        binding.run()
         tail = np.zeros(TAIL, np.float32)
         tail[:2] = self._sums.read()
         tail[2] = batch.count
         return tail
-
-    def _run(self, binding: Binding) -> None:
-        binding.run()
 
     def _adopt_statistics(self) -> None:
         state = self._here.slice(*self._state_span)
@@ -401,12 +400,15 @@ class GraphTrainer(Trainer):
         self.give_memory_back()
         self.before_update = lambda: None
         self._moments = {}
-        del self._first, self._further, self._scaling
+        self._drop_passes()
         self._drop_update()
         del self._sync, self._gradients, self._statistics, self._tail, self._scratch
 
+    def _drop_passes(self) -> None:
+        del self._first, self._further
+
     def _drop_update(self) -> None:
-        del self._update
+        del self._update, self._scaling
 
     def export(
         self, path: Path, samples: Sequence[MicroBatch], tolerance: float | None, *, trial: bool = False

@@ -22,11 +22,12 @@ from ortflow.workflow.optim.gradient import square_sum_graph
 from ortflow.workflow.optim.segments import segments
 from ortflow.workflow.parallel.division import TRAINED, Division
 from ortflow.workflow.parallel.region import Region
+from ortflow.workflow.parallel.ties import common, ties
 from ortflow.workflow.sessions.session import Binding, Sessions
 from ortflow.workflow.spec.run import RunSpec
 from ortflow.workflow.trainer import EvaluationOutcome, MicroBatch, Report
-from ortflow.workflow.trainer.graph import CONTROL_VALUES, SILENT, GraphTrainer
-from ortflow.workflow.trainer.tied import TiedWeights, ties
+from ortflow.workflow.trainer.graph import CONTROL_VALUES, SILENT
+from ortflow.workflow.trainer.tied import TiedWeights, take_over_common
 from ortflow.workflow.trainer.zero import ZeroTrainer
 
 
@@ -55,6 +56,7 @@ class PartTrainer(ZeroTrainer):
         self._ranks, self.division, self.graphs = ranks, division, graphs
         self._alone = SoloCommunicator()
         self._tied = TiedWeights(ties(division, ranks.place), ranks.stages)
+        self._common = common(division, ranks.place)
         super().__init__(graphs, spec, sessions, ranks.replicas, report)
 
     @property
@@ -95,7 +97,7 @@ class PartTrainer(ZeroTrainer):
     def _counted_spans(self) -> Iterator[tuple[int, int]]:
         """Elements of what this rank updates that the sum of all squares counts here; neighbours joined."""
         trained = [entry for entry in self.index if entry.tensor.group in TRAINED]
-        edges = [*(entry.offset for entry in trained[1:]), self.index.trained]
+        edges = [*(entry.offset for entry in trained), self.index.trained][1:]
         start, stop = self._own.start, self._own.stop
         open_at: int | None = None
         for entry, end in zip(trained, edges, strict=True):
@@ -120,7 +122,9 @@ class PartTrainer(ZeroTrainer):
             squaring.run()
             total += self._squares.read()
         self._squares.write(total)
-        self._ranks.world.all_reduce(self._squares)
+        # Without ZeRO, each replica has the whole gradient.
+        everyone = self._ranks.world if self._spec.parallel.zero else self._ranks.replica
+        everyone.all_reduce(self._squares)
 
     def _sum_norms(self, sums: Buffer) -> None:
         self._sharers.all_reduce(sums)
@@ -151,6 +155,7 @@ class PartTrainer(ZeroTrainer):
     def _apply(self) -> None:
         super()._apply()
         self._tied.take_over(self._parameters)
+        take_over_common(self._parameters, self._common, self._ranks.parts)
 
     def evaluate(
         self, batches: Iterable[MicroBatch], control_values: Callable[[], Sequence[float]]
@@ -185,17 +190,13 @@ class PartTrainer(ZeroTrainer):
         self._running.copy_from(self._parameters.slice(*self._state_span))
         self._statistics.copy_from(self._running)
         tail = self._pass([batch], [seed])
-        loss = HostBuffer(np.array([tail[0] if self._ranks.speaks else 0.0]))
+        loss = HostBuffer(np.array([tail[0] if self._ranks.speaks else 0.0], np.float64))
         self._ranks.replica.all_reduce(loss)
         return float(loss.array[0]), self._gradients
 
     def forget_gradient(self) -> None:
         """Leave no gradient for the next step."""
         self._gradients.fill(0)
-
-    def _pass(self, batches: Sequence[MicroBatch], seeds: Sequence[int]) -> npt.NDArray[np.float32]:
-        """Gradients of this rank's micro-batches, without those of other replicas, and their sums."""
-        return GraphTrainer._add_up(self, batches, seeds)
 
     def state(self) -> dict[str, Buffer | Shard]:
         """What this rank holds."""

@@ -18,16 +18,16 @@ import onnx
 
 from ortflow.workflow.device import Buffer
 from ortflow.workflow.device.shard import Shard, Sliced
-from ortflow.workflow.errors import OrtflowError, UserError
+from ortflow.workflow.errors import UserError
 from ortflow.workflow.graph.shards.exchange import TOKEN
 from ortflow.workflow.graph.shards.graphs import Sharded, sharded
 from ortflow.workflow.graph.shards.program import Program
-from ortflow.workflow.kernels.shards import forget, listen, raise_fault
 from ortflow.workflow.layout import share
 from ortflow.workflow.memory import ITEM, buffers
 from ortflow.workflow.onnx_runtime import onnxruntime
 from ortflow.workflow.parallel.runs import NOTHING, Runs
 from ortflow.workflow.sessions.session import Binding
+from ortflow.workflow.sessions.shards import forget, listen
 from ortflow.workflow.trainer import EvaluationOutcome, MicroBatch
 from ortflow.workflow.trainer.canonical import swap
 from ortflow.workflow.trainer.exchange import Exchange
@@ -133,13 +133,6 @@ class ShardedTrainer(ZeroTrainer):
     def _bind_update(self) -> None:
         self._with_token(self._evaluation)
         super()._bind_update()
-
-    def _run(self, binding: Binding) -> None:
-        try:
-            super()._run(binding)
-        except OrtflowError:
-            raise_fault()
-            raise
 
     def _add_up(self, batches: Sequence[MicroBatch], seeds: Sequence[int]) -> npt.NDArray[np.float32]:
         self._own.part.fill(0)

@@ -1,54 +1,19 @@
-"""Weights that several stages hold, such as an embedding that is the output layer's too.
+"""Weights that several ranks of a replica hold: stages that share an embedding, parts that share a norm's scale.
 
-The first of the stages updates them: it adds up the gradients of all, and the others take over its values. So they stay
-equal bit for bit, whatever the order in which the replicas of each stage are summed.
+The first of them updates it and the others take over its values, so that they stay equal bit for bit, whatever the
+order in which the replicas of each are summed. Of stages, the first adds up the gradients of all; parts have it whole.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
 from ortflow.workflow.comm import Communicator
 from ortflow.workflow.device import Buffer
 from ortflow.workflow.device.cpu import HostBuffer
-from ortflow.workflow.parallel.division import TRAINED, Division
-from ortflow.workflow.parallel.grid import Place
-
-
-@dataclass(frozen=True)
-class Tie:
-    """A tensor that this rank holds, and others with it."""
-
-    start: int
-    stop: int
-    """Its elements of the local flat buffers."""
-    stages: tuple[int, ...]
-    """The stages that hold it, that which updates it first."""
-
-
-def ties(division: Division, place: Place) -> list[Tie]:
-    """The trained tensors that this rank's stage shares with others, in the same order on all of them.
-
-    Raises ValueError if holders of the same elements are different parts of their stages: they cannot find each other.
-    """
-    parts, number = division.grid.horizontal, division.number(place)
-    index, found = division.holdings[number].index, []
-    for entry in division.whole:
-        if entry.name not in index or entry.tensor.group not in TRAINED:
-            continue
-        holders = [divmod(each, parts) for each in division.holders(number, entry.name)]
-        if len({stage for stage, _ in holders}) < 2:
-            continue
-        # Where each part of a stage holds the whole tensor, each is tied to the same part of the other stages.
-        stages = tuple(stage for stage, part in holders if part == place.part)
-        if len(stages) != len({stage for stage, _ in holders}):
-            raise ValueError(f"{entry.name} is not divided alike in all stages that use it")
-        here = index[entry.name]
-        found.append(Tie(here.offset, here.end, stages))
-    return found
+from ortflow.workflow.parallel.ties import Tie
 
 
 class TiedWeights:
@@ -95,3 +60,16 @@ class TiedWeights:
                 self._stages.receive(mine, tie.stages[0], number)
         for request in requests:
             request.wait()
+
+
+def take_over_common(parameters: Buffer, spans: Sequence[tuple[int, int]], parts: Communicator) -> None:
+    """The first part's values of what all parts hold, on all of them."""
+    requests = []
+    for number, (start, stop) in enumerate(spans):
+        mine = parameters.slice(start, stop)
+        if parts.rank:
+            parts.receive(mine, 0, number)
+        else:
+            requests += [parts.start_send(mine, part, number) for part in range(1, parts.world_size)]
+    for request in requests:
+        request.wait()

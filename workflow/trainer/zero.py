@@ -122,16 +122,20 @@ class ZeroTrainer(GraphTrainer):
 
     def _add_up(self, batches: Sequence[MicroBatch], seeds: Sequence[int]) -> npt.NDArray[np.float32]:
         if not self._each:
-            tail = super()._add_up(batches, seeds)
+            tail = self._pass(batches, seeds)
             self._reduce_gradients()
             return tail
         self._own.part.fill(0)
         tail = np.zeros(TAIL, np.float32)
         for batch, seed in zip(batches, seeds, strict=True):
-            tail += super()._add_up([batch], [seed])
+            tail += self._pass([batch], [seed])
             self._reduce_gradients()
             self._own.part.add(self._gradients.slice(self._own.start, self._own.stop))
         return tail
+
+    def _pass(self, batches: Sequence[MicroBatch], seeds: Sequence[int]) -> npt.NDArray[np.float32]:
+        """Gradients of this rank's micro-batches, without those of others, and their sums."""
+        return super()._add_up(batches, seeds)
 
     def _reduce_gradients(self) -> None:
         """The sum over the ranks of what this one updates."""
@@ -165,4 +169,4 @@ class ZeroTrainer(GraphTrainer):
         super().give_memory_back()
 
     def _drop_update(self) -> None:
-        del self._own, self._scaled, self._squaring, self._updates
+        del self._own, self._scaled, self._squaring, self._updates, self._scaling

@@ -45,6 +45,13 @@ def concrete(
 
     `known` tells shapes of values that the graph shares with another one; types are its own where it gives them.
     """
+    return followed(model, batch, known)[0]
+
+
+def followed(
+    model: onnx.ModelProto, batch: Mapping[str, Sequence[int]], known: Mapping[str, Type] | None = None
+) -> tuple[dict[str, Type], dict[str, npt.NDArray[Any]]]:
+    """As `concrete`, and the values of sizes and of what is computed of them."""
     graph = model.graph
     reported = _Told(model, axes_of(graph, batch), known or {})
     for value in graph.input:
@@ -55,7 +62,7 @@ def concrete(
             reported.values[tensor.name] = numpy_helper.to_array(tensor)
     for node in graph.node:
         reported.follow(node)
-    return reported.types
+    return reported.types, reported.values
 
 
 class _Told:

@@ -16,7 +16,7 @@ import onnx
 from ortflow.workflow.graph.ir import walk
 from ortflow.workflow.graph.optimize.recompute import scopes_of
 
-SMALL = 1 << 14
+SMALL = 1 << 12
 """Elements below which a layer joins the next one: a shorter message takes hardly less time."""
 PARTS = 64
 """A layer joins the next one, too, if it is less than this part of the model: blocks without a number are in pieces."""

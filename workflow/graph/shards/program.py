@@ -1,7 +1,8 @@
-"""What the nodes of a graph with shards do, as plain data. Must import nothing."""
+"""What the nodes of a graph with shards do, as plain data."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 GRADIENT = "_grad"
@@ -22,6 +23,12 @@ class Send:
     """Parameters whose gradients a node takes to the ranks that hold them."""
 
     tensors: tuple[str, ...]
+
+
+def largest(program: Sequence[Fetch | Send], counts: Mapping[str, int], kind: type[Fetch | Send]) -> int:
+    """Elements of the largest step of a kind, for parameters of so many elements; 0 if there is none."""
+    steps = (step for step in program if isinstance(step, kind))
+    return max((sum(counts[name] for name in step.tensors) for step in steps), default=0)
 
 
 Program = tuple[Fetch | Send, ...]

@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from ortflow.workflow.spec.problem import KeyPath, Problem
 from ortflow.workflow.spec.run import RunSpec
 
-NOT_YET = "is not available in this version"
 ZERO: KeyPath = ("parallel", "zero")
 
 
@@ -24,11 +23,56 @@ def check_parallel(spec: RunSpec) -> Iterator[Problem]:
         largest = max(given, key=lambda name: given[name])
         others = (("resources", "nodes"), ("resources", "ranks_per_node"), *(("parallel", name) for name in degrees))
         yield Problem(("parallel", largest), what, "change one of them", others=others)
-    for name in ("pipeline", "horizontal"):
-        if (degrees[name] or 1) > 1:
-            yield Problem(("parallel", name), f"above 1 {NOT_YET}", "set it to 1")
+    if spec.divides:
+        yield from _divided(spec)
+    if parallel.pipeline == 1:
+        for name, value, default in (("schedule", parallel.schedule, "1f1b"), ("cuts", parallel.cuts, None)):
+            if value != default:
+                yield Problem(("parallel", name), "is of a pipeline, and parallel.pipeline is 1", "remove it")
+    yield from _chunks(spec)
     if parallel.zero:
         yield from _zero(spec)
+
+
+def _divided(spec: RunSpec) -> Iterator[Problem]:
+    """What a model that the ranks divide excludes."""
+    parallel = spec.parallel
+    name, degree = ("pipeline", parallel.pipeline) if parallel.pipeline > 1 else ("horizontal", parallel.horizontal)
+    path: KeyPath = ("parallel", name)
+    if spec.on_gpus:
+        what = f"is {degree}, and ranks on GPUs cannot divide a model in this version: resources.gpus_per_rank"
+        gpus = spec.resources.gpus_per_rank
+        yield Problem(path, f"{what} is {gpus}", "set it to 1", others=(("resources", "gpus_per_rank"),))
+    if spec.trainer.name != "graph":
+        what = f"is {degree}, and a model is divided by the trainer {spec.trainer.name}"
+        yield Problem(path, what, "set it to 1", others=(("trainer", "name"),))
+    elif spec.model is not None:
+        for graph, given in spec.model.graphs.model_dump().items():
+            if given:
+                what = f"is {degree}, and model.graphs.{graph} is of the whole model"
+                yield Problem(path, what, "remove one of them", others=(("model", "graphs", graph),))
+    if parallel.horizontal > 1 and spec.resources.kernels == "onnxruntime":
+        what = f"is {parallel.horizontal}, and parts are summed by ortflow's kernels: resources.kernels is onnxruntime"
+        others: tuple[KeyPath, ...] = (("resources", "kernels"),)
+        yield Problem(("parallel", "horizontal"), what, "set one of them: 1, or auto", others=others)
+    if parallel.pipeline > 1 and parallel.zero == 2:
+        what = "is 2, and a stage adds up the gradients of several micro-batches at a time: parallel.pipeline is "
+        yield Problem(ZERO, f"{what}{parallel.pipeline}", "set it to 1", others=(("parallel", "pipeline"),))
+
+
+def _chunks(spec: RunSpec) -> Iterator[Problem]:
+    parallel, stages = spec.parallel, spec.parallel.pipeline * spec.parallel.chunks
+    if (parallel.chunks > 1) != (parallel.schedule == "interleaved"):
+        what = f"is {parallel.chunks}, and parallel.schedule is {parallel.schedule}"
+        fix = "set schedule to interleaved and chunks above 1, or remove both"
+        yield Problem(("parallel", "chunks"), what, fix, others=(("parallel", "schedule"),))
+    if parallel.cuts is not None and parallel.pipeline > 1 and len(parallel.cuts) != stages - 1:
+        what = f"has {len(parallel.cuts)} cuts, and parallel.pipeline {parallel.pipeline}"
+        what += f" x parallel.chunks {parallel.chunks}" if parallel.chunks > 1 else ""
+        others: tuple[KeyPath, ...] = (("parallel", "pipeline"), ("parallel", "chunks"))
+        yield Problem(
+            ("parallel", "cuts"), f"{what} needs {stages - 1}", "list one cut between two stages", others=others
+        )
 
 
 def _zero(spec: RunSpec) -> Iterator[Problem]:

@@ -1,0 +1,138 @@
+"""Whole runs under every layout: the curve and the model of one rank, resumed under other layouts and after a kill."""
+
+from __future__ import annotations
+
+import subprocess
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import onnx
+import psutil
+import pytest
+from onnx import numpy_helper
+from project import ORTFLOW, Project, command, curve, environment, evaluations, logs, of_kind
+
+from ortflow.launchers.processes import family, ranks_among
+from ortflow.workflow.rundir import RunDir
+
+FAULTS = Path(__file__).parent.parent / "support" / "faults"
+SHAPE: dict[str, Any] = {
+    "train__steps": 20, "train__global_batch": 8, "data__micro_batch": 2, "resources__cpus_per_rank": 1,
+    "train__schedule": {"name": "constant"}, "train__evaluation": {"every_steps": 10}, "checkpoint__every_steps": 4,
+    "train__optimizer": {"name": "adamw", "lr": 1e-3, "weight_decay": 0.1}, "train__clip_norm": 1.0,
+}  # fmt: skip
+LAYOUTS: dict[str, tuple[int, dict[str, Any]]] = {
+    "pipeline-2": (2, {"pipeline": 2}),
+    "gpipe": (2, {"pipeline": 2, "schedule": "gpipe"}),
+    "interleaved": (2, {"pipeline": 2, "schedule": "interleaved", "chunks": 2}),
+    "cut": (2, {"pipeline": 2, "cuts": [["h.0.output"]]}),
+    "pipeline-3": (3, {"pipeline": 3}),
+    "pipeline-4": (4, {"pipeline": 4}),
+    "horizontal-2": (2, {"horizontal": 2}),
+    "data-pipeline": (4, {"data": 2, "pipeline": 2, "zero": 1}),
+    "data-horizontal": (4, {"horizontal": 2, "zero": 2}),
+    "pipeline-horizontal": (4, {"pipeline": 2, "horizontal": 2}),
+}
+
+
+@pytest.fixture(scope="module")
+def project(tmp_path_factory: pytest.TempPathFactory) -> Project:
+    return Project.make(tmp_path_factory.mktemp("layouts"), dropout=0.0)
+
+
+@pytest.fixture(scope="module")
+def one_rank(project: Project) -> Path:
+    return project.run("one-rank", **SHAPE, resources__ranks_per_node=1)
+
+
+def run(project: Project, name: str, ranks: int, parallel: dict[str, Any], **changes: Any) -> Path:
+    return project.run(name, **{**SHAPE, "resources__ranks_per_node": ranks, "parallel": parallel, **changes})
+
+
+def exported(run_dir: Path) -> dict[str, npt.NDArray[Any]]:
+    model = onnx.load(run_dir / "export" / "model.onnx")
+    return {tensor.name: numpy_helper.to_array(tensor) for tensor in model.graph.initializer}
+
+
+def same(found: Path, expected: Path) -> None:
+    """Curve, evaluations and model to 1e-5."""
+    np.testing.assert_allclose(np.array(curve(found)), np.array(curve(expected)), rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(np.array(evaluations(found)), np.array(evaluations(expected)), rtol=1e-5, atol=1e-6)
+    here, there = exported(found), exported(expected)
+    assert here.keys() == there.keys()
+    for name, tensor in there.items():
+        np.testing.assert_allclose(here[name], tensor, rtol=1e-5, atol=1e-5, err_msg=name)
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_a_layout_trains_as_one_rank_does(name: str, project: Project, one_rank: Path) -> None:
+    ranks, parallel = LAYOUTS[name]
+    found = run(project, name, ranks, parallel)
+    same(found, one_rank)
+    replicas = ranks // (parallel.get("pipeline", 1) * parallel.get("horizontal", 1))
+    assert f"{replicas} replica(s) of {ranks // replicas} ranks x micro_batch 2" in logs(found)
+    # A rank has less than the whole model.
+    memory, whole = of_kind(found, "memory")[0], of_kind(one_rank, "memory")[0]
+    assert memory["parameters"] < whole["parameters"]
+    assert memory["moments"] < whole["moments"]
+
+
+def test_a_run_changes_its_layout_as_it_goes_on(project: Project, one_rank: Path) -> None:
+    moves: list[tuple[int, int, dict[str, Any]]] = [
+        (4, 2, {"pipeline": 2}), (8, 2, {"horizontal": 2}), (10, 2, {"zero": 1}), (14, 4, {"pipeline": 2, "horizontal": 2}),
+        (17, 1, {}), (20, 4, {"pipeline": 2, "zero": 1}),
+    ]  # fmt: skip
+    for steps, ranks, parallel in moves:
+        found = run(project, "moves", ranks, parallel, train__steps=steps)
+    assert [record["step"] for record in of_kind(found, "resume")] == [4, 8, 10, 14, 17]
+    same_curve = np.array(curve(found)), np.array(curve(one_rank))
+    np.testing.assert_allclose(*same_curve, rtol=1e-5, atol=1e-6)
+    here, there = exported(found), exported(one_rank)
+    for name, tensor in there.items():
+        np.testing.assert_allclose(here[name], tensor, rtol=1e-5, atol=1e-5, err_msg=name)
+    again = command("export", str(found), "--output", "again.onnx", folder=project.folder)
+    assert again.returncode == 0, again.stderr
+    assert (project.folder / "again.onnx").read_bytes() == (found / "export" / "model.onnx").read_bytes()
+
+
+@pytest.mark.parametrize("name", ["data-pipeline", "horizontal-2"])
+def test_a_killed_rank_ends_the_attempt_and_the_next_has_the_same_end(name: str, tmp_path: Path) -> None:
+    project = Project.make(tmp_path / "killed", dropout=0.1)
+    ranks, parallel = LAYOUTS[name]
+    changes = {**SHAPE, "resources__ranks_per_node": ranks, "parallel": parallel, "train__steps": 10}
+    undisturbed = project.run("undisturbed", **changes)
+    file, run_dir = project.write("killed", **changes), project.run_dir("killed")
+    # A busy machine needs longer to find the process than a few steps of this model take.
+    slow = environment(PYTHONPATH=str(FAULTS), SLOW="0.5 1")
+    with subprocess.Popen([*ORTFLOW, "run", file.name], cwd=project.folder, env=slow) as launcher:
+        victim = None
+        while victim is None and launcher.poll() is None:
+            saved = (run_dir / "checkpoints" / "step-00000004" / "COMMITTED").exists()
+            victim = ranks_among(family(psutil.Process(launcher.pid))).get(ranks - 1) if saved else None
+            time.sleep(0.01)
+        assert victim is not None, logs(run_dir)
+        killed = time.time()
+        victim.kill()
+        assert launcher.wait(240) == 0, logs(run_dir)
+    ends = [record for record in RunDir(run_dir).read_attempts() if "outcome" in record]
+    assert [end["outcome"] for end in ends] == ["failure", "finished"]
+    assert f"rank {ranks - 1} was killed by SIGKILL" in ends[0]["cause"]
+    assert ends[0]["time"] - killed < 10
+    assert [record["step"] >= 4 for record in of_kind(run_dir, "resume")] == [True]
+    assert curve(run_dir) == curve(undisturbed)
+    model = Path("export", "model.onnx")
+    assert (run_dir / model).read_bytes() == (undisturbed / model).read_bytes()
+
+
+def test_what_cannot_be_divided_is_refused_before_the_run(project: Project) -> None:
+    for parallel, ranks, reported in (
+        ({"pipeline": 40}, 40, "parallel.pipeline"), ({"horizontal": 3}, 3, "parallel.horizontal"),
+        ({"pipeline": 2, "cuts": [["nothing"]]}, 2, "parallel.cuts[0]"),
+    ):  # fmt: skip
+        file = project.write("refused", **SHAPE, resources__ranks_per_node=ranks, parallel=parallel)
+        done = command("validate", file.name, folder=project.folder)
+        assert (done.returncode, "Traceback" in done.stderr) == (2, False), done.stderr
+        assert reported in done.stdout + done.stderr

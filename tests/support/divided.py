@@ -1,0 +1,163 @@
+"""Losses and gradients of an undivided graph, and of its parts, put together."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import onnx
+import onnxruntime
+from kernels import LIBRARY
+from onnx import numpy_helper
+from parts import Parts
+
+from ortflow.workflow.device.cpu import CpuDevice
+from ortflow.workflow.graph.autodiff.compose import compose
+from ortflow.workflow.graph.autodiff.reverse import differentiate
+from ortflow.workflow.graph.division.divide import Divided, divide
+from ortflow.workflow.graph.ir.collective import finish
+from ortflow.workflow.graph.optimize import rewrites
+from ortflow.workflow.graph.optimize.order import results_first
+from ortflow.workflow.graph.types import LOSS_SUM
+from ortflow.workflow.kernels.graph import with_kernels
+from ortflow.workflow.sessions import collectives
+from ortflow.workflow.sessions.session import Sessions
+
+Arrays = Mapping[str, npt.NDArray[Any]]
+CHANNEL = 3
+SEED = 11
+
+
+def training(model: onnx.ModelProto, trained: Sequence[str], *, kernels: bool) -> onnx.ModelProto:
+    """The training graph, as `build` makes it of a differentiable forward graph."""
+    copy = onnx.ModelProto()
+    copy.CopyFrom(model)
+    rewrites.before(copy.graph)
+    made, _ = differentiate(copy, trained, LOSS_SUM)
+    if kernels:
+        made = with_kernels(made)
+    rewrites.after(made.graph)
+    made = compose(made)
+    results_first(made.graph)
+    finish(made)
+    return made
+
+
+def in_double(model: onnx.ModelProto) -> onnx.ModelProto:
+    """The same graph in fp64, except for the tokens of its collectives."""
+    single, double = onnx.TensorProto.FLOAT, onnx.TensorProto.DOUBLE
+    copy = onnx.ModelProto()
+    copy.CopyFrom(model)
+    graph = copy.graph
+    del graph.value_info[:]
+
+    def cast(tensor: onnx.TensorProto) -> None:
+        if tensor.data_type == single:
+            tensor.CopyFrom(numpy_helper.from_array(numpy_helper.to_array(tensor).astype(np.float64), tensor.name))
+
+    for tensor in graph.initializer:
+        cast(tensor)
+    for value in (*graph.input, *graph.output):
+        if value.type.tensor_type.elem_type == single:
+            value.type.tensor_type.elem_type = double
+    for node in graph.node:
+        for attribute in node.attribute:
+            if attribute.HasField("t"):
+                cast(attribute.t)
+            if node.op_type == "Cast" and attribute.i == single:
+                attribute.i = double
+    return copy
+
+
+def run(model: onnx.ModelProto, given: Arrays) -> dict[str, npt.NDArray[Any]]:
+    """What a graph computes, as a rank's session does."""
+    assert LIBRARY.path is not None
+    session = Sessions(CpuDevice(), 1, "error", LIBRARY.path).open(model.SerializeToString())
+    names = [value.name for value in session.get_outputs()]
+    wanted = {value.name for value in session.get_inputs()}
+    onnxruntime.set_seed(SEED)
+    results = session.run(None, {name: value for name, value in given.items() if name in wanted})
+    return dict(zip(names, results, strict=True))
+
+
+def run_parts(
+    graphs: Sequence[onnx.ModelProto], divided: Sequence[Divided], given: Arrays
+) -> dict[str, npt.NDArray[Any]]:
+    """What the parts compute together, as threads: gradients put together by regions, all else equal on each.
+
+    ONNX Runtime's random numbers are the process's: graphs with Dropout need `run_ranks`.
+    """
+    assert LIBRARY.path is not None
+    parts = Parts(len(graphs))
+    collectives.connect(LIBRARY.path, {CHANNEL: parts})
+    try:
+        results = parts.run(lambda part: run(graphs[part], _held(divided[part], given)))
+    finally:
+        collectives.disconnect()
+    assert all(calls == parts.calls[0] for calls in parts.calls)
+    return {name: _together(name, divided, given, results) for name in results[0]}
+
+
+def run_ranks(
+    graphs: Sequence[onnx.ModelProto], divided: Sequence[Divided], given: Arrays, folder: Path
+) -> dict[str, npt.NDArray[Any]]:
+    """As `run_parts`, by real ranks over MPI."""
+    for rank, graph in enumerate(graphs):
+        (folder / f"{rank}.onnx").write_bytes(graph.SerializeToString())
+        np.savez(folder / f"{rank}.npz", **_held(divided[rank], given))
+    # mpirun of the environment's own MPI is beside its Python.
+    search = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    program = [sys.executable, str(Path(__file__).with_name("part_of_model.py")), str(folder), str(CHANNEL), str(SEED)]
+    done = subprocess.run(
+        ["mpirun", "-n", str(len(graphs)), *program], env={**os.environ, "PATH": search}, capture_output=True,
+        text=True, check=False, timeout=120,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    results = [dict(np.load(folder / f"{rank}-results.npz")) for rank in range(len(graphs))]
+    return {name: _together(name, divided, given, results) for name in results[0]}
+
+
+def _held(divided: Divided, given: Arrays) -> dict[str, npt.NDArray[Any]]:
+    """What a part is given: its regions of the tensors, and the whole batch."""
+    regions = divided.regions
+    return {name: regions[name].of(value) if name in regions else value for name, value in given.items()}
+
+
+def _together(name: str, divided: Sequence[Divided], given: Arrays, results: Sequence[Arrays]) -> npt.NDArray[Any]:
+    tensor = name.removesuffix("_grad")
+    if tensor == name or tensor not in divided[0].regions or divided[0].regions[tensor].whole:
+        for each in results[1:]:
+            np.testing.assert_allclose(each[name], results[0][name], rtol=1e-6, atol=1e-7, err_msg=name)
+        return results[0][name]
+    whole = np.full_like(given[tensor], np.nan)
+    for each, result in zip(divided, results, strict=True):
+        region = each.regions[tensor]
+        assert region.axis is not None
+        places = np.concatenate([np.arange(start, stop) for start, stop in region.ranges])
+        whole[(slice(None),) * region.axis + (places,)] = result[name]
+    return whole
+
+
+def divide_all(
+    model: onnx.ModelProto, shapes: Mapping[str, tuple[int, ...]], trained: Sequence[str], parts: int, **options: Any
+) -> list[Divided]:
+    """All parts of a forward graph."""
+    return [divide(model, shapes, trained, LOSS_SUM, part, parts, CHANNEL, **options) for part in range(parts)]
+
+
+def off(found: Arrays, expected: Arrays) -> dict[str, float]:
+    """Largest difference of each value, relative to the expected one's largest element."""
+    assert found.keys() == expected.keys()
+    differences = {}
+    for name, value in expected.items():
+        size = float(np.abs(value).max(initial=0))
+        difference = float(np.abs(found[name] - value).max(initial=0))
+        # Below that, rounding is all there is.
+        differences[name] = difference / size if size > 1e-7 else difference
+    return differences

@@ -1,0 +1,169 @@
+"""The trainer of divided models on real ranks: its state in canonical form, and the check of its gradient."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from graph_build_models import built, run_file, save_model, value
+from kernels import needs_kernels
+from onnx import helper
+
+from ortflow.workflow.graph.types import GraphSet
+from ortflow.workflow.kept import damage, hashes_of
+from ortflow.workflow.trainer.builder import fingerprint_of
+
+pytestmark = needs_kernels
+LAYOUTS: dict[int, list[dict[str, Any]]] = {
+    2: [{"pipeline": 2}, {"horizontal": 2}],
+    4: [
+        {"pipeline": 4}, {"pipeline": 2, "zero": 1}, {"horizontal": 2, "zero": 2},
+        {"pipeline": 2, "horizontal": 2}, {"pipeline": 2, "chunks": 2, "schedule": "interleaved"},
+    ],
+}  # fmt: skip
+
+PROGRAM = """
+import json, sys
+from pathlib import Path
+import numpy as np
+from ortflow.workflow.comm.mpi import MpiCommunicator
+from ortflow.workflow.device.cpu import CpuDevice
+from ortflow.workflow.errors import UserError
+from ortflow.workflow.graph.types import GraphSet
+from ortflow.workflow.kernels.library import library_for
+from ortflow.workflow.sessions.session import Sessions
+from ortflow.workflow.spec.run import RunSpec
+from ortflow.workflow.trainer import MicroBatch, Report
+from ortflow.workflow.trainer.canonical import to_first
+from ortflow.workflow.trainer.opening import open_divided
+
+world = MpiCommunicator()
+for folder in sys.argv[1:]:
+    spec = RunSpec.model_validate_json(Path(folder, "spec.json").read_text())
+    graphs = GraphSet.load(Path(folder, "graphs"))
+    notes = []
+    trainer = open_divided(
+        graphs, spec, Sessions(CpuDevice(), 1, "error", library_for("auto").path), world,
+        Report(note=notes.append),
+    )
+    trainer.before_save()
+    first = to_first(world, trainer.state()["parameters"])
+    if first is not None:
+        from safetensors.numpy import load_file
+        for name, tensor in load_file(graphs.initial).items():
+            entry = graphs.index[name]
+            assert np.array_equal(first.array[entry.offset : entry.end], tensor.ravel()), name
+    # What any other layout may have saved.
+    whole = {}
+    for number, (name, shard) in enumerate(sorted(trainer.state().items())):
+        random = np.random.default_rng(number)
+        values = np.zeros(shard.count, np.float32)
+        for entry in graphs.index:
+            if entry.end <= shard.count:
+                values[entry.offset : entry.end] = random.normal(size=entry.tensor.count)
+        whole[name] = values
+        shard.part.write(values[shard.start : shard.stop])
+    trainer.after_load()
+    for shard in trainer.state().values():
+        shard.part.fill(np.nan if shard.count % 64 else 0)
+    trainer.before_save()
+    for name, shard in trainer.state().items():
+        assert np.array_equal(shard.part.array, whole[name][shard.start : shard.stop]), (folder, name)
+
+    random = np.random.default_rng(5)
+    batch = MicroBatch({"x": random.normal(size=(8, 6)).astype("float32"), "labels": random.integers(0, 3, 8)}, 8)
+    for shard in trainer.state().values():
+        shard.part.array[:] *= 0.3
+    trainer.after_load()
+    before = {name: each.part.read() for name, each in trainer.state().items()}
+    trainer.check([batch])
+    assert world.rank or any("gradient checked" in note for note in notes), notes
+    trainer.before_save()
+    for name, each in trainer.state().items():
+        assert np.array_equal(each.part.array, before[name]), "the check changed the state"
+    honest = trainer._part.gradient_of
+
+    def wrong(batch, seed):
+        loss, gradients = honest(batch, seed)
+        if (trainer._ranks.place.stage, trainer._ranks.place.part) == (0, 0):
+            gradients.write(1.5 * gradients.read())
+        return loss, gradients
+
+    trainer._part.gradient_of = wrong
+    import ortflow.workflow.trainer.divided_check as checking
+    checking.VERSION += 1  # or it would remember that it has passed
+    try:
+        trainer.check([batch])
+        raise SystemExit("a wrong gradient has passed")
+    except UserError as error:
+        assert "disagrees with finite differences" in str(error), error
+print("good")
+world.close()
+"""
+
+
+def perceptron(path: Path) -> Path:
+    random = np.random.default_rng(0)
+    sizes = [6, 36, 28, 24, 16, 3]
+    nodes, tensors, before = [], {}, "x"
+    for number, (rows, columns) in enumerate(zip(sizes, sizes[1:], strict=False)):
+        weight, bias, made = f"w{number}", f"b{number}", f"h{number}"
+        tensors[weight] = (random.normal(size=(rows, columns)) / 3).astype("float32")
+        tensors[bias] = random.normal(size=columns).astype("float32")
+        nodes.append(helper.make_node("MatMul", [before, weight], [f"{made}.product"], f"/product{number}"))
+        nodes.append(helper.make_node("Add", [f"{made}.product", bias], [made], f"/add{number}"))
+        before = made
+        if number < len(sizes) - 2:
+            before = f"{made}.tanh"
+            nodes.append(helper.make_node("Tanh", [made], [before], f"/tanh{number}"))
+    return save_model(path, nodes, [value("x", ["batch", 6])], [value(before, ["batch", 3])], tensors)
+
+
+@pytest.mark.parametrize("ranks", LAYOUTS)
+def test_a_state_of_any_layout_is_every_layouts(ranks: int, tmp_path: Path) -> None:
+    folders = []
+    for number, parallel in enumerate(LAYOUTS[ranks]):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        changes = {"resources__ranks_per_node": ranks, "parallel": parallel, "train__gradient_accumulation": 2}
+        built(perceptron(folder / "model.onnx"), **changes)
+        spec = run_file(folder / "model.onnx", **changes)
+        (folder / "spec.json").write_text(json.dumps(spec.model_dump(mode="json")))
+        folders.append(str(folder))
+    # mpirun of the environment's own MPI is beside its Python.
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    variables = {**os.environ, "PATH": path, "OMP_NUM_THREADS": "1", "ORTFLOW_CACHE": str(tmp_path / "cache")}
+    done = subprocess.run(
+        ["mpirun", "-n", str(ranks), sys.executable, "-c", PROGRAM, *folders], env=variables,
+        capture_output=True, text=True, check=False, timeout=280,
+    )  # fmt: skip
+    assert (done.returncode, done.stdout.count("good")) == (0, ranks), done.stdout + done.stderr
+
+
+def test_graphs_of_parts_are_looked_after_like_the_others(tmp_path: Path) -> None:
+    model = perceptron(tmp_path / "model.onnx")
+    changes: dict[str, Any] = {"resources__ranks_per_node": 2, "parallel": {"pipeline": 2}}
+    graphs = built(model, **changes)
+    hashes = hashes_of(graphs.root)
+    assert "division.json" in hashes
+    assert {"part-0/stages.json", "part-0/stage00.forward.onnx"} <= hashes.keys()
+    assert damage(graphs.root, hashes) is None
+    forward = graphs.root / "part-0" / "stage00.forward.onnx"
+    forward.write_bytes(forward.read_bytes()[:-1])
+    assert damage(graphs.root, hashes) == f"{forward} is damaged"
+    built(model, resources__ranks_per_node=2)
+    assert GraphSet.load(graphs.root).index.size
+    specs = [
+        run_file(model, resources__ranks_per_node=4, parallel=parallel)
+        for parallel in ({}, {"zero": 1}, {"pipeline": 2}, {"pipeline": 2, "schedule": "gpipe"}, {"horizontal": 2})
+    ]
+    plain, zero, pipeline, gpipe, horizontal = map(fingerprint_of, specs)
+    assert plain == zero
+    assert pipeline == gpipe
+    assert len({plain, pipeline, horizontal}) == 3

@@ -1,0 +1,143 @@
+"""The graph of one part of a model, and which part of each tensor its rank holds: the entry of this package."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+
+import onnx
+
+from ortflow.workflow.errors import UserError
+from ortflow.workflow.graph.division.cut import Cut
+from ortflow.workflow.graph.division.facts import Facts
+from ortflow.workflow.graph.division.layers import Layers, Weights, find_layers, names_of, weights_of
+from ortflow.workflow.graph.division.plan import Plan
+from ortflow.workflow.graph.division.resolve import resolve
+from ortflow.workflow.graph.division.rewrite import Rewrite
+from ortflow.workflow.graph.division.vocabulary import find_vocabulary
+from ortflow.workflow.graph.ir import shapes
+from ortflow.workflow.graph.ir.order import prune, sort_nodes
+from ortflow.workflow.parallel.region import WHOLE, Region
+
+_SHOWN = 4
+
+
+@dataclass(frozen=True)
+class Divided:
+    """A part of a model."""
+
+    model: onnx.ModelProto
+    """Its graph; `ir.collective.finish` is still to be called when nothing else changes it any more."""
+    regions: Mapping[str, Region]
+    """What of each tensor the part holds."""
+    notes: tuple[str, ...]
+    """Log lines: what is divided, and which matrices are not."""
+    cuts: Mapping[str, Cut]
+    """How the divided tensors are cut; the same on all parts."""
+
+
+def divide(
+    model: onnx.ModelProto,
+    tensors: Mapping[str, Sequence[int]],
+    trained: Collection[str],
+    loss: str,
+    part: int,
+    parts: int,
+    channel: int,
+    like: Divided | None = None,
+    whole: Collection[str] = (),
+) -> Divided:
+    """Divide a forward graph with its loss over `parts` ranks.
+
+    Parameters
+    ----------
+    model
+        Before it is differentiated; sorted, with inferred shapes.
+    tensors
+        Shapes of the whole parameters and states, which are inputs of the graph.
+    trained
+        Those that gradients are wanted of; empty for an evaluation graph.
+    loss
+        Output that is differentiated.
+    part
+        Which part's graph to make. The graphs of all parts run the same collectives in the same order.
+    channel
+        Under which `sessions.collectives` knows the ranks of the parts.
+    like
+        The divided training graph, if this is the evaluation graph: the same tensors are divided, the same way.
+    whole
+        Tensors that stay whole.
+
+    Raises
+    ------
+    UserError
+        If nothing can be divided, or a layer only lacks a number of heads or a width that is divisible.
+    """
+    copy = onnx.ModelProto()
+    copy.CopyFrom(model)
+    sort_nodes(copy.graph)
+    facts = Facts(copy, tensors, trained, loss)
+    weights = weights_of(facts)
+    kept = set(whole)
+    if like is not None:
+        kept |= set(tensors) - like.cuts.keys()
+    layers = find_layers(facts, weights, parts, kept)
+    plan = layers.plan
+    free = weights.of.keys() - {*layers.columns, *layers.rows}
+    wanted = None if like is None else like.cuts.keys()
+    scores, tables = find_vocabulary(
+        facts, weights, parts, {place for place in free if weights.of[place] not in kept}, wanted
+    )
+    plan.add(scores)
+    held = resolve(facts, plan)
+    missing: dict[str, Cut] = {}
+    if like is not None:
+        missing = {name: cut for name, cut in like.cuts.items() if held.get(name) != cut}
+        _undo(facts, plan, held, like)
+        held = dict(like.cuts)
+    if not held:
+        raise UserError(
+            f"is {parts}, but no layer of the model can be divided: none consists of products with two matrices"
+            " between which each part can compute on its own",
+            where="parallel.horizontal",
+            fix="set it to 1",
+        )
+    rewrite = Rewrite(copy, facts, plan, held, part, parts, channel)
+    rewrite.gather_tensors(missing)
+    rewrite.run()
+    sort_nodes(copy.graph)
+    prune(copy.graph)
+    shapes.infer(copy)
+    regions = {name: held[name].region(part, parts) if name in held else WHOLE for name in tensors}
+    return Divided(copy, regions, tuple(_notes(facts, weights, layers, tables, held, parts)), held)
+
+
+def _undo(facts: Facts, plan: Plan, held: Mapping[str, Cut], like: Divided) -> None:
+    """Let nodes slice the tensors that this graph would hold shares of, and the other one does not."""
+    for name, cut in held.items():
+        if like.cuts.get(name) != cut:
+            for slot in facts.readers[name]:
+                plan.slices[slot] = cut
+
+
+def _notes(
+    facts: Facts, weights: Weights, layers: Layers, tables: Sequence[str], held: Mapping[str, Cut], parts: int
+) -> list[str]:
+    notes = []
+    if layers.rows:
+        rows = list(names_of(weights, layers.rows))
+        notes.append(f"{len(layers.rows)} layers divided over {parts} ranks, with their rows in {_some(rows)}")
+    if tables:
+        notes.append(f"vocabulary divided over {parts} ranks: {_some(tables)}")
+    matrices = dict.fromkeys(weights.of[place] for place in sorted(weights.of))
+    left = [name for name in matrices if name not in held]
+    values = {name: facts.tensors[name][0] * facts.tensors[name][1] for name in matrices}
+    if left:
+        share = sum(values[name] for name in left) / sum(values.values())
+        notes.append(f"whole on each rank: {_some(left)}, {share:.1%} of the values in matrices")
+    return notes
+
+
+def _some(names: Sequence[str]) -> str:
+    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+    return ", ".join(names[:_SHOWN]) + more

@@ -1,0 +1,237 @@
+"""Finds layers that can be divided: weights whose columns, and weights whose rows, each part has a share of.
+
+A product with a weight may be the end of such a layer: its rows are then divided, and the parts' results summed. What
+it reads comes from other products with weights, whose columns are divided. The layer is one if everything between them
+can be computed of a share: heads of attention, activations, gates, norms over a head.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, field
+
+from ortflow.workflow.errors import UserError
+from ortflow.workflow.graph.division import rules  # noqa: F401 - enters the rules
+from ortflow.workflow.graph.division.cut import Cut, Indivisible, Reblock, Unsupported, even
+from ortflow.workflow.graph.division.facts import Facts
+from ortflow.workflow.graph.division.plan import Plan
+from ortflow.workflow.graph.division.spread import RULES, Spread
+from ortflow.workflow.graph.ir.edit import attributes_of
+
+_FIRST_ALONE = frozenset(
+    ("Clip", "Dropout", "Expand", "Flatten", "Gather", "ReduceL2", "ReduceMax", "ReduceMean", "ReduceMin", "ReduceProd",
+     "ReduceSum", "ReduceSumSquare", "Reshape", "Slice", "Split", "Squeeze", "Trilu", "Unsqueeze", "LayerNormalization",
+     "SimplifiedLayerNormalization")
+)  # fmt: skip
+"""Operators whose other inputs list sizes, places or parameters."""
+_MOST = 16
+"""Attempts for one layer."""
+
+
+@dataclass
+class Weights:
+    """Nodes that read weights."""
+
+    linears: dict[int, int]
+    """Place of a product with a weight -> the input that is no weight."""
+    tables: set[int]
+    """Places of look-ups in a table."""
+    of: dict[int, str]
+    """Place -> the weight's name."""
+
+
+@dataclass
+class Layers:
+    """What the search has found."""
+
+    plan: Plan = field(default_factory=Plan)
+    columns: list[int] = field(default_factory=list)
+    rows: list[int] = field(default_factory=list)
+
+
+def weights_of(facts: Facts) -> Weights:
+    """Products and look-ups of matrices among the tensors."""
+    found = Weights({}, set(), {})
+    for place, node in enumerate(facts.nodes):
+        if node.domain != "":
+            continue
+        if node.op_type == "Gather" and not attributes_of(node).get("axis", 0) and _is_matrix(facts, node.input[0]):
+            found.tables.add(place)
+            found.of[place] = node.input[0]
+        elif node.op_type == "MatMul" or (node.op_type == "Gemm" and _is_plain(attributes_of(node))):
+            name = weight_of(facts, node.input[1])
+            if name is not None and weight_of(facts, node.input[0]) is None:
+                found.linears[place] = 0
+                found.of[place] = name
+    return found
+
+
+def weight_of(facts: Facts, value: str) -> str | None:
+    """The matrix that a value is, turned or not; None if it is none."""
+    while value not in facts.tensors and value in facts.makers:
+        node = facts.nodes[facts.makers[value]]
+        if node.op_type not in ("Transpose", "Identity", "Cast"):
+            return None
+        value = node.input[0]
+    return value if _is_matrix(facts, value) else None
+
+
+def _is_matrix(facts: Facts, value: str) -> bool:
+    return len(facts.tensors.get(value, ())) == 2
+
+
+def _is_plain(flags: Mapping[str, float]) -> bool:
+    return not flags.get("transA", 0) and flags.get("alpha", 1.0) == flags.get("beta", 1.0) == 1.0
+
+
+def find_layers(facts: Facts, weights: Weights, parts: int, kept: Collection[str]) -> Layers:
+    """Every layer that can be divided; the weights in `kept` stay whole.
+
+    Raises UserError where a layer could be divided if a length of it were a multiple of the parts.
+    """
+    found = Layers()
+    linears = {place: slot for place, slot in weights.linears.items() if weights.of[place] not in kept}
+    taken: set[int] = set()
+    for row in sorted(linears):
+        if row in taken:
+            continue
+        search = _Search(facts, weights, linears, taken, parts)
+        try:
+            seeds, plan = search.layer(row)
+        except Unsupported as error:
+            if isinstance(error, Indivisible):
+                _refuse(facts, weights, linears, taken, row, error, parts)
+            continue
+        found.plan.add(plan)
+        found.columns += sorted(seeds)
+        found.rows += sorted(plan.rows)
+        taken |= seeds.keys() | plan.rows.keys()
+    return found
+
+
+def _refuse(
+    facts: Facts, weights: Weights, linears: Mapping[int, int], taken: set[int], row: int, error: Indivisible,
+    parts: int,
+) -> None:  # fmt: skip
+    """Raises UserError if nothing but the length is in the way."""
+    try:
+        _, plan = _Search(facts, weights, linears, taken, 1).layer(row)
+    except Unsupported:
+        return
+    heads = next((length for length in plan.heads if length % parts), None)
+    what = f"{heads} heads, which are" if heads else f"a width of {error.length}, which is"
+    raise UserError(
+        f"is {parts}, and the layer that ends with the weight {weights.of[row]!r} has {what} not divisible by it",
+        where="parallel.horizontal",
+        fix=f"use a divisor of {heads or error.length}, or list the weight under `parallel.whole`",
+    )
+
+
+class _Search:
+    def __init__(self, facts: Facts, weights: Weights, linears: Mapping[int, int], taken: set[int], parts: int) -> None:
+        self._facts, self._weights, self._taken, self._parts = facts, weights, taken, parts
+        self._linears = {place: slot for place, slot in linears.items() if place not in taken}
+        self._attempts = 0
+
+    def layer(self, row: int) -> tuple[dict[int, tuple[int, ...]], Plan]:
+        """The columns and the changes of the layer that ends in a product. Raises Unsupported."""
+        left: set[int] = set()
+        first: Indivisible | None = None
+        while True:
+            try:
+                return self._closed(row, left)
+            except Indivisible as error:
+                # A few heads of keys and values that all heads of queries share stay whole.
+                first = first or error
+                if error.seed is None or error.seed in left:
+                    raise first from None
+                left.add(error.seed)
+            except Unsupported:
+                if first is not None:
+                    raise first from None
+                raise
+
+    def _closed(self, row: int, left: Collection[int]) -> tuple[dict[int, tuple[int, ...]], Plan]:
+        """Layers that share a divided value are one."""
+        seeds = self._seeds(row, left)
+        rows = {row}
+        while True:
+            blocks, plan = self._attempt(seeds, {}, frozenset())
+            if row not in plan.rows:
+                raise Unsupported("it does not reach the row")
+            new = plan.rows.keys() - rows
+            more = set().union(*(self._seeds(each, left) for each in new)) - seeds if new else set()
+            rows |= new
+            if not more:
+                return blocks, plan
+            seeds = seeds | more
+
+    def _attempt(
+        self, seeds: set[int], blocks: Mapping[int, tuple[int, ...]], refused: frozenset[int]
+    ) -> tuple[dict[int, tuple[int, ...]], Plan]:
+        self._attempts += 1
+        if self._attempts > _MOST:
+            raise Unsupported("too many attempts")
+        chosen = {seed: blocks.get(seed) or (self._width(seed),) for seed in seeds}
+        cuts = {seed: even(self._axis(seed), lengths, self._parts, seed) for seed, lengths in chosen.items()}
+        try:
+            spread = Spread(self._facts, self._parts, self._linears, refused)
+            return chosen, spread.run(cuts)
+        except Reblock as proposal:
+            try:
+                return self._attempt(seeds, {**blocks, proposal.seed: proposal.blocks}, refused)
+            except Unsupported as error:
+                try:
+                    return self._attempt(seeds, blocks, refused | {proposal.seed})
+                except Indivisible:
+                    raise
+                except Unsupported:
+                    raise error from None
+
+    def _axis(self, seed: int) -> int:
+        shape = self._facts.shape(self._facts.nodes[seed].output[0])
+        if shape is None:
+            raise Unsupported("the shape of a product is not known")
+        return len(shape) - 1
+
+    def _width(self, seed: int) -> int:
+        found = self._facts.size(self._facts.nodes[seed].output[0], self._axis(seed))
+        if found is None:
+            raise Unsupported("the width of a product is not known")
+        return found
+
+    def _seeds(self, row: int, left: Collection[int]) -> set[int]:
+        """Where what a product reads comes from: products with weights and tables, the nearest ones."""
+        facts, found, seen = self._facts, set(), set()
+        waiting = [facts.nodes[row].input[self._linears[row]]]
+        while waiting:
+            place = facts.makers.get(waiting.pop())
+            if place is None or place in seen:
+                continue
+            seen.add(place)
+            if place in self._weights.of:
+                usable = place in self._linears or (place in self._weights.tables and place not in self._taken)
+                if usable and place not in left:
+                    found.add(place)
+                continue
+            node = facts.nodes[place]
+            if (node.domain, node.op_type) in RULES:
+                waiting += node.input[:1] if node.op_type in _FIRST_ALONE else node.input
+        if not found:
+            raise Unsupported("it reads nothing that can be divided")
+        return found
+
+
+def names_of(weights: Weights, places: Collection[int]) -> Iterator[str]:
+    """The weights at places, in order, each once."""
+    yield from dict.fromkeys(weights.of[place] for place in sorted(places))
+
+
+def cut_of_scores(facts: Facts, place: int) -> Cut | None:
+    """How the scores that a product makes are divided; None if their number is not known."""
+    value = facts.nodes[place].output[0]
+    shape = facts.shape(value)
+    if shape is None:
+        return None
+    length = facts.size(value, len(shape) - 1)
+    return None if length is None else Cut(len(shape) - 1, (length,))

@@ -1,0 +1,258 @@
+"""The graph of one part: carries out a plan."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import onnx
+from onnx import numpy_helper
+
+from ortflow.workflow.graph.division.cut import Cut
+from ortflow.workflow.graph.division.facts import Facts
+from ortflow.workflow.graph.division.plan import Plan
+from ortflow.workflow.graph.division.scores import Scores
+from ortflow.workflow.graph.domains import CPU_DOMAIN
+from ortflow.workflow.graph.ir.collective import Kind, collective
+from ortflow.workflow.graph.ir.edit import Editor, attributes_of, import_domain, replace
+from ortflow.workflow.graph.ir.origin import inherit
+
+
+class PartWriter(Editor):
+    """Writes the nodes of a part one behind the other."""
+
+    def __init__(self, graph: onnx.GraphProto, part: int, parts: int, channel: int) -> None:
+        super().__init__(graph)
+        self.made: list[onnx.NodeProto] = []
+        self.part, self.parts, self.channel = part, parts, channel
+
+    def _enter(self, node: onnx.NodeProto) -> None:
+        self.made.append(node)
+        self._taken.update(node.output)
+
+    def keep(self, node: onnx.NodeProto) -> None:
+        """A node of the undivided graph."""
+        self.made.append(node)
+
+    def reduce(self, value: str, kind: Kind = Kind.ALL_REDUCE, output: str | None = None) -> str:
+        """The value's sum, or what else, over the parts."""
+        return collective(self, kind, value, self.channel, self.parts, output)
+
+    def share(self, value: str, cut: Cut, output: str | None = None) -> str:
+        """This part's share of an undivided value."""
+        ranges = cut.region(self.part, self.parts).ranges
+        axis = self.ints(cut.axis)
+        if len(ranges) == 1:
+            ((start, stop),) = ranges
+            return self("Slice", value, self.ints(start), self.ints(stop), axis, output=output)
+        pieces = [self("Slice", value, self.ints(start), self.ints(stop), axis) for start, stop in ranges]
+        return self("Concat", *pieces, axis=cut.axis, output=output)
+
+    def whole(self, value: str, cut: Cut, rank: int, output: str | None = None) -> str:
+        """A divided value put together, on each part: each fills its places, and the rest with zeros."""
+        ranges = cut.region(self.part, self.parts).ranges
+        edges, start = [], 0
+        for first, stop in ranges:
+            edges.append((first - start, stop - first))
+            start = stop
+        sizes = [size for _, size in edges]
+        pieces = [value]
+        if len(sizes) > 1:
+            pieces = [self.fresh("Split") for _ in sizes]
+            self.write("Split", [value, self.ints(*sizes)], pieces, axis=cut.axis)
+        spread = []
+        for number, (piece, (gap, _)) in enumerate(zip(pieces, edges, strict=True)):
+            pads = [0] * (2 * rank)
+            pads[cut.axis] = gap
+            if number == len(edges) - 1:
+                pads[rank + cut.axis] = cut.length - start
+            spread.append(self("Pad", piece, self.ints(*pads)))
+        joined = spread[0] if len(spread) == 1 else self("Concat", *spread, axis=cut.axis)
+        return self.reduce(joined, output=output)
+
+
+class Rewrite:
+    """Makes the graph of a part, in place."""
+
+    def __init__(
+        self, model: onnx.ModelProto, facts: Facts, plan: Plan, held: Mapping[str, Cut], part: int, parts: int,
+        channel: int,
+    ) -> None:  # fmt: skip
+        self._model, self._facts, self._plan, self._held = model, facts, plan, held
+        self._write = PartWriter(model.graph, part, parts, channel)
+        self._copied: dict[str, str] = {}
+        self._shared: dict[tuple[str, Cut], str] = {}
+        self._renamed: dict[str, str] = {}
+
+    def gather_tensors(self, names: Mapping[str, Cut]) -> None:
+        """Put tensors together that this graph reads whole, though parts hold shares."""
+        for name, cut in names.items():
+            self._renamed[name] = self._write.whole(name, cut, len(self._facts.tensors[name]))
+
+    def run(self) -> None:
+        """Write all nodes."""
+        graph, write = self._model.graph, self._write
+        for place, old in enumerate(self._facts.nodes):
+            node = onnx.NodeProto()
+            node.CopyFrom(old)
+            before = len(write.made)
+            self._node(place, node)
+            inherit([each for each in write.made[before:] if each is not node], node)
+        nodes = write.made
+        replace(graph.node, nodes)
+        stale = self._plan.cuts.keys() | {name for node in nodes for name in node.output}
+        replace(graph.value_info, [value for value in graph.value_info if value.name not in stale])
+        for value in graph.input:
+            cut = self._held.get(value.name)
+            if cut is not None:
+                value.type.tensor_type.shape.dim[cut.axis].dim_value = cut.local(write.part, write.parts)
+        import_domain(self._model, CPU_DOMAIN)
+
+    def _node(self, place: int, node: onnx.NodeProto) -> None:
+        plan, write = self._plan, self._write
+        originals = list(node.input)
+        for slot, name in enumerate(originals):
+            if not name:
+                continue
+            if (place, slot) in plan.slices:
+                node.input[slot] = self._share(name, plan.slices[place, slot])
+            elif (place, slot) in plan.copies:
+                node.input[slot] = self._copy(name)
+            elif name in self._renamed:
+                node.input[slot] = self._renamed[name]
+            if (place, slot) in plan.sizes:
+                node.input[slot] = self._sizes(node.input[slot], *plan.sizes[place, slot])
+            if (place, slot) in plan.lists:
+                node.input[slot] = write.ints(*(size // write.parts for size in plan.lists[place, slot]))
+        cut = next((plan.cuts[name] for name in originals if name in plan.cuts), None)
+        if node.op_type in ("Shape", "Size") and node.domain == "" and cut is not None:
+            self._size(node, cut)
+        elif node.op_type == "Dropout" and node.domain == "" and cut is not None:
+            self._dropout(node, cut)
+        elif place in plan.rows:
+            self._row(node)
+        elif place in plan.sums:
+            output, node.output[0] = node.output[0], write.fresh("part")
+            write.keep(node)
+            write.reduce(node.output[0], output=output)
+        elif place in plan.lookups:
+            Scores(write).look_up(node, plan.lookups[place], self._facts)
+        elif place in plan.normal:
+            Scores(write).log_softmax(node, plan.normal[place], copied=self._is_trained(originals[0]))
+        elif place in plan.entropies:
+            Scores(write).cross_entropy(node, plan.entropies[place])
+        else:
+            write.keep(node)
+        for slot, name in enumerate(node.output):
+            if name in plan.gathered:
+                cut = plan.gathered[name]
+                node.output[slot] = write.fresh("part")
+                write.whole(node.output[slot], cut, cut.axis + 1, output=name)
+
+    def _is_trained(self, name: str) -> bool:
+        return name in self._facts.trained
+
+    def _copy(self, name: str) -> str:
+        """The value, the gradient of which is summed over the parts."""
+        source = self._renamed.get(name, name)
+        if not self._is_trained(name):
+            return source
+        if name not in self._copied:
+            self._copied[name] = self._write.reduce(source, Kind.COPY)
+        return self._copied[name]
+
+    def _share(self, name: str, cut: Cut) -> str:
+        key = name, cut
+        if key in self._shared:
+            return self._shared[key]
+        constant = self._facts.constant(name)
+        if constant is not None:
+            region = cut.region(self._write.part, self._write.parts)
+            own = self._write.fresh("constant")
+            # Elements of a constant of another kind than numbers are not changed.
+            self._model.graph.initializer.append(
+                numpy_helper.from_array(np.ascontiguousarray(region.of(constant)), own)
+            )
+            self._shared[key] = own
+        else:
+            self._shared[key] = self._write.share(self._copy(name), cut)
+        return self._shared[key]
+
+    def _sizes(self, name: str, axis: int, cut: Cut) -> str:
+        """A list of sizes with this part's length in it, unless the length is left open there."""
+        write = self._write
+        even, listed = cut.is_even(write.parts), self._facts.constant(name)
+        local = cut.local(write.part, write.parts)
+        if listed is not None:
+            sizes = [int(size) for size in listed]
+            if axis < len(sizes) and sizes[axis] > 0:
+                sizes[axis] = sizes[axis] // write.parts if even else local
+            return write.ints(*sizes)
+        rank = self._facts.shape(name)
+        assert rank is not None
+        here = write.constant([place == axis for place in range(rank[0])], "bool")
+        given = write("And", here, write("Greater", name, write.constant(0, "int64")))
+        here_local = write("Div", name, write.ints(write.parts)) if even else write.constant(local, "int64")
+        return write("Where", given, here_local, name)
+
+    def _lengths(self, listed: str, axes: Sequence[int], cut: Cut, output: str | None = None) -> str:
+        """Sizes of the whole, from those of this part's share along some axes."""
+        write = self._write
+        here = write.constant([axis == cut.axis for axis in axes], "bool")
+        even = cut.is_even(write.parts)
+        whole = write("Mul", listed, write.ints(write.parts)) if even else write.constant(cut.length, "int64")
+        return write("Where", here, whole, listed, output=output)
+
+    def _size(self, node: onnx.NodeProto, cut: Cut) -> None:
+        """What computes with sizes computes with those of the whole."""
+        write, output = self._write, node.output[0]
+        flags = attributes_of(node)
+        if node.op_type == "Size":
+            node.output[0] = write.fresh("Size")
+            write.keep(node)
+            if cut.is_even(write.parts):
+                write("Mul", node.output[0], write.constant(write.parts, "int64"), output=output)
+                return
+            local = cut.local(write.part, write.parts)
+            rest = write("Div", node.output[0], write.constant(local, "int64"))
+            write("Mul", rest, write.constant(cut.length, "int64"), output=output)
+            return
+        shape = self._facts.shape(node.input[0])
+        assert shape is not None
+        listed = list(range(len(shape)))[slice(flags.get("start", 0), flags.get("end", len(shape)))]
+        if cut.axis not in listed:
+            write.keep(node)
+            return
+        node.output[0] = write.fresh("Shape")
+        write.keep(node)
+        self._lengths(node.output[0], listed, cut, output)
+
+    def _dropout(self, node: onnx.NodeProto, cut: Cut) -> None:
+        """The part's share of the mask that the undivided graph draws."""
+        write = self._write
+        value, output = node.input[0], node.output[0]
+        shape = self._facts.shape(value)
+        assert shape is not None
+        whole = self._lengths(write("Shape", value), range(len(shape)), cut)
+        one = numpy_helper.from_array(np.ones(1, np.float32))
+        node.input[0] = write("ConstantOfShape", whole, value=one)
+        node.output[0] = write.fresh("kept")
+        mask = node.output[1] if len(node.output) > 1 else ""
+        if mask:
+            node.output[1] = write.fresh("mask")
+        write.keep(node)
+        if mask:
+            write.share(node.output[1], cut, output=mask)
+        write("Mul", value, write.share(node.output[0], cut), output=output)
+
+    def _row(self, node: onnx.NodeProto) -> None:
+        """The sum of the parts' products; a bias is added to it once."""
+        write, output = self._write, node.output[0]
+        bias = node.input[2] if len(node.input) > 2 else ""
+        del node.input[2:]
+        node.output[0] = write.fresh("part")
+        write.keep(node)
+        if not bias:
+            write.reduce(node.output[0], output=output)
+        else:
+            write("Add", write.reduce(node.output[0]), bias, output=output)

@@ -1,0 +1,91 @@
+"""Look-ups and losses over a vocabulary of which each part has a share."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import onnx
+
+from ortflow.workflow.graph.division.cut import Cut
+from ortflow.workflow.graph.division.facts import Facts
+from ortflow.workflow.graph.ir.collective import Kind
+from ortflow.workflow.graph.ir.edit import attributes_of
+
+if TYPE_CHECKING:
+    from ortflow.workflow.graph.division.rewrite import PartWriter
+
+
+class Scores:
+    """Writes what stands for one node."""
+
+    def __init__(self, write: PartWriter) -> None:
+        self._write = write
+
+    def _own(self, places: str, cut: Cut) -> tuple[str, str]:
+        """Places within this part's share, 0 for those of others; and which are its own."""
+        write = self._write
+        ((start, stop),) = cut.region(write.part, write.parts).ranges
+        zero = write.constant(0, "int64")
+        # ONNX Runtime takes out what subtracts 0, which only the first part's graph would: all have to stay alike.
+        moved = write("Sub", write("Add", places, write.constant(1, "int64")), write.constant(start + 1, "int64"))
+        own = write(
+            "And", write("GreaterOrEqual", moved, zero), write("Less", moved, write.constant(stop - start, "int64"))
+        )
+        return write("Where", own, moved, zero), own
+
+    def look_up(self, node: onnx.NodeProto, cut: Cut, facts: Facts) -> None:
+        """Rows of the table: those of other parts are zeros, and the sum over the parts is the row."""
+        write, (table, places), output = self._write, node.input[:2], node.output[0]
+        places = write.cast(places, onnx.TensorProto.INT64)
+        zero = write.constant(0, "int64")
+        behind = write("Add", places, write.constant(cut.length, "int64"))
+        places = write("Where", write("Less", places, zero), behind, places)
+        safe, own = self._own(places, cut)
+        rows = write("Gather", table, safe, axis=0)
+        kept = write("Where", write("Unsqueeze", own, write.ints(-1)), rows, write.constant(0.0))
+        write.reduce(kept, output=output)
+
+    def _normalizer(self, scores: str, axis: int) -> tuple[str, str]:
+        """The largest score, and the sum of the exponentials of what the scores are below it; both of all parts."""
+        write = self._write
+        axes = write.ints(axis)
+        largest = write.reduce(write("ReduceMax", scores, axes, keepdims=1), Kind.ALL_REDUCE_MAX)
+        exponentials = write("Exp", write("Sub", scores, largest))
+        return largest, write.reduce(write("ReduceSum", exponentials, axes, keepdims=1))
+
+    def log_softmax(self, node: onnx.NodeProto, cut: Cut, *, copied: bool) -> None:
+        """This part's log probabilities."""
+        write, scores = self._write, node.input[0]
+        largest, total = self._normalizer(scores, cut.axis)
+        logarithm = write("Log", total)
+        if copied:
+            # Every part's probabilities depend on it.
+            logarithm = write.reduce(logarithm, Kind.COPY)
+        write("Sub", write("Sub", scores, largest), logarithm, output=node.output[0])
+
+    def cross_entropy(self, node: onnx.NodeProto, cut: Cut) -> None:
+        """log(sum of exponentials) - the label's score, summed or averaged over the labels that count."""
+        write, (scores, labels), flags = self._write, node.input[:2], attributes_of(node)
+        largest, total = self._normalizer(scores, 1)
+        normalizer = write("Add", write("Log", total), largest)
+        labels = write.cast(labels, onnx.TensorProto.INT64)
+        safe, own = self._own(labels, cut)
+        axes, zero = write.ints(1), write.constant(0.0)
+        picked = write("GatherElements", scores, write("Unsqueeze", safe, axes), axis=1)
+        picked = write.reduce(write("Where", write("Unsqueeze", own, axes), picked, zero))
+        losses = write("Squeeze", write("Sub", normalizer, picked), axes)
+        ignored = flags.get("ignore_index")
+        counted = ""
+        if ignored is not None:
+            counted = write("Not", write("Equal", labels, write.constant(ignored, "int64")))
+            losses = write("Where", counted, losses, zero)
+        reduction = flags.get("reduction", b"mean").decode()
+        if reduction == "none":
+            write("Identity", losses, output=node.output[0])
+        elif reduction == "sum":
+            write("ReduceSum", losses, output=node.output[0], keepdims=0)
+        elif counted:
+            summed = write("ReduceSum", losses, keepdims=0)
+            write("Div", summed, write("ReduceSum", write.cast(counted), keepdims=0), output=node.output[0])
+        else:
+            write("ReduceMean", losses, output=node.output[0], keepdims=0)

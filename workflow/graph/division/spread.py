@@ -1,0 +1,135 @@
+"""Follows divided values through a graph: what each node makes of them, until sums over the parts end it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+
+import onnx
+
+from ortflow.workflow.graph.division.cut import Cut, Unsupported
+from ortflow.workflow.graph.division.facts import Facts
+from ortflow.workflow.graph.division.plan import Plan
+from ortflow.workflow.graph.ir import walk
+
+Given = Sequence[Cut | None]
+Rule = Callable[["Spread", int, onnx.NodeProto, Given], Sequence[Cut | None]]
+RULES: dict[tuple[str, str], Rule] = {}
+"""(Domain, operator) -> what it makes of divided inputs. Raises Unsupported where that is not known."""
+
+
+def rule(*operators: str, domain: str = "") -> Callable[[Rule], Rule]:
+    """Enter a rule for operators."""
+
+    def enter(function: Rule) -> Rule:
+        for operator in operators:
+            assert (domain, operator) not in RULES
+            RULES[domain, operator] = function
+        return function
+
+    return enter
+
+
+class Spread:
+    """One attempt: `seeds` make divided values, `linears` are products with weights, which may sum them up."""
+
+    def __init__(
+        self, facts: Facts, parts: int, linears: Mapping[int, int], refused: Collection[int], *, scores: bool = False
+    ) -> None:
+        self.facts, self.parts, self.linears, self.refused = facts, parts, linears, refused
+        self.scores = scores
+        """Whether these are scores over a vocabulary, over which sums and losses may be taken."""
+        self.plan = Plan()
+
+    def run(self, seeds: Mapping[int, Cut]) -> Plan:
+        """The changes; `seeds` are places of nodes and the cuts of what they make. Raises Unsupported and Reblock."""
+        facts, cuts = self.facts, self.plan.cuts
+        for place in range(min(seeds), len(facts.nodes)):
+            node = facts.nodes[place]
+            given = [cuts.get(name) for name in node.input]
+            if place in seeds:
+                if any(given):
+                    # Columns of columns.
+                    raise self.unsupported(node)
+                made: Sequence[Cut | None] = [self.begin(place, seeds[place])]
+            elif any(given):
+                made = self._follow(place, node, given)
+            elif any(cuts.keys() & walk.captured(inner) for inner in walk.subgraphs(node)):
+                raise self.unsupported(node)
+            else:
+                continue
+            for name, cut in zip(node.output, made, strict=False):
+                if not name or cut is None:
+                    continue
+                if name in facts.outputs:
+                    raise Unsupported(f"the output {name!r} would be divided")
+                cuts[name] = cut
+        return self.plan
+
+    def begin(self, place: int, cut: Cut) -> Cut:
+        """A product with some columns of a weight, or a look-up of some columns of a table."""
+        node = self.facts.nodes[place]
+        if node.op_type == "Gather":
+            self.demand(place, 0, cut.at(1))
+            return cut
+        self.copy(place, 0)
+        self.demand(place, 1, cut.at(0 if transposed(node) else 1))
+        if len(node.input) > 2 and node.input[2]:
+            bias = self.shape(node.input[2])
+            if bias and bias[-1] == cut.length:
+                self.demand(place, 2, cut.at(len(bias) - 1))
+            else:
+                self.copy(place, 2)
+        return cut
+
+    def _follow(self, place: int, node: onnx.NodeProto, given: Given) -> Sequence[Cut | None]:
+        if node.op_type in ("Shape", "Size") and node.domain == "":
+            return [None]  # `rewrite` makes them whole
+        if place in self.linears:
+            slot = self.linears[place]
+            cut, shape = given[slot], self.facts.shape(node.input[slot])
+            if cut is not None and shape is not None and cut.axis == len(shape) - 1 and sum(map(bool, given)) == 1:
+                self.plan.rows[place] = cut
+                self.demand(place, 1, cut.at(1 if transposed(node) else 0))
+                return [None]
+        found = RULES.get((node.domain, node.op_type))
+        if found is None or list(walk.subgraphs(node)):
+            raise self.unsupported(node)
+        return found(self, place, node, given)
+
+    def unsupported(self, node: onnx.NodeProto) -> Unsupported:
+        """For a node that has no rule for what it reads."""
+        return Unsupported(f"{walk.called(node)} reads it")
+
+    def copy(self, place: int, slot: int) -> None:
+        """An undivided input is read whole."""
+        self.plan.copies.add((place, slot))
+
+    def demand(self, place: int, slot: int, cut: Cut) -> None:
+        """An undivided input is read in part. Raises Unsupported if the part's place varies."""
+        if cut.varies:
+            raise Unsupported("the length of a divided axis varies")
+        self.plan.slices[place, slot] = cut
+
+    def shape(self, value: str) -> tuple[int, ...]:
+        """Raises Unsupported if it is not known."""
+        found = self.facts.shape(value)
+        if found is None:
+            raise Unsupported(f"the shape of {value!r} is not known")
+        return found
+
+    def axes(self, node: onnx.NodeProto, slot: int, rank: int) -> list[int] | None:
+        """The axes that an input or the attribute `axes` lists, from 0; None if they are left out."""
+        name = node.input[slot] if len(node.input) > slot else ""
+        if not name:
+            listed = next((list(a.ints) for a in node.attribute if a.name == "axes"), None)
+        else:
+            value = self.facts.constant(name)
+            if value is None:
+                raise self.unsupported(node)
+            listed = [int(axis) for axis in value.reshape(-1)]
+        return None if listed is None else [axis % rank for axis in listed]
+
+
+def transposed(node: onnx.NodeProto) -> bool:
+    """Whether a product with a weight reads it turned."""
+    return node.op_type == "Gemm" and any(a.name == "transB" and a.i for a in node.attribute)

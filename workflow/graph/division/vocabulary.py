@@ -1,0 +1,119 @@
+"""Divides tables of tokens by their rows, and the products that score all tokens by their columns.
+
+A token is looked up by the part that has its row; the others add zeros. Of the scores, the loss needs their largest,
+the sum of their exponentials, and the one of the label: all three are reduced over the parts, no score is gathered.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from ortflow.workflow.graph.division.cut import Cut, Reblock, Unsupported
+from ortflow.workflow.graph.division.facts import Facts
+from ortflow.workflow.graph.division.layers import Weights, cut_of_scores
+from ortflow.workflow.graph.division.plan import Plan
+from ortflow.workflow.graph.division.spread import Spread
+
+LEAST = 64
+"""Rows of a table that is worth dividing."""
+
+
+def find_vocabulary(
+    facts: Facts, weights: Weights, parts: int, free: Collection[int], wanted: Collection[str] | None
+) -> tuple[Plan, list[str]]:
+    """Changes, and the names of the matrices that they divide.
+
+    `free` are the places of products and look-ups that no layer has taken; `wanted` the only tables to divide, if the
+    evaluation graph has to be like the training graph.
+    """
+    plan, names = Plan(), []
+    by_name: dict[str, list[int]] = {}
+    for place in sorted(weights.of):
+        by_name.setdefault(weights.of[place], []).append(place)
+    for name, places in by_name.items():
+        if wanted is not None and name not in wanted:
+            continue
+        if not free >= set(places) or not _only_read_by(facts, name, places):
+            continue
+        found = _divided(facts, weights, parts, name, places, wanted is not None)
+        if found is not None:
+            plan.add(found)
+            names.append(name)
+    return plan, names
+
+
+def _divided(facts: Facts, weights: Weights, parts: int, name: str, places: list[int], forced: bool) -> Plan | None:
+    plan = Plan()
+    lookups = [place for place in places if place in weights.tables]
+    rows = facts.tensors[name][0]
+    for place in lookups:
+        if rows < max(LEAST, parts) or not (forced or _is_data(facts, facts.nodes[place].input[1])):
+            return None
+        cut = Cut(0, (rows,))
+        plan.lookups[place] = plan.slices[place, 0] = cut
+    for place in places:
+        if place in lookups:
+            continue
+        scores = _scores(facts, parts, place, bool(lookups) or forced)
+        if scores is None:
+            return None
+        if lookups and scores.cuts[facts.nodes[place].output[0]].length != rows:
+            # The product sums over the rows: the table is used for something else.
+            return None
+        plan.add(scores)
+    return plan
+
+
+def _scores(facts: Facts, parts: int, place: int, gather: bool) -> Plan | None:
+    """The product's columns are divided up to the loss; or, with `gather`, its scores are put together."""
+    cut, node = cut_of_scores(facts, place), facts.nodes[place]
+    if cut is None or cut.length < max(LEAST, parts):
+        return None
+    spread = Spread(facts, parts, {}, frozenset(), scores=True)
+    try:
+        plan = spread.run({place: cut})
+        if plan.entropies or plan.normal or plan.sums:
+            return plan
+    except (Unsupported, Reblock):
+        pass
+    if not gather:
+        return None
+    plan, value = Plan(), node.output[0]
+    begin = Spread(facts, parts, {}, frozenset(), scores=True)
+    begin.begin(place, cut)
+    plan.add(begin.plan)
+    plan.cuts[value] = cut
+    readers = facts.readers.get(value, [])
+    if len(readers) == 1 and value not in facts.outputs:
+        reader, slot = readers[0]
+        add = facts.nodes[reader]
+        bias = add.input[1 - slot] if add.op_type == "Add" and slot >= 0 else ""
+        if bias in facts.tensors and facts.tensors[bias] == (cut.length,):
+            plan.slices[reader, 1 - slot] = cut.at(0)
+            value = add.output[0]
+            plan.cuts[value] = cut
+    plan.gathered[value] = cut
+    return plan
+
+
+def _only_read_by(facts: Facts, name: str, places: list[int]) -> bool:
+    """No other nodes read a matrix, turned or not."""
+    for place, slot in facts.readers.get(name, []):
+        node = facts.nodes[place]
+        if place in places:
+            continue
+        if slot != 0 or node.op_type not in ("Transpose", "Identity", "Cast"):
+            return False
+        if not _only_read_by(facts, node.output[0], places):
+            return False
+    return name not in facts.outputs
+
+
+def _is_data(facts: Facts, value: str) -> bool:
+    """A value is an input of the model, reshaped or shifted at most."""
+    while value in facts.makers:
+        node = facts.nodes[facts.makers[value]]
+        if node.op_type not in ("Cast", "Identity", "Reshape", "Flatten", "Slice", "Squeeze", "Unsqueeze", "Where"):
+            return False
+        value = node.input[1] if node.op_type == "Where" else node.input[0]
+    return value in facts.inputs

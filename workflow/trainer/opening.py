@@ -1,0 +1,63 @@
+"""Opens the trainer of a divided model on one rank: communicators, this rank's graphs, its regions of the tensors.
+
+Called by `builder` on all ranks together.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import numpy as np
+
+from ortflow.workflow.comm import Communicator
+from ortflow.workflow.comm.grid import GridRanks
+from ortflow.workflow.errors import UserError
+from ortflow.workflow.graph.types import GraphSet
+from ortflow.workflow.parallel.division import CHANNEL, NAME, Division, folder_of
+from ortflow.workflow.sessions.collectives import connect
+from ortflow.workflow.sessions.session import Sessions
+from ortflow.workflow.spec.run import RunSpec
+from ortflow.workflow.trainer import Report
+from ortflow.workflow.trainer.divided import DividedTrainer
+from ortflow.workflow.trainer.part import PartTrainer
+from ortflow.workflow.trainer.stage_trainer import StageTrainer
+from ortflow.workflow.trainer.tensors import FileTensors
+
+
+def open_divided(
+    graphs: GraphSet, spec: RunSpec, sessions: Sessions, communicator: Communicator, report: Report
+) -> DividedTrainer:
+    """The trainer of this rank, with the parameters of the model file; collective over the communicator."""
+    ranks = GridRanks.connect(communicator, spec.grid)
+    division = Division.from_json(graphs.index, json.loads((graphs.root / NAME).read_text(encoding="utf-8")))
+    holding = division.of(ranks.place)
+    here = replace(graphs, root=folder_of(graphs.root, ranks.place.part), index=holding.index)
+    if spec.parallel.horizontal > 1:
+        if sessions.library is None:
+            raise UserError(
+                f"is {spec.parallel.horizontal}, and this machine has no kernels of ortflow's, which sum over parts",
+                where="parallel.horizontal",
+                fix="install a C compiler (pip install 'ortflow[kernels]'), or set it to 1",
+            )
+        connect(sessions.library, {CHANNEL: ranks.parts})
+    kind = StageTrainer if spec.parallel.pipeline > 1 else PartTrainer
+    part = kind(here, spec, sessions, ranks, division, report)
+    whole = FileTensors(graphs.initial)
+    for entry in holding.index:
+        mine = holding.region(entry.name).of(whole[entry.name])
+        part.set_values(entry.name, np.ascontiguousarray(mine, np.float32).reshape(-1))
+    if communicator.rank == 0:
+        report.note(_words(division))
+    return DividedTrainer(graphs, spec, sessions, ranks, division, part, report)
+
+
+def _words(division: Division) -> str:
+    """How many elements the ranks of each part of each stage hold."""
+    held = ", ".join(f"{sum(entry.tensor.count for entry in each.index):,}" for each in division.holdings)
+    whole = sum(entry.tensor.count for entry in division.whole)
+    grid = division.grid
+    return (
+        f"{grid.data} replica(s) of {grid.pipeline} stage(s) x {grid.horizontal} part(s); of {whole:,} elements they "
+        f"hold {held}"
+    )

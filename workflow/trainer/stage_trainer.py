@@ -1,0 +1,86 @@
+"""The trainer of one rank of a pipeline: its stages' passes in the order of the schedule, through `StageRunner`.
+
+Everything behind the passes, from the sums over the replicas to the update, is that of `PartTrainer`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from ortflow.workflow.device import Buffer
+from ortflow.workflow.onnx_runtime import onnxruntime
+from ortflow.workflow.parallel.stage import StageSet
+from ortflow.workflow.sessions.session import Binding
+from ortflow.workflow.trainer import EvaluationOutcome, MicroBatch
+from ortflow.workflow.trainer.graph import TAIL
+from ortflow.workflow.trainer.part import PartTrainer
+from ortflow.workflow.trainer.stage_evaluation import StageEvaluation
+from ortflow.workflow.trainer.stage_runner import StageRunner
+
+
+class StageTrainer(PartTrainer):
+    """See the module."""
+
+    def _open_passes(self) -> None:
+        stages, parallel = StageSet.load(self.graphs.root), self._spec.parallel
+        if self._scratch is None and stages.chunks > 1:
+            # Chunks of one rank may give gradients of the same weight.
+            self._scratch = self._sessions.device.allocate(self.index.trained, np.float32)
+        self._runner = StageRunner(
+            stages, parallel.schedule, self._ranks.stages, self._sessions, self.index, self._bind_pass,
+            self._gradients, self._scratch,
+        )  # fmt: skip
+        self._evaluations: list[Binding] = []
+        self._evaluator = StageEvaluation(stages, self._ranks.stages, self._sessions, self._bind_evaluation)
+        here = sorted({name for each in self._evaluations for name in each.outputs if name.startswith("ortflow.")})
+        found = self._ranks.stages.gather(here)
+        self._metric_outputs = self._ranks.stages.broadcast_object(found[-1] if found is not None else None)
+
+    def _bind_pass(self, session: onnxruntime.InferenceSession, gradients: Buffer) -> Binding:
+        return self._bind_training(session, gradients)
+
+    def _bind_evaluation(self, session: onnxruntime.InferenceSession) -> Binding:
+        binding = Binding(session, self._sessions.device)
+        binding.read_tensors(self.index, self._here)
+        self._evaluations.append(binding)
+        return binding
+
+    def _tie_metrics(self) -> None:
+        for place, name in enumerate(self._metric_outputs):
+            for binding in self._evaluations:
+                if name in binding.outputs:
+                    binding.write_to(name, self._metric_sums.slice(place, place + 1), ())
+
+    def _pass(self, batches: Sequence[MicroBatch], seeds: Sequence[int]) -> npt.NDArray[np.float32]:
+        tail = np.zeros(TAIL, np.float32)
+
+        def after_loss() -> None:
+            tail[:2] += self._sums.read()
+
+        self._runner.run(batches, seeds, feed=self._feed, before_forward=self._move_statistics, after_loss=after_loss)
+        tail[2] = sum(batch.count for batch in batches)
+        return tail
+
+    def _move_statistics(self) -> None:
+        self._running.copy_from(self._statistics)
+
+    def _metrics_of(self, batch: MicroBatch, seed: int) -> npt.NDArray[np.float32]:
+        self._evaluator.run(batch, lambda binding: self._feed(binding, batch, seed))
+        return self._metric_sums.read()
+
+    def evaluate(
+        self, batches: Iterable[MicroBatch], control_values: Callable[[], Sequence[float]]
+    ) -> EvaluationOutcome:
+        """See the protocol."""
+
+        def all_sent() -> Sequence[float]:
+            self._evaluator.finish()
+            return control_values()
+
+        return super().evaluate(batches, all_sent)
+
+    def _drop_passes(self) -> None:
+        del self._runner, self._evaluator, self._evaluations
