@@ -109,7 +109,7 @@ def test_a_killed_rank_ends_the_attempt_and_the_next_has_the_same_end(name: str,
     project = Project.make(tmp_path / "killed", dropout=0.1)
     ranks, parallel = LAYOUTS[name]
     changes = {**SHAPE, "resources__ranks_per_node": ranks, "parallel": parallel, "train__steps": 10}
-    undisturbed = run(project, "undisturbed", ranks, parallel, **changes)
+    undisturbed = run(project, "undisturbed", ranks, parallel, train__steps=10)
     file, run_dir = project.write("killed", **changes), project.run_dir("killed")
     # A busy machine needs longer to find the process than a few steps of this model take.
     slow = environment(PYTHONPATH=str(FAULTS), SLOW="0.5 1")
