@@ -52,6 +52,7 @@ from ortflow.workflow.graph.types import (
 from ortflow.workflow.kernels.graph import with_kernels
 from ortflow.workflow.kernels.library import library_for
 from ortflow.workflow.layout import FlatIndex, Group, Tensor
+from ortflow.workflow.parallel.division import clear
 from ortflow.workflow.spec.model import CrossEntropy
 from ortflow.workflow.spec.run import RunSpec
 
@@ -146,6 +147,7 @@ def build_graphs(spec: RunSpec, device: str, out: Path, length: int = 0) -> Grap
         padded=padded,
         user_optimizer_graph=section.graphs.optimizer is not None,
     )
+    clear(out)
     if divided is not None:
         divided.write(out)
     write_files(result, files, source.tensors)

@@ -6,7 +6,6 @@ Called by `build` behind the graphs of the whole model, whose index stays the fo
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -50,9 +49,7 @@ class Divided:
     notes: Sequence[str]
 
     def write(self, root: Path) -> None:
-        """Write everything into the folder of the whole model's graphs; whatever an earlier attempt left is removed."""
-        for folder in root.glob("part-*"):
-            shutil.rmtree(folder)
+        """Write everything into the folder of the whole model's graphs, in which `clear` has left no other."""
         for part in range(self.division.grid.horizontal):
             folder_of(root, part).mkdir(parents=True)
         for path, content in self.files.items():
