@@ -104,7 +104,7 @@ def test_a_run_changes_its_layout_as_it_goes_on(project: Project, one_rank: Path
     assert (project.folder / "again.onnx").read_bytes() == (found / "export" / "model.onnx").read_bytes()
 
 
-@pytest.mark.parametrize("name", ["data-pipeline", "horizontal-2"])
+@pytest.mark.parametrize("name", ["pipeline-2", "horizontal-2"])
 def test_a_killed_rank_ends_the_attempt_and_the_next_has_the_same_end(name: str, tmp_path: Path) -> None:
     project = Project.make(tmp_path / "killed", dropout=0.1)
     ranks, parallel = LAYOUTS[name]
