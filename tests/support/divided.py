@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,6 +14,7 @@ import numpy.typing as npt
 import onnx
 import onnxruntime
 from kernels import LIBRARY
+from onnx import numpy_helper
 from parts import Parts
 
 from ortflow.workflow.device.cpu import CpuDevice
@@ -44,6 +49,32 @@ def training(model: onnx.ModelProto, trained: Sequence[str], *, kernels: bool) -
     return made
 
 
+def in_double(model: onnx.ModelProto) -> onnx.ModelProto:
+    """The same graph in fp64, except for the tokens of its collectives."""
+    single, double = onnx.TensorProto.FLOAT, onnx.TensorProto.DOUBLE
+    copy = onnx.ModelProto()
+    copy.CopyFrom(model)
+    graph = copy.graph
+    del graph.value_info[:]
+
+    def cast(tensor: onnx.TensorProto) -> None:
+        if tensor.data_type == single:
+            tensor.CopyFrom(numpy_helper.from_array(numpy_helper.to_array(tensor).astype(np.float64), tensor.name))
+
+    for tensor in graph.initializer:
+        cast(tensor)
+    for value in (*graph.input, *graph.output):
+        if value.type.tensor_type.elem_type == single:
+            value.type.tensor_type.elem_type = double
+    for node in graph.node:
+        for attribute in node.attribute:
+            if attribute.HasField("t"):
+                cast(attribute.t)
+            if node.op_type == "Cast" and attribute.i == single:
+                attribute.i = double
+    return copy
+
+
 def run(model: onnx.ModelProto, given: Arrays) -> dict[str, npt.NDArray[Any]]:
     """What a graph computes, as a rank's session does."""
     assert LIBRARY.path is not None
@@ -57,22 +88,45 @@ def run(model: onnx.ModelProto, given: Arrays) -> dict[str, npt.NDArray[Any]]:
 
 def run_parts(
     graphs: Sequence[onnx.ModelProto], divided: Sequence[Divided], given: Arrays
-) -> tuple[dict[str, npt.NDArray[Any]], Parts]:
-    """What the parts compute together: gradients put together by regions, everything else has to be equal on all."""
+) -> dict[str, npt.NDArray[Any]]:
+    """What the parts compute together, as threads: gradients put together by regions, all else equal on each.
+
+    ONNX Runtime's random numbers are the process's: graphs with Dropout need `run_ranks`.
+    """
     assert LIBRARY.path is not None
     parts = Parts(len(graphs))
     collectives.connect(LIBRARY.path, {CHANNEL: parts})
-    held = [
-        {name: each.regions[name].of(value) if name in each.regions else value for name, value in given.items()}
-        for each in divided
-    ]
     try:
-        # One after the other where nothing is exchanged: ONNX Runtime's seed is the process's.
-        results = parts.run(lambda part: run(graphs[part], held[part]))
+        results = parts.run(lambda part: run(graphs[part], _held(divided[part], given)))
     finally:
         collectives.disconnect()
     assert all(calls == parts.calls[0] for calls in parts.calls)
-    return {name: _together(name, divided, given, results) for name in results[0]}, parts
+    return {name: _together(name, divided, given, results) for name in results[0]}
+
+
+def run_ranks(
+    graphs: Sequence[onnx.ModelProto], divided: Sequence[Divided], given: Arrays, folder: Path
+) -> dict[str, npt.NDArray[Any]]:
+    """As `run_parts`, by real ranks over MPI."""
+    for rank, graph in enumerate(graphs):
+        (folder / f"{rank}.onnx").write_bytes(graph.SerializeToString())
+        np.savez(folder / f"{rank}.npz", **_held(divided[rank], given))
+    # mpirun of the environment's own MPI is beside its Python.
+    search = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    program = [sys.executable, str(Path(__file__).with_name("part_of_model.py")), str(folder), str(CHANNEL), str(SEED)]
+    done = subprocess.run(
+        ["mpirun", "-n", str(len(graphs)), *program], env={**os.environ, "PATH": search}, capture_output=True,
+        text=True, check=False, timeout=120,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    results = [dict(np.load(folder / f"{rank}-results.npz")) for rank in range(len(graphs))]
+    return {name: _together(name, divided, given, results) for name in results[0]}
+
+
+def _held(divided: Divided, given: Arrays) -> dict[str, npt.NDArray[Any]]:
+    """What a part is given: its regions of the tensors, and the whole batch."""
+    regions = divided.regions
+    return {name: regions[name].of(value) if name in regions else value for name, value in given.items()}
 
 
 def _together(name: str, divided: Sequence[Divided], given: Arrays, results: Sequence[Arrays]) -> npt.NDArray[Any]:

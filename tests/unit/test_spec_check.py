@@ -202,7 +202,8 @@ def test_a_run_that_agrees_with_itself() -> None:
         (
             {"parallel": {"zero": 3, "pipeline": 2, "horizontal": 2}, "resources": {"ranks_per_node": 4}},
             [
-                f"parallel.zero: is 3, which shards whole layers, and parallel.{name} is 2, which divides the model itself"
+                f"parallel.zero: is 3, which shards whole layers, and parallel.{name} is 2, which divides the model "
+                "itself"
                 for name in ("pipeline", "horizontal")
             ],
         ),

@@ -66,7 +66,7 @@ class PartWriter(Editor):
             pads[cut.axis] = gap
             if number == len(edges) - 1:
                 pads[rank + cut.axis] = cut.length - start
-            spread.append(self("Pad", piece, self.ints(*pads)) if any(pads) else piece)
+            spread.append(self("Pad", piece, self.ints(*pads)))
         joined = spread[0] if len(spread) == 1 else self("Concat", *spread, axis=cut.axis)
         return self.reduce(joined, output=output)
 

@@ -26,7 +26,8 @@ class Scores:
         write = self._write
         ((start, stop),) = cut.region(write.part, write.parts).ranges
         zero = write.constant(0, "int64")
-        moved = write("Sub", places, write.constant(start, "int64"))
+        # ONNX Runtime takes out what subtracts 0, which only the first part's graph would: all have to stay alike.
+        moved = write("Sub", write("Add", places, write.constant(1, "int64")), write.constant(start + 1, "int64"))
         own = write(
             "And", write("GreaterOrEqual", moved, zero), write("Less", moved, write.constant(stop - start, "int64"))
         )

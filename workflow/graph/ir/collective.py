@@ -14,7 +14,8 @@ import onnx
 from onnx import TensorProto, helper
 
 from ortflow.workflow.graph.domains import CPU_DOMAIN
-from ortflow.workflow.graph.ir.edit import attributes_of, import_domain, replace
+from ortflow.workflow.graph.ir.edit import Editor, attributes_of, import_domain, replace
+from ortflow.workflow.graph.ir.order import sort_nodes
 from ortflow.workflow.graph.ir.writer import Writer
 
 OPERATOR = "Collective"
@@ -87,6 +88,7 @@ def finish(model: onnx.ModelProto) -> None:
     """
     _drop_copies(model.graph)
     in_order(model.graph)
+    _draw_in_order(model.graph)
     import_domain(model, CPU_DOMAIN)
 
 
@@ -122,3 +124,25 @@ def in_order(graph: onnx.GraphProto) -> None:
         described.append(helper.make_tensor_value_info(token, TensorProto.FLOAT, []))
     left = [value for value in graph.value_info if not value.name.startswith(f"{_TOKEN}.")]
     replace(graph.value_info, [*left, *described])
+
+
+def _draw_in_order(graph: onnx.GraphProto) -> None:
+    """Let each Dropout with a mask wait for the one before it, in place.
+
+    ONNX Runtime draws the masks of a run from one sequence of random numbers: all parts of a layer have to draw them
+    alike. What only gathers weights has no parts of layers.
+    """
+    if not any(is_collective(node) and kind_of(node) == Kind.ALL_REDUCE for node in graph.node):
+        return
+    edit, before = Editor(graph), ""
+    for node in [each for each in graph.node if each.op_type == "Dropout" and each.domain == ""]:
+        if len(node.input) < 3 or not node.input[1]:
+            continue
+        if before:
+            first = edit("Slice", edit("Reshape", before, edit.ints(-1)), edit.ints(0), edit.ints(1))
+            ratio = edit("Where", first, node.input[1], node.input[1])
+            node.input[1] = edit("Reshape", ratio, edit.constant([], "int64"))
+        if len(node.output) < 2:
+            node.output.append("")
+        node.output[1] = before = node.output[1] or edit.fresh("mask")
+    sort_nodes(graph)
