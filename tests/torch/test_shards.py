@@ -33,7 +33,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(layers, "SMALL", int(SMALL))
 
 
-@pytest.mark.parametrize(("exporter", "opset"), [("for_training", 18), ("torchscript", 17), ("dynamo", 18)])
+@pytest.mark.parametrize(("exporter", "opset"), [("for_training", 18), ("torchscript", 17)])
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.usefixtures("small")
 def test_layers_are_the_blocks_of_the_model(name: str, exporter: str, opset: int, workshop: Workshop) -> None:
