@@ -113,7 +113,7 @@ class RunSupervisor:
             # The client that submitted it ended before the scheduler had answered.
             self._record_submit(self._job.id, submission=submission_of(self._comment))
         if message := damage_message(self._run.attempts, set_aside(self._run.attempts, ATTEMPTS), aside=True):
-            self._view.say(f"warning: {words}")
+            self._view.say(f"warning: {message}")
         self._job.begin(self._run)
         if self._job.restarts:
             self._view.say(f"started again by {self._job.scheduler} on {self._job.node}, restart {self._job.restarts}")

@@ -24,6 +24,8 @@ SHAPE: dict[str, Any] = {
     "train__schedule": {"name": "constant"}, "train__evaluation": {"every_steps": 10}, "checkpoint__every_steps": 4,
     "train__optimizer": {"name": "adamw", "lr": 1e-3, "weight_decay": 0.1}, "train__clip_norm": 1.0,
 }  # fmt: skip
+LIMIT = 500
+"""Seconds of a run, at most."""
 LAYOUTS: dict[str, tuple[int, dict[str, Any]]] = {
     "pipeline-2": (2, {"pipeline": 2}),
     "gpipe": (2, {"pipeline": 2, "schedule": "gpipe"}),
@@ -49,7 +51,11 @@ def one_rank(project: Project) -> Path:
 
 
 def run(project: Project, name: str, ranks: int, parallel: dict[str, Any], **changes: Any) -> Path:
-    return project.run(name, **{**SHAPE, "resources__ranks_per_node": ranks, "parallel": parallel, **changes})
+    file = project.write(name, **{**SHAPE, "resources__ranks_per_node": ranks, "parallel": parallel, **changes})
+    # Ranks that share a layer wait for each other many times a step: slow where they share cores.
+    done = command("run", file.name, folder=project.folder, timeout=LIMIT)
+    assert done.returncode == 0, f"{done.stdout}\n{done.stderr}\n{logs(project.run_dir(name))}"
+    return project.run_dir(name)
 
 
 def exported(run_dir: Path) -> dict[str, npt.NDArray[Any]]:
@@ -82,8 +88,8 @@ def test_a_layout_trains_as_one_rank_does(name: str, project: Project, one_rank:
 
 def test_a_run_changes_its_layout_as_it_goes_on(project: Project, one_rank: Path) -> None:
     moves: list[tuple[int, int, dict[str, Any]]] = [
-        (4, 2, {"pipeline": 2}), (8, 2, {"horizontal": 2}), (10, 2, {"zero": 1}), (14, 4, {"pipeline": 2, "horizontal": 2}),
-        (17, 1, {}), (20, 4, {"pipeline": 2, "zero": 1}),
+        (4, 2, {"pipeline": 2}), (8, 2, {"horizontal": 2}), (10, 2, {"zero": 1}),
+        (14, 4, {"pipeline": 2, "horizontal": 2}), (17, 1, {}), (20, 4, {"pipeline": 2, "zero": 1}),
     ]  # fmt: skip
     for steps, ranks, parallel in moves:
         found = run(project, "moves", ranks, parallel, train__steps=steps)
@@ -98,12 +104,12 @@ def test_a_run_changes_its_layout_as_it_goes_on(project: Project, one_rank: Path
     assert (project.folder / "again.onnx").read_bytes() == (found / "export" / "model.onnx").read_bytes()
 
 
-@pytest.mark.parametrize("name", ["data-pipeline", "horizontal-2"])
+@pytest.mark.parametrize("name", ["pipeline-2", "horizontal-2"])
 def test_a_killed_rank_ends_the_attempt_and_the_next_has_the_same_end(name: str, tmp_path: Path) -> None:
     project = Project.make(tmp_path / "killed", dropout=0.1)
     ranks, parallel = LAYOUTS[name]
     changes = {**SHAPE, "resources__ranks_per_node": ranks, "parallel": parallel, "train__steps": 10}
-    undisturbed = project.run("undisturbed", **changes)
+    undisturbed = run(project, "undisturbed", ranks, parallel, train__steps=10)
     file, run_dir = project.write("killed", **changes), project.run_dir("killed")
     # A busy machine needs longer to find the process than a few steps of this model take.
     slow = environment(PYTHONPATH=str(FAULTS), SLOW="0.5 1")
@@ -116,7 +122,7 @@ def test_a_killed_rank_ends_the_attempt_and_the_next_has_the_same_end(name: str,
         assert victim is not None, logs(run_dir)
         killed = time.time()
         victim.kill()
-        assert launcher.wait(240) == 0, logs(run_dir)
+        assert launcher.wait(LIMIT) == 0, logs(run_dir)
     ends = [record for record in RunDir(run_dir).read_attempts() if "outcome" in record]
     assert [end["outcome"] for end in ends] == ["failure", "finished"]
     assert f"rank {ranks - 1} was killed by SIGKILL" in ends[0]["cause"]

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,9 @@ from graph_build_models import built, run_file, save_model, value
 from kernels import needs_kernels
 from onnx import helper
 
+from ortflow.workflow.environment import breaking, differences
+from ortflow.workflow.errors import UserError
+from ortflow.workflow.forecast import forecast
 from ortflow.workflow.graph.types import GraphSet
 from ortflow.workflow.kept import damage, hashes_of
 from ortflow.workflow.trainer.builder import fingerprint_of
@@ -112,7 +116,7 @@ def perceptron(path: Path) -> Path:
     random = np.random.default_rng(0)
     sizes = [6, 36, 28, 24, 16, 3]
     nodes, tensors, before = [], {}, "x"
-    for number, (rows, columns) in enumerate(zip(sizes, sizes[1:], strict=False)):
+    for number, (rows, columns) in enumerate(pairwise(sizes)):
         weight, bias, made = f"w{number}", f"b{number}", f"h{number}"
         tensors[weight] = (random.normal(size=(rows, columns)) / 3).astype("float32")
         tensors[bias] = random.normal(size=columns).astype("float32")
@@ -146,6 +150,20 @@ def test_a_state_of_any_layout_is_every_layouts(ranks: int, tmp_path: Path) -> N
     assert (done.returncode, done.stdout.count("good")) == (0, ranks), done.stdout + done.stderr
 
 
+def test_memory_is_predicted_only_for_whole_models(tmp_path: Path) -> None:
+    spec = run_file(tmp_path / "model.onnx", resources__ranks_per_node=2, parallel={"pipeline": 2})
+    with pytest.raises(UserError, match="divides the model over the ranks"):
+        forecast(spec)
+
+
+def test_another_layout_is_a_warning_and_not_refused() -> None:
+    before, now = (
+        {"graphs": "g", "kernels": "k", "layout": layout} for layout in ("data 2 x pipeline 1", "pipeline 2")
+    )
+    assert breaking(before, now, same_ranks=True) == []
+    assert list(map(str, differences(before, now))) == ["layout: data 2 x pipeline 1 before, pipeline 2 now"]
+
+
 def test_graphs_of_parts_are_looked_after_like_the_others(tmp_path: Path) -> None:
     model = perceptron(tmp_path / "model.onnx")
     changes: dict[str, Any] = {"resources__ranks_per_node": 2, "parallel": {"pipeline": 2}}
@@ -159,6 +177,8 @@ def test_graphs_of_parts_are_looked_after_like_the_others(tmp_path: Path) -> Non
     assert damage(graphs.root, hashes) == f"{forward} is damaged"
     built(model, resources__ranks_per_node=2)
     assert GraphSet.load(graphs.root).index.size
+    assert not (graphs.root / "division.json").exists()
+    assert not forward.parent.exists()
     specs = [
         run_file(model, resources__ranks_per_node=4, parallel=parallel)
         for parallel in ({}, {"zero": 1}, {"pipeline": 2}, {"pipeline": 2, "schedule": "gpipe"}, {"horizontal": 2})

@@ -179,7 +179,8 @@ MAY = (
     "train.steps", "train.optimizer.lr", "train.optimizer.weight_decay", "train.schedule.name", "train.early_stop",
     "train.evaluation.every_steps", "train.clip_norm", "model.metrics", "data.eval", "data.eval.path",
     "data.eval_samples", "data.micro_batch", "checkpoint.keep.newest", "monitor.every_steps", "export.tolerance",
-    "resources.ranks_per_node", "restart.failures", "parallel.zero", "parallel.pipeline", "parallel.horizontal", "parallel.cuts",
+    "resources.ranks_per_node", "restart.failures", "parallel.zero",
+    "parallel.pipeline", "parallel.horizontal", "parallel.cuts",
 )  # fmt: skip
 STAYS = (
     "model.path", "model.loss.kind", "model.loss", "model.parameters.freeze", "data.train.path", "data.last_batch",

@@ -148,14 +148,12 @@ def test_a_run_that_agrees_with_itself() -> None:
         ),
         (
             {"parallel": {"horizontal": 2}, "resources": {"ranks_per_node": 2, "kernels": "onnxruntime"}},
-            [
-                "parallel.horizontal: is 2, and parts are summed by ortflow's kernels: "
-                "resources.kernels is onnxruntime"
-            ],
+            ["parallel.horizontal: is 2, and parts are summed by ortflow's kernels: resources.kernels is onnxruntime"],
         ),
         (
             {
-                "parallel": {"horizontal": 2}, "resources": {"ranks_per_node": 2},
+                "parallel": {"horizontal": 2},
+                "resources": {"ranks_per_node": 2},
                 "model": model(graphs={"optimizer": "o.onnx", "train": "t.onnx", "eval": "e.onnx"}),
             },
             [
@@ -165,7 +163,9 @@ def test_a_run_that_agrees_with_itself() -> None:
         ),
         (
             {
-                "parallel": {"pipeline": 2}, "resources": {"ranks_per_node": 2}, "model": None,
+                "parallel": {"pipeline": 2},
+                "resources": {"ranks_per_node": 2},
+                "model": None,
                 "trainer": {"name": "linear"},
             },
             ["parallel.pipeline: is 2, and a model is divided by the trainer linear"],
@@ -202,7 +202,8 @@ def test_a_run_that_agrees_with_itself() -> None:
         (
             {"parallel": {"zero": 3, "pipeline": 2, "horizontal": 2}, "resources": {"ranks_per_node": 4}},
             [
-                f"parallel.zero: is 3, which shards whole layers, and parallel.{name} is 2, which divides the model itself"
+                f"parallel.zero: is 3, which shards whole layers, and parallel.{name} is 2, which divides the model "
+                "itself"
                 for name in ("pipeline", "horizontal")
             ],
         ),

@@ -16,7 +16,7 @@ from ortflow.workflow.device.shard import Shard
 from ortflow.workflow.environment import LAYOUT
 from ortflow.workflow.graph.types import GraphSet
 from ortflow.workflow.layout import FlatIndex
-from ortflow.workflow.memory import ITEM
+from ortflow.workflow.memory import ITEM, KEPT
 from ortflow.workflow.parallel.division import Division
 from ortflow.workflow.sessions.session import Sessions
 from ortflow.workflow.spec.run import RunSpec
@@ -24,6 +24,7 @@ from ortflow.workflow.trainer import EvaluationOutcome, MicroBatch, Report, Step
 from ortflow.workflow.trainer.canonical import PARAMETERS, CanonicalState, to_first
 from ortflow.workflow.trainer.divided_check import DividedCheck, key_of
 from ortflow.workflow.trainer.environment import environment_of
+from ortflow.workflow.trainer.first_gradient import cut
 from ortflow.workflow.trainer.inference import export_checked
 from ortflow.workflow.trainer.part import PartTrainer
 
@@ -92,7 +93,8 @@ class DividedTrainer(Trainer):
             return
         keys = self._ranks.world.gather(key_of(self._part.graphs.root, self._sessions.kernels, self._ranks.place))
         for batch in islice(samples, 1):
-            DividedCheck(self._part, self._ranks, self._spec.seed, self._report).run(batch, keys)
+            few = cut(batch, self._part.rows_to_check)
+            DividedCheck(self._part, self._ranks, self._spec.seed, self._report).run(few, keys)
 
     def step(
         self,
@@ -116,8 +118,8 @@ class DividedTrainer(Trainer):
 
     def memory(self) -> Mapping[str, int]:
         """Bytes of what this rank holds; `checkpoint` are its shares, beside the copy of them that is written."""
-        parts, shares = self._part.memory(), sum(each.part.count * ITEM for each in self._shares.values())
-        return {**parts, "checkpoint": parts["checkpoint"] + shares}
+        shares = sum(each.part.count * ITEM for each in self._shares.values())
+        return {**self._part.memory(), "checkpoint": shares + min(shares, KEPT)}
 
     def give_memory_back(self) -> None:
         """See the protocol."""

@@ -30,7 +30,7 @@ from ortflow.workflow.trainer.part import PartTrainer
 
 VERSION = 1
 """Of the check: a change of it has every run check again."""
-GROUPS = 12
+GROUPS = 6
 """Groups of tensors that are moved together; each takes four passes."""
 REACH = 2e-2
 """How far parameters move, of their tensor's root mean square."""

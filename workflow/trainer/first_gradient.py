@@ -26,7 +26,7 @@ def check_once(
         return
     start = time.perf_counter()
     for batch in islice(samples, 1):
-        compared = check(_cut(batch, rows))
+        compared = check(cut(batch, rows))
         if compared is None:
             report.warn("the gradient was not checked, because the first micro-batch has no finite gradient")
             return
@@ -41,7 +41,7 @@ def has_passed(key: str) -> bool:
     return any((place / key).exists() for place in cache_folders("gradients"))
 
 
-def _cut(batch: MicroBatch, rows: int) -> MicroBatch:
+def cut(batch: MicroBatch, rows: int) -> MicroBatch:
     """At most `rows` samples: a micro-batch of evaluation may be too large to train on."""
     return MicroBatch({name: array[:rows] for name, array in batch.arrays.items()}, min(batch.count, rows))
 

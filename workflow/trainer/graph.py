@@ -289,7 +289,7 @@ class GraphTrainer(Trainer):
 
         key = self.gradient_key()
         check_once(
-            key, samples, self._rows_to_check, lambda batch: self.check_gradient(batch, self._spec.seed), self._report
+            key, samples, self.rows_to_check, lambda batch: self.check_gradient(batch, self._spec.seed), self._report
         )
 
     def gradient_key(self) -> str:
@@ -299,7 +299,7 @@ class GraphTrainer(Trainer):
         return key_of(self._graphs, self._sessions.kernels)
 
     @property
-    def _rows_to_check(self) -> int:
+    def rows_to_check(self) -> int:
         """Samples to check the gradient with: few, so that the check takes less memory than training does.
 
         Statistics over a batch of two are no model of those over a micro-batch, so then it is a whole one.

@@ -35,7 +35,7 @@ def held(value: onnxruntime.OrtValue, device: Device) -> Held:
     if not count:
         return Held(device.allocate(0, dtype), shape)
     memory = (ctypes.c_byte * (count * dtype.itemsize)).from_address(value.data_ptr())
-    return Held(HostBuffer(np.frombuffer(memory, dtype)), shape)
+    return Held(HostBuffer(np.ctypeslib.as_array(memory).view(dtype)), shape)
 
 
 def give(binding: Binding, values: Mapping[str, Held]) -> None:

@@ -26,6 +26,10 @@ _PLACES = 50
 """Places considered for each stage."""
 
 
+_Way = tuple[tuple[float, int], tuple[int, ...]]
+"""Slowest stage and bytes of a way to cut a part of the graph, and the ends of its stages."""
+
+
 @dataclass(frozen=True)
 class Place:
     """A place to cut at: behind a node."""
@@ -155,9 +159,9 @@ def _partition(places: Sequence[Place], total: float, stages: int, per_byte: flo
         return 3 * (ends[end] - starts[start]) + 2 * per_byte * (inward[start] + outward[end])
 
     count = len(places)
-    best = {end: ((cost(0, end), outward[end]), (end,)) for end in range(count + 1)}
+    best: dict[int, _Way] = {end: ((cost(0, end), outward[end]), (end,)) for end in range(count + 1)}
     for _ in range(stages - 1):
-        longer: dict[int, tuple[tuple[float, int], tuple[int, ...]]] = {}
+        longer: dict[int, _Way] = {}
         for end in range(count + 1):
             for before in [each for each in best if each < end]:
                 (slowest, sent), path = best[before]

@@ -90,9 +90,9 @@ def _saved(
     waiting = list(needed)
     while waiting:
         name = waiting.pop()
-        place = makers.get(name)
-        if place is None or name in saved or place in again:
+        if name not in makers or name in saved or makers[name] in again:
             continue
+        place = makers[name]
         node = ahead[place]
         if place in light or (node.op_type in _VIEWS and not node.domain):
             again.add(place)

@@ -83,7 +83,7 @@ def _zero(spec: RunSpec) -> Iterator[Problem]:
     for name, degree in (("pipeline", spec.parallel.pipeline), ("horizontal", spec.parallel.horizontal)):
         if stage == 3 and degree > 1:
             what = f"is 3, which shards whole layers, and parallel.{name} is {degree}, which divides the model itself"
-            yield Problem(ZERO, what, "set it to 2", others=(("parallel", name),))
+            yield Problem(ZERO, what, "set it to 1", others=(("parallel", name),))
     if spec.on_gpus:
         what = f"is {stage}, and ranks on GPUs cannot shard their state in this version: resources.gpus_per_rank"
         gpus = spec.resources.gpus_per_rank

@@ -1,0 +1,134 @@
+"""Stage models of several files are put together, and cut where they were."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+import yaml
+from graph_build_models import Array, run_graph, save_model, value
+from onnx import helper, numpy_helper
+from stage_models import assert_same, chain, opened
+from typer.testing import CliRunner
+
+from ortflow.cli.app import command_line
+from ortflow.workflow.assembly.joining import join_files
+from ortflow.workflow.assembly.stages import Division
+from ortflow.workflow.errors import UserError
+from ortflow.workflow.graph.stages.join import join
+
+
+def stage(
+    path: Path, reads: list[str], makes: str, width: int = 6, opset: int = 18, **tensors: Array
+) -> onnx.ModelProto:
+    """tanh(weight times the first input), plus the other inputs."""
+    random = np.random.default_rng(len(makes))
+    nodes = [helper.make_node("MatMul", [reads[0], "weight"], ["product"], "/product")]
+    nodes.append(helper.make_node("Tanh", ["product"], ["result" if reads[1:] else makes], "/tanh"))
+    if reads[1:]:
+        nodes.append(helper.make_node("Sum", ["result", *reads[1:]], [makes], "/sum"))
+    weight = (random.normal(size=(6, width)) / 2).astype("float32")
+    inputs = [value(name, ["batch", 6]) for name in reads]
+    save_model(path, nodes, inputs, [value(makes, ["batch", width])], {"weight": weight, **tensors}, opset)
+    return onnx.load(path)
+
+
+@pytest.fixture
+def stages(tmp_path: Path) -> list[onnx.ModelProto]:
+    """The first one's output skips over the second."""
+    reads = [["x"], ["a"], ["b", "a", "more"]]
+    return [
+        stage(tmp_path / f"stage{n}.onnx", each, name) for n, (each, name) in enumerate(zip(reads, "aby", strict=True))
+    ]
+
+
+def test_the_whole_computes_what_the_stages_do(stages: list[onnx.ModelProto]) -> None:
+    whole, cuts = join(stages)
+    onnx.checker.check_model(whole, full_check=True)
+    feeds: dict[str, Any] = {
+        name: np.random.default_rng(3).normal(size=(4, 6)).astype("float32") for name in ("x", "more")
+    }
+    expected = dict(feeds)
+    for model in stages:
+        expected |= run_graph(model, expected)
+    np.testing.assert_array_equal(run_graph(whole, feeds)["y"], expected["y"])
+    assert [each.name for each in whole.graph.input] == ["x", "more"]
+    assert [each.name for each in whole.graph.output] == ["y"]
+    assert cuts == [["a"], ["b"]]
+
+
+def test_weights_of_one_name_stay_several(stages: list[onnx.ModelProto]) -> None:
+    whole, _ = join(stages)
+    arrays = {tensor.name: numpy_helper.to_array(tensor) for tensor in whole.graph.initializer}
+    assert list(arrays) == ["weight", "stage1.weight", "stage2.weight"]
+    for model, array in zip(stages, arrays.values(), strict=True):
+        np.testing.assert_array_equal(numpy_helper.to_array(model.graph.initializer[0]), array)
+
+
+def test_the_cuts_give_the_stages_again(stages: list[onnx.ModelProto], tmp_path: Path) -> None:
+    whole, cuts = join(stages)
+    onnx.save(whole, tmp_path / "m.onnx")
+    model = opened(tmp_path / "m.onnx", {"kind": "mse", "label": "goal"})
+    made = model.divided(Division(3, cuts=cuts), tmp_path)
+    assert [each.tensors for each in made.stages.stages] == [("weight",), ("stage1.weight",), ("stage2.weight",)]
+    arrays = {name: np.random.default_rng(3).normal(size=(4, 6)).astype("float32") for name in ("x", "more", "goal")}
+    feeds = {**model.source.tensors, **arrays}
+    assert_same(chain(made, feeds), model.undivided(feeds))
+
+
+def test_what_does_not_fit_is_refused(stages: list[onnx.ModelProto], tmp_path: Path) -> None:
+    first, second, third = stages
+    with pytest.raises(UserError, match=r"stage 0: the stage reads 'a', which stage 1 makes"):
+        join([second, first, third])
+    with pytest.raises(UserError, match=r"stage 1: the stage reads no output of an earlier stage \('x'\)"):
+        join([first, stage(tmp_path / "s.onnx", ["x"], "z")])
+    with pytest.raises(UserError, match=r"stage 1: the stages 0 and 1 both have an output 'a'"):
+        join([first, first])
+    with pytest.raises(UserError, match=r"'a' has the shape \[batch, 6\] here and \[batch, 5\] in an earlier stage"):
+        join([stage(tmp_path / "s.onnx", ["x"], "a", width=5), second])
+    with pytest.raises(UserError, match=r"uses opset 17 of ai.onnx, and an earlier one 18"):
+        join([first, stage(tmp_path / "s.onnx", ["a"], "b", opset=17)])
+    with pytest.raises(UserError, match="one stage is a whole model"):
+        join([first])
+    wrong = onnx.ModelProto()
+    wrong.CopyFrom(second)
+    wrong.graph.input[0].type.tensor_type.elem_type = onnx.TensorProto.DOUBLE
+    with pytest.raises(UserError, match="'a' is DOUBLE here and FLOAT in an earlier stage"):
+        join([first, wrong])
+
+
+def test_what_export_for_training_said_of_tensors_is_taken_over(stages: list[onnx.ModelProto]) -> None:
+    stages[0].metadata_props.add(key="ortflow.parameters", value='["weight"]')
+    assert not join(stages)[0].metadata_props
+    for model in stages[1:]:
+        model.metadata_props.add(key="ortflow.frozen", value='["weight"]')
+    said = {prop.key: prop.value for prop in join(stages)[0].metadata_props}
+    assert said["ortflow.parameters"] == '["weight"]'
+    assert said["ortflow.frozen"] == '["stage1.weight", "stage2.weight"]'
+
+
+def test_the_command_writes_the_model_and_prints_the_cuts(stages: list[onnx.ModelProto], tmp_path: Path) -> None:
+    files = [str(tmp_path / f"stage{number}.onnx") for number in range(3)]
+    done = CliRunner().invoke(command_line("join"), ["join", *files, "--output", str(tmp_path / "whole.onnx")])
+    assert done.exit_code == 0, done.output
+    assert yaml.safe_load(done.output) == {
+        "model": {"path": str(tmp_path / "whole.onnx")},
+        "parallel": {"pipeline": 3, "cuts": [["a"], ["b"]]},
+    }
+    assert onnx.load(tmp_path / "whole.onnx") == join(stages)[0]
+
+
+def test_the_command_replaces_no_file_and_leaves_none_behind(stages: list[onnx.ModelProto], tmp_path: Path) -> None:
+    files = [str(tmp_path / f"stage{number}.onnx") for number in range(3)]
+    there = tmp_path / "there.onnx"
+    there.write_text("mine")
+    with pytest.raises(UserError, match=r"there\.onnx: exists"):
+        join_files([Path(file) for file in files], there)
+    assert there.read_text() == "mine"
+    (tmp_path / "stage2.onnx").write_text("nothing")
+    with pytest.raises(UserError, match=r"stage2\.onnx: .*is not an ONNX model"):
+        join_files([Path(file) for file in files], tmp_path / "whole.onnx")
+    assert not (tmp_path / "whole.onnx").exists()

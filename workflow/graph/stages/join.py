@@ -1,0 +1,196 @@
+"""Puts a model together whose stages lie in several files: outputs of one are inputs of later ones, by name. Pure.
+
+Inputs that no earlier stage makes are inputs of the whole, outputs that no later stage reads its outputs. Names that
+stand for different things in two files get the number of their stage in front: `stage1.weight`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+
+import onnx
+
+from ortflow.workflow.errors import UserError
+from ortflow.workflow.graph.ir import walk
+from ortflow.workflow.graph.ir.edit import dims_of
+
+WHERE = "stage"
+ROLES = ("ortflow.parameters", "ortflow.frozen", "ortflow.constants")
+"""Properties of a model that list its tensors by role, as `roles.decide` reads them."""
+
+
+def join(models: Sequence[onnx.ModelProto]) -> tuple[onnx.ModelProto, list[list[str]]]:
+    """The whole model, and the tensors that leave each stage but the last: the cuts that give the stages again.
+
+    Raises
+    ------
+    UserError
+        If the stages do not fit together, naming stage, from 0, and tensor.
+    """
+    _check(models)
+    whole = onnx.ModelProto(ir_version=max(model.ir_version for model in models), opset_import=models[0].opset_import)
+    whole.graph.name = models[0].graph.name or "model"
+    made: dict[str, int] = {}
+    inputs: dict[str, onnx.ValueInfoProto] = {}
+    outputs: dict[str, onnx.ValueInfoProto] = {}
+    last_read: dict[str, int] = {}
+    taken: set[str] = set()
+    renamed: list[dict[str, str]] = []
+    for number, model in enumerate(models):
+        graph = model.graph
+        given = {tensor.name for tensor in graph.initializer}
+        public = [value for value in graph.input if value.name not in given]
+        for value in public:
+            last_read[value.name] = number
+            if value.name in outputs:
+                _check_fit(outputs[value.name], value, f"{WHERE} {number}")
+            elif value.name in inputs:
+                _check_fit(inputs[value.name], value, f"{WHERE} {number}")
+            else:
+                inputs[value.name] = value
+        if number and not any(value.name in made for value in public):
+            raise UserError(
+                f"the stage reads no output of an earlier stage ({_names(public)})",
+                where=f"{WHERE} {number}",
+                fix=f"name its inputs like outputs of those: {_names(outputs.values())}",
+            )
+        fixed = {value.name for value in (*public, *graph.output)}
+        names = {name: _free(name, number, taken) for name in sorted(_own(graph) - fixed)}
+        renamed.append(names)
+        _append(whole, model, number, names)
+        taken |= fixed
+        for value in graph.output:
+            made[value.name], outputs[value.name] = number, value
+    whole.graph.input.extend(inputs.values())
+    whole.graph.output.extend(value for name, value in outputs.items() if name not in last_read)
+    _say_roles(whole, models, renamed)
+    cuts = [[name for name, stage in made.items() if stage == number] for number in range(len(models) - 1)]
+    return whole, [[name for name in cut if name in last_read] for cut in cuts]
+
+
+def _check(models: Sequence[onnx.ModelProto]) -> None:
+    if len(models) < 2:
+        raise UserError("one stage is a whole model", where=WHERE, fix="name the file under `model.path`")
+    first = {opset.domain or "ai.onnx": opset.version for opset in models[0].opset_import}
+    makers: dict[str, int] = {}
+    for number, model in enumerate(models):
+        where = f"{WHERE} {number}"
+        for opset in model.opset_import:
+            domain = opset.domain or "ai.onnx"
+            if first.setdefault(domain, opset.version) != opset.version:
+                raise UserError(
+                    f"the stage uses opset {opset.version} of {domain}, and an earlier one {first[domain]}",
+                    where=where,
+                    fix="export all stages with one opset",
+                )
+        for value in model.graph.output:
+            if value.name in makers:
+                raise UserError(
+                    f"the stages {makers[value.name]} and {number} both have an output {value.name!r}",
+                    where=where,
+                    fix="rename one of them",
+                )
+            makers[value.name] = number
+    for number, model in enumerate(models):
+        for value in model.graph.input:
+            if makers.get(value.name, -1) >= number:
+                raise UserError(
+                    f"the stage reads {value.name!r}, which stage {makers[value.name]} makes",
+                    where=f"{WHERE} {number}",
+                    fix="list the files in the order in which they run",
+                )
+
+
+def _check_fit(made: onnx.ValueInfoProto, read: onnx.ValueInfoProto, where: str) -> None:
+    """Whether an output and an input, or two inputs, may be one value."""
+    one, other = dims_of(made), dims_of(read)
+    kinds = made.type.tensor_type.elem_type, read.type.tensor_type.elem_type
+    if kinds[0] != kinds[1]:
+        names = [onnx.TensorProto.DataType.Name(kind) for kind in kinds]
+        raise UserError(
+            f"{read.name!r} is {names[1]} here and {names[0]} in an earlier stage", where=where, fix="export them alike"
+        )
+    if one is None or other is None:
+        return
+    differs = any(isinstance(a, int) and isinstance(b, int) and a != b for a, b in zip(one, other, strict=False))
+    if len(one) != len(other) or differs:
+        raise UserError(
+            f"{read.name!r} has the shape {_shape(other)} here and {_shape(one)} in an earlier stage",
+            where=where,
+            fix="export them alike",
+        )
+
+
+def _own(graph: onnx.GraphProto) -> set[str]:
+    """Names of values and constants of a graph."""
+    names = {tensor.name for tensor in graph.initializer} | {value.name for value in graph.input}
+    return names.union(name for node in walk.nodes(graph.node) for name in node.output if name)
+
+
+def _free(name: str, number: int, taken: set[str]) -> str:
+    """The name, or with the stage in front if another stage has it."""
+    while name in taken:
+        name = f"stage{number}.{name}"
+    taken.add(name)
+    return name
+
+
+def _append(whole: onnx.ModelProto, model: onnx.ModelProto, number: int, names: Mapping[str, str]) -> None:
+    copy = onnx.ModelProto()
+    copy.CopyFrom(model)
+    known = {node.name for node in whole.graph.node}
+    for node in copy.graph.node:
+        _rename(node, names)
+        if node.name:
+            node.name = _free(node.name, number, known)
+    for tensor in copy.graph.initializer:
+        tensor.name = names.get(tensor.name, tensor.name)
+    for value in copy.graph.value_info:
+        value.name = names.get(value.name, value.name)
+    whole.graph.node.extend(copy.graph.node)
+    whole.graph.initializer.extend(copy.graph.initializer)
+    whole.graph.value_info.extend(copy.graph.value_info)
+    domains = {opset.domain for opset in whole.opset_import}
+    whole.opset_import.extend(opset for opset in copy.opset_import if opset.domain not in domains)
+    functions = {(function.domain, function.name): function for function in whole.functions}
+    for function in copy.functions:
+        same = functions.get((function.domain, function.name))
+        if same is None:
+            whole.functions.append(function)
+        elif same.SerializeToString(deterministic=True) != function.SerializeToString(deterministic=True):
+            raise UserError(
+                f"two stages define the function {function.name!r} differently", where=WHERE, fix="rename one of them"
+            )
+
+
+def _say_roles(whole: onnx.ModelProto, models: Sequence[onnx.ModelProto], renamed: Sequence[Mapping[str, str]]) -> None:
+    """Take over what `export_for_training` wrote of tensors, if it wrote it into all stages."""
+    said = [{prop.key: prop.value for prop in model.metadata_props if prop.key in ROLES} for model in models]
+    if not all(said):
+        return
+    for key in ROLES:
+        lists = [json.loads(each.get(key, "[]")) for each in said]
+        names = [new.get(name, name) for new, found in zip(renamed, lists, strict=True) for name in found]
+        whole.metadata_props.add(key=key, value=json.dumps(names))
+
+
+def _rename(node: onnx.NodeProto, names: Mapping[str, str]) -> None:
+    """Give the values of a node and of its subgraphs their new names, in place."""
+    node.input[:] = [names.get(name, name) for name in node.input]
+    node.output[:] = [names.get(name, name) for name in node.output]
+    for graph in walk.subgraphs(node):
+        for inner in graph.node:
+            _rename(inner, names)
+        for value in (*graph.input, *graph.output, *graph.value_info):
+            value.name = names.get(value.name, value.name)
+        for tensor in graph.initializer:
+            tensor.name = names.get(tensor.name, tensor.name)
+
+
+def _names(values: Iterable[onnx.ValueInfoProto]) -> str:
+    return ", ".join(repr(str(value.name)) for value in values) or "none"
+
+
+def _shape(dims: Sequence[int | str | None]) -> str:
+    return f"[{', '.join('?' if dim is None else str(dim) for dim in dims)}]"
