@@ -5,6 +5,7 @@ mpirun -n RANKS python sharing_ranks.py FOLDER    # the jobs in FOLDER/jobs.json
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import subprocess
@@ -108,6 +109,8 @@ class Outcome:
     """Elements of the largest buffer that was allocated."""
     sharded: bool
     """The parameters are this rank's share."""
+    resident: int
+    """Bytes of the process behind the last step."""
 
 
 def perceptron(path: Path) -> Path:
@@ -122,6 +125,25 @@ def perceptron(path: Path) -> Path:
         helper.make_node("Sigmoid", ["g"], ["s"], name="/sigmoid"),
         helper.make_node("MatMul", ["s", "third"], ["y"], name="/out"),
     ]
+    return save_model(path, nodes, [value("x", ["batch", 5])], [value("y", ["batch", 3])], tensors)
+
+
+def tower(path: Path, width: int, depth: int) -> Path:
+    """Five numbers to three classes through `depth` square layers."""
+    random = np.random.default_rng(0)
+    names = ["in", *(f"h.{place}" for place in range(depth)), "out"]
+    shapes = [(5, width), *[(width, width)] * depth, (width, 3)]
+    scale = 1 / np.sqrt(width)
+    tensors = {
+        f"{name}.w": (random.normal(size=shape) * scale).astype("float32")
+        for name, shape in zip(names, shapes, strict=True)
+    }
+    nodes, last = [], "x"
+    for name in names:
+        nodes.append(helper.make_node("MatMul", [last, f"{name}.w"], [f"{name}.m"], name=f"/{name}/MatMul"))
+        last = "y" if name == "out" else f"{name}.t"
+        operator = "Identity" if name == "out" else "Tanh"
+        nodes.append(helper.make_node(operator, [f"{name}.m"], [last], name=f"/{name}/{operator}"))
     return save_model(path, nodes, [value("x", ["batch", 5])], [value("y", ["batch", 3])], tensors)
 
 
@@ -166,6 +188,7 @@ def _train(job: Job, world: Communicator, trainer: GraphTrainer, notes: list[str
             trainer.give_memory_back()
         updates += outcome.skipped is None
         curve.append([outcome.loss, outcome.grad_norm])
+    resident = resident_now(trainer)
     trainer.before_save()
     if job.saves:
         leave(trainer, DirectoryStore(Path(job.saves)), world)
@@ -174,7 +197,14 @@ def _train(job: Job, world: Communicator, trainer: GraphTrainer, notes: list[str
     memory = dict(trainer.memory())
     sharded = isinstance(trainer.state()["parameters"], Shard)
     state = {name: part.read() for name, part in parts.items()}
-    return Outcome(np.array(curve), skipped, state, starts, notes, memory, max(counts), sharded)
+    return Outcome(np.array(curve), skipped, state, starts, notes, memory, max(counts), sharded, resident)
+
+
+def resident_now(trainer: GraphTrainer) -> int:
+    """Bytes that this process holds, without what freed memory is kept for the next step."""
+    trainer.give_memory_back()
+    gc.collect()
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
 def take_up(trainer: GraphTrainer, store: DirectoryStore) -> None:

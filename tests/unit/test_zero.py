@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from queued import network
-from sharing_ranks import SAMPLES, Array, Job, Outcome, graphs_of, perceptron, run_ranks, train
+from sharing_ranks import SAMPLES, Array, Job, Outcome, graphs_of, perceptron, run_ranks, tower, train
 
 from ortflow.workflow.checkpoint.load import load
 from ortflow.workflow.checkpoint.store import DirectoryStore
@@ -56,13 +56,6 @@ class Bench:
         home = self.folder / name
         home.mkdir()
         self.jobs[name] = Job(name, graphs_of(make(home / "model.onnx"), **changes), changes, **more)
-
-    def only(self, *names: str) -> list[Job]:
-        """Under no stage and the third."""
-        return [
-            Job(**{**vars(self.jobs[name]), "name": f"{name}.{stage}", "stage": stage})
-            for name in names for stage in (0, 3)
-        ]  # fmt: skip
 
     def under_all_stages(self) -> list[Job]:
         return [
@@ -258,3 +251,20 @@ def test_a_machine_without_our_kernels_refuses_stage_3_in_one_sentence(bench: Be
     sessions = Sessions(CpuDevice(), 1, "error")
     with pytest.raises(UserError, match=r"parallel\.zero: is 3, and this machine has no kernels of ortflow's"):
         ShardedTrainer(GraphSet.load(Path(job.graphs)), job.spec(1), sessions, SoloCommunicator())
+
+
+def test_a_process_holds_less(tmp_path: Path) -> None:
+    """Eight layers of 1 M parameters on four ranks: 4 x 32 MiB of state without ZeRO, and a quarter of it."""
+    changes, state = changes_of("adamw", clip=False), 4 * 4 * 8 * 1024**2
+    graphs = graphs_of(tower(tmp_path / "model.onnx", 1024, 8), **changes)
+    held = []
+    for stage in (0, 3):
+        job = Job(f"tower{stage}", graphs, changes, stage, steps=2)
+        ranks = run_ranks(4, tmp_path / str(stage), [job])
+        held.append([rank[job.name] for rank in ranks])
+    plain, shared = held
+    np.testing.assert_allclose(shared[0].curve, plain[0].curve, rtol=1e-5)
+    for before, after in zip(plain, shared, strict=True):
+        assert before.largest >= 8 * 1024**2 > 4 * after.largest - 4 * 1024**2
+        saved = before.resident - after.resident
+        assert 0.7 * 0.75 * state < saved < 1.3 * 0.75 * state, (before.resident, after.resident)
