@@ -134,3 +134,10 @@ def test_the_gradient_is_checked_on_rank_0_with_all_parameters(project: Project,
     assert done.returncode == 0, logs(run_dir)
     (checked,) = of_kind(run_dir, "gradient_check")
     assert "tensors against ONNX Runtime's operators and differences of the loss" in checked["compared"]
+
+
+def test_dropout_draws_the_masks_that_it_draws_without_zero(tmp_path: Path) -> None:
+    dropping = Project.make(tmp_path / "dropping", dropout=0.2)
+    shape = {**SHAPE, "resources__ranks_per_node": 2, "train__steps": 6}
+    plain = dropping.run("plain", **{**shape, "parallel": {"zero": 0}})
+    same_curve(dropping.run("sharded", **{**shape, "parallel": {"zero": 3}}), plain)
