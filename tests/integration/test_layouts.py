@@ -135,7 +135,7 @@ def test_a_killed_rank_ends_the_attempt_and_the_next_has_the_same_end(name: str,
 
 def test_what_cannot_be_divided_is_refused_before_the_run(project: Project) -> None:
     for parallel, ranks, reported in (
-        ({"pipeline": 40}, 40, "parallel.pipeline"), ({"horizontal": 3}, 3, "parallel.horizontal"),
+        ({"pipeline": 4000}, 4000, "parallel.pipeline"),
         ({"pipeline": 2, "cuts": [["nothing"]]}, 2, "parallel.cuts[0]"),
     ):  # fmt: skip
         file = project.write("refused", **SHAPE, resources__ranks_per_node=ranks, parallel=parallel)
