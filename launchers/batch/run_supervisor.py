@@ -192,7 +192,7 @@ class RunSupervisor:
         if self._job.fate() is Fate.RUNNING:
             with suppress(OrtflowError):
                 self._job.cancel()
-            self._stay(CANCELLING)
+            self._stay(min(CANCELLING, self._job.stay))
         return EXIT_PREEMPTED
 
     def _again(self) -> int:

@@ -91,7 +91,7 @@ def test_qdel_cancels_the_run(site: Site) -> None:
 
 
 def test_ranks_save_ahead_of_the_time_limit_and_the_job_starts_again(site: Site) -> None:
-    site.write("six", resources={"ranks_per_node": 1, "python": str(site.folder / "python"), "time_limit": "00:00:16"})
+    site.write("six", resources={"ranks_per_node": 1, "python": str(site.folder / "python"), "time_limit": "00:00:40"})
     job = site.submit(**SLOW)
     site.until(lambda: site.status("six")["attempts"] > 1, 90, lambda: site.log("six"))
     how = site.status("six")

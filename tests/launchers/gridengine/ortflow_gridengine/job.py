@@ -27,6 +27,7 @@ class GridEngineJob(OwnJob):
     """The job of this process."""
 
     launcher, scheduler = GridEngine.launcher, GridEngine.name
+    stay = 0.0  # a job that is queued again or deleted may end by itself
 
     def __init__(self, id: str, restarts: int, node: str) -> None:
         super().__init__(id, restarts, node)
