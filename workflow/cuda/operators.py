@@ -103,10 +103,6 @@ class Call:
         """Device pointer of so many bytes at least, which are this node's until it has run."""
         return self._owner.scratch(size)
 
-    def copy_rows(self, target: int, pitch: int, source: int, width: int, rows: int) -> None:
-        """Queue a copy of `rows` times `width` bytes, which lie densely, to every `pitch` bytes."""
-        self._owner.copy_rows(target, pitch, source, width, rows)
-
     def ready(self, bucket: int, gradients: Sequence[int]) -> None:
         """The gradients at these device pointers are queued, and complete the bucket unless it is -1."""
         if self._owner.on_bucket is not None:
@@ -239,13 +235,6 @@ class Operators:
         if self._library.ortflow_cuda_output(ctypes.c_void_p(call), *arguments):
             raise OrtflowError(f"ONNX Runtime cannot allocate output {place} of shape {list(shape)}")
         return int(pointer.value or 0)
-
-    def copy_rows(self, target: int, pitch: int, source: int, width: int, rows: int) -> None:
-        """See Call."""
-        try:
-            self._device.here().copy_rows(target, pitch, source, width, rows, self.stream)
-        except CudaError as error:
-            raise OrtflowError(error.words) from error
 
     def scratch(self, size: int) -> int:
         """See Call. What was given before stays: a captured graph may use it."""
