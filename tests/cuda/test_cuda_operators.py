@@ -251,14 +251,3 @@ def test_more_elements_than_32_bits_count(device: CudaDevice) -> None:
     # The gradient is stored in fp16: each element of it is right to 2^-11.
     bound = 2.0**-11 * SCALE * (rows * probabilities + (np.arange(classes) == 7) * rows) + 1e-2 * SCALE
     assert (np.abs(sums - gradient) <= bound).all(), np.abs(sums - gradient).max()
-
-
-@pytest.mark.parametrize("kind", [FLOAT, FP16, BF16])
-@pytest.mark.parametrize(("axis", "shapes"), [(1, [(3, 1, 40), (3, 196, 40)]), (0, [(5, 7), (2, 7), (9, 7)])])
-def test_tensors_of_different_sizes_are_joined(
-    compute: OnGpu, kind: int, axis: int, shapes: list[tuple[int, ...]]
-) -> None:
-    random = np.random.default_rng(0)
-    given = [stored(random.normal(size=dims).astype(np.float32), kind) for dims in shapes]
-    (found,) = compute("Join", {"axis": axis}, given, [kind])
-    np.testing.assert_array_equal(found, np.concatenate([array for array, _ in given], axis))

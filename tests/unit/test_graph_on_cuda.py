@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import onnx
 import pytest
-from onnx import TensorProto, helper
+from onnx import TensorProto, helper, numpy_helper
 
 from ortflow.workflow.graph.ir import shapes
 from ortflow.workflow.graph.optimize.on_cuda import on_cuda
@@ -251,6 +251,40 @@ def test_the_gradient_of_a_convolution_of_stride_two_needs_no_cut() -> None:
     made = on_cuda(deconvolution(strides=[2, 2], pads=[1, 1, 0, 0], group=2))
     assert operators(made) == ["ConvTranspose"]
     assert "Slice" in operators(on_cuda(deconvolution(strides=[2, 2], pads=[0, 0, 1, 1], group=2)))
+
+
+@pytest.mark.parametrize(
+    ("axis", "sizes", "kind", "apart"),
+    [
+        (1, [1, 4, 2], TensorProto.FLOAT, True),
+        (-1, [3, 1], TensorProto.FLOAT, True),
+        (0, [1, 1], TensorProto.FLOAT, False),
+        (0, [1, 3], TensorProto.INT64, False),
+    ],
+)
+def test_parts_of_different_sizes_are_slices(axis: int, sizes: list[int], kind: int, apart: bool) -> None:
+    """The CUDA provider's Split copies their sizes from the host, which a CUDA graph must not do again."""
+    dims = [2, 3, 4]
+    dims[axis] = sum(sizes)
+    names = [f"y{place}" for place in range(len(sizes))]
+    graph = helper.make_graph(
+        [helper.make_node("Split", ["x", "sizes"], names, axis=axis)],
+        "split",
+        [helper.make_tensor_value_info("x", kind, dims)],
+        [helper.make_tensor_value_info(name, kind, None) for name in names],
+        [numpy_helper.from_array(np.array(sizes), "sizes")],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9)
+    made = on_cuda(model)
+    assert {node.op_type for node in made.graph.node} - {"Identity"} == ({"Slice"} if apart else {"Split"})
+    x = np.random.default_rng(0).normal(size=dims) * 100
+    given = {"x": x.astype(np.float32 if kind == TensorProto.FLOAT else np.int64)}
+    sessions = [
+        onnxruntime.InferenceSession(each.SerializeToString(), providers=["CPUExecutionProvider"])
+        for each in (made, model)
+    ]
+    for mine, theirs in zip(*(session.run(names, given) for session in sessions), strict=True):
+        np.testing.assert_array_equal(mine, theirs)
 
 
 @pytest.mark.parametrize("count", [32, 33, 65, 1025])

@@ -104,10 +104,6 @@ class Call:
         """Device pointer to at least `size` bytes, which this node may use until it has run."""
         return self._owner.scratch(size)
 
-    def copy_rows(self, target: int, pitch: int, source: int, width: int, rows: int) -> None:
-        """Queue a copy of `rows` times `width` bytes, which lie densely, to every `pitch` bytes."""
-        self._owner.copy_rows(target, pitch, source, width, rows)
-
     def ready(self, bucket: int, gradients: Sequence[int]) -> None:
         """The gradients at these device pointers are queued, and complete the bucket unless it is -1."""
         if self._owner.on_bucket is not None:
@@ -240,13 +236,6 @@ class Operators:
         if self._library.ortflow_cuda_output(ctypes.c_void_p(call), *arguments):
             raise OrtflowError(f"ONNX Runtime cannot allocate output {place} of shape {list(shape)}")
         return int(pointer.value or 0)
-
-    def copy_rows(self, target: int, pitch: int, source: int, width: int, rows: int) -> None:
-        """See Call."""
-        try:
-            self._device.here().copy_rows(target, pitch, source, width, rows, self.stream)
-        except CudaError as error:
-            raise OrtflowError(error.words) from error
 
     def scratch(self, size: int) -> int:
         """See Call. Earlier memory is kept, since a captured graph may use it."""

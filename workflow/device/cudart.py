@@ -144,12 +144,6 @@ class Runtime:
         addresses = ctypes.c_void_p(target), ctypes.c_void_p(source)
         self.call("cudaMemcpyAsync", *addresses, ctypes.c_size_t(size), kind, ctypes.c_void_p(stream))
 
-    def copy_rows(self, target: int, pitch: int, source: int, width: int, rows: int, stream: int) -> None:
-        """Queue a copy on the device of `rows` times `width` bytes, which lie densely, to every `pitch` bytes."""
-        ends = ctypes.c_void_p(target), ctypes.c_size_t(pitch), ctypes.c_void_p(source), ctypes.c_size_t(width)
-        sizes = ctypes.c_size_t(width), ctypes.c_size_t(rows)
-        self.call("cudaMemcpy2DAsync", *ends, *sizes, WITHIN, ctypes.c_void_p(stream))
-
     def zero(self, target: int, size: int, stream: int) -> None:
         """Queue the setting of bytes to zero."""
         self.call("cudaMemsetAsync", ctypes.c_void_p(target), 0, ctypes.c_size_t(size), ctypes.c_void_p(stream))

@@ -15,7 +15,6 @@ from ortflow.workflow.cuda.place import HALF, HALF_ALONE, completed
 from ortflow.workflow.fusion.again import computed_again
 from ortflow.workflow.fusion.groups import fuse
 from ortflow.workflow.fusion.half import HALVES, half
-from ortflow.workflow.fusion.joins import put_joins
 from ortflow.workflow.fusion.packed import pack
 from ortflow.workflow.fusion.products import put_products
 from ortflow.workflow.fusion.residual import add_residuals
@@ -74,7 +73,7 @@ def halved(
     train = computed_again(add_residuals(completed(train)))
     kind = HALVES[precision]
     train = pack(half(train, kind, trained, HALF, HALF_ALONE))
-    fused, _ = fuse(put_joins(put_products(on_cuda(train), kind)))
+    fused, _ = fuse(put_products(on_cuda(train), kind))
     return fused, notes
 
 

@@ -27,6 +27,7 @@ BITS = 38
 """Bits of the largest addend as an integer: more than fp32 has, with room for 2^24 addends in an int64."""
 JOINED = 32
 """Number of inputs that the CUDA provider's Concat supports while a CUDA graph is captured."""
+FLOATS = frozenset({TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16})
 SMALLEST = 2.0**-80
 """Smaller addends are treated as 0: 2^(BITS + 80) is still representable in fp32."""
 
@@ -78,6 +79,8 @@ def _rewrite_of(
         return normalize_batch
     if pads_unevenly(node):
         return pad_evenly
+    if _splits_unevenly(node, constants, types):
+        return slice_apart
     return join_in_parts if not node.domain and node.op_type == "Concat" and len(node.input) > JOINED else None
 
 
@@ -143,6 +146,24 @@ def join_in_parts(w: Replacement) -> None:
         parts = [values[start : start + JOINED] for start in range(0, len(values), JOINED)]
         values = [w("Concat", *part, axis=axis) if len(part) > 1 else part[0] for part in parts]
     w.done(w("Concat", *values, axis=axis))
+
+
+def _splits_unevenly(node: onnx.NodeProto, constants: Mapping[str, np.ndarray], types: Mapping[str, int]) -> bool:
+    """Whether a node splits floats into parts of different sizes, by tables that the host copies for each run."""
+    if node.domain or node.op_type != "Split" or len(node.input) < 2 or types.get(node.input[0]) not in FLOATS:
+        return False
+    sizes = constants.get(node.input[1])
+    return sizes is not None and len({*sizes.tolist()}) > 1
+
+
+def slice_apart(w: Replacement) -> None:
+    """Split into parts of different sizes, which a CUDA graph can hold."""
+    axis, sizes = w.ints(w.attribute("axis", 0)), w.known_value(1, "sizes").tolist()
+    ends = [sum(sizes[: place + 1]) for place in range(len(sizes))]
+    parts = []
+    for start, end, name in zip([0, *ends[:-1]], ends, w.node.output, strict=True):
+        parts.append(w("Slice", w.node.input[0], w.ints(start), w.ints(end), axis) if name else "")
+    w.done(*parts)
 
 
 REDESCRIBED = (normalize_batch, pad_evenly, join_in_parts)

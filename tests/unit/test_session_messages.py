@@ -1,0 +1,21 @@
+"""What ONNX Runtime says of a step that failed, in one sentence."""
+
+from __future__ import annotations
+
+from ortflow.workflow.errors import OrtflowError
+from ortflow.workflow.sessions.session import _refusal
+
+
+def test_what_cuda_says_through_onnx_runtime_is_told_in_one_sentence() -> None:
+    message = (
+        "Error in execution: /onnxruntime_src/onnxruntime/core/providers/cuda/cuda_call.cc:154 "
+        "std::conditional_t<THRW, void, onnxruntime::common::Status> onnxruntime::CudaCall(...) "
+        "CUDA failure 900: operation not permitted when stream is capturing ; GPU=0 ; hostname=vm ; "
+        "file=/x/cuda_call.h ; line=73 ; expr=cudaStreamSynchronize(stream); "
+    )
+    error = _refusal(message)
+    assert isinstance(error, OrtflowError)
+    assert str(error) == (
+        "ONNX Runtime failed in a step: cudaStreamSynchronize(stream): operation not permitted when stream is "
+        "capturing (CUDA error 900)"
+    )
