@@ -8,8 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import stage_models
-from graph_build_models import run_graph
+from graph_build_models import run_graph, save_model, value
 from kernels import needs_kernels
+from onnx import helper
 from stage_models import Model, assert_same, opened
 from stage_ranks import Rank, batches_for, expected, merged, prepare, run_mpi, run_threads
 from thread_wire import on_threads
@@ -112,6 +113,29 @@ def test_stages_in_front_of_all_that_is_trained_have_no_backward_pass(tmp_path: 
     prepare(made, model)
     assert not made.stages.backward(0).exists()
     assert not any(each.gradient for each in made.stages.stages[1].receives)
+    batches, seeds = batches_for("skipping", [4, 4]), [1, 2]
+    check(model, made, run_threads(tmp_path, "1f1b", batches, seeds), batches, seeds)
+
+
+def test_a_weight_that_a_stage_reads_without_a_gradient_adds_nothing(tmp_path: Path) -> None:
+    random = np.random.default_rng(0)
+    nodes = [
+        helper.make_node("MatMul", ["x", "weight"], ["h"]),
+        helper.make_node("Tanh", ["h"], ["t"]),
+        helper.make_node("Greater", ["weight", "zero"], ["positive"]),
+        helper.make_node("Cast", ["positive"], ["mask"], to=1),
+        helper.make_node("MatMul", ["t", "mask"], ["masked"]),
+        helper.make_node("MatMul", ["masked", "out"], ["y"]),
+    ]
+    shapes = {"weight": (6, 6), "out": (6, 3)}
+    tensors = {name: random.normal(size=shape).astype("float32") for name, shape in shapes.items()}
+    tensors["zero"] = np.zeros(1, np.float32)
+    save_model(tmp_path / "m.onnx", nodes, [value("x", ["batch", 6])], [value("y", ["batch", 3])], tensors)
+    model = opened(tmp_path / "m.onnx")
+    made = model.divided(Division(2, cuts=[["t"]]), tmp_path)
+    prepare(made, model)
+    assert made.stages.holders()["weight"] == [0, 1]
+    assert made.stages.holders(trained=True)["weight"] == [0]
     batches, seeds = batches_for("skipping", [4, 4]), [1, 2]
     check(model, made, run_threads(tmp_path, "1f1b", batches, seeds), batches, seeds)
 
