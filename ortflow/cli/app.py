@@ -48,6 +48,7 @@ VERBS: Mapping[str, Verb] = {
     "resume": Verb("run", "resume", reachable=True),
     "supervise": Verb("supervise", "supervise"),
     "export": Verb("export", "export"),
+    "join": Verb("join", "join"),
     "rank": Verb("rank", "rank", hidden=True),
     "schema": Verb("schema", "schema"),
     "data": Verb("data", "app"),

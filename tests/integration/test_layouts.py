@@ -104,12 +104,12 @@ def test_a_run_changes_its_layout_as_it_goes_on(project: Project, one_rank: Path
     assert (project.folder / "again.onnx").read_bytes() == (found / "export" / "model.onnx").read_bytes()
 
 
-@pytest.mark.parametrize("name", ["data-pipeline", "horizontal-2"])
+@pytest.mark.parametrize("name", ["pipeline-2", "horizontal-2"])
 def test_a_killed_rank_ends_the_attempt_and_the_next_has_the_same_end(name: str, tmp_path: Path) -> None:
     project = Project.make(tmp_path / "killed", dropout=0.1)
     ranks, parallel = LAYOUTS[name]
     changes = {**SHAPE, "resources__ranks_per_node": ranks, "parallel": parallel, "train__steps": 10}
-    undisturbed = run(project, "undisturbed", ranks, parallel, **changes)
+    undisturbed = run(project, "undisturbed", ranks, parallel, train__steps=10)
     file, run_dir = project.write("killed", **changes), project.run_dir("killed")
     # A busy machine needs longer to find the process than a few steps of this model take.
     slow = environment(PYTHONPATH=str(FAULTS), SLOW="0.5 1")
@@ -135,7 +135,7 @@ def test_a_killed_rank_ends_the_attempt_and_the_next_has_the_same_end(name: str,
 
 def test_what_cannot_be_divided_is_refused_before_the_run(project: Project) -> None:
     for parallel, ranks, reported in (
-        ({"pipeline": 40}, 40, "parallel.pipeline"), ({"horizontal": 3}, 3, "parallel.horizontal"),
+        ({"pipeline": 4000}, 4000, "parallel.pipeline"),
         ({"pipeline": 2, "cuts": [["nothing"]]}, 2, "parallel.cuts[0]"),
     ):  # fmt: skip
         file = project.write("refused", **SHAPE, resources__ranks_per_node=ranks, parallel=parallel)

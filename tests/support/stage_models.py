@@ -118,6 +118,24 @@ def skipping(path: Path) -> Path:
     return save_model(path, nodes, [value("x", ["batch", 6])], [value("y", ["batch", CLASSES])], tensors)
 
 
+def reading_statistics(path: Path) -> Path:
+    """A layer multiplies by the running mean that BatchNormalization moves, so that its gradient reads it, too."""
+    random = np.random.default_rng(0)
+    tensors = {
+        "weight": random.normal(size=(6, 6)), "scale": np.ones(6), "shift": np.zeros(6),
+        "mean": random.normal(size=6), "var": np.ones(6), "out": random.normal(size=(6, CLASSES)),
+    }  # fmt: skip
+    nodes = [
+        helper.make_node("MatMul", ["x", "weight"], ["h"]),
+        helper.make_node("BatchNormalization", ["h", "scale", "shift", "mean", "var"], ["n"]),
+        helper.make_node("Mul", ["n", "mean"], ["z"]),
+        helper.make_node("Tanh", ["z"], ["t"]),
+        helper.make_node("MatMul", ["t", "out"], ["y"]),
+    ]
+    arrays = {name: array.astype("float32") for name, array in tensors.items()}
+    return save_model(path, nodes, [value("x", ["batch", 6])], [value("y", ["batch", CLASSES])], arrays)
+
+
 def batch_of(name: str, seed: int = 0, rows: int = 4) -> dict[str, Array]:
     """A micro-batch for one of the models above, by its function's name."""
     random = np.random.default_rng(seed)

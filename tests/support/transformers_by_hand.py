@@ -198,7 +198,8 @@ def transformer(sizes: Sizes, seed: int = 0, batch: int = 3) -> Model:
     head = table if sizes.tied else builder.weight("head", sizes.vocabulary, sizes.width)
     builder.loss(edit("MatMul", x, edit("Transpose", head, perm=[1, 0])))
     make_outputs(graph, [scalar(LOSS_SUM), scalar(LOSS_WEIGHT)])
-    proto = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9)
+    imports = [helper.make_opsetid("", 18), helper.make_opsetid("com.microsoft", 1)]
+    proto = helper.make_model(graph, opset_imports=imports, ir_version=9)
     shapes.infer(proto)
     random = np.random.default_rng(seed + 1)
     tokens = random.integers(0, sizes.vocabulary, (batch, sizes.tokens))

@@ -177,6 +177,8 @@ def test_graphs_of_parts_are_looked_after_like_the_others(tmp_path: Path) -> Non
     assert damage(graphs.root, hashes) == f"{forward} is damaged"
     built(model, resources__ranks_per_node=2)
     assert GraphSet.load(graphs.root).index.size
+    assert not (graphs.root / "division.json").exists()
+    assert not forward.parent.exists()
     specs = [
         run_file(model, resources__ranks_per_node=4, parallel=parallel)
         for parallel in ({}, {"zero": 1}, {"pipeline": 2}, {"pipeline": 2, "schedule": "gpipe"}, {"horizontal": 2})

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
-from divided import CHANNEL, divide_all, in_double, off, run, run_parts, run_ranks, training
+from divided import CHANNEL, divide_all, finished, in_double, off, run, run_parts, run_ranks, training
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from kernels import needs_kernels
@@ -60,17 +60,16 @@ def share(divided: Divided, model: Model) -> float:
 
 
 @pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("double", [False, True], ids=["fp32", "fp64"])
-def test_every_form_of_a_layer_is_divided(form: str, double: bool) -> None:
-    model = transformer(FORMS[form])
-    divided = compare(model, 2, double=double)
+def test_every_form_of_a_layer_is_divided(form: str) -> None:
+    model = transformer(replace(FORMS[form], layers=1))
+    divided = compare(model, 2)
     assert share(divided[0], model) == 1
     assert not divided[0].regions["table"].whole
     assert not any(region.whole for name, region in divided[0].regions.items() if name in ("head", "relative"))
     assert all(region.whole for name, region in divided[0].regions.items() if "norm" in name)
 
 
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=8, deadline=None)
 @given(
     parts=st.sampled_from([2, 3, 4]),
     times=st.sampled_from([1, 2]),
@@ -144,7 +143,10 @@ def test_fewer_heads_of_keys_than_parts_stay_whole() -> None:
     ("sizes", "words"),
     [
         (Sizes(heads=3, groups=3), r"'layer0.attention.out.weight' has 3 heads, which are not divisible by it"),
-        (Sizes(heads=3, groups=3, packed=True), r"has 3 heads, which are not divisible by it; use a divisor of 3"),
+        (
+            Sizes(heads=3, groups=3, packed=True),
+            r"has 3 heads, which are not divisible by it; set it to a divisor of 3",
+        ),
         (Sizes(hidden=15), r"'layer0.mlp.down.weight' has a width of 15, which is not divisible by it"),
     ],
 )
@@ -229,13 +231,6 @@ def test_evaluation_puts_tensors_together_that_it_cannot_read_in_part() -> None:
     graphs = [finished(each.model) for each in divided]
     differences = off(run_parts(graphs, divided, model.given), run(evaluate, model.given))
     assert max(differences.values()) < 1e-5, differences
-
-
-def finished(model: onnx.ModelProto) -> onnx.ModelProto:
-    from ortflow.workflow.graph.ir.collective import finish
-
-    finish(model)
-    return model
 
 
 @pytest.mark.parametrize("form", ["packed", "gated"])

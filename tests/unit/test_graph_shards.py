@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -162,10 +163,10 @@ def test_a_later_layer_is_not_fetched_before_what_is_behind_the_one_before(tmp_p
     graphs = built(perceptron(tmp_path / "model.onnx"))
     found = layers_in(onnx.load(graphs.train).graph, graphs.index)
     shapes = {entry.name: entry.tensor.shape for entry in graphs.index}
-    model, program = with_exchange(onnx.load(graphs.train), found, shapes, CHANNEL)
+    model, _program = with_exchange(onnx.load(graphs.train), found, shapes, CHANNEL)
     makers = walk.producers(model.graph)
     fetches = [node for node in model.graph.node if node.op_type == OPERATOR and len(node.output) > 1]
-    for before, fetch in zip(fetches, fetches[1:], strict=False):
+    for before, fetch in itertools.pairwise(fetches):
         waiting, seen = list(fetch.input[2:]), set[str]()
         assert waiting, fetch.name
         while waiting:

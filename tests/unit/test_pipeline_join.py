@@ -8,10 +8,14 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
+import yaml
 from graph_build_models import Array, run_graph, save_model, value
 from onnx import helper, numpy_helper
 from stage_models import assert_same, chain, opened
+from typer.testing import CliRunner
 
+from ortflow.cli.app import command_line
+from ortflow.workflow.assembly.joining import join_files
 from ortflow.workflow.assembly.stages import Division
 from ortflow.workflow.errors import UserError
 from ortflow.workflow.graph.stages.join import join
@@ -77,20 +81,54 @@ def test_the_cuts_give_the_stages_again(stages: list[onnx.ModelProto], tmp_path:
 
 def test_what_does_not_fit_is_refused(stages: list[onnx.ModelProto], tmp_path: Path) -> None:
     first, second, third = stages
-    with pytest.raises(UserError, match=r"model.stages\[0\]: the stage reads 'a', which stage 1 makes"):
+    with pytest.raises(UserError, match=r"stage 0: the stage reads 'a', which stage 1 makes"):
         join([second, first, third])
-    with pytest.raises(UserError, match=r"model.stages\[1\]: the stage reads no output of an earlier stage \('x'\)"):
+    with pytest.raises(UserError, match=r"stage 1: the stage reads no output of an earlier stage \('x'\)"):
         join([first, stage(tmp_path / "s.onnx", ["x"], "z")])
-    with pytest.raises(UserError, match=r"model.stages\[1\]: the stages 0 and 1 both have an output 'a'"):
+    with pytest.raises(UserError, match=r"stage 1: the stages 0 and 1 both have an output 'a'"):
         join([first, first])
     with pytest.raises(UserError, match=r"'a' has the shape \[batch, 6\] here and \[batch, 5\] in an earlier stage"):
         join([stage(tmp_path / "s.onnx", ["x"], "a", width=5), second])
     with pytest.raises(UserError, match=r"uses opset 17 of ai.onnx, and an earlier one 18"):
         join([first, stage(tmp_path / "s.onnx", ["a"], "b", opset=17)])
-    with pytest.raises(UserError, match="a list of one stage is no pipeline"):
+    with pytest.raises(UserError, match="one stage is a whole model"):
         join([first])
     wrong = onnx.ModelProto()
     wrong.CopyFrom(second)
     wrong.graph.input[0].type.tensor_type.elem_type = onnx.TensorProto.DOUBLE
     with pytest.raises(UserError, match="'a' is DOUBLE here and FLOAT in an earlier stage"):
         join([first, wrong])
+
+
+def test_what_export_for_training_said_of_tensors_is_taken_over(stages: list[onnx.ModelProto]) -> None:
+    stages[0].metadata_props.add(key="ortflow.parameters", value='["weight"]')
+    assert not join(stages)[0].metadata_props
+    for model in stages[1:]:
+        model.metadata_props.add(key="ortflow.frozen", value='["weight"]')
+    said = {prop.key: prop.value for prop in join(stages)[0].metadata_props}
+    assert said["ortflow.parameters"] == '["weight"]'
+    assert said["ortflow.frozen"] == '["stage1.weight", "stage2.weight"]'
+
+
+def test_the_command_writes_the_model_and_prints_the_cuts(stages: list[onnx.ModelProto], tmp_path: Path) -> None:
+    files = [str(tmp_path / f"stage{number}.onnx") for number in range(3)]
+    done = CliRunner().invoke(command_line("join"), ["join", *files, "--output", str(tmp_path / "whole.onnx")])
+    assert done.exit_code == 0, done.output
+    assert yaml.safe_load(done.output) == {
+        "model": {"path": str(tmp_path / "whole.onnx")},
+        "parallel": {"pipeline": 3, "cuts": [["a"], ["b"]]},
+    }
+    assert onnx.load(tmp_path / "whole.onnx") == join(stages)[0]
+
+
+def test_the_command_replaces_no_file_and_leaves_none_behind(stages: list[onnx.ModelProto], tmp_path: Path) -> None:
+    files = [str(tmp_path / f"stage{number}.onnx") for number in range(3)]
+    there = tmp_path / "there.onnx"
+    there.write_text("mine")
+    with pytest.raises(UserError, match=r"there\.onnx: exists"):
+        join_files([Path(file) for file in files], there)
+    assert there.read_text() == "mine"
+    (tmp_path / "stage2.onnx").write_text("nothing")
+    with pytest.raises(UserError, match=r"stage2\.onnx: .*is not an ONNX model"):
+        join_files([Path(file) for file in files], tmp_path / "whole.onnx")
+    assert not (tmp_path / "whole.onnx").exists()

@@ -116,6 +116,20 @@ def test_stages_in_front_of_all_that_is_trained_have_no_backward_pass(tmp_path: 
     check(model, made, run_threads(tmp_path, "1f1b", batches, seeds), batches, seeds)
 
 
+def test_a_backward_pass_reads_the_statistics_of_its_forward_pass(tmp_path: Path) -> None:
+    # With GPipe, the statistics have moved on three times before the first backward pass.
+    model, made = divided("reading_statistics", tmp_path, 2, cuts=[["z"]])
+    batches, seeds = batches_for("reading_statistics", [4, 4, 4]), [1, 2, 3]
+    found = run_threads(tmp_path, "gpipe", batches, seeds, state=model.source.roles.state)
+    check(model, made, found, batches, seeds)
+
+
+def test_statistics_of_two_stages_are_refused(tmp_path: Path) -> None:
+    model = opened(stage_models.reading_statistics(tmp_path / "m.onnx"))
+    with pytest.raises(UserError, match="stages 1 and 0 both use the running statistic 'mean'"):
+        model.divided(Division(2, cuts=[["n"]]), tmp_path)
+
+
 def test_evaluation_on_ranks(tmp_path: Path) -> None:
     model, _ = divided("transformer", tmp_path, 2, 2)
     batches = batches_for("transformer", [4, 3, 4])

@@ -124,7 +124,7 @@ def build_graphs(spec: RunSpec, device: str, out: Path, length: int = 0) -> Grap
                 files[with_kernels_of(Path("train.onnx")).name] = content
             else:
                 notes.append(f"trained with ONNX Runtime's own kernels, because it rejects ortflow's ({fault})")
-    index, divided = _index(spec, source, trained), None
+    index = _index(spec, source, trained)
     if spec.divides and prepared is not None:
         from ortflow.workflow.assembly.divide import divide
 
@@ -134,6 +134,7 @@ def build_graphs(spec: RunSpec, device: str, out: Path, length: int = 0) -> Grap
 
         divided = divide(spec, out, index, prepared, evaluate, trained, length, train_graph)
         notes += divided.notes
+        files |= divided.files
     integers = [i.name for i in inputs if np.issubdtype(np.dtype(i.dtype), np.integer)]
     result = GraphSet(
         root=out,
@@ -146,8 +147,6 @@ def build_graphs(spec: RunSpec, device: str, out: Path, length: int = 0) -> Grap
         padded=padded,
         user_optimizer_graph=section.graphs.optimizer is not None,
     )
-    if divided is not None:
-        divided.write(out)
     write_files(result, files, source.tensors)
     return result
 

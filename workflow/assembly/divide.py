@@ -6,7 +6,6 @@ Called by `build` behind the graphs of the whole model, whose index stays the fo
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,7 +23,6 @@ from ortflow.workflow.parallel.division import CHANNEL, NAME, Division, Holding,
 from ortflow.workflow.parallel.grid import Grid
 from ortflow.workflow.parallel.region import WHOLE, Region
 from ortflow.workflow.parallel.ties import ties
-from ortflow.workflow.rundir import write_atomically
 from ortflow.workflow.spec.run import RunSpec
 
 TrainGraph = Callable[[onnx.ModelProto], tuple[onnx.ModelProto, onnx.ModelProto]]
@@ -46,18 +44,9 @@ class Divided:
     """What all ranks hold, in memory."""
 
     division: Division
-    files: Mapping[Path, bytes]
+    files: Mapping[str, bytes]
+    """By their paths in the folder of the whole model's graphs."""
     notes: Sequence[str]
-
-    def write(self, root: Path) -> None:
-        """Write everything into the folder of the whole model's graphs; whatever an earlier attempt left is removed."""
-        for folder in root.glob("part-*"):
-            shutil.rmtree(folder)
-        for part in range(self.division.grid.horizontal):
-            folder_of(root, part).mkdir(parents=True)
-        for path, content in self.files.items():
-            write_atomically(path, content)
-        write_atomically(root / NAME, json.dumps(self.division.to_json()).encode())
 
 
 def divide(
@@ -131,7 +120,8 @@ def divide(
             ties(division, spec.grid.place(rank))
     except ValueError as error:
         raise UserError(str(error), where="parallel", fix="set pipeline or horizontal to 1") from error
-    return Divided(division, files, notes)
+    named = {path.relative_to(root).as_posix(): content for path, content in files.items()}
+    return Divided(division, {**named, NAME: json.dumps(division.to_json()).encode()}, notes)
 
 
 def _part_of(

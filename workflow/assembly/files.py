@@ -13,6 +13,7 @@ from safetensors.numpy import save_file
 from ortflow.workflow.disk_space import FULL, OutOfDisk, is_full
 from ortflow.workflow.errors import UserError
 from ortflow.workflow.graph.types import GraphSet, fused_of, half_of, on_cuda_of, placed_of, with_kernels_of
+from ortflow.workflow.parallel.division import clear
 from ortflow.workflow.rundir import sync_directory, write_atomically
 
 
@@ -25,6 +26,7 @@ def write_files(result: GraphSet, files: Mapping[str, bytes], tensors: Mapping[s
         )
     try:
         root.mkdir(parents=True, exist_ok=True)
+        clear(root)
         forms = (
             form(graph)
             for form in (with_kernels_of, on_cuda_of, placed_of, fused_of, half_of)
@@ -34,6 +36,7 @@ def write_files(result: GraphSet, files: Mapping[str, bytes], tensors: Mapping[s
             # What an earlier attempt left.
             graph.unlink(missing_ok=True)
         for name, data in files.items():
+            (root / name).parent.mkdir(exist_ok=True)
             write_atomically(root / name, data)
         temporary = root / f".{result.initial.name}"
         temporary.unlink(missing_ok=True)

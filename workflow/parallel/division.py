@@ -6,6 +6,7 @@ index of its own, of the regions that its ranks hold, in any order.
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -144,6 +145,13 @@ def _holding(data: Mapping[str, Any]) -> Holding:
 def folder_of(root: Path, part: int) -> Path:
     """Where the graphs of a part lie, in the folder of the whole model's."""
     return root / f"part-{part}"
+
+
+def clear(root: Path) -> None:
+    """Remove what an earlier attempt left there of a division."""
+    (root / NAME).unlink(missing_ok=True)
+    for folder in root.glob("part-*"):
+        shutil.rmtree(folder)
 
 
 def undivided(index: FlatIndex, grid: Grid) -> Division:

@@ -123,7 +123,7 @@ def _refuse(
     raise UserError(
         f"is {parts}, and the layer that ends with the weight {weights.of[row]!r} has {what} not divisible by it",
         where="parallel.horizontal",
-        fix=f"use a divisor of {heads or error.length}, or list the weight under `parallel.whole`",
+        fix=f"set it to a divisor of {heads or error.length}",
     )
 
 

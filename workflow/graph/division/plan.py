@@ -42,12 +42,9 @@ class Plan:
 
     def add(self, other: Plan) -> None:
         """Take over another one's changes."""
-        for mine, theirs in (
-            (self.cuts, other.cuts), (self.slices, other.slices), (self.sizes, other.sizes), (self.lists, other.lists),
-            (self.rows, other.rows), (self.normal, other.normal), (self.entropies, other.entropies),
-            (self.lookups, other.lookups), (self.gathered, other.gathered),
-        ):  # fmt: skip
-            mine.update(theirs)  # type: ignore[attr-defined]
+        maps = ("cuts", "slices", "sizes", "lists", "rows", "normal", "entropies", "lookups", "gathered")
+        for name in maps:
+            getattr(self, name).update(getattr(other, name))
         self.copies |= other.copies
         self.sums |= other.sums
 

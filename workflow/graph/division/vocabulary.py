@@ -33,7 +33,7 @@ def find_vocabulary(
     for name, places in by_name.items():
         if wanted is not None and name not in wanted:
             continue
-        if not free >= set(places) or not _only_read_by(facts, name, places):
+        if not set(free) >= set(places) or not _only_read_by(facts, name, places):
             continue
         found = _divided(facts, weights, parts, name, places, wanted is not None)
         if found is not None:

@@ -6,6 +6,7 @@ stand for different things in two files get the number of their stage in front: 
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping, Sequence
 
 import onnx
@@ -14,7 +15,9 @@ from ortflow.workflow.errors import UserError
 from ortflow.workflow.graph.ir import walk
 from ortflow.workflow.graph.ir.edit import dims_of
 
-WHERE = "model.stages"
+WHERE = "stage"
+ROLES = ("ortflow.parameters", "ortflow.frozen", "ortflow.constants")
+"""Properties of a model that list its tensors by role, as `roles.decide` reads them."""
 
 
 def join(models: Sequence[onnx.ModelProto]) -> tuple[onnx.ModelProto, list[list[str]]]:
@@ -23,7 +26,7 @@ def join(models: Sequence[onnx.ModelProto]) -> tuple[onnx.ModelProto, list[list[
     Raises
     ------
     UserError
-        If the stages do not fit together, naming file and tensor by the key `model.stages[number]`.
+        If the stages do not fit together, naming stage, from 0, and tensor.
     """
     _check(models)
     whole = onnx.ModelProto(ir_version=max(model.ir_version for model in models), opset_import=models[0].opset_import)
@@ -33,6 +36,7 @@ def join(models: Sequence[onnx.ModelProto]) -> tuple[onnx.ModelProto, list[list[
     outputs: dict[str, onnx.ValueInfoProto] = {}
     last_read: dict[str, int] = {}
     taken: set[str] = set()
+    renamed: list[dict[str, str]] = []
     for number, model in enumerate(models):
         graph = model.graph
         given = {tensor.name for tensor in graph.initializer}
@@ -40,36 +44,38 @@ def join(models: Sequence[onnx.ModelProto]) -> tuple[onnx.ModelProto, list[list[
         for value in public:
             last_read[value.name] = number
             if value.name in outputs:
-                _check_fit(outputs[value.name], value, f"{WHERE}[{number}]")
+                _check_fit(outputs[value.name], value, f"{WHERE} {number}")
             elif value.name in inputs:
-                _check_fit(inputs[value.name], value, f"{WHERE}[{number}]")
+                _check_fit(inputs[value.name], value, f"{WHERE} {number}")
             else:
                 inputs[value.name] = value
         if number and not any(value.name in made for value in public):
             raise UserError(
                 f"the stage reads no output of an earlier stage ({_names(public)})",
-                where=f"{WHERE}[{number}]",
+                where=f"{WHERE} {number}",
                 fix=f"name its inputs like outputs of those: {_names(outputs.values())}",
             )
         fixed = {value.name for value in (*public, *graph.output)}
         names = {name: _free(name, number, taken) for name in sorted(_own(graph) - fixed)}
+        renamed.append(names)
         _append(whole, model, number, names)
         taken |= fixed
         for value in graph.output:
             made[value.name], outputs[value.name] = number, value
     whole.graph.input.extend(inputs.values())
     whole.graph.output.extend(value for name, value in outputs.items() if name not in last_read)
+    _say_roles(whole, models, renamed)
     cuts = [[name for name, stage in made.items() if stage == number] for number in range(len(models) - 1)]
     return whole, [[name for name in cut if name in last_read] for cut in cuts]
 
 
 def _check(models: Sequence[onnx.ModelProto]) -> None:
     if len(models) < 2:
-        raise UserError("a list of one stage is no pipeline", where=WHERE, fix="name the file under `model.path`")
+        raise UserError("one stage is a whole model", where=WHERE, fix="name the file under `model.path`")
     first = {opset.domain or "ai.onnx": opset.version for opset in models[0].opset_import}
     makers: dict[str, int] = {}
     for number, model in enumerate(models):
-        where = f"{WHERE}[{number}]"
+        where = f"{WHERE} {number}"
         for opset in model.opset_import:
             domain = opset.domain or "ai.onnx"
             if first.setdefault(domain, opset.version) != opset.version:
@@ -91,7 +97,7 @@ def _check(models: Sequence[onnx.ModelProto]) -> None:
             if makers.get(value.name, -1) >= number:
                 raise UserError(
                     f"the stage reads {value.name!r}, which stage {makers[value.name]} makes",
-                    where=f"{WHERE}[{number}]",
+                    where=f"{WHERE} {number}",
                     fix="list the files in the order in which they run",
                 )
 
@@ -156,6 +162,17 @@ def _append(whole: onnx.ModelProto, model: onnx.ModelProto, number: int, names: 
             raise UserError(
                 f"two stages define the function {function.name!r} differently", where=WHERE, fix="rename one of them"
             )
+
+
+def _say_roles(whole: onnx.ModelProto, models: Sequence[onnx.ModelProto], renamed: Sequence[Mapping[str, str]]) -> None:
+    """Take over what `export_for_training` wrote of tensors, if it wrote it into all stages."""
+    said = [{prop.key: prop.value for prop in model.metadata_props if prop.key in ROLES} for model in models]
+    if not all(said):
+        return
+    for key in ROLES:
+        lists = [json.loads(each.get(key, "[]")) for each in said]
+        names = [new.get(name, name) for new, found in zip(renamed, lists, strict=True) for name in found]
+        whole.metadata_props.add(key=key, value=json.dumps(names))
 
 
 def _rename(node: onnx.NodeProto, names: Mapping[str, str]) -> None:

@@ -1,0 +1,72 @@
+"""Automatic cuts give each stage about as much to do, and are where little crosses."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from graph_build_models import save_model, value
+from onnx import helper
+from stage_models import opened, transformer
+
+from ortflow.workflow.graph.stages.balance import balanced_cuts, sizes_of
+from ortflow.workflow.graph.stages.costs import Costs
+from ortflow.workflow.graph.stages.pieces import cut_graph
+
+
+@pytest.mark.parametrize("count", [2, 4])
+def test_stages_of_equal_layers_have_equal_work(count: int, tmp_path: Path) -> None:
+    model = opened(transformer(tmp_path / "m.onnx", layers=8))
+    weights = model.source.tensors
+    sizes = sizes_of(model.prepared.graph, weights, 4, 16)
+    cuts = balanced_cuts(model.prepared, count, weights, sizes)
+    costs = Costs(model.prepared, sizes, 1)
+    work = [
+        sum(costs.operations(node) for node in piece.model.graph.node)
+        for piece in cut_graph(model.prepared, cuts, weights)
+    ]
+    assert max(work) < 1.15 * sum(work) / count
+    # Nothing but the residual stream leaves a layer; within one, several values would.
+    assert all(len(cut) == 1 for cut in cuts)
+
+
+def bottleneck(path: Path) -> Path:
+    """The work of the layers is equal, and the value between the second and third is a hundredth of the others."""
+    random = np.random.default_rng(0)
+    widths = [200, 200, 2, 200, 200]
+    nodes, tensors, x = [], {}, "x"
+    for number, (read, made) in enumerate(itertools.pairwise(widths)):
+        tensors[f"{number}.weight"] = random.normal(size=(read, made)).astype("float32")
+        nodes.append(helper.make_node("MatMul", [x, f"{number}.weight"], [f"{number}.product"]))
+        x = f"{number}.product"
+    return save_model(path, nodes, [value("x", ["batch", 200])], [value(x, ["batch", 200])], tensors)
+
+
+def test_a_narrow_place_is_preferred(tmp_path: Path) -> None:
+    model = opened(bottleneck(tmp_path / "m.onnx"), {"kind": "mse"})
+    weights = model.source.tensors
+    sizes = sizes_of(model.prepared.graph, weights, 64, 1)
+    assert balanced_cuts(model.prepared, 2, weights, sizes, per_byte=1000) == [["1.product"]]
+
+
+def test_measured_costs_replace_the_estimate(tmp_path: Path) -> None:
+    model = opened(transformer(tmp_path / "m.onnx", layers=4))
+    weights = model.source.tensors
+    sizes = sizes_of(model.prepared.graph, weights, 4, 16)
+
+    def seconds(node: onnx.NodeProto) -> float:
+        return 1.0 if node.output[0] in ("h.0.mlp.gelu", "h.3.mlp.gelu") else 1e-6
+
+    # Any place between the two nodes that take time is as good: the transfer decides.
+    (cut,) = balanced_cuts(model.prepared, 2, weights, sizes, seconds=seconds, per_byte=1e-12)
+    first, second = cut_graph(model.prepared, [cut], weights)
+    for piece, name in ((first, "h.0.mlp.gelu"), (second, "h.3.mlp.gelu")):
+        assert any(name in node.output for node in piece.model.graph.node)
+
+
+def test_axes_are_the_rows_and_the_length_of_a_batch(tmp_path: Path) -> None:
+    model = opened(transformer(tmp_path / "m.onnx"))
+    assert sizes_of(model.prepared.graph, model.source.tensors, 4, 16) == {"batch": 4, "sequence": 16}
