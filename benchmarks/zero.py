@@ -1,8 +1,8 @@
 """ZeRO's stage 3 over stage 0: the time of a step, and the memory of a rank.
 
-    python benchmarks/zero.py [RUN_FILE] [--ranks 2 --steps 20 --rounds 2 --stage 3] [KEY=VALUE ...]
+    python benchmarks/zero.py [--run-file FILE] [--ranks 2 --steps 20 --rounds 2 --stage 3] [KEY=VALUE ...]
 
-Trains the run file's model (by default examples/gpt, see its README) through `ortflow run` under both
+Trains the run file's model (by default examples/gpt) through `ortflow run` under both
 stages, which take turns. The seconds of a step are those of the events, the first five left out. Memory is that of
 rank 1, because rank 0 has all parameters for a moment, to check the gradient: the bytes of what ZeRO shards, and the
 highest that the process has held. Prints medians and the ratios.
@@ -60,7 +60,7 @@ def train(arguments: argparse.Namespace, runs: Path, stage: int) -> Measured:
 def main() -> None:
     """Run both stages in turns; print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("run_file", type=Path, nargs="?", default=EXAMPLE)
+    parser.add_argument("--run-file", type=Path, default=EXAMPLE)
     parser.add_argument("changes", nargs="*", metavar="KEY=VALUE", help="further values for both")
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--steps", type=int, default=20)

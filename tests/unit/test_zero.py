@@ -254,17 +254,17 @@ def test_a_machine_without_our_kernels_refuses_stage_3_in_one_sentence(bench: Be
 
 
 def test_a_process_holds_less(tmp_path: Path) -> None:
-    """Eight layers of 1 M parameters on four ranks: 4 x 32 MiB of state without ZeRO, and a quarter of it."""
+    """Eight layers of 1 M parameters on two ranks: 4 x 32 MiB of state without ZeRO, and half of it."""
     changes, state = changes_of("adamw", clip=False), 4 * 4 * 8 * 1024**2
     graphs = graphs_of(tower(tmp_path / "model.onnx", 1024, 8), **changes)
     held = []
     for stage in (0, 3):
         job = Job(f"tower{stage}", graphs, changes, stage, steps=2)
-        ranks = run_ranks(4, tmp_path / str(stage), [job])
+        ranks = run_ranks(2, tmp_path / str(stage), [job])
         held.append([rank[job.name] for rank in ranks])
     plain, shared = held
     np.testing.assert_allclose(shared[0].curve, plain[0].curve, rtol=1e-5)
     for before, after in zip(plain, shared, strict=True):
-        assert before.largest >= 8 * 1024**2 > 4 * after.largest - 4 * 1024**2
+        assert before.largest >= 8 * 1024**2 > 2 * after.largest - 2 * 1024**2
         saved = before.resident - after.resident
-        assert 0.7 * 0.75 * state < saved < 1.3 * 0.75 * state, (before.resident, after.resident)
+        assert 0.7 * state / 2 < saved < 1.3 * state / 2, (before.resident, after.resident)
