@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -29,9 +31,10 @@ class Site:
         Bench.make(self.folder).write(ranks, name=name, **sections)
 
     def ortflow(self, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
-        return command(
-            *arguments, folder=self.folder, **{**self.cluster, "PYTHONPATH": str(self.packages), **variables}
-        )
+        # The MPI that is installed with this Python serves the ranks' one, too.
+        path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+        own = {"PYTHONPATH": str(self.packages), "PATH": path}
+        return command(*arguments, folder=self.folder, **{**self.cluster, **own, **variables})
 
     def submit(self, *arguments: str, **variables: str) -> str:
         """Submit the run file; returns the job's id."""

@@ -112,7 +112,14 @@ CASES: dict[str, tuple[dict[str, Any], list[str]]] = {
     ),
     "unknown optimizer": ({"train__optimizer": {"name": "adan", "lr": 0.1}}, ["train.optimizer.name", "adan"]),
     "degrees that do not multiply": ({"parallel__data": 3}, ["parallel"]),
-    "pipeline": ({"parallel__pipeline": 2, "resources__ranks_per_node": 2}, ["parallel.pipeline", "not available"]),
+    "pipeline": (
+        {"parallel__pipeline": 2, "parallel__zero": 2, "resources__ranks_per_node": 2},
+        ["parallel.zero", "parallel.pipeline is 2"],
+    ),
+    "more stages than cuts": (
+        {"parallel__pipeline": 2, "parallel__cuts": [], "resources__ranks_per_node": 2},
+        ["parallel.cuts", "needs 1"],
+    ),
     "too few samples": ({"data__micro_batch": 5000}, ["samples", "global batch"]),
 }
 

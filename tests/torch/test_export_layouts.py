@@ -5,10 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import pytest
+
+pytest.importorskip("torch.onnx", reason="PyTorch is not installed")
+pytest.importorskip("transformers", reason="transformers is not installed")
 import numpy as np
 import numpy.typing as npt
 import onnx
-import pytest
 import yaml
 from data_sets import write_batches
 from kernels import needs_kernels

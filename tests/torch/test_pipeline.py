@@ -5,6 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import pytest
+
+pytest.importorskip("torch.onnx", reason="PyTorch is not installed")
+pytest.importorskip("transformers", reason="transformers is not installed")
 from kernels import LIBRARY
 from stage_models import assert_same, chain, opened
 

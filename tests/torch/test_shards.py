@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
+pytest.importorskip("torch.onnx", reason="PyTorch is not installed")
+pytest.importorskip("transformers", reason="transformers is not installed")
 import numpy as np
 import onnx
-import pytest
 from sharing_ranks import SAMPLES, Job, graphs_of, run_ranks, train
 from workshop import CASES, Workshop
 

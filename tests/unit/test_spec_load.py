@@ -190,7 +190,7 @@ train:
   optimizer: {name: sgd, lr: fast, nesterov: true}
 parallel:
   data: 3
-  zero: 3
+  schedule: gpipe
 resources:
   memory: lots
   ranks_per_node: 2
@@ -209,7 +209,7 @@ checkpoint:
         "run.yaml:16 train.optimizer.lr",
         "run.yaml:16 train.optimizer.nesterov",
         "run.yaml:18 parallel.data",
-        "run.yaml:19 parallel.zero",
+        "run.yaml:19 parallel.schedule",
         "run.yaml:21 resources.memory",
         "run.yaml:24 checkpoint.directory",
         "on the command line",
