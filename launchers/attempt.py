@@ -139,7 +139,8 @@ class Attempt(Child):
             self._child.kill()
             self._child.wait()
         processes.kill(process for pid, process in self._family.items() if pid != self._child.pid)
-        daemon_files.remove_of(self._child.pid)
+        if self.mpi == "openmpi":
+            daemon_files.remove_of(self._child.pid)
         self._exits.close()
 
 

@@ -210,11 +210,12 @@ class RunSupervisor:
         if answer is Answer.REFUSED:
             try:
                 new = self._job.follow_up(self._run.root / self._job.folder / SCRIPT)
+            except (Refused, OrtflowError) as error:
+                message = f"{message}; {words_of(error)}"
+            else:
                 self._view.say(f"{name} refuses to requeue this job ({message}); job {new} follows it")
                 self._record_submit(new, follows=self._job.id)
                 return EXIT_PREEMPTED
-            except (Refused, OrtflowError) as error:
-                message = f"{message}; {words_of(error)}"
         self._view.say(f"{name} does not start the run again ({message}); continue it with `ortflow resume`")
         self._run.record_attempt(
             event="stop", outcome=Outcome.LOST.value, why=f"{name} refused to start it again: {message}"

@@ -132,7 +132,8 @@ class PodAttempt(Child):
             self._child.kill()
             self._child.wait()
             processes.kill(process for process in family if process.pid != self._child.pid)
-            daemon_files.remove_of(self._child.pid)
+            if self._kind == "openmpi":
+                daemon_files.remove_of(self._child.pid)
 
     def _proven(self) -> int:
         """Check mpirun's exit code 0 against the ranks: the exit code if each rank recorded it."""

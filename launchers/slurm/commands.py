@@ -203,7 +203,8 @@ class Slurm(scheduler.Scheduler[Job]):
     def requeue(self, job_id: str) -> None:
         """Queue a running job again, if it is not yet. Raises Refused."""
         answer = self._read("scontrol", "requeue", job_id)
-        if answer.code and not _UNDER_WAY.search(answer.words):
+        # For a task of an array scontrol writes it to standard output, beside what other programs write to the other.
+        if answer.code and not _UNDER_WAY.search(f"{answer.err}\n{answer.out}"):
             raise Refused(answer.words)
 
     def script(self, job_id: str) -> str:

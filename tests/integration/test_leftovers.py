@@ -17,10 +17,13 @@ import pytest
 from project import ORTFLOW, environment, of_kind
 from tiny_runs import RUN, STEPS, Tiny
 
+from ortflow.launchers.attempt import Attempt
 from ortflow.launchers.mpi import find_mpi
+from ortflow.manifests.local import MpiKind
 from ortflow.workflow.comm import daemon_files
 from ortflow.workflow.comm import segments as segments_module
 from ortflow.workflow.comm.segments import FOLDER, Start, sweep
+from ortflow.workflow.rundir import RunDir
 
 PAIR = {"resources": {"ranks_per_node": 2, "cpus_per_rank": 1}}
 
@@ -221,6 +224,19 @@ def test_a_launcher_removes_the_session_folder_of_an_mpirun_that_it_killed(
     daemon_files.remove_of(4711)
     assert not (tmp_path / name).exists()
     assert (tmp_path / name.replace("4711", "4712") / "0").is_dir()
+
+
+@pytest.mark.parametrize(("mpi", "left"), [("openmpi", False), ("mpich", True), (None, True)])
+def test_a_launcher_of_no_open_mpi_leaves_session_folders(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mpi: MpiKind | None, *, left: bool
+) -> None:
+    """Of a process in another container that shares the temporary folder, and has the same id there."""
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    attempt = Attempt(RunDir(tmp_path / "run"), 0, ["sleep", "60"], os.environ, 1, mpi)
+    session = tmp_path / f"ompi.{attempt.pid}"
+    session.mkdir()
+    attempt.kill()
+    assert session.exists() == left
 
 
 @pytest.mark.parametrize(("others", "left"), [([], False), ([4711], True)])

@@ -100,6 +100,7 @@ def session_of(made: operators.Operators, model: bytes) -> onnxruntime.Inference
     """A session that runs nodes of `ortflow.cuda` on the CPU, as `Sessions.open` opens one on a GPU."""
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 3
+    options.execution_order = onnxruntime.ExecutionOrder.PRIORITY_BASED
     content = made.bind(model)
     options.register_custom_ops_library(str(made.path))
     return onnxruntime.InferenceSession(content, options, providers=["CPUExecutionProvider"])

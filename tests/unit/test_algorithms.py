@@ -125,6 +125,20 @@ def test_the_first_rank_to_choose_decides_for_the_run(clock: SimpleNamespace, tm
     assert used(fresh, opened(fresh, clock, Choices([tmp_path / "cache-1"]))) == 1
 
 
+@pytest.mark.parametrize("run_full", [False, True])
+def test_the_choice_of_the_run_counts_before_that_of_another_cache(tmp_path: Path, *, run_full: bool) -> None:
+    theirs, ours = Choices([tmp_path / "cache-0"]), Choices([tmp_path / "cache-1"])
+    theirs.keep_in(tmp_path / "run")
+    theirs.settle("key", b"theirs")
+    ours.settle("key", b"ours")
+    if run_full:
+        (tmp_path / "full").write_bytes(b"")  # no folder: nothing is kept in it
+    ours.keep_in(tmp_path / ("full" if run_full else "run"))
+    wanted = b"ours" if run_full else b"theirs"
+    assert ours.find("key") == wanted
+    assert ours.settle("key", b"measured") == wanted
+
+
 def test_nothing_is_measured_while_a_graph_is_captured(clock: SimpleNamespace, tmp_path: Path) -> None:
     fake = FakeLt([3.0, 1.0])
     library = opened(fake, clock, Choices([tmp_path]))

@@ -11,16 +11,17 @@ import numpy as np
 import onnx
 import pytest
 from fake_cuda import FakeCuda, fake_device
-from graph_build_models import built
+from graph_build_models import built, save_model, value
 from operators_on_cpu import needs_compilers, operators_here, session_of
 from queued import network
+from run_files import spec_of
 from safetensors.numpy import load_file
 
 from ortflow.workflow.errors import OrtflowError
 from ortflow.workflow.fusion.buckets import MOST_INPUTS, OPERATOR, TOKEN, buckets_of, with_buckets
 from ortflow.workflow.graph.types import GraphSet
 from ortflow.workflow.layout import FlatIndex, Tensor
-from ortflow.workflow.trainer.overlap import Overlap
+from ortflow.workflow.trainer.overlap import Overlap, suits
 
 INDEX = FlatIndex.place(
     [
@@ -97,6 +98,40 @@ def test_a_bucket_is_ready_when_all_of_its_gradients_are_computed(
         np.testing.assert_array_equal(found[name], expected[name])
 
 
+@needs_compilers
+def test_no_node_reads_a_gradient_that_is_summed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The gradient of w enters those of a and b: it must be this rank's own there, not the sum in its place."""
+    random = np.random.default_rng(0)
+    shapes = {"w": (5, 3), "a": (5, 2), "b": (2, 3), "c": (5, 3)}
+    tensors = {name: random.normal(size=shape).astype("float32") for name, shape in shapes.items()}
+    nodes = [
+        onnx.helper.make_node("MatMul", ["a", "b"], ["low"]),
+        onnx.helper.make_node("Sum", ["w", "low", "c"], ["weight"]),
+        onnx.helper.make_node("MatMul", ["x", "weight"], ["logits"]),
+    ]
+    inputs, outputs = [value("x", ["batch", 5])], [value("logits", ["batch", 3])]
+    graphs = built(save_model(tmp_path / "model.onnx", nodes, inputs, outputs, tensors))
+    train = onnx.load(graphs.train)
+    feeds: dict[str, Any] = {"x": random.normal(size=(8, 5)).astype("float32"), "labels": random.integers(0, 3, 8)}
+    feeds |= tensors
+    operators = operators_here(tmp_path, monkeypatch)
+    gradients = [f"{name}_grad" for name in tensors]
+    plain = session_of(operators, train.SerializeToString())
+    feeds = {value.name: feeds.get(value.name, np.array([8])) for value in plain.get_inputs()}
+    expected = dict(zip(gradients, plain.run(gradients, feeds), strict=True))
+    model, order = with_buckets(train, buckets_of(graphs.index, 1))
+    assert len(order) == len(tensors)
+
+    def double(number: int, pointers: Sequence[int]) -> None:
+        for name, pointer in zip(order[number].names, pointers, strict=True):
+            np.ctypeslib.as_array((ctypes.c_float * tensors[name].size).from_address(pointer))[:] *= 2
+
+    operators.on_bucket = double
+    session = session_of(operators, model.SerializeToString())
+    for name, found in zip(gradients, session.run([*gradients, TOKEN], feeds), strict=False):
+        np.testing.assert_array_equal(found, 2 * expected[name], err_msg=name)
+
+
 class Sums:
     """A communicator that notes what is summed, and where the stream waits for it."""
 
@@ -134,6 +169,30 @@ def test_every_element_is_summed_once_in_the_order_of_ranks_without_samples(orde
     pieces = sorted(((start - sync.pointer) // 4, count) for start, count in mine[:-1])
     assert [start for start, _ in pieces] == [0, *(start + count for start, count in pieces[:-1])]
     assert sum(pieces[-1]) == sync.count
+
+
+@pytest.mark.parametrize(
+    ("accumulation", "last_batch", "captured", "early"),
+    [
+        (1, "drop", True, True),
+        (2, "drop", True, False),
+        (1, "keep", True, False),
+        (1, "pad", True, False),
+        (1, "keep", False, True),
+    ],
+)
+def test_sums_are_captured_by_all_ranks_or_by_none(
+    accumulation: int, last_batch: str, *, captured: bool, early: bool
+) -> None:
+    spec = spec_of()
+    spec = spec.model_copy(
+        update={
+            "data": spec.data.model_copy(update={"last_batch": last_batch}),
+            "train": spec.train.model_copy(update={"gradient_accumulation": accumulation}),
+            "resources": spec.resources.model_copy(update={"cuda_graph": captured}),
+        }
+    )
+    assert suits(spec) == early
 
 
 def test_a_gradient_outside_of_its_bucket_is_refused() -> None:

@@ -57,6 +57,25 @@ def test_a_controller_that_is_away(path: Path, words: str) -> None:
     assert words in str(raised.value)
 
 
+@pytest.mark.parametrize(
+    "output",
+    [
+        "echo 'Job is pending execution for job 7' >&2",
+        "echo '7_3: Job is pending execution'; echo 'ERROR: ld.so: object x.so cannot be preloaded' >&2",
+    ],
+)
+def test_a_job_that_is_queued_again_already_is_no_refusal(path: Path, output: str) -> None:
+    write(path, "scontrol", f"{output}; exit 1")
+    Slurm().requeue("7_3")
+
+
+def test_a_job_that_may_not_be_queued_again(path: Path) -> None:
+    write(path, "scontrol", "echo 'scontrol: error: Requested operation is presently disabled' >&2; exit 1")
+    with pytest.raises(Refused) as raised:
+        Slurm().requeue("7")
+    assert raised.value.words == "Requested operation is presently disabled"
+
+
 def test_a_command_that_hangs_is_given_up(path: Path) -> None:
     write(path, "squeue", "exec sleep 30")
     begun = time.monotonic()

@@ -51,7 +51,10 @@ def remove(path: str) -> bool:
 
 
 def remove_of(pid: int) -> None:
-    """Remove the folder of an mpirun of this machine that was killed, if it has left one."""
+    """Remove the folder of an mpirun of Open MPI's that was killed on this machine, if it has left one.
+
+    Must not be called for another program: where containers share the temporary folder, process ids repeat.
+    """
     folder = Path(tempfile.gettempdir())
     for path in (folder / f"ompi.{pid}", *folder.glob(f"ompi.*/pid.{pid}")):
         remove(str(path))

@@ -43,10 +43,16 @@ class Choices:
         return None
 
     def settle(self, key: str, algorithm: bytes) -> bytes:
-        """Keep a choice; what counts, which is another rank's if that came first. A folder that is full keeps none."""
+        """Keep a choice; what counts, which is another rank's if that came first. A folder that is full keeps none.
+
+        The run's counts, whatever the cache of this machine has.
+        """
+        decided = False
         for folder in self._folders():
             with contextlib.suppress(OSError):
-                algorithm = _publish(folder / _name(key), key, algorithm)
+                there = _publish(folder / _name(key), key, algorithm)
+                if not decided:
+                    algorithm, decided = there, True
         return algorithm
 
     def _folders(self) -> list[Path]:

@@ -2,19 +2,20 @@
 
 A node BucketReady reads every gradient of a bucket, and so runs behind them, in whatever order the runtime takes the
 others. On a GPU it starts the all-reduce of the bucket (`ortflow.workflow.cuda.bucket`) while the backward pass
-continues.
+continues. The sum replaces the gradients, so no other node may read them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 import onnx
 from onnx import TensorProto, helper
 
 from ortflow.workflow.graph.domains import CUDA_DOMAIN
-from ortflow.workflow.graph.ir.edit import import_domain
+from ortflow.workflow.graph.ir import walk
+from ortflow.workflow.graph.ir.edit import import_domain, replace
 from ortflow.workflow.graph.ir.order import sort_nodes
 from ortflow.workflow.layout import Entry, FlatIndex
 
@@ -67,6 +68,7 @@ def with_buckets(model: onnx.ModelProto, buckets: Sequence[Bucket]) -> tuple[onn
     copy = onnx.ModelProto()
     copy.CopyFrom(model)
     graph = copy.graph
+    _set_apart(graph, {gradient_of(name) for bucket in buckets for name in bucket.names})
     sort_nodes(graph)
     made = {name: place for place, node in enumerate(graph.node) for name in node.output}
 
@@ -93,13 +95,33 @@ def with_buckets(model: onnx.ModelProto, buckets: Sequence[Bucket]) -> tuple[onn
     nodes: list[onnx.NodeProto] = []
     for place, node in enumerate(graph.node):
         nodes += [node, *behind.get(place, ())]
-    final = [onnx.NodeProto.FromString(node.SerializeToString()) for node in nodes]
-    del graph.node[:]
-    graph.node.extend(final)
+    replace(graph.node, nodes)
     if token:
         graph.output.append(helper.make_tensor_value_info(TOKEN, TensorProto.FLOAT, [1]))
     import_domain(copy, CUDA_DOMAIN)
     return copy, order
+
+
+def _set_apart(graph: onnx.GraphProto, gradients: Collection[str]) -> None:
+    """Make copies, in place, of the gradients that other nodes read; these nodes read what is copied.
+
+    That of w is read in the backward pass of w + a b, for example: a's gradient is a product of it.
+    """
+    read = {name for node in graph.node for name in walk.inputs(node)}
+    values = {value.name: value for value in graph.output if value.name in read and value.name in gradients}
+    if not values:
+        return
+    own = {name: f"{name}/own" for name in values}
+    nodes: list[onnx.NodeProto] = []
+    for node in graph.node:
+        nodes += [node, *(helper.make_node("Identity", [own[name]], [name]) for name in node.output if name in own)]
+    for node in walk.nodes(graph.node):
+        node.input[:] = [own.get(name, name) for name in node.input]
+        node.output[:] = [own.get(name, name) for name in node.output]
+    for name, value in values.items():
+        graph.value_info.add().CopyFrom(value)
+        graph.value_info[-1].name = own[name]
+    replace(graph.node, nodes)
 
 
 def gradient_of(name: str) -> str:

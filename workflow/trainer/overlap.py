@@ -17,6 +17,7 @@ from ortflow.workflow.errors import OrtflowError
 from ortflow.workflow.fusion.buckets import LEAST, Bucket, buckets_of, with_buckets
 from ortflow.workflow.layout import FlatIndex
 from ortflow.workflow.sessions.session import Sessions
+from ortflow.workflow.spec.run import RunSpec
 
 FEWEST = 2
 """Buckets from which there is something to overlap."""
@@ -67,6 +68,15 @@ class Overlap:
     def watch(self) -> None:
         """See NcclCommunicator."""
         self._comm.watch()
+
+
+def suits(spec: RunSpec) -> bool:
+    """Whether the sums of a run may begin in the backward pass: it has one, and is captured on all ranks or on none.
+
+    NCCL requires that of its calls. A rank with fewer samples than the others in the last batch of an epoch, or none,
+    launches no CUDA graph.
+    """
+    return spec.accumulation == 1 and (spec.data.last_batch == "drop" or not spec.resources.cuda_graph)
 
 
 def _places(all_: Sequence[Bucket], some: Sequence[Bucket]) -> list[int]:
