@@ -21,7 +21,10 @@ from ortflow.workflow.errors import UserError
 from ortflow.workflow.forecast import forecast
 from ortflow.workflow.graph.types import GraphSet
 from ortflow.workflow.kept import damage, hashes_of
+from ortflow.workflow.layout import share
 from ortflow.workflow.trainer.builder import fingerprint_of
+from ortflow.workflow.trainer.canonical import Exchange
+from ortflow.workflow.trainer.opening import division_of
 
 pytestmark = needs_kernels
 LAYOUTS: dict[int, list[dict[str, Any]]] = {
@@ -162,6 +165,21 @@ def test_another_layout_is_a_warning_and_not_refused() -> None:
     )
     assert breaking(before, now, same_ranks=True) == []
     assert list(map(str, differences(before, now))) == ["layout: data 2 x pipeline 1 before, pipeline 2 now"]
+
+
+def test_a_run_keeps_its_graphs_and_changes_its_replicas(tmp_path: Path) -> None:
+    model = perceptron(tmp_path / "model.onnx")
+    parallel = {"pipeline": 2, "horizontal": 2}
+    before, now = (run_file(model, resources__ranks_per_node=ranks, parallel=parallel) for ranks in (4, 8))
+    graphs = built(model, resources__ranks_per_node=4, parallel=parallel)
+    assert fingerprint_of(before) == fingerprint_of(now)
+    assert division_of(graphs, before).grid == before.grid
+    division = division_of(graphs, now)
+    assert division.grid == now.grid
+    shares = [Exchange(division, trained=False, sharded=False).share(rank) for rank in range(8)]
+    assert shares == [share(graphs.index.size, rank, 8) for rank in range(8)]
+    # The second replica of the first stage, which the grid before had no rank for.
+    assert division.of(now.grid.place(2)) is division.holdings[0]
 
 
 def test_graphs_of_parts_are_looked_after_like_the_others(tmp_path: Path) -> None:
