@@ -11,17 +11,18 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
 from graph_build_models import built, run_file, save_model, value
 from kernels import needs_kernels
-from onnx import helper
+from onnx import helper, numpy_helper
 
 from ortflow.workflow.environment import breaking, differences
 from ortflow.workflow.errors import UserError
 from ortflow.workflow.forecast import forecast
 from ortflow.workflow.graph.types import GraphSet
 from ortflow.workflow.kept import damage, hashes_of
-from ortflow.workflow.layout import share
+from ortflow.workflow.layout import Tensor, share
 from ortflow.workflow.trainer.builder import fingerprint_of
 from ortflow.workflow.trainer.canonical import Exchange
 from ortflow.workflow.trainer.opening import division_of
@@ -180,6 +181,22 @@ def test_a_run_keeps_its_graphs_and_changes_its_replicas(tmp_path: Path) -> None
     assert shares == [share(graphs.index.size, rank, 8) for rank in range(8)]
     # The second replica of the first stage, which the grid before had no rank for.
     assert division.of(now.grid.place(2)) is division.holdings[0]
+
+
+def test_the_first_stage_holds_what_no_stage_reads(tmp_path: Path) -> None:
+    path = perceptron(tmp_path / "model.onnx")
+    model = onnx.load(path)
+    pooler = numpy_helper.from_array(np.ones((16, 4), np.float32), "pooler.weight")
+    model.graph.initializer.append(pooler)
+    model.graph.node.append(helper.make_node("MatMul", ["h3.tanh", "pooler.weight"], ["pooled"], "/pooler"))
+    model.graph.output.append(value("pooled", ["batch", 4]))
+    onnx.save(model, path)
+    changes: dict[str, Any] = {"resources__ranks_per_node": 2, "parallel": {"pipeline": 2}}
+    loss = {"kind": "cross_entropy", "output": "h4"}
+    graphs = built(path, loss, **changes)
+    first, last = division_of(graphs, run_file(path, loss, **changes)).holdings
+    assert first.index["pooler.weight"].tensor == Tensor("pooler.weight", (16, 4), "frozen")
+    assert "pooler.weight" not in last.index
 
 
 def test_graphs_of_parts_are_looked_after_like_the_others(tmp_path: Path) -> None:

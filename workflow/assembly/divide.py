@@ -111,6 +111,9 @@ def divide(
                 files[path] = _finished(onnx.load_from_string(data)) if path.suffix == ".onnx" else data
             lines += cut.notes
             tensors = [cut.stages.tensors_of(stage) for stage in range(section.pipeline)]
+            read = set[str]().union(*tensors)
+            # What only other outputs of the model are computed with is saved and exported all the same.
+            tensors[0] += [entry.name for entry in whole if entry.name not in read]
             held.append([Held(names, {n: regions[n] for n in names if n in regions}) for names in tensors])
         notes += lines if not part else ()
     ordered = [held[part][stage] for stage in range(section.pipeline) for part in range(section.horizontal)]
