@@ -8,7 +8,8 @@ import subprocess
 import sys
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 import onnx
@@ -17,14 +18,18 @@ from graph_build_models import built, run_file, save_model, value
 from kernels import needs_kernels
 from onnx import helper, numpy_helper
 
+from ortflow.workflow.comm.solo import SoloCommunicator
 from ortflow.workflow.environment import breaking, differences
 from ortflow.workflow.errors import UserError
 from ortflow.workflow.forecast import forecast
 from ortflow.workflow.graph.types import GraphSet
 from ortflow.workflow.kept import damage, hashes_of
-from ortflow.workflow.layout import Tensor, share
+from ortflow.workflow.layout import FlatIndex, Tensor, share
+from ortflow.workflow.parallel.grid import Place
+from ortflow.workflow.trainer import MicroBatch, Report
 from ortflow.workflow.trainer.builder import fingerprint_of
 from ortflow.workflow.trainer.canonical import Exchange
+from ortflow.workflow.trainer.divided import DividedTrainer
 from ortflow.workflow.trainer.opening import division_of
 
 pytestmark = needs_kernels
@@ -197,6 +202,30 @@ def test_the_first_stage_holds_what_no_stage_reads(tmp_path: Path) -> None:
     first, last = division_of(graphs, run_file(path, loss, **changes)).holdings
     assert first.index["pooler.weight"].tensor == Tensor("pooler.weight", (16, 4), "frozen")
     assert "pooler.weight" not in last.index
+
+
+@pytest.mark.parametrize(("group", "rows"), [("state", 6), ("frozen", 2)])
+def test_all_stages_check_as_many_samples(group: Any, rows: int, tmp_path: Path, monkeypatch: Any) -> None:
+    checked = []
+
+    class Recorded:
+        def __init__(self, *given: Any) -> None: ...
+
+        def run(self, batch: MicroBatch, keys: Any) -> None:
+            checked.append((batch.count, len(batch.arrays["x"])))
+
+    monkeypatch.setattr("ortflow.workflow.trainer.divided.DividedCheck", Recorded)
+    whole = FlatIndex.place([Tensor("w", (3,), "decay"), Tensor("mean", (3,), group)])
+    trainer = object.__new__(DividedTrainer)
+    trainer.index, trainer._report = whole, Report()
+    trainer._spec = run_file(tmp_path / "model.onnx", data__micro_batch=6)
+    trainer._sessions = cast(Any, SimpleNamespace(kernels=""))
+    trainer._ranks = cast(Any, SimpleNamespace(world=SoloCommunicator(), place=Place(0, 0, 0)))
+    # The stage of this rank has no running statistics.
+    part = SimpleNamespace(graphs=SimpleNamespace(root=tmp_path), index=FlatIndex.place([whole["w"].tensor]))
+    trainer._part = cast(Any, part)
+    trainer.check([MicroBatch({"x": np.zeros((8, 2), np.float32)}, 8)])
+    assert checked == [(rows, rows)]
 
 
 def test_graphs_of_parts_are_looked_after_like_the_others(tmp_path: Path) -> None:
