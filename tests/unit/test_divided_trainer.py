@@ -19,18 +19,20 @@ from kernels import needs_kernels
 from onnx import helper, numpy_helper
 
 from ortflow.workflow.comm.solo import SoloCommunicator
+from ortflow.workflow.device.cpu import HostBuffer
 from ortflow.workflow.environment import breaking, differences
 from ortflow.workflow.errors import UserError
 from ortflow.workflow.forecast import forecast
 from ortflow.workflow.graph.types import GraphSet
 from ortflow.workflow.kept import damage, hashes_of
 from ortflow.workflow.layout import FlatIndex, Tensor, share
-from ortflow.workflow.parallel.grid import Place
+from ortflow.workflow.parallel.grid import Grid, Place
 from ortflow.workflow.trainer import MicroBatch, Report
 from ortflow.workflow.trainer.builder import fingerprint_of
 from ortflow.workflow.trainer.canonical import Exchange
 from ortflow.workflow.trainer.divided import DividedTrainer
 from ortflow.workflow.trainer.opening import division_of
+from ortflow.workflow.trainer.part import PartTrainer
 
 pytestmark = needs_kernels
 LAYOUTS: dict[int, list[dict[str, Any]]] = {
@@ -202,6 +204,24 @@ def test_the_first_stage_holds_what_no_stage_reads(tmp_path: Path) -> None:
     first, last = division_of(graphs, run_file(path, loss, **changes)).holdings
     assert first.index["pooler.weight"].tensor == Tensor("pooler.weight", (16, 4), "frozen")
     assert "pooler.weight" not in last.index
+
+
+@pytest.mark.parametrize(("zero", "expected"), [(0, 1 + 1 + 2 + 2), (1, 2 * (1 + 1 + 2 + 2))])
+def test_all_ranks_sum_each_square_once(zero: int, expected: float, tmp_path: Path) -> None:
+    grid, sums = Grid(2, 2), []
+    spec = run_file(tmp_path / "model.onnx", resources__ranks_per_node=4, parallel={"pipeline": 2, "zero": zero})
+    for rank in range(grid.world_size):
+        trainer = object.__new__(PartTrainer)
+        squares, place = HostBuffer(np.zeros(1)), grid.place(rank)
+        # Two spans of each stage, whose replicas have the same gradient, or under ZeRO a share of it each.
+        span = SimpleNamespace(run=lambda squares=squares, place=place: squares.fill(place.stage + 1))
+        world = SimpleNamespace(all_reduce=lambda buffer: sums.append(float(buffer.array[0])))
+        trainer._spec, trainer._squares = spec, squares
+        trainer._squarings = cast(Any, [span, span])
+        trainer._ranks = cast(Any, SimpleNamespace(place=place, world=world))
+        trainer._sum_squares()
+    assert len(sums) == 4
+    assert sum(sums) == expected
 
 
 @pytest.mark.parametrize(("group", "rows"), [("state", 6), ("frozen", 2)])
