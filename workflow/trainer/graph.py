@@ -376,6 +376,7 @@ class GraphTrainer(Trainer):
             world_size=self._comm.world_size,
             zero=self._spec.parallel.zero,
             rank=self._comm.rank,
+            chunks=self._spec.parallel.chunks,
         )
 
     def give_memory_back(self) -> None:
