@@ -34,8 +34,7 @@ class StageTrainer(PartTrainer):
         )  # fmt: skip
         self._evaluations: list[Binding] = []
         self._evaluator = StageEvaluation(stages, self._ranks.stages, self._sessions, self._bind_evaluation)
-        here = sorted({name for each in self._evaluations for name in each.outputs if name.startswith("ortflow.")})
-        found = self._ranks.stages.gather(here)
+        found = self._ranks.stages.gather(sorted(self._evaluator.metrics))
         self._metric_outputs = self._ranks.stages.broadcast_object(found[-1] if found is not None else None)
 
     def _bind_evaluation(self, session: onnxruntime.InferenceSession) -> Binding:
