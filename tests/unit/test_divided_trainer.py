@@ -18,11 +18,13 @@ from graph_build_models import built, run_file, save_model, value
 from kernels import needs_kernels
 from onnx import helper, numpy_helper
 
+from ortflow.workflow.assembly.divide import check_alike
 from ortflow.workflow.comm.solo import SoloCommunicator
 from ortflow.workflow.device.cpu import HostBuffer
 from ortflow.workflow.environment import breaking, differences
 from ortflow.workflow.errors import UserError
 from ortflow.workflow.forecast import forecast
+from ortflow.workflow.graph.ir.collective import Kind
 from ortflow.workflow.graph.types import GraphSet
 from ortflow.workflow.kept import damage, hashes_of
 from ortflow.workflow.layout import FlatIndex, Tensor, share
@@ -222,6 +224,18 @@ def test_all_ranks_sum_each_square_once(zero: int, expected: float, tmp_path: Pa
         trainer._sum_squares()
     assert len(sums) == 4
     assert sum(sums) == expected
+
+
+def test_parts_with_other_collectives_are_refused() -> None:
+    alike = {"train.onnx": [Kind.ALL_REDUCE, Kind.ALL_REDUCE_MAX], "eval.onnx": []}
+    check_alike([alike, alike])
+    for other in (
+        {**alike, "train.onnx": [Kind.ALL_REDUCE_MAX, Kind.ALL_REDUCE]},
+        {**alike, "train.onnx": [Kind.ALL_REDUCE]},
+        {"eval.onnx": []},
+    ):
+        with pytest.raises(UserError, match=r"the parts 0 and 2 of train\.onnx do not run the same collectives"):
+            check_alike([alike, alike, other])
 
 
 @pytest.mark.parametrize(("group", "rows"), [("state", 6), ("frozen", 2)])
