@@ -14,6 +14,7 @@ from typing import Any, cast
 import numpy as np
 import onnx
 import pytest
+import stage_models
 from graph_build_models import built, run_file, save_model, value
 from kernels import needs_kernels
 from onnx import helper, numpy_helper
@@ -224,6 +225,16 @@ def test_all_ranks_sum_each_square_once(zero: int, expected: float, tmp_path: Pa
         trainer._sum_squares()
     assert len(sums) == 4
     assert sum(sums) == expected
+
+
+def test_masks_of_a_stage_wait_for_each_other_once(tmp_path: Path) -> None:
+    model = stage_models.transformer(tmp_path / "model.onnx", layers=2, dropout=0.1)
+    parallel = {"pipeline": 2, "horizontal": 2}
+    graphs = built(model, resources__ranks_per_node=4, parallel=parallel)
+    nodes = onnx.load(graphs.root / "part-1" / "stage01.train.onnx").graph.node
+    dropouts = [node for node in nodes if node.op_type == "Dropout"]
+    waits = [node for node in nodes if node.op_type == "Where" and node.input[1] == node.input[2]]
+    assert len(waits) == len(dropouts) - 1 > 1
 
 
 def test_parts_with_other_collectives_are_refused() -> None:

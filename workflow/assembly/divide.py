@@ -99,6 +99,7 @@ def divide(
         if section.pipeline == 1:
             train, faster = train_graph(forward)
             graphs = {"train.onnx": train, with_kernels_of(Path("train.onnx")).name: faster, "eval.onnx": evaluated}
+            files |= {folder / name: _finished(model) for name, model in graphs.items()}
             held.append([Held([entry.name for entry in whole], regions)])
         else:
             # The parts of a stage run alike: all are cut where the first is.
@@ -107,18 +108,14 @@ def divide(
             )
             cut = build_stages(forward, evaluated, [entry.name for entry in whole], trained, stages, folder)
             cuts = cut.cuts
-            for path, data in cut.files.items():
-                if path.suffix == ".onnx":
-                    graphs[path.name] = onnx.load_from_string(data)
-                else:
-                    files[path] = data
+            files |= cut.files
+            graphs = {p.name: onnx.load_from_string(data) for p, data in cut.files.items() if p.suffix == ".onnx"}
             lines += cut.notes
             tensors = [cut.stages.tensors_of(stage) for stage in range(section.pipeline)]
             read = set[str]().union(*tensors)
             # What only other outputs of the model are computed with is saved and exported all the same.
             tensors[0] += [entry.name for entry in whole if entry.name not in read]
             held.append([Held(names, {n: regions[n] for n in names if n in regions}) for names in tensors])
-        files |= {folder / name: _finished(model) for name, model in graphs.items()}
         collectives.append({name: _collectives(model) for name, model in graphs.items()})
         notes += lines if not part else ()
     check_alike(collectives)
