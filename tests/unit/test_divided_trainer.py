@@ -211,7 +211,7 @@ def test_the_first_stage_holds_what_no_stage_reads(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("zero", "expected"), [(0, 1 + 1 + 2 + 2), (1, 2 * (1 + 1 + 2 + 2))])
 def test_all_ranks_sum_each_square_once(zero: int, expected: float, tmp_path: Path) -> None:
-    grid, sums = Grid(2, 2), []
+    grid, sums = Grid(2, 2), list[float]()
     spec = run_file(tmp_path / "model.onnx", resources__ranks_per_node=4, parallel={"pipeline": 2, "zero": zero})
     for rank in range(grid.world_size):
         trainer = object.__new__(PartTrainer)
@@ -238,20 +238,21 @@ def test_masks_of_a_stage_wait_for_each_other_once(tmp_path: Path) -> None:
 
 
 def test_parts_with_other_collectives_are_refused() -> None:
-    alike = {"train.onnx": [Kind.ALL_REDUCE, Kind.ALL_REDUCE_MAX], "eval.onnx": []}
+    alike: dict[str, list[Kind]] = {"train.onnx": [Kind.ALL_REDUCE, Kind.ALL_REDUCE_MAX], "eval.onnx": []}
     check_alike([alike, alike])
-    for other in (
+    others: list[dict[str, list[Kind]]] = [
         {**alike, "train.onnx": [Kind.ALL_REDUCE_MAX, Kind.ALL_REDUCE]},
         {**alike, "train.onnx": [Kind.ALL_REDUCE]},
         {"eval.onnx": []},
-    ):
+    ]
+    for other in others:
         with pytest.raises(UserError, match=r"the parts 0 and 2 of train\.onnx do not run the same collectives"):
             check_alike([alike, alike, other])
 
 
 @pytest.mark.parametrize(("group", "rows"), [("state", 6), ("frozen", 2)])
 def test_all_stages_check_as_many_samples(group: Any, rows: int, tmp_path: Path, monkeypatch: Any) -> None:
-    checked = []
+    checked: list[tuple[int, int]] = []
 
     class Recorded:
         def __init__(self, *given: Any) -> None: ...
